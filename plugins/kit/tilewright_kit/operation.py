@@ -1,0 +1,81 @@
+"""The contract of an operation: what a plugin gives to the server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import numpy.typing as npt
+
+from tilewright_arch import ArchSpec
+from tilewright_kit.config import KernelConfig
+from tilewright_kit.declare import KernelSet
+from tilewright_kit.device import DeviceInfo
+from tilewright_kit.plan import ExecutionPlan
+from tilewright_kit.problem import OperationRequest, Problem
+from tilewright_kit.rules import RuleBook, Violation
+from tilewright_kit.source import SourceUnit
+
+__all__ = ["Operation", "Prediction"]
+
+P = TypeVar("P", bound=Problem)
+C = TypeVar("C", bound=KernelConfig)
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a cost model expects of a kernel on a problem. ``parts`` names what the time is made of, in seconds."""
+
+    seconds: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+class Operation(Protocol[P, C]):
+    """One operation. Implementations are stateless and thread-safe; none of the methods touches a device or a compiler."""
+
+    name: str
+    """The word that callers use: ``gemm``."""
+    version: str
+    """Part of every artifact key: a new version never reuses an old binary."""
+    config_type: type[C]
+    rules: RuleBook[C]
+    kernel_sets: Mapping[str, KernelSet[C]]
+    """Named declarations; ``default`` is what candidates come from."""
+
+    def parse(self, request: OperationRequest) -> P:
+        """Check a request and infer what it left out. Raises ``InvalidArgumentError`` or ``UnsupportedError``, never anything else."""
+        ...
+
+    def candidates(self, problem: P, device: DeviceInfo) -> Sequence[C]:
+        """Valid configurations that compute ``problem`` on the device, in a deterministic order, the most general last."""
+        ...
+
+    def mismatches(self, problem: P, config: C, device: DeviceInfo) -> Sequence[Violation]:
+        """Why this kernel cannot compute this problem on this device; empty if it can."""
+        ...
+
+    def generate(self, config: C, arch: ArchSpec) -> SourceUnit:
+        """The translation unit of a valid configuration. Raises ``ConfigInvalidError`` or, if this arch has no template yet, ``UnsupportedError``."""
+        ...
+
+    def plan(self, problem: P, config: C, device: DeviceInfo) -> ExecutionPlan:
+        """The stages that compute ``problem`` with ``config`` as the main kernel."""
+        ...
+
+    def predict(self, problem: P, config: C, device: DeviceInfo) -> Prediction:
+        """Deterministic analytic estimate of the plan's device time."""
+        ...
+
+    def features(self, problem: P, config: C, device: DeviceInfo) -> Mapping[str, float]:
+        """Inputs of a learned model, under stable names."""
+        ...
+
+    def reference(self, problem: P, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """The truth, in NumPy float64 (exact integers for integer problems), readable rather than fast. Outputs are not rounded to their dtype."""
+        ...
+
+    def samples(self) -> Iterable[OperationRequest]:
+        """A few small requests that the conformance test plans, builds, runs and compares with ``reference``."""
+        ...

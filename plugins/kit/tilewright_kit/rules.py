@@ -1,0 +1,114 @@
+"""Rules: named functions that say what is wrong with a configuration, why, and how to mend it.
+
+A rule is the one statement of its constraint. Validation collects what rules report, auto-correction applies their fixes, declarations filter by
+them, and code generation refuses what they refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from tilewright_arch import ArchSpec
+from tilewright_kit.config import KernelConfig
+from tilewright_kit.errors import ConfigInvalidError
+
+__all__ = ["Correction", "Rule", "RuleBook", "Violation"]
+
+C = TypeVar("C", bound=KernelConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One broken rule: which field has which value, why that cannot be, and the change that mends it (empty if no single change does)."""
+
+    rule: str
+    field: str
+    value: Any
+    reason: str
+    fix: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def fix_text(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in self.fix.items())
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "rule": self.rule,
+            "field": self.field,
+            "value": self.value,
+            "reason": self.reason,
+            "fix": dict(self.fix),
+        }
+
+
+Rule = Callable[[C, ArchSpec], Iterable[Violation]]
+
+
+@dataclass(frozen=True, slots=True)
+class Correction(Generic[C]):
+    """What auto-correction made of a configuration. ``remaining`` is empty exactly if ``config`` is valid."""
+
+    config: C
+    applied: tuple[Violation, ...]
+    remaining: tuple[Violation, ...]
+
+    @property
+    def is_valid(self) -> bool:
+        return not self.remaining
+
+    @property
+    def changed(self) -> bool:
+        return bool(self.applied)
+
+
+class RuleBook(Generic[C]):
+    """The rules of one operation, in the order in which they are checked and mended."""
+
+    def __init__(self, rules: Iterable[Rule[C]]) -> None:
+        self.rules: tuple[Rule[C], ...] = tuple(rules)
+
+    def check(self, config: C, arch: ArchSpec) -> tuple[Violation, ...]:
+        """Everything that is wrong with ``config`` on ``arch``; empty if it is valid."""
+        return tuple(violation for rule in self.rules for violation in rule(config, arch))
+
+    def require(self, config: C, arch: ArchSpec) -> None:
+        """Raise ``ConfigInvalidError`` with all violations if there are any."""
+        violations = self.check(config, arch)
+        if violations:
+            first = violations[0]
+            raise ConfigInvalidError(
+                f"{config.name} is not valid on {arch.id}: {first.reason}"
+                + (f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""),
+                field=first.field,
+                value=first.value,
+                rule=first.rule,
+                fix=first.fix_text,
+                violations=violations,
+            )
+
+    def correct(self, config: C, arch: ArchSpec) -> Correction[C]:
+        """Apply fixes, the first fixable violation at a time, until the configuration is valid or no fix helps.
+
+        Deterministic. Ends, because a configuration that was seen before stops the loop.
+        """
+        applied: list[Violation] = []
+        seen = {config}
+        while True:
+            violations = self.check(config, arch)
+            mended = next(
+                (
+                    item
+                    for item in (
+                        (violation, config.replace(**violation.fix)) for violation in violations if violation.fix
+                    )
+                    if item[1] not in seen
+                ),
+                None,
+            )
+            if mended is None:
+                return Correction(config, tuple(applied), violations)
+            violation, config = mended
+            applied.append(violation)
+            seen.add(config)
