@@ -1,0 +1,1 @@
+"""Generated protocol stubs of Tilewright; the sources are `proto/tilewright/v1/*.proto`."""

@@ -1,0 +1,1 @@
+"""Generated stubs of `tilewright.v1`."""

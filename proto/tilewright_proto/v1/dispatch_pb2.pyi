@@ -1,0 +1,199 @@
+from tilewright_proto.v1 import error_pb2 as _error_pb2
+from tilewright_proto.v1 import tensor_pb2 as _tensor_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class BuildPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BUILD_WAIT: _ClassVar[BuildPolicy]
+    BUILD_FALLBACK: _ClassVar[BuildPolicy]
+BUILD_WAIT: BuildPolicy
+BUILD_FALLBACK: BuildPolicy
+
+class Selection(_message.Message):
+    __slots__ = ("strategy", "kernel", "build", "device")
+    STRATEGY_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_FIELD_NUMBER: _ClassVar[int]
+    BUILD_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    strategy: str
+    kernel: str
+    build: BuildPolicy
+    device: str
+    def __init__(self, strategy: _Optional[str] = ..., kernel: _Optional[str] = ..., build: _Optional[_Union[BuildPolicy, str]] = ..., device: _Optional[str] = ...) -> None: ...
+
+class RunRequest(_message.Message):
+    __slots__ = ("session", "operation", "inputs", "outputs", "attributes", "selection")
+    class AttributesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: _tensor_pb2.Attribute
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[_tensor_pb2.Attribute, _Mapping]] = ...) -> None: ...
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    OPERATION_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
+    SELECTION_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    operation: str
+    inputs: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Operand]
+    outputs: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Operand]
+    attributes: _containers.MessageMap[str, _tensor_pb2.Attribute]
+    selection: Selection
+    def __init__(self, session: _Optional[bytes] = ..., operation: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[_tensor_pb2.Operand, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[_tensor_pb2.Operand, _Mapping]]] = ..., attributes: _Optional[_Mapping[str, _tensor_pb2.Attribute]] = ..., selection: _Optional[_Union[Selection, _Mapping]] = ...) -> None: ...
+
+class OutputTensor(_message.Message):
+    __slots__ = ("name", "spec", "inline", "buffer")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    INLINE_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    spec: _tensor_pb2.TensorSpec
+    inline: bytes
+    buffer: int
+    def __init__(self, name: _Optional[str] = ..., spec: _Optional[_Union[_tensor_pb2.TensorSpec, _Mapping]] = ..., inline: _Optional[bytes] = ..., buffer: _Optional[int] = ...) -> None: ...
+
+class Timing(_message.Message):
+    __slots__ = ("queue_ns", "plan_ns", "build_ns", "copy_in_ns", "device_ns", "copy_out_ns", "total_ns")
+    QUEUE_NS_FIELD_NUMBER: _ClassVar[int]
+    PLAN_NS_FIELD_NUMBER: _ClassVar[int]
+    BUILD_NS_FIELD_NUMBER: _ClassVar[int]
+    COPY_IN_NS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_NS_FIELD_NUMBER: _ClassVar[int]
+    COPY_OUT_NS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_NS_FIELD_NUMBER: _ClassVar[int]
+    queue_ns: int
+    plan_ns: int
+    build_ns: int
+    copy_in_ns: int
+    device_ns: int
+    copy_out_ns: int
+    total_ns: int
+    def __init__(self, queue_ns: _Optional[int] = ..., plan_ns: _Optional[int] = ..., build_ns: _Optional[int] = ..., copy_in_ns: _Optional[int] = ..., device_ns: _Optional[int] = ..., copy_out_ns: _Optional[int] = ..., total_ns: _Optional[int] = ...) -> None: ...
+
+class Report(_message.Message):
+    __slots__ = ("kernels", "timing", "bytes_copied", "plan_cached", "notes", "device")
+    KERNELS_FIELD_NUMBER: _ClassVar[int]
+    TIMING_FIELD_NUMBER: _ClassVar[int]
+    BYTES_COPIED_FIELD_NUMBER: _ClassVar[int]
+    PLAN_CACHED_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    kernels: _containers.RepeatedScalarFieldContainer[str]
+    timing: Timing
+    bytes_copied: int
+    plan_cached: bool
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    device: str
+    def __init__(self, kernels: _Optional[_Iterable[str]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., bytes_copied: _Optional[int] = ..., plan_cached: bool = ..., notes: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ...) -> None: ...
+
+class RunReply(_message.Message):
+    __slots__ = ("outputs", "report")
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    outputs: _containers.RepeatedCompositeFieldContainer[OutputTensor]
+    report: Report
+    def __init__(self, outputs: _Optional[_Iterable[_Union[OutputTensor, _Mapping]]] = ..., report: _Optional[_Union[Report, _Mapping]] = ...) -> None: ...
+
+class PlanRequest(_message.Message):
+    __slots__ = ("session", "operation", "inputs", "outputs", "attributes", "selection")
+    class AttributesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: _tensor_pb2.Attribute
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[_tensor_pb2.Attribute, _Mapping]] = ...) -> None: ...
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    OPERATION_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
+    SELECTION_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    operation: str
+    inputs: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Operand]
+    outputs: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Operand]
+    attributes: _containers.MessageMap[str, _tensor_pb2.Attribute]
+    selection: Selection
+    def __init__(self, session: _Optional[bytes] = ..., operation: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[_tensor_pb2.Operand, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[_tensor_pb2.Operand, _Mapping]]] = ..., attributes: _Optional[_Mapping[str, _tensor_pb2.Attribute]] = ..., selection: _Optional[_Union[Selection, _Mapping]] = ...) -> None: ...
+
+class PlanReply(_message.Message):
+    __slots__ = ("plan", "inputs", "outputs", "report", "workspace_bytes", "flops", "json")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    WORKSPACE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FLOPS_FIELD_NUMBER: _ClassVar[int]
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    plan: int
+    inputs: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Operand]
+    outputs: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Operand]
+    report: Report
+    workspace_bytes: int
+    flops: int
+    json: str
+    def __init__(self, plan: _Optional[int] = ..., inputs: _Optional[_Iterable[_Union[_tensor_pb2.Operand, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[_tensor_pb2.Operand, _Mapping]]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., workspace_bytes: _Optional[int] = ..., flops: _Optional[int] = ..., json: _Optional[str] = ...) -> None: ...
+
+class ReleasePlanRequest(_message.Message):
+    __slots__ = ("session", "plan")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    plan: int
+    def __init__(self, session: _Optional[bytes] = ..., plan: _Optional[int] = ...) -> None: ...
+
+class ReleasePlanReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Execution(_message.Message):
+    __slots__ = ("plan", "locations", "repeat")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    LOCATIONS_FIELD_NUMBER: _ClassVar[int]
+    REPEAT_FIELD_NUMBER: _ClassVar[int]
+    plan: int
+    locations: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Location]
+    repeat: int
+    def __init__(self, plan: _Optional[int] = ..., locations: _Optional[_Iterable[_Union[_tensor_pb2.Location, _Mapping]]] = ..., repeat: _Optional[int] = ...) -> None: ...
+
+class ExecuteRequest(_message.Message):
+    __slots__ = ("session", "executions", "timeout_ms")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    EXECUTIONS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    executions: _containers.RepeatedCompositeFieldContainer[Execution]
+    timeout_ms: int
+    def __init__(self, session: _Optional[bytes] = ..., executions: _Optional[_Iterable[_Union[Execution, _Mapping]]] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+
+class ExecutionResult(_message.Message):
+    __slots__ = ("error", "outputs", "device_ns", "bytes_copied")
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_NS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_COPIED_FIELD_NUMBER: _ClassVar[int]
+    error: _error_pb2.ErrorDetail
+    outputs: _containers.RepeatedCompositeFieldContainer[OutputTensor]
+    device_ns: int
+    bytes_copied: int
+    def __init__(self, error: _Optional[_Union[_error_pb2.ErrorDetail, _Mapping]] = ..., outputs: _Optional[_Iterable[_Union[OutputTensor, _Mapping]]] = ..., device_ns: _Optional[int] = ..., bytes_copied: _Optional[int] = ...) -> None: ...
+
+class ExecuteReply(_message.Message):
+    __slots__ = ("results", "queue_ns")
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_NS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[ExecutionResult]
+    queue_ns: int
+    def __init__(self, results: _Optional[_Iterable[_Union[ExecutionResult, _Mapping]]] = ..., queue_ns: _Optional[int] = ...) -> None: ...
