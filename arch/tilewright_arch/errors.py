@@ -38,9 +38,7 @@ class UnknownNameError(ArchError):
         close = difflib.get_close_matches(name, self.known, n=1, cutoff=0.5)
         self.suggestion = close[0] if close else None
         hint = f"; did you mean {self.suggestion!r}?" if self.suggestion else ""
-        super().__init__(
-            f"unknown {self.what} {name!r}{hint} (known: {', '.join(self.known) or 'none'})"
-        )
+        super().__init__(f"unknown {self.what} {name!r}{hint} (known: {', '.join(self.known) or 'none'})")
 
     def __reduce__(self) -> tuple[type[UnknownNameError], tuple[str, tuple[str, ...]]]:
         return type(self), (self.name, self.known)

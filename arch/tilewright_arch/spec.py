@@ -202,9 +202,7 @@ class ArchSpec:
         (``ws`` to ``wgmma``) sees only their tiles. Empty when the arch lacks the key.
         """
         allowed = self.pipeline(pipeline).instructions
-        table = (
-            self.preshuffle_warp_tiles if pipeline in self.preshuffle_pipelines else self.warp_tiles
-        )
+        table = self.preshuffle_warp_tiles if pipeline in self.preshuffle_pipelines else self.warp_tiles
         issued_by = self.tile_instructions.get(key, FrozenMap())
         return tuple(tile for tile in table.get(key, ()) if issued_by[tile] in allowed)
 
@@ -213,9 +211,7 @@ class ArchSpec:
         name = self.tile_instructions.get(key, FrozenMap()).get(warp_tile)
         return None if name is None else self.instructions[name]
 
-    def threads_per_workgroup(
-        self, pipeline: str, wave: Triple, key: str, warp_tile: Triple
-    ) -> int:
+    def threads_per_workgroup(self, pipeline: str, wave: Triple, key: str, warp_tile: Triple) -> int:
         """Threads to launch per workgroup: waves times their size, plus producer threads."""
         instruction = self.instruction(key, warp_tile)
         wave_threads = instruction.wave_threads if instruction else self.wave_size
@@ -317,7 +313,5 @@ def _apply(spec: ArchSpec, feature: Feature) -> ArchSpec:
         preshuffle_warp_tiles=spec.preshuffle_warp_tiles.updated(feature.preshuffle_warp_tiles),
         tile_instructions=spec.tile_instructions.updated(feature.tile_instructions),
         throughput=dataclasses.replace(spec.throughput, flops_per_cycle_per_unit=rates),
-        toolchain=dataclasses.replace(
-            spec.toolchain, flags=spec.toolchain.flags + feature.compiler_flags
-        ),
+        toolchain=dataclasses.replace(spec.toolchain, flags=spec.toolchain.flags + feature.compiler_flags),
     )
