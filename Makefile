@@ -1,0 +1,56 @@
+# `make demo` and `make test` set up what they need in .venv: Python 3.10 or later is all that has to be there.
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= 2
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+BIN := $(VENV)/bin
+DEMO_READY := $(VENV)/.ready-demo
+DEV_READY := $(VENV)/.ready-dev
+
+.PHONY: help setup demo test lint format proto bench wheel clean
+.DEFAULT_GOAL := help
+
+help: ## This list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-8s %s\n", $$1, $$2 }'
+	@echo
+	@echo "  Variables: PYTHON ($(PYTHON)), VENV ($(VENV)), WORKERS ($(WORKERS)), PYTEST_ARGS, BENCH_ARGS"
+
+$(DEMO_READY): pyproject.toml scripts/bootstrap.py
+	@$(PYTHON) scripts/bootstrap.py --venv $(VENV) --extras server,examples
+	@touch $@
+
+$(DEV_READY): pyproject.toml scripts/bootstrap.py
+	@$(PYTHON) scripts/bootstrap.py --venv $(VENV) --extras dev
+	@touch $@ $(DEMO_READY)
+
+setup: $(DEV_READY) ## Make the environment for development
+
+demo: $(DEMO_READY) ## Start a server, run every GEMM dtype and layout and a transformer from another process
+	@$(BIN)/tilewright demo
+
+test: $(DEV_READY) ## The whole test suite; needs no GPU and no PyTorch
+	@$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+lint: $(DEV_READY) ## ruff (rules and format) and mypy (strict)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(DEV_READY) ## Let ruff format and mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+proto: $(DEV_READY) ## Generate the stubs from proto/
+	$(BIN)/python proto/generate.py
+
+bench: $(DEV_READY) ## Measure against NumPy (and PyTorch, where installed); BENCH_ARGS="--suite gemm"
+	$(BIN)/python bench/run.py $(BENCH_ARGS)
+
+wheel: $(DEV_READY) ## Build the wheel into dist/
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+clean: ## Remove the environment, caches and build outputs
+	rm -rf $(VENV) .tools build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
