@@ -126,9 +126,14 @@ def _features(spec: Fields, shapes: Shapes, instructions: Mapping[str, Instructi
     for name, entry in spec.fields("optional_features", {}).entries():
         normal = read_tiles(entry, "warp_tiles", shapes, instructions)
         shuffled = normal if shares_tables else read_tiles(entry, "preshuffle_warp_tiles", shapes, instructions)
-        for key in {*normal.tiles, *shuffled.tiles}:
-            if owners.setdefault(key, name) != name:
-                raise entry.fail("warp_tiles", f"{key} is also changed by {owners[key]}")
+        rates = _rates(entry.fields("flops_per_cycle_per_unit", {}))
+        for field, keys in (
+            ("warp_tiles", {*normal.tiles, *shuffled.tiles}),
+            ("flops_per_cycle_per_unit", set(rates)),
+        ):
+            for key in sorted(keys):
+                if owners.setdefault(key, name) != name:
+                    raise entry.fail(field, f"{key} is also changed by {owners[key]}")
         found[name] = Feature(
             name=name,
             description=entry.text("description"),
@@ -137,7 +142,7 @@ def _features(spec: Fields, shapes: Shapes, instructions: Mapping[str, Instructi
             warp_tiles=normal.tiles,
             preshuffle_warp_tiles=shuffled.tiles,
             tile_instructions=normal.merged(shuffled).instructions,
-            flops_per_cycle_per_unit=_rates(entry.fields("flops_per_cycle_per_unit", {})),
+            flops_per_cycle_per_unit=rates,
         )
         entry.finish()
     return FrozenMap(found)

@@ -242,10 +242,19 @@ class ArchSpec:
                 raise UnknownFeatureError(name, self.optional_features)
             names.add(name)
         spec = self
-        # The loader refuses features that change the same entry, so order cannot matter.
-        for name in sorted(names - set(self.features)):
+        # The loader refuses features that change the same entry, so order cannot matter to the
+        # tables. Compiler flags are rebuilt, so that one set of features gives one command line.
+        for name in names - set(self.features):
             spec = _apply(spec, self.optional_features[name])
-        return dataclasses.replace(spec, features=tuple(sorted(names)))
+        added = sum(len(self.optional_features[name].compiler_flags) for name in self.features)
+        flags = self.toolchain.flags[: len(self.toolchain.flags) - added]
+        for name in sorted(names):
+            flags += self.optional_features[name].compiler_flags
+        return dataclasses.replace(
+            spec,
+            features=tuple(sorted(names)),
+            toolchain=dataclasses.replace(self.toolchain, flags=flags),
+        )
 
     def with_caches(self, caches: Caches) -> ArchSpec:
         """This spec with a machine's real caches; a CPU's ``lds_bytes`` follows its L2."""
@@ -313,5 +322,4 @@ def _apply(spec: ArchSpec, feature: Feature) -> ArchSpec:
         preshuffle_warp_tiles=spec.preshuffle_warp_tiles.updated(feature.preshuffle_warp_tiles),
         tile_instructions=spec.tile_instructions.updated(feature.tile_instructions),
         throughput=dataclasses.replace(spec.throughput, flops_per_cycle_per_unit=rates),
-        toolchain=dataclasses.replace(spec.toolchain, flags=spec.toolchain.flags + feature.compiler_flags),
     )
