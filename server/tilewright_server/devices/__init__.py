@@ -1,0 +1,1 @@
+"""Devices that the server can open, one package for each kind."""
