@@ -226,7 +226,11 @@ def _throughput(fields: Fields) -> Throughput:
 
 
 def _toolchain(fields: Fields) -> Toolchain:
-    toolchain = Toolchain(flags=fields.texts("flags", minimum=1), gpu_arch=fields.text("gpu_arch", ""))
+    toolchain = Toolchain(
+        flags=fields.texts("flags", minimum=1),
+        gpu_arch=fields.text("gpu_arch", ""),
+        zig_cpu=fields.text("zig_cpu", ""),
+    )
     fields.finish()
     return toolchain
 

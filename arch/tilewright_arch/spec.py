@@ -91,16 +91,28 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """What the compiler is told: ``flags`` in order; ``gpu_arch`` is the offload or NVRTC
-    architecture (empty on CPUs)."""
+    """What the compiler is told.
+
+    ``flags`` are for GCC, Clang, NVRTC or hiprtc, in order; ``gpu_arch`` is the offload or
+    NVRTC architecture (empty on CPUs); ``zig_cpu`` is the value of ``-mcpu=`` that takes the
+    place of a CPU's ``-march=`` flag where the compiler is zig, which spells levels its own way.
+    """
 
     flags: tuple[str, ...]
     gpu_arch: str
+    zig_cpu: str
+
+    @property
+    def zig_flags(self) -> tuple[str, ...]:
+        """``flags`` as ``zig c++`` wants them; the same where ``zig_cpu`` is empty."""
+        if not self.zig_cpu:
+            return self.flags
+        return tuple(f"-mcpu={self.zig_cpu}" if flag.startswith("-march=") else flag for flag in self.flags)
 
     def retargeted(self, gpu_arch: str) -> Toolchain:
         """The same flags for a sibling architecture that runs the same sources."""
         flags = tuple(flag.replace(self.gpu_arch, gpu_arch) for flag in self.flags)
-        return Toolchain(flags=flags, gpu_arch=gpu_arch)
+        return dataclasses.replace(self, flags=flags, gpu_arch=gpu_arch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,13 @@ def test_features_add_compiler_flags_and_rates() -> None:
     assert arch.load("x86-64-v4").toolchain.flags == ("-march=x86-64-v4",)
 
 
+def test_zig_gets_its_own_spelling_of_the_level() -> None:
+    toolchain = arch.load("x86-64-v4+bf16").toolchain
+    assert toolchain.zig_flags == ("-mcpu=x86_64_v4", "-mavx512bf16")
+    assert arch.load("aarch64").toolchain.zig_flags == ("-mcpu=generic",)
+    assert arch.load("gfx942").toolchain.zig_flags == arch.load("gfx942").toolchain.flags
+
+
 def test_the_instruction_tells_the_depths_apart() -> None:
     spec = arch.load("x86-64-v4+bf16")
     shallow = spec.instruction("fp8_fp8_fp32", (6, 64, 1))

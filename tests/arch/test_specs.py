@@ -7,7 +7,7 @@ import math
 import pickle
 from pathlib import Path
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped, unused-ignore]
 import pytest
 
 import tilewright_arch as arch
