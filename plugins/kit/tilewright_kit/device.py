@@ -24,7 +24,7 @@ class DeviceInfo:
     arch: ArchSpec
     units: int
     memory_bytes: int
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(slots=True)
@@ -56,7 +56,10 @@ class Launch:
 
 
 class Device(Protocol):
-    """An open device. Methods are thread-safe unless they say otherwise; failures raise ``DeviceError`` (``ResourceExhaustedError`` for memory)."""
+    """An open device. Methods are thread-safe unless they say otherwise.
+
+    Failures raise ``DeviceError`` (``ResourceExhaustedError`` for memory).
+    """
 
     info: DeviceInfo
 

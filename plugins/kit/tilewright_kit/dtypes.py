@@ -29,7 +29,8 @@ class DType(str, Enum):
     @cached_property
     def numpy(self) -> np.dtype[Any]:
         """The NumPy dtype with the same bits (``ml_dtypes`` for bf16, fp8 and bf8)."""
-        return np.dtype(_NUMPY[self.value])
+        dtype: np.dtype[Any] = np.dtype(_NUMPY[self.value])
+        return dtype
 
     @property
     def bytes(self) -> int:

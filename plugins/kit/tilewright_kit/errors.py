@@ -1,7 +1,7 @@
 """The one family of errors. Each carries a stable code and what the caller needs to mend the request.
 
-A message is for people; ``field``, ``value``, ``rule`` and ``fix`` are the same facts for programs. Nothing in an error may name another session's
-objects, a path or an address of the server: that detail belongs in the log.
+A message is for people; ``field``, ``value``, ``rule`` and ``fix`` are the same facts for programs. Nothing in an error
+may name another session's objects, a path or an address of the server: that detail belongs in the log.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class TilewrightError(Exception):
 
 
 def _short(value: object, limit: int = 200) -> str:
-    text = value if isinstance(value, str) else repr(value)
+    text = str(value) if isinstance(value, str) else repr(value)
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 

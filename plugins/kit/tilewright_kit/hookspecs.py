@@ -1,4 +1,7 @@
-"""The hooks that a plugin may implement. A plugin is a module or object named by an entry point of the group ``tilewright.plugins``."""
+"""The hooks that a plugin may implement.
+
+A plugin is a module or object named by an entry point of the group ``tilewright.plugins``.
+"""
 
 from __future__ import annotations
 

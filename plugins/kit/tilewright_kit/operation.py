@@ -33,7 +33,7 @@ class Prediction:
 
 
 class Operation(Protocol[P, C]):
-    """One operation. Implementations are stateless and thread-safe; none of the methods touches a device or a compiler."""
+    """One operation. Implementations are stateless and thread-safe; no method touches a device or a compiler."""
 
     name: str
     """The word that callers use: ``gemm``."""
@@ -45,11 +45,14 @@ class Operation(Protocol[P, C]):
     """Named declarations; ``default`` is what candidates come from."""
 
     def parse(self, request: OperationRequest) -> P:
-        """Check a request and infer what it left out. Raises ``InvalidArgumentError`` or ``UnsupportedError``, never anything else."""
+        """Check a request and infer what it left out.
+
+        Raises ``InvalidArgumentError`` or ``UnsupportedError``, never anything else.
+        """
         ...
 
     def candidates(self, problem: P, device: DeviceInfo) -> Sequence[C]:
-        """Valid configurations that compute ``problem`` on the device, in a deterministic order, the most general last."""
+        """Valid configurations that compute ``problem`` on the device, in a fixed order, the most general last."""
         ...
 
     def mismatches(self, problem: P, config: C, device: DeviceInfo) -> Sequence[Violation]:
@@ -57,7 +60,10 @@ class Operation(Protocol[P, C]):
         ...
 
     def generate(self, config: C, arch: ArchSpec) -> SourceUnit:
-        """The translation unit of a valid configuration. Raises ``ConfigInvalidError`` or, if this arch has no template yet, ``UnsupportedError``."""
+        """The translation unit of a valid configuration.
+
+        Raises ``ConfigInvalidError`` or, if this arch has no template yet, ``UnsupportedError``.
+        """
         ...
 
     def plan(self, problem: P, config: C, device: DeviceInfo) -> ExecutionPlan:
@@ -73,7 +79,10 @@ class Operation(Protocol[P, C]):
         ...
 
     def reference(self, problem: P, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        """The truth, in NumPy float64 (exact integers for integer problems), readable rather than fast. Outputs are not rounded to their dtype."""
+        """The truth, in NumPy float64 (exact integers for integer problems), readable rather than fast.
+
+        Outputs are not rounded to their dtype.
+        """
         ...
 
     def samples(self) -> Iterable[OperationRequest]:

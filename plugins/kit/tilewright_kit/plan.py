@@ -1,17 +1,21 @@
 """Execution plans: stages with a kernel, a launch geometry, arguments that name operands, and a workspace.
 
-Arguments are described, not packed, until a device binds them: the same description serves a call by pointer on a CPU and a by-value parameter on a GPU.
+Arguments are described, not packed, until a device binds them: the same description serves a call by pointer on a CPU
+and a by-value parameter on a GPU.
 """
 
 from __future__ import annotations
 
+import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any, TypeVar
 
 from tilewright_kit.config import KernelConfig
-from tilewright_kit.problem import Operand
+from tilewright_kit.errors import InvalidArgumentError
+from tilewright_kit.problem import Operand, Role
+from tilewright_kit.tensor import TensorDesc
 
 __all__ = [
     "ARGS",
@@ -30,12 +34,15 @@ __all__ = [
     "pack",
 ]
 
+T = TypeVar("T")
+
 WORKSPACE = "workspace"
 """Reserved operand name: the scratch memory of the plan."""
 ARGS = "@args"
 """Reserved operand name: the packed argument block itself (pointers from the root into its tables)."""
 
 ALIGNMENT = 64
+MAX_DEPTH = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +77,7 @@ class Table:
     rows: tuple[Struct, ...]
 
 
-Arg = Union[Pointer, I64, F64, Struct, Table]
+Arg = Pointer | I64 | F64 | Struct | Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +88,12 @@ class PackedArgs:
     relocations: tuple[tuple[int, str, int], ...]
 
     def bind(self, addresses: Mapping[str, int], block: bytearray | memoryview, base: int) -> None:
-        """Write the block into ``block``, which will lie at address ``base``, with operands at ``addresses``."""
+        """Write the block into ``block``, which will lie at address ``base``, with operands at ``addresses``.
+
+        Raises ``ValueError`` if ``block`` is too small, ``KeyError`` for an operand without an address.
+        """
+        if len(block) < len(self.template):
+            raise ValueError(f"the argument block needs {len(self.template)} bytes, not {len(block)}")
         block[: len(self.template)] = self.template
         for offset, operand, addend in self.relocations:
             address = base if operand == ARGS else addresses[operand]
@@ -89,7 +101,10 @@ class PackedArgs:
 
 
 def pack(root: Struct) -> PackedArgs:
-    """Lay out ``root``, then its tables breadth-first, with pointers between them as relocations."""
+    """Lay out ``root``, then its tables breadth-first, with pointers between them as relocations.
+
+    Raises ``InvalidArgumentError`` for an integer that does not fit in 64 bits.
+    """
     block = bytearray()
     relocations: list[tuple[int, str, int]] = []
     pending: list[tuple[int, Table]] = []
@@ -99,7 +114,7 @@ def pack(root: Struct) -> PackedArgs:
             for item in arg.fields:
                 put(item)
         elif isinstance(arg, I64):
-            block.extend(struct.pack("<q", arg.value))
+            block.extend(_int64(arg.value))
         elif isinstance(arg, F64):
             block.extend(struct.pack("<d", arg.value))
         elif isinstance(arg, Pointer):
@@ -112,6 +127,7 @@ def pack(root: Struct) -> PackedArgs:
             block.extend(bytes(8))
 
     put(root)
+    # Rows may hold tables of their own, which join the end of the queue.
     while pending:
         hole, table = pending.pop(0)
         relocations.append((hole, ARGS, len(block)))
@@ -150,7 +166,11 @@ class Stage:
             "role": self.role,
             "args": _to_json(self.args),
             "geometry": {
-                item: getattr(self.geometry, item) for item in ("team", "grid", "block", "cluster", "shared_bytes")
+                "team": self.geometry.team,
+                "grid": list(self.geometry.grid),
+                "block": list(self.geometry.block),
+                "cluster": list(self.geometry.cluster),
+                "shared_bytes": self.geometry.shared_bytes,
             },
         }
 
@@ -187,7 +207,28 @@ class ExecutionPlan:
             "notes": list(self.notes),
             "flops": self.flops,
             "bytes_moved": self.bytes_moved,
+            "details": dict(self.details),
         }
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any], config_types: Mapping[str, type[KernelConfig]]) -> ExecutionPlan:
+        """The inverse of ``to_dict``, given each operation's configuration class.
+
+        Raises ``InvalidArgumentError`` naming the damaged entry.
+        """
+        reader = _Reader(config_types)
+        get = reader.get
+        return cls(
+            operation=get(record, "operation", "plan", str),
+            arch=get(record, "arch", "plan", str),
+            operands=reader.each(record, "operands", "plan", reader.operand),
+            stages=reader.each(record, "stages", "plan", reader.stage),
+            workspace_bytes=reader.count(record, "workspace_bytes", "plan"),
+            notes=reader.each(record, "notes", "plan", reader.text),
+            flops=reader.count(record, "flops", "plan"),
+            bytes_moved=reader.count(record, "bytes_moved", "plan"),
+            details=get(record, "details", "plan", dict),
+        )
 
 
 class WorkspaceLayout:
@@ -210,4 +251,118 @@ def _to_json(arg: Arg) -> Any:
         return {"table": [_to_json(row) for row in arg.rows]}
     if isinstance(arg, Pointer):
         return {"pointer": arg.operand, "offset": arg.offset}
-    return {"f64": arg.value} if isinstance(arg, F64) else {"i64": arg.value}
+    if isinstance(arg, I64):
+        return {"i64": arg.value}
+    # JSON has no infinities and no NaN.
+    return {"f64": arg.value if math.isfinite(arg.value) else str(float(arg.value))}
+
+
+def _int64(value: int) -> bytes:
+    try:
+        return struct.pack("<q", value)
+    except struct.error:
+        raise InvalidArgumentError(
+            "an argument of the plan is not a 64-bit integer", field="plan.args", value=value, rule="plan_argument"
+        ) from None
+
+
+class _Reader:
+    """Builds a plan from its record, naming the entry that is damaged."""
+
+    def __init__(self, config_types: Mapping[str, type[KernelConfig]]) -> None:
+        self.config_types = config_types
+
+    @staticmethod
+    def damaged(where: str, value: object, expected: str) -> InvalidArgumentError:
+        return InvalidArgumentError(f"{where}: expected {expected}", field=where, value=value, rule="plan_record")
+
+    def get(self, record: Any, name: str, where: str, kind: type[T]) -> T:
+        if not isinstance(record, Mapping):
+            raise self.damaged(where, record, "an object")
+        value = record.get(name)
+        # A boolean is an int to isinstance, but never what a plan means.
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise self.damaged(f"{where}.{name}", value, kind.__name__)
+        return value
+
+    def count(self, record: Any, name: str, where: str) -> int:
+        value = self.get(record, name, where, int)
+        if value < 0:
+            raise self.damaged(f"{where}.{name}", value, "zero or more")
+        return value
+
+    def each(self, record: Any, name: str, where: str, read: Callable[[Any, str], T]) -> tuple[T, ...]:
+        items = self.get(record, name, where, list)
+        return tuple(read(item, f"{where}.{name}[{index}]") for index, item in enumerate(items))
+
+    def text(self, value: Any, where: str) -> str:
+        if not isinstance(value, str):
+            raise self.damaged(where, value, "str")
+        return value
+
+    def operand(self, record: Any, where: str) -> Operand:
+        role = self.get(record, "role", where, str)
+        if role not in {item.value for item in Role}:
+            raise self.damaged(f"{where}.role", role, "input or output")
+        tensor = TensorDesc.from_dict(self.get(record, "tensor", where, dict))
+        return Operand(self.get(record, "name", where, str), tensor, Role(role))
+
+    def stage(self, record: Any, where: str) -> Stage:
+        operation = self.get(record, "operation", where, str)
+        if operation not in self.config_types:
+            raise self.damaged(f"{where}.operation", operation, f"one of {', '.join(sorted(self.config_types))}")
+        config = self.config_types[operation].from_dict(self.get(record, "config", where, dict))
+        kernel = self.get(record, "kernel", where, str)
+        if kernel != _name_of(config):
+            raise self.damaged(f"{where}.kernel", kernel, "the name of its config")
+        return Stage(
+            self.get(record, "name", where, str),
+            config,
+            self.get(record, "role", where, str),
+            self.struct(record.get("args"), f"{where}.args"),
+            self.geometry(self.get(record, "geometry", where, dict), f"{where}.geometry"),
+        )
+
+    def geometry(self, record: Any, where: str) -> Geometry:
+        def triple(name: str) -> tuple[int, int, int]:
+            sizes = self.get(record, name, where, list)
+            if len(sizes) != 3 or any(type(size) is not int or size < 0 for size in sizes):
+                raise self.damaged(f"{where}.{name}", sizes, "three sizes")
+            return (sizes[0], sizes[1], sizes[2])
+
+        return Geometry(
+            team=self.count(record, "team", where),
+            grid=triple("grid"),
+            block=triple("block"),
+            cluster=triple("cluster"),
+            shared_bytes=self.count(record, "shared_bytes", where),
+        )
+
+    def struct(self, value: Any, where: str, depth: int = 0) -> Struct:
+        if not isinstance(value, list) or depth > MAX_DEPTH:
+            raise self.damaged(where, value, f"a list, nested at most {MAX_DEPTH} deep")
+        return Struct(tuple(self.arg(item, f"{where}[{index}]", depth + 1) for index, item in enumerate(value)))
+
+    def arg(self, value: Any, where: str, depth: int) -> Arg:
+        if isinstance(value, list):
+            return self.struct(value, where, depth)
+        match value:
+            case {"table": list(rows), **rest} if not rest:
+                items = (self.struct(row, f"{where}.table[{index}]", depth) for index, row in enumerate(rows))
+                return Table(tuple(items))
+            case {"pointer": str(operand), "offset": int(offset), **rest} if not rest and type(offset) is int:
+                return Pointer(operand, offset)
+            case {"i64": int(number), **rest} if not rest and type(number) is int:
+                return I64(number)
+            case {"f64": (float() | int()) as number, **rest} if not rest and type(number) is not bool:
+                return F64(float(number))
+            case {"f64": ("inf" | "-inf" | "nan") as number, **rest} if not rest:
+                return F64(float(number))
+        raise self.damaged(where, value, "a list, table, pointer, i64 or f64")
+
+
+def _name_of(config: KernelConfig) -> str:
+    try:
+        return config.name
+    except ValueError as error:  # a damaged value that no name can hold
+        raise InvalidArgumentError(str(error), field="plan.config", rule="plan_record") from None

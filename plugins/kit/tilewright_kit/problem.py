@@ -41,7 +41,7 @@ class OperationRequest:
 
 
 class Problem(ABC):
-    """A checked request. Subclasses are frozen dataclasses: hashable, and equal exactly if the same plan serves both."""
+    """A checked request. Subclasses are frozen dataclasses: hashable, and equal exactly if one plan serves both."""
 
     operation: ClassVar[str]
 

@@ -1,14 +1,15 @@
 """Rules: named functions that say what is wrong with a configuration, why, and how to mend it.
 
-A rule is the one statement of its constraint. Validation collects what rules report, auto-correction applies their fixes, declarations filter by
-them, and code generation refuses what they refuse.
+A rule is the one statement of its constraint. Validation collects what rules report, auto-correction applies their
+fixes, declarations filter by them, and code generation refuses what they refuse.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
 
 from tilewright_arch import ArchSpec
 from tilewright_kit.config import KernelConfig
@@ -21,13 +22,16 @@ C = TypeVar("C", bound=KernelConfig)
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One broken rule: which field has which value, why that cannot be, and the change that mends it (empty if no single change does)."""
+    """One broken rule: which field has which value, why that cannot be, and the change that mends it.
+
+    ``fix`` is empty if no single change mends it.
+    """
 
     rule: str
     field: str
     value: Any
     reason: str
-    fix: Mapping[str, Any] = field(default_factory=dict)
+    fix: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def fix_text(self) -> str:
@@ -66,12 +70,19 @@ class Correction(Generic[C]):
 class RuleBook(Generic[C]):
     """The rules of one operation, in the order in which they are checked and mended."""
 
+    MAX_FIXES: ClassVar[int] = 64
+    """A correction that takes more fixes than this is going nowhere: some rule always asks for a larger value."""
+
     def __init__(self, rules: Iterable[Rule[C]]) -> None:
         self.rules: tuple[Rule[C], ...] = tuple(rules)
 
     def check(self, config: C, arch: ArchSpec) -> tuple[Violation, ...]:
         """Everything that is wrong with ``config`` on ``arch``; empty if it is valid."""
         return tuple(violation for rule in self.rules for violation in rule(config, arch))
+
+    def allows(self, config: C, arch: ArchSpec) -> bool:
+        """Whether ``config`` is valid on ``arch``; stops at the first broken rule."""
+        return not any(True for rule in self.rules for _ in rule(config, arch))
 
     def require(self, config: C, arch: ArchSpec) -> None:
         """Raise ``ConfigInvalidError`` with all violations if there are any."""
@@ -91,12 +102,14 @@ class RuleBook(Generic[C]):
     def correct(self, config: C, arch: ArchSpec) -> Correction[C]:
         """Apply fixes, the first fixable violation at a time, until the configuration is valid or no fix helps.
 
-        Deterministic. Ends, because a configuration that was seen before stops the loop.
+        Deterministic. Ends, because no configuration is tried twice and ``MAX_FIXES`` bounds the fixes.
         """
         applied: list[Violation] = []
         seen = {config}
         while True:
             violations = self.check(config, arch)
+            if len(applied) == self.MAX_FIXES:
+                return Correction(config, tuple(applied), violations)
             mended = next(
                 (
                     item

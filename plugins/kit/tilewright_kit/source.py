@@ -12,8 +12,8 @@ __all__ = ["SourceUnit"]
 class SourceUnit:
     """A translation unit that states one configuration and instantiates one template.
 
-    The artifact's key is computed from ``text``, the content of every header that it includes, ``flags`` and the compiler: two units that differ in any
-    of these never share a binary.
+    The artifact's key is computed from ``text``, the content of every header that it includes, ``flags``, ``defines``
+    and the compiler: two units that differ in any of these never share a binary.
     """
 
     name: str

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex
 
 from tilewright_kit.dtypes import DType
 from tilewright_kit.errors import InvalidArgumentError
@@ -12,7 +15,7 @@ __all__ = ["MAX_ELEMENTS", "MAX_RANK", "TensorDesc", "contiguous_strides"]
 
 MAX_RANK = 8
 MAX_ELEMENTS = 2**48
-"""Largest number of elements that a span may cover: products of sizes and strides below this stay exact in int64 for every element type."""
+"""Most elements that a tensor may have or span, and its largest stride: bytes then stay exact in int64."""
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -27,8 +30,8 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 class TensorDesc:
     """A strided view. ``strides`` are in elements and never negative; a zero stride broadcasts.
 
-    A tensor in a packed format (``packing`` not empty) has a logical shape, no meaningful strides, and ``packed_bytes`` of storage in an order that
-    only kernels of that format read.
+    A tensor in a packed format (``packing`` not empty) has a logical shape, no meaningful strides (they may be left
+    empty), and ``packed_bytes`` of storage in an order that only kernels of that format read.
     """
 
     dtype: DType
@@ -39,16 +42,56 @@ class TensorDesc:
 
     @classmethod
     def of(
-        cls, dtype: DType | str, shape: tuple[int, ...] | list[int], strides: tuple[int, ...] | list[int] | None = None
+        cls,
+        dtype: DType | str,
+        shape: Sequence[SupportsIndex],
+        strides: Sequence[SupportsIndex] | None = None,
     ) -> TensorDesc:
-        """Checked constructor; without ``strides`` the tensor is contiguous row-major. Raises ``InvalidArgumentError``."""
-        sizes = tuple(shape)
-        desc = cls(DType(dtype), sizes, contiguous_strides(sizes) if strides is None else tuple(strides))
+        """Checked constructor; without ``strides`` contiguous row-major. Raises ``InvalidArgumentError``."""
+        try:
+            element = DType(dtype)
+        except ValueError:
+            raise InvalidArgumentError(
+                f"there is no element type {dtype!r}",
+                field="tensor.dtype",
+                value=dtype,
+                rule="tensor_dtype",
+                fix=f"use one of: {', '.join(DType)}",
+            ) from None
+        sizes = _integers("tensor.shape", shape)
+        steps = contiguous_strides(sizes) if strides is None else _integers("tensor.strides", strides)
+        desc = cls(element, sizes, steps)
+        desc.check("tensor")
+        return desc
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> TensorDesc:
+        """The inverse of ``to_dict``. Raises ``InvalidArgumentError`` on damage."""
+        if not isinstance(record, Mapping) or not {"dtype", "shape"} <= set(record):
+            raise InvalidArgumentError(
+                "a tensor needs dtype and shape", field="tensor", value=record, rule="tensor_record"
+            )
+        packing, packed_bytes = record.get("packing", ""), record.get("packed_bytes", 0)
+        if not isinstance(packing, str) or type(packed_bytes) is not int:
+            raise InvalidArgumentError(
+                "packing is a word and packed_bytes an integer",
+                field="tensor.packing",
+                value=packing,
+                rule="tensor_record",
+            )
+        strides = record.get("strides")
+        if packing:
+            plain = cls.of(record["dtype"], record["shape"])
+            own = () if strides is None else _integers("tensor.strides", strides)
+            desc = cls(plain.dtype, plain.shape, own, packing, packed_bytes)
+        else:
+            plain = cls.of(record["dtype"], record["shape"], strides)
+            desc = cls(plain.dtype, plain.shape, plain.strides, packing, packed_bytes)
         desc.check("tensor")
         return desc
 
     def check(self, field: str) -> None:
-        """Raise ``InvalidArgumentError`` naming ``field`` if sizes are negative, too many, or reach past ``MAX_ELEMENTS``."""
+        """Raise ``InvalidArgumentError`` naming ``field`` unless sizes and strides are within bounds."""
         if len(self.shape) > MAX_RANK:
             raise InvalidArgumentError(
                 f"{field} has {len(self.shape)} dimensions; at most {MAX_RANK} are supported",
@@ -57,7 +100,7 @@ class TensorDesc:
                 rule="tensor_rank",
                 fix="reshape it to fewer dimensions",
             )
-        if len(self.strides) != len(self.shape):
+        if len(self.strides) != len(self.shape) and not (self.packing and not self.strides):
             raise InvalidArgumentError(
                 f"{field} has {len(self.shape)} sizes but {len(self.strides)} strides",
                 field=f"{field}.strides",
@@ -74,7 +117,13 @@ class TensorDesc:
                     rule="tensor_non_negative",
                     fix="use sizes and strides of zero or more (copy a reversed view first)",
                 )
-        if self.span > MAX_ELEMENTS or any(size > MAX_ELEMENTS for size in self.shape):
+        self._check_bounds(field)
+
+    def _check_bounds(self, field: str) -> None:
+        # A broadcast tensor spans little but has many elements; an empty one spans nothing but may have huge strides.
+        # Both reach kernels as int64 numbers and are multiplied there.
+        reach = 0 if self.packing else self.span
+        if max(reach, self.size, *self.shape, *self.strides) > MAX_ELEMENTS or self.packed_bytes > 8 * MAX_ELEMENTS:
             raise InvalidArgumentError(
                 f"{field} covers more than 2**48 elements",
                 field=f"{field}.shape",
@@ -82,14 +131,19 @@ class TensorDesc:
                 rule="tensor_overflow",
                 fix="split the problem, or correct its sizes and strides",
             )
+        if self.packed_bytes < 0 or (self.packed_bytes and not self.packing):
+            raise InvalidArgumentError(
+                f"{field} has {self.packed_bytes} packed bytes and the packing {self.packing!r}",
+                field=f"{field}.packed_bytes",
+                value=self.packed_bytes,
+                rule="tensor_packing",
+                fix="give packed_bytes with a packing only, and not below zero",
+            )
 
     @property
     def size(self) -> int:
         """Number of logical elements."""
-        product = 1
-        for extent in self.shape:
-            product *= extent
-        return product
+        return math.prod(self.shape)
 
     @property
     def span(self) -> int:
@@ -105,7 +159,9 @@ class TensorDesc:
 
     @property
     def is_contiguous(self) -> bool:
-        """Row-major without gaps (strides of dimensions of size one do not matter)."""
+        """Row-major without gaps (strides of dimensions of size one do not matter); never true of a packed tensor."""
+        if self.packing:
+            return False
         expected = contiguous_strides(self.shape)
         return all(
             size <= 1 or have == want for size, have, want in zip(self.shape, self.strides, expected, strict=True)
@@ -116,3 +172,14 @@ class TensorDesc:
         if self.packing:
             record |= {"packing": self.packing, "packed_bytes": self.packed_bytes}
         return record
+
+
+def _integers(field: str, numbers: Any) -> tuple[int, ...]:
+    try:
+        if isinstance(numbers, (str, bytes)) or any(isinstance(number, bool) for number in numbers):
+            raise TypeError
+        return tuple(operator.index(number) for number in numbers)
+    except TypeError:
+        raise InvalidArgumentError(
+            f"{field} is not a list of integers", field=field, value=numbers, rule="tensor_integers"
+        ) from None
