@@ -31,7 +31,7 @@ demo: $(DEMO_READY) ## Start a server, run every GEMM dtype and layout and a tra
 	@$(BIN)/tilewright demo
 
 test: $(DEV_READY) ## The whole test suite; needs no GPU and no PyTorch
-	@$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 lint: $(DEV_READY) ## ruff (rules and format) and mypy (strict)
 	$(BIN)/ruff check .

@@ -62,7 +62,9 @@ def main() -> int:
     parser.add_argument("--no-model", action="store_true", help="leave out the weights of the example model (84 MB)")
     options = parser.parse_args()
     if sys.version_info < (3, 10):  # noqa: UP036 - this file also has to say so to an older Python
-        say(f"error: Python 3.10 or later is needed, this is {sys.version.split()[0]}; name another with `make PYTHON=python3.12 ...`")
+        say(
+            f"error: Python 3.10 or later is needed, this is {sys.version.split()[0]}; name another with `make PYTHON=python3.12 ...`"
+        )
         return 2
     venv = (ROOT / options.venv).resolve()
     python = venv / "bin" / "python"

@@ -1,0 +1,140 @@
+"""What is in the distributions, and what the base installation can do."""
+
+from __future__ import annotations
+
+import email
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+
+
+PACKAGES = {
+    "tilewright": "client",
+    "tilewright_arch": "arch",
+    "tilewright_gemm": "plugins/gemm",
+    "tilewright_kit": "plugins/kit",
+    "tilewright_native": "native",
+    "tilewright_proto": "proto",
+    "tilewright_server": "server",
+}
+CLIENT_REQUIREMENTS = {"grpcio", "ml_dtypes", "numpy", "protobuf"}
+
+
+def source_files(folder: Path) -> set[str]:
+    return {
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix not in (".pyc", ".so", ".o")
+    }
+
+
+@pytest.fixture(scope="module")
+def names(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+@pytest.mark.parametrize("package", sorted(PACKAGES))
+def test_wheel_has_every_file_of_every_package(package: str, names: set[str], root: Path) -> None:
+    folder = root / PACKAGES[package]
+    wanted = {name for name in source_files(folder) if name.startswith(f"{package}/")}
+    assert f"{package}/__init__.py" in wanted
+    assert wanted <= names
+
+
+@pytest.mark.parametrize("package", sorted(set(PACKAGES) - {"tilewright_proto"}))
+def test_every_package_says_that_it_is_typed(package: str, names: set[str]) -> None:
+    assert f"{package}/py.typed" in names
+
+
+def test_wheel_has_every_kernel_header_where_the_native_package_looks(names: set[str], root: Path) -> None:
+    headers = {f"tilewright_native/include/{name}" for name in source_files(root / "native" / "include")}
+    assert any(name.endswith(".hpp") for name in headers)
+    assert headers <= names
+
+
+def test_wheel_has_nothing_but_packages_and_metadata(names: set[str]) -> None:
+    tops = {name.split("/")[0] for name in names}
+    extra = {top for top in tops if top not in PACKAGES and not top.endswith(".dist-info")}
+    assert not extra
+
+
+def test_base_requirements_are_the_clients_alone(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = email.message_from_bytes(archive.read(name))
+    base = [text for text in metadata.get_all("Requires-Dist", []) if "extra ==" not in text]
+    assert {text.split(">")[0].split("<")[0].split("=")[0].replace("-", "_") for text in base} == CLIENT_REQUIREMENTS
+    assert {"server", "cuda", "hip", "dev"} <= set(metadata.get_all("Provides-Extra", []))
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["Requires-Python"] == ">=3.10"
+
+
+def test_wheel_declares_the_script_and_the_plugins(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/entry_points.txt"))
+        text = archive.read(name).decode()
+    assert "tilewright = tilewright_server.cli:main" in text
+    assert "[tilewright.plugins]" in text
+    assert "gemm = tilewright_gemm.plugin" in text
+
+
+def test_sdist_has_the_sources_and_no_leftovers(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
+    assert {"pyproject.toml", "README.md", "LICENSE", "Makefile", "proto/generate.py"} <= names
+    assert any(name.startswith("native/include/tilewright/") for name in names)
+    assert any(name.startswith("tests/") for name in names)
+    leftovers = [name for name in names if name.startswith((".venv", ".tools", ".mypy_cache")) or "__pycache__" in name]
+    assert not leftovers
+
+
+@pytest.fixture(scope="module")
+def base_install(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that holds what `pip install tilewright` brings, and nothing else: the wheel, and links to the four packages it needs."""
+    folder = tmp_path_factory.mktemp("base")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    # typing_extensions is what grpcio itself requires.
+    for name in ("grpcio", "ml_dtypes", "numpy", "protobuf", "typing_extensions"):
+        found = distribution(name)
+        for top in {path.parts[0] for path in found.files or () if path.parts[0] not in ("..", "__pycache__")}:
+            link = folder / top
+            if not link.exists():
+                link.symlink_to(Path(str(found.locate_file(top))))
+    return folder
+
+
+def run_alone(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
+    """Run ``code`` with the standard library and ``folder`` alone in sight."""
+    env = {"PYTHONPATH": str(folder), "PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-S", "-c", code]
+    return subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_client_imports_without_the_servers_packages(base_install: Path) -> None:
+    code = "import tilewright, sys; assert 'pluggy' not in sys.modules; print(tilewright.__version__, tilewright.connect.__name__)"
+    done = run_alone(base_install, code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [distribution("tilewright").version, "connect"]
+
+
+def test_script_without_the_servers_packages_says_how_to_get_them(base_install: Path) -> None:
+    done = run_alone(base_install, "import sys; from tilewright_server.cli import main; sys.exit(main(['--help']))")
+    assert done.returncode == 2
+    assert "pip install 'tilewright[server]'" in done.stderr
+    assert "typer" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_installed_headers_are_found(base_install: Path) -> None:
+    code = "from tilewright_native import include_dir; print(include_dir())"
+    done = run_alone(base_install, code)
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()) == base_install / "tilewright_native" / "include"
