@@ -1,0 +1,190 @@
+"""Why a kernel was chosen, and why every other was not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tilewright_kit.config import KernelConfig
+from tilewright_kit.device import DeviceInfo
+from tilewright_kit.errors import TilewrightError
+from tilewright_kit.naming import KernelKey
+from tilewright_kit.operation import Operation, Prediction
+from tilewright_kit.problem import Problem
+from tilewright_kit.rules import Violation
+from tilewright_kit.select import Ranked, Strategy
+
+__all__ = ["Candidate", "Explanation", "Refusal", "explain"]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A kernel that can compute the problem. ``place`` counts from 1; 0 if the strategy did not rank it."""
+
+    key: KernelKey
+    config: KernelConfig
+    place: int
+    reason: str
+    prediction: Prediction
+
+    def to_dict(self) -> dict[str, Any]:
+        seconds = self.prediction.seconds
+        return {
+            "kernel": self.key.name,
+            "identifier": str(self.key),
+            "place": self.place,
+            "reason": self.reason,
+            "predicted_seconds": seconds if math.isfinite(seconds) else None,
+            "parts": {name: part if math.isfinite(part) else None for name, part in self.prediction.parts.items()},
+            "config": self.config.to_dict(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A kernel of a set that was not a candidate. ``by`` is ``rules`` (never valid here) or ``problem``."""
+
+    key: KernelKey
+    config: KernelConfig
+    kernel_set: str
+    by: str
+    violations: tuple[Violation, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "kernel": self.key.name,
+            "identifier": str(self.key),
+            "kernel_set": self.kernel_set,
+            "by": self.by,
+            "violations": [_jsonable(violation.to_dict()) for violation in self.violations],
+            "config": self.config.to_dict(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The answer of ``explain``. ``decided`` is one sentence; ``chosen`` is None if nothing could run."""
+
+    operation: str
+    problem: Mapping[str, Any]
+    device: str
+    arch: str
+    strategy: str
+    chosen: KernelKey | None
+    decided: str
+    candidates: tuple[Candidate, ...]
+    refused: tuple[Refusal, ...]
+    refused_total: int
+    """Number of refusals, of which ``refused`` has those within the limit."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The explanation as JSON values."""
+        return {
+            "operation": self.operation,
+            "problem": _jsonable(self.problem),
+            "device": self.device,
+            "arch": self.arch,
+            "strategy": self.strategy,
+            "chosen": None if self.chosen is None else str(self.chosen),
+            "decided": self.decided,
+            "candidates": [candidate.to_dict() for candidate in self.candidates],
+            "refused": [refusal.to_dict() for refusal in self.refused],
+            "refused_total": self.refused_total,
+        }
+
+
+def explain(
+    operation: Operation[Any, Any],
+    problem: Problem,
+    device: DeviceInfo,
+    strategy: Strategy,
+    *,
+    limit: int | None = None,
+) -> Explanation:
+    """Every candidate in its place, and every kernel of the operation's sets that was refused, with all its reasons.
+
+    ``limit`` bounds the refusals that are spelled out. A refusal of the strategy itself (a kernel that the caller named
+    cannot run, for instance) is told in ``decided`` and not raised.
+    """
+    offered = tuple(operation.candidates(problem, device))
+    ranked: tuple[Ranked, ...] = ()
+    decided = ""
+    try:
+        ranked = tuple(strategy.rank(operation, problem, offered, device))
+    except TilewrightError as error:
+        decided = f"{strategy.name} refused: {error}"
+    candidates = _candidates(operation, problem, device, offered, ranked)
+    refused = tuple(_refused(operation, problem, device, {candidate.config for candidate in candidates}))
+    chosen = ranked[0].config.key(device.arch.id) if ranked else None
+    if chosen is not None:
+        decided = f"{strategy.name}: {ranked[0].reason} (1 of {len(ranked)} ranked, {len(refused)} refused)"
+    return Explanation(
+        operation=operation.name,
+        problem=problem.describe(),
+        device=device.id,
+        arch=device.arch.id,
+        strategy=strategy.name,
+        chosen=chosen,
+        decided=decided or f"no candidate; {len(refused)} kernels refused",
+        candidates=candidates,
+        refused=refused if limit is None else refused[:limit],
+        refused_total=len(refused),
+    )
+
+
+def _candidates(
+    operation: Operation[Any, Any],
+    problem: Problem,
+    device: DeviceInfo,
+    offered: tuple[KernelConfig, ...],
+    ranked: tuple[Ranked, ...],
+) -> tuple[Candidate, ...]:
+    placed = {item.config for item in ranked}
+    rows = [(item.config, place, item.reason, item.prediction) for place, item in enumerate(ranked, 1)]
+    rows += [(config, 0, "not ranked by the strategy", None) for config in offered if config not in placed]
+    return tuple(
+        Candidate(
+            config.key(device.arch.id),
+            config,
+            place,
+            reason,
+            prediction or operation.predict(problem, config, device),
+        )
+        for config, place, reason, prediction in rows
+    )
+
+
+def _refused(
+    operation: Operation[Any, Any], problem: Problem, device: DeviceInfo, candidates: set[KernelConfig]
+) -> Iterator[Refusal]:
+    seen = set(candidates)
+    arch = device.arch
+    for name, kernels in operation.kernel_sets.items():
+        for config in kernels.expand(arch, operation.rules):
+            if config not in seen:
+                seen.add(config)
+                violations = tuple(operation.mismatches(problem, config, device)) or (_not_proposed(config),)
+                yield Refusal(config.key(arch.id), config, name, "problem", violations)
+        for config, violations in kernels.rejected(arch, operation.rules):
+            if config not in seen:
+                seen.add(config)
+                yield Refusal(config.key(arch.id), config, name, "rules", violations)
+
+
+def _not_proposed(config: KernelConfig) -> Violation:
+    return Violation(
+        "not_proposed", "kernel", config.name, "it could compute this, but the operation did not propose it"
+    )
+
+
+def _jsonable(value: Any) -> Any:
+    """Violations hold whatever values a rule looked at; what JSON has no form for is shown as text."""
+    if isinstance(value, Mapping):
+        return {str(name): _jsonable(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_jsonable(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)
