@@ -1,0 +1,152 @@
+// From accumulators to results: C = convert(unary(binary(alpha * scale_a * scale_b * acc + bias, D...))).
+#pragma once
+#include "tilewright/core/elementwise.hpp"
+#include "tilewright/core/gemm_args.h"
+#include "tilewright/core/types.hpp"
+
+TW_NAMESPACE_BEGIN
+
+template <class T>
+struct BiasType {
+  using type = T;
+  static constexpr bool present = true;
+};
+template <>
+struct BiasType<void> {
+  using type = fp32;  // a stand-in, never read
+  static constexpr bool present = false;
+};
+
+// One vector of an element-wise operand: elements (i, j) to (i, j + count - 1) of one batch item, `base` being its element (0, 0).
+template <class E>
+TW_INLINE f32v load_operand(const char* base, const tw_gemm_operand& operand, int64_t i, int64_t j, int64_t count) {
+  const char* from = base + (i * operand.row_stride + j * operand.col_stride) * size_of<E>;
+  if (operand.col_stride == 1) return load_f32_partial<E>(from, count);
+  if (operand.col_stride == 0) return splat(to_float<E>(from));
+  float lanes[kLanes] = {};
+  for (int64_t l = 0; l < min_of(count, kLanes); l++) lanes[l] = to_float<E>(from + l * operand.col_stride * size_of<E>);
+  return load_as<f32v>(lanes);
+}
+
+template <class E>
+TW_INLINE const char* batch_base(const tw_gemm_operand& operand, int64_t item) {
+  return (const char*)operand.ptr + item * operand.batch_stride * size_of<E>;
+}
+
+// The D operands of one batch item, by recursion over their element types.
+template <Binary kOp, class List>
+struct DOperands;
+template <Binary kOp>
+struct DOperands<kOp, types<>> {
+  TW_INLINE DOperands(const tw_gemm_operand*, int64_t) {}
+  TW_INLINE f32v apply(f32v x, int64_t, int64_t, int64_t) const { return x; }
+};
+template <Binary kOp, class E, class... Rest>
+struct DOperands<kOp, types<E, Rest...>> {
+  const tw_gemm_operand& operand;
+  const char* base;
+  DOperands<kOp, types<Rest...>> rest;
+  TW_INLINE DOperands(const tw_gemm_operand* d, int64_t item) : operand(*d), base(batch_base<E>(*d, item)), rest(d + 1, item) {}
+  TW_INLINE f32v apply(f32v x, int64_t i, int64_t j, int64_t count) const {
+    return rest.apply(apply_binary<kOp>(x, load_operand<E>(base, operand, i, j, count)), i, j, count);
+  }
+};
+
+// Where the accumulators of one batch item go. `raw`: as they are (the partial sums of split-K), else through the epilogue to elements of C.
+struct Output {
+  const tw_gemm_problem* problem;
+  int64_t item;
+  char* data;  // element (0, 0)
+  int64_t ld;  // in elements
+  bool raw;
+};
+
+// The first `count` lanes (1 to L) of accumulators.
+template <class V>
+TW_INLINE V load_lanes(const void* from, int64_t count) {
+  if (count >= kLanes) return load_as<V>(from);
+  V value = {};
+  __builtin_memcpy(&value, from, (size_t)count * 4);
+  return value;
+}
+template <class V>
+TW_INLINE void store_lanes(void* to, V value, int64_t count) {
+  if (count >= kLanes) store_as(to, value);
+  else __builtin_memcpy(to, &value, (size_t)count * 4);
+}
+
+// Config states C, Bias, D, scale_a, scale_b, binary and unary; Dot the accumulators.
+template <class Config, class Dot>
+struct Epilogue {
+  using C = typename Config::C;
+  using Bias = BiasType<typename Config::Bias>;
+  using Ds = DOperands<Config::binary, typename Config::D>;
+  using Accumulator = typename Dot::scalar;
+  using V = typename Dot::accumulator;
+  static_assert(!is_same<C, int32> || !Dot::is_float, "an int32 result needs int8 operands");
+  // Nothing but alpha and the conversion.
+  static constexpr bool plain = !Bias::present && Config::D::size == 0 && Config::scale_a == Scale::none && Config::scale_b == Scale::none &&
+                                Config::unary == Unary::PassThrough;
+  // C holds accumulators as they are: sums may be built up in C itself.
+  static constexpr bool accumulates_in_c = plain && (Dot::is_float ? is_same<C, fp32> : is_same<C, int32>);
+
+  // Whether accumulators are stored as they are (but for the correction): the microkernel may then write to C directly.
+  TW_INLINE static bool verbatim(const Output& out) { return out.raw || (accumulates_in_c && out.problem->alpha == 1.0); }
+
+  // tile: rows x cols accumulators for the result's element (i0, j0) and on, tile_ld apart, whole vectors readable. correction: NULL, or one int32
+  // per column to add first (see pack.hpp).
+  static TW_NOINLINE void store(const Output& out, int64_t i0, int64_t j0, int64_t rows, int64_t cols, const Accumulator* tile, int64_t tile_ld,
+                                const int32_t* correction) {
+    if (verbatim(out)) store_verbatim(out, i0, j0, rows, cols, tile, tile_ld, correction);
+    else store_converted(out, i0, j0, rows, cols, tile, tile_ld, correction);
+  }
+
+ private:
+  TW_INLINE static V corrected(const Accumulator* from, i32v correction) {
+    V value = load_as<V>(from);
+    if constexpr (Dot::offset_a) value += correction;
+    return value;
+  }
+  TW_INLINE static i32v correction_of(const int32_t* correction, int64_t j) {
+    return Dot::offset_a && correction ? load_as<i32v>(correction + j) : i32v{};
+  }
+
+  static TW_INLINE void store_verbatim(const Output& out, int64_t i0, int64_t j0, int64_t rows, int64_t cols, const Accumulator* tile, int64_t tile_ld,
+                                       const int32_t* correction) {
+    for (int64_t j = 0; j < cols; j += kLanes) {
+      const i32v add = correction_of(correction, j);
+      char* to = out.data + (i0 * out.ld + j0 + j) * 4;
+      for (int64_t i = 0; i < rows; i++, to += out.ld * 4) store_lanes(to, corrected(tile + i * tile_ld + j, add), cols - j);
+    }
+  }
+
+  static TW_INLINE void store_converted(const Output& out, int64_t i0, int64_t j0, int64_t rows, int64_t cols, const Accumulator* tile,
+                                        int64_t tile_ld, const int32_t* correction) {
+    const tw_gemm_problem& problem = *out.problem;
+    const char* const scale_a = batch_base<fp32>(problem.scale_a, out.item);
+    const char* const scale_b = batch_base<fp32>(problem.scale_b, out.item);
+    const char* const bias = batch_base<typename Bias::type>(problem.bias, out.item);
+    const Ds ds(problem.d, out.item);
+    const float lo = (float)problem.clamp_lo, hi = (float)problem.clamp_hi;
+    for (int64_t j = 0; j < cols; j += kLanes) {
+      const int64_t count = cols - j;
+      const i32v add = correction_of(correction, j);
+      f32v scale = splat((float)problem.alpha), shift = {};
+      if constexpr (Config::scale_b != Scale::none) scale *= load_operand<fp32>(scale_b, problem.scale_b, 0, j0 + j, count);
+      if constexpr (Bias::present) shift = load_operand<typename Bias::type>(bias, problem.bias, 0, j0 + j, count);
+      for (int64_t i = 0; i < rows; i++) {
+        const V sum = corrected(tile + i * tile_ld + j, add);
+        f32v x;
+        if constexpr (Dot::is_float) x = sum * scale;
+        else x = __builtin_convertvector(sum, f32v) * scale;
+        if constexpr (Config::scale_a != Scale::none) x *= to_float<fp32>(scale_a + (i0 + i) * problem.scale_a.row_stride * 4);
+        if constexpr (Bias::present) x += shift;
+        x = ds.apply(x, i0 + i, j0 + j, count);
+        x = apply_unary<Config::unary>(x, lo, hi);
+        store_f32_partial<C>(out.data + ((i0 + i) * out.ld + j0 + j) * size_of<C>, x, count);
+      }
+    }
+  }
+};
+
+TW_NAMESPACE_END
