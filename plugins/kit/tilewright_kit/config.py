@@ -91,11 +91,11 @@ class KernelConfig:
             "by_scheduler": [name for name in names if name == "scheduler"],
             "by_layout": [name for name in names if name.startswith("layout")],
         }
-        return {
-            group: "_".join(str(_plain(getattr(self, name))) for name in members)
+        texts = {
+            group: [str(_plain(getattr(self, name))) for name in members if isinstance(getattr(self, name), str)]
             for group, members in groups.items()
-            if members
         }
+        return {group: "_".join(filter(None, words)) for group, words in texts.items() if any(words)}
 
     def replace(self: Self, **changes: Any) -> Self:
         return dataclasses.replace(self, **changes)
