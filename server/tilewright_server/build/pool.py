@@ -1,0 +1,305 @@
+"""Builds in parallel, each key once: for any number of callers in this process, and across processes that share the
+cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from copy import copy
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from tilewright_arch import ArchSpec
+from tilewright_kit.errors import BuildFailedError, InternalError, TilewrightError, UnavailableError, UnsupportedError
+from tilewright_kit.source import SourceUnit
+from tilewright_server.build.artifacts import ArtifactCache, ArtifactMeta, artifact_key
+from tilewright_server.build.files import Lock
+from tilewright_server.build.maintenance import Budget
+from tilewright_server.build.toolchain import Compiled, Toolchain
+
+__all__ = ["Build", "BuildEvent", "BuildPool", "BuildState", "PoolOptions", "Waiter"]
+
+BuildState = Literal["queued", "building", "built", "cached", "failed"]
+_FAILURES_KEPT = 1024
+_OTHER_PROCESS_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOptions:
+    workers: int = 1
+    budget_bytes: int = 0
+    """Memory that builds together may be expected to use; 0: no limit."""
+    failure_ttl_s: float = 300.0
+    """For how long a failure is answered from memory.
+
+    A changed source, flag or compiler has another key and is tried at once.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class BuildEvent:
+    """Progress of one kernel. ``done`` and ``total`` count kernels where several are built in one call."""
+
+    name: str
+    key: str
+    state: BuildState
+    build_ns: int = 0
+    error: TilewrightError | None = None
+    done: int = 0
+    total: int = 0
+
+
+class Waiter(Protocol):
+    """What a build needs of the caller that waits for it (``engine.Call`` fits)."""
+
+    def check(self) -> None: ...
+
+    def remaining(self) -> float | None: ...
+
+    def on_cancel(self, callback: Callable[[], None]) -> Callable[[], None]: ...
+
+
+class Build:
+    """One build, shared by all who want it.
+
+    Nobody's deadline ends it: the others, and the cache, still want the result.
+    """
+
+    def __init__(self, key: str, name: str) -> None:
+        self.key = key
+        self.name = name
+        self.state: BuildState = "queued"
+        self.build_ns = 0
+        self.error: TilewrightError | None = None
+        self._listeners: list[Callable[[BuildEvent], None]] = []
+        self._waiting: set[threading.Event] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def done(self) -> bool:
+        return self.state in ("built", "cached", "failed")
+
+    def event(self) -> BuildEvent:
+        return BuildEvent(self.name, self.key, self.state, self.build_ns, self.error)
+
+    def listen(self, listener: Callable[[BuildEvent], None]) -> None:
+        """Call ``listener`` with the present state and every later one."""
+        with self._lock:
+            self._listeners.append(listener)
+            event = self.event()
+        listener(event)
+
+    def wait(self, call: Waiter) -> None:
+        """Wait for the end. Raises the build's error, ``DeadlineError`` or ``CancelledError``."""
+        woken = threading.Event()
+        forget = call.on_cancel(woken.set)
+        with self._lock:
+            self._waiting.add(woken)
+        try:
+            while not self.done:
+                call.check()
+                woken.wait(call.remaining())
+        finally:
+            forget()
+            with self._lock:
+                self._waiting.discard(woken)
+        if self.error is not None:
+            raise copy(self.error)
+
+    def enter(self, state: BuildState, *, build_ns: int = 0, error: TilewrightError | None = None) -> None:
+        """For the pool: move on, wake those who wait, tell those who listen."""
+        with self._lock:
+            self.build_ns, self.error = build_ns, error
+            self.state = state
+            listeners = tuple(self._listeners)
+            waiting = tuple(self._waiting) if self.done else ()
+            event = self.event()
+        for woken in waiting:
+            woken.set()
+        for listener in listeners:
+            listener(event)
+
+
+class BuildPool:
+    """Owns the workers. Starts no thread before the first build."""
+
+    def __init__(
+        self, cache: ArtifactCache, toolchains: Mapping[str, Toolchain], options: PoolOptions | None = None
+    ) -> None:
+        self.cache = cache
+        self.options = options or PoolOptions()
+        self.built = self.cached = self.failed = 0
+        self._toolchains = toolchains
+        self._budget = Budget(cache)
+        self._active: dict[str, Build] = {}
+        self._failures: OrderedDict[str, tuple[TilewrightError, float]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._abort = threading.Event()
+        self._workers: ThreadPoolExecutor | None = None
+
+    @property
+    def workers(self) -> int:
+        """Builds at a time: as configured, fewer if the memory budget does not allow that many."""
+        wanted = max(1, self.options.workers)
+        if not self.options.budget_bytes or not self._toolchains:
+            return wanted
+        per_job = max(toolchain.job_bytes for toolchain in self._toolchains.values())
+        return max(1, min(wanted, self.options.budget_bytes // per_job))
+
+    def toolchain(self, language: str) -> Toolchain:
+        """Raises ``UnsupportedError`` for a language that this server does not compile."""
+        try:
+            return self._toolchains[language]
+        except KeyError:
+            raise UnsupportedError(
+                f"this server has no toolchain for {language}",
+                field="language",
+                value=language,
+                rule="toolchain_language",
+                fix=f"use a device whose kernels are in {', '.join(sorted(self._toolchains)) or 'a known language'}",
+            ) from None
+
+    def key(self, unit: SourceUnit, arch: ArchSpec) -> str:
+        """The artifact key of a unit. Raises ``ToolchainMissingError`` or ``UnsupportedError``."""
+        return artifact_key(unit, arch, self.toolchain(unit.language))
+
+    def submit(self, unit: SourceUnit, arch: ArchSpec, *, key: str = "", retry_failed: bool = False) -> Build:
+        """Have a unit built, or join the build that is under way.
+
+        A recent failure is answered at once, unless ``retry_failed``.
+        """
+        key = key or self.key(unit, arch)
+        with self._lock:
+            if self._abort.is_set():
+                raise UnavailableError("the server is shutting down", rule="shutdown")
+            active = self._active.get(key)
+            if active is not None:
+                return active
+            build = Build(key, unit.name)
+            failure = None if retry_failed else self._recent_failure(key)
+            if failure is None:
+                self._active[key] = build
+                if self._workers is None:
+                    self._workers = ThreadPoolExecutor(self.workers, thread_name_prefix="tilewright-build")
+                self._workers.submit(self._run, build, unit, arch)
+                return build
+        build.enter("failed", error=failure)
+        return build
+
+    def close(self) -> None:
+        """Kill the compilers, fail what waits, end the workers. Idempotent."""
+        self._abort.set()
+        with self._lock:
+            workers, self._workers = self._workers, None
+        if workers is not None:
+            workers.shutdown(wait=True)
+
+    def _recent_failure(self, key: str) -> TilewrightError | None:
+        known = self._failures.get(key)
+        if known is None:
+            return None
+        if time.monotonic() >= known[1]:
+            del self._failures[key]
+            return None
+        return known[0]
+
+    def _run(self, build: Build, unit: SourceUnit, arch: ArchSpec) -> None:
+        try:
+            state, build_ns = self._build(build, unit, arch)
+            error: TilewrightError | None = None
+        except TilewrightError as raised:
+            state, build_ns, error = "failed", 0, raised
+        except Exception as raised:
+            state, build_ns = "failed", 0
+            error = InternalError(
+                f"building {unit.name} failed inside the server: {type(raised).__name__}", rule="build"
+            )
+            error.__cause__ = raised
+        with self._lock:
+            del self._active[build.key]
+            self._failures.pop(build.key, None)
+            # Only what the compiler said of the source will be the same next time; a full disk or a kill from outside
+            # will not.
+            if isinstance(error, BuildFailedError) and error.rule != "compiler_aborted":
+                self._failures[build.key] = (error, time.monotonic() + self.options.failure_ttl_s)
+                while len(self._failures) > _FAILURES_KEPT:
+                    self._failures.popitem(last=False)
+            self.built += state == "built"
+            self.cached += state == "cached"
+            self.failed += state == "failed"
+        build.enter(state, build_ns=build_ns, error=error)
+
+    def _build(self, build: Build, unit: SourceUnit, arch: ArchSpec) -> tuple[BuildState, int]:
+        if self._found(build.key):
+            return "cached", 0
+        lock = self._build_lock(build.key)
+        try:
+            if self._found(build.key):  # another process was faster
+                return "cached", 0
+            if self._abort.is_set():
+                raise UnavailableError("the server is shutting down", rule="shutdown")
+            build.enter("building")
+            begin = time.monotonic_ns()
+            self._compile(build.key, unit, arch)
+            return "built", time.monotonic_ns() - begin
+        finally:
+            self.cache.end_build(build.key, lock)
+
+    def _found(self, key: str) -> bool:
+        artifact = self.cache.get(key)
+        if artifact is None:
+            return False
+        artifact.release()
+        return True
+
+    def _build_lock(self, key: str) -> Lock:
+        while (lock := self.cache.try_build_lock(key)) is None:
+            if self._abort.wait(_OTHER_PROCESS_POLL_S):
+                raise UnavailableError("the server is shutting down", rule="shutdown")
+        return lock
+
+    def _compile(self, key: str, unit: SourceUnit, arch: ArchSpec) -> None:
+        toolchain = self.toolchain(unit.language)
+        with self.cache.staging() as staging:
+            work = staging / "work"
+            self.cache.files.make_dir(work)
+            compiled = toolchain.compile(unit, work, arch, self._abort)
+            binary = compiled.binary.read_bytes()
+            meta = _meta(key, unit, arch, toolchain, compiled, binary)
+            # The source or a header may have been edited, or the compiler replaced, while it ran: then the binary is
+            # not what the key says.
+            if artifact_key(unit, arch, toolchain) != key:
+                raise BuildFailedError(
+                    f"the compiler or a header changed while {unit.name} was built",
+                    rule="compiler_aborted",
+                    fix="try again",
+                )
+            self.cache.publish(unit, meta, binary, compiled.log, staging)
+        self._budget.added(len(binary) + len(unit.text) + len(compiled.log))
+
+
+def _meta(
+    key: str, unit: SourceUnit, arch: ArchSpec, toolchain: Toolchain, compiled: Compiled, binary: bytes
+) -> ArtifactMeta:
+
+    return ArtifactMeta(
+        key=key,
+        name=unit.name,
+        language=unit.language,
+        arch=arch.id,
+        compiler=toolchain.identity(),
+        flags=toolchain.flags(unit, arch),
+        plugin_version=unit.plugin_version,
+        entries=dict(unit.entries),
+        source=f"kernel{toolchain.source_suffix}",
+        binary=f"kernel{toolchain.binary_suffix}",
+        binary_sha256=hashlib.sha256(binary).hexdigest(),
+        binary_bytes=len(binary),
+        build_ns=int(compiled.seconds * 1e9),
+        created=time.time(),
+    )

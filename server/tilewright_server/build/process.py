@@ -1,0 +1,145 @@
+"""Running a compiler that may fail, hang, eat memory or print without end, so that none of it harms the server."""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+__all__ = ["Finished", "Limits", "run_limited"]
+
+LOG_PART = 64 * 1024
+"""Bytes kept of the beginning and of the end of the output."""
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a compiler may use."""
+
+    timeout_s: float = 120.0
+    memory_bytes: int = 4 << 30
+    """Address space of each process."""
+    file_bytes: int = 256 << 20
+    """Size of any file that it writes, its output included."""
+    niceness: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How it ended: ``code`` is the exit status, or the signal's number if it was killed."""
+
+    outcome: Literal["ok", "failed", "hung", "killed", "aborted"]
+    code: int
+    log: str
+    seconds: float
+
+
+def run_limited(
+    argv: Sequence[str],
+    *,
+    folder: Path,
+    env: Mapping[str, str],
+    limits: Limits,
+    abort: threading.Event | None = None,
+) -> Finished:
+    """Run ``argv`` in ``folder`` in a process group of its own, with output to a file and no input, until it ends or
+    its time is over.
+
+    The whole group is killed in the end, so nothing that a compiler forked survives it. Raises ``OSError`` if it cannot
+    be started.
+    """
+    output = folder / "output"
+    begin = time.monotonic()
+    with output.open("wb") as sink:
+        process = subprocess.Popen(
+            list(argv),
+            cwd=folder,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        _restrict(process.pid, limits)
+        ended = _wait(process, begin + limits.timeout_s, abort)
+    finally:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    log = _read_log(output)
+    output.unlink(missing_ok=True)
+    seconds = time.monotonic() - begin
+    if not ended:
+        outcome: Literal["hung", "aborted"] = "aborted" if abort is not None and abort.is_set() else "hung"
+        return Finished(outcome, signal.SIGKILL, log, seconds)
+    code = process.returncode
+    if code < 0:
+        return Finished("killed", -code, log, seconds)
+    # A driver reports a child that was killed as 128 + signal, or in words.
+    if code > 128 and code - 128 in (signal.SIGKILL, signal.SIGXFSZ, signal.SIGSEGV, signal.SIGTERM):
+        return Finished("killed", code - 128, log, seconds)
+    return Finished("ok" if code == 0 else "failed", code, log, seconds)
+
+
+def _restrict(pid: int, limits: Limits) -> None:
+    """Limits are set from outside: code between fork and exec is not safe in a process with threads.
+
+    The driver needs longer to start its first child than this takes, and the children inherit.
+    """
+    with suppress(ProcessLookupError, PermissionError, ValueError):
+        resource.prlimit(pid, resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (limits.file_bytes, limits.file_bytes))
+        resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
+        os.setpriority(os.PRIO_PROCESS, pid, limits.niceness)
+
+
+def _wait(process: subprocess.Popen[bytes], deadline: float, abort: threading.Event | None) -> bool:
+    """True when the process has ended, False when its time was over or ``abort`` was set."""
+    try:
+        handle = os.pidfd_open(process.pid)
+    except OSError:
+        handle = -1
+    poller = select.poll()
+    if handle >= 0:
+        poller.register(handle, select.POLLIN)
+    try:
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0 or (abort is not None and abort.is_set()):
+                return process.poll() is not None
+            if handle >= 0:
+                # Wakes at the very moment of exit; Popen.wait(timeout) would sleep up to 50 ms more.
+                if poller.poll(min(left, _POLL_S) * 1000):
+                    process.wait()
+                    return True
+            else:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(min(left, _POLL_S))
+                    return True
+    finally:
+        if handle >= 0:
+            os.close(handle)
+
+
+def _read_log(path: Path) -> str:
+    with path.open("rb") as source:
+        size = source.seek(0, os.SEEK_END)
+        source.seek(0)
+        if size <= 2 * LOG_PART:
+            return source.read().decode("utf-8", "replace")
+        head = source.read(LOG_PART)
+        source.seek(size - LOG_PART)
+        tail = source.read()
+    middle = f"\n... {size - 2 * LOG_PART} bytes left out ...\n"
+    return head.decode("utf-8", "replace") + middle + tail.decode("utf-8", "replace")

@@ -1,0 +1,292 @@
+"""Compilers: how to find one, what it is exactly, and how to run it on a source unit."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from tilewright_arch import ArchSpec
+from tilewright_kit.errors import BuildFailedError, ResourceExhaustedError, ToolchainMissingError
+from tilewright_kit.source import SourceUnit
+from tilewright_server.build.headers import HeaderIndex
+from tilewright_server.build.process import Finished, Limits, run_limited
+
+__all__ = ["Compiled", "CpuToolchain", "Toolchain", "failure_of"]
+
+_NAMES = ("c++", "g++", "clang++")
+_LOG_TAIL = 4000
+_VERSION_TIMEOUT_S = 20.0
+_FIX = "install a C++ compiler (Debian, Ubuntu: apt-get install g++) or the wheel that brings one (pip install ziglang)"
+
+_COMMON_FLAGS = (
+    "-O2",
+    "-std=c++17",
+    "-fPIC",
+    "-shared",
+    "-fvisibility=hidden",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-pipe",
+)
+# Kernels use no C++ library. Without it the link is faster, and the result depends on the C library only. libgcc has
+# conversions that the hardware lacks; -z defs makes a missing symbol fail the build instead of the load.
+_LINK_FLAGS = ("-nodefaultlibs", "-Wl,--as-needed", "-Wl,-z,defs")
+_LIBRARIES = ("-lgcc", "-lm", "-lpthread", "-lc")
+_ZIG_LINK_FLAGS = ("-nostdlib++",)
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A finished build: the binary's path in the work folder, and what the compiler said."""
+
+    binary: Path
+    log: str
+    seconds: float
+
+
+class Toolchain(Protocol):
+    """Compiles source units of one language. Thread-safe."""
+
+    language: str
+    source_suffix: str
+    binary_suffix: str
+    job_bytes: int
+    """Memory that one build usually needs."""
+    headers: HeaderIndex
+
+    def identity(self) -> str:
+        """Stable text of compiler, version and fingerprint of its binary. Raises ``ToolchainMissingError``."""
+        ...
+
+    def flags(self, unit: SourceUnit, arch: ArchSpec) -> tuple[str, ...]:
+        """Everything that the compiler is told besides the names of files."""
+        ...
+
+    def compile(
+        self, unit: SourceUnit, workdir: Path, arch: ArchSpec, abort: threading.Event | None = None
+    ) -> Compiled:
+        """Compile ``unit`` inside ``workdir``, which exists and is empty.
+
+        Raises ``BuildFailedError`` (rule ``compiler_failed``, ``compiler_hung`` or ``compiler_killed``),
+        ``ToolchainMissingError`` or ``ResourceExhaustedError`` (full disk).
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    command: tuple[str, ...]
+    family: Literal["gcc", "zig"]
+    identity: str
+    binary: Path
+    stamp: tuple[int, int, int]
+
+
+class CpuToolchain:
+    """The system's C++ compiler, or the one in the ``ziglang`` wheel.
+
+    ``compiler`` names one (a name on the search path, a path, or ``ziglang``); empty takes the first of c++, g++,
+    clang++ that answers. What was found is kept until its file changes; what was not found is looked for again at every
+    use, so that an installation is noticed.
+    """
+
+    language = "c++"
+    source_suffix = ".cpp"
+    binary_suffix = ".so"
+    job_bytes = 384 << 20
+
+    def __init__(
+        self,
+        include_dirs: Sequence[Path],
+        *,
+        compiler: str = "",
+        limits: Limits | None = None,
+        search_path: str | None = None,
+        scratch: Path | None = None,
+    ) -> None:
+        """``scratch`` is where a compiler that insists on a cache of its own (zig) may keep it; ``search_path``
+        replaces the process's own.
+        """
+        self.headers = HeaderIndex(include_dirs)
+        self._compiler = compiler
+        self._limits = limits or Limits()
+        self._search_path = search_path
+        self._scratch = scratch
+        self._found: _Found | None = None
+        self._lock = threading.Lock()
+
+    def identity(self) -> str:
+        return self._find().identity
+
+    def describe(self) -> str:
+        """Command and version for people (``doctor``). Raises ``ToolchainMissingError``."""
+        found = self._find()
+        return f"{' '.join(found.command)}: {found.identity}"
+
+    def flags(self, unit: SourceUnit, arch: ArchSpec) -> tuple[str, ...]:
+        found = self._find()
+        defines = tuple(f"-D{name}={value}" for name, value in sorted(unit.defines.items()))
+        if found.family == "zig":
+            return (*_COMMON_FLAGS, *_ZIG_LINK_FLAGS, *arch.toolchain.zig_flags, *unit.flags, *defines)
+        return (*_COMMON_FLAGS, *_LINK_FLAGS, *arch.toolchain.flags, *unit.flags, *defines)
+
+    def compile(
+        self, unit: SourceUnit, workdir: Path, arch: ArchSpec, abort: threading.Event | None = None
+    ) -> Compiled:
+        found = self._find()
+        source, binary = workdir / f"kernel{self.source_suffix}", workdir / f"kernel{self.binary_suffix}"
+        source.write_text(unit.text, "utf-8")
+        includes = [f"-I{folder}" for folder in self.headers.include_dirs]
+        libraries = _LIBRARIES if found.family == "gcc" else ()
+        # Relative names keep the work folder's path out of the binary, so that equal inputs give equal bytes.
+        argv = [*found.command, *self.flags(unit, arch), *includes, source.name, *libraries, "-o", binary.name]
+        try:
+            result = run_limited(argv, folder=workdir, env=self._env(found, workdir), limits=self._limits, abort=abort)
+        except OSError as error:
+            self._forget()
+            raise ToolchainMissingError(
+                "the C++ compiler cannot be started", rule="toolchain", value=error.strerror or "", fix=_FIX
+            ) from error
+        log = self._clean(result.log)
+        if result.outcome != "ok":
+            raise failure_of(unit.name, result, log, self._limits)
+        if not binary.is_file():
+            raise BuildFailedError(
+                f"the compiler ended well but wrote no binary for {unit.name}",
+                rule="compiler_failed",
+                log_tail=_tail(log),
+            )
+        return Compiled(binary, log, result.seconds)
+
+    def _clean(self, log: str) -> str:
+        """Diagnostics go to callers, and a caller has no business with the server's folders."""
+        for folder in self.headers.include_dirs:
+            log = log.replace(f"{folder}/", "")
+        return log
+
+    def _env(self, found: _Found, workdir: Path) -> dict[str, str]:
+        path = os.pathsep.join((str(found.binary.parent), "/usr/local/bin", "/usr/bin", "/bin"))
+        env = {"PATH": path, "LC_ALL": "C", "TMPDIR": str(workdir)}
+        if found.family == "zig":
+            cache = str(self._scratch or workdir / "zig")
+            env |= {"ZIG_GLOBAL_CACHE_DIR": cache, "ZIG_LOCAL_CACHE_DIR": cache, "HOME": cache}
+        return env
+
+    def _forget(self) -> None:
+        with self._lock:
+            self._found = None
+
+    def _find(self) -> _Found:
+        found = self._found
+        if found is not None and _stamp(found.binary) == found.stamp:
+            return found
+        with self._lock:
+            self._found = found = self._detect()
+        return found
+
+    def _detect(self) -> _Found:
+        for name in (self._compiler,) if self._compiler else (*_NAMES, "ziglang"):
+            found = _ziglang() if name == "ziglang" else self._probe(name)
+            if found is not None:
+                return found
+        if self._compiler:
+            raise ToolchainMissingError(
+                "the configured C++ compiler was not found, or does not answer --version",
+                field="compiler",
+                value=self._compiler,
+                rule="toolchain",
+                fix=f"correct the setting, clear it to search for a compiler, or {_FIX}",
+            )
+        raise ToolchainMissingError("no C++ compiler was found", rule="toolchain", value=" ".join(_NAMES), fix=_FIX)
+
+    def _probe(self, name: str) -> _Found | None:
+        where = shutil.which(name, path=self._search_path)
+        return None if where is None else _identify(Path(where).absolute())
+
+
+def failure_of(name: str, result: Finished, log: str, limits: Limits) -> BuildFailedError | ResourceExhaustedError:
+    """The error that says how a compiler ended."""
+    tail = _tail(log)
+    if "No space left on device" in log or "Disk quota exceeded" in log:
+        return ResourceExhaustedError(
+            f"the disk is full: the compiler could not write {name}",
+            rule="cache_full",
+            fix="free space on the cache's disk",
+            log_tail=tail,
+            retry_after_s=30.0,
+        )
+    if result.outcome == "hung":
+        return BuildFailedError(
+            f"the compiler did not finish {name} within {limits.timeout_s:g} s and was killed",
+            rule="compiler_hung",
+            value=f"{limits.timeout_s:g} s",
+            fix="look at the machine's load, or allow more time",
+            log_tail=tail,
+        )
+    if result.outcome in ("killed", "aborted"):
+        return BuildFailedError(
+            f"the compiler was killed while it built {name}",
+            rule="compiler_aborted" if result.outcome == "aborted" else "compiler_killed",
+            value=f"signal {result.code}",
+            fix="give the machine more memory, or build with fewer workers",
+            log_tail=tail,
+        )
+    return BuildFailedError(
+        f"the compiler refused {name}", rule="compiler_failed", value=f"exit code {result.code}", log_tail=tail
+    )
+
+
+def _tail(log: str) -> str:
+    return log if len(log) <= _LOG_TAIL else "..." + log[-_LOG_TAIL:]
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _identify(binary: Path) -> _Found | None:
+    """A compiler that calls itself by name: GCC or Clang."""
+    version = _version((str(binary), "--version"))
+    stamp = _stamp(binary)
+    if version is None or stamp is None:
+        return None
+    digest = hashlib.sha256(binary.read_bytes()).hexdigest()[:16]
+    return _Found((str(binary),), "gcc", f"{version} [{digest}]", binary, stamp)
+
+
+def _ziglang() -> _Found | None:
+    """The ``zig`` binary of the wheel, called directly: ``python -m ziglang`` would add the start of an interpreter."""
+    spec = importlib.util.find_spec("ziglang")
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        binary = Path(folder) / "zig"
+        version = _version((str(binary), "version")) if binary.is_file() else None
+        stamp = _stamp(binary)
+        if version is not None and stamp is not None:
+            # Size instead of a digest: the binary has well over 100 MB, and a released wheel never changes.
+            return _Found((str(binary), "c++"), "zig", f"zig {version} [{stamp[2]}]", binary, stamp)
+    return None
+
+
+def _version(argv: Sequence[str]) -> str | None:
+    """The first line of the answer, which names version and packaging revision; None if there is no good answer."""
+    env = {"PATH": f"{Path(argv[0]).parent}:/usr/bin:/bin", "LC_ALL": "C", "HOME": "/nonexistent"}
+    try:
+        answer = subprocess.run(
+            list(argv), stdin=subprocess.DEVNULL, capture_output=True, timeout=_VERSION_TIMEOUT_S, env=env
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    lines = answer.stdout.decode("utf-8", "replace").splitlines()
+    return lines[0].strip() if answer.returncode == 0 and lines else None

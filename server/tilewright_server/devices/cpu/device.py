@@ -1,0 +1,174 @@
+"""The CPU device."""
+
+from __future__ import annotations
+
+import _ctypes
+import ctypes
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from tilewright_kit.device import Buffer, DeviceInfo, Launch
+from tilewright_kit.errors import DeviceError, InvalidArgumentError, ResourceExhaustedError
+from tilewright_server.devices.base import ProgramStage
+from tilewright_server.devices.cpu.program import CpuProgram
+from tilewright_server.devices.cpu.runtime import Pool, StageRecord
+
+__all__ = ["CpuDevice", "CpuModule"]
+
+
+class CpuModule:
+    """A loaded shared object."""
+
+    def __init__(self, binary: Path) -> None:
+        try:
+            self._library = ctypes.CDLL(str(binary), mode=ctypes.RTLD_LOCAL)
+        except OSError as error:
+            raise DeviceError("the kernel's binary cannot be loaded", rule="module_load") from error
+        self._lock = threading.Lock()
+        self._loaded = True
+
+    def function(self, symbol: str) -> int:
+        with self._lock:
+            try:
+                if not self._loaded:
+                    raise AttributeError
+                address = ctypes.cast(getattr(self._library, symbol), ctypes.c_void_p).value
+            except AttributeError:
+                address = None
+        if not address:
+            raise DeviceError(f"the kernel's binary has no entry {symbol}", rule="module_entry", value=symbol)
+        return address
+
+    def unload(self) -> None:
+        with self._lock:
+            if self._loaded:
+                self._loaded = False
+                _ctypes.dlclose(self._library._handle)
+
+
+class CpuDevice:
+    """The cores that this process may use, behind one pool of threads. Addresses are those of the process itself."""
+
+    def __init__(self, info: DeviceInfo, pool: Pool) -> None:
+        self.info = info
+        self.lanes = info.units
+        self._pool = pool
+        self._allocated = 0
+        self._buffers: dict[int, int] = {}  # address to size
+        self._modules: list[CpuModule] = []
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def allocate(self, nbytes: int) -> Buffer:
+        if nbytes < 0:
+            raise InvalidArgumentError("a buffer cannot have a negative size", field="bytes", value=nbytes)
+        self._require_open()
+        size = max(nbytes, 1)
+        with self._lock:
+            # The system would promise more than it has and kill the process when the pages are touched.
+            if self._allocated + size > self.info.memory_bytes:
+                raise ResourceExhaustedError(
+                    "the buffers of the CPU device would be larger than the machine's memory",
+                    field="bytes",
+                    value=nbytes,
+                    rule="device_memory",
+                    fix="free buffers, or ask for less",
+                )
+            self._allocated += size
+        try:
+            buffer = Buffer(self._pool.runtime.reserve(size), nbytes)
+        except ResourceExhaustedError:
+            self._allocated_changed(-size)
+            raise
+        with self._lock:
+            self._buffers[buffer.address] = size
+        return buffer
+
+    def free(self, buffer: Buffer) -> None:
+        with self._lock:
+            size = self._buffers.pop(buffer.address, None)
+        if size is None:
+            raise DeviceError("the buffer was freed before, or is not of this device", rule="device_memory")
+        self._pool.runtime.release(buffer.address, size)
+        self._allocated_changed(-size)
+
+    def _allocated_changed(self, nbytes: int) -> None:
+        with self._lock:
+            self._allocated += nbytes
+
+    def write(self, buffer: Buffer, offset: int, data: memoryview) -> None:
+        nbytes = self._span(buffer, offset, data)
+        source = data.cast("B") if data.ndim != 1 or data.format != "B" else data
+        target = (ctypes.c_char * nbytes).from_address(buffer.address + offset)
+        memoryview(target).cast("B")[:] = source
+
+    def read(self, buffer: Buffer, offset: int, into: memoryview) -> None:
+        nbytes = self._span(buffer, offset, into)
+        target = into.cast("B") if into.ndim != 1 or into.format != "B" else into
+        source = (ctypes.c_char * nbytes).from_address(buffer.address + offset)
+        target[:] = memoryview(source).cast("B")
+
+    def load(self, binary: Path) -> CpuModule:
+        self._require_open()
+        module = CpuModule(binary)
+        with self._lock:
+            self._modules.append(module)
+        return module
+
+    def run(self, launches: Sequence[Launch], stream: int = 0) -> tuple[int, ...]:  # noqa: ARG002
+        """The CPU has one stream: the caller's own thread."""
+        self._require_open()
+        records = (StageRecord * len(launches))()
+        kept = []
+        for record, launch in zip(records, launches, strict=True):
+            self._require_team(launch.geometry.team)
+            args = launch.args.cast("B")
+            block = (ctypes.c_char * max(args.nbytes, 1)).from_buffer(args) if args.nbytes else ctypes.c_char()
+            kept.append(block)
+            record.function, record.team = launch.function, launch.geometry.team
+            record.args = ctypes.addressof(block)
+        status = self._pool.runtime.run(self._pool.handle, ctypes.addressof(records), len(launches))
+        if status:
+            raise DeviceError("the CPU device refused a launch", rule="cpu_launch", value=status)
+        return tuple(record.nanoseconds for record in records)
+
+    def program(self, stages: Sequence[ProgramStage], operands: Sequence[str]) -> CpuProgram:
+        self._require_open()
+        for stage in stages:
+            self._require_team(stage.geometry.team)
+        return CpuProgram(self._pool, stages, operands)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            modules, self._modules = self._modules, []
+            buffers, self._buffers = self._buffers, {}
+        self._pool.close()
+        for module in modules:
+            module.unload()
+        for address, size in buffers.items():
+            self._pool.runtime.release(address, size)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise DeviceError("the device is closed", rule="device_closed")
+
+    def _require_team(self, team: int) -> None:
+        if not 1 <= team <= self.info.units:
+            raise DeviceError(
+                f"a team of {team} threads on a device with {self.info.units}", rule="cpu_team", value=team
+            )
+
+    def _span(self, buffer: Buffer, offset: int, data: memoryview) -> int:
+        if offset < 0 or offset > buffer.nbytes - data.nbytes:
+            raise InvalidArgumentError(
+                "the copy reaches past the end of the buffer",
+                field="offset",
+                value=offset,
+                rule="buffer_bounds",
+                fix=f"stay within {buffer.nbytes} bytes",
+            )
+        return data.nbytes

@@ -1,0 +1,114 @@
+"""The devices of this server: found once, opened when first used, one object for each, closed together."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from difflib import get_close_matches
+
+from tilewright_kit.device import Device, DeviceInfo, DeviceProvider
+from tilewright_kit.errors import NotFoundError, TilewrightError, UnavailableError
+from tilewright_server.devices.base import DeviceHost, HostedProvider
+
+__all__ = ["DeviceRegistry"]
+
+log = logging.getLogger(__name__)
+
+
+class DeviceRegistry:
+    """Thread-safe. Finding devices opens none of them."""
+
+    def __init__(self, providers: Mapping[str, DeviceProvider], host: DeviceHost, default: str = "") -> None:
+        self._providers = {
+            kind: provider.hosted(host) if isinstance(provider, HostedProvider) else provider
+            for kind, provider in providers.items()
+        }
+        self._default = default
+        self._infos: dict[str, DeviceInfo] | None = None
+        self._open: dict[str, Device] = {}
+        self._opening: dict[str, threading.Lock] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self.failures: dict[str, str] = {}
+        """Kinds of device that could not be searched for, and why."""
+
+    def infos(self) -> tuple[DeviceInfo, ...]:
+        """All devices, without opening one; GPUs first."""
+        return tuple(self._found().values())
+
+    def info(self, device: str = "") -> DeviceInfo:
+        """A device by id, or the default one. Raises ``NotFoundError`` with close matches."""
+        found = self._found()
+        name = device or self._default or next(iter(found), "")
+        info = found.get(name)
+        if info is None:
+            close = get_close_matches(name, found, n=3, cutoff=0.3) or list(found)
+            raise NotFoundError(
+                "this server has no such device" if name else "this server has no device",
+                field="device",
+                value=name,
+                rule="device_id",
+                fix=f"use {' or '.join(close)}" if close else "see `tilewright doctor` for what is missing",
+            )
+        return info
+
+    @property
+    def default(self) -> str:
+        """Id of the default device. Raises ``NotFoundError`` if there is none."""
+        return self.info().id
+
+    def get(self, device: str = "") -> Device:
+        """The open device; the first call opens it (and may compile its runtime). Raises what its provider raises."""
+        info = self.info(device)
+        opened = self._open.get(info.id)
+        if opened is not None:
+            return opened
+        with self._lock:
+            opening = self._opening.setdefault(info.id, threading.Lock())
+        with opening:
+            opened = self._open.get(info.id)
+            if opened is None:
+                if self._closed:
+                    raise UnavailableError("the server is shutting down", rule="shutdown")
+                opened = self._open[info.id] = self._providers[info.kind].open(info)
+            return opened
+
+    def opened(self) -> dict[str, Device]:
+        """The devices that are open, by id."""
+        return dict(self._open)
+
+    def diagnose(self) -> dict[str, Mapping[str, str]]:
+        """By kind, for ``doctor``."""
+        return {kind: provider.diagnose() for kind, provider in self._providers.items()}
+
+    def close(self) -> None:
+        """Close every open device. Idempotent."""
+        with self._lock:
+            self._closed = True
+            devices, self._open = self._open, {}
+        for device in devices.values():
+            device.close()
+
+    def _found(self) -> dict[str, DeviceInfo]:
+        if self._infos is None:
+            with self._lock:
+                if self._infos is None:
+                    self._infos = self._discover()
+        return self._infos
+
+    def _discover(self) -> dict[str, DeviceInfo]:
+        infos = [info for kind in self._providers for info in self._discover_kind(kind)]
+        infos.sort(key=lambda info: info.kind == "cpu")  # stable: the CPU is the last resort
+        return {info.id: info for info in infos}
+
+    def _discover_kind(self, kind: str) -> tuple[DeviceInfo, ...]:
+        """One kind that cannot be searched for must not hide the others."""
+        try:
+            return self._providers[kind].discover()
+        except TilewrightError as error:
+            self.failures[kind] = str(error)
+        except Exception as error:
+            self.failures[kind] = type(error).__name__
+            log.exception("looking for devices of kind %s failed", kind)
+        return ()
