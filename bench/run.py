@@ -1,0 +1,103 @@
+"""Measure Tilewright against its peers and write the figures down.
+
+    make bench
+    python bench/run.py --suite gemm --suite service --threads 1 --threads 2 --output results/today
+    python bench/run.py --quick
+
+Every suite runs in a process of its own, with the environment in which NumPy and PyTorch are at their best
+(OPENBLAS_CORETYPE and its kin unset, thread counts stated), and compares only within that process, in turns.
+`--output NAME` writes NAME.json and NAME.md, with date, hardware and versions; the tables are printed in any case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import timing
+
+HERE = Path(__file__).resolve().parent
+SUITES = {"gemm": True, "build": False, "service": False}
+"""Suites, and whether they are run once for each number of threads."""
+
+
+def run_suite(name: str, threads: int, quick: bool) -> list[dict[str, Any]]:
+    """The tables of one suite, from a process of its own."""
+    with tempfile.TemporaryDirectory() as scratch:
+        result = Path(scratch) / "tables.json"
+        command = [sys.executable, str(HERE / f"suite_{name}.py"), "--threads", str(threads), "--result", str(result)]
+        command += ["--quick"] if quick else []
+        done = subprocess.run(command, env=timing.peer_environment(threads), check=False)
+        if done.returncode != 0:
+            return [
+                {"title": f"{name}: failed with exit code {done.returncode}", "columns": [], "rows": [], "notes": []}
+            ]
+        tables: list[dict[str, Any]] = json.loads(result.read_text())
+        return tables
+
+
+def markdown(machine: dict[str, Any], tables: list[dict[str, Any]]) -> str:
+    versions = ", ".join(f"{name} {text}" for name, text in machine["versions"].items() if text)
+    lines = [
+        f"Measured {machine['date']} on {machine['cpu']} ({machine['cores']} cores, {machine['arch']}), "
+        f"Linux {machine['kernel']}, Python {machine['python']}, {machine['compiler'] or 'no system compiler'}; "
+        f"{versions}; commit {machine['commit'] or 'unknown'}.",
+        "",
+    ]
+    for table in tables:
+        lines += [f"### {table['title']}", ""]
+        if table["columns"]:
+            lines += ["| " + " | ".join(table["columns"]) + " |", "|" + "---|" * len(table["columns"])]
+            lines += ["| " + " | ".join(_cell(value) for value in row) + " |" for row in table["rows"]]
+            lines.append("")
+        lines += [*table["notes"], ""] if table["notes"] else []
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+    return str(value)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suite", action="append", choices=list(SUITES), help="only this suite; may be repeated")
+    parser.add_argument(
+        "--threads", action="append", type=int, help="threads of kernels and peers (default: 1 and all)"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer shapes and rounds: a check that it works, not a figure"
+    )
+    parser.add_argument("--output", type=Path, help="write NAME.json and NAME.md")
+    options = parser.parse_args()
+    machine = timing.machine()
+    threads = options.threads or sorted({1, machine["cores"]})
+    tables: list[dict[str, Any]] = []
+    failed = False
+    for name in options.suite or SUITES:
+        for count in threads if SUITES[name] else threads[-1:]:
+            found = run_suite(name, count, options.quick)
+            failed |= any(not table["columns"] for table in found)
+            tables += found
+            print(markdown(machine, found).partition("\n\n")[2], flush=True)
+    record = {"machine": machine, "quick": options.quick, "tables": tables}
+    if options.output:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+        options.output.with_suffix(".md").write_text(markdown(machine, tables) + "\n")
+    print(markdown(machine, []).strip())
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

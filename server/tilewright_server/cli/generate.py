@@ -1,0 +1,187 @@
+"""`tilewright kernels generate`: write the sources of kernels to a folder, without a server, a compiler or a device."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from tilewright_server.cli.exits import Exit
+from tilewright_server.cli.output import examples, note, print_json, progress
+
+if TYPE_CHECKING:
+    from tilewright_arch import ArchSpec
+    from tilewright_kit.config import KernelConfig
+    from tilewright_kit.operation import Operation
+
+__all__ = ["EPILOG", "generate"]
+
+EPILOG = examples(
+    "tilewright kernels generate --output-dir out --datatype bf16 --layout rcr",
+    "tilewright kernels generate --output-dir out --gpu-target gfx942 --preselected fp16_rcr_essential",
+    "tilewright kernels generate --output-dir out --variants standard --variants multi_d --limit 20",
+    'tilewright kernels generate --output-dir out --tile-config-json \'{"tile_m": [64, 128], "tile_n": [64]}\'',
+)
+_SUFFIXES = {"c++": ".cpp", "cuda": ".cu", "hip": ".hip"}
+_TRIPLES = {"tile": "tile", "warp": "wave", "warp_tile": "warp_tile"}
+_SECTIONS = ("tile_config", "trait_config", "multi_d_config")
+
+
+def generate(
+    output_dir: Path = typer.Option(..., "--output-dir", "-o", help="Folder to write to; made if need be."),
+    operation: str = typer.Option("gemm", help="Operation."),
+    datatype: str = typer.Option("", "--datatype", help="Only kernels of this element type of A."),
+    layout: str = typer.Option("", "--layout", help="Only this layout: rcr, rrr, crr or ccr."),
+    gpu_target: str = typer.Option("", "--gpu-target", "--arch", help="Architecture. Default: this machine's CPU."),
+    variants: list[str] = typer.Option([], "--variants", help="Only these variants, for example multi_d. Repeatable."),
+    preselected: str = typer.Option("", "--preselected", help="Kernel set. Default: the operation's `default`."),
+    config: Path | None = typer.Option(
+        None, "--config", help="JSON file of lists to combine: tile_config, trait_config."
+    ),
+    tile_config_json: str = typer.Option("", "--tile-config-json", help="The same as text, flat or in sections."),
+    kernel_set: str = typer.Option("", "--kernel-set", help="Name of a subfolder for this set."),
+    limit: int = typer.Option(0, help="At most so many kernels; 0: all."),
+    show_arch_info: bool = typer.Option(False, "--show-arch-info", help="Print the architecture's tables and stop."),
+    as_json: bool = typer.Option(False, "--json", help="Print the names and the failures as JSON."),
+) -> None:
+    """Write the source of every kernel that matches, and `kernels.json`, which describes them.
+
+    Exit code 1 if one could not be generated.
+    """
+    import tilewright_arch
+
+    arch = tilewright_arch.load(gpu_target) if gpu_target else tilewright_arch.detect_cpu()
+    if show_arch_info:
+        print_json(arch.to_dict())
+        return
+    found = load_operation(operation)
+    if config is not None or tile_config_json:
+        configs: Iterable[KernelConfig] = _swept(found, arch, _read_lists(config, tile_config_json), datatype, layout)
+    else:
+        configs = _declared(found, arch, preselected or "default")
+    wanted = (item for item in configs if _matches(item, datatype, layout, variants))
+    chosen = list(itertools.islice(wanted, limit or None))
+    folder = output_dir / kernel_set if kernel_set else output_dir
+    folder.mkdir(parents=True, exist_ok=True)
+    names, failed = _write(found, arch, chosen, folder)
+    summary = {"arch": arch.id, "kernels": names, "failed": failed, "folder": str(folder)}
+    if as_json:
+        print_json(summary)
+    else:
+        note(f"{len(names)} kernels for {arch.id} in {folder}" + (f", {len(failed)} failed" if failed else ""))
+        for failure in failed[:10]:
+            note(f"  {failure['name']}: {failure['reason']}")
+        if not chosen:
+            note("nothing matches; `tilewright kernels list --sets` names the kernel sets")
+    if failed or not chosen:
+        raise typer.Exit(Exit.FAILED)
+
+
+def load_operation(name: str) -> Operation[Any, Any]:
+    """An operation of the installed plugins, without a server."""
+    from tilewright_kit.errors import NotFoundError
+    from tilewright_kit.plugins import PluginManager
+
+    manager = PluginManager()
+    manager.load_entry_points()
+    if name not in manager.operations:
+        raise NotFoundError(
+            f"no installed plugin offers the operation {name!r}",
+            field="operation",
+            value=name,
+            rule="operation_known",
+            fix=f"use one of {', '.join(manager.operations) or '(none are installed)'}",
+        )
+    return manager.operations[name]
+
+
+def _declared(operation: Operation[Any, Any], arch: ArchSpec, name: str) -> Iterable[KernelConfig]:
+    from tilewright_kit.errors import NotFoundError
+
+    if name not in operation.kernel_sets:
+        raise NotFoundError(
+            f"{operation.name} has no kernel set {name!r}",
+            field="preselected",
+            value=name,
+            rule="kernel_set_known",
+            fix=f"use one of {', '.join(operation.kernel_sets)}",
+        )
+    found: Iterable[KernelConfig] = operation.kernel_sets[name].iterate(arch, operation.rules)
+    return found
+
+
+def _read_lists(path: Path | None, text: str) -> dict[str, list[Any]]:
+    """Field to values, from a file or a text; sections are joined, single values become lists."""
+    from tilewright_kit.errors import InvalidArgumentError
+
+    try:
+        record = json.loads(text or (path.read_text() if path else "{}"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise InvalidArgumentError(
+            f"the configuration cannot be read: {error}", field="config", value=str(path or text), rule="json"
+        ) from error
+    if not isinstance(record, dict):
+        raise InvalidArgumentError("the configuration must be a JSON object", field="config", rule="json")
+    flat: dict[str, Any] = {key: value for key, value in record.items() if key not in _SECTIONS}
+    for section in _SECTIONS:
+        flat |= record.get(section, {})
+    return {key: value if isinstance(value, list) else [value] for key, value in flat.items()}
+
+
+def _swept(
+    operation: Operation[Any, Any], arch: ArchSpec, lists: Mapping[str, list[Any]], datatype: str, layout: str
+) -> Iterable[KernelConfig]:
+    """Every valid combination of lists in the seeds' form: `tile_m`, `warp_n`, `warp_tile_k`, `pipeline`, ..."""
+    from tilewright_kit.declare import KernelSet, declare
+
+    fields: dict[str, Any] = {}
+    rest = dict(lists)
+    for prefix, field in _TRIPLES.items():
+        axes = [rest.pop(f"{prefix}_{axis}", None) for axis in "mnk"]
+        if any(axis is not None for axis in axes):
+            default = getattr(operation.config_type(), field)
+            filled = [axis or [default[index]] for index, axis in enumerate(axes)]
+            fields[field] = [tuple(combination) for combination in itertools.product(*filled)]
+    fields |= rest
+    if datatype:
+        fields["dtype_a"] = datatype
+    if layout:
+        fields["layout"] = layout
+    declaration = declare(operation.config_type, **fields)
+    return KernelSet("swept", "from the command line", (declaration,)).iterate(arch, operation.rules)
+
+
+def _matches(config: KernelConfig, datatype: str, layout: str, variants: list[str]) -> bool:
+    fields = config.to_dict()
+    return (
+        (not datatype or fields.get("dtype_a") == datatype)
+        and (not layout or fields.get("layout") == layout)
+        and (not variants or getattr(config, "variant", "standard") in variants)
+    )
+
+
+def _write(
+    operation: Operation[Any, Any], arch: ArchSpec, configs: list[KernelConfig], folder: Path
+) -> tuple[list[str], list[dict[str, str]]]:
+    from tilewright_kit.errors import TilewrightError
+    from tilewright_kit.registry import Registry
+
+    registry = Registry(folder.name)
+    names: list[str] = []
+    failed: list[dict[str, str]] = []
+    with progress() as bar:
+        for config in bar.track(configs, description="generating"):
+            try:
+                unit = operation.generate(config, arch)
+            except TilewrightError as error:
+                failed.append({"name": config.name, "code": error.code, "reason": error.reason})
+                continue
+            (folder / f"{unit.name}{_SUFFIXES.get(unit.language, '.txt')}").write_text(unit.text)
+            registry.register(config, arch.id)
+            names.append(config.name)
+    (folder / "kernels.json").write_text(json.dumps(registry.to_dict(), indent=2))
+    return names, failed
