@@ -1,0 +1,250 @@
+"""Which kernels could compute a problem, and why another cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tilewright_gemm.choices import cpu_teams, cpu_tiles, cpu_warp_tiles, offered
+from tilewright_gemm.config import GemmConfig, Triple
+from tilewright_gemm.pack_b import PackBConfig
+from tilewright_gemm.packing import format_of
+from tilewright_gemm.problem import GemmProblem, PackBProblem
+from tilewright_gemm.rules import RULES
+from tilewright_gemm.words import Binary, Epilogue, Reduction
+from tilewright_kit.device import DeviceInfo
+from tilewright_kit.rules import Violation
+
+__all__ = ["gemm_candidates", "gemm_mismatches", "pack_b_candidates", "pack_b_mismatches", "with_signature"]
+
+SKINNY = 8
+"""Rows or columns up to which the streaming pipeline is worth considering; it is the kernel's own register block."""
+_STREAM_UP_TO = 4 * SKINNY
+_SMALL_FLOPS = 2 * 256**3
+_ALONE_FLOPS = 2 * 40**3
+"""Below this, waking a team costs more than it saves."""
+
+_CANONICAL = {Binary.MULTI_D_ADD: Binary.ADD, Binary.MULTI_D_MULTIPLY: Binary.MULTIPLY}
+
+
+def with_signature(problem: GemmProblem, config: GemmConfig) -> GemmConfig:
+    """``config``'s algorithm for what ``problem`` asks."""
+    return config.replace(
+        dtype_a=problem.dtype_a,
+        dtype_b=problem.dtype_b.value,
+        dtype_c=problem.dtype_c.value,
+        layout=problem.layout,
+        binary=problem.binary,
+        unary=problem.unary,
+        num_d_tensors=problem.num_d,
+        dtype_d=tuple(dtype.value for dtype in problem.dtype_d),
+        bias=problem.dtype_bias.value if problem.dtype_bias else "",
+        scale_a=problem.scale_a,
+        scale_b=problem.scale_b,
+        grouped=problem.grouped,
+        batched=problem.is_batched and not problem.grouped,
+        split_k=1 if problem.grouped else max(problem.split_k, 1),
+        preshuffle=problem.packing is not None,
+    )
+
+
+def gemm_candidates(problem: GemmProblem, device: DeviceInfo) -> tuple[GemmConfig, ...]:
+    """Valid kernels for the problem, the preferred first, the most general last."""
+    if device.arch.kind == "cpu":
+        algorithms = _cpu_algorithms(problem, device)
+    else:
+        algorithms = _gpu_algorithms(problem, device)
+    found = dict.fromkeys(with_signature(problem, algorithm) for algorithm in algorithms)
+    return tuple(
+        config for config in found if RULES.allows(config, device.arch) and not gemm_mismatches(problem, config, device)
+    )
+
+
+def _cpu_algorithms(problem: GemmProblem, device: DeviceInfo) -> Iterator[GemmConfig]:
+    arch, key = device.arch, f"{problem.dtype_a}_{problem.dtype_b}_{problem.dtype_acc}"
+    m, n = problem.m, problem.n
+    teams = (1,) if problem.flops < _ALONE_FLOPS and problem.bytes_moved < 1 << 16 else cpu_teams(arch, device.units)
+    if problem.packing:
+        pipelines = [name for name in arch.preshuffle_pipelines if name in arch.pipelines]
+    else:
+        pipelines = [name for name in ("mem", "compv1", "compv3") if name in arch.pipelines]
+        if min(m, n) > _STREAM_UP_TO and "mem" in pipelines:
+            pipelines.remove("mem")
+        if problem.largest.flops > _SMALL_FLOPS and "compv1" in pipelines:
+            pipelines.remove("compv1")
+        if min(m, n) <= 1 and "mem" in pipelines:
+            pipelines = ["mem", "compv3"]
+    for pipeline in pipelines:
+        tiles = cpu_warp_tiles(arch, key, pipeline)
+        if problem.packing:
+            all_tiles = arch.warp_tiles_for(key, pipeline)
+            tiles = tuple(tile for tile in all_tiles if format_of(problem.dtype_a, tile) == problem.packing)
+        elif pipeline == "mem":
+            tiles = tiles[:1]
+        elif pipeline == "compv1":
+            tiles = tiles[:3]
+        for warp_tile in tiles:
+            for team in teams:
+                for wave, scheduler in _shares(problem, arch.pipeline(pipeline).schedulers, pipeline, team):
+                    for tile in _tiles(problem, cpu_tiles(arch, pipeline, warp_tile, team)):
+                        yield GemmConfig(
+                            dtype_a=problem.dtype_a,
+                            pipeline=pipeline,
+                            epilogue=Epilogue.DEFAULT,
+                            scheduler=scheduler,
+                            persistent=team > 1,
+                            tile=tile,
+                            wave=wave,
+                            warp_tile=warp_tile,
+                        )
+
+
+def _shares(problem: GemmProblem, schedulers: tuple[str, ...], pipeline: str, team: int) -> list[tuple[Triple, str]]:
+    """How a team shares the product, and under which scheduler."""
+    wave = (team, 1, 1) if problem.m > problem.n else (1, team, 1)
+    if team == 1 or pipeline in ("mem", "compv1"):
+        return [(wave, schedulers[0])]
+    # Working apart pays when there are products enough for everybody, or when a barrier would cost too much.
+    apart = len(problem.products) > 1 or problem.is_batched or problem.largest.flops < _SMALL_FLOPS
+    return [(wave, scheduler) for scheduler in (schedulers if apart else schedulers[:1])]
+
+
+def _tiles(problem: GemmProblem, tiles: tuple[Triple, ...]) -> tuple[Triple, ...]:
+    """Tall problems share B, wide ones A; near the square both are worth a look."""
+    if len(tiles) < 2 or (problem.m < 2 * problem.n and problem.n < 2 * problem.m):
+        return tiles
+    return tiles[:1] if problem.m >= problem.n else tiles[1:]
+
+
+def _gpu_algorithms(problem: GemmProblem, device: DeviceInfo) -> Iterator[GemmConfig]:
+    arch = device.arch
+    key = f"{problem.dtype_a}_{problem.dtype_b}_{problem.dtype_acc}"
+    if problem.packing:
+        pipelines = list(arch.preshuffle_pipelines)
+    else:
+        pipelines = [name for name in ("ws", "compv4", "compv3", "mem") if name in arch.pipelines]
+    for pipeline in pipelines:
+        offer = arch.pipeline(pipeline)
+        warp_tiles = sorted(arch.warp_tiles_for(key, pipeline), key=lambda tile: -tile[0] * tile[1])[:3]
+        partial = {"pipeline": pipeline, "dtype_a": problem.dtype_a}
+        for wave in offered("wave", arch, partial) or ():
+            for warp_tile in warp_tiles:
+                for repeat_m, repeat_n in ((4, 4), (2, 2), (1, 1)):
+                    unit = (wave[0] * warp_tile[0], wave[1] * warp_tile[1], wave[2] * warp_tile[2])
+                    deep = -(-64 // problem.dtype_a.bytes // unit[2]) * unit[2]
+                    yield GemmConfig(
+                        dtype_a=problem.dtype_a,
+                        pipeline=pipeline,
+                        epilogue=Epilogue(offer.epilogues[0]),
+                        scheduler=offer.schedulers[0],
+                        tile=(unit[0] * repeat_m, unit[1] * repeat_n, deep),
+                        wave=wave,
+                        warp_tile=warp_tile,
+                    )
+
+
+def gemm_mismatches(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) -> tuple[Violation, ...]:
+    """Why this kernel cannot compute this problem on this device; empty if it can."""
+    return tuple(_mismatches(problem, config, device))
+
+
+def _mismatches(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) -> Iterator[Violation]:
+    wanted: dict[str, tuple[object, object]] = {
+        "dtype_a": (config.a, problem.dtype_a.value),
+        "dtype_b": (config.b, problem.dtype_b.value),
+        "dtype_c": (config.c, problem.dtype_c.value),
+        "layout": (config.layout, problem.layout),
+        "binary": (_CANONICAL.get(config.binary, config.binary), _CANONICAL.get(problem.binary, problem.binary)),
+        "dtype_d": (config.d, tuple(dtype.value for dtype in problem.dtype_d)),
+        "unary": (config.unary, problem.unary),
+        "bias": (config.bias, problem.dtype_bias.value if problem.dtype_bias else ""),
+        "scale_a": (config.scale_a, problem.scale_a),
+        "scale_b": (config.scale_b, problem.scale_b),
+        "preshuffle": (config.preshuffle, problem.packing is not None),
+    }
+    for field, (have, want) in wanted.items():
+        if have != want:
+            fix = {} if field == "dtype_d" else {field: want}
+            yield Violation("signature", field, str(have), f"the problem has {field} {want}, the kernel {have}", fix)
+    if problem.grouped and not config.grouped:
+        yield Violation("variant", "grouped", False, "the problem has several products", {"grouped": True})
+    elif problem.is_batched and not (config.batched or config.grouped):
+        yield Violation("variant", "batched", False, "the problem is batched", {"batched": True})
+    if problem.split_k > 1 and config.split_k != problem.split_k and not problem.grouped:
+        reason = f"the caller asked for {problem.split_k} slices of K"
+        yield Violation("variant", "split_k", config.split_k, reason, {"split_k": problem.split_k})
+    if config.reduction is not Reduction.NONE and problem.grouped:
+        yield Violation("variant", "reduction", config.reduction.value, "Stream-K takes one product")
+    if problem.packing and device.arch.kind == "cpu" and format_of(config.dtype_a, config.warp_tile) != problem.packing:
+        reason = f"B is packed as {problem.packing}, the kernel reads {format_of(config.dtype_a, config.warp_tile)}"
+        yield Violation("packing", "warp_tile", config.warp_tile, reason)
+    yield from _unpadded(problem, config)
+    yield from _team(config, device)
+
+
+def _unpadded(problem: GemmProblem, config: GemmConfig) -> Iterator[Violation]:
+    for axis, (name, padded) in enumerate((("m", config.pad_m), ("n", config.pad_n), ("k", config.pad_k))):
+        tile = config.tile[axis]
+        if not padded and any(getattr(product, name) % tile for product in problem.products):
+            reason = f"{name.upper()} is not a multiple of tile_{name} {tile}, and the kernel does not pad"
+            yield Violation("padding", f"pad_{name}", False, reason, {f"pad_{name}": True})
+
+
+def _team(config: GemmConfig, device: DeviceInfo) -> Iterator[Violation]:
+    if device.arch.kind == "cpu" and config.waves > max(device.units, 1):
+        reason = f"the kernel runs on a team of {config.waves}, the device has {device.units} units"
+        yield Violation("team", "wave", config.wave, reason)
+
+
+# ---- packing ----
+
+
+def pack_b_candidates(problem: PackBProblem, device: DeviceInfo) -> tuple[PackBConfig, ...]:
+    """Pre-shuffle kernels whose format serves the products to come; one for each format."""
+    arch, key = device.arch, f"{problem.dtype_a}_{problem.dtype_b}_{'int32' if problem.dtype_a == 'int8' else 'fp32'}"
+    if arch.kind != "cpu":
+        return ()
+    found: list[PackBConfig] = []
+    team = cpu_teams(arch, device.units)[-1] if problem.k * problem.n > 1 << 16 else 1
+    for pipeline in arch.preshuffle_pipelines:
+        preferred = cpu_warp_tiles(arch, key, pipeline)
+        tiles = arch.warp_tiles_for(key, pipeline) if problem.packing else preferred
+        for warp_tile in tiles:
+            offer = arch.pipeline(pipeline)
+            found += [
+                PackBConfig(
+                    dtype_a=problem.dtype_a,
+                    dtype_b=problem.dtype_b.value,
+                    layout=problem.layout,
+                    pipeline=pipeline,
+                    epilogue=Epilogue.DEFAULT,
+                    scheduler=offer.schedulers[0],
+                    persistent=team > 1,
+                    tile=cpu_tiles(arch, pipeline, warp_tile, team)[0],
+                    wave=(1, team, 1),
+                    warp_tile=warp_tile,
+                    preshuffle=True,
+                )
+            ]
+    seen: dict[str, PackBConfig] = {}
+    for config in found:
+        if RULES.allows(config, arch) and not pack_b_mismatches(problem, config, device):
+            seen.setdefault(str(format_of(config.dtype_a, config.warp_tile)), config)
+    return tuple(seen.values())
+
+
+def pack_b_mismatches(problem: PackBProblem, config: GemmConfig, device: DeviceInfo) -> tuple[Violation, ...]:
+    """Why this kernel cannot pack for this problem."""
+    found = [
+        Violation("signature", field, have, f"the problem has {field} {want}, the kernel {have}", {field: want})
+        for field, have, want in (
+            ("dtype_a", config.a, problem.dtype_a.value),
+            ("dtype_b", config.b, problem.dtype_b.value),
+            ("layout", config.layout[1], problem.layout[1]),
+        )
+        if have != want
+    ]
+    if not config.preshuffle:
+        found.append(Violation("signature", "preshuffle", False, "only pre-shuffle kernels pack", {"preshuffle": True}))
+    if problem.packing and format_of(config.dtype_a, config.warp_tile) != problem.packing:
+        found.append(Violation("packing", "warp_tile", config.warp_tile, f"the format asked for is {problem.packing}"))
+    return (*found, *_team(config, device))

@@ -1,0 +1,167 @@
+"""How a GEMM kernel may vary: its signature (what it computes) and its algorithm (how)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tilewright_gemm.words import (
+    Binary,
+    Epilogue,
+    Reduction,
+    ScaleA,
+    ScaleB,
+    Switch,
+    Unary,
+    accumulator,
+    default_output,
+)
+from tilewright_kit.config import KernelConfig
+from tilewright_kit.dtypes import DType
+from tilewright_kit.naming import part, suffix
+
+__all__ = ["GemmConfig", "Triple"]
+
+Triple = tuple[int, int, int]
+
+
+def _epilogue_text(value: Epilogue) -> str:
+    return value.value.replace("_", "")
+
+
+@dataclass(frozen=True)
+class GemmConfig(KernelConfig):
+    """One GEMM kernel. Equal kernels have equal configurations: what follows from other fields is stored as its default.
+
+    Names read ``gemm_{dtype}_{layout}_{pipeline}_{epilogue}_{scheduler}_{padM}_{padN}_{padK}_{persistent}_{tile}_{wave}_{warp_tile}``, then a suffix
+    for every field that is not at its default.
+    """
+
+    operation: ClassVar[str] = "gemm"
+    signature_fields: ClassVar[tuple[str, ...]] = (
+        "dtype_a", "dtype_b", "dtype_c", "dtype_acc", "layout", "transpose_a", "transpose_b", "structured_sparsity",
+        "grouped", "batched", "split_k", "binary", "num_d_tensors", "dtype_d", "unary", "bias", "scale_a", "scale_b",
+    )  # fmt: skip
+
+    dtype_a: DType = part(DType.FP16)
+    layout: str = part("rcr")
+    """Letters of A, B, C: ``r`` row-major, ``c`` column-major."""
+    pipeline: str = part("compv4")
+    epilogue: Epilogue = part(Epilogue.CSHUFFLE, text=_epilogue_text)
+    scheduler: str = part("intrawave")
+    pad_m: bool = part(True)
+    """Handles sizes that the tile does not divide; likewise ``pad_n``, ``pad_k``."""
+    pad_n: bool = part(True)
+    pad_k: bool = part(True)
+    persistent: bool = part(False)
+    """Workgroups (CPU: threads) claim tiles until none is left, rather than owning a fixed share."""
+    tile: Triple = part((128, 128, 32))
+    """(m, n, k) of output and reduction that one workgroup owns (CPU: the cache block)."""
+    wave: Triple = part((2, 2, 1))
+    """Waves (CPU: threads) along m, n and k."""
+    warp_tile: Triple = part((32, 32, 16))
+    """(m, n, k) of the matrix instruction (CPU: register tile and dot-product depth)."""
+
+    dtype_b: str = suffix("B", "")
+    """Empty: as A."""
+    dtype_c: str = suffix("out", "")
+    """Empty: the default output of A's type."""
+    dtype_acc: str = suffix("ACC", "")
+    """Empty: the accumulator that the pair implies."""
+    transpose_a: bool = suffix("tra", False)
+    """A is handed over transposed: stored as the other letter of ``layout``."""
+    transpose_b: bool = suffix("trb", False)
+    structured_sparsity: bool = suffix("sparse", False)
+    """A is 2:4 sparse."""
+    binary: Binary = suffix("multid", Binary.PASS)
+    num_d_tensors: int = suffix("d", 0)
+    dtype_d: tuple[str, ...] = suffix("D", ())
+    """Element type of each D; empty: all as C."""
+    unary: Unary = suffix("", Unary.PASS)
+    bias: str = suffix("bias", "")
+    """Element type of the bias row; empty: none."""
+    scale_a: ScaleA = suffix("scaleA", ScaleA.NONE)
+    scale_b: ScaleB = suffix("scaleB", ScaleB.NONE)
+    split_k: int = suffix("splitk", 1)
+    """Slices of K: above 1 partial sums go to the workspace and a second stage adds them in a fixed order."""
+    batched: bool = suffix("batched", False)
+    grouped: bool = suffix("grouped", False)
+    reduction: Reduction = suffix("streamk", Reduction.NONE)
+    """Stream-K."""
+    preshuffle: bool = suffix("preshuffle", False)
+    """B was packed ahead of time."""
+    block_size: int = suffix("bs", 0)
+    """Threads of a workgroup; 0: what wave and instruction imply."""
+    num_wave_groups: int = suffix("wg", 1)
+    double_buffer: Switch = suffix("db", Switch.AUTO)
+    transpose_c: bool = suffix("trc", False)
+    """The warp tile is computed transposed, so that a thread holds neighbours along n."""
+
+    def __post_init__(self) -> None:
+        layout = self.layout
+        if len(layout) == 3 and (self.transpose_a or self.transpose_b):
+            a, b = (_flip(layout[0], self.transpose_a), _flip(layout[1], self.transpose_b))
+            self._set(layout=a + b + layout[2], transpose_a=False, transpose_b=False)
+        if self.dtype_b == self.dtype_a.value:
+            self._set(dtype_b="")
+        if self.dtype_c == default_output(self.dtype_a).value:
+            self._set(dtype_c="")
+        if self.dtype_acc == accumulator(self.dtype_a).value:
+            self._set(dtype_acc="")
+        if self.dtype_d and len(self.dtype_d) == self.num_d_tensors and set(self.dtype_d) == {self.c}:
+            self._set(dtype_d=())
+
+    def _set(self, **values: object) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    # ---- what the short forms mean ----
+
+    @property
+    def a(self) -> str:
+        """Element type of A, by name."""
+        return self.dtype_a.value
+
+    @property
+    def b(self) -> str:
+        return self.dtype_b or self.a
+
+    @property
+    def c(self) -> str:
+        return self.dtype_c or default_output(self.dtype_a).value
+
+    @property
+    def acc(self) -> str:
+        return self.dtype_acc or accumulator(self.dtype_a).value
+
+    @property
+    def d(self) -> tuple[str, ...]:
+        """Element type of every D, by name."""
+        return self.dtype_d or (self.c,) * max(self.num_d_tensors, 0)
+
+    @property
+    def table_key(self) -> str:
+        """The key of arch tables: ``{a}_{b}_{acc}``."""
+        return f"{self.a}_{self.b}_{self.acc}"
+
+    @property
+    def waves(self) -> int:
+        """Waves of a workgroup (CPU: threads of the team)."""
+        return self.wave[0] * self.wave[1] * self.wave[2]
+
+    @property
+    def variant(self) -> str:
+        """The seeds' name for the kind of kernel."""
+        if self.preshuffle:
+            return "preshuffle"
+        if self.reduction is not Reduction.NONE:
+            return "stream_k"
+        if self.grouped:
+            return "grouped"
+        if self.batched:
+            return "batched"
+        return "multi_d" if self.num_d_tensors else "standard"
+
+
+def _flip(letter: str, flip: bool) -> str:
+    return {"r": "c", "c": "r"}.get(letter, letter) if flip else letter

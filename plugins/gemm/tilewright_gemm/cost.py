@@ -1,0 +1,241 @@
+"""A deterministic analytic estimate of a plan's device time, good enough to rank kernels.
+
+What an arch does not state (clocks and bandwidths of CPUs differ by machine) is assumed once, here: the assumptions shift all candidates alike.
+"""
+
+from __future__ import annotations
+
+from tilewright_gemm.config import GemmConfig
+from tilewright_gemm.footprint import lanes, size_of
+from tilewright_gemm.problem import GemmProblem, PackBProblem, Product
+from tilewright_gemm.workspace import slices
+from tilewright_kit.cost import Traffic, Work, estimate, gemm_traffic, padded, tile_efficiency, unit_efficiency
+from tilewright_kit.device import DeviceInfo
+from tilewright_kit.operation import Prediction
+
+__all__ = ["predict_gemm", "predict_pack_b"]
+
+_CLOCK_HZ = 3.0e9
+_CORE_BANDWIDTH = 3.0e10
+"""Bytes per second that one core draws from memory, and (below) how much of it each further core adds."""
+_BANDWIDTH_SCALING = 0.85
+_CACHE_BANDWIDTH = 1.0e11
+_PACK_SECONDS_PER_GROUP = 1.0 / 8.0e9
+"""Converting and storing one 32-bit group while packing, on top of reading it."""
+_TEAM_SECONDS = 4.0e-6
+_BARRIER_SECONDS = 1.0e-6
+_CALL_SECONDS = 5.0e-7
+_TILE_SECONDS = 2.0e-8
+"""Entering and leaving one register tile."""
+_SHARED_BYTES = 8 << 20
+_STREAM_ROWS = 8
+_GPU_LAUNCH_SECONDS = 5.0e-6
+
+
+def predict_gemm(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) -> Prediction:
+    """Seconds of all stages, and what they are made of."""
+    products = [product for product in problem.products if not product.is_empty]
+    if device.arch.kind == "cpu":
+        return _sum([_cpu(problem, product, config, device) for product in products], config)
+    return _sum([_gpu(problem, product, config, device) for product in products], config)
+
+
+def predict_pack_b(problem: PackBProblem, config: GemmConfig, device: DeviceInfo) -> Prediction:
+    """The time of the products to come, for it is they that a format is chosen for; packing itself costs about the same in all formats."""
+    seconds, parts = _blocked(problem.m, problem.n, problem.k, config, device, (4, 4))
+    return Prediction(seconds, parts)
+
+
+def _sum(items: list[tuple[float, dict[str, float]]], config: GemmConfig) -> Prediction:
+    total: dict[str, float] = {}
+    for _, parts in items:
+        for name, value in parts.items():
+            total[name] = total.get(name, 0.0) + value
+    launch = _CALL_SECONDS + (_TEAM_SECONDS if config.waves > 1 else 0.0)
+    total["launch"] = launch * (2 if config.split_k > 1 else 1)
+    return Prediction(sum(seconds for seconds, _ in items) + total["launch"], total)
+
+
+# ---- CPU ----
+
+
+def _cpu(
+    problem: GemmProblem, product: Product, config: GemmConfig, device: DeviceInfo
+) -> tuple[float, dict[str, float]]:
+    split = slices(product.k, config.split_k, config.tile[2])
+    bytes_a, bytes_b, bytes_c = problem.dtype_a.bytes, problem.dtype_b.bytes, problem.dtype_c.bytes
+    apart = config.scheduler == "interwave" or config.pipeline == "compv1"
+    # Whoever works apart takes whole products where there are enough of them, and rectangles of one otherwise.
+    count = product.batch * split
+    m, n, k = product.m, product.n, -(-product.k // split)
+    team, rounds = config.waves, float(count)
+    if apart and team > 1:
+        if count * len(problem.products) >= 4 * team:
+            team, rounds = 1, count / config.waves
+        else:
+            m, n = -(-m // config.wave[0]), -(-n // config.wave[1])
+            team = 1
+    alone = config.replace(wave=(1, 1, 1)) if team == 1 and config.waves > 1 else config
+    if config.pipeline == "mem":
+        seconds, parts = _streaming(m, n, k, alone, device, (bytes_a, bytes_b))
+    elif config.pipeline == "compv1":
+        seconds, parts = _in_place(m, n, k, alone, device, (bytes_a, bytes_b))
+    else:
+        seconds, parts = _blocked(m, n, k, alone, device, (bytes_a, bytes_b))
+    parts = {name: value * rounds for name, value in parts.items()}
+    bandwidth = _bandwidth(device, config.waves)
+    parts["store"] = product.batch * product.m * product.n * bytes_c / bandwidth
+    if split > 1:
+        parts["reduce"] = product.batch * product.m * product.n * 4 * (split + 1) / bandwidth
+    return seconds * rounds + parts["store"] + parts.get("reduce", 0.0), parts
+
+
+def _blocked(
+    m: int, n: int, k: int, config: GemmConfig, device: DeviceInfo, sizes: tuple[int, int]
+) -> tuple[float, dict[str, float]]:
+    """One product by the driver of ``tilewright/cpu/blocked.hpp``."""
+    mr, nr, depth = config.warp_tile
+    team = config.waves
+    groups = max(-(-k // depth), 1)
+    shares_b = config.tile[1] >= config.tile[0]
+    shared_r, slab_r = (nr, mr) if shares_b else (mr, nr)
+    shared, slab_side = (n, m) if shares_b else (m, n)
+    shared_bytes, slab_bytes = (sizes[1], sizes[0]) if shares_b else (sizes[0], sizes[1])
+    tile_s, tile_p = (config.tile[1], config.tile[0]) if shares_b else (config.tile[0], config.tile[1])
+    length = min(padded(shared, shared_r), tile_s, max(_SHARED_BYTES // (4 * groups) // shared_r, 1) * shared_r)
+    passes = -(-shared // length)
+    slab = padded(-(-slab_side // (4 * team)), slab_r) if team > 1 else slab_side
+    slab = max(min(slab, padded(tile_p, slab_r)), slab_r)
+    slabs = -(-slab_side // slab)
+    busiest = -(-slabs // team) * min(slab, padded(slab_side, slab_r))  # rows of the busiest member
+    tiles = -(-busiest // slab_r) * -(-shared // shared_r)
+    rate = _rate(config, device) * _tile_rate(config, device)
+    compute = tiles * mr * nr * groups * depth * 2 / rate
+    edges = tiles * -(-groups // max(config.tile[2] // depth, 1)) * _TILE_SECONDS
+    bandwidth = _bandwidth(device, team)
+    reads_s = 0.0 if shares_b and config.preshuffle else shared * groups / team
+    reads_p = 0.0 if not shares_b and config.preshuffle else busiest * groups * passes
+    packing = (reads_s + reads_p) * _PACK_SECONDS_PER_GROUP
+    packing += (shared * k * shared_bytes * (reads_s > 0)) / bandwidth
+    packing += slab_side * k * slab_bytes / bandwidth * (1 if reads_p else 0)
+    fetch = 0.0
+    if config.preshuffle:
+        # Packed panels stream in while the products run.
+        fetch = max(0.0, padded(n, nr) * groups * 4.0 * (1 if shares_b else passes) / bandwidth - 0.8 * compute)
+    barriers = passes * _BARRIER_SECONDS if team > 1 and config.scheduler == "intrawave" else 0.0
+    parts = {"compute": compute, "tiles": edges, "packing": packing, "fetch": fetch, "barriers": barriers}
+    return sum(parts.values()), parts
+
+
+def _in_place(
+    m: int, n: int, k: int, config: GemmConfig, device: DeviceInfo, sizes: tuple[int, int]
+) -> tuple[float, dict[str, float]]:
+    mr, nr, depth = config.warp_tile
+    groups = max(-(-k // depth), 1)
+    tiles = -(-m // mr) * -(-n // nr)
+    compute = tiles * mr * nr * groups * depth * 2 / (_rate(config, device) * _tile_rate(config, device))
+    in_place_b = config.layout[1] == "r" and sizes[1] == 4
+    in_place_a = config.layout[0] == "r" and sizes[0] * depth == 4
+    packed = (0 if in_place_b else n * groups) + (m % mr if in_place_a else m) * groups
+    strides = 0.15 if in_place_b and n > 4 * nr else 0.0  # rows of B far apart miss the nearer caches
+    parts = {
+        "compute": compute * (1.0 + strides),
+        "tiles": tiles * _TILE_SECONDS,
+        "packing": packed * _PACK_SECONDS_PER_GROUP + (m * k * sizes[0] + n * k * sizes[1]) / _CACHE_BANDWIDTH,
+    }
+    return sum(parts.values()), parts
+
+
+def _streaming(
+    m: int, n: int, k: int, config: GemmConfig, device: DeviceInfo, sizes: tuple[int, int]
+) -> tuple[float, dict[str, float]]:
+    """Few rows (or columns) against a big operand that is read once for every eight of them."""
+    small, big = min(m, n), max(m, n)
+    big_bytes = sizes[1] if n >= m else sizes[0]
+    passes = -(-small // _STREAM_ROWS)
+    nbytes = big * k * big_bytes
+    cached = nbytes < max(device.arch.caches.l3_bytes, device.arch.caches.l2_bytes)
+    memory = nbytes * passes / (_CACHE_BANDWIDTH * config.waves if cached else _bandwidth(device, config.waves))
+    rows = small if small % _STREAM_ROWS == 0 else padded(small, 4) if small > 1 else 1
+    along_k = (config.layout[1] == "c") if n >= m else (config.layout[0] == "r")
+    depth = config.warp_tile[2]
+    rate = _rate(config, device) * (0.45 if along_k else 0.25) * config.waves
+    decode = (
+        big
+        * -(-k // depth)
+        * passes
+        / lanes(device.arch)
+        * (0.0 if big_bytes * depth == 4 else 3.0)
+        / (_clock(device) * config.waves)
+    )
+    compute = 2 * rows * big * k / rate + decode
+    prepare = passes * padded(k, 16) * _STREAM_ROWS * 0.3 / _clock(device) + passes * _TILE_SECONDS * (big / 64)
+    seconds = max(memory, compute) + 0.1 * min(memory, compute) + prepare
+    return seconds, {"compute": compute, "memory": memory, "packing": prepare}
+
+
+def _rate(config: GemmConfig, device: DeviceInfo) -> float:
+    """Peak operations per second of one core for the instruction of the warp tile."""
+    arch = device.arch
+    per_cycle = arch.throughput.flops_per_cycle_per_unit
+    dtype = config.a
+    if config.a != "int8" and config.warp_tile[2] == 1:
+        dtype = "fp32"  # widened while packing
+    elif config.a == "int8" and config.warp_tile[2] == 1:
+        return float(min(per_cycle.get("int8", 16), per_cycle.get("fp32", 16))) * _clock(device)
+    return float(per_cycle.get(dtype, per_cycle.get("fp32", 16))) * _clock(device)
+
+
+def _tile_rate(config: GemmConfig, device: DeviceInfo) -> float:
+    """Part of the peak that a register tile reaches: enough accumulators to hide latency, more products than loads."""
+    rows, columns = config.warp_tile[0], -(-config.warp_tile[1] // lanes(device.arch))
+    products = rows * columns
+    latency = min(1.0, products / 10.0)
+    loads = min(1.0, products / (rows * 0.9 + columns) / 1.3)
+    return 0.97 * latency * loads
+
+
+def _clock(device: DeviceInfo) -> float:
+    return device.arch.throughput.clock_mhz * 1e6 or _CLOCK_HZ
+
+
+def _bandwidth(device: DeviceInfo, team: int) -> float:
+    one = device.arch.throughput.memory_bytes_per_second or _CORE_BANDWIDTH
+    return one * (1.0 + _BANDWIDTH_SCALING * (min(team, 8) - 1))
+
+
+# ---- GPU ----
+
+
+def _gpu(
+    problem: GemmProblem, product: Product, config: GemmConfig, device: DeviceInfo
+) -> tuple[float, dict[str, float]]:
+    arch = device.arch
+    split = slices(product.k, config.split_k, config.tile[2])
+    m, n, k = product.m, product.n, max(product.k, 1)
+    tiles = -(-m // config.tile[0]) * -(-n // config.tile[1]) * product.batch * split
+    units = device.units or arch.throughput.units or 1
+    peak = arch.throughput.peak_flops(config.a, units=units) or 1e14
+    sizes = (float(size_of(config.a)), float(size_of(config.b)), float(size_of(config.c)))
+    # Arithmetic per byte of LDS: small tiles starve the matrix units.
+    area = config.tile[0] * config.tile[1] / (config.tile[0] + config.tile[1])
+    feed = area / (area + 24.0)
+    efficiency = tile_efficiency((m, n, k), config.tile) * unit_efficiency(tiles, units) * feed
+    overlap = 0.95 if arch.pipeline(config.pipeline).double_buffer else 0.85
+    near = gemm_traffic(m, n, k, (config.tile[0], config.tile[1]), sizes) * product.batch
+    least = gemm_traffic(m, n, k, (m, n), sizes, split) * product.batch
+    l2_rate = arch.throughput.l2_bytes_per_second or 3 * arch.throughput.memory_bytes_per_second
+    prediction = estimate(
+        Work(
+            flops=2.0 * m * n * k * product.batch,
+            peak_flops=peak,
+            efficiency=efficiency,
+            traffic=(
+                Traffic("l2", near, l2_rate),
+                Traffic("memory", least, arch.throughput.memory_bytes_per_second),
+            ),
+            launch_seconds=_GPU_LAUNCH_SECONDS,
+            overlap=overlap,
+        )
+    )
+    return prediction.seconds, dict(prediction.parts)

@@ -1,0 +1,101 @@
+"""The truth, in NumPy: float64 throughout, exact integers for int8 products with int32 results. Readable rather than fast."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewright_gemm.problem import GemmProblem, PackBProblem
+from tilewright_gemm.words import Binary, Unary
+from tilewright_kit.dtypes import DType
+from tilewright_kit.errors import UnsupportedError
+from tilewright_kit.problem import Role
+
+__all__ = ["apply_unary", "reference_gemm", "reference_pack_b"]
+
+Array = npt.NDArray[Any]
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def reference_gemm(problem: GemmProblem, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Outputs by name, unrounded float64 (int64 for int32 results, wrapped as int32 sums wrap).
+
+    ``inputs`` have the shapes of the problem's operands. A packed B cannot be read back: pass the matrix it was packed from.
+    """
+    outputs = {}
+    for operand in problem.operands:
+        if operand.role is Role.OUTPUT:
+            group = operand.name.removeprefix("out")
+            outputs[operand.name] = _group(problem, inputs, group, operand.desc.shape)
+    return outputs
+
+
+def reference_pack_b(problem: PackBProblem, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Packed bytes have no truth of their own: what counts is that products with them are right."""
+    raise UnsupportedError(
+        "a packed B is checked by the products that use it",
+        field="operation",
+        value=problem.operation,
+        rule="reference",
+    )
+
+
+def _group(problem: GemmProblem, inputs: Mapping[str, Array], group: str, shape: tuple[int, ...]) -> Array:
+    integers = problem.dtype_a == DType.INT8
+    exact: Any = np.int64 if integers else np.float64
+    a, b = (np.asarray(inputs[name + group]).astype(exact) for name in ("a", "b"))
+    product: Array = np.matmul(a, b)
+    if integers:
+        product = (product + 2**31) % 2**32 - 2**31  # int32 accumulators wrap around
+    if problem.dtype_c == DType.INT32:
+        return product
+    x = product.astype(np.float64) * problem.alpha
+    if "scale_a" + group in inputs:
+        scale = _float(inputs["scale_a" + group])
+        rows = shape[-2]
+        per_row = scale.ndim and scale.shape[-1] == rows and scale.shape[-2:] != (rows, 1)
+        x = x * (scale[..., None] if per_row else scale)
+    if "scale_b" + group in inputs:
+        x = x * _float(inputs["scale_b" + group])
+    if "bias" + group in inputs:
+        x = x + _float(inputs["bias" + group])
+    for name in _d_names(problem, inputs, group):
+        operand = _float(inputs[name])
+        x = x * operand if problem.binary in (Binary.MULTIPLY, Binary.MULTI_D_MULTIPLY) else x + operand
+    return np.broadcast_to(apply_unary(problem.unary, x, problem.clamp_lo, problem.clamp_hi), shape)
+
+
+def _d_names(problem: GemmProblem, inputs: Mapping[str, Array], group: str) -> list[str]:
+    names = [f"d{group}[{index}]" for index in range(problem.num_d)]
+    return [name for name in (*names, "c" + group) if name in inputs]
+
+
+def _float(array: Array) -> Array:
+    return np.asarray(array).astype(np.float64)
+
+
+def apply_unary(unary: Unary, x: Array, lo: float, hi: float) -> Array:
+    """One elementwise step in float64. NaN passes through every step."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if unary is Unary.RELU:
+            return np.where(x < 0, 0.0, x)
+        if unary is Unary.GELU:
+            return np.asarray(0.5 * x * (1.0 + _erf(x / math.sqrt(2.0)))) if x.size else x
+        if unary is Unary.FAST_GELU:
+            return np.asarray(0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3))))
+        if unary is Unary.SILU:
+            return np.asarray(x / (1.0 + np.exp(-x)))
+        if unary is Unary.SIGMOID:
+            return np.asarray(1.0 / (1.0 + np.exp(-x)))
+        if unary is Unary.TANH:
+            return np.asarray(np.tanh(x))
+        if unary is Unary.HARD_SWISH:
+            return np.asarray(x * np.clip(x + 3.0, 0.0, 6.0) / 6.0)
+        if unary is Unary.CLAMP:
+            return np.asarray(np.clip(x, lo, hi))
+    return x

@@ -1,0 +1,118 @@
+"""All rules of GEMM in the order in which they are checked and mended, and the rules on variants.
+
+What a kernel computes is in ``signature_rules``, tiles and resources in ``tile_rules``. No rule knows an arch's numbers: they come from ``ArchSpec``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tilewright_arch import ArchSpec
+from tilewright_gemm.attributes import MAX_SPLIT_K
+from tilewright_gemm.config import GemmConfig
+from tilewright_gemm.signature_rules import SIGNATURE_RULES
+from tilewright_gemm.tile_rules import TILE_RULES
+from tilewright_gemm.words import Epilogue, Reduction
+from tilewright_kit.rules import RuleBook, Violation
+
+__all__ = ["RULES"]
+
+STREAM_K_DTYPES = ("fp16", "bf16", "fp8", "bf8")
+WAVE_GROUP_PIPELINES = ("compv5",)
+
+
+def split_k(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """K is cut into 1 to 255 slices, and not in grouped kernels, whose products differ in K."""
+    if not 1 <= config.split_k <= MAX_SPLIT_K:
+        fix = {"split_k": min(max(config.split_k, 1), MAX_SPLIT_K)}
+        yield Violation("split_k", "split_k", config.split_k, f"split_k is from 1 to {MAX_SPLIT_K}", fix)
+    elif config.split_k > 1 and config.grouped:
+        reason = "the products of a grouped kernel differ in K: no one split fits all"
+        yield Violation("split_k", "split_k", config.split_k, reason, {"split_k": 1})
+
+
+def batched_or_grouped(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """A grouped kernel takes batches too, so it is not marked batched as well."""
+    if config.batched and config.grouped:
+        reason = "a grouped kernel takes batches too"
+        yield Violation("batched_or_grouped", "batched", True, reason, {"batched": False})
+
+
+def one_work_distribution(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """Stream-K, split-K and (on GPUs) persistence each decide which workgroup does what: at most one of them."""
+    stream = config.reduction is not Reduction.NONE
+    if stream and (config.split_k > 1 or config.persistent):
+        other = "split_k" if config.split_k > 1 else "persistent"
+        reason = f"Stream-K distributes the work itself and excludes {other}"
+        fix: dict[str, object] = {"split_k": 1, "persistent": False}
+        yield Violation("one_work_distribution", other, str(getattr(config, other)), reason, fix)
+    elif config.persistent and config.split_k > 1 and arch.kind != "cpu":
+        reason = "persistent workgroups and split-K exclude each other"
+        yield Violation("one_work_distribution", "persistent", True, reason, {"persistent": False})
+
+
+def stream_k(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """Stream-K is for single products of 8- and 16-bit floats on GPUs, with the cshuffle epilogue."""
+    if config.reduction is Reduction.NONE:
+        return
+    reasons = [
+        text
+        for text, holds in (
+            ("a CPU's threads share K by split_k", arch.kind == "cpu"),
+            (f"it multiplies {', '.join(STREAM_K_DTYPES)}", config.a not in STREAM_K_DTYPES),
+            ("it takes one product", config.batched or config.grouped),
+            ("B is not pre-shuffled", config.preshuffle),
+        )
+        if holds
+    ]
+    if reasons:
+        reason = f"no Stream-K here: {'; '.join(reasons)}"
+        yield Violation("stream_k", "reduction", config.reduction.value, reason, {"reduction": Reduction.NONE})
+    elif config.epilogue is not Epilogue.CSHUFFLE:
+        reason = "Stream-K writes through the cshuffle epilogue"
+        fix = {"epilogue": Epilogue.CSHUFFLE}
+        if config.pipeline in arch.pipelines and not arch.supports_trait(
+            config.pipeline, Epilogue.CSHUFFLE.value, config.scheduler
+        ):
+            yield Violation("stream_k", "reduction", config.reduction.value, reason, {"reduction": Reduction.NONE})
+        else:
+            yield Violation("stream_k", "epilogue", config.epilogue.value, reason, fix)
+
+
+def wave_groups(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """Only pipelines whose wave groups alternate have more than one, and then equal ones."""
+    groups = config.num_wave_groups
+    if groups == 1:
+        return
+    if config.pipeline not in WAVE_GROUP_PIPELINES or groups < 1 or config.waves % groups:
+        reason = f"{groups} wave groups need pipeline {', '.join(WAVE_GROUP_PIPELINES)} and waves that they divide"
+        yield Violation("wave_groups", "num_wave_groups", groups, reason, {"num_wave_groups": 1})
+
+
+def transposed_fragments(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """A CPU's register tile lies as C does: there is nothing to transpose."""
+    if config.transpose_c and arch.kind == "cpu":
+        reason = "a CPU's register tile already lies as C does"
+        yield Violation("transposed_fragments", "transpose_c", True, reason, {"transpose_c": False})
+
+
+def cpu_waves(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """Threads of a CPU share rows and columns; K is shared by ``split_k`` only."""
+    if arch.kind == "cpu" and config.wave[2] != 1:
+        reason = "threads share rows and columns; use split_k to share K"
+        yield Violation("cpu_waves", "wave", config.wave, reason, {"wave": (*config.wave[:2], 1)})
+
+
+RULES: RuleBook[GemmConfig] = RuleBook(
+    (
+        *SIGNATURE_RULES,
+        *TILE_RULES,
+        split_k,
+        batched_or_grouped,
+        one_work_distribution,
+        stream_k,
+        wave_groups,
+        transposed_fragments,
+        cpu_waves,
+    )
+)

@@ -1,0 +1,54 @@
+"""Small requests that show what the operations can do; the conformance test plans, builds, runs and checks them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tilewright_kit.problem import OperationRequest
+from tilewright_kit.tensor import TensorDesc
+
+__all__ = ["gemm_samples", "pack_b_samples"]
+
+
+def gemm_samples() -> Iterator[OperationRequest]:
+    of = TensorDesc.of
+    yield OperationRequest("gemm", {"a": of("fp32", (37, 53)), "b": of("fp32", (53, 41), (1, 53))})
+    yield OperationRequest("gemm", {"a": of("bf16", (64, 96)), "b": of("bf16", (96, 80))}, {}, {"out_dtype": "fp32"})
+    yield OperationRequest("gemm", {"a": of("int8", (33, 70)), "b": of("int8", (70, 40), (1, 70))})
+    yield OperationRequest(
+        "gemm",
+        {
+            "a": of("fp16", (3, 20, 48)),
+            "b": of("fp16", (3, 48, 24)),
+            "bias": of("fp32", (24,)),
+            "d[0]": of("fp16", (3, 20, 24)),
+        },
+        {},
+        {"unary": "Gelu", "alpha": 0.5},
+    )
+    yield OperationRequest(
+        "gemm",
+        {
+            "a[0]": of("fp32", (17, 30)),
+            "b[0]": of("fp32", (30, 19)),
+            "a[1]": of("fp32", (5, 64)),
+            "b[1]": of("fp32", (64, 32)),
+        },
+        {},
+        {"groups": 2},
+    )
+    yield OperationRequest(
+        "gemm",
+        {
+            "a": of("fp8", (40, 64)),
+            "b": of("bf8", (64, 48), (1, 64)),
+            "scale_a": of("fp32", (40,)),
+            "scale_b": of("fp32", (48,)),
+        },
+    )
+    yield OperationRequest("gemm", {"a": of("fp32", (24, 3000)), "b": of("fp32", (3000, 40))}, {}, {"split_k": 3})
+    yield OperationRequest("gemm", {"a": of("fp32", (4, 0)), "b": of("fp32", (0, 6))})
+
+
+def pack_b_samples() -> Iterator[OperationRequest]:
+    yield OperationRequest("gemm_pack_b", {"b": TensorDesc.of("fp32", (100, 70))}, {}, {"m": 64})

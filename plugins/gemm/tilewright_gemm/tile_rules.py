@@ -1,0 +1,342 @@
+"""Rules on how a kernel computes: pipeline, waves, warp tile, block tile, and the resources these need."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+from tilewright_arch import ArchSpec
+from tilewright_gemm.config import GemmConfig, Triple
+from tilewright_gemm.footprint import (
+    accumulators_per_thread,
+    lanes,
+    size_of,
+    staging_bytes,
+    staging_limit,
+    step,
+    vectors_needed,
+)
+from tilewright_gemm.packing import GROUP_BYTES
+from tilewright_gemm.words import Epilogue, Reduction, Switch
+from tilewright_kit.rules import Violation
+
+__all__ = ["TILE_RULES"]
+
+MAX_EXTENT = 65535
+
+GEMM_MINIMUM: Triple = (16, 16, 8)
+"""Smallest GPU tile, and what it must be a multiple of (the seeds' operator constraint)."""
+PRESHUFFLE_MINIMUM: Triple = (64, 64, 32)
+PRESHUFFLE_ALIGNMENT: Triple = (32, 32, 16)
+VECTOR_LOAD_BYTES = 16
+
+
+def positive_sizes(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """Sizes are positive and fit 16 bits."""
+    for name in ("tile", "wave", "warp_tile"):
+        sizes: Triple = getattr(config, name)
+        if any(not 0 < size <= MAX_EXTENT for size in sizes):
+            mended = tuple(min(max(size, 1), MAX_EXTENT) for size in sizes)
+            yield Violation("positive_sizes", name, sizes, f"sizes are from 1 to {MAX_EXTENT}", {name: mended})
+
+
+def pipeline(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """The arch has the pipeline, and it reads B in the form in which the kernel gets it."""
+    shuffled = arch.preshuffle_pipelines
+    plain = [name for name in arch.pipelines if name not in shuffled]
+    if config.preshuffle and not shuffled:
+        reason = f"{arch.id} has no pipeline for pre-shuffled B"
+        yield Violation("pipeline", "preshuffle", True, reason, {"preshuffle": False})
+    elif config.preshuffle and config.pipeline not in shuffled:
+        reason = f"pre-shuffled B needs pipeline {' or '.join(shuffled)}"
+        yield Violation("pipeline", "pipeline", config.pipeline, reason, {"pipeline": shuffled[0]})
+    elif not config.preshuffle and config.pipeline in shuffled:
+        reason = f"pipeline {config.pipeline} needs pre-shuffled B"
+        yield Violation("pipeline", "pipeline", config.pipeline, reason, {"pipeline": _preferred(plain)})
+    elif config.pipeline not in arch.pipelines:
+        reason = f"{arch.id} has pipelines {', '.join(arch.pipelines)}"
+        yield Violation("pipeline", "pipeline", config.pipeline, reason, {"pipeline": _preferred(plain)})
+
+
+def trait(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """The pipeline goes with the epilogue and the scheduler."""
+    if config.pipeline not in arch.pipelines:
+        return
+    reason = arch.trait_refusal(config.pipeline, config.epilogue.value, config.scheduler)
+    if reason is None:
+        return
+    offered = arch.pipeline(config.pipeline)
+    for epilogue in (config.epilogue.value, *offered.epilogues):
+        for scheduler in (config.scheduler, *offered.schedulers):
+            if arch.supports_trait(config.pipeline, epilogue, scheduler):
+                fix: dict[str, object] = {}
+                if scheduler != config.scheduler:
+                    fix["scheduler"] = scheduler
+                if epilogue != config.epilogue:
+                    fix["epilogue"] = Epilogue(epilogue)
+                yield Violation("trait", next(iter(fix)), str(getattr(config, next(iter(fix)))), reason, fix)
+                return
+    yield Violation("trait", "pipeline", config.pipeline, reason)
+
+
+def wave_table(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """The waves are laid out in one of the ways that the arch lists."""
+    if config.wave not in arch.waves:
+        nearest = _nearest(config.wave, arch.waves)
+        yield Violation("wave_table", "wave", config.wave, f"{arch.id} has no such layout of waves", {"wave": nearest})
+
+
+def warp_tile_table(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """The warp tile is one that an instruction of the arch computes, for these types and this pipeline."""
+    if config.pipeline not in arch.pipelines or arch.acc_dtype(config.a, config.b) is None:
+        return
+    tiles = arch.warp_tiles_for(config.table_key, config.pipeline)
+    if not tiles:
+        reason = f"{arch.id} has no warp tile for {config.table_key} in pipeline {config.pipeline}"
+        others = [name for name in arch.pipelines if arch.warp_tiles_for(config.table_key, name)]
+        fix: dict[str, object] = {"pipeline": _preferred(others), "preshuffle": False} if others else {}
+        if others and others[0] in arch.preshuffle_pipelines:
+            fix = {"pipeline": others[0], "preshuffle": True}
+        yield Violation("warp_tile_table", "warp_tile", config.warp_tile, reason, fix)
+    elif config.warp_tile not in tiles:
+        nearest = _nearest(config.warp_tile, tiles)
+        reason = f"{arch.id} has no such warp tile for {config.table_key} in pipeline {config.pipeline}"
+        yield Violation("warp_tile_table", "warp_tile", config.warp_tile, reason, {"warp_tile": nearest})
+
+
+def workgroup_threads(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """The workgroup is not larger than the arch's limit, and ``block_size`` is what waves and instruction imply."""
+    if config.pipeline not in arch.pipelines:
+        return
+    threads = arch.threads_per_workgroup(config.pipeline, config.wave, config.table_key, config.warp_tile)
+    limit = arch.max_threads_per_workgroup
+    if threads > limit:
+        smaller = [
+            wave
+            for wave in arch.waves
+            if arch.threads_per_workgroup(config.pipeline, wave, config.table_key, config.warp_tile) <= limit
+        ]
+        fix = {"wave": _nearest(config.wave, smaller)} if smaller else {}
+        reason = f"{threads} threads are more than the {limit} of a workgroup"
+        yield Violation("workgroup_threads", "wave", config.wave, reason, fix)
+    elif config.block_size not in (0, threads):
+        reason = f"these waves make {threads} threads"
+        yield Violation("workgroup_threads", "block_size", config.block_size, reason, {"block_size": 0})
+
+
+def tile_minimum(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """GPU tiles have the operator's minimum and alignment; a CPU's need only fit the register tile."""
+    if arch.kind == "cpu":
+        return
+    low, align = (PRESHUFFLE_MINIMUM, PRESHUFFLE_ALIGNMENT) if config.preshuffle else (GEMM_MINIMUM, GEMM_MINIMUM)
+    mended = tuple(
+        max(-(-size // unit) * unit, least) for size, least, unit in zip(config.tile, low, align, strict=True)
+    )
+    if mended != config.tile:
+        reason = f"a GPU tile is at least {_text(low)} and a multiple of {_text(align)}"
+        yield Violation("tile_minimum", "tile", config.tile, reason, {"tile": mended})
+
+
+def tile_divisibility(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """The tile is a whole number of waves times warp tiles in every dimension."""
+    unit = step(config)
+    if any(size < 1 for size in unit):
+        return
+    if any(size % part for size, part in zip(config.tile, unit, strict=True)):
+        align = _alignment(config, arch)
+        mended = tuple(-(-size // whole) * whole for size, whole in zip(config.tile, align, strict=True))
+        if any(size > MAX_EXTENT for size in mended):
+            mended = align
+        reason = f"wave times warp tile is {_text(unit)}, which does not divide the tile"
+        yield Violation("tile_divisibility", "tile", config.tile, reason, {"tile": mended})
+
+
+def staging_budget(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """One stage of A and B fits the arch's budget: LDS on a GPU, the cache share of packed blocks on a CPU."""
+    limit = staging_limit(config, arch)
+    needed = staging_bytes(config, arch)
+    if limit and needed > limit and min(config.warp_tile) > 0:
+        where = "L2" if arch.kind == "cpu" else "LDS"
+        reason = f"A and B need {needed} bytes of {where}; pipeline {config.pipeline} has {limit}"
+        tile = _shrunk(config, arch, limit)
+        yield Violation("staging_budget", "tile", config.tile, reason, {"tile": tile} if tile else {})
+
+
+def shared_block(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """CPU: the packed block that the threads share (of the side with the larger tile) fits the last cache."""
+    cache = max(arch.caches.l3_bytes, arch.caches.l2_bytes)
+    if arch.kind != "cpu" or not cache or min(config.warp_tile) < 1:
+        return
+    m, n, k = config.tile
+    row = -(-k // config.warp_tile[2]) * GROUP_BYTES
+    if max(m, n) * row > cache:
+        axis = 1 if n >= m else 0
+        unit = step(config)[axis]
+        fitting = cache // row // unit * unit
+        reason = f"the shared packed block needs {max(m, n) * row} bytes; the last cache has {cache}"
+        fix = {"tile": (m, fitting, k) if axis else (fitting, n, k)} if fitting else {}
+        yield Violation("shared_block", "tile", config.tile, reason, fix)
+
+
+def accumulators_fit_registers(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """The output tile of a thread fits its registers."""
+    if min(*config.warp_tile, *config.wave) < 1:
+        return
+    if arch.kind == "cpu":
+        needed, limit = vectors_needed(config, arch), arch.vector_registers
+        if needed > limit or config.warp_tile[1] % lanes(arch):
+            tiles = arch.warp_tiles.get(config.table_key, ())
+            fix = {"warp_tile": _nearest(config.warp_tile, tiles)} if tiles else {}
+            reason = f"a register tile of {_text(config.warp_tile)} needs {needed} whole vectors; there are {limit}"
+            yield Violation("accumulators_fit_registers", "warp_tile", config.warp_tile, reason, fix)
+        return
+    needed, limit = accumulators_per_thread(config, arch), arch.max_vgprs
+    if needed >= limit:
+        unit = _alignment(config, arch)
+        m, n, k = config.tile
+        fix = {}
+        if m >= n and m > unit[0]:
+            fix = {"tile": (max(m // 2 // unit[0], 1) * unit[0], n, k)}
+        elif n > unit[1]:
+            fix = {"tile": (m, max(n // 2 // unit[1], 1) * unit[1], k)}
+        reason = f"a thread would hold {needed} accumulators; it has {limit} registers"
+        yield Violation("accumulators_fit_registers", "tile", config.tile, reason, fix)
+
+
+def cshuffle_repeat(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """GPU: the cshuffle epilogue mangles tiles whose repeat of a 32-wide warp tile is odd and above one."""
+    if arch.kind == "cpu" or config.epilogue is not Epilogue.CSHUFFLE:
+        return
+    unit = step(config)
+    for axis, letter in enumerate("mn"):
+        repeat = config.tile[axis] // max(unit[axis], 1)
+        if config.warp_tile[axis] == 32 and repeat % 2 and repeat > 1:
+            reason = f"cshuffle with an odd repeat of {repeat} along {letter} and a warp tile of 32 gives wrong results"
+            smaller = list(config.tile)
+            smaller[axis] = (repeat - 1) * unit[axis]
+            fix: dict[str, object] = {"tile": tuple(smaller)}
+            default = arch.supports_trait(config.pipeline, Epilogue.DEFAULT.value, config.scheduler)
+            if default and config.reduction is Reduction.NONE:
+                fix = {"epilogue": Epilogue.DEFAULT}
+            yield Violation("cshuffle_repeat", "epilogue", config.epilogue.value, reason, fix)
+            return
+
+
+def preshuffle_layout(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """GPU: pre-shuffled B was column-major and A is row-major."""
+    if config.preshuffle and arch.kind != "cpu" and config.layout != "rcr":
+        reason = "the pre-shuffle pipeline reads layout rcr only"
+        yield Violation("preshuffle_layout", "layout", config.layout, reason, {"layout": "rcr"})
+
+
+def preshuffle_loads(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """GPU: every thread of the pre-shuffle pipeline loads whole vectors of 16 bytes of A, and the waves' loads tile the block."""
+    if not config.preshuffle or arch.kind == "cpu" or min(step(config)) < 1:
+        return
+    reason = _load_fault(config, arch, config.tile)
+    if reason:
+        m, n, k = config.tile
+        unit = _alignment(config, arch)
+        tiles = ((rows * unit[0], n, depth * unit[2]) for rows in range(1, 33) for depth in range(1, 9))
+        near = sorted(tiles, key=lambda tile: (abs(math.log2(tile[0] / m)) + abs(math.log2(tile[2] / k)), tile))
+        limit = staging_limit(config, arch)
+        fitting = (
+            tile for tile in near if not _load_fault(config, arch, tile) and staging_bytes(config, arch, tile) <= limit
+        )
+        mended = next(fitting, None)
+        yield Violation("preshuffle_loads", "tile", config.tile, reason, {"tile": mended} if mended else {})
+
+
+def _load_fault(config: GemmConfig, arch: ArchSpec, tile: Triple) -> str:
+    element, wave_size = size_of(config.a), arch.wave_size
+    repeat = tile[0] // step(config)[0]
+    loaded = config.warp_tile[0] * config.warp_tile[2] * element * repeat
+    if loaded // wave_size % VECTOR_LOAD_BYTES or loaded % wave_size:
+        return f"a thread would load {loaded / wave_size:g} bytes of A, not a multiple of {VECTOR_LOAD_BYTES}"
+    vector = VECTOR_LOAD_BYTES // element
+    if tile[2] % vector:
+        return f"tile_k {tile[2]} is not a multiple of the {vector} elements of a vector load"
+    across = tile[2] // vector
+    if wave_size % across:
+        return f"{across} vector loads along k do not divide a wave of {wave_size}"
+    rows = wave_size // across * config.waves
+    return f"the waves load {rows} rows at a time, which does not divide tile_m {tile[0]}" if tile[0] % rows else ""
+
+
+def double_buffer(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """Whether LDS is double buffered follows from the pipeline."""
+    if config.double_buffer is Switch.AUTO or config.pipeline not in arch.pipelines:
+        return
+    wanted = Switch.ON if arch.pipeline(config.pipeline).double_buffer else Switch.OFF
+    if config.double_buffer is not wanted:
+        reason = f"pipeline {config.pipeline} has double buffering {wanted}"
+        yield Violation(
+            "double_buffer", "double_buffer", config.double_buffer.value, reason, {"double_buffer": Switch.AUTO}
+        )
+
+
+# ---- fixes ----
+
+
+def _preferred(names: Iterable[str]) -> str:
+    """The general-purpose pipeline among ``names``."""
+    known = list(names)
+    return next((name for name in ("compv3", "mem") if name in known), known[0])
+
+
+def _nearest(wanted: Triple, table: Iterable[Triple]) -> Triple:
+    """The entry of most nearly the same area, then the same shape; the earlier one of equals."""
+
+    def distance(entry: Triple) -> tuple[float, float]:
+        logs = [math.log2(max(have, 1) / max(want, 1)) for have, want in zip(entry, wanted, strict=True)]
+        return round(abs(sum(logs)), 6), round(sum(map(abs, logs)), 6)
+
+    return min(table, key=distance)
+
+
+def _alignment(config: GemmConfig, arch: ArchSpec) -> Triple:
+    """The least tile: a multiple of waves times warp tile and of the operator's alignment."""
+    unit = step(config)
+    if arch.kind == "cpu":
+        return unit
+    low, align = (PRESHUFFLE_MINIMUM, PRESHUFFLE_ALIGNMENT) if config.preshuffle else (GEMM_MINIMUM, GEMM_MINIMUM)
+    whole = [math.lcm(part, other) for part, other in zip(unit, align, strict=True)]
+    m, n, k = (-(-least // part) * part for least, part in zip(low, whole, strict=True))
+    return m, n, k
+
+
+def _shrunk(config: GemmConfig, arch: ArchSpec, limit: int) -> Triple | None:
+    """The tile made smaller until it fits: k first, then the longer of m and n; None if even the least does not fit."""
+    least = _alignment(config, arch)
+    tile = [-(-size // part) * part for size, part in zip(config.tile, least, strict=True)]
+    while staging_bytes(config, arch, (tile[0], tile[1], tile[2])) > limit:
+        shared = -1 if arch.kind != "cpu" else 1 if tile[1] >= tile[0] else 0  # does not count on a CPU
+        axes = [axis for axis in (2, 0, 1) if tile[axis] > least[axis] and axis != shared]
+        if not axes:
+            return None
+        longest = max(axes, key=lambda axis: (tile[axis] / least[axis], axis == 2))
+        tile[longest] = max(tile[longest] // 2 // least[longest], 1) * least[longest]
+    return tile[0], tile[1], tile[2]
+
+
+def _text(sizes: Triple) -> str:
+    return "x".join(map(str, sizes))
+
+
+TILE_RULES = (
+    positive_sizes,
+    pipeline,
+    trait,
+    wave_table,
+    warp_tile_table,
+    workgroup_threads,
+    accumulators_fit_registers,
+    tile_minimum,
+    tile_divisibility,
+    preshuffle_layout,
+    preshuffle_loads,
+    staging_budget,
+    shared_block,
+    cshuffle_repeat,
+    double_buffer,
+)
