@@ -73,29 +73,48 @@ TW_INLINE void transpose(u32v* r) {
   }
 }
 
+// kWidth (1 to L) rows by L groups, all of them readable: transposed into L rows of kWidth groups, to_step apart.
+template <class E, class Dot, int kWidth, bool kOffset>
+TW_NOINLINE void pack_block(const char* from, int64_t line, uint32_t* to, int64_t to_step) {
+  u32v block[kLanes];
+  TW_UNROLL
+  for (int i = 0; i < kLanes; i++) {
+    block[i] = u32v{};
+    if (i < kWidth) block[i] = load_groups_along_k<E, Dot>(from + i * line);
+    if constexpr (kOffset) block[i] ^= 0x80808080u;
+  }
+  transpose(block);
+  TW_UNROLL
+  for (int g = 0; g < kLanes; g++) __builtin_memcpy(to + g * to_step, &block[g], kWidth * 4);
+}
+
+// The same at the edges, where only `rows` rows of `elements` elements exist: by way of a copy that has all of them.
+template <class E, class Dot, int kWidth, bool kOffset>
+TW_NOINLINE void pack_edge_block(const char* from, int64_t line, int64_t rows, int64_t elements, uint32_t* to, int64_t to_step) {
+  constexpr int kLine = kLanes * Dot::depth * size_of<E>;
+  alignas(64) char copy[kWidth * kLine] = {};
+  uint32_t packed[kLanes * kWidth];
+  const int64_t bytes = min_of(elements * size_of<E>, kLine), groups = min_of(ceil_div(elements, Dot::depth), kLanes);
+  for (int64_t i = 0; i < min_of(rows, kWidth); i++) __builtin_memcpy(copy + i * kLine, from + i * line, (size_t)bytes);
+  pack_block<E, Dot, kWidth, kOffset>(copy, kLine, packed, kWidth);
+  for (int64_t g = 0; g < groups; g++) __builtin_memcpy(to + g * to_step, packed + g * kWidth, kWidth * 4);
+}
+
+template <class E, class Dot, int kWidth, int kR, bool kOffset>
+TW_INLINE void pack_columns(Rows<E, true> rows, int64_t first, int64_t count, int64_t k, uint32_t* to) {
+  const int64_t line = rows.ld * size_of<E>;
+  for (int64_t k0 = 0; k0 < k; k0 += kLanes * Dot::depth, to += kLanes * kR) {
+    if (count - first >= kWidth && k - k0 >= kLanes * Dot::depth) pack_block<E, Dot, kWidth, kOffset>(rows.at(first, k0), line, to + first, kR);
+    else pack_edge_block<E, Dot, kWidth, kOffset>(rows.at(first, k0), line, count - first, k - k0, to + first, kR);
+  }
+}
+
 // One panel from rows whose k is contiguous: blocks of L rows and L groups are transposed in registers.
 template <class E, class Dot, int kR, bool kOffset>
 TW_INLINE void pack_panel_along_k(Rows<E, true> rows, int64_t count, int64_t k, uint32_t* to) {
-  constexpr int kStep = kLanes * Dot::depth;
-  for (int64_t k0 = 0; k0 < k; k0 += kStep, to += kLanes * kR) {
-    const int64_t elements = k - k0, groups = min_of(ceil_div(elements, Dot::depth), kLanes);
-    TW_UNROLL
-    for (int h = 0; h < kR; h += kLanes) {
-      constexpr int kRest = kR % kLanes;
-      const bool narrow = kRest && h + kLanes > kR;
-      u32v block[kLanes];
-      TW_UNROLL
-      for (int i = 0; i < kLanes; i++) {
-        block[i] = u32v{};
-        if (h + i < kR && h + i < count) block[i] = load_groups_along_k<E, Dot>(rows.at(h + i, k0), elements);
-        if constexpr (kOffset) block[i] ^= 0x80808080u;
-      }
-      transpose(block);
-      TW_UNROLL
-      for (int g = 0; g < kLanes; g++)
-        if (g < groups) __builtin_memcpy(to + g * kR + h, &block[g], narrow ? kRest * 4 : kVectorBytes);
-    }
-  }
+  constexpr int kWhole = kR / kLanes * kLanes, kRest = kR % kLanes;
+  for (int h = 0; h < kWhole; h += kLanes) pack_columns<E, Dot, kLanes, kR, kOffset>(rows, h, count, k, to);
+  if constexpr (kRest > 0) pack_columns<E, Dot, kRest, kR, kOffset>(rows, kWhole, count, k, to);
 }
 
 // One panel from rows that are contiguous themselves (k runs across): groups are interleaved from `depth` lines.
