@@ -103,7 +103,8 @@ class KernelConfig:
     @classmethod
     def field_names(cls) -> tuple[str, ...]:
         """The fields in order."""
-        return tuple(cls.__dataclass_fields__)
+        # Not __dataclass_fields__, which has the class variables as well.
+        return tuple(item.name for item in dataclasses.fields(cls))
 
     @classmethod
     def coerce(cls, name: str, value: Any) -> Any:

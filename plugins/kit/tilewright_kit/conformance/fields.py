@@ -62,7 +62,7 @@ def variants(config: KernelConfig, name: str, values: Sequence[Any] = (), limit:
         if tried == limit:
             return
         try:
-            changed = config.replace(**{name: value})
+            changed = config.replace(**{name: config.coerce(name, value)})
         except (InvalidArgumentError, ValueError):
             continue
         if type(value) is type(own) and changed != config:
