@@ -209,7 +209,6 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
 
 def _grouped(tar: tarfile.TarFile) -> Iterable[tuple[str, dict[str, bytes]]]:
     """Members by key. Nothing is trusted: names are split, never joined to a path; only plain files of a sane size."""
-    """
     current = ""
     members: dict[str, bytes] = {}
     for info in tar:

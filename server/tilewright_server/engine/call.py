@@ -36,7 +36,10 @@ class Cancellation:
             callback()
 
     def on_cancel(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Have ``callback`` run when the flag is raised (at once, if it is already). Returns a function that forgets it."""
+        """Have ``callback`` run when the flag is raised (at once, if it is already).
+
+        Returns a function that forgets it.
+        """
         with self._lock:
             if not self._raised:
                 self._callbacks.append(callback)
@@ -53,8 +56,8 @@ class Cancellation:
 class Call:
     """One request on its way through the engine.
 
-    ``deadline`` is in ``time.monotonic()`` seconds; None waits for as long as it takes. The engine writes what it did for this call into
-    ``plan_ns``, ``build_ns`` and ``plan_cached``; a call object serves one request at a time.
+    ``deadline`` is in ``time.monotonic()`` seconds; None waits for as long as it takes. The engine writes what it did
+    for this call into ``plan_ns``, ``build_ns`` and ``plan_cached``; a call object serves one request at a time.
     """
 
     __slots__ = ("build_ns", "cancellation", "deadline", "plan_cached", "plan_ns")

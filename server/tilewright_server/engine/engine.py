@@ -1,4 +1,7 @@
-"""The engine: plans, builds and runs operations. Knows operations, devices and memory addresses; knows neither protobuf nor sessions."""
+"""The engine: plans, builds and runs operations.
+
+Knows operations, devices and memory addresses; knows neither protobuf nor sessions.
+"""
 
 from __future__ import annotations
 
@@ -40,34 +43,40 @@ class Engine:
     def plan(self, request: OperationRequest, selection: Selection, call: Call) -> Prepared:
         """Everything that can be done before operands have addresses: parse, choose a kernel, build and load it.
 
-        Cached: the second call for an equal request costs microseconds. ``call.plan_ns``, ``call.build_ns`` and ``call.plan_cached`` say what was
-        done. Raises ``InvalidArgumentError``, ``UnsupportedError``, ``NotFoundError`` (unknown operation, device, strategy or kernel, with close
-        matches in ``fix``), ``BuildFailedError``, ``ToolchainMissingError``, ``DeadlineError``, ``CancelledError``.
+        Cached: the second call for an equal request costs microseconds. ``call.plan_ns``, ``call.build_ns`` and
+        ``call.plan_cached`` say what was done. Raises ``InvalidArgumentError``, ``UnsupportedError``, ``NotFoundError``
+        (unknown operation, device, strategy or kernel, with close matches in ``fix``), ``BuildFailedError``,
+        ``ToolchainMissingError``, ``DeadlineError``, ``CancelledError``.
         """
         raise NotImplementedError
 
     def execute(self, prepared: Prepared, addresses: Sequence[int], call: Call, repeat: int = 1) -> Outcome:
         """Run a prepared plan and return when it is complete.
 
-        ``addresses`` are device addresses of ``prepared.operands``, in that order; the caller has checked that each is mapped for
-        ``operand.desc.nbytes`` bytes and keeps it mapped until this returns. Raises ``InvalidArgumentError`` (null address, an output that overlaps
-        another operand), ``ResourceExhaustedError`` (queue or workspace full; ``retry_after_s`` is set), ``DeadlineError``, ``CancelledError``,
-        ``UnavailableError`` (draining), ``DeviceError``. After one of these nothing was written, but for ``DeviceError``.
+        ``addresses`` are device addresses of ``prepared.operands``, in that order; the caller has checked that each is
+        mapped for ``operand.desc.nbytes`` bytes and keeps it mapped until this returns. Raises ``InvalidArgumentError``
+        (null address, an output that overlaps another operand), ``ResourceExhaustedError`` (queue or workspace full;
+        ``retry_after_s`` is set), ``DeadlineError``, ``CancelledError``, ``UnavailableError`` (draining),
+        ``DeviceError``. After one of these nothing was written, but for ``DeviceError``.
         """
         raise NotImplementedError
 
     def execute_many(
         self, executions: Sequence[tuple[Prepared, Sequence[int], int]], call: Call
     ) -> list[Outcome | TilewrightError]:
-        """Run (prepared, addresses, repeat) in order with one admission per run of equal devices; a failed one does not stop the others.
+        """Run (prepared, addresses, repeat) in order with one admission per run of equal devices; a failed one does not
+        stop the others.
 
-        Raises only what concerns all of them: ``ResourceExhaustedError`` (queue), ``DeadlineError`` or ``CancelledError`` before the first launch,
-        ``UnavailableError``.
+        Raises only what concerns all of them: ``ResourceExhaustedError`` (queue), ``DeadlineError`` or
+        ``CancelledError`` before the first launch, ``UnavailableError``.
         """
         raise NotImplementedError
 
     def explain(self, request: OperationRequest, selection: Selection, call: Call) -> dict[str, Any]:
-        """JSON-able: problem, strategy, candidates with predictions, refused kernels with reasons, the decision. Builds nothing."""
+        """JSON-able: problem, strategy, candidates with predictions, refused kernels with reasons, the decision.
+
+        Builds nothing.
+        """
         raise NotImplementedError
 
     def build(
@@ -79,15 +88,21 @@ class Engine:
         *,
         retry_failed: bool = False,
     ) -> list[BuildResult]:
-        """Build kernels, in parallel, and return one result for each in order. A failed build is a result, not an exception.
+        """Build kernels, in parallel, and return one result for each in order.
 
-        ``progress`` is called from several threads, one call at a time. Raises ``DeadlineError`` or ``CancelledError`` when the caller stops waiting;
-        builds that had begun go on for the cache's sake.
+        A failed build is a result, not an exception.
+
+        ``progress`` is called from several threads, one call at a time. Raises ``DeadlineError`` or ``CancelledError``
+        when the caller stops waiting; builds that had begun go on for the cache's sake.
         """
         raise NotImplementedError
 
-    def validate(self, operation: str, config: Mapping[str, Any], arch: str) -> tuple[KernelConfig, tuple[Violation, ...]]:
-        """The configuration that a JSON record means, and everything that is wrong with it on the arch (``ArchSpec.id``)."""
+    def validate(
+        self, operation: str, config: Mapping[str, Any], arch: str
+    ) -> tuple[KernelConfig, tuple[Violation, ...]]:
+        """The configuration that a JSON record means, and everything that is wrong with it on the arch
+        (``ArchSpec.id``).
+        """
         raise NotImplementedError
 
     def correct(self, operation: str, config: Mapping[str, Any], arch: str) -> Correction[Any]:
@@ -104,7 +119,10 @@ class Engine:
 
 
 class Prepared:
-    """A plan whose kernels are loaded: what ``execute`` needs besides addresses. Immutable, shared by all sessions (see ``prepared.py``)."""
+    """A plan whose kernels are loaded: what ``execute`` needs besides addresses.
+
+    Immutable, shared by all sessions (see ``prepared.py``).
+    """
 
     problem: Any
     plan: Any  # ExecutionPlan

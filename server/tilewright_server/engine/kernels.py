@@ -1,0 +1,140 @@
+"""From a configuration to a function that can be launched: generated once, built once, loaded once for each device."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tilewright_arch import ArchSpec
+from tilewright_kit.config import KernelConfig
+from tilewright_kit.device import Device, Module
+from tilewright_kit.errors import InternalError, NotFoundError
+from tilewright_kit.operation import Operation
+from tilewright_kit.source import SourceUnit
+from tilewright_server.build.artifacts import Artifact, ArtifactCache
+from tilewright_server.build.pool import Build, BuildPool
+from tilewright_server.engine.call import Call
+from tilewright_server.engine.lru import Lru
+
+__all__ = ["KernelStore", "Unit"]
+
+_UNITS = 4096
+_LOAD_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A source unit with its artifact key."""
+
+    source: SourceUnit
+    key: str
+
+
+class KernelStore:
+    """Kernels of all operations. Thread-safe. What is loaded stays loaded, and locked in the cache, until ``close``."""
+
+    def __init__(self, operations: Mapping[str, Operation[Any, Any]], cache: ArtifactCache, pool: BuildPool) -> None:
+        self._operations = operations
+        self._cache = cache
+        self._pool = pool
+        self._sources: Lru[tuple[str, KernelConfig], SourceUnit] = Lru(_UNITS)
+        self._modules: dict[tuple[str, str], tuple[Module, Artifact]] = {}
+        self._pinned: list[Artifact] = []
+        self._lock = threading.Lock()
+
+    def source(self, config: KernelConfig, arch: ArchSpec) -> SourceUnit:
+        """The translation unit. Raises ``ConfigInvalidError`` or ``UnsupportedError``."""
+        known = self._sources.get((arch.id, config))
+        if known is None:
+            operation = self._operations.get(config.operation)
+            if operation is None:
+                raise NotFoundError(
+                    "a stage of the plan belongs to an operation that is not loaded",
+                    field="operation",
+                    value=config.operation,
+                    rule="operation_name",
+                )
+            known = operation.generate(config, arch)
+            self._sources.put((arch.id, config), known)
+        return known
+
+    def unit(self, config: KernelConfig, arch: ArchSpec) -> Unit:
+        """Source and key. The key is computed anew each time: a header or the compiler may have changed."""
+        source = self.source(config, arch)
+        return Unit(source, self._pool.key(source, arch))
+
+    def is_ready(self, device: str, unit: Unit) -> bool:
+        """Whether the kernel can run without a build."""
+        return (device, unit.key) in self._modules or self._cache.contains(unit.key)
+
+    def is_built(self, unit: Unit) -> bool:
+        return self._cache.contains(unit.key)
+
+    def submit(self, unit: Unit, arch: ArchSpec, *, retry_failed: bool = False) -> Build:
+        return self._pool.submit(unit.source, arch, key=unit.key, retry_failed=retry_failed)
+
+    def obtain(self, units: Sequence[Unit], device: str, arch: ArchSpec, call: Call) -> None:
+        """Have all of ``units`` built, in parallel; the builds' time goes to ``call.build_ns``."""
+        missing = [unit for unit in units if not self.is_ready(device, unit)]
+        for build in [self.submit(unit, arch) for unit in missing]:
+            build.wait(call)
+            call.build_ns += build.build_ns
+
+    def function(self, device: Device, unit: Unit, role: str, arch: ArchSpec, call: Call) -> int:
+        """Handle of an entry point, loaded if need be. Raises ``DeviceError``, or what a rebuild raises."""
+        module = self._module(device, unit, arch, call)
+        symbol = unit.source.entries.get(role)
+        if symbol is None:
+            raise InternalError(
+                f"{unit.source.name} has no entry for the role {role}", field="role", value=role, rule="plan_role"
+            )
+        return module.function(symbol)
+
+    def pin(self, unit: SourceUnit, arch: ArchSpec) -> Path:
+        """Build a unit that is not an operation's (a device's runtime) and keep it until ``close``."""
+        return self._artifact(Unit(unit, self._pool.key(unit, arch)), arch, Call(), pin=True).binary
+
+    def _module(self, device: Device, unit: Unit, arch: ArchSpec, call: Call) -> Module:
+        place = (device.info.id, unit.key)
+        known = self._modules.get(place)
+        if known is not None:
+            return known[0]
+        artifact = self._artifact(unit, arch, call)
+        try:
+            module = device.load(artifact.binary)
+        except BaseException:
+            artifact.release()
+            raise
+        with self._lock:
+            winner = self._modules.setdefault(place, (module, artifact))
+        if winner[0] is not module:  # another thread was faster
+            module.unload()
+            artifact.release()
+        return winner[0]
+
+    def _artifact(self, unit: Unit, arch: ArchSpec, call: Call, *, pin: bool = False) -> Artifact:
+        """The locked artifact. It may be damaged, or evicted between build and lock: then it is built again."""
+        for _ in range(_LOAD_ATTEMPTS):
+            artifact = self._cache.get(unit.key)
+            if artifact is not None:
+                if pin:
+                    with self._lock:
+                        self._pinned.append(artifact)
+                return artifact
+            build = self.submit(unit, arch)
+            build.wait(call)
+            call.build_ns += build.build_ns
+        raise InternalError("a kernel vanished from the cache as often as it was built", rule="cache_vanished")
+
+    def close(self) -> None:
+        """Let go of everything. Devices unload their modules when they are closed, which must be done first."""
+        with self._lock:
+            modules, self._modules = self._modules, {}
+            pinned, self._pinned = self._pinned, []
+        for _, artifact in modules.values():
+            artifact.release()
+        for artifact in pinned:
+            artifact.release()

@@ -1,0 +1,101 @@
+"""A plan that is ready to run: kernels loaded, arguments laid out, only addresses missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tilewright_kit.device import DeviceInfo
+from tilewright_kit.errors import InvalidArgumentError
+from tilewright_kit.plan import ExecutionPlan
+from tilewright_kit.problem import Operand, Problem
+from tilewright_server.devices.base import Program
+from tilewright_server.engine.overlap import OverlapCheck
+from tilewright_server.engine.statistics import KernelCounters, OperationCounters
+
+if TYPE_CHECKING:
+    from tilewright_server.engine.executor import Executor
+
+__all__ = ["Prepared"]
+
+
+class Prepared:
+    """What ``Engine.execute`` needs besides addresses. Shared by all sessions; never changes, but for ``successor``."""
+
+    __slots__ = (
+        "_overlap",
+        "_required",
+        "device",
+        "executor",
+        "is_fallback",
+        "kernel_counters",
+        "kernels",
+        "notes",
+        "operands",
+        "operation_counters",
+        "plan",
+        "problem",
+        "program",
+        "successor",
+        "weight",
+        "workspace_bytes",
+    )
+
+    def __init__(
+        self,
+        problem: Problem,
+        plan: ExecutionPlan,
+        device: DeviceInfo,
+        *,
+        program: Program | None,
+        executor: Executor | None,
+        operation_counters: OperationCounters,
+        kernel_counters: Sequence[KernelCounters] = (),
+        notes: Sequence[str] = (),
+        is_fallback: bool = False,
+    ) -> None:
+        self.problem = problem
+        self.plan = plan
+        self.device = device
+        self.operands: tuple[Operand, ...] = plan.operands
+        """In the order in which ``execute`` takes their addresses."""
+        self.kernels: tuple[str, ...] = tuple(dict.fromkeys(config.name for config in plan.kernels))
+        """Names of the kernels that run, in order of first use; none for an empty problem."""
+        self.workspace_bytes = plan.workspace_bytes
+        self.notes: tuple[str, ...] = (*plan.notes, *notes)
+        self.is_fallback = is_fallback
+        """A better kernel is being built; executions of this very object use it as soon as it is there."""
+        self.successor: Prepared | None = None
+        self.program = program
+        self.executor = executor
+        self.weight = program.weight if program is not None else 0
+        self.operation_counters = operation_counters
+        self.kernel_counters = tuple(kernel_counters)
+        self._required = tuple(index for index, item in enumerate(self.operands) if item.desc.nbytes > 0)
+        self._overlap = OverlapCheck(plan)
+
+    @property
+    def current(self) -> Prepared:
+        """This, or the better plan that has replaced it."""
+        return self.successor or self
+
+    def check(self, addresses: Sequence[int]) -> None:
+        """Raise ``InvalidArgumentError`` unless the addresses can be run with: one for each operand, none null, and no
+        output in the way of another operand."""
+        if len(addresses) != len(self.operands):
+            raise InvalidArgumentError(
+                f"the plan has {len(self.operands)} operands, not {len(addresses)}",
+                field="locations",
+                value=len(addresses),
+                rule="operand_count",
+                fix="give one location for each operand, in the order of the plan",
+            )
+        for index in self._required:
+            if addresses[index] <= 0:
+                raise InvalidArgumentError(
+                    "an operand has no memory",
+                    field=self.operands[index].name,
+                    rule="operand_address",
+                    fix="say where its data lies",
+                )
+        self._overlap.check(addresses)

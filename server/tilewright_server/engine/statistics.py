@@ -1,0 +1,118 @@
+"""Counters: cheap enough for every execution, exact under threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass, field
+
+__all__ = ["KernelCounters", "OperationCounters", "Snapshot", "Statistics"]
+
+
+@dataclass(slots=True)
+class OperationCounters:
+    """Of one operation; times are sums in nanoseconds."""
+
+    name: str
+    success: int = 0
+    failure: int = 0
+    plan_hits: int = 0
+    plan_misses: int = 0
+    bytes_copied: int = 0
+    queue_ns: int = 0
+    plan_ns: int = 0
+    build_ns: int = 0
+    copy_in_ns: int = 0
+    device_ns: int = 0
+    copy_out_ns: int = 0
+
+
+@dataclass(slots=True)
+class KernelCounters:
+    """Of one kernel; a stage is a launch."""
+
+    name: str
+    launches: int = 0
+    device_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All counters at one moment."""
+
+    operations: tuple[OperationCounters, ...] = ()
+    kernels: tuple[KernelCounters, ...] = ()
+    artifact_hits: int = 0
+    artifact_builds: int = 0
+    artifact_failures: int = 0
+    artifacts_quarantined: int = 0
+    artifacts_evicted: int = 0
+    queue_depth: int = 0
+    workspace_bytes: int = 0
+    plans: int = 0
+    uptime_ns: int = 0
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Counters by name. Whoever counts often keeps the counter object and calls ``executed`` or ``planned`` with it."""
+
+    started_ns: int = field(default_factory=time.monotonic_ns)
+    _operations: dict[str, OperationCounters] = field(default_factory=dict)
+    _kernels: dict[str, KernelCounters] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def operation(self, name: str) -> OperationCounters:
+        with self._lock:
+            return self._operations.setdefault(name, OperationCounters(name))
+
+    def kernel(self, name: str) -> KernelCounters:
+        with self._lock:
+            return self._kernels.setdefault(name, KernelCounters(name))
+
+    def executed(
+        self,
+        operation: OperationCounters,
+        kernels: Sequence[KernelCounters],
+        times: Sequence[int],
+        repeat: int,
+        queue_ns: int,
+    ) -> None:
+        """An execution ended well; ``times`` are those of its stages, one for each of ``kernels``."""
+        with self._lock:
+            operation.success += 1
+            operation.queue_ns += queue_ns
+            for kernel, device_ns in zip(kernels, times, strict=True):
+                operation.device_ns += device_ns
+                kernel.launches += repeat
+                kernel.device_ns += device_ns
+
+    def failed(self, operation: str) -> None:
+        counters = self.operation(operation)
+        with self._lock:
+            counters.failure += 1
+
+    def planned(self, operation: OperationCounters, *, hit: bool, plan_ns: int, build_ns: int) -> None:
+        with self._lock:
+            operation.plan_hits += hit
+            operation.plan_misses += not hit
+            operation.plan_ns += plan_ns
+            operation.build_ns += build_ns
+
+    def copied(self, operation: str, nbytes: int, copy_in_ns: int = 0, copy_out_ns: int = 0) -> None:
+        """The server moved operands of an execution."""
+        counters = self.operation(operation)
+        with self._lock:
+            counters.bytes_copied += nbytes
+            counters.copy_in_ns += copy_in_ns
+            counters.copy_out_ns += copy_out_ns
+
+    def copies(self) -> tuple[tuple[OperationCounters, ...], tuple[KernelCounters, ...]]:
+        """Copies of all counters, operations by name, kernels by launches."""
+        with self._lock:
+            operations = [copy(item) for _, item in sorted(self._operations.items())]
+            kernels = [copy(item) for item in self._kernels.values()]
+        kernels.sort(key=lambda item: (-item.launches, item.name))
+        return tuple(operations), tuple(kernels)
