@@ -1,0 +1,237 @@
+"""The composition root: makes the parts of a server, runs it and takes it down again."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from tilewright_kit.errors import NotFoundError, TilewrightError
+from tilewright_server import __version__
+from tilewright_server.settings import Settings
+
+if TYPE_CHECKING:
+    from tilewright_kit.plugins import PluginManager
+    from tilewright_server.engine.engine import Engine
+    from tilewright_server.memory.sessions import Sessions
+    from tilewright_server.rpc.listeners import Listener
+    from tilewright_server.rpc.server import RpcServer
+    from tilewright_server.service import Service
+
+__all__ = ["Application"]
+
+log = logging.getLogger("tilewright")
+
+LAST_REPLIES_S = 1.0
+"""After the last work, how long replies may take to leave before whoever only watches is cut off."""
+
+
+class Application:
+    """One server. ``start`` and ``stop`` for embedding; ``run`` for a process of its own."""
+
+    sessions: Sessions
+    engine: Engine
+    service: Service
+    rpc: RpcServer
+    plugins: PluginManager
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.listeners: list[Listener] = []
+        self._parts = ExitStack()
+        self._stopped = threading.Lock()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where clients reach it, in the form that they take."""
+        return tuple(str(listener.address) for listener in self.listeners)
+
+    def start(self) -> None:
+        """Listen and serve. On an error (``TilewrightError``) nothing is left behind.
+
+        Opens no device: that is done in the background.
+        """
+        try:
+            self._start()
+        except BaseException:
+            self._parts.close()
+            raise
+
+    def _start(self) -> None:
+        # Imported here: naming the composition root must not cost what running it does.
+        from tilewright_server.memory.sessions import Sessions
+        from tilewright_server.rpc.listeners import Listener, parse_address
+        from tilewright_server.rpc.server import RpcServer
+        from tilewright_server.service import Service
+
+        settings = self.settings
+        addresses = [parse_address(text, insecure=settings.insecure) for text in settings.listen]
+        self.plugins = self.load_plugins()
+        self.engine = self.make_engine(self.plugins)
+        self._parts.callback(self.engine.close)
+        self.sessions = Sessions(_limits(settings))
+        self.service = Service(self.engine, self.sessions, settings.inline_limit, settings.message_limit - 64 * 1024)
+        self._parts.callback(self.service.close)
+        self.rpc = RpcServer(self.service, settings, self._opened())
+        for address in addresses:
+            listener = Listener(address)
+            listener.bind(self.rpc.server)
+            self._parts.callback(listener.close)
+            self.listeners.append(listener)
+        self.plugins.startup(self)
+        self._parts.callback(self.plugins.shutdown, self)
+        self.rpc.start(self.engine.operations)
+        threading.Thread(target=self._warm, name="warm", daemon=True).start()
+
+    def load_plugins(self) -> PluginManager:
+        """The plugins that the settings allow; those that fail are logged, reported and left out."""
+        from tilewright_kit.plugins import PluginManager
+
+        plugins = PluginManager(self.settings.plugins or None, self.settings.disabled_plugins)
+        plugins.load_entry_points()
+        return plugins
+
+    def make_engine(self, plugins: PluginManager) -> Engine:
+        from tilewright_server.engine.engine import Engine
+        from tilewright_server.engine.types import EngineOptions
+        from tilewright_server.settings import default_cache_dir
+
+        settings = self.settings
+        options = EngineOptions(
+            cache_dir=settings.cache_dir or default_cache_dir(),
+            cache_bytes=settings.cache_bytes,
+            build_workers=settings.build_workers,
+            build_timeout_s=settings.build_timeout_s,
+            compiler=settings.compiler,
+            default_device=settings.device,
+            default_strategy=settings.strategy,
+            cpu_arch=settings.cpu_arch,
+            cpu_threads=settings.cpu_threads,
+            queue_limit=settings.queue_limit,
+            workspace_bytes=settings.workspace_bytes,
+        )
+        return Engine(options, plugins)
+
+    def stop(self, grace_s: float | None = None) -> None:
+        """Refuse new work, let work in flight finish for up to ``grace_s`` seconds, cancel the rest, and give
+        everything back. Idempotent.
+        """
+        if not self._stopped.acquire(blocking=False):
+            return
+        grace = self.settings.grace_s if grace_s is None else grace_s
+        deadline = time.monotonic() + grace
+        self.rpc.health.enter_graceful_shutdown()
+        terminated = self.rpc.drain(grace)
+        self.rpc.streams.stop()
+        drained = self.engine.drain(grace)
+        self.rpc.leases.close("the server is shutting down")
+        # What is open now are replies on their way, and watchers, which would stay for ever.
+        terminated.wait(min(LAST_REPLIES_S, max(0.0, deadline - time.monotonic())))
+        self.rpc.server.stop(None).wait()
+        if not drained:
+            log.warning("work in flight was given up after %.3g s", grace)
+        if not self.sessions.close_all(timeout=1.0):
+            log.warning("memory of a session is still in use")
+        self.rpc.close()
+        self._parts.close()
+
+    def run(self) -> int:
+        """Serve until SIGTERM or SIGINT; returns the exit status. A second signal ends the process at once."""
+        logging.basicConfig(
+            stream=sys.stderr,
+            level=self.settings.log_level.upper(),
+            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        )
+        with _stop_signals() as signals:
+            try:
+                self.start()
+            except TilewrightError as error:
+                log.error("cannot start: %s", error)
+                return 1
+            self._say_ready()
+            name = signal.Signals(signals.get()).name
+            log.info("%s: draining for up to %g s", name, self.settings.grace_s)
+            self.stop()
+            log.info("stopped")
+        return 0
+
+    def _say_ready(self) -> None:
+        line = "ready: " + " ".join(self.addresses)
+        log.info("%s, version %s, operations: %s", line, __version__, ", ".join(self.engine.operations) or "none")
+        with contextlib.suppress(OSError, ValueError):  # nobody has to listen
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+
+    def _opened(self) -> Any:
+        from tilewright_proto.v1 import memory_pb2
+
+        try:
+            device = self.engine.devices.default
+        except NotFoundError:
+            device = ""  # what needs no device still works
+        return memory_pb2.SessionEvent.Opened(
+            server_version=__version__,
+            inline_limit=self.settings.inline_limit,
+            message_limit=self.settings.message_limit,
+            device=device,
+            operations=sorted(self.engine.operations),
+        )
+
+    @property
+    def operations(self) -> Mapping[str, Any]:
+        """By name; part of what plugins are shown at start-up."""
+        return self.engine.operations
+
+    @property
+    def devices(self) -> Any:
+        """The registry of devices; part of what plugins are shown at start-up."""
+        return self.engine.devices
+
+    def _warm(self) -> None:
+        """Open the default device, so that the first request does not wait for it."""
+        try:
+            self.engine.devices.get(self.engine.devices.default)
+        except TilewrightError as error:
+            log.warning("the default device is not ready: %s", error)
+        except Exception:
+            log.exception("the default device is not ready")
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[queue.SimpleQueue[int]]:
+    """Signals that ask for an end, through a queue whose ``put`` is safe in a handler."""
+    received: queue.SimpleQueue[int] = queue.SimpleQueue()
+    seen = [0]
+
+    def handle(number: int, _frame: object) -> None:
+        seen[0] += 1
+        if seen[0] > 1:
+            os._exit(128 + number)
+        received.put(number)
+
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _limits(settings: Settings) -> Any:
+    from tilewright_server.memory.sessions import Limits
+
+    return Limits(
+        sessions=settings.max_sessions,
+        regions=settings.max_regions,
+        buffers=settings.max_buffers,
+        buffer_bytes=settings.buffer_bytes,
+        plans=settings.max_plans,
+    )

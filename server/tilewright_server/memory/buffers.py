@@ -1,0 +1,41 @@
+"""Resident buffers: device memory that the server allocates for a session."""
+
+from __future__ import annotations
+
+from tilewright_kit.device import Buffer, Device
+from tilewright_server.memory.pins import Pinned
+
+__all__ = ["ResidentBuffer"]
+
+
+class ResidentBuffer(Pinned):
+    """Zeroed memory on one device, owned by one session."""
+
+    __slots__ = ("_buffer", "device", "device_id")
+
+    kind = "buffer"
+
+    def __init__(self, device: Device, nbytes: int) -> None:
+        """Allocate; ``ResourceExhaustedError`` if the device has not that much."""
+        super().__init__(nbytes)
+        self.device = device
+        self.device_id = device.info.id
+        self._buffer: Buffer | None = device.allocate(nbytes)
+        self.address = self._buffer.address
+
+    def read(self, offset: int, target: memoryview) -> None:
+        """Copy bytes out. The range has been checked and the buffer is pinned."""
+        assert self._buffer is not None
+        self.device.read(self._buffer, offset, target)
+
+    def write(self, offset: int, source: memoryview) -> None:
+        """Copy bytes in, under the same conditions as ``read``."""
+        assert self._buffer is not None
+        self.device.write(self._buffer, offset, source)
+
+    def release(self) -> None:
+        """Give the memory back. Idempotent."""
+        buffer, self._buffer = self._buffer, None
+        self.address = 0
+        if buffer is not None:
+            self.device.free(buffer)

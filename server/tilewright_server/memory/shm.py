@@ -1,0 +1,254 @@
+"""Opening memory files of other processes, and mapping them without ever trusting their owner.
+
+A client names a memory file by its process, descriptor and a random name that only its maker knows. Whatever is wrong
+with such a triple, the answer is the same: otherwise callers could probe the descriptor tables of other processes
+through the server.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import re
+import stat
+from dataclasses import dataclass
+
+from tilewright_kit.errors import AccessError, InvalidArgumentError, NotFoundError, ResourceExhaustedError
+
+__all__ = [
+    "MAX_REGION_BYTES",
+    "Mapping",
+    "OpenedFile",
+    "not_there",
+    "open_memfd",
+    "open_posix",
+    "read_into",
+    "view",
+    "write_from",
+]
+
+MAX_REGION_BYTES = 2**46
+"""Half of what a process of 47 bits of address space could map at all."""
+
+NAME = re.compile(r"tilewright-[0-9a-f]{32,64}\Z")
+
+# <linux/fcntl.h>, <linux/magic.h>; Python's fcntl module has the seals only where libc knew them at build time.
+F_GET_SEALS = 1034
+F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_WRITE, F_SEAL_FUTURE_WRITE = 0x1, 0x2, 0x8, 0x10
+TMPFS_MAGIC = 0x01021994
+
+PROT_READ, PROT_WRITE = 0x1, 0x2
+MAP_SHARED = 0x1
+MAP_FAILED = ctypes.c_void_p(-1).value
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.munmap.restype = ctypes.c_int
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.fstatfs.restype = ctypes.c_int
+_libc.fstatfs.argtypes = [ctypes.c_int, ctypes.c_void_p]
+
+
+@dataclass(slots=True)
+class OpenedFile:
+    """An open memory file. The holder of ``fd`` closes it."""
+
+    fd: int
+    inode: tuple[int, int]
+    bytes: int
+    sealed: bool
+    """True if the file can never become smaller, whatever its owner does: only then it may be mapped."""
+
+
+class Mapping:
+    """Shared, writable pages of a memory file. Keeps no descriptor."""
+
+    __slots__ = ("address", "nbytes")
+
+    def __init__(self, fd: int, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.address = 0
+        address = _libc.mmap(None, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
+        if address is None or address == MAP_FAILED:
+            code = ctypes.get_errno()
+            if code in (errno.EPERM, errno.EACCES):
+                raise AccessError(
+                    "the memory file cannot be written",
+                    field="memfd",
+                    rule="region_writable",
+                    fix="make it without the seals WRITE and FUTURE_WRITE, and open it for reading and writing",
+                )
+            raise ResourceExhaustedError(
+                "the server cannot map more memory", field="bytes", value=nbytes, rule="region_map"
+            )
+        self.address = address
+
+    def close(self) -> None:
+        """Unmap. Idempotent."""
+        if self.address:
+            _libc.munmap(self.address, self.nbytes)
+            self.address = 0
+
+
+def view(address: int, nbytes: int) -> memoryview:
+    """Writable bytes at an address that the caller keeps alive."""
+    return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
+
+
+def open_memfd(pid: int, fd: int, name: str, nbytes: int) -> OpenedFile:
+    """Open descriptor ``fd`` of process ``pid`` if it is the memory file ``name`` of at least ``nbytes`` bytes.
+
+    Raises ``InvalidArgumentError`` for a bad name or size, and one and the same ``NotFoundError`` for everything that
+    could tell about others.
+    """
+    _check_name(name)
+    _check_bytes(nbytes)
+    if pid <= 0 or fd < 0:
+        raise not_there()
+    wanted = f"/memfd:{name} (deleted)"
+    try:
+        # Look first: opening a link to something else (a device, a FIFO) could block or have effects.
+        link = f"/proc/{pid}/fd/{fd}"
+        if os.readlink(link) != wanted:  # noqa: PTH115 - compares text, not paths
+            raise not_there()
+        opened = os.open(link, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        raise _not_opened(error) from None
+    try:
+        # Look again: between the two calls the client could have put another file under the same number.
+        now = os.readlink(f"/proc/self/fd/{opened}")  # noqa: PTH115
+        if now != wanted or os.fstat(opened).st_nlink != 0 or not _is_tmpfs(opened):
+            raise not_there()
+        return _checked(opened, nbytes, sealable=True)
+    except BaseException as error:
+        os.close(opened)
+        if isinstance(error, OSError):
+            raise _not_opened(error) from None
+        raise
+
+
+def open_posix(name: str, nbytes: int) -> OpenedFile:
+    """Open the POSIX shared-memory object ``name`` if it belongs to the server's own user.
+
+    Errors as for ``open_memfd``.
+    """
+    plain = name[1:] if name.startswith("/") else name
+    _check_name(plain)
+    _check_bytes(nbytes)
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW
+    try:
+        opened = os.open(f"/dev/shm/{plain}", flags)
+    except OSError as error:
+        raise _not_opened(error) from None
+    try:
+        if os.fstat(opened).st_uid != os.geteuid() or not _is_tmpfs(opened):
+            raise not_there()
+        return _checked(opened, nbytes, sealable=False)
+    except BaseException as error:
+        os.close(opened)
+        if isinstance(error, OSError):
+            raise _not_opened(error) from None
+        raise
+
+
+def read_into(fd: int, offset: int, target: memoryview) -> None:
+    """Fill ``target`` from a file that may shrink at any time; ``InvalidArgumentError`` if it did."""
+    done = 0
+    while done < len(target):
+        count = os.preadv(fd, [target[done:]], offset + done)
+        if count == 0:
+            raise _shrunk()
+        done += count
+
+
+def write_from(fd: int, offset: int, source: memoryview) -> None:
+    """Write ``source`` to a file that may shrink; ``InvalidArgumentError`` if it did, instead of growing it again."""
+    if os.fstat(fd).st_size < offset + len(source):
+        raise _shrunk()
+    done = 0
+    try:
+        while done < len(source):
+            done += os.pwritev(fd, [source[done:]], offset + done)
+    except OSError as error:
+        if error.errno == errno.EPERM:
+            raise _shrunk() from None
+        if error.errno in (errno.ENOSPC, errno.ENOMEM):
+            raise ResourceExhaustedError("shared memory is full", field="region", rule="region_space") from None
+        raise
+
+
+def _checked(fd: int, nbytes: int, *, sealable: bool) -> OpenedFile:
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        raise not_there()
+    if status.st_size < nbytes:
+        raise InvalidArgumentError(
+            "the memory file is smaller than the region",
+            field="bytes",
+            value=nbytes,
+            rule="region_size",
+            fix="size the file with ftruncate before it is registered, or register fewer bytes",
+        )
+    seals = fcntl.fcntl(fd, F_GET_SEALS) if sealable else 0
+    wanted = F_SEAL_SEAL | F_SEAL_SHRINK
+    return OpenedFile(fd, (status.st_dev, status.st_ino), nbytes, seals & wanted == wanted)
+
+
+def _is_tmpfs(fd: int) -> bool:
+    """Ordinary shared memory.
+
+    Huge-page files are refused: a page that is missing at first touch would kill the server.
+    """
+    buffer = ctypes.create_string_buffer(256)
+    if _libc.fstatfs(fd, buffer) != 0:
+        return False
+    return ctypes.c_long.from_buffer(buffer).value & 0xFFFFFFFF == TMPFS_MAGIC
+
+
+def _check_name(name: str) -> None:
+    if not NAME.match(name):
+        raise InvalidArgumentError(
+            "the name of a memory file must be `tilewright-` and 32 to 64 hexadecimal digits",
+            field="name",
+            rule="region_name",
+            fix="make the name of at least 128 random bits",
+        )
+
+
+def _check_bytes(nbytes: int) -> None:
+    if not 0 < nbytes <= MAX_REGION_BYTES:
+        raise InvalidArgumentError(
+            "a region has at least one byte and at most 2**46",
+            field="bytes",
+            value=nbytes,
+            rule="region_size",
+            fix="register the part of the file that tensors lie in",
+        )
+
+
+def not_there() -> NotFoundError:
+    """The one answer to everything that could tell a caller about other processes or sessions."""
+    return NotFoundError(
+        "no memory file of that name is there for this server to open",
+        field="source",
+        rule="region_source",
+        fix="register from the process that made the file, as the server's user and in the server's process namespace",
+    )
+
+
+def _not_opened(error: OSError) -> NotFoundError | ResourceExhaustedError:
+    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        return ResourceExhaustedError("the server has no descriptor to spare", field="source", retry_after_s=1.0)
+    return not_there()
+
+
+def _shrunk() -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "the region's file has shrunk after registration",
+        field="region",
+        rule="region_shrunk",
+        fix="seal memory files (F_SEAL_SHRINK and F_SEAL_SEAL) before they are registered, and never make them smaller",
+    )

@@ -1,0 +1,163 @@
+"""The service ``tilewright.v1.Dispatch``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+
+from tilewright_kit.errors import InvalidArgumentError, NotFoundError
+from tilewright_kit.problem import Role
+from tilewright_proto.v1 import dispatch_pb2 as pb
+from tilewright_server.engine.call import Call, Cancellation
+from tilewright_server.engine.types import Outcome
+from tilewright_server.rpc import convert
+from tilewright_server.rpc.errors import as_tilewright_error, to_detail
+from tilewright_server.rpc.handlers import Context, call_of, own_threads, parse_as, raw
+from tilewright_server.rpc.streams import Streams
+from tilewright_server.service import Batch, Finished, Result, Service
+
+__all__ = ["DispatchServicer"]
+
+TOKEN_FIELD = b"\x0a\x10"
+"""How a request of a session begins: field 1, sixteen bytes."""
+MEMO_BYTES = 16 * 1024
+"""Larger requests are not remembered."""
+MAX_EXECUTIONS = 4096
+RESOLVE_ATTEMPTS = 3
+
+
+class DispatchServicer:
+    """Runs operations. ``execute`` and ``execute_stream`` are the hot path: see ``_batch``."""
+
+    def __init__(self, service: Service, streams: Streams) -> None:
+        self._service = service
+        self._streams = streams
+
+    def run(self, request: pb.RunRequest, context: Context) -> pb.RunReply:
+        call = call_of(context)
+        result = self._service.run(
+            request.session,
+            convert.operation_request(request),
+            convert.locations(request),
+            convert.selection(request.selection),
+            call,
+        )
+        return pb.RunReply(
+            outputs=[convert.output(item) for item in result.outputs], report=convert.report(result, call)
+        )
+
+    def plan(self, request: pb.PlanRequest, context: Context) -> pb.PlanReply:
+        call = call_of(context)
+        plan_id, target = self._service.plan(
+            request.session, convert.operation_request(request), convert.selection(request.selection), call
+        )
+        prepared = target.prepared
+        return pb.PlanReply(
+            plan=plan_id,
+            inputs=convert.operands(item for item in prepared.operands if item.role is Role.INPUT),
+            outputs=convert.operands(item for item in prepared.operands if item.role is Role.OUTPUT),
+            report=convert.plan_report(prepared, call),
+            workspace_bytes=prepared.workspace_bytes,
+            flops=prepared.plan.flops,
+            json=json.dumps(prepared.plan.to_dict(), default=str),
+        )
+
+    def release_plan(self, request: pb.ReleasePlanRequest, _: Context) -> pb.ReleasePlanReply:
+        self._service.sessions.get(request.session).release_plan(request.plan)
+        return pb.ReleasePlanReply()
+
+    @raw
+    def execute(self, data: bytes, context: Context) -> bytes:
+        call = call_of(context)
+        for attempt in range(RESOLVE_ATTEMPTS):
+            batch = self._batch(data)
+            try:
+                return _reply(self._service.execute(batch, call))
+            except NotFoundError:
+                # An object ended after it was looked up: look again, which finds out which executions that concerns.
+                if attempt == RESOLVE_ATTEMPTS - 1:
+                    raise
+        raise AssertionError("unreachable")
+
+    @raw
+    @own_threads
+    def execute_stream(self, requests: Iterator[bytes], context: Context, send: Callable[[bytes | None], None]) -> None:
+        cancellation = Cancellation()
+        context.add_callback(cancellation.cancel)
+        with self._streams.open(context, send) as stream:
+            for data in requests:
+                if not stream.begin():
+                    return
+                send(self._stream_reply(data, cancellation))
+                stream.end()
+
+    def _stream_reply(self, data: bytes, cancellation: Cancellation) -> bytes:
+        """As ``execute``, but what concerns the whole request becomes the error of each of its executions."""
+        count = 1
+        for _ in range(RESOLVE_ATTEMPTS):
+            try:
+                batch = self._batch(data)
+                count = len(batch.entries)
+                call = Call.within(batch.timeout_ms / 1000 if batch.timeout_ms else None, cancellation)
+                return _reply(self._service.execute(batch, call))
+            except Exception as error:  # noqa: PERF203 - at most three times
+                failure = error
+                if not isinstance(error, NotFoundError):
+                    break
+        detail = to_detail(as_tilewright_error(failure))
+        return pb.ExecuteReply(results=[pb.ExecutionResult(error=detail)] * count).SerializeToString()
+
+    def _batch(self, data: bytes) -> Batch:
+        """The executions that a request asks for.
+
+        Programs that prepare a plan send the same bytes again and again. A request that its session has sent before is
+        not even parsed: what it resolved to is kept until any object or plan of the session ends. The token is part of
+        the bytes, so no session finds another's.
+        """
+        if data[:2] == TOKEN_FIELD:
+            session = self._service.sessions.find(data[2:18])
+            if session is not None:
+                known: Batch | None = session.memo.get(data)
+                if known is not None:
+                    return known
+        return self._resolve(data)
+
+    def _resolve(self, data: bytes) -> Batch:
+        request = parse_as(pb.ExecuteRequest, data)
+        session = self._service.sessions.get(request.session)
+        executions = request.executions
+        if len(executions) > MAX_EXECUTIONS:
+            raise InvalidArgumentError(
+                f"a request has at most {MAX_EXECUTIONS} executions",
+                field="executions",
+                value=len(executions),
+                rule="execution_count",
+                fix="send several requests",
+            )
+        epoch = session.epoch
+        location = convert.location
+        batch = self._service.resolve(
+            session, [(item.plan, [location(place) for place in item.locations], item.repeat) for item in executions]
+        )
+        batch.timeout_ms = request.timeout_ms
+        if batch.reusable and len(data) <= MEMO_BYTES:
+            session.remember(data, batch, epoch)
+        return batch
+
+
+def _reply(results: Sequence[Result]) -> bytes:
+    reply = pb.ExecuteReply()
+    add = reply.results.add
+    queue_ns = 0
+    for result in results:
+        if type(result) is Outcome:
+            add(device_ns=result.device_ns)
+            queue_ns = max(queue_ns, result.queue_ns)
+        elif isinstance(result, Finished):
+            outputs = [convert.output(item) for item in result.outputs]
+            add(device_ns=result.outcome.device_ns, bytes_copied=result.bytes_copied, outputs=outputs)
+            queue_ns = max(queue_ns, result.outcome.queue_ns)
+        else:
+            add(error=to_detail(as_tilewright_error(result)))  # type: ignore[arg-type]
+    reply.queue_ns = queue_ns
+    return reply.SerializeToString()

@@ -1,0 +1,145 @@
+"""The service ``tilewright.v1.Memory``."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from tilewright_kit.errors import InvalidArgumentError, UnavailableError
+from tilewright_proto.v1 import memory_pb2 as pb
+from tilewright_server.memory.buffers import ResidentBuffer
+from tilewright_server.memory.sessions import Session
+from tilewright_server.memory.shm import OpenedFile, open_memfd, open_posix
+from tilewright_server.rpc.handlers import Context, call_of, lease
+from tilewright_server.service import Service
+
+__all__ = ["Leases", "MemoryServicer"]
+
+Send = Callable[[pb.SessionEvent | None], None]
+
+
+class Leases:
+    """Open lease streams, and the ends of their sessions.
+
+    gRPC reports the end of a stream in its one event thread, which must not wait; giving memory back can take a while,
+    so that is done elsewhere.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._lock = threading.Lock()
+        self._open: dict[Session, Send] = {}
+        self._closing = False
+        self._reaper = ThreadPoolExecutor(1, thread_name_prefix="reaper")
+
+    def begin(self, session: Session, send: Send) -> None:
+        with self._lock:
+            if not self._closing:
+                self._open[session] = send
+                return
+        self._service.sessions.close(session)
+        raise UnavailableError("the server is shutting down", rule="draining")
+
+    def end(self, session: Session) -> None:
+        """The stream is gone: end the session soon, in another thread."""
+        with self._lock:
+            self._open.pop(session, None)
+            if not self._closing:
+                self._reaper.submit(self._service.sessions.close, session)
+
+    def close(self, reason: str) -> None:
+        """Tell all clients, and end their streams. Their sessions are left to ``Sessions.close_all``."""
+        with self._lock:
+            self._closing = True
+            sends = list(self._open.values())
+        for send in sends:
+            send(pb.SessionEvent(closing=pb.SessionEvent.Closing(reason=reason)))
+            send(None)
+        self._reaper.shutdown(wait=True)
+
+
+class MemoryServicer:
+    """Sessions, regions and resident buffers."""
+
+    def __init__(self, service: Service, leases: Leases, opened: pb.SessionEvent.Opened) -> None:
+        self._service = service
+        self._sessions = service.sessions
+        self._leases = leases
+        self._opened = opened
+        """What every client is told, without its token."""
+
+    @lease
+    def open_session(self, request: pb.OpenSessionRequest, context: Context, send: Send) -> None:
+        local = context.peer().startswith("unix:")
+        session = self._sessions.open(request.client_name, local=local)
+        self._leases.begin(session, send)
+        if not context.add_callback(lambda: self._leases.end(session)):
+            self._leases.end(session)
+            return
+        event = pb.SessionEvent(opened=self._opened)
+        event.opened.session = session.token
+        event.opened.shared_memory = local
+        send(event)
+
+    def register_region(self, request: pb.RegisterRegionRequest, _: Context) -> pb.RegisterRegionReply:
+        session = self._sessions.get(request.session)
+        region = session.register(lambda: _open(request))
+        return pb.RegisterRegionReply(region=region.id, zero_copy=region.zero_copy)
+
+    def unregister_region(self, request: pb.UnregisterRegionRequest, context: Context) -> pb.UnregisterRegionReply:
+        self._sessions.get(request.session).unregister(request.region, call_of(context).deadline)
+        return pb.UnregisterRegionReply()
+
+    def status(self, request: pb.StatusRequest, _: Context) -> pb.StatusReply:
+        regions, buffers, plans = self._sessions.get(request.session).objects()
+        kind = pb.StatusReply
+        return pb.StatusReply(
+            regions=[
+                kind.Region(region=item.id, bytes=item.size, zero_copy=item.zero_copy, in_use=item.pins)
+                for item in regions
+            ],
+            buffers=[
+                kind.Buffer(buffer=item.id, bytes=item.size, device=item.device_id, in_use=item.pins)
+                for item in buffers
+            ],
+            plans=plans,
+        )
+
+    def create_buffer(self, request: pb.CreateBufferRequest, _: Context) -> pb.CreateBufferReply:
+        session = self._sessions.get(request.session)
+        devices = self._service.engine.devices
+        device = devices.get(request.device or devices.default)
+        return pb.CreateBufferReply(
+            buffer=session.create_buffer(request.bytes, lambda size: ResidentBuffer(device, size)).id
+        )
+
+    def write_buffer(self, request: pb.WriteBufferRequest, _: Context) -> pb.WriteBufferReply:
+        place = request.WhichOneof("source")
+        if place is None:
+            raise InvalidArgumentError(
+                "there is nothing to write", field="source", rule="source", fix="set data or region"
+            )
+        source = request.data if place == "data" else (request.region.region, request.region.offset)
+        self._service.write_buffer(request.session, request.buffer, request.offset, source, request.bytes)
+        return pb.WriteBufferReply()
+
+    def read_buffer(self, request: pb.ReadBufferRequest, _: Context) -> pb.ReadBufferReply:
+        target = (request.region.region, request.region.offset) if request.HasField("region") else None
+        data = self._service.read_buffer(request.session, request.buffer, request.offset, request.bytes, target)
+        return pb.ReadBufferReply(data=data)
+
+    def free_buffer(self, request: pb.FreeBufferRequest, context: Context) -> pb.FreeBufferReply:
+        self._sessions.get(request.session).free_buffer(request.buffer, call_of(context).deadline)
+        return pb.FreeBufferReply()
+
+
+def _open(request: pb.RegisterRegionRequest) -> OpenedFile:
+    source = request.WhichOneof("source")
+    if source == "memfd":
+        return open_memfd(request.memfd.pid, request.memfd.fd, request.memfd.name, request.bytes)
+    if source == "posix":
+        return open_posix(request.posix.name, request.bytes)
+    raise InvalidArgumentError(
+        "the region has no source", field="source", rule="region_source", fix="set memfd or posix"
+    )

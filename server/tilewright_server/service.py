@@ -1,0 +1,282 @@
+"""The core of the server without its transport: sessions and the engine, brought together."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tilewright_kit.errors import InvalidArgumentError, TilewrightError
+from tilewright_kit.problem import OperationRequest
+from tilewright_server.engine.call import Call
+from tilewright_server.engine.types import Outcome, Selection
+from tilewright_server.memory.binding import Binder, Binding, Location, Place, Target
+from tilewright_server.memory.pins import Pinned
+from tilewright_server.memory.sessions import Session, Sessions
+from tilewright_server.memory.staged import OutputValue
+from tilewright_server.memory.staging import StagingPool
+
+if TYPE_CHECKING:
+    from tilewright_server.engine.engine import Engine, Prepared
+
+__all__ = ["Batch", "Finished", "Result", "RunResult", "Service"]
+
+MAX_REPEAT = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """An execution that had something to copy."""
+
+    outcome: Outcome
+    outputs: tuple[OutputValue, ...]
+    bytes_copied: int
+
+
+Result = Outcome | Finished | TilewrightError
+"""What became of one execution; a bare ``Outcome`` copied nothing and returns nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What ``run`` did, with times in nanoseconds."""
+
+    prepared: Prepared
+    outcome: Outcome
+    outputs: tuple[OutputValue, ...]
+    bytes_copied: int
+    copy_in_ns: int
+    copy_out_ns: int
+    total_ns: int
+
+
+class Batch:
+    """Executions of one request, resolved: bindings, or what was wrong with an execution."""
+
+    __slots__ = ("entries", "objects", "plain", "reusable", "session", "timeout_ms")
+
+    def __init__(self, session: Session, entries: Sequence[Binding | TilewrightError]) -> None:
+        self.session = session
+        self.entries = entries
+        self.timeout_ms = 0
+        bindings = [entry for entry in entries if isinstance(entry, Binding)]
+        self.objects: tuple[Pinned, ...] = tuple(dict.fromkeys(item for entry in bindings for item in entry.objects))
+        self.plain: list[tuple[Prepared, Sequence[int], int]] | None = None
+        if len(bindings) == len(entries) and not any(entry.staged for entry in bindings):
+            self.plain = [(entry.target.prepared, entry.addresses, entry.repeat) for entry in bindings]
+        self.reusable = self.plain is not None and all(entry.reusable for entry in bindings)
+
+
+class Service:
+    """One per server process. Thread-safe; work is done in the calling thread. Errors are ``TilewrightError``."""
+
+    def __init__(self, engine: Engine, sessions: Sessions, inline_limit: int, reply_limit: int) -> None:
+        self.engine = engine
+        self.sessions = sessions
+        self._pools: dict[str, StagingPool] = {}
+        self._lock = threading.Lock()
+        self.binder = Binder(inline_limit, reply_limit, self.staging)
+
+    def session(self, token: bytes) -> Session | None:
+        """The session of a request; none for the empty token."""
+        return self.sessions.get(token) if token else None
+
+    def staging(self, device_id: str) -> StagingPool:
+        pool = self._pools.get(device_id)
+        if pool is None:
+            device = self.engine.devices.get(device_id)
+            with self._lock:
+                pool = self._pools.setdefault(device_id, StagingPool(device))
+        return pool
+
+    def run(
+        self,
+        token: bytes,
+        request: OperationRequest,
+        locations: Mapping[str, Location],
+        selection: Selection,
+        call: Call,
+    ) -> RunResult:
+        """Plan, bind, run, copy out. Outputs without a location travel back in the reply."""
+        started = time.perf_counter_ns()
+        session = self.session(token)
+        prepared = self.engine.plan(request, selection, call)
+        target = Target(prepared)
+        none = Location(Place.NONE)
+        binding = self.binder.bind(target, [locations.get(slot.name, none) for slot in target.slots], session)
+        result, copy_in, copy_out = self._pinned(session, binding, call)
+        total = time.perf_counter_ns() - started
+        return RunResult(prepared, result.outcome, result.outputs, result.bytes_copied, copy_in, copy_out, total)
+
+    def _pinned(self, session: Session | None, binding: Binding, call: Call) -> tuple[Finished, int, int]:
+        if session is None:
+            return self._through_staging(binding, call)
+        session.pin(binding.objects)
+        try:
+            return self._through_staging(binding, call)
+        finally:
+            session.unpin(binding.objects)
+
+    def _through_staging(self, binding: Binding, call: Call) -> tuple[Finished, int, int]:
+        """Copy in, run, copy out; returns with the times of both copies."""
+        try:
+            clock = time.perf_counter_ns
+            start = clock()
+            copied = binding.begin()
+            copy_in = clock() - start
+            outcome = self.engine.execute(binding.target.prepared, binding.addresses, call, binding.repeat)
+            start = clock()
+            copied_out, outputs = binding.finish()
+            return Finished(outcome, tuple(outputs), copied + copied_out), copy_in, clock() - start
+        finally:
+            binding.discard()
+
+    def plan(self, token: bytes, request: OperationRequest, selection: Selection, call: Call) -> tuple[int, Target]:
+        """Prepare a plan that the session keeps; returns its id."""
+        session = self.sessions.get(token)
+        target = Target(self.engine.plan(request, selection, call))
+        return session.add_plan(target), target
+
+    def resolve(self, session: Session, executions: Sequence[tuple[int, Sequence[Location], int]]) -> Batch:
+        """Bind (plan id, locations, repeat) each; what is wrong with one does not concern the others."""
+        entries: list[Binding | TilewrightError] = []
+        bind = self.binder.bind
+        returned = 0
+        for plan_id, locations, repeat in executions:
+            try:
+                if repeat > MAX_REPEAT:
+                    raise _too_often(repeat)
+                binding = bind(session.plan(plan_id), locations, session, repeat or 1, returned)
+                returned = binding.returned
+                entries.append(binding)
+            except TilewrightError as error:  # noqa: PERF203 - one failure must not end the others
+                entries.append(error)
+        return Batch(session, entries)
+
+    def execute(self, batch: Batch, call: Call) -> Sequence[Result]:
+        """Run a batch in order.
+
+        Raises what concerns all of it; ``NotFoundError`` if one of its objects ended meanwhile: resolve it again.
+        """
+        session = batch.session
+        session.pin(batch.objects)
+        try:
+            if batch.plain is not None:
+                return self.engine.execute_many(batch.plain, call)
+            return self._mixed(batch.entries, call)
+        finally:
+            session.unpin(batch.objects)
+
+    def _mixed(self, entries: Sequence[Binding | TilewrightError], call: Call) -> list[Result]:
+        """One after the other: an execution may read, through copies, what the one before it wrote."""
+        results: list[Result] = []
+        for entry in entries:
+            if isinstance(entry, TilewrightError):
+                results.append(entry)
+                continue
+            try:
+                results.append(self._through_staging(entry, call)[0])
+            except TilewrightError as error:
+                results.append(error)
+        return results
+
+    # Resident buffers
+
+    def write_buffer(
+        self, token: bytes, buffer_id: int, offset: int, source: bytes | tuple[int, int], nbytes: int
+    ) -> None:
+        """Copy bytes, or ``nbytes`` from (region id, offset), into a buffer."""
+        session = self.sessions.get(token)
+        buffer = session.buffer(buffer_id)
+        if isinstance(source, bytes):
+            nbytes = len(source)
+            check_range("buffer", offset, nbytes, buffer.size)
+            session.pin((buffer,))
+            try:
+                buffer.write(offset, memoryview(source))
+            finally:
+                session.unpin((buffer,))
+            return
+        region = session.region(source[0])
+        check_range("buffer", offset, nbytes, buffer.size)
+        check_range("region", source[1], nbytes, region.size)
+        session.pin((buffer, region))
+        try:
+            for at, size in _chunks(nbytes):
+                part = memoryview(bytearray(size))
+                region.read(source[1] + at, part)
+                buffer.write(offset + at, part)
+        finally:
+            session.unpin((buffer, region))
+
+    def read_buffer(
+        self, token: bytes, buffer_id: int, offset: int, nbytes: int, target: tuple[int, int] | None
+    ) -> bytes:
+        """Bytes of a buffer; or, with ``target`` (region id, offset), copy them there and return nothing."""
+        session = self.sessions.get(token)
+        buffer = session.buffer(buffer_id)
+        check_range("buffer", offset, nbytes, buffer.size)
+        if target is None:
+            self._check_reply(nbytes)
+            data = bytearray(nbytes)
+            session.pin((buffer,))
+            try:
+                buffer.read(offset, memoryview(data))
+            finally:
+                session.unpin((buffer,))
+            return bytes(data)
+        region = session.region(target[0])
+        check_range("region", target[1], nbytes, region.size)
+        session.pin((buffer, region))
+        try:
+            for at, size in _chunks(nbytes):
+                part = memoryview(bytearray(size))
+                buffer.read(offset + at, part)
+                region.write(target[1] + at, part)
+        finally:
+            session.unpin((buffer, region))
+        return b""
+
+    def _check_reply(self, nbytes: int) -> None:
+        if nbytes > self.binder.inline_limit:
+            raise InvalidArgumentError(
+                f"a reply carries at most {self.binder.inline_limit} bytes",
+                field="bytes",
+                value=nbytes,
+                rule="inline_limit",
+                fix="read in parts, or into a region",
+            )
+
+    def close(self) -> None:
+        """Free staging memory. Sessions and the engine are closed by whoever made them."""
+        for pool in self._pools.values():
+            pool.close()
+        self._pools.clear()
+
+
+def check_range(kind: str, offset: int, nbytes: int, size: int) -> None:
+    """``InvalidArgumentError`` unless ``nbytes`` bytes from ``offset`` lie within ``size``."""
+    if nbytes < 0 or offset < 0 or offset > size or nbytes > size - offset:
+        raise InvalidArgumentError(
+            f"{nbytes} bytes from offset {offset} reach past the end of the {kind}, which has {size}",
+            field="offset",
+            value=offset,
+            rule="location_bounds",
+            fix=f"stay within the {kind}",
+        )
+
+
+def _chunks(nbytes: int, chunk: int = 4 << 20) -> list[tuple[int, int]]:
+    return [(at, min(chunk, nbytes - at)) for at in range(0, nbytes, chunk)]
+
+
+def _too_often(repeat: int) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"an execution can be repeated at most {MAX_REPEAT} times",
+        field="repeat",
+        value=repeat,
+        rule="repeat_limit",
+        fix="send several executions",
+    )

@@ -1,0 +1,315 @@
+"""Every setting of the server, in one table. This is the only module that reads the environment.
+
+A setting comes, in rising order of precedence, from its default, the settings file (TOML), its environment variable
+and its flag. The fields of ``Settings`` are the table: the command line, the settings file and the documentation are
+generated from ``TABLE``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from tilewright_kit.errors import InvalidArgumentError, NotFoundError, UnsupportedError
+
+__all__ = ["ENV_PREFIX", "TABLE", "Setting", "Settings", "default_cache_dir", "default_listen", "load"]
+
+ENV_PREFIX = "TILEWRIGHT_"
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row of the table.
+
+    ``default`` may be ``None`` where it depends on the machine; ``doc`` then says what it becomes.
+    """
+
+    name: str
+    kind: str
+    default: Any
+    doc: str
+    parse: Callable[[Any], Any]
+
+    @property
+    def env(self) -> str:
+        return ENV_PREFIX + self.name.upper()
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("expected text")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    if not isinstance(value, str) or value.strip().lower() not in words:
+        raise ValueError("expected true or false")
+    return words[value.strip().lower()]
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return tuple(word.strip() for word in value.split(",") if word.strip())
+    if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
+        raise ValueError("expected a list of words")
+    return tuple(value)
+
+
+def _path(value: Any) -> Path:
+    if not isinstance(value, (str, Path)) or not str(value):
+        raise ValueError("expected a path")
+    return Path(value).expanduser()
+
+
+def _count(least: int, most: int) -> Callable[[Any], int]:
+    def parse(value: Any) -> int:
+        if isinstance(value, (bool, float)):
+            raise ValueError("expected a whole number")
+        number = int(value)
+        if not least <= number <= most:
+            raise ValueError(f"expected {least} to {most}")
+        return number
+
+    return parse
+
+
+_UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+
+def _size(least: int, most: int) -> Callable[[Any], int]:
+    def parse(value: Any) -> int:
+        if isinstance(value, str):
+            text = value.strip().lower()
+            digits = text.rstrip("abcdefghijklmnopqrstuvwxyz ")
+            unit = text[len(digits) :].strip()
+            if unit not in _UNITS or not digits.strip().isdigit():
+                raise ValueError("expected bytes, or a number with KiB, MiB, GiB or TiB")
+            value = int(digits) * _UNITS[unit]
+        return _count(least, most)(value)
+
+    return parse
+
+
+def _seconds(least: float, most: float) -> Callable[[Any], float]:
+    def parse(value: Any) -> float:
+        number = float(value)
+        if not least <= number <= most:  # also refuses NaN
+            raise ValueError(f"expected {least:g} to {most:g} seconds")
+        return number
+
+    return parse
+
+
+def _choice(*allowed: str) -> Callable[[Any], str]:
+    def parse(value: Any) -> str:
+        if value not in allowed:
+            raise ValueError("expected one of " + ", ".join(allowed))
+        return str(value)
+
+    return parse
+
+
+def _setting(default: Any, kind: str, parse: Callable[[Any], Any], doc: str) -> Any:
+    return field(default=default, metadata={"kind": kind, "parse": parse, "doc": doc})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Checked settings of one server. Build it with ``load``, or directly in tests."""
+
+    listen: tuple[str, ...] = _setting(
+        (),
+        "addresses",
+        _words,
+        "Where to listen: `unix:PATH`, or `HOST:PORT` with a loopback host."
+        " Empty: `tilewright/tilewright.sock` in the user's runtime directory.",
+    )
+    insecure: bool = _setting(False, "flag", _flag, "Allow TCP listeners, which any local user can reach.")
+    device: str = _setting(
+        "", "name", _text, "Device by id, for example `cpu:0`. Empty: the first GPU, or else the CPU."
+    )
+    plugins: tuple[str, ...] = _setting((), "names", _words, "Plugins to load. Empty: all that are installed.")
+    disabled_plugins: tuple[str, ...] = _setting((), "names", _words, "Plugins not to load.")
+    cpu_arch: str = _setting(
+        "", "name", _text, "CPU level to make kernels for, for example `x86-64-v2`. Empty: the machine's."
+    )
+    cpu_threads: int = _setting(0, "count", _count(0, 4096), "Threads of the CPU device. 0: all usable cores.")
+    strategy: str = _setting("heuristic", "name", _text, "Selection strategy of requests that name none.")
+    cache_dir: Path | None = _setting(  # noqa: RUF009
+        None, "path", _path, "Folder of compiled kernels. Empty: `tilewright` in the user's cache directory."
+    )
+    cache_bytes: int = _setting(
+        2048 * MIB, "size", _size(0, 2**50), "Size that the cache of compiled kernels is kept to."
+    )
+    compiler: str = _setting("", "name", _text, "C++ compiler, by name or path. Empty: the first that is found.")
+    build_workers: int = _setting(0, "count", _count(0, 1024), "Compilers that run at a time. 0: one per usable core.")
+    build_timeout_s: float = _setting(
+        120.0, "seconds", _seconds(1, 86400), "Time after which a compiler counts as hanging."
+    )
+    workers: int = _setting(
+        64, "count", _count(2, 4096), "Threads that answer unary calls; started as they are needed."
+    )
+    max_streams: int = _setting(
+        256, "count", _count(1, 65536), "Execution streams that may be open at once, each with a thread of its own."
+    )
+    queue_limit: int = _setting(
+        256, "count", _count(1, 1_000_000), "Executions that may wait for the device; more are refused."
+    )
+    workspace_bytes: int = _setting(
+        4096 * MIB, "size", _size(0, 2**50), "Workspace of all executions of one device together."
+    )
+    max_sessions: int = _setting(1024, "count", _count(1, 1_000_000), "Sessions that may be open at once.")
+    max_regions: int = _setting(4096, "count", _count(1, 60_000), "Shared-memory regions of one session.")
+    max_plans: int = _setting(4096, "count", _count(1, 1_000_000), "Prepared plans of one session.")
+    max_buffers: int = _setting(4096, "count", _count(1, 1_000_000), "Resident buffers of one session.")
+    buffer_bytes: int = _setting(
+        4096 * MIB, "size", _size(0, 2**50), "Bytes of all resident buffers of one session together."
+    )
+    inline_limit: int = _setting(
+        4 * MIB, "size", _size(0, 512 * MIB), "Largest operand that may travel inside a message, either way."
+    )
+    message_limit: int = _setting(
+        20 * MIB,
+        "size",
+        _size(64 * 1024, 1024 * MIB),
+        "Largest message received. Bounds what a client can make the server hold per call before it is looked at.",
+    )
+    keepalive_s: float = _setting(
+        20.0,
+        "seconds",
+        _seconds(1, 7200),
+        "Silence after which a TCP client is probed; half of it later it counts as dead.",
+    )
+    grace_s: float = _setting(
+        10.0, "seconds", _seconds(0, 3600), "How long work in flight may take after a stop signal."
+    )
+    reflection: bool = _setting(
+        True, "flag", _flag, "Serve gRPC reflection, so that grpcurl works without the protocol files."
+    )
+    log_level: str = _setting(
+        "info", "level", _choice("debug", "info", "warning", "error"), "How much to log, to standard error."
+    )
+
+    def __post_init__(self) -> None:
+        if self.inline_limit + 64 * 1024 > self.message_limit:
+            raise InvalidArgumentError(
+                "the inline limit does not fit a message",
+                field="inline_limit",
+                value=self.inline_limit,
+                rule="settings",
+                fix="raise message_limit, or lower inline_limit to 64 KiB less than it",
+            )
+
+
+TABLE: tuple[Setting, ...] = tuple(
+    Setting(item.name, item.metadata["kind"], item.default, item.metadata["doc"], item.metadata["parse"])
+    for item in fields(Settings)
+)
+
+
+def load(
+    flags: Mapping[str, Any] | None = None,
+    file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Settings:
+    """Settings from ``file`` (else the file that ``TILEWRIGHT_CONFIG`` names), the environment and ``flags`` (``None``
+    values are skipped).
+
+    Raises ``InvalidArgumentError`` that names the source of a bad or unknown setting, ``NotFoundError`` if the file is
+    missing.
+    """
+    environ = os.environ if environ is None else environ
+    named = environ.get(ENV_PREFIX + "CONFIG", "")
+    path = file or (Path(named) if named else None)
+    values: dict[str, Any] = {}
+    if path is not None:
+        values |= _checked(_read_file(path), lambda row: f"{row.name} in the settings file")
+    from_env = {row.name: environ[row.env] for row in TABLE if environ.get(row.env)}
+    values |= _checked(from_env, lambda row: row.env)
+    values |= _checked({key: value for key, value in (flags or {}).items() if value is not None}, lambda row: row.flag)
+    if not values.get("listen"):
+        values["listen"] = (default_listen(environ),)
+    if values.get("cache_dir") is None:
+        values["cache_dir"] = default_cache_dir()
+    return Settings(**values)
+
+
+def default_listen(environ: Mapping[str, str] | None = None) -> str:
+    """The user's own socket: in the runtime directory that the login session made, else in a private folder of /tmp."""
+    environ = os.environ if environ is None else environ
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    if runtime and Path(runtime).is_dir():
+        return f"unix:{runtime}/tilewright/tilewright.sock"
+    return f"unix:/tmp/tilewright-{os.getuid()}/tilewright.sock"
+
+
+def default_cache_dir() -> Path:
+    """Where compiled kernels live if no setting says otherwise."""
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("tilewright", appauthor=False))
+
+
+def _checked(values: Mapping[str, Any], source: Callable[[Setting], str]) -> dict[str, Any]:
+    rows = {row.name: row for row in TABLE}
+    checked: dict[str, Any] = {}
+    for name, value in values.items():
+        row = rows.get(name)
+        if row is None:
+            raise InvalidArgumentError(
+                "there is no such setting",
+                field=name,
+                value=value,
+                rule="settings",
+                fix="use one of " + ", ".join(rows),
+            )
+        try:
+            checked[name] = row.parse(value)
+        except (ValueError, TypeError) as error:
+            raise InvalidArgumentError(
+                f"{source(row)} is not a {row.kind}: {error}", field=name, value=value, rule="settings", fix=row.doc
+            ) from error
+    return checked
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_bytes().decode()
+    except FileNotFoundError:
+        raise NotFoundError("there is no such settings file", field="config", value=str(path)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgumentError(
+            f"cannot read the settings file: {error}", field="config", value=str(path)
+        ) from error
+    toml = _toml()
+    try:
+        parsed: dict[str, Any] = toml.loads(text)
+    except toml.TOMLDecodeError as error:
+        raise InvalidArgumentError(
+            f"the settings file is not TOML: {error}", field="config", value=str(path), rule="settings"
+        ) from error
+    return parsed
+
+
+def _toml() -> Any:
+    """The TOML reader: standard from Python 3.11, the package ``tomli`` before."""
+    import importlib
+
+    try:
+        return importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    except ModuleNotFoundError:
+        raise UnsupportedError(
+            "settings files need a TOML reader on Python 3.10", field="config", fix="pip install tomli, or use flags"
+        ) from None
