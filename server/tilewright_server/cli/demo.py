@@ -75,7 +75,7 @@ def demo(
     else:
         server = PrivateServer()
         with server as private, connected(private) as client:
-            note(f"server: process {server.pid}, answered after {server.start_seconds:.2f} s")
+            note(f"server: process {server.pid}, ready after {server.start_seconds:.2f} s")
             note("client: another process; operands and results lie in shared memory")
             rows = _tour(client, size, dtype)
     seconds = time.perf_counter() - begun

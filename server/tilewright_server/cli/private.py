@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import select
 import signal
 import socket
 import subprocess
@@ -39,7 +40,7 @@ class PrivateServer:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self.start_seconds = 0.0
-        """How long it took from the start of the process to the first answer."""
+        """How long it took from the start of the process until it was ready."""
 
     @property
     def pid(self) -> int:
@@ -54,10 +55,14 @@ class PrivateServer:
         command = [sys.executable, "-m", "tilewright_server.cli", "serve", "--listen", target, *self._flags]
         with (folder / "log").open("wb") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_end_with_parent()
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                preexec_fn=_end_with_parent(),
             )
         try:
-            self._wait(target, begun + self._timeout)
+            self._wait(begun + self._timeout)
         except BaseException:
             self.__exit__()
             raise
@@ -72,6 +77,8 @@ class PrivateServer:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+            if self._process.stdout is not None:
+                self._process.stdout.close()
             self._process = None
         if self._folder is not None:
             self._folder.cleanup()
@@ -86,24 +93,23 @@ class PrivateServer:
         except OSError:
             return ""
 
-    def _wait(self, target: str, deadline: float) -> None:
+    def _wait(self, deadline: float) -> None:
+        """Until the server prints its one line, which says that it is ready."""
         assert self._process is not None
-        while not is_serving(target):
-            if self._process.poll() is not None:
-                raise UnavailableError(
-                    f"a private server ended at its start with exit code {self._process.returncode}",
-                    rule="server_start",
-                    fix="read the log below; `tilewright doctor` says what this machine lacks",
-                    log_tail=self.log_tail(),
-                )
-            if time.monotonic() > deadline:
-                raise UnavailableError(
-                    f"a private server did not answer within {self._timeout:g} s",
-                    rule="server_start",
-                    fix="read the log below",
-                    log_tail=self.log_tail(),
-                )
-            time.sleep(0.01)
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+        if ready and self._process.stdout.readline().startswith(b"ready"):
+            return
+        if ready:
+            what = f"ended at its start with exit code {self._process.wait(STOP_SECONDS)}"
+        else:
+            what = f"was not ready within {self._timeout:g} s"
+        raise UnavailableError(
+            f"a private server {what}",
+            rule="server_start",
+            fix="read the log below; `tilewright doctor` says what this machine lacks",
+            log_tail=self.log_tail(),
+        )
 
 
 def _end_with_parent() -> Callable[[], None]:

@@ -28,11 +28,11 @@ def serve(**flags: Any) -> None:
     (TILEWRIGHT_ and the name in capitals). Flags win over the environment, and that over the file.
     """
     from tilewright_server import settings
-    from tilewright_server.app import serve as serve_forever
+    from tilewright_server.app import Application
 
     config: Path | None = flags.pop("config", None)
     given = {name: value for name, value in flags.items() if value not in (None, [], ())}
-    code = serve_forever(settings.load(given, config))
+    code = Application(settings.load(given, config)).run()
     if code:
         raise typer.Exit(code)
 

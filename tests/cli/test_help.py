@@ -1,0 +1,66 @@
+"""Every command explains itself, and quickly."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+COMMANDS = [
+    (),
+    ("serve",),
+    ("demo",),
+    ("run",),
+    ("run", "gemm"),
+    ("kernels",),
+    *(("kernels", name) for name in ("list", "show", "validate", "correct", "build", "export", "explain", "generate")),
+    ("cache",),
+    *(("cache", name) for name in ("list", "verify", "prune", "export", "import")),
+    ("arch",),
+    *(("arch", name) for name in ("list", "show", "detect")),
+    ("plugins",),
+    ("doctor",),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_says_what_a_command_does_and_gives_examples(command, cli):
+    ran = cli(*command, "--help")
+    assert ran.code == 0
+    assert "Usage: tilewright" in ran.out
+    assert "Examples:" in ran.out
+    assert " ".join(("tilewright", *command)) in ran.out.partition("Examples:")[2]
+
+
+def test_exit_codes_are_documented(cli):
+    ran = cli("--help")
+    for part in ("0 done", "1 the answer is no", "2 the request is wrong", "3 no server", "4 this machine lacks"):
+        assert part in " ".join(ran.out.replace("│", " ").split())
+
+
+def test_version_is_that_of_the_distribution(cli):
+    assert cli("--version").out == f"tilewright {version('tilewright')}\n"
+
+
+def test_help_loads_nothing_heavy():
+    code = (
+        "import sys; from tilewright_server.cli import main; main(['--help']);"
+        "heavy = {'numpy', 'grpc', 'pluggy', 'google.protobuf', 'ml_dtypes'} & set(sys.modules);"
+        "sys.exit(', '.join(sorted(heavy)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, f"tilewright --help imports {done.stderr}"
+
+
+def test_completion_can_be_shown_for_a_shell(process):
+    ran = process("--show-completion", "bash")
+    assert ran.code in (0, 1, 2)
+    assert "Traceback" not in ran.err
+
+
+def test_unknown_command_is_a_usage_error(cli):
+    ran = cli("serv")
+    assert ran.code == 2
+    assert "serv" in ran.err
