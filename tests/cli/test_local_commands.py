@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -77,7 +76,7 @@ def test_cache_of_a_new_folder_is_empty(cli, tmp_path):
 def test_cache_that_others_can_write_is_refused(cli, tmp_path):
     folder = tmp_path / "open"
     folder.mkdir()
-    os.chmod(folder, 0o777)
+    folder.chmod(0o777)
     ran = cli("cache", "list", "--cache-dir", folder)
     assert ran.code == 2
     assert "permission_denied" in ran.err
