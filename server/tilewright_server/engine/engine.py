@@ -1,26 +1,59 @@
-"""The engine: plans, builds and runs operations.
-
-Knows operations, devices and memory addresses; knows neither protobuf nor sessions.
-"""
+"""The engine: plans, builds and runs operations. Knows operations, devices and memory addresses; knows neither protobuf
+nor sessions."""
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from tilewright_arch import ArchSpec
 from tilewright_kit.config import KernelConfig
-from tilewright_kit.device import Device, DeviceInfo
-from tilewright_kit.errors import TilewrightError
+from tilewright_kit.device import Device
+from tilewright_kit.errors import InvalidArgumentError, TilewrightError, UnavailableError
+from tilewright_kit.explain import explain
 from tilewright_kit.operation import Operation
 from tilewright_kit.plugins import PluginManager
 from tilewright_kit.problem import OperationRequest
 from tilewright_kit.rules import Correction, Violation
 from tilewright_kit.select import Strategy
+from tilewright_native import include_dir
+from tilewright_server.build.artifacts import ArtifactCache
+from tilewright_server.build.pool import Build, BuildEvent, BuildPool, PoolOptions
+from tilewright_server.build.process import Limits
+from tilewright_server.build.toolchain import CpuToolchain, Toolchain
+from tilewright_server.devices.base import DeviceHost
+from tilewright_server.devices.registry import DeviceRegistry
+from tilewright_server.engine.arena import Arena
+from tilewright_server.engine.assembler import Assembler
 from tilewright_server.engine.call import Call
+from tilewright_server.engine.catalog import KernelCatalog
+from tilewright_server.engine.executor import Execution, Executor
+from tilewright_server.engine.kernels import KernelStore
+from tilewright_server.engine.lookup import Catalogs
+from tilewright_server.engine.planner import Planner
+from tilewright_server.engine.prepared import Prepared
+from tilewright_server.engine.statistics import Statistics
 from tilewright_server.engine.types import EngineOptions, Outcome, Selection
 
-__all__ = ["Engine"]
+__all__ = ["BuildEvent", "BuildResult", "Engine", "Prepared"]
+
+_EXPLAIN_LIMIT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class BuildResult:
+    """The end of one build. ``error`` is None if the kernel is in the cache now."""
+
+    config: KernelConfig
+    key: str
+    cached: bool = False
+    build_ns: int = 0
+    error: TilewrightError | None = None
 
 
 class Engine:
@@ -29,16 +62,45 @@ class Engine:
     Errors are ``TilewrightError`` only. Opening the engine starts no thread, opens no device and runs no compiler.
     """
 
-    operations: Mapping[str, Operation[Any, Any]]
-    strategies: Mapping[str, Strategy]
-    statistics: Any  # Statistics: .snapshot()
-    devices: Any  # DeviceRegistry: .infos() -> tuple[DeviceInfo, ...], .get(id) -> Device (opens it), .default -> id
-    cache: Any  # ArtifactCache: .list(), .verify(), .prune(), .export(path), .import_(path)
-    kernels: Any  # KernelCatalog: .list(...), .describe(...), .source(...), .export(...)
+    def __init__(
+        self, options: EngineOptions, plugins: PluginManager, toolchains: Mapping[str, Toolchain] | None = None
+    ) -> None:
+        """``toolchains`` replaces the compilers, by language. Raises ``AccessError`` if the cache directory is not ours
+        alone."""
+        self.options = options
+        self.plugins = plugins
+        self.statistics = Statistics(self._gauges)
+        self.cache = ArtifactCache(options.cache_dir, max_bytes=options.cache_bytes, max_age_s=options.cache_age_s)
+        self.toolchains: Mapping[str, Toolchain] = toolchains or {"c++": self._cpu_toolchain()}
+        self.pool = BuildPool(self.cache, self.toolchains, self._pool_options())
+        self.catalogs = Catalogs(plugins.operations, plugins.strategies, options.default_strategy)
+        self._store = KernelStore(self.catalogs.operations, self.cache, self.pool)
+        host = DeviceHost(self._store.pin, {"cpu": {"arch": options.cpu_arch, "threads": options.cpu_threads}})
+        self.devices = DeviceRegistry(plugins.devices, host, options.default_device)
+        self.kernels = KernelCatalog(self.catalogs, self._store, self.cache, lambda: self.devices.info().arch)
+        self._assembler = Assembler(self.devices, self._store, self.statistics, self._make_executor)
+        self._planner = Planner(
+            self.catalogs,
+            self.devices,
+            self._store,
+            self._assembler,
+            self.statistics,
+            limit=options.plan_cache,
+            negative_ttl_s=options.negative_ttl_s,
+        )
+        self._draining = False
+        self._closed = False
 
-    def __init__(self, options: EngineOptions, plugins: PluginManager) -> None:
-        """Raises ``AccessError`` if the cache directory is not ours alone."""
-        raise NotImplementedError
+    @property
+    def operations(self) -> Mapping[str, Operation[Any, Any]]:
+        return self.catalogs.operations
+
+    @property
+    def strategies(self) -> Mapping[str, Strategy]:
+        """By name; ``explicit`` is not among them, it is made for each kernel that a caller names."""
+        return self.catalogs.strategies
+
+    # Planning and running
 
     def plan(self, request: OperationRequest, selection: Selection, call: Call) -> Prepared:
         """Everything that can be done before operands have addresses: parse, choose a kernel, build and load it.
@@ -46,9 +108,11 @@ class Engine:
         Cached: the second call for an equal request costs microseconds. ``call.plan_ns``, ``call.build_ns`` and
         ``call.plan_cached`` say what was done. Raises ``InvalidArgumentError``, ``UnsupportedError``, ``NotFoundError``
         (unknown operation, device, strategy or kernel, with close matches in ``fix``), ``BuildFailedError``,
-        ``ToolchainMissingError``, ``DeadlineError``, ``CancelledError``.
+        ``ToolchainMissingError``, ``ResourceExhaustedError`` (full disk), ``DeadlineError``, ``CancelledError``,
+        ``UnavailableError`` (draining).
         """
-        raise NotImplementedError
+        self._require_open()
+        return self._planner.plan(request, selection, call)
 
     def execute(self, prepared: Prepared, addresses: Sequence[int], call: Call, repeat: int = 1) -> Outcome:
         """Run a prepared plan and return when it is complete.
@@ -56,28 +120,76 @@ class Engine:
         ``addresses`` are device addresses of ``prepared.operands``, in that order; the caller has checked that each is
         mapped for ``operand.desc.nbytes`` bytes and keeps it mapped until this returns. Raises ``InvalidArgumentError``
         (null address, an output that overlaps another operand), ``ResourceExhaustedError`` (queue or workspace full;
-        ``retry_after_s`` is set), ``DeadlineError``, ``CancelledError``, ``UnavailableError`` (draining),
-        ``DeviceError``. After one of these nothing was written, but for ``DeviceError``.
+        ``retry_after_s`` is set where that helps), ``DeadlineError``, ``CancelledError``, ``UnavailableError``
+        (draining), ``DeviceError``. After one of these nothing was written, but for ``DeviceError``.
         """
-        raise NotImplementedError
+        prepared = prepared.successor or prepared
+        executor = prepared.executor
+        try:
+            if executor is None:
+                return self._nothing(prepared, addresses, call)
+            return executor.run(prepared, addresses, call, repeat)
+        except TilewrightError:
+            self.statistics.failed(prepared.plan.operation)
+            raise
 
-    def execute_many(
-        self, executions: Sequence[tuple[Prepared, Sequence[int], int]], call: Call
-    ) -> list[Outcome | TilewrightError]:
-        """Run (prepared, addresses, repeat) in order with one admission per run of equal devices; a failed one does not
-        stop the others.
+    def execute_many(self, executions: Sequence[Execution], call: Call) -> list[Outcome | TilewrightError]:
+        """Run (prepared, addresses, repeat) in order, with one admission for a row of executions on the same device.
 
-        Raises only what concerns all of them: ``ResourceExhaustedError`` (queue), ``DeadlineError`` or
-        ``CancelledError`` before the first launch, ``UnavailableError``.
+        A failed one does not stop the others. Raises only what concerns all of them: ``ResourceExhaustedError``
+        (queue), ``DeadlineError`` or ``CancelledError`` before the first launch, ``UnavailableError``.
         """
-        raise NotImplementedError
+        current = [(prepared.successor or prepared, addresses, repeat) for prepared, addresses, repeat in executions]
+        results: list[Outcome | TilewrightError] = []
+        for executor, group in groupby(current, lambda item: item[0].executor):
+            items = list(group)
+            outcomes = self._row(executor, items, call, first=not results)
+            results.extend(outcomes)
+        for (prepared, _, _), result in zip(current, results, strict=True):
+            if isinstance(result, TilewrightError):
+                self.statistics.failed(prepared.plan.operation)
+        return results
+
+    def _row(
+        self, executor: Executor | None, items: list[Execution], call: Call, *, first: bool
+    ) -> Sequence[Outcome | TilewrightError]:
+        """A row of executions on one device. What refuses all of it is raised only if nothing ran before."""
+        if executor is None:
+            return [self._tried(item, call) for item in items]
+        try:
+            return executor.run_many(items, call)
+        except TilewrightError as error:
+            if first:
+                raise
+            return [error] * len(items)
+
+    def _nothing(self, prepared: Prepared, addresses: Sequence[int], call: Call) -> Outcome:
+        """An empty problem: checked like any other, and done."""
+        self._require_open()
+        prepared.check(addresses)
+        call.check()
+        self.statistics.executed(prepared.operation_counters, (), (), 1, 0)
+        return Outcome()
+
+    def _tried(self, item: Execution, call: Call) -> Outcome | TilewrightError:
+        try:
+            return self._nothing(item[0], item[1], call)
+        except InvalidArgumentError as error:
+            return error
 
     def explain(self, request: OperationRequest, selection: Selection, call: Call) -> dict[str, Any]:
         """JSON-able: problem, strategy, candidates with predictions, refused kernels with reasons, the decision.
 
-        Builds nothing.
+        Builds nothing and opens no device. Raises what ``plan`` raises for a request that cannot be meant.
         """
-        raise NotImplementedError
+        self._require_open()
+        call.check()
+        question = self._planner.question(request, selection)
+        return explain(
+            question.operation, question.problem, question.device, question.strategy, limit=_EXPLAIN_LIMIT
+        ).to_dict()
+
+    # Kernels
 
     def build(
         self,
@@ -88,71 +200,128 @@ class Engine:
         *,
         retry_failed: bool = False,
     ) -> list[BuildResult]:
-        """Build kernels, in parallel, and return one result for each in order.
-
-        A failed build is a result, not an exception.
+        """Build kernels, in parallel, and return one result for each in order. A failed build is a result.
 
         ``progress`` is called from several threads, one call at a time. Raises ``DeadlineError`` or ``CancelledError``
         when the caller stops waiting; builds that had begun go on for the cache's sake.
         """
-        raise NotImplementedError
+        self._require_open()
+        watch = _Progress(progress, len(configs))
+        started = [self._start(config, arch, watch, retry_failed) for config in configs]
+        return [self._result(config, build, call) for config, build in zip(configs, started, strict=True)]
+
+    def _start(
+        self, config: KernelConfig, arch: ArchSpec, watch: _Progress, retry_failed: bool
+    ) -> Build | TilewrightError:
+        try:
+            build = self._store.submit(self._store.unit(config, arch), arch, retry_failed=retry_failed)
+        except TilewrightError as error:
+            watch.heard(BuildEvent(config.name, "", "failed", error=error))
+            return error
+        build.listen(watch.heard)
+        return build
+
+    @staticmethod
+    def _result(config: KernelConfig, build: Build | TilewrightError, call: Call) -> BuildResult:
+        if isinstance(build, TilewrightError):
+            return BuildResult(config, "", error=build)
+        try:
+            build.wait(call)
+        except TilewrightError as error:
+            if not build.done:  # the caller's own end, not the build's
+                raise
+            return BuildResult(config, build.key, error=error)
+        return BuildResult(config, build.key, build.state == "cached", build.build_ns)
 
     def validate(
         self, operation: str, config: Mapping[str, Any], arch: str
     ) -> tuple[KernelConfig, tuple[Violation, ...]]:
-        """The configuration that a JSON record means, and everything that is wrong with it on the arch
-        (``ArchSpec.id``).
+        """The configuration that a JSON record means, and everything that is wrong with it on the arch (by id).
+
+        Raises ``InvalidArgumentError`` for an unknown field or a wrong type, ``NotFoundError``.
         """
-        raise NotImplementedError
+        known = self.catalogs.operation(operation)
+        spec = self.kernels.arch(arch)
+        parsed = known.config_type.from_dict(config)
+        return parsed, known.rules.check(parsed, spec)
 
     def correct(self, operation: str, config: Mapping[str, Any], arch: str) -> Correction[Any]:
-        """Apply the fixes of the operation's rules until the configuration is valid or none helps."""
-        raise NotImplementedError
+        """Apply the fixes of the operation's rules until the configuration is valid or none helps. Raises as above."""
+        known = self.catalogs.operation(operation)
+        spec = self.kernels.arch(arch)
+        return known.rules.correct(known.config_type.from_dict(config), spec)
+
+    # Life cycle
 
     def drain(self, timeout: float | None) -> bool:
-        """Refuse new work with ``UnavailableError`` and wait for what runs and waits; False if the time was not enough."""
-        raise NotImplementedError
+        """Refuse new work with ``UnavailableError``, wait for what runs and waits; False if the time was not enough."""
+        self._draining = True
+        deadline = None if timeout is None else time.monotonic() + timeout
+        executors = self._assembler.executors()
+        for executor in executors:
+            executor.refuse()
+        return all(executor.drain(deadline) for executor in executors)
 
     def close(self) -> None:
         """Stop builds, unload kernels, close devices. Idempotent. Call ``drain`` first for a graceful end."""
-        raise NotImplementedError
+        if self._closed:
+            return
+        self._closed = self._draining = True
+        self.pool.close()
+        for executor in self._assembler.executors():
+            executor.drain(None)  # a module must not go while its code runs
+            executor.close()
+        self.devices.close()
+        self._store.close()
+
+    def _require_open(self) -> None:
+        if self._draining:
+            raise UnavailableError("the server is shutting down", rule="shutdown", fix="use another server")
+
+    def _make_executor(self, device: Device, lanes: int) -> Executor:
+        arena = Arena(device, self.options.workspace_bytes)
+        executor = Executor(device, lanes, arena, self.statistics, self.options.queue_limit)
+        if self._draining:  # a plan that was under way when the end began
+            executor.refuse()
+        return executor
+
+    def _cpu_toolchain(self) -> CpuToolchain:
+        limits = Limits(timeout_s=self.options.build_timeout_s, memory_bytes=self.options.build_memory_bytes)
+        return CpuToolchain([include_dir()], compiler=self.options.compiler, limits=limits, scratch=self.cache.scratch)
+
+    def _pool_options(self) -> PoolOptions:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return PoolOptions(
+            workers=self.options.build_workers or len(os.sched_getaffinity(0)),
+            budget_bytes=self.options.build_budget_bytes or memory // 2,
+            failure_ttl_s=self.options.failure_ttl_s,
+        )
+
+    def _gauges(self) -> Mapping[str, int]:
+        executors = self._assembler.executors()
+        counters = self.cache.counters
+        return {
+            "artifact_hits": counters.hits,
+            "artifact_builds": self.pool.built,
+            "artifact_failures": self.pool.failed,
+            "artifacts_quarantined": counters.quarantined,
+            "artifacts_evicted": counters.evicted,
+            "queue_depth": sum(executor.queue_depth for executor in executors),
+            "workspace_bytes": sum(executor.workspace_bytes for executor in executors),
+            "plans": len(self._planner),
+        }
 
 
-class Prepared:
-    """A plan whose kernels are loaded: what ``execute`` needs besides addresses.
+class _Progress:
+    """Counts the kernels of one call that are done, and passes events on one at a time."""
 
-    Immutable, shared by all sessions (see ``prepared.py``).
-    """
+    def __init__(self, progress: Callable[[BuildEvent], None], total: int) -> None:
+        self._progress = progress
+        self._total = total
+        self._done = 0
+        self._lock = threading.Lock()
 
-    problem: Any
-    plan: Any  # ExecutionPlan
-    device: DeviceInfo
-    operands: tuple[Any, ...]  # Operand, in the order of ``addresses``
-    kernels: tuple[str, ...]  # names of the kernels that run
-    workspace_bytes: int
-    notes: tuple[str, ...]
-    is_fallback: bool  # a better kernel is being built; later executions of this very object use it
-
-
-class BuildEvent:
-    """Progress of one kernel (see ``build/pool.py``)."""
-
-    name: str
-    state: str  # queued, building, built, cached, failed
-    build_ns: int
-    error: TilewrightError | None
-    done: int
-    total: int
-
-
-class BuildResult:
-    """The end of one build."""
-
-    config: KernelConfig
-    key: str
-    cached: bool
-    build_ns: int
-    error: TilewrightError | None
-
-
-_ = Device
+    def heard(self, event: BuildEvent) -> None:
+        with self._lock:
+            self._done += event.state in ("built", "cached", "failed")
+            self._progress(replace(event, done=self._done, total=self._total))

@@ -74,23 +74,28 @@ class Executor:
             self._leave(weight)
 
     def run_many(self, executions: Sequence[Execution], call: Call) -> list[Outcome | TilewrightError]:
-        """See ``Engine.execute_many``; one admission for all. Once begun, the deadline is looked at between executions."""
+        """See ``Engine.execute_many``: one admission for all, the deadline looked at before each."""
         call.check()
         weight = min(max((prepared.weight for prepared, _, _ in executions), default=1), self.lanes)
         queue_ns = self._enter(weight, call)
-        results: list[Outcome | TilewrightError] = []
         try:
-            for prepared, addresses, repeat in executions:
-                try:
-                    if results:
-                        call.check()
-                    prepared.check(addresses)
-                    results.append(self._launch(prepared, addresses, repeat, queue_ns))
-                except TilewrightError as error:
-                    results.append(error)
+            return [self._tried(execution, call, queue_ns) for execution in executions]
         finally:
             self._leave(weight)
-        return results
+
+    def _tried(self, execution: Execution, call: Call, queue_ns: int) -> Outcome | TilewrightError:
+        prepared, addresses, repeat = execution
+        try:
+            call.check()
+            prepared.check(addresses)
+            return self._launch(prepared, addresses, repeat, queue_ns)
+        except TilewrightError as error:
+            return error
+
+    def refuse(self) -> None:
+        """Turn newcomers away from now on."""
+        with self._lock:
+            self._draining = True
 
     def drain(self, deadline: float | None) -> bool:
         """Refuse newcomers; wait until nobody runs or waits. False if the deadline (monotonic) came first."""

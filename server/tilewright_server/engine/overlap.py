@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
 
@@ -103,14 +104,16 @@ def _share(first: TensorDesc, first_address: int, second: TensorDesc, second_add
     if first.packing or second.packing:
         return True
     try:
-        return bool(np.shares_memory(_view(first, first_address), _view(second, second_address), max_work=_MAX_WORK))
+        return bool(
+            np.shares_memory(_view(first, first_address), _view(second, second_address), max_work=cast(Any, _MAX_WORK))
+        )
     except np.exceptions.TooHardError:
         return True
 
 
-def _view(desc: TensorDesc, address: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+def _view(desc: TensorDesc, address: int) -> Any:
     """The tensor's bytes as an array that is only asked for its bounds; the memory is not touched."""
     item = desc.dtype.bytes
-    memory = (ctypes.c_uint8 * desc.nbytes).from_address(address)
+    memory: Any = (ctypes.c_uint8 * desc.nbytes).from_address(address)
     strides = (*(stride * item for stride in desc.strides), 1)
     return np.ndarray((*desc.shape, item), np.uint8, memory, strides=strides)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 
@@ -59,6 +59,8 @@ class Snapshot:
 class Statistics:
     """Counters by name. Whoever counts often keeps the counter object and calls ``executed`` or ``planned`` with it."""
 
+    gauges: Callable[[], Mapping[str, int]] = dict
+    """What others count: fields of ``Snapshot`` by name."""
     started_ns: int = field(default_factory=time.monotonic_ns)
     _operations: dict[str, OperationCounters] = field(default_factory=dict)
     _kernels: dict[str, KernelCounters] = field(default_factory=dict)
@@ -109,10 +111,12 @@ class Statistics:
             counters.copy_in_ns += copy_in_ns
             counters.copy_out_ns += copy_out_ns
 
-    def copies(self) -> tuple[tuple[OperationCounters, ...], tuple[KernelCounters, ...]]:
-        """Copies of all counters, operations by name, kernels by launches."""
+    def snapshot(self) -> Snapshot:
+        """All counters and gauges now: operations by name, kernels by launches."""
         with self._lock:
             operations = [copy(item) for _, item in sorted(self._operations.items())]
             kernels = [copy(item) for item in self._kernels.values()]
         kernels.sort(key=lambda item: (-item.launches, item.name))
-        return tuple(operations), tuple(kernels)
+        return Snapshot(
+            tuple(operations), tuple(kernels), uptime_ns=time.monotonic_ns() - self.started_ns, **self.gauges()
+        )

@@ -1,0 +1,120 @@
+"""The last step of planning: load the kernels of a plan and lay out its arguments."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from tilewright_kit.device import Device, DeviceInfo
+from tilewright_kit.errors import InternalError
+from tilewright_kit.plan import ExecutionPlan, pack
+from tilewright_kit.problem import Problem
+from tilewright_server.devices.base import Program, ProgramDevice, ProgramStage
+from tilewright_server.devices.program import DeviceProgram
+from tilewright_server.devices.registry import DeviceRegistry
+from tilewright_server.engine.call import Call
+from tilewright_server.engine.executor import Executor
+from tilewright_server.engine.kernels import KernelStore, Unit
+from tilewright_server.engine.prepared import Prepared
+from tilewright_server.engine.statistics import Statistics
+
+__all__ = ["Assembler"]
+
+
+class Assembler:
+    """Makes prepared plans, and the executor of each device when the first plan for it is made."""
+
+    def __init__(
+        self,
+        devices: DeviceRegistry,
+        kernels: KernelStore,
+        statistics: Statistics,
+        make_executor: Callable[[Device, int], Executor],
+    ) -> None:
+        self._devices = devices
+        self._kernels = kernels
+        self._statistics = statistics
+        self._make_executor = make_executor
+        self._executors: dict[str, Executor] = {}
+        self._lock = threading.Lock()
+
+    def executors(self) -> tuple[Executor, ...]:
+        return tuple(self._executors.values())
+
+    def executor(self, device: Device) -> Executor:
+        """The one executor of a device."""
+        known = self._executors.get(device.info.id)
+        if known is None:
+            with self._lock:
+                known = self._executors.get(device.info.id)
+                if known is None:
+                    lanes = device.lanes if isinstance(device, ProgramDevice) else 1
+                    known = self._executors[device.info.id] = self._make_executor(device, lanes)
+        return known
+
+    def empty(self, operation: str, problem: Problem, device: DeviceInfo) -> Prepared:
+        """The plan of a problem that has nothing to compute: no kernel, no launch, no open device."""
+        plan = ExecutionPlan(operation, device.arch.id, problem.operands, ())
+        return Prepared(
+            problem,
+            plan,
+            device,
+            program=None,
+            executor=None,
+            operation_counters=self._statistics.operation(operation),
+        )
+
+    def assemble(
+        self,
+        operation: str,
+        problem: Problem,
+        info: DeviceInfo,
+        plan: ExecutionPlan,
+        units: Sequence[Unit],
+        call: Call,
+        *,
+        note: str = "",
+    ) -> Prepared:
+        """Load ``units``, one for each of ``plan.kernels``.
+
+        Raises ``DeviceError``, or ``InternalError`` for a plan that contradicts itself. A ``note`` makes it a fallback.
+        """
+        counters = self._statistics.operation(operation)
+        if not plan.stages:
+            return Prepared(problem, plan, info, program=None, executor=None, operation_counters=counters)
+        device = self._devices.get(info.id)
+        by_config = dict(zip(plan.kernels, units, strict=True))
+        stages = [
+            ProgramStage(
+                self._kernels.function(device, by_config[stage.config], stage.role, info.arch, call),
+                pack(stage.args),
+                stage.geometry,
+            )
+            for stage in plan.stages
+        ]
+        return Prepared(
+            problem,
+            plan,
+            info,
+            program=_program(device, plan, stages),
+            executor=self.executor(device),
+            operation_counters=counters,
+            kernel_counters=[self._statistics.kernel(stage.config.name) for stage in plan.stages],
+            notes=(note,) if note else (),
+            is_fallback=bool(note),
+        )
+
+
+def _program(device: Device, plan: ExecutionPlan, stages: Sequence[ProgramStage]) -> Program:
+    names = [item.name for item in plan.operands]
+    try:
+        if isinstance(device, ProgramDevice):
+            return device.program(stages, names)
+        return DeviceProgram(device, stages, names)
+    except KeyError as error:
+        raise InternalError(
+            f"a stage of the plan reads {error}, which is not among its operands",
+            field="plan",
+            value=str(error),
+            rule="plan_operand",
+        ) from error

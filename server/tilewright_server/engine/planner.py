@@ -1,0 +1,295 @@
+"""From a request to a prepared plan, remembered under what the request says and under what the problem is."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import Any
+
+from tilewright_kit.config import KernelConfig
+from tilewright_kit.device import DeviceInfo
+from tilewright_kit.errors import TilewrightError
+from tilewright_kit.operation import Operation
+from tilewright_kit.plan import ExecutionPlan
+from tilewright_kit.problem import OperationRequest, Problem
+from tilewright_kit.select import Ranked, Selector, Strategy
+from tilewright_server.build.pool import BuildEvent
+from tilewright_server.devices.registry import DeviceRegistry
+from tilewright_server.engine.assembler import Assembler
+from tilewright_server.engine.call import Call
+from tilewright_server.engine.kernels import KernelStore, Unit
+from tilewright_server.engine.lookup import Catalogs
+from tilewright_server.engine.lru import Lru
+from tilewright_server.engine.prepared import Prepared
+from tilewright_server.engine.statistics import Statistics
+from tilewright_server.engine.types import Selection
+
+__all__ = ["Planner", "request_key"]
+
+log = logging.getLogger(__name__)
+
+_FALLBACKS_TRIED = 64
+"""Candidates that are looked at for one that is built already."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """A kernel for a problem, with everything but its binaries."""
+
+    plan: ExecutionPlan
+    units: tuple[Unit, ...]
+
+
+class _Entry:
+    """What is known of one problem on one device under one selection. ``lock`` makes planning happen once."""
+
+    __slots__ = ("best", "fallback", "lock", "ranked", "upgrading")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.ranked: Sequence[Ranked] = ()
+        self.best: Prepared | None = None
+        self.fallback: Prepared | None = None
+        self.upgrading = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A parsed request."""
+
+    operation: Operation[Any, Any]
+    problem: Problem
+    device: DeviceInfo
+    strategy: Strategy
+
+
+def request_key(request: OperationRequest, selection: Selection) -> tuple[object, ...]:
+    """A hashable stand-in for a request, made without parsing it.
+
+    Attributes enter by their text: 1, 1.0 and True are equal to Python, but not to an operation, nor are 0.0 and -0.0.
+    The build policy does not enter: it decides when a plan is ready, not which.
+    """
+    return (
+        request.operation,
+        tuple(request.inputs.items()),
+        tuple(request.outputs.items()),
+        repr(request.attributes) if request.attributes else "",
+        selection.strategy,
+        selection.kernel,
+        selection.device,
+    )
+
+
+class Planner:
+    """Thread-safe. Concurrent misses for one problem rank and plan once; each caller waits under its own deadline."""
+
+    def __init__(
+        self,
+        catalogs: Catalogs,
+        devices: DeviceRegistry,
+        kernels: KernelStore,
+        assembler: Assembler,
+        statistics: Statistics,
+        *,
+        limit: int,
+        negative_ttl_s: float,
+    ) -> None:
+        self._catalogs = catalogs
+        self._devices = devices
+        self._kernels = kernels
+        self._assembler = assembler
+        self._statistics = statistics
+        self._negative_ttl_s = negative_ttl_s
+        self._requests: Lru[tuple[object, ...], Prepared] = Lru(limit)
+        self._entries: Lru[tuple[object, ...], _Entry] = Lru(limit)
+        self._refused: Lru[tuple[object, ...], tuple[TilewrightError, float]] = Lru(limit)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def plan(self, request: OperationRequest, selection: Selection, call: Call) -> Prepared:
+        """See ``Engine.plan``."""
+        begin = time.perf_counter_ns()
+        call.plan_cached, call.build_ns = False, 0
+        key = request_key(request, selection)
+        prepared = self._requests.get(key)
+        if prepared is not None:
+            prepared = prepared.current
+            if not prepared.is_fallback or selection.build == "fallback":
+                call.plan_cached = True
+                call.plan_ns = plan_ns = time.perf_counter_ns() - begin
+                self._statistics.planned(prepared.operation_counters, hit=True, plan_ns=plan_ns, build_ns=0)
+                return prepared
+        try:
+            prepared = self._miss(key, request, selection, call)
+        except TilewrightError:
+            if request.operation in self._catalogs.operations:
+                self._statistics.failed(request.operation)
+            raise
+        self._requests.put(key, prepared)
+        call.plan_ns = plan_ns = time.perf_counter_ns() - begin - call.build_ns
+        self._statistics.planned(
+            prepared.operation_counters, hit=call.plan_cached, plan_ns=plan_ns, build_ns=call.build_ns
+        )
+        return prepared
+
+    def question(self, request: OperationRequest, selection: Selection) -> _Question:
+        """Look everything up and parse. Raises ``NotFoundError``, ``InvalidArgumentError``, ``UnsupportedError``."""
+        operation = self._catalogs.operation(request.operation)
+        strategy = self._catalogs.strategy(selection)
+        device = self._devices.info(selection.device)
+        return _Question(operation, operation.parse(request), device, strategy)
+
+    def forget(self) -> None:
+        """Forget all plans; sessions keep theirs."""
+        for memory in (self._requests, self._entries, self._refused):
+            memory.clear()
+
+    def _miss(self, key: tuple[object, ...], request: OperationRequest, selection: Selection, call: Call) -> Prepared:
+        refused = self._refused.get(key)
+        if refused is not None:
+            if time.monotonic() < refused[1]:
+                raise copy(refused[0])
+            self._refused.discard(key)
+        try:
+            question = self.question(request, selection)
+            if question.problem.is_empty:
+                return self._assembler.empty(question.operation.name, question.problem, question.device)
+            entry = self._entry(question, selection)
+            self._rank(entry, question)
+        except TilewrightError as error:
+            self._refused.put(key, (error, time.monotonic() + self._negative_ttl_s))
+            raise
+        return self._ready(entry, question, selection, call)
+
+    def _entry(self, question: _Question, selection: Selection) -> _Entry:
+        key = (
+            question.device.id,
+            question.operation.name,
+            question.problem.signature,
+            question.strategy.name,
+            selection.kernel,
+        )
+        return self._entries.get_or_make(key, _Entry)
+
+    def _rank(self, entry: _Entry, question: _Question) -> None:
+        with entry.lock:
+            if not entry.ranked:
+                selector = Selector(question.strategy)
+                try:
+                    entry.ranked = tuple(selector.rank(question.operation, question.problem, question.device))
+                except TilewrightError as error:
+                    raise self._catalogs.with_close_kernels(error, question.operation, question.device) from error
+
+    def _ready(self, entry: _Entry, question: _Question, selection: Selection, call: Call) -> Prepared:
+        if entry.best is not None:
+            call.plan_cached = True
+            return entry.best
+        if selection.build == "fallback":
+            if entry.fallback is not None:
+                call.plan_cached = True
+                return entry.fallback
+            fallback = self._fallback(entry, question, call)
+            if fallback is not None:
+                return fallback
+        choice = self._choice(question, entry.ranked[0].config)
+        self._kernels.obtain(choice.units, question.device.id, question.device.arch, call)
+        return self._finish(entry, question, choice, call)
+
+    def _choice(self, question: _Question, config: KernelConfig) -> _Choice:
+        plan = question.operation.plan(question.problem, config, question.device)
+        return _Choice(plan, tuple(self._kernels.unit(item, question.device.arch) for item in plan.kernels))
+
+    def _finish(self, entry: _Entry, question: _Question, choice: _Choice, call: Call) -> Prepared:
+        """Load and lay out, once; those who planned with the fallback get this from now on."""
+        with entry.lock:
+            if entry.best is None:
+                entry.best = self._assembler.assemble(
+                    question.operation.name, question.problem, question.device, choice.plan, choice.units, call
+                )
+                if entry.fallback is not None:
+                    entry.fallback.successor = entry.best
+                    entry.fallback = None
+            return entry.best
+
+    def _fallback(self, entry: _Entry, question: _Question, call: Call) -> Prepared | None:
+        """The best-ranked plan whose kernels are built, while the best of all is being built; None if that one is built
+        already, or nothing is."""
+        best = self._choice(question, entry.ranked[0].config)
+        if self._is_ready(best, question.device):
+            return None
+        for item in entry.ranked[1:_FALLBACKS_TRIED]:
+            choice = self._usable(question, item.config)
+            if choice is None:
+                continue
+            note = f"fallback: {entry.ranked[0].config.name} is being built"
+            with entry.lock:
+                if entry.best is not None:
+                    return entry.best
+                if entry.fallback is None:
+                    entry.fallback = self._assembler.assemble(
+                        question.operation.name,
+                        question.problem,
+                        question.device,
+                        choice.plan,
+                        choice.units,
+                        call,
+                        note=note,
+                    )
+                fallback = entry.fallback
+                begin, entry.upgrading = not entry.upgrading, True
+            if begin:
+                _Upgrade(self, entry, question, best).begin()
+            return fallback
+        return None
+
+    def _usable(self, question: _Question, config: KernelConfig) -> _Choice | None:
+        try:
+            choice = self._choice(question, config)
+        except TilewrightError:  # one candidate that cannot be generated must not keep the others from helping
+            return None
+        return choice if self._is_ready(choice, question.device) else None
+
+    def _is_ready(self, choice: _Choice, device: DeviceInfo) -> bool:
+        return all(self._kernels.is_ready(device.id, unit) for unit in choice.units)
+
+
+class _Upgrade:
+    """Builds the better kernels behind a fallback and puts them in its place, in the thread of the last build."""
+
+    def __init__(self, planner: Planner, entry: _Entry, question: _Question, choice: _Choice) -> None:
+        self._planner = planner
+        self._entry = entry
+        self._question = question
+        self._choice = choice
+        self._left = len(choice.units)
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        arch = self._question.device.arch
+        for unit in self._choice.units:
+            self._planner._kernels.submit(unit, arch).listen(self._heard)
+
+    def _heard(self, event: BuildEvent) -> None:
+        if event.state == "failed":
+            # The fallback stays; who asks with the policy `wait` is told why.
+            self._entry.upgrading = False
+            return
+        if event.state in ("built", "cached"):
+            with self._lock:
+                self._left -= 1
+                if self._left:
+                    return
+            self._swap()
+
+    def _swap(self) -> None:
+        try:
+            self._planner._finish(self._entry, self._question, self._choice, Call())
+        except TilewrightError as error:
+            log.warning("a better kernel could not take the place of its fallback: %s", error)
+        except Exception:
+            log.exception("a better kernel could not take the place of its fallback")
