@@ -24,19 +24,25 @@ _TAG = re.compile(r"[A-Za-z0-9]*")
 
 
 def _text(value: Any) -> str:
-    """Text of a value: integers of a tuple are joined by ``x``, anything else in a tuple by a dot."""
+    """Text of a value: underscores become hyphens; integers of a tuple are joined by ``x``, other members by dots."""
     if isinstance(value, tuple):
         if all(isinstance(item, int) and not isinstance(item, bool) for item in value):
             return "x".join(str(item) for item in value)
         items = [_text(item) for item in value]
-        if any("." in item for item in items):
-            raise ValueError(f"{value!r} cannot stand in a kernel name: give the field a text function of its own")
-        return ".".join(items)
-    return str(value.value) if isinstance(value, Enum) else str(value)
+        # What could be read in two ways is given as its repr, which no name can hold: ``_word`` makes a digest of it.
+        return repr(value) if any("." in item or not item for item in items) else ".".join(items)
+    plain = value.value if isinstance(value, Enum) else value
+    if isinstance(plain, str):
+        return repr(plain) if "-" in plain else plain.replace("_", "-")
+    return str(plain)
 
 
 def part(default: Any, *, text: Callable[[Any], str] = _text) -> Any:
-    """A field that always appears in the name. Its text holds letters, digits, ``.``, ``+`` and ``-`` only."""
+    """A field that always appears in the name.
+
+    Its text holds letters, digits, ``.``, ``+`` and ``-``. Any other text (a caller may put anything in a field; rules
+    come later) appears as ``=`` and a digest of it, so that every configuration has a name that a file can bear.
+    """
     return field(default=default, metadata={_NAMING: ("part", "", text)})
 
 
@@ -110,12 +116,14 @@ class _Words(NamedTuple):
     def of(cls, item: Field[Any], tag: str, text: Callable[[Any], str]) -> _Words:
         domain = [value for value in _domain(item) if value != item.default]
         if domain:
-            return cls(item.name, tag, frozenset(tag if value is True else tag + text(value) for value in domain), "")
+            return cls(
+                item.name, tag, frozenset(tag if value is True else tag + _word(text(value)) for value in domain), ""
+            )
         if text is _text and isinstance(item.default, int):
             return cls(item.name, tag, frozenset(), "[0-9-]")
         if text is _text and isinstance(item.default, tuple) and all(type(entry) is int for entry in item.default):
             return cls(item.name, tag, frozenset(), "[0-9x-]")
-        return cls(item.name, tag, frozenset(), "[A-Za-z0-9.+-]")
+        return cls(item.name, tag, frozenset(), "[A-Za-z0-9.+=-]")
 
     def can_give(self, word: str) -> bool:
         if self.known:
@@ -133,26 +141,20 @@ class _Words(NamedTuple):
 
 
 def compose_name(prefix: str, config: Any) -> str:
-    """The readable name: ``prefix``, all parts, then the suffixes that differ from their defaults, with underscores.
-
-    Raises ``ValueError`` for a value whose text cannot stand in a name.
-    """
+    """The readable name: ``prefix``, all parts, then the suffixes that differ from their defaults, with underscores."""
     parts, suffixes = [prefix], []
     for item in fields(config):
         kind, tag, text = item.metadata[_NAMING]
         value = getattr(config, item.name)
         if kind == "part":
-            parts.append(_clean(item, text(value)))
+            parts.append(_word(text(value)))
         elif value != item.default:
-            suffixes.append(tag if value is True else tag + _clean(item, text(value)))
+            suffixes.append(tag if value is True else tag + _word(text(value)))
     return "_".join(parts + suffixes)
 
 
-def _clean(item: Field[Any], text: str) -> str:
-    # Names are words joined by underscores, and stems of files.
-    if not _WORD.fullmatch(text):
-        raise ValueError(f"{item.name}: {text!r} cannot stand in a kernel name (letters, digits, '.', '+' and '-' can)")
-    return text
+def _word(text: str) -> str:
+    return text if _WORD.fullmatch(text) else "=" + hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def digest_of(record: Any) -> str:

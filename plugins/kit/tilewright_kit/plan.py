@@ -313,7 +313,7 @@ class _Reader:
             raise self.damaged(f"{where}.operation", operation, f"one of {', '.join(sorted(self.config_types))}")
         config = self.config_types[operation].from_dict(self.get(record, "config", where, dict))
         kernel = self.get(record, "kernel", where, str)
-        if kernel != _name_of(config):
+        if kernel != config.name:
             raise self.damaged(f"{where}.kernel", kernel, "the name of its config")
         return Stage(
             self.get(record, "name", where, str),
@@ -359,10 +359,3 @@ class _Reader:
             case {"f64": ("inf" | "-inf" | "nan") as number, **rest} if not rest:
                 return F64(float(number))
         raise self.damaged(where, value, "a list, table, pointer, i64 or f64")
-
-
-def _name_of(config: KernelConfig) -> str:
-    try:
-        return config.name
-    except ValueError as error:  # a damaged value that no name can hold
-        raise InvalidArgumentError(str(error), field="plan.config", rule="plan_record") from None

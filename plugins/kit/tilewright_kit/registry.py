@@ -138,7 +138,7 @@ class Registry:
         return there
 
     def _add(self, entries: Iterable[Entry]) -> MergeReport:
-        batch = tuple(entries)  # a configuration that has no name fails here, before anything has changed
+        batch = tuple(entries)  # whatever fails in making them fails before anything has changed
         outcomes: dict[Outcome, list[KernelKey]] = {outcome: [] for outcome in Outcome}
         with self._lock:
             for entry in batch:

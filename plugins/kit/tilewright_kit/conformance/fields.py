@@ -109,13 +109,9 @@ def naming_findings(bases: Sequence[KernelConfig], name: str, values: Sequence[A
         seen = {base.name: base}
         for changed in variants(base, name, values):
             pairs += 1
-            try:
-                text = changed.name
-            except ValueError:
-                continue  # refused loudly: it cannot be confused with anything
-            twin = seen.setdefault(text, changed)
+            twin = seen.setdefault(changed.name, changed)
             if twin != changed:
-                yield f"{getattr(twin, name)!r} and {getattr(changed, name)!r} share the name {text}"
+                yield f"{getattr(twin, name)!r} and {getattr(changed, name)!r} share the name {changed.name}"
             key, other = base.key("any"), changed.key("any")
             if key == other or key.digest == other.digest:
                 yield f"{getattr(base, name)!r} and {getattr(changed, name)!r} share a key"

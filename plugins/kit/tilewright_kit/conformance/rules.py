@@ -77,7 +77,7 @@ def _reasons(operation: Operation[Any, Any], pool: Pool) -> Iterator[str]:
     for config, _arch, violations in _broken(operation, pool):
         for violation in violations:
             if not violation.rule or not violation.reason:
-                yield f"a violation of {_label(config)} has no rule or no reason"
+                yield f"a violation of {config.name} has no rule or no reason"
             if not set(violation.fix) <= fields:
                 yield f"rule {violation.rule} mends fields that do not exist: {sorted(set(violation.fix) - fields)}"
 
@@ -101,18 +101,11 @@ def _corrections(operation: Operation[Any, Any], pool: Pool) -> Iterator[str]:
     for config, arch, _ in _broken(operation, pool):
         result, again = rules.correct(config, arch), rules.correct(config, arch)
         if (result.config, result.applied) != (again.config, again.applied):
-            yield f"correct({_label(config)}) differs from run to run"
+            yield f"correct({config.name}) differs from run to run"
         if result.remaining != rules.check(result.config, arch):
-            yield f"correct({_label(config)}) is wrong about what remains"
+            yield f"correct({config.name}) is wrong about what remains"
         if len(result.applied) >= RuleBook.MAX_FIXES:
-            yield f"correct({_label(config)}) does not come to an end (last: {result.applied[-1].rule})"
+            yield f"correct({config.name}) does not come to an end (last: {result.applied[-1].rule})"
     for arch, configs in pool.configs.items():
         if any(rules.correct(config, arch).changed for config in configs[:3]):
             yield "correct() changes a valid configuration"
-
-
-def _label(config: KernelConfig) -> str:
-    try:
-        return config.name
-    except ValueError:
-        return repr(config)

@@ -1,0 +1,289 @@
+"""One rule on taken keys, one order, and files that are whole or absent."""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+import toy
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilewright_arch import ArchSpec
+from tilewright_kit.errors import InvalidArgumentError, NotFoundError
+from tilewright_kit.registry import Entry, MergeReport, Outcome, Priority, Registry
+
+ToyConfig = toy.ToyConfig
+TYPES = {"toy": ToyConfig}
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
+CONFIGS = [ToyConfig(vector=vector) for vector in (1, 2, 4, 8)]
+
+steps = st.lists(st.tuples(st.sampled_from(CONFIGS), st.sampled_from(Priority)), max_size=12)
+
+
+def filled(items: Any, how: str = "register") -> Registry:
+    registry = Registry()
+    for number, (config, priority) in enumerate(items):
+        if how == "register":
+            registry.register(config, "a", priority, str(number))
+        elif how == "register_set":
+            registry.register_set([config], "a", priority, str(number))
+        else:
+            other = Registry()
+            other.register(config, "a", priority, str(number))
+            registry.merge(other) if how == "merge" else registry.import_json(other.to_dict(), TYPES)
+    return registry
+
+
+@given(steps)
+def test_one_rule_on_taken_keys_holds_for_every_way_in(items: Any) -> None:
+    expected: dict[Any, tuple[Priority, str]] = {}
+    for number, (config, priority) in enumerate(items):
+        if config not in expected or priority > expected[config][0]:
+            expected[config] = (priority, str(number))
+    for how in ("register", "register_set", "merge", "import"):
+        assert {entry.config: (entry.priority, entry.origin) for entry in filled(items, how)} == expected
+
+
+@given(steps)
+def test_order_is_by_priority_and_then_by_registration(items: Any) -> None:
+    entries = list(filled(items))
+    assert entries == sorted(entries, key=lambda entry: (-entry.priority, int(entry.origin)))
+
+
+def test_outcomes_are_told() -> None:
+    registry, config = Registry(), ToyConfig()
+    assert registry.register(config, "a") is Outcome.ADDED
+    assert registry.register(config, "a") is Outcome.KEPT
+    assert registry.register(config, "a", Priority.LOW) is Outcome.KEPT
+    assert registry.register(config, "a", Priority.HIGH) is Outcome.REPLACED
+    other = Registry()
+    other.register_set(CONFIGS, "a")
+    report = registry.merge(other)
+    assert report == MergeReport(
+        added=tuple(item.key("a") for item in CONFIGS if item != config), kept=(config.key("a"),)
+    )
+    assert other.merge(registry, Priority.HIGH).replaced == tuple(entry.key for entry in registry)
+
+
+def test_a_kernel_is_found_by_key_text_of_key_and_name(arch: ArchSpec) -> None:
+    registry, config = Registry(), ToyConfig()
+    registry.register(config, arch)
+    key = config.key(arch.id)
+    entry = Entry(key, config)
+    assert [registry.lookup(item) for item in (key, str(key), config.name)] == [entry] * 3
+    assert registry.lookup(config.name, "other") is None
+    assert key in registry
+    assert str(key) in registry
+    with pytest.raises(NotFoundError):
+        registry.require("nothing")
+    assert registry.remove(key)
+    assert not registry.remove(key)
+    assert registry.lookup(str(key)) is None
+
+
+def test_a_name_on_several_archs_needs_the_arch(arch: ArchSpec) -> None:
+    registry = Registry()
+    registry.register(ToyConfig(), "a")
+    registry.register(ToyConfig(), "b")
+    with pytest.raises(InvalidArgumentError, match="name one of: a, b"):
+        registry.lookup(ToyConfig().name)
+    found = registry.lookup(ToyConfig().name, "b")
+    assert found is not None
+    assert found.arch == "b"
+
+
+def test_filters_give_new_registries_in_the_same_order() -> None:
+    registry = filled([(CONFIGS[0], Priority.LOW), (CONFIGS[1], Priority.HIGH), (CONFIGS[2], Priority.HIGH)])
+    registry.register(CONFIGS[3], "b")
+    assert [entry.config for entry in registry.filter_by_arch("a")] == [CONFIGS[1], CONFIGS[2], CONFIGS[0]]
+    assert [entry.config for entry in registry.filter(lambda entry: entry.priority is Priority.HIGH)] == CONFIGS[1:3]
+    assert len(registry) == 4
+
+
+# ---- export and import ----
+
+
+def test_an_export_has_the_schema_of_the_seeds() -> None:
+    registry = Registry("node")
+    registry.register(ToyConfig(), "gfx942")
+    document = registry.to_dict(NOW)
+    assert document["metadata"] == {
+        "timestamp": "2026-01-02T03:04:05Z",
+        "registry_name": "node",
+        "total_kernels": 1,
+        "export_version": "1.0.0",
+    }
+    assert document["statistics"] == {
+        "by_datatype": {"fp32": 1},
+        "by_pipeline": {"mem": 1},
+        "by_scheduler": {},
+        "by_layout": {},
+        "by_gfx_arch": {"gfx942": 1},
+    }
+    [kernel] = document["kernels"]
+    assert kernel["name"] == ToyConfig().name
+    assert kernel["signature"] == {"dtype": "fp32"}
+    assert kernel["algorithm"] == {
+        "pipeline": "mem",
+        "tile_shape": {"m": 1024, "n": 1, "k": 1},
+        "vector": 4,
+        "streaming": False,
+    }
+    assert kernel["gfx_arch"] == "gfx942"
+
+
+@given(steps)
+def test_an_import_restores_the_same_keys_in_the_same_order(items: Any) -> None:
+    registry, again = filled(items), Registry()
+    again.import_json(json.loads(json.dumps(registry.to_dict())), TYPES)
+    assert list(again) == list(registry)
+    assert again.to_dict(NOW) == registry.to_dict(NOW)
+
+
+def paths(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [at, *(path for key, child in children for path in paths(child, (*at, key)))]
+
+
+def test_damage_anywhere_is_a_typed_error_and_nothing_is_imported() -> None:
+    document = filled([(config, Priority.NORMAL) for config in CONFIGS[:2]]).to_dict(NOW)
+    free = {("metadata", "timestamp"), ("metadata", "registry_name"), ("statistics",)}
+    for path in paths(document):
+        if path in free or path[:1] == ("statistics",) or path[-1:] == ("origin",):
+            continue
+        for wrong in (None, 3, "x", True, [], {}, 1.5):
+            record: Any = copy.deepcopy(document)
+            place = record
+            for key in path[:-1]:
+                place = place[key]
+            if not path:
+                record = wrong if wrong != "x" else {}
+            else:
+                if place[path[-1]] == wrong and type(place[path[-1]]) is type(wrong):
+                    continue
+                place[path[-1]] = wrong
+            registry = Registry()
+            if isinstance(record, str):
+                continue
+            with pytest.raises(InvalidArgumentError) as caught:
+                registry.import_json(record, TYPES)
+            assert caught.value.field, path
+            assert len(registry) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (lambda doc: doc["kernels"][1]["config"].update(vector="4"), "kernels[1].config.vector"),
+        (lambda doc: doc["kernels"][1]["config"].update(vector=8), "kernels[1].name"),
+        (lambda doc: doc["kernels"][1]["config"].pop("vector"), "kernels[1].config.vector"),
+        (lambda doc: doc["kernels"][1]["algorithm"].update(vector=8), "kernels[1].algorithm"),
+        (lambda doc: doc["kernels"][1].update(digest="0" * 64), "kernels[1].digest"),
+        (lambda doc: doc["kernels"][1].update(operation="gemm"), "kernels[1].operation"),
+        (lambda doc: doc["kernels"][1].update(priority="urgent"), "kernels[1].priority"),
+        (lambda doc: doc["kernels"].append(doc["kernels"][0]), "metadata.total_kernels"),
+        (lambda doc: doc["kernels"].__setitem__(1, doc["kernels"][0]), "kernels[1].identifier"),
+        (lambda doc: doc["metadata"].update(export_version="9"), "metadata.export_version"),
+        (lambda doc: doc["kernels"][1]["config"].update(pipeline="/"), "kernels[1].name"),
+        (lambda doc: doc["metadata"].update(total_kernels=2.0), "metadata.total_kernels"),
+    ],
+)
+def test_a_damaged_document_is_refused_by_field(change: Any, field: str) -> None:
+    document = filled([(config, Priority.NORMAL) for config in CONFIGS[:2]]).to_dict()
+    change(document)
+    with pytest.raises(InvalidArgumentError) as caught:
+        Registry().import_json(document, TYPES)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"3"])
+def test_a_file_that_is_no_document_is_a_typed_error(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "registry.json"
+    path.write_bytes(text)
+    with pytest.raises(InvalidArgumentError):
+        Registry().import_json(path, TYPES)
+    with pytest.raises(InvalidArgumentError):
+        Registry().import_json(tmp_path / "absent.json", TYPES)
+
+
+def names_in(path: Path) -> list[str]:
+    return [kernel["name"] for kernel in json.loads(path.read_text())["kernels"]]
+
+
+def test_auto_export_writes_after_every_registration(tmp_path: Path) -> None:
+    path, registry = tmp_path / "registry.json", Registry()
+    registry.enable_auto_export(path)
+    assert names_in(path) == []
+    for count, config in enumerate(CONFIGS, 1):
+        registry.register(config, "a")
+        assert len(names_in(path)) == count
+    registry.disable_auto_export()
+    registry.register(ToyConfig(streaming=True), "a")
+    assert len(names_in(path)) == len(CONFIGS)
+    assert [item.name for item in tmp_path.iterdir()] == ["registry.json"]
+
+
+def test_auto_export_may_wait_for_several_and_writes_the_rest_when_disabled(tmp_path: Path) -> None:
+    path, registry = tmp_path / "registry.json", Registry()
+    registry.enable_auto_export(path, every=3)
+    registry.register_set(CONFIGS[:2], "a")
+    assert names_in(path) == []
+    registry.register(CONFIGS[0], "a")  # kept: no change, so nothing to count
+    assert names_in(path) == []
+    registry.register(CONFIGS[2], "a")
+    assert len(names_in(path)) == 3
+    registry.register(CONFIGS[3], "a")
+    registry.disable_auto_export()
+    assert len(names_in(path)) == 4
+
+
+def test_a_failing_auto_export_does_not_fail_registration(tmp_path: Path) -> None:
+    registry = Registry()
+    registry.enable_auto_export(tmp_path / "no such folder" / "registry.json")
+    assert registry.register(ToyConfig(), "a") is Outcome.ADDED
+    assert isinstance(registry.auto_export_error, OSError)
+    with pytest.raises(OSError, match="No such file"):
+        registry.export_json(tmp_path / "no such folder" / "registry.json")
+
+
+def test_an_export_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, registry = tmp_path / "registry.json", Registry()
+    registry.export_json(path, NOW)
+    before = path.read_bytes()
+    registry.register(ToyConfig(), "a")
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        registry.export_json(path)
+    assert path.read_bytes() == before
+    assert [item.name for item in tmp_path.iterdir()] == ["registry.json"]
+
+
+def test_threads_register_once_and_read_whole_files(tmp_path: Path) -> None:
+    path, registry = tmp_path / "registry.json", Registry()
+    registry.enable_auto_export(path)
+    configs = [ToyConfig(vector=vector) for vector in range(1, 41)]
+    added: list[Outcome] = []
+
+    def work() -> None:
+        for config in configs:
+            added.append(registry.register(config, "a"))
+            assert len(list(registry)) <= len(configs)
+            json.loads(path.read_text())
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert added.count(Outcome.ADDED) == len(configs) == len(names_in(path))
+    assert len(added) == 4 * len(configs)
