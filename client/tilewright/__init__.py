@@ -1,0 +1,77 @@
+"""Client of the Tilewright service: tensor operations on memory that both processes see.
+
+    >>> import tilewright as tw
+    >>> with tw.connect() as client:  # doctest: +SKIP
+    ...     a = client.asarray(a_private)          # into shared memory, once
+    ...     c = client.gemm(a, b, activation="gelu")
+    ...     plan = client.plan_gemm(a, b)          # no planning in later calls
+    ...     plan(a, b, out=c)
+
+``tilewright.aio`` has the same for asyncio. Importing this starts no thread and opens no file or socket.
+"""
+
+from tilewright import aio
+from tilewright.catalog import BuildEvent, Correction, Kernel, KernelDetails, Validation
+from tilewright.client import Buffer, Client, connect
+from tilewright.dtypes import DTYPES
+from tilewright.errors import (
+    AccessError,
+    BuildFailedError,
+    CancelledError,
+    ConfigInvalidError,
+    DeadlineError,
+    DeviceError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+    TilewrightError,
+    ToolchainMissingError,
+    UnavailableError,
+    UnsupportedError,
+    Violation,
+)
+from tilewright.gemm import ACTIVATIONS
+from tilewright.layout import Spec
+from tilewright.plan import Bound, Plan, Stream
+from tilewright.report import Report, Timing
+from tilewright.resident import PackedTensor, ResidentTensor
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ACTIVATIONS",
+    "DTYPES",
+    "AccessError",
+    "Bound",
+    "Buffer",
+    "BuildEvent",
+    "BuildFailedError",
+    "CancelledError",
+    "Client",
+    "ConfigInvalidError",
+    "Correction",
+    "DeadlineError",
+    "DeviceError",
+    "InternalError",
+    "InvalidArgumentError",
+    "Kernel",
+    "KernelDetails",
+    "NotFoundError",
+    "PackedTensor",
+    "Plan",
+    "Report",
+    "ResidentTensor",
+    "ResourceExhaustedError",
+    "Spec",
+    "Stream",
+    "TilewrightError",
+    "Timing",
+    "ToolchainMissingError",
+    "UnavailableError",
+    "UnsupportedError",
+    "Validation",
+    "Violation",
+    "aio",
+    "connect",
+]

@@ -1,0 +1,197 @@
+"""The state that a client's calls share: its session, shared memory, and what is to be released. No I/O."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from google.protobuf.message import Message
+
+from tilewright import steps
+from tilewright.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from tilewright.layout import Spec
+from tilewright.memory import Pool
+from tilewright.report import Report
+from tilewright.steps import Rpc
+from tilewright_proto.v1 import dispatch_pb2, memory_pb2
+
+__all__ = ["Core", "Session", "check_timeout"]
+
+QUARANTINE_S = 60.0
+"""How long the arrays of a call that was given up are kept: the server may still be writing to them."""
+CACHE_ENTRIES = 4096
+
+
+class Session:
+    """One session on the server. Compared by identity."""
+
+    __slots__ = (
+        "device",
+        "inline_limit",
+        "lost",
+        "message_limit",
+        "operations",
+        "server_version",
+        "shared_memory",
+        "token",
+    )
+
+    def __init__(self, opened: memory_pb2.SessionEvent.Opened) -> None:
+        self.token = opened.session
+        self.server_version = opened.server_version
+        self.inline_limit = opened.inline_limit
+        self.message_limit = opened.message_limit
+        self.shared_memory = opened.shared_memory
+        self.device = opened.device
+        self.operations = tuple(opened.operations)
+        self.lost = ""
+        """Why the session is over; empty while it lives."""
+
+
+class _Chunk(NamedTuple):
+    """The serialised location of an array that is alive, for one session."""
+
+    alive: Callable[[], Any]
+    session: Session
+    data: bytes
+
+
+class Core:
+    """Thread-safe: its containers are only touched by operations that are atomic."""
+
+    def __init__(self, target: str, name: str, timeout: float | None) -> None:
+        self.target = target
+        self.name = name
+        self.timeout = timeout
+        self.pool = Pool()
+        self.session: Session | None = None
+        self.closed = False
+        self.inferred: dict[Any, dict[str, Spec]] = {}
+        """Output specs by request, as the server inferred them."""
+        self.chunks: dict[int, _Chunk] = {}
+        self._releases: deque[tuple[Session, steps.Method, Message]] = deque()
+        self._quarantine: deque[tuple[float, object]] = deque()
+        self._local = threading.local()
+
+    # ---- session ----
+
+    def require(self) -> Session:
+        """The live session. Raises ``UnavailableError`` if there is none any more."""
+        session = self.session
+        if session is not None and not session.lost:
+            return session
+        if self.closed:
+            raise UnavailableError(
+                "this client is closed", field="client", rule="client_open", fix="make another: tilewright.connect()"
+            )
+        reason = session.lost if session is not None else "no session is open"
+        raise UnavailableError(
+            f"the session at {self.target} is over: {reason}",
+            field="session",
+            rule="session_alive",
+            fix="start the server again if it is gone, then call reconnect() or make a new client; "
+            "plans and resident buffers went with the session",
+        )
+
+    def own(self, session: Session, what: str) -> None:
+        """Raise ``NotFoundError`` unless ``session`` is the current one."""
+        if session is not self.require():
+            raise NotFoundError(
+                f"the {what} belongs to an earlier session of this client, or to the process that it forked from",
+                field=what,
+                rule="session_owner",
+                fix="make it again",
+            )
+
+    # ---- reports ----
+
+    @property
+    def report(self) -> Report | None:
+        """Of the last call that finished in this thread."""
+        return getattr(self._local, "report", None)
+
+    @report.setter
+    def report(self, report: Report) -> None:
+        self._local.report = report
+
+    # ---- releases: finalizers run anywhere, so they only leave a note that the next call takes along ----
+
+    def release_plan(self, session: Session, plan: int) -> None:
+        self._releases.append(
+            (session, steps.RELEASE_PLAN, dispatch_pb2.ReleasePlanRequest(session=session.token, plan=plan))
+        )
+
+    def release_buffer(self, session: Session, buffer: int) -> None:
+        self._releases.append(
+            (session, steps.FREE_BUFFER, memory_pb2.FreeBufferRequest(session=session.token, buffer=buffer))
+        )
+
+    def release_region(self, session: Session, region: int) -> None:
+        self._releases.append(
+            (session, steps.UNREGISTER, memory_pb2.UnregisterRegionRequest(session=session.token, region=region))
+        )
+
+    def take_releases(self) -> list[Rpc]:
+        """Calls to send whose replies nobody waits for."""
+        for segment in self.pool.take_retired():
+            for session, region in list(segment.regions.items()):
+                if isinstance(session, Session):
+                    self.release_region(session, region)
+            segment.close()
+        now = time.monotonic()
+        while self._quarantine and self._quarantine[0][0] < now:
+            self._quarantine.popleft()
+        calls = []
+        while self._releases:
+            session, method, request = self._releases.popleft()
+            if session is self.session and not session.lost:
+                calls.append(Rpc(method, request, self.timeout))
+        return calls
+
+    def quarantine(self, keep: object) -> None:
+        """Keep arrays alive for a while."""
+        self._quarantine.append((time.monotonic() + QUARANTINE_S, keep))
+
+    def remember(self, cache: dict[Any, Any], key: Any, value: Any) -> None:
+        if len(cache) >= CACHE_ENTRIES:
+            cache.clear()
+        cache[key] = value
+
+    def add_chunk(self, key: int, alive: Callable[[], Any], session: Session, data: bytes) -> None:
+        self.remember(self.chunks, key, _Chunk(alive, session, data))
+
+    # ---- ends ----
+
+    def after_fork(self) -> None:
+        """In a forked child: nothing of the parent's session is ours to use or to release."""
+        self.session = None
+        self.pool.after_fork()
+        self._releases.clear()
+        self.chunks.clear()
+        self._local = threading.local()
+
+    def close(self) -> None:
+        self.closed = True
+        self.session = None
+        self.pool.close()
+        self._releases.clear()
+        self._quarantine.clear()
+        self.chunks.clear()
+
+
+def check_timeout(timeout: float | None) -> float | None:
+    """Seconds, positive, or ``None`` for no limit. Raises ``InvalidArgumentError``."""
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+        raise InvalidArgumentError(
+            "a timeout must be a positive number of seconds",
+            field="timeout",
+            value=timeout,
+            rule="timeout_range",
+            fix="give seconds, or None for no limit",
+        )
+    return float(timeout)

@@ -1,0 +1,337 @@
+"""GEMM: arguments as people write them, turned into the generic call. All rules about shapes and dtypes are the
+server's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilewright.core import Core
+from tilewright.dispatch import BuildPolicy, run
+from tilewright.dtypes import DTypeLike, dtype_name
+from tilewright.errors import InvalidArgumentError, UnsupportedError
+from tilewright.layout import Array, Spec
+from tilewright.plans import PlanState, prepare
+from tilewright.resident import PackedTensor, ResidentTensor
+from tilewright.steps import Flow
+
+__all__ = ["ACTIVATIONS", "gemm", "grouped_gemm", "pack_b", "plan_gemm"]
+
+ACTIVATIONS = {
+    "relu": "Relu",
+    "gelu": "Gelu",
+    "fast_gelu": "FastGelu",
+    "gelu_tanh": "FastGelu",
+    "silu": "Silu",
+    "swish": "Silu",
+    "sigmoid": "Sigmoid",
+    "tanh": "Tanh",
+    "hard_swish": "HardSwish",
+    "clamp": "Clamp",
+}
+"""What ``activation`` may be, and the server's word for it. ``gelu`` is exact (erf), ``fast_gelu`` its tanh
+approximation.
+"""
+
+_BINARY = {"add": ("Add", "MultiDAdd"), "multiply": ("Multiply", "MultiDMultiply")}
+
+Operand = Any
+"""An array, a nested list of numbers that NumPy reads, or a tensor that the server keeps."""
+
+
+def attributes(
+    *,
+    alpha: float = 1.0,
+    binary: str | None = None,
+    count_d: int = 0,
+    activation: str | None = None,
+    clamp: tuple[float | None, float | None] | None = None,
+    out_dtype: DTypeLike | None = None,
+    split_k: int | None = None,
+) -> dict[str, Any]:
+    """The operation's attributes. Raises ``InvalidArgumentError`` for words that are none."""
+    found: dict[str, Any] = {}
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float, np.integer, np.floating)):
+        raise InvalidArgumentError("alpha must be a number", field="alpha", value=alpha, rule="attribute_type")
+    if alpha != 1:
+        found["alpha"] = float(alpha)
+    if binary is not None:
+        if binary not in _BINARY:
+            raise _word("binary", binary, _BINARY)
+        if count_d:
+            found["binary"] = _BINARY[binary][count_d > 1]
+    if activation is None and clamp is not None:
+        activation = "clamp"
+    if activation is not None:
+        if activation not in ACTIVATIONS:
+            raise _word("activation", activation, ACTIVATIONS)
+        found["unary"] = ACTIVATIONS[activation]
+    if clamp is not None:
+        if not isinstance(clamp, (tuple, list)) or len(clamp) != 2:
+            raise InvalidArgumentError(
+                "clamp is a pair of bounds",
+                field="clamp",
+                value=clamp,
+                rule="clamp_bounds",
+                fix="give (low, high); either may be None",
+            )
+        for name, bound in zip(("clamp_lo", "clamp_hi"), clamp, strict=True):
+            if bound is not None:
+                found[name] = float(bound)
+    if out_dtype is not None:
+        found["out_dtype"] = dtype_name(out_dtype, "out_dtype")
+    if split_k is not None:
+        found["split_k"] = split_k
+    return found
+
+
+def _word(field: str, value: object, known: Mapping[str, object]) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"{field} {value!r} is not known",
+        field=field,
+        value=value,
+        rule="attribute_choice",
+        fix=f"use one of {', '.join(known)}",
+    )
+
+
+def operands(
+    a: Operand, b: Operand, bias: Operand, c: Operand, d: Sequence[Operand], scale_a: Any, scale_b: Any, group: str = ""
+) -> dict[str, Any]:
+    """Inputs by the operation's names."""
+    if isinstance(d, (np.ndarray, ResidentTensor)):
+        raise InvalidArgumentError("d is a list of tensors", field="d", rule="operand_list", fix="pass d=[tensor]")
+    found = {f"a{group}": a, f"b{group}": b}
+    for name, value in (("bias", bias), ("c", c)):
+        if value is not None:
+            found[f"{name}{group}"] = value
+    for index, value in enumerate(d):
+        found[f"d{group}[{index}]"] = value
+    for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
+        if scale is not None:
+            plain = isinstance(scale, (int, float, list, np.generic)) and not isinstance(scale, bool)
+            found[f"{name}{group}"] = np.asarray(scale, np.float32) if plain else scale
+    return found
+
+
+def gemm(
+    core: Core,
+    a: Operand,
+    b: Operand,
+    *,
+    c: Operand | None = None,
+    alpha: float = 1.0,
+    bias: Operand | None = None,
+    d: Sequence[Operand] = (),
+    binary: str | None = None,
+    activation: str | None = None,
+    clamp: tuple[float | None, float | None] | None = None,
+    scale_a: Operand | float | None = None,
+    scale_b: Operand | float | None = None,
+    out_dtype: DTypeLike | None = None,
+    out: Array | None = None,
+    kernel: str | None = None,
+    strategy: str | None = None,
+    split_k: int | None = None,
+    build: BuildPolicy = "wait",
+    device: str | None = None,
+    timeout: float | None = None,
+) -> Flow[Array]:
+    """``activation(binary(alpha * scale_a * scale_b * (a @ b) + bias, d...))``, in one pass.
+
+    ``a`` is ``[..., M, K]``, ``b`` is ``[..., K, N]`` (leading dimensions broadcast) or a ``PackedTensor`` of
+    ``pack_b``; the result is ``[..., M, N]``. Layouts are read off the strides, so ``b.T`` of a row-major ``[N, K]``
+    matrix costs nothing. Element types: equal ones, or fp8 with bf8.
+
+    ``bias`` is ``[N]``; ``c`` is added; ``d`` is a list of tensors that broadcast to the result, brought in by
+    ``binary`` ("add", the default, or "multiply"); ``activation`` is one of ``ACTIVATIONS``, with ``clamp=(low,
+    high)`` for "clamp"; ``scale_a`` is a number or one for each row, ``scale_b`` a number or one for each column.
+    ``out_dtype`` is what the result is to be; ``out`` is an array to write it into, in place if it is in shared
+    memory. Without ``out`` the result is a fresh array in shared memory. The other arguments, and the errors, are
+    those of ``run``.
+
+        >>> y = client.gemm(x, w.T, bias=b, activation="gelu")  # doctest: +SKIP
+    """
+    inputs = operands(a, b, bias, c, d, scale_a, scale_b)
+    words = attributes(
+        alpha=alpha,
+        binary=binary,
+        count_d=len(d),
+        activation=activation,
+        clamp=clamp,
+        out_dtype=out_dtype,
+        split_k=split_k,
+    )
+    results = yield from run(
+        core,
+        "gemm",
+        inputs,
+        {"out": out},
+        words,
+        kernel=kernel,
+        strategy=strategy,
+        build=build,
+        device=device,
+        timeout=timeout,
+    )
+    result: Array = results["out"]
+    return result
+
+
+def grouped_gemm(
+    core: Core,
+    a: Sequence[Operand],
+    b: Sequence[Operand],
+    *,
+    c: Sequence[Operand] | None = None,
+    alpha: float = 1.0,
+    bias: Sequence[Operand] | None = None,
+    d: Sequence[Sequence[Operand]] | None = None,
+    binary: str | None = None,
+    activation: str | None = None,
+    clamp: tuple[float | None, float | None] | None = None,
+    scale_a: Sequence[Any] | None = None,
+    scale_b: Sequence[Any] | None = None,
+    out_dtype: DTypeLike | None = None,
+    out: Sequence[Array] | None = None,
+    kernel: str | None = None,
+    strategy: str | None = None,
+    split_k: int | None = None,
+    build: BuildPolicy = "wait",
+    device: str | None = None,
+    timeout: float | None = None,
+) -> Flow[list[Array]]:
+    """Products of different sizes in one dispatch: ``[gemm(a[0], b[0]), gemm(a[1], b[1]), ...]``.
+
+    Every list has one entry for each group; element types and the kinds of operands are the same in all groups.
+    Arguments as for ``gemm``.
+    """
+    count = len(a)
+    lists = {"b": b, "c": c, "bias": bias, "d": d, "scale_a": scale_a, "scale_b": scale_b, "out": out}
+    for name, values in lists.items():
+        if values is not None and len(values) != count:
+            raise InvalidArgumentError(
+                f"a has {count} groups, but {name} has {len(values)}",
+                field=name,
+                value=len(values),
+                rule="group_count",
+                fix="give one entry for each group",
+            )
+    if count == 0:
+        return []
+    inputs: dict[str, Any] = {}
+    for group in range(count):
+        inputs |= operands(
+            a[group],
+            b[group],
+            bias[group] if bias is not None else None,
+            c[group] if c is not None else None,
+            d[group] if d is not None else (),
+            scale_a[group] if scale_a is not None else None,
+            scale_b[group] if scale_b is not None else None,
+            f"[{group}]",
+        )
+    words = attributes(
+        alpha=alpha,
+        binary=binary,
+        count_d=len(d[0]) if d is not None else 0,
+        activation=activation,
+        clamp=clamp,
+        out_dtype=out_dtype,
+        split_k=split_k,
+    )
+    names = [f"out[{group}]" for group in range(count)]
+    results = yield from run(
+        core,
+        "gemm",
+        inputs,
+        {name: out[group] if out is not None else None for group, name in enumerate(names)},
+        words | {"groups": count},
+        kernel=kernel,
+        strategy=strategy,
+        build=build,
+        device=device,
+        timeout=timeout,
+    )
+    return [results[name] for name in names]
+
+
+def pack_b(
+    core: Core,
+    b: Operand,
+    *,
+    m_hint: int | None = None,
+    build: BuildPolicy = "wait",
+    device: str | None = None,
+    timeout: float | None = None,
+) -> Flow[PackedTensor]:
+    """Pack ``b`` ``[K, N]`` once, in the order that kernels for about ``m_hint`` rows of ``a`` read fastest; the
+    server keeps it.
+
+    Pass the result as ``b`` to ``gemm`` or a plan, as often as wanted. It is freed when the last reference goes, or
+    by ``close()``.
+    """
+    results = yield from run(
+        core, "gemm_pack_b", {"b": b}, None, {"m": m_hint}, build=build, device=device, timeout=timeout
+    )
+    packed = next(iter(results.values()))
+    if not isinstance(packed, PackedTensor):
+        raise UnsupportedError(
+            "the server's packing is of another kind than this client knows", fix="update the client"
+        )
+    return packed
+
+
+def plan_gemm(
+    core: Core,
+    a: Operand | Spec,
+    b: Operand | Spec,
+    *,
+    c: Operand | Spec | None = None,
+    alpha: float = 1.0,
+    bias: Operand | Spec | None = None,
+    d: Sequence[Operand | Spec] = (),
+    binary: str | None = None,
+    activation: str | None = None,
+    clamp: tuple[float | None, float | None] | None = None,
+    scale_a: Operand | Spec | float | None = None,
+    scale_b: Operand | Spec | float | None = None,
+    out_dtype: DTypeLike | None = None,
+    out: Array | Spec | None = None,
+    kernel: str | None = None,
+    strategy: str | None = None,
+    split_k: int | None = None,
+    build: BuildPolicy = "wait",
+    device: str | None = None,
+    timeout: float | None = None,
+) -> Flow[PlanState]:
+    """Prepare ``gemm`` for operands like these: arrays, ``Spec``, or ``(shape, dtype)``. Calling the plan does no
+    planning.
+
+    The plan takes a, b and then what else was given here (by name: ``plan(a, b, bias=bias, out=c)``).
+    """
+    words = attributes(
+        alpha=alpha,
+        binary=binary,
+        count_d=len(d),
+        activation=activation,
+        clamp=clamp,
+        out_dtype=out_dtype,
+        split_k=split_k,
+    )
+    state = yield from prepare(
+        core,
+        "gemm",
+        operands(a, b, bias, c, d, scale_a, scale_b),
+        {"out": out},
+        words,
+        kernel=kernel,
+        strategy=strategy,
+        build=build,
+        device=device,
+        timeout=timeout,
+    )
+    return state

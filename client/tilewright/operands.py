@@ -1,0 +1,277 @@
+"""Where a call's operands are: by reference where that can be, else inside the message or staged through shared
+memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tilewright import resident, steps
+from tilewright.core import Core, Session
+from tilewright.errors import InternalError, InvalidArgumentError, UnsupportedError
+from tilewright.layout import Array, Spec, as_array, dense, element_strides, span_bytes
+from tilewright.memory import Segment
+from tilewright.resident import BufferState, PackedTensor, ResidentTensor
+from tilewright.steps import Flow, Rpc
+from tilewright_proto.v1 import dispatch_pb2, memory_pb2, tensor_pb2
+
+__all__ = [
+    "INLINE_BYTES",
+    "Cargo",
+    "address_of",
+    "attributes_to_wire",
+    "collect",
+    "place_input",
+    "place_output",
+    "region_of",
+]
+
+INLINE_BYTES = 64 << 10
+"""Inputs up to this size go inside the message; above it one copy into shared memory is faster. Without shared memory
+the server's limit counts.
+"""
+MESSAGE_MARGIN = 64 << 10
+
+
+def address_of(array: Array) -> int:
+    """Address of the first element."""
+    return int(array.__array_interface__["data"][0])
+
+
+class Cargo:
+    """What one call carries besides its message: memory to keep alive, results to copy back, bytes that were copied."""
+
+    __slots__ = ("copies", "keep", "replies", "room", "staged_bytes")
+
+    def __init__(self, session: Session) -> None:
+        self.room = session.message_limit - MESSAGE_MARGIN if session.message_limit else 1 << 62
+        self.keep: list[object] = []
+        self.copies: list[tuple[Array, Array]] = []
+        """(temporary, caller's array): copy when the call is done."""
+        self.replies: dict[str, tuple[Spec, Array | None]] = {}
+        """Outputs that come back in the reply or in a buffer, and the array to put them into."""
+        self.staged_bytes = 0
+
+    def copy_back(self) -> None:
+        for source, target in self.copies:
+            target[...] = source
+
+
+def region_of(core: Core, session: Session, segment: Segment) -> Flow[int]:
+    """The server's id of a segment, registering it on first use."""
+    known = segment.regions.get(session)
+    if known is not None:
+        return known
+    request = memory_pb2.RegisterRegionRequest(
+        session=session.token,
+        memfd=memory_pb2.MemfdSource(pid=os.getpid(), fd=segment.fd, name=segment.name),
+        bytes=segment.size,
+    )
+    reply = yield Rpc(steps.REGISTER, request, core.timeout)
+    region = int(reply.region)
+    winner = segment.regions.setdefault(session, region)
+    if winner != region:  # another thread was first
+        core.release_region(session, region)
+    return winner
+
+
+def place_input(
+    core: Core, session: Session, cargo: Cargo, value: Any, field: str
+) -> Flow[tuple[Spec, tensor_pb2.Location]]:
+    """Description and location of an input: by reference, inline, staged, or through a resident buffer, whichever
+    copies least.
+    """
+    if isinstance(value, ResidentTensor):
+        cargo.keep.append(value)
+        return value.spec, value.location()
+    array = as_array(value, field)
+    cargo.keep.append(array)
+    if array.size == 0:
+        return Spec(array.shape, array.dtype), tensor_pb2.Location(inline=b"")
+    strides = element_strides(array)
+    if strides is not None:
+        place = core.pool.find(address_of(array), span_bytes(array))
+        if place is not None:
+            region = yield from region_of(core, session, place[0])
+            return Spec.of_array(array, field), _region(region, place[1])
+    source, strides = dense(array)
+    spec = Spec.of(array.shape, array.dtype, strides)
+    cargo.staged_bytes += source.nbytes
+    limit = session.inline_limit
+    if session.shared_memory:
+        limit = min(limit, INLINE_BYTES)
+    if source.nbytes <= min(limit, cargo.room):
+        cargo.room -= source.nbytes
+        return spec, tensor_pb2.Location(inline=source.tobytes())
+    if session.shared_memory:
+        staged = core.pool.empty(source.shape, source.dtype)
+        staged[...] = source
+        cargo.keep.append(staged)
+        return spec, (yield from locate(core, session, staged))
+    buffer = yield from resident.create(core, source.nbytes)
+    cargo.keep.append(buffer)
+    yield from resident.write(buffer, source)
+    return spec, tensor_pb2.Location(buffer=tensor_pb2.BufferSlice(buffer=buffer.id))
+
+
+def place_output(
+    core: Core, session: Session, cargo: Cargo, name: str, value: Array | ResidentTensor | Spec
+) -> Flow[tuple[Spec, tensor_pb2.Location, Any]]:
+    """Description and location of an output, and what the caller will find it in (``None``: what ``collect`` makes of
+    the reply).
+
+    An array in shared memory is written in place; any other through a temporary. A ``Spec`` asks for a fresh array in
+    shared memory.
+    """
+    if isinstance(value, ResidentTensor):
+        return value.spec, value.location(), value
+    if isinstance(value, Spec):
+        if value.packing or not session.shared_memory:
+            cargo.replies[name] = (value, None)
+            return value, _reply_location(session, value), None
+        value = core.pool.empty(value.shape, value.dtype)
+    else:
+        _check_output(value, name)
+    cargo.keep.append(value)
+    if value.size == 0:
+        cargo.replies[name] = (Spec(value.shape, value.dtype), value)
+        return Spec(value.shape, value.dtype), tensor_pb2.Location(return_inline=tensor_pb2.ReturnInline()), value
+    if element_strides(value) is not None:
+        place = core.pool.find(address_of(value), span_bytes(value))
+        if place is not None:
+            region = yield from region_of(core, session, place[0])
+            return Spec.of_array(value, name), _region(region, place[1]), value
+    spec = Spec(value.shape, value.dtype)
+    cargo.staged_bytes += value.nbytes
+    if not session.shared_memory:
+        cargo.replies[name] = (spec, value)
+        return spec, _reply_location(session, spec), value
+    temporary = core.pool.empty(value.shape, value.dtype)
+    cargo.copies.append((temporary, value))
+    return spec, (yield from locate(core, session, temporary)), value
+
+
+def locate(core: Core, session: Session, array: Array) -> Flow[tensor_pb2.Location]:
+    """Location of an array that this pool made."""
+    place = core.pool.find(address_of(array), span_bytes(array))
+    if place is None:
+        raise UnsupportedError("the client was closed during the call", field="client", rule="client_open")
+    return _region((yield from region_of(core, session, place[0])), place[1])
+
+
+def collect(core: Core, session: Session, cargo: Cargo, outputs: Any) -> Flow[dict[str, Any]]:
+    """Take results out of a reply (inline bytes, resident buffers) and copy temporaries to where the caller wants
+    them.
+    """
+    cargo.copy_back()
+    found: dict[str, Any] = {}
+    for output in outputs:
+        if output.name not in cargo.replies:
+            continue
+        spec, target = cargo.replies[output.name]
+        if not output.buffer:
+            found[output.name] = take_inline(output, spec, target)
+            continue
+        # The reply's spec is the truth: a packed format may have been chosen while planning.
+        final = Spec.of_wire(output.spec) if output.HasField("spec") else spec
+        buffer = BufferState(core, session, output.buffer, final.nbytes, session.device)
+        if final.packing:
+            found[output.name] = PackedTensor(buffer, final)
+        else:
+            array = np.empty(final.shape, final.dtype) if target is None else target
+            landing = array if array.flags.c_contiguous else np.empty(final.shape, final.dtype)
+            yield from resident.read(buffer, out=landing)
+            if landing is not array:
+                array[...] = landing
+            found[output.name] = array
+    return found
+
+
+def take_inline(output: dispatch_pb2.OutputTensor, spec: Spec, target: Array | None) -> Array:
+    """The array that came inside a reply, copied to ``target`` if there is one."""
+    flat = np.frombuffer(output.inline, np.uint8)
+    size = spec.nbytes if 0 not in spec.shape else 0
+    if flat.size != size:
+        raise InternalError(
+            f"the server sent {flat.size} bytes for {output.name}, which has {size}",
+            field=output.name,
+            rule="reply_size",
+        )
+    array: Array = flat.view(spec.dtype).reshape(spec.shape)
+    if target is None:
+        array = array.copy()
+        return array
+    target[...] = array
+    return target
+
+
+def attributes_to_wire(attributes: Mapping[str, Any]) -> dict[str, tensor_pb2.Attribute]:
+    """Attributes in the protocol's types; ``None`` values are left out. Raises ``InvalidArgumentError`` for what it
+    has no type for.
+    """
+    return {name: _attribute(name, value) for name, value in attributes.items() if value is not None}
+
+
+def _attribute(name: str, value: Any) -> tensor_pb2.Attribute:
+    if isinstance(value, np.generic):
+        value = value.item()
+    try:
+        if isinstance(value, bool):
+            return tensor_pb2.Attribute(flag=value)
+        if isinstance(value, int):
+            return tensor_pb2.Attribute(integer=value)
+        if isinstance(value, float):
+            return tensor_pb2.Attribute(number=value)
+        if isinstance(value, str):
+            return tensor_pb2.Attribute(text=value)
+        if isinstance(value, (tuple, list)):
+            items = list(value)
+            if all(isinstance(item, int) and not isinstance(item, bool) for item in items):
+                return tensor_pb2.Attribute(integers=tensor_pb2.Attribute.Ints(values=items))
+            if all(isinstance(item, (int, float)) and not isinstance(item, bool) for item in items):
+                return tensor_pb2.Attribute(numbers=tensor_pb2.Attribute.Floats(values=items))
+            if all(isinstance(item, str) for item in items):
+                return tensor_pb2.Attribute(texts=tensor_pb2.Attribute.Strings(values=items))
+    except (ValueError, OverflowError) as error:
+        raise _bad_attribute(name, value, str(error)) from None
+    raise _bad_attribute(name, value, f"it is of type {type(value).__name__}")
+
+
+def _bad_attribute(name: str, value: object, reason: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"attribute {name} cannot be sent: {reason}",
+        field=f"attributes.{name}",
+        value=value,
+        rule="attribute_type",
+        fix="give a bool, a 64-bit int, a float, a str, or a list of one of the last three",
+    )
+
+
+def _check_output(value: Any, name: str) -> None:
+    if not isinstance(value, np.ndarray):
+        raise InvalidArgumentError(
+            f"{name} is not a numpy.ndarray",
+            field=name,
+            value=type(value).__name__,
+            rule="output_type",
+            fix="pass an array to write into, or leave it out",
+        )
+    as_array(value, name)
+    if not value.flags.writeable:
+        raise InvalidArgumentError(
+            f"{name} is read-only", field=name, value=value.shape, rule="output_writable", fix="pass a writable array"
+        )
+
+
+def _region(region: int, offset: int) -> tensor_pb2.Location:
+    return tensor_pb2.Location(region=tensor_pb2.RegionSlice(region=region, offset=offset))
+
+
+def _reply_location(session: Session, spec: Spec) -> tensor_pb2.Location:
+    if spec.packing or spec.nbytes > session.inline_limit:
+        return tensor_pb2.Location(allocate=tensor_pb2.AllocateBuffer())
+    return tensor_pb2.Location(return_inline=tensor_pb2.ReturnInline())

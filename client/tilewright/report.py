@@ -1,0 +1,70 @@
+"""Where the time of a call went, and which kernels ran."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilewright_proto.v1 import dispatch_pb2
+
+__all__ = ["Report", "Timing", "plain"]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Nanoseconds inside the server."""
+
+    queue_ns: int = 0
+    plan_ns: int = 0
+    build_ns: int = 0
+    copy_in_ns: int = 0
+    device_ns: int = 0
+    copy_out_ns: int = 0
+    total_ns: int = 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one call did. Executions of prepared plans report ``device_ns``, ``queue_ns`` and ``bytes_copied``."""
+
+    kernels: tuple[str, ...] = ()
+    device: str = ""
+    timing: Timing = field(default_factory=Timing)
+    bytes_copied: int = 0
+    """Bytes that the server copied in and out; zero for operands in shared memory and in resident buffers."""
+    staged_bytes: int = 0
+    """Bytes that this client copied, because an array was not in shared memory or in a layout that cannot be named."""
+    plan_cached: bool = False
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of_wire(cls, message: dispatch_pb2.Report, staged_bytes: int = 0) -> Report:
+        times = message.timing
+        return cls(
+            kernels=tuple(message.kernels),
+            device=message.device,
+            timing=Timing(
+                times.queue_ns,
+                times.plan_ns,
+                times.build_ns,
+                times.copy_in_ns,
+                times.device_ns,
+                times.copy_out_ns,
+                times.total_ns,
+            ),
+            bytes_copied=message.bytes_copied,
+            staged_bytes=staged_bytes,
+            plan_cached=message.plan_cached,
+            notes=tuple(message.notes),
+        )
+
+
+def plain(value: Any) -> Any:
+    """A protocol message as dicts, lists and scalars, zeros included and 64-bit numbers as numbers."""
+    if isinstance(value, (bool, int, float, str, bytes)):
+        return value
+    if hasattr(value, "DESCRIPTOR"):
+        return {item.name: plain(getattr(value, item.name)) for item in value.DESCRIPTOR.fields}
+    if hasattr(value, "items"):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value]

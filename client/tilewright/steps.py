@@ -1,0 +1,62 @@
+"""What the client wants of the network, without doing it.
+
+A *flow* is a generator that yields ``Rpc`` values, receives their replies (or has their error thrown into it) and
+returns a result. All logic is flows; the blocking and the asyncio client differ only in how they drive one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple, TypeVar
+
+from google.protobuf.message import Message
+
+from tilewright_proto.v1 import dispatch_pb2, kernels_pb2, memory_pb2
+
+__all__ = ["EXECUTE_STREAM", "OPEN_SESSION", "Flow", "Method", "Rpc"]
+
+T = TypeVar("T")
+
+
+class Method(NamedTuple):
+    """A unary call (or, if ``streams``, one with a stream of replies), and how its reply is parsed."""
+
+    path: str
+    parse: Callable[[bytes], Any]
+    streams: bool = False
+
+
+class Rpc(NamedTuple):
+    """One call to make. ``on_event`` sees every message of a streamed reply; the flow receives their list."""
+
+    method: Method
+    request: Message | bytes
+    timeout: float | None = None
+    on_event: Callable[[Any], object] | None = None
+
+
+Flow = Generator[Rpc, Any, T]
+
+_D, _M, _K = "/tilewright.v1.Dispatch/", "/tilewright.v1.Memory/", "/tilewright.v1.Kernels/"
+
+RUN = Method(_D + "Run", dispatch_pb2.RunReply.FromString)
+PLAN = Method(_D + "Plan", dispatch_pb2.PlanReply.FromString)
+RELEASE_PLAN = Method(_D + "ReleasePlan", dispatch_pb2.ReleasePlanReply.FromString)
+EXECUTE = Method(_D + "Execute", dispatch_pb2.ExecuteReply.FromString)
+EXECUTE_STREAM = _D + "ExecuteStream"
+OPEN_SESSION = _M + "OpenSession"
+REGISTER = Method(_M + "RegisterRegion", memory_pb2.RegisterRegionReply.FromString)
+UNREGISTER = Method(_M + "UnregisterRegion", memory_pb2.UnregisterRegionReply.FromString)
+STATUS = Method(_M + "Status", memory_pb2.StatusReply.FromString)
+CREATE_BUFFER = Method(_M + "CreateBuffer", memory_pb2.CreateBufferReply.FromString)
+WRITE_BUFFER = Method(_M + "WriteBuffer", memory_pb2.WriteBufferReply.FromString)
+READ_BUFFER = Method(_M + "ReadBuffer", memory_pb2.ReadBufferReply.FromString)
+FREE_BUFFER = Method(_M + "FreeBuffer", memory_pb2.FreeBufferReply.FromString)
+LIST = Method(_K + "List", kernels_pb2.ListKernelsReply.FromString)
+DESCRIBE = Method(_K + "Describe", kernels_pb2.DescribeKernelReply.FromString)
+VALIDATE = Method(_K + "Validate", kernels_pb2.ValidateConfigReply.FromString)
+CORRECT = Method(_K + "Correct", kernels_pb2.CorrectConfigReply.FromString)
+BUILD = Method(_K + "Build", kernels_pb2.BuildEvent.FromString, streams=True)
+EXPLAIN = Method(_K + "Explain", kernels_pb2.ExplainReply.FromString)
+EXPORT = Method(_K + "Export", kernels_pb2.ExportReply.FromString)
+STATISTICS = Method(_K + "Statistics", kernels_pb2.StatisticsReply.FromString)
