@@ -11,6 +11,7 @@ from tilewright_proto.v1 import dispatch_pb2 as pb
 from tilewright_server.engine.call import Call, Cancellation
 from tilewright_server.engine.types import Outcome
 from tilewright_server.rpc import convert
+from tilewright_server.rpc.duplex import open_duplex
 from tilewright_server.rpc.errors import as_tilewright_error, to_detail
 from tilewright_server.rpc.handlers import Context, call_of, own_threads, parse_as, raw
 from tilewright_server.rpc.streams import Streams
@@ -84,12 +85,14 @@ class DispatchServicer:
     def execute_stream(self, requests: Iterator[bytes], context: Context, send: Callable[[bytes | None], None]) -> None:
         cancellation = Cancellation()
         context.add_callback(cancellation.cancel)
+        duplex = open_duplex(requests, send)
+        reply: bytes | None = None
         with self._streams.open(context, send) as stream:
-            for data in requests:
-                if not stream.begin():
+            while True:
+                data = duplex.exchange(reply, stream.rest)
+                if data is None or not stream.work():
                     return
-                send(self._stream_reply(data, cancellation))
-                stream.end()
+                reply = self._stream_reply(data, cancellation)
 
     def _stream_reply(self, data: bytes, cancellation: Cancellation) -> bytes:
         """As ``execute``, but what concerns the whole request becomes the error of each of its executions."""

@@ -16,9 +16,7 @@ __all__ = ["OpenStream", "Streams"]
 
 
 class OpenStream:
-    """One stream. Its handler calls ``begin`` and ``end`` around each request; whoever drains the server calls
-    ``stop``.
-    """
+    """One stream. Its handler calls ``work`` and ``rest``; whoever drains the server calls ``stop``."""
 
     def __init__(self, context: Context, send: Callable[[bytes | None], None]) -> None:
         self._context = context
@@ -28,14 +26,14 @@ class OpenStream:
         self._stopping = False
         self._finished = False
 
-    def begin(self) -> bool:
+    def work(self) -> bool:
         """A request came. False if the stream has ended."""
         with self._lock:
             self._busy = not self._finished
             return self._busy
 
-    def end(self) -> None:
-        """Its reply went out."""
+    def rest(self) -> None:
+        """The reply is on its way, and nothing else is to be done."""
         with self._lock:
             self._busy = False
             if self._stopping:
