@@ -63,7 +63,7 @@ def with_rules(*rules: Callable[..., Any]) -> Any:
 @dataclass(frozen=True)
 class LossyName(KernelConfig):
     operation: ClassVar[str] = "toy"
-    dtype: DType = part(DType.FP32)
+    dtype: DType = part(DType.FP32)  # noqa: RUF009
     pipeline: str = part("mem", text=lambda value: value[:1])
     tile: tuple[int, int, int] = part((1024, 1, 1))
     vector: int = part(4)

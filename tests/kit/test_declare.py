@@ -80,7 +80,7 @@ def test_choices_see_what_is_already_known(arch: ArchSpec) -> None:
 
 def test_what_was_written_out_but_is_invalid_is_an_error_if_strict_and_told_otherwise(arch: ArchSpec) -> None:
     kernels = kernel_set(declare(ToyConfig, vector=3), declare(ToyConfig))
-    with pytest.raises(ConfigInvalidError, match="'set' declares .* tile_is_whole_vectors: ") as caught:
+    with pytest.raises(ConfigInvalidError, match=r"'set' declares .* tile_is_whole_vectors: ") as caught:
         kernels.expand(arch, toy.RULES, strict=True)
     assert caught.value.field == "tile"
     assert kernels.expand(arch, toy.RULES) == (ToyConfig(),)

@@ -32,11 +32,11 @@ class Full(KernelConfig):
     operation: ClassVar[str] = "full"
     signature_fields: ClassVar[tuple[str, ...]] = ("dtype", "layout")
 
-    dtype: DType = part(DType.FP16)
+    dtype: DType = part(DType.FP16)  # noqa: RUF009
     layout: str = part("rcr")
     pad: bool = part(True)
     tile: tuple[int, int, int] = part((128, 128, 32))
-    mode: Mode = suffix("", Mode.OFF)
+    mode: Mode = suffix("", Mode.OFF)  # noqa: RUF009
     d: int = suffix("d", 0)
     dtypes: tuple[str, ...] = suffix("D", ())
     scheduler: Literal["intra", "inter"] = suffix("sched", "intra")
@@ -138,7 +138,7 @@ def test_two_values_with_one_text_are_refused() -> None:
     @dataclass(frozen=True)
     class Lossy(KernelConfig):
         operation: ClassVar[str] = "lossy"
-        mode: Mode = part(Mode.OFF, text=lambda mode: "same")
+        mode: Mode = part(Mode.OFF, text=lambda mode: "same")  # noqa: RUF009
 
     with pytest.raises(TypeError, match="same text"):
         require_naming(Lossy)

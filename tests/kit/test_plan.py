@@ -96,9 +96,7 @@ def test_workspace_parts_are_aligned_and_do_not_overlap() -> None:
 
 names = st.text(max_size=8)
 int64 = st.integers(-(2**63), 2**63 - 1)
-leaves = st.one_of(
-    st.builds(Pointer, names, int64), st.builds(I64, int64), st.builds(F64, st.floats(allow_nan=False))
-)
+leaves = st.one_of(st.builds(Pointer, names, int64), st.builds(I64, int64), st.builds(F64, st.floats(allow_nan=False)))
 
 
 def nested(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:

@@ -90,7 +90,7 @@ class ToyConfig(KernelConfig):
     operation: ClassVar[str] = "toy"
     signature_fields: ClassVar[tuple[str, ...]] = ("dtype",)
 
-    dtype: DType = part(DType.FP32)
+    dtype: DType = part(DType.FP32)  # noqa: RUF009
     pipeline: str = part("mem")
     tile: tuple[int, int, int] = part((1024, 1, 1))
     vector: int = part(4)
@@ -136,7 +136,7 @@ def choices(field: str, arch: ArchSpec, partial: Mapping[str, Any]) -> Iterable[
     if field == "tile":
         return [(size, 1, 1) for size in (4096, 1024, 256)]
     if field == "vector":
-        return [8, 4, 2, 1]
+        return [16, 8, 4, 2, 1]
     return list(arch.pipelines) if field == "pipeline" else None
 
 
