@@ -47,6 +47,7 @@ class Application:
         self.settings = settings
         self.listeners: list[Listener] = []
         self._parts = ExitStack()
+        self._clean = True
         self._stopped = threading.Lock()
 
     @property
@@ -131,13 +132,16 @@ class Application:
         self.rpc.health.enter_graceful_shutdown()
         terminated = self.rpc.drain(grace)
         self.rpc.streams.stop()
-        drained = self.engine.drain(grace)
+        self._clean = self.engine.drain(grace)
         self.rpc.leases.close("the server is shutting down")
         # What is open now are replies on their way, and watchers, which would stay for ever.
         terminated.wait(min(LAST_REPLIES_S, max(0.0, deadline - time.monotonic())))
         self.rpc.server.stop(None).wait()
-        if not drained:
-            log.warning("work in flight was given up after %.3g s", grace)
+        for listener in self.listeners:
+            listener.close()
+        if not self._clean:
+            log.warning("work in flight was given up after %g s", grace)
+            return  # memory and kernels in use cannot be given back; the end of the process does that
         if not self.sessions.close_all(timeout=1.0):
             log.warning("memory of a session is still in use")
         self.rpc.close()
@@ -161,6 +165,8 @@ class Application:
             log.info("%s: draining for up to %g s", name, self.settings.grace_s)
             self.stop()
             log.info("stopped")
+            if not self._clean:
+                os._exit(0)  # threads that are still at work would hold up the interpreter's end
         return 0
 
     def _say_ready(self) -> None:

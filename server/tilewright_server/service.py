@@ -121,17 +121,21 @@ class Service:
 
     def _through_staging(self, binding: Binding, call: Call) -> tuple[Finished, int, int]:
         """Copy in, run, copy out; returns with the times of both copies."""
+        clock = time.perf_counter_ns
+        prepared = binding.target.prepared
         try:
-            clock = time.perf_counter_ns
             start = clock()
             copied = binding.begin()
             copy_in = clock() - start
-            outcome = self.engine.execute(binding.target.prepared, binding.addresses, call, binding.repeat)
+            outcome = self.engine.execute(prepared, binding.addresses, call, binding.repeat)
             start = clock()
             copied_out, outputs = binding.finish()
-            return Finished(outcome, tuple(outputs), copied + copied_out), copy_in, clock() - start
+            copy_out = clock() - start
         finally:
             binding.discard()
+        if binding.staged:
+            self.engine.statistics.copied(prepared.plan.operation, copied + copied_out, copy_in, copy_out)
+        return Finished(outcome, tuple(outputs), copied + copied_out), copy_in, copy_out
 
     def plan(self, token: bytes, request: OperationRequest, selection: Selection, call: Call) -> tuple[int, Target]:
         """Prepare a plan that the session keeps; returns its id."""

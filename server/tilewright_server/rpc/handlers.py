@@ -63,11 +63,7 @@ def call_of(context: Context) -> Call:
 
 def register(server: grpc.Server, servicer: object, service: ServiceDescriptor, stream_pool: Any) -> None:
     """Serve all methods of ``service`` by ``servicer``."""
-    handlers = {
-        method.name: _handler(servicer, method, stream_pool)
-        for method in service.methods
-        if hasattr(servicer, _snake(method.name))
-    }
+    handlers = {method.name: _handler(servicer, method, stream_pool) for method in service.methods}
     server.add_registered_method_handlers(service.full_name, handlers)
 
 

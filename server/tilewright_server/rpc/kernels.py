@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import queue
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tilewright_kit.config import KernelConfig
+from tilewright_kit.errors import InvalidArgumentError, NotFoundError
+from tilewright_proto.v1 import kernels_pb2 as pb
+from tilewright_server.build.pool import BuildEvent
+from tilewright_server.rpc import convert
+from tilewright_server.rpc.errors import to_violation
+from tilewright_server.rpc.handlers import Context, call_of, own_threads
+from tilewright_server.rpc.kernel_messages import build_event, statistics, summary
 from tilewright_server.service import Service
 
 __all__ = ["KernelsServicer"]
+
+PAGE = 1000
+MAX_CONFIG_BYTES = 64 * 1024
+MAX_BUILDS = 10_000
 
 
 class KernelsServicer:
@@ -12,3 +30,133 @@ class KernelsServicer:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._engine = service.engine
+
+    def list(self, request: pb.ListKernelsRequest, _: Context) -> pb.ListKernelsReply:
+        narrow = request.filter
+        kernels, total = self._engine.kernels.list(
+            *_filter(narrow), offset=request.offset, limit=min(request.limit or PAGE, PAGE)
+        )
+        return pb.ListKernelsReply(
+            kernels=[summary(kernel) for kernel in kernels],
+            total=total,
+            kernel_sets=self._engine.kernels.kernel_sets(narrow.operation),
+        )
+
+    def describe(self, request: pb.DescribeKernelRequest, _: Context) -> pb.DescribeKernelReply:
+        detail = self._engine.kernels.detail(request.operation, request.name, request.arch)
+        return pb.DescribeKernelReply(
+            summary=summary(detail.kernel),
+            config_json=json.dumps(detail.kernel.config.to_dict(), default=str),
+            source=detail.source if request.source else "",
+            log=detail.log,
+        )
+
+    def validate(self, request: pb.ValidateConfigRequest, _: Context) -> pb.ValidateConfigReply:
+        config, violations = self._engine.validate(request.operation, _config(request.config_json), request.arch)
+        return pb.ValidateConfigReply(
+            valid=not violations, name=config.name, violations=[to_violation(item) for item in violations]
+        )
+
+    def correct(self, request: pb.CorrectConfigRequest, _: Context) -> pb.CorrectConfigReply:
+        correction = self._engine.correct(request.operation, _config(request.config_json), request.arch)
+        return pb.CorrectConfigReply(
+            valid=correction.is_valid,
+            config_json=json.dumps(correction.config.to_dict(), default=str),
+            name=correction.config.name,
+            applied=[to_violation(item) for item in correction.applied],
+            remaining=[to_violation(item) for item in correction.remaining],
+        )
+
+    @own_threads
+    def build(self, request: pb.BuildRequest, context: Context) -> Iterator[pb.BuildEvent]:
+        """Events as they come. The builds are waited for in a thread of their own, since a slow reader must not hold
+        up the compilers.
+        """
+        call = call_of(context)
+        configs = self._wanted(request)
+        events: queue.SimpleQueue[BuildEvent | BaseException | None] = queue.SimpleQueue()
+        arch = self._engine.kernels.arch(request.arch or request.filter.arch)
+
+        def work() -> None:
+            try:
+                self._engine.build(configs, arch, events.put, call, retry_failed=request.retry_failed)
+                events.put(None)
+            except BaseException as error:
+                events.put(error)
+
+        threading.Thread(target=work, name="build", daemon=True).start()
+        while (event := events.get()) is not None:
+            if isinstance(event, BaseException):
+                raise event
+            yield build_event(event)
+
+    def explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainReply:
+        explanation = self._engine.explain(
+            convert.operation_request(request), convert.selection(request.selection), call_of(context)
+        )
+        return pb.ExplainReply(json=json.dumps(explanation, default=str))
+
+    def export(self, request: pb.ExportRequest, _: Context) -> pb.ExportReply:
+        document = dict(self._engine.kernels.export(*_filter(request.filter)))
+        if not request.statistics:
+            document.pop("statistics", None)
+        return pb.ExportReply(json=json.dumps(document, default=str))
+
+    def statistics(self, _: pb.StatisticsRequest, context: Context) -> pb.StatisticsReply:  # noqa: ARG002
+        engine = self._engine
+        return statistics(engine.statistics.snapshot(), self._service.sessions.usage(), engine.plugins)
+
+    def _wanted(self, request: pb.BuildRequest) -> Sequence[KernelConfig]:
+        """The configurations that a request names, one way or several."""
+        operation = request.operation or request.filter.operation
+        arch = request.arch or request.filter.arch
+        kernels = self._engine.kernels
+        wanted = [kernels.find(operation, name, arch) for name in request.names]
+        if request.config_json:
+            wanted.append(self._engine.validate(operation, _config(request.config_json), arch)[0])
+        if request.HasField("filter"):
+            _, *rest = _filter(request.filter)
+            wanted += kernels.select(operation, rest[0], arch, rest[2])
+        if not wanted:
+            raise _nothing_to_build(request)
+        if len(wanted) > MAX_BUILDS:
+            raise InvalidArgumentError(
+                f"{len(wanted)} kernels are too many for one request",
+                field="filter",
+                value=len(wanted),
+                rule="build_count",
+                fix=f"narrow the filter to {MAX_BUILDS}",
+            )
+        return list(dict.fromkeys(wanted))
+
+
+def _nothing_to_build(request: pb.BuildRequest) -> InvalidArgumentError | NotFoundError:
+    if request.HasField("filter"):
+        return NotFoundError("no kernel matches", field="filter", rule="build_filter", fix="list the kernels")
+    return InvalidArgumentError(
+        "the request names no kernel", field="names", rule="build_names", fix="set names, config_json or filter"
+    )
+
+
+def _filter(message: pb.KernelFilter) -> tuple[str, str, str, str]:
+    return message.operation, message.kernel_set, message.arch, message.name
+
+
+def _config(text: str) -> Mapping[str, Any]:
+    problem = f"it has more than {MAX_CONFIG_BYTES} bytes" if len(text) > MAX_CONFIG_BYTES else ""
+    try:
+        record = {} if problem else json.loads(text)
+    except (ValueError, RecursionError) as error:
+        record, problem = {}, str(error)
+    if not problem and not isinstance(record, dict):
+        problem = "it is not an object"
+    if problem:
+        raise InvalidArgumentError(
+            f"the configuration is not a JSON object: {problem}",
+            field="config_json",
+            value=text,
+            rule="config_json",
+            fix='send an object of fields and values, for example {"pipeline": "compv4"}',
+        )
+    return dict(record)

@@ -66,12 +66,15 @@ class FakePrepared:
     notes: tuple[str, ...] = ()
     workspace_bytes: int = 0
     is_fallback: bool = False
-    plan: Any = field(default_factory=lambda: SimpleNamespace(flops=0, to_dict=dict))
+    plan: Any = field(default_factory=lambda: SimpleNamespace(flops=0, to_dict=dict, operation="copy"))
     problem: Any = None
 
 
 class FakeEngine:
     def __init__(self, device: FakeDevice | None = None, queue_limit: int = 1024) -> None:
+        self.kernels: Any = None
+        self.copied = 0
+        self.statistics: Any = SimpleNamespace(copied=self._count)
         self.operations: Any = {"copy": None}
         self.device = device or FakeDevice()
         self.devices: Any = SimpleNamespace(
@@ -82,6 +85,9 @@ class FakeEngine:
         self._draining = False
         self._active = 0
         self._idle = threading.Condition()
+
+    def _count(self, _: str, nbytes: int, *times: int) -> None:
+        self.copied += nbytes
 
     def _device(self, name: str = "") -> FakeDevice:
         if name not in ("", self.device.info.id):
