@@ -127,9 +127,10 @@ struct BlockedGemm {
     for (int64_t group = 0; group == 0 || group < k_groups(); group += Plan::block_groups) {
       const int64_t groups = min_of(k_groups() - group, Plan::block_groups);
       const Packed slab = take_slab(p, group, groups);
+      const int64_t slab_panels = ceil_div(p.size(), Plan::slab_r);
       int64_t serial = 0;
       for (int64_t si = 0; si * Plan::shared_r < s.size(); si++)
-        for (int64_t pi = 0; pi * Plan::slab_r < p.size(); pi++, serial++) {
+        for (int64_t pi = 0; pi < slab_panels; pi++, serial++) {
           const uint32_t* const s_panel = shared.at(si, Plan::shared_r, group);
           const uint32_t* const p_panel = slab.at(pi, Plan::slab_r, 0);
           const int64_t s0 = s.begin + si * Plan::shared_r, p0 = p.begin + pi * Plan::slab_r;
@@ -140,6 +141,9 @@ struct BlockedGemm {
           tile.rows = min_of((shares_b ? p.end : s.end) - tile.i0, mr), tile.cols = min_of((shares_b ? s.end : p.end) - tile.j0, nr);
           tile.unfinished = (Accumulator*)scratch.partial_tiles + serial * mr * nr;
           tile.correction = sums ? sums + column : nullptr;
+          // The next panel of S comes from far away: each tile of this row of tiles fetches its share of it.
+          tile.ahead_step = ceil_div(Plan::shared_r * 4, slab_panels);
+          tile.ahead = (const char*)shared.at(si + 1, Plan::shared_r, group) + pi * groups * tile.ahead_step;
           tile.first = group == 0, tile.last = group + groups >= k_groups();
           multiply_tile(tile, groups, shares_b ? p_panel : s_panel, shares_b ? s_panel : p_panel);
         }
@@ -150,6 +154,8 @@ struct BlockedGemm {
     int64_t i0, j0, rows, cols;
     Accumulator* unfinished;  // this tile's accumulators between k blocks, if they may not live in C
     const int32_t* correction;
+    const char* ahead;
+    int64_t ahead_step;
     bool first, last;
   };
 
@@ -167,13 +173,13 @@ struct BlockedGemm {
       if (full && !finish) to = c, to_ld = out.ld;
       if (!tile.first && full) start = c, start_ld = out.ld;
       if (!tile.first && !full) start = buffer, start_ld = nr, fetch_edge(c, tile, buffer);
-      microkernel<Dot, mr, nr>(groups, a, b, start, start_ld, to, to_ld);
+      microkernel<Dot, mr, nr>(groups, a, b, start, start_ld, to, to_ld, tile.ahead, tile.ahead_step);
       if (to == c) return;
       if (!tile.last) return store_edge(buffer, tile, c);
     } else {
       if (!tile.first) start = tile.unfinished, start_ld = nr;
       if (!tile.last) to = tile.unfinished;
-      microkernel<Dot, mr, nr>(groups, a, b, start, start_ld, to, to_ld);
+      microkernel<Dot, mr, nr>(groups, a, b, start, start_ld, to, to_ld, tile.ahead, tile.ahead_step);
       if (!tile.last) return;
     }
     Out::store(out, tile.i0, tile.j0, tile.rows, tile.cols, buffer, nr, tile.correction);
