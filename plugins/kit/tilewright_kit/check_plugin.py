@@ -16,6 +16,7 @@ from typing import Any
 import tilewright_arch
 from tilewright_arch import ArchSpec
 from tilewright_kit.check_operation import check_operation
+from tilewright_kit.config import KernelConfig
 from tilewright_kit.conformance.execution import Build, Execute, check_execution, draw_inputs
 from tilewright_kit.conformance.fields import Pool, check_fields, naming_findings, source_findings, variants
 from tilewright_kit.conformance.problems import check_problems, plan_findings
@@ -49,12 +50,14 @@ def check_plugin(
     run: Execute | None = None,
     *,
     archs: Sequence[ArchSpec] | None = None,
+    examples: Sequence[KernelConfig] = (),
     per_arch: int = 48,
     seed: int = 0,
 ) -> CheckReport:
     """Check every promise of the ``Operation`` contract and report which were kept. Never raises for the operation.
 
-    Kernel sets and rules are tried on ``archs`` (default: all that have a spec), with up to ``per_arch`` kernels each.
+    Kernel sets and rules are tried on ``archs`` (default: all that have a spec), with up to ``per_arch`` kernels each
+    and the ``examples``: configurations that no set has, for fields that the report would otherwise skip.
     Plans are made for ``device`` or, without one, for an imagined device of each arch that has kernels. ``build``
     compiles the kernels of the samples and ``run`` computes them, both for ``device`` (else the first imagined one).
     """
@@ -67,7 +70,7 @@ def check_plugin(
     pools: list[Pool] = []
 
     def expand() -> tuple[str, ...]:
-        pools.append(Pool.of(operation, specs, per_arch))
+        pools.append(Pool.of(operation, specs, per_arch, examples))
         return ()
 
     if not report.run("sets.expand", expand):

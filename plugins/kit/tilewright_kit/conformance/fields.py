@@ -12,6 +12,7 @@ from typing import Any
 from tilewright_arch import ArchSpec
 from tilewright_kit.config import KernelConfig
 from tilewright_kit.conformance.report import CheckReport, Skipped
+from tilewright_kit.dtypes import DType
 from tilewright_kit.errors import InvalidArgumentError, UnsupportedError
 from tilewright_kit.operation import Operation
 from tilewright_kit.source import SourceUnit
@@ -29,12 +30,24 @@ class Pool:
     values: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, operation: Operation[Any, Any], archs: Iterable[ArchSpec], per_arch: int) -> Pool:
-        """Up to ``per_arch`` kernels for each arch that has any, spread evenly over each kernel set."""
+    def of(
+        cls,
+        operation: Operation[Any, Any],
+        archs: Iterable[ArchSpec],
+        per_arch: int,
+        examples: Sequence[KernelConfig] = (),
+    ) -> Pool:
+        """Up to ``per_arch`` kernels for each arch that has any, spread evenly over each kernel set.
+
+        ``examples`` join where the rules allow them.
+        """
         configs: dict[ArchSpec, Sequence[KernelConfig]] = {}
         values: dict[str, dict[Any, None]] = {name: {} for name in operation.config_type.field_names()}
         for arch in archs:
-            chosen: dict[KernelConfig, None] = {}
+            chosen = dict.fromkeys(config for config in examples if operation.rules.allows(config, arch))
+            for config in chosen:
+                for name, seen in values.items():
+                    seen[getattr(config, name)] = None
             for kernels in operation.kernel_sets.values():
                 expanded = kernels.expand(arch, operation.rules)
                 step = max(1, -(-len(expanded) * len(operation.kernel_sets) // per_arch))
@@ -45,6 +58,11 @@ class Pool:
             if chosen:
                 configs[arch] = tuple(chosen)
         return cls(configs, {name: tuple(seen) for name, seen in values.items()})
+
+    def bases(self, arch: ArchSpec, count: int) -> Sequence[KernelConfig]:
+        """``count`` configurations of an arch, spread evenly."""
+        configs = self.configs[arch]
+        return configs[:: max(1, -(-len(configs) // count))]
 
     def every(self) -> tuple[KernelConfig, ...]:
         """All configurations, each once."""
@@ -78,14 +96,17 @@ def _invent(value: Any, default: Any) -> list[Any]:
     if isinstance(value, int):
         return [value + 1, value * 2, value // 2, 0, 1]
     if isinstance(value, str):
-        return [value + "x", "x", default]
+        # Most words of configurations are element types.
+        return [*(dtype.value for dtype in DType), value + "x", "x", default]
+    if isinstance(value, tuple) and not value:
+        return [default, (1,), (DType.FP16.value,)]  # one of them fits the annotation
     if isinstance(value, tuple):
         inner = [
             (*value[:index], other, *value[index + 1 :])
             for index, item in enumerate(value)
             for other in _invent(item, item)[:3]
         ]
-        return [*inner, default, (), *([value[::-1], (*value, value[-1])] if value else [])]
+        return [*inner, default, (), value[::-1], (*value, value[-1])]
     return []
 
 
@@ -153,8 +174,8 @@ def source_findings(operation: Operation[Any, Any], pool: Pool, name: str, pairs
     if name in operation.config_type.plan_fields:
         raise Skipped("the class says that only the planner reads it")
     found: dict[str, int] = {}
-    for arch, configs in pool.configs.items():
-        for base in configs[:12]:
+    for arch in pool.configs:
+        for base in pool.bases(arch, 24):
             for changed in variants(base, name, pool.values[name]):
                 if found.get(arch.kind, 0) >= pairs_per_kind:
                     break

@@ -55,8 +55,8 @@ def _prefilter_agrees(operation: Operation[Any, Any], pool: Pool) -> Iterator[st
 
 def _changed(pool: Pool) -> Iterator[tuple[KernelConfig, ArchSpec]]:
     """Kernels of the pool with one field changed: valid ones and broken ones."""
-    for arch, configs in pool.configs.items():
-        for base in configs[:3]:
+    for arch in pool.configs:
+        for base in pool.bases(arch, 3):
             for name in base.field_names():
                 for changed in variants(base, name, pool.values[name], limit=6):
                     yield changed, arch
