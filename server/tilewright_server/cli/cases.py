@@ -134,18 +134,21 @@ def activate(x: Array, name: str) -> Array:
 
     _one_of("activation", name, ACTIVATIONS)
     if name == "Relu":
-        return np.maximum(x, 0.0)
+        rectified: Array = np.maximum(x, 0.0)
+        return rectified
     if name == "Tanh":
-        return np.tanh(x)
+        bent: Array = np.tanh(x)
+        return bent
     if name == "HardSwish":
         return x * np.clip(x + 3.0, 0.0, 6.0) / 6.0
     if name == "Gelu":
         import math
 
-        return x * 0.5 * (1.0 + np.vectorize(math.erf)(x * math.sqrt(0.5)))
+        erf: Array = np.vectorize(math.erf)(x * math.sqrt(0.5))
+        return 0.5 * x * (1.0 + erf)
     if name == "FastGelu":
         return 0.5 * x * (1.0 + np.tanh(0.7978845608028654 * (x + 0.044715 * x**3)))
-    logistic = 0.5 * (1.0 + np.tanh(0.5 * x))
+    logistic: Array = 0.5 * (1.0 + np.tanh(0.5 * x))
     return logistic if name == "Sigmoid" else x * logistic
 
 

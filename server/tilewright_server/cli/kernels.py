@@ -270,28 +270,22 @@ app.command("generate", epilog=generate.EPILOG)(generate.generate)
 
 
 def _print_explanation(found: dict[str, Any], top: int) -> None:
-    candidates = found.get("candidates", [])
-    refused = found.get("refused", [])
+    """The candidates in their order with what their time is made of, a few refusals, and what decided."""
+    parts = list(dict.fromkeys(name for item in found["candidates"] for name in item["parts"]))
     rows = []
-    for place, item in enumerate(candidates[:top], 1):
-        seconds = (item.get("prediction") or {}).get("seconds")
+    for item in found["candidates"][:top]:
+        seconds = [item["predicted_seconds"], *(item["parts"].get(name) for name in parts)]
         rows.append(
-            (
-                place,
-                item.get("name", item.get("kernel", "")),
-                f"{seconds * 1e6:.1f}" if seconds else "",
-                item.get("reason", ""),
-            )
+            (item["place"] or "", item["kernel"], *(f"{value * 1e6:.1f}" if value else "" for value in seconds))
         )
-    columns = ("", "candidate", "predicted us", "reason")
-    table(f"{found.get('strategy', '')}, {len(candidates)} candidates", columns, rows, right=("predicted us",))
+    columns = ("", "candidate", "us", *parts)
+    table(f"{len(found['candidates'])} candidates on {found['device']}", columns, rows, right=("us", *parts))
+    refused = found["refused"]
     if refused:
-        note(f"{len(refused)} refused, for example:")
+        note(f"{found['refused_total']} refused, for example:")
         for item in refused[:3]:
-            reasons = item.get("violations") or item.get("reasons") or []
-            text = "; ".join(str(part.get("reason", part)) if isinstance(part, dict) else str(part) for part in reasons)
-            note(f"  {item.get('name', item.get('kernel', ''))}: {text or item.get('reason', '')}")
-    note(f"decision: {_plain(found.get('decision', ''))}")
+            note(f"  {item['kernel']}: {'; '.join(part['reason'] for part in item['violations'])}")
+    out().print(f"decided by {found['decided']}", markup=False)
 
 
 def _config(text: str) -> dict[str, Any]:

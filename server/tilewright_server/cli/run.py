@@ -94,11 +94,11 @@ def _run(
 ) -> dict[str, Any]:
     a, b = case.operands(client)
     attributes = {"out_dtype": out_dtype or None, "unary": case.activation or None}
-    how = {"kernel": kernel or None, "strategy": strategy or None}
-    (out,) = client.run("gemm", {"a": a, "b": b}, attributes=attributes, **how).values()
+    named, by = kernel or None, strategy or None
+    (out,) = client.run("gemm", {"a": a, "b": b}, attributes=attributes, kernel=named, strategy=by).values()
     first = client.report
     assert first is not None, "a call that returned has a report"
-    plan = client.plan("gemm", {"a": a, "b": b}, {"out": out}, attributes, **how)
+    plan = client.plan("gemm", {"a": a, "b": b}, {"out": out}, attributes, kernel=named, strategy=by)
     out.view("u1")[...] = 0xFF  # what is checked below is what the plan writes
     samples = []
     for _ in range(repeat):

