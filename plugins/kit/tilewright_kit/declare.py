@@ -22,6 +22,10 @@ from tilewright_kit.rules import RuleBook, Violation
 __all__ = ["ANY", "AnyValue", "Choices", "Declaration", "KernelSet", "Prefilter", "declare"]
 
 C = TypeVar("C", bound=KernelConfig)
+T = TypeVar("T")
+
+REMEMBERED = 16
+"""Archs that a kernel set remembers its expansion for: more than a server has devices."""
 
 
 class AnyValue(Enum):
@@ -120,6 +124,9 @@ class KernelSet(Generic[C]):
     choices: Choices | None = None
     prefilter: Prefilter | None = None
     _expanded: dict[Any, tuple[C, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _rejected: dict[Any, tuple[tuple[C, tuple[Violation, ...]], ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __iter__(self) -> Iterator[Declaration[C]]:
         return iter(self.declarations)
@@ -134,12 +141,7 @@ class KernelSet(Generic[C]):
         """
         if strict:
             return tuple(self.iterate(arch, rules, strict=True))
-        key = (arch, rules)
-        if key not in self._expanded:
-            if len(self._expanded) >= 16:
-                self._expanded.clear()
-            self._expanded[key] = tuple(self.iterate(arch, rules))
-        return self._expanded[key]
+        return _remembered(self._expanded, (arch, rules), lambda: tuple(self.iterate(arch, rules)))
 
     def iterate(self, arch: ArchSpec, rules: RuleBook[C], strict: bool = False) -> Iterator[C]:
         """``expand``, one configuration at a time: for who needs only the first few."""
@@ -171,12 +173,16 @@ class KernelSet(Generic[C]):
 
     def rejected(self, arch: ArchSpec, rules: RuleBook[C]) -> tuple[tuple[C, tuple[Violation, ...]], ...]:
         """Every combination that the rules refuse on ``arch``, with the reasons, in the order of ``expand``."""
-        found: dict[C, tuple[Violation, ...]] = {}
-        for declaration in self._declared_on(arch):
-            for config in self._combinations(declaration, arch, None):
-                if config not in found:
-                    found[config] = rules.check(config, arch)
-        return tuple((config, violations) for config, violations in found.items() if violations)
+
+        def judge() -> tuple[tuple[C, tuple[Violation, ...]], ...]:
+            found: dict[C, tuple[Violation, ...]] = {}
+            for declaration in self._declared_on(arch):
+                for config in self._combinations(declaration, arch, None):
+                    if config not in found:
+                        found[config] = rules.check(config, arch)
+            return tuple((config, violations) for config, violations in found.items() if violations)
+
+        return _remembered(self._rejected, (arch, rules), judge)
 
     def merge(self, other: KernelSet[C], name: str = "") -> KernelSet[C]:
         """Both sets' declarations, ours first. Raises ``ValueError`` for sets of different operations."""
@@ -250,6 +256,16 @@ class KernelSet(Generic[C]):
         # Offered twice or thrice is offered once; tuples may come as lists.
         unique = dict.fromkeys(tuple(item) if isinstance(item, list) else item for item in offered)
         return [item for item in unique if not isinstance(values, _Pattern) or values.matches(item)]
+
+
+def _remembered(memory: dict[Any, T], key: Any, make: Callable[[], T]) -> T:
+    """What ``make`` gives, made once per key. Two threads may both make it; they make the same."""
+    found = memory.get(key)
+    if found is None:
+        if len(memory) >= REMEMBERED:
+            memory.clear()
+        found = memory[key] = make()
+    return found
 
 
 def _all_values(config_type: type[KernelConfig], name: str) -> tuple[Any, ...] | None:
