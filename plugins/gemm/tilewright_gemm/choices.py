@@ -1,6 +1,8 @@
-"""Which algorithms are worth considering on an arch: what ``ANY`` in a declaration stands for, and where candidates come from.
+"""Which algorithms are worth considering on an arch: what ``ANY`` in a declaration stands for, and where candidates
+come from.
 
-Few and good: a plan that is not cached predicts every candidate. Everything is derived from the arch's own tables and capacities.
+Few and good: a plan that is not cached predicts every candidate. Everything is derived from the arch's own tables and
+capacities.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from tilewright_kit.dtypes import DType
 __all__ = ["cpu_teams", "cpu_tiles", "cpu_warp_tiles", "offered", "table_key"]
 
 _BLOCK_GROUPS = 512
-"""Groups of 32 bits along k that a cache block holds: long enough to amortise C, short enough for a panel of B to stay in L1."""
+"""Groups of 32 bits along k that a cache block holds: long enough to amortise C, short enough for a panel of B to stay
+in L1.
+"""
 _SHARED_COLUMNS = 2048
 _SLAB_SHARE = 0.5
 """Part of the staging budget that a slab fills; the rest is for the panel that passes by, and C."""
@@ -37,7 +41,8 @@ def cpu_warp_tiles(arch: ArchSpec, key: str, pipeline: str, count: int = 4) -> t
 
 
 def cpu_tiles(arch: ArchSpec, pipeline: str, warp_tile: Triple, team: int = 1) -> tuple[Triple, ...]:
-    """Cache blocks for a register tile: one that shares B among rows of slabs (tall problems), one that shares A (wide ones).
+    """Cache blocks for a register tile: one that shares B among rows of slabs (tall problems), one that shares A (wide
+    ones).
 
     Slabs fill half of the staging budget, the shared side 2048 rows or columns.
     """
@@ -93,7 +98,8 @@ def _gpu_shapes(field: str, arch: ArchSpec, partial: Mapping[str, Any]) -> Itera
 
 
 def _cpu_shapes(field: str, arch: ArchSpec, partial: Mapping[str, Any]) -> Iterator[Triple]:
-    # Tile and wave come before the warp tile in a configuration, so each offers what suits any of the preferred warp tiles; rules drop the rest.
+    # Tile and wave come before the warp tile in a configuration, so each offers what suits any of the preferred warp
+    # tiles; rules drop the rest.
     pipeline, key = str(partial.get("pipeline", "")), _key_of(partial)
     if pipeline not in arch.pipelines:
         return

@@ -16,10 +16,12 @@ from tilewright_kit.errors import UnsupportedError
 from tilewright_kit.naming import digest_of
 from tilewright_kit.source import SourceUnit
 
-__all__ = ["ROLES", "generate", "symbol_of"]
+__all__ = ["ROLES", "generate", "render", "symbol_of"]
 
 ROLES = ("main", "partial", "reduce", "pack_b", "workspace")
-"""Entries of a CPU unit: the product; its slices and their sum (split-K); packing of B; and ``int64_t(const tw_gemm_args*)``, the workspace in bytes."""
+"""Entries of a CPU unit: the product; its slices and their sum (split-K); packing of B; and ``int64_t(const
+tw_gemm_args*)``, the workspace in bytes.
+"""
 
 _TEMPLATES = {"cpu": ("cpu_gemm.cpp.in", "c++")}
 
@@ -38,7 +40,15 @@ def generate(config: GemmConfig, arch: ArchSpec) -> SourceUnit:
             rule="template",
             fix=f"use a device of kind {', '.join(_TEMPLATES)}",
         )
-    file, language = _TEMPLATES[arch.kind]
+    return render(config, arch.kind)
+
+
+def render(config: GemmConfig, kind: str) -> SourceUnit:
+    """The unit of any configuration for a kind of device that has a template, valid or not.
+
+    ``generate`` checks first.
+    """
+    file, language = _TEMPLATES[kind]
     symbol = symbol_of(config)
     return SourceUnit(
         name=config.name,
@@ -72,7 +82,8 @@ def _constants(config: GemmConfig) -> dict[str, str]:
     for letter, size, warp in zip("mnk", config.tile, config.warp_tile, strict=True):
         values |= {f"tile_{letter}": size, f"warp_tile_{letter}": warp}
     for field in (
-        "pipeline", "scheduler", "persistent", "pad_m", "pad_n", "pad_k", "preshuffle", "scale_a", "scale_b", "binary", "unary",
+        "pipeline", "scheduler", "persistent", "pad_m", "pad_n", "pad_k", "preshuffle",
+        "scale_a", "scale_b", "binary", "unary",
     ):  # fmt: skip
         values[field] = getattr(config, field)
     return {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in values.items()}

@@ -1,5 +1,6 @@
 """How a GEMM kernel may vary: its signature (what it computes) and its algorithm (how)."""
 
+# ruff: noqa: RUF009  (part and suffix make fields; they hold no state)
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -31,10 +32,11 @@ def _epilogue_text(value: Epilogue) -> str:
 
 @dataclass(frozen=True)
 class GemmConfig(KernelConfig):
-    """One GEMM kernel. Equal kernels have equal configurations: what follows from other fields is stored as its default.
+    """One GEMM kernel. Equal kernels have equal configurations: what follows from other fields is stored as its
+    default.
 
-    Names read ``gemm_{dtype}_{layout}_{pipeline}_{epilogue}_{scheduler}_{padM}_{padN}_{padK}_{persistent}_{tile}_{wave}_{warp_tile}``, then a suffix
-    for every field that is not at its default.
+    Names read ``gemm_{dtype}_{layout}_{pipeline}_{epilogue}_{scheduler}_{padM}_{padN}_{padK}_{persistent}_{tile}_{wave}
+    _{warp_tile}``, then a suffix for every field that is not at its default.
     """
 
     operation: ClassVar[str] = "gemm"

@@ -1,6 +1,7 @@
 """A deterministic analytic estimate of a plan's device time, good enough to rank kernels.
 
-What an arch does not state (clocks and bandwidths of CPUs differ by machine) is assumed once, here: the assumptions shift all candidates alike.
+What an arch does not state (clocks and bandwidths of CPUs differ by machine) is assumed once, here: the assumptions
+shift all candidates alike.
 """
 
 from __future__ import annotations
@@ -37,11 +38,13 @@ def predict_gemm(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) -
     products = [product for product in problem.products if not product.is_empty]
     if device.arch.kind == "cpu":
         return _sum([_cpu(problem, product, config, device) for product in products], config)
-    return _sum([_gpu(problem, product, config, device) for product in products], config)
+    return _sum([_gpu(product, config, device) for product in products], config)
 
 
 def predict_pack_b(problem: PackBProblem, config: GemmConfig, device: DeviceInfo) -> Prediction:
-    """The time of the products to come, for it is they that a format is chosen for; packing itself costs about the same in all formats."""
+    """The time of the products to come, for it is they that a format is chosen for; packing itself costs about the same
+    in all formats.
+    """
     seconds, parts = _blocked(problem.m, problem.n, problem.k, config, device, (4, 4))
     return Prediction(seconds, parts)
 
@@ -207,9 +210,7 @@ def _bandwidth(device: DeviceInfo, team: int) -> float:
 # ---- GPU ----
 
 
-def _gpu(
-    problem: GemmProblem, product: Product, config: GemmConfig, device: DeviceInfo
-) -> tuple[float, dict[str, float]]:
+def _gpu(product: Product, config: GemmConfig, device: DeviceInfo) -> tuple[float, dict[str, float]]:
     arch = device.arch
     split = slices(product.k, config.split_k, config.tile[2])
     m, n, k = product.m, product.n, max(product.k, 1)

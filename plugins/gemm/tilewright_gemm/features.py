@@ -1,7 +1,8 @@
 """Inputs of a learned model: the seeds' 72 GEMM features under their names, from problem, kernel and arch.
 
-Two encodings of the seeds clashed and are settled here: every pipeline word has one code in all languages (``compv6`` was 5 in one place and 6 in another,
-``compv5`` 2), and the LDS ratio divides by the arch's own budget for the pipeline instead of a constant.
+Two encodings of the seeds clashed and are settled here: every pipeline word has one code in all languages (``compv6``
+was 5 in one place and 6 in another, ``compv5`` 2), and the LDS ratio divides by the arch's own budget for the pipeline
+instead of a constant.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ __all__ = ["CATEGORICAL", "EPILOGUES", "NAMES", "PIPELINES", "SCHEDULERS", "gemm
 
 LAYOUT_CODES = {layout: code for code, layout in enumerate(LAYOUTS)}
 PIPELINES = {
-    "compv3": 0, "compv4": 1, "compv5": 2, "mem": 3, "preshufflev2": 4, "basic_v1": 5, "compv6": 6, "compv1": 7, "compv2": 8,
-    "preshufflev1": 9, "wavelet": 10, "comp_async": 11, "basic_async_v1": 12, "ws": 13,
+    "compv3": 0, "compv4": 1, "compv5": 2, "mem": 3, "preshufflev2": 4, "basic_v1": 5, "compv6": 6,
+    "compv1": 7, "compv2": 8, "preshufflev1": 9, "wavelet": 10, "comp_async": 11, "basic_async_v1": 12, "ws": 13,
 }  # fmt: skip
 """Codes 0 to 6 are the seeds'. New words are appended, never renumbered: trained models hold these numbers."""
 SCHEDULERS = {"intrawave": 0, "interwave": 1, "auto": 2, "default": 3, "cooperative": 4, "pingpong": 5}
@@ -116,7 +117,7 @@ def _padding(config: GemmConfig, sizes: tuple[int, int, int]) -> Mapping[str, fl
 
 
 def _hardware(device: DeviceInfo) -> Mapping[str, float]:
-    """Figures of the arch; what it does not state is zero (shader engines, dies) or follows from its workgroup limit."""
+    """Figures of the arch; what it does not state is zero or follows from its workgroup limit."""
     arch, attributes = device.arch, device.attributes
     simds = float(attributes.get("simds_per_unit", 1 if arch.kind == "cpu" else 4))
     return {
@@ -157,7 +158,8 @@ NAMES = (
     "problem_smaller_than_tile_m", "problem_smaller_than_tile_n", "problem_smaller_than_tile_k", "any_dim_too_small",
     "needs_padding_m", "needs_padding_n", "needs_padding_k",
     "has_padding_when_needed_m", "has_padding_when_needed_n", "has_padding_when_needed_k",
-    "missing_required_padding_m", "missing_required_padding_n", "missing_required_padding_k", "missing_any_required_padding",
+    "missing_required_padding_m", "missing_required_padding_n", "missing_required_padding_k",
+    "missing_any_required_padding",
     "hw_num_cus", "hw_simds_per_cu", "hw_total_simds", "hw_shader_engines", "hw_max_clock_mhz", "hw_max_waves_per_cu",
     "hw_wavefront_size", "hw_lds_capacity", "hw_l1_cache_kb", "hw_l2_cache_kb", "hw_l3_cache_kb", "hw_num_xcd",
 )  # fmt: skip

@@ -24,8 +24,8 @@ def step(config: GemmConfig) -> Triple:
 def staging_bytes(config: GemmConfig, arch: ArchSpec, tile: Triple | None = None) -> int:
     """Bytes that one stage of A and B fills.
 
-    GPU: the tiles of A and B in LDS. CPU: a slab of the side with the smaller tile and one panel of the other, which stay in L2 while the shared panels
-    pass by, in groups of 32 bits (``tilewright/cpu/blocking.hpp``).
+    GPU: the tiles of A and B in LDS. CPU: a slab of the side with the smaller tile and one panel of the other, which
+    stay in L2 while the shared panels pass by, in groups of 32 bits (``tilewright/cpu/blocking.hpp``).
     """
     m, n, k = tile or config.tile
     if arch.kind == "cpu":

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from tilewright_gemm.attributes import known_names, refuse, take_dtype, take_int
 from tilewright_gemm.config import GemmConfig
+from tilewright_gemm.operands import check_tensor
 from tilewright_gemm.packing import UNDECIDED, PackedFormat
-from tilewright_gemm.parse import check_tensor
 from tilewright_gemm.problem import PackBProblem, View
 from tilewright_gemm.strided import layouts_of
 from tilewright_gemm.words import is_pair
@@ -19,18 +19,22 @@ from tilewright_kit.tensor import TensorDesc
 __all__ = ["PackBConfig", "parse_pack_b"]
 
 DEFAULT_M = 128
-"""Rows that a product is planned for if the caller does not say: below that, packing would rarely have been asked for."""
+"""Rows that a product is planned for if the caller does not say: below that, packing would rarely have been asked for.
+"""
 
 
 @dataclass(frozen=True)
 class PackBConfig(GemmConfig):
-    """A pre-shuffle kernel, of which only the packing entry is used: what it packs, the GEMM kernel of the same warp tile reads."""
+    """A pre-shuffle kernel, of which only the packing entry is used: what it packs, the GEMM kernel of the same warp
+    tile reads.
+    """
 
     operation: ClassVar[str] = "gemm_pack_b"
 
 
 def parse_pack_b(request: OperationRequest) -> PackBProblem:
-    """Check a request to pack ``b`` [K, N]. Attributes: ``m`` (rows to plan for), ``dtype_a`` (default: B's type), ``format``.
+    """Check a request to pack ``b`` [K, N]. Attributes: ``m`` (rows to plan for), ``dtype_a`` (default: B's type),
+    ``format``.
 
     Without ``format`` the planner chooses one, and the plan's operands say which. Raises ``InvalidArgumentError``.
     """

@@ -1,9 +1,10 @@
 """The format of a B that was packed ahead of time (pre-shuffled weights).
 
-``bpanel-{element}-nr{NR}-vk{VK}``: the K x N matrix lies as ``[ceil(N/NR)][ceil(K/VK)][NR]`` groups of 32 bits, each with VK consecutive values of k,
-zero-filled at the edges. ``element`` is what the kernel multiplies, not always what B was given in (fp16 becomes fp32 on a CPU). Panels of int8 in
-groups of four are followed by one int32 per column, which undoes the offset that makes A unsigned. Sizes are those of ``packed_bytes`` in
-``tilewright/cpu/pack.hpp``; a test compares the two.
+``bpanel-{element}-nr{NR}-vk{VK}``: the K x N matrix lies as ``[ceil(N/NR)][ceil(K/VK)][NR]`` groups of 32 bits, each
+with VK consecutive values of k, zero-filled at the edges. ``element`` is what the kernel multiplies, not always what B
+was given in (fp16 becomes fp32 on a CPU). Panels of int8 in groups of four are followed by one int32 per column, which
+undoes the offset that makes A unsigned. Sizes are those of ``packed_bytes`` in ``tilewright/cpu/pack.hpp``; a test
+compares the two.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class PackedFormat:
 
 
 def packed_bytes(extent: int, k: int, rows: int, depth: int, with_sums: bool) -> int:
-    """Size of a packed operand of ``extent`` rows (A) or columns (B): ``packed_bytes`` of ``tilewright/cpu/pack.hpp``."""
+    """Size of a packed operand of ``extent`` rows (A) or columns (B): the formula of ``tilewright/cpu/pack.hpp``."""
     groups = -(-k // depth) + with_sums
     nbytes = -(-extent // rows) * rows * GROUP_BYTES * groups
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT

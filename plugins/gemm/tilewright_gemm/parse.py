@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass
 
-from tilewright_gemm.attributes import MAX_GROUPS, Attributes, read_attributes, refuse
+from tilewright_gemm.attributes import Attributes, read_attributes, refuse
+from tilewright_gemm.operands import Group, read_groups
 from tilewright_gemm.packing import PackedFormat
 from tilewright_gemm.problem import GemmProblem, Product, View
-from tilewright_gemm.strided import Slot, broadcast_shapes, collapse, layouts_of, overlaps, slot
+from tilewright_gemm.products import products_of, slots_of
+from tilewright_gemm.strided import broadcast_shapes, overlaps
 from tilewright_gemm.words import Binary, ScaleA, ScaleB, Unary, default_output, epilogue_dtypes, is_pair, output_dtypes
 from tilewright_kit.dtypes import DType
-from tilewright_kit.errors import InvalidArgumentError
 from tilewright_kit.problem import Operand, OperationRequest, Role
 from tilewright_kit.tensor import MAX_ELEMENTS, TensorDesc
 
 __all__ = ["MAX_D", "parse_gemm"]
 
 MAX_D = 32
-_NAME = re.compile(r"(a|b|c|d|bias|scale_a|scale_b|out)((?:\[[0-9]{1,6}\])*)")
-_INPUTS = "a, b, bias, c, d[0], d[1], ..., scale_a, scale_b"
-
-
-@dataclass(slots=True)
-class _Group:
-    """The operands of one product, as they were named."""
-
-    inputs: dict[str, tuple[str, TensorDesc]] = field(default_factory=dict)
-    d: dict[int, tuple[str, TensorDesc]] = field(default_factory=dict)
-    out: tuple[str, TensorDesc] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +38,7 @@ class _Parsed:
 def parse_gemm(request: OperationRequest) -> GemmProblem:
     """Check a GEMM request and infer what it left out. Raises ``InvalidArgumentError``, never anything else."""
     attributes = read_attributes(request.attributes)
-    groups, grouped = _groups(request, attributes.groups)
+    groups, grouped = read_groups(request, attributes.groups)
     parsed = [_parse_group(group, attributes) for group in groups]
     first = parsed[0]
     for index, other in enumerate(parsed[1:], 1):
@@ -84,91 +71,10 @@ def parse_gemm(request: OperationRequest) -> GemmProblem:
     )
 
 
-# ---- names ----
-
-
-def _groups(request: OperationRequest, asked: int) -> tuple[list[_Group], bool]:
-    """The request's tensors by group; whether the caller named them as groups (``a[0]``, ``a[1]``, ...)."""
-    for name, desc in (*request.inputs.items(), *request.outputs.items()):
-        check_tensor(name, desc)
-    grouped = asked > 0 or "a[0]" in request.inputs
-    groups: dict[int, _Group] = {}
-    for name, desc in request.inputs.items():
-        base, numbers = _split_name(name, grouped)
-        if base == "out":
-            raise _unknown_operand(name, grouped)
-        group = groups.setdefault(numbers[0] if grouped else 0, _Group())
-        if base == "d":
-            group.d[numbers[-1]] = (name, desc)
-        else:
-            group.inputs[base] = (name, desc)
-    for name, desc in request.outputs.items():
-        base, numbers = _split_name(name, grouped)
-        if base != "out":
-            raise refuse(
-                f"GEMM has no output {name!r}",
-                name,
-                name,
-                "operand_known",
-                "the output is named out (out[0], ... if grouped)",
-            )
-        groups.setdefault(numbers[0] if grouped else 0, _Group()).out = (name, desc)
-    count = asked or max(len(groups), 1)
-    if count > MAX_GROUPS:
-        raise refuse(
-            f"at most {MAX_GROUPS} groups fit in a call",
-            "attributes.groups",
-            count,
-            "group_count",
-            "make several calls",
-        )
-    if sorted(groups) != list(range(count)):
-        missing = next((index for index in range(count) if index not in groups), None)
-        raise refuse(
-            f"{count} groups are asked for, but the operands name others"
-            if missing is None
-            else f"group {missing} has no operands",
-            "attributes.groups",
-            asked or len(groups),
-            "group_count",
-            f"number the operands a[0] to a[{count - 1}] without gaps, and likewise b and out",
-        )
-    return [groups[index] for index in range(count)], grouped
-
-
-def _split_name(name: str, grouped: bool) -> tuple[str, list[int]]:
-    match = _NAME.fullmatch(name) if isinstance(name, str) else None
-    if match is None:
-        raise _unknown_operand(name, grouped)
-    numbers = [int(number) for number in re.findall("[0-9]+", match[2])]
-    if len(numbers) != grouped + (match[1] == "d"):
-        raise _unknown_operand(name, grouped)
-    return match[1], numbers
-
-
-def _unknown_operand(name: object, grouped: bool) -> InvalidArgumentError:
-    form = "a[g], b[g], bias[g], c[g], d[g][i], scale_a[g], scale_b[g] for group g" if grouped else _INPUTS
-    return refuse(f"GEMM has no input {name!r}", str(name), name, "operand_known", f"the inputs are {form}")
-
-
-def check_tensor(name: str, desc: Any) -> None:
-    """Raise ``InvalidArgumentError`` unless ``desc`` is a tensor whose sizes and strides make sense."""
-    if not isinstance(desc, TensorDesc):
-        raise refuse(
-            f"{name} is not a tensor", str(name), type(desc).__name__, "tensor_type", "give a tensor description"
-        )
-    numbers = (*desc.shape, *desc.strides)
-    if not isinstance(desc.dtype, DType) or any(isinstance(n, bool) or not isinstance(n, int) for n in numbers):
-        raise refuse(
-            f"{name} is malformed", str(name), desc, "tensor_type", "give an element type and integer sizes and strides"
-        )
-    desc.check(name)
-
-
 # ---- one group ----
 
 
-def _parse_group(group: _Group, attributes: Attributes) -> _Parsed:
+def _parse_group(group: Group, attributes: Attributes) -> _Parsed:
     a_name, a = _matrix(group, "a")
     b_name, b = _matrix(group, "b")
     if a.packing:
@@ -192,7 +98,7 @@ def _parse_group(group: _Group, attributes: Attributes) -> _Parsed:
             f"{b_name}.shape",
             b.shape,
             "k_mismatch",
-            "the last dimension of a and the second-to-last of b must be equal: transpose one of them, or correct its shape",
+            "make the last dimension of a equal to the second-to-last of b (transpose one of them?)",
         )
     batch = broadcast_shapes([(a_name, a.shape[:-2]), (b_name, b.shape[:-2])])
     out_name, out = _output(group, attributes, (*batch, m, n), a.dtype)
@@ -209,8 +115,8 @@ def _parse_group(group: _Group, attributes: Attributes) -> _Parsed:
     for key in descs:
         if key not in ("a", "b", "out"):
             _check_epilogue_dtype(names[key], key, descs[key], a.dtype)
-    slots = _slots(names, descs, batch, m, k, n)
-    products, a_layouts, b_layouts = _products(names, slots, batch, (m, n, k), packing, len(d), out)
+    slots = slots_of(names, descs, batch, m, k, n)
+    products, a_layouts, b_layouts = products_of(names, slots, batch, (m, n, k), packing, len(d), out)
     inputs = [Operand(names[key], desc, Role.INPUT) for key, desc in descs.items() if key != "out"]
     return _Parsed(
         dtypes=(a.dtype, b.dtype, out.dtype),
@@ -225,7 +131,7 @@ def _parse_group(group: _Group, attributes: Attributes) -> _Parsed:
     )
 
 
-def _matrix(group: _Group, base: str) -> tuple[str, TensorDesc]:
+def _matrix(group: Group, base: str) -> tuple[str, TensorDesc]:
     if base not in group.inputs:
         raise refuse(f"the input {base} is missing", base, "", "operand_missing", f"give the matrix {base}")
     name, desc = group.inputs[base]
@@ -240,7 +146,7 @@ def _matrix(group: _Group, base: str) -> tuple[str, TensorDesc]:
     return name, desc
 
 
-def _output(group: _Group, attributes: Attributes, shape: tuple[int, ...], dtype_a: DType) -> tuple[str, TensorDesc]:
+def _output(group: Group, attributes: Attributes, shape: tuple[int, ...], dtype_a: DType) -> tuple[str, TensorDesc]:
     wanted = attributes.out_dtype
     if group.out is None:
         name = "out" + group.inputs["a"][0][1:]
@@ -321,7 +227,7 @@ def _packed_b(name: str, b: TensorDesc) -> PackedFormat | None:
     return packing
 
 
-def _binary(group: _Group, attributes: Attributes) -> tuple[Binary, list[tuple[str, TensorDesc]]]:
+def _binary(group: Group, attributes: Attributes) -> tuple[Binary, list[tuple[str, TensorDesc]]]:
     """The canonical binary step (``MultiD`` forms only for two or more D) and its operands, the addend ``c`` last."""
     if sorted(group.d) != list(range(len(group.d))) or len(group.d) > MAX_D:
         raise refuse(
@@ -384,104 +290,6 @@ def _check_epilogue_dtype(name: str, key: str, desc: TensorDesc, dtype_a: DType)
             "epilogue_dtype",
             f"use one of: {', '.join(allowed)}",
         )
-
-
-# ---- strides ----
-
-
-def _slots(
-    names: Mapping[str, str], descs: Mapping[str, TensorDesc], batch: tuple[int, ...], m: int, k: int, n: int
-) -> dict[str, Slot]:
-    slots: dict[str, Slot] = {}
-    for key, desc in descs.items():
-        name, target = names[key], (*batch, m, n)
-        if key == "a":
-            target = (*batch, m, k)
-        elif key == "b":
-            target = (*batch, k, n)
-        elif key == "bias":
-            target = (*batch, 1, n)
-        elif key == "scale_a":
-            desc, target = _as_column(desc, m), (*batch, m, 1)
-        elif key == "scale_b":
-            target = (*batch, 1, n)
-        slots[key] = slot(name, desc, target)
-    return slots
-
-
-def _as_column(desc: TensorDesc, m: int) -> TensorDesc:
-    """Per-row scales may come as [M] as well as [M, 1]."""
-    if desc.shape and desc.shape[-1] == m and desc.shape[-2:] != (m, 1):
-        return replace(desc, shape=(*desc.shape, 1), strides=(*desc.strides, 0))
-    return desc
-
-
-def _products(
-    names: Mapping[str, str],
-    slots: Mapping[str, Slot],
-    batch: tuple[int, ...],
-    sizes: tuple[int, int, int],
-    packing: PackedFormat | None,
-    num_d: int,
-    out: TensorDesc,
-) -> tuple[tuple[Product, ...], str, str]:
-    """The products, and the layouts that would describe A and B."""
-    m, n, k = sizes
-    if 0 in (*batch, m, n):
-        views = {key: View(names[key], 0, 0) for key in slots}
-        return (_product(0, m, n, k, views, num_d),), "rc", "cr"
-    done = collapse(batch, m, slots, foldable=True, limit=MAX_GROUPS)
-    m = done.m
-    a, b, c = done.slots["a"], done.slots["b"], done.slots["out"]
-    a_layouts = layouts_of(m, k, a.row_stride, a.col_stride, "r") if k else "rc"
-    b_layouts = layouts_of(k, n, b.row_stride, b.col_stride, "c") if k and packing is None else "cr"
-    for key, found in (("a", a_layouts), ("b", b_layouts)):
-        if not found:
-            raise refuse(
-                f"{names[key]} has unit stride in neither of its last two dimensions",
-                f"{names[key]}.strides",
-                (done.slots[key].row_stride, done.slots[key].col_stride),
-                "unit_stride",
-                "make a contiguous copy of it",
-            )
-    if n > 1 and c.col_stride != 1:
-        raise refuse(
-            f"{names['out']} is not row-major",
-            f"{names['out']}.strides",
-            out.strides,
-            "output_layout",
-            "give an output with unit stride in its last dimension, or compute the transposed product (swap a and b, both transposed)",
-        )
-    products = []
-    for offsets in done.offsets:
-        views = {
-            key: View(
-                names[key],
-                item.row_stride if (k if key == "b" else m) > 1 else 0,
-                item.col_stride,
-                item.batch_strides[0],
-                offsets[key],
-            )
-            for key, item in done.slots.items()
-        }
-        products.append(_product(done.size, m, n, k, views, num_d))
-    return tuple(products), a_layouts, b_layouts
-
-
-def _product(batch: int, m: int, n: int, k: int, views: Mapping[str, View], num_d: int) -> Product:
-    return Product(
-        m=m,
-        n=n,
-        k=k,
-        batch=batch,
-        a=views["a"],
-        b=views["b"],
-        out=views["out"],
-        bias=views.get("bias"),
-        d=tuple(views[f"d{index}"] for index in range(num_d)),
-        scale_a=views.get("scale_a"),
-        scale_b=views.get("scale_b"),
-    )
 
 
 # ---- all groups together ----

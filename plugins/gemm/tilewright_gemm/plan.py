@@ -23,7 +23,9 @@ _NULL_OPERAND = Struct((Pointer(), I64(0), I64(0), I64(0)))
 
 
 def plan_gemm(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) -> ExecutionPlan:
-    """Stages: one for a product, a batch or a group; two for split-K (slices, then their sum in a fixed order); none if nothing is to be written."""
+    """Stages: one for a product, a batch or a group; two for split-K (slices, then their sum in a fixed order); none if
+    nothing is to be written.
+    """
     products = tuple(product for product in problem.products if not product.is_empty)
     split = slices(problem.k, config.split_k, config.tile[2])
     nbytes = workspace_bytes(config, products, split) if products and device.arch.kind == "cpu" else 0
@@ -98,7 +100,7 @@ def _row(
     vectors: tuple[Struct, ...],
     d: tuple[Struct, ...],
 ) -> Struct:
-    """``tw_gemm_problem``: ``sizes`` are bytes of an element of A, B and C; ``vectors`` are scale_a, scale_b and bias."""
+    """``tw_gemm_problem``: ``sizes`` are element bytes of A, B and C; ``vectors`` are scale_a, scale_b and bias."""
     m, n, k = product.m, product.n, product.k
     a, b, out = product.a, product.b, product.out
     return Struct(

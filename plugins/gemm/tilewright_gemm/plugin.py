@@ -101,7 +101,14 @@ class PackBOperation:
         return predict_pack_b(problem, config, device)
 
     def features(self, problem: PackBProblem, config: PackBConfig, device: DeviceInfo) -> Mapping[str, float]:
-        return {"m": float(problem.m), "n": float(problem.n), "k": float(problem.k), "nr": float(config.warp_tile[1])}
+        return {
+            "m": float(problem.m),
+            "n": float(problem.n),
+            "k": float(problem.k),
+            "nr": float(config.warp_tile[1]),
+            "vk": float(config.warp_tile[2]),
+            "units": float(device.units),
+        }
 
     def reference(self, problem: PackBProblem, inputs: Arrays) -> Arrays:
         return reference_pack_b(problem, inputs)

@@ -21,7 +21,8 @@ __all__ = ["GemmProblem", "PackBProblem", "Product", "View"]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Where an operand lies: element (batch, i, j) is at ``offset + batch*batch_stride + i*row_stride + j*col_stride``, in elements.
+    """Where an operand lies: element (batch, i, j) is at ``offset + batch*batch_stride + i*row_stride + j*col_stride``,
+    in elements.
 
     A zero stride broadcasts; strides of dimensions of size one are zero, so that equal problems compare equal.
     """
@@ -35,7 +36,10 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One (strided, possibly batched) matrix product. ``scale_a`` varies along rows, ``scale_b`` along columns, ``bias`` along columns."""
+    """One (strided, possibly batched) matrix product.
+
+    ``scale_a`` varies along rows, ``scale_b`` along columns, ``bias`` along columns.
+    """
 
     m: int
     n: int
@@ -90,7 +94,8 @@ class GemmProblem(Problem):
 
     @cached_property
     def _hash(self) -> int:
-        # Plans are looked up by problem at every dispatch; hashing some forty fields each time would cost more than the lookup.
+        # Plans are looked up by problem at every dispatch; hashing some forty fields each time would cost more than
+        # the lookup.
         return hash(
             (self.dtype_a, self.dtype_b, self.dtype_c, self.layout, self.products, self.binary, self.unary, self.alpha)
         )
@@ -166,7 +171,8 @@ class GemmProblem(Problem):
 class PackBProblem(Problem):
     """Packing of B [K, N] for later products with about ``m`` rows.
 
-    If ``packing`` is None the planner chooses the format: the plan's operands then describe the output in full, where the problem's cannot yet.
+    If ``packing`` is None the planner chooses the format: the plan's operands then describe the output in full, where
+    the problem's cannot yet.
     """
 
     operation: ClassVar[str] = "gemm_pack_b"

@@ -1,4 +1,7 @@
-"""The truth, in NumPy: float64 throughout, exact integers for int8 products with int32 results. Readable rather than fast."""
+"""The truth, in NumPy: float64 throughout, exact integers for int8 products with int32 results.
+
+Readable rather than fast.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewright_gemm.packing import PackedFormat
 from tilewright_gemm.problem import GemmProblem, PackBProblem
 from tilewright_gemm.words import Binary, Unary
 from tilewright_kit.dtypes import DType
-from tilewright_kit.errors import UnsupportedError
 from tilewright_kit.problem import Role
 
-__all__ = ["apply_unary", "reference_gemm", "reference_pack_b"]
+__all__ = ["apply_unary", "reference_gemm", "reference_pack_b", "unpack"]
 
 Array = npt.NDArray[Any]
 
@@ -25,7 +28,8 @@ _erf = np.vectorize(math.erf, otypes=[np.float64])
 def reference_gemm(problem: GemmProblem, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Outputs by name, unrounded float64 (int64 for int32 results, wrapped as int32 sums wrap).
 
-    ``inputs`` have the shapes of the problem's operands. A packed B cannot be read back: pass the matrix it was packed from.
+    ``inputs`` have the shapes of the problem's operands. A packed B cannot be read back: pass the matrix it was packed
+    from.
     """
     outputs = {}
     for operand in problem.operands:
@@ -36,13 +40,19 @@ def reference_gemm(problem: GemmProblem, inputs: Mapping[str, Array]) -> dict[st
 
 
 def reference_pack_b(problem: PackBProblem, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Packed bytes have no truth of their own: what counts is that products with them are right."""
-    raise UnsupportedError(
-        "a packed B is checked by the products that use it",
-        field="operation",
-        value=problem.operation,
-        rule="reference",
-    )
+    """The matrix itself: what ``unpack`` of the packed bytes must give back."""
+    exact: Any = np.int64 if problem.dtype_a == DType.INT8 else np.float64
+    return {"out": np.asarray(inputs["b"]).astype(exact)}
+
+
+def unpack(packed: Array, layout: PackedFormat, k: int, n: int) -> Array:
+    """The K x N matrix in packed bytes (``uint8``), in float64."""
+    groups, panels = -(-k // layout.vk), -(-n // layout.nr)
+    count = panels * groups * layout.nr * layout.vk
+    element = np.int16 if layout.element == "int16" else DType(layout.element).numpy
+    values = np.asarray(packed)[: count * np.dtype(element).itemsize].view(element).astype(np.float64)
+    ordered: Array = values.reshape(panels, groups, layout.nr, layout.vk).transpose(1, 3, 0, 2)
+    return ordered.reshape(groups * layout.vk, panels * layout.nr)[:k, :n]
 
 
 def _group(problem: GemmProblem, inputs: Mapping[str, Array], group: str, shape: tuple[int, ...]) -> Array:

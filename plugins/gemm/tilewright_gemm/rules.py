@@ -1,8 +1,10 @@
 """All rules of GEMM in the order in which they are checked and mended, and the rules on variants.
 
-What a kernel computes is in ``signature_rules``, tiles and resources in ``tile_rules``. No rule knows an arch's numbers: they come from ``ArchSpec``.
+What a kernel computes is in ``signature_rules``, tiles and resources in ``tile_rules``. No rule knows an arch's
+numbers: they come from ``ArchSpec``.
 """
 
+# ruff: noqa: ARG001  (all rules have the same signature)
 from __future__ import annotations
 
 from collections.abc import Iterator

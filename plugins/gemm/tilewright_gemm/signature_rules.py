@@ -1,5 +1,6 @@
 """Rules on what a kernel computes: element types, layouts, elementwise steps."""
 
+# ruff: noqa: ARG001  (all rules have the same signature)
 from __future__ import annotations
 
 from collections.abc import Iterator

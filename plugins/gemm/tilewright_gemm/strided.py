@@ -13,7 +13,9 @@ __all__ = ["Batch", "Slot", "broadcast_shapes", "collapse", "layouts_of", "overl
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """An operand broadcast over the batch: strides of its last two dimensions (0 where it broadcasts) and of every batch dimension."""
+    """An operand broadcast over the batch: strides of its last two dimensions (0 where it broadcasts) and of every
+    batch dimension.
+    """
 
     row_stride: int
     col_stride: int
@@ -22,7 +24,9 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The outcome of collapsing: one strided batch, ``m`` rows (batches may have become rows), and the offsets of what could not be collapsed."""
+    """The outcome of collapsing: one strided batch, ``m`` rows (batches may have become rows), and the offsets of what
+    could not be collapsed.
+    """
 
     size: int
     m: int
@@ -53,7 +57,10 @@ def broadcast_shapes(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> tuple[int
 
 
 def slot(name: str, desc: TensorDesc, target: tuple[int, ...]) -> Slot:
-    """``desc`` broadcast to ``target`` (batch dimensions, rows, columns). Raises ``InvalidArgumentError`` if it does not broadcast."""
+    """``desc`` broadcast to ``target`` (batch dimensions, rows, columns).
+
+    Raises ``InvalidArgumentError`` if it does not broadcast.
+    """
     shape, missing = desc.shape, len(target) - len(desc.shape)
     fits = missing >= 0 and all(
         have in (1, want) for have, want in zip(shape, target[max(missing, 0) :], strict=missing >= 0)
@@ -66,16 +73,18 @@ def slot(name: str, desc: TensorDesc, target: tuple[int, ...]) -> Slot:
             "operand_broadcast",
             "give it dimensions equal to the result's, or 1 where it repeats",
         )
-    strides = [0] * missing + [stride if size > 1 else 0 for size, stride in zip(shape, desc.strides, strict=True)]
+    own = (0,) * len(shape) if desc.packing else desc.strides
+    strides = [0] * missing + [stride if size > 1 else 0 for size, stride in zip(shape, own, strict=True)]
     return Slot(strides[-2], strides[-1], tuple(strides[:-2]))
 
 
 def collapse(batch: tuple[int, ...], m: int, slots: Mapping[str, Slot], foldable: bool, limit: int) -> Batch:
     """Reduce the batch dimensions to one stride per operand.
 
-    Neighbours that lie in one arithmetic progression for every operand merge. A dimension along which B does not change becomes more rows of A where
-    the strides allow it (``foldable``): a linear layer on [batch, tokens, features] is one product, not many small ones. What is left beyond one
-    dimension becomes several products with offsets, at most ``limit``.
+    Neighbours that lie in one arithmetic progression for every operand merge. A dimension along which B does not change
+    becomes more rows of A where the strides allow it (``foldable``): a linear layer on [batch, tokens, features] is one
+    product, not many small ones. What is left beyond one dimension becomes several products with offsets, at most
+    ``limit``.
     """
     dims = [
         (size, {name: item.batch_strides[axis] for name, item in slots.items()})
@@ -91,7 +100,7 @@ def collapse(batch: tuple[int, ...], m: int, slots: Mapping[str, Slot], foldable
         if not _is_rows(m, rows, strides):
             continue
         if m == 1:
-            rows = {name: 0 if name in ("b", "bias", "scale_b") else strides[name] for name in slots}
+            rows = {name: rows[name] if name in ("b", "bias", "scale_b") else strides[name] for name in slots}
         m *= size
         dims.remove((size, strides))
     dims.sort(key=lambda dim: -dim[0])
@@ -136,7 +145,10 @@ def _is_rows(m: int, rows: Mapping[str, int], strides: Mapping[str, int]) -> boo
 
 
 def layouts_of(rows: int, cols: int, row_stride: int, col_stride: int, prefer: str) -> str:
-    """The letters (``r``, ``c``) that describe a matrix, ``prefer`` first where both do. Sizes of one leave the choice free."""
+    """The letters (``r``, ``c``) that describe a matrix, ``prefer`` first where both do.
+
+    Sizes of one leave the choice free.
+    """
     found = ""
     if cols <= 1 or col_stride == 1:
         found += "r"
@@ -146,7 +158,9 @@ def layouts_of(rows: int, cols: int, row_stride: int, col_stride: int, prefer: s
 
 
 def overlaps(desc: TensorDesc) -> bool:
-    """Whether two elements of a tensor may share memory (stated conservatively: dimensions that interleave in no nested order count as overlapping)."""
+    """Whether two elements of a tensor may share memory (stated conservatively: dimensions that interleave in no nested
+    order count as overlapping).
+    """
     span = 1
     for stride, size in sorted(
         (stride, size) for size, stride in zip(desc.shape, desc.strides, strict=True) if size > 1

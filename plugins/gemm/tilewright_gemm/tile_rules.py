@@ -1,5 +1,6 @@
 """Rules on how a kernel computes: pipeline, waves, warp tile, block tile, and the resources these need."""
 
+# ruff: noqa: ARG001  (all rules have the same signature)
 from __future__ import annotations
 
 import math
@@ -94,9 +95,12 @@ def warp_tile_table(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
     if not tiles:
         reason = f"{arch.id} has no warp tile for {config.table_key} in pipeline {config.pipeline}"
         others = [name for name in arch.pipelines if arch.warp_tiles_for(config.table_key, name)]
-        fix: dict[str, object] = {"pipeline": _preferred(others), "preshuffle": False} if others else {}
-        if others and others[0] in arch.preshuffle_pipelines:
-            fix = {"pipeline": others[0], "preshuffle": True}
+        fix: dict[str, object] = {}
+        if others:
+            other = _preferred(others)
+            nearest = _nearest(config.warp_tile, arch.warp_tiles_for(config.table_key, other))
+            shuffled = other in arch.preshuffle_pipelines
+            fix = {"pipeline": other, "preshuffle": shuffled, "warp_tile": nearest}
         yield Violation("warp_tile_table", "warp_tile", config.warp_tile, reason, fix)
     elif config.warp_tile not in tiles:
         nearest = _nearest(config.warp_tile, tiles)
@@ -192,13 +196,8 @@ def accumulators_fit_registers(config: GemmConfig, arch: ArchSpec) -> Iterator[V
         return
     needed, limit = accumulators_per_thread(config, arch), arch.max_vgprs
     if needed >= limit:
-        unit = _alignment(config, arch)
-        m, n, k = config.tile
-        fix = {}
-        if m >= n and m > unit[0]:
-            fix = {"tile": (max(m // 2 // unit[0], 1) * unit[0], n, k)}
-        elif n > unit[1]:
-            fix = {"tile": (m, max(n // 2 // unit[1], 1) * unit[1], k)}
+        tile = _with_fewer_accumulators(config, arch)
+        fix = {"tile": tile} if tile else {}
         reason = f"a thread would hold {needed} accumulators; it has {limit} registers"
         yield Violation("accumulators_fit_registers", "tile", config.tile, reason, fix)
 
@@ -230,7 +229,9 @@ def preshuffle_layout(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]
 
 
 def preshuffle_loads(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """GPU: every thread of the pre-shuffle pipeline loads whole vectors of 16 bytes of A, and the waves' loads tile the block."""
+    """GPU: every thread of the pre-shuffle pipeline loads whole vectors of 16 bytes of A, and the waves' loads tile the
+    block.
+    """
     if not config.preshuffle or arch.kind == "cpu" or min(step(config)) < 1:
         return
     reason = _load_fault(config, arch, config.tile)
@@ -289,7 +290,7 @@ def _nearest(wanted: Triple, table: Iterable[Triple]) -> Triple:
 
     def distance(entry: Triple) -> tuple[float, float]:
         logs = [math.log2(max(have, 1) / max(want, 1)) for have, want in zip(entry, wanted, strict=True)]
-        return round(abs(sum(logs)), 6), round(sum(map(abs, logs)), 6)
+        return round(abs(sum(logs)), 6), round(sum(log * log for log in logs), 6)
 
     return min(table, key=distance)
 
@@ -317,6 +318,22 @@ def _shrunk(config: GemmConfig, arch: ArchSpec, limit: int) -> Triple | None:
         longest = max(axes, key=lambda axis: (tile[axis] / least[axis], axis == 2))
         tile[longest] = max(tile[longest] // 2 // least[longest], 1) * least[longest]
     return tile[0], tile[1], tile[2]
+
+
+def _with_fewer_accumulators(config: GemmConfig, arch: ArchSpec) -> Triple | None:
+    """The tile with its longer side halved until a thread's registers hold its part; None if even the least does not
+    fit.
+    """
+    least = _alignment(config, arch)
+    m, n, k = config.tile
+    while accumulators_per_thread(config.replace(tile=(m, n, k)), arch) >= arch.max_vgprs:
+        if m > least[0] and (m >= n or n <= least[1]):
+            m = max(m // 2 // least[0], 1) * least[0]
+        elif n > least[1]:
+            n = max(n // 2 // least[1], 1) * least[1]
+        else:
+            return None
+    return m, n, k
 
 
 def _text(sizes: Triple) -> str:

@@ -125,21 +125,21 @@ def is_pair(a: DType, b: DType) -> bool:
 
 def accumulator(a: DType) -> DType:
     """What products are summed in: int32 for int8, else fp32."""
-    return DType.INT32 if a == DType.INT8 else DType.FP32
+    return DType.FP32 if a.is_float else DType.INT32
 
 
 def default_output(a: DType) -> DType:
     """What C is if nobody says: the input's type, fp16 for 8-bit floats, int32 for int8."""
     if a in _EIGHT_BIT:
         return DType.FP16
-    return DType.INT32 if a == DType.INT8 else a
+    return a if a.is_float else DType.INT32
 
 
 def output_dtypes(a: DType) -> tuple[DType, ...]:
     """What C may be: fp32, fp16, bf16, and int32 for int8."""
-    return (DType.INT32, *_FLOATS) if a == DType.INT8 else _FLOATS
+    return (DType.INT32, *_FLOATS) if accumulator(a) == DType.INT32 else _FLOATS
 
 
 def epilogue_dtypes(a: DType) -> tuple[DType, ...]:
     """What bias and D operands may be."""
-    return (*_FLOATS, DType.INT32) if a == DType.INT8 else _FLOATS
+    return (*_FLOATS, DType.INT32) if accumulator(a) == DType.INT32 else _FLOATS

@@ -1,0 +1,131 @@
+"""Generating many kernels at once: the options of the seeds' code generator, as a function."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tilewright_arch import ArchSpec
+from tilewright_gemm.codegen import generate
+from tilewright_gemm.config import GemmConfig
+from tilewright_gemm.rules import RULES
+from tilewright_gemm.sets import KERNEL_SETS, SWEEPS
+from tilewright_kit.declare import Declaration, KernelSet
+from tilewright_kit.errors import InvalidArgumentError, NotFoundError
+from tilewright_kit.source import SourceUnit
+
+__all__ = ["generate_set", "select_set"]
+
+_TRIPLES = {"tile": "tile", "warp": "wave", "warp_tile": "warp_tile"}
+"""Groups of keys in a tile configuration, and our fields: there, ``warp_m`` counts waves."""
+_TRAITS = ("pipeline", "epilogue", "scheduler", "pad_m", "pad_n", "pad_k", "persistent")
+_SECTIONS = ("tile_config", "trait_config", "multi_d_config")
+
+
+def generate_set(
+    arch: ArchSpec,
+    datatypes: Sequence[str] = ("fp16",),
+    layouts: Sequence[str] = ("rcr",),
+    variants: Sequence[str] = ("standard",),
+    preselected: str = "",
+    tile_config: Mapping[str, Any] | None = None,
+) -> list[SourceUnit]:
+    """The units of ``select_set``. Raises as it does, and ``UnsupportedError`` for an arch without a template."""
+    return [
+        generate(config, arch) for config in select_set(arch, datatypes, layouts, variants, preselected, tile_config)
+    ]
+
+
+def select_set(
+    arch: ArchSpec,
+    datatypes: Sequence[str] = ("fp16",),
+    layouts: Sequence[str] = ("rcr",),
+    variants: Sequence[str] = ("standard",),
+    preselected: str = "",
+    tile_config: Mapping[str, Any] | None = None,
+) -> list[GemmConfig]:
+    """The valid kernels of a preselected set, of a tile configuration, or of the default sweep of each variant.
+
+    ``tile_config`` has lists or single values under ``tile_m``, ``warp_m`` (waves), ``warp_tile_m``, ..., ``pipeline``,
+    ``epilogue``, ``scheduler``, ``pad_m``, ``persistent``, ``elementwise_ops`` and ``num_d_tensors``, flat or in the
+    sections ``tile_config``, ``trait_config`` and ``multi_d_config``. On CPUs, which the sweeps do not cover, the
+    default set stands in for them. A preselected set brings its own types and layouts. Raises ``NotFoundError`` for an
+    unknown set or variant and ``InvalidArgumentError`` for a malformed configuration.
+    """
+    if preselected:
+        return list(_named(KERNEL_SETS, preselected, "kernel set").expand(arch, RULES))
+    found: dict[GemmConfig, None] = {}
+    for variant in variants:
+        base = _named(SWEEPS, variant, "variant")
+        if tile_config:
+            chosen: Iterable[GemmConfig] = _configured(base, tile_config)
+        elif arch.kind == "cpu":
+            chosen = (config for config in KERNEL_SETS["default"].expand(arch, RULES) if config.variant == variant)
+        else:
+            chosen = base.expand(arch, RULES)
+        for config in chosen:
+            for dtype, layout in itertools.product(datatypes, layouts):
+                typed = config.replace(
+                    dtype_a=GemmConfig.coerce("dtype_a", dtype), layout=GemmConfig.coerce("layout", layout)
+                )
+                if typed not in found and RULES.allows(typed, arch):
+                    found[typed] = None
+    return list(found)
+
+
+def _named(sets: Mapping[str, KernelSet[GemmConfig]], name: str, what: str) -> KernelSet[GemmConfig]:
+    if name not in sets:
+        raise NotFoundError(
+            f"there is no {what} {name!r}",
+            field=what,
+            value=name,
+            rule="known_name",
+            fix=f"use one of: {', '.join(sets)}",
+        )
+    return sets[name]
+
+
+def _configured(base: KernelSet[GemmConfig], given: Mapping[str, Any]) -> Iterable[GemmConfig]:
+    """Every combination of a tile configuration, on the signature of the variant ``base``."""
+    flat: dict[str, Any] = {}
+    for key, value in given.items():
+        flat.update(value if key in _SECTIONS and isinstance(value, Mapping) else {key: value})
+    axes: dict[str, list[Any]] = {"pad_m": [False], "pad_n": [False], "pad_k": [False], "persistent": [False]}
+    for group, field in _TRIPLES.items():
+        keys = [f"{group}_{letter}" for letter in "mnk"]
+        if any(key in flat for key in keys):
+            default = getattr(GemmConfig(), field)
+            lists = [_list(flat.pop(key, size)) for key, size in zip(keys, default, strict=True)]
+            axes[field] = [list(sizes) for sizes in itertools.product(*lists)]
+    for field in _TRAITS:
+        if field in flat:
+            axes[field] = _list(flat.pop(field))
+    for key, field in (("elementwise_ops", "binary"), ("num_d_tensors", "num_d_tensors")):
+        if key in flat:
+            axes[field] = _list(flat.pop(key))
+    if flat:
+        raise InvalidArgumentError(
+            f"a tile configuration has no key {min(flat)!r}",
+            field=f"tile_config.{min(flat)}",
+            value=flat[min(flat)],
+            rule="tile_config",
+            fix="use tile_m, warp_m, warp_tile_m (and n, k), pipeline, epilogue, scheduler, pad_m, persistent, ...",
+        )
+    marks = _marks(base.declarations[0])
+    for values in itertools.product(*axes.values()):
+        yield GemmConfig.from_dict(marks | dict(zip(axes, values, strict=True)))
+
+
+def _marks(declaration: Declaration[GemmConfig]) -> dict[str, Any]:
+    """What makes a kernel one of the variant: the fields of the sweep that have a single value and are no trait."""
+    fields = {name: values for name, values in declaration.fields.items() if isinstance(values, tuple)}
+    return {
+        name: getattr(values[0], "value", values[0])
+        for name, values in fields.items()
+        if name in ("preshuffle", "batched", "grouped", "reduction", "binary", "num_d_tensors")
+    }
+
+
+def _list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]

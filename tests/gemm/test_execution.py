@@ -1,0 +1,303 @@
+"""Kernels compiled and run on this machine, compared with the reference: what is planned is what is computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gemm_runner import Memory, Runner, draw
+
+from tilewright_arch import ArchSpec
+from tilewright_gemm.config import GemmConfig
+from tilewright_gemm.packing import PackedFormat
+from tilewright_gemm.plugin import GemmOperation, PackBOperation
+from tilewright_gemm.reference import unpack
+from tilewright_kit.compare import compare
+from tilewright_kit.device import DeviceInfo
+from tilewright_kit.dtypes import DType
+from tilewright_kit.plan import ExecutionPlan
+from tilewright_kit.problem import OperationRequest, Role
+from tilewright_kit.select import Selector
+from tilewright_kit.tensor import TensorDesc
+
+GEMM, PACK_B = GemmOperation(), PackBOperation()
+PAIRS = [
+    ("fp32", "fp32"),
+    ("fp16", "fp16"),
+    ("bf16", "bf16"),
+    ("fp8", "fp8"),
+    ("bf8", "bf8"),
+    ("fp8", "bf8"),
+    ("bf8", "fp8"),
+    ("int8", "int8"),
+]
+LAYOUTS = ("rcr", "rrr", "crr", "ccr")
+
+
+def matrix(dtype: str, rows: int, cols: int, letter: str, pad: int = 0, batch: tuple[int, ...] = ()) -> TensorDesc:
+    """A matrix with a leading dimension ``pad`` larger than it need be."""
+    lead = (cols if letter == "r" else rows) + pad
+    strides = [lead, 1] if letter == "r" else [1, lead]
+    step = lead * (rows if letter == "r" else cols)
+    for size in reversed(batch):
+        strides.insert(0, step)
+        step *= size
+    return TensorDesc.of(dtype, (*batch, rows, cols), tuple(strides))
+
+
+def check(
+    runner: Runner,
+    device: DeviceInfo,
+    request: OperationRequest,
+    config: GemmConfig | None = None,
+    team: int | None = None,
+    seed: int = 0,
+) -> ExecutionPlan:
+    """Parse, select, plan, build, run and compare."""
+    problem = GEMM.parse(request)
+    chosen = config or Selector().select(GEMM, problem, device).config
+    assert isinstance(chosen, GemmConfig)
+    assert not GEMM.mismatches(problem, chosen, device)
+    plan = GEMM.plan(problem, chosen, device)
+    rng = np.random.default_rng(seed)
+    inputs = {item.name: draw(rng, item.desc) for item in problem.operands if item.role is Role.INPUT}
+    memory = runner.run(plan, inputs, team)
+    truth = GEMM.reference(problem, inputs)
+    for item in problem.operands:
+        if item.role is Role.OUTPUT:
+            k = max(product.k for product in problem.products)
+            result = compare(memory[item.name].view, truth[item.name], item.desc.dtype, k, problem.dtype_acc)
+            assert result.passed, f"{item.name} of {chosen.name}: {result}"
+    return plan
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("a", "b"), PAIRS)
+def test_every_type_and_layout_is_right_with_padded_leading_dimensions(
+    runner: Runner, device: DeviceInfo, a: str, b: str, layout: str
+) -> None:
+    m, n, k = 61, 83, 147
+    request = OperationRequest(
+        "gemm",
+        {"a": matrix(a, m, k, layout[0], 3), "b": matrix(b, k, n, layout[1], 5)},
+        {"out": matrix("int32" if a == "int8" else "fp32", m, n, "r", 7)},
+    )
+    problem = GEMM.parse(request)
+    blocked = [
+        config for config in GEMM.candidates(problem, device) if config.pipeline == "compv3" and config.waves == 2
+    ]
+    check(runner, device, request, blocked[0])
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 300, 200), (5, 129, 64), (200, 3, 70), (64, 64, 64), (33, 1, 500), (1, 1, 1), (7, 9, 0)]
+)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
+def test_the_kernel_that_the_cost_model_picks_is_right(
+    runner: Runner, device: DeviceInfo, dtype: str, shape: tuple[int, int, int]
+) -> None:
+    m, n, k = shape
+    check(runner, device, OperationRequest("gemm", {"a": matrix(dtype, m, k, "r"), "b": matrix(dtype, k, n, "c")}))
+
+
+def test_every_candidate_of_a_problem_is_right(runner: Runner, device: DeviceInfo) -> None:
+    request = OperationRequest("gemm", {"a": matrix("fp32", 31, 90, "r"), "b": matrix("fp32", 90, 70, "r")})
+    candidates = GEMM.candidates(GEMM.parse(request), device)
+    assert {"mem", "compv1", "compv3"} <= {config.pipeline for config in candidates}
+    runner.prepare(candidates)
+    for config in candidates:
+        check(runner, device, request, config)
+
+
+@pytest.mark.parametrize("out", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "fp8", "int8"])
+def test_results_are_written_in_every_float_type(runner: Runner, device: DeviceInfo, dtype: str, out: str) -> None:
+    inputs = {"a": matrix(dtype, 20, 65, "r"), "b": matrix(dtype, 65, 50, "c")}
+    check(runner, device, OperationRequest("gemm", inputs, {}, {"out_dtype": out, "alpha": 0.01}))
+
+
+UNARY = ("Relu", "Gelu", "FastGelu", "Silu", "Sigmoid", "Tanh", "HardSwish", "Clamp")
+
+
+@pytest.mark.parametrize("unary", UNARY)
+def test_every_unary_step_is_right(runner: Runner, device: DeviceInfo, unary: str) -> None:
+    attributes: dict[str, Any] = {"unary": unary, "alpha": 0.25}
+    if unary == "Clamp":
+        attributes |= {"clamp_lo": -0.5, "clamp_hi": 1.25}
+    inputs = {"a": matrix("fp32", 19, 30, "r"), "b": matrix("fp32", 30, 45, "c"), "bias": TensorDesc.of("fp32", (45,))}
+    check(runner, device, OperationRequest("gemm", inputs, {}, attributes))
+
+
+@pytest.mark.parametrize("binary", ["Add", "Multiply"])
+@pytest.mark.parametrize("shape", [(19, 45), (1, 45), (19, 1), (45,), (1, 1)])
+def test_d_operands_broadcast_rows_columns_and_scalars(
+    runner: Runner, device: DeviceInfo, binary: str, shape: tuple[int, ...]
+) -> None:
+    inputs = {"a": matrix("fp32", 19, 30, "r"), "b": matrix("fp32", 30, 45, "c"), "d[0]": TensorDesc.of("fp32", shape)}
+    check(runner, device, OperationRequest("gemm", inputs, {}, {"binary": binary}))
+
+
+def test_several_d_operands_of_different_types_chain_with_a_unary_step(runner: Runner, device: DeviceInfo) -> None:
+    inputs = {
+        "a": matrix("bf16", 19, 30, "r"),
+        "b": matrix("bf16", 30, 45, "c"),
+        "bias": TensorDesc.of("bf16", (45,)),
+        "d[0]": TensorDesc.of("fp32", (19, 45)),
+        "d[1]": TensorDesc.of("fp16", (19, 1)),
+        "d[2]": TensorDesc.of("bf16", (19, 45), (1, 19)),
+    }
+    for binary in ("MultiDAdd", "MultiDMultiply"):
+        request = OperationRequest("gemm", inputs, {}, {"binary": binary, "unary": "Silu", "out_dtype": "fp32"})
+        check(runner, device, request)
+
+
+@pytest.mark.parametrize("a_scale", [(), (37,), (37, 1)])
+@pytest.mark.parametrize("b_scale", [(1,), (41,), (1, 41)])
+def test_scales_of_tensors_rows_and_columns(
+    runner: Runner, device: DeviceInfo, a_scale: tuple[int, ...], b_scale: tuple[int, ...]
+) -> None:
+    inputs = {
+        "a": matrix("int8", 37, 64, "r"),
+        "b": matrix("int8", 64, 41, "c"),
+        "scale_a": TensorDesc.of("fp32", a_scale),
+        "scale_b": TensorDesc.of("fp32", b_scale),
+    }
+    check(runner, device, OperationRequest("gemm", inputs, {}, {"out_dtype": "bf16", "alpha": 0.001}))
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ((3, 20, 40), (3, 40, 33)),
+        ((3, 20, 40), (1, 40, 33)),
+        ((20, 40), (3, 40, 33)),
+        ((2, 3, 20, 40), (3, 40, 33)),
+        ((2, 1, 20, 40), (1, 3, 40, 33)),
+        ((4, 1, 40), (40, 33)),
+        ((0, 20, 40), (40, 33)),
+    ],
+)
+def test_batches_broadcast_as_in_numpy(
+    runner: Runner, device: DeviceInfo, a: tuple[int, ...], b: tuple[int, ...]
+) -> None:
+    inputs = {"a": TensorDesc.of("fp32", a), "b": TensorDesc.of("fp32", b), "bias": TensorDesc.of("fp32", (33,))}
+    check(runner, device, OperationRequest("gemm", inputs))
+
+
+def test_batches_of_heads_split_from_features_need_no_copy(runner: Runner, device: DeviceInfo) -> None:
+    batch, heads, tokens, width = 2, 3, 17, 16
+    split = (tokens * heads * width, width, heads * width, 1)
+    inputs = {
+        "a": TensorDesc.of("fp32", (batch, heads, tokens, width), split),
+        "b": TensorDesc.of("fp32", (batch, heads, width, tokens), (split[0], split[1], 1, split[2])),
+    }
+    plan = check(runner, device, OperationRequest("gemm", inputs))
+    assert len(plan.stages) == 1
+
+
+@pytest.mark.parametrize("scheduler", ["intrawave", "interwave"])
+def test_groups_of_products_of_different_sizes_run_in_one_dispatch(
+    runner: Runner, device: DeviceInfo, scheduler: str
+) -> None:
+    sizes = [(17, 33, 64), (1, 5, 3), (0, 8, 4), (70, 20, 0), (48, 100, 30)]
+    inputs = {}
+    for group, (m, n, k) in enumerate(sizes):
+        inputs |= {f"a[{group}]": matrix("bf16", m, k, "r"), f"b[{group}]": matrix("bf16", k, n, "c")}
+        inputs |= {f"bias[{group}]": TensorDesc.of("fp32", (n,)), f"d[{group}][0]": TensorDesc.of("fp32", (m, n))}
+    request = OperationRequest("gemm", inputs, {}, {"unary": "Relu", "groups": len(sizes), "out_dtype": "fp32"})
+    configs = GEMM.candidates(GEMM.parse(request), device)
+    config = next(
+        item for item in configs if item.scheduler == scheduler and item.waves == 2 and item.pipeline == "compv3"
+    )
+    plan = check(runner, device, request, config)
+    assert [stage.role for stage in plan.stages] == ["main"]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "int8"])
+def test_split_k_adds_slices_in_a_fixed_order(runner: Runner, device: DeviceInfo, dtype: str) -> None:
+    inputs = {
+        "a": matrix(dtype, 24, 5000, "r"),
+        "b": matrix(dtype, 5000, 40, "c"),
+        "bias": TensorDesc.of("fp32", (40,)),
+    }
+    request = OperationRequest("gemm", inputs, {}, {"split_k": 3, "unary": "Relu", "out_dtype": "fp32"})
+    plan = check(runner, device, request)
+    assert [stage.role for stage in plan.stages] == ["partial", "reduce"]
+    rng = np.random.default_rng(0)
+    drawn = {item.name: draw(rng, item.desc) for item in plan.operands if item.role is Role.INPUT}
+    first, second = (runner.run(plan, drawn)["out"].view.tobytes() for _ in range(2))
+    assert first == second
+
+
+def test_threads_of_a_team_agree_with_one_alone(runner: Runner, device: DeviceInfo) -> None:
+    request = OperationRequest("gemm", {"a": matrix("fp32", 150, 700, "r"), "b": matrix("fp32", 700, 130, "c")})
+    problem = GEMM.parse(request)
+    for config in GEMM.candidates(problem, device):
+        if config.waves == 2:
+            for team in (1, 2):
+                check(runner, device, request, config, team)
+
+
+@pytest.mark.parametrize("letter", ["r", "c"])
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16", "int8", "fp8"])
+def test_a_packed_b_serves_products_and_can_be_unpacked(
+    runner: Runner, device: DeviceInfo, dtype: str, letter: str
+) -> None:
+    m, n, k = 40, 75, 130
+    b = matrix(dtype, k, n, letter)
+    packing = PACK_B.parse(OperationRequest("gemm_pack_b", {"b": b}, {}, {"m": m}))
+    config = Selector().select(PACK_B, packing, device).config
+    plan = PACK_B.plan(packing, config, device)  # type: ignore[arg-type]
+    rng = np.random.default_rng(1)
+    values = draw(rng, b)
+    out = runner.run(plan, {"b": values})["out"]
+    desc = next(item.desc for item in plan.operands if item.role is Role.OUTPUT)
+    layout = PackedFormat.parse(desc.packing, "out")
+    assert np.array_equal(unpack(out.view, layout, k, n), values.astype(np.float64))
+
+    request = OperationRequest(
+        "gemm", {"a": matrix(dtype, m, k, "r"), "b": desc}, {}, {"out_dtype": "fp32", "alpha": 0.5}
+    )
+    problem = GEMM.parse(request)
+    candidates = GEMM.candidates(problem, device)
+    assert candidates
+    a = draw(rng, problem.operands[0].desc)
+    truth = GEMM.reference(problem, {"a": a, "b": values})["out"]
+    runner.prepare(candidates)
+    for candidate in candidates:
+        memory = runner.run(GEMM.plan(problem, candidate, device), {"a": a, "b": out.view})
+        result = compare(memory["out"].view, truth, DType.FP32, k)
+        assert result.passed, f"{candidate.name}: {result}"
+
+
+def test_workspace_formulas_agree_with_the_kernels_own(runner: Runner, device: DeviceInfo, cpu: ArchSpec) -> None:
+    shapes = [(5, 700, 3000), (300, 40, 1500), (1, 1, 1), (64, 64, 5000)]
+    for dtype in ("fp32", "int8", "bf16"):
+        for attributes in ({}, {"split_k": 2}, {"out_dtype": "fp16"}):
+            for m, n, k in shapes:
+                inputs = {"a": matrix(dtype, m, k, "r"), "b": matrix(dtype, k, n, "c")}
+                problem = GEMM.parse(OperationRequest("gemm", inputs, {}, dict(attributes)))
+                for config in GEMM.candidates(problem, device)[::5]:
+                    plan = GEMM.plan(problem, config, device)
+                    assert runner.workspace(plan) == plan.workspace_bytes, (config.name, m, n, k)
+
+
+def test_nan_and_infinity_in_inputs_reach_the_results_they_belong_to(runner: Runner, device: DeviceInfo) -> None:
+    request = OperationRequest("gemm", {"a": matrix("fp32", 16, 32, "r"), "b": matrix("fp32", 32, 48, "c")})
+    problem = GEMM.parse(request)
+    config = GEMM.candidates(problem, device)[0]
+    plan = GEMM.plan(problem, config, device)
+    rng = np.random.default_rng(2)
+    a, b = (draw(rng, item.desc) for item in problem.operands[:2])
+    a[3, 5], a[7, 1], b[9, 4] = np.nan, np.inf, -np.inf
+    with np.errstate(invalid="ignore"):
+        truth = GEMM.reference(problem, {"a": a, "b": b})["out"]
+    result = compare(runner.run(plan, {"a": a, "b": b})["out"].view, truth, DType.FP32, 32)
+    assert result.passed, result
+
+
+def test_memory_of_a_poisoned_output_is_wholly_written() -> None:
+    desc = matrix("fp32", 3, 4, "r", 2)
+    memory = Memory.of(desc)
+    assert np.isnan(memory.view).all() and not memory.overrun()
