@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import select
 import signal
 import subprocess
@@ -62,7 +61,7 @@ def run_limited(
     begin = time.monotonic()
     with output.open("wb") as sink:
         process = subprocess.Popen(
-            list(argv),
+            _limited(argv, limits),
             cwd=folder,
             env=dict(env),
             stdin=subprocess.DEVNULL,
@@ -71,7 +70,8 @@ def run_limited(
             start_new_session=True,
         )
     try:
-        _restrict(process.pid, limits)
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, process.pid, limits.niceness)
         ended = _wait(process, begin + limits.timeout_s, abort)
     finally:
         with suppress(ProcessLookupError, PermissionError):
@@ -87,21 +87,20 @@ def run_limited(
     if code < 0:
         return Finished("killed", -code, log, seconds)
     # A driver reports a child that was killed as 128 + signal, or in words.
-    if code > 128 and code - 128 in (signal.SIGKILL, signal.SIGXFSZ, signal.SIGSEGV, signal.SIGTERM):
+    if code - 128 in (signal.SIGKILL, signal.SIGXFSZ, signal.SIGSEGV, signal.SIGTERM):
         return Finished("killed", code - 128, log, seconds)
     return Finished("ok" if code == 0 else "failed", code, log, seconds)
 
 
-def _restrict(pid: int, limits: Limits) -> None:
-    """Limits are set from outside: code between fork and exec is not safe in a process with threads.
+def _limited(argv: Sequence[str], limits: Limits) -> list[str]:
+    """``argv`` behind a shell that sets the limits and then becomes it.
 
-    The driver needs longer to start its first child than this takes, and the children inherit.
+    Code of our own between fork and exec is not safe in a process with threads, and limits that are set from outside
+    come too late for a driver that starts its children at once. A limit that is stricter already stays.
     """
-    with suppress(ProcessLookupError, PermissionError, ValueError):
-        resource.prlimit(pid, resource.RLIMIT_AS, (limits.memory_bytes, limits.memory_bytes))
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (limits.file_bytes, limits.file_bytes))
-        resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
-        os.setpriority(os.PRIO_PROCESS, pid, limits.niceness)
+    script = 'ulimit -c 0; ulimit -v "$1"; ulimit -f "$2"; shift 2; exec "$@"'
+    kibibytes, blocks = str(limits.memory_bytes // 1024), str(limits.file_bytes // 512)
+    return ["/bin/sh", "-c", script, "sh", kibibytes, blocks, *argv]
 
 
 def _wait(process: subprocess.Popen[bytes], deadline: float, abort: threading.Event | None) -> bool:
