@@ -8,7 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tilewright_kit.errors import InvalidArgumentError, TilewrightError
+from tilewright_kit.errors import (
+    CancelledError,
+    DeadlineError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    TilewrightError,
+    UnavailableError,
+)
 from tilewright_kit.problem import OperationRequest
 from tilewright_server.engine.call import Call
 from tilewright_server.engine.types import Outcome, Selection
@@ -23,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "Finished", "Result", "RunResult", "Service"]
 
+_OF_THE_WHOLE = (ResourceExhaustedError, DeadlineError, CancelledError, UnavailableError)
+"""What refuses a request rather than an execution, if it has but one."""
 MAX_REPEAT = 1_000_000
 
 
@@ -113,11 +122,12 @@ class Service:
     def _pinned(self, session: Session | None, binding: Binding, call: Call) -> tuple[Finished, int, int]:
         if session is None:
             return self._through_staging(binding, call)
-        session.pin(binding.objects)
+        objects = tuple(dict.fromkeys(binding.objects))
+        session.pin(objects)
         try:
             return self._through_staging(binding, call)
         finally:
-            session.unpin(binding.objects)
+            session.unpin(objects)
 
     def _through_staging(self, binding: Binding, call: Call) -> tuple[Finished, int, int]:
         """Copy in, run, copy out; returns with the times of both copies."""
@@ -183,6 +193,8 @@ class Service:
             try:
                 results.append(self._through_staging(entry, call)[0])
             except TilewrightError as error:
+                if len(entries) == 1 and isinstance(error, _OF_THE_WHOLE):
+                    raise
                 results.append(error)
         return results
 
