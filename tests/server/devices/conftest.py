@@ -1,0 +1,93 @@
+"""The devices of this machine, opened the way the server opens them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tilewright_arch import ArchSpec
+from tilewright_kit.device import Device
+from tilewright_kit.source import SourceUnit
+from tilewright_native import include_dir
+from tilewright_server.build.artifacts import Artifact, ArtifactCache
+from tilewright_server.build.pool import BuildPool
+from tilewright_server.build.toolchain import CpuToolchain
+from tilewright_server.devices.base import DeviceHost
+from tilewright_server.devices.cpu.provider import CpuProvider
+from tilewright_server.devices.registry import DeviceRegistry
+from tilewright_server.engine.call import Call
+
+Build = Callable[[SourceUnit, ArchSpec], Path]
+
+
+@pytest.fixture(scope="session")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Build]:
+    cache = ArtifactCache(tmp_path_factory.mktemp("devices") / "cache")
+    pool = BuildPool(cache, {"c++": CpuToolchain([include_dir()], scratch=cache.scratch)})
+    held: list[Artifact] = []
+
+    def build(unit: SourceUnit, arch: ArchSpec) -> Path:
+        pool.submit(unit, arch).wait(Call.within(60))
+        artifact = cache.get(pool.key(unit, arch))
+        assert artifact is not None
+        held.append(artifact)
+        return artifact.binary
+
+    yield build
+    pool.close()
+    for artifact in held:
+        artifact.release()
+
+
+@pytest.fixture
+def registry(build: Build) -> Iterator[DeviceRegistry]:
+    registry = DeviceRegistry({"cpu": CpuProvider()}, DeviceHost(build))
+    yield registry
+    registry.close()
+
+
+KINDS = ["cpu"]
+"""A kind of device joins the conformance suite here, with a unit for it in ``vector_units``."""
+
+
+@pytest.fixture(params=KINDS)
+def device(request: pytest.FixtureRequest, registry: DeviceRegistry) -> Device:
+    found = [info for info in registry.infos() if info.kind == request.param]
+    if not found:
+        pytest.skip(f"this machine has no device of kind {request.param}")
+    return registry.get(found[0].id)
+
+
+@pytest.fixture
+def loaded(device: Device, build: Build) -> Callable[[str], int]:
+    """Entry points of the unit that the suite launches: ``add`` (x, y, out, n) and ``count`` (out: team size and 1 per
+    member)."""
+    module = device.load(build(VECTOR_UNITS[device.info.kind], device.info.arch))
+    return module.function
+
+
+VECTOR_UNITS = {
+    "cpu": SourceUnit(
+        "conformance",
+        "c++",
+        """#include "tilewright/cpu/team.h"
+#define TW_ENTRY extern "C" __attribute__((visibility("default"))) void
+struct Vectors { const float* x; const float* y; float* out; int64_t n; };
+TW_ENTRY add(const void* args, tw_team* team) {
+  const Vectors* v = (const Vectors*)args;
+  const int64_t end = v->n * (team->rank + 1) / team->size;
+  for (int64_t i = v->n * team->rank / team->size; i < end; i++) v->out[i] = v->x[i] + v->y[i];
+}
+struct Counted { int64_t* out; };
+TW_ENTRY count(const void* args, tw_team* team) {
+  int64_t* out = ((const Counted*)args)->out;
+  __atomic_fetch_add(&out[0], 1, __ATOMIC_RELAXED);
+  out[1 + team->rank] = team->size;
+  out[1 + team->size + team->rank] = __atomic_add_fetch(&team->state->counters[0].value, 1, __ATOMIC_RELAXED);
+}
+""",
+        {"add": "add", "count": "count"},
+    )
+}
