@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,8 @@ EPILOG = examples(
     "tilewright demo --size 512 --dtype fp32 --dtype bf16",
     "tilewright demo --target unix:/tmp/tw.sock --json",
 )
+
+TURNS, TURN_S, SETTLE_S = 4, 0.02, 0.01
 
 
 @dataclass(frozen=True)
@@ -97,10 +99,9 @@ def _tour(client: tilewright.Client, size: int, dtypes: Sequence[str]) -> list[R
     rows = []
     with progress() as bar:
         task = bar.add_task("building and running", total=len(todo))
-        numpy_seconds: dict[str, float] = {}
         for case in todo:
             bar.update(task, description=f"{case.dtype} {case.layout}")
-            rows.append(_square(client, case, numpy_seconds))
+            rows.append(_square(client, case))
             bar.advance(task)
         if not dtypes:
             bar.update(task, description="transformer")
@@ -108,7 +109,7 @@ def _tour(client: tilewright.Client, size: int, dtypes: Sequence[str]) -> list[R
     return rows
 
 
-def _square(client: tilewright.Client, case: cases.Case, numpy_seconds: dict[str, float]) -> Row:
+def _square(client: tilewright.Client, case: cases.Case) -> Row:
     import numpy as np
 
     a, b = case.operands(client)
@@ -119,14 +120,11 @@ def _square(client: tilewright.Client, case: cases.Case, numpy_seconds: dict[str
     c.view("u1")[...] = 0xFF  # what is checked is what the plan writes
     plan(a, b, out=c)
     found = cases.check(c, cases.reference(a, b), case.k)
-    bound = plan.bind(a, b, out=c)
-    seconds = _best(bound)
-    if case.layout not in numpy_seconds:
-        # NumPy has a fast product for float32 alone; it gets the same numbers, converted beforehand.
-        x, y = a.astype(np.float32), b.astype(np.float32)
-        numpy_seconds[case.layout] = _best(lambda: np.matmul(x, y))
+    # NumPy has a fast product for float32 alone; it gets the same numbers, converted beforehand.
+    x, y = a.astype(np.float32), b.astype(np.float32)
+    seconds, numpy_seconds = _best(plan.bind(a, b, out=c), lambda: np.matmul(x, y))
     name = report.kernels[0] if report.kernels else ""
-    return Row(f"{case.dtype} {case.layout}", name, seconds, numpy_seconds[case.layout], case.flops, found)
+    return Row(f"{case.dtype} {case.layout}", name, seconds, numpy_seconds, case.flops, found)
 
 
 def _transformer(client: tilewright.Client) -> list[Row]:
@@ -154,9 +152,8 @@ def _transformer(client: tilewright.Client) -> list[Row]:
         plan(x, weight, bias, out=y)
         truth = cases.reference(x, layer.weight) + layer.bias
         found = cases.check(y, cases.activate(truth, "Gelu") if layer.gelu else truth, x.shape[1])
-        bound = plan.bind(x, weight, bias, out=y)
-        seconds = _best(bound)
-        numpy_seconds = _best(_numpy_linear(np.array(x), layer.weight, layer.bias))
+        plain = _numpy_linear(np.array(x), layer.weight, layer.bias)
+        seconds, numpy_seconds = _best(plan.bind(x, weight, bias, out=y), plain)
         flops = 2 * x.shape[0] * x.shape[1] * y.shape[1]
         rows.append(Row(f"MiniLM {layer.name}", plan.report.kernels[0], seconds, numpy_seconds, flops, found))
     return rows
@@ -166,23 +163,19 @@ def _numpy_linear(x: Array, weight: Array, bias: Array) -> Callable[[], object]:
     return lambda: x @ weight + bias
 
 
-def _best(call: Callable[[], object], budget_s: float = 0.08) -> float:
-    """Seconds of the fastest of several calls."""
-    best = float("inf")
-    for taken in _turns(call, budget_s):
-        best = min(best, taken)
-    return best
-
-
-def _turns(call: Callable[[], object], budget_s: float) -> Iterator[float]:
-    call()
-    end = time.perf_counter() + budget_s
-    for count in range(50):
-        begun = time.perf_counter()
-        if count >= 3 and begun > end:
-            return
-        call()
-        yield time.perf_counter() - begun
+def _best(ours: Callable[[], object], numpys: Callable[[], object]) -> tuple[float, float]:
+    """Seconds of the fastest of several calls of each. They take turns, so that both meet the same load."""
+    best = [float("inf"), float("inf")]
+    for _ in range(TURNS):
+        for index, call in enumerate((ours, numpys)):
+            time.sleep(SETTLE_S)  # threads of the one before, which spin for a while, go to sleep
+            end = time.perf_counter() + TURN_S
+            begun = 0.0
+            while begun < end:
+                begun = time.perf_counter()
+                call()
+                best[index] = min(best[index], time.perf_counter() - begun)
+    return best[0], best[1]
 
 
 def _record(row: Row) -> dict[str, Any]:
