@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
 from gemm_runner import Memory, Runner, draw
 
-from tilewright_arch import ArchSpec
 from tilewright_gemm.config import GemmConfig
 from tilewright_gemm.packing import PackedFormat
 from tilewright_gemm.plugin import GemmOperation, PackBOperation
+from tilewright_gemm.problem import GemmProblem
 from tilewright_gemm.reference import unpack
 from tilewright_kit.compare import compare
 from tilewright_kit.device import DeviceInfo
@@ -271,16 +272,25 @@ def test_a_packed_b_serves_products_and_can_be_unpacked(
         assert result.passed, f"{candidate.name}: {result}"
 
 
-def test_workspace_formulas_agree_with_the_kernels_own(runner: Runner, device: DeviceInfo, cpu: ArchSpec) -> None:
-    shapes = [(5, 700, 3000), (300, 40, 1500), (1, 1, 1), (64, 64, 5000)]
-    for dtype in ("fp32", "int8", "bf16"):
-        for attributes in ({}, {"split_k": 2}, {"out_dtype": "fp16"}):
-            for m, n, k in shapes:
-                inputs = {"a": matrix(dtype, m, k, "r"), "b": matrix(dtype, k, n, "c")}
-                problem = GEMM.parse(OperationRequest("gemm", inputs, {}, dict(attributes)))
-                for config in GEMM.candidates(problem, device)[::5]:
-                    plan = GEMM.plan(problem, config, device)
-                    assert runner.workspace(plan) == plan.workspace_bytes, (config.name, m, n, k)
+@pytest.mark.parametrize(("dtype", "out"), [("fp32", "fp32"), ("fp32", "fp16"), ("int8", "int32"), ("bf16", "fp32")])
+def test_workspace_formulas_agree_with_the_kernels_own(
+    runner: Runner, device: DeviceInfo, dtype: str, out: str
+) -> None:
+    shapes = [(5, 700, 3000), (300, 40, 1500), (1, 1, 1), (64, 64, 5000), (2000, 3000, 9000), (9000, 3, 50)]
+
+    def problem_of(m: int, n: int, k: int, split: int) -> GemmProblem:
+        inputs = {"a": matrix(dtype, m, k, "r"), "b": matrix(dtype, k, n, "c")}
+        return GEMM.parse(OperationRequest("gemm", inputs, {}, {"out_dtype": out, "split_k": split}))
+
+    candidates = GEMM.candidates(problem_of(32, 40, 50, 0), device)
+    kinds = {(config.pipeline, config.tile[0] > config.tile[1], config.waves): config for config in candidates}
+    for config in kinds.values():
+        for m, n, k in shapes:
+            for split in (1, 3):
+                plan = GEMM.plan(problem_of(m, n, k, split), config.replace(split_k=split), device)
+                stages = [dataclasses.replace(stage, config=config) for stage in plan.stages]
+                own = runner.workspace(dataclasses.replace(plan, stages=tuple(stages)))
+                assert own == plan.workspace_bytes, (config.name, m, n, k, split)
 
 
 def test_nan_and_infinity_in_inputs_reach_the_results_they_belong_to(runner: Runner, device: DeviceInfo) -> None:

@@ -9,26 +9,25 @@ from __future__ import annotations
 from tilewright_gemm.config import GemmConfig
 from tilewright_gemm.footprint import lanes, size_of
 from tilewright_gemm.problem import GemmProblem, PackBProblem, Product
-from tilewright_gemm.workspace import slices
+from tilewright_gemm.workspace import SHARED_BYTES, slices
 from tilewright_kit.cost import Traffic, Work, estimate, gemm_traffic, padded, tile_efficiency, unit_efficiency
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.operation import Prediction
 
 __all__ = ["predict_gemm", "predict_pack_b"]
 
-_CLOCK_HZ = 3.0e9
-_CORE_BANDWIDTH = 3.0e10
+_CLOCK_HZ = 4.0e9
+_CORE_BANDWIDTH = 4.0e10
 """Bytes per second that one core draws from memory, and (below) how much of it each further core adds."""
 _BANDWIDTH_SCALING = 0.85
 _CACHE_BANDWIDTH = 1.0e11
 _PACK_SECONDS_PER_GROUP = 1.0 / 8.0e9
 """Converting and storing one 32-bit group while packing, on top of reading it."""
-_TEAM_SECONDS = 4.0e-6
-_BARRIER_SECONDS = 1.0e-6
-_CALL_SECONDS = 5.0e-7
+_TEAM_SECONDS = 1.5e-6
+_BARRIER_SECONDS = 5.0e-7
+_CALL_SECONDS = 3.0e-7
 _TILE_SECONDS = 2.0e-8
 """Entering and leaving one register tile."""
-_SHARED_BYTES = 8 << 20
 _STREAM_ROWS = 8
 _GPU_LAUNCH_SECONDS = 5.0e-6
 
@@ -105,7 +104,7 @@ def _blocked(
     shared, slab_side = (n, m) if shares_b else (m, n)
     shared_bytes, slab_bytes = (sizes[1], sizes[0]) if shares_b else (sizes[0], sizes[1])
     tile_s, tile_p = (config.tile[1], config.tile[0]) if shares_b else (config.tile[0], config.tile[1])
-    length = min(padded(shared, shared_r), tile_s, max(_SHARED_BYTES // (4 * groups) // shared_r, 1) * shared_r)
+    length = min(padded(shared, shared_r), tile_s, max(SHARED_BYTES // (4 * groups) // shared_r, 1) * shared_r)
     passes = -(-shared // length)
     slab = padded(-(-slab_side // (4 * team)), slab_r) if team > 1 else slab_side
     slab = max(min(slab, padded(tile_p, slab_r)), slab_r)

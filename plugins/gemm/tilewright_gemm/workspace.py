@@ -10,9 +10,10 @@ from tilewright_gemm.packing import GROUP_BYTES, packed_bytes
 from tilewright_gemm.problem import Product
 from tilewright_gemm.words import Binary, ScaleA, ScaleB, Unary
 
-__all__ = ["slice_length", "slices", "workspace_bytes"]
+__all__ = ["SHARED_BYTES", "slice_length", "slices", "workspace_bytes"]
 
-_SHARED_BYTES = 8 << 20
+SHARED_BYTES = 16 << 20
+"""``kSharedBytes``: what the team's shared packed operand may fill; a deeper K makes its tile narrower."""
 _SKINNY = 8
 _STREAM_COLUMNS = 512
 _STREAM_VECTOR = 16
@@ -30,7 +31,8 @@ def slices(k: int, split: int, tile_k: int) -> int:
 
 def workspace_bytes(config: GemmConfig, products: tuple[Product, ...], split: int) -> int:
     """Bytes that a launch of ``config`` on ``products`` needs, in ``split`` slices of K."""
-    shared = member = partial = 0
+    member = partial = 0
+    blocked = (0, 0, 0, 0)
     for product in products:
         k = slice_length(product.k, split, config.tile[2])
         if split > 1:
@@ -40,11 +42,11 @@ def workspace_bytes(config: GemmConfig, products: tuple[Product, ...], split: in
         elif config.pipeline == "compv1":
             member = max(member, _in_place(config, product.m, k))
         else:
-            of_team, of_member = _blocked(config, product.m, product.n, k)
-            shared, member = max(shared, of_team), max(member, of_member)
+            sizes = _blocked(config, product.m, product.n, k)
+            blocked = tuple(map(max, blocked, sizes))  # type: ignore[assignment]
     team = config.waves
     copies = team if config.scheduler != "intrawave" else 2 if team > 1 else 1
-    return _up(partial, 64) + copies * shared + team * member
+    return _up(partial, 64) + copies * blocked[0] + team * (sum(blocked[1:]) + member)
 
 
 def _streaming(config: GemmConfig, k: int) -> int:
@@ -56,27 +58,27 @@ def _in_place(config: GemmConfig, m: int, k: int) -> int:
     return packed_bytes(m, k, mr, depth, False) + packed_bytes(nr, k, nr, depth, _offset_a(config))
 
 
-def _blocked(config: GemmConfig, m: int, n: int, k: int) -> tuple[int, int]:
-    """Bytes of the shared packed operand, and of one member's own."""
+def _blocked(config: GemmConfig, m: int, n: int, k: int) -> tuple[int, int, int, int]:
+    """Bytes of the shared packed operand, and of one member's slab, column sums and unfinished tiles."""
     mr, nr, depth = config.warp_tile
     shares_b = config.tile[1] >= config.tile[0]
     shared_r, slab_r = (nr, mr) if shares_b else (mr, nr)
     extent, tile = (n, config.tile[1]) if shares_b else (m, config.tile[0])
     slab_extent, slab_tile = (m, config.tile[0]) if shares_b else (n, config.tile[1])
     groups, block = -(-k // depth), -(-config.tile[2] // depth)
-    fitting = max(_SHARED_BYTES // (4 * max(groups, 1)) // shared_r, 1) * shared_r
+    fitting = max(SHARED_BYTES // (4 * max(groups, 1)) // shared_r, 1) * shared_r
     length = min(_up(extent, shared_r), max(tile, shared_r) // shared_r * shared_r, fitting)
     slab = min(_up(slab_extent, slab_r), _up(slab_tile, slab_r))
-    of_team = of_member = 0
+    of_team = own = sums = unfinished = 0
     if not (shares_b and config.preshuffle):
         of_team = packed_bytes(length, k, shared_r, depth, shares_b and _offset_a(config))
     if shares_b or not config.preshuffle:
-        of_member += _up(slab * min(groups, block) * GROUP_BYTES, 64)
+        own = _up(slab * min(groups, block) * GROUP_BYTES, 64)
         if not shares_b and _offset_a(config):
-            of_member += _up(slab * GROUP_BYTES, 64)
+            sums = _up(slab * GROUP_BYTES, 64)
     if not _accumulates_in_c(config) and groups > block:
-        of_member += _up(slab * length * GROUP_BYTES, 64)
-    return of_team, of_member
+        unfinished = _up(slab * length * GROUP_BYTES, 64)
+    return of_team, own, sums, unfinished
 
 
 def _offset_a(config: GemmConfig) -> bool:
