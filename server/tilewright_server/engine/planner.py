@@ -47,11 +47,13 @@ class _Choice:
 class _Entry:
     """What is known of one problem on one device under one selection. ``lock`` makes planning happen once."""
 
-    __slots__ = ("best", "fallback", "lock", "ranked", "upgrading")
+    __slots__ = ("best", "fallback", "lock", "plan", "ranked", "upgrading")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.ranked: Sequence[Ranked] = ()
+        self.plan: ExecutionPlan | None = None
+        """Of the best-ranked kernel."""
         self.best: Prepared | None = None
         self.fallback: Prepared | None = None
         self.upgrading = False
@@ -196,12 +198,18 @@ class Planner:
             fallback = self._fallback(entry, question, call)
             if fallback is not None:
                 return fallback
-        choice = self._choice(question, entry.ranked[0].config)
+        choice = self._best(entry, question)
         self._kernels.obtain(choice.units, question.device.id, question.device.arch, call)
         return self._finish(entry, question, choice, call)
 
-    def _choice(self, question: _Question, config: KernelConfig) -> _Choice:
-        plan = question.operation.plan(question.problem, config, question.device)
+    def _best(self, entry: _Entry, question: _Question) -> _Choice:
+        with entry.lock:
+            if entry.plan is None:
+                config = entry.ranked[0].config
+                entry.plan = question.operation.plan(question.problem, config, question.device)
+        return self._with_units(question, entry.plan)
+
+    def _with_units(self, question: _Question, plan: ExecutionPlan) -> _Choice:
         return _Choice(plan, tuple(self._kernels.unit(item, question.device.arch) for item in plan.kernels))
 
     def _finish(self, entry: _Entry, question: _Question, choice: _Choice, call: Call) -> Prepared:
@@ -219,7 +227,7 @@ class Planner:
     def _fallback(self, entry: _Entry, question: _Question, call: Call) -> Prepared | None:
         """The best-ranked plan whose kernels are built, while the best of all is being built; None if that one is built
         already, or nothing is."""
-        best = self._choice(question, entry.ranked[0].config)
+        best = self._best(entry, question)
         if self._is_ready(best, question.device):
             return None
         for item in entry.ranked[1:_FALLBACKS_TRIED]:
@@ -249,7 +257,8 @@ class Planner:
 
     def _usable(self, question: _Question, config: KernelConfig) -> _Choice | None:
         try:
-            choice = self._choice(question, config)
+            plan = question.operation.plan(question.problem, config, question.device)
+            choice = self._with_units(question, plan)
         except TilewrightError:  # one candidate that cannot be generated must not keep the others from helping
             return None
         return choice if self._is_ready(choice, question.device) else None

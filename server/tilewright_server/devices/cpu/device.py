@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _ctypes
 import ctypes
 import threading
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from tilewright_kit.device import Buffer, DeviceInfo, Launch
 from tilewright_kit.errors import DeviceError, InvalidArgumentError, ResourceExhaustedError
 from tilewright_server.devices.base import ProgramStage
+from tilewright_server.devices.cpu.library import Library
 from tilewright_server.devices.cpu.program import CpuProgram
 from tilewright_server.devices.cpu.runtime import Pool, StageRecord
 
@@ -22,7 +22,7 @@ class CpuModule:
 
     def __init__(self, binary: Path) -> None:
         try:
-            self._library = ctypes.CDLL(str(binary), mode=ctypes.RTLD_LOCAL)
+            self._library = Library(binary)
         except OSError as error:
             raise DeviceError("the kernel's binary cannot be loaded", rule="module_load") from error
         self._lock = threading.Lock()
@@ -33,7 +33,7 @@ class CpuModule:
             try:
                 if not self._loaded:
                     raise AttributeError
-                address = ctypes.cast(getattr(self._library, symbol), ctypes.c_void_p).value
+                address = ctypes.cast(getattr(self._library.handle, symbol), ctypes.c_void_p).value
             except AttributeError:
                 address = None
         if not address:
@@ -44,7 +44,7 @@ class CpuModule:
         with self._lock:
             if self._loaded:
                 self._loaded = False
-                _ctypes.dlclose(self._library._handle)
+                self._library.unload()
 
 
 class CpuDevice:

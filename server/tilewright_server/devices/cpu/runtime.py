@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tilewright_kit.errors import DeviceError, ResourceExhaustedError
 from tilewright_kit.source import SourceUnit
+from tilewright_server.devices.cpu.library import resident_library
 
 __all__ = ["STAGE_BYTES", "Pool", "Runtime", "StageRecord", "runtime_unit"]
 
@@ -44,7 +45,7 @@ class Runtime:
 
     def __init__(self, binary: Path) -> None:
         try:
-            library = ctypes.CDLL(str(binary), mode=ctypes.RTLD_LOCAL, use_errno=True)
+            library = resident_library(binary).handle
             self._open, self.run, self._close, self._reserve, self._release = (
                 getattr(library, name) for name in _SYMBOLS
             )

@@ -1,0 +1,353 @@
+"""Admission, with programs that take as long as the test wants."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from vector_operation import VectorConfig, VectorOperation, VectorProblem, request
+
+import tilewright_arch
+from tilewright_kit.device import Buffer, DeviceInfo
+from tilewright_kit.errors import (
+    CancelledError,
+    DeadlineError,
+    DeviceError,
+    ResourceExhaustedError,
+    TilewrightError,
+    UnavailableError,
+)
+from tilewright_server.engine.arena import Arena
+from tilewright_server.engine.call import Call
+from tilewright_server.engine.executor import Executor
+from tilewright_server.engine.prepared import Prepared
+from tilewright_server.engine.statistics import Statistics
+from tilewright_server.engine.types import Outcome
+
+LANES = 4
+ADDRESSES = [1 << 20, 2 << 20, 3 << 20]
+INFO = DeviceInfo("cpu:0", "cpu", "fake", tilewright_arch.load("x86-64-v2"), LANES, 1 << 40)
+
+
+class FakeDevice:
+    """Memory that is only counted."""
+
+    info = INFO
+
+    def __init__(self) -> None:
+        self.live: dict[int, int] = {}
+        self.allocations = 0
+
+    def allocate(self, nbytes: int) -> Buffer:
+        self.allocations += 1
+        address = 1 << 30 | self.allocations << 12
+        self.live[address] = nbytes
+        return Buffer(address, nbytes)
+
+    def free(self, buffer: Buffer) -> None:
+        del self.live[buffer.address]
+
+
+class FakeProgram:
+    """Runs until it is let go, and notes who ran beside it."""
+
+    running = 0
+    most = 0
+    order: list[str] = []  # noqa: RUF012
+    _lock = threading.Lock()
+
+    def __init__(self, name: str, weight: int, gate: threading.Event | None = None) -> None:
+        self.name, self.weight, self.gate = name, weight, gate
+        self.started = threading.Event()
+        self.fail: Exception | None = None
+        self.workspaces: list[int] = []
+
+    def run(self, addresses: Sequence[int], workspace: int, repeat: int = 1) -> tuple[int, ...]:
+        cls = FakeProgram
+        self.workspaces.append(workspace)
+        with self._lock:
+            cls.running += self.weight
+            cls.most = max(cls.most, cls.running)
+            cls.order.append(self.name)
+        self.started.set()
+        try:
+            if self.fail is not None:
+                raise self.fail
+            if self.gate is not None:
+                assert self.gate.wait(20)
+        finally:
+            with self._lock:
+                cls.running -= self.weight
+        return (1000 * repeat,)
+
+
+Make = Callable[..., Prepared]
+
+
+class Bench:
+    """An executor with a fake device under it."""
+
+    def __init__(self, queue_limit: int = 100, workspace: int = 1 << 30) -> None:
+        FakeProgram.running = FakeProgram.most = 0
+        FakeProgram.order = []
+        self.device = FakeDevice()
+        self.statistics = Statistics()
+        self.arena = Arena(self.device, workspace)  # type: ignore[arg-type]
+        self.executor = Executor(self.device, LANES, self.arena, self.statistics, queue_limit)  # type: ignore[arg-type]
+        self.threads = ThreadPoolExecutor(32)
+
+    def prepare(self, name: str, weight: int = 1, gate: threading.Event | None = None, workspace: int = 0) -> Prepared:
+        operation = VectorOperation()
+        problem: VectorProblem = operation.parse(request(10))
+        plan = operation.plan(problem, VectorConfig(stages=2 if workspace else 1), INFO)
+        prepared = Prepared(
+            problem,
+            plan,
+            INFO,
+            program=FakeProgram(name, weight, gate),
+            executor=self.executor,
+            operation_counters=self.statistics.operation("vector"),
+            kernel_counters=[self.statistics.kernel(name)],
+        )
+        prepared.workspace_bytes = workspace
+        return prepared
+
+    def start(self, prepared: Prepared, call: Call | None = None) -> Future[Outcome]:
+        """Run in another thread, and return when it runs or waits."""
+        depth = self.executor.queue_depth
+        program: Any = prepared.program
+        program.started.clear()
+        future = self.threads.submit(self.executor.run, prepared, ADDRESSES, call or Call.within(20))
+        for _ in range(2000):
+            if program.started.is_set() or self.executor.queue_depth > depth or future.done():
+                break
+            time.sleep(0.001)
+        return future
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench()
+    yield bench
+    bench.threads.shutdown()
+
+
+def test_callers_own_thread_runs_the_launch(bench: Bench) -> None:
+    threads: list[int] = []
+    prepared = bench.prepare("here")
+    run = prepared.program.run  # type: ignore[union-attr]
+    prepared.program.run = lambda *args, **options: threads.append(threading.get_ident()) or run(*args, **options)  # type: ignore
+    outcome = bench.executor.run(prepared, ADDRESSES, Call())
+    assert threads == [threading.get_ident()]
+    assert (outcome.device_ns, outcome.queue_ns) == (1000, 0)
+
+
+def test_teams_never_need_more_lanes_than_there_are(bench: Bench) -> None:
+    plans = [bench.prepare(f"{weight}", weight) for weight in (1, 2, 3, 4)]
+
+    def work(seed: int) -> None:
+        for turn in range(40):
+            bench.executor.run(plans[(seed + turn) % 4], ADDRESSES, Call())
+
+    list(bench.threads.map(work, range(12)))
+    assert FakeProgram.most <= LANES
+    assert bench.statistics.snapshot().operations[0].success == 12 * 40
+
+
+def test_large_team_is_served_in_its_turn(bench: Bench) -> None:
+    gate = threading.Event()
+    first = bench.start(bench.prepare("first", 1, gate))
+    large = bench.start(bench.prepare("large", 4))
+    small = [bench.start(bench.prepare(f"small {number}", 1)) for number in range(3)]
+    assert bench.executor.queue_depth == 4
+    gate.set()
+    for future in (first, large, *small):
+        future.result(20)
+    assert FakeProgram.order[:2] == ["first", "large"]
+
+
+def test_queue_is_first_come_first_served(bench: Bench) -> None:
+    gate = threading.Event()
+    running = bench.start(bench.prepare("running", 4, gate))
+    names = [f"{number}" for number in range(10)]
+    waiting = [bench.start(bench.prepare(name, 4)) for name in names]
+    gate.set()
+    for future in (running, *waiting):
+        future.result(20)
+    assert FakeProgram.order == ["running", *names]
+    assert waiting[-1].result().queue_ns > 0
+
+
+def test_team_larger_than_the_device_takes_all_of_it(bench: Bench) -> None:
+    assert bench.executor.run(bench.prepare("huge", 100), ADDRESSES, Call()).device_ns == 1000
+    assert bench.executor.drain(time.monotonic() + 5)
+
+
+def test_full_queue_refuses_and_says_when_to_come_back() -> None:
+    bench = Bench(queue_limit=2)
+    gate = threading.Event()
+    futures = [bench.start(bench.prepare("x", 4, gate)) for _ in range(3)]
+    with pytest.raises(ResourceExhaustedError) as caught:
+        bench.executor.run(bench.prepare("late", 1), ADDRESSES, Call())
+    assert caught.value.retry_after_s is not None
+    assert caught.value.retry_after_s > 0
+    gate.set()
+    for future in futures:
+        future.result(20)
+    bench.executor.run(bench.prepare("later", 1), ADDRESSES, Call())
+    bench.threads.shutdown()
+
+
+@pytest.mark.parametrize("how", ["deadline", "cancel"])
+def test_caller_that_gives_up_launches_nothing_and_holds_up_nobody(how: str, bench: Bench) -> None:
+    gate = threading.Event()
+    running = bench.start(bench.prepare("running", 3, gate))
+    call = Call.within(0.2 if how == "deadline" else 20)
+    leaving = bench.start(bench.prepare("leaving", 4), call)
+    behind = bench.start(bench.prepare("behind", 1))  # held up by the one before it only
+    if how == "cancel":
+        call.cancel()
+    with pytest.raises((DeadlineError, CancelledError)):
+        leaving.result(20)
+    behind.result(20)
+    gate.set()
+    running.result(20)
+    assert FakeProgram.order == ["running", "behind"]
+    assert bench.executor.drain(time.monotonic() + 5)
+
+
+def test_passed_deadline_launches_nothing(bench: Bench) -> None:
+    with pytest.raises(DeadlineError):
+        bench.executor.run(bench.prepare("late"), ADDRESSES, Call.within(-1))
+    assert FakeProgram.order == []
+
+
+def test_failed_launch_gives_its_lanes_and_workspace_back(bench: Bench) -> None:
+    prepared = bench.prepare("bad", 4, workspace=100)
+    prepared.program.fail = DeviceError("planted")  # type: ignore[union-attr]
+    for _ in range(5):
+        with pytest.raises(DeviceError):
+            bench.executor.run(prepared, ADDRESSES, Call())
+    assert bench.device.allocations == 1
+    assert bench.executor.drain(time.monotonic() + 5)
+
+
+def test_batch_is_admitted_once_and_in_order(bench: Bench) -> None:
+    plans = [bench.prepare(f"{number}", 1 + number % 3) for number in range(64)]
+    plans[5].program.fail = DeviceError("planted")  # type: ignore[union-attr]
+    results = bench.executor.run_many([(prepared, ADDRESSES, 1) for prepared in plans], Call())
+    assert [place for place, item in enumerate(results) if isinstance(item, TilewrightError)] == [5]
+    assert FakeProgram.order == [f"{number}" for number in range(64)]
+
+
+def test_batch_stops_launching_when_its_time_is_over(bench: Bench) -> None:
+    gate = threading.Event()
+    call = Call.within(0.1)
+    threading.Timer(0.2, gate.set).start()
+    results = bench.executor.run_many(
+        [(bench.prepare("long", 1, gate), ADDRESSES, 1), (bench.prepare("late"), ADDRESSES, 1)], call
+    )
+    assert isinstance(results[0], Outcome)
+    assert isinstance(results[1], DeadlineError)
+    assert FakeProgram.order == ["long"]
+
+
+def test_draining_finishes_what_runs_and_waits(bench: Bench) -> None:
+    gate = threading.Event()
+    futures = [bench.start(bench.prepare(f"{number}", 4, gate)) for number in range(3)]
+    assert not bench.executor.drain(time.monotonic() + 0.05)
+    with pytest.raises(UnavailableError):
+        bench.executor.run(bench.prepare("new"), ADDRESSES, Call())
+    gate.set()
+    assert bench.executor.drain(time.monotonic() + 20)
+    assert [future.result(0).device_ns for future in futures] == [1000] * 3
+    assert FakeProgram.order == ["0", "1", "2"]
+
+
+# Workspace
+
+
+def test_workspace_is_reused(bench: Bench) -> None:
+    prepared = bench.prepare("x", workspace=100_000)
+    for _ in range(50):
+        bench.executor.run(prepared, ADDRESSES, Call())
+    assert bench.device.allocations == 1
+    assert len(set(prepared.program.workspaces)) == 1  # type: ignore[union-attr]
+
+
+def test_executions_at_the_same_time_have_workspaces_of_their_own(bench: Bench) -> None:
+    gate = threading.Event()
+    plans = [bench.prepare(f"{number}", 1, gate, workspace=1000) for number in range(4)]
+    futures = [bench.start(prepared) for prepared in plans]
+    gate.set()
+    for future in futures:
+        future.result(20)
+    assert len({prepared.program.workspaces[0] for prepared in plans}) == 4  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("nbytes", [1, 65536, 65537, 98304, 98305, 131072, 10**6, 10**9])
+def test_size_classes_waste_little(nbytes: int) -> None:
+    device = FakeDevice()
+    arena = Arena(device, 1 << 40)  # type: ignore[arg-type]
+    buffer = arena.take(nbytes)
+    assert nbytes <= buffer.nbytes <= max(65536, nbytes * 3 // 2)
+    arena.give_back(buffer)
+    assert arena.take(nbytes) is buffer
+
+
+def test_workspace_limit_is_kept_and_idle_sizes_make_room() -> None:
+    device = FakeDevice()
+    arena = Arena(device, 1 << 20)  # type: ignore[arg-type]
+    held = arena.take(512 << 10)
+    arena.give_back(arena.take(256 << 10))
+    with pytest.raises(ResourceExhaustedError) as caught:
+        arena.take(768 << 10)
+    assert caught.value.retry_after_s
+    big = arena.take(512 << 10)  # the idle quarter was given back for it
+    assert sum(device.live.values()) == arena.reserved_bytes == 1 << 20
+    with pytest.raises(ResourceExhaustedError) as caught:
+        arena.take(2 << 20)
+    assert caught.value.retry_after_s is None, "waiting does not help against the limit itself"
+    for buffer in (held, big):
+        arena.give_back(buffer)
+    arena.close()
+    assert not device.live
+    assert arena.reserved_bytes == 0
+
+
+def test_idle_workspace_is_given_back_in_time() -> None:
+    device = FakeDevice()
+    arena = Arena(device, 1 << 30, idle_s=0.05)  # type: ignore[arg-type]
+    arena.give_back(arena.take(1 << 20))
+    time.sleep(0.1)
+    arena.give_back(arena.take(100))
+    assert arena.reserved_bytes == 65536
+
+
+def test_refused_allocation_is_not_counted() -> None:
+    device = FakeDevice()
+    arena = Arena(device, 1 << 30)  # type: ignore[arg-type]
+    device.allocate = lambda nbytes: (_ for _ in ()).throw(ResourceExhaustedError("none"))  # type: ignore[method-assign]
+    with pytest.raises(ResourceExhaustedError):
+        arena.take(100)
+    assert arena.reserved_bytes == 0
+
+
+# Calls
+
+
+def test_cancellation_tells_everybody_once() -> None:
+    call, heard = Call(), []
+    forget = call.on_cancel(lambda: heard.append("forgotten"))
+    call.on_cancel(lambda: heard.append("early"))
+    forget()
+    call.cancel()
+    call.cancel()
+    call.on_cancel(lambda: heard.append("late"))
+    assert heard == ["early", "late"]
+    with pytest.raises(CancelledError):
+        call.check()
