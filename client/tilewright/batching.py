@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from tilewright import wire
 from tilewright.errors import InternalError, TilewrightError, UnsupportedError, from_detail
 from tilewright.operands import take_inline
-from tilewright.plans import Loaded, single
+from tilewright.slots import Loaded, single
 from tilewright_proto.v1 import dispatch_pb2
 
 __all__ = ["MAX_BATCH", "MESSAGES_IN_FLIGHT", "Batcher", "complete"]

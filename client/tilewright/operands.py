@@ -203,8 +203,7 @@ def take_inline(output: dispatch_pb2.OutputTensor, spec: Spec, target: Array | N
         )
     array: Array = flat.view(spec.dtype).reshape(spec.shape)
     if target is None:
-        array = array.copy()
-        return array
+        target = np.empty(spec.shape, spec.dtype)
     target[...] = array
     return target
 

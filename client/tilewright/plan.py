@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from tilewright.batching import Batcher
+from tilewright.bound import BoundState, run_many
 from tilewright.core import check_timeout
 from tilewright.errors import TilewrightError, UnavailableError
 from tilewright.planbase import PlanBase
-from tilewright.plans import BoundState, PlanState
+from tilewright.plans import PlanState
 from tilewright.steps import EXECUTE_STREAM
 from tilewright.transport import call_failed
 from tilewright_proto.v1 import dispatch_pb2
@@ -49,7 +50,7 @@ class Plan(PlanBase):
         All are run, even if one fails; the first failure is then raised.
         """
         return self._client._drive(
-            self._state.execute_many([call._state if isinstance(call, Bound) else call for call in calls], timeout)
+            run_many(self._state, [call._state if isinstance(call, Bound) else call for call in calls], timeout)
         )
 
     def bind(self, *inputs: Any, out: Any = None, **named: Any) -> Bound:

@@ -10,10 +10,13 @@ from struct import Struct
 __all__ = ["execute_request", "execution", "location_field", "session_field", "varint"]
 
 _PLAN = Struct("<BQ")
+_SHORT = [bytes((value,)) for value in range(0x80)]
 
 
 def varint(value: int) -> bytes:
     """Base-128 encoding of a number that is not negative."""
+    if value < 0x80:
+        return _SHORT[value]
     parts = bytearray()
     while value > 0x7F:
         parts.append(value & 0x7F | 0x80)

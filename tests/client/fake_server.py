@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -106,7 +107,7 @@ class Servicer(dispatch_pb2_grpc.DispatchServicer, memory_pb2_grpc.MemoryService
     def RegisterRegion(self, request: M.RegisterRegionRequest, context: Any) -> M.RegisterRegionReply:
         session = self.session(request.session)
         path = f"/proc/{request.memfd.pid}/fd/{request.memfd.fd}"
-        if os.readlink(path) != f"/memfd:{request.memfd.name} (deleted)":
+        if str(Path(path).readlink()) != f"/memfd:{request.memfd.name} (deleted)":
             raise Fault("not_found", "no memory file of that name is there")
         fd = os.open(path, os.O_RDWR)
         try:

@@ -1,10 +1,4 @@
-"""The asyncio client: the same methods as the blocking one, awaitable.
-
-    >>> async with connect() as client:  # doctest: +SKIP
-    ...     c = await client.gemm(a, b)
-
-A client belongs to the event loop that it was opened in, and to the process: a forked child makes its own.
-"""
+"""The asyncio client; see ``tilewright.aio``."""
 
 from __future__ import annotations
 
@@ -12,7 +6,7 @@ import asyncio
 import os
 import warnings
 import weakref
-from collections.abc import Coroutine, Generator, Sequence
+from collections.abc import Coroutine, Generator
 from typing import Any, TypeVar
 
 import grpc
@@ -21,15 +15,13 @@ import grpc.aio
 from tilewright import arrays, catalog, dispatch, plans, resident
 from tilewright import gemm as _gemm
 from tilewright import settings as _settings
-from tilewright.batching import Batcher
+from tilewright.aio.plan import Plan
 from tilewright.core import Core, Session, check_timeout
 from tilewright.driving import awaiting, awaiting_as
-from tilewright.errors import CancelledError, InvalidArgumentError, TilewrightError, UnavailableError
-from tilewright.planbase import PlanBase
-from tilewright.plans import BoundState, PlanState
+from tilewright.errors import InvalidArgumentError, UnavailableError
 from tilewright.report import Report
 from tilewright.resident import BufferState
-from tilewright.steps import EXECUTE_STREAM, OPEN_SESSION, Flow, Rpc
+from tilewright.steps import OPEN_SESSION, Flow, Rpc
 from tilewright.transport import (
     CHANNEL_OPTIONS,
     call_failed,
@@ -40,14 +32,13 @@ from tilewright.transport import (
     opened,
     serialised,
 )
-from tilewright_proto.v1 import dispatch_pb2
 
-__all__ = ["Bound", "Buffer", "Client", "Kernels", "Plan", "Stream", "connect"]
+__all__ = ["Buffer", "Client", "Kernels", "connect"]
 
 T = TypeVar("T")
 
 
-class _Connection:
+class Connection:
     def __init__(self, core: Core) -> None:
         self.core = core
         self.pid = os.getpid()
@@ -98,7 +89,7 @@ class Client:
     def __init__(self, core: Core, timeout: float) -> None:
         self._subject = core
         self._open_timeout = timeout
-        self._connection: _Connection | None = None
+        self._connection: Connection | None = None
         self.kernels = Kernels(self)
 
     gemm = awaiting(_gemm.gemm)
@@ -110,8 +101,8 @@ class Client:
     zeros = awaiting(arrays.zeros)
     asarray = awaiting(arrays.asarray)
 
-    plan = awaiting_as(plans.prepare, lambda self, state: Plan(self, state))
-    plan_gemm = awaiting_as(_gemm.plan_gemm, lambda self, state: Plan(self, state))
+    plan = awaiting_as(plans.prepare, Plan)
+    plan_gemm = awaiting_as(_gemm.plan_gemm, Plan)
 
     async def buffer(self, nbytes: int, device: str | None = None) -> Buffer:
         """Memory that the server keeps for this session."""
@@ -138,7 +129,7 @@ class Client:
     async def open(self) -> Client:
         """Open the session; done by ``await connect()`` and ``async with``."""
         if self._connection is None:
-            connection = _Connection(self._subject)
+            connection = Connection(self._subject)
             await connection.open(self._open_timeout)
             self._connection = connection
             self._subject.session = connection.session
@@ -194,7 +185,7 @@ class Client:
             result: T = stop.value
             return result
 
-    def _connected(self) -> _Connection:
+    def _connected(self) -> Connection:
         connection = self._connection
         if connection is None:
             self._subject.require()
@@ -207,7 +198,7 @@ class Client:
             )
         return connection
 
-    async def _call(self, connection: _Connection, step: Rpc) -> Any:
+    async def _call(self, connection: Connection, step: Rpc) -> Any:
         method = step.method
         try:
             if not method.streams:
@@ -279,169 +270,6 @@ class Buffer:
 
     async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
         await self.free()
-
-
-class Plan(PlanBase):
-    """A prepared plan; see ``tilewright.Plan``."""
-
-    def __init__(self, client: Client, state: PlanState) -> None:
-        super().__init__(state)
-        self._client = client
-
-    async def __call__(
-        self, *inputs: Any, out: Any = None, repeat: int = 1, timeout: float | None = None, **named: Any
-    ) -> Any:
-        """Run it."""
-        return await self._client._drive(self._state.execute(inputs, out, named, repeat, timeout))
-
-    async def run_many(self, calls: Sequence[Any], *, timeout: float | None = None) -> list[Any]:
-        """Run many executions in one message."""
-        states = [call._state if isinstance(call, Bound) else call for call in calls]
-        return await self._client._drive(self._state.execute_many(states, timeout))
-
-    async def bind(self, *inputs: Any, out: Any = None, **named: Any) -> Bound:
-        """The plan with its arrays, which must be in shared memory in the planned layout."""
-        return Bound(self._client, await self._client._drive(BoundState(self._state, inputs, out, named).bind()))
-
-    def stream(self, *, max_pending: int = 4096, timeout: float | None = None) -> Stream:
-        """A stream for many executions in flight; use it with ``async with``."""
-        return Stream(self._client, self._state, max_pending, timeout)
-
-    async def __aenter__(self) -> Plan:
-        return self
-
-    async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
-        self.close()
-
-
-class Bound:
-    """A plan bound to arrays; ``await bound()`` runs it."""
-
-    def __init__(self, client: Client, state: BoundState) -> None:
-        self._client = client
-        self._state = state
-
-    async def __call__(self, *, timeout: float | None = None) -> Any:
-        return await self._client._drive(self._state.execute(timeout))
-
-    @property
-    def out(self) -> Any:
-        """The output array (several: a dict)."""
-        return self._state.result
-
-
-class Stream:
-    """Executions in order, many in flight; see ``tilewright.Stream``."""
-
-    def __init__(self, client: Client, plan: PlanState, max_pending: int, timeout: float | None) -> None:
-        limit = check_timeout(timeout)
-        self._client = client
-        self._plan = plan
-        self._batches: Batcher[asyncio.Future[Any]] = Batcher(max(1, round(limit * 1000)) if limit else 0)
-        self._room = asyncio.Semaphore(max(1, max_pending))
-        self._wake = asyncio.Event()
-        self._closing = False
-        self._error: TilewrightError | None = None
-        self._last: asyncio.Future[Any] | None = None
-        self._connection: _Connection
-        self._tasks: list[asyncio.Task[None]] = []
-        self._call: Any = None
-
-    async def __aenter__(self) -> Stream:
-        await self._client._drive(self._plan.live())
-        self._connection = self._client._connected()
-        self._call = self._connection.channel.stream_stream(EXECUTE_STREAM)()
-        self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._read())]
-        return self
-
-    async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if error is not None:
-            self._fail(CancelledError("the stream was cancelled", rule="stream_open"))
-            self._call.cancel()
-        await self.close()
-
-    async def submit(self, *inputs: Any, out: Any = None, **named: Any) -> asyncio.Future[Any]:
-        """Send an execution and return its future. Waits only while ``max_pending`` executions have no result."""
-        client = self._client
-        if len(inputs) == 1 and isinstance(inputs[0], Bound):
-            load = await client._drive(inputs[0]._state.loaded())
-        else:
-            load = await client._drive(self._plan.load(inputs, out, named))
-        await self._room.acquire()
-        if (
-            self._call is None
-            or self._closing
-            or self._error is not None
-            or load.session is not self._connection.session
-        ):
-            self._room.release()
-            raise self._error or UnavailableError("the stream is closed", field="stream", rule="stream_open")
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._batches.pending.append((load, future))
-        self._last = future
-        self._wake.set()
-        return future
-
-    async def drain(self) -> None:
-        """Wait until everything that was submitted has its result."""
-        if self._last is not None:
-            await asyncio.wait([self._last])
-
-    async def close(self) -> None:
-        """Wait for all executions and end the stream. Idempotent."""
-        self._closing = True
-        self._wake.set()
-        await asyncio.gather(*self._tasks)
-
-    async def _write(self) -> None:
-        batches = self._batches
-        try:
-            while self._error is None:
-                while batches.ready:
-                    await self._call.write(batches.take())
-                if self._closing and not batches.pending:
-                    break
-                self._wake.clear()
-                if not batches.ready:
-                    await self._wake.wait()
-            await self._call.done_writing()
-        except (grpc.RpcError, asyncio.InvalidStateError, asyncio.CancelledError):
-            return  # the reader sees it too, and says why
-
-    async def _read(self) -> None:
-        error: TilewrightError | None = None
-        try:
-            async for data in self._call:
-                done = self._batches.answered(dispatch_pb2.ExecuteReply.FromString(data))
-                self._wake.set()
-                for future, result in done:
-                    self._settle(future, result)
-        except grpc.RpcError as failure:
-            error = call_failed(self._client._subject, self._connection.session, failure)
-        except asyncio.CancelledError:
-            error = CancelledError("the stream was cancelled", rule="stream_open")
-        except Exception as failure:
-            error = UnavailableError(f"the stream broke: {failure}", field="stream", rule="stream_open")
-            self._call.cancel()
-        self._fail(error or UnavailableError("the stream is over", field="stream", rule="stream_open"))
-        self._wake.set()
-
-    def _fail(self, error: TilewrightError) -> None:
-        self._error = self._error or error
-        rest = self._batches.abandon()
-        if rest:
-            self._client._subject.quarantine([load.cargo.keep for load, _ in rest])
-        for _, future in rest:
-            self._settle(future, self._error)
-
-    def _settle(self, future: asyncio.Future[Any], result: Any) -> None:
-        self._room.release()
-        if future.done():
-            return
-        if isinstance(result, TilewrightError):
-            future.set_exception(result)
-        else:
-            future.set_result(result)
 
 
 class _Connecting:

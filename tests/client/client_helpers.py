@@ -1,0 +1,34 @@
+"""What several tests of the client need."""
+
+import gc
+import threading
+
+import numpy as np
+
+import tilewright as tw
+from tilewright import steps
+from tilewright_proto.v1 import memory_pb2
+
+RNG = np.random.default_rng(7)
+
+
+def random(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def close(result: np.ndarray, wanted: np.ndarray, tolerance: float = 1e-4) -> None:
+    np.testing.assert_allclose(result.astype(np.float32), wanted, rtol=tolerance, atol=tolerance)
+
+
+def objects(client: tw.Client) -> tuple[int, int, int]:
+    """Regions, buffers and plans that the session owns, after pending releases were sent."""
+    gc.collect()
+    request = memory_pb2.StatusRequest(session=client.session.token)
+
+    def ask():
+        return (yield steps.Rpc(steps.STATUS, request))
+
+    client._drive(ask())
+    threading.Event().wait(0.05)
+    reply = client._drive(ask())
+    return len(reply.regions), len(reply.buffers), len(reply.plans)

@@ -1,0 +1,179 @@
+"""Connecting, forking, servers that go away."""
+
+import gc
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tilewright as tw
+
+
+def test_no_server_is_said_at_once_with_the_way_to_start_one(tmp_path: Path) -> None:
+    started = time.monotonic()
+    with pytest.raises(tw.UnavailableError, match="no Tilewright server") as caught:
+        tw.connect(f"unix:{tmp_path}/none")
+    assert "tilewright serve" in caught.value.fix
+    assert time.monotonic() - started < 5
+
+
+def test_a_server_that_says_nothing_is_given_up(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "mute"))
+        listener.listen()
+        with pytest.raises(tw.UnavailableError):
+            tw.connect(str(tmp_path / "mute"), timeout=0.3)
+
+
+def test_closing_twice_is_fine_and_use_after_it_is_an_error(server) -> None:
+    client = tw.connect(server.target)
+    array = client.zeros((3,))
+    client.close()
+    client.close()
+    assert array.sum() == 0
+    with pytest.raises(tw.UnavailableError, match="closed"):
+        client.zeros((3,))
+
+
+def test_a_forgotten_client_is_closed_with_a_warning(server) -> None:
+    client = tw.connect(server.target)
+    with pytest.warns(ResourceWarning, match="unclosed"):
+        del client
+        gc.collect()
+
+
+def test_a_killed_server_is_a_typed_error_for_everything_under_way(own_server) -> None:
+    with tw.connect(own_server.target) as client:
+        a = client.zeros((4, 4))
+        plan = client.plan_gemm(a, a)
+        slow = client.plan("sleep", {}, attributes={"seconds": 5.0})
+        caught: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                slow()
+            except BaseException as error:
+                caught.append(error)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        stream = slow.stream()
+        futures = [stream.submit() for _ in range(3)]
+        time.sleep(0.3)
+        own_server.kill()
+        thread.join(10)
+        assert [type(error) for error in caught] == [tw.UnavailableError]
+        for future in futures:
+            assert isinstance(future.exception(timeout=10), tw.UnavailableError)
+        stream.close()
+        for _ in range(2):
+            with pytest.raises(tw.UnavailableError, match="reconnect"):
+                plan(a, a)
+        assert a.sum() == 0
+
+
+def test_after_a_restart_the_old_session_is_over_and_reconnecting_revives_arrays_and_plans(own_server) -> None:
+    with tw.connect(own_server.target) as client:
+        a = client.zeros((4, 4))
+        a[...] = 1
+        plan = client.plan_gemm(a, a)
+        bound = plan.bind(a, a, out=client.zeros((4, 4)))
+        packed = client.pack_b(a)
+        own_server.kill()
+        own_server.start()
+        with pytest.raises(tw.UnavailableError, match=r"over|went away"):
+            client.gemm(a, a)
+        with pytest.raises(tw.UnavailableError, match="over"):
+            plan(a, a)
+        client.reconnect()
+        assert (client.gemm(a, a) == 4).all()
+        assert client.report is not None
+        assert client.report.staged_bytes == 0
+        assert (plan(a, a) == 4).all()
+        assert (bound() == 4).all()
+        with pytest.raises(tw.NotFoundError, match="earlier session"):
+            client.gemm(a, packed)
+
+
+def in_child(work) -> int:
+    """Run ``work`` in a forked child; its exit status is 0 if it returned."""
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(30)
+        try:
+            work()
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_gets_a_session_of_its_own(server) -> None:
+    with tw.connect(server.target) as client:
+        a = client.zeros((100, 100))
+        a[...] = 1
+        plan = client.plan_gemm(a, a)
+        plan(a, a)
+        parent = client.session.token
+
+        def child() -> None:
+            assert (client.gemm(a, a) == 100).all()  # the parent's array: copied
+            assert client.session.token != parent
+            mine = client.zeros((100, 100))
+            mine[...] = 2
+            assert (plan(mine, mine) == 400).all()
+            assert client.report is not None
+            assert client.report.staged_bytes == 0
+            client.close()
+
+        assert in_child(child) == 0
+        assert in_child(lambda: None) == 0
+        assert client.session.token == parent
+        assert (plan(a, a) == 100).all()
+        assert (client.gemm(a, a) == 100).all()
+        assert client.report is not None
+        assert client.report.staged_bytes == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_parent_and_child_never_hand_out_the_same_memory(server) -> None:
+    with tw.connect(server.target) as client:
+        a = client.zeros((64,))
+
+        def child() -> None:
+            for _ in range(50):
+                client.empty((64,)).fill(9)
+            kept = client.empty((64,))
+            kept.fill(9)
+
+        assert in_child(child) == 0
+        b = client.empty((64,))
+        b.fill(1)
+        assert a.sum() == 0
+        assert np.all(b == 1)
+
+
+def test_many_clients_leave_no_descriptor_behind(server) -> None:
+    def descriptors() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    def use() -> None:
+        with tw.connect(server.target) as client:
+            a = client.zeros((4, 4))
+            client.gemm(a, a)
+
+    use()
+    before = descriptors()
+    for _ in range(10):
+        use()
+    time.sleep(0.2)
+    assert descriptors() <= before + 2

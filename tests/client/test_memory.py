@@ -1,0 +1,141 @@
+import gc
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tilewright as tw
+from tilewright.freelist import GRAIN, FreeList
+from tilewright.memory import PAGE, Pool
+from tilewright.operands import address_of
+
+FP32 = np.dtype(np.float32)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5000), st.sampled_from([64, 4096])), max_size=60), st.randoms())
+def test_ranges_never_overlap_and_all_come_back(script: list[tuple[bool, int, int]], random: object) -> None:
+    size = 1 << 16
+    ranges = FreeList(size)
+    taken: dict[int, int] = {}
+    for release, nbytes, align in script:
+        if release and taken:
+            offset = random.choice(sorted(taken))  # type: ignore[attr-defined]
+            ranges.free(offset)
+            del taken[offset]
+            continue
+        found = ranges.allocate(nbytes, align)
+        if found is None:
+            continue
+        assert found % align == 0
+        assert found % GRAIN == 0
+        assert found + nbytes <= size
+        assert all(found + nbytes <= start or start + length <= found for start, length in taken.items())
+        taken[found] = max(nbytes, 1)
+    for offset in list(taken):
+        ranges.free(offset)
+    assert ranges.free_ranges == ((0, size),)
+    assert ranges.used == 0
+
+
+def test_freeing_twice_is_an_error() -> None:
+    ranges = FreeList(4096)
+    offset = ranges.allocate(10)
+    assert offset is not None
+    ranges.free(offset)
+    with pytest.raises(KeyError):
+        ranges.free(offset)
+
+
+def test_memory_is_free_when_the_array_and_all_views_are_gone() -> None:
+    pool = Pool(1 << 20)
+    array = pool.empty((64, 64), FP32)
+    view = array[3:].T
+    del array
+    gc.collect()
+    assert pool.used_bytes == 64 * 64 * 4
+    del view
+    gc.collect()
+    assert pool.used_bytes == 0
+    pool.close()
+
+
+def test_freed_memory_is_used_again() -> None:
+    pool = Pool(1 << 20)
+    first = address_of(pool.empty((100,), FP32))
+    assert address_of(pool.empty((100,), FP32)) == first
+    assert pool.total_bytes == 1 << 20
+    pool.close()
+
+
+def test_views_are_found_by_address_and_strangers_are_not() -> None:
+    pool = Pool(1 << 20)
+    array = pool.empty((64, 64), FP32)
+    segment, offset = pool.find(address_of(array), array.nbytes) or pytest.fail("not found")
+    assert pool.find(address_of(array[3:]), 4) == (segment, offset + 3 * 256)
+    assert pool.find(address_of(np.zeros(4)), 4) is None
+    assert pool.find(segment.address, segment.size + 1) is None
+    pool.close()
+
+
+def test_large_arrays_begin_on_a_page_and_get_segments_of_their_own() -> None:
+    pool = Pool(1 << 20, keep_bytes=0)
+    array = pool.empty((3 << 20,), np.dtype(np.int8))
+    assert address_of(array) % PAGE == 0
+    assert pool.total_bytes >= 3 << 20
+    del array
+    gc.collect()
+    pool.trim()
+    assert pool.total_bytes == 0
+    assert len(pool.take_retired()) == 1
+    pool.close()
+
+
+def test_arrays_outlive_the_pool() -> None:
+    pool = Pool(1 << 20)
+    array = pool.empty((4,), FP32)
+    array[:] = 7
+    pool.close()
+    assert array.sum() == 28
+
+
+def test_segments_cannot_be_shrunk() -> None:
+    import os
+
+    pool = Pool(1 << 20)
+    array = pool.empty((4,), FP32)
+    segment, _ = pool.find(address_of(array), 4) or pytest.fail("not found")
+    with pytest.raises(PermissionError):
+        os.ftruncate(segment.fd, 0)
+    pool.close()
+
+
+def test_impossible_sizes_are_refused() -> None:
+    pool = Pool()
+    with pytest.raises(tw.InvalidArgumentError):
+        pool.empty((1 << 40, 1 << 40), FP32)
+    pool.close()
+
+
+def test_threads_share_a_pool() -> None:
+    pool = Pool(1 << 20)
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        for size in range(1, 200):
+            array = pool.empty((size * 7,), FP32)
+            array.fill(number)
+            if (array != number).any():
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    gc.collect()
+    assert not wrong
+    assert pool.used_bytes == 0
+    pool.close()
