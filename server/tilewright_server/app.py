@@ -213,22 +213,36 @@ class Application:
 
 @contextlib.contextmanager
 def _stop_signals() -> Iterator[queue.SimpleQueue[int]]:
-    """Signals that ask for an end, through a queue whose ``put`` is safe in a handler."""
+    """Signals that ask for an end, as they come; the second ends the process.
+
+    They are taken from a pipe that the C handler writes to. A Python handler runs only when the main thread next runs
+    Python: a signal that comes just before it starts to wait would be noticed at the end of the wait, which is never.
+    """
     received: queue.SimpleQueue[int] = queue.SimpleQueue()
-    seen = [0]
+    reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    os.set_blocking(reader, True)
 
-    def handle(number: int, _frame: object) -> None:
-        seen[0] += 1
-        if seen[0] > 1:
-            os._exit(128 + number)
-        received.put(number)
+    def forward() -> None:
+        while number := os.read(reader, 1):
+            if number[0] not in (signal.SIGTERM, signal.SIGINT):
+                continue
+            if taken:
+                os._exit(128 + number[0])
+            taken.append(number[0])
+            received.put(number[0])
+        os.close(reader)
 
-    previous = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    taken: list[int] = []
+    previous = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
+    wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    threading.Thread(target=forward, name="signals", daemon=True).start()
     try:
         yield received
     finally:
+        signal.set_wakeup_fd(wakeup)
         for number, handler in previous.items():
             signal.signal(number, handler)
+        os.close(writer)
 
 
 def _limits(settings: Settings) -> Any:

@@ -1,0 +1,164 @@
+"""From start to stop: quick, small, and never in a hurry with work in flight."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from rpc_harness import REAL, Client, MemoryFile, ServerProcess, detail_of, eventually, in_region, inline
+
+from tilewright_proto.v1 import kernels_pb2 as kp
+from tilewright_proto.v1 import tensor_pb2 as tp
+
+TEXT = bytes(range(64))
+RETURN = tp.Location(return_inline=tp.ReturnInline())
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def health(client: Client, name: str = "") -> int:
+    stub = health_pb2_grpc.HealthStub(client.channel)
+    return int(stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=5).status)
+
+
+def test_it_starts_in_a_second_and_idles_small(tmp_path: Path) -> None:
+    # The first start may write byte code.
+    with ServerProcess(tmp_path, REAL) as cold:
+        assert cold.ready.startswith("ready: "), cold.log()
+    times = []
+    for _ in range(3):
+        with ServerProcess(tmp_path, REAL) as server:
+            times.append(server.start_seconds)
+            if len(times) == 3:
+                time.sleep(0.5)
+                assert server.rss_mib() < 150
+                with Client(server.addresses[0]) as client:
+                    assert health(client) == SERVING
+                    plugins = client.kernels.Statistics(kp.StatisticsRequest()).plugins
+                    assert all(plugin.loaded for plugin in plugins), plugins
+    assert min(times) < 1.0, times
+
+
+def test_health_has_a_name_for_the_whole_and_for_each_operation(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path) as server, Client(server.addresses[0]) as client:
+        assert health(client) == SERVING
+        assert health(client, "tilewright.copy") == SERVING
+        with pytest.raises(grpc.RpcError, match="NOT_FOUND"):
+            health(client, "tilewright.nothing")
+
+
+def test_reflection_names_the_services(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path) as server, Client(server.addresses[0]) as client:
+        stub = reflection_pb2_grpc.ServerReflectionStub(client.channel)
+        request = reflection_pb2.ServerReflectionRequest(list_services="")
+        reply = next(iter(stub.ServerReflectionInfo(iter([request]))))
+        names = {service.name for service in reply.list_services_response.service}
+        assert {"tilewright.v1.Dispatch", "tilewright.v1.Memory", "tilewright.v1.Kernels"} <= names
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_idle_lease_does_not_delay_the_end(tmp_path: Path, number: int) -> None:
+    with ServerProcess(tmp_path) as server, Client(server.addresses[0]) as client:
+        file = MemoryFile(4096)
+        client.register(file)
+        begin = time.monotonic()
+        server.signal(number)
+        events = list(client.lease)
+        assert server.wait() == 0
+        assert time.monotonic() - begin < 1.0
+        assert [event.WhichOneof("event") for event in events] == ["closing"]
+        assert not server.socket.exists()
+        file.close()
+
+
+def test_open_streams_and_watchers_do_not_delay_the_end(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path) as server, Client(server.addresses[0]) as client:
+        stub = health_pb2_grpc.HealthStub(client.channel)
+        watch = stub.Watch(health_pb2.HealthCheckRequest())
+        assert next(watch).status == SERVING
+        request = client.execution(client.plan(), inline(TEXT), RETURN)
+        hold = threading.Event()
+
+        def requests():  # type: ignore[no-untyped-def]
+            yield request
+            hold.wait(10)
+
+        stream = client.dispatch.ExecuteStream(requests())
+        next(stream)
+        begin = time.monotonic()
+        server.signal()
+        with pytest.raises(grpc.RpcError) as caught:
+            next(stream)
+        assert detail_of(caught.value).code == "unavailable"
+        assert next(watch).status == NOT_SERVING
+        hold.set()
+        assert server.wait() == 0
+        assert time.monotonic() - begin < 3.0
+
+
+def test_work_in_flight_is_finished_and_new_work_refused(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path) as server, Client(server.addresses[0]) as client:
+        file = MemoryFile(4096)
+        region = client.register(file).region
+        file.bytes[:64] = TEXT
+        slow = client.execution(client.plan(seconds=0.5), in_region(region), in_region(region, 64))
+        running = client.dispatch.Execute.future(slow)
+        assert eventually(lambda: client.status().regions[0].in_use > 0)
+        server.signal()
+        time.sleep(0.1)
+        with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
+            Client(server.addresses[0], session=False).dispatch.Execute(slow, timeout=2)
+        assert not running.result().results[0].HasField("error")
+        assert file.bytes[64:128] == TEXT
+        assert server.wait() == 0
+        file.close()
+
+
+def test_work_that_outlasts_the_grace_is_given_up(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path, grace_s=0.3) as server, Client(server.addresses[0]) as client:
+        slow = client.execution(client.plan(seconds=30), inline(TEXT), RETURN)
+        running = client.dispatch.Execute.future(slow)
+        time.sleep(0.2)
+        begin = time.monotonic()
+        server.signal()
+        assert server.wait() == 0
+        assert time.monotonic() - begin < 2.0
+        assert running.exception() is not None
+        assert not server.socket.exists()
+        assert "given up" in server.log()
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path, grace_s=60) as server, Client(server.addresses[0]) as client:
+        running = client.dispatch.Execute.future(client.execution(client.plan(seconds=30), inline(TEXT), RETURN))
+        time.sleep(0.2)
+        server.signal()
+        time.sleep(0.2)
+        assert server.alive
+        begin = time.monotonic()
+        server.signal()
+        assert server.wait() == 128 + signal.SIGTERM
+        assert running.exception() is not None
+        assert time.monotonic() - begin < 0.5
+
+
+def test_many_idle_sessions_hold_no_threads(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path, workers=4) as server:
+        clients = [Client(server.addresses[0]) for _ in range(40)]
+        threads = len(list(Path(f"/proc/{server.pid}/task").iterdir()))
+        assert all(client.status() is not None for client in clients)
+        assert threads < 40
+        for client in clients:
+            client.close()
+
+
+def test_a_bad_setting_is_a_clear_error(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path, workers="none") as server:
+        assert server.wait() == 1
+        assert "TILEWRIGHT_WORKERS" in server.log()
