@@ -29,6 +29,7 @@ setup: $(DEV_READY) ## Make the environment for development
 
 demo: $(DEMO_READY) ## Start a server, run every GEMM dtype and layout and a transformer from another process
 	@$(BIN)/tilewright demo
+	@$(BIN)/python examples/minilm.py
 
 test: $(DEV_READY) ## The whole test suite; needs no GPU and no PyTorch
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
