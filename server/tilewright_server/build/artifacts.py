@@ -112,7 +112,10 @@ class CacheCounters:
 
 
 class ArtifactCache:
-    """One cache directory, shared by any number of threads and server processes of one user. Raises typed errors only."""
+    """One cache directory, shared by any number of threads and server processes of one user.
+
+    Raises typed errors only.
+    """
 
     def __init__(
         self, root: Path, *, max_bytes: int = 2 << 30, max_age_s: float = 90 * 86400.0, files: Files | None = None

@@ -5,6 +5,7 @@ cache.
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 import time
 from collections import OrderedDict
@@ -25,6 +26,8 @@ from tilewright_server.build.toolchain import Compiled, Toolchain
 __all__ = ["Build", "BuildEvent", "BuildPool", "BuildState", "PoolOptions", "Waiter"]
 
 BuildState = Literal["queued", "building", "built", "cached", "failed"]
+log = logging.getLogger(__name__)
+
 _FAILURES_KEPT = 1024
 _OTHER_PROCESS_POLL_S = 0.02
 
@@ -79,6 +82,8 @@ class Build:
         self._listeners: list[Callable[[BuildEvent], None]] = []
         self._waiting: set[threading.Event] = set()
         self._lock = threading.Lock()
+        self._delivery = threading.RLock()
+        """Held while listeners are called, so that each hears the states in their order."""
 
     @property
     def done(self) -> bool:
@@ -89,10 +94,9 @@ class Build:
 
     def listen(self, listener: Callable[[BuildEvent], None]) -> None:
         """Call ``listener`` with the present state and every later one."""
-        with self._lock:
+        with self._delivery:
             self._listeners.append(listener)
-            event = self.event()
-        listener(event)
+            _tell(listener, self.event())
 
     def wait(self, call: Waiter) -> None:
         """Wait for the end. Raises the build's error, ``DeadlineError`` or ``CancelledError``."""
@@ -113,16 +117,24 @@ class Build:
 
     def enter(self, state: BuildState, *, build_ns: int = 0, error: TilewrightError | None = None) -> None:
         """For the pool: move on, wake those who wait, tell those who listen."""
-        with self._lock:
-            self.build_ns, self.error = build_ns, error
-            self.state = state
-            listeners = tuple(self._listeners)
-            waiting = tuple(self._waiting) if self.done else ()
+        with self._delivery:
+            with self._lock:
+                self.build_ns, self.error = build_ns, error
+                self.state = state
+                waiting = tuple(self._waiting) if self.done else ()
+            for woken in waiting:
+                woken.set()
             event = self.event()
-        for woken in waiting:
-            woken.set()
-        for listener in listeners:
-            listener(event)
+            for listener in tuple(self._listeners):
+                _tell(listener, event)
+
+
+def _tell(listener: Callable[[BuildEvent], None], event: BuildEvent) -> None:
+    """A listener that fails concerns neither the build nor the others."""
+    try:
+        listener(event)
+    except Exception:
+        log.exception("a listener of the build of %s failed", event.name)
 
 
 class BuildPool:

@@ -176,8 +176,9 @@ class CpuToolchain:
         path = os.pathsep.join((str(found.binary.parent), "/usr/local/bin", "/usr/bin", "/bin"))
         env = {"PATH": path, "LC_ALL": "C", "TMPDIR": str(workdir)}
         if found.family == "zig":
-            cache = str(self._scratch or workdir / "zig")
-            env |= {"ZIG_GLOBAL_CACHE_DIR": cache, "ZIG_LOCAL_CACHE_DIR": cache, "HOME": cache}
+            # The global cache holds zig's own runtime, which takes seconds to build; the local one grows with each call.
+            shared, private = str(self._scratch or workdir / "zig"), str(workdir / "zig-local")
+            env |= {"ZIG_GLOBAL_CACHE_DIR": shared, "ZIG_LOCAL_CACHE_DIR": private, "HOME": private}
         return env
 
     def _forget(self) -> None:

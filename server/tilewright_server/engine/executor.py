@@ -24,7 +24,6 @@ __all__ = ["Execution", "Executor"]
 
 Execution = tuple[Prepared, Sequence[int], int]
 """A plan, the addresses of its operands, and how often to run it."""
-_NOTHING_TO_DO = Outcome()
 
 
 class _Waiter:
@@ -79,7 +78,10 @@ class Executor:
         weight = min(max((prepared.weight for prepared, _, _ in executions), default=1), self.lanes)
         queue_ns = self._enter(weight, call)
         try:
-            return [self._tried(execution, call, queue_ns) for execution in executions]
+            # All of them waited once, together.
+            return [
+                self._tried(execution, call, 0 if place else queue_ns) for place, execution in enumerate(executions)
+            ]
         finally:
             self._leave(weight)
 
@@ -113,7 +115,7 @@ class Executor:
     def _launch(self, prepared: Prepared, addresses: Sequence[int], repeat: int, queue_ns: int) -> Outcome:
         program = prepared.program
         if program is None:
-            return _NOTHING_TO_DO
+            return Outcome()
         arena = self._arena
         workspace = arena.take(prepared.workspace_bytes)
         try:

@@ -334,6 +334,43 @@ def test_many_threads_get_right_results(engine: Engine) -> None:
         assert all(threads.map(work, range(8)))
 
 
+# How fast. Limits are the promises of the service; the best of several rounds is compared, because machines are shared.
+
+
+def best_us(function: Any, count: int) -> float:
+    rounds = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        for _ in range(count):
+            function()
+        rounds.append((time.perf_counter() - begin) / count * 1e6)
+    return min(rounds)
+
+
+def test_plan_hit_takes_at_most_50_us(engine: Engine) -> None:
+    plan(engine, 100, scale=2.0)
+    waiting, selection = call(), Selection()
+    assert best_us(lambda: engine.plan(request(100, scale=2.0), selection, waiting), 500) <= 50
+
+
+def test_execution_adds_at_most_20_us_to_the_kernel(engine: Engine) -> None:
+    prepared, vectors, waiting = plan(engine, 1), Vectors(1), call()
+    addresses = vectors.addresses
+    assert best_us(lambda: engine.execute(prepared, addresses, waiting), 1000) <= 20
+
+
+def test_kernel_from_the_disk_is_loaded_within_5_ms(make_engine: Any) -> None:
+    plan(make_engine())
+    engines = [make_engine() for _ in range(5)]
+    for engine in engines:
+        engine.devices.get()
+    calls = [call() for _ in engines]
+    for engine, waiting in zip(engines, calls, strict=True):
+        engine.plan(request(100), Selection(), waiting)
+    assert min(waiting.plan_ns for waiting in calls) <= 5_000_000
+    assert all(waiting.build_ns == 0 for waiting in calls)
+
+
 # Talking about kernels
 
 
