@@ -1,0 +1,218 @@
+"""Sessions and what they own, without a server around them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_engine import FakeDevice
+from rpc_harness import MemoryFile
+
+from tilewright_kit.errors import AccessError, DeadlineError, NotFoundError, ResourceExhaustedError
+from tilewright_server.memory.buffers import ResidentBuffer
+from tilewright_server.memory.regions import Region
+from tilewright_server.memory.sessions import Limits, Session, Sessions, new_id
+from tilewright_server.memory.shm import open_memfd
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def mapped(file: MemoryFile) -> int:
+    return Path("/proc/self/maps").read_text().count(file.name)
+
+
+def register(session: Session, file: MemoryFile) -> Region:
+    source = file.source()
+    return session.register(lambda: open_memfd(source.pid, source.fd, source.name, file.nbytes))
+
+
+@pytest.fixture
+def sessions() -> Sessions:
+    return Sessions(Limits(sessions=3, regions=2, buffers=2, buffer_bytes=1000, plans=2))
+
+
+@pytest.fixture(params=[True, False], ids=["sealed", "unsealed"])
+def file(request: pytest.FixtureRequest) -> Iterator[MemoryFile]:
+    made = MemoryFile(4096, sealed=request.param)
+    yield made
+    made.close()
+
+
+def test_ids_never_come_twice_and_are_never_zero() -> None:
+    ids = {new_id() for _ in range(100_000)}
+    assert len(ids) == 100_000
+    assert 0 not in ids
+    assert max(ids) < 2**64
+
+
+def test_tokens_have_128_random_bits(sessions: Sessions) -> None:
+    tokens = {sessions.open("", local=True).token for _ in range(3)}
+    assert len(tokens) == 3
+    assert {len(token) for token in tokens} == {16}
+
+
+def test_closing_a_session_frees_what_is_idle_at_once(sessions: Sessions, file: MemoryFile) -> None:
+    before, maps = descriptors(), mapped(file)
+    session = sessions.open("", local=True)
+    register(session, file)
+    device = FakeDevice()
+    session.create_buffer(100, lambda size: ResidentBuffer(device, size))
+    sessions.close(session)
+    sessions.close(session)
+    assert (descriptors(), mapped(file), device.live) == (before, maps, {})
+    with pytest.raises(NotFoundError):
+        sessions.get(session.token)
+    with pytest.raises(NotFoundError):
+        session.create_buffer(1, lambda size: ResidentBuffer(device, size))
+    with pytest.raises(NotFoundError):
+        register(session, file)
+    assert (descriptors(), mapped(file), device.live) == (before, maps, {})
+
+
+def test_what_is_pinned_goes_with_the_last_pin(sessions: Sessions, file: MemoryFile) -> None:
+    before, maps = descriptors(), mapped(file)
+    session = sessions.open("", local=True)
+    region = register(session, file)
+    session.pin((region,))
+    session.pin((region, region))
+    sessions.close(session)
+    region.write(0, memoryview(b"still here"))
+    session.unpin((region,))
+    assert file.bytes[:10] == b"still here"
+    with pytest.raises(NotFoundError):
+        session.pin((region,))
+    assert not session.wait_released(0.01)
+    session.unpin((region, region))
+    assert session.wait_released(0)
+    assert (descriptors(), mapped(file)) == (before, maps)
+
+
+def test_pinning_is_all_or_nothing(sessions: Sessions) -> None:
+    session = sessions.open("", local=True)
+    files = MemoryFile(4096), MemoryFile(4096)
+    one, two = (register(session, item) for item in files)
+    session.unregister(two.id)
+    with pytest.raises(NotFoundError):
+        session.pin((one, two))
+    assert one.pins == 0
+    sessions.close(session)
+    for item in files:
+        item.close()
+
+
+def test_ending_waits_for_the_last_pin_or_the_deadline(sessions: Sessions, file: MemoryFile) -> None:
+    session = sessions.open("", local=True)
+    region = register(session, file)
+    session.pin((region,))
+    with pytest.raises(DeadlineError):
+        session.unregister(region.id, time.monotonic() + 0.05)
+    with pytest.raises(NotFoundError):
+        session.unregister(region.id)
+    session.unpin((region,))
+    assert session.wait_released(0)
+    again = register(session, file)
+    session.pin((again,))
+    threading.Timer(0.1, session.unpin, [(again,)]).start()
+    begin = time.monotonic()
+    session.unregister(again.id)
+    assert time.monotonic() - begin > 0.05
+    sessions.close(session)
+
+
+def test_a_file_is_anothers_until_its_last_region_is_gone(sessions: Sessions, file: MemoryFile) -> None:
+    first, second = sessions.open("", local=True), sessions.open("", local=True)
+    regions = [register(first, file) for _ in range(2)]
+    before, maps = descriptors(), mapped(file)
+    with pytest.raises(NotFoundError):
+        register(second, file)
+    assert (descriptors(), mapped(file)) == (before, maps)
+    first.unregister(regions[0].id)
+    with pytest.raises(NotFoundError):
+        register(second, file)
+    sessions.close(first)
+    register(second, file)
+    sessions.close(second)
+
+
+def test_quotas_count_what_is_there(sessions: Sessions) -> None:
+    session = sessions.open("", local=True)
+    device = FakeDevice()
+
+    def create(nbytes: int) -> ResidentBuffer:
+        return session.create_buffer(nbytes, lambda size: ResidentBuffer(device, size))
+
+    buffer = create(900)
+    with pytest.raises(ResourceExhaustedError):
+        create(101)
+    with pytest.raises(ResourceExhaustedError):
+        session.create_buffer(50, _no_memory)
+    session.free_buffer(buffer.id)
+    create(1000)
+    for _ in range(2):
+        session.add_plan(object())
+    with pytest.raises(ResourceExhaustedError):
+        session.add_plan(object())
+    sessions.close(session)
+    assert not device.live
+    for _ in range(3):
+        sessions.open("", local=True)
+    with pytest.raises(ResourceExhaustedError):
+        sessions.open("", local=True)
+
+
+def _no_memory(_: int) -> ResidentBuffer:
+    raise ResourceExhaustedError("none left")
+
+
+def test_usage_is_the_sum_of_all_sessions(sessions: Sessions, file: MemoryFile) -> None:
+    session = sessions.open("", local=True)
+    device = FakeDevice()
+    register(session, file)
+    session.create_buffer(100, lambda size: ResidentBuffer(device, size))
+    usage = sessions.usage()
+    assert (usage.sessions, usage.regions, usage.region_bytes) == (1, 1, 4096)
+    assert (usage.buffers, usage.buffer_bytes) == (1, 100)
+    assert sessions.close_all(timeout=1)
+    assert sessions.usage().sessions == 0
+
+
+def test_remote_sessions_cannot_share_memory(sessions: Sessions, file: MemoryFile) -> None:
+    with pytest.raises(AccessError) as caught:
+        register(sessions.open("", local=False), file)
+    assert caught.value.fix
+
+
+def test_what_was_remembered_is_forgotten_when_anything_ends(sessions: Sessions, file: MemoryFile) -> None:
+    session = sessions.open("", local=True)
+    device = FakeDevice()
+    region = register(session, file)
+    buffer = session.create_buffer(10, lambda size: ResidentBuffer(device, size))
+    plan = session.add_plan(object())
+    ends = (
+        lambda: session.unregister(region.id),
+        lambda: session.free_buffer(buffer.id),
+        lambda: session.release_plan(plan),
+    )
+    for end in ends:
+        epoch = session.epoch
+        session.remember(b"request", "resolved", epoch)
+        assert session.memo
+        end()
+        assert not session.memo
+        session.remember(b"request", "resolved before the end", epoch)
+        assert not session.memo
+    sessions.close(session)
+    session.remember(b"request", "resolved", session.epoch)
+    assert not session.memo
+
+
+def test_memory_of_requests_is_bounded(sessions: Sessions) -> None:
+    session = sessions.open("", local=True)
+    for number in range(5000):
+        session.remember(number.to_bytes(4, "little"), number, session.epoch)
+    assert len(session.memo) <= 512

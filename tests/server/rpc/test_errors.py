@@ -1,0 +1,108 @@
+"""Errors on the wire."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import grpc
+import pytest
+
+from tilewright_kit import errors as kit
+from tilewright_kit.rules import Violation
+from tilewright_server.rpc.errors import (
+    ERROR_METADATA,
+    MAX_DETAIL,
+    STATUS,
+    abort,
+    as_tilewright_error,
+    status_of,
+    to_detail,
+)
+
+KINDS = [kind for _, kind in inspect.getmembers(kit, inspect.isclass) if issubclass(kind, kit.TilewrightError)]
+
+
+class FakeContext:
+    """What ``abort`` needs of a call."""
+
+    def __init__(self) -> None:
+        self.metadata: dict[str, Any] = {}
+        self.status: tuple[grpc.StatusCode, str] | None = None
+
+    def set_trailing_metadata(self, items: tuple[tuple[str, Any], ...]) -> None:
+        self.metadata = dict(items)
+
+    def set_code(self, code: grpc.StatusCode) -> None: ...
+
+    def set_details(self, details: str) -> None: ...
+
+    def abort(self, code: grpc.StatusCode, details: str) -> None:
+        self.status = (code, details)
+        raise RuntimeError
+
+
+def test_every_error_type_has_a_status() -> None:
+    for kind in KINDS:
+        if kind is not kit.TilewrightError:
+            assert kind in STATUS
+        assert status_of(kind("x")) is not grpc.StatusCode.UNKNOWN
+
+
+def test_a_subtype_has_the_status_of_its_type() -> None:
+    class OwnError(kit.NotFoundError):
+        pass
+
+    assert status_of(OwnError("x")) is grpc.StatusCode.NOT_FOUND
+
+
+def test_details_travel_whole() -> None:
+    error = kit.ConfigInvalidError(
+        "no",
+        field="tile",
+        value=(1, 2),
+        rule="tile_rule",
+        fix="use another",
+        violations=[Violation("r", "f", [1], "because", {"f": [2]})],
+    )
+    detail = to_detail(error)
+    assert (detail.code, detail.message, detail.field) == ("config_invalid", "no", "tile")
+    assert (detail.value, detail.rule, detail.fix) == ("(1, 2)", "tile_rule", "use another")
+    assert detail.violations[0].fix == {"f": "[2]"}
+
+
+def test_details_fit_into_metadata_whatever_is_in_them() -> None:
+    violations = [Violation("rule" * 20, "field", "v" * 500, "reason " * 200, {"f": 1})] * 200
+    error = kit.BuildFailedError(
+        "m" * 10_000, value="v" * 10_000, fix="f" * 10_000, log_tail="l" * 100_000 + "END", violations=violations
+    )
+    detail = to_detail(error)
+    assert detail.ByteSize() <= MAX_DETAIL + 1000
+    assert detail.log_tail.endswith("END")
+
+
+def test_text_that_is_no_unicode_does_not_break_an_error() -> None:
+    assert to_detail(kit.InvalidArgumentError("bad \ud800 text", value="\udfff")).message == "bad ? text"
+
+
+def test_an_exhausted_resource_says_when_to_come_back() -> None:
+    context: Any = FakeContext()
+    with pytest.raises(RuntimeError):
+        abort(context, kit.ResourceExhaustedError("full", retry_after_s=0.25))
+    assert context.metadata["grpc-retry-pushback-ms"] == "250"
+    assert context.status[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+    with pytest.raises(RuntimeError):
+        abort(context, kit.ResourceExhaustedError("full"))
+    assert set(context.metadata) == {ERROR_METADATA}
+
+
+def test_an_unexpected_error_shows_an_id_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    known = as_tilewright_error(ValueError("/secret/path of session 42"))
+    assert isinstance(known, kit.InternalError)
+    assert "secret" not in str(known)
+    assert known.value in caplog.text
+    assert "/secret/path" in (caplog.text + str(caplog.records[0].exc_info))
+
+
+def test_running_out_of_memory_is_the_callers_to_retry() -> None:
+    assert isinstance(as_tilewright_error(MemoryError()), kit.ResourceExhaustedError)
