@@ -5,6 +5,7 @@ server's.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -104,7 +105,7 @@ def operands(
     """Inputs by the operation's names."""
     if isinstance(d, (np.ndarray, ResidentTensor)):
         raise InvalidArgumentError("d is a list of tensors", field="d", rule="operand_list", fix="pass d=[tensor]")
-    found = {f"a{group}": a, f"b{group}": b}
+    found = {f"a{group}": _readable(a), f"b{group}": _readable(b)}
     for name, value in (("bias", bias), ("c", c)):
         if value is not None:
             found[f"{name}{group}"] = value
@@ -115,6 +116,35 @@ def operands(
             plain = isinstance(scale, (int, float, list, np.generic)) and not isinstance(scale, bool)
             found[f"{name}{group}"] = np.asarray(scale, np.float32) if plain else scale
     return found
+
+
+def _readable(matrix: Operand) -> Operand:
+    """The matrix, or a contiguous copy if its elements are adjacent along neither dimension: no kernel reads that."""
+    if not isinstance(matrix, np.ndarray) or matrix.ndim < 2:
+        return matrix
+    return matrix if _adjacent(matrix, -1) or _adjacent(matrix, -2) else np.ascontiguousarray(matrix)
+
+
+def _adjacent(matrix: Array, axis: int) -> bool:
+    return bool(matrix.shape[axis] <= 1 or matrix.strides[axis] == matrix.dtype.itemsize)
+
+
+def _writable(out: Any) -> Any:
+    """What to have the server write for ``out``: kernels write rows, so for any other array a fresh one, to be
+    copied.
+    """
+    if isinstance(out, np.ndarray) and out.ndim >= 2 and out.flags.writeable and not _adjacent(out, -1):
+        return Spec.of(out.shape, out.dtype)
+    return out
+
+
+def _deliver(core: Core, out: Any, result: Array) -> Array:
+    if not isinstance(out, np.ndarray) or result is out:
+        return result
+    out[...] = result
+    if core.report is not None:
+        core.report = replace(core.report, staged_bytes=core.report.staged_bytes + out.nbytes)
+    return out
 
 
 def gemm(
@@ -169,7 +199,7 @@ def gemm(
         core,
         "gemm",
         inputs,
-        {"out": out},
+        {"out": _writable(out)},
         words,
         kernel=kernel,
         strategy=strategy,
@@ -177,8 +207,7 @@ def gemm(
         device=device,
         timeout=timeout,
     )
-    result: Array = results["out"]
-    return result
+    return _deliver(core, out, results["out"])
 
 
 def grouped_gemm(
@@ -248,7 +277,7 @@ def grouped_gemm(
         core,
         "gemm",
         inputs,
-        {name: out[group] if out is not None else None for group, name in enumerate(names)},
+        {name: _writable(out[group]) if out is not None else None for group, name in enumerate(names)},
         words | {"groups": count},
         kernel=kernel,
         strategy=strategy,
@@ -256,7 +285,8 @@ def grouped_gemm(
         device=device,
         timeout=timeout,
     )
-    return [results[name] for name in names]
+    targets = out if out is not None else [None] * count
+    return [_deliver(core, target, results[name]) for name, target in zip(names, targets, strict=True)]
 
 
 def pack_b(
@@ -264,6 +294,7 @@ def pack_b(
     b: Operand,
     *,
     m_hint: int | None = None,
+    dtype_a: DTypeLike | None = None,
     build: BuildPolicy = "wait",
     device: str | None = None,
     timeout: float | None = None,
@@ -275,7 +306,14 @@ def pack_b(
     by ``close()``.
     """
     results = yield from run(
-        core, "gemm_pack_b", {"b": b}, None, {"m": m_hint}, build=build, device=device, timeout=timeout
+        core,
+        "gemm_pack_b",
+        {"b": _readable(b)},
+        None,
+        {"m": m_hint, "dtype_a": dtype_name(dtype_a) if dtype_a is not None else None},
+        build=build,
+        device=device,
+        timeout=timeout,
     )
     packed = next(iter(results.values()))
     if not isinstance(packed, PackedTensor):
@@ -326,7 +364,7 @@ def plan_gemm(
         core,
         "gemm",
         operands(a, b, bias, c, d, scale_a, scale_b),
-        {"out": out},
+        {"out": _writable(out)},
         words,
         kernel=kernel,
         strategy=strategy,

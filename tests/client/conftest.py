@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -16,22 +17,23 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # tests are imported by path: their helpers are found here
 
 
-class FakeServer:
-    """``fake_server.py`` at an address; can be killed and started again."""
+class Server:
+    """A server process at an address; can be killed and started again. It says ``ready`` when it can be reached."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, command: list[str]) -> None:
         self.target = target
+        self.command = command
         self.process: subprocess.Popen[str] | None = None
 
-    def start(self) -> FakeServer:
+    def start(self) -> Server:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        command = [sys.executable, str(HERE / "fake_server.py"), self.target]
+        command = [sys.executable, *self.command]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         assert self.process.stdout is not None
-        line = self.process.stdout.readline().split()
-        assert line[:1] == ["ready"], "the fake server did not start"
+        line = self.process.stdout.readline()
+        assert line.startswith("ready"), "the server did not start"
         if self.target.endswith(":0"):
-            self.target = self.target[:-1] + line[1]
+            self.target = self.target[:-1] + line.split()[1]
         return self
 
     def kill(self) -> None:
@@ -43,29 +45,64 @@ class FakeServer:
             self.process = None
 
 
+def fake(target: str) -> Server:
+    return Server(target, [str(HERE / "fake_server.py"), target])
+
+
+def service(folder: Path) -> Server:
+    """The service itself, with a kernel cache of its own."""
+    if not entry_points(group="tilewright.plugins"):
+        pytest.skip("the distribution is not installed, so the service has no plugins")
+    target = f"unix:{folder}/s"
+    flags = ["--listen", target, "--cache-dir", str(folder / "cache"), "--log-level", "warning"]
+    return Server(target, ["-m", "tilewright_server.cli", "serve", *flags])
+
+
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
-    running = FakeServer(f"unix:{tmp_path_factory.mktemp('fake')}/s").start()
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    running = fake(f"unix:{tmp_path_factory.mktemp('fake')}/s").start()
     yield running
     running.kill()
 
 
 @pytest.fixture
-def own_server(tmp_path: Path) -> Iterator[FakeServer]:
+def own_server(tmp_path: Path) -> Iterator[Server]:
     """A server that the test may kill."""
-    running = FakeServer(f"unix:{tmp_path}/s").start()
+    running = fake(f"unix:{tmp_path}/s").start()
     yield running
     running.kill()
 
 
 @pytest.fixture(scope="session")
-def tcp_server() -> Iterator[FakeServer]:
-    running = FakeServer("127.0.0.1:0").start()
+def tcp_server() -> Iterator[Server]:
+    running = fake("127.0.0.1:0").start()
+    yield running
+    running.kill()
+
+
+@pytest.fixture(scope="session")
+def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    running = service(tmp_path_factory.mktemp("service")).start()
     yield running
     running.kill()
 
 
 @pytest.fixture
-def client(server: FakeServer) -> Iterator[tw.Client]:
+def own_real_server(tmp_path: Path) -> Iterator[Server]:
+    running = service(tmp_path).start()
+    yield running
+    running.kill()
+
+
+@pytest.fixture(params=["fake", "service"])
+def client(request: pytest.FixtureRequest) -> Iterator[tw.Client]:
+    """A client of the fake server, and one of the service."""
+    name = "server" if request.param == "fake" else "real_server"
+    with tw.connect(request.getfixturevalue(name).target) as opened:
+        yield opened
+
+
+@pytest.fixture
+def fake_client(server: Server) -> Iterator[tw.Client]:
     with tw.connect(server.target) as opened:
         yield opened

@@ -77,7 +77,9 @@ def test_a_killed_server_is_a_typed_error_for_everything_under_way(own_server) -
         assert a.sum() == 0
 
 
-def test_after_a_restart_the_old_session_is_over_and_reconnecting_revives_arrays_and_plans(own_server) -> None:
+@pytest.mark.parametrize("kind", ["own_server", "own_real_server"])
+def test_after_a_restart_reconnecting_revives_arrays_and_plans(kind, request) -> None:
+    own_server = request.getfixturevalue(kind)
     with tw.connect(own_server.target) as client:
         a = client.zeros((4, 4))
         a[...] = 1
@@ -117,8 +119,9 @@ def in_child(work) -> int:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_gets_a_session_of_its_own(server) -> None:
-    with tw.connect(server.target) as client:
+@pytest.mark.parametrize("kind", ["server", "real_server"])
+def test_a_forked_child_gets_a_session_of_its_own(kind, request) -> None:
+    with tw.connect(request.getfixturevalue(kind).target) as client:
         a = client.zeros((100, 100))
         a[...] = 1
         plan = client.plan_gemm(a, a)
@@ -177,3 +180,26 @@ def test_many_clients_leave_no_descriptor_behind(server) -> None:
         use()
     time.sleep(0.2)
     assert descriptors() <= before + 2
+
+
+def test_a_server_that_stops_in_order_ends_the_session(own_real_server) -> None:
+    with tw.connect(own_real_server.target) as client:
+        a = client.zeros((4, 4))
+        client.gemm(a, a)
+        assert own_real_server.process is not None
+        own_real_server.process.terminate()
+        own_real_server.process.wait(15)
+        with pytest.raises(tw.UnavailableError):
+            client.gemm(a, a)
+
+
+def test_what_a_client_held_is_free_within_a_second_of_its_end(real_server) -> None:
+    with tw.connect(real_server.target) as watcher:
+        before = watcher.kernels.statistics()["regions"]
+        with tw.connect(real_server.target) as client:
+            client.zeros((1024,))
+            assert watcher.kernels.statistics()["regions"] == before + 1
+        deadline = time.monotonic() + 1
+        while watcher.kernels.statistics()["regions"] != before:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)

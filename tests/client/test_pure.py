@@ -117,9 +117,9 @@ def test_import_is_cheap_and_starts_nothing() -> None:
 import os, sys, threading, time
 import grpc, numpy, ml_dtypes
 threads, files = threading.active_count(), set(os.listdir("/proc/self/fd"))
-started = time.perf_counter()
+started = time.process_time()
 import tilewright
-took = time.perf_counter() - started
+took = time.process_time() - started
 assert threading.active_count() == threads, threading.enumerate()
 assert set(os.listdir("/proc/self/fd")) == files
 assert not {name.split(".")[0] for name in sys.modules} & {"tilewright_kit", "tilewright_server", "pluggy", "typer"}
