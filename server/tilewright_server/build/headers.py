@@ -13,10 +13,14 @@ __all__ = ["HeaderIndex"]
 
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*["<]([^">\n]+)[">]', re.MULTILINE)
 
+Closure = tuple[tuple[str, str], ...]
+_Stamp = tuple[int, int, int] | None
+"""Inode, time and size; None for a file that is not there."""
+
 
 @dataclass(frozen=True, slots=True)
-class _Scanned:
-    stamp: tuple[int, int, int]
+class _File:
+    stamp: _Stamp
     digest: str
     includes: tuple[str, ...]
 
@@ -26,55 +30,67 @@ class HeaderIndex:
 
     A conditional include counts even if its condition is false: a key that changes too often costs a build, one that
     changes too seldom a wrong kernel. Headers outside the folders (the system's) belong to the compiler's identity.
-    Contents are cached by inode, time and size of the file.
+    What was found is remembered, and believed as long as no file that was looked at has changed, come or gone.
     """
 
     def __init__(self, include_dirs: Sequence[Path]) -> None:
         self.include_dirs = tuple(include_dirs)
-        self._files: dict[Path, _Scanned | None] = {}
+        self._roots = tuple(str(folder.absolute()) for folder in include_dirs)
+        self._files: dict[str, _File] = {}
+        self._closures: dict[tuple[str, ...], tuple[dict[str, _Stamp], Closure]] = {}
 
-    def closure(self, text: str) -> tuple[tuple[str, str], ...]:
+    def closure(self, text: str) -> Closure:
         """(name, SHA-256) of every header that ``text`` includes, directly or not, sorted by name.
 
         Names are relative to their include folder.
         """
+        names = _includes(text.encode())
+        known = self._closures.get(names)
+        if known is not None and all(_stamp(path) == stamp for path, stamp in known[0].items()):
+            return known[1]
+        looked_at: dict[str, _Stamp] = {}
+        closure = self._walk(names, looked_at)
+        self._closures[names] = (looked_at, closure)
+        return closure
+
+    def _walk(self, names: tuple[str, ...], looked_at: dict[str, _Stamp]) -> Closure:
         found: dict[str, str] = {}
-        pending: list[tuple[str, Path | None]] = [(name, None) for name in _includes(text.encode())]
-        visited: set[Path] = set()
+        pending: list[tuple[str, str]] = [(name, "") for name in names]
+        visited: set[str] = set()
         while pending:
             name, beside = pending.pop()
-            resolved = self._resolve(name, beside)
-            if resolved is None or resolved[0] in visited:
-                continue
-            path, label, scanned = resolved
-            visited.add(path)
-            found[label] = scanned.digest
-            pending.extend((inner, path.parent) for inner in scanned.includes)
+            for folder in (beside, *self._roots) if beside else self._roots:
+                path = os.path.normpath(f"{folder}/{name}")
+                root = next((item for item in self._roots if path.startswith(f"{item}/")), None)
+                if root is None:
+                    continue
+                if path in visited:
+                    break
+                looked_at[path] = stamp = _stamp(path)
+                if stamp is None:
+                    continue
+                visited.add(path)
+                file = self._scan(path, stamp)
+                found[path[len(root) + 1 :]] = file.digest
+                pending.extend((inner, path.rpartition("/")[0]) for inner in file.includes)
+                break
         return tuple(sorted(found.items()))
 
-    def _resolve(self, name: str, beside: Path | None) -> tuple[Path, str, _Scanned] | None:
-        folders = ((beside,) if beside is not None else ()) + self.include_dirs
-        for folder in folders:
-            path = Path(os.path.normpath(folder / name))
-            root = next((item for item in self.include_dirs if path.is_relative_to(item)), None)
-            scanned = self._scan(path) if root is not None else None
-            if scanned is not None and root is not None:
-                return path, path.relative_to(root).as_posix(), scanned
-        return None
-
-    def _scan(self, path: Path) -> _Scanned | None:
-        try:
-            status = path.stat()
-        except OSError:
-            return None
-        stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
+    def _scan(self, path: str, stamp: _Stamp) -> _File:
         known = self._files.get(path)
         if known is not None and known.stamp == stamp:
             return known
-        data = path.read_bytes()
-        scanned = _Scanned(stamp, hashlib.sha256(data).hexdigest(), _includes(data))
-        self._files[path] = scanned
-        return scanned
+        data = Path(path).read_bytes()
+        file = self._files[path] = _File(stamp, hashlib.sha256(data).hexdigest(), _includes(data))
+        return file
+
+
+def _stamp(path: str) -> _Stamp:
+    try:
+        status = os.stat(path)  # noqa: PTH116  (a hundred of these make a key)
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _includes(data: bytes) -> tuple[str, ...]:

@@ -176,7 +176,7 @@ class CpuToolchain:
         path = os.pathsep.join((str(found.binary.parent), "/usr/local/bin", "/usr/bin", "/bin"))
         env = {"PATH": path, "LC_ALL": "C", "TMPDIR": str(workdir)}
         if found.family == "zig":
-            # The global cache holds zig's own runtime, which takes seconds to build; the local one grows with each call.
+            # The global cache holds zig's own runtime, which takes seconds to build; the local one grows by the call.
             shared, private = str(self._scratch or workdir / "zig"), str(workdir / "zig-local")
             env |= {"ZIG_GLOBAL_CACHE_DIR": shared, "ZIG_LOCAL_CACHE_DIR": private, "HOME": private}
         return env

@@ -13,7 +13,7 @@ from tilewright_kit.errors import NotFoundError, TilewrightError
 from tilewright_kit.registry import Registry
 from tilewright_server.build.artifacts import ArtifactCache
 from tilewright_server.engine.kernels import KernelStore
-from tilewright_server.engine.lookup import Catalogs, close_names
+from tilewright_server.engine.lookup import Catalogs, close_kernels, close_names
 
 __all__ = ["Kernel", "KernelCatalog", "KernelDetail"]
 
@@ -108,7 +108,7 @@ class KernelCatalog:
         for config in self._select(operation, "", spec, ""):
             if config.name == name:
                 return config
-        close = close_names(name, (config.name for config in self._select(operation, "", spec, "")))
+        close = close_kernels(name, (config.name for config in self._select(operation, "", spec, "")))
         raise NotFoundError(
             f"operation {operation!r} declares no kernel of that name for {spec.id}",
             field="name",

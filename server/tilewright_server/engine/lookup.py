@@ -15,7 +15,7 @@ from tilewright_kit.operation import Operation
 from tilewright_kit.select import Explicit, FirstFit, Heuristic, Strategy
 from tilewright_server.engine.types import Selection
 
-__all__ = ["Catalogs", "close_names"]
+__all__ = ["Catalogs", "close_kernels", "close_names"]
 
 _NAMES_COMPARED = 500
 
@@ -27,6 +27,25 @@ def close_names(name: str, known: Iterable[str], limit: int = 3) -> str:
     if not close and len(names) <= 2 * limit:
         close = names
     return ", ".join(close)
+
+
+def close_kernels(name: str, known: Iterable[str], limit: int = 3) -> str:
+    """The kernels whose names share most words with ``name``, as a phrase.
+
+    Names of kernels are long and mostly alike, so that similarity of letters would say little, and slowly.
+    """
+    words = name.split("_")
+    wanted = set(words)
+
+    def likeness(candidate: str) -> tuple[int, int]:
+        parts = candidate.split("_")
+        differing = (place for place, (ours, theirs) in enumerate(zip(words, parts, strict=False)) if ours != theirs)
+        return (len(wanted.intersection(parts)), next(differing, len(words)))
+
+    scored = [(likeness(candidate), candidate) for candidate in known]
+    # Sorting is stable: of equally close kernels the first declared are named.
+    best = sorted(scored, key=lambda item: item[0], reverse=True)[:limit]
+    return ", ".join(candidate for (common, _), candidate in best if 2 * common >= len(wanted))
 
 
 class Catalogs:
@@ -90,7 +109,7 @@ class Catalogs:
             for kernels in operation.kernel_sets.values()
             for config in kernels.expand(device.arch, operation.rules)
         )
-        close = close_names(error.value, names)
+        close = close_kernels(error.value, names)
         if not close:
             return error
         return NotFoundError(error.reason, field=error.field, value=error.value, rule=error.rule, fix=f"use {close}")
