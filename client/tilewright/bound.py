@@ -53,10 +53,8 @@ class BoundState:
         return load
 
     def execute(self, timeout: float | None = None) -> Flow[Any]:
-        yield from self.loaded()
+        cargo = (yield from self.loaded()).cargo
         plan = self.plan
-        cargo = self.load.cargo if self.load is not None else None
-        assert cargo is not None
         reply = yield from held(plan.core, cargo, Rpc(steps.EXECUTE, self.request, timeout or plan.core.timeout))
         if reply.results[0].HasField("error"):
             raise from_detail(reply.results[0].error)

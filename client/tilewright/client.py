@@ -180,7 +180,7 @@ class Client:
                 if self._subject.closed:
                     self._subject.require()
                 self._connection = Connection(self._subject, self._open_timeout)
-                self._subject.session = self._connection.session
+                self._subject.adopt(self._connection.session)
             return self._connection
 
     def _drive(self, flow: Flow[T]) -> T:

@@ -78,6 +78,11 @@ class Core:
 
     # ---- session ----
 
+    def adopt(self, session: Session) -> None:
+        """Begin with a new session. What another server inferred does not count."""
+        self.inferred.clear()
+        self.session = session
+
     def require(self) -> Session:
         """The live session. Raises ``UnavailableError`` if there is none any more."""
         session = self.session

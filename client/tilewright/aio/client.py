@@ -132,7 +132,7 @@ class Client:
             connection = Connection(self._subject)
             await connection.open(self._open_timeout)
             self._connection = connection
-            self._subject.session = connection.session
+            self._subject.adopt(connection.session)
         return self
 
     async def reconnect(self) -> None:
