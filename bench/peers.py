@@ -6,7 +6,6 @@ and their choice of kernels when they are loaded.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -83,24 +82,44 @@ def set_threads(threads: int) -> None:
         module.set_num_threads(threads)
 
 
-def peers(dtype: str, shape: Shape, *, packed: bool = False) -> dict[str, Callable[[], object]]:
-    """Calls that compute ``a @ b`` for B stored as [n, k] (the ``rcr`` layout), by name of the peer.
+@dataclass(frozen=True)
+class Peers:
+    """Calls by name of the peer, and why one that might be expected is not there."""
 
-    A peer that cannot do a dtype is left out. Outputs are written in place where the peer can.
+    calls: dict[str, Callable[[], object]]
+    left_out: tuple[str, ...] = ()
+
+
+def peers(dtype: str, shape: Shape, *, packed: bool = False) -> Peers:
+    """Calls that compute ``a @ b`` for B stored as [n, k] (the ``rcr`` layout), each checked against float64 first.
+
+    Outputs are written in place where the peer can.
     """
     a, b = random((shape.m, shape.k), dtype, 1), random((shape.n, shape.k), dtype, 2)
     found: dict[str, Callable[[], object]] = {}
+    left_out: list[str] = []
     if dtype == "fp32" and not packed:
         out = np.empty((shape.m, shape.n), np.float32)
         found["numpy"] = lambda: np.matmul(a, b.T, out=out)
     module = torch()
     if module is not None:
-        with contextlib.suppress(RuntimeError, AttributeError, TypeError):
-            call = _torch_packed(module, dtype, a, b) if packed else _torch_mm(module, dtype, a, b)
+        name = "torch packed" if packed else "torch"
+        try:
+            call = (_torch_packed if packed else _torch_mm)(module, dtype, a, b)
             if call is not None:
-                call()
-                found["torch packed" if packed else "torch"] = call
-    return found
+                _require_right(call(), a, b)
+                found[name] = call
+        except Exception as error:  # a peer's own fault must not end the run, nor vanish
+            left_out.append(f"{name} cannot do {dtype} {shape}: {str(error).splitlines()[0][:120]}")
+    return Peers(found, tuple(left_out))
+
+
+def _require_right(result: Any, a: Array, b: Array) -> None:
+    """A peer that computes something else is none. Looks at a few rows: the whole truth would take long."""
+    rows = a[:4].astype(np.float64) @ b.astype(np.float64).T
+    error = np.linalg.norm(result[:4].double().numpy() - rows) / np.linalg.norm(rows)
+    if not error < 2e-2:
+        raise ValueError(f"its result is off by {error:.1e}")
 
 
 def _tensor(module: Any, array: Array, dtype: str) -> Any:
@@ -126,5 +145,9 @@ def _torch_packed(module: Any, dtype: str, a: Array, b: Array) -> Callable[[], o
     if dtype not in ("fp32", "bf16"):
         return None
     x, weight = _tensor(module, a, dtype), _tensor(module, b, dtype)
-    packed = module.ops.mkldnn._reorder_linear_weight(weight.to_mkldnn(), a.shape[0])
+    reorder = module.ops.mkldnn._reorder_linear_weight
+    try:
+        packed = reorder(weight, a.shape[0])
+    except (NotImplementedError, RuntimeError):  # before PyTorch 2.13 it took oneDNN's own tensors
+        packed = reorder(weight.to_mkldnn(), a.shape[0])
     return lambda: module.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")

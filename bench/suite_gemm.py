@@ -68,7 +68,9 @@ def compare(client: tilewright.Client, options: Options, packed: bool) -> Table:
             except tilewright.UnsupportedError as error:
                 table.notes.append(f"- {dtype} {shape}: {error}")
                 continue
-            candidates |= {name: timing.wall(call) for name, call in peers.peers(dtype, shape, packed=packed).items()}
+            others = peers.peers(dtype, shape, packed=packed)
+            candidates |= {name: timing.wall(call) for name, call in others.calls.items()}
+            table.notes += [f"- {text}" for text in others.left_out]
             rounds = 3 if options.quick else 9
             measured = timing.alternate(candidates, rounds=rounds)
             rate = {name: shape.flops / item.seconds / 1e9 for name, item in measured.items()}
