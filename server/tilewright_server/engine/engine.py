@@ -3,7 +3,6 @@ nor sessions."""
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +26,7 @@ from tilewright_server.build.pool import Build, BuildEvent, BuildPool, PoolOptio
 from tilewright_server.build.process import Limits
 from tilewright_server.build.toolchain import CpuToolchain, Toolchain
 from tilewright_server.devices.base import DeviceHost
+from tilewright_server.devices.cpu.topology import find_topology
 from tilewright_server.devices.registry import DeviceRegistry
 from tilewright_server.engine.arena import Arena
 from tilewright_server.engine.assembler import Assembler
@@ -290,10 +290,10 @@ class Engine:
         return CpuToolchain([include_dir()], compiler=self.options.compiler, limits=limits, scratch=self.cache.scratch)
 
     def _pool_options(self) -> PoolOptions:
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        topology = find_topology()  # knows what the container may use, not only what the machine has
         return PoolOptions(
-            workers=self.options.build_workers or len(os.sched_getaffinity(0)),
-            budget_bytes=self.options.build_budget_bytes or memory // 2,
+            workers=self.options.build_workers or len(topology.cpus),
+            budget_bytes=self.options.build_budget_bytes or topology.memory_bytes // 2,
             failure_ttl_s=self.options.failure_ttl_s,
         )
 

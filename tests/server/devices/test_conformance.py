@@ -124,6 +124,14 @@ def test_launches_run_in_order(device: Device, loaded: Function) -> None:
     assert (get(device, c, x) == x + 10).all()
 
 
+def test_arguments_may_be_read_only(device: Device, loaded: Function) -> None:
+    x = np.ones(N, np.float32)
+    a, c = put(device, x), device.allocate(x.nbytes)
+    words = struct.pack("<4Q", a.address, a.address, c.address, N)
+    device.run([Launch(loaded("add"), memoryview(words), Geometry())])
+    assert (get(device, c, x) == 2).all()
+
+
 def test_running_nothing_is_legal(device: Device) -> None:
     assert device.run([]) == ()
 

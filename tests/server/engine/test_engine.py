@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import threading
 import time
@@ -15,8 +16,10 @@ from tilewright_kit.errors import (
     BuildFailedError,
     CancelledError,
     DeadlineError,
+    DeviceError,
     InvalidArgumentError,
     NotFoundError,
+    ResourceExhaustedError,
     TilewrightError,
     ToolchainMissingError,
     UnavailableError,
@@ -24,6 +27,7 @@ from tilewright_kit.errors import (
 from tilewright_kit.problem import OperationRequest
 from tilewright_kit.tensor import TensorDesc
 from tilewright_native import include_dir
+from tilewright_server.build.files import Files
 from tilewright_server.build.toolchain import CpuToolchain
 from tilewright_server.engine.call import Call
 from tilewright_server.engine.engine import BuildEvent, Engine, Prepared
@@ -256,6 +260,43 @@ def test_damaged_kernel_is_rebuilt(make_engine: Any, tmp_path: Path) -> None:
     second.execute(plan(second), vectors.addresses, call())
     assert vectors.right()
     assert second.statistics.snapshot().artifacts_quarantined == 2  # the runtime, too
+
+
+class Garbage(CpuToolchain):
+    """Ends well, but what it writes for the best kernel is no binary."""
+
+    def compile(self, unit: Any, workdir: Path, arch: Any, abort: threading.Event | None = None) -> Any:
+        compiled = super().compile(unit, workdir, arch, abort)
+        if unit.name == BEST:
+            compiled.binary.write_bytes(b"garbage")
+        return compiled
+
+
+def test_compiler_that_writes_garbage_harms_its_kernel_only(make_engine: Any, tmp_path: Path) -> None:
+    engine = make_engine({"c++": Garbage([include_dir()])}, cache_dir=tmp_path / "cache")
+    for _ in range(2):
+        with pytest.raises(DeviceError) as caught:
+            plan(engine)
+        assert str(tmp_path) not in str(caught.value)
+    vectors = Vectors(100)
+    engine.execute(plan(engine, 100, Selection(kernel=TWO_STAGES)), vectors.addresses, call())
+    assert vectors.right()
+
+
+def test_full_disk_is_told_and_over_when_there_is_room(make_engine: Any, tmp_path: Path) -> None:
+    engine = make_engine(cache_dir=tmp_path / "cache")
+    engine.devices.get()
+
+    class Full(Files):
+        def write(self, path: Path, data: bytes) -> None:
+            raise OSError(errno.ENOSPC, "full")
+
+    engine.cache.files = Full()
+    with pytest.raises(ResourceExhaustedError) as caught:
+        plan(engine)
+    assert caught.value.rule == "cache_full"
+    engine.cache.files = Files()
+    assert plan(engine).kernels == (BEST,)
 
 
 def test_build_reports_every_kernel(engine: Engine) -> None:

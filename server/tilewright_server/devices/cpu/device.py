@@ -124,7 +124,8 @@ class CpuDevice:
         for record, launch in zip(records, launches, strict=True):
             self._require_team(launch.geometry.team)
             args = launch.args.cast("B")
-            block = (ctypes.c_char * max(args.nbytes, 1)).from_buffer(args) if args.nbytes else ctypes.c_char()
+            data = args if args.nbytes and not args.readonly else memoryview(bytearray(args) or bytearray(8))
+            block = (ctypes.c_char * data.nbytes).from_buffer(data)
             kept.append(block)
             record.function, record.team = launch.function, launch.geometry.team
             record.args = ctypes.addressof(block)
