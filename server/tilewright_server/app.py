@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import queue
+import resource
 import signal
 import sys
 import threading
@@ -125,7 +126,7 @@ class Application:
         """Refuse new work, let work in flight finish for up to ``grace_s`` seconds, cancel the rest, and give
         everything back. Idempotent.
         """
-        if not self._stopped.acquire(blocking=False):
+        if not self.listeners or not self._stopped.acquire(blocking=False):
             return
         grace = self.settings.grace_s if grace_s is None else grace_s
         deadline = time.monotonic() + grace
@@ -154,6 +155,7 @@ class Application:
             level=self.settings.log_level.upper(),
             format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         )
+        _raise_descriptor_limit()
         with _stop_signals() as signals:
             try:
                 self.start()
@@ -243,6 +245,16 @@ def _stop_signals() -> Iterator[queue.SimpleQueue[int]]:
         for number, handler in previous.items():
             signal.signal(number, handler)
         os.close(writer)
+
+
+def _raise_descriptor_limit(wanted: int = 65536) -> None:
+    """Connections and unsealed memory files take a descriptor each, and the usual soft limit is for programs that use
+    select().
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    target = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < target:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
 
 
 def _limits(settings: Settings) -> Any:

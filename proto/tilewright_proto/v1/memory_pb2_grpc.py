@@ -96,7 +96,8 @@ class MemoryServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UnregisterRegion(self, request, context):
-        """Waits for work in flight that uses the region. Unknown ids are an error.
+        """Waits for work in flight that uses the region (if the call's deadline passes first, the region goes when that work is done). Unknown ids are an
+        error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

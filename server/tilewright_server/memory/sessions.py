@@ -32,7 +32,8 @@ __all__ = ["Limits", "Session", "Sessions", "Usage"]
 
 TOKEN_BYTES = 16
 MAX_CLIENT_NAME = 256
-MEMO_ENTRIES = 512
+MEMO_EXECUTIONS = 4096
+"""Executions of remembered requests, all of one session together: a few MiB."""
 
 _counter = itertools.count(1)
 P = TypeVar("P", bound=Pinned)
@@ -79,6 +80,7 @@ class Session:
         """Counts ends of objects and plans: what was resolved under another epoch may be gone."""
         self.memo: dict[bytes, Any] = {}
         """Requests of this session that were resolved before, by their bytes; empties with every new epoch."""
+        self._remembered = 0
         self._limits = limits
         self._inodes = inodes
         self._changed = threading.Condition(threading.Lock())
@@ -219,13 +221,16 @@ class Session:
         for item in ended:
             self._release(item)
 
-    def remember(self, request: bytes, resolved: Any, epoch: int) -> None:
-        """Note what a request resolved to, unless something ended since ``epoch``."""
+    def remember(self, request: bytes, resolved: Any, executions: int, epoch: int) -> None:
+        """Note what a request of so many executions resolved to, unless something ended since ``epoch``."""
         with self._changed:
-            if self.epoch == epoch and not self._closed:
-                if len(self.memo) >= MEMO_ENTRIES:
-                    self.memo.clear()
-                self.memo[request] = resolved
+            if self.epoch != epoch or self._closed:
+                return
+            self._remembered += executions + 1
+            if self._remembered > MEMO_EXECUTIONS:
+                self.memo.clear()
+                self._remembered = executions + 1
+            self.memo[request] = resolved
 
     # The whole
 
@@ -302,6 +307,7 @@ class Session:
     def _next_epoch(self) -> None:
         self.epoch += 1
         self.memo.clear()
+        self._remembered = 0
 
     def _check_open(self) -> None:
         if self._closed:

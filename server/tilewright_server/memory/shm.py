@@ -12,6 +12,7 @@ import errno
 import fcntl
 import os
 import re
+import resource
 import stat
 from dataclasses import dataclass
 
@@ -31,6 +32,9 @@ __all__ = [
 
 MAX_REGION_BYTES = 2**46
 """Half of what a process of 47 bits of address space could map at all."""
+
+SPARE_DESCRIPTORS = 256
+"""Descriptors that registered memory never takes: connections and compilers need some."""
 
 NAME = re.compile(r"tilewright-[0-9a-f]{32,64}\Z")
 
@@ -194,7 +198,16 @@ def _checked(fd: int, nbytes: int, *, sealable: bool) -> OpenedFile:
         )
     seals = fcntl.fcntl(fd, F_GET_SEALS) if sealable else 0
     wanted = F_SEAL_SEAL | F_SEAL_SHRINK
-    return OpenedFile(fd, (status.st_dev, status.st_ino), nbytes, seals & wanted == wanted)
+    sealed = seals & wanted == wanted
+    if not sealed and fd > resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_DESCRIPTORS:
+        # It would stay open. Descriptors are given out from the lowest, so this one tells how many there are.
+        raise ResourceExhaustedError(
+            "the server has no descriptor to spare for a memory file that is not sealed",
+            field="source",
+            rule="region_descriptors",
+            fix="seal memory files (F_SEAL_SHRINK and F_SEAL_SEAL), or unregister some",
+        )
+    return OpenedFile(fd, (status.st_dev, status.st_ino), nbytes, sealed)
 
 
 def _is_tmpfs(fd: int) -> bool:

@@ -129,10 +129,11 @@ def test_many_callers_of_one_new_kernel_build_it_once(server: ServerProcess, cli
     message = request(dp.RunRequest, b"", 3, 200, 50)
     message.inputs[0].location.inline, message.inputs[1].location.inline = bytes(600), bytes(40000)
     replies: list[Any] = []
-    threads = [
-        threading.Thread(target=lambda: replies.append(client.dispatch.Run(message).report.kernels[:]))
-        for _ in range(8)
-    ]
+
+    def run() -> None:
+        replies.append(client.dispatch.Run(message).report.kernels[:])
+
+    threads = [threading.Thread(target=run) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -202,16 +203,8 @@ def test_configurations_are_validated_corrected_and_built(client: Client) -> Non
     assert bad.violations[0].reason
     mended = kernels.Correct(kp.CorrectConfigRequest(operation="gemm", arch=arch, config_json=json.dumps(broken)))
     assert mended.valid == (not mended.remaining)
-    for text in (
-        "",
-        "[]",
-        "{",
-        "1",
-        '{"x":' * 10_000,
-        '"' + "x" * 100_000 + '"',
-        '{"no_such_field": 1}',
-        '{"tile": "x"}',
-    ):
+    broken_texts = ["", "[]", "{", "1", '{"x":' * 10_000, '"' + "x" * 100_000 + '"']
+    for text in (*broken_texts, '{"no_such_field": 1}', '{"tile": "x"}'):
         with refused("invalid_argument"):
             kernels.Validate(kp.ValidateConfigRequest(operation="gemm", arch=arch, config_json=text))
     events = list(kernels.Build(kp.BuildRequest(operation="gemm", names=[name])))
