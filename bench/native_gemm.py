@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "native")
 
 import ml_dtypes  # noqa: E402
 import numpy as np  # noqa: E402
-from harness import (  # noqa: E402  # noqa: E402
+from native_harness import (  # noqa: E402  # noqa: E402
     DTYPES,
     LEVELS,
     RUNTIME,
@@ -96,7 +96,7 @@ def recommended(shape: Shape, dtype: str, threads: int, packed: bool = False) ->
         warp = (8, 48, depth) if m >= 8 else (m, 64, depth)
         return base.replace(pipeline="preshufflev2", preshuffle=True, warp_tile=warp, tile=(1024, 192, 512 * depth))
     if min(m, n) <= 8:
-        return base.replace(pipeline="mem")
+        return base.replace(pipeline="mem", tile=(8, 512, 512 * depth) if n >= m else (512, 8, 512 * depth))
     if max(m, n, k) <= 128 and threads == 1:
         return base.replace(pipeline="compv1", tile=(128, 128, 512 * depth))
     if m > n:

@@ -45,7 +45,7 @@ TW_INLINE f32v tanh(f32v x) {
   return select(magnitude < 0.625f, near, far);
 }
 
-// Absolute error below 3e-7: a rational approximation on [-4, 4] (Eigen, erf for float), constant beyond, where erf is 1 to the last bit.
+// Absolute error below 5e-7: a rational approximation on [-4, 4] (Eigen, erf for float), constant beyond, where erf is 1 to the last bit.
 TW_INLINE f32v erf(f32v x) {
   const f32v v = clamp(x, splat(-4.0f), splat(4.0f)), z = v * v;
   const f32v p = v * horner(z, -1.60960333262415e-02f, -2.95459980854025e-03f, -7.34990630326855e-04f, -5.69250639462346e-05f, -2.10102402082508e-06f,

@@ -23,9 +23,11 @@ struct Blocking {
   static constexpr int depth = Dot::depth, mr = Config::warp_tile_m, nr = Config::warp_tile_n;
   static constexpr int team = Config::wave_m * Config::wave_n;
   static constexpr bool shares_b = Config::tile_n >= Config::tile_m;
+  static constexpr bool streams_b = shares_b;  // pipeline mem: B is the big operand, which is read once
   static constexpr int shared_r = shares_b ? nr : mr, slab_r = shares_b ? mr : nr;
   static constexpr bool shared_is_packed = shares_b && Config::preshuffle, slab_is_packed = !shares_b && Config::preshuffle;
   static constexpr bool intrawave = Config::scheduler == Scheduler::intrawave;
+  static constexpr int shared_copies = !intrawave ? team : team > 1 ? 2 : 1;
   static constexpr int64_t block_groups = ceil_div(Config::tile_k, depth);
 
   // Rows (shares_b: columns) of S packed at a time, for a side of `extent` and `groups` along k.
@@ -41,6 +43,10 @@ struct Blocking {
   struct Sizes {
     int64_t shared = 0, slab = 0, sums = 0, partial_tiles = 0;  // bytes: S; one member's slab of P, sums of its columns, its unfinished tiles
     constexpr int64_t of_member() const { return slab + sums + partial_tiles; }
+    constexpr void grow_to(const Sizes& other) {
+      shared = max_of(shared, other.shared), slab = max_of(slab, other.slab);
+      sums = max_of(sums, other.sums), partial_tiles = max_of(partial_tiles, other.partial_tiles);
+    }
   };
 
   // For one problem, k being what one slice of split-K covers.
@@ -76,26 +82,24 @@ constexpr int64_t streaming_member_bytes(int64_t k) {
 //   split-K partial sums, 4 * sum over problems of batch * split_k * m * n (none if split_k <= 1), then scratch:
 //   mem:                   team * max over problems of streaming_member_bytes
 //   compv1:                team * max over problems of (packed A + one packed panel of B)
-//   else, intrawave:       (team > 1 ? 2 : 1) * max shared + team * max of_member      (two S: one is packed while the other is still read)
-//   else, interwave:       team * (max shared + max of_member)
+//   else, intrawave:       (team > 1 ? 2 : 1) * shared + team * (slab + sums + partial_tiles)   (two S: one is packed while the other is still read)
+//   else, interwave:       team * (shared + slab + sums + partial_tiles)                        each of these the largest of any problem
 template <class Config>
 constexpr int64_t workspace_bytes(const tw_gemm_args& args) {
   using B = Blocking<Config>;
-  int64_t shared = 0, member = 0;
+  typename B::Sizes sizes;
+  int64_t member = 0;
   for (int64_t p = 0; p < args.count; p++) {
     const tw_gemm_problem& problem = args.problems[p];
     const int64_t k = slice_length(problem.k, args.split_k, Config::tile_k);
-    if constexpr (Config::pipeline == Pipeline::mem) {
+    if constexpr (Config::pipeline == Pipeline::mem)
       member = max_of(member, streaming_member_bytes<Config>(k));
-    } else if constexpr (Config::pipeline == Pipeline::compv1) {
+    else if constexpr (Config::pipeline == Pipeline::compv1)
       member = max_of(member, packed_bytes(problem.m, k, B::mr, B::depth, false) + packed_bytes(B::nr, k, B::nr, B::depth, B::Dot::offset_a));
-    } else {
-      const typename B::Sizes sizes = B::sizes(problem.m, problem.n, k);
-      shared = max_of(shared, sizes.shared), member = max_of(member, sizes.of_member());
-    }
+    else
+      sizes.grow_to(B::sizes(problem.m, problem.n, k));
   }
-  const int64_t copies = !B::intrawave ? B::team : B::team > 1 ? 2 : 1;
-  return split_bytes(args) + copies * shared + B::team * member;
+  return split_bytes(args) + B::shared_copies * sizes.shared + B::team * (sizes.of_member() + member);
 }
 
 TW_NAMESPACE_END

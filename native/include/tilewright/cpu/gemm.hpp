@@ -65,20 +65,16 @@ struct Gemm {
   }
 
   static Scratch scratch_of(const tw_gemm_args& args, int rank) {
-    int64_t shared = 0, slab = 0, sums = 0, member = 0;
-    for (int64_t i = 0; i < args.count; i++) {
-      const tw_gemm_problem& p = args.problems[i];
-      const typename Plan::Sizes s = Plan::sizes(p.m, p.n, slice_length(p.k, args.split_k, Config::tile_k));
-      shared = max_of(shared, s.shared), slab = max_of(slab, s.slab), sums = max_of(sums, s.sums), member = max_of(member, s.of_member());
-    }
+    typename Plan::Sizes sizes;
+    for (int64_t i = 0; i < args.count; i++)
+      sizes.grow_to(Plan::sizes(args.problems[i].m, args.problems[i].n, slice_length(args.problems[i].k, args.split_k, Config::tile_k)));
     char* const base = (char*)args.workspace + split_bytes(args);
-    const int64_t copies = !Plan::intrawave ? Plan::team : Plan::team > 1 ? 2 : 1;
     Scratch scratch = {};
-    scratch.shared[0] = base + (Plan::intrawave ? 0 : rank * shared);
-    scratch.shared[1] = Plan::intrawave && Plan::team > 1 ? base + shared : scratch.shared[0];
-    scratch.slab = base + copies * shared + rank * member;
-    scratch.sums = (int32_t*)(scratch.slab + slab);
-    scratch.partial_tiles = scratch.slab + slab + sums;
+    scratch.shared[0] = base + (Plan::intrawave ? 0 : rank * sizes.shared);
+    scratch.shared[1] = Plan::intrawave && Plan::team > 1 ? base + sizes.shared : scratch.shared[0];
+    scratch.slab = base + Plan::shared_copies * sizes.shared + rank * sizes.of_member();
+    scratch.sums = (int32_t*)(scratch.slab + sizes.slab);
+    scratch.partial_tiles = scratch.slab + sizes.slab + sizes.sums;
     return scratch;
   }
 

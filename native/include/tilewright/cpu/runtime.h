@@ -19,7 +19,8 @@ tw_pool* tw_pool_open(int32_t threads, const int32_t* cpus);
 void tw_pool_close(tw_pool* pool);
 
 // Runs fn(args, member) on a team and returns when all members have returned: 0, or an errno value (EINVAL: team is not in [1, threads]).
-// The caller is member 0. With team > 1 it is bound to its slot's processor for the time of the launch, and its own affinity is restored afterwards.
+// The caller is member 0. With team > 1 it gets the slot of the processor that it is on, if that is free; else it is bound to its slot's processor for
+// the time of the launch, and its own affinity is restored afterwards.
 // Teams of several callers run side by side as long as they fit into the slots together; who does not fit waits, first come, first served.
 int32_t tw_pool_launch(tw_pool* pool, tw_cpu_kernel fn, const void* args, int32_t team);
 

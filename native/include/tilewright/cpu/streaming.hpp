@@ -1,5 +1,5 @@
-// Skinny products, where one operand has few rows (or columns) and the other is read once: they run at the speed of memory. The big operand is not
-// packed; the small one is turned into groups (see dot.hpp) that stay in the first-level cache.
+// Skinny products, where one operand has few rows (or columns) and the other is read once: they run at the speed of memory. The big operand, the side
+// with the larger tile, is not packed; the small one is turned into groups (see dot.hpp) that stay in the first-level cache.
 #pragma once
 #include "tilewright/cpu/blocked.hpp"
 
@@ -37,11 +37,16 @@ struct Streaming {
           for (int c = 0; c < kY; c++) sums[i][c] = Dot::step(sums[i][c], groups, load_as<u32v>(y + c * y_ld + k0 / Dot::depth));
         }
       }
+      V rest[kX][kY];  // a copy, because indexing by a variable would keep the sums themselves out of registers
+      TW_UNROLL
+      for (int i = 0; i < kX; i++)
+        TW_UNROLL
+        for (int c = 0; c < kY; c++) rest[i][c] = sums[i][c];
       for (int i = 0; i < kX && r + i < rows; i++) {
         const u32v groups = offset(k0 < k ? load_groups_along_k<E, Dot>(from[i] + k0 * size_of<E>, k - k0) : u32v{});
         for (int c = 0; c < kY; c++) {
-          if (k0 < k) sums[i][c] = Dot::step(sums[i][c], groups, load_as<u32v>(y + c * y_ld + k0 / Dot::depth));
-          out[c * kStreamColumns + r + i] = start[c] + sum_lanes(sums[i][c]);
+          if (k0 < k) rest[i][c] = Dot::step(rest[i][c], groups, load_as<u32v>(y + c * y_ld + k0 / Dot::depth));
+          out[c * kStreamColumns + r + i] = start[c] + sum_lanes(rest[i][c]);
         }
       }
     }
@@ -51,32 +56,37 @@ struct Streaming {
   template <int kY>
   static TW_NOINLINE void across_k(Rows<E, false> x, int64_t rows, int64_t k, const uint32_t* y, int64_t y_ld, const Accumulator* start,
                                    Accumulator* out) {
-    constexpr int kLines = 8;
-    const int64_t line = x.ld * size_of<E>, groups = ceil_div(k, Dot::depth), whole = k / Dot::depth / kLines * kLines;
+    constexpr int kGroups = 8 / Dot::depth;
+    const int64_t line = x.ld * size_of<E>, whole_rows = rows / kLanes * kLanes, whole = k / Dot::depth / kGroups * kGroups;
     for (int c = 0; c < kY; c++)
       for (int64_t r = 0; r < rows; r += kLanes) store_as(out + c * kStreamColumns + r, V{} + start[c]);
-    for (int64_t g = 0; g < whole; g += kLines)
-      for (int64_t r = 0; r < rows; r += kLanes) {
+    for (int64_t g = 0; g < whole; g += kGroups)
+      for (int64_t r = 0; r < whole_rows; r += kLanes) {
         V sums[kY];
         TW_UNROLL
         for (int c = 0; c < kY; c++) sums[c] = load_as<V>(out + c * kStreamColumns + r);
         TW_UNROLL
-        for (int l = 0; l < kLines; l++) {
-          const char* const from = x.at(r, (g + l) * Dot::depth);
-          const u32v values = offset(rows - r >= kLanes ? load_groups_across_k<E, Dot>(from, line)
-                                                        : load_groups_across_k<E, Dot>(from, line, Dot::depth, rows - r));
+        for (int l = 0; l < kGroups; l++) {
+          const u32v groups = offset(load_groups_across_k<E, Dot>(x.at(r, (g + l) * Dot::depth), line));
           TW_UNROLL
-          for (int c = 0; c < kY; c++) sums[c] = Dot::step(sums[c], values, splat_bits(y[c * y_ld + g + l]));
+          for (int c = 0; c < kY; c++) sums[c] = Dot::step(sums[c], groups, splat_bits(y[c * y_ld + g + l]));
         }
         TW_UNROLL
         for (int c = 0; c < kY; c++) store_as(out + c * kStreamColumns + r, sums[c]);
       }
-    for (int64_t g = whole; g < groups; g++)
-      for (int64_t r = 0; r < rows; r += kLanes) {
-        const u32v values = offset(load_groups_across_k<E, Dot>(x.at(r, g * Dot::depth), line, k - g * Dot::depth, rows - r));
-        for (int c = 0; c < kY; c++) {
+    add_edge(x, 0, rows, whole * Dot::depth, k, y, y_ld, kY, out);
+    if (whole_rows < rows) add_edge(x, whole_rows, rows, 0, whole * Dot::depth, y, y_ld, kY, out);
+  }
+
+  // What across_k leaves over: rows [r0, r1) times k in [k0, k1), k0 at the start of a group.
+  static TW_NOINLINE void add_edge(Rows<E, false> x, int64_t r0, int64_t r1, int64_t k0, int64_t k1, const uint32_t* y, int64_t y_ld, int y_count,
+                                   Accumulator* out) {
+    for (int64_t k = k0; k < k1; k += Dot::depth)
+      for (int64_t r = r0; r < r1; r += kLanes) {
+        const u32v groups = offset(load_groups_across_k<E, Dot>(x.at(r, k), x.ld * size_of<E>, k1 - k, r1 - r));
+        for (int c = 0; c < y_count; c++) {
           Accumulator* const to = out + c * kStreamColumns + r;
-          store_as(to, Dot::step(load_as<V>(to), values, splat_bits(y[c * y_ld + g])));
+          store_as(to, Dot::step(load_as<V>(to), groups, splat_bits(y[c * y_ld + k / Dot::depth])));
         }
       }
   }
@@ -139,7 +149,7 @@ struct StreamingGemm {
   void run(Range rows, Range columns) {
     const A a = {A{product.a, product.lda}.at(0, product.k0), product.lda};
     const B b = {B{product.b, product.ldb}.at(0, product.k0), product.ldb};
-    if (columns.size() >= rows.size()) stream<true, typename Config::B, typename Config::A>(b, columns, a, rows);
+    if constexpr (Plan::streams_b) stream<true, typename Config::B, typename Config::A>(b, columns, a, rows);
     else stream<false, typename Config::A, typename Config::B>(a, rows, b, columns);
   }
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import fcntl
+import hashlib
 import mmap
 import os
 import shutil
@@ -74,6 +76,19 @@ def compile_unit(command: Sequence[str], source: Path, output: Path, flags: Iter
     done = subprocess.run(arguments, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(arguments)}\n{done.stderr[:6000]}")
+
+
+def build_once(folder: Path, text: str, flags: Iterable[str] = (), command: Sequence[str] | None = None) -> Path:
+    """The library of a source text, built unless it is there: other processes may want it at the same time."""
+    command, flags = list(command or compiler()), list(flags)
+    key = hashlib.sha256("\0".join([*command, *FLAGS, *flags, text]).encode()).hexdigest()[:24]
+    source, output = folder / f"{key}.cpp", folder / f"{key}.so"
+    with (folder / f"{key}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not output.exists():
+            source.write_text(text)
+            compile_unit(command, source, output, flags)
+    return output
 
 
 @dataclass(frozen=True)
@@ -249,16 +264,16 @@ def guarded(values: np.ndarray[Any, Any], at_end: bool = True) -> tuple[Guarded,
 class Library:
     """Compiled units: every configuration under a name of its own."""
 
-    def __init__(self, folder: Path, configs: Sequence[Config], level: str, command: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, configs: Sequence[Config], level: str, command: Sequence[str] | None = None
+    ) -> None:
         self.names = {config: f"k{index}" for index, config in enumerate(dict.fromkeys(configs))}
         self._handles: dict[str, ctypes.CDLL] = {}
         groups = _chunks(list(self.names.items()), 2)
 
         def build(index: int) -> None:
-            source, output = folder / f"unit_{level}_{index}.cpp", folder / f"unit_{level}_{index}.so"
             text = "".join(config.source(name) for config, name in groups[index])
-            source.write_text(f'#include "tilewright/cpu/gemm.hpp"\n{text}')
-            compile_unit(command or compiler(), source, output, LEVELS[level][0])
+            output = build_once(folder, f'#include "tilewright/cpu/gemm.hpp"\n{text}', LEVELS[level][0], command)
             handle = ctypes.CDLL(str(output))
             self._handles.update({name: handle for _, name in groups[index]})
 

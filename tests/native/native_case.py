@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from harness import DTYPES, Config, GemmArgs, Guarded, Library, Operand, ProblemArgs, Runtime, guarded
+from native_harness import DTYPES, Config, GemmArgs, Guarded, Library, Operand, ProblemArgs, Runtime, guarded
 
 Array = np.ndarray[Any, Any]
 
@@ -17,8 +17,8 @@ UNARY = {
     "Relu": lambda x: np.where(x < 0, 0.0, x),
     "Gelu": lambda x: 0.5 * x * (1 + np.vectorize(math.erf, otypes=[float])(x / math.sqrt(2))),
     "FastGelu": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
-    "Silu": lambda x: x / (1 + np.exp(-x)),
-    "Sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "Silu": lambda x: x * 0.5 * (1 + np.tanh(x / 2)),
+    "Sigmoid": lambda x: 0.5 * (1 + np.tanh(x / 2)),
     "Tanh": np.tanh,
     "HardSwish": lambda x: x * np.clip(x + 3, 0, 6) / 6,
     "Clamp": lambda x: np.clip(x, -0.5, 0.75),
@@ -72,7 +72,9 @@ class Call:
         self.keep.append(memory)
         return array
 
-    def matrix(self, dtype: str, rows: int, cols: int, col_major: bool, pad: int, batch: int) -> tuple[Array, int, int, int]:
+    def matrix(
+        self, dtype: str, rows: int, cols: int, col_major: bool, pad: int, batch: int
+    ) -> tuple[Array, int, int, int]:
         """[batch, rows, cols] view, leading dimension, batch stride and address."""
         lines, length = (cols, rows) if col_major else (rows, cols)
         ld = length + pad
@@ -106,8 +108,12 @@ class Call:
 
     def _fill(self, args: ProblemArgs, s: Sizes) -> None:
         config, shape = self.config, (s.batch, s.m, s.n)
-        a, args.lda, args.stride_a, args.a = self.matrix(config.a, s.m, s.k, config.a_col, s.pad_a, 1 if s.broadcast_a else s.batch)
-        b, args.ldb, args.stride_b, args.b = self.matrix(config.b, s.k, s.n, config.b_col, s.pad_b, 1 if s.broadcast_b else s.batch)
+        a, args.lda, args.stride_a, args.a = self.matrix(
+            config.a, s.m, s.k, config.a_col, s.pad_a, 1 if s.broadcast_a else s.batch
+        )
+        b, args.ldb, args.stride_b, args.b = self.matrix(
+            config.b, s.k, s.n, config.b_col, s.pad_b, 1 if s.broadcast_b else s.batch
+        )
         args.stride_a, args.stride_b = (0 if s.broadcast_a else args.stride_a), (0 if s.broadcast_b else args.stride_b)
         c, args.ldc, args.stride_c, args.c = self.matrix(config.c, s.m, s.n, False, s.pad_c, s.batch)
         poison(c)
@@ -115,9 +121,13 @@ class Call:
         args.alpha, args.clamp_lo, args.clamp_hi = self.alpha, -0.5, 0.75
         view: dict[str, Any] = {"a": a, "b": b, "c": c}
         if config.scale_a != "none":
-            view["scale_a"], args.scale_a = self.operand("fp32", shape, "column" if config.scale_a == "row" else "scalar")
+            view["scale_a"], args.scale_a = self.operand(
+                "fp32", shape, "column" if config.scale_a == "row" else "scalar"
+            )
         if config.scale_b != "none":
-            view["scale_b"], args.scale_b = self.operand("fp32", shape, "row" if config.scale_b == "column" else "scalar")
+            view["scale_b"], args.scale_b = self.operand(
+                "fp32", shape, "row" if config.scale_b == "column" else "scalar"
+            )
         if config.bias:
             view["bias"], args.bias = self.operand(config.bias, shape, "row")
         ds = [self.operand(dtype, shape, self.d_layout) for dtype in config.d]
@@ -139,7 +149,9 @@ class Call:
             x = x + view["bias"].astype(np.float64)
         for d in view["d"]:
             x = x * d.astype(np.float64) if "Multiply" in config.binary else x + d.astype(np.float64)
-        return UNARY[config.unary](x), bound
+        sizes = self.sizes[index]
+        shape = (sizes.batch, sizes.m, sizes.n)
+        return UNARY[config.unary](np.broadcast_to(x, shape)), np.broadcast_to(bound, shape)
 
     def pre_shuffle(self, library: Library, runtime: Runtime, team: int) -> None:
         """Replaces B of every problem by its packed form."""
@@ -156,7 +168,7 @@ class Call:
             args.b, args.ldb, args.stride_b = packed.address, 0, (0 if sizes.broadcast_b else bytes_)
             self.keep.append(packed)
 
-    def launch(self, library: Library, runtime: Runtime, team: int | None = None) -> None:
+    def launch(self, library: Library, runtime: Runtime, team: int | None = None, pool: int | None = None) -> None:
         team = team or self.config.team
         if self.config.preshuffle:
             self.pre_shuffle(library, runtime, team)
@@ -165,11 +177,11 @@ class Call:
         workspace.array(np.dtype(np.uint8), bytes_)[:] = 0xFF  # NaN in every float type
         self.args.workspace, self.args.workspace_bytes = workspace.address, bytes_
         if self.split_k > 1:
-            runtime.launch(library.entry(self.config, "_partial"), self.args, team)
-            runtime.launch(library.entry(self.config, "_reduce"), self.args, team)
+            runtime.launch(library.entry(self.config, "_partial"), self.args, team, pool)
+            runtime.launch(library.entry(self.config, "_reduce"), self.args, team, pool)
         else:
-            runtime.launch(library.entry(self.config), self.args, team)
-        assert workspace.address % 64 == 0
+            runtime.launch(library.entry(self.config), self.args, team, pool)
+        self.args.workspace = None  # it goes out of scope here
 
     def check(self) -> None:
         for index in range(len(self.sizes)):
@@ -181,7 +193,12 @@ def poison(c: Array) -> None:
 
 
 def is_exact(config: Config, alpha: float) -> bool:
-    plain = config.bias is None and not config.d and config.scale_a == config.scale_b == "none" and config.unary == "PassThrough"
+    plain = (
+        config.bias is None
+        and not config.d
+        and config.scale_a == config.scale_b == "none"
+        and config.unary == "PassThrough"
+    )
     return config.c == "int32" and plain and alpha == 1.0
 
 
@@ -201,13 +218,28 @@ def compare(config: Config, got: Array, want: Array, magnitude: Array, sizes: Si
     error = np.abs(wide - want)[finite]
     scale = np.abs(want)[finite]
     gain = 4.0 + sum(np.abs(d).max() for d in [np.ones(1)])
-    allowed = 2 * unit * scale + gain * 2.0**-22 * (magnitude[finite] + scale + 1) + (0.5 if config.c == "int32" else 0.0)
+    allowed = (
+        2 * unit * scale + gain * 2.0**-22 * (magnitude[finite] + scale + 1) + (0.5 if config.c == "int32" else 0.0)
+    )
     if "Multiply" in config.binary:
         allowed += 2.0**-18 * (magnitude[finite] + 1) * 30
     worst = int(np.argmax(error - allowed))
-    assert np.all(error <= allowed), (config, sizes, "error", error[worst], "allowed", allowed[worst], "of", scale[worst])
+    assert np.all(error <= allowed), (
+        config,
+        sizes,
+        "error",
+        error[worst],
+        "allowed",
+        allowed[worst],
+        "of",
+        scale[worst],
+    )
     norm = np.linalg.norm(scale)
     if norm > 0 and config.c != "int32":
         relative = np.linalg.norm(error) / norm
-        bound = unit + 1e-6 * math.sqrt(max(sizes.k, 16)) if config.binary == config.unary == "PassThrough" else 1.5 * unit + 2e-5
+        bound = (
+            unit + 1e-6 * math.sqrt(max(sizes.k, 16))
+            if config.binary == config.unary == "PassThrough"
+            else 1.5 * unit + 2e-5
+        )
         assert relative <= bound, (config, sizes, "relative Frobenius error", relative, "bound", bound)
