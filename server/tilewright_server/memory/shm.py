@@ -79,12 +79,7 @@ class Mapping:
         if address is None or address == MAP_FAILED:
             code = ctypes.get_errno()
             if code in (errno.EPERM, errno.EACCES):
-                raise AccessError(
-                    "the memory file cannot be written",
-                    field="memfd",
-                    rule="region_writable",
-                    fix="make it without the seals WRITE and FUTURE_WRITE, and open it for reading and writing",
-                )
+                raise _not_writable()
             raise ResourceExhaustedError(
                 "the server cannot map more memory", field="bytes", value=nbytes, rule="region_map"
             )
@@ -197,6 +192,8 @@ def _checked(fd: int, nbytes: int, *, sealable: bool) -> OpenedFile:
             fix="size the file with ftruncate before it is registered, or register fewer bytes",
         )
     seals = fcntl.fcntl(fd, F_GET_SEALS) if sealable else 0
+    if seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE):
+        raise _not_writable()
     wanted = F_SEAL_SEAL | F_SEAL_SHRINK
     sealed = seals & wanted == wanted
     if not sealed and fd > resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_DESCRIPTORS:
@@ -256,6 +253,15 @@ def _not_opened(error: OSError) -> NotFoundError | ResourceExhaustedError:
     if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
         return ResourceExhaustedError("the server has no descriptor to spare", field="source", retry_after_s=1.0)
     return not_there()
+
+
+def _not_writable() -> AccessError:
+    return AccessError(
+        "the memory file cannot be written",
+        field="memfd",
+        rule="region_writable",
+        fix="make it without the seals WRITE and FUTURE_WRITE, and open it for reading and writing",
+    )
 
 
 def _shrunk() -> InvalidArgumentError:

@@ -10,8 +10,7 @@ import pytest
 from fake_engine import FakeDevice, FakeEngine
 from hypothesis import given
 from hypothesis import strategies as st
-from rpc_harness import MemoryFile
-from test_sessions import register
+from rpc_harness import MemoryFile, register
 
 from tilewright_kit.dtypes import DType
 from tilewright_kit.errors import InvalidArgumentError, NotFoundError, TilewrightError

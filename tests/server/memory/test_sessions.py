@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 from fake_engine import FakeDevice
-from rpc_harness import MemoryFile
+from rpc_harness import MemoryFile, register
 
 from tilewright_kit.errors import AccessError, DeadlineError, NotFoundError, ResourceExhaustedError
 from tilewright_server.memory.buffers import ResidentBuffer
-from tilewright_server.memory.regions import Region
-from tilewright_server.memory.sessions import Limits, Session, Sessions, new_id
-from tilewright_server.memory.shm import open_memfd
+from tilewright_server.memory.sessions import Limits, Sessions, new_id
 
 
 def descriptors() -> int:
@@ -24,11 +22,6 @@ def descriptors() -> int:
 
 def mapped(file: MemoryFile) -> int:
     return Path("/proc/self/maps").read_text().count(file.name)
-
-
-def register(session: Session, file: MemoryFile) -> Region:
-    source = file.source()
-    return session.register(lambda: open_memfd(source.pid, source.fd, source.name, file.nbytes))
 
 
 @pytest.fixture

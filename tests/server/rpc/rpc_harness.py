@@ -21,6 +21,9 @@ from tilewright_proto.v1 import dispatch_pb2 as dp
 from tilewright_proto.v1 import dispatch_pb2_grpc, error_pb2, kernels_pb2_grpc, memory_pb2_grpc
 from tilewright_proto.v1 import memory_pb2 as mp
 from tilewright_proto.v1 import tensor_pb2 as tp
+from tilewright_server.memory.regions import Region
+from tilewright_server.memory.sessions import Session
+from tilewright_server.memory.shm import open_memfd
 
 F_ADD_SEALS = 1033
 SEAL, SHRINK = 1, 2
@@ -30,6 +33,10 @@ REAL = [
     "-c",
     "import sys; from tilewright_server import app, settings; sys.exit(app.Application(settings.load()).run())",
 ]
+
+
+def _is_clients(text: str) -> bool:
+    return "/memfd:tilewright-" in text or "/dev/shm/tilewright-" in text
 
 
 class ServerProcess:
@@ -78,8 +85,8 @@ class ServerProcess:
 
     def regions(self) -> tuple[int, int]:
         """How many memory files of clients it has mapped, and how many open."""
-        maps = sum("tilewright-" in line for line in Path(f"/proc/{self.pid}/maps").read_text().splitlines())
-        return maps, sum("tilewright-" in link for link in self.descriptors())
+        maps = Path(f"/proc/{self.pid}/maps").read_text().splitlines()
+        return sum(map(_is_clients, maps)), sum(map(_is_clients, self.descriptors()))
 
     def rss_mib(self) -> float:
         status = Path(f"/proc/{self.pid}/status").read_text()
@@ -123,6 +130,12 @@ class MemoryFile:
     def close(self) -> None:
         self.bytes.close()
         os.close(self.fd)
+
+
+def register(session: Session, file: MemoryFile) -> Region:
+    """Register a file with a session of this very process."""
+    source = file.source()
+    return session.register(lambda: open_memfd(source.pid, source.fd, source.name, file.nbytes))
 
 
 class Client:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import subprocess
@@ -15,6 +16,9 @@ from pathlib import Path
 import grpc
 import pytest
 from rpc_harness import (
+    F_ADD_SEALS,
+    SEAL,
+    SHRINK,
     Client,
     MemoryFile,
     ServerProcess,
@@ -303,17 +307,14 @@ def test_a_sealed_file_cannot_shrink(file: MemoryFile) -> None:
 
 
 def test_a_file_sealed_against_writing_is_refused(client: Client) -> None:
-    import fcntl
-
-    from rpc_harness import F_ADD_SEALS, SEAL, SHRINK
-
-    fd = os.memfd_create(name := "tilewright-" + secrets.token_hex(16), os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, 4096)
-    fcntl.fcntl(fd, F_ADD_SEALS, SEAL | SHRINK | 0x8)
-    with refused("permission_denied", "region_writable"):
-        source = mp.MemfdSource(pid=os.getpid(), fd=fd, name=name)
-        client.memory.RegisterRegion(mp.RegisterRegionRequest(session=client.token, memfd=source, bytes=4096))
-    os.close(fd)
+    for seals in (SEAL | SHRINK | 0x8, 0x8, 0x10):
+        fd = os.memfd_create(name := "tilewright-" + secrets.token_hex(16), os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, 4096)
+        fcntl.fcntl(fd, F_ADD_SEALS, seals)
+        with refused("permission_denied", "region_writable"):
+            source = mp.MemfdSource(pid=os.getpid(), fd=fd, name=name)
+            client.memory.RegisterRegion(mp.RegisterRegionRequest(session=client.token, memfd=source, bytes=4096))
+        os.close(fd)
 
 
 # POSIX shared memory
