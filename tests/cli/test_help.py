@@ -16,6 +16,7 @@ COMMANDS = [
     ("run", "gemm"),
     ("kernels",),
     *(("kernels", name) for name in ("list", "show", "validate", "correct", "build", "export", "explain", "generate")),
+    ("kernels", "explain", "gemm"),
     ("cache",),
     *(("cache", name) for name in ("list", "verify", "prune", "export", "import")),
     ("arch",),

@@ -85,10 +85,10 @@ def test_configuration_that_cannot_be_read_is_a_usage_error(text, cli, target):
 
 
 def test_explain_says_what_decided(cli, target):
-    ran = cli("kernels", "explain", 128, 256, 512, "--dtype", "bf16", "--json", "--target", target)
+    ran = cli("kernels", "explain", "gemm", 128, 256, 512, "--dtype", "bf16", "--json", "--target", target)
     assert ran.code == 0, ran.err
     assert ran.json["candidates"]
-    table = cli("kernels", "explain", 128, 256, 512, "--dtype", "bf16", "--top", 3, "--target", target)
+    table = cli("kernels", "explain", "gemm", 128, 256, 512, "--dtype", "bf16", "--top", 3, "--target", target)
     assert "decided by heuristic" in table.out
     assert "candidates" in table.out
 

@@ -21,10 +21,23 @@ app = typer.Typer(
     no_args_is_help=True,
     epilog=examples(
         "tilewright kernels list --name 'gemm_bf16_rcr*'",
-        "tilewright kernels explain 128 4096 4096 --dtype bf16",
+        "tilewright kernels explain gemm 128 4096 4096 --dtype bf16",
         "tilewright kernels build --set default --name 'gemm_fp32_rcr*'",
     ),
 )
+
+explain_app = typer.Typer(
+    help="Say which kernel a problem would run, what was predicted of the others, and why the rest was refused.",
+    no_args_is_help=True,
+    epilog=examples("tilewright kernels explain gemm 128 4096 4096 --dtype bf16"),
+)
+app.add_typer(explain_app, name="explain")
+
+
+@explain_app.callback()
+def explain() -> None:
+    """Say which kernel a problem would run, what was predicted of the others, and why the rest was refused."""
+
 
 _OPERATION = typer.Option("gemm", "--operation", help="Operation.")
 _ARCH = typer.Option("", "--arch", help="Architecture. Default: that of the server's device.")
@@ -210,14 +223,14 @@ def build(
         raise typer.Exit(Exit.FAILED)
 
 
-@app.command(
-    "explain",
+@explain_app.command(
+    "gemm",
     epilog=examples(
-        "tilewright kernels explain 1024 1024 1024",
-        "tilewright kernels explain 1 4096 4096 --dtype bf16 --layout rcr --json",
+        "tilewright kernels explain gemm 1024 1024 1024",
+        "tilewright kernels explain gemm 1 4096 4096 --dtype bf16 --layout rcr --json",
     ),
 )
-def explain(
+def explain_gemm(
     m: int = typer.Argument(help="Rows of A and C."),
     n: int = typer.Argument(help="Columns of B and C."),
     k: int = typer.Argument(help="Columns of A, rows of B."),
