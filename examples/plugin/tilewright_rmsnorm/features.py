@@ -1,0 +1,36 @@
+"""Inputs of a learned model, and the analytic estimate that serves until there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tilewright_kit.device import DeviceInfo
+from tilewright_kit.operation import Prediction
+from tilewright_rmsnorm.config import RmsNormConfig
+from tilewright_rmsnorm.problem import RmsNormProblem
+
+__all__ = ["features", "predict"]
+
+LANES_PER_SECOND = 2e9
+"""Vector elements that one thread adds up in a second, per lane."""
+TEAM_SECONDS = 3e-6
+"""What it costs to wake each further thread."""
+
+
+def features(problem: RmsNormProblem, config: RmsNormConfig, device: DeviceInfo) -> Mapping[str, float]:
+    return {
+        "rows": float(problem.rows),
+        "columns": float(problem.columns),
+        "lanes": float(config.lanes),
+        "threads": float(config.wave[0]),
+        "units": float(device.units),
+    }
+
+
+def predict(problem: RmsNormProblem, config: RmsNormConfig, device: DeviceInfo) -> Prediction:
+    threads = config.wave[0]
+    rows = -(-problem.rows // threads)
+    # A row shorter than the partial sums is added up one by one.
+    rate = LANES_PER_SECOND * (config.lanes if problem.columns >= config.lanes else 1)
+    parts = {"compute": 2 * rows * problem.columns / rate, "team": TEAM_SECONDS * (threads - 1), "launch": 1e-6}
+    return Prediction(sum(parts.values()), parts)

@@ -1,0 +1,84 @@
+"""The example plugin of docs/adding-an-operation.md keeps the contract and computes what it says."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tilewright_kit.check_plugin import check_plugin
+from tilewright_kit.compare import compare
+from tilewright_kit.dtypes import DType
+from tilewright_kit.plugins import PluginManager
+from tilewright_kit.problem import OperationRequest
+from tilewright_kit.tensor import TensorDesc
+from tilewright_server.engine.call import Call
+from tilewright_server.engine.engine import Engine
+from tilewright_server.engine.types import EngineOptions, Selection
+
+PLUGIN = Path(__file__).resolve().parents[2] / "examples" / "plugin"
+DOCS = PLUGIN.parents[1] / "docs" / "adding-an-operation.md"
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    plugins = PluginManager()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(PLUGIN))
+        plugins.load_module("tilewright_rmsnorm.plugin", "rmsnorm")
+        plugins.load_module("tilewright_server.devices.cpu.plugin", "cpu")
+        assert not plugins.failures
+        made = Engine(EngineOptions(cache_dir=tmp_path_factory.mktemp("plugin") / "cache"), plugins)
+        yield made
+        made.close()
+    for name in [name for name in sys.modules if name.startswith("tilewright_rmsnorm")]:
+        del sys.modules[name]
+
+
+def execute(engine: Engine, request: OperationRequest, arrays: dict[str, Any]) -> dict[str, Any]:
+    """Runs a request on arrays of this process."""
+    prepared = engine.plan(request, Selection(), Call())
+    memory = {}
+    for operand in prepared.operands:
+        desc = operand.desc
+        memory[operand.name] = np.full(max(desc.span, 1), np.nan, desc.dtype.numpy)
+        if operand.name in arrays:
+            memory[operand.name][: desc.span] = arrays[operand.name].reshape(-1)
+    addresses = [memory[operand.name].ctypes.data for operand in prepared.operands]
+    engine.execute(prepared, addresses, Call())
+    out = next(operand.desc for operand in prepared.operands if operand.name == "out")
+    return {"out": memory["out"][: out.span].reshape(out.shape)}
+
+
+def test_the_example_conforms(engine: Engine) -> None:
+    operation = engine.operations["rmsnorm"]
+
+    def run(_operation: Any, request: OperationRequest, inputs: dict[str, Any]) -> dict[str, Any]:
+        return execute(engine, request, inputs)
+
+    report = check_plugin(operation, engine.devices.info(), None, run)
+    report.raise_if_failed()
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (2, 7), (33, 384), (128, 1023)])
+def test_the_example_computes_rms_normalisation(engine: Engine, rows: int, columns: int) -> None:
+    rng = np.random.default_rng()
+    arrays = {
+        "x": rng.standard_normal((rows, columns)).astype(np.float32),
+        "weight": rng.standard_normal(columns).astype(np.float32),
+    }
+    inputs = {name: TensorDesc.of("fp32", array.shape) for name, array in arrays.items()}
+    request = OperationRequest("rmsnorm", inputs, attributes={"epsilon": 1e-5})
+    operation = engine.operations["rmsnorm"]
+    truth = operation.reference(operation.parse(request), arrays)["out"]
+    assert compare(execute(engine, request, arrays)["out"], truth, DType.FP32, columns).passed
+
+
+def test_the_guide_names_every_room_of_the_example() -> None:
+    text = DOCS.read_text("utf-8")
+    rooms = {path.name for path in (PLUGIN / "tilewright_rmsnorm").glob("*.py")} - {"__init__.py"}
+    assert {room for room in rooms if f"`{room}`" not in text} == set()
