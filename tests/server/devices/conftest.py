@@ -49,7 +49,7 @@ def registry(build: Build) -> Iterator[DeviceRegistry]:
 
 
 KINDS = ["cpu"]
-"""A kind of device joins the conformance suite here, with a unit for it in ``vector_units``."""
+"""A kind of device joins the conformance suite here, with a unit for it in ``VECTOR_UNITS``."""
 
 
 @pytest.fixture(params=KINDS)
