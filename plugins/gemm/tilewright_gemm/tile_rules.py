@@ -24,6 +24,8 @@ from tilewright_kit.rules import Violation
 __all__ = ["TILE_RULES"]
 
 MAX_EXTENT = 65535
+LARGEST_MENDED = 32768
+"""Leaves room for rounding up to whole warp tiles."""
 
 GEMM_MINIMUM: Triple = (16, 16, 8)
 """Smallest GPU tile, and what it must be a multiple of (the seeds' operator constraint)."""
@@ -32,12 +34,17 @@ PRESHUFFLE_ALIGNMENT: Triple = (32, 32, 16)
 VECTOR_LOAD_BYTES = 16
 
 
+def is_positive(config: GemmConfig) -> bool:
+    """Whether all sizes are in range: what the other rules may rely on once ``positive_sizes`` has spoken."""
+    return all(0 < size <= MAX_EXTENT for size in (*config.tile, *config.wave, *config.warp_tile))
+
+
 def positive_sizes(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
     """Sizes are positive and fit 16 bits."""
     for name in ("tile", "wave", "warp_tile"):
         sizes: Triple = getattr(config, name)
         if any(not 0 < size <= MAX_EXTENT for size in sizes):
-            mended = tuple(min(max(size, 1), MAX_EXTENT) for size in sizes)
+            mended = tuple(size if 0 < size <= MAX_EXTENT else min(max(size, 1), LARGEST_MENDED) for size in sizes)
             yield Violation("positive_sizes", name, sizes, f"sizes are from 1 to {MAX_EXTENT}", {name: mended})
 
 
@@ -144,7 +151,7 @@ def tile_minimum(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
 def tile_divisibility(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
     """The tile is a whole number of waves times warp tiles in every dimension."""
     unit = step(config)
-    if any(size < 1 for size in unit):
+    if not is_positive(config):
         return
     if any(size % part for size, part in zip(config.tile, unit, strict=True)):
         align = _alignment(config, arch)
@@ -158,8 +165,8 @@ def tile_divisibility(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]
 def staging_budget(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
     """One stage of A and B fits the arch's budget: LDS on a GPU, the cache share of packed blocks on a CPU."""
     limit = staging_limit(config, arch)
-    needed = staging_bytes(config, arch)
-    if limit and needed > limit and min(config.warp_tile) > 0:
+    needed = staging_bytes(config, arch) if is_positive(config) else 0
+    if limit and needed > limit and is_positive(config):
         where = "L2" if arch.kind == "cpu" else "LDS"
         reason = f"A and B need {needed} bytes of {where}; pipeline {config.pipeline} has {limit}"
         tile = _shrunk(config, arch, limit)
@@ -169,7 +176,7 @@ def staging_budget(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
 def shared_block(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
     """CPU: the packed block that the threads share (of the side with the larger tile) fits the last cache."""
     cache = max(arch.caches.l3_bytes, arch.caches.l2_bytes)
-    if arch.kind != "cpu" or not cache or min(config.warp_tile) < 1:
+    if arch.kind != "cpu" or not cache or not is_positive(config):
         return
     m, n, k = config.tile
     row = -(-k // config.warp_tile[2]) * GROUP_BYTES
@@ -177,14 +184,17 @@ def shared_block(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
         axis = 1 if n >= m else 0
         unit = step(config)[axis]
         fitting = cache // row // unit * unit
+        if not fitting:
+            fitting = unit
+            k = max(cache // (unit * GROUP_BYTES), 1) * config.warp_tile[2]
         reason = f"the shared packed block needs {max(m, n) * row} bytes; the last cache has {cache}"
-        fix = {"tile": (m, fitting, k) if axis else (fitting, n, k)} if fitting else {}
+        fix = {"tile": (m, fitting, k) if axis else (fitting, n, k)}
         yield Violation("shared_block", "tile", config.tile, reason, fix)
 
 
 def accumulators_fit_registers(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
     """The output tile of a thread fits its registers."""
-    if min(*config.warp_tile, *config.wave) < 1:
+    if not is_positive(config):
         return
     if arch.kind == "cpu":
         needed, limit = vectors_needed(config, arch), arch.vector_registers
@@ -204,11 +214,11 @@ def accumulators_fit_registers(config: GemmConfig, arch: ArchSpec) -> Iterator[V
 
 def cshuffle_repeat(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
     """GPU: the cshuffle epilogue mangles tiles whose repeat of a 32-wide warp tile is odd and above one."""
-    if arch.kind == "cpu" or config.epilogue is not Epilogue.CSHUFFLE:
+    if arch.kind == "cpu" or config.epilogue is not Epilogue.CSHUFFLE or not is_positive(config):
         return
     unit = step(config)
     for axis, letter in enumerate("mn"):
-        repeat = config.tile[axis] // max(unit[axis], 1)
+        repeat = config.tile[axis] // unit[axis]
         if config.warp_tile[axis] == 32 and repeat % 2 and repeat > 1:
             reason = f"cshuffle with an odd repeat of {repeat} along {letter} and a warp tile of 32 gives wrong results"
             smaller = list(config.tile)
@@ -232,20 +242,26 @@ def preshuffle_loads(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
     """GPU: every thread of the pre-shuffle pipeline loads whole vectors of 16 bytes of A, and the waves' loads tile the
     block.
     """
-    if not config.preshuffle or arch.kind == "cpu" or min(step(config)) < 1:
+    if not config.preshuffle or arch.kind == "cpu" or not is_positive(config):
         return
     reason = _load_fault(config, arch, config.tile)
     if reason:
-        m, n, k = config.tile
-        unit = _alignment(config, arch)
-        tiles = ((rows * unit[0], n, depth * unit[2]) for rows in range(1, 33) for depth in range(1, 9))
-        near = sorted(tiles, key=lambda tile: (abs(math.log2(tile[0] / m)) + abs(math.log2(tile[2] / k)), tile))
-        limit = staging_limit(config, arch)
-        fitting = (
-            tile for tile in near if not _load_fault(config, arch, tile) and staging_bytes(config, arch, tile) <= limit
-        )
-        mended = next(fitting, None)
+        mended = _loadable(config, arch)
         yield Violation("preshuffle_loads", "tile", config.tile, reason, {"tile": mended} if mended else {})
+
+
+def _loadable(config: GemmConfig, arch: ArchSpec) -> Triple | None:
+    """The nearest tile whose loads are whole vectors and that fits; None if there is none within reach."""
+    m, n, k = config.tile
+    unit, limit = _alignment(config, arch), staging_limit(config, arch)
+    shapes = [(rows * unit[0], depth * unit[2]) for rows in range(1, 33) for depth in range(1, 9)]
+    shapes.sort(key=lambda shape: (abs(math.log2(shape[0] / m)) + abs(math.log2(shape[1] / k)), shape))
+    for columns in dict.fromkeys((n, max(n // 2 // unit[1], 1) * unit[1], unit[1])):
+        for rows, depth in shapes:
+            tile = (rows, columns, depth)
+            if staging_bytes(config, arch, tile) <= limit and not _load_fault(config, arch, tile):
+                return tile
+    return None
 
 
 def _load_fault(config: GemmConfig, arch: ArchSpec, tile: Triple) -> str:

@@ -1,0 +1,47 @@
+"""Our operations under the conformance test that any plugin author can run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gemm_runner import Array, Runner
+
+import tilewright_arch
+from tilewright_gemm import plugin
+from tilewright_gemm.packing import PackedFormat
+from tilewright_gemm.reference import unpack
+from tilewright_kit.check_plugin import check_plugin
+from tilewright_kit.device import DeviceInfo
+from tilewright_kit.problem import OperationRequest, Role
+from tilewright_kit.select import Selector
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", plugin.tilewright_operations(), ids=lambda operation: operation.name)
+def test_operation_conforms_and_its_samples_are_right(operation: Any, runner: Runner, device: DeviceInfo) -> None:
+    def build(unit: Any, arch: Any) -> None:
+        assert unit.text and arch
+
+    def run(op: Any, request: OperationRequest, inputs: dict[str, Array]) -> dict[str, Array]:
+        problem = op.parse(request)
+        plan = op.plan(problem, Selector().select(op, problem, device).config, device)
+        memory = runner.run(plan, inputs)
+        found = {}
+        for item in plan.operands:
+            if item.role is Role.OUTPUT:
+                view = memory[item.name].view
+                if item.desc.packing:
+                    layout = PackedFormat.parse(item.desc.packing, item.name)
+                    view = unpack(view, layout, *item.desc.shape).astype(item.desc.dtype.numpy)
+                found[item.name] = np.array(view)
+        return found
+
+    archs = [tilewright_arch.load(name) for name in ("x86-64-v2", "gfx942", "sm_90a")]
+    report = check_plugin(operation, device, build, run, archs=archs)
+    report.raise_if_failed()
+
+
+def test_the_plugin_offers_both_operations() -> None:
+    assert [operation.name for operation in plugin.tilewright_operations()] == ["gemm", "gemm_pack_b"]

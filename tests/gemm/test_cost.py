@@ -1,0 +1,118 @@
+"""Predictions: deterministic, growing with the work, quick enough for an uncached plan; and the 72 features."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+import pytest
+
+from tilewright_arch import ArchSpec
+from tilewright_gemm.features import CATEGORICAL, NAMES, PIPELINES
+from tilewright_gemm.plugin import GemmOperation
+from tilewright_gemm.problem import GemmProblem
+from tilewright_kit.check_plugin import device_of
+from tilewright_kit.device import DeviceInfo
+from tilewright_kit.problem import OperationRequest
+from tilewright_kit.select import Selector
+from tilewright_kit.tensor import TensorDesc
+
+GEMM = GemmOperation()
+
+
+def problem(m: int, n: int, k: int, dtype: str = "fp32") -> GemmProblem:
+    inputs = {"a": TensorDesc.of(dtype, (m, k)), "b": TensorDesc.of(dtype, (k, n), (1, k))}
+    return GEMM.parse(OperationRequest("gemm", inputs))
+
+
+def usable(arch: ArchSpec) -> str:
+    return next(dtype for dtype in ("fp32", "fp16", "bf16") if arch.acc_dtype(dtype, dtype))
+
+
+def test_predictions_are_the_same_each_time_and_made_of_their_parts(arch: ArchSpec) -> None:
+    device, wanted = device_of(arch), problem(300, 200, 1000, usable(arch))
+    candidates = GEMM.candidates(wanted, device)
+    assert candidates
+    for config in candidates[:20]:
+        one, other = (GEMM.predict(wanted, config, device) for _ in range(2))
+        assert one == other and math.isfinite(one.seconds) and one.seconds > 0
+        assert all(value >= 0 and math.isfinite(value) for value in one.parts.values())
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_more_work_never_takes_less_time(arch: ArchSpec, axis: int) -> None:
+    device, dtype = device_of(arch), usable(arch)
+    config = GEMM.candidates(problem(512, 512, 512, dtype), device)[0]
+    seconds = []
+    for factor in (1, 2, 4, 8, 16):
+        sizes = [512, 512, 512]
+        sizes[axis] *= factor
+        seconds.append(GEMM.predict(problem(*sizes, dtype), config, device).seconds)
+    assert seconds == sorted(seconds) and seconds[-1] > seconds[0]
+
+
+def test_skinny_products_stream_and_square_ones_are_blocked(device: DeviceInfo) -> None:
+    def pick(m: int, n: int, k: int) -> str:
+        config = Selector().select(GEMM, problem(m, n, k), device).config
+        return str(config.pipeline)  # type: ignore[attr-defined]
+
+    assert pick(1, 4096, 4096) == "mem"
+    assert pick(4096, 1, 4096) == "mem"
+    assert pick(8, 2048, 2048) == "mem"
+    assert pick(1024, 1024, 1024) == "compv3"
+    assert pick(64, 64, 64) == "compv1"
+
+
+def test_big_products_use_all_units_and_tiny_ones_one(device: DeviceInfo) -> None:
+    def waves(m: int, n: int, k: int) -> int:
+        config = Selector().select(GEMM, problem(m, n, k), device).config
+        return int(config.waves)  # type: ignore[attr-defined]
+
+    assert waves(2048, 2048, 2048) == device.units
+    assert waves(16, 16, 16) == 1
+
+
+def test_candidates_are_few_valid_and_cheap_to_rank(device: DeviceInfo) -> None:
+    for sizes in (
+        (1, 4096, 4096),
+        (64, 64, 64),
+        (256, 256, 256),
+        (1024, 1024, 1024),
+        (128, 4096, 1024),
+        (30, 30, 3000),
+    ):
+        wanted = problem(*sizes)
+        assert 1 <= len(GEMM.candidates(wanted, device)) <= 32
+        times = []
+        for _ in range(5):
+            start = time.perf_counter()
+            best = Selector().select(GEMM, wanted, device)
+            GEMM.plan(wanted, best.config, device)  # type: ignore[arg-type]
+            times.append(time.perf_counter() - start)
+        assert min(times) < 0.02, times  # the aim is 5 ms; test machines are shared
+
+
+def test_features_are_the_seeds_seventy_two(arch: ArchSpec) -> None:
+    device, dtype = device_of(arch), usable(arch)
+    wanted = problem(300, 200, 1000, dtype)
+    features = GEMM.features(wanted, GEMM.candidates(wanted, device)[0], device)
+    assert tuple(features) == NAMES and len(NAMES) == 72
+    assert all(isinstance(value, float) and math.isfinite(value) for value in features.values())
+    assert set(CATEGORICAL) <= set(features)
+    assert set(arch.pipelines) <= set(PIPELINES) and len(set(PIPELINES.values())) == len(PIPELINES)
+
+
+def test_features_follow_the_seeds_formulas(arch: ArchSpec) -> None:
+    device, dtype = device_of(arch), usable(arch)
+    m, n, k = 300, 200, 1000
+    wanted = problem(m, n, k, dtype)
+    config = GEMM.candidates(wanted, device)[0]
+    found = GEMM.features(wanted, config, device)
+    size = wanted.dtype_a.bytes
+    assert found["arithmetic_intensity"] == pytest.approx(2 * m * n * k / ((m * k + k * n + m * n) * size))
+    assert found["num_tiles_m"] == -(-m // config.tile[0])
+    remainder = m % config.tile[0]
+    assert found["tile_eff_m"] == pytest.approx(remainder / config.tile[0] if remainder else 1.0)
+    assert found["log2_MNK"] == pytest.approx(np.log2(m * n * k))
+    assert found["needs_padding_k"] == float(k % config.tile[2] != 0)
