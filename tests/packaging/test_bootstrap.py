@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -83,14 +84,19 @@ def test_packages_that_cannot_be_installed_stop_it(bootstrap):
     assert bootstrap.on(Machine({"ensurepip"}, {"g++"}, failing="--editable")) == 1
 
 
+def make(*arguments: str) -> str:
+    """What `make` prints, also where the tests themselves were started by `make`."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    done = subprocess.run(["make", *arguments], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
 def test_make_help_names_every_target():
-    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    shown = make("help")
     for target in ("demo", "test", "lint", "proto", "bench", "clean"):
-        assert f"make {target}" in done.stdout
+        assert f"make {target}" in shown
 
 
 @pytest.mark.parametrize("target", ["demo", "test", "lint", "bench"])
 def test_make_sets_up_before_it_works(target, tmp_path):
-    command = ["make", "--dry-run", target, f"VENV={tmp_path}/venv"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "scripts/bootstrap.py" in done.stdout.splitlines()[0]
+    assert "scripts/bootstrap.py" in make("--dry-run", target, f"VENV={tmp_path}/venv").splitlines()[0]
