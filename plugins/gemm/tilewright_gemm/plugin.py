@@ -14,6 +14,7 @@ from tilewright_gemm.codegen import generate
 from tilewright_gemm.config import GemmConfig
 from tilewright_gemm.cost import predict_gemm, predict_pack_b
 from tilewright_gemm.features import gemm_features
+from tilewright_gemm.generate_set import select_set
 from tilewright_gemm.pack_b import PackBConfig, parse_pack_b
 from tilewright_gemm.parse import parse_gemm
 from tilewright_gemm.plan import plan_gemm, plan_pack_b
@@ -71,6 +72,10 @@ class GemmOperation:
 
     def samples(self) -> Iterable[OperationRequest]:
         return gemm_samples()
+
+    def select_set(self, arch: ArchSpec, **options: Any) -> Sequence[GemmConfig]:
+        """The kernels that the options of the seeds' generator select, sweeps included; see ``generate_set``."""
+        return select_set(arch, **options)
 
 
 class PackBOperation:
