@@ -182,7 +182,7 @@ def peers(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], dtype: str, packed: 
         return found
     x, w = to_torch(a), to_torch(b)
     if packed and dtype != "int8":
-        weight = torch.ops.mkldnn._reorder_linear_weight(w.t().contiguous().to_mkldnn(), a.shape[0])
+        weight = torch.ops.mkldnn._reorder_linear_weight(w.t().contiguous(), a.shape[0])
         found.append(
             Contender("oneDNN", lambda: torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], ""), [])
         )

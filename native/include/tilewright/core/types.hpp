@@ -126,7 +126,6 @@ TW_INLINE f32v load_fp16(const void* from) {
   typedef _Float16 half_vector __attribute__((vector_size(kVectorBytes / 2)));
   return __builtin_convertvector(load_as<half_vector>(from), f32v);
 #elif TW_NATIVE_FP16 && defined(__AVX512F__)
-  typedef short v16hi __attribute__((vector_size(32)));
   return __builtin_ia32_vcvtph2ps512_mask(load_as<v16hi>(from), f32v{}, (unsigned short)-1, 4);
 #elif TW_NATIVE_FP16 && defined(__AVX2__)
   return __builtin_ia32_vcvtph2ps256(load_as<v8hi>(from));
@@ -140,7 +139,6 @@ TW_INLINE void store_fp16(void* to, f32v value) {
   typedef _Float16 half_vector __attribute__((vector_size(kVectorBytes / 2)));
   store_as(to, __builtin_convertvector(value, half_vector));
 #elif TW_NATIVE_FP16 && defined(__AVX512F__)
-  typedef short v16hi __attribute__((vector_size(32)));
   store_as(to, __builtin_ia32_vcvtps2ph512_mask(value, 0, v16hi{}, (unsigned short)-1));
 #elif TW_NATIVE_FP16 && defined(__AVX2__)
   store_as(to, __builtin_ia32_vcvtps2ph256(value, 0));

@@ -80,11 +80,12 @@ TW_INLINE u32v splat_bits(uint32_t x) { return u32v{} + x; }
 TW_INLINE u32v select(i32v mask, u32v yes, u32v no) { return ((u32v)mask & yes) | (~(u32v)mask & no); }
 TW_INLINE f32v select(i32v mask, f32v yes, f32v no) { return (f32v)select(mask, (u32v)yes, (u32v)no); }
 
-// L bytes, or L 16-bit values, zero-extended to 32-bit lanes. g++ 12 takes vectors of 4 and 8 bytes apart lane by lane: hence its builtins.
-#if defined(__SSE4_1__) && !defined(__clang__) && TW_VECTOR_BYTES < 64
+// L bytes, or L 16-bit values, zero-extended to 32-bit lanes. g++ 12 takes the small vectors apart lane by lane: hence its builtins.
+#if defined(__SSE4_1__) && !defined(__clang__)
 #define TW_WIDEN_BY_BUILTIN 1
 typedef char v16qi __attribute__((vector_size(16)));
 typedef short v8hi __attribute__((vector_size(16)));
+typedef short v16hi __attribute__((vector_size(32)));
 typedef int v4si __attribute__((vector_size(16)));
 typedef long long v2di __attribute__((vector_size(16)));
 #else
@@ -94,8 +95,10 @@ typedef long long v2di __attribute__((vector_size(16)));
 TW_INLINE u32v widen_u8(const void* from) {
 #if TW_WIDEN_BY_BUILTIN && TW_VECTOR_BYTES == 16
   return (u32v)__builtin_ia32_pmovzxbd128((v16qi)v4si{load_as<int>(from), 0, 0, 0});
-#elif TW_WIDEN_BY_BUILTIN
+#elif TW_WIDEN_BY_BUILTIN && TW_VECTOR_BYTES == 32
   return (u32v)__builtin_ia32_pmovzxbd256((v16qi)v2di{load_as<long long>(from), 0});
+#elif TW_WIDEN_BY_BUILTIN
+  return (u32v)__builtin_ia32_pmovzxbd512_mask(load_as<v16qi>(from), i32v{}, (unsigned short)-1);
 #else
   return __builtin_convertvector(load_as<u8_quarter>(from), u32v);
 #endif
@@ -104,6 +107,8 @@ TW_INLINE u32v widen_u8(const void* from) {
 TW_INLINE u32v widen_u16(const void* from) {
 #if TW_WIDEN_BY_BUILTIN && TW_VECTOR_BYTES == 16
   return (u32v)__builtin_ia32_pmovzxwd128((v8hi)v2di{load_as<long long>(from), 0});
+#elif TW_WIDEN_BY_BUILTIN && TW_VECTOR_BYTES == 64
+  return (u32v)__builtin_ia32_pmovzxwd512_mask(load_as<v16hi>(from), i32v{}, (unsigned short)-1);
 #else
   return __builtin_convertvector(load_as<u16_half>(from), u32v);
 #endif
@@ -116,24 +121,28 @@ TW_INLINE u16v even_halves(u16v x, Sequence<kIndex...>) {
 
 // The low 16 bits of every lane, stored as L contiguous values.
 TW_INLINE void store_low_u16(void* to, u32v x) {
-  if constexpr (kLanes == 16) {
-    store_as(to, __builtin_convertvector(x, u16_half));
-  } else {
-    const u16v packed = even_halves((u16v)x, MakeSequence<2 * kLanes>::type{});
-    __builtin_memcpy(to, &packed, kVectorBytes / 2);
-  }
+#if TW_VECTOR_BYTES == 64 && defined(__clang__)
+  store_as(to, __builtin_convertvector(x, u16_half));
+#elif TW_VECTOR_BYTES == 64
+  store_as(to, __builtin_ia32_pmovdw512_mask((i32v)x, v16hi{}, (unsigned short)-1));
+#else
+  const u16v packed = even_halves((u16v)x, MakeSequence<2 * kLanes>::type{});
+  __builtin_memcpy(to, &packed, kVectorBytes / 2);
+#endif
 }
 
 // The low 8 bits of every lane, stored as L contiguous values.
 TW_INLINE void store_low_u8(void* to, u32v x) {
-  if constexpr (kLanes == 16) {
-    store_as(to, __builtin_convertvector(x, u8_quarter));
-  } else {
-    uint8_t bytes[kLanes];
-    TW_UNROLL
-    for (int i = 0; i < kLanes; i++) bytes[i] = (uint8_t)x[i];
-    __builtin_memcpy(to, bytes, kLanes);
-  }
+#if TW_VECTOR_BYTES == 64 && defined(__clang__)
+  store_as(to, __builtin_convertvector(x, u8_quarter));
+#elif TW_VECTOR_BYTES == 64
+  store_as(to, __builtin_ia32_pmovdb512_mask((i32v)x, v16qi{}, (unsigned short)-1));
+#else
+  uint8_t bytes[kLanes];
+  TW_UNROLL
+  for (int i = 0; i < kLanes; i++) bytes[i] = (uint8_t)x[i];
+  __builtin_memcpy(to, bytes, kLanes);
+#endif
 }
 
 TW_INLINE float sum_lanes(f32v x) {

@@ -120,8 +120,14 @@ TW_INLINE void pack_panel_along_k(Rows<E, true> rows, int64_t count, int64_t k, 
 // One panel from rows that are contiguous themselves (k runs across): groups are interleaved from `depth` lines.
 template <class E, class Dot, int kR, bool kOffset>
 TW_INLINE void pack_panel_across_k(Rows<E, false> rows, int64_t count, int64_t k, uint32_t* to) {
+  // Every line of the source may lie on a page of its own, where the processor's prefetcher does not follow: ask for lines ahead ourselves.
+  constexpr int kAhead = 16;
   const int64_t line = rows.ld * size_of<E>;
   for (int64_t k0 = 0; k0 < k; k0 += Dot::depth, to += kR) {
+    TW_UNROLL
+    for (int d = 0; d < Dot::depth; d++)
+      TW_UNROLL
+      for (int byte = 0; byte < kR * size_of<E>; byte += 64) __builtin_prefetch(rows.at(0, k0 + kAhead + d) + byte, 0, 3);
     const bool whole = count >= kR && k - k0 >= Dot::depth;
     TW_UNROLL
     for (int h = 0; h < kR; h += kLanes) {

@@ -67,7 +67,12 @@ struct Streaming {
         for (int c = 0; c < kY; c++) sums[c] = load_as<V>(out + c * kStreamColumns + r);
         TW_UNROLL
         for (int l = 0; l < kGroups; l++) {
-          const u32v groups = offset(load_groups_across_k<E, Dot>(x.at(r, (g + l) * Dot::depth), line));
+          const char* const from = x.at(r, (g + l) * Dot::depth);
+          const u32v groups = offset(load_groups_across_k<E, Dot>(from, line));
+          // The lines of the next round, which may lie on other pages: the processor does not guess them.
+          if (r * size_of<E> % 64 < kLanes * size_of<E>)
+            TW_UNROLL
+            for (int d = 0; d < Dot::depth; d++) __builtin_prefetch(from + (kGroups * Dot::depth + d) * line, 0, 3);
           TW_UNROLL
           for (int c = 0; c < kY; c++) sums[c] = Dot::step(sums[c], groups, splat_bits(y[c * y_ld + g + l]));
         }
