@@ -127,10 +127,13 @@ struct BlockedGemm {
     for (int64_t group = 0; group == 0 || group < k_groups(); group += Plan::block_groups) {
       const int64_t groups = min_of(k_groups() - group, Plan::block_groups);
       const Packed slab = take_slab(p, group, groups);
-      const int64_t slab_panels = ceil_div(p.size(), Plan::slab_r);
-      int64_t serial = 0;
-      for (int64_t si = 0; si * Plan::shared_r < s.size(); si++)
-        for (int64_t pi = 0; pi < slab_panels; pi++, serial++) {
+      const int64_t s_panels = ceil_div(s.size(), Plan::shared_r), p_panels = ceil_div(p.size(), Plan::slab_r);
+      // Panels of S come from afar and go through all of P, which is near. With few rows and a pre-shuffled B it is the other way round.
+      const bool p_outside = Plan::slab_is_packed && s_panels * Plan::shared_r * groups * 4 <= kNearBytes;
+      const int64_t outside = p_outside ? p_panels : s_panels, inside = p_outside ? s_panels : p_panels;
+      for (int64_t o = 0; o < outside; o++)
+        for (int64_t i = 0; i < inside; i++) {
+          const int64_t si = p_outside ? i : o, pi = p_outside ? o : i;
           const uint32_t* const s_panel = shared.at(si, Plan::shared_r, group);
           const uint32_t* const p_panel = slab.at(pi, Plan::slab_r, 0);
           const int64_t s0 = s.begin + si * Plan::shared_r, p0 = p.begin + pi * Plan::slab_r;
@@ -139,11 +142,14 @@ struct BlockedGemm {
           Tile tile;
           tile.i0 = shares_b ? p0 : s0, tile.j0 = shares_b ? s0 : p0;
           tile.rows = min_of((shares_b ? p.end : s.end) - tile.i0, mr), tile.cols = min_of((shares_b ? s.end : p.end) - tile.j0, nr);
-          tile.unfinished = (Accumulator*)scratch.partial_tiles + serial * mr * nr;
-          tile.correction = sums ? sums + column : nullptr;
-          // The next panel of S comes from far away: each tile of this row of tiles fetches its share of it.
-          tile.ahead_step = ceil_div(Plan::shared_r * 4, slab_panels);
-          tile.ahead = (const char*)shared.at(si + 1, Plan::shared_r, group) + pi * groups * tile.ahead_step;
+          tile.unfinished = (Accumulator*)scratch.partial_tiles + (si * p_panels + pi) * mr * nr;
+          // Sums of the whole k that are known before the first block are what accumulation begins with, which costs nothing.
+          constexpr bool known = shares_b || Plan::slab_is_packed;
+          tile.initial = known && sums ? sums + column : nullptr, tile.correction = !known && sums ? sums + column : nullptr;
+          // The next outer panel is fetched meanwhile: each tile of this row of tiles asks for its share of it.
+          tile.ahead_step = ceil_div((p_outside ? Plan::slab_r : Plan::shared_r) * 4, inside);
+          const uint32_t* const next = p_outside ? slab.at(pi + 1, Plan::slab_r, 0) : shared.at(si + 1, Plan::shared_r, group);
+          tile.ahead = (const char*)next + i * groups * tile.ahead_step;
           tile.first = group == 0, tile.last = group + groups >= k_groups();
           multiply_tile(tile, groups, shares_b ? p_panel : s_panel, shares_b ? s_panel : p_panel);
         }
@@ -153,7 +159,8 @@ struct BlockedGemm {
   struct Tile {
     int64_t i0, j0, rows, cols;
     Accumulator* unfinished;  // this tile's accumulators between k blocks, if they may not live in C
-    const int32_t* correction;
+    const int32_t* initial;     // NULL: zeros
+    const int32_t* correction;  // NULL, or what to add at the end
     const char* ahead;
     int64_t ahead_step;
     bool first, last;
@@ -165,6 +172,7 @@ struct BlockedGemm {
     const Output& out = product.out;
     const bool full = (!Config::pad_m || tile.rows == mr) && (!Config::pad_n || tile.cols == nr);
     const Accumulator* start = zeros;
+    if constexpr (Dot::offset_a) start = tile.initial ? tile.initial : zeros;
     Accumulator* to = buffer;
     int64_t start_ld = 0, to_ld = nr;
     if constexpr (Out::accumulates_in_c) {

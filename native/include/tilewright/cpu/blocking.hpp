@@ -13,6 +13,7 @@ TW_NAMESPACE_BEGIN
 //   tile_n <  tile_m: S = A, up to tile_m rows at a time; slabs of up to tile_n columns of B. For wide ones.
 // S is packed for the whole k, so no member ever waits for another inside a slab: one barrier for each tile of S.
 constexpr int64_t kSharedBytes = 16 << 20;  // S stays in the last-level cache; a deeper k makes the tile of S narrower
+constexpr int64_t kNearBytes = 256 << 10;  // what certainly stays in the second-level cache
 constexpr int kSkinny = 8;                 // the streaming kernel: rows of the small operand held at a time,
 constexpr int kStreamColumns = 512;        // and results of each that are accumulated at a time
 

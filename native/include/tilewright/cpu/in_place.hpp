@@ -44,24 +44,26 @@ struct InPlaceGemm {
         const bool in_place = a_ready && rows.end - i >= mr;
         const uint32_t* const a_from = in_place ? (const uint32_t*)a.at(i, product.k0) : packed_a + (i - rows.begin) * groups;
         multiply_tile(i, j, min_of(rows.end - i, mr), cols, groups, a_from, in_place ? product.lda / depth : 1, in_place ? 1 : mr, b_from,
-                      b_ready ? product.ldb : nr, Dot::offset_a ? sums : nullptr);
+                      b_ready ? product.ldb : nr, sums);
       }
     }
   }
 
   TW_INLINE void multiply_tile(int64_t i, int64_t j, int64_t rows, int64_t cols, int64_t groups, const uint32_t* a, int64_t a_row, int64_t a_step,
-                               const uint32_t* b, int64_t b_step, const int32_t* correction) const {
+                               const uint32_t* b, int64_t b_step, const int32_t* sums) const {
     alignas(64) static const Accumulator zeros[nr] = {};
     alignas(64) Accumulator buffer[mr * nr];
+    const Accumulator* start = zeros;
+    if constexpr (Dot::offset_a) start = sums;
     const Output& out = product.out;
-    if constexpr (Out::accumulates_in_c && !Dot::offset_a) {
+    if constexpr (Out::accumulates_in_c) {
       if (rows == mr && cols == nr && Out::verbatim(out)) {
-        microkernel_in_place<Dot, mr, nr>(groups, a, a_row, a_step, b, b_step, zeros, 0, (Accumulator*)out.data + i * out.ld + j, out.ld);
+        microkernel_in_place<Dot, mr, nr>(groups, a, a_row, a_step, b, b_step, start, 0, (Accumulator*)out.data + i * out.ld + j, out.ld);
         return;
       }
     }
-    microkernel_in_place<Dot, mr, nr>(groups, a, a_row, a_step, b, b_step, zeros, 0, buffer, nr);
-    Out::store(out, i, j, rows, cols, buffer, nr, correction);
+    microkernel_in_place<Dot, mr, nr>(groups, a, a_row, a_step, b, b_step, start, 0, buffer, nr);
+    Out::store(out, i, j, rows, cols, buffer, nr, nullptr);
   }
 };
 

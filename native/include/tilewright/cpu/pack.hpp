@@ -154,11 +154,21 @@ TW_NOINLINE void pack_panel(Rows<E, kAlongK> rows, int64_t count, int64_t k, uin
 template <int kR>
 TW_NOINLINE void add_column_sums(const uint32_t* panel, int64_t groups, int32_t* sums, bool first) {
   static_assert(kR % kLanes == 0, "panels of B are whole vectors");
-  for (int h = 0; h < kR; h += kLanes) {
-    i32v sum = {};
-    for (int64_t g = 0; g < groups; g++) sum = DotI8::step(sum, splat_bits(0x01010101u), load_as<u32v>(panel + g * kR + h));
-    sum *= -128;
-    store_as(sums + h, first ? sum : load_as<i32v>(sums + h) + sum);
+  constexpr int kV = kR / kLanes;
+  i32v even[kV] = {}, odd[kV] = {};  // two chains for each vector hide the instruction's latency
+  const u32v ones = splat_bits(0x01010101u);
+  int64_t g = 0;
+  for (; g + 2 <= groups; g += 2)
+    TW_UNROLL
+    for (int v = 0; v < kV; v++) {
+      even[v] = DotI8::step(even[v], ones, load_as<u32v>(panel + g * kR + v * kLanes));
+      odd[v] = DotI8::step(odd[v], ones, load_as<u32v>(panel + (g + 1) * kR + v * kLanes));
+    }
+  TW_UNROLL
+  for (int v = 0; v < kV; v++) {
+    if (g < groups) even[v] = DotI8::step(even[v], ones, load_as<u32v>(panel + g * kR + v * kLanes));
+    const i32v sum = (even[v] + odd[v]) * -128;
+    store_as(sums + v * kLanes, first ? sum : load_as<i32v>(sums + v * kLanes) + sum);
   }
 }
 
