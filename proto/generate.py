@@ -1,7 +1,8 @@
 """Generate the Python stubs from the ``.proto`` files, reproducibly.
 
-The compiler is pinned: stubs made by it ask for protobuf 6.30 and grpcio 1.72 at the least and run on protobuf 6.x and 7.x alike. It is installed into a
-folder of its own without dependencies, so that it does not meddle with the runtimes of the environment.
+The compiler is pinned: its stubs ask for protobuf 6.30 and grpcio 1.72 at the least and run on protobuf 6.x and 7.x
+alike. It is installed into a folder of its own, without dependencies, so that it does not meddle with the runtimes of
+the environment.
 
     python proto/generate.py            # rewrite the stubs
     python proto/generate.py --check    # exit 1 if the checked-in stubs are not what would be generated
@@ -62,11 +63,11 @@ def stale() -> list[str]:
         fresh = Path(scratch) / "v1"
         generate(fresh)
         names = sorted({path.name for folder in (fresh, STUBS) for path in folder.glob("*.py*")})
-        return [
-            name
-            for name in names
-            if not ((fresh / name).exists() and (STUBS / name).exists() and filecmp.cmp(fresh / name, STUBS / name, False))
-        ]
+        return [name for name in names if not _same(fresh / name, STUBS / name)]
+
+
+def _same(one: Path, other: Path) -> bool:
+    return one.exists() and other.exists() and filecmp.cmp(one, other, shallow=False)
 
 
 def main() -> int:

@@ -151,7 +151,8 @@ def build(
     """
     core.require()
     request = kernels_pb2.BuildRequest(
-        filter=_filter(operation, kernel_set, arch, pattern),
+        # An empty filter would mean everything; none means what is named.
+        filter=_filter(operation, kernel_set, arch, pattern) if kernel_set or pattern else None,
         names=names,
         config_json=json.dumps(config) if config is not None else "",
         operation=operation,

@@ -16,7 +16,16 @@ from typing import Any
 
 from tilewright_kit.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 
-__all__ = ["ENV_PREFIX", "TABLE", "Setting", "Settings", "default_cache_dir", "default_listen", "load"]
+__all__ = [
+    "ENV_PREFIX",
+    "TABLE",
+    "Setting",
+    "Settings",
+    "default_cache_dir",
+    "default_listen",
+    "load",
+    "reference_page",
+]
 
 ENV_PREFIX = "TILEWRIGHT_"
 MIB = 2**20
@@ -313,3 +322,31 @@ def _toml() -> Any:
         raise UnsupportedError(
             "settings files need a TOML reader on Python 3.10", field="config", fix="pip install tomli, or use flags"
         ) from None
+
+
+def reference_page() -> str:
+    """The table for people, as ``docs/settings.md``. ``python -m tilewright_server.settings`` writes it to stdout."""
+    lines = [
+        "# Settings",
+        "",
+        "A setting comes, in rising order of precedence, from its default, the settings file (TOML, `--config` or",
+        "`TILEWRIGHT_CONFIG`), its environment variable, and its flag of `tilewright serve`. In the settings file",
+        "its name is the first column. Generated from the table in `server/tilewright_server/settings.py`.",
+        "",
+        "| setting | environment variable | flag | default | meaning |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [f"| `{row.name}` | `{row.env}` | `{row.flag}` | {_shown(row)} | {row.doc} |" for row in TABLE]
+    return "\n".join(lines) + "\n"
+
+
+def _shown(row: Setting) -> str:
+    if row.default in (None, "", ()):
+        return ""
+    if row.kind == "size":
+        return f"{row.default // MIB} MiB"
+    return f"`{str(row.default).lower() if row.kind == 'flag' else row.default}`"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference_page())

@@ -56,7 +56,7 @@ def resident_library(binary: Path) -> Library:
 
 
 def _sealed_copy(name: str, data: bytes) -> int:
-    fd = os.memfd_create(f"tilewright-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd = os.memfd_create(f"tw-kernel-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         rest = memoryview(data)
         while rest:
