@@ -2,8 +2,8 @@
 
     python bench/native_gemm.py [--dtypes fp32,bf16,int8] [--threads 1,2] [--shapes square,skinny] [--seconds 0.4]
 
-Needs NumPy and ml_dtypes; PyTorch is compared with when it is installed. Every contender of a shape runs in every round, and its best and its median
-round count. Ratios are ours over theirs (above 1: we are faster), with geometric means at the end.
+Needs NumPy and ml_dtypes; PyTorch is compared with when it is installed. Every contender of a
+shape runs in every round, and its best and its median round count. Ratios are ours over theirs (above 1: we are faster), with geometric means at the end.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# What holds a peer back is taken out of the environment. Idle threads of the peers spin so long by default that they would take the core from
-# whoever is measured next (seen: half the speed for 30 ms and more); this shortens the wait, and a round begins with a pause.
+# What holds a peer back is taken out of the environment. Idle threads of the peers spin so long by default that they
+# would take the core from whoever is measured next (seen: half the speed for 30 ms and more); this shortens the wait,
+# and a round begins with a pause.
 _UNWANTED = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "OPENBLAS_NUM_THREADS")
 _WANTED = {"OPENBLAS_THREAD_TIMEOUT": "20", "GOMP_SPINCOUNT": "100000"}
 if __name__ == "__main__" and ({*_UNWANTED} & {*os.environ} or not _WANTED.items() <= os.environ.items()):
@@ -257,9 +258,8 @@ def bench(ours: Ours, dtype: str, threads: int, groups: list[str], seconds: floa
             flush=True,
         )
     for name, values in ratios.items():
-        print(
-            f"  geometric mean over {name}: {geometric_mean(values):.3f} (least {min(values):.3f}, {len(values)} shapes)"
-        )
+        mean, least = geometric_mean(values), min(values)
+        print(f"  geometric mean over {name}: {mean:.3f} (least {least:.3f}, {len(values)} shapes)")
 
 
 def main() -> None:

@@ -30,7 +30,8 @@ EXPORT void relay(const void* args, tw_team* team) {
     const int64_t before = round / r->cells * per_round;
     __atomic_fetch_add(cell, crew.rank + 1, __ATOMIC_RELAXED);
     crew.barrier();
-    if (__atomic_load_n(cell, __ATOMIC_RELAXED) != before + per_round) __atomic_fetch_add(&r->errors, 1, __ATOMIC_RELAXED);
+    if (__atomic_load_n(cell, __ATOMIC_RELAXED) != before + per_round)
+      __atomic_fetch_add(&r->errors, 1, __ATOMIC_RELAXED);
     crew.barrier();
   }
 }
@@ -41,7 +42,8 @@ EXPORT void claims(const void* args, tw_team* team) {
   tw::Crew crew = tw::crew_of(team, 1 << 20);
   for (int64_t s = 0; s < c->stages; s++) {
     const int64_t pieces = s % (c->pieces + 1);
-    for (int64_t p; (p = crew.claim(pieces)) >= 0;) __atomic_fetch_add(c->taken + s * c->pieces + p, 1, __ATOMIC_RELAXED);
+    for (int64_t p; (p = crew.claim(pieces)) >= 0;)
+      __atomic_fetch_add(c->taken + s * c->pieces + p, 1, __ATOMIC_RELAXED);
     crew.end_stage(pieces);
   }
 }

@@ -1,4 +1,4 @@
-"""Every level builds with the pip-installable clang too, and so does AArch64; there it runs as well when an emulator is installed."""
+"""Every level builds with the pip-installable clang too, and so does AArch64, which an emulator runs if there is one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest

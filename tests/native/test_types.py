@@ -18,7 +18,8 @@ SOURCE = """
 using namespace tw;
 #define EXPORT extern "C" __attribute__((visibility("default"))) void
 template <class F> static void map(const float* in, float* out, int64_t n, F f) {
-  for (int64_t i = 0; i < n; i += kLanes) store_f32_partial<fp32>(out + i, f(load_f32_partial<fp32>(in + i, n - i)), n - i);
+  for (int64_t i = 0; i < n; i += kLanes)
+    store_f32_partial<fp32>(out + i, f(load_f32_partial<fp32>(in + i, n - i)), n - i);
 }
 #define CONVERSIONS(E)                                                                                              \\
   EXPORT decode_##E(const void* in, float* out, int64_t n) {                                                        \\
@@ -44,7 +45,8 @@ EXPORT map_exp(const float* in, float* out, int64_t n) { map(in, out, n, [](f32v
 EXPORT map_erf(const float* in, float* out, int64_t n) { map(in, out, n, [](f32v x) { return tw::erf(x); }); }
 #define UNARY(OP) EXPORT map_##OP(const float* in, float* out, int64_t n) {                                          \\
     map(in, out, n, [](f32v x) { return apply_unary<Unary::OP>(x, -0.5f, 0.75f); }); }
-UNARY(PassThrough) UNARY(Relu) UNARY(Gelu) UNARY(FastGelu) UNARY(Silu) UNARY(Sigmoid) UNARY(Tanh) UNARY(HardSwish) UNARY(Clamp)
+UNARY(PassThrough) UNARY(Relu) UNARY(Gelu) UNARY(FastGelu) UNARY(Silu)
+UNARY(Sigmoid) UNARY(Tanh) UNARY(HardSwish) UNARY(Clamp)
 """
 
 
@@ -65,7 +67,7 @@ def all_values(name: str) -> np.ndarray[Any, Any]:
 
 
 def interesting_floats(name: str, rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    """Every value of the format, the midpoints between neighbours and their neighbours in fp32, and random bit patterns."""
+    """Every value of the format, midpoints between neighbours and what is next to those, and random bits."""
     exact = all_values(name).astype(np.float32)
     ordered = np.unique(exact[np.isfinite(exact)])
     middle = ((ordered[:-1].astype(np.float64) + ordered[1:]) / 2).astype(np.float32)

@@ -14,13 +14,14 @@ TW_INLINE f32v apply_binary(f32v x, f32v d) {
 
 TW_INLINE f32v sigmoid(f32v x) { return 1.0f / (1.0f + exp(-x)); }
 
-// Gelu: 0.5 x (1 + erf(x / sqrt 2)), absolute error below 1e-6 for |x| < 8. FastGelu: the tanh form, 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
-// lo and hi are the bounds of Clamp. A NaN passes through every step.
+// Gelu: 0.5 x (1 + erf(x / sqrt 2)), absolute error below 1e-6 for |x| < 8. FastGelu: the tanh form, 0.5 x (1 +
+// tanh(sqrt(2/pi) (x + 0.044715 x^3))). lo and hi are the bounds of Clamp. A NaN passes through every step.
 template <Unary kOp>
 TW_INLINE f32v apply_unary(f32v x, float lo, float hi) {
   if constexpr (kOp == Unary::Relu) return select(x < 0.0f, f32v{}, x);
   else if constexpr (kOp == Unary::Gelu) return 0.5f * x * (1.0f + erf(x * 0.70710678118654752f));
-  else if constexpr (kOp == Unary::FastGelu) return 0.5f * x * (1.0f + tanh(0.79788456080286536f * (x + 0.044715f * x * x * x)));
+  else if constexpr (kOp == Unary::FastGelu)
+    return 0.5f * x * (1.0f + tanh(0.79788456080286536f * (x + 0.044715f * x * x * x)));
   else if constexpr (kOp == Unary::Silu) return x * sigmoid(x);
   else if constexpr (kOp == Unary::Sigmoid) return sigmoid(x);
   else if constexpr (kOp == Unary::Tanh) return tanh(x);

@@ -3,8 +3,8 @@
 #pragma once
 #include <stdint.h>
 
-// One element-wise operand of the epilogue: element (batch, i, j) is ptr[batch*batch_stride + i*row_stride + j*col_stride].
-// A zero stride broadcasts: row vector (row_stride 0), column vector (col_stride 0), scalar (both 0).
+// One element-wise operand of the epilogue: element (batch, i, j) is ptr[batch*batch_stride + i*row_stride +
+// j*col_stride]. A zero stride broadcasts: row vector (row_stride 0), column vector (col_stride 0), scalar (both 0).
 typedef struct tw_gemm_operand {
   const void* ptr;
   int64_t row_stride, col_stride, batch_stride;  // in elements
@@ -12,7 +12,8 @@ typedef struct tw_gemm_operand {
 
 // C = epilogue(alpha * scale_a * scale_b * A x B). Strides are in elements.
 // Row-major A: element (i, p) at a[i*lda + p]; column-major A: a[p*lda + i]. B likewise: b[p*ldb + j] or b[j*ldb + p].
-// Pre-shuffled B: see tilewright/cpu/pack.hpp for the panel format; ldb is then ignored, stride_b is the packed size of one batch item.
+// Pre-shuffled B: see tilewright/cpu/pack.hpp for the panel format; ldb is then ignored, and stride_b, in
+// bytes, is the packed size of one batch item (0 broadcasts).
 typedef struct tw_gemm_problem {
   const void* a;
   const void* b;
@@ -22,18 +23,19 @@ typedef struct tw_gemm_problem {
   int64_t batch;
   int64_t stride_a, stride_b, stride_c;  // between batch items; 0 broadcasts (a and b only)
   double alpha;
-  double clamp_lo, clamp_hi;             // bounds of the Clamp step
-  tw_gemm_operand scale_a;               // fp32: scalar, or one value per row (row_stride 1); used if the kernel has scale_a
-  tw_gemm_operand scale_b;               // fp32: scalar, or one value per column (col_stride 1)
-  tw_gemm_operand bias;                  // row vector over n (col_stride 1), used if the kernel has a bias
-  const tw_gemm_operand* d;              // num_d_tensors operands (the count and dtypes are compiled in)
+  double clamp_lo, clamp_hi;  // bounds of the Clamp step
+  tw_gemm_operand scale_a;    // fp32: scalar, or one value per row (row_stride 1); used if the kernel has scale_a
+  tw_gemm_operand scale_b;    // fp32: scalar, or one value per column (col_stride 1)
+  tw_gemm_operand bias;       // row vector over n (col_stride 1), used if the kernel has a bias
+  const tw_gemm_operand* d;   // num_d_tensors operands (the count and dtypes are compiled in)
 } tw_gemm_problem;
 
 // What a launch receives: one problem, or a table of problems of different sizes (grouped GEMM).
 typedef struct tw_gemm_args {
   const tw_gemm_problem* problems;
   int64_t count;
-  void* workspace;                       // device memory, 64-byte aligned, at least the plan's workspace_bytes
+  void* workspace;  // device memory, 64-byte aligned, at least the plan's workspace_bytes
   int64_t workspace_bytes;
-  int64_t split_k;                       // number of K slices (1: none). Slice s covers k in [s*chunk, min(k, (s+1)*chunk)), chunk a multiple of tile_k
+  int64_t split_k;  // number of K slices (1: none). Slice s covers k in [s*chunk, min(k, (s+1)*chunk)), where
+                    // chunk is ceil(k / split_k) rounded up to a multiple of tile_k
 } tw_gemm_args;

@@ -15,7 +15,9 @@ TW_INLINE f32v horner(f32v x, float first, float second, Rest... rest) {
 }
 
 TW_INLINE f32v abs(f32v x) { return (f32v)((u32v)x & 0x7fffffffu); }
-TW_INLINE f32v copy_sign(f32v magnitude, f32v sign) { return (f32v)(((u32v)magnitude & 0x7fffffffu) | ((u32v)sign & 0x80000000u)); }
+TW_INLINE f32v copy_sign(f32v magnitude, f32v sign) {
+  return (f32v)(((u32v)magnitude & 0x7fffffffu) | ((u32v)sign & 0x80000000u));
+}
 // Bounds that let a NaN through (both comparisons are false for it).
 TW_INLINE f32v clamp(f32v x, f32v lo, f32v hi) {
   x = select(x < lo, lo, x);
@@ -23,7 +25,8 @@ TW_INLINE f32v clamp(f32v x, f32v lo, f32v hi) {
 }
 
 // e^x, relative error below 2e-7 where the result is normal; underflows gradually and overflows to infinity.
-// x = n ln 2 + r, |r| <= ln 2 / 2, Taylor to degree 7 in r; 2^n is applied in two halves so that the ends of the range come out right.
+// x = n ln 2 + r, |r| <= ln 2 / 2, Taylor to degree 7 in r; 2^n is applied in two halves so that the ends of the range
+// come out right.
 TW_INLINE f32v exp(f32v x) {
   const f32v bounded = clamp(x, splat(-104.0f), splat(89.0f));
   const f32v shifted = bounded * 1.44269504089f + 12582912.0f;  // 1.5 * 2^23: the integer is in the low bits
@@ -39,18 +42,23 @@ TW_INLINE f32v exp(f32v x) {
 // Relative error below 3e-7: an odd polynomial (Cephes, tanhf) near zero, where 1 - e^-2x would cancel.
 TW_INLINE f32v tanh(f32v x) {
   const f32v z = x * x, magnitude = abs(x);
-  const f32v near = x + x * z * horner(z, -3.33332819422e-1f, 1.33314422036e-1f, -5.37397155531e-2f, 2.06390887954e-2f, -5.70498872745e-3f);
+  const f32v near = x + x * z *
+                            horner(z, -3.33332819422e-1f, 1.33314422036e-1f, -5.37397155531e-2f, 2.06390887954e-2f,
+                                   -5.70498872745e-3f);
   const f32v e = exp(-2.0f * magnitude);
   const f32v far = copy_sign((1.0f - e) / (1.0f + e), x);
   return select(magnitude < 0.625f, near, far);
 }
 
-// Absolute error below 5e-7: a rational approximation on [-4, 4] (Eigen, erf for float), constant beyond, where erf is 1 to the last bit.
+// Absolute error below 5e-7: a rational approximation on [-4, 4] (Eigen, erf for float), constant beyond, where erf is
+// 1 to the last bit.
 TW_INLINE f32v erf(f32v x) {
   const f32v v = clamp(x, splat(-4.0f), splat(4.0f)), z = v * v;
-  const f32v p = v * horner(z, -1.60960333262415e-02f, -2.95459980854025e-03f, -7.34990630326855e-04f, -5.69250639462346e-05f, -2.10102402082508e-06f,
-                            2.77068142495902e-08f, -2.72614225801306e-10f);
-  const f32v q = horner(z, -1.42647390514189e-02f, -7.37332916720468e-03f, -1.68282697438203e-03f, -2.13374055278905e-04f, -1.45660718464996e-05f);
+  const f32v p =
+      v * horner(z, -1.60960333262415e-02f, -2.95459980854025e-03f, -7.34990630326855e-04f, -5.69250639462346e-05f,
+                 -2.10102402082508e-06f, 2.77068142495902e-08f, -2.72614225801306e-10f);
+  const f32v q = horner(z, -1.42647390514189e-02f, -7.37332916720468e-03f, -1.68282697438203e-03f,
+                        -2.13374055278905e-04f, -1.45660718464996e-05f);
   return p / q;
 }
 

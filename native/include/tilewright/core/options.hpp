@@ -1,4 +1,5 @@
-// The vocabulary that a generated source unit uses to state its configuration. Plain C++17 without vector types, so that every device may include it.
+// The vocabulary that a generated source unit uses to state its configuration. Plain C++17 without vector types, so
+// that every device may include it.
 #pragma once
 
 namespace tw {
@@ -13,7 +14,8 @@ enum class Pipeline { mem, compv1, compv3, compv4, preshufflev1, preshufflev2 };
 enum class Scheduler { intrawave, interwave };
 enum class Scale { none, tensor, row, column };
 
-// How the operands D0, D1, ... enter: x = op(...op(op(x, D0), D1)...). MultiDAdd and MultiDMultiply are Add and Multiply over any number of operands.
+// How the operands D0, D1, ... enter: x = op(...op(op(x, D0), D1)...). MultiDAdd and MultiDMultiply are Add and
+// Multiply over any number of operands.
 enum class Binary { PassThrough, Add, Multiply, MultiDAdd, MultiDMultiply };
 enum class Unary { PassThrough, Relu, Gelu, FastGelu, Silu, Sigmoid, Tanh, HardSwish, Clamp };
 

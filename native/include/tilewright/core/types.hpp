@@ -2,14 +2,17 @@
 //
 // Rules, the same on every level:
 //  * Every value of fp16, bf16, fp8, bf8 converts to fp32 exactly; subnormals are kept and a NaN stays a NaN.
-//  * From fp32: round to nearest, ties to even. fp16 and bf16 overflow to infinity as IEEE 754 says. fp8 and bf8 saturate: what lies beyond the
-//    largest finite value, infinity included, becomes that value. int8 and int32 round to nearest even and saturate; a NaN becomes 0.
+//  * From fp32: round to nearest, ties to even. fp16 and bf16 overflow to infinity as IEEE 754 says. fp8 and bf8
+//  saturate: what lies beyond the
+//    largest finite value, infinity included, becomes that value. int8 and int32 round to nearest even and saturate; a
+//    NaN becomes 0.
 #pragma once
 #include "tilewright/core/vector.hpp"
 
 TW_NAMESPACE_BEGIN
 
-// A floating-point format of less than 32 bits. kHasInf: all-ones exponents are infinities and NaNs; else only the all-ones pattern is a NaN.
+// A floating-point format of less than 32 bits. kHasInf: all-ones exponents are infinities and NaNs; else only the
+// all-ones pattern is a NaN.
 template <class Bits, int kExponent, int kMantissa, bool kHasInf>
 struct SmallFloat {
   using storage = Bits;
@@ -54,7 +57,8 @@ TW_INLINE f32v decode_lanes(u32v raw) {
   constexpr uint32_t kFirstNormal = 1u << E::mantissa_bits;
   const u32v magnitude = raw & kMagnitude;
   const u32v normal = (magnitude << kShift) + kRebias;
-  // A subnormal is its mantissa times a power of two: give it the exponent of the first normal, then take the implicit one away again (exact).
+  // A subnormal is its mantissa times a power of two: give it the exponent of the first normal, then take the implicit
+  // one away again (exact).
   const u32v one = splat_bits(kRebias + (1u << 23));
   const u32v subnormal = (u32v)((f32v)((magnitude << kShift) + one) - (f32v)one);
   u32v result = select((i32v)(magnitude < kFirstNormal), subnormal, normal);
@@ -79,11 +83,13 @@ TW_INLINE u32v encode_lanes(f32v value) {
   } else {
     constexpr bool kSaturate = sizeof(typename E::storage) == 1;
     constexpr uint32_t kRebias = (uint32_t)(127 - E::bias) << 23;
-    constexpr uint32_t kLimit = E::has_inf ? ((1u << E::exponent_bits) - 1) << E::mantissa_bits : (1u << kWidth) - 1;  // the first code that is not finite
+    constexpr uint32_t kLimit = E::has_inf ? ((1u << E::exponent_bits) - 1) << E::mantissa_bits
+                                           : (1u << kWidth) - 1;  // the first code that is not finite
     constexpr uint32_t kNan = E::has_inf ? kLimit | (1u << (E::mantissa_bits - 1)) : kLimit;
     const u32v odd = (magnitude >> kShift) & 1u;
     const u32v normal = (magnitude - kRebias + ((1u << (kShift - 1)) - 1u) + odd) >> kShift;
-    // Below the first normal the unit is constant: adding a float whose last bit is that unit makes the processor round for us.
+    // Below the first normal the unit is constant: adding a float whose last bit is that unit makes the processor round
+    // for us.
     constexpr uint32_t kUnit = (uint32_t)(127 - E::bias + kShift + 1) << 23;
     const u32v subnormal = (u32v)((f32v)magnitude + (f32v)splat_bits(kUnit)) - kUnit;
     u32v code = select((i32v)(magnitude < kRebias + (1u << 23)), subnormal, normal);

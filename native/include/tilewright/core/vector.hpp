@@ -1,5 +1,6 @@
-// Vectors of the width that the instruction-set level offers (64, 32 or 16 bytes), made from compiler vector types: the same source serves x86-64-v2,
-// -v3, -v4 and AArch64. No intrinsics header and no standard library header: they would cost more compile time than the kernel.
+// Vectors of the width that the instruction-set level offers (64, 32 or 16 bytes), made from compiler vector types: the
+// same source serves x86-64-v2, -v3, -v4 and AArch64. No intrinsics header and no standard library header: they would
+// cost more compile time than the kernel.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -12,7 +13,8 @@
 #else
 #define TW_UNROLL _Pragma("GCC unroll 128")
 #define TW_UNROLL_BY_2 _Pragma("GCC unroll 2")
-#pragma GCC diagnostic ignored "-Wpsabi"  // every function that passes vectors is inlined, so their calling convention does not matter
+#pragma GCC diagnostic ignored \
+    "-Wpsabi"  // every function that passes vectors is inlined, so their calling convention does not matter
 #endif
 
 // Everything of ours is hidden: two kernels that are loaded side by side never share (or collide in) a symbol.
@@ -80,7 +82,8 @@ TW_INLINE u32v splat_bits(uint32_t x) { return u32v{} + x; }
 TW_INLINE u32v select(i32v mask, u32v yes, u32v no) { return ((u32v)mask & yes) | (~(u32v)mask & no); }
 TW_INLINE f32v select(i32v mask, f32v yes, f32v no) { return (f32v)select(mask, (u32v)yes, (u32v)no); }
 
-// L bytes, or L 16-bit values, zero-extended to 32-bit lanes. g++ 12 takes the small vectors apart lane by lane: hence its builtins.
+// L bytes, or L 16-bit values, zero-extended to 32-bit lanes. g++ 12 takes the small vectors apart lane by lane: hence
+// its builtins.
 #if defined(__SSE4_1__) && !defined(__clang__)
 #define TW_WIDEN_BY_BUILTIN 1
 typedef char v16qi __attribute__((vector_size(16)));

@@ -1,4 +1,5 @@
-// The cache-blocked GEMM of one batch item: packs, shares, claims and calls the microkernel. See blocking.hpp for the plan it follows.
+// The cache-blocked GEMM of one batch item: packs, shares, claims and calls the microkernel. See blocking.hpp for the
+// plan it follows.
 #pragma once
 #include "tilewright/cpu/blocking.hpp"
 #include "tilewright/cpu/microkernel.hpp"
@@ -52,10 +53,12 @@ struct BlockedGemm {
 
   // What a tile of S and a slab of P look like to the loops.
   struct Packed {
-    const char* groups;     // of the first panel, at the first k of this product
-    int64_t panel;          // groups from one panel to the next
-    const int32_t* sums;    // NULL: no correction
-    TW_INLINE const uint32_t* at(int64_t index, int r, int64_t group) const { return (const uint32_t*)groups + index * panel + group * r; }
+    const char* groups;   // of the first panel, at the first k of this product
+    int64_t panel;        // groups from one panel to the next
+    const int32_t* sums;  // NULL: no correction
+    TW_INLINE const uint32_t* at(int64_t index, int r, int64_t group) const {
+      return (const uint32_t*)groups + index * panel + group * r;
+    }
   };
 
   TW_INLINE int64_t k_size() const { return product.k1 - product.k0; }
@@ -71,7 +74,8 @@ struct BlockedGemm {
     } else {
       using View = Rows<typename Config::A, !Config::a_col>;
       const View view = {View{product.a, product.lda}.at(first, product.k0 + k_begin), product.lda};
-      pack_panel<typename Config::A, Dot, mr, !Config::a_col, Dot::offset_a>(view, min_of(end - first, mr), k_count, to);
+      pack_panel<typename Config::A, Dot, mr, !Config::a_col, Dot::offset_a>(view, min_of(end - first, mr), k_count,
+                                                                             to);
     }
   }
 
@@ -90,14 +94,16 @@ struct BlockedGemm {
     constexpr int r = Plan::shared_r;
     constexpr bool with_sums = shares_b && Dot::offset_a;
     const int64_t stretch = with_sums ? max_of(k_size(), 1) : Plan::block_groups * depth;
-    const int64_t stretches = max_of(ceil_div(k_size(), stretch), 1), panels = ceil_div(s.size(), r), pieces = panels * stretches;
+    const int64_t stretches = max_of(ceil_div(k_size(), stretch), 1), panels = ceil_div(s.size(), r),
+                  pieces = panels * stretches;
     char* const to = scratch.shared[scratch.parity];
     int32_t* const sums = (int32_t*)(to + panels * r * k_groups() * 4);
     if (crew.size > 1) scratch.parity ^= 1;
     for (int64_t piece; (piece = crew.claim(pieces)) >= 0;) {
       const int64_t panel = piece / stretches, k_begin = piece % stretches * stretch;
       uint32_t* const panel_to = (uint32_t*)to + panel * r * k_groups();
-      pack<shares_b>(s.begin + panel * r, s.end, k_begin, min_of(stretch, k_size() - k_begin), panel_to + k_begin / depth * r);
+      pack<shares_b>(s.begin + panel * r, s.end, k_begin, min_of(stretch, k_size() - k_begin),
+                     panel_to + k_begin / depth * r);
       if constexpr (with_sums) add_column_sums<nr>(panel_to, k_groups(), sums + panel * r, true);
     }
     crew.end_stage(pieces);
@@ -128,7 +134,8 @@ struct BlockedGemm {
       const int64_t groups = min_of(k_groups() - group, Plan::block_groups);
       const Packed slab = take_slab(p, group, groups);
       const int64_t s_panels = ceil_div(s.size(), Plan::shared_r), p_panels = ceil_div(p.size(), Plan::slab_r);
-      // Panels of S come from afar and go through all of P, which is near. With few rows and a pre-shuffled B it is the other way round.
+      // Panels of S come from afar and go through all of P, which is near. With few rows and a pre-shuffled B it is the
+      // other way round.
       const bool p_outside = Plan::slab_is_packed && s_panels * Plan::shared_r * groups * 4 <= kNearBytes;
       const int64_t outside = p_outside ? p_panels : s_panels, inside = p_outside ? s_panels : p_panels;
       for (int64_t o = 0; o < outside; o++)
@@ -141,14 +148,18 @@ struct BlockedGemm {
           const int64_t column = (shares_b ? si : pi) * nr;
           Tile tile;
           tile.i0 = shares_b ? p0 : s0, tile.j0 = shares_b ? s0 : p0;
-          tile.rows = min_of((shares_b ? p.end : s.end) - tile.i0, mr), tile.cols = min_of((shares_b ? s.end : p.end) - tile.j0, nr);
+          tile.rows = min_of((shares_b ? p.end : s.end) - tile.i0, mr),
+          tile.cols = min_of((shares_b ? s.end : p.end) - tile.j0, nr);
           tile.unfinished = (Accumulator*)scratch.partial_tiles + (si * p_panels + pi) * mr * nr;
-          // Sums of the whole k that are known before the first block are what accumulation begins with, which costs nothing.
+          // Sums of the whole k that are known before the first block are what accumulation begins with, which costs
+          // nothing.
           constexpr bool known = shares_b || Plan::slab_is_packed;
-          tile.initial = known && sums ? sums + column : nullptr, tile.correction = !known && sums ? sums + column : nullptr;
+          tile.initial = known && sums ? sums + column : nullptr,
+          tile.correction = !known && sums ? sums + column : nullptr;
           // The next outer panel is fetched meanwhile: each tile of this row of tiles asks for its share of it.
           tile.ahead_step = ceil_div((p_outside ? Plan::slab_r : Plan::shared_r) * 4, inside);
-          const uint32_t* const next = p_outside ? slab.at(pi + 1, Plan::slab_r, 0) : shared.at(si + 1, Plan::shared_r, group);
+          const uint32_t* const next =
+              p_outside ? slab.at(pi + 1, Plan::slab_r, 0) : shared.at(si + 1, Plan::shared_r, group);
           tile.ahead = (const char*)next + i * groups * tile.ahead_step;
           tile.first = group == 0, tile.last = group + groups >= k_groups();
           multiply_tile(tile, groups, shares_b ? p_panel : s_panel, shares_b ? s_panel : p_panel);
@@ -158,7 +169,7 @@ struct BlockedGemm {
 
   struct Tile {
     int64_t i0, j0, rows, cols;
-    Accumulator* unfinished;  // this tile's accumulators between k blocks, if they may not live in C
+    Accumulator* unfinished;    // this tile's accumulators between k blocks, if they may not live in C
     const int32_t* initial;     // NULL: zeros
     const int32_t* correction;  // NULL, or what to add at the end
     const char* ahead;
@@ -195,7 +206,8 @@ struct BlockedGemm {
 
   TW_NOINLINE void fetch_edge(const Accumulator* c, const Tile& tile, Accumulator* buffer) const {
     for (int64_t i = 0; i < mr; i++)
-      for (int64_t j = 0; j < nr; j++) buffer[i * nr + j] = i < tile.rows && j < tile.cols ? c[i * product.out.ld + j] : 0;
+      for (int64_t j = 0; j < nr; j++)
+        buffer[i * nr + j] = i < tile.rows && j < tile.cols ? c[i * product.out.ld + j] : 0;
   }
   TW_NOINLINE void store_edge(const Accumulator* buffer, const Tile& tile, Accumulator* c) const {
     for (int64_t i = 0; i < tile.rows; i++)
@@ -208,7 +220,8 @@ struct BlockedGemm {
     if (whole_s.size() <= 0 || whole_p.size() <= 0) return;
     const int64_t length = Plan::shared_length(whole_s.size(), k_groups());
     // A few slabs for each member, so that none waits long at the end.
-    const int64_t wanted = crew.size > 1 ? round_up(ceil_div(whole_p.size(), 4 * crew.size), Plan::slab_r) : whole_p.size();
+    const int64_t wanted =
+        crew.size > 1 ? round_up(ceil_div(whole_p.size(), 4 * crew.size), Plan::slab_r) : whole_p.size();
     const int64_t slab = min_of(Plan::slab_length(whole_p.size()), max_of(wanted, Plan::slab_r));
     const int64_t slabs = ceil_div(whole_p.size(), slab);
     for (int64_t s0 = whole_s.begin; s0 < whole_s.end; s0 += length) {

@@ -1,8 +1,9 @@
 // Dot-product steps: the innermost operation of every kernel here.
 //
-// Packed operands are arrays of 32-bit groups; one group holds `depth` consecutive values of k (the warp_tile_k of a configuration). A step multiplies
-// one group of A, broadcast to all lanes, with L groups of B and adds the products to L accumulators.
-// Each has the instruction where the level has it, and else the same arithmetic from vector operations, so that a configuration means the same everywhere.
+// Packed operands are arrays of 32-bit groups; one group holds `depth` consecutive values of k (the warp_tile_k of a
+// configuration). A step multiplies one group of A, broadcast to all lanes, with L groups of B and adds the products to
+// L accumulators. Each has the instruction where the level has it, and else the same arithmetic from vector operations,
+// so that a configuration means the same everywhere.
 #pragma once
 #include "tilewright/core/types.hpp"
 
@@ -66,8 +67,8 @@ struct DotI16 {  // int8 widened to pairs of int16
   }
 };
 
-// Quadruples of bytes: unsigned a times signed b. Signed A is packed with 128 added to every value; what that adds to a sum, 128 times the column sum
-// of B, is taken away at the end (`offset_a`).
+// Quadruples of bytes: unsigned a times signed b. Signed A is packed with 128 added to every value; what that adds to a
+// sum, 128 times the column sum of B, is taken away at the end (`offset_a`).
 struct DotI8 {
   using accumulator = i32v;
   using scalar = int32_t;
@@ -89,7 +90,8 @@ struct DotI8 {
 // The step that multiplies elements of types A and B in groups of kDepth.
 template <class A, class B, int kDepth>
 struct DotFor {
-  static constexpr bool bf16_exact = (is_same<A, bf16> || size_of<A> == 1) && (is_same<B, bf16> || size_of<B> == 1) && A::is_float && B::is_float;
+  static constexpr bool bf16_exact =
+      (is_same<A, bf16> || size_of<A> == 1) && (is_same<B, bf16> || size_of<B> == 1) && A::is_float && B::is_float;
   static constexpr bool integers = is_same<A, int8> && is_same<B, int8>;
   static_assert(integers || (A::is_float && B::is_float), "int8 is multiplied with int8, floats with floats");
   static_assert(kDepth == 1 || (kDepth == 2 && (integers || bf16_exact)) || (kDepth == 4 && integers),

@@ -17,14 +17,16 @@ struct BiasType<void> {
   static constexpr bool present = false;
 };
 
-// One vector of an element-wise operand: elements (i, j) to (i, j + count - 1) of one batch item, `base` being its element (0, 0).
+// One vector of an element-wise operand: elements (i, j) to (i, j + count - 1) of one batch item, `base` being its
+// element (0, 0).
 template <class E>
 TW_INLINE f32v load_operand(const char* base, const tw_gemm_operand& operand, int64_t i, int64_t j, int64_t count) {
   const char* from = base + (i * operand.row_stride + j * operand.col_stride) * size_of<E>;
   if (operand.col_stride == 1) return load_f32_partial<E>(from, count);
   if (operand.col_stride == 0) return splat(to_float<E>(from));
   float lanes[kLanes] = {};
-  for (int64_t l = 0; l < min_of(count, kLanes); l++) lanes[l] = to_float<E>(from + l * operand.col_stride * size_of<E>);
+  for (int64_t l = 0; l < min_of(count, kLanes); l++)
+    lanes[l] = to_float<E>(from + l * operand.col_stride * size_of<E>);
   return load_as<f32v>(lanes);
 }
 
@@ -46,13 +48,15 @@ struct DOperands<kOp, types<E, Rest...>> {
   const tw_gemm_operand& operand;
   const char* base;
   DOperands<kOp, types<Rest...>> rest;
-  TW_INLINE DOperands(const tw_gemm_operand* d, int64_t item) : operand(*d), base(batch_base<E>(*d, item)), rest(d + 1, item) {}
+  TW_INLINE DOperands(const tw_gemm_operand* d, int64_t item)
+      : operand(*d), base(batch_base<E>(*d, item)), rest(d + 1, item) {}
   TW_INLINE f32v apply(f32v x, int64_t i, int64_t j, int64_t count) const {
     return rest.apply(apply_binary<kOp>(x, load_operand<E>(base, operand, i, j, count)), i, j, count);
   }
 };
 
-// Where the accumulators of one batch item go. `raw`: as they are (the partial sums of split-K), else through the epilogue to elements of C.
+// Where the accumulators of one batch item go. `raw`: as they are (the partial sums of split-K), else through the
+// epilogue to elements of C.
 struct Output {
   const tw_gemm_problem* problem;
   int64_t item;
@@ -85,18 +89,20 @@ struct Epilogue {
   using V = typename Dot::accumulator;
   static_assert(!is_same<C, int32> || !Dot::is_float, "an int32 result needs int8 operands");
   // Nothing but alpha and the conversion.
-  static constexpr bool plain = !Bias::present && Config::D::size == 0 && Config::scale_a == Scale::none && Config::scale_b == Scale::none &&
-                                Config::unary == Unary::PassThrough;
+  static constexpr bool plain = !Bias::present && Config::D::size == 0 && Config::scale_a == Scale::none &&
+                                Config::scale_b == Scale::none && Config::unary == Unary::PassThrough;
   // C holds accumulators as they are: sums may be built up in C itself.
   static constexpr bool accumulates_in_c = plain && (Dot::is_float ? is_same<C, fp32> : is_same<C, int32>);
 
   // Whether accumulators are stored as they are (but for the correction): the microkernel may then write to C directly.
-  TW_INLINE static bool verbatim(const Output& out) { return out.raw || (accumulates_in_c && out.problem->alpha == 1.0); }
+  TW_INLINE static bool verbatim(const Output& out) {
+    return out.raw || (accumulates_in_c && out.problem->alpha == 1.0);
+  }
 
-  // tile: rows x cols accumulators for the result's element (i0, j0) and on, tile_ld apart, whole vectors readable. correction: NULL, or one int32
-  // per column to add first (see pack.hpp).
-  static TW_NOINLINE void store(const Output& out, int64_t i0, int64_t j0, int64_t rows, int64_t cols, const Accumulator* tile, int64_t tile_ld,
-                                const int32_t* correction) {
+  // tile: rows x cols accumulators for the result's element (i0, j0) and on, tile_ld apart, whole vectors readable.
+  // correction: NULL, or one int32 per column to add first (see pack.hpp).
+  static TW_NOINLINE void store(const Output& out, int64_t i0, int64_t j0, int64_t rows, int64_t cols,
+                                const Accumulator* tile, int64_t tile_ld, const int32_t* correction) {
     if (verbatim(out)) store_verbatim(out, i0, j0, rows, cols, tile, tile_ld, correction);
     else store_converted(out, i0, j0, rows, cols, tile, tile_ld, correction);
   }
@@ -111,17 +117,18 @@ struct Epilogue {
     return Dot::offset_a && correction ? load_as<i32v>(correction + j) : i32v{};
   }
 
-  static TW_INLINE void store_verbatim(const Output& out, int64_t i0, int64_t j0, int64_t rows, int64_t cols, const Accumulator* tile, int64_t tile_ld,
-                                       const int32_t* correction) {
+  static TW_INLINE void store_verbatim(const Output& out, int64_t i0, int64_t j0, int64_t rows, int64_t cols,
+                                       const Accumulator* tile, int64_t tile_ld, const int32_t* correction) {
     for (int64_t j = 0; j < cols; j += kLanes) {
       const i32v add = correction_of(correction, j);
       char* to = out.data + (i0 * out.ld + j0 + j) * 4;
-      for (int64_t i = 0; i < rows; i++, to += out.ld * 4) store_lanes(to, corrected(tile + i * tile_ld + j, add), cols - j);
+      for (int64_t i = 0; i < rows; i++, to += out.ld * 4)
+        store_lanes(to, corrected(tile + i * tile_ld + j, add), cols - j);
     }
   }
 
-  static TW_INLINE void store_converted(const Output& out, int64_t i0, int64_t j0, int64_t rows, int64_t cols, const Accumulator* tile,
-                                        int64_t tile_ld, const int32_t* correction) {
+  static TW_INLINE void store_converted(const Output& out, int64_t i0, int64_t j0, int64_t rows, int64_t cols,
+                                        const Accumulator* tile, int64_t tile_ld, const int32_t* correction) {
     const tw_gemm_problem& problem = *out.problem;
     const char* const scale_a = batch_base<fp32>(problem.scale_a, out.item);
     const char* const scale_b = batch_base<fp32>(problem.scale_b, out.item);
@@ -132,14 +139,16 @@ struct Epilogue {
       const int64_t count = cols - j;
       const i32v add = correction_of(correction, j);
       f32v scale = splat((float)problem.alpha), shift = {};
-      if constexpr (Config::scale_b != Scale::none) scale *= load_operand<fp32>(scale_b, problem.scale_b, 0, j0 + j, count);
+      if constexpr (Config::scale_b != Scale::none)
+        scale *= load_operand<fp32>(scale_b, problem.scale_b, 0, j0 + j, count);
       if constexpr (Bias::present) shift = load_operand<typename Bias::type>(bias, problem.bias, 0, j0 + j, count);
       for (int64_t i = 0; i < rows; i++) {
         const V sum = corrected(tile + i * tile_ld + j, add);
         f32v x;
         if constexpr (Dot::is_float) x = sum * scale;
         else x = __builtin_convertvector(sum, f32v) * scale;
-        if constexpr (Config::scale_a != Scale::none) x *= to_float<fp32>(scale_a + (i0 + i) * problem.scale_a.row_stride * 4);
+        if constexpr (Config::scale_a != Scale::none)
+          x *= to_float<fp32>(scale_a + (i0 + i) * problem.scale_a.row_stride * 4);
         if constexpr (Bias::present) x += shift;
         x = ds.apply(x, i0 + i, j0 + j, count);
         x = apply_unary<Config::unary>(x, lo, hi);

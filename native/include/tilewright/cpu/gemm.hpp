@@ -1,12 +1,13 @@
-// The entry points of a GEMM kernel: what a generated source unit includes. A unit states a Config (see docs of the GEMM plugin) and says
+// The entry points of a GEMM kernel: what a generated source unit includes. A unit states a Config (see docs of the
+// GEMM plugin) and says
 //   TW_GEMM_ENTRIES(name, Config)
 // which exports, with C linkage:
 //   name            the whole product and its epilogue, for all problems and batch items
-//   name_partial    split-K, first stage: accumulators of every slice of k to the workspace, [problem][batch][slice][m][n]
-//   name_reduce     split-K, second stage: adds the slices in their order (so the result never varies) and applies the epilogue
-//   name_pack_b     packs B of problems[0] from `b` to `c`, batch items packed_bytes(n, k, ...) apart (see pack.hpp)
-//   name_workspace  bytes of workspace that a launch with these args needs (see blocking.hpp)
-//   name_packed_b   bytes of one packed batch item of B for (n, k)
+//   name_partial    split-K, first stage: accumulators of every slice of k to the workspace,
+//   [problem][batch][slice][m][n] name_reduce     split-K, second stage: adds the slices in their order (so the result
+//   never varies) and applies the epilogue name_pack_b     packs B of problems[0] from `b` to `c`, batch items
+//   packed_bytes(n, k, ...) apart (see pack.hpp) name_workspace  bytes of workspace that a launch with these args needs
+//   (see blocking.hpp) name_packed_b   bytes of one packed batch item of B for (n, k)
 // All but the last two have the signature tw_cpu_kernel, with tw_gemm_args as args.
 #pragma once
 #include "tilewright/cpu/in_place.hpp"
@@ -25,7 +26,8 @@ struct Gemm {
   static_assert(Config::tile_k % Config::warp_tile_k == 0, "tile_k is a multiple of warp_tile_k");
   static_assert(!Config::preshuffle || !(streams || in_place), "a pre-shuffled B needs a blocked pipeline");
 
-  // The members work on the same item together, or (interwave, and always for in-place) each on items or rectangles of its own.
+  // The members work on the same item together, or (interwave, and always for in-place) each on items or rectangles of
+  // its own.
   static constexpr bool together = streams || (!in_place && Plan::intrawave);
 
   // Position of a product among all: problem, batch item, slice.
@@ -47,12 +49,15 @@ struct Gemm {
     }
   };
 
-  static TW_INLINE int64_t slices_of(const tw_gemm_args& args, bool partial) { return partial ? max_of(args.split_k, 1) : 1; }
+  static TW_INLINE int64_t slices_of(const tw_gemm_args& args, bool partial) {
+    return partial ? max_of(args.split_k, 1) : 1;
+  }
 
   static Product product_at(const Cursor& at, int64_t slices, bool partial) {
     const tw_gemm_problem& p = at.args.problems[at.problem];
     const int64_t length = slice_length(p.k, slices, Config::tile_k);
-    const int64_t b_item = Config::preshuffle ? p.stride_b : p.stride_b * size_of<typename Config::B>;  // packed items: stride in bytes
+    const int64_t b_item =
+        Config::preshuffle ? p.stride_b : p.stride_b * size_of<typename Config::B>;  // packed items: stride in bytes
     Product product;
     product.a = (const char*)p.a + at.item * p.stride_a * size_of<typename Config::A>;
     product.b = (const char*)p.b + at.item * b_item;
@@ -67,7 +72,8 @@ struct Gemm {
   static Scratch scratch_of(const tw_gemm_args& args, int rank) {
     typename Plan::Sizes sizes;
     for (int64_t i = 0; i < args.count; i++)
-      sizes.grow_to(Plan::sizes(args.problems[i].m, args.problems[i].n, slice_length(args.problems[i].k, args.split_k, Config::tile_k)));
+      sizes.grow_to(Plan::sizes(args.problems[i].m, args.problems[i].n,
+                                slice_length(args.problems[i].k, args.split_k, Config::tile_k)));
     char* const base = (char*)args.workspace + split_bytes(args);
     Scratch scratch = {};
     scratch.shared[0] = base + (Plan::intrawave ? 0 : rank * sizes.shared);
@@ -104,12 +110,14 @@ struct Gemm {
   }
 
   // Rectangles of all products are dealt out; each is computed by one member alone.
-  static TW_INLINE void run_apart(const tw_gemm_args& args, Crew& crew, Scratch& scratch, char* own, int64_t slices, bool partial) {
+  static TW_INLINE void run_apart(const tw_gemm_args& args, Crew& crew, Scratch& scratch, char* own, int64_t slices,
+                                  bool partial) {
     int64_t products = 0;
     for (int64_t p = 0; p < args.count; p++) products += max_of(args.problems[p].batch, 0) * slices;
     // With products enough for all there is no need to cut them up.
     const bool cut = crew.size > 1 && products < 4 * crew.size;
-    const int64_t across = cut ? Config::wave_m : 1, along = cut ? Config::wave_n : 1, pieces = products * across * along;
+    const int64_t across = cut ? Config::wave_m : 1, along = cut ? Config::wave_n : 1,
+                  pieces = products * across * along;
     Cursor at{args, 0, 0, 0, (char*)args.workspace};
     int64_t index = 0;
     for (int64_t piece; (piece = crew.claim(pieces)) >= 0;) {
@@ -124,7 +132,9 @@ struct Gemm {
     crew.end_stage(pieces);
   }
 
-  static int64_t member_bytes(const tw_gemm_args& args) { return (workspace_bytes<Config>(args) - split_bytes(args)) / Plan::team; }
+  static int64_t member_bytes(const tw_gemm_args& args) {
+    return (workspace_bytes<Config>(args) - split_bytes(args)) / Plan::team;
+  }
 
   static void reduce(const tw_gemm_args& args, const tw_team* team) {
     Crew crew = crew_of(team, 1 << 30);  // needs no scratch memory: any team
@@ -137,7 +147,8 @@ struct Gemm {
       for (int64_t piece; (piece = crew.claim(pieces)) >= 0;) {
         const int64_t item = piece / strips, row = piece % strips * kReduceRows;
         const Output out = {&p, item, (char*)p.c + item * p.stride_c * size_of<typename Config::C>, p.ldc, false};
-        reduce_rows(out, (const Accumulator*)partials + item * slices * p.m * p.n, slices, row, min_of(p.m - row, kReduceRows));
+        reduce_rows(out, (const Accumulator*)partials + item * slices * p.m * p.n, slices, row,
+                    min_of(p.m - row, kReduceRows));
       }
       crew.end_stage(pieces);
       partials += max_of(p.batch, 0) * slices * p.m * p.n * 4;
@@ -146,7 +157,8 @@ struct Gemm {
 
   static constexpr int kReduceRows = 8, kReduceColumns = 128;
 
-  static TW_INLINE void reduce_rows(const Output& out, const Accumulator* partials, int64_t slices, int64_t row, int64_t rows) {
+  static TW_INLINE void reduce_rows(const Output& out, const Accumulator* partials, int64_t slices, int64_t row,
+                                    int64_t rows) {
     using V = typename Dot::accumulator;
     alignas(64) Accumulator tile[kReduceRows * kReduceColumns];
     const int64_t m = out.problem->m, n = out.problem->n;
@@ -155,7 +167,8 @@ struct Gemm {
       for (int64_t i = 0; i < rows; i++)
         for (int64_t j = 0; j < cols; j += kLanes) {
           V sum = {};
-          for (int64_t s = 0; s < slices; s++) sum += load_lanes<V>(partials + (s * m + row + i) * n + j0 + j, cols - j);
+          for (int64_t s = 0; s < slices; s++)
+            sum += load_lanes<V>(partials + (s * m + row + i) * n + j0 + j, cols - j);
           store_as(tile + i * kReduceColumns + j, sum);
         }
       Out::store(out, row, j0, rows, cols, tile, kReduceColumns, nullptr);
@@ -168,14 +181,17 @@ struct Gemm {
     const tw_gemm_problem& p = args.problems[0];
     using View = Rows<typename Config::B, Config::b_col>;
     Crew crew = crew_of(team, 1 << 30);
-    const int64_t groups = ceil_div(p.k, Plan::depth), panels = ceil_div(p.n, Plan::nr), pieces = max_of(p.batch, 0) * panels;
+    const int64_t groups = ceil_div(p.k, Plan::depth), panels = ceil_div(p.n, Plan::nr),
+                  pieces = max_of(p.batch, 0) * panels;
     for (int64_t piece; (piece = crew.claim(pieces)) >= 0;) {
       const int64_t item = piece / panels, panel = piece % panels, j = panel * Plan::nr;
       const View b = {(const char*)p.b + item * p.stride_b * size_of<typename Config::B>, p.ldb};
       uint32_t* const to = (uint32_t*)((char*)p.c + item * packed_b(p.n, p.k));
       uint32_t* const panel_to = to + panel * groups * Plan::nr;
-      pack_panel<typename Config::B, Dot, Plan::nr, Config::b_col, false>({b.at(j, 0), b.ld}, min_of(p.n - j, Plan::nr), p.k, panel_to);
-      if constexpr (Dot::offset_a) add_column_sums<Plan::nr>(panel_to, groups, (int32_t*)(to + panels * groups * Plan::nr) + j, true);
+      pack_panel<typename Config::B, Dot, Plan::nr, Config::b_col, false>({b.at(j, 0), b.ld}, min_of(p.n - j, Plan::nr),
+                                                                          p.k, panel_to);
+      if constexpr (Dot::offset_a)
+        add_column_sums<Plan::nr>(panel_to, groups, (int32_t*)(to + panels * groups * Plan::nr) + j, true);
     }
     crew.end_stage(pieces);
   }
@@ -184,13 +200,17 @@ struct Gemm {
 TW_NAMESPACE_END
 
 #define TW_EXPORT extern "C" __attribute__((visibility("default")))
-#define TW_GEMM_ENTRIES(NAME, CONFIG)                                                                                                              \
-  static __attribute__((noinline)) void NAME##_run(const void* args, tw_team* team, bool partial) {                                                \
-    tw::Gemm<CONFIG>::run(*(const tw_gemm_args*)args, team, partial);                                                                              \
-  }                                                                                                                                                \
-  TW_EXPORT void NAME(const void* args, tw_team* team) { NAME##_run(args, team, false); }                                                          \
-  TW_EXPORT void NAME##_partial(const void* args, tw_team* team) { NAME##_run(args, team, true); }                                                 \
-  TW_EXPORT void NAME##_reduce(const void* args, tw_team* team) { tw::Gemm<CONFIG>::reduce(*(const tw_gemm_args*)args, team); }                    \
-  TW_EXPORT void NAME##_pack_b(const void* args, tw_team* team) { tw::Gemm<CONFIG>::pack_b(*(const tw_gemm_args*)args, team); }                    \
-  TW_EXPORT int64_t NAME##_workspace(const tw_gemm_args* args) { return tw::workspace_bytes<CONFIG>(*args); }                                      \
+#define TW_GEMM_ENTRIES(NAME, CONFIG)                                                                         \
+  static __attribute__((noinline)) void NAME##_run(const void* args, tw_team* team, bool partial) {           \
+    tw::Gemm<CONFIG>::run(*(const tw_gemm_args*)args, team, partial);                                         \
+  }                                                                                                           \
+  TW_EXPORT void NAME(const void* args, tw_team* team) { NAME##_run(args, team, false); }                     \
+  TW_EXPORT void NAME##_partial(const void* args, tw_team* team) { NAME##_run(args, team, true); }            \
+  TW_EXPORT void NAME##_reduce(const void* args, tw_team* team) {                                             \
+    tw::Gemm<CONFIG>::reduce(*(const tw_gemm_args*)args, team);                                               \
+  }                                                                                                           \
+  TW_EXPORT void NAME##_pack_b(const void* args, tw_team* team) {                                             \
+    tw::Gemm<CONFIG>::pack_b(*(const tw_gemm_args*)args, team);                                               \
+  }                                                                                                           \
+  TW_EXPORT int64_t NAME##_workspace(const tw_gemm_args* args) { return tw::workspace_bytes<CONFIG>(*args); } \
   TW_EXPORT int64_t NAME##_packed_b(int64_t n, int64_t k) { return tw::Gemm<CONFIG>::packed_b(n, k); }

@@ -1,5 +1,5 @@
-// From elements in memory to groups: one vector of L groups (see dot.hpp), read along k or across it, converted on the way.
-// Packing and the streaming kernels share these.
+// From elements in memory to groups: one vector of L groups (see dot.hpp), read along k or across it, converted on the
+// way. Packing and the streaming kernels share these.
 #pragma once
 #include "tilewright/cpu/dot.hpp"
 
@@ -13,7 +13,8 @@ TW_INLINE u32v combine_raw(const u32v* raw) {
   else if constexpr (Dot::depth == 2 && is_same<E, bf16>) return raw[0] | (raw[1] << 16);
   else if constexpr (Dot::depth == 2 && Dot::is_float)  // fp8 and bf8 are exact in bf16
     return ((u32v)decode_lanes<E>(raw[0]) >> 16) | ((u32v)decode_lanes<E>(raw[1]) & 0xffff0000u);
-  else if constexpr (Dot::depth == 2) return ((u32v)((i32v)(raw[0] << 24) >> 24) & 0xffffu) | ((u32v)((i32v)(raw[1] << 24) >> 8) & 0xffff0000u);
+  else if constexpr (Dot::depth == 2)
+    return ((u32v)((i32v)(raw[0] << 24) >> 24) & 0xffffu) | ((u32v)((i32v)(raw[1] << 24) >> 8) & 0xffff0000u);
   else return raw[0] | (raw[1] << 8) | (raw[2] << 16) | (raw[3] << 24);
 }
 
@@ -40,7 +41,8 @@ TW_INLINE u32v load_groups_along_k(const char* from, int64_t elements) {
   return load_groups_along_k<E, Dot>(buffer);
 }
 
-// kCount (1 to L) groups from `depth` rows that lie row_bytes apart, each with kCount contiguous elements: k runs across the rows.
+// kCount (1 to L) groups from `depth` rows that lie row_bytes apart, each with kCount contiguous elements: k runs
+// across the rows.
 template <class E, class Dot, int kCount = kLanes>
 TW_INLINE u32v load_groups_across_k(const char* from, int64_t row_bytes) {
   if constexpr (kCount == kLanes && Dot::depth == 1) {

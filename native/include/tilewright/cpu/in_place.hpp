@@ -1,4 +1,5 @@
-// Small problems: one member computes a rectangle alone; operands whose layout the microkernel can read are not packed at all.
+// Small problems: one member computes a rectangle alone; operands whose layout the microkernel can read are not packed
+// at all.
 #pragma once
 #include "tilewright/cpu/blocked.hpp"
 
@@ -30,8 +31,8 @@ struct InPlaceGemm {
     const bool a_ready = a_in_place && k % depth == 0 && product.lda % depth == 0;
     for (int64_t i = rows.begin; i < rows.end; i += mr)
       if (!a_ready || rows.end - i < mr)
-        pack_panel<typename Config::A, Dot, mr, !Config::a_col, Dot::offset_a>({a.at(i, product.k0), a.ld}, min_of(rows.end - i, mr), k,
-                                                                               packed_a + (i - rows.begin) * groups);
+        pack_panel<typename Config::A, Dot, mr, !Config::a_col, Dot::offset_a>(
+            {a.at(i, product.k0), a.ld}, min_of(rows.end - i, mr), k, packed_a + (i - rows.begin) * groups);
     for (int64_t j = columns.begin; j < columns.end; j += nr) {
       const int64_t cols = min_of(columns.end - j, nr);
       const bool b_ready = b_in_place && cols == nr;
@@ -42,15 +43,17 @@ struct InPlaceGemm {
       const uint32_t* const b_from = b_ready ? (const uint32_t*)b.at(j, product.k0) : packed_b;
       for (int64_t i = rows.begin; i < rows.end; i += mr) {
         const bool in_place = a_ready && rows.end - i >= mr;
-        const uint32_t* const a_from = in_place ? (const uint32_t*)a.at(i, product.k0) : packed_a + (i - rows.begin) * groups;
-        multiply_tile(i, j, min_of(rows.end - i, mr), cols, groups, a_from, in_place ? product.lda / depth : 1, in_place ? 1 : mr, b_from,
-                      b_ready ? product.ldb : nr, sums);
+        const uint32_t* const a_from =
+            in_place ? (const uint32_t*)a.at(i, product.k0) : packed_a + (i - rows.begin) * groups;
+        multiply_tile(i, j, min_of(rows.end - i, mr), cols, groups, a_from, in_place ? product.lda / depth : 1,
+                      in_place ? 1 : mr, b_from, b_ready ? product.ldb : nr, sums);
       }
     }
   }
 
-  TW_INLINE void multiply_tile(int64_t i, int64_t j, int64_t rows, int64_t cols, int64_t groups, const uint32_t* a, int64_t a_row, int64_t a_step,
-                               const uint32_t* b, int64_t b_step, const int32_t* sums) const {
+  TW_INLINE void multiply_tile(int64_t i, int64_t j, int64_t rows, int64_t cols, int64_t groups, const uint32_t* a,
+                               int64_t a_row, int64_t a_step, const uint32_t* b, int64_t b_step,
+                               const int32_t* sums) const {
     alignas(64) static const Accumulator zeros[nr] = {};
     alignas(64) Accumulator buffer[mr * nr];
     const Accumulator* start = zeros;
@@ -58,7 +61,8 @@ struct InPlaceGemm {
     const Output& out = product.out;
     if constexpr (Out::accumulates_in_c) {
       if (rows == mr && cols == nr && Out::verbatim(out)) {
-        microkernel_in_place<Dot, mr, nr>(groups, a, a_row, a_step, b, b_step, start, 0, (Accumulator*)out.data + i * out.ld + j, out.ld);
+        microkernel_in_place<Dot, mr, nr>(groups, a, a_row, a_step, b, b_step, start, 0,
+                                          (Accumulator*)out.data + i * out.ld + j, out.ld);
         return;
       }
     }

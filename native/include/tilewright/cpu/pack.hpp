@@ -2,10 +2,11 @@
 //
 // An operand of `extent` rows (of A) or columns (of B) and depth k is packed as
 //     [ceil(extent / R)] [ceil(k / depth)] [R] groups of 32 bits
-// with R the register tile of that side (MR or NR) and group g of row r holding elements k = depth*g ... depth*g + depth-1 (see dot.hpp for `depth`).
-// Rows and values of k that do not exist are zero. Every panel keeps its whole k together, so that any cache blocking can read it: the format depends
-// on the element type, R and depth only. With DotI8 the values of A carry an offset of 128, and B is followed by the int32 array
-// [ceil(extent / R) * R] of -128 times the sum of each column, which undoes it.
+// with R the register tile of that side (MR or NR) and group g of row r holding elements k = depth*g ... depth*g +
+// depth-1 (see dot.hpp for `depth`). Rows and values of k that do not exist are zero. Every panel keeps its whole k
+// together, so that any cache blocking can read it: the format depends on the element type, R and depth only. With
+// DotI8 the values of A carry an offset of 128, and B is followed by the int32 array [ceil(extent / R) * R] of -128
+// times the sum of each column, which undoes it.
 #pragma once
 #include "tilewright/cpu/groups.hpp"
 
@@ -16,12 +17,15 @@ constexpr int64_t packed_bytes(int64_t extent, int64_t k, int r, int depth, bool
   return round_up(ceil_div(extent, r) * r * 4 * (ceil_div(k, depth) + (with_sums ? 1 : 0)), 64);
 }
 
-// Rows of a matrix in memory: element (r, k) lies at data[r*ld + k] if k is contiguous, else at data[k*ld + r]; ld in elements.
+// Rows of a matrix in memory: element (r, k) lies at data[r*ld + k] if k is contiguous, else at data[k*ld + r]; ld in
+// elements.
 template <class E, bool kAlongK>
 struct Rows {
   const char* data;
   int64_t ld;
-  TW_INLINE const char* at(int64_t r, int64_t k) const { return data + (kAlongK ? r * ld + k : k * ld + r) * size_of<E>; }
+  TW_INLINE const char* at(int64_t r, int64_t k) const {
+    return data + (kAlongK ? r * ld + k : k * ld + r) * size_of<E>;
+  }
 };
 
 template <int... kI>
@@ -90,7 +94,8 @@ TW_NOINLINE void pack_block(const char* from, int64_t line, uint32_t* to, int64_
 
 // The same at the edges, where only `rows` rows of `elements` elements exist: by way of a copy that has all of them.
 template <class E, class Dot, int kWidth, bool kOffset>
-TW_NOINLINE void pack_edge_block(const char* from, int64_t line, int64_t rows, int64_t elements, uint32_t* to, int64_t to_step) {
+TW_NOINLINE void pack_edge_block(const char* from, int64_t line, int64_t rows, int64_t elements, uint32_t* to,
+                                 int64_t to_step) {
   constexpr int kLine = kLanes * Dot::depth * size_of<E>;
   alignas(64) char copy[kWidth * kLine] = {};
   uint32_t packed[kLanes * kWidth];
@@ -104,7 +109,8 @@ template <class E, class Dot, int kWidth, int kR, bool kOffset>
 TW_INLINE void pack_columns(Rows<E, true> rows, int64_t first, int64_t count, int64_t k, uint32_t* to) {
   const int64_t line = rows.ld * size_of<E>;
   for (int64_t k0 = 0; k0 < k; k0 += kLanes * Dot::depth, to += kLanes * kR) {
-    if (count - first >= kWidth && k - k0 >= kLanes * Dot::depth) pack_block<E, Dot, kWidth, kOffset>(rows.at(first, k0), line, to + first, kR);
+    if (count - first >= kWidth && k - k0 >= kLanes * Dot::depth)
+      pack_block<E, Dot, kWidth, kOffset>(rows.at(first, k0), line, to + first, kR);
     else pack_edge_block<E, Dot, kWidth, kOffset>(rows.at(first, k0), line, count - first, k - k0, to + first, kR);
   }
 }
@@ -120,14 +126,16 @@ TW_INLINE void pack_panel_along_k(Rows<E, true> rows, int64_t count, int64_t k, 
 // One panel from rows that are contiguous themselves (k runs across): groups are interleaved from `depth` lines.
 template <class E, class Dot, int kR, bool kOffset>
 TW_INLINE void pack_panel_across_k(Rows<E, false> rows, int64_t count, int64_t k, uint32_t* to) {
-  // Every line of the source may lie on a page of its own, where the processor's prefetcher does not follow: ask for lines ahead ourselves.
+  // Every line of the source may lie on a page of its own, where the processor's prefetcher does not follow: ask for
+  // lines ahead ourselves.
   constexpr int kAhead = 16;
   const int64_t line = rows.ld * size_of<E>;
   for (int64_t k0 = 0; k0 < k; k0 += Dot::depth, to += kR) {
     TW_UNROLL
     for (int d = 0; d < Dot::depth; d++)
       TW_UNROLL
-      for (int byte = 0; byte < kR * size_of<E>; byte += 64) __builtin_prefetch(rows.at(0, k0 + kAhead + d) + byte, 0, 3);
+      for (int byte = 0; byte < kR * size_of<E>; byte += 64)
+        __builtin_prefetch(rows.at(0, k0 + kAhead + d) + byte, 0, 3);
     const bool whole = count >= kR && k - k0 >= Dot::depth;
     TW_UNROLL
     for (int h = 0; h < kR; h += kLanes) {

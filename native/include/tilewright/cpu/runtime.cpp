@@ -16,7 +16,8 @@
 
 namespace {
 
-constexpr int64_t kSpinNanoseconds = 50000;  // how long an idle worker stays awake: bridges the gap between the stages of a plan
+constexpr int64_t kSpinNanoseconds =
+    50000;  // how long an idle worker stays awake: bridges the gap between the stages of a plan
 constexpr int kMaxSlots = 1024;
 
 int64_t now() {
@@ -33,7 +34,9 @@ void pause() {
 #endif
 }
 
-void futex_wait(const int32_t* word, int32_t expected) { syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0); }
+void futex_wait(const int32_t* word, int32_t expected) {
+  syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0);
+}
 void futex_wake(const int32_t* word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0); }
 
 // Spins until ready() for up to the spin time. Reads the clock seldom: that costs more than a pause.
@@ -55,7 +58,8 @@ pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 void count_fork() { fork_count++; }
 void watch_forks() { pthread_atfork(nullptr, nullptr, count_fork); }
 
-// One launch, on its caller's stack. `unfinished` counts the members that still run, and has kAsleep added while the caller sleeps on it.
+// One launch, on its caller's stack. `unfinished` counts the members that still run, and has kAsleep added while the
+// caller sleeps on it.
 struct Launch {
   tw_team_state state;
   tw_cpu_kernel fn;
@@ -82,14 +86,17 @@ bool bind_to(int32_t cpu) {
 }
 
 void finish_member(Launch* launch) {
-  int32_t* const word = &launch->unfinished;  // once it is zero the launch may be gone; waking an address is harmless all the same
+  int32_t* const word =
+      &launch->unfinished;  // once it is zero the launch may be gone; waking an address is harmless all the same
   if (__atomic_sub_fetch(word, 1, __ATOMIC_ACQ_REL) == Launch::kAsleep) futex_wake(word);
 }
 
 void* work(void* self) {
   Worker* const worker = (Worker*)self;
   bind_to(worker->cpu);  // may fail where the processor is not ours: then the thread runs unbound
-  const auto called = [worker] { return __atomic_load_n(&worker->job, __ATOMIC_ACQUIRE) || __atomic_load_n(&worker->quit, __ATOMIC_ACQUIRE); };
+  const auto called = [worker] {
+    return __atomic_load_n(&worker->job, __ATOMIC_ACQUIRE) || __atomic_load_n(&worker->quit, __ATOMIC_ACQUIRE);
+  };
   for (bool awake = false;; awake = true) {
     if (!awake || !spin(called)) {
       for (;;) {  // set anew each time: a late waker may have cleared it
@@ -180,8 +187,8 @@ void release(tw_pool* pool, int32_t team, const int32_t* slots) {
 }
 
 void run_team(tw_pool* pool, Launch* launch, const int32_t* slots) {
-  // Binding and restoring takes several microseconds: not done for a caller that is on its slot's processor already. Nothing would move it from
-  // there, since the workers are bound to the others.
+  // Binding and restoring takes several microseconds: not done for a caller that is on its slot's processor already.
+  // Nothing would move it from there, since the workers are bound to the others.
   cpu_set_t before;
   const int32_t cpu = pool->workers[slots[0]].cpu;
   const bool bound = sched_getcpu() != cpu && sched_getaffinity(0, sizeof before, &before) == 0 && bind_to(cpu);
@@ -279,13 +286,16 @@ TW_API int32_t tw_pool_run(tw_pool* pool, tw_stage* stages, int32_t count) {
 
 namespace {
 constexpr int64_t kHugePage = 2 << 20;
-int64_t mapped_size(int64_t bytes) { return bytes >= kHugePage / 2 ? (bytes + kHugePage - 1) / kHugePage * kHugePage : (bytes + 4095) / 4096 * 4096; }
+int64_t mapped_size(int64_t bytes) {
+  return bytes >= kHugePage / 2 ? (bytes + kHugePage - 1) / kHugePage * kHugePage : (bytes + 4095) / 4096 * 4096;
+}
 }  // namespace
 
 TW_API void* tw_memory_reserve(int64_t bytes) {
   if (bytes <= 0) return errno = EINVAL, nullptr;
   const int64_t size = mapped_size(bytes), slack = size >= kHugePage ? kHugePage : 0;
-  char* const map = (char*)mmap(nullptr, (size_t)(size + slack), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  char* const map =
+      (char*)mmap(nullptr, (size_t)(size + slack), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (map == MAP_FAILED) return nullptr;
   char* const memory = slack ? (char*)(((uintptr_t)map + kHugePage - 1) / kHugePage * kHugePage) : map;
   if (memory > map) munmap(map, (size_t)(memory - map));

@@ -1,11 +1,13 @@
-// Skinny products, where one operand has few rows (or columns) and the other is read once: they run at the speed of memory. The big operand, the side
-// with the larger tile, is not packed; the small one is turned into groups (see dot.hpp) that stay in the first-level cache.
+// Skinny products, where one operand has few rows (or columns) and the other is read once: they run at the speed of
+// memory. The big operand, the side with the larger tile, is not packed; the small one is turned into groups (see
+// dot.hpp) that stay in the first-level cache.
 #pragma once
 #include "tilewright/cpu/blocked.hpp"
 
 TW_NAMESPACE_BEGIN
 
-// Below, X is the big operand, given by rows, and Y the small one: results are out[c][r] = sum over k of Y(c, k) X(r, k).
+// Below, X is the big operand, given by rows, and Y the small one: results are out[c][r] = sum over k of Y(c, k) X(r,
+// k).
 template <class E, class Dot>
 struct Streaming {
   using V = typename Dot::accumulator;
@@ -16,8 +18,8 @@ struct Streaming {
 
   // k contiguous in X: dot products of kX rows of X with kY rows of Y at a time.
   template <int kY>
-  static TW_NOINLINE void along_k(Rows<E, true> x, int64_t rows, int64_t k, const uint32_t* y, int64_t y_ld, const Accumulator* start,
-                                  Accumulator* out) {
+  static TW_NOINLINE void along_k(Rows<E, true> x, int64_t rows, int64_t k, const uint32_t* y, int64_t y_ld,
+                                  const Accumulator* start, Accumulator* out) {
     constexpr int kX = kY == 1 ? 8 : kY == 4 ? 4 : kLanes >= 16 ? 3 : 2, kStep = kLanes * Dot::depth;
     for (int64_t r = 0; r < rows; r += kX) {
       V sums[kX][kY];
@@ -34,7 +36,8 @@ struct Streaming {
         for (int i = 0; i < kX; i++) {
           const u32v groups = offset(load_groups_along_k<E, Dot>(from[i] + k0 * size_of<E>));
           TW_UNROLL
-          for (int c = 0; c < kY; c++) sums[i][c] = Dot::step(sums[i][c], groups, load_as<u32v>(y + c * y_ld + k0 / Dot::depth));
+          for (int c = 0; c < kY; c++)
+            sums[i][c] = Dot::step(sums[i][c], groups, load_as<u32v>(y + c * y_ld + k0 / Dot::depth));
         }
       }
       V rest[kX][kY];  // a copy, because indexing by a variable would keep the sums themselves out of registers
@@ -54,10 +57,11 @@ struct Streaming {
 
   // Rows of X contiguous along r, k across: a few lines of X are added into all results before the next lines are read.
   template <int kY>
-  static TW_NOINLINE void across_k(Rows<E, false> x, int64_t rows, int64_t k, const uint32_t* y, int64_t y_ld, const Accumulator* start,
-                                   Accumulator* out) {
+  static TW_NOINLINE void across_k(Rows<E, false> x, int64_t rows, int64_t k, const uint32_t* y, int64_t y_ld,
+                                   const Accumulator* start, Accumulator* out) {
     constexpr int kGroups = 8 / Dot::depth;
-    const int64_t line = x.ld * size_of<E>, whole_rows = rows / kLanes * kLanes, whole = k / Dot::depth / kGroups * kGroups;
+    const int64_t line = x.ld * size_of<E>, whole_rows = rows / kLanes * kLanes,
+                  whole = k / Dot::depth / kGroups * kGroups;
     for (int c = 0; c < kY; c++)
       for (int64_t r = 0; r < rows; r += kLanes) store_as(out + c * kStreamColumns + r, V{} + start[c]);
     for (int64_t g = 0; g < whole; g += kGroups)
@@ -84,8 +88,8 @@ struct Streaming {
   }
 
   // What across_k leaves over: rows [r0, r1) times k in [k0, k1), k0 at the start of a group.
-  static TW_NOINLINE void add_edge(Rows<E, false> x, int64_t r0, int64_t r1, int64_t k0, int64_t k1, const uint32_t* y, int64_t y_ld, int y_count,
-                                   Accumulator* out) {
+  static TW_NOINLINE void add_edge(Rows<E, false> x, int64_t r0, int64_t r1, int64_t k0, int64_t k1, const uint32_t* y,
+                                   int64_t y_ld, int y_count, Accumulator* out) {
     for (int64_t k = k0; k < k1; k += Dot::depth)
       for (int64_t r = r0; r < r1; r += kLanes) {
         const u32v groups = offset(load_groups_across_k<E, Dot>(x.at(r, k), x.ld * size_of<E>, k1 - k, r1 - r));
@@ -97,8 +101,8 @@ struct Streaming {
   }
 
   template <bool kAlongK>
-  static void multiply(Rows<E, kAlongK> x, int64_t rows, int64_t k, const uint32_t* y, int64_t y_ld, int64_t y_count, const Accumulator* start,
-                       Accumulator* out) {
+  static void multiply(Rows<E, kAlongK> x, int64_t rows, int64_t k, const uint32_t* y, int64_t y_ld, int64_t y_count,
+                       const Accumulator* start, Accumulator* out) {
     if constexpr (kAlongK) {
       if (y_count == 1) along_k<1>(x, rows, k, y, y_ld, start, out);
       else if (y_count <= 4) along_k<4>(x, rows, k, y, y_ld, start, out);
@@ -110,9 +114,11 @@ struct Streaming {
     }
   }
 
-  // Rows of Y as groups, `ld` apart, zeros to the end of the last vector and in rows that do not exist. start[c]: what row c's sums begin with.
+  // Rows of Y as groups, `ld` apart, zeros to the end of the last vector and in rows that do not exist. start[c]: what
+  // row c's sums begin with.
   template <bool kAlongK>
-  static TW_NOINLINE void prepare(Rows<E, kAlongK> y, int64_t count, int64_t k, uint32_t* to, int64_t ld, Accumulator* start) {
+  static TW_NOINLINE void prepare(Rows<E, kAlongK> y, int64_t count, int64_t k, uint32_t* to, int64_t ld,
+                                  Accumulator* start) {
     for (int64_t c = 0; c < kSkinny; c++) {
       for (int64_t g = 0; g < ld; g += kLanes) store_as(to + c * ld + g, u32v{});
       start[c] = 0;
@@ -125,14 +131,16 @@ struct Streaming {
       for (int64_t g = 0; g * Dot::depth < k; g++)
         for (int64_t c = 0; c < count; c += kLanes) {
           uint32_t lanes[kLanes];
-          store_as(lanes, load_groups_across_k<E, Dot>(y.at(c, g * Dot::depth), y.ld * size_of<E>, k - g * Dot::depth, count - c));
+          store_as(lanes, load_groups_across_k<E, Dot>(y.at(c, g * Dot::depth), y.ld * size_of<E>, k - g * Dot::depth,
+                                                       count - c));
           for (int64_t i = 0; i < kLanes && c + i < count; i++) to[(c + i) * ld + g] = lanes[i];
         }
     }
     if constexpr (Dot::offset_a)
       for (int64_t c = 0; c < count; c++) {
         i32v sum = {};
-        for (int64_t g = 0; g < ld; g += kLanes) sum = Dot::step(sum, splat_bits(0x01010101u), load_as<u32v>(to + c * ld + g));
+        for (int64_t g = 0; g < ld; g += kLanes)
+          sum = Dot::step(sum, splat_bits(0x01010101u), load_as<u32v>(to + c * ld + g));
         start[c] = -128 * sum_lanes(sum);
       }
   }
@@ -181,7 +189,8 @@ struct StreamingGemm {
   }
 
   // results[c][r] belongs to element (i0 + r, j0 + c).
-  TW_NOINLINE void store_transposed(int64_t i0, int64_t j0, int64_t rows, int64_t cols, const Accumulator* results) const {
+  TW_NOINLINE void store_transposed(int64_t i0, int64_t j0, int64_t rows, int64_t cols,
+                                    const Accumulator* results) const {
     constexpr int kRows = 32, kLd = 16;
     alignas(64) Accumulator tile[kRows * kLd] = {};
     for (int64_t r = 0; r < rows; r += kRows) {

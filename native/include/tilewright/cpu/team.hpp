@@ -1,4 +1,5 @@
-// What the members of one launch do together: wait for each other, and claim pieces of work. See team.h for the calling convention.
+// What the members of one launch do together: wait for each other, and claim pieces of work. See team.h for the calling
+// convention.
 #pragma once
 #include "tilewright/core/vector.hpp"
 #include "tilewright/cpu/team.h"
@@ -20,10 +21,10 @@ struct Crew {
   int rank = 0;
   int size = 1;
   tw_team_state* state = nullptr;
-  int64_t ticket = -1;     // drawn from the counter but not used yet
-  int64_t first = 0;       // the ticket of the current stage's piece 0
-  int64_t taken = 0;       // pieces of the current stage that this member has had
-  bool fixed = false;      // pieces are dealt out in turn instead of claimed
+  int64_t ticket = -1;  // drawn from the counter but not used yet
+  int64_t first = 0;    // the ticket of the current stage's piece 0
+  int64_t taken = 0;    // pieces of the current stage that this member has had
+  bool fixed = false;   // pieces are dealt out in turn instead of claimed
 
   // Spins first, then gives the core away: another process may own the core of the member that we wait for.
   TW_NOINLINE void barrier() {
@@ -40,9 +41,9 @@ struct Crew {
     }
   }
 
-  // Claims the next piece of the current stage, or -1 when all are taken. Every member walks the same sequence of stages and pieces of all stages
-  // are numbered through on one counter that is never reset: a ticket beyond this stage is kept and used in a later one. So no stage needs a barrier
-  // on account of its counter.
+  // Claims the next piece of the current stage, or -1 when all are taken. Every member walks the same sequence of
+  // stages and pieces of all stages are numbered through on one counter that is never reset: a ticket beyond this stage
+  // is kept and used in a later one. So no stage needs a barrier on account of its counter.
   TW_INLINE int64_t claim(int64_t pieces) {
     if (size == 1 || fixed) {
       const int64_t piece = rank + size * taken;
