@@ -10,6 +10,11 @@
 ``tilewright.aio`` has the same for asyncio. Importing this starts no thread and opens no file or socket.
 """
 
+# ruff: noqa: E402
+from tilewright.settings import ask_for_fork_support
+
+ask_for_fork_support()  # before the first import of gRPC
+
 from tilewright import aio
 from tilewright.catalog import BuildEvent, Correction, Kernel, KernelDetails, Validation
 from tilewright.client import Buffer, Client, connect

@@ -26,6 +26,7 @@ from tilewright.transport import (
     call_failed,
     closed_during_call,
     lease_ended,
+    no_fork_support,
     no_server,
     open_request,
     opened,
@@ -88,6 +89,7 @@ class Client:
         self._subject = core
         self._open_timeout = timeout
         self._lock = threading.Lock()
+        self._forked = False
         self._connection: Connection | None = None
         self._connect()
         self.kernels = Kernels(self)
@@ -179,6 +181,8 @@ class Client:
             if self._connection is None:
                 if self._subject.closed:
                     self._subject.require()
+                if self._forked and not _settings.fork_support():
+                    raise no_fork_support()
                 self._connection = Connection(self._subject, self._open_timeout)
                 self._subject.adopt(self._connection.session)
             return self._connection
@@ -230,6 +234,7 @@ class Client:
         future.add_done_callback(lambda _: None)
 
     def _after_fork(self) -> None:
+        self._forked = True
         self._lock = threading.Lock()
         if self._connection is not None:
             # gRPC's threads are not in this process: the parent's channel must be neither used nor closed here.

@@ -1,16 +1,39 @@
-"""Where a server is looked for. The only module of the client that reads the environment."""
+"""What the environment says: where a server is looked for, whether gRPC survives a fork.
+
+The only module of the client that reads the environment. It imports nothing of ours at its top, so that it can speak
+before gRPC is imported.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from tilewright.errors import InvalidArgumentError
-
-__all__ = ["TARGET_VARIABLE", "default_target", "normalise_target"]
+__all__ = [
+    "FORK_VARIABLE",
+    "TARGET_VARIABLE",
+    "ask_for_fork_support",
+    "default_target",
+    "fork_support",
+    "normalise_target",
+]
 
 TARGET_VARIABLE = "TILEWRIGHT_TARGET"
+FORK_VARIABLE = "GRPC_ENABLE_FORK_SUPPORT"
+"""gRPC's own switch. It is read when gRPC is imported."""
+
+
+def ask_for_fork_support() -> None:
+    """Without it a forked child that calls gRPC crashes. Leaves a choice that was made, and a gRPC that is imported."""
+    if "grpc" not in sys.modules:
+        os.environ.setdefault(FORK_VARIABLE, "1")
+
+
+def fork_support() -> bool:
+    """Whether gRPC of this process works in forked children."""
+    return os.environ.get(FORK_VARIABLE, "0").lower() in ("1", "true", "yes", "on")
 
 
 def default_target(environ: Mapping[str, str] | None = None) -> str:
@@ -32,6 +55,8 @@ def normalise_target(target: str) -> str:
     'unix:/run/t.sock'
     """
     if not isinstance(target, str) or not target.strip():
+        from tilewright.errors import InvalidArgumentError
+
         raise InvalidArgumentError(
             "the target is empty",
             field="target",

@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError, Message
 
 from tilewright.core import Core, Session
 from tilewright.errors import TilewrightError, UnavailableError, from_rpc
+from tilewright.settings import FORK_VARIABLE
 from tilewright_proto.v1 import memory_pb2
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "call_failed",
     "closed_during_call",
     "lease_ended",
+    "no_fork_support",
     "no_server",
     "open_request",
     "opened",
@@ -84,6 +86,16 @@ def no_server(target: str, error: Any, timeout: float) -> TilewrightError:
         value=target,
         rule="server_reachable",
         fix=START,
+    )
+
+
+def no_fork_support() -> TilewrightError:
+    """The error of a forked child whose gRPC would crash it."""
+    return UnavailableError(
+        "gRPC was imported before tilewright, without support for forking: a forked child cannot use it",
+        field=FORK_VARIABLE,
+        rule="fork_support",
+        fix=f"import tilewright first, or set {FORK_VARIABLE}=1, or start the child by spawn or forkserver",
     )
 
 

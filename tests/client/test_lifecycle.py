@@ -4,6 +4,8 @@ import gc
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -145,6 +147,26 @@ def test_a_forked_child_gets_a_session_of_its_own(kind, request) -> None:
         assert (client.gemm(a, a) == 100).all()
         assert client.report is not None
         assert client.report.staged_bytes == 0
+
+
+GRPC_FIRST = """
+import grpc, os, sys, tilewright as tw
+client = tw.connect(sys.argv[1])
+if os.fork() == 0:
+    try:
+        client.zeros((3,))
+    except tw.UnavailableError as error:
+        os._exit(0 if error.rule == "fork_support" and "import tilewright first" in error.fix else 1)
+    os._exit(2)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+client.close()
+"""
+
+
+def test_a_grpc_that_would_crash_a_forked_child_is_an_error_there(server) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "GRPC_ENABLE_FORK_SUPPORT"}
+    command = [sys.executable, "-W", "ignore", "-c", GRPC_FIRST, server.target]
+    subprocess.run(command, env=environment, check=True, timeout=60)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
