@@ -2,8 +2,9 @@
 
     python bench/native_gemm.py [--dtypes fp32,bf16,int8] [--threads 1,2] [--shapes square,skinny] [--seconds 0.4]
 
-Needs NumPy and ml_dtypes; PyTorch is compared with when it is installed. Every contender of a
-shape runs in every round, and its best and its median round count. Ratios are ours over theirs (above 1: we are faster), with geometric means at the end.
+Needs NumPy and ml_dtypes; PyTorch is compared with when it is installed. Every contender of a shape runs in each round,
+and its best and its median round count. Ratios are ours over theirs (above 1: we are faster), with geometric means at
+the end.
 """
 
 from __future__ import annotations

@@ -98,7 +98,8 @@ EXACT_TILES = {
 }
 
 
-# The highest level gets everything. The lower ones share all code above core/vector.hpp and cpu/dot.hpp, so every type once will do.
+# The highest level gets everything. The lower ones share all code above core/vector.hpp and cpu/dot.hpp: a sample of
+# each type will do.
 GROUPS = {"product": PRODUCTS, "tile": TILES, "epilogue": EPILOGUES, "exact": EXACT_TILES}
 LOWER = {"product": slice(0, 50, 4), "tile": slice(0, 0), "epilogue": slice(9, 20, 3), "exact": slice(0, 0)}
 

@@ -1,4 +1,4 @@
-"""Every level builds with the pip-installable clang too, and so does AArch64, which an emulator runs if there is one."""
+"""Every level builds with the pip-installable clang too, and so does AArch64, run in an emulator if there is one."""
 
 from __future__ import annotations
 
@@ -68,6 +68,7 @@ def test_the_runtime_builds_with_ziglang(build_folder: Path) -> None:
         assert build_once(build_folder, RUNTIME.read_text(), flags, zig()).stat().st_size > 0
 
 
+@pytest.mark.slow  # the first time zig builds a C library for it
 def test_aarch64_code_runs_in_the_emulator(build_folder: Path) -> None:
     emulator = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
     if not emulator:
