@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from tilewright_kit.config import KernelConfig
@@ -116,10 +117,15 @@ def explain(
     except TilewrightError as error:
         decided = f"{strategy.name} refused: {error}"
     candidates = _candidates(operation, problem, device, offered, ranked)
-    refused = tuple(_refused(operation, problem, device, {candidate.config for candidate in candidates}))
+    refused: list[Refusal] = []
+    refused_total = 0
+    for config, kernel_set, violations in _others(operation, device, {candidate.config for candidate in candidates}):
+        refused_total += 1
+        if limit is None or refused_total <= limit:
+            refused.append(_refusal(operation, problem, device, config, kernel_set, violations))
     chosen = ranked[0].config.key(device.arch.id) if ranked else None
     if chosen is not None:
-        decided = f"{strategy.name}: {ranked[0].reason} (1 of {len(ranked)} ranked, {len(refused)} refused)"
+        decided = f"{strategy.name}: {ranked[0].reason} (1 of {len(ranked)} ranked, {refused_total} refused)"
     return Explanation(
         operation=operation.name,
         problem=problem.describe(),
@@ -127,10 +133,10 @@ def explain(
         arch=device.arch.id,
         strategy=strategy.name,
         chosen=chosen,
-        decided=decided or f"no candidate; {len(refused)} kernels refused",
+        decided=decided or f"no candidate; {refused_total} kernels refused",
         candidates=candidates,
-        refused=refused if limit is None else refused[:limit],
-        refused_total=len(refused),
+        refused=tuple(refused),
+        refused_total=refused_total,
     )
 
 
@@ -156,21 +162,32 @@ def _candidates(
     )
 
 
-def _refused(
-    operation: Operation[Any, Any], problem: Problem, device: DeviceInfo, candidates: set[KernelConfig]
-) -> Iterator[Refusal]:
+def _others(
+    operation: Operation[Any, Any], device: DeviceInfo, candidates: set[KernelConfig]
+) -> Iterator[tuple[KernelConfig, str, tuple[Violation, ...]]]:
+    """Every kernel of the sets that is no candidate, with its set and the rules of the arch that it breaks."""
     seen = set(candidates)
-    arch = device.arch
     for name, kernels in operation.kernel_sets.items():
-        for config in kernels.expand(arch, operation.rules):
+        valid = ((config, ()) for config in kernels.expand(device.arch, operation.rules))
+        for config, violations in chain(valid, kernels.rejected(device.arch, operation.rules)):
             if config not in seen:
                 seen.add(config)
-                violations = tuple(operation.mismatches(problem, config, device)) or (_not_proposed(config),)
-                yield Refusal(config.key(arch.id), config, name, "problem", violations)
-        for config, violations in kernels.rejected(arch, operation.rules):
-            if config not in seen:
-                seen.add(config)
-                yield Refusal(config.key(arch.id), config, name, "rules", violations)
+                yield config, name, tuple(violations)
+
+
+def _refusal(
+    operation: Operation[Any, Any],
+    problem: Problem,
+    device: DeviceInfo,
+    config: KernelConfig,
+    kernel_set: str,
+    violations: tuple[Violation, ...],
+) -> Refusal:
+    key = config.key(device.arch.id)
+    if violations:
+        return Refusal(key, config, kernel_set, "rules", violations)
+    reasons = tuple(operation.mismatches(problem, config, device)) or (_not_proposed(config),)
+    return Refusal(key, config, kernel_set, "problem", reasons)
 
 
 def _not_proposed(config: KernelConfig) -> Violation:

@@ -103,8 +103,14 @@ class KernelCatalog:
         return [self.describe(config, spec) for config in page], len(configs)
 
     def find(self, operation: str, name: str, arch: str = "") -> KernelConfig:
-        """A configuration by name. Raises ``NotFoundError`` with close matches."""
+        """A configuration by name: one that a plan or an explanation named, or one of the sets.
+
+        Raises ``NotFoundError`` with close matches.
+        """
         spec = self.arch(arch)
+        known = self._store.named(operation, name)
+        if known is not None and self._catalogs.operation(operation).rules.allows(known, spec):
+            return known
         for config in self._select(operation, "", spec, ""):
             if config.name == name:
                 return config

@@ -185,6 +185,7 @@ class Engine:
         self._require_open()
         call.check()
         question = self._planner.question(request, selection)
+        self._store.remember(question.operation.candidates(question.problem, question.device))
         return explain(
             question.operation, question.problem, question.device, question.strategy, limit=_EXPLAIN_LIMIT
         ).to_dict()

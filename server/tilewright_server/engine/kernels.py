@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,9 +41,19 @@ class KernelStore:
         self._cache = cache
         self._pool = pool
         self._sources: Lru[tuple[str, KernelConfig], SourceUnit] = Lru(_UNITS)
+        self._named: Lru[tuple[str, str], KernelConfig] = Lru(_UNITS)
         self._modules: dict[tuple[str, str], tuple[Module, Artifact]] = {}
         self._pinned: list[Artifact] = []
         self._lock = threading.Lock()
+
+    def remember(self, configs: Iterable[KernelConfig]) -> None:
+        """Know these by name: what a plan or an explanation names can be asked for, though no set declares it."""
+        for config in configs:
+            self._named.put((config.operation, config.name), config)
+
+    def named(self, operation: str, name: str) -> KernelConfig | None:
+        """A configuration that was remembered."""
+        return self._named.get((operation, name))
 
     def source(self, config: KernelConfig, arch: ArchSpec) -> SourceUnit:
         """The translation unit. Raises ``ConfigInvalidError`` or ``UnsupportedError``."""

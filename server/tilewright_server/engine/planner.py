@@ -186,6 +186,7 @@ class Planner:
                     entry.ranked = tuple(selector.rank(question.operation, question.problem, question.device))
                 except TilewrightError as error:
                     raise self._catalogs.with_close_kernels(error, question.operation, question.device) from error
+                self._kernels.remember(item.config for item in entry.ranked)
 
     def _ready(self, entry: _Entry, question: _Question, selection: Selection, call: Call) -> Prepared:
         if entry.best is not None:
