@@ -176,6 +176,16 @@ def test_packing_states_its_format_in_the_plan(device: DeviceInfo) -> None:
     assert PACK_B.candidates(again, device) and again.packing is not None
 
 
+def test_an_output_may_be_the_very_tensor_that_is_added(device: DeviceInfo) -> None:
+    d = TensorDesc.of("fp32", (8, 12))
+    inputs = {"a": TensorDesc.of("fp32", (8, 16)), "b": TensorDesc.of("fp32", (16, 12)), "c": d, "d[0]": d}
+    inputs["d[1]"] = TensorDesc.of("fp32", (1, 12))
+    pairs = plan_of(device, inputs).details["in_place"]
+    assert sorted(pairs) == [["out", "c"], ["out", "d[0]"]]
+    grouped = {f"{name}[{group}]": desc for group in range(2) for name, desc in inputs.items() if name in "abc"}
+    assert sorted(plan_of(device, grouped).details["in_place"]) == [["out[0]", "c[0]"], ["out[1]", "c[1]"]]
+
+
 def test_a_plan_comes_back_from_json(device: DeviceInfo) -> None:
     plan = plan_of(device, {"a": of("fp32", (8, 16)), "b": of("fp32", (16, 12))}, unary="Clamp", clamp_lo=0.0)
     assert ExecutionPlan.from_dict(plan.to_dict(), {"gemm": GemmConfig}).to_dict() == plan.to_dict()

@@ -14,7 +14,8 @@ from tilewright_kit.tensor import TensorDesc
 
 __all__ = ["Group", "check_tensor", "read_groups"]
 
-_NAME = re.compile(r"(a|b|c|d|bias|scale_a|scale_b|out)((?:\[[0-9]{1,6}\])*)")
+_NAME = re.compile(r"(a|b|c|d|bias|scale_a|scale_b|out)((?:\[(?:0|[1-9][0-9]{0,5})\])*)")
+"""Numbers have one spelling, so that two names cannot mean one operand."""
 _INPUTS = "a, b, bias, c, d[0], d[1], ..., scale_a, scale_b"
 
 

@@ -17,7 +17,8 @@ from tilewright_kit.tensor import MAX_ELEMENTS, TensorDesc
 
 __all__ = ["MAX_D", "parse_gemm"]
 
-MAX_D = 32
+MAX_D = 255
+"""As many as the seeds' key counts (one byte). Each count is a kernel of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +230,9 @@ def _packed_b(name: str, b: TensorDesc) -> PackedFormat | None:
 
 def _binary(group: Group, attributes: Attributes) -> tuple[Binary, list[tuple[str, TensorDesc]]]:
     """The canonical binary step (``MultiD`` forms only for two or more D) and its operands, the addend ``c`` last."""
-    if sorted(group.d) != list(range(len(group.d))) or len(group.d) > MAX_D:
+    if len(group.d) > MAX_D:
+        raise refuse(f"at most {MAX_D} D operands fit a kernel", "d", len(group.d), "d_count", "add some up first")
+    if sorted(group.d) != list(range(len(group.d))):
         raise refuse(
             "the D operands are not numbered from 0 without gaps",
             "d",

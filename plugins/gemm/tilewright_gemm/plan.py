@@ -47,7 +47,22 @@ def plan_gemm(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) -> E
         notes=tuple(notes),
         flops=problem.flops,
         bytes_moved=problem.bytes_moved,
+        details={"in_place": _in_place(problem)},
     )
+
+
+def _in_place(problem: GemmProblem) -> list[list[str]]:
+    """(output, D operand) pairs that may be one tensor: an element of D is read just before its own place in the output
+    is written, and by nobody else.
+    """
+    outputs = {item.name[4:].partition("]")[0]: item for item in problem.operands if item.role is Role.OUTPUT}
+    pairs = []
+    for item in problem.operands:
+        kind, _, rest = item.name.partition("[")
+        out = outputs.get(rest.partition("]")[0] if problem.grouped else "")
+        if kind in ("c", "d") and item.role is Role.INPUT and out is not None and out.desc == item.desc:
+            pairs.append([out.name, item.name])
+    return pairs
 
 
 def plan_pack_b(problem: PackBProblem, config: GemmConfig, device: DeviceInfo) -> ExecutionPlan:
