@@ -10,15 +10,22 @@ from tilewright_gemm.packing import PackedFormat
 from tilewright_gemm.problem import GemmProblem, Product, View
 from tilewright_gemm.products import products_of, slots_of
 from tilewright_gemm.strided import broadcast_shapes, overlaps
-from tilewright_gemm.words import Binary, ScaleA, ScaleB, Unary, default_output, epilogue_dtypes, is_pair, output_dtypes
+from tilewright_gemm.words import (
+    MAX_D,
+    Binary,
+    ScaleA,
+    ScaleB,
+    Unary,
+    default_output,
+    epilogue_dtypes,
+    is_pair,
+    output_dtypes,
+)
 from tilewright_kit.dtypes import DType
 from tilewright_kit.problem import Operand, OperationRequest, Role
 from tilewright_kit.tensor import MAX_ELEMENTS, TensorDesc
 
-__all__ = ["MAX_D", "parse_gemm"]
-
-MAX_D = 255
-"""As many as the seeds' key counts (one byte). Each count is a kernel of its own."""
+__all__ = ["parse_gemm"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +245,7 @@ def _binary(group: Group, attributes: Attributes) -> tuple[Binary, list[tuple[st
             "d",
             sorted(group.d),
             "d_numbering",
-            f"name them d[0], d[1], ... (at most {MAX_D})",
+            "name them d[0], d[1], ...",
         )
     d = [group.d[index] for index in range(len(group.d))]
     given = attributes.binary

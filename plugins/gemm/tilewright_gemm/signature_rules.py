@@ -9,6 +9,7 @@ from tilewright_arch import ArchSpec
 from tilewright_gemm.config import GemmConfig
 from tilewright_gemm.words import (
     LAYOUTS,
+    MAX_D,
     Binary,
     ScaleA,
     ScaleB,
@@ -22,8 +23,6 @@ from tilewright_kit.dtypes import DType
 from tilewright_kit.rules import Violation
 
 __all__ = ["SIGNATURE_RULES"]
-
-MAX_D = 32
 
 
 def dtype_pair(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:

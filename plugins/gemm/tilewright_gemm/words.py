@@ -11,6 +11,7 @@ from tilewright_kit.dtypes import DType
 
 __all__ = [
     "LAYOUTS",
+    "MAX_D",
     "UNARY_ALIASES",
     "Binary",
     "Epilogue",
@@ -26,6 +27,9 @@ __all__ = [
     "is_pair",
     "output_dtypes",
 ]
+
+MAX_D = 255
+"""D operands of one kernel: as many as the seeds' key counts, in one byte. Each count is a kernel of its own."""
 
 
 class Word(str, Enum):
