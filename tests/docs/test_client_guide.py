@@ -1,0 +1,36 @@
+"""The snippets of the client's guide run, in order, against a server."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "client.md"
+SNIPPET = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("guide")
+    flags = ["--listen", f"unix:{folder}/s", "--cache-dir", str(folder / "cache"), "--log-level", "warning"]
+    command = [sys.executable, "-m", "tilewright_server.cli", "serve", *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline().startswith("ready")
+        yield f"unix:{folder}/s"
+        server.terminate()
+
+
+def test_every_snippet_runs(target: str) -> None:
+    snippets = SNIPPET.findall(GUIDE.read_text("utf-8"))
+    assert len(snippets) >= 6
+    environment = {**os.environ, "TILEWRIGHT_TARGET": target}
+    command = [sys.executable, "-W", "error::ResourceWarning", "-c", "\n".join(snippets)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
