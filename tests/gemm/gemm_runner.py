@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewright_arch import ArchSpec
-from tilewright_gemm.codegen import generate
+from tilewright_gemm.codegen import generate, symbol_of
 from tilewright_gemm.config import GemmConfig
 from tilewright_kit.compare import poison
 from tilewright_kit.dtypes import DType
@@ -94,7 +94,7 @@ class Runner:
 
     def kernel(self, config: GemmConfig) -> tuple[ctypes.CDLL, SourceUnit]:
         unit = generate(config, self.arch)
-        symbol = unit.entries["main"]
+        symbol = symbol_of(config)
         if symbol not in self._libraries:
             stem = symbol[-12:] + str(len(config.name))
             source, library = self.folder / f"{stem}.cpp", self.folder / f"{stem}.so"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tilewright_gemm.codegen import render
 from tilewright_gemm.config import GemmConfig
+from tilewright_gemm.pack_b import PackBConfig
 from tilewright_gemm.words import Binary, Epilogue, Reduction, ScaleA, ScaleB, Switch, Unary
 from tilewright_kit.conformance.fields import neutral_source
 from tilewright_kit.dtypes import DType
@@ -129,3 +130,15 @@ def test_names_are_injective_and_records_come_back(drawn: list[GemmConfig]) -> N
         again = GemmConfig.from_dict(config.to_dict())
         assert again == config and again.name == config.name
         assert len(config.signature()) + len(config.algorithm()) == len(dataclasses.fields(config))
+
+
+@pytest.mark.parametrize(
+    ("config", "roles"),
+    [
+        (GemmConfig(), {"main", "workspace"}),
+        (GemmConfig(split_k=4), {"main", "partial", "reduce", "workspace"}),
+        (PackBConfig(preshuffle=True), {"pack_b"}),
+    ],
+)
+def test_a_unit_exports_what_its_kernel_is_used_for(config: GemmConfig, roles: set[str]) -> None:
+    assert set(render(config, "cpu").entries) == roles

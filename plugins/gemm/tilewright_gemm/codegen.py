@@ -11,16 +11,23 @@ from string import Template
 from tilewright_arch import ArchSpec
 from tilewright_gemm import __version__
 from tilewright_gemm.config import GemmConfig
+from tilewright_gemm.pack_b import PackBConfig
 from tilewright_gemm.rules import RULES
 from tilewright_kit.errors import UnsupportedError
 from tilewright_kit.naming import digest_of
 from tilewright_kit.source import SourceUnit
 
-__all__ = ["ROLES", "generate", "render", "symbol_of"]
+__all__ = ["EXPORTS", "exports_of", "generate", "render", "symbol_of"]
 
-ROLES = ("main", "partial", "reduce", "pack_b", "workspace")
-"""Entries of a CPU unit: the product; its slices and their sum (split-K); packing of B; and ``int64_t(const
-tw_gemm_args*)``, the workspace in bytes.
+EXPORTS: dict[str, tuple[str, ...]] = {
+    "TW_GEMM_MAIN": ("main",),
+    "TW_GEMM_SPLIT": ("main", "partial", "reduce"),
+    "TW_GEMM_PACK_B": ("pack_b",),
+    "TW_GEMM_WORKSPACE": ("workspace",),
+}
+"""Macros of ``tilewright/cpu/gemm.hpp`` and the roles that each exports: the product; its slices and their sum
+(split-K); packing of B; and ``int64_t(const tw_gemm_args*)``, the workspace in bytes. A unit has those that its kernel
+is used for: the compiler's time goes into what is exported.
 """
 
 _TEMPLATES = {"cpu": ("cpu_gemm.cpp.in", "c++")}
@@ -49,14 +56,22 @@ def render(config: GemmConfig, kind: str) -> SourceUnit:
     ``generate`` checks first.
     """
     file, language = _TEMPLATES[kind]
-    symbol = symbol_of(config)
+    symbol, macros = symbol_of(config), exports_of(config)
+    exports = "\n".join(f"{name}({symbol}, Config)" for name in macros)
     return SourceUnit(
         name=config.name,
         language=language,
-        text=_template(file).substitute(_constants(config), symbol=symbol),
-        entries={role: symbol if role == "main" else f"{symbol}_{role}" for role in ROLES},
+        text=_template(file).substitute(_constants(config), exports=exports),
+        entries={role: symbol if role == "main" else f"{symbol}_{role}" for name in macros for role in EXPORTS[name]},
         plugin_version=__version__,
     )
+
+
+def exports_of(config: GemmConfig) -> tuple[str, ...]:
+    """The macros that a kernel's unit ends with."""
+    if isinstance(config, PackBConfig):
+        return ("TW_GEMM_PACK_B",)
+    return ("TW_GEMM_SPLIT" if config.split_k > 1 else "TW_GEMM_MAIN", "TW_GEMM_WORKSPACE")
 
 
 def symbol_of(config: GemmConfig) -> str:

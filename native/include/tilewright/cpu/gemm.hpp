@@ -1,14 +1,19 @@
 // The entry points of a GEMM kernel: what a generated source unit includes. A unit states a Config (see docs of the
-// GEMM plugin) and says
-//   TW_GEMM_ENTRIES(name, Config)
-// which exports, with C linkage:
-//   name            the whole product and its epilogue, for all problems and batch items
-//   name_partial    split-K, first stage: accumulators of every slice of k to the workspace,
-//   [problem][batch][slice][m][n] name_reduce     split-K, second stage: adds the slices in their order (so the result
-//   never varies) and applies the epilogue name_pack_b     packs B of problems[0] from `b` to `c`, batch items
-//   packed_bytes(n, k, ...) apart (see pack.hpp) name_workspace  bytes of workspace that a launch with these args needs
-//   (see blocking.hpp) name_packed_b   bytes of one packed batch item of B for (n, k)
-// All but the last two have the signature tw_cpu_kernel, with tw_gemm_args as args.
+// GEMM plugin) and exports, with C linkage, what it is used for; what is not exported is not compiled:
+//   TW_GEMM_MAIN(name, Config)
+//     name            the whole product and its epilogue, for all problems and batch items
+//   TW_GEMM_SPLIT(name, Config)
+//     name            as above, for when k is too short to be sliced
+//     name_partial    split-K, first stage: accumulators of every slice of k to the workspace, as
+//                     [problem][batch][slice][m][n]
+//     name_reduce     second stage: adds the slices in their order (so the result never varies), applies the epilogue
+//   TW_GEMM_PACK_B(name, Config)
+//     name_pack_b     packs B of problems[0] from `b` to `c`, batch items packed_bytes(n, k, ...) apart (see pack.hpp)
+//     name_packed_b   bytes of one packed batch item of B for (n, k)
+//   TW_GEMM_WORKSPACE(name, Config)
+//     name_workspace  bytes of workspace that a launch of the product with these args needs (see blocking.hpp)
+//   TW_GEMM_ENTRIES(name, Config): SPLIT, PACK_B and WORKSPACE
+// All but name_packed_b and name_workspace have the signature tw_cpu_kernel, with tw_gemm_args as args.
 #pragma once
 #include "tilewright/cpu/in_place.hpp"
 #include "tilewright/cpu/streaming.hpp"
@@ -200,17 +205,28 @@ struct Gemm {
 TW_NAMESPACE_END
 
 #define TW_EXPORT extern "C" __attribute__((visibility("default")))
-#define TW_GEMM_ENTRIES(NAME, CONFIG)                                                                         \
-  static __attribute__((noinline)) void NAME##_run(const void* args, tw_team* team, bool partial) {           \
-    tw::Gemm<CONFIG>::run(*(const tw_gemm_args*)args, team, partial);                                         \
-  }                                                                                                           \
-  TW_EXPORT void NAME(const void* args, tw_team* team) { NAME##_run(args, team, false); }                     \
-  TW_EXPORT void NAME##_partial(const void* args, tw_team* team) { NAME##_run(args, team, true); }            \
-  TW_EXPORT void NAME##_reduce(const void* args, tw_team* team) {                                             \
-    tw::Gemm<CONFIG>::reduce(*(const tw_gemm_args*)args, team);                                               \
-  }                                                                                                           \
-  TW_EXPORT void NAME##_pack_b(const void* args, tw_team* team) {                                             \
-    tw::Gemm<CONFIG>::pack_b(*(const tw_gemm_args*)args, team);                                               \
-  }                                                                                                           \
-  TW_EXPORT int64_t NAME##_workspace(const tw_gemm_args* args) { return tw::workspace_bytes<CONFIG>(*args); } \
+#define TW_GEMM_MAIN(NAME, CONFIG)                                  \
+  TW_EXPORT void NAME(const void* args, tw_team* team) {            \
+    tw::Gemm<CONFIG>::run(*(const tw_gemm_args*)args, team, false); \
+  }
+// Product and slices share their code, which learns at run time what it is asked for.
+#define TW_GEMM_SPLIT(NAME, CONFIG)                                                                 \
+  static __attribute__((noinline)) void NAME##_run(const void* args, tw_team* team, bool partial) { \
+    tw::Gemm<CONFIG>::run(*(const tw_gemm_args*)args, team, partial);                               \
+  }                                                                                                 \
+  TW_EXPORT void NAME(const void* args, tw_team* team) { NAME##_run(args, team, false); }           \
+  TW_EXPORT void NAME##_partial(const void* args, tw_team* team) { NAME##_run(args, team, true); }  \
+  TW_EXPORT void NAME##_reduce(const void* args, tw_team* team) {                                   \
+    tw::Gemm<CONFIG>::reduce(*(const tw_gemm_args*)args, team);                                     \
+  }
+#define TW_GEMM_PACK_B(NAME, CONFIG)                              \
+  TW_EXPORT void NAME##_pack_b(const void* args, tw_team* team) { \
+    tw::Gemm<CONFIG>::pack_b(*(const tw_gemm_args*)args, team);   \
+  }                                                               \
   TW_EXPORT int64_t NAME##_packed_b(int64_t n, int64_t k) { return tw::Gemm<CONFIG>::packed_b(n, k); }
+#define TW_GEMM_WORKSPACE(NAME, CONFIG) \
+  TW_EXPORT int64_t NAME##_workspace(const tw_gemm_args* args) { return tw::workspace_bytes<CONFIG>(*args); }
+#define TW_GEMM_ENTRIES(NAME, CONFIG) \
+  TW_GEMM_SPLIT(NAME, CONFIG)         \
+  TW_GEMM_PACK_B(NAME, CONFIG)        \
+  TW_GEMM_WORKSPACE(NAME, CONFIG)
