@@ -10,7 +10,7 @@ import numpy as np
 from tilewright.core import Core
 from tilewright.dtypes import DTypeLike, element_type
 from tilewright.errors import InvalidArgumentError
-from tilewright.layout import Array, as_array
+from tilewright.layout import Array, as_array, checked_sizes
 from tilewright.operands import address_of, region_of
 from tilewright.steps import Flow
 
@@ -65,12 +65,4 @@ def asarray(core: Core, value: Any, dtype: DTypeLike | None = None) -> Flow[Arra
 
 
 def _shape(shape: int | Sequence[int]) -> tuple[int, ...]:
-    try:
-        sizes = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(size) for size in shape)
-    except (TypeError, ValueError):
-        sizes = (-1,)
-    if any(size < 0 for size in sizes):
-        raise InvalidArgumentError(
-            "a shape is a tuple of sizes of zero or more", field="shape", value=shape, rule="tensor_non_negative"
-        )
-    return sizes
+    return checked_sizes((shape,) if isinstance(shape, (int, np.integer)) else shape, "shape")

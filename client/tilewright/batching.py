@@ -43,9 +43,12 @@ class Batcher(Generic[F]):
         batch: list[tuple[Loaded, F]] = []
         size = 0
         session = self.pending[0][0].session
-        while self.pending and len(batch) < MAX_BATCH and size < MAX_MESSAGE_BYTES:
+        room = min(MAX_MESSAGE_BYTES, session.message_room)
+        while self.pending and len(batch) < MAX_BATCH:
+            size += self.pending[0][0].weight
+            if batch and size > room:
+                break
             batch.append(self.pending.popleft())
-            size += len(batch[-1][0].chunk)
         self.in_flight.append(batch)
         chunks = [load.chunk for load, _ in batch]
         return wire.execute_request(wire.session_field(session.token), chunks, self.timeout_ms)

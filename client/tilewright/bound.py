@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tilewright import steps, wire
+from tilewright.core import check_timeout
 from tilewright.dispatch import held
 from tilewright.errors import InvalidArgumentError, from_detail
 from tilewright.plans import PlanState, report_of, result_of
@@ -55,10 +56,11 @@ class BoundState:
     def execute(self, timeout: float | None = None) -> Flow[Any]:
         cargo = (yield from self.loaded()).cargo
         plan = self.plan
-        reply = yield from held(plan.core, cargo, Rpc(steps.EXECUTE, self.request, timeout or plan.core.timeout))
+        limit = check_timeout(timeout) or plan.core.timeout
+        reply = yield from held(plan.core, cargo, Rpc(steps.EXECUTE, self.request, limit))
         if reply.results[0].HasField("error"):
             raise from_detail(reply.results[0].error)
-        plan.core.report = report_of(plan, reply, 0)
+        plan.core.report = report_of(plan, reply.results, reply.queue_ns, 0)
         return self.result
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from tilewright import steps
 from tilewright.core import Core, check_timeout
 from tilewright.errors import TilewrightError, Violation, from_detail, violation
+from tilewright.layout import checked_sizes
 from tilewright.report import plain
 from tilewright.steps import Flow, Rpc
 from tilewright_proto.v1 import kernels_pb2
@@ -81,6 +82,8 @@ def list_kernels(
     offset: int = 0,
 ) -> Flow[list[Kernel]]:
     """Kernels that match: all arguments narrow the choice; ``name`` is a shell-style pattern. ``limit`` 0 means all."""
+    checked_sizes((limit,), "limit")
+    checked_sizes((offset,), "offset")
     found: list[Kernel] = []
     while True:
         request = kernels_pb2.ListKernelsRequest(

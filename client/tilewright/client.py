@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
+import sys
 import threading
 import warnings
 import weakref
@@ -167,7 +170,8 @@ class Client:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_connection", None) is not None:
+        # At the end of the interpreter gRPC's threads are gone, and closing would wait for them for ever.
+        if getattr(self, "_connection", None) is not None and not sys.is_finalizing():
             warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
             self.close()
 
@@ -334,4 +338,12 @@ def _after_fork_in_child() -> None:
         client._after_fork()
 
 
+def _close_all() -> None:
+    """While there are still threads: see ``Client.__del__``."""
+    for client in list(_CLIENTS):
+        with contextlib.suppress(Exception):
+            client.close()
+
+
 os.register_at_fork(after_in_child=_after_fork_in_child)
+atexit.register(_close_all)

@@ -20,9 +20,13 @@ from tilewright_proto.v1 import dispatch_pb2, memory_pb2
 
 __all__ = ["Core", "Session", "check_timeout"]
 
+MESSAGE_MARGIN = 64 << 10
+"""Bytes of a message that are left for everything but operands."""
 QUARANTINE_S = 60.0
 """How long the arrays of a call that was given up are kept: the server may still be writing to them."""
 CACHE_ENTRIES = 4096
+MAX_TIMEOUT_S = 4_000_000
+"""About 46 days: as milliseconds it fits the protocol's 32 bits."""
 
 
 class Session:
@@ -49,6 +53,11 @@ class Session:
         self.operations = tuple(opened.operations)
         self.lost = ""
         """Why the session is over; empty while it lives."""
+
+    @property
+    def message_room(self) -> int:
+        """Bytes of operands that fit one message, either way."""
+        return self.message_limit - MESSAGE_MARGIN if self.message_limit else 1 << 62
 
 
 class _Chunk(NamedTuple):
@@ -191,12 +200,12 @@ def check_timeout(timeout: float | None) -> float | None:
     """Seconds, positive, or ``None`` for no limit. Raises ``InvalidArgumentError``."""
     if timeout is None:
         return None
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout <= MAX_TIMEOUT_S:
         raise InvalidArgumentError(
-            "a timeout must be a positive number of seconds",
+            f"a timeout is a number of seconds, more than 0 and at most {MAX_TIMEOUT_S}",
             field="timeout",
             value=timeout,
             rule="timeout_range",
-            fix="give seconds, or None for no limit",
+            fix="give seconds, or leave it out; connect(call_timeout=None) makes calls without a limit",
         )
     return float(timeout)

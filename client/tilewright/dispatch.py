@@ -5,13 +5,20 @@ these.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from tilewright import steps
 from tilewright.core import Core, Session, check_timeout
 from tilewright.dtypes import element_type
-from tilewright.errors import DeadlineError, InvalidArgumentError, TilewrightError
+from tilewright.errors import (
+    CancelledError,
+    DeadlineError,
+    InternalError,
+    InvalidArgumentError,
+    TilewrightError,
+    UnavailableError,
+)
 from tilewright.layout import Array, Spec, as_array
 from tilewright.operands import Cargo, attributes_to_wire, collect, place_input, place_output
 from tilewright.report import Report
@@ -19,9 +26,11 @@ from tilewright.resident import ResidentTensor
 from tilewright.steps import Flow, Rpc
 from tilewright_proto.v1 import dispatch_pb2, kernels_pb2, tensor_pb2
 
-__all__ = ["BuildPolicy", "explain", "plan_request", "run", "selection", "spec_of"]
+__all__ = ["BuildPolicy", "explain", "held", "plan_request", "refuse_outputs", "run", "selection", "spec_of"]
 
 BuildPolicy = Literal["wait", "fallback"]
+_UNFINISHED = (CancelledError, DeadlineError, InternalError, UnavailableError)
+"""Errors after which the server may still be working: nobody said that it is done."""
 _POLICIES = {"wait": dispatch_pb2.BUILD_WAIT, "fallback": dispatch_pb2.BUILD_FALLBACK}
 
 
@@ -93,11 +102,11 @@ def held(core: Core, cargo: Cargo, call: Rpc) -> Flow[Any]:
     try:
         return (yield call)
     except TilewrightError as error:
-        if isinstance(error, DeadlineError):
-            core.quarantine((cargo.keep, cargo.copies))
+        if isinstance(error, _UNFINISHED):
+            core.quarantine(cargo)
         raise
     except BaseException:  # interrupted or cancelled while waiting
-        core.quarantine((cargo.keep, cargo.copies))
+        core.quarantine(cargo)
         raise
 
 
@@ -216,4 +225,19 @@ def _infer(
         core.release_plan(session, reply.plan)
         known = {output.name: Spec.of_wire(output.spec) for output in reply.outputs}
         core.remember(core.inferred, key, known)
+    refuse_outputs(operation, wanted, known)
     return {name: spec for name, spec in known.items() if not wanted or name in wanted}
+
+
+def refuse_outputs(what: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise ``InvalidArgumentError`` if an output was given that there is not."""
+    names = list(known)
+    for name in given:
+        if name not in names:
+            raise InvalidArgumentError(
+                f"{what} has no output {name!r} here",
+                field=f"outputs.{name}",
+                value=name,
+                rule="output_known",
+                fix=f"use one of {', '.join(names)}",
+            )

@@ -208,18 +208,23 @@ _BY_STATUS: dict[grpc.StatusCode, type[TilewrightError]] = {
 }
 
 
+_LATE = "allow more time; a first call of a new kind includes a compilation"
+
+
 def violation(message: error_pb2.Violation) -> Violation:
     return Violation(message.rule, message.field, message.value, message.reason, dict(message.fix))
 
 
 def from_detail(detail: error_pb2.ErrorDetail, otherwise: type[TilewrightError] = InternalError) -> TilewrightError:
     """The exception that a detail describes; an unknown code becomes ``otherwise``."""
-    return _BY_CODE.get(detail.code, otherwise)(
+    kind = _BY_CODE.get(detail.code, otherwise)
+    late = kind is DeadlineError
+    return kind(
         detail.message or detail.code or "the server gave no reason",
-        field=detail.field,
+        field=detail.field or ("timeout" if late else ""),
         value=detail.value,
         rule=detail.rule,
-        fix=detail.fix,
+        fix=detail.fix or (_LATE if late else ""),
         violations=[violation(item) for item in detail.violations],
         log_tail=detail.log_tail,
         retry_after=detail.retry_after_ms / 1000 if detail.retry_after_ms else None,
@@ -235,6 +240,8 @@ def from_status(status: grpc.StatusCode | None, text: str | None, metadata: Iter
                 return from_detail(error_pb2.ErrorDetail.FromString(value), kind)
             except DecodeError:
                 break
+    if kind is DeadlineError:
+        return kind("the deadline passed before the server answered", field="timeout", rule="deadline", fix=_LATE)
     name = status.name if status is not None else "no status"
     return kind(f"{text} ({name})" if text else f"the call failed with {name}", rule="grpc_status", value=name)
 

@@ -55,9 +55,7 @@ def attributes(
 ) -> dict[str, Any]:
     """The operation's attributes. Raises ``InvalidArgumentError`` for words that are none."""
     found: dict[str, Any] = {}
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float, np.integer, np.floating)):
-        raise InvalidArgumentError("alpha must be a number", field="alpha", value=alpha, rule="attribute_type")
-    if alpha != 1:
+    if _number("alpha", alpha) != 1:
         found["alpha"] = float(alpha)
     if binary is not None:
         if binary not in _BINARY:
@@ -81,12 +79,20 @@ def attributes(
             )
         for name, bound in zip(("clamp_lo", "clamp_hi"), clamp, strict=True):
             if bound is not None:
-                found[name] = float(bound)
+                found[name] = _number("clamp", bound)
     if out_dtype is not None:
         found["out_dtype"] = dtype_name(out_dtype, "out_dtype")
     if split_k is not None:
         found["split_k"] = split_k
     return found
+
+
+def _number(field: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise InvalidArgumentError(
+            f"{field} must be a number", field=field, value=value, rule="attribute_type", fix="give an int or a float"
+        )
+    return float(value)
 
 
 def _word(field: str, value: object, known: Mapping[str, object]) -> InvalidArgumentError:
@@ -177,8 +183,9 @@ def gemm(
     matrix costs nothing. Element types: equal ones, or fp8 with bf8.
 
     ``bias`` is ``[N]``; ``c`` is added; ``d`` is a list of tensors that broadcast to the result, brought in by
-    ``binary`` ("add", the default, or "multiply"); ``activation`` is one of ``ACTIVATIONS``, with ``clamp=(low,
-    high)`` for "clamp"; ``scale_a`` is a number or one for each row, ``scale_b`` a number or one for each column.
+    ``binary`` ("add", the default, or "multiply"); ``activation`` is one of ``ACTIVATIONS``;
+    ``clamp=(low, high)``, either of which may be None, are the bounds of "clamp", and imply it if no activation is
+    given; ``scale_a`` is a number or one for each row, ``scale_b`` a number or one for each column.
     ``out_dtype`` is what the result is to be; ``out`` is an array to write it into, in place if it is in shared
     memory. Without ``out`` the result is a fresh array in shared memory. The other arguments, and the errors, are
     those of ``run``.

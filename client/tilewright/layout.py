@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +14,25 @@ from tilewright.dtypes import DTypeLike, element_type, from_wire, wire_dtype
 from tilewright.errors import InvalidArgumentError
 from tilewright_proto.v1 import tensor_pb2
 
-__all__ = ["Array", "Spec", "as_array", "contiguous_strides", "dense", "element_strides", "same_places", "span_bytes"]
+__all__ = [
+    "MAX_BYTES",
+    "Array",
+    "Spec",
+    "as_array",
+    "checked_sizes",
+    "contiguous_strides",
+    "dense",
+    "element_strides",
+    "same_places",
+    "span_bytes",
+    "strided",
+    "too_large",
+]
 
 Array = npt.NDArray[Any]
 MAX_RANK = 8
+MAX_BYTES = 1 << 50
+"""Most bytes that a tensor may span, and the largest size and stride: far beyond any machine, far below overflow."""
 
 
 @dataclass(frozen=True)
@@ -36,19 +52,22 @@ class Spec:
     @classmethod
     def of(cls, shape: Sequence[int], dtype: DTypeLike, strides: Sequence[int] | None = None) -> Spec:
         """From plain values, checked: ``Spec.of((64, 128), "bf16")``."""
-        sizes = tuple(int(size) for size in shape)
-        steps = None if strides is None else tuple(int(stride) for stride in strides)
-        if any(number < 0 for number in (*sizes, *(steps or ()))):
-            raise InvalidArgumentError(
-                "sizes and strides cannot be negative", field="shape", value=sizes, rule="tensor_non_negative"
-            )
+        sizes = checked_sizes(shape, "shape")
+        steps = None if strides is None else checked_sizes(strides, "strides")
         if steps is not None and len(steps) != len(sizes):
             raise InvalidArgumentError(
-                f"{len(sizes)} sizes but {len(steps)} strides", field="strides", value=steps, rule="tensor_strides"
+                f"{len(sizes)} sizes but {len(steps)} strides",
+                field="strides",
+                value=steps,
+                rule="tensor_strides",
+                fix="give one stride for each dimension, or none for a contiguous tensor",
             )
         if steps == contiguous_strides(sizes):
             steps = None
-        return cls(sizes, element_type(dtype), steps)
+        spec = cls(sizes, element_type(dtype), steps)
+        if spec.nbytes > MAX_BYTES:
+            raise too_large("shape", sizes)
+        return spec
 
     @classmethod
     def of_array(cls, array: Array, field: str) -> Spec:
@@ -66,13 +85,23 @@ class Spec:
         return cls(shape, from_wire(message.dtype), None if plain else strides, message.packing, message.packed_bytes)
 
     def to_wire(self, field: str) -> tensor_pb2.TensorSpec:
-        return tensor_pb2.TensorSpec(
-            dtype=wire_dtype(self.dtype, field),  # type: ignore[arg-type]
-            shape=self.shape,
-            strides=self.strides or (),
-            packing=self.packing,
-            packed_bytes=self.packed_bytes,
-        )
+        try:
+            return tensor_pb2.TensorSpec(
+                dtype=wire_dtype(self.dtype, field),  # type: ignore[arg-type]
+                shape=self.shape,
+                strides=self.strides or (),
+                packing=self.packing,
+                packed_bytes=self.packed_bytes,
+            )
+        except (TypeError, ValueError):
+            # Made by hand, without the checks of `of`.
+            raise InvalidArgumentError(
+                f"{field} has sizes or strides that cannot be sent: {self.shape}, {self.strides}",
+                field=field,
+                value=self.shape,
+                rule="tensor_overflow",
+                fix="make it with Spec.of, from integers of zero or more",
+            ) from None
 
     @property
     def nbytes(self) -> int:
@@ -83,6 +112,37 @@ class Spec:
         if 0 in self.shape:
             return 0
         return (1 + sum((n - 1) * s for n, s in zip(self.shape, strides, strict=True))) * self.dtype.itemsize
+
+
+def checked_sizes(values: Iterable[Any], field: str) -> tuple[int, ...]:
+    """Sizes or strides as integers. Raises ``InvalidArgumentError`` for what is no integer, negative, or too large for
+    any memory.
+    """
+    try:
+        sizes = tuple(operator.index(value) for value in values)
+    except TypeError:
+        sizes = (-1,)
+    if any(size < 0 for size in sizes):
+        raise InvalidArgumentError(
+            f"{field}: integers that are not negative are needed",
+            field=field,
+            value=values,
+            rule="tensor_non_negative",
+            fix="give integers of zero or more",
+        )
+    if any(size > MAX_BYTES for size in sizes):
+        raise too_large(field, sizes)
+    return sizes
+
+
+def too_large(field: str, value: object) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"{field} {value} is beyond what a tensor may span, {MAX_BYTES} bytes",
+        field=field,
+        value=value,
+        rule="tensor_overflow",
+        fix="correct the sizes and strides, or work in parts",
+    )
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -127,6 +187,14 @@ def span_bytes(array: Array) -> int:
         return 0
     reach = sum((n - 1) * s for n, s in zip(array.shape, array.strides, strict=True))
     return int(reach) + int(array.dtype.itemsize)
+
+
+def strided(memory: Array, spec: Spec) -> Array:
+    """The tensor that ``spec`` describes, in ``memory``, an array of bytes."""
+    steps = contiguous_strides(spec.shape) if spec.strides is None else spec.strides
+    size = spec.dtype.itemsize
+    view: Array = np.ndarray(spec.shape, spec.dtype, memory.data, 0, tuple(step * size for step in steps))
+    return view
 
 
 def dense(array: Array) -> tuple[Array, tuple[int, ...]]:

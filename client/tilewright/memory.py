@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.errors import InvalidArgumentError, ResourceExhaustedError
+from tilewright.errors import ResourceExhaustedError
 from tilewright.freelist import GRAIN, FreeList, round_up
-from tilewright.layout import Array
+from tilewright.layout import MAX_BYTES, Array, too_large
 
 __all__ = ["SEGMENT_BYTES", "Pool", "Segment"]
 
@@ -37,7 +37,6 @@ LARGE = 64 << 10
 HUGE = 2 << 20
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
-MAX_BYTES = 2**50
 
 
 class Segment:
@@ -118,9 +117,7 @@ class Pool:
         if nbytes == 0:
             return np.empty(shape, dtype)
         if nbytes > MAX_BYTES:
-            raise InvalidArgumentError(
-                f"{shape} is more than 2**50 bytes", field="shape", value=shape, rule="tensor_overflow"
-            )
+            raise too_large("shape", shape)
         with self._lock:
             segment, offset = self._take(nbytes)
             segment.populate(offset + nbytes)

@@ -13,7 +13,7 @@ import numpy as np
 from tilewright import resident, steps
 from tilewright.core import Core, Session
 from tilewright.errors import InternalError, InvalidArgumentError, UnsupportedError
-from tilewright.layout import Array, Spec, as_array, dense, element_strides, span_bytes
+from tilewright.layout import Array, Spec, as_array, dense, element_strides, span_bytes, strided
 from tilewright.memory import Segment
 from tilewright.resident import BufferState, PackedTensor, ResidentTensor
 from tilewright.steps import Flow, Rpc
@@ -24,17 +24,20 @@ __all__ = [
     "Cargo",
     "address_of",
     "attributes_to_wire",
+    "check_output",
     "collect",
+    "locate",
     "place_input",
     "place_output",
     "region_of",
+    "reply_location",
+    "send_copy",
 ]
 
 INLINE_BYTES = 64 << 10
 """Inputs up to this size go inside the message; above it one copy into shared memory is faster. Without shared memory
 the server's limit counts.
 """
-MESSAGE_MARGIN = 64 << 10
 
 
 def address_of(array: Array) -> int:
@@ -48,13 +51,18 @@ class Cargo:
     __slots__ = ("copies", "keep", "replies", "room", "staged_bytes")
 
     def __init__(self, session: Session) -> None:
-        self.room = session.message_limit - MESSAGE_MARGIN if session.message_limit else 1 << 62
+        self.room = session.message_room
         self.keep: list[object] = []
         self.copies: list[tuple[Array, Array]] = []
         """(temporary, caller's array): copy when the call is done."""
         self.replies: dict[str, tuple[Spec, Array | None]] = {}
         """Outputs that come back in the reply or in a buffer, and the array to put them into."""
         self.staged_bytes = 0
+
+    @property
+    def inline_reply_bytes(self) -> int:
+        """Bytes of the outputs that may come back inside the reply."""
+        return sum(0 if spec.packing else spec.nbytes for spec, _ in self.replies.values())
 
     def copy_back(self) -> None:
         for source, target in self.copies:
@@ -99,23 +107,27 @@ def place_input(
             region = yield from region_of(core, session, place[0])
             return Spec.of_array(array, field), _region(region, place[1])
     source, strides = dense(array)
-    spec = Spec.of(array.shape, array.dtype, strides)
+    return Spec.of(array.shape, array.dtype, strides), (yield from send_copy(core, session, cargo, source))
+
+
+def send_copy(core: Core, session: Session, cargo: Cargo, source: Array) -> Flow[tensor_pb2.Location]:
+    """Location of a copy of ``source`` in C order, without gaps."""
     cargo.staged_bytes += source.nbytes
     limit = session.inline_limit
     if session.shared_memory:
         limit = min(limit, INLINE_BYTES)
     if source.nbytes <= min(limit, cargo.room):
         cargo.room -= source.nbytes
-        return spec, tensor_pb2.Location(inline=source.tobytes())
+        return tensor_pb2.Location(inline=source.tobytes())
     if session.shared_memory:
         staged = core.pool.empty(source.shape, source.dtype)
         staged[...] = source
         cargo.keep.append(staged)
-        return spec, (yield from locate(core, session, staged))
+        return (yield from locate(core, session, staged))
     buffer = yield from resident.create(core, source.nbytes)
     cargo.keep.append(buffer)
     yield from resident.write(buffer, source)
-    return spec, tensor_pb2.Location(buffer=tensor_pb2.BufferSlice(buffer=buffer.id))
+    return tensor_pb2.Location(buffer=tensor_pb2.BufferSlice(buffer=buffer.id))
 
 
 def place_output(
@@ -131,11 +143,12 @@ def place_output(
         return value.spec, value.location(), value
     if isinstance(value, Spec):
         if value.packing or not session.shared_memory:
-            cargo.replies[name] = (value, None)
-            return value, _reply_location(session, value), None
+            spec = value if value.packing else Spec(value.shape, value.dtype)
+            cargo.replies[name] = (spec, None)
+            return spec, reply_location(session, spec), None
         value = core.pool.empty(value.shape, value.dtype)
     else:
-        _check_output(value, name)
+        check_output(value, name)
     cargo.keep.append(value)
     if value.size == 0:
         cargo.replies[name] = (Spec(value.shape, value.dtype), value)
@@ -149,7 +162,7 @@ def place_output(
     cargo.staged_bytes += value.nbytes
     if not session.shared_memory:
         cargo.replies[name] = (spec, value)
-        return spec, _reply_location(session, spec), value
+        return spec, reply_location(session, spec), value
     temporary = core.pool.empty(value.shape, value.dtype)
     cargo.copies.append((temporary, value))
     return spec, (yield from locate(core, session, temporary)), value
@@ -183,10 +196,10 @@ def collect(core: Core, session: Session, cargo: Cargo, outputs: Any) -> Flow[di
             found[output.name] = PackedTensor(buffer, final)
         else:
             array = np.empty(final.shape, final.dtype) if target is None else target
-            landing = array if array.flags.c_contiguous else np.empty(final.shape, final.dtype)
-            yield from resident.read(buffer, out=landing)
-            if landing is not array:
-                array[...] = landing
+            if final.strides is None and array.flags.c_contiguous:
+                yield from resident.read(buffer, out=array)
+            else:
+                array[...] = strided((yield from resident.read(buffer, final.nbytes)), final)
             found[output.name] = array
     return found
 
@@ -194,10 +207,9 @@ def collect(core: Core, session: Session, cargo: Cargo, outputs: Any) -> Flow[di
 def take_inline(output: dispatch_pb2.OutputTensor, spec: Spec, target: Array | None) -> Array:
     """The array that came inside a reply, copied to ``target`` if there is one."""
     flat = np.frombuffer(output.inline, np.uint8)
-    size = spec.nbytes if 0 not in spec.shape else 0
-    if flat.size != size:
+    if flat.size != spec.nbytes:
         raise InternalError(
-            f"the server sent {flat.size} bytes for {output.name}, which has {size}",
+            f"the server sent {flat.size} bytes for {output.name}, which has {spec.nbytes}",
             field=output.name,
             rule="reply_size",
         )
@@ -250,7 +262,7 @@ def _bad_attribute(name: str, value: object, reason: str) -> InvalidArgumentErro
     )
 
 
-def _check_output(value: Any, name: str) -> None:
+def check_output(value: Any, name: str) -> None:
     if not isinstance(value, np.ndarray):
         raise InvalidArgumentError(
             f"{name} is not a numpy.ndarray",
@@ -270,7 +282,8 @@ def _region(region: int, offset: int) -> tensor_pb2.Location:
     return tensor_pb2.Location(region=tensor_pb2.RegionSlice(region=region, offset=offset))
 
 
-def _reply_location(session: Session, spec: Spec) -> tensor_pb2.Location:
+def reply_location(session: Session, spec: Spec) -> tensor_pb2.Location:
+    """Where an output goes that the reply is to bring: into it, or into a buffer that is then read."""
     if spec.packing or spec.nbytes > session.inline_limit:
         return tensor_pb2.Location(allocate=tensor_pb2.AllocateBuffer())
     return tensor_pb2.Location(return_inline=tensor_pb2.ReturnInline())

@@ -39,15 +39,16 @@ class Plan(PlanBase):
         self, *inputs: Any, out: Any = None, repeat: int = 1, timeout: float | None = None, **named: Any
     ) -> Any:
         """Run it. Inputs in the plan's order or by name; ``out`` is an array to write into (a dict, if the plan has
-        several outputs), left out a fresh one. Returns the output (several: a dict).
+        several outputs), left out a fresh one. ``repeat`` runs it up to a million times over. Returns the output
+        (several: a dict).
         """
         return self._client._drive(self._state.execute(inputs, out, named, repeat, timeout))
 
     def run_many(self, calls: Sequence[Any], *, timeout: float | None = None) -> list[Any]:
-        """Run many executions in one message: each a tuple of inputs and then outputs, a dict by name, or a
-        ``Bound``. Results in order.
+        """Run many executions in one message (more, if its limits ask for it): each a tuple of inputs and then
+        outputs, a dict by name, or a ``Bound``. Results in order.
 
-        All are run, even if one fails; the first failure is then raised.
+        All are run, even if one fails; the first failure is then raised. ``timeout`` is for all of them.
         """
         return self._client._drive(
             run_many(self._state, [call._state if isinstance(call, Bound) else call for call in calls], timeout)
@@ -88,7 +89,8 @@ class Bound:
 class Stream:
     """Executions in order, many in flight. A context manager; leaving it waits for all of them. Thread-safe.
 
-    Executions that are submitted while others are under way travel together in one message.
+    Executions that are submitted while others are under way travel together in one message. One at a time, calling
+    the plan is faster: a stream's replies come through a thread of their own.
     """
 
     def __init__(self, client: Client, plan: PlanState, max_pending: int, timeout: float | None) -> None:
@@ -192,7 +194,7 @@ class Stream:
             rest = self._batches.abandon()
             self._changed.notify_all()
         if rest:
-            self._client._subject.quarantine([load.cargo.keep for load, _ in rest])
+            self._client._subject.quarantine([load.cargo for load, _ in rest])
         for _, future in rest:
             self._settle(future, self._error)
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import operator
+import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tilewright import steps, wire
 from tilewright.core import Core, Session, check_timeout
-from tilewright.dispatch import BuildPolicy, held, plan_request, selection, spec_of
+from tilewright.dispatch import BuildPolicy, held, plan_request, refuse_outputs, selection, spec_of
 from tilewright.errors import InvalidArgumentError, TilewrightError, from_detail
 from tilewright.operands import Cargo, attributes_to_wire, collect
 from tilewright.report import Report, Timing
@@ -20,6 +22,10 @@ from tilewright.steps import Flow, Rpc
 from tilewright_proto.v1 import dispatch_pb2
 
 __all__ = ["PlanState", "prepare", "report_of", "result_of"]
+
+MAX_REPEAT = 1_000_000
+MAX_EXECUTIONS = 4096
+"""Of one message."""
 
 
 class PlanState:
@@ -162,7 +168,8 @@ class PlanState:
 
     def _targets(self, out: Any, named: Mapping[str, Any]) -> list[Any]:
         if isinstance(out, Mapping):
-            return [out.get(slot.name) for slot in self.outputs]
+            refuse_outputs("the plan", out, (slot.name for slot in self.outputs))
+            return [named.get(slot.name) if out.get(slot.name) is None else out[slot.name] for slot in self.outputs]
         if out is not None and len(self.outputs) != 1:
             raise InvalidArgumentError(
                 "the plan has several outputs",
@@ -175,39 +182,76 @@ class PlanState:
     def execute(
         self, inputs: Sequence[Any], out: Any, named: Mapping[str, Any], repeat: int, timeout: float | None
     ) -> Flow[Any]:
-        loaded = yield from self.load(inputs, out, named, repeat)
+        loaded = yield from self.load(inputs, out, named, 1 if repeat == 1 else _check_repeat(repeat))
         results = yield from self.send([loaded], timeout)
         return result_of(results[0])
 
     def send(self, loads: Sequence[Loaded], timeout: float | None) -> Flow[list[Any]]:
-        """Run loaded executions in one message. An execution that failed has its exception in the list."""
+        """Run loaded executions, in one message if they fit. One that failed has its exception in the list."""
         if not loads:
             return []
         core, session = self.core, loads[0].session
-        request = wire.execute_request(wire.session_field(session.token), [load.chunk for load in loads])
-        joint = Cargo(session)
-        for load in loads:
-            joint.keep.append((load.cargo.keep, load.cargo.copies))
-        call = Rpc(steps.EXECUTE, request, check_timeout(timeout) or core.timeout)
-        reply = yield from held(core, joint, call)
+        limit = check_timeout(timeout) or core.timeout
+        deadline = None if limit is None else time.monotonic() + limit
+        prefix = wire.session_field(session.token)
         results: list[Any] = []
-        for load, message in zip(loads, reply.results, strict=True):
-            if message.HasField("error"):
-                results.append(from_detail(message.error))
-                continue
-            if load.cargo.replies or load.cargo.copies:
-                load.result.update((yield from collect(core, session, load.cargo, message.outputs)))
-            results.append(single(load.result))
-        core.report = report_of(self, reply, sum(load.cargo.staged_bytes for load in loads))
+        messages: list[dispatch_pb2.ExecutionResult] = []
+        queue_ns = 0
+        for part in [loads] if len(loads) == 1 else _messages(loads):
+            if messages and deadline is not None:
+                # A moment at least: what is too late is the server's to say.
+                limit = max(deadline - time.monotonic(), 1e-3)
+            joint = Cargo(session)
+            joint.keep.append([load.cargo for load in part])
+            request = wire.execute_request(prefix, [load.chunk for load in part])
+            reply = yield from held(core, joint, Rpc(steps.EXECUTE, request, limit))
+            for load, message in zip(part, reply.results, strict=True):
+                if message.HasField("error"):
+                    results.append(from_detail(message.error))
+                    continue
+                if load.cargo.replies or load.cargo.copies:
+                    load.result.update((yield from collect(core, session, load.cargo, message.outputs)))
+                results.append(single(load.result))
+            messages += reply.results
+            queue_ns += reply.queue_ns
+        core.report = report_of(self, messages, queue_ns, sum(load.cargo.staged_bytes for load in loads))
         return results
 
 
-def report_of(plan: PlanState, reply: dispatch_pb2.ExecuteReply, staged: int) -> Report:
+def _messages(loads: Sequence[Loaded]) -> Iterator[Sequence[Loaded]]:
+    """Executions by message, in order, within the protocol's and the server's limits."""
+    room = loads[0].session.message_room
+    start = size = 0
+    for index, load in enumerate(loads):
+        size += load.weight
+        if index > start and (size > room or index - start == MAX_EXECUTIONS):
+            yield loads[start:index]
+            start, size = index, load.weight
+    yield loads[start:]
+
+
+def _check_repeat(repeat: Any) -> int:
+    try:
+        count = -1 if isinstance(repeat, bool) else operator.index(repeat)
+    except TypeError:
+        count = -1
+    if not 1 <= count <= MAX_REPEAT:
+        raise InvalidArgumentError(
+            f"an execution is repeated 1 to {MAX_REPEAT} times",
+            field="repeat",
+            value=repeat,
+            rule="repeat_limit",
+            fix="give an integer in that range, or call again",
+        )
+    return count
+
+
+def report_of(plan: PlanState, results: Sequence[dispatch_pb2.ExecutionResult], queue_ns: int, staged: int) -> Report:
     return Report(
         kernels=plan.report.kernels,
         device=plan.report.device,
-        timing=Timing(queue_ns=reply.queue_ns, device_ns=sum(item.device_ns for item in reply.results)),
-        bytes_copied=sum(item.bytes_copied for item in reply.results),
+        timing=Timing(queue_ns=queue_ns, device_ns=sum(item.device_ns for item in results)),
+        bytes_copied=sum(item.bytes_copied for item in results),
         staged_bytes=staged,
         plan_cached=True,
     )
@@ -253,4 +297,9 @@ def prepare(
     )
     state = PlanState(core, request, limit)
     yield from state.live()
+    try:
+        refuse_outputs(operation, outputs or (), (slot.name for slot in state.outputs))
+    except InvalidArgumentError:
+        state.close()
+        raise
     return state

@@ -11,7 +11,7 @@ from tilewright import steps
 from tilewright.core import Core, Session
 from tilewright.dtypes import DTypeLike
 from tilewright.errors import InvalidArgumentError
-from tilewright.layout import Array, Spec
+from tilewright.layout import MAX_BYTES, Array, Spec
 from tilewright.steps import Flow, Rpc
 from tilewright_proto.v1 import memory_pb2, tensor_pb2
 
@@ -104,9 +104,13 @@ class PackedTensor(ResidentTensor):
 
 def create(core: Core, nbytes: int, device: str | None = None) -> Flow[BufferState]:
     """Allocate ``nbytes`` on the server, uninitialised memory of the session."""
-    if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes <= 0:
+    if isinstance(nbytes, bool) or not isinstance(nbytes, int) or not 0 < nbytes <= MAX_BYTES:
         raise InvalidArgumentError(
-            "a buffer needs a positive number of bytes", field="nbytes", value=nbytes, rule="size"
+            f"a buffer has a positive number of bytes, at most {MAX_BYTES}",
+            field="nbytes",
+            value=nbytes,
+            rule="size",
+            fix="give an int in that range",
         )
     session = core.require()
     request = memory_pb2.CreateBufferRequest(session=session.token, bytes=nbytes, device=device or "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,13 +11,15 @@ import numpy as np
 from tilewright import wire
 from tilewright.core import Core, Session
 from tilewright.errors import InvalidArgumentError
-from tilewright.layout import Array, Spec, contiguous_strides, same_places, span_bytes
-from tilewright.operands import Cargo, address_of, place_input, place_output, region_of
+from tilewright.layout import Array, Spec, as_array, contiguous_strides, dense, same_places, span_bytes, strided
+from tilewright.operands import Cargo, address_of, check_output, locate, region_of, reply_location, send_copy
 from tilewright.resident import ResidentTensor
 from tilewright.steps import Flow
 from tilewright_proto.v1 import tensor_pb2
 
 __all__ = ["Loaded", "Slot", "known", "place_slot_input", "place_slot_output", "single"]
+
+BYTE = np.dtype(np.uint8)
 
 
 class Slot(NamedTuple):
@@ -50,17 +53,52 @@ class Slot(NamedTuple):
             )
         return array.strides == self.byte_strides or same_places(array, spec.strides)
 
+    def is_strided(self, strides: Sequence[int]) -> bool:
+        """Whether ``strides`` (in elements) are the planned ones, dimensions of size one aside."""
+        size = self.spec.dtype.itemsize
+        return all(
+            n <= 1 or have * size == want
+            for n, have, want in zip(self.spec.shape, strides, self.byte_strides, strict=True)
+        )
+
+    def check_copy(self, array: Array) -> None:
+        """Raise ``InvalidArgumentError`` if elements of the plan share a place that are different ones in ``array``."""
+        reach = self.spec.dtype.itemsize
+        for step, n, have in sorted(zip(self.byte_strides, self.spec.shape, array.strides, strict=True)):
+            if n <= 1 or step == have == 0:
+                continue
+            if step < reach:
+                raise InvalidArgumentError(
+                    f"the plan was made for a {self.name} whose elements share memory; those of this one do not",
+                    field=self.name,
+                    value=array.strides,
+                    rule="plan_operand",
+                    fix="broadcast the array as for planning, or make a plan for this one",
+                )
+            reach += (n - 1) * step
+
+    def refuse_output(self, target: object) -> InvalidArgumentError:
+        return InvalidArgumentError(
+            f"{self.name} does not fit the plan",
+            field=self.name,
+            value=type(target).__name__,
+            rule="plan_operand",
+            fix="pass an array as planned, or leave it out",
+        )
+
 
 class Loaded:
     """One execution, ready to be sent: its serialised part, and what to do when its result is there."""
 
-    __slots__ = ("cargo", "chunk", "result", "session")
+    __slots__ = ("cargo", "chunk", "result", "session", "weight")
 
     def __init__(self, session: Session, chunk: bytes, cargo: Cargo, result: dict[str, Any]) -> None:
         self.session = session
         self.chunk = chunk
         self.cargo = cargo
         self.result = result
+        self.weight = len(chunk) + (cargo.inline_reply_bytes if cargo.replies else 0)
+        """Bytes that it takes of a message, there and back together."""
 
 
 def known(core: Core, session: Session, slot: Slot, value: Any) -> bytes | None:
@@ -72,6 +110,9 @@ def known(core: Core, session: Session, slot: Slot, value: Any) -> bytes | None:
 
 
 def place_slot_input(core: Core, session: Session, cargo: Cargo, slot: Slot, value: Any) -> Flow[bytes]:
+    """The serialised location of an input, whose bytes lie as planned: the server reads them with the plan's strides,
+    whatever the array's are.
+    """
     if isinstance(value, ResidentTensor):
         if value.spec != slot.spec:
             raise InvalidArgumentError(
@@ -82,44 +123,63 @@ def place_slot_input(core: Core, session: Session, cargo: Cargo, slot: Slot, val
             )
         cargo.keep.append(value)
         return wire.location_field(value.location().SerializeToString())
-    array = np.asarray(value)
-    if not slot.check(array):
-        array = arranged(core, cargo, slot, array)
-    elif (known := (yield from by_reference(core, session, array))) is not None:
+    array = as_array(value, slot.name)
+    if (lies := slot.check(array)) and (known := (yield from by_reference(core, session, array))) is not None:
         cargo.keep.append(array)
         return known
-    spec, location = yield from place_input(core, session, cargo, array, slot.name)
-    if (spec.strides or None) != slot.spec.strides and array.size > 1 and not same_places(array, slot.spec.strides):
-        array = arranged(core, cargo, slot, array)
-        _, location = yield from place_input(core, session, cargo, array, slot.name)
+    source, strides = dense(array)
+    if array.size and not slot.is_strided(strides):
+        if not lies:
+            slot.check_copy(array)
+        memory = planned_memory(core, session, cargo, slot)
+        strided(memory, slot.spec)[...] = array
+        if session.shared_memory:
+            cargo.staged_bytes += memory.nbytes
+            return wire.location_field((yield from locate(core, session, memory)).SerializeToString())
+        source = memory
+    location = yield from send_copy(core, session, cargo, source)
     return wire.location_field(location.SerializeToString())
 
 
 def place_slot_output(
     core: Core, session: Session, cargo: Cargo, slot: Slot, target: Any, result: dict[str, Any]
 ) -> Flow[bytes]:
+    """The serialised location of an output. ``result`` gets what the caller will find it in, unless ``collect`` makes
+    that of the reply.
+    """
+    spec = slot.spec
+    if isinstance(target, ResidentTensor):
+        if target.spec != spec:
+            raise slot.refuse_output(target)
+        cargo.keep.append(target)
+        result[slot.name] = target
+        return wire.location_field(target.location().SerializeToString())
+    array: Array | None = None
     if isinstance(target, np.ndarray):
-        if not slot.check(target):
-            temporary = arranged(core, cargo, slot, np.zeros((), target.dtype))
-            cargo.copies.append((temporary, target))
-            result[slot.name] = target
-            target = temporary
-        elif target.flags.writeable and (known := (yield from by_reference(core, session, target))) is not None:
+        check_output(target, slot.name)
+        if slot.check(target) and (known := (yield from by_reference(core, session, target))) is not None:
             cargo.keep.append(target)
             result[slot.name] = target
             return known
-    elif not isinstance(target, Spec) and (not isinstance(target, ResidentTensor) or target.spec != slot.spec):
-        raise InvalidArgumentError(
-            f"{slot.name} does not fit the plan",
-            field=slot.name,
-            value=type(target).__name__,
-            rule="plan_operand",
-            fix="pass an array as planned, or leave it out",
-        )
-    _, location, found = yield from place_output(core, session, cargo, slot.name, target)
-    if found is not None:
-        result.setdefault(slot.name, found)
-    return wire.location_field(location.SerializeToString())
+        array = target
+    elif not isinstance(target, Spec):
+        raise slot.refuse_output(target)
+    if spec.packing or not session.shared_memory or not spec.nbytes:
+        plain = spec if spec.packing else Spec(spec.shape, spec.dtype)
+        if array is not None:
+            cargo.keep.append(array)
+            cargo.staged_bytes += array.nbytes
+        cargo.replies[slot.name] = (plain, array)
+        return wire.location_field(reply_location(session, plain).SerializeToString())
+    memory = planned_memory(core, session, cargo, slot)
+    view = strided(memory, spec)
+    result[slot.name] = view
+    if array is not None:
+        cargo.keep.append(array)
+        cargo.copies.append((view, array))
+        cargo.staged_bytes += array.nbytes
+        result[slot.name] = array
+    return wire.location_field((yield from locate(core, session, memory)).SerializeToString())
 
 
 def by_reference(core: Core, session: Session, array: Array) -> Flow[bytes | None]:
@@ -137,17 +197,13 @@ def by_reference(core: Core, session: Session, array: Array) -> Flow[bytes | Non
     return data
 
 
-def arranged(core: Core, cargo: Cargo, slot: Slot, array: Array) -> Array:
-    """A copy that lies as planned, in shared memory if there is any."""
-    count = slot.spec.nbytes // slot.spec.dtype.itemsize
-    shared = core.require().shared_memory
-    flat = core.pool.empty((count,), slot.spec.dtype) if shared else np.empty((count,), slot.spec.dtype)
-    view = np.lib.stride_tricks.as_strided(flat, slot.spec.shape, slot.byte_strides)
-    # Broadcast dimensions are written once per element that shares a place, always with the same value.
-    view[...] = array
-    cargo.keep.append(flat)
-    cargo.staged_bytes += flat.nbytes
-    return view
+def planned_memory(core: Core, session: Session, cargo: Cargo, slot: Slot) -> Array:
+    """Bytes for a tensor as planned, gaps included, in shared memory if there is any."""
+    count = (slot.spec.nbytes,)
+    # What travels in a message must not bring along what was in its gaps before.
+    memory = core.pool.empty(count, BYTE) if session.shared_memory else np.zeros(count, BYTE)
+    cargo.keep.append(memory)
+    return memory
 
 
 def single(result: dict[str, Any]) -> Any:

@@ -47,6 +47,7 @@ STATUS = {
     "unsupported": grpc.StatusCode.UNIMPLEMENTED,
     "deadline_exceeded": grpc.StatusCode.DEADLINE_EXCEEDED,
     "unavailable": grpc.StatusCode.UNAVAILABLE,
+    "cancelled": grpc.StatusCode.CANCELLED,
 }
 
 
@@ -249,7 +250,11 @@ class Servicer(dispatch_pb2_grpc.DispatchServicer, memory_pb2_grpc.MemoryService
                 replies.append(D.OutputTensor(name=item.name, spec=item.spec, inline=data))
             elif where == "allocate":
                 buffer = next(session.ids)
-                session.buffers[buffer] = bytearray(results[item.name].astype(dtype).tobytes())
+                spec, itemsize = item.spec, np.dtype(dtype).itemsize
+                last = sum((n - 1) * step for n, step in zip(spec.shape, spec.strides, strict=False))
+                count = (last + 1) * itemsize if spec.strides else results[item.name].size * itemsize
+                session.buffers[buffer] = bytearray(count)
+                strided(session.buffers[buffer], 0, spec)[...] = results[item.name].astype(dtype)
                 replies.append(D.OutputTensor(name=item.name, spec=item.spec, buffer=buffer))
             else:
                 self.place(session, item.spec, item.location)[...] = results[item.name].astype(dtype)

@@ -156,10 +156,78 @@ def test_mistakes_are_refused_before_anything_is_sent(client: tw.Client) -> None
         client.empty((2, -1))
 
 
+def test_outputs_that_are_not_there_are_refused(client: tw.Client) -> None:
+    operands = {"a": random(2, 2), "b": random(2, 2)}
+    plan = client.plan("gemm", operands)
+    for outputs in ({"typo": None}, {"out": None, "typo": None}):
+        for ask in (lambda: client.run("gemm", operands, outputs), lambda: client.plan("gemm", operands, outputs)):  # noqa: B023
+            with pytest.raises(tw.InvalidArgumentError, match="no output 'typo'") as caught:
+                ask()
+            assert caught.value.fix == "use one of out"
+    with pytest.raises(tw.InvalidArgumentError, match="no output 'typo'"):
+        plan(**operands, out={"typo": random(2, 2)})
+    del plan
+    assert objects(client)[2] == 0
+
+
+def test_numbers_beyond_the_protocol_are_refused(client: tw.Client) -> None:
+    a = random(2, 2)
+    plan = client.plan_gemm(a, a)
+    bound = plan.bind(client.asarray(a), client.asarray(a))
+    by_hand = tw.Spec((2**70, 2), a.dtype)
+    for ask in (
+        lambda: client.plan_gemm(((2**70, 2), "fp32"), a),
+        lambda: client.plan_gemm(by_hand, a),
+        lambda: client.plan_gemm(((2, 2.5), "fp32"), a),
+        lambda: client.empty((2**70,)),
+        lambda: client.buffer(2**70),
+        lambda: client.kernels.list(limit=2**70),
+        lambda: client.gemm(a, a, clamp=("low", None)),
+        lambda: client.gemm(a, a, timeout=float("inf")),
+        lambda: client.gemm(a, a, timeout=float("nan")),
+        lambda: client.gemm(a, a, timeout=1e10),
+        lambda: plan(a, a, timeout=float("inf")),
+        lambda: plan(a, [[1, 2], [3]]),
+        lambda: bound(timeout=-1.0),
+        lambda: plan.run_many([(a, a)], timeout=float("inf")),
+        lambda: plan.stream(timeout=float("inf")),
+        lambda: tw.connect("unix:/none", timeout=float("inf")),
+    ):
+        with pytest.raises(tw.InvalidArgumentError) as caught:
+            ask()
+        assert caught.value.field
+        assert caught.value.fix
+
+
+@pytest.mark.parametrize("code", ["deadline_exceeded", "unavailable", "cancelled", "internal"])
+def test_memory_of_a_call_that_may_still_run_is_kept_back(fake_client: tw.Client, code: str) -> None:
+    pool = fake_client._subject.pool
+    out = fake_client.zeros((1,))
+    with pytest.raises(tw.TilewrightError) as caught:
+        fake_client.run("fail", {}, {"out": out}, {"code": code})
+    assert caught.value.code == code
+    used = pool.used_bytes
+    del out, caught
+    gc.collect()
+    assert pool.used_bytes == used > 0
+
+
+def test_memory_of_a_call_that_was_refused_is_free_at_once(fake_client: tw.Client) -> None:
+    out = fake_client.zeros((1,))
+    with pytest.raises(tw.InvalidArgumentError):
+        fake_client.run("fail", {}, {"out": out}, {"code": "invalid_argument"})
+    del out
+    gc.collect()
+    assert fake_client._subject.pool.used_bytes == 0
+
+
 def test_deadline_is_reported_and_its_memory_kept_back(fake_client: tw.Client) -> None:
     out = fake_client.zeros((1,))
-    with pytest.raises(tw.DeadlineError):
+    with pytest.raises(tw.DeadlineError) as caught:
         fake_client.run("sleep", {}, {"out": out}, {"seconds": 0.5}, timeout=0.05)
+    assert caught.value.field == "timeout"
+    assert caught.value.fix
+    del caught
     used = fake_client._subject.pool.used_bytes
     del out
     gc.collect()

@@ -49,6 +49,64 @@ def test_a_forgotten_client_is_closed_with_a_warning(server) -> None:
         gc.collect()
 
 
+FORGOTTEN = {
+    "end of the script": """
+client = tw.connect(target)
+client.zeros((2,))
+""",
+    "work under way": """
+client = tw.connect(target)
+stream = client.plan("sleep", {}, attributes={"seconds": 1.0}).stream()
+future = stream.submit()
+""",
+    "interrupt": """
+client = tw.connect(target)
+os.kill(os.getpid(), signal.SIGINT)
+time.sleep(5)
+""",
+    "interrupt in a call": """
+client = tw.connect(target)
+threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+client.run("sleep", {}, attributes={"seconds": 3.0})
+""",
+    "exception": """
+def work(client):
+    raise ValueError
+work(tw.connect(target))
+""",
+    "forked child": """
+client = tw.connect(target)
+if os.fork() == 0:
+    client.zeros((2,))
+    sys.exit(0)
+os.wait()
+""",
+    "asyncio": """
+async def main():
+    global client
+    client = await tw.aio.connect(target)
+    await client.zeros((2,))
+asyncio.run(main())
+""",
+    "cycle": """
+class Holder: pass
+holder = Holder()
+holder.self, holder.client = holder, tw.connect(target)
+del holder
+""",
+}
+
+
+@pytest.mark.parametrize("script", FORGOTTEN)
+def test_a_script_that_forgets_to_close_ends(server, script: str) -> None:
+    code = "import asyncio, os, signal, sys, threading, time\nimport tilewright as tw\ntarget = sys.argv[1]\n"
+    command = [sys.executable, "-W", "ignore", "-c", code + FORGOTTEN[script], server.target]
+    ended = subprocess.run(command, timeout=20, capture_output=True, text=True)
+    wanted = {"interrupt": -signal.SIGINT, "interrupt in a call": -signal.SIGINT, "exception": 1}.get(script, 0)
+    assert ended.returncode == wanted, ended.stderr
+    assert "Fatal" not in ended.stderr
+
+
 def test_a_killed_server_is_a_typed_error_for_everything_under_way(own_server) -> None:
     with tw.connect(own_server.target) as client:
         a = client.zeros((4, 4))

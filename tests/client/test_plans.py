@@ -133,3 +133,35 @@ def test_plans_are_released_when_they_go(client: tw.Client) -> None:
     with pytest.raises(tw.InvalidArgumentError, match="closed"):
         plan(a, a)
     assert objects(client)[2] == 0
+
+
+@pytest.mark.parametrize("repeat", [0, -1, 1_000_001, 2**40, 1.5, "twice"])
+def test_impossible_repeats_are_refused(client: tw.Client, repeat: object) -> None:
+    a = client.zeros((2, 2))
+    plan = client.plan_gemm(a, a)
+    with pytest.raises(tw.InvalidArgumentError) as caught:
+        plan(a, a, repeat=repeat)  # type: ignore[arg-type]
+    assert (caught.value.field, caught.value.rule) == ("repeat", "repeat_limit")
+    assert caught.value.fix
+
+
+def test_more_than_a_message_holds_travels_in_several(client: tw.Client) -> None:
+    a = random(120, 120)
+    plan = client.plan_gemm(a, a)
+    wanted = a @ a
+    for result in plan.run_many([(a, a)] * 400):  # 46 MB
+        close(result, wanted, 1e-3)
+    small = client.asarray(random(2, 2))
+    plan = client.plan_gemm(small, small)
+    assert len(plan.run_many([(small, small)] * 4100)) == 4100
+
+
+def test_replies_that_a_message_does_not_hold_come_in_several(tcp_server) -> None:
+    with tw.connect(tcp_server.target) as client:
+        a = random(400, 1)
+        plan = client.plan_gemm(a, a.T)
+        with plan.stream() as stream:
+            futures = [stream.submit(a, a.T) for _ in range(60)]  # 38 MB of replies
+            results = [future.result(30) for future in futures]
+        for result in (*results, *plan.run_many([(a, a.T)] * 60)):
+            close(result, a @ a.T)

@@ -174,7 +174,7 @@ class Stream:
         self._error = self._error or error
         rest = self._batches.abandon()
         if rest:
-            self._client._subject.quarantine([load.cargo.keep for load, _ in rest])
+            self._client._subject.quarantine([load.cargo for load, _ in rest])
         for _, future in rest:
             self._settle(future, self._error)
 
