@@ -9,8 +9,7 @@ from typing import Any
 
 from tilewright import steps
 from tilewright.core import Core, check_timeout
-from tilewright.errors import TilewrightError, Violation, from_detail, violation
-from tilewright.layout import checked_sizes
+from tilewright.errors import InvalidArgumentError, TilewrightError, Violation, from_detail, violation
 from tilewright.report import plain
 from tilewright.steps import Flow, Rpc
 from tilewright_proto.v1 import kernels_pb2
@@ -82,8 +81,8 @@ def list_kernels(
     offset: int = 0,
 ) -> Flow[list[Kernel]]:
     """Kernels that match: all arguments narrow the choice; ``name`` is a shell-style pattern. ``limit`` 0 means all."""
-    checked_sizes((limit,), "limit")
-    checked_sizes((offset,), "offset")
+    _check_count("limit", limit)
+    _check_count("offset", offset)
     found: list[Kernel] = []
     while True:
         request = kernels_pb2.ListKernelsRequest(
@@ -192,6 +191,13 @@ def statistics(core: Core) -> Flow[dict[str, Any]]:
 
 def _filter(operation: str, kernel_set: str, arch: str, name: str) -> kernels_pb2.KernelFilter:
     return kernels_pb2.KernelFilter(operation=operation, kernel_set=kernel_set, arch=arch, name=name)
+
+
+def _check_count(field: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
+        raise InvalidArgumentError(
+            f"{field} is a count", field=field, value=value, rule="count_range", fix="give an int, 0 to 2**31 - 1"
+        )
 
 
 def _kernel(item: kernels_pb2.KernelSummary) -> Kernel:

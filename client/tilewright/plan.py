@@ -89,8 +89,7 @@ class Bound:
 class Stream:
     """Executions in order, many in flight. A context manager; leaving it waits for all of them. Thread-safe.
 
-    Executions that are submitted while others are under way travel together in one message. One at a time, calling
-    the plan is faster: a stream's replies come through a thread of their own.
+    Executions that are submitted while others are under way travel together in one message.
     """
 
     def __init__(self, client: Client, plan: PlanState, max_pending: int, timeout: float | None) -> None:

@@ -30,6 +30,7 @@ from tilewright_proto.v1 import memory_pb2 as M
 from tilewright_proto.v1 import tensor_pb2 as T
 
 INLINE_LIMIT = 1 << 20
+MESSAGE_LIMIT = 16 << 20
 DTYPES = {
     T.FP32: np.float32,
     T.FP16: np.float16,
@@ -98,7 +99,7 @@ class Servicer(dispatch_pb2_grpc.DispatchServicer, memory_pb2_grpc.MemoryService
                 inline_limit=INLINE_LIMIT,
                 shared_memory=local,
                 device="cpu:0",
-                message_limit=16 << 20,
+                message_limit=MESSAGE_LIMIT,
                 operations=["gemm", "gemm_pack_b", "fail", "sleep"],
             )
         )
@@ -294,7 +295,11 @@ class Servicer(dispatch_pb2_grpc.DispatchServicer, memory_pb2_grpc.MemoryService
 
     def Execute(self, request: D.ExecuteRequest, context: Any) -> D.ExecuteReply:
         session = self.session(request.session)
-        return D.ExecuteReply(results=[self.execution(session, item) for item in request.executions])
+        results = [self.execution(session, item) for item in request.executions]
+        if sum(len(output.inline) for result in results for output in result.outputs) > MESSAGE_LIMIT - (64 << 10):
+            fault = Fault("invalid_argument", "the outputs do not fit into one reply", rule="reply_limit")
+            results = [D.ExecutionResult(error=fault.detail) for _ in results]
+        return D.ExecuteReply(results=results)
 
     def execution(self, session: Session, item: D.Execution) -> D.ExecutionResult:
         try:
@@ -361,7 +366,7 @@ class Errors(grpc.ServerInterceptor):
 
 
 def main(address: str) -> None:
-    options = [("grpc.max_receive_message_length", 16 << 20), ("grpc.so_reuseport", 0)]
+    options = [("grpc.max_receive_message_length", MESSAGE_LIMIT), ("grpc.so_reuseport", 0)]
     server = grpc.server(futures.ThreadPoolExecutor(48), interceptors=[Errors()], options=options)
     servicer = Servicer()
     dispatch_pb2_grpc.add_DispatchServicer_to_server(servicer, server)
