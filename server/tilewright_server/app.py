@@ -34,6 +34,9 @@ log = logging.getLogger("tilewright")
 LAST_REPLIES_S = 1.0
 """After the last work, how long replies may take to leave before whoever only watches is cut off."""
 
+LAST_STEPS_S = 0.5
+"""How long work that was cancelled may take to notice."""
+
 
 class Application:
     """One server. ``start`` and ``stop`` for embedding; ``run`` for a process of its own."""
@@ -119,6 +122,8 @@ class Application:
             cpu_threads=settings.cpu_threads,
             queue_limit=settings.queue_limit,
             workspace_bytes=settings.workspace_bytes,
+            plan_cache_bytes=settings.plan_cache_bytes,
+            max_loaded_kernels=settings.max_loaded_kernels,
         )
         return Engine(options, plugins)
 
@@ -138,6 +143,8 @@ class Application:
         # What is open now are replies on their way, and watchers, which would stay for ever.
         terminated.wait(min(LAST_REPLIES_S, max(0.0, deadline - time.monotonic())))
         self.rpc.server.stop(None).wait()
+        # Cancelled repeats end within milliseconds.
+        self._clean = self._clean or self.engine.drain(LAST_STEPS_S)
         for listener in self.listeners:
             listener.close()
         if not self._clean:
@@ -258,7 +265,7 @@ def _raise_descriptor_limit(wanted: int = 65536) -> None:
 
 
 def _limits(settings: Settings) -> Any:
-    from tilewright_server.memory.sessions import Limits
+    from tilewright_server.memory.session import Limits
 
     return Limits(
         sessions=settings.max_sessions,
@@ -266,4 +273,5 @@ def _limits(settings: Settings) -> Any:
         buffers=settings.max_buffers,
         buffer_bytes=settings.buffer_bytes,
         plans=settings.max_plans,
+        plan_bytes=settings.plan_bytes,
     )

@@ -21,7 +21,8 @@ from tilewright_server.engine.call import Call
 from tilewright_server.engine.types import Outcome, Selection
 from tilewright_server.memory.binding import Binder, Binding, Location, Place, Target
 from tilewright_server.memory.pins import Pinned
-from tilewright_server.memory.sessions import Session, Sessions
+from tilewright_server.memory.session import Session
+from tilewright_server.memory.sessions import Sessions
 from tilewright_server.memory.staged import OutputValue
 from tilewright_server.memory.staging import StagingPool
 
@@ -64,7 +65,7 @@ class RunResult:
 class Batch:
     """Executions of one request, resolved: bindings, or what was wrong with an execution."""
 
-    __slots__ = ("entries", "objects", "plain", "reusable", "session", "timeout_ms")
+    __slots__ = ("entries", "nbytes", "objects", "plain", "reusable", "session", "timeout_ms")
 
     def __init__(self, session: Session, entries: Sequence[Binding | TilewrightError]) -> None:
         self.session = session
@@ -75,6 +76,8 @@ class Batch:
         self.plain: list[tuple[Prepared, Sequence[int], int]] | None = None
         if len(bindings) == len(entries) and not any(entry.staged for entry in bindings):
             self.plain = [(entry.target.prepared, entry.addresses, entry.repeat) for entry in bindings]
+        self.nbytes = 1000 + sum(entry.nbytes for entry in bindings)
+        """About how much memory it takes to remember this."""
         self.reusable = self.plain is not None and all(entry.reusable for entry in bindings)
 
 
@@ -110,7 +113,7 @@ class Service:
     ) -> RunResult:
         """Plan, bind, run, copy out. Outputs without a location travel back in the reply."""
         started = time.perf_counter_ns()
-        session = self.session(token)
+        session = call.owner = self.session(token)
         prepared = self.engine.plan(request, selection, call)
         target = Target(prepared)
         none = Location(Place.NONE)
@@ -151,7 +154,7 @@ class Service:
         """Prepare a plan that the session keeps; returns its id."""
         session = self.sessions.get(token)
         target = Target(self.engine.plan(request, selection, call))
-        return session.add_plan(target), target
+        return session.add_plan(target, target.nbytes), target
 
     def resolve(self, session: Session, executions: Sequence[tuple[int, Sequence[Location], int]]) -> Batch:
         """Bind (plan id, locations, repeat) each; what is wrong with one does not concern the others."""
@@ -174,7 +177,7 @@ class Service:
 
         Raises what concerns all of it; ``NotFoundError`` if one of its objects ended meanwhile: resolve it again.
         """
-        session = batch.session
+        session = call.owner = batch.session
         session.pin(batch.objects)
         try:
             if batch.plain is not None:

@@ -179,9 +179,22 @@ class Settings:
     workspace_bytes: int = _setting(
         4096 * MIB, "size", _size(0, 2**50), "Workspace of all executions of one device together."
     )
+    plan_cache_bytes: int = _setting(
+        64 * MIB,
+        "size",
+        _size(0, 2**50),
+        "Memory for plans and requests that are remembered in case they come again. Prepared plans count as their"
+        " session's.",
+    )
+    max_loaded_kernels: int = _setting(
+        1024, "count", _count(1, 100_000), "Kernels that stay loaded while nobody uses them; the rest is unloaded."
+    )
     max_sessions: int = _setting(1024, "count", _count(1, 1_000_000), "Sessions that may be open at once.")
     max_regions: int = _setting(4096, "count", _count(1, 60_000), "Shared-memory regions of one session.")
     max_plans: int = _setting(4096, "count", _count(1, 1_000_000), "Prepared plans of one session.")
+    plan_bytes: int = _setting(
+        256 * MIB, "size", _size(0, 2**50), "Memory that all prepared plans of one session may take together."
+    )
     max_buffers: int = _setting(4096, "count", _count(1, 1_000_000), "Resident buffers of one session.")
     buffer_bytes: int = _setting(
         4096 * MIB, "size", _size(0, 2**50), "Bytes of all resident buffers of one session together."
@@ -297,17 +310,31 @@ def _read_file(path: Path) -> dict[str, Any]:
     try:
         text = path.read_bytes().decode()
     except FileNotFoundError:
-        raise NotFoundError("there is no such settings file", field="config", value=str(path)) from None
+        raise NotFoundError(
+            "there is no such settings file",
+            field="config",
+            value=str(path),
+            rule="settings_file",
+            fix="name a TOML file, or leave it out",
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgumentError(
-            f"cannot read the settings file: {error}", field="config", value=str(path)
+            f"cannot read the settings file: {error}",
+            field="config",
+            value=str(path),
+            rule="settings_file",
+            fix="make it a text file in UTF-8 that the server's user can read",
         ) from error
     toml = _toml()
     try:
         parsed: dict[str, Any] = toml.loads(text)
     except toml.TOMLDecodeError as error:
         raise InvalidArgumentError(
-            f"the settings file is not TOML: {error}", field="config", value=str(path), rule="settings"
+            f"the settings file is not TOML: {error}",
+            field="config",
+            value=str(path),
+            rule="settings",
+            fix='write lines such as queue_limit = 256 or strategy = "heuristic"',
         ) from error
     return parsed
 
@@ -320,7 +347,10 @@ def _toml() -> Any:
         return importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     except ModuleNotFoundError:
         raise UnsupportedError(
-            "settings files need a TOML reader on Python 3.10", field="config", fix="pip install tomli, or use flags"
+            "settings files need a TOML reader on Python 3.10",
+            field="config",
+            rule="settings_file",
+            fix="pip install tomli, or use flags",
         ) from None
 
 

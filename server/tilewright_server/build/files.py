@@ -43,7 +43,13 @@ def io_error(error: OSError, doing: str) -> TilewrightError:
             retry_after_s=5.0,
         )
     name = errno.errorcode.get(error.errno or 0, "unknown error")
-    return InternalError(f"the kernel cache failed: {name} ({doing})", rule="cache_io", value=name)
+    return InternalError(
+        f"the kernel cache failed: {name} ({doing})",
+        field="cache_dir",
+        value=name,
+        rule="cache_io",
+        fix="look for the reason in the server's log; `tilewright doctor` checks the cache's folder",
+    )
 
 
 class Lock:

@@ -253,4 +253,10 @@ def _publish(cache: ArtifactCache, meta: ArtifactMeta, members: dict[str, bytes]
 
 
 def _refused(why: str, value: str) -> InvalidArgumentError:
-    return InvalidArgumentError(f"the archive was refused: {why}", field="archive", value=value, rule="cache_archive")
+    return InvalidArgumentError(
+        f"the archive was refused: {why}",
+        field="archive",
+        value=value,
+        rule="cache_archive",
+        fix="export it again with `tilewright cache export`",
+    )

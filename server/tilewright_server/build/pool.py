@@ -188,7 +188,7 @@ class BuildPool:
         key = key or self.key(unit, arch)
         with self._lock:
             if self._abort.is_set():
-                raise UnavailableError("the server is shutting down", rule="shutdown")
+                raise UnavailableError("the server is shutting down", rule="shutdown", fix="use another server")
             active = self._active.get(key)
             if active is not None:
                 return active
@@ -229,7 +229,9 @@ class BuildPool:
         except Exception as raised:
             state, build_ns = "failed", 0
             error = InternalError(
-                f"building {unit.name} failed inside the server: {type(raised).__name__}", rule="build"
+                f"building {unit.name} failed inside the server: {type(raised).__name__}",
+                rule="build",
+                fix="look for the reason in the server's log",
             )
             error.__cause__ = raised
         with self._lock:
@@ -254,7 +256,7 @@ class BuildPool:
             if self._found(build.key):  # another process was faster
                 return "cached", 0
             if self._abort.is_set():
-                raise UnavailableError("the server is shutting down", rule="shutdown")
+                raise UnavailableError("the server is shutting down", rule="shutdown", fix="use another server")
             build.enter("building")
             begin = time.monotonic_ns()
             self._compile(build.key, unit, arch)
@@ -272,7 +274,7 @@ class BuildPool:
     def _build_lock(self, key: str) -> Lock:
         while (lock := self.cache.try_build_lock(key)) is None:
             if self._abort.wait(_OTHER_PROCESS_POLL_S):
-                raise UnavailableError("the server is shutting down", rule="shutdown")
+                raise UnavailableError("the server is shutting down", rule="shutdown", fix="use another server")
         return lock
 
     def _compile(self, key: str, unit: SourceUnit, arch: ArchSpec) -> None:

@@ -162,6 +162,7 @@ class CpuToolchain:
             raise BuildFailedError(
                 f"the compiler ended well but wrote no binary for {unit.name}",
                 rule="compiler_failed",
+                fix="check the server's compiler with `tilewright doctor`",
                 log_tail=_tail(log),
             )
         return Compiled(binary, log, result.seconds)
@@ -241,7 +242,12 @@ def failure_of(name: str, result: Finished, log: str, limits: Limits) -> BuildFa
             log_tail=tail,
         )
     return BuildFailedError(
-        f"the compiler refused {name}", rule="compiler_failed", value=f"exit code {result.code}", log_tail=tail
+        f"the compiler refused {name}",
+        rule="compiler_failed",
+        value=f"exit code {result.code}",
+        fix="choose another kernel; what the compiler said is in the log, and is a fault of the kernel's template or of"
+        " the compiler",
+        log_tail=tail,
     )
 
 

@@ -56,7 +56,11 @@ class Case:
         for name in ("m", "n", "k"):
             if getattr(self, name) <= 0:
                 raise InvalidArgumentError(
-                    f"{name.upper()} must be at least 1", field=name, value=getattr(self, name), rule="positive_size"
+                    f"{name.upper()} must be at least 1",
+                    field=name,
+                    value=getattr(self, name),
+                    rule="positive_size",
+                    fix="give a positive number",
                 )
 
     @property

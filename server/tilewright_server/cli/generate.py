@@ -122,10 +122,19 @@ def _read_lists(path: Path | None, text: str) -> dict[str, list[Any]]:
         record = json.loads(text or (path.read_text() if path else "{}"))
     except (OSError, json.JSONDecodeError) as error:
         raise InvalidArgumentError(
-            f"the configuration cannot be read: {error}", field="config", value=str(path or text), rule="json"
+            f"the configuration cannot be read: {error}",
+            field="config",
+            value=str(path or text),
+            rule="json",
+            fix="give a JSON object of fields and values",
         ) from error
     if not isinstance(record, dict):
-        raise InvalidArgumentError("the configuration must be a JSON object", field="config", rule="json")
+        raise InvalidArgumentError(
+            "the configuration must be a JSON object",
+            field="config",
+            rule="json",
+            fix="give a JSON object of fields and values",
+        )
     flat: dict[str, Any] = {key: value for key, value in record.items() if key not in _SECTIONS}
     for section in _SECTIONS:
         flat |= record.get(section, {})

@@ -320,7 +320,13 @@ def _config(text: str) -> dict[str, Any]:
             fix="give a JSON file, JSON text, or - for standard input",
         ) from error
     if not isinstance(record, dict):
-        raise InvalidArgumentError("a configuration is a JSON object", field="config", value=text, rule="json")
+        raise InvalidArgumentError(
+            "a configuration is a JSON object",
+            field="config",
+            value=text,
+            rule="json",
+            fix='give an object of fields and values, for example {"pipeline": "compv4"}',
+        )
     return record
 
 

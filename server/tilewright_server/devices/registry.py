@@ -70,7 +70,7 @@ class DeviceRegistry:
             opened = self._open.get(info.id)
             if opened is None:
                 if self._closed:
-                    raise UnavailableError("the server is shutting down", rule="shutdown")
+                    raise UnavailableError("the server is shutting down", rule="shutdown", fix="use another server")
                 opened = self._open[info.id] = self._providers[info.kind].open(info)
             return opened
 

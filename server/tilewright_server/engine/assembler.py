@@ -52,18 +52,6 @@ class Assembler:
                     known = self._executors[device.info.id] = self._make_executor(device, lanes)
         return known
 
-    def empty(self, operation: str, problem: Problem, device: DeviceInfo) -> Prepared:
-        """The plan of a problem that has nothing to compute: no kernel, no launch, no open device."""
-        plan = ExecutionPlan(operation, device.arch.id, problem.operands, ())
-        return Prepared(
-            problem,
-            plan,
-            device,
-            program=None,
-            executor=None,
-            operation_counters=self._statistics.operation(operation),
-        )
-
     def assemble(
         self,
         operation: str,
@@ -77,19 +65,17 @@ class Assembler:
     ) -> Prepared:
         """Load ``units``, one for each of ``plan.kernels``.
 
-        Raises ``DeviceError``, or ``InternalError`` for a plan that contradicts itself. A ``note`` makes it a fallback.
+        Without stages there is nothing to load, and no device is opened. Raises ``DeviceError``, or ``InternalError``
+        for a plan that contradicts itself. A ``note`` makes it a fallback.
         """
         counters = self._statistics.operation(operation)
         if not plan.stages:
             return Prepared(problem, plan, info, program=None, executor=None, operation_counters=counters)
         device = self._devices.get(info.id)
-        by_config = dict(zip(plan.kernels, units, strict=True))
+        uses = [self._kernels.use(device, unit, info.arch, call) for unit in units]
+        by_config = dict(zip(plan.kernels, uses, strict=True))
         stages = [
-            ProgramStage(
-                self._kernels.function(device, by_config[stage.config], stage.role, info.arch, call),
-                pack(stage.args),
-                stage.geometry,
-            )
+            ProgramStage(by_config[stage.config].function(stage.role), pack(stage.args), stage.geometry)
             for stage in plan.stages
         ]
         return Prepared(
@@ -97,6 +83,8 @@ class Assembler:
             plan,
             info,
             program=_program(device, plan, stages),
+            uses=uses,
+            args_bytes=sum(len(stage.args.template) for stage in stages),
             executor=self.executor(device),
             operation_counters=counters,
             kernel_counters=[self._statistics.kernel(stage.config.name) for stage in plan.stages],
@@ -117,4 +105,5 @@ def _program(device: Device, plan: ExecutionPlan, stages: Sequence[ProgramStage]
             field="plan",
             value=str(error),
             rule="plan_operand",
+            fix="report it as a fault of the operation's plugin",
         ) from error

@@ -5,10 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from tilewright_kit.errors import CancelledError, DeadlineError
 
-__all__ = ["Call", "Cancellation"]
+__all__ = ["Call", "Cancellation", "Owner"]
+
+
+class Owner(Protocol):
+    """Whose memory the work is done on."""
+
+    @property
+    def closed(self) -> bool: ...
 
 
 class Cancellation:
@@ -56,15 +64,17 @@ class Cancellation:
 class Call:
     """One request on its way through the engine.
 
-    ``deadline`` is in ``time.monotonic()`` seconds; None waits for as long as it takes. The engine writes what it did
-    for this call into ``plan_ns``, ``build_ns`` and ``plan_cached``; a call object serves one request at a time.
+    ``deadline`` is in ``time.monotonic()`` seconds; None waits for as long as it takes. The end of ``owner``, if one is
+    set, cancels it. The engine writes what it did for this call into ``plan_ns``, ``build_ns`` and ``plan_cached``; a
+    call object serves one request at a time.
     """
 
-    __slots__ = ("build_ns", "cancellation", "deadline", "plan_cached", "plan_ns")
+    __slots__ = ("build_ns", "cancellation", "deadline", "owner", "plan_cached", "plan_ns")
 
     def __init__(self, deadline: float | None = None, cancellation: Cancellation | None = None) -> None:
         self.deadline = deadline
         self.cancellation = cancellation
+        self.owner: Owner | None = None
         self.plan_ns = 0
         self.build_ns = 0
         self.plan_cached = False
@@ -77,10 +87,23 @@ class Call:
     def check(self) -> None:
         """Raise ``CancelledError`` if the caller went away, ``DeadlineError`` if its time is over."""
         if self.cancellation is not None and self.cancellation.cancelled:
-            raise CancelledError("the request was cancelled before its work was launched", rule="cancelled")
+            raise CancelledError(
+                "the request was cancelled before its work was launched",
+                field="request",
+                rule="cancelled",
+                fix="send it again if it is still wanted",
+            )
+        if self.owner is not None and self.owner.closed:
+            raise CancelledError(
+                "the session of the request ended before its work was launched",
+                field="session",
+                rule="session_ended",
+                fix="keep the session's stream open for as long as it is used",
+            )
         if self.deadline is not None and time.monotonic() >= self.deadline:
             raise DeadlineError(
                 "the deadline passed before the work was launched",
+                field="timeout",
                 rule="deadline",
                 fix="allow more time; a first call of a new kind includes a compilation",
             )

@@ -10,6 +10,7 @@ from typing import Any
 from tilewright_arch import ArchSpec
 from tilewright_kit.config import KernelConfig
 from tilewright_kit.errors import NotFoundError, TilewrightError
+from tilewright_kit.operation import Operation
 from tilewright_kit.registry import Registry
 from tilewright_server.build.artifacts import ArtifactCache
 from tilewright_server.engine.kernels import KernelStore
@@ -74,8 +75,7 @@ class KernelCatalog:
 
     def kernel_sets(self, operation: str = "") -> list[str]:
         """Names of the sets, sorted."""
-        chosen = [self._catalogs.operation(operation)] if operation else self._catalogs.operations.values()
-        return sorted({name for item in chosen for name in item.kernel_sets})
+        return sorted({name for item in self._chosen(operation) for name in item.kernel_sets})
 
     def select(
         self, operation: str = "", kernel_set: str = "", arch: str = "", pattern: str = ""
@@ -103,20 +103,22 @@ class KernelCatalog:
         return [self.describe(config, spec) for config in page], len(configs)
 
     def find(self, operation: str, name: str, arch: str = "") -> KernelConfig:
-        """A configuration by name: one that a plan or an explanation named, or one of the sets.
+        """A configuration by name: one that a plan or an explanation named, or one of the sets; of any operation if
+        ``operation`` is empty.
 
         Raises ``NotFoundError`` with close matches.
         """
         spec = self.arch(arch)
-        known = self._store.named(operation, name)
-        if known is not None and self._catalogs.operation(operation).rules.allows(known, spec):
-            return known
+        for item in self._chosen(operation):
+            known = self._store.named(item.name, name)
+            if known is not None and item.rules.allows(known, spec):
+                return known
         for config in self._select(operation, "", spec, ""):
             if config.name == name:
                 return config
         close = close_kernels(name, (config.name for config in self._select(operation, "", spec, "")))
         raise NotFoundError(
-            f"operation {operation!r} declares no kernel of that name for {spec.id}",
+            f"there is no kernel of that name for {spec.id}" + (f" in the operation {operation}" if operation else ""),
             field="name",
             value=name,
             rule="kernel_name",
@@ -165,10 +167,12 @@ class KernelCatalog:
         finally:
             artifact.release()
 
+    def _chosen(self, operation: str) -> Sequence[Operation[Any, Any]]:
+        """One operation, or all of them."""
+        return [self._catalogs.operation(operation)] if operation else list(self._catalogs.operations.values())
+
     def _select(self, operation: str, kernel_set: str, arch: ArchSpec, pattern: str) -> Iterator[KernelConfig]:
-        chosen: Sequence[Any] = (
-            [self._catalogs.operation(operation)] if operation else list(self._catalogs.operations.values())
-        )
+        chosen = self._chosen(operation)
         if kernel_set and not any(kernel_set in item.kernel_sets for item in chosen):
             raise NotFoundError(
                 "there is no kernel set of that name",

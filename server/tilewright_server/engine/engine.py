@@ -74,7 +74,7 @@ class Engine:
         self.toolchains: Mapping[str, Toolchain] = toolchains or {"c++": self._cpu_toolchain()}
         self.pool = BuildPool(self.cache, self.toolchains, self._pool_options())
         self.catalogs = Catalogs(plugins.operations, plugins.strategies, options.default_strategy)
-        self._store = KernelStore(self.catalogs.operations, self.cache, self.pool)
+        self._store = KernelStore(self.catalogs.operations, self.cache, self.pool, options.max_loaded_kernels)
         host = DeviceHost(self._store.pin, {"cpu": {"arch": options.cpu_arch, "threads": options.cpu_threads}})
         self.devices = DeviceRegistry(plugins.devices, host, options.default_device)
         self.kernels = KernelCatalog(self.catalogs, self._store, self.cache, lambda: self.devices.info().arch)
@@ -86,6 +86,7 @@ class Engine:
             self._assembler,
             self.statistics,
             limit=options.plan_cache,
+            max_bytes=options.plan_cache_bytes,
             negative_ttl_s=options.negative_ttl_s,
         )
         self._draining = False
@@ -121,7 +122,8 @@ class Engine:
         mapped for ``operand.desc.nbytes`` bytes and keeps it mapped until this returns. Raises ``InvalidArgumentError``
         (null address, an output that overlaps another operand), ``ResourceExhaustedError`` (queue or workspace full;
         ``retry_after_s`` is set where that helps), ``DeadlineError``, ``CancelledError``, ``UnavailableError``
-        (draining), ``DeviceError``. After one of these nothing was written, but for ``DeviceError``.
+        (draining), ``DeviceError``. After one of these nothing was written, but for ``DeviceError``, and but for the
+        repeats that were done when the time was over or the caller gone: ``value`` says how many.
         """
         prepared = prepared.successor or prepared
         executor = prepared.executor

@@ -2,7 +2,8 @@
 
 The caller's own thread runs its launches as soon as it is admitted: handing them to another thread would cost more than
 a small kernel takes. Admission is by weight, first come, first served: the teams of all executions that run at the same
-time never have more threads than the device has cores.
+time never have more threads than the device has cores. Who runs for long (many executions, or many repeats) makes way
+for those who wait every few milliseconds.
 """
 
 from __future__ import annotations
@@ -13,11 +14,18 @@ from collections import deque
 from collections.abc import Sequence
 
 from tilewright_kit.device import Device
-from tilewright_kit.errors import ResourceExhaustedError, TilewrightError, UnavailableError
+from tilewright_kit.errors import (
+    CancelledError,
+    DeadlineError,
+    ResourceExhaustedError,
+    TilewrightError,
+    UnavailableError,
+)
 from tilewright_server.engine.arena import Arena
 from tilewright_server.engine.call import Call
 from tilewright_server.engine.prepared import Prepared
 from tilewright_server.engine.statistics import Statistics
+from tilewright_server.engine.turn import Slices, Turn
 from tilewright_server.engine.types import Outcome
 
 __all__ = ["Execution", "Executor"]
@@ -66,33 +74,59 @@ class Executor:
         prepared.check(addresses)
         call.check()
         weight = min(prepared.weight, self.lanes)
-        queue_ns = self._enter(weight, call)
+        if repeat > 1:
+            turn = Turn(self, weight, call)
+            try:
+                return self._repeat(prepared, addresses, repeat, call, turn)
+            finally:
+                turn.end()
+        queue_ns = self.enter(weight, call)
         try:
-            return self._launch(prepared, addresses, repeat, queue_ns)
+            return self._launch(prepared, addresses, queue_ns)
         finally:
-            self._leave(weight)
+            self.leave(weight)
 
     def run_many(self, executions: Sequence[Execution], call: Call) -> list[Outcome | TilewrightError]:
-        """See ``Engine.execute_many``: one admission for all, the deadline looked at before each."""
+        """See ``Engine.execute_many``: one admission for all, given up now and then if others wait; the deadline looked
+        at before each.
+        """
         call.check()
         weight = min(max((prepared.weight for prepared, _, _ in executions), default=1), self.lanes)
-        queue_ns = self._enter(weight, call)
+        turn = Turn(self, weight, call)
         try:
-            # All of them waited once, together.
-            return [
-                self._tried(execution, call, 0 if place else queue_ns) for place, execution in enumerate(executions)
-            ]
+            return [self._tried(execution, call, turn) for execution in executions]
         finally:
-            self._leave(weight)
+            turn.end()
 
-    def _tried(self, execution: Execution, call: Call, queue_ns: int) -> Outcome | TilewrightError:
+    def _tried(self, execution: Execution, call: Call, turn: Turn) -> Outcome | TilewrightError:
         prepared, addresses, repeat = execution
         try:
             call.check()
             prepared.check(addresses)
-            return self._launch(prepared, addresses, repeat, queue_ns)
+            if self._waiting:
+                turn.yield_to_waiters()
+            if repeat > 1:
+                return self._repeat(prepared, addresses, repeat, call, turn)
+            # All of them waited together: the first says how long.
+            return self._launch(prepared, addresses, turn.take_queue_ns() if turn.queue_ns else 0)
         except TilewrightError as error:
             return error
+
+    def _repeat(self, prepared: Prepared, addresses: Sequence[int], repeat: int, call: Call, turn: Turn) -> Outcome:
+        """Run in slices; between them others get their turn, and a caller who is late or gone stops it."""
+        slices = Slices(repeat)
+        times: tuple[int, ...] = (0,) * len(prepared.kernel_counters)
+        try:
+            while count := slices.begin():
+                times = tuple(map(int.__add__, times, self._on_device(prepared, addresses, count)))
+                slices.end()
+                if slices.done < repeat:
+                    call.check()
+                    turn.yield_to_waiters()
+        except (DeadlineError, CancelledError) as error:
+            self._note(prepared, times, slices.done, turn.take_queue_ns(), complete=False)
+            raise _given_up(error, slices) from error
+        return self._note(prepared, times, repeat, turn.take_queue_ns())
 
     def refuse(self) -> None:
         """Turn newcomers away from now on."""
@@ -112,25 +146,34 @@ class Executor:
     def close(self) -> None:
         self._arena.close()
 
-    def _launch(self, prepared: Prepared, addresses: Sequence[int], repeat: int, queue_ns: int) -> Outcome:
+    def _launch(self, prepared: Prepared, addresses: Sequence[int], queue_ns: int) -> Outcome:
+        return self._note(prepared, self._on_device(prepared, addresses, 1), 1, queue_ns)
+
+    def _on_device(self, prepared: Prepared, addresses: Sequence[int], repeat: int) -> tuple[int, ...]:
         program = prepared.program
         if program is None:
-            return Outcome()
+            return ()
         arena = self._arena
         workspace = arena.take(prepared.workspace_bytes)
         try:
-            times = program.run(addresses, workspace.address, repeat)
+            return program.run(addresses, workspace.address, repeat)
         finally:
             arena.give_back(workspace)
+
+    def _note(
+        self, prepared: Prepared, times: tuple[int, ...], repeat: int, queue_ns: int, *, complete: bool = True
+    ) -> Outcome:
         self._statistics.executed(
-            prepared.operation_counters, prepared.kernel_counters, times, max(1, repeat), queue_ns
+            prepared.operation_counters, prepared.kernel_counters, times, repeat, queue_ns, complete=complete
         )
         device_ns = sum(times)
         # Only a hint for those who are turned away, so a lost update does not matter.
         self._mean_ns += 0.05 * (device_ns - self._mean_ns)
         return Outcome(device_ns, queue_ns, times)
 
-    def _enter(self, weight: int, call: Call) -> int:
+    # Admission, for ``Turn``
+
+    def enter(self, weight: int, call: Call) -> int:
         """Wait for admission; returns the time spent waiting in nanoseconds."""
         with self._lock:
             if self._draining:
@@ -142,11 +185,27 @@ class Executor:
                 raise self._full()
             waiter = _Waiter(weight)
             self._waiting.append(waiter)
-        begin = time.perf_counter_ns()
-        self._wait(waiter, call)
-        return time.perf_counter_ns() - begin
+        return self._wait(waiter, call)
 
-    def _wait(self, waiter: _Waiter, call: Call) -> None:
+    def swap(self, weight: int, call: Call) -> int:
+        """Leave, and enter again behind those who wait, as one step: work that has begun is not turned away."""
+        with self._lock:
+            if not self._waiting:
+                return 0
+            waiter = _Waiter(weight)
+            self._waiting.append(waiter)
+            self._free += weight
+            self._admit()
+        return self._wait(waiter, call)
+
+    def leave(self, weight: int) -> None:
+        with self._lock:
+            self._free += weight
+            if self._waiting or self._draining:
+                self._admit()
+
+    def _wait(self, waiter: _Waiter, call: Call) -> int:
+        begin = time.perf_counter_ns()
         forget = call.on_cancel(waiter.woken.set)
         try:
             while not waiter.granted:
@@ -158,6 +217,7 @@ class Executor:
             raise
         finally:
             forget()
+        return time.perf_counter_ns() - begin
 
     def _withdraw(self, waiter: _Waiter) -> None:
         with self._lock:
@@ -166,12 +226,6 @@ class Executor:
             else:
                 self._waiting.remove(waiter)
             self._admit()
-
-    def _leave(self, weight: int) -> None:
-        with self._lock:
-            self._free += weight
-            if self._waiting or self._draining:
-                self._admit()
 
     def _admit(self) -> None:
         """Admit from the head of the queue.
@@ -196,3 +250,19 @@ class Executor:
             fix="try again later, send less at a time, or raise the server's queue limit",
             retry_after_s=min(5.0, max(0.005, seconds)),
         )
+
+
+def _given_up(error: DeadlineError | CancelledError, slices: Slices) -> DeadlineError | CancelledError:
+    """``error``, for work that was under way."""
+    done = f"{slices.done} of {slices.total} repeats were done"
+    if isinstance(error, CancelledError):
+        return CancelledError(
+            f"the request was cancelled; {done}", field="repeat", value=slices.done, rule=error.rule, fix=error.fix
+        )
+    return DeadlineError(
+        f"the deadline passed; {done}",
+        field="repeat",
+        value=slices.done,
+        rule="deadline",
+        fix="allow more time, or repeat it less often",
+    )

@@ -18,10 +18,12 @@ from tilewright_server.build.artifacts import Artifact, ArtifactCache
 from tilewright_server.build.pool import Build, BuildPool
 from tilewright_server.engine.call import Call
 from tilewright_server.engine.lru import Lru
+from tilewright_server.engine.modules import Modules, ModuleUse
 
-__all__ = ["KernelStore", "Unit"]
+__all__ = ["KernelStore", "KernelUse", "Unit"]
 
 _UNITS = 4096
+_SOURCE_BYTES = 16 << 20
 _LOAD_ATTEMPTS = 3
 
 
@@ -33,16 +35,44 @@ class Unit:
     key: str
 
 
-class KernelStore:
-    """Kernels of all operations. Thread-safe. What is loaded stays loaded, and locked in the cache, until ``close``."""
+@dataclass(frozen=True, slots=True)
+class KernelUse:
+    """A loaded kernel, which stays loaded, and locked in the cache, while this object exists."""
 
-    def __init__(self, operations: Mapping[str, Operation[Any, Any]], cache: ArtifactCache, pool: BuildPool) -> None:
+    unit: Unit
+    module: ModuleUse
+
+    def function(self, role: str) -> int:
+        """Handle of an entry point."""
+        symbol = self.unit.source.entries.get(role)
+        if symbol is None:
+            raise InternalError(
+                f"{self.unit.source.name} has no entry for the role {role}",
+                field="role",
+                value=role,
+                rule="plan_role",
+                fix="report it as a fault of the operation's plugin",
+            )
+        return self.module.function(symbol)
+
+
+class KernelStore:
+    """Kernels of all operations. Thread-safe."""
+
+    def __init__(
+        self,
+        operations: Mapping[str, Operation[Any, Any]],
+        cache: ArtifactCache,
+        pool: BuildPool,
+        max_loaded: int = 1024,
+    ) -> None:
+        """More than ``max_loaded`` kernels stay loaded only while they are in use."""
         self._operations = operations
         self._cache = cache
         self._pool = pool
-        self._sources: Lru[tuple[str, KernelConfig], SourceUnit] = Lru(_UNITS)
+        self._sources: Lru[tuple[str, KernelConfig], SourceUnit] = Lru(_UNITS, _SOURCE_BYTES)
         self._named: Lru[tuple[str, str], KernelConfig] = Lru(_UNITS)
-        self._modules: dict[tuple[str, str], tuple[Module, Artifact]] = {}
+        self._modules = Modules(max_loaded)
         self._pinned: list[Artifact] = []
         self._lock = threading.Lock()
 
@@ -66,9 +96,10 @@ class KernelStore:
                     field="operation",
                     value=config.operation,
                     rule="operation_name",
+                    fix="load the plugin that has it",
                 )
             known = operation.generate(config, arch)
-            self._sources.put((arch.id, config), known)
+            self._sources.put((arch.id, config), known, 2 * len(known.text))
         return known
 
     def unit(self, config: KernelConfig, arch: ArchSpec) -> Unit:
@@ -93,37 +124,31 @@ class KernelStore:
             build.wait(call)
             call.build_ns += build.build_ns
 
-    def function(self, device: Device, unit: Unit, role: str, arch: ArchSpec, call: Call) -> int:
-        """Handle of an entry point, loaded if need be. Raises ``DeviceError``, or what a rebuild raises."""
-        module = self._module(device, unit, arch, call)
-        symbol = unit.source.entries.get(role)
-        if symbol is None:
-            raise InternalError(
-                f"{unit.source.name} has no entry for the role {role}", field="role", value=role, rule="plan_role"
-            )
-        return module.function(symbol)
+    def use(self, device: Device, unit: Unit, arch: ArchSpec, call: Call) -> KernelUse:
+        """Load a kernel if need be. Raises ``DeviceError``, ``ResourceExhaustedError``, or what a rebuild raises."""
+
+        def load() -> tuple[Module, Artifact]:
+            artifact = self._artifact(unit, arch, call)
+            try:
+                return device.load(artifact.binary), artifact
+            except BaseException:
+                artifact.release()
+                raise
+
+        return KernelUse(unit, self._modules.use((device.info.id, unit.key), load))
+
+    @property
+    def loaded(self) -> int:
+        """How many kernels are loaded."""
+        return len(self._modules)
+
+    def trim(self) -> bool:
+        """Unload what is too many; True if what is in use is too many by itself."""
+        return self._modules.trim()
 
     def pin(self, unit: SourceUnit, arch: ArchSpec) -> Path:
         """Build a unit that is not an operation's (a device's runtime) and keep it until ``close``."""
         return self._artifact(Unit(unit, self._pool.key(unit, arch)), arch, Call(), pin=True).binary
-
-    def _module(self, device: Device, unit: Unit, arch: ArchSpec, call: Call) -> Module:
-        place = (device.info.id, unit.key)
-        known = self._modules.get(place)
-        if known is not None:
-            return known[0]
-        artifact = self._artifact(unit, arch, call)
-        try:
-            module = device.load(artifact.binary)
-        except BaseException:
-            artifact.release()
-            raise
-        with self._lock:
-            winner = self._modules.setdefault(place, (module, artifact))
-        if winner[0] is not module:  # another thread was faster
-            module.unload()
-            artifact.release()
-        return winner[0]
 
     def _artifact(self, unit: Unit, arch: ArchSpec, call: Call, *, pin: bool = False) -> Artifact:
         """The locked artifact. It may be damaged, or evicted between build and lock: then it is built again."""
@@ -137,14 +162,16 @@ class KernelStore:
             build = self.submit(unit, arch)
             build.wait(call)
             call.build_ns += build.build_ns
-        raise InternalError("a kernel vanished from the cache as often as it was built", rule="cache_vanished")
+        raise InternalError(
+            "a kernel vanished from the cache as often as it was built",
+            rule="cache_vanished",
+            fix="try again; make sure that nothing else removes files from the cache",
+        )
 
     def close(self) -> None:
         """Let go of everything. Devices unload their modules when they are closed, which must be done first."""
+        self._modules.close()
         with self._lock:
-            modules, self._modules = self._modules, {}
             pinned, self._pinned = self._pinned, []
-        for _, artifact in modules.values():
-            artifact.release()
         for artifact in pinned:
             artifact.release()

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewright_kit.config import KernelConfig
@@ -34,6 +34,12 @@ log = logging.getLogger(__name__)
 
 _FALLBACKS_TRIED = 64
 """Candidates that are looked at for one that is built already."""
+_OPERAND_BYTES = 400
+_RANKED_BYTES = 1500
+_REFUSAL_BYTES = 2000
+_SHARES = 8
+_DROPPED_AT_ONCE = 4
+"""Plans that are forgotten for a new one when too many kernels are loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +53,25 @@ class _Choice:
 class _Entry:
     """What is known of one problem on one device under one selection. ``lock`` makes planning happen once."""
 
-    __slots__ = ("best", "fallback", "lock", "plan", "ranked", "upgrading")
+    __slots__ = ("best", "fallback", "key", "lock", "plan", "ranked", "upgrading")
 
-    def __init__(self) -> None:
+    def __init__(self, key: tuple[object, ...]) -> None:
+        self.key = key
         self.lock = threading.Lock()
         self.ranked: Sequence[Ranked] = ()
+        """Empty again once ``best`` is there: then nobody asks."""
         self.plan: ExecutionPlan | None = None
         """Of the best-ranked kernel."""
         self.best: Prepared | None = None
         self.fallback: Prepared | None = None
         self.upgrading = False
+
+    @property
+    def nbytes(self) -> int:
+        """About how much memory it takes."""
+        plans = sum(plan.nbytes for plan in (self.best, self.fallback) if plan is not None)
+        described = _OPERAND_BYTES * len(self.plan.operands) if self.plan is not None else 0
+        return described + _RANKED_BYTES * len(self.ranked) + plans
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +101,20 @@ def request_key(request: OperationRequest, selection: Selection) -> tuple[object
     )
 
 
+def _settled(question: _Question, plan: ExecutionPlan) -> ExecutionPlan:
+    """``plan``, but without stages for a problem that has nothing to compute.
+
+    Such a problem is planned all the same: the plan may know more of the operands than the problem does, a format for
+    example.
+    """
+    return replace(plan, stages=(), workspace_bytes=0) if question.problem.is_empty else plan
+
+
+def _request_bytes(request: OperationRequest) -> int:
+    """About how much memory it takes to remember a request."""
+    return _OPERAND_BYTES * (1 + len(request.inputs) + len(request.outputs)) + len(repr(request.attributes))
+
+
 class Planner:
     """Thread-safe. Concurrent misses for one problem rank and plan once; each caller waits under its own deadline."""
 
@@ -98,6 +127,7 @@ class Planner:
         statistics: Statistics,
         *,
         limit: int,
+        max_bytes: int,
         negative_ttl_s: float,
     ) -> None:
         self._catalogs = catalogs
@@ -106,9 +136,11 @@ class Planner:
         self._assembler = assembler
         self._statistics = statistics
         self._negative_ttl_s = negative_ttl_s
-        self._requests: Lru[tuple[object, ...], Prepared] = Lru(limit)
-        self._entries: Lru[tuple[object, ...], _Entry] = Lru(limit)
-        self._refused: Lru[tuple[object, ...], tuple[TilewrightError, float]] = Lru(limit)
+        # A plan weighs in both that may keep it: it stays while one of them does.
+        share = max_bytes // _SHARES
+        self._requests: Lru[tuple[object, ...], Prepared] = Lru(limit, 3 * share)
+        self._entries: Lru[tuple[object, ...], _Entry] = Lru(limit, 4 * share)
+        self._refused: Lru[tuple[object, ...], tuple[TilewrightError, float]] = Lru(limit, share)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -132,7 +164,8 @@ class Planner:
             if request.operation in self._catalogs.operations:
                 self._statistics.failed(request.operation)
             raise
-        self._requests.put(key, prepared)
+        plans = 2 if prepared.is_fallback else 1  # its successor comes on top
+        self._requests.put(key, prepared, plans * prepared.nbytes + _request_bytes(request))
         call.plan_ns = plan_ns = time.perf_counter_ns() - begin - call.build_ns
         self._statistics.planned(
             prepared.operation_counters, hit=call.plan_cached, plan_ns=plan_ns, build_ns=call.build_ns
@@ -159,14 +192,17 @@ class Planner:
             self._refused.discard(key)
         try:
             question = self.question(request, selection)
-            if question.problem.is_empty:
-                return self._assembler.empty(question.operation.name, question.problem, question.device)
             entry = self._entry(question, selection)
             self._rank(entry, question)
         except TilewrightError as error:
-            self._refused.put(key, (error, time.monotonic() + self._negative_ttl_s))
+            # A copy, since the error itself keeps alive all that the request was made of, through its traceback.
+            weight = _REFUSAL_BYTES * (1 + len(error.violations)) + _request_bytes(request)
+            self._refused.put(key, (copy(error), time.monotonic() + self._negative_ttl_s), weight)
             raise
-        return self._ready(entry, question, selection, call)
+        try:
+            return self._ready(entry, question, selection, call)
+        finally:
+            self._entries.weigh(entry.key, entry, entry.nbytes)
 
     def _entry(self, question: _Question, selection: Selection) -> _Entry:
         key = (
@@ -176,11 +212,11 @@ class Planner:
             question.strategy.name,
             selection.kernel,
         )
-        return self._entries.get_or_make(key, _Entry)
+        return self._entries.get_or_make(key, lambda: _Entry(key))
 
     def _rank(self, entry: _Entry, question: _Question) -> None:
         with entry.lock:
-            if not entry.ranked:
+            if not entry.ranked and entry.best is None:
                 selector = Selector(question.strategy)
                 try:
                     entry.ranked = tuple(selector.rank(question.operation, question.problem, question.device))
@@ -207,7 +243,7 @@ class Planner:
         with entry.lock:
             if entry.plan is None:
                 config = entry.ranked[0].config
-                entry.plan = question.operation.plan(question.problem, config, question.device)
+                entry.plan = _settled(question, question.operation.plan(question.problem, config, question.device))
         return self._with_units(question, entry.plan)
 
     def _with_units(self, question: _Question, plan: ExecutionPlan) -> _Choice:
@@ -223,19 +259,33 @@ class Planner:
                 if entry.fallback is not None:
                     entry.fallback.successor = entry.best
                     entry.fallback = None
-            return entry.best
+                entry.ranked = ()
+            best = entry.best
+        self._entries.weigh(entry.key, entry, entry.nbytes)
+        self._make_room()
+        return best
+
+    def _make_room(self) -> None:
+        """What is only remembered must not keep more kernels loaded than may be."""
+        for _ in range(_DROPPED_AT_ONCE):
+            if not self._kernels.trim():
+                return
+            self._requests.drop_oldest()
+            self._entries.drop_oldest()
+        self._kernels.trim()
 
     def _fallback(self, entry: _Entry, question: _Question, call: Call) -> Prepared | None:
         """The best-ranked plan whose kernels are built, while the best of all is being built; None if that one is built
         already, or nothing is."""
+        ranked = entry.ranked
         best = self._best(entry, question)
-        if self._is_ready(best, question.device):
+        if not ranked or self._is_ready(best, question.device):
             return None
-        for item in entry.ranked[1:_FALLBACKS_TRIED]:
+        for item in ranked[1:_FALLBACKS_TRIED]:
             choice = self._usable(question, item.config)
             if choice is None:
                 continue
-            note = f"fallback: {entry.ranked[0].config.name} is being built"
+            note = f"fallback: {ranked[0].config.name} is being built"
             with entry.lock:
                 if entry.best is not None:
                     return entry.best

@@ -11,6 +11,12 @@ from dataclasses import dataclass, field
 __all__ = ["KernelCounters", "OperationCounters", "Snapshot", "Statistics"]
 
 
+MAX_KERNELS = 8192
+"""Kernels that are counted by name."""
+OTHERS = "others"
+"""What the rest is counted under."""
+
+
 @dataclass(slots=True)
 class OperationCounters:
     """Of one operation; times are sums in nanoseconds."""
@@ -71,7 +77,10 @@ class Statistics:
             return self._operations.setdefault(name, OperationCounters(name))
 
     def kernel(self, name: str) -> KernelCounters:
+        """Of a kernel; the same for all that come when there are too many."""
         with self._lock:
+            if name not in self._kernels and len(self._kernels) >= MAX_KERNELS:
+                name = OTHERS
             return self._kernels.setdefault(name, KernelCounters(name))
 
     def executed(
@@ -81,10 +90,15 @@ class Statistics:
         times: Sequence[int],
         repeat: int,
         queue_ns: int,
+        *,
+        complete: bool = True,
     ) -> None:
-        """An execution ended well; ``times`` are those of its stages, one for each of ``kernels``."""
+        """An execution ended well, or not ``complete``: given up between repeats.
+
+        ``times`` are those of its stages, one for each of ``kernels``.
+        """
         with self._lock:
-            operation.success += 1
+            operation.success += complete
             operation.queue_ns += queue_ns
             for kernel, device_ns in zip(kernels, times, strict=True):
                 operation.device_ns += device_ns

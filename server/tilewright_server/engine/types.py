@@ -41,7 +41,11 @@ class EngineOptions:
     cpu_threads: int = 0
     """Threads of the CPU device; 0: the usable cores."""
     plan_cache: int = 4096
-    """Plans kept, for each device."""
+    """Plans that are remembered."""
+    plan_cache_bytes: int = 64 << 20
+    """Memory that remembered plans and requests may take, all together; what a session prepared counts as its own."""
+    max_loaded_kernels: int = 1024
+    """Kernels that stay loaded; more do only while sessions and executions use them."""
     negative_ttl_s: float = 2.0
     """For how long a problem that could not be planned is refused from memory."""
     queue_limit: int = 1024

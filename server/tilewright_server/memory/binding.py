@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from tilewright_kit.errors import InvalidArgumentError, NotFoundError
 from tilewright_kit.problem import Operand, Role
 from tilewright_server.memory.pins import Pinned
-from tilewright_server.memory.sessions import Session, unknown_session
+from tilewright_server.memory.refusals import unknown_session
+from tilewright_server.memory.session import Session
 from tilewright_server.memory.staged import (
     OutputValue,
     Staged,
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
     from tilewright_server.engine.engine import Prepared
 
 __all__ = ["Binder", "Binding", "Location", "Place", "Slot", "Target"]
+
+
+_SLOT_BYTES = 150
+_BINDING_BYTES = 700
+_ADDRESS_BYTES = 64
 
 
 class Place(IntEnum):
@@ -71,7 +77,7 @@ class Slot:
 class Target:
     """A prepared plan with the slots of its operands."""
 
-    __slots__ = ("device_id", "on_host", "prepared", "slots")
+    __slots__ = ("device_id", "nbytes", "on_host", "prepared", "slots")
 
     def __init__(self, prepared: Prepared) -> None:
         self.prepared = prepared
@@ -81,6 +87,9 @@ class Target:
             Slot(index, item, item.role is Role.OUTPUT, item.desc.nbytes, item.desc.dtype.bytes)
             for index, item in enumerate(prepared.operands)
         )
+        plans = 2 if prepared.is_fallback else 1  # its successor comes on top
+        self.nbytes = plans * prepared.nbytes + _SLOT_BYTES * len(self.slots)
+        """About how much memory it keeps in use."""
 
 
 class Binding:
@@ -101,6 +110,11 @@ class Binding:
     def reusable(self) -> bool:
         """True if the same request binds to the same addresses again."""
         return not self.staged and not self._keep
+
+    @property
+    def nbytes(self) -> int:
+        """About how much memory it takes to remember it."""
+        return _BINDING_BYTES + _ADDRESS_BYTES * len(self.addresses)
 
     def keep(self, data: bytes) -> None:
         self._keep.append(data)

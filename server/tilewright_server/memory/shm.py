@@ -81,7 +81,11 @@ class Mapping:
             if code in (errno.EPERM, errno.EACCES):
                 raise _not_writable()
             raise ResourceExhaustedError(
-                "the server cannot map more memory", field="bytes", value=nbytes, rule="region_map"
+                "the server cannot map more memory",
+                field="bytes",
+                value=nbytes,
+                rule="region_map",
+                fix="unregister regions that are no longer used",
             )
         self.address = address
 
@@ -175,7 +179,12 @@ def write_from(fd: int, offset: int, source: memoryview) -> None:
         if error.errno == errno.EPERM:
             raise _shrunk() from None
         if error.errno in (errno.ENOSPC, errno.ENOMEM):
-            raise ResourceExhaustedError("shared memory is full", field="region", rule="region_space") from None
+            raise ResourceExhaustedError(
+                "shared memory is full",
+                field="region",
+                rule="region_space",
+                fix="free shared memory, or give the machine more of it",
+            ) from None
         raise
 
 
@@ -251,7 +260,13 @@ def not_there() -> NotFoundError:
 
 def _not_opened(error: OSError) -> NotFoundError | ResourceExhaustedError:
     if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-        return ResourceExhaustedError("the server has no descriptor to spare", field="source", retry_after_s=1.0)
+        return ResourceExhaustedError(
+            "the server has no descriptor to spare",
+            field="source",
+            rule="file_descriptors",
+            fix="unregister regions, or raise the server's limit of open files (ulimit -n)",
+            retry_after_s=1.0,
+        )
     return not_there()
 
 

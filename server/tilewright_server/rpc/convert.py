@@ -240,7 +240,11 @@ def _check_name(field: str, name: str) -> None:
         raise _name_too_long(field)
     if not name or not name.isprintable():
         raise InvalidArgumentError(
-            f"a name in {field} is empty or has unprintable characters", field=field, value=name, rule="name"
+            f"a name in {field} is empty or has unprintable characters",
+            field=field,
+            value=name,
+            rule="name",
+            fix="give it a name of printable characters",
         )
 
 

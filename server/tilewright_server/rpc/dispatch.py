@@ -144,7 +144,7 @@ class DispatchServicer:
         )
         batch.timeout_ms = request.timeout_ms
         if batch.reusable and len(data) <= MEMO_BYTES:
-            session.remember(data, batch, len(executions), epoch)
+            session.remember(data, batch, batch.nbytes, epoch)
         return batch
 
 

@@ -65,7 +65,12 @@ def as_tilewright_error(error: BaseException) -> kit.TilewrightError:
     if isinstance(error, kit.TilewrightError):
         return error
     if isinstance(error, MemoryError):
-        return kit.ResourceExhaustedError("the server has not enough memory for this", rule="memory", retry_after_s=1.0)
+        return kit.ResourceExhaustedError(
+            "the server has not enough memory for this",
+            rule="memory",
+            fix="send less at a time, or use a machine with more memory",
+            retry_after_s=1.0,
+        )
     number = secrets.token_hex(8)
     log.error("internal error %s", number, exc_info=error)
     return kit.InternalError(

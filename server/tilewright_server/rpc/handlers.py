@@ -57,7 +57,7 @@ def call_of(context: Context) -> Call:
     cancellation = Cancellation()
     call = Call.within(remaining if remaining is not None and remaining < FOREVER_S else None, cancellation)
     if not context.add_callback(cancellation.cancel):
-        raise CancelledError("the caller has gone away", rule="cancelled")
+        raise CancelledError("the caller has gone away", rule="cancelled", fix="send it again if it is still wanted")
     return call
 
 

@@ -149,6 +149,7 @@ def _private_directory(folder: Path) -> None:
             field="listen",
             value=str(folder),
             rule="socket_folder",
+            fix="listen in a folder that the server's user can write",
         ) from error
     open_to_others = status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX
     if status.st_uid not in (os.geteuid(), 0) or open_to_others or (folder.is_symlink() and _symlink_of_others(folder)):
@@ -197,7 +198,11 @@ def _remove_stale(path: Path) -> None:
         return
     if not stat.S_ISSOCK(mode):
         raise UnavailableError(
-            "there is a file, but no socket, at the address", field="listen", value=f"unix:{path}", rule="listen"
+            "there is a file, but no socket, at the address",
+            field="listen",
+            value=f"unix:{path}",
+            rule="listen",
+            fix="remove the file, or listen elsewhere",
         )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
         probe.settimeout(1.0)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from tilewright_kit.errors import InvalidArgumentError, UnavailableError
 from tilewright_proto.v1 import memory_pb2 as pb
 from tilewright_server.memory.buffers import ResidentBuffer
-from tilewright_server.memory.sessions import Session
+from tilewright_server.memory.session import Session
 from tilewright_server.memory.shm import OpenedFile, open_memfd, open_posix
 from tilewright_server.rpc.handlers import Context, call_of, lease
 from tilewright_server.service import Service
@@ -39,7 +39,7 @@ class Leases:
                 self._open[session] = send
                 return
         self._service.sessions.close(session)
-        raise UnavailableError("the server is shutting down", rule="draining")
+        raise UnavailableError("the server is shutting down", rule="draining", fix="use another server")
 
     def end(self, session: Session) -> None:
         """The stream is gone: end the session soon, in another thread."""

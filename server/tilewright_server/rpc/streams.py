@@ -37,14 +37,14 @@ class OpenStream:
         with self._lock:
             self._busy = False
             if self._stopping:
-                self._finish(UnavailableError("the server is shutting down", rule="draining"))
+                self._finish(UnavailableError("the server is shutting down", rule="draining", fix="use another server"))
 
     def stop(self) -> None:
         """End the stream: at once if it waits for its client, else after the current request."""
         with self._lock:
             self._stopping = True
             if not self._busy:
-                self._finish(UnavailableError("the server is shutting down", rule="draining"))
+                self._finish(UnavailableError("the server is shutting down", rule="draining", fix="use another server"))
 
     def complete(self) -> None:
         """The client has sent its last request."""
@@ -75,7 +75,7 @@ class Streams:
         stream = OpenStream(context, send)
         with self._lock:
             if self._stopping:
-                raise UnavailableError("the server is shutting down", rule="draining")
+                raise UnavailableError("the server is shutting down", rule="draining", fix="use another server")
             if len(self._open) >= self.limit:
                 raise ResourceExhaustedError(
                     f"no more than {self.limit} execution streams may be open",

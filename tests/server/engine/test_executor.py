@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -82,6 +84,19 @@ class FakeProgram:
         finally:
             with self._lock:
                 cls.running -= self.weight
+        return (1000 * repeat,)
+
+
+class SlowProgram(FakeProgram):
+    """Takes its time for each repeat, and counts them."""
+
+    seconds = 0.001
+    done = 0
+
+    def run(self, addresses: Sequence[int], workspace: int, repeat: int = 1) -> tuple[int, ...]:
+        super().run(addresses, workspace, repeat)
+        time.sleep(self.seconds * repeat)
+        self.done += repeat
         return (1000 * repeat,)
 
 
@@ -266,6 +281,96 @@ def test_draining_finishes_what_runs_and_waits(bench: Bench) -> None:
     assert bench.executor.drain(time.monotonic() + 20)
     assert [future.result(0).device_ns for future in futures] == [1000] * 3
     assert FakeProgram.order == ["0", "1", "2"]
+
+
+# Long work makes way, and ends when nobody wants it any more
+
+
+def slow(bench: Bench, name: str = "slow", weight: int = LANES) -> tuple[Prepared, SlowProgram]:
+    prepared = bench.prepare(name)
+    program = SlowProgram(name, weight)
+    prepared.program, prepared.weight = program, weight
+    return prepared, program
+
+
+def test_every_repeat_is_done_once(bench: Bench) -> None:
+    prepared, program = slow(bench)
+    program.seconds = 1e-5
+    outcome = bench.executor.run(prepared, ADDRESSES, Call(), 3000)
+    assert (program.done, outcome.device_ns) == (3000, 3_000_000)
+    snapshot = bench.statistics.snapshot()
+    assert (snapshot.operations[0].success, snapshot.kernels[0].launches) == (1, 3000)
+
+
+@pytest.mark.parametrize("way", ["deadline", "cancel", "session"])
+@pytest.mark.parametrize("many", [False, True])
+def test_repeats_end_with_the_callers_interest(way: str, many: bool, bench: Bench) -> None:
+    prepared, program = slow(bench)
+    call = Call.within(0.1 if way == "deadline" else 20)
+    owner = SimpleNamespace(closed=False)
+    call.owner = owner
+    if way != "deadline":
+        threading.Timer(0.1, call.cancel if way == "cancel" else lambda: setattr(owner, "closed", True)).start()
+    begin = time.monotonic()
+    error: Any
+    if many:
+        (error,) = bench.executor.run_many([(prepared, ADDRESSES, 1_000_000)], call)
+    else:
+        with pytest.raises((DeadlineError, CancelledError)) as caught:
+            bench.executor.run(prepared, ADDRESSES, call, 1_000_000)
+        error = caught.value
+    assert time.monotonic() - begin < 2
+    assert isinstance(error, DeadlineError if way == "deadline" else CancelledError)
+    assert 0 < program.done < 1_000_000
+    assert error.value == str(program.done)
+    assert f"{program.done} of 1000000 repeats were done" in error.reason
+    assert error.fix
+    snapshot = bench.statistics.snapshot()
+    assert (snapshot.operations[0].success, snapshot.kernels[0].launches) == (0, program.done)
+    assert bench.executor.drain(time.monotonic() + 5)
+
+
+@pytest.mark.parametrize("kind", ["repeats", "batch"])
+def test_long_work_makes_way_for_others(kind: str, bench: Bench) -> None:
+    prepared, program = slow(bench)
+    call = Call.within(60)
+    if kind == "repeats":
+        long: Future[Any] = bench.threads.submit(bench.executor.run, prepared, ADDRESSES, call, 100_000)
+    else:
+        long = bench.threads.submit(bench.executor.run_many, [(prepared, ADDRESSES, 1)] * 4096, call)
+    assert program.started.wait(10)
+    waits = []
+    for turn in range(10):
+        begin = time.monotonic()
+        bench.executor.run(bench.prepare(f"short {turn}", 1), ADDRESSES, Call.within(10))
+        waits.append(time.monotonic() - begin)
+    assert not long.done()
+    assert sorted(waits)[5] < 0.1
+    assert FakeProgram.most <= LANES
+    call.cancel()
+    with suppress(CancelledError):
+        long.result(20)
+
+
+def test_work_that_made_way_is_neither_turned_away_nor_forgotten_by_draining() -> None:
+    bench = Bench(queue_limit=1)
+    prepared, program = slow(bench)
+    long = bench.threads.submit(bench.executor.run, prepared, ADDRESSES, Call.within(60), 300)
+    assert program.started.wait(10)
+    gate = threading.Event()
+    waiting = bench.start(bench.prepare("waiting", LANES, gate))
+    for _ in range(2000):
+        if "waiting" in FakeProgram.order:
+            break
+        time.sleep(0.001)
+    assert bench.executor.queue_depth == 1  # the long one, behind a full queue
+    assert not bench.executor.drain(time.monotonic() + 0.05)
+    gate.set()
+    assert waiting.result(20).device_ns == 1000
+    assert bench.executor.drain(time.monotonic() + 20)
+    assert long.done() or long.result(1)
+    assert program.done == 300
+    bench.threads.shutdown()
 
 
 # Workspace

@@ -19,7 +19,8 @@ from tilewright_kit.tensor import TensorDesc
 from tilewright_server.engine.call import Call
 from tilewright_server.engine.types import Selection
 from tilewright_server.memory.binding import Location, Place, Target
-from tilewright_server.memory.sessions import Session, Sessions
+from tilewright_server.memory.session import Session
+from tilewright_server.memory.sessions import Sessions
 from tilewright_server.memory.shm import view
 from tilewright_server.memory.staging import KEPT_BYTES, StagingPool
 from tilewright_server.service import Service, check_range

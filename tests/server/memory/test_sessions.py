@@ -13,7 +13,8 @@ from rpc_harness import MemoryFile, register
 
 from tilewright_kit.errors import AccessError, DeadlineError, NotFoundError, ResourceExhaustedError
 from tilewright_server.memory.buffers import ResidentBuffer
-from tilewright_server.memory.sessions import Limits, Sessions, new_id
+from tilewright_server.memory.session import MEMO_BYTES, Limits, new_id
+from tilewright_server.memory.sessions import Sessions
 
 
 def descriptors() -> int:
@@ -207,5 +208,17 @@ def test_what_was_remembered_is_forgotten_when_anything_ends(sessions: Sessions,
 def test_memory_of_requests_is_bounded(sessions: Sessions) -> None:
     session = sessions.open("", local=True)
     for number in range(5000):
-        session.remember(number.to_bytes(4, "little"), number, 9, session.epoch)
-    assert 0 < len(session.memo) <= 410
+        session.remember(number.to_bytes(4, "little"), number, 99_996, session.epoch)
+    assert 0 < len(session.memo) <= MEMO_BYTES // 100_000
+    session.remember(b"much", 0, MEMO_BYTES, session.epoch)
+    assert b"much" not in session.memo
+
+
+def test_memory_of_plans_is_bounded() -> None:
+    session = Sessions(Limits(plan_bytes=1000)).open("", local=True)
+    first = session.add_plan("first", 600)
+    with pytest.raises(ResourceExhaustedError) as caught:
+        session.add_plan("second", 600)
+    assert "release" in caught.value.fix
+    session.release_plan(first)
+    session.add_plan("second", 600)

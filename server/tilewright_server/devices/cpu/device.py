@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tilewright_kit.device import Buffer, DeviceInfo, Launch
 from tilewright_kit.errors import DeviceError, InvalidArgumentError, ResourceExhaustedError
 from tilewright_server.devices.base import ProgramStage
 from tilewright_server.devices.cpu.library import Library
-from tilewright_server.devices.cpu.program import CpuProgram
+from tilewright_server.devices.cpu.program import CpuProgram, launch_refused
 from tilewright_server.devices.cpu.runtime import Pool, StageRecord
 
 __all__ = ["CpuDevice", "CpuModule"]
 
 
 class CpuModule:
-    """A loaded shared object."""
+    """A loaded shared object. ``unloaded`` is told of its end."""
 
-    def __init__(self, binary: Path) -> None:
+    def __init__(self, binary: Path, unloaded: Callable[[CpuModule], None]) -> None:
         try:
             self._library = Library(binary)
         except OSError as error:
-            raise DeviceError("the kernel's binary cannot be loaded", rule="module_load") from error
+            raise DeviceError(
+                "the kernel's binary cannot be loaded",
+                rule="module_load",
+                fix="run `tilewright doctor` on the server: it may be out of memory mappings",
+            ) from error
+        self._unloaded = unloaded
         self._lock = threading.Lock()
         self._loaded = True
 
@@ -37,14 +42,22 @@ class CpuModule:
             except AttributeError:
                 address = None
         if not address:
-            raise DeviceError(f"the kernel's binary has no entry {symbol}", rule="module_entry", value=symbol)
+            raise DeviceError(
+                f"the kernel's binary has no entry {symbol}",
+                field="entry",
+                value=symbol,
+                rule="module_entry",
+                fix="report it as a fault of the operation's plugin",
+            )
         return address
 
     def unload(self) -> None:
         with self._lock:
-            if self._loaded:
-                self._loaded = False
-                self._library.unload()
+            if not self._loaded:
+                return
+            self._loaded = False
+            self._library.unload()
+        self._unloaded(self)
 
 
 class CpuDevice:
@@ -56,13 +69,19 @@ class CpuDevice:
         self._pool = pool
         self._allocated = 0
         self._buffers: dict[int, int] = {}  # address to size
-        self._modules: list[CpuModule] = []
+        self._modules: set[CpuModule] = set()
         self._lock = threading.Lock()
         self._closed = False
 
     def allocate(self, nbytes: int) -> Buffer:
         if nbytes < 0:
-            raise InvalidArgumentError("a buffer cannot have a negative size", field="bytes", value=nbytes)
+            raise InvalidArgumentError(
+                "a buffer cannot have a negative size",
+                field="bytes",
+                value=nbytes,
+                rule="buffer_size",
+                fix="ask for one byte or more",
+            )
         self._require_open()
         size = max(nbytes, 1)
         with self._lock:
@@ -89,7 +108,11 @@ class CpuDevice:
         with self._lock:
             size = self._buffers.pop(buffer.address, None)
         if size is None:
-            raise DeviceError("the buffer was freed before, or is not of this device", rule="device_memory")
+            raise DeviceError(
+                "the buffer was freed before, or is not of this device",
+                rule="device_memory",
+                fix="free each buffer once",
+            )
         self._pool.runtime.release(buffer.address, size)
         self._allocated_changed(-size)
 
@@ -111,10 +134,14 @@ class CpuDevice:
 
     def load(self, binary: Path) -> CpuModule:
         self._require_open()
-        module = CpuModule(binary)
+        module = CpuModule(binary, self._unloaded)
         with self._lock:
-            self._modules.append(module)
+            self._modules.add(module)
         return module
+
+    def _unloaded(self, module: CpuModule) -> None:
+        with self._lock:
+            self._modules.discard(module)
 
     def run(self, launches: Sequence[Launch], stream: int = 0) -> tuple[int, ...]:  # noqa: ARG002
         """The CPU has one stream: the caller's own thread."""
@@ -131,7 +158,7 @@ class CpuDevice:
             record.args = ctypes.addressof(block)
         status = self._pool.runtime.run(self._pool.handle, ctypes.addressof(records), len(launches))
         if status:
-            raise DeviceError("the CPU device refused a launch", rule="cpu_launch", value=status)
+            raise launch_refused(status)
         return tuple(record.nanoseconds for record in records)
 
     def program(self, stages: Sequence[ProgramStage], operands: Sequence[str]) -> CpuProgram:
@@ -145,7 +172,7 @@ class CpuDevice:
             if self._closed:
                 return
             self._closed = True
-            modules, self._modules = self._modules, []
+            modules, self._modules = self._modules, set()
             buffers, self._buffers = self._buffers, {}
         self._pool.close()
         for module in modules:
@@ -155,12 +182,16 @@ class CpuDevice:
 
     def _require_open(self) -> None:
         if self._closed:
-            raise DeviceError("the device is closed", rule="device_closed")
+            raise DeviceError("the device is closed", rule="device_closed", fix="use another server")
 
     def _require_team(self, team: int) -> None:
         if not 1 <= team <= self.info.units:
             raise DeviceError(
-                f"a team of {team} threads on a device with {self.info.units}", rule="cpu_team", value=team
+                f"a team of {team} threads on a device with {self.info.units}",
+                field="team",
+                value=team,
+                rule="cpu_team",
+                fix=f"use a kernel with a team of at most {self.info.units}, or raise the server's cpu_threads",
             )
 
     def _span(self, buffer: Buffer, offset: int, data: memoryview) -> int:

@@ -10,6 +10,7 @@ import _ctypes
 import ctypes
 import fcntl
 import hashlib
+import itertools
 import os
 import threading
 from contextlib import suppress
@@ -20,28 +21,35 @@ __all__ = ["Library", "resident_library"]
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _resident: dict[str, Library] = {}
 _resident_lock = threading.Lock()
+_serials = itertools.count(1)
 
 
 class Library:
     """A loaded shared object. Raises ``OSError`` if it is none."""
 
     def __init__(self, binary: Path, data: bytes | None = None) -> None:
-        self._fd = _sealed_copy(binary.parent.name[:32], binary.read_bytes() if data is None else data)
+        fd = _sealed_copy(binary.parent.name[:32], binary.read_bytes() if data is None else data)
         try:
-            # The descriptor stays open while the code is loaded: the loader knows libraries by name, and the number is
-            # part of the name.
-            self.handle = ctypes.CDLL(f"/proc/self/fd/{self._fd}", mode=ctypes.RTLD_LOCAL, use_errno=True)
+            self.handle = ctypes.CDLL(_unique_path(fd), mode=ctypes.RTLD_LOCAL, use_errno=True)
         except OSError:
-            os.close(self._fd)
             # Where code may not run from memory (vm.memfd_noexec), the file itself has to do.
-            self._fd = -1
             self.handle = ctypes.CDLL(str(binary), mode=ctypes.RTLD_LOCAL, use_errno=True)
+        finally:
+            os.close(fd)  # the mappings keep the copy alive
 
     def unload(self) -> None:
         """Nothing of it may be running or be called afterwards."""
         _ctypes.dlclose(self.handle._handle)
-        if self._fd >= 0:
-            os.close(self._fd)
+
+
+def _unique_path(fd: int) -> str:
+    """A name for the file behind a descriptor that no other load has.
+
+    The loader takes two libraries of one name for the same, and numbers of descriptors come again. So a serial number
+    is spelled in parts of the path that mean nothing.
+    """
+    spelled = "".join(".//" if digit == "1" else "./" for digit in f"{next(_serials):b}")
+    return f"/proc/self/fd/{spelled}{fd}"
 
 
 def resident_library(binary: Path) -> Library:

@@ -9,7 +9,7 @@ from tilewright_server.devices.base import ProgramStage
 from tilewright_server.devices.cpu.runtime import STAGE_BYTES, Pool, StageRecord
 from tilewright_server.devices.program import Block, BlockLayout
 
-__all__ = ["CpuProgram"]
+__all__ = ["CpuProgram", "launch_refused"]
 
 _WORDS = STAGE_BYTES // 8
 _TIME = StageRecord.nanoseconds.offset // 8
@@ -55,5 +55,16 @@ class CpuProgram:
                 times = tuple(map(int.__add__, times, again))
         layout.give_back(block)
         if status:
-            raise DeviceError("the CPU device refused a launch", rule="cpu_launch", value=status)
+            raise launch_refused(status)
         return times
+
+
+def launch_refused(status: int) -> DeviceError:
+    """For what the runtime answers instead of running."""
+    return DeviceError(
+        "the CPU device refused a launch",
+        field="status",
+        value=status,
+        rule="cpu_launch",
+        fix="report it as a fault of the operation's plugin, with the request",
+    )

@@ -50,7 +50,11 @@ class CpuProvider:
         Raises ``ToolchainMissingError``, ``BuildFailedError``, ``DeviceError``.
         """
         if self.host is None:
-            raise DeviceError("the CPU device needs a server's build cache to be opened", rule="device_host")
+            raise DeviceError(
+                "the CPU device needs a server's build cache to be opened",
+                rule="device_host",
+                fix="open it through a DeviceRegistry",
+            )
         binary: Path = self.host.build(runtime_unit(RUNTIME_VERSION), info.arch)
         return CpuDevice(info, Runtime(binary).open(info.attributes["cpus"]))
 

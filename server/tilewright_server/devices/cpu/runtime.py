@@ -50,7 +50,11 @@ class Runtime:
                 getattr(library, name) for name in _SYMBOLS
             )
         except (OSError, AttributeError) as error:
-            raise DeviceError("the CPU runtime cannot be loaded", rule="cpu_runtime") from error
+            raise DeviceError(
+                "the CPU runtime cannot be loaded",
+                rule="cpu_runtime",
+                fix="clear the cache of compiled kernels, and check the compiler with `tilewright doctor`",
+            ) from error
         self._open.argtypes = (ctypes.c_int32, ctypes.POINTER(ctypes.c_int32))
         self._open.restype = ctypes.c_void_p
         self.run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
@@ -66,7 +70,13 @@ class Runtime:
         """Start a pool with one thread for each of ``cpus``. Raises ``DeviceError``."""
         handle = self._open(len(cpus), (ctypes.c_int32 * len(cpus))(*cpus))
         if not handle:
-            raise DeviceError("the threads of the CPU device cannot be started", rule="cpu_runtime", value=len(cpus))
+            raise DeviceError(
+                "the threads of the CPU device cannot be started",
+                field="cpu_threads",
+                value=len(cpus),
+                rule="cpu_runtime",
+                fix="raise the limit of processes (ulimit -u), or lower the server's cpu_threads",
+            )
         return Pool(self, handle)
 
     def reserve(self, nbytes: int) -> int:

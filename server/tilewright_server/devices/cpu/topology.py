@@ -59,7 +59,13 @@ def choose_arch(name: str) -> ArchSpec:
             return machine
         wanted = load(name)
     except ArchError as error:
-        raise UnsupportedError(str(error), field="cpu_arch", value=name, rule="cpu_arch") from error
+        raise UnsupportedError(
+            str(error),
+            field="cpu_arch",
+            value=name,
+            rule="cpu_arch",
+            fix="leave it empty, or list the levels with `tilewright arch list`",
+        ) from error
     flags = frozenset(machine.match.cpu_flags)
     if (
         wanted.kind != "cpu"

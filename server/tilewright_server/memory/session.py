@@ -1,0 +1,313 @@
+"""A session: what one client owns in the server, for exactly as long as its lease.
+
+An object of a session is *pinned* by the requests that use it. Its end (unregistering, freeing, the end of the
+session) takes it out of sight at once and releases it when the last pin goes, in the thread that held it: no thread
+waits for a client's work but the one that asked for the end.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from tilewright_kit.errors import AccessError, DeadlineError, InvalidArgumentError, TilewrightError
+from tilewright_server.memory.buffers import ResidentBuffer
+from tilewright_server.memory.pins import Pinned
+from tilewright_server.memory.refusals import over_quota, unknown, unknown_session
+from tilewright_server.memory.regions import InodeOwners, Region
+from tilewright_server.memory.shm import OpenedFile
+
+__all__ = ["Limits", "Session"]
+
+MEMO_BYTES = 8 << 20
+"""Memory for the remembered requests of one session."""
+
+P = TypeVar("P", bound=Pinned)
+_counter = itertools.count(1)
+
+
+def new_id() -> int:
+    """An id that is never zero, cannot be guessed from another and does not come again (until 2**32 more have been
+    given out).
+    """
+    return secrets.randbits(32) << 32 | (next(_counter) & 0xFFFFFFFF) or new_id()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Quotas; those of objects hold for each session."""
+
+    sessions: int = 1024
+    regions: int = 4096
+    buffers: int = 4096
+    buffer_bytes: int = 4 << 30
+    plans: int = 4096
+    plan_bytes: int = 256 << 20
+
+
+class Session:
+    """One client's regions, buffers and plans. Thread-safe. After ``close`` every method answers ``NotFoundError``."""
+
+    def __init__(self, token: bytes, client_name: str, local: bool, limits: Limits, inodes: InodeOwners) -> None:
+        self.token = token
+        self.client_name = client_name
+        self.local = local
+        """True if the client came over a Unix socket: only then memory can be shared."""
+        self.epoch = 0
+        """Counts ends of objects and plans: what was resolved under another epoch may be gone."""
+        self.memo: dict[bytes, Any] = {}
+        """Requests of this session that were resolved before, by their bytes; empties with every new epoch."""
+        self._memo_bytes = 0
+        self._limits = limits
+        self._inodes = inodes
+        self._changed = threading.Condition(threading.Lock())
+        self._closed = False
+        self._regions: dict[int, Region] = {}
+        self._buffers: dict[int, ResidentBuffer] = {}
+        self._ending: set[Pinned] = set()
+        self._buffer_bytes = 0
+        self._plans: dict[int, tuple[Any, int]] = {}
+        self._plan_bytes = 0
+
+    # Plans
+
+    def add_plan(self, plan: Any, nbytes: int = 0) -> int:
+        """Keep a prepared plan that takes about ``nbytes`` of memory; ``ResourceExhaustedError`` at the quota."""
+        with self._changed:
+            self._check_open()
+            if len(self._plans) >= self._limits.plans:
+                raise over_quota("plans", self._limits.plans, "release plans that are no longer used")
+            if self._plan_bytes + nbytes > self._limits.plan_bytes:
+                raise over_quota("bytes of plans", self._limits.plan_bytes, "release plans, or prepare smaller ones")
+            plan_id = new_id()
+            self._plans[plan_id] = (plan, nbytes)
+            self._plan_bytes += nbytes
+            return plan_id
+
+    def plan(self, plan_id: int) -> Any:
+        found = self._plans.get(plan_id)
+        if found is None:
+            raise unknown("plan", plan_id)
+        return found[0]
+
+    def release_plan(self, plan_id: int) -> None:
+        with self._changed:
+            released = self._plans.pop(plan_id, None)
+            if released is None:
+                raise unknown("plan", plan_id)
+            self._plan_bytes -= released[1]
+            self._next_epoch()
+
+    # Regions
+
+    def register(self, open_file: Callable[[], OpenedFile]) -> Region:
+        """Register the memory file that ``open_file`` opens. Nothing stays open or mapped on any error."""
+        if not self.local:
+            raise AccessError(
+                "shared memory cannot be registered over TCP: the caller cannot be told from any other process",
+                field="source",
+                rule="region_transport",
+                fix="connect over the server's Unix socket, or send operands inline or in resident buffers",
+            )
+        with self._changed:
+            self._check_open()
+            if len(self._regions) >= self._limits.regions:
+                raise over_quota("regions", self._limits.regions, "unregister regions, or put several tensors into one")
+        region = Region(open_file())
+        try:
+            self._inodes.claim(region.inode, self)
+        except TilewrightError:
+            region.release()
+            raise
+        try:
+            self._adopt(region, self._regions)
+        except TilewrightError:
+            self._release(region)
+            raise
+        return region
+
+    def unregister(self, region_id: int, deadline: float | None = None) -> None:
+        """Forget a region and wait until nothing uses it; ``DeadlineError`` if that takes longer (it then goes away
+        later).
+        """
+        self._end(self._regions, "region", region_id, deadline)
+
+    def region(self, region_id: int) -> Region:
+        found = self._regions.get(region_id)
+        if found is None:
+            raise unknown("region", region_id)
+        return found
+
+    # Buffers
+
+    def create_buffer(self, nbytes: int, allocate: Callable[[int], ResidentBuffer]) -> ResidentBuffer:
+        """Allocate a resident buffer within the quota."""
+        if nbytes <= 0:
+            raise InvalidArgumentError(
+                "a buffer has at least one byte",
+                field="bytes",
+                value=nbytes,
+                rule="buffer_size",
+                fix="ask for one or more",
+            )
+        with self._changed:
+            self._check_open()
+            if len(self._buffers) >= self._limits.buffers:
+                raise over_quota("buffers", self._limits.buffers, "free buffers that are no longer used")
+            if self._buffer_bytes + nbytes > self._limits.buffer_bytes:
+                raise over_quota("bytes", self._limits.buffer_bytes, "free buffers, or ask for a smaller one")
+            self._buffer_bytes += nbytes
+        try:
+            buffer = allocate(nbytes)
+        except BaseException:
+            with self._changed:
+                self._buffer_bytes -= nbytes
+            raise
+        try:
+            self._adopt(buffer, self._buffers)
+        except TilewrightError:
+            self._release(buffer)
+            raise
+        return buffer
+
+    def free_buffer(self, buffer_id: int, deadline: float | None = None) -> None:
+        """As ``unregister``."""
+        self._end(self._buffers, "buffer", buffer_id, deadline)
+
+    def buffer(self, buffer_id: int) -> ResidentBuffer:
+        found = self._buffers.get(buffer_id)
+        if found is None:
+            raise unknown("buffer", buffer_id)
+        return found
+
+    # Pins
+
+    def pin(self, objects: Collection[Pinned]) -> None:
+        """Keep all of ``objects`` (each once) alive until ``unpin``; ``NotFoundError``, and none is pinned, if one has
+        ended.
+        """
+        with self._changed:
+            for item in objects:
+                if item.closing:
+                    raise unknown(item.kind, item.id)
+            for item in objects:
+                item.pins += 1
+
+    def unpin(self, objects: Collection[Pinned]) -> None:
+        """Let go; the last to let go of an ended object releases it."""
+        ended: list[Pinned] = []
+        with self._changed:
+            for item in objects:
+                item.pins -= 1
+                if item.closing and item.pins == 0:
+                    ended.append(item)
+        for item in ended:
+            self._release(item)
+
+    def remember(self, request: bytes, resolved: Any, nbytes: int, epoch: int) -> None:
+        """Note what a request resolved to, which takes about ``nbytes`` besides the request, unless something ended
+        since ``epoch``.
+        """
+        with self._changed:
+            if self.epoch != epoch or self._closed:
+                return
+            if request in self.memo:  # two streams sent it at the same time
+                return
+            nbytes += len(request)
+            if nbytes > MEMO_BYTES // 4:
+                return
+            self._memo_bytes += nbytes
+            if self._memo_bytes > MEMO_BYTES:
+                self.memo.clear()
+                self._memo_bytes = nbytes
+            self.memo[request] = resolved
+
+    # The whole
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def objects(self) -> tuple[list[Region], list[ResidentBuffer], list[int]]:
+        """Regions, buffers and ids of plans, in the order of their making."""
+        with self._changed:
+            return list(self._regions.values()), list(self._buffers.values()), list(self._plans)
+
+    def close(self) -> None:
+        """End everything; what work in flight uses goes when that work is done. Idempotent."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._plans.clear()
+            self._next_epoch()
+            ended = [*self._regions.values(), *self._buffers.values()]
+            self._regions.clear()
+            self._buffers.clear()
+            for item in ended:
+                item.closing = True
+            self._ending.update(ended)
+            free = [item for item in ended if item.pins == 0]
+        for item in free:
+            self._release(item)
+
+    def wait_released(self, timeout: float) -> bool:
+        """Wait until all that has ended is given back."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._ending, timeout)
+
+    def _adopt(self, item: P, table: dict[int, P]) -> None:
+        with self._changed:
+            self._check_open()
+            item.id = new_id()
+            table[item.id] = item
+
+    def _end(self, table: dict[int, Any], kind: str, item_id: int, deadline: float | None) -> None:
+        with self._changed:
+            item = table.pop(item_id, None)
+            if item is None:
+                raise unknown(kind, item_id)
+            item.closing = True
+            self._ending.add(item)
+            self._next_epoch()
+            free = item.pins == 0
+        if free:
+            self._release(item)
+            return
+        with self._changed:
+            timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not self._changed.wait_for(lambda: item not in self._ending, timeout):
+                raise DeadlineError(
+                    f"work in flight still uses the {kind}; it goes when that work is done",
+                    field=kind,
+                    value=item_id,
+                    rule="deadline",
+                    fix="nothing has to be done again; allow more time to see the end of it",
+                )
+
+    def _release(self, item: Pinned) -> None:
+        """Give memory back, outside the lock: unmapping much memory takes a while."""
+        try:
+            item.release()
+        finally:
+            if isinstance(item, Region):
+                self._inodes.drop(item.inode)
+            with self._changed:
+                if isinstance(item, ResidentBuffer):
+                    self._buffer_bytes -= item.size
+                self._ending.discard(item)
+                self._changed.notify_all()
+
+    def _next_epoch(self) -> None:
+        self.epoch += 1
+        self.memo.clear()
+        self._memo_bytes = 0
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise unknown_session()
