@@ -16,7 +16,7 @@ from tilewright_kit.errors import TilewrightError
 from tilewright_kit.operation import Operation
 from tilewright_kit.plan import ExecutionPlan
 from tilewright_kit.problem import OperationRequest, Problem
-from tilewright_kit.select import Ranked, Selector, Strategy
+from tilewright_kit.select import FirstFit, Ranked, Selector, Strategy
 from tilewright_server.build.pool import BuildEvent
 from tilewright_server.devices.registry import DeviceRegistry
 from tilewright_server.engine.assembler import Assembler
@@ -177,7 +177,10 @@ class Planner:
         operation = self._catalogs.operation(request.operation)
         strategy = self._catalogs.strategy(selection)
         device = self._devices.info(selection.device)
-        return _Question(operation, operation.parse(request), device, strategy)
+        problem = operation.parse(request)
+        if problem.is_empty and not selection.kernel:
+            strategy = FirstFit()  # there is no time to predict
+        return _Question(operation, problem, device, strategy)
 
     def forget(self) -> None:
         """Forget all plans; sessions keep theirs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from rpc_harness import Client, MemoryFile, ServerProcess, detail_of, floats, in_region, inline, refused
+from rpc_harness import Client, MemoryFile, ServerProcess, detail_of, eventually, floats, in_region, inline, refused
 
 from tilewright_proto.v1 import dispatch_pb2 as dp
 from tilewright_proto.v1 import kernels_pb2 as kp
@@ -227,6 +228,60 @@ def test_an_invalid_configuration_fails_to_build_with_its_reasons(client: Client
         assert events[-1].error.code in ("config_invalid", "invalid_argument")
     except grpc.RpcError as error:
         assert detail_of(error).code in ("config_invalid", "invalid_argument")
+
+
+def test_packing_of_nothing_can_be_used(client: Client) -> None:
+    b = tp.Operand(name="b", spec=floats(0, 5))
+    packed = client.dispatch.Plan(dp.PlanRequest(session=client.token, operation="gemm_pack_b", inputs=[b])).outputs[0]
+    assert packed.spec.packing
+    message = request(dp.RunRequest, b"", 3, 5, 0)
+    message.inputs[1].spec.CopyFrom(packed.spec)
+    reply = client.dispatch.Run(message)
+    assert reply.outputs[0].inline == bytes(3 * 5 * 4)
+
+
+def test_kernels_are_built_by_name_without_their_operation(client: Client) -> None:
+    kernels = client.kernels
+    name = kernels.List(kp.ListKernelsRequest(filter=kp.KernelFilter(operation="gemm", name="*fp32*"))).kernels[0].name
+    assert list(kernels.Build(kp.BuildRequest(names=[name])))[-1].state in (kp.BuildEvent.BUILT, kp.BuildEvent.CACHED)
+    with refused("not_found", "kernel_name") as details:
+        list(kernels.Build(kp.BuildRequest(names=["nope"])))
+    assert details[0].fix
+    assert "''" not in details[0].message
+
+
+def test_repeats_end_at_the_deadline_and_with_the_session(server: ServerProcess, file: MemoryFile) -> None:
+    with Client(server.addresses[0]) as client, Client(server.addresses[0]) as other:
+        _, _, _, offsets = matrices(file, 512, 512, 512)
+        region = client.register(file).region
+        plan = client.dispatch.Plan(request(dp.PlanRequest, client.token, 512, 512, 512)).plan
+        locations = [in_region(region, offset) for offset in offsets]
+        execution = dp.Execution(plan=plan, locations=locations, repeat=1_000_000)
+        message = dp.ExecuteRequest(session=client.token, executions=[execution])
+        small = request(dp.RunRequest, b"", 4, 4, 4)
+        small.inputs[0].location.inline = small.inputs[1].location.inline = bytes(64)
+        other.dispatch.Run(small)
+
+        running = client.dispatch.Execute.future(message)
+        begin = time.monotonic()
+        for _ in range(5):
+            other.dispatch.Run(small, timeout=5)
+        assert time.monotonic() - begin < 2
+        assert not running.done()
+        running.cancel()
+
+        message.timeout_ms = 200
+        (reply,) = client.dispatch.ExecuteStream(iter([message]))
+        assert reply.results[0].error.code == "deadline_exceeded"
+        assert "of 1000000 repeats were done" in reply.results[0].error.message
+        assert reply.results[0].error.fix
+
+        message.timeout_ms = 0
+        running = client.dispatch.Execute.future(message)
+        assert eventually(lambda: client.status().regions[0].in_use, 5)
+        client.lease.cancel()
+        assert running.result(10).results[0].error.rule == "session_ended"
+        assert eventually(lambda: server.regions()[0] == 0)
 
 
 def test_statistics_tell_what_was_done(client: Client) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+import tilewright_server
 from tilewright_kit import errors as kit
 from tilewright_kit.rules import Violation
 from tilewright_server.rpc.errors import (
@@ -106,3 +109,12 @@ def test_an_unexpected_error_shows_an_id_and_nothing_else(caplog: pytest.LogCapt
 
 def test_running_out_of_memory_is_the_callers_to_retry() -> None:
     assert isinstance(as_tilewright_error(MemoryError()), kit.ResourceExhaustedError)
+
+
+def test_every_error_of_the_server_names_its_rule_and_a_fix() -> None:
+    names = {kind.__name__ for kind in STATUS}
+    for path in Path(tilewright_server.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) in names:
+                given = {item.arg for item in node.keywords}
+                assert {"rule", "fix"} <= given, f"{path.name}, line {node.lineno}: {ast.unparse(node)}"
