@@ -32,16 +32,17 @@ class Tables:
 
 
 def read_waves(spec: Fields) -> tuple[Triple, ...]:
-    """Wave triples, either listed or given as ``{"powers_of_two": limit}``.
+    """Wave triples, either listed or given as ``{"teams": [sizes]}``.
 
-    The rule stands for every (m, n, 1) with m and n powers of two and m * n <= limit.
+    The rule stands for every (m, n, 1) with m * n among the sizes; by m, then n.
     """
     if isinstance(spec.get("waves"), dict):
         rule = spec.fields("waves")
-        limit = rule.integer("powers_of_two", minimum=1)
+        sizes = {rule.positive(f"teams[{index}]", size) for index, size in enumerate(rule.array("teams"))}
         rule.finish()
-        powers = [1 << shift for shift in range(limit.bit_length())]
-        return tuple((m, n, 1) for m in powers for n in powers if m * n <= limit)
+        if not sizes:
+            raise rule.fail("teams", "needs at least 1 entry")
+        return tuple(sorted((m, size // m, 1) for size in sizes for m in range(1, size + 1) if size % m == 0))
     waves = [(m, n, k) for m, n, k in spec.tuples("waves", 3)]
     if not waves:
         raise spec.fail("waves", "needs at least 1 entry")

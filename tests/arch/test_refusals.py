@@ -55,7 +55,7 @@ BROKEN = {
     "wave of two": ("gfx942", put("waves", 1, value=[1, 2]), "waves"),
     "wave of zero": ("gfx942", put("waves", 0, value=[1, 0, 1]), "waves"),
     "no waves": ("gfx942", put("waves", value=[]), "waves"),
-    "wave rule of zero": ("x86-64-v3", put("waves", value={"powers_of_two": 0}), "waves"),
+    "wave rule of zero": ("x86-64-v3", put("waves", value={"teams": [0]}), "waves"),
     "no LDS on a GPU": ("gfx942", drop("lds_bytes"), "lds_bytes"),
     "LDS bytes on a CPU": ("x86-64-v3", put("lds_bytes", value=1), "lds_bytes"),
     "no L2 share on a CPU": ("x86-64-v3", drop("lds_l2_fraction"), "lds_l2_fraction"),

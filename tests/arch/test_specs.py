@@ -86,13 +86,12 @@ def test_cpu_accumulators_leave_four_registers_for_operands(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CPUS)
-def test_cpu_wave_rule_is_all_powers_of_two_up_to_64(name: str) -> None:
+def test_cpu_teams_have_sizes_of_small_factors_in_every_arrangement(name: str) -> None:
     waves = arch.load(name).waves
-    assert len(waves) == 28
-    assert all(m * n <= 64 and m.bit_count() == n.bit_count() == k == 1 for m, n, k in waves)
-    assert (1, 1, 1) in waves
-    assert (8, 8, 1) in waves
-    assert (64, 1, 1) in waves
+    sizes = {m * n for m, n, _ in waves}
+    assert sizes == {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128}
+    assert set(waves) == {(m, size // m, 1) for size in sizes for m in range(1, size + 1) if size % m == 0}
+    assert len(waves) == len(set(waves))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 
 import numpy as np
 import pytest
 
+import tilewright_arch
 from tilewright_arch import ArchSpec
+from tilewright_gemm.choices import cpu_teams
 from tilewright_gemm.features import CATEGORICAL, NAMES, PIPELINES
 from tilewright_gemm.plugin import GemmOperation
 from tilewright_gemm.problem import GemmProblem
@@ -71,6 +74,16 @@ def test_big_products_use_all_units_and_tiny_ones_one(device: DeviceInfo) -> Non
 
     assert waves(2048, 2048, 2048) == device.units
     assert waves(16, 16, 16) == 1
+
+
+@pytest.mark.parametrize("units", [1, 2, 3, 5, 6, 12, 16, 24, 40, 64, 96, 200])
+def test_machines_of_any_size_have_kernels_for_nearly_all_their_cores(units: int) -> None:
+    for name in ("x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64"):
+        device = dataclasses.replace(device_of(tilewright_arch.load(name)), units=units)
+        for sizes in ((1, 8192, 8192), (8192, 1, 8192), (2048, 2048, 2048), (8192, 128, 1024), (128, 8192, 1024)):
+            teams = {config.waves for config in GEMM.candidates(problem(*sizes), device)}
+            assert teams <= {1, max(teams)} and max(teams) == cpu_teams(device.arch, units)[-1], (name, sizes)
+        assert min(units, 128) * 2 / 3 < max(teams) <= units
 
 
 def test_candidates_are_few_valid_and_cheap_to_rank(device: DeviceInfo) -> None:

@@ -20,8 +20,8 @@ SKINNY = 8
 """Rows or columns up to which the streaming pipeline is worth considering; it is the kernel's own register block."""
 _STREAM_UP_TO = 4 * SKINNY
 _SMALL_FLOPS = 2 * 256**3
-_ALONE_FLOPS = 2 * 40**3
-"""Below this, waking a team costs more than it saves."""
+_ALONE_FLOPS, _ALONE_BYTES = 2 * 96**3, 1 << 18
+"""Below both, a team saves a microsecond or two at best, and waking it takes the processor from the server."""
 
 _CANONICAL = {Binary.MULTI_D_ADD: Binary.ADD, Binary.MULTI_D_MULTIPLY: Binary.MULTIPLY}
 
@@ -62,7 +62,8 @@ def gemm_candidates(problem: GemmProblem, device: DeviceInfo) -> tuple[GemmConfi
 def _cpu_algorithms(problem: GemmProblem, device: DeviceInfo) -> Iterator[GemmConfig]:
     arch, key = device.arch, f"{problem.dtype_a}_{problem.dtype_b}_{problem.dtype_acc}"
     m, n = problem.m, problem.n
-    teams = (1,) if problem.flops < _ALONE_FLOPS and problem.bytes_moved < 1 << 16 else cpu_teams(arch, device.units)
+    alone = problem.flops < _ALONE_FLOPS and problem.bytes_moved < _ALONE_BYTES
+    teams = (1,) if alone else cpu_teams(arch, device.units)
     if problem.packing:
         pipelines = [name for name in arch.preshuffle_pipelines if name in arch.pipelines]
     else:
@@ -74,18 +75,15 @@ def _cpu_algorithms(problem: GemmProblem, device: DeviceInfo) -> Iterator[GemmCo
         if min(m, n) <= 1 and "mem" in pipelines:
             pipelines = ["mem", "compv3"]
     for pipeline in pipelines:
-        tiles = cpu_warp_tiles(arch, key, pipeline)
+        tiles = cpu_warp_tiles(arch, key, pipeline, 1 if pipeline == "mem" else 3)
         if problem.packing:
             all_tiles = arch.warp_tiles_for(key, pipeline)
             tiles = tuple(tile for tile in all_tiles if format_of(problem.dtype_a, tile) == problem.packing)
-        elif pipeline == "mem":
-            tiles = tiles[:1]
-        elif pipeline == "compv1":
-            tiles = tiles[:3]
         for warp_tile in tiles:
             for team in teams:
-                for wave, scheduler in _shares(problem, arch.pipeline(pipeline).schedulers, pipeline, team):
-                    for tile in _tiles(problem, cpu_tiles(arch, pipeline, warp_tile, team)):
+                schedulers = _schedulers(problem, arch.pipeline(pipeline).schedulers, pipeline, team)
+                for scheduler in schedulers:
+                    for tile, wave in _cuts(problem, cpu_tiles(arch, pipeline, warp_tile, team), scheduler):
                         yield GemmConfig(
                             dtype_a=problem.dtype_a,
                             pipeline=pipeline,
@@ -98,21 +96,25 @@ def _cpu_algorithms(problem: GemmProblem, device: DeviceInfo) -> Iterator[GemmCo
                         )
 
 
-def _shares(problem: GemmProblem, schedulers: tuple[str, ...], pipeline: str, team: int) -> list[tuple[Triple, str]]:
-    """How a team shares the product, and under which scheduler."""
-    wave = (team, 1, 1) if problem.m > problem.n else (1, team, 1)
-    if team == 1 or pipeline in ("mem", "compv1"):
-        return [(wave, schedulers[0])]
-    # Working apart pays when there are products enough for everybody, or when a barrier would cost too much.
+def _schedulers(problem: GemmProblem, schedulers: tuple[str, ...], pipeline: str, team: int) -> tuple[str, ...]:
+    """Working apart pays when there are products enough for everybody, or when a barrier would cost too much."""
     apart = len(problem.products) > 1 or problem.is_batched or problem.largest.flops < _SMALL_FLOPS
-    return [(wave, scheduler) for scheduler in (schedulers if apart else schedulers[:1])]
+    return schedulers if apart and team > 1 and pipeline not in ("mem", "compv1") else schedulers[:1]
 
 
-def _tiles(problem: GemmProblem, tiles: tuple[Triple, ...]) -> tuple[Triple, ...]:
-    """Tall problems share B, wide ones A; near the square both are worth a look."""
-    if len(tiles) < 2 or (problem.m < 2 * problem.n and problem.n < 2 * problem.m):
-        return tiles
-    return tiles[:1] if problem.m >= problem.n else tiles[1:]
+def _cuts(
+    problem: GemmProblem, cuts: tuple[tuple[Triple, Triple], ...], scheduler: str
+) -> tuple[tuple[Triple, Triple], ...]:
+    """What suits the problem's shape; near the square, and where every thread packs for itself, all are worth a look.
+
+    A pre-shuffled B is always read where it lies; few rows go through longer blocks of it.
+    """
+    if problem.packing:
+        few = problem.m <= _STREAM_UP_TO
+        return cuts[2:] if few else cuts[:2] if problem.m > problem.n else cuts[1:2]
+    if scheduler == "interwave" or (problem.m < 2 * problem.n and problem.n < 2 * problem.m):
+        return cuts
+    return cuts[:1] if problem.m >= problem.n else cuts[1:]
 
 
 def _gpu_algorithms(problem: GemmProblem, device: DeviceInfo) -> Iterator[GemmConfig]:
@@ -219,11 +221,12 @@ def pack_b_candidates(problem: PackBProblem, device: DeviceInfo) -> tuple[PackBC
                     epilogue=Epilogue.DEFAULT,
                     scheduler=offer.schedulers[0],
                     persistent=team > 1,
-                    tile=cpu_tiles(arch, pipeline, warp_tile, team)[0],
-                    wave=(1, team, 1),
+                    tile=tile,
+                    wave=wave,
                     warp_tile=warp_tile,
                     preshuffle=True,
                 )
+                for tile, wave in cpu_tiles(arch, pipeline, warp_tile, team)[:1]
             ]
     seen: dict[str, PackBConfig] = {}
     for config in found:

@@ -22,9 +22,14 @@ _BLOCK_GROUPS = 512
 """Groups of 32 bits along k that a cache block holds: long enough to amortise C, short enough for a panel of B to stay
 in L1.
 """
-_SHARED_COLUMNS = 2048
+_SHARED_EXTENT = 2048
+_STREAM_EXTENT = 512
+_SLAB_ROWS = 168
+"""Rows (columns) of a slab, where the staging budget allows: more would push the panels that pass by out of L2."""
 _SLAB_SHARE = 0.5
-"""Part of the staging budget that a slab fills; the rest is for the panel that passes by, and C."""
+"""Part of the staging budget that a slab may fill; the rest is for the panel that passes by, and C."""
+_SET_TEAMS = (1, 2, 4, 8, 16, 32, 64)
+"""Teams that kernel sets list; plans use whatever size fits the device."""
 _GPU_TILES = (64, 128, 192, 256)
 
 
@@ -40,27 +45,44 @@ def cpu_warp_tiles(arch: ArchSpec, key: str, pipeline: str, count: int = 4) -> t
     return tuple(tile for tile in tiles if tile[2] == deepest)[:count]
 
 
-def cpu_tiles(arch: ArchSpec, pipeline: str, warp_tile: Triple, team: int = 1) -> tuple[Triple, ...]:
-    """Cache blocks for a register tile: one that shares B among rows of slabs (tall problems), one that shares A (wide
-    ones).
+def cpu_tiles(arch: ArchSpec, pipeline: str, warp_tile: Triple, team: int = 1) -> tuple[tuple[Triple, Triple], ...]:
+    """Cache blocks for a register tile, with the waves of ``team`` threads: first what suits tall problems, then what
+    suits wide ones.
 
-    Slabs fill half of the staging budget, the shared side 2048 rows or columns.
+    The blocked pipelines share B among slabs of rows, or A among slabs of columns. ``mem`` streams A, or B. ``compv1``
+    deals out rows, or columns. The waves of the first two lie along the side with the larger tile, which has room for
+    them whatever their number.
     """
     mr, nr, depth = warp_tile
     k = _BLOCK_GROUPS * depth
-    if pipeline in ("mem", "compv1"):
-        return ((mr * team, nr * team, k),)
-    rows = int(arch.lds_budget(pipeline) * _SLAB_SHARE) // (_BLOCK_GROUPS * GROUP_BYTES)
+    across, along = (team, 1, 1), (1, team, 1)
+    if pipeline == "compv1":
+        return (((mr * team, nr, k), across), ((mr, nr * team, k), along))
+    if pipeline == "mem":
+        return (((_down(_STREAM_EXTENT, mr * team), nr, k), across), ((mr, _down(_STREAM_EXTENT, nr * team), k), along))
     last = max(arch.caches.l3_bytes, arch.caches.l2_bytes)
-    shared = min(_SHARED_COLUMNS, max(last // (_BLOCK_GROUPS * GROUP_BYTES), 1)) if last else _SHARED_COLUMNS
-    across, along = mr * team, nr * team
-    tall = (max(rows // across, 1) * across, max(shared // along, 1) * along, k)
-    wide = (max(shared // across, 1) * across, max(rows // along, 1) * along, k)
-    return (tall, wide)
+    shared = min(_SHARED_EXTENT, max(last // (_BLOCK_GROUPS * GROUP_BYTES), 1)) if last else _SHARED_EXTENT
+    budget = int(arch.lds_budget(pipeline)) // (_BLOCK_GROUPS * GROUP_BYTES)
+    rows = min(int(budget * _SLAB_SHARE), _SLAB_ROWS)
+    tall, wide = _down(shared, nr * team), _down(shared, mr * team)
+    if pipeline not in arch.preshuffle_pipelines:
+        return (((_down(rows, mr), tall, k), along), ((wide, _down(rows, nr), k), across))
+    # Slabs of a pre-shuffled B lie ready: they need no staging, and with few rows of A fewer and longer blocks along k.
+    wider, deeper = _down(budget - mr, nr), _down(budget // 2 - mr, nr)
+    return (
+        ((_down(rows, mr), tall, k), along),
+        ((wide, wider, k), across),
+        ((_down(wide // 2, mr * team), deeper, 2 * k), across),
+    )
+
+
+def _down(value: int, unit: int) -> int:
+    """The largest multiple of ``unit`` up to ``value``, but at least one unit."""
+    return max(value // unit, 1) * unit
 
 
 def cpu_teams(arch: ArchSpec, units: int) -> tuple[int, ...]:
-    """Sizes of teams worth trying: one thread, and the largest power of two that the device has units for."""
+    """Sizes of teams worth trying: one thread, and the largest that the device has units for."""
     largest = max((wave[0] * wave[1] for wave in arch.waves if wave[0] * wave[1] <= max(units, 1)), default=1)
     return (1, largest) if largest > 1 else (1,)
 
@@ -107,10 +129,10 @@ def _cpu_shapes(field: str, arch: ArchSpec, partial: Mapping[str, Any]) -> Itera
     if field == "warp_tile":
         yield from warp_tiles[:1] if pipeline in ("mem", "compv1") else warp_tiles
     elif field == "wave":
-        yield from (wave for wave in arch.waves if wave[0] == 1)
+        yield from (wave for wave in arch.waves if wave[0] == 1 and wave[1] in _SET_TEAMS)
     else:
         for warp_tile in warp_tiles[:1] if pipeline in ("mem", "compv1") else warp_tiles:
-            yield from cpu_tiles(arch, pipeline, warp_tile)
+            yield from (tile for tile, _ in cpu_tiles(arch, pipeline, warp_tile))
 
 
 def _key_of(partial: Mapping[str, Any]) -> str:

@@ -21,7 +21,8 @@ _CORE_BANDWIDTH = 4.0e10
 """Bytes per second that one core draws from memory, and (below) how much of it each further core adds."""
 _BANDWIDTH_SCALING = 0.85
 _CACHE_BANDWIDTH = 1.0e11
-_PACK_SECONDS_PER_GROUP = 1.0 / 8.0e9
+"""The same from caches, each core for itself."""
+_PACK_SECONDS_PER_GROUP = 1.0 / 1.1e10
 """Converting and storing one 32-bit group while packing, on top of reading it."""
 _TEAM_SECONDS = 1.5e-6
 _BARRIER_SECONDS = 5.0e-7
@@ -29,6 +30,10 @@ _CALL_SECONDS = 3.0e-7
 _TILE_SECONDS = 2.0e-8
 """Entering and leaving one register tile."""
 _STREAM_ROWS = 8
+_STREAM_CHUNK = 512
+_DECODE_CYCLES = 3.0
+_CHUNK_SECONDS = 4.0e-7
+"""Of the streaming pipeline: results that one call accumulates, widening a vector, what begins and ends a call."""
 _GPU_LAUNCH_SECONDS = 5.0e-6
 
 
@@ -106,24 +111,27 @@ def _blocked(
     tile_s, tile_p = (config.tile[1], config.tile[0]) if shares_b else (config.tile[0], config.tile[1])
     length = min(padded(shared, shared_r), tile_s, max(SHARED_BYTES // (4 * groups) // shared_r, 1) * shared_r)
     passes = -(-shared // length)
-    slab = padded(-(-slab_side // (4 * team)), slab_r) if team > 1 else slab_side
+    slab = padded(-(-slab_side // (4 * team)), slab_r) if team > 1 else padded(slab_side, slab_r)
     slab = max(min(slab, padded(tile_p, slab_r)), slab_r)
     slabs = -(-slab_side // slab)
-    busiest = -(-slabs // team) * min(slab, padded(slab_side, slab_r))  # rows of the busiest member
-    tiles = -(-busiest // slab_r) * -(-shared // shared_r)
+    # Rows of the busiest member: slabs are claimed one by one, and the last is whatever remains.
+    busiest = min(-(-slabs // team) * slab, padded(slab_side, slab_r))
+    tiles = busiest // slab_r * -(-shared // shared_r)
     rate = _rate(config, device) * _tile_rate(config, device)
     compute = tiles * mr * nr * groups * depth * 2 / rate
     edges = tiles * -(-groups // max(config.tile[2] // depth, 1)) * _TILE_SECONDS
-    bandwidth = _bandwidth(device, team)
     reads_s = 0.0 if shares_b and config.preshuffle else shared * groups / team
     reads_p = 0.0 if not shares_b and config.preshuffle else busiest * groups * passes
     packing = (reads_s + reads_p) * _PACK_SECONDS_PER_GROUP
-    packing += (shared * k * shared_bytes * (reads_s > 0)) / bandwidth
-    packing += slab_side * k * slab_bytes / bandwidth * (1 if reads_p else 0)
+    if reads_s:
+        packing += _read(shared * k * shared_bytes, device, team)
+    if reads_p:
+        packing += _read(slab_side * k * slab_bytes, device, team)
     fetch = 0.0
     if config.preshuffle:
         # Packed panels stream in while the products run.
-        fetch = max(0.0, padded(n, nr) * groups * 4.0 * (1 if shares_b else passes) / bandwidth - 0.8 * compute)
+        panels = padded(n, nr) * groups * 4
+        fetch = max(0.0, _read(panels, device, team) * (1 if shares_b else passes) - 0.6 * compute)
     barriers = passes * _BARRIER_SECONDS if team > 1 and config.scheduler == "intrawave" else 0.0
     parts = {"compute": compute, "tiles": edges, "packing": packing, "fetch": fetch, "barriers": barriers}
     return sum(parts.values()), parts
@@ -155,24 +163,20 @@ def _streaming(
     small, big = min(m, n), max(m, n)
     big_bytes = sizes[1] if n >= m else sizes[0]
     passes = -(-small // _STREAM_ROWS)
-    nbytes = big * k * big_bytes
-    cached = nbytes < max(device.arch.caches.l3_bytes, device.arch.caches.l2_bytes)
-    memory = nbytes * passes / (_CACHE_BANDWIDTH * config.waves if cached else _bandwidth(device, config.waves))
+    memory = _read(big * k * big_bytes, device, config.waves) * passes
     rows = small if small % _STREAM_ROWS == 0 else padded(small, 4) if small > 1 else 1
     along_k = (config.layout[1] == "c") if n >= m else (config.layout[0] == "r")
     depth = config.warp_tile[2]
-    rate = _rate(config, device) * (0.45 if along_k else 0.25) * config.waves
-    decode = (
-        big
-        * -(-k // depth)
-        * passes
-        / lanes(device.arch)
-        * (0.0 if big_bytes * depth == 4 else 3.0)
-        / (_clock(device) * config.waves)
-    )
+    rate = _rate(config, device) * (0.5 if along_k else 0.55) * config.waves
+    # Values that do not lie as groups of 32 bits are widened or interleaved first.
+    ready = big_bytes * depth == 4 and (along_k or depth == 1)
+    vectors = big * -(-k // depth) * passes / lanes(device.arch)
+    decode = 0.0 if ready else vectors * _DECODE_CYCLES / (_clock(device) * config.waves)
     compute = 2 * rows * big * k / rate + decode
-    prepare = passes * padded(k, 16) * _STREAM_ROWS * 0.3 / _clock(device) + passes * _TILE_SECONDS * (big / 64)
-    seconds = max(memory, compute) + 0.1 * min(memory, compute) + prepare
+    chunks = max(-(-big // _STREAM_CHUNK), config.waves)
+    prepare = passes * (padded(k, 16) * _STREAM_ROWS * 0.3 / _clock(device) + chunks * _CHUNK_SECONDS / config.waves)
+    # The loads of a dot product wait for memory, and little else goes on meanwhile.
+    seconds = max(memory, compute) + 0.5 * min(memory, compute) + prepare
     return seconds, {"compute": compute, "memory": memory, "packing": prepare}
 
 
@@ -192,13 +196,21 @@ def _tile_rate(config: GemmConfig, device: DeviceInfo) -> float:
     """Part of the peak that a register tile reaches: enough accumulators to hide latency, more products than loads."""
     rows, columns = config.warp_tile[0], -(-config.warp_tile[1] // lanes(device.arch))
     products = rows * columns
-    latency = min(1.0, products / 10.0)
+    latency = min(1.0, products / 8.0)
     loads = min(1.0, products / (rows * 0.9 + columns) / 1.3)
-    return 0.97 * latency * loads
+    # A panel of B comes from L2 once for every tile: the fewer rows, the less time there is to hide it.
+    return 0.97 * latency * loads / (1.0 + 0.25 / rows)
 
 
 def _clock(device: DeviceInfo) -> float:
     return device.arch.throughput.clock_mhz * 1e6 or _CLOCK_HZ
+
+
+def _read(nbytes: float, device: DeviceInfo, team: int) -> float:
+    """Seconds until a team has read that much once more: from the last cache as far as it holds it."""
+    last = max(device.arch.caches.l3_bytes, device.arch.caches.l2_bytes, 1)
+    missing = min(max(nbytes / last - 1.0, 0.0), 1.0)
+    return nbytes * (missing / _bandwidth(device, team) + (1.0 - missing) / (_CACHE_BANDWIDTH * team))
 
 
 def _bandwidth(device: DeviceInfo, team: int) -> float:
