@@ -37,16 +37,23 @@ class Shape:
 
 SHAPES = (
     Shape(256, 256, 256, "small square"),
+    Shape(512, 512, 512, "square"),
     Shape(1024, 1024, 1024, "square"),
+    Shape(2048, 2048, 2048, "square"),
     Shape(4096, 4096, 1024, "large"),
-    Shape(128, 4096, 4096, "inference, 128 tokens"),
-    Shape(8192, 64, 1024, "tall and skinny"),
-    Shape(64, 8192, 1024, "wide"),
-    Shape(333, 777, 1111, "odd"),
+    Shape(4096, 64, 4096, "tall, few columns"),
+    Shape(128, 4096, 4096, "128 tokens"),
+    Shape(8192, 128, 1024, "tall and skinny"),
     Shape(1, 4096, 4096, "one token: bytes decide"),
+    Shape(4096, 1, 4096, "matrix times vector"),
+    Shape(8, 4096, 4096, "8 tokens"),
 )
-PACKED_SHAPES = (Shape(128, 4096, 4096, "inference, 128 tokens"), Shape(16, 4096, 4096, "16 tokens"))
-DTYPES = ("fp32", "bf16", "fp16", "int8", "fp8")
+PACKED_SHAPES = (
+    Shape(128, 4096, 4096, "128 tokens"),
+    Shape(32, 4096, 4096, "32 tokens"),
+    Shape(1, 4096, 4096, "one token"),
+)
+DTYPES = ("fp32", "bf16", "int8")
 
 NUMPY_DTYPES: dict[str, Any] = {
     "fp32": np.float32,
@@ -90,16 +97,15 @@ class Peers:
     left_out: tuple[str, ...] = ()
 
 
-def peers(dtype: str, shape: Shape, *, packed: bool = False) -> Peers:
-    """Calls that compute ``a @ b`` for B stored as [n, k] (the ``rcr`` layout), each checked against float64 first.
+def peers(dtype: str, a: Array, b: Array, *, packed: bool = False) -> Peers:
+    """Calls that compute ``a @ b.T`` for B stored as [n, k] (the ``rcr`` layout), each checked against float64 first.
 
     Outputs are written in place where the peer can.
     """
-    a, b = random((shape.m, shape.k), dtype, 1), random((shape.n, shape.k), dtype, 2)
     found: dict[str, Callable[[], object]] = {}
     left_out: list[str] = []
     if dtype == "fp32" and not packed:
-        out = np.empty((shape.m, shape.n), np.float32)
+        out = np.empty((a.shape[0], b.shape[0]), np.float32)
         found["numpy"] = lambda: np.matmul(a, b.T, out=out)
     module = torch()
     if module is not None:
@@ -110,6 +116,7 @@ def peers(dtype: str, shape: Shape, *, packed: bool = False) -> Peers:
                 _require_right(call(), a, b)
                 found[name] = call
         except Exception as error:  # a peer's own fault must not end the run, nor vanish
+            shape = f"{a.shape[0]}x{b.shape[0]}x{a.shape[1]}"
             left_out.append(f"{name} cannot do {dtype} {shape}: {str(error).splitlines()[0][:120]}")
     return Peers(found, tuple(left_out))
 

@@ -5,7 +5,9 @@
     python bench/run.py --quick
 
 Every suite runs in a process of its own, with the environment in which NumPy and PyTorch are at their best
-(OPENBLAS_CORETYPE and its kin unset, thread counts stated), and compares only within that process, in turns.
+(OPENBLAS_CORETYPE and its kin unset, thread counts stated), and compares only within that process, in turns. Leave the
+machine alone meanwhile: whatever else runs on one of two cores halves what a team of two can do. `selection` builds
+some hundred kernels and takes a quarter of an hour.
 `--output NAME` writes NAME.json and NAME.md, with date, hardware and versions; the tables are printed in any case.
 """
 
@@ -24,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import timing
 
 HERE = Path(__file__).resolve().parent
-SUITES = {"gemm": True, "build": False, "service": False}
+SUITES = {"gemm": True, "selection": True, "build": False, "service": False}
 """Suites, and whether they are run once for each number of threads."""
 
 

@@ -1,102 +1,123 @@
-"""GEMM through the service, with prepared plans, against NumPy and PyTorch in the same run.
+"""GEMM against NumPy and PyTorch: the kernel that the server would take, run by an engine in this very process.
 
-Two figures of ours: `kernel` is the time on the device, as peers are measured inside one process; `service` is the
-round trip from the client, shared memory both ways. Ratios are ours over the peer's: above 1 we are faster.
+All contenders of a shape take turns on the same memory. Figures are of the fastest round, since other work on the
+machine only ever adds time; ratios are ours over the peer's: above 1 we are faster.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
+import local
+import numpy as np
 import peers
 import timing
 from suite import Options, Table, main
 
-import tilewright
-from tilewright_server.cli.private import PrivateServer
+from tilewright_kit.errors import TilewrightError
+from tilewright_kit.problem import OperationRequest
+
+LAYOUTS = ("rcr", "rrr", "crr", "ccr")
 
 
-@contextlib.contextmanager
-def client_of_new_server(threads: int) -> Iterator[tilewright.Client]:
-    with PrivateServer(["--cpu-threads", str(threads)]) as target, tilewright.connect(target) as client:
-        yield client
+def operands(shape: peers.Shape, dtype: str) -> tuple[peers.Array, peers.Array]:
+    """A [m, k] and B, stored as [n, k]."""
+    found = []
+    for seed, rows in enumerate((shape.m, shape.n), 1):
+        array = local.aligned((rows, shape.k), peers.NUMPY_DTYPES[dtype])
+        array[...] = peers.random(array.shape, dtype, seed)
+        found.append(array)
+    return found[0], found[1]
 
 
-def device_timed(client: tilewright.Client, plan: Any, operands: tuple[Any, ...], out: Any) -> timing.Timed:
-    """Seconds on the device, of ``repeat`` executions in one request."""
-
-    def timed(repeat: int) -> float:
-        plan(*operands, out=out, repeat=repeat)
-        report = client.report
-        assert report is not None
-        return max(report.timing.device_ns, 1) / 1e9
-
-    return timed
-
-
-def ours(
-    client: tilewright.Client, dtype: str, shape: peers.Shape, packed: bool
-) -> tuple[dict[str, timing.Timed], str]:
-    """Our two ways to time a product, and the kernel's name."""
-    a = client.asarray(peers.random((shape.m, shape.k), dtype, 1))
-    b = client.asarray(peers.random((shape.n, shape.k), dtype, 2)).T
-    operands = (a, client.pack_b(b, m_hint=shape.m) if packed else b)
-    out = client.gemm(*operands)
-    plan = client.plan_gemm(*operands, out=out)
-    return {
-        "kernel": device_timed(client, plan, operands, out),
-        "service": timing.wall(plan.bind(*operands, out=out)),
-    }, ", ".join(plan.kernels)
+def product(
+    here: local.Local, a: peers.Array, b: peers.Array, dtype: str, *, packed: bool = False
+) -> tuple[local.Product, peers.Array]:
+    """``a @ b``, planned as the server would, and checked; with the array that it fills."""
+    desc_b, data_b = here.packed(b, dtype, a.shape[0]) if packed else (local.describe(b, dtype), b)
+    request = OperationRequest("gemm", {"a": local.describe(a, dtype), "b": desc_b})
+    operation = here.engine.operations["gemm"]
+    desc_out = next(item.desc for item in operation.parse(request).operands if item.name == "out")
+    out = local.aligned(desc_out.shape, desc_out.dtype.numpy)
+    made = here.product(request, {"a": a, "b": data_b, "out": out})
+    made.timed(1)
+    want = a[:4].astype(np.float64) @ b.astype(np.float64)
+    error = np.linalg.norm(out[:4].astype(np.float64) - want) / np.linalg.norm(want)
+    if not error < 2e-2:
+        raise ValueError(f"{made.kernel}: the result is off by {error:.1e}")
+    return made, out
 
 
-def compare(client: tilewright.Client, options: Options, packed: bool) -> Table:
-    peer_names = ["torch packed"] if packed else ["numpy", "torch"]
-    kind = "B packed beforehand" if packed else "B as it lies"
+def compare(here: local.Local, options: Options, packed: bool) -> Table:
+    names = ["torch packed"] if packed else ["numpy", "torch"]
+    threads = f"{options.threads} thread{'s' if options.threads > 1 else ''}"
     table = Table(
-        f"GEMM, {kind}, {options.threads} thread{'s' if options.threads > 1 else ''} (GFLOP/s)",
-        ["dtype", "M x N x K", "", "kernel", "service", *peer_names, *(f"kernel / {name}" for name in peer_names)],
+        f"GEMM, {'B packed beforehand' if packed else 'B as it lies (rcr)'}, {threads} (GFLOP/s)",
+        ["dtype", "M x N x K", "", "ours", *names, *(f"ours / {name}" for name in names), "kernel"],
     )
     ratios: dict[tuple[str, str], list[float]] = {}
-    dtypes = ("fp32", "bf16") if packed else peers.DTYPES
     shapes = peers.PACKED_SHAPES if packed else peers.SHAPES
-    for dtype in dtypes[:2] if options.quick else dtypes:
+    for dtype in peers.DTYPES[:2] if options.quick else peers.DTYPES:
         for shape in shapes[:2] if options.quick else shapes:
+            a, b = operands(shape, dtype)
             try:
-                candidates, _ = ours(client, dtype, shape, packed)
-            except tilewright.UnsupportedError as error:
+                ours, _ = product(here, a, b.T, dtype, packed=packed)
+            except TilewrightError as error:
                 table.notes.append(f"- {dtype} {shape}: {error}")
                 continue
-            others = peers.peers(dtype, shape, packed=packed)
-            candidates |= {name: timing.wall(call) for name, call in others.calls.items()}
+            others = peers.peers(dtype, a, b, packed=packed)
             table.notes += [f"- {text}" for text in others.left_out]
-            rounds = 3 if options.quick else 9
-            measured = timing.alternate(candidates, rounds=rounds)
-            rate = {name: shape.flops / item.seconds / 1e9 for name, item in measured.items()}
-            row: list[Any] = [dtype, str(shape), shape.note, rate["kernel"], rate["service"]]
-            row += [rate.get(name) for name in peer_names]
-            for name in peer_names:
-                ratio = rate["kernel"] / rate[name] if name in rate else None
-                row.append(ratio)
-                if ratio is not None:
-                    ratios.setdefault((dtype, name), []).append(ratio)
-            table.rows.append(row)
+            candidates = {"ours": ours.timed} | {name: timing.wall(call) for name, call in others.calls.items()}
+            measured = timing.alternate(candidates, rounds=3 if options.quick else 11)
+            rate = {name: shape.flops / item.best / 1e9 for name, item in measured.items()}
+            against = {name: rate["ours"] / rate[name] for name in names if name in rate}
+            for name, ratio in against.items():
+                ratios.setdefault((dtype, name), []).append(ratio)
+            row: list[Any] = [dtype, str(shape), shape.note, rate["ours"], *map(rate.get, names)]
+            table.rows.append([*row, *map(against.get, names), brief(ours.kernel)])
     for (dtype, name), values in ratios.items():
         table.notes.append(
-            f"- {dtype}: geometric mean {timing.geomean(values):.2f} of {name} over {len(values)} shapes"
+            f"- {dtype}, {threads}: geometric mean {timing.geomean(values):.2f} of {name} "
+            f"over {len(values)} shapes, least {min(values):.2f}"
         )
+    return table
+
+
+def brief(kernel: str) -> str:
+    """What distinguishes kernels of one signature: pipeline, tile, wave, warp tile."""
+    words = kernel.split("_")
+    return " ".join([words[3], *words[10:13]]) if len(words) > 12 else kernel
+
+
+def layouts(here: local.Local, options: Options) -> Table:
+    """What it costs to pack each layout."""
+    size = 256 if options.quick else 1024
+    table = Table(
+        f"Layouts, {size} cubed, {options.threads} thread{'s' if options.threads > 1 else ''} (GFLOP/s)",
+        ["dtype", *LAYOUTS],
+    )
+    shape = peers.Shape(size, size, size)
+    for dtype in ("fp32", "bf16", "fp16", "fp8", "int8"):
+        kept, candidates = [], {}
+        for layout in LAYOUTS:
+            a, b = operands(shape, dtype)
+            made = product(here, a if layout[0] == "r" else a.T, b if layout[1] == "r" else b.T, dtype)
+            kept.append(made)
+            candidates[layout] = made[0].timed
+        measured = timing.alternate(candidates, rounds=3 if options.quick else 9, round_s=0.02)
+        table.rows.append([dtype, *(shape.flops / measured[layout].best / 1e9 for layout in LAYOUTS)])
     return table
 
 
 def measure(options: Options) -> list[Table]:
     peers.set_threads(options.threads)
-    with client_of_new_server(options.threads) as client:
-        tables = [compare(client, options, packed=False)]
+    with local.Local(options.threads) as here:
+        tables = [compare(here, options, packed=False)]
         if peers.torch() is not None:
-            tables.append(compare(client, options, packed=True))
+            tables.append(compare(here, options, packed=True))
         else:
             tables[0].notes.append("- PyTorch is not installed: not compared with it")
+        tables.append(layouts(here, options))
     return tables
 
 
