@@ -113,9 +113,10 @@ def _blocked(
     passes = -(-shared // length)
     slab = padded(-(-slab_side // (4 * team)), slab_r) if team > 1 else padded(slab_side, slab_r)
     slab = max(min(slab, padded(tile_p, slab_r)), slab_r)
-    slabs = -(-slab_side // slab)
-    # Rows of the busiest member: slabs are claimed one by one, and the last is whatever remains.
-    busiest = min(-(-slabs // team) * slab, padded(slab_side, slab_r))
+    # Slabs are claimed one by one; the last may be short, and goes to whoever is free.
+    whole, rest = divmod(slab_side, slab)
+    each, left = divmod(whole, team)
+    busiest = padded((each + 1) * slab if left else each * slab + rest, slab_r)
     tiles = busiest // slab_r * -(-shared // shared_r)
     rate = _rate(config, device) * _tile_rate(config, device)
     compute = tiles * mr * nr * groups * depth * 2 / rate
@@ -171,7 +172,8 @@ def _streaming(
     # Values that do not lie as groups of 32 bits are widened or interleaved first.
     ready = big_bytes * depth == 4 and (along_k or depth == 1)
     vectors = big * -(-k // depth) * passes / lanes(device.arch)
-    decode = 0.0 if ready else vectors * _DECODE_CYCLES / (_clock(device) * config.waves)
+    cycles = 0.0 if ready else 1.0 if big_bytes == 2 and depth == 1 else _DECODE_CYCLES
+    decode = vectors * cycles / (_clock(device) * config.waves)
     compute = 2 * rows * big * k / rate + decode
     chunks = max(-(-big // _STREAM_CHUNK), config.waves)
     prepare = passes * (padded(k, 16) * _STREAM_ROWS * 0.3 / _clock(device) + chunks * _CHUNK_SECONDS / config.waves)
@@ -199,7 +201,7 @@ def _tile_rate(config: GemmConfig, device: DeviceInfo) -> float:
     latency = min(1.0, products / 8.0)
     loads = min(1.0, products / (rows * 0.9 + columns) / 1.3)
     # A panel of B comes from L2 once for every tile: the fewer rows, the less time there is to hide it.
-    return 0.97 * latency * loads / (1.0 + 0.25 / rows)
+    return 0.97 * latency * loads / (1.0 + 0.25 / max(rows, 4))
 
 
 def _clock(device: DeviceInfo) -> float:
