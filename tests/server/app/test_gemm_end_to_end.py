@@ -284,6 +284,22 @@ def test_repeats_end_at_the_deadline_and_with_the_session(server: ServerProcess,
         assert eventually(lambda: server.regions()[0] == 0)
 
 
+def test_stopping_cancels_repeats(tmp_path: Path, file: MemoryFile) -> None:
+    with ServerProcess(tmp_path, COMMAND, grace_s=0.3) as server, Client(server.addresses[0]) as client:
+        _, _, _, offsets = matrices(file, 256, 256, 256)
+        region = client.register(file).region
+        plan = client.dispatch.Plan(request(dp.PlanRequest, client.token, 256, 256, 256)).plan
+        locations = [in_region(region, offset) for offset in offsets]
+        execution = dp.Execution(plan=plan, locations=locations, repeat=1_000_000)
+        running = client.dispatch.Execute.future(dp.ExecuteRequest(session=client.token, executions=[execution]))
+        assert eventually(lambda: client.status().regions[0].in_use, 5)
+        begin = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - begin < 3
+        assert running.exception(5)
+        assert "given up" not in server.log()
+
+
 def test_statistics_tell_what_was_done(client: Client) -> None:
     statistics = client.kernels.Statistics(kp.StatisticsRequest())
     gemm = next(item for item in statistics.operations if item.name == "gemm")
