@@ -121,7 +121,7 @@ def measure_warm(all_units: list[SourceUnit], arch: tilewright_arch.ArchSpec) ->
             begun = time.perf_counter()
             artifact = fresh.cache.get(fresh.key(unit, arch))
             assert artifact is not None, "it was just built"
-            module = CpuModule(artifact.binary)
+            module = CpuModule(artifact.binary, lambda _: None)
             for symbol in unit.entries.values():
                 module.function(symbol)
             taken.append((time.perf_counter() - begun) * 1e3)
