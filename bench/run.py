@@ -48,7 +48,8 @@ def run_suite(name: str, threads: int, quick: bool) -> list[dict[str, Any]]:
 def markdown(machine: dict[str, Any], tables: list[dict[str, Any]]) -> str:
     versions = ", ".join(f"{name} {text}" for name, text in machine["versions"].items() if text)
     lines = [
-        f"Measured {machine['date']} on {machine['cpu']} ({machine['cores']} cores, {machine['arch']}), "
+        f"Measured {machine['date']} on {machine['cpu']} ({machine['cores']} cores, {machine['arch']}, load "
+        f"{machine['load']} before the run), "
         f"Linux {machine['kernel']}, Python {machine['python']}, {machine['compiler'] or 'no system compiler'}; "
         f"{versions}; commit {machine['commit'] or 'unknown'}.",
         "",

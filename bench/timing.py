@@ -112,6 +112,7 @@ def machine() -> dict[str, Any]:
         "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
+        "load": round(os.getloadavg()[0], 1),
         "arch": _arch(),
         "kernel": platform.release(),
         "python": platform.python_version(),
