@@ -55,6 +55,34 @@ struct DOperands<kOp, types<E, Rest...>> {
   }
 };
 
+// Many D operands of one element type: a loop, so that the time to compile a kernel does not grow with their number.
+template <Binary kOp, class E, int kCount>
+struct RepeatedD {
+  const tw_gemm_operand* d;
+  int64_t item;
+  TW_INLINE RepeatedD(const tw_gemm_operand* operands, int64_t of_item) : d(operands), item(of_item) {}
+  TW_INLINE f32v apply(f32v x, int64_t i, int64_t j, int64_t count) const {
+    for (int n = 0; n < kCount; n++)
+      x = apply_binary<kOp>(x, load_operand<E>(batch_base<E>(d[n], item), d[n], i, j, count));
+    return x;
+  }
+};
+
+constexpr int kUnrolledD = 8;
+template <class List>
+constexpr bool is_repeated = false;
+template <class E, class... Rest>
+constexpr bool is_repeated<types<E, Rest...>> = (sizeof...(Rest) >= kUnrolledD) && (is_same<E, Rest> && ...);
+
+template <Binary kOp, class List, bool kRepeated = is_repeated<List>>
+struct DFor {
+  using type = DOperands<kOp, List>;
+};
+template <Binary kOp, class E, class... Rest>
+struct DFor<kOp, types<E, Rest...>, true> {
+  using type = RepeatedD<kOp, E, 1 + (int)sizeof...(Rest)>;
+};
+
 // Where the accumulators of one batch item go. `raw`: as they are (the partial sums of split-K), else through the
 // epilogue to elements of C.
 struct Output {
@@ -84,7 +112,7 @@ template <class Config, class Dot>
 struct Epilogue {
   using C = typename Config::C;
   using Bias = BiasType<typename Config::Bias>;
-  using Ds = DOperands<Config::binary, typename Config::D>;
+  using Ds = typename DFor<Config::binary, typename Config::D>::type;
   using Accumulator = typename Dot::scalar;
   using V = typename Dot::accumulator;
   static_assert(!is_same<C, int32> || !Dot::is_float, "an int32 result needs int8 operands");
