@@ -43,12 +43,19 @@ typedef uint8_t u8_quarter __attribute__((vector_size(kVectorBytes / 4)));
 
 template <int... kIndex>
 struct Sequence {};
-template <int kCount, int... kIndex>
-struct MakeSequence : MakeSequence<kCount - 1, kCount - 1, kIndex...> {};
-template <int... kIndex>
-struct MakeSequence<0, kIndex...> {
+#if defined(__clang__)
+template <class, int... kIndex>
+struct SequenceOf {
   using type = Sequence<kIndex...>;
 };
+template <int kCount>
+struct MakeSequence : __make_integer_seq<SequenceOf, int, kCount> {};
+#else
+template <int kCount>
+struct MakeSequence {
+  using type = Sequence<__integer_pack(kCount)...>;
+};
+#endif
 
 constexpr int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 constexpr int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }

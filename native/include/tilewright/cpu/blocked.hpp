@@ -64,18 +64,24 @@ struct BlockedGemm {
   TW_INLINE int64_t k_size() const { return product.k1 - product.k0; }
   TW_INLINE int64_t k_groups() const { return ceil_div(k_size(), depth); }
 
-  // Packs k values from k0 + k_begin on of one panel; `first` is its first row (A) or column (B).
+  static constexpr int together_a = panels_together<typename Config::A, mr, !Config::a_col>;
+  static constexpr int together_b = panels_together<typename Config::B, nr, Config::b_col>;
+
+  // Packs k values from k0 + k_begin on of the next few panels, `panel` groups apart; `first` is the first row (A) or
+  // column (B).
   template <bool kIsB>
-  TW_INLINE void pack(int64_t first, int64_t end, int64_t k_begin, int64_t k_count, uint32_t* to) const {
+  TW_INLINE void pack(int64_t first, int64_t end, int64_t k_begin, int64_t k_count, uint32_t* to, int64_t panel,
+                      int32_t* sums) const {
     if constexpr (kIsB) {
       using View = Rows<typename Config::B, Config::b_col>;
       const View view = {View{product.b, product.ldb}.at(first, product.k0 + k_begin), product.ldb};
-      pack_panel<typename Config::B, Dot, nr, Config::b_col, false>(view, min_of(end - first, nr), k_count, to);
+      pack_panels<typename Config::B, Dot, nr, Config::b_col, false, together_b>(view, end - first, k_count, to, panel,
+                                                                                 sums);
     } else {
       using View = Rows<typename Config::A, !Config::a_col>;
       const View view = {View{product.a, product.lda}.at(first, product.k0 + k_begin), product.lda};
-      pack_panel<typename Config::A, Dot, mr, !Config::a_col, Dot::offset_a>(view, min_of(end - first, mr), k_count,
-                                                                             to);
+      pack_panels<typename Config::A, Dot, mr, !Config::a_col, Dot::offset_a, together_a>(view, end - first, k_count,
+                                                                                          to, panel, sums);
     }
   }
 
@@ -88,27 +94,26 @@ struct BlockedGemm {
     return {panels, groups * nr, Dot::offset_a && product.k0 == 0 ? sums : nullptr};
   }
 
-  // Packs the tile of S together: one piece is one panel, or a stretch of it.
+  // Packs the tile of S together: one piece is a few panels, or a stretch of them.
   TW_INLINE Packed share(Range s) {
     if constexpr (Plan::shared_is_packed) return packed_b(s.begin);
-    constexpr int r = Plan::shared_r;
+    constexpr int r = Plan::shared_r, few = shares_b ? together_b : together_a;
     constexpr bool with_sums = shares_b && Dot::offset_a;
     const int64_t stretch = with_sums ? max_of(k_size(), 1) : Plan::block_groups * depth;
     const int64_t stretches = max_of(ceil_div(k_size(), stretch), 1), panels = ceil_div(s.size(), r),
-                  pieces = panels * stretches;
+                  pieces = ceil_div(panels, few) * stretches, panel_groups = r * k_groups();
     char* const to = scratch.shared[scratch.parity];
-    int32_t* const sums = (int32_t*)(to + panels * r * k_groups() * 4);
+    int32_t* const sums = (int32_t*)(to + panels * panel_groups * 4);
     if (crew.size > 1) scratch.parity ^= 1;
     for (int64_t piece; (piece = crew.claim(pieces)) >= 0;) {
-      const int64_t panel = piece / stretches, k_begin = piece % stretches * stretch;
-      uint32_t* const panel_to = (uint32_t*)to + panel * r * k_groups();
+      const int64_t panel = piece / stretches * few, k_begin = piece % stretches * stretch;
+      if constexpr (with_sums) clear_sums(sums + panel * r, min_of(panels - panel, few) * r);
       pack<shares_b>(s.begin + panel * r, s.end, k_begin, min_of(stretch, k_size() - k_begin),
-                     panel_to + k_begin / depth * r);
-      if constexpr (with_sums) add_column_sums<nr>(panel_to, k_groups(), sums + panel * r, true);
+                     (uint32_t*)to + panel * panel_groups + k_begin / depth * r, panel_groups, sums + panel * r);
     }
     crew.end_stage(pieces);
     crew.barrier();
-    return {to, k_groups() * r, with_sums ? sums : nullptr};
+    return {to, panel_groups, with_sums ? sums : nullptr};
   }
 
   // Makes k block [group, group + groups) of a slab of P readable.
@@ -120,11 +125,10 @@ struct BlockedGemm {
       return packed;
     }
     const int64_t k_begin = group * depth, k_count = min_of(groups * depth, k_size() - k_begin);
-    for (int64_t panel = 0; panel * r < p.size(); panel++) {
-      uint32_t* const to = (uint32_t*)scratch.slab + panel * groups * r;
-      pack<!shares_b>(p.begin + panel * r, p.end, k_begin, k_count, to);
-      if constexpr (!shares_b && Dot::offset_a) add_column_sums<nr>(to, groups, scratch.sums + panel * r, group == 0);
-    }
+    if (!shares_b && Dot::offset_a && group == 0) clear_sums(scratch.sums, round_up(p.size(), r));
+    for (int64_t panel = 0; panel * r < p.size(); panel += shares_b ? together_a : together_b)
+      pack<!shares_b>(p.begin + panel * r, p.end, k_begin, k_count, (uint32_t*)scratch.slab + panel * groups * r,
+                      groups * r, scratch.sums + panel * r);
     return {scratch.slab, groups * r, !shares_b && Dot::offset_a ? scratch.sums : nullptr};
   }
 
@@ -153,7 +157,7 @@ struct BlockedGemm {
           tile.unfinished = (Accumulator*)scratch.partial_tiles + (si * p_panels + pi) * mr * nr;
           // Sums of the whole k that are known before the first block are what accumulation begins with, which costs
           // nothing.
-          constexpr bool known = shares_b || Plan::slab_is_packed;
+          const bool known = shares_b || Plan::slab_is_packed || groups >= k_groups();
           tile.initial = known && sums ? sums + column : nullptr,
           tile.correction = !known && sums ? sums + column : nullptr;
           // The next outer panel is fetched meanwhile: each tile of this row of tiles asks for its share of it.

@@ -193,10 +193,10 @@ struct Gemm {
       const View b = {(const char*)p.b + item * p.stride_b * size_of<typename Config::B>, p.ldb};
       uint32_t* const to = (uint32_t*)((char*)p.c + item * packed_b(p.n, p.k));
       uint32_t* const panel_to = to + panel * groups * Plan::nr;
-      pack_panel<typename Config::B, Dot, Plan::nr, Config::b_col, false>({b.at(j, 0), b.ld}, min_of(p.n - j, Plan::nr),
-                                                                          p.k, panel_to);
-      if constexpr (Dot::offset_a)
-        add_column_sums<Plan::nr>(panel_to, groups, (int32_t*)(to + panels * groups * Plan::nr) + j, true);
+      int32_t* const sums = (int32_t*)(to + panels * groups * Plan::nr) + j;
+      if constexpr (Dot::offset_a) clear_sums(sums, Plan::nr);
+      pack_panels<typename Config::B, Dot, Plan::nr, Config::b_col, false>({b.at(j, 0), b.ld}, p.n - j, p.k, panel_to, 0,
+                                                                           sums);
     }
     crew.end_stage(pieces);
   }

@@ -5,17 +5,14 @@
 
 TW_NAMESPACE_BEGIN
 
-// raw[d]: the bits of L elements with k = depth*group + d. E: the element type, Dot: the step that the groups are for.
+// raw[d]: the bits of L elements with k = 2*group + d. E: the element type, Dot: the step that the groups are for.
 template <class E, class Dot>
 TW_INLINE u32v combine_raw(const u32v* raw) {
-  if constexpr (Dot::depth == 1 && Dot::is_float) return (u32v)decode_lanes<E>(raw[0]);
-  else if constexpr (Dot::depth == 1) return (u32v)((i32v)(raw[0] << 24) >> 24);
-  else if constexpr (Dot::depth == 2 && is_same<E, bf16>) return raw[0] | (raw[1] << 16);
-  else if constexpr (Dot::depth == 2 && Dot::is_float)  // fp8 and bf8 are exact in bf16
+  static_assert(Dot::depth == 2, "one element needs nothing, four have interleave_rows");
+  if constexpr (is_same<E, bf16>) return raw[0] | (raw[1] << 16);
+  else if constexpr (Dot::is_float)  // fp8 and bf8 are exact in bf16
     return ((u32v)decode_lanes<E>(raw[0]) >> 16) | ((u32v)decode_lanes<E>(raw[1]) & 0xffff0000u);
-  else if constexpr (Dot::depth == 2)
-    return ((u32v)((i32v)(raw[0] << 24) >> 24) & 0xffffu) | ((u32v)((i32v)(raw[1] << 24) >> 8) & 0xffff0000u);
-  else return raw[0] | (raw[1] << 8) | (raw[2] << 16) | (raw[3] << 24);
+  else return ((u32v)((i32v)(raw[0] << 24) >> 24) & 0xffffu) | ((u32v)((i32v)(raw[1] << 24) >> 8) & 0xffff0000u);
 }
 
 // L groups from L*depth elements that lie one after the other (k contiguous).
@@ -41,26 +38,40 @@ TW_INLINE u32v load_groups_along_k(const char* from, int64_t elements) {
   return load_groups_along_k<E, Dot>(buffer);
 }
 
-// kCount (1 to L) groups from `depth` rows that lie row_bytes apart, each with kCount contiguous elements: k runs
-// across the rows.
-template <class E, class Dot, int kCount = kLanes>
+// L bytes of each of four rows that lie row_bytes apart, interleaved: byte d of lane c is byte c of row d.
+template <class V, int... kI>
+TW_INLINE auto join(V a, V b, Sequence<kI...>) {
+  return __builtin_shufflevector(a, b, kI...);
+}
+template <int... kI>
+TW_INLINE u32v rows_to_quarters(u32v x, Sequence<kI...>) {
+  return __builtin_shufflevector(x, x, (kI % 4 * (kLanes / 4) + kI / 4)...);
+}
+template <class V, int... kI>
+TW_INLINE u32v transpose_bytes(V x, Sequence<kI...>) {
+  return (u32v)__builtin_shufflevector(x, x, (kI / 16 * 16 + kI % 4 * 4 + kI % 16 / 4)...);
+}
+TW_INLINE u32v interleave_rows(const char* from, int64_t row_bytes) {
+  typedef uint8_t u8v __attribute__((vector_size(kVectorBytes)));
+  constexpr auto half = MakeSequence<kVectorBytes / 2>::type{};
+  constexpr auto all = MakeSequence<kVectorBytes>::type{};
+  const auto top = join(load_as<u8_quarter>(from), load_as<u8_quarter>(from + row_bytes), half);
+  const auto low = join(load_as<u8_quarter>(from + 2 * row_bytes), load_as<u8_quarter>(from + 3 * row_bytes), half);
+  return transpose_bytes((u8v)rows_to_quarters((u32v)join(top, low, all), MakeSequence<kLanes>::type{}), all);
+}
+
+// L groups from `depth` rows that lie row_bytes apart, each with L contiguous elements: k runs across the rows.
+template <class E, class Dot>
 TW_INLINE u32v load_groups_across_k(const char* from, int64_t row_bytes) {
-  if constexpr (kCount == kLanes && Dot::depth == 1) {
+  if constexpr (Dot::depth == 1) {
     return load_groups_along_k<E, Dot>(from);  // one row: nothing to interleave
+  } else if constexpr (Dot::depth == 4) {
+    return interleave_rows(from, row_bytes);
   } else {
     u32v raw[Dot::depth];
     TW_UNROLL
-    for (int d = 0; d < Dot::depth; d++) {
-      if constexpr (kCount == kLanes) {
-        raw[d] = load_raw<E>(from + d * row_bytes);
-      } else {
-        alignas(64) char buffer[kLanes * size_of<E>] = {};
-        __builtin_memcpy(buffer, from + d * row_bytes, kCount * size_of<E>);
-        raw[d] = load_raw<E>(buffer);
-      }
-    }
-    if constexpr (is_same<E, fp32>) return raw[0];
-    else return combine_raw<E, Dot>(raw);
+    for (int d = 0; d < Dot::depth; d++) raw[d] = load_raw<E>(from + d * row_bytes);
+    return combine_raw<E, Dot>(raw);
   }
 }
 

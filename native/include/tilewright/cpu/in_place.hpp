@@ -31,14 +31,15 @@ struct InPlaceGemm {
     const bool a_ready = a_in_place && k % depth == 0 && product.lda % depth == 0;
     for (int64_t i = rows.begin; i < rows.end; i += mr)
       if (!a_ready || rows.end - i < mr)
-        pack_panel<typename Config::A, Dot, mr, !Config::a_col, Dot::offset_a>(
-            {a.at(i, product.k0), a.ld}, min_of(rows.end - i, mr), k, packed_a + (i - rows.begin) * groups);
+        pack_panels<typename Config::A, Dot, mr, !Config::a_col, Dot::offset_a>(
+            {a.at(i, product.k0), a.ld}, rows.end - i, k, packed_a + (i - rows.begin) * groups, 0, nullptr);
     for (int64_t j = columns.begin; j < columns.end; j += nr) {
       const int64_t cols = min_of(columns.end - j, nr);
       const bool b_ready = b_in_place && cols == nr;
       if (!b_ready) {
-        pack_panel<typename Config::B, Dot, nr, Config::b_col, false>({b.at(j, product.k0), b.ld}, cols, k, packed_b);
-        if constexpr (Dot::offset_a) add_column_sums<nr>(packed_b, groups, sums, true);
+        if constexpr (Dot::offset_a) clear_sums(sums, nr);
+        pack_panels<typename Config::B, Dot, nr, Config::b_col, false>({b.at(j, product.k0), b.ld}, columns.end - j, k,
+                                                                       packed_b, 0, sums);
       }
       const uint32_t* const b_from = b_ready ? (const uint32_t*)b.at(j, product.k0) : packed_b;
       for (int64_t i = rows.begin; i < rows.end; i += mr) {

@@ -77,107 +77,151 @@ TW_INLINE void transpose(u32v* r) {
   }
 }
 
+// Takes 128 times what two chains have counted from the sums of L columns.
+TW_INLINE void add_to_sums(int32_t* sums, i32v even, i32v odd) {
+  store_as(sums, load_as<i32v>(sums) - ((even + odd) << 7));
+}
+
 // kWidth (1 to L) rows by L groups, all of them readable: transposed into L rows of kWidth groups, to_step apart.
-template <class E, class Dot, int kWidth, bool kOffset>
-TW_NOINLINE void pack_block(const char* from, int64_t line, uint32_t* to, int64_t to_step) {
+// kSpill: to_step is kWidth, so that what a vector has beyond it may be overwritten by the next.
+template <class E, class Dot, int kWidth, bool kOffset, bool kSpill>
+TW_NOINLINE void pack_block(const char* from, int64_t line, uint32_t* to, int64_t to_step, int32_t* sums) {
   u32v block[kLanes];
   TW_UNROLL
   for (int i = 0; i < kLanes; i++) {
     block[i] = u32v{};
-    if (i < kWidth) block[i] = load_groups_along_k<E, Dot>(from + i * line);
+    if (i < kWidth) {
+      block[i] = load_groups_along_k<E, Dot>(from + i * line);
+      // Rows may lie on pages of their own, where the processor's prefetcher does not follow.
+      __builtin_prefetch(from + i * line + 256, 0, 2);
+    }
     if constexpr (kOffset) block[i] ^= 0x80808080u;
   }
   transpose(block);
   TW_UNROLL
-  for (int g = 0; g < kLanes; g++) __builtin_memcpy(to + g * to_step, &block[g], kWidth * 4);
+  for (int g = 0; g < kLanes; g++) {
+    if (kSpill && g * kWidth + kLanes <= kLanes * kWidth) store_as(to + g * to_step, block[g]);
+    else __builtin_memcpy(to + g * to_step, &block[g], kWidth * 4);
+  }
+  if constexpr (Dot::offset_a && !kOffset) {
+    i32v chains[2] = {};
+    TW_UNROLL
+    for (int g = 0; g < kLanes; g++) chains[g % 2] = Dot::step(chains[g % 2], splat_bits(0x01010101u), block[g]);
+    add_to_sums(sums, chains[0], chains[1]);
+  }
 }
 
 // The same at the edges, where only `rows` rows of `elements` elements exist: by way of a copy that has all of them.
-template <class E, class Dot, int kWidth, bool kOffset>
+template <class E, class Dot, int kWidth, bool kOffset, bool kSpill>
 TW_NOINLINE void pack_edge_block(const char* from, int64_t line, int64_t rows, int64_t elements, uint32_t* to,
-                                 int64_t to_step) {
+                                 int64_t to_step, int32_t* sums) {
   constexpr int kLine = kLanes * Dot::depth * size_of<E>;
   alignas(64) char copy[kWidth * kLine] = {};
   uint32_t packed[kLanes * kWidth];
   const int64_t bytes = min_of(elements * size_of<E>, kLine), groups = min_of(ceil_div(elements, Dot::depth), kLanes);
   for (int64_t i = 0; i < min_of(rows, kWidth); i++) __builtin_memcpy(copy + i * kLine, from + i * line, (size_t)bytes);
-  pack_block<E, Dot, kWidth, kOffset>(copy, kLine, packed, kWidth);
+  pack_block<E, Dot, kWidth, kOffset, kSpill>(copy, kLine, packed, kWidth, sums);
   for (int64_t g = 0; g < groups; g++) __builtin_memcpy(to + g * to_step, packed + g * kWidth, kWidth * 4);
 }
 
 template <class E, class Dot, int kWidth, int kR, bool kOffset>
-TW_INLINE void pack_columns(Rows<E, true> rows, int64_t first, int64_t count, int64_t k, uint32_t* to) {
+TW_INLINE void pack_columns(Rows<E, true> rows, int64_t first, int64_t count, int64_t k, uint32_t* to, int32_t* sums) {
+  constexpr bool kSpill = kR < kLanes;
   const int64_t line = rows.ld * size_of<E>;
   for (int64_t k0 = 0; k0 < k; k0 += kLanes * Dot::depth, to += kLanes * kR) {
     if (count - first >= kWidth && k - k0 >= kLanes * Dot::depth)
-      pack_block<E, Dot, kWidth, kOffset>(rows.at(first, k0), line, to + first, kR);
-    else pack_edge_block<E, Dot, kWidth, kOffset>(rows.at(first, k0), line, count - first, k - k0, to + first, kR);
+      pack_block<E, Dot, kWidth, kOffset, kSpill>(rows.at(first, k0), line, to + first, kR, sums + first);
+    else
+      pack_edge_block<E, Dot, kWidth, kOffset, kSpill>(rows.at(first, k0), line, count - first, k - k0, to + first, kR,
+                                                       sums + first);
   }
 }
 
-// One panel from rows whose k is contiguous: blocks of L rows and L groups are transposed in registers.
-template <class E, class Dot, int kR, bool kOffset>
-TW_INLINE void pack_panel_along_k(Rows<E, true> rows, int64_t count, int64_t k, uint32_t* to) {
+// Panels from rows whose k is contiguous: blocks of L rows and L groups are transposed in registers.
+template <class E, class Dot, int kR, bool kOffset, int kPanels>
+TW_INLINE void pack_rows(Rows<E, true> rows, int64_t count, int64_t k, uint32_t* to, int64_t panel, int32_t* sums) {
+  static_assert(kPanels == 1, "one panel at a time");
+  (void)panel;
   constexpr int kWhole = kR / kLanes * kLanes, kRest = kR % kLanes;
-  for (int h = 0; h < kWhole; h += kLanes) pack_columns<E, Dot, kLanes, kR, kOffset>(rows, h, count, k, to);
-  if constexpr (kRest > 0) pack_columns<E, Dot, kRest, kR, kOffset>(rows, kWhole, count, k, to);
+  for (int h = 0; h < kWhole; h += kLanes) pack_columns<E, Dot, kLanes, kR, kOffset>(rows, h, count, k, to, sums);
+  if constexpr (kRest > 0) pack_columns<E, Dot, kRest, kR, kOffset>(rows, kWhole, count, k, to, sums);
 }
 
-// One panel from rows that are contiguous themselves (k runs across): groups are interleaved from `depth` lines.
-template <class E, class Dot, int kR, bool kOffset>
-TW_INLINE void pack_panel_across_k(Rows<E, false> rows, int64_t count, int64_t k, uint32_t* to) {
-  // Every line of the source may lie on a page of its own, where the processor's prefetcher does not follow: ask for
-  // lines ahead ourselves.
-  constexpr int kAhead = 16;
-  const int64_t line = rows.ld * size_of<E>;
-  for (int64_t k0 = 0; k0 < k; k0 += Dot::depth, to += kR) {
+// kPanels panels, `panel` groups apart, from lines of kPanels * kR contiguous rows each; a few elements more are read
+// (see kRead), and, if kR is no multiple of L, as many groups more are written at the end of each panel.
+template <class E, class Dot, int kR, bool kOffset, int kPanels>
+TW_NOINLINE void pack_lines(const char* from, int64_t line, int64_t groups, uint32_t* to, int64_t panel,
+                            int32_t* sums) {
+  constexpr int kV = (kR + kLanes - 1) / kLanes, kAhead = 16;
+  constexpr bool kSums = Dot::offset_a && !kOffset;
+  i32v sum[kSums ? kPanels * kV : 1] = {};
+  for (int64_t g = 0; g < groups; g++, from += Dot::depth * line, to += kR) {
+    // Every line of the source may lie on a page of its own, where the processor's prefetcher does not follow: ask for
+    // lines ahead ourselves.
     TW_UNROLL
     for (int d = 0; d < Dot::depth; d++)
       TW_UNROLL
-      for (int byte = 0; byte < kR * size_of<E>; byte += 64)
-        __builtin_prefetch(rows.at(0, k0 + kAhead + d) + byte, 0, 3);
-    const bool whole = count >= kR && k - k0 >= Dot::depth;
+      for (int byte = 0; byte < kPanels * kR * size_of<E>; byte += 64)
+        __builtin_prefetch(from + (kAhead + d) * line + byte, 0, 3);
     TW_UNROLL
-    for (int h = 0; h < kR; h += kLanes) {
-      constexpr int kRest = kR % kLanes ? kR % kLanes : kLanes;
-      const bool narrow = h + kLanes > kR;
-      u32v groups;
-      if (!whole) groups = load_groups_across_k<E, Dot>(rows.at(h, k0), line, k - k0, min_of(count, kR) - h);
-      else if (narrow) groups = load_groups_across_k<E, Dot, kRest>(rows.at(h, k0), line);
-      else groups = load_groups_across_k<E, Dot>(rows.at(h, k0), line);
-      if constexpr (kOffset) groups ^= 0x80808080u;
-      __builtin_memcpy(to + h, &groups, narrow ? kRest * 4 : kVectorBytes);
+    for (int p = 0; p < kPanels; p++)
+      TW_UNROLL
+      for (int v = 0; v < kV; v++) {
+        u32v x = load_groups_across_k<E, Dot>(from + (p * kR + v * kLanes) * size_of<E>, line);
+        if constexpr (kOffset) x ^= 0x80808080u;
+        if constexpr (kSums) sum[p * kV + v] = Dot::step(sum[p * kV + v], splat_bits(0x01010101u), x);
+        store_as(to + p * panel + v * kLanes, x);
+      }
+  }
+  if constexpr (kSums)
+    TW_UNROLL
+    for (int i = 0; i < kPanels * kV; i++) add_to_sums(sums + i * kLanes, sum[i], i32v{});
+}
+
+// Panels from rows that are contiguous themselves (k runs across): groups are interleaved from `depth` lines. What
+// pack_lines may not read or write goes by way of copies that have all of it.
+template <class E, class Dot, int kR, bool kOffset, int kPanels>
+TW_INLINE void pack_rows(Rows<E, false> rows, int64_t count, int64_t k, uint32_t* to, int64_t panel, int32_t* sums) {
+  constexpr int kRead = (kPanels - 1) * kR + (kR + kLanes - 1) / kLanes * kLanes, kGroups = 8;
+  constexpr bool kSums = Dot::offset_a && !kOffset;
+  const int64_t line = rows.ld * size_of<E>, groups = ceil_div(k, Dot::depth);
+  constexpr int kBack = (kLanes - 1 - (kR + kLanes - 1) % kLanes + kR - 1) / kR;  // groups that a vector spills into
+  int64_t g = count < kRead ? 0 : max_of(k / Dot::depth - kBack, 0);
+  if (g > 0) pack_lines<E, Dot, kR, kOffset, kPanels>(rows.data, line, g, to, panel, sums);
+  const int64_t panels = min_of(ceil_div(count, kR), kPanels);
+  for (; g < groups; g += kGroups) {
+    alignas(64) char copy[kGroups * Dot::depth * kRead * size_of<E>] = {};
+    constexpr int kPanel = kGroups * kR + kLanes;
+    uint32_t packed[kPanels * kPanel];
+    int32_t added[kSums ? kPanels * kR : 1] = {};
+    const int64_t now = min_of(groups - g, kGroups), lines = min_of(k - g * Dot::depth, now * Dot::depth);
+    for (int64_t i = 0; i < lines; i++)
+      __builtin_memcpy(copy + i * kRead * size_of<E>, rows.at(0, g * Dot::depth + i),
+                       (size_t)min_of(count, kPanels * kR) * size_of<E>);
+    pack_lines<E, Dot, kR, kOffset, kPanels>(copy, kRead * size_of<E>, now, packed, kPanel, added);
+    for (int64_t p = 0; p < panels; p++) {
+      __builtin_memcpy(to + p * panel + g * kR, packed + p * kPanel, (size_t)(now * kR) * 4);
+      if constexpr (kSums)
+        for (int64_t j = p * kR; j < (p + 1) * kR; j++) sums[j] += added[j];
     }
   }
 }
 
-// Packs up to kR rows (`count` of them exist) and k values into ceil(k / depth) * kR groups.
-template <class E, class Dot, int kR, bool kAlongK, bool kOffset>
-TW_NOINLINE void pack_panel(Rows<E, kAlongK> rows, int64_t count, int64_t k, uint32_t* to) {
-  if constexpr (kAlongK) pack_panel_along_k<E, Dot, kR, kOffset>(rows, count, k, to);
-  else pack_panel_across_k<E, Dot, kR, kOffset>(rows, count, k, to);
+TW_INLINE void clear_sums(int32_t* sums, int64_t count) {
+  for (int64_t j = 0; j < count; j++) sums[j] = 0;
 }
 
-// sums[j] (+)= -128 * the sum of column j of a packed panel.
-template <int kR>
-TW_NOINLINE void add_column_sums(const uint32_t* panel, int64_t groups, int32_t* sums, bool first) {
-  static_assert(kR % kLanes == 0, "panels of B are whole vectors");
-  constexpr int kV = kR / kLanes;
-  i32v even[kV] = {}, odd[kV] = {};  // two chains for each vector hide the instruction's latency
-  const u32v ones = splat_bits(0x01010101u);
-  int64_t g = 0;
-  for (; g + 2 <= groups; g += 2)
-    TW_UNROLL
-    for (int v = 0; v < kV; v++) {
-      even[v] = DotI8::step(even[v], ones, load_as<u32v>(panel + g * kR + v * kLanes));
-      odd[v] = DotI8::step(odd[v], ones, load_as<u32v>(panel + (g + 1) * kR + v * kLanes));
-    }
-  TW_UNROLL
-  for (int v = 0; v < kV; v++) {
-    if (g < groups) even[v] = DotI8::step(even[v], ones, load_as<u32v>(panel + g * kR + v * kLanes));
-    const i32v sum = (even[v] + odd[v]) * -128;
-    store_as(sums + v * kLanes, first ? sum : load_as<i32v>(sums + v * kLanes) + sum);
-  }
+// Panels packed together: the contiguous elements of a few make one cache line, which is then read once.
+template <class E, int kR, bool kAlongK>
+constexpr int panels_together = kAlongK || kR * size_of<E> >= 64 ? 1 : 64 / (kR * size_of<E>);
+
+// Packs up to kPanels panels of kR rows, `panel` groups apart (`count` rows exist, be they more or less), and k values
+// into ceil(k / depth) * kR groups each. For B of DotI8, -128 times the sum of each column is added to `sums`.
+template <class E, class Dot, int kR, bool kAlongK, bool kOffset, int kPanels = 1>
+TW_NOINLINE void pack_panels(Rows<E, kAlongK> rows, int64_t count, int64_t k, uint32_t* to, int64_t panel,
+                             int32_t* sums) {
+  static_assert(!Dot::offset_a || kOffset || kR % kLanes == 0, "panels of B are whole vectors");
+  pack_rows<E, Dot, kR, kOffset, kPanels>(rows, count, k, to, panel, sums);
 }
 
 TW_NAMESPACE_END
