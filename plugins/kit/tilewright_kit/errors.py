@@ -108,13 +108,13 @@ class ResourceExhaustedError(TilewrightError):
 
 
 class DeadlineError(TilewrightError):
-    """The caller's deadline passed before the work was launched; nothing was written."""
+    """The caller's deadline passed before the work was launched, or between repeats of it, which the message counts."""
 
     code = "deadline_exceeded"
 
 
 class CancelledError(TilewrightError):
-    """The caller went away or cancelled before the work was launched; nothing was written."""
+    """The caller went away or cancelled before the work was launched, or between repeats of it."""
 
     code = "cancelled"
 
