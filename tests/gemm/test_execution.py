@@ -73,6 +73,15 @@ def check(
     return plan
 
 
+def blocked_by_two(request: OperationRequest, device: DeviceInfo, scheduler: str = "intrawave") -> GemmConfig:
+    """The blocked kernel for a team of two: problems of this size would be given one thread."""
+    candidates = GEMM.candidates(GEMM.parse(request), device)
+    blocked = next(config for config in candidates if config.pipeline == "compv3")
+    corrected = GEMM.rules.correct(blocked.replace(wave=(1, 2, 1), scheduler=scheduler), device.arch)
+    assert corrected.is_valid and corrected.config.waves == 2 and corrected.config.scheduler == scheduler
+    return corrected.config
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("a", "b"), PAIRS)
 def test_every_type_and_layout_is_right_with_padded_leading_dimensions(
@@ -84,11 +93,7 @@ def test_every_type_and_layout_is_right_with_padded_leading_dimensions(
         {"a": matrix(a, m, k, layout[0], 3), "b": matrix(b, k, n, layout[1], 5)},
         {"out": matrix("int32" if a == "int8" else "fp32", m, n, "r", 7)},
     )
-    problem = GEMM.parse(request)
-    blocked = [
-        config for config in GEMM.candidates(problem, device) if config.pipeline == "compv3" and config.waves == 2
-    ]
-    check(runner, device, request, blocked[0])
+    check(runner, device, request, blocked_by_two(request, device))
 
 
 @pytest.mark.parametrize(
@@ -207,11 +212,7 @@ def test_groups_of_products_of_different_sizes_run_in_one_dispatch(
         inputs |= {f"a[{group}]": matrix("bf16", m, k, "r"), f"b[{group}]": matrix("bf16", k, n, "c")}
         inputs |= {f"bias[{group}]": TensorDesc.of("fp32", (n,)), f"d[{group}][0]": TensorDesc.of("fp32", (m, n))}
     request = OperationRequest("gemm", inputs, {}, {"unary": "Relu", "groups": len(sizes), "out_dtype": "fp32"})
-    configs = GEMM.candidates(GEMM.parse(request), device)
-    config = next(
-        item for item in configs if item.scheduler == scheduler and item.waves == 2 and item.pipeline == "compv3"
-    )
-    plan = check(runner, device, request, config)
+    plan = check(runner, device, request, blocked_by_two(request, device, scheduler))
     assert [stage.role for stage in plan.stages] == ["main"]
 
 
