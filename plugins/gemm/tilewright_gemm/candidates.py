@@ -105,16 +105,19 @@ def _schedulers(problem: GemmProblem, schedulers: tuple[str, ...], pipeline: str
 def _cuts(
     problem: GemmProblem, cuts: tuple[tuple[Triple, Triple], ...], scheduler: str
 ) -> tuple[tuple[Triple, Triple], ...]:
-    """What suits the problem's shape; near the square, and where every thread packs for itself, all are worth a look.
-
-    A pre-shuffled B is always read where it lies; few rows go through longer blocks of it.
-    """
+    """What suits the problem; near the square, and where every thread packs for itself, both are worth a look."""
     if problem.packing:
-        few = problem.m <= _STREAM_UP_TO
-        return cuts[2:] if few else cuts[:2] if problem.m > problem.n else cuts[1:2]
+        return _packed_cuts(problem.m, problem.n, cuts)
     if scheduler == "interwave" or (problem.m < 2 * problem.n and problem.n < 2 * problem.m):
         return cuts
     return cuts[:1] if problem.m >= problem.n else cuts[1:]
+
+
+def _packed_cuts(m: int, n: int, cuts: tuple[tuple[Triple, Triple], ...]) -> tuple[tuple[Triple, Triple], ...]:
+    """A pre-shuffled B is read where it lies, and few rows go through longer blocks of it."""
+    if m <= _STREAM_UP_TO:
+        return cuts[2:]
+    return cuts[:2] if m > n else cuts[1:2]
 
 
 def _gpu_algorithms(problem: GemmProblem, device: DeviceInfo) -> Iterator[GemmConfig]:
@@ -201,7 +204,7 @@ def _team(config: GemmConfig, device: DeviceInfo) -> Iterator[Violation]:
 
 
 def pack_b_candidates(problem: PackBProblem, device: DeviceInfo) -> tuple[PackBConfig, ...]:
-    """Pre-shuffle kernels whose format serves the products to come; one for each format."""
+    """Pre-shuffle kernels whose format serves the products to come, as these will be cut; one for each format."""
     arch, key = device.arch, f"{problem.dtype_a}_{problem.dtype_b}_{'int32' if problem.dtype_a == 'int8' else 'fp32'}"
     if arch.kind != "cpu":
         return ()
@@ -226,7 +229,7 @@ def pack_b_candidates(problem: PackBProblem, device: DeviceInfo) -> tuple[PackBC
                     warp_tile=warp_tile,
                     preshuffle=True,
                 )
-                for tile, wave in cpu_tiles(arch, pipeline, warp_tile, team)[:1]
+                for tile, wave in _packed_cuts(problem.m, problem.n, cpu_tiles(arch, pipeline, warp_tile, team))
             ]
     seen: dict[str, PackBConfig] = {}
     for config in found:
