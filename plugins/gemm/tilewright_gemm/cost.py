@@ -201,7 +201,7 @@ def _tile_rate(config: GemmConfig, device: DeviceInfo) -> float:
     latency = min(1.0, products / 8.0)
     loads = min(1.0, products / (rows * 0.9 + columns) / 1.3)
     # A panel of B comes from L2 once for every tile: the fewer rows, the less time there is to hide it.
-    return 0.97 * latency * loads / (1.0 + 4.0 / max(rows, 4) ** 2)
+    return 0.97 * latency * loads / (1.0 + 2.0 / max(rows, 4) ** 2)
 
 
 def _clock(device: DeviceInfo) -> float:
