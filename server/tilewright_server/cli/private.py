@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import select
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +22,14 @@ __all__ = ["PrivateServer", "connected", "is_listening", "is_serving", "server_f
 
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0
-_PR_SET_PDEATHSIG = 1
+# The child asks for its own end with the parent's (PR_SET_PDEATHSIG): a function that runs between fork and exec would
+# run gRPC's fork handlers, which can wait for ever.
+_SERVE = """
+import ctypes, runpy, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
+sys.argv[0] = "tilewright"
+runpy.run_module("tilewright_server.cli", run_name="__main__")
+"""
 
 
 class PrivateServer:
@@ -52,14 +57,13 @@ class PrivateServer:
         folder = Path(self._folder.name)
         target = f"unix:{folder / 'socket'}"
         begun = time.monotonic()
-        command = [sys.executable, "-m", "tilewright_server.cli", "serve", "--listen", target, *self._flags]
+        command = [sys.executable, "-c", _SERVE, "serve", "--listen", target, *self._flags]
         with (folder / "log").open("wb") as log:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                preexec_fn=_end_with_parent(),
             )
         try:
             self._wait(begun + self._timeout)
@@ -110,16 +114,6 @@ class PrivateServer:
             fix="read the log below; `tilewright doctor` says what this machine lacks",
             log_tail=self.log_tail(),
         )
-
-
-def _end_with_parent() -> Callable[[], None]:
-    """What a child runs before it becomes the server, so that it gets SIGTERM when this process is killed."""
-    prctl = ctypes.CDLL(None).prctl
-
-    def apply() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-
-    return apply
 
 
 def is_listening(target: str) -> bool:
