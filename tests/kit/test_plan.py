@@ -16,6 +16,7 @@ from tilewright_kit.device import DeviceInfo
 from tilewright_kit.dtypes import DType
 from tilewright_kit.errors import InvalidArgumentError
 from tilewright_kit.plan import (
+    ARGS,
     F64,
     I64,
     ExecutionPlan,
@@ -24,6 +25,7 @@ from tilewright_kit.plan import (
     Stage,
     Struct,
     Table,
+    TensorMap,
     WorkspaceLayout,
     pack,
 )
@@ -71,6 +73,23 @@ def test_a_bound_block_reads_as_the_c_structs_do() -> None:
         ]
 
 
+def test_structs_with_tensor_maps_are_aligned_and_padded_as_in_c() -> None:
+    descriptor = TensorMap("a", 32, "fp16", (64, 8), (128,), (64, 8))
+    row = Struct((descriptor, I64(7)))
+    packed = pack(Struct((Table((row, row)), I64(5), row, Pointer("a"))))
+    # 2 words, then the inner struct from 64 to 256, a word; the table follows at the next multiple of 64.
+    assert packed.root_bytes == 320
+    assert packed.maps == tuple((offset, descriptor) for offset in (64, 320, 512))
+    assert set(packed.relocations) == {(0, ARGS, 320), (256, "a", 0)}
+    assert len(packed.template) == 320 + 2 * 192
+    assert packed.template[64 + 128] == packed.template[320 + 128] == 7
+
+
+def test_an_unbound_tensor_map_is_zero() -> None:
+    packed = pack(Struct((TensorMap("", 0, "fp16", (), (), ()), I64(1))))
+    assert (packed.maps, packed.template[:128], packed.root_bytes) == ((), bytes(128), 192)
+
+
 def test_a_block_that_is_too_small_is_not_written() -> None:
     packed = pack(Struct((I64(1), I64(2))))
     small = bytearray(8)
@@ -96,7 +115,11 @@ def test_workspace_parts_are_aligned_and_do_not_overlap() -> None:
 
 names = st.text(max_size=8)
 int64 = st.integers(-(2**63), 2**63 - 1)
-leaves = st.one_of(st.builds(Pointer, names, int64), st.builds(I64, int64), st.builds(F64, st.floats(allow_nan=False)))
+sizes = st.lists(st.integers(0, 2**40), max_size=5).map(tuple)
+maps = st.builds(TensorMap, names, st.integers(0, 2**62), names, sizes, sizes, sizes, st.sampled_from((0, 32, 64, 128)))
+leaves = st.one_of(
+    st.builds(Pointer, names, int64), st.builds(I64, int64), st.builds(F64, st.floats(allow_nan=False)), maps
+)
 
 
 def nested(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:

@@ -7,11 +7,24 @@ and a by-value parameter on a GPU.
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from tilewright_kit.arguments import (
+    ARGS,
+    COUNTERS,
+    F64,
+    I64,
+    WORKSPACE,
+    Arg,
+    PackedArgs,
+    Pointer,
+    Struct,
+    Table,
+    TensorMap,
+    pack,
+)
 from tilewright_kit.config import KernelConfig
 from tilewright_kit.errors import InvalidArgumentError
 from tilewright_kit.problem import Operand, Role
@@ -19,6 +32,7 @@ from tilewright_kit.tensor import TensorDesc
 
 __all__ = [
     "ARGS",
+    "COUNTERS",
     "F64",
     "I64",
     "WORKSPACE",
@@ -30,110 +44,15 @@ __all__ = [
     "Stage",
     "Struct",
     "Table",
+    "TensorMap",
     "WorkspaceLayout",
     "pack",
 ]
 
 T = TypeVar("T")
 
-WORKSPACE = "workspace"
-"""Reserved operand name: the scratch memory of the plan."""
-ARGS = "@args"
-"""Reserved operand name: the packed argument block itself (pointers from the root into its tables)."""
-
 ALIGNMENT = 64
 MAX_DEPTH = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Pointer:
-    """Address of an operand plus ``offset`` bytes; the empty operand is a null pointer."""
-
-    operand: str = ""
-    offset: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class I64:
-    value: int
-
-
-@dataclass(frozen=True, slots=True)
-class F64:
-    value: float
-
-
-@dataclass(frozen=True, slots=True)
-class Struct:
-    """Fields laid out in order, each 8 bytes wide or a nested struct."""
-
-    fields: tuple[Arg, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A pointer to ``rows`` laid out one after the other (null if there are none)."""
-
-    rows: tuple[Struct, ...]
-
-
-Arg = Pointer | I64 | F64 | Struct | Table
-
-
-@dataclass(frozen=True, slots=True)
-class PackedArgs:
-    """An argument block with holes: ``relocations`` are (offset in block, operand name, addend)."""
-
-    template: bytes
-    relocations: tuple[tuple[int, str, int], ...]
-
-    def bind(self, addresses: Mapping[str, int], block: bytearray | memoryview, base: int) -> None:
-        """Write the block into ``block``, which will lie at address ``base``, with operands at ``addresses``.
-
-        Raises ``ValueError`` if ``block`` is too small, ``KeyError`` for an operand without an address.
-        """
-        if len(block) < len(self.template):
-            raise ValueError(f"the argument block needs {len(self.template)} bytes, not {len(block)}")
-        block[: len(self.template)] = self.template
-        for offset, operand, addend in self.relocations:
-            address = base if operand == ARGS else addresses[operand]
-            struct.pack_into("<Q", block, offset, address + addend)
-
-
-def pack(root: Struct) -> PackedArgs:
-    """Lay out ``root``, then its tables breadth-first, with pointers between them as relocations.
-
-    Raises ``InvalidArgumentError`` for an integer that does not fit in 64 bits.
-    """
-    block = bytearray()
-    relocations: list[tuple[int, str, int]] = []
-    pending: list[tuple[int, Table]] = []
-
-    def put(arg: Arg) -> None:
-        if isinstance(arg, Struct):
-            for item in arg.fields:
-                put(item)
-        elif isinstance(arg, I64):
-            block.extend(_int64(arg.value))
-        elif isinstance(arg, F64):
-            block.extend(struct.pack("<d", arg.value))
-        elif isinstance(arg, Pointer):
-            if arg.operand:
-                relocations.append((len(block), arg.operand, arg.offset))
-            block.extend(bytes(8))
-        else:
-            if arg.rows:
-                pending.append((len(block), arg))
-            block.extend(bytes(8))
-
-    put(root)
-    # Rows may hold tables of their own, which join the end of the queue.
-    while pending:
-        hole, table = pending.pop(0)
-        relocations.append((hole, ARGS, len(block)))
-        for row in table.rows:
-            put(row)
-    return PackedArgs(bytes(block), tuple(relocations))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +64,8 @@ class Geometry:
     block: tuple[int, int, int] = (1, 1, 1)
     cluster: tuple[int, int, int] = (1, 1, 1)
     shared_bytes: int = 0
+    dependent: bool = False
+    """May begin before the launch before it has ended (programmatic dependent launch): the kernel waits by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +92,7 @@ class Stage:
                 "block": list(self.geometry.block),
                 "cluster": list(self.geometry.cluster),
                 "shared_bytes": self.geometry.shared_bytes,
+                "dependent": self.geometry.dependent,
             },
         }
 
@@ -189,6 +111,8 @@ class ExecutionPlan:
     flops: int = 0
     bytes_moved: int = 0
     details: Mapping[str, Any] = field(default_factory=dict)
+    counter_bytes: int = 0
+    """Memory that is zero before every run and left zero by it, for kernels whose workgroups wait for each other."""
 
     @property
     def kernels(self) -> tuple[KernelConfig, ...]:
@@ -204,6 +128,7 @@ class ExecutionPlan:
             ],
             "stages": [stage.to_dict() for stage in self.stages],
             "workspace_bytes": self.workspace_bytes,
+            "counter_bytes": self.counter_bytes,
             "notes": list(self.notes),
             "flops": self.flops,
             "bytes_moved": self.bytes_moved,
@@ -224,6 +149,7 @@ class ExecutionPlan:
             operands=reader.each(record, "operands", "plan", reader.operand),
             stages=reader.each(record, "stages", "plan", reader.stage),
             workspace_bytes=reader.count(record, "workspace_bytes", "plan"),
+            counter_bytes=reader.count(record, "counter_bytes", "plan"),
             notes=reader.each(record, "notes", "plan", reader.text),
             flops=reader.count(record, "flops", "plan"),
             bytes_moved=reader.count(record, "bytes_moved", "plan"),
@@ -244,6 +170,9 @@ class WorkspaceLayout:
         return offset
 
 
+_MAP_SIZES = ("sizes", "strides", "box")
+
+
 def _to_json(arg: Arg) -> Any:
     if isinstance(arg, Struct):
         return [_to_json(item) for item in arg.fields]
@@ -253,17 +182,11 @@ def _to_json(arg: Arg) -> Any:
         return {"pointer": arg.operand, "offset": arg.offset}
     if isinstance(arg, I64):
         return {"i64": arg.value}
+    if isinstance(arg, TensorMap):
+        sizes = {name: list(getattr(arg, name)) for name in _MAP_SIZES}
+        return {"map": arg.operand, "offset": arg.offset, "dtype": arg.dtype, "swizzle": arg.swizzle, **sizes}
     # JSON has no infinities and no NaN.
     return {"f64": arg.value if math.isfinite(arg.value) else str(float(arg.value))}
-
-
-def _int64(value: int) -> bytes:
-    try:
-        return struct.pack("<q", value)
-    except struct.error:
-        raise InvalidArgumentError(
-            "an argument of the plan is not a 64-bit integer", field="plan.args", value=value, rule="plan_argument"
-        ) from None
 
 
 class _Reader:
@@ -280,8 +203,8 @@ class _Reader:
         if not isinstance(record, Mapping):
             raise self.damaged(where, record, "an object")
         value = record.get(name)
-        # A boolean is an int to isinstance, but never what a plan means.
-        if not isinstance(value, kind) or isinstance(value, bool):
+        # A boolean is an int to isinstance.
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise self.damaged(f"{where}.{name}", value, kind.__name__)
         return value
 
@@ -336,6 +259,7 @@ class _Reader:
             block=triple("block"),
             cluster=triple("cluster"),
             shared_bytes=self.count(record, "shared_bytes", where),
+            dependent=self.get(record, "dependent", where, bool),
         )
 
     def struct(self, value: Any, where: str, depth: int = 0) -> Struct:
@@ -352,6 +276,8 @@ class _Reader:
                 return Table(tuple(items))
             case {"pointer": str(operand), "offset": int(offset), **rest} if not rest and type(offset) is int:
                 return Pointer(operand, offset)
+            case {"map": str()}:
+                return self.tensor_map(value, where)
             case {"i64": int(number), **rest} if not rest and type(number) is int:
                 return I64(number)
             case {"f64": (float() | int()) as number, **rest} if not rest and type(number) is not bool:
@@ -359,3 +285,20 @@ class _Reader:
             case {"f64": ("inf" | "-inf" | "nan") as number, **rest} if not rest:
                 return F64(float(number))
         raise self.damaged(where, value, "a list, table, pointer, i64 or f64")
+
+    def tensor_map(self, record: Any, where: str) -> TensorMap:
+        def sizes(name: str) -> tuple[int, ...]:
+            values = self.get(record, name, where, list)
+            if any(type(size) is not int or size < 0 for size in values):
+                raise self.damaged(f"{where}.{name}", values, "sizes that are whole numbers")
+            return tuple(values)
+
+        return TensorMap(
+            self.get(record, "map", where, str),
+            self.count(record, "offset", where),
+            self.get(record, "dtype", where, str),
+            sizes("sizes"),
+            sizes("strides"),
+            sizes("box"),
+            self.count(record, "swizzle", where),
+        )

@@ -1,7 +1,7 @@
 // Launch arguments of every GEMM kernel, on every device. One plain-old-data struct, the same bytes on host and device.
 // The Python side packs it field by field in this order (tilewright_gemm/plan.py); all fields are 8-byte aligned.
 #pragma once
-#include <stdint.h>
+#include "tilewright/core/integers.hpp"
 
 // One element-wise operand of the epilogue: element (batch, i, j) is ptr[batch*batch_stride + i*row_stride +
 // j*col_stride]. A zero stride broadcasts: row vector (row_stride 0), column vector (col_stride 0), scalar (both 0).
@@ -39,3 +39,18 @@ typedef struct tw_gemm_args {
   int64_t split_k;  // number of K slices (1: none). Slice s covers k in [s*chunk, min(k, (s+1)*chunk)), where
                     // chunk is ceil(k / split_k) rounded up to a multiple of tile_k
 } tw_gemm_args;
+
+// GPUs: the head of the kernel's only parameter, which goes by value. One problem: its task follows at the next
+// multiple of the task's alignment. Grouped: nothing follows, and `tasks` points to `count` of them in device memory. A
+// task is `tw_gemm_problem` (its `d` null), then `first_tile`, then the operands D0, D1, ...; Hopper's ws pipeline puts
+// three tensor maps (A, B, C) before it: see tilewright/gpu/gemm_params.hpp.
+typedef struct tw_gemm_launch {
+  const void* tasks;
+  int64_t count;
+  int64_t tiles;       // output tiles of all problems and batch items together
+  void* workspace;     // partial tiles of split-K and Stream-K
+  uint32_t* counters;  // zero when the launch begins; the launch leaves them zero
+  int64_t split_k;     // as above
+  int64_t workspace_bytes;
+  int64_t reserved;
+} tw_gemm_launch;
