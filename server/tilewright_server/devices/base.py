@@ -8,11 +8,51 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from tilewright_arch import ArchSpec
-from tilewright_kit.device import DeviceProvider
+from tilewright_kit.device import Buffer, DeviceInfo, DeviceProvider
+from tilewright_kit.errors import UnavailableError
 from tilewright_kit.plan import Geometry, PackedArgs
 from tilewright_kit.source import SourceUnit
 
-__all__ = ["DeviceHost", "HostedProvider", "Program", "ProgramDevice", "ProgramStage"]
+__all__ = [
+    "RECORD",
+    "REPLY",
+    "TIME",
+    "WAIT",
+    "DeviceHost",
+    "DeviceLostError",
+    "HostedProvider",
+    "IsolatedProvider",
+    "LaunchStream",
+    "MemoryHandle",
+    "Program",
+    "ProgramDevice",
+    "ProgramStage",
+    "SharingDevice",
+    "StreamDevice",
+    "WorkerSpec",
+]
+
+WAIT, RECORD, REPLY, TIME = 1, 2, 4, 8
+"""Flags of a launch: wait for the slot's producer event first; record the slot's completion event after it; answer it;
+run it to its end and answer with its device time."""
+
+
+class DeviceLostError(UnavailableError):
+    """The device cannot be used any more by the process that opened it, with everything that was made on it.
+
+    Devices raise it for faults after which the driver refuses everything (a kernel that read wild addresses, a GPU that
+    fell off the bus). A worker process that hears of it ends, and a new one opens the device again at its next use.
+    """
+
+    def __init__(self, reason: str, *, device: str = "", retry_after_s: float = 0.5) -> None:
+        super().__init__(
+            reason,
+            field="device",
+            value=device,
+            rule="device_lost",
+            fix="send it again: the device is opened anew; what was in its memory must be made again",
+            retry_after_s=retry_after_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +71,25 @@ class HostedProvider(Protocol):
 
     def hosted(self, host: DeviceHost) -> DeviceProvider:
         """A provider like this one that uses ``host``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """How a worker process makes a device."""
+
+    factory: str
+    """``package.module:function``; called in the worker as ``function(info, options)``, it returns the open device."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What else the function must know; anything that JSON can say."""
+
+
+@runtime_checkable
+class IsolatedProvider(Protocol):
+    """A provider whose devices are opened in a process of their own, because faults of kernels end that process."""
+
+    def worker(self, info: DeviceInfo) -> WorkerSpec | None:
+        """How to open ``info`` in a worker; None to open it in the server's own process. Raises as ``open`` does."""
         ...
 
 
@@ -65,4 +124,92 @@ class ProgramDevice(Protocol):
     lanes: int
     """Sum of the weights that may run at a time."""
 
-    def program(self, stages: Sequence[ProgramStage], operands: Sequence[str]) -> Program: ...
+    def program(self, stages: Sequence[ProgramStage], operands: Sequence[str], *, counter_bytes: int = 0) -> Program:
+        """``counter_bytes`` is the size of the operand ``COUNTERS``: the program brings that memory itself, zeroed, and
+        another piece of it for every run that may be under way at the same time. Raises ``KeyError`` for an operand
+        that is not listed."""
+        ...
+
+
+# Memory and streams that are shared with other processes
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryHandle:
+    """Device memory, named so that another process can map it."""
+
+    kind: str
+    """``cuda_ipc`` (``data`` is the legacy handle of 64 bytes), ``cuda_pool`` (``fd`` is the pool, ``data`` the pointer
+    that was exported from it, 64 bytes) or ``fd`` (a shareable allocation; on a CPU a memory file)."""
+    data: bytes
+    nbytes: int
+    """Of the part that is meant, from ``offset``."""
+    fd: int = -1
+    """An open descriptor, which stays its holder's to close; -1 where the kind has none."""
+    offset: int = 0
+    """Of that part in the allocation that the handle stands for, in bytes."""
+
+
+@runtime_checkable
+class SharingDevice(Protocol):
+    """A device that can map memory of other processes."""
+
+    uuid: str
+    """Identifies the physical device to every process of the machine."""
+
+    def import_memory(self, handle: MemoryHandle) -> Buffer:
+        """Map it: ``Buffer.address`` is the mapped base plus ``handle.offset``, ``Buffer.nbytes`` is ``handle.nbytes``.
+
+        The handle's descriptor is not kept. Raises ``InvalidArgumentError`` for a handle that cannot be meant,
+        ``UnsupportedError`` for a kind that this device has not, ``DeviceError`` naming the cause if the driver
+        refuses.
+        """
+        ...
+
+    def release_memory(self, buffer: Buffer) -> None:
+        """Unmap what ``import_memory`` gave; nothing may run on it any more."""
+        ...
+
+    def export_memory(self, buffer: Buffer) -> MemoryHandle:
+        """Name a buffer of ``allocate`` for another process, which may use it for as long as the buffer lives.
+
+        A descriptor in the handle is a fresh one: the caller closes it. Raises ``UnsupportedError``, ``DeviceError``.
+        """
+        ...
+
+
+class LaunchStream(Protocol):
+    """Launches in order, without waiting for them. Of one thread."""
+
+    def open_event(self, slot: int, handle: bytes) -> bytes:
+        """Open the client's producer event of ``slot``; returns the handle of the slot's completion event.
+
+        An empty ``handle`` opens no producer event. Raises ``InvalidArgumentError``, ``DeviceError``.
+        """
+        ...
+
+    def launch(self, program: Program, addresses: Sequence[int], flags: int, slot: int, workspace: int = 0) -> int:
+        """Launch all stages of a program of the same device behind what was launched before.
+
+        ``flags`` are ``WAIT``, ``RECORD`` and ``TIME``; others mean nothing here. Returns 0 before the kernels end;
+        with ``TIME`` it returns their device time in nanoseconds, when they are complete. ``addresses`` of one binding
+        are the same tuple every time, so that what was prepared for them can be found by it. Launches on one stream
+        may share counters and ``workspace``, the address of as many bytes as the plan asks for. Raises
+        ``InvalidArgumentError`` for a slot that was not opened, ``DeviceError``, ``DeviceLostError``.
+        """
+        ...
+
+    def synchronize(self) -> None:
+        """Wait for everything that was launched. Raises ``DeviceError``, ``DeviceLostError``."""
+        ...
+
+    def close(self) -> None:
+        """Wait, and give everything back. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class StreamDevice(Protocol):
+    """A device whose launches need not be waited for."""
+
+    def open_stream(self) -> LaunchStream: ...

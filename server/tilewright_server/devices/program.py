@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from tilewright_kit.device import Device, Launch
-from tilewright_kit.plan import ARGS, WORKSPACE
+from tilewright_kit.plan import ARGS, COUNTERS, WORKSPACE
 from tilewright_server.devices.base import ProgramStage
 
 __all__ = ["Block", "BlockLayout", "DeviceProgram"]
@@ -31,11 +31,14 @@ class Block:
 class BlockLayout:
     """Where the arguments of each stage lie in a block, and which words depend on the call.
 
-    ``head`` bytes are left at the beginning for the device's own records. Blocks are recycled, so that a run allocates
-    nothing: it takes a free one, patches a handful of words, and puts it back.
+    ``head`` bytes are left at the beginning for the device's own records, ``counter_bytes`` at the end for counters
+    (of a device that shares the host's memory). Blocks are recycled, so that a run allocates nothing: it takes a free
+    one, patches a handful of words, and puts it back.
     """
 
-    def __init__(self, stages: Sequence[ProgramStage], operands: Sequence[str], head: int = 0) -> None:
+    def __init__(
+        self, stages: Sequence[ProgramStage], operands: Sequence[str], head: int = 0, counter_bytes: int = 0
+    ) -> None:
         """Raises ``KeyError`` if a stage names an operand that is not listed."""
         places = {name: place for place, name in enumerate(operands)}
         self.offsets: list[int] = []
@@ -45,6 +48,8 @@ class BlockLayout:
             end = -(-end // _LINE) * _LINE
             self.offsets.append(end)
             end += size
+        self._counters = -(-end // _LINE) * _LINE
+        end = self._counters + counter_bytes if counter_bytes else end
         self.nbytes = -(-max(end, _WORD) // _WORD) * _WORD
         self._stages = tuple(stages)
         self._free: deque[Block] = deque()
@@ -55,7 +60,7 @@ class BlockLayout:
                 word = (offset + hole) // _WORD
                 if operand == WORKSPACE:
                     scratch.append((word, addend))
-                elif operand != ARGS:
+                elif operand not in (ARGS, COUNTERS):
                     patches.append((word, places[operand], addend))
         self._patches = tuple(patches)
         self._scratch = tuple(scratch)
@@ -85,21 +90,24 @@ class BlockLayout:
         for offset, size, stage in zip(self.offsets, self.sizes, self._stages, strict=True):
             raw[offset : offset + size] = stage.args.template
             for hole, operand, addend in stage.args.relocations:
-                if operand == ARGS:
-                    block.words[(offset + hole) // _WORD] = block.address + offset + addend
+                if operand in (ARGS, COUNTERS):
+                    start = offset if operand == ARGS else self._counters
+                    block.words[(offset + hole) // _WORD] = block.address + start + addend
         self.prepare(block)
         return block
 
 
 class DeviceProgram:
-    """A program for a device that knows ``Device.run`` only."""
+    """A program for a device that knows ``Device.run`` only, and shares the host's memory if there are counters."""
 
     weight = 1
 
-    def __init__(self, device: Device, stages: Sequence[ProgramStage], operands: Sequence[str]) -> None:
+    def __init__(
+        self, device: Device, stages: Sequence[ProgramStage], operands: Sequence[str], *, counter_bytes: int = 0
+    ) -> None:
         self._device = device
         self._stages = tuple(stages)
-        self._layout = BlockLayout(stages, operands)
+        self._layout = BlockLayout(stages, operands, counter_bytes=counter_bytes)
 
     def run(self, addresses: Sequence[int], workspace: int, repeat: int = 1) -> tuple[int, ...]:
         layout = self._layout

@@ -161,11 +161,11 @@ class CpuDevice:
             raise launch_refused(status)
         return tuple(record.nanoseconds for record in records)
 
-    def program(self, stages: Sequence[ProgramStage], operands: Sequence[str]) -> CpuProgram:
+    def program(self, stages: Sequence[ProgramStage], operands: Sequence[str], *, counter_bytes: int = 0) -> CpuProgram:
         self._require_open()
         for stage in stages:
             self._require_team(stage.geometry.team)
-        return CpuProgram(self._pool, stages, operands)
+        return CpuProgram(self._pool, stages, operands, counter_bytes)
 
     def close(self) -> None:
         with self._lock:

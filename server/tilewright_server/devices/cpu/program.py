@@ -18,8 +18,8 @@ _TIME = StageRecord.nanoseconds.offset // 8
 class _Layout(BlockLayout):
     """Argument blocks with the runtime's stage records before them."""
 
-    def __init__(self, stages: Sequence[ProgramStage], operands: Sequence[str]) -> None:
-        super().__init__(stages, operands, head=len(stages) * STAGE_BYTES)
+    def __init__(self, stages: Sequence[ProgramStage], operands: Sequence[str], counter_bytes: int) -> None:
+        super().__init__(stages, operands, len(stages) * STAGE_BYTES, counter_bytes)
         self._functions = [(stage.function, stage.geometry.team) for stage in stages]
 
     def prepare(self, block: Block) -> None:
@@ -33,9 +33,11 @@ class CpuProgram:
 
     __slots__ = ("_count", "_layout", "_pool", "_run", "weight")
 
-    def __init__(self, pool: Pool, stages: Sequence[ProgramStage], operands: Sequence[str]) -> None:
+    def __init__(
+        self, pool: Pool, stages: Sequence[ProgramStage], operands: Sequence[str], counter_bytes: int = 0
+    ) -> None:
         self.weight = max((stage.geometry.team for stage in stages), default=1)
-        self._layout = _Layout(stages, operands)
+        self._layout = _Layout(stages, operands, counter_bytes)
         self._count = len(stages)
         self._pool = pool
         self._run = pool.runtime.run
