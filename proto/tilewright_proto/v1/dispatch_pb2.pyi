@@ -159,14 +159,16 @@ class ReleasePlanReply(_message.Message):
     def __init__(self) -> None: ...
 
 class Execution(_message.Message):
-    __slots__ = ("plan", "locations", "repeat")
+    __slots__ = ("plan", "locations", "repeat", "binding")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     LOCATIONS_FIELD_NUMBER: _ClassVar[int]
     REPEAT_FIELD_NUMBER: _ClassVar[int]
+    BINDING_FIELD_NUMBER: _ClassVar[int]
     plan: int
     locations: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Location]
     repeat: int
-    def __init__(self, plan: _Optional[int] = ..., locations: _Optional[_Iterable[_Union[_tensor_pb2.Location, _Mapping]]] = ..., repeat: _Optional[int] = ...) -> None: ...
+    binding: int
+    def __init__(self, plan: _Optional[int] = ..., locations: _Optional[_Iterable[_Union[_tensor_pb2.Location, _Mapping]]] = ..., repeat: _Optional[int] = ..., binding: _Optional[int] = ...) -> None: ...
 
 class ExecuteRequest(_message.Message):
     __slots__ = ("session", "executions", "timeout_ms")
@@ -197,3 +199,35 @@ class ExecuteReply(_message.Message):
     results: _containers.RepeatedCompositeFieldContainer[ExecutionResult]
     queue_ns: int
     def __init__(self, results: _Optional[_Iterable[_Union[ExecutionResult, _Mapping]]] = ..., queue_ns: _Optional[int] = ...) -> None: ...
+
+class BindRequest(_message.Message):
+    __slots__ = ("session", "execution", "timeout_ms")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    EXECUTION_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    execution: Execution
+    timeout_ms: int
+    def __init__(self, session: _Optional[bytes] = ..., execution: _Optional[_Union[Execution, _Mapping]] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+
+class BindReply(_message.Message):
+    __slots__ = ("binding", "device", "attach")
+    BINDING_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    ATTACH_FIELD_NUMBER: _ClassVar[int]
+    binding: int
+    device: str
+    attach: bool
+    def __init__(self, binding: _Optional[int] = ..., device: _Optional[str] = ..., attach: bool = ...) -> None: ...
+
+class UnbindRequest(_message.Message):
+    __slots__ = ("session", "binding")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    BINDING_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    binding: int
+    def __init__(self, session: _Optional[bytes] = ..., binding: _Optional[int] = ...) -> None: ...
+
+class UnbindReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -60,6 +60,16 @@ class DispatchStub(object):
                 request_serializer=tilewright__proto_dot_v1_dot_dispatch__pb2.ExecuteRequest.SerializeToString,
                 response_deserializer=tilewright__proto_dot_v1_dot_dispatch__pb2.ExecuteReply.FromString,
                 _registered_method=True)
+        self.Bind = channel.unary_unary(
+                '/tilewright.v1.Dispatch/Bind',
+                request_serializer=tilewright__proto_dot_v1_dot_dispatch__pb2.BindRequest.SerializeToString,
+                response_deserializer=tilewright__proto_dot_v1_dot_dispatch__pb2.BindReply.FromString,
+                _registered_method=True)
+        self.Unbind = channel.unary_unary(
+                '/tilewright.v1.Dispatch/Unbind',
+                request_serializer=tilewright__proto_dot_v1_dot_dispatch__pb2.UnbindRequest.SerializeToString,
+                response_deserializer=tilewright__proto_dot_v1_dot_dispatch__pb2.UnbindReply.FromString,
+                _registered_method=True)
 
 
 class DispatchServicer(object):
@@ -100,6 +110,23 @@ class DispatchServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Bind(self, request, context):
+        """Settle an execution once and for all: plan and locations are looked up, checked and kept under an id, which `Execution.binding` and launches of the
+        local socket name. Every operand must lie where the device can use it in place: a region with `zero_copy`, a device region, or a resident buffer.
+        A binding ends with any region or buffer that it uses, with the local connection that it was made over, and with the session; releasing the
+        plan does not end it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unbind(self, request, context):
+        """Waits for launches in flight. Unknown ids are an error.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DispatchServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -127,6 +154,16 @@ def add_DispatchServicer_to_server(servicer, server):
                     servicer.ExecuteStream,
                     request_deserializer=tilewright__proto_dot_v1_dot_dispatch__pb2.ExecuteRequest.FromString,
                     response_serializer=tilewright__proto_dot_v1_dot_dispatch__pb2.ExecuteReply.SerializeToString,
+            ),
+            'Bind': grpc.unary_unary_rpc_method_handler(
+                    servicer.Bind,
+                    request_deserializer=tilewright__proto_dot_v1_dot_dispatch__pb2.BindRequest.FromString,
+                    response_serializer=tilewright__proto_dot_v1_dot_dispatch__pb2.BindReply.SerializeToString,
+            ),
+            'Unbind': grpc.unary_unary_rpc_method_handler(
+                    servicer.Unbind,
+                    request_deserializer=tilewright__proto_dot_v1_dot_dispatch__pb2.UnbindRequest.FromString,
+                    response_serializer=tilewright__proto_dot_v1_dot_dispatch__pb2.UnbindReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -265,6 +302,60 @@ class Dispatch(object):
             '/tilewright.v1.Dispatch/ExecuteStream',
             tilewright__proto_dot_v1_dot_dispatch__pb2.ExecuteRequest.SerializeToString,
             tilewright__proto_dot_v1_dot_dispatch__pb2.ExecuteReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Bind(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tilewright.v1.Dispatch/Bind',
+            tilewright__proto_dot_v1_dot_dispatch__pb2.BindRequest.SerializeToString,
+            tilewright__proto_dot_v1_dot_dispatch__pb2.BindReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unbind(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tilewright.v1.Dispatch/Unbind',
+            tilewright__proto_dot_v1_dot_dispatch__pb2.UnbindRequest.SerializeToString,
+            tilewright__proto_dot_v1_dot_dispatch__pb2.UnbindReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,5 +1,6 @@
 from tilewright_proto.v1 import tensor_pb2 as _tensor_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -13,10 +14,24 @@ class OpenSessionRequest(_message.Message):
     client_name: str
     def __init__(self, client_name: _Optional[str] = ...) -> None: ...
 
+class DeviceSummary(_message.Message):
+    __slots__ = ("id", "kind", "name", "uuid", "arch")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    UUID_FIELD_NUMBER: _ClassVar[int]
+    ARCH_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    kind: str
+    name: str
+    uuid: str
+    arch: str
+    def __init__(self, id: _Optional[str] = ..., kind: _Optional[str] = ..., name: _Optional[str] = ..., uuid: _Optional[str] = ..., arch: _Optional[str] = ...) -> None: ...
+
 class SessionEvent(_message.Message):
     __slots__ = ("opened", "closing")
     class Opened(_message.Message):
-        __slots__ = ("session", "server_version", "inline_limit", "shared_memory", "device", "message_limit", "operations")
+        __slots__ = ("session", "server_version", "inline_limit", "shared_memory", "device", "message_limit", "operations", "local_socket", "devices")
         SESSION_FIELD_NUMBER: _ClassVar[int]
         SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
         INLINE_LIMIT_FIELD_NUMBER: _ClassVar[int]
@@ -24,6 +39,8 @@ class SessionEvent(_message.Message):
         DEVICE_FIELD_NUMBER: _ClassVar[int]
         MESSAGE_LIMIT_FIELD_NUMBER: _ClassVar[int]
         OPERATIONS_FIELD_NUMBER: _ClassVar[int]
+        LOCAL_SOCKET_FIELD_NUMBER: _ClassVar[int]
+        DEVICES_FIELD_NUMBER: _ClassVar[int]
         session: bytes
         server_version: str
         inline_limit: int
@@ -31,7 +48,9 @@ class SessionEvent(_message.Message):
         device: str
         message_limit: int
         operations: _containers.RepeatedScalarFieldContainer[str]
-        def __init__(self, session: _Optional[bytes] = ..., server_version: _Optional[str] = ..., inline_limit: _Optional[int] = ..., shared_memory: bool = ..., device: _Optional[str] = ..., message_limit: _Optional[int] = ..., operations: _Optional[_Iterable[str]] = ...) -> None: ...
+        local_socket: str
+        devices: _containers.RepeatedCompositeFieldContainer[DeviceSummary]
+        def __init__(self, session: _Optional[bytes] = ..., server_version: _Optional[str] = ..., inline_limit: _Optional[int] = ..., shared_memory: bool = ..., device: _Optional[str] = ..., message_limit: _Optional[int] = ..., operations: _Optional[_Iterable[str]] = ..., local_socket: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[DeviceSummary, _Mapping]]] = ...) -> None: ...
     class Closing(_message.Message):
         __slots__ = ("reason",)
         REASON_FIELD_NUMBER: _ClassVar[int]
@@ -59,25 +78,69 @@ class PosixSource(_message.Message):
     name: str
     def __init__(self, name: _Optional[str] = ...) -> None: ...
 
+class AttachedFileSource(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CudaIpcSource(_message.Message):
+    __slots__ = ("handle", "offset", "device_uuid", "pid")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_UUID_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    handle: bytes
+    offset: int
+    device_uuid: str
+    pid: int
+    def __init__(self, handle: _Optional[bytes] = ..., offset: _Optional[int] = ..., device_uuid: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class CudaPoolSource(_message.Message):
+    __slots__ = ("pointer", "offset", "device_uuid")
+    POINTER_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_UUID_FIELD_NUMBER: _ClassVar[int]
+    pointer: bytes
+    offset: int
+    device_uuid: str
+    def __init__(self, pointer: _Optional[bytes] = ..., offset: _Optional[int] = ..., device_uuid: _Optional[str] = ...) -> None: ...
+
+class DeviceFdSource(_message.Message):
+    __slots__ = ("offset", "device_uuid")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_UUID_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    device_uuid: str
+    def __init__(self, offset: _Optional[int] = ..., device_uuid: _Optional[str] = ...) -> None: ...
+
 class RegisterRegionRequest(_message.Message):
-    __slots__ = ("session", "memfd", "posix", "bytes")
+    __slots__ = ("session", "memfd", "posix", "attached", "cuda_ipc", "cuda_pool", "device_fd", "bytes")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     MEMFD_FIELD_NUMBER: _ClassVar[int]
     POSIX_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    CUDA_IPC_FIELD_NUMBER: _ClassVar[int]
+    CUDA_POOL_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FD_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     memfd: MemfdSource
     posix: PosixSource
+    attached: AttachedFileSource
+    cuda_ipc: CudaIpcSource
+    cuda_pool: CudaPoolSource
+    device_fd: DeviceFdSource
     bytes: int
-    def __init__(self, session: _Optional[bytes] = ..., memfd: _Optional[_Union[MemfdSource, _Mapping]] = ..., posix: _Optional[_Union[PosixSource, _Mapping]] = ..., bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, session: _Optional[bytes] = ..., memfd: _Optional[_Union[MemfdSource, _Mapping]] = ..., posix: _Optional[_Union[PosixSource, _Mapping]] = ..., attached: _Optional[_Union[AttachedFileSource, _Mapping]] = ..., cuda_ipc: _Optional[_Union[CudaIpcSource, _Mapping]] = ..., cuda_pool: _Optional[_Union[CudaPoolSource, _Mapping]] = ..., device_fd: _Optional[_Union[DeviceFdSource, _Mapping]] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class RegisterRegionReply(_message.Message):
-    __slots__ = ("region", "zero_copy")
+    __slots__ = ("region", "zero_copy", "device")
     REGION_FIELD_NUMBER: _ClassVar[int]
     ZERO_COPY_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
     region: int
     zero_copy: bool
-    def __init__(self, region: _Optional[int] = ..., zero_copy: bool = ...) -> None: ...
+    device: str
+    def __init__(self, region: _Optional[int] = ..., zero_copy: bool = ..., device: _Optional[str] = ...) -> None: ...
 
 class UnregisterRegionRequest(_message.Message):
     __slots__ = ("session", "region")
@@ -98,36 +161,42 @@ class StatusRequest(_message.Message):
     def __init__(self, session: _Optional[bytes] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("regions", "buffers", "plans")
+    __slots__ = ("regions", "buffers", "plans", "bindings")
     class Region(_message.Message):
-        __slots__ = ("region", "bytes", "zero_copy", "in_use")
+        __slots__ = ("region", "bytes", "zero_copy", "in_use", "device")
         REGION_FIELD_NUMBER: _ClassVar[int]
         BYTES_FIELD_NUMBER: _ClassVar[int]
         ZERO_COPY_FIELD_NUMBER: _ClassVar[int]
         IN_USE_FIELD_NUMBER: _ClassVar[int]
+        DEVICE_FIELD_NUMBER: _ClassVar[int]
         region: int
         bytes: int
         zero_copy: bool
         in_use: int
-        def __init__(self, region: _Optional[int] = ..., bytes: _Optional[int] = ..., zero_copy: bool = ..., in_use: _Optional[int] = ...) -> None: ...
+        device: str
+        def __init__(self, region: _Optional[int] = ..., bytes: _Optional[int] = ..., zero_copy: bool = ..., in_use: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
     class Buffer(_message.Message):
-        __slots__ = ("buffer", "bytes", "device", "in_use")
+        __slots__ = ("buffer", "bytes", "device", "in_use", "exported")
         BUFFER_FIELD_NUMBER: _ClassVar[int]
         BYTES_FIELD_NUMBER: _ClassVar[int]
         DEVICE_FIELD_NUMBER: _ClassVar[int]
         IN_USE_FIELD_NUMBER: _ClassVar[int]
+        EXPORTED_FIELD_NUMBER: _ClassVar[int]
         buffer: int
         bytes: int
         device: str
         in_use: int
-        def __init__(self, buffer: _Optional[int] = ..., bytes: _Optional[int] = ..., device: _Optional[str] = ..., in_use: _Optional[int] = ...) -> None: ...
+        exported: bool
+        def __init__(self, buffer: _Optional[int] = ..., bytes: _Optional[int] = ..., device: _Optional[str] = ..., in_use: _Optional[int] = ..., exported: bool = ...) -> None: ...
     REGIONS_FIELD_NUMBER: _ClassVar[int]
     BUFFERS_FIELD_NUMBER: _ClassVar[int]
     PLANS_FIELD_NUMBER: _ClassVar[int]
+    BINDINGS_FIELD_NUMBER: _ClassVar[int]
     regions: _containers.RepeatedCompositeFieldContainer[StatusReply.Region]
     buffers: _containers.RepeatedCompositeFieldContainer[StatusReply.Buffer]
     plans: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, regions: _Optional[_Iterable[_Union[StatusReply.Region, _Mapping]]] = ..., buffers: _Optional[_Iterable[_Union[StatusReply.Buffer, _Mapping]]] = ..., plans: _Optional[_Iterable[int]] = ...) -> None: ...
+    bindings: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, regions: _Optional[_Iterable[_Union[StatusReply.Region, _Mapping]]] = ..., buffers: _Optional[_Iterable[_Union[StatusReply.Buffer, _Mapping]]] = ..., plans: _Optional[_Iterable[int]] = ..., bindings: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CreateBufferRequest(_message.Message):
     __slots__ = ("session", "bytes", "device")
@@ -196,3 +265,35 @@ class FreeBufferRequest(_message.Message):
 class FreeBufferReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class ExportBufferRequest(_message.Message):
+    __slots__ = ("session", "buffer")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    buffer: int
+    def __init__(self, session: _Optional[bytes] = ..., buffer: _Optional[int] = ...) -> None: ...
+
+class ExportBufferReply(_message.Message):
+    __slots__ = ("kind", "handle", "offset", "bytes", "device", "device_uuid")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KIND_UNSPECIFIED: _ClassVar[ExportBufferReply.Kind]
+        CUDA_IPC: _ClassVar[ExportBufferReply.Kind]
+        DESCRIPTOR: _ClassVar[ExportBufferReply.Kind]
+    KIND_UNSPECIFIED: ExportBufferReply.Kind
+    CUDA_IPC: ExportBufferReply.Kind
+    DESCRIPTOR: ExportBufferReply.Kind
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_UUID_FIELD_NUMBER: _ClassVar[int]
+    kind: ExportBufferReply.Kind
+    handle: bytes
+    offset: int
+    bytes: int
+    device: str
+    device_uuid: str
+    def __init__(self, kind: _Optional[_Union[ExportBufferReply.Kind, str]] = ..., handle: _Optional[bytes] = ..., offset: _Optional[int] = ..., bytes: _Optional[int] = ..., device: _Optional[str] = ..., device_uuid: _Optional[str] = ...) -> None: ...

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class MemoryStub(object):
-    """Sessions, shared-memory regions and resident buffers. Everything belongs to one session and is invisible to every other.
+    """Sessions, regions (memory of clients) and resident buffers (memory of the server). Everything belongs to one session and is invisible to every other.
     """
 
     def __init__(self, channel):
@@ -75,10 +75,15 @@ class MemoryStub(object):
                 request_serializer=tilewright__proto_dot_v1_dot_memory__pb2.FreeBufferRequest.SerializeToString,
                 response_deserializer=tilewright__proto_dot_v1_dot_memory__pb2.FreeBufferReply.FromString,
                 _registered_method=True)
+        self.ExportBuffer = channel.unary_unary(
+                '/tilewright.v1.Memory/ExportBuffer',
+                request_serializer=tilewright__proto_dot_v1_dot_memory__pb2.ExportBufferRequest.SerializeToString,
+                response_deserializer=tilewright__proto_dot_v1_dot_memory__pb2.ExportBufferReply.FromString,
+                _registered_method=True)
 
 
 class MemoryServicer(object):
-    """Sessions, shared-memory regions and resident buffers. Everything belongs to one session and is invisible to every other.
+    """Sessions, regions (memory of clients) and resident buffers (memory of the server). Everything belongs to one session and is invisible to every other.
     """
 
     def OpenSession(self, request, context):
@@ -129,7 +134,16 @@ class MemoryServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def FreeBuffer(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Waits for work in flight, as `UnregisterRegion` does. A buffer that was exported goes as well: see `ExportBuffer`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExportBuffer(self, request, context):
+        """Name a resident buffer of a GPU so that the client's process can map it. The buffer stays where it is until it is freed (or its session ends). Unmap
+        it first: what a mapping shows after that is undefined, as the driver's rules have it.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -177,6 +191,11 @@ def add_MemoryServicer_to_server(servicer, server):
                     request_deserializer=tilewright__proto_dot_v1_dot_memory__pb2.FreeBufferRequest.FromString,
                     response_serializer=tilewright__proto_dot_v1_dot_memory__pb2.FreeBufferReply.SerializeToString,
             ),
+            'ExportBuffer': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExportBuffer,
+                    request_deserializer=tilewright__proto_dot_v1_dot_memory__pb2.ExportBufferRequest.FromString,
+                    response_serializer=tilewright__proto_dot_v1_dot_memory__pb2.ExportBufferReply.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'tilewright.v1.Memory', rpc_method_handlers)
@@ -186,7 +205,7 @@ def add_MemoryServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Memory(object):
-    """Sessions, shared-memory regions and resident buffers. Everything belongs to one session and is invisible to every other.
+    """Sessions, regions (memory of clients) and resident buffers (memory of the server). Everything belongs to one session and is invisible to every other.
     """
 
     @staticmethod
@@ -395,6 +414,33 @@ class Memory(object):
             '/tilewright.v1.Memory/FreeBuffer',
             tilewright__proto_dot_v1_dot_memory__pb2.FreeBufferRequest.SerializeToString,
             tilewright__proto_dot_v1_dot_memory__pb2.FreeBufferReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExportBuffer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tilewright.v1.Memory/ExportBuffer',
+            tilewright__proto_dot_v1_dot_memory__pb2.ExportBufferRequest.SerializeToString,
+            tilewright__proto_dot_v1_dot_memory__pb2.ExportBufferReply.FromString,
             options,
             channel_credentials,
             insecure,

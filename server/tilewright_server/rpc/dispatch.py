@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 
-from tilewright_kit.errors import InvalidArgumentError, NotFoundError
+from tilewright_kit.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 from tilewright_kit.problem import Role
 from tilewright_proto.v1 import dispatch_pb2 as pb
 from tilewright_server.engine.call import Call, Cancellation
@@ -66,6 +66,12 @@ class DispatchServicer:
     def release_plan(self, request: pb.ReleasePlanRequest, _: Context) -> pb.ReleasePlanReply:
         self._service.sessions.get(request.session).release_plan(request.plan)
         return pb.ReleasePlanReply()
+
+    def bind(self, request: pb.BindRequest, _: Context) -> pb.BindReply:
+        raise UnsupportedError("bindings are not served yet", rule="bindings", fix="use Execute")
+
+    def unbind(self, request: pb.UnbindRequest, _: Context) -> pb.UnbindReply:
+        raise UnsupportedError("bindings are not served yet", rule="bindings", fix="use Execute")
 
     @raw
     def execute(self, data: bytes, context: Context) -> bytes:

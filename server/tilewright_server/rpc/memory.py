@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from tilewright_kit.errors import InvalidArgumentError, UnavailableError
+from tilewright_kit.errors import InvalidArgumentError, UnavailableError, UnsupportedError
 from tilewright_proto.v1 import memory_pb2 as pb
 from tilewright_server.memory.buffers import ResidentBuffer
 from tilewright_server.memory.session import Session
@@ -132,6 +132,9 @@ class MemoryServicer:
     def free_buffer(self, request: pb.FreeBufferRequest, context: Context) -> pb.FreeBufferReply:
         self._sessions.get(request.session).free_buffer(request.buffer, call_of(context).deadline)
         return pb.FreeBufferReply()
+
+    def export_buffer(self, request: pb.ExportBufferRequest, _: Context) -> pb.ExportBufferReply:
+        raise UnsupportedError("buffers cannot be exported yet", rule="export", fix="use ReadBuffer")
 
 
 def _open(request: pb.RegisterRegionRequest) -> OpenedFile:

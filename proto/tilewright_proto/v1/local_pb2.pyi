@@ -1,0 +1,15 @@
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Optional as _Optional
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class HelloReply(_message.Message):
+    __slots__ = ("server_version", "packet_bytes", "launches")
+    SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PACKET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LAUNCHES_FIELD_NUMBER: _ClassVar[int]
+    server_version: str
+    packet_bytes: int
+    launches: int
+    def __init__(self, server_version: _Optional[str] = ..., packet_bytes: _Optional[int] = ..., launches: _Optional[int] = ...) -> None: ...
