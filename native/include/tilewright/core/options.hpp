@@ -10,8 +10,14 @@ struct types {
   static constexpr int size = sizeof...(Ts);
 };
 
-enum class Pipeline { mem, compv1, compv3, compv4, preshufflev1, preshufflev2 };
-enum class Scheduler { intrawave, interwave };
+enum class Pipeline { mem, compv1, compv3, compv4, preshufflev1, preshufflev2, ws };
+enum class Scheduler { intrawave, interwave, cooperative, pingpong };
+// How results leave the registers: default_ stores them where they stand, cshuffle passes them through shared memory, so
+// that neighbouring threads write neighbouring elements. (GPUs only.)
+enum class EpilogueKind { default_, cshuffle };
+// linear: the work is cut into equal ranges of (output tile, step along k), whose partial tiles are added afterwards
+// (Stream-K). (GPUs only.)
+enum class Reduction { none, linear };
 enum class Scale { none, tensor, row, column };
 
 // How the operands D0, D1, ... enter: x = op(...op(op(x, D0), D1)...). MultiDAdd and MultiDMultiply are Add and
