@@ -18,11 +18,13 @@ from .frozen import FrozenMap
 from .loader import from_compute_capability, from_gcn_arch_name, load, names, parse_spec
 from .spec import (
     ArchSpec,
+    BulkCopy,
     Caches,
     Feature,
     Instruction,
     Match,
     Pipeline,
+    RegisterSplit,
     Throughput,
     TileTable,
     Toolchain,
@@ -34,12 +36,14 @@ from .validate import schema, validate_spec
 __all__ = [
     "ArchError",
     "ArchSpec",
+    "BulkCopy",
     "Caches",
     "Feature",
     "FrozenMap",
     "Instruction",
     "Match",
     "Pipeline",
+    "RegisterSplit",
     "SpecError",
     "Throughput",
     "TileTable",

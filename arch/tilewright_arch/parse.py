@@ -9,14 +9,17 @@ from .frozen import FrozenMap
 from .reading import Fields
 from .spec import (
     ArchSpec,
+    BulkCopy,
     Caches,
     Feature,
     Instruction,
     Match,
     Pipeline,
+    RegisterSplit,
     Throughput,
     Toolchain,
     Trait,
+    Triple,
     combination_reason,
 )
 from .tables import DTYPES, Shapes, Tables, read_shapes, read_tiles, read_waves
@@ -58,6 +61,7 @@ def parse_document(document: object, source: str) -> ArchSpec:
         vector_registers=spec.integer("vector_registers"),
         max_vgprs=spec.integer("max_vgprs"),
         max_threads_per_workgroup=spec.integer("max_threads_per_workgroup", minimum=1),
+        register_file=spec.integer("register_file", 0),
         lds_bytes=lds_bytes,
         lds_l2_fraction=lds_l2_fraction,
         caches=caches,
@@ -69,6 +73,7 @@ def parse_document(document: object, source: str) -> ArchSpec:
         warp_tiles=normal.tiles,
         preshuffle_warp_tiles=shuffled.tiles,
         tile_instructions=normal.merged(shuffled).instructions,
+        bulk_copy=_bulk_copy(spec.fields("bulk_copy")) if "bulk_copy" in spec else None,
         pipelines=pipelines,
         preshuffle_pipelines=_preshuffle_pipelines(spec, pipelines),
         unsupported_traits=_traits(spec, pipelines),
@@ -155,20 +160,74 @@ def _pipelines(fields: Fields, instructions: Mapping[str, Instruction]) -> Froze
         for instruction in usable:
             if instruction not in instructions:
                 raise entry.fail("instructions", f"{instruction!r} is not defined")
+        double_buffer = entry.boolean("double_buffer")
+        fewest, most = _stages(entry, 2 if double_buffer else 1)
         found[name] = Pipeline(
             name=name,
             lds_fraction=entry.number("lds_fraction"),
-            double_buffer=entry.boolean("double_buffer"),
+            double_buffer=double_buffer,
             schedulers=entry.texts("schedulers", minimum=1),
             epilogues=entry.texts("epilogues", minimum=1),
             instructions=usable,
             extra_threads=entry.integer("extra_threads", 0),
+            min_stages=fewest,
+            max_stages=most,
+            clusters=_clusters(entry),
+            reserved_registers=entry.integer("reserved_registers", 0),
+            register_splits=_register_splits(entry),
             description=entry.text("description"),
         )
         entry.finish()
     if not found:
         raise fields.fail("", "needs at least 1 entry")
     return FrozenMap(found)
+
+
+def _stages(entry: Fields, usual: int) -> tuple[int, int]:
+    if "stages" not in entry:
+        return usual, usual
+    values = entry.array("stages")
+    if len(values) != 2:
+        raise entry.fail("stages", "must be [fewest, most]")
+    fewest, most = (entry.positive(f"stages[{index}]", value) for index, value in enumerate(values))
+    if fewest > most:
+        raise entry.fail("stages", f"{fewest} are more than {most}")
+    return fewest, most
+
+
+def _clusters(entry: Fields) -> tuple[Triple, ...]:
+    clusters = tuple((m, n, k) for m, n, k in entry.tuples("clusters", 3, [[1, 1, 1]]))
+    if not clusters or clusters[0] != (1, 1, 1):
+        raise entry.fail("clusters", "must begin with [1, 1, 1]: a kernel without a cluster")
+    return clusters
+
+
+def _register_splits(entry: Fields) -> tuple[RegisterSplit, ...]:
+    found: list[RegisterSplit] = []
+    for index, raw in enumerate(entry.array("register_splits", [])):
+        row = Fields(raw, entry.source, entry.where(f"register_splits[{index}]"))
+        found.append(
+            RegisterSplit(
+                consumers=row.integer("consumers", minimum=1),
+                producer=row.integer("producer", minimum=1),
+                consumer=row.integer("consumer", minimum=1),
+            )
+        )
+        row.finish()
+        if [split.consumers for split in found].count(found[-1].consumers) > 1:
+            raise row.fail("consumers", f"repeats {found[-1].consumers}")
+    return tuple(found)
+
+
+def _bulk_copy(fields: Fields) -> BulkCopy:
+    found = BulkCopy(
+        max_box=fields.integer("max_box", minimum=1),
+        alignment=fields.integer("alignment", minimum=1),
+        swizzle_bytes=fields.integer("swizzle_bytes", minimum=1),
+        swizzle_rows=fields.integer("swizzle_rows", minimum=1),
+    )
+    fields.finish()
+    return found
 
 
 def _preshuffle_pipelines(spec: Fields, pipelines: Mapping[str, Pipeline]) -> tuple[str, ...]:

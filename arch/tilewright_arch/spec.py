@@ -39,11 +39,23 @@ class Instruction:
 
 
 @dataclass(frozen=True, slots=True)
+class RegisterSplit:
+    """Registers of one thread in a warp-specialised workgroup with ``consumers`` waves that compute."""
+
+    consumers: int
+    producer: int
+    consumer: int
+
+
+@dataclass(frozen=True, slots=True)
 class Pipeline:
     """One way to overlap global memory, LDS and registers, and what it can be combined with.
 
     ``lds_fraction`` is the part of the LDS that one stage of A and B may fill;
-    ``extra_threads`` are producer threads that the wave triple does not count.
+    ``extra_threads`` are producer threads that the wave triple does not count. A kernel keeps
+    ``min_stages`` to ``max_stages`` stages in the LDS; ``clusters`` are the workgroup clusters
+    that it may be launched in. ``reserved_registers`` of a thread are not for accumulators, and
+    ``register_splits`` say, by number of consumers, how a specialised workgroup divides the rest.
     """
 
     name: str
@@ -53,7 +65,31 @@ class Pipeline:
     epilogues: tuple[str, ...]
     instructions: tuple[str, ...]
     extra_threads: int
+    min_stages: int
+    max_stages: int
+    clusters: tuple[Triple, ...]
+    reserved_registers: int
+    register_splits: tuple[RegisterSplit, ...]
     description: str
+
+    def register_split(self, consumers: int) -> RegisterSplit | None:
+        """The split for that many consumers; None if the pipeline cannot have them."""
+        return next((split for split in self.register_splits if split.consumers == consumers), None)
+
+
+@dataclass(frozen=True, slots=True)
+class BulkCopy:
+    """The engine that copies tiles of tensors between global and shared memory.
+
+    ``max_box`` elements in each dimension of one copy; addresses and strides are multiples of
+    ``alignment`` bytes; the fastest dimension of a box fills ``swizzle_bytes``, and
+    ``swizzle_rows`` such rows are one pattern.
+    """
+
+    max_box: int
+    alignment: int
+    swizzle_bytes: int
+    swizzle_rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +203,7 @@ class ArchSpec:
     vector_registers: int
     max_vgprs: int
     max_threads_per_workgroup: int
+    register_file: int
     lds_bytes: int
     lds_l2_fraction: float
     caches: Caches
@@ -178,6 +215,7 @@ class ArchSpec:
     warp_tiles: TileTable
     preshuffle_warp_tiles: TileTable
     tile_instructions: FrozenMap[str, FrozenMap[Triple, str]]
+    bulk_copy: BulkCopy | None
     pipelines: FrozenMap[str, Pipeline]
     preshuffle_pipelines: tuple[str, ...]
     unsupported_traits: tuple[Trait, ...]
@@ -228,6 +266,13 @@ class ArchSpec:
         instruction = self.instruction(key, warp_tile)
         wave_threads = instruction.wave_threads if instruction else self.wave_size
         return math.prod(wave) * wave_threads + self.pipeline(pipeline).extra_threads
+
+    def registers_per_thread(self, threads: int) -> int:
+        """Registers that each of ``threads`` threads of a workgroup may hold when it has a unit to itself."""
+        if not self.register_file or threads <= 0:
+            return self.max_vgprs
+        # The hardware hands registers out in blocks of eight to each thread.
+        return min(self.max_vgprs, self.register_file // threads // 8 * 8)
 
     def trait_refusal(self, pipeline: str, epilogue: str, scheduler: str) -> str | None:
         """Why the combination cannot be generated, or None when it can."""

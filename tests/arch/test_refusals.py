@@ -75,6 +75,14 @@ BROKEN = {
     ),
     "fraction of zero": ("gfx942", put("pipelines", "compv4", "lds_fraction", value=0), "lds_fraction"),
     "fraction as text": ("gfx942", put("pipelines", "compv4", "lds_fraction", value="1/2"), "lds_fraction"),
+    "one number of stages": ("sm_90a", put("pipelines", "ws", "stages", value=[4]), "stages"),
+    "no clusters": ("sm_90a", put("pipelines", "ws", "clusters", value=[]), "clusters"),
+    "registers of no consumer": (
+        "sm_90a",
+        put("pipelines", "ws", "register_splits", 0, "consumers", value=0),
+        "consumers",
+    ),
+    "copies of nothing": ("sm_90a", put("bulk_copy", "max_box", value=0), "max_box"),
     "no schedulers": ("gfx942", put("pipelines", "mem", "schedulers", value=[]), "schedulers"),
     "repeated epilogue": ("gfx942", put("pipelines", "mem", "epilogues", value=["default"] * 2), "epilogues"),
     "buffering as number": ("gfx942", put("pipelines", "mem", "double_buffer", value=1), "double_buffer"),
@@ -134,6 +142,12 @@ INCONSISTENT = {
     "undefined instruction in a pipeline": (
         put("pipelines", "mem", "instructions", value=["wgmma"]),
         "pipelines.mem.instructions",
+    ),
+    "stages the wrong way round": (put("pipelines", "mem", "stages", value=[4, 2]), "pipelines.mem.stages"),
+    "no kernel without a cluster": (put("pipelines", "mem", "clusters", value=[[2, 1, 1]]), "pipelines.mem.clusters"),
+    "registers for as many consumers twice": (
+        put("pipelines", "mem", "register_splits", value=[{"consumers": 1, "producer": 8, "consumer": 8}] * 2),
+        "pipelines.mem.register_splits[1].consumers",
     ),
     "preshuffle pipeline that is none": (put("preshuffle_pipelines", value=["v9"]), "preshuffle_pipelines[0]"),
     "trait of an unknown pipeline": (

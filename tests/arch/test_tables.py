@@ -164,11 +164,44 @@ def test_cpu_warp_tiles_without_features_have_depth_one(name: str, shapes: list[
 def test_hopper_keeps_wgmma_to_ws_and_mma_to_the_rest() -> None:
     spec = arch.load("sm_90a")
     key = "bf16_bf16_fp32"
-    assert spec.warp_tiles_for(key, "ws") == tuple((64, n, 16) for n in (64, 96, 128, 192, 256))
+    tiles = set(spec.warp_tiles_for(key, "ws"))
+    assert {(64, n, 16) for n in (8, 16, 24, 32, 64, 96, 128, 192, 256)} <= tiles
+    assert {(n, 64, 16) for n in (8, 16, 24, 32, 40, 48, 56, 64, 128, 256)} <= tiles
+    assert all(64 in tile[:2] and tile[2] == 16 for tile in tiles)
     assert spec.warp_tiles_for(key, "compv4") == ((16, 8, 16),)
-    assert spec.warp_tiles_for("fp8_fp8_fp32", "ws")[0] == (64, 64, 32)
+    assert {tile[2] for tile in spec.warp_tiles_for("fp8_fp8_fp32", "ws")} == {32}
     assert spec.warp_tiles_for("fp32_fp32_fp32", "ws") == ()
     assert not spec.supports_trait("ws", "cshuffle", "intrawave")
+
+
+def test_integers_take_only_the_n_that_their_instruction_has() -> None:
+    # PTX ISA, wgmma: with integers N is a multiple of 16 above 32.
+    spec = arch.load("sm_90a")
+    taken = {m if n == 64 else n for m, n, _ in spec.warp_tiles_for("int8_int8_int32", "ws")}
+    assert taken == {8, 16, 24, 32, 48, *range(64, 257, 16)}
+    floats = {m if n == 64 else n for m, n, _ in spec.warp_tiles_for("fp8_fp8_fp32", "ws")}
+    assert floats == taken | {40, 56}
+
+
+def test_hopper_states_its_clusters_stages_and_registers() -> None:
+    spec = arch.load("sm_90a")
+    ws = spec.pipeline("ws")
+    assert ws.clusters[0] == (1, 1, 1) and {(2, 1, 1), (1, 2, 1)} <= set(ws.clusters)
+    assert (ws.min_stages, ws.max_stages) == (2, 8)
+    for split in ws.register_splits:
+        # Registers change hands within what the launch was given: 128 threads each, in blocks of eight.
+        launched = spec.registers_per_thread(128 * (1 + split.consumers)) * (1 + split.consumers)
+        assert split.producer + split.consumer * split.consumers <= max(launched, 2 * 168)
+        assert split.producer % 8 == split.consumer % 8 == 0
+    assert ws.register_split(2) == arch.RegisterSplit(2, 24, 240) and ws.register_split(4) is None
+    assert spec.bulk_copy == arch.BulkCopy(max_box=256, alignment=16, swizzle_bytes=128, swizzle_rows=8)
+    assert spec.pipeline("compv4").clusters == ((1, 1, 1),) and spec.pipeline("compv3").max_stages == 1
+
+
+def test_threads_share_the_register_file() -> None:
+    spec = arch.load("sm_80")
+    assert [spec.registers_per_thread(threads) for threads in (128, 256, 384, 512, 1024)] == [255, 255, 168, 128, 64]
+    assert arch.load("gfx942").registers_per_thread(256) == 512
 
 
 def test_threads_of_a_workgroup_count_warpgroups_and_producers() -> None:
