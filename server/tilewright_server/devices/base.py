@@ -18,11 +18,13 @@ __all__ = [
     "REPLY",
     "TIME",
     "WAIT",
+    "ConnectedDevice",
     "DeviceHost",
     "DeviceLostError",
     "HostedProvider",
     "IsolatedProvider",
     "LaunchStream",
+    "LockingDevice",
     "MemoryHandle",
     "Program",
     "ProgramDevice",
@@ -179,7 +181,7 @@ class SharingDevice(Protocol):
 
 
 class LaunchStream(Protocol):
-    """Launches in order, without waiting for them. Of one thread."""
+    """Launches in order, without waiting for them. One call at a time, but from any thread."""
 
     def open_event(self, slot: int, handle: bytes) -> bytes:
         """Open the client's producer event of ``slot``; returns the handle of the slot's completion event.
@@ -213,3 +215,43 @@ class StreamDevice(Protocol):
     """A device whose launches need not be waited for."""
 
     def open_stream(self) -> LaunchStream: ...
+
+
+@runtime_checkable
+class LockingDevice(Protocol):
+    """A device that copies faster from memory of the host that it has locked."""
+
+    def lock_host(self, memory: memoryview) -> None:
+        """Lock ``memory`` until the device is closed; slower copies are the answer to a failure, not an error."""
+        ...
+
+
+@runtime_checkable
+class ConnectedDevice(Protocol):
+    """A device that serves launches of client connections by itself (``worker.frames`` has the format)."""
+
+    def attach(self, fd: int, connection: int, ended: Callable[[], None]) -> None:
+        """Serve the launches that come over the SOCK_SEQPACKET socket ``fd``, which is duplicated.
+
+        ``connection`` is a number of the caller's choice that no other connection has. ``ended`` is called once, from
+        any thread, when the client has gone or the device is lost: nothing of the connection runs any more, and its
+        bindings are forgotten. Raises ``DeviceError``, ``DeviceLostError``, ``UnavailableError``.
+        """
+        ...
+
+    def bind(self, connection: int, program: Program, addresses: Sequence[int], workspace_bytes: int) -> int:
+        """Let the connection launch ``program`` on these addresses; returns the id that launches name.
+
+        The caller keeps the memory and the program's kernels there until ``unbind`` or the connection's end.
+        Workspace is the connection's own. Raises ``NotFoundError`` for a connection that has ended, ``DeviceError``,
+        ``DeviceLostError``.
+        """
+        ...
+
+    def unbind(self, connection: int, binding: int) -> None:
+        """Forget a binding; returns when nothing runs on it any more. No error if it is gone already."""
+        ...
+
+    def detach(self, connection: int) -> None:
+        """End the connection from this side. No error if it has ended already."""
+        ...
