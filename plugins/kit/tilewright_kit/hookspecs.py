@@ -6,6 +6,7 @@ A plugin is a module or object named by an entry point of the group ``tilewright
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -37,6 +38,14 @@ def tilewright_devices() -> Sequence[DeviceProvider]:  # type: ignore[empty-body
 @hookspec
 def tilewright_strategies() -> Sequence[Strategy]:  # type: ignore[empty-body]
     """Selection strategies, under names of their own."""
+
+
+@hookspec
+def tilewright_measurements() -> Sequence[Path]:  # type: ignore[empty-body]
+    """Files of measurements (JSON lines, see ``tilewright_kit.measurements``) that the strategies start from.
+
+    The files ``measured/*.jsonl`` beside the plugin's module are found without this hook.
+    """
 
 
 @hookspec

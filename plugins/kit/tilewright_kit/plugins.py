@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 import pluggy
@@ -25,7 +26,7 @@ __all__ = ["LoadedPlugin", "PluginFailure", "PluginManager"]
 
 log = logging.getLogger(__name__)
 
-_OFFERS = ("tilewright_operations", "tilewright_devices", "tilewright_strategies")
+_OFFERS = ("tilewright_operations", "tilewright_devices", "tilewright_strategies", "tilewright_measurements")
 _SPECIFIED = frozenset(name for name in vars(hookspecs) if name.startswith("tilewright_"))
 
 
@@ -39,6 +40,8 @@ class LoadedPlugin:
     operations: tuple[Operation[Any, Any], ...] = ()
     devices: tuple[DeviceProvider, ...] = ()
     strategies: tuple[Strategy, ...] = ()
+    measurements: tuple[Path, ...] = ()
+    """Files of measurements, whether a hook named them or they lie beside the module."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,11 @@ class PluginManager:
         """The strategies that plugins add, by name."""
         return {item.name: item for plugin in self.loaded for item in plugin.strategies}
 
+    @property
+    def measurements(self) -> tuple[Path, ...]:
+        """Files of measurements that plugins bring, each once, in the order in which they were loaded."""
+        return tuple(dict.fromkeys(path for plugin in self.loaded for path in plugin.measurements))
+
     # Loading
 
     def load_entry_points(self, found: Iterable[EntryPoint] | None = None) -> None:
@@ -147,7 +155,7 @@ class PluginManager:
 
     def _try(
         self, plugin: object, name: str
-    ) -> tuple[tuple[Operation[Any, Any], ...], tuple[DeviceProvider, ...], tuple[Strategy, ...]]:
+    ) -> tuple[tuple[Operation[Any, Any], ...], tuple[DeviceProvider, ...], tuple[Strategy, ...], tuple[Path, ...]]:
         """Register the plugin with a manager of its own and check everything that it offers."""
         if any(plugin is other for other in self._objects.values()):
             raise _Refused("this plugin is already loaded under another name")
@@ -160,7 +168,7 @@ class PluginManager:
             raise _Refused(f"{forgotten[0]} is not marked with @hookimpl")
         if not implemented:
             raise _Refused("it implements no hook")
-        operations, devices, strategies = (_collect(trial, hook) for hook in _OFFERS)
+        operations, devices, strategies, measurements = (_collect(trial, hook) for hook in _OFFERS)
         for operation in operations:
             reasons = check_operation(operation, self._archs)
             if reasons:
@@ -169,10 +177,13 @@ class PluginManager:
             _require(device, "device provider", "kind", ("discover", "open", "diagnose"))
         for strategy in strategies:
             _require(strategy, "strategy", "name", ("rank",))
+        for path in measurements:
+            if not isinstance(path, Path):
+                raise _Refused(f"tilewright_measurements returned {path!r}, which is no path")
         _refuse_duplicates("operation", [item.name for item in operations], self.operations)
         _refuse_duplicates("device kind", [item.kind for item in devices], self.devices)
         _refuse_duplicates("strategy", [item.name for item in strategies], self.strategies)
-        return operations, devices, strategies
+        return operations, devices, strategies, (*_beside(plugin), *measurements)
 
     # Life cycle
 
@@ -233,6 +244,13 @@ def _refuse_duplicates(what: str, names: Sequence[str], taken: Collection[str]) 
 def _origin(point: EntryPoint) -> tuple[str, str]:
     distribution = point.dist
     return ("", "") if distribution is None else (distribution.name, distribution.version)
+
+
+def _beside(plugin: object) -> tuple[Path, ...]:
+    """The files of measurements in the folder ``measured`` beside a module."""
+    file = getattr(plugin, "__file__", None)
+    folder = Path(file).parent / "measured" if isinstance(file, str) else None
+    return tuple(sorted(folder.glob("*.jsonl"))) if folder is not None and folder.is_dir() else ()
 
 
 def _version_of(plugin: object) -> str:
