@@ -153,8 +153,9 @@ def test_the_newest_of_two_measurements_counts(device: DeviceInfo) -> None:
 
 
 def test_measurements_of_another_device_count_as_a_neighbours(device: DeviceInfo) -> None:
-    config = some(device)[-1]
-    order = ranked(Rows(replace(row(device, 1000, config, 1.0), device="another one")), 1000, device)
+    favourite, *_, config = some(device)
+    rows = [row(device, 1000, favourite, 9.0), row(device, 1000, config, 1.0)]
+    order = ranked(Rows(*(replace(item, device="another one") for item in rows)), 1000, device)
     assert order[0].config == config
     assert "on another one" in order[0].reason
 
