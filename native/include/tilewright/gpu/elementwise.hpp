@@ -1,0 +1,84 @@
+// The fused element-wise steps of core/elementwise.hpp, on one fp32 value; formulas and errors as core/math.hpp states
+// them. Fused multiply-adds and reciprocals only: cheap enough for the epilogue of any kernel. A NaN passes through
+// every step.
+#pragma once
+#include "tilewright/core/options.hpp"
+#include "tilewright/gpu/platform.hpp"
+
+namespace tw::gpu {
+
+TW_DEVICE float horner(float, float last) { return last; }
+// c0 + c1 x + c2 x^2 + ..., the lowest coefficient first
+template <class... Rest>
+TW_DEVICE float horner(float x, float first, float second, Rest... rest) {
+  return fma(x, horner(x, second, rest...), first);
+}
+
+TW_DEVICE float magnitude_of(float x) { return float_of(bits_of(x) & 0x7fffffffu); }
+// Bounds that let a NaN through (both comparisons are false for it).
+TW_DEVICE float clamp(float x, float lo, float hi) {
+  x = x < lo ? lo : x;
+  return x > hi ? hi : x;
+}
+
+// e^x, relative error below 2e-7 where the result is normal.
+TW_DEVICE float exp(float x) {
+  const float bounded = clamp(x, -104.0f, 89.0f);
+  const float shifted = fma(bounded, 1.44269504089f, 12582912.0f);  // 1.5 * 2^23: the integer is in the low bits
+  const int32_t n = (int32_t)bits_of(shifted) - 0x4b400000;
+  const float whole = shifted - 12582912.0f;
+  const float r = fma(whole, 2.12194440e-4f, fma(whole, -0.693359375f, bounded));
+  const float p = horner(r, 1.0f, 1.0f, 0.5f, 1.0f / 6, 1.0f / 24, 1.0f / 120, 1.0f / 720, 1.0f / 5040);
+  const int32_t half = n >> 1;  // in two halves, so that the ends of the range come out right
+  const float scaled = p * float_of((uint32_t)(half + 127) << 23) * float_of((uint32_t)(n - half + 127) << 23);
+  return x == x ? scaled : x;
+}
+
+TW_DEVICE float sigmoid(float x) { return reciprocal(1.0f + exp(-x)); }
+
+// Relative error below 3e-7.
+TW_DEVICE float tanh(float x) {
+  const float z = x * x, magnitude = magnitude_of(x);
+  const float near = fma(x * z,
+                         horner(z, -3.33332819422e-1f, 1.33314422036e-1f, -5.37397155531e-2f, 2.06390887954e-2f,
+                                -5.70498872745e-3f),
+                         x);
+  const float e = exp(-2.0f * magnitude);
+  const float far = (1.0f - e) * reciprocal(1.0f + e);
+  return magnitude < 0.625f ? near : float_of((bits_of(far) & 0x7fffffffu) | (bits_of(x) & 0x80000000u));
+}
+
+// Absolute error below 5e-7.
+TW_DEVICE float erf(float x) {
+  const float v = clamp(x, -4.0f, 4.0f), z = v * v;
+  const float p = v * horner(z, -1.60960333262415e-02f, -2.95459980854025e-03f, -7.34990630326855e-04f,
+                             -5.69250639462346e-05f, -2.10102402082508e-06f, 2.77068142495902e-08f,
+                             -2.72614225801306e-10f);
+  const float q = horner(z, -1.42647390514189e-02f, -7.37332916720468e-03f, -1.68282697438203e-03f,
+                         -2.13374055278905e-04f, -1.45660718464996e-05f);
+  return p * reciprocal(q);
+}
+
+template <Binary kOp>
+TW_DEVICE float apply_binary(float x, float d) {
+  if constexpr (kOp == Binary::Add || kOp == Binary::MultiDAdd) return x + d;
+  else if constexpr (kOp == Binary::Multiply || kOp == Binary::MultiDMultiply) return x * d;
+  else return x;
+}
+
+// lo and hi are the bounds of Clamp.
+template <Unary kOp>
+TW_DEVICE float apply_unary(float x, float lo, float hi) {
+  if constexpr (kOp == Unary::Relu) return x < 0.0f ? 0.0f : x;
+  else if constexpr (kOp == Unary::Gelu) return 0.5f * x * (1.0f + erf(x * 0.70710678118654752f));
+  else if constexpr (kOp == Unary::FastGelu)
+    return 0.5f * x * (1.0f + tanh(0.79788456080286536f * (x + 0.044715f * x * x * x)));
+  else if constexpr (kOp == Unary::Silu) return x * sigmoid(x);
+  else if constexpr (kOp == Unary::Sigmoid) return sigmoid(x);
+  else if constexpr (kOp == Unary::Tanh) return tanh(x);
+  else if constexpr (kOp == Unary::HardSwish) return x * clamp(x + 3.0f, 0.0f, 6.0f) * (1.0f / 6.0f);
+  else if constexpr (kOp == Unary::Clamp) return clamp(x, lo, hi);
+  else return x;
+}
+
+}  // namespace tw::gpu

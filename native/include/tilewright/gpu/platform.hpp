@@ -1,0 +1,51 @@
+// What every device offers to the kernels, under one set of names. Nothing outside the platform files knows CUDA, HIP or
+// the host emulation:
+//   TW_DEVICE, TW_UNROLL, TW_KERNEL(threads, name, Params, body)
+//   kWave                    lanes of a wave
+//   thread_index(), block_index(), block_count(), lane_index()
+//   barrier(), wave_barrier()
+//   shuffle(x, lane), ballot(condition)
+//   shared_base()            address of the workgroup's dynamic shared memory. Shared addresses are 32-bit numbers of
+//                            bytes; only the functions below read and write there
+//   load_shared<N>(address), store_shared(address, Words<N>), load_shared_word(), store_shared_word()
+//   load_global<T>(p), load_constant<T>(p), store_global(p, x)   T of 1, 2, 4, 8 or 16 bytes, aligned to its size.
+//                            load_constant is for what no thread of the launch writes
+//   load_coherent<N>(p), store_coherent(p, Words<N>)             seen by all workgroups, ordered by arrive()
+//   arrive(counter)          adds 1 and returns the old value: what this thread wrote (and, after a barrier, its
+//                            workgroup) is visible to those who arrive later
+//   copy_async(address, p, bytes), commit_async(), wait_async<N>()   16 bytes from global to shared memory, of which
+//                            the first `bytes` are read and the rest is zero; groups complete in order
+//   funnel_right(low, high, bits), permute_bytes(x, y, selector)
+//   bits_of(x), float_of(bits), fma(x, y, z), reciprocal(x)   reciprocal: within 1 ulp; subnormal results may be 0
+//   half_to_float(bits), pack_halves(low, high), pack_bfloats(low, high), nearest_integer(x)   as core/types.hpp rules
+#pragma once
+#include "tilewright/core/integers.hpp"
+
+namespace tw::gpu {
+
+// N registers of 32 bits.
+template <int kCount>
+struct alignas(kCount * 4) Words {
+  uint32_t w[kCount];
+};
+
+template <class T>
+constexpr T min_of(T a, T b) {
+  return a < b ? a : b;
+}
+template <class T>
+constexpr T max_of(T a, T b) {
+  return a > b ? a : b;
+}
+template <class T>
+constexpr T ceil_div(T a, T b) {
+  return (a + b - 1) / b;
+}
+
+}  // namespace tw::gpu
+
+#if defined(TW_PLATFORM_HOST)
+#include "tilewright/gpu/platform_host.hpp"
+#else
+#include "tilewright/gpu/platform_cuda.hpp"
+#endif
