@@ -210,6 +210,8 @@ class BuildPool:
             workers, self._workers = self._workers, None
         if workers is not None:
             workers.shutdown(wait=True)
+        for toolchain in self._toolchains.values():
+            toolchain.close()
 
     def _recent_failure(self, key: str) -> TilewrightError | None:
         known = self._failures.get(key)

@@ -19,7 +19,7 @@ from tilewright_kit.source import SourceUnit
 from tilewright_server.build.headers import HeaderIndex
 from tilewright_server.build.process import Finished, Limits, run_limited
 
-__all__ = ["Compiled", "CpuToolchain", "Toolchain", "failure_of"]
+__all__ = ["Compiled", "CpuToolchain", "Toolchain", "failure_of", "log_tail"]
 
 _NAMES = ("c++", "g++", "clang++")
 _LOG_TAIL = 4000
@@ -75,9 +75,13 @@ class Toolchain(Protocol):
     ) -> Compiled:
         """Compile ``unit`` inside ``workdir``, which exists and is empty.
 
-        Raises ``BuildFailedError`` (rule ``compiler_failed``, ``compiler_hung`` or ``compiler_killed``),
-        ``ToolchainMissingError`` or ``ResourceExhaustedError`` (full disk).
+        Raises ``BuildFailedError`` (rule ``compiler_failed``, ``compiler_hung`` or ``compiler_killed``, and of some
+        ``compiler_warning`` or ``kernel_spills``), ``ToolchainMissingError`` or ``ResourceExhaustedError`` (full disk).
         """
+        ...
+
+    def close(self) -> None:
+        """Give back what is kept for the next build. Idempotent; another build may follow."""
         ...
 
 
@@ -163,9 +167,12 @@ class CpuToolchain:
                 f"the compiler ended well but wrote no binary for {unit.name}",
                 rule="compiler_failed",
                 fix="check the server's compiler with `tilewright doctor`",
-                log_tail=_tail(log),
+                log_tail=log_tail(log),
             )
         return Compiled(binary, log, result.seconds)
+
+    def close(self) -> None:
+        """Nothing is kept between builds."""
 
     def _clean(self, log: str) -> str:
         """Diagnostics go to callers, and a caller has no business with the server's folders."""
@@ -216,7 +223,7 @@ class CpuToolchain:
 
 def failure_of(name: str, result: Finished, log: str, limits: Limits) -> BuildFailedError | ResourceExhaustedError:
     """The error that says how a compiler ended."""
-    tail = _tail(log)
+    tail = log_tail(log)
     if "No space left on device" in log or "Disk quota exceeded" in log:
         return ResourceExhaustedError(
             f"the disk is full: the compiler could not write {name}",
@@ -251,7 +258,8 @@ def failure_of(name: str, result: Finished, log: str, limits: Limits) -> BuildFa
     )
 
 
-def _tail(log: str) -> str:
+def log_tail(log: str) -> str:
+    """The end of a compiler's output, which is where it says why it failed."""
     return log if len(log) <= _LOG_TAIL else "..." + log[-_LOG_TAIL:]
 
 
