@@ -118,6 +118,7 @@ class Application:
             compiler=settings.compiler,
             default_device=settings.device,
             default_strategy=settings.strategy,
+            perf_database=settings.perf_database,
             cpu_arch=settings.cpu_arch,
             cpu_threads=settings.cpu_threads,
             queue_limit=settings.queue_limit,

@@ -23,6 +23,7 @@ __all__ = [
     "Settings",
     "default_cache_dir",
     "default_listen",
+    "default_perf_database",
     "load",
     "reference_page",
 ]
@@ -155,7 +156,16 @@ class Settings:
         "", "name", _text, "CPU level to make kernels for, for example `x86-64-v2`. Empty: the machine's."
     )
     cpu_threads: int = _setting(0, "count", _count(0, 4096), "Threads of the CPU device. 0: all usable cores.")
-    strategy: str = _setting("heuristic", "name", _text, "Selection strategy of requests that name none.")
+    strategy: str = _setting(
+        "auto",
+        "name",
+        _text,
+        "Selection strategy of requests that name none. `auto` goes by measurements where the device's kind was"
+        " measured, else by the model.",
+    )
+    perf_database: Path | None = _setting(  # noqa: RUF009
+        None, "path", _path, "File of the user's own measurements. Empty: `perf.sqlite` in the user's data directory."
+    )
     cache_dir: Path | None = _setting(  # noqa: RUF009
         None, "path", _path, "Folder of compiled kernels. Empty: `tilewright` in the user's cache directory."
     )
@@ -265,6 +275,8 @@ def load(
         values["listen"] = (default_listen(environ),)
     if values.get("cache_dir") is None:
         values["cache_dir"] = default_cache_dir()
+    if values.get("perf_database") is None:
+        values["perf_database"] = default_perf_database()
     return Settings(**values)
 
 
@@ -282,6 +294,13 @@ def default_cache_dir() -> Path:
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("tilewright", appauthor=False))
+
+
+def default_perf_database() -> Path:
+    """Where measurements are kept if no setting says otherwise."""
+    import platformdirs
+
+    return Path(platformdirs.user_data_dir("tilewright", appauthor=False)) / "perf.sqlite"
 
 
 def _checked(values: Mapping[str, Any], source: Callable[[Setting], str]) -> dict[str, Any]:

@@ -39,6 +39,7 @@ from tilewright_server.engine.planner import Planner
 from tilewright_server.engine.prepared import Prepared
 from tilewright_server.engine.statistics import Statistics
 from tilewright_server.engine.types import EngineOptions, Outcome, Selection
+from tilewright_server.perf.strategies import measured_strategies
 
 __all__ = ["BuildEvent", "BuildResult", "Engine", "Prepared"]
 
@@ -73,7 +74,8 @@ class Engine:
         self.cache = ArtifactCache(options.cache_dir, max_bytes=options.cache_bytes, max_age_s=options.cache_age_s)
         self.toolchains: Mapping[str, Toolchain] = toolchains or {"c++": self._cpu_toolchain()}
         self.pool = BuildPool(self.cache, self.toolchains, self._pool_options())
-        self.catalogs = Catalogs(plugins.operations, plugins.strategies, options.default_strategy)
+        strategies = {**measured_strategies(plugins, options.perf_database), **plugins.strategies}
+        self.catalogs = Catalogs(plugins.operations, strategies, options.default_strategy)
         self._store = KernelStore(self.catalogs.operations, self.cache, self.pool, options.max_loaded_kernels)
         host = DeviceHost(self._store.pin, {"cpu": {"arch": options.cpu_arch, "threads": options.cpu_threads}})
         self.devices = DeviceRegistry(plugins.devices, host, options.default_device)

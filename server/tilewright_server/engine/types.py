@@ -35,7 +35,9 @@ class EngineOptions:
     """C++ compiler, by name or path; empty: the first that is found."""
     default_device: str = ""
     """Device by id; empty: the first GPU, else the CPU."""
-    default_strategy: str = "heuristic"
+    default_strategy: str = "auto"
+    perf_database: Path | None = None
+    """The user's own measurements; None: only those that plugins bring."""
     cpu_arch: str = ""
     """CPU level to generate code for, by arch id (``x86-64-v2``); empty: what the machine has."""
     cpu_threads: int = 0

@@ -22,7 +22,7 @@ def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -
     assert (settings.workers, settings.queue_limit, settings.grace_s) == (3, 40, 500.0)
     assert settings.listen == ("unix:/tmp/a/b",)
     assert settings.insecure
-    assert settings.strategy == "heuristic"
+    assert settings.strategy == "auto"
 
 
 def test_the_defaults_are_for_the_user_alone(tmp_path: Path) -> None:
