@@ -22,6 +22,7 @@ from tilewright_kit.rules import Correction, Violation
 from tilewright_kit.select import Strategy
 from tilewright_native import include_dir
 from tilewright_server.build.artifacts import ArtifactCache
+from tilewright_server.build.nvrtc import NvrtcToolchain
 from tilewright_server.build.pool import Build, BuildEvent, BuildPool, PoolOptions
 from tilewright_server.build.process import Limits
 from tilewright_server.build.toolchain import CpuToolchain, Toolchain
@@ -72,7 +73,7 @@ class Engine:
         self.plugins = plugins
         self.statistics = Statistics(self._gauges)
         self.cache = ArtifactCache(options.cache_dir, max_bytes=options.cache_bytes, max_age_s=options.cache_age_s)
-        self.toolchains: Mapping[str, Toolchain] = toolchains or {"c++": self._cpu_toolchain()}
+        self.toolchains: Mapping[str, Toolchain] = toolchains or self._compilers()
         self.pool = BuildPool(self.cache, self.toolchains, self._pool_options())
         strategies = {**measured_strategies(plugins, options.perf_database), **plugins.strategies}
         self.catalogs = Catalogs(plugins.operations, strategies, options.default_strategy)
@@ -290,9 +291,14 @@ class Engine:
             executor.refuse()
         return executor
 
-    def _cpu_toolchain(self) -> CpuToolchain:
+    def _compilers(self) -> dict[str, Toolchain]:
+        """By language. None is looked for before it is used."""
         limits = Limits(timeout_s=self.options.build_timeout_s, memory_bytes=self.options.build_memory_bytes)
-        return CpuToolchain([include_dir()], compiler=self.options.compiler, limits=limits, scratch=self.cache.scratch)
+        scratch, headers = self.cache.scratch, [include_dir()]
+        return {
+            "c++": CpuToolchain(headers, compiler=self.options.compiler, limits=limits, scratch=scratch),
+            "cuda": NvrtcToolchain(headers, limits=limits),
+        }
 
     def _pool_options(self) -> PoolOptions:
         topology = find_topology()  # knows what the container may use, not only what the machine has
