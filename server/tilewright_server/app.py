@@ -275,4 +275,5 @@ def _limits(settings: Settings) -> Any:
         buffer_bytes=settings.buffer_bytes,
         plans=settings.max_plans,
         plan_bytes=settings.plan_bytes,
+        bindings=settings.max_bindings,
     )

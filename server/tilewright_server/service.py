@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tilewright_kit.errors import (
@@ -17,14 +17,20 @@ from tilewright_kit.errors import (
     UnavailableError,
 )
 from tilewright_kit.problem import OperationRequest
-from tilewright_server.engine.call import Call
+from tilewright_server.devices.base import MemoryHandle
+from tilewright_server.engine.call import Call, Cancellation
 from tilewright_server.engine.types import Outcome, Selection
+from tilewright_server.memory.attachments import Attachments
 from tilewright_server.memory.binding import Binder, Binding, Location, Place, Target
+from tilewright_server.memory.bound import BoundExecution, check_in_place
+from tilewright_server.memory.buffers import ResidentBuffer
 from tilewright_server.memory.pins import Pinned
-from tilewright_server.memory.session import Session
+from tilewright_server.memory.session import AnyRegion, Session
 from tilewright_server.memory.sessions import Sessions
+from tilewright_server.memory.sources import RegionSource, register
 from tilewright_server.memory.staged import OutputValue
 from tilewright_server.memory.staging import StagingPool
+from tilewright_server.memory.transfer import read_buffer, write_buffer
 
 if TYPE_CHECKING:
     from tilewright_server.engine.engine import Engine, Prepared
@@ -89,6 +95,7 @@ class Service:
         self.sessions = sessions
         self._pools: dict[str, StagingPool] = {}
         self._lock = threading.Lock()
+        self.attachments = Attachments(engine.devices)
         self.binder = Binder(inline_limit, reply_limit, self.staging)
 
     def session(self, token: bytes) -> Session | None:
@@ -114,7 +121,7 @@ class Service:
         """Plan, bind, run, copy out. Outputs without a location travel back in the reply."""
         started = time.perf_counter_ns()
         session = call.owner = self.session(token)
-        prepared = self.engine.plan(request, selection, call)
+        prepared = self.engine.plan(request, placed(session, locations, selection), call)
         target = Target(prepared)
         none = Location(Place.NONE)
         binding = self.binder.bind(target, [locations.get(slot.name, none) for slot in target.slots], session)
@@ -150,25 +157,38 @@ class Service:
             self.engine.statistics.copied(prepared.plan.operation, copied + copied_out, copy_in, copy_out)
         return Finished(outcome, tuple(outputs), copied + copied_out), copy_in, copy_out
 
-    def plan(self, token: bytes, request: OperationRequest, selection: Selection, call: Call) -> tuple[int, Target]:
-        """Prepare a plan that the session keeps; returns its id."""
+    def plan(
+        self,
+        token: bytes,
+        request: OperationRequest,
+        selection: Selection,
+        call: Call,
+        locations: Mapping[str, Location] | None = None,
+    ) -> tuple[int, Target]:
+        """Prepare a plan that the session keeps; returns its id. ``locations`` help to choose the device."""
         session = self.sessions.get(token)
-        target = Target(self.engine.plan(request, selection, call))
+        target = Target(self.engine.plan(request, placed(session, locations or {}, selection), call))
         return session.add_plan(target, target.nbytes), target
 
-    def resolve(self, session: Session, executions: Sequence[tuple[int, Sequence[Location], int]]) -> Batch:
-        """Bind (plan id, locations, repeat) each; what is wrong with one does not concern the others."""
+    def resolve(self, session: Session, executions: Sequence[tuple[int, Sequence[Location], int] | int]) -> Batch:
+        """Bind (plan id, locations, repeat) each, or look up the id of a binding; what is wrong with one does not
+        concern the others.
+        """
         entries: list[Binding | TilewrightError] = []
         bind = self.binder.bind
         returned = 0
-        for plan_id, locations, repeat in executions:
+        for execution in executions:
             try:
+                if isinstance(execution, int):
+                    entries.append(session.binding(execution).entry)
+                    continue
+                plan_id, locations, repeat = execution
                 if repeat > MAX_REPEAT:
                     raise _too_often(repeat)
                 binding = bind(session.plan(plan_id), locations, session, repeat or 1, returned)
                 returned = binding.returned
                 entries.append(binding)
-            except TilewrightError as error:  # noqa: PERF203 - one failure must not end the others
+            except TilewrightError as error:
                 entries.append(error)
         return Batch(session, entries)
 
@@ -201,72 +221,69 @@ class Service:
                 results.append(error)
         return results
 
-    # Resident buffers
+    # Bindings
+
+    def bind(
+        self,
+        session: Session,
+        execution: tuple[int, Sequence[Location], int],
+        timeout_s: float | None = None,
+        owner: object = None,
+    ) -> BoundExecution:
+        """Settle (plan id, locations, repeat) under an id of the session; it ends with ``owner``, if one is given.
+
+        Raises what ``Binder.bind`` does, ``InvalidArgumentError`` for operands that would have to be copied, and
+        ``ResourceExhaustedError``.
+        """
+        plan_id, locations, repeat = execution
+        if repeat > MAX_REPEAT:
+            raise _too_often(repeat)
+        binding = self.binder.bind(session.plan(plan_id), locations, session, repeat or 1)
+        check_in_place(binding)
+        binding.target.prepared.current.check(binding.addresses)
+        bound = BoundExecution(binding, timeout_s)
+        bound.owner = owner
+        return session.bind(bound, self.attachments.publisher(session, bound))
+
+    def launch(self, session: Session, binding_id: int, cancellation: Cancellation | None = None) -> Outcome:
+        """Run a binding, in this thread, to its end."""
+        bound = session.binding(binding_id)
+        call = Call.within(bound.timeout_s, cancellation)
+        call.owner = session
+        pins = (bound,)
+        session.pin(pins)
+        try:
+            binding = bound.binding
+            return self.engine.execute(binding.target.prepared, binding.addresses, call, binding.repeat)
+        finally:
+            session.unpin(pins)
+
+    # Memory
+
+    def register(self, session: Session, source: RegionSource, nbytes: int, owner: object = None) -> AnyRegion:
+        """See ``memory.sources.register``."""
+        return register(session, self.engine.devices, source, nbytes, owner)
+
+    def export_buffer(self, session: Session, buffer_id: int) -> tuple[ResidentBuffer, MemoryHandle]:
+        """Name a buffer for the client's process. The caller closes the handle's descriptor, if it has one."""
+        buffer = session.buffer(buffer_id)
+        session.pin((buffer,))
+        try:
+            return buffer, buffer.export()
+        finally:
+            session.unpin((buffer,))
 
     def write_buffer(
         self, token: bytes, buffer_id: int, offset: int, source: bytes | tuple[int, int], nbytes: int
     ) -> None:
         """Copy bytes, or ``nbytes`` from (region id, offset), into a buffer."""
-        session = self.sessions.get(token)
-        buffer = session.buffer(buffer_id)
-        if isinstance(source, bytes):
-            nbytes = len(source)
-            check_range("buffer", offset, nbytes, buffer.size)
-            session.pin((buffer,))
-            try:
-                buffer.write(offset, memoryview(source))
-            finally:
-                session.unpin((buffer,))
-            return
-        region = session.region(source[0])
-        check_range("buffer", offset, nbytes, buffer.size)
-        check_range("region", source[1], nbytes, region.size)
-        session.pin((buffer, region))
-        try:
-            for at, size in _chunks(nbytes):
-                part = memoryview(bytearray(size))
-                region.read(source[1] + at, part)
-                buffer.write(offset + at, part)
-        finally:
-            session.unpin((buffer, region))
+        write_buffer(self.sessions.get(token), buffer_id, offset, source, nbytes)
 
     def read_buffer(
         self, token: bytes, buffer_id: int, offset: int, nbytes: int, target: tuple[int, int] | None
     ) -> bytes:
         """Bytes of a buffer; or, with ``target`` (region id, offset), copy them there and return nothing."""
-        session = self.sessions.get(token)
-        buffer = session.buffer(buffer_id)
-        check_range("buffer", offset, nbytes, buffer.size)
-        if target is None:
-            self._check_reply(nbytes)
-            data = bytearray(nbytes)
-            session.pin((buffer,))
-            try:
-                buffer.read(offset, memoryview(data))
-            finally:
-                session.unpin((buffer,))
-            return bytes(data)
-        region = session.region(target[0])
-        check_range("region", target[1], nbytes, region.size)
-        session.pin((buffer, region))
-        try:
-            for at, size in _chunks(nbytes):
-                part = memoryview(bytearray(size))
-                buffer.read(offset + at, part)
-                region.write(target[1] + at, part)
-        finally:
-            session.unpin((buffer, region))
-        return b""
-
-    def _check_reply(self, nbytes: int) -> None:
-        if nbytes > self.binder.inline_limit:
-            raise InvalidArgumentError(
-                f"a reply carries at most {self.binder.inline_limit} bytes",
-                field="bytes",
-                value=nbytes,
-                rule="inline_limit",
-                fix="read in parts, or into a region",
-            )
+        return read_buffer(self.sessions.get(token), buffer_id, offset, nbytes, target, self.binder.inline_limit)
 
     def close(self) -> None:
         """Free staging memory. Sessions and the engine are closed by whoever made them."""
@@ -275,20 +292,31 @@ class Service:
         self._pools.clear()
 
 
-def check_range(kind: str, offset: int, nbytes: int, size: int) -> None:
-    """``InvalidArgumentError`` unless ``nbytes`` bytes from ``offset`` lie within ``size``."""
-    if nbytes < 0 or offset < 0 or offset > size or nbytes > size - offset:
-        raise InvalidArgumentError(
-            f"{nbytes} bytes from offset {offset} reach past the end of the {kind}, which has {size}",
-            field="offset",
-            value=offset,
-            rule="location_bounds",
-            fix=f"stay within the {kind}",
-        )
+def placed(session: Session | None, locations: Mapping[str, Location], selection: Selection) -> Selection:
+    """``selection`` with the device whose memory operands lie in, unless it names one.
 
-
-def _chunks(nbytes: int, chunk: int = 4 << 20) -> list[tuple[int, int]]:
-    return [(at, min(chunk, nbytes - at)) for at in range(0, nbytes, chunk)]
+    ``InvalidArgumentError`` if they lie on two.
+    """
+    if selection.device or session is None:
+        return selection
+    device = first = ""
+    for name, location in locations.items():
+        found = ""
+        if location.place is Place.BUFFER:
+            found = session.buffer(location.value).device_id
+        elif location.place is Place.REGION:
+            found = session.region(location.value).device_id
+        if not device:
+            device, first = found, name
+        elif found and found != device:
+            raise InvalidArgumentError(
+                f"{first} is on {device}, but {name} is on {found}",
+                field=name,
+                value=found,
+                rule="operand_devices",
+                fix="put all operands that lie on a device on one and the same",
+            )
+    return replace(selection, device=device) if device else selection
 
 
 def _too_often(repeat: int) -> InvalidArgumentError:

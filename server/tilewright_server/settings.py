@@ -199,12 +199,23 @@ class Settings:
     max_loaded_kernels: int = _setting(
         1024, "count", _count(1, 100_000), "Kernels that stay loaded while nobody uses them; the rest is unloaded."
     )
+    local_socket: bool = _setting(
+        True,
+        "flag",
+        _flag,
+        "Serve the local socket (descriptors, fast launches) beside the first Unix socket.",
+    )
+    local_connections: int = _setting(
+        256, "count", _count(1, 65536), "Local connections that may be open at once, each with a thread of its own."
+    )
+    session_connections: int = _setting(32, "count", _count(1, 65536), "Local connections of one session.")
     max_sessions: int = _setting(1024, "count", _count(1, 1_000_000), "Sessions that may be open at once.")
     max_regions: int = _setting(4096, "count", _count(1, 60_000), "Shared-memory regions of one session.")
     max_plans: int = _setting(4096, "count", _count(1, 1_000_000), "Prepared plans of one session.")
     plan_bytes: int = _setting(
         256 * MIB, "size", _size(0, 2**50), "Memory that all prepared plans of one session may take together."
     )
+    max_bindings: int = _setting(16384, "count", _count(1, 1_000_000), "Bound executions of one session.")
     max_buffers: int = _setting(4096, "count", _count(1, 1_000_000), "Resident buffers of one session.")
     buffer_bytes: int = _setting(
         4096 * MIB, "size", _size(0, 2**50), "Bytes of all resident buffers of one session together."

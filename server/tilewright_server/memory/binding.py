@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tilewright_kit.errors import InvalidArgumentError, NotFoundError
 from tilewright_kit.problem import Operand, Role
+from tilewright_server.memory.imports import DeviceRegion
 from tilewright_server.memory.pins import Pinned
 from tilewright_server.memory.refusals import unknown_session
-from tilewright_server.memory.session import Session
 from tilewright_server.memory.staged import (
     OutputValue,
     Staged,
@@ -26,10 +26,12 @@ from tilewright_server.memory.staged import (
     StagedRegion,
     StagedReturn,
 )
-from tilewright_server.memory.staging import StagingPool
+from tilewright_server.memory.staging import StagingPool, shares_host_memory
 
 if TYPE_CHECKING:
     from tilewright_server.engine.engine import Prepared
+    from tilewright_server.memory.buffers import ResidentBuffer
+    from tilewright_server.memory.session import Session
 
 __all__ = ["Binder", "Binding", "Location", "Place", "Slot", "Target"]
 
@@ -82,7 +84,7 @@ class Target:
     def __init__(self, prepared: Prepared) -> None:
         self.prepared = prepared
         self.device_id: str = prepared.device.id
-        self.on_host = prepared.device.kind == "cpu"
+        self.on_host = shares_host_memory(prepared.device)
         self.slots = tuple(
             Slot(index, item, item.role is Role.OUTPUT, item.desc.nbytes, item.desc.dtype.bytes)
             for index, item in enumerate(prepared.operands)
@@ -189,6 +191,9 @@ class Binder:
 
     def _in_region(self, binding: Binding, slot: Slot, location: Location, session: Session | None) -> None:
         region = _session(session).region(location.value)
+        if isinstance(region, DeviceRegion):
+            self._in_device_memory(binding, slot, region, location.offset)
+            return
         offset = location.offset
         if offset > region.size - slot.nbytes or offset % slot.alignment:
             raise _out_of_bounds(slot, "region", offset, region.size)
@@ -201,21 +206,16 @@ class Binder:
             binding.staged.append(StagedRegion(slot, self._pool_of(binding.target.device_id), region, offset))
 
     def _in_buffer(self, binding: Binding, slot: Slot, location: Location, session: Session | None) -> None:
-        buffer = _session(session).buffer(location.value)
-        offset = location.offset
-        if offset > buffer.size - slot.nbytes or offset % slot.alignment:
-            raise _out_of_bounds(slot, "buffer", offset, buffer.size)
-        if buffer.device_id != binding.target.device_id:
-            raise InvalidArgumentError(
-                f"{slot.name} is in a buffer of another device than the plan's",
-                field=slot.name,
-                value=buffer.device_id,
-                rule="buffer_device",
-                fix=f"make the buffer on {binding.target.device_id}, or plan for {buffer.device_id}",
-            )
+        self._in_device_memory(binding, slot, _session(session).buffer(location.value), location.offset)
+
+    def _in_device_memory(self, binding: Binding, slot: Slot, item: DeviceRegion | ResidentBuffer, offset: int) -> None:
+        if offset > item.size - slot.nbytes or offset % slot.alignment:
+            raise _out_of_bounds(slot, item.kind, offset, item.size)
+        if item.device_id != binding.target.device_id:
+            raise _wrong_device(slot, item, binding.target.device_id)
         if slot.nbytes:
-            binding.objects.append(buffer)
-            binding.addresses[slot.index] = buffer.address + offset
+            binding.objects.append(item)
+            binding.addresses[slot.index] = item.address + offset
 
     def _inline(self, binding: Binding, slot: Slot, location: Location) -> None:
         data = location.data
@@ -286,6 +286,17 @@ def _session(session: Session | None) -> Session:
     if session is None:
         raise unknown_session()
     return session
+
+
+def _wrong_device(slot: Slot, item: DeviceRegion | ResidentBuffer, device_id: str) -> InvalidArgumentError:
+    mend = f"make the buffer on {device_id}" if item.kind == "buffer" else f"register memory of {device_id}"
+    return InvalidArgumentError(
+        f"{slot.name} is in a {item.kind} on {item.device_id}, but the plan is for {device_id}",
+        field=slot.name,
+        value=item.device_id,
+        rule=f"{item.kind}_device",
+        fix=f"plan for {item.device_id} (selection.device), or {mend}",
+    )
 
 
 def _out_of_bounds(slot: Slot, kind: str, offset: int, size: int) -> InvalidArgumentError | NotFoundError:

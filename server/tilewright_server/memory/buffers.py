@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from tilewright_kit.device import Buffer, Device
+from tilewright_server.devices.base import MemoryHandle
+from tilewright_server.memory.imports import export
 from tilewright_server.memory.pins import Pinned
 
 __all__ = ["ResidentBuffer"]
@@ -11,7 +13,7 @@ __all__ = ["ResidentBuffer"]
 class ResidentBuffer(Pinned):
     """Zeroed memory on one device, owned by one session."""
 
-    __slots__ = ("_buffer", "device", "device_id")
+    __slots__ = ("_buffer", "device", "device_id", "exported")
 
     kind = "buffer"
 
@@ -20,6 +22,8 @@ class ResidentBuffer(Pinned):
         super().__init__(nbytes)
         self.device = device
         self.device_id = device.info.id
+        self.exported = False
+        """Another process may have it mapped."""
         self._buffer: Buffer | None = device.allocate(nbytes)
         self.address = self._buffer.address
 
@@ -32,6 +36,16 @@ class ResidentBuffer(Pinned):
         """Copy bytes in, under the same conditions as ``read``."""
         assert self._buffer is not None
         self.device.write(self._buffer, offset, source)
+
+    def export(self) -> MemoryHandle:
+        """Name it for the client's process, under the same conditions; the caller closes the handle's descriptor.
+
+        Raises ``UnsupportedError``, ``DeviceError``.
+        """
+        assert self._buffer is not None
+        handle = export(self.device, self._buffer)
+        self.exported = True
+        return handle
 
     def release(self) -> None:
         """Give the memory back. Idempotent."""

@@ -13,7 +13,7 @@ class Pinned:
     Counts and flags are guarded by the lock of the session that owns it.
     """
 
-    __slots__ = ("address", "closing", "id", "pins", "size")
+    __slots__ = ("address", "closing", "id", "owner", "pins", "size")
 
     kind: ClassVar[str] = "object"
 
@@ -23,6 +23,8 @@ class Pinned:
         self.address = 0
         self.pins = 0
         """Requests in flight that use it."""
+        self.owner: object = None
+        """What it ends with, besides its session: the local connection that it was made over."""
         self.closing = False
         """Set once its end has been asked for: it takes no further pins."""
 

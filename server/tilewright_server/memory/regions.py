@@ -22,6 +22,8 @@ class Region(Pinned):
     __slots__ = ("_mapping", "fd", "inode")
 
     kind = "region"
+    device_id = ""
+    """Memory of the host."""
 
     def __init__(self, opened: OpenedFile) -> None:
         """Take over ``opened``; on errors its descriptor is closed."""

@@ -8,26 +8,36 @@ waits for a client's work but the one that asked for the end.
 from __future__ import annotations
 
 import itertools
+import logging
 import secrets
 import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tilewright_kit.errors import AccessError, DeadlineError, InvalidArgumentError, TilewrightError
+from tilewright_server.memory.bound import BoundExecution
 from tilewright_server.memory.buffers import ResidentBuffer
+from tilewright_server.memory.imports import DeviceRegion
 from tilewright_server.memory.pins import Pinned
 from tilewright_server.memory.refusals import over_quota, unknown, unknown_session
 from tilewright_server.memory.regions import InodeOwners, Region
 from tilewright_server.memory.shm import OpenedFile
 
+if TYPE_CHECKING:
+    from tilewright_server.memory.attachments import Attachment
+
 __all__ = ["Limits", "Session"]
+
+log = logging.getLogger("tilewright.memory")
 
 MEMO_BYTES = 8 << 20
 """Memory for the remembered requests of one session."""
 
 P = TypeVar("P", bound=Pinned)
+AnyRegion = Region | DeviceRegion
+R = TypeVar("R", Region, DeviceRegion)
 _counter = itertools.count(1)
 
 
@@ -48,10 +58,14 @@ class Limits:
     buffer_bytes: int = 4 << 30
     plans: int = 4096
     plan_bytes: int = 256 << 20
+    bindings: int = 16384
 
 
 class Session:
-    """One client's regions, buffers and plans. Thread-safe. After ``close`` every method answers ``NotFoundError``."""
+    """One client's regions, buffers, bindings and plans. Thread-safe.
+
+    After ``close`` every method answers ``NotFoundError``.
+    """
 
     def __init__(self, token: bytes, client_name: str, local: bool, limits: Limits, inodes: InodeOwners) -> None:
         self.token = token
@@ -67,8 +81,15 @@ class Session:
         self._inodes = inodes
         self._changed = threading.Condition(threading.Lock())
         self._closed = False
-        self._regions: dict[int, Region] = {}
+        self.group = new_id()
+        """Stands for the session where its token must not go: in the processes of devices."""
+        self._regions: dict[int, AnyRegion] = {}
         self._buffers: dict[int, ResidentBuffer] = {}
+        self._bindings: dict[int, BoundExecution] = {}
+        self.attaching = threading.Lock()
+        self.attachments: set[Attachment] = set()
+        """Connections that devices serve by themselves; guarded by ``attaching``."""
+        self._watchers: set[Callable[[], None]] = set()
         self._ending: set[Pinned] = set()
         self._buffer_bytes = 0
         self._plans: dict[int, tuple[Any, int]] = {}
@@ -105,8 +126,23 @@ class Session:
 
     # Regions
 
-    def register(self, open_file: Callable[[], OpenedFile]) -> Region:
+    def register(self, open_file: Callable[[], OpenedFile], owner: object = None) -> Region:
         """Register the memory file that ``open_file`` opens. Nothing stays open or mapped on any error."""
+        self._check_new_region()
+        region = Region(open_file())
+        try:
+            self._inodes.claim(region.inode, self)
+        except TilewrightError:
+            region.release()
+            raise
+        return self._adopted(region, owner)
+
+    def import_region(self, map_memory: Callable[[], DeviceRegion], owner: object = None) -> DeviceRegion:
+        """Register memory of a device that ``map_memory`` maps. Nothing stays mapped on any error."""
+        self._check_new_region()
+        return self._adopted(map_memory(), owner)
+
+    def _check_new_region(self) -> None:
         if not self.local:
             raise AccessError(
                 "shared memory cannot be registered over TCP: the caller cannot be told from any other process",
@@ -118,12 +154,9 @@ class Session:
             self._check_open()
             if len(self._regions) >= self._limits.regions:
                 raise over_quota("regions", self._limits.regions, "unregister regions, or put several tensors into one")
-        region = Region(open_file())
-        try:
-            self._inodes.claim(region.inode, self)
-        except TilewrightError:
-            region.release()
-            raise
+
+    def _adopted(self, region: R, owner: object) -> R:
+        region.owner = owner
         try:
             self._adopt(region, self._regions)
         except TilewrightError:
@@ -137,7 +170,7 @@ class Session:
         """
         self._end(self._regions, "region", region_id, deadline)
 
-    def region(self, region_id: int) -> Region:
+    def region(self, region_id: int) -> AnyRegion:
         found = self._regions.get(region_id)
         if found is None:
             raise unknown("region", region_id)
@@ -183,6 +216,41 @@ class Session:
         found = self._buffers.get(buffer_id)
         if found is None:
             raise unknown("buffer", buffer_id)
+        return found
+
+    # Bindings
+
+    def bind(self, bound: BoundExecution, publish: Callable[[BoundExecution], None] | None = None) -> BoundExecution:
+        """Keep a binding, with all that it uses. ``publish`` makes it known elsewhere, under its id, before anybody can
+        name it. ``NotFoundError`` if something that it uses has ended."""
+        with self._changed:
+            self._check_open()
+            if len(self._bindings) >= self._limits.bindings:
+                raise over_quota("bindings", self._limits.bindings, "unbind what is no longer launched")
+        self.pin(bound.objects)
+        try:
+            bound.id = new_id()
+            if publish is not None:
+                publish(bound)
+            with self._changed:
+                self._check_open()
+                for item in bound.objects:  # what ends from now on ends the binding; what has ended would wait for it
+                    if item.closing:
+                        raise unknown(item.kind, item.id)
+                self._bindings[bound.id] = bound
+        except BaseException:
+            self._release(bound)
+            raise
+        return bound
+
+    def unbind(self, binding_id: int, deadline: float | None = None) -> None:
+        """As ``unregister``."""
+        self._end(self._bindings, "binding", binding_id, deadline)
+
+    def binding(self, binding_id: int) -> BoundExecution:
+        found = self._bindings.get(binding_id)
+        if found is None:
+            raise unknown("binding", binding_id)
         return found
 
     # Pins
@@ -233,10 +301,38 @@ class Session:
     def closed(self) -> bool:
         return self._closed
 
-    def objects(self) -> tuple[list[Region], list[ResidentBuffer], list[int]]:
+    def objects(self) -> tuple[list[AnyRegion], list[ResidentBuffer], list[int]]:
         """Regions, buffers and ids of plans, in the order of their making."""
         with self._changed:
             return list(self._regions.values()), list(self._buffers.values()), list(self._plans)
+
+    def bindings(self) -> list[BoundExecution]:
+        """In the order of their making."""
+        with self._changed:
+            return list(self._bindings.values())
+
+    def on_close(self, watcher: Callable[[], None]) -> Callable[[], None]:
+        """Have ``watcher`` run at the end of the session, in any thread. Returns a function that forgets it.
+
+        ``NotFoundError`` if the session has ended.
+        """
+        with self._changed:
+            self._check_open()
+            self._watchers.add(watcher)
+        return lambda: self._watchers.discard(watcher)
+
+    def end_of(self, owner: object) -> None:
+        """End what was made under ``owner``, without waiting for work in flight."""
+        self.end_where(lambda item: item.owner is owner)
+
+    def end_where(self, ends: Callable[[Pinned], bool]) -> None:
+        """End every object of which ``ends`` is true, and the bindings that use one, without waiting for work in
+        flight."""
+        with self._changed:
+            items = [item for table in self._tables() for item in table.values() if ends(item)]
+            free = self._close_items(items)
+        for item in free:
+            self._release(item)
 
     def close(self) -> None:
         """End everything; what work in flight uses goes when that work is done. Idempotent."""
@@ -245,14 +341,10 @@ class Session:
                 return
             self._closed = True
             self._plans.clear()
-            self._next_epoch()
-            ended = [*self._regions.values(), *self._buffers.values()]
-            self._regions.clear()
-            self._buffers.clear()
-            for item in ended:
-                item.closing = True
-            self._ending.update(ended)
-            free = [item for item in ended if item.pins == 0]
+            free = self._close_items([item for table in self._tables() for item in table.values()])
+            watchers = list(self._watchers)
+        for watcher in watchers:
+            watcher()
         for item in free:
             self._release(item)
 
@@ -267,18 +359,35 @@ class Session:
             item.id = new_id()
             table[item.id] = item
 
+    def _tables(self) -> tuple[dict[int, Any], ...]:
+        return self._bindings, self._regions, self._buffers
+
+    def _close_items(self, items: Collection[Pinned]) -> list[Pinned]:
+        """Take ``items`` and the bindings that use one out of sight. Lock held.
+
+        Returns what the caller releases, outside the lock. What is pinned is released by whom it is pinned: a region
+        that only bindings use, by the release of the last of them.
+        """
+        ending = set(items)
+        users = [bound for bound in self._bindings.values() if not ending.isdisjoint(bound.objects)]
+        ended = list(dict.fromkeys((*users, *items)))
+        tables = self._tables()
+        for item in ended:
+            item.closing = True
+            for table in tables:
+                table.pop(item.id, None)
+        self._ending.update(ended)
+        self._next_epoch()
+        return [item for item in ended if item.pins == 0]
+
     def _end(self, table: dict[int, Any], kind: str, item_id: int, deadline: float | None) -> None:
         with self._changed:
-            item = table.pop(item_id, None)
+            item = table.get(item_id)
             if item is None:
                 raise unknown(kind, item_id)
-            item.closing = True
-            self._ending.add(item)
-            self._next_epoch()
-            free = item.pins == 0
-        if free:
-            self._release(item)
-            return
+            free = self._close_items((item,))
+        for ended in free:
+            self._release(ended)
         with self._changed:
             timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not self._changed.wait_for(lambda: item not in self._ending, timeout):
@@ -294,9 +403,15 @@ class Session:
         """Give memory back, outside the lock: unmapping much memory takes a while."""
         try:
             item.release()
+        except (
+            TilewrightError
+        ) as error:  # of a device that is lost, say: what is left to do here must be done all the same
+            log.warning("a %s could not be given back: %s", item.kind, error)
         finally:
             if isinstance(item, Region):
                 self._inodes.drop(item.inode)
+            elif isinstance(item, BoundExecution):
+                self.unpin(item.objects)
             with self._changed:
                 if isinstance(item, ResidentBuffer):
                     self._buffer_bytes -= item.size

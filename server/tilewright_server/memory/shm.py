@@ -23,6 +23,7 @@ __all__ = [
     "Mapping",
     "OpenedFile",
     "not_there",
+    "open_attached",
     "open_memfd",
     "open_posix",
     "read_into",
@@ -130,6 +131,30 @@ def open_memfd(pid: int, fd: int, name: str, nbytes: int) -> OpenedFile:
         os.close(opened)
         if isinstance(error, OSError):
             raise _not_opened(error) from None
+        raise
+
+
+def open_attached(fd: int, nbytes: int) -> OpenedFile:
+    """A memory file of at least ``nbytes`` bytes by a descriptor that its owner sent; it stays the caller's to close.
+
+    Raises ``InvalidArgumentError`` if it is something else, ``AccessError`` if it cannot be written.
+    """
+    _check_bytes(nbytes)
+    try:
+        opened = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0)
+    except OSError as error:
+        raise _not_opened(error) from None
+    try:
+        status = os.fstat(opened)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 0 or not _is_tmpfs(opened):
+            raise _no_memory_file()
+        if fcntl.fcntl(opened, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_PATH) != os.O_RDWR:
+            raise _not_writable()
+        return _checked(opened, nbytes, sealable=True)
+    except BaseException as error:
+        os.close(opened)
+        if isinstance(error, OSError):
+            raise _no_memory_file() from None
         raise
 
 
@@ -255,6 +280,15 @@ def not_there() -> NotFoundError:
         field="source",
         rule="region_source",
         fix="register from the process that made the file, as the server's user and in the server's process namespace",
+    )
+
+
+def _no_memory_file() -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "the descriptor is not of a memory file",
+        field="attached",
+        rule="region_source",
+        fix="send a descriptor that memfd_create gave, of ordinary pages",
     )
 
 

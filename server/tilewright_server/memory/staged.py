@@ -13,11 +13,11 @@ from tilewright_kit.errors import NotFoundError
 from tilewright_kit.tensor import TensorDesc, contiguous_strides
 from tilewright_server.memory.buffers import ResidentBuffer
 from tilewright_server.memory.regions import Region
-from tilewright_server.memory.session import Session
 from tilewright_server.memory.staging import Staging, StagingPool
 
 if TYPE_CHECKING:
     from tilewright_server.memory.binding import Slot
+    from tilewright_server.memory.session import Session
 
 __all__ = ["OutputValue", "Staged", "StagedAllocation", "StagedInline", "StagedRegion", "StagedReturn"]
 

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import threading
 
-from tilewright_kit.device import Buffer, Device
+from tilewright_kit.device import Buffer, Device, DeviceInfo
 from tilewright_server.memory.shm import view
 
-__all__ = ["Staging", "StagingPool"]
+__all__ = ["Staging", "StagingPool", "shares_host_memory"]
 
 SMALLEST = 4096
 LARGEST_KEPT = 16 << 20
 KEPT_BYTES = 64 << 20
+
+
+def shares_host_memory(device: DeviceInfo) -> bool:
+    """True if addresses of the device are those of this very process."""
+    return device.kind == "cpu" and not getattr(device, "attributes", {}).get("isolated", False)
 
 
 class Staging:
@@ -55,7 +60,7 @@ class StagingPool:
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self.on_host = device.info.kind == "cpu"
+        self.on_host = shares_host_memory(device.info)
         self._lock = threading.Lock()
         self._free: dict[int, list[Buffer]] = {}
         self._kept = 0
@@ -85,9 +90,16 @@ class StagingPool:
 
     def close(self) -> None:
         """Free what is kept."""
+        for block in self._emptied():
+            self.device.free(block)
+
+    def forget(self) -> None:
+        """The device was lost, and all that was kept with it."""
+        self._emptied()
+
+    def _emptied(self) -> list[Buffer]:
         with self._lock:
             blocks = [block for stack in self._free.values() for block in stack]
             self._free.clear()
             self._kept = 0
-        for block in blocks:
-            self.device.free(block)
+        return blocks

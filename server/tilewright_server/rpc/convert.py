@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tilewright_server.engine.engine import Prepared
 
 __all__ = [
+    "execution",
     "location",
     "locations",
     "operands",
@@ -99,6 +100,21 @@ def location(message: tensor_pb2.Location) -> Location:
     if place is None:
         return _NONE
     return _RETURN if place == "return_inline" else _ALLOCATE
+
+
+def execution(message: dispatch_pb2.Execution) -> tuple[int, list[Location], int] | int:
+    """Plan id, locations and repeat; or the id of a binding."""
+    if not message.binding:
+        return message.plan, [location(place) for place in message.locations], message.repeat
+    if message.plan or message.locations or message.repeat:
+        raise InvalidArgumentError(
+            "an execution of a binding has no plan, locations or repeat: the binding has them",
+            field="execution",
+            value=message.binding,
+            rule="execution",
+            fix="set binding, or the other fields",
+        )
+    return message.binding
 
 
 def selection(message: dispatch_pb2.Selection) -> Selection:

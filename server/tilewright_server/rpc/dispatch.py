@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 
-from tilewright_kit.errors import InvalidArgumentError, NotFoundError, UnsupportedError
+from tilewright_kit.errors import InvalidArgumentError, NotFoundError
 from tilewright_kit.problem import Role
 from tilewright_proto.v1 import dispatch_pb2 as pb
 from tilewright_server.engine.call import Call, Cancellation
 from tilewright_server.engine.types import Outcome
+from tilewright_server.memory.session import Session
 from tilewright_server.rpc import convert
 from tilewright_server.rpc.duplex import open_duplex
 from tilewright_server.rpc.errors import as_tilewright_error, to_detail
@@ -17,7 +18,7 @@ from tilewright_server.rpc.handlers import Context, call_of, own_threads, parse_
 from tilewright_server.rpc.streams import Streams
 from tilewright_server.service import Batch, Finished, Result, Service
 
-__all__ = ["DispatchServicer"]
+__all__ = ["DispatchServicer", "bind"]
 
 TOKEN_FIELD = b"\x0a\x10"
 """How a request of a session begins: field 1, sixteen bytes."""
@@ -50,7 +51,11 @@ class DispatchServicer:
     def plan(self, request: pb.PlanRequest, context: Context) -> pb.PlanReply:
         call = call_of(context)
         plan_id, target = self._service.plan(
-            request.session, convert.operation_request(request), convert.selection(request.selection), call
+            request.session,
+            convert.operation_request(request),
+            convert.selection(request.selection),
+            call,
+            convert.locations(request),
         )
         prepared = target.prepared
         return pb.PlanReply(
@@ -68,10 +73,11 @@ class DispatchServicer:
         return pb.ReleasePlanReply()
 
     def bind(self, request: pb.BindRequest, _: Context) -> pb.BindReply:
-        raise UnsupportedError("bindings are not served yet", rule="bindings", fix="use Execute")
+        return bind(self._service, self._service.sessions.get(request.session), request)
 
-    def unbind(self, request: pb.UnbindRequest, _: Context) -> pb.UnbindReply:
-        raise UnsupportedError("bindings are not served yet", rule="bindings", fix="use Execute")
+    def unbind(self, request: pb.UnbindRequest, context: Context) -> pb.UnbindReply:
+        self._service.sessions.get(request.session).unbind(request.binding, call_of(context).deadline)
+        return pb.UnbindReply()
 
     @raw
     def execute(self, data: bytes, context: Context) -> bytes:
@@ -144,14 +150,28 @@ class DispatchServicer:
                 fix="send several requests",
             )
         epoch = session.epoch
-        location = convert.location
-        batch = self._service.resolve(
-            session, [(item.plan, [location(place) for place in item.locations], item.repeat) for item in executions]
-        )
+        batch = self._service.resolve(session, [convert.execution(item) for item in executions])
         batch.timeout_ms = request.timeout_ms
         if batch.reusable and len(data) <= MEMO_BYTES:
             session.remember(data, batch, batch.nbytes, epoch)
         return batch
+
+
+def bind(service: Service, session: Session, request: pb.BindRequest, owner: object = None) -> pb.BindReply:
+    """The call ``Bind``, of gRPC and of the local socket."""
+    execution = convert.execution(request.execution)
+    if isinstance(execution, int):
+        raise InvalidArgumentError(
+            "a binding cannot be made of a binding",
+            field="execution.binding",
+            value=execution,
+            rule="execution",
+            fix="give the plan and the locations",
+        )
+    timeout_s = request.timeout_ms / 1000 if request.timeout_ms else None
+    bound = service.bind(session, execution, timeout_s, owner)
+    attach = bound.prepared.program is not None and service.attachments.connected(bound.device_id) is not None
+    return pb.BindReply(binding=bound.id, device=bound.device_id, attach=attach)
 
 
 def _reply(results: Sequence[Result]) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,8 +11,8 @@ from tilewright_kit.errors import InvalidArgumentError, UnavailableError, Unsupp
 from tilewright_proto.v1 import memory_pb2 as pb
 from tilewright_server.memory.buffers import ResidentBuffer
 from tilewright_server.memory.session import Session
-from tilewright_server.memory.shm import OpenedFile, open_memfd, open_posix
 from tilewright_server.rpc.handlers import Context, call_of, lease
+from tilewright_server.rpc.sources import exported, region_reply, region_source
 from tilewright_server.service import Service
 
 __all__ = ["Leases", "MemoryServicer"]
@@ -80,30 +81,45 @@ class MemoryServicer:
         event = pb.SessionEvent(opened=self._opened)
         event.opened.session = session.token
         event.opened.shared_memory = local
+        if not local:
+            event.opened.ClearField("local_socket")
         send(event)
 
     def register_region(self, request: pb.RegisterRegionRequest, _: Context) -> pb.RegisterRegionReply:
         session = self._sessions.get(request.session)
-        region = session.register(lambda: _open(request))
-        return pb.RegisterRegionReply(region=region.id, zero_copy=region.zero_copy)
+        return region_reply(self._service.register(session, region_source(request), request.bytes))
 
     def unregister_region(self, request: pb.UnregisterRegionRequest, context: Context) -> pb.UnregisterRegionReply:
         self._sessions.get(request.session).unregister(request.region, call_of(context).deadline)
         return pb.UnregisterRegionReply()
 
     def status(self, request: pb.StatusRequest, _: Context) -> pb.StatusReply:
-        regions, buffers, plans = self._sessions.get(request.session).objects()
+        session = self._sessions.get(request.session)
+        regions, buffers, plans = session.objects()
         kind = pb.StatusReply
         return pb.StatusReply(
             regions=[
-                kind.Region(region=item.id, bytes=item.size, zero_copy=item.zero_copy, in_use=item.pins)
+                kind.Region(
+                    region=item.id,
+                    bytes=item.size,
+                    zero_copy=item.zero_copy,
+                    in_use=item.pins,
+                    device=item.device_id,
+                )
                 for item in regions
             ],
             buffers=[
-                kind.Buffer(buffer=item.id, bytes=item.size, device=item.device_id, in_use=item.pins)
+                kind.Buffer(
+                    buffer=item.id,
+                    bytes=item.size,
+                    device=item.device_id,
+                    in_use=item.pins,
+                    exported=item.exported,
+                )
                 for item in buffers
             ],
             plans=plans,
+            bindings=[item.id for item in session.bindings()],
         )
 
     def create_buffer(self, request: pb.CreateBufferRequest, _: Context) -> pb.CreateBufferReply:
@@ -134,15 +150,14 @@ class MemoryServicer:
         return pb.FreeBufferReply()
 
     def export_buffer(self, request: pb.ExportBufferRequest, _: Context) -> pb.ExportBufferReply:
-        raise UnsupportedError("buffers cannot be exported yet", rule="export", fix="use ReadBuffer")
-
-
-def _open(request: pb.RegisterRegionRequest) -> OpenedFile:
-    source = request.WhichOneof("source")
-    if source == "memfd":
-        return open_memfd(request.memfd.pid, request.memfd.fd, request.memfd.name, request.bytes)
-    if source == "posix":
-        return open_posix(request.posix.name, request.bytes)
-    raise InvalidArgumentError(
-        "the region has no source", field="source", rule="region_source", fix="set memfd or posix"
-    )
+        buffer, handle = self._service.export_buffer(self._sessions.get(request.session), request.buffer)
+        if handle.fd >= 0:
+            os.close(handle.fd)
+            raise UnsupportedError(
+                f"{buffer.device_id} exports memory by descriptor, which gRPC cannot carry",
+                field="buffer",
+                value=request.buffer,
+                rule="export_descriptor",
+                fix="export it over the local socket",
+            )
+        return exported(buffer, handle)

@@ -23,7 +23,8 @@ from tilewright_server.memory.session import Session
 from tilewright_server.memory.sessions import Sessions
 from tilewright_server.memory.shm import view
 from tilewright_server.memory.staging import KEPT_BYTES, StagingPool
-from tilewright_server.service import Service, check_range
+from tilewright_server.memory.transfer import check_range
+from tilewright_server.service import Service
 
 TEXT = bytes(range(64))
 

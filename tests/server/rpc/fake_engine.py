@@ -34,7 +34,9 @@ class FakeDevice:
     """Host memory; ``kind`` may be one that does not share the host's addresses, to see that everything is staged."""
 
     def __init__(self, kind: str = "cpu") -> None:
-        self.info: Any = SimpleNamespace(id=f"{kind}:0", kind=kind, name=kind)
+        self.info: Any = SimpleNamespace(
+            id=f"{kind}:0", kind=kind, name=kind, attributes={}, arch=SimpleNamespace(id="none")
+        )
         self.live: dict[int, Any] = {}
 
     def allocate(self, nbytes: int) -> Buffer:
@@ -69,6 +71,14 @@ class FakePrepared:
     nbytes: int = 1000
     plan: Any = field(default_factory=lambda: SimpleNamespace(flops=0, to_dict=dict, operation="copy"))
     problem: Any = None
+    program: Any = None
+
+    @property
+    def current(self) -> FakePrepared:
+        return self
+
+    def check(self, addresses: Sequence[int]) -> None:
+        assert len(addresses) == len(self.operands)
 
 
 class FakeEngine:
@@ -79,7 +89,7 @@ class FakeEngine:
         self.operations: Any = {"copy": None}
         self.device = device or FakeDevice()
         self.devices: Any = SimpleNamespace(
-            default=self.device.info.id, get=self._device, infos=lambda: (self.device.info,)
+            default=self.device.info.id, get=self._device, infos=lambda: (self.device.info,), opened=dict
         )
         self._running = threading.BoundedSemaphore(1)
         self._room = threading.BoundedSemaphore(queue_limit)

@@ -13,15 +13,8 @@ import pytest
 import tilewright_server
 from tilewright_kit import errors as kit
 from tilewright_kit.rules import Violation
-from tilewright_server.rpc.errors import (
-    ERROR_METADATA,
-    MAX_DETAIL,
-    STATUS,
-    abort,
-    as_tilewright_error,
-    status_of,
-    to_detail,
-)
+from tilewright_server.rpc.details import MAX_DETAIL, to_detail
+from tilewright_server.rpc.errors import ERROR_METADATA, STATUS, abort, as_tilewright_error, status_of
 
 KINDS = [kind for _, kind in inspect.getmembers(kit, inspect.isclass) if issubclass(kind, kit.TilewrightError)]
 

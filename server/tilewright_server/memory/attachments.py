@@ -1,0 +1,117 @@
+"""Connections that a device serves by itself, and the bindings that it knows for them.
+
+A binding of a session can be launched over every connection of the session. A device that serves connections itself
+therefore hears of each binding once for each connection of the session that is attached to it: of those that are there
+when a connection is attached, and of those that are made later.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tilewright_kit.errors import InvalidArgumentError, TilewrightError, UnsupportedError
+from tilewright_server.devices.base import ConnectedDevice
+from tilewright_server.memory.bound import BoundExecution
+
+if TYPE_CHECKING:
+    from tilewright_server.devices.registry import DeviceRegistry
+    from tilewright_server.memory.session import Session
+
+__all__ = ["Attachment", "Attachments"]
+
+_numbers = itertools.count(1)
+
+
+class Attachment:
+    """One connection of a session on one device."""
+
+    __slots__ = ("device", "device_id", "number", "session")
+
+    def __init__(self, session: Session, device: ConnectedDevice, device_id: str) -> None:
+        self.session = session
+        self.device = device
+        self.device_id = device_id
+        self.number = next(_numbers)
+        """What the device knows it by."""
+
+    def publish(self, bound: BoundExecution) -> None:
+        prepared = bound.prepared
+        program = prepared.program
+        if program is not None:
+            workspace = prepared.workspace_bytes
+            self.device.bind(self.number, bound.id, program, bound.binding.addresses, workspace)
+
+    def close(self) -> None:
+        """End the connection and forget it. Idempotent."""
+        with self.session.attaching:
+            self.session.attachments.discard(self)
+        self.device.detach(self.number)
+
+
+class Attachments:
+    """Brings bindings and attached connections together. Thread-safe."""
+
+    def __init__(self, devices: DeviceRegistry) -> None:
+        self._devices = devices
+
+    def connected(self, device_id: str) -> ConnectedDevice | None:
+        """The device, if it serves connections by itself."""
+        device = self._devices.get(device_id)
+        return device if isinstance(device, ConnectedDevice) else None
+
+    def publisher(self, session: Session, bound: BoundExecution) -> Callable[[BoundExecution], None] | None:
+        """How to make a new binding known to its device, for ``Session.bind``; None if nobody else has to know it."""
+        if self.connected(bound.device_id) is None:
+            return None
+        if bound.binding.repeat > 1:
+            raise InvalidArgumentError(
+                f"{bound.device_id} launches a binding once at a time",
+                field="repeat",
+                value=bound.binding.repeat,
+                rule="binding_repeat",
+                fix="bind without repeat, and launch it as often: up to 64 launches travel in one packet",
+            )
+        return lambda bound: self._publish(session, bound)
+
+    def _publish(self, session: Session, bound: BoundExecution) -> None:
+        bound.on_release = lambda: self._withdraw(session, bound)
+        with session.attaching:
+            for attachment in session.attachments:
+                if attachment.device_id == bound.device_id:
+                    attachment.publish(bound)
+
+    def _withdraw(self, session: Session, bound: BoundExecution) -> None:
+        with session.attaching:
+            for attachment in session.attachments:
+                if attachment.device_id == bound.device_id:
+                    attachment.device.unbind(attachment.number, bound.id)
+
+    def attach(self, session: Session, device_id: str, fd: int, ended: Callable[[], None]) -> Attachment:
+        """Hand the connection ``fd`` (which stays the caller's to close) to a device.
+
+        ``ended`` is called once, in any thread, when the device serves it no longer. Raises ``UnsupportedError`` if the
+        device leaves launches to the server, ``NotFoundError``, ``UnavailableError``, ``DeviceError``.
+        """
+        device = self.connected(device_id)
+        if device is None:
+            raise UnsupportedError(
+                f"{device_id} has no connections of its own: the server runs its launches",
+                field="device",
+                value=device_id,
+                rule="attach",
+                fix="launch over a connection that is not attached",
+            )
+        attachment = Attachment(session, device, device_id)
+        device.attach(fd, attachment.number, ended)
+        try:
+            with session.attaching:
+                session.attachments.add(attachment)
+                for bound in session.bindings():
+                    if bound.device_id == device_id:
+                        attachment.publish(bound)
+        except TilewrightError:
+            attachment.close()
+            raise
+        return attachment

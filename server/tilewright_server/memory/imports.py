@@ -1,0 +1,129 @@
+"""Device regions: memory of a GPU that a client allocated and the server mapped."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tilewright_kit.device import Buffer, Device
+from tilewright_kit.errors import InvalidArgumentError, NotFoundError, UnsupportedError
+from tilewright_server.devices.base import MemoryHandle, SharingDevice
+from tilewright_server.memory.pins import Pinned
+from tilewright_server.memory.shm import MAX_REGION_BYTES
+
+if TYPE_CHECKING:
+    from tilewright_server.devices.registry import DeviceRegistry
+
+__all__ = ["DeviceRegion", "check_handle", "device_of_uuid", "export", "plain_uuid"]
+
+HANDLE_BYTES = 64
+"""Of a legacy handle, and of an exported pointer."""
+
+
+class DeviceRegion(Pinned):
+    """Memory of a client on one device. Bounds hold from ``address``; used in place by plans for that device only."""
+
+    __slots__ = ("_buffer", "device", "device_id")
+
+    kind = "region"
+    zero_copy = True
+
+    def __init__(self, device: Device, handle: MemoryHandle) -> None:
+        """Map what ``handle`` names. Raises what ``SharingDevice.import_memory`` does."""
+        super().__init__(handle.nbytes)
+        self.device = device
+        self.device_id = device.info.id
+        self._buffer: Buffer | None = _sharing(device).import_memory(handle)
+        self.address = self._buffer.address
+
+    def read(self, offset: int, target: memoryview) -> None:
+        """Copy bytes to the host. The range has been checked and the region is pinned."""
+        assert self._buffer is not None
+        self.device.read(self._buffer, offset, target)
+
+    def write(self, offset: int, source: memoryview) -> None:
+        """Copy bytes from the host, under the same conditions as ``read``."""
+        assert self._buffer is not None
+        self.device.write(self._buffer, offset, source)
+
+    def release(self) -> None:
+        """Unmap. Nobody may have the region pinned. Idempotent."""
+        buffer, self._buffer = self._buffer, None
+        self.address = 0
+        if buffer is not None:
+            _sharing(self.device).release_memory(buffer)
+
+
+def plain_uuid(text: str) -> str:
+    """A device's UUID as all programs write it: some put ``GPU-`` before it, some write capitals."""
+    return text.lower().removeprefix("gpu-")
+
+
+def device_of_uuid(devices: DeviceRegistry, uuid: str) -> Device:
+    """The device of that UUID, opened.
+
+    Raises ``NotFoundError`` if this server has no such device, and what opening it raises.
+    """
+    wanted = plain_uuid(uuid)
+    infos: list[Any] = list(devices.infos())
+    named = [info.id for info in infos if wanted and plain_uuid(str(info.attributes.get("uuid", ""))) == wanted]
+    if not named and wanted:
+        opened = devices.opened().items()
+        named = [name for name, device in opened if plain_uuid(str(getattr(device, "uuid", ""))) == wanted]
+    if not named:
+        raise NotFoundError(
+            "this server has no device of that UUID",
+            field="device_uuid",
+            value=uuid[:80],
+            rule="device_uuid",
+            fix="use memory of a device that the server has: "
+            + (
+                ", ".join(f"{info.id} ({info.attributes['uuid']})" for info in infos if "uuid" in info.attributes)
+                or "none"
+            ),
+        )
+    return devices.get(named[0])
+
+
+def check_handle(handle: MemoryHandle) -> None:
+    """``InvalidArgumentError`` for a handle that no driver needs to be asked about."""
+    if handle.kind in ("cuda_ipc", "cuda_pool") and len(handle.data) != HANDLE_BYTES:
+        raise InvalidArgumentError(
+            f"a handle of this kind has {HANDLE_BYTES} bytes",
+            field="handle" if handle.kind == "cuda_ipc" else "pointer",
+            value=len(handle.data),
+            rule="handle_size",
+            fix="send it as the driver gave it",
+        )
+    if not 0 < handle.nbytes <= MAX_REGION_BYTES:
+        raise InvalidArgumentError(
+            "a region has at least one byte and at most 2**46",
+            field="bytes",
+            value=handle.nbytes,
+            rule="region_size",
+            fix="register the part of the allocation that tensors lie in",
+        )
+    if not 0 <= handle.offset <= MAX_REGION_BYTES:
+        raise InvalidArgumentError(
+            "no allocation is as large as that",
+            field="offset",
+            value=handle.offset,
+            rule="region_offset",
+            fix="count from the beginning of the allocation, in bytes",
+        )
+
+
+def export(device: Device, buffer: Buffer) -> MemoryHandle:
+    """Name a buffer for the client's process; the caller closes the descriptor. Raises ``UnsupportedError``."""
+    return _sharing(device).export_memory(buffer)
+
+
+def _sharing(device: Device) -> SharingDevice:
+    if not isinstance(device, SharingDevice):
+        raise UnsupportedError(
+            f"{device.info.id} cannot share memory with other processes",
+            field="device",
+            value=device.info.id,
+            rule="device_sharing",
+            fix="use shared-memory regions for operands on the host",
+        )
+    return device

@@ -1,0 +1,74 @@
+"""What a client can hand over as a region, in the core's own words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tilewright_server.devices.base import MemoryHandle
+from tilewright_server.memory.imports import DeviceRegion, check_handle, device_of_uuid
+from tilewright_server.memory.session import AnyRegion, Session
+from tilewright_server.memory.shm import OpenedFile, open_attached, open_memfd, open_posix
+
+if TYPE_CHECKING:
+    from tilewright_server.devices.registry import DeviceRegistry
+
+__all__ = ["AttachedFile", "DeviceMemory", "MemoryFile", "PosixObject", "RegionSource", "register"]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFile:
+    """A memory file of another process."""
+
+    pid: int
+    fd: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class PosixObject:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedFile:
+    """A memory file behind a descriptor of this process; whoever made this closes it."""
+
+    fd: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Memory of a device; see ``MemoryHandle`` for the kinds. ``fd`` stays its holder's to close."""
+
+    kind: str
+    uuid: str
+    data: bytes = b""
+    offset: int = 0
+    fd: int = -1
+
+
+RegionSource = MemoryFile | PosixObject | AttachedFile | DeviceMemory
+
+
+def register(
+    session: Session, devices: DeviceRegistry, source: RegionSource, nbytes: int, owner: object = None
+) -> AnyRegion:
+    """Make a region of ``nbytes`` bytes of ``source``; it ends with ``owner``, if one is given.
+
+    Raises ``InvalidArgumentError``, ``AccessError``, ``NotFoundError``, ``ResourceExhaustedError``,
+    ``UnsupportedError`` and ``DeviceError``; then nothing stays mapped or open.
+    """
+    if not isinstance(source, DeviceMemory):
+        return session.register(lambda: _opened(source, nbytes), owner)
+    handle = MemoryHandle(source.kind, source.data, nbytes, source.fd, source.offset)
+    check_handle(handle)
+    return session.import_region(lambda: DeviceRegion(device_of_uuid(devices, source.uuid), handle), owner)
+
+
+def _opened(source: MemoryFile | PosixObject | AttachedFile, nbytes: int) -> OpenedFile:
+    if isinstance(source, MemoryFile):
+        return open_memfd(source.pid, source.fd, source.name, nbytes)
+    if isinstance(source, PosixObject):
+        return open_posix(source.name, nbytes)
+    return open_attached(source.fd, nbytes)

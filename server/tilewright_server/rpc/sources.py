@@ -1,0 +1,85 @@
+"""Memory messages in the core's words: used by the gRPC service and by the local socket."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright_kit.errors import InvalidArgumentError, UnsupportedError
+from tilewright_proto.v1 import memory_pb2 as pb
+from tilewright_server.devices.base import MemoryHandle
+from tilewright_server.memory.buffers import ResidentBuffer
+from tilewright_server.memory.session import AnyRegion
+from tilewright_server.memory.sources import AttachedFile, DeviceMemory, MemoryFile, PosixObject, RegionSource
+
+__all__ = ["KINDS", "exported", "region_reply", "region_source"]
+
+KINDS = {"cuda_ipc": pb.ExportBufferReply.CUDA_IPC, "fd": pb.ExportBufferReply.DESCRIPTOR}
+
+
+def region_source(request: pb.RegisterRegionRequest, descriptors: Sequence[int] | None = None) -> RegionSource:
+    """What the request names. ``descriptors`` are those that came with it; None if none can come that way.
+
+    Raises ``InvalidArgumentError`` if they are not as many as the source needs, ``UnsupportedError``.
+    """
+    kind = request.WhichOneof("source")
+    if kind in ("attached", "cuda_pool", "device_fd"):
+        fd = _one(kind, descriptors)
+        if kind == "attached":
+            return AttachedFile(fd)
+        if kind == "cuda_pool":
+            pool = request.cuda_pool
+            return DeviceMemory("cuda_pool", pool.device_uuid, pool.pointer, pool.offset, fd)
+        return DeviceMemory("fd", request.device_fd.device_uuid, b"", request.device_fd.offset, fd)
+    if descriptors:
+        raise InvalidArgumentError(
+            "a descriptor came with a source that needs none",
+            field="source",
+            value=kind,
+            rule="region_descriptor",
+            fix="set attached, cuda_pool or device_fd, or send no descriptor",
+        )
+    if kind == "memfd":
+        return MemoryFile(request.memfd.pid, request.memfd.fd, request.memfd.name)
+    if kind == "posix":
+        return PosixObject(request.posix.name)
+    if kind == "cuda_ipc":
+        return DeviceMemory("cuda_ipc", request.cuda_ipc.device_uuid, request.cuda_ipc.handle, request.cuda_ipc.offset)
+    raise InvalidArgumentError(
+        "the region has no source", field="source", rule="region_source", fix="set memfd, posix or cuda_ipc"
+    )
+
+
+def _one(kind: str, descriptors: Sequence[int] | None) -> int:
+    if descriptors is None:
+        raise UnsupportedError(
+            "gRPC carries no descriptors",
+            field="source",
+            value=kind,
+            rule="region_descriptor",
+            fix="register it over the local socket, or use memfd, posix or cuda_ipc",
+        )
+    if len(descriptors) != 1:
+        raise InvalidArgumentError(
+            f"a source of this kind comes with one descriptor, not {len(descriptors)}",
+            field="source",
+            value=kind,
+            rule="region_descriptor",
+            fix="send it in the same packet (SCM_RIGHTS)",
+        )
+    return descriptors[0]
+
+
+def region_reply(region: AnyRegion) -> pb.RegisterRegionReply:
+    return pb.RegisterRegionReply(region=region.id, zero_copy=region.zero_copy, device=region.device_id)
+
+
+def exported(buffer: ResidentBuffer, handle: MemoryHandle) -> pb.ExportBufferReply:
+    """The reply for an exported buffer, without its descriptor."""
+    return pb.ExportBufferReply(
+        kind=KINDS[handle.kind],
+        handle=handle.data,
+        offset=handle.offset,
+        bytes=buffer.size,
+        device=buffer.device_id,
+        device_uuid=getattr(buffer.device, "uuid", ""),
+    )
