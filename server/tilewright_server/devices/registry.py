@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 
 from tilewright_kit.device import Device, DeviceInfo, DeviceProvider
 from tilewright_kit.errors import NotFoundError, TilewrightError, UnavailableError
-from tilewright_server.devices.base import DeviceHost, HostedProvider
+from tilewright_server.devices.base import DeviceHost, HostedProvider, IsolatedProvider
+from tilewright_server.devices.worker.life import Loss
+from tilewright_server.devices.worker.proxy import WorkerDevice
 
 __all__ = ["DeviceRegistry"]
 
@@ -32,6 +34,8 @@ class DeviceRegistry:
         self._closed = False
         self.failures: dict[str, str] = {}
         """Kinds of device that could not be searched for, and why."""
+        self.listeners: list[Callable[[Loss], None]] = []
+        """Told of devices that were lost, from a thread that must not be kept waiting."""
 
     def infos(self) -> tuple[DeviceInfo, ...]:
         """All devices, without opening one; GPUs first."""
@@ -71,8 +75,17 @@ class DeviceRegistry:
             if opened is None:
                 if self._closed:
                     raise UnavailableError("the server is shutting down", rule="shutdown", fix="use another server")
-                opened = self._open[info.id] = self._providers[info.kind].open(info)
+                opened = self._open[info.id] = self._open_device(info)
             return opened
+
+    def _open_device(self, info: DeviceInfo) -> Device:
+        provider = self._providers[info.kind]
+        spec = provider.worker(info) if isinstance(provider, IsolatedProvider) else None
+        return provider.open(info) if spec is None else WorkerDevice(info, spec, self._lost)
+
+    def _lost(self, loss: Loss) -> None:
+        for listener in self.listeners:
+            listener(loss)
 
     def opened(self) -> dict[str, Device]:
         """The devices that are open, by id."""

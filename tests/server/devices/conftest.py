@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tilewright_arch import ArchSpec
-from tilewright_kit.device import Device
+from tilewright_kit.device import Device, DeviceInfo
 from tilewright_kit.source import SourceUnit
 from tilewright_native import include_dir
 from tilewright_server.build.artifacts import Artifact, ArtifactCache
 from tilewright_server.build.pool import BuildPool
 from tilewright_server.build.toolchain import CpuToolchain
-from tilewright_server.devices.base import DeviceHost
-from tilewright_server.devices.cpu.provider import CpuProvider
+from tilewright_server.devices.base import DeviceHost, WorkerSpec
+from tilewright_server.devices.cpu.provider import RUNTIME_VERSION, CpuProvider
+from tilewright_server.devices.cpu.runtime import runtime_unit
 from tilewright_server.devices.registry import DeviceRegistry
+from tilewright_server.devices.worker.factories import CPU_FACTORY
 from tilewright_server.engine.call import Call
 
 Build = Callable[[SourceUnit, ArchSpec], Path]
@@ -41,14 +44,28 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Build]:
         artifact.release()
 
 
+class HostedCpuProvider(CpuProvider):
+    """The CPU once more, in a process of its own."""
+
+    def hosted(self, host: DeviceHost) -> HostedCpuProvider:
+        return HostedCpuProvider(host, "worker")
+
+    def discover(self) -> tuple[DeviceInfo, ...]:
+        return tuple(replace(info, id="worker:0", kind="worker") for info in CpuProvider(self.host).discover())
+
+    def worker(self, info: DeviceInfo) -> WorkerSpec:
+        assert self.host is not None
+        return WorkerSpec(CPU_FACTORY, {"runtime": str(self.host.build(runtime_unit(RUNTIME_VERSION), info.arch))})
+
+
 @pytest.fixture
 def registry(build: Build) -> Iterator[DeviceRegistry]:
-    registry = DeviceRegistry({"cpu": CpuProvider()}, DeviceHost(build))
+    registry = DeviceRegistry({"cpu": CpuProvider(), "worker": HostedCpuProvider(kind="worker")}, DeviceHost(build))
     yield registry
     registry.close()
 
 
-KINDS = ["cpu"]
+KINDS = ["cpu", "worker"]
 """A kind of device joins the conformance suite here, with a unit for it in ``VECTOR_UNITS``."""
 
 
@@ -91,3 +108,4 @@ TW_ENTRY count(const void* args, tw_team* team) {
         {"add": "add", "count": "count"},
     )
 }
+VECTOR_UNITS["worker"] = VECTOR_UNITS["cpu"]

@@ -137,7 +137,7 @@ def test_running_nothing_is_legal(device: Device) -> None:
 
 
 def test_every_member_of_a_team_runs_once_with_fresh_counters(device: Device, loaded: Function) -> None:
-    team = device.info.units if device.info.kind == "cpu" else 1
+    team = device.info.units if device.info.arch.kind == "cpu" else 1
     out = np.zeros(1 + 2 * team, np.int64)
     for _ in range(20):
         buffer = put(device, out)
@@ -151,7 +151,7 @@ def test_every_member_of_a_team_runs_once_with_fresh_counters(device: Device, lo
 
 @pytest.mark.parametrize("team", [0, -1, 10_000])
 def test_impossible_team_is_refused(device: Device, loaded: Function, team: int) -> None:
-    if device.info.kind != "cpu":
+    if device.info.arch.kind != "cpu":
         pytest.skip("teams are a matter of CPUs")
     with pytest.raises(DeviceError):
         device.run([bound(loaded("count"), Geometry(team=team), 0)])
@@ -159,7 +159,7 @@ def test_impossible_team_is_refused(device: Device, loaded: Function, team: int)
 
 def test_threads_may_launch_at_the_same_time(device: Device, loaded: Function) -> None:
     add = loaded("add")
-    team = device.info.units if device.info.kind == "cpu" else 1
+    team = device.info.units if device.info.arch.kind == "cpu" else 1
 
     def work(seed: int) -> bool:
         x, y = np.full(N, seed, np.float32), np.ones(N, np.float32)

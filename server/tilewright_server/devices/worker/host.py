@@ -1,0 +1,196 @@
+"""The worker process: opens one device, then serves the server's connections until the first of them ends."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NoReturn
+
+from tilewright_kit.errors import TilewrightError
+from tilewright_server.devices.base import DeviceLostError, LockingDevice, Program
+from tilewright_server.devices.worker.area import Area
+from tilewright_server.devices.worker.describe import info_from, spec_from
+from tilewright_server.devices.worker.factories import make_device
+from tilewright_server.devices.worker.frames import HEADER, HEADER_BYTES, REPLY_KIND
+from tilewright_server.devices.worker.hosted import Hosted
+from tilewright_server.devices.worker.wire import FAILED, Channel, Op, Packet, pack_error
+
+__all__ = ["COPY", "EXIT_LOST", "RUN_HEAD", "serve"]
+
+log = logging.getLogger(__name__)
+
+COPY = struct.Struct("<QQQ")
+"""Offset in the buffer, offset in the connection's slot, bytes."""
+RUN_HEAD = struct.Struct("<Q")
+"""Workspace; the addresses follow."""
+EXIT_LOST = 70
+"""Exit status of a worker whose device cannot be used any more."""
+
+
+def serve(control: socket.socket, events: socket.socket, area: Area) -> NoReturn:
+    """Never returns: ends the process when ``control`` does, which is the server's end or wish."""
+    root = Channel(control)
+    try:
+        host = _open(root, Channel(events), area)
+        if host is not None:
+            host.serve(root)
+    finally:
+        # The device's own threads, and those that serve other connections, would hold up an orderly end.
+        _exit(0)
+
+
+def _open(root: Channel, events: Channel, area: Area) -> Host | None:
+    """Answer the first packet, which says what to open; None if that failed, and the server knows why."""
+    first = root.receive()
+    if first is None:
+        return None
+    try:
+        record = first.json()
+        device = make_device(info_from(record["info"]), spec_from(record["spec"]))
+        if isinstance(device, LockingDevice):
+            device.lock_host(area.all_slots())
+    except Exception as error:
+        _log(error, "opening the device")
+        root.send(Op.CALL | REPLY_KIND, flags=FAILED, payload=pack_error(error))
+        return None
+    host = Host(area, events)
+    host.hosted = Hosted(device, area, host.tell_ended, host.end_lost)
+    root.send(Op.CALL | REPLY_KIND, payload=_json(host.hosted.describe()))
+    return host
+
+
+class Host:
+    """Serves each control connection in a thread of its own."""
+
+    hosted: Hosted
+
+    def __init__(self, area: Area, events: Channel) -> None:
+        self._area = area
+        self._events = events
+        self._events_lock = threading.Lock()
+        self._places = area.places()
+
+    def tell_ended(self, connection: int) -> None:
+        """Tell the server that a client has hung up."""
+        with self._events_lock, suppress(OSError):
+            self._events.send(Op.ENDED, value=connection)
+
+    def end_lost(self, error: DeviceLostError) -> NoReturn:
+        """The device is of no use any more; whoever needed an answer has got it."""
+        log.error("the device was lost: %s", error.reason)
+        _exit(EXIT_LOST)
+
+    def serve(self, channel: Channel) -> None:
+        """Until the server closes the connection."""
+        with suppress(OSError):
+            while packet := channel.receive():
+                try:
+                    self._answer(channel, packet)
+                finally:
+                    packet.close()
+        channel.close()
+
+    def _answer(self, channel: Channel, packet: Packet) -> None:
+        handler = _HANDLERS.get(packet.kind)
+        try:
+            if handler is None:
+                raise ValueError(f"no packet of kind {packet.kind} is known")
+            handler(self, channel, packet)
+        except Exception as error:
+            _log(error, "a request")
+            channel.send(packet.kind | REPLY_KIND, flags=FAILED, payload=pack_error(error))
+            if isinstance(error, DeviceLostError):
+                self.end_lost(error)
+
+    def _run(self, channel: Channel, packet: Packet) -> None:
+        number = packet.value
+        program: Program = self.hosted.programs[number]
+        (workspace,) = RUN_HEAD.unpack_from(packet.payload)
+        addresses = memoryview(packet.payload)[RUN_HEAD.size :].cast("Q").tolist()
+        # Left as it is if this is the end of the device: it says who was there.
+        self._places[channel.slot + 1] = number
+        try:
+            times = program.run(addresses, workspace, packet.sequence)
+        except DeviceLostError:
+            raise
+        except BaseException:
+            self._places[channel.slot + 1] = 0
+            raise
+        self._places[channel.slot + 1] = 0
+        data = HEADER.pack(Op.RUN | REPLY_KIND, 0, 0, 0, len(times)) + struct.pack(f"<{len(times)}Q", *times)
+        if len(data) <= len(channel.buffer):
+            channel.socket.send(data)
+        else:
+            channel.send(Op.RUN | REPLY_KIND, value=len(times), payload=data[HEADER_BYTES:])
+
+    def _write(self, channel: Channel, packet: Packet) -> None:
+        offset, start, nbytes = COPY.unpack(packet.payload)
+        buffer = self.hosted.buffer(packet.value)
+        self.hosted.device.write(buffer, offset, self._area.slot(channel.slot, start, nbytes))
+        channel.send(Op.WRITE | REPLY_KIND)
+
+    def _read(self, channel: Channel, packet: Packet) -> None:
+        offset, start, nbytes = COPY.unpack(packet.payload)
+        buffer = self.hosted.buffer(packet.value)
+        self.hosted.device.read(buffer, offset, self._area.slot(channel.slot, start, nbytes))
+        channel.send(Op.READ | REPLY_KIND)
+
+    def _drop(self, channel: Channel, packet: Packet) -> None:  # noqa: ARG002
+        for (number,) in struct.iter_unpack("<Q", packet.payload):
+            try:
+                self.hosted.drop(number)
+            except TilewrightError as error:  # noqa: PERF203 - one failure must not end the others
+                _log(error, "freeing a program")
+
+    def _call(self, channel: Channel, packet: Packet) -> None:
+        arguments = packet.json()
+        method = arguments.pop("method")
+        if method == "connect":
+            self._connect(packet.fds.pop(0), **arguments)
+            channel.send(Op.CALL | REPLY_KIND)
+            return
+        result, fds = self.hosted.call(method, arguments, packet.fds)
+        try:
+            channel.send(Op.CALL | REPLY_KIND, payload=_json(result), fds=fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        if method == "close":
+            _exit(0)
+
+    def _connect(self, fd: int, slot: int) -> None:
+        channel = Channel(socket.socket(fileno=fd), slot)
+        threading.Thread(target=self.serve, args=(channel,), name=f"server {slot}", daemon=True).start()
+
+
+_HANDLERS: dict[int, Callable[[Host, Channel, Packet], None]] = {
+    Op.RUN: Host._run,
+    Op.WRITE: Host._write,
+    Op.READ: Host._read,
+    Op.CALL: Host._call,
+    Op.DROP: Host._drop,
+}
+
+
+def _json(record: object) -> bytes:
+    return json.dumps(record).encode()
+
+
+def _log(error: BaseException, what: str) -> None:
+    """Errors of the kit are the server's to report; others nobody else sees with their traceback."""
+    if not isinstance(error, (TilewrightError, KeyError)):
+        log.error("%s failed", what, exc_info=error)
+
+
+def _exit(status: int) -> NoReturn:
+    logging.shutdown()
+    with suppress(OSError, ValueError):
+        sys.stderr.flush()
+    os._exit(status)

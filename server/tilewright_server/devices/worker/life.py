@@ -1,0 +1,365 @@
+"""The server's side of one worker process: start it, talk to it over several connections, notice its end.
+
+A worker that has ended is never used again: everything that was made in it says so, and whoever owns the device starts
+another one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from tilewright_kit.device import DeviceInfo
+from tilewright_kit.errors import UnavailableError
+from tilewright_server.devices.base import DeviceLostError, WorkerSpec
+from tilewright_server.devices.lifetime import Lifetime
+from tilewright_server.devices.worker.area import CONNECTIONS, Area
+from tilewright_server.devices.worker.describe import info_record, spec_record
+from tilewright_server.devices.worker.frames import HEADER
+from tilewright_server.devices.worker.wire import FAILED, Channel, Op, Packet, unpack_error
+
+__all__ = ["Loss", "WorkerProcess"]
+
+log = logging.getLogger(__name__)
+
+START_S = 120.0
+"""How long a device may take to open: a GPU's driver loads and makes a context."""
+END_S = 5.0
+"""How long a worker may take to give everything back."""
+
+# It sees the modules that the server sees, and nothing of the folder that it happens to be started in.
+_START = """
+import sys
+sys.path[:] = [entry for entry in sys.argv.pop(1).split(":") if entry]
+import runpy
+runpy.run_module("tilewright_server.devices.worker", run_name="__main__", alter_sys=True)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The end of a worker that nobody wanted."""
+
+    device: str
+    suspects: tuple[object, ...]
+    """Programs that were being run."""
+    how: str
+    """For the log: exit status or signal."""
+
+
+class WorkerProcess(Lifetime):
+    """One worker. Thread-safe. Its end raises ``DeviceLostError`` in all who use it."""
+
+    def __init__(self, info: DeviceInfo, spec: WorkerSpec, lost: Callable[[Loss], None]) -> None:
+        """Start it and wait until the device is open. Raises what opening raises, ``UnavailableError`` if the process
+        cannot be started or ends. ``lost`` is called, from a thread of this object, if it ends unasked."""
+        self.info = info
+        self.area = Area()
+        self.connections: dict[int, Callable[[], None]] = {}
+        """Clients' connections, with what is to be called at their end."""
+        self.programs: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self.dropped: deque[int] = deque()
+        """Programs that nobody uses any more, until the worker is told."""
+        self.buried = threading.Event()
+        """Set when the process is gone and everybody has been told."""
+        self._spec = spec
+        self._told = lost
+        self._wanted = False
+        """Its end is."""
+        self._idle: deque[Channel] = deque()
+        self._opened = 0
+        self._lock = threading.Lock()
+        self._returned = threading.Condition(self._lock)
+        self._waiting = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._root = self._start()
+        self.abilities = self._open(self._root)
+
+    @property
+    def pid(self) -> int:
+        """Process id, for logs and tests."""
+        return self._process.pid if self._process is not None else 0
+
+    # Start and end
+
+    def _start(self) -> Channel:
+        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        events, their_events = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        root = Channel(control)
+        outcome: queue.SimpleQueue[OSError | None] = queue.SimpleQueue()
+        with theirs, their_events:
+            given = (theirs.fileno(), their_events.fileno(), self.area.fd)
+            threading.Thread(
+                target=self._watch, args=(given, Channel(events), outcome), name=self.info.id, daemon=True
+            ).start()
+            error = outcome.get()
+        self.area.close_fd()
+        if error is not None:
+            root.close()
+            raise UnavailableError(
+                "the process for this device cannot be started",
+                field="device",
+                value=self.info.id,
+                rule="device_worker",
+                fix="the machine is short of memory or processes: try again, or free some",
+                retry_after_s=1.0,
+            ) from error
+        return root
+
+    def _watch(self, fds: Sequence[int], events: Channel, outcome: queue.SimpleQueue[OSError | None]) -> None:
+        """Start the process, hear what it says, bury it. The process asks for its own end with that of the thread that
+        started it, so this thread stays for as long as it lives."""
+        try:
+            command = [sys.executable, "-c", _START, ":".join(sys.path), *map(str, fds)]
+            # What it prints belongs to the log; stdout may be a pipe that somebody reads the server's address from.
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=fds)
+        except OSError as error:
+            self._end_nothing(events)
+            outcome.put(error)
+            return
+        outcome.put(None)
+        with suppress(OSError):
+            while packet := events.receive():
+                packet.close()
+                ended = self.connections.pop(packet.value, None) if packet.kind == Op.ENDED else None
+                if ended is not None:
+                    _call(ended)
+        self._bury(self._process.wait(), events)
+
+    def _end_nothing(self, events: Channel) -> None:
+        self.lost = True
+        events.close()
+        self.area.close()
+        self.buried.set()
+
+    def _bury(self, status: int, events: Channel) -> None:
+        self.lost = True
+        suspects = tuple(filter(None, (self.programs.get(number) for number in self.area.running())))
+        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+        for ended in self._take_connections():
+            _call(ended)
+        if not self._wanted:
+            log.error("the process of %s ended: %s; %d programs were running", self.info.id, how, len(suspects))
+            _call(lambda: self._told(Loss(self.info.id, suspects, how)))
+        self._close_idle()
+        with self._lock:
+            self._root.close()
+            self._returned.notify_all()
+        events.close()
+        self.area.close()
+        self.buried.set()
+
+    def _take_connections(self) -> list[Callable[[], None]]:
+        with self._lock:
+            connections, self.connections = self.connections, {}
+        return list(connections.values())
+
+    def _open(self, root: Channel) -> dict[str, Any]:
+        root.socket.settimeout(START_S)
+        try:
+            request = {"info": info_record(self.info), "spec": spec_record(self._spec)}
+            root.send(Op.CALL, payload=json.dumps(request, default=str).encode())
+            reply = root.receive()
+            if reply is None:
+                raise ConnectionResetError
+            if reply.flags & FAILED:
+                raise unpack_error(reply.payload)
+            root.socket.settimeout(None)
+            return reply.json()
+        except OSError as error:
+            self._give_up()
+            raise UnavailableError(
+                "the process for this device ended, or hung, while it opened the device",
+                field="device",
+                value=self.info.id,
+                rule="device_worker",
+                fix="see the server's log, and `tilewright doctor`",
+                retry_after_s=5.0,
+            ) from error
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _give_up(self) -> None:
+        self._wanted = True
+        self.kill()
+        self.buried.wait(END_S)
+
+    def kill(self) -> None:
+        """End the process at once."""
+        if self._process is not None and not self.buried.is_set():
+            self._process.kill()
+
+    def close(self) -> None:
+        """Have the device closed and the process end; by force if that takes too long. Idempotent."""
+        self._wanted = True
+        if not self.lost:
+            with suppress(OSError), self._lock:
+                self._root.socket.settimeout(END_S)
+                self._root.send(Op.CALL, payload=b'{"method": "close"}')
+                self._root.receive()
+            self.lost = True
+            if not self.buried.wait(END_S):
+                self.kill()
+        self.buried.wait(END_S)
+
+    def _close_idle(self) -> None:
+        """Free the descriptors of connections. Those in use get an end of file, and are closed when they come back: a
+        descriptor that is closed under a thread that waits on it could be somebody else's by then."""
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().close()
+
+    # Requests
+
+    def gone(self, what: str = "") -> DeviceLostError:
+        """What is raised for everything that belonged to it."""
+        self.lost = True
+        reason = what or "the device was lost while this was under way: a kernel failed on it, or its process ended"
+        return DeviceLostError(reason, device=self.info.id)
+
+    def stale(self, what: str) -> DeviceLostError:
+        """For something of a worker that had ended before."""
+        return DeviceLostError(f"{what} was on the device when it was lost", device=self.info.id)
+
+    def call(self, method: str, fds: Sequence[int] = (), **arguments: Any) -> tuple[dict[str, Any], list[int]]:
+        """Call a method of ``Hosted``; descriptors of the answer are the caller's to close. Raises what it raises."""
+        payload = json.dumps({"method": method, **arguments}).encode()
+        with self.channel() as channel:
+            channel.send(Op.CALL, payload=payload, fds=fds)
+            reply = self.reply(channel)
+        return reply.json(), reply.fds
+
+    def exchange(self, data: bytes) -> bytearray:
+        """Send a packet that is short enough and return the answer, header included. Raises what the answer says."""
+        channel = self._take()
+        try:
+            channel.socket.send(data)
+            count = channel.socket.recv_into(channel.buffer)
+            reply = channel.buffer[:count]
+        except (OSError, ValueError) as error:
+            raise self.gone() from error
+        finally:
+            self._give_back(channel)
+        if len(reply) < HEADER.size:
+            raise self.gone()
+        if reply[1] & FAILED:
+            raise self._failure(bytes(reply[HEADER.size :]))
+        return reply
+
+    @contextmanager
+    def channel(self) -> Iterator[Channel]:
+        channel = self._take()
+        try:
+            yield channel
+        except OSError as error:
+            raise self.gone() from error
+        finally:
+            if channel.pending:
+                _drain(channel)
+            self._give_back(channel)
+
+    def reply(self, channel: Channel) -> Packet:
+        """The answer to what was sent. Raises what it says."""
+        reply = channel.receive()
+        if reply is None:
+            raise self.gone()
+        if reply.flags & FAILED:
+            reply.close()
+            raise self._failure(reply.payload)
+        return reply
+
+    def _failure(self, payload: bytes) -> Exception:
+        error = unpack_error(payload)
+        if isinstance(error, DeviceLostError):
+            self.lost = True  # it ends now
+        return error
+
+    def _take(self) -> Channel:
+        """A connection that nobody uses: an idle one, a new one, or the next to come back."""
+        try:
+            channel = self._idle.pop()
+        except IndexError:
+            channel = self._more()
+        if self.dropped:
+            self._drop(channel)
+        return channel
+
+    def _give_back(self, channel: Channel) -> None:
+        self._idle.append(channel)
+        if self.lost:
+            self._close_idle()
+        elif self._waiting:
+            with self._lock:
+                self._returned.notify()
+
+    def _more(self) -> Channel:
+        with self._lock:
+            self._waiting += 1
+            try:
+                while not self.lost:
+                    if self._idle:
+                        return self._idle.pop()
+                    if self._opened < CONNECTIONS - 1:  # the first is for making the others
+                        return self._connect()
+                    # The timeout makes good for a connection that came back before this counted as waiting.
+                    self._returned.wait(0.01)
+            finally:
+                self._waiting -= 1
+        raise self.gone()
+
+    def _connect(self) -> Channel:
+        """Make another connection. Lock held."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        slot = self._opened + 1
+        try:
+            with theirs:
+                request = json.dumps({"method": "connect", "slot": slot}).encode()
+                self._root.send(Op.CALL, payload=request, fds=[theirs.fileno()])
+                self.reply(self._root)
+        except OSError as error:
+            ours.close()
+            raise self.gone() from error
+        except BaseException:
+            ours.close()
+            raise
+        self._opened = slot
+        return Channel(ours, slot)
+
+    def _drop(self, channel: Channel) -> None:
+        numbers: list[int] = []
+        with suppress(IndexError):
+            while len(numbers) < 1024:
+                numbers.append(self.dropped.popleft())
+        with suppress(OSError):
+            channel.send(Op.DROP, payload=b"".join(number.to_bytes(8, "little") for number in numbers))
+
+
+def _drain(channel: Channel) -> None:
+    """Read answers that nobody waited for, so that the next who uses the connection gets their own."""
+    with suppress(OSError):
+        while channel.pending:
+            packet = channel.receive()
+            if packet is None:
+                return
+            packet.close()
+
+
+def _call(function: Callable[[], None]) -> None:
+    """A listener that fails must not keep the others from hearing."""
+    try:
+        function()
+    except Exception:
+        log.exception("telling of the end of a device failed")

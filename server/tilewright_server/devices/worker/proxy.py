@@ -1,0 +1,394 @@
+"""A device that another process has opened, as the server sees it."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tilewright_kit.device import Buffer, DeviceInfo, Launch
+from tilewright_kit.errors import DeviceError, InternalError, InvalidArgumentError, TilewrightError
+from tilewright_server.devices.base import MemoryHandle, Program, ProgramStage, WorkerSpec
+from tilewright_server.devices.lifetime import DeviceAddress
+from tilewright_server.devices.worker.area import SLOT_BYTES
+from tilewright_server.devices.worker.describe import geometry_record, handle_from, handle_record, stages_record
+from tilewright_server.devices.worker.frames import HEADER, HEADER_BYTES
+from tilewright_server.devices.worker.host import COPY
+from tilewright_server.devices.worker.life import END_S, Loss, WorkerProcess
+from tilewright_server.devices.worker.wire import PACKET_BYTES, Op
+
+__all__ = ["RemoteStream", "WorkerDevice", "WorkerModule", "WorkerProgram"]
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+"""For how long a device that could not be opened is not tried again."""
+_HALF = SLOT_BYTES // 2
+
+
+class WorkerModule:
+    """A binary that was loaded by a worker. Its functions are numbers that mean something to this device only."""
+
+    def __init__(self, life: WorkerProcess, number: int, functions: dict[int, tuple[WorkerProcess, int]]) -> None:
+        self.life = life
+        self._number = number
+        self._all = functions
+        self._known: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._unloaded = False
+
+    def function(self, symbol: str) -> int:
+        with self._lock:
+            known = self._known.get(symbol)
+            if known is not None:
+                return known
+            if self.life.lost:
+                raise self.life.stale("the kernel")
+            remote = self.life.call("function", module=self._number, symbol=symbol)[0]["function"]
+            # Unlike the worker's own numbers, these never come again.
+            number = self._known[symbol] = _next_function()
+            self._all[number] = (self.life, remote)
+            return number
+
+    def unload(self) -> None:
+        with self._lock:
+            if self._unloaded:
+                return
+            self._unloaded = True
+            gone = [self._all.pop(number)[1] for number in self._known.values()]
+            if not self.life.lost:
+                self.life.call("unload", module=self._number, functions=gone)
+
+
+class WorkerProgram:
+    """Stages that were laid out in a worker. ``life`` is the worker's."""
+
+    def __init__(self, life: WorkerProcess, number: int, weight: int, operands: int, stages: int) -> None:
+        self.life = life
+        self.weight = weight
+        self.number = number
+        self._operands = operands
+        self._stages = stages
+        self._packet = struct.Struct(f"{HEADER.format}{operands + 1}Q")
+        self._times = struct.Struct(f"<{stages}Q")
+        self._is_short = max(self._packet.size, HEADER_BYTES + self._times.size) <= PACKET_BYTES
+        life.programs[number] = self
+        weakref.finalize(self, life.dropped.append, number).atexit = False
+
+    def run(self, addresses: Sequence[int], workspace: int, repeat: int = 1) -> tuple[int, ...]:
+        life = self.life
+        if life.lost:
+            raise life.stale("the plan")
+        check_addresses(life, addresses)
+        if workspace:
+            check_addresses(life, (workspace,))
+        if len(addresses) != self._operands:
+            raise InternalError(f"the program takes {self._operands} addresses, not {len(addresses)}", rule="addresses")
+        packet = self._packet.pack(Op.RUN, 0, 0, max(1, repeat), self.number, workspace, *addresses)
+        if self._is_short:
+            return self._times.unpack_from(life.exchange(packet), HEADER_BYTES)
+        with life.channel() as channel:
+            channel.send(Op.RUN, sequence=max(1, repeat), value=self.number, payload=packet[HEADER_BYTES:])
+            return self._times.unpack(life.reply(channel).payload)
+
+
+class RemoteStream:
+    """A stream in the worker. See ``LaunchStream``."""
+
+    def __init__(self, life: WorkerProcess, number: int) -> None:
+        self.life = life
+        self._number = number
+        self._closed = False
+
+    def open_event(self, slot: int, handle: bytes) -> bytes:
+        text = base64.b64encode(handle).decode()
+        answer = self.life.call("open_event", stream=self._number, slot=slot, handle=text)[0]
+        return base64.b64decode(answer["handle"])
+
+    def launch(self, program: Program, addresses: Sequence[int], flags: int, slot: int, workspace: int = 0) -> int:
+        check_addresses(self.life, (*addresses, workspace))
+        return int(
+            self.life.call(
+                "launch",
+                stream=self._number,
+                program=_number(self.life, program),
+                addresses=list(addresses),
+                flags=flags,
+                slot=slot,
+                workspace=workspace,
+            )[0]["device_ns"]
+        )
+
+    def synchronize(self) -> None:
+        self.life.call("synchronize", stream=self._number)
+
+    def close(self) -> None:
+        if not self._closed and not self.life.lost:
+            self.life.call("close_stream", stream=self._number)
+        self._closed = True
+
+
+class WorkerDevice:
+    """See ``Device``, ``ProgramDevice``, ``SharingDevice``, ``StreamDevice`` and ``ConnectedDevice``.
+
+    When the worker ends, everything that was made with it raises ``DeviceLostError``; the next use starts another one.
+    Addresses are ``DeviceAddress``: those of an earlier worker are refused.
+    """
+
+    def __init__(self, info: DeviceInfo, spec: WorkerSpec, lost: Callable[[Loss], None] | None = None) -> None:
+        """Opens the device. Raises what opening it raises, and ``UnavailableError``. ``lost`` is told of workers that
+        ended unasked, before another one is started."""
+        self.info = info
+        self._spec = spec
+        self._told = lost or (lambda _: None)
+        self._functions: dict[int, tuple[WorkerProcess, int]] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self._failure: tuple[TilewrightError, float] | None = None
+        self.generation = 1
+        """Counts the workers."""
+        self._life = WorkerProcess(info, spec, self._told)
+        self.lanes = int(self._life.abilities["lanes"])
+        self.uuid = str(self._life.abilities["uuid"])
+
+    @property
+    def pid(self) -> int:
+        """Process id of the present worker."""
+        return self._life.pid
+
+    def life(self) -> WorkerProcess:
+        """The worker, started anew if the last one has ended. Raises ``DeviceError`` when the device is closed."""
+        life = self._life
+        if not life.lost and not self._closed:
+            return life
+        with self._lock:
+            if self._closed:
+                raise DeviceError("the device is closed", rule="device_closed", fix="use another server")
+            if not self._life.lost:
+                return self._life
+            if self._failure is not None and time.monotonic() < self._failure[1]:
+                raise self._failure[0]
+            return self._again()
+
+    def _again(self) -> WorkerProcess:
+        """Another worker; lock held."""
+        if not self._life.buried.wait(END_S):
+            self._life.kill()  # it may have reported a fault, and hang at its end
+            self._life.buried.wait(END_S)
+        try:
+            self._life = WorkerProcess(self.info, self._spec, self._told)
+        except TilewrightError as error:
+            self._failure = (error, time.monotonic() + RETRY_S)
+            raise
+        self.generation += 1
+        log.warning("%s was opened again in process %d", self.info.id, self._life.pid)
+        return self._life
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._life.close()
+
+    # Memory
+
+    def allocate(self, nbytes: int) -> Buffer:
+        life = self.life()
+        return _buffer(life, life.call("allocate", nbytes=nbytes)[0])
+
+    def free(self, buffer: Buffer) -> None:
+        """Does nothing for memory that was lost."""
+        life, number = _owned(buffer)
+        if not life.lost and not self._closed:
+            life.call("free", buffer=number)
+
+    def write(self, buffer: Buffer, offset: int, data: memoryview) -> None:
+        life, number = _owned(buffer)
+        source = _bytes(buffer, offset, data)
+        self._copy(Op.WRITE, life, number, offset, source)
+
+    def read(self, buffer: Buffer, offset: int, into: memoryview) -> None:
+        life, number = _owned(buffer)
+        target = _bytes(buffer, offset, into)
+        self._copy(Op.READ, life, number, offset, target)
+
+    @staticmethod
+    def _copy(op: Op, life: WorkerProcess, number: int, offset: int, data: memoryview) -> None:
+        """Through the connection's slot, in halves: while the worker copies one, the other is filled or emptied."""
+        if life.lost:
+            raise life.stale("the buffer")
+        try:
+            with life.channel() as channel:
+                pending: tuple[memoryview, memoryview] | None = None
+                for index, at in enumerate(range(0, len(data), _HALF)):
+                    part = data[at : at + _HALF]
+                    start = index % 2 * _HALF
+                    room = life.area.slot(channel.slot, start, len(part))
+                    if op is Op.WRITE:
+                        room[:] = part
+                    if pending is not None:
+                        life.reply(channel)
+                    channel.send(op, value=number, payload=COPY.pack(offset + at, start, len(part)))
+                    if op is Op.READ and pending is not None:
+                        pending[0][:] = pending[1]
+                    pending = (part, room)
+                if pending is not None:
+                    life.reply(channel)
+                    if op is Op.READ:
+                        pending[0][:] = pending[1]
+        except ValueError as error:  # the area was closed under the copy
+            if not life.lost:
+                raise
+            raise life.gone() from error
+
+    # Code
+
+    def load(self, binary: Path) -> WorkerModule:
+        life = self.life()
+        return WorkerModule(life, life.call("load", binary=str(binary))[0]["module"], self._functions)
+
+    def run(self, launches: Sequence[Launch], stream: int = 0) -> tuple[int, ...]:
+        """The argument blocks hold bare addresses, which nothing can check: prefer programs."""
+        life = self.life()
+        records = [
+            (
+                self._function(life, launch.function),
+                base64.b64encode(launch.args.cast("B")).decode(),
+                geometry_record(launch.geometry),
+            )
+            for launch in launches
+        ]
+        return tuple(life.call("run", launches=records, stream=stream)[0]["times"])
+
+    def program(
+        self, stages: Sequence[ProgramStage], operands: Sequence[str], *, counter_bytes: int = 0
+    ) -> WorkerProgram:
+        life = self.life()
+        remote = [ProgramStage(self._function(life, stage.function), stage.args, stage.geometry) for stage in stages]
+        made = life.call("program", stages=stages_record(remote), operands=list(operands), counter_bytes=counter_bytes)[
+            0
+        ]
+        return WorkerProgram(life, made["program"], made["weight"], len(operands), len(stages))
+
+    def _function(self, life: WorkerProcess, number: int) -> int:
+        known = self._functions.get(number)
+        if known is None or known[0] is not life:
+            raise life.stale("the kernel")
+        return known[1]
+
+    # Memory and streams shared with others
+
+    def import_memory(self, handle: MemoryHandle) -> Buffer:
+        life = self.life()
+        fds = (handle.fd,) if handle.fd >= 0 else ()
+        return _buffer(life, life.call("import", fds, **handle_record(handle))[0])
+
+    def release_memory(self, buffer: Buffer) -> None:
+        """Does nothing for memory that was lost."""
+        life, number = _owned(buffer)
+        if not life.lost and not self._closed:
+            life.call("release", buffer=number)
+
+    def export_memory(self, buffer: Buffer) -> MemoryHandle:
+        life, number = _owned(buffer)
+        if life.lost:
+            raise life.stale("the buffer")
+        record, fds = life.call("export", buffer=number)
+        return handle_from(record, fds[0] if fds else -1)
+
+    def open_stream(self) -> RemoteStream:
+        life = self.life()
+        return RemoteStream(life, life.call("open_stream")[0]["stream"])
+
+    # Connections of clients
+
+    def attach(self, fd: int, connection: int, ended: Callable[[], None]) -> None:
+        life = self.life()
+        life.connections[connection] = ended
+        try:
+            life.call("attach", (fd,), connection=connection)
+        except BaseException:
+            life.connections.pop(connection, None)
+            raise
+
+    def bind(self, connection: int, program: Program, addresses: Sequence[int], workspace_bytes: int) -> int:
+        life = self.life()
+        check_addresses(life, addresses)
+        number = _number(life, program)
+        answer = life.call(
+            "bind",
+            connection=connection,
+            program=number,
+            addresses=list(addresses),
+            workspace_bytes=workspace_bytes,
+        )[0]
+        return int(answer["binding"])
+
+    def unbind(self, connection: int, binding: int) -> None:
+        life = self._life
+        if not life.lost and connection in life.connections:
+            life.call("unbind", connection=connection, binding=binding)
+
+    def detach(self, connection: int) -> None:
+        life = self._life
+        if not life.lost and connection in life.connections:
+            life.call("detach", connection=connection)
+
+
+_functions = iter(range(1, 1 << 62))
+
+
+def _next_function() -> int:
+    return next(_functions)
+
+
+def check_addresses(life: WorkerProcess, addresses: Sequence[int]) -> None:
+    """Raise ``DeviceLostError`` for an address of an earlier worker, ``InternalError`` for one of no device."""
+    for address in addresses:
+        if isinstance(address, DeviceAddress):
+            if address.life is not life:
+                raise life.stale("an operand") if address.life.lost else life.stale("the plan")
+        elif address:
+            raise InternalError(
+                "an address does not come from this device",
+                rule="address_origin",
+                fix="report it as a fault of the server",
+            )
+
+
+def _number(life: WorkerProcess, program: Program) -> int:
+    if not isinstance(program, WorkerProgram) or program.life is not life:
+        raise life.stale("the plan")
+    return program.number
+
+
+def _buffer(life: WorkerProcess, record: dict[str, Any]) -> Buffer:
+    return Buffer(DeviceAddress(record["address"], life), record["nbytes"], owner=(life, record["buffer"]))
+
+
+def _owned(buffer: Buffer) -> tuple[WorkerProcess, int]:
+    owner: Any = buffer.owner
+    if not isinstance(owner, tuple):
+        raise DeviceError("the buffer is not of this device", rule="device_memory", fix="use the device that made it")
+    life, number = owner
+    return life, number
+
+
+def _bytes(buffer: Buffer, offset: int, data: memoryview) -> memoryview:
+    """``data`` as bytes, if it fits into the buffer."""
+    if offset < 0 or offset > buffer.nbytes - data.nbytes:
+        raise InvalidArgumentError(
+            "the copy reaches past the end of the buffer",
+            field="offset",
+            value=offset,
+            rule="buffer_bounds",
+            fix=f"stay within {buffer.nbytes} bytes",
+        )
+    return data.cast("B") if data.ndim != 1 or data.format != "B" else data
