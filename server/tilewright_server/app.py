@@ -15,13 +15,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from tilewright_kit.errors import NotFoundError, TilewrightError
+from tilewright_kit.errors import InvalidArgumentError, NotFoundError, TilewrightError
 from tilewright_server import __version__
 from tilewright_server.settings import Settings
 
 if TYPE_CHECKING:
     from tilewright_kit.plugins import PluginManager
     from tilewright_server.engine.engine import Engine
+    from tilewright_server.local.server import LocalServer
     from tilewright_server.memory.sessions import Sessions
     from tilewright_server.rpc.listeners import Listener
     from tilewright_server.rpc.server import RpcServer
@@ -46,6 +47,7 @@ class Application:
     service: Service
     rpc: RpcServer
     plugins: PluginManager
+    local: LocalServer | None = None
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -85,16 +87,41 @@ class Application:
         self.sessions = Sessions(_limits(settings))
         self.service = Service(self.engine, self.sessions, settings.inline_limit, settings.message_limit - 64 * 1024)
         self._parts.callback(self.service.close)
-        self.rpc = RpcServer(self.service, settings, self._opened())
+        opened = self._opened()
+        self.rpc = RpcServer(self.service, settings, opened)
         for address in addresses:
             listener = Listener(address)
             listener.bind(self.rpc.server)
             self._parts.callback(listener.close)
             self.listeners.append(listener)
+        self.local = self._listen_locally()
+        if self.local is not None:
+            opened.local_socket = str(self.local.path)
         self.plugins.startup(self)
         self._parts.callback(self.plugins.shutdown, self)
+        if self.local is not None:
+            self.local.start()
         self.rpc.start(self.engine.operations)
         threading.Thread(target=self._warm, name="warm", daemon=True).start()
+
+    def _listen_locally(self) -> LocalServer | None:
+        """Beside the first Unix socket; none if there is no such, or the settings say so."""
+        from tilewright_server.local.listener import local_path
+        from tilewright_server.local.server import LocalServer
+        from tilewright_server.rpc.listeners import UnixAddress
+
+        settings = self.settings
+        paths = [item.address.path for item in self.listeners if isinstance(item.address, UnixAddress)]
+        if not settings.local_socket or not paths:
+            return None
+        try:
+            path = local_path(paths[0])
+        except InvalidArgumentError as error:  # gRPC is complete without it
+            log.warning("no local socket: %s", error)
+            return None
+        local = LocalServer(self.service, path, settings.local_connections, settings.session_connections)
+        self._parts.callback(local.close)
+        return local
 
     def load_plugins(self) -> PluginManager:
         """The plugins that the settings allow; those that fail are logged, reported and left out."""
@@ -139,6 +166,8 @@ class Application:
         self.rpc.health.enter_graceful_shutdown()
         terminated = self.rpc.drain(grace)
         self.rpc.streams.stop()
+        if self.local is not None:
+            self.local.drain()
         self._clean = self.engine.drain(grace)
         self.rpc.leases.close("the server is shutting down")
         # What is open now are replies on their way, and watchers, which would stay for ever.
@@ -148,6 +177,8 @@ class Application:
         self._clean = self._clean or self.engine.drain(LAST_STEPS_S)
         for listener in self.listeners:
             listener.close()
+        if self.local is not None and not self.local.close():
+            log.warning("a local connection is still at work")
         if not self._clean:
             log.warning("work in flight was given up after %g s", grace)
             return  # memory and kernels in use cannot be given back; the end of the process does that
@@ -199,6 +230,16 @@ class Application:
             message_limit=self.settings.message_limit,
             device=device,
             operations=sorted(self.engine.operations),
+            devices=[
+                memory_pb2.DeviceSummary(
+                    id=info.id,
+                    kind=info.kind,
+                    name=info.name,
+                    uuid=str(info.attributes.get("uuid", "")),
+                    arch=info.arch.name,
+                )
+                for info in self.engine.devices.infos()
+            ],
         )
 
     @property

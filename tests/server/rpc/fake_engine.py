@@ -35,7 +35,7 @@ class FakeDevice:
 
     def __init__(self, kind: str = "cpu") -> None:
         self.info: Any = SimpleNamespace(
-            id=f"{kind}:0", kind=kind, name=kind, attributes={}, arch=SimpleNamespace(id="none")
+            id=f"{kind}:0", kind=kind, name=kind, attributes={}, arch=SimpleNamespace(name="none")
         )
         self.live: dict[int, Any] = {}
 

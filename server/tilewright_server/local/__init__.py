@@ -1,0 +1,1 @@
+"""The local socket: descriptors and fast launches for clients on the same machine. See ``local.proto``."""

@@ -1,0 +1,136 @@
+"""The local socket of a server: accepts connections, counts them, and ends them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tilewright_kit.errors import ResourceExhaustedError
+from tilewright_server.devices.worker.frames import Kind, error_packet
+from tilewright_server.local.connection import Connection
+from tilewright_server.local.listener import LocalListener
+
+if TYPE_CHECKING:
+    from tilewright_server.memory.session import Session
+    from tilewright_server.service import Service
+
+__all__ = ["LocalServer"]
+
+log = logging.getLogger("tilewright.local")
+
+BUSY_S = 0.05
+"""Pause after a failure to accept: the process has no descriptors left, most likely."""
+
+
+class LocalServer:
+    """Listens from the beginning; serves from ``start`` to ``drain``; ``close`` waits for its threads."""
+
+    def __init__(self, service: Service, path: Path, connections: int, per_session: int) -> None:
+        """Raises what ``LocalListener`` does."""
+        self._service = service
+        self._limit = connections
+        self._per_session = per_session
+        self._lock = threading.Lock()
+        self._open: dict[Connection, threading.Thread] = {}
+        self._sessions: dict[Connection, Session] = {}
+        self._draining = False
+        self._accepting = threading.Thread(target=self._accept, name="local-accept", daemon=True)
+        self._listener = LocalListener(path)
+
+    @property
+    def path(self) -> Path:
+        return self._listener.path
+
+    def __len__(self) -> int:
+        """Connections that are open."""
+        return len(self._open)
+
+    def start(self) -> None:
+        self._accepting.start()
+
+    def drain(self) -> None:
+        """Take no new connections and no new requests; what was asked for is answered. Idempotent."""
+        with self._lock:
+            self._draining = True
+            connections = list(self._open)
+        self._listener.close()
+        for connection in connections:
+            connection.finish()
+
+    def close(self, timeout: float = 1.0) -> bool:
+        """End all connections and wait for their threads. False if some are still at work."""
+        self.drain()
+        with self._lock:
+            threads = dict(self._open)
+        for connection in threads:
+            connection.stop()
+        deadline = time.monotonic() + timeout
+        for thread in threads.values():
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if self._accepting.is_alive():
+            self._accepting.join(max(0.0, deadline - time.monotonic()))
+        return not self._open
+
+    # For connections
+
+    def admit(self, connection: Connection, session: Session) -> None:
+        """Count one more of a session."""
+        with self._lock:
+            if sum(other is session for other in self._sessions.values()) >= self._per_session:
+                raise _too_many(f"a session has at most {self._per_session} local connections")
+            self._sessions[connection] = session
+
+    def gone(self, connection: Connection) -> None:
+        with self._lock:
+            self._open.pop(connection, None)
+            self._sessions.pop(connection, None)
+
+    def _accept(self) -> None:
+        while not self._draining:
+            try:
+                accepted, _ = self._listener.socket.accept()
+            except OSError as error:
+                if self._draining:
+                    return
+                log.warning("cannot accept a local connection: %s", error)
+                time.sleep(BUSY_S)
+                continue
+            try:
+                self._begin(accepted)
+            except Exception:
+                log.exception("a local connection could not begin")
+                accepted.close()
+
+    def _begin(self, accepted: socket.socket) -> None:
+        connection = Connection(self._service, accepted, self)
+        thread = threading.Thread(target=connection.run, name="local", daemon=True)
+        with self._lock:
+            room = len(self._open) < self._limit and not self._draining
+            if room:
+                self._open[connection] = thread
+        if not room:
+            error = _too_many(f"no more than {self._limit} local connections may be open")
+            with contextlib.suppress(OSError):
+                accepted.send(error_packet(Kind.HELLO, 0, 0, error), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+            accepted.close()
+            return
+        try:
+            thread.start()
+        except BaseException:
+            self.gone(connection)
+            raise
+
+
+def _too_many(reason: str) -> ResourceExhaustedError:
+    return ResourceExhaustedError(
+        reason,
+        field="connections",
+        rule="quota",
+        fix="close connections that are not needed, or launch several things over one",
+        retry_after_s=1.0,
+    )
