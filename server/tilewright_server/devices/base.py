@@ -239,8 +239,10 @@ class ConnectedDevice(Protocol):
         """
         ...
 
-    def bind(self, connection: int, program: Program, addresses: Sequence[int], workspace_bytes: int) -> int:
-        """Let the connection launch ``program`` on these addresses; returns the id that launches name.
+    def bind(
+        self, connection: int, binding: int, program: Program, addresses: Sequence[int], workspace_bytes: int
+    ) -> None:
+        """Let the connection launch ``program`` on these addresses, under the id ``binding`` of the caller's choice.
 
         The caller keeps the memory and the program's kernels there until ``unbind`` or the connection's end.
         Workspace is the connection's own. Raises ``NotFoundError`` for a connection that has ended, ``DeviceError``,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 
 from tilewright_kit.device import Buffer, Device, DeviceInfo
+from tilewright_server.devices.lifetime import is_lost
 from tilewright_server.memory.shm import view
 
 __all__ = ["Staging", "StagingPool", "shares_host_memory"]
@@ -73,15 +74,18 @@ class StagingPool:
         size = max(SMALLEST, 1 << max(nbytes - 1, 0).bit_length())
         with self._lock:
             blocks = self._free.get(size)
-            block = blocks.pop() if blocks else None
-            if block is not None:
+            block = None
+            while blocks and block is None:
+                block = blocks.pop()
                 self._kept -= size
+                if is_lost(block):
+                    block = None
         return Staging(self, block or self.device.allocate(size), nbytes)
 
     def put(self, block: Buffer) -> None:
         size = block.nbytes
         with self._lock:
-            keep = size <= LARGEST_KEPT and self._kept + size <= KEPT_BYTES
+            keep = size <= LARGEST_KEPT and self._kept + size <= KEPT_BYTES and not is_lost(block)
             if keep:
                 self._kept += size
                 self._free.setdefault(size, []).append(block)
@@ -90,16 +94,9 @@ class StagingPool:
 
     def close(self) -> None:
         """Free what is kept."""
-        for block in self._emptied():
-            self.device.free(block)
-
-    def forget(self) -> None:
-        """The device was lost, and all that was kept with it."""
-        self._emptied()
-
-    def _emptied(self) -> list[Buffer]:
         with self._lock:
             blocks = [block for stack in self._free.values() for block in stack]
             self._free.clear()
             self._kept = 0
-        return blocks
+        for block in blocks:
+            self.device.free(block)

@@ -279,7 +279,9 @@ class Hosted:
                 self.device.free(connection.workspace)
             self._ended(number)
 
-    def do_bind(self, connection: int, program: int, addresses: Sequence[int], workspace_bytes: int) -> Reply:
+    def do_bind(
+        self, connection: int, binding: int, program: int, addresses: Sequence[int], workspace_bytes: int
+    ) -> Reply:
         known = self._connections.get(connection)
         if known is None:
             raise NotFoundError(
@@ -288,13 +290,12 @@ class Hosted:
         made = self.programs[program]
         if known.loop.is_synchronous:
             made = _Noted(made, program, self._places, known.place)
-        binding = next(self._ids)
         with known.loop.lock:
             known.loop.require_open()
             self._grow(known, workspace_bytes)
             known.programs[binding] = program
             known.loop.bind(binding, made, addresses)
-        return {"binding": binding}, ()
+        return _NOTHING
 
     def _grow(self, connection: _Connection, nbytes: int) -> None:
         """One workspace for all of a connection's launches, since they run one after the other. Lock held."""

@@ -318,18 +318,20 @@ class WorkerDevice:
             life.connections.pop(connection, None)
             raise
 
-    def bind(self, connection: int, program: Program, addresses: Sequence[int], workspace_bytes: int) -> int:
+    def bind(
+        self, connection: int, binding: int, program: Program, addresses: Sequence[int], workspace_bytes: int
+    ) -> None:
         life = self.life()
         check_addresses(life, addresses)
         number = _number(life, program)
-        answer = life.call(
+        life.call(
             "bind",
             connection=connection,
+            binding=binding,
             program=number,
             addresses=list(addresses),
             workspace_bytes=workspace_bytes,
-        )[0]
-        return int(answer["binding"])
+        )
 
     def unbind(self, connection: int, binding: int) -> None:
         life = self._life
