@@ -1,10 +1,10 @@
 // What every device offers to the kernels, under one set of names. Nothing outside the platform files knows CUDA, HIP or
 // the host emulation:
-//   TW_DEVICE, TW_UNROLL, TW_KERNEL(threads, name, Params, body)
+//   TW_DEVICE, TW_UNROLL, TW_UNROLL_BY(count), TW_NO_UNROLL, TW_KERNEL(threads, name, Params, body)
 //   kWave                    lanes of a wave
 //   thread_index(), block_index(), block_count(), lane_index()
 //   barrier(), wave_barrier()
-//   shuffle(x, lane), ballot(condition)
+//   shuffle(x, lane), count_lanes(condition)   over the lanes of a wave, all of which take part
 //   shared_base()            address of the workgroup's dynamic shared memory. Shared addresses are 32-bit numbers of
 //                            bytes; only the functions below read and write there
 //   load_shared<N>(address), store_shared(address, Words<N>), load_shared_word(), store_shared_word()

@@ -4,6 +4,8 @@
 #define TW_DEVICE __device__ __forceinline__
 #define TW_UNROLL _Pragma("unroll")
 #define TW_NO_UNROLL _Pragma("unroll 1")
+#define TW_UNROLL_BY(COUNT) TW_PRAGMA(unroll (COUNT))
+#define TW_PRAGMA(...) _Pragma(#__VA_ARGS__)
 // A kernel whose only parameter is `params`; the variadic rest is its body.
 #define TW_KERNEL(THREADS, NAME, PARAMS, ...)                                                                \
   extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_constant__ PARAMS params) { \
@@ -23,7 +25,7 @@ TW_DEVICE void barrier() { __syncthreads(); }
 TW_DEVICE void wave_barrier() { __syncwarp(); }
 
 TW_DEVICE int shuffle(int x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
-TW_DEVICE uint64_t ballot(bool condition) { return __ballot_sync(0xffffffffu, condition); }
+TW_DEVICE int count_lanes(bool condition) { return __popc(__ballot_sync(0xffffffffu, condition)); }
 
 TW_DEVICE uint32_t bits_of(float x) { return __float_as_uint(x); }
 TW_DEVICE float float_of(uint32_t bits) { return __uint_as_float(bits); }

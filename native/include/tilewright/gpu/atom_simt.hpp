@@ -1,0 +1,107 @@
+// The fp32 atom of every GPU: fused multiply-adds, no matrix unit. The lanes of a wave stand 8 (rows) x kWave/8
+// (columns); each computes kM/8 x kN/(kWave/8) results of the wave's part. Which ones follows from how an operand lies
+// in shared memory, so that every read is a vector without bank conflicts:
+//   k contiguous (a line per row): every 8th row, four steps of k at a time
+//   rows contiguous (a line per k): up to four neighbouring rows, then the next 8 * that
+#pragma once
+#include "tilewright/core/options.hpp"
+#include "tilewright/gpu/layout.hpp"
+
+namespace tw::gpu {
+
+// One operand's side of the atom: kCount values of `kLanes` lanes each.
+template <class Tile, int kLanes, int kCount>
+struct SimtSide {
+  // Neighbours that one read gives.
+  static constexpr int vector = kCount % 4 == 0 ? 4 : kCount % 2 == 0 ? 2 : 1;
+  static constexpr int run = Tile::k_major ? 1 : vector;
+
+  static constexpr int place(int lane, int i) {
+    if constexpr (Tile::k_major) return lane + i * kLanes;
+    else return i / vector * (kLanes * vector) + lane * vector + i % vector;
+  }
+
+  // Four steps of k, from step 4*group; `first`: the wave's first row or column, a multiple of 8.
+  TW_DEVICE static void load(float (&x)[4][kCount], uint32_t tile, int first, int lane, int group) {
+    if constexpr (Tile::k_major) {
+      TW_UNROLL
+      for (int i = 0; i < kCount; i++) {
+        const int line = place(lane, i);
+        const Words<4> w = load_shared<4>(tile + Tile::offset(first + line, group, line));
+        TW_UNROLL
+        for (int l = 0; l < 4; l++) x[l][i] = float_of(w.w[l]);
+      }
+    } else {
+      TW_UNROLL
+      for (int l = 0; l < 4; l++)
+        TW_UNROLL
+        for (int i = 0; i < kCount; i += vector) {
+          const int at = first + place(lane, i);
+          const Words<vector> w =
+              load_shared<vector>(tile + Tile::offset(group * 4 + l, at / 4) + (vector == 4 ? 0 : at % 4 * 4));
+          TW_UNROLL
+          for (int e = 0; e < vector; e++) x[l][i + e] = float_of(w.w[e]);
+        }
+    }
+  }
+};
+
+template <class TileA, class TileB, int kM, int kN>
+struct SimtAtom {
+  using Accumulator = float;
+  static constexpr bool is_float = true;
+  static constexpr int lanes_m = 8, lanes_n = kWave / 8;
+  static constexpr int depth = 4;
+  static constexpr int rows = kM / lanes_m, columns = kN / lanes_n;
+  using SideA = SimtSide<TileA, lanes_m, rows>;
+  using SideB = SimtSide<TileB, lanes_n, columns>;
+  static_assert(TileA::element_bytes == 4 && TileB::element_bytes == 4, "the SIMT atom multiplies fp32");
+  static_assert(kM % 16 == 0 && kN % 8 == 0 && TileA::depth % 4 == 0, "a wave's part is a multiple of 16 x 8 x 4");
+
+  float acc[rows][columns];
+  struct Fragments {
+    float a[4][rows], b[4][columns];
+  };
+
+  TW_DEVICE void clear() {
+    TW_UNROLL
+    for (int i = 0; i < rows; i++)
+      TW_UNROLL
+      for (int j = 0; j < columns; j++) acc[i][j] = 0.0f;
+  }
+
+  TW_DEVICE static void load(Fragments& f, uint32_t tile_a, uint32_t tile_b, int m0, int n0, int lane, int kk) {
+    SideA::load(f.a, tile_a, m0, lane % lanes_m, kk);
+    SideB::load(f.b, tile_b, n0, lane / lanes_m, kk);
+  }
+
+  TW_DEVICE void multiply(const Fragments& f) {
+    TW_UNROLL
+    for (int l = 0; l < 4; l++)
+      TW_UNROLL
+      for (int i = 0; i < rows; i++)
+        TW_UNROLL
+        for (int j = 0; j < columns; j++) acc[i][j] = fma(f.a[l][i], f.b[l][j], acc[i][j]);
+  }
+
+  // ---- where the results belong (as in MmaAtom) ----
+
+  static constexpr int run = SideB::run;
+  static constexpr int strips = rows / SideA::vector, strip_rows = lanes_m * SideA::vector;
+  static constexpr int runs_per_row = columns / run, strip_runs = SideA::vector * runs_per_row;
+
+  static constexpr int run_row(int lane, int index) { return SideA::place(lane % lanes_m, index / runs_per_row); }
+  static constexpr int run_column(int lane, int index) {
+    return SideB::place(lane / lanes_m, index % runs_per_row * run);
+  }
+  TW_DEVICE void get(float (&x)[run], int strip, int index) const {
+    TW_UNROLL
+    for (int e = 0; e < run; e++)
+      x[e] = acc[strip * SideA::vector + index / runs_per_row][index % runs_per_row * run + e];
+  }
+
+  static constexpr int count = rows * columns;
+  TW_DEVICE float& at(int i) { return acc[i / columns][i % columns]; }
+};
+
+}  // namespace tw::gpu

@@ -1,0 +1,177 @@
+// Tiles from global to shared memory, zero where the matrix ends. The vector accesses are chosen per task:
+//  * aligned (16-byte aligned lines): chunks go straight to their place.
+//  * raw (any alignment): the aligned chunks that cover a line are copied as they are, and `realign` moves the bytes to
+//    where they belong. Nothing outside of 16-byte units that hold wanted bytes is read.
+#pragma once
+#include "tilewright/gpu/layout.hpp"
+
+namespace tw::gpu {
+
+// Where a tile lies in global memory at one step along k.
+struct Panel {
+  const char* base;  // its first line
+  int64_t ld;        // bytes from line to line
+  int lines;         // lines that exist (may be more than the tile has, or none)
+  int bytes;         // bytes of a line that exist, likewise
+};
+
+// One operand of one output tile: all its panels along k.
+template <class Tile>
+struct Operand {
+  const char* base;
+  int64_t ld;
+  int extent;  // rows or columns that exist from the tile's first on
+  int k;       // length of the reduction
+
+  // `first`: the tile's first row (or column); k0: begin of the reduction; counts are elements.
+  TW_DEVICE Operand(const void* matrix, int64_t ld_elements, int first, int total, int k0, int length)
+      : base((const char*)matrix +
+             (Tile::k_major ? first * ld_elements + k0 : k0 * ld_elements + first) * Tile::element_bytes),
+        ld(ld_elements * Tile::element_bytes),
+        extent(total - first),
+        k(length) {}
+
+  TW_DEVICE bool aligned() const {
+    const bool one_line = (Tile::k_major ? extent : k) <= 1;
+    return (((uintptr_t)base | (one_line ? 0 : (uintptr_t)ld)) & 15) == 0;
+  }
+
+  TW_DEVICE Panel at(int step) const {
+    const int k_left = min_of(k - step * Tile::depth, Tile::depth), left = min_of(extent, Tile::extent);
+    if constexpr (Tile::k_major)
+      return {base + (int64_t)step * Tile::line_bytes, ld, left, k_left * Tile::element_bytes};
+    else return {base + (int64_t)step * Tile::depth * ld, ld, k_left, left * Tile::element_bytes};
+  }
+};
+
+// The 16 bytes that begin `bytes` (0 to 15) into the 32 of low and high.
+TW_DEVICE Words<4> shift_bytes(const Words<4>& low, const Words<4>& high, int bytes) {
+  uint32_t w[6];
+  const bool two = (bytes & 8) != 0, one = (bytes & 4) != 0;
+  const uint32_t bits = (uint32_t)(bytes & 3) * 8;
+  const uint32_t all[8] = {low.w[0], low.w[1], low.w[2], low.w[3], high.w[0], high.w[1], high.w[2], high.w[3]};
+  TW_UNROLL
+  for (int i = 0; i < 6; i++) w[i] = two ? all[i + 2] : all[i];
+  TW_UNROLL
+  for (int i = 0; i < 5; i++) w[i] = one ? w[i + 1] : w[i];
+  Words<4> y;
+  TW_UNROLL
+  for (int i = 0; i < 4; i++) y.w[i] = funnel_right(w[i], w[i + 1], bits);
+  return y;
+}
+
+// Keeps the first `bytes` (any number) and clears the rest.
+TW_DEVICE Words<4> keep_bytes(Words<4> x, int bytes) {
+  TW_UNROLL
+  for (int i = 0; i < 4; i++) {
+    const int left = bytes - i * 4;
+    x.w[i] = left >= 4 ? x.w[i] : left <= 0 ? 0u : x.w[i] & ((1u << (left * 8)) - 1u);
+  }
+  return x;
+}
+
+template <class Tile, int kThreads>
+struct Loader {
+  static constexpr int total = Tile::lines * Tile::chunks, per_thread = ceil_div(total, kThreads);
+  static constexpr int raw_total = Tile::lines * Tile::raw_chunks, raw_per_thread = ceil_div(raw_total, kThreads);
+  // Where every thread keeps to one chunk of the lines, addresses advance by a constant.
+  static constexpr bool regular = kThreads % Tile::chunks == 0;
+
+  struct Place {
+    int line, chunk;
+  };
+  TW_DEVICE static Place place(int thread, int j) {
+    if constexpr (regular) return {thread / Tile::chunks + j * (kThreads / Tile::chunks), thread % Tile::chunks};
+    const int id = thread + j * kThreads;
+    return {id / Tile::chunks, id % Tile::chunks};
+  }
+  TW_DEVICE static bool exists(int thread, int j) {
+    return total % kThreads == 0 || j + 1 < per_thread || thread + j * kThreads < total;
+  }
+  TW_DEVICE static int bytes_of(const Panel& panel, Place at) {
+    return at.line < panel.lines ? max_of(0, min_of(16, panel.bytes - at.chunk * 16)) : 0;
+  }
+
+  // ---- asynchronous: the caller commits and waits ----
+
+  TW_DEVICE static void copy_aligned(uint32_t to, const Panel& panel, int thread) {
+    const Place first = place(thread, 0);
+    const char* from = panel.base + first.line * panel.ld + first.chunk * 16;
+    TW_UNROLL
+    for (int j = 0; j < per_thread; j++)
+      if (exists(thread, j)) {
+        const Place at = place(thread, j);
+        if constexpr (!regular) from = panel.base + at.line * panel.ld + at.chunk * 16;
+        copy_async(to + Tile::offset(at.line, at.chunk), from, bytes_of(panel, at));
+        from += kThreads / Tile::chunks * panel.ld;
+      }
+  }
+
+  TW_DEVICE static void copy_raw(uint32_t to, const Panel& panel, int thread) {
+    TW_UNROLL_BY(2)
+    for (int j = 0; j < raw_per_thread; j++) {
+      const int id = thread + j * kThreads, line = id / Tile::raw_chunks, chunk = id % Tile::raw_chunks;
+      if (raw_total % kThreads == 0 || id < raw_total) {
+        const char* const begin = panel.base + line * panel.ld;
+        const int shift = (int)((uintptr_t)begin & 15);
+        const int left = line < panel.lines ? shift + min_of(panel.bytes, Tile::line_bytes) - chunk * 16 : 0;
+        copy_async(to + id * 16, begin - shift + chunk * 16, max_of(0, min_of(16, left)));
+      }
+    }
+  }
+
+  // From a raw copy of the panel to the tile.
+  TW_DEVICE static void realign(uint32_t from, uint32_t to, const Panel& panel, int thread) {
+    TW_UNROLL_BY(2)
+    for (int j = 0; j < per_thread; j++)
+      if (exists(thread, j)) {
+        const Place at = place(thread, j);
+        const int shift = (int)(((uint32_t)(uintptr_t)panel.base + (uint32_t)at.line * (uint32_t)panel.ld) & 15);
+        const uint32_t source = from + (at.line * Tile::raw_chunks + at.chunk) * 16;
+        store_shared(to + Tile::offset(at.line, at.chunk),
+                     shift_bytes(load_shared<4>(source), load_shared<4>(source + 16), shift));
+      }
+  }
+
+  // ---- through registers ----
+
+  struct Held {
+    Words<4> data[per_thread];
+  };
+
+  // Whole aligned chunks; what does not exist is cleared when it is stored.
+  TW_DEVICE static void fetch(Held& held, const Panel& panel, int thread) {
+    TW_UNROLL
+    for (int j = 0; j < per_thread; j++) {
+      const Place at = place(thread, j);
+      held.data[j] = {};
+      if (exists(thread, j) && bytes_of(panel, at) > 0)
+        held.data[j] = load_constant<Words<4>>(panel.base + at.line * panel.ld + at.chunk * 16);
+    }
+  }
+  TW_DEVICE static void put(const Held& held, uint32_t to, const Panel& panel, int thread) {
+    TW_UNROLL
+    for (int j = 0; j < per_thread; j++)
+      if (exists(thread, j)) {
+        const Place at = place(thread, j);
+        store_shared(to + Tile::offset(at.line, at.chunk), keep_bytes(held.data[j], bytes_of(panel, at)));
+      }
+  }
+
+  // Any alignment, at once.
+  TW_DEVICE static void move(uint32_t to, const Panel& panel, int thread) {
+    TW_UNROLL_BY(2)
+    for (int j = 0; j < per_thread; j++)
+      if (exists(thread, j)) {
+        const Place at = place(thread, j);
+        const char* const from = panel.base + at.line * panel.ld + at.chunk * 16;
+        const int shift = (int)((uintptr_t)from & 15), bytes = bytes_of(panel, at);
+        Words<4> low = {}, high = {};
+        if (bytes > 0) low = load_constant<Words<4>>(from - shift);
+        if (shift + bytes > 16) high = load_constant<Words<4>>(from - shift + 16);
+        store_shared(to + Tile::offset(at.line, at.chunk), keep_bytes(shift_bytes(low, high, shift), bytes));
+      }
+  }
+};
+
+}  // namespace tw::gpu

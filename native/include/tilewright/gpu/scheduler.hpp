@@ -1,0 +1,79 @@
+// Which output tile, of which task, and which slice of k a workgroup computes.
+#pragma once
+#include "tilewright/gpu/gemm_params.hpp"
+#include "tilewright/gpu/platform.hpp"
+
+namespace tw::gpu {
+
+// Tiles in an order in which those that run at the same time share rows of A and columns of B: bands of kBand tile rows,
+// column by column.
+constexpr int kBand = 8;
+struct TileIndex {
+  int row, column;
+};
+constexpr TileIndex raster(int index, int rows, int columns) {
+  const int band = index / (kBand * columns), within = index - band * (kBand * columns);
+  const int left = rows - band * kBand, height = left < kBand ? left : kBand;
+  return {band * kBand + within % height, within / height};
+}
+
+// The part of k that slice `slice` of `slices` covers, as tw_gemm_args states it.
+struct Slice {
+  int begin, length;
+};
+constexpr Slice slice_of(int k, int slices, int slice, int tile_k) {
+  const int per_slice = slices > 1 ? ((k + slices - 1) / slices + tile_k - 1) / tile_k * tile_k : k;
+  const int64_t begin = (int64_t)slice * per_slice;
+  if (begin >= k) return {k, 0};
+  return {(int)begin, k - (int)begin < per_slice ? k - (int)begin : per_slice};
+}
+
+// The task that owns output tile `tile`: the last one whose first_tile is not beyond it. All lanes of a wave look
+// together, so that a table of a thousand tasks takes two looks.
+template <class Task>
+TW_DEVICE int find_task(const Task* tasks, int count, int tile) {
+  const int lane = lane_index();
+  int first = 0;
+  while (count > 1) {
+    const int stride = ceil_div(count, kWave), i = lane * stride;
+    const bool before = i < count && load_constant<int64_t>(&tasks[first + i].first_tile) <= tile;
+    const int passed = count_lanes(before) - 1;  // lanes see a sorted list: the set ones come first
+    first += passed * stride;
+    count = min_of(stride, count - passed * stride);
+  }
+  return first;
+}
+
+template <class Task>
+struct Work {
+  const Task* task;
+  int64_t item;  // of the batch
+  TileIndex tile;
+  int index;  // of the output tile among all
+};
+
+template <class Config>
+TW_DEVICE const GemmTaskOf<Config>* task_of(const GemmParams<Config>& params, int index) {
+  if constexpr (Config::grouped) {
+    const auto* const tasks = (const GemmTaskOf<Config>*)params.launch.tasks;
+    return tasks + find_task(tasks, (int)params.launch.count, index);
+  } else {
+    return &params.task;
+  }
+}
+
+template <class Config>
+TW_DEVICE Work<GemmTaskOf<Config>> find_work(const GemmParams<Config>& params, int index) {
+  const auto* const task = task_of<Config>(params, index);
+  const tw_gemm_problem& problem = task->problem;
+  const int rows = ceil_div((int)problem.m, Config::tile_m), columns = ceil_div((int)problem.n, Config::tile_n);
+  int within = Config::grouped ? index - (int)task->first_tile : index;
+  int item = 0;
+  if (problem.batch > 1) {
+    item = within / (rows * columns);
+    within -= item * (rows * columns);
+  }
+  return {task, item, raster(within, rows, columns), index};
+}
+
+}  // namespace tw::gpu
