@@ -23,10 +23,11 @@ from tilewright.errors import InvalidArgumentError
 from tilewright.plan import Plan
 from tilewright.report import Report
 from tilewright.resident import BufferState
-from tilewright.steps import OPEN_SESSION, Flow, Rpc
+from tilewright.steps import OPEN_SESSION, Flow, Rpc, Work
 from tilewright.transport import (
     CHANNEL_OPTIONS,
     call_failed,
+    call_local,
     closed_during_call,
     lease_ended,
     no_fork_support,
@@ -62,6 +63,7 @@ class Connection:
             finally:
                 alarm.cancel()
             self.session: Session = opened(first)
+            self.session.open_local(core.target, core.timeout)
         except BaseException:
             self.channel.close()
             raise
@@ -199,7 +201,7 @@ class Client:
             call = next(flow)
             while True:
                 try:
-                    reply = self._call(connection, call)
+                    reply = call.function() if isinstance(call, Work) else self._call(connection, call)
                 except BaseException as error:  # noqa: PERF203
                     call = flow.throw(error)
                 else:
@@ -210,6 +212,8 @@ class Client:
 
     def _call(self, connection: Connection, call: Rpc) -> Any:
         method = call.method
+        if call.local:
+            return call_local(connection.session, call)
         try:
             if not method.streams:
                 return method.parse(connection.unary(method.path)(serialised(call.request), timeout=call.timeout))

@@ -12,7 +12,9 @@ from google.protobuf.message import Message
 
 from tilewright import steps
 from tilewright.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from tilewright.lanes import Lanes
 from tilewright.layout import Spec
+from tilewright.local import Control, open_control
 from tilewright.memory import Pool
 from tilewright.report import Report
 from tilewright.steps import Rpc
@@ -33,8 +35,14 @@ class Session:
     """One session on the server. Compared by identity."""
 
     __slots__ = (
+        "control",
         "device",
+        "devices",
+        "exports",
+        "gpus",
         "inline_limit",
+        "lanes",
+        "local_socket",
         "lost",
         "message_limit",
         "operations",
@@ -51,8 +59,40 @@ class Session:
         self.shared_memory = opened.shared_memory
         self.device = opened.device
         self.operations = tuple(opened.operations)
+        self.devices = tuple(opened.devices)
+        """All devices of the server: id, kind, name, uuid, arch."""
+        self.gpus = {uuid_digits(item.uuid): item for item in self.devices if item.uuid}
+        """Devices that this machine's processes can name, by the hexadecimal digits of their UUID."""
+        self.local_socket = opened.local_socket
+        self.control: Control | None = None
+        """The local socket's connection for calls, where there is one; the connections for launches are ``lanes``."""
+        self.lanes: Lanes | None = None
+        self.exports: dict[tuple[int, int], Any] = {}
+        """Allocations on devices that the server knows, by base and size."""
         self.lost = ""
         """Why the session is over; empty while it lives."""
+
+    def open_local(self, target: str, timeout: float | None) -> None:
+        """Connect to the local socket, if the server has one that can be reached from here."""
+        if not self.local_socket:
+            return
+        # In a container the path may be another one than the server knows.
+        beside = target.removeprefix("unix:") + ".local" if target.startswith("unix:/") else ""
+        self.control = open_control((self.local_socket, beside), self.token, timeout)
+        if self.control is not None:
+            self.lanes = Lanes(self.control.path, self.token, timeout)
+
+    def close_local(self) -> None:
+        for part in (self.control, self.lanes):
+            if part is not None:
+                part.close()
+
+    def after_fork(self) -> None:
+        """Close this process' descriptors, so that the server notices the parent's end when it comes."""
+        if self.control is not None:
+            self.control.close()
+        if self.lanes is not None:
+            self.lanes.after_fork()
 
     @property
     def message_room(self) -> int:
@@ -81,6 +121,8 @@ class Core:
         self.inferred: dict[Any, dict[str, Spec]] = {}
         """Output specs by request, as the server inferred them."""
         self.chunks: dict[int, _Chunk] = {}
+        self.device_plans: dict[Any, Any] = {}
+        """Plans that were made on the way for operands in device memory, by what was asked for."""
         self._releases: deque[tuple[Session, steps.Method, Message]] = deque()
         self._quarantine: deque[tuple[float, object]] = deque()
         self._local = threading.local()
@@ -90,6 +132,9 @@ class Core:
     def adopt(self, session: Session) -> None:
         """Begin with a new session. What another server inferred does not count."""
         self.inferred.clear()
+        self.device_plans.clear()
+        if self.session is not None:
+            self.session.close_local()
         self.session = session
 
     def require(self) -> Session:
@@ -148,6 +193,11 @@ class Core:
             (session, steps.UNREGISTER, memory_pb2.UnregisterRegionRequest(session=session.token, region=region))
         )
 
+    def release_binding(self, session: Session, binding: int) -> None:
+        self._releases.append(
+            (session, steps.UNBIND, dispatch_pb2.UnbindRequest(session=session.token, binding=binding))
+        )
+
     def take_releases(self) -> list[Rpc]:
         """Calls to send whose replies nobody waits for."""
         for segment in self.pool.take_retired():
@@ -181,19 +231,34 @@ class Core:
 
     def after_fork(self) -> None:
         """In a forked child: nothing of the parent's session is ours to use or to release."""
+        if self.session is not None:
+            self.session.after_fork()
         self.session = None
         self.pool.after_fork()
         self._releases.clear()
         self.chunks.clear()
+        self.device_plans.clear()
         self._local = threading.local()
 
     def close(self) -> None:
         self.closed = True
+        if self.session is not None:
+            self.session.close_local()
         self.session = None
         self.pool.close()
         self._releases.clear()
         self._quarantine.clear()
         self.chunks.clear()
+        self.device_plans.clear()
+
+
+def uuid_digits(uuid: str) -> str:
+    """The hexadecimal digits of a device's UUID, whatever it is decorated with (``GPU-``, ``MIG-``, hyphens).
+
+    >>> uuid_digits("GPU-00112233-4455-6677-8899-AABBCCDDEEFF")
+    '00112233445566778899aabbccddeeff'
+    """
+    return uuid.lower().removeprefix("gpu-").removeprefix("mig-").replace("-", "")
 
 
 def check_timeout(timeout: float | None) -> float | None:

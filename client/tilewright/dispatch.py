@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from tilewright import steps
 from tilewright.core import Core, Session, check_timeout
+from tilewright.device_arrays import DeviceTensor, recognise
 from tilewright.dtypes import element_type
 from tilewright.errors import (
     CancelledError,
@@ -19,11 +20,12 @@ from tilewright.errors import (
     TilewrightError,
     UnavailableError,
 )
+from tilewright.exports import device_for
 from tilewright.layout import Array, Spec, as_array
 from tilewright.operands import Cargo, attributes_to_wire, collect, place_input, place_output
 from tilewright.report import Report
 from tilewright.resident import ResidentTensor
-from tilewright.steps import Flow, Rpc
+from tilewright.steps import Flow, Rpc, Work
 from tilewright_proto.v1 import dispatch_pb2, kernels_pb2, tensor_pb2
 
 __all__ = ["BuildPolicy", "explain", "held", "plan_request", "refuse_outputs", "run", "selection", "spec_of"]
@@ -54,7 +56,10 @@ def run(
     ``None`` (a fresh array of the inferred shape); left out, the operation's outputs are all inferred. Returns the
     outputs by name; packed ones as ``PackedTensor``.
 
-    Arrays from ``empty``, ``zeros`` and ``asarray``, and views of them, are used in place; others are copied.
+    Arrays from ``empty``, ``zeros`` and ``asarray``, and views of them, are used in place, and so are arrays in memory
+    of a GPU that the server runs (PyTorch, CuPy, JAX, anything with DLPack or ``__cuda_array_interface__``); others
+    are copied. On GPU memory the operation runs in the order of the current stream and may return before it is done,
+    as PyTorch's own do.
 
     ``kernel`` names a kernel, ``strategy`` the way to choose one, ``device`` where to run. ``build="fallback"`` runs
     the best kernel that is built while a better one is being built. ``timeout`` is in seconds, all steps of this call
@@ -68,10 +73,29 @@ def run(
         >>> result["out"]  # doctest: +SKIP
     """
     limit = check_timeout(timeout) or core.timeout
-    choice = selection(kernel, strategy, build, device)
     session = core.require()
-    wire_attributes = attributes_to_wire(attributes or {})
     wanted = dict(outputs or {})
+    inputs = {name: recognise(value, name) or value for name, value in inputs.items()}
+    if any(isinstance(value, DeviceTensor) for value in inputs.values()):
+        from tilewright.device_runs import run_planned  # plans are made of this module
+
+        device = device or device_for(session, inputs)
+        done = yield from run_planned(
+            core,
+            operation,
+            {name: as_operand(value, name) for name, value in inputs.items()},
+            wanted,
+            attributes or {},
+            kernel=kernel,
+            strategy=strategy,
+            build=build,
+            device=device,
+            timeout=limit,
+        )
+        if done is not None:
+            return done
+    choice = selection(kernel, strategy, build, device)
+    wire_attributes = attributes_to_wire(attributes or {})
     if not wanted or any(value is None for value in wanted.values()):
         specs = {name: spec_of(value, name) for name, value in inputs.items()}
         inferred = yield from _infer(core, session, operation, specs, wanted, wire_attributes, choice, limit)
@@ -100,6 +124,8 @@ def held(core: Core, cargo: Cargo, call: Rpc) -> Flow[Any]:
     so the memory is kept.
     """
     try:
+        if cargo.tensors:
+            yield Work(cargo.fence)
         return (yield call)
     except TilewrightError as error:
         if isinstance(error, _UNFINISHED):
@@ -167,6 +193,8 @@ def spec_of(value: Any, field: str) -> Spec:
         return value
     if isinstance(value, ResidentTensor):
         return value.spec
+    if (tensor := recognise(value, field)) is not None:
+        return tensor.spec
     if (
         isinstance(value, tuple)
         and len(value) == 2
@@ -175,6 +203,11 @@ def spec_of(value: Any, field: str) -> Spec:
     ):
         return Spec.of(value[0], element_type(value[1], field))
     return Spec.of_array(as_array(value, field), field)
+
+
+def as_operand(value: Any, field: str) -> Any:
+    """``value`` with a description: a device tensor or a resident one as it is, else an array."""
+    return value if isinstance(value, (DeviceTensor, ResidentTensor)) else as_array(value, field)
 
 
 def plan_request(

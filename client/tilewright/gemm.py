@@ -4,13 +4,14 @@ server's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from tilewright.core import Core
+from tilewright.device_arrays import alignment, all_recognised, recognise_output
 from tilewright.dispatch import BuildPolicy, run
 from tilewright.dtypes import DTypeLike, dtype_name
 from tilewright.errors import InvalidArgumentError, UnsupportedError
@@ -52,9 +53,14 @@ def attributes(
     clamp: tuple[float | None, float | None] | None = None,
     out_dtype: DTypeLike | None = None,
     split_k: int | None = None,
+    tensors: Iterable[Any] = (),
 ) -> dict[str, Any]:
-    """The operation's attributes. Raises ``InvalidArgumentError`` for words that are none."""
+    """The operation's attributes. Raises ``InvalidArgumentError`` for words that are none. ``tensors`` are the operands
+    that there are: kernels must know if some lie at odd addresses of a device.
+    """
     found: dict[str, Any] = {}
+    if (least := alignment(tensors)) is not None:
+        found["alignment"] = least
     if _number("alpha", alpha) != 1:
         found["alpha"] = float(alpha)
     if binary is not None:
@@ -109,7 +115,7 @@ def operands(
     a: Operand, b: Operand, bias: Operand, c: Operand, d: Sequence[Operand], scale_a: Any, scale_b: Any, group: str = ""
 ) -> dict[str, Any]:
     """Inputs by the operation's names."""
-    if isinstance(d, (np.ndarray, ResidentTensor)):
+    if isinstance(d, (np.ndarray, ResidentTensor)) or hasattr(d, "__dlpack__"):
         raise InvalidArgumentError("d is a list of tensors", field="d", rule="operand_list", fix="pass d=[tensor]")
     found = {f"a{group}": _readable(a), f"b{group}": _readable(b)}
     for name, value in (("bias", bias), ("c", c)):
@@ -121,7 +127,7 @@ def operands(
         if scale is not None:
             plain = isinstance(scale, (int, float, list, np.generic)) and not isinstance(scale, bool)
             found[f"{name}{group}"] = np.asarray(scale, np.float32) if plain else scale
-    return found
+    return all_recognised(found)
 
 
 def _readable(matrix: Operand) -> Operand:
@@ -139,6 +145,8 @@ def _writable(out: Any) -> Any:
     """What to have the server write for ``out``: kernels write rows, so for any other array a fresh one, to be
     copied.
     """
+    if (tensor := recognise_output(out, "out")) is not None:
+        return tensor
     if isinstance(out, np.ndarray) and out.ndim >= 2 and out.flags.writeable and not _adjacent(out, -1):
         return Spec.of(out.shape, out.dtype)
     return out
@@ -187,12 +195,14 @@ def gemm(
     ``clamp=(low, high)``, either of which may be None, are the bounds of "clamp", and imply it if no activation is
     given; ``scale_a`` is a number or one for each row, ``scale_b`` a number or one for each column.
     ``out_dtype`` is what the result is to be; ``out`` is an array to write it into, in place if it is in shared
-    memory. Without ``out`` the result is a fresh array in shared memory. The other arguments, and the errors, are
-    those of ``run``.
+    memory or on a GPU. Without ``out`` the result is a fresh array in shared memory; for operands on a GPU it is a
+    fresh one there, of the library that made them if that is PyTorch or CuPy, else a ``DeviceArray``. The other
+    arguments, and the errors, are those of ``run``.
 
         >>> y = client.gemm(x, w.T, bias=b, activation="gelu")  # doctest: +SKIP
     """
     inputs = operands(a, b, bias, c, d, scale_a, scale_b)
+    target = _writable(out)
     words = attributes(
         alpha=alpha,
         binary=binary,
@@ -201,12 +211,13 @@ def gemm(
         clamp=clamp,
         out_dtype=out_dtype,
         split_k=split_k,
+        tensors=(*inputs.values(), target),
     )
     results = yield from run(
         core,
         "gemm",
         inputs,
-        {"out": _writable(out)},
+        {"out": target},
         words,
         kernel=kernel,
         strategy=strategy,
@@ -270,6 +281,8 @@ def grouped_gemm(
             scale_b[group] if scale_b is not None else None,
             f"[{group}]",
         )
+    names = [f"out[{group}]" for group in range(count)]
+    written = {name: _writable(out[group]) if out is not None else None for group, name in enumerate(names)}
     words = attributes(
         alpha=alpha,
         binary=binary,
@@ -278,13 +291,13 @@ def grouped_gemm(
         clamp=clamp,
         out_dtype=out_dtype,
         split_k=split_k,
+        tensors=(*inputs.values(), *written.values()),
     )
-    names = [f"out[{group}]" for group in range(count)]
     results = yield from run(
         core,
         "gemm",
         inputs,
-        {name: _writable(out[group]) if out is not None else None for group, name in enumerate(names)},
+        written,
         words | {"groups": count},
         kernel=kernel,
         strategy=strategy,
@@ -358,6 +371,7 @@ def plan_gemm(
 
     The plan takes a, b and then what else was given here (by name: ``plan(a, b, bias=bias, out=c)``).
     """
+    inputs, target = operands(a, b, bias, c, d, scale_a, scale_b), _writable(out)
     words = attributes(
         alpha=alpha,
         binary=binary,
@@ -366,12 +380,13 @@ def plan_gemm(
         clamp=clamp,
         out_dtype=out_dtype,
         split_k=split_k,
+        tensors=(*inputs.values(), target),
     )
     state = yield from prepare(
         core,
         "gemm",
-        operands(a, b, bias, c, d, scale_a, scale_b),
-        {"out": _writable(out)},
+        inputs,
+        {"out": target},
         words,
         kernel=kernel,
         strategy=strategy,

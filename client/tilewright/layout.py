@@ -16,6 +16,7 @@ from tilewright_proto.v1 import tensor_pb2
 
 __all__ = [
     "MAX_BYTES",
+    "MAX_RANK",
     "Array",
     "Spec",
     "as_array",

@@ -12,7 +12,11 @@ import numpy as np
 
 from tilewright import resident, steps
 from tilewright.core import Core, Session
+from tilewright.cuda import driver
+from tilewright.device_array import empty_like
+from tilewright.device_arrays import DeviceTensor, recognise, recognise_output
 from tilewright.errors import InternalError, InvalidArgumentError, UnsupportedError
+from tilewright.exports import device_region
 from tilewright.layout import Array, Spec, as_array, dense, element_strides, span_bytes, strided
 from tilewright.memory import Segment
 from tilewright.resident import BufferState, PackedTensor, ResidentTensor
@@ -27,6 +31,7 @@ __all__ = [
     "check_output",
     "collect",
     "locate",
+    "place_device",
     "place_input",
     "place_output",
     "region_of",
@@ -48,7 +53,7 @@ def address_of(array: Array) -> int:
 class Cargo:
     """What one call carries besides its message: memory to keep alive, results to copy back, bytes that were copied."""
 
-    __slots__ = ("copies", "keep", "replies", "room", "staged_bytes")
+    __slots__ = ("copies", "in_place", "keep", "replies", "room", "staged_bytes", "tensors")
 
     def __init__(self, session: Session) -> None:
         self.room = session.message_room
@@ -58,6 +63,15 @@ class Cargo:
         self.replies: dict[str, tuple[Spec, Array | None]] = {}
         """Outputs that come back in the reply or in a buffer, and the array to put them into."""
         self.staged_bytes = 0
+        self.tensors: list[DeviceTensor] = []
+        """Operands in device memory of this process."""
+        self.in_place = True
+        """Whether all operands are where a device can use them, so that the call can be bound."""
+
+    def fence(self) -> None:
+        """Wait, on the host, until the operands in device memory have what was written to them."""
+        for ordinal, stream in {(tensor.ordinal, tensor.stream) for tensor in self.tensors}:
+            driver().synchronize(ordinal, stream)
 
     @property
     def inline_reply_bytes(self) -> int:
@@ -74,12 +88,14 @@ def region_of(core: Core, session: Session, segment: Segment) -> Flow[int]:
     known = segment.regions.get(session)
     if known is not None:
         return known
-    request = memory_pb2.RegisterRegionRequest(
-        session=session.token,
-        memfd=memory_pb2.MemfdSource(pid=os.getpid(), fd=segment.fd, name=segment.name),
-        bytes=segment.size,
-    )
-    reply = yield Rpc(steps.REGISTER, request, core.timeout)
+    request = memory_pb2.RegisterRegionRequest(session=session.token, bytes=segment.size)
+    if session.control is not None:
+        # The descriptor itself: no process table between us, so this works across containers.
+        request.attached.SetInParent()
+        reply = yield Rpc(steps.REGISTER, request, core.timeout, local=True, fds=(segment.fd,))
+    else:
+        request.memfd.CopyFrom(memory_pb2.MemfdSource(pid=os.getpid(), fd=segment.fd, name=segment.name))
+        reply = yield Rpc(steps.REGISTER, request, core.timeout)
     region = int(reply.region)
     winner = segment.regions.setdefault(session, region)
     if winner != region:  # another thread was first
@@ -96,9 +112,12 @@ def place_input(
     if isinstance(value, ResidentTensor):
         cargo.keep.append(value)
         return value.spec, value.location()
+    if (tensor := recognise(value, field)) is not None:
+        return tensor.spec, (yield from place_device(core, session, cargo, tensor, field))
     array = as_array(value, field)
     cargo.keep.append(array)
     if array.size == 0:
+        cargo.in_place = False
         return Spec(array.shape, array.dtype), tensor_pb2.Location(inline=b"")
     strides = element_strides(array)
     if strides is not None:
@@ -110,8 +129,36 @@ def place_input(
     return Spec.of(array.shape, array.dtype, strides), (yield from send_copy(core, session, cargo, source))
 
 
+def place_device(
+    core: Core, session: Session, cargo: Cargo, tensor: DeviceTensor, field: str, *, output: bool = False
+) -> Flow[tensor_pb2.Location]:
+    """Location of a tensor in device memory of this process."""
+    cargo.keep.append(tensor)
+    if not tensor.spec.nbytes:
+        cargo.in_place = False
+        if output:
+            return tensor_pb2.Location(return_inline=tensor_pb2.ReturnInline())
+        return tensor_pb2.Location(inline=b"")
+    if tensor.location is None:
+        region, offset = yield from device_region(core, session, tensor, field)
+        location = _region(region, offset)
+    else:
+        location = tensor.location
+    if cargo.tensors and cargo.tensors[0].ordinal != tensor.ordinal:
+        raise InvalidArgumentError(
+            f"{field} is on CUDA device {tensor.ordinal}, and another operand on {cargo.tensors[0].ordinal}",
+            field=field,
+            value=tensor.ordinal,
+            rule="one_device",
+            fix="move them to one device",
+        )
+    cargo.tensors.append(tensor)
+    return location
+
+
 def send_copy(core: Core, session: Session, cargo: Cargo, source: Array) -> Flow[tensor_pb2.Location]:
     """Location of a copy of ``source`` in C order, without gaps."""
+    cargo.in_place = False
     cargo.staged_bytes += source.nbytes
     limit = session.inline_limit
     if session.shared_memory:
@@ -131,16 +178,21 @@ def send_copy(core: Core, session: Session, cargo: Cargo, source: Array) -> Flow
 
 
 def place_output(
-    core: Core, session: Session, cargo: Cargo, name: str, value: Array | ResidentTensor | Spec
+    core: Core, session: Session, cargo: Cargo, name: str, value: Any
 ) -> Flow[tuple[Spec, tensor_pb2.Location, Any]]:
     """Description and location of an output, and what the caller will find it in (``None``: what ``collect`` makes of
     the reply).
 
-    An array in shared memory is written in place; any other through a temporary. A ``Spec`` asks for a fresh array in
-    shared memory.
+    An array in shared memory or in device memory is written in place; any other through a temporary. A ``Spec`` asks
+    for a fresh array: in device memory if inputs are there, else in shared memory.
     """
     if isinstance(value, ResidentTensor):
         return value.spec, value.location(), value
+    if isinstance(value, Spec) and not value.packing and cargo.tensors:
+        value = yield from empty_like(core, session, cargo.tensors[0], Spec(value.shape, value.dtype))
+    if (tensor := recognise_output(value, name)) is not None:
+        location = yield from place_device(core, session, cargo, tensor, name, output=True)
+        return tensor.spec, location, tensor.value
     if isinstance(value, Spec):
         if value.packing or not session.shared_memory:
             spec = value if value.packing else Spec(value.shape, value.dtype)

@@ -6,19 +6,23 @@ import json
 import operator
 import time
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tilewright import steps, wire
+from tilewright.bindings import Binding, bind, can_bind, launcher
 from tilewright.core import Core, Session, check_timeout
+from tilewright.device_arrays import DeviceTensor, recognise
 from tilewright.dispatch import BuildPolicy, held, plan_request, refuse_outputs, selection, spec_of
-from tilewright.errors import InvalidArgumentError, TilewrightError, from_detail
+from tilewright.errors import InvalidArgumentError, NotFoundError, TilewrightError, from_detail
+from tilewright.exports import device_for
 from tilewright.operands import Cargo, attributes_to_wire, collect
 from tilewright.report import Report, Timing
 from tilewright.slots import Loaded, Slot, known, place_slot_input, place_slot_output, single
-from tilewright.steps import Flow, Rpc
+from tilewright.steps import Flow, Rpc, Work
 from tilewright_proto.v1 import dispatch_pb2
 
 __all__ = ["PlanState", "prepare", "report_of", "result_of"]
@@ -26,6 +30,8 @@ __all__ = ["PlanState", "prepare", "report_of", "result_of"]
 MAX_REPEAT = 1_000_000
 MAX_EXECUTIONS = 4096
 """Of one message."""
+MAX_BINDINGS = 256
+"""Remembered of one plan."""
 
 
 class PlanState:
@@ -48,6 +54,8 @@ class PlanState:
         self.flops = 0
         self.workspace_bytes = 0
         self.json = ""
+        self.bindings: OrderedDict[bytes, Binding] = OrderedDict()
+        """Of executions on tensors in device memory, by their serialised form."""
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
     def adopt(self, session: Session, reply: dispatch_pb2.PlanReply) -> None:
@@ -64,6 +72,7 @@ class PlanState:
         self._finalizer = weakref.finalize(self, self.core.release_plan, session, reply.plan)
         self._finalizer.atexit = False
         self.session = session
+        self.bindings.clear()
 
     @property
     def description(self) -> dict[str, Any]:
@@ -74,6 +83,7 @@ class PlanState:
     def close(self) -> None:
         """Release the plan with the next call to the server. Also happens when the last reference goes. Idempotent."""
         self.closed = True
+        self.bindings.clear()
         if self._finalizer is not None:
             self._finalizer()
 
@@ -120,6 +130,8 @@ class PlanState:
                 cargo.keep.append(target)
                 result[slot.name] = target
             chunks.append(chunk)
+        if cargo.tensors and any(isinstance(kept, np.ndarray) for kept in cargo.keep):
+            cargo.in_place = False
         return Loaded(session, wire.execution(self.plan, chunks, repeat), cargo, result)
 
     def quick(self, session: Session, arrays: tuple[Any, ...]) -> Loaded | None:
@@ -183,8 +195,28 @@ class PlanState:
         self, inputs: Sequence[Any], out: Any, named: Mapping[str, Any], repeat: int, timeout: float | None
     ) -> Flow[Any]:
         loaded = yield from self.load(inputs, out, named, 1 if repeat == 1 else _check_repeat(repeat))
+        if loaded.cargo.tensors and repeat == 1 and can_bind(loaded):
+            return (yield from self.launch(loaded, timeout))
         results = yield from self.send([loaded], timeout)
         return result_of(results[0])
+
+    def launch(self, loaded: Loaded, timeout: float | None) -> Flow[Any]:
+        """Run an execution on tensors in device memory, in the order of their stream: it need not be done yet."""
+        bindings = self.bindings
+        binding = bindings.get(loaded.chunk)
+        if binding is None:
+            binding = yield from bind(self.core, loaded, check_timeout(timeout) or self.core.timeout)
+            bindings[loaded.chunk] = binding
+            if len(bindings) > MAX_BINDINGS:
+                bindings.popitem(last=False)
+        try:
+            yield Work(launcher(binding, loaded.cargo.tensors, None, fresh=True))
+        except NotFoundError:
+            # It went with a region that was given back meanwhile. The next load registers that again.
+            bindings.pop(loaded.chunk, None)
+            raise
+        self.core.report = Report(kernels=self.report.kernels, device=binding.device, plan_cached=True)
+        return single(loaded.result)
 
     def send(self, loads: Sequence[Loaded], timeout: float | None) -> Flow[list[Any]]:
         """Run loaded executions, in one message if they fit. One that failed has its exception in the list."""
@@ -203,6 +235,7 @@ class PlanState:
                 limit = max(deadline - time.monotonic(), 1e-3)
             joint = Cargo(session)
             joint.keep.append([load.cargo for load in part])
+            joint.tensors = [tensor for load in part for tensor in load.cargo.tensors]
             request = wire.execute_request(prefix, [load.chunk for load in part])
             reply = yield from held(core, joint, Rpc(steps.EXECUTE, request, limit))
             for load, message in zip(part, reply.results, strict=True):
@@ -287,6 +320,9 @@ def prepare(
     """
     limit = check_timeout(timeout) or core.timeout
     session = core.require()
+    inputs = {name: recognise(value, name) or value for name, value in inputs.items()}
+    if device is None and any(isinstance(value, DeviceTensor) for value in inputs.values()):
+        device = device_for(session, inputs)
     request = plan_request(
         session,
         operation,

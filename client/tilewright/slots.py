@@ -10,9 +10,20 @@ import numpy as np
 
 from tilewright import wire
 from tilewright.core import Core, Session
+from tilewright.device_array import empty_like
+from tilewright.device_arrays import DeviceTensor, recognise, recognise_output
 from tilewright.errors import InvalidArgumentError
 from tilewright.layout import Array, Spec, as_array, contiguous_strides, dense, same_places, span_bytes, strided
-from tilewright.operands import Cargo, address_of, check_output, locate, region_of, reply_location, send_copy
+from tilewright.operands import (
+    Cargo,
+    address_of,
+    check_output,
+    locate,
+    place_device,
+    region_of,
+    reply_location,
+    send_copy,
+)
 from tilewright.resident import ResidentTensor
 from tilewright.steps import Flow
 from tilewright_proto.v1 import tensor_pb2
@@ -53,6 +64,19 @@ class Slot(NamedTuple):
             )
         return array.strides == self.byte_strides or same_places(array, spec.strides)
 
+    def check_tensor(self, tensor: DeviceTensor) -> None:
+        """Raise ``InvalidArgumentError`` unless a tensor in device memory, which is never copied, lies as planned."""
+        have, want = tensor.spec, self.spec
+        if have.shape == want.shape and have.dtype == want.dtype and have.strides == want.strides and not want.packing:
+            return
+        raise InvalidArgumentError(
+            f"the plan was made for another {self.name}: {_described(want)}, not {_described(have)}",
+            field=self.name,
+            value=have.shape,
+            rule="plan_operand",
+            fix="pass a tensor as planned (a contiguous copy, perhaps), or make a plan for this one",
+        )
+
     def is_strided(self, strides: Sequence[int]) -> bool:
         """Whether ``strides`` (in elements) are the planned ones, dimensions of size one aside."""
         size = self.spec.dtype.itemsize
@@ -85,6 +109,13 @@ class Slot(NamedTuple):
             rule="plan_operand",
             fix="pass an array as planned, or leave it out",
         )
+
+
+def _described(spec: Spec) -> str:
+    layout = (
+        f"packed as {spec.packing}" if spec.packing else f"strides {spec.strides or contiguous_strides(spec.shape)}"
+    )
+    return f"{spec.dtype.name} of shape {spec.shape}, {layout}"
 
 
 class Loaded:
@@ -123,6 +154,10 @@ def place_slot_input(core: Core, session: Session, cargo: Cargo, slot: Slot, val
             )
         cargo.keep.append(value)
         return wire.location_field(value.location().SerializeToString())
+    if (tensor := recognise(value, slot.name)) is not None:
+        slot.check_tensor(tensor)
+        location = yield from place_device(core, session, cargo, tensor, slot.name)
+        return wire.location_field(location.SerializeToString())
     array = as_array(value, slot.name)
     if (lies := slot.check(array)) and (known := (yield from by_reference(core, session, array))) is not None:
         cargo.keep.append(array)
@@ -154,6 +189,13 @@ def place_slot_output(
         cargo.keep.append(target)
         result[slot.name] = target
         return wire.location_field(target.location().SerializeToString())
+    if isinstance(target, Spec) and cargo.tensors and not spec.packing:
+        target = yield from empty_like(core, session, cargo.tensors[0], slot.spec)
+    if (tensor := recognise_output(target, slot.name)) is not None:
+        slot.check_tensor(tensor)
+        result[slot.name] = tensor.value
+        location = yield from place_device(core, session, cargo, tensor, slot.name, output=True)
+        return wire.location_field(location.SerializeToString())
     array: Array | None = None
     if isinstance(target, np.ndarray):
         check_output(target, slot.name)

@@ -1,7 +1,7 @@
 """What the client wants of the network, without doing it.
 
-A *flow* is a generator that yields ``Rpc`` values, receives their replies (or has their error thrown into it) and
-returns a result. All logic is flows; the blocking and the asyncio client differ only in how they drive one.
+A *flow* is a generator that yields ``Rpc`` and ``Work`` values, receives their replies (or has their error thrown into
+it) and returns a result. All logic is flows; the blocking and the asyncio client differ only in how they drive one.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import Message
 
+from tilewright import packets
 from tilewright_proto.v1 import dispatch_pb2, kernels_pb2, memory_pb2
 
-__all__ = ["EXECUTE_STREAM", "OPEN_SESSION", "Flow", "Method", "Rpc"]
+__all__ = ["EXECUTE_STREAM", "OPEN_SESSION", "Flow", "Method", "Rpc", "Step", "Work"]
 
 T = TypeVar("T")
 
@@ -24,6 +25,8 @@ class Method(NamedTuple):
     path: str
     parse: Callable[[bytes], Any]
     streams: bool = False
+    number: int = 0
+    """Of the same call over the local socket."""
 
 
 class Rpc(NamedTuple):
@@ -33,9 +36,20 @@ class Rpc(NamedTuple):
     request: Message | bytes
     timeout: float | None = None
     on_event: Callable[[Any], object] | None = None
+    local: bool = False
+    """Whether to call over the local socket, which must be there."""
+    fds: tuple[int, ...] = ()
+    """Descriptors that travel along, over the local socket."""
 
 
-Flow = Generator[Rpc, Any, T]
+class Work(NamedTuple):
+    """Something to do that may wait a while, but not for gRPC: the flow receives what it returns."""
+
+    function: Callable[[], Any]
+
+
+Step = Rpc | Work
+Flow = Generator[Step, Any, T]
 
 _D, _M, _K = "/tilewright.v1.Dispatch/", "/tilewright.v1.Memory/", "/tilewright.v1.Kernels/"
 
@@ -45,12 +59,15 @@ RELEASE_PLAN = Method(_D + "ReleasePlan", dispatch_pb2.ReleasePlanReply.FromStri
 EXECUTE = Method(_D + "Execute", dispatch_pb2.ExecuteReply.FromString)
 EXECUTE_STREAM = _D + "ExecuteStream"
 OPEN_SESSION = _M + "OpenSession"
-REGISTER = Method(_M + "RegisterRegion", memory_pb2.RegisterRegionReply.FromString)
+BIND = Method(_D + "Bind", dispatch_pb2.BindReply.FromString, number=packets.BIND)
+UNBIND = Method(_D + "Unbind", dispatch_pb2.UnbindReply.FromString)
+REGISTER = Method(_M + "RegisterRegion", memory_pb2.RegisterRegionReply.FromString, number=packets.REGISTER_REGION)
 UNREGISTER = Method(_M + "UnregisterRegion", memory_pb2.UnregisterRegionReply.FromString)
 STATUS = Method(_M + "Status", memory_pb2.StatusReply.FromString)
 CREATE_BUFFER = Method(_M + "CreateBuffer", memory_pb2.CreateBufferReply.FromString)
 WRITE_BUFFER = Method(_M + "WriteBuffer", memory_pb2.WriteBufferReply.FromString)
 READ_BUFFER = Method(_M + "ReadBuffer", memory_pb2.ReadBufferReply.FromString)
+EXPORT_BUFFER = Method(_M + "ExportBuffer", memory_pb2.ExportBufferReply.FromString, number=packets.EXPORT_BUFFER)
 FREE_BUFFER = Method(_M + "FreeBuffer", memory_pb2.FreeBufferReply.FromString)
 LIST = Method(_K + "List", kernels_pb2.ListKernelsReply.FromString)
 DESCRIBE = Method(_K + "Describe", kernels_pb2.DescribeKernelReply.FromString)

@@ -10,11 +10,13 @@ from google.protobuf.message import DecodeError, Message
 from tilewright.core import Core, Session
 from tilewright.errors import TilewrightError, UnavailableError, from_rpc
 from tilewright.settings import FORK_VARIABLE
+from tilewright.steps import EXPORT_BUFFER, Rpc
 from tilewright_proto.v1 import memory_pb2
 
 __all__ = [
     "CHANNEL_OPTIONS",
     "call_failed",
+    "call_local",
     "closed_during_call",
     "lease_ended",
     "no_fork_support",
@@ -97,6 +99,23 @@ def no_fork_support() -> TilewrightError:
         rule="fork_support",
         fix=f"import tilewright first, or set {FORK_VARIABLE}=1, or start the child by spawn or forkserver",
     )
+
+
+def call_local(session: Session, call: Rpc) -> Any:
+    """Make a call over the local socket, which the session has. Raises ``TilewrightError``. If the connection breaks,
+    what was registered over it is gone, so the session is of no use any more.
+    """
+    control = session.control
+    if control is None:
+        raise UnavailableError("this session has no local socket", field="session", rule="local_socket")
+    try:
+        reply = control.call(call.method.number, serialised(call.request), call.fds)
+    except UnavailableError:
+        if control.broken:
+            session.lost = session.lost or "the local connection broke"
+        raise
+    parsed = call.method.parse(reply.payload)
+    return (parsed, reply.fds) if call.method is EXPORT_BUFFER else parsed
 
 
 def call_failed(core: Core, session: Session, error: Any) -> TilewrightError:

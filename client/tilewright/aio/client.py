@@ -21,10 +21,11 @@ from tilewright.driving import awaiting, awaiting_as
 from tilewright.errors import InvalidArgumentError, UnavailableError
 from tilewright.report import Report
 from tilewright.resident import BufferState
-from tilewright.steps import OPEN_SESSION, Flow, Rpc
+from tilewright.steps import OPEN_SESSION, Flow, Rpc, Work
 from tilewright.transport import (
     CHANNEL_OPTIONS,
     call_failed,
+    call_local,
     closed_during_call,
     lease_ended,
     no_server,
@@ -63,6 +64,7 @@ class Connection:
             if first is grpc.aio.EOF:
                 raise no_server(core.target, None, timeout)
             self.session = opened(first)
+            await asyncio.to_thread(self.session.open_local, core.target, core.timeout)
         except BaseException:
             await self.channel.close()
             raise
@@ -176,7 +178,10 @@ class Client:
             step = next(flow)
             while True:
                 try:
-                    reply = await self._call(connection, step)
+                    if isinstance(step, Work):
+                        reply = await asyncio.to_thread(step.function)
+                    else:
+                        reply = await self._call(connection, step)
                 except BaseException as error:  # noqa: PERF203
                     step = flow.throw(error)
                 else:
@@ -200,6 +205,8 @@ class Client:
 
     async def _call(self, connection: Connection, step: Rpc) -> Any:
         method = step.method
+        if step.local:
+            return await asyncio.to_thread(call_local, connection.session, step)
         try:
             if not method.streams:
                 return method.parse(await connection.unary(method.path)(serialised(step.request), timeout=step.timeout))

@@ -1,0 +1,112 @@
+"""Executions that the server has settled under an id, and launching them over the local socket."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tilewright import steps, wire
+from tilewright.core import Core, Session
+from tilewright.cuda import driver
+from tilewright.device_arrays import DeviceTensor
+from tilewright.lanes import Lane, StreamLane
+from tilewright.steps import Flow, Rpc
+from tilewright.streams import current_stream
+from tilewright_proto.v1 import dispatch_pb2
+
+if TYPE_CHECKING:
+    from tilewright.slots import Loaded
+
+__all__ = ["Binding", "Launched", "bind", "can_bind", "launch_stream", "launcher"]
+
+
+class Binding:
+    """An id of the server for a plan and places. Released when the last reference goes."""
+
+    __slots__ = ("__weakref__", "_finalizer", "attach", "device", "id", "session")
+
+    def __init__(self, core: Core, session: Session, reply: dispatch_pb2.BindReply) -> None:
+        self.session = session
+        self.id = reply.binding
+        self.device = reply.device
+        self.attach = reply.attach
+        """Whether launches are asynchronous, over a connection that is attached to the device."""
+        self._finalizer = weakref.finalize(self, core.release_binding, session, reply.binding)
+        self._finalizer.atexit = False
+
+
+class Launched:
+    """What became of a launch: over (``lane`` is None), or queued on a stream."""
+
+    __slots__ = ("device_ns", "lane", "slot", "stream")
+
+    def __init__(self, device_ns: int = 0, lane: StreamLane | None = None, slot: int = 0, stream: int = 0) -> None:
+        self.device_ns = device_ns
+        self.lane = lane
+        self.slot = slot
+        self.stream = stream
+
+
+def can_bind(loaded: Loaded) -> bool:
+    """Whether all operands lie where the device uses them in place, and there is a socket to launch over."""
+    cargo = loaded.cargo
+    return (
+        loaded.session.lanes is not None
+        and cargo.in_place
+        and not (cargo.staged_bytes or cargo.replies or cargo.copies)
+    )
+
+
+def bind(core: Core, loaded: Loaded, timeout: float | None) -> Flow[Binding]:
+    """Settle an execution. Raises what ``Execute`` would for operands that cannot be meant."""
+    session = loaded.session
+    # The fields of a BindRequest have the numbers of an ExecuteRequest's: session, execution, milliseconds.
+    limit = min(max(1, round(timeout * 1000)), 0xFFFFFFFF) if timeout else 0
+    request = wire.execute_request(wire.session_field(session.token), [loaded.chunk], limit)
+    reply = yield Rpc(steps.BIND, request, timeout)
+    return Binding(core, session, reply)
+
+
+def launch_stream(tensors: Sequence[DeviceTensor]) -> int:
+    """The stream to launch on if none is named: the current one of the library that made the output, or an input."""
+    for tensor in reversed(tensors):
+        if tensor.library:
+            return current_stream(tensor.library, tensor.ordinal)
+    return tensors[-1].stream
+
+
+def launcher(
+    binding: Binding, tensors: Sequence[DeviceTensor], stream: int | None, *, wait: bool = True, fresh: bool = False
+) -> Callable[[], Launched]:
+    """What launches a binding once. ``fresh``: the tensors were given for this launch, so whatever streams they are
+    ready on are waited for.
+    """
+    lanes: Any = binding.session.lanes
+    if not binding.attach:
+
+        def complete() -> Launched:
+            for ordinal, busy in {(tensor.ordinal, tensor.stream) for tensor in tensors}:
+                driver().synchronize(ordinal, stream or busy)
+            lane: Lane = lanes.of_thread()
+            return Launched(lane.run(binding.id))
+
+        return complete
+    if not tensors:
+        return lambda: Launched(lanes.of_thread(binding.device).run(binding.id))
+
+    def queue() -> Launched:
+        ordinal = tensors[0].ordinal
+        place = launch_stream(tensors) if stream is None else stream
+        if fresh:
+            for busy in {tensor.stream for tensor in tensors}:
+                driver().order(ordinal, busy, place)
+        lane = lanes.of_stream(binding.device, ordinal, place)
+        slot = lane.launch(binding.id)
+        if wait:
+            lane.follow(slot, place)
+            if fresh:
+                lane.retain([tensor for tensor in tensors if not tensor.library], place)
+        return Launched(0, lane, slot, place)
+
+    return queue

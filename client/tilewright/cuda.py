@@ -1,0 +1,404 @@
+"""The CUDA driver of this process, as far as memory and events are shared through it.
+
+Nothing is loaded before the first use, and no context is ever made: memory that is to be shared was allocated by
+someone, who made one. Contexts are the primary ones of their devices, current only for the length of a call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ctypes import POINTER, byref, c_char, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from typing import Any, NamedTuple
+
+from tilewright.errors import (
+    DeviceError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    TilewrightError,
+    UnavailableError,
+    UnsupportedError,
+)
+
+__all__ = ["HANDLE_BYTES", "LEGACY_STREAM", "Driver", "Pointer", "driver", "format_uuid"]
+
+LIBRARY = "libcuda.so.1"
+HANDLE_BYTES = 64
+LEGACY_STREAM = 1
+"""``CU_STREAM_LEGACY``: the default stream that waits for, and is waited for by, all blocking streams."""
+
+# <cuda.h>
+INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, NO_DEVICE = 1, 2, 3, 100
+NOT_READY, NOT_SUPPORTED, NOT_PERMITTED = 600, 801, 800
+_CONTEXT_FAULTS = frozenset({700, 702, 709, 714, 715, 716, 717, 718, 719})
+"""Errors of kernels that ran before, which every later call of the context reports."""
+_CONTEXT, _BUFFER_ID, _IS_MANAGED, _ORDINAL, _LEGACY_IPC = 1, 7, 8, 9, 10
+_RANGE_START, _RANGE_SIZE, _HANDLE_TYPES, _MEMPOOL = 11, 12, 14, 17
+_MAPPING_SIZE, _MAPPING_BASE, _BLOCK_ID = 18, 19, 20
+_MEMORY_TYPE, _DEVICE_MEMORY = 2, 2
+_POSIX_DESCRIPTOR = 1
+_DISABLE_TIMING, _INTERPROCESS = 2, 4
+_PEER_ACCESS = 1
+
+
+class _Handle(ctypes.Structure):
+    """An interprocess handle, which the driver takes by value."""
+
+    _fields_ = (("reserved", c_char * HANDLE_BYTES),)
+
+
+class Pointer(NamedTuple):
+    """What the driver knows about an address."""
+
+    ordinal: int
+    base: int
+    """Where the allocation begins (of mapped memory: the part of the mapping that one handle stands for)."""
+    size: int
+    identity: tuple[int, int]
+    """Differs between allocations that were at the same address one after the other."""
+    legacy: bool
+    """Whether it has a legacy handle."""
+    pool: int
+    """The memory pool that it is from, or 0."""
+    descriptors: bool
+    """Whether it can be exported as a POSIX descriptor."""
+
+
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "cuInit": (c_uint,),
+    "cuDriverGetVersion": (POINTER(c_int),),
+    "cuGetErrorName": (c_int, POINTER(c_char_p)),
+    "cuGetErrorString": (c_int, POINTER(c_char_p)),
+    "cuDeviceGet": (POINTER(c_int), c_int),
+    "cuDeviceGetCount": (POINTER(c_int),),
+    "cuDeviceGetUuid_v2": (c_char_p, c_int),
+    "cuDevicePrimaryCtxGetState": (c_int, POINTER(c_uint), POINTER(c_int)),
+    "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), c_int),
+    "cuCtxGetCurrent": (POINTER(c_void_p),),
+    "cuCtxPushCurrent_v2": (c_void_p,),
+    "cuCtxPopCurrent_v2": (POINTER(c_void_p),),
+    "cuPointerGetAttributes": (c_uint, POINTER(c_int), POINTER(c_void_p), c_uint64),
+    "cuIpcGetMemHandle": (POINTER(_Handle), c_uint64),
+    "cuIpcOpenMemHandle_v2": (POINTER(c_uint64), _Handle, c_uint),
+    "cuIpcCloseMemHandle": (c_uint64,),
+    "cuMemPoolExportToShareableHandle": (POINTER(c_int), c_void_p, c_int, c_uint64),
+    "cuMemPoolExportPointer": (POINTER(_Handle), c_uint64),
+    "cuMemRetainAllocationHandle": (POINTER(c_uint64), c_void_p),
+    "cuMemExportToShareableHandle": (POINTER(c_int), c_uint64, c_int, c_uint64),
+    "cuMemRelease": (c_uint64,),
+    "cuEventCreate": (POINTER(c_void_p), c_uint),
+    "cuEventDestroy_v2": (c_void_p,),
+    "cuEventRecord": (c_void_p, c_void_p),
+    "cuEventQuery": (c_void_p,),
+    "cuEventSynchronize": (c_void_p,),
+    "cuStreamWaitEvent": (c_void_p, c_void_p, c_uint),
+    "cuStreamSynchronize": (c_void_p,),
+    "cuIpcGetEventHandle": (POINTER(_Handle), c_void_p),
+    "cuIpcOpenEventHandle": (POINTER(c_void_p), _Handle),
+    "cuMemcpyDtoHAsync_v2": (c_void_p, c_uint64, c_size_t, c_void_p),
+    "cuMemcpyHtoDAsync_v2": (c_uint64, c_void_p, c_size_t, c_void_p),
+}
+
+
+class Driver:
+    """The driver's functions, checked. Thread-safe. Ordinals are those of this process."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._functions: dict[str, Any] = {}
+        self._contexts: dict[int, int] = {}
+        self._uuids: dict[int, bytes] = {}
+        self.call("cuInit", 0)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a function of the driver. Raises ``DeviceError`` and its relatives."""
+        code = (self._functions.get(name) or self._function(name))(*arguments)
+        if code:
+            raise self._error(name, code)
+
+    def _function(self, name: str) -> Any:
+        found = getattr(self._library, name, None)
+        if found is None:
+            raise UnsupportedError(
+                f"the CUDA driver has no {name}",
+                field="driver",
+                value=name,
+                rule="cuda_driver_version",
+                fix="install a driver of CUDA 12.0 or later",
+            )
+        found.argtypes, found.restype = _SIGNATURES[name], c_int
+        self._functions[name] = found
+        return found
+
+    def _error(self, name: str, code: int) -> TilewrightError:
+        text = []
+        for function in ("cuGetErrorName", "cuGetErrorString"):
+            found = c_char_p()
+            (self._functions.get(function) or self._function(function))(code, byref(found))
+            text.append((found.value or b"unknown").decode())
+        message = f"{name} failed: {text[1]} ({text[0]}, {code})"
+        facts: dict[str, Any] = {"field": "cuda", "value": text[0], "rule": "cuda_driver"}
+        if code == OUT_OF_MEMORY:
+            return ResourceExhaustedError(message, **facts, fix="free device memory of this process")
+        if code in (NOT_SUPPORTED, NOT_PERMITTED):
+            return UnsupportedError(message, **facts, fix="this machine or container does not allow it; use copies")
+        if code in (NOT_INITIALIZED, NO_DEVICE):
+            fix = "in a forked child CUDA works only if the parent never used it: start the child by spawn"
+            return UnavailableError(message, **facts, fix=fix)
+        if code in _CONTEXT_FAULTS:
+            return DeviceError(message, **facts, fix="an earlier kernel of this process failed: start it again")
+        return DeviceError(message, **facts)
+
+    # ---- devices and contexts ----
+
+    def device_count(self) -> int:
+        count = c_int()
+        self.call("cuDeviceGetCount", byref(count))
+        return count.value
+
+    def uuid(self, ordinal: int) -> bytes:
+        """The 16 bytes that name a device on every process."""
+        known = self._uuids.get(ordinal)
+        if known is None:
+            device, data = c_int(), ctypes.create_string_buffer(16)
+            self.call("cuDeviceGet", byref(device), ordinal)
+            self.call("cuDeviceGetUuid_v2", data, device)
+            known = self._uuids[ordinal] = data.raw
+        return known
+
+    @contextmanager
+    def current(self, ordinal: int) -> Iterator[None]:
+        """With the device's primary context current. Raises ``UnavailableError`` if there is none."""
+        context = self._contexts.get(ordinal) or self._context(ordinal)
+        now = c_void_p()
+        self.call("cuCtxGetCurrent", byref(now))
+        if now.value == context:
+            yield
+            return
+        self.call("cuCtxPushCurrent_v2", context)
+        try:
+            yield
+        finally:
+            self.call("cuCtxPopCurrent_v2", byref(now))
+
+    def _context(self, ordinal: int) -> int:
+        device, flags, active, context = c_int(), c_uint(), c_int(), c_void_p()
+        self.call("cuDeviceGet", byref(device), ordinal)
+        self.call("cuDevicePrimaryCtxGetState", device, byref(flags), byref(active))
+        if not active.value:
+            raise UnavailableError(
+                f"this process does not use CUDA device {ordinal} yet",
+                field="device",
+                value=ordinal,
+                rule="cuda_context",
+                fix="let what makes your arrays start it, for example torch.cuda.init()",
+            )
+        self.call("cuDevicePrimaryCtxRetain", byref(context), device)
+        found = self._contexts[ordinal] = context.value or 0
+        return found
+
+    # ---- memory ----
+
+    def pointer(self, address: int, field: str = "array") -> Pointer:
+        """What an address points to. Raises ``InvalidArgumentError`` unless it is plain memory of a device."""
+        values = self._attributes(address, _POINTER_ATTRIBUTES)
+        kind, base, size, ordinal, identity, managed, legacy, pool, handles = values
+        if managed or kind != _DEVICE_MEMORY or not base:
+            what = "managed memory" if managed else "no memory of a device of this process"
+            raise InvalidArgumentError(
+                f"{field} is {what}",
+                field=field,
+                value=hex(address),
+                rule="device_memory_kind",
+                fix="use memory of cudaMalloc, of a shareable pool, or of cuMemCreate with descriptors",
+            )
+        block = 0
+        if not legacy and not pool:
+            # A mapping of several handles in one range: what one handle covers is what can be exported.
+            mapped, length, block = self._mapping(address)
+            base, size = (mapped, length) if length else (base, size)
+        return Pointer(ordinal, base, size, (identity, block), bool(legacy), pool, bool(handles & _POSIX_DESCRIPTOR))
+
+    def _mapping(self, address: int) -> tuple[int, int, int]:
+        try:
+            base, size = self._attributes(address, (_MAPPING_BASE, _MAPPING_SIZE))
+        except DeviceError:  # a driver that does not know them
+            return 0, 0, 0
+        try:
+            (block,) = self._attributes(address, (_BLOCK_ID,))
+        except DeviceError:
+            block = 0
+        return base, size, block
+
+    def _attributes(self, address: int, wanted: tuple[int, ...]) -> list[int]:
+        count = len(wanted)
+        # Each attribute has a type of its own, of 8 bytes at the most; what is shorter leaves the rest zero.
+        values = (c_uint64 * count)()
+        start = ctypes.addressof(values)
+        places = (c_void_p * count)(*range(start, start + 8 * count, 8))
+        self.call("cuPointerGetAttributes", count, (c_int * count)(*wanted), places, address)
+        return list(values)
+
+    def export_legacy(self, ordinal: int, base: int) -> bytes:
+        """The legacy handle of an allocation, 64 bytes."""
+        handle = _Handle()
+        with self.current(ordinal):
+            self.call("cuIpcGetMemHandle", byref(handle), base)
+        return bytes(handle)
+
+    def export_pool(self, ordinal: int, pool: int, base: int) -> tuple[int, bytes]:
+        """A descriptor of the pool, which the caller closes, and the exported pointer."""
+        fd, data = c_int(-1), _Handle()
+        with self.current(ordinal):
+            self.call("cuMemPoolExportPointer", byref(data), base)
+            self.call("cuMemPoolExportToShareableHandle", byref(fd), pool, _POSIX_DESCRIPTOR, 0)
+        return fd.value, bytes(data)
+
+    def export_mapped(self, ordinal: int, address: int) -> int:
+        """A descriptor of the allocation that is mapped at ``address``; the caller closes it."""
+        handle, fd = c_uint64(), c_int(-1)
+        with self.current(ordinal):
+            self.call("cuMemRetainAllocationHandle", byref(handle), address)
+            try:
+                self.call("cuMemExportToShareableHandle", byref(fd), handle, _POSIX_DESCRIPTOR, 0)
+            finally:
+                self.call("cuMemRelease", handle)
+        return fd.value
+
+    def open_legacy(self, ordinal: int, data: bytes) -> int:
+        """Map an allocation of another process; returns its base. Undone by ``close_legacy``."""
+        address = c_uint64()
+        with self.current(ordinal):
+            self.call("cuIpcOpenMemHandle_v2", byref(address), _Handle.from_buffer_copy(data), _PEER_ACCESS)
+        return address.value
+
+    def close_legacy(self, ordinal: int, base: int) -> None:
+        with self.current(ordinal):
+            self.call("cuIpcCloseMemHandle", base)
+
+    def read(self, ordinal: int, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Copy from the device to the host behind what is on the stream, and wait for it."""
+        with self.current(ordinal):
+            self.call("cuMemcpyDtoHAsync_v2", target, source, nbytes, stream)
+            self.call("cuStreamSynchronize", stream)
+
+    def write(self, ordinal: int, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Copy from the host to the device behind what is on the stream, and wait for it."""
+        with self.current(ordinal):
+            self.call("cuMemcpyHtoDAsync_v2", target, source, nbytes, stream)
+            self.call("cuStreamSynchronize", stream)
+
+    # ---- streams and events ----
+
+    def synchronize(self, ordinal: int, stream: int) -> None:
+        with self.current(ordinal):
+            self.call("cuStreamSynchronize", stream)
+
+    def new_event(self, ordinal: int, *, shared: bool = True) -> int:
+        """An event without timing; ``shared``: one that another process can open."""
+        event = c_void_p()
+        with self.current(ordinal):
+            self.call("cuEventCreate", byref(event), _DISABLE_TIMING | (_INTERPROCESS if shared else 0))
+        return event.value or 0
+
+    def export_event(self, ordinal: int, event: int) -> bytes:
+        handle = _Handle()
+        with self.current(ordinal):
+            self.call("cuIpcGetEventHandle", byref(handle), event)
+        return bytes(handle)
+
+    def open_event(self, ordinal: int, data: bytes) -> int:
+        event = c_void_p()
+        with self.current(ordinal):
+            self.call("cuIpcOpenEventHandle", byref(event), _Handle.from_buffer_copy(data))
+        return event.value or 0
+
+    def destroy_event(self, ordinal: int, event: int) -> None:
+        with self.current(ordinal):
+            self.call("cuEventDestroy_v2", event)
+
+    def record(self, ordinal: int, event: int, stream: int) -> None:
+        with self.current(ordinal):
+            self.call("cuEventRecord", event, stream)
+
+    def wait(self, ordinal: int, stream: int, event: int) -> None:
+        """Make a stream wait for what the event was recorded after last. Does not wait itself."""
+        with self.current(ordinal):
+            self.call("cuStreamWaitEvent", stream, event, 0)
+
+    def finished(self, ordinal: int, event: int) -> bool:
+        with self.current(ordinal):
+            code = (self._functions.get("cuEventQuery") or self._function("cuEventQuery"))(event)
+        if code not in (0, NOT_READY):
+            raise self._error("cuEventQuery", code)
+        return bool(code == 0)
+
+    def finish(self, ordinal: int, event: int) -> None:
+        """Wait, on the host, for what the event was recorded after."""
+        with self.current(ordinal):
+            self.call("cuEventSynchronize", event)
+
+    def order(self, ordinal: int, first: int, second: int) -> None:
+        """Make stream ``second`` wait for what is on stream ``first`` now."""
+        if first == second:
+            return
+        event = self.new_event(ordinal, shared=False)
+        try:
+            self.record(ordinal, event, first)
+            self.wait(ordinal, second, event)
+        finally:
+            self.destroy_event(ordinal, event)
+
+
+_POINTER_ATTRIBUTES = (
+    _MEMORY_TYPE,
+    _RANGE_START,
+    _RANGE_SIZE,
+    _ORDINAL,
+    _BUFFER_ID,
+    _IS_MANAGED,
+    _LEGACY_IPC,
+    _MEMPOOL,
+    _HANDLE_TYPES,
+)
+
+_lock = threading.Lock()
+_loaded: Driver | None = None
+
+
+def driver() -> Driver:
+    """The driver of this process. Raises ``UnavailableError`` where there is none."""
+    global _loaded
+    if _loaded is None:
+        with _lock:
+            if _loaded is None:
+                try:
+                    library = ctypes.CDLL(LIBRARY)
+                except OSError as error:
+                    raise UnavailableError(
+                        f"there is no CUDA driver here: {error}",
+                        field="driver",
+                        value=LIBRARY,
+                        rule="cuda_driver",
+                        fix="pass arrays of the host, or install the NVIDIA driver",
+                    ) from None
+                _loaded = Driver(library)
+    return _loaded
+
+
+def format_uuid(data: bytes) -> str:
+    """A device's UUID as people write it: ``GPU-`` and five groups of hexadecimal digits."""
+    text = data.hex()
+    return "GPU-" + "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+
+
+def _after_fork_in_child() -> None:
+    """The parent's contexts, events and handles mean nothing here."""
+    global _lock, _loaded
+    _lock, _loaded = threading.Lock(), None
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

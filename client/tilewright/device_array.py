@@ -1,0 +1,221 @@
+"""Device memory that the server allocated, as an array of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tilewright import dlpack, steps
+from tilewright.core import Core, Session, uuid_digits
+from tilewright.cuda import LEGACY_STREAM, driver
+from tilewright.device_arrays import DeviceTensor
+from tilewright.dtypes import DTYPES, DTypeLike
+from tilewright.errors import InvalidArgumentError, NotFoundError, TilewrightError, UnsupportedError
+from tilewright.layout import Array, Spec, contiguous_strides
+from tilewright.resident import BufferState, create
+from tilewright.steps import Flow, Rpc, Work
+from tilewright.streams import stream_handle
+from tilewright_proto.v1 import memory_pb2, tensor_pb2
+
+__all__ = ["DeviceArray", "device_empty", "empty_like"]
+
+_TORCH_NAMES = {
+    DTYPES["fp32"]: "float32",
+    DTYPES["fp16"]: "float16",
+    DTYPES["bf16"]: "bfloat16",
+    DTYPES["fp8"]: "float8_e4m3fn",
+    DTYPES["bf8"]: "float8_e5m2",
+    DTYPES["int8"]: "int8",
+    DTYPES["int32"]: "int32",
+}
+
+
+class DeviceArray:
+    """An array in memory of a GPU that the server keeps and this process maps. C-contiguous.
+
+    For other libraries by DLPack (``torch.from_dlpack(x)``) and ``__cuda_array_interface__``; ``numpy()`` copies it to
+    the host. The memory is given back when the last reference goes.
+    """
+
+    def __init__(self, state: BufferState, ordinal: int, base: int, offset: int, spec: Spec, stream: int) -> None:
+        self._state = state
+        self._ordinal = ordinal
+        self._address = base + offset
+        self._stream = stream
+        self.spec = spec
+        self._finalizer = weakref.finalize(self, _unmap, ordinal, base)
+        self._finalizer.atexit = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.spec.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.spec.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.spec.nbytes
+
+    @property
+    def device(self) -> str:
+        """The server's id of the device."""
+        return self._state.device
+
+    def _device_tensor(self) -> DeviceTensor:
+        """How this library passes it on: memory that the server knows already."""
+        self._state.check()
+        place = tensor_pb2.Location(buffer=tensor_pb2.BufferSlice(buffer=self._state.id))
+        return DeviceTensor(self, self._address, self._ordinal, self.spec, self._stream, location=place)
+
+    @property
+    def __cuda_array_interface__(self) -> Mapping[str, Any]:
+        if self.dtype.isbuiltin != 1:
+            raise AttributeError(f"__cuda_array_interface__ has no name for {self.dtype.name}: use __dlpack__")
+        return {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "data": (self._address, False),
+            "version": 3,
+            "strides": None,
+            "stream": self._stream,
+        }
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return dlpack.CUDA, self._ordinal
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """``stream`` waits for what is written to the array (``None``: the legacy default stream, -1: none does)."""
+        if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
+            raise BufferError("a DeviceArray is exported as it is: without a copy, and on its device")
+        if stream != -1:
+            consumer = LEGACY_STREAM if stream is None else stream_handle(stream)
+            driver().order(self._ordinal, self._stream, consumer)
+        return dlpack.make_capsule(
+            self,
+            dlpack.CUDA,
+            self._ordinal,
+            self._address,
+            self.dtype,
+            self.shape,
+            contiguous_strides(self.shape),
+            versioned=max_version is not None and max_version[0] >= 1,
+        )
+
+    def numpy(self) -> Array:
+        """A copy in host memory. Waits for what is written to the array."""
+        array = np.empty(self.shape, self.dtype)
+        if array.nbytes:
+            driver().read(self._ordinal, array.ctypes.data, self._address, array.nbytes, self._stream)
+        return array
+
+    def copy_from(self, source: Any) -> None:
+        """Fill it from an array of the host of the same shape and dtype."""
+        array = np.ascontiguousarray(source)
+        if array.shape != self.shape or array.dtype != self.dtype:
+            raise InvalidArgumentError(
+                f"{array.dtype.name} of shape {array.shape} does not fit {self.dtype.name} of shape {self.shape}",
+                field="source",
+                value=array.shape,
+                rule="copy_shape",
+                fix="convert and reshape it first",
+            )
+        if array.nbytes:
+            driver().write(self._ordinal, self._address, array.ctypes.data, array.nbytes, self._stream)
+
+    def __repr__(self) -> str:
+        return f"DeviceArray(shape={self.shape}, dtype={self.dtype.name}, device={self.device!r})"
+
+
+def _unmap(ordinal: int, base: int) -> None:
+    with contextlib.suppress(TilewrightError):  # the process may be on its way out
+        driver().close_legacy(ordinal, base)
+
+
+def device_empty(
+    core: Core, shape: int | tuple[int, ...], dtype: DTypeLike = "fp32", device: str | None = None
+) -> Flow[DeviceArray]:
+    """An uninitialised array in memory of one of the server's GPUs (the first, if ``device`` is not given), mapped into
+    this process, which must use CUDA already. Raises ``NotFoundError``, ``UnsupportedError``, ``UnavailableError``.
+    """
+    session = core.require()
+    spec = Spec.of((shape,) if isinstance(shape, int) else shape, dtype)
+    known = [item for item in session.devices if item.kind == "cuda" and device in (None, item.id)]
+    if not known:
+        raise NotFoundError(
+            f"the server has no CUDA device{f' {device}' if device else ''}",
+            field="device",
+            value=device or "",
+            rule="device_known",
+            fix="use one of " + (", ".join(item.id for item in session.devices) or "the server's devices"),
+        )
+    ordinal = yield Work(lambda: _ordinal_of(known[0].uuid))
+    return (yield from _allocate(core, session, known[0].id, ordinal, spec, LEGACY_STREAM))
+
+
+def _ordinal_of(uuid: str) -> int:
+    cuda = driver()
+    for ordinal in range(cuda.device_count()):
+        if cuda.uuid(ordinal).hex() == uuid_digits(uuid):
+            return ordinal
+    raise UnsupportedError(
+        f"this process does not see GPU {uuid}",
+        field="device",
+        value=uuid,
+        rule="device_visible",
+        fix="make it visible to this process (CUDA_VISIBLE_DEVICES)",
+    )
+
+
+def _allocate(core: Core, session: Session, device: str, ordinal: int, spec: Spec, stream: int) -> Flow[DeviceArray]:
+    state = yield from create(core, max(spec.nbytes, 1), device)
+    request = memory_pb2.ExportBufferRequest(session=session.token, buffer=state.id)
+    found = yield Rpc(steps.EXPORT_BUFFER, request, core.timeout, local=session.control is not None)
+    reply, fds = found if isinstance(found, tuple) else (found, ())
+    for fd in fds:
+        os.close(fd)
+    if reply.kind != memory_pb2.ExportBufferReply.CUDA_IPC:
+        raise UnsupportedError(
+            "the server exports its buffers in a way that this client cannot map",
+            field="device",
+            value=device,
+            rule="buffer_export",
+            fix="update the client, or let PyTorch or CuPy allocate: pass out=",
+        )
+    base = yield Work(lambda: driver().open_legacy(ordinal, reply.handle))
+    return DeviceArray(state, ordinal, base, reply.offset, spec, stream)
+
+
+def empty_like(core: Core, session: Session, like: DeviceTensor, spec: Spec) -> Flow[Any]:
+    """A fresh contiguous array beside ``like``: by the library that made it, or a ``DeviceArray``."""
+    made = _by_library(like, spec)
+    if made is not None:
+        return made
+    device = session.gpus.get(driver().uuid(like.ordinal).hex())
+    name = device.id if device is not None else ""
+    return (yield from _allocate(core, session, name, like.ordinal, spec, like.stream))
+
+
+def _by_library(like: DeviceTensor, spec: Spec) -> Any:
+    module: Any = sys.modules.get(like.library) if like.library else None
+    if like.library == "torch" and module is not None:
+        dtype = getattr(module, _TORCH_NAMES[spec.dtype])
+        return module.empty(spec.shape, dtype=dtype, device=f"cuda:{like.ordinal}")
+    if like.library == "cupy" and module is not None:
+        with contextlib.suppress(TypeError, ValueError), module.cuda.Device(like.ordinal):  # dtypes that it has not
+            return module.empty(spec.shape, dtype=spec.dtype)
+    return None

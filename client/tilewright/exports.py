@@ -1,0 +1,179 @@
+"""Device memory of this process as the server's regions: each allocation is exported once and remembered until another
+one takes its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from tilewright import steps
+from tilewright.core import Core, Session
+from tilewright.cuda import Driver, Pointer, driver, format_uuid
+from tilewright.device_arrays import UNKNOWN, DeviceTensor
+from tilewright.errors import InvalidArgumentError, TilewrightError, UnsupportedError
+from tilewright.steps import Flow, Rpc, Work
+from tilewright_proto.v1 import memory_pb2
+
+__all__ = ["Exported", "device_for", "device_of", "device_region", "forget_exports"]
+
+
+class Exported(NamedTuple):
+    """An allocation that the server knows."""
+
+    identity: tuple[int, int]
+    region: int
+    device: str
+
+
+def device_of(session: Session, ordinal: int, field: str) -> str:
+    """The server's id of a device of this process. Raises ``UnsupportedError`` if the server has not opened it."""
+    data = driver().uuid(ordinal)
+    found = session.gpus.get(data.hex())
+    if found is None:
+        raise UnsupportedError(
+            f"{field} is on GPU {format_uuid(data)}, which this server does not run",
+            field=field,
+            value=format_uuid(data),
+            rule="device_visible",
+            fix="move it to a device of the server (client.session.devices), or make that device visible to the server",
+        )
+    return found.id
+
+
+def device_for(session: Session, values: Mapping[str, Any]) -> str | None:
+    """The server's id of the device that holds the first device tensor among ``values``; ``None`` without one."""
+    for name, value in values.items():
+        if isinstance(value, DeviceTensor) and value.spec.nbytes:
+            if value.ordinal == UNKNOWN:
+                value.ordinal = driver().pointer(value.address, name).ordinal
+            return device_of(session, value.ordinal, name)
+    return None
+
+
+def device_region(core: Core, session: Session, tensor: DeviceTensor, field: str) -> Flow[tuple[int, int]]:
+    """The server's region for the allocation that holds ``tensor``, registering it on first use, and the tensor's
+    offset in it. Raises ``InvalidArgumentError`` for memory that is none, ``UnsupportedError`` for memory that cannot
+    be shared.
+    """
+    cuda = driver()
+    place = cuda.pointer(tensor.address, field)
+    tensor.ordinal = place.ordinal
+    offset = tensor.address - place.base
+    if offset + tensor.spec.nbytes > place.size:
+        raise _several_parts(tensor, place, field)
+    key = (place.base, place.size)
+    known = session.exports.get(key)
+    if known is not None:
+        if known.identity == place.identity:
+            return known.region, offset
+        _forget(core, session, key)
+    if not session.shared_memory:
+        raise UnsupportedError(
+            f"{field} is in memory of a GPU of this machine, and the server was reached over TCP",
+            field=field,
+            rule="device_memory_local",
+            fix="connect to a server on this machine over its Unix socket, or pass NumPy arrays",
+        )
+    device = device_of(session, place.ordinal, field)
+    yield Work(lambda: _sweep(core, session, cuda))
+    region = yield from _register(core, session, cuda, tensor, place, field)
+    winner = session.exports.setdefault(key, Exported(place.identity, region, device))
+    if winner.region != region:  # another thread was first
+        core.release_region(session, region)
+    return winner.region, offset
+
+
+def _register(
+    core: Core, session: Session, cuda: Driver, tensor: DeviceTensor, place: Pointer, field: str
+) -> Flow[int]:
+    uuid = session.gpus[cuda.uuid(place.ordinal).hex()].uuid
+    request = memory_pb2.RegisterRegionRequest(session=session.token, bytes=place.size)
+    local = session.control is not None
+    if place.legacy:
+        handle = yield Work(lambda: cuda.export_legacy(place.ordinal, place.base))
+        request.cuda_ipc.CopyFrom(memory_pb2.CudaIpcSource(handle=handle, device_uuid=uuid, pid=os.getpid()))
+        reply = yield Rpc(steps.REGISTER, request, core.timeout, local=local)
+        return int(reply.region)
+    if not place.descriptors:
+        raise UnsupportedError(
+            f"{field} is in memory that was not made to be shared with other processes",
+            field=field,
+            value=hex(tensor.address),
+            rule="device_memory_shareable",
+            fix="allocate it with cudaMalloc (as PyTorch does by default), or with handle types that allow descriptors",
+        )
+    if not local:
+        raise UnsupportedError(
+            f"{field} is in memory that only descriptors can share, and this server has no local socket",
+            field=field,
+            rule="local_socket",
+            fix="turn the server's local socket on, or allocate with cudaMalloc",
+        )
+    if place.pool:
+        fd, pointer = yield Work(lambda: cuda.export_pool(place.ordinal, place.pool, place.base))
+        request.cuda_pool.CopyFrom(memory_pb2.CudaPoolSource(pointer=pointer, device_uuid=uuid))
+    else:
+        fd = yield Work(lambda: cuda.export_mapped(place.ordinal, tensor.address))
+        request.device_fd.CopyFrom(memory_pb2.DeviceFdSource(device_uuid=uuid))
+    with _closing(fd):
+        reply = yield Rpc(steps.REGISTER, request, core.timeout, local=True, fds=(fd,))
+    return int(reply.region)
+
+
+@contextlib.contextmanager
+def _closing(fd: int) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+def _several_parts(tensor: DeviceTensor, place: Pointer, field: str) -> InvalidArgumentError:
+    if place.legacy or place.pool:
+        return InvalidArgumentError(
+            f"{field} reaches beyond its allocation of {place.size} bytes",
+            field=field,
+            value=tensor.spec.nbytes,
+            rule="region_bounds",
+            fix="correct its shape or strides",
+        )
+    return InvalidArgumentError(
+        f"{field} lies across parts of memory that were mapped one by one, of {place.size} bytes here",
+        field=field,
+        value=tensor.spec.nbytes,
+        rule="device_memory_parts",
+        fix="copy it to memory of one allocation; of PyTorch, turn expandable_segments off for tensors of this size",
+    )
+
+
+def _sweep(core: Core, session: Session, cuda: Driver) -> None:
+    """Forget allocations that are gone, so that the server's mappings do not keep their memory."""
+    for key, known in list(session.exports.items()):
+        try:
+            gone = cuda.pointer(key[0]).identity != known.identity
+        except TilewrightError:
+            gone = True
+        if gone:
+            _forget(core, session, key)
+
+
+def _forget(core: Core, session: Session, key: tuple[int, int]) -> None:
+    known = session.exports.pop(key, None)
+    if known is not None:
+        core.release_region(session, known.region)
+
+
+def forget_exports(core: Core) -> Flow[None]:
+    """Have the server unmap all device memory of this process, and wait for it. What is used again is exported again.
+
+    Call it before memory is to be really freed, for example before ``torch.cuda.empty_cache()``: memory that another
+    process maps is not given back to the device. Plans stay; what was bound to such memory is bound again.
+    """
+    session = core.require()
+    while session.exports:
+        _, known = session.exports.popitem()
+        request = memory_pb2.UnregisterRegionRequest(session=session.token, region=known.region)
+        yield Rpc(steps.UNREGISTER, request, core.timeout)

@@ -1,0 +1,200 @@
+"""Connections of the local socket that carry launches: one for each thread on devices that the server runs itself, one
+for each stream on devices whose launches are asynchronous.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections import deque
+
+from tilewright import packets
+from tilewright.cuda import driver
+from tilewright.errors import TilewrightError, UnavailableError
+from tilewright.local import Connection
+from tilewright.packets import HEADER
+
+__all__ = ["Lane", "Lanes", "StreamLane"]
+
+MAX_LANES = 32
+"""Of one session and kind: beyond it threads and streams share."""
+SLOTS = 4
+"""Pairs of events of one stream: an event is used again by the launch after the next ones."""
+
+_FRAME = HEADER.pack
+_LAUNCH, _TIME = packets.LAUNCH, packets.TIME
+
+
+class Lane:
+    """A connection whose launches are complete when they are answered. Thread-safe."""
+
+    def __init__(self, path: str, token: bytes, timeout: float | None, device: str = "") -> None:
+        self.lock = threading.RLock()
+        self.device = device
+        self.connection = Connection(path, token, timeout)
+        if device:
+            self.connection.request(packets.ATTACH, 0, device.encode())
+
+    @property
+    def broken(self) -> str:
+        return self.connection.broken
+
+    def run(self, binding: int) -> int:
+        """Launch a binding and wait for its end. Returns its device time in nanoseconds."""
+        with self.lock:
+            connection = self.connection
+            sequence = connection.next_sequence()
+            connection.send(_FRAME(_LAUNCH, _TIME, 0, sequence, binding))
+            return connection.wait(sequence).value
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def abandon(self) -> None:
+        """In a forked child: close this process' descriptor, so that the parent's end is noticed when it comes."""
+        self.connection.close()
+
+
+class StreamLane(Lane):
+    """A connection that is attached to a device: launches of one stream of this process, in order. Thread-safe."""
+
+    def __init__(self, path: str, token: bytes, timeout: float | None, device: str, ordinal: int, stream: int) -> None:
+        super().__init__(path, token, timeout, device)
+        self.ordinal = ordinal
+        self.stream = stream
+        self._slots: list[tuple[int, int]] = []
+        """(producer event, completion event) by number."""
+        self._turn = -1
+        self._retained: deque[tuple[int, object]] = deque()
+
+    def slot(self) -> int:
+        """The next pair of events."""
+        turn = self._turn = (self._turn + 1) % SLOTS
+        if turn == len(self._slots):
+            self._slots.append(self._open(turn))
+        return turn
+
+    def _open(self, slot: int) -> tuple[int, int]:
+        cuda, ordinal = driver(), self.ordinal
+        producer = cuda.new_event(ordinal)
+        reply = self.connection.request(packets.OPEN_EVENT, 0, cuda.export_event(ordinal, producer), slot=slot)
+        return producer, cuda.open_event(ordinal, reply.payload)
+
+    def mark(self) -> int:
+        """Record a producer event behind what is on the stream; returns its slot."""
+        slot = self.slot()
+        driver().record(self.ordinal, self._slots[slot][0], self.stream)
+        return slot
+
+    def completion(self, slot: int) -> int:
+        """The event that the server records for launches of this slot."""
+        return self._slots[slot][1]
+
+    def launch(self, binding: int) -> int:
+        """Launch a binding behind what is on the stream. Returns when the server has queued it, with its slot: waiting
+        for the slot's completion event now means waiting for the launch.
+        """
+        with self.lock:
+            connection, slot = self.connection, self.mark()
+            sequence = connection.next_sequence()
+            flags = packets.WAIT | packets.RECORD | packets.REPLY
+            connection.send(_FRAME(_LAUNCH, flags, slot, sequence, binding))
+            connection.wait(sequence)
+            return slot
+
+    def follow(self, slot: int, stream: int) -> None:
+        """Make a stream wait for the launches up to the one of ``slot``."""
+        driver().wait(self.ordinal, stream, self._slots[slot][1])
+
+    def close(self) -> None:
+        super().close()
+        slots, self._slots = self._slots, []
+        events = [event for pair in slots for event in pair] + [event for event, _ in self._retained]
+        self._retained.clear()
+        for event in events:
+            with contextlib.suppress(TilewrightError):  # the context may be gone before the events are
+                driver().destroy_event(self.ordinal, event)
+
+    def abandon(self) -> None:
+        """In a forked child: the events are the parent's."""
+        self._slots = []
+        self._retained.clear()
+        super().close()
+
+    def retain(self, keep: object, stream: int) -> None:
+        """Keep something alive until what is on the stream now is done: for memory whose owner knows no streams."""
+        with self.lock:
+            cuda, waiting = driver(), self._retained
+            while waiting and cuda.finished(self.ordinal, waiting[0][0]):
+                cuda.destroy_event(self.ordinal, waiting.popleft()[0])
+            if keep:
+                event = cuda.new_event(self.ordinal, shared=False)
+                cuda.record(self.ordinal, event, stream)
+                waiting.append((event, keep))
+
+
+class Lanes:
+    """The lanes of one session. Thread-safe."""
+
+    def __init__(self, path: str, token: bytes, timeout: float | None) -> None:
+        self._path = path
+        self._token = token
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._own = threading.local()
+        self._threads: weakref.WeakSet[Lane] = weakref.WeakSet()
+        self._streams: dict[tuple[str, int], StreamLane] = {}
+        self._closed = False
+
+    def of_thread(self, device: str = "") -> Lane:
+        """This thread's connection, attached to ``device`` if one is named; closed when the thread ends."""
+        own: dict[str, Lane] = self._own.__dict__
+        lane = own.get(device)
+        if lane is None or lane.broken:
+            with self._lock:
+                self._check()
+                alike = [other for other in self._threads if other.device == device and not other.broken]
+                lane = (
+                    alike[threading.get_ident() % len(alike)]
+                    if len(alike) >= MAX_LANES
+                    else Lane(self._path, self._token, self._timeout, device)
+                )
+                self._threads.add(lane)
+            own[device] = lane
+        return lane
+
+    def of_stream(self, device: str, ordinal: int, stream: int) -> StreamLane:
+        """The connection for a stream of this process, attached to the server's ``device``."""
+        lane = self._streams.get((device, stream))
+        if lane is None or lane.broken:
+            with self._lock:
+                self._check()
+                lane = self._streams.get((device, stream))
+                if lane is None or lane.broken:
+                    self._drop_oldest()
+                    lane = StreamLane(self._path, self._token, self._timeout, device, ordinal, stream)
+                    self._streams[device, stream] = lane
+        return lane
+
+    def _drop_oldest(self) -> None:
+        """Streams come and go, and nobody tells. Who still holds a lane goes on using it; it closes when unused."""
+        if len(self._streams) >= MAX_LANES:
+            del self._streams[next(iter(self._streams))]
+
+    def _check(self) -> None:
+        if self._closed:
+            raise UnavailableError("the client was closed", field="client", rule="client_open", fix="make another")
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            for lane in (*self._threads, *self._streams.values()):
+                lane.close()
+            self._streams.clear()
+
+    def after_fork(self) -> None:
+        self._closed = True
+        for lane in (*self._threads, *self._streams.values()):
+            lane.abandon()
+        self._streams.clear()

@@ -1,0 +1,26 @@
+"""Packets of the local socket: their header and their numbers. See ``local.proto``."""
+
+from __future__ import annotations
+
+from struct import Struct
+
+__all__ = ["HEADER", "MAX_LAUNCHES", "VERSION"]
+
+HEADER = Struct("<BBHIQ")
+"""Kind, flags, slot, sequence, value."""
+VERSION = 1
+PACKET_BYTES = 65536
+MAX_LAUNCHES = 64
+"""In one packet."""
+
+HELLO, CALL, LAUNCH, ATTACH, OPEN_EVENT = 1, 2, 3, 4, 5
+"""Kinds. A reply has ``REPLIED`` besides."""
+REPLIED = 0x80
+FAILED = 1
+"""Flag of a reply: its payload is an ``ErrorDetail``."""
+
+REGISTER_REGION, BIND, UNBIND, EXPORT_BUFFER, UNREGISTER_REGION = 1, 2, 3, 4, 5
+"""Methods of ``CALL``."""
+
+WAIT, RECORD, REPLY, TIME = 1, 2, 4, 8
+"""Flags of a launch."""
