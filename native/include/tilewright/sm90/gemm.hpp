@@ -1,0 +1,113 @@
+// The GEMM of Hopper's ws pipeline: one producer warpgroup feeds a ring of shared-memory stages through the copy engine,
+// consumer warpgroups multiply (wgmma) and write the results.
+#pragma once
+#include "tilewright/sm90/mainloop.hpp"
+#include "tilewright/sm90/output.hpp"
+#include "tilewright/sm90/partials.hpp"
+
+namespace tw::sm90 {
+
+template <class C>
+struct Gemm {
+  using Plan = GemmPlan<C>;
+  using Params = GemmParams<C>;
+  using Queue = typename GemmQueue<Plan>::type;
+  using Cluster = typename Plan::Cluster;
+  using Ring = RingState<Plan::stages>;
+  using T = typename Plan::Accumulator;
+  static constexpr int threads = Plan::threads;
+  // Named barriers: one per consumer, then the two by which pingpong's consumers take turns.
+  static constexpr int kConsumerBarrier = 1, kTurnBarrier = 8;
+
+  static TW_SM90 void run(const Params& params) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const uint32_t shared = shared_address(memory);
+    const RingBarriers<Plan::stages> barriers{shared + Plan::barriers_at};
+    const int warpgroup = warpgroup_index(), rank = Cluster::size == 1 ? 0 : (int)cluster_rank();
+    const GemmTasks<C> tasks{params};
+
+    if (threadIdx.x == 0) {
+      barriers.init(Plan::waves * Cluster::peers);
+      if constexpr (!C::grouped) {
+        prefetch_map(&params.task.a);
+        prefetch_map(&params.task.b);
+        if constexpr (Plan::staged) prefetch_map(&params.task.c);
+      }
+    }
+    if constexpr (Cluster::size > 1) cluster_sync();
+    else __syncthreads();
+    wait_for_previous_launch();
+
+    const Queue queue(tasks, (int)params.launch.split_k, rank);
+    if (warpgroup == 0) {
+      if constexpr (Plan::Registers::moves) give_registers_up<Plan::Registers::producer>();
+      if (threadIdx.x == 0) {
+        produce<Plan>(queue, tasks, barriers, shared, rank);
+        release_next_launch();
+      }
+    } else {
+      if constexpr (Plan::Registers::moves) take_registers<Plan::Registers::consumer>();
+      consume(params, queue, tasks, barriers, shared, rank, warpgroup - 1);
+    }
+    if constexpr (Cluster::size > 1) cluster_sync();  // peers may still announce free stages here
+  }
+
+ private:
+  static TW_SM90 void consume(const Params& params, Queue queue, const GemmTasks<C>& tasks,
+                              RingBarriers<Plan::stages> barriers, uint32_t shared, int rank, int consumer) {
+    const int wave = Plan::pingpong ? 0 : consumer, thread = threadIdx.x % kWarpgroup;
+    const int barrier = kConsumerBarrier + consumer;
+    const uint32_t staging = shared + Plan::staging_at + consumer * Plan::buffers * Plan::piece_bytes;
+    Consumer<Plan> products(barriers, shared, wave, rank);
+    Work work;
+    bool mine = consumer == 0;
+    if constexpr (Plan::pingpong)
+      if (consumer == 1) signal_barrier(kTurnBarrier, 2 * kWarpgroup);
+    while (queue.next(work)) {
+      if constexpr (Plan::pingpong) {
+        if (!mine) {
+          products.ring.skip(work.steps);
+          mine = true;
+          continue;
+        }
+        mine = false;
+        join_barrier(kTurnBarrier + consumer, 2 * kWarpgroup);
+      }
+      T acc[Plan::repeats][Plan::columns / 2];  // one tile's: nothing is carried to the next
+      if constexpr (Plan::partial) products.clear(acc);
+      const auto pass_turn = [&] {
+        if constexpr (Plan::pingpong) signal_barrier(kTurnBarrier + 1 - consumer, 2 * kWarpgroup);
+      };
+      if constexpr (Plan::promote != 0) products.multiply_promoting(acc, work.steps, pass_turn);
+      else products.multiply(acc, work.steps, pass_turn);
+      bool complete = true;
+      if constexpr (Plan::partial)
+        if (work.parts > 1) complete = combine(params, acc, work, consumer, wave, shared, barrier, thread);
+      if (complete) Output<Plan>(tasks.at(work.task), work, wave, staging, barrier).store(acc);
+    }
+    if constexpr (Plan::staged)
+      if (thread == 0) wait_stores<0>();
+  }
+
+  // Leaves this part's sums in the workspace; the last part of the tile gets them all and returns true.
+  static TW_SM90 bool combine(const Params& params, T (&acc)[Plan::repeats][Plan::columns / 2], const Work& work,
+                              int consumer, int wave, uint32_t shared, int barrier, int thread) {
+    T(&sums)[Plan::accumulators] = reinterpret_cast<T(&)[Plan::accumulators]>(acc);
+    T* const base = (T*)params.launch.workspace + wave * Plan::accumulators * kWarpgroup;
+    const auto slot_of = [&](int part) { return base + (int64_t)work.slot(part) * (Plan::tile_m * Plan::tile_n); };
+    write_partial(slot_of(work.part), sums, thread);
+    const uint32_t flag = shared + Plan::flags_at + consumer * 4;
+    if (!arrive_last<Plan::waves>(params.launch.counters + work.tile, work.parts, wave, flag, barrier, thread))
+      return false;
+    add_partials(sums, slot_of, work.parts, thread);
+    return true;
+  }
+};
+
+}  // namespace tw::sm90
+
+#define TW_GEMM_KERNEL(NAME, CONFIG)                                                                                  \
+  extern "C" __global__ void __launch_bounds__(tw::sm90::Gemm<CONFIG>::threads, 1)                                    \
+      NAME(const __grid_constant__ tw::GemmParams<CONFIG> params) {                                                   \
+    tw::sm90::Gemm<CONFIG>::run(params);                                                                              \
+  }

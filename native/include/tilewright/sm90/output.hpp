@@ -1,0 +1,235 @@
+// From the accumulators of one consumer warpgroup to C: the fused epilogue, then either pieces that are staged in shared
+// memory and stored by the copy engine while the next ones are prepared, or predicated stores by the threads.
+#pragma once
+#include "tilewright/gpu/epilogue.hpp"
+#include "tilewright/sm90/gemm_plan.hpp"
+#include "tilewright/sm90/store.hpp"
+#include "tilewright/sm90/tma.hpp"
+
+namespace tw::sm90 {
+
+template <class Plan>
+struct Output {
+  using Config = typename Plan::Config;
+  using T = typename Plan::Accumulator;
+  using C = typename Config::C;
+  using Epilogue = gpu::Epilogue<Config, T>;
+  static constexpr int kRepeats = Plan::repeats, kBlocks = Plan::columns / 8, kRegisters = Plan::columns / 2;
+  static constexpr bool kHalf = Plan::c_size == 2;
+
+  const Epilogue epilogue;
+  const void* map;
+  int m, n;         // sizes
+  int row, column;  // this warpgroup's first row and column of C
+  int batch;
+  uint32_t staging;  // this warpgroup's buffers
+  int barrier;       // and its named barrier
+  int thread, warp, lane, quad;
+
+  template <class Task>
+  TW_SM90 Output(const Task& task, const Work& work, int wave, uint32_t buffers, int named_barrier)
+      : epilogue(task.problem, task.operands(), work.batch),
+        map(&task.c),
+        m((int)task.problem.m),
+        n((int)task.problem.n),
+        batch(work.batch),
+        staging(buffers),
+        barrier(named_barrier),
+        thread(threadIdx.x % kWarpgroup),
+        warp(thread / kWarp),
+        lane(thread % kWarp),
+        quad(thread % 4) {
+    const int x = wave % Plan::x_waves * kRepeats * 64, y = wave / Plan::x_waves * Plan::columns;
+    row = work.tile_m * Plan::tile_m + (Plan::swap ? y : x);
+    column = work.tile_n * Plan::tile_n + (Plan::swap ? x : y);
+  }
+
+  TW_SM90 void store(const T (&acc)[kRepeats][kRegisters]) const {
+    if constexpr (Plan::staged) {
+#pragma unroll
+      for (int r = 0; r < kRepeats; r++)
+#pragma unroll
+        for (int c = 0; c < Plan::pieces / kRepeats; c++) stage_piece(acc[r], r, c);
+    } else {
+#pragma unroll
+      for (int r = 0; r < kRepeats; r++) {
+        if constexpr (Plan::swap) store_transposed(acc[r], r);
+        else store_rows(acc[r], r);
+      }
+    }
+  }
+
+ private:
+  // ---- elements of C, packed ----
+
+  // Two neighbours of row i, from column j on.
+  TW_SM90 auto pair(const T (&acc)[kRegisters], int at, const gpu::Columns<2>& columns, int i, int j) const {
+    const T values[2] = {acc[at], acc[at + 1]};
+    return epilogue.finish(values, columns, i < m ? i : m - 1, j, n - j);
+  }
+  // Element (i, j).
+  TW_SM90 auto single(T value, const gpu::Columns<1>& columns, int i, int j) const {
+    const T values[1] = {value};
+    return epilogue.finish(values, columns, i < m ? i : m - 1, j, n - j);
+  }
+  // Elements (i, j) and (i + 1, j) of 16 bits in one register.
+  TW_SM90 uint32_t column_pair(const T (&acc)[kRegisters], int at, const gpu::Columns<1>& columns, int i, int j) const {
+    return (uint32_t)(uint16_t)single(acc[at], columns, i, j).get(0) |
+           (uint32_t)(uint16_t)single(acc[at + 1], columns, i + 1, j).get(0) << 16;
+  }
+
+  // ---- through shared memory ----
+
+  TW_SM90 void stage_piece(const T (&acc)[kRegisters], int r, int c) const {
+    const int index = r * (Plan::pieces / kRepeats) + c;
+    const uint32_t buffer = staging + index % Plan::buffers * Plan::piece_bytes;
+    if (thread == 0) {  // until the copy engine has read what this buffer held
+      if (index == 0 && Plan::pieces % Plan::buffers != 0) wait_stores_read<0>();
+      else wait_stores_read<Plan::buffers - 1>();
+    }
+    join_barrier(barrier, kWarpgroup);
+    if constexpr (Plan::swap) write_transposed(acc, r, buffer);
+    else write_rows(acc, r, c, buffer);
+    fence_async_proxy();
+    join_barrier(barrier, kWarpgroup);
+    if (thread == 0) {
+      if constexpr (Plan::swap) {
+#pragma unroll
+        for (int half = 0; half < Plan::c_size / 2; half++)
+          store_box(map, buffer + half * Plan::columns * 128, {column + r * 64 + half * 32, row, batch});
+      } else {
+        store_box(map, buffer, {column + c * Plan::piece_columns, row + r * 64, batch});
+      }
+      commit_stores();
+    }
+  }
+
+  TW_SM90 void write_rows(const T (&acc)[kRegisters], int r, int c, uint32_t buffer) const {
+    const int i = row + r * 64 + warp * 16 + lane / 4;
+#pragma unroll
+    for (int b = 0; b < Plan::piece_columns / 8; b += kHalf ? 2 : 1) {
+      const int block = c * (Plan::piece_columns / 8) + b, j = column + block * 8 + quad * 2;
+      if constexpr (kHalf) {
+        uint32_t words[4];
+#pragma unroll
+        for (int next = 0; next < 2; next++) {
+          const auto columns = epilogue.template columns<2>(j + next * 8, n - j - next * 8);
+#pragma unroll
+          for (int h = 0; h < 2; h++)
+            words[next * 2 + h] =
+                pair(acc, (block + next) * 4 + h * 2, columns, i + h * 8, j + next * 8).data.w[0];
+        }
+        store_fragments(swizzled(buffer, warp * 16 + lane % 16, b + lane / 16), words);
+      } else {
+        const auto columns = epilogue.template columns<2>(j, n - j);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          const auto value = pair(acc, block * 4 + h * 2, columns, i + h * 8, j);
+          store_words(swizzled(buffer, warp * 16 + lane / 4 + h * 8, b * 2 + quad / 2) + quad % 2 * 8, value.data.w[0],
+                      value.data.w[1]);
+        }
+      }
+    }
+  }
+
+  TW_SM90 void write_transposed(const T (&acc)[kRegisters], int r, uint32_t buffer) const {
+    const int j = column + r * 64 + warp * 16 + lane / 4;
+    const gpu::Columns<1> columns[2] = {epilogue.template columns<1>(j, n - j),
+                                        epilogue.template columns<1>(j + 8, n - j - 8)};
+#pragma unroll
+    for (int b = 0; b < kBlocks; b += kHalf ? 2 : 1) {
+      const int i = row + b * 8 + quad * 2;
+      if constexpr (kHalf) {
+        constexpr int kLast = kBlocks - 1;
+        uint32_t words[4];
+#pragma unroll
+        for (int f = 0; f < 4; f++)
+          if (f < 2 || b < kLast)
+            words[f] = column_pair(acc, (b + f / 2) * 4 + f % 2 * 2, columns[f % 2], i + f / 2 * 8, j + f % 2 * 8);
+        if (b < kLast) {
+          store_fragments_transposed(swizzled(buffer, b * 8 + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2), words);
+        } else {
+          const uint32_t two[2] = {words[0], words[1]};
+          store_fragments_transposed(swizzled(buffer, b * 8 + lane % 8, warp * 2 + lane / 8 % 2), two);
+        }
+      } else {
+#pragma unroll
+        for (int f = 0; f < 4; f++) {  // h, then the neighbour along m
+          const int h = f / 2, e = f % 2, at = warp % 2 * 16 + lane / 4 + h * 8;
+          const auto value = single(acc[b * 4 + f], columns[h], i + e, j + h * 8);
+          store_word(swizzled(buffer + warp / 2 * Plan::columns * 128, b * 8 + quad * 2 + e, at / 4) + at % 4 * 4,
+                     value.data.w[0]);
+        }
+      }
+    }
+  }
+
+  // ---- by the threads ----
+
+  TW_SM90 void store_rows(const T (&acc)[kRegisters], int r) const {
+    constexpr int kWide = kHalf ? kBlocks / 4 * 4 : 0;  // blocks that are stored four at a time, 16 bytes a thread
+#pragma unroll
+    for (int b = 0; b < kWide; b += 4) {
+      uint32_t words[2][4];
+#pragma unroll
+      for (int f = 0; f < 4; f++) {
+        const int j = column + (b + f) * 8 + quad * 2;
+        const auto columns = epilogue.template columns<2>(j, n - j);
+#pragma unroll
+        for (int h = 0; h < 2; h++) words[h][f] = word(pair(acc, (b + f) * 4 + h * 2, columns, row_of(r, h), j));
+      }
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        transpose_quad(words[h]);
+        const int j = column + (b + quad) * 8, i = row_of(r, h);
+        if (i < m && j < n) epilogue.put(eight(words[h]), i, j, n - j);
+      }
+    }
+#pragma unroll
+    for (int b = kWide; b < kBlocks; b++) {
+      const int j = column + b * 8 + quad * 2;
+      const auto columns = epilogue.template columns<2>(j, n - j);
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const auto value = pair(acc, b * 4 + h * 2, columns, row_of(r, h), j);
+        if (row_of(r, h) < m && j < n) epilogue.put(value, row_of(r, h), j, n - j);
+      }
+    }
+  }
+
+  TW_SM90 void store_transposed(const T (&acc)[kRegisters], int r) const {
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const int first = column + r * 64 + warp * 16 + h * 8, j = first + lane / 4;
+      const auto columns = epilogue.template columns<1>(j, n - j);
+#pragma unroll
+      for (int b = 0; b < kBlocks; b++) {
+        const int i = row + b * 8 + quad * 2;
+        if constexpr (kHalf) {
+          const uint32_t turned = transpose_fragment(column_pair(acc, b * 4 + h * 2, columns, i, j));
+          const int to_i = row + b * 8 + lane / 4, to_j = first + quad * 2;
+          gpu::Packed<C, 2> value;
+          value.data.w[0] = turned;
+          if (to_i < m && to_j < n) epilogue.put(value, to_i, to_j, n - to_j);
+        } else {
+#pragma unroll
+          for (int e = 0; e < 2; e++) {
+            const auto value = single(acc[b * 4 + h * 2 + e], columns, i + e, j);
+            if (i + e < m && j < n) epilogue.put(value, i + e, j, 1);
+          }
+        }
+      }
+    }
+  }
+
+  TW_SM90 int row_of(int r, int h) const { return row + r * 64 + warp * 16 + lane / 4 + h * 8; }
+  static TW_SM90 uint32_t word(const gpu::Packed<C, 2>& value) { return value.data.w[0]; }
+  static TW_SM90 gpu::Packed<C, 8> eight(const uint32_t (&words)[4]) {
+    gpu::Packed<C, 8> value;
+#pragma unroll
+    for (int i = 0; i < 4; i++) value.data.w[i] = words[i];
+    return value;
+  }
+};
+
+}  // namespace tw::sm90
