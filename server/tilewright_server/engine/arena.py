@@ -9,9 +9,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 
 from tilewright_kit.device import Buffer, Device
 from tilewright_kit.errors import ResourceExhaustedError
+from tilewright_server.devices.lifetime import is_lost
 
 __all__ = ["Arena"]
 
@@ -47,6 +49,9 @@ class Arena:
         """Keep a buffer for the next who needs its size."""
         if buffer is _NOTHING:
             return
+        if is_lost(buffer):
+            self._lose((buffer,))
+            return
         now = time.monotonic()
         try:
             self._free[buffer.nbytes].append((buffer, now))
@@ -55,6 +60,17 @@ class Arena:
                 self._free.setdefault(buffer.nbytes, deque()).append((buffer, now))
         if now >= self._next_trim:
             self.trim(self._idle_s)
+
+    def forget(self) -> None:
+        """The device was lost, and all memory with it; what is in use now comes back later."""
+        with self._lock:
+            lost = [buffer for blocks in self._free.values() for buffer, _ in blocks]
+            self._free.clear()
+        self._lose(lost)
+
+    def _lose(self, buffers: Sequence[Buffer]) -> None:
+        with self._lock:
+            self.reserved_bytes -= sum(buffer.nbytes for buffer in buffers)
 
     def trim(self, idle_s: float = 0.0) -> int:
         """Give back blocks that were idle for ``idle_s``; returns their bytes."""

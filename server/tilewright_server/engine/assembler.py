@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 
 from tilewright_kit.device import Device, DeviceInfo
@@ -16,6 +17,7 @@ from tilewright_server.engine.call import Call
 from tilewright_server.engine.executor import Executor
 from tilewright_server.engine.kernels import KernelStore, Unit
 from tilewright_server.engine.prepared import Prepared
+from tilewright_server.engine.quarantine import Quarantine
 from tilewright_server.engine.statistics import Statistics
 
 __all__ = ["Assembler"]
@@ -30,16 +32,24 @@ class Assembler:
         kernels: KernelStore,
         statistics: Statistics,
         make_executor: Callable[[Device, int], Executor],
+        quarantine: Quarantine,
     ) -> None:
         self._devices = devices
         self._kernels = kernels
         self._statistics = statistics
         self._make_executor = make_executor
+        self._quarantine = quarantine
         self._executors: dict[str, Executor] = {}
+        self._running: weakref.WeakKeyDictionary[object, tuple[str, ...]] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
+        self._reviving = threading.Lock()
 
     def executors(self) -> tuple[Executor, ...]:
         return tuple(self._executors.values())
+
+    def executor_of(self, device: str) -> Executor | None:
+        """The executor of a device by id, if plans were made for it."""
+        return self._executors.get(device)
 
     def executor(self, device: Device) -> Executor:
         """The one executor of a device."""
@@ -71,6 +81,7 @@ class Assembler:
         counters = self._statistics.operation(operation)
         if not plan.stages:
             return Prepared(problem, plan, info, program=None, executor=None, operation_counters=counters)
+        self._quarantine.check(info.id, (config.name for config in plan.kernels))
         device = self._devices.get(info.id)
         uses = [self._kernels.use(device, unit, info.arch, call) for unit in units]
         by_config = dict(zip(plan.kernels, uses, strict=True))
@@ -78,11 +89,14 @@ class Assembler:
             ProgramStage(by_config[stage.config].function(stage.role), pack(stage.args), stage.geometry)
             for stage in plan.stages
         ]
+        program = _program(device, plan, stages)
+        if hasattr(program, "life"):  # its device can be lost, and it can be the cause
+            self._running[program] = tuple(config.name for config in plan.kernels)
         return Prepared(
             problem,
             plan,
             info,
-            program=_program(device, plan, stages),
+            program=program,
             uses=uses,
             args_bytes=sum(len(stage.args.template) for stage in stages),
             executor=self.executor(device),
@@ -92,13 +106,35 @@ class Assembler:
             is_fallback=bool(note),
         )
 
+    def revive(self, prepared: Prepared, call: Call) -> Prepared:
+        """What is run in place of a plan whose device was lost: the same, on the device that is opened anew.
+
+        Raises what opening it raises, and what ``assemble`` does.
+        """
+        with self._reviving:
+            current = prepared.current
+            if current.lost:
+                units = [use.unit for use in current.uses]
+                fresh = self.assemble(
+                    current.plan.operation, current.problem, current.device, current.plan, units, call
+                )
+                fresh.notes, fresh.is_fallback = current.notes, current.is_fallback
+                current.successor = current = fresh
+            if current is not prepared:
+                prepared.successor = current
+            return current
+
+    def kernels_of(self, program: object) -> tuple[str, ...]:
+        """Names of the kernels of a program that was made for a device that can be lost."""
+        return self._running.get(program, ())
+
 
 def _program(device: Device, plan: ExecutionPlan, stages: Sequence[ProgramStage]) -> Program:
     names = [item.name for item in plan.operands]
     try:
         if isinstance(device, ProgramDevice):
-            return device.program(stages, names)
-        return DeviceProgram(device, stages, names)
+            return device.program(stages, names, counter_bytes=plan.counter_bytes)
+        return DeviceProgram(device, stages, names, counter_bytes=plan.counter_bytes)
     except KeyError as error:
         raise InternalError(
             f"a stage of the plan reads {error}, which is not among its operands",

@@ -3,6 +3,7 @@ nor sessions."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,7 @@ from tilewright_server.build.toolchain import CpuToolchain, Toolchain
 from tilewright_server.devices.base import DeviceHost
 from tilewright_server.devices.cpu.topology import find_topology
 from tilewright_server.devices.registry import DeviceRegistry
+from tilewright_server.devices.worker.life import Loss
 from tilewright_server.engine.arena import Arena
 from tilewright_server.engine.assembler import Assembler
 from tilewright_server.engine.call import Call
@@ -38,11 +40,14 @@ from tilewright_server.engine.kernels import KernelStore
 from tilewright_server.engine.lookup import Catalogs
 from tilewright_server.engine.planner import Planner
 from tilewright_server.engine.prepared import Prepared
+from tilewright_server.engine.quarantine import Quarantine
 from tilewright_server.engine.statistics import Statistics
 from tilewright_server.engine.types import EngineOptions, Outcome, Selection
 from tilewright_server.perf.strategies import measured_strategies
 
 __all__ = ["BuildEvent", "BuildResult", "Engine", "Prepared"]
+
+log = logging.getLogger(__name__)
 
 _EXPLAIN_LIMIT = 1000
 
@@ -81,17 +86,20 @@ class Engine:
         host = DeviceHost(self._store.pin, {"cpu": {"arch": options.cpu_arch, "threads": options.cpu_threads}})
         self.devices = DeviceRegistry(plugins.devices, host, options.default_device)
         self.kernels = KernelCatalog(self.catalogs, self._store, self.cache, lambda: self.devices.info().arch)
-        self._assembler = Assembler(self.devices, self._store, self.statistics, self._make_executor)
+        self.quarantine = Quarantine()
+        self._assembler = Assembler(self.devices, self._store, self.statistics, self._make_executor, self.quarantine)
         self._planner = Planner(
             self.catalogs,
             self.devices,
             self._store,
             self._assembler,
             self.statistics,
+            self.quarantine,
             limit=options.plan_cache,
             max_bytes=options.plan_cache_bytes,
             negative_ttl_s=options.negative_ttl_s,
         )
+        self.devices.listeners.append(self._device_lost)
         self._draining = False
         self._closed = False
 
@@ -128,9 +136,10 @@ class Engine:
         (draining), ``DeviceError``. After one of these nothing was written, but for ``DeviceError``, and but for the
         repeats that were done when the time was over or the caller gone: ``value`` says how many.
         """
-        prepared = prepared.successor or prepared
-        executor = prepared.executor
         try:
+            if prepared.successor is not None or prepared.life.lost:
+                prepared = self.current(prepared, call)
+            executor = prepared.executor
             if executor is None:
                 return self._nothing(prepared, addresses, call)
             return executor.run(prepared, addresses, call, repeat)
@@ -138,13 +147,26 @@ class Engine:
             self.statistics.failed(prepared.plan.operation)
             raise
 
+    def current(self, prepared: Prepared, call: Call) -> Prepared:
+        """What is run in place of a plan now: its successor; after the loss of its device the same plan on the device
+        opened anew. Whoever launches its program without ``execute`` must ask here first.
+
+        Raises what opening the device raises, ``DeviceLostError`` if it is lost again meanwhile, and ``DeviceError`` if
+        a kernel of the plan has ended the device's process too often.
+        """
+        current = prepared.current
+        if current.lost:
+            self._require_open()
+            current = self._assembler.revive(prepared, call)
+        return current
+
     def execute_many(self, executions: Sequence[Execution], call: Call) -> list[Outcome | TilewrightError]:
         """Run (prepared, addresses, repeat) in order, with one admission for a row of executions on the same device.
 
         A failed one does not stop the others. Raises only what concerns all of them: ``ResourceExhaustedError``
         (queue), ``DeadlineError`` or ``CancelledError`` before the first launch, ``UnavailableError``.
         """
-        current = [(prepared.successor or prepared, addresses, repeat) for prepared, addresses, repeat in executions]
+        current = [(self._living(prepared, call), addresses, repeat) for prepared, addresses, repeat in executions]
         results: list[Outcome | TilewrightError] = []
         for executor, group in groupby(current, lambda item: item[0].executor):
             items = list(group)
@@ -154,6 +176,15 @@ class Engine:
             if isinstance(result, TilewrightError):
                 self.statistics.failed(prepared.plan.operation)
         return results
+
+    def _living(self, prepared: Prepared, call: Call) -> Prepared:
+        """``current``; what cannot be opened again fails when it runs, as one execution of many."""
+        if prepared.successor is None and not prepared.life.lost:
+            return prepared
+        try:
+            return self.current(prepared, call)
+        except TilewrightError:
+            return prepared.current
 
     def _row(
         self, executor: Executor | None, items: list[Execution], call: Call, *, first: bool
@@ -258,6 +289,18 @@ class Engine:
         return known.rules.correct(known.config_type.from_dict(config), spec)
 
     # Life cycle
+
+    def _device_lost(self, loss: Loss) -> None:
+        """What was made on the device is of no use; what ran there may have been the cause."""
+        for program in loss.suspects:
+            kernels = self._assembler.kernels_of(program)
+            for name in self.quarantine.blame(loss.device, kernels, 1 / len(loss.suspects)):
+                log.error("the kernel %s is not run on %s any more: it ended its process", name, loss.device)
+        self._planner.lost(loss.device)
+        self._store.drop(loss.device)
+        executor = self._assembler.executor_of(loss.device)
+        if executor is not None:
+            executor.forget()
 
     def drain(self, timeout: float | None) -> bool:
         """Refuse new work with ``UnavailableError``, wait for what runs and waits; False if the time was not enough."""

@@ -128,6 +128,10 @@ class Executor:
             raise _given_up(error, slices) from error
         return self._note(prepared, times, repeat, turn.take_queue_ns())
 
+    def forget(self) -> None:
+        """The device was lost: its memory is not there any more."""
+        self._arena.forget()
+
     def refuse(self) -> None:
         """Turn newcomers away from now on."""
         with self._lock:

@@ -146,6 +146,10 @@ class KernelStore:
         """Unload what is too many; True if what is in use is too many by itself."""
         return self._modules.trim()
 
+    def drop(self, device: str) -> None:
+        """A device was lost with all that was loaded on it."""
+        self._modules.drop(device)
+
     def pin(self, unit: SourceUnit, arch: ArchSpec) -> Path:
         """Build a unit that is not an operation's (a device's runtime) and keep it until ``close``."""
         return self._artifact(Unit(unit, self._pool.key(unit, arch)), arch, Call(), pin=True).binary

@@ -61,6 +61,12 @@ class Lru(Generic[K, V]):
         with self._lock:
             self._take(key)
 
+    def discard_if(self, condition: Callable[[K, V], bool]) -> None:
+        """Forget the items for which ``condition`` (which must be quick) holds."""
+        with self._lock:
+            for key in [key for key, (value, _) in self._items.items() if condition(key, value)]:
+                self._take(key)
+
     def drop_oldest(self) -> bool:
         """Forget one item; False if there is none."""
         with self._lock:

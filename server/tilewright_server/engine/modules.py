@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from tilewright_kit.device import Module
 from tilewright_kit.errors import ResourceExhaustedError
 from tilewright_server.build.artifacts import Artifact
+from tilewright_server.devices.lifetime import is_lost
 
 __all__ = ["ModuleUse", "Modules", "Place"]
 
@@ -74,13 +75,16 @@ class Modules:
         with self._lock:
             self._settle()
             known = self._known.get(place)
-            if known is not None:
+            if known is not None and not is_lost(known.module):
                 return self._use(known)
             if len(self._known) - len(self._unused) >= _USED * self.limit:
                 raise self._full()
         fresh = _Loaded(place, *load())
         with self._lock:
             known = self._known.setdefault(place, fresh)
+            if is_lost(known.module):
+                known.artifact.release()
+                known = self._known[place] = fresh
             use = self._use(known)
         if known is not fresh:  # another thread was faster
             fresh.unload()
@@ -100,6 +104,16 @@ class Modules:
         for loaded in surplus:
             loaded.unload()
         return crowded
+
+    def drop(self, device: str) -> None:
+        """The device was lost, and what was loaded on it: let go of the cache's entries."""
+        with self._lock:
+            lost = [loaded for place, loaded in self._known.items() if place[0] == device and is_lost(loaded.module)]
+            for loaded in lost:
+                del self._known[loaded.place]
+                self._unused.pop(loaded.place, None)
+        for loaded in lost:
+            loaded.unload()
 
     def close(self) -> None:
         """Let go of the cache's entries. Devices unload their modules when they are closed, which must come first."""

@@ -25,6 +25,7 @@ from tilewright_server.engine.kernels import KernelStore, Unit
 from tilewright_server.engine.lookup import Catalogs
 from tilewright_server.engine.lru import Lru
 from tilewright_server.engine.prepared import Prepared
+from tilewright_server.engine.quarantine import Quarantine, refusal
 from tilewright_server.engine.statistics import Statistics
 from tilewright_server.engine.types import Selection
 
@@ -67,6 +68,12 @@ class _Entry:
         self.upgrading = False
 
     @property
+    def is_lost(self) -> bool:
+        """Whether it was made for a device that was lost since."""
+        plans = (self.best, self.fallback)
+        return any(prepared is not None and prepared.current.lost for prepared in plans)
+
+    @property
     def nbytes(self) -> int:
         """About how much memory it takes."""
         plans = sum(plan.nbytes for plan in (self.best, self.fallback) if plan is not None)
@@ -107,7 +114,7 @@ def _settled(question: _Question, plan: ExecutionPlan) -> ExecutionPlan:
     Such a problem is planned all the same: the plan may know more of the operands than the problem does, a format for
     example.
     """
-    return replace(plan, stages=(), workspace_bytes=0) if question.problem.is_empty else plan
+    return replace(plan, stages=(), workspace_bytes=0, counter_bytes=0) if question.problem.is_empty else plan
 
 
 def _request_bytes(request: OperationRequest) -> int:
@@ -125,6 +132,7 @@ class Planner:
         kernels: KernelStore,
         assembler: Assembler,
         statistics: Statistics,
+        quarantine: Quarantine,
         *,
         limit: int,
         max_bytes: int,
@@ -135,6 +143,7 @@ class Planner:
         self._kernels = kernels
         self._assembler = assembler
         self._statistics = statistics
+        self._quarantine = quarantine
         self._negative_ttl_s = negative_ttl_s
         # A plan weighs in both that may keep it: it stays while one of them does.
         share = max_bytes // _SHARES
@@ -153,7 +162,7 @@ class Planner:
         prepared = self._requests.get(key)
         if prepared is not None:
             prepared = prepared.current
-            if not prepared.is_fallback or selection.build == "fallback":
+            if (not prepared.is_fallback or selection.build == "fallback") and not prepared.lost:
                 call.plan_cached = True
                 call.plan_ns = plan_ns = time.perf_counter_ns() - begin
                 self._statistics.planned(prepared.operation_counters, hit=True, plan_ns=plan_ns, build_ns=0)
@@ -187,6 +196,11 @@ class Planner:
         for memory in (self._requests, self._entries, self._refused):
             memory.clear()
 
+    def lost(self, device: str) -> None:
+        """Forget the plans of a device that was lost; it may come back with fewer kernels."""
+        self._requests.discard_if(lambda _, prepared: prepared.device.id == device)
+        self._entries.discard_if(lambda key, _: key[0] == device)
+
     def _miss(self, key: tuple[object, ...], request: OperationRequest, selection: Selection, call: Call) -> Prepared:
         refused = self._refused.get(key)
         if refused is not None:
@@ -215,7 +229,11 @@ class Planner:
             question.strategy.name,
             selection.kernel,
         )
-        return self._entries.get_or_make(key, lambda: _Entry(key))
+        entry = self._entries.get_or_make(key, lambda: _Entry(key))
+        if entry.is_lost:
+            self._entries.discard(key)
+            entry = self._entries.get_or_make(key, lambda: _Entry(key))
+        return entry
 
     def _rank(self, entry: _Entry, question: _Question) -> None:
         with entry.lock:
@@ -226,6 +244,14 @@ class Planner:
                 except TilewrightError as error:
                     raise self._catalogs.with_close_kernels(error, question.operation, question.device) from error
                 self._kernels.remember(item.config for item in entry.ranked)
+                entry.ranked = self._trusted(entry.ranked, question.device.id)
+
+    def _trusted(self, ranked: Sequence[Ranked], device: str) -> Sequence[Ranked]:
+        """Those that have not ended the device's process too often. Raises ``DeviceError`` if none is left."""
+        trusted = tuple(item for item in ranked if not self._quarantine.holds(device, item.config.name))
+        if ranked and not trusted:
+            raise refusal(ranked[0].config.name)
+        return trusted
 
     def _ready(self, entry: _Entry, question: _Question, selection: Selection, call: Call) -> Prepared:
         if entry.best is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import gcd
 from typing import TYPE_CHECKING
 
 from tilewright_kit.device import DeviceInfo
@@ -10,6 +11,7 @@ from tilewright_kit.errors import InvalidArgumentError
 from tilewright_kit.plan import ExecutionPlan
 from tilewright_kit.problem import Operand, Problem
 from tilewright_server.devices.base import Program
+from tilewright_server.devices.lifetime import Lifetime
 from tilewright_server.engine.overlap import OverlapCheck
 from tilewright_server.engine.statistics import KernelCounters, OperationCounters
 
@@ -24,20 +26,23 @@ _BYTES = 8192
 _OPERAND_BYTES = 700
 _ARGUMENT_FACTOR = 12
 """The described arguments are that much larger than the packed ones."""
+_FOREVER = Lifetime()
+"""Of programs whose device cannot be lost before the server's end."""
 
 
 class Prepared:
     """What ``Engine.execute`` needs besides addresses. Shared by all sessions; never changes, but for ``successor``."""
 
     __slots__ = (
+        "_aligned",
         "_overlap",
         "_required",
-        "_uses",
         "device",
         "executor",
         "is_fallback",
         "kernel_counters",
         "kernels",
+        "life",
         "nbytes",
         "notes",
         "operands",
@@ -46,6 +51,7 @@ class Prepared:
         "problem",
         "program",
         "successor",
+        "uses",
         "weight",
         "workspace_bytes",
     )
@@ -77,26 +83,43 @@ class Prepared:
         self.is_fallback = is_fallback
         """A better kernel is being built; executions of this very object use it as soon as it is there."""
         self.successor: Prepared | None = None
+        """What is run in its place: a better kernel, or the same on a device that was lost and opened again."""
         self.program = program
         self.executor = executor
         self.weight = program.weight if program is not None else 0
         self.operation_counters = operation_counters
         self.kernel_counters = tuple(kernel_counters)
-        self._uses = tuple(uses)
+        self.uses = tuple(uses)
         """Keeps the kernels loaded."""
+        self.life: Lifetime = getattr(program, "life", _FOREVER)
         self.nbytes = _BYTES + _OPERAND_BYTES * len(self.operands) + _ARGUMENT_FACTOR * args_bytes
         """About how much of the server's memory this takes."""
         self._required = tuple(index for index, item in enumerate(self.operands) if item.desc.nbytes > 0)
+        alignment = plan.details.get("alignment", {})
+        self._aligned = tuple(
+            (index, int(alignment[item.name]))
+            for index, item in enumerate(self.operands)
+            if int(alignment.get(item.name, 1)) > 1 and item.desc.nbytes > 0
+        )
         self._overlap = OverlapCheck(plan)
 
     @property
     def current(self) -> Prepared:
-        """This, or the better plan that has replaced it."""
-        return self.successor or self
+        """This, or what has replaced it."""
+        latest = self
+        while latest.successor is not None:
+            latest = latest.successor
+        return latest
+
+    @property
+    def lost(self) -> bool:
+        """Whether its device was lost: it cannot be run any more."""
+        return self.life.lost
 
     def check(self, addresses: Sequence[int]) -> None:
-        """Raise ``InvalidArgumentError`` unless the addresses can be run with: one for each operand, none null, and no
-        output in the way of another operand."""
+        """Raise ``InvalidArgumentError`` unless the addresses can be run with: one for each operand, none null, all
+        aligned as the plan assumes (``details["alignment"]``, bytes by operand), and no output in the way of another
+        operand."""
         if len(addresses) != len(self.operands):
             raise InvalidArgumentError(
                 f"the plan has {len(self.operands)} operands, not {len(addresses)}",
@@ -113,4 +136,17 @@ class Prepared:
                     rule="operand_address",
                     fix="say where its data lies",
                 )
+        for index, nbytes in self._aligned:
+            if addresses[index] % nbytes:
+                raise self._misaligned(index, gcd(addresses[index], nbytes), nbytes)
         self._overlap.check(addresses)
+
+    def _misaligned(self, index: int, actual: int, nbytes: int) -> InvalidArgumentError:
+        name = self.operands[index].name
+        return InvalidArgumentError(
+            f"{name} lies at a multiple of {actual} bytes, but the plan was made for multiples of {nbytes}",
+            field=name,
+            value=actual,
+            rule="operand_alignment",
+            fix=f"prepare with the attribute alignment={actual}, or align the tensor",
+        )
