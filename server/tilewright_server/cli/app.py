@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from tilewright_server.cli import arch, cache, demo, doctor, kernels, plugins, run, serve
+from tilewright_server.cli import arch, bench, cache, demo, doctor, kernels, perf, plugins, run, serve
 from tilewright_server.cli.exits import EXIT_CODES_HELP
 from tilewright_server.cli.output import examples
 
@@ -31,6 +31,8 @@ app.command("serve", epilog=serve.EPILOG)(serve.serve)
 app.command("demo", epilog=demo.EPILOG)(demo.demo)
 app.add_typer(run.app, name="run")
 app.add_typer(kernels.app, name="kernels")
+app.add_typer(bench.app, name="bench")
+app.add_typer(perf.app, name="perf")
 app.add_typer(cache.app, name="cache")
 app.add_typer(arch.app, name="arch")
 app.command("plugins", epilog=plugins.EPILOG)(plugins.plugins)

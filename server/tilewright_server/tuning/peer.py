@@ -1,0 +1,123 @@
+"""The same product by another library, on the same device under the same conditions: PyTorch, where it is installed.
+
+Compared is the product (with its bias); activations and other epilogues are left out, which favours the peer.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewright_kit.device import DeviceInfo
+from tilewright_kit.errors import UnsupportedError
+from tilewright_server.tuning.cases import Case
+from tilewright_server.tuning.timing import Timing, TimingOptions, measure
+
+__all__ = ["PEERS", "time_peer"]
+
+PEERS = ("torch",)
+_TYPES = {
+    "float32": "float32", "float16": "float16", "bfloat16": "bfloat16", "int8": "int8",
+    "float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2",
+}  # fmt: skip
+
+
+def time_peer(
+    name: str,
+    device: DeviceInfo,
+    case: Case,
+    inputs: Mapping[str, npt.NDArray[Any]],
+    options: TimingOptions,
+    copies: int,
+) -> tuple[Timing | None, str]:
+    """The peer's time, or None and why there is none. Raises ``UnsupportedError`` for an unknown peer."""
+    if name not in PEERS:
+        raise UnsupportedError("there is no such peer", field="peer", value=name, rule="peer", fix="use torch")
+    if importlib.util.find_spec("torch") is None:
+        return None, "torch is not installed"
+    torch = importlib.import_module("torch")
+    if device.kind not in ("cpu", "cuda"):
+        return None, f"torch is not asked on {device.kind}"
+    if device.kind == "cuda" and not torch.cuda.is_available():
+        return None, "torch has no CUDA here"
+    try:
+        return _time(torch, device, case, inputs, options, copies), ""
+    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+        return None, f"torch cannot do {case.label}: {str(error).splitlines()[0][:160]}"
+
+
+def _time(
+    torch: Any,
+    device: DeviceInfo,
+    case: Case,
+    inputs: Mapping[str, npt.NDArray[Any]],
+    options: TimingOptions,
+    copies: int,
+) -> Timing:
+    place = "cpu" if device.kind == "cpu" else device.id
+    if place == "cpu":
+        torch.set_num_threads(max(device.units, 1))
+    calls = [_call(torch, case, {name: _tensor(torch, array, place) for name, array in inputs.items()})
+             for _ in range(copies)]  # fmt: skip
+    timed = _on_host(calls) if place == "cpu" or options.timer == "host" else _on_cuda(torch, calls)
+    if place != "cpu":
+        torch.cuda.synchronize(place)
+    return measure(timed, options)
+
+
+def _tensor(torch: Any, array: npt.NDArray[Any], place: str) -> Any:
+    """The same memory order as ours: a column-major matrix stays one."""
+    flipped = array.ndim >= 2 and array.strides[-1] != array.itemsize
+    plain = np.ascontiguousarray(array.swapaxes(-1, -2) if flipped else array)
+    bits = {1: np.int8, 2: np.int16, 4: np.int32}[array.itemsize]
+    tensor = torch.from_numpy(plain.view(bits)).to(place).view(getattr(torch, _TYPES[array.dtype.name]))
+    return tensor.transpose(-1, -2) if flipped else tensor
+
+
+def _call(torch: Any, case: Case, operands: Mapping[str, Any]) -> Callable[[], object]:
+    a, b, bias = operands["a"], operands["b"], operands.get("bias")
+    if case.dtype == "int8":
+        return lambda: torch._int_mm(a, b)
+    if case.dtype in ("fp8", "bf8", "mixed"):
+        one = torch.ones((), device=a.device)
+        out = torch.bfloat16
+        return lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=out)
+    if case.batch:
+        out_batch = torch.empty((a.shape[0], a.shape[1], b.shape[2]), dtype=a.dtype, device=a.device)
+        return lambda: torch.bmm(a, b, out=out_batch)
+    if bias is not None and bias.dtype == a.dtype:
+        return lambda: torch.addmm(bias, a, b)
+    result = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
+    return lambda: torch.mm(a, b, out=result)
+
+
+def _on_host(calls: list[Callable[[], object]]) -> Callable[[int], float]:
+    def run(repeat: int) -> float:
+        begun = time.perf_counter_ns()
+        for _ in range(repeat):
+            for call in calls:
+                call()
+        return (time.perf_counter_ns() - begun) / (repeat * len(calls))
+
+    return run
+
+
+def _on_cuda(torch: Any, calls: list[Callable[[], object]]) -> Callable[[int], float]:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def run(repeat: int) -> float:
+        begin.record()
+        for _ in range(repeat):
+            for call in calls:
+                call()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) * 1e6 / (repeat * len(calls))
+
+    return run
