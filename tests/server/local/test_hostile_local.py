@@ -1,0 +1,468 @@
+"""Clients of the local socket that lie, flood, stall and die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_engine import FakeEngine
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from local_harness import (
+    BIND,
+    CALL,
+    HEADER,
+    HELLO,
+    LAUNCH,
+    REGISTER,
+    REPLY,
+    UNBIND,
+    UNREGISTER,
+    Wire,
+    bind_request,
+    descriptors,
+    expect,
+    launches,
+    session_of,
+)
+from rpc_harness import Client, MemoryFile, ServerProcess, eventually, in_region
+
+from tilewright_kit.errors import UnavailableError
+from tilewright_proto.v1 import dispatch_pb2 as dp
+from tilewright_proto.v1 import error_pb2
+from tilewright_proto.v1 import memory_pb2 as mp
+from tilewright_server.local import connection, listener, packets
+from tilewright_server.local.listener import LocalListener, local_path
+from tilewright_server.local.server import LocalServer
+from tilewright_server.memory.sessions import Sessions
+from tilewright_server.service import Service
+
+
+class House:
+    """A local socket of this very process, with one session."""
+
+    def __init__(self, folder: Path, connections: int = 8, per_session: int = 4) -> None:
+        engine: Any = FakeEngine()
+        self.sessions = Sessions()
+        self.service = Service(engine, self.sessions, 4096, 8192)
+        self.session = self.sessions.open("", local=True)
+        self.server = LocalServer(self.service, folder / "s.sock.local", connections, per_session)
+        self.server.start()
+
+    def connect(self, token: bytes | None = None) -> Wire:
+        return Wire(str(self.server.path), self.session.token if token is None else token)
+
+    def close(self) -> None:
+        assert self.server.close(timeout=5)
+        self.service.close()
+        assert self.sessions.close_all(timeout=1)
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    made = House(tmp_path)
+    yield made
+    made.close()
+    assert not made.server.path.exists()
+
+
+def test_another_user_is_told_so_and_let_go(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "peer_uid", lambda _: os.geteuid() + 4711)
+    with Wire(str(house.server.path)) as wire:
+        reply = wire.receive()
+        assert reply is not None
+        assert reply.kind == 0x80 | HELLO
+        error = expect(reply, "permission_denied", "peer_user")
+        assert "4711" not in str(error)
+        assert wire.is_closed()
+    monkeypatch.setattr(listener, "peer_uid", lambda _: 0)
+    with house.connect() as wire:
+        assert len(house.server) == 1
+
+
+def test_the_kernel_names_the_user() -> None:
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with one, other:
+        assert listener.peer_uid(one) == os.geteuid()
+
+
+def test_who_says_nothing_is_let_go(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HELLO_TIMEOUT_S", 0.2)
+    with Wire(str(house.server.path)) as wire:
+        expect(wire.receive(), "invalid_argument", "packet_format")
+        assert wire.is_closed()
+
+
+def test_connections_are_counted(house: House) -> None:
+    wires = [house.connect() for _ in range(4)]
+    with Wire(str(house.server.path)) as fifth:
+        expect(fifth.ask(HELLO, 1, house.session.token), "resource_exhausted", "quota")
+        assert fifth.is_closed()
+    other = house.sessions.open("", local=True)
+    wires += [house.connect(other.token) for _ in range(4)]
+    with Wire(str(house.server.path)) as ninth:
+        error = expect(ninth.receive(), "resource_exhausted", "quota")
+        assert error.retry_after_ms == 1000
+        assert ninth.is_closed()
+    wires[0].close()
+    assert eventually(lambda: len(house.server) == 7)
+    house.connect().close()
+    for wire in wires:
+        wire.close()
+    assert eventually(lambda: len(house.server) == 0)
+
+
+def test_a_session_of_a_tcp_client_has_no_local_connections(house: House) -> None:
+    remote = house.sessions.open("", local=False)
+    with Wire(str(house.server.path)) as wire:
+        expect(wire.ask(HELLO, 1, remote.token), "permission_denied", "region_transport")
+
+
+def test_a_client_that_never_reads_holds_up_only_itself(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packets.Wire.__init__, "__defaults__", (0.5,))
+    with house.connect() as stuck, house.connect() as healthy:
+        stuck.socket.settimeout(0.05)
+        for _ in range(10_000):
+            try:
+                stuck.send(launches(*[77] * 64))
+            except (TimeoutError, BrokenPipeError):  # noqa: PERF203 - this is the point
+                break
+        else:
+            raise AssertionError("the server read everything without being read")
+        for _ in range(20):
+            expect(healthy.launch(77), "not_found", "binding_id")
+        assert eventually(lambda: len(house.server) == 1, timeout=3)
+        expect(healthy.launch(77), "not_found", "binding_id")
+
+
+def test_the_end_of_the_session_ends_its_connections(house: House) -> None:
+    with house.connect() as wire:
+        house.sessions.close(house.session)
+        assert wire.is_closed()
+    assert eventually(lambda: len(house.server) == 0)
+
+
+def test_a_stale_socket_is_replaced_and_a_live_one_kept(tmp_path: Path) -> None:
+    path = local_path(tmp_path / "s.sock")
+    dead = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    dead.bind(str(path))
+    dead.close()
+    assert stat.S_ISSOCK(path.lstat().st_mode)
+    live = LocalListener(path)
+    with pytest.raises(UnavailableError, match="another server listens there"):
+        LocalListener(path)
+    assert stat.S_IMODE(path.lstat().st_mode) == 0o600
+    live.close()
+    assert not path.exists()
+    path.write_text("precious")
+    with pytest.raises(UnavailableError):
+        LocalListener(path)
+    assert path.read_text() == "precious"
+
+
+# Packets
+
+
+@pytest.mark.parametrize("size", [1, 2, 8, 15])
+def test_half_a_header_gets_an_error(wire: Wire, size: int) -> None:
+    wire.send(bytes([CALL]) + bytes(size - 1))
+    reply = wire.receive()
+    assert reply is not None
+    assert (reply.kind, reply.sequence) == (0x80 | CALL, 0)
+    expect(reply, "invalid_argument", "packet_format")
+    expect(wire.launch(1), "not_found", "binding_id")
+
+
+@pytest.mark.parametrize("size", [17, 31, 33, 64 * 16 + 1, 65536])
+def test_launches_are_whole(wire: Wire, size: int) -> None:
+    wire.send(HEADER.pack(LAUNCH, REPLY, 3, 5, 1) + bytes(size - 16))
+    reply = wire.receive()
+    assert reply is not None
+    assert (reply.slot, reply.sequence) == (3, 5)
+    expect(reply, "invalid_argument", "packet_format")
+    expect(wire.launch(1), "not_found", "binding_id")
+
+
+def test_a_packet_of_launches_holds_nothing_else(client: Client, wire: Wire, file: MemoryFile) -> None:
+    region = wire.register(file)
+    binding = wire.bind(client.plan(), in_region(region), in_region(region, 64))
+    wire.send(launches(binding, flags=REPLY) + HEADER.pack(CALL, 0, 0, 9, UNBIND) + launches(binding, flags=REPLY))
+    first, second, third = wire.receive(), wire.receive(), wire.receive()
+    assert first is not None and third is not None
+    assert (first.flags, third.flags) == (0, 0)
+    expect(second, "invalid_argument", "packet_format")
+
+
+def test_a_packet_that_is_too_large_gets_an_error(wire: Wire) -> None:
+    wire.send(HEADER.pack(CALL, 0, 2, 11, BIND) + bytes(70_000))
+    reply = wire.receive()
+    assert reply is not None
+    assert (reply.slot, reply.sequence) == (2, 11)
+    expect(reply, "invalid_argument", "packet_format")
+    expect(wire.launch(1), "not_found", "binding_id")
+
+
+def test_hello_comes_once(client: Client, wire: Wire) -> None:
+    expect(wire.ask(HELLO, 1, client.token), "invalid_argument", "packet_format")
+    expect(wire.launch(1), "not_found", "binding_id")
+
+
+def test_an_empty_packet_ends_the_connection(wire: Wire) -> None:
+    wire.send(b"")
+    assert wire.is_closed()
+
+
+def test_descriptors_that_nobody_wants_are_closed(server: ServerProcess, wire: Wire, file: MemoryFile) -> None:
+    wire.launch(1)
+    before = descriptors(server.pid)
+    request = mp.RegisterRegionRequest(attached={}, bytes=1)
+    for count in (1, 2, 4, 5, 30, 200):
+        fds = [file.fd] * count
+        wire.send(HEADER.pack(LAUNCH, 0, 0, 1, 1), fds)
+        expect(wire.receive(), "invalid_argument")
+        expect(wire.call(UNBIND, dp.UnbindRequest(binding=3), fds), "invalid_argument", "packet_descriptors")
+        expect(wire.ask(77, 0, b"", fds), "invalid_argument")
+        wire.send(b"\1", fds)
+        expect(wire.receive(), "invalid_argument")
+        if count > 1:
+            expect(wire.call(REGISTER, request, fds), "invalid_argument", "packet_descriptors")
+    assert descriptors(server.pid) == before
+
+
+def test_descriptors_before_hello_are_closed(server: ServerProcess, client: Client, file: MemoryFile) -> None:
+    before = descriptors(server.pid)
+    for _ in range(10):
+        with Wire(client.opened.local_socket) as wire:
+            wire.send(HEADER.pack(HELLO, 0, 0, 1, 1) + client.token, [file.fd])
+            assert wire.receive() is not None
+    assert eventually(lambda: descriptors(server.pid) == before)
+
+
+def test_nothing_is_left_of_two_hundred_connections(server: ServerProcess, client: Client, file: MemoryFile) -> None:
+    plan = client.plan()
+
+    def cycle() -> None:
+        with Wire(client.opened.local_socket, client.token) as wire:
+            region = wire.register(file)
+            binding = wire.bind(plan, in_region(region), in_region(region, 64))
+            assert wire.launch(binding).error is None
+
+    cycle()
+    assert eventually(lambda: not client.status().regions)
+    before, maps = descriptors(server.pid), server.regions()[0]
+    threads = len(os.listdir(f"/proc/{server.pid}/task"))  # noqa: PTH208
+    for number in range(200):
+        cycle()
+        if number % 5 == 4:  # its end is noticed in a thread of its own
+            assert eventually(lambda: not client.status().regions)
+    assert eventually(lambda: (descriptors(server.pid), server.regions()[0]) == (before, maps))
+    assert eventually(lambda: len(os.listdir(f"/proc/{server.pid}/task")) <= threads + 1)  # noqa: PTH208
+
+
+def test_quotas_hold_over_the_local_socket(client: Client, wire: Wire, file: MemoryFile) -> None:
+    regions = [wire.register(file) for _ in range(8)]
+    request = mp.RegisterRegionRequest(attached={}, bytes=64)
+    expect(wire.call(REGISTER, request, [file.fd]), "resource_exhausted", "quota")
+    plan = client.plan()
+    ask = bind_request(plan, in_region(regions[0]), in_region(regions[0], 64))
+    bindings = [wire.call(BIND, ask).value for _ in range(8)]
+    expect(wire.call(BIND, ask), "resource_exhausted", "quota")
+    assert wire.call(UNBIND, dp.UnbindRequest(binding=bindings[3])).error is None
+    assert wire.call(BIND, ask).error is None
+
+
+def test_sessions_cannot_name_each_others_objects(server: ServerProcess, client: Client, wire: Wire) -> None:
+    file = MemoryFile(1 << 16)
+    region = wire.register(file)
+    binding = wire.bind(client.plan(), in_region(region), in_region(region, 64))
+    with session_of(server.addresses[0]) as (other, theirs):
+        never = expect(theirs.launch(12345), "not_found", "binding_id")
+        errors = [
+            expect(theirs.launch(binding), "not_found", "binding_id"),
+            expect(theirs.call(UNBIND, dp.UnbindRequest(binding=binding)), "not_found", "binding_id"),
+        ]
+        for error in errors:  # nobody can tell another's id from one that never was
+            assert (error.message, error.fix) == (never.message, never.fix)
+            assert error.value == str(binding), "what the caller said itself"
+        expect(theirs.call(UNREGISTER, mp.UnregisterRegionRequest(region=region)), "not_found", "region_id")
+        plan = other.plan()
+        reply = theirs.call(BIND, bind_request(plan, in_region(region), in_region(region)))
+        error = expect(reply, "not_found", "region_id")
+        told = f"{error}{never}{errors}"
+        assert not any(secret in told for secret in (file.name, str(os.getpid()), "/proc", client.token.hex()))
+        stolen = dp.UnbindRequest(session=client.token, binding=binding)
+        expect(theirs.call(UNBIND, stolen), "not_found", "session_token")
+    assert wire.launch(binding).error is None
+    file.close()
+
+
+NUMBERS = st.sampled_from([0, 1, 2, 3, 4, 5, 6, 64, 255, 2**16 - 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1])
+HEADERS = st.builds(
+    lambda kind, flags, slot, sequence, value: HEADER.pack(
+        kind & 0xFF, flags & 0xFF, slot & 0xFFFF, sequence & 0xFFFFFFFF, value
+    ),
+    NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS,
+)  # fmt: skip
+MESSAGES = st.sampled_from(
+    [
+        mp.RegisterRegionRequest(attached={}, bytes=4096).SerializeToString(),
+        bind_request(1, in_region(2), in_region(3)).SerializeToString(),
+        dp.UnbindRequest(binding=1).SerializeToString(),
+        mp.ExportBufferRequest(buffer=1).SerializeToString(),
+    ]
+)
+PACKETS = st.one_of(
+    st.binary(min_size=1, max_size=200),
+    st.builds(lambda head, rest: head + rest, HEADERS, st.binary(max_size=100)),
+    st.builds(lambda method, rest: HEADER.pack(CALL, 0, 0, 1, method) + rest, st.integers(0, 7), MESSAGES),
+    st.builds(lambda many: b"".join(many), st.lists(HEADERS, min_size=1, max_size=70)),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(sent=st.lists(st.tuples(PACKETS, st.booleans()), min_size=1, max_size=6))
+def test_garbage_gets_typed_errors_and_the_connection_goes_on(
+    client: Client, file: MemoryFile, sent: list[tuple[bytes, bool]]
+) -> None:
+    with Wire(client.opened.local_socket, client.token) as wire:
+        for data, attached in sent:
+            wire.send(data, [file.fd] if attached else [])
+        wire.send(HEADER.pack(LAUNCH, 0, 4242, 0xABCDEF, 99))
+        while (reply := wire.receive()) is not None:
+            if reply.flags:
+                assert reply.error is not None
+                assert reply.error.code not in ("", "internal", "device_error"), reply.error
+            if (reply.slot, reply.sequence) == (4242, 0xABCDEF):
+                break
+        assert reply is not None, "the connection ended"
+
+
+# Death
+
+CLIENT = """
+    import sys, time
+    sys.path[:0] = {path!r}
+    from local_harness import *
+    client = Client({address!r})
+    wire = Wire(client.opened.local_socket, client.token)
+    file = MemoryFile(1 << 20)
+    region = wire.register(file)
+    binding = wire.bind(client.plan(), in_region(region), in_region(region, 64))
+    assert wire.launch(binding).error is None
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_the_death_of_a_process_frees_what_it_had(server: ServerProcess) -> None:
+    maps, files = server.regions()
+    before = descriptors(server.pid)
+    source = textwrap.dedent(CLIENT).format(path=sys.path[:3], address=server.addresses[0])
+    source = source.replace("import *\n", "import *\nfrom rpc_harness import in_region\n", 1)
+    process = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    assert server.regions() == (maps + 1, files)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    assert eventually(lambda: server.regions() == (maps, files), timeout=1.0)
+    assert eventually(lambda: descriptors(server.pid) <= before, timeout=1.0)
+
+
+def test_a_region_outlives_its_connection_until_the_launch_is_done(client: Client, connect: Callable[[], Wire]) -> None:
+    file = MemoryFile(1 << 16)
+    owner, other = connect(), connect()
+    region = owner.register(file)
+    slow = owner.bind(client.plan(seconds=0.3), in_region(region), in_region(region, 64))
+    file.bytes[:64] = bytes(range(64))
+    replies: list[Any] = []
+    thread = threading.Thread(target=lambda: replies.append(other.launch(slow)))
+    thread.start()
+    time.sleep(0.1)
+    owner.close()
+    assert eventually(lambda: not client.status().regions)
+    thread.join()
+    assert replies[0].error is None
+    assert file.bytes[64:128] == bytes(range(64))
+    expect(other.launch(slow), "not_found", "binding_id")
+    file.close()
+
+
+# Life cycle
+
+
+def test_a_server_stops_with_connections_open(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path) as server, session_of(server.addresses[0]) as (client, wire):
+        file = MemoryFile(4096)
+        region = wire.register(file)
+        binding = wire.bind(client.plan(seconds=0.3), in_region(region), in_region(region, 64))
+        wire.send(launches(binding, flags=REPLY))
+        time.sleep(0.1)
+        started = time.monotonic()
+        server.signal()
+        reply = wire.receive()
+        assert reply is not None
+        assert reply.error is None, "work in flight is finished, and answered"
+        assert wire.is_closed()
+        assert server.wait() == 0
+        assert time.monotonic() - started < 3
+        assert not list(tmp_path.glob("s.sock*"))
+        assert "still" not in server.log()
+        file.close()
+
+
+def test_grpc_is_complete_without_the_local_socket(tmp_path: Path) -> None:
+    file = MemoryFile(4096)
+    with ServerProcess(tmp_path, local_socket="off") as server, Client(server.addresses[0]) as client:
+        assert client.opened.local_socket == ""
+        assert not Path(f"{server.socket}.local").exists()
+        region = client.register(file).region
+        file.bytes[:64] = bytes(range(64))
+        request = bind_request(client.plan(), in_region(region), in_region(region, 64))
+        request.session = client.token
+        bound = client.dispatch.Bind(request)
+        execution = dp.Execution(binding=bound.binding)
+        assert client.dispatch.Execute(dp.ExecuteRequest(session=client.token, executions=[execution])).results
+        assert file.bytes[64:128] == bytes(range(64))
+        assert server.stop() == 0
+    file.close()
+
+
+def test_a_path_that_is_too_long_leaves_grpc_alone(tmp_path: Path) -> None:
+    with subprocess.Popen(["mktemp", "-d", "/tmp/tw-XXXX"], stdout=subprocess.PIPE, text=True) as made:
+        folder = Path(made.communicate()[0].strip())
+    try:
+        path = folder / ("s" * (105 - len(str(folder)) - 1))
+        with ServerProcess(tmp_path, listen=f"unix:{path}") as server, Client(server.addresses[0]) as client:
+            assert client.opened.local_socket == ""
+            assert "no local socket" in server.log()
+    finally:
+        folder.rmdir()
+
+
+def test_clients_over_tcp_are_not_told_of_it(tmp_path: Path) -> None:
+    listen = f"127.0.0.1:0,unix:{tmp_path}/s.sock"
+    with ServerProcess(tmp_path, listen=listen, insecure=True) as server, Client(server.addresses[0]) as client:
+        assert client.opened.local_socket == ""
+        assert [item.id for item in client.opened.devices] == ["cpu:0"]
+        with Client(server.addresses[1]) as local:
+            assert local.opened.local_socket == f"{tmp_path}/s.sock.local"
+
+
+def test_errors_are_details_of_the_protocol(wire: Wire) -> None:
+    reply = wire.launch(1)
+    assert error_pb2.ErrorDetail.FromString(reply.payload).fix
+    assert struct.calcsize("<BBHIQ") == 16
