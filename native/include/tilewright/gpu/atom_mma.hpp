@@ -13,7 +13,7 @@
 #include "tilewright/core/options.hpp"
 #include "tilewright/gpu/layout.hpp"
 #if defined(TW_PLATFORM_HOST)
-#include "tilewright/gpu/instructions_host.hpp"
+#include "tilewright/gpu/host/instructions.hpp"
 #else
 #include "tilewright/gpu/instructions_cuda.hpp"
 #endif

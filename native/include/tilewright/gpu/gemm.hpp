@@ -253,7 +253,7 @@ struct Gemm {
     const int m = (int)finish.problem.m, n = (int)finish.problem.n;
     const bool aligned = is_aligned(finish.c, 16) && finish.ldc % (16 / size_of<typename Config::C>) == 0;
     const bool whole = Finish::plain && aligned && i0 + wave_rows <= m && j0 + wave_columns <= n;
-    Columns<kVector> columns;
+    Columns<kVector> columns = {};
     if constexpr (kFixed) {
       const int j = j0 + at.lane % kPerRow * kVector;
       if (j < n) columns = finish.template columns<kVector>(j, min_of(n - j, kVector));

@@ -27,14 +27,11 @@ struct Operand {
   TW_DEVICE Operand(const void* matrix, int64_t ld_elements, int first, int total, int k0, int length)
       : base((const char*)matrix +
              (Tile::k_major ? first * ld_elements + k0 : k0 * ld_elements + first) * Tile::element_bytes),
-        ld(ld_elements * Tile::element_bytes),
+        ld((Tile::k_major ? total - first : length) > 1 ? ld_elements * Tile::element_bytes : 0),  // else it is idle
         extent(total - first),
         k(length) {}
 
-  TW_DEVICE bool aligned() const {
-    const bool one_line = (Tile::k_major ? extent : k) <= 1;
-    return (((uintptr_t)base | (one_line ? 0 : (uintptr_t)ld)) & 15) == 0;
-  }
+  TW_DEVICE bool aligned() const { return (((uintptr_t)base | (uintptr_t)ld) & 15) == 0; }
 
   TW_DEVICE Panel at(int step) const {
     const int k_left = min_of(k - step * Tile::depth, Tile::depth), left = min_of(extent, Tile::extent);

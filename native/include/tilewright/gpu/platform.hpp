@@ -45,7 +45,7 @@ constexpr T ceil_div(T a, T b) {
 }  // namespace tw::gpu
 
 #if defined(TW_PLATFORM_HOST)
-#include "tilewright/gpu/platform_host.hpp"
+#include "tilewright/gpu/host/platform.hpp"
 #else
 #include "tilewright/gpu/platform_cuda.hpp"
 #endif

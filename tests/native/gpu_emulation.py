@@ -1,0 +1,87 @@
+"""Runs the portable GPU kernels on the CPU: their host platform makes every thread of a workgroup a fiber."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from gpu_config import GpuConfig
+from native_case import Call
+from native_harness import Guarded, ProblemArgs, build_once
+
+FLAGS = ("-DTW_PLATFORM_HOST", "-Wno-unknown-pragmas", "-Wno-unused-parameter", "-Wno-clobbered", "-O1")
+
+
+class LaunchHead(ctypes.Structure):
+    """``tw_gemm_launch``."""
+
+    _fields_ = [
+        ("tasks", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+        ("tiles", ctypes.c_int64),
+        ("workspace", ctypes.c_void_p),
+        ("counters", ctypes.c_void_p),
+        ("split_k", ctypes.c_int64),
+        ("workspace_bytes", ctypes.c_int64),
+        ("reserved", ctypes.c_int64),
+    ]
+
+
+def tiles_of(config: GpuConfig, args: ProblemArgs) -> int:
+    """Output tiles of one problem, over its batch."""
+    return int(-(-args.m // config.tile[0]) * -(-args.n // config.tile[1]) * args.batch)
+
+
+def task_bytes(config: GpuConfig, args: ProblemArgs, first_tile: int) -> bytes:
+    """``GemmTask`` without tensor maps."""
+    count = len(config.d)
+    plain = ProblemArgs.from_buffer_copy(args)
+    plain.d = None
+    operands = bytes(ctypes.string_at(args.d, 32 * count)) if count else b""
+    return bytes(plain) + first_tile.to_bytes(8, "little") + operands
+
+
+class Emulator:
+    """Compiled kernels under names of their own."""
+
+    def __init__(self, folder: Path, configs: Sequence[GpuConfig]) -> None:
+        self.names = {config: f"k{index}" for index, config in enumerate(dict.fromkeys(configs))}
+        self._libraries: dict[str, ctypes.CDLL] = {}
+        items = list(self.names.items())
+        groups = [items[i : i + 4] for i in range(0, len(items), 4)]
+
+        def build(group: list[tuple[GpuConfig, str]]) -> None:
+            text = '#include "tilewright/gpu/gemm.hpp"\n' + "".join(config.text(name) for config, name in group)
+            library = ctypes.CDLL(str(build_once(folder, text, FLAGS)))
+            self._libraries.update({name: library for _, name in group})
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(build, groups))
+
+    def launch(self, call: Call, grid: int = 0, seed: int = 1) -> None:
+        """One launch of the call's kernel; ``grid`` is the number of workgroups of a persistent kernel."""
+        config = call.config
+        assert isinstance(config, GpuConfig)
+        counts = [tiles_of(config, args) for args in call.table]
+        firsts = np.cumsum([0, *counts]).tolist()
+        tiles = int(firsts[-1])
+        tasks = b"".join(task_bytes(config, args, first) for args, first in zip(call.table, firsts[:-1], strict=True))
+        table = np.frombuffer(tasks + bytes(8), np.uint8).copy()
+        slot = config.tile[0] * config.tile[1] * 4
+        workspace = Guarded(tiles * call.split_k * slot if call.split_k > 1 else 0, 64)
+        workspace.array(np.dtype(np.uint8), workspace.bytes)[:] = 0xFF
+        counters = np.zeros(tiles + 1, np.uint32)
+        head = LaunchHead(0, len(call.table), tiles, workspace.address, counters.ctypes.data, call.split_k, 0, 0)
+        if config.grouped:
+            head.tasks = table.ctypes.data
+        block = bytes(head) + (b"" if config.grouped else tasks)
+        total = tiles * call.split_k
+        name = self.names[config]
+        function = getattr(self._libraries[name], name)
+        status = function(block, grid if config.persistent else total, config.shared_bytes, ctypes.c_uint(seed))
+        assert status == 0, f"{config} failed, or its threads wait for each other for ever"
+        assert not counters.any(), "the launch leaves its counters at zero"
