@@ -83,7 +83,8 @@ class Engine:
         strategies = {**measured_strategies(plugins, options.perf_database), **plugins.strategies}
         self.catalogs = Catalogs(plugins.operations, strategies, options.default_strategy)
         self._store = KernelStore(self.catalogs.operations, self.cache, self.pool, options.max_loaded_kernels)
-        host = DeviceHost(self._store.pin, {"cpu": {"arch": options.cpu_arch, "threads": options.cpu_threads}})
+        cpu = {"arch": options.cpu_arch, "threads": options.cpu_threads, "isolated": options.cpu_isolated}
+        host = DeviceHost(self._store.pin, {"cpu": cpu})
         self.devices = DeviceRegistry(plugins.devices, host, options.default_device)
         self.kernels = KernelCatalog(self.catalogs, self._store, self.cache, lambda: self.devices.info().arch)
         self.quarantine = Quarantine()

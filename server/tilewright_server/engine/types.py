@@ -42,6 +42,8 @@ class EngineOptions:
     """CPU level to generate code for, by arch id (``x86-64-v2``); empty: what the machine has."""
     cpu_threads: int = 0
     """Threads of the CPU device; 0: the usable cores."""
+    cpu_isolated: bool = False
+    """Run the CPU's kernels in a process of their own: slower, but a kernel that faults ends only that process."""
     plan_cache: int = 4096
     """Plans that are remembered."""
     plan_cache_bytes: int = 64 << 20

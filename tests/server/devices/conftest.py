@@ -15,11 +15,9 @@ from tilewright_native import include_dir
 from tilewright_server.build.artifacts import Artifact, ArtifactCache
 from tilewright_server.build.pool import BuildPool
 from tilewright_server.build.toolchain import CpuToolchain
-from tilewright_server.devices.base import DeviceHost, WorkerSpec
-from tilewright_server.devices.cpu.provider import RUNTIME_VERSION, CpuProvider
-from tilewright_server.devices.cpu.runtime import runtime_unit
+from tilewright_server.devices.base import DeviceHost
+from tilewright_server.devices.cpu.provider import CpuProvider
 from tilewright_server.devices.registry import DeviceRegistry
-from tilewright_server.devices.worker.factories import CPU_FACTORY
 from tilewright_server.engine.call import Call
 
 Build = Callable[[SourceUnit, ArchSpec], Path]
@@ -51,11 +49,8 @@ class HostedCpuProvider(CpuProvider):
         return HostedCpuProvider(host, "worker")
 
     def discover(self) -> tuple[DeviceInfo, ...]:
-        return tuple(replace(info, id="worker:0", kind="worker") for info in CpuProvider(self.host).discover())
-
-    def worker(self, info: DeviceInfo) -> WorkerSpec:
-        assert self.host is not None
-        return WorkerSpec(CPU_FACTORY, {"runtime": str(self.host.build(runtime_unit(RUNTIME_VERSION), info.arch))})
+        (info,) = CpuProvider(self.host).discover()
+        return (replace(info, id="worker:0", kind="worker", attributes={**info.attributes, "isolated": True}),)
 
 
 @pytest.fixture

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.errors import DeviceError, TilewrightError
-from tilewright_server.devices.base import DeviceHost
+from tilewright_server.devices.base import DeviceHost, WorkerSpec
 from tilewright_server.devices.cpu.device import CpuDevice
 from tilewright_server.devices.cpu.runtime import Runtime, runtime_unit
 from tilewright_server.devices.cpu.topology import choose_arch, find_topology
+from tilewright_server.devices.worker.factories import CPU_FACTORY
 
 __all__ = ["CpuProvider"]
 
@@ -20,7 +21,8 @@ RUNTIME_VERSION = "1"
 
 @dataclass
 class CpuProvider:
-    """Offers the machine's CPU as ``cpu:0``. Options: ``arch`` (a level by id) and ``threads``."""
+    """Offers the machine's CPU as ``cpu:0``. Options: ``arch`` (a level by id), ``threads``, and ``isolated`` to run
+    kernels in a process of their own, which then has no part in the server's memory."""
 
     host: DeviceHost | None = None
     kind: str = "cpu"
@@ -40,23 +42,31 @@ class CpuProvider:
                 arch=arch,
                 units=len(topology.cpus),
                 memory_bytes=topology.memory_bytes,
-                attributes={"cpus": topology.cpus},
+                attributes={"cpus": topology.cpus, "isolated": bool(options.get("isolated", False))},
             ),
         )
+
+    def worker(self, info: DeviceInfo) -> WorkerSpec | None:
+        """Raises what building the runtime raises."""
+        if not info.attributes.get("isolated"):
+            return None
+        return WorkerSpec(CPU_FACTORY, {"runtime": str(self._runtime(info))})
 
     def open(self, info: DeviceInfo) -> CpuDevice:
         """Build or find the runtime, start the threads.
 
         Raises ``ToolchainMissingError``, ``BuildFailedError``, ``DeviceError``.
         """
+        return CpuDevice(info, Runtime(self._runtime(info)).open(info.attributes["cpus"]))
+
+    def _runtime(self, info: DeviceInfo) -> Path:
         if self.host is None:
             raise DeviceError(
                 "the CPU device needs a server's build cache to be opened",
                 rule="device_host",
                 fix="open it through a DeviceRegistry",
             )
-        binary: Path = self.host.build(runtime_unit(RUNTIME_VERSION), info.arch)
-        return CpuDevice(info, Runtime(binary).open(info.attributes["cpus"]))
+        return self.host.build(runtime_unit(RUNTIME_VERSION), info.arch)
 
     def diagnose(self) -> Mapping[str, str]:
         try:
