@@ -18,6 +18,7 @@ ask_for_fork_support()  # before the first import of gRPC
 from tilewright import aio
 from tilewright.catalog import BuildEvent, Correction, Kernel, KernelDetails, Validation
 from tilewright.client import Buffer, Client, connect
+from tilewright.device_array import DeviceArray
 from tilewright.dtypes import DTYPES
 from tilewright.errors import (
     AccessError,
@@ -38,6 +39,7 @@ from tilewright.errors import (
 )
 from tilewright.gemm import ACTIVATIONS
 from tilewright.layout import Spec
+from tilewright.pipeline import Launch, Pipeline
 from tilewright.plan import Bound, Plan, Stream
 from tilewright.report import Report, Timing
 from tilewright.resident import PackedTensor, ResidentTensor
@@ -57,13 +59,16 @@ __all__ = [
     "ConfigInvalidError",
     "Correction",
     "DeadlineError",
+    "DeviceArray",
     "DeviceError",
     "InternalError",
     "InvalidArgumentError",
     "Kernel",
     "KernelDetails",
+    "Launch",
     "NotFoundError",
     "PackedTensor",
+    "Pipeline",
     "Plan",
     "Report",
     "ResidentTensor",

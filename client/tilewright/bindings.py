@@ -83,6 +83,9 @@ def launcher(
     ready on are waited for.
     """
     lanes: Any = binding.session.lanes
+    if not tensors:
+        device = binding.device if binding.attach else ""
+        return lambda: Launched(lanes.of_thread(device).run(binding.id))
     if not binding.attach:
 
         def complete() -> Launched:
@@ -92,8 +95,6 @@ def launcher(
             return Launched(lane.run(binding.id))
 
         return complete
-    if not tensors:
-        return lambda: Launched(lanes.of_thread(binding.device).run(binding.id))
 
     def queue() -> Launched:
         ordinal = tensors[0].ordinal

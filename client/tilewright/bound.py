@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tilewright import steps, wire
+from tilewright.bindings import Binding, Launched, bind, can_bind, launcher
 from tilewright.core import check_timeout
-from tilewright.dispatch import held
-from tilewright.errors import InvalidArgumentError, from_detail
+from tilewright.device_arrays import DeviceTensor
+from tilewright.dispatch import UNFINISHED, held
+from tilewright.errors import InvalidArgumentError, NotFoundError, TilewrightError, from_detail
+from tilewright.lanes import NoLaneError
 from tilewright.plans import PlanState, report_of, result_of
+from tilewright.report import Report, Timing
 from tilewright.slots import Loaded, single
-from tilewright.steps import Flow, Rpc
+from tilewright.steps import Flow, Rpc, Work
 
 __all__ = ["BoundState", "run_many"]
 
 
 class BoundState:
-    """A plan bound to arrays: its request is serialised once."""
+    """A plan bound to arrays: its request is serialised once, and over the local socket it is only an id."""
 
     def __init__(self, plan: PlanState, inputs: Sequence[Any], out: Any, named: Mapping[str, Any]) -> None:
         self.plan = plan
@@ -27,6 +32,19 @@ class BoundState:
         self.load: Loaded | None = None
         self.request = b""
         self.result: Any = None
+        self.binding: Binding | None = None
+        """The server's id of this, once it was launched over the local socket."""
+        self.go: Callable[[], Launched] | None = None
+        """Launches the binding on the stream that is current then."""
+
+    @property
+    def tensors(self) -> list[DeviceTensor]:
+        """The arrays in device memory."""
+        return self.load.cargo.tensors if self.load is not None else []
+
+    def fence(self) -> None:
+        if self.load is not None:
+            self.load.cargo.fence()
 
     def bind(self) -> Flow[BoundState]:
         yield from self.loaded()
@@ -50,18 +68,96 @@ class BoundState:
             )
         self.result = single(load.result)
         self.request = wire.execute_request(plan.prefix, [load.chunk])
-        self.load = load
+        self.load, self.binding, self.go = load, None, None
         return load
 
+    def settled(self) -> Flow[Binding | None]:
+        """The server's id of this; ``None`` if it can only be sent as a request."""
+        load = yield from self.loaded()
+        if self.binding is None and can_bind(load):
+            core = self.plan.core
+            self.binding = yield from bind(core, load, core.timeout)
+            self.go = launcher(self.binding, load.cargo.tensors, None)
+        return self.binding
+
+    def quick(self) -> Callable[[], Launched] | None:
+        """What launches this at once, if nothing else is to be done first."""
+        core, go = self.plan.core, self.go
+        if go is None or self.plan.closed or not core.idle:
+            return None
+        session = core.session
+        return (
+            go
+            if session is not None and not session.lost and self.load is not None and self.load.session is session
+            else None
+        )
+
+    def launched(self, stream: int | None, wait: bool) -> Flow[Launched | None]:
+        """Launch it over the local socket; ``None`` if that cannot be."""
+        binding = yield from self.settled()
+        if binding is None or self.go is None:
+            return None
+        go = self.go if stream is None and wait else launcher(binding, self.tensors, stream, wait=wait)
+        try:
+            launched: Launched = yield Work(functools.partial(self.watched, go))
+        except NoLaneError:
+            return None
+        except NotFoundError:
+            # The binding went with a region that was given back meanwhile: once more, from the beginning.
+            self.load = None
+            binding = yield from self.settled()
+            if binding is None:
+                return None
+            again = launcher(binding, self.tensors, stream, wait=wait)
+            launched = yield Work(functools.partial(self.watched, again))
+        return launched
+
+    def watched(self, go: Callable[[], Launched]) -> Launched:
+        """Launch, and report it. Who is interrupted meanwhile leaves the server at work on the arrays."""
+        core, load = self.plan.core, self.load
+        try:
+            launched = go()
+        except TilewrightError as error:
+            if isinstance(error, UNFINISHED) and not isinstance(error, NoLaneError):
+                core.quarantine(load)
+            raise
+        except BaseException:
+            core.quarantine(load)
+            raise
+        core.report = functools.partial(_report, self.plan, launched.device_ns)
+        return launched
+
     def execute(self, timeout: float | None = None) -> Flow[Any]:
+        limit = check_timeout(timeout)
+        if limit is None and (yield from self.launched(None, True)) is not None:
+            return self.result
+        yield from self.sent(limit)
+        return self.result
+
+    def sent(self, limit: float | None) -> Flow[int]:
+        """Run it by a request. Returns its device time in nanoseconds."""
         cargo = (yield from self.loaded()).cargo
         plan = self.plan
-        limit = check_timeout(timeout) or plan.core.timeout
-        reply = yield from held(plan.core, cargo, Rpc(steps.EXECUTE, self.request, limit))
+        reply = yield from held(plan.core, cargo, Rpc(steps.EXECUTE, self.request, limit or plan.core.timeout))
         if reply.results[0].HasField("error"):
             raise from_detail(reply.results[0].error)
         plan.core.report = report_of(plan, reply.results, reply.queue_ns, 0)
-        return self.result
+        return int(reply.results[0].device_ns)
+
+    def launch(self, stream: int | None, wait: bool) -> Flow[Launched]:
+        """Launch it, or run it to its end where launches are not asynchronous."""
+        launched = yield from self.launched(stream, wait)
+        if launched is not None:
+            return launched
+        if stream is not None:
+            for tensor in self.tensors:
+                tensor.stream = stream
+        return Launched((yield from self.sent(None)))
+
+
+def _report(plan: PlanState, device_ns: int) -> Report:
+    known = plan.report
+    return Report(kernels=known.kernels, device=known.device, timing=Timing(device_ns=device_ns), plan_cached=True)
 
 
 def run_many(plan: PlanState, calls: Sequence[Any], timeout: float | None) -> Flow[list[Any]]:

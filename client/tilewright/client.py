@@ -14,12 +14,13 @@ from typing import Any, TypeVar
 
 import grpc
 
-from tilewright import arrays, catalog, dispatch, plans, resident
+from tilewright import arrays, catalog, device_array, dispatch, exports, plans, resident
 from tilewright import gemm as _gemm
 from tilewright import settings as _settings
 from tilewright.core import Core, Session, check_timeout
 from tilewright.driving import blocking, blocking_as
 from tilewright.errors import InvalidArgumentError
+from tilewright.pipeline import Pipeline
 from tilewright.plan import Plan
 from tilewright.report import Report
 from tilewright.resident import BufferState
@@ -121,6 +122,17 @@ class Client:
         when the last reference goes.
         """
         return Buffer(self, self._drive(resident.create(self._subject, nbytes, device)))
+
+    device_empty = blocking(device_array.device_empty)
+    release_exports = blocking(exports.forget_exports)
+
+    # ---- launches ----
+
+    def pipeline(self, stream: Any = None) -> Pipeline:
+        """Many launches of bound plans on one CUDA stream (the current one, at the first launch, of the library that
+        made the output; on a CPU it means nothing): ``with client.pipeline() as p: p.launch(bound)``.
+        """
+        return Pipeline(self, stream)
 
     # ---- state ----
 

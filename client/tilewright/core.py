@@ -170,10 +170,12 @@ class Core:
     @property
     def report(self) -> Report | None:
         """Of the last call that finished in this thread."""
-        return getattr(self._local, "report", None)
+        found = getattr(self._local, "report", None)
+        return found() if callable(found) else found
 
     @report.setter
-    def report(self, report: Report) -> None:
+    def report(self, report: Report | Callable[[], Report]) -> None:
+        """A report, or what makes it when it is asked for."""
         self._local.report = report
 
     # ---- releases: finalizers run anywhere, so they only leave a note that the next call takes along ----
@@ -197,6 +199,11 @@ class Core:
         self._releases.append(
             (session, steps.UNBIND, dispatch_pb2.UnbindRequest(session=session.token, binding=binding))
         )
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits to be released."""
+        return not self._releases
 
     def take_releases(self) -> list[Rpc]:
         """Calls to send whose replies nobody waits for."""

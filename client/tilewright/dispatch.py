@@ -28,10 +28,20 @@ from tilewright.resident import ResidentTensor
 from tilewright.steps import Flow, Rpc, Work
 from tilewright_proto.v1 import dispatch_pb2, kernels_pb2, tensor_pb2
 
-__all__ = ["BuildPolicy", "explain", "held", "plan_request", "refuse_outputs", "run", "selection", "spec_of"]
+__all__ = [
+    "UNFINISHED",
+    "BuildPolicy",
+    "explain",
+    "held",
+    "plan_request",
+    "refuse_outputs",
+    "run",
+    "selection",
+    "spec_of",
+]
 
 BuildPolicy = Literal["wait", "fallback"]
-_UNFINISHED = (CancelledError, DeadlineError, InternalError, UnavailableError)
+UNFINISHED = (CancelledError, DeadlineError, InternalError, UnavailableError)
 """Errors after which the server may still be working: nobody said that it is done."""
 _POLICIES = {"wait": dispatch_pb2.BUILD_WAIT, "fallback": dispatch_pb2.BUILD_FALLBACK}
 
@@ -128,7 +138,7 @@ def held(core: Core, cargo: Cargo, call: Rpc) -> Flow[Any]:
             yield Work(cargo.fence)
         return (yield call)
     except TilewrightError as error:
-        if isinstance(error, _UNFINISHED):
+        if isinstance(error, UNFINISHED):
             core.quarantine(cargo)
         raise
     except BaseException:  # interrupted or cancelled while waiting

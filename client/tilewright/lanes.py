@@ -8,14 +8,18 @@ import contextlib
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
 
 from tilewright import packets
 from tilewright.cuda import driver
-from tilewright.errors import TilewrightError, UnavailableError
+from tilewright.errors import ResourceExhaustedError, TilewrightError, UnavailableError
 from tilewright.local import Connection
 from tilewright.packets import HEADER
 
-__all__ = ["Lane", "Lanes", "StreamLane"]
+__all__ = ["Lane", "Lanes", "NoLaneError", "StreamLane"]
+
+T = TypeVar("T")
 
 MAX_LANES = 32
 """Of one session and kind: beyond it threads and streams share."""
@@ -24,6 +28,10 @@ SLOTS = 4
 
 _FRAME = HEADER.pack
 _LAUNCH, _TIME = packets.LAUNCH, packets.TIME
+
+
+class NoLaneError(UnavailableError):
+    """A connection could not be made; nothing was launched. gRPC may still do."""
 
 
 class Lane:
@@ -158,7 +166,7 @@ class Lanes:
                 lane = (
                     alike[threading.get_ident() % len(alike)]
                     if len(alike) >= MAX_LANES
-                    else Lane(self._path, self._token, self._timeout, device)
+                    else self._open(lambda: Lane(self._path, self._token, self._timeout, device))
                 )
                 self._threads.add(lane)
             own[device] = lane
@@ -173,9 +181,22 @@ class Lanes:
                 lane = self._streams.get((device, stream))
                 if lane is None or lane.broken:
                     self._drop_oldest()
-                    lane = StreamLane(self._path, self._token, self._timeout, device, ordinal, stream)
+                    lane = self._open(
+                        lambda: StreamLane(self._path, self._token, self._timeout, device, ordinal, stream)
+                    )
                     self._streams[device, stream] = lane
         return lane
+
+    def _open(self, make: Callable[[], T]) -> T:
+        try:
+            return make()
+        except (OSError, ResourceExhaustedError) as error:
+            raise NoLaneError(
+                f"the server takes no more local connections: {error}",
+                field="session",
+                rule="local_socket",
+                fix="start the server again if it is gone, then call reconnect(); or use fewer threads and streams",
+            ) from None
 
     def _drop_oldest(self) -> None:
         """Streams come and go, and nobody tells. Who still holds a lane goes on using it; it closes when unused."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
@@ -13,10 +14,13 @@ import grpc
 from tilewright.batching import Batcher
 from tilewright.bound import BoundState, run_many
 from tilewright.core import check_timeout
-from tilewright.errors import TilewrightError, UnavailableError
+from tilewright.errors import NotFoundError, TilewrightError, UnavailableError
+from tilewright.lanes import NoLaneError
+from tilewright.pipeline import Launch
 from tilewright.planbase import PlanBase
 from tilewright.plans import PlanState
 from tilewright.steps import EXECUTE_STREAM
+from tilewright.streams import stream_handle
 from tilewright.transport import call_failed
 from tilewright_proto.v1 import dispatch_pb2
 
@@ -55,8 +59,8 @@ class Plan(PlanBase):
         )
 
     def bind(self, *inputs: Any, out: Any = None, **named: Any) -> Bound:
-        """The plan with its arrays, which must be in shared memory in the planned layout: the fastest way to run it
-        again and again.
+        """The plan with its arrays, which must be in shared memory or on the plan's GPU, in the planned layout: the
+        fastest way to run it again and again. They are kept alive, and used where they were when they were bound.
         """
         return Bound(self._client, self._client._drive(BoundState(self._state, inputs, out, named).bind()))
 
@@ -78,7 +82,29 @@ class Bound:
         self._state = state
 
     def __call__(self, *, timeout: float | None = None) -> Any:
-        return self._client._drive(self._state.execute(timeout))
+        """Run it. On a GPU: in the order of the current stream of the library that made the output, and without
+        waiting for its end.
+        """
+        state = self._state
+        if timeout is None and (go := state.quick()) is not None:
+            with contextlib.suppress(NoLaneError, NotFoundError):
+                state.watched(go)
+                return state.result
+        return self._client._drive(state.execute(timeout))
+
+    def launch(self, stream: Any = None, wait: bool = True) -> Launch:
+        """Launch it behind what is on a CUDA stream (one of PyTorch or CuPy, or the driver's handle; the current one
+        of the library that made the output, if it is left out), and return before it ends.
+
+        With ``wait`` the stream waits for its end, so that later work on the stream sees the result; without, nothing
+        does until ``Launch.wait`` or ``Launch.synchronize``. On a CPU it is run, and is over when this returns.
+        """
+        state, place = self._state, None if stream is None else stream_handle(stream)
+        if place is None and wait and (go := state.quick()) is not None:
+            with contextlib.suppress(NoLaneError, NotFoundError):
+                return Launch(state.watched(go), state.result)
+        launched = self._client._drive(state.launch(place, wait))
+        return Launch(launched, state.result)
 
     @property
     def out(self) -> Any:
@@ -119,6 +145,7 @@ class Stream:
             load = client._drive(inputs[0]._state.loaded())
         else:
             load = client._drive(self._plan.load(inputs, out, named))
+        load.cargo.fence()
         future: Future[Any] = Future()
         self._room.acquire()
         with self._changed:

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from tilewright import arrays, catalog, dispatch, plans, resident
+from tilewright import arrays, catalog, device_array, dispatch, exports, plans, resident
 from tilewright import gemm as _gemm
 from tilewright import settings as _settings
-from tilewright.aio.plan import Plan
+from tilewright.aio.plan import Pipeline, Plan
 from tilewright.core import Core, Session, check_timeout
 from tilewright.driving import awaiting, awaiting_as
 from tilewright.errors import InvalidArgumentError, UnavailableError
@@ -105,6 +105,15 @@ class Client:
 
     plan = awaiting_as(plans.prepare, Plan)
     plan_gemm = awaiting_as(_gemm.plan_gemm, Plan)
+
+    device_empty = awaiting(device_array.device_empty)
+    release_exports = awaiting(exports.forget_exports)
+
+    def pipeline(self, stream: Any = None) -> Pipeline:
+        """Many launches of bound plans on one CUDA stream: ``async with client.pipeline() as p: await
+        p.launch(bound)``.
+        """
+        return Pipeline(self, stream)
 
     async def buffer(self, nbytes: int, device: str | None = None) -> Buffer:
         """Memory that the server keeps for this session."""

@@ -13,16 +13,19 @@ from tilewright.batching import Batcher
 from tilewright.bound import BoundState, run_many
 from tilewright.core import check_timeout
 from tilewright.errors import CancelledError, TilewrightError, UnavailableError
+from tilewright.launching import LaunchBase, PipelineState
+from tilewright.pipeline import no_pipeline
 from tilewright.planbase import PlanBase
 from tilewright.plans import PlanState
 from tilewright.steps import EXECUTE_STREAM
+from tilewright.streams import stream_handle
 from tilewright.transport import call_failed
 from tilewright_proto.v1 import dispatch_pb2
 
 if TYPE_CHECKING:
     from tilewright.aio.client import Client, Connection
 
-__all__ = ["Bound", "Plan", "Stream"]
+__all__ = ["Bound", "Launch", "Pipeline", "Plan", "Stream"]
 
 
 class Plan(PlanBase):
@@ -68,10 +71,74 @@ class Bound:
     async def __call__(self, *, timeout: float | None = None) -> Any:
         return await self._client._drive(self._state.execute(timeout))
 
+    async def launch(self, stream: Any = None, wait: bool = True) -> Launch:
+        """Launch it behind what is on a CUDA stream; see ``tilewright.Bound.launch``."""
+        place = None if stream is None else stream_handle(stream)
+        launched = await self._client._drive(self._state.launch(place, wait))
+        return Launch(launched, self._state.result)
+
     @property
     def out(self) -> Any:
         """The output array (several: a dict)."""
         return self._state.result
+
+
+class Launch(LaunchBase):
+    """A launch of a bound plan; see ``tilewright.Launch``."""
+
+    async def synchronize(self) -> Any:
+        """Wait until it is over. Returns the output."""
+        await asyncio.to_thread(self._synchronize)
+        return self.out
+
+
+class Pipeline:
+    """Many launches on one stream; see ``tilewright.Pipeline``. Use it with ``async with``."""
+
+    def __init__(self, client: Client, stream: Any) -> None:
+        self._client = client
+        self._state = PipelineState(client._subject, stream)
+
+    async def launch(self, bound: Bound) -> None:
+        """Launch a bound plan. Whether that went well is known at ``join``."""
+        state, pipeline = bound._state, self._state
+        if not pipeline.ready(state) and await self._client._drive(state.settled()) is None:
+            raise no_pipeline()
+        if not pipeline.opened:
+            await asyncio.to_thread(pipeline.open, state)
+        if pipeline.add(state):
+            await asyncio.to_thread(pipeline.flush)
+
+    async def order(self) -> None:
+        """Later launches wait for what is on the stream now."""
+        await asyncio.to_thread(self._state.order)
+
+    async def flush(self) -> None:
+        """Send what was launched, without waiting for it."""
+        await asyncio.to_thread(self._state.flush)
+
+    async def join(self) -> None:
+        """Make the stream wait for everything that was launched. Raises the first error of a launch."""
+        self.failures = await asyncio.to_thread(self._state.join)
+        if self.failures:
+            raise self.failures[0][1]
+
+    failures: list[tuple[int, TilewrightError]] = []  # noqa: RUF012 - replaced, never changed
+    """(number of the launch, error) of the last ``join``."""
+
+    @property
+    def launches(self) -> int:
+        """How many there were."""
+        return self._state.launches
+
+    async def __aenter__(self) -> Pipeline:
+        return self
+
+    async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if error is None:
+            await self.join()
+        else:
+            self.failures = await asyncio.to_thread(self._state.join)
 
 
 class Stream:
@@ -111,6 +178,8 @@ class Stream:
             load = await client._drive(inputs[0]._state.loaded())
         else:
             load = await client._drive(self._plan.load(inputs, out, named))
+        if load.cargo.tensors:
+            await asyncio.to_thread(load.cargo.fence)
         await self._room.acquire()
         if (
             self._call is None
