@@ -45,7 +45,7 @@ def test_amd_wave_tables(name: str, waves: set[arch.Triple]) -> None:
         ("gfx950", "int8_int8_int32", {(32, 32, 16), (16, 16, 32)}),
         ("gfx1100", "fp16_fp16_fp32", {(16, 16, 16)}),
         ("gfx1201", "fp8_bf8_fp32", {(16, 16, 16)}),
-        ("sm_80", "fp32_fp32_fp32", {(16, 8, 1)}),
+        ("sm_80", "fp32_fp32_fp32", {(16, 8, 4)}),
         ("sm_80", "int8_int8_int32", {(16, 8, 32)}),
     ],
 )
@@ -192,7 +192,8 @@ def test_hopper_states_its_clusters_stages_and_registers() -> None:
         # Registers change hands within what the launch was given: 128 threads each, in blocks of eight.
         launched = spec.registers_per_thread(128 * (1 + split.consumers)) * (1 + split.consumers)
         assert split.producer + split.consumer * split.consumers <= max(launched, 2 * 168)
-        assert split.producer % 8 == split.consumer % 8 == 0
+        # With a single consumer registers stay as launched: no thread can have more.
+        assert split.consumers == 1 or split.producer % 8 == split.consumer % 8 == 0
     assert ws.register_split(2) == arch.RegisterSplit(2, 24, 240) and ws.register_split(4) is None
     assert spec.bulk_copy == arch.BulkCopy(max_box=256, alignment=16, swizzle_bytes=128, swizzle_rows=8)
     assert spec.pipeline("compv4").clusters == ((1, 1, 1),) and spec.pipeline("compv3").max_stages == 1

@@ -51,6 +51,9 @@ OTHER: dict[str, Any] = {
     "num_wave_groups": 2,
     "double_buffer": Switch.OFF,
     "transpose_c": True,
+    "cluster": (2, 1, 1),
+    "stages": 4,
+    "promote": 4,
 }
 
 
@@ -72,7 +75,7 @@ def test_a_field_changed_alone_changes_name_key_and_unit(field: str) -> None:
     assert changed != base
     assert changed.name != base.name
     assert changed.key("x").digest != base.key("x").digest
-    one, other = render(base, "cpu"), render(changed, "cpu")
+    one, other = render(base), render(changed)
     assert neutral_source(one) != neutral_source(other)
     assert set(one.entries.values()).isdisjoint(other.entries.values())
 
@@ -119,6 +122,9 @@ configs = st.builds(
     num_wave_groups=st.integers(1, 2),
     double_buffer=st.sampled_from(list(Switch)),
     transpose_c=st.booleans(),
+    cluster=st.sampled_from([(1, 1, 1), (2, 1, 1), (1, 2, 1)]),
+    stages=st.integers(0, 12),
+    promote=st.integers(0, 12),
 )
 
 
@@ -141,4 +147,4 @@ def test_names_are_injective_and_records_come_back(drawn: list[GemmConfig]) -> N
     ],
 )
 def test_a_unit_exports_what_its_kernel_is_used_for(config: GemmConfig, roles: set[str]) -> None:
-    assert set(render(config, "cpu").entries) == roles
+    assert set(render(config).entries) == roles

@@ -154,7 +154,7 @@ def random_configuration(seed: int, arch: ArchSpec) -> GemmConfig:
         layout=pick(["rcr", "rrr", "crr", "ccr", "rcc", "", "abcd"]),
         pipeline=pick([*arch.pipelines, "compv4", "nonsense"]),
         epilogue=pick(list(Epilogue)),
-        scheduler=pick(["intrawave", "interwave", "auto", "cooperative"]),
+        scheduler=pick(["intrawave", "interwave", "auto", "cooperative", "pingpong"]),
         pad_m=pick([True, False]),
         persistent=pick([True, False]),
         tile=triple(SIZES),
@@ -180,6 +180,9 @@ def random_configuration(seed: int, arch: ArchSpec) -> GemmConfig:
         num_wave_groups=pick([-1, 0, 1, 2, 3]),
         double_buffer=pick(list(Switch)),
         transpose_c=pick([True, False]),
+        cluster=rarely(pick([(2, 1, 1), (1, 2, 1), (2, 2, 1), triple(SIZES)]), (1, 1, 1)),
+        stages=pick([-1, 0, 0, 2, 4, 100]),
+        promote=pick([-1, 0, 0, 1, 4, 100]),
     )
 
 

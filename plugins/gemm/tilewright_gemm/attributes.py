@@ -12,12 +12,28 @@ from tilewright_gemm.words import UNARY_ALIASES, Binary, Unary, Word
 from tilewright_kit.dtypes import DType
 from tilewright_kit.errors import InvalidArgumentError
 
-__all__ = ["MAX_GROUPS", "MAX_SPLIT_K", "Attributes", "read_attributes", "refuse", "take_dtype", "take_int"]
+__all__ = [
+    "DEFAULT_ALIGNMENT",
+    "MAX_GROUPS",
+    "MAX_SPLIT_K",
+    "Attributes",
+    "read_attributes",
+    "refuse",
+    "take_dtype",
+    "take_int",
+]
 
 W = TypeVar("W", bound=Word)
 
 MAX_SPLIT_K = 255
 MAX_GROUPS = 4096
+DEFAULT_ALIGNMENT = 16
+"""What every allocator gives; a view that begins elsewhere needs the attribute ``alignment``."""
+MAX_ALIGNMENT = 128
+_KNOWN = (
+    "alpha", "binary", "unary", "clamp_lo", "clamp_hi", "out_dtype", "split_k", "groups", "alignment",
+    "fast_accumulation",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +48,10 @@ class Attributes:
     split_k: int = 0
     groups: int = 0
     """0: not grouped, unless the operands' names say so."""
+    alignment: int = DEFAULT_ALIGNMENT
+    """Bytes of which the caller promises that the address of every operand is a multiple."""
+    fast_accumulation: bool = False
+    """8-bit floats may be summed as the matrix unit does it, with fewer bits than fp32."""
 
 
 def refuse(reason: str, field: str, value: object, rule: str, fix: str) -> InvalidArgumentError:
@@ -41,7 +61,7 @@ def refuse(reason: str, field: str, value: object, rule: str, fix: str) -> Inval
 
 def read_attributes(given: Mapping[str, Any]) -> Attributes:
     """Check all attributes of a GEMM request. Raises ``InvalidArgumentError``."""
-    known_names(given, ("alpha", "binary", "unary", "clamp_lo", "clamp_hi", "out_dtype", "split_k", "groups"))
+    known_names(given, _KNOWN)
     unary = _choice(given, "unary", Unary, UNARY_ALIASES) or Unary.PASS
     lo, hi = _clamp(given, unary)
     return Attributes(
@@ -53,7 +73,29 @@ def read_attributes(given: Mapping[str, Any]) -> Attributes:
         out_dtype=take_dtype(given, "out_dtype"),
         split_k=take_int(given, "split_k", 0, 0, MAX_SPLIT_K),
         groups=take_int(given, "groups", 0, 0, MAX_GROUPS),
+        alignment=_alignment(given),
+        fast_accumulation=_flag(given, "fast_accumulation"),
     )
+
+
+def _alignment(given: Mapping[str, Any]) -> int:
+    value = take_int(given, "alignment", DEFAULT_ALIGNMENT, 1, MAX_ALIGNMENT)
+    if value & (value - 1):
+        raise refuse(
+            "alignment must be a power of two",
+            "attributes.alignment",
+            value,
+            "attribute_range",
+            f"use 1, 2, 4, ... {MAX_ALIGNMENT}: the largest that divides the addresses of all operands",
+        )
+    return value
+
+
+def _flag(given: Mapping[str, Any], name: str) -> bool:
+    value = given.get(name, False)
+    if not isinstance(value, bool):
+        raise _wrong_type(name, value, "true or false")
+    return value
 
 
 def known_names(given: Mapping[str, Any], known: Sequence[str]) -> None:

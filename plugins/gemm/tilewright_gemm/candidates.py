@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from tilewright_gemm.choices import cpu_teams, cpu_tiles, cpu_warp_tiles, offered
 from tilewright_gemm.config import GemmConfig, Triple
+from tilewright_gemm.gpu_candidates import gpu_algorithms
+from tilewright_gemm.gpu_fit import gpu_mismatches
 from tilewright_gemm.pack_b import PackBConfig
 from tilewright_gemm.packing import format_of
 from tilewright_gemm.problem import GemmProblem, PackBProblem
@@ -27,7 +29,7 @@ _CANONICAL = {Binary.MULTI_D_ADD: Binary.ADD, Binary.MULTI_D_MULTIPLY: Binary.MU
 
 
 def with_signature(problem: GemmProblem, config: GemmConfig) -> GemmConfig:
-    """``config``'s algorithm for what ``problem`` asks."""
+    """``config``'s algorithm for what ``problem`` asks. Slices of K are the algorithm's, unless the caller asked."""
     return config.replace(
         dtype_a=problem.dtype_a,
         dtype_b=problem.dtype_b.value,
@@ -42,7 +44,7 @@ def with_signature(problem: GemmProblem, config: GemmConfig) -> GemmConfig:
         scale_b=problem.scale_b,
         grouped=problem.grouped,
         batched=problem.is_batched and not problem.grouped,
-        split_k=1 if problem.grouped else max(problem.split_k, 1),
+        split_k=1 if problem.grouped else problem.split_k or config.split_k,
         preshuffle=problem.packing is not None,
     )
 
@@ -51,8 +53,10 @@ def gemm_candidates(problem: GemmProblem, device: DeviceInfo) -> tuple[GemmConfi
     """Valid kernels for the problem, the preferred first, the most general last."""
     if device.arch.kind == "cpu":
         algorithms = _cpu_algorithms(problem, device)
+    elif device.arch.kind == "cuda":
+        algorithms = gpu_algorithms(problem, device)
     else:
-        algorithms = _gpu_algorithms(problem, device)
+        algorithms = _hip_algorithms(problem, device)
     found = dict.fromkeys(with_signature(problem, algorithm) for algorithm in algorithms)
     return tuple(
         config for config in found if RULES.allows(config, device.arch) and not gemm_mismatches(problem, config, device)
@@ -120,13 +124,13 @@ def _packed_cuts(m: int, n: int, cuts: tuple[tuple[Triple, Triple], ...]) -> tup
     return cuts[:2] if m > n else cuts[1:2]
 
 
-def _gpu_algorithms(problem: GemmProblem, device: DeviceInfo) -> Iterator[GemmConfig]:
+def _hip_algorithms(problem: GemmProblem, device: DeviceInfo) -> Iterator[GemmConfig]:
     arch = device.arch
     key = f"{problem.dtype_a}_{problem.dtype_b}_{problem.dtype_acc}"
     if problem.packing:
         pipelines = list(arch.preshuffle_pipelines)
     else:
-        pipelines = [name for name in ("ws", "compv4", "compv3", "mem") if name in arch.pipelines]
+        pipelines = [name for name in ("compv4", "compv3", "mem") if name in arch.pipelines]
     for pipeline in pipelines:
         offer = arch.pipeline(pipeline)
         warp_tiles = sorted(arch.warp_tiles_for(key, pipeline), key=lambda tile: -tile[0] * tile[1])[:3]
@@ -164,8 +168,9 @@ def _mismatches(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) ->
         "bias": (config.bias, problem.dtype_bias.value if problem.dtype_bias else ""),
         "scale_a": (config.scale_a, problem.scale_a),
         "scale_b": (config.scale_b, problem.scale_b),
-        "preshuffle": (config.preshuffle, problem.packing is not None),
     }
+    if device.arch.kind != "cuda":
+        wanted["preshuffle"] = (config.preshuffle, problem.packing is not None)
     for field, (have, want) in wanted.items():
         if have != want:
             fix = {} if field == "dtype_d" else {field: want}
@@ -184,6 +189,8 @@ def _mismatches(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) ->
         yield Violation("packing", "warp_tile", config.warp_tile, reason)
     yield from _unpadded(problem, config)
     yield from _team(config, device)
+    if device.arch.kind == "cuda":
+        yield from gpu_mismatches(problem, config, device.arch)
 
 
 def _unpadded(problem: GemmProblem, config: GemmConfig) -> Iterator[Violation]:

@@ -11,13 +11,15 @@ from string import Template
 from tilewright_arch import ArchSpec
 from tilewright_gemm import __version__
 from tilewright_gemm.config import GemmConfig
+from tilewright_gemm.footprint import is_specialised, stages_of
 from tilewright_gemm.pack_b import PackBConfig
 from tilewright_gemm.rules import RULES
+from tilewright_gemm.words import Epilogue
 from tilewright_kit.errors import UnsupportedError
 from tilewright_kit.naming import digest_of
 from tilewright_kit.source import SourceUnit
 
-__all__ = ["EXPORTS", "exports_of", "generate", "render", "symbol_of"]
+__all__ = ["EXPORTS", "exports_of", "generate", "render", "render_gpu", "symbol_of"]
 
 EXPORTS: dict[str, tuple[str, ...]] = {
     "TW_GEMM_MAIN": ("main",),
@@ -27,10 +29,12 @@ EXPORTS: dict[str, tuple[str, ...]] = {
 }
 """Macros of ``tilewright/cpu/gemm.hpp`` and the roles that each exports: the product; its slices and their sum
 (split-K); packing of B; and ``int64_t(const tw_gemm_args*)``, the workspace in bytes. A unit has those that its kernel
-is used for: the compiler's time goes into what is exported.
+is used for: the compiler's time goes into what is exported. A kernel of a GPU has the role ``main`` alone: it finishes
+split-K and Stream-K by itself.
 """
 
-_TEMPLATES = {"cpu": ("cpu_gemm.cpp.in", "c++")}
+_CPU = "cpu_gemm.cpp.in"
+_PORTABLE, _SPECIALISED, _GPU_CONFIG = "gpu_gemm.cu.in", "sm90_gemm.cu.in", "gpu_config.in"
 
 
 def generate(config: GemmConfig, arch: ArchSpec) -> SourceUnit:
@@ -39,36 +43,40 @@ def generate(config: GemmConfig, arch: ArchSpec) -> SourceUnit:
     Raises ``ConfigInvalidError``, or ``UnsupportedError`` for an arch whose kind has no template yet.
     """
     RULES.require(config, arch)
-    if arch.kind not in _TEMPLATES:
+    if arch.kind == "cuda" and not isinstance(config, PackBConfig):
+        return render_gpu(config, arch)
+    if arch.kind != "cpu":
         raise UnsupportedError(
-            f"there is no GEMM template for {arch.kind} devices yet, so {config.name} cannot be built for {arch.id}",
+            f"there is no template of {config.operation} for {arch.kind} devices, so {config.name} cannot be built for "
+            f"{arch.id}",
             field="arch",
             value=arch.id,
             rule="template",
-            fix=f"use a device of kind {', '.join(_TEMPLATES)}",
+            fix="use a device of another kind: cpu" + ("" if isinstance(config, PackBConfig) else " or cuda"),
         )
-    return render(config, arch.kind)
+    return render(config)
 
 
-def render(config: GemmConfig, kind: str) -> SourceUnit:
-    """The unit of any configuration for a kind of device that has a template, valid or not.
-
-    ``generate`` checks first.
-    """
-    file, language = _TEMPLATES[kind]
+def render(config: GemmConfig) -> SourceUnit:
+    """The unit of any configuration for CPUs, valid or not. ``generate`` checks first."""
     symbol, macros = symbol_of(config), exports_of(config)
     exports = "\n".join(f"{name}({symbol}, Config)" for name in macros)
-    return SourceUnit(
-        name=config.name,
-        language=language,
-        text=_template(file).substitute(_constants(config), exports=exports),
-        entries={role: symbol if role == "main" else f"{symbol}_{role}" for name in macros for role in EXPORTS[name]},
-        plugin_version=__version__,
-    )
+    entries = {role: symbol if role == "main" else f"{symbol}_{role}" for name in macros for role in EXPORTS[name]}
+    text = _template(_CPU).substitute(_constants(config), exports=exports)
+    return SourceUnit(config.name, "c++", text, entries, plugin_version=__version__)
+
+
+def render_gpu(config: GemmConfig, arch: ArchSpec) -> SourceUnit:
+    """The unit of any configuration whose pipeline a CUDA arch has, valid or not. ``generate`` checks first."""
+    symbol, constants = symbol_of(config), _gpu_constants(config, arch)
+    file = _SPECIALISED if is_specialised(config, arch) else _PORTABLE
+    struct = _template(_GPU_CONFIG).substitute(constants).rstrip("\n")
+    text = _template(file).substitute(name=constants["name"], record=constants["record"], config=struct, symbol=symbol)
+    return SourceUnit(config.name, "cuda", text, {"main": symbol}, plugin_version=__version__)
 
 
 def exports_of(config: GemmConfig) -> tuple[str, ...]:
-    """The macros that a kernel's unit ends with."""
+    """The macros that a CPU kernel's unit ends with."""
     if isinstance(config, PackBConfig):
         return ("TW_GEMM_PACK_B",)
     return ("TW_GEMM_SPLIT" if config.split_k > 1 else "TW_GEMM_MAIN", "TW_GEMM_WORKSPACE")
@@ -91,16 +99,31 @@ def _constants(config: GemmConfig) -> dict[str, str]:
         "d": ", ".join(f"tw::{item}" for item in config.d),
         "a_col": config.layout[0] == "c",
         "b_col": config.layout[1] == "c",
-        "wave_m": config.wave[0],
-        "wave_n": config.wave[1],
     }
-    for letter, size, warp in zip("mnk", config.tile, config.warp_tile, strict=True):
-        values |= {f"tile_{letter}": size, f"warp_tile_{letter}": warp}
+    for letter, size, wave, warp in zip("mnk", config.tile, config.wave, config.warp_tile, strict=True):
+        values |= {f"tile_{letter}": size, f"wave_{letter}": wave, f"warp_tile_{letter}": warp}
     for field in (
         "pipeline", "scheduler", "persistent", "pad_m", "pad_n", "pad_k", "preshuffle",
         "scale_a", "scale_b", "binary", "unary",
     ):  # fmt: skip
         values[field] = getattr(config, field)
+    return _texts(values)
+
+
+def _gpu_constants(config: GemmConfig, arch: ArchSpec) -> dict[str, str]:
+    values: dict[str, object] = {
+        # The word is a keyword of C++.
+        "epilogue": "default_" if config.epilogue is Epilogue.DEFAULT else config.epilogue,
+        "stages": stages_of(config, arch),
+        "cluster_m": config.cluster[0],
+        "cluster_n": config.cluster[1],
+    }
+    for field in ("grouped", "batched", "transpose_c", "split_k", "promote", "num_wave_groups", "reduction"):
+        values[field] = getattr(config, field)
+    return _constants(config) | _texts(values)
+
+
+def _texts(values: dict[str, object]) -> dict[str, str]:
     return {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in values.items()}
 
 

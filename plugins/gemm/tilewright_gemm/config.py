@@ -97,7 +97,17 @@ class GemmConfig(KernelConfig):
     num_wave_groups: int = suffix("wg", 1)
     double_buffer: Switch = suffix("db", Switch.AUTO)
     transpose_c: bool = suffix("trc", False)
-    """The warp tile is computed transposed, so that a thread holds neighbours along n."""
+    """The warp tile is computed transposed, so that a thread holds neighbours along n. Hopper's ``ws``: the long side
+    of the instruction runs along n, its flexible side along m, so that products of few rows waste nothing.
+    """
+    cluster: Triple = suffix("cluster", (1, 1, 1))
+    """Workgroups along m, n and k that are launched together and share what they load."""
+    stages: int = suffix("st", 0)
+    """Stages of A and B in shared memory; 0: as many as fit (``footprint.stages_of``)."""
+    promote: int = suffix("promote", 0)
+    """8-bit floats: instructions along k between additions to fp32 accumulators, because the matrix unit itself keeps
+    fewer bits; 0: never.
+    """
 
     def __post_init__(self) -> None:
         layout = self.layout

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tilewright_gemm.config import GemmConfig
 from tilewright_gemm.footprint import lanes, size_of
+from tilewright_gemm.gpu_cost import predict_gpu
 from tilewright_gemm.problem import GemmProblem, PackBProblem, Product
 from tilewright_gemm.workspace import SHARED_BYTES, slices
 from tilewright_kit.cost import Traffic, Work, estimate, gemm_traffic, padded, tile_efficiency, unit_efficiency
@@ -40,6 +41,8 @@ _GPU_LAUNCH_SECONDS = 5.0e-6
 def predict_gemm(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) -> Prediction:
     """Seconds of all stages, and what they are made of."""
     products = [product for product in problem.products if not product.is_empty]
+    if device.arch.kind == "cuda":
+        return predict_gpu(problem, config, device)
     if device.arch.kind == "cpu":
         return _sum([_cpu(problem, product, config, device) for product in products], config)
     return _sum([_gpu(product, config, device) for product in products], config)
@@ -220,7 +223,7 @@ def _bandwidth(device: DeviceInfo, team: int) -> float:
     return one * (1.0 + _BANDWIDTH_SCALING * (min(team, 8) - 1))
 
 
-# ---- GPU ----
+# ---- HIP ----
 
 
 def _gpu(product: Product, config: GemmConfig, device: DeviceInfo) -> tuple[float, dict[str, float]]:

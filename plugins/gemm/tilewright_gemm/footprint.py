@@ -1,13 +1,37 @@
-"""What a configuration needs of a workgroup's resources. Used by rules, cost models and features alike."""
+"""What a configuration needs of a workgroup's resources. Used by rules, plans, templates, cost models and features."""
 
 from __future__ import annotations
+
+import math
 
 from tilewright_arch import ArchSpec
 from tilewright_gemm.config import GemmConfig, Triple
 from tilewright_gemm.packing import GROUP_BYTES
+from tilewright_gemm.words import Epilogue
 from tilewright_kit.dtypes import DType
 
-__all__ = ["accumulators_per_thread", "lanes", "staging_bytes", "staging_limit", "step", "vectors_needed"]
+__all__ = [
+    "accumulator_limit",
+    "accumulators_per_thread",
+    "consumers",
+    "is_specialised",
+    "lanes",
+    "least_tile",
+    "shared_bytes",
+    "size_of",
+    "stages_of",
+    "staging_bytes",
+    "staging_limit",
+    "step",
+    "threads_of",
+    "vectors_needed",
+]
+
+
+GEMM_MINIMUM: Triple = (16, 16, 8)
+"""Smallest GPU tile, and what it must be a multiple of (the seeds' operator constraint)."""
+PRESHUFFLE_MINIMUM: Triple = (64, 64, 32)
+PRESHUFFLE_ALIGNMENT: Triple = (32, 32, 16)
 
 
 def size_of(name: str) -> int:
@@ -51,8 +75,126 @@ def vectors_needed(config: GemmConfig, arch: ArchSpec) -> int:
     return config.warp_tile[0] * columns + columns + 1
 
 
+# ---- GPUs ----
+
+
+def least_tile(config: GemmConfig, arch: ArchSpec) -> Triple:
+    """The least tile: a multiple of waves times warp tile and of the operator's alignment."""
+    unit = step(config)
+    if arch.kind == "cpu":
+        return unit
+    if is_specialised(config, arch) and arch.bulk_copy:
+        return unit[0], unit[1], math.lcm(unit[2], arch.bulk_copy.swizzle_bytes // size_of(config.a))
+    low, align = (PRESHUFFLE_MINIMUM, PRESHUFFLE_ALIGNMENT) if config.preshuffle else (GEMM_MINIMUM, GEMM_MINIMUM)
+    whole = [math.lcm(part, other) for part, other in zip(unit, align, strict=True)]
+    m, n, k = (-(-least // part) * part for least, part in zip(low, whole, strict=True))
+    return m, n, k
+
+
+def is_specialised(config: GemmConfig, arch: ArchSpec) -> bool:
+    """Whether producer waves of their own fetch A and B (Hopper's ``ws``)."""
+    return config.pipeline in arch.pipelines and bool(arch.pipeline(config.pipeline).register_splits)
+
+
+def consumers(config: GemmConfig) -> int:
+    """Waves of a workgroup that compute: in the pingpong schedule every wave group has its own."""
+    return config.waves * (config.num_wave_groups if config.scheduler == "pingpong" else 1)
+
+
+def threads_of(config: GemmConfig, arch: ArchSpec) -> int:
+    """Threads of a workgroup, producers included."""
+    groups = consumers(config) // max(config.waves, 1)
+    own = arch.threads_per_workgroup(config.pipeline, config.wave, config.table_key, config.warp_tile)
+    extra = arch.pipeline(config.pipeline).extra_threads
+    return (own - extra) * groups + extra
+
+
 def accumulators_per_thread(config: GemmConfig, arch: ArchSpec) -> int:
-    """Registers that a GPU thread needs for its part of the output tile."""
+    """Registers that a GPU thread needs for its part of the output tile; twice that if it is promoted."""
     instruction = arch.instruction(config.table_key, config.warp_tile)
     threads = config.wave[0] * config.wave[1] * (instruction.wave_threads if instruction else arch.wave_size)
-    return config.tile[0] * config.tile[1] // max(threads, 1)
+    return config.tile[0] * config.tile[1] // max(threads, 1) * (2 if config.promote > 0 else 1)
+
+
+def accumulator_limit(config: GemmConfig, arch: ArchSpec) -> int:
+    """Registers of a GPU thread that accumulators may fill."""
+    offer = arch.pipeline(config.pipeline)
+    split = offer.register_split(consumers(config))
+    registers = split.consumer if split else arch.registers_per_thread(threads_of(config, arch))
+    return registers - max(offer.reserved_registers, 1)
+
+
+def stages_of(config: GemmConfig, arch: ArchSpec) -> int:
+    """Stages of A and B in shared memory: what the configuration says, else as many as fit, within the pipeline's
+    bounds.
+    """
+    if config.stages > 0:
+        return config.stages
+    offer = arch.pipeline(config.pipeline)
+    fitting = offer.min_stages
+    while fitting < offer.max_stages and _shared_bytes(config, arch, fitting + 1) <= arch.lds_bytes:
+        fitting += 1
+    return fitting
+
+
+def shared_bytes(config: GemmConfig, arch: ArchSpec) -> int:
+    """Dynamic shared memory of a workgroup on a CUDA device.
+
+    ``GemmPlan`` of ``tilewright/sm90/gemm_plan.hpp`` and ``Gemm`` of ``tilewright/gpu/gemm.hpp``; tests compare.
+    """
+    return _shared_bytes(config, arch, stages_of(config, arch))
+
+
+def _shared_bytes(config: GemmConfig, arch: ArchSpec, stages: int) -> int:
+    if is_specialised(config, arch):
+        return stages * staging_bytes(config, arch) + _staged_c(config) + _BARRIER_BYTES
+    shuffled = consumers(config) * _strip_bytes(config) if config.epilogue is Epilogue.CSHUFFLE else 0
+    return max(_ring_bytes(config, arch, stages), shuffled) + _FLAG_BYTES
+
+
+_BARRIER_BYTES = 512
+_FLAG_BYTES = 16
+_CHUNK = 16
+_PIECE_ROWS, _LINE_BYTES, _PIECES_STAGED = 64, 128, 2
+
+
+def _staged_c(config: GemmConfig) -> int:
+    """Pieces of C that consumers of the warp-specialised pipeline hand to the copy engine: 64 rows of 128 bytes, or,
+    when transposed, 64 columns of all the tile's rows; two for each consumer if it has so many.
+    """
+    if config.epilogue is not Epilogue.CSHUFFLE:
+        return 0
+    rows, columns = (1, 0) if config.transpose_c else (0, 1)
+    repeats = config.tile[rows] // max(config.wave[rows] * _PIECE_ROWS, 1)
+    own = config.tile[columns] // max(config.wave[columns], 1)
+    size = size_of(config.c)
+    across = 1 if config.transpose_c else own * size // _LINE_BYTES
+    piece = own * _PIECE_ROWS * size if config.transpose_c else _PIECE_ROWS * _LINE_BYTES
+    return consumers(config) * min(repeats * across, _PIECES_STAGED) * piece
+
+
+def _ring_bytes(config: GemmConfig, arch: ArchSpec, stages: int) -> int:
+    """The stages of a pipeline without producers. Lines of operands that are not 16-byte aligned arrive with a chunk
+    more and are moved into a tile of their own first.
+    """
+    tile = staging_bytes(config, arch)
+    if not arch.pipeline(config.pipeline).double_buffer:
+        return tile
+    raw = tile + sum(_lines(config)) * _CHUNK
+    return max(stages * tile, tile + max(2, stages - 1) * raw)
+
+
+def _lines(config: GemmConfig) -> tuple[int, int]:
+    """Contiguous lines of the tiles of A and B."""
+    m, n, k = config.tile
+    return (m if config.layout[:1] == "r" else k), (n if config.layout[1:2] == "c" else k)
+
+
+def _strip_bytes(config: GemmConfig) -> int:
+    """What a wave's strip of results fills on its way to memory: fp32, rows 8 words further apart than long."""
+    rows, columns = (size // max(waves, 1) for size, waves in zip(config.tile[:2], config.wave, strict=False))
+    strip = 16
+    if config.a == "fp32":
+        own = rows // 8
+        strip = 8 * (4 if own % 4 == 0 else 2 if own % 2 == 0 else 1)
+    return strip * (columns + 8) * 4

@@ -76,6 +76,8 @@ def parse_gemm(request: OperationRequest) -> GemmProblem:
         scale_a=scale_a,
         scale_b=scale_b,
         split_k=attributes.split_k,
+        alignment=attributes.alignment,
+        fast_accumulation=attributes.fast_accumulation,
     )
 
 

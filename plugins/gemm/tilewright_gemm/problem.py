@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
+from tilewright_gemm.attributes import DEFAULT_ALIGNMENT
 from tilewright_gemm.packing import PackedFormat
 from tilewright_gemm.words import Binary, ScaleA, ScaleB, Unary, accumulator
 from tilewright_kit.dtypes import DType
@@ -88,6 +89,10 @@ class GemmProblem(Problem):
     scale_b: ScaleB = ScaleB.NONE
     split_k: int = 0
     """Slices of K that the caller asked for; 0: the planner decides."""
+    alignment: int = DEFAULT_ALIGNMENT
+    """Bytes of which every operand's address is a multiple, by the caller's word."""
+    fast_accumulation: bool = False
+    """Whether sums of 8-bit floats may have fewer bits than fp32."""
 
     def __hash__(self) -> int:
         return self._hash
@@ -160,6 +165,11 @@ class GemmProblem(Problem):
             "split_k": self.split_k,
             "flops": self.flops,
         }
+        # What is not usual only: measurements are found by what describes a problem.
+        if self.alignment != DEFAULT_ALIGNMENT:
+            record["alignment"] = self.alignment
+        if self.fast_accumulation:
+            record["fast_accumulation"] = True
         if self.unary is Unary.CLAMP:
             record |= {"clamp_lo": self.clamp_lo, "clamp_hi": self.clamp_hi}
         if self.packing:

@@ -1,7 +1,7 @@
 """All rules of GEMM in the order in which they are checked and mended, and the rules on variants.
 
-What a kernel computes is in ``signature_rules``, tiles and resources in ``tile_rules``. No rule knows an arch's
-numbers: they come from ``ArchSpec``.
+What a kernel computes is in ``signature_rules``, tiles and resources in ``tile_rules`` and ``gpu_rules``. No rule knows
+an arch's numbers: they come from ``ArchSpec``.
 """
 
 # ruff: noqa: ARG001  (all rules have the same signature)
@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from tilewright_arch import ArchSpec
 from tilewright_gemm.attributes import MAX_SPLIT_K
 from tilewright_gemm.config import GemmConfig
+from tilewright_gemm.footprint import is_specialised
+from tilewright_gemm.gpu_rules import GPU_RULES
 from tilewright_gemm.signature_rules import SIGNATURE_RULES
 from tilewright_gemm.tile_rules import TILE_RULES
 from tilewright_gemm.words import Epilogue, Reduction
@@ -20,7 +22,6 @@ from tilewright_kit.rules import RuleBook, Violation
 __all__ = ["RULES"]
 
 STREAM_K_DTYPES = ("fp16", "bf16", "fp8", "bf8")
-WAVE_GROUP_PIPELINES = ("compv5",)
 
 
 def split_k(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
@@ -41,36 +42,46 @@ def batched_or_grouped(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation
 
 
 def one_work_distribution(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """Stream-K, split-K and (on GPUs) persistence each decide which workgroup does what: at most one of them."""
-    stream = config.reduction is not Reduction.NONE
-    if stream and (config.split_k > 1 or config.persistent):
+    """Stream-K, split-K and (on HIP devices) persistence each decide which workgroup does what: at most one of them.
+    On CUDA devices persistent workgroups claim slices as they claim tiles, and Stream-K is how they may share them.
+    """
+    stream, cuda = config.reduction is not Reduction.NONE, arch.kind == "cuda"
+    if stream and (config.split_k > 1 or (config.persistent and not cuda)):
         other = "split_k" if config.split_k > 1 else "persistent"
         reason = f"Stream-K distributes the work itself and excludes {other}"
-        fix: dict[str, object] = {"split_k": 1, "persistent": False}
+        fix: dict[str, object] = {"split_k": 1, "persistent": cuda}
         yield Violation("one_work_distribution", other, str(getattr(config, other)), reason, fix)
-    elif config.persistent and config.split_k > 1 and arch.kind != "cpu":
+    elif config.persistent and config.split_k > 1 and arch.kind == "hip":
         reason = "persistent workgroups and split-K exclude each other"
         yield Violation("one_work_distribution", "persistent", True, reason, {"persistent": False})
 
 
 def stream_k(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """Stream-K is for single products of 8- and 16-bit floats on GPUs, with the cshuffle epilogue."""
+    """Stream-K is for single products on GPUs: on HIP devices of 8- and 16-bit floats with the cshuffle epilogue, on
+    CUDA devices with partial tiles added in their order, so that results do not depend on timing.
+    """
     if config.reduction is Reduction.NONE:
         return
+    cuda = arch.kind == "cuda"
     reasons = [
         text
         for text, holds in (
             ("a CPU's threads share K by split_k", arch.kind == "cpu"),
-            (f"it multiplies {', '.join(STREAM_K_DTYPES)}", config.a not in STREAM_K_DTYPES),
+            (f"it multiplies {', '.join(STREAM_K_DTYPES)}", config.a not in STREAM_K_DTYPES and not cuda),
             ("it takes one product", config.batched or config.grouped),
             ("B is not pre-shuffled", config.preshuffle),
+            ("workgroups need producers of their own", cuda and not is_specialised(config, arch)),
+            ("consumers that alternate have tiles of their own", cuda and config.scheduler == "pingpong"),
         )
         if holds
     ]
     if reasons:
         reason = f"no Stream-K here: {'; '.join(reasons)}"
         yield Violation("stream_k", "reduction", config.reduction.value, reason, {"reduction": Reduction.NONE})
-    elif config.epilogue is not Epilogue.CSHUFFLE:
+    elif cuda and config.reduction is not Reduction.LINEAR:
+        reason = "partial tiles are added in their order: linear"
+        yield Violation("stream_k", "reduction", config.reduction.value, reason, {"reduction": Reduction.LINEAR})
+    elif config.epilogue is not Epilogue.CSHUFFLE and not cuda:
         reason = "Stream-K writes through the cshuffle epilogue"
         fix = {"epilogue": Epilogue.CSHUFFLE}
         if config.pipeline in arch.pipelines and not arch.supports_trait(
@@ -79,23 +90,6 @@ def stream_k(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
             yield Violation("stream_k", "reduction", config.reduction.value, reason, {"reduction": Reduction.NONE})
         else:
             yield Violation("stream_k", "epilogue", config.epilogue.value, reason, fix)
-
-
-def wave_groups(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """Only pipelines whose wave groups alternate have more than one, and then equal ones."""
-    groups = config.num_wave_groups
-    if groups == 1:
-        return
-    if config.pipeline not in WAVE_GROUP_PIPELINES or groups < 1 or config.waves % groups:
-        reason = f"{groups} wave groups need pipeline {', '.join(WAVE_GROUP_PIPELINES)} and waves that they divide"
-        yield Violation("wave_groups", "num_wave_groups", groups, reason, {"num_wave_groups": 1})
-
-
-def transposed_fragments(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """A CPU's register tile lies as C does: there is nothing to transpose."""
-    if config.transpose_c and arch.kind == "cpu":
-        reason = "a CPU's register tile already lies as C does"
-        yield Violation("transposed_fragments", "transpose_c", True, reason, {"transpose_c": False})
 
 
 def cpu_waves(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
@@ -113,8 +107,7 @@ RULES: RuleBook[GemmConfig] = RuleBook(
         batched_or_grouped,
         one_work_distribution,
         stream_k,
-        wave_groups,
-        transposed_fragments,
+        *GPU_RULES,
         cpu_waves,
     )
 )

@@ -9,13 +9,28 @@ from collections.abc import Iterable, Iterator
 from tilewright_arch import ArchSpec
 from tilewright_gemm.config import GemmConfig, Triple
 from tilewright_gemm.footprint import (
+    GEMM_MINIMUM,
+    PRESHUFFLE_ALIGNMENT,
+    PRESHUFFLE_MINIMUM,
+    accumulator_limit,
     accumulators_per_thread,
+    is_specialised,
     lanes,
+    least_tile,
     size_of,
     staging_bytes,
     staging_limit,
     step,
+    threads_of,
     vectors_needed,
+)
+from tilewright_gemm.gpu_rules import (
+    columns_of,
+    nearest,
+    register_split,
+    swapped_warp_tile,
+    usable_warp_tiles,
+    wave_groups,
 )
 from tilewright_gemm.packing import GROUP_BYTES
 from tilewright_gemm.words import Epilogue, Reduction, Switch
@@ -27,10 +42,6 @@ MAX_EXTENT = 65535
 LARGEST_MENDED = 32768
 """Leaves room for rounding up to whole warp tiles."""
 
-GEMM_MINIMUM: Triple = (16, 16, 8)
-"""Smallest GPU tile, and what it must be a multiple of (the seeds' operator constraint)."""
-PRESHUFFLE_MINIMUM: Triple = (64, 64, 32)
-PRESHUFFLE_ALIGNMENT: Triple = (32, 32, 16)
 VECTOR_LOAD_BYTES = 16
 
 
@@ -90,8 +101,8 @@ def trait(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
 def wave_table(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
     """The waves are laid out in one of the ways that the arch lists."""
     if config.wave not in arch.waves:
-        nearest = _nearest(config.wave, arch.waves)
-        yield Violation("wave_table", "wave", config.wave, f"{arch.id} has no such layout of waves", {"wave": nearest})
+        close = nearest(config.wave, arch.waves)
+        yield Violation("wave_table", "wave", config.wave, f"{arch.id} has no such layout of waves", {"wave": close})
 
 
 def warp_tile_table(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
@@ -105,29 +116,25 @@ def warp_tile_table(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
         fix: dict[str, object] = {}
         if others:
             other = _preferred(others)
-            nearest = _nearest(config.warp_tile, arch.warp_tiles_for(config.table_key, other))
+            close = nearest(config.warp_tile, arch.warp_tiles_for(config.table_key, other))
             shuffled = other in arch.preshuffle_pipelines
-            fix = {"pipeline": other, "preshuffle": shuffled, "warp_tile": nearest}
+            fix = {"pipeline": other, "preshuffle": shuffled, "warp_tile": close}
         yield Violation("warp_tile_table", "warp_tile", config.warp_tile, reason, fix)
     elif config.warp_tile not in tiles:
-        nearest = _nearest(config.warp_tile, tiles)
+        close = nearest(config.warp_tile, tiles)
         reason = f"{arch.id} has no such warp tile for {config.table_key} in pipeline {config.pipeline}"
-        yield Violation("warp_tile_table", "warp_tile", config.warp_tile, reason, {"warp_tile": nearest})
+        yield Violation("warp_tile_table", "warp_tile", config.warp_tile, reason, {"warp_tile": close})
 
 
 def workgroup_threads(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
     """The workgroup is not larger than the arch's limit, and ``block_size`` is what waves and instruction imply."""
     if config.pipeline not in arch.pipelines:
         return
-    threads = arch.threads_per_workgroup(config.pipeline, config.wave, config.table_key, config.warp_tile)
+    threads = threads_of(config, arch)
     limit = arch.max_threads_per_workgroup
     if threads > limit:
-        smaller = [
-            wave
-            for wave in arch.waves
-            if arch.threads_per_workgroup(config.pipeline, wave, config.table_key, config.warp_tile) <= limit
-        ]
-        fix = {"wave": _nearest(config.wave, smaller)} if smaller else {}
+        smaller = [wave for wave in arch.waves if threads_of(config.replace(wave=wave), arch) <= limit]
+        fix = {"wave": nearest(config.wave, smaller)} if smaller else {}
         reason = f"{threads} threads are more than the {limit} of a workgroup"
         yield Violation("workgroup_threads", "wave", config.wave, reason, fix)
     elif config.block_size not in (0, threads):
@@ -136,8 +143,10 @@ def workgroup_threads(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]
 
 
 def tile_minimum(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """GPU tiles have the operator's minimum and alignment; a CPU's need only fit the register tile."""
-    if arch.kind == "cpu":
+    """GPU tiles have the operator's minimum and alignment; a CPU's need only fit the register tile, a warp-specialised
+    one its instruction.
+    """
+    if arch.kind == "cpu" or is_specialised(config, arch):
         return
     low, align = (PRESHUFFLE_MINIMUM, PRESHUFFLE_ALIGNMENT) if config.preshuffle else (GEMM_MINIMUM, GEMM_MINIMUM)
     mended = tuple(
@@ -154,7 +163,7 @@ def tile_divisibility(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]
     if not is_positive(config):
         return
     if any(size % part for size, part in zip(config.tile, unit, strict=True)):
-        align = _alignment(config, arch)
+        align = least_tile(config, arch)
         mended = tuple(-(-size // whole) * whole for size, whole in zip(config.tile, align, strict=True))
         if any(size > MAX_EXTENT for size in mended):
             mended = align
@@ -163,8 +172,10 @@ def tile_divisibility(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]
 
 
 def staging_budget(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """One stage of A and B fits the arch's budget: LDS on a GPU, the cache share of packed blocks on a CPU."""
-    limit = staging_limit(config, arch)
+    """One stage of A and B fits the arch's budget: LDS on a GPU, the cache share of packed blocks on a CPU. On CUDA
+    devices ``shared_memory`` counts more exactly.
+    """
+    limit = staging_limit(config, arch) if arch.kind != "cuda" else 0
     needed = staging_bytes(config, arch) if is_positive(config) else 0
     if limit and needed > limit and is_positive(config):
         where = "L2" if arch.kind == "cpu" else "LDS"
@@ -200,21 +211,22 @@ def accumulators_fit_registers(config: GemmConfig, arch: ArchSpec) -> Iterator[V
         needed, limit = vectors_needed(config, arch), arch.vector_registers
         if needed > limit or config.warp_tile[1] % lanes(arch):
             tiles = arch.warp_tiles.get(config.table_key, ())
-            fix = {"warp_tile": _nearest(config.warp_tile, tiles)} if tiles else {}
+            wider: dict[str, object] = {"warp_tile": nearest(config.warp_tile, tiles)} if tiles else {}
             reason = f"a register tile of {_text(config.warp_tile)} needs {needed} whole vectors; there are {limit}"
-            yield Violation("accumulators_fit_registers", "warp_tile", config.warp_tile, reason, fix)
+            yield Violation("accumulators_fit_registers", "warp_tile", config.warp_tile, reason, wider)
         return
-    needed, limit = accumulators_per_thread(config, arch), arch.max_vgprs
-    if needed >= limit:
-        tile = _with_fewer_accumulators(config, arch)
-        fix = {"tile": tile} if tile else {}
-        reason = f"a thread would hold {needed} accumulators; it has {limit} registers"
+    if config.pipeline not in arch.pipelines:
+        return
+    needed, limit = accumulators_per_thread(config, arch), accumulator_limit(config, arch)
+    if needed > limit:
+        reason = f"a thread would hold {needed} accumulators; it has room for {limit}"
+        fix = _with_fewer_accumulators(config, arch)
         yield Violation("accumulators_fit_registers", "tile", config.tile, reason, fix)
 
 
 def cshuffle_repeat(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """GPU: the cshuffle epilogue mangles tiles whose repeat of a 32-wide warp tile is odd and above one."""
-    if arch.kind == "cpu" or config.epilogue is not Epilogue.CSHUFFLE or not is_positive(config):
+    """HIP: the cshuffle epilogue mangles tiles whose repeat of a 32-wide warp tile is odd and above one."""
+    if arch.kind != "hip" or config.epilogue is not Epilogue.CSHUFFLE or not is_positive(config):
         return
     unit = step(config)
     for axis, letter in enumerate("mn"):
@@ -253,7 +265,7 @@ def preshuffle_loads(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
 def _loadable(config: GemmConfig, arch: ArchSpec) -> Triple | None:
     """The nearest tile whose loads are whole vectors and that fits; None if there is none within reach."""
     m, n, k = config.tile
-    unit, limit = _alignment(config, arch), staging_limit(config, arch)
+    unit, limit = least_tile(config, arch), staging_limit(config, arch)
     shapes = [(rows * unit[0], depth * unit[2]) for rows in range(1, 33) for depth in range(1, 9)]
     shapes.sort(key=lambda shape: (abs(math.log2(shape[0] / m)) + abs(math.log2(shape[1] / k)), shape))
     for columns in dict.fromkeys((n, max(n // 2 // unit[1], 1) * unit[1], unit[1])):
@@ -301,30 +313,9 @@ def _preferred(names: Iterable[str]) -> str:
     return next((name for name in ("compv3", "mem") if name in known), known[0])
 
 
-def _nearest(wanted: Triple, table: Iterable[Triple]) -> Triple:
-    """The entry of most nearly the same area, then the same shape; the earlier one of equals."""
-
-    def distance(entry: Triple) -> tuple[float, float]:
-        logs = [math.log2(max(have, 1) / max(want, 1)) for have, want in zip(entry, wanted, strict=True)]
-        return round(abs(sum(logs)), 6), round(sum(log * log for log in logs), 6)
-
-    return min(table, key=distance)
-
-
-def _alignment(config: GemmConfig, arch: ArchSpec) -> Triple:
-    """The least tile: a multiple of waves times warp tile and of the operator's alignment."""
-    unit = step(config)
-    if arch.kind == "cpu":
-        return unit
-    low, align = (PRESHUFFLE_MINIMUM, PRESHUFFLE_ALIGNMENT) if config.preshuffle else (GEMM_MINIMUM, GEMM_MINIMUM)
-    whole = [math.lcm(part, other) for part, other in zip(unit, align, strict=True)]
-    m, n, k = (-(-least // part) * part for least, part in zip(low, whole, strict=True))
-    return m, n, k
-
-
 def _shrunk(config: GemmConfig, arch: ArchSpec, limit: int) -> Triple | None:
     """The tile made smaller until it fits: k first, then the longer of m and n; None if even the least does not fit."""
-    least = _alignment(config, arch)
+    least = least_tile(config, arch)
     tile = [-(-size // part) * part for size, part in zip(config.tile, least, strict=True)]
     while staging_bytes(config, arch, (tile[0], tile[1], tile[2])) > limit:
         shared = -1 if arch.kind != "cpu" else 1 if tile[1] >= tile[0] else 0  # does not count on a CPU
@@ -336,20 +327,41 @@ def _shrunk(config: GemmConfig, arch: ArchSpec, limit: int) -> Triple | None:
     return tile[0], tile[1], tile[2]
 
 
-def _with_fewer_accumulators(config: GemmConfig, arch: ArchSpec) -> Triple | None:
-    """The tile with its longer side halved until a thread's registers hold its part; None if even the least does not
-    fit.
+def _with_fewer_accumulators(config: GemmConfig, arch: ArchSpec) -> dict[str, object]:
+    """The tile with its longer side halved until a thread's registers hold its part; where even the least does not fit,
+    a narrower warp tile.
     """
-    least = _alignment(config, arch)
+    least = least_tile(config, arch)
     m, n, k = config.tile
-    while accumulators_per_thread(config.replace(tile=(m, n, k)), arch) >= arch.max_vgprs:
+    while accumulators_per_thread(config.replace(tile=(m, n, k)), arch) > accumulator_limit(config, arch):
         if m > least[0] and (m >= n or n <= least[1]):
             m = max(m // 2 // least[0], 1) * least[0]
         elif n > least[1]:
             n = max(n // 2 // least[1], 1) * least[1]
         else:
-            return None
-    return m, n, k
+            return _narrower(config.replace(tile=(m, n, k)), arch)
+    return {"tile": (m, n, k)}
+
+
+def _narrower(config: GemmConfig, arch: ArchSpec) -> dict[str, object]:
+    """Another warp tile, the nearest whose accumulators fit one to each wave; without promotion if none does."""
+    axis, rows = columns_of(config), 1 - columns_of(config)
+    for promote in dict.fromkeys((config.promote, 0)):
+        fits = []
+        for warp in usable_warp_tiles(config, arch):
+            other = config.replace(warp_tile=warp, tile=_whole(config, warp), promote=promote)
+            same = warp[rows] == config.warp_tile[rows] and warp[2] == config.warp_tile[2]
+            if same and accumulators_per_thread(other, arch) <= accumulator_limit(other, arch):
+                fits.append(warp)
+        if fits:
+            warp = max(fits, key=lambda item: item[axis])
+            return {"warp_tile": warp, "tile": _whole(config, warp), "promote": promote}
+    return {}
+
+
+def _whole(config: GemmConfig, warp: Triple) -> Triple:
+    wave = config.wave
+    return wave[0] * warp[0], wave[1] * warp[1], config.tile[2]
 
 
 def _text(sizes: Triple) -> str:
@@ -362,7 +374,10 @@ TILE_RULES = (
     trait,
     wave_table,
     warp_tile_table,
+    swapped_warp_tile,
+    wave_groups,
     workgroup_threads,
+    register_split,
     accumulators_fit_registers,
     tile_minimum,
     tile_divisibility,

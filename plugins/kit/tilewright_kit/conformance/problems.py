@@ -15,13 +15,15 @@ from tilewright_kit.dtypes import DType
 from tilewright_kit.errors import InvalidArgumentError, UnsupportedError
 from tilewright_kit.explain import explain
 from tilewright_kit.operation import Operation
-from tilewright_kit.plan import WORKSPACE, Arg, ExecutionPlan, Pointer, Struct, Table, pack
+from tilewright_kit.plan import COUNTERS, WORKSPACE, Arg, ExecutionPlan, Pointer, Stage, Struct, Table, pack
 from tilewright_kit.problem import OperationRequest, Problem, Role
 from tilewright_kit.select import FirstFit, Heuristic
 from tilewright_kit.tensor import TensorDesc
 
 __all__ = ["check_problems", "plan_findings", "samples_on"]
 
+MAP_ALIGNMENT, MAX_BOX = 16, 256
+"""Of the bulk copy engine: bytes, and elements in each dimension of a box."""
 PLANNED = 6
 """Candidates per sample that are planned: the first, the last and some between."""
 
@@ -204,15 +206,17 @@ def plan_findings(
 
 
 def _stages(operation: Operation[Any, Any], plan: ExecutionPlan, device: DeviceInfo) -> Iterator[str]:
-    sizes = {item.name: item.desc.nbytes for item in plan.operands} | {WORKSPACE: plan.workspace_bytes}
+    sizes = {item.name: item.desc.nbytes for item in plan.operands}
+    sizes |= {WORKSPACE: plan.workspace_bytes, COUNTERS: plan.counter_bytes}
     for stage in plan.stages:
         for pointer in _pointers(stage.args):
             if pointer.operand not in sizes:
                 yield f"stage {stage.name!r} points to {pointer.operand!r}, which is no operand"
             elif not 0 <= pointer.offset <= sizes[pointer.operand]:
                 yield f"stage {stage.name!r} points outside of {pointer.operand!r}"
-            elif pointer.operand == WORKSPACE and plan.workspace_bytes == 0:
-                yield f"stage {stage.name!r} points to the workspace, but the plan asks for none"
+            elif pointer.operand in (WORKSPACE, COUNTERS) and sizes[pointer.operand] == 0:
+                yield f"stage {stage.name!r} points to the {pointer.operand}, but the plan asks for none"
+        yield from _maps(stage, plan)
         packed = pack(stage.args)
         block = bytearray(len(packed.template))
         packed.bind(dict.fromkeys(sizes, 2**40), block, base=2**41)
@@ -220,6 +224,8 @@ def _stages(operation: Operation[Any, Any], plan: ExecutionPlan, device: DeviceI
         counts = (geometry.team, *geometry.grid, *geometry.block, *geometry.cluster)
         if min(counts) < 1 or geometry.shared_bytes < 0:
             yield f"stage {stage.name!r} is launched on nothing: {geometry}"
+        elif any(size % share for size, share in zip(geometry.grid, geometry.cluster, strict=True)):
+            yield f"stage {stage.name!r} has a grid that is not made of whole clusters: {geometry}"
         if isinstance(stage.config, operation.config_type):
             if not operation.rules.allows(stage.config, device.arch):
                 yield f"stage {stage.name!r} uses an invalid kernel, {stage.config.name}"
@@ -229,6 +235,26 @@ def _stages(operation: Operation[Any, Any], plan: ExecutionPlan, device: DeviceI
                 continue
             if stage.role not in entries:
                 yield f"stage {stage.name!r} calls entry {stage.role!r}, but the source has {sorted(entries)}"
+
+
+def _maps(stage: Stage, plan: ExecutionPlan) -> Iterator[str]:
+    """What is wrong with the tensor maps of a stage, by the rules of the copy engine and the operands' sizes."""
+    sizes = {item.name: item.desc.nbytes for item in plan.operands}
+    for _, item in pack(stage.args).maps:
+        where = f"the tensor map of {item.operand!r} in stage {stage.name!r}"
+        if item.operand not in sizes:
+            yield f"{where} is of no operand"
+            continue
+        size = DType(item.dtype).bytes
+        last = item.offset + sum((n - 1) * s for n, s in zip(item.sizes, (size, *item.strides), strict=True)) + size
+        if min(item.sizes) < 1 or last > sizes[item.operand]:
+            yield f"{where} reaches outside of it"
+        if item.offset % MAP_ALIGNMENT or any(stride % MAP_ALIGNMENT for stride in item.strides):
+            yield f"{where} has an offset or strides that are not multiples of {MAP_ALIGNMENT}"
+        if len(item.box) != len(item.sizes) or not all(1 <= edge <= MAX_BOX for edge in item.box):
+            yield f"{where} has a box that the engine does not take: {item.box}"
+        if item.swizzle and item.box[0] * size != item.swizzle:
+            yield f"{where} has rows of {item.box[0] * size} bytes, swizzled over {item.swizzle}"
 
 
 def _pointers(arg: Arg) -> Iterator[Pointer]:
