@@ -148,6 +148,7 @@ class Application:
             perf_database=settings.perf_database,
             cpu_arch=settings.cpu_arch,
             cpu_threads=settings.cpu_threads,
+            cpu_isolated=settings.cpu_isolated,
             queue_limit=settings.queue_limit,
             workspace_bytes=settings.workspace_bytes,
             plan_cache_bytes=settings.plan_cache_bytes,

@@ -240,8 +240,9 @@ class Service:
             raise _too_often(repeat)
         binding = self.binder.bind(session.plan(plan_id), locations, session, repeat or 1)
         check_in_place(binding)
-        binding.target.prepared.current.check(binding.addresses)
-        bound = BoundExecution(binding, timeout_s)
+        prepared = self.engine.current(binding.target.prepared, Call.within(timeout_s))
+        prepared.check(binding.addresses)
+        bound = BoundExecution(binding, prepared, timeout_s)
         bound.owner = owner
         return session.bind(bound, self.attachments.publisher(session, bound))
 

@@ -156,6 +156,13 @@ class Settings:
         "", "name", _text, "CPU level to make kernels for, for example `x86-64-v2`. Empty: the machine's."
     )
     cpu_threads: int = _setting(0, "count", _count(0, 4096), "Threads of the CPU device. 0: all usable cores.")
+    cpu_isolated: bool = _setting(
+        False,
+        "flag",
+        _flag,
+        "Run kernels of the CPU in a process of their own, as those of GPUs are. A fault in one then ends that process"
+        " only; operands in shared memory are copied, unless they are registered with that device.",
+    )
     strategy: str = _setting(
         "auto",
         "name",

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tilewright_kit.errors import InvalidArgumentError, NotFoundError
 from tilewright_kit.problem import Operand, Role
+from tilewright_server.devices.base import DeviceLostError
+from tilewright_server.devices.lifetime import is_lost
 from tilewright_server.memory.imports import DeviceRegion
 from tilewright_server.memory.pins import Pinned
 from tilewright_server.memory.refusals import unknown_session
@@ -213,6 +215,8 @@ class Binder:
             raise _out_of_bounds(slot, item.kind, offset, item.size)
         if item.device_id != binding.target.device_id:
             raise _wrong_device(slot, item, binding.target.device_id)
+        if is_lost(item.address):
+            raise DeviceLostError(f"the {item.kind} was on the device when it was lost", device=item.device_id)
         if slot.nbytes:
             binding.objects.append(item)
             binding.addresses[slot.index] = item.address + offset

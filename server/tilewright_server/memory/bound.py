@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from tilewright_kit.errors import InvalidArgumentError
 from tilewright_server.memory.binding import Binding
 from tilewright_server.memory.pins import Pinned
+
+if TYPE_CHECKING:
+    from tilewright_server.engine.engine import Prepared
 
 __all__ = ["BoundExecution", "check_in_place"]
 
@@ -18,13 +22,13 @@ class BoundExecution(Pinned):
 
     kind = "binding"
 
-    def __init__(self, binding: Binding, timeout_s: float | None = None) -> None:
+    def __init__(self, binding: Binding, prepared: Prepared, timeout_s: float | None = None) -> None:
         super().__init__(binding.nbytes)
         self.binding = binding
         self.device_id = binding.target.device_id
         self.objects: tuple[Pinned, ...] = tuple(dict.fromkeys(binding.objects))
-        self.prepared = binding.target.prepared
-        """Keeps the kernels loaded."""
+        self.prepared = prepared
+        """What devices that serve connections themselves launch."""
         self.entry = Binding(binding.target, binding.repeat)
         """For batches: the same execution, that pins this instead of all that it uses."""
         self.entry.addresses = binding.addresses

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tilewright_kit.errors import InvalidArgumentError
 from tilewright_server.devices.base import MemoryHandle
 from tilewright_server.memory.imports import DeviceRegion, check_handle, device_of_uuid
 from tilewright_server.memory.session import AnyRegion, Session
@@ -63,7 +65,27 @@ def register(
         return session.register(lambda: _opened(source, nbytes), owner)
     handle = MemoryHandle(source.kind, source.data, nbytes, source.fd, source.offset)
     check_handle(handle)
-    return session.import_region(lambda: DeviceRegion(device_of_uuid(devices, source.uuid), handle), owner)
+    return session.import_region(lambda: _imported(devices, source, handle), owner)
+
+
+def _imported(devices: DeviceRegistry, source: DeviceMemory, handle: MemoryHandle) -> DeviceRegion:
+    device = device_of_uuid(devices, source.uuid)
+    if device.info.kind == "cpu" and handle.kind == "fd":
+        _check_sealed(handle)
+    return DeviceRegion(device, handle)
+
+
+def _check_sealed(handle: MemoryHandle) -> None:
+    """A file that shrinks under its mapping would end the device's process."""
+    opened = open_attached(handle.fd, handle.offset + handle.nbytes)
+    os.close(opened.fd)
+    if not opened.sealed:
+        raise InvalidArgumentError(
+            "the memory file is not sealed",
+            field="device_fd",
+            rule="region_sealed",
+            fix="seal it (F_SEAL_SHRINK and F_SEAL_SEAL), or register it as `attached`",
+        )
 
 
 def _opened(source: MemoryFile | PosixObject | AttachedFile, nbytes: int) -> OpenedFile:

@@ -354,7 +354,8 @@ def test_garbage_gets_typed_errors_and_the_connection_goes_on(
 CLIENT = """
     import sys, time
     sys.path[:0] = {path!r}
-    from local_harness import *
+    from local_harness import Wire
+    from rpc_harness import Client, MemoryFile, in_region
     client = Client({address!r})
     wire = Wire(client.opened.local_socket, client.token)
     file = MemoryFile(1 << 20)
@@ -369,8 +370,9 @@ CLIENT = """
 def test_the_death_of_a_process_frees_what_it_had(server: ServerProcess) -> None:
     maps, files = server.regions()
     before = descriptors(server.pid)
-    source = textwrap.dedent(CLIENT).format(path=sys.path[:3], address=server.addresses[0])
-    source = source.replace("import *\n", "import *\nfrom rpc_harness import in_region\n", 1)
+    here = Path(__file__).parent
+    folders = [str(here), str(here.parent / "rpc")]
+    source = textwrap.dedent(CLIENT).format(path=folders, address=server.addresses[0])
     process = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"

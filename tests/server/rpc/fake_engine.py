@@ -73,10 +73,6 @@ class FakePrepared:
     problem: Any = None
     program: Any = None
 
-    @property
-    def current(self) -> FakePrepared:
-        return self
-
     def check(self, addresses: Sequence[int]) -> None:
         assert len(addresses) == len(self.operands)
 
@@ -117,6 +113,9 @@ class FakeEngine:
         seconds = request.attributes.get("seconds", 0.0)
         operands = (Operand("x", x, Role.INPUT), Operand("y", y, Role.OUTPUT))
         return FakePrepared(operands, float(seconds), self.device.info)  # type: ignore[arg-type]
+
+    def current(self, prepared: Any, call: Call) -> Any:
+        return prepared
 
     def execute(self, prepared: Any, addresses: Sequence[int], call: Call, repeat: int = 1) -> Outcome:
         if self._draining:

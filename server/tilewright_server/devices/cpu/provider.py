@@ -12,7 +12,7 @@ from tilewright_server.devices.base import DeviceHost, WorkerSpec
 from tilewright_server.devices.cpu.device import CpuDevice
 from tilewright_server.devices.cpu.runtime import Runtime, runtime_unit
 from tilewright_server.devices.cpu.topology import choose_arch, find_topology
-from tilewright_server.devices.worker.factories import CPU_FACTORY
+from tilewright_server.devices.worker.factories import CPU_FACTORY, CPU_UUID
 
 __all__ = ["CpuProvider"]
 
@@ -34,6 +34,7 @@ class CpuProvider:
         options = self.host.options.get(self.kind, {}) if self.host is not None else {}
         topology = find_topology(int(options.get("threads", 0)))
         arch = choose_arch(str(options.get("arch", "")))
+        isolated = bool(options.get("isolated", False))
         return (
             DeviceInfo(
                 id="cpu:0",
@@ -42,7 +43,7 @@ class CpuProvider:
                 arch=arch,
                 units=len(topology.cpus),
                 memory_bytes=topology.memory_bytes,
-                attributes={"cpus": topology.cpus, "isolated": bool(options.get("isolated", False))},
+                attributes={"cpus": topology.cpus, "isolated": isolated, "uuid": CPU_UUID if isolated else ""},
             ),
         )
 

@@ -17,9 +17,11 @@ from tilewright_server.devices.base import MemoryHandle, WorkerSpec
 from tilewright_server.devices.cpu.device import CpuDevice
 from tilewright_server.devices.cpu.runtime import Runtime
 
-__all__ = ["CPU_FACTORY", "HostedCpu", "make_device", "open_cpu"]
+__all__ = ["CPU_FACTORY", "CPU_UUID", "HostedCpu", "make_device", "open_cpu"]
 
 CPU_FACTORY = "tilewright_server.devices.worker.factories:open_cpu"
+CPU_UUID = "cpu"
+"""There is one on a machine."""
 
 
 def make_device(info: DeviceInfo, spec: WorkerSpec) -> Device:
@@ -37,7 +39,7 @@ def open_cpu(info: DeviceInfo, options: Mapping[str, Any]) -> HostedCpu:
 class HostedCpu(CpuDevice):
     """The CPU in a process of its own: there the memory of clients is as far away as it is from a GPU."""
 
-    uuid = "cpu"
+    uuid = CPU_UUID
 
     def import_memory(self, handle: MemoryHandle) -> Buffer:
         """Map a sealed memory file (kind ``fd``)."""
