@@ -35,6 +35,7 @@ struct Args { const float* x; const float* y; float* out; float* scratch; int64_
 static inline int64_t edge(const Args* a, int64_t part, int64_t parts) { return a->n * part / parts; }
 TW_ENTRY NAME_main(const void* args, tw_team* team) {
   const Args* a = (const Args*)args;
+  if (FAULTS && a->x[0] < 0) *(volatile int*)8 = 1;
   for (int64_t i = edge(a, team->rank, team->size); i < edge(a, team->rank + 1, team->size); i++)
     a->out[i] = a->x[i] + (float)a->scale * a->y[i];
 }
@@ -59,6 +60,7 @@ class VectorProblem(Problem):
     y: TensorDesc
     out: TensorDesc
     scale: float = 1.0
+    alignment: int = 0
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -85,6 +87,8 @@ class VectorConfig(KernelConfig):
     stages: int = part(1)
     team: int = part(1)
     broken: bool = suffix("broken", False)
+    faults: bool = suffix("faults", False)
+    """Ends its process if the first element of x is negative."""
 
 
 def team_is_positive(config: VectorConfig, arch: ArchSpec) -> Iterable[Violation]:
@@ -100,6 +104,7 @@ SETS = {
         (declare(VectorConfig, rank=[1, 2, 3]), declare(VectorConfig, rank=4, stages=2)),
     ),
     "broken": KernelSet("broken", "what does not compile", (declare(VectorConfig, rank=9, broken=True),)),
+    "faulty": KernelSet("faulty", "what faults", (declare(VectorConfig, rank=7, faults=True),)),
     "teams": KernelSet("teams", "on several threads", (declare(VectorConfig, rank=8, team=[2]),)),
 }
 
@@ -113,6 +118,8 @@ class VectorOperation:
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
+        self.faulty: tuple[VectorConfig, ...] = ()
+        """Candidates that are added to the others; those with rank 0 come first."""
         self._lock = threading.Lock()
 
     def _count(self, what: str) -> None:
@@ -130,10 +137,10 @@ class VectorOperation:
         scale = request.attributes.get("scale", 1.0)
         if isinstance(scale, (bool, str, tuple)):
             raise InvalidArgumentError("scale is a number", field="scale", value=scale, rule="vector_scale")
-        return VectorProblem(x, y, out, float(scale))
+        return VectorProblem(x, y, out, float(scale), int(request.attributes.get("alignment", 0)))  # type: ignore[call-overload]
 
     def candidates(self, problem: VectorProblem, device: DeviceInfo) -> Sequence[VectorConfig]:
-        return self.kernel_sets["default"].expand(device.arch, self.rules)
+        return [*self.faulty, *self.kernel_sets["default"].expand(device.arch, self.rules)]
 
     def mismatches(self, problem: VectorProblem, config: VectorConfig, device: DeviceInfo) -> Sequence[Violation]:
         return []
@@ -141,7 +148,8 @@ class VectorOperation:
     def generate(self, config: VectorConfig, arch: ArchSpec) -> SourceUnit:
         self._count("generate")
         symbol = f"vector_{config.rank}_{config.stages}"
-        text = TEMPLATE.replace("NAME", symbol) + ("#error planted by the test\n" if config.broken else "")
+        text = TEMPLATE.replace("NAME", symbol).replace("FAULTS", str(int(config.faults)))
+        text += "#error planted by the test\n" if config.broken else ""
         entries = {role: f"{symbol}_{role}" for role in ("main", "scale", "add")}
         return SourceUnit(config.name, "c++", text, entries, plugin_version=self.version)
 
@@ -159,6 +167,7 @@ class VectorOperation:
             tuple(Stage(role, config, role, args, geometry) for role in roles),
             workspace_bytes=problem.out.nbytes if config.stages == 2 else 0,
             flops=problem.flops,
+            details={"alignment": {"x": problem.alignment, "out": 4}} if problem.alignment else {},
         )
 
     def predict(self, problem: VectorProblem, config: VectorConfig, device: DeviceInfo) -> Prediction:

@@ -1,0 +1,294 @@
+"""The engine on a device in a process of its own, whose loss is not the end of plans, sessions or the server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from vector_operation import VectorConfig, VectorOperation, request
+
+from tilewright_kit.device import Buffer
+from tilewright_kit.errors import DeviceError, InvalidArgumentError, TilewrightError, UnavailableError
+from tilewright_server.devices.base import DeviceLostError
+from tilewright_server.engine.call import Call
+from tilewright_server.engine.engine import Engine, Prepared
+from tilewright_server.engine.quarantine import Quarantine
+from tilewright_server.engine.types import Outcome, Selection
+from tilewright_server.memory.binding import Location, Place
+from tilewright_server.memory.session import Session
+from tilewright_server.memory.sessions import Sessions
+from tilewright_server.service import Service
+
+BEST = VectorConfig(rank=1).name
+FAULTY = VectorConfig(rank=0, faults=True)
+TWO_STAGES = VectorConfig(rank=4, stages=2).name
+N = 100
+
+MakeEngine = Callable[..., Engine]
+
+
+def call() -> Call:
+    return Call.within(60)
+
+
+@pytest.fixture
+def isolated(make_engine: MakeEngine) -> Engine:
+    engine = make_engine(cpu_isolated=True)
+    operation = engine.operations["vector"]
+    assert isinstance(operation, VectorOperation)
+    operation.faulty = (FAULTY,)
+    return engine
+
+
+class Vectors:
+    """Operands in the memory of the device; ``first`` is the first element of x."""
+
+    def __init__(self, engine: Engine, first: float = 1.0) -> None:
+        self.device: Any = engine.devices.get()
+        self.x, self.y = np.arange(N, dtype=np.float32), np.ones(N, np.float32)
+        self.x[0] = first
+        self.buffers: list[Buffer] = [self.device.allocate(4 * N) for _ in range(3)]
+        self.device.write(self.buffers[0], 0, memoryview(self.x))
+        self.device.write(self.buffers[1], 0, memoryview(self.y))
+
+    @property
+    def addresses(self) -> list[int]:
+        return [buffer.address for buffer in self.buffers]
+
+    def right(self) -> bool:
+        out = np.empty(N, np.float32)
+        self.device.read(self.buffers[2], 0, memoryview(out))
+        return bool((out == self.x + self.y).all())
+
+
+def plan(engine: Engine, kernel: str = "", **attributes: Any) -> Prepared:
+    return engine.plan(request(N, **attributes), Selection(kernel=kernel), call())
+
+
+def kill(engine: Engine) -> None:
+    device: Any = engine.devices.get()
+    life = device.life()
+    os.kill(device.pid, signal.SIGKILL)
+    assert life.buried.wait(10)
+
+
+def fault(engine: Engine, prepared: Prepared) -> None:
+    with pytest.raises(DeviceLostError):
+        engine.execute(prepared, Vectors(engine, -1.0).addresses, call())
+
+
+def test_plans_run_in_the_other_process(isolated: Engine) -> None:
+    for kernel in (BEST, TWO_STAGES):
+        vectors = Vectors(isolated)
+        prepared = plan(isolated, kernel)
+        outcome = isolated.execute(prepared, vectors.addresses, call(), repeat=3)
+        assert outcome.device_ns > 0
+        assert vectors.right()
+    assert isolated.statistics.snapshot().workspace_bytes > 0
+
+
+def test_plan_outlives_its_device(isolated: Engine) -> None:
+    prepared = plan(isolated, TWO_STAGES)
+    for _ in range(3):
+        vectors = Vectors(isolated)
+        isolated.execute(prepared, vectors.addresses, call())
+        assert vectors.right()
+        kill(isolated)
+        assert isolated.statistics.snapshot().workspace_bytes == 0
+        assert len(isolated._store._modules) == 0
+        assert prepared.current.lost
+    again = plan(isolated, TWO_STAGES)
+    assert not again.lost
+    vectors = Vectors(isolated)
+    results = isolated.execute_many([(prepared, vectors.addresses, 1), (again, vectors.addresses, 2)], call())
+    assert all(isinstance(item, Outcome) for item in results)
+    assert vectors.right()
+    assert prepared.successor is prepared.current
+
+
+def test_memory_that_was_lost_with_the_device_is_refused(isolated: Engine) -> None:
+    prepared, vectors = plan(isolated), Vectors(isolated)
+    kill(isolated)
+    with pytest.raises(DeviceLostError) as caught:
+        isolated.execute(prepared, vectors.addresses, call())
+    assert caught.value.rule == "device_lost"
+    assert "operand" in caught.value.reason
+    (result,) = isolated.execute_many([(prepared, vectors.addresses, 1)], call())
+    assert isinstance(result, DeviceLostError)
+    fresh = Vectors(isolated)
+    isolated.execute(prepared, fresh.addresses, call())
+    assert fresh.right()
+
+
+def test_kernel_that_faults_ends_its_execution_only(isolated: Engine) -> None:
+    prepared = plan(isolated)
+    assert prepared.kernels == (FAULTY.name,)
+    with pytest.raises(UnavailableError) as caught:
+        isolated.execute(prepared, Vectors(isolated, -1.0).addresses, call())
+    assert caught.value.rule == "device_lost"
+    vectors = Vectors(isolated)
+    isolated.execute(prepared, vectors.addresses, call())
+    assert vectors.right()
+
+
+def test_kernel_that_faults_again_is_not_run_any_more(isolated: Engine) -> None:
+    prepared = plan(isolated)
+    fault(isolated, prepared)
+    fault(isolated, prepared)
+    with pytest.raises(DeviceError) as caught:
+        isolated.execute(prepared, Vectors(isolated).addresses, call())
+    assert (caught.value.rule, caught.value.value) == ("kernel_quarantined", FAULTY.name)
+    with pytest.raises(DeviceError) as caught:
+        plan(isolated, FAULTY.name)
+    assert caught.value.rule == "kernel_quarantined"
+    other, vectors = plan(isolated), Vectors(isolated)
+    assert other.kernels == (BEST,)
+    isolated.execute(other, vectors.addresses, call())
+    assert vectors.right()
+
+
+def test_kernels_that_only_ran_beside_a_fault_are_kept(isolated: Engine) -> None:
+    faulty, good = plan(isolated), plan(isolated, BEST)
+    for _ in range(2):
+        isolated.execute(good, Vectors(isolated).addresses, call())
+        fault(isolated, faulty)
+    vectors = Vectors(isolated)
+    isolated.execute(good, vectors.addresses, call())
+    assert vectors.right()
+
+
+def test_blame_is_shared_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    quarantine = Quarantine(ttl_s=60.0)
+    for _ in range(5):
+        assert quarantine.blame("cuda:0", ["a", "b"], 1 / 3) == []
+    assert quarantine.blame("cuda:0", ["a"], 1 / 3) == ["a"]
+    assert quarantine.holds("cuda:0", "a")
+    assert not quarantine.holds("cuda:0", "b")
+    assert not quarantine.holds("cuda:1", "a")
+    with pytest.raises(DeviceError):
+        quarantine.check("cuda:0", ["b", "a"])
+    now += 61
+    quarantine.check("cuda:0", ["b", "a"])
+    assert quarantine.blame("cuda:0", ["a"], 1.0) == []
+
+
+def test_executions_under_threads_survive_repeated_losses(isolated: Engine) -> None:
+    """Each either succeeds, and is right, or is told of the loss."""
+    prepared = plan(isolated, BEST)
+    stop = time.monotonic() + 4
+
+    def work(_: int) -> tuple[int, int]:
+        good = lost = 0
+        while time.monotonic() < stop:
+            try:
+                vectors = Vectors(isolated)
+                isolated.execute(prepared, vectors.addresses, call())
+                assert vectors.right()
+                for buffer in vectors.buffers:
+                    vectors.device.free(buffer)
+                good += 1
+            except DeviceLostError:  # noqa: PERF203
+                lost += 1
+        return good, lost
+
+    with ThreadPoolExecutor(6) as threads:
+        counts = [threads.submit(work, item) for item in range(6)]
+        while time.monotonic() < stop - 0.5:
+            time.sleep(0.4)
+            kill(isolated)
+        results = [count.result(30) for count in counts]
+    assert all(good > 10 for good, _ in results)
+    assert sum(lost for _, lost in results) > 0
+    vectors = Vectors(isolated)
+    isolated.execute(prepared, vectors.addresses, call())
+    assert vectors.right()
+
+
+def test_addresses_must_be_aligned_as_the_plan_assumes(isolated: Engine) -> None:
+    prepared, vectors = plan(isolated, BEST, alignment=64), Vectors(isolated)
+    isolated.execute(prepared, vectors.addresses, call())
+    device: Any = vectors.device
+    x = device.allocate(8 * N)
+    with pytest.raises(InvalidArgumentError) as caught:
+        isolated.execute(prepared, [x.address + 48, *vectors.addresses[1:]], call())
+    assert (caught.value.field, caught.value.value, caught.value.rule) == ("x", "16", "operand_alignment")
+    assert "alignment=16" in caught.value.fix
+    out = device.allocate(8 * N)
+    isolated.execute(prepared, [*vectors.addresses[:2], out.address + 4], call())
+
+
+# Through the service, with operands that are copied to the device and back
+
+
+@pytest.fixture
+def service(isolated: Engine) -> Any:
+    service = Service(isolated, Sessions(), 1 << 20, 1 << 20)
+    yield service
+    service.sessions.close_all(timeout=5.0)
+    service.close()
+
+
+def inline(service: Service, x: np.ndarray, kernel: str = "") -> Any:
+    y = np.ones(N, np.float32)
+    locations = {
+        "x": Location(Place.INLINE, data=x.tobytes()),
+        "y": Location(Place.INLINE, data=y.tobytes()),
+        "out": Location(Place.RETURN),
+    }
+    result = service.run(b"", request(N), locations, Selection(kernel=kernel), call())
+    return np.frombuffer(result.outputs[0].data, np.float32)
+
+
+def test_inline_operands_are_copied_there_and_back_after_a_loss_too(service: Service) -> None:
+    x = np.arange(N, dtype=np.float32)
+    for _ in range(3):
+        assert (inline(service, x) == x + 1).all()
+        kill(service.engine)
+    bad = x.copy()
+    bad[0] = -1
+    with pytest.raises(DeviceLostError):
+        inline(service, bad)
+    assert (inline(service, x) == x + 1).all()
+
+
+def test_resident_buffer_that_was_lost_says_so_and_can_be_freed(service: Service) -> None:
+    from tilewright_server.memory.buffers import ResidentBuffer
+
+    session: Session = service.sessions.open("test", local=True)
+    device = service.engine.devices.get()
+    x = np.arange(N, dtype=np.float32)
+    kept = session.create_buffer(4 * N, lambda size: ResidentBuffer(device, size))
+    service.write_buffer(session.token, kept.id, 0, x.tobytes(), 0)
+    plan_id, _ = service.plan(session.token, request(N), Selection(), call())
+    y = Location(Place.INLINE, data=np.ones(N, np.float32).tobytes())
+
+    def run() -> Any:
+        location = Location(Place.BUFFER, kept.id)
+        batch = service.resolve(session, [(plan_id, [location, y, Location(Place.RETURN)], 1)])
+        return service.execute(batch, call())[0]
+
+    assert (np.frombuffer(run().outputs[0].data, np.float32) == x + 1).all()
+    kill(service.engine)
+    error = run()
+    assert isinstance(error, DeviceLostError)
+    with pytest.raises(DeviceLostError):
+        service.read_buffer(session.token, kept.id, 0, 4, None)
+    session.free_buffer(kept.id)
+    kept = session.create_buffer(4 * N, lambda size: ResidentBuffer(service.engine.devices.get(), size))
+    service.write_buffer(session.token, kept.id, 0, x.tobytes(), 0)
+    assert (np.frombuffer(run().outputs[0].data, np.float32) == x + 1).all()
+
+
+def test_nothing_of_the_server_ends_with_the_process(isolated: Engine) -> None:
+    kill(isolated)
+    with pytest.raises(TilewrightError):
+        isolated.plan(request(N, scale="wrong"), Selection(), call())
+    assert isolated.drain(5.0)
