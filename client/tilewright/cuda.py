@@ -74,7 +74,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuGetErrorString": (c_int, POINTER(c_char_p)),
     "cuDeviceGet": (POINTER(c_int), c_int),
     "cuDeviceGetCount": (POINTER(c_int),),
-    "cuDeviceGetUuid_v2": (c_char_p, c_int),
+    "cuDeviceGetUuid_v2": (c_void_p, c_int),
     "cuDevicePrimaryCtxGetState": (c_int, POINTER(c_uint), POINTER(c_int)),
     "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), c_int),
     "cuCtxGetCurrent": (POINTER(c_void_p),),

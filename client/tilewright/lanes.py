@@ -5,6 +5,7 @@ for each stream on devices whose launches are asynchronous.
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import weakref
 from collections import deque
@@ -21,8 +22,8 @@ __all__ = ["Lane", "Lanes", "NoLaneError", "StreamLane"]
 
 T = TypeVar("T")
 
-MAX_LANES = 32
-"""Of one session and kind: beyond it threads and streams share."""
+MAX_LANES = 12
+"""Of one session and kind: beyond it threads share, and streams take turns. (A server allows a session 32 or so.)"""
 SLOTS = 4
 """Pairs of events of one stream: an event is used again by the launch after the next ones."""
 
@@ -68,13 +69,13 @@ class StreamLane(Lane):
     """A connection that is attached to a device: launches of one stream of this process, in order. Thread-safe."""
 
     def __init__(self, path: str, token: bytes, timeout: float | None, device: str, ordinal: int, stream: int) -> None:
-        super().__init__(path, token, timeout, device)
         self.ordinal = ordinal
         self.stream = stream
         self._slots: list[tuple[int, int]] = []
         """(producer event, completion event) by number."""
         self._turn = -1
         self._retained: deque[tuple[int, object]] = deque()
+        super().__init__(path, token, timeout, device)
 
     def slot(self) -> int:
         """The next pair of events."""
@@ -116,13 +117,18 @@ class StreamLane(Lane):
         driver().wait(self.ordinal, stream, self._slots[slot][1])
 
     def close(self) -> None:
-        super().close()
+        if hasattr(self, "connection"):
+            super().close()
         slots, self._slots = self._slots, []
         events = [event for pair in slots for event in pair] + [event for event, _ in self._retained]
         self._retained.clear()
         for event in events:
             with contextlib.suppress(TilewrightError):  # the context may be gone before the events are
                 driver().destroy_event(self.ordinal, event)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_slots") and not sys.is_finalizing():
+            self.close()
 
     def abandon(self) -> None:
         """In a forked child: the events are the parent's."""
@@ -162,15 +168,16 @@ class Lanes:
         if lane is None or lane.broken:
             with self._lock:
                 self._check()
-                alike = [other for other in self._threads if other.device == device and not other.broken]
-                lane = (
-                    alike[threading.get_ident() % len(alike)]
-                    if len(alike) >= MAX_LANES
-                    else self._open(lambda: Lane(self._path, self._token, self._timeout, device))
+                lane = self._shared(device) or self._open(
+                    lambda: Lane(self._path, self._token, self._timeout, device)
                 )
                 self._threads.add(lane)
             own[device] = lane
         return lane
+
+    def _shared(self, device: str) -> Lane | None:
+        alike = [other for other in self._threads if other.device == device and not other.broken]
+        return alike[threading.get_ident() % len(alike)] if len(alike) >= MAX_LANES else None
 
     def of_stream(self, device: str, ordinal: int, stream: int) -> StreamLane:
         """The connection for a stream of this process, attached to the server's ``device``."""
