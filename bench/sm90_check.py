@@ -216,7 +216,7 @@ def summary(experiments: list[Experiment], records: list[dict[str, Any]]) -> Non
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suite", action="append", choices=sorted(SUITES), help="default: correct, speed")
+    parser.add_argument("--suite", action="append", choices=sorted(SUITES), help="default: correct, wide")
     parser.add_argument("--compile-only", action="store_true")
     parser.add_argument("--filter", default="", help="only experiments whose line contains this text")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
@@ -229,7 +229,7 @@ def main() -> int:
     if args.worker:
         serve()
         return 0
-    experiments = [e for suite in args.suite or ["correct", "speed"] for e in SUITES[suite]()]
+    experiments = [e for suite in args.suite or ["correct", "wide"] for e in SUITES[suite]()]
     experiments = [e for e in experiments if args.filter in line_of(e, {})]
     built = build_all((e.config for e in experiments), args.jobs)
     clean = report_builds(built)

@@ -1,13 +1,17 @@
-"""The experiments of sm90_check.py."""
+"""The experiments of sm90_check.py: ``correct`` exercises every feature, the others time candidates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import product
 
-from sm90_config import Config
+from sm90_config import ELEMENT_BYTES, Config
 
 __all__ = ["SUITES", "Experiment"]
+
+Shape = tuple[int, int, int]
+Tile = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -15,7 +19,7 @@ class Experiment:
     """One kernel on one problem: always checked, timed if ``time``."""
 
     config: Config
-    shape: tuple[int, int, int]
+    shape: Shape
     batch: int = 1
     alpha: float = 1.0
     guard: bool = False
@@ -26,15 +30,23 @@ class Experiment:
 COOPERATIVE = Config()
 PINGPONG = Config(scheduler="pingpong", wave=(1, 1), tile=(64, 256, 64))
 DECODE = Config(tile=(16, 64, 128), wave=(1, 1), swap=True, persistent=False)
+FP8 = Config(a="fp8", b="fp8", tile=(128, 128, 128))
+INT8 = Config(a="int8", b="int8", c="int32", tile=(128, 128, 128))
+SCALED = Config(a="fp8", b="fp8", tile=(128, 128, 128), scale_a="row", scale_b="column")
+
+SMALL: Shape = (1024, 1024, 1024)
+SQUARES: list[Shape] = [(2048, 2048, 2048), (4096, 4096, 4096), (8192, 8192, 8192)]
+LARGE: list[Shape] = [(4096, 14336, 4096), (8192, 8192, 28672)]
+DECODE_16: Shape = (16, 4096, 4096)
+DECODE_64: Shape = (64, 8192, 8192)
+DECODE_128: Shape = (128, 28672, 4096)
 
 
-def correct() -> list[Experiment]:
-    """Every feature, small and odd sizes, poisoned outputs, gaps between rows."""
-    eight = Config(a="fp8", b="fp8", tile=(128, 128, 128))
-    integers = Config(a="int8", b="int8", c="int32", tile=(128, 128, 128))
-    configs = [
+def schedules() -> list[Config]:
+    """Schedules, tiles, clusters, split-K and Stream-K, ordinary and transposed."""
+    return [
         COOPERATIVE, PINGPONG, DECODE, replace(COOPERATIVE, epilogue="default"),
-        Config(scheduler="pingpong", wave=(1, 1), tile=(128, 128, 64), cluster=(2, 1)),
+        replace(PINGPONG, tile=(128, 128, 64), cluster=(2, 1)), replace(PINGPONG, tile=(128, 192, 64)),
         Config(tile=(256, 128, 64), cluster=(1, 2)), Config(tile=(128, 256, 64), cluster=(2, 1)),
         Config(tile=(128, 128, 64), cluster=(2, 2), persistent=False), Config(tile=(256, 192, 64)),
         Config(tile=(128, 224, 64), epilogue="default"), Config(tile=(64, 256, 64), wave=(1, 2)),
@@ -44,118 +56,165 @@ def correct() -> list[Experiment]:
         Config(tile=(128, 128, 64), stream=True, cluster=(2, 1)), replace(DECODE, split_k=4),
         replace(DECODE, tile=(24, 128, 64), wave=(1, 2)), replace(DECODE, epilogue="default"),
         replace(DECODE, tile=(64, 128, 64), wave=(1, 2), cluster=(1, 2)), replace(DECODE, tile=(40, 128, 128)),
-        replace(DECODE, tile=(8, 64, 128), c="fp32"), replace(DECODE, tile=(64, 128, 64), c="fp32", epilogue="default"),
+        replace(DECODE, tile=(8, 64, 128), c="fp32"),
+        replace(DECODE, tile=(64, 128, 64), c="fp32", epilogue="default"),
+    ]  # fmt: skip
+
+
+def layouts() -> list[Config]:
+    """MN-major operands on either side, shared out over clusters too."""
+    return [
         Config(layout="rrr"), Config(layout="crr"), Config(layout="ccr", cluster=(2, 1)),
-        Config(layout="rrr", tile=(128, 128, 64), cluster=(2, 1)), Config(layout="crr", tile=(256, 128, 64), cluster=(1, 2)),
+        Config(layout="rrr", tile=(128, 128, 64), cluster=(2, 1)),
+        Config(layout="crr", tile=(256, 128, 64), cluster=(1, 2)),
         replace(DECODE, layout="ccr", tile=(64, 64, 64)), replace(DECODE, layout="rrr", tile=(16, 128, 64)),
-        Config(a="fp16", b="fp16", c="fp16"), Config(a="fp16", b="fp16", c="fp32"),
-        eight, replace(eight, b="bf8"), replace(eight, a="bf8"), replace(eight, a="bf8", b="bf8", c="fp16"),
-        replace(eight, promote=4), replace(eight, promote=8, scheduler="pingpong", wave=(1, 1), tile=(64, 128, 128)),
-        replace(eight, scale_a="row", scale_b="column"), replace(eight, scale_a="tensor", scale_b="tensor"),
-        replace(eight, swap=True, tile=(16, 64, 128), wave=(1, 1), split_k=2, a="bf8", scale_a="row", scale_b="column"),
-        integers, replace(integers, epilogue="default"), replace(integers, c="bf16", scale_a="row", scale_b="column"),
-        replace(integers, split_k=2), replace(integers, swap=True, tile=(16, 64, 128), wave=(1, 1)),
+    ]  # fmt: skip
+
+
+def types() -> list[Config]:
+    """Element types, promotion, scales."""
+    return [
+        Config(a="fp16", b="fp16", c="fp16"), Config(a="fp16", b="fp16", c="fp32"), FP8, replace(FP8, b="bf8"),
+        replace(FP8, a="bf8"), replace(FP8, a="bf8", b="bf8", c="fp16"), replace(FP8, promote=4),
+        replace(FP8, promote=8, scheduler="pingpong", wave=(1, 1), tile=(64, 128, 128)), SCALED,
+        replace(SCALED, scale_a="tensor", scale_b="tensor"),
+        replace(SCALED, swap=True, tile=(16, 64, 128), wave=(1, 1), split_k=2, a="bf8"), INT8,
+        replace(INT8, epilogue="default"), replace(INT8, c="bf16", scale_a="row", scale_b="column"),
+        replace(INT8, split_k=2), replace(INT8, swap=True, tile=(16, 64, 128), wave=(1, 1)),
+    ]  # fmt: skip
+
+
+def epilogues() -> list[Config]:
+    """Fused steps, groups."""
+    return [
         Config(bias="bf16", unary="Gelu"), Config(bias="fp32", unary="FastGelu", epilogue="default"),
         Config(d=("bf16",), binary="Add"), Config(d=("bf16", "fp32"), binary="Multiply", tile=(128, 128, 64)),
         replace(DECODE, bias="bf16", unary="Silu", d=("bf16",), binary="Add"), Config(grouped=True),
         replace(PINGPONG, grouped=True, cluster=(2, 1)), replace(DECODE, grouped=True, split_k=2),
     ]  # fmt: skip
+
+
+def correct() -> list[Experiment]:
+    """Every feature, small and odd sizes, poisoned outputs, gaps between rows."""
     out = []
-    for config in configs:
-        for shape in ((512, 1024, 512), (333, 777, 200), (130, 24, 1040)):
-            out.append(Experiment(config, shape, guard=True, alpha=1.0 if config.c == "int32" else 0.5))
+    for config in schedules() + layouts() + types() + epilogues():
+        unit = 8 if config.epilogue == "cshuffle" else 1  # the copy engine writes whole 16 bytes
+        shapes = [(512, 1024, 512), (333, 777 // unit * unit, 200), (130, 24, 1040)]
+        if config.c in ("fp32", "int32"):
+            shapes[1] = (333, 777 // (unit // 2 or 1) * (unit // 2 or 1), 200)
+        alpha = 1.0 if config.c == "int32" else 0.5
+        out += [Experiment(config, shape, guard=True, alpha=alpha) for shape in shapes]
         out.append(Experiment(config, (77, 136, 0)))
         if not config.grouped:
             out.append(Experiment(config, (200, 264, 192), batch=3, guard=True))
     return out
 
 
-SQUARE = [(1024,) * 3, (2048,) * 3, (4096,) * 3, (8192,) * 3]
-LARGE = [(4096, 14336, 4096), (8192, 8192, 28672)]
+def with_clusters(configs: Iterable[Config], clusters: Iterable[tuple[int, int]]) -> list[Config]:
+    return [replace(config, cluster=cluster) for config, cluster in product(configs, clusters)]
 
 
-def speed() -> list[Experiment]:
-    """A first look: every schedule on the shapes it is meant for."""
-    big = [
-        COOPERATIVE, replace(COOPERATIVE, cluster=(2, 1)), replace(COOPERATIVE, cluster=(1, 2)),
-        Config(tile=(256, 128, 64)), Config(tile=(256, 128, 64), cluster=(2, 1)), Config(tile=(256, 128, 64), cluster=(1, 2)),
-        Config(tile=(256, 192, 64)), Config(tile=(256, 192, 64), cluster=(2, 1)),
-        PINGPONG, replace(PINGPONG, cluster=(2, 1)), replace(PINGPONG, cluster=(4, 1)),
-        Config(scheduler="pingpong", wave=(1, 1), tile=(128, 128, 64), cluster=(2, 1)),
-        Config(scheduler="pingpong", wave=(1, 1), tile=(128, 128, 64), cluster=(1, 2)),
-    ]  # fmt: skip
-    out = [Experiment(c, s, time=True) for s in SQUARE[1:] + LARGE for c in big]
-    small = [
-        Config(tile=(128, 64, 64), cluster=(2, 1), persistent=False), Config(tile=(128, 64, 64), cluster=(1, 2), persistent=False),
-        Config(tile=(128, 64, 64), cluster=(1, 4), persistent=False), Config(tile=(128, 64, 64), cluster=(2, 2), persistent=False),
-        Config(tile=(128, 64, 128), cluster=(1, 2), persistent=False),
-        Config(tile=(128, 128, 64), split_k=2, persistent=False, cluster=(2, 1)),
-        Config(tile=(128, 256, 64), split_k=4, persistent=False), Config(tile=(128, 128, 64), stream=True, cluster=(2, 1)),
-        Config(tile=(64, 128, 64), wave=(1, 2), persistent=False, cluster=(2, 1)),
-    ]  # fmt: skip
-    out += [Experiment(c, SQUARE[0], time=True) for c in small]
-    out += [Experiment(small[0], SQUARE[0], time=True, dependent=True)]
-    return out + decode() + narrow() + fused()
+def large_candidates(base: Config) -> list[Config]:
+    """For problems of many tiles; ``base`` gives the types."""
+    k = 128 // ELEMENT_BYTES[base.a]
+    pairs = [(1, 1), (2, 1), (1, 2)]
+    cooperative = [replace(base, tile=(m, n, k), wave=(2, 1)) for m, n in ((128, 256), (256, 128))]
+    pingpong = [
+        replace(base, tile=(m, n, k), wave=(1, 1), scheduler="pingpong") for m, n in ((64, 256), (128, 128), (128, 192))
+    ]
+    if base.c == "int32":
+        pingpong.pop()  # does not fit the registers
+    return with_clusters(cooperative + pingpong, pairs) + [
+        replace(base, tile=(64, 256, k), wave=(1, 1), scheduler="pingpong", cluster=(4, 1)),
+        replace(base, tile=(256, 128, k), cluster=(1, 4)),
+        replace(base, tile=(128, 256, k), cluster=(4, 1)),
+        replace(base, tile=(128, 256, k), cluster=(2, 2)),
+    ]
+
+
+def small_candidates(base: Config) -> list[Config]:
+    """For problems of fewer tiles than multiprocessors."""
+    k = 128 // ELEMENT_BYTES[base.a]
+    base = replace(base, persistent=False)
+    clusters = [(1, 1), (2, 1), (1, 2), (2, 2), (1, 4), (4, 1)]
+    plain = [replace(base, tile=(128, 64, k)), replace(base, tile=(128, 64, 2 * k))]
+    plain += [replace(base, tile=(64, 128, k), wave=(1, 2)), replace(base, tile=(64, 128, 2 * k), wave=(1, 2))]
+    split = [replace(base, tile=(128, 128, t), split_k=2) for t in (k, 2 * k)]
+    out = with_clusters(plain, clusters) + with_clusters(split, clusters[:4])
+    out += [replace(base, tile=(128, 64, k), epilogue="default", cluster=(2, 1))]
+    out += [replace(base, tile=(64, 64, k), wave=(1, 1), stages=6, cluster=c) for c in clusters]
+    out += with_clusters([replace(base, tile=(128, 256, k), split_k=4)], [(1, 1), (2, 1)])
+    out += [replace(base, tile=(128, 128, k), stream=True, persistent=True)]
+    return out
+
+
+def timed(configs: Iterable[Config], *shapes: Shape) -> list[Experiment]:
+    return [Experiment(config, shape, time=True) for shape in shapes for config in configs]
+
+
+def wide() -> list[Experiment]:
+    """bf16 on large problems."""
+    return timed(large_candidates(Config()), *SQUARES, *LARGE)
+
+
+def small() -> list[Experiment]:
+    found = timed(small_candidates(Config()), SMALL)
+    one = Config(tile=(128, 64, 128), persistent=False, cluster=(1, 2))
+    return [*found, Experiment(one, SMALL, time=True, dependent=True)]
+
+
+def decode_candidates(base: Config) -> list[Experiment]:
+    """Few rows: the weights' bytes decide."""
+    k = 128 // ELEMENT_BYTES[base.a]
+    base = replace(base, swap=True, persistent=False, wave=(1, 1))
+    tiles = [((16, 64, 2 * k), 2), ((16, 64, min(4 * k, 256)), 2), ((16, 64, 2 * k), 4), ((16, 128, 2 * k), 4)]
+    out = timed([replace(base, tile=t, split_k=s) for t, s in tiles], DECODE_16)
+    first = replace(base, tile=(16, 64, 2 * k), split_k=2)
+    out += [Experiment(first, DECODE_16, time=True, dependent=True)]
+    out += timed([replace(first, epilogue="default")], DECODE_16)
+    for tile in ((64, 64, k), (64, 64, 2 * k)):
+        out += timed(with_clusters([replace(base, tile=tile)], [(1, 1), (1, 2), (1, 4), (1, 8)]), DECODE_64)
+    out += [Experiment(replace(base, tile=(64, 64, 2 * k)), DECODE_64, time=True, dependent=True)]
+    return out
+
+
+def panel_candidates(base: Config) -> list[Config]:
+    """128 rows, many columns."""
+    k = 128 // ELEMENT_BYTES[base.a]
+    base = replace(base, persistent=False)
+    tall = replace(base, swap=True, wave=(1, 2))
+    found = [replace(base, tile=(128, n, k)) for n in (192, 256)] + [
+        replace(base, tile=(128, 224, k), epilogue="default"),
+        replace(base, tile=(128, 256, k), stream=True, persistent=True),
+        replace(tall, tile=(128, 256, k)),
+        replace(base, tile=(128, 128, k), scheduler="pingpong", wave=(1, 1), persistent=True),
+    ]
+    return with_clusters(found, [(1, 1), (1, 2), (1, 4)])
 
 
 def decode() -> list[Experiment]:
-    """Few rows: the weights' bytes decide."""
-    out = []
-    for config in (
-        replace(DECODE, split_k=2), replace(DECODE, split_k=2, tile=(16, 64, 64)), replace(DECODE, split_k=4, tile=(16, 128, 64), wave=(1, 2)),
-        replace(DECODE, split_k=2, tile=(16, 64, 256)), replace(DECODE, split_k=4, tile=(16, 128, 128)), replace(DECODE, split_k=4, persistent=True),
-    ):  # fmt: skip
-        out.append(Experiment(config, (16, 4096, 4096), time=True))
-    out.append(Experiment(replace(DECODE, split_k=2), (16, 4096, 4096), time=True, dependent=True))
-    for config in (
-        replace(DECODE, tile=(64, 64, 64)), replace(DECODE, tile=(64, 64, 128)), replace(DECODE, tile=(64, 64, 128), cluster=(1, 2)),
-        replace(DECODE, tile=(64, 64, 128), cluster=(1, 4)), replace(DECODE, tile=(64, 128, 64), wave=(1, 2), split_k=2, cluster=(1, 2)),
-    ):  # fmt: skip
-        out.append(Experiment(config, (64, 8192, 8192), time=True))
-    for config in (
-        Config(tile=(128, 224, 64), epilogue="default", persistent=False), Config(tile=(128, 256, 64), persistent=False),
-        Config(tile=(128, 224, 64), epilogue="default", cluster=(1, 2), persistent=False),
-        Config(tile=(128, 256, 64), stream=True), Config(tile=(128, 128, 64), cluster=(1, 2)), Config(tile=(128, 192, 64), cluster=(1, 2)),
-        Config(tile=(128, 256, 64), swap=True, wave=(1, 2), persistent=False),
-    ):  # fmt: skip
-        out.append(Experiment(config, (128, 28672, 4096), time=True))
-    return out
+    return decode_candidates(Config()) + timed(panel_candidates(Config()), DECODE_128)
 
 
 def narrow() -> list[Experiment]:
     """8-bit operands."""
     out = []
-    for dtype, c in (("fp8", "bf16"), ("int8", "int32")):
-        base = Config(a=dtype, b=dtype, c=c, tile=(128, 256, 128))
-        for shape in (SQUARE[1], SQUARE[2], SQUARE[3], LARGE[0]):
-            for config in (
-                base, replace(base, cluster=(2, 1)), replace(base, tile=(256, 128, 128), cluster=(1, 2)),
-                replace(base, scheduler="pingpong", wave=(1, 1), tile=(64, 256, 128), cluster=(2, 1)),
-                replace(base, scheduler="pingpong", wave=(1, 1), tile=(128, 128, 128), cluster=(2, 1)),
-            ):  # fmt: skip
-                out.append(Experiment(config, shape, time=True))
-    promoted = Config(a="fp8", b="fp8", tile=(128, 128, 128), promote=4)
-    out.append(Experiment(promoted, SQUARE[2], time=True))
-    out.append(
-        Experiment(
-            replace(promoted, scheduler="pingpong", wave=(1, 1), tile=(64, 128, 128), cluster=(2, 1)),
-            SQUARE[2],
-            time=True,
-        )
-    )
-    return out
+    for base in (replace(FP8, scale_a="none"), INT8):
+        out += timed(large_candidates(base), SQUARES[0], SQUARES[1], LARGE[0])
+        out += timed([c for c in small_candidates(base) if c.tile[2] == 128], SMALL)
+        out += decode_candidates(base)
+        out += timed([c for c in panel_candidates(base) if not c.stream], DECODE_128)
+    promoted = replace(FP8, promote=4)
+    candidates = [promoted, replace(promoted, scheduler="pingpong", wave=(1, 1), tile=(64, 128, 128))]
+    return out + timed(with_clusters(candidates, [(1, 1), (2, 1)]), SQUARES[1])
 
 
 def fused() -> list[Experiment]:
     """Bias and GELU beside cuBLAS and a separate kernel."""
-    gelu = replace(COOPERATIVE, bias="bf16", unary="Gelu", cluster=(2, 1))
-    return [
-        Experiment(gelu, SQUARE[2], time=True),
-        Experiment(replace(PINGPONG, bias="bf16", unary="Gelu", cluster=(2, 1)), SQUARE[2], time=True),
-        Experiment(gelu, LARGE[0], time=True),
-    ]
+    base = [COOPERATIVE, replace(COOPERATIVE, cluster=(2, 1)), PINGPONG, replace(PINGPONG, cluster=(2, 1))]
+    return timed([replace(c, bias="bf16", unary="Gelu") for c in base], SQUARES[1], LARGE[0])
 
 
 SUITES: dict[str, Callable[[], list[Experiment]]] = {
-    "correct": correct, "speed": speed, "decode": decode, "narrow": narrow, "fused": fused,
+    "correct": correct, "wide": wide, "small": small, "decode": decode, "narrow": narrow, "fused": fused,
 }  # fmt: skip

@@ -18,12 +18,10 @@ TW_SM90 uint32_t shared_address_in(uint32_t address, uint32_t rank) {
   return mapped;
 }
 
-// All threads of all workgroups of the cluster. Before a workgroup ends, its peers must be done with its memory.
-TW_SM90 void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
-TW_SM90 void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+// A barrier over all threads of all workgroups of the cluster. It orders no ordinary memory accesses: initialised barriers
+// have their own fence. Before a workgroup ends, its peers must be done with its memory.
 TW_SM90 void cluster_sync() {
-  cluster_arrive();
-  cluster_wait();
+  asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
 }
 
 // A cluster of kM x kN workgroups over neighbouring tiles, the rank running along m first. Those of one row of tiles

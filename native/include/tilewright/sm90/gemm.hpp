@@ -36,15 +36,13 @@ struct Gemm {
     }
     if constexpr (Cluster::size > 1) cluster_sync();
     else __syncthreads();
+    release_next_launch();  // its workgroups begin as soon as these leave room
     wait_for_previous_launch();
 
     const Queue queue(tasks, (int)params.launch.split_k, rank);
     if (warpgroup == 0) {
       if constexpr (Plan::Registers::moves) give_registers_up<Plan::Registers::producer>();
-      if (threadIdx.x == 0) {
-        produce<Plan>(queue, tasks, barriers, shared, rank);
-        release_next_launch();
-      }
+      if (threadIdx.x == 0) produce<Plan>(queue, tasks, barriers, shared, rank);
     } else {
       if constexpr (Plan::Registers::moves) take_registers<Plan::Registers::consumer>();
       consume(params, queue, tasks, barriers, shared, rank, warpgroup - 1);

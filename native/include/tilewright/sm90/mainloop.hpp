@@ -37,6 +37,7 @@ TW_SM90 void produce(Queue queue, const Tasks& tasks, RingBarriers<Plan::stages>
     const int a_batch = task.problem.stride_a == 0 ? 0 : work.batch, b_batch = task.problem.stride_b == 0 ? 0 : work.batch;
     const int row = work.tile_m * Plan::tile_m, column = work.tile_n * Plan::tile_n;
     int k = work.first_step * Plan::tile_k;
+#pragma unroll 1
     for (int step = 0; step < work.steps; step++, k += Plan::tile_k) {
       barriers.wait_empty(ring);
       const uint32_t full = barriers.full(ring.stage);

@@ -12,8 +12,8 @@ struct RegisterShares {
   static constexpr int threads = kWarpgroup * (1 + kConsumers);
   static constexpr bool moves = kConsumers > 1;
   static constexpr int at_start = kConsumers == 1 ? 255 : kConsumers == 2 ? 168 : kConsumers == 3 ? 128 : 96;
-  static constexpr int producer = kConsumers == 3 ? 32 : 24;
-  static constexpr int consumer = kConsumers == 1 ? 255 : kConsumers == 2 ? 240 : kConsumers == 3 ? 160 : 112;
+  static constexpr int producer = kConsumers == 2 ? 40 : 32;
+  static constexpr int consumer = kConsumers == 1 ? 255 : kConsumers == 2 ? 232 : kConsumers == 3 ? 160 : 112;
 };
 
 // All warps of the calling warpgroup, once, at the start of their role. The kernel must carry
