@@ -24,7 +24,9 @@ class ResidentBuffer(Pinned):
         self.device_id = device.info.id
         self.exported = False
         """Another process may have it mapped."""
-        self._buffer: Buffer | None = device.allocate(nbytes)
+        # Where memory for other processes is another kind, clients get that: they may ask for it to be exported.
+        allocate = getattr(device, "allocate_shared", device.allocate)
+        self._buffer: Buffer | None = allocate(nbytes)
         self.address = self._buffer.address
 
     def read(self, offset: int, target: memoryview) -> None:

@@ -1,0 +1,399 @@
+"""An NVIDIA GPU, opened in this process."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tilewright_kit.device import Buffer, DeviceInfo, Launch
+from tilewright_kit.errors import (
+    DeviceError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    TilewrightError,
+    UnavailableError,
+    UnsupportedError,
+)
+from tilewright_server.devices.base import MemoryHandle, ProgramStage
+from tilewright_server.devices.cuda.discovery import describe_uuid
+from tilewright_server.devices.cuda.driver import Driver
+from tilewright_server.devices.cuda.graveyard import Graveyard
+from tilewright_server.devices.cuda.lane import Lane
+from tilewright_server.devices.cuda.memory import Memory
+from tilewright_server.devices.cuda.module import CudaModule, Function
+from tilewright_server.devices.cuda.packing import HostBlock
+from tilewright_server.devices.cuda.program import CudaProgram
+from tilewright_server.devices.cuda.sharing import Importer, Mapping
+from tilewright_server.devices.cuda.stages import BoundLaunch, Stage
+from tilewright_server.devices.cuda.stream import CudaStream
+
+__all__ = ["CudaDevice"]
+
+log = logging.getLogger(__name__)
+
+_LANES = 4
+"""Executions that may be on the device at a time: enough to hide one's launches behind another's kernels."""
+_BINDINGS = 64
+_CLIENT_BINDINGS = 4096
+_QUIET_S = 2.0
+"""How long closing waits for what was launched; the end of the process gives back the rest."""
+
+
+@dataclass(slots=True, eq=False)
+class _Owned:
+    """What ``Buffer.owner`` is: where the memory came from, and whether it was given back."""
+
+    source: str
+    mapping: Mapping | None = None
+    live: bool = True
+
+
+class CudaDevice:
+    """See ``Device``, ``ProgramDevice``, ``SharingDevice`` and ``StreamDevice``. Thread-safe.
+
+    Memory comes from one stream-ordered pool; what other processes may map comes from ``allocate_shared``. After a
+    sticky error every method raises ``DeviceLostError``: the process must end.
+    """
+
+    lanes = _LANES
+
+    def __init__(self, info: DeviceInfo, driver: Driver, handle: Any) -> None:
+        """``handle`` is the driver's; its context is current. Use ``open``."""
+        self.info = info
+        self.uuid = str(info.attributes.get("uuid", ""))
+        self._driver = driver
+        self._handle = handle
+        self._memory = Memory(driver, int(handle), info.memory_bytes)
+        self._graveyard = Graveyard(driver)
+        self._importer = Importer(driver, int(handle), self._graveyard.bury)
+        self._functions: dict[int, Function] = {}
+        self._modules: set[CudaModule] = set()
+        self._buffers: dict[_Owned, Buffer] = {}
+        self._free_lanes: deque[Lane] = deque()
+        self._all_lanes: list[Lane] = []
+        self._locked: list[memoryview] = []
+        self._lock = threading.Lock()
+        self._closed = False
+        # Memory that is out of use is freed here, where nothing is ever under way.
+        self._idle = self._new_lane(_BINDINGS)
+
+    @classmethod
+    def open(cls, info: DeviceInfo) -> CudaDevice:
+        """Retain the device's primary context. Raises ``UnavailableError``, ``DeviceError``."""
+        driver = Driver.open(info.id)
+        api, check = driver.api, driver.check
+        wanted = str(info.attributes.get("uuid", ""))
+        for ordinal in range(int(check(api.cuDeviceGetCount()))):
+            handle = check(api.cuDeviceGet(ordinal))
+            if describe_uuid(bytes(check(api.cuDeviceGetUuid(handle)).bytes)) == wanted:
+                driver.bind(check(api.cuDevicePrimaryCtxRetain(handle), "a context"))
+                driver.enter()
+                return cls(info, driver, handle)
+        raise UnavailableError(
+            "the device is not there any more",
+            field="device",
+            value=info.id,
+            rule="device_driver",
+            fix="look at nvidia-smi, and start the server again",
+        )
+
+    # Memory
+
+    def allocate(self, nbytes: int) -> Buffer:
+        self._enter()
+        size = self._size(nbytes)
+        lane = self._borrow()
+        try:
+            address = lane.zeroed(size)
+            lane.synchronize()
+        finally:
+            self._give_back(lane)
+        return self._own(Buffer(address, nbytes, _Owned("pool")))
+
+    def allocate_shared(self, nbytes: int) -> Buffer:
+        """Like ``allocate``, for memory that ``export_memory`` will name: it fills blocks of 2 MiB by itself."""
+        self._enter()
+        size = self._size(nbytes)
+        self._graveyard.reap()
+        address = self._memory.take_shareable(size)
+        lane = self._borrow()
+        try:
+            self._driver.check(self._driver.api.cuMemsetD8Async(address, 0, size, lane.stream))
+            lane.synchronize()
+        finally:
+            self._give_back(lane)
+        return self._own(Buffer(address, nbytes, _Owned("shared")))
+
+    def free(self, buffer: Buffer) -> None:
+        self._enter()
+        address, source = buffer.address, self._disown(buffer, "pool", "shared")
+        self._graveyard.bury(lambda: self._release(address, source))
+
+    def _release(self, address: int, source: str) -> None:
+        if source == "shared":
+            self._memory.give_back_shareable(address)
+        else:
+            self._memory.give_back(address, self._idle.stream)
+
+    def write(self, buffer: Buffer, offset: int, data: memoryview) -> None:
+        self._copy(self._driver.api.cuMemcpyHtoDAsync, self._span(buffer, offset, data), data, data.nbytes)
+
+    def read(self, buffer: Buffer, offset: int, into: memoryview) -> None:
+        if into.readonly:
+            raise TypeError("the target of a copy cannot be written")
+        address = self._span(buffer, offset, into)
+        copy = self._driver.api.cuMemcpyDtoHAsync
+        self._copy(lambda device, host, nbytes, stream: copy(host, device, nbytes, stream), address, into, into.nbytes)
+
+    def _copy(self, copy: Callable[..., Any], address: int, host: memoryview, nbytes: int) -> None:
+        self._enter()
+        if not nbytes:
+            return
+        lane = self._borrow()
+        try:
+            self._driver.check(copy(address, host, nbytes, lane.stream), "a copy")
+            lane.synchronize()
+        finally:
+            self._give_back(lane)
+
+    def lock_host(self, memory: memoryview) -> None:
+        """Lock pages of the host, so that copies from and to them need no second copy. Stays slow where it fails."""
+        self._enter()
+        if self._driver.quietly(self._driver.api.cuMemHostRegister(memory, memory.nbytes, 0)):
+            self._locked.append(memory)
+        else:
+            log.warning("memory of the host cannot be locked: copies will be slower")
+
+    # Memory of other processes
+
+    def import_memory(self, handle: MemoryHandle) -> Buffer:
+        self._enter()
+        mapping = self._importer.open(handle)
+        return self._own(Buffer(mapping.base + handle.offset, handle.nbytes, _Owned("mapping", mapping)))
+
+    def release_memory(self, buffer: Buffer) -> None:
+        self._enter()
+        owner = buffer.owner
+        self._disown(buffer, "mapping")
+        assert isinstance(owner, _Owned) and owner.mapping is not None
+        self._importer.close(owner.mapping)
+
+    def export_memory(self, buffer: Buffer) -> MemoryHandle:
+        """A legacy handle, which goes over any connection. Only of ``allocate_shared``."""
+        self._enter()
+        owner = buffer.owner
+        if not isinstance(owner, _Owned) or not owner.live or owner.source != "shared":
+            raise UnsupportedError(
+                "this memory cannot be shared with other processes",
+                field="buffer",
+                rule="memory_sharing",
+                fix="export resident buffers",
+            )
+        api, check = self._driver.api, self._driver.check
+        base, _ = check(api.cuMemGetAddressRange(buffer.address))
+        name = check(api.cuIpcGetMemHandle(buffer.address), "the handle of a buffer")
+        return MemoryHandle("cuda_ipc", bytes(name.reserved), buffer.nbytes, offset=buffer.address - int(base))
+
+    # Code
+
+    def load(self, binary: Path) -> CudaModule:
+        self._enter()
+        self._graveyard.reap()
+        module = CudaModule(self._driver, binary, self._functions, self._unloading)
+        with self._lock:
+            self._modules.add(module)
+        return module
+
+    def _unloading(self, module: CudaModule, finish: Callable[[], None]) -> None:
+        with self._lock:
+            self._modules.discard(module)
+        if self._driver.lost is None:
+            self._driver.enter()
+            self._graveyard.bury(finish)
+
+    def run(self, launches: Sequence[Launch], stream: int = 0) -> tuple[int, ...]:  # noqa: ARG002
+        """Launches that nothing is prepared for. Their arguments have no tables: those would lie on the host."""
+        self._enter()
+        if not launches:
+            return ()
+        stages, image, roots = [], bytearray(), []
+        for launch in launches:
+            args = launch.args.cast("B")
+            stages.append(Stage(self._function(launch.function), launch.geometry, args.nbytes))
+            roots.append(len(image))
+            image += bytes(args) + bytes(-args.nbytes % 64 or (0 if args.nbytes else 64))
+        lane = self._borrow()
+        try:
+            configs = [lane.config(stage) for stage in stages]
+            bound = BoundLaunch(self._driver, stages, configs, HostBlock(bytes(image)), roots)
+            return lane.timed(bound, 1)
+        finally:
+            self._give_back(lane)
+
+    def program(
+        self, stages: Sequence[ProgramStage], operands: Sequence[str], *, counter_bytes: int = 0
+    ) -> CudaProgram:
+        self._enter()
+        return CudaProgram(
+            self._driver,
+            stages,
+            operands,
+            functions=self._function,
+            borrow=self._borrow,
+            give_back=self._give_back,
+            closed=self._program_closed,
+            counter_bytes=counter_bytes,
+        )
+
+    def open_stream(self) -> CudaStream:
+        self._enter()
+        self._graveyard.reap()
+        lane = self._new_lane(_CLIENT_BINDINGS)
+        self._graveyard.add(lane.stream)
+        return CudaStream(lane, self._graveyard)
+
+    def memory_use(self) -> dict[str, int]:
+        """Bytes of the pool in use and held, and how many allocations of other processes are mapped."""
+        self._enter()
+        used, held = self._memory.pooled_bytes()
+        return {"pool_used": used, "pool_held": held, "mappings": len(self._importer)}
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            buffers, self._buffers = self._buffers, {}
+            lanes, self._all_lanes = self._all_lanes, []
+            modules, self._modules = self._modules, set()
+        driver, api = self._driver, self._driver.api
+        if driver.lost is not None or not self._quiet(lanes):
+            return  # only the end of the process gives the rest back
+        self._graveyard.finish_all()
+        for module in modules:
+            module.unload()
+        for owner, buffer in buffers.items():
+            owner.live = False
+            if owner.source != "mapping":
+                self._release(buffer.address, owner.source)
+        self._importer.close_all()
+        for memory in self._locked:
+            driver.quietly(api.cuMemHostUnregister(memory))
+        self._idle.synchronize()
+        for lane in lanes:
+            lane.close()
+        self._memory.close()
+        driver.quietly(api.cuDevicePrimaryCtxRelease(self._handle))
+
+    def _quiet(self, lanes: Sequence[Lane]) -> bool:
+        """Whether everything ends soon."""
+        deadline = time.monotonic() + _QUIET_S
+        try:
+            self._driver.enter()
+        except TilewrightError:
+            return False
+        for lane in lanes:
+            while not lane.is_idle:
+                if time.monotonic() > deadline or self._driver.lost is not None:
+                    return False
+                time.sleep(0.001)
+        return True
+
+    # Lanes
+
+    def _new_lane(self, bindings: int) -> Lane:
+        lane = Lane(self._driver, self._memory, bindings, self._lane_closed)
+        with self._lock:
+            self._all_lanes.append(lane)
+        return lane
+
+    def _lane_closed(self, lane: Lane) -> None:
+        with self._lock:
+            if lane in self._all_lanes:
+                self._all_lanes.remove(lane)
+
+    def _borrow(self) -> Lane:
+        try:
+            return self._free_lanes.pop()
+        except IndexError:
+            return self._new_lane(_BINDINGS)
+
+    def _give_back(self, lane: Lane) -> None:
+        self._free_lanes.append(lane)
+
+    def _program_closed(self, program: CudaProgram) -> None:
+        with self._lock:
+            for lane in self._all_lanes:
+                lane.dropped.append(program)
+
+    # Checks
+
+    def _enter(self) -> None:
+        if self._closed:
+            raise DeviceError("the device is closed", rule="device_closed", fix="use another server")
+        self._driver.enter()
+
+    def _function(self, number: int) -> Function:
+        function = self._functions.get(number)
+        if function is None:
+            raise DeviceError(
+                "the kernel was unloaded",
+                rule="module_unloaded",
+                fix="keep a module loaded for as long as its functions are used",
+            )
+        return function
+
+    def _size(self, nbytes: int) -> int:
+        if nbytes < 0:
+            raise InvalidArgumentError(
+                "a buffer cannot have a negative size",
+                field="bytes",
+                value=nbytes,
+                rule="buffer_size",
+                fix="ask for one byte or more",
+            )
+        if nbytes > self.info.memory_bytes:
+            raise ResourceExhaustedError(
+                f"the device has {self.info.memory_bytes} bytes of memory",
+                field="bytes",
+                value=nbytes,
+                rule="device_memory",
+                fix="ask for less",
+            )
+        return max(nbytes, 1)
+
+    def _own(self, buffer: Buffer) -> Buffer:
+        assert isinstance(buffer.owner, _Owned)
+        with self._lock:
+            self._buffers[buffer.owner] = buffer
+        return buffer
+
+    def _disown(self, buffer: Buffer, *sources: str) -> str:
+        owner = buffer.owner
+        with self._lock:
+            if not isinstance(owner, _Owned) or not owner.live or owner.source not in sources:
+                raise DeviceError(
+                    "the buffer was freed before, or is not of this device",
+                    rule="device_memory",
+                    fix="free each buffer once",
+                )
+            owner.live = False
+            self._buffers.pop(owner, None)
+            return owner.source
+
+    def _span(self, buffer: Buffer, offset: int, data: memoryview) -> int:
+        if offset < 0 or offset > buffer.nbytes - data.nbytes:
+            raise InvalidArgumentError(
+                "the copy reaches past the end of the buffer",
+                field="offset",
+                value=offset,
+                rule="buffer_bounds",
+                fix=f"stay within {buffer.nbytes} bytes",
+            )
+        return buffer.address + offset

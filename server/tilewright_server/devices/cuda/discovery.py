@@ -1,0 +1,154 @@
+"""Which NVIDIA devices the machine has, without touching the driver in this process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tilewright_arch import ArchError, ArchSpec, from_compute_capability
+from tilewright_kit.device import DeviceInfo
+from tilewright_server.devices.cuda.driver import MIN_DRIVER
+
+__all__ = ["Discovery", "describe_uuid", "find", "has_driver", "parse"]
+
+_TIMEOUT_S = 30.0
+_NODES = ("dev/nvidiactl", "dev/dxg")
+_LIBRARIES = (
+    "usr/lib/x86_64-linux-gnu/libcuda.so.1",
+    "usr/lib/aarch64-linux-gnu/libcuda.so.1",
+    "usr/lib64/libcuda.so.1",
+    "usr/lib/libcuda.so.1",
+    "usr/lib/wsl/lib/libcuda.so.1",
+    "usr/local/nvidia/lib64/libcuda.so.1",
+)
+_SYSTEM = Path("/")
+_DRIVER_FIX = "install the NVIDIA driver 580 or later"
+_CONTAINER_FIX = "start the container with the NVIDIA runtime (docker run --gpus all)"
+
+
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    """What was found; where nothing was, ``problem`` says why and ``fix`` what to do. ``notes`` are of devices that
+    differ from their arch's figures, or were left out."""
+
+    devices: tuple[DeviceInfo, ...] = ()
+    driver: int = 0
+    problem: str = ""
+    fix: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def has_driver(root: Path = _SYSTEM) -> bool:
+    """Whether the machine shows a device node or the driver's library: only then is it worth asking."""
+    return any((root / path).exists() for path in (*_NODES, *_LIBRARIES))
+
+
+def find(kind: str = "cuda", root: Path = _SYSTEM, command: Sequence[str] = ()) -> Discovery:
+    """Ask a short-lived process (``command`` is for tests). It sees the devices that this process may use: the
+    driver's own variables (CUDA_VISIBLE_DEVICES) are passed on to it."""
+    if not has_driver(root):
+        return Discovery(problem="no NVIDIA driver and no device node (/dev/nvidiactl)", fix=_DRIVER_FIX)
+    argv = command or (sys.executable, "-m", "tilewright_server.devices.cuda.probe")
+    try:
+        answer = subprocess.run(list(argv), stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S)
+        record = json.loads(answer.stdout)
+        if not isinstance(record, dict):
+            raise ValueError("not an object")
+    except subprocess.TimeoutExpired:
+        return Discovery(problem=f"the NVIDIA driver did not answer within {_TIMEOUT_S:g} s", fix="restart the machine")
+    except (OSError, ValueError):
+        return Discovery(problem="asking the NVIDIA driver failed", fix=f"run {' '.join(argv)} and look what it says")
+    return parse(record, kind, node=any((root / path).exists() for path in _NODES))
+
+
+def parse(record: Mapping[str, Any], kind: str = "cuda", node: bool = True) -> Discovery:
+    """What the probe's answer means. ``node``: whether there is a device node."""
+    reason = str(record.get("reason", ""))
+    match record.get("error"):
+        case "library":
+            return Discovery(
+                problem="the NVIDIA driver's library (libcuda.so.1) cannot be loaded",
+                fix=f"{_DRIVER_FIX}; in a container, {_CONTAINER_FIX}",
+            )
+        case "old":
+            return Discovery(problem="the NVIDIA driver is too old", fix=_DRIVER_FIX)
+        case "driver":
+            fix = "look at nvidia-smi" if node else f"there is no device node: {_CONTAINER_FIX}"
+            return Discovery(problem=f"the NVIDIA driver cannot be used ({reason})", fix=fix)
+    driver = int(record["driver"])
+    if driver < MIN_DRIVER:
+        return Discovery(
+            driver=driver,
+            problem=f"the NVIDIA driver is for CUDA {driver // 1000}.{driver % 1000 // 10}",
+            fix=f"{_DRIVER_FIX} (CUDA 13.0)",
+        )
+    devices: list[DeviceInfo] = []
+    notes: list[str] = []
+    for found in record["devices"]:
+        try:
+            arch = from_compute_capability(found["major"], found["minor"])
+        except ArchError as error:
+            notes.append(f"{found['name']}: {error}")
+            continue
+        name = f"{kind}:{found['ordinal']}"
+        notes += [f"{name}: {text}" for text in _differences(found, arch)]
+        devices.append(_info(name, kind, found, arch))
+    problem = "" if devices else "the NVIDIA driver shows no device that kernels can be made for"
+    fix = "" if devices else "see CUDA_VISIBLE_DEVICES and `tilewright arch list`"
+    return Discovery(tuple(devices), driver, problem, fix, tuple(notes))
+
+
+def describe_uuid(data: bytes) -> str:
+    """A device's UUID as nvidia-smi writes it."""
+    text = data.hex()
+    return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def _bandwidth(found: Mapping[str, Any]) -> int:
+    """Bytes a second: two transfers for each cycle of the memory's clock, over the whole bus."""
+    return int(found["memory_clock_khz"]) * 2000 * int(found["memory_bus_bits"]) // 8
+
+
+def _info(name: str, kind: str, found: Mapping[str, Any], arch: ArchSpec) -> DeviceInfo:
+    known = arch.throughput
+    same = known.units == found["units"]
+    return DeviceInfo(
+        id=name,
+        kind=kind,
+        name=found["name"],
+        # The spec's clock is the one that its rates were measured at; a chip of another size has another.
+        arch=arch.with_device(
+            lds_bytes=found["shared_bytes"],
+            units=found["units"],
+            clock_mhz=known.clock_mhz if same and known.clock_mhz else found["clock_khz"] // 1000,
+            memory_bytes_per_second=_bandwidth(found) or known.memory_bytes_per_second,
+        ),
+        units=found["units"],
+        memory_bytes=found["memory_bytes"],
+        attributes={
+            "uuid": describe_uuid(bytes.fromhex(found["uuid"])),
+            "ordinal": found["ordinal"],
+            "compute_capability": f"{found['major']}.{found['minor']}",
+            "pci": f"{found['pci_domain']:08x}:{found['pci_bus']:02x}:{found['pci_device']:02x}.0",
+            "l2_bytes": found["l2_bytes"],
+        },
+    )
+
+
+def _differences(found: Mapping[str, Any], arch: ArchSpec) -> list[str]:
+    """Where the device is not what its arch's spec says; its own figures are used."""
+    notes = []
+    if arch.throughput.units and arch.throughput.units != found["units"]:
+        notes.append(f"{found['units']} SMs, where the figures of {arch.id} are for {arch.throughput.units}")
+    if arch.lds_bytes != found["shared_bytes"]:
+        notes.append(f"{found['shared_bytes']} bytes of shared memory a workgroup, {arch.id} says {arch.lds_bytes}")
+    if not found["memory_pools"] or not found["virtual_memory"]:
+        notes.append("its memory cannot be shared or pooled")
+    if found["compute_mode"] == 2:  # CU_COMPUTEMODE_PROHIBITED
+        notes.append("its compute mode forbids all use (nvidia-smi -c DEFAULT)")
+    return notes

@@ -1,0 +1,196 @@
+"""A stream of the device with what its launches need: counters, events, and programs bound to addresses.
+
+Launches of one lane run one after the other, so they share one set of counters. A lane is used by one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tilewright_server.devices.cuda.driver import Driver
+from tilewright_server.devices.cuda.graph import ProgramGraph
+from tilewright_server.devices.cuda.memory import Memory
+
+if TYPE_CHECKING:
+    from tilewright_server.devices.cuda.program import CudaProgram
+    from tilewright_server.devices.cuda.stages import BoundLaunch, Stage
+
+__all__ = ["Lane", "Prepared"]
+
+_LEAST_COUNTERS = 64 << 10
+_SLICE = 16
+"""Repeats of a program of several stages between two waits, each with events of its own."""
+
+
+class Prepared:
+    """A program on a lane: launch configurations of its stages, and what was bound to addresses."""
+
+    __slots__ = ("bounds", "configs", "graph")
+
+    def __init__(self, configs: Sequence[Any], graph: ProgramGraph | None) -> None:
+        self.configs = configs
+        self.graph = graph
+        self.bounds: dict[tuple[tuple[int, ...], int], BoundLaunch] = {}
+
+
+class Lane:
+    """See above. ``limit`` bounds how many bindings of one program are remembered; ``closed`` is told of the end."""
+
+    def __init__(self, driver: Driver, memory: Memory, limit: int, closed: Callable[[Lane], None]) -> None:
+        api = driver.api
+        self.driver = driver
+        self.stream = driver.check(api.cuStreamCreate(api.CUstream_flags.CU_STREAM_NON_BLOCKING.value), "a stream")
+        self.dropped: deque[CudaProgram] = deque()
+        """Programs that are over; other threads leave them here."""
+        self.host_synchronisations = 0
+        """How often a host thread has waited for this stream."""
+        self._memory = memory
+        self._limit = limit
+        self._on_close = closed
+        self._prepared: dict[CudaProgram, Prepared] = {}
+        self._counters: list[tuple[int, int]] = []
+        self._events: list[Any] = []
+        self._closed = False
+
+    # Programs
+
+    def bound(self, program: CudaProgram, addresses: tuple[int, ...], workspace: int) -> BoundLaunch:
+        """The program's launches with these addresses: found, or made. Raises what ``CudaProgram.bind`` does."""
+        if self.dropped:
+            self._forget()
+        prepared = self._prepared.get(program)
+        if prepared is None:
+            prepared = self._prepare(program)
+        bound = prepared.bounds.get((addresses, workspace))
+        if bound is None:
+            bound = program.bind(self, prepared, addresses, workspace, self.counters(program.counter_bytes))
+            while len(prepared.bounds) >= self._limit:
+                prepared.bounds.pop(next(iter(prepared.bounds))).close()
+            prepared.bounds[(addresses, workspace)] = bound
+        return bound
+
+    def config(self, stage: Stage) -> Any:
+        """A launch configuration of a stage for this stream."""
+        return stage.config(self.driver.api, self.stream)
+
+    def _prepare(self, program: CudaProgram) -> Prepared:
+        configs = tuple(self.config(stage) for stage in program.stages)
+        prepared = self._prepared[program] = Prepared(configs, program.graph(self.stream))
+        return prepared
+
+    def _forget(self) -> None:
+        while self.dropped:
+            prepared = self._prepared.pop(self.dropped.popleft(), None)
+            if prepared is not None:
+                self._close(prepared)
+
+    @staticmethod
+    def _close(prepared: Prepared) -> None:
+        for bound in prepared.bounds.values():
+            bound.close()
+        if prepared.graph is not None:
+            prepared.graph.close()
+
+    # Memory of its own
+
+    def counters(self, nbytes: int) -> int:
+        """Address of that many zeroed bytes; 0 for none. A larger piece joins the smaller ones, which stay where they
+        are bound."""
+        if not nbytes:
+            return 0
+        if not self._counters or self._counters[-1][1] < nbytes:
+            size = max(_LEAST_COUNTERS, 1 << (nbytes - 1).bit_length())
+            self._counters.append((self.zeroed(size), size))
+        return self._counters[-1][0]
+
+    def zeroed(self, nbytes: int) -> int:
+        """Address of zeroed memory of the pool, for work on this stream."""
+        driver, api = self.driver, self.driver.api
+        address = self._memory.take(nbytes, self.stream)
+        driver.check(api.cuMemsetD8Async(address, 0, nbytes, self.stream))
+        return address
+
+    def take(self, nbytes: int) -> int:
+        """Address of memory of the pool, for work on this stream."""
+        return self._memory.take(nbytes, self.stream)
+
+    def give_back(self, address: int) -> None:
+        """Free memory of ``take`` or ``zeroed`` behind everything that was launched on this stream."""
+        self._memory.give_back(address, self.stream)
+
+    # Waiting
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything that was launched has ended, or nothing can end any more."""
+        result = self.driver.api.cuStreamQuery(self.stream)[0]
+        return not result or result.name != "CUDA_ERROR_NOT_READY"
+
+    def synchronize(self) -> None:
+        """Wait for everything. Raises ``DeviceError``, ``DeviceLostError``."""
+        self.host_synchronisations += 1
+        self.driver.check(self.driver.api.cuStreamSynchronize(self.stream))
+
+    def event(self, place: int) -> Any:
+        """One of the lane's own events, with timing."""
+        api = self.driver.api
+        while len(self._events) <= place:
+            self._events.append(self.driver.check(api.cuEventCreate(api.CUevent_flags.CU_EVENT_DEFAULT.value)))
+        return self._events[place]
+
+    def record(self, place: int) -> None:
+        self.driver.check(self.driver.api.cuEventRecord(self.event(place), self.stream))
+
+    def wait(self, place: int) -> None:
+        """Wait until an event of this lane has been passed."""
+        self.host_synchronisations += 1
+        self.driver.check(self.driver.api.cuEventSynchronize(self._events[place]))
+
+    def elapsed_ns(self, begin: int, end: int) -> int:
+        """Device time between two events that were passed, in nanoseconds; the driver's resolution is 0.5 us."""
+        answer = self.driver.api.cuEventElapsedTime(self._events[begin], self._events[end])
+        return round(float(self.driver.check(answer)) * 1e6)
+
+    def timed(self, bound: BoundLaunch, repeat: int) -> tuple[int, ...]:
+        """Launch ``repeat`` times, wait, and return the time of each stage in nanoseconds, summed over the repeats."""
+        count = bound.count
+        if count == 1:  # nothing between the launches: small kernels follow each other closely
+            self.record(0)
+            for _ in range(repeat):
+                bound.launch_stage(0)
+            self.record(1)
+            self.wait(1)
+            return (self.elapsed_ns(0, 1),)
+        total = [0] * count
+        for first in range(0, repeat, _SLICE):
+            place = 0
+            self.record(0)
+            for _ in range(min(_SLICE, repeat - first)):
+                for stage in range(count):
+                    bound.launch_stage(stage)
+                    place += 1
+                    self.record(place)
+            self.wait(place)
+            for end in range(1, place + 1):
+                total[(end - 1) % count] += self.elapsed_ns(end - 1, end)
+        return tuple(total)
+
+    def close(self) -> None:
+        """Give everything back behind what is under way, which is not waited for. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._on_close(self)
+        driver, api = self.driver, self.driver.api
+        for prepared in self._prepared.values():
+            self._close(prepared)
+        for address, _ in self._counters:
+            self.give_back(address)
+        for event in self._events:
+            driver.quietly(api.cuEventDestroy(event))
+        driver.quietly(api.cuStreamDestroy(self.stream))
+        self._prepared.clear()
+        self._counters.clear()
+        self._events.clear()

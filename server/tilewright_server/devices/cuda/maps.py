@@ -1,0 +1,85 @@
+"""Tensor maps: descriptors that the driver encodes, 128 bytes each, for the bulk tensor copies of sm_90 and later."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from tilewright_kit.arguments import MAP_BYTES
+from tilewright_kit.errors import InternalError, InvalidArgumentError
+from tilewright_kit.plan import TensorMap
+from tilewright_server.devices.cuda.driver import Driver
+
+__all__ = ["MapEncoder"]
+
+_ALIGNMENT = 16
+_TYPES = {
+    "fp32": "FLOAT32",
+    "fp16": "FLOAT16",
+    "bf16": "BFLOAT16",
+    "int32": "INT32",
+    "int8": "UINT8",
+    "fp8": "UINT8",
+    "bf8": "UINT8",
+}
+_SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
+
+
+class MapEncoder:
+    """One tensor map of a program, to be encoded for one address after the other. Thread-safe."""
+
+    __slots__ = ("_after", "_before", "_driver", "_map")
+
+    def __init__(self, driver: Driver, tensor_map: TensorMap) -> None:
+        """Raises ``InternalError`` for a map that cannot be described to the driver."""
+        api = driver.api
+        rank = len(tensor_map.sizes)
+        if (
+            tensor_map.dtype not in _TYPES
+            or tensor_map.swizzle not in _SWIZZLES
+            or not 1 <= rank <= 5
+            or len(tensor_map.box) != rank
+            or len(tensor_map.strides) != rank - 1
+        ):
+            raise InternalError(
+                "a tensor map of the plan cannot be encoded",
+                field="plan.args",
+                value=tensor_map,
+                rule="tensor_map",
+                fix="report it as a fault of the operation's plugin",
+            )
+        self._driver = driver
+        self._map = tensor_map
+        self._before = (
+            getattr(api.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_TYPES[tensor_map.dtype]}"),
+            rank,
+        )
+        self._after: tuple[Any, ...] = (
+            [api.cuuint64_t(size) for size in tensor_map.sizes],
+            [api.cuuint64_t(stride) for stride in tensor_map.strides],
+            [api.cuuint32_t(size) for size in tensor_map.box],
+            [api.cuuint32_t(1)] * rank,
+            api.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            getattr(api.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{_SWIZZLES[tensor_map.swizzle]}"),
+            api.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            api.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+
+    def encode(self, address: int, into: int) -> None:
+        """Write the map of a tensor whose operand lies at device address ``address`` to host address ``into``.
+
+        Raises ``InvalidArgumentError`` for a tensor that is not aligned, ``DeviceError``.
+        """
+        begin = address + self._map.offset
+        if begin % _ALIGNMENT:
+            raise InvalidArgumentError(
+                f"this kernel needs the tensor at a multiple of {_ALIGNMENT} bytes",
+                field=self._map.operand,
+                value=f"{begin % _ALIGNMENT} bytes after one",
+                rule="operand_alignment",
+                fix=f"let the tensor begin at a multiple of {_ALIGNMENT} bytes, or name another kernel",
+            )
+        driver = self._driver
+        answer = driver.api.cuTensorMapEncodeTiled(*self._before, begin, *self._after)
+        encoded = driver.check(answer, "a tensor map")
+        ctypes.memmove(into, int(encoded.getPtr()), MAP_BYTES)

@@ -1,0 +1,342 @@
+"""Memory of other processes, mapped, and ours, named for them."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tilewright_kit.errors import DeviceError, InvalidArgumentError, TilewrightError, UnsupportedError
+from tilewright_server.devices.base import MemoryHandle
+from tilewright_server.devices.cuda.driver import Driver
+
+__all__ = ["Importer", "Mapping", "import_error"]
+
+_HANDLE_BYTES = 64
+_STALE = (
+    "INVALID_VALUE",
+    "INVALID_HANDLE",
+    "INVALID_RESOURCE_TYPE",
+    "NOT_FOUND",
+    "FILE_NOT_FOUND",
+    "ALREADY_MAPPED",
+    "NOT_MAPPED",
+    "OPERATING_SYSTEM",
+)
+_CAUSES = {
+    **{
+        f"CUDA_ERROR_{name}": (
+            "memory_handle",
+            "the handle names no memory that can be mapped: it was freed, or the handle is of another kind or device",
+            "export it again from the base of a live allocation, with the kind that its allocator supports",
+        )
+        for name in _STALE
+    },
+    "CUDA_ERROR_INVALID_CONTEXT": (
+        "memory_own_process",
+        "the handle is of memory that the server itself allocated, or of another device",
+        "send handles of memory that your own process allocated on this device",
+    ),
+    "CUDA_ERROR_MAP_FAILED": (
+        "memory_mapping",
+        "the memory cannot be mapped into the server's process",
+        "if client and server are in containers, let them share PID and IPC namespaces, or send a file descriptor",
+    ),
+    "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED": (
+        "memory_device",
+        "the memory lies on another device",
+        "send it to the device that it lies on",
+    ),
+    "CUDA_ERROR_INVALID_DEVICE": (
+        "memory_device",
+        "the memory lies on another device",
+        "send it to the device that it lies on",
+    ),
+    "CUDA_ERROR_TOO_MANY_PEERS": (
+        "memory_peers",
+        "the device has as many peers as it can have",
+        "send the memory to the device that it lies on",
+    ),
+    "CUDA_ERROR_NOT_SUPPORTED": (
+        "memory_kind",
+        "this driver cannot map memory of that kind",
+        "use a handle of another kind, or inline operands",
+    ),
+    "CUDA_ERROR_NOT_PERMITTED": (
+        "memory_kind",
+        "the driver does not permit mapping that memory",
+        "use a handle of another kind, or inline operands",
+    ),
+}
+
+
+def import_error(driver: Driver, result: Any, kind: str) -> TilewrightError:
+    """Why the driver would not map a handle of ``kind``."""
+    error = driver.error(result, "memory of another process")
+    cause = _CAUSES.get(result.name)
+    if cause is None:
+        return error
+    rule, reason, fix = cause
+    return DeviceError(f"{reason} ({result.name})", field="handle", value=kind, rule=rule, fix=fix)
+
+
+@dataclass(slots=True, eq=False)
+class Mapping:
+    """An allocation of another process, in our address space. ``nbytes`` is 0 where the driver does not tell it."""
+
+    key: tuple[str, bytes]
+    base: int
+    nbytes: int
+    unmap: Callable[[], None]
+    users: int = 1
+
+
+class Importer:
+    """Maps every allocation once, however many tensors lie in it. Thread-safe. The context must be current."""
+
+    def __init__(self, driver: Driver, ordinal: int, bury: Callable[[Callable[[], None]], None]) -> None:
+        """``bury`` calls back when nothing that was launched can use a mapping any more."""
+        self._driver = driver
+        self._ordinal = ordinal
+        self._bury = bury
+        self._mappings: dict[tuple[str, bytes], Mapping] = {}
+        self._others: list[Mapping] = []
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._mappings) + len(self._others)
+
+    def open(self, handle: MemoryHandle) -> Mapping:
+        """A mapping that holds the handle's part; ``close`` it. Raises as ``SharingDevice.import_memory``."""
+        opener = {"cuda_ipc": self._open_legacy, "cuda_pool": self._open_pooled, "fd": self._open_fd}.get(handle.kind)
+        if opener is None:
+            raise UnsupportedError(
+                "this device cannot map handles of that kind",
+                field="kind",
+                value=handle.kind,
+                rule="memory_kind",
+                fix="use cuda_ipc, cuda_pool or fd",
+            )
+        self._check(handle)
+        key = (handle.kind, handle.data)
+        with self._lock:
+            known = self._mappings.get(key) if handle.data else None
+            mapping = known or opener(handle)
+            try:
+                self._require_part(handle, mapping)
+            except TilewrightError:
+                if known is None:
+                    mapping.unmap()
+                raise
+            if known is not None:
+                known.users += 1
+            elif handle.data:
+                self._mappings[key] = mapping
+            else:
+                self._others.append(mapping)
+        return mapping
+
+    def close(self, mapping: Mapping) -> None:
+        """One user less; the last one unmaps it, behind what was launched."""
+        with self._lock:
+            mapping.users -= 1
+            last = not mapping.users
+        if last:
+            self._bury(lambda: self._unmap(mapping))
+
+    def close_all(self) -> None:
+        """Unmap everything: the device is idle."""
+        with self._lock:
+            mappings = [*self._mappings.values(), *self._others]
+            self._mappings.clear()
+            self._others.clear()
+        for mapping in mappings:
+            mapping.unmap()
+
+    def _unmap(self, mapping: Mapping) -> None:
+        with self._lock:
+            if mapping.users:
+                return  # it was asked for again meanwhile
+            if self._mappings.get(mapping.key) is mapping:
+                del self._mappings[mapping.key]
+            elif mapping in self._others:
+                self._others.remove(mapping)
+            else:
+                return
+            mapping.unmap()
+
+    @staticmethod
+    def _check(handle: MemoryHandle) -> None:
+        if handle.offset < 0 or handle.nbytes <= 0:
+            raise InvalidArgumentError(
+                "a handle stands for at least one byte of its allocation",
+                field="bytes",
+                value=handle.nbytes,
+                rule="memory_part",
+                fix="give offset and size of the part that is meant",
+            )
+        if handle.kind in ("cuda_ipc", "cuda_pool") and len(handle.data) != _HANDLE_BYTES:
+            raise InvalidArgumentError(
+                f"a handle of this kind has {_HANDLE_BYTES} bytes",
+                field="handle",
+                value=len(handle.data),
+                rule="handle_size",
+                fix="send it as the driver gave it",
+            )
+        if handle.kind in ("cuda_pool", "fd"):
+            try:
+                mode = os.fstat(handle.fd).st_mode
+            except OSError:
+                mode = stat.S_IFREG
+            if stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode):
+                raise InvalidArgumentError(
+                    "the descriptor is no memory of a device",
+                    field="descriptor",
+                    rule="memory_descriptor",
+                    fix="send the descriptor that the driver exported; memory files are regions of the host",
+                )
+
+    @staticmethod
+    def _require_part(handle: MemoryHandle, mapping: Mapping) -> None:
+        if mapping.nbytes and handle.offset + handle.nbytes > mapping.nbytes:
+            raise InvalidArgumentError(
+                f"the allocation has {mapping.nbytes} bytes, and the part would end at {handle.offset + handle.nbytes}",
+                field="offset",
+                value=handle.offset,
+                rule="memory_part",
+                fix="count the offset from the base of the allocation that the handle was made of",
+            )
+
+    def _require_device(self, address: int) -> None:
+        """A legacy handle of another device's memory can be mapped as well, through the link between them."""
+        api, check = self._driver.api, self._driver.check
+        ordinal = api.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        if int(check(api.cuPointerGetAttribute(ordinal, address))) != self._ordinal:
+            raise _other_device()
+
+    def _open_legacy(self, handle: MemoryHandle) -> Mapping:
+        driver, api = self._driver, self._driver.api
+        name = api.CUipcMemHandle()
+        name.reserved = handle.data
+        flags = api.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.value
+        answer = api.cuIpcOpenMemHandle(name, flags)
+        if answer[0]:
+            raise import_error(driver, answer[0], handle.kind)
+        opened = int(answer[1])
+
+        def unmap() -> None:
+            driver.quietly(api.cuIpcCloseMemHandle(opened))
+
+        try:
+            self._require_device(opened)
+            base, size = driver.check(api.cuMemGetAddressRange(opened))
+        except TilewrightError:
+            unmap()
+            raise
+        return Mapping((handle.kind, handle.data), int(base), int(size), unmap)
+
+    def _open_pooled(self, handle: MemoryHandle) -> Mapping:
+        driver, api = self._driver, self._driver.api
+        kind = api.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        answer = api.cuMemPoolImportFromShareableHandle(handle.fd, kind, 0)
+        if answer[0]:
+            raise import_error(driver, answer[0], handle.kind)
+        pool = answer[1]
+        try:
+            location = api.CUmemLocation()
+            location.type = api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+            location.id = self._ordinal
+            access = driver.check(api.cuMemPoolGetAccess(pool, location))
+            if access != api.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE:
+                answer = api.cuMemPoolSetAccess(pool, [self._access()], 1)
+                if answer[0]:
+                    raise import_error(driver, answer[0], handle.kind)
+            exported = api.CUmemPoolPtrExportData()
+            exported.reserved = handle.data
+            answer = api.cuMemPoolImportPointer(pool, exported)
+            if answer[0]:
+                raise import_error(driver, answer[0], handle.kind)
+        except TilewrightError:
+            driver.quietly(api.cuMemPoolDestroy(pool))
+            raise
+        opened = int(answer[1])
+
+        def unmap() -> None:
+            driver.quietly(api.cuMemFree(opened))
+            driver.quietly(api.cuMemPoolDestroy(pool))
+
+        try:
+            self._require_device(opened)
+            base, size = driver.check(api.cuMemGetAddressRange(opened))
+        except TilewrightError:
+            unmap()
+            raise
+        return Mapping((handle.kind, handle.data), int(base), int(size), unmap)
+
+    def _open_fd(self, handle: MemoryHandle) -> Mapping:
+        """Only the part that is asked for, from the beginning: the driver does not tell the size of an allocation, but
+        refuses to map more than there is."""
+        driver, api = self._driver, self._driver.api
+        kind = api.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        answer = api.cuMemImportFromShareableHandle(handle.fd, kind)
+        if answer[0]:
+            raise import_error(driver, answer[0], handle.kind)
+        allocation = answer[1]
+        try:
+            properties = driver.check(api.cuMemGetAllocationPropertiesFromHandle(allocation))
+            if properties.location.id != self._ordinal:
+                raise _other_device()
+            smallest = api.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+            granule = int(driver.check(api.cuMemGetAllocationGranularity(properties, smallest)))
+            size = -(-(handle.offset + handle.nbytes) // granule) * granule
+            base = self._map(allocation, size, handle.kind)
+        finally:
+            driver.quietly(api.cuMemRelease(allocation))  # the mapping holds it
+
+        def unmap() -> None:
+            driver.quietly(api.cuMemUnmap(base, size))
+            driver.quietly(api.cuMemAddressFree(base, size))
+
+        return Mapping((handle.kind, handle.data), base, size, unmap)
+
+    def _map(self, allocation: Any, size: int, kind: str) -> int:
+        driver, api = self._driver, self._driver.api
+        base = int(driver.check(api.cuMemAddressReserve(size, 0, 0, 0)))
+        result = api.cuMemMap(base, size, 0, allocation, 0)[0]
+        too_small = bool(result) and result.name == "CUDA_ERROR_INVALID_VALUE"
+        if not result:
+            result = api.cuMemSetAccess(base, size, [self._access()], 1)[0]
+            if not result:
+                return base
+            driver.quietly(api.cuMemUnmap(base, size))
+        driver.quietly(api.cuMemAddressFree(base, size))
+        raise _too_small(size) if too_small else import_error(driver, result, kind)
+
+    def _access(self) -> Any:
+        api = self._driver.api
+        access = api.CUmemAccessDesc()
+        access.location.type = api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        access.location.id = self._ordinal
+        access.flags = api.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        return access
+
+
+def _other_device() -> DeviceError:
+    return DeviceError(
+        "the memory lies on another device",
+        field="handle",
+        rule="memory_device",
+        fix="send it to the device that it lies on",
+    )
+
+
+def _too_small(size: int) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"the allocation has fewer than the {size} bytes that the part would end at",
+        field="offset",
+        rule="memory_part",
+        fix="count the offset from the beginning of the allocation that the descriptor stands for",
+    )

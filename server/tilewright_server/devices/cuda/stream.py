@@ -1,0 +1,150 @@
+"""Launches of one client, in order, without a host thread ever waiting for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from tilewright_kit.errors import DeviceError, InvalidArgumentError
+from tilewright_server.devices.base import RECORD, TIME, WAIT, DeviceLostError, Program
+from tilewright_server.devices.cuda.graveyard import Graveyard
+from tilewright_server.devices.cuda.lane import Lane
+
+if TYPE_CHECKING:
+    from tilewright_server.devices.cuda.program import CudaProgram
+
+__all__ = ["CudaStream"]
+
+_HANDLE_BYTES = 64
+_EVENTS = WAIT | RECORD
+
+
+@dataclass(slots=True)
+class _Slot:
+    """The client's event, or None, and ours."""
+
+    producer: Any
+    completion: Any
+
+
+class CudaStream:
+    """See ``LaunchStream``. A lane of its own, and events that other processes know."""
+
+    def __init__(self, lane: Lane, graveyard: Graveyard) -> None:
+        self._lane = lane
+        self._driver = lane.driver
+        self._graveyard = graveyard
+        self._slots: dict[int, _Slot] = {}
+        self._wait = lane.driver.api.cuStreamWaitEvent
+        self._record = lane.driver.api.cuEventRecord
+        self._closed = False
+
+    @property
+    def host_synchronisations(self) -> int:
+        """How often a host thread has waited for this stream: only launches with ``TIME``, and ``synchronize``, do."""
+        return self._lane.host_synchronisations
+
+    @property
+    def lane(self) -> Lane:
+        """What the launches run on."""
+        return self._lane
+
+    def open_event(self, slot: int, handle: bytes) -> bytes:
+        driver, api = self._driver, self._driver.api
+        driver.enter()
+        if handle and len(handle) != _HANDLE_BYTES:
+            raise InvalidArgumentError(
+                f"a handle of an event has {_HANDLE_BYTES} bytes",
+                field="handle",
+                value=len(handle),
+                rule="event_handle",
+                fix="send it as the driver gave it, or nothing",
+            )
+        producer = self._open_producer(handle) if handle else None
+        flags = api.CUevent_flags.CU_EVENT_INTERPROCESS.value | api.CUevent_flags.CU_EVENT_DISABLE_TIMING.value
+        completion = driver.check(api.cuEventCreate(flags), "an event")
+        name = driver.check(api.cuIpcGetEventHandle(completion), "the handle of an event")
+        before, self._slots[slot] = self._slots.get(slot), _Slot(producer, completion)
+        if before is not None:
+            self._destroy(before)
+        return bytes(name.reserved)
+
+    def launch(self, program: Program, addresses: Sequence[int], flags: int, slot: int, workspace: int = 0) -> int:
+        driver, lane = self._driver, self._lane
+        driver.enter()
+        bound = lane.bound(cast("CudaProgram", program), tuple(addresses), workspace)
+        events = self._events(flags, slot) if flags & _EVENTS else None
+        if events is not None and flags & WAIT:
+            result = self._wait(lane.stream, events.producer, 0)[0]
+            if result:
+                raise driver.error(result, "waiting for an event")
+        if flags & TIME:
+            lane.record(0)
+            bound.launch()
+            lane.record(1)
+        else:
+            bound.launch()
+        if events is not None and flags & RECORD:
+            result = self._record(events.completion, lane.stream)[0]
+            if result:
+                raise driver.error(result, "recording an event")
+        if flags & TIME:
+            lane.wait(1)
+            return lane.elapsed_ns(0, 1)
+        return 0
+
+    def synchronize(self) -> None:
+        self._driver.enter()
+        self._lane.synchronize()
+
+    def close(self) -> None:
+        """Does not wait: everything is given back when the last launch has ended. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._driver.lost is None:
+            self._driver.enter()
+        self._graveyard.bury(self._end)
+
+    def _end(self) -> None:
+        self._graveyard.remove(self._lane.stream)
+        for slot in self._slots.values():
+            self._destroy(slot)
+        self._slots.clear()
+        self._lane.close()
+
+    def _events(self, flags: int, slot: int) -> _Slot:
+        events = self._slots.get(slot)
+        if events is None or (flags & WAIT and events.producer is None):
+            raise InvalidArgumentError(
+                "the slot has no event to wait for" if events is not None else "the slot has no events",
+                field="slot",
+                value=slot,
+                rule="event_slot",
+                fix="open the slot's events first",
+            )
+        return events
+
+    def _open_producer(self, handle: bytes) -> Any:
+        driver, api = self._driver, self._driver.api
+        name = api.CUipcEventHandle()
+        name.reserved = handle
+        answer = api.cuIpcOpenEventHandle(name)
+        if not answer[0]:
+            return answer[1]
+        error = driver.error(answer[0], "an event of another process")
+        if isinstance(error, DeviceLostError):
+            raise error
+        raise DeviceError(
+            f"the handle names no event that can be opened here ({answer[0].name})",
+            field="handle",
+            rule="event_handle",
+            fix="make the event on this device, for other processes and without timing, and keep it alive",
+        )
+
+    def _destroy(self, slot: _Slot) -> None:
+        """Events that are waited for or recorded still are released by the driver when that is done."""
+        for event in (slot.producer, slot.completion):
+            if event is not None:
+                self._driver.quietly(self._driver.api.cuEventDestroy(event))
