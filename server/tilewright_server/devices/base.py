@@ -159,6 +159,10 @@ class SharingDevice(Protocol):
     uuid: str
     """Identifies the physical device to every process of the machine."""
 
+    def allocate_shared(self, nbytes: int) -> Buffer:
+        """Like ``Device.allocate``, for memory that may be exported; it may take more than was asked for."""
+        ...
+
     def import_memory(self, handle: MemoryHandle) -> Buffer:
         """Map it: ``Buffer.address`` is the mapped base plus ``handle.offset``, ``Buffer.nbytes`` is ``handle.nbytes``.
 
@@ -173,7 +177,7 @@ class SharingDevice(Protocol):
         ...
 
     def export_memory(self, buffer: Buffer) -> MemoryHandle:
-        """Name a buffer of ``allocate`` for another process, which may use it for as long as the buffer lives.
+        """Name a buffer of ``allocate_shared`` for another process, which may use it for as long as the buffer lives.
 
         A descriptor in the handle is a fresh one: the caller closes it. Raises ``UnsupportedError``, ``DeviceError``.
         """

@@ -293,9 +293,10 @@ class Engine:
 
     def _device_lost(self, loss: Loss) -> None:
         """What was made on the device is of no use; what ran there may have been the cause."""
-        for program in loss.suspects:
-            kernels = self._assembler.kernels_of(program)
-            for name in self.quarantine.blame(loss.device, kernels, 1 / len(loss.suspects)):
+        suspects = {self._assembler.kernels_of(program) for program in loss.suspects}
+        kernels = {name for names in suspects for name in names}
+        if kernels:
+            for name in self.quarantine.blame(loss.device, kernels, 1 / len(suspects)):
                 log.error("the kernel %s is not run on %s any more: it ended its process", name, loss.device)
         self._planner.lost(loss.device)
         self._store.drop(loss.device)

@@ -104,7 +104,6 @@ SETS = {
         (declare(VectorConfig, rank=[1, 2, 3]), declare(VectorConfig, rank=4, stages=2)),
     ),
     "broken": KernelSet("broken", "what does not compile", (declare(VectorConfig, rank=9, broken=True),)),
-    "faulty": KernelSet("faulty", "what faults", (declare(VectorConfig, rank=7, faults=True),)),
     "teams": KernelSet("teams", "on several threads", (declare(VectorConfig, rank=8, team=[2]),)),
 }
 

@@ -1,6 +1,6 @@
 """The memory that a server and a worker share: who is on the device at the moment, and room for bytes on their way.
 
-The first page is a table of the programs that are being run, one place for each thread of the worker. It outlives the
+It begins with a table of the programs that are being run, one place for each thread of the worker. It outlives the
 worker, and so tells which kernels were running when one ended it. After it every control connection has a slot of its
 own for copies.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import time
 from contextlib import suppress
 
 __all__ = ["CONNECTIONS", "SLOT_BYTES", "Area"]
@@ -16,8 +17,10 @@ __all__ = ["CONNECTIONS", "SLOT_BYTES", "Area"]
 CONNECTIONS = 16
 """Control connections of one worker, each with a slot."""
 SLOT_BYTES = 4 << 20
-_TABLE_BYTES = 4096
-_PLACES = _TABLE_BYTES // 8
+_TABLE_BYTES = 8192
+_PLACES = _TABLE_BYTES // 16
+_RECENT_NS = 2_000_000_000
+"""A launch that was not waited for is taken to be over after so long: nobody says when it is."""
 _BYTES = _TABLE_BYTES + CONNECTIONS * SLOT_BYTES
 
 
@@ -34,12 +37,16 @@ class Area:
         self._free = set(range(CONNECTIONS + 1, _PLACES))
 
     def places(self) -> memoryview:
-        """The table of running programs as 64-bit words, the first of them unused; 0 is nobody."""
+        """The table as 64-bit words, two for each place but the first, which is unused: a program (0: none), and when
+        it was launched (monotonic, nanoseconds) if nobody waits for its end (else 0)."""
         return memoryview(self._map)[:_TABLE_BYTES].cast("Q")
 
     def running(self) -> set[int]:
         """Programs that are being run, or were when the worker ended."""
-        return set(self.places()[1:]) - {0}
+        words = self.places().tolist()
+        recent = time.monotonic_ns() - _RECENT_NS
+        pairs = zip(words[2::2], words[3::2], strict=True)
+        return {program for program, since in pairs if program and (not since or since > recent)}
 
     def take_place(self) -> int:
         """A place for a thread that serves a client; 0 is nobody's and stands for "no place left"."""
@@ -47,7 +54,7 @@ class Area:
 
     def give_place_back(self, place: int) -> None:
         if place:
-            self.places()[place] = 0
+            self.places()[2 * place] = 0
             self._free.add(place)
 
     def slot(self, number: int, offset: int, nbytes: int) -> memoryview:

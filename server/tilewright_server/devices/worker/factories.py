@@ -41,6 +41,10 @@ class HostedCpu(CpuDevice):
 
     uuid = CPU_UUID
 
+    def allocate_shared(self, nbytes: int) -> Buffer:
+        """No other process can map it: see ``export_memory``."""
+        return self.allocate(nbytes)
+
     def import_memory(self, handle: MemoryHandle) -> Buffer:
         """Map a sealed memory file (kind ``fd``)."""
         if handle.kind != "fd" or handle.fd < 0:

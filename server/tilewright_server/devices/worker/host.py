@@ -115,15 +115,16 @@ class Host:
         (workspace,) = RUN_HEAD.unpack_from(packet.payload)
         addresses = memoryview(packet.payload)[RUN_HEAD.size :].cast("Q").tolist()
         # Left as it is if this is the end of the device: it says who was there.
-        self._places[channel.slot + 1] = number
+        place = 2 * (channel.slot + 1)
+        self._places[place] = number
         try:
             times = program.run(addresses, workspace, packet.sequence)
         except DeviceLostError:
             raise
         except BaseException:
-            self._places[channel.slot + 1] = 0
+            self._places[place] = 0
             raise
-        self._places[channel.slot + 1] = 0
+        self._places[place] = 0
         data = HEADER.pack(Op.RUN | REPLY_KIND, 0, 0, 0, len(times)) + struct.pack(f"<{len(times)}Q", *times)
         if len(data) <= len(channel.buffer):
             channel.socket.send(data)

@@ -6,6 +6,7 @@ import base64
 import itertools
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +53,7 @@ class _Noted:
         self._run = program.run
         self._number = number
         self._places = places
-        self._place = place
+        self._place = 2 * place
 
     def run(self, addresses: Sequence[int], workspace: int, repeat: int = 1) -> tuple[int, ...]:
         self._places[self._place] = self._number
@@ -105,6 +106,9 @@ class Hosted:
 
     def do_allocate(self, nbytes: int) -> Reply:
         return self._keep(self.device.allocate(nbytes))
+
+    def do_allocate_shared(self, nbytes: int) -> Reply:
+        return self._keep(self._sharing().allocate_shared(nbytes))
 
     def do_free(self, buffer: int) -> Reply:
         self.device.free(self._take(buffer))
@@ -264,7 +268,8 @@ class Hosted:
         places = self._places
 
         def note(binding: int) -> None:
-            places[place] = programs.get(binding, 0)
+            places[2 * place] = programs.get(binding, 0)
+            places[2 * place + 1] = time.monotonic_ns()
 
         return note
 
@@ -275,9 +280,13 @@ class Hosted:
         finally:
             del self._connections[number]
             self._area.give_place_back(connection.place)
-            if connection.workspace is not None:
-                self.device.free(connection.workspace)
-            self._ended(number)
+            try:
+                if connection.workspace is not None:
+                    self.device.free(connection.workspace)
+            except DeviceLostError as error:
+                self._lost(error)
+            finally:
+                self._ended(number)
 
     def do_bind(
         self, connection: int, binding: int, program: int, addresses: Sequence[int], workspace_bytes: int

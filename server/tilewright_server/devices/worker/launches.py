@@ -141,6 +141,7 @@ class LaunchLoop:
             self._closed = True
             self._bindings.clear()
             try:
+                self._stream.synchronize()
                 self._stream.close()
             except DeviceLostError as error:
                 self._tell_lost(error)

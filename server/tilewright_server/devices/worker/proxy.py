@@ -285,6 +285,10 @@ class WorkerDevice:
 
     # Memory and streams shared with others
 
+    def allocate_shared(self, nbytes: int) -> Buffer:
+        life = self.life()
+        return _buffer(life, life.call("allocate_shared", nbytes=nbytes)[0])
+
     def import_memory(self, handle: MemoryHandle) -> Buffer:
         life = self.life()
         fds = (handle.fd,) if handle.fd >= 0 else ()
