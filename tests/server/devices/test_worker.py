@@ -315,6 +315,18 @@ def test_closing_does_not_wait_for_ever_for_a_kernel(bench: Bench, monkeypatch: 
     assert bench.losses == []
 
 
+def test_kernel_that_hangs_is_ended(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilewright_server.devices.worker.life.ANSWER_S", 0.5)
+    bench.device.life().kill()
+    eventually(lambda: bench.losses)
+    spin, go = bench.spin(), bench.put(np.zeros(1, np.int32))
+    with pytest.raises(DeviceLostError, match=r"within 0\.5 s"):
+        spin.run([go.address], 0)
+    eventually(lambda: len(bench.losses) == 2)
+    assert bench.losses[1].suspects == (spin,)
+    bench.check_that_it_adds()
+
+
 def test_worker_ends_with_the_process_that_started_it(bench: Bench, tmp_path: Path) -> None:
     script = """
 import sys, time

@@ -11,6 +11,7 @@ import logging
 import queue
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -38,6 +39,8 @@ START_S = 120.0
 """How long a device may take to open: a GPU's driver loads and makes a context."""
 END_S = 5.0
 """How long a worker may take to give everything back."""
+ANSWER_S = 120.0
+"""How long it may take over a request. A kernel that runs for longer is taken to hang, and ended with its process."""
 
 # It sees the modules that the server sees, and nothing of the folder that it happens to be started in.
 _START = """
@@ -249,8 +252,8 @@ class WorkerProcess(Lifetime):
             channel.socket.send(data)
             count = channel.socket.recv_into(channel.buffer)
             reply = channel.buffer[:count]
-        except (OSError, ValueError) as error:
-            raise self.gone() from error
+        except OSError as error:
+            raise self._gone_because(error) from error
         finally:
             self._give_back(channel)
         if len(reply) < HEADER.size:
@@ -265,11 +268,17 @@ class WorkerProcess(Lifetime):
         try:
             yield channel
         except OSError as error:
-            raise self.gone() from error
+            raise self._gone_because(error) from error
         finally:
             if channel.pending:
                 _drain(channel)
             self._give_back(channel)
+
+    def _gone_because(self, error: OSError) -> DeviceLostError:
+        if not isinstance(error, BlockingIOError):
+            return self.gone()
+        self.kill()
+        return self.gone(f"the device did not answer within {ANSWER_S:g} s: a kernel that hangs was ended")
 
     def reply(self, channel: Channel) -> Packet:
         """The answer to what was sent. Raises what it says."""
@@ -336,6 +345,9 @@ class WorkerProcess(Lifetime):
             ours.close()
             raise
         self._opened = slot
+        # Unlike Python's own timeouts, this costs nothing.
+        seconds, rest = divmod(ANSWER_S, 1)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(seconds), int(rest * 1e6)))
         return Channel(ours, slot)
 
     def _drop(self, channel: Channel) -> None:
