@@ -34,6 +34,7 @@ LINES = 24
 """Rows, and columns, of a large product that are compared element by element."""
 VECTORS = 2
 _CHUNK = 1 << 22
+_ALL = slice(None)
 _OUTLIER = 6.0
 EIGHT_BIT_GPU = 1.5e-2
 """Relative error that matrix units of GPUs may add in sums of 4096 products of 8-bit floats: they keep some 14 bits of
@@ -46,6 +47,19 @@ class Verdict:
 
     error: float
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows or columns of C; ``lead`` is a product of a batch."""
+
+    lead: int | None
+    rows: Any
+    columns: Any
+
+    def of(self, out: Array) -> Array:
+        found: Array = (out if self.lead is None else out[self.lead])[self.rows][:, self.columns]
+        return found
 
 
 class Truth:
@@ -64,23 +78,37 @@ class Truth:
         self._case, self._device, self._rng = case, device, rng
         self._outputs = {item.name: item.desc for item in problem.operands if item.role is Role.OUTPUT}
         self._whole: Mapping[str, Array] | None = None
-        self._parts: list[tuple[tuple[Any, ...], Array]] = []
+        self._parts: list[tuple[_Part, Array]] = []
         self._signs: Array | None = None
         self._sums: Array | None = None
         self.is_whole = case is None or case.flops <= 2 * WHOLE
 
+    def prepare(self) -> None:
+        """Compute what is compared with, which may take seconds; else the first ``check`` does it."""
+        if self.is_whole:
+            if self._whole is None:
+                self._whole = self._operation.reference(self._problem, self._inputs)
+        elif not self._parts:
+            assert self._case is not None
+            self._parts = self._references(self._case)
+            if self._case.is_plain:
+                width = self._outputs["out"].shape[-1]
+                self._signs = self._rng.choice(np.array([-1.0, 1.0]), (width, VECTORS))
+                self._sums = _times(self._inputs["a"], _times(self._inputs["b"], self._signs))
+
     def check(self, outputs: Mapping[str, Array], poisoned: Mapping[str, Array]) -> Verdict:
         """Compare what a kernel wrote over ``poisoned``."""
-        if self.is_whole:
-            return self._check_whole(outputs, poisoned)
+        self.prepare()
+        if self._whole is not None:
+            return self._check_whole(self._whole, outputs, poisoned)
         return self._check_parts(outputs["out"], poisoned["out"])
 
-    def _check_whole(self, outputs: Mapping[str, Array], poisoned: Mapping[str, Array]) -> Verdict:
-        if self._whole is None:
-            self._whole = self._operation.reference(self._problem, self._inputs)
+    def _check_whole(
+        self, whole: Mapping[str, Array], outputs: Mapping[str, Array], poisoned: Mapping[str, Array]
+    ) -> Verdict:
         worst = 0.0
         for name, desc in self._outputs.items():
-            verdict = self._compare(outputs[name], self._whole[name], poisoned[name], desc.dtype, name)
+            verdict = self._compare(outputs[name], whole[name], poisoned[name], desc.dtype, name)
             if verdict.reason:
                 return verdict
             worst = max(worst, verdict.error)
@@ -105,65 +133,51 @@ class Truth:
     # ---- large products ----
 
     def _check_parts(self, out: Array, poisoned: Array) -> Verdict:
-        assert self._case is not None
         dtype = self._outputs["out"].dtype
-        if not self._parts:
-            self._parts = self._references(self._case)
         worst = 0.0
         for place, want in self._parts:
-            verdict = self._compare(out[place], want, poisoned[place], dtype, "some rows and columns")
+            verdict = self._compare(place.of(out), want, place.of(poisoned), dtype, "some rows and columns")
             if verdict.reason:
                 return verdict
             worst = max(worst, verdict.error)
-        if self._case.is_plain:
-            verdict = self._project(out, dtype)
+        if self._signs is not None and self._sums is not None:
+            verdict = self._project(out, dtype, self._signs, self._sums)
         else:
             verdict = _written(out, poisoned, dtype)
         return Verdict(max(worst, verdict.error), verdict.reason)
 
-    def _references(self, case: Case) -> list[tuple[tuple[Any, ...], Array]]:
+    def _references(self, case: Case) -> list[tuple[_Part, Array]]:
         """Some rows and some columns of C (of one product of a batch), by the operation's own reference."""
-        lead = (int(self._rng.integers(case.batch)),) if case.batch else ()
-        rows, columns = self._some(case.m), self._some(case.n)
-        everything = slice(None)
-        return [
-            ((*lead, rows, everything), self._part(replace(case, m=len(rows), batch=0), lead, rows, everything)),
-            (
-                (*lead, everything, columns),
-                self._part(replace(case, n=len(columns), batch=0), lead, everything, columns),
-            ),
-        ]
+        lead = int(self._rng.integers(case.batch)) if case.batch else None
+        rows, columns = _Part(lead, self._some(case.m), _ALL), _Part(lead, _ALL, self._some(case.n))
+        by_row, by_column = replace(case, m=len(rows.rows), batch=0), replace(case, n=len(columns.columns), batch=0)
+        return [(rows, self._reference(by_row, rows)), (columns, self._reference(by_column, columns))]
 
     def _some(self, size: int) -> Array:
         picked = self._rng.choice(size, min(LINES, size), replace=False)
         return np.unique([0, size - 1, *picked])
 
-    def _part(self, case: Case, lead: tuple[int, ...], rows: Any, columns: Any) -> Array:
-        """C for these rows and columns alone: a smaller problem of the same kind."""
+    def _reference(self, case: Case, part: _Part) -> Array:
+        """C for a part of it: a smaller problem of the same kind."""
         picked: dict[str, Array] = {}
         for name, array in self._inputs.items():
-            here = array[lead] if lead and array.ndim == 3 else array
-            if name == "a":
-                here = here[rows]
+            here = array[part.lead] if part.lead is not None and array.ndim == 3 else array
+            if name == "a" or (name == "scale_a" and here.ndim):
+                here = here[part.rows]
             elif name == "b":
-                here = here[:, columns]
+                here = here[:, part.columns]
             elif name.startswith("d["):
-                here = here[rows][:, columns] if here.ndim == 2 else here
-            elif name == "scale_a" and here.ndim:
-                here = here[rows]
+                here = here[part.rows][:, part.columns]
             elif name in ("bias", "scale_b") and here.ndim:
-                here = here[columns]
+                here = here[part.columns]
             picked[name] = here
         problem = self._operation.parse(case.request())
         return np.asarray(self._operation.reference(problem, picked)["out"])
 
-    def _project(self, out: Array, dtype: DType) -> Verdict:
+    def _project(self, out: Array, dtype: DType, signs: Array, sums: Array) -> Verdict:
         """C x against A (B x), row by row."""
-        if self._signs is None or self._sums is None:
-            self._signs = self._rng.choice(np.array([-1.0, 1.0]), (out.shape[-1], VECTORS))
-            self._sums = _times(self._inputs["a"], _times(self._inputs["b"], self._signs))
-        gap, norms = _times_and_norms(out, self._signs)
-        gap = np.abs(gap - self._sums)
+        gap, norms = _times_and_norms(out, signs)
+        gap = np.abs(gap - sums)
         if not dtype.is_float:
             wrong = np.any(gap % 2**32 != 0, axis=-1)  # sums of int32 wrap around
             return Verdict(float(np.mean(wrong)), f"{np.count_nonzero(wrong)} rows are off" if wrong.any() else "")

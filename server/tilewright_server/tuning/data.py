@@ -43,5 +43,6 @@ def _draw(count: int, dtype: DType, init: Init, rng: np.random.Generator) -> Arr
 def view(memory: Array, desc: TensorDesc) -> Array:
     """The operand as an array of its shape, over its memory."""
     strides = [stride * desc.dtype.bytes for stride in desc.strides]
-    found: Array = np.lib.stride_tricks.as_strided(memory, desc.shape, strides, writeable=False)
+    raw: Any = memory.view(np.uint8)  # not every element type of ml_dtypes is a buffer
+    found: Array = np.ndarray(desc.shape, desc.dtype.numpy, raw.data, 0, strides)
     return found

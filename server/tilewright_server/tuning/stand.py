@@ -79,7 +79,15 @@ class Stand:
     """Operands of one problem, as often as they rotate, with equal contents."""
 
     def __init__(
-        self, engine: Engine, device: Device, problem: Problem, case: Case | None, options: TimingOptions, seed: int
+        self,
+        engine: Engine,
+        device: Device,
+        problem: Problem,
+        case: Case | None,
+        options: TimingOptions,
+        *,
+        seed: int,
+        check: bool = True,
     ) -> None:
         """Raises ``ResourceExhaustedError`` if the device has no room for the operands."""
         self._engine, self._device, self._problem = engine, device, problem
@@ -105,6 +113,8 @@ class Stand:
         self._junk = b""
         try:
             self._addresses = [self._allocate() for _ in range(self.copies)]
+            if check:
+                self.truth.prepare()
         except BaseException:
             self.close()
             raise

@@ -255,9 +255,7 @@ class Sweep:
         try:
             if not self._prepare(job.task):
                 return self._result(job, "skipped", job.task.failed)
-            first = not job.task.results  # pays for the reference
-            wait = self.options.timeout_s + self.options.timing.seconds + (PREPARE_S if first and check else 0.0)
-            reply = self._worker.ask(request, wait)
+            reply = self._worker.ask(request, self.options.timeout_s + self.options.timing.seconds)
         except WorkerEndedError as error:
             return self._result(job, error.how, error.reason)
         if not reply["ok"]:
@@ -278,6 +276,7 @@ class Sweep:
             "case": task.case.to_dict(),
             "options": self.options.timing.to_dict(),
             "seed": task.seed,
+            "check": self.options.check,
         }
         try:
             reply = self._worker.ask(request, PREPARE_S)

@@ -84,7 +84,9 @@ class Worker:
         self._options = TimingOptions.from_dict(request["options"])
         asked = case.request()
         problem = engine.operations[asked.operation].parse(asked)
-        self._stand = Stand(engine, device, problem, case, self._options, int(request["seed"]))
+        self._stand = Stand(
+            engine, device, problem, case, self._options, seed=int(request["seed"]), check=bool(request["check"])
+        )
         return {"copies": self._stand.copies}
 
     def _measure(self, request: Mapping[str, Any]) -> dict[str, Any]:
