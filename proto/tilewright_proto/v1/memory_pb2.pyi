@@ -199,14 +199,16 @@ class StatusReply(_message.Message):
     def __init__(self, regions: _Optional[_Iterable[_Union[StatusReply.Region, _Mapping]]] = ..., buffers: _Optional[_Iterable[_Union[StatusReply.Buffer, _Mapping]]] = ..., plans: _Optional[_Iterable[int]] = ..., bindings: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CreateBufferRequest(_message.Message):
-    __slots__ = ("session", "bytes", "device")
+    __slots__ = ("session", "bytes", "device", "exportable")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
+    EXPORTABLE_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     bytes: int
     device: str
-    def __init__(self, session: _Optional[bytes] = ..., bytes: _Optional[int] = ..., device: _Optional[str] = ...) -> None: ...
+    exportable: bool
+    def __init__(self, session: _Optional[bytes] = ..., bytes: _Optional[int] = ..., device: _Optional[str] = ..., exportable: bool = ...) -> None: ...
 
 class CreateBufferReply(_message.Message):
     __slots__ = ("buffer",)

@@ -141,8 +141,8 @@ class MemoryServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ExportBuffer(self, request, context):
-        """Name a resident buffer of a GPU so that the client's process can map it. The buffer stays where it is until it is freed (or its session ends). Unmap
-        it first: what a mapping shows after that is undefined, as the driver's rules have it.
+        """Name a resident buffer of a GPU, made with `exportable`, so that the client's process can map it. The buffer stays where it is until it is freed (or
+        its session ends). Unmap it first: what a mapping shows after that is undefined, as the driver's rules have it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from tilewright_kit.device import Buffer, Device
+from tilewright_kit.errors import InvalidArgumentError
 from tilewright_server.devices.base import MemoryHandle
-from tilewright_server.memory.imports import export
+from tilewright_server.memory.imports import allocate_exportable, export
 from tilewright_server.memory.pins import Pinned
 
 __all__ = ["ResidentBuffer"]
@@ -13,20 +14,21 @@ __all__ = ["ResidentBuffer"]
 class ResidentBuffer(Pinned):
     """Zeroed memory on one device, owned by one session."""
 
-    __slots__ = ("_buffer", "device", "device_id", "exported")
+    __slots__ = ("_buffer", "device", "device_id", "exportable", "exported")
 
     kind = "buffer"
 
-    def __init__(self, device: Device, nbytes: int) -> None:
-        """Allocate; ``ResourceExhaustedError`` if the device has not that much."""
+    def __init__(self, device: Device, nbytes: int, *, exportable: bool = False) -> None:
+        """Allocate; ``ResourceExhaustedError`` if the device has not that much, ``UnsupportedError`` if it exports
+        nothing."""
         super().__init__(nbytes)
         self.device = device
         self.device_id = device.info.id
         self.exported = False
         """Another process may have it mapped."""
-        # Where memory for other processes is another kind, clients get that: they may ask for it to be exported.
-        allocate = getattr(device, "allocate_shared", device.allocate)
-        self._buffer: Buffer | None = allocate(nbytes)
+        self.exportable = exportable
+        """Memory for other processes is of another kind, and takes more of the device than was asked for."""
+        self._buffer: Buffer | None = allocate_exportable(device, nbytes) if exportable else device.allocate(nbytes)
         self.address = self._buffer.address
 
     def read(self, offset: int, target: memoryview) -> None:
@@ -42,9 +44,17 @@ class ResidentBuffer(Pinned):
     def export(self) -> MemoryHandle:
         """Name it for the client's process, under the same conditions; the caller closes the handle's descriptor.
 
-        Raises ``UnsupportedError``, ``DeviceError``.
+        Raises ``InvalidArgumentError`` if it was not made for that, ``UnsupportedError``, ``DeviceError``.
         """
         assert self._buffer is not None
+        if not self.exportable:
+            raise InvalidArgumentError(
+                "the buffer was not made to be exported",
+                field="buffer",
+                value=self.id,
+                rule="buffer_exportable",
+                fix="set exportable when it is created",
+            )
         handle = export(self.device, self._buffer)
         self.exported = True
         return handle

@@ -13,7 +13,7 @@ from tilewright_server.memory.shm import MAX_REGION_BYTES
 if TYPE_CHECKING:
     from tilewright_server.devices.registry import DeviceRegistry
 
-__all__ = ["DeviceRegion", "check_handle", "device_of_uuid", "export", "plain_uuid"]
+__all__ = ["DeviceRegion", "allocate_exportable", "check_handle", "device_of_uuid", "export", "plain_uuid"]
 
 HANDLE_BYTES = 64
 """Of a legacy handle, and of an exported pointer."""
@@ -110,6 +110,11 @@ def check_handle(handle: MemoryHandle) -> None:
             rule="region_offset",
             fix="count from the beginning of the allocation, in bytes",
         )
+
+
+def allocate_exportable(device: Device, nbytes: int) -> Buffer:
+    """Memory that can be named for the client's process. Raises ``UnsupportedError``, ``ResourceExhaustedError``."""
+    return _sharing(device).allocate_shared(nbytes)
 
 
 def export(device: Device, buffer: Buffer) -> MemoryHandle:

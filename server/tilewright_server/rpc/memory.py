@@ -127,7 +127,9 @@ class MemoryServicer:
         devices = self._service.engine.devices
         device = devices.get(request.device or devices.default)
         return pb.CreateBufferReply(
-            buffer=session.create_buffer(request.bytes, lambda size: ResidentBuffer(device, size)).id
+            buffer=session.create_buffer(
+                request.bytes, lambda size: ResidentBuffer(device, size, exportable=request.exportable)
+            ).id
         )
 
     def write_buffer(self, request: pb.WriteBufferRequest, _: Context) -> pb.WriteBufferReply:

@@ -316,9 +316,11 @@ def test_calls_know_their_session(client: Client, wire: Wire) -> None:
 
 def test_buffers_of_a_cpu_are_not_exported(client: Client, wire: Wire) -> None:
     made = client.memory.CreateBuffer(mp.CreateBufferRequest(session=client.token, bytes=256)).buffer
-    expect(wire.call(EXPORT, mp.ExportBufferRequest(buffer=made)), "unsupported", "device_sharing")
-    expect(wire.call(EXPORT, mp.ExportBufferRequest(buffer=12)), "not_found", "buffer_id")
     with refused("unsupported", "device_sharing"):
+        client.memory.CreateBuffer(mp.CreateBufferRequest(session=client.token, bytes=256, exportable=True))
+    expect(wire.call(EXPORT, mp.ExportBufferRequest(buffer=made)), "invalid_argument", "buffer_exportable")
+    expect(wire.call(EXPORT, mp.ExportBufferRequest(buffer=12)), "not_found", "buffer_id")
+    with refused("invalid_argument", "buffer_exportable"):
         client.memory.ExportBuffer(mp.ExportBufferRequest(session=client.token, buffer=made))
     assert not client.status().buffers[0].exported
 

@@ -29,6 +29,8 @@ from tilewright_server.devices.lifetime import DeviceAddress, Lifetime
 from tilewright_server.engine.call import Call
 from tilewright_server.engine.types import Selection
 from tilewright_server.memory.binding import Location, Place, Target
+from tilewright_server.memory.bound import BoundExecution
+from tilewright_server.memory.buffers import ResidentBuffer
 from tilewright_server.memory.imports import plain_uuid
 from tilewright_server.memory.session import Limits, Session
 from tilewright_server.memory.sessions import Sessions
@@ -64,6 +66,9 @@ class SharingFake(FakeDevice):
         self.free(buffer)
         if self.fails is not None:
             raise self.fails
+
+    def allocate_shared(self, nbytes: int) -> Buffer:
+        return self.allocate(nbytes)
 
     def export_memory(self, buffer: Buffer) -> MemoryHandle:
         return MemoryHandle("cuda_ipc", HANDLE, buffer.nbytes)
@@ -179,10 +184,8 @@ def test_a_plan_follows_its_operands(house: House) -> None:
     assert placed(house.session, {"x": Location(Place.BUFFER, buffer.id)}, Selection()).device == "gpu:1"
 
 
-def _buffer(device: FakeDevice, size: int) -> Any:
-    from tilewright_server.memory.buffers import ResidentBuffer
-
-    return ResidentBuffer(device, size)  # type: ignore[arg-type]
+def _buffer(device: Any, size: int, *, exportable: bool = False) -> Any:
+    return ResidentBuffer(device, size, exportable=exportable)
 
 
 def test_host_and_device_operands_choose_the_device(house: House) -> None:
@@ -308,8 +311,6 @@ def test_a_binding_of_what_ends_meanwhile_is_refused(house: House) -> None:
     region = house.register()
     plan, _ = house.plan()
     binding = house.service.binder.bind(house.session.plan(plan), [at(region), at(region, 64)], house.session)
-    from tilewright_server.memory.bound import BoundExecution
-
     bound = BoundExecution(binding, binding.target.prepared)
     ended: list[str] = []
 
@@ -338,7 +339,10 @@ def test_unbinding_waits_for_a_launch(house: House) -> None:
 
 
 def test_a_buffer_is_exported_by_its_handle(house: House) -> None:
-    buffer = house.session.create_buffer(4096, lambda size: _buffer(house.one, size))
+    plain = house.session.create_buffer(64, lambda size: _buffer(house.one, size))
+    with pytest.raises(InvalidArgumentError, match="was not made to be exported"):
+        house.service.export_buffer(house.session, plain.id)
+    buffer = house.session.create_buffer(4096, lambda size: _buffer(house.one, size, exportable=True))
     named, handle = house.service.export_buffer(house.session, buffer.id)
     reply = exported(named, handle)
     assert (reply.kind, reply.handle, reply.bytes) == (mp.ExportBufferReply.CUDA_IPC, HANDLE, 4096)

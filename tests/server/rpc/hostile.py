@@ -48,12 +48,13 @@ class Known:
     region = 0
     plan = 0
     buffer = 0
+    binding = 0
 
 
 def scalars(field: FieldDescriptor) -> st.SearchStrategy[Any]:
     if field.name == "session":
         return st.sampled_from(["token"] * 8 + ["", "none", "long"])
-    if field.name in ("region", "plan", "buffer") and field.type == KIND.TYPE_FIXED64:
+    if field.name in ("region", "plan", "buffer", "binding") and field.type == KIND.TYPE_FIXED64:
         return st.sampled_from(["known"] * 4 + UNSIGNED)  # type: ignore[operator]
     if field.name == "repeat":
         return st.sampled_from([0, 1, 3, 2**32 - 1])

@@ -30,6 +30,9 @@ def victim(server: ServerProcess) -> Iterator[Client]:
     Known.region = client.register(file).region
     Known.plan = client.plan()
     Known.buffer = client.memory.CreateBuffer(mp.CreateBufferRequest(session=client.token, bytes=4096)).buffer
+    places = [in_region(Known.region), in_region(Known.region, 64)]
+    bind = dp.BindRequest(session=client.token, execution=dp.Execution(plan=Known.plan, locations=places))
+    Known.binding = client.dispatch.Bind(bind).binding
     yield client
     client.close()
     file.close()
@@ -58,8 +61,9 @@ SENT = [path for path in METHODS if not path.startswith("/tilewright.v1.Kernels/
 def test_hostile_requests_get_typed_errors(victim: Client, path: str, data: st.DataObject) -> None:
     method = METHODS[path]
     tree = data.draw(messages(method.input_type))
-    if method.name in ("UnregisterRegion", "FreeBuffer", "ReleasePlan"):
-        tree.pop(method.name.removeprefix("Unregister").removeprefix("Free").removeprefix("Release").lower(), None)
+    ends = {"UnregisterRegion": "region", "FreeBuffer": "buffer", "ReleasePlan": "plan", "Unbind": "binding"}
+    if method.name in ends:
+        tree.pop(ends[method.name], None)
     request = request_of(path, tree)
     replies = send(victim, path, [request])
     if method.name.startswith("Execute"):
