@@ -1,0 +1,468 @@
+"""Calls with arrays on a GPU, against a server that only writes down what it is asked and a driver in host memory: what
+is exported, planned, bound and launched, and in which order streams and events are used.
+"""
+
+import asyncio
+import gc
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from device_server import DeviceServer
+from fake_cuda import FakeCuda
+from producers import Capsules, Interface, torch_like
+
+import tilewright as tw
+from tilewright import cuda, packets
+
+STREAM = 42
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    made = FakeCuda()
+    monkeypatch.setattr(cuda, "_loaded", made.driver())
+    return made
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[DeviceServer]:
+    with DeviceServer.running(tmp_path) as (made, made.target):
+        yield made
+
+
+@pytest.fixture
+def client(server: DeviceServer, fake: FakeCuda) -> Iterator[tw.Client]:
+    with tw.connect(server.target) as opened:
+        yield opened
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch, fake: FakeCuda) -> Any:
+    module = torch_like(STREAM)
+
+    def empty(shape: tuple[int, ...], dtype: str, device: str) -> Any:
+        module.made.append((shape, dtype, device))
+        return module.Tensor(fake.allocate(1 << 16), shape, dtype)
+
+    module.empty = empty
+    monkeypatch.setitem(sys.modules, "torch", module)
+    return module
+
+
+def operands(torch: Any, fake: FakeCuda, size: int = 8, dtype: str = "float32") -> tuple[Any, Any, Any]:
+    """a, b and c in one allocation, as an allocator that carves tensors out of large blocks does it."""
+    base = fake.allocate(1 << 20)
+    return tuple(torch.Tensor(base + offset, (size, size), dtype) for offset in (0, 4096, 8192))  # type: ignore[return-value]
+
+
+def settle(client: tw.Client) -> None:
+    gc.collect()
+    client.kernels.statistics()
+
+
+def test_a_product_is_exported_planned_bound_and_launched_once_each(client, server, torch, fake) -> None:
+    a, b, c = operands(torch, fake)
+    for _ in range(5):
+        assert client.gemm(a, b, out=c) is c
+    assert len(server.registered) == len(server.planned) == len(server.bound) == 1
+    source = server.registered[0].cuda_ipc
+    assert len(source.handle) == 64
+    assert (source.offset, server.registered[0].bytes) == (0, 1 << 20)
+    assert source.device_uuid == cuda.format_uuid(bytes(range(16)))
+    assert server.planned[0].selection.device == "cuda:0"
+    slices = [place.region.offset for place in server.bound[0].execution.locations]
+    assert slices == [0, 4096, 8192]
+    assert [launch[0] for launch in server.peer.launches] == [9001] * 5
+    assert server.peer.attached == ["cuda:0"]
+    assert server.executed == []
+    assert client.report.kernels is not None
+
+
+def test_a_launch_waits_for_the_stream_and_the_stream_for_it_without_the_host(client, server, torch, fake) -> None:
+    a, b, c = operands(torch, fake)
+    client.gemm(a, b, out=c)
+    fake.log.clear()
+    client.gemm(a, b, out=c)
+    names = [entry[0] for entry in fake.log if entry[0] != "attributes"]
+    assert names == ["record", "wait"]
+    record, wait = fake.calls("record")[0], fake.calls("wait")[0]
+    assert (record[1], wait[0]) == (STREAM, STREAM)
+    assert fake.events[record[0]] == "own"
+    assert fake.events[wait[1]].startswith("theirs C")
+    assert server.peer.launches[-1][1] == packets.WAIT | packets.RECORD | packets.REPLY
+    assert not fake.calls("synchronize")
+    assert not fake.calls("event synchronize")
+
+
+def test_a_result_that_is_not_given_is_made_by_the_library_of_the_operands(client, torch, fake) -> None:
+    a, b, _ = operands(torch, fake, 8, "bfloat16")
+    result = client.gemm(a, b)
+    assert isinstance(result, torch.Tensor)
+    assert torch.made == [((8, 8), "bfloat16", "cuda:0")]
+
+
+def test_an_array_of_no_known_library_gets_a_device_array(client, server, fake) -> None:
+    base = fake.allocate(1 << 16)
+    a = Interface(base, (4, 4), stream=7)
+    result = client.gemm(a, a)
+    assert isinstance(result, tw.DeviceArray)
+    assert (result.shape, result.dtype, result.device) == ((4, 4), np.float32, "cuda:0")
+    assert result.__cuda_array_interface__["stream"] == 7
+    assert server.bound[0].execution.locations[2].WhichOneof("place") == "buffer"
+    assert client.gemm(result, a, out=result) is result
+    result.copy_from(np.eye(4, dtype=np.float32))
+    assert (result.numpy() == np.eye(4)).all()
+    capsule = result.__dlpack__(stream=9, max_version=(1, 0))
+    assert fake.log[-2][0] == "record"
+    assert fake.log[-1][:2] == ("wait", 9)
+    del capsule
+    opened = [entry for entry in fake.allocations.values() if entry.foreign]
+    assert len(opened) == 1
+    del result
+    client.release_exports()
+    client.close()
+    gc.collect()
+    assert not [entry for entry in fake.allocations.values() if entry.foreign]
+
+
+def test_arrays_that_are_ready_on_other_streams_are_waited_for(client, fake) -> None:
+    base = fake.allocate(1 << 16)
+    a, b = Interface(base, (4, 4), stream=7), Interface(base + 4096, (4, 4), stream=8)
+    out = Interface(base + 8192, (4, 4), stream=9)
+    client.gemm(a, b, out=out)
+    assert {stream for _, stream in fake.calls("record")} == {7, 8, 9}
+    assert {stream for stream, _ in fake.calls("wait")} == {9}
+
+
+def test_memory_whose_owner_knows_no_streams_is_kept_until_it_is_read(client, fake) -> None:
+    base = fake.allocate(1 << 16)
+    value = Capsules(base, (4, 4))
+    before = sys.getrefcount(value)
+    client.gemm(value, value, out=Capsules(base + 4096, (4, 4)))
+    gc.collect()
+    assert sys.getrefcount(value) > before
+    other = Capsules(base + 8192, (4, 4))
+    client.gemm(other, other, out=Capsules(base + 4096, (4, 4)))  # the first is over by now
+    gc.collect()
+    assert sys.getrefcount(value) == before
+
+
+def test_an_address_that_was_freed_and_used_again_is_exported_again(client, server, torch, fake) -> None:
+    a, b, c = operands(torch, fake)
+    client.gemm(a, b, out=c)
+    base = a.address
+    fake.replace(base)
+    client.gemm(a, b, out=c)
+    settle(client)
+    assert len(server.registered) == 2
+    assert len(server.unregistered) == 1
+    assert len(server.bound) == 2
+
+
+def test_allocations_that_are_gone_are_given_back_when_others_are_exported(client, server, torch, fake) -> None:
+    a, b, c = operands(torch, fake)
+    client.gemm(a, b, out=c)
+    del fake.allocations[a.address]
+    client.gemm(*operands(torch, fake)[:2], out=operands(torch, fake)[2])
+    settle(client)
+    assert len(server.unregistered) == 1
+
+
+def test_exports_are_given_back_on_request(client, server, torch, fake) -> None:
+    a, b, c = operands(torch, fake)
+    client.gemm(a, b, out=c)
+    client.release_exports()
+    assert len(server.unregistered) == 1
+    client.gemm(a, b, out=c)
+    assert len(server.registered) == 2
+
+
+@pytest.mark.parametrize(("kind", "source"), [("pool", "cuda_pool"), ("mapped", "device_fd")])
+def test_memory_without_legacy_handles_goes_by_descriptor(client, server, torch, fake, kind: str, source: str) -> None:
+    base = fake.allocate(1 << 20, kind)
+    a, b, c = (torch.Tensor(base + offset, (8, 8)) for offset in (0, 4096, 8192))
+    client.gemm(a, b, out=c)
+    assert [request.WhichOneof("source") for request in server.registered] == [source]
+    for fd in fake.descriptors:
+        with pytest.raises(OSError):
+            np.fromfile(f"/proc/self/fd/{fd}", np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "rule"),
+    [
+        ("private", tw.UnsupportedError, "device_memory_shareable"),
+        ("managed", tw.InvalidArgumentError, "device_memory_kind"),
+    ],
+)
+def test_memory_that_cannot_be_shared_is_refused(client, torch, fake, kind: str, error: type, rule: str) -> None:
+    base = fake.allocate(1 << 16, kind)
+    with pytest.raises(error) as caught:
+        client.gemm(torch.Tensor(base, (4, 4)), torch.Tensor(base, (4, 4)))
+    assert caught.value.rule == rule
+    assert caught.value.fix
+
+
+def test_a_tensor_across_mappings_is_refused(client, torch, fake) -> None:
+    base = fake.allocate(2048, "mapped")
+    with pytest.raises(tw.InvalidArgumentError) as caught:
+        client.gemm(torch.Tensor(base + 1024, (32, 32)), torch.Tensor(base, (32, 32)))
+    assert caught.value.rule == "device_memory_parts"
+
+
+def test_a_device_that_the_server_does_not_run_is_refused_by_its_uuid(client, torch, fake) -> None:
+    base = fake.allocate(1 << 16, ordinal=1)
+    with pytest.raises(tw.UnsupportedError, match="GPU-10111213") as caught:
+        client.gemm(torch.Tensor(base, (4, 4), index=1), torch.Tensor(base, (4, 4), index=1))
+    assert caught.value.rule == "device_visible"
+
+
+def test_operands_on_two_devices_are_refused(client, server, torch, fake, monkeypatch) -> None:
+    first, second = fake.allocate(1 << 16), fake.allocate(1 << 16, ordinal=1)
+    session = client.session
+    session.gpus[bytes(range(16, 32)).hex()] = session.devices[0]
+    with pytest.raises(tw.InvalidArgumentError) as caught:
+        client.gemm(torch.Tensor(first, (4, 4)), torch.Tensor(second, (4, 4), index=1))
+    assert caught.value.rule == "one_device"
+
+
+def test_odd_addresses_are_told_to_the_planner(client, server, torch, fake) -> None:
+    base = fake.allocate(1 << 16)
+    aligned, odd = torch.Tensor(base, (4, 4), "float16"), torch.Tensor(base + 4098, (4, 4), "float16")
+    client.gemm(aligned, aligned, out=torch.Tensor(base + 8192, (4, 4), "float16"))
+    client.gemm(aligned, odd, out=torch.Tensor(base + 8192, (4, 4), "float16"))
+    assert "alignment" not in server.planned[0].attributes
+    assert server.planned[1].attributes["alignment"].integer == 2
+
+
+def test_plans_take_device_arrays_that_lie_as_planned(client, server, torch, fake) -> None:
+    a, b, c = operands(torch, fake)
+    plan = client.plan_gemm(a, b)
+    assert plan(a, b, out=c) is c
+    assert plan(a=a, b=b, out=c) is c
+    assert len(server.bound) == 1
+    with pytest.raises(tw.InvalidArgumentError, match="strides") as caught:
+        plan(torch.Tensor(a.address, (8, 8), "float32", (1, 8)), b, out=c)
+    assert caught.value.rule == "plan_operand"
+
+
+def test_a_bound_plan_launches_on_the_stream_that_is_current_then(client, server, torch, fake) -> None:
+    a, b, c = operands(torch, fake)
+    bound = client.plan_gemm(a, b).bind(a, b, out=c)
+    assert bound() is c
+    torch.current = 77
+    assert bound() is c
+    assert [stream for _, stream in fake.calls("record")] == [STREAM, 77]
+    assert [stream for stream, _ in fake.calls("wait")] == [STREAM, 77]
+    assert len(server.bound) == 1
+    assert len(server.peer.attached) == 2  # a connection for each stream
+
+
+def test_a_launch_can_be_left_alone_and_waited_for_later(client, server, torch, fake) -> None:
+    a, b, c = operands(torch, fake)
+    bound = client.plan_gemm(a, b).bind(a, b, out=c)
+    launch = bound.launch(stream=55, wait=False)
+    assert launch.out is c
+    assert not fake.calls("wait")
+    assert [stream for _, stream in fake.calls("record")] == [55]
+    launch.wait(56)
+    stream, event = fake.calls("wait")[0]
+    assert stream == 56
+    fake.unfinished.add(event)
+    assert not launch.done
+    fake.unfinished.clear()
+    assert launch.done
+    other = bound.launch(55)
+    assert fake.calls("wait")[-1][0] == 55
+    assert other.synchronize() is c
+    assert fake.calls("event synchronize")
+
+
+def test_bound_plans_are_unbound_when_they_go(client, server, torch, fake) -> None:
+    a, b, c = operands(torch, fake)
+    bound = client.plan_gemm(a, b).bind(a, b, out=c)
+    bound()
+    del bound
+    settle(client)
+    settle(client)
+    assert server.unbound == [9001]
+
+
+def test_a_binding_that_went_with_its_memory_is_made_again(client, server, torch, fake) -> None:
+    a, b, c = operands(torch, fake)
+    bound = client.plan_gemm(a, b).bind(a, b, out=c)
+    bound()
+    server.peer.failing.add(9001)
+    client.release_exports()
+    assert bound() is c
+    assert [launch[0] for launch in server.peer.launches][-2:] == [9001, 9002]
+
+
+def test_a_pipeline_sends_many_launches_in_few_packets_and_joins_once(client, server, torch, fake) -> None:
+    a, b, c = operands(torch, fake)
+    plan = client.plan_gemm(a, b)
+    first, second = plan.bind(a, b, out=c), plan.bind(b, a, out=c)
+    with client.pipeline() as pipeline:
+        for _ in range(500):
+            pipeline.launch(first)
+            pipeline.launch(second)
+        assert pipeline.launches == 1000
+    launches = server.peer.launches
+    assert [launch[0] for launch in launches] == [9001, 9002] * 500
+    assert len(server.peer.packets) < 500
+    assert max(server.peer.packets) <= 64
+    assert launches[0][1] & packets.WAIT
+    assert sum(bool(launch[1] & packets.WAIT) for launch in launches) == 1
+    assert launches[-1][1] & packets.RECORD
+    assert [stream for _, stream in fake.calls("record")] == [STREAM]
+    assert [stream for stream, _ in fake.calls("wait")] == [STREAM]
+    assert not fake.calls("synchronize")
+
+
+def test_a_pipeline_orders_itself_behind_new_work_on_request(client, server, torch, fake) -> None:
+    a, b, c = operands(torch, fake)
+    bound = client.plan_gemm(a, b).bind(a, b, out=c)
+    with client.pipeline(stream=STREAM) as pipeline:
+        pipeline.launch(bound)
+        pipeline.order()
+        pipeline.launch(bound)
+        pipeline.join()
+        pipeline.launch(bound)
+    flags = [launch[1] for launch in server.peer.launches]
+    assert [bool(flag & packets.WAIT) for flag in flags] == [True, True, False]
+    assert len(fake.calls("record")) == 2
+    assert len(fake.calls("wait")) == 2
+
+
+def test_errors_of_a_pipeline_are_raised_when_it_joins(client, server, torch, fake) -> None:
+    a, b, c = operands(torch, fake)
+    plan = client.plan_gemm(a, b)
+    good, bad = plan.bind(a, b, out=c), plan.bind(b, a, out=c)
+    good(), bad()
+    server.peer.failing.add(9002)
+    pipeline = client.pipeline()
+    with pytest.raises(tw.NotFoundError, match="asked to fail"), pipeline:
+        for number in range(200):
+            pipeline.launch(bad if number in (3, 150, 199) else good)
+    assert [number for number, _ in pipeline.failures] == [3, 150, 199]
+    pipeline.launch(good)
+    pipeline.join()
+    assert pipeline.failures == []
+
+
+def test_a_pipeline_whose_server_dies_says_so(client, server, torch, fake) -> None:
+    a, b, c = operands(torch, fake)
+    bound = client.plan_gemm(a, b).bind(a, b, out=c)
+    with pytest.raises(tw.UnavailableError), client.pipeline() as pipeline:
+        pipeline.launch(bound)
+        pipeline.flush()
+        server.peer.hang_up()
+        for _ in range(1000):
+            pipeline.launch(bound)
+
+
+def test_without_a_local_socket_calls_wait_on_the_host(tmp_path: Path, torch: Any, fake: FakeCuda) -> None:
+    with DeviceServer.running(tmp_path, local=False) as (server, target), tw.connect(target) as client:
+        a, b, c = operands(torch, fake)
+        assert client.gemm(a, b, out=c) is c
+        bound = client.plan_gemm(a, b).bind(a, b, out=c)
+        assert bound() is c
+        assert bound.launch().done
+        assert fake.calls("synchronize") == [(STREAM,)] * 3
+        assert len(server.executed) == 3
+        assert server.bound == []
+        with pytest.raises(tw.InvalidArgumentError) as caught:
+            client.pipeline().launch(bound)
+        assert caught.value.rule == "pipeline_local"
+        mapped = fake.allocate(1 << 16, "mapped")
+        with pytest.raises(tw.UnsupportedError) as refused:
+            client.gemm(torch.Tensor(mapped, (8, 8)), b)
+        assert refused.value.rule == "local_socket"
+
+
+def test_repeats_and_streams_of_requests_wait_on_the_host_too(client, server, torch, fake) -> None:
+    a, b, c = operands(torch, fake)
+    plan = client.plan_gemm(a, b)
+    plan(a, b, out=c, repeat=3)
+    with plan.stream() as stream:
+        stream.submit(a, b, out=c).result(10)
+    assert fake.calls("synchronize") == [(STREAM,)] * 2
+
+
+def test_arrays_of_the_host_may_be_mixed_in(client, server, torch, fake) -> None:
+    a, b, c = operands(torch, fake)
+    bias = np.ones(8, np.float32)
+    assert client.gemm(a, b, bias=bias, scale_a=0.5, out=c) is c
+    assert server.bound == []
+    assert len(server.executed) == 1
+    assert fake.calls("synchronize")
+
+
+def test_a_device_without_a_worker_is_waited_for(client, server, torch, fake) -> None:
+    server.attach = False
+    a, b, c = operands(torch, fake)
+    bound = client.plan_gemm(a, b).bind(a, b, out=c)
+    assert bound.launch().device_ns == 1234
+    assert fake.calls("synchronize") == [(STREAM,)]
+    assert server.peer.attached == []
+
+
+def test_tensors_of_the_server_alone_need_no_driver_here(server: DeviceServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "LIBRARY", "libno-such-driver.so.1")
+    monkeypatch.setattr(cuda, "_loaded", None)
+    with tw.connect(server.target) as client:
+        tensors = [client.buffer(256, "cuda:0").tensor((8, 8), "fp32") for _ in range(3)]
+        bound = client.plan_gemm(*tensors[:2]).bind(*tensors[:2], out=tensors[2])
+        assert bound() is tensors[2]
+        assert client.report.timing.device_ns == 1234
+        with client.pipeline() as pipeline:
+            for _ in range(10):
+                pipeline.launch(bound)
+        assert server.peer.launches[-1][1] == packets.TIME
+
+
+def test_empty_tensors_do_not_reach_the_driver(client, server, torch, fake) -> None:
+    out = torch.Tensor(0, (0, 8))
+    assert client.gemm(torch.Tensor(0, (0, 8)), operands(torch, fake)[0], out=out) is out
+
+
+def test_memory_of_the_host_travels_by_descriptor(client, server) -> None:
+    array = client.zeros((8, 8))
+    assert client.gemm(array, array).shape == (8, 8)
+    assert [request.WhichOneof("source") for request in server.registered] == ["attached"]
+
+
+def test_the_asyncio_client_does_the_same(server, torch, fake) -> None:
+    async def main() -> None:
+        async with tw.aio.connect(server.target) as client:
+            a, b, c = operands(torch, fake)
+            assert await client.gemm(a, b, out=c) is c
+            bound = await (await client.plan_gemm(a, b)).bind(a, b, out=c)
+            assert await bound() is c
+            launch = await bound.launch(stream=55, wait=False)
+            assert await launch.synchronize() is c
+            async with client.pipeline() as pipeline:
+                for _ in range(200):
+                    await pipeline.launch(bound)
+            server.peer.failing.add(9002)
+            with pytest.raises(tw.NotFoundError):
+                async with client.pipeline() as pipeline:
+                    await pipeline.launch(bound)
+            await client.release_exports()
+
+    asyncio.run(main())
+    assert len(server.peer.launches) == 204
+
+
+def test_bf16_goes_by_dlpack(client, server, fake) -> None:
+    base = fake.allocate(1 << 16)
+    a = Capsules(base, (4, 4), ml_dtypes.bfloat16)
+    result = client.gemm(a, a)
+    assert result.dtype == ml_dtypes.bfloat16
+    with pytest.raises(AttributeError, match="__dlpack__"):
+        result.__cuda_array_interface__  # noqa: B018
