@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+import sys
 from dataclasses import dataclass
 from typing import Any
 
-from native_harness import DTYPES, Config
+from native_harness import DTYPES, INCLUDE, Config
+
+
+def say(text: str) -> None:
+    """A line for who runs a script, at once."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
 
 MMA_K = {"fp16": 16, "bf16": 16, "fp8": 32, "bf8": 32, "int8": 32, "fp32": 1}
 
@@ -26,6 +36,9 @@ class GpuConfig(Config):
     stages: int = 3
     split_k: int = 1
     grouped: bool = False
+
+    def replace(self, **changes: Any) -> GpuConfig:
+        return dataclasses.replace(self, **changes)
 
     @property
     def threads(self) -> int:
@@ -105,3 +118,41 @@ class GpuConfig(Config):
     def unit(self, name: str) -> str:
         """A whole source unit."""
         return f'#include "tilewright/gpu/gemm.hpp"\n{self.text(name)}'
+
+
+@dataclass(frozen=True)
+class Built:
+    """What the compiler made of a source text, and said about it."""
+
+    log: str
+    ptx: str
+    cubin: bytes
+
+    @property
+    def registers(self) -> int:
+        return max(map(int, re.findall(r"Used (\d+) registers", self.log)), default=0)
+
+    @property
+    def spilled_bytes(self) -> int:
+        return sum(map(int, re.findall(r"(\d+) bytes spill (?:stores|loads)", self.log)))
+
+
+def compile_text(text: str, arch: str = "sm_90a", options: tuple[str, ...] = ()) -> Built:
+    """Compiles with NVRTC, which needs no GPU. Raises ``RuntimeError`` with its words if it fails."""
+    from cuda.bindings import nvrtc
+
+    _, program = nvrtc.nvrtcCreateProgram(text.encode(), b"unit.cu", 0, [], [])
+    flags = [f"--gpu-architecture={arch}", "-default-device", "--std=c++17", "-DNDEBUG", "--ptxas-options=-v"]
+    flags += [f"-I{INCLUDE}", *options]
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
+    log = bytes(nvrtc.nvrtcGetProgramLogSize(program)[1])
+    nvrtc.nvrtcGetProgramLog(program, log)
+    words = log.decode(errors="replace").strip("\0 \n")
+    if int(status) != 0:
+        raise RuntimeError(words)
+    ptx = bytes(nvrtc.nvrtcGetPTXSize(program)[1])
+    nvrtc.nvrtcGetPTX(program, ptx)
+    cubin = bytes(nvrtc.nvrtcGetCUBINSize(program)[1])
+    nvrtc.nvrtcGetCUBIN(program, cubin)
+    nvrtc.nvrtcDestroyProgram(program)
+    return Built(words, ptx.decode(), cubin)

@@ -1,7 +1,7 @@
 // The fp32 atom of every GPU: fused multiply-adds, no matrix unit. The lanes of a wave stand 8 (rows) x kWave/8
 // (columns); each computes kM/8 x kN/(kWave/8) results of the wave's part. Which ones follows from how an operand lies
 // in shared memory, so that every read is a vector without bank conflicts:
-//   k contiguous (a line per row): every 8th row, four steps of k at a time
+//   k contiguous (a line per row): every 8th row, some steps of k at a time
 //   rows contiguous (a line per k): up to four neighbouring rows, then the next 8 * that
 #pragma once
 #include "tilewright/core/options.hpp"
@@ -9,8 +9,8 @@
 
 namespace tw::gpu {
 
-// One operand's side of the atom: kCount values of `kLanes` lanes each.
-template <class Tile, int kLanes, int kCount>
+// One operand's side of the atom: kCount values of `kLanes` lanes each, kSteps steps of k at a time.
+template <class Tile, int kLanes, int kCount, int kSteps>
 struct SimtSide {
   // Neighbours that one read gives.
   static constexpr int vector = kCount % 4 == 0 ? 4 : kCount % 2 == 0 ? 2 : 1;
@@ -21,24 +21,26 @@ struct SimtSide {
     else return i / vector * (kLanes * vector) + lane * vector + i % vector;
   }
 
-  // Four steps of k, from step 4*group; `first`: the wave's first row or column, a multiple of 8.
-  TW_DEVICE static void load(float (&x)[4][kCount], uint32_t tile, int first, int lane, int group) {
+  // Steps kSteps * group and on; `first`: the wave's first row or column, a multiple of 8.
+  TW_DEVICE static void load(float (&x)[kSteps][kCount], uint32_t tile, int first, int lane, int group) {
     if constexpr (Tile::k_major) {
+      constexpr int kPerChunk = 4 / kSteps;
       TW_UNROLL
       for (int i = 0; i < kCount; i++) {
         const int line = place(lane, i);
-        const Words<4> w = load_shared<4>(tile + Tile::offset(first + line, group, line));
+        const uint32_t chunk = Tile::offset(first + line, group / kPerChunk, line);
+        const Words<kSteps> w = load_shared<kSteps>(tile + chunk + group % kPerChunk * (kSteps * 4));
         TW_UNROLL
-        for (int l = 0; l < 4; l++) x[l][i] = float_of(w.w[l]);
+        for (int l = 0; l < kSteps; l++) x[l][i] = float_of(w.w[l]);
       }
     } else {
       TW_UNROLL
-      for (int l = 0; l < 4; l++)
+      for (int l = 0; l < kSteps; l++)
         TW_UNROLL
         for (int i = 0; i < kCount; i += vector) {
           const int at = first + place(lane, i);
-          const Words<vector> w =
-              load_shared<vector>(tile + Tile::offset(group * 4 + l, at / 4) + (vector == 4 ? 0 : at % 4 * 4));
+          const uint32_t chunk = Tile::offset(group * kSteps + l, at / 4);
+          const Words<vector> w = load_shared<vector>(tile + chunk + (vector == 4 ? 0 : at % 4 * 4));
           TW_UNROLL
           for (int e = 0; e < vector; e++) x[l][i + e] = float_of(w.w[e]);
         }
@@ -51,16 +53,20 @@ struct SimtAtom {
   using Accumulator = float;
   static constexpr bool is_float = true;
   static constexpr int lanes_m = 8, lanes_n = kWave / 8;
-  static constexpr int depth = 4;
+  // Steps of k at a time: as few as vectors along k allow, for the sake of registers.
+#if !defined(TW_SIMT_DEPTH)
+#define TW_SIMT_DEPTH 2
+#endif
+  static constexpr int depth = TileA::k_major || TileB::k_major ? TW_SIMT_DEPTH : 1;
   static constexpr int rows = kM / lanes_m, columns = kN / lanes_n;
-  using SideA = SimtSide<TileA, lanes_m, rows>;
-  using SideB = SimtSide<TileB, lanes_n, columns>;
+  using SideA = SimtSide<TileA, lanes_m, rows, depth>;
+  using SideB = SimtSide<TileB, lanes_n, columns, depth>;
   static_assert(TileA::element_bytes == 4 && TileB::element_bytes == 4, "the SIMT atom multiplies fp32");
   static_assert(kM % 16 == 0 && kN % 8 == 0 && TileA::depth % 4 == 0, "a wave's part is a multiple of 16 x 8 x 4");
 
   float acc[rows][columns];
   struct Fragments {
-    float a[4][rows], b[4][columns];
+    float a[depth][rows], b[depth][columns];
   };
 
   TW_DEVICE void clear() {
@@ -77,7 +83,7 @@ struct SimtAtom {
 
   TW_DEVICE void multiply(const Fragments& f) {
     TW_UNROLL
-    for (int l = 0; l < 4; l++)
+    for (int l = 0; l < depth; l++)
       TW_UNROLL
       for (int i = 0; i < rows; i++)
         TW_UNROLL

@@ -71,11 +71,15 @@ struct Gemm {
 
   TW_DEVICE static void multiply_tile(Atom& atom, uint32_t tile_a, uint32_t tile_b, const Where& at) {
     constexpr int kSteps = Config::tile_k / Atom::depth;
-    // Fragments are loaded a step ahead, where registers allow.
-    constexpr int kAhead = Atom::count >= 128 && size_of<typename Config::A> == 1 && Atom::is_float ? 0 : 1;
+    // Fragments are loaded a step ahead, but for 8-bit floats: they take further registers where they are multiplied.
+#if !defined(TW_SIMT_AHEAD)
+#define TW_SIMT_AHEAD 1
+#endif
+    constexpr bool kSimt = is_same<typename Config::A, fp32>;
+    constexpr int kAhead = kSimt ? TW_SIMT_AHEAD : size_of<typename Config::A> == 1 && Atom::is_float ? 0 : 1;
     typename Atom::Fragments fragments[kAhead + 1];
     if constexpr (kAhead > 0) Atom::load(fragments[0], tile_a, tile_b, at.m0, at.n0, at.lane, 0);
-    TW_UNROLL
+    TW_UNROLL_BY(kAhead > 0 ? kSteps : 1)
     for (int kk = 0; kk < kSteps; kk++) {
       const int next = kk + kAhead;
       if (next < kSteps) Atom::load(fragments[next % (kAhead + 1)], tile_a, tile_b, at.m0, at.n0, at.lane, next);

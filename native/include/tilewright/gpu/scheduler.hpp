@@ -22,10 +22,11 @@ struct Slice {
   int begin, length;
 };
 constexpr Slice slice_of(int k, int slices, int slice, int tile_k) {
-  const int per_slice = slices > 1 ? ((k + slices - 1) / slices + tile_k - 1) / tile_k * tile_k : k;
-  const int64_t begin = (int64_t)slice * per_slice;
-  if (begin >= k) return {k, 0};
-  return {(int)begin, k - (int)begin < per_slice ? k - (int)begin : per_slice};
+  if (slices <= 1) return {0, k};
+  const uint32_t each = ((uint32_t)k + slices - 1) / slices, per_slice = (each + tile_k - 1) / tile_k * tile_k;
+  const int64_t begin = (int64_t)slice * per_slice, left = k - begin;
+  if (left <= 0) return {k, 0};
+  return {(int)begin, (int)(left < per_slice ? left : per_slice)};
 }
 
 // The task that owns output tile `tile`: the last one whose first_tile is not beyond it. All lanes of a wave look
