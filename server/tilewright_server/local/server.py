@@ -91,13 +91,17 @@ class LocalServer:
             self._sessions.pop(connection, None)
 
     def _accept(self) -> None:
+        failing = False
         while not self._draining:
             try:
                 accepted, _ = self._listener.socket.accept()
+                failing = False
             except OSError as error:
                 if self._draining:
                     return
-                log.warning("cannot accept a local connection: %s", error)
+                if not failing:
+                    log.warning("cannot accept local connections: %s", error)
+                failing = True
                 time.sleep(BUSY_S)
                 continue
             try:

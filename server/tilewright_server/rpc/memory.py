@@ -32,7 +32,8 @@ class Leases:
         self._lock = threading.Lock()
         self._open: dict[Session, Send] = {}
         self._closing = False
-        self._reaper = ThreadPoolExecutor(1, thread_name_prefix="reaper")
+        # Several: the memory of one session may wait for a device that hangs, and must not keep the others waiting.
+        self._reaper = ThreadPoolExecutor(16, thread_name_prefix="reaper")
 
     def begin(self, session: Session, send: Send) -> None:
         with self._lock:
