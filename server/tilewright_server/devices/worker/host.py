@@ -20,16 +20,13 @@ from tilewright_server.devices.worker.describe import info_from, spec_from
 from tilewright_server.devices.worker.factories import make_device
 from tilewright_server.devices.worker.frames import HEADER, HEADER_BYTES, REPLY_KIND
 from tilewright_server.devices.worker.hosted import Hosted
-from tilewright_server.devices.worker.wire import FAILED, Channel, Op, Packet, pack_error
+from tilewright_server.devices.worker.wire import COPY, FAILED, Channel, Op, Packet, pack_error
 
-__all__ = ["COPY", "EXIT_LOST", "RUN_HEAD", "serve"]
+__all__ = ["EXIT_LOST", "serve"]
 
 log = logging.getLogger(__name__)
 
-COPY = struct.Struct("<QQQ")
-"""Offset in the buffer, offset in the connection's slot, bytes."""
-RUN_HEAD = struct.Struct("<Q")
-"""Workspace; the addresses follow."""
+_WRITTEN, _READ = (HEADER.pack(op | REPLY_KIND, 0, 0, 0, 0) for op in (Op.WRITE, Op.READ))
 EXIT_LOST = 70
 """Exit status of a worker whose device cannot be used any more."""
 
@@ -112,8 +109,7 @@ class Host:
     def _run(self, channel: Channel, packet: Packet) -> None:
         number = packet.value
         program: Program = self.hosted.programs[number]
-        (workspace,) = RUN_HEAD.unpack_from(packet.payload)
-        addresses = memoryview(packet.payload)[RUN_HEAD.size :].cast("Q").tolist()
+        workspace, *addresses = memoryview(packet.payload).cast("Q").tolist()
         # Left as it is if this is the end of the device: it says who was there.
         place = 2 * (channel.slot + 1)
         self._places[place] = number
@@ -135,13 +131,13 @@ class Host:
         offset, start, nbytes = COPY.unpack(packet.payload)
         buffer = self.hosted.buffer(packet.value)
         self.hosted.device.write(buffer, offset, self._area.slot(channel.slot, start, nbytes))
-        channel.send(Op.WRITE | REPLY_KIND)
+        channel.socket.send(_WRITTEN)
 
     def _read(self, channel: Channel, packet: Packet) -> None:
         offset, start, nbytes = COPY.unpack(packet.payload)
         buffer = self.hosted.buffer(packet.value)
         self.hosted.device.read(buffer, offset, self._area.slot(channel.slot, start, nbytes))
-        channel.send(Op.READ | REPLY_KIND)
+        channel.socket.send(_READ)
 
     def _drop(self, channel: Channel, packet: Packet) -> None:  # noqa: ARG002
         for (number,) in struct.iter_unpack("<Q", packet.payload):

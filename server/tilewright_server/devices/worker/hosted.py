@@ -99,7 +99,7 @@ class Hosted:
         """Raises what the device raises."""
         do: Callable[..., Reply] | None = getattr(self, f"do_{method}", None)
         if do is None:
-            raise UnsupportedError("a device's process has no such method", field="method", value=method)
+            raise ValueError(f"a device's process has no method {method}")
         return do(fds=fds, **arguments) if method in _WITH_DESCRIPTORS else do(**arguments)
 
     # Memory

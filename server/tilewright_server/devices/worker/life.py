@@ -87,7 +87,8 @@ class WorkerProcess(Lifetime):
         self._returned = threading.Condition(self._lock)
         self._waiting = 0
         self._process: subprocess.Popen[bytes] | None = None
-        self._root = self._start()
+        self._root: Channel
+        self._start()
         self.abilities = self._open(self._root)
 
     @property
@@ -97,10 +98,10 @@ class WorkerProcess(Lifetime):
 
     # Start and end
 
-    def _start(self) -> Channel:
+    def _start(self) -> None:
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         events, their_events = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        root = Channel(control)
+        self._root = Channel(control)
         outcome: queue.SimpleQueue[OSError | None] = queue.SimpleQueue()
         with theirs, their_events:
             given = (theirs.fileno(), their_events.fileno(), self.area.fd)
@@ -110,7 +111,7 @@ class WorkerProcess(Lifetime):
             error = outcome.get()
         self.area.close_fd()
         if error is not None:
-            root.close()
+            self._root.close()
             raise UnavailableError(
                 "the process for this device cannot be started",
                 field="device",
@@ -119,7 +120,6 @@ class WorkerProcess(Lifetime):
                 fix="the machine is short of memory or processes: try again, or free some",
                 retry_after_s=1.0,
             ) from error
-        return root
 
     def _watch(self, fds: Sequence[int], events: Channel, outcome: queue.SimpleQueue[OSError | None]) -> None:
         """Start the process, hear what it says, bury it. The process asks for its own end with that of the thread that
@@ -247,15 +247,19 @@ class WorkerProcess(Lifetime):
 
     def exchange(self, data: bytes) -> bytearray:
         """Send a packet that is short enough and return the answer, header included. Raises what the answer says."""
-        channel = self._take()
+        channel = self.take()
+        try:
+            return self.ask(channel, data)
+        finally:
+            self.give_back(channel)
+
+    def ask(self, channel: Channel, data: bytes) -> bytearray:
+        """``exchange`` over a connection that was taken."""
         try:
             channel.socket.send(data)
-            count = channel.socket.recv_into(channel.buffer)
-            reply = channel.buffer[:count]
+            reply = channel.buffer[: channel.socket.recv_into(channel.buffer)]
         except OSError as error:
             raise self._gone_because(error) from error
-        finally:
-            self._give_back(channel)
         if len(reply) < HEADER.size:
             raise self.gone()
         if reply[1] & FAILED:
@@ -264,7 +268,7 @@ class WorkerProcess(Lifetime):
 
     @contextmanager
     def channel(self) -> Iterator[Channel]:
-        channel = self._take()
+        channel = self.take()
         try:
             yield channel
         except OSError as error:
@@ -272,7 +276,7 @@ class WorkerProcess(Lifetime):
         finally:
             if channel.pending:
                 _drain(channel)
-            self._give_back(channel)
+            self.give_back(channel)
 
     def _gone_because(self, error: OSError) -> DeviceLostError:
         if not isinstance(error, BlockingIOError):
@@ -296,7 +300,7 @@ class WorkerProcess(Lifetime):
             self.lost = True  # it ends now
         return error
 
-    def _take(self) -> Channel:
+    def take(self) -> Channel:
         """A connection that nobody uses: an idle one, a new one, or the next to come back."""
         try:
             channel = self._idle.pop()
@@ -306,7 +310,8 @@ class WorkerProcess(Lifetime):
             self._drop(channel)
         return channel
 
-    def _give_back(self, channel: Channel) -> None:
+    def give_back(self, channel: Channel) -> None:
+        """Somebody else may use it now."""
         self._idle.append(channel)
         if self.lost:
             self._close_idle()

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from tilewright_kit.device import Buffer, DeviceInfo, Launch
-from tilewright_kit.errors import DeviceError, InternalError, InvalidArgumentError, TilewrightError
+from tilewright_kit.errors import DeviceError, InternalError, TilewrightError
 from tilewright_server.devices.base import MemoryHandle, Program, ProgramStage, WorkerSpec
 from tilewright_server.devices.lifetime import DeviceAddress
-from tilewright_server.devices.worker.area import SLOT_BYTES
+from tilewright_server.devices.worker.copies import copy
 from tilewright_server.devices.worker.describe import geometry_record, handle_from, handle_record, stages_record
 from tilewright_server.devices.worker.frames import HEADER, HEADER_BYTES
-from tilewright_server.devices.worker.host import COPY
 from tilewright_server.devices.worker.life import END_S, Loss, WorkerProcess
 from tilewright_server.devices.worker.wire import PACKET_BYTES, Op
 
@@ -29,7 +28,6 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 """For how long a device that could not be opened is not tried again."""
-_HALF = SLOT_BYTES // 2
 
 
 class WorkerModule:
@@ -89,7 +87,11 @@ class WorkerProgram:
         if workspace:
             check_addresses(life, (workspace,))
         if len(addresses) != self._operands:
-            raise InternalError(f"the program takes {self._operands} addresses, not {len(addresses)}", rule="addresses")
+            raise InternalError(
+                f"the program takes {self._operands} addresses, not {len(addresses)}",
+                rule="operand_count",
+                fix="report it as a fault of the server",
+            )
         packet = self._packet.pack(Op.RUN, 0, 0, max(1, repeat), self.number, workspace, *addresses)
         if self._is_short:
             return self._times.unpack_from(life.exchange(packet), HEADER_BYTES)
@@ -211,42 +213,11 @@ class WorkerDevice:
 
     def write(self, buffer: Buffer, offset: int, data: memoryview) -> None:
         life, number = _owned(buffer)
-        source = _bytes(buffer, offset, data)
-        self._copy(Op.WRITE, life, number, offset, source)
+        copy(Op.WRITE, life, number, buffer.nbytes, offset, data)
 
     def read(self, buffer: Buffer, offset: int, into: memoryview) -> None:
         life, number = _owned(buffer)
-        target = _bytes(buffer, offset, into)
-        self._copy(Op.READ, life, number, offset, target)
-
-    @staticmethod
-    def _copy(op: Op, life: WorkerProcess, number: int, offset: int, data: memoryview) -> None:
-        """Through the connection's slot, in halves: while the worker copies one, the other is filled or emptied."""
-        if life.lost:
-            raise life.stale("the buffer")
-        try:
-            with life.channel() as channel:
-                pending: tuple[memoryview, memoryview] | None = None
-                for index, at in enumerate(range(0, len(data), _HALF)):
-                    part = data[at : at + _HALF]
-                    start = index % 2 * _HALF
-                    room = life.area.slot(channel.slot, start, len(part))
-                    if op is Op.WRITE:
-                        room[:] = part
-                    if pending is not None:
-                        life.reply(channel)
-                    channel.send(op, value=number, payload=COPY.pack(offset + at, start, len(part)))
-                    if op is Op.READ and pending is not None:
-                        pending[0][:] = pending[1]
-                    pending = (part, room)
-                if pending is not None:
-                    life.reply(channel)
-                    if op is Op.READ:
-                        pending[0][:] = pending[1]
-        except ValueError as error:  # the area was closed under the copy
-            if not life.lost:
-                raise
-            raise life.gone() from error
+        copy(Op.READ, life, number, buffer.nbytes, offset, into)
 
     # Code
 
@@ -385,16 +356,3 @@ def _owned(buffer: Buffer) -> tuple[WorkerProcess, int]:
         raise DeviceError("the buffer is not of this device", rule="device_memory", fix="use the device that made it")
     life, number = owner
     return life, number
-
-
-def _bytes(buffer: Buffer, offset: int, data: memoryview) -> memoryview:
-    """``data`` as bytes, if it fits into the buffer."""
-    if offset < 0 or offset > buffer.nbytes - data.nbytes:
-        raise InvalidArgumentError(
-            "the copy reaches past the end of the buffer",
-            field="offset",
-            value=offset,
-            rule="buffer_bounds",
-            fix=f"stay within {buffer.nbytes} bytes",
-        )
-    return data.cast("B") if data.ndim != 1 or data.format != "B" else data

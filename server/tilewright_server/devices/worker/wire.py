@@ -11,6 +11,7 @@ import array
 import json
 import os
 import socket
+import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from tilewright_kit import errors as kit
 from tilewright_server.devices.base import DeviceLostError
 from tilewright_server.devices.worker.frames import HEADER, HEADER_BYTES
 
-__all__ = ["FAILED", "PACKET_BYTES", "SPILLED", "Channel", "Op", "Packet", "pack_error", "unpack_error"]
+__all__ = ["COPY", "FAILED", "PACKET_BYTES", "SPILLED", "Channel", "Op", "Packet", "pack_error", "unpack_error"]
 
 PACKET_BYTES = 32 << 10
 """Longest packet; a payload that does not fit is spilled."""
@@ -30,6 +31,9 @@ SPILLED_BYTES = 256 << 20
 MAX_DESCRIPTORS = 4
 FAILED, SPILLED = 1, 2
 """Flags: the payload is an error; the payload is in a memory file."""
+
+COPY = struct.Struct("<QQQ")
+"""Payload of ``WRITE`` and ``READ``: offset in the buffer, offset in the connection's slot, bytes."""
 
 _ANCILLARY = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
 
