@@ -7,6 +7,7 @@ A [.., M, K], B [.., K, N], out [.., M, N]. ``parse`` makes problems from reques
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -141,6 +142,11 @@ class GemmProblem(Problem):
     @property
     def num_d(self) -> int:
         return len(self.dtype_d)
+
+    def resized(self, sizes: Mapping[str, int]) -> GemmProblem | None:
+        from tilewright_gemm.resize import resized_gemm  # it makes problems, and so needs this module
+
+        return resized_gemm(self, sizes)
 
     def describe(self) -> dict[str, Any]:
         sizes = [

@@ -2,9 +2,10 @@
 near it.
 
 Near means near in the logarithms of the sizes. What carries over from one problem to another is not a kernel's time but
-its efficiency: the time of the fastest kernel there over its own, corrected for how well its tiles divide either
-problem. The prediction of the operation's own model takes part with a small weight, which decides where nothing near
-was measured.
+its efficiency (the time of the fastest kernel there over its own), and of that what the operation's own model did not
+expect: a kernel that was faster than the model said on the problems near it is taken to be so here. How much of the
+model is believed is what explains the measurements best (the slope of a regression), so that a poor model leaves the
+choice to the neighbours themselves, and where nothing is near the model decides.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ REACH = 2.5
 STRANGER = 0.5
 """Distance that another device of the arch, or another epilogue, adds."""
 PRIOR = 0.1
-"""Weight of the model's opinion, where a measurement of the same problem has one."""
+"""Weight of a neighbour that found the model right, where a measurement of the same problem has one."""
+BELIEF = (0.5, 0.5)
+"""How much of the model is believed without evidence, and the weight of that: squared logarithms of efficiencies."""
 ABSENT = 0.95
 """Efficiency of a kernel that was not measured on a neighbour, in parts of the third fastest there: of a shipped
 selection the rest was slower."""
@@ -99,7 +102,7 @@ class Measured:
         known = exact[0] if exact else {}
         placed = [_as_measured(config, row) for config, row in sorted(known.items(), key=_by_time)]
         rest = [item for item in modelled if item.config not in known]
-        return [*placed, *_Blend(carried, point, device).rank(rest)]
+        return [*placed, *_Blend(operation, problem, carried, device).rank(rest)]
 
     def _shapes(self, operation: Operation[Any, Any], device: DeviceInfo) -> dict[str, list[_Shape]]:
         """What was measured, by class of signature. Read anew when a source has changed."""
@@ -259,49 +262,103 @@ def _as_measured(config: KernelConfig, row: Measurement) -> Ranked:
     return Ranked(config, reason, Prediction(seconds, {"measured": seconds}))
 
 
+@dataclass(frozen=True, slots=True)
+class _Opinion:
+    """What one neighbour says. All are logarithms of efficiencies, by kernel."""
+
+    near: _Near
+    measured: Mapping[KernelConfig, float]
+    absent: float
+    """Of kernels that were not measured, at most."""
+    modelled: Mapping[KernelConfig, float]
+    """What the model expects there."""
+
+    def surprise(self, config: KernelConfig, belief: float) -> float:
+        """What was measured beyond what the model, as far as it is believed, expected."""
+        expected = belief * self.modelled[config]
+        return self.measured.get(config, min(self.absent, expected)) - expected
+
+
 class _Blend:
-    """Efficiency by neighbours and by the model: a geometric mean, weighed by distance."""
+    """The model's opinion of this problem and the neighbours' of the model, weighed by distance."""
 
     def __init__(
         self,
+        operation: Operation[Any, Any],
+        problem: Problem,
         carried: Sequence[tuple[_Near, Mapping[KernelConfig, Measurement]]],
-        point: Point,
         device: DeviceInfo,
     ) -> None:
-        self._point, self._device = point, device
-        self._near: list[tuple[_Near, dict[KernelConfig, float], float]] = []
-        for item, rows in carried:
-            if not rows:
-                continue
-            times = sorted(row.median_ns for row in rows.values())
-            known = {config: times[0] / row.median_ns for config, row in rows.items()}
-            absent = ABSENT * times[0] / times[min(_KEPT, len(times)) - 1]
-            self._near.append((item, known, absent))
+        self._operation, self._problem, self._device = operation, problem, device
+        self._sizes = dict(point_of(problem).sizes)
+        self._carried = [(item, rows) for item, rows in carried if rows]
 
     def rank(self, modelled: Sequence[Ranked]) -> list[Ranked]:
         """``modelled`` in the order of all opinions together."""
-        fastest = min((_seconds(item) for item in modelled), default=1.0)
-        scored = [(self._score(item, fastest), item) for item in modelled]
+        here = _efficiencies({item.config: _seconds(item) for item in modelled})
+        opinions = [self._opinion(item, rows, here) for item, rows in self._carried]
+        belief = _belief(opinions)
+        scored = [(self._score(item, here[item.config], opinions, belief), item) for item in modelled]
         scored.sort(key=lambda entry: (-entry[0][0], entry[1].config.name))
         return [Ranked(item.config, reason, item.prediction) for (_, reason), item in scored]
 
-    def _score(self, item: Ranked, fastest: float) -> tuple[float, str]:
-        config, seconds = item.config, _seconds(item)
-        model = max(fastest, 1e-12) / max(seconds, 1e-12) if math.isfinite(seconds) else 0.0
-        total, weights = PRIOR * math.log(max(model, 1e-6)), PRIOR
-        here = tile_use(config, dict(self._point.sizes), self._device)
-        seen = 0
-        for near, known, absent in self._near:
-            there = tile_use(config, dict(near.shape.point.sizes), self._device)
-            seen += config in known
-            total += near.weight * math.log(known.get(config, absent) * here / there)
-            weights += near.weight
-        score = math.exp(total / weights)
-        if not self._near:
-            return score, item.reason
-        nearest = self._near[0][0].shape
-        told = f"efficiency {score:.3g} by {seen} of {len(self._near)} measured problems near it"
+    def _opinion(
+        self, near: _Near, rows: Mapping[KernelConfig, Measurement], here: Mapping[KernelConfig, float]
+    ) -> _Opinion:
+        times = sorted(row.median_ns for row in rows.values())
+        measured = {config: math.log(times[0] / row.median_ns) for config, row in rows.items()}
+        absent = math.log(ABSENT * times[0] / times[min(_KEPT, len(times)) - 1])
+        return _Opinion(near, measured, absent, self._modelled(near, {*here, *rows}, here))
+
+    def _modelled(
+        self, near: _Near, configs: set[KernelConfig], here: Mapping[KernelConfig, float]
+    ) -> Mapping[KernelConfig, float]:
+        """The model's opinion there. If it cannot be asked, it is taken to differ only in how tiles divide sizes."""
+        there = dict(near.shape.point.sizes)
+        problem = self._problem.resized(there)
+        if problem is not None:
+            predict = self._operation.predict
+            return _efficiencies({config: predict(problem, config, self._device).seconds for config in configs})
+        return {
+            config: here.get(config, 0.0) + math.log(
+                tile_use(config, there, self._device) / tile_use(config, self._sizes, self._device)
+            )
+            for config in configs
+        }  # fmt: skip
+
+    def _score(self, item: Ranked, modelled: float, opinions: Sequence[_Opinion], belief: float) -> tuple[float, str]:
+        if not opinions:
+            return math.exp(modelled), item.reason
+        weights = PRIOR + sum(opinion.near.weight for opinion in opinions)
+        surprise = sum(opinion.near.weight * opinion.surprise(item.config, belief) for opinion in opinions)
+        score = math.exp(belief * modelled + surprise / weights)
+        seen = sum(item.config in opinion.measured for opinion in opinions)
+        nearest = opinions[0].near.shape
+        told = f"efficiency {score:.3g} by {seen} of {len(opinions)} measured problems near it and the model"
         return score, f"{told} (nearest: {nearest.point.text} on {nearest.device}); {item.reason}"
+
+
+def _belief(opinions: Sequence[_Opinion]) -> float:
+    """The slope from what the model expected to what was measured, each as it differs from the neighbour's mean."""
+    at, weight = BELIEF
+    xx, xy = weight, weight * at
+    for opinion in opinions:
+        pairs = [(opinion.modelled[config], measured) for config, measured in opinion.measured.items()]
+        mean_x, mean_y = (math.fsum(pair[axis] for pair in pairs) / len(pairs) for axis in (0, 1))
+        xx += opinion.near.weight * sum((x - mean_x) ** 2 for x, _ in pairs)
+        xy += opinion.near.weight * sum((x - mean_x) * (y - mean_y) for x, y in pairs)
+    return min(1.0, max(0.05, xy / xx))
+
+
+def _efficiencies(seconds: Mapping[KernelConfig, float]) -> dict[KernelConfig, float]:
+    """Logarithms of the fastest time over each; of kernels without a usable time that of a millionth."""
+    usable = [value for value in seconds.values() if math.isfinite(value) and value > 0]
+    fastest = min(usable, default=1.0)
+    worst = math.log(1e-6)
+    return {
+        config: max(worst, math.log(fastest / value)) if math.isfinite(value) and value > 0 else worst
+        for config, value in seconds.items()
+    }
 
 
 def _seconds(item: Ranked) -> float:

@@ -70,6 +70,13 @@ class Problem(ABC):
         """The key under which plans are cached."""
         return self
 
+    def resized(self, sizes: Mapping[str, int]) -> Problem | None:  # noqa: ARG002
+        """A problem of this kind with other sizes, as ``describe`` names them; None if that means nothing.
+
+        Strategies compare the model with measurements of such problems.
+        """
+        return None
+
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """JSON-able summary for people and logs."""

@@ -16,7 +16,7 @@ from tilewright_kit.measurements import Measurement
 from tilewright_server.perf.exchange import parquet, read_parquet, write_parquet
 from tilewright_server.tuning.cases import Case
 
-__all__ = ["FAILED", "Output", "Result", "Stamp"]
+__all__ = ["FAILED", "Output", "Result", "Stamp", "read_results"]
 
 FAILED = ("wrong", "crashed", "hung", "build_failed", "refused")
 """Ways in which a kernel can fail. The others are ``ok`` and ``skipped`` (the time of its problem was over)."""
@@ -164,8 +164,8 @@ class Output:
         self._journal_path = path.with_name(path.name + ".journal")
         self._results: dict[tuple[Case, str], Result] = {}
         if resume:
-            for number, record in enumerate(self._stored(), 1):
-                self._keep(Result.from_record(record, f"{path.name}:{number}"))
+            for result in (*read_results(path), *read_results(self._journal_path)):
+                self._keep(result)
         self._journal = self._journal_path.open("a" if resume else "w", encoding="utf-8")
 
     @property
@@ -203,19 +203,24 @@ class Output:
                 writer.writeheader()
                 writer.writerows(records)
 
-    def _stored(self) -> Iterator[Mapping[str, Any]]:
-        if self.path.is_file():
-            if self.path.suffix == ".parquet":
-                yield from read_parquet(self.path)
-            elif self.path.suffix == ".csv":
-                with self.path.open(encoding="utf-8", newline="") as file:
-                    yield from csv.DictReader(file)
-            else:
-                yield from _lines(self.path.read_text("utf-8").splitlines(), self.path.name)
-        if self._journal_path.is_file():
-            # The last line may be cut off, where a sweep was killed.
-            lines = self._journal_path.read_text("utf-8", "replace").splitlines(keepends=True)
-            yield from _lines((line for line in lines if line.endswith("\n")), self._journal_path.name)
+
+def read_results(path: Path) -> list[Result]:
+    """The results of a file, or of a journal; none if it is not there. Raises ``InvalidArgumentError``."""
+    if not path.is_file():
+        return []
+    return [Result.from_record(record, f"{path.name}:{number}") for number, record in enumerate(_stored(path), 1)]
+
+
+def _stored(path: Path) -> Iterator[Mapping[str, Any]]:
+    if path.suffix == ".parquet":
+        yield from read_parquet(path)
+    elif path.suffix == ".csv":
+        with path.open(encoding="utf-8", newline="") as file:
+            yield from csv.DictReader(file)
+    else:
+        # The last line of a journal may be cut off, where a sweep was killed.
+        lines = path.read_text("utf-8", "replace").splitlines(keepends=True)
+        yield from _lines((line for line in lines if line.endswith("\n")), path.name)
 
 
 def _lines(lines: Iterable[str], name: str) -> Iterator[Mapping[str, Any]]:

@@ -73,8 +73,8 @@ class Worker:
         """Open the device."""
         self._engine = Setup.from_dict(request["setup"]).engine()
         self._device = device = self._engine.devices.get(str(request["device"]))
-        attributes = device.info.attributes
-        return {"device": device.info.name, "driver": str(attributes.get("driver", ""))}
+        told = self._engine.devices.diagnose().get(device.info.kind, {})
+        return {"device": device.info.name, "driver": str(told.get("driver", ""))}
 
     def _prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Make the operands of a problem; the previous problem's go."""
