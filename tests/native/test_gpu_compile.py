@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from gpu_config import GpuConfig, compile_text
+from native_harness import INCLUDE
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="needs the packages of the extra `cuda`")
 
@@ -97,3 +101,23 @@ def test_invalid_configurations_are_refused_with_a_reason() -> None:
     for reason, config in refused.items():
         with pytest.raises(RuntimeError, match=reason):
             compile_text(config.unit("kernel"))
+
+
+@pytest.mark.parametrize("arch", ["gfx90a", "gfx942", "gfx1100", "gfx1201"])
+def test_the_same_source_compiles_for_amd_gpus(arch: str, tmp_path: Path) -> None:
+    """fp32, whose atom is plain C++; to assembly, so that no linker is needed."""
+    pytest.importorskip("ziglang")
+    config = GpuConfig(
+        a="fp32", b="fp32", c="bf16", bias="fp32", d=("fp16",), binary="Add", unary="Gelu", tile=(64, 64, 16),
+        pipeline="compv3", split_k=2, grouped=True, scale_a="row",
+    )  # fmt: skip
+    source, output = tmp_path / "unit.hip", tmp_path / "unit.s"
+    source.write_text(config.unit("kernel"))
+    flags = ["-x", "hip", "--offload-device-only", f"--offload-arch={arch}", "-nogpuinc", "-nogpulib", "-nostdinc"]
+    flags += ["--no-gpu-bundle-output", "-O3", "-std=c++17", f"-I{INCLUDE}", "-Wall", "-Werror", "-S"]
+    command = [sys.executable, "-m", "ziglang", "clang", *flags, str(source), "-o", str(output)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[:3000]
+    text = output.read_text()
+    assert re.search(r"v_(pk_)?fmac?_f32", text)
+    assert re.search(r"\.vgpr_spill_count: +0\b", text)

@@ -13,22 +13,12 @@
 // Launch: Gemm::threads threads, Gemm::shared_bytes of dynamic shared memory, tiles * split_k workgroups (persistent:
 // any number). Counters and workspace are used only if Config::split_k > 1 (and launch.split_k > 1).
 #pragma once
-#include "tilewright/gpu/atom_mma.hpp"
-#include "tilewright/gpu/atom_simt.hpp"
+#include "tilewright/gpu/atoms.hpp"
 #include "tilewright/gpu/epilogue.hpp"
 #include "tilewright/gpu/loader.hpp"
 #include "tilewright/gpu/scheduler.hpp"
 
 namespace tw::gpu {
-
-template <bool kSimt, class TileA, class TileB, int kM, int kN>
-struct AtomFor {
-  using type = MmaAtom<TileA, TileB, kM, kN>;
-};
-template <class TileA, class TileB, int kM, int kN>
-struct AtomFor<true, TileA, TileB, kM, kN> {
-  using type = SimtAtom<TileA, TileB, kM, kN>;
-};
 
 template <class Config>
 struct Gemm {
@@ -36,7 +26,7 @@ struct Gemm {
   using TileB = OperandTile<typename Config::B, Config::b_col, Config::tile_n, Config::tile_k>;
   static constexpr int waves = Config::wave_m * Config::wave_n, threads = waves * kWave;
   static constexpr int wave_rows = Config::tile_m / Config::wave_m, wave_columns = Config::tile_n / Config::wave_n;
-  using Atom = typename AtomFor<is_same<typename Config::A, fp32>, TileA, TileB, wave_rows, wave_columns>::type;
+  using Atom = typename AtomFor<TileA, TileB, wave_rows, wave_columns>::type;
   using Accumulator = typename Atom::Accumulator;
   using Finish = Epilogue<Config, Accumulator>;
   using Task = GemmTaskOf<Config>;

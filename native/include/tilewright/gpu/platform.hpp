@@ -46,6 +46,8 @@ constexpr T ceil_div(T a, T b) {
 
 #if defined(TW_PLATFORM_HOST)
 #include "tilewright/gpu/host/platform.hpp"
+#elif defined(__HIP__)
+#include "tilewright/gpu/platform_hip.hpp"
 #else
 #include "tilewright/gpu/platform_cuda.hpp"
 #endif

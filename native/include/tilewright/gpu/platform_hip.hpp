@@ -1,0 +1,162 @@
+// The platform of AMD GPUs; see platform.hpp. No HIP headers: the compiler's own built-ins.
+#pragma once
+
+#define TW_DEVICE __attribute__((device)) inline __attribute__((always_inline))
+#define TW_UNROLL _Pragma("clang loop unroll(full)")
+#define TW_NO_UNROLL _Pragma("clang loop unroll(disable)")
+#define TW_UNROLL_BY(COUNT) TW_PRAGMA(clang loop unroll_count(COUNT))
+#define TW_PRAGMA(...) _Pragma(#__VA_ARGS__)
+#define TW_KERNEL(THREADS, NAME, PARAMS, ...)                                             \
+  extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(THREADS, THREADS))) void NAME( \
+      const PARAMS params) {                                                              \
+    __VA_ARGS__;                                                                          \
+  }
+
+namespace tw::gpu {
+
+#if defined(__GFX10__) || defined(__GFX11__) || defined(__GFX12__)
+constexpr int kWave = 32;
+#else
+constexpr int kWave = 64;
+#endif
+
+TW_DEVICE int thread_index() { return (int)__builtin_amdgcn_workitem_id_x(); }
+TW_DEVICE int block_index() { return (int)__builtin_amdgcn_workgroup_id_x(); }
+TW_DEVICE int block_count() { return (int)(__builtin_amdgcn_grid_size_x() / __builtin_amdgcn_workgroup_size_x()); }
+TW_DEVICE int lane_index() { return thread_index() % kWave; }
+
+TW_DEVICE void barrier() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+  __builtin_amdgcn_s_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+TW_DEVICE void wave_barrier() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
+  __builtin_amdgcn_wave_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
+}
+
+TW_DEVICE int shuffle(int x, int lane) { return __builtin_amdgcn_ds_bpermute(lane * 4, x); }
+TW_DEVICE int count_lanes(bool condition) {
+  if constexpr (kWave == 64) return __builtin_popcountll(__builtin_amdgcn_ballot_w64(condition));
+  else return __builtin_popcount(__builtin_amdgcn_ballot_w32(condition));
+}
+
+template <class To, class From>
+TW_DEVICE To bits_as(const From& from) {
+  static_assert(sizeof(To) == sizeof(From), "the same bits");
+  return __builtin_bit_cast(To, from);
+}
+TW_DEVICE uint32_t bits_of(float x) { return bits_as<uint32_t>(x); }
+TW_DEVICE float float_of(uint32_t bits) { return bits_as<float>(bits); }
+TW_DEVICE float fma(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
+TW_DEVICE float reciprocal(float x) { return __builtin_amdgcn_rcpf(x); }
+TW_DEVICE uint32_t funnel_right(uint32_t low, uint32_t high, uint32_t bits) {
+  return __builtin_amdgcn_alignbit(high, low, bits);  // bits modulo 32
+}
+TW_DEVICE uint32_t permute_bytes(uint32_t x, uint32_t y, uint32_t selector) {  // a nibble selects a byte of y:x
+  const uint32_t spread = (selector & 0xf) | (selector & 0xf0) << 4 | (selector & 0xf00) << 8 | (selector & 0xf000) << 12;
+  return __builtin_amdgcn_perm(y, x, spread);
+}
+
+// ---- conversions (the rules of core/types.hpp) ----
+
+TW_DEVICE float half_to_float(uint16_t bits) { return (float)bits_as<_Float16>(bits); }
+TW_DEVICE uint32_t pack_halves(float low, float high) {
+  return (uint32_t)bits_as<uint16_t>((_Float16)low) | (uint32_t)bits_as<uint16_t>((_Float16)high) << 16;
+}
+TW_DEVICE uint32_t bfloat_bits(float x) {
+  const uint32_t bits = bits_of(x);
+  return x != x ? bits >> 16 | 0x40u : (bits + 0x7fffu + (bits >> 16 & 1)) >> 16;
+}
+TW_DEVICE uint32_t pack_bfloats(float low, float high) { return bfloat_bits(low) | bfloat_bits(high) << 16; }
+TW_DEVICE int32_t nearest_integer(float x) {  // saturates; a NaN gives 0
+  if (x != x) return 0;
+  return x >= 2147483648.0f ? 2147483647 : x < -2147483648.0f ? -2147483647 - 1 : (int32_t)__builtin_rintf(x);
+}
+
+// ---- shared memory ----
+
+#define TW_SHARED __attribute__((address_space(3)))
+TW_DEVICE uint32_t shared_base() {
+  extern __attribute__((shared)) unsigned char tw_shared_memory[];
+  return (uint32_t)(TW_SHARED unsigned char*)tw_shared_memory;
+}
+template <int kCount>
+TW_DEVICE Words<kCount> load_shared(uint32_t address) {
+  typedef uint32_t Vector __attribute__((ext_vector_type(kCount)));
+  return bits_as<Words<kCount>>(*(const TW_SHARED Vector*)address);
+}
+template <int kCount>
+TW_DEVICE void store_shared(uint32_t address, Words<kCount> x) {
+  typedef uint32_t Vector __attribute__((ext_vector_type(kCount)));
+  *(TW_SHARED Vector*)address = bits_as<Vector>(x);
+}
+
+// ---- global memory ----
+
+#define TW_GLOBAL __attribute__((address_space(1)))
+template <int kBytes>
+struct Transfer {
+  typedef uint32_t type __attribute__((ext_vector_type(kBytes / 4)));
+};
+template <>
+struct Transfer<1> {
+  typedef uint8_t type;
+};
+template <>
+struct Transfer<2> {
+  typedef uint16_t type;
+};
+template <>
+struct Transfer<4> {
+  typedef uint32_t type;
+};
+template <class T>
+TW_DEVICE T load_global(const void* from) {
+  return bits_as<T>(*(const TW_GLOBAL typename Transfer<sizeof(T)>::type*)from);
+}
+template <class T>
+TW_DEVICE T load_constant(const void* from) {
+  return load_global<T>(from);
+}
+template <class T>
+TW_DEVICE void store_global(void* to, const T& value) {
+  *(TW_GLOBAL typename Transfer<sizeof(T)>::type*)to = bits_as<typename Transfer<sizeof(T)>::type>(value);
+}
+
+template <int kCount>
+TW_DEVICE Words<kCount> load_coherent(const void* from) {
+  Words<kCount> x;
+  TW_UNROLL
+  for (int i = 0; i < kCount; i++)
+    x.w[i] = __hip_atomic_load((uint32_t*)from + i, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+  return x;
+}
+template <int kCount>
+TW_DEVICE void store_coherent(void* to, Words<kCount> x) {
+  TW_UNROLL
+  for (int i = 0; i < kCount; i++)
+    __hip_atomic_store((uint32_t*)to + i, x.w[i], __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+TW_DEVICE uint32_t arrive(uint32_t* counter) {
+  return __hip_atomic_fetch_add(counter, 1u, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
+}
+
+// ---- copies: none of these GPUs copies asynchronously what is shorter than its place, so they are made at once ----
+
+TW_DEVICE void copy_async(uint32_t address, const void* from, int bytes) {
+  Words<4> x = {};
+  if (bytes > 0) x = load_global<Words<4>>(from);
+  TW_UNROLL
+  for (int i = 0; i < 4; i++) {
+    const int left = bytes - i * 4;
+    x.w[i] = left >= 4 ? x.w[i] : left <= 0 ? 0u : x.w[i] & ((1u << (left * 8)) - 1u);
+  }
+  store_shared(address, x);
+}
+TW_DEVICE void commit_async() {}
+template <int kPending>
+TW_DEVICE void wait_async() {}
+
+}  // namespace tw::gpu
