@@ -272,7 +272,7 @@ def graph_of(calls: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph:
 
 
 def time_graphs(
-    graphs: dict[str, torch.cuda.CUDAGraph], calls: int, rounds: int = 5, target_s: float = 0.012
+    graphs: dict[str, torch.cuda.CUDAGraph], calls: int, rounds: int = 7, target_s: float = 0.012
 ) -> dict[str, float]:
     """Seconds per call: the graphs take turns; the median over the rounds."""
     samples: dict[str, list[float]] = {name: [] for name in graphs}

@@ -98,10 +98,7 @@ def correct() -> list[Experiment]:
     """Every feature, small and odd sizes, poisoned outputs, gaps between rows."""
     out = []
     for config in schedules() + layouts() + types() + epilogues():
-        unit = 8 if config.epilogue == "cshuffle" else 1  # the copy engine writes whole 16 bytes
-        shapes = [(512, 1024, 512), (333, 777 // unit * unit, 200), (130, 24, 1040)]
-        if config.c in ("fp32", "int32"):
-            shapes[1] = (333, 777 // (unit // 2 or 1) * (unit // 2 or 1), 200)
+        shapes = [(512, 1024, 512), (333, 777, 200), (130, 24, 1040)]
         alpha = 1.0 if config.c == "int32" else 0.5
         out += [Experiment(config, shape, guard=True, alpha=alpha) for shape in shapes]
         out.append(Experiment(config, (77, 136, 0)))
@@ -171,9 +168,13 @@ def decode_candidates(base: Config) -> list[Experiment]:
     out = timed([replace(base, tile=t, split_k=s) for t, s in tiles], DECODE_16)
     first = replace(base, tile=(16, 64, 2 * k), split_k=2)
     out += [Experiment(first, DECODE_16, time=True, dependent=True)]
-    out += timed([replace(first, epilogue="default")], DECODE_16)
+    rows = replace(base, swap=False, epilogue="default")  # no split-K: 32 columns each
+    out += timed([replace(rows, tile=(64, 32, k)), replace(rows, tile=(64, 32, 2 * k))], DECODE_16)
+    out += [Experiment(replace(rows, tile=(64, 32, 2 * k)), DECODE_16, time=True, dependent=True)]
     for tile in ((64, 64, k), (64, 64, 2 * k)):
-        out += timed(with_clusters([replace(base, tile=tile)], [(1, 1), (1, 2), (1, 4), (1, 8)]), DECODE_64)
+        out += timed(with_clusters([replace(base, tile=tile)], [(1, 1), (1, 2)]), DECODE_64)
+    half = replace(base, tile=(64, 64, k), stages=6)  # two launches' workgroups share a multiprocessor
+    out += [Experiment(half, DECODE_64, time=True, dependent=True)]
     out += [Experiment(replace(base, tile=(64, 64, 2 * k)), DECODE_64, time=True, dependent=True)]
     return out
 
@@ -215,6 +216,18 @@ def fused() -> list[Experiment]:
     return timed([replace(c, bias="bf16", unary="Gelu") for c in base], SQUARES[1], LARGE[0])
 
 
+def turned() -> list[Experiment]:
+    """The other layouts."""
+    base = [COOPERATIVE, replace(COOPERATIVE, cluster=(2, 1)), PINGPONG, replace(PINGPONG, tile=(128, 128, 64))]
+    return timed([replace(c, layout=layout) for layout in ("rrr", "crr", "ccr") for c in base], SQUARES[1])
+
+
+def half() -> list[Experiment]:
+    """fp16 on large problems."""
+    return timed(large_candidates(Config(a="fp16", b="fp16", c="fp16"))[:15], *SQUARES)
+
+
 SUITES: dict[str, Callable[[], list[Experiment]]] = {
     "correct": correct, "wide": wide, "small": small, "decode": decode, "narrow": narrow, "fused": fused,
+    "turned": turned, "half": half,
 }  # fmt: skip

@@ -16,8 +16,8 @@ struct Gemm {
   using Ring = RingState<Plan::stages>;
   using T = typename Plan::Accumulator;
   static constexpr int threads = Plan::threads;
-  // Named barriers: one per consumer, then the two by which pingpong's consumers take turns.
-  static constexpr int kConsumerBarrier = 1, kTurnBarrier = 8;
+  // Named barriers: one per consumer, the two by which pingpong's consumers take turns, the start.
+  static constexpr int kConsumerBarrier = 1, kTurnBarrier = 8, kStartBarrier = 10;
 
   static TW_SM90 void run(const Params& params) {
     extern __shared__ __align__(1024) unsigned char memory[];
@@ -26,31 +26,46 @@ struct Gemm {
     const int warpgroup = warpgroup_index(), rank = Cluster::size == 1 ? 0 : (int)cluster_rank();
     const GemmTasks<C> tasks{params};
 
-    if (threadIdx.x == 0) {
-      barriers.init(Plan::waves * Cluster::peers);
-      if constexpr (!C::grouped) {
-        prefetch_map(&params.task.a);
-        prefetch_map(&params.task.b);
-        if constexpr (Plan::staged) prefetch_map(&params.task.c);
-      }
-    }
-    if constexpr (Cluster::size > 1) cluster_sync();
-    else __syncthreads();
-    release_next_launch();  // its workgroups begin as soon as these leave room
-    wait_for_previous_launch();
-
-    const Queue queue(tasks, (int)params.launch.split_k, rank);
     if (warpgroup == 0) {
       if constexpr (Plan::Registers::moves) give_registers_up<Plan::Registers::producer>();
-      if (threadIdx.x == 0) produce<Plan>(queue, tasks, barriers, shared, rank);
+      if (threadIdx.x == 0) barriers.init(Plan::waves * Cluster::peers);
+      if (threadIdx.x == kWarp) prefetch_maps(params);
+      started(threadIdx.x < kWarp);
+      if (threadIdx.x == 0) {
+        release_next_launch();  // its workgroups begin as soon as these leave room
+        wait_for_previous_launch();
+        const Queue queue(tasks, (int)params.launch.split_k, rank);
+        produce<Plan>(queue, tasks, barriers, shared, rank);
+      }
     } else {
       if constexpr (Plan::Registers::moves) take_registers<Plan::Registers::consumer>();
+      started(false);
+      wait_for_previous_launch();
+      const Queue queue(tasks, (int)params.launch.split_k, rank);
       consume(params, queue, tasks, barriers, shared, rank, warpgroup - 1);
     }
-    if constexpr (Cluster::size > 1) cluster_sync();  // peers may still announce free stages here
   }
 
  private:
+  static TW_SM90 void prefetch_maps(const Params& params) {
+    if constexpr (!C::grouped) {
+      prefetch_map(&params.task.a);
+      prefetch_map(&params.task.b);
+      if constexpr (Plan::staged) prefetch_map(&params.task.c);
+    }
+  }
+
+  // The ring's barriers are ready. The warp that made them goes on at once, unless other workgroups use them too.
+  static TW_SM90 void started(bool maker) {
+    if constexpr (Cluster::size > 1) {
+      cluster_sync();
+    } else {
+      __syncwarp();
+      if (maker) signal_barrier(kStartBarrier, threads);
+      else join_barrier(kStartBarrier, threads);
+    }
+  }
+
   static TW_SM90 void consume(const Params& params, Queue queue, const GemmTasks<C>& tasks,
                               RingBarriers<Plan::stages> barriers, uint32_t shared, int rank, int consumer) {
     const int wave = Plan::pingpong ? 0 : consumer, thread = threadIdx.x % kWarpgroup;
@@ -84,7 +99,7 @@ struct Gemm {
       if (complete) Output<Plan>(tasks.at(work.task), work, wave, staging, barrier).store(acc);
     }
     if constexpr (Plan::staged)
-      if (thread == 0) wait_stores<0>();
+      if (thread == 0) wait_stores_read<0>();  // shared memory lives until then; the launch ends with the writes
   }
 
   // Leaves this part's sums in the workspace; the last part of the tile gets them all and returns true.

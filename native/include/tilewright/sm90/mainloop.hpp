@@ -49,6 +49,8 @@ TW_SM90 void produce(Queue queue, const Tasks& tasks, RingBarriers<Plan::stages>
       ring.next();
     }
   }
+  if constexpr (Cluster::size > 1)  // peers still announce free stages here: this workgroup must live until they have
+    for (int i = 0; i < Plan::stages; i++, ring.next()) barriers.wait_empty(ring);
 }
 
 // One consumer warpgroup's view of the ring.

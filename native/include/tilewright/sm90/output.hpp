@@ -16,6 +16,9 @@ struct Output {
   using Epilogue = gpu::Epilogue<Config, T>;
   static constexpr int kRepeats = Plan::repeats, kBlocks = Plan::columns / 8, kRegisters = Plan::columns / 2;
   static constexpr bool kHalf = Plan::c_size == 2;
+  // A staged piece: lines of 128 bytes, each a row of C; with transpose_c and 4-byte elements two such blocks.
+  static constexpr int kLineElements = 128 / Plan::c_size, kLines = Plan::swap ? Plan::columns : 64;
+  static constexpr int kHalves = Plan::swap ? Plan::c_size / 2 : 1;
 
   const Epilogue epilogue;
   const void* map;
@@ -92,15 +95,30 @@ struct Output {
     else write_rows(acc, r, c, buffer);
     fence_async_proxy();
     join_barrier(barrier, kWarpgroup);
-    if (thread == 0) {
-      if constexpr (Plan::swap) {
+    const int first_row = Plan::swap ? row : row + r * 64;
+    const int first_column = column + (Plan::swap ? r * 64 : c * Plan::piece_columns);
 #pragma unroll
-        for (int half = 0; half < Plan::c_size / 2; half++)
-          store_box(map, buffer + half * Plan::columns * 128, {column + r * 64 + half * 32, row, batch});
-      } else {
-        store_box(map, buffer, {column + c * Plan::piece_columns, row + r * 64, batch});
+    for (int half = 0; half < kHalves; half++) {
+      const uint32_t lines = buffer + half * kLines * 128;
+      const int at = first_column + half * kLineElements;
+      if (at + kLineElements > n && (uint32_t)n * Plan::c_size % 16 != 0) copy_lines(lines, first_row, at);
+      else if (thread == 0) store_box(map, lines, {at, first_row, batch});
+    }
+    if (thread == 0) commit_stores();
+  }
+
+  // The copy engine writes whole units of 16 bytes: where C's rows end within one, threads write instead.
+  TW_SM90 void copy_lines(uint32_t lines, int i, int j) const {
+    using Storage = typename C::storage;
+#pragma unroll 1
+    for (int at = thread; at < kLines * kLineElements; at += kWarpgroup) {
+      const int line = at / kLineElements, byte = at % kLineElements * Plan::c_size;
+      const uint32_t word = gpu::load_shared<1>(swizzled(lines, line, byte / 16) + byte % 16 / 4 * 4).w[0];
+      if (i + line < m && j + at % kLineElements < n) {
+        char* const to = epilogue.c + ((int64_t)(i + line) * epilogue.ldc + j + at % kLineElements) * Plan::c_size;
+        if constexpr (kHalf) gpu::store_global(to, (Storage)(word >> (byte % 4 * 8)));
+        else gpu::store_global(to, word);
       }
-      commit_stores();
     }
   }
 

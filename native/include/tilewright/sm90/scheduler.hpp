@@ -9,6 +9,16 @@
 
 namespace tw::sm90 {
 
+// a / b for a >= 0, b > 0: by a reciprocal and a correction, a fifth of the time of the compiler's exact sequence. It is
+// on the way to the first copy and between tiles.
+TW_SM90 int quotient(int a, int b) {
+  if (a >= 1 << 22) return a / b;  // beyond the reciprocal's precision
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"((float)b));
+  const int q = (int)((float)a * inverse), rest = a - q * b;
+  return q + (rest >= b ? 1 : 0) - (rest < 0 ? 1 : 0);
+}
+
 // The tiles of one task, in clusters, and the k steps of each.
 struct Extent {
   int rows, columns, batch, steps;
@@ -34,11 +44,11 @@ struct Work {
 template <class Cluster, int kBand>
 TW_SM90 void place(Work& work, const Extent& extent, int index, int rank) {
   const int area = extent.rows * extent.columns;
-  work.batch = extent.batch == 1 ? 0 : index / area;
+  work.batch = extent.batch == 1 ? 0 : quotient(index, area);
   index -= work.batch * area;
-  const int band = index / (kBand * extent.columns), first = band * kBand;
+  const int band = quotient(index, kBand * extent.columns), first = band * kBand;
   const int height = extent.rows - first < kBand ? extent.rows - first : kBand;
-  const int within = index - first * extent.columns, column = within / height;
+  const int within = index - first * extent.columns, column = quotient(within, height);
   work.tile_m = (first + within - column * height) * Cluster::m + Cluster::m_of(rank);
   work.tile_n = column * Cluster::n + Cluster::n_of(rank);
 }
@@ -60,7 +70,7 @@ struct TileQueue {
   }
   TW_SM90 bool next(Work& work) {
     if (index >= end) return false;
-    const int tile = kSplit ? index / split : index;
+    const int tile = kSplit ? quotient(index, split) : index;
     int within;
     const Extent extent = tasks.find(tile, task, within);
     place<Cluster, kBand>(work, extent, within, rank);
@@ -68,7 +78,7 @@ struct TileQueue {
     work.tile = tile * Cluster::size + rank;
     work.part = kSplit ? index - tile * split : 0;
     work.parts = split;
-    const int chunk = kSplit ? (extent.steps + split - 1) / split : extent.steps;
+    const int chunk = kSplit ? quotient(extent.steps + split - 1, split) : extent.steps;
     work.first_step = work.part * chunk;
     const int left = extent.steps - work.first_step;
     work.steps = left < 0 ? 0 : left < chunk ? left : chunk;
@@ -115,7 +125,7 @@ struct StreamQueue {
     work.steps = extent.steps;
     work.first_slot = work.slot_step = work.slot_skip = 0;
     if (at < end) {
-      tile = at / extent.steps;
+      tile = quotient(at, extent.steps);
       const int tile_begin = tile * extent.steps, tile_end = tile_begin + extent.steps;
       const int stop = end < tile_end ? end : tile_end;
       const int first = owner_of(tile_begin), last = owner_of(tile_end - 1);
