@@ -7,11 +7,12 @@ when a connection is attached, and of those that are made later.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tilewright_kit.errors import InvalidArgumentError, TilewrightError, UnsupportedError
+from tilewright_kit.errors import InvalidArgumentError, NotFoundError, TilewrightError, UnsupportedError
 from tilewright_server.devices.base import ConnectedDevice
 from tilewright_server.memory.bound import BoundExecution
 
@@ -27,7 +28,7 @@ _numbers = itertools.count(1)
 class Attachment:
     """One connection of a session on one device."""
 
-    __slots__ = ("device", "device_id", "number", "session")
+    __slots__ = ("device", "device_id", "number", "over", "session")
 
     def __init__(self, session: Session, device: ConnectedDevice, device_id: str) -> None:
         self.session = session
@@ -35,18 +36,22 @@ class Attachment:
         self.device_id = device_id
         self.number = next(_numbers)
         """What the device knows it by."""
+        self.over = False
+        """Nothing of it runs any more, and nothing will."""
 
     def publish(self, bound: BoundExecution) -> None:
         prepared = bound.prepared
         program = prepared.program
         if program is not None:
             workspace = prepared.workspace_bytes
-            self.device.bind(self.number, bound.id, program, bound.binding.addresses, workspace)
+            with contextlib.suppress(NotFoundError):  # it has just ended
+                self.device.bind(self.number, bound.id, program, bound.binding.addresses, workspace)
 
     def close(self) -> None:
-        """End the connection and forget it. Idempotent."""
-        with self.session.attaching:
-            self.session.attachments.discard(self)
+        """Have the connection end soon. Idempotent.
+
+        Until the device says that nothing of it runs any more, the end of a binding still waits for its launches.
+        """
         self.device.detach(self.number)
 
 
@@ -76,15 +81,15 @@ class Attachments:
         return lambda bound: self._publish(session, bound)
 
     def _publish(self, session: Session, bound: BoundExecution) -> None:
+        """``session.attaching`` is held."""
         bound.on_release = lambda: self._withdraw(session, bound)
-        with session.attaching:
-            for attachment in session.attachments:
-                if attachment.device_id == bound.device_id:
-                    attachment.publish(bound)
+        for attachment in tuple(session.attachments):
+            if attachment.device_id == bound.device_id:
+                attachment.publish(bound)
 
     def _withdraw(self, session: Session, bound: BoundExecution) -> None:
         with session.attaching:
-            for attachment in session.attachments:
+            for attachment in tuple(session.attachments):
                 if attachment.device_id == bound.device_id:
                     attachment.device.unbind(attachment.number, bound.id)
 
@@ -104,10 +109,18 @@ class Attachments:
                 fix="launch over a connection that is not attached",
             )
         attachment = Attachment(session, device, device_id)
-        device.attach(fd, attachment.number, ended)
+
+        def over() -> None:  # without the lock, which may be held by one who waits for the device
+            attachment.over = True
+            session.attachments.discard(attachment)
+            ended()
+
+        device.attach(fd, attachment.number, over)
         try:
             with session.attaching:
                 session.attachments.add(attachment)
+                if attachment.over:
+                    session.attachments.discard(attachment)
                 for bound in session.bindings():
                     if bound.device_id == device_id:
                         attachment.publish(bound)

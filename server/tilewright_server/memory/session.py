@@ -20,6 +20,7 @@ from tilewright_kit.errors import AccessError, DeadlineError, InvalidArgumentErr
 from tilewright_server.memory.bound import BoundExecution
 from tilewright_server.memory.buffers import ResidentBuffer
 from tilewright_server.memory.imports import DeviceRegion
+from tilewright_server.memory.memo import Memo
 from tilewright_server.memory.pins import Pinned
 from tilewright_server.memory.refusals import over_quota, unknown, unknown_session
 from tilewright_server.memory.regions import InodeOwners, Region
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["Limits", "Session"]
 
 log = logging.getLogger("tilewright.memory")
-
-MEMO_BYTES = 8 << 20
-"""Memory for the remembered requests of one session."""
 
 P = TypeVar("P", bound=Pinned)
 AnyRegion = Region | DeviceRegion
@@ -74,9 +72,8 @@ class Session:
         """True if the client came over a Unix socket: only then memory can be shared."""
         self.epoch = 0
         """Counts ends of objects and plans: what was resolved under another epoch may be gone."""
-        self.memo: dict[bytes, Any] = {}
+        self.memo = Memo()
         """Requests of this session that were resolved before, by their bytes; empties with every new epoch."""
-        self._memo_bytes = 0
         self._limits = limits
         self._inodes = inodes
         self._changed = threading.Condition(threading.Lock())
@@ -88,7 +85,8 @@ class Session:
         self._bindings: dict[int, BoundExecution] = {}
         self.attaching = threading.Lock()
         self.attachments: set[Attachment] = set()
-        """Connections that devices serve by themselves; guarded by ``attaching``."""
+        """Connections that devices serve by themselves. Who makes bindings known to them, or ends them, holds
+        ``attaching``."""
         self._watchers: set[Callable[[], None]] = set()
         self._ending: set[Pinned] = set()
         self._buffer_bytes = 0
@@ -222,7 +220,7 @@ class Session:
 
     def bind(self, bound: BoundExecution, publish: Callable[[BoundExecution], None] | None = None) -> BoundExecution:
         """Keep a binding, with all that it uses. ``publish`` makes it known elsewhere, under its id, before anybody can
-        name it. ``NotFoundError`` if something that it uses has ended."""
+        name it; ``attaching`` is held meanwhile. ``NotFoundError`` if something that it uses has ended."""
         with self._changed:
             self._check_open()
             if len(self._bindings) >= self._limits.bindings:
@@ -230,18 +228,24 @@ class Session:
         self.pin(bound.objects)
         try:
             bound.id = new_id()
-            if publish is not None:
-                publish(bound)
-            with self._changed:
-                self._check_open()
-                for item in bound.objects:  # what ends from now on ends the binding; what has ended would wait for it
-                    if item.closing:
-                        raise unknown(item.kind, item.id)
-                self._bindings[bound.id] = bound
+            if publish is None:
+                self._keep(bound)
+            else:
+                with self.attaching:
+                    publish(bound)
+                    self._keep(bound)
         except BaseException:
             self._release(bound)
             raise
         return bound
+
+    def _keep(self, bound: BoundExecution) -> None:
+        with self._changed:
+            self._check_open()
+            for item in bound.objects:  # what ends from now on ends the binding; what has ended would wait for it
+                if item.closing:
+                    raise unknown(item.kind, item.id)
+            self._bindings[bound.id] = bound
 
     def unbind(self, binding_id: int, deadline: float | None = None) -> None:
         """As ``unregister``."""
@@ -282,18 +286,8 @@ class Session:
         since ``epoch``.
         """
         with self._changed:
-            if self.epoch != epoch or self._closed:
-                return
-            if request in self.memo:  # two streams sent it at the same time
-                return
-            nbytes += len(request)
-            if nbytes > MEMO_BYTES // 4:
-                return
-            self._memo_bytes += nbytes
-            if self._memo_bytes > MEMO_BYTES:
-                self.memo.clear()
-                self._memo_bytes = nbytes
-            self.memo[request] = resolved
+            if self.epoch == epoch and not self._closed:
+                self.memo.put(request, resolved, nbytes)
 
     # The whole
 
@@ -420,8 +414,7 @@ class Session:
 
     def _next_epoch(self) -> None:
         self.epoch += 1
-        self.memo.clear()
-        self._memo_bytes = 0
+        self.memo.empty()
 
     def _check_open(self) -> None:
         if self._closed:

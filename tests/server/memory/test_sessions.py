@@ -13,7 +13,8 @@ from rpc_harness import MemoryFile, register
 
 from tilewright_kit.errors import AccessError, DeadlineError, NotFoundError, ResourceExhaustedError
 from tilewright_server.memory.buffers import ResidentBuffer
-from tilewright_server.memory.session import MEMO_BYTES, Limits, new_id
+from tilewright_server.memory.memo import MEMO_BYTES
+from tilewright_server.memory.session import Limits, new_id
 from tilewright_server.memory.sessions import Sessions
 
 
