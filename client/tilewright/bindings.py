@@ -10,6 +10,7 @@ from tilewright import steps, wire
 from tilewright.core import Core, Session
 from tilewright.cuda import driver
 from tilewright.device_arrays import DeviceTensor
+from tilewright.errors import InvalidArgumentError
 from tilewright.lanes import Lane, StreamLane
 from tilewright.steps import Flow, Rpc
 from tilewright.streams import current_stream
@@ -58,13 +59,21 @@ def can_bind(loaded: Loaded) -> bool:
     )
 
 
-def bind(core: Core, loaded: Loaded, timeout: float | None) -> Flow[Binding]:
-    """Settle an execution. Raises what ``Execute`` would for operands that cannot be meant."""
+def bind(core: Core, loaded: Loaded, timeout: float | None) -> Flow[Binding | None]:
+    """Settle an execution; ``None`` if the server would have to copy an operand (of the host, for a GPU) every time.
+    Raises what ``Execute`` would for operands that cannot be meant.
+    """
     session = loaded.session
     # The fields of a BindRequest have the numbers of an ExecuteRequest's: session, execution, milliseconds.
     limit = min(max(1, round(timeout * 1000)), 0xFFFFFFFF) if timeout else 0
     request = wire.execute_request(wire.session_field(session.token), [loaded.chunk], limit)
-    reply = yield Rpc(steps.BIND, request, timeout)
+    try:
+        reply = yield Rpc(steps.BIND, request, timeout)
+    except InvalidArgumentError as error:
+        if error.rule != "binding_in_place":
+            raise
+        loaded.cargo.in_place = False
+        return None
     return Binding(core, session, reply)
 
 

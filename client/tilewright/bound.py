@@ -11,7 +11,7 @@ from tilewright.bindings import Binding, Launched, bind, can_bind, launcher
 from tilewright.core import check_timeout
 from tilewright.device_arrays import DeviceTensor
 from tilewright.dispatch import UNFINISHED, held
-from tilewright.errors import InvalidArgumentError, NotFoundError, TilewrightError, from_detail
+from tilewright.errors import InvalidArgumentError, NotFoundError, TilewrightError, UnavailableError, from_detail
 from tilewright.lanes import NoLaneError
 from tilewright.plans import PlanState, report_of, result_of
 from tilewright.report import Report, Timing
@@ -77,7 +77,8 @@ class BoundState:
         if self.binding is None and can_bind(load):
             core = self.plan.core
             self.binding = yield from bind(core, load, core.timeout)
-            self.go = launcher(self.binding, load.cargo.tensors, None)
+            if self.binding is not None:
+                self.go = launcher(self.binding, load.cargo.tensors, None)
         return self.binding
 
     def quick(self) -> Callable[[], Launched] | None:
@@ -118,8 +119,10 @@ class BoundState:
         try:
             launched = go()
         except TilewrightError as error:
+            core.note(error)
             if isinstance(error, UNFINISHED) and not isinstance(error, NoLaneError):
                 core.quarantine(load)
+                self.load = self.binding = self.go = None  # find and bind everything again
             raise
         except BaseException:
             core.quarantine(load)
@@ -140,7 +143,11 @@ class BoundState:
         plan = self.plan
         reply = yield from held(plan.core, cargo, Rpc(steps.EXECUTE, self.request, limit or plan.core.timeout))
         if reply.results[0].HasField("error"):
-            raise from_detail(reply.results[0].error)
+            error = from_detail(reply.results[0].error)
+            plan.core.note(error)
+            if isinstance(error, UnavailableError):
+                self.load = self.binding = self.go = None
+            raise error
         plan.core.report = report_of(plan, reply.results, reply.queue_ns, 0)
         return int(reply.results[0].device_ns)
 

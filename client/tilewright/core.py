@@ -195,6 +195,18 @@ class Core:
             (session, steps.UNREGISTER, memory_pb2.UnregisterRegionRequest(session=session.token, region=region))
         )
 
+    def note(self, error: BaseException) -> None:
+        """Forget what went with a device: its process ended, and the mappings of our memory with it. What is used again
+        is exported again.
+        """
+        session = self.session
+        if session is None or getattr(error, "rule", "") not in ("device_lost", "local_socket"):
+            return
+        self.device_plans.clear()
+        while session.exports:
+            _, known = session.exports.popitem()
+            self.release_region(session, known.region)
+
     def release_binding(self, session: Session, binding: int) -> None:
         self._releases.append(
             (session, steps.UNBIND, dispatch_pb2.UnbindRequest(session=session.token, binding=binding))

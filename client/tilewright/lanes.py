@@ -168,9 +168,7 @@ class Lanes:
         if lane is None or lane.broken:
             with self._lock:
                 self._check()
-                lane = self._shared(device) or self._open(
-                    lambda: Lane(self._path, self._token, self._timeout, device)
-                )
+                lane = self._shared(device) or self._open(lambda: Lane(self._path, self._token, self._timeout, device))
                 self._threads.add(lane)
             own[device] = lane
         return lane

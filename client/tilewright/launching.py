@@ -181,6 +181,7 @@ class PipelineState:
                 lane.connection.wait((first + count - 1) & 0xFFFFFFFF)
             except TilewrightError as error:
                 self._failures.append((number + count - 1, error))
+                self._core.note(error)
                 if lane.broken:
                     self._under_way.clear()
             for offset, reply in lane.connection.take(first, count).items():

@@ -17,8 +17,9 @@ from tilewright.bindings import Binding, bind, can_bind, launcher
 from tilewright.core import Core, Session, check_timeout
 from tilewright.device_arrays import DeviceTensor, recognise
 from tilewright.dispatch import BuildPolicy, held, plan_request, refuse_outputs, selection, spec_of
-from tilewright.errors import InvalidArgumentError, NotFoundError, TilewrightError, from_detail
+from tilewright.errors import InvalidArgumentError, NotFoundError, TilewrightError, UnavailableError, from_detail
 from tilewright.exports import device_for
+from tilewright.lanes import NoLaneError
 from tilewright.operands import Cargo, attributes_to_wire, collect
 from tilewright.report import Report, Timing
 from tilewright.slots import Loaded, Slot, known, place_slot_input, place_slot_output, single
@@ -195,28 +196,38 @@ class PlanState:
         self, inputs: Sequence[Any], out: Any, named: Mapping[str, Any], repeat: int, timeout: float | None
     ) -> Flow[Any]:
         loaded = yield from self.load(inputs, out, named, 1 if repeat == 1 else _check_repeat(repeat))
-        if loaded.cargo.tensors and repeat == 1 and can_bind(loaded):
-            return (yield from self.launch(loaded, timeout))
+        if loaded.cargo.tensors and repeat == 1 and (yield from self.launch(loaded, timeout)):
+            return single(loaded.result)
         results = yield from self.send([loaded], timeout)
         return result_of(results[0])
 
-    def launch(self, loaded: Loaded, timeout: float | None) -> Flow[Any]:
-        """Run an execution on tensors in device memory, in the order of their stream: it need not be done yet."""
-        bindings = self.bindings
+    def launch(self, loaded: Loaded, timeout: float | None) -> Flow[bool]:
+        """Run an execution on tensors in device memory, in the order of their stream: it need not be done yet. False
+        if it can only be sent as a request.
+        """
+        bindings, core = self.bindings, self.core
         binding = bindings.get(loaded.chunk)
         if binding is None:
-            binding = yield from bind(self.core, loaded, check_timeout(timeout) or self.core.timeout)
+            binding = (
+                (yield from bind(core, loaded, check_timeout(timeout) or core.timeout)) if can_bind(loaded) else None
+            )
+            if binding is None:
+                return False
             bindings[loaded.chunk] = binding
             if len(bindings) > MAX_BINDINGS:
                 bindings.popitem(last=False)
         try:
             yield Work(launcher(binding, loaded.cargo.tensors, None, fresh=True))
-        except NotFoundError:
-            # It went with a region that was given back meanwhile. The next load registers that again.
-            bindings.pop(loaded.chunk, None)
+        except NoLaneError:
+            return False
+        except TilewrightError as error:
+            # It went with its memory, or with the device: the next call finds and binds everything again.
+            core.note(error)
+            if isinstance(error, (NotFoundError, UnavailableError)):
+                bindings.clear()
             raise
-        self.core.report = Report(kernels=self.report.kernels, device=binding.device, plan_cached=True)
-        return single(loaded.result)
+        core.report = Report(kernels=self.report.kernels, device=binding.device, plan_cached=True)
+        return True
 
     def send(self, loads: Sequence[Loaded], timeout: float | None) -> Flow[list[Any]]:
         """Run loaded executions, in one message if they fit. One that failed has its exception in the list."""
@@ -241,6 +252,7 @@ class PlanState:
             for load, message in zip(part, reply.results, strict=True):
                 if message.HasField("error"):
                     results.append(from_detail(message.error))
+                    core.note(results[-1])
                     continue
                 if load.cargo.replies or load.cargo.copies:
                     load.result.update((yield from collect(core, session, load.cargo, message.outputs)))

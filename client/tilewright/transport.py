@@ -123,6 +123,7 @@ def call_failed(core: Core, session: Session, error: Any) -> TilewrightError:
     the session here too.
     """
     found = from_rpc(error)
+    core.note(found)
     if session is core.session:
         if core.closed:
             return closed_during_call(error)
