@@ -26,6 +26,7 @@ __all__ = [
     "LaunchStream",
     "LockingDevice",
     "MemoryHandle",
+    "MonitoredDevice",
     "Program",
     "ProgramDevice",
     "ProgramStage",
@@ -187,6 +188,10 @@ class SharingDevice(Protocol):
 class LaunchStream(Protocol):
     """Launches in order, without waiting for them. One call at a time, but from any thread."""
 
+    gives_back_later: bool
+    """What launches use (memory, mappings, kernels) may be given back to the device while they are under way: it does
+    so when they have ended. Then ``close`` does not wait, and nobody waits for a client that never comes."""
+
     def open_event(self, slot: int, handle: bytes) -> bytes:
         """Open the client's producer event of ``slot``; returns the handle of the slot's completion event.
 
@@ -210,7 +215,8 @@ class LaunchStream(Protocol):
         ...
 
     def close(self) -> None:
-        """Wait, and give everything back. Idempotent."""
+        """Give everything back when the last launch has ended; waits for that unless ``gives_back_later``.
+        Idempotent."""
         ...
 
 
@@ -231,6 +237,15 @@ class LockingDevice(Protocol):
 
 
 @runtime_checkable
+class MonitoredDevice(Protocol):
+    """A device that must be asked whether it still works, since launches that nobody waits for may have faulted."""
+
+    def check(self) -> None:
+        """Raise ``DeviceLostError`` if it does not. Costs microseconds."""
+        ...
+
+
+@runtime_checkable
 class ConnectedDevice(Protocol):
     """A device that serves launches of client connections by itself (``worker.frames`` has the format)."""
 
@@ -238,8 +253,8 @@ class ConnectedDevice(Protocol):
         """Serve the launches that come over the SOCK_SEQPACKET socket ``fd``, which is duplicated.
 
         ``connection`` is a number of the caller's choice that no other connection has. ``ended`` is called once, from
-        any thread, when the client has gone or the device is lost: nothing of the connection runs any more, and its
-        bindings are forgotten. Raises ``DeviceError``, ``DeviceLostError``, ``UnavailableError``.
+        any thread, when the client has gone or the device is lost: its bindings are forgotten, and what they use may
+        be given back. Raises ``DeviceError``, ``DeviceLostError``, ``UnavailableError``.
         """
         ...
 
@@ -255,7 +270,7 @@ class ConnectedDevice(Protocol):
         ...
 
     def unbind(self, connection: int, binding: int) -> None:
-        """Forget a binding; returns when nothing runs on it any more. No error if it is gone already."""
+        """Forget a binding; when this returns, what it uses may be given back. No error if it is gone already."""
         ...
 
     def detach(self, connection: int) -> None:

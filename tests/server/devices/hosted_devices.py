@@ -17,6 +17,8 @@ from tilewright_server.devices.worker.factories import HostedCpu
 class QueueStream:
     """Launches in a thread of its own, in order; events are bytes that name their slot."""
 
+    gives_back_later = False
+
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._slots: set[int] = set()
@@ -78,6 +80,21 @@ class LostCpu(HostedCpu):
 
     def program(self, stages: Any, operands: Sequence[str], *, counter_bytes: int = 0) -> Any:
         return LostProgram()
+
+
+class SilentlyLostCpu(HostedCpu):
+    """Is broken from the second time on that it is asked."""
+
+    asked = 0
+
+    def check(self) -> None:
+        self.asked += 1
+        if self.asked > 1:
+            raise DeviceLostError("a launch has faulted")
+
+
+def open_silently_lost(info: DeviceInfo, options: Mapping[str, Any]) -> SilentlyLostCpu:
+    return SilentlyLostCpu(info, _runtime(info, options))
 
 
 def _runtime(info: DeviceInfo, options: Mapping[str, Any]) -> Any:

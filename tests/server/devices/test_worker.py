@@ -247,6 +247,15 @@ def test_device_that_reports_its_loss_ends_its_worker(hosted: Callable[[str], Be
     assert bench.device.pid != pid
 
 
+def test_loss_that_nobody_waits_for_is_noticed(hosted: Callable[[str], Bench]) -> None:
+    bench = hosted("open_silently_lost")
+    client = Client(bench)
+    assert client.socket.recv(100) == b""
+    client.socket.close()
+    eventually(lambda: bench.losses)
+    assert bench.losses[0].how == "status 70"
+
+
 def test_other_devices_do_not_notice(bench: Bench, registry: DeviceRegistry) -> None:
     cpu = registry.get("cpu:0")
     buffer = cpu.allocate(100)

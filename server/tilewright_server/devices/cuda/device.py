@@ -264,6 +264,13 @@ class CudaDevice:
         used, held = self._memory.pooled_bytes()
         return {"pool_used": used, "pool_held": held, "mappings": len(self._importer)}
 
+    def check(self) -> None:
+        """See ``MonitoredDevice``: a fault of any launch shows in whatever the driver is asked next."""
+        self._enter()
+        result = self._driver.api.cuStreamQuery(self._idle.stream)[0]
+        if result and result.name != "CUDA_ERROR_NOT_READY":
+            raise self._driver.error(result, "a look at the device")
+
     def close(self) -> None:
         with self._lock:
             if self._closed:

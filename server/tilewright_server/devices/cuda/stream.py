@@ -31,6 +31,8 @@ class _Slot:
 class CudaStream:
     """See ``LaunchStream``. A lane of its own, and events that other processes know."""
 
+    gives_back_later = True
+
     def __init__(self, lane: Lane, graveyard: Graveyard) -> None:
         self._lane = lane
         self._driver = lane.driver

@@ -9,12 +9,13 @@ import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
 from tilewright_kit.errors import TilewrightError
-from tilewright_server.devices.base import DeviceLostError, LockingDevice, Program
+from tilewright_server.devices.base import DeviceLostError, LockingDevice, MonitoredDevice, Program
 from tilewright_server.devices.worker.area import Area
 from tilewright_server.devices.worker.describe import info_from, spec_from
 from tilewright_server.devices.worker.factories import make_device
@@ -27,6 +28,7 @@ __all__ = ["EXIT_LOST", "serve"]
 log = logging.getLogger(__name__)
 
 _WRITTEN, _READ = (HEADER.pack(op | REPLY_KIND, 0, 0, 0, 0) for op in (Op.WRITE, Op.READ))
+_CHECK_S = 0.1
 EXIT_LOST = 70
 """Exit status of a worker whose device cannot be used any more."""
 
@@ -59,6 +61,8 @@ def _open(root: Channel, events: Channel, area: Area) -> Host | None:
         return None
     host = Host(area, events)
     host.hosted = Hosted(device, area, host.tell_ended, host.end_lost)
+    if isinstance(device, MonitoredDevice):
+        threading.Thread(target=host.monitor, args=(device,), name="monitor", daemon=True).start()
     root.send(Op.CALL | REPLY_KIND, payload=_json(host.hosted.describe()))
     return host
 
@@ -83,6 +87,17 @@ class Host:
         """The device is of no use any more; whoever needed an answer has got it."""
         log.error("the device was lost: %s", error.reason)
         _exit(EXIT_LOST)
+
+    def monitor(self, device: MonitoredDevice) -> None:
+        """Notice faults of launches that nobody waits for here: clients wait for their events."""
+        try:
+            while True:
+                time.sleep(_CHECK_S)
+                device.check()
+        except DeviceLostError as error:
+            self.end_lost(error)
+        except TilewrightError as error:  # the device is closed
+            log.info("the device is not looked at any more: %s", error)
 
     def serve(self, channel: Channel) -> None:
         """Until the server closes the connection."""

@@ -220,8 +220,8 @@ class Hosted:
 
     def do_open_stream(self) -> Reply:
         number = next(self._ids)
-        self._streams[number] = self._stream()
-        return {"stream": number}, ()
+        stream = self._streams[number] = self._stream()
+        return {"stream": number, "gives_back_later": stream.gives_back_later}, ()
 
     def do_open_event(self, stream: int, slot: int, handle: str) -> Reply:
         opened = self._streams[stream].open_event(slot, base64.b64decode(handle))
@@ -312,7 +312,7 @@ class Hosted:
         if nbytes <= (have.nbytes if have is not None else 0):
             return
         fresh = self.device.allocate(nbytes)
-        connection.loop.synchronize()
+        connection.loop.settle()
         connection.workspace, connection.loop.workspace = fresh, fresh.address
         if have is not None:
             self.device.free(have)

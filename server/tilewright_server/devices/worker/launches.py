@@ -41,6 +41,8 @@ class SynchronousStream:
     There is nothing that another process could wait for, so it has no events.
     """
 
+    gives_back_later = False
+
     def open_event(self, slot: int, handle: bytes) -> bytes:  # noqa: ARG002
         raise UnsupportedError(
             "this device has no events: its launches are complete when they are answered",
@@ -106,15 +108,15 @@ class LaunchLoop:
             )
 
     def unbind(self, binding: int) -> None:
-        """Forget it; returns when nothing runs on it any more. No error if there is none."""
+        """Forget it; when this returns, what it uses may be given back. No error if there is none."""
         with self.lock:
-            if self._bindings.pop(binding, None) is not None and not self._closed:
-                self._stream.synchronize()
+            if self._bindings.pop(binding, None) is not None:
+                self.settle()
 
-    def synchronize(self) -> None:
-        """Wait for everything that was launched."""
+    def settle(self) -> None:
+        """Return when what launches use may be given back."""
         with self.lock:
-            if not self._closed:
+            if not self._closed and not self._stream.gives_back_later:
                 self._stream.synchronize()
 
     def hang_up(self) -> None:
@@ -141,10 +143,10 @@ class LaunchLoop:
             self._closed = True
             self._bindings.clear()
             try:
-                self._stream.synchronize()
                 self._stream.close()
             except DeviceLostError as error:
-                self._tell_lost(error)
+                if self._lost is not None:
+                    self._lost(error)
             except DeviceError as error:
                 log.warning("a stream did not end well: %s", error)
         self._connection.close()
@@ -200,14 +202,10 @@ class LaunchLoop:
                 fix="bind again: bindings end with their memory, their plan and their connection",
             )
         reply = error_packet(kind, slot, sequence, error)
-        if isinstance(error, DeviceLostError):
+        if isinstance(error, DeviceLostError) and self._lost is not None:
             with suppress(OSError):
                 self._connection.send(reply)
-            self._tell_lost(error)
+            self._lost(error)
         elif not isinstance(error, TilewrightError):
             log.error("a launch failed", exc_info=error)
         return reply
-
-    def _tell_lost(self, error: DeviceLostError) -> None:
-        if self._lost is not None:
-            self._lost(error)

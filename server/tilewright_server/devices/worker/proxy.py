@@ -103,8 +103,11 @@ class WorkerProgram:
 class RemoteStream:
     """A stream in the worker. See ``LaunchStream``."""
 
-    def __init__(self, life: WorkerProcess, number: int) -> None:
+    gives_back_later: bool
+
+    def __init__(self, life: WorkerProcess, number: int, *, gives_back_later: bool) -> None:
         self.life = life
+        self.gives_back_later = gives_back_later
         self._number = number
         self._closed = False
 
@@ -280,7 +283,8 @@ class WorkerDevice:
 
     def open_stream(self) -> RemoteStream:
         life = self.life()
-        return RemoteStream(life, life.call("open_stream")[0]["stream"])
+        made = life.call("open_stream")[0]
+        return RemoteStream(life, made["stream"], gives_back_later=made["gives_back_later"])
 
     # Connections of clients
 
