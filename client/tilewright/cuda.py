@@ -80,6 +80,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuCtxGetCurrent": (POINTER(c_void_p),),
     "cuCtxPushCurrent_v2": (c_void_p,),
     "cuCtxPopCurrent_v2": (POINTER(c_void_p),),
+    "cuCtxSynchronize": (),
     "cuPointerGetAttributes": (c_uint, POINTER(c_int), POINTER(c_void_p), c_uint64),
     "cuIpcGetMemHandle": (POINTER(_Handle), c_uint64),
     "cuIpcOpenMemHandle_v2": (POINTER(c_uint64), _Handle, c_uint),
@@ -276,7 +277,9 @@ class Driver:
         return address.value
 
     def close_legacy(self, ordinal: int, base: int) -> None:
+        """Unmap it, when nothing of this process uses it any more."""
         with self.current(ordinal):
+            self.call("cuCtxSynchronize")
             self.call("cuIpcCloseMemHandle", base)
 
     def read(self, ordinal: int, target: int, source: int, nbytes: int, stream: int) -> None:

@@ -143,7 +143,7 @@ class DeviceArray:
 
 def _unmap(ordinal: int, base: int) -> None:
     with contextlib.suppress(TilewrightError):  # the process may be on its way out
-        driver().close_legacy(ordinal, base)
+        driver().close_legacy(ordinal, base)  # behind whatever still uses it
 
 
 def device_empty(
@@ -182,7 +182,7 @@ def _ordinal_of(uuid: str) -> int:
 
 
 def _allocate(core: Core, session: Session, device: str, ordinal: int, spec: Spec, stream: int) -> Flow[DeviceArray]:
-    state = yield from create(core, max(spec.nbytes, 1), device)
+    state = yield from create(core, max(spec.nbytes, 1), device, exportable=True)
     request = memory_pb2.ExportBufferRequest(session=session.token, buffer=state.id)
     found = yield Rpc(steps.EXPORT_BUFFER, request, core.timeout, local=session.control is not None)
     reply, fds = found if isinstance(found, tuple) else (found, ())

@@ -102,8 +102,8 @@ class PackedTensor(ResidentTensor):
         return self.spec.packing
 
 
-def create(core: Core, nbytes: int, device: str | None = None) -> Flow[BufferState]:
-    """Allocate ``nbytes`` on the server, uninitialised memory of the session."""
+def create(core: Core, nbytes: int, device: str | None = None, *, exportable: bool = False) -> Flow[BufferState]:
+    """Allocate ``nbytes`` on the server, uninitialised memory of the session. ``exportable``: this process will map it."""
     if isinstance(nbytes, bool) or not isinstance(nbytes, int) or not 0 < nbytes <= MAX_BYTES:
         raise InvalidArgumentError(
             f"a buffer has a positive number of bytes, at most {MAX_BYTES}",
@@ -113,7 +113,9 @@ def create(core: Core, nbytes: int, device: str | None = None) -> Flow[BufferSta
             fix="give an int in that range",
         )
     session = core.require()
-    request = memory_pb2.CreateBufferRequest(session=session.token, bytes=nbytes, device=device or "")
+    request = memory_pb2.CreateBufferRequest(
+        session=session.token, bytes=nbytes, device=device or "", exportable=exportable
+    )
     reply = yield Rpc(steps.CREATE_BUFFER, request, core.timeout)
     return BufferState(core, session, reply.buffer, nbytes, device or session.device)
 

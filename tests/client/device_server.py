@@ -31,6 +31,7 @@ class DeviceServer(fake_server.Servicer):
         self.planned: list[D.PlanRequest] = []
         self.executed: list[D.ExecuteRequest] = []
         self.attach = True
+        self.exportable: set[int] = set()
         if self.peer is not None:
             self.peer.calls[packets.REGISTER_REGION] = self.call_register
             self.peer.calls[packets.EXPORT_BUFFER] = self.call_export
@@ -65,9 +66,16 @@ class DeviceServer(fake_server.Servicer):
         self.unregistered.append(request.region)
         return M.UnregisterRegionReply()
 
+    def CreateBuffer(self, request: M.CreateBufferRequest, context: Any) -> M.CreateBufferReply:
+        reply = super().CreateBuffer(request, context)
+        if request.exportable:
+            self.exportable.add(reply.buffer)
+        return reply
+
     def call_export(self, payload: bytes, fds: list[int]) -> tuple[int, bytes, int]:
         request = M.ExportBufferRequest.FromString(payload)
         size = len(self.session(request.session).buffers[request.buffer])
+        assert request.buffer in self.exportable
         reply = M.ExportBufferReply(kind=M.ExportBufferReply.CUDA_IPC, handle=b"S" * 64, offset=512, bytes=size)
         return 0, reply.SerializeToString(), -1
 

@@ -121,6 +121,9 @@ class FakeCuda:
     def _cuCtxPopCurrent_v2(self, context: Any) -> None:
         context[0] = self.current.pop()
 
+    def _cuCtxSynchronize(self) -> None:
+        assert self.current[-1], "no context is current"
+
     def _cuPointerGetAttributes(self, count: int, wanted: Any, places: Any, address: int) -> None:
         found = self.find(address)
         self.log.append(("attributes", address))
