@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +14,18 @@ from tilewright_kit.device import Device, DeviceInfo
 from tilewright_kit.source import SourceUnit
 from tilewright_native import include_dir
 from tilewright_server.build.artifacts import Artifact, ArtifactCache
+from tilewright_server.build.nvrtc import NvrtcToolchain
 from tilewright_server.build.pool import BuildPool
 from tilewright_server.build.toolchain import CpuToolchain
 from tilewright_server.devices.base import DeviceHost
 from tilewright_server.devices.cpu.provider import CpuProvider
+from tilewright_server.devices.cuda.provider import CudaProvider
 from tilewright_server.devices.registry import DeviceRegistry
 from tilewright_server.engine.call import Call
+
+sys.path.insert(0, str(Path(__file__).parent))  # for the helpers beside the tests
+
+import cuda_cases  # noqa: F401
 
 Build = Callable[[SourceUnit, ArchSpec], Path]
 
@@ -26,7 +33,9 @@ Build = Callable[[SourceUnit, ArchSpec], Path]
 @pytest.fixture(scope="session")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Build]:
     cache = ArtifactCache(tmp_path_factory.mktemp("devices") / "cache")
-    pool = BuildPool(cache, {"c++": CpuToolchain([include_dir()], scratch=cache.scratch)})
+    headers = [include_dir()]
+    toolchains = {"c++": CpuToolchain(headers, scratch=cache.scratch), "cuda": NvrtcToolchain(headers)}
+    pool = BuildPool(cache, toolchains)
     held: list[Artifact] = []
 
     def build(unit: SourceUnit, arch: ArchSpec) -> Path:
@@ -55,12 +64,16 @@ class HostedCpuProvider(CpuProvider):
 
 @pytest.fixture
 def registry(build: Build) -> Iterator[DeviceRegistry]:
-    registry = DeviceRegistry({"cpu": CpuProvider(), "worker": HostedCpuProvider(kind="worker")}, DeviceHost(build))
+    providers = {"cpu": CpuProvider(), "worker": HostedCpuProvider(kind="worker"), "cuda": CUDA}
+    registry = DeviceRegistry(providers, DeviceHost(build))
     yield registry
     registry.close()
 
 
-KINDS = ["cpu", "worker"]
+CUDA = CudaProvider()
+"""One for the whole session: it asks the machine once."""
+
+KINDS = ["cpu", "worker", pytest.param("cuda", marks=pytest.mark.gpu)]
 """A kind of device joins the conformance suite here, with a unit for it in ``VECTOR_UNITS``."""
 
 
@@ -68,7 +81,7 @@ KINDS = ["cpu", "worker"]
 def device(request: pytest.FixtureRequest, registry: DeviceRegistry) -> Device:
     found = [info for info in registry.infos() if info.kind == request.param]
     if not found:
-        pytest.skip(f"this machine has no device of kind {request.param}")
+        pytest.skip(f"this machine has no device of kind {request.param}: {CUDA.search().problem}")
     return registry.get(found[0].id)
 
 
@@ -104,3 +117,19 @@ TW_ENTRY count(const void* args, tw_team* team) {
     )
 }
 VECTOR_UNITS["worker"] = VECTOR_UNITS["cpu"]
+VECTOR_UNITS["cuda"] = SourceUnit(
+    "conformance",
+    "cuda",
+    """struct Vectors { const float* x; const float* y; float* out; long long n; };
+extern "C" __global__ void add(const __grid_constant__ Vectors v) {
+  const long long step = (long long)gridDim.x * blockDim.x;
+  for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < v.n; i += step) v.out[i] = v.x[i] + v.y[i];
+}
+struct Counted { long long* out; };
+extern "C" __global__ void count(const __grid_constant__ Counted c) {
+  c.out[0] += 1;
+  c.out[1] = c.out[2] = 1;
+}
+""",
+    {"add": "add", "count": "count"},
+)
