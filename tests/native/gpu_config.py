@@ -36,13 +36,14 @@ class GpuConfig(Config):
     stages: int = 3
     split_k: int = 1
     grouped: bool = False
+    wave_size: int = 32
 
     def replace(self, **changes: Any) -> GpuConfig:
         return dataclasses.replace(self, **changes)
 
     @property
     def threads(self) -> int:
-        return self.team * 32
+        return self.team * self.wave_size
 
     @property
     def shared_bytes(self) -> int:

@@ -51,12 +51,15 @@ class Emulator:
     def __init__(self, folder: Path, configs: Sequence[GpuConfig]) -> None:
         self.names = {config: f"k{index}" for index, config in enumerate(dict.fromkeys(configs))}
         self._libraries: dict[str, ctypes.CDLL] = {}
-        items = list(self.names.items())
-        groups = [items[i : i + 4] for i in range(0, len(items), 4)]
+        groups = []
+        for wave in (32, 64):
+            items = [item for item in self.names.items() if item[0].wave_size == wave]
+            groups += [items[i : i + 4] for i in range(0, len(items), 4)]
 
         def build(group: list[tuple[GpuConfig, str]]) -> None:
             text = '#include "tilewright/gpu/gemm.hpp"\n' + "".join(config.text(name) for config, name in group)
-            library = ctypes.CDLL(str(build_once(folder, text, FLAGS)))
+            flags = (*FLAGS, f"-DTW_HOST_WAVE={group[0][0].wave_size}")
+            library = ctypes.CDLL(str(build_once(folder, text, flags)))
             self._libraries.update({name: library for _, name in group})
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:

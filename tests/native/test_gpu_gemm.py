@@ -72,6 +72,12 @@ def products() -> dict[str, GpuConfig]:
 
 PRODUCTS = products()
 
+WIDE_WAVES = {  # as AMD's compute GPUs have
+    letters(config): config.replace(pipeline="compv3", wave_size=64, epilogue=epilogue, wave=(2, 1), tile=(64, 64, 16))
+    for (a_col, b_col), epilogue in zip(LAYOUTS, ("cshuffle", "default") * 2, strict=True)
+    for config in [GpuConfig(a="fp32", b="fp32", c="fp32", a_col=a_col, b_col=b_col)]
+}
+
 GROUPED = {
     name: config.replace(grouped=True, persistent=n % 2 == 0)
     for n, (name, config) in enumerate(itertools.islice(PRODUCTS.items(), 0, None, 5))
@@ -101,7 +107,8 @@ D_LAYOUTS = ("full", "row", "column", "scalar", "transposed", "row_batch")
 
 @pytest.fixture(scope="module")
 def emulator(build_folder: Path) -> Emulator:
-    return Emulator(build_folder, [*PRODUCTS.values(), *GROUPED.values(), *EPILOGUES.values()])
+    configs = [*PRODUCTS.values(), *WIDE_WAVES.values(), *GROUPED.values(), *EPILOGUES.values()]
+    return Emulator(build_folder, configs)
 
 
 def sizes(rng: np.random.Generator, **fixed: int) -> Sizes:
@@ -124,6 +131,12 @@ def test_products_are_right_at_odd_sizes(emulator: Emulator, name: str, rng: np.
     m, n, k = config.tile  # whole tiles, every address aligned
     run(emulator, Call(config, [Sizes(2 * m, n, 3 * k)], rng))
     run(emulator, Call(config, [Sizes(m - 1, n + 8, k + 16, 1, 0, 0, 8)], rng, at_end=False))
+
+
+@pytest.mark.parametrize("name", WIDE_WAVES)
+def test_waves_of_64_lanes_compute_the_same(emulator: Emulator, name: str, rng: np.random.Generator) -> None:
+    run(emulator, Call(WIDE_WAVES[name], [sizes(rng)], rng))
+    run(emulator, Call(WIDE_WAVES[name], [Sizes(128, 64, 48)], rng))
 
 
 @pytest.mark.parametrize("name", [name for name, config in PRODUCTS.items() if config.split_k > 1])

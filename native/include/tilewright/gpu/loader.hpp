@@ -70,7 +70,6 @@ TW_DEVICE Words<4> keep_bytes(Words<4> x, int bytes) {
 template <class Tile, int kThreads>
 struct Loader {
   static constexpr int total = Tile::lines * Tile::chunks, per_thread = ceil_div(total, kThreads);
-  static constexpr int raw_total = Tile::lines * Tile::raw_chunks, raw_per_thread = ceil_div(raw_total, kThreads);
   // Where every thread keeps to one chunk of the lines, addresses advance by a constant.
   static constexpr bool regular = kThreads % Tile::chunks == 0;
 
@@ -105,16 +104,21 @@ struct Loader {
   }
 
   TW_DEVICE static void copy_raw(uint32_t to, const Panel& panel, int thread) {
-    TW_UNROLL_BY(2)
-    for (int j = 0; j < raw_per_thread; j++) {
-      const int id = thread + j * kThreads, line = id / Tile::raw_chunks, chunk = id % Tile::raw_chunks;
-      if (raw_total % kThreads == 0 || id < raw_total) {
-        const char* const begin = panel.base + line * panel.ld;
-        const int shift = (int)((uintptr_t)begin & 15);
-        const int left = line < panel.lines ? shift + min_of(panel.bytes, Tile::line_bytes) - chunk * 16 : 0;
-        copy_async(to + id * 16, begin - shift + chunk * 16, max_of(0, min_of(16, left)));
-      }
+    TW_UNROLL_BY(4)
+    for (int j = 0; j < per_thread; j++)
+      if (exists(thread, j)) copy_raw_chunk(to, panel, place(thread, j));
+    TW_UNROLL
+    for (int j = 0; j < ceil_div(Tile::lines, kThreads); j++) {  // the chunk more of every line
+      const int line = thread + j * kThreads;
+      if (Tile::lines % kThreads == 0 || line < Tile::lines) copy_raw_chunk(to, panel, {line, Tile::chunks});
     }
+  }
+  TW_DEVICE static void copy_raw_chunk(uint32_t to, const Panel& panel, Place at) {
+    const char* const begin = panel.base + at.line * panel.ld;
+    const int shift = (int)((uintptr_t)begin & 15);
+    const int left = at.line < panel.lines ? shift + min_of(panel.bytes, Tile::line_bytes) - at.chunk * 16 : 0;
+    copy_async(to + (at.line * Tile::raw_chunks + at.chunk) * 16, begin - shift + at.chunk * 16,
+               max_of(0, min_of(16, left)));
   }
 
   // From a raw copy of the panel to the tile.

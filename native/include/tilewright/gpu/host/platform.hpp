@@ -30,7 +30,10 @@
 
 namespace tw::gpu {
 
-constexpr int kWave = 32;
+#if !defined(TW_HOST_WAVE)
+#define TW_HOST_WAVE 32
+#endif
+constexpr int kWave = TW_HOST_WAVE;
 
 namespace host {
 
