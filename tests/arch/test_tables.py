@@ -194,7 +194,7 @@ def test_hopper_states_its_clusters_stages_and_registers() -> None:
         assert split.producer + split.consumer * split.consumers <= max(launched, 2 * 168)
         # With a single consumer registers stay as launched: no thread can have more.
         assert split.consumers == 1 or split.producer % 8 == split.consumer % 8 == 0
-    assert ws.register_split(2) == arch.RegisterSplit(2, 24, 240) and ws.register_split(4) is None
+    assert ws.register_split(2) == arch.RegisterSplit(2, 40, 232) and ws.register_split(5) is None
     assert spec.bulk_copy == arch.BulkCopy(max_box=256, alignment=16, swizzle_bytes=128, swizzle_rows=8)
     assert spec.pipeline("compv4").clusters == ((1, 1, 1),) and spec.pipeline("compv3").max_stages == 1
 

@@ -7,13 +7,15 @@ import math
 from tilewright_arch import ArchSpec
 from tilewright_gemm.config import GemmConfig, Triple
 from tilewright_gemm.packing import GROUP_BYTES
-from tilewright_gemm.words import Epilogue
+from tilewright_gemm.words import Epilogue, Reduction, ScaleA, ScaleB, Unary
 from tilewright_kit.dtypes import DType
 
 __all__ = [
     "accumulator_limit",
     "accumulators_per_thread",
     "consumers",
+    "fits_registers",
+    "fragment_registers",
     "is_specialised",
     "lanes",
     "least_tile",
@@ -117,11 +119,64 @@ def accumulators_per_thread(config: GemmConfig, arch: ArchSpec) -> int:
 
 
 def accumulator_limit(config: GemmConfig, arch: ArchSpec) -> int:
-    """Registers of a GPU thread that accumulators may fill."""
+    """Registers of a GPU thread that accumulators may fill, all of them together."""
     offer = arch.pipeline(config.pipeline)
     split = offer.register_split(consumers(config))
     registers = split.consumer if split else arch.registers_per_thread(threads_of(config, arch))
-    return registers - max(offer.reserved_registers, 1)
+    return registers - max(offer.reserved_registers, 1) - fragment_registers(config, arch) - _state_registers(config)
+
+
+def instruction_limit(config: GemmConfig, arch: ArchSpec) -> int:
+    """Registers that the result of a single instruction may fill: those that a thread of a warp-specialised workgroup
+    has before they are divided, less the operands and addresses that ptxas wants beside it.
+    """
+    return arch.registers_per_thread(threads_of(config, arch)) - _BESIDE_INSTRUCTION
+
+
+_BESIDE_INSTRUCTION = 28
+_STEP_REGISTERS, _STREAM_REGISTERS, _JOIN_ACCUMULATORS = 8, 8, 128
+"""What fused steps and Stream-K's state take, as ptxas counts; and the sums of a tile that a thread can still add up
+from the workspace.
+"""
+
+
+def _state_registers(config: GemmConfig) -> int:
+    fused = config.unary is not Unary.PASS or config.bias or config.num_d_tensors
+    fused = fused or config.scale_a is not ScaleA.NONE or config.scale_b is not ScaleB.NONE
+    return (_STEP_REGISTERS if fused else 0) + (_STREAM_REGISTERS if config.reduction is not Reduction.NONE else 0)
+
+
+def join_limit(config: GemmConfig) -> int:
+    """Sums of a thread, promotion aside, where tiles are joined from parts: Stream-K in clusters leaves fewer."""
+    if config.reduction is not Reduction.NONE:
+        return _JOIN_ACCUMULATORS - (_STREAM_REGISTERS if config.cluster != (1, 1, 1) else 0)
+    return _JOIN_ACCUMULATORS if config.split_k > 1 else 1 << 16
+
+
+def fits_registers(config: GemmConfig, arch: ArchSpec) -> bool:
+    """Whether the accumulators of a GPU thread fit its registers, with all else that it holds."""
+    needed = accumulators_per_thread(config, arch)
+    if needed > accumulator_limit(config, arch):
+        return False
+    if not is_specialised(config, arch):
+        return True
+    columns = config.warp_tile[0] if config.transpose_c else config.warp_tile[1]
+    own = needed // 2 if config.promote > 0 else needed
+    return columns // 2 <= instruction_limit(config, arch) and own <= join_limit(config)
+
+
+def fragment_registers(config: GemmConfig, arch: ArchSpec) -> int:
+    """Registers of a thread for two steps of A and B, where instructions read them from registers (``atom_mma.hpp``,
+    ``atom_simt.hpp``).
+    """
+    if arch.kind != "cuda" or is_specialised(config, arch):
+        return 0
+    rows, columns = (size // max(waves, 1) for size, waves in zip(config.tile[:2], config.wave, strict=False))
+    if config.a == "fp32":
+        return 2 * 4 * (rows // 8 + columns // 4)
+    registers = 2 * (4 * (rows // 16) + 2 * (columns // 8))
+    # Where the matrix unit has no 8-bit floats they are widened on the way.
+    return registers * 3 // 2 if config.a in ("fp8", "bf8") else registers
 
 
 def stages_of(config: GemmConfig, arch: ArchSpec) -> int:

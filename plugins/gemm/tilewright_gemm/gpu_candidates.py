@@ -39,9 +39,11 @@ class Shape(NamedTuple):
     cluster: tuple[int, int] = (1, 1)
     pingpong: bool = False
     swapped: bool = False
+    k_rows: int = 1
+    """Rows of the swizzle pattern that tile_k fills."""
 
-    def fields(self, arch: ArchSpec, a: str, k_rows: int = 1) -> dict[str, Any]:
-        """The fields of a ``ws`` configuration. ``k_rows``: rows of the swizzle pattern that tile_k fills."""
+    def fields(self, arch: ArchSpec, a: str) -> dict[str, Any]:
+        """The fields of a ``ws`` configuration for A of type ``a``."""
         m, n = self.tile
         row = arch.bulk_copy.swizzle_bytes if arch.bulk_copy else 128
         size = 1 if a in ("fp8", "bf8", "int8") else 2
@@ -51,7 +53,7 @@ class Shape(NamedTuple):
             "pipeline": "ws",
             "scheduler": "pingpong" if self.pingpong else "cooperative",
             "num_wave_groups": 2 if self.pingpong else 1,
-            "tile": (m, n, row // size * k_rows),
+            "tile": (m, n, row // size * self.k_rows),
             "wave": (*self.wave, 1),
             "warp_tile": warp,
             "cluster": (*self.cluster, 1),
@@ -68,6 +70,7 @@ WS_SHAPES = (
     Shape((256, 128), (2, 1)),
     Shape((128, 192), (2, 1), (2, 1)),
     Shape((128, 192), (2, 1)),
+    Shape((256, 192), (2, 1), (2, 1)),
     Shape((128, 128), (2, 1), (2, 1)),
     Shape((128, 128), (2, 1)),
     Shape((128, 128), (1, 1), (2, 1), pingpong=True),
@@ -84,6 +87,7 @@ WS_SHAPES = (
 
 PORTABLE_TILES: tuple[tuple[tuple[int, int], tuple[int, int], str], ...] = (
     ((128, 128), (2, 2), "compv4"),
+    ((128, 128), (2, 4), "compv4"),
     ((128, 256), (2, 4), "compv4"),
     ((256, 128), (4, 2), "compv4"),
     ((128, 128), (2, 4), "compv3"),
@@ -152,7 +156,9 @@ def _specialised(problem: GemmProblem, device: DeviceInfo, pipeline: str) -> Ite
             **{**fields, "pipeline": pipeline},
         )
         for split in _splits(problem, device, tile, math.prod(shape.cluster)):
-            yield config.replace(split_k=split) if split > 1 else config
+            # One tile each: nothing is left to claim.
+            stays = shape.pingpong or _tiles(problem, tile) * split > _units(device)
+            yield config.replace(split_k=split, persistent=stays)
         if _wants_stream(problem, device, tile, shape):
             yield config.replace(reduction=Reduction.LINEAR)
 
@@ -176,9 +182,12 @@ def ws_shapes(problem: GemmProblem, arch: ArchSpec) -> Iterator[Shape]:
 def swapped_shapes(m: int, arch: ArchSpec, key: str, panels: bool) -> Iterator[Shape]:
     """Transposed shapes for products of few rows: the tile has as many rows as the problem, as nearly as can be."""
     rows = _columns(m, arch, key, panels)
-    for waves, repeats in ((1, 1), (2, 1), (2, 2)):
-        yield Shape((rows, SIDE * waves * repeats), (1, waves), swapped=True)
+    yield Shape((rows, SIDE), (1, 1), swapped=True, k_rows=2)
+    yield Shape((rows, SIDE), (1, 1), swapped=True)
+    yield Shape((rows, SIDE * 2), (1, 2), swapped=True, k_rows=2)
+    yield Shape((rows, SIDE * 2), (1, 2), swapped=True)
     yield Shape((rows, SIDE * 2), (1, 2), (1, 2), swapped=True)
+    yield Shape((rows, SIDE * 4), (1, 2), swapped=True)
 
 
 def _columns(size: int, arch: ArchSpec, key: str, panels: bool) -> int:
@@ -197,7 +206,7 @@ def portable_shapes(problem: GemmProblem, few: bool) -> Iterator[tuple[tuple[int
     kernels are at hand.
     """
     m, n = max(item.m for item in problem.products), max(item.n for item in problem.products)
-    for tile, wave, pipeline in PORTABLE_TILES[:1] if few else PORTABLE_TILES:
+    for tile, wave, pipeline in PORTABLE_TILES[:2] if few else PORTABLE_TILES:
         if tile[0] < 2 * max(m, 16) and tile[1] < 2 * max(n, 16):
             yield tile, wave, pipeline
     yield (64, 64), (2, 2), "compv3"
@@ -235,8 +244,7 @@ def _splits(problem: GemmProblem, device: DeviceInfo, tile: Triple, cluster: int
         return (1,)
     if problem.split_k:
         return (problem.split_k,)
-    units = max(device.units or device.arch.throughput.units, 1)
-    tiles = sum(ceil_div(item.m, tile[0]) * ceil_div(item.n, tile[1]) * item.batch for item in problem.products)
+    units, tiles = _units(device), _tiles(problem, tile)
     steps = ceil_div(problem.k, tile[2])
     if not tiles or tiles * cluster >= units * _FULL:
         return (1,)
@@ -245,11 +253,18 @@ def _splits(problem: GemmProblem, device: DeviceInfo, tile: Triple, cluster: int
     return tuple(split for split in found if split == 1 or 1 < split <= most)
 
 
+def _tiles(problem: GemmProblem, tile: Triple) -> int:
+    return sum(ceil_div(item.m, tile[0]) * ceil_div(item.n, tile[1]) * item.batch for item in problem.products)
+
+
+def _units(device: DeviceInfo) -> int:
+    return max(device.units or device.arch.throughput.units, 1)
+
+
 def _wants_stream(problem: GemmProblem, device: DeviceInfo, tile: Triple, shape: Shape) -> bool:
     """Whether the last round of tiles would leave much of the device idle."""
     if problem.split_k or problem.grouped or problem.is_batched or shape.pingpong or shape.swapped:
         return False
-    units = max(device.units or device.arch.throughput.units, 1)
-    tiles = ceil_div(problem.m, tile[0]) * ceil_div(problem.n, tile[1])
+    units, tiles = _units(device), _tiles(problem, tile)
     rounds = tiles / units
     return tiles >= units // 2 and rounds / math.ceil(rounds) < _FULL and problem.k >= 16 * tile[2]

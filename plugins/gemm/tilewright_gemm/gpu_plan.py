@@ -57,8 +57,10 @@ def gpu_parts(
     geometry = Geometry(
         grid=(grid, 1, 1),
         block=(threads_of(config, device.arch), 1, 1),
-        cluster=config.cluster,
+        # The grid has one dimension, and so has a cluster: the kernel knows which of its workgroups is where.
+        cluster=(math.prod(config.cluster), 1, 1),
         shared_bytes=shared_bytes(config, device.arch),
+        dependent=is_specialised(config, device.arch),
     )
     args = Struct(head if config.grouped else (*head, *tasks))
     return {

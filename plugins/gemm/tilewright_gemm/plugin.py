@@ -22,7 +22,7 @@ from tilewright_gemm.problem import GemmProblem, PackBProblem
 from tilewright_gemm.reference import reference_gemm, reference_pack_b
 from tilewright_gemm.rules import RULES
 from tilewright_gemm.samples import gemm_samples, pack_b_samples
-from tilewright_gemm.sets import KERNEL_SETS, PACK_B_SETS
+from tilewright_gemm.sets import KERNEL_SETS, PACK_B_SETS, SPACES
 from tilewright_kit.declare import KernelSet
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.hookspecs import hookimpl
@@ -45,6 +45,8 @@ class GemmOperation:
     config_type: type[GemmConfig] = GemmConfig
     rules: RuleBook[GemmConfig] = RULES
     kernel_sets: Mapping[str, KernelSet[GemmConfig]] = KERNEL_SETS
+    spaces: Mapping[str, KernelSet[GemmConfig]] = SPACES
+    """Sets for tuning: whole spaces of configurations, in which nobody looks for a kernel by name."""
 
     def parse(self, request: OperationRequest) -> GemmProblem:
         return parse_gemm(request)

@@ -11,16 +11,18 @@ from typing import Any
 from tilewright_arch import ArchSpec
 from tilewright_gemm.choices import offered
 from tilewright_gemm.config import GemmConfig
+from tilewright_gemm.gpu_sets import CUDA_DEFAULTS, SWEEP_HOPPER
 from tilewright_gemm.pack_b import PackBConfig
 from tilewright_gemm.seed_sets import seed_kernels
 from tilewright_gemm.words import Binary, Epilogue, ScaleA, ScaleB, Unary
 from tilewright_kit.declare import ANY, Declaration, KernelSet, declare
 from tilewright_kit.dtypes import DType
 
-__all__ = ["KERNEL_SETS", "PACK_B_SETS", "SWEEPS", "fixed"]
+__all__ = ["KERNEL_SETS", "PACK_B_SETS", "SPACES", "SWEEPS", "fixed"]
 
 _CPUS = ("x86*", "aarch64*")
-_GPUS = ("gfx*", "sm_*")
+_HIP = ("gfx*",)
+_GPUS = (*_HIP, "sm_*")
 
 
 def fixed(config: GemmConfig) -> Declaration[GemmConfig]:
@@ -38,7 +40,7 @@ def _cpu(**fields: Any) -> Declaration[GemmConfig]:
     return declare(GemmConfig, **(base | fields)).on(*_CPUS)
 
 
-def _gpu(**fields: Any) -> Declaration[GemmConfig]:
+def _hip(**fields: Any) -> Declaration[GemmConfig]:
     tiles = [
         (256, 256, 32),
         (256, 128, 32),
@@ -49,7 +51,7 @@ def _gpu(**fields: Any) -> Declaration[GemmConfig]:
         (64, 128, 64),
     ]
     base = {"dtype_a": ANY, "layout": ANY, "tile": tiles, "wave": (2, 2, 1), "warp_tile": ANY}
-    return declare(GemmConfig, **(base | fields)).on(*_GPUS)
+    return declare(GemmConfig, **(base | fields)).on(*_HIP)
 
 
 def may_be_valid(partial: Mapping[str, Any], arch: ArchSpec) -> bool:
@@ -95,9 +97,10 @@ DEFAULT = KernelSet(
             scale_b=[ScaleB.TENSOR, ScaleB.COLUMN],
         ),
         _cpu(pipeline="compv3", dtype_a=DType.FP8, dtype_b="bf8", wave=(1, 1, 1), layout="rcr"),
-        _gpu(pipeline=["compv4", "compv3", "ws"], scheduler=ANY),
-        _gpu(pipeline="mem", scheduler=ANY, tile=[(32, 64, 32), (64, 32, 32), (64, 64, 64)], wave=ANY),
-        _gpu(pipeline="preshufflev2", preshuffle=True, layout="rcr"),
+        _hip(pipeline=["compv4", "compv3"], scheduler=ANY),
+        _hip(pipeline="mem", scheduler=ANY, tile=[(32, 64, 32), (64, 32, 32), (64, 64, 64)], wave=ANY),
+        _hip(pipeline="preshufflev2", preshuffle=True, layout="rcr"),
+        *CUDA_DEFAULTS,
     ),
     offered,
 )
@@ -148,6 +151,11 @@ SWEEPS: dict[str, KernelSet[GemmConfig]] = {
 """The seeds' default sweep for each variant of its generator, in fp16 and rcr; ``generate_set`` changes types and
 layout. Not among the operation's
 ``kernel_sets``: nobody should have to walk them to find a kernel by name."""
+
+SPACES: dict[str, KernelSet[GemmConfig]] = {SWEEP_HOPPER.name: SWEEP_HOPPER} | {
+    kernels.name: kernels for kernels in SWEEPS.values()
+}
+"""Sets for tuning, by name: too large to be looked through for anything else."""
 
 PACK = KernelSet(
     "default",

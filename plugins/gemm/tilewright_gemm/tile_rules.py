@@ -14,6 +14,7 @@ from tilewright_gemm.footprint import (
     PRESHUFFLE_MINIMUM,
     accumulator_limit,
     accumulators_per_thread,
+    fits_registers,
     is_specialised,
     lanes,
     least_tile,
@@ -217,9 +218,9 @@ def accumulators_fit_registers(config: GemmConfig, arch: ArchSpec) -> Iterator[V
         return
     if config.pipeline not in arch.pipelines:
         return
-    needed, limit = accumulators_per_thread(config, arch), accumulator_limit(config, arch)
-    if needed > limit:
-        reason = f"a thread would hold {needed} accumulators; it has room for {limit}"
+    if not fits_registers(config, arch):
+        needed, limit = accumulators_per_thread(config, arch), accumulator_limit(config, arch)
+        reason = f"a thread would hold {needed} accumulators; it has room for {limit}, fewer if it joins parts of tiles"
         fix = _with_fewer_accumulators(config, arch)
         yield Violation("accumulators_fit_registers", "tile", config.tile, reason, fix)
 
@@ -333,7 +334,7 @@ def _with_fewer_accumulators(config: GemmConfig, arch: ArchSpec) -> dict[str, ob
     """
     least = least_tile(config, arch)
     m, n, k = config.tile
-    while accumulators_per_thread(config.replace(tile=(m, n, k)), arch) > accumulator_limit(config, arch):
+    while not fits_registers(config.replace(tile=(m, n, k)), arch):
         if m > least[0] and (m >= n or n <= least[1]):
             m = max(m // 2 // least[0], 1) * least[0]
         elif n > least[1]:
@@ -351,7 +352,7 @@ def _narrower(config: GemmConfig, arch: ArchSpec) -> dict[str, object]:
         for warp in usable_warp_tiles(config, arch):
             other = config.replace(warp_tile=warp, tile=_whole(config, warp), promote=promote)
             same = warp[rows] == config.warp_tile[rows] and warp[2] == config.warp_tile[2]
-            if same and accumulators_per_thread(other, arch) <= accumulator_limit(other, arch):
+            if same and fits_registers(other, arch):
                 fits.append(warp)
         if fits:
             warp = max(fits, key=lambda item: item[axis])

@@ -1,0 +1,193 @@
+"""Kernel sets of CUDA devices: the default ones, and for Hopper the whole space of the warp-specialised pipeline."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import tilewright_arch
+from tilewright_arch import ArchSpec
+from tilewright_gemm.choices import offered, table_key
+from tilewright_gemm.config import GemmConfig, Triple
+from tilewright_gemm.footprint import stages_of
+from tilewright_gemm.gpu_candidates import PORTABLE_TILES, WS_SHAPES, Shape
+from tilewright_gemm.words import LAYOUTS, Binary, Epilogue, Reduction, ScaleA, ScaleB, Unary
+from tilewright_kit.declare import ANY, Declaration, KernelSet, declare
+from tilewright_kit.dtypes import DType
+
+__all__ = ["CUDA_DEFAULTS", "SWEEP_HOPPER"]
+
+HOPPER = "sm_90*"
+_CUDA = "sm_*"
+_HALVES = [DType.FP16, DType.BF16]
+_EIGHT = ((DType.FP8, ""), (DType.FP8, "bf8"), (DType.BF8, "fp8"), (DType.BF8, ""))
+_ALL_LAYOUTS = (0, 3, 8, 11, 16)
+"""Places in ``WS_SHAPES``."""
+_BIG = Shape((128, 256), (2, 1), (2, 1))
+_SQUARE = Shape((128, 128), (2, 1), (2, 1))
+
+
+def _ws(shape: Shape, **fields: Any) -> Declaration[GemmConfig]:
+    """Kernels of one shape; ``dtype_a`` is one type, or a list of types of one size."""
+    first = fields.get("dtype_a", DType.FP16)
+    arch = tilewright_arch.load("sm_90a")
+    shaped = shape.fields(arch, (first[0] if isinstance(first, list) else first).value)
+    return declare(GemmConfig, **{**shaped, **fields}).on(HOPPER)
+
+
+def _swapped(rows: int, waves: int, k_rows: int = 1) -> Shape:
+    return Shape((rows, 64 * waves), (1, waves), swapped=True, k_rows=k_rows)
+
+
+def _hopper() -> Iterator[Declaration[GemmConfig]]:
+    """Halves in every layout; 8-bit operands; decoding; K shared; every fused step somewhere."""
+    for place, shape in enumerate(WS_SHAPES):
+        layouts = list(LAYOUTS) if place in _ALL_LAYOUTS else "rcr"
+        yield _ws(shape, dtype_a=_HALVES, layout=layouts)
+    for rows in (8, 16, 32, 64):
+        for waves in (1, 2):
+            yield _ws(_swapped(rows, waves, 2), dtype_a=_HALVES, split_k=[1, 2, 4], persistent=False)
+    yield _ws(_swapped(128, 2), dtype_a=_HALVES, split_k=[1, 2])
+    yield _ws(_swapped(64, 2), dtype_a=_HALVES, layout=["rrr", "crr", "ccr"])
+    yield _ws(_SQUARE, dtype_a=_HALVES, split_k=[2, 4])
+    yield _ws(Shape((64, 128), (1, 1), pingpong=True), dtype_a=_HALVES, split_k=2)
+    for shape in (Shape((128, 256), (2, 1)), Shape((256, 128), (2, 1)), _SQUARE):
+        yield _ws(shape, dtype_a=_HALVES, reduction=Reduction.LINEAR)
+    for dtype, other in _EIGHT:
+        for shape in (_SQUARE, Shape((128, 192), (2, 1), (2, 1)), _swapped(16, 1), _swapped(64, 2)):
+            yield _ws(shape, dtype_a=dtype, dtype_b=other, promote=4, dtype_c=["", "bf16"])
+    for shape in (_BIG, Shape((256, 128), (2, 1), (1, 2)), Shape((128, 128), (1, 1), (2, 1), pingpong=True)):
+        yield _ws(shape, dtype_a=DType.FP8, dtype_c=["", "bf16"])
+        yield _ws(shape, dtype_a=DType.INT8)
+    yield _ws(_SQUARE, dtype_a=DType.FP8, promote=4, dtype_c="bf16", scale_a=ScaleA.ROW, scale_b=ScaleB.COLUMN)
+    yield _ws(_SQUARE, dtype_a=DType.FP8, promote=4, dtype_c="bf16", scale_a=ScaleA.TENSOR, scale_b=ScaleB.TENSOR)
+    yield _ws(_SQUARE, dtype_a=DType.INT8, dtype_c="fp16", scale_a=ScaleA.ROW, scale_b=ScaleB.COLUMN, bias="fp32")
+    yield _ws(_swapped(16, 1), dtype_a=DType.INT8, split_k=[1, 2])
+    for unary in Unary:
+        yield _ws(_BIG, dtype_a=DType.BF16, bias="bf16", unary=unary)
+    for shape in (_BIG, _SQUARE, _swapped(16, 2)):
+        yield _ws(shape, dtype_a=DType.BF16, bias="fp32", unary=Unary.GELU)
+        yield _ws(shape, dtype_a=DType.BF16, binary=[Binary.MULTI_D_ADD, Binary.MULTI_D_MULTIPLY], num_d_tensors=[1, 2])
+        yield _ws(shape, dtype_a=DType.BF16, dtype_c="fp32")
+        yield _ws(shape, dtype_a=_HALVES, epilogue=Epilogue.DEFAULT)
+        yield _ws(shape, dtype_a=_HALVES, batched=True)
+        yield _ws(shape, dtype_a=_HALVES, grouped=True)
+
+
+def _portable() -> Iterator[Declaration[GemmConfig]]:
+    """Every type in every layout, and one of every variant."""
+    for dtypes, warp, k in (
+        ([DType.FP32], (16, 8, 4), 16),
+        (_HALVES, (16, 8, 16), 32),
+        ([DType.INT8], (16, 8, 32), 64),
+    ):
+        yield from _portable_tiles(dtype_a=dtypes, warp_tile=warp, k=k)
+    for dtype, other in _EIGHT:
+        yield from _portable_tiles(dtype_a=dtype, dtype_b=other, warp_tile=(16, 8, 32), k=64)
+    base: dict[str, Any] = {"tile": (128, 128, 32), "wave": (2, 2, 1), "warp_tile": (16, 8, 16), "stages": 4}
+    variants: tuple[dict[str, Any], ...] = (
+        {"split_k": [2, 4]},
+        {"batched": True},
+        {"grouped": True},
+        {"epilogue": Epilogue.DEFAULT},
+        {"persistent": True},
+        {"dtype_c": "fp32"},
+        {"bias": "fp32", "unary": [Unary.PASS, Unary.GELU]},
+        {"binary": Binary.MULTI_D_ADD, "num_d_tensors": [1, 2], "unary": [Unary.PASS, Unary.RELU]},
+    )
+    for variant in variants:
+        yield declare(GemmConfig, dtype_a=_HALVES, **base, **variant).on(_CUDA)
+
+
+def _portable_tiles(k: int, **fields: Any) -> Iterator[Declaration[GemmConfig]]:
+    wide = fields["dtype_a"] in ([DType.FP32], DType.FP8, DType.BF8)
+    for (m, n), wave, pipeline in PORTABLE_TILES:
+        # Fragments of fp32 and of widened 8-bit floats leave less room for accumulators.
+        usual = (m, n) in ((64, 64), (16, 64)) or ((m, n), pipeline) == ((128, 128), "compv3")
+        if not usual and ((m, n), wave) != ((128, 128), (2, 4) if wide else (2, 2)):
+            continue
+        yield declare(
+            GemmConfig,
+            layout=list(LAYOUTS),
+            pipeline=pipeline,
+            tile=(m, n, k * (2 if m * n <= 64 * 64 else 1)),
+            wave=(*wave, 1),
+            stages=4 if pipeline == "compv4" else 0,
+            **fields,
+        ).on(_CUDA)
+
+
+CUDA_DEFAULTS: tuple[Declaration[GemmConfig], ...] = (*_hopper(), *_portable())
+
+
+# ---- the whole space ----
+
+
+def _hopper_space(field: str, arch: ArchSpec, partial: Mapping[str, Any]) -> Iterable[Any] | None:
+    """What ``ANY`` stands for in the sweep: everything that the arch states."""
+    pipeline = str(partial.get("pipeline", ""))
+    if pipeline not in arch.pipelines or not arch.pipeline(pipeline).register_splits:
+        return offered(field, arch, partial)
+    offer = arch.pipeline(pipeline)
+    if field == "cluster":
+        return offer.clusters
+    if field == "wave":
+        return [wave for wave in arch.waves if offer.register_split(wave[0] * wave[1] * wave[2])]
+    if field == "tile":
+        return list(_tiles(arch, partial))
+    if field == "warp_tile":
+        return [_warp_tile(partial)]
+    if field == "stages":
+        # As many as fit has the name of zero.
+        fitting = stages_of(GemmConfig(**{**partial, "stages": 0}), arch)
+        return (0, *range(offer.min_stages, fitting))
+    return offered(field, arch, partial)
+
+
+def _tiles(arch: ArchSpec, partial: Mapping[str, Any]) -> Iterator[Triple]:
+    size = DType(partial.get("dtype_a", DType.FP16)).bytes
+    widths = sorted({max(tile[:2]) for tile in arch.warp_tiles_for(table_key("fp16"), "ws")} | {8, 16, 24, 32, 48})
+    for k, rows, columns in itertools.product((64, 128) if size > 1 else (128,), (64, 128, 192, 256), widths):
+        yield (columns, rows, k) if partial.get("transpose_c") else (rows, columns, k)
+
+
+def _warp_tile(partial: Mapping[str, Any]) -> Triple:
+    """The instruction that a tile and its waves imply."""
+    (m, n, _), wave = partial["tile"], partial["wave"]
+    deep = 32 // DType(partial.get("dtype_a", DType.FP16)).bytes
+    return (m // wave[0], 64, deep) if partial.get("transpose_c") else (64, n // wave[1], deep)
+
+
+def _may_be_valid(partial: Mapping[str, Any], arch: ArchSpec) -> bool:
+    """A quick look: the tile is a whole number of instructions, and so is what each workgroup loads for its cluster."""
+    tile, wave, cluster = partial.get("tile"), partial.get("wave"), partial.get("cluster")
+    if partial.get("pipeline") not in arch.pipelines:
+        return False
+    if tile is None or wave is None:
+        return True
+    rows = 1 if partial.get("transpose_c") else 0
+    if tile[rows] % (64 * wave[rows]) or tile[1 - rows] % (8 * wave[1 - rows]):
+        return False
+    return cluster is None or not (tile[0] % (8 * cluster[1]) or tile[1] % (8 * cluster[0]))
+
+
+def _space(**fields: Any) -> Iterator[Declaration[GemmConfig]]:
+    base = {"pipeline": "ws", "persistent": True, "tile": ANY, "wave": ANY, "warp_tile": ANY, "cluster": ANY}
+    base |= {"epilogue": [Epilogue.CSHUFFLE, Epilogue.DEFAULT], "stages": ANY}
+    for more in ({"dtype_a": DType.FP16}, {"dtype_a": DType.FP8, "promote": [0, 4]}):
+        yield declare(GemmConfig, **{**base, **fields, **more}).on(HOPPER)
+
+
+SWEEP_HOPPER = KernelSet(
+    "sweep_hopper",
+    "Every tile, cluster, number of stages and schedule of Hopper's warp-specialised pipeline",
+    (
+        *_space(scheduler="cooperative"),
+        *_space(scheduler="pingpong", num_wave_groups=2, wave=(1, 1, 1)),
+        *_space(scheduler="cooperative", transpose_c=True),
+    ),
+    _hopper_space,
+    _may_be_valid,
+)
+"""In fp16 and fp8, rcr: whoever tunes puts a problem's types and layout in their place, and what then fits is tried."""
