@@ -362,8 +362,10 @@ class Session:
         Returns what the caller releases, outside the lock. What is pinned is released by whom it is pinned: a region
         that only bindings use, by the release of the last of them.
         """
-        ending = set(items)
-        users = [bound for bound in self._bindings.values() if not ending.isdisjoint(bound.objects)]
+        users: list[BoundExecution] = []
+        pinned = {item for item in items if item.pins}
+        if pinned:
+            users = [bound for bound in self._bindings.values() if not pinned.isdisjoint(bound.objects)]
         ended = list(dict.fromkeys((*users, *items)))
         tables = self._tables()
         for item in ended:
