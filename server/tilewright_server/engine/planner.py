@@ -240,11 +240,11 @@ class Planner:
             if not entry.ranked and entry.best is None:
                 selector = Selector(question.strategy)
                 try:
-                    entry.ranked = tuple(selector.rank(question.operation, question.problem, question.device))
+                    ranked = tuple(selector.rank(question.operation, question.problem, question.device))
                 except TilewrightError as error:
                     raise self._catalogs.with_close_kernels(error, question.operation, question.device) from error
-                self._kernels.remember(item.config for item in entry.ranked)
-                entry.ranked = self._trusted(entry.ranked, question.device.id)
+                self._kernels.remember(item.config for item in ranked)
+                entry.ranked = self._trusted(ranked, question.device.id)
 
     def _trusted(self, ranked: Sequence[Ranked], device: str) -> Sequence[Ranked]:
         """Those that have not ended the device's process too often. Raises ``DeviceError`` if none is left."""

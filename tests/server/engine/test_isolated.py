@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import socket
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +19,8 @@ from vector_operation import VectorConfig, VectorOperation, request
 
 from tilewright_kit.device import Buffer
 from tilewright_kit.errors import DeviceError, InvalidArgumentError, TilewrightError, UnavailableError
-from tilewright_server.devices.base import DeviceLostError
+from tilewright_server.devices.base import REPLY, DeviceLostError
+from tilewright_server.devices.worker.frames import Kind, packet
 from tilewright_server.engine.call import Call
 from tilewright_server.engine.engine import Engine, Prepared
 from tilewright_server.engine.quarantine import Quarantine
@@ -151,6 +156,48 @@ def test_kernel_that_faults_again_is_not_run_any_more(isolated: Engine) -> None:
     assert other.kernels == (BEST,)
     isolated.execute(other, vectors.addresses, call())
     assert vectors.right()
+
+
+def test_kernel_that_faults_over_connections_of_clients_is_not_run_any_more(isolated: Engine) -> None:
+    prepared = plan(isolated)
+    for number in (1, 2):
+        prepared = isolated.current(prepared, call())
+        vectors = Vectors(isolated, -1.0)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, theirs:
+            life = vectors.device.life()
+            vectors.device.attach(theirs.fileno(), number, lambda: None)
+            vectors.device.bind(number, 5, prepared.program, vectors.addresses, 0)
+            theirs.close()
+            ours.settimeout(10)
+            ours.send(packet(Kind.LAUNCH, REPLY, value=5))
+            assert ours.recv(100) == b""
+        assert life.buried.wait(10)
+    with pytest.raises(DeviceError) as caught:
+        isolated.current(prepared, call())
+    assert caught.value.rule == "kernel_quarantined"
+    assert plan(isolated).kernels == (BEST,)
+
+
+def test_losses_leave_nothing_behind(isolated: Engine) -> None:
+    prepared = plan(isolated, BEST)
+
+    def cycle() -> None:
+        vectors = Vectors(isolated)
+        isolated.execute(prepared, vectors.addresses, call())
+        assert vectors.right()
+        kill(isolated)
+
+    def used() -> tuple[int, int]:
+        gc.collect()
+        return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+
+    for _ in range(3):
+        cycle()
+    before = used()
+    for _ in range(10):
+        cycle()
+    assert used() == before
 
 
 def test_kernels_that_only_ran_beside_a_fault_are_kept(isolated: Engine) -> None:
