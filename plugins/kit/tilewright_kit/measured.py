@@ -33,7 +33,7 @@ STRANGER = 0.5
 """Distance that another device of the arch, or another epilogue, adds."""
 PRIOR = 0.1
 """Weight of a neighbour that found the model right, where a measurement of the same problem has one."""
-BELIEF = (0.5, 0.5)
+BELIEF = (0.8, 0.5)
 """How much of the model is believed without evidence, and the weight of that: squared logarithms of efficiencies."""
 ABSENT = 0.95
 """Efficiency of a kernel that was not measured on a neighbour, in parts of the third fastest there: of a shipped
