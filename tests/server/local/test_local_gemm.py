@@ -20,6 +20,7 @@ from local_harness import (
     ATTACH,
     BIND,
     CALL,
+    HEADER,
     LAUNCH,
     OPEN_EVENT,
     REGISTER,
@@ -425,3 +426,44 @@ def test_many_threads_bind_launch_and_end_at_once(apart: ServerProcess) -> None:
     assert not status.bindings
     assert [item.region for item in status.regions] == [setting.region]
     setting.close()
+
+
+def test_garbage_on_a_lane_gets_typed_errors(apart: ServerProcess) -> None:
+    setting = Setting(apart, isolated=True)
+    binding = setting.bind()
+    worker = worker_of(apart)
+    random = np.random.default_rng(11)
+    before = descriptors(worker)
+    with setting.lane() as lane:
+        for number in range(300):
+            data = random.integers(0, 256, int(random.integers(1, 1200)), np.uint8).tobytes()
+            if number % 3 == 0:  # of the right kind, and wrong in everything else
+                data = bytes([LAUNCH]) + data[1:]
+            lane.send(data, [setting.file.fd] if number % 5 == 0 else [])
+            lane.send(HEADER.pack(LAUNCH, TIME, 4242, number, binding))
+            while True:
+                reply = lane.receive()
+                assert reply is not None
+                if (reply.kind, reply.slot, reply.sequence) == (0x80 | LAUNCH, 4242, number):
+                    assert reply.error is None
+                    break
+                assert reply.error is not None
+                assert reply.error.code in ("invalid_argument", "not_found", "unsupported"), reply.error
+    assert worker_of(apart) == worker
+    assert eventually(lambda: descriptors(worker) <= before)
+    setting.close()
+
+
+def test_a_server_stops_with_lanes_open(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path, COMMAND, cpu_isolated=True, cpu_threads=1) as server:
+        setting = Setting(server, isolated=True)
+        binding = setting.bind()
+        with setting.lane() as lane:
+            assert lane.launch(binding).error is None
+            started = time.monotonic()
+            server.signal()
+            assert lane.is_closed()
+            assert server.wait() == 0, server.log()
+            assert time.monotonic() - started < 8
+        assert "Traceback" not in server.log(), server.log()
+        setting.close()
