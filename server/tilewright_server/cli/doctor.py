@@ -56,7 +56,7 @@ def doctor(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) ->
 
 def examine() -> Iterator[Finding]:
     """All findings, in the order in which one depends on another. Never raises."""
-    for look in (_python, _cpu, _plugins, _toolchain, _cache, _memory, _sockets):
+    for look in (_python, _cpu, _plugins, _toolchain, _cuda_toolchain, _cache, _memory, _sockets):
         try:
             yield from look()
         except Exception as error:  # one broken part must not hide the others
@@ -106,7 +106,9 @@ def _plugins() -> Iterator[Finding]:
         if not devices:
             yield Finding("device", "note", f"no {kind} device")
         for topic, text in provider.diagnose().items():
-            yield Finding(f"{kind} {topic}", "ok" if devices else "note", text)
+            # What is wrong with a kind of device says how to mend it.
+            detail, _, fix = text.partition(" Fix: ")
+            yield Finding(f"{kind} {topic}", "note" if fix else "ok", detail, fix)
     if not any(provider.discover() for provider in manager.devices.values()):
         yield Finding(
             "device", "missing", "no device of any kind can be used", "the lines above say what each kind lacks"
@@ -118,6 +120,19 @@ def _toolchain() -> Iterator[Finding]:
     from tilewright_server.build.toolchain import CpuToolchain
 
     yield Finding("compiler", "ok", CpuToolchain([include_dir()]).describe())
+
+
+def _cuda_toolchain() -> Iterator[Finding]:
+    from tilewright_kit.errors import ToolchainMissingError
+    from tilewright_server.build.nvrtc import NvrtcToolchain
+
+    toolchain = NvrtcToolchain([])
+    try:
+        yield Finding("cuda compiler", "ok", toolchain.describe())
+    except ToolchainMissingError as error:
+        yield Finding("cuda compiler", "note", error.reason, error.fix)
+    finally:
+        toolchain.close()
 
 
 def _cache() -> Iterator[Finding]:

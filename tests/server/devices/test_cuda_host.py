@@ -1,0 +1,294 @@
+"""What the CUDA device does on the host: no GPU, no driver."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tilewright_kit.errors import DeviceError, InternalError, ResourceExhaustedError, UnavailableError
+from tilewright_kit.plan import ARGS, COUNTERS, I64, WORKSPACE, PackedArgs, Pointer, Struct, Table, TensorMap, pack
+from tilewright_server.cli import doctor
+from tilewright_server.devices.base import DeviceLostError, IsolatedProvider
+from tilewright_server.devices.cuda import discovery, provider
+from tilewright_server.devices.cuda.discovery import Discovery, find, parse
+from tilewright_server.devices.cuda.errors import LOST, UNUSABLE, error_of
+from tilewright_server.devices.cuda.packing import ProgramLayout
+from tilewright_server.devices.cuda.provider import CudaProvider
+
+H200: dict[str, Any] = {
+    "ordinal": 0,
+    "name": "NVIDIA H200",
+    "uuid": "0123456789abcdef0123456789abcdef",
+    "memory_bytes": 150_000_000_000,
+    "clock_khz": 1_980_000,
+    "units": 132,
+    "integrated": 0,
+    "compute_mode": 0,
+    "pci_bus": 0x1B,
+    "pci_device": 0,
+    "memory_clock_khz": 3_201_000,
+    "memory_bus_bits": 6144,
+    "l2_bytes": 62_914_560,
+    "pci_domain": 0,
+    "major": 9,
+    "minor": 0,
+    "shared_bytes": 232_448,
+    "virtual_memory": 1,
+    "shareable_fds": 1,
+    "memory_pools": 1,
+}
+
+
+def answer(*devices: dict[str, Any], driver: int = 13000) -> dict[str, Any]:
+    return {"driver": driver, "devices": [{**device, "ordinal": place} for place, device in enumerate(devices)]}
+
+
+# Finding devices
+
+
+def test_devices_are_described_by_what_the_driver_says() -> None:
+    found = parse(answer(H200, {**H200, "name": "NVIDIA A100", "major": 8, "units": 108, "shared_bytes": 166_912}))
+    assert (found.driver, found.problem) == (13000, "")
+    hopper, ampere = found.devices
+    assert (hopper.id, hopper.kind, hopper.arch.name, hopper.units) == ("cuda:0", "cuda", "sm_90a", 132)
+    assert hopper.attributes["uuid"] == "GPU-01234567-89ab-cdef-0123-456789abcdef"
+    assert hopper.attributes["pci"] == "00000000:1b:00.0"
+    assert hopper.arch.throughput.memory_bytes_per_second == pytest.approx(4.917e12, rel=0.01)
+    assert (ampere.id, ampere.arch.name, ampere.arch.throughput.units, ampere.arch.lds_bytes) == (
+        "cuda:1", "sm_80", 108, 166_912,
+    )  # fmt: skip
+    json.dumps(dict(hopper.attributes))  # they travel to the device's own process
+
+
+def test_device_that_differs_from_its_archs_figures_is_noted_and_taken_as_it_is() -> None:
+    found = parse(answer({**H200, "units": 114, "shared_bytes": 100_000, "compute_mode": 2}))
+    assert found.devices[0].arch.throughput.units == 114
+    assert found.devices[0].arch.throughput.clock_mhz == 1980
+    assert found.devices[0].arch.lds_bytes == 100_000
+    assert len(found.notes) == 3
+    assert "114 SMs" in found.notes[0]
+
+
+def test_device_that_is_too_old_is_left_out_with_a_note() -> None:
+    found = parse(answer({**H200, "name": "Tesla V100", "major": 7}, H200))
+    assert [info.id for info in found.devices] == ["cuda:1"]
+    assert "Tesla V100" in found.notes[0]
+    alone = parse(answer({**H200, "major": 7}))
+    assert alone.devices == ()
+    assert alone.problem
+    assert alone.fix
+
+
+@pytest.mark.parametrize(
+    ("record", "text", "fix"),
+    [
+        ({"error": "library", "reason": "no file"}, "libcuda.so.1", "580"),
+        ({"error": "old", "reason": "cuDeviceGetUuid_v2"}, "too old", "580"),
+        ({"error": "driver", "reason": "CUDA_ERROR_NO_DEVICE"}, "CUDA_ERROR_NO_DEVICE", "--gpus all"),
+        (answer(H200, driver=12080), "CUDA 12.8", "580"),
+        (answer(), "no device", "CUDA_VISIBLE_DEVICES"),
+    ],
+)
+def test_every_reason_for_having_no_device_says_what_to_do(record: dict[str, Any], text: str, fix: str) -> None:
+    found = parse(record, node=False)
+    assert found.devices == ()
+    assert text in found.problem
+    assert fix in found.fix
+
+
+def test_machine_without_a_driver_is_not_asked(tmp_path: Path) -> None:
+    found = find(root=tmp_path, command=("/nonexistent",))
+    assert found.devices == ()
+    assert "no NVIDIA driver" in found.problem
+    assert "580" in found.fix
+
+
+def test_answers_that_are_none_are_survived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidiactl").touch()
+    for command in (("/nonexistent",), ("echo", "nonsense"), ("echo", "[]"), ("false",)):
+        found = find(root=tmp_path, command=command)
+        assert found.devices == ()
+        assert "failed" in found.problem
+    monkeypatch.setattr(discovery, "_TIMEOUT_S", 0.2)
+    assert "did not answer" in find(root=tmp_path, command=("sleep", "30")).problem
+    good = find(root=tmp_path, command=("echo", json.dumps(answer(H200))))
+    assert [info.id for info in good.devices] == ["cuda:0"]
+
+
+ALONE = """
+import importlib.abc, sys
+class Refuse(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("cuda", "nvidia"):
+            raise ModuleNotFoundError(name, name=name)
+sys.meta_path.insert(0, Refuse())
+from tilewright_server.devices.cuda import discovery, plugin
+from tilewright_server.devices.cuda import device, sharing, stream
+from tilewright_kit.errors import ToolchainMissingError, UnavailableError
+discovery._LIBRARIES = discovery._NODES = ()
+(provider,) = plugin.tilewright_devices()
+assert provider.discover() == ()
+assert "580" in provider.diagnose()["devices"]
+info = discovery.parse({"driver": 13000, "devices": [RECORD]}).devices[0]
+try:
+    provider.open(info)
+except UnavailableError as error:
+    assert "tilewright[cuda]" in error.fix
+else:
+    raise SystemExit("opened")
+from tilewright_server.build.nvrtc import NvrtcToolchain
+try:
+    NvrtcToolchain([]).identity()
+except ToolchainMissingError as error:
+    assert "tilewright[cuda]" in error.fix
+else:
+    raise SystemExit("found")
+print("fine")
+"""
+
+
+def run_python(script: str) -> str:
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def test_plugin_loads_without_any_package_of_nvidias() -> None:
+    assert run_python(ALONE.replace("RECORD", repr(H200))) == "fine\n"
+
+
+def test_finding_devices_loads_no_driver_into_this_process() -> None:
+    script = """
+import sys
+from tilewright_kit.plugins import PluginManager
+manager = PluginManager()
+manager.load_entry_points()
+assert "cuda" in manager.devices
+manager.devices["cuda"].discover()
+assert not [name for name in sys.modules if name == "cuda" or name.startswith("cuda.")]
+assert "libcuda" not in open("/proc/self/maps").read()
+print("fine")
+"""
+    assert run_python(script) == "fine\n"
+
+
+def test_devices_are_opened_in_processes_of_their_own() -> None:
+    cuda = CudaProvider()
+    assert isinstance(cuda, IsolatedProvider)
+    spec = cuda.worker(parse(answer(H200)).devices[0])
+    assert spec is not None
+    module, _, function = spec.factory.partition(":")
+    assert getattr(sys.modules[module], function) is provider.open_device
+
+
+# What doctor says
+
+
+def diagnosed(monkeypatch: pytest.MonkeyPatch, found: Discovery) -> dict[str, doctor.Finding]:
+    monkeypatch.setattr(provider, "find", lambda kind: found)
+    return {item.topic: item for item in doctor.examine()}
+
+
+def test_doctor_says_what_is_missing_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provider, "_installed", lambda name: False)
+    monkeypatch.setattr("tilewright_server.build.nvrtc._have", lambda module: False)
+    found = diagnosed(monkeypatch, parse(answer(H200, driver=12080)))
+    assert found["cuda driver"].detail == "CUDA 12.8"
+    assert "580" in found["cuda devices"].fix
+    assert found["cuda packages"].fix == "pip install 'tilewright[cuda]'"
+    assert found["cuda compiler"].fix == "pip install 'tilewright[cuda]'"
+    assert {found[f"cuda {topic}"].state for topic in ("devices", "packages", "compiler")} == {"note"}
+
+
+def test_doctor_lists_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = diagnosed(monkeypatch, parse(answer({**H200, "units": 114})))
+    assert found["cuda driver"].state == "ok"
+    assert "114 SMs" in found["cuda note 1"].detail
+    assert "cuda devices" not in found
+
+
+# Errors
+
+
+def test_results_become_typed_errors() -> None:
+    assert isinstance(error_of("CUDA_ERROR_OUT_OF_MEMORY"), ResourceExhaustedError)
+    for name in LOST:
+        error = error_of(name, "cuda:0")
+        assert isinstance(error, DeviceLostError)
+        assert name in str(error)
+        assert error.retry_after_s
+    for name in UNUSABLE:
+        assert isinstance(error_of(name, "cuda:0"), UnavailableError)
+    refused = error_of("CUDA_ERROR_INVALID_VALUE", "cuda:0", "a launch")
+    assert type(refused) is DeviceError
+    assert refused.value == "CUDA_ERROR_INVALID_VALUE"
+    assert "a launch" in str(refused)
+
+
+def test_names_of_results_are_the_drivers() -> None:
+    driver = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
+    names = set(driver.CUresult.__members__)
+    assert names >= LOST
+    assert UNUSABLE - names <= {"CUDA_ERROR_INSUFFICIENT_DRIVER"}  # the runtime's
+
+
+# Argument blocks
+
+
+def words(data: bytes) -> tuple[int, ...]:
+    return struct.unpack(f"<{len(data) // 8}Q", data)
+
+
+def test_roots_come_first_and_tables_are_one_piece() -> None:
+    first = pack(Struct((Pointer("x", 8), Table((Struct((Pointer("y"), I64(7))), Struct((Pointer(""), I64(9))))))))
+    second = pack(Struct((I64(5), Pointer(WORKSPACE, 16), Table((Struct((Pointer(COUNTERS), Pointer("x"))),)))))
+    layout = ProgramLayout([first, second], ["x", "y"])
+    assert (layout.roots, layout.tables_at, layout.table_bytes) == ((0, 64), 128, 128)
+    assert layout.uses_counters
+    block = layout.bound(layout.addresses((1000, 2000), 3000, 4000, 50_000))
+    assert block.address % 64 == 0
+    data = block.words.tolist()
+    assert data[:2] == [1008, 50_000]
+    assert data[8:11] == [5, 3016, 50_064]
+    assert data[16:20] == [2000, 7, 0, 9]
+    assert data[24:26] == [4000, 1000]
+
+
+def test_table_in_a_table_is_found_on_the_device() -> None:
+    inner = Table((Struct((I64(42),)),))
+    layout = ProgramLayout([pack(Struct((Table((Struct((inner, I64(1))),)),)))], [])
+    block = layout.bound(layout.addresses((), 0, 0, 1 << 40))
+    data = block.words.tolist()
+    outer = (data[0] - (1 << 40) + layout.tables_at) // 8
+    nested = (data[outer] - (1 << 40) + layout.tables_at) // 8
+    assert (data[outer + 1], data[nested]) == (1, 42)
+
+
+def test_tensor_maps_in_roots_and_tables_keep_their_alignment() -> None:
+    tensor = TensorMap("x", 0, "fp16", (64, 64), (128,), (64, 64))
+    task = Struct((tensor, I64(3)))
+    layout = ProgramLayout([pack(Struct((I64(1), task, Table((task, task)))))], ["x"])
+    assert [place for _, place, _ in layout.maps] == [0, 0, 0]
+    assert all(offset % 64 == 0 for offset, _, _ in layout.maps)
+    assert [offset >= layout.tables_at for offset, _, _ in layout.maps] == [False, True, True]
+    assert layout.root_sizes[0] % 64 == 0
+
+
+def test_bindings_do_not_share_their_blocks() -> None:
+    layout = ProgramLayout([pack(Struct((Pointer("x"),)))], ["x"])
+    one, other = (layout.bound(layout.addresses((address,), 0, 0, 0)) for address in (1, 2))
+    assert (one.words[0], other.words[0]) == (1, 2)
+
+
+def test_block_that_cannot_lie_on_a_device_is_refused() -> None:
+    with pytest.raises(KeyError, match="nobody"):
+        ProgramLayout([pack(Struct((Pointer("nobody"),)))], ["x"])
+    with pytest.raises(InternalError):
+        ProgramLayout([PackedArgs(bytes(128), ((0, ARGS, 8),), (), 64)], [])
