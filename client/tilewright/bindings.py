@@ -78,18 +78,18 @@ def bind(core: Core, loaded: Loaded, timeout: float | None) -> Flow[Binding | No
 
 
 def launch_stream(tensors: Sequence[DeviceTensor]) -> int:
-    """The stream to launch on if none is named: the current one of the library that made the output, or an input."""
-    for tensor in reversed(tensors):
-        if tensor.library:
-            return current_stream(tensor.library, tensor.ordinal)
-    return tensors[-1].stream
+    """The stream to launch on if none is named: the output's. One that the server made goes where the inputs are."""
+    last = tensors[-1]
+    if last.location is not None:
+        last = next((tensor for tensor in reversed(tensors) if tensor.library), last)
+    return current_stream(last.library, last.ordinal) if last.library else last.stream
 
 
 def launcher(
     binding: Binding, tensors: Sequence[DeviceTensor], stream: int | None, *, wait: bool = True, fresh: bool = False
 ) -> Callable[[], Launched]:
-    """What launches a binding once. ``fresh``: the tensors were given for this launch, so whatever streams they are
-    ready on are waited for.
+    """What launches a binding. ``fresh``: the tensors were given for this launch, so whatever streams they are ready on
+    are waited for, and wait for it.
     """
     lanes: Any = binding.session.lanes
     if not tensors:
@@ -105,18 +105,25 @@ def launcher(
 
         return complete
 
+    ordinal = tensors[0].ordinal
+    mapped = [tensor.value for tensor in tensors if tensor.location is not None]
+    foreign = [tensor for tensor in tensors if fresh and not tensor.library]
+    others = {tensor.stream for tensor in tensors} if fresh else set()
+
     def queue() -> Launched:
-        ordinal = tensors[0].ordinal
         place = launch_stream(tensors) if stream is None else stream
-        if fresh:
-            for busy in {tensor.stream for tensor in tensors}:
-                driver().order(ordinal, busy, place)
+        for busy in others:
+            driver().order(ordinal, busy, place)
+        for array in mapped:
+            array.move_to(place)
         lane = lanes.of_stream(binding.device, ordinal, place)
         slot = lane.launch(binding.id)
         if wait:
             lane.follow(slot, place)
-            if fresh:
-                lane.retain([tensor for tensor in tensors if not tensor.library], place)
+            for busy in others - {place}:
+                lane.follow(slot, busy)
+            if foreign:
+                lane.retain(foreign, place)
         return Launched(0, lane, slot, place)
 
     return queue

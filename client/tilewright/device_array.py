@@ -75,6 +75,11 @@ class DeviceArray:
         place = tensor_pb2.Location(buffer=tensor_pb2.BufferSlice(buffer=self._state.id))
         return DeviceTensor(self, self._address, self._ordinal, self.spec, self._stream, location=place)
 
+    def move_to(self, stream: int) -> None:
+        """From now on it is used on this stream (the driver's handle), which waits for the one before."""
+        driver().order(self._ordinal, self._stream, stream)
+        self._stream = stream
+
     @property
     def __cuda_array_interface__(self) -> Mapping[str, Any]:
         if self.dtype.isbuiltin != 1:

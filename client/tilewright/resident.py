@@ -103,7 +103,7 @@ class PackedTensor(ResidentTensor):
 
 
 def create(core: Core, nbytes: int, device: str | None = None, *, exportable: bool = False) -> Flow[BufferState]:
-    """Allocate ``nbytes`` on the server, uninitialised memory of the session. ``exportable``: this process will map it."""
+    """Allocate ``nbytes`` on the server, uninitialised memory of the session. ``exportable``: this process maps it."""
     if isinstance(nbytes, bool) or not isinstance(nbytes, int) or not 0 < nbytes <= MAX_BYTES:
         raise InvalidArgumentError(
             f"a buffer has a positive number of bytes, at most {MAX_BYTES}",

@@ -6,12 +6,14 @@ Needs a GPU and PyTorch: ``pytest -m gpu tests/client``.
 from __future__ import annotations
 
 import os
+import re
 import statistics
 import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -256,6 +258,15 @@ def test_small_launches_are_fast(torch: Any, client: tw.Client) -> None:
     sys.stdout.write(f"\nbound(): p50 {p50:.1f} us; pipeline: {rate:.0f} launches/s\n")
     assert p50 < 100
     assert rate > 20_000
+
+
+def test_the_snippets_of_the_guide_run(client: tw.Client) -> None:
+    guide = Path(__file__).resolve().parents[2] / "docs" / "client.md"
+    snippets = re.findall(r"^```python gpu\n(.*?)^```", guide.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    assert len(snippets) >= 3
+    names: dict[str, Any] = {"client": client, "tw": tw}
+    for snippet in snippets:
+        exec(snippet, names)
 
 
 # ---- memory that comes and goes ----
