@@ -216,7 +216,7 @@ class StatisticsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatisticsReply(_message.Message):
-    __slots__ = ("operations", "kernels", "artifact_hits", "artifact_builds", "artifact_failures", "sessions", "regions", "region_bytes", "buffers", "buffer_bytes", "queue_depth", "uptime_ns", "plugins")
+    __slots__ = ("operations", "kernels", "artifact_hits", "artifact_builds", "artifact_failures", "sessions", "regions", "region_bytes", "buffers", "buffer_bytes", "queue_depth", "uptime_ns", "plugins", "bindings", "attached_connections")
     class Operation(_message.Message):
         __slots__ = ("name", "success", "failure", "plan_hits", "plan_misses", "bytes_copied", "cumulative")
         NAME_FIELD_NUMBER: _ClassVar[int]
@@ -256,6 +256,8 @@ class StatisticsReply(_message.Message):
     QUEUE_DEPTH_FIELD_NUMBER: _ClassVar[int]
     UPTIME_NS_FIELD_NUMBER: _ClassVar[int]
     PLUGINS_FIELD_NUMBER: _ClassVar[int]
+    BINDINGS_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
     operations: _containers.RepeatedCompositeFieldContainer[StatisticsReply.Operation]
     kernels: _containers.RepeatedCompositeFieldContainer[StatisticsReply.Kernel]
     artifact_hits: int
@@ -269,7 +271,9 @@ class StatisticsReply(_message.Message):
     queue_depth: int
     uptime_ns: int
     plugins: _containers.RepeatedCompositeFieldContainer[PluginStatus]
-    def __init__(self, operations: _Optional[_Iterable[_Union[StatisticsReply.Operation, _Mapping]]] = ..., kernels: _Optional[_Iterable[_Union[StatisticsReply.Kernel, _Mapping]]] = ..., artifact_hits: _Optional[int] = ..., artifact_builds: _Optional[int] = ..., artifact_failures: _Optional[int] = ..., sessions: _Optional[int] = ..., regions: _Optional[int] = ..., region_bytes: _Optional[int] = ..., buffers: _Optional[int] = ..., buffer_bytes: _Optional[int] = ..., queue_depth: _Optional[int] = ..., uptime_ns: _Optional[int] = ..., plugins: _Optional[_Iterable[_Union[PluginStatus, _Mapping]]] = ...) -> None: ...
+    bindings: int
+    attached_connections: int
+    def __init__(self, operations: _Optional[_Iterable[_Union[StatisticsReply.Operation, _Mapping]]] = ..., kernels: _Optional[_Iterable[_Union[StatisticsReply.Kernel, _Mapping]]] = ..., artifact_hits: _Optional[int] = ..., artifact_builds: _Optional[int] = ..., artifact_failures: _Optional[int] = ..., sessions: _Optional[int] = ..., regions: _Optional[int] = ..., region_bytes: _Optional[int] = ..., buffers: _Optional[int] = ..., buffer_bytes: _Optional[int] = ..., queue_depth: _Optional[int] = ..., uptime_ns: _Optional[int] = ..., plugins: _Optional[_Iterable[_Union[PluginStatus, _Mapping]]] = ..., bindings: _Optional[int] = ..., attached_connections: _Optional[int] = ...) -> None: ...
 
 class PluginStatus(_message.Message):
     __slots__ = ("name", "version", "loaded", "reason", "operations")

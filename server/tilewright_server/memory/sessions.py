@@ -28,6 +28,8 @@ class Usage:
     region_bytes: int = 0
     buffers: int = 0
     buffer_bytes: int = 0
+    bindings: int = 0
+    attached_connections: int = 0
 
 
 class Sessions:
@@ -96,4 +98,6 @@ class Sessions:
             total.region_bytes += sum(region.size for region in regions)
             total.buffers += len(buffers)
             total.buffer_bytes += sum(buffer.size for buffer in buffers)
+            total.bindings += len(session.bindings())
+            total.attached_connections += len(session.attachments)
         return total

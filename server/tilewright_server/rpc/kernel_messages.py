@@ -64,6 +64,8 @@ def statistics(snapshot: Snapshot, usage: Usage, plugins: PluginManager) -> pb.S
         queue_depth=snapshot.queue_depth,
         uptime_ns=snapshot.uptime_ns,
         plugins=_plugins(plugins),
+        bindings=usage.bindings,
+        attached_connections=usage.attached_connections,
     )
 
 

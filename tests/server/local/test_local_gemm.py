@@ -37,6 +37,7 @@ from local_harness import (
 from rpc_harness import Client, MemoryFile, ServerProcess, eventually, floats, in_buffer, in_region, refused
 
 from tilewright_proto.v1 import dispatch_pb2 as dp
+from tilewright_proto.v1 import kernels_pb2 as kp
 from tilewright_proto.v1 import memory_pb2 as mp
 from tilewright_proto.v1 import tensor_pb2 as tp
 
@@ -163,6 +164,8 @@ def test_bindings_made_before_and_after_the_lane_are_launched(setting: Setting) 
     before = setting.bind()
     with setting.lane() as lane, setting.lane() as second:
         after = setting.bind()
+        counts = (2, 2 if setting.isolated else 0)
+        assert eventually(lambda: _counted(setting) == counts)  # what other tests left goes first
         for wire in (lane, second):
             for binding in (before, after):
                 assert wire.launch(binding).error is None
@@ -171,6 +174,11 @@ def test_bindings_made_before_and_after_the_lane_are_launched(setting: Setting) 
         assert second.launch(after).error is None
         assert setting.control.call(UNREGISTER, mp.UnregisterRegionRequest(region=setting.region)).error is None
         expect(lane.launch(after), "not_found", "binding_id")
+
+
+def _counted(setting: Setting) -> tuple[int, int]:
+    statistics = setting.client.kernels.Statistics(kp.StatisticsRequest())
+    return statistics.bindings, statistics.attached_connections
 
 
 def test_grpc_runs_bindings_too(setting: Setting) -> None:
