@@ -78,11 +78,10 @@ struct MmaAtom {
     const MatrixPlace pa = matrix_place<TileA, true>(lane), pb = matrix_place<TileB, false>(lane);
     TW_UNROLL
     for (int i = 0; i < rows; i++)
-      f.a[i] = load_a(tile_a + address<TileA>(pa, m0 + i * 16, kk));
+      f.a[i] = load_a(address<TileA>(tile_a, pa, m0, i, kk));
     TW_UNROLL
     for (int p = 0; p < pairs; p++) {
-      const uint32_t from = tile_b + address<TileB>(pb, n0 + p * 16, kk);
-      const Words<4> w = load_matrices<4, !TileB::k_major>(from);
+      const Words<4> w = load_matrices<4, !TileB::k_major>(address<TileB>(tile_b, pb, n0, p, kk));
       if constexpr (swaps_columns) {
         f.b[2 * p] = {permute_bytes(w.w[0], w.w[1], kEvenBytes), permute_bytes(w.w[2], w.w[3], kEvenBytes)};
         f.b[2 * p + 1] = {permute_bytes(w.w[0], w.w[1], kOddBytes), permute_bytes(w.w[2], w.w[3], kOddBytes)};
@@ -93,7 +92,7 @@ struct MmaAtom {
     }
     if constexpr (columns % 2 != 0)  // the last eight columns; lanes 16 and on address nothing
       f.b[columns - 1] = load_matrices<2, !TileB::k_major>(
-          tile_b + address<TileB>(matrix_place<TileB, false>(lane % 16), n0 + pairs * 16, kk));
+          address<TileB>(tile_b, matrix_place<TileB, false>(lane % 16), n0, pairs, kk));
   }
 
   TW_DEVICE void multiply(const Fragments& f) {
@@ -128,11 +127,15 @@ struct MmaAtom {
   TW_DEVICE Accumulator& at(int i) { return acc[i / (columns * 4)][i / 4 % columns][i % 4]; }
 
  private:
-  // `first`: the atom's first row or column; a multiple of the lines after which keys repeat, like the steps of k.
+  // Step kk of the i-th 16 rows or columns from `first` on. Keys repeat after as many lines: what i or kk moves by whole
+  // lines is a constant that the instruction adds.
   template <class Tile>
-  TW_DEVICE static uint32_t address(MatrixPlace at, int first, int kk) {
-    if constexpr (Tile::k_major) return Tile::offset(first + at.line, kk * 2 + at.chunk, at.line);
-    else return Tile::offset(kk * depth + at.line, first * Tile::element_bytes / 16 + at.chunk, at.line);
+  TW_DEVICE static uint32_t address(uint32_t tile, MatrixPlace at, int first, int i, int kk) {
+    if constexpr (Tile::k_major)
+      return tile + Tile::offset(first + at.line, kk * 2 + at.chunk, at.line) + i * 16 * Tile::line_bytes;
+    constexpr int kBytes = Tile::element_bytes;
+    return tile + Tile::offset(at.line, first * kBytes / 16 + i * kBytes + at.chunk, at.line) +
+           kk * depth * Tile::line_bytes;
   }
 
   TW_DEVICE static Words<4> load_a(uint32_t from) {

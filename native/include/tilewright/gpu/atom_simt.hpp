@@ -27,20 +27,22 @@ struct SimtSide {
       constexpr int kPerChunk = 4 / kSteps;
       TW_UNROLL
       for (int i = 0; i < kCount; i++) {
-        const int line = place(lane, i);
-        const uint32_t chunk = Tile::offset(first + line, group / kPerChunk, line);
-        const Words<kSteps> w = load_shared<kSteps>(tile + chunk + group % kPerChunk * (kSteps * 4));
+        // Lines of the same key share an address, up to a constant that the instruction adds.
+        const int begin = i * kLanes % 8, beyond = i * kLanes - begin;
+        const uint32_t from = tile + Tile::offset(first + lane + begin, group / kPerChunk, lane + begin);
+        const Words<kSteps> w =
+            load_shared<kSteps>(from + (beyond * Tile::line_bytes + group % kPerChunk * (kSteps * 4)));
         TW_UNROLL
         for (int l = 0; l < kSteps; l++) x[l][i] = float_of(w.w[l]);
       }
     } else {
+      const uint32_t from = tile + (first + lane * vector) * 4;  // these tiles are not swizzled
       TW_UNROLL
       for (int l = 0; l < kSteps; l++)
         TW_UNROLL
         for (int i = 0; i < kCount; i += vector) {
-          const int at = first + place(lane, i);
-          const uint32_t chunk = Tile::offset(group * kSteps + l, at / 4);
-          const Words<vector> w = load_shared<vector>(tile + chunk + (vector == 4 ? 0 : at % 4 * 4));
+          const Words<vector> w =
+              load_shared<vector>(from + ((group * kSteps + l) * Tile::line_bytes + i * kLanes * 4));
           TW_UNROLL
           for (int e = 0; e < vector; e++) x[l][i + e] = float_of(w.w[e]);
         }

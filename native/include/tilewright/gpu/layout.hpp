@@ -29,8 +29,11 @@ struct OperandTile {
   // Chunks that may change places: the largest power of two, up to the 8 that fill all banks, that divides a line.
   static constexpr int group = chunks % 8 == 0 ? 8 : chunks % 4 == 0 ? 4 : chunks % 2 == 0 ? 2 : 1;
 
+  // Keys repeat after 8 lines (byte_lines: 16).
   static constexpr int key(int line) {
-    if constexpr (byte_lines) {
+    if constexpr (!kKMajor && element_bytes == 4) {
+      return 0;  // all lanes read the same line: its chunks stand side by side as they are
+    } else if constexpr (byte_lines) {
       if constexpr (group == 8) return (line & 1) | ((line >> 1) & 6);
       else return (line >> 2) & (group - 1);
     } else {

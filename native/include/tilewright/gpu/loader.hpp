@@ -81,6 +81,13 @@ struct Loader {
     const int id = thread + j * kThreads;
     return {id / Tile::chunks, id % Tile::chunks};
   }
+  // Where its chunk belongs in the tile. Lines of the same key share an address, up to a constant.
+  TW_DEVICE static uint32_t offset_of(int thread, int j) {
+    const Place at = place(thread, j), first = place(thread, 0);
+    if constexpr (regular && kThreads / Tile::chunks % 16 == 0)
+      return Tile::offset(first.line, first.chunk) + j * (kThreads * 16);
+    return Tile::offset(at.line, at.chunk);
+  }
   TW_DEVICE static bool exists(int thread, int j) {
     return total % kThreads == 0 || j + 1 < per_thread || thread + j * kThreads < total;
   }
@@ -98,7 +105,7 @@ struct Loader {
       if (exists(thread, j)) {
         const Place at = place(thread, j);
         if constexpr (!regular) from = panel.base + at.line * panel.ld + at.chunk * 16;
-        copy_async(to + Tile::offset(at.line, at.chunk), from, bytes_of(panel, at));
+        copy_async(to + offset_of(thread, j), from, bytes_of(panel, at));
         from += kThreads / Tile::chunks * panel.ld;
       }
   }
@@ -129,7 +136,7 @@ struct Loader {
         const Place at = place(thread, j);
         const int shift = (int)(((uint32_t)(uintptr_t)panel.base + (uint32_t)at.line * (uint32_t)panel.ld) & 15);
         const uint32_t source = from + (at.line * Tile::raw_chunks + at.chunk) * 16;
-        store_shared(to + Tile::offset(at.line, at.chunk),
+        store_shared(to + offset_of(thread, j),
                      shift_bytes(load_shared<4>(source), load_shared<4>(source + 16), shift));
       }
   }
@@ -155,7 +162,7 @@ struct Loader {
     for (int j = 0; j < per_thread; j++)
       if (exists(thread, j)) {
         const Place at = place(thread, j);
-        store_shared(to + Tile::offset(at.line, at.chunk), keep_bytes(held.data[j], bytes_of(panel, at)));
+        store_shared(to + offset_of(thread, j), keep_bytes(held.data[j], bytes_of(panel, at)));
       }
   }
 
@@ -170,7 +177,7 @@ struct Loader {
         Words<4> low = {}, high = {};
         if (bytes > 0) low = load_constant<Words<4>>(from - shift);
         if (shift + bytes > 16) high = load_constant<Words<4>>(from - shift + 16);
-        store_shared(to + Tile::offset(at.line, at.chunk), keep_bytes(shift_bytes(low, high, shift), bytes));
+        store_shared(to + offset_of(thread, j), keep_bytes(shift_bytes(low, high, shift), bytes));
       }
   }
 };
