@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from tilewright_gemm.choices import cpu_teams, cpu_tiles, cpu_warp_tiles, offered
 from tilewright_gemm.config import GemmConfig, Triple
 from tilewright_gemm.gpu_candidates import gpu_algorithms
+from tilewright_gemm.gpu_cost import predict_gpu
 from tilewright_gemm.gpu_fit import gpu_mismatches
 from tilewright_gemm.pack_b import PackBConfig
 from tilewright_gemm.packing import format_of
@@ -18,6 +19,8 @@ from tilewright_kit.rules import Violation
 
 __all__ = ["gemm_candidates", "gemm_mismatches", "pack_b_candidates", "pack_b_mismatches", "with_signature"]
 
+MOST = 32
+"""Candidates of a GPU."""
 SKINNY = 8
 """Rows or columns up to which the streaming pipeline is worth considering; it is the kernel's own register block."""
 _STREAM_UP_TO = 4 * SKINNY
@@ -57,7 +60,12 @@ def gemm_candidates(problem: GemmProblem, device: DeviceInfo) -> tuple[GemmConfi
         algorithms = gpu_algorithms(problem, device)
     else:
         algorithms = _hip_algorithms(problem, device)
-    found = dict.fromkeys(with_signature(problem, algorithm) for algorithm in algorithms)
+    found = list(dict.fromkeys(with_signature(problem, algorithm) for algorithm in algorithms))
+    if device.arch.kind == "cuda" and len(found) > MOST:
+        # Rules take longer than the model, so what has no chance need not be judged. The most general stays.
+        best = sorted(found[:-1], key=lambda config: predict_gpu(problem, config, device).seconds)[: MOST - 1]
+        kept = {id(config) for config in (*best, found[-1])}
+        found = [config for config in found if id(config) in kept]
     return tuple(
         config for config in found if RULES.allows(config, device.arch) and not gemm_mismatches(problem, config, device)
     )

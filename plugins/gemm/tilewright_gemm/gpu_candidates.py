@@ -27,6 +27,7 @@ _FEW_ROWS = 128
 """Rows (columns) up to which tiles are cut to size."""
 _LEAST_STEPS = 4
 """Steps along k below which a slice is not worth its partial tile."""
+_MOST_SLICES = 32
 _FULL = 0.85
 """Part of the device from which on tiles need not be split."""
 
@@ -77,10 +78,12 @@ WS_SHAPES = (
     Shape((128, 128), (1, 1), pingpong=True),
     Shape((64, 256), (1, 1), (2, 1), pingpong=True),
     Shape((64, 256), (1, 1), pingpong=True),
-    Shape((64, 192), (1, 1), pingpong=True),
     Shape((64, 128), (1, 1), (2, 1), pingpong=True),
     Shape((64, 128), (1, 1), pingpong=True),
+    Shape((128, 64), (2, 1), (2, 1)),
     Shape((128, 64), (2, 1)),
+    Shape((64, 128), (1, 2), (2, 1)),
+    Shape((64, 128), (1, 2)),
     Shape((64, 64), (1, 1)),
 )
 """Hopper's shapes for problems with many rows and columns, the preferred first."""
@@ -248,9 +251,8 @@ def _splits(problem: GemmProblem, device: DeviceInfo, tile: Triple, cluster: int
     steps = ceil_div(problem.k, tile[2])
     if not tiles or tiles * cluster >= units * _FULL:
         return (1,)
-    most = min(steps // _LEAST_STEPS, 32)
-    found = dict.fromkeys((1, units // tiles, units // tiles // 2))
-    return tuple(split for split in found if split == 1 or 1 < split <= most)
+    most = min(units // tiles, steps // _LEAST_STEPS, _MOST_SLICES)
+    return (1, most) if most > 1 else (1,)
 
 
 def _tiles(problem: GemmProblem, tile: Triple) -> int:

@@ -37,6 +37,8 @@ _STORE_CYCLES = 0.045
 """Of an epilogue, per element of the tile."""
 _UNSTAGED = 1.6
 """How much longer threads take that store C by themselves."""
+_ALONE = 1.25
+"""How much longer a single consumer takes, which nobody stands in for while it waits."""
 _STEP_CYCLES = 24.0
 """Waiting for, and giving back, one stage."""
 _JOIN_SECONDS = 1.5e-6
@@ -68,6 +70,7 @@ def predict_gpu(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) ->
         main, ends = busiest * resident * steps * step, busiest
     if config.scheduler == "pingpong":
         ends = 1.0  # the others end while the other consumer multiplies
+        main *= _ALONE if busiest == 1 else 1.0
     compute = main / clock
     ending = ends * epilogue / clock
     l2, memory = _loads(problem, config, device, shapes, min(slices, units))
@@ -117,8 +120,7 @@ def _step_cycles(config: GemmConfig, arch: ArchSpec) -> float:
         width = config.warp_tile[0] if config.transpose_c else config.warp_tile[1]
         instructions = m * n * k / (64.0 * width * config.warp_tile[2])
         read = instructions * (64 + width) * 32 / _SHARED_BYTES_PER_CYCLE
-        # Two consumers keep the matrix unit busy while one of them waits.
-        alone = 1.25 if consumers(config) == 1 else 1.0
+        alone = _ALONE if consumers(config) == 1 else 1.0
         promoted = 1.0 + (0.6 / config.promote if config.promote else 0.0)
         return max(multiply * promoted, read) * alone * 1.06 + _STEP_CYCLES
     if config.a == "fp32":

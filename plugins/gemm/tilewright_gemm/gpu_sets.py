@@ -22,7 +22,7 @@ HOPPER = "sm_90*"
 _CUDA = "sm_*"
 _HALVES = [DType.FP16, DType.BF16]
 _EIGHT = ((DType.FP8, ""), (DType.FP8, "bf8"), (DType.BF8, "fp8"), (DType.BF8, ""))
-_ALL_LAYOUTS = (0, 3, 8, 11, 16)
+_ALL_LAYOUTS = (0, 3, 8, 11, 15)
 """Places in ``WS_SHAPES``."""
 _BIG = Shape((128, 256), (2, 1), (2, 1))
 _SQUARE = Shape((128, 128), (2, 1), (2, 1))
