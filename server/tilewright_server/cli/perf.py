@@ -98,7 +98,7 @@ def import_(
     files: list[Path] = typer.Argument(help="Files that `tilewright perf export` wrote."),
     database: Path | None = _DATABASE,
 ) -> None:
-    """Add the measurements of files; what is there already stays as it is."""
+    """Add the measurements of files; one of the same kernel, problem, device and second takes the other's place."""
     from tilewright_server.perf.exchange import read_file
 
     rows = [row for file in files for row in read_file(file)]
@@ -152,4 +152,6 @@ def _print(rows: list[Measurement]) -> None:
 def _cells(row: Measurement) -> tuple[str, ...]:
     rate = f"{row.flops / row.median_ns / 1e3:.4g}" if row.flops else ""
     us = f"{row.median_ns / 1e3:.4g}"
-    return (row.point.text, row.signature, us, rate, row.kernel, f"{row.device} ({row.arch})", row.date[:10])
+    # Steps that are left out are no news.
+    kind = " ".join(word for word in row.signature.split(" ") if not word.endswith(("=none", "=PassThrough")))
+    return (row.point.text, kind, us, rate, row.kernel, f"{row.device} ({row.arch})", row.date[:10])
