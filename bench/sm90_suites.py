@@ -121,12 +121,11 @@ def large_candidates(base: Config) -> list[Config]:
     ]
     if base.c == "int32":
         pingpong.pop()  # does not fit the registers
-    return with_clusters(cooperative + pingpong, pairs) + [
+    more = [
         replace(base, tile=(64, 256, k), wave=(1, 1), scheduler="pingpong", cluster=(4, 1)),
-        replace(base, tile=(256, 128, k), cluster=(1, 4)),
-        replace(base, tile=(128, 256, k), cluster=(4, 1)),
         replace(base, tile=(128, 256, k), cluster=(2, 2)),
     ]
+    return with_clusters(cooperative + pingpong, pairs) + more
 
 
 def small_candidates(base: Config) -> list[Config]:
@@ -136,6 +135,8 @@ def small_candidates(base: Config) -> list[Config]:
     clusters = [(1, 1), (2, 1), (1, 2), (2, 2), (1, 4), (4, 1)]
     plain = [replace(base, tile=(128, 64, k)), replace(base, tile=(128, 64, 2 * k))]
     plain += [replace(base, tile=(64, 128, k), wave=(1, 2)), replace(base, tile=(64, 128, 2 * k), wave=(1, 2))]
+    plain += [replace(base, tile=(128, 64, k), wave=(1, 1)), replace(base, tile=(64, 128, k), wave=(1, 1))]
+    plain += [replace(base, tile=(64, 128, 2 * k), wave=(1, 1)), replace(base, tile=(128, 64, k), stages=4)]
     split = [replace(base, tile=(128, 128, t), split_k=2) for t in (k, 2 * k)]
     out = with_clusters(plain, clusters) + with_clusters(split, clusters[:4])
     out += [replace(base, tile=(128, 64, k), epilogue="default", cluster=(2, 1))]

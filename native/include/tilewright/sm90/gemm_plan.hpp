@@ -35,12 +35,11 @@ struct GemmPlan {
   static constexpr int x_tile = swap ? tile_n : tile_m, y_tile = swap ? tile_m : tile_n;
   static constexpr int x_waves = swap ? C::wave_n : C::wave_m, y_waves = swap ? C::wave_m : C::wave_n;
   static constexpr int waves = x_waves * y_waves, consumers = pingpong ? 2 : waves;
-  using Registers = RegisterShares<consumers>;
-  static constexpr int threads = Registers::threads;
-
   // One consumer's share of the tile: `repeats` products of 64 x columns per step of 32 bytes along k.
   static constexpr int repeats = x_tile / x_waves / 64, columns = y_tile / y_waves;
   static constexpr int accumulators = repeats * columns / 2;  // per thread
+  using Registers = RegisterShares<consumers, accumulators * (C::promote ? 2 : 1)>;
+  static constexpr int threads = Registers::threads;
   using Text = WgmmaText<X, Y, x_mn, y_mn>;
   using Accumulator = typename Choose<X::is_float, float, int32_t>::type;
 

@@ -53,12 +53,12 @@ TW_SM90 void add_partials(T (&sums)[kCount], const SlotOf& slot_of, int parts, i
 
 // Counts the calling warpgroup as arrived at its tile; true for the last of `parts`. A counter serves kConsumers
 // warpgroups, each in its own bits, and is zero again after the last arrival of all. `flag`: a word of shared memory of
-// this warpgroup, `barrier` its named barrier. What the warpgroup wrote before is visible to the last.
+// this warpgroup, `barrier` its named barrier. What the warpgroup wrote before is visible to the last one's coherent
+// loads: the barriers order the threads, one thread's atomic operation the warpgroups.
 template <int kConsumers>
 TW_SM90 bool arrive_last(uint32_t* counter, int parts, int consumer, uint32_t flag, int barrier, int thread) {
   constexpr int kBits = 32 / kConsumers;
   const int shift = consumer * kBits;
-  __threadfence();
   join_barrier(barrier, kWarpgroup);
   if (thread == 0) {
     const uint32_t mask = kBits == 32 ? ~0u : (1u << (kBits % 32)) - 1;
@@ -72,7 +72,6 @@ TW_SM90 bool arrive_last(uint32_t* counter, int parts, int consumer, uint32_t fl
   join_barrier(barrier, kWarpgroup);
   uint32_t last;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(last) : "r"(flag) : "memory");
-  __threadfence();
   return __shfl_sync(0xffffffffu, last, 0) != 0;  // tells the compiler that the warp agrees
 }
 
