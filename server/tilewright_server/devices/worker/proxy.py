@@ -9,6 +9,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -330,8 +332,14 @@ def _next_function() -> int:
     return next(_functions)
 
 
+_life_of = attrgetter("life")
+
+
 def check_addresses(life: WorkerProcess, addresses: Sequence[int]) -> None:
     """Raise ``DeviceLostError`` for an address of an earlier worker, ``InternalError`` for one of no device."""
+    with suppress(AttributeError):  # the quick way for the usual case; 0 stands for an operand without memory
+        if {life}.issuperset(map(_life_of, addresses)):
+            return
     for address in addresses:
         if isinstance(address, DeviceAddress):
             if address.life is not life:
