@@ -282,10 +282,10 @@ class ExportBufferReply(_message.Message):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[ExportBufferReply.Kind]
         CUDA_IPC: _ClassVar[ExportBufferReply.Kind]
-        DESCRIPTOR: _ClassVar[ExportBufferReply.Kind]
+        FILE_DESCRIPTOR: _ClassVar[ExportBufferReply.Kind]
     KIND_UNSPECIFIED: ExportBufferReply.Kind
     CUDA_IPC: ExportBufferReply.Kind
-    DESCRIPTOR: ExportBufferReply.Kind
+    FILE_DESCRIPTOR: ExportBufferReply.Kind
     KIND_FIELD_NUMBER: _ClassVar[int]
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]

@@ -13,7 +13,7 @@ from tilewright_server.memory.sources import AttachedFile, DeviceMemory, MemoryF
 
 __all__ = ["KINDS", "exported", "region_reply", "region_source"]
 
-KINDS = {"cuda_ipc": pb.ExportBufferReply.CUDA_IPC, "fd": pb.ExportBufferReply.DESCRIPTOR}
+KINDS = {"cuda_ipc": pb.ExportBufferReply.CUDA_IPC, "fd": pb.ExportBufferReply.FILE_DESCRIPTOR}
 
 
 def region_source(request: pb.RegisterRegionRequest, descriptors: Sequence[int] | None = None) -> RegionSource:
