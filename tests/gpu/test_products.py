@@ -36,11 +36,11 @@ LAYOUTS = ["rcr", "rrr", "crr", "ccr"]
 
 
 def product(
-    torch: Any, client: tilewright.Client, m: int, n: int, k: int, dtypes: Any, layout: str, **more: int
+    torch: Any, client: tilewright.Client, m: int, n: int, k: int, dtypes: Any, layout: str, pitch: int = 0
 ) -> None:
-    a = matrix(torch, m, k, dtypes[0], transposed=layout[0] == "c", pitch=more.get("pitch", 0))
-    b = matrix(torch, k, n, dtypes[1], transposed=layout[1] == "c", pitch=more.get("pitch", 0))
-    out = poisoned(torch, m, n, dtypes[2], more.get("pitch", 0))
+    a = matrix(torch, m, k, dtypes[0], transposed=layout[0] == "c", pitch=pitch)
+    b = matrix(torch, k, n, dtypes[1], transposed=layout[1] == "c", pitch=pitch)
+    out = poisoned(torch, m, n, dtypes[2], pitch)
     client.gemm(a, b, out=out)
     torch.cuda.synchronize()
     want = truth(torch, a, b)

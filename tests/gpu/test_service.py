@@ -114,11 +114,11 @@ client.gemm(a, a, out=torch.empty_like(a))
 torch.cuda.synchronize()
 os.kill(os.getpid(), 9)
 """
-    before = client.statistics()
+    before = client.kernels.statistics()
     for _ in range(3):
         assert subprocess.run([sys.executable, "-c", program, server.target], timeout=120, check=False).returncode == -9
-    assert eventually(lambda: client.statistics()["sessions"] == before["sessions"], 3.0)
-    assert eventually(lambda: client.statistics()["regions"] == before["regions"], 3.0)
+    assert eventually(lambda: client.kernels.statistics()["sessions"] == before["sessions"], 3.0)
+    assert eventually(lambda: client.kernels.statistics()["regions"] == before["regions"], 3.0)
     a, b = matrix(torch, 64, 64, "bf16"), matrix(torch, 64, 64, "bf16")
     out = poisoned(torch, 64, 64, "bf16")
     client.gemm(a, b, out=out)
@@ -145,12 +145,13 @@ def test_freed_memory_is_refused_or_gone_but_kills_nobody(torch: Any, client: ti
     np.testing.assert_allclose(client.gemm(a, a, out=torch.empty_like(a)).cpu().numpy(), np.eye(64), atol=1e-6)
 
 
-def test_too_much_memory_is_a_typed_refusal(client: tilewright.Client) -> None:
-    huge = np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), (1 << 19, 1 << 19), (0, 0))
-    with pytest.raises(tilewright.TilewrightError):
-        client.gemm(huge, huge)
-    small = np.eye(8, dtype=np.float32)
-    np.testing.assert_allclose(client.gemm(small, small), small)
+def test_too_much_memory_is_a_typed_refusal(torch: Any) -> None:
+    total = torch.cuda.get_device_properties(0).total_memory
+    with CudaServer(("--buffer-bytes", str(4 * total))) as server, tilewright.connect(server.target) as client:
+        with pytest.raises(tilewright.ResourceExhaustedError):
+            client.buffer(2 * total)
+        small = np.eye(8, dtype=np.float32)
+        np.testing.assert_allclose(client.gemm(small, small), small)
 
 
 def test_overlapping_outputs_are_refused(torch: Any, client: tilewright.Client) -> None:

@@ -32,7 +32,8 @@ class Function:
         self._cluster = 1
         self._lock = threading.Lock()
         info = api.cuFuncGetParamInfo(handle, 0)
-        self.param_bytes = 0 if info[0] else int(info[1]) + int(info[2])
+        # The offset that comes with the size counts from before the first parameter on some drivers.
+        self.param_bytes = 0 if info[0] else int(info[2])
         """Size of the one parameter; 0 if the entry takes none."""
         if not api.cuFuncGetParamInfo(handle, 1)[0]:
             raise DeviceError(
