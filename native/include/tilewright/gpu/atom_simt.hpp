@@ -55,11 +55,7 @@ struct SimtAtom {
   using Accumulator = float;
   static constexpr bool is_float = true;
   static constexpr int lanes_m = 8, lanes_n = kWave / 8;
-  // Steps of k at a time: as few as vectors along k allow, for the sake of registers.
-#if !defined(TW_SIMT_DEPTH)
-#define TW_SIMT_DEPTH 2
-#endif
-  static constexpr int depth = TileA::k_major || TileB::k_major ? TW_SIMT_DEPTH : 1;
+  static constexpr int depth = TileA::k_major || TileB::k_major ? 4 : 1;  // steps of k at a time
   static constexpr int rows = kM / lanes_m, columns = kN / lanes_n;
   using SideA = SimtSide<TileA, lanes_m, rows, depth>;
   using SideB = SimtSide<TileB, lanes_n, columns, depth>;

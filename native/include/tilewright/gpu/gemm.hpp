@@ -61,15 +61,16 @@ struct Gemm {
 
   TW_DEVICE static void multiply_tile(Atom& atom, uint32_t tile_a, uint32_t tile_b, const Where& at) {
     constexpr int kSteps = Config::tile_k / Atom::depth;
-    // Fragments are loaded a step ahead, but for 8-bit floats: they take further registers where they are multiplied.
-#if !defined(TW_SIMT_AHEAD)
-#define TW_SIMT_AHEAD 1
-#endif
+    // Matrix fragments are loaded a step ahead; but 8-bit floats take further registers where they are multiplied.
     constexpr bool kSimt = is_same<typename Config::A, fp32>;
-    constexpr int kAhead = kSimt ? TW_SIMT_AHEAD : size_of<typename Config::A> == 1 && Atom::is_float ? 0 : 1;
+    constexpr bool kTight = size_of<typename Config::A> == 1 && Atom::is_float;
+    constexpr int kAhead = kSimt || kTight ? 0 : 1;
+#if !defined(TW_SIMT_UNROLL)
+#define TW_SIMT_UNROLL kSteps
+#endif
     typename Atom::Fragments fragments[kAhead + 1];
     if constexpr (kAhead > 0) Atom::load(fragments[0], tile_a, tile_b, at.m0, at.n0, at.lane, 0);
-    TW_UNROLL_BY(kAhead > 0 ? kSteps : 1)
+    TW_UNROLL_BY(kTight ? 1 : kSimt ? TW_SIMT_UNROLL : kSteps)
     for (int kk = 0; kk < kSteps; kk++) {
       const int next = kk + kAhead;
       if (next < kSteps) Atom::load(fragments[next % (kAhead + 1)], tile_a, tile_b, at.m0, at.n0, at.lane, next);
