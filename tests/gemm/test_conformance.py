@@ -12,7 +12,7 @@ import tilewright_arch
 from tilewright_gemm import plugin
 from tilewright_gemm.packing import PackedFormat
 from tilewright_gemm.reference import unpack
-from tilewright_kit.check_plugin import check_plugin
+from tilewright_kit.check_plugin import check_plugin, device_of
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.problem import OperationRequest, Role
 from tilewright_kit.select import Selector
@@ -41,6 +41,18 @@ def test_operation_conforms_and_its_samples_are_right(operation: Any, runner: Ru
     archs = [tilewright_arch.load(name) for name in ("x86-64-v2", "gfx942", "sm_90a")]
     report = check_plugin(operation, device, build, run, archs=archs)
     report.raise_if_failed()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sm_80", "sm_90a"])
+def test_products_conform_on_devices_that_are_not_here(name: str) -> None:
+    arch = tilewright_arch.load(name)
+    # Some sets are for other archs alone.
+    report = check_plugin(plugin.GemmOperation(), device_of(arch), archs=[arch, tilewright_arch.load("gfx942")])
+    report.raise_if_failed()
+    assert {f"plan@{name}", f"candidates.valid@{name}", f"predict@{name}"} <= {
+        check.name for check in report.checks if check.status.value == "passed"
+    }
 
 
 def test_the_plugin_offers_both_operations() -> None:

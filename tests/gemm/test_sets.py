@@ -12,7 +12,7 @@ from tilewright_gemm.config import GemmConfig
 from tilewright_gemm.generate_set import generate_set, select_set
 from tilewright_gemm.rules import RULES
 from tilewright_gemm.seed_sets import DEFAULT_KERNEL, ORIGINALS, REFERENCE_ARCH, REFUSED, mended
-from tilewright_gemm.sets import KERNEL_SETS, PACK_B_SETS, SWEEPS
+from tilewright_gemm.sets import KERNEL_SETS, PACK_B_SETS, SPACES, SWEEPS
 from tilewright_kit.dtypes import DType
 from tilewright_kit.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 
@@ -69,6 +69,13 @@ def test_the_default_set_has_kernels_for_every_type_of_every_arch(arch: ArchSpec
     wanted = {dtype for dtype in DType if dtype != DType.INT32 and arch.acc_dtype(dtype.value, dtype.value)}
     assert {config.dtype_a for config in kernels} == wanted
     assert all(RULES.allows(config, arch) for config in kernels[::17])
+    if arch.kind == "cuda":
+        assert not KERNEL_SETS["default"].rejected(arch, RULES) or arch.acc_dtype("fp8", "fp8") is None
+        assert {"standard", "batched", "grouped", "multi_d"} <= {config.variant for config in kernels}
+        assert {config.pipeline for config in kernels} == set(arch.pipelines)
+        assert {(config.a, config.layout) for config in kernels} >= {
+            (dtype.value, layout) for dtype in wanted for layout in ("rcr", "rrr", "crr", "ccr")
+        }
     if arch.kind == "cpu":
         assert {"standard", "preshuffle", "batched", "grouped", "multi_d"} <= {config.variant for config in kernels}
         assert {config.pipeline for config in kernels} == set(arch.pipelines)
@@ -77,6 +84,7 @@ def test_the_default_set_has_kernels_for_every_type_of_every_arch(arch: ArchSpec
 
 def test_sweeps_cover_the_variants_of_the_generator() -> None:
     assert set(SWEEPS) == {"standard", "preshuffle", "multi_d", "batched", "grouped", "stream_k"}
+    assert set(SPACES) == {"sweep_hopper", *(f"sweep_{name}" for name in SWEEPS)}
     kernels = select_set(tilewright_arch.load("gfx1100"), ["bf16"], ["rrr"], ["standard"])
     assert kernels and {(config.a, config.layout, config.variant) for config in kernels} == {
         ("bf16", "rrr", "standard")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tilewright_arch import Caches
 from tilewright_gemm.choices import cpu_teams, cpu_tiles, cpu_warp_tiles, offered
 from tilewright_gemm.config import GemmConfig, Triple
 from tilewright_gemm.gpu_candidates import gpu_algorithms
@@ -67,8 +68,25 @@ def gemm_candidates(problem: GemmProblem, device: DeviceInfo) -> tuple[GemmConfi
         kept = {id(config) for config in (*best, found[-1])}
         found = [config for config in found if id(config) in kept]
     return tuple(
-        config for config in found if RULES.allows(config, device.arch) and not gemm_mismatches(problem, config, device)
+        config for config in found if _allowed(config, device) and not gemm_mismatches(problem, config, device)
     )
+
+
+_verdicts: dict[tuple[GemmConfig, str, int, Caches], bool] = {}
+_REMEMBERED = 8192
+
+
+def _allowed(config: GemmConfig, device: DeviceInfo) -> bool:
+    """What the rules say of a kernel, remembered: problems of other sizes have the same candidates."""
+    arch = device.arch
+    # Of an arch's limits only these differ from device to device.
+    key = (config, arch.id, arch.lds_bytes, arch.caches)
+    verdict = _verdicts.get(key)
+    if verdict is None:
+        if len(_verdicts) >= _REMEMBERED:
+            _verdicts.clear()
+        verdict = _verdicts[key] = RULES.allows(config, arch)
+    return verdict
 
 
 def _cpu_algorithms(problem: GemmProblem, device: DeviceInfo) -> Iterator[GemmConfig]:

@@ -36,9 +36,12 @@ PRESHUFFLE_MINIMUM: Triple = (64, 64, 32)
 PRESHUFFLE_ALIGNMENT: Triple = (32, 32, 16)
 
 
+_SIZES = {str(dtype.value): dtype.bytes for dtype in DType}
+
+
 def size_of(name: str) -> int:
     """Bytes of an element type by name; unknown ones count as four."""
-    return DType(name).bytes if name in DType._value2member_map_ else 4
+    return _SIZES.get(name, 4)
 
 
 def step(config: GemmConfig) -> Triple:
@@ -186,6 +189,9 @@ def stages_of(config: GemmConfig, arch: ArchSpec) -> int:
     if config.stages > 0:
         return config.stages
     offer = arch.pipeline(config.pipeline)
+    if is_specialised(config, arch):
+        room = arch.lds_bytes - _staged_c(config) - _BARRIER_BYTES
+        return min(max(room // max(staging_bytes(config, arch), 1), offer.min_stages), offer.max_stages)
     fitting = offer.min_stages
     while fitting < offer.max_stages and _shared_bytes(config, arch, fitting + 1) <= arch.lds_bytes:
         fitting += 1

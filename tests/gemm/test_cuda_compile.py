@@ -1,0 +1,80 @@
+"""Every kernel of the default sets compiles for its device: no spills, no warning that the hardware's speed is lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cuda_units import HAVE_NVRTC, WITHOUT_NVRTC
+
+import tilewright_arch
+from tilewright_arch import ArchSpec
+from tilewright_gemm.codegen import generate
+from tilewright_gemm.config import GemmConfig
+from tilewright_gemm.footprint import threads_of
+from tilewright_gemm.rules import RULES
+from tilewright_gemm.sets import KERNEL_SETS, SPACES
+from tilewright_kit.errors import BuildFailedError
+from tilewright_native import include_dir
+from tilewright_server.build.nvrtc import NvrtcToolchain, resources_of
+
+pytestmark = pytest.mark.skipif(not HAVE_NVRTC, reason=WITHOUT_NVRTC)
+
+SAMPLED = 32
+"""Kernels that are compiled in every run; the marker ``slow`` has all of them."""
+SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def toolchain() -> Iterator[NvrtcToolchain]:
+    toolchain = NvrtcToolchain([include_dir()])
+    yield toolchain
+    toolchain.close()
+
+
+def faults(configs: list[GemmConfig], arch: ArchSpec, toolchain: NvrtcToolchain, folder: Path) -> dict[str, str]:
+    """What is wrong with kernels, by name: what the toolchain refuses, and registers that the launch would not have."""
+    found: dict[str, str] = {}
+    for config in configs:
+        try:
+            compiled = toolchain.compile(generate(config, arch), folder, arch)
+        except BuildFailedError as error:
+            found[config.name] = f"{error.rule}: {error.value}\n{error.log_tail[-500:]}"
+            continue
+        (resources,) = resources_of(compiled.log)
+        if resources.registers > arch.registers_per_thread(threads_of(config, arch)):
+            found[config.name] = f"{resources.registers} registers for {threads_of(config, arch)} threads"
+    return found
+
+
+def spread(configs: list[GemmConfig], count: int) -> list[GemmConfig]:
+    """``count`` of them, evenly: declarations of one kind stand together."""
+    step = max(len(configs) / count, 1.0)
+    return [configs[int(index * step)] for index in range(min(count, len(configs)))]
+
+
+@pytest.mark.parametrize(("name", "share"), [("sm_80", 0.3), ("sm_90a", 0.7)])
+def test_a_sample_of_the_default_set_compiles(
+    name: str, share: float, toolchain: NvrtcToolchain, tmp_path: Path
+) -> None:
+    arch = tilewright_arch.load(name)
+    configs = list(KERNEL_SETS["default"].expand(arch, RULES))
+    start = time.monotonic()
+    assert not faults(spread(configs, int(SAMPLED * share)), arch, toolchain, tmp_path)
+    assert time.monotonic() - start < SECONDS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sm_80", "sm_90a"])
+def test_the_whole_default_set_compiles(name: str, toolchain: NvrtcToolchain, tmp_path: Path) -> None:
+    arch = tilewright_arch.load(name)
+    assert not faults(list(KERNEL_SETS["default"].expand(arch, RULES)), arch, toolchain, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_sample_of_hoppers_whole_space_compiles(toolchain: NvrtcToolchain, tmp_path: Path) -> None:
+    arch = tilewright_arch.load("sm_90a")
+    configs = list(SPACES["sweep_hopper"].iterate(arch, RULES))
+    assert not faults(spread(configs, 60), arch, toolchain, tmp_path)
