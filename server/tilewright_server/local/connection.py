@@ -124,11 +124,11 @@ class Connection:
         descriptors: list[int] = []
         slot = sequence = 0
         try:
-            check_peer(wire.socket)
             data = wire.receive(descriptors)
             if not data:
                 return False
             kind, _, slot, sequence, value = _header(data)
+            check_peer(wire.socket)
             self._hello(kind, value, bytes(data[HEADER_BYTES:]))
         except BlockingIOError:
             error: TilewrightError = malformed(f"nothing came within {HELLO_TIMEOUT_S:g} s", "nothing")

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tilewright_kit.errors import ResourceExhaustedError
+from tilewright_kit.errors import ResourceExhaustedError, TilewrightError, UnavailableError
 from tilewright_server.devices.worker.frames import Kind, error_packet
 from tilewright_server.local.connection import Connection
 from tilewright_server.local.listener import LocalListener
@@ -114,11 +114,10 @@ class LocalServer:
         connection = Connection(self._service, accepted, self)
         thread = threading.Thread(target=connection.run, name="local", daemon=True)
         with self._lock:
-            room = len(self._open) < self._limit and not self._draining
-            if room:
+            error = self._refusal()
+            if error is None:
                 self._open[connection] = thread
-        if not room:
-            error = _too_many(f"no more than {self._limit} local connections may be open")
+        if error is not None:
             with contextlib.suppress(OSError):
                 accepted.send(error_packet(Kind.HELLO, 0, 0, error), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
             accepted.close()
@@ -128,6 +127,14 @@ class LocalServer:
         except BaseException:
             self.gone(connection)
             raise
+
+    def _refusal(self) -> TilewrightError | None:
+        """Why there is no room for another connection. Lock held."""
+        if self._draining:
+            return UnavailableError("the server is shutting down", rule="draining", fix="use another server")
+        if len(self._open) >= self._limit:
+            return _too_many(f"no more than {self._limit} local connections may be open")
+        return None
 
 
 def _too_many(reason: str) -> ResourceExhaustedError:

@@ -81,10 +81,7 @@ def house(tmp_path: Path) -> Iterator[House]:
 def test_another_user_is_told_so_and_let_go(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "peer_uid", lambda _: os.geteuid() + 4711)
     with Wire(str(house.server.path)) as wire:
-        reply = wire.receive()
-        assert reply is not None
-        assert reply.kind == 0x80 | HELLO
-        error = expect(reply, "permission_denied", "peer_user")
+        error = expect(wire.ask(HELLO, 1, house.session.token), "permission_denied", "peer_user")
         assert "4711" not in str(error)
         assert wire.is_closed()
     monkeypatch.setattr(listener, "peer_uid", lambda _: 0)
