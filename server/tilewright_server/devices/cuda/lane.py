@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["Lane", "Prepared"]
 
 _LEAST_COUNTERS = 64 << 10
-_SLICE = 16
-"""Repeats of a program of several stages between two waits, each with events of its own."""
 
 
 class Prepared:
@@ -154,28 +152,35 @@ class Lane:
         return round(float(self.driver.check(answer)) * 1e6)
 
     def timed(self, bound: BoundLaunch, repeat: int) -> tuple[int, ...]:
-        """Launch ``repeat`` times, wait, and return the time of each stage in nanoseconds, summed over the repeats."""
-        count = bound.count
-        if count == 1:  # nothing between the launches: small kernels follow each other closely
-            self.record(0)
-            for _ in range(repeat):
-                bound.launch_stage(0)
-            self.record(1)
-            self.wait(1)
-            return (self.elapsed_ns(0, 1),)
-        total = [0] * count
-        for first in range(0, repeat, _SLICE):
-            place = 0
-            self.record(0)
-            for _ in range(min(_SLICE, repeat - first)):
-                for stage in range(count):
-                    bound.launch_stage(stage)
-                    place += 1
-                    self.record(place)
-            self.wait(place)
-            for end in range(1, place + 1):
-                total[(end - 1) % count] += self.elapsed_ns(end - 1, end)
-        return tuple(total)
+        """Launch ``repeat`` times, wait, and return the time of each stage in nanoseconds, summed over the repeats.
+
+        Events between stages keep them apart, which costs small kernels more than they take. So of many repeats one is
+        measured stage by stage, and the others, which follow each other as closely as they can, say how long it all
+        takes.
+        """
+        if bound.count == 1:
+            return (self._together(bound, repeat),)
+        stages = self._apart(bound)
+        if repeat == 1:
+            return stages
+        scale = self._together(bound, repeat - 1) * repeat / ((repeat - 1) * max(1, sum(stages)))
+        return tuple(round(stage * scale) for stage in stages)
+
+    def _together(self, bound: BoundLaunch, repeat: int) -> int:
+        self.record(0)
+        for _ in range(repeat):
+            bound.launch()
+        self.record(1)
+        self.wait(1)
+        return self.elapsed_ns(0, 1)
+
+    def _apart(self, bound: BoundLaunch) -> tuple[int, ...]:
+        self.record(0)
+        for stage in range(bound.count):
+            bound.launch_stage(stage)
+            self.record(stage + 1)
+        self.wait(bound.count)
+        return tuple(self.elapsed_ns(stage, stage + 1) for stage in range(bound.count))
 
     def close(self) -> None:
         """Give everything back behind what is under way, which is not waited for. Idempotent."""

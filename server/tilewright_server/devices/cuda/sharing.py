@@ -217,6 +217,17 @@ class Importer:
         if int(check(api.cuPointerGetAttribute(ordinal, address))) != self._ordinal:
             raise _other_device()
 
+    def _range(self, address: int) -> tuple[int, int]:
+        """Base and size of the allocation at an address that was mapped."""
+        driver, api = self._driver, self._driver.api
+        answer = api.cuMemGetAddressRange(address)
+        if not answer[0]:
+            return int(answer[1]), int(answer[2])
+        attribute = api.CUpointer_attribute  # older drivers tell the ranges of pools only so
+        start = driver.check(api.cuPointerGetAttribute(attribute.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address))
+        size = driver.check(api.cuPointerGetAttribute(attribute.CU_POINTER_ATTRIBUTE_RANGE_SIZE, address))
+        return int(start), int(size)
+
     def _open_legacy(self, handle: MemoryHandle) -> Mapping:
         driver, api = self._driver, self._driver.api
         name = api.CUipcMemHandle()
@@ -232,11 +243,11 @@ class Importer:
 
         try:
             self._require_device(opened)
-            base, size = driver.check(api.cuMemGetAddressRange(opened))
+            base, size = self._range(opened)
         except TilewrightError:
             unmap()
             raise
-        return Mapping((handle.kind, handle.data), int(base), int(size), unmap)
+        return Mapping((handle.kind, handle.data), base, size, unmap)
 
     def _open_pooled(self, handle: MemoryHandle) -> Mapping:
         driver, api = self._driver, self._driver.api
@@ -270,11 +281,11 @@ class Importer:
 
         try:
             self._require_device(opened)
-            base, size = driver.check(api.cuMemGetAddressRange(opened))
+            base, size = self._range(opened)
         except TilewrightError:
             unmap()
             raise
-        return Mapping((handle.kind, handle.data), int(base), int(size), unmap)
+        return Mapping((handle.kind, handle.data), base, size, unmap)
 
     def _open_fd(self, handle: MemoryHandle) -> Mapping:
         """Only the part that is asked for, from the beginning: the driver does not tell the size of an allocation, but
