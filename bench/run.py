@@ -7,7 +7,8 @@
 Every suite runs in a process of its own, with the environment in which NumPy and PyTorch are at their best
 (OPENBLAS_CORETYPE and its kin unset, thread counts stated), and compares only within that process, in turns. Leave the
 machine alone meanwhile: whatever else runs on one of two cores halves what a team of two can do. `selection` builds
-some hundred kernels and takes a quarter of an hour.
+some hundred kernels and takes a quarter of an hour. `cuda` runs only when it is named: it needs an NVIDIA
+GPU, and PyTorch built for it.
 `--output NAME` writes NAME.json and NAME.md, with date, hardware and versions; the tables are printed in any case.
 """
 
@@ -26,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import timing
 
 HERE = Path(__file__).resolve().parent
-SUITES = {"gemm": True, "selection": True, "build": False, "service": False}
+SUITES = {"gemm": True, "selection": True, "build": False, "service": False, "cuda": False}
 """Suites, and whether they are run once for each number of threads."""
 
 
@@ -87,7 +88,7 @@ def main() -> int:
     threads = options.threads or sorted({1, machine["cores"]})
     tables: list[dict[str, Any]] = []
     failed = False
-    for name in options.suite or SUITES:
+    for name in options.suite or (name for name in SUITES if name != "cuda"):
         for count in threads if SUITES[name] else threads[-1:]:
             found = run_suite(name, count, options.quick)
             failed |= any(not table["columns"] for table in found)
