@@ -81,6 +81,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuCtxPushCurrent_v2": (c_void_p,),
     "cuCtxPopCurrent_v2": (POINTER(c_void_p),),
     "cuCtxSynchronize": (),
+    "cuPointerGetAttribute": (POINTER(c_uint64), c_int, c_uint64),
     "cuPointerGetAttributes": (c_uint, POINTER(c_int), POINTER(c_void_p), c_uint64),
     "cuIpcGetMemHandle": (POINTER(_Handle), c_uint64),
     "cuIpcOpenMemHandle_v2": (POINTER(c_uint64), _Handle, c_uint),
@@ -222,6 +223,12 @@ class Driver:
             mapped, length, block = self._mapping(address)
             base, size = (mapped, length) if length else (base, size)
         return Pointer(ordinal, base, size, (identity, block), bool(legacy), pool, bool(handles & _POSIX_DESCRIPTOR))
+
+    def identity(self, address: int) -> int:
+        """What tells the allocation at an address from others that were there before; 0 if there is none now."""
+        value = c_uint64()
+        function = self._functions.get("cuPointerGetAttribute") or self._function("cuPointerGetAttribute")
+        return 0 if function(byref(value), _BUFFER_ID, address) else value.value
 
     def _mapping(self, address: int) -> tuple[int, int, int]:
         try:

@@ -23,7 +23,7 @@ from tilewright.steps import Flow, Rpc, Work
 from tilewright.streams import stream_handle
 from tilewright_proto.v1 import memory_pb2, tensor_pb2
 
-__all__ = ["DeviceArray", "device_empty", "empty_like"]
+__all__ = ["DeviceArray", "by_library", "device_empty", "empty_like"]
 
 _TORCH_NAMES = {
     DTYPES["fp32"]: "float32",
@@ -207,7 +207,7 @@ def _allocate(core: Core, session: Session, device: str, ordinal: int, spec: Spe
 
 def empty_like(core: Core, session: Session, like: DeviceTensor, spec: Spec) -> Flow[Any]:
     """A fresh contiguous array beside ``like``: by the library that made it, or a ``DeviceArray``."""
-    made = _by_library(like, spec)
+    made = by_library(like, spec)
     if made is not None:
         return made
     device = session.gpus.get(driver().uuid(like.ordinal).hex())
@@ -215,7 +215,8 @@ def empty_like(core: Core, session: Session, like: DeviceTensor, spec: Spec) -> 
     return (yield from _allocate(core, session, name, like.ordinal, spec, like.stream))
 
 
-def _by_library(like: DeviceTensor, spec: Spec) -> Any:
+def by_library(like: DeviceTensor, spec: Spec) -> Any:
+    """A fresh contiguous array beside ``like`` by the library that made it; ``None`` if that cannot."""
     module: Any = sys.modules.get(like.library) if like.library else None
     if like.library == "torch" and module is not None:
         dtype = getattr(module, _TORCH_NAMES[spec.dtype])

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
@@ -31,6 +32,8 @@ _TORCH_DTYPES = {
     "torch.int8": DTYPES["int8"],
     "torch.int32": DTYPES["int32"],
 }
+_seen_dtypes: dict[Any, np.dtype[Any]] = {}
+"""PyTorch's own objects for these, as they come along: their names are slow to make."""
 _ALIGNED = 16
 """Bytes: what kernels take for granted unless they are told otherwise."""
 
@@ -38,7 +41,18 @@ _ALIGNED = 16
 class DeviceTensor:
     """A tensor in device memory, as it was given."""
 
-    __slots__ = ("address", "library", "location", "ordinal", "owner", "read_only", "spec", "stream", "value")
+    __slots__ = (
+        "address",
+        "exported",
+        "library",
+        "location",
+        "ordinal",
+        "owner",
+        "read_only",
+        "spec",
+        "stream",
+        "value",
+    )
 
     def __init__(
         self,
@@ -68,6 +82,8 @@ class DeviceTensor:
         """Who made it, if that can make more: ``torch``, ``cupy``, or nothing."""
         self.location = location
         """Where it is on the server, if it is the server's memory."""
+        self.exported: Any = None
+        """The allocation that it is in, once the server knows that."""
 
 
 def recognise(value: Any, field: str) -> DeviceTensor | None:
@@ -164,9 +180,12 @@ def _of_torch(torch: Any, tensor: Any, field: str) -> DeviceTensor:
             rule="tensor_layout",
             fix="pass tensor.to_dense().resolve_neg()",
         )
-    dtype = _TORCH_DTYPES.get(str(tensor.dtype))
+    dtype = _seen_dtypes.get(tensor.dtype)
     if dtype is None:
-        raise _bad_dtype(str(tensor.dtype), field)
+        dtype = _TORCH_DTYPES.get(str(tensor.dtype))
+        if dtype is None:
+            raise _bad_dtype(str(tensor.dtype), field)
+        _seen_dtypes[tensor.dtype] = dtype
     ordinal = place.index
     spec = _spec(tuple(tensor.shape), dtype, tensor.stride(), field)
     return DeviceTensor(tensor, tensor.data_ptr(), ordinal, spec, current_stream("torch", ordinal), library="torch")
@@ -295,6 +314,11 @@ def _bad_dtype(name: str, field: str) -> InvalidArgumentError:
 
 def _spec(shape: tuple[int, ...], dtype: np.dtype[Any], strides: Sequence[int] | None, field: str) -> Spec:
     """The description of a layout in elements, as of a NumPy array: strides of dimensions of size one never matter."""
+    return _checked_spec(shape, dtype, None if strides is None else tuple(strides), field)
+
+
+@functools.lru_cache(4096)
+def _checked_spec(shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...] | None, field: str) -> Spec:
     element_type(dtype, field)
     if len(shape) > MAX_RANK:
         raise InvalidArgumentError(

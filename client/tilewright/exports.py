@@ -23,9 +23,13 @@ __all__ = ["Exported", "device_for", "device_of", "device_region", "forget_expor
 class Exported(NamedTuple):
     """An allocation that the server knows."""
 
+    key: tuple[int, int]
+    """Base and size."""
     identity: tuple[int, int]
     region: int
-    device: str
+    ordinal: int
+    simple: bool
+    """Whether one call of the driver tells that it still lives."""
 
 
 def device_of(session: Session, ordinal: int, field: str) -> str:
@@ -68,6 +72,7 @@ def device_region(core: Core, session: Session, tensor: DeviceTensor, field: str
     known = session.exports.get(key)
     if known is not None:
         if known.identity == place.identity:
+            tensor.exported = known
             return known.region, offset
         _forget(core, session, key)
     if not session.shared_memory:
@@ -77,10 +82,11 @@ def device_region(core: Core, session: Session, tensor: DeviceTensor, field: str
             rule="device_memory_local",
             fix="connect to a server on this machine over its Unix socket, or pass NumPy arrays",
         )
-    device = device_of(session, place.ordinal, field)
+    device_of(session, place.ordinal, field)
     yield Work(lambda: _sweep(core, session, cuda))
     region = yield from _register(core, session, cuda, tensor, place, field)
-    winner = session.exports.setdefault(key, Exported(place.identity, region, device))
+    made = Exported(key, place.identity, region, place.ordinal, place.legacy)
+    winner = tensor.exported = session.exports.setdefault(key, made)
     if winner.region != region:  # another thread was first
         core.release_region(session, region)
     return winner.region, offset

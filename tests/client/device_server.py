@@ -83,7 +83,9 @@ class DeviceServer(fake_server.Servicer):
 
     def Plan(self, request: D.PlanRequest, context: Any) -> D.PlanReply:
         self.planned.append(D.PlanRequest.FromString(request.SerializeToString()))
-        return super().Plan(request, context)
+        reply = super().Plan(request, context)
+        reply.report.device = request.selection.device or "cuda:0"
+        return reply
 
     def Bind(self, request: D.BindRequest, context: Any) -> D.BindReply:
         self.bound.append(request)

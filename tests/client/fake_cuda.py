@@ -124,6 +124,12 @@ class FakeCuda:
     def _cuCtxSynchronize(self) -> None:
         assert self.current[-1], "no context is current"
 
+    def _cuPointerGetAttribute(self, value: Any, wanted: int, address: int) -> int:
+        found = self.find(address)
+        assert wanted == 7
+        value[0] = found.identity if found is not None else 0
+        return 0 if found is not None else 1
+
     def _cuPointerGetAttributes(self, count: int, wanted: Any, places: Any, address: int) -> None:
         found = self.find(address)
         self.log.append(("attributes", address))
