@@ -230,7 +230,7 @@ def test_only_unusual_promises_describe_a_problem() -> None:
     usual, other = problem_of(8, 8, 8), problem_of(8, 8, 8, alignment=2, fast_accumulation=True)
     assert not {"alignment", "fast_accumulation"} & set(usual.describe())
     assert other.describe()["alignment"] == 2 and other.describe()["fast_accumulation"] is True
-    assert usual != other and problem_of(8, 8, 8, alignment=16) == usual
+    assert usual != other and problem_of(8, 8, 8, alignment=16) == problem_of(8, 8, 8, alignment=128) == usual
 
 
 def test_every_kernel_is_explained(hopper: DeviceInfo) -> None:

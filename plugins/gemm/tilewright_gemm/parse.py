@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilewright_gemm.attributes import Attributes, read_attributes, refuse
+from tilewright_gemm.attributes import DEFAULT_ALIGNMENT, Attributes, read_attributes, refuse
 from tilewright_gemm.operands import Group, read_groups
 from tilewright_gemm.packing import PackedFormat
 from tilewright_gemm.problem import GemmProblem, Product, View
@@ -76,7 +76,8 @@ def parse_gemm(request: OperationRequest) -> GemmProblem:
         scale_a=scale_a,
         scale_b=scale_b,
         split_k=attributes.split_k,
-        alignment=attributes.alignment,
+        # No kernel asks for more, so promises beyond that do not make other problems.
+        alignment=min(attributes.alignment, DEFAULT_ALIGNMENT),
         fast_accumulation=attributes.fast_accumulation,
     )
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from tilewright_kit.config import KernelConfig
+from tilewright_kit.declare import KernelSet
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.errors import InvalidArgumentError, NotFoundError
 from tilewright_kit.operation import Operation
@@ -33,9 +34,10 @@ def choose_configs(
     """Kernels that can compute the problem, the model's favourites first, none twice.
 
     ``wanted`` is ``candidates`` (what the operation proposes), ``all`` (those and every algorithm of its kernel sets),
-    the name of a kernel set, or a file of configurations (JSON lines, or one list). Algorithms of sets and files take
-    the problem's element types, layout and epilogue. ``pattern`` is a shell pattern over names; ``limit`` keeps the
-    first. Raises ``NotFoundError`` for an unknown set, ``InvalidArgumentError`` for a damaged file.
+    the name of a kernel set or of a space for tuning (``spaces``), or a file of configurations (JSON lines, or one
+    list). Algorithms of sets and files take the problem's element types, layout and epilogue. ``pattern`` is a shell
+    pattern over names; ``limit`` keeps the first. Raises ``NotFoundError`` for an unknown set,
+    ``InvalidArgumentError`` for a damaged file.
     """
     candidates: list[KernelConfig] = list(operation.candidates(problem, device))
     pool: dict[KernelConfig, None] = {}
@@ -67,10 +69,15 @@ def _signatures(candidates: Sequence[KernelConfig]) -> list[dict[str, Any]]:
 
 
 def _declared(operation: Operation[Any, Any], device: DeviceInfo, wanted: str) -> Iterator[KernelConfig]:
+    spaces: Mapping[str, KernelSet[Any]] = getattr(operation, "spaces", {})
     if wanted == "all":
         names: Iterable[str] = operation.kernel_sets
     elif wanted in operation.kernel_sets:
         names = (wanted,)
+    elif wanted in spaces:
+        # Whole spaces are too large to be remembered.
+        yield from spaces[wanted].iterate(device.arch, operation.rules)
+        return
     elif Path(wanted).is_file():
         yield from _from_file(operation, Path(wanted))
         return
@@ -80,7 +87,8 @@ def _declared(operation: Operation[Any, Any], device: DeviceInfo, wanted: str) -
             field="configs",
             value=wanted,
             rule="kernel_set_name",
-            fix="use candidates, all, a file of configurations, or one of " + ", ".join(operation.kernel_sets),
+            fix="use candidates, all, a file of configurations, or one of "
+            + ", ".join([*operation.kernel_sets, *spaces]),
         )
     for name in names:
         yield from operation.kernel_sets[name].expand(device.arch, operation.rules)
