@@ -354,6 +354,29 @@ R cuMemMap(Ptr p, size_t n, size_t offset, Alloc* a, unsigned long long f) {
 R cuMemSetAccess(Ptr p, size_t n, const int* d, size_t count) { ENTER; if (count != 1 || d[0] != 1 || d[1] || d[2] != 3) return INVALID_VALUE; return mprotect((void*)p, n, PROT_READ | PROT_WRITE) ? INVALID_VALUE : OK; }
 R cuMemUnmap(Ptr p, size_t n) { ENTER; Range* r = find(p); if (!r || r->size != n || r->kind != MAPPED) return INVALID_VALUE; drop(p); return mmap((void*)p, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED; }
 
+// A binary's section by name, and the size of a kernel's parameter as the compiler noted it (EIATTR_KPARAM_INFO).
+static const char* section(const char* image, const char* name, size_t* size) {
+  const char* heads = image + *(uint64_t*)(image + 40);
+  const unsigned each = *(uint16_t*)(image + 58), count = *(uint16_t*)(image + 60), strings = *(uint16_t*)(image + 62);
+  const char* names = image + *(uint64_t*)(heads + strings * each + 24);
+  for (unsigned i = 0; i < count; i++) {
+    const char* head = heads + i * each;
+    if (!strcmp(names + *(uint32_t*)head, name)) { *size = *(uint64_t*)(head + 32); return image + *(uint64_t*)(head + 24); }
+  }
+  return 0;
+}
+static size_t param_bytes(const char* image, const char* kernel) {
+  char name[512];
+  size_t size = 0;
+  snprintf(name, sizeof name, ".nv.info.%s", kernel);
+  const unsigned char* at = (const unsigned char*)section(image, name, &size);
+  for (const unsigned char* end = at + size; at && at < end; at += at[0] == 4 ? 4 + (at[2] | at[3] << 8) : 4)
+    if (at[0] == 4 && at[1] == 0x17) return *(uint32_t*)(at + 12) >> 18;
+  return 0;
+}
+// Kernels that this file does not know take arguments, and do nothing.
+static int k_nothing(const void* p, const Shape* s) { (void)p, (void)s; return 0; }
+
 typedef struct { char* image; size_t size; } Module;
 R cuModuleLoadData(Module** m, const char* image) {
   ENTER;
@@ -366,18 +389,22 @@ R cuModuleLoadData(Module** m, const char* image) {
 R cuModuleUnload(Module* m) { ENTER; for (Stream* s = streams; s; s = s->next) if (s->head) { fprintf(stderr, "sim: a module was unloaded under way\n"); abort(); } free(m->image); free(m); return OK; }
 R cuModuleGetFunction(Func** f, Module* m, const char* name) {
   ENTER;
-  char section[80];
-  snprintf(section, sizeof section, ".text.%s", name);
-  if (!memmem(m->image, m->size, section, strlen(section) + 1)) return NOT_FOUND;
+  char text[512];
+  size_t size;
+  snprintf(text, sizeof text, ".text.%s", name);
+  if (!section(m->image, text, &size)) return NOT_FOUND;
+  Kernel* k = calloc(1, sizeof *k);
+  *k = (Kernel){"", param_bytes(m->image, name), k_nothing};
   for (unsigned i = 0; i < sizeof kernels / sizeof *kernels; i++) if (!strcmp(kernels[i].name, name)) {
-    *f = calloc(1, sizeof **f);
-    (*f)->kernel = &kernels[i], (*f)->shared_max = 49152;
-    snprintf((*f)->name, sizeof (*f)->name, "%s", name);
-    return OK;
+    if (kernels[i].params != k->params) { fprintf(stderr, "sim: parameters of %s\n", name); abort(); }
+    *k = kernels[i];
   }
-  return NOT_FOUND;
+  *f = calloc(1, sizeof **f);
+  (*f)->kernel = k, (*f)->shared_max = 49152;
+  snprintf((*f)->name, sizeof (*f)->name, "%s", name);
+  return OK;
 }
-R cuFuncGetParamInfo(Func* f, size_t i, size_t* offset, size_t* size) { ENTER; if (i) return INVALID_VALUE; *offset = 0, *size = f->kernel->params; return OK; }
+R cuFuncGetParamInfo(Func* f, size_t i, size_t* offset, size_t* size) { ENTER; if (i) return INVALID_VALUE; *offset = f->kernel->params % 64 ? 0 : 48, *size = f->kernel->params; return OK; }
 R cuFuncSetAttribute(Func* f, int a, int v) { ENTER; if (a == 8) { if (v > SHARED_MAX) return INVALID_VALUE; f->shared_max = v; } else if (a != 14) return INVALID_VALUE; return OK; }
 
 typedef struct { int id, pad; union { unsigned dim[3]; int flag; char bytes[64]; } value; } Attribute;
