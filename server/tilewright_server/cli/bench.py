@@ -127,6 +127,7 @@ def _setup(cache_dir: Path | None, database: Path | None, workers: int, modules:
         compiler=found.compiler,
         cpu_arch=found.cpu_arch,
         cpu_threads=found.cpu_threads,
+        cpu_isolated=found.cpu_isolated,
         build_workers=workers or found.build_workers,
         build_timeout_s=found.build_timeout_s,
     )

@@ -28,6 +28,7 @@ class Setup:
     compiler: str = ""
     cpu_arch: str = ""
     cpu_threads: int = 0
+    cpu_isolated: bool = False
     build_workers: int = 0
     build_timeout_s: float = 120.0
 
@@ -57,6 +58,7 @@ class Setup:
             compiler=self.compiler,
             cpu_arch=self.cpu_arch,
             cpu_threads=self.cpu_threads,
+            cpu_isolated=self.cpu_isolated,
             build_workers=self.build_workers,
             build_timeout_s=self.build_timeout_s,
         )
