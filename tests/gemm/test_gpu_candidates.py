@@ -11,7 +11,7 @@ import tilewright_arch
 from tilewright_gemm.candidates import with_signature
 from tilewright_gemm.config import GemmConfig
 from tilewright_gemm.packing import PackedFormat
-from tilewright_gemm.plugin import GemmOperation
+from tilewright_gemm.plugin import GemmOperation, PackBOperation
 from tilewright_gemm.problem import GemmProblem
 from tilewright_gemm.words import Epilogue, Reduction
 from tilewright_kit.check_plugin import device_of
@@ -198,6 +198,15 @@ def test_a_packed_b_is_refused_with_the_reason(hopper: DeviceInfo) -> None:
     with pytest.raises(UnsupportedError) as caught:
         best(problem, hopper)
     assert caught.value.rule == "packing" and "plain B" in str(caught.value)
+
+
+def test_packing_is_refused_with_the_reason(hopper: DeviceInfo) -> None:
+    pack_b = PackBOperation()
+    problem = pack_b.parse(OperationRequest("gemm_pack_b", {"b": of("bf16", (96, 64))}))
+    with pytest.raises(UnsupportedError) as caught:
+        Selector().select(pack_b, problem, hopper)
+    assert caught.value.rule == "packing" and "plain B" in str(caught.value)
+    assert pack_b.refusal(problem, device_of(tilewright_arch.load("x86-64-v3"))) is None
 
 
 def test_groups_share_one_launch(hopper: DeviceInfo) -> None:

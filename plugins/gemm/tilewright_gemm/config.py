@@ -85,7 +85,9 @@ class GemmConfig(KernelConfig):
     scale_a: ScaleA = suffix("scaleA", ScaleA.NONE)
     scale_b: ScaleB = suffix("scaleB", ScaleB.NONE)
     split_k: int = suffix("splitk", 1)
-    """Slices of K: above 1 partial sums go to the workspace and a second stage adds them in a fixed order."""
+    """Slices of K: above 1 partial sums go to the workspace and are added in a fixed order (a CPU's by a second
+    stage).
+    """
     batched: bool = suffix("batched", False)
     grouped: bool = suffix("grouped", False)
     reduction: Reduction = suffix("streamk", Reduction.NONE)

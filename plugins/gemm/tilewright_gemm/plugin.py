@@ -95,6 +95,13 @@ class PackBOperation:
     def candidates(self, problem: PackBProblem, device: DeviceInfo) -> Sequence[PackBConfig]:
         return pack_b_candidates(problem, device)
 
+    def refusal(self, problem: PackBProblem, device: DeviceInfo) -> Violation | None:
+        """Why there is nothing that packs for a device of this kind."""
+        if device.arch.kind == "cpu":
+            return None
+        reason = f"kernels of {device.arch.id} read a plain B as fast: there is nothing to gain by packing it"
+        return Violation("packing", "b", str(problem.layout[1]), reason)
+
     def mismatches(self, problem: PackBProblem, config: PackBConfig, device: DeviceInfo) -> Sequence[Violation]:
         return pack_b_mismatches(problem, config, device)
 

@@ -183,7 +183,12 @@ class Selector:
 
 
 def _why_none(operation: Operation[Any, Any], problem: Problem, device: DeviceInfo) -> tuple[Violation, ...]:
-    """The reasons why kernels of the default set refuse the problem, each once, the most frequent first."""
+    """The reasons why kernels of the default set refuse the problem, each once, the most frequent first; or what the
+    operation itself says if it has a method ``refusal(problem, device)`` and that gives a violation.
+    """
+    refusal = getattr(operation, "refusal", None)
+    if refusal is not None and (violation := refusal(problem, device)) is not None:
+        return (violation,)
     kernels = operation.kernel_sets.get("default")
     if kernels is None:
         return ()
