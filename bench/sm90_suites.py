@@ -169,6 +169,12 @@ def decode_candidates(base: Config) -> list[Experiment]:
     out = timed([replace(base, tile=t, split_k=s) for t, s in tiles], DECODE_16)
     first = replace(base, tile=(16, 64, 2 * k), split_k=2)
     out += [Experiment(first, DECODE_16, time=True, dependent=True)]
+    shared = replace(base, tile=(16, 64, 2 * k), stages=5)  # two workgroups of a launch share a multiprocessor
+    out += timed([replace(shared, split_k=s) for s in (2, 3, 4)], DECODE_16)
+    out += [Experiment(replace(shared, split_k=4), DECODE_16, time=True, dependent=True)]
+    out += [Experiment(replace(shared, split_k=2), DECODE_16, time=True, dependent=True)]
+    both = replace(base, tile=(64, 64, k), stages=6)
+    out += timed([replace(both, split_k=2), replace(both, split_k=2, cluster=(1, 2)), both], DECODE_64)
     rows = replace(base, swap=False, epilogue="default")  # no split-K: 32 columns each
     out += timed([replace(rows, tile=(64, 32, k)), replace(rows, tile=(64, 32, 2 * k))], DECODE_16)
     out += [Experiment(replace(rows, tile=(64, 32, 2 * k)), DECODE_16, time=True, dependent=True)]

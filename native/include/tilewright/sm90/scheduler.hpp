@@ -13,7 +13,11 @@ namespace tw::sm90 {
 // the way to the first copy and between tiles.
 TW_SM90 int quotient(int a, int b) {
   float inverse;
+#if defined(__CUDA_ARCH__)
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"((float)b));
+#else
+  inverse = 1.0f / (float)b;
+#endif
   int q = (int)((float)a * inverse);         // off by at most 2^-21 of itself
   q += (int)((float)(a - q * b) * inverse);  // off by at most one
   const int rest = a - q * b;
