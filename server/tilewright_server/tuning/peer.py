@@ -68,7 +68,7 @@ def _time(
     timed = _on_host(calls) if place == "cpu" or options.timer == "host" else _on_cuda(torch, calls)
     if place != "cpu":
         torch.cuda.synchronize(place)
-    return measure(timed, options)
+    return measure(timed, options, turns=copies)
 
 
 def _tensor(torch: Any, array: npt.NDArray[Any], place: str) -> Any:
@@ -110,14 +110,37 @@ def _on_host(calls: list[Callable[[], object]]) -> Callable[[int], float]:
 
 def _on_cuda(torch: Any, calls: list[Callable[[], object]]) -> Callable[[int], float]:
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    replay = _graph(torch, calls)
 
     def run(repeat: int) -> float:
         begin.record()
         for _ in range(repeat):
-            for call in calls:
-                call()
+            replay()
         end.record()
         end.synchronize()
         return float(begin.elapsed_time(end)) * 1e6 / (repeat * len(calls))
 
     return run
+
+
+def _graph(torch: Any, calls: list[Callable[[], object]]) -> Callable[[], object]:
+    """All calls as one CUDA graph, so that small kernels do not wait for Python; one after the other if they cannot be
+    captured."""
+
+    def plainly() -> None:
+        for call in calls:
+            call()
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):  # libraries make their workspaces at the first call, which cannot be captured
+        plainly()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, stream=side):
+            plainly()
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return plainly
+    replay: Callable[[], object] = graph.replay
+    return replay

@@ -206,7 +206,11 @@ class Stand:
         if not plan.stages:
             return Timing(1.0, 1.0, 1.0, 1)
         return measure(
-            lambda repeat: self._run(program, self.copies, repeat), options, limit_ns=limit_ns, before=before
+            lambda repeat: self._run(program, self.copies, repeat),
+            options,
+            limit_ns=limit_ns,
+            before=before,
+            turns=self.copies,
         )
 
     def _check(self, program: Program, plan: ExecutionPlan) -> Verdict:

@@ -73,8 +73,9 @@ def measure(
     *,
     limit_ns: float = 0.0,
     before: Callable[[], None] | None = None,
+    turns: int = 1,
 ) -> Timing:
-    """Time ``run(repeat)``, which returns the nanoseconds of one run on average over ``repeat``.
+    """Time ``run(repeat)``, which makes ``turns`` runs ``repeat`` times and returns the nanoseconds of one of them.
 
     ``before`` is called ahead of every sample, which then is one run. A kernel whose first samples are all above
     ``limit_ns`` (if that is not zero) is given up.
@@ -85,7 +86,10 @@ def measure(
         once = min(once, run(1))
         if time.monotonic() > end:
             break
-    repeat = 1 if before is not None else min(MOST_REPEATS, max(1, round(MIN_SAMPLE_NS / max(once, 1.0))))
+    # Of a program of several launches GPUs time the first repeat launch by launch, and only the others as they run.
+    least = 1 if turns == 1 else 2
+    repeat = 1 if before is not None else max(least, round(MIN_SAMPLE_NS / max(once * turns, 1.0)))
+    repeat = min(MOST_REPEATS, repeat)
     samples: list[float] = []
     cut = False
     while len(samples) < max(1, options.repeat):
