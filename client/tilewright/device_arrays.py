@@ -15,13 +15,14 @@ from tilewright import dlpack
 from tilewright.dtypes import DTYPES, element_type
 from tilewright.errors import InvalidArgumentError, UnsupportedError
 from tilewright.layout import MAX_RANK, Spec, contiguous_strides
+from tilewright.resident import PackedTensor, ResidentTensor
 from tilewright.streams import current_stream
 from tilewright_proto.v1 import tensor_pb2
 
 __all__ = ["UNKNOWN", "DeviceTensor", "alignment", "all_recognised", "recognise", "recognise_output"]
 
 UNKNOWN = -1
-_HOST = frozenset({np.ndarray, float, int, bool, list, tuple, type(None), Spec})
+_HOST = frozenset({np.ndarray, float, int, bool, list, tuple, type(None), Spec, ResidentTensor, PackedTensor})
 """Types that are no device arrays, for a quick answer."""
 _TORCH_DTYPES = {
     "torch.float32": DTYPES["fp32"],

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.core import Core
-from tilewright.device_arrays import alignment, all_recognised, recognise_output
+from tilewright.device_arrays import alignment, all_recognised, recognise, recognise_output
 from tilewright.dispatch import BuildPolicy, run
 from tilewright.dtypes import DTypeLike, dtype_name
 from tilewright.errors import InvalidArgumentError, UnsupportedError
@@ -55,8 +55,8 @@ def attributes(
     split_k: int | None = None,
     tensors: Iterable[Any] = (),
 ) -> dict[str, Any]:
-    """The operation's attributes. Raises ``InvalidArgumentError`` for words that are none. ``tensors`` are the operands
-    that there are: kernels must know if some lie at odd addresses of a device.
+    """The operation's attributes. Raises ``InvalidArgumentError`` for words that are none. ``tensors`` are the matrices
+    of the product: kernels must know if some lie at odd addresses of a device.
     """
     found: dict[str, Any] = {}
     if (least := alignment(tensors)) is not None:
@@ -117,7 +117,7 @@ def operands(
     """Inputs by the operation's names."""
     if isinstance(d, (np.ndarray, ResidentTensor)) or hasattr(d, "__dlpack__"):
         raise InvalidArgumentError("d is a list of tensors", field="d", rule="operand_list", fix="pass d=[tensor]")
-    found = {f"a{group}": _readable(a), f"b{group}": _readable(b)}
+    found = {f"a{group}": _readable(a, f"a{group}"), f"b{group}": _readable(b, f"b{group}")}
     for name, value in (("bias", bias), ("c", c)):
         if value is not None:
             found[f"{name}{group}"] = value
@@ -130,8 +130,12 @@ def operands(
     return all_recognised(found)
 
 
-def _readable(matrix: Operand) -> Operand:
+def _readable(matrix: Operand, field: str) -> Operand:
     """The matrix, or a contiguous copy if its elements are adjacent along neither dimension: no kernel reads that."""
+    if (tensor := recognise(matrix, field)) is not None:
+        apart = tensor.spec.strides is not None and 1 not in tensor.spec.strides[-2:]
+        # A copy by the library that made it, in the order of its stream.
+        return matrix.contiguous() if apart and tensor.library == "torch" else tensor
     if not isinstance(matrix, np.ndarray) or matrix.ndim < 2:
         return matrix
     return matrix if _adjacent(matrix, -1) or _adjacent(matrix, -2) else np.ascontiguousarray(matrix)
@@ -146,13 +150,17 @@ def _writable(out: Any) -> Any:
     copied.
     """
     if (tensor := recognise_output(out, "out")) is not None:
-        return tensor
+        apart = tensor.spec.strides is not None and tensor.spec.strides[-1] != 1
+        return Spec(tensor.spec.shape, tensor.spec.dtype) if apart and tensor.library == "torch" else tensor
     if isinstance(out, np.ndarray) and out.ndim >= 2 and out.flags.writeable and not _adjacent(out, -1):
         return Spec.of(out.shape, out.dtype)
     return out
 
 
-def _deliver(core: Core, out: Any, result: Array) -> Array:
+def _deliver(core: Core, out: Any, result: Any) -> Any:
+    if out is not None and result is not out and hasattr(out, "data_ptr"):
+        out.copy_(result)  # PyTorch's, behind the product on the stream
+        return out
     if not isinstance(out, np.ndarray) or result is out:
         return result
     out[...] = result
@@ -183,7 +191,7 @@ def gemm(
     build: BuildPolicy = "wait",
     device: str | None = None,
     timeout: float | None = None,
-) -> Flow[Array]:
+) -> Flow[Any]:
     """``activation(binary(alpha * scale_a * scale_b * (a @ b) + bias, d...))``, in one pass.
 
     ``a`` is ``[..., M, K]``, ``b`` is ``[..., K, N]`` (leading dimensions broadcast) or a ``PackedTensor`` of
@@ -211,7 +219,7 @@ def gemm(
         clamp=clamp,
         out_dtype=out_dtype,
         split_k=split_k,
-        tensors=(*inputs.values(), target),
+        tensors=(inputs["a"], inputs["b"], target),
     )
     results = yield from run(
         core,
@@ -250,7 +258,7 @@ def grouped_gemm(
     build: BuildPolicy = "wait",
     device: str | None = None,
     timeout: float | None = None,
-) -> Flow[list[Array]]:
+) -> Flow[list[Any]]:
     """Products of different sizes in one dispatch: ``[gemm(a[0], b[0]), gemm(a[1], b[1]), ...]``.
 
     Every list has one entry for each group; element types and the kinds of operands are the same in all groups.
@@ -291,7 +299,7 @@ def grouped_gemm(
         clamp=clamp,
         out_dtype=out_dtype,
         split_k=split_k,
-        tensors=(*inputs.values(), *written.values()),
+        tensors=(*(value for name, value in inputs.items() if name[0] in "ab" and name[1] == "["), *written.values()),
     )
     results = yield from run(
         core,
@@ -328,7 +336,7 @@ def pack_b(
     results = yield from run(
         core,
         "gemm_pack_b",
-        {"b": _readable(b)},
+        {"b": _readable(b, "b")},
         None,
         {"m": m_hint, "dtype_a": dtype_name(dtype_a) if dtype_a is not None else None},
         build=build,
@@ -380,7 +388,7 @@ def plan_gemm(
         clamp=clamp,
         out_dtype=out_dtype,
         split_k=split_k,
-        tensors=(*inputs.values(), target),
+        tensors=(inputs["a"], inputs["b"], target),
     )
     state = yield from prepare(
         core,

@@ -16,7 +16,7 @@ from tilewright import steps, wire
 from tilewright.bindings import Binding, bind, can_bind, launcher
 from tilewright.core import Core, Session, check_timeout
 from tilewright.device_arrays import DeviceTensor, recognise
-from tilewright.dispatch import BuildPolicy, held, plan_request, refuse_outputs, selection, spec_of
+from tilewright.dispatch import UNFINISHED, BuildPolicy, held, plan_request, refuse_outputs, selection, spec_of
 from tilewright.errors import InvalidArgumentError, NotFoundError, TilewrightError, UnavailableError, from_detail
 from tilewright.exports import device_for
 from tilewright.lanes import NoLaneError
@@ -248,6 +248,8 @@ class PlanState:
         except TilewrightError as error:
             # It went with its memory, or with the device: the next call finds and binds everything again.
             core.note(error)
+            if isinstance(error, UNFINISHED):
+                core.quarantine(tensors)
             if isinstance(error, (NotFoundError, UnavailableError)):
                 self.bindings.clear()
                 if self.recalls is not None:

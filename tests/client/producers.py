@@ -93,6 +93,13 @@ def torch_like(current: int = 0) -> Any:
         def is_neg(self) -> bool:
             return False
 
+        def contiguous(self) -> Any:
+            module.made.append("contiguous")
+            return type(self)(self.address, self.shape, self.dtype.removeprefix("torch."))
+
+        def copy_(self, source: Any) -> None:
+            module.made.append(("copy", source))
+
     module.Tensor = Tensor
     for name in ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "int32"):
         setattr(module, name, name)

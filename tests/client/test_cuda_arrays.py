@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import service  # type: ignore[import-not-found]
 
 import tilewright as tw
 from tilewright import cuda
+from tilewright_server.cli.private import PrivateServer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.torch]
 
@@ -39,10 +39,9 @@ def torch() -> Any:
 
 
 @pytest.fixture(scope="module")
-def target(torch: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    running = service(tmp_path_factory.mktemp("service")).start()
-    yield running.target
-    running.kill()
+def target(torch: Any) -> Iterator[str]:
+    with PrivateServer(("--device", "cuda:0"), timeout=60.0) as running:
+        yield running
 
 
 @pytest.fixture
@@ -330,7 +329,6 @@ b = torch.randn(16384, 16, device="cuda")
 bound = client.plan_gemm(a, b).bind(a, b, out=torch.empty(16384, 16, device="cuda"))
 bound()
 torch.cuda.synchronize()
-buffer = client.buffer(1 << 30, client.session.devices[0].id)
 sys.stdout.write("ready\\n")
 sys.stdout.flush()
 bound()

@@ -260,6 +260,17 @@ def test_odd_addresses_are_told_to_the_planner(client, server, torch, fake) -> N
     assert server.planned[1].attributes["alignment"].integer == 2
 
 
+def test_layouts_that_no_kernel_takes_are_copied_by_their_library(client, server, torch, fake) -> None:
+    base = fake.allocate(1 << 16)
+    a = torch.Tensor(base, (4, 4), strides=(8, 2))
+    out = torch.Tensor(base + 8192, (4, 4), strides=(1, 4))
+    assert client.gemm(a, torch.Tensor(base, (4, 4), strides=(1, 8)), out=out) is out
+    kinds = [item if isinstance(item, str) else item[0] for item in torch.made]
+    assert kinds == ["contiguous", (4, 4), "copy"]
+    assert list(server.planned[0].inputs[1].spec.strides) == [1, 8]
+    assert list(server.planned[0].inputs[0].spec.strides) == []
+
+
 def test_plans_take_device_arrays_that_lie_as_planned(client, server, torch, fake) -> None:
     a, b, c = operands(torch, fake)
     plan = client.plan_gemm(a, b)
