@@ -432,7 +432,7 @@ R cuTensorMapEncodeTiled(Map* m, int type, unsigned rank, void* p, const uint64_
   (void)l2;
   if (!rank || rank > 5 || (Ptr)p % 16 || inter || fill || type < 0 || type > 9 || swizzle > 3) return INVALID_VALUE;
   for (unsigned i = 0; i < rank; i++) if (!dims[i] || !box[i] || box[i] > 256 || elements[i] != 1 || (i && strides[i - 1] % 16)) return INVALID_VALUE;
-  if (box[0] * bytes[type] % 16) return INVALID_VALUE;
+  if (box[0] * bytes[type] % 16 || (swizzle && box[0] * bytes[type] > 16u << swizzle)) return INVALID_VALUE;
   memset(m, 0, 128);
   m->magic = 0x7473, m->address = (uint64_t)p, m->rank = rank;
   memcpy(m->sizes, dims, rank * 8);
