@@ -74,7 +74,8 @@ def test_the_whole_default_set_compiles(name: str, toolchain: NvrtcToolchain, tm
 
 
 @pytest.mark.slow
-def test_a_sample_of_hoppers_whole_space_compiles(toolchain: NvrtcToolchain, tmp_path: Path) -> None:
+@pytest.mark.parametrize("space", ["tune_hopper", "sweep_hopper"])
+def test_a_sample_of_hoppers_whole_space_compiles(space: str, toolchain: NvrtcToolchain, tmp_path: Path) -> None:
     arch = tilewright_arch.load("sm_90a")
-    configs = list(SPACES["sweep_hopper"].iterate(arch, RULES))
+    configs = list(SPACES[space].iterate(arch, RULES))
     assert not faults(spread(configs, 60), arch, toolchain, tmp_path)

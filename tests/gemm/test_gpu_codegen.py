@@ -112,6 +112,14 @@ def test_the_sweep_holds_what_the_default_set_uses_of_the_ws_pipeline() -> None:
     assert shapes <= spaces
 
 
+def test_the_space_for_a_first_tuning_is_a_part_of_the_whole_one() -> None:
+    arch = tilewright_arch.load("sm_90a")
+
+    few = list(SPACES["tune_hopper"].iterate(arch, RULES))
+    assert 500 < len(few) < 2500 and {config.split_k for config in few} == {1, 2, 4, 8}
+    assert {config.promote for config in few if config.a == "fp16"} == {0}
+
+
 # ---- what the headers compute for themselves ----
 
 

@@ -84,7 +84,7 @@ def test_the_default_set_has_kernels_for_every_type_of_every_arch(arch: ArchSpec
 
 def test_sweeps_cover_the_variants_of_the_generator() -> None:
     assert set(SWEEPS) == {"standard", "preshuffle", "multi_d", "batched", "grouped", "stream_k"}
-    assert set(SPACES) == {"sweep_hopper", *(f"sweep_{name}" for name in SWEEPS)}
+    assert set(SPACES) == {"tune_hopper", "sweep_hopper", *(f"sweep_{name}" for name in SWEEPS)}
     kernels = select_set(tilewright_arch.load("gfx1100"), ["bf16"], ["rrr"], ["standard"])
     assert kernels and {(config.a, config.layout, config.variant) for config in kernels} == {
         ("bf16", "rrr", "standard")

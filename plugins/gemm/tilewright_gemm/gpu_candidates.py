@@ -19,10 +19,13 @@ from tilewright_gemm.problem import GemmProblem
 from tilewright_gemm.words import Epilogue, Reduction
 from tilewright_kit.cost import ceil_div
 from tilewright_kit.device import DeviceInfo
+from tilewright_kit.dtypes import DType
 
 __all__ = ["PORTABLE_TILES", "WS_SHAPES", "Shape", "gpu_algorithms", "portable_shapes", "swapped_shapes", "ws_shapes"]
 
 SIDE = 64
+ROW_BYTES, INSTRUCTION_BYTES = 128, 32
+"""Along k: what a swizzled row of a stage holds, and what one instruction takes."""
 _FEW_ROWS = 128
 """Rows (columns) up to which tiles are cut to size."""
 _LEAST_STEPS = 4
@@ -41,20 +44,18 @@ class Shape(NamedTuple):
     pingpong: bool = False
     swapped: bool = False
     k_rows: int = 1
-    """Rows of the swizzle pattern that tile_k fills."""
+    """Length of tile_k, in ``ROW_BYTES``."""
 
-    def fields(self, arch: ArchSpec, a: str) -> dict[str, Any]:
+    def fields(self, a: DType) -> dict[str, Any]:
         """The fields of a ``ws`` configuration for A of type ``a``."""
         m, n = self.tile
-        row = arch.bulk_copy.swizzle_bytes if arch.bulk_copy else 128
-        size = 1 if a in ("fp8", "bf8", "int8") else 2
-        deep = 32 // size
+        deep = INSTRUCTION_BYTES // a.bytes
         warp = (m // self.wave[0], SIDE, deep) if self.swapped else (SIDE, n // self.wave[1], deep)
         return {
             "pipeline": "ws",
             "scheduler": "pingpong" if self.pingpong else "cooperative",
             "num_wave_groups": 2 if self.pingpong else 1,
-            "tile": (m, n, row // size * self.k_rows),
+            "tile": (m, n, ROW_BYTES // a.bytes * self.k_rows),
             "wave": (*self.wave, 1),
             "warp_tile": warp,
             "cluster": (*self.cluster, 1),
@@ -148,9 +149,9 @@ def _specialised(problem: GemmProblem, device: DeviceInfo, pipeline: str) -> Ite
     stored = not _any_fault(problem, arch, (2,))
     promote = problem.dtype_a in ("fp8", "bf8") and not problem.fast_accumulation
     for shape in ws_shapes(problem, arch):
-        fields = shape.fields(arch, problem.dtype_a.value)
+        fields = shape.fields(problem.dtype_a)
         tile, warp = fields["tile"], fields["warp_tile"]
-        line = (arch.bulk_copy.swizzle_bytes if arch.bulk_copy else 128) // problem.dtype_c.bytes
+        line = ROW_BYTES // problem.dtype_c.bytes
         staged = stored and (shape.swapped or warp[1] % line == 0)
         config = GemmConfig(
             dtype_a=problem.dtype_a,

@@ -6,17 +6,16 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import tilewright_arch
 from tilewright_arch import ArchSpec
 from tilewright_gemm.choices import offered, table_key
 from tilewright_gemm.config import GemmConfig, Triple
 from tilewright_gemm.footprint import stages_of
-from tilewright_gemm.gpu_candidates import PORTABLE_TILES, WS_SHAPES, Shape
+from tilewright_gemm.gpu_candidates import INSTRUCTION_BYTES, PORTABLE_TILES, WS_SHAPES, Shape
 from tilewright_gemm.words import LAYOUTS, Binary, Epilogue, Reduction, ScaleA, ScaleB, Unary
 from tilewright_kit.declare import ANY, Declaration, KernelSet, declare
 from tilewright_kit.dtypes import DType
 
-__all__ = ["CUDA_DEFAULTS", "SWEEP_HOPPER"]
+__all__ = ["CUDA_DEFAULTS", "SWEEP_HOPPER", "TUNE_HOPPER"]
 
 HOPPER = "sm_90*"
 _CUDA = "sm_*"
@@ -31,8 +30,7 @@ _SQUARE = Shape((128, 128), (2, 1), (2, 1))
 def _ws(shape: Shape, **fields: Any) -> Declaration[GemmConfig]:
     """Kernels of one shape; ``dtype_a`` is one type, or a list of types of one size."""
     first = fields.get("dtype_a", DType.FP16)
-    arch = tilewright_arch.load("sm_90a")
-    shaped = shape.fields(arch, (first[0] if isinstance(first, list) else first).value)
+    shaped = shape.fields(first[0] if isinstance(first, list) else first)
     return declare(GemmConfig, **{**shaped, **fields}).on(HOPPER)
 
 
@@ -155,7 +153,7 @@ def _tiles(arch: ArchSpec, partial: Mapping[str, Any]) -> Iterator[Triple]:
 def _warp_tile(partial: Mapping[str, Any]) -> Triple:
     """The instruction that a tile and its waves imply."""
     (m, n, _), wave = partial["tile"], partial["wave"]
-    deep = 32 // DType(partial.get("dtype_a", DType.FP16)).bytes
+    deep = INSTRUCTION_BYTES // DType(partial.get("dtype_a", DType.FP16)).bytes
     return (m // wave[0], 64, deep) if partial.get("transpose_c") else (64, n // wave[1], deep)
 
 
@@ -178,6 +176,34 @@ def _space(**fields: Any) -> Iterator[Declaration[GemmConfig]]:
     for more in ({"dtype_a": DType.FP16}, {"dtype_a": DType.FP8, "promote": [0, 4]}):
         yield declare(GemmConfig, **{**base, **fields, **more}).on(HOPPER)
 
+
+def _good(shapes: Iterable[Shape], **fields: Any) -> Iterator[Declaration[GemmConfig]]:
+    """Shapes for a first look at a device: an hour of measuring rather than a day."""
+    for shape in shapes:
+        for dtype, promote in ((DType.FP16, [0]), (DType.FP8, [0, 4 * shape.k_rows])):
+            for persistent in (True,) if shape.pingpong else (True, False):
+                yield _ws(shape, dtype_a=dtype, promote=promote, persistent=persistent, **fields)
+
+
+def _tuned_shapes() -> Iterator[Shape]:
+    clusters = ((1, 1), (2, 1), (1, 2))
+    for cluster, n in itertools.product(clusters, (64, 128, 192, 256)):
+        for m in (128, 256):
+            yield Shape((m, n), (2, 1), cluster)
+        yield Shape((64, n), (1, 2) if n >= 128 else (1, 1), cluster)
+        for m in (64, 128):
+            yield Shape((m, n), (1, 1), cluster, pingpong=True)
+    for rows, waves, k_rows in itertools.product((8, 16, 24, 32, 48, 64, 128), (1, 2), (1, 2)):
+        for cluster in ((1, 1), (1, 2)):
+            yield Shape((rows, 64 * waves), (1, waves), cluster, swapped=True, k_rows=k_rows)
+
+
+TUNE_HOPPER = KernelSet(
+    "tune_hopper",
+    "The shapes of Hopper's warp-specialised pipeline that are fast on some problem, K shared in the usual ways",
+    tuple(_good(_tuned_shapes(), split_k=[1, 2, 4, 8])),
+    offered,
+)
 
 SWEEP_HOPPER = KernelSet(
     "sweep_hopper",

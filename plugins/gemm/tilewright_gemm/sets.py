@@ -11,7 +11,7 @@ from typing import Any
 from tilewright_arch import ArchSpec
 from tilewright_gemm.choices import offered
 from tilewright_gemm.config import GemmConfig
-from tilewright_gemm.gpu_sets import CUDA_DEFAULTS, SWEEP_HOPPER
+from tilewright_gemm.gpu_sets import CUDA_DEFAULTS, SWEEP_HOPPER, TUNE_HOPPER
 from tilewright_gemm.pack_b import PackBConfig
 from tilewright_gemm.seed_sets import seed_kernels
 from tilewright_gemm.words import Binary, Epilogue, ScaleA, ScaleB, Unary
@@ -152,8 +152,8 @@ SWEEPS: dict[str, KernelSet[GemmConfig]] = {
 layout. Not among the operation's
 ``kernel_sets``: nobody should have to walk them to find a kernel by name."""
 
-SPACES: dict[str, KernelSet[GemmConfig]] = {SWEEP_HOPPER.name: SWEEP_HOPPER} | {
-    kernels.name: kernels for kernels in SWEEPS.values()
+SPACES: dict[str, KernelSet[GemmConfig]] = {
+    kernels.name: kernels for kernels in (TUNE_HOPPER, SWEEP_HOPPER, *SWEEPS.values())
 }
 """Sets for tuning, by name: too large to be looked through for anything else."""
 
