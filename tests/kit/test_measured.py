@@ -16,6 +16,7 @@ from tilewright_kit.errors import InvalidArgumentError
 from tilewright_kit.explain import explain
 from tilewright_kit.measured import Auto, Measured, tile_use
 from tilewright_kit.measurements import Measurement, ShippedMeasurements, class_of, point_of, read_lines
+from tilewright_kit.operation import Prediction
 from tilewright_kit.plugins import LoadedPlugin, PluginManager
 from tilewright_kit.problem import OperationRequest
 from tilewright_kit.select import Heuristic
@@ -113,6 +114,45 @@ def test_of_two_neighbours_the_nearer_counts_more(device: DeviceInfo) -> None:
     )  # fmt: skip
     assert ranked(rows, 1100, device)[0].config == one
     assert ranked(rows, 3900, device)[0].config == other
+
+
+@pytest.fixture
+def resizable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toy.ToyProblem, "resized", lambda self, sizes: problem_of(sizes["n"]))
+
+
+def modelled(seconds: Any) -> Any:
+    """The operation with another model: ``seconds`` of a configuration and a size."""
+    return type(
+        "Modelled",
+        (toy.ToyOperation,),
+        {"predict": lambda self, problem, config, device: Prediction(seconds(config, problem.out.size) * 1e-6)},
+    )()
+
+
+@pytest.mark.usefixtures("resizable")
+def test_a_model_that_was_right_nearby_is_followed_where_it_says_that_things_change(device: DeviceInfo) -> None:
+    one, other = some(device)[:2]
+
+    def seconds(config: Any, n: int) -> float:
+        return {one: n * 1.0, other: 1000 + n * 0.5}.get(config, n * 3.0)
+
+    rows = Rows(*(row(device, n, config, seconds(config, n)) for n in (1000, 1500) for config in (one, other)))
+    operation, problem = modelled(seconds), problem_of(3000)
+    order = Measured([rows]).rank(operation, problem, [one, other], device)
+    assert order[0].config == other
+    assert "2 of 2 measured problems near it and the model" in order[0].reason
+
+
+@pytest.mark.usefixtures("resizable")
+def test_a_model_that_was_wrong_nearby_is_corrected(device: DeviceInfo) -> None:
+    one, other, third = some(device)[:3]
+    operation = modelled(lambda config, n: {one: 1.0, other: 2.0, third: 1.5}[config] * n)
+    rows = Rows(*(row(device, n, config, us * n) for n in (1000, 2000) for config, us in ((one, 1.5), (other, 1.0))))
+    order = Measured([rows]).rank(operation, problem_of(1400), [one, other, third], device)
+    assert order[0].config == other
+    far = Measured([rows]).rank(operation, problem_of(1 << 20), [one, other, third], device)
+    assert [item.config for item in far] == [one, third, other]
 
 
 def test_a_valid_kernel_that_was_not_proposed_is_added_and_an_invalid_one_is_not(device: DeviceInfo) -> None:

@@ -13,24 +13,19 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from tilewright_kit.config import KernelConfig
 from tilewright_kit.device import DeviceInfo
-from tilewright_kit.errors import InvalidArgumentError
-from tilewright_kit.measurements import Measurement, MeasurementSource, Point, class_of, point_of
+from tilewright_kit.measurements import Measurement, MeasurementSource, class_of, point_of
+from tilewright_kit.neighbours import Near, Shape, index_of, nearest
 from tilewright_kit.operation import Operation, Prediction
 from tilewright_kit.problem import Problem
 from tilewright_kit.select import Heuristic, Ranked
 
 __all__ = ["Auto", "Measured", "tile_use"]
 
-NEIGHBOURS = 6
-REACH = 2.5
-"""Farthest neighbour, in doublings: sizes that differ by more say nothing of each other."""
-STRANGER = 0.5
-"""Distance that another device of the arch, or another epilogue, adds."""
 PRIOR = 0.1
 """Weight of a neighbour that found the model right, where a measurement of the same problem has one."""
 BELIEF = (0.8, 0.5)
@@ -41,30 +36,6 @@ selection the rest was slower."""
 _KEPT = 3
 _PLANNED = frozenset({"split_k"})
 """Fields of a signature that planners choose, and that measurements therefore have an opinion on."""
-
-
-@dataclass(slots=True)
-class _Shape:
-    """One problem that was measured on one device: the newest time of each kernel."""
-
-    point: Point
-    device: str
-    logs: Mapping[str, float]
-    rows: dict[KernelConfig, Measurement] = field(default_factory=dict)
-
-    def ordered(self) -> list[tuple[KernelConfig, Measurement]]:
-        """The fastest first."""
-        return sorted(self.rows.items(), key=lambda item: (item[1].median_ns, item[0].name))
-
-
-@dataclass(frozen=True, slots=True)
-class _Near:
-    shape: _Shape
-    distance: float
-
-    @property
-    def weight(self) -> float:
-        return math.exp(-(self.distance**2))
 
 
 class Measured:
@@ -79,7 +50,7 @@ class Measured:
     def __init__(self, sources: Sequence[MeasurementSource] = ()) -> None:
         self._sources = tuple(sources)
         self._heuristic = Heuristic()
-        self._known: dict[tuple[str, str], tuple[object, dict[str, list[_Shape]]]] = {}
+        self._known: dict[tuple[str, str], tuple[object, dict[str, list[Shape]]]] = {}
         self._lock = threading.Lock()
 
     def has(self, operation: Operation[Any, Any], device: DeviceInfo) -> bool:
@@ -91,7 +62,7 @@ class Measured:
     ) -> Sequence[Ranked]:
         modelled = self._heuristic.rank(operation, problem, candidates, device)
         point = point_of(problem)
-        near = _nearest(self._shapes(operation, device).get(class_of(point.signature), ()), point, device)
+        near = nearest(self._shapes(operation, device).get(class_of(point.signature), ()), point, device)
         if not near:
             return modelled
         pool = _Pool(operation, problem, candidates, device)
@@ -104,7 +75,7 @@ class Measured:
         rest = [item for item in modelled if item.config not in known]
         return [*placed, *_Blend(operation, problem, carried, device).rank(rest)]
 
-    def _shapes(self, operation: Operation[Any, Any], device: DeviceInfo) -> dict[str, list[_Shape]]:
+    def _shapes(self, operation: Operation[Any, Any], device: DeviceInfo) -> dict[str, list[Shape]]:
         """What was measured, by class of signature. Read anew when a source has changed."""
         place = (operation.name, device.arch.id)
         generation = tuple(source.generation() for source in self._sources)
@@ -114,7 +85,7 @@ class Measured:
                 known = self._known.get(place)
                 if known is None or known[0] != generation:
                     layers = [source.rows(*place) for source in self._sources]
-                    known = self._known[place] = (generation, _index(layers, operation.config_type))
+                    known = self._known[place] = (generation, index_of(layers, operation.config_type))
         return known[1]
 
 
@@ -132,65 +103,6 @@ class Auto:
     ) -> Sequence[Ranked]:
         chosen = self._measured if self._measured.has(operation, device) else self._heuristic
         return chosen.rank(operation, problem, candidates, device)
-
-
-# ---- what was measured, in order ----
-
-
-def _index(layers: Iterable[Sequence[Measurement]], config_type: type[KernelConfig]) -> dict[str, list[_Shape]]:
-    shapes: dict[tuple[Point, str], _Shape] = {}
-    parsed: dict[str, KernelConfig | None] = {}
-    for layer in layers:
-        own: dict[tuple[Point, str], _Shape] = {}
-        for row in layer:
-            config = _config(row, config_type, parsed)
-            if config is None:
-                continue
-            place = (row.point, row.device)
-            shape = own.get(place)
-            if shape is None:
-                shape = own[place] = _Shape(row.point, row.device, _logs(row.point))
-            known = shape.rows.get(config)
-            if known is None or known.date <= row.date:
-                shape.rows[config] = row
-        shapes.update(own)
-    found: dict[str, list[_Shape]] = {}
-    for shape in shapes.values():
-        found.setdefault(class_of(shape.point.signature), []).append(shape)
-    return found
-
-
-def _config(
-    row: Measurement, config_type: type[KernelConfig], parsed: dict[str, KernelConfig | None]
-) -> KernelConfig | None:
-    """The row's configuration; None if this version of the operation has no such kernel."""
-    text = repr(sorted(row.config.items()))
-    if text not in parsed:
-        try:
-            parsed[text] = config_type.from_dict(row.config)
-        except InvalidArgumentError:
-            parsed[text] = None
-    return parsed[text]
-
-
-def _logs(point: Point) -> dict[str, float]:
-    return {name: math.log2(max(size, 1)) for name, size in point.sizes}
-
-
-def _nearest(shapes: Sequence[_Shape], point: Point, device: DeviceInfo) -> list[_Near]:
-    """The nearest shapes within reach, in a fixed order. The problem itself, on this device, has distance zero."""
-    logs = _logs(point)
-    found = []
-    for shape in shapes:
-        names = {*logs, *shape.logs}
-        distance = math.sqrt(sum((logs.get(name, 0.0) - shape.logs.get(name, 0.0)) ** 2 for name in names))
-        distance += STRANGER * (shape.device != device.name) + STRANGER * (shape.point.signature != point.signature)
-        if distance == 0.0 and shape.point.sizes != point.sizes:
-            distance = 0.1  # a count of zero and one have one logarithm
-        if distance <= REACH:
-            found.append(_Near(shape, distance))
-    found.sort(key=lambda item: (item.distance, item.shape.point.sizes, item.shape.device))
-    return found[:NEIGHBOURS]
 
 
 # ---- kernels that can run ----
@@ -212,7 +124,7 @@ class _Pool:
         self._demanded = _demanded(candidates)
         self.added: list[KernelConfig] = []
 
-    def carry(self, shape: _Shape) -> dict[KernelConfig, Measurement]:
+    def carry(self, shape: Shape) -> dict[KernelConfig, Measurement]:
         """The shape's rows by the kernels that would run here."""
         found: dict[KernelConfig, Measurement] = {}
         for config, row in shape.ordered():
@@ -266,17 +178,35 @@ def _as_measured(config: KernelConfig, row: Measurement) -> Ranked:
 class _Opinion:
     """What one neighbour says. All are logarithms of efficiencies, by kernel."""
 
-    near: _Near
+    near: Near
     measured: Mapping[KernelConfig, float]
     absent: float
     """Of kernels that were not measured, at most."""
     modelled: Mapping[KernelConfig, float]
     """What the model expects there."""
 
-    def surprise(self, config: KernelConfig, belief: float) -> float:
-        """What was measured beyond what the model, as far as it is believed, expected."""
-        expected = belief * self.modelled[config]
-        return self.measured.get(config, min(self.absent, expected)) - expected
+    @property
+    def means(self) -> tuple[float, float]:
+        """Of what the model expected of the measured kernels, and of what was measured."""
+        count = len(self.measured)
+        return math.fsum(self.modelled[config] for config in self.measured) / count, math.fsum(
+            self.measured.values()
+        ) / count
+
+    def surprises(self, configs: Iterable[KernelConfig], belief: float) -> dict[KernelConfig, float]:
+        """What was measured beyond what the model, as far as it is believed, expected.
+
+        Of kernels that were not measured the usual surprise is assumed, but no more than leaves them behind the
+        fastest.
+        """
+        expected_mean, measured_mean = self.means
+        usual = measured_mean - belief * expected_mean
+        found = {}
+        for config in configs:
+            expected = belief * self.modelled[config]
+            measured = self.measured.get(config)
+            found[config] = min(usual, self.absent - expected) if measured is None else measured - expected
+        return found
 
 
 class _Blend:
@@ -286,7 +216,7 @@ class _Blend:
         self,
         operation: Operation[Any, Any],
         problem: Problem,
-        carried: Sequence[tuple[_Near, Mapping[KernelConfig, Measurement]]],
+        carried: Sequence[tuple[Near, Mapping[KernelConfig, Measurement]]],
         device: DeviceInfo,
     ) -> None:
         self._operation, self._problem, self._device = operation, problem, device
@@ -298,12 +228,13 @@ class _Blend:
         here = _efficiencies({item.config: _seconds(item) for item in modelled})
         opinions = [self._opinion(item, rows, here) for item, rows in self._carried]
         belief = _belief(opinions)
-        scored = [(self._score(item, here[item.config], opinions, belief), item) for item in modelled]
+        surprises = [opinion.surprises(here, belief) for opinion in opinions]
+        scored = [(self._score(item, belief * here[item.config], opinions, surprises), item) for item in modelled]
         scored.sort(key=lambda entry: (-entry[0][0], entry[1].config.name))
         return [Ranked(item.config, reason, item.prediction) for (_, reason), item in scored]
 
     def _opinion(
-        self, near: _Near, rows: Mapping[KernelConfig, Measurement], here: Mapping[KernelConfig, float]
+        self, near: Near, rows: Mapping[KernelConfig, Measurement], here: Mapping[KernelConfig, float]
     ) -> _Opinion:
         times = sorted(row.median_ns for row in rows.values())
         measured = {config: math.log(times[0] / row.median_ns) for config, row in rows.items()}
@@ -311,14 +242,16 @@ class _Blend:
         return _Opinion(near, measured, absent, self._modelled(near, {*here, *rows}, here))
 
     def _modelled(
-        self, near: _Near, configs: set[KernelConfig], here: Mapping[KernelConfig, float]
+        self, near: Near, configs: set[KernelConfig], here: Mapping[KernelConfig, float]
     ) -> Mapping[KernelConfig, float]:
         """The model's opinion there. If it cannot be asked, it is taken to differ only in how tiles divide sizes."""
         there = dict(near.shape.point.sizes)
         problem = self._problem.resized(there)
         if problem is not None:
-            predict = self._operation.predict
-            return _efficiencies({config: predict(problem, config, self._device).seconds for config in configs})
+            known = near.shape.predicted.setdefault(point_of(problem).signature, {})
+            for config in [item for item in configs if item not in known]:
+                known[config] = self._operation.predict(problem, config, self._device).seconds
+            return _efficiencies({config: known[config] for config in configs})
         return {
             config: here.get(config, 0.0) + math.log(
                 tile_use(config, there, self._device) / tile_use(config, self._sizes, self._device)
@@ -326,16 +259,24 @@ class _Blend:
             for config in configs
         }  # fmt: skip
 
-    def _score(self, item: Ranked, modelled: float, opinions: Sequence[_Opinion], belief: float) -> tuple[float, str]:
+    def _score(
+        self,
+        item: Ranked,
+        expected: float,
+        opinions: Sequence[_Opinion],
+        surprises: Sequence[Mapping[KernelConfig, float]],
+    ) -> tuple[float, str]:
         if not opinions:
-            return math.exp(modelled), item.reason
+            return math.exp(expected), item.reason
         weights = PRIOR + sum(opinion.near.weight for opinion in opinions)
-        surprise = sum(opinion.near.weight * opinion.surprise(item.config, belief) for opinion in opinions)
-        score = math.exp(belief * modelled + surprise / weights)
+        surprise = sum(
+            opinion.near.weight * found[item.config] for opinion, found in zip(opinions, surprises, strict=True)
+        )
+        score = math.exp(expected + surprise / weights)
         seen = sum(item.config in opinion.measured for opinion in opinions)
-        nearest = opinions[0].near.shape
+        closest = opinions[0].near.shape
         told = f"efficiency {score:.3g} by {seen} of {len(opinions)} measured problems near it and the model"
-        return score, f"{told} (nearest: {nearest.point.text} on {nearest.device}); {item.reason}"
+        return score, f"{told} (nearest: {closest.point.text} on {closest.device}); {item.reason}"
 
 
 def _belief(opinions: Sequence[_Opinion]) -> float:
@@ -344,7 +285,7 @@ def _belief(opinions: Sequence[_Opinion]) -> float:
     xx, xy = weight, weight * at
     for opinion in opinions:
         pairs = [(opinion.modelled[config], measured) for config, measured in opinion.measured.items()]
-        mean_x, mean_y = (math.fsum(pair[axis] for pair in pairs) / len(pairs) for axis in (0, 1))
+        mean_x, mean_y = opinion.means
         xx += opinion.near.weight * sum((x - mean_x) ** 2 for x, _ in pairs)
         xy += opinion.near.weight * sum((x - mean_x) * (y - mean_y) for x, y in pairs)
     return min(1.0, max(0.05, xy / xx))

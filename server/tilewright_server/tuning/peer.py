@@ -63,6 +63,8 @@ def _time(
     place = "cpu" if device.kind == "cpu" else device.id
     if place == "cpu":
         torch.set_num_threads(max(device.units, 1))
+    else:
+        torch.cuda.set_device(place)
     calls = [_call(torch, case, {name: _tensor(torch, array, place) for name, array in inputs.items()})
              for _ in range(copies)]  # fmt: skip
     timed = _on_host(calls) if place == "cpu" or options.timer == "host" else _on_cuda(torch, calls)
