@@ -68,6 +68,8 @@ def main(arguments: Sequence[str]) -> int:
         os.nice(niceness)
         # Where the kernel schedules sessions as groups, niceness counts within the session only.
         Path("/proc/self/autogroup").write_text(str(os.getpriority(os.PRIO_PROCESS, 0)))
+    # NVRTC initialises the driver where there is one, though it needs no device. Without devices that costs nothing.
+    os.putenv("CUDA_VISIBLE_DEVICES", "")
     source = sys.stdin.buffer
     # What a library prints must not get between the frames.
     sink = os.fdopen(os.dup(1), "wb")

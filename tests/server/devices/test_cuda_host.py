@@ -17,6 +17,7 @@ from tilewright_server.cli import doctor
 from tilewright_server.devices.base import DeviceLostError, IsolatedProvider
 from tilewright_server.devices.cuda import discovery, provider
 from tilewright_server.devices.cuda.discovery import Discovery, find, parse
+from tilewright_server.devices.cuda.driver import Driver
 from tilewright_server.devices.cuda.errors import LOST, UNUSABLE, error_of
 from tilewright_server.devices.cuda.packing import ProgramLayout
 from tilewright_server.devices.cuda.provider import CudaProvider
@@ -292,3 +293,42 @@ def test_block_that_cannot_lie_on_a_device_is_refused() -> None:
         ProgramLayout([pack(Struct((Pointer("nobody"),)))], ["x"])
     with pytest.raises(InternalError):
         ProgramLayout([PackedArgs(bytes(128), ((0, ARGS, 8),), (), 64)], [])
+
+
+class Answers:
+    """A driver of which only some calls matter."""
+
+    def __init__(self, broken: bool) -> None:
+        self.broken = broken
+        self.destroyed = 0
+
+    def cuEventCreate(self, flags: int) -> tuple[Any, Any]:
+        return (Result("CUDA_ERROR_UNKNOWN"), None) if self.broken else (0, "event")
+
+    def cuEventDestroy(self, event: str) -> tuple[int]:
+        self.destroyed += 1
+        return (0,)
+
+
+class Result:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+@pytest.mark.parametrize("broken", [True, False])
+def test_unknown_result_ends_the_device_only_if_nothing_works_any_more(broken: bool) -> None:
+    api = Answers(broken)
+    driver = Driver(api, "cuda:0")
+    driver.bind("context")
+    with pytest.raises(UnavailableError if broken else DeviceError):
+        driver.check((Result("CUDA_ERROR_UNKNOWN"),))
+    assert (driver.lost is not None) is broken
+    assert api.destroyed == (not broken)
+
+
+def test_everything_is_refused_after_the_first_sticky_result() -> None:
+    driver = Driver(Answers(False), "cuda:0")
+    assert not driver.quietly((Result("CUDA_ERROR_ILLEGAL_ADDRESS"),))
+    assert not driver.quietly((Result("CUDA_ERROR_LAUNCH_FAILED"),))
+    with pytest.raises(DeviceLostError, match="ILLEGAL_ADDRESS"):
+        driver.enter()

@@ -7,7 +7,7 @@ from typing import Any
 
 from tilewright_kit.errors import TilewrightError, UnavailableError
 from tilewright_server.devices.base import DeviceLostError
-from tilewright_server.devices.cuda.errors import error_of
+from tilewright_server.devices.cuda.errors import error_of, lost_error
 
 __all__ = ["MIN_DRIVER", "Driver", "load_api"]
 
@@ -92,6 +92,8 @@ class Driver:
     def error(self, result: Any, doing: str = "") -> TilewrightError:
         """The typed error for a result that is none of success; remembers sticky ones."""
         error = error_of(result.name, self.device_id, doing)
+        if result.name == "CUDA_ERROR_UNKNOWN" and self._is_broken():
+            error = lost_error(result.name, self.device_id)
         if isinstance(error, DeviceLostError) and self.lost is None:
             self.lost = error
         return error
@@ -101,6 +103,15 @@ class Driver:
         if answer[0]:
             self.error(answer[0])
         return not answer[0]
+
+    def _is_broken(self) -> bool:
+        """Whether a call that nothing is wrong with fails as well."""
+        if self._context is None:
+            return False
+        result, event = self.api.cuEventCreate(0)
+        if not result:
+            self.api.cuEventDestroy(event)
+        return bool(result)
 
     def _again(self) -> DeviceLostError:
         assert self.lost is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilewright_kit.errors import DeviceError, ResourceExhaustedError, TilewrightError, UnavailableError
 from tilewright_server.devices.base import DeviceLostError
 
-__all__ = ["LOST", "UNUSABLE", "error_of", "is_lost"]
+__all__ = ["LOST", "UNUSABLE", "error_of", "lost_error"]
 
 LOST = frozenset(
     f"CUDA_ERROR_{name}"
@@ -27,7 +27,6 @@ LOST = frozenset(
         "CONTAINED",
         "MPS_CLIENT_TERMINATED",
         "EXTERNAL_DEVICE",
-        "UNKNOWN",
     )
 )
 """Results after which every call of the process on that context fails: only a new process can use the device again.
@@ -63,15 +62,15 @@ _REASONS = {
 }
 
 
-def is_lost(name: str) -> bool:
-    """Whether nothing on the device can be used any more by this process."""
-    return name in LOST
+def lost_error(name: str, device: str = "") -> DeviceLostError:
+    """The error for a result by name that ends the use of a device."""
+    return DeviceLostError(f"{_REASONS.get(name, 'the device failed')} ({name})", device=device)
 
 
 def error_of(name: str, device: str = "", doing: str = "") -> TilewrightError:
     """The error for a result code by name. ``doing`` completes "the driver refused ..." for what is no common fault."""
     if name in LOST:
-        return DeviceLostError(f"{_REASONS.get(name, 'the device failed')} ({name})", device=device)
+        return lost_error(name, device)
     if name == "CUDA_ERROR_OUT_OF_MEMORY":
         return ResourceExhaustedError(
             "the device has not enough memory left",
