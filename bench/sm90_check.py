@@ -58,9 +58,8 @@ def report_builds(built: dict[Config, Built | str]) -> bool:
             f" SPILLS {result.spills}" if result.spills else ""
         )
         clean = clean and not faults
-        print(
-            f"{name:72} st {config.stage_count:2} smem {config.shared_bytes:6} regs {result.registers} {result.seconds:.2f} s{faults}"
-        )
+        figures = f"st {config.stage_count:2} smem {config.shared_bytes:6} regs {result.registers}"
+        print(f"{name:72} {figures} {result.seconds:.2f} s{faults}")
     return clean
 
 

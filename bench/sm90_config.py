@@ -34,6 +34,8 @@ class Config:
     epilogue: str = "cshuffle"
     persistent: bool = True
     cluster: tuple[int, int] = (1, 1)
+    cluster_k: int = 1
+    """More than 1: the slices of split_k, which equals it, are the workgroups of one cluster."""
     swap: bool = False
     stages: int = 0
     """0: as many as fit."""
@@ -79,12 +81,18 @@ class Config:
         return self.consumers * min(2, repeats * (columns // (128 // size))) * 64 * 128
 
     @property
+    def gather_bytes(self) -> int:
+        """Shared memory in which a cluster's first workgroup receives the other slices' sums."""
+        return (self.cluster_k - 1) * self.tile[0] * self.tile[1] * 4
+
+    @property
     def stage_count(self) -> int:
-        return self.stages or min(24, (SHARED_BYTES - BARRIER_BYTES - self.staging_bytes) // self.stage_bytes)
+        room = SHARED_BYTES - BARRIER_BYTES - self.staging_bytes - self.gather_bytes
+        return self.stages or min(24, room // self.stage_bytes)
 
     @property
     def shared_bytes(self) -> int:
-        return self.stage_count * self.stage_bytes + self.staging_bytes + BARRIER_BYTES
+        return self.stage_count * self.stage_bytes + self.staging_bytes + self.gather_bytes + BARRIER_BYTES
 
     @property
     def label(self) -> str:
@@ -92,10 +100,13 @@ class Config:
         parts = ["x".join(map(str, self.tile)), f"w{self.wave[0]}x{self.wave[1]}", self.scheduler[:4]]
         if self.cluster != (1, 1):
             parts.append(f"c{self.cluster[0]}x{self.cluster[1]}")
+        if self.cluster_k > 1:
+            parts.append(f"ck{self.cluster_k}")
         flags = {
             "swap": self.swap, "np": not self.persistent, "stream": self.stream, "group": self.grouped,
             "direct": self.epilogue == "default", f"split{self.split_k}": self.split_k > 1,
-            f"p{self.promote}": self.promote > 0, self.layout: self.layout != "rcr", f"st{self.stages}": self.stages > 0,
+            f"p{self.promote}": self.promote > 0, self.layout: self.layout != "rcr",
+            f"st{self.stages}": self.stages > 0,
             f"bias_{self.bias}": bool(self.bias), "d_" + "_".join(self.d): bool(self.d),
             f"{self.scale_a}-{self.scale_b}": self.scale_a != "none", self.unary: self.unary != "PassThrough",
         }  # fmt: skip
@@ -140,7 +151,7 @@ struct Config {{
   static constexpr bool persistent = {flag(config.persistent)}, pad_m = true, pad_n = true, pad_k = true;
   static constexpr bool grouped = {flag(config.grouped)}, batched = false, transpose_c = {flag(config.swap)};
   static constexpr int split_k = {config.split_k}, stages = {config.stage_count}, promote = {config.promote};
-  static constexpr int cluster_m = {config.cluster[0]}, cluster_n = {config.cluster[1]};
+  static constexpr int cluster_m = {config.cluster[0]}, cluster_n = {config.cluster[1]}, cluster_k = {config.cluster_k};
   static constexpr int num_wave_groups = {2 if config.scheduler == "pingpong" else 1};
   static constexpr tw::Reduction reduction = tw::Reduction::{"linear" if config.stream else "none"};
   static constexpr tw::Scale scale_a = tw::Scale::{config.scale_a}, scale_b = tw::Scale::{config.scale_b};

@@ -213,7 +213,7 @@ class Launcher:
         if config.persistent:
             self.grid = units if config.stream else min(units, self.grid)
         slots = self.grid * 2 if config.stream else tiles * config.split_k
-        partial = config.stream or config.split_k > 1
+        partial = config.stream or config.split_k > config.cluster_k
         self.workspace = torch.empty(slots * config.tile[0] * config.tile[1] if partial else 1, device="cuda")
         self.workspace.fill_(float("nan"))
         self.counters = torch.zeros(max(tiles, 1), device="cuda", dtype=torch.int32)
@@ -230,7 +230,7 @@ class Launcher:
         ctypes.memmove(address, self.params, len(self.params))
         self.arguments = (ctypes.c_void_p * 1)(address)
         self.keep = raw
-        self.launch_config = self._launch_config(cluster)
+        self.launch_config = self._launch_config(cluster * config.cluster_k)
 
     def _launch_config(self, cluster: int) -> Any:
         made = driver.CUlaunchConfig()
@@ -312,5 +312,8 @@ def peer_of(config: Config, p: Problem) -> Callable[[], object] | None:
     if p.bias is not None:
         bias, step = p.bias, UNARY[config.unary]
         return lambda: step(torch.addmm(bias, a, b))
+    if p.d:
+        d = p.d[0][0]
+        return lambda: torch.addmm(d, a, b)
     out = torch.empty((p.m, p.n), device="cuda", dtype=a.dtype)
     return lambda: torch.matmul(a, b, out=out)

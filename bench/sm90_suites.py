@@ -56,7 +56,9 @@ def schedules() -> list[Config]:
         Config(tile=(128, 128, 64), stream=True, cluster=(2, 1)), replace(DECODE, split_k=4),
         replace(DECODE, tile=(24, 128, 64), wave=(1, 2)), replace(DECODE, epilogue="default"),
         replace(DECODE, tile=(64, 128, 64), wave=(1, 2), cluster=(1, 2)), replace(DECODE, tile=(40, 128, 128)),
-        replace(DECODE, tile=(8, 64, 128), c="fp32"),
+        replace(DECODE, tile=(8, 64, 128), c="fp32"), replace(DECODE, split_k=2, cluster_k=2),
+        replace(DECODE, tile=(48, 128, 64), wave=(1, 2), split_k=4, cluster_k=4),
+        Config(tile=(128, 128, 64), split_k=2, cluster_k=2, persistent=False),
         replace(DECODE, tile=(64, 128, 64), c="fp32", epilogue="default"),
     ]  # fmt: skip
 
@@ -139,6 +141,7 @@ def small_candidates(base: Config) -> list[Config]:
     plain += [replace(base, tile=(64, 128, 2 * k), wave=(1, 1)), replace(base, tile=(128, 64, k), stages=4)]
     split = [replace(base, tile=(128, 128, t), split_k=2) for t in (k, 2 * k)]
     out = with_clusters(plain, clusters) + with_clusters(split, clusters[:4])
+    out += [replace(config, cluster_k=2) for config in split]
     out += [replace(base, tile=(128, 64, k), epilogue="default", cluster=(2, 1))]
     out += [replace(base, tile=(64, 64, k), wave=(1, 1), stages=6, cluster=c) for c in clusters]
     out += with_clusters([replace(base, tile=(128, 256, k), split_k=4)], [(1, 1), (2, 1)])
@@ -169,6 +172,12 @@ def decode_candidates(base: Config) -> list[Experiment]:
     out = timed([replace(base, tile=t, split_k=s) for t, s in tiles], DECODE_16)
     first = replace(base, tile=(16, 64, 2 * k), split_k=2)
     out += [Experiment(first, DECODE_16, time=True, dependent=True)]
+    for dependent in (False, True):
+        for tile, parts in (((16, 64, 2 * k), 2), ((16, 64, k), 2), ((16, 128, k), 4)):
+            one = replace(base, tile=tile, split_k=parts, cluster_k=parts)
+            out.append(Experiment(one, DECODE_16, time=True, dependent=dependent))
+    two = replace(base, tile=(16, 128, k), wave=(1, 2), split_k=4, cluster_k=4)
+    out += timed([two], DECODE_16)
     shared = replace(base, tile=(16, 64, 2 * k), stages=5)  # two workgroups of a launch share a multiprocessor
     out += timed([replace(shared, split_k=s) for s in (2, 3, 4)], DECODE_16)
     out += [Experiment(replace(shared, split_k=4), DECODE_16, time=True, dependent=True)]
@@ -234,7 +243,48 @@ def half() -> list[Experiment]:
     return timed(large_candidates(Config(a="fp16", b="fp16", c="fp16"))[:15], *SQUARES)
 
 
+def finalists(base: Config) -> list[Experiment]:
+    """The best of each shape, three times over: the clock of the GPU wanders with its temperature."""
+    k = 128 // ELEMENT_BYTES[base.a]
+    pingpong = replace(base, scheduler="pingpong", wave=(1, 1))
+    large = [
+        replace(base, tile=(128, 256, k)), replace(base, tile=(128, 256, k), cluster=(2, 1)),
+        replace(base, tile=(256, 128, k), cluster=(1, 2)), replace(pingpong, tile=(128, 128, k)),
+        replace(pingpong, tile=(128, 128, k), cluster=(1, 2)), replace(pingpong, tile=(64, 256, k)),
+    ]  # fmt: skip
+    if base.c != "int32":
+        large += with_clusters([replace(pingpong, tile=(128, 192, k))], [(1, 1), (2, 1)])
+    once = replace(base, persistent=False)
+    tiny = [replace(once, tile=(128, 64, k)), replace(once, tile=(64, 128, k), wave=(1, 2))]
+    tiny += [
+        replace(once, tile=(128, 64, 2 * k), cluster=(1, 2)),
+        replace(once, tile=(64, 64, k), wave=(1, 1), stages=6),
+    ]
+    weights = replace(once, swap=True, wave=(1, 1))
+    few = [
+        replace(weights, tile=(16, 64, 2 * k), split_k=2),
+        replace(weights, tile=(16, 64, 2 * k), split_k=2, cluster_k=2),
+    ]
+    some = [replace(weights, tile=(64, 64, 2 * k)), replace(weights, tile=(64, 64, k))]
+    panel = [replace(once, tile=(128, 256, k)), replace(once, tile=(128, 256, k), cluster=(1, 2))]
+    panel += [replace(pingpong, tile=(128, 128, k), cluster=(1, 2))]
+    out = timed(large, *SQUARES, *LARGE)
+    for configs, shape in ((tiny, SMALL), (few, DECODE_16), (some, DECODE_64), (panel, DECODE_128)):
+        out += [Experiment(c, shape, time=True, dependent=d) for c in configs for d in (False, True)]
+    return out * 3
+
+
+def final() -> list[Experiment]:
+    return finalists(Config()) + finalists(Config(a="fp16", b="fp16", c="fp16")) + finalists(FP8) + finalists(INT8)
+
+
+def added() -> list[Experiment]:
+    """A matrix D added on the way out, beside cuBLAS doing the same."""
+    base = [COOPERATIVE, replace(COOPERATIVE, cluster=(2, 1)), PINGPONG, replace(PINGPONG, tile=(128, 128, 64))]
+    return timed([replace(c, d=("bf16",), binary="Add") for c in base], SQUARES[1])
+
+
 SUITES: dict[str, Callable[[], list[Experiment]]] = {
     "correct": correct, "wide": wide, "small": small, "decode": decode, "narrow": narrow, "fused": fused,
-    "turned": turned, "half": half,
+    "turned": turned, "half": half, "final": final, "added": added,
 }  # fmt: skip

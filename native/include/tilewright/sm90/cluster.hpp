@@ -18,10 +18,22 @@ TW_SM90 uint32_t shared_address_in(uint32_t address, uint32_t rank) {
   return mapped;
 }
 
-// A barrier over all threads of all workgroups of the cluster. It orders no ordinary memory accesses: initialised barriers
-// have their own fence. Before a workgroup ends, its peers must be done with its memory.
+// A barrier over all threads of all workgroups of the cluster, in two halves. It orders no ordinary memory accesses:
+// initialised barriers have their own fence. Before a workgroup ends, its peers must be done with its memory.
+TW_SM90 void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
+TW_SM90 void cluster_wait() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
 TW_SM90 void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
+  cluster_arrive();
+  cluster_wait();
+}
+
+// Writes 16 bytes into the memory of another workgroup of the cluster; its barrier counts them. Both are addresses in the
+// cluster's window, of one workgroup. Nobody has to wait or fence on this side.
+TW_SM90 void send_words(uint32_t to, uint32_t barrier, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(to),
+      "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
+      : "memory");
 }
 
 // A cluster of kM x kN workgroups over neighbouring tiles, the rank running along m first. Those of one row of tiles

@@ -28,7 +28,7 @@ struct Gemm {
 
     if (warpgroup == 0) {
       if constexpr (Plan::Registers::moves) give_registers_up<Plan::Registers::producer>();
-      if (threadIdx.x == 0) barriers.init(Plan::waves * Cluster::peers);
+      if (threadIdx.x == 0) make_barriers(barriers);
       if (threadIdx.x == kWarp) prefetch_maps(params);
       started(threadIdx.x < kWarp);
       if (threadIdx.x == 0) {
@@ -37,6 +37,7 @@ struct Gemm {
         const Queue queue(tasks, (int)params.launch.split_k, rank);
         produce<Plan>(queue, tasks, barriers, shared, rank);
       }
+      if constexpr (Plan::cluster_k > 1) cluster_wait();
     } else {
       if constexpr (Plan::Registers::moves) take_registers<Plan::Registers::consumer>();
       started(false);
@@ -55,6 +56,16 @@ struct Gemm {
     }
   }
 
+  static TW_SM90 void make_barriers(RingBarriers<Plan::stages> barriers) {
+    if constexpr (Plan::cluster_k > 1)
+      for (int consumer = 0; consumer < Plan::consumers; consumer++) {
+        const uint32_t gathered = barriers.base + Plan::flags_at - Plan::barriers_at + consumer * 8;
+        init_barrier(gathered, 1);
+        arrive_expecting(gathered, (Plan::cluster_k - 1) * Plan::sums_bytes);
+      }
+    barriers.init(Plan::waves * Cluster::peers);
+  }
+
   // The ring's barriers are ready. The warp that made them goes on at once, unless other workgroups use them too.
   static TW_SM90 void started(bool maker) {
     if constexpr (Cluster::size > 1) {
@@ -63,6 +74,7 @@ struct Gemm {
       __syncwarp();
       if (maker) signal_barrier(kStartBarrier, threads);
       else join_barrier(kStartBarrier, threads);
+      if constexpr (Plan::cluster_k > 1) cluster_arrive();
     }
   }
 
@@ -94,12 +106,25 @@ struct Gemm {
       if constexpr (Plan::promote != 0) products.multiply_promoting(acc, work.steps, pass_turn);
       else products.multiply(acc, work.steps, pass_turn);
       bool complete = true;
-      if constexpr (Plan::partial)
+      if constexpr (Plan::cluster_k > 1) complete = gather(acc, consumer, shared, thread);
+      else if constexpr (Plan::partial)
         if (work.parts > 1) complete = combine(params, acc, work, consumer, wave, shared, barrier, thread);
       if (complete) Output<Plan>(tasks.at(work.task), work, wave, staging, barrier).store(acc);
     }
     if constexpr (Plan::staged)
       if (thread == 0) wait_stores_read<0>();  // shared memory lives until then; the launch ends with the writes
+  }
+
+  // Sends this part's sums to the cluster's first workgroup, which adds them to its own and returns true.
+  static TW_SM90 bool gather(T (&acc)[Plan::repeats][Plan::columns / 2], int consumer, uint32_t shared, int thread) {
+    T(&sums)[Plan::accumulators] = reinterpret_cast<T(&)[Plan::accumulators]>(acc);
+    const uint32_t barrier = shared + Plan::flags_at + consumer * 8, rank = cluster_rank();
+    const uint32_t slots = shared + Plan::gather_at + consumer * Plan::sums_bytes;
+    constexpr int kSlot = Plan::waves * Plan::sums_bytes;
+    cluster_wait();  // the first has made its barriers
+    if (rank != 0) send_sums(sums, slots + (rank - 1) * kSlot, barrier, thread);
+    else gather_sums(sums, slots, kSlot, Plan::cluster_k - 1, barrier, thread);
+    return rank == 0;
   }
 
   // Leaves this part's sums in the workspace; the last part of the tile gets them all and returns true.
@@ -109,7 +134,7 @@ struct Gemm {
     T* const base = (T*)params.launch.workspace + wave * Plan::accumulators * kWarpgroup;
     const auto slot_of = [&](int part) { return base + (int64_t)work.slot(part) * (Plan::tile_m * Plan::tile_n); };
     write_partial(slot_of(work.part), sums, thread);
-    const uint32_t flag = shared + Plan::flags_at + consumer * 4;
+    const uint32_t flag = shared + Plan::flags_at + consumer * 8;
     if (!arrive_last<Plan::waves>(params.launch.counters + work.tile, work.parts, wave, flag, barrier, thread))
       return false;
     add_partials(sums, slot_of, work.parts, thread);

@@ -12,7 +12,7 @@
 namespace tw::sm90 {
 
 constexpr int kSharedBytes = 232448;  // what one workgroup can have on sm_90
-constexpr int kBarrierBytes = 512;    // barriers of the ring, and a flag per consumer
+constexpr int kBarrierBytes = 512;    // barriers of the ring, and 8 bytes per consumer
 
 template <bool kCondition, class T, class F>
 struct Choose {
@@ -21,6 +21,16 @@ struct Choose {
 template <class T, class F>
 struct Choose<false, T, F> {
   using type = F;
+};
+
+// `cluster_k`, 1 if the configuration does not say.
+template <class C, class = void>
+struct ClusterK {
+  static constexpr int value = 1;
+};
+template <class C>
+struct ClusterK<C, decltype((void)C::cluster_k)> {
+  static constexpr int value = C::cluster_k;
 };
 
 template <class C>
@@ -58,8 +68,14 @@ struct GemmPlan {
   static constexpr int buffers = pieces < 2 ? pieces : 2;
   static constexpr int staging_bytes = staged ? consumers * buffers * piece_bytes : 0;
 
+  // Split-K within a cluster: the slices of a tile are the workgroups of one cluster, and the first gathers the sums.
+  static constexpr int cluster_k = ClusterK<C>::value;
+  static constexpr int sums_bytes = accumulators * kWarpgroup * 4;  // of one consumer
+  static constexpr int gather_bytes = (cluster_k - 1) * waves * sums_bytes;
+
   static constexpr int a_at = 0, b_at = stages * a_bytes, staging_at = stages * stage_bytes;
-  static constexpr int barriers_at = staging_at + staging_bytes, flags_at = barriers_at + 2 * stages * 8;
+  static constexpr int gather_at = staging_at + staging_bytes, barriers_at = gather_at + gather_bytes;
+  static constexpr int flags_at = barriers_at + 2 * stages * 8;  // 8 bytes per consumer
   static constexpr int shared_bytes = barriers_at + kBarrierBytes;
 
   static constexpr bool split = C::split_k > 1, stream = C::reduction == Reduction::linear, partial = split || stream;
@@ -85,11 +101,13 @@ struct GemmPlan {
   static_assert(!pingpong || (waves == 1 && !stream), "pingpong: each consumer has a tile of its own");
   static_assert(!staged || columns % piece_columns == 0, "staged rows of C are whole lines of 128 bytes");
   static_assert(!staged || !swap || y_waves == 1, "transpose_c: consumers lie along n");
-  static_assert(2 * stages * 8 + 4 * 4 <= kBarrierBytes, "too many stages");
+  static_assert(2 * stages * 8 + 4 * 8 <= kBarrierBytes, "too many stages");
   static_assert(shared_bytes <= kSharedBytes, "too much shared memory");
   static_assert(accumulators * (promote ? 2 : 1) <= Registers::consumer - 28, "too many accumulators");
   static_assert(promote == 0 || (element == 1 && X::is_float && promote % k_steps == 0), "promotion: fp8, whole stages");
   static_assert(!stream || (!split && !C::grouped && C::persistent), "Stream-K: one task, persistent, no split-K");
+  static_assert(cluster_k == 1 || (cluster_k == C::split_k && Cluster::size == 1 && cluster_k <= 8 && !C::persistent),
+                "cluster_k: all slices of a tile in one cluster, not persistent");
   static_assert(!pingpong || C::persistent, "pingpong is persistent");
 };
 

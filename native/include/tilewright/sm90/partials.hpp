@@ -1,8 +1,8 @@
 // Partial tiles of split-K and Stream-K: every part leaves its sums in the workspace, and whoever comes last adds them in
-// the order of the parts. The result does not depend on who that is.
+// the order of the parts. The result does not depend on who that is. Or, within a cluster, the first part gets them all.
 #pragma once
 #include "tilewright/gpu/platform.hpp"
-#include "tilewright/sm90/scheduler.hpp"
+#include "tilewright/sm90/mbarrier.hpp"
 
 namespace tw::sm90 {
 
@@ -47,6 +47,34 @@ TW_SM90 void add_partials(T (&sums)[kCount], const SlotOf& slot_of, int parts, i
             from_bits(value, loaded[p][i / 4].w[i % 4]);
             sums[begin + i] += value;
           }
+    }
+  }
+}
+
+// The same within a cluster, of which each workgroup has one part. `send_sums`: a warpgroup's sums go to slot `part` - 1
+// of workgroup 0, whose barrier expects them. `gather_sums`: workgroup 0 adds the slots to its own.
+template <class T, int kCount>
+TW_SM90 void send_sums(const T (&sums)[kCount], uint32_t slot, uint32_t barrier, int thread) {
+  const uint32_t to = shared_address_in(slot, 0) + thread * 16, at = shared_address_in(barrier, 0);
+#pragma unroll
+  for (int i = 0; i < kCount; i += 4)
+    send_words(to + i / 4 * (kWarpgroup * 16), at, bits(sums[i]), bits(sums[i + 1]), bits(sums[i + 2]),
+               bits(sums[i + 3]));
+}
+template <class T, int kCount>
+TW_SM90 void gather_sums(T (&sums)[kCount], uint32_t slots, int slot_bytes, int count, uint32_t barrier, int thread) {
+  wait(barrier, 0);
+#pragma unroll 1
+  for (int slot = 0; slot < count; slot++, slots += slot_bytes) {
+#pragma unroll
+    for (int i = 0; i < kCount; i += 4) {
+      const gpu::Words<4> words = gpu::load_shared<4>(slots + (i / 4 * kWarpgroup + thread) * 16);
+#pragma unroll
+      for (int l = 0; l < 4; l++) {
+        T value;
+        from_bits(value, words.w[l]);
+        sums[i + l] += value;
+      }
     }
   }
 }
