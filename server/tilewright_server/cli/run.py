@@ -48,7 +48,7 @@ def gemm(
     activation: str = typer.Option("", help=f"One of {', '.join(cases.ACTIVATIONS)}."),
     batch: int = typer.Option(0, min=0, help="Products in one call; 0: a plain one."),
     kernel: str = typer.Option("", help="Run this kernel, by name."),
-    strategy: str = typer.Option("", help="Way to choose a kernel: heuristic, first_fit."),
+    strategy: str = typer.Option("", help="Way to choose a kernel: auto, measured, heuristic, first_fit."),
     validate: bool = typer.Option(False, "--validate", help="Compare with float64 NumPy; exit code 1 if it is off."),
     repeat: int = typer.Option(20, min=1, help="Timed executions."),
     seed: int = typer.Option(0, help="Seed of the data."),

@@ -176,17 +176,19 @@ class Truth:
 
     def _project(self, out: Array, dtype: DType, signs: Array, sums: Array) -> Verdict:
         """C x against A (B x), row by row."""
-        gap, norms = _times_and_norms(out, signs)
-        gap = np.abs(gap - sums)
+        with np.errstate(invalid="ignore", over="ignore"):  # a wrong result may hold anything
+            found, norms = _times_and_norms(out, signs)
+            gap = np.abs(found - sums)
         if not dtype.is_float:
             wrong = np.any(gap % 2**32 != 0, axis=-1)  # sums of int32 wrap around
             return Verdict(float(np.mean(wrong)), f"{np.count_nonzero(wrong)} rows are off" if wrong.any() else "")
         limit = self._bound(dtype)
-        # A row that is all but empty is judged by the others' size.
-        scale = np.maximum(norms, np.sqrt(np.mean(norms**2)))[..., None]
-        relative = gap / np.maximum(scale, np.finfo(np.float64).tiny)
-        wrong = ~(relative <= _OUTLIER * limit)
-        error = float(np.sqrt(np.mean(np.square(relative))))
+        # A row that is all but empty, or should be, is judged by the size of the others.
+        scale = np.maximum(norms, math.sqrt(float(np.mean(sums**2))))[..., None]
+        with np.errstate(invalid="ignore", over="ignore"):
+            relative = gap / scale
+            wrong = ~(relative <= _OUTLIER * limit)
+            error = float(np.sqrt(np.mean(np.square(relative))))
         if wrong.any() or not error <= limit:
             row = tuple(int(place) for place in np.argwhere(wrong.any(axis=-1))[0]) if wrong.any() else ()
             count = np.count_nonzero(wrong.any(axis=-1))
