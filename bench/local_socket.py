@@ -49,11 +49,12 @@ def latencies(call: Callable[[], object], seconds: float) -> np.ndarray:
 def measure(target: str, size: int, seconds: float) -> None:
     with tw.connect(target) as client:
         a = client.asarray(np.eye(size, dtype=np.float32))
-        bound = client.plan_gemm(a, a).bind(a, a, out=client.empty((size, size)))
+        plan, out = client.plan_gemm(a, a), client.empty((size, size))
+        bound = plan.bind(a, a, out=out)
         for name, call in {
-            "gRPC": lambda: bound(timeout=60.0),  # a deadline is gRPC's
-            "local socket": bound,
-            "local socket, launch()": bound.launch,
+            "bound plan, gRPC": lambda: bound(timeout=60.0),  # a deadline is gRPC's
+            "bound plan": bound,
+            "plan(a, b, out=c)": lambda: plan(a, a, out=out),
         }.items():
             found = latencies(call, seconds)
             p50, p99 = np.percentile(found, [50, 99])

@@ -10,16 +10,16 @@ from tilewright import steps, wire
 from tilewright.core import Core, Session
 from tilewright.cuda import driver
 from tilewright.device_arrays import DeviceTensor
-from tilewright.errors import InvalidArgumentError
-from tilewright.lanes import Lane, StreamLane
-from tilewright.steps import Flow, Rpc
+from tilewright.errors import UNFINISHED, InvalidArgumentError, TilewrightError
+from tilewright.lanes import Lane, NoLaneError, StreamLane
+from tilewright.steps import Flow, Rpc, Work
 from tilewright.streams import current_stream
 from tilewright_proto.v1 import dispatch_pb2
 
 if TYPE_CHECKING:
     from tilewright.slots import Loaded
 
-__all__ = ["Binding", "Launched", "bind", "can_bind", "launch_stream", "launcher"]
+__all__ = ["Binding", "Launched", "bind", "can_bind", "launch_stream", "launcher", "watched"]
 
 
 class Binding:
@@ -75,6 +75,21 @@ def bind(core: Core, loaded: Loaded, timeout: float | None) -> Flow[Binding | No
         loaded.cargo.in_place = False
         return None
     return Binding(core, session, reply)
+
+
+def watched(core: Core, go: Callable[[], Launched], keep: object) -> Flow[Launched]:
+    """Launch. Who is interrupted meanwhile, or gets no answer, leaves the server at work on the arrays in ``keep``."""
+    try:
+        launched: Launched = yield Work(go)
+        return launched
+    except TilewrightError as error:
+        core.note(error)
+        if isinstance(error, UNFINISHED) and not isinstance(error, NoLaneError):
+            core.quarantine(keep)
+        raise
+    except BaseException:
+        core.quarantine(keep)
+        raise
 
 
 def launch_stream(tensors: Sequence[DeviceTensor]) -> int:

@@ -7,16 +7,23 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tilewright import steps, wire
-from tilewright.bindings import Binding, Launched, bind, can_bind, launcher
+from tilewright.bindings import Binding, Launched, bind, can_bind, launcher, watched
 from tilewright.core import check_timeout
 from tilewright.device_arrays import DeviceTensor
-from tilewright.dispatch import UNFINISHED, held
-from tilewright.errors import InvalidArgumentError, NotFoundError, TilewrightError, UnavailableError, from_detail
+from tilewright.dispatch import held
+from tilewright.errors import (
+    UNFINISHED,
+    InvalidArgumentError,
+    NotFoundError,
+    TilewrightError,
+    UnavailableError,
+    from_detail,
+)
 from tilewright.lanes import NoLaneError
 from tilewright.plans import PlanState, report_of, result_of
-from tilewright.report import Report, Timing
+from tilewright.shortcut import launch_report
 from tilewright.slots import Loaded, single
-from tilewright.steps import Flow, Rpc, Work
+from tilewright.steps import Flow, Rpc
 
 __all__ = ["BoundState", "run_many"]
 
@@ -100,9 +107,12 @@ class BoundState:
             return None
         go = self.go if stream is None and wait else launcher(binding, self.tensors, stream, wait=wait)
         try:
-            launched: Launched = yield Work(functools.partial(self.watched, go))
+            launched: Launched = yield from watched(self.plan.core, go, self.load)
         except NoLaneError:
             return None
+        except UnavailableError:
+            self.forget()
+            raise
         except NotFoundError:
             # The binding went with a region that was given back meanwhile: once more, from the beginning.
             self.load = None
@@ -110,11 +120,19 @@ class BoundState:
             if binding is None:
                 return None
             again = launcher(binding, self.tensors, stream, wait=wait)
-            launched = yield Work(functools.partial(self.watched, again))
+            launched = yield from watched(self.plan.core, again, self.load)
+        self._tell(launched)
         return launched
 
-    def watched(self, go: Callable[[], Launched]) -> Launched:
-        """Launch, and report it. Who is interrupted meanwhile leaves the server at work on the arrays."""
+    def forget(self) -> None:
+        """Find and bind everything again at the next launch."""
+        self.load = self.binding = self.go = None
+
+    def _tell(self, launched: Launched) -> None:
+        self.plan.core.report = functools.partial(launch_report, self.plan.report, launched.device_ns)
+
+    def launch_now(self, go: Callable[[], Launched]) -> Launched:
+        """Launch, with what ``quick`` gave."""
         core, load = self.plan.core, self.load
         try:
             launched = go()
@@ -122,12 +140,12 @@ class BoundState:
             core.note(error)
             if isinstance(error, UNFINISHED) and not isinstance(error, NoLaneError):
                 core.quarantine(load)
-                self.load = self.binding = self.go = None  # find and bind everything again
+                self.forget()
             raise
         except BaseException:
             core.quarantine(load)
             raise
-        core.report = functools.partial(_report, self.plan, launched.device_ns)
+        self._tell(launched)
         return launched
 
     def execute(self, timeout: float | None = None) -> Flow[Any]:
@@ -146,7 +164,7 @@ class BoundState:
             error = from_detail(reply.results[0].error)
             plan.core.note(error)
             if isinstance(error, UnavailableError):
-                self.load = self.binding = self.go = None
+                self.forget()
             raise error
         plan.core.report = report_of(plan, reply.results, reply.queue_ns, 0)
         return int(reply.results[0].device_ns)
@@ -160,11 +178,6 @@ class BoundState:
             for tensor in self.tensors:
                 tensor.stream = stream
         return Launched((yield from self.sent(None)))
-
-
-def _report(plan: PlanState, device_ns: int) -> Report:
-    known = plan.report
-    return Report(kernels=known.kernels, device=known.device, timing=Timing(device_ns=device_ns), plan_cached=True)
 
 
 def run_many(plan: PlanState, calls: Sequence[Any], timeout: float | None) -> Flow[list[Any]]:

@@ -12,14 +12,7 @@ from tilewright import steps
 from tilewright.core import Core, Session, check_timeout
 from tilewright.device_arrays import DeviceTensor, recognise
 from tilewright.dtypes import element_type
-from tilewright.errors import (
-    CancelledError,
-    DeadlineError,
-    InternalError,
-    InvalidArgumentError,
-    TilewrightError,
-    UnavailableError,
-)
+from tilewright.errors import UNFINISHED, InvalidArgumentError, TilewrightError
 from tilewright.exports import device_for
 from tilewright.layout import Array, Spec, as_array
 from tilewright.operands import Cargo, attributes_to_wire, collect, place_input, place_output
@@ -29,7 +22,6 @@ from tilewright.steps import Flow, Rpc, Work
 from tilewright_proto.v1 import dispatch_pb2, kernels_pb2, tensor_pb2
 
 __all__ = [
-    "UNFINISHED",
     "BuildPolicy",
     "explain",
     "held",
@@ -41,8 +33,6 @@ __all__ = [
 ]
 
 BuildPolicy = Literal["wait", "fallback"]
-UNFINISHED = (CancelledError, DeadlineError, InternalError, UnavailableError)
-"""Errors after which the server may still be working: nobody said that it is done."""
 _POLICIES = {"wait": dispatch_pb2.BUILD_WAIT, "fallback": dispatch_pb2.BUILD_FALLBACK}
 
 

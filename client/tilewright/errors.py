@@ -172,6 +172,9 @@ class InternalError(TilewrightError):
     code = "internal"
 
 
+UNFINISHED = (CancelledError, DeadlineError, InternalError, UnavailableError)
+"""Errors after which the server may still be working: nobody said that it is done."""
+
 _BY_CODE: dict[str, type[TilewrightError]] = {
     kind.code: kind
     for kind in (

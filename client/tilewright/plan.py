@@ -88,7 +88,7 @@ class Bound:
         state = self._state
         if timeout is None and (go := state.quick()) is not None:
             with contextlib.suppress(NoLaneError, NotFoundError):
-                state.watched(go)
+                state.launch_now(go)
                 return state.result
         return self._client._drive(state.execute(timeout))
 
@@ -102,7 +102,7 @@ class Bound:
         state, place = self._state, None if stream is None else stream_handle(stream)
         if place is None and wait and (go := state.quick()) is not None:
             with contextlib.suppress(NoLaneError, NotFoundError):
-                return Launch(state.watched(go), state.result)
+                return Launch(state.launch_now(go), state.result)
         launched = self._client._drive(state.launch(place, wait))
         return Launch(launched, state.result)
 

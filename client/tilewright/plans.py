@@ -6,25 +6,22 @@ import json
 import operator
 import time
 import weakref
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tilewright import steps, wire
-from tilewright.bindings import Binding, bind, can_bind, launcher
 from tilewright.core import Core, Session, check_timeout
 from tilewright.device_arrays import DeviceTensor, recognise
-from tilewright.dispatch import UNFINISHED, BuildPolicy, held, plan_request, refuse_outputs, selection, spec_of
-from tilewright.errors import InvalidArgumentError, NotFoundError, TilewrightError, UnavailableError, from_detail
+from tilewright.dispatch import BuildPolicy, held, plan_request, refuse_outputs, selection, spec_of
+from tilewright.errors import InvalidArgumentError, TilewrightError, from_detail
 from tilewright.exports import device_for
-from tilewright.lanes import NoLaneError
 from tilewright.operands import Cargo, attributes_to_wire, collect
-from tilewright.recall import Recalls
 from tilewright.report import Report, Timing
+from tilewright.shortcut import ShortWay
 from tilewright.slots import Loaded, Slot, known, place_slot_input, place_slot_output, single
-from tilewright.steps import Flow, Rpc, Work
+from tilewright.steps import Flow, Rpc
 from tilewright_proto.v1 import dispatch_pb2
 
 __all__ = ["PlanState", "prepare", "report_of", "result_of"]
@@ -32,8 +29,6 @@ __all__ = ["PlanState", "prepare", "report_of", "result_of"]
 MAX_REPEAT = 1_000_000
 MAX_EXECUTIONS = 4096
 """Of one message."""
-MAX_BINDINGS = 256
-"""Remembered of one plan."""
 
 
 class PlanState:
@@ -56,9 +51,8 @@ class PlanState:
         self.flops = 0
         self.workspace_bytes = 0
         self.json = ""
-        self.bindings: OrderedDict[bytes, Binding] = OrderedDict()
-        """Of executions on tensors in device memory, by their serialised form."""
-        self.recalls: Recalls | None = None
+        self.short: ShortWay
+        """Of the session that the plan is valid in."""
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
     def adopt(self, session: Session, reply: dispatch_pb2.PlanReply) -> None:
@@ -74,9 +68,8 @@ class PlanState:
         self.prefix = wire.session_field(session.token)
         self._finalizer = weakref.finalize(self, self.core.release_plan, session, reply.plan)
         self._finalizer.atexit = False
+        self.short = ShortWay(self.core, session, self.report)
         self.session = session
-        self.bindings.clear()
-        self.recalls = Recalls(session)
 
     @property
     def gpu(self) -> bool:
@@ -92,7 +85,8 @@ class PlanState:
     def close(self) -> None:
         """Release the plan with the next call to the server. Also happens when the last reference goes. Idempotent."""
         self.closed = True
-        self.bindings.clear()
+        if self.session is not None:
+            self.short.clear()
         if self._finalizer is not None:
             self._finalizer()
 
@@ -203,60 +197,25 @@ class PlanState:
     def execute(
         self, inputs: Sequence[Any], out: Any, named: Mapping[str, Any], repeat: int, timeout: float | None
     ) -> Flow[Any]:
+        limit = check_timeout(timeout)
         if self.gpu and repeat == 1:
             session = yield from self.live()
             values = [*self._arguments(inputs, named), *self._targets(out, named)]
-            recalled = self.recalls.find(self.inputs, self.outputs, values) if self.recalls is not None else None
+            recalled = self.short.recalls.find(self.inputs, self.outputs, values)
             if recalled is not None and session.lanes is not None:
                 count, tensors = len(self.inputs), recalled.tensors
                 found = {slot.name: item for slot, item in zip(self.outputs, tensors[count:], strict=True)}
-                if recalled.binding is not None and (yield from self.queue(recalled.binding, tensors)):
+                if recalled.binding is not None and (yield from self.short.queue(recalled.binding, tensors, tensors)):
                     return single({name: item.value for name, item in found.items()})
                 inputs, out, named = tensors[:count], found, {}  # the long way, with what was made of them
         loaded = yield from self.load(inputs, out, named, 1 if repeat == 1 else _check_repeat(repeat))
-        if loaded.cargo.tensors and repeat == 1 and (yield from self.launch(loaded, timeout)):
-            return single(loaded.result)
+        # Only requests have deadlines of their own; on a GPU they are for what happens before the launch.
+        if repeat == 1 and (loaded.cargo.tensors or (limit is None and self.short.often(loaded))):
+            slots = len(self.inputs) + len(self.outputs)
+            if (yield from self.short.launch(loaded, limit or self.core.timeout, slots)):
+                return single(loaded.result)
         results = yield from self.send([loaded], timeout)
         return result_of(results[0])
-
-    def launch(self, loaded: Loaded, timeout: float | None) -> Flow[bool]:
-        """Run an execution on tensors in device memory, in the order of their stream: it need not be done yet. False
-        if it can only be sent as a request.
-        """
-        bindings, core = self.bindings, self.core
-        binding = bindings.get(loaded.chunk)
-        if binding is None:
-            binding = (
-                (yield from bind(core, loaded, check_timeout(timeout) or core.timeout)) if can_bind(loaded) else None
-            )
-            if binding is None:
-                return False
-            bindings[loaded.chunk] = binding
-            if len(bindings) > MAX_BINDINGS:
-                bindings.popitem(last=False)
-        if self.recalls is not None and len(loaded.cargo.tensors) == len(self.inputs) + len(self.outputs):
-            self.recalls.remember(loaded.cargo.tensors, binding)
-        return (yield from self.queue(binding, loaded.cargo.tensors))
-
-    def queue(self, binding: Binding, tensors: Sequence[DeviceTensor]) -> Flow[bool]:
-        """Launch a binding for tensors that were given for this call; False if there is no connection for it."""
-        core = self.core
-        try:
-            yield Work(launcher(binding, tensors, None, fresh=True))
-        except NoLaneError:
-            return False
-        except TilewrightError as error:
-            # It went with its memory, or with the device: the next call finds and binds everything again.
-            core.note(error)
-            if isinstance(error, UNFINISHED):
-                core.quarantine(tensors)
-            if isinstance(error, (NotFoundError, UnavailableError)):
-                self.bindings.clear()
-                if self.recalls is not None:
-                    self.recalls.clear()
-            raise
-        core.report = Report(kernels=self.report.kernels, device=binding.device, plan_cached=True)
-        return True
 
     def send(self, loads: Sequence[Loaded], timeout: float | None) -> Flow[list[Any]]:
         """Run loaded executions, in one message if they fit. One that failed has its exception in the list."""

@@ -60,6 +60,29 @@ def test_a_bound_plan_is_launched_over_the_local_socket(client: tw.Client) -> No
     assert has_bindings(client, 0)
 
 
+def test_a_plan_that_is_called_again_and_again_is_bound_by_itself(client: tw.Client) -> None:
+    a, b, c = client.asarray(random(16, 16)), client.asarray(random(16, 16)), client.empty((16, 16))
+    plan = client.plan_gemm(a, b)
+    for number in range(10):
+        a[...] = number
+        assert plan(a, b, out=c) is c
+        close(c, a @ b)
+    assert has_bindings(client, 1)
+    assert client.report is not None
+    assert client.report.timing.device_ns > 0
+    plan(a, b, out=c, timeout=10.0, repeat=2)
+    for _ in range(10):  # fresh outputs come to lie in the same places again and again
+        close(plan(a, b), a @ b)
+        close(plan(np.array(a), b, out=c), a @ b)
+    with pytest.raises(tw.InvalidArgumentError, match="overlaps"):
+        plan(a, b, out=a)
+    c.flags.writeable = False
+    with pytest.raises(tw.InvalidArgumentError, match="read-only"):
+        plan(a, b, out=c)
+    plan.close()
+    assert has_bindings(client, 0)
+
+
 def test_a_launch_on_a_cpu_is_over_when_it_returns(client: tw.Client) -> None:
     bound, a, b = bound_product(client)
     launch = bound.launch()
