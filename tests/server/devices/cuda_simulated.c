@@ -95,7 +95,7 @@ static R make(Ptr* out, size_t size, int kind, const char* what) {
 // Functions and what they do.
 typedef struct { unsigned grid[3], block[3], shared, cluster; int dependent; } Shape;
 typedef struct { const char* name; size_t params; int (*run)(const void*, const Shape*); } Kernel;
-typedef struct { const Kernel* kernel; unsigned shared_max; char name[64]; } Func;
+typedef struct { const Kernel* kernel; unsigned shared_max; char name[64]; void* module; } Func;
 typedef struct Op { int kind; Ptr a, b; size_t n; unsigned char value; Func* func; Shape shape; void* params; struct Event* event; uint64_t target; struct Op* next; } Op;
 enum { COPY, SET, FREE, LAUNCH, RECORD, WAIT };
 typedef struct { uint64_t recorded, completed; double time; } State;
@@ -386,7 +386,7 @@ R cuModuleLoadData(Module** m, const char* image) {
   (*m)->image = memcpy(malloc(size), image, size), (*m)->size = size;
   return OK;
 }
-R cuModuleUnload(Module* m) { ENTER; for (Stream* s = streams; s; s = s->next) if (s->head) { fprintf(stderr, "sim: a module was unloaded under way\n"); abort(); } free(m->image); free(m); return OK; }
+R cuModuleUnload(Module* m) { ENTER; for (Stream* s = streams; s; s = s->next) for (Op* o = s->head; o; o = o->next) if (o->kind == LAUNCH && o->func->module == m) { fprintf(stderr, "sim: a module was unloaded under way\n"); abort(); } free(m->image); free(m); return OK; }
 R cuModuleGetFunction(Func** f, Module* m, const char* name) {
   ENTER;
   char text[512];
@@ -400,7 +400,7 @@ R cuModuleGetFunction(Func** f, Module* m, const char* name) {
     *k = kernels[i];
   }
   *f = calloc(1, sizeof **f);
-  (*f)->kernel = k, (*f)->shared_max = 49152;
+  (*f)->kernel = k, (*f)->shared_max = 49152, (*f)->module = m;
   snprintf((*f)->name, sizeof (*f)->name, "%s", name);
   return OK;
 }

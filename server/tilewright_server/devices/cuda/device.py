@@ -337,7 +337,7 @@ class CudaDevice:
     def _program_closed(self, program: CudaProgram) -> None:
         with self._lock:
             for lane in self._all_lanes:
-                lane.dropped.append(program)
+                lane.drop(program)
 
     # Checks
 

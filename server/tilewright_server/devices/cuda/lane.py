@@ -40,8 +40,7 @@ class Lane:
         api = driver.api
         self.driver = driver
         self.stream = driver.check(api.cuStreamCreate(api.CUstream_flags.CU_STREAM_NON_BLOCKING.value), "a stream")
-        self.dropped: deque[CudaProgram] = deque()
-        """Programs that are over; other threads leave them here."""
+        self._dropped: deque[CudaProgram] = deque()
         self.host_synchronisations = 0
         """How often a host thread has waited for this stream."""
         self._memory = memory
@@ -56,7 +55,7 @@ class Lane:
 
     def bound(self, program: CudaProgram, addresses: tuple[int, ...], workspace: int) -> BoundLaunch:
         """The program's launches with these addresses: found, or made. Raises what ``CudaProgram.bind`` does."""
-        if self.dropped:
+        if self._dropped:
             self._forget()
         prepared = self._prepared.get(program)
         if prepared is None:
@@ -69,6 +68,11 @@ class Lane:
             prepared.bounds[(addresses, workspace)] = bound
         return bound
 
+    def drop(self, program: CudaProgram) -> None:
+        """From any thread: nobody will launch it any more. What it holds here goes with the lane's next launch."""
+        if program in self._prepared:
+            self._dropped.append(program)
+
     def config(self, stage: Stage) -> Any:
         """A launch configuration of a stage for this stream."""
         return stage.config(self.driver.api, self.stream)
@@ -79,8 +83,8 @@ class Lane:
         return prepared
 
     def _forget(self) -> None:
-        while self.dropped:
-            prepared = self._prepared.pop(self.dropped.popleft(), None)
+        while self._dropped:
+            prepared = self._prepared.pop(self._dropped.popleft(), None)
             if prepared is not None:
                 self._close(prepared)
 
