@@ -112,7 +112,7 @@ def test_the_sweep_holds_what_the_default_set_uses_of_the_ws_pipeline() -> None:
     assert shapes <= spaces
 
 
-def test_the_space_for_a_first_tuning_is_a_part_of_the_whole_one() -> None:
+def test_the_space_for_a_first_tuning_can_be_measured_in_one_go() -> None:
     arch = tilewright_arch.load("sm_90a")
 
     few = list(SPACES["tune_hopper"].iterate(arch, RULES))

@@ -1,0 +1,171 @@
+"""Portable GPU kernels, generated and planned as for a device, run on the CPU: what a plan says is what a kernel reads.
+
+The host platform of the kernels makes every thread of a workgroup a fiber; see ``tests/native/test_gpu_gemm.py``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gemm_runner import INCLUDE, Array, Memory, compiler, draw
+
+import tilewright_arch
+from tilewright_gemm.candidates import with_signature
+from tilewright_gemm.codegen import generate
+from tilewright_gemm.config import GemmConfig
+from tilewright_gemm.plugin import GemmOperation
+from tilewright_gemm.problem import GemmProblem
+from tilewright_gemm.samples import gemm_samples
+from tilewright_kit.check_plugin import device_of
+from tilewright_kit.compare import compare
+from tilewright_kit.device import DeviceInfo
+from tilewright_kit.plan import COUNTERS, WORKSPACE, ExecutionPlan, pack
+from tilewright_kit.problem import OperationRequest, Role
+from tilewright_kit.tensor import TensorDesc
+
+GEMM = GemmOperation()
+FLAGS = (
+    "-std=c++17", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-DTW_PLATFORM_HOST", "-DTW_HOST_WAVE=32",
+    "-Wno-unknown-pragmas",
+)  # fmt: skip
+UNITS = 3
+"""So few that persistent workgroups have several tiles each."""
+of = TensorDesc.of
+
+
+class Emulated:
+    """Builds kernels of CUDA devices for the CPU, and runs plans."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._built: dict[str, Any] = {}
+
+    def function(self, config: GemmConfig, device: DeviceInfo) -> Any:
+        unit = generate(config, device.arch)
+        if unit.text not in self._built:
+            stem = f"kernel{len(self._built)}"
+            source, library = self.folder / f"{stem}.cpp", self.folder / f"{stem}.so"
+            source.write_text(unit.text)
+            command = [*compiler(), *FLAGS, f"-I{INCLUDE}", str(source), "-o", str(library)]
+            done = subprocess.run(command, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr[:3000]
+            self._built[unit.text] = getattr(ctypes.CDLL(str(library)), unit.entries["main"])
+        return self._built[unit.text]
+
+    def run(self, plan: ExecutionPlan, inputs: Mapping[str, Array], device: DeviceInfo) -> dict[str, Memory]:
+        """Execute the plan's launch; returns every tensor's memory."""
+        memory = {
+            item.name: Memory.of(item.desc, inputs[item.name] if item.role is Role.INPUT else None)
+            for item in plan.operands
+        }
+        workspace = np.full(plan.workspace_bytes + 128, 0xA5, np.uint8)
+        counters = np.zeros(plan.counter_bytes // 4 + 1, np.uint32)
+        start = -(-workspace.ctypes.data // 64) * 64
+        addresses = {name: item.address for name, item in memory.items()}
+        addresses |= {WORKSPACE: start, COUNTERS: counters.ctypes.data}
+        for stage in plan.stages:
+            packed, geometry = pack(stage.args), stage.geometry
+            block = bytearray(len(packed.template))
+            store = (ctypes.c_char * (len(block) + 64))()
+            base = -(-ctypes.addressof(store) // 64) * 64
+            packed.bind(addresses, block, base)
+            ctypes.memmove(base, bytes(block), len(block))
+            config = stage.config
+            assert isinstance(config, GemmConfig)
+            function = self.function(config, device)
+            status = function(ctypes.c_void_p(base), geometry.grid[0], geometry.shared_bytes, ctypes.c_uint(1))
+            assert status == 0, f"{config.name} failed"
+        assert not counters.any(), "the launch leaves its counters as it found them"
+        end = start - workspace.ctypes.data + plan.workspace_bytes
+        assert np.all(workspace[end:] == 0xA5), "the workspace was overrun"
+        assert not any(item.overrun() for item in memory.values())
+        return memory
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
+    return Emulated(tmp_path_factory.mktemp("emulated"))
+
+
+@pytest.fixture(scope="module")
+def hopper() -> DeviceInfo:
+    return dataclasses.replace(device_of(tilewright_arch.load("sm_90a")), units=UNITS)
+
+
+def small(problem: GemmProblem, **fields: Any) -> GemmConfig:
+    """A kernel of small tiles that computes the problem."""
+    size = problem.dtype_a.bytes
+    config = GemmConfig(
+        dtype_a=problem.dtype_a,
+        tile=(32, 32, 64 // size),
+        wave=(2, 2, 1),
+        warp_tile=(16, 8, 4 if size == 4 else 32 // size),
+        stages=3,
+    )
+    if fields.get("pipeline") == "compv3":
+        fields["stages"] = 0
+    return with_signature(problem, config).replace(**fields)
+
+
+def check(emulated: Emulated, request: OperationRequest, device: DeviceInfo, **fields: Any) -> ExecutionPlan:
+    problem = GEMM.parse(request)
+    config = small(problem, **fields)
+    assert not GEMM.rules.check(config, device.arch), GEMM.rules.check(config, device.arch)
+    assert not GEMM.mismatches(problem, config, device), GEMM.mismatches(problem, config, device)
+    plan = GEMM.plan(problem, config, device)
+    rng = np.random.default_rng(7)
+    inputs = {item.name: draw(rng, item.desc) for item in problem.operands if item.role is Role.INPUT}
+    memory = emulated.run(plan, inputs, device)
+    truth = GEMM.reference(problem, inputs)
+    for item in problem.operands:
+        if item.role is Role.OUTPUT:
+            depth = max(product.k for product in problem.products)
+            result = compare(
+                memory[item.name].view, truth[item.name], problem.dtype_c, max(depth, 1), problem.dtype_acc
+            )
+            assert result.passed, f"{item.name} of {config.name}: {result}"
+    return plan
+
+
+@pytest.mark.parametrize("request_", list(gemm_samples()), ids=lambda request: "-".join(map(str, request.inputs)))
+def test_samples_are_right(request_: OperationRequest, emulated: Emulated, hopper: DeviceInfo) -> None:
+    check(emulated, request_, hopper)
+
+
+@pytest.mark.parametrize("layout", ["rcr", "rrr", "crr", "ccr"])
+@pytest.mark.parametrize("fields", [{}, {"pipeline": "compv3"}, {"persistent": True}], ids=str)
+def test_odd_sizes_in_every_layout(layout: str, fields: dict[str, Any], emulated: Emulated, hopper: DeviceInfo) -> None:
+    m, n, k = 45, 77, 51
+    inputs = {
+        "a": of("bf16", (m, k), (k + 3, 1) if layout[0] == "r" else (1, m + 2)),
+        "b": of("bf16", (k, n), (n + 1, 1) if layout[1] == "r" else (1, k + 5)),
+        "bias": of("fp32", (n,)),
+    }
+    check(emulated, OperationRequest("gemm", inputs, {}, {"unary": "Relu"}), hopper, **fields)
+
+
+def test_slices_of_k_and_groups_and_batches(emulated: Emulated, hopper: DeviceInfo) -> None:
+    split = OperationRequest("gemm", {"a": of("fp16", (40, 500)), "b": of("fp16", (500, 70))})
+    plan = check(emulated, split, hopper, split_k=5, persistent=True)
+    assert plan.workspace_bytes == 2 * 3 * 4 * 32 * 32 * 4  # slices are whole tiles of K: four of 128
+    inputs = {}
+    for group, (rows, depth) in enumerate(((70, 33), (0, 20), (5, 0), (1, 100))):
+        inputs |= {f"a[{group}]": of("fp16", (rows, depth)), f"b[{group}]": of("fp16", (depth, 40))}
+        inputs[f"d[{group}][0]"] = of("fp16", (rows, 40))
+    check(emulated, OperationRequest("gemm", inputs), hopper)
+    batch = {"a": of("fp16", (3, 33, 20)), "b": of("fp16", (3, 20, 40)), "d[0]": of("fp32", (3, 33, 1))}
+    check(emulated, OperationRequest("gemm", batch, {}, {"alpha": 0.5}), hopper, split_k=2)
+
+
+def test_what_is_chosen_for_unaligned_operands_is_right(emulated: Emulated, hopper: DeviceInfo) -> None:
+    request = OperationRequest("gemm", {"a": of("bf16", (33, 77)), "b": of("bf16", (77, 41), (1, 77))})
+    problem = GEMM.parse(request)
+    for config in GEMM.candidates(problem, hopper)[:2]:
+        check(emulated, request, hopper, **{name: getattr(config, name) for name in ("tile", "wave", "stages")})
