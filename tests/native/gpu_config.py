@@ -55,7 +55,9 @@ class GpuConfig(Config):
             for lines, depth in ((k, m) if self.a_col else (m, k), (n, k) if self.b_col else (k, n))
         )
         tile = (m + n) * k * size
-        ring = tile if self.pipeline == "compv3" else max(self.stages * tile, tile + max(2, self.stages - 1) * raw)
+        ring = tile if self.pipeline == "compv3" else self.stages * tile
+        if self.pipeline != "compv3" and size < 4:
+            ring = max(ring, tile + max(2, self.stages - 1) * raw)
         strip = 0
         if self.epilogue == "cshuffle":
             rows = 16

@@ -68,7 +68,7 @@ class Arena:
     """Device memory that mirrors the guarded host memory of calls, at the same alignment, between guard bytes."""
 
     def __init__(self, nbytes: int = 1 << 28) -> None:
-        self.memory = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+        self.memory = torch.full((nbytes,), 0xFF, dtype=torch.uint8, device="cuda")
         self.used = 0
         self.places: list[tuple[Guarded, int]] = []
 

@@ -1,6 +1,8 @@
 // The fp32 atom of every GPU: fused multiply-adds, no matrix unit. The lanes of a wave stand 8 (rows) x kWave/8
-// (columns); each computes kM/8 x kN/(kWave/8) results of the wave's part. Which ones follows from how an operand lies
-// in shared memory, so that every read is a vector without bank conflicts:
+// (columns); each computes kM/8 x kN/(kWave/8) results of the wave's part. Lanes i and i^1 stand in one row, i and i^2
+// in one column: where neighbours read the same, NVIDIA's shared memory serves a 16-byte read of a wave in two passes
+// instead of four. Which results are a lane's follows from how an operand lies in shared memory, so that every read is a
+// vector without bank conflicts:
 //   k contiguous (a line per row): every 8th row, some steps of k at a time
 //   rows contiguous (a line per k): up to four neighbouring rows, then the next 8 * that
 #pragma once
@@ -55,6 +57,8 @@ struct SimtAtom {
   using Accumulator = float;
   static constexpr bool is_float = true;
   static constexpr int lanes_m = 8, lanes_n = kWave / 8;
+  static constexpr int lane_row(int lane) { return lane / 2 % 8; }
+  static constexpr int lane_column(int lane) { return lane % 2 + lane / 16 * 2; }
   static constexpr int depth = TileA::k_major || TileB::k_major ? 4 : 1;  // steps of k at a time
   static constexpr int rows = kM / lanes_m, columns = kN / lanes_n;
   using SideA = SimtSide<TileA, lanes_m, rows, depth>;
@@ -75,8 +79,8 @@ struct SimtAtom {
   }
 
   TW_DEVICE static void load(Fragments& f, uint32_t tile_a, uint32_t tile_b, int m0, int n0, int lane, int kk) {
-    SideA::load(f.a, tile_a, m0, lane % lanes_m, kk);
-    SideB::load(f.b, tile_b, n0, lane / lanes_m, kk);
+    SideA::load(f.a, tile_a, m0, lane_row(lane), kk);
+    SideB::load(f.b, tile_b, n0, lane_column(lane), kk);
   }
 
   TW_DEVICE void multiply(const Fragments& f) {
@@ -94,9 +98,9 @@ struct SimtAtom {
   static constexpr int strips = rows / SideA::vector, strip_rows = lanes_m * SideA::vector;
   static constexpr int runs_per_row = columns / run, strip_runs = SideA::vector * runs_per_row;
 
-  static constexpr int run_row(int lane, int index) { return SideA::place(lane % lanes_m, index / runs_per_row); }
+  static constexpr int run_row(int lane, int index) { return SideA::place(lane_row(lane), index / runs_per_row); }
   static constexpr int run_column(int lane, int index) {
-    return SideB::place(lane / lanes_m, index % runs_per_row * run);
+    return SideB::place(lane_column(lane), index % runs_per_row * run);
   }
   TW_DEVICE void get(float (&x)[run], int strip, int index) const {
     TW_UNROLL

@@ -41,10 +41,11 @@ struct Gemm {
   static constexpr bool is_async = Config::pipeline != Pipeline::compv3;
   static constexpr int stages = is_async ? Config::stages : 1;
   static_assert(stages >= (is_async ? 2 : 1), "an asynchronous pipeline has two stages or more");
-  static constexpr int raw_stages = max_of(2, stages - 1);
+  static constexpr bool has_raw = TileA::has_raw;
+  static constexpr int raw_stages = has_raw ? max_of(2, stages - 1) : stages;
   static constexpr int tile_bytes = TileA::bytes + TileB::bytes, raw_bytes = TileA::raw_bytes + TileB::raw_bytes;
   static constexpr int ring_bytes =
-      is_async ? max_of(stages * tile_bytes, tile_bytes + raw_stages * raw_bytes) : tile_bytes;
+      is_async && has_raw ? max_of(stages * tile_bytes, tile_bytes + raw_stages * raw_bytes) : stages * tile_bytes;
   // cshuffle: every wave stages a strip of its part. Rows lie 8 words further apart than they are long, which spreads
   // the fragments' writes over the banks.
   static constexpr bool shuffles = Config::epilogue == EpilogueKind::cshuffle;
@@ -80,10 +81,13 @@ struct Gemm {
 
   TW_DEVICE static void copy_step(bool aligned, const Operand<TileA>& a, const Operand<TileB>& b, int step, int slot,
                                   const Where& at) {
+    const uint32_t place = at.shared + slot * tile_bytes;
     if (aligned) {
-      const uint32_t to = at.shared + slot * tile_bytes;
-      LoaderA::copy_aligned(to, a.at(step), at.thread);
-      LoaderB::copy_aligned(to + TileA::bytes, b.at(step), at.thread);
+      LoaderA::copy_aligned(place, a.at(step), at.thread);
+      LoaderB::copy_aligned(place + TileA::bytes, b.at(step), at.thread);
+    } else if constexpr (!has_raw) {
+      LoaderA::copy_words(place, a.at(step), at.thread);
+      LoaderB::copy_words(place + TileA::bytes, b.at(step), at.thread);
     } else {
       const uint32_t to = at.shared + tile_bytes + slot * raw_bytes;
       LoaderA::copy_raw(to, a.at(step), at.thread);
@@ -91,7 +95,7 @@ struct Gemm {
     }
   }
 
-  // In the ring a tile is multiplied where it arrived; a raw one is realigned into the tile before the ring first.
+  // A tile is multiplied where it arrived in the ring; a raw one is realigned first, into the tile before the ring.
   TW_DEVICE static void run_async(Atom& atom, const Operand<TileA>& a, const Operand<TileB>& b, int steps,
                                   const Where& at) {
     const bool aligned = a.aligned() && b.aligned();
@@ -109,7 +113,7 @@ struct Gemm {
       next = next == ahead ? 0 : next + 1;
       if (step < 0) continue;
       uint32_t tile = at.shared + slot * tile_bytes;
-      if (!aligned) {
+      if (has_raw && !aligned) {
         const uint32_t raw = at.shared + tile_bytes + slot * raw_bytes;
         tile = at.shared;
         LoaderA::realign(raw, tile, a.at(step), at.thread);

@@ -20,9 +20,11 @@ struct OperandTile {
   static constexpr int chunks = line_bytes / 16;
   static constexpr int bytes = lines * line_bytes;
   static_assert(line_bytes % 16 == 0 && chunks > 0, "a line of a tile is a multiple of 16 bytes");
-  // Lines as they come from memory that is not 16-byte aligned: one chunk more, shifted by 0 to 15 bytes.
+  // Lines as they come from memory that is not 16-byte aligned: one chunk more, shifted by 0 to 15 bytes. Elements of 4
+  // bytes need no such detour.
+  static constexpr bool has_raw = element_bytes < 4;
   static constexpr int raw_chunks = chunks + 1;
-  static constexpr int raw_bytes = lines * raw_chunks * 16;
+  static constexpr int raw_bytes = has_raw ? lines * raw_chunks * 16 : 0;
   // 8-bit elements with k across the lines: a matrix load takes lines 0, 1, 4, 5, 8, 9, 12, 13 (see atom_mma.hpp), else
   // eight neighbours.
   static constexpr bool byte_lines = !kKMajor && element_bytes == 1;

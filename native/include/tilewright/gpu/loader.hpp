@@ -1,6 +1,7 @@
 // Tiles from global to shared memory, zero where the matrix ends. The vector accesses are chosen per task:
 //  * aligned (16-byte aligned lines): chunks go straight to their place.
-//  * raw (any alignment): the aligned chunks that cover a line are copied as they are, and `realign` moves the bytes to
+//  * words (fp32 of any alignment): the same, element by element.
+//  * raw (smaller elements of any alignment): the aligned chunks that cover a line are copied as they are, and `realign` moves the bytes to
 //    where they belong. Nothing outside of 16-byte units that hold wanted bytes is read.
 #pragma once
 #include "tilewright/gpu/layout.hpp"
@@ -110,6 +111,17 @@ struct Loader {
       }
   }
 
+  TW_DEVICE static void copy_words(uint32_t to, const Panel& panel, int thread) {
+    constexpr int kWords = Tile::chunks * 4, kTotal = Tile::lines * kWords;
+    TW_UNROLL_BY(8)
+    for (int j = 0; j < ceil_div(kTotal, kThreads); j++) {
+      const int id = thread + j * kThreads, line = id / kWords, word = id % kWords;
+      if (kTotal % kThreads == 0 || id < kTotal)
+        copy_word_async(to + Tile::offset(line, word / 4) + word % 4 * 4, panel.base + line * panel.ld + word * 4,
+                        line < panel.lines && word * 4 < panel.bytes);
+    }
+  }
+
   TW_DEVICE static void copy_raw(uint32_t to, const Panel& panel, int thread) {
     TW_UNROLL_BY(4)
     for (int j = 0; j < per_thread; j++)
@@ -130,15 +142,25 @@ struct Loader {
 
   // From a raw copy of the panel to the tile.
   TW_DEVICE static void realign(uint32_t from, uint32_t to, const Panel& panel, int thread) {
-    TW_UNROLL_BY(2)
-    for (int j = 0; j < per_thread; j++)
-      if (exists(thread, j)) {
-        const Place at = place(thread, j);
-        const int shift = (int)(((uint32_t)(uintptr_t)panel.base + (uint32_t)at.line * (uint32_t)panel.ld) & 15);
-        const uint32_t source = from + (at.line * Tile::raw_chunks + at.chunk) * 16;
-        store_shared(to + offset_of(thread, j),
-                     shift_bytes(load_shared<4>(source), load_shared<4>(source + 16), shift));
-      }
+    constexpr int kBatch = min_of(4, per_thread);  // read together: writes between reads would hold them up
+    TW_NO_UNROLL
+    for (int j0 = 0; j0 < per_thread; j0 += kBatch) {
+      Words<4> low[kBatch], high[kBatch];
+      TW_UNROLL
+      for (int l = 0; l < kBatch; l++)
+        if (j0 + l < per_thread && exists(thread, j0 + l)) {
+          const Place at = place(thread, j0 + l);
+          const uint32_t source = from + (at.line * Tile::raw_chunks + at.chunk) * 16;
+          low[l] = load_shared<4>(source), high[l] = load_shared<4>(source + 16);
+        }
+      TW_UNROLL
+      for (int l = 0; l < kBatch; l++)
+        if (j0 + l < per_thread && exists(thread, j0 + l)) {
+          const int line = place(thread, j0 + l).line;
+          const int shift = (int)(((uint32_t)(uintptr_t)panel.base + (uint32_t)line * (uint32_t)panel.ld) & 15);
+          store_shared(to + offset_of(thread, j0 + l), shift_bytes(low[l], high[l], shift));
+        }
+    }
   }
 
   // ---- through registers ----

@@ -15,6 +15,7 @@
 //                            workgroup) is visible to those who arrive later
 //   copy_async(address, p, bytes), commit_async(), wait_async<N>()   16 bytes from global to shared memory, of which
 //                            the first `bytes` are read and the rest is zero; groups complete in order
+//   copy_word_async(address, p, exists)   likewise 4 bytes, or zero
 //   funnel_right(low, high, bits), permute_bytes(x, y, selector)
 //   bits_of(x), float_of(bits), fma(x, y, z), reciprocal(x)   reciprocal: within 1 ulp; subnormal results may be 0
 //   half_to_float(bits), pack_halves(low, high), pack_bfloats(low, high), nearest_integer(x)   as core/types.hpp rules

@@ -184,6 +184,9 @@ TW_DEVICE void copy_async(uint32_t address, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes)
                : "memory");
 }
+TW_DEVICE void copy_word_async(uint32_t address, const void* from, bool exists) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(exists ? 4 : 0) : "memory");
+}
 TW_DEVICE void commit_async() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending>
 TW_DEVICE void wait_async() {

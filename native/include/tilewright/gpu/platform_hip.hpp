@@ -155,6 +155,9 @@ TW_DEVICE void copy_async(uint32_t address, const void* from, int bytes) {
   }
   store_shared(address, x);
 }
+TW_DEVICE void copy_word_async(uint32_t address, const void* from, bool exists) {
+  store_shared(address, exists ? load_global<Words<1>>(from) : Words<1>{});
+}
 TW_DEVICE void commit_async() {}
 template <int kPending>
 TW_DEVICE void wait_async() {}

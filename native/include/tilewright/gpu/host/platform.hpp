@@ -40,7 +40,7 @@ namespace host {
 struct Copy {
   uint32_t to;
   const void* from;
-  int bytes, group;
+  int size, bytes, group;  // `size` bytes are written, of which `bytes` are read
 };
 
 struct Fiber {
@@ -267,7 +267,12 @@ inline void copy_async(uint32_t address, const void* from, int bytes) {
   if ((uintptr_t)from % 16 != 0) host::fail("misaligned asynchronous copy");
   if (bytes < 0 || bytes > 16) host::fail("an asynchronous copy takes 0 to 16 bytes");
   host::Fiber& fiber = *host::group.current;
-  fiber.copies.push_back({address, from, bytes, fiber.groups_committed});
+  fiber.copies.push_back({address, from, 16, bytes, fiber.groups_committed});
+}
+inline void copy_word_async(uint32_t address, const void* from, bool exists) {
+  if ((uintptr_t)from % 4 != 0) host::fail("misaligned asynchronous copy");
+  host::Fiber& fiber = *host::group.current;
+  fiber.copies.push_back({address, from, 4, exists ? 4 : 0, fiber.groups_committed});
 }
 inline void commit_async() { host::group.current->groups_committed++; }
 template <int kPending>
@@ -279,8 +284,8 @@ void wait_async() {
       later.push_back(copy);
       continue;
     }
-    unsigned char* to = host::shared_at(copy.to, 16);
-    memset(to, 0, 16);
+    unsigned char* to = host::shared_at(copy.to, (size_t)copy.size);
+    memset(to, 0, (size_t)copy.size);
     memcpy(to, copy.from, (size_t)copy.bytes);
   }
   fiber.copies.swap(later);
