@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from tilewright import packets
 from tilewright.cuda import driver
-from tilewright.errors import ResourceExhaustedError, TilewrightError, UnavailableError
+from tilewright.errors import TilewrightError, UnavailableError
 from tilewright.local import Connection
 from tilewright.packets import HEADER
 
@@ -168,14 +168,21 @@ class Lanes:
         if lane is None or lane.broken:
             with self._lock:
                 self._check()
-                lane = self._shared(device) or self._open(lambda: Lane(self._path, self._token, self._timeout, device))
+                lane = self._thread_lane(device)
                 self._threads.add(lane)
             own[device] = lane
         return lane
 
-    def _shared(self, device: str) -> Lane | None:
+    def _thread_lane(self, device: str) -> Lane:
+        """One more connection; if there may be no more, one of another thread."""
         alike = [other for other in self._threads if other.device == device and not other.broken]
-        return alike[threading.get_ident() % len(alike)] if len(alike) >= MAX_LANES else None
+        try:
+            if len(alike) < MAX_LANES:
+                return self._open(lambda: Lane(self._path, self._token, self._timeout, device))
+        except NoLaneError:
+            if not alike:
+                raise
+        return alike[threading.get_ident() % len(alike)]
 
     def of_stream(self, device: str, ordinal: int, stream: int) -> StreamLane:
         """The connection for a stream of this process, attached to the server's ``device``."""
@@ -185,28 +192,37 @@ class Lanes:
                 self._check()
                 lane = self._streams.get((device, stream))
                 if lane is None or lane.broken:
-                    self._drop_oldest()
-                    lane = self._open(
-                        lambda: StreamLane(self._path, self._token, self._timeout, device, ordinal, stream)
-                    )
+                    lane = self._stream_lane(device, ordinal, stream)
                     self._streams[device, stream] = lane
         return lane
+
+    def _stream_lane(self, device: str, ordinal: int, stream: int) -> StreamLane:
+        """One more connection, in place of the oldest if there may be no more. (Streams come and go, and nobody tells.
+        Who still holds a lane goes on using it; it closes when it is not used any more.)
+        """
+
+        def make() -> StreamLane:
+            return self._open(lambda: StreamLane(self._path, self._token, self._timeout, device, ordinal, stream))
+
+        if len(self._streams) < MAX_LANES:
+            try:
+                return make()
+            except NoLaneError:
+                if not self._streams:
+                    raise
+        del self._streams[next(iter(self._streams))]
+        return make()
 
     def _open(self, make: Callable[[], T]) -> T:
         try:
             return make()
-        except (OSError, ResourceExhaustedError) as error:
+        except (OSError, TilewrightError) as error:
             raise NoLaneError(
-                f"the server takes no more local connections: {error}",
+                f"the server takes no further local connection: {getattr(error, 'message', error)}",
                 field="session",
                 rule="local_socket",
                 fix="start the server again if it is gone, then call reconnect(); or use fewer threads and streams",
             ) from None
-
-    def _drop_oldest(self) -> None:
-        """Streams come and go, and nobody tells. Who still holds a lane goes on using it; it closes when unused."""
-        if len(self._streams) >= MAX_LANES:
-            del self._streams[next(iter(self._streams))]
 
     def _check(self) -> None:
         if self._closed:

@@ -60,7 +60,7 @@ class Connection:
         try:
             self.socket.settimeout(HELLO_TIMEOUT_S)
             self.socket.connect(path)
-            self.request(packets.HELLO, packets.VERSION, token)
+            self._introduce(token)
             self.socket.settimeout(None)
             if timeout is not None:
                 # The kernel's own timeout: Python's would cost a poll() for every packet.
@@ -70,6 +70,13 @@ class Connection:
         except BaseException:
             self.socket.close()
             raise
+
+    def _introduce(self, token: bytes) -> None:
+        self.send(HEADER.pack(packets.HELLO, 0, 0, self.next_sequence(), packets.VERSION) + token)
+        # Whatever its number: a server that has no room answers before it has read anything.
+        _, reply = self._receive()
+        if isinstance(reply, TilewrightError):
+            raise reply
 
     def request(self, kind: int, value: int, payload: bytes = b"", fds: Sequence[int] = (), slot: int = 0) -> Reply:
         """Send a packet and wait for its reply. Raises what the server answers, ``UnavailableError`` if it went away,

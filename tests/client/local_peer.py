@@ -42,6 +42,7 @@ class LocalPeer:
         self.failing: set[int] = set()
         self.refuse: Fault | None = None
         self.delay = 0.0
+        self.room = 1000
         self.ended = 0
         self._connections: list[socket.socket] = []
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -63,6 +64,10 @@ class LocalPeer:
         with contextlib.suppress(OSError):
             while True:
                 connection, _ = self._listener.accept()
+                if len(self._connections) >= self.room:
+                    connection.send(HEADER.pack(0x81, 1, 0, 0, 0) + Fault("resource_exhausted", "quota").payload)
+                    connection.close()
+                    continue
                 self._connections.append(connection)
                 number = len(self._connections)
                 threading.Thread(target=self._serve, args=(connection, number), daemon=True).start()

@@ -195,6 +195,20 @@ def test_more_threads_than_connections_share(peer: LocalPeer, monkeypatch: pytes
     lanes.close()
 
 
+def test_threads_share_when_the_server_has_no_room(peer: LocalPeer) -> None:
+    lanes = Lanes(peer.path, TOKEN, 5.0)
+    peer.room = 1
+    mine = lanes.of_thread()
+    found: list[Lane] = []
+    thread = threading.Thread(target=lambda: found.append(lanes.of_thread()))
+    thread.start()
+    thread.join()
+    assert found == [mine]
+    with pytest.raises(NoLaneError, match="no further local connection"):
+        lanes.of_thread("another device")
+    lanes.close()
+
+
 def test_a_refused_lane_says_that_grpc_may_do(peer: LocalPeer) -> None:
     lanes = Lanes(peer.path, TOKEN, 5.0)
     peer.refuse = Fault("resource_exhausted", "session_connections")
