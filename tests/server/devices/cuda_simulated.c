@@ -405,6 +405,7 @@ R cuModuleGetFunction(Func** f, Module* m, const char* name) {
   return OK;
 }
 R cuFuncGetParamInfo(Func* f, size_t i, size_t* offset, size_t* size) { ENTER; if (i) return INVALID_VALUE; *offset = f->kernel->params % 64 ? 0 : 48, *size = f->kernel->params; return OK; }
+R cuFuncLoad(Func* f) { ENTER; return f ? OK : INVALID_VALUE; }
 R cuFuncSetAttribute(Func* f, int a, int v) { ENTER; if (a == 8) { if (v > SHARED_MAX) return INVALID_VALUE; f->shared_max = v; } else if (a != 14) return INVALID_VALUE; return OK; }
 
 typedef struct { int id, pad; union { unsigned dim[3]; int flag; char bytes[64]; } value; } Attribute;

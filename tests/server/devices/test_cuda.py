@@ -322,6 +322,24 @@ def test_what_launches_may_use_is_given_back_behind_them(
     assert (get(gpu, out) == 3).all()
 
 
+def test_new_kernels_run_while_another_stream_stands_still(
+    gpu: CudaDevice, entry: Callable[[str], int], cubin: Path
+) -> None:
+    flag, out, stream = gpu.allocate(8), gpu.allocate(8), gpu.open_stream()
+    args = Struct((Pointer("out"),))
+    gate = gpu.program([stage(entry("gate"), args, grid=(1, 1, 1), block=(1, 1, 1))], ["out"])
+    stream.launch(gate, (flag.address,), 0, 0)
+    begin = time.monotonic()
+    function = gpu.load(cubin).function("shared_bytes")
+    gpu.program([stage(function, args, grid=(1, 1, 1), shared_bytes=100 << 10)], ["out"]).run([out.address], 0)
+    assert time.monotonic() - begin < 5
+    assert not stream.lane.is_idle
+    assert get(gpu, out, np.int64)[0] == 25 << 10
+    gpu.write(flag, 0, memoryview(np.ones(1, np.int64)))
+    stream.synchronize()
+    stream.close()
+
+
 def test_a_stream_needs_events_to_use_them(gpu: CudaDevice, entry: Callable[[str], int]) -> None:
     x, stream = put(gpu, np.ones(N, np.float32)), gpu.open_stream()
     add = gpu.program([stage(entry("add"), ADD)], ["x", "y", "out"])

@@ -31,6 +31,8 @@ class Function:
         self._shared_bytes = 0
         self._cluster = 1
         self._lock = threading.Lock()
+        # Code that is loaded at its first launch would make that launch wait for everything else on the device.
+        driver.check(api.cuFuncLoad(handle), "loading a kernel")
         info = api.cuFuncGetParamInfo(handle, 0)
         # The offset that comes with the size counts from before the first parameter on some drivers.
         self.param_bytes = 0 if info[0] else int(info[2])
