@@ -35,8 +35,8 @@ TW_SM90 void signal_barrier(int id, int threads) {
 // engine. Each writing thread calls it, then a barrier follows, then the access.
 TW_SM90 void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// A launch that may overlap the one before (programmatic dependent launch): wait until all its writes are visible; no-op
-// otherwise. Nothing of device memory that another kernel may write is to be touched earlier.
+// A launch that may overlap the one before (programmatic dependent launch): wait until all its writes are visible;
+// no-op otherwise. Nothing of device memory that another kernel may write is to be touched earlier.
 TW_SM90 void wait_for_previous_launch() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 // Lets the next launch begin its prologue.
 TW_SM90 void release_next_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }

@@ -27,8 +27,8 @@ TW_SM90 void cluster_sync() {
   cluster_wait();
 }
 
-// Writes 16 bytes into the memory of another workgroup of the cluster; its barrier counts them. Both are addresses in the
-// cluster's window, of one workgroup. Nobody has to wait or fence on this side.
+// Writes 16 bytes into the memory of another workgroup of the cluster; its barrier counts them. Both are addresses in
+// the cluster's window, of one workgroup. Nobody has to wait or fence on this side.
 TW_SM90 void send_words(uint32_t to, uint32_t barrier, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(to),
@@ -55,7 +55,8 @@ struct ClusterShape {
   TW_SM90 static uint16_t column_mask(int rank) {
     return (uint16_t)(((1u << kM) - 1) << (n_of(rank) * kM));
   }
-  // The i-th of `peers` workgroups that share a row or a column with `rank`: first its column, then the rest of its row.
+  // The i-th of `peers` workgroups that share a row or a column with `rank`: first its column, then the rest of its
+  // row.
   TW_SM90 static int peer(int rank, int i) {
     if (i < kM) return n_of(rank) * kM + i;
     const int other = i - kM;  // the n of row mates, own n left out

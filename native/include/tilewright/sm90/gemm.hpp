@@ -1,5 +1,45 @@
-// The GEMM of Hopper's ws pipeline: one producer warpgroup feeds a ring of shared-memory stages through the copy engine,
-// consumer warpgroups multiply (wgmma) and write the results.
+// The GEMM of Hopper's ws pipeline: one producer warpgroup feeds a ring of shared-memory stages through the copy
+// engine, consumer warpgroups multiply (wgmma) and write the results.
+//
+// Roles. threads = 128 * (1 + consumers); consumers = 2 with pingpong, else wave_m * wave_n. X is the operand whose
+// rows are the wgmma's M (A; with transpose_c B), Y the other one: x_tile = tile_m (tile_n), y_tile = tile_n (tile_m).
+// N = y_tile / y waves.
+//
+// Valid configurations (gemm_plan.hpp asserts all of it):
+//   types      A, B both fp16, both bf16, both int8, or any pair of fp8 and bf8; C fp32, fp16 or bf16, after int8 also
+//              int32
+//   layouts    16-bit: all four; 8-bit: K contiguous in A and B. The tile of an MN-major operand is a multiple of 64
+//              (times the extent of the cluster that shares it)
+//   tiles      x_tile: multiples of 64 * x waves; y_tile: of 8 * y waves; N <= 256, with int8 8, 24 or multiples of 16;
+//              tile_k: lines of 128 bytes (64 or 128 elements and multiples), at most 256
+//   registers  accumulators = x_tile / x waves / 64 * N / 2 per thread, twice that with promote: at most 227 with 1
+//              consumer, 204 with 2, 132 with 3, 84 with 4. Without spills in practice: 192 with 1 and 2 consumers
+//              (128x192 pingpong, 256x192 cooperative), 128 if C is int32 or steps are fused
+//   pingpong   wave (1, 1, 1), persistent; each of the two consumers has its own tile of tile_m x tile_n
+//   cluster    cluster_m * cluster_n <= 8; A's tile is cut in cluster_n parts, B's in cluster_m, of whole 8 rows
+//   cluster_k  an optional constant, 1 if absent. n > 1: cluster_m = cluster_n = 1, split_k = n <= 8, not persistent:
+//              the slices of a tile are one cluster and meet in its shared memory, without workspace and counters
+//   split_k    cooperative or pingpong, persistent or not, grouped or not; at most 65535 slices with 2 consumers of a
+//              tile, 1023 with 3, 255 with 4
+//   stream     reduction = linear: cooperative, persistent, one task, split_k = 1
+//   promote    fp8, bf8: products (of 32 along k) between promotions, a multiple of tile_k / 32
+//   cshuffle   N * sizeof(C) a multiple of 128 (transpose_c: any N, one y wave); rows of C aligned to 16 bytes (base,
+//              ldc, batch stride); any n
+//   default_   any N, any alignment of C
+//   A and B: aligned to 16 bytes, row and batch strides too.
+//
+// Shared memory: stages * (tile_m + tile_n) * tile_k * sizeof(A) + staging + gather + 512 bytes, at most 232448.
+//   staging    cshuffle: consumers * min(2, pieces) * bytes of a piece. A consumer has x_tile / x waves / 64 * N *
+//              sizeof(C) / 128 pieces of 8192 bytes, with transpose_c x_tile / x waves / 64 of N * 64 * sizeof(C)
+//   gather     (cluster_k - 1) * tile_m * tile_n * 4
+//   stages     as many as fit, at most 24
+//
+// Launch. Tiles are counted in whole clusters, in launch.tiles and first_tile too: tiles = batch * (ceil(m / tile_m)
+// rounded up to cluster_m) * (ceil(n / tile_n) rounded up to cluster_n). grid.x = tiles * split_k; persistent: at most
+// the multiprocessors, rounded down to the cluster; Stream-K: all of those. Cluster: (cluster_m * cluster_n *
+// cluster_k, 1, 1). Programmatic dependent launch is safe, and pays: memory is touched only after the launch before.
+// Workspace: tiles * split_k * tile_m * tile_n * 4 bytes; Stream-K: grid.x * 2 * tile_m * tile_n * 4. Counters: 4 bytes
+// per tile.
 #pragma once
 #include "tilewright/sm90/mainloop.hpp"
 #include "tilewright/sm90/output.hpp"

@@ -1,7 +1,7 @@
 // What follows from a GEMM's configuration at compile time: roles, shapes, the layout of shared memory.
 //
-// The kernel multiplies X (64-row pieces, the wgmma's M) by Y (its N). Ordinarily X = A and Y = B; with transpose_c X = B
-// and Y = A, so that C^T is computed and a small m costs little.
+// The kernel multiplies X (64-row pieces, the wgmma's M) by Y (its N). Ordinarily X = A and Y = B; with transpose_c X =
+// B and Y = A, so that C^T is computed and a small m costs little.
 #pragma once
 #include "tilewright/gpu/gemm_params.hpp"
 #include "tilewright/sm90/mbarrier.hpp"
@@ -89,10 +89,12 @@ struct GemmPlan {
   }
   static constexpr int band = band_for(1);
 
-  static_assert(is_same<X, Y> || (X::is_float && Y::is_float && element == 1 && size_of<Y> == 1), "one kind of operands");
+  static_assert(is_same<X, Y> || (X::is_float && Y::is_float && element == 1 && size_of<Y> == 1),
+                "one kind of operands");
   static_assert(x_tile % (64 * x_waves) == 0, "a consumer computes whole pieces of 64 rows");
   static_assert(y_tile % (8 * y_waves) == 0 && columns <= 256, "the wgmma's N is a multiple of 8 up to 256");
-  static_assert(X::is_float || columns == 8 || columns == 24 || columns % 16 == 0, "int8: N is 8, 24 or a multiple of 16");
+  static_assert(X::is_float || columns == 8 || columns == 24 || columns % 16 == 0,
+                "int8: N is 8, 24 or a multiple of 16");
   static_assert(element == 2 || (!x_mn && !y_mn), "8-bit operands are K-major");
   static_assert(tile_k * element % 128 == 0 && tile_k <= 256, "steps of 128 bytes along k");
   static_assert((!a_mn || tile_m % 64 == 0) && (!b_mn || tile_n % 64 == 0), "MN-major operands come in panels of 64");
@@ -104,7 +106,8 @@ struct GemmPlan {
   static_assert(2 * stages * 8 + 4 * 8 <= kBarrierBytes, "too many stages");
   static_assert(shared_bytes <= kSharedBytes, "too much shared memory");
   static_assert(accumulators * (promote ? 2 : 1) <= Registers::consumer - 28, "too many accumulators");
-  static_assert(promote == 0 || (element == 1 && X::is_float && promote % k_steps == 0), "promotion: fp8, whole stages");
+  static_assert(promote == 0 || (element == 1 && X::is_float && promote % k_steps == 0),
+                "promotion: fp8, whole stages");
   static_assert(!stream || (!split && !C::grouped && C::persistent), "Stream-K: one task, persistent, no split-K");
   static_assert(cluster_k == 1 || (cluster_k == C::split_k && Cluster::size == 1 && cluster_k <= 8 && !C::persistent),
                 "cluster_k: all slices of a tile in one cluster, not persistent");

@@ -6,8 +6,8 @@
 
 namespace tw::sm90 {
 
-// The copies of one operand's tile. kMn: MN-major. kRows: rows of the whole tile (along m or n), of which this workgroup
-// loads the part-th of kParts equal parts, for all kParts workgroups in `ranks`.
+// The copies of one operand's tile. kMn: MN-major. kRows: rows of the whole tile (along m or n), of which this
+// workgroup loads the part-th of kParts equal parts, for all kParts workgroups in `ranks`.
 template <bool kMn, int kRows, int kTileK, int kElement, int kParts>
 TW_SM90 void load_tile(uint32_t to, const void* map, int k, int row, int batch, uint32_t barrier, int part,
                        uint16_t ranks) {
@@ -34,7 +34,8 @@ TW_SM90 void produce(Queue queue, const Tasks& tasks, RingBarriers<Plan::stages>
   Work work;
   while (queue.next(work)) {
     const auto& task = tasks.at(work.task);
-    const int a_batch = task.problem.stride_a == 0 ? 0 : work.batch, b_batch = task.problem.stride_b == 0 ? 0 : work.batch;
+    const int a_batch = task.problem.stride_a == 0 ? 0 : work.batch;
+    const int b_batch = task.problem.stride_b == 0 ? 0 : work.batch;
     const int row = work.tile_m * Plan::tile_m, column = work.tile_n * Plan::tile_n;
     int k = work.first_step * Plan::tile_k;
 #pragma unroll 1
@@ -108,7 +109,8 @@ struct Consumer {
     for (int step = 0; step < Plan::k_steps; step++)
 #pragma unroll
       for (int r = 0; r < kRepeats; r++)
-        wgmma<typename Plan::Text>(acc[r], xs.plus(x_offset(step) + r * kXRepeat), ys.plus(y_offset(step)), step | keep);
+        wgmma<typename Plan::Text>(acc[r], xs.plus(x_offset(step) + r * kXRepeat), ys.plus(y_offset(step)),
+                                   step | keep);
     wgmma_commit();
   }
 

@@ -1,5 +1,5 @@
-// Barriers in shared memory that count arrivals and bytes (mbarrier), and the state of a ring of buffers guarded by them.
-// Barriers are named by their shared-memory address.
+// Barriers in shared memory that count arrivals and bytes (mbarrier), and the state of a ring of buffers guarded by
+// them. Barriers are named by their shared-memory address.
 #pragma once
 #include "tilewright/sm90/cluster.hpp"
 
@@ -14,9 +14,9 @@ TW_SM90 void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cl
 TW_SM90 void arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// The same at a barrier of any workgroup of the cluster, by its address in the cluster's window. Orders nothing but what
-// the tensor cores and the copy engine have completed: a release at cluster scope would wait for all of the thread's
-// memory accesses each time.
+// The same at a barrier of any workgroup of the cluster, by its address in the cluster's window. Orders nothing but
+// what the tensor cores and the copy engine have completed: a release at cluster scope would wait for all of the
+// thread's memory accesses each time.
 TW_SM90 void arrive_mapped(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }

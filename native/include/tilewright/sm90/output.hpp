@@ -1,5 +1,5 @@
-// From the accumulators of one consumer warpgroup to C: the fused epilogue, then either pieces that are staged in shared
-// memory and stored by the copy engine while the next ones are prepared, or predicated stores by the threads.
+// From the accumulators of one consumer warpgroup to C: the fused epilogue, then either pieces that are staged in
+// shared memory and stored by the copy engine while the next ones are prepared, or predicated stores by the threads.
 #pragma once
 #include "tilewright/gpu/epilogue.hpp"
 #include "tilewright/sm90/gemm_plan.hpp"
@@ -165,7 +165,8 @@ struct Output {
           if (f < 2 || b < kLast)
             words[f] = column_pair(acc, (b + f / 2) * 4 + f % 2 * 2, columns[f % 2], i + f / 2 * 8, j + f % 2 * 8);
         if (b < kLast) {
-          store_fragments_transposed(swizzled(buffer, b * 8 + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2), words);
+          store_fragments_transposed(swizzled(buffer, b * 8 + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2),
+                                     words);
         } else {
           const uint32_t two[2] = {words[0], words[1]};
           store_fragments_transposed(swizzled(buffer, b * 8 + lane % 8, warp * 2 + lane / 8 % 2), two);

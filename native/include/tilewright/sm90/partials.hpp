@@ -1,5 +1,6 @@
-// Partial tiles of split-K and Stream-K: every part leaves its sums in the workspace, and whoever comes last adds them in
-// the order of the parts. The result does not depend on who that is. Or, within a cluster, the first part gets them all.
+// Partial tiles of split-K and Stream-K: every part leaves its sums in the workspace, and whoever comes last adds them
+// in the order of the parts. The result does not depend on who that is. Or, within a cluster, the first part gets them
+// all.
 #pragma once
 #include "tilewright/gpu/platform.hpp"
 #include "tilewright/sm90/mbarrier.hpp"
@@ -51,8 +52,8 @@ TW_SM90 void add_partials(T (&sums)[kCount], const SlotOf& slot_of, int parts, i
   }
 }
 
-// The same within a cluster, of which each workgroup has one part. `send_sums`: a warpgroup's sums go to slot `part` - 1
-// of workgroup 0, whose barrier expects them. `gather_sums`: workgroup 0 adds the slots to its own.
+// The same within a cluster, of which each workgroup has one part. `send_sums`: a warpgroup's sums go to slot `part` -
+// 1 of workgroup 0, whose barrier expects them. `gather_sums`: workgroup 0 adds the slots to its own.
 template <class T, int kCount>
 TW_SM90 void send_sums(const T (&sums)[kCount], uint32_t slot, uint32_t barrier, int thread) {
   const uint32_t to = shared_address_in(slot, 0) + thread * 16, at = shared_address_in(barrier, 0);
@@ -91,10 +92,14 @@ TW_SM90 bool arrive_last(uint32_t* counter, int parts, int consumer, uint32_t fl
   if (thread == 0) {
     const uint32_t mask = kBits == 32 ? ~0u : (1u << (kBits % 32)) - 1;
     uint32_t before, last;
-    asm volatile("atom.global.acq_rel.gpu.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(1u << shift) : "memory");
+    asm volatile("atom.global.acq_rel.gpu.add.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(counter), "r"(1u << shift)
+                 : "memory");
     last = ((before >> shift) & mask) == (uint32_t)parts - 1;
     if (last)
-      asm volatile("red.global.relaxed.gpu.add.u32 [%0], %1;" ::"l"(counter), "r"(0u - ((uint32_t)parts << shift)) : "memory");
+      asm volatile("red.global.relaxed.gpu.add.u32 [%0], %1;" ::"l"(counter), "r"(0u - ((uint32_t)parts << shift))
+                   : "memory");
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(flag), "r"(last) : "memory");
   }
   join_barrier(barrier, kWarpgroup);

@@ -1,16 +1,17 @@
-// Which output tile, and which range of its steps along k, a workgroup computes next. All threads of a workgroup (and all
-// workgroups of a cluster, whose tiles are neighbours) go through the same sequence, each computing it for itself.
+// Which output tile, and which range of its steps along k, a workgroup computes next. All threads of a workgroup (and
+// all workgroups of a cluster, whose tiles are neighbours) go through the same sequence, each computing it for itself.
 //
-// Tiles are counted in clusters: a task has rows x columns of them per batch item, rounded up, so that a workgroup at the
-// edge may get a tile that lies outside the result. Within a batch item they are visited in bands of kBand rows, down each
-// band's columns: the tiles that are computed at the same time then form a near square, whose operands fit the L2 cache.
+// Tiles are counted in clusters: a task has rows x columns of them per batch item, rounded up, so that a workgroup at
+// the edge may get a tile that lies outside the result. Within a batch item they are visited in bands of kBand rows,
+// down each band's columns: the tiles that are computed at the same time then form a near square, whose operands fit
+// the L2 cache.
 #pragma once
 #include "tilewright/sm90/cluster.hpp"
 
 namespace tw::sm90 {
 
-// a / b for a >= 0, b > 0: by a reciprocal and two corrections, in a fraction of the compiler's exact sequence. It is on
-// the way to the first copy and between tiles.
+// a / b for a >= 0, b > 0: by a reciprocal and two corrections, in a fraction of the compiler's exact sequence. It is
+// on the way to the first copy and between tiles.
 TW_SM90 int quotient(int a, int b) {
   float inverse;
 #if defined(__CUDA_ARCH__)
@@ -60,7 +61,8 @@ TW_SM90 void place(Work& work, const Extent& extent, int index, int rank) {
 
 // Whole tiles, or `split` slices of each, dealt out to the clusters in turn. Tasks offers
 //   int tiles()                          clusters' tiles of all tasks
-//   Extent find(int index, int& task, int& within)   the task that holds tile `index`, starting the search at `task`, and
+//   Extent find(int index, int& task, int& within)   the task that holds tile `index`, starting the search at `task`,
+//   and
 //                                        the tile's number in it
 template <class Tasks, class Cluster, int kBand, bool kPersistent, bool kSplit>
 struct TileQueue {
@@ -95,9 +97,9 @@ struct TileQueue {
   }
 };
 
-// Stream-K: the steps of the first tiles are cut into equal contiguous ranges, one per cluster, and the remaining tiles,
-// a multiple of the number of clusters, are dealt out whole. A range is at least one tile long unless there are fewer
-// tiles than clusters. One task.
+// Stream-K: the steps of the first tiles are cut into equal contiguous ranges, one per cluster, and the remaining
+// tiles, a multiple of the number of clusters, are dealt out whole. A range is at least one tile long unless there are
+// fewer tiles than clusters. One task.
 template <class Tasks, class Cluster, int kBand>
 struct StreamQueue {
   Extent extent;

@@ -5,14 +5,14 @@
 
 namespace tw::sm90 {
 
-// Where line `line` (128 bytes) and 16-byte block `block` of it lie in a buffer swizzled over 128 bytes, at a multiple of
-// 1024 bytes.
+// Where line `line` (128 bytes) and 16-byte block `block` of it lie in a buffer swizzled over 128 bytes, at a multiple
+// of 1024 bytes.
 TW_SM90 uint32_t swizzled(uint32_t buffer, int line, int block) {
   return buffer + line * 128 + ((block ^ (line & 7)) << 4);
 }
 
-// Stores 4 (2) fragments; lanes 8*i to 8*i+7 give the addresses of the lines of 16 bytes of fragment i. Transposed: each
-// line takes a column.
+// Stores 4 (2) fragments; lanes 8*i to 8*i+7 give the addresses of the lines of 16 bytes of fragment i. Transposed:
+// each line takes a column.
 TW_SM90 void store_fragments(uint32_t address, const uint32_t (&x)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x[0]), "r"(x[1]),
                "r"(x[2]), "r"(x[3])

@@ -1,6 +1,6 @@
-// The bulk tensor copy engine. A map (CUtensorMap, 128 bytes at a multiple of 64) says where a tensor lies and which box
-// of it one copy moves; coordinates are elements, fastest dimension first. Elements outside the tensor read as zero and
-// are not written. One thread issues a copy for all.
+// The bulk tensor copy engine. A map (CUtensorMap, 128 bytes at a multiple of 64) says where a tensor lies and which
+// box of it one copy moves; coordinates are elements, fastest dimension first. Elements outside the tensor read as zero
+// and are not written. One thread issues a copy for all.
 #pragma once
 #include "tilewright/sm90/base.hpp"
 
@@ -22,12 +22,13 @@ TW_SM90 void load_box(uint32_t to, const void* map, Coordinates at, uint32_t bar
       : "memory");
 }
 
-// The same into every workgroup of the cluster whose bit is set in `ranks`, at the same address `to` of each, counted by
-// the barrier at the same address of each.
+// The same into every workgroup of the cluster whose bit is set in `ranks`, at the same address `to` of each, counted
+// by the barrier at the same address of each.
 TW_SM90 void load_box_multicast(uint32_t to, const void* map, Coordinates at, uint32_t barrier, uint16_t ranks) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
-      "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to), "l"(map), "r"(barrier), "r"(at.x), "r"(at.y), "r"(at.z), "h"(ranks)
+      "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to), "l"(map), "r"(barrier), "r"(at.x), "r"(at.y), "r"(at.z),
+      "h"(ranks)
       : "memory");
 }
 

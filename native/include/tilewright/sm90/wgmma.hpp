@@ -1,7 +1,7 @@
-// The warpgroup's asynchronous matrix product (wgmma): D (64 x N, registers) += A (64 x K) x B (K x N), K being 32 bytes.
-// A and B lie in shared memory, swizzled over 128 bytes, and are named by descriptors. fp16 and bf16 operands may be
-// K-major (k contiguous) or MN-major; fp8, bf8 and int8 are K-major. N: multiples of 8 up to 256; int8: 8, 24 and the
-// multiples of 16.
+// The warpgroup's asynchronous matrix product (wgmma): D (64 x N, registers) += A (64 x K) x B (K x N), K being 32
+// bytes. A and B lie in shared memory, swizzled over 128 bytes, and are named by descriptors. fp16 and bf16 operands
+// may be K-major (k contiguous) or MN-major; fp8, bf8 and int8 are K-major. N: multiples of 8 up to 256; int8: 8, 24
+// and the multiples of 16.
 //
 // Thread t of the warpgroup holds, in d[4*j + 2*h + e], row 16*(t/32) + (t%32)/4 + 8*h and column 8*j + 2*(t%4) + e.
 #pragma once
@@ -39,9 +39,11 @@ struct Descriptor {
 };
 // K-major: rows of 128 bytes along k, 8 rows (1024 bytes) after 8 rows; the address is a multiple of 1024 bytes. A step
 // of K is 2 units.
-TW_SM90 Descriptor k_major(uint32_t address) { return {((address & 0x3ffff) >> 4) | (1u << 16), (1024 >> 4) | (1u << 30)}; }
-// MN-major: panels of 64 elements (128 bytes) along m or n, `panel_bytes` apart; within a panel one row of 128 bytes per
-// k. A step of K (16 elements) is 128 units.
+TW_SM90 Descriptor k_major(uint32_t address) {
+  return {((address & 0x3ffff) >> 4) | (1u << 16), (1024 >> 4) | (1u << 30)};
+}
+// MN-major: panels of 64 elements (128 bytes) along m or n, `panel_bytes` apart; within a panel one row of 128 bytes
+// per k. A step of K (16 elements) is 128 units.
 TW_SM90 Descriptor mn_major(uint32_t address, uint32_t panel_bytes) {
   return {((address & 0x3ffff) >> 4) | ((panel_bytes >> 4) << 16), (1024 >> 4) | (1u << 30)};
 }
