@@ -29,6 +29,8 @@ app = typer.Typer(
     epilog=examples("tilewright bench gemm --shapes decode --dtype bf16 --record"),
 )
 
+TOLD = 20
+"""Failures that are spelled out."""
 _SHAPES = (
     "Comma-separated: files (CSV or JSON lines with m, n, k and more), built-in lists (tiny, squares, decode, prefill, "
     "skinny, deep, ragged, batched, large), shapes such as 128x4096x4096 or 16*64x64x64, or - for standard input."
@@ -145,6 +147,8 @@ class _Run:
     layouts: str
     results: list[Result] = field(default_factory=list)
     peers: dict[Case, PeerTime] = field(default_factory=dict)
+    told: int = 0
+    """Failures so far."""
 
     def open(self, stack: ExitStack, output: Path | None, resume: bool, database: Path | None) -> None:
         """Everything that can refuse the request, before anything is built."""
@@ -190,8 +194,11 @@ class _Run:
         self.bar.update(self._kernels, description=event.case.label, completed=event.done, total=event.total or None)
         if event.peer is not None:
             self.peers[event.case] = event.peer
-        if event.result is not None and event.result.status not in ("ok", "skipped"):
-            note(f"{event.result.status}: {event.case.label}: {event.result.kernel}: {event.result.reason}")
+        result = event.result
+        if result is not None and result.status not in ("ok", "skipped"):
+            self.told += 1
+            if self.told <= TOLD:
+                note(f"{result.status}: {result.case.label}: {result.kernel}: {result.reason}")
 
     @property
     def failed(self) -> bool:
@@ -217,6 +224,8 @@ class _Run:
         for line in lines:
             if line.peer is not None and line.peer.note:
                 note(line.peer.note)
+        if self.told > TOLD:
+            note(f"{self.told} kernels failed; the output has the reasons of those that are not told above")
         skipped = sum(line.skipped for line in lines)
         if skipped:
             note(f"{skipped} kernels were skipped; allow more --seconds to have them measured")

@@ -1,0 +1,80 @@
+"""Sweeps on a GPU whose driver is simulated: all but the kernels' own work, which leaves outputs as they were."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tilewright_server.tuning.cases import Case
+from tilewright_server.tuning.setup import Setup
+from tilewright_server.tuning.timing import TimingOptions
+
+DRIVER = Path(__file__).parents[1] / "devices" / "cuda_simulated.c"
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("cuda") is None,
+        reason="NVIDIA's packages are not installed: pip install 'tilewright[cuda]'",
+    ),
+    pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler (cc)"),
+]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("simulated") / "libcuda.so.1"
+    flags = ["-O1", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
+    subprocess.run(["cc", *flags, "-o", str(path), str(DRIVER), "-lpthread", "-lrt"], check=True)
+    return path
+
+
+@pytest.fixture
+def gpu(library: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setup]:
+    from tilewright_server.devices.cuda import discovery
+
+    tag = f"s{os.getpid() % 10**6}"
+    monkeypatch.setattr(discovery, "_LIBRARIES", discovery._LIBRARIES)  # the plugin changes it
+    monkeypatch.setenv("TW_SIMULATED_CUDA", str(library))
+    monkeypatch.setenv("TW_SIM_TAG", tag)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(library.parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.delitem(sys.modules, "simulated_gpu", raising=False)
+    yield Setup(str(cache_dir), modules=("simulated_gpu",))
+    for left in Path("/dev/shm").glob(f"tw{tag}-*"):
+        left.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(128, 256, 192, "bf16"),
+        Case(8, 256, 192, "fp8", out_dtype="bf16"),
+        Case(33, 65, 70, "fp16", "ccr", bias="yes", activation="Gelu"),
+        Case(64, 64, 64, "int8", batch=3),
+    ],
+    ids=lambda case: case.label,
+)
+def test_kernels_are_built_loaded_and_timed_on_operands_in_turns(make_sweep: Any, gpu: Setup, case: Case) -> None:
+    timing = TimingOptions(warmup=1, repeat=3, rotating=3, seconds=0.1)
+    sweep = make_sweep(gpu, device="cuda:0", limit=2, check=False, timing=timing, finalists=0)
+    results = list(sweep.run([case]))
+    assert [(item.status, item.reason) for item in results] == [("ok", "")] * 2
+    assert all(item.median_ns > 0 and item.build_ms >= 0 and "NVRTC" in item.toolchain for item in results)
+    assert results[0].stamp.conditions["rotating"] == 3
+    assert results[0].stamp.driver.startswith("CUDA")
+    assert results[0].stamp.device == "Simulated H200"
+
+
+def test_kernels_that_write_nothing_are_found_out(make_sweep: Any, gpu: Setup) -> None:
+    sweep = make_sweep(gpu, device="cuda:0", limit=1)
+    small, large = sweep.run([Case(64, 64, 64, "bf16"), Case(640, 640, 640, "bf16")])
+    assert (small.status, large.status) == ("wrong", "wrong")
+    assert f"{64 * 64} unwritten" in small.reason
+    assert "unwritten" in large.reason
