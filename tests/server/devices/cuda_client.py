@@ -1,4 +1,4 @@
-"""Another process on the same GPU, as a client's: ``python cuda_client.py FD CUBIN``.
+"""Another process on the same machine, as a client's: ``python cuda_client.py FD CUBIN ORDINAL``.
 
 Commands come over the socket as JSON, answers leave the same way; descriptors beside them. Uses the driver directly, as
 a framework would.
@@ -26,9 +26,10 @@ def check(answer: tuple[Any, ...]) -> Any:
 
 
 class Client:
-    def __init__(self, cubin: str) -> None:
+    def __init__(self, cubin: str, ordinal: int) -> None:
         check(cu.cuInit(0))
-        self.device = check(cu.cuDeviceGet(0))
+        self.ordinal = ordinal
+        self.device = check(cu.cuDeviceGet(ordinal))
         check(cu.cuCtxSetCurrent(check(cu.cuDevicePrimaryCtxRetain(self.device))))
         self.stream, self.other = (check(cu.cuStreamCreate(1)) for _ in range(2))
         with open(cubin, "rb") as file:  # noqa: PTH123
@@ -48,7 +49,7 @@ class Client:
         properties.allocType = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         properties.handleTypes = kind
         properties.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        properties.location.id = 0
+        properties.location.id = self.ordinal
         pool = check(cu.cuMemPoolCreate(properties))
         self.base = int(check(cu.cuMemAllocFromPoolAsync(2 << 20, pool, self.stream)))
         check(cu.cuStreamSynchronize(self.stream))
@@ -62,13 +63,13 @@ class Client:
         properties.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         properties.requestedHandleTypes = kind
         properties.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        properties.location.id = 0
+        properties.location.id = self.ordinal
         allocation = check(cu.cuMemCreate(2 << 20, properties, 0))
         self.base = int(check(cu.cuMemAddressReserve(2 << 20, 0, 0, 0)))
         check(cu.cuMemMap(self.base, 2 << 20, 0, allocation, 0))
         access = cu.CUmemAccessDesc()
         access.location.type = properties.location.type
-        access.location.id = 0
+        access.location.id = self.ordinal
         access.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         check(cu.cuMemSetAccess(self.base, 2 << 20, [access], 1))
         self.kept.append(allocation)
@@ -131,7 +132,7 @@ class Client:
 
 def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
-    client = Client(sys.argv[2])
+    client = Client(sys.argv[2], int(sys.argv[3]))
     while data := connection.recv(1 << 20):
         request = json.loads(data)
         try:

@@ -1,4 +1,4 @@
-// A libcuda.so.1 for tests on machines without a GPU: one device, whose memory is shared memory of the host.
+// A libcuda.so.1 for tests on machines without a GPU: devices (TW_SIM_DEVICES of them) whose memory is the host's.
 //
 // Streams are queues that run as far as they can whenever anybody asks, events and memory pass between processes, and
 // kernels are C functions chosen by the name of the entry in the (real) binary. What the driver checks of its arguments
@@ -25,7 +25,7 @@ enum { OK = 0, INVALID_VALUE = 1, OOM = 2, NO_DEVICE = 100, INVALID_CONTEXT = 20
 #define SHARED_MAX 232448
 
 static pthread_mutex_t lock;
-static __thread int current;
+static __thread int current;  // the device whose context it is, counted from 1
 static int sticky;
 #define ENTER if (!current) return INVALID_CONTEXT; Guard guard __attribute__((cleanup(leave))) = enter(); if (sticky) return sticky
 typedef int Guard;
@@ -40,13 +40,14 @@ __attribute__((constructor)) static void begin(void) {
 static double now(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec * 1e3 + t.tv_nsec * 1e-6; }
 
 // Shared memory by name, so that other processes find it.
-typedef struct Range { Ptr base; size_t size; char name[40]; int kind, pool; struct Range* next; } Range;
+typedef struct Range { Ptr base; size_t size; char name[40]; int kind, pool, device; struct Range* next; } Range;
 enum { LEGACY = 1, POOLED, IMPORTED, MAPPED };
 static Range* ranges;
 static unsigned serial;
 // TW_SIM_TAG tells the names of one run from another's, so that what is left over can be removed.
 static const char* tag(void) { const char* t = getenv("TW_SIM_TAG"); return t ? t : "sim"; }
-static void named(char* out, const char* what, unsigned pid, unsigned n) { snprintf(out, 40, "/tw%.8s-%s-%u-%u", tag(), what, pid, n); }
+static void named(char* out, const char* what, unsigned pid, unsigned n) { snprintf(out, 40, "/tw%.8s-%s-%u-%u-%d", tag(), what, pid, n, current - 1); }
+static int device_of(const char* name) { return atoi(strrchr(name, '-') + 1); }
 static void* shared(const char* name, size_t* size, int create) {
   int fd = shm_open(name, create ? O_RDWR | O_CREAT | O_EXCL : O_RDWR, 0600);
   if (fd < 0) return 0;
@@ -62,6 +63,7 @@ static Range* add(Ptr base, size_t size, const char* name, int kind) {
   Range* r = calloc(1, sizeof *r);
   r->base = base, r->size = size, r->kind = kind, r->next = ranges, ranges = r;
   snprintf(r->name, sizeof r->name, "%s", name);
+  r->device = device_of(name);
   return r;
 }
 static Range* find(Ptr p) { for (Range* r = ranges; r; r = r->next) if (p >= r->base && p < r->base + r->size) return r; return 0; }
@@ -187,10 +189,10 @@ static const Kernel kernels[] = {{"add", 32, k_add}, {"count", 8, k_count}, {"cl
 R cuInit(unsigned f) { return f ? INVALID_VALUE : OK; }
 R cuGetExportTable(const void** table, const void* id) { (void)id; *table = 0; return NOT_FOUND; }  // NVRTC asks
 R cuDriverGetVersion(int* v) { *v = getenv("TW_SIM_DRIVER") ? atoi(getenv("TW_SIM_DRIVER")) : 13000; return OK; }
-R cuDeviceGetCount(int* n) { const char* seen = getenv("CUDA_VISIBLE_DEVICES"); *n = !(seen && !*seen); return OK; }
-R cuDeviceGet(int* d, int n) { *d = 0; return n ? 101 : OK; }
+R cuDeviceGetCount(int* n) { const char* seen = getenv("CUDA_VISIBLE_DEVICES"); *n = seen && !*seen ? 0 : getenv("TW_SIM_DEVICES") ? atoi(getenv("TW_SIM_DEVICES")) : 1; return OK; }
+R cuDeviceGet(int* d, int n) { *d = n; return OK; }
 R cuDeviceGetName(char* s, int n, int d) { (void)d; snprintf(s, n, "Simulated H200"); return OK; }
-R cuDeviceGetUuid_v2(unsigned char* u, int d) { (void)d; for (int i = 0; i < 16; i++) u[i] = 0xA0 + i; return OK; }
+R cuDeviceGetUuid_v2(unsigned char* u, int d) { for (int i = 0; i < 16; i++) u[i] = 0xA0 + i + 16 * d; return OK; }
 R cuDeviceTotalMem_v2(size_t* n, int d) { (void)d; *n = MEMORY; return OK; }
 R cuDeviceGetAttribute(int* v, int a, int d) {
   (void)d;
@@ -204,11 +206,11 @@ R cuDevicePrimaryCtxRetain(void** c, int d) {
   static int running;
   pthread_t thread;
   if (!running++ && !pthread_create(&thread, 0, run, 0)) pthread_detach(thread);  // the device works by itself
-  (void)d, *c = (void*)0x1000;
+  *c = (void*)(0x1000ull + d);
   return OK;
 }
 R cuDevicePrimaryCtxRelease_v2(int d) { (void)d; return OK; }
-R cuCtxSetCurrent(void* c) { if (c != (void*)0x1000) return INVALID_CONTEXT; current = 1; return sticky; }
+R cuCtxSetCurrent(void* c) { if ((Ptr)c < 0x1000 || (Ptr)c > 0x1010) return INVALID_CONTEXT; current = (Ptr)c - 0x1000 + 1; return sticky; }
 
 R cuStreamCreate(Stream** s, unsigned f) { ENTER; if (f != 1) return INVALID_VALUE; *s = calloc(1, sizeof **s); (*s)->next = streams, streams = *s; return OK; }
 R cuStreamDestroy_v2(Stream* s) {
@@ -262,7 +264,7 @@ R cuIpcOpenEventHandle(Event** e, Handle h) {
 
 typedef struct { int alloc, handles; struct { int type, id; } location; void* w; size_t max; char rest[64]; } PoolProps;
 typedef struct { int exportable, imported; } Pool;
-R cuMemPoolCreate(Pool** p, const PoolProps* x) { ENTER; if (x->alloc != 1 || x->location.type != 1 || x->location.id) return INVALID_VALUE; *p = calloc(1, sizeof **p); (*p)->exportable = x->handles; return OK; }
+R cuMemPoolCreate(Pool** p, const PoolProps* x) { ENTER; if (x->alloc != 1 || x->location.type != 1 || x->location.id != current - 1) return INVALID_VALUE; *p = calloc(1, sizeof **p); (*p)->exportable = x->handles; return OK; }
 R cuMemPoolDestroy(Pool* p) { ENTER; (void)p; return OK; }
 R cuMemPoolSetAttribute(Pool* p, int a, uint64_t* v) { ENTER; return p && a == 4 && *v ? OK : INVALID_VALUE; }
 R cuMemPoolGetAttribute(Pool* p, int a, uint64_t* v) { ENTER; (void)p, (void)a; *v = used(); return OK; }
@@ -291,7 +293,7 @@ R cuMemcpyDtoHAsync_v2(void* h, Ptr d, size_t n, Stream* s) { ENTER; if (!in((vo
 R cuMemHostRegister_v2(void* p, size_t n, unsigned f) { ENTER; return p && n && !f ? OK : INVALID_VALUE; }
 R cuMemHostUnregister(void* p) { ENTER; return p ? OK : INVALID_VALUE; }
 R cuMemGetAddressRange_v2(Ptr* b, size_t* n, Ptr p) { ENTER; Range* r = find(p); if (!r) return NOT_FOUND; *b = r->base, *n = r->size; return OK; }
-R cuPointerGetAttribute(void* out, int a, Ptr p) { ENTER; if (!find(p) || a != 9) return INVALID_VALUE; *(int*)out = 0; return OK; }
+R cuPointerGetAttribute(void* out, int a, Ptr p) { ENTER; if (!find(p) || a != 9) return INVALID_VALUE; *(int*)out = find(p)->device; return OK; }
 R cuIpcGetMemHandle(char* h, Ptr p) { ENTER; Range* r = find(p); if (!r || r->kind != LEGACY) return INVALID_VALUE; memset(h, 0xCC, 64); memcpy(h, r->name, 40); return OK; }
 R cuIpcOpenMemHandle_v2(Ptr* out, Handle h, unsigned f) {
   ENTER;
@@ -305,7 +307,8 @@ R cuIpcOpenMemHandle_v2(Ptr* out, Handle h, unsigned f) {
 R cuIpcCloseMemHandle(Ptr p) { ENTER; Range* r = find(p); return r && r->kind == IMPORTED ? drop(p) : INVALID_VALUE; }
 
 // Virtual memory: a descriptor carries the numbers of a name.
-typedef struct { unsigned pid, n; size_t size; } Alloc;
+typedef struct { unsigned pid, n; size_t size; int device; } Alloc;
+static void name_of(char* out, const Alloc* a) { snprintf(out, 40, "/tw%.8s-v-%u-%u-%d", tag(), a->pid, a->n, a->device); }
 typedef struct { int type, handles; struct { int type, id; } location; char rest[64]; } Prop;
 R cuMemGetAllocationGranularity(size_t* g, const Prop* p, int o) { ENTER; if (p->location.type != 1 || o) return INVALID_VALUE; *g = 2 << 20; return OK; }
 R cuMemCreate(Alloc** a, size_t n, const Prop* p, unsigned long long f) {
@@ -313,14 +316,14 @@ R cuMemCreate(Alloc** a, size_t n, const Prop* p, unsigned long long f) {
   if (n % (2 << 20) || p->type != 1 || f) return INVALID_VALUE;
   char name[40];
   *a = calloc(1, sizeof **a);
-  (*a)->pid = getpid(), (*a)->n = ++serial, (*a)->size = n;
-  named(name, "v", (*a)->pid, (*a)->n);
+  (*a)->pid = getpid(), (*a)->n = ++serial, (*a)->size = n, (*a)->device = p->location.id;
+  name_of(name, *a);
   void* at = shared(name, &n, 1);
   munmap(at, n);
   return OK;
 }
 R cuMemRelease(Alloc* a) { ENTER; free(a); return OK; }
-R cuMemExportToShareableHandle(int* fd, Alloc* a, int type, unsigned long long f) { ENTER; if (type != 1 || f) return INVALID_VALUE; uint64_t v = (uint64_t)a->pid << 32 | a->n; *fd = eventfd(0, EFD_CLOEXEC); return write(*fd, &v, 8) == 8 ? OK : INVALID_VALUE; }
+R cuMemExportToShareableHandle(int* fd, Alloc* a, int type, unsigned long long f) { ENTER; if (type != 1 || f) return INVALID_VALUE; uint64_t v = (uint64_t)a->pid << 32 | a->n << 4 | a->device; *fd = eventfd(0, EFD_CLOEXEC); return write(*fd, &v, 8) == 8 ? OK : INVALID_VALUE; }
 R cuMemImportFromShareableHandle(Alloc** a, void* fd, int type) {
   ENTER;
   uint64_t v;
@@ -328,21 +331,21 @@ R cuMemImportFromShareableHandle(Alloc** a, void* fd, int type) {
   if (type != 1 || read(at, &v, 8) != 8 || write(at, &v, 8) != 8) return INVALID_VALUE;
   char name[40];
   *a = calloc(1, sizeof **a);
-  (*a)->pid = v >> 32, (*a)->n = (unsigned)v;
-  named(name, "v", (*a)->pid, (*a)->n);
+  (*a)->pid = v >> 32, (*a)->n = (unsigned)v >> 4, (*a)->device = v & 15;
+  name_of(name, *a);
   void* m = shared(name, &(*a)->size, 0);
   if (!m) return INVALID_VALUE;
   munmap(m, (*a)->size);
   return OK;
 }
-R cuMemGetAllocationPropertiesFromHandle(Prop* p, Alloc* a) { ENTER; (void)a; memset(p, 0, 32); p->type = p->handles = p->location.type = 1; return OK; }
+R cuMemGetAllocationPropertiesFromHandle(Prop* p, Alloc* a) { ENTER; memset(p, 0, 32); p->type = p->handles = p->location.type = 1, p->location.id = a->device; return OK; }
 R cuMemAddressReserve(Ptr* out, size_t n, size_t align, Ptr at, unsigned long long f) { ENTER; if (align || at || f) return INVALID_VALUE; void* p = mmap(0, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0); *out = (Ptr)p; return p == MAP_FAILED ? OOM : OK; }
 R cuMemAddressFree(Ptr p, size_t n) { ENTER; return munmap((void*)p, n) ? INVALID_VALUE : OK; }
 R cuMemMap(Ptr p, size_t n, size_t offset, Alloc* a, unsigned long long f) {
   ENTER;
   char name[40];
   if (n > a->size || offset || f || n % (2 << 20)) return INVALID_VALUE;
-  named(name, "v", a->pid, a->n);
+  name_of(name, a);
   int fd = shm_open(name, O_RDWR, 0600);
   if (fd < 0) return INVALID_VALUE;
   void* at = mmap((void*)p, n, PROT_NONE, MAP_SHARED | MAP_FIXED, fd, 0);
@@ -351,7 +354,7 @@ R cuMemMap(Ptr p, size_t n, size_t offset, Alloc* a, unsigned long long f) {
   add(p, n, name, MAPPED);
   return OK;
 }
-R cuMemSetAccess(Ptr p, size_t n, const int* d, size_t count) { ENTER; if (count != 1 || d[0] != 1 || d[1] || d[2] != 3) return INVALID_VALUE; return mprotect((void*)p, n, PROT_READ | PROT_WRITE) ? INVALID_VALUE : OK; }
+R cuMemSetAccess(Ptr p, size_t n, const int* d, size_t count) { ENTER; if (count != 1 || d[0] != 1 || d[1] != current - 1 || d[2] != 3) return INVALID_VALUE; return mprotect((void*)p, n, PROT_READ | PROT_WRITE) ? INVALID_VALUE : OK; }
 R cuMemUnmap(Ptr p, size_t n) { ENTER; Range* r = find(p); if (!r || r->size != n || r->kind != MAPPED) return INVALID_VALUE; drop(p); return mmap((void*)p, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED; }
 
 // A binary's section by name, and the size of a kernel's parameter as the compiler noted it (EIATTR_KPARAM_INFO).

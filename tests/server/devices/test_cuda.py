@@ -101,12 +101,12 @@ def settled(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
 class Client:
     """The process of ``cuda_client.py``."""
 
-    def __init__(self, cubin: Path) -> None:
+    def __init__(self, cubin: Path, ordinal: int = 0) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket = ours
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, str(HERE / "cuda_client.py"), str(theirs.fileno()), str(cubin)],
+                [sys.executable, str(HERE / "cuda_client.py"), str(theirs.fileno()), str(cubin), str(ordinal)],
                 pass_fds=[theirs.fileno()],
             )
         ours.settimeout(60)
@@ -478,6 +478,24 @@ def test_handles_that_name_nothing_say_why(gpu: CudaDevice, client: Client, tmp_
             assert caught.value.rule, name
             assert caught.value.fix, name
     gpu.free(put(gpu, np.ones(N, np.float32)))  # and the device lives
+
+
+@pytest.mark.parametrize("kind", ["cuda_ipc", "cuda_pool", "fd"])
+def test_memory_of_another_device_is_refused(kind: str, gpu: CudaDevice, info: DeviceInfo, cubin: Path) -> None:
+    others = [item for item in PROVIDER.discover() if item.id != info.id]
+    if not others:
+        pytest.skip("one GPU only")
+    client = Client(cubin, others[0].attributes["ordinal"])
+    handle = client.handle(kind)
+    with pytest.raises(DeviceError) as caught:
+        gpu.import_memory(handle)
+    assert caught.value.rule == "memory_device"
+    assert gpu.memory_use()["mappings"] == 0
+    second = CudaDevice.open(others[0])
+    client.ask("put", offset=0, values=[4.0] * N)
+    assert (get(second, second.import_memory(handle)) == 4).all()
+    second.close()
+    client.close()
 
 
 def test_our_memory_is_used_by_another_process(gpu: CudaDevice, client: Client) -> None:

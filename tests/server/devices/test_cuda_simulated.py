@@ -85,7 +85,7 @@ def diagnosis(library: Path, **more: str) -> str:
 
 
 def test_driver_that_is_too_old_is_said_so(library: Path) -> None:
-    assert "['cuda:0']" in diagnosis(library)
+    assert "['cuda:0', 'cuda:1']" in diagnosis(library)
     old = diagnosis(library, TW_SIM_DRIVER="12080")
     assert "[]" in old
     assert "CUDA 12.8" in old
