@@ -54,6 +54,8 @@ def test_what_is_recorded_can_be_listed_carried_over_and_chosen_by(bench: Any, c
     assert cli("perf", "list", "--database", other, "--json").json == listed
     assert cli("perf", "prune", "--database", other).code == Exit.USAGE
     assert cli("perf", "prune", "--all", "--database", other).code == Exit.OK
+    assert f"{len(listed)} measurements added" in cli("perf", "import", database, "--database", other).err
+    assert cli("perf", "prune", "--all", "--database", other).code == Exit.OK
     assert cli("perf", "list", "--database", other, "--json").json == []
 
 

@@ -14,6 +14,7 @@ import toy
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.errors import InvalidArgumentError
 from tilewright_kit.explain import explain
+from tilewright_kit.hookspecs import hookimpl
 from tilewright_kit.measured import Auto, Measured, tile_use
 from tilewright_kit.measurements import Measurement, ShippedMeasurements, class_of, point_of, read_lines
 from tilewright_kit.operation import Prediction
@@ -285,3 +286,21 @@ def test_shipped_files_are_found_beside_a_plugin_and_damage_in_one_stops_no_othe
     assert list(shipped.rows("toy", device.arch.id)) == [good]
     assert len(shipped.damage) == 1
     assert shipped.damage[0].startswith("a.jsonl")
+
+
+def test_a_hook_may_name_files_and_nothing_else(device: DeviceInfo, tmp_path: Path) -> None:
+    class Brings:
+        def __init__(self, *files: Any) -> None:
+            self.files = files
+
+        @hookimpl
+        def tilewright_measurements(self) -> Sequence[Any]:
+            return self.files
+
+    plugins = PluginManager(archs=[device.arch])
+    file = tmp_path / "own.jsonl"
+    assert isinstance(plugins.load_object(Brings(file), "paths"), LoadedPlugin)
+    assert plugins.measurements == (file,)
+    refused = plugins.load_object(Brings("own.jsonl"), "texts")
+    assert not isinstance(refused, LoadedPlugin)
+    assert "is no path" in refused.reason

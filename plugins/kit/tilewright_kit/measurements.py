@@ -7,6 +7,7 @@ A problem is described by a signature (text: what kind of problem) and sizes (na
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -24,6 +25,8 @@ __all__ = [
     "point_of",
     "read_lines",
 ]
+
+log = logging.getLogger(__name__)
 
 _DERIVED = frozenset({"operation", "flops", "bytes", "bytes_moved"})
 """Entries of a description that follow from the others."""
@@ -253,4 +256,5 @@ class ShippedMeasurements:
         except (OSError, UnicodeDecodeError, InvalidArgumentError) as error:
             # A damaged file must not keep a server from choosing kernels by other means.
             self.damage.append(f"{file.name}: {error}")
+            log.warning("measurements that a plugin brings cannot be read, and are not used: %s", self.damage[-1])
             return []

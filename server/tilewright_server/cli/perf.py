@@ -95,13 +95,11 @@ def export(
 
 @app.command("import", epilog=examples("tilewright perf import h200.parquet today.jsonl"))
 def import_(
-    files: list[Path] = typer.Argument(help="Files that `tilewright perf export` wrote."),
+    files: list[Path] = typer.Argument(help="Files that `tilewright perf export` wrote, or other databases."),
     database: Path | None = _DATABASE,
 ) -> None:
     """Add the measurements of files; one of the same kernel, problem, device and second takes the other's place."""
-    from tilewright_server.perf.exchange import read_file
-
-    rows = [row for file in files for row in read_file(file)]
+    rows = [row for file in files for row in _read(file)]
     added = _open(database).record(rows)
     note(f"{added} measurements added, {len(rows) - added} were there already")
 
@@ -127,6 +125,14 @@ def prune(
         raise typer.BadParameter("say what to remove: a filter, --older, --superseded or --all")
     removed = _open(database).prune(wanted, superseded=superseded)
     note(f"{removed} measurements removed")
+
+
+def _read(file: Path) -> list[Measurement]:
+    from tilewright_server.perf.database import PerfDatabase
+    from tilewright_server.perf.exchange import read_file
+
+    is_database = file.suffix in (".sqlite", ".db") and file.is_file()
+    return PerfDatabase(file).select() if is_database else read_file(file)
 
 
 def _open(database: Path | None) -> PerfDatabase:
