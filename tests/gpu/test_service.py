@@ -190,4 +190,6 @@ def test_the_workers_death_is_not_the_servers(torch: Any) -> None:
             pytest.fail("the device did not come back")
         assert server.workers() != [worker]
         # NumPy clients of the same server's CPU never noticed.
-        np.testing.assert_allclose(client.gemm(np.eye(4), np.eye(4), device="cpu:0"), np.eye(4))
+        np.testing.assert_allclose(
+            client.gemm(np.eye(4, dtype=np.float32), np.eye(4, dtype=np.float32), device="cpu:0"), np.eye(4)
+        )
