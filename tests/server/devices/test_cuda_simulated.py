@@ -31,7 +31,7 @@ TAG = f"{os.getpid() % 10**8}"
 def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = tmp_path_factory.mktemp("simulated") / "libcuda.so.1"
     flags = ["-O1", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
-    subprocess.run(["cc", *flags, "-o", str(path), str(HERE / "cuda_simulated.c"), "-lpthread", "-lrt"], check=True)
+    subprocess.run(["cc", *flags, "-o", str(path), str(HERE / "cuda_simulated" / "libcuda.c"), "-lpthread", "-lrt"], check=True)
     yield path
     for left in Path("/dev/shm").glob(f"tw{TAG}-*"):
         left.unlink(missing_ok=True)

@@ -1,0 +1,258 @@
+// The machine: memory that other processes find by name, queues of work, events.
+#pragma once
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+typedef int R;
+typedef unsigned long long Ptr;
+enum {
+  OK = 0,
+  INVALID_VALUE = 1,
+  OOM = 2,
+  NO_DEVICE = 100,
+  INVALID_CONTEXT = 201,
+  INVALID_HANDLE = 400,
+  NOT_FOUND = 500,
+  NOT_READY = 600,
+  ILLEGAL_ADDRESS = 700,
+  CAPTURE_UNSUPPORTED = 900,
+  INVALID_CLUSTER = 912,
+  INVALID_IMAGE = 200
+};
+#define MEMORY (192ull << 20)
+#define SHARED_MAX 232448
+
+static pthread_mutex_t lock;
+static __thread int current;  // the device whose context it is, counted from 1
+static int sticky;
+#define ENTER                                            \
+  if (!current) return INVALID_CONTEXT;                  \
+  Guard guard __attribute__((cleanup(leave))) = enter(); \
+  if (sticky) return sticky
+typedef int Guard;
+static Guard enter(void) {
+  pthread_mutex_lock(&lock);
+  return 0;
+}
+static void leave(Guard* g) {
+  (void)g;
+  pthread_mutex_unlock(&lock);
+}
+__attribute__((constructor)) static void begin(void) {
+  pthread_mutexattr_t a;
+  pthread_mutexattr_init(&a);
+  pthread_mutexattr_settype(&a, PTHREAD_MUTEX_RECURSIVE);
+  pthread_mutex_init(&lock, &a);
+}
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec * 1e3 + t.tv_nsec * 1e-6;
+}
+
+// Shared memory by name, so that other processes find it.
+typedef struct Range {
+  Ptr base;
+  size_t size;
+  char name[40];
+  int kind, pool, device;
+  struct Range* next;
+} Range;
+enum { LEGACY = 1, POOLED, IMPORTED, MAPPED };
+static Range* ranges;
+static unsigned serial;
+// TW_SIM_TAG tells the names of one run from another's, so that what is left over can be removed.
+static const char* tag(void) {
+  const char* t = getenv("TW_SIM_TAG");
+  return t ? t : "sim";
+}
+static void named(char* out, const char* what, unsigned pid, unsigned n) {
+  snprintf(out, 40, "/tw%.8s-%s-%u-%u-%d", tag(), what, pid, n, current - 1);
+}
+static int device_of(const char* name) { return atoi(strrchr(name, '-') + 1); }
+static void* shared(const char* name, size_t* size, int create) {
+  int fd = shm_open(name, create ? O_RDWR | O_CREAT | O_EXCL : O_RDWR, 0600);
+  if (fd < 0) return 0;
+  struct stat s;
+  if (create && ftruncate(fd, *size)) {
+    close(fd);
+    return 0;
+  }
+  fstat(fd, &s);
+  *size = s.st_size;
+  void* at = mmap(0, *size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  close(fd);
+  return at == MAP_FAILED ? 0 : at;
+}
+static Range* add(Ptr base, size_t size, const char* name, int kind) {
+  Range* r = calloc(1, sizeof *r);
+  r->base = base, r->size = size, r->kind = kind, r->next = ranges, ranges = r;
+  snprintf(r->name, sizeof r->name, "%s", name);
+  r->device = device_of(name);
+  return r;
+}
+static Range* find(Ptr p) {
+  for (Range* r = ranges; r; r = r->next)
+    if (p >= r->base && p < r->base + r->size) return r;
+  return 0;
+}
+static size_t used(void) {
+  size_t n = 0;
+  for (Range* r = ranges; r; r = r->next)
+    if (r->kind == LEGACY || r->kind == POOLED) n += r->size;
+  return n;
+}
+static R drop(Ptr p) {
+  for (Range** at = &ranges; *at; at = &(*at)->next)
+    if ((*at)->base == p) {
+      Range* r = *at;
+      *at = r->next;
+      munmap((void*)r->base, r->size);
+      if (r->kind == LEGACY || r->kind == POOLED) shm_unlink(r->name);
+      free(r);
+      return OK;
+    }
+  return INVALID_VALUE;
+}
+__attribute__((destructor)) static void end(void) {
+  for (Range* r = ranges; r; r = r->next)
+    if (r->kind == LEGACY || r->kind == POOLED) shm_unlink(r->name);
+}
+static R make(Ptr* out, size_t size, int kind, const char* what) {
+  if (!size) return INVALID_VALUE;
+  size_t full = (size + 4095) & ~4095ull;
+  if (used() + full > MEMORY) return OOM;
+  char name[40];
+  named(name, what, getpid(), ++serial);
+  void* at = shared(name, &full, 1);
+  if (!at) return OOM;
+  memset(at, 0xAB, full);  // fresh memory has any content
+  *out = (Ptr)at;
+  add(*out, full, name, kind);
+  return OK;
+}
+
+// Functions and what they do.
+typedef struct {
+  unsigned grid[3], block[3], shared, cluster;
+  int dependent;
+} Shape;
+typedef struct {
+  const char* name;
+  size_t params;
+  int (*run)(const void*, const Shape*);
+} Kernel;
+typedef struct {
+  const Kernel* kernel;
+  unsigned shared_max;
+  char name[64];
+  void* module;
+} Func;
+typedef struct Op {
+  int kind;
+  Ptr a, b;
+  size_t n;
+  unsigned char value;
+  Func* func;
+  Shape shape;
+  void* params;
+  struct Event* event;
+  uint64_t target;
+  struct Op* next;
+} Op;
+enum { COPY, SET, FREE, LAUNCH, RECORD, WAIT };
+typedef struct {
+  uint64_t recorded, completed;
+  double time;
+} State;
+typedef struct Event {
+  State* state;
+  int shared, foreign;
+  char name[40];
+} Event;
+typedef struct Graph {
+  Op* nodes[64];
+  int count;
+} Graph;
+typedef struct {
+  Op* origin[64];
+  Op copy[64];
+  int count;
+} Exec;
+typedef struct Stream {
+  Op *head, *tail;
+  Graph* capture;
+  struct Stream* next;
+} Stream;
+static Stream* streams;
+
+static int ready(Op* op) {
+  if (op->kind == WAIT) return op->event->state->completed >= op->target;
+  if (op->kind == LAUNCH && !strcmp(op->func->name, "gate")) {
+    Range* r = find(*(Ptr*)op->params);
+    return !r || **(int64_t**)op->params;
+  }
+  return 1;
+}
+static void perform(Op* op) {
+  switch (op->kind) {
+    case COPY:
+      memcpy((void*)op->a, (void*)op->b, op->n);
+      break;
+    case SET:
+      memset((void*)op->a, op->value, op->n);
+      break;
+    case FREE:
+      drop(op->a);
+      break;
+    case LAUNCH:
+      if (op->func->kernel->run(op->params, &op->shape)) sticky = ILLEGAL_ADDRESS;
+      break;
+    case RECORD:
+      if (op->event->state->completed < op->target) op->event->state->completed = op->target;
+      op->event->state->time = now();
+      break;
+  }
+}
+static void pump(void) {
+  for (Stream* s = streams; s; s = s->next)
+    while (s->head && !sticky && ready(s->head)) {
+      Op* op = s->head;
+      perform(op);
+      s->head = op->next;
+      if (!s->head) s->tail = 0;
+      free(op->params);
+      free(op);
+    }
+}
+static R put(Stream* s, Op op) {
+  if (!s) return INVALID_HANDLE;
+  Op* o = malloc(sizeof *o);
+  *o = op, o->next = 0;
+  if (s->capture) {
+    if (op.kind != LAUNCH) return CAPTURE_UNSUPPORTED;
+    s->capture->nodes[s->capture->count++] = o;
+    return OK;
+  }
+  if (s->tail) s->tail->next = o;
+  else s->head = o;
+  s->tail = o;
+  pump();
+  return OK;
+}
+static void nap(void) {
+  pthread_mutex_unlock(&lock);
+  usleep(200);
+  pthread_mutex_lock(&lock);
+}
