@@ -173,6 +173,8 @@ class BoundState:
         """Launch it, or run it to its end where launches are not asynchronous."""
         launched = yield from self.launched(stream, wait)
         if launched is not None:
+            if not wait:
+                self.plan.core.quarantine(self.load)  # nothing says when it is over
             return launched
         if stream is not None:
             for tensor in self.tensors:

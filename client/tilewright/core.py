@@ -236,7 +236,12 @@ class Core:
 
     def quarantine(self, keep: object) -> None:
         """Keep arrays alive for a while."""
-        self._quarantine.append((time.monotonic() + QUARANTINE_S, keep))
+        if (
+            not self._quarantine
+            or self._quarantine[-1][1] is not keep
+            or self._quarantine[-1][0] < time.monotonic() + 1
+        ):
+            self._quarantine.append((time.monotonic() + QUARANTINE_S, keep))
 
     def remember(self, cache: dict[Any, Any], key: Any, value: Any) -> None:
         if len(cache) >= CACHE_ENTRIES:

@@ -208,6 +208,11 @@ class Driver:
         """What an address points to. Raises ``InvalidArgumentError`` unless it is plain memory of a device."""
         values = self._attributes(address, _POINTER_ATTRIBUTES)
         kind, base, size, ordinal, identity, managed, legacy, pool, handles = values
+        block = 0
+        if not (managed or legacy or pool) and kind == _DEVICE_MEMORY:
+            # A mapping of several handles in one range: what one handle covers is what can be exported.
+            mapped, length, block = self._mapping(address)
+            base, size = (mapped, length) if length else (base, size)
         if managed or kind != _DEVICE_MEMORY or not base:
             what = "managed memory" if managed else "no memory of a device of this process"
             raise InvalidArgumentError(
@@ -217,11 +222,6 @@ class Driver:
                 rule="device_memory_kind",
                 fix="use memory of cudaMalloc, of a shareable pool, or of cuMemCreate with descriptors",
             )
-        block = 0
-        if not legacy and not pool:
-            # A mapping of several handles in one range: what one handle covers is what can be exported.
-            mapped, length, block = self._mapping(address)
-            base, size = (mapped, length) if length else (base, size)
         return Pointer(ordinal, base, size, (identity, block), bool(legacy), pool, bool(handles & _POSIX_DESCRIPTOR))
 
     def identity(self, address: int) -> int:

@@ -5,17 +5,17 @@ server's.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from tilewright.core import Core
-from tilewright.device_arrays import alignment, all_recognised, recognise, recognise_output
+from tilewright.device_arrays import alignment, all_recognised
 from tilewright.dispatch import BuildPolicy, run
 from tilewright.dtypes import DTypeLike, dtype_name
 from tilewright.errors import InvalidArgumentError, UnsupportedError
 from tilewright.layout import Array, Spec
+from tilewright.matrices import deliver, fold_scales, number, readable, writable
 from tilewright.plans import PlanState, prepare
 from tilewright.resident import PackedTensor, ResidentTensor
 from tilewright.steps import Flow
@@ -61,7 +61,7 @@ def attributes(
     found: dict[str, Any] = {}
     if (least := alignment(tensors)) is not None:
         found["alignment"] = least
-    if _number("alpha", alpha) != 1:
+    if number("alpha", alpha) != 1:
         found["alpha"] = float(alpha)
     if binary is not None:
         if binary not in _BINARY:
@@ -85,20 +85,12 @@ def attributes(
             )
         for name, bound in zip(("clamp_lo", "clamp_hi"), clamp, strict=True):
             if bound is not None:
-                found[name] = _number("clamp", bound)
+                found[name] = number("clamp", bound)
     if out_dtype is not None:
         found["out_dtype"] = dtype_name(out_dtype, "out_dtype")
     if split_k is not None:
         found["split_k"] = split_k
     return found
-
-
-def _number(field: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise InvalidArgumentError(
-            f"{field} must be a number", field=field, value=value, rule="attribute_type", fix="give an int or a float"
-        )
-    return float(value)
 
 
 def _word(field: str, value: object, known: Mapping[str, object]) -> InvalidArgumentError:
@@ -117,7 +109,7 @@ def operands(
     """Inputs by the operation's names."""
     if isinstance(d, (np.ndarray, ResidentTensor)) or hasattr(d, "__dlpack__"):
         raise InvalidArgumentError("d is a list of tensors", field="d", rule="operand_list", fix="pass d=[tensor]")
-    found = {f"a{group}": _readable(a, f"a{group}"), f"b{group}": _readable(b, f"b{group}")}
+    found = {f"a{group}": readable(a, f"a{group}"), f"b{group}": readable(b, f"b{group}")}
     for name, value in (("bias", bias), ("c", c)):
         if value is not None:
             found[f"{name}{group}"] = value
@@ -128,45 +120,6 @@ def operands(
             plain = isinstance(scale, (int, float, list, np.generic)) and not isinstance(scale, bool)
             found[f"{name}{group}"] = np.asarray(scale, np.float32) if plain else scale
     return all_recognised(found)
-
-
-def _readable(matrix: Operand, field: str) -> Operand:
-    """The matrix, or a contiguous copy if its elements are adjacent along neither dimension: no kernel reads that."""
-    if (tensor := recognise(matrix, field)) is not None:
-        apart = tensor.spec.strides is not None and 1 not in tensor.spec.strides[-2:]
-        # A copy by the library that made it, in the order of its stream.
-        return matrix.contiguous() if apart and tensor.library == "torch" else tensor
-    if not isinstance(matrix, np.ndarray) or matrix.ndim < 2:
-        return matrix
-    return matrix if _adjacent(matrix, -1) or _adjacent(matrix, -2) else np.ascontiguousarray(matrix)
-
-
-def _adjacent(matrix: Array, axis: int) -> bool:
-    return bool(matrix.shape[axis] <= 1 or matrix.strides[axis] == matrix.dtype.itemsize)
-
-
-def _writable(out: Any) -> Any:
-    """What to have the server write for ``out``: kernels write rows, so for any other array a fresh one, to be
-    copied.
-    """
-    if (tensor := recognise_output(out, "out")) is not None:
-        apart = tensor.spec.strides is not None and tensor.spec.strides[-1] != 1
-        return Spec(tensor.spec.shape, tensor.spec.dtype) if apart and tensor.library == "torch" else tensor
-    if isinstance(out, np.ndarray) and out.ndim >= 2 and out.flags.writeable and not _adjacent(out, -1):
-        return Spec.of(out.shape, out.dtype)
-    return out
-
-
-def _deliver(core: Core, out: Any, result: Any) -> Any:
-    if out is not None and result is not out and hasattr(out, "data_ptr"):
-        out.copy_(result)  # PyTorch's, behind the product on the stream
-        return out
-    if not isinstance(out, np.ndarray) or result is out:
-        return result
-    out[...] = result
-    if core.report is not None:
-        core.report = replace(core.report, staged_bytes=core.report.staged_bytes + out.nbytes)
-    return out
 
 
 def gemm(
@@ -209,8 +162,9 @@ def gemm(
 
         >>> y = client.gemm(x, w.T, bias=b, activation="gelu")  # doctest: +SKIP
     """
+    alpha, scale_a, scale_b = fold_scales(a, alpha, scale_a, scale_b)
     inputs = operands(a, b, bias, c, d, scale_a, scale_b)
-    target = _writable(out)
+    target = writable(out)
     words = attributes(
         alpha=alpha,
         binary=binary,
@@ -233,7 +187,7 @@ def gemm(
         device=device,
         timeout=timeout,
     )
-    return _deliver(core, out, results["out"])
+    return deliver(core, out, results["out"])
 
 
 def grouped_gemm(
@@ -290,7 +244,7 @@ def grouped_gemm(
             f"[{group}]",
         )
     names = [f"out[{group}]" for group in range(count)]
-    written = {name: _writable(out[group]) if out is not None else None for group, name in enumerate(names)}
+    written = {name: writable(out[group]) if out is not None else None for group, name in enumerate(names)}
     words = attributes(
         alpha=alpha,
         binary=binary,
@@ -314,7 +268,7 @@ def grouped_gemm(
         timeout=timeout,
     )
     targets = out if out is not None else [None] * count
-    return [_deliver(core, target, results[name]) for name, target in zip(names, targets, strict=True)]
+    return [deliver(core, target, results[name]) for name, target in zip(names, targets, strict=True)]
 
 
 def pack_b(
@@ -336,7 +290,7 @@ def pack_b(
     results = yield from run(
         core,
         "gemm_pack_b",
-        {"b": _readable(b, "b")},
+        {"b": readable(b, "b")},
         None,
         {"m": m_hint, "dtype_a": dtype_name(dtype_a) if dtype_a is not None else None},
         build=build,
@@ -379,7 +333,8 @@ def plan_gemm(
 
     The plan takes a, b and then what else was given here (by name: ``plan(a, b, bias=bias, out=c)``).
     """
-    inputs, target = operands(a, b, bias, c, d, scale_a, scale_b), _writable(out)
+    alpha, scale_a, scale_b = fold_scales(a, alpha, scale_a, scale_b)
+    inputs, target = operands(a, b, bias, c, d, scale_a, scale_b), writable(out)
     words = attributes(
         alpha=alpha,
         binary=binary,

@@ -426,10 +426,18 @@ def test_repeats_and_streams_of_requests_wait_on_the_host_too(client, server, to
 def test_arrays_of_the_host_may_be_mixed_in(client, server, torch, fake) -> None:
     a, b, c = operands(torch, fake)
     bias = np.ones(8, np.float32)
-    assert client.gemm(a, b, bias=bias, scale_a=0.5, out=c) is c
+    assert client.gemm(a, b, bias=bias, out=c) is c
     assert server.bound == []
     assert len(server.executed) == 1
     assert fake.calls("synchronize")
+
+
+def test_scales_that_are_numbers_go_into_alpha(client, server, torch, fake) -> None:
+    a, b, c = operands(torch, fake, 8, "float8_e4m3fn")
+    client.gemm(a, b, alpha=3.0, scale_a=0.5, scale_b=0.25, out=torch.Tensor(c.address, (8, 8), "bfloat16"))
+    assert server.planned[0].attributes["alpha"].number == 0.375
+    assert len(server.planned[0].inputs) == 2
+    assert server.executed == []
 
 
 def test_a_device_without_a_worker_is_waited_for(client, server, torch, fake) -> None:
