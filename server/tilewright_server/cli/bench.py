@@ -77,6 +77,9 @@ def gemm(
     timeout: float = typer.Option(30.0, min=0.1, help="Seconds after which a kernel counts as hanging."),
     seconds: float = typer.Option(0.0, min=0.0, help="Longest time for the kernels of one problem; 0: no limit."),
     cut_off: float = typer.Option(1.5, min=0.0, help="Give up kernels slower than so many times the best; 0: none."),
+    explore: int = typer.Option(
+        0, min=0, help="Rounds in which the fastest kernels are crossed with others, 16 new ones each."
+    ),
     finalists: int = typer.Option(4, min=0, help="Kernels that are timed again with all samples."),
     check: bool = typer.Option(True, help="Compare results with a reference."),
     peer: str = typer.Option("", help="Library to compare with: torch."),
@@ -100,6 +103,7 @@ def gemm(
     )
     options = SweepOptions(
         device=device, configs=configs, pattern=name, limit=limit, timing=timing, check=check, finalists=finalists,
+        explore=explore,
         cut_off=cut_off, seconds=seconds, timeout_s=timeout, seed=seed, peer=_one_of("peer", peer, ("", "torch")),
     )  # fmt: skip
     setup, path = _setup(cache_dir, database, workers, plugin)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from tilewright_kit.operation import Operation
 from tilewright_kit.problem import Problem
 from tilewright_kit.select import Heuristic
 
-__all__ = ["PLANNED", "choose_configs"]
+__all__ = ["PLANNED", "choose_configs", "cross"]
 
 PLANNED = frozenset({"split_k"})
 """Fields of a signature that planners choose: kernel sets need not have been declared for them."""
@@ -57,6 +57,38 @@ def choose_configs(
     ]
     ranked = [item.config for item in Heuristic().rank(operation, problem, usable, device)]
     return ranked[:limit] if limit else ranked
+
+
+def cross(
+    operation: Operation[Any, Any],
+    problem: Problem,
+    device: DeviceInfo,
+    parents: Sequence[KernelConfig],
+    tried: Collection[KernelConfig],
+    limit: int,
+) -> list[KernelConfig]:
+    """Kernels that nobody declared: a parent with one trait of another kernel, or another with one trait of a parent.
+
+    Others are the operation's candidates and kernel sets. Valid ones that were not tried, the model's favourites first.
+    """
+    others = choose_configs(operation, problem, device, "all")
+    found: dict[KernelConfig, None] = {}
+    for parent in parents:
+        signature = {name for name in parent.signature_fields if name not in PLANNED}
+        for other in (*parents, *others):
+            for name in parent.field_names():
+                ours, theirs = getattr(parent, name), getattr(other, name)
+                if name not in signature and ours != theirs:
+                    found[parent.replace(**{name: theirs})] = None
+                    found[other.replace(**{name: ours})] = None
+    fresh = [
+        config
+        for config in found
+        if config not in tried
+        and operation.rules.allows(config, device.arch)
+        and not operation.mismatches(problem, config, device)
+    ]
+    return [item.config for item in Heuristic().rank(operation, problem, fresh, device)[:limit]]
 
 
 def _signatures(candidates: Sequence[KernelConfig]) -> list[dict[str, Any]]:

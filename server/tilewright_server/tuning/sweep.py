@@ -24,7 +24,7 @@ from tilewright_server.build.pool import Build
 from tilewright_server.engine.call import Call
 from tilewright_server.engine.engine import Engine
 from tilewright_server.tuning.cases import DTYPES, Case
-from tilewright_server.tuning.configs import choose_configs
+from tilewright_server.tuning.configs import choose_configs, cross
 from tilewright_server.tuning.process import WorkerEndedError, WorkerProcess
 from tilewright_server.tuning.results import Result, Stamp
 from tilewright_server.tuning.setup import Setup
@@ -36,6 +36,11 @@ PREPARE_S = 600.0
 """How long the operands of a problem and their reference may take."""
 
 
+_PARENTS = 3
+_CHILDREN = 16
+_PROGRESS = 0.99
+
+
 @dataclass(frozen=True, slots=True)
 class SweepOptions:
     device: str
@@ -45,6 +50,8 @@ class SweepOptions:
     """Kernels of each problem, the model's favourites first; 0: all."""
     timing: TimingOptions = field(default_factory=TimingOptions)
     check: bool = True
+    explore: int = 0
+    """Rounds in which the fastest kernels are crossed with others; they end early when one finds nothing faster."""
     finalists: int = 4
     cut_off: float = 1.5
     """A kernel that is slower than this times the best so far is given up early; 0: none is."""
@@ -328,8 +335,24 @@ class Sweep:
 
     # ---- the final ----
 
+    def _explore(self, task: _Task) -> Iterator[Result]:
+        """Kernels that nobody declared, bred from the fastest."""
+        for _ in range(self.options.explore):
+            good = sorted((item.median_ns, config.name, config) for config, item in task.results.items()
+                          if item.status == "ok")  # fmt: skip
+            parents, before = [config for _, _, config in good[:_PARENTS]], task.best_ns
+            operation = self._operation(task)
+            fresh = cross(operation, task.problem, self.device, parents, task.results.keys(), _CHILDREN)
+            jobs = [self._submitted(_Job(task, config, 0)) for config in fresh]
+            for job in jobs:
+                result = task.results[job.config] = self._heat(job)
+                yield result
+            if not jobs or task.best_ns > _PROGRESS * before:
+                return
+
     def _finish(self, task: _Task, total: int) -> Iterator[Result]:
-        """Time the fastest again, and the peer."""
+        """Look further, time the fastest again, and the peer."""
+        yield from self._explore(task)
         good = [(config, item) for config, item in task.results.items() if item.status == "ok"]
         good.sort(key=lambda entry: (entry[1].median_ns, entry[1].kernel))
         finalists = good[: self.options.finalists]

@@ -199,6 +199,20 @@ def test_a_kernel_set_and_a_file_of_configurations_take_the_problems_signature(
         list(make_sweep(plain, configs="no such set").run([case]))
 
 
+def test_the_fastest_are_crossed_into_kernels_that_nobody_proposed(make_sweep: Any, plain: Setup) -> None:
+    sweep: Sweep = make_sweep(plain, limit=3, explore=1, finalists=2)
+    case = Case(48, 64, 80)
+    results = list(sweep.run([case]))
+    bred = [item for item in results if item.place == 0]
+    assert len(bred) >= 16
+    assert {item.status for item in bred} == {"ok"}
+    assert not {item.kernel for item in bred} & {item.kernel for item in results[:3]}
+    engine = sweep._engine
+    operation = engine.operations["gemm"]
+    proposed = operation.candidates(operation.parse(case.request()), sweep.device)
+    assert {item.kernel for item in bred} - {config.name for config in proposed}
+
+
 def test_a_worker_that_does_not_start_is_told_with_its_last_words() -> None:
     worker = WorkerProcess({"do": "open"}, command=("/bin/sh", "-c", "echo no such luck >&2; exit 3"))
     with pytest.raises(DeviceError) as caught:
