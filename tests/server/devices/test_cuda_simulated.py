@@ -31,20 +31,18 @@ TAG = f"{os.getpid() % 10**8}"
 def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = tmp_path_factory.mktemp("simulated") / "libcuda.so.1"
     flags = ["-O1", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
-    subprocess.run(["cc", *flags, "-o", str(path), str(HERE / "cuda_simulated" / "libcuda.c"), "-lpthread", "-lrt"], check=True)
+    subprocess.run(
+        ["cc", *flags, "-o", str(path), str(HERE / "cuda_simulated" / "libcuda.c"), "-lpthread", "-lrt"], check=True
+    )
     yield path
     for left in Path("/dev/shm").glob(f"tw{TAG}-*"):
         left.unlink(missing_ok=True)
 
 
 def simulated(library: Path, **more: str) -> dict[str, str]:
-    return {
-        **os.environ,
-        "LD_LIBRARY_PATH": str(library.parent),
-        "TW_SIMULATED_CUDA": str(library),
-        "TW_SIM_TAG": TAG,
-        **more,
-    }
+    """The environment of processes that see two simulated devices."""
+    driver = {"LD_LIBRARY_PATH": str(library.parent), "TW_SIMULATED_CUDA": str(library)}
+    return {**os.environ, **driver, "TW_SIM_TAG": TAG, "TW_SIM_DEVICES": "2", **more}
 
 
 @pytest.mark.slow
