@@ -145,13 +145,6 @@ class Connection:
         else:
             self._stash[sequence] = reply
 
-    def poll(self) -> None:
-        """Take the replies that are here, without waiting."""
-        poll = select.poll()
-        poll.register(self.socket, select.POLLIN)
-        while not self.broken and poll.poll(0):
-            self._file(*self._receive())
-
     def take(self, first: int, count: int) -> dict[int, Reply | TilewrightError]:
         """Replies that came to the ``count`` packets from sequence ``first`` on, by their distance to it."""
         wanted = [number for number in self._stash if (number - first) & 0xFFFFFFFF < count]

@@ -49,12 +49,12 @@ def fake(target: str) -> Server:
     return Server(target, [str(HERE / "fake_server.py"), target])
 
 
-def service(folder: Path) -> Server:
+def service(folder: Path, *more: str) -> Server:
     """The service itself, with a kernel cache of its own."""
     if not entry_points(group="tilewright.plugins"):
         pytest.skip("the distribution is not installed, so the service has no plugins")
     target = f"unix:{folder}/s"
-    flags = ["--listen", target, "--cache-dir", str(folder / "cache"), "--log-level", "warning"]
+    flags = ["--listen", target, "--cache-dir", str(folder / "cache"), "--log-level", "warning", *more]
     return Server(target, ["-m", "tilewright_server.cli", "serve", *flags])
 
 
@@ -83,6 +83,14 @@ def tcp_server() -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     running = service(tmp_path_factory.mktemp("service")).start()
+    yield running
+    running.kill()
+
+
+@pytest.fixture
+def isolating_server(tmp_path: Path) -> Iterator[Server]:
+    """The service with its CPU in a process of its own, as GPUs are: connections are attached to that process."""
+    running = service(tmp_path, "--cpu-isolated").start()
     yield running
     running.kill()
 

@@ -7,6 +7,7 @@ import threading
 import time
 
 import numpy as np
+import psutil
 import pytest
 from client_helpers import close, objects, random
 
@@ -234,3 +235,57 @@ def test_a_server_without_a_local_socket_is_served_over_grpc(real_server, monkey
         with pytest.raises(tw.InvalidArgumentError) as caught:
             client.pipeline().launch(bound)
         assert caught.value.rule == "pipeline_local"
+
+
+def end_worker(server) -> None:
+    """Kill the process that runs the server's device."""
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    workers = [child for child in children if any("devices.worker" in word for word in child.cmdline())]
+    assert len(workers) == 1
+    workers[0].kill()
+
+
+def test_launches_go_to_the_process_of_a_device_and_survive_it(isolating_server) -> None:
+    with tw.connect(isolating_server.target) as client:
+        a = random(32, 32)
+        buffers = [client.buffer(4096) for _ in range(2)]
+        buffers[0].write(a)
+        x, y = (buffer.tensor((32, 32), "fp32") for buffer in buffers)
+        plan = client.plan_gemm(x, x)
+        bound = plan.bind(x, x, out=y)
+        assert bound() is y
+        assert bound._state.binding is not None
+        assert bound._state.binding.attach
+        close(buffers[1].read().view(np.float32).reshape(32, 32), a @ a, 1e-3)
+        with client.pipeline() as pipeline:
+            for _ in range(500):
+                pipeline.launch(bound)
+        assert bound.launch().done
+
+        # Arrays of this process are no memory of that device: they go as requests, and are copied.
+        shared, out = client.asarray(a), client.empty((32, 32))
+        other = plan.bind(shared, shared, out=out)
+        for _ in range(5):
+            close(other(), a @ a, 1e-3)
+            close(plan(shared, shared, out=out), a @ a, 1e-3)
+        assert other._state.binding is None
+
+        end_worker(isolating_server)
+        with pytest.raises(tw.UnavailableError):
+            bound()
+        with pytest.raises(tw.UnavailableError) as caught:  # its buffers went with the device
+            bound()
+        assert caught.value.rule == "device_lost"
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            try:
+                out[...] = 0
+                close(other(), a @ a, 1e-3)
+                break
+            except tw.UnavailableError:
+                time.sleep(0.05)
+        fresh = [client.buffer(4096) for _ in range(2)]
+        fresh[0].write(a)
+        x, y = (buffer.tensor((32, 32), "fp32") for buffer in fresh)
+        plan.bind(x, x, out=y)()
+        close(fresh[1].read().view(np.float32).reshape(32, 32), a @ a, 1e-3)
