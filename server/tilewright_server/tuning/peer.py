@@ -50,6 +50,9 @@ def time_peer(
         return _time(torch, device, case, inputs, options, copies), ""
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
         return None, f"torch cannot do {case.label}: {str(error).splitlines()[0][:160]}"
+    finally:
+        if device.kind == "cuda":  # what torch keeps for itself is missed by the next problem's operands
+            torch.cuda.empty_cache()
 
 
 def _time(
