@@ -180,8 +180,10 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="correctness")
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--filter", default="", help="speed: only lines that contain this text")
-    parser.add_argument("--define", action="append", default=[], help="speed: a macro for the compiler")
+    parser.add_argument(
+        "--filter", default="", help="speed: only lines that contain one of these words, separated by commas"
+    )
+    parser.add_argument("--variant", action="append", help="speed: macros for the compiler, separated by commas")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
@@ -194,7 +196,7 @@ def main() -> int:
         if args.all or args.speed:
             import gpu_speed
 
-            bad += gpu_speed.main(Path(temporary), args.filter, tuple(f"-D{name}" for name in args.define))
+            bad += gpu_speed.main(Path(temporary), args.filter, args.variant or [""])
     return 1 if bad else 0
 
 

@@ -40,22 +40,16 @@ def tilings(dtype: str) -> list[Tiling]:
     if dtype == "fp32":
         return [
             ((128, 128, 16), (2, 4), 3),
-            ((128, 128, 16), (2, 4), 4),
             ((128, 128, 16), (4, 2), 3),
             ((128, 128, 32), (2, 4), 3),
+            ((128, 128, 16), (2, 2), 3),
             ((128, 64, 16), (2, 2), 3),
             ((64, 64, 16), (2, 2), 3),
-            ((64, 64, 32), (2, 4), 3),
+            ((64, 64, 16), (1, 2), 3),
         ]
     k = 64 if dtype in ("fp16", "bf16") else 128
-    wide: list[Tiling] = [((128, 128, k), (2, 2), 3), ((128, 128, k // 2), (2, 2), 4), ((128, 256, k // 2), (2, 4), 3)]
-    narrow: list[Tiling] = [
-        ((128, 128, k), (2, 4), 3),
-        ((128, 128, k // 2), (2, 4), 4),
-        ((64, 128, k), (2, 2), 3),
-        ((64, 64, k), (2, 2), 3),
-        ((64, 64, k), (2, 2), 4),
-    ]
+    wide: list[Tiling] = [((128, 128, k), (2, 2), 3), ((128, 128, k // 2), (2, 2), 4)]
+    narrow: list[Tiling] = [((128, 128, k), (2, 4), 3), ((64, 128, k), (2, 2), 3), ((64, 64, k), (2, 2), 3)]
     return narrow if dtype in ("fp8", "bf8") else wide + narrow
 
 
@@ -68,37 +62,43 @@ def squares() -> list[tuple[GpuConfig, Shape, int]]:
         for tile, wave, stages in tilings(dtype):
             config = base(dtype, layout).replace(tile=tile, wave=wave, stages=stages)
             found += [(config, (size, size, size), 1) for size in ((1024, 2048, 4096) if layout == "rc" else (2048,))]
-    bf16, fp32, shape = base("bf16", "rc"), base("fp32", "rr"), (2048, 2048, 2048)
-    found.append((bf16.replace(tile=(128, 128, 32), wave=(2, 4), pipeline="compv3"), shape, 1))
-    found.append((bf16.replace(tile=(128, 128, 64), wave=(2, 2), epilogue="default"), shape, 1))
-    found.append((fp32.replace(tile=(128, 128, 16), wave=(2, 4), pipeline="compv3"), shape, 1))
     return found
 
 
 def odd() -> list[tuple[GpuConfig, Shape, int]]:
     """Rows that no vector access is aligned to."""
     small: list[Tiling] = [
-        ((64, 64, 64), (2, 2), 3),
         ((64, 64, 64), (2, 2), 4),
-        ((64, 64, 32), (2, 2), 4),
-        ((32, 64, 64), (1, 4), 4),
+        ((64, 64, 64), (2, 4), 4),
+        ((64, 64, 128), (2, 4), 3),
         ((32, 64, 64), (2, 2), 4),
-        ((64, 32, 64), (2, 2), 4),
+        ((32, 64, 128), (2, 4), 3),
         ((32, 32, 128), (2, 2), 4),
+        ((32, 32, 64), (2, 2), 4),
     ]
-    large: list[Tiling] = [((128, 128, 64), (2, 4), 3), ((128, 128, 32), (2, 2), 3), ((64, 128, 64), (2, 2), 3)]
+    large: list[Tiling] = [((128, 128, 64), (2, 4), 3), ((128, 128, 64), (2, 2), 3), ((64, 128, 64), (2, 2), 3)]
     found = []
     for layout in ("rc", "rr"):
         for tile, wave, stages in small:
             config = base("bf16", layout).replace(tile=tile, wave=wave, stages=stages)
-            found += [(config, (333, 777, 1111), 1), (config.replace(split_k=4), (333, 777, 1111), 2)]
+            found.append((config, (333, 777, 1111), 1))
+            found += [(config.replace(split_k=4), (333, 777, 1111), split) for split in (2, 3)]
         for tile, wave, stages in large:
             config = base("bf16", layout).replace(tile=tile, wave=wave, stages=stages)
             found.append((config, (2047, 2049, 2051), 1))
-    singles: list[Tiling] = [((128, 128, 16), (2, 4), 3), ((64, 64, 16), (2, 2), 3), ((64, 64, 32), (2, 4), 3)]
-    for (tile, wave, stages), layout in itertools.product([*singles, ((32, 64, 32), (2, 2), 3)], ("rc", "rr")):
+    singles: list[Tiling] = [
+        ((64, 64, 16), (2, 2), 4),
+        ((64, 64, 32), (2, 4), 3),
+        ((64, 64, 32), (2, 2), 3),
+        ((32, 64, 32), (2, 2), 3),
+        ((64, 128, 16), (2, 2), 3),
+    ]
+    for (tile, wave, stages), layout in itertools.product(singles, ("rc", "rr")):
         config = base("fp32", layout).replace(tile=tile, wave=wave, stages=stages)
-        found += [(config, (333, 777, 1111), 1), (config.replace(split_k=4), (333, 777, 1111), 2)]
+        found.append((config, (333, 777, 1111), 1))
+        found += [(config.replace(split_k=8), (333, 777, 1111), split) for split in (2, 4, 6)]
+    for tile, wave, stages in tilings("fp32")[:3]:
+        found.append((base("fp32", "rc").replace(tile=tile, wave=wave, stages=stages), (2047, 2049, 2051), 1))
     return found
 
 
@@ -129,42 +129,50 @@ def work() -> None:
 
     request = json.load(sys.stdin)
     configs, _ = cases()
-    products: dict[tuple[object, ...], Product] = {}
-    peers: dict[tuple[object, ...], float | None] = {}
+    product, last, peer_seconds = None, None, None
     deadline = time.monotonic() + request["seconds"]
-    for name, shape, split in request["cases"]:
-        say(json.dumps({"begin": [name, shape, split]}))
+    for name, shape, split, variant in request["cases"]:
+        say(json.dumps({"begin": [name, shape, split, variant]}))
         config = configs[name]
         key = (config.a, config.c, config.a_col, config.b_col, *shape)
-        if key not in products:
-            products.clear()
-            products[key] = Product(config, tuple(shape))
-            peer = products[key].peer()
-            peers[key] = time_each({"peer": peer})["peer"] if peer else None
-        product = products[key]
-        kernel = Kernel(config, Path(request["cubins"][name]).read_bytes())
+        if product is None or key != last:
+            product, last = Product(config, tuple(shape)), key
+            peer = product.peer()
+            peer_seconds = time_each({"peer": peer})["peer"] if peer else None
+        kernel = Kernel(config, Path(request["cubins"][name + variant]).read_bytes())
         seconds = time_each({"own": product.launcher(kernel, split)})["own"]
-        answer = {"end": [name, shape, split], "seconds": seconds, "peer": peers[key], "error": product.error()}
-        say(json.dumps(answer))
+        answer = {"end": [name, shape, split, variant], "seconds": seconds, "peer": peer_seconds}
+        say(json.dumps({**answer, "error": product.error()}))
         if time.monotonic() > deadline:
             break
     torch.cuda.synchronize()
 
 
-def main(folder: Path, only: str, options: tuple[str, ...] = (), seconds: float = 100.0) -> int:
-    """Builds and times the cases whose line contains ``only``; returns how many were wrong or lost."""
+def main(folder: Path, only: str, variants: list[str], seconds: float = 100.0) -> int:
+    """Builds and times the cases whose line contains one of the comma-separated words of ``only``.
+
+    Each with every variant: macros for the compiler, separated by commas. Returns how many were wrong or lost.
+    """
     from gpu_harness import build
 
     configs, found = cases()
-    found = [case for case in found if only in f"{case[0]} {case[1]}"]
+    words = only.split(",")
+    found = [case for case in found if any(word in f"{case[0]} {case[1]}" for word in words)]
     found.sort(key=lambda case: (configs[case[0]].a, configs[case[0]].a_col, configs[case[0]].b_col, case[1]))
     used = {case[0] for case in found}
     began = time.monotonic()
-    cubins = build({name: config for name, config in configs.items() if name in used}, folder, options)
+    cubins = {}
+    for variant in variants:
+        options = tuple(f"-D{macro}" for macro in variant.split(",") if macro)
+        place = folder / str(len(cubins))
+        place.mkdir()
+        built = build({name: config for name, config in configs.items() if name in used}, place, options)
+        cubins |= {name + variant: str(path) for name, path in built.items()}
     say(f"{len(cubins)} kernels in {time.monotonic() - began:.1f} s")
+    left = [[*case, variant] for case in found for variant in variants if case[0] + variant in cubins]
     bad = 0
-    while found:
-        request = {"cases": found, "cubins": {k: str(v) for k, v in cubins.items()}, "seconds": seconds}
+    while left:
+        request = {"cases": left, "cubins": cubins, "seconds": seconds}
         process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         try:
             out, _ = process.communicate(json.dumps(request), timeout=seconds + TIMEOUT_S)
@@ -180,7 +188,7 @@ def main(folder: Path, only: str, options: tuple[str, ...] = (), seconds: float 
             break
         say(f"FAULT {lost}")
         bad += 1
-        found = [case for case in found if [case[0], list(case[1]), case[2]] not in [*names, *lost]]
+        left = [case for case in left if [case[0], list(case[1]), *case[2:]] not in [*names, *lost]]
     return bad
 
 
@@ -188,8 +196,10 @@ def report(done: list[dict[str, Any]]) -> int:
     """A line for every case; how many were wrong."""
     bad = 0
     for line in done:
-        (name, (m, n, k), split), seconds, peer = line["end"], float(line["seconds"]), line["peer"]
-        parts = [f"{m}x{n}x{k} {name} /{split}: {seconds * 1e6:8.1f} us {2 * m * n * k / seconds / 1e12:6.1f} TFLOP/s"]
+        (name, (m, n, k), split, variant), seconds, peer = line["end"], float(line["seconds"]), line["peer"]
+        parts = [
+            f"{m}x{n}x{k} {name} /{split} {variant}: {seconds * 1e6:8.1f} us {2 * m * n * k / seconds / 1e12:6.1f} TFLOP/s"
+        ]
         if m <= 16:
             parts.append(f"{(m * k + k * n) * 2 / seconds / 1e9:6.0f} GB/s")
         if peer:

@@ -9,6 +9,9 @@
 #include "tilewright/core/options.hpp"
 #include "tilewright/gpu/layout.hpp"
 
+#if !defined(TW_SIMT_DEPTH)
+#define TW_SIMT_DEPTH 4
+#endif
 namespace tw::gpu {
 
 // One operand's side of the atom: kCount values of `kLanes` lanes each, kSteps steps of k at a time.
@@ -59,8 +62,9 @@ struct SimtAtom {
   static constexpr int lanes_m = 8, lanes_n = kWave / 8;
   static constexpr int lane_row(int lane) { return lane / 2 % 8; }
   static constexpr int lane_column(int lane) { return lane % 2 + lane / 16 * 2; }
-  static constexpr int depth = TileA::k_major || TileB::k_major ? 4 : 1;  // steps of k at a time
   static constexpr int rows = kM / lanes_m, columns = kN / lanes_n;
+  // Steps of k at a time: as many as a read along k gives, unless that takes too many registers.
+  static constexpr int depth = !TileA::k_major && !TileB::k_major ? 1 : rows + columns > 16 ? 2 : TW_SIMT_DEPTH;
   using SideA = SimtSide<TileA, lanes_m, rows, depth>;
   using SideB = SimtSide<TileB, lanes_n, columns, depth>;
   static_assert(TileA::element_bytes == 4 && TileB::element_bytes == 4, "the SIMT atom multiplies fp32");

@@ -60,24 +60,32 @@ struct Gemm {
 
   // ---- main loop ----
 
-  TW_DEVICE static void multiply_tile(Atom& atom, uint32_t tile_a, uint32_t tile_b, const Where& at) {
-    constexpr int kSteps = Config::tile_k / Atom::depth;
-    // Matrix fragments are loaded a step ahead; but 8-bit floats take further registers where they are multiplied.
-    constexpr bool kSimt = is_same<typename Config::A, fp32>;
-    constexpr bool kTight = size_of<typename Config::A> == 1 && Atom::is_float;
-    constexpr int kAhead = kSimt || kTight ? 0 : 1;
+  // Matrix fragments are loaded a step ahead; but 8-bit floats take further registers where they are multiplied.
+  static constexpr bool is_simt = is_same<typename Config::A, fp32>;
+  static constexpr bool is_tight = size_of<typename Config::A> == 1 && Atom::is_float;
+  static constexpr int fragments_ahead = is_simt || is_tight ? 0 : 1;
 #if !defined(TW_SIMT_UNROLL)
 #define TW_SIMT_UNROLL kSteps
 #endif
-    typename Atom::Fragments fragments[kAhead + 1];
-    if constexpr (kAhead > 0) Atom::load(fragments[0], tile_a, tile_b, at.m0, at.n0, at.lane, 0);
-    TW_UNROLL_BY(kTight ? 1 : kSimt ? TW_SIMT_UNROLL : kSteps)
-    for (int kk = 0; kk < kSteps; kk++) {
-      const int next = kk + kAhead;
-      if (next < kSteps) Atom::load(fragments[next % (kAhead + 1)], tile_a, tile_b, at.m0, at.n0, at.lane, next);
-      atom.multiply(fragments[kk % (kAhead + 1)]);
+
+  // One tile: `begin` asks for the first fragments, `finish` multiplies.
+  struct Multiplication {
+    typename Atom::Fragments fragments[fragments_ahead + 1];
+    TW_DEVICE void load(uint32_t tile, const Where& at, int kk) {
+      Atom::load(fragments[kk % (fragments_ahead + 1)], tile, tile + TileA::bytes, at.m0, at.n0, at.lane, kk);
     }
-  }
+    TW_DEVICE void begin(uint32_t tile, const Where& at) {
+      if constexpr (fragments_ahead > 0) load(tile, at, 0);
+    }
+    TW_DEVICE void finish(Atom& atom, uint32_t tile, const Where& at) {
+      constexpr int kSteps = Config::tile_k / Atom::depth;
+      TW_UNROLL_BY(is_tight ? 1 : is_simt ? TW_SIMT_UNROLL : kSteps)
+      for (int kk = 0; kk < kSteps; kk++) {
+        if (kk + fragments_ahead < kSteps) load(tile, at, kk + fragments_ahead);
+        atom.multiply(fragments[kk % (fragments_ahead + 1)]);
+      }
+    }
+  };
 
   TW_DEVICE static void copy_step(bool aligned, const Operand<TileA>& a, const Operand<TileB>& b, int step, int slot,
                                   const Where& at) {
@@ -103,24 +111,26 @@ struct Gemm {
     int slot = 0, next = 0;
     TW_NO_UNROLL
     for (int step = -ahead; step < steps; step++) {  // the first ones only copy
+      Multiplication multiplication;
+      uint32_t tile = at.shared + slot * tile_bytes;
       if (step >= 0) {
         if (aligned) wait_async<stages - 2>();
         else wait_async<raw_stages - 2>();
         barrier();  // the step has arrived for all, and the slot before it is free
+        if (has_raw && !aligned) {
+          const uint32_t raw = at.shared + tile_bytes + slot * raw_bytes;
+          tile = at.shared;
+          LoaderA::realign(raw, tile, a.at(step), at.thread);
+          LoaderB::realign(raw + TileA::raw_bytes, tile + TileA::bytes, b.at(step), at.thread);
+          barrier();
+        }
+        multiplication.begin(tile, at);  // ahead of the copies, which share its way to shared memory
       }
       if (step + ahead < steps) copy_step(aligned, a, b, step + ahead, next, at);
       commit_async();
       next = next == ahead ? 0 : next + 1;
       if (step < 0) continue;
-      uint32_t tile = at.shared + slot * tile_bytes;
-      if (has_raw && !aligned) {
-        const uint32_t raw = at.shared + tile_bytes + slot * raw_bytes;
-        tile = at.shared;
-        LoaderA::realign(raw, tile, a.at(step), at.thread);
-        LoaderB::realign(raw + TileA::raw_bytes, tile + TileA::bytes, b.at(step), at.thread);
-        barrier();
-      }
-      multiply_tile(atom, tile, tile + TileA::bytes, at);
+      multiplication.finish(atom, tile, at);
       slot = slot == ahead ? 0 : slot + 1;
     }
     wait_async<0>();
@@ -130,6 +140,7 @@ struct Gemm {
                                       const Where& at) {
     const bool aligned = a.aligned() && b.aligned();
     const uint32_t tile_a = at.shared, tile_b = at.shared + TileA::bytes;
+    Multiplication multiplication;
     typename LoaderA::Held held_a;
     typename LoaderB::Held held_b;
     if (aligned && steps > 0) {
@@ -152,7 +163,8 @@ struct Gemm {
         LoaderA::fetch(held_a, a.at(step + 1), at.thread);
         LoaderB::fetch(held_b, b.at(step + 1), at.thread);
       }
-      multiply_tile(atom, tile_a, tile_b, at);
+      multiplication.begin(at.shared, at);
+      multiplication.finish(atom, at.shared, at);
     }
   }
 

@@ -101,7 +101,7 @@ struct Loader {
   TW_DEVICE static void copy_aligned(uint32_t to, const Panel& panel, int thread) {
     const Place first = place(thread, 0);
     const char* from = panel.base + first.line * panel.ld + first.chunk * 16;
-    TW_UNROLL
+    TW_UNROLL_BY(regular ? per_thread : 2)
     for (int j = 0; j < per_thread; j++)
       if (exists(thread, j)) {
         const Place at = place(thread, j);
@@ -112,18 +112,25 @@ struct Loader {
   }
 
   TW_DEVICE static void copy_words(uint32_t to, const Panel& panel, int thread) {
-    constexpr int kWords = Tile::chunks * 4, kTotal = Tile::lines * kWords;
-    TW_UNROLL_BY(8)
+    constexpr int kWords = Tile::chunks * 4, kTotal = Tile::lines * kWords, kStep = kThreads / kWords;
+    constexpr bool kRegular = kThreads % kWords == 0, kSameKey = kStep % 8 == 0 || !Tile::k_major;
+    const int first = thread / kWords, own = thread % kWords;
+    const char* from = panel.base + first * panel.ld + own * 4;
+    TW_UNROLL_BY(kRegular ? 4 : 2)
     for (int j = 0; j < ceil_div(kTotal, kThreads); j++) {
-      const int id = thread + j * kThreads, line = id / kWords, word = id % kWords;
+      const int id = thread + j * kThreads;
+      const int line = kRegular ? first + j * kStep : id / kWords, word = kRegular ? own : id % kWords;
+      const uint32_t at = kRegular && kSameKey ? Tile::offset(first, own / 4) + j * kStep * Tile::line_bytes
+                                               : Tile::offset(line, word / 4);
+      if constexpr (!kRegular) from = panel.base + line * panel.ld + word * 4;
       if (kTotal % kThreads == 0 || id < kTotal)
-        copy_word_async(to + Tile::offset(line, word / 4) + word % 4 * 4, panel.base + line * panel.ld + word * 4,
-                        line < panel.lines && word * 4 < panel.bytes);
+        copy_word_async(to + at + word % 4 * 4, from, line < panel.lines && word * 4 < panel.bytes);
+      from += kStep * panel.ld;
     }
   }
 
   TW_DEVICE static void copy_raw(uint32_t to, const Panel& panel, int thread) {
-    TW_UNROLL_BY(4)
+    TW_UNROLL_BY(2)
     for (int j = 0; j < per_thread; j++)
       if (exists(thread, j)) copy_raw_chunk(to, panel, place(thread, j));
     TW_UNROLL

@@ -7,8 +7,11 @@
 #define TW_UNROLL_BY(COUNT) TW_PRAGMA(unroll (COUNT))
 #define TW_PRAGMA(...) _Pragma(#__VA_ARGS__)
 // A kernel whose only parameter is `params`; the variadic rest is its body.
+#if !defined(TW_MIN_BLOCKS)
+#define TW_MIN_BLOCKS 1
+#endif
 #define TW_KERNEL(THREADS, NAME, PARAMS, ...)                                                                \
-  extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_constant__ PARAMS params) { \
+  extern "C" __global__ void __launch_bounds__(THREADS, TW_MIN_BLOCKS) NAME(const __grid_constant__ PARAMS params) { \
     __VA_ARGS__;                                                                                             \
   }
 
