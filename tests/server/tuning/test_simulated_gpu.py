@@ -17,7 +17,7 @@ from tilewright_server.tuning.cases import Case
 from tilewright_server.tuning.setup import Setup
 from tilewright_server.tuning.timing import TimingOptions
 
-DRIVER = Path(__file__).parents[1] / "devices" / "cuda_simulated.c"
+DRIVER = Path(__file__).parents[1] / "devices" / "cuda_simulated" / "libcuda.c"
 pytestmark = [
     pytest.mark.skipif(
         importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("cuda") is None,
