@@ -73,7 +73,8 @@ def test_a_unit_states_every_constant() -> None:
         "persistent = false, grouped = false, batched = false;",
         "transpose_c = true;",
         "split_k = 4, stages = 6, promote = 8;",
-        "cluster_m = 1, cluster_n = 2, num_wave_groups = 1;",
+        "cluster_m = 1, cluster_n = 2, cluster_k = 1;",
+        "num_wave_groups = 1;",
     ):
         assert line in text, line
 
@@ -106,9 +107,9 @@ def test_the_sweep_holds_what_the_default_set_uses_of_the_ws_pipeline() -> None:
         spaces.add((config.tile, config.wave, config.cluster, config.scheduler, config.transpose_c, config.a))
         assert re.search("_ws_", config.name)
     assert {size for tile, *_ in spaces for size in tile} >= {8, 24, 48, 80, 96, 112, 144, 160, 192, 224, 240, 256}
-    assert len({cluster for _, _, cluster, *_ in spaces}) == len(arch.pipeline("ws").clusters)
+    assert {cluster for _, _, cluster, *_ in spaces} == {c for c in arch.pipeline("ws").clusters if c[2] == 1}
     plain = [item for item in KERNEL_SETS["default"].expand(arch, RULES) if item.pipeline == "ws" and item.a == "fp16"]
-    shapes = {(c.tile, c.wave, c.cluster, c.scheduler, c.transpose_c, c.a) for c in plain}
+    shapes = {(c.tile, c.wave, (*c.cluster[:2], 1), c.scheduler, c.transpose_c, c.a) for c in plain}
     assert shapes <= spaces
 
 
@@ -116,7 +117,8 @@ def test_the_space_for_a_first_tuning_can_be_measured_in_one_go() -> None:
     arch = tilewright_arch.load("sm_90a")
 
     few = list(SPACES["tune_hopper"].iterate(arch, RULES))
-    assert 500 < len(few) < 2500 and {config.split_k for config in few} == {1, 2, 4, 8}
+    assert 500 < len(few) < 2500 and {config.split_k for config in few} == {1, 2, 3, 4, 8}
+    assert {config.cluster[2] for config in few} == {1, 2, 3, 4, 8}
     assert {config.promote for config in few if config.a == "fp16"} == {0}
 
 

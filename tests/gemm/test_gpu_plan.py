@@ -316,6 +316,14 @@ def test_partial_tiles_and_counters_have_room(hopper: DeviceInfo) -> None:
         launch = Launch.from_buffer(block)
         assert (launch.workspace, launch.counters) == (at[WORKSPACE], at[COUNTERS])
         assert (launch.split_k, launch.workspace_bytes) == (4, plan.workspace_bytes)
+    few = problem_of(matrices(16, 512, 4096))
+    for split in (2, 8):
+        cluster = SWAPPED.replace(split_k=split, cluster=(1, 1, split))
+        plan = planned(few, cluster, hopper)
+        assert plan.workspace_bytes == plan.counter_bytes == 0
+        assert plan.stages[0].geometry.grid[0] == 4 * split and plan.stages[0].geometry.cluster == (split, 1, 1)
+        short = planned(problem_of(matrices(16, 512, 64)), cluster, hopper)
+        assert Launch.from_buffer(bound(short)[0]).split_k == split  # empty slices run too
     stream = planned(problem, WS.replace(reduction=Reduction.LINEAR), hopper)
     assert stream.workspace_bytes == 132 * 2 * 128 * 256 * 4 and stream.counter_bytes == 6 * 4
     plain = planned(problem, WS, hopper)

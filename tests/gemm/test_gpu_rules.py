@@ -51,9 +51,13 @@ def test_what_the_cases_begin_with_is_valid(config: GemmConfig, hopper: ArchSpec
 
 CASES: list[tuple[str, GemmConfig, dict[str, Any]]] = [
     ("cluster", WS, {"cluster": (3, 1, 1)}),
+    ("slices_in_cluster", WS, {"cluster": (1, 1, 2), "persistent": False}),
+    ("slices_in_cluster", WS, {"cluster": (1, 1, 2), "split_k": 2}),
+    ("slices_in_cluster", PINGPONG, {"cluster": (1, 1, 2), "split_k": 2}),
+    ("slices_in_cluster", WS, {"cluster": (1, 1, 2), "grouped": True, "persistent": False}),
     ("cluster", PORTABLE, {"cluster": (2, 1, 1)}),
     ("stage_count", WS, {"stages": 1}),
-    ("stage_count", WS, {"stages": 9}),
+    ("stage_count", WS, {"stages": 25}),
     ("stage_count", PORTABLE, {"pipeline": "compv3", "stages": 2}),
     ("promotion", WS, {"promote": 4}),
     ("promotion", FP8, {"promote": 3}),
@@ -145,7 +149,13 @@ def test_accumulators_of_promoted_sums_count_twice(hopper: ArchSpec) -> None:
         (WS.replace(epilogue=Epilogue.DEFAULT), 4, 4 * 49152 + 512),
         (PINGPONG, 8, 8 * 24576 + 2 * 2 * 8192 + 512),
         # One piece each: 64 columns of 16 rows.
-        (SWAPPED, 8, 8 * 18432 + 2 * 16 * 64 * 2 + 512),
+        (SWAPPED, 12, 12 * 18432 + 2 * 16 * 64 * 2 + 512),
+        # The sums of one more workgroup.
+        (
+            SWAPPED.replace(split_k=2, cluster=(1, 1, 2), persistent=False),
+            11,
+            11 * 18432 + 2 * 16 * 64 * 2 + 16 * 128 * 4 + 512,
+        ),
         (PORTABLE, 4, 16384 + 3 * (16384 + 256 * 16) + 16),
         (PORTABLE.replace(pipeline="compv3", stages=0), 1, 4 * 16 * 72 * 4 + 16),
     ],

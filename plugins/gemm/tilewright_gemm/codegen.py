@@ -115,9 +115,8 @@ def _gpu_constants(config: GemmConfig, arch: ArchSpec) -> dict[str, str]:
         # The word is a keyword of C++.
         "epilogue": "default_" if config.epilogue is Epilogue.DEFAULT else config.epilogue,
         "stages": stages_of(config, arch),
-        "cluster_m": config.cluster[0],
-        "cluster_n": config.cluster[1],
     }
+    values |= {f"cluster_{letter}": size for letter, size in zip("mnk", config.cluster, strict=True)}
     for field in ("grouped", "batched", "transpose_c", "split_k", "promote", "num_wave_groups", "reduction"):
         values[field] = getattr(config, field)
     return _constants(config) | _texts(values)

@@ -103,7 +103,9 @@ class GemmConfig(KernelConfig):
     of the instruction runs along n, its flexible side along m, so that products of few rows waste nothing.
     """
     cluster: Triple = suffix("cluster", (1, 1, 1))
-    """Workgroups along m, n and k that are launched together and share what they load."""
+    """Workgroups that are launched together: along m and n they share what they load; those along k are the slices of
+    ``split_k``, whose sums go from one to the other without the workspace.
+    """
     stages: int = suffix("st", 0)
     """Stages of A and B in shared memory; 0: as many as fit (``footprint.stages_of``)."""
     promote: int = suffix("promote", 0)

@@ -176,7 +176,9 @@ def fragment_registers(config: GemmConfig, arch: ArchSpec) -> int:
         return 0
     rows, columns = (size // max(waves, 1) for size, waves in zip(config.tile[:2], config.wave, strict=False))
     if config.a == "fp32":
-        return 2 * 4 * (rows // 8 + columns // 4)
+        values = rows // 8 + columns // 4
+        depth = 1 if config.layout[:2] == "cr" else 2 if values > 16 else 4
+        return 2 * depth * values
     registers = 2 * (4 * (rows // 16) + 2 * (columns // 8))
     # Where the matrix unit has no 8-bit floats they are widened on the way.
     return registers * 3 // 2 if config.a in ("fp8", "bf8") else registers
@@ -190,7 +192,7 @@ def stages_of(config: GemmConfig, arch: ArchSpec) -> int:
         return config.stages
     offer = arch.pipeline(config.pipeline)
     if is_specialised(config, arch):
-        room = arch.lds_bytes - _staged_c(config) - _BARRIER_BYTES
+        room = arch.lds_bytes - _staged_c(config) - _gathered(config) - _BARRIER_BYTES
         return min(max(room // max(staging_bytes(config, arch), 1), offer.min_stages), offer.max_stages)
     fitting = offer.min_stages
     while fitting < offer.max_stages and _shared_bytes(config, arch, fitting + 1) <= arch.lds_bytes:
@@ -208,7 +210,7 @@ def shared_bytes(config: GemmConfig, arch: ArchSpec) -> int:
 
 def _shared_bytes(config: GemmConfig, arch: ArchSpec, stages: int) -> int:
     if is_specialised(config, arch):
-        return stages * staging_bytes(config, arch) + _staged_c(config) + _BARRIER_BYTES
+        return stages * staging_bytes(config, arch) + _staged_c(config) + _gathered(config) + _BARRIER_BYTES
     shuffled = consumers(config) * _strip_bytes(config) if config.epilogue is Epilogue.CSHUFFLE else 0
     return max(_ring_bytes(config, arch, stages), shuffled) + _FLAG_BYTES
 
@@ -217,6 +219,11 @@ _BARRIER_BYTES = 512
 _FLAG_BYTES = 16
 _CHUNK = 16
 _PIECE_ROWS, _LINE_BYTES, _PIECES_STAGED = 64, 128, 2
+
+
+def _gathered(config: GemmConfig) -> int:
+    """Where the first workgroup of a cluster along k receives the sums of the others."""
+    return (max(config.cluster[2], 1) - 1) * config.tile[0] * config.tile[1] * 4
 
 
 def _staged_c(config: GemmConfig) -> int:
@@ -235,12 +242,14 @@ def _staged_c(config: GemmConfig) -> int:
 
 
 def _ring_bytes(config: GemmConfig, arch: ArchSpec, stages: int) -> int:
-    """The stages of a pipeline without producers. Lines of operands that are not 16-byte aligned arrive with a chunk
-    more and are moved into a tile of their own first.
+    """The stages of a pipeline without producers. Lines of operands of less than 4 bytes that are not 16-byte aligned
+    arrive with a chunk more and are moved into a tile of their own first.
     """
     tile = staging_bytes(config, arch)
     if not arch.pipeline(config.pipeline).double_buffer:
         return tile
+    if size_of(config.a) >= GROUP_BYTES:
+        return stages * tile
     raw = tile + sum(_lines(config)) * _CHUNK
     return max(stages * tile, tile + max(2, stages - 1) * raw)
 

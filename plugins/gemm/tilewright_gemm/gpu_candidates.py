@@ -45,6 +45,8 @@ class Shape(NamedTuple):
     swapped: bool = False
     k_rows: int = 1
     """Length of tile_k, in ``ROW_BYTES``."""
+    stages: int = 0
+    """As in the configuration. Few, where two workgroups are to share a unit."""
 
     def fields(self, a: DType) -> dict[str, Any]:
         """The fields of a ``ws`` configuration for A of type ``a``."""
@@ -60,6 +62,7 @@ class Shape(NamedTuple):
             "warp_tile": warp,
             "cluster": (*self.cluster, 1),
             "transpose_c": self.swapped,
+            "stages": self.stages,
             "persistent": True,
         }
 
@@ -67,24 +70,28 @@ class Shape(NamedTuple):
 WS_SHAPES = (
     Shape((128, 256), (2, 1), (2, 1)),
     Shape((128, 256), (2, 1)),
-    Shape((256, 128), (2, 1), (2, 1)),
+    Shape((128, 256), (2, 1), (1, 2)),
     Shape((256, 128), (2, 1), (1, 2)),
     Shape((256, 128), (2, 1)),
+    Shape((128, 192), (1, 1), pingpong=True),
+    Shape((128, 192), (1, 1), (2, 1), pingpong=True),
+    Shape((128, 128), (1, 1), pingpong=True),
+    Shape((128, 128), (1, 1), (1, 2), pingpong=True),
+    Shape((128, 128), (1, 1), (2, 1), pingpong=True),
+    Shape((64, 256), (1, 1), pingpong=True),
+    Shape((64, 256), (1, 1), (2, 1), pingpong=True),
     Shape((128, 192), (2, 1), (2, 1)),
     Shape((128, 192), (2, 1)),
-    Shape((256, 192), (2, 1), (2, 1)),
     Shape((128, 128), (2, 1), (2, 1)),
     Shape((128, 128), (2, 1)),
-    Shape((128, 128), (1, 1), (2, 1), pingpong=True),
-    Shape((128, 128), (1, 1), pingpong=True),
-    Shape((64, 256), (1, 1), (2, 1), pingpong=True),
-    Shape((64, 256), (1, 1), pingpong=True),
+    Shape((64, 192), (1, 1), (2, 1), pingpong=True),
     Shape((64, 128), (1, 1), (2, 1), pingpong=True),
     Shape((64, 128), (1, 1), pingpong=True),
-    Shape((128, 64), (2, 1), (2, 1)),
     Shape((128, 64), (2, 1)),
-    Shape((64, 128), (1, 2), (2, 1)),
+    Shape((128, 64), (2, 1), (1, 2), k_rows=2),
     Shape((64, 128), (1, 2)),
+    Shape((64, 128), (1, 2), (2, 1)),
+    Shape((64, 64), (1, 1), stages=6),
     Shape((64, 64), (1, 1)),
 )
 """Hopper's shapes for problems with many rows and columns, the preferred first."""
@@ -163,6 +170,8 @@ def _specialised(problem: GemmProblem, device: DeviceInfo, pipeline: str) -> Ite
             # One tile each: nothing is left to claim.
             stays = shape.pingpong or _tiles(problem, tile) * split > _units(device)
             yield config.replace(split_k=split, persistent=stays)
+            if (1, 1, split) in arch.pipeline(pipeline).clusters[1:] and config.cluster == (1, 1, 1) and not stays:
+                yield config.replace(split_k=split, persistent=False, cluster=(1, 1, split))
         if _wants_stream(problem, device, tile, shape):
             yield config.replace(reduction=Reduction.LINEAR)
 

@@ -31,6 +31,8 @@ _LOAD_SECONDS = 0.9e-6
 _SHARED_BYTES_PER_CYCLE = 128.0
 _L2_BYTES_PER_CYCLE = 64.0
 """Of one unit."""
+_MEMORY_BYTES_PER_CYCLE = 26.0
+"""Of one unit, however much it has asked for: memory is fast only if most units read."""
 _MEMORY_SHARE, _L2_SHARE = 0.9, 0.7
 """Parts of the stated rates that kernels reach."""
 _STORE_CYCLES = 0.045
@@ -43,6 +45,8 @@ _STEP_CYCLES = 24.0
 """Waiting for, and giving back, one stage."""
 _JOIN_SECONDS = 1.5e-6
 """Until the last part of a tile knows that it is the last."""
+_CLUSTER_JOIN_SECONDS = 0.7e-6
+"""The same within a cluster."""
 _PORTABLE_SHARE = 0.6
 """What mma.sync reaches of the peak where wgmma reaches nearly all; elsewhere it is the peak."""
 _SIMT_SHARE = 0.7
@@ -177,7 +181,9 @@ def _loads(
     flight = stages_of(config, arch) * (config.tile[0] + config.tile[1]) * config.tile[2] * size
     per_unit = min(_L2_BYTES_PER_CYCLE * clock, flight / _LOAD_SECONDS)
     l2 = near / max(min(per_unit * active, (rates.l2_bytes_per_second or 1e13) * _L2_SHARE), 1.0)
-    reach = min(per_unit * active, (rates.memory_bytes_per_second or 1e12) * _MEMORY_SHARE)
+    reach = min(
+        min(per_unit, _MEMORY_BYTES_PER_CYCLE * clock) * active, (rates.memory_bytes_per_second or 1e12) * _MEMORY_SHARE
+    )
     return l2, far / max(reach, 1.0)
 
 
@@ -187,6 +193,8 @@ def _join_seconds(config: GemmConfig, clock: float) -> float:
     rate = 0.6 * _L2_BYTES_PER_CYCLE * clock
     if config.reduction is not Reduction.NONE:
         return _JOIN_SECONDS + 4.0 * nbytes / rate
+    if config.cluster[2] > 1:
+        return _CLUSTER_JOIN_SECONDS + (config.split_k - 1) * nbytes / (2.0 * rate)
     if config.split_k > 1:
         return _JOIN_SECONDS + (1.0 + config.split_k) * nbytes / rate
     return 0.0

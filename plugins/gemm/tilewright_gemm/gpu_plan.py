@@ -41,7 +41,7 @@ def gpu_parts(
     workspace = counters = 0
     if config.reduction is not Reduction.NONE:
         workspace, counters = grid * 2 * area, tiles * _COUNTER_BYTES
-    elif config.split_k > 1:
+    elif config.split_k > config.cluster[2]:
         workspace, counters = tiles * split * area, tiles * _COUNTER_BYTES
     tasks = tuple(_tasks(problem, products, config, device.arch))
     head: tuple[Arg, ...] = (
@@ -73,11 +73,11 @@ def gpu_parts(
 def tiles_of(product: Product, config: GemmConfig) -> int:
     """Output tiles of a product, in whole clusters: a workgroup at the edge may get one that lies outside."""
     clusters = [-(-size // (tile * share)) for size, tile, share in _along(product, config)]
-    return math.prod(clusters) * product.batch * math.prod(config.cluster)
+    return math.prod(clusters) * product.batch * config.cluster[0] * config.cluster[1]
 
 
 def _along(product: Product, config: GemmConfig) -> Iterator[tuple[int, int, int]]:
-    yield from zip((product.m, product.n), config.tile, config.cluster, strict=False)
+    yield from zip((product.m, product.n), config.tile[:2], config.cluster[:2], strict=True)
 
 
 def grid_of(config: GemmConfig, device: DeviceInfo, slices: int) -> int:

@@ -70,7 +70,25 @@ def cluster(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
     if config.cluster not in table:
         listed = ", ".join("x".join(map(str, entry)) for entry in table)
         reason = f"pipeline {config.pipeline} of {arch.id} has clusters {listed}"
-        yield Violation("cluster", "cluster", config.cluster, reason, {"cluster": nearest(config.cluster, table)})
+        # Slices of K are not what was asked for.
+        along = [entry for entry in table if entry[2] == 1]
+        yield Violation("cluster", "cluster", config.cluster, reason, {"cluster": nearest(config.cluster, along)})
+
+
+def slices_in_cluster(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """A cluster along k holds all slices of a tile, and its workgroups end with that tile."""
+    if config.cluster[2] == 1 or config.pipeline not in arch.pipelines:
+        return
+    if config.scheduler == "pingpong" or config.reduction is not Reduction.NONE or config.grouped:
+        reason = "workgroups that stay, and groups of products, do not share K within a cluster"
+        yield Violation("slices_in_cluster", "cluster", config.cluster, reason, {"cluster": (*config.cluster[:2], 1)})
+    elif config.split_k != config.cluster[2]:
+        reason = f"the {config.cluster[2]} workgroups of a cluster along k are the slices of a tile"
+        fix = {"split_k": config.cluster[2]}
+        yield Violation("slices_in_cluster", "split_k", config.split_k, reason, fix)
+    elif config.persistent:
+        reason = "a cluster along k ends with its tile"
+        yield Violation("slices_in_cluster", "persistent", True, reason, {"persistent": False})
 
 
 def stage_count(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
@@ -305,9 +323,11 @@ def _smaller(config: GemmConfig, arch: ArchSpec, axis: int, limit: int) -> dict[
 
 
 def _fitting(config: GemmConfig, arch: ArchSpec) -> dict[str, object]:
-    """The first change that makes shared memory suffice: fewer stages, a shorter k, a smaller tile, the default
-    epilogue.
+    """The first change that makes shared memory suffice: sums through the workspace, fewer stages, a shorter k, a
+    smaller tile, the default epilogue.
     """
+    if config.cluster[2] > 1:
+        return {"cluster": (*config.cluster[:2], 1)}
     if config.stages:
         fix: dict[str, object] = {"stages": 0}
         if shared_bytes(config.replace(stages=0), arch) <= arch.lds_bytes:
@@ -327,6 +347,7 @@ def _fitting(config: GemmConfig, arch: ArchSpec) -> dict[str, object]:
 
 GPU_RULES = (
     cluster,
+    slices_in_cluster,
     stage_count,
     promotion,
     one_instruction_wide,

@@ -21,7 +21,7 @@ HOPPER = "sm_90*"
 _CUDA = "sm_*"
 _HALVES = [DType.FP16, DType.BF16]
 _EIGHT = ((DType.FP8, ""), (DType.FP8, "bf8"), (DType.BF8, "fp8"), (DType.BF8, ""))
-_ALL_LAYOUTS = (0, 3, 8, 11, 15)
+_ALL_LAYOUTS = (0, 3, 7, 15, 18)
 """Places in ``WS_SHAPES``."""
 _BIG = Shape((128, 256), (2, 1), (2, 1))
 _SQUARE = Shape((128, 128), (2, 1), (2, 1))
@@ -46,6 +46,9 @@ def _hopper() -> Iterator[Declaration[GemmConfig]]:
     for rows in (8, 16, 32, 64):
         for waves in (1, 2):
             yield _ws(_swapped(rows, waves, 2), dtype_a=_HALVES, split_k=[1, 2, 4], persistent=False)
+            for slices in (2, 4):
+                shared = {"split_k": slices, "cluster": (1, 1, slices), "persistent": False}
+                yield _ws(_swapped(rows, waves, 2), dtype_a=_HALVES, **shared)
     yield _ws(_swapped(128, 2), dtype_a=_HALVES, split_k=[1, 2])
     yield _ws(_swapped(64, 2), dtype_a=_HALVES, layout=["rrr", "crr", "ccr"])
     yield _ws(_SQUARE, dtype_a=_HALVES, split_k=[2, 4])
@@ -129,7 +132,7 @@ def _hopper_space(field: str, arch: ArchSpec, partial: Mapping[str, Any]) -> Ite
         return offered(field, arch, partial)
     offer = arch.pipeline(pipeline)
     if field == "cluster":
-        return offer.clusters
+        return [cluster for cluster in offer.clusters if cluster[2] == 1]
     if field == "wave":
         return [wave for wave in arch.waves if offer.register_split(wave[0] * wave[1] * wave[2])]
     if field == "tile":
@@ -181,8 +184,8 @@ def _good(shapes: Iterable[Shape], **fields: Any) -> Iterator[Declaration[GemmCo
     """Shapes for a first look at a device: an hour of measuring rather than a day."""
     for shape in shapes:
         for dtype, promote in ((DType.FP16, [0]), (DType.FP8, [0, 4 * shape.k_rows])):
-            for persistent in (True,) if shape.pingpong else (True, False):
-                yield _ws(shape, dtype_a=dtype, promote=promote, persistent=persistent, **fields)
+            stays = [True] if shape.pingpong else [False] if "cluster" in fields else [True, False]
+            yield _ws(shape, dtype_a=dtype, promote=promote, persistent=stays, **fields)
 
 
 def _tuned_shapes() -> Iterator[Shape]:
@@ -198,10 +201,25 @@ def _tuned_shapes() -> Iterator[Shape]:
             yield Shape((rows, 64 * waves), (1, waves), cluster, swapped=True, k_rows=k_rows)
 
 
+def _shared_shapes() -> Iterator[Shape]:
+    """What pays to be computed by the workgroups of a cluster along k."""
+    for rows, waves, k_rows in itertools.product((8, 16, 24, 32, 48, 64), (1, 2), (1, 2)):
+        yield _swapped(rows, waves, k_rows)
+    for tile, wave in (((128, 128), (2, 1)), ((64, 128), (1, 2)), ((128, 64), (2, 1)), ((64, 64), (1, 1))):
+        yield Shape(tile, wave)
+
+
 TUNE_HOPPER = KernelSet(
     "tune_hopper",
     "The shapes of Hopper's warp-specialised pipeline that are fast on some problem, K shared in the usual ways",
-    tuple(_good(_tuned_shapes(), split_k=[1, 2, 4, 8])),
+    (
+        *_good(_tuned_shapes(), split_k=[1, 2, 4, 8]),
+        *(
+            declaration
+            for slices in (2, 3, 4, 8)
+            for declaration in _good(_shared_shapes(), split_k=slices, cluster=(1, 1, slices))
+        ),
+    ),
     offered,
 )
 

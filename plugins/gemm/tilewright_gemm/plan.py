@@ -30,7 +30,8 @@ def plan_gemm(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) -> E
     slices, then their sum in a fixed order.
     """
     products = tuple(product for product in problem.products if not product.is_empty)
-    split = slices(problem.k, config.split_k, config.tile[2])
+    # All slices of a cluster run, even those that a short K leaves empty.
+    split = slices(problem.k, config.split_k, config.tile[2]) if config.cluster[2] == 1 else config.split_k
     nbytes = workspace_bytes(config, products, split) if products and device.arch.kind == "cpu" else 0
     notes = _notes(problem, config, split)
     if device.arch.kind == "cuda":
