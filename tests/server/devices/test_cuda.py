@@ -280,6 +280,23 @@ def test_plans_of_several_stages_are_launched_as_one_graph(gpu: CudaDevice, entr
     stream.close()
 
 
+def test_plan_that_cannot_be_a_graph_is_launched_stage_by_stage(
+    gpu: CudaDevice, entry: Callable[[str], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = gpu._driver.api
+    monkeypatch.setattr(api, "cuGraphInstantiate", lambda *_: (api.CUresult.CUDA_ERROR_NOT_SUPPORTED, None))
+    program, stream, scratch = chained(gpu, entry), gpu.open_stream(), gpu.allocate(4 * N)
+    buffers = [put(gpu, np.full(N, value, np.float32)) for value in (1, 2, 0)]
+    for _ in range(3):
+        stream.launch(program, tuple(buffer.address for buffer in buffers), 0, 0, scratch.address)
+    graph = stream.lane._prepared[program].graph
+    assert graph is not None
+    assert not graph.is_usable
+    stream.synchronize()
+    assert (get(gpu, buffers[2]) == 5).all()
+    stream.close()
+
+
 def test_launches_of_a_stream_do_not_wait_for_the_device(gpu: CudaDevice, entry: Callable[[str], int]) -> None:
     flag, x = gpu.allocate(8), put(gpu, np.ones(N, np.float32))
     gate = gpu.program([stage(entry("gate"), Struct((Pointer("flag"),)), grid=(1, 1, 1), block=(1, 1, 1))], ["flag"])

@@ -60,7 +60,7 @@ def gpu(info: DeviceInfo) -> Iterator[CudaDevice]:
     device.close()
 
 
-def spread(configs: list[Any], count: int = 3) -> list[Any]:
+def spread(configs: list[Any], count: int = 1) -> list[Any]:
     """Some of them, with every pipeline among them."""
     chosen = {config.pipeline: config for config in reversed(configs)}
     return list(dict.fromkeys([*chosen.values(), *configs[:: max(1, len(configs) // count)]]))[: len(chosen) + count]
