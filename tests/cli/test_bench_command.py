@@ -82,6 +82,7 @@ def test_a_kernel_that_crashes_or_is_wrong_makes_the_exit_code_say_so(
         (("--shapes", "8x8x8", "--configs", "no_such_set"), "kernel set"),
         (("--shapes", "8x8x8", "--init", "zeros"), "trunc-int"),
         (("--shapes", "8x8x8", "--timer", "sun"), "host"),
+        (("--shapes", "8x8x8", "--shard", "3/2"), "2/8"),
         (("--shapes", "8x8x8", "--resume"), "--output"),
         (("--shapes", "8x8x8", "--output", "out.txt"), ".parquet"),
         (("--shapes", "8x8x8", "--device", "cpu:7"), "cpu:0"),
@@ -93,6 +94,12 @@ def test_what_cannot_be_meant_is_refused_before_anything_runs(bench: Any, argume
     assert ran.code == Exit.USAGE
     assert says in ran.err
     assert ran.out == ""
+
+
+def test_parts_of_a_sweep_make_the_whole(bench: Any) -> None:
+    parts = [bench("--shapes", "tiny", "--limit", "1", "--shard", f"{part}/2", "--json").json for part in (1, 2)]
+    sizes = [[line["problem"]["m"] for line in part["problems"]] for part in parts]
+    assert sizes == [[16, 33], [64]]
 
 
 def test_help_has_examples(cli: Any) -> None:

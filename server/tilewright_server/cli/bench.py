@@ -49,6 +49,7 @@ def root() -> None:
         "tilewright bench gemm --shapes layers.csv --configs all --seconds 60 -o layers.parquet",
         "tilewright bench gemm --shapes 4096x4096x4096 --configs configs.jsonl --peer torch",
         "tilewright bench gemm --shapes prefill --limit 20 --resume -o prefill.csv",
+        "tilewright bench gemm --shapes prefill --shard 2/8 --device cuda:1 --record",
         "tilewright bench gemm --shapes 1x4096x4096 --filter '*_mem_*' --flush-cache --json",
     ),
 )
@@ -62,6 +63,7 @@ def gemm(
     name: str = typer.Option("", "--filter", help="Only kernels whose names match this shell pattern."),
     limit: int = typer.Option(0, min=0, help="Kernels of each problem, the model's favourites first; 0: all."),
     device: str = typer.Option("", help="Device by id. Default: the first GPU, or else the CPU."),
+    shard: str = typer.Option("", help="Only this part of the problems, for example 2/8: devices can share a sweep."),
     output: Path | None = typer.Option(None, "--output", "-o", help="Results: a .parquet, .csv or .jsonl file."),
     resume: bool = typer.Option(False, "--resume", help="Skip what the output already has."),
     record: bool = typer.Option(False, "--record", help="Keep the measurements: the server chooses by them."),
@@ -109,7 +111,7 @@ def gemm(
     setup, path = _setup(cache_dir, database, workers, plugin)
     if resume and output is None:
         raise typer.BadParameter("there is nothing to resume without --output", param_hint="--resume")
-    run = _Run(setup, options, shapes, dtype, layout)
+    run = _Run(setup, options, shapes, dtype, layout, _shard(shard))
     with ExitStack() as stack:
         run.open(stack, output, resume, path if record else None)
         run.all()
@@ -149,6 +151,7 @@ class _Run:
     shapes: str
     dtypes: str
     layouts: str
+    shard: slice
     results: list[Result] = field(default_factory=list)
     peers: dict[Case, PeerTime] = field(default_factory=dict)
     told: int = 0
@@ -175,7 +178,8 @@ class _Run:
         from tilewright_server.tuning.shapes import read_shapes
 
         dtypes = self.dtypes or ("fp32" if self.sweep.device.kind == "cpu" else "bf16")
-        return read_shapes(self.shapes, _words(dtypes), _words(self.layouts), sys.stdin if "-" in self.shapes else ())
+        stdin = sys.stdin if "-" in self.shapes else ()
+        return read_shapes(self.shapes, _words(dtypes), _words(self.layouts), stdin)[self.shard]
 
     def all(self) -> None:
         """Measure, and keep every result at once: a sweep may be ended at any time."""
@@ -235,6 +239,16 @@ class _Run:
             note(f"{skipped} kernels were skipped; allow more --seconds to have them measured")
         if self.database is not None:
             note(f"recorded in {self.database.path}")
+
+
+def _shard(text: str) -> slice:
+    """Every n-th problem, from the place that ``text`` (``2/8``) says."""
+    if not text:
+        return slice(None)
+    place, _, count = text.partition("/")
+    if not (place.isdigit() and count.isdigit() and 1 <= int(place) <= int(count)):
+        raise typer.BadParameter("give a part and the number of parts, for example 2/8", param_hint="--shard")
+    return slice(int(place) - 1, None, int(count))
 
 
 def _words(text: str) -> tuple[str, ...]:
