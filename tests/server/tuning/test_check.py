@@ -83,6 +83,13 @@ def test_one_wrong_element_anywhere_in_a_large_product_is_found(case: Case, monk
         assert judged.spoiled(place, -right - math.copysign(size / 2, right)), place
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("large", [False, True], ids=["whole", "parts"])
+def test_one_element_that_is_no_number_is_found(large: bool, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged = Judged(CASES[1], monkeypatch, large=large)
+    assert judged.spoiled((41, 37), value)
+
+
 def test_a_tile_that_was_not_written_is_found_behind_any_epilogue(monkeypatch: pytest.MonkeyPatch) -> None:
     judged = Judged(CASES[-1], monkeypatch, large=True)
     assert "not written" in judged.spoiled((slice(33, 35), slice(40, 42)), np.nan) or judged.spoiled((33, 40), np.nan)

@@ -1,0 +1,65 @@
+"""The peer computes the same product, or says why it does not."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilewright_arch
+from tilewright_gemm.plugin import GemmOperation
+from tilewright_kit.check_plugin import device_of
+from tilewright_kit.errors import UnsupportedError
+from tilewright_kit.problem import Role
+from tilewright_server.tuning import peer
+from tilewright_server.tuning.cases import Case
+from tilewright_server.tuning.data import contents, view
+from tilewright_server.tuning.timing import TimingOptions
+
+DEVICE = device_of(tilewright_arch.load("x86-64-v3"))
+QUICK = TimingOptions(warmup=1, repeat=3, seconds=0.05)
+
+
+def inputs_of(case: Case) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    operands = GemmOperation().parse(case.request()).operands
+    return {
+        item.name: view(contents(item.desc, "normal", rng), item.desc) for item in operands if item.role is Role.INPUT
+    }
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(64, 32, 48, "fp32", "rrr"),
+        Case(64, 32, 48, "fp16", "ccr"),
+        Case(64, 32, 48, "bf16", batch=3),
+        Case(64, 32, 48, "int8"),
+        Case(64, 32, 48, "bf16", bias="yes"),
+    ],
+    ids=lambda case: case.label,
+)
+def test_the_peer_computes_what_we_do(case: Case) -> None:
+    import torch
+
+    inputs = inputs_of(case)
+    timing, note = peer.time_peer("torch", DEVICE, case, inputs, QUICK, 2)
+    assert note == ""
+    assert timing is not None
+    assert timing.median_ns > 0
+    out = peer._call(torch, case, {name: peer._tensor(torch, array, "cpu") for name, array in inputs.items()})()
+    want = np.matmul(inputs["a"].astype(np.float64), inputs["b"].astype(np.float64))
+    want = want + inputs["bias"].astype(np.float64) if "bias" in inputs else want
+    assert np.linalg.norm(out.double().numpy() - want) <= 1e-2 * np.linalg.norm(want)
+
+
+def test_a_peer_that_is_not_there_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(8, 8, 8)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert peer.time_peer("torch", DEVICE, case, inputs_of(case), QUICK, 1) == (None, "torch is not installed")
+    with pytest.raises(UnsupportedError, match="no such peer"):
+        peer.time_peer("another", DEVICE, case, {}, QUICK, 1)
