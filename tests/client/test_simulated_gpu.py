@@ -1,0 +1,300 @@
+"""The client and the service on a GPU whose driver is simulated: two processes, memory that both map, events that both
+know. Kernels leave their outputs as they were; all else is as on a machine with a GPU.
+"""
+
+import ctypes
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from producers import Capsules, Interface, torch_like
+
+import tilewright as tw
+from tilewright import cuda
+
+HERE = Path(__file__).parent
+SIMULATED = HERE.parent / "server" / "devices" / "cuda_simulated"
+TAG = f"c{os.getpid() % 10**6}"
+PART = 1 << 17
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("cuda") is None,
+        reason="NVIDIA's packages are not installed: pip install 'tilewright[cuda]'",
+    ),
+    pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler (cc)"),
+]
+SERVE = """
+import os, sys
+from tilewright_server.devices.cuda import discovery
+discovery._LIBRARIES = (os.environ["TW_SIMULATED_CUDA"],)
+from tilewright_server.cli import main
+sys.argv[0] = "tilewright"
+main()
+"""
+
+
+def built(source: Path, target: Path) -> Path:
+    flags = ["-O1", "-shared", "-fPIC", f"-Wl,-soname,{target.name}", f"-I{SIMULATED}"]
+    subprocess.run(["cc", *flags, "-o", str(target), str(source), "-lpthread", "-lrt"], check=True)
+    return target
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
+    folder = tmp_path_factory.mktemp("simulated")
+    yield built(SIMULATED / "libcuda.c", folder / "libcuda.so.1"), built(HERE / "client_cuda.c", folder / "client.so")
+    for left in Path("/dev/shm").glob(f"tw{TAG}-*"):
+        left.unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="module")
+def target(libraries: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("service")
+    driver = {"LD_LIBRARY_PATH": str(libraries[0].parent), "TW_SIMULATED_CUDA": str(libraries[0])}
+    flags = ["--listen", f"unix:{folder}/s", "--cache-dir", str(folder / "cache"), "--device", "cuda:0"]
+    command = [sys.executable, "-c", SERVE, "serve", *flags, "--log-level", "warning"]
+    environment = {**os.environ, **driver, "TW_SIM_TAG": TAG, "TW_SIM_DEVICES": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("ready")
+        yield f"unix:{folder}/s"
+        process.terminate()
+
+
+class Gpu:
+    """What a framework would do in this process: streams, memory, and holding a stream."""
+
+    def __init__(self, library: Path) -> None:
+        self.library = ctypes.CDLL(str(library))
+        context = ctypes.c_void_p()
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+        self.call("cuCtxSetCurrent", context)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        assert getattr(self.library, name)(*arguments) == 0, name
+
+    def made(self, name: str, *arguments: Any) -> int:
+        found = ctypes.c_uint64()
+        self.call(name, ctypes.byref(found), *arguments)
+        return found.value
+
+    def stream(self) -> int:
+        return self.made("cuStreamCreate", 1)
+
+    def allocate(self, nbytes: int) -> int:
+        return self.made("cuMemAlloc_v2", ctypes.c_size_t(nbytes))
+
+    def pooled(self, nbytes: int, stream: int) -> int:
+        properties = (ctypes.c_int * 64)(1, 1, 1, 0)
+        pool = self.made("cuMemPoolCreate", properties)
+        self.call("simPool", ctypes.c_uint64(pool))
+        size, handle = ctypes.c_size_t(nbytes), ctypes.c_uint64(stream)
+        return self.made("cuMemAllocFromPoolAsync", size, ctypes.c_uint64(pool), handle)
+
+    def mapped(self, nbytes: int) -> int:
+        size, zero = ctypes.c_size_t(nbytes), ctypes.c_uint64()
+        handle = self.made("cuMemCreate", size, (ctypes.c_int * 32)(1, 1, 1, 0), zero)
+        address = self.made("cuMemAddressReserve", size, zero, zero, zero)
+        self.call("cuMemMap", ctypes.c_uint64(address), size, zero, ctypes.c_uint64(handle), zero)
+        self.call("cuMemSetAccess", ctypes.c_uint64(address), size, (ctypes.c_int * 3)(1, 0, 3), ctypes.c_size_t(1))
+        return address
+
+    def hold(self, stream: int) -> Callable[[], None]:
+        event = ctypes.c_uint64(self.made_behind("simHold", stream))
+        return lambda: self.call("simRelease", event)
+
+    def made_behind(self, name: str, stream: int) -> int:
+        found = ctypes.c_uint64()
+        self.call(name, ctypes.c_uint64(stream), ctypes.byref(found))
+        return found.value
+
+    def idle(self, stream: int) -> bool:
+        return bool(self.library.cuStreamQuery(ctypes.c_uint64(stream)) == 0)
+
+    def comes_to_rest(self, stream: int) -> bool:
+        deadline = time.monotonic() + 10
+        while not self.idle(stream) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        return self.idle(stream)
+
+
+@pytest.fixture
+def gpu(libraries: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    monkeypatch.setenv("TW_SIM_TAG", TAG)
+    monkeypatch.setattr(cuda, "LIBRARY", str(libraries[1]))
+    monkeypatch.setattr(cuda, "_loaded", None)
+    return Gpu(libraries[1])
+
+
+@pytest.fixture
+def torch(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Any:
+    module = torch_like(gpu.stream())
+    module.empty = lambda shape, dtype, device: module.Tensor(gpu.allocate(PART), shape, dtype)
+    monkeypatch.setitem(sys.modules, "torch", module)
+    return module
+
+
+@pytest.fixture
+def client(target: str, gpu: Gpu) -> Iterator[tw.Client]:
+    with tw.connect(target) as opened:
+        yield opened
+
+
+def tensors(torch: Any, base: int) -> tuple[Any, Any, Any]:
+    return tuple(torch.Tensor(base + number * PART, (128, 128), "bfloat16") for number in range(3))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("kind", ["legacy", "pool", "mapped"])
+def test_memory_of_every_kind_is_mapped_and_used(client, gpu, torch, kind: str) -> None:
+    allocate = {
+        "legacy": lambda: gpu.allocate(2 << 20),
+        "pool": lambda: gpu.pooled(2 << 20, torch.current),
+        "mapped": lambda: gpu.mapped(2 << 20),
+    }
+    a, b, out = tensors(torch, allocate[kind]())
+    for _ in range(3):
+        assert client.gemm(a, b, out=out) is out
+    assert client.report.device == "cuda:0"
+    assert gpu.comes_to_rest(torch.current)
+    assert len(client.session.exports) == 1
+
+
+def test_a_launch_waits_for_the_stream_and_the_stream_for_it(client, gpu, torch) -> None:
+    a, b, out = tensors(torch, gpu.allocate(1 << 20))
+    bound = client.plan_gemm(a, b).bind(a, b, out=out)
+    bound()
+    assert gpu.comes_to_rest(torch.current)
+    release = gpu.hold(torch.current)
+    launch = bound.launch()
+    with client.pipeline() as pipeline:
+        for _ in range(200):
+            pipeline.launch(bound)
+    client.gemm(a, b, out=out)
+    time.sleep(0.2)
+    assert not launch.done
+    assert not gpu.idle(torch.current)
+    release()
+    assert gpu.comes_to_rest(torch.current)
+    assert launch.done
+    assert launch.synchronize() is out
+
+
+def test_streams_do_not_wait_for_each_other(client, gpu, torch) -> None:
+    a, b, out = tensors(torch, gpu.allocate(1 << 20))
+    bound = client.plan_gemm(a, b).bind(a, b, out=out)
+    bound()
+    other = gpu.stream()
+    release = gpu.hold(torch.current)
+    held, free = bound.launch(wait=False), bound.launch(stream=other)
+    assert gpu.comes_to_rest(other)
+    assert free.done
+    assert not held.done
+    held.wait(other)
+    assert not gpu.idle(other)
+    release()
+    assert gpu.comes_to_rest(other)
+
+
+def test_arrays_of_other_libraries_and_of_the_server(client, gpu, torch) -> None:
+    base, stream = gpu.allocate(1 << 20), gpu.stream()
+    a = Interface(base, (64, 64), "<f4", stream=stream)
+    result = client.gemm(a, Capsules(base + PART, (64, 64)))
+    assert isinstance(result, tw.DeviceArray)
+    result.copy_from(np.eye(64, dtype=np.float32))
+    assert (result.numpy() == np.eye(64)).all()
+    again = client.device_empty((64, 64), "fp32")
+    assert client.gemm(result, a, out=again) is again
+    assert again.numpy().shape == (64, 64)
+
+
+def test_memory_that_was_freed_is_noticed(client, gpu, torch) -> None:
+    for _ in range(3):
+        base = gpu.allocate(1 << 20)
+        a, b, out = tensors(torch, base)
+        client.gemm(a, b, out=out)
+        assert gpu.comes_to_rest(torch.current)
+        gpu.call("cuMemFree_v2", ctypes.c_uint64(base))
+        with pytest.raises(tw.InvalidArgumentError) as caught:
+            client.gemm(a, b, out=out)
+        assert caught.value.rule == "device_memory_kind"
+    client.release_exports()
+
+
+def test_odd_addresses_get_kernels_that_can_cope(client, gpu, torch) -> None:
+    base = gpu.allocate(1 << 20)
+    a, b, out = (torch.Tensor(base + number * PART + 2, (33, 33), "float16") for number in range(3))
+    client.gemm(a, b, out=out)
+    odd = client.report.kernels
+    a, b, out = (torch.Tensor(base + number * PART, (64, 64), "float16") for number in range(3))
+    client.gemm(a, b, out=out)
+    assert client.report.kernels != odd
+    plan = client.plan_gemm(a, b)
+    if "_ws_" in plan.kernels[0]:
+        with pytest.raises(tw.InvalidArgumentError) as caught:
+            plan(torch.Tensor(base + 2, (64, 64), "float16"), b, out=out)
+        assert caught.value.rule == "operand_alignment"
+
+
+DYING = """
+import os, sys
+sys.path.insert(0, {here!r})
+from pathlib import Path
+import tilewright as tw
+from producers import torch_like
+from test_simulated_gpu import Gpu, tensors, cuda
+cuda.LIBRARY = {library!r}
+gpu = Gpu(Path({library!r}))
+sys.modules["torch"] = torch = torch_like(gpu.stream())
+client = tw.connect({target!r})
+a, b, out = tensors(torch, gpu.allocate(1 << 20))
+bound = client.plan_gemm(a, b).bind(a, b, out=out)
+bound()
+gpu.hold(torch.current)
+bound.launch()
+print("ready", flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_the_death_of_a_client_leaves_nothing(client, gpu, torch, target, libraries) -> None:
+    a, b, out = tensors(torch, gpu.allocate(1 << 20))
+    client.gemm(a, b, out=out)
+    before = client.kernels.statistics()
+    code = DYING.format(here=str(HERE), library=str(libraries[1]), target=target)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (-9, "ready\n"), done.stderr
+    deadline = time.monotonic() + 5
+    names = ("sessions", "regions", "bindings", "attached_connections")
+    while time.monotonic() < deadline:
+        after = client.kernels.statistics()
+        if all(after[name] == before[name] for name in names):
+            break
+        time.sleep(0.02)
+    assert {name: after[name] for name in names} == {name: before[name] for name in names}
+    client.gemm(a, b, out=out)
+    assert gpu.comes_to_rest(torch.current)
+
+
+def test_the_asyncio_client_is_ordered_too(target, gpu, torch) -> None:
+    import asyncio
+
+    async def main() -> None:
+        async with tw.aio.connect(target) as client:
+            a, b, out = tensors(torch, gpu.allocate(1 << 20))
+            bound = await (await client.plan_gemm(a, b)).bind(a, b, out=out)
+            await bound()
+            release = gpu.hold(torch.current)
+            launch = await bound.launch()
+            assert not launch.done
+            release()
+            assert await launch.synchronize() is out
+
+    asyncio.run(main())
