@@ -95,6 +95,13 @@ def test_the_fastest_measured_kernel_wins_on_its_own_problem(device: DeviceInfo)
     assert len(order) == len(configs)
 
 
+def test_one_kernel_that_somebody_tried_does_not_win_for_being_the_only_one(device: DeviceInfo) -> None:
+    configs = some(device)
+    order = ranked(Rows(row(device, 1000, configs[-1], 9.0)), 1000, device)
+    assert order[0].config == configs[0]
+    assert "1 measured problems" in order[0].reason
+
+
 def test_what_was_fast_nearby_is_preferred_and_far_away_does_not_count(device: DeviceInfo) -> None:
     configs = some(device)
     favourite, measured = configs[0], configs[-1]
@@ -171,7 +178,8 @@ def test_a_valid_kernel_that_was_not_proposed_is_added_and_an_invalid_one_is_not
 def test_a_record_of_an_unknown_configuration_is_passed_over(device: DeviceInfo) -> None:
     config = some(device)[-1]
     strange = replace(row(device, 1000, config, 0.1), config={"no_such_field": 1})
-    assert ranked(Rows(strange, row(device, 1000, config, 5.0)), 1000, device)[0].config == config
+    favourite = row(device, 1000, some(device)[0], 6.0)
+    assert ranked(Rows(strange, favourite, row(device, 1000, config, 5.0)), 1000, device)[0].config == config
 
 
 def test_a_later_layer_replaces_what_an_earlier_one_has_of_a_problem(device: DeviceInfo) -> None:
@@ -219,14 +227,15 @@ def test_auto_is_the_heuristic_until_something_was_measured(device: DeviceInfo) 
     problem = problem_of(1000)
     candidates = OPERATION.candidates(problem, device)
     assert auto.rank(OPERATION, problem, candidates, device) == Heuristic().rank(OPERATION, problem, candidates, device)
-    slowest = some(device)[-1]
-    source.all.append(row(device, 1000, slowest, 1.0))
+    favourite, *_, slowest = some(device)
+    source.all += [row(device, 1000, favourite, 2.0), row(device, 1000, slowest, 1.0)]
     assert auto.rank(OPERATION, problem, candidates, device)[0].config == slowest
 
 
 def test_an_explanation_says_what_was_measured(device: DeviceInfo) -> None:
-    config = some(device)[-1]
-    found = explain(OPERATION, problem_of(1000), device, Measured([Rows(row(device, 1000, config, 2.0))])).to_dict()
+    favourite, *_, config = some(device)
+    rows = Rows(row(device, 1000, favourite, 4.0), row(device, 1000, config, 2.0))
+    found = explain(OPERATION, problem_of(1000), device, Measured([rows])).to_dict()
     assert found["chosen"] == str(config.key(device.arch.id))
     assert found["decided"].startswith("measured: measured 2 us for this problem")
     assert found["candidates"][0]["predicted_seconds"] == pytest.approx(2e-6)
