@@ -95,6 +95,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuEventDestroy_v2": (c_void_p,),
     "cuEventRecord": (c_void_p, c_void_p),
     "cuEventQuery": (c_void_p,),
+    "cuStreamQuery": (c_void_p,),
     "cuEventSynchronize": (c_void_p,),
     "cuStreamWaitEvent": (c_void_p, c_void_p, c_uint),
     "cuStreamSynchronize": (c_void_p,),
@@ -306,6 +307,11 @@ class Driver:
     def synchronize(self, ordinal: int, stream: int) -> None:
         with self.current(ordinal):
             self.call("cuStreamSynchronize", stream)
+
+    def idle(self, ordinal: int, stream: int) -> bool:
+        """Whether all work of a stream is over. (One that is being captured is not.)"""
+        with self.current(ordinal):
+            return bool((self._functions.get("cuStreamQuery") or self._function("cuStreamQuery"))(stream) == 0)
 
     def new_event(self, ordinal: int, *, shared: bool = True) -> int:
         """An event without timing; ``shared``: one that another process can open."""

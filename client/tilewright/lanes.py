@@ -105,16 +105,23 @@ class StreamLane(Lane):
         for the slot's completion event now means waiting for the launch.
         """
         with self.lock:
-            connection, slot = self.connection, self.mark()
+            connection = self.connection
+            flags = packets.RECORD | packets.REPLY
+            # Two processes take turns on a GPU: what needs no event must not make it turn to us for one.
+            if driver().idle(self.ordinal, self.stream):
+                slot = self.slot()
+            else:
+                slot = self.mark()
+                flags |= packets.WAIT
             sequence = connection.next_sequence()
-            flags = packets.WAIT | packets.RECORD | packets.REPLY
             connection.send(_FRAME(_LAUNCH, flags, slot, sequence, binding))
             connection.wait(sequence)
             return slot
 
     def follow(self, slot: int, stream: int) -> None:
-        """Make a stream wait for the launches up to the one of ``slot``."""
-        driver().wait(self.ordinal, stream, self._slots[slot][1])
+        """Make a stream wait for the launches up to the one of ``slot``; nothing is put on it if they are over."""
+        if not driver().finished(self.ordinal, self._slots[slot][1]):
+            driver().wait(self.ordinal, stream, self._slots[slot][1])
 
     def close(self) -> None:
         if hasattr(self, "connection"):

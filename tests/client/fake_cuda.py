@@ -42,6 +42,9 @@ class FakeCuda:
     events: dict[int, str] = field(default_factory=dict)
     current: list[int] = field(default_factory=lambda: [0])
     unfinished: set[int] = field(default_factory=set)
+    """Events that are not over. Those of another process never are while ``busy``."""
+    busy: bool = True
+    """Whether streams have work that is not over."""
     descriptors: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -196,7 +199,11 @@ class FakeCuda:
         self.log.append(("record", event, stream))
 
     def _cuEventQuery(self, event: int) -> int:
-        return 600 if event in self.unfinished else 0
+        theirs = self.events.get(event, "").startswith("theirs")
+        return 600 if event in self.unfinished or (self.busy and theirs) else 0
+
+    def _cuStreamQuery(self, stream: int) -> int:
+        return 600 if self.busy else 0
 
     def _cuEventSynchronize(self, event: int) -> None:
         self.log.append(("event synchronize", event))

@@ -95,7 +95,11 @@ def test_events_go_both_ways(fake: FakeCuda) -> None:
     driver.record(0, event, 7)
     driver.wait(0, 7, theirs)
     assert fake.log[-2:] == [("record", event, 7), ("wait", 7, theirs)]
+    assert not driver.finished(0, theirs)
+    assert not driver.idle(0, 7)
+    fake.busy = False
     assert driver.finished(0, theirs)
+    assert driver.idle(0, 7)
     fake.unfinished.add(theirs)
     assert not driver.finished(0, theirs)
     driver.order(0, 7, 7)
