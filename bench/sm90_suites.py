@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import product
+from random import Random
 
 from sm90_config import ELEMENT_BYTES, Config
 
@@ -90,7 +91,9 @@ def epilogues() -> list[Config]:
     """Fused steps, groups."""
     return [
         Config(bias="bf16", unary="Gelu"), Config(bias="fp32", unary="FastGelu", epilogue="default"),
-        Config(d=("bf16",), binary="Add"), Config(d=("bf16", "fp32"), binary="Multiply", tile=(128, 128, 64)),
+        Config(d=("bf16",), binary="Add"), Config(d=("fp16",), binary="Multiply", c="fp32", unary="Tanh"),
+        replace(PINGPONG, d=("bf16",), binary="Add", bias="fp32", scale_a="row", scale_b="column", unary="Relu"),
+        Config(d=("bf16", "fp32"), binary="Multiply", tile=(128, 128, 64)),
         replace(DECODE, bias="bf16", unary="Silu", d=("bf16",), binary="Add"), Config(grouped=True),
         replace(PINGPONG, grouped=True, cluster=(2, 1)), replace(DECODE, grouped=True, split_k=2),
     ]  # fmt: skip
@@ -244,38 +247,46 @@ def half() -> list[Experiment]:
 
 
 def finalists(base: Config) -> list[Experiment]:
-    """The best of each shape, three times over: the clock of the GPU wanders with its temperature."""
+    """The best of each shape, with and without overlapping launches."""
     k = 128 // ELEMENT_BYTES[base.a]
     pingpong = replace(base, scheduler="pingpong", wave=(1, 1))
+    once = replace(base, persistent=False)
+    weights = replace(once, swap=True, wave=(1, 1))
     large = [
-        replace(base, tile=(128, 256, k)), replace(base, tile=(128, 256, k), cluster=(2, 1)),
-        replace(base, tile=(256, 128, k), cluster=(1, 2)), replace(pingpong, tile=(128, 128, k)),
-        replace(pingpong, tile=(128, 128, k), cluster=(1, 2)), replace(pingpong, tile=(64, 256, k)),
+        replace(pingpong, tile=(128, 128, k)), replace(pingpong, tile=(128, 128, k), cluster=(1, 2)),
+        replace(base, tile=(128, 256, k)), replace(pingpong, tile=(64, 256, k)),
     ]  # fmt: skip
     if base.c != "int32":
         large += with_clusters([replace(pingpong, tile=(128, 192, k))], [(1, 1), (2, 1)])
-    once = replace(base, persistent=False)
     tiny = [replace(once, tile=(128, 64, k)), replace(once, tile=(64, 128, k), wave=(1, 2))]
-    tiny += [
-        replace(once, tile=(128, 64, 2 * k), cluster=(1, 2)),
-        replace(once, tile=(64, 64, k), wave=(1, 1), stages=6),
-    ]
-    weights = replace(once, swap=True, wave=(1, 1))
-    few = [
-        replace(weights, tile=(16, 64, 2 * k), split_k=2),
-        replace(weights, tile=(16, 64, 2 * k), split_k=2, cluster_k=2),
-    ]
+    few = [replace(weights, tile=(16, 64, 2 * k), split_k=2, cluster_k=2)]
+    few += [replace(few[0], cluster_k=1)]
     some = [replace(weights, tile=(64, 64, 2 * k)), replace(weights, tile=(64, 64, k))]
-    panel = [replace(once, tile=(128, 256, k)), replace(once, tile=(128, 256, k), cluster=(1, 2))]
-    panel += [replace(pingpong, tile=(128, 128, k), cluster=(1, 2))]
+    panel = [replace(once, tile=(128, 256, k)), replace(pingpong, tile=(128, 128, k), cluster=(1, 2))]
     out = timed(large, *SQUARES, *LARGE)
-    for configs, shape in ((tiny, SMALL), (few, DECODE_16), (some, DECODE_64), (panel, DECODE_128)):
+    both = [(tiny, SMALL), (few, DECODE_16), (some, DECODE_64), (panel, DECODE_128), (large[:3], SQUARES[0])]
+    for configs, shape in both:
         out += [Experiment(c, shape, time=True, dependent=d) for c in configs for d in (False, True)]
-    return out * 3
+    return out
 
 
 def final() -> list[Experiment]:
-    return finalists(Config()) + finalists(Config(a="fp16", b="fp16", c="fp16")) + finalists(FP8) + finalists(INT8)
+    """All types, the first twice over: the clock of the GPU wanders with its temperature."""
+    twice = finalists(Config()) + finalists(FP8) + finalists(INT8)
+    return twice + finalists(Config(a="fp16", b="fp16", c="fp16")) + twice
+
+
+def fuzz() -> list[Experiment]:
+    """The kernels of ``correct`` on random sizes; the same ones every time."""
+    random = Random(20)
+    out = []
+    for config in schedules() + layouts() + types() + epilogues():
+        for _ in range(3):
+            shape = (random.randint(1, 900), random.randint(1, 900), random.randint(1, 1200))
+            batch = 1 if config.grouped else random.randint(1, 3)
+            alpha = 1.0 if config.c == "int32" else random.choice([1.0, -0.75])
+            out.append(Experiment(config, shape, batch=batch, alpha=alpha, guard=random.random() < 0.5))
+    return out
 
 
 def added() -> list[Experiment]:
@@ -286,5 +297,5 @@ def added() -> list[Experiment]:
 
 SUITES: dict[str, Callable[[], list[Experiment]]] = {
     "correct": correct, "wide": wide, "small": small, "decode": decode, "narrow": narrow, "fused": fused,
-    "turned": turned, "half": half, "final": final, "added": added,
+    "turned": turned, "half": half, "final": final, "added": added, "fuzz": fuzz,
 }  # fmt: skip

@@ -208,11 +208,12 @@ def dispatch(cuda: Cuda, options: Options) -> Table:
     with PrivateServer(("--device", "cuda:0"), timeout=60) as target, tilewright.connect(target) as client:
         bound = client.plan_gemm(a, b, out=out).bind(a, b, out=out)
 
-        def waited() -> None:
+        def followed() -> None:
             bound.launch()
             torch.cuda.current_stream().synchronize()
 
-        away = row("from another process, launch and wait", waited)
+        away = row("from another process, launch and wait", lambda: bound.launch(wait=False).synchronize())
+        row("from another process, its stream waits, then the host", followed)
         row("from another process, launch only", bound.launch)
         torch.cuda.synchronize()
         total = 20_000 if options.quick else 200_000
