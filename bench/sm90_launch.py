@@ -296,8 +296,11 @@ def time_graphs(
 
 def peer_of(config: Config, p: Problem) -> Callable[[], object] | None:
     """What PyTorch offers for the same product: cuBLAS, and separate kernels for what it does not fuse."""
-    if p.batch != 1 or p.guard or config.grouped:
+    if p.guard or config.grouped:
         return None
+    if p.batch > 1:
+        first, second = p.a, p.b.transpose(1, 2) if config.layout[1] == "c" else p.b
+        return lambda: torch.bmm(first, second)
     a = p.a[0].t() if config.layout[0] == "c" else p.a[0]
     b = p.b[0].t() if config.layout[1] == "c" else p.b[0]
     if config.a == "int8" and p.m <= 16:

@@ -276,6 +276,12 @@ def final() -> list[Experiment]:
     return twice + finalists(Config(a="fp16", b="fp16", c="fp16")) + twice
 
 
+def batched() -> list[Experiment]:
+    """A batch of small products."""
+    base = [COOPERATIVE, replace(PINGPONG, tile=(128, 128, 64)), PINGPONG]
+    return [Experiment(config, SMALL, batch=16, time=True) for config in base]
+
+
 def fuzz() -> list[Experiment]:
     """The kernels of ``correct`` on random sizes; the same ones every time."""
     random = Random(20)
@@ -297,5 +303,5 @@ def added() -> list[Experiment]:
 
 SUITES: dict[str, Callable[[], list[Experiment]]] = {
     "correct": correct, "wide": wide, "small": small, "decode": decode, "narrow": narrow, "fused": fused,
-    "turned": turned, "half": half, "final": final, "added": added, "fuzz": fuzz,
+    "turned": turned, "half": half, "final": final, "added": added, "fuzz": fuzz, "batched": batched,
 }  # fmt: skip

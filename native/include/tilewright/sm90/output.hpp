@@ -3,7 +3,7 @@
 #pragma once
 #include "tilewright/gpu/epilogue.hpp"
 #include "tilewright/sm90/gemm_plan.hpp"
-#include "tilewright/sm90/store.hpp"
+#include "tilewright/sm90/residual.hpp"
 #include "tilewright/sm90/tma.hpp"
 
 namespace tw::sm90 {
@@ -19,6 +19,14 @@ struct Output {
   // A staged piece: lines of 128 bytes, each a row of C; with transpose_c and 4-byte elements two such blocks.
   static constexpr int kLineElements = 128 / Plan::c_size, kLines = Plan::swap ? Plan::columns : 64;
   static constexpr int kHalves = Plan::swap ? Plan::c_size / 2 : 1;
+  // A single D operand of 16-bit elements goes its own way to staged results.
+  using D = typename FirstOf<typename Config::D>::type;
+  static constexpr bool kResidual = Plan::staged && !Plan::swap && Config::D::size == 1 && size_of<D> == 2;
+  static constexpr int kGroups = Plan::swap ? 1 : Plan::piece_columns / 32;  // of four blocks, in a staged piece
+  static constexpr int kAcross = Plan::pieces / kRepeats;
+  struct Given {
+    uint32_t words[kGroups][2][4];  // by group, half (rows h * 8), block
+  };
 
   const Epilogue epilogue;
   const void* map;
@@ -49,10 +57,14 @@ struct Output {
 
   TW_SM90 void store(const T (&acc)[kRepeats][kRegisters]) const {
     if constexpr (Plan::staged) {
+      Given given[2];  // the piece at hand, and the next one on its way
+      if constexpr (kResidual) load_given(given[0], 0);
 #pragma unroll
-      for (int r = 0; r < kRepeats; r++)
-#pragma unroll
-        for (int c = 0; c < Plan::pieces / kRepeats; c++) stage_piece(acc[r], r, c);
+      for (int index = 0; index < Plan::pieces; index++) {
+        if constexpr (kResidual)
+          if (index + 1 < Plan::pieces) load_given(given[(index + 1) % 2], index + 1);
+        stage_piece(acc[index / kAcross], index, given[index % 2]);
+      }
     } else {
 #pragma unroll
       for (int r = 0; r < kRepeats; r++) {
@@ -66,9 +78,52 @@ struct Output {
   // ---- elements of C, packed ----
 
   // Two neighbours of row i, from column j on.
-  TW_SM90 auto pair(const T (&acc)[kRegisters], int at, const gpu::Columns<2>& columns, int i, int j) const {
+  TW_SM90 auto pair(const T (&acc)[kRegisters], int at, const gpu::Columns<2>& columns, int i, int j,
+                    uint32_t d = 0) const {
     const T values[2] = {acc[at], acc[at + 1]};
+    if constexpr (kResidual) {
+      using Raw = typename D::storage;
+      const float pair_of_d[2] = {gpu::to_float<D>((Raw)d), gpu::to_float<D>((Raw)(d >> 16))};
+      return finish(values, columns, i, pair_of_d);
+    }
     return epilogue.finish(values, columns, i < m ? i : m - 1, j, n - j);
+  }
+  // The epilogue's steps with the D operand at hand.
+  TW_SM90 gpu::Packed<C, 2> finish(const T (&values)[2], const gpu::Columns<2>& columns, int i,
+                                   const float (&d)[2]) const {
+    float row_scale = 1.0f, x[2];
+    if constexpr (Config::scale_a != Scale::none) {
+      const tw_gemm_operand& scale = epilogue.problem.scale_a;
+      row_scale = gpu::load_constant<float>((const float*)scale.ptr + batch * scale.batch_stride +
+                                            (int64_t)(i < m ? i : m - 1) * scale.row_stride);
+    }
+#pragma unroll
+    for (int l = 0; l < 2; l++) {
+      x[l] = (float)values[l] * columns.scale[l];
+      if constexpr (Config::scale_a != Scale::none) x[l] *= row_scale;
+      if constexpr (Epilogue::Bias::present) x[l] += columns.shift[l];
+      x[l] = gpu::apply_unary<Config::unary>(gpu::apply_binary<Config::binary>(x[l], d[l]), epilogue.lo, epilogue.hi);
+    }
+    return gpu::pack<C>(x);
+  }
+  TW_SM90 void load_given(Given& given, int index) const {
+    const Residual<D> residual(*epilogue.d, batch, n);
+    const int j = column + index % kAcross * Plan::piece_columns;
+#pragma unroll
+    for (int g = 0; g < kGroups; g++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const int i = row_of(index / kAcross, h);
+        residual.load(given.words[g][h], i < m ? i : m - 1, j + g * 32, quad);
+      }
+  }
+  TW_SM90 void arrange_given(Given& given, int index) const {
+    const Residual<D> residual(*epilogue.d, batch, n);
+    const int j = column + index % kAcross * Plan::piece_columns;
+#pragma unroll
+    for (int g = 0; g < kGroups; g++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) residual.arrange(given.words[g][h], j + g * 32);
   }
   // Element (i, j).
   TW_SM90 auto single(T value, const gpu::Columns<1>& columns, int i, int j) const {
@@ -83,16 +138,17 @@ struct Output {
 
   // ---- through shared memory ----
 
-  TW_SM90 void stage_piece(const T (&acc)[kRegisters], int r, int c) const {
-    const int index = r * (Plan::pieces / kRepeats) + c;
+  TW_SM90 void stage_piece(const T (&acc)[kRegisters], int index, Given& given) const {
+    const int r = index / kAcross, c = index % kAcross;
     const uint32_t buffer = staging + index % Plan::buffers * Plan::piece_bytes;
     if (thread == 0) {  // until the copy engine has read what this buffer held
       if (index == 0 && Plan::pieces % Plan::buffers != 0) wait_stores_read<0>();
       else wait_stores_read<Plan::buffers - 1>();
     }
     join_barrier(barrier, kWarpgroup);
+    if constexpr (kResidual) arrange_given(given, index);
     if constexpr (Plan::swap) write_transposed(acc, r, buffer);
-    else write_rows(acc, r, c, buffer);
+    else write_rows(acc, r, c, buffer, given);
     fence_async_proxy();
     join_barrier(barrier, kWarpgroup);
     const int first_row = Plan::swap ? row : row + r * 64;
@@ -122,7 +178,7 @@ struct Output {
     }
   }
 
-  TW_SM90 void write_rows(const T (&acc)[kRegisters], int r, int c, uint32_t buffer) const {
+  TW_SM90 void write_rows(const T (&acc)[kRegisters], int r, int c, uint32_t buffer, const Given& given) const {
     const int i = row + r * 64 + warp * 16 + lane / 4;
 #pragma unroll
     for (int b = 0; b < Plan::piece_columns / 8; b += kHalf ? 2 : 1) {
@@ -135,14 +191,16 @@ struct Output {
 #pragma unroll
           for (int h = 0; h < 2; h++)
             words[next * 2 + h] =
-                pair(acc, (block + next) * 4 + h * 2, columns, i + h * 8, j + next * 8).data.w[0];
+                pair(acc, (block + next) * 4 + h * 2, columns, i + h * 8, j + next * 8,
+                     given.words[b / 4][h][b % 4 + next])
+                    .data.w[0];
         }
         store_fragments(swizzled(buffer, warp * 16 + lane % 16, b + lane / 16), words);
       } else {
         const auto columns = epilogue.template columns<2>(j, n - j);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-          const auto value = pair(acc, block * 4 + h * 2, columns, i + h * 8, j);
+          const auto value = pair(acc, block * 4 + h * 2, columns, i + h * 8, j, given.words[b / 4][h][b % 4]);
           store_words(swizzled(buffer, warp * 16 + lane / 4 + h * 8, b * 2 + quad / 2) + quad % 2 * 8, value.data.w[0],
                       value.data.w[1]);
         }
@@ -195,7 +253,7 @@ struct Output {
         const int j = column + (b + f) * 8 + quad * 2;
         const auto columns = epilogue.template columns<2>(j, n - j);
 #pragma unroll
-        for (int h = 0; h < 2; h++) words[h][f] = word(pair(acc, (b + f) * 4 + h * 2, columns, row_of(r, h), j));
+        for (int h = 0; h < 2; h++) words[h][f] = pair(acc, (b + f) * 4 + h * 2, columns, row_of(r, h), j).data.w[0];
       }
 #pragma unroll
       for (int h = 0; h < 2; h++) {
@@ -242,7 +300,6 @@ struct Output {
   }
 
   TW_SM90 int row_of(int r, int h) const { return row + r * 64 + warp * 16 + lane / 4 + h * 8; }
-  static TW_SM90 uint32_t word(const gpu::Packed<C, 2>& value) { return value.data.w[0]; }
   static TW_SM90 gpu::Packed<C, 8> eight(const uint32_t (&words)[4]) {
     gpu::Packed<C, 8> value;
 #pragma unroll
