@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tilewright import steps, wire
 from tilewright.core import Core, Session
 from tilewright.cuda import driver
-from tilewright.device_arrays import DeviceTensor
+from tilewright.device_arrays import DeviceTensor, busy_streams
 from tilewright.errors import UNFINISHED, InvalidArgumentError, TilewrightError
 from tilewright.lanes import Lane, NoLaneError, StreamLane
 from tilewright.steps import Flow, Rpc, Work
@@ -25,16 +25,23 @@ __all__ = ["Binding", "Launched", "bind", "can_bind", "launch_stream", "launcher
 class Binding:
     """An id of the server for a plan and places. Released when the last reference goes."""
 
-    __slots__ = ("__weakref__", "_finalizer", "attach", "device", "id", "session")
+    __slots__ = ("__weakref__", "_epoch", "_finalizer", "attach", "device", "id", "session")
 
-    def __init__(self, core: Core, session: Session, reply: dispatch_pb2.BindReply) -> None:
+    def __init__(self, core: Core, session: Session, reply: dispatch_pb2.BindReply, epoch: int | None) -> None:
+        """``epoch`` is the session's when its memory was exported; ``None`` if it has none that is."""
         self.session = session
+        self._epoch = epoch
         self.id = reply.binding
         self.device = reply.device
         self.attach = reply.attach
         """Whether launches are asynchronous, over a connection that is attached to the device."""
         self._finalizer = weakref.finalize(self, core.release_binding, session, reply.binding)
         self._finalizer.atexit = False
+
+    @property
+    def valid(self) -> bool:
+        """Whether its memory has not been given back since, as far as this client knows."""
+        return self._epoch is None or self._epoch == self.session.epoch
 
 
 class Launched:
@@ -64,6 +71,7 @@ def bind(core: Core, loaded: Loaded, timeout: float | None) -> Flow[Binding | No
     Raises what ``Execute`` would for operands that cannot be meant.
     """
     session = loaded.session
+    epoch = session.epoch if loaded.cargo.tensors else None
     # The fields of a BindRequest have the numbers of an ExecuteRequest's: session, execution, milliseconds.
     limit = min(max(1, round(timeout * 1000)), 0xFFFFFFFF) if timeout else 0
     request = wire.execute_request(wire.session_field(session.token), [loaded.chunk], limit)
@@ -74,7 +82,7 @@ def bind(core: Core, loaded: Loaded, timeout: float | None) -> Flow[Binding | No
             raise
         loaded.cargo.in_place = False
         return None
-    return Binding(core, session, reply)
+    return Binding(core, session, reply, epoch)
 
 
 def watched(core: Core, go: Callable[[], Launched], keep: object) -> Flow[Launched]:
@@ -113,8 +121,8 @@ def launcher(
     if not binding.attach:
 
         def complete() -> Launched:
-            for ordinal, busy in {(tensor.ordinal, tensor.stream) for tensor in tensors}:
-                driver().synchronize(ordinal, stream or busy)
+            for ordinal, busy in busy_streams(tensors) if stream is None else {(tensors[0].ordinal, stream)}:
+                driver().synchronize(ordinal, busy)
             lane: Lane = lanes.of_thread()
             return Launched(lane.run(binding.id))
 

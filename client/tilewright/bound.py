@@ -62,6 +62,8 @@ class BoundState:
         arrays would have to be copied.
         """
         plan = self.plan
+        if self.binding is not None and not self.binding.valid:
+            self.forget()
         if self.load is not None and self.load.session is plan.core.session and not plan.closed:
             plan.core.require()
             return self.load
@@ -90,15 +92,13 @@ class BoundState:
 
     def quick(self) -> Callable[[], Launched] | None:
         """What launches this at once, if nothing else is to be done first."""
-        core, go = self.plan.core, self.go
-        if go is None or self.plan.closed or not core.idle:
+        core, binding = self.plan.core, self.binding
+        if binding is None or self.plan.closed or not core.idle:
             return None
         session = core.session
-        return (
-            go
-            if session is not None and not session.lost and self.load is not None and self.load.session is session
-            else None
-        )
+        if session is None or session.lost or binding.session is not session or not binding.valid:
+            return None
+        return self.go
 
     def launched(self, stream: int | None, wait: bool) -> Flow[Launched | None]:
         """Launch it over the local socket; ``None`` if that cannot be."""

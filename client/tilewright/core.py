@@ -38,6 +38,7 @@ class Session:
         "control",
         "device",
         "devices",
+        "epoch",
         "exports",
         "gpus",
         "inline_limit",
@@ -69,6 +70,8 @@ class Session:
         self.lanes: Lanes | None = None
         self.exports: dict[tuple[int, int], Any] = {}
         """Allocations on devices that the server knows, by base and size."""
+        self.epoch = 0
+        """Changes whenever all of them are given back."""
         self.lost = ""
         """Why the session is over; empty while it lives."""
 
@@ -203,6 +206,7 @@ class Core:
         if session is None or getattr(error, "rule", "") not in ("device_lost", "local_socket"):
             return
         self.device_plans.clear()
+        session.epoch += 1
         while session.exports:
             _, known = session.exports.popitem()
             self.release_region(session, known.region)

@@ -19,7 +19,7 @@ from tilewright.resident import PackedTensor, ResidentTensor
 from tilewright.streams import current_stream
 from tilewright_proto.v1 import tensor_pb2
 
-__all__ = ["UNKNOWN", "DeviceTensor", "alignment", "all_recognised", "recognise", "recognise_output"]
+__all__ = ["UNKNOWN", "DeviceTensor", "alignment", "all_recognised", "busy_streams", "recognise", "recognise_output"]
 
 UNKNOWN = -1
 _HOST = frozenset({np.ndarray, float, int, bool, list, tuple, type(None), Spec, ResidentTensor, PackedTensor})
@@ -145,6 +145,16 @@ def alignment(values: Iterable[Any]) -> int | None:
             joint |= value.address
     least = joint & -joint
     return least if 0 < least < _ALIGNED else None
+
+
+def busy_streams(tensors: Iterable[DeviceTensor]) -> set[tuple[int, int]]:
+    """(device, stream) of all work that tensors may wait for: where they were ready, and what is current now."""
+    found = set()
+    for tensor in tensors:
+        found.add((tensor.ordinal, tensor.stream))
+        if tensor.library:
+            found.add((tensor.ordinal, current_stream(tensor.library, tensor.ordinal)))
+    return found
 
 
 def all_recognised(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -179,6 +179,7 @@ def forget_exports(core: Core) -> Flow[None]:
     process maps is not given back to the device. Plans stay; what was bound to such memory is bound again.
     """
     session = core.require()
+    session.epoch += 1
     while session.exports:
         _, known = session.exports.popitem()
         request = memory_pb2.UnregisterRegionRequest(session=session.token, region=known.region)

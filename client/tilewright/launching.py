@@ -93,7 +93,7 @@ class PipelineState:
     def ready(self, bound: BoundState) -> bool:
         """Whether ``add`` can take it as it is; otherwise it is to be bound first."""
         binding = bound.binding
-        return binding is not None and binding.session is self._core.session
+        return binding is not None and binding.session is self._core.session and binding.valid
 
     def add(self, bound: BoundState) -> bool:
         """Take a launch, which must be ``ready``. True if it is time to ``flush``."""

@@ -14,7 +14,7 @@ from tilewright import resident, steps
 from tilewright.core import Core, Session
 from tilewright.cuda import driver
 from tilewright.device_array import empty_like
-from tilewright.device_arrays import DeviceTensor, recognise, recognise_output
+from tilewright.device_arrays import DeviceTensor, busy_streams, recognise, recognise_output
 from tilewright.errors import InternalError, InvalidArgumentError, UnsupportedError
 from tilewright.exports import device_region
 from tilewright.layout import Array, Spec, as_array, dense, element_strides, span_bytes, strided
@@ -70,7 +70,7 @@ class Cargo:
 
     def fence(self) -> None:
         """Wait, on the host, until the operands in device memory have what was written to them."""
-        for ordinal, stream in {(tensor.ordinal, tensor.stream) for tensor in self.tensors}:
+        for ordinal, stream in busy_streams(self.tensors):
             driver().synchronize(ordinal, stream)
 
     @property
