@@ -34,6 +34,8 @@ SAMPLE = [
     replace(PINGPONG, tile=(64, 128, 64), split_k=2),
     DECODE,
     replace(DECODE, split_k=4, epilogue="default"),
+    replace(DECODE, split_k=2, cluster_k=2),
+    Config(tile=(128, 64, 64), split_k=4, cluster_k=4, persistent=False),
     replace(DECODE, tile=(64, 128, 64), wave=(1, 2), cluster=(1, 2), c="fp32"),
     replace(DECODE, tile=(24, 128, 64), wave=(1, 2), grouped=True),
     Config(stream=True),
@@ -47,6 +49,7 @@ SAMPLE = [
     replace(INT8, epilogue="default", split_k=2),
     replace(INT8, swap=True, tile=(16, 64, 128), wave=(1, 1), c="bf16", scale_a="row", scale_b="column"),
     Config(bias="bf16", unary="Gelu", tile=(128, 128, 64)),
+    replace(PINGPONG, tile=(128, 128, 64), d=("fp16",), binary="Add", c="fp32"),
     Config(d=("bf16", "fp32"), binary="Multiply", unary="Clamp", tile=(128, 128, 64)),
 ]
 
@@ -84,9 +87,11 @@ def test_compiles_clean(config: Config) -> None:
         (Config(tile=(128, 72, 64)), "staged rows of C are whole lines of 128 bytes"),
         (replace(FP8, layout="rrr"), "8-bit operands are K-major"),
         (Config(tile=(256, 256, 64)), "too many accumulators"),
+        (Config(stages=1), "one stage is filled while another is used"),
         (Config(stages=5), "too much shared memory"),
         (replace(INT8, tile=(128, 40, 128), epilogue="default"), "int8: N is 8, 24 or a multiple of 16"),
         (replace(PINGPONG, persistent=False), "pingpong is persistent"),
+        (Config(tile=(128, 128, 64), split_k=2, cluster_k=2), "all slices of a tile in one cluster, not persistent"),
         (Config(stream=True, split_k=2), "Stream-K: one task, persistent, no split-K"),
     ],
 )
@@ -100,4 +105,5 @@ def test_shared_memory_is_filled_but_not_exceeded() -> None:
         assert config.shared_bytes <= SHARED_BYTES
         room = SHARED_BYTES - config.shared_bytes
         assert room < config.stage_bytes or config.stage_count == 24
-        assert config.shared_bytes == config.stage_count * config.stage_bytes + config.staging_bytes + BARRIER_BYTES
+        rest = config.staging_bytes + config.gather_bytes + BARRIER_BYTES
+        assert config.shared_bytes == config.stage_count * config.stage_bytes + rest

@@ -103,6 +103,7 @@ struct GemmPlan {
   static_assert(!pingpong || (waves == 1 && !stream), "pingpong: each consumer has a tile of its own");
   static_assert(!staged || columns % piece_columns == 0, "staged rows of C are whole lines of 128 bytes");
   static_assert(!staged || !swap || y_waves == 1, "transpose_c: consumers lie along n");
+  static_assert(stages >= 2, "one stage is filled while another is used");
   static_assert(2 * stages * 8 + 4 * 8 <= kBarrierBytes, "too many stages");
   static_assert(shared_bytes <= kSharedBytes, "too much shared memory");
   static_assert(accumulators * (promote ? 2 : 1) <= Registers::consumer - 28, "too many accumulators");
