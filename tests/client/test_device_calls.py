@@ -313,8 +313,7 @@ def test_a_launch_can_be_left_alone_and_waited_for_later(client, server, torch, 
     assert not fake.calls("wait")
     assert [stream for _, stream in fake.calls("record")] == [55]
     launch.wait(56)
-    stream, event = fake.calls("wait")[0]
-    assert stream == 56
+    assert fake.calls("wait")[0][0] == 56
     assert not launch.done
     fake.busy = False
     assert launch.done
