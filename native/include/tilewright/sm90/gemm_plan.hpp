@@ -48,7 +48,9 @@ struct GemmPlan {
   // One consumer's share of the tile: `repeats` products of 64 x columns per step of 32 bytes along k.
   static constexpr int repeats = x_tile / x_waves / 64, columns = y_tile / y_waves;
   static constexpr int accumulators = repeats * columns / 2;  // per thread
-  using Registers = RegisterShares<consumers, accumulators * (C::promote ? 2 : 1)>;
+  // Adding up parts of tiles takes registers of its own.
+  static constexpr int joining = C::split_k > 1 || C::reduction == Reduction::linear ? 16 : 0;
+  using Registers = RegisterShares<consumers, accumulators * (C::promote ? 2 : 1) + joining>;
   static constexpr int threads = Registers::threads;
   using Text = WgmmaText<X, Y, x_mn, y_mn>;
   using Accumulator = typename Choose<X::is_float, float, int32_t>::type;
