@@ -90,11 +90,16 @@ class StreamLane(Lane):
         reply = self.connection.request(packets.OPEN_EVENT, 0, cuda.export_event(ordinal, producer), slot=slot)
         return producer, cuda.open_event(ordinal, reply.payload)
 
-    def mark(self) -> int:
-        """Record a producer event behind what is on the stream; returns its slot."""
-        slot = self.slot()
-        driver().record(self.ordinal, self._slots[slot][0], self.stream)
-        return slot
+    def begin(self) -> tuple[int, int]:
+        """A slot for launches that see what is on the stream now, and the flags of the first of them: to wait for the
+        slot's producer event, unless there is nothing to wait for.
+        """
+        cuda, slot = driver(), self.slot()
+        # Two processes take turns on a GPU: what needs no event must not make it turn to us for one.
+        if cuda.idle(self.ordinal, self.stream):
+            return slot, 0
+        cuda.record(self.ordinal, self._slots[slot][0], self.stream)
+        return slot, packets.WAIT
 
     def completion(self, slot: int) -> int:
         """The event that the server records for launches of this slot."""
@@ -105,15 +110,9 @@ class StreamLane(Lane):
         for the slot's completion event now means waiting for the launch.
         """
         with self.lock:
-            connection = self.connection
-            flags = packets.RECORD | packets.REPLY
-            # Two processes take turns on a GPU: what needs no event must not make it turn to us for one.
-            if driver().idle(self.ordinal, self.stream):
-                slot = self.slot()
-            else:
-                slot = self.mark()
-                flags |= packets.WAIT
+            connection, (slot, first) = self.connection, self.begin()
             sequence = connection.next_sequence()
+            flags = first | packets.RECORD | packets.REPLY
             connection.send(_FRAME(_LAUNCH, flags, slot, sequence, binding))
             connection.wait(sequence)
             return slot

@@ -25,7 +25,7 @@ SEND_AFTER_NS = 20_000
 PACKETS_UNDER_WAY = 64
 """Then the oldest is waited for."""
 _PACK = HEADER.pack
-_LAUNCH, _REPLY, _RECORD, _WAIT, _TIME = packets.LAUNCH, packets.REPLY, packets.RECORD, packets.WAIT, packets.TIME
+_LAUNCH, _REPLY, _RECORD, _TIME = packets.LAUNCH, packets.REPLY, packets.RECORD, packets.TIME
 
 
 class LaunchBase:
@@ -81,7 +81,8 @@ class PipelineState:
         """(first sequence, count, number of the first launch) of packets without an answer."""
         self._failures: list[tuple[int, TilewrightError]] = []
         self._slot = 0
-        self._marked = False
+        self._first = 0
+        """Flags of the next launch: whether it waits for the stream."""
         self._sent_ns = 0
         self._count = 0
 
@@ -141,8 +142,7 @@ class PipelineState:
         self.flush()
         if isinstance(self._lane, StreamLane):
             with self._lane.lock:
-                self._slot = self._lane.mark()
-            self._marked = True
+                self._slot, self._first = self._lane.begin()
 
     def flush(self) -> None:
         """Send what was launched."""
@@ -155,8 +155,7 @@ class PipelineState:
         flags = [0] * count
         if isinstance(lane, StreamLane):
             flags[-1] = _REPLY | _RECORD
-            if self._marked:
-                flags[0] |= _WAIT
+            flags[0] |= self._first
         else:
             flags[-1] = _TIME if lane.device else _REPLY
         with lane.lock:
@@ -166,7 +165,7 @@ class PipelineState:
             data = b"".join(map(_PACK, (_LAUNCH,) * count, flags, (slot,) * count, numbers, ids))
             connection.sequence = numbers[-1]
             connection.send(data)
-        self._marked = False
+        self._first = 0
         self._under_way.append((numbers[0], count, self._count))
         self._count += count
         ids.clear()
