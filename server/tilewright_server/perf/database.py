@@ -226,6 +226,7 @@ def _row(values: Sequence[Any]) -> Measurement:
             field=name,
             value=record[name],
             rule="perf_row",
+            fix="remove the row, or the database's file, and measure again",
         ) from None
     return Measurement.from_dict(record, "row")
 

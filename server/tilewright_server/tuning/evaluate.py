@@ -80,7 +80,9 @@ def evaluate(results: Sequence[Result], operation: Operation[Any, Any], device: 
             rows.setdefault(result.case, []).append(row)
     usable = [case for case, found in times.items() if len(found) > 1]
     if not usable:
-        raise NotFoundError("no problem has two right kernels", field="results", rule="evaluate")
+        raise NotFoundError(
+            "no problem has two right kernels", field="results", rule="evaluate", fix="sweep more kernels of each"
+        )
     scores: dict[str, list[float]] = {}
     for case in usable:
         others = [row for other, found in rows.items() if other != case for row in found]
@@ -118,7 +120,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         results = [result for path in given.results for result in read_results(path)]
         if not results:
-            raise NotFoundError("the files have no results", field="results", rule="evaluate")
+            raise NotFoundError(
+                "the files have no results", field="results", rule="evaluate", fix="name files that a sweep has filled"
+            )
         stamp = results[0].stamp
         plugins = PluginManager()
         plugins.load_entry_points()

@@ -232,6 +232,10 @@ def _lines(lines: Iterable[str], name: str) -> Iterator[Mapping[str, Any]]:
                 record = None
             if not isinstance(record, dict):
                 raise InvalidArgumentError(
-                    f"{name}:{number} is no result of a sweep", field="output", value=name, rule="results_file"
+                    f"{name}:{number} is no result of a sweep",
+                    field="output",
+                    value=name,
+                    rule="results_file",
+                    fix="name a file that a sweep wrote, or remove the line",
                 )
             yield record

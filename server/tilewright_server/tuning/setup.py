@@ -51,7 +51,11 @@ class Setup:
             reason = getattr(loaded, "reason", "")
             if reason:
                 raise UnsupportedError(
-                    f"the plugin {module} cannot be used: {reason}", field="modules", value=module, rule="plugin"
+                    f"the plugin {module} cannot be used: {reason}",
+                    field="modules",
+                    value=module,
+                    rule="plugin",
+                    fix="correct the plugin, or leave it out",
                 )
         options = EngineOptions(
             cache_dir=Path(self.cache_dir),

@@ -96,7 +96,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         plugins.load_entry_points()
         lines, refused = shipped_lines(rows, plugins.operations, given.top)
         if not lines:
-            raise NotFoundError("there is nothing to ship", field="arch", value=given.arch, rule="ship")
+            raise NotFoundError(
+                "there is nothing to ship",
+                field="arch",
+                value=given.arch,
+                rule="ship",
+                fix="sweep on a device of that architecture first, or ask for another one",
+            )
     except (TilewrightError, tilewright_arch.ArchError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
@@ -111,7 +117,13 @@ def _rows(source: Path, wanted: Filter) -> list[Measurement]:
         fitting = (row for row in read_file(source) if (row.operation, row.arch) == (wanted.operation, wanted.arch))
         return [row for row in fitting if not wanted.device or fnmatchcase(row.device, wanted.device)]
     if not source.is_file():
-        raise NotFoundError("there is no such database", field="database", value=str(source), rule="ship")
+        raise NotFoundError(
+            "there is no such database",
+            field="database",
+            value=str(source),
+            rule="ship",
+            fix="name a database or a file of measurements that exists",
+        )
     return PerfDatabase(source).select(wanted)
 
 

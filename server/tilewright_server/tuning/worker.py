@@ -49,7 +49,13 @@ class Worker:
         try:
             handler = self._handlers.get(str(request.get("do")))
             if handler is None:
-                raise InvalidArgumentError("there is no such request", field="do", value=request.get("do"), rule="do")
+                raise InvalidArgumentError(
+                    "there is no such request",
+                    field="do",
+                    value=request.get("do"),
+                    rule="do",
+                    fix="ask for one of " + ", ".join(self._handlers),
+                )
             return {"ok": True, **handler(request)}
         except TilewrightError as error:
             record = {"code": error.code, "reason": error.reason, "rule": error.rule, "fix": error.fix}
@@ -94,7 +100,7 @@ class Worker:
         engine, _ = self._require()
         stand = self._stand
         if stand is None:
-            raise InternalError("no problem is prepared", rule="worker")
+            raise InternalError("no problem is prepared", rule="worker", fix="prepare one first")
         operation = engine.operations[str(request["operation"])]
         config = operation.config_type.from_dict(request["config"])
         verdict, timing = stand.time(
@@ -115,7 +121,7 @@ class Worker:
 
         _, device = self._require()
         if self._case is None or self._stand is None:
-            raise InternalError("no problem is prepared", rule="worker")
+            raise InternalError("no problem is prepared", rule="worker", fix="prepare one first")
         timing, note = time_peer(
             str(request["name"]), device.info, self._case, self._stand.inputs, self._options, self._stand.copies
         )
@@ -123,7 +129,7 @@ class Worker:
 
     def _require(self) -> tuple[Engine, Device]:
         if self._engine is None or self._device is None:
-            raise InternalError("no device is open", rule="worker")
+            raise InternalError("no device is open", rule="worker", fix="open one first")
         return self._engine, self._device
 
 
