@@ -303,28 +303,45 @@ class Importer:
             smallest = api.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
             granule = int(driver.check(api.cuMemGetAllocationGranularity(properties, smallest)))
             size = -(-(handle.offset + handle.nbytes) // granule) * granule
-            base = self._map(allocation, size, handle.kind)
+            base = self._map(allocation, size, granule, handle.kind)
         finally:
             driver.quietly(api.cuMemRelease(allocation))  # the mapping holds it
 
-        def unmap() -> None:
-            driver.quietly(api.cuMemUnmap(base, size))
-            driver.quietly(api.cuMemAddressFree(base, size))
+        return Mapping((handle.kind, handle.data), base, size, lambda: self._unmapped(base, size))
 
-        return Mapping((handle.kind, handle.data), base, size, unmap)
+    def _map(self, allocation: Any, size: int, granule: int, kind: str) -> int:
+        """The first ``size`` bytes of an allocation, mapped.
 
-    def _map(self, allocation: Any, size: int, kind: str) -> int:
+        Drivers differ in which call refuses more than there is, and how: some say INVALID_VALUE, others NOT_SUPPORTED.
+        So what fails is tried once more with the one granule that every allocation has: if that goes, size was it.
+        """
+        base, result = self._mapped(allocation, size)
+        if not result:
+            return base
+        if size > granule and result.name != "CUDA_ERROR_OUT_OF_MEMORY":
+            least, failed = self._mapped(allocation, granule)
+            if not failed:
+                self._unmapped(least, granule)
+                raise _too_small(size)
+        raise import_error(self._driver, result, kind)
+
+    def _mapped(self, allocation: Any, size: int) -> tuple[int, Any]:
+        """Base and the driver's result; nothing is mapped unless that is success."""
         driver, api = self._driver, self._driver.api
         base = int(driver.check(api.cuMemAddressReserve(size, 0, 0, 0)))
         result = api.cuMemMap(base, size, 0, allocation, 0)[0]
-        too_small = bool(result) and result.name == "CUDA_ERROR_INVALID_VALUE"
-        if not result:
-            result = api.cuMemSetAccess(base, size, [self._access()], 1)[0]
-            if not result:
-                return base
-            driver.quietly(api.cuMemUnmap(base, size))
-        driver.quietly(api.cuMemAddressFree(base, size))
-        raise _too_small(size) if too_small else import_error(driver, result, kind)
+        if result:
+            driver.quietly(api.cuMemAddressFree(base, size))
+            return 0, result
+        result = api.cuMemSetAccess(base, size, [self._access()], 1)[0]
+        if result:
+            self._unmapped(base, size)
+            return 0, result
+        return base, result
+
+    def _unmapped(self, base: int, size: int) -> None:
+        self._driver.quietly(self._driver.api.cuMemUnmap(base, size))
+        self._driver.quietly(self._driver.api.cuMemAddressFree(base, size))
 
     def _access(self) -> Any:
         api = self._driver.api

@@ -251,7 +251,8 @@ R cuMemAddressFree(Ptr p, size_t n) {
 R cuMemMap(Ptr p, size_t n, size_t offset, Alloc* a, unsigned long long f) {
   ENTER;
   char name[40];
-  if (n > a->size || offset || f || n % (2 << 20)) return INVALID_VALUE;
+  if (offset || f || n % (2 << 20)) return INVALID_VALUE;
+  if (n > a->size) return NOT_SUPPORTED;  // as 580.159 does
   name_of(name, a);
   int fd = shm_open(name, O_RDWR, 0600);
   if (fd < 0) return INVALID_VALUE;
