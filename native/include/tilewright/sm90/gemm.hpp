@@ -52,7 +52,7 @@
 //   16, 4096, 4096     transpose_c 16x64x2k, split_k = cluster_k = 2, not persistent         1.15  0.99  -
 //   64, 8192, 8192     transpose_c 64x64xk or x2k, not persistent                            1.04  1.05  1.12
 //   128, 28672, 4096   cooperative 128x256xk, not persistent; fp8, int8: pingpong 128x128xk  1.10  1.05  1.50
-// With overlapping launches (dependent): 1024 cubed 1.04, 1.17, 1.28; 16, 4096, 4096 1.22, 1.14, -; the rest up to 1.08.
+// Overlapping launches (dependent): 1024 cubed 1.04, 1.17, 1.28; 16, 4096, 4096 1.22, 1.14, -; the rest up to 1.08.
 // Bias and GELU: pingpong 64x256xk; D operands: pingpong 128x128xk. Clusters of more than 2 do not fill the chip.
 #pragma once
 #include "tilewright/sm90/mainloop.hpp"
