@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,13 @@ from tilewright_arch import ArchSpec
 from tilewright_gemm.codegen import generate
 from tilewright_gemm.config import GemmConfig
 from tilewright_gemm.footprint import threads_of
+from tilewright_gemm.plugin import GemmOperation
 from tilewright_gemm.rules import RULES
 from tilewright_gemm.sets import KERNEL_SETS, SPACES
+from tilewright_kit.check_plugin import device_of
 from tilewright_kit.errors import BuildFailedError
+from tilewright_kit.problem import OperationRequest
+from tilewright_kit.tensor import TensorDesc
 from tilewright_native import include_dir
 from tilewright_server.build.nvrtc import NvrtcToolchain, resources_of
 
@@ -64,6 +69,26 @@ def test_a_sample_of_the_default_set_compiles(
     start = time.monotonic()
     assert not faults(spread(configs, int(SAMPLED * share)), arch, toolchain, tmp_path)
     assert time.monotonic() - start < SECONDS
+
+
+def proposed(arch: ArchSpec) -> list[GemmConfig]:
+    """What planners would try for usual problems, plain and with an epilogue."""
+    operation, device = GemmOperation(), device_of(arch)
+    found: dict[GemmConfig, None] = {}
+    sizes = ((1024, 1024, 1024), (4096, 4096, 4096), (16, 4096, 4096), (512, 512, 16384), (2304, 4096, 8192))
+    for (m, n, k), (dtype, out) in itertools.product(sizes, (("bf16", "bf16"), ("fp8", "bf16"), ("int8", "fp32"))):
+        inputs = {"a": TensorDesc.of(dtype, (m, k)), "b": TensorDesc.of(dtype, (k, n), (1, k))}
+        bias, d = {"bias": TensorDesc.of("fp32", (n,))}, {"d[0]": TensorDesc.of("bf16", (m, n))}
+        for more, unary in (({}, "PassThrough"), (bias, "Gelu"), (d, "PassThrough")):
+            request = OperationRequest("gemm", {**inputs, **more}, {}, {"out_dtype": out, "unary": unary})
+            found |= dict.fromkeys(operation.candidates(operation.parse(request), device))
+    return list(found)
+
+
+@pytest.mark.parametrize("count", [12, pytest.param(200, marks=pytest.mark.slow)])
+def test_what_planners_propose_compiles(count: int, toolchain: NvrtcToolchain, tmp_path: Path) -> None:
+    arch = tilewright_arch.load("sm_90a")
+    assert not faults(spread(proposed(arch), count), arch, toolchain, tmp_path)
 
 
 @pytest.mark.slow

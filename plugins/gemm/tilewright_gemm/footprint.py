@@ -143,17 +143,27 @@ from the workspace.
 """
 
 
+def _fused(config: GemmConfig) -> bool:
+    """Whether the epilogue does more than to convert."""
+    plain = config.unary is Unary.PASS and not config.bias and not config.num_d_tensors
+    return not plain or config.scale_a is not ScaleA.NONE or config.scale_b is not ScaleB.NONE
+
+
 def _state_registers(config: GemmConfig) -> int:
-    fused = config.unary is not Unary.PASS or config.bias or config.num_d_tensors
-    fused = fused or config.scale_a is not ScaleA.NONE or config.scale_b is not ScaleB.NONE
-    return (_STEP_REGISTERS if fused else 0) + (_STREAM_REGISTERS if config.reduction is not Reduction.NONE else 0)
+    stream = config.reduction is not Reduction.NONE
+    return (_STEP_REGISTERS if _fused(config) else 0) + (_STREAM_REGISTERS if stream else 0)
 
 
 def join_limit(config: GemmConfig) -> int:
-    """Sums of a thread, promotion aside, where tiles are joined from parts: Stream-K in clusters leaves fewer."""
+    """Sums of a thread, promotion aside, where tiles are joined from parts. Clusters, fused steps and consumers that
+    alternate take registers from them.
+    """
+    clustered, pingpong = config.cluster[:2] != (1, 1), config.scheduler == "pingpong"
     if config.reduction is not Reduction.NONE:
-        return _JOIN_ACCUMULATORS - (_STREAM_REGISTERS if config.cluster != (1, 1, 1) else 0)
-    return _JOIN_ACCUMULATORS if config.split_k > 1 else 1 << 16
+        return _JOIN_ACCUMULATORS - (_STEP_REGISTERS if clustered or _fused(config) else 0)
+    if config.split_k > 1:
+        return _JOIN_ACCUMULATORS - (_STEP_REGISTERS if clustered and pingpong else 0)
+    return 1 << 16
 
 
 def fits_registers(config: GemmConfig, arch: ArchSpec) -> bool:
