@@ -103,7 +103,7 @@ def watched(core: Core, go: Callable[[], Launched], keep: object) -> Flow[Launch
 def launch_stream(tensors: Sequence[DeviceTensor]) -> int:
     """The stream to launch on if none is named: the output's. One that the server made goes where the inputs are."""
     last = tensors[-1]
-    if last.location is not None:
+    if last.array is not None and last.array is last.value:
         last = next((tensor for tensor in reversed(tensors) if tensor.library), last)
     return current_stream(last.library, last.ordinal) if last.library else last.stream
 
@@ -129,7 +129,7 @@ def launcher(
         return complete
 
     ordinal = tensors[0].ordinal
-    mapped = [tensor.value for tensor in tensors if tensor.location is not None]
+    mapped = [tensor.array for tensor in tensors if tensor.array is not None]
     foreign = [tensor for tensor in tensors if fresh and not tensor.library]
     others = {tensor.stream for tensor in tensors} if fresh else set()
 

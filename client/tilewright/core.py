@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -126,6 +127,8 @@ class Core:
         self.chunks: dict[int, _Chunk] = {}
         self.device_plans: dict[Any, Any] = {}
         """Plans that were made on the way for operands in device memory, by what was asked for."""
+        self.mapped: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        """Arrays in memory of the server that this process maps, by their address."""
         self._releases: deque[tuple[Session, steps.Method, Message]] = deque()
         self._quarantine: deque[tuple[float, object]] = deque()
         self._local = threading.local()

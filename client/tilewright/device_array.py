@@ -23,7 +23,7 @@ from tilewright.steps import Flow, Rpc, Work
 from tilewright.streams import stream_handle
 from tilewright_proto.v1 import memory_pb2, tensor_pb2
 
-__all__ = ["DeviceArray", "by_library", "device_empty", "empty_like"]
+__all__ = ["DeviceArray", "by_library", "device_empty", "empty_like", "find_mapped"]
 
 _TORCH_NAMES = {
     DTYPES["fp32"]: "float32",
@@ -51,6 +51,7 @@ class DeviceArray:
         self.spec = spec
         self._finalizer = weakref.finalize(self, _unmap, ordinal, base)
         self._finalizer.atexit = False
+        state.core.mapped[self._address] = self
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -71,9 +72,21 @@ class DeviceArray:
 
     def _device_tensor(self) -> DeviceTensor:
         """How this library passes it on: memory that the server knows already."""
+        place = self._location(0)
+        return DeviceTensor(self, self._address, self._ordinal, self.spec, self._stream, location=place, array=self)
+
+    def _location(self, offset: int) -> tensor_pb2.Location:
         self._state.check()
-        place = tensor_pb2.Location(buffer=tensor_pb2.BufferSlice(buffer=self._state.id))
-        return DeviceTensor(self, self._address, self._ordinal, self.spec, self._stream, location=place)
+        return tensor_pb2.Location(buffer=tensor_pb2.BufferSlice(buffer=self._state.id, offset=offset))
+
+    def covers(self, address: int) -> bool:
+        """Whether that is an address of its memory."""
+        return 0 <= address - self._address < self._state.nbytes
+
+    def show(self, tensor: DeviceTensor) -> None:
+        """Note in a tensor of another library, whose address is in this memory, that the server knows it."""
+        tensor.location = self._location(tensor.address - self._address)
+        tensor.array, tensor.ordinal = self, self._ordinal
 
     def move_to(self, stream: int) -> None:
         """From now on it is used on this stream (the driver's handle), which waits for the one before."""
@@ -144,6 +157,14 @@ class DeviceArray:
 
     def __repr__(self) -> str:
         return f"DeviceArray(shape={self.shape}, dtype={self.dtype.name}, device={self.device!r})"
+
+
+def find_mapped(core: Core, address: int) -> DeviceArray | None:
+    """The array of the server's memory that an address lies in. (The driver cannot export what it has imported.)"""
+    mapped = core.mapped
+    if not mapped:
+        return None
+    return mapped.get(address) or next((array for array in list(mapped.values()) if array.covers(address)), None)
 
 
 def _unmap(ordinal: int, base: int) -> None:

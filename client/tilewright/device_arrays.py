@@ -44,6 +44,7 @@ class DeviceTensor:
 
     __slots__ = (
         "address",
+        "array",
         "exported",
         "library",
         "location",
@@ -67,6 +68,7 @@ class DeviceTensor:
         read_only: bool = False,
         library: str = "",
         location: tensor_pb2.Location | None = None,
+        array: Any = None,
     ) -> None:
         self.value = value
         """The caller's object, which owns the memory."""
@@ -83,6 +85,8 @@ class DeviceTensor:
         """Who made it, if that can make more: ``torch``, ``cupy``, or nothing."""
         self.location = location
         """Where it is on the server, if it is the server's memory."""
+        self.array = array
+        """The ``DeviceArray`` that has that memory: the value itself, or what another library's array is a view of."""
         self.exported: Any = None
         """The allocation that it is in, once the server knows that."""
 

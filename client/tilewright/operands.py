@@ -13,7 +13,7 @@ import numpy as np
 from tilewright import resident, steps
 from tilewright.core import Core, Session
 from tilewright.cuda import driver
-from tilewright.device_array import empty_like
+from tilewright.device_array import empty_like, find_mapped
 from tilewright.device_arrays import DeviceTensor, busy_streams, recognise, recognise_output
 from tilewright.errors import InternalError, InvalidArgumentError, UnsupportedError
 from tilewright.exports import device_region
@@ -139,6 +139,8 @@ def place_device(
         if output:
             return tensor_pb2.Location(return_inline=tensor_pb2.ReturnInline())
         return tensor_pb2.Location(inline=b"")
+    if tensor.location is None and (array := find_mapped(core, tensor.address)) is not None:
+        array.show(tensor)
     if tensor.location is None:
         region, offset = yield from device_region(core, session, tensor, field)
         location = _region(region, offset)

@@ -139,7 +139,8 @@ class FakeCuda:
         for index in range(count):
             value = 0
             if found is not None:
-                legacy, pool = found.kind == "legacy", 77 if found.kind in ("pool", "private") else 0
+                legacy = found.kind == "legacy" and not found.foreign
+                pool = 77 if found.kind in ("pool", "private") else 0
                 part = found.kind == "mapped"
                 value = {
                     2: 2, 7: found.identity, 8: int(found.kind == "managed"), 9: found.ordinal, 10: int(legacy),

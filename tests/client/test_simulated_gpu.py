@@ -215,6 +215,30 @@ def test_arrays_of_other_libraries_and_of_the_server(client, gpu, torch) -> None
     assert again.numpy().shape == (64, 64)
 
 
+def test_views_of_the_servers_memory_are_known_as_such(client, gpu, torch) -> None:
+    """The driver does not export memory that was imported, neither by a handle nor by a descriptor."""
+    mine = client.device_empty((128, 128), "bf16")
+    address = mine._device_tensor().address
+    view, lower = torch.Tensor(address, (128, 128), "bfloat16"), torch.Tensor(address + 64 * 256, (64, 128), "bfloat16")
+    for given in (mine, view):
+        out = client.gemm(lower, given)
+        assert isinstance(out, torch.Tensor)
+    other = client.device_empty((128, 128), "bf16")
+    into = torch.Tensor(other._device_tensor().address, (128, 128), "bfloat16")
+    assert client.gemm(view, mine, out=into) is into
+    bound = client.plan_gemm(lower, view).bind(lower, view, out=torch.Tensor(into.data_ptr(), (64, 128), "bfloat16"))
+    assert bound() is bound.out
+    assert mine._stream == other._stream == torch.current
+    assert gpu.comes_to_rest(torch.current)
+    whole, out = client.device_empty((64, 64), "fp32"), client.device_empty((64, 64), "fp32")
+    shown = Interface(whole.__cuda_array_interface__["data"][0], (64, 64), "<f4")
+    assert client.gemm(Capsules(shown.__cuda_array_interface__["data"][0], (64, 64)), shown, out=out) is out
+    mine._state.release()
+    with pytest.raises(tw.InvalidArgumentError) as caught:
+        client.gemm(view, view)
+    assert caught.value.rule == "buffer_alive"
+
+
 def test_memory_that_was_freed_is_noticed(client, gpu, torch) -> None:
     for _ in range(3):
         base = gpu.allocate(1 << 20)
