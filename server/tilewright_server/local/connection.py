@@ -250,11 +250,15 @@ class Connection:
         """Hand the connection to a device, and wait until that has no more to do with it."""
         session = self._session
         assert session is not None, "HELLO comes first"
-        attachment = self._service.attachments.attach(
-            session, _device_id(payload), self._wire.socket.fileno(), self._ended.set
-        )
+        attachments = self._service.attachments
+        attachment = attachments.attach(session, _device_id(payload), self._wire.socket.fileno(), self._ended.set)
         self._attachment = attachment
         if session.closed or self._ended.is_set():  # whoever ended it meanwhile did not know of the attachment
+            return
+        try:
+            attachments.publish(attachment)
+        except TilewrightError as error:  # the device reads the connection already: it must end, after the answer
+            self._wire.send(error_packet(Kind.ATTACH, slot, sequence, error))
             return
         with contextlib.suppress(OSError):
             self._wire.send(packet(Kind.ATTACH | REPLY_KIND, 0, slot, sequence))

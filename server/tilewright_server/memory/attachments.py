@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from tilewright_server.memory.session import Session
 
 __all__ = ["Attachment", "Attachments"]
+
+log = logging.getLogger("tilewright.memory")
 
 _numbers = itertools.count(1)
 
@@ -48,11 +51,14 @@ class Attachment:
                 self.device.bind(self.number, bound.id, program, bound.binding.addresses, workspace)
 
     def close(self) -> None:
-        """Have the connection end soon. Idempotent.
+        """Have the connection end soon. Idempotent. Raises nothing: whoever ends things has more of them to end.
 
         Until the device says that nothing of it runs any more, the end of a binding still waits for its launches.
         """
-        self.device.detach(self.number)
+        try:
+            self.device.detach(self.number)
+        except TilewrightError as error:
+            log.warning("%s could not be told of the end of a connection: %s", self.device_id, error)
 
 
 class Attachments:
@@ -96,8 +102,9 @@ class Attachments:
     def attach(self, session: Session, device_id: str, fd: int, ended: Callable[[], None]) -> Attachment:
         """Hand the connection ``fd`` (which stays the caller's to close) to a device.
 
-        ``ended`` is called once, in any thread, when the device serves it no longer. Raises ``UnsupportedError`` if the
-        device leaves launches to the server, ``NotFoundError``, ``UnavailableError``, ``DeviceError``.
+        ``ended`` is called once, in any thread, when the device serves it no longer; ``publish`` what it may launch.
+        Raises ``UnsupportedError`` if the device leaves launches to the server, ``NotFoundError``,
+        ``UnavailableError``, ``DeviceError``.
         """
         device = self.connected(device_id)
         if device is None:
@@ -116,15 +123,19 @@ class Attachments:
             ended()
 
         device.attach(fd, attachment.number, over)
-        try:
-            with session.attaching:
-                session.attachments.add(attachment)
-                if attachment.over:
-                    session.attachments.discard(attachment)
-                for bound in session.bindings():
-                    if bound.device_id == device_id:
-                        attachment.publish(bound)
-        except TilewrightError:
-            attachment.close()
-            raise
         return attachment
+
+    def publish(self, attachment: Attachment) -> None:
+        """Make what its session has bound known to a new attachment, and from now on what it binds.
+
+        What was bound before the device was lost is left out: it says so to whoever launches it elsewhere. Raises
+        ``DeviceLostError``, ``ResourceExhaustedError``, ``DeviceError``.
+        """
+        session = attachment.session
+        with session.attaching:
+            session.attachments.add(attachment)
+            if attachment.over:
+                session.attachments.discard(attachment)
+            for bound in session.bindings():
+                if bound.device_id == attachment.device_id and not bound.is_lost:
+                    attachment.publish(bound)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tilewright_kit.errors import InvalidArgumentError
+from tilewright_server.devices.lifetime import is_lost
 from tilewright_server.memory.binding import Binding
 from tilewright_server.memory.pins import Pinned
 
@@ -37,6 +38,11 @@ class BoundExecution(Pinned):
         """How long a launch may wait for the device; None: as long as it takes."""
         self.on_release: Callable[[], None] | None = None
         """Ends it where else it is known: in the process of its device."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its plan or its memory was on a device when that was lost: it cannot be launched any more."""
+        return self.prepared.lost or any(map(is_lost, self.binding.addresses))
 
     def release(self) -> None:
         """No launch of it is under way, and none will be. Idempotent."""

@@ -401,6 +401,25 @@ def test_memory_is_not_unmapped_under_a_launch(apart: ServerProcess) -> None:
         assert worker_of(apart) == worker, "the device was lost"
 
 
+def test_what_was_bound_before_a_loss_is_in_nobodys_way(apart: ServerProcess) -> None:
+    setting = Setting(apart, isolated=True)
+    stale, lane = setting.bind(), setting.lane()
+    assert lane.launch(stale).error is None
+    os.kill(worker_of(apart), signal.SIGKILL)
+    assert lane.is_closed()
+    with setting.lane() as fresh:
+        expect(fresh.launch(stale), "not_found", "binding_id")
+        expect(setting.control.launch(stale), "unavailable", "device_lost")
+        assert setting.control.call(UNBIND, dp.UnbindRequest(binding=stale)).error is None
+        assert setting.control.call(UNREGISTER, mp.UnregisterRegionRequest(region=setting.region)).error is None
+        setting.region = setting.register()
+        setting.places = [in_region(setting.region, place * STEP) for place in range(3)]
+        setting.out[:] = 0
+        assert fresh.launch(setting.bind()).error is None
+        np.testing.assert_allclose(setting.out, setting.a @ setting.b, rtol=1e-4, atol=1e-3)
+    setting.close()
+
+
 def test_many_threads_bind_launch_and_end_at_once(apart: ServerProcess) -> None:
     setting = Setting(apart, isolated=True)
     stop = time.monotonic() + 2.0

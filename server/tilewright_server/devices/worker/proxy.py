@@ -16,7 +16,7 @@ from typing import Any
 
 from tilewright_kit.device import Buffer, DeviceInfo, Launch
 from tilewright_kit.errors import DeviceError, InternalError, TilewrightError
-from tilewright_server.devices.base import MemoryHandle, Program, ProgramStage, WorkerSpec
+from tilewright_server.devices.base import DeviceLostError, MemoryHandle, Program, ProgramStage, WorkerSpec
 from tilewright_server.devices.lifetime import DeviceAddress
 from tilewright_server.devices.worker.copies import copy
 from tilewright_server.devices.worker.describe import geometry_record, handle_from, handle_record, stages_record
@@ -317,12 +317,14 @@ class WorkerDevice:
     def unbind(self, connection: int, binding: int) -> None:
         life = self._life
         if not life.lost and connection in life.connections:
-            life.call("unbind", connection=connection, binding=binding)
+            with suppress(DeviceLostError):  # with all that it had
+                life.call("unbind", connection=connection, binding=binding)
 
     def detach(self, connection: int) -> None:
         life = self._life
         if not life.lost and connection in life.connections:
-            life.call("detach", connection=connection)
+            with suppress(DeviceLostError):
+                life.call("detach", connection=connection)
 
 
 _functions = iter(range(1, 1 << 62))
