@@ -23,6 +23,7 @@ __all__ = [
     "DeviceLostError",
     "HostedProvider",
     "IsolatedProvider",
+    "LastingStream",
     "LaunchStream",
     "LockingDevice",
     "MemoryHandle",
@@ -217,6 +218,16 @@ class LaunchStream(Protocol):
     def close(self) -> None:
         """Give everything back when the last launch has ended; waits for that unless ``gives_back_later``.
         Idempotent."""
+        ...
+
+
+@runtime_checkable
+class LastingStream(Protocol):
+    """A ``LaunchStream`` whose launches may be under way after its end."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether some are; may be asked after ``close`` too, from any thread. Never waits."""
         ...
 
 

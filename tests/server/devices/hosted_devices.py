@@ -11,7 +11,9 @@ from tilewright_kit.device import DeviceInfo
 from tilewright_kit.errors import DeviceError, InvalidArgumentError
 from tilewright_server.devices.base import RECORD, TIME, WAIT, DeviceLostError, Program
 from tilewright_server.devices.cpu.runtime import Runtime
+from tilewright_server.devices.worker import departed
 from tilewright_server.devices.worker.factories import HostedCpu
+from tilewright_server.devices.worker.launches import SynchronousStream
 
 
 class QueueStream:
@@ -91,6 +93,25 @@ class SilentlyLostCpu(HostedCpu):
         self.asked += 1
         if self.asked > 1:
             raise DeviceLostError("a launch has faulted")
+
+
+class EndlessStream(SynchronousStream):
+    """As if its launches never ended."""
+
+    is_busy = True
+
+
+class EndlessCpu(HostedCpu):
+    def check(self) -> None:
+        """Is well."""
+
+    def open_stream(self) -> EndlessStream:
+        return EndlessStream()
+
+
+def open_endless(info: DeviceInfo, options: Mapping[str, Any]) -> EndlessCpu:
+    departed.PATIENCE_S, departed.MAX_DEPARTED = 0.3, 3
+    return EndlessCpu(info, _runtime(info, options))
 
 
 def open_silently_lost(info: DeviceInfo, options: Mapping[str, Any]) -> SilentlyLostCpu:

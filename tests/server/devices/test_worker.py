@@ -18,7 +18,14 @@ import numpy as np
 import pytest
 
 from tilewright_kit.device import Buffer, DeviceInfo
-from tilewright_kit.errors import DeviceError, InternalError, InvalidArgumentError, NotFoundError, UnavailableError
+from tilewright_kit.errors import (
+    DeviceError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from tilewright_kit.plan import COUNTERS, I64, WORKSPACE, Geometry, Pointer, Struct, pack
 from tilewright_kit.source import SourceUnit
 from tilewright_proto.v1 import error_pb2
@@ -640,6 +647,56 @@ def test_kernel_that_faults_ends_the_connections_of_its_worker_and_is_the_suspec
     idle.socket.close()
 
 
+DYING = """
+import socket, sys
+connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+connection.connect(sys.argv[1])
+sys.stdin.readline()
+connection.close()
+sys.stdin.readline()
+"""
+
+
+def test_launches_of_a_dead_client_that_never_end_cost_the_worker_and_those_of_a_living_one_do_not(
+    hosted: Callable[[str], Bench], tmp_path: Path
+) -> None:
+    bench, ended = hosted("open_endless"), threading.Event()
+    pid = bench.device.pid
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        command = [sys.executable, "-c", DYING, str(tmp_path / "s")]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as process:
+            accepted, _ = listener.accept()
+            with accepted:
+                bench.device.attach(accepted.fileno(), 1, ended.set)
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert ended.wait(10)
+            time.sleep(1)
+            assert bench.losses == []
+            process.kill()
+    eventually(lambda: bench.losses)
+    assert bench.losses[0].suspects == ()
+    bench.check_that_it_adds()
+    assert bench.device.pid != pid
+
+
+def test_connections_that_leave_launches_under_way_are_limited(hosted: Callable[[str], Bench]) -> None:
+    bench = hosted("open_endless")
+    for number in range(1, 4):
+        gone = Client(bench, number)
+        gone.socket.close()
+        assert gone.ended.wait(10)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, pytest.raises(ResourceExhaustedError) as caught:
+        bench.device.attach(theirs.fileno(), 4, lambda: None)
+    assert caught.value.rule == "departed_connections"
+    assert caught.value.retry_after_s
+    bench.check_that_it_adds()
+
+
 def test_launches_on_a_stream_are_answered_before_they_end(hosted: Callable[[str], Bench]) -> None:
     bench = hosted("open_streams")
     client, go = Client(bench), bench.put(np.zeros(1, np.int32))
@@ -733,10 +790,10 @@ def test_connections_leave_nothing_behind(bench: Bench) -> None:
     for number in range(50):
         cycle(number)
     eventually(lambda: len(bench.device.life().connections) == 0)
-    before = usage(os.getpid()), usage(pid)
+    before = usage(os.getpid()) + usage(pid)
     worker, server = resident_kib(pid), resident_kib(os.getpid())
     for number in range(50, 250):
         cycle(number)
-    eventually(lambda: (usage(os.getpid()), usage(pid)) == before)
+    eventually(lambda: all(now <= then for now, then in zip(usage(os.getpid()) + usage(pid), before, strict=True)))
     assert resident_kib(pid) - worker < 4096
     assert resident_kib(os.getpid()) - server < 4096

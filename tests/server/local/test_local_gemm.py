@@ -407,6 +407,7 @@ def test_what_was_bound_before_a_loss_is_in_nobodys_way(apart: ServerProcess) ->
     assert lane.launch(stale).error is None
     os.kill(worker_of(apart), signal.SIGKILL)
     assert lane.is_closed()
+    lane.close()
     with setting.lane() as fresh:
         expect(fresh.launch(stale), "not_found", "binding_id")
         expect(setting.control.launch(stale), "unavailable", "device_lost")

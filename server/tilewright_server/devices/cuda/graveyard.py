@@ -49,6 +49,14 @@ class Graveyard:
         with self._lock:
             self._streams = [item for item in self._streams if item is not stream]
 
+    def is_busy(self, stream: Any) -> bool:
+        """Whether launches of a stream are under way; not any more once it was removed."""
+        with self._lock:
+            if not any(item is stream for item in self._streams):
+                return False
+            result = self._driver.api.cuStreamQuery(stream)[0]
+            return bool(result) and result.name == "CUDA_ERROR_NOT_READY"
+
     def bury(self, finish: Callable[[], None]) -> None:
         """Call ``finish`` when everything that was launched before has ended: now, if that is so."""
         self.reap()

@@ -52,6 +52,11 @@ class CudaStream:
         """What the launches run on."""
         return self._lane
 
+    @property
+    def is_busy(self) -> bool:
+        """See ``LastingStream``."""
+        return self._graveyard.is_busy(self._lane.stream)
+
     def open_event(self, slot: int, handle: bytes) -> bytes:
         driver, api = self._driver, self._driver.api
         driver.enter()

@@ -57,6 +57,12 @@ class Area:
             self.places()[2 * place] = 0
             self._free.add(place)
 
+    def clear(self) -> None:
+        """Nobody is on the device."""
+        places = self.places()
+        for index in range(len(places)):
+            places[index] = 0
+
     def slot(self, number: int, offset: int, nbytes: int) -> memoryview:
         """Part of a connection's slot. ``ValueError`` if it is none, or the area is closed."""
         if not 0 <= offset <= SLOT_BYTES - nbytes or not 0 <= number < CONNECTIONS:

@@ -94,10 +94,18 @@ class Host:
             while True:
                 time.sleep(_CHECK_S)
                 device.check()
+                self._check_departed()
         except DeviceLostError as error:
             self.end_lost(error)
         except TilewrightError as error:  # the device is closed
             log.info("the device is not looked at any more: %s", error)
+
+    def _check_departed(self) -> None:
+        try:
+            self.hosted.departed.check()
+        except DeviceLostError as error:
+            self._area.clear()  # no kernel is to blame
+            self.end_lost(error)
 
     def serve(self, channel: Channel) -> None:
         """Until the server closes the connection."""

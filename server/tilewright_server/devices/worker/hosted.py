@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from tilewright_server.devices.base import (
 )
 from tilewright_server.devices.program import DeviceProgram
 from tilewright_server.devices.worker.area import Area
+from tilewright_server.devices.worker.departed import Departed, Peer
 from tilewright_server.devices.worker.describe import geometry_from, handle_from, handle_record, stages_from
 from tilewright_server.devices.worker.launches import LaunchLoop, SynchronousStream
 
@@ -39,6 +41,8 @@ class _Connection:
     """A client's."""
 
     loop: LaunchLoop
+    stream: LaunchStream
+    peer: Peer
     place: int
     programs: dict[int, int]
     """Ids of programs by binding."""
@@ -76,6 +80,7 @@ class Hosted:
         self.device = device
         self.programs: dict[int, Program] = {}
         self.buffers: dict[int, Buffer] = {}
+        self.departed = Departed()
         self._area = area
         self._places = area.places()
         self._ended = ended
@@ -249,19 +254,24 @@ class Hosted:
     # Connections of clients
 
     def do_attach(self, fds: list[int], connection: int) -> Reply:
-        client = socket.socket(fileno=fds.pop(0))
-        try:
+        self.departed.require_room()
+        with ExitStack() as undo:
+            client = socket.socket(fileno=fds.pop(0))
+            undo.callback(client.close)
             client.setblocking(True)
+            peer = Peer(client)
+            undo.callback(peer.close)
             stream = self._stream()
+            undo.callback(stream.close)
             place = self._area.take_place()
+            undo.callback(self._area.give_place_back, place)
             programs: dict[int, int] = {}
             note = None if isinstance(stream, SynchronousStream) else self._noting(place, programs)
             loop = LaunchLoop(client, stream, note=note, lost=self._lost)
-            self._connections[connection] = _Connection(loop, place, programs)
+            self._connections[connection] = _Connection(loop, stream, peer, place, programs)
+            undo.callback(self._connections.pop, connection)
             threading.Thread(target=self._serve, args=(connection,), name=f"client {connection}", daemon=True).start()
-        except BaseException:
-            client.close()
-            raise
+            undo.pop_all()  # it is the thread's now
         return _NOTHING
 
     def _noting(self, place: int, programs: dict[int, int]) -> Callable[[int], None]:
@@ -278,6 +288,7 @@ class Hosted:
         try:
             connection.loop.serve()
         finally:
+            self.departed.add(connection.stream, connection.peer)
             del self._connections[number]
             self._area.give_place_back(connection.place)
             try:
