@@ -197,9 +197,8 @@ def report(done: list[dict[str, Any]]) -> int:
     bad = 0
     for line in done:
         (name, (m, n, k), split, variant), seconds, peer = line["end"], float(line["seconds"]), line["peer"]
-        parts = [
-            f"{m}x{n}x{k} {name} /{split} {variant}: {seconds * 1e6:8.1f} us {2 * m * n * k / seconds / 1e12:6.1f} TFLOP/s"
-        ]
+        rate = 2 * m * n * k / seconds / 1e12
+        parts = [f"{m}x{n}x{k} {name} /{split} {variant}: {seconds * 1e6:8.1f} us {rate:6.1f} TFLOP/s"]
         if m <= 16:
             parts.append(f"{(m * k + k * n) * 2 / seconds / 1e9:6.0f} GB/s")
         if peer:

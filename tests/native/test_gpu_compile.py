@@ -44,6 +44,13 @@ KERNELS: dict[str, tuple[GpuConfig, str]] = {
         ),
         "atom.global.acq_rel.gpu.add.u32",
     ),
+    "everything_wide": (
+        GpuConfig(
+            a="bf16", b="bf16", c="bf16", a_col=True, b_col=False, tile=(128, 128, 64), bias="fp32", d=("fp32", "fp16"),
+            binary="MultiDAdd", unary="Gelu", scale_a="row", scale_b="column", split_k=4, persistent=True, grouped=True,
+        ),
+        "ld.global.cg.v4.b32",
+    ),
     "decode": (
         GpuConfig(a="bf16", b="bf16", c="bf16", tile=(16, 64, 128), wave=(1, 4), stages=5, pipeline="mem", split_k=8),
         "cp.async.wait_group",

@@ -55,8 +55,10 @@ struct MmaAtom {
   static constexpr int rows = kM / 16, columns = kN / 8, pairs = columns / 2;
   static constexpr bool swaps_rows = TileA::byte_lines, swaps_columns = TileB::byte_lines;
   static_assert(TileA::element_bytes == TileB::element_bytes, "A and B are of one size");
-  static_assert(kM % 16 == 0 && kN % 8 == 0 && TileA::depth % depth == 0, "a wave's part is a multiple of 16 x 8 x 32 B");
-  static_assert(!swaps_columns || columns % 2 == 0, "8-bit B with n contiguous: a wave's part of n is a multiple of 16");
+  static_assert(kM % 16 == 0 && kN % 8 == 0 && TileA::depth % depth == 0,
+                "a wave's part is a multiple of 16 x 8 x 32 B");
+  static_assert(!swaps_columns || columns % 2 == 0,
+                "8-bit B with n contiguous: a wave's part of n is a multiple of 16");
 
   Accumulator acc[rows][columns][4];
   struct Fragments {
@@ -127,8 +129,8 @@ struct MmaAtom {
   TW_DEVICE Accumulator& at(int i) { return acc[i / (columns * 4)][i / 4 % columns][i % 4]; }
 
  private:
-  // Step kk of the i-th 16 rows or columns from `first` on. Keys repeat after as many lines: what i or kk moves by whole
-  // lines is a constant that the instruction adds.
+  // Step kk of the i-th 16 rows or columns from `first` on. Keys repeat after as many lines: what i or kk moves by
+  // whole lines is a constant that the instruction adds.
   template <class Tile>
   TW_DEVICE static uint32_t address(uint32_t tile, MatrixPlace at, int first, int i, int kk) {
     if constexpr (Tile::k_major)

@@ -60,13 +60,16 @@ struct Gemm {
 
   // ---- main loop ----
 
-  // Matrix fragments are loaded a step ahead; but 8-bit floats take further registers where they are multiplied.
   static constexpr bool is_simt = is_same<typename Config::A, fp32>;
+  // What keeps registers busy besides the product: where the work comes from and where its results go.
+  static constexpr bool is_simple = Finish::plain && !Config::grouped && !Config::persistent && Config::split_k == 1;
+  // Matrix fragments are loaded a step ahead, where registers allow. (8-bit floats take more when they are multiplied.)
   static constexpr bool is_tight = size_of<typename Config::A> == 1 && Atom::is_float;
   static constexpr int fragments_ahead = is_simt || is_tight ? 0 : 1;
-#if !defined(TW_SIMT_UNROLL)
-#define TW_SIMT_UNROLL kSteps
-#endif
+
+  // Workgroups that a multiprocessor should have room for: two where the registers suffice, measured to pay.
+  static constexpr int min_blocks =
+      is_simt && is_simple && Atom::depth == 1 && Atom::count <= 64 && threads <= 256 ? 2 : 1;
 
   // One tile: `begin` asks for the first fragments, `finish` multiplies.
   struct Multiplication {
@@ -79,7 +82,7 @@ struct Gemm {
     }
     TW_DEVICE void finish(Atom& atom, uint32_t tile, const Where& at) {
       constexpr int kSteps = Config::tile_k / Atom::depth;
-      TW_UNROLL_BY(is_tight ? 1 : is_simt ? TW_SIMT_UNROLL : kSteps)
+      TW_UNROLL_BY(is_tight ? 1 : kSteps)
       for (int kk = 0; kk < kSteps; kk++) {
         if (kk + fragments_ahead < kSteps) load(tile, at, kk + fragments_ahead);
         atom.multiply(fragments[kk % (fragments_ahead + 1)]);
@@ -192,14 +195,20 @@ struct Gemm {
     if (!last) return false;
     if (at.thread == 0) store_coherent<1>(launch.counters + tile, {0});  // as the launch found it
     atom.clear();
-    TW_NO_UNROLL
-    for (int s = 0; s < slices; s++)
-      TW_UNROLL
-      for (int v = 0; v < kVectors; v++) {
-        const Words<4> w = load_coherent<4>(slots + s * kSlot + v * (threads * 16));
+    // So many vectors under way at a time as leave room for the sums.
+    constexpr int kBatch = min_of(kVectors, kVectors > 16 ? 8 : 16);
+    [[maybe_unused]] constexpr int kSlicesAtOnce = max_of(1, 8 / kBatch);
+    TW_UNROLL
+    for (int v0 = 0; v0 < kVectors; v0 += kBatch) {
+      TW_UNROLL_BY(kSlicesAtOnce)
+      for (int s = 0; s < slices; s++)
         TW_UNROLL
-        for (int l = 0; l < 4; l++) atom.at(v * 4 + l) += sum_of(w.w[l]);
-      }
+        for (int v = v0; v < min_of(v0 + kBatch, kVectors); v++) {
+          const Words<4> w = load_coherent<4>(slots + s * kSlot + v * (threads * 16));
+          TW_UNROLL
+          for (int l = 0; l < 4; l++) atom.at(v * 4 + l) += sum_of(w.w[l]);
+        }
+    }
     return true;
   }
   TW_DEVICE static uint32_t word_of(float x) { return bits_of(x); }
@@ -343,4 +352,5 @@ struct Gemm {
 }  // namespace tw::gpu
 
 #define TW_GEMM_KERNEL(NAME, ...) \
-  TW_KERNEL(tw::gpu::Gemm<__VA_ARGS__>::threads, NAME, tw::GemmParams<__VA_ARGS__>, tw::gpu::Gemm<__VA_ARGS__>::run(params);)
+  TW_KERNEL(tw::gpu::Gemm<__VA_ARGS__>::threads, tw::gpu::Gemm<__VA_ARGS__>::min_blocks, NAME, \
+            tw::GemmParams<__VA_ARGS__>, tw::gpu::Gemm<__VA_ARGS__>::run(params);)

@@ -1,8 +1,8 @@
 // Tiles from global to shared memory, zero where the matrix ends. The vector accesses are chosen per task:
 //  * aligned (16-byte aligned lines): chunks go straight to their place.
 //  * words (fp32 of any alignment): the same, element by element.
-//  * raw (smaller elements of any alignment): the aligned chunks that cover a line are copied as they are, and `realign` moves the bytes to
-//    where they belong. Nothing outside of 16-byte units that hold wanted bytes is read.
+//  * raw (smaller elements of any alignment): the aligned chunks that cover a line are copied as they are, and
+//    `realign` moves the bytes to where they belong. Nothing outside of 16-byte units that hold wanted bytes is read.
 #pragma once
 #include "tilewright/gpu/layout.hpp"
 

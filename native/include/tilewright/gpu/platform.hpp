@@ -1,13 +1,14 @@
-// What every device offers to the kernels, under one set of names. Nothing outside the platform files knows CUDA, HIP or
-// the host emulation:
-//   TW_DEVICE, TW_UNROLL, TW_UNROLL_BY(count), TW_NO_UNROLL, TW_KERNEL(threads, name, Params, body)
+// What every device offers to the kernels, under one set of names. Nothing outside the platform files knows CUDA, HIP
+// or the host emulation:
+//   TW_DEVICE, TW_UNROLL, TW_UNROLL_BY(count), TW_NO_UNROLL
+//   TW_KERNEL(threads, min_blocks, name, Params, body)   min_blocks: workgroups that share a multiprocessor
 //   kWave                    lanes of a wave
 //   thread_index(), block_index(), block_count(), lane_index()
 //   barrier(), wave_barrier()
 //   shuffle(x, lane), count_lanes(condition)   over the lanes of a wave, all of which take part
 //   shared_base()            address of the workgroup's dynamic shared memory. Shared addresses are 32-bit numbers of
 //                            bytes; only the functions below read and write there
-//   load_shared<N>(address), store_shared(address, Words<N>), load_shared_word(), store_shared_word()
+//   load_shared<N>(address), store_shared(address, Words<N>)   N of 1, 2 or 4, aligned to its size
 //   load_global<T>(p), load_constant<T>(p), store_global(p, x)   T of 1, 2, 4, 8 or 16 bytes, aligned to its size.
 //                            load_constant is for what no thread of the launch writes
 //   load_coherent<N>(p), store_coherent(p, Words<N>)             seen by all workgroups, ordered by arrive()
@@ -18,6 +19,7 @@
 //   copy_word_async(address, p, exists)   likewise 4 bytes, or zero
 //   funnel_right(low, high, bits), permute_bytes(x, y, selector)
 //   bits_of(x), float_of(bits), fma(x, y, z), reciprocal(x)   reciprocal: within 1 ulp; subnormal results may be 0
+//   exp2(x)                                                    within 2 ulp; subnormal results may be 0
 //   half_to_float(bits), pack_halves(low, high), pack_bfloats(low, high), nearest_integer(x)   as core/types.hpp rules
 #pragma once
 #include "tilewright/core/integers.hpp"

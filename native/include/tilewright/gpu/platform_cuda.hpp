@@ -7,12 +7,9 @@
 #define TW_UNROLL_BY(COUNT) TW_PRAGMA(unroll (COUNT))
 #define TW_PRAGMA(...) _Pragma(#__VA_ARGS__)
 // A kernel whose only parameter is `params`; the variadic rest is its body.
-#if !defined(TW_MIN_BLOCKS)
-#define TW_MIN_BLOCKS 1
-#endif
-#define TW_KERNEL(THREADS, NAME, PARAMS, ...)                                                                \
-  extern "C" __global__ void __launch_bounds__(THREADS, TW_MIN_BLOCKS) NAME(const __grid_constant__ PARAMS params) { \
-    __VA_ARGS__;                                                                                             \
+#define TW_KERNEL(THREADS, MIN_BLOCKS, NAME, PARAMS, ...)                                                          \
+  extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) NAME(const __grid_constant__ PARAMS params) { \
+    __VA_ARGS__;                                                                                                   \
   }
 
 namespace tw::gpu {
@@ -36,6 +33,11 @@ TW_DEVICE float fma(float x, float y, float z) { return __fmaf_rn(x, y, z); }
 TW_DEVICE float reciprocal(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+TW_DEVICE float exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 TW_DEVICE uint32_t funnel_right(uint32_t low, uint32_t high, uint32_t bits) {
@@ -188,7 +190,8 @@ TW_DEVICE void copy_async(uint32_t address, const void* from, int bytes) {
                : "memory");
 }
 TW_DEVICE void copy_word_async(uint32_t address, const void* from, bool exists) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(exists ? 4 : 0) : "memory");
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(exists ? 4 : 0)
+               : "memory");
 }
 TW_DEVICE void commit_async() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending>

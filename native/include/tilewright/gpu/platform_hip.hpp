@@ -6,10 +6,10 @@
 #define TW_NO_UNROLL _Pragma("clang loop unroll(disable)")
 #define TW_UNROLL_BY(COUNT) TW_PRAGMA(clang loop unroll_count(COUNT))
 #define TW_PRAGMA(...) _Pragma(#__VA_ARGS__)
-#define TW_KERNEL(THREADS, NAME, PARAMS, ...)                                             \
+#define TW_KERNEL(THREADS, MIN_BLOCKS, NAME, PARAMS, ...)                                                       \
   extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(THREADS, THREADS))) void NAME( \
-      const PARAMS params) {                                                              \
-    __VA_ARGS__;                                                                          \
+      const PARAMS params) {                                                                                    \
+    __VA_ARGS__;                                                                                                \
   }
 
 namespace tw::gpu {
@@ -51,11 +51,13 @@ TW_DEVICE uint32_t bits_of(float x) { return bits_as<uint32_t>(x); }
 TW_DEVICE float float_of(uint32_t bits) { return bits_as<float>(bits); }
 TW_DEVICE float fma(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 TW_DEVICE float reciprocal(float x) { return __builtin_amdgcn_rcpf(x); }
+TW_DEVICE float exp2(float x) { return __builtin_amdgcn_exp2f(x); }
 TW_DEVICE uint32_t funnel_right(uint32_t low, uint32_t high, uint32_t bits) {
   return __builtin_amdgcn_alignbit(high, low, bits);  // bits modulo 32
 }
 TW_DEVICE uint32_t permute_bytes(uint32_t x, uint32_t y, uint32_t selector) {  // a nibble selects a byte of y:x
-  const uint32_t spread = (selector & 0xf) | (selector & 0xf0) << 4 | (selector & 0xf00) << 8 | (selector & 0xf000) << 12;
+  const uint32_t low = (selector & 0xf) | (selector & 0xf0) << 4;
+  const uint32_t spread = low | (selector & 0xf00) << 8 | (selector & 0xf000) << 12;
   return __builtin_amdgcn_perm(y, x, spread);
 }
 

@@ -5,8 +5,8 @@
 
 namespace tw::gpu {
 
-// Tiles in an order in which those that run at the same time share rows of A and columns of B: bands of kBand tile rows,
-// column by column.
+// Tiles in an order in which those that run at the same time share rows of A and columns of B: bands of kBand tile
+// rows, column by column.
 constexpr int kBand = 8;
 struct TileIndex {
   int row, column;

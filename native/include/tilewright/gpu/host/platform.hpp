@@ -19,7 +19,7 @@
 #define TW_NO_UNROLL
 // On the host a kernel is a function that runs the whole grid. 0: done; 1: it failed, or its threads wait for each
 // other for ever.
-#define TW_KERNEL(THREADS, NAME, PARAMS, ...)                                                         \
+#define TW_KERNEL(THREADS, MIN_BLOCKS, NAME, PARAMS, ...)                                             \
   extern "C" __attribute__((visibility("default"))) int NAME(const void* block, int grid, int shared_bytes,         \
                                                              unsigned seed) {                        \
     alignas(64) unsigned char copy[sizeof(PARAMS)];                                                   \
@@ -130,7 +130,10 @@ inline bool run_workgroup(std::vector<Fiber>& fibers, std::vector<std::vector<ch
     group.ready.push_back(&fiber);
   }
   while (group.next < group.ready.size() && !group.failed) {
-    if (group.next > 65536) group.ready.erase(group.ready.begin(), group.ready.begin() + (long)group.next), group.next = 0;
+    if (group.next > 65536) {
+      group.ready.erase(group.ready.begin(), group.ready.begin() + (long)group.next);
+      group.next = 0;
+    }
     group.current = group.ready[group.next++];
     if (_setjmp(group.scheduler) == 0) {
       if (group.current->started) _longjmp(group.current->resume, 1);
@@ -201,6 +204,7 @@ inline uint32_t bits_of(float x) { return bits_as<uint32_t>(x); }
 inline float float_of(uint32_t bits) { return bits_as<float>(bits); }
 inline float fma(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 inline float reciprocal(float x) { return 1.0f / x; }
+inline float exp2(float x) { return __builtin_exp2f(x); }
 inline uint32_t funnel_right(uint32_t low, uint32_t high, uint32_t bits) {
   return (uint32_t)(((uint64_t)high << 32 | low) >> (bits % 32));
 }
