@@ -150,8 +150,10 @@ def _fused(config: GemmConfig) -> bool:
 
 
 def _state_registers(config: GemmConfig) -> int:
+    """Registers for fused steps, results as wide as their sums, and Stream-K."""
+    steps = _fused(config) or size_of(config.c) == GROUP_BYTES
     stream = config.reduction is not Reduction.NONE
-    return (_STEP_REGISTERS if _fused(config) else 0) + (_STREAM_REGISTERS if stream else 0)
+    return (_STEP_REGISTERS if steps else 0) + (_STREAM_REGISTERS if stream else 0)
 
 
 def join_limit(config: GemmConfig) -> int:

@@ -217,7 +217,7 @@ def mn_major(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
             yield Violation("mn_major", "warp_tile", config.warp_tile, reason, fix)
         elif config.tile[axis] % unit:
             reason = f"{'AB'[axis]} lies along {'mn'[axis]}: its tile is cut into panels of {panel} for the cluster"
-            yield Violation("mn_major", "cluster", config.cluster, reason, {"cluster": (1, 1, 1)})
+            yield Violation("mn_major", "cluster", config.cluster, reason, {"cluster": (1, 1, config.cluster[2])})
 
 
 def copy_box(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
@@ -225,16 +225,17 @@ def copy_box(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
     copies = _copies(config, arch)
     if copies is None:
         return
+    unit, limit = copies.swizzle_rows, copies.max_box
+    if any(size > limit or size % unit for size in config.tile[:2]):
+        reason = f"A and B are loaded in boxes of up to {limit} rows, multiples of {unit}"
+        yield Violation("copy_box", "tile", config.tile, reason, _boxed(config, arch, copies))
+        return
     for axis in (0, 1):
         share = config.cluster[1 - axis]
-        rows = config.tile[axis] // share
-        if config.tile[axis] > copies.max_box:
-            fix = _smaller(config, arch, axis, copies.max_box)
-            reason = f"{config.tile[axis]} rows of {'AB'[axis]} are more than the {copies.max_box} of a box"
-            yield Violation("copy_box", "tile", config.tile, reason, fix)
-        elif config.tile[axis] % share or rows % copies.swizzle_rows:
-            reason = f"{'AB'[axis]} is loaded in {share} parts, each a multiple of {copies.swizzle_rows} rows"
-            yield Violation("copy_box", "cluster", config.cluster, reason, {"cluster": (1, 1, 1)})
+        if config.tile[axis] % (share * unit):
+            reason = f"{'AB'[axis]} is loaded in {share} parts, each a multiple of {unit} rows"
+            yield Violation("copy_box", "cluster", config.cluster, reason, {"cluster": (1, 1, config.cluster[2])})
+            return
 
 
 def stored_lines(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
@@ -312,14 +313,18 @@ def _portable(arch: ArchSpec) -> dict[str, object]:
     return {"pipeline": name, "scheduler": arch.pipeline(name).schedulers[0]} if name else {}
 
 
-def _smaller(config: GemmConfig, arch: ArchSpec, axis: int, limit: int) -> dict[str, object]:
-    """The tile with at most ``limit`` along ``axis``."""
-    unit = config.wave[axis] * config.warp_tile[axis]
-    if unit <= limit:
-        return {"tile": _with(config.tile, axis, limit // unit * unit)}
-    waves = [wave for wave in arch.waves if wave[axis] * config.warp_tile[axis] <= limit]
-    wave = nearest(config.wave, waves) if waves else config.wave
-    return {"wave": wave, "tile": _with(config.tile, axis, wave[axis] * config.warp_tile[axis])}
+def _boxed(config: GemmConfig, arch: ArchSpec, copies: BulkCopy) -> dict[str, object]:
+    """The tile with both sides in whole boxes; fewer waves where one warp tile each is more than a box."""
+    for axis in (0, 1):
+        unit = config.wave[axis] * config.warp_tile[axis]
+        if unit > copies.max_box:
+            waves = [wave for wave in arch.waves if wave[axis] * config.warp_tile[axis] <= copies.max_box]
+            config = config.replace(wave=nearest(config.wave, waves) if waves else (1, 1, 1))
+            unit = min(config.wave[axis] * config.warp_tile[axis], copies.max_box)
+        size = min(config.tile[axis], copies.max_box // unit * unit)
+        rows = -(-size // copies.swizzle_rows) * copies.swizzle_rows
+        config = config.replace(tile=_with(config.tile, axis, rows))
+    return {"wave": config.wave, "tile": config.tile}
 
 
 def _fitting(config: GemmConfig, arch: ArchSpec) -> dict[str, object]:

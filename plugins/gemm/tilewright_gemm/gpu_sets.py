@@ -58,9 +58,12 @@ def _hopper() -> Iterator[Declaration[GemmConfig]]:
     for dtype, other in _EIGHT:
         for shape in (_SQUARE, Shape((128, 192), (2, 1), (2, 1)), _swapped(16, 1), _swapped(64, 2)):
             yield _ws(shape, dtype_a=dtype, dtype_b=other, promote=4, dtype_c=["", "bf16"])
-    for shape in (_BIG, Shape((256, 128), (2, 1), (1, 2)), Shape((128, 128), (1, 1), (2, 1), pingpong=True)):
-        yield _ws(shape, dtype_a=DType.FP8, dtype_c=["", "bf16"])
-        yield _ws(shape, dtype_a=DType.INT8)
+    for shape in WS_SHAPES:
+        sums = shape.tile[0] * shape.tile[1] // (128 * shape.wave[0] * shape.wave[1])
+        # Promotion takes every sum twice.
+        yield _ws(shape, dtype_a=DType.FP8, dtype_c="bf16", promote=4 * shape.k_rows if sums <= 96 else 0)
+        if sums <= 128:
+            yield _ws(shape, dtype_a=DType.INT8)
     yield _ws(_SQUARE, dtype_a=DType.FP8, promote=4, dtype_c="bf16", scale_a=ScaleA.ROW, scale_b=ScaleB.COLUMN)
     yield _ws(_SQUARE, dtype_a=DType.FP8, promote=4, dtype_c="bf16", scale_a=ScaleA.TENSOR, scale_b=ScaleB.TENSOR)
     yield _ws(_SQUARE, dtype_a=DType.INT8, dtype_c="fp16", scale_a=ScaleA.ROW, scale_b=ScaleB.COLUMN, bias="fp32")
