@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tilewright import steps, wire
 from tilewright.core import Core, Session
@@ -19,7 +19,7 @@ from tilewright_proto.v1 import dispatch_pb2
 if TYPE_CHECKING:
     from tilewright.slots import Loaded
 
-__all__ = ["Binding", "Launched", "bind", "can_bind", "launch_stream", "launcher", "watched"]
+__all__ = ["Binding", "Go", "Launched", "bind", "can_bind", "launch_stream", "launcher", "watched"]
 
 
 class Binding:
@@ -47,13 +47,21 @@ class Binding:
 class Launched:
     """What became of a launch: over (``lane`` is None), or queued on a stream."""
 
-    __slots__ = ("device_ns", "lane", "slot", "stream")
+    __slots__ = ("device_ns", "lane", "over", "slot", "stream")
 
     def __init__(self, device_ns: int = 0, lane: StreamLane | None = None, slot: int = 0, stream: int = 0) -> None:
         self.device_ns = device_ns
+        self.over = lane is None
+        """Whether it was over already when it was queued."""
         self.lane = lane
         self.slot = slot
         self.stream = stream
+
+
+class Go(Protocol):
+    """Launches a binding on a stream, the current one unless it is named. ``wait``: the stream waits for its end."""
+
+    def __call__(self, stream: int | None = None, wait: bool = True) -> Launched: ...
 
 
 def can_bind(loaded: Loaded) -> bool:
@@ -101,52 +109,62 @@ def watched(core: Core, go: Callable[[], Launched], keep: object) -> Flow[Launch
 
 
 def launch_stream(tensors: Sequence[DeviceTensor]) -> int:
-    """The stream to launch on if none is named: the output's. One that the server made goes where the inputs are."""
+    """The stream to launch on if none is named."""
+    return _stream_of(_leader(tensors))
+
+
+def _leader(tensors: Sequence[DeviceTensor]) -> DeviceTensor:
+    """Whose stream it is: the output's. One that the server made goes where the inputs are."""
     last = tensors[-1]
     if last.array is not None and last.array is last.value:
         last = next((tensor for tensor in reversed(tensors) if tensor.library), last)
-    return current_stream(last.library, last.ordinal) if last.library else last.stream
+    return last
 
 
-def launcher(
-    binding: Binding, tensors: Sequence[DeviceTensor], stream: int | None, *, wait: bool = True, fresh: bool = False
-) -> Callable[[], Launched]:
+def _stream_of(tensor: DeviceTensor) -> int:
+    return current_stream(tensor.library, tensor.ordinal) if tensor.library else tensor.stream
+
+
+def launcher(binding: Binding, tensors: Sequence[DeviceTensor], *, fresh: bool = False) -> Go:
     """What launches a binding. ``fresh``: the tensors were given for this launch, so whatever streams they are ready on
     are waited for, and wait for it.
     """
     lanes: Any = binding.session.lanes
+    number = binding.id
     if not tensors:
         device = binding.device if binding.attach else ""
-        return lambda: Launched(lanes.of_thread(device).run(binding.id))
+        return lambda stream=None, wait=True: Launched(lanes.of_thread(device).run(number))  # noqa: ARG005
     if not binding.attach:
 
-        def complete() -> Launched:
+        def complete(stream: int | None = None, wait: bool = True) -> Launched:  # noqa: ARG001 - it is over
             for ordinal, busy in busy_streams(tensors) if stream is None else {(tensors[0].ordinal, stream)}:
                 driver().synchronize(ordinal, busy)
             lane: Lane = lanes.of_thread()
-            return Launched(lane.run(binding.id))
+            return Launched(lane.run(number))
 
         return complete
 
-    ordinal = tensors[0].ordinal
+    device, ordinal, leader, of_stream = binding.device, tensors[0].ordinal, _leader(tensors), lanes.of_stream
     mapped = [tensor.array for tensor in tensors if tensor.array is not None]
     foreign = [tensor for tensor in tensors if fresh and not tensor.library]
     others = {tensor.stream for tensor in tensors} if fresh else set()
 
-    def queue() -> Launched:
-        place = launch_stream(tensors) if stream is None else stream
+    def queue(stream: int | None = None, wait: bool = True) -> Launched:
+        place = _stream_of(leader) if stream is None else stream
         for busy in others:
             driver().order(ordinal, busy, place)
         for array in mapped:
             array.move_to(place)
-        lane = lanes.of_stream(binding.device, ordinal, place)
-        slot = lane.launch(binding.id)
+        lane = of_stream(device, ordinal, place)
+        slot = lane.launch(number)
+        launched = Launched(0, lane, slot, place)
         if wait:
-            lane.follow(slot, place)
-            for busy in others - {place}:
-                lane.follow(slot, busy)
+            launched.over = lane.follow(slot, place)
+            for busy in others:
+                if busy != place:
+                    lane.follow(slot, busy)
             if foreign:
                 lane.retain(foreign, place)
-        return Launched(0, lane, slot, place)
+        return launched
 
     return queue

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tilewright import steps, wire
-from tilewright.bindings import Binding, Launched, bind, can_bind, launcher, watched
+from tilewright.bindings import Binding, Go, Launched, bind, can_bind, launcher, watched
 from tilewright.core import check_timeout
 from tilewright.device_arrays import DeviceTensor
 from tilewright.dispatch import held
@@ -41,8 +42,11 @@ class BoundState:
         self.result: Any = None
         self.binding: Binding | None = None
         """The server's id of this, once it was launched over the local socket."""
-        self.go: Callable[[], Launched] | None = None
-        """Launches the binding on the stream that is current then."""
+        self.go: Go | None = None
+        """Launches the binding."""
+        self._queued = functools.partial(launch_report, plan.report, 0)
+        """The report of a launch that was not waited for."""
+        self._kept_until = 0.0
 
     @property
     def tensors(self) -> list[DeviceTensor]:
@@ -87,10 +91,10 @@ class BoundState:
             core = self.plan.core
             self.binding = yield from bind(core, load, core.timeout)
             if self.binding is not None:
-                self.go = launcher(self.binding, load.cargo.tensors, None)
+                self.go = launcher(self.binding, load.cargo.tensors)
         return self.binding
 
-    def quick(self) -> Callable[[], Launched] | None:
+    def quick(self) -> Go | None:
         """What launches this at once, if nothing else is to be done first."""
         core, binding = self.plan.core, self.binding
         if binding is None or self.plan.closed or not core.idle:
@@ -105,7 +109,7 @@ class BoundState:
         binding = yield from self.settled()
         if binding is None or self.go is None:
             return None
-        go = self.go if stream is None and wait else launcher(binding, self.tensors, stream, wait=wait)
+        go = functools.partial(self.go, stream, wait)
         try:
             launched: Launched = yield from watched(self.plan.core, go, self.load)
         except NoLaneError:
@@ -117,25 +121,30 @@ class BoundState:
             # The binding went with a region that was given back meanwhile: once more, from the beginning.
             self.load = None
             binding = yield from self.settled()
-            if binding is None:
+            if binding is None or self.go is None:
                 return None
-            again = launcher(binding, self.tensors, stream, wait=wait)
+            again = functools.partial(self.go, stream, wait)
             launched = yield from watched(self.plan.core, again, self.load)
-        self._tell(launched)
+        self._tell(launched, wait)
         return launched
 
     def forget(self) -> None:
         """Find and bind everything again at the next launch."""
         self.load = self.binding = self.go = None
 
-    def _tell(self, launched: Launched) -> None:
-        self.plan.core.report = functools.partial(launch_report, self.plan.report, launched.device_ns)
+    def _tell(self, launched: Launched, wait: bool) -> None:
+        core, ns = self.plan.core, launched.device_ns
+        core.report = functools.partial(launch_report, self.plan.report, ns) if ns else self._queued
+        # Nothing says when a launch is over that no stream waits for.
+        if not wait and launched.lane is not None and (now := time.monotonic()) > self._kept_until:
+            self._kept_until = now + 1
+            core.quarantine(self.load)
 
-    def launch_now(self, go: Callable[[], Launched]) -> Launched:
+    def launch_now(self, go: Go, stream: int | None = None, wait: bool = True) -> Launched:
         """Launch, with what ``quick`` gave."""
         core, load = self.plan.core, self.load
         try:
-            launched = go()
+            launched = go(stream, wait)
         except TilewrightError as error:
             core.note(error)
             if isinstance(error, UNFINISHED) and not isinstance(error, NoLaneError):
@@ -145,7 +154,7 @@ class BoundState:
         except BaseException:
             core.quarantine(load)
             raise
-        self._tell(launched)
+        self._tell(launched, wait)
         return launched
 
     def execute(self, timeout: float | None = None) -> Flow[Any]:
@@ -173,8 +182,6 @@ class BoundState:
         """Launch it, or run it to its end where launches are not asynchronous."""
         launched = yield from self.launched(stream, wait)
         if launched is not None:
-            if not wait:
-                self.plan.core.quarantine(self.load)  # nothing says when it is over
             return launched
         if stream is not None:
             for tensor in self.tensors:

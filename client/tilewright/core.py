@@ -246,7 +246,7 @@ class Core:
         if (
             not self._quarantine
             or self._quarantine[-1][1] is not keep
-            or self._quarantine[-1][0] < time.monotonic() + 1
+            or self._quarantine[-1][0] < time.monotonic() + QUARANTINE_S / 2
         ):
             self._quarantine.append((time.monotonic() + QUARANTINE_S, keep))
 

@@ -11,9 +11,11 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import POINTER, byref, c_char, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from ctypes import byref, c_char_p, c_int, c_uint, c_uint64, c_void_p
+from functools import cached_property
 from typing import Any, NamedTuple
 
+from tilewright.cudaapi import HANDLE_BYTES, SIGNATURES, Handle
 from tilewright.errors import (
     DeviceError,
     InvalidArgumentError,
@@ -26,12 +28,13 @@ from tilewright.errors import (
 __all__ = ["HANDLE_BYTES", "LEGACY_STREAM", "Driver", "Pointer", "driver", "format_uuid"]
 
 LIBRARY = "libcuda.so.1"
-HANDLE_BYTES = 64
 LEGACY_STREAM = 1
 """``CU_STREAM_LEGACY``: the default stream that waits for, and is waited for by, all blocking streams."""
+_LAST_DEFAULT_STREAM = 2
+"""Handles up to this one mean a stream of the context that is current; others belong to one context."""
 
 # <cuda.h>
-INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, NO_DEVICE = 1, 2, 3, 100
+INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, NO_DEVICE, INVALID_CONTEXT = 1, 2, 3, 100, 201
 NOT_READY, NOT_SUPPORTED, NOT_PERMITTED = 600, 801, 800
 _CONTEXT_FAULTS = frozenset({700, 702, 709, 714, 715, 716, 717, 718, 719})
 """Errors of kernels that ran before, which every later call of the context reports."""
@@ -42,12 +45,6 @@ _MEMORY_TYPE, _DEVICE_MEMORY = 2, 2
 _POSIX_DESCRIPTOR = 1
 _DISABLE_TIMING, _INTERPROCESS = 2, 4
 _PEER_ACCESS = 1
-
-
-class _Handle(ctypes.Structure):
-    """An interprocess handle, which the driver takes by value."""
-
-    _fields_ = (("reserved", c_char * HANDLE_BYTES),)
 
 
 class Pointer(NamedTuple):
@@ -67,43 +64,12 @@ class Pointer(NamedTuple):
     """Whether it can be exported as a POSIX descriptor."""
 
 
-_SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "cuInit": (c_uint,),
-    "cuDriverGetVersion": (POINTER(c_int),),
-    "cuGetErrorName": (c_int, POINTER(c_char_p)),
-    "cuGetErrorString": (c_int, POINTER(c_char_p)),
-    "cuDeviceGet": (POINTER(c_int), c_int),
-    "cuDeviceGetCount": (POINTER(c_int),),
-    "cuDeviceGetUuid_v2": (c_void_p, c_int),
-    "cuDevicePrimaryCtxGetState": (c_int, POINTER(c_uint), POINTER(c_int)),
-    "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), c_int),
-    "cuCtxGetCurrent": (POINTER(c_void_p),),
-    "cuCtxPushCurrent_v2": (c_void_p,),
-    "cuCtxPopCurrent_v2": (POINTER(c_void_p),),
-    "cuCtxSynchronize": (),
-    "cuPointerGetAttribute": (POINTER(c_uint64), c_int, c_uint64),
-    "cuPointerGetAttributes": (c_uint, POINTER(c_int), POINTER(c_void_p), c_uint64),
-    "cuIpcGetMemHandle": (POINTER(_Handle), c_uint64),
-    "cuIpcOpenMemHandle_v2": (POINTER(c_uint64), _Handle, c_uint),
-    "cuIpcCloseMemHandle": (c_uint64,),
-    "cuMemPoolExportToShareableHandle": (POINTER(c_int), c_void_p, c_int, c_uint64),
-    "cuMemPoolExportPointer": (POINTER(_Handle), c_uint64),
-    "cuMemRetainAllocationHandle": (POINTER(c_uint64), c_void_p),
-    "cuMemExportToShareableHandle": (POINTER(c_int), c_uint64, c_int, c_uint64),
-    "cuMemRelease": (c_uint64,),
-    "cuEventCreate": (POINTER(c_void_p), c_uint),
-    "cuEventDestroy_v2": (c_void_p,),
-    "cuEventRecord": (c_void_p, c_void_p),
-    "cuEventQuery": (c_void_p,),
-    "cuStreamQuery": (c_void_p,),
-    "cuEventSynchronize": (c_void_p,),
-    "cuStreamWaitEvent": (c_void_p, c_void_p, c_uint),
-    "cuStreamSynchronize": (c_void_p,),
-    "cuIpcGetEventHandle": (POINTER(_Handle), c_void_p),
-    "cuIpcOpenEventHandle": (POINTER(c_void_p), _Handle),
-    "cuMemcpyDtoHAsync_v2": (c_void_p, c_uint64, c_size_t, c_void_p),
-    "cuMemcpyHtoDAsync_v2": (c_uint64, c_void_p, c_size_t, c_void_p),
-}
+class _Current(threading.local):
+    """Where a thread is told its current context."""
+
+    def __init__(self) -> None:
+        self.place = c_void_p()
+        self.reference = byref(self.place)
 
 
 class Driver:
@@ -114,6 +80,7 @@ class Driver:
         self._functions: dict[str, Any] = {}
         self._contexts: dict[int, int] = {}
         self._uuids: dict[int, bytes] = {}
+        self._current = _Current()
         self.call("cuInit", 0)
 
     def call(self, name: str, *arguments: Any) -> None:
@@ -132,7 +99,7 @@ class Driver:
                 rule="cuda_driver_version",
                 fix="install a driver of CUDA 12.0 or later",
             )
-        found.argtypes, found.restype = _SIGNATURES[name], c_int
+        found.argtypes, found.restype = SIGNATURES[name], c_int
         self._functions[name] = found
         return found
 
@@ -175,17 +142,40 @@ class Driver:
     @contextmanager
     def current(self, ordinal: int) -> Iterator[None]:
         """With the device's primary context current. Raises ``UnavailableError`` if there is none."""
-        context = self._contexts.get(ordinal) or self._context(ordinal)
-        now = c_void_p()
-        self.call("cuCtxGetCurrent", byref(now))
-        if now.value == context:
+        if self._is_current(ordinal):
             yield
             return
-        self.call("cuCtxPushCurrent_v2", context)
+        self.call("cuCtxPushCurrent_v2", self._contexts[ordinal])
         try:
             yield
         finally:
-            self.call("cuCtxPopCurrent_v2", byref(now))
+            self.call("cuCtxPopCurrent_v2", byref(c_void_p()))
+
+    def _is_current(self, ordinal: int) -> bool:
+        context = self._contexts.get(ordinal) or self._context(ordinal)
+        current = self._current
+        code = self._get_current(current.reference)
+        if code:
+            raise self._error("cuCtxGetCurrent", code)
+        return bool(current.place.value == context)
+
+    # What launches call, looked up once.
+
+    @cached_property
+    def _get_current(self) -> Any:
+        return self._function("cuCtxGetCurrent")
+
+    @cached_property
+    def _query_stream(self) -> Any:
+        return self._function("cuStreamQuery")
+
+    @cached_property
+    def _query_event(self) -> Any:
+        return self._function("cuEventQuery")
+
+    @cached_property
+    def _finish_event(self) -> Any:
+        return self._function("cuEventSynchronize")
 
     def _context(self, ordinal: int) -> int:
         device, flags, active, context = c_int(), c_uint(), c_int(), c_void_p()
@@ -253,14 +243,14 @@ class Driver:
 
     def export_legacy(self, ordinal: int, base: int) -> bytes:
         """The legacy handle of an allocation, 64 bytes."""
-        handle = _Handle()
+        handle = Handle()
         with self.current(ordinal):
             self.call("cuIpcGetMemHandle", byref(handle), base)
         return bytes(handle)
 
     def export_pool(self, ordinal: int, pool: int, base: int) -> tuple[int, bytes]:
         """A descriptor of the pool, which the caller closes, and the exported pointer."""
-        fd, data = c_int(-1), _Handle()
+        fd, data = c_int(-1), Handle()
         with self.current(ordinal):
             self.call("cuMemPoolExportPointer", byref(data), base)
             self.call("cuMemPoolExportToShareableHandle", byref(fd), pool, _POSIX_DESCRIPTOR, 0)
@@ -281,7 +271,7 @@ class Driver:
         """Map an allocation of another process; returns its base. Undone by ``close_legacy``."""
         address = c_uint64()
         with self.current(ordinal):
-            self.call("cuIpcOpenMemHandle_v2", byref(address), _Handle.from_buffer_copy(data), _PEER_ACCESS)
+            self.call("cuIpcOpenMemHandle_v2", byref(address), Handle.from_buffer_copy(data), _PEER_ACCESS)
         return address.value
 
     def close_legacy(self, ordinal: int, base: int) -> None:
@@ -310,8 +300,12 @@ class Driver:
 
     def idle(self, ordinal: int, stream: int) -> bool:
         """Whether all work of a stream is over. (One that is being captured is not.)"""
+        if stream > _LAST_DEFAULT_STREAM or self._is_current(ordinal):
+            code = self._query_stream(stream)
+            if code != INVALID_CONTEXT:
+                return bool(code == 0)
         with self.current(ordinal):
-            return bool((self._functions.get("cuStreamQuery") or self._function("cuStreamQuery"))(stream) == 0)
+            return bool(self._query_stream(stream) == 0)
 
     def new_event(self, ordinal: int, *, shared: bool = True) -> int:
         """An event without timing; ``shared``: one that another process can open."""
@@ -321,7 +315,7 @@ class Driver:
         return event.value or 0
 
     def export_event(self, ordinal: int, event: int) -> bytes:
-        handle = _Handle()
+        handle = Handle()
         with self.current(ordinal):
             self.call("cuIpcGetEventHandle", byref(handle), event)
         return bytes(handle)
@@ -329,7 +323,7 @@ class Driver:
     def open_event(self, ordinal: int, data: bytes) -> int:
         event = c_void_p()
         with self.current(ordinal):
-            self.call("cuIpcOpenEventHandle", byref(event), _Handle.from_buffer_copy(data))
+            self.call("cuIpcOpenEventHandle", byref(event), Handle.from_buffer_copy(data))
         return event.value or 0
 
     def destroy_event(self, ordinal: int, event: int) -> None:
@@ -346,16 +340,23 @@ class Driver:
             self.call("cuStreamWaitEvent", stream, event, 0)
 
     def finished(self, ordinal: int, event: int) -> bool:
-        with self.current(ordinal):
-            code = (self._functions.get("cuEventQuery") or self._function("cuEventQuery"))(event)
+        # An event knows its context; some drivers want any to be current.
+        code = self._query_event(event)
+        if code == INVALID_CONTEXT:
+            with self.current(ordinal):
+                code = self._query_event(event)
         if code not in (0, NOT_READY):
             raise self._error("cuEventQuery", code)
         return bool(code == 0)
 
     def finish(self, ordinal: int, event: int) -> None:
         """Wait, on the host, for what the event was recorded after."""
-        with self.current(ordinal):
-            self.call("cuEventSynchronize", event)
+        code = self._finish_event(event)
+        if code == INVALID_CONTEXT:
+            with self.current(ordinal):
+                code = self._finish_event(event)
+        if code:
+            raise self._error("cuEventSynchronize", code)
 
     def order(self, ordinal: int, first: int, second: int) -> None:
         """Make stream ``second`` wait for what is on stream ``first`` now."""

@@ -5,6 +5,7 @@ for each stream on devices whose launches are asynchronous.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import weakref
@@ -15,7 +16,7 @@ from typing import TypeVar
 from tilewright import packets
 from tilewright.cuda import driver
 from tilewright.errors import TilewrightError, UnavailableError
-from tilewright.local import Connection
+from tilewright.local import SPIN_NS, Connection
 from tilewright.packets import HEADER
 
 __all__ = ["Lane", "Lanes", "NoLaneError", "StreamLane"]
@@ -28,7 +29,8 @@ SLOTS = 4
 """Pairs of events of one stream: an event is used again by the launch after the next ones."""
 
 _FRAME = HEADER.pack
-_LAUNCH, _TIME = packets.LAUNCH, packets.TIME
+_LAUNCH, _TIME, _ANSWERED = packets.LAUNCH, packets.TIME, packets.RECORD | packets.REPLY
+_CPUS = len(os.sched_getaffinity(0))
 
 
 class NoLaneError(UnavailableError):
@@ -54,8 +56,7 @@ class Lane:
         with self.lock:
             connection = self.connection
             sequence = connection.next_sequence()
-            connection.send(_FRAME(_LAUNCH, _TIME, 0, sequence, binding))
-            return connection.wait(sequence).value
+            return connection.ask(_FRAME(_LAUNCH, _TIME, 0, sequence, binding), sequence)
 
     def close(self) -> None:
         self.connection.close()
@@ -76,6 +77,8 @@ class StreamLane(Lane):
         self._turn = -1
         self._retained: deque[tuple[int, object]] = deque()
         super().__init__(path, token, timeout, device)
+        if _CPUS >= 4:  # with fewer it would keep the server from answering
+            self.connection.spin_ns = SPIN_NS
 
     def slot(self) -> int:
         """The next pair of events."""
@@ -112,15 +115,18 @@ class StreamLane(Lane):
         with self.lock:
             connection, (slot, first) = self.connection, self.begin()
             sequence = connection.next_sequence()
-            flags = first | packets.RECORD | packets.REPLY
-            connection.send(_FRAME(_LAUNCH, flags, slot, sequence, binding))
-            connection.wait(sequence)
+            connection.ask(_FRAME(_LAUNCH, first | _ANSWERED, slot, sequence, binding), sequence)
             return slot
 
-    def follow(self, slot: int, stream: int) -> None:
-        """Make a stream wait for the launches up to the one of ``slot``; nothing is put on it if they are over."""
-        if not driver().finished(self.ordinal, self._slots[slot][1]):
-            driver().wait(self.ordinal, stream, self._slots[slot][1])
+    def follow(self, slot: int, stream: int) -> bool:
+        """Make a stream wait for the launches up to the one of ``slot``. True if they are over: then nothing is put on
+        it.
+        """
+        cuda, event = driver(), self._slots[slot][1]
+        if cuda.finished(self.ordinal, event):
+            return True
+        cuda.wait(self.ordinal, stream, event)
+        return False
 
     def close(self) -> None:
         if hasattr(self, "connection"):

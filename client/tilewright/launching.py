@@ -33,7 +33,7 @@ class LaunchBase:
 
     def __init__(self, launched: Launched, out: Any) -> None:
         self._launched = launched
-        self._finished = launched.lane is None
+        self._finished = launched.over
         self.out = out
         """The output (several: a dict). On a GPU it has the result once the stream has come so far."""
 

@@ -13,6 +13,7 @@ import select
 import socket
 import struct
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +27,11 @@ from tilewright_proto.v1 import error_pb2
 __all__ = ["Connection", "Control", "Reply", "open_control"]
 
 HELLO_TIMEOUT_S = 5.0
+SPIN_NS = 50_000
+"""How long a connection that spins looks for a reply before it sleeps: being woken takes longer than most replies."""
+_NOW = int(socket.MSG_DONTWAIT)
+_SEND_NOW = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+_UNPACK = HEADER.unpack_from
 _SPACE = socket.CMSG_SPACE(4 * 4)
 
 
@@ -53,6 +59,8 @@ class Connection:
         self.sequence = 0
         self.broken = ""
         """Why it cannot be used any more."""
+        self.spin_ns = 0
+        """How long ``ask`` looks for its reply before it sleeps."""
         self._buffer = bytearray(packets.PACKET_BYTES)
         self._stash: dict[int, Reply | TilewrightError] = {}
         self._unwanted: set[int] = set()
@@ -104,7 +112,7 @@ class Connection:
                 ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
                 self.socket.sendmsg([data], ancillary, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
             else:
-                self.socket.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                self.socket.send(data, _SEND_NOW)
         except BlockingIOError:
             return False
         except OSError as error:
@@ -138,6 +146,41 @@ class Connection:
             raise reply
         return reply
 
+    def ask(self, data: bytes, sequence: int) -> int:
+        """Send a packet of launches, the last one number ``sequence``, and return the value of that one's reply. Raises
+        as ``request`` does.
+        """
+        if self.broken:
+            raise self._gone()
+        if not self._try_send(data, ()):
+            self.send(data)
+        try:
+            size = self._look() or self._read()[0]
+            if size == HEADER.size:
+                _, flags, _, got, value = _UNPACK(self._buffer)
+                if got == sequence and not flags:
+                    return int(value)
+            self._file(*self._parsed(size, ()))
+        except BaseException:
+            self._unwanted.add(sequence)
+            raise
+        return self.wait(sequence).value
+
+    def _look(self) -> int:
+        """Bytes of the packet that comes within ``spin_ns``; 0 if none does, or the end."""
+        if not self.spin_ns:
+            return 0
+        receive, buffer, now = self.socket.recv_into, self._buffer, time.perf_counter_ns
+        limit = now() + self.spin_ns
+        while True:
+            try:
+                return receive(buffer, 0, _NOW)
+            except BlockingIOError:  # noqa: PERF203 - that is how it looks
+                if now() > limit:
+                    return 0
+            except OSError as error:
+                raise self._break(error) from None
+
     def _file(self, sequence: int, reply: Reply | TilewrightError) -> None:
         if sequence in self._unwanted:
             self._unwanted.discard(sequence)
@@ -153,16 +196,23 @@ class Connection:
     def _receive(self) -> tuple[int, Reply | TilewrightError]:
         if self.broken:
             raise self._gone()
+        return self._parsed(*self._read())
+
+    def _read(self) -> tuple[int, Sequence[tuple[int, int, bytes]]]:
+        """Wait for a packet. Its size, and what came with it."""
         buffer = self._buffer
         try:
             if self.takes_descriptors:
                 size, ancillary, _, _ = self.socket.recvmsg_into([buffer], _SPACE, socket.MSG_CMSG_CLOEXEC)
-            else:
-                size, ancillary = self.socket.recv_into(buffer), []
+                return size, ancillary
+            return self.socket.recv_into(buffer), ()
         except (TimeoutError, BlockingIOError):
             raise self._late() from None
         except OSError as error:
             raise self._break(error) from None
+
+    def _parsed(self, size: int, ancillary: Sequence[tuple[int, int, bytes]]) -> tuple[int, Reply | TilewrightError]:
+        buffer = self._buffer
         if size < HEADER.size:
             raise self._break(None if size else "the server closed it")
         _, flags, _, sequence, value = HEADER.unpack_from(buffer)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
@@ -87,8 +86,11 @@ class Bound:
         """
         state = self._state
         if timeout is None and (go := state.quick()) is not None:
-            with contextlib.suppress(NoLaneError, NotFoundError):
+            try:
                 state.launch_now(go)
+            except (NoLaneError, NotFoundError):  # the long way makes a lane, or binds again
+                pass
+            else:
                 return state.result
         return self._client._drive(state.execute(timeout))
 
@@ -100,9 +102,11 @@ class Bound:
         does until ``Launch.wait`` or ``Launch.synchronize``. On a CPU it is run, and is over when this returns.
         """
         state, place = self._state, None if stream is None else stream_handle(stream)
-        if place is None and wait and (go := state.quick()) is not None:
-            with contextlib.suppress(NoLaneError, NotFoundError):
-                return Launch(state.launch_now(go), state.result)
+        if (go := state.quick()) is not None:
+            try:
+                return Launch(state.launch_now(go, place, wait), state.result)
+            except (NoLaneError, NotFoundError):  # the long way makes a lane, or binds again
+                pass
         launched = self._client._drive(state.launch(place, wait))
         return Launch(launched, state.result)
 

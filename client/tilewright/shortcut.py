@@ -76,7 +76,7 @@ class ShortWay:
     def queue(self, binding: Binding, tensors: Sequence[DeviceTensor], keep: Any) -> Flow[bool]:
         """Launch a binding for operands that were given for this call; False if there is no connection for it."""
         try:
-            launched: Launched = yield from watched(self._core, launcher(binding, tensors, None, fresh=True), keep)
+            launched: Launched = yield from watched(self._core, launcher(binding, tensors, fresh=True), keep)
         except NoLaneError:
             return False
         except (NotFoundError, UnavailableError):

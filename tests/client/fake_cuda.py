@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilewright import cuda
+from tilewright import cuda, cudaapi
 
 UUIDS = [bytes(range(16)), bytes(range(16, 32))]
 
@@ -83,7 +83,7 @@ class FakeCuda:
             found = work(self, *arguments)
             return 0 if found is None else found
 
-        function = ctypes.CFUNCTYPE(ctypes.c_int, *cuda._SIGNATURES[name])(called)
+        function = ctypes.CFUNCTYPE(ctypes.c_int, *cudaapi.SIGNATURES[name])(called)
         self._kept.append(function)
         return function
 

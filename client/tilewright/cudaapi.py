@@ -1,0 +1,56 @@
+"""The functions of the CUDA driver that the client calls, as ``<cuda.h>`` declares them."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_char, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from typing import Any
+
+__all__ = ["HANDLE_BYTES", "SIGNATURES", "Handle"]
+
+HANDLE_BYTES = 64
+
+
+class Handle(ctypes.Structure):
+    """An interprocess handle, which the driver takes by value."""
+
+    _fields_ = (("reserved", c_char * HANDLE_BYTES),)
+
+
+SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "cuInit": (c_uint,),
+    "cuDriverGetVersion": (POINTER(c_int),),
+    "cuGetErrorName": (c_int, POINTER(c_char_p)),
+    "cuGetErrorString": (c_int, POINTER(c_char_p)),
+    "cuDeviceGet": (POINTER(c_int), c_int),
+    "cuDeviceGetCount": (POINTER(c_int),),
+    "cuDeviceGetUuid_v2": (c_void_p, c_int),
+    "cuDevicePrimaryCtxGetState": (c_int, POINTER(c_uint), POINTER(c_int)),
+    "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), c_int),
+    "cuCtxGetCurrent": (POINTER(c_void_p),),
+    "cuCtxPushCurrent_v2": (c_void_p,),
+    "cuCtxPopCurrent_v2": (POINTER(c_void_p),),
+    "cuCtxSynchronize": (),
+    "cuPointerGetAttribute": (POINTER(c_uint64), c_int, c_uint64),
+    "cuPointerGetAttributes": (c_uint, POINTER(c_int), POINTER(c_void_p), c_uint64),
+    "cuIpcGetMemHandle": (POINTER(Handle), c_uint64),
+    "cuIpcOpenMemHandle_v2": (POINTER(c_uint64), Handle, c_uint),
+    "cuIpcCloseMemHandle": (c_uint64,),
+    "cuMemPoolExportToShareableHandle": (POINTER(c_int), c_void_p, c_int, c_uint64),
+    "cuMemPoolExportPointer": (POINTER(Handle), c_uint64),
+    "cuMemRetainAllocationHandle": (POINTER(c_uint64), c_void_p),
+    "cuMemExportToShareableHandle": (POINTER(c_int), c_uint64, c_int, c_uint64),
+    "cuMemRelease": (c_uint64,),
+    "cuEventCreate": (POINTER(c_void_p), c_uint),
+    "cuEventDestroy_v2": (c_void_p,),
+    "cuEventRecord": (c_void_p, c_void_p),
+    "cuEventQuery": (c_void_p,),
+    "cuStreamQuery": (c_void_p,),
+    "cuEventSynchronize": (c_void_p,),
+    "cuStreamWaitEvent": (c_void_p, c_void_p, c_uint),
+    "cuStreamSynchronize": (c_void_p,),
+    "cuIpcGetEventHandle": (POINTER(Handle), c_void_p),
+    "cuIpcOpenEventHandle": (POINTER(c_void_p), Handle),
+    "cuMemcpyDtoHAsync_v2": (c_void_p, c_uint64, c_size_t, c_void_p),
+    "cuMemcpyHtoDAsync_v2": (c_uint64, c_void_p, c_size_t, c_void_p),
+}
