@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -41,6 +43,7 @@ from tilewright_server.devices.base import (
 )
 from tilewright_server.devices.lifetime import is_lost
 from tilewright_server.devices.registry import DeviceRegistry
+from tilewright_server.devices.worker import wire
 from tilewright_server.devices.worker.frames import HEADER, HEADER_BYTES, REPLY_KIND, Kind
 from tilewright_server.devices.worker.life import Loss
 from tilewright_server.devices.worker.proxy import WorkerDevice, WorkerProgram
@@ -428,6 +431,39 @@ def test_program_with_more_operands_than_a_packet_holds(bench: Bench) -> None:
     out = bench.device.allocate(4 * N)
     program.run([x.address] * 5999 + [out.address], 0)
     assert (bench.get(out) == 2).all()
+
+
+def test_what_cannot_be_sent_is_an_error_and_not_the_end_of_the_device(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names, pid = tuple(f"operand{index}" * 100 for index in range(100)), bench.device.pid
+
+    def large() -> WorkerProgram:
+        return bench.program("add", *map(Pointer, names), operands=names)
+
+    def no_file(*_: Any) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    began = time.monotonic()
+    with monkeypatch.context() as patch:
+        patch.setattr(wire, "SPILLED_BYTES", 1000)
+        with pytest.raises(InvalidArgumentError) as invalid:
+            large()
+        assert invalid.value.rule == "worker_message"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "memfd_create", no_file)
+        with pytest.raises(ResourceExhaustedError) as exhausted:
+            large()
+        assert exhausted.value.retry_after_s
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.device.life(), "_idle", deque())
+        patch.setattr(socket, "socketpair", no_file)
+        with pytest.raises(ResourceExhaustedError):
+            bench.device.allocate(1)
+    assert large().weight
+    assert time.monotonic() - began < 20
+    assert bench.device.pid == pid
+    assert bench.losses == []
 
 
 def test_programs_bring_their_counters(bench: Bench) -> None:

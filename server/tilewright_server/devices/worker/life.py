@@ -6,6 +6,7 @@ another one.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import queue
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright_kit.device import DeviceInfo
-from tilewright_kit.errors import UnavailableError
+from tilewright_kit.errors import ResourceExhaustedError, TilewrightError, UnavailableError
 from tilewright_server.devices.base import DeviceLostError, WorkerSpec
 from tilewright_server.devices.lifetime import Lifetime
 from tilewright_server.devices.worker.area import CONNECTIONS, Area
@@ -41,6 +42,9 @@ END_S = 5.0
 """How long a worker may take to give everything back."""
 ANSWER_S = 120.0
 """How long it may take over a request. A kernel that runs for longer is taken to hang, and ended with its process."""
+
+_OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ENOSPC, errno.ETOOMANYREFS})
+"""What this process is short of, not the worker's fault."""
 
 # It sees the modules that the server sees, and nothing of the folder that it happens to be started in.
 _START = """
@@ -180,6 +184,7 @@ class WorkerProcess(Lifetime):
             if reply.flags & FAILED:
                 raise unpack_error(reply.payload)
             root.socket.settimeout(None)
+            _answer_within(root.socket, ANSWER_S)
             return reply.json()
         except OSError as error:
             self._give_up()
@@ -209,14 +214,22 @@ class WorkerProcess(Lifetime):
         """Have the device closed and the process end; by force if that takes too long. Idempotent."""
         self._wanted = True
         if not self.lost:
-            with suppress(OSError), self._lock:
-                self._root.socket.settimeout(END_S)
-                self._root.send(Op.CALL, payload=b'{"method": "close"}')
-                self._root.receive()
+            if self._lock.acquire(timeout=END_S):
+                try:
+                    self._say_close()
+                finally:
+                    self._lock.release()
             self.lost = True
             if not self.buried.wait(END_S):
                 self.kill()
         self.buried.wait(END_S)
+
+    def _say_close(self) -> None:
+        """Ask for the end, and wait until the device is closed. Lock held."""
+        with suppress(OSError):
+            self._root.socket.settimeout(END_S)
+            self._root.send(Op.CALL, payload=b'{"method": "close"}')
+            self._root.receive()
 
     def _close_idle(self) -> None:
         """Free the descriptors of connections. Those in use get an end of file, and are closed when they come back: a
@@ -278,7 +291,9 @@ class WorkerProcess(Lifetime):
                 _drain(channel)
             self.give_back(channel)
 
-    def _gone_because(self, error: OSError) -> DeviceLostError:
+    def _gone_because(self, error: OSError) -> TilewrightError:
+        if error.errno in _OURS:  # before anything was sent: the worker is well
+            return _short_of(error)
         if not isinstance(error, BlockingIOError):
             return self.gone()
         self.kill()
@@ -336,8 +351,11 @@ class WorkerProcess(Lifetime):
 
     def _connect(self) -> Channel:
         """Make another connection. Lock held."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         slot = self._opened + 1
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            raise _short_of(error) from error
         try:
             with theirs:
                 request = json.dumps({"method": "connect", "slot": slot}).encode()
@@ -345,14 +363,12 @@ class WorkerProcess(Lifetime):
                 self.reply(self._root)
         except OSError as error:
             ours.close()
-            raise self.gone() from error
+            raise self._gone_because(error) from error
         except BaseException:
             ours.close()
             raise
         self._opened = slot
-        # Unlike Python's own timeouts, this costs nothing.
-        seconds, rest = divmod(ANSWER_S, 1)
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(seconds), int(rest * 1e6)))
+        _answer_within(ours, ANSWER_S)
         return Channel(ours, slot)
 
     def _drop(self, channel: Channel) -> None:
@@ -362,6 +378,22 @@ class WorkerProcess(Lifetime):
                 numbers.append(self.dropped.popleft())
         with suppress(OSError):
             channel.send(Op.DROP, payload=b"".join(number.to_bytes(8, "little") for number in numbers))
+
+
+def _answer_within(connection: socket.socket, seconds: float) -> None:
+    """Unlike Python's own timeouts, this costs nothing."""
+    whole, rest = divmod(seconds, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(whole), int(rest * 1e6)))
+
+
+def _short_of(error: OSError) -> ResourceExhaustedError:
+    return ResourceExhaustedError(
+        f"the server is short of descriptors or memory ({errno.errorcode.get(error.errno or 0, 'unknown')})",
+        field="server",
+        rule="server_resources",
+        fix="try again later; unregister regions and close connections, or raise the server's limits (ulimit -n)",
+        retry_after_s=1.0,
+    )
 
 
 def _drain(channel: Channel) -> None:

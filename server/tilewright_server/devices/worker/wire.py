@@ -8,6 +8,7 @@ descriptor is the last of the packet's.
 from __future__ import annotations
 
 import array
+import errno
 import json
 import os
 import socket
@@ -105,28 +106,31 @@ class Channel:
         payload: bytes = b"",
         fds: Sequence[int] = (),
     ) -> None:
-        """Send one packet; ``fds`` stay open here."""
-        if kind != Op.DROP:
-            self.pending += 1
+        """Send one packet; ``fds`` stay open here. Raises ``InvalidArgumentError`` for a payload that is too long."""
         if HEADER_BYTES + len(payload) <= PACKET_BYTES:
             data = HEADER.pack(kind, flags, 0, sequence, value) + payload
             if fds:
                 socket.send_fds(self.socket, [data], list(fds))
             else:
                 self.socket.send(data)
-            return
-        spilled = _spill(payload)
-        try:
-            data = HEADER.pack(kind, flags | SPILLED, 0, sequence, value)
-            socket.send_fds(self.socket, [data], [*fds, spilled])
-        finally:
-            os.close(spilled)
+        else:
+            spilled = _spill(payload)
+            try:
+                data = HEADER.pack(kind, flags | SPILLED, 0, sequence, value)
+                socket.send_fds(self.socket, [data], [*fds, spilled])
+            finally:
+                os.close(spilled)
+        if kind != Op.DROP:  # what was not sent is not answered
+            self.pending += 1
 
     def receive(self) -> Packet | None:
         """The next packet; None if the other end has hung up."""
-        count, ancillary, _, _ = self.socket.recvmsg_into([self.buffer], _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
+        count, ancillary, lost, _ = self.socket.recvmsg_into([self.buffer], _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
         fds = _descriptors(ancillary)
         self.pending -= 1
+        if lost & socket.MSG_CTRUNC:
+            _close(fds)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         if count < HEADER_BYTES:
             _close(fds)
             return None
