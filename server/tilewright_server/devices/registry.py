@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from difflib import get_close_matches
 
 from tilewright_kit.device import Device, DeviceInfo, DeviceProvider
-from tilewright_kit.errors import NotFoundError, TilewrightError, UnavailableError
+from tilewright_kit.errors import DeadlineError, NotFoundError, TilewrightError, UnavailableError
 from tilewright_server.devices.base import DeviceHost, HostedProvider, IsolatedProvider
 from tilewright_server.devices.worker.life import Loss
 from tilewright_server.devices.worker.proxy import WorkerDevice
@@ -29,7 +30,7 @@ class DeviceRegistry:
         self._default = default
         self._infos: dict[str, DeviceInfo] | None = None
         self._open: dict[str, Device] = {}
-        self._opening: dict[str, threading.Lock] = {}
+        self._opening: dict[str, Future[Device]] = {}
         self._lock = threading.Lock()
         self._closed = False
         self.failures: dict[str, str] = {}
@@ -62,21 +63,55 @@ class DeviceRegistry:
         """Id of the default device. Raises ``NotFoundError`` if there is none."""
         return self.info().id
 
-    def get(self, device: str = "") -> Device:
-        """The open device; the first call opens it (and may compile its runtime). Raises what its provider raises."""
+    def get(self, device: str = "", timeout: float | None = None) -> Device:
+        """The open device; the first call opens it (and may compile its runtime).
+
+        Raises what its provider raises, and ``DeadlineError`` if it is not open within ``timeout`` seconds; the opening
+        goes on.
+        """
         info = self.info(device)
         opened = self._open.get(info.id)
         if opened is not None:
             return opened
+        opening = self._begin(info)
+        if not wait((opening,), timeout).done:
+            raise DeadlineError(
+                "the deadline passed before the device was open",
+                field="timeout",
+                value=info.id,
+                rule="deadline",
+                fix="allow more time; the first use of a device opens it",
+            )
+        return opening.result()
+
+    def _begin(self, info: DeviceInfo) -> Future[Device]:
+        """One opening, however many wait for it. In a thread of its own: not everybody can wait as long."""
         with self._lock:
-            opening = self._opening.setdefault(info.id, threading.Lock())
-        with opening:
-            opened = self._open.get(info.id)
-            if opened is None:
-                if self._closed:
-                    raise UnavailableError("the server is shutting down", rule="shutdown", fix="use another server")
-                opened = self._open[info.id] = self._open_device(info)
-            return opened
+            if self._closed:
+                raise _shutting_down()
+            opening = self._opening.get(info.id)
+            if opening is None:
+                opening = self._opening[info.id] = Future()
+                threading.Thread(target=self._finish, args=(info, opening), name=info.id, daemon=True).start()
+            return opening
+
+    def _finish(self, info: DeviceInfo, opening: Future[Device]) -> None:
+        try:
+            device = self._open_device(info)
+        except BaseException as error:
+            with self._lock:
+                del self._opening[info.id]  # the next to come tries again
+            opening.set_exception(error)
+            return
+        with self._lock:
+            closed = self._closed
+            if not closed:
+                self._open[info.id] = device
+        if closed:
+            device.close()
+            opening.set_exception(_shutting_down())
+        else:
+            opening.set_result(device)
 
     def _open_device(self, info: DeviceInfo) -> Device:
         provider = self._providers[info.kind]
@@ -125,3 +160,7 @@ class DeviceRegistry:
             self.failures[kind] = type(error).__name__
             log.exception("looking for devices of kind %s failed", kind)
         return ()
+
+
+def _shutting_down() -> UnavailableError:
+    return UnavailableError("the server is shutting down", rule="shutdown", fix="use another server")

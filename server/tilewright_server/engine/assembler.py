@@ -75,14 +75,15 @@ class Assembler:
     ) -> Prepared:
         """Load ``units``, one for each of ``plan.kernels``.
 
-        Without stages there is nothing to load, and no device is opened. Raises ``DeviceError``, or ``InternalError``
-        for a plan that contradicts itself. A ``note`` makes it a fallback.
+        Without stages there is nothing to load, and no device is opened. Raises what opening it raises,
+        ``DeadlineError``, ``DeviceError``, or ``InternalError`` for a plan that contradicts itself. A ``note`` makes it
+        a fallback.
         """
         counters = self._statistics.operation(operation)
         if not plan.stages:
             return Prepared(problem, plan, info, program=None, executor=None, operation_counters=counters)
         self._quarantine.check(info.id, (config.name for config in plan.kernels))
-        device = self._devices.get(info.id)
+        device = self._devices.get(info.id, call.remaining())
         uses = [self._kernels.use(device, unit, info.arch, call) for unit in units]
         by_config = dict(zip(plan.kernels, uses, strict=True))
         stages = [

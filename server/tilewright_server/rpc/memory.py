@@ -123,10 +123,9 @@ class MemoryServicer:
             bindings=[item.id for item in session.bindings()],
         )
 
-    def create_buffer(self, request: pb.CreateBufferRequest, _: Context) -> pb.CreateBufferReply:
+    def create_buffer(self, request: pb.CreateBufferRequest, context: Context) -> pb.CreateBufferReply:
         session = self._sessions.get(request.session)
-        devices = self._service.engine.devices
-        device = devices.get(request.device or devices.default)
+        device = self._service.engine.devices.get(request.device, call_of(context).remaining())
         return pb.CreateBufferReply(
             buffer=session.create_buffer(
                 request.bytes, lambda size: ResidentBuffer(device, size, exportable=request.exportable)

@@ -1,12 +1,20 @@
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
 import tilewright_arch
 from tilewright_kit.device import DeviceInfo
-from tilewright_kit.errors import DeviceError, InvalidArgumentError, NotFoundError, UnavailableError, UnsupportedError
+from tilewright_kit.errors import (
+    DeadlineError,
+    DeviceError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+    UnsupportedError,
+)
 from tilewright_server.devices.base import DeviceHost
 from tilewright_server.devices.cpu.provider import CpuProvider
 from tilewright_server.devices.cpu.topology import choose_arch, find_topology
@@ -151,6 +159,55 @@ def test_closing_closes_all_and_opens_no_more() -> None:
     assert opened.closed == 1  # type: ignore[attr-defined]
     with pytest.raises(UnavailableError):
         devices.get("cpu:1")
+
+
+class SlowProvider(Provider):
+    """Opens when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__("cpu")
+        self.go = threading.Event()
+        self.made: list[FakeDevice] = []
+
+    def open(self, info: DeviceInfo) -> FakeDevice:
+        assert self.go.wait(10)
+        self.made.append(super().open(info))
+        return self.made[-1]
+
+
+def test_a_device_that_opens_slowly_does_not_hold_up_who_cannot_wait() -> None:
+    provider = SlowProvider()
+    devices = registry(provider)
+    for _ in range(2):
+        with pytest.raises(DeadlineError):
+            devices.get(timeout=0.05)
+    provider.go.set()
+    assert devices.get(timeout=10) is provider.made[0]
+    assert len(provider.made) == 1
+
+
+def test_a_device_that_opens_while_the_server_ends_is_closed_again() -> None:
+    provider = SlowProvider()
+    devices = registry(provider)
+    with pytest.raises(DeadlineError):
+        devices.get(timeout=0.05)
+    devices.close()
+    opening = devices._opening["cpu:0"]
+    provider.go.set()
+    with pytest.raises(UnavailableError):
+        opening.result(10)
+    assert provider.made[0].closed == 1
+
+
+def test_an_error_of_opening_is_tried_again() -> None:
+    provider = SlowProvider()
+    devices = registry(provider)
+    provider.go.set()
+    provider.opened = None  # type: ignore[assignment]
+    with pytest.raises(AttributeError):
+        devices.get()
+    provider.opened = []
+    assert devices.get().info.id == "cpu:0"
 
 
 def test_cpu_needs_a_host_to_be_opened_but_not_to_be_found() -> None:

@@ -96,7 +96,7 @@ class FakeEngine:
     def _count(self, _: str, nbytes: int, *times: int) -> None:
         self.copied += nbytes
 
-    def _device(self, name: str = "") -> FakeDevice:
+    def _device(self, name: str = "", timeout: float | None = None) -> FakeDevice:
         if name not in ("", self.device.info.id):
             raise NotFoundError("no such device", field="device", value=name)
         return self.device
