@@ -69,7 +69,7 @@ struct Gemm {
 
   // Workgroups that a multiprocessor should have room for: two where the registers suffice, measured to pay.
   static constexpr int min_blocks =
-      is_simt && is_simple && Atom::depth == 1 && Atom::count <= 64 && threads <= 256 ? 2 : 1;
+      is_simt && is_simple && is_async && Atom::depth == 1 && Atom::count <= 64 && threads <= 256 ? 2 : 1;
 
   // One tile: `begin` asks for the first fragments, `finish` multiplies.
   struct Multiplication {
