@@ -232,6 +232,17 @@ class LastingStream(Protocol):
 
 
 @runtime_checkable
+class ReadyStream(Protocol):
+    """A ``LaunchStream`` that prepares launches which are repeated."""
+
+    def ready(self, program: Program, addresses: Sequence[int], workspace: int) -> Callable[[int, int], int]:
+        """``LaunchStream.launch`` of one binding, as a function of ``flags`` and ``slot`` that looks things up once. It
+        holds nothing of the program that the stream would not hold. Used as ``launch`` is.
+        """
+        ...
+
+
+@runtime_checkable
 class StreamDevice(Protocol):
     """A device whose launches need not be waited for."""
 

@@ -41,6 +41,8 @@ class Lane:
         self.driver = driver
         self.stream = driver.check(api.cuStreamCreate(api.CUstream_flags.CU_STREAM_NON_BLOCKING.value), "a stream")
         self._dropped: deque[CudaProgram] = deque()
+        self.changes = object()
+        """Another one since ``bound`` may answer otherwise for what it was asked before."""
         self.host_synchronisations = 0
         """How often a host thread has waited for this stream."""
         self._memory = memory
@@ -65,6 +67,7 @@ class Lane:
             bound = program.bind(self, prepared, addresses, workspace, self.counters(program.counter_bytes))
             while len(prepared.bounds) >= self._limit:
                 prepared.bounds.pop(next(iter(prepared.bounds))).close()
+                self.changes = object()
             prepared.bounds[(addresses, workspace)] = bound
         return bound
 
@@ -72,6 +75,7 @@ class Lane:
         """From any thread: nobody will launch it any more. What it holds here goes with the lane's next launch."""
         if program in self._prepared:
             self._dropped.append(program)
+            self.changes = object()
 
     def config(self, stage: Stage) -> Any:
         """A launch configuration of a stage for this stream."""

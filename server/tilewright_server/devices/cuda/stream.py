@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,6 +13,7 @@ from tilewright_server.devices.cuda.lane import Lane
 
 if TYPE_CHECKING:
     from tilewright_server.devices.cuda.program import CudaProgram
+    from tilewright_server.devices.cuda.stages import BoundLaunch
 
 __all__ = ["CudaStream"]
 
@@ -78,9 +79,30 @@ class CudaStream:
         return bytes(name.reserved)
 
     def launch(self, program: Program, addresses: Sequence[int], flags: int, slot: int, workspace: int = 0) -> int:
+        self._driver.enter()
+        bound = self._lane.bound(cast("CudaProgram", program), tuple(addresses), workspace)
+        return self._put(bound, flags, slot)
+
+    def ready(self, program: Program, addresses: Sequence[int], workspace: int) -> Callable[[int, int], int]:
+        enter, lane, put = self._driver.enter, self._lane, self._put
+        asked = cast("CudaProgram", program), tuple(addresses), workspace
+        bound: BoundLaunch | None = None
+        seen: object = None
+
+        def launch(flags: int, slot: int) -> int:
+            nonlocal bound, seen
+            enter()
+            now = lane.changes
+            if bound is None or seen is not now:
+                bound = None  # what was bound may be closed
+                bound = lane.bound(*asked)
+                seen = now
+            return put(bound, flags, slot)
+
+        return launch
+
+    def _put(self, bound: BoundLaunch, flags: int, slot: int) -> int:
         driver, lane = self._driver, self._lane
-        driver.enter()
-        bound = lane.bound(cast("CudaProgram", program), tuple(addresses), workspace)
         events = self._events(flags, slot) if flags & _EVENTS else None
         if events is not None and flags & WAIT:
             result = self._wait(lane.stream, events.producer, 0)[0]

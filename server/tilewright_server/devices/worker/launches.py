@@ -6,13 +6,25 @@ One thread serves a connection. Others bind and unbind meanwhile; a lock keeps t
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import ClassVar
 
 from tilewright_kit.errors import DeviceError, InvalidArgumentError, NotFoundError, TilewrightError, UnsupportedError
-from tilewright_server.devices.base import RECORD, REPLY, TIME, WAIT, DeviceLostError, LaunchStream, Program
+from tilewright_server.devices.base import (
+    RECORD,
+    REPLY,
+    TIME,
+    WAIT,
+    DeviceLostError,
+    LaunchStream,
+    Program,
+    ReadyStream,
+)
 from tilewright_server.devices.worker.frames import (
     HEADER,
     HEADER_BYTES,
@@ -33,6 +45,12 @@ _ANSWERED = REPLY | TIME
 _PACKET_BYTES = MAX_FRAMES * HEADER_BYTES
 _RECEIVED_BYTES = _PACKET_BYTES + 1
 """One more than the longest packet, so that a longer one shows."""
+_LAUNCH = int(Kind.LAUNCH)
+_ANSWER = _LAUNCH | REPLY_KIND
+_NOW = int(socket.MSG_DONTWAIT)
+_SPIN_NS = 100_000 if len(os.sched_getaffinity(0)) >= 4 else 0
+"""How long the next packet is looked for, before this thread sleeps, where packets follow each other so closely: being
+woken costs more than a launch. A process has one thread that looks; a client that falls silent costs this once."""
 
 
 class SynchronousStream:
@@ -69,6 +87,9 @@ class SynchronousStream:
 class LaunchLoop:
     """A connection and what may be launched over it. ``serve`` runs in the connection's own thread."""
 
+    _latest: ClassVar[LaunchLoop | None] = None
+    """The connection that the last packet came by: the one that may look for the next without sleeping."""
+
     def __init__(
         self,
         connection: socket.socket,
@@ -79,14 +100,17 @@ class LaunchLoop:
     ) -> None:
         """``note`` is told of each binding before it is launched; ``lost`` of the end of the device, after the client
         was answered."""
-        self.workspace = 0
-        """Address that programs get; changed with ``lock`` held and the stream empty."""
         self.lock = threading.RLock()
         self._connection = connection
         self._stream = stream
         self._note = note
         self._lost = lost
         self._bindings: dict[int, tuple[Program, tuple[int, ...]]] = {}
+        self._ready: dict[int, Callable[[int, int], int]] = {}
+        """Of bindings that were launched, with the workspace of now."""
+        self._workspace = 0
+        self._follows = False
+        """Whether the last packet came soon after the one before."""
         self._closed = False
 
     @property
@@ -94,10 +118,21 @@ class LaunchLoop:
         """Whether nothing runs any more when a launch returns."""
         return isinstance(self._stream, SynchronousStream)
 
+    @property
+    def workspace(self) -> int:
+        """Address that programs get; changed with ``lock`` held and the stream empty."""
+        return self._workspace
+
+    @workspace.setter
+    def workspace(self, address: int) -> None:
+        self._workspace = address
+        self._ready.clear()
+
     def bind(self, binding: int, program: Program, addresses: Sequence[int]) -> None:
         """Let the client launch this as ``binding``. Raises ``NotFoundError`` after the connection's end."""
         with self.lock:
             self.require_open()
+            self._ready.pop(binding, None)
             self._bindings[binding] = (program, tuple(addresses))
 
     def require_open(self) -> None:
@@ -110,6 +145,7 @@ class LaunchLoop:
     def unbind(self, binding: int) -> None:
         """Forget it; when this returns, what it uses may be given back. No error if there is none."""
         with self.lock:
+            self._ready.pop(binding, None)
             if self._bindings.pop(binding, None) is not None:
                 self.settle()
 
@@ -128,20 +164,42 @@ class LaunchLoop:
         """Until the client hangs up. The stream and the connection are closed then, and all bindings forgotten."""
         buffer = bytearray(_RECEIVED_BYTES)
         view = memoryview(buffer)
-        receive, send = self._connection.recv_into, self._connection.send
+        send = self._connection.send
         try:
-            while count := receive(buffer):
-                for reply in self._handle(view[:count]):
-                    send(reply)
+            while count := self._receive(buffer):
+                if count == HEADER_BYTES and buffer[0] == _LAUNCH:
+                    with self.lock:
+                        answer = self._launched(*HEADER.unpack_from(buffer))
+                    if answer:
+                        send(answer)
+                else:
+                    for reply in self._handle(view[:count]):
+                        send(reply)
         except OSError:  # as good as a hang-up
             pass
         finally:
             self._end()
 
+    def _receive(self, buffer: bytearray) -> int:
+        """The size of the next packet; 0 at the end."""
+        receive, now = self._connection.recv_into, time.monotonic_ns
+        begun = now()
+        if self._follows:
+            while LaunchLoop._latest is self and now() - begun < _SPIN_NS:
+                try:
+                    return receive(buffer, 0, _NOW)
+                except BlockingIOError:  # noqa: PERF203 - that is how it looks
+                    pass
+        count = receive(buffer)
+        LaunchLoop._latest = self
+        self._follows = now() - begun < _SPIN_NS and not self.is_synchronous
+        return count
+
     def _end(self) -> None:
         with self.lock:
             self._closed = True
             self._bindings.clear()
+            self._ready.clear()
             try:
                 self._stream.close()
             except DeviceLostError as error:
@@ -163,23 +221,35 @@ class LaunchLoop:
         return [self._other(data)]
 
     def _launches(self, data: memoryview) -> list[bytes]:
-        replies: list[bytes] = []
-        launch, note = self._stream.launch, self._note
         with self.lock:
-            bindings, workspace = self._bindings, self.workspace
-            for kind, flags, slot, sequence, value in HEADER.iter_unpack(data):
-                try:
-                    if kind != Kind.LAUNCH:
-                        raise malformed("a packet of launches holds nothing else", kind)
-                    program, addresses = bindings[value]
-                    if note is not None:
-                        note(value)
-                    device_ns = launch(program, addresses, flags & _FLAGS, slot, workspace)
-                    if flags & _ANSWERED:
-                        replies.append(HEADER.pack(Kind.LAUNCH | REPLY_KIND, 0, slot, sequence, device_ns or 0))
-                except Exception as error:  # noqa: PERF203 - one failure must not end the others
-                    replies.append(self._failed(kind, slot, sequence, value, error))
-        return replies
+            return [answer for frame in HEADER.iter_unpack(data) if (answer := self._launched(*frame))]
+
+    def _launched(self, kind: int, flags: int, slot: int, sequence: int, value: int) -> bytes:
+        """Launch what a frame asks for; the answer, if it wants one or failed. Lock held."""
+        try:
+            if kind != _LAUNCH:
+                raise malformed("a packet of launches holds nothing else", kind)
+            ready = self._ready.get(value) or self._make_ready(value)
+            if self._note is not None:
+                self._note(value)
+            device_ns = ready(flags & _FLAGS, slot)
+        except Exception as error:
+            return self._failed(kind, slot, sequence, value, error)
+        return HEADER.pack(_ANSWER, 0, slot, sequence, device_ns or 0) if flags & _ANSWERED else b""
+
+    def _make_ready(self, binding: int) -> Callable[[int, int], int]:
+        """Raises ``KeyError`` if there is no such binding. Lock held."""
+        program, addresses = self._bindings[binding]
+        stream, workspace = self._stream, self._workspace
+        if isinstance(stream, ReadyStream):
+            ready = stream.ready(program, addresses, workspace)
+        else:
+
+            def ready(flags: int, slot: int) -> int:
+                return stream.launch(program, addresses, flags, slot, workspace)
+
+        self._ready[binding] = ready
+        return ready
 
     def _other(self, data: memoryview) -> bytes:
         kind, _, slot, sequence, _ = HEADER.unpack_from(data)
