@@ -33,6 +33,12 @@ def test_demo_prints_a_table_and_a_closing_line(process, target):
         assert text in ran.out
 
 
+def test_demo_runs_on_the_device_that_is_named(process, target):
+    ran = process("demo", "--size", "64", "--dtype", "fp32", "--device", "cuda:7", "--target", target)
+    assert ran.code != 0
+    assert "no such device" in ran.err
+
+
 def test_demo_fails_if_a_result_is_off(cli, target, monkeypatch):
     from tilewright_server.cli import cases
 

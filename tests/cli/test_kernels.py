@@ -89,8 +89,9 @@ def test_explain_says_what_decided(cli, target):
     assert ran.code == 0, ran.err
     assert ran.json["candidates"]
     table = cli("kernels", "explain", "gemm", 128, 256, 512, "--dtype", "bf16", "--top", 3, "--target", target)
-    assert "decided by heuristic" in table.out
+    assert "decided by auto" in table.out
     assert "candidates" in table.out
+    assert "no such device" in cli("kernels", "explain", "gemm", 8, 8, 8, "--device", "cuda:7", "--target", target).err
 
 
 def test_export_is_the_catalog(cli, target, tmp_path):

@@ -50,6 +50,13 @@ def test_kernel_can_be_named(cli, target):
     assert ran.json["kernel"] == name
 
 
+def test_device_can_be_named(cli, target):
+    assert cli("run", "gemm", 64, 64, 64, "--device", "cpu:0", "--json", "--target", target).json["device"] == "cpu:0"
+    ran = cli("run", "gemm", 64, 64, 64, "--device", "cuda:7", "--json", "--target", target)
+    assert ran.code != 0
+    assert ran.json["error"]["code"] == "not_found"
+
+
 def test_operands_in_shared_memory_are_not_copied(cli, target):
     assert cli("run", "gemm", 512, 512, 512, "--json", "--target", target).json["execution"]["bytes_copied"] == 0
 

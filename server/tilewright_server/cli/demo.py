@@ -54,6 +54,7 @@ class Row:
 def demo(
     size: int = typer.Option(1024, min=16, max=8192, help="M, N and K of the square products."),
     dtype: list[str] = typer.Option([], help="Only these element types. Repeatable."),
+    device: str = typer.Option("", help="Device: cpu:0, cuda:0, ... Default: the server's."),
     target: str = typer.Option("", help="Use this server and start none."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
@@ -66,20 +67,20 @@ def demo(
     from tilewright_server.cli.settings import rerun_with_numpy_at_its_best
 
     again = ["demo", "--size", str(size), *(part for name in dtype for part in ("--dtype", name))]
-    again += ["--target", target] if target else []
+    again += [*(["--device", device] if device else []), *(["--target", target] if target else [])]
     code = rerun_with_numpy_at_its_best([*again, "--json"] if as_json else again)
     if code is not None:
         raise typer.Exit(code)
     begun = time.perf_counter()
     if target:
         with connected(target) as client:
-            rows = _tour(client, size, dtype)
+            rows = _tour(client, size, dtype, device or None)
     else:
         server = PrivateServer()
         with server as private, connected(private) as client:
             note(f"server: process {server.pid}, ready after {server.start_seconds:.2f} s")
             note("client: another process; operands and results lie in shared memory")
-            rows = _tour(client, size, dtype)
+            rows = _tour(client, size, dtype, device or None)
     seconds = time.perf_counter() - begun
     wrong = [row for row in rows if not row.check.ok]
     if as_json:
@@ -93,7 +94,7 @@ def demo(
         raise typer.Exit(Exit.FAILED)
 
 
-def _tour(client: tilewright.Client, size: int, dtypes: Sequence[str]) -> list[Row]:
+def _tour(client: tilewright.Client, size: int, dtypes: Sequence[str], device: str | None) -> list[Row]:
     chosen = dtypes or list(cases.DTYPES)
     todo = [cases.Case(size, size, size, dtype, layout) for dtype in chosen for layout in cases.LAYOUTS]
     rows = []
@@ -101,22 +102,22 @@ def _tour(client: tilewright.Client, size: int, dtypes: Sequence[str]) -> list[R
         task = bar.add_task("building and running", total=len(todo))
         for case in todo:
             bar.update(task, description=f"{case.dtype} {case.layout}")
-            rows.append(_square(client, case))
+            rows.append(_square(client, case, device))
             bar.advance(task)
         if not dtypes:
             bar.update(task, description="transformer")
-            rows += _transformer(client)
+            rows += _transformer(client, device)
     return rows
 
 
-def _square(client: tilewright.Client, case: cases.Case) -> Row:
+def _square(client: tilewright.Client, case: cases.Case, device: str | None) -> Row:
     import numpy as np
 
     a, b = case.operands(client)
-    (c,) = client.run("gemm", {"a": a, "b": b}).values()
+    (c,) = client.run("gemm", {"a": a, "b": b}, device=device).values()
     report = client.report
     assert report is not None
-    plan = client.plan("gemm", {"a": a, "b": b}, {"out": c})
+    plan = client.plan("gemm", {"a": a, "b": b}, {"out": c}, device=device)
     c.view("u1")[...] = 0xFF  # what is checked is what the plan writes
     plan(a, b, out=c)
     found = cases.check(c, cases.reference(a, b), case.k)
@@ -127,7 +128,7 @@ def _square(client: tilewright.Client, case: cases.Case) -> Row:
     return Row(f"{case.dtype} {case.layout}", name, seconds, numpy_seconds, case.flops, found)
 
 
-def _transformer(client: tilewright.Client) -> list[Row]:
+def _transformer(client: tilewright.Client, device: str | None) -> list[Row]:
     """The linear layers of all-MiniLM-L6-v2 on 128 tokens, bias and GELU in the kernel, weights packed once."""
     import numpy as np
 
@@ -147,7 +148,7 @@ def _transformer(client: tilewright.Client) -> list[Row]:
         weight = client.pack_b(layer.weight)
         y = client.empty((128, layer.weight.shape[1]), "fp32")
         attributes = {"unary": "Gelu"} if layer.gelu else {}
-        plan = client.plan("gemm", {"a": x, "b": weight, "bias": bias}, {"out": y}, attributes)
+        plan = client.plan("gemm", {"a": x, "b": weight, "bias": bias}, {"out": y}, attributes, device=device)
         y.view("u1")[...] = 0xFF
         plan(x, weight, bias, out=y)
         truth = cases.reference(x, layer.weight) + layer.bias

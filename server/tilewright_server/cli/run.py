@@ -35,6 +35,7 @@ def root() -> None:
         "tilewright run gemm 128 4096 4096 --dtype bf16 --layout rcr --validate",
         "tilewright run gemm 64 64 64 --batch 16 --activation Gelu --repeat 100 --json",
         "tilewright run gemm 256 256 256 --kernel NAME    (names: tilewright kernels list)",
+        "tilewright run gemm 4096 4096 4096 --dtype bf16 --device cuda:0",
         "tilewright run gemm 512 512 512 --target unix:/tmp/tw.sock",
     ),
 )
@@ -51,6 +52,7 @@ def gemm(
     strategy: str = typer.Option("", help="Way to choose a kernel: auto, measured, heuristic, first_fit."),
     validate: bool = typer.Option(False, "--validate", help="Compare with float64 NumPy; exit code 1 if it is off."),
     repeat: int = typer.Option(20, min=1, help="Timed executions."),
+    device: str = typer.Option("", help="Device: cpu:0, cuda:0, ... Default: the server's."),
     seed: int = typer.Option(0, help="Seed of the data."),
     target: str = typer.Option("", help="Server. Default: your own if it runs, else a private one."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
@@ -64,7 +66,7 @@ def gemm(
     record: dict[str, Any] = {"problem": {"M": m, "N": n, "K": k, "batch": batch, "dtype": dtype, "layout": layout}}
     try:
         with connected(target) as client:
-            record |= _run(client, case, out_dtype, kernel, strategy, validate, repeat)
+            record |= _run(client, case, out_dtype, kernel, strategy, device, validate, repeat)
     except Exception as error:
         code = getattr(error, "code", "")
         if not as_json or not isinstance(code, str) or not code:
@@ -89,16 +91,17 @@ def _run(
     out_dtype: str,
     kernel: str,
     strategy: str,
+    device: str,
     validate: bool,
     repeat: int,
 ) -> dict[str, Any]:
     a, b = case.operands(client)
     attributes = {"out_dtype": out_dtype or None, "unary": case.activation or None}
-    named, by = kernel or None, strategy or None
-    (out,) = client.run("gemm", {"a": a, "b": b}, attributes=attributes, kernel=named, strategy=by).values()
+    chosen: dict[str, Any] = {"kernel": kernel or None, "strategy": strategy or None, "device": device or None}
+    (out,) = client.run("gemm", {"a": a, "b": b}, attributes=attributes, **chosen).values()
     first = client.report
     assert first is not None, "a call that returned has a report"
-    plan = client.plan("gemm", {"a": a, "b": b}, {"out": out}, attributes, kernel=named, strategy=by)
+    plan = client.plan("gemm", {"a": a, "b": b}, {"out": out}, attributes, **chosen)
     out.view("u1")[...] = 0xFF  # what is checked below is what the plan writes
     samples = []
     for _ in range(repeat):
