@@ -178,6 +178,7 @@ class Connection:
             except BlockingIOError:  # noqa: PERF203 - that is how it looks
                 if now() > limit:
                     return 0
+                os.sched_yield()  # to whoever else wants this CPU
             except OSError as error:
                 raise self._break(error) from None
 

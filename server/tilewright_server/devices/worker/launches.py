@@ -189,7 +189,7 @@ class LaunchLoop:
                 try:
                     return receive(buffer, 0, _NOW)
                 except BlockingIOError:  # noqa: PERF203 - that is how it looks
-                    pass
+                    os.sched_yield()  # to whoever else wants this CPU
         count = receive(buffer)
         LaunchLoop._latest = self
         self._follows = now() - begun < _SPIN_NS and not self.is_synchronous
