@@ -39,6 +39,23 @@ def test_demo_runs_on_the_device_that_is_named(process, target):
     assert "no such device" in ran.err
 
 
+def test_weights_that_a_device_does_not_pack_are_used_as_they_are():
+    import numpy as np
+
+    from tilewright import UnsupportedError
+    from tilewright_server.cli import demo
+
+    class Gpu:
+        def pack_b(self, weight, device):
+            raise UnsupportedError("there is nothing to gain by packing it", field="b", rule="packing")
+
+        def asarray(self, array):
+            return array
+
+    weight = np.eye(3)
+    assert demo._packed(Gpu(), weight, "cuda:0") is weight
+
+
 def test_demo_fails_if_a_result_is_off(cli, target, monkeypatch):
     from tilewright_server.cli import cases
 
