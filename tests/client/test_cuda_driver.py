@@ -109,6 +109,35 @@ def test_events_go_both_ways(fake: FakeCuda) -> None:
     assert len(fake.events) == count
 
 
+@pytest.mark.parametrize("name", ["cuEventQuery", "cuEventSynchronize", "cuStreamQuery"])
+def test_what_needs_no_context_gets_one_if_the_driver_wants_it(fake: FakeCuda, name: str) -> None:
+    driver = fake.driver()
+    event, fake.busy = driver.new_event(0), False
+    fake.fail[name] = cuda.INVALID_CONTEXT
+    ask = {
+        "cuEventQuery": lambda: driver.finished(0, event),
+        "cuEventSynchronize": lambda: driver.finish(0, event),
+        "cuStreamQuery": lambda: driver.idle(0, 4096),
+    }[name]
+    assert ask() in (True, None)
+    assert fake.current == [0]
+    fake.fail[name] = 999
+    if name == "cuStreamQuery":
+        assert driver.idle(0, 4096) is False
+    else:
+        with pytest.raises(tw.DeviceError):
+            ask()
+
+
+def test_default_streams_are_those_of_the_right_context(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, seen = fake.driver(), []
+    monkeypatch.setattr(FakeCuda, "_cuStreamQuery", lambda self, stream: seen.append(self.current[-1]) or 0)
+    fake.current.append(0x1001)  # of another device
+    assert driver.idle(0, cuda.LEGACY_STREAM)
+    assert seen == [0x1000]
+    assert fake.current == [0, 0x1001]
+
+
 def test_a_function_that_the_driver_has_not_is_a_typed_error() -> None:
     class Old:
         pass

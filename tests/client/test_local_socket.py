@@ -115,6 +115,39 @@ def test_launches_that_complete_say_how_long_they_took(peer: LocalPeer) -> None:
     lane.close()
 
 
+@pytest.mark.parametrize("spin_ns", [0, 30_000_000])
+def test_a_launch_is_asked_for_with_and_without_sleeping(peer: LocalPeer, spin_ns: int) -> None:
+    lane = Lane(peer.path, TOKEN, 0.3)
+    lane.connection.spin_ns = spin_ns
+    assert [lane.run(9) for _ in range(5)] == [1234] * 5
+    peer.failing.add(8)
+    with pytest.raises(tw.NotFoundError) as caught:
+        lane.run(8)
+    assert caught.value.rule == "binding_id"
+    peer.delay = 0.1  # longer than anybody looks
+    assert lane.run(9) == 1234
+    peer.delay = 0.5
+    with pytest.raises(tw.DeadlineError):
+        lane.run(9)
+    peer.delay = 0.0
+    time.sleep(0.3)
+    assert lane.run(9) == 1234  # not the one that came too late
+    assert not lane.connection._unwanted
+    peer.hang_up()
+    for _ in range(2):
+        with pytest.raises(tw.UnavailableError) as gone:
+            lane.run(9)
+        assert gone.value.rule == "local_socket"
+
+
+def test_replies_to_others_may_come_before_that_of_a_launch(peer: LocalPeer) -> None:
+    lane = Lane(peer.path, TOKEN, 5.0)
+    connection, first = lane.connection, lane.connection.next_sequence()
+    connection.send(packets.HEADER.pack(packets.LAUNCH, packets.REPLY, 0, first, 5))
+    assert lane.run(6) == 1234
+    assert connection.wait(first).value == 1234
+
+
 def test_sequences_wrap_around(peer: LocalPeer) -> None:
     lane = Lane(peer.path, TOKEN, 5.0)
     lane.connection.sequence = 0xFFFFFFFE

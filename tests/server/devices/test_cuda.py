@@ -297,6 +297,42 @@ def test_plan_that_cannot_be_a_graph_is_launched_stage_by_stage(
     stream.close()
 
 
+def test_launches_that_are_ready_follow_what_the_lane_lets_go(gpu: CudaDevice, entry: Callable[[str], int]) -> None:
+    rows = Table(tuple(Struct((Pointer("x"), I64(1))) for _ in range(8)))
+    table = Struct((rows, I64(8), Pointer("out")))
+
+    def program() -> CudaProgram:
+        return gpu.program([stage(entry("table"), table, grid=(1, 1, 1))], ["x", "out"])
+
+    first, x, out, stream = program(), put(gpu, np.full(1, 3, np.float32)), gpu.allocate(32), gpu.open_stream()
+    lane, limit = stream.lane, stream.lane._limit
+    ready = stream.ready(first, (x.address, out.address), 0)
+    with pytest.raises(InvalidArgumentError):
+        ready(RECORD, 0)
+    assert ready(0, 0) == 0
+    bound = lane.bound(first, (x.address, out.address), 0)
+    for number in range(limit + 1):  # more bindings of one program than are kept
+        stream.launch(first, (x.address, out.address), 0, 0, 8 * number)
+    assert lane.bound(first, (x.address, out.address), 0) is not bound
+    gpu.write(x, 0, memoryview(np.full(1, 4, np.float32)))
+    assert ready(TIME, 0) > 0
+    assert (get(gpu, out) == 4).all()
+    for number in range(3):  # programs that go, of which lanes hear from other threads
+        other = program()
+        stream.launch(other, (x.address, out.address), 0, 0)
+        threading.Thread(target=other.close).start()
+        assert settled(lambda: bool(lane._dropped))
+        gpu.write(x, 0, memoryview(np.full(1, number, np.float32)))
+        ready(TIME, 0)
+        assert not lane._dropped
+        assert (get(gpu, out) == number).all()
+    done = threading.Thread(target=lambda: ready(0, 0))  # the context comes with it
+    done.start()
+    done.join()
+    stream.synchronize()
+    stream.close()
+
+
 def test_launches_of_a_stream_do_not_wait_for_the_device(gpu: CudaDevice, entry: Callable[[str], int]) -> None:
     flag, x = gpu.allocate(8), put(gpu, np.ones(N, np.float32))
     gate = gpu.program([stage(entry("gate"), Struct((Pointer("flag"),)), grid=(1, 1, 1), block=(1, 1, 1))], ["flag"])
