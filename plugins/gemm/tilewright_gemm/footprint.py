@@ -181,8 +181,8 @@ def fits_registers(config: GemmConfig, arch: ArchSpec) -> bool:
 
 
 def fragment_registers(config: GemmConfig, arch: ArchSpec) -> int:
-    """Registers of a thread for two steps of A and B, where instructions read them from registers (``atom_mma.hpp``,
-    ``atom_simt.hpp``).
+    """Registers of a thread for A and B, where instructions read them from registers: of fp32 as many steps of k as a
+    read gives (``atom_simt.hpp``), else two steps (``atom_mma.hpp``).
     """
     if arch.kind != "cuda" or is_specialised(config, arch):
         return 0
@@ -190,9 +190,11 @@ def fragment_registers(config: GemmConfig, arch: ArchSpec) -> int:
     if config.a == "fp32":
         values = rows // 8 + columns // 4
         depth = 1 if config.layout[:2] == "cr" else 2 if values > 16 else 4
-        return 2 * depth * values
+        return depth * values
     registers = 2 * (4 * (rows // 16) + 2 * (columns // 8))
-    # Where the matrix unit has no 8-bit floats they are widened on the way.
+    # Where the matrix unit has no 8-bit floats they are widened on the way; bytes across k are put in order.
+    if config.a == "int8" and config.layout != "rcr" and _fused(config):
+        registers += _STEP_REGISTERS
     return registers * 3 // 2 if config.a in ("fp8", "bf8") else registers
 
 
