@@ -11,7 +11,7 @@ from tilewright_kit.device import DeviceInfo
 from tilewright_kit.errors import DeviceError, InvalidArgumentError
 from tilewright_server.devices.base import RECORD, TIME, WAIT, DeviceLostError, Program
 from tilewright_server.devices.cpu.runtime import Runtime
-from tilewright_server.devices.worker import departed
+from tilewright_server.devices.worker import clients
 from tilewright_server.devices.worker.factories import HostedCpu
 from tilewright_server.devices.worker.launches import SynchronousStream
 
@@ -101,6 +101,15 @@ class EndlessStream(SynchronousStream):
     is_busy = True
 
 
+class StuckStream(SynchronousStream):
+    """A launch with ``TIME`` never comes back."""
+
+    def launch(self, program: Program, addresses: Sequence[int], flags: int, slot: int, workspace: int = 0) -> int:
+        if flags & TIME:
+            threading.Event().wait()
+        return super().launch(program, addresses, flags, slot, workspace) or 0
+
+
 class EndlessCpu(HostedCpu):
     def check(self) -> None:
         """Is well."""
@@ -110,8 +119,18 @@ class EndlessCpu(HostedCpu):
 
 
 def open_endless(info: DeviceInfo, options: Mapping[str, Any]) -> EndlessCpu:
-    departed.PATIENCE_S, departed.MAX_DEPARTED = 0.3, 3
+    clients.PATIENCE_S, clients.MAX_LEFT = 0.3, 3
     return EndlessCpu(info, _runtime(info, options))
+
+
+class StuckCpu(EndlessCpu):
+    def open_stream(self) -> EndlessStream:
+        return StuckStream()  # type: ignore[return-value]
+
+
+def open_stuck(info: DeviceInfo, options: Mapping[str, Any]) -> StuckCpu:
+    clients.PATIENCE_S = 0.3
+    return StuckCpu(info, _runtime(info, options))
 
 
 def open_silently_lost(info: DeviceInfo, options: Mapping[str, Any]) -> SilentlyLostCpu:

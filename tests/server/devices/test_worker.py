@@ -693,6 +693,16 @@ sys.stdin.readline()
 """
 
 
+LAUNCHING = """
+import socket, sys
+connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+connection.connect(sys.argv[1])
+sys.stdin.readline()
+connection.send(bytes.fromhex(sys.argv[2]))
+sys.stdin.readline()
+"""
+
+
 def test_launches_of_a_dead_client_that_never_end_cost_the_worker_and_those_of_a_living_one_do_not(
     hosted: Callable[[str], Bench], tmp_path: Path
 ) -> None:
@@ -719,6 +729,31 @@ def test_launches_of_a_dead_client_that_never_end_cost_the_worker_and_those_of_a
     assert bench.device.pid != pid
 
 
+def test_a_launch_that_a_dead_client_waited_for_costs_the_worker_too(
+    hosted: Callable[[str], Bench], tmp_path: Path
+) -> None:
+    bench, ended = hosted("open_stuck"), threading.Event()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        command = [sys.executable, "-c", LAUNCHING, str(tmp_path / "s"), HEADER.pack(Kind.LAUNCH, TIME, 0, 0, 7).hex()]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as process:
+            accepted, _ = listener.accept()
+            with accepted:
+                bench.device.attach(accepted.fileno(), 1, ended.set)
+            bench.device.bind(1, 7, bench.add(), [bench.put(np.ones(N, np.float32)).address] * 3, 0)
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+            time.sleep(1)
+            assert not ended.is_set()
+            assert bench.losses == []
+            process.kill()
+    assert ended.wait(10)
+    eventually(lambda: bench.losses)
+    bench.check_that_it_adds()
+
+
 def test_connections_that_leave_launches_under_way_are_limited(hosted: Callable[[str], Bench]) -> None:
     bench = hosted("open_endless")
     for number in range(1, 4):
@@ -728,7 +763,7 @@ def test_connections_that_leave_launches_under_way_are_limited(hosted: Callable[
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs, pytest.raises(ResourceExhaustedError) as caught:
         bench.device.attach(theirs.fileno(), 4, lambda: None)
-    assert caught.value.rule == "departed_connections"
+    assert caught.value.rule == "connections_left"
     assert caught.value.retry_after_s
     bench.check_that_it_adds()
 

@@ -94,15 +94,15 @@ class Host:
             while True:
                 time.sleep(_CHECK_S)
                 device.check()
-                self._check_departed()
+                self._check_clients()
         except DeviceLostError as error:
             self.end_lost(error)
         except TilewrightError as error:  # the device is closed
             log.info("the device is not looked at any more: %s", error)
 
-    def _check_departed(self) -> None:
+    def _check_clients(self) -> None:
         try:
-            self.hosted.departed.check()
+            self.hosted.clients.check()
         except DeviceLostError as error:
             self._area.clear()  # no kernel is to blame
             self.end_lost(error)

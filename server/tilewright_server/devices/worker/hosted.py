@@ -25,7 +25,7 @@ from tilewright_server.devices.base import (
 )
 from tilewright_server.devices.program import DeviceProgram
 from tilewright_server.devices.worker.area import Area
-from tilewright_server.devices.worker.departed import Departed, Peer
+from tilewright_server.devices.worker.clients import Client, Clients, Peer
 from tilewright_server.devices.worker.describe import geometry_from, handle_from, handle_record, stages_from
 from tilewright_server.devices.worker.launches import LaunchLoop, SynchronousStream
 
@@ -41,8 +41,7 @@ class _Connection:
     """A client's."""
 
     loop: LaunchLoop
-    stream: LaunchStream
-    peer: Peer
+    client: Client
     place: int
     programs: dict[int, int]
     """Ids of programs by binding."""
@@ -80,7 +79,7 @@ class Hosted:
         self.device = device
         self.programs: dict[int, Program] = {}
         self.buffers: dict[int, Buffer] = {}
-        self.departed = Departed()
+        self.clients = Clients()
         self._area = area
         self._places = area.places()
         self._ended = ended
@@ -254,21 +253,22 @@ class Hosted:
     # Connections of clients
 
     def do_attach(self, fds: list[int], connection: int) -> Reply:
-        self.departed.require_room()
         with ExitStack() as undo:
-            client = socket.socket(fileno=fds.pop(0))
-            undo.callback(client.close)
-            client.setblocking(True)
-            peer = Peer(client)
+            accepted = socket.socket(fileno=fds.pop(0))
+            undo.callback(accepted.close)
+            accepted.setblocking(True)
+            peer = Peer(accepted)
             undo.callback(peer.close)
             stream = self._stream()
             undo.callback(stream.close)
+            client = self.clients.begin(stream, peer)
+            undo.callback(self.clients.end, client)
             place = self._area.take_place()
             undo.callback(self._area.give_place_back, place)
             programs: dict[int, int] = {}
             note = None if isinstance(stream, SynchronousStream) else self._noting(place, programs)
-            loop = LaunchLoop(client, stream, note=note, lost=self._lost)
-            self._connections[connection] = _Connection(loop, stream, peer, place, programs)
+            loop = LaunchLoop(accepted, stream, note=note, lost=self._lost)
+            self._connections[connection] = _Connection(loop, client, place, programs)
             undo.callback(self._connections.pop, connection)
             threading.Thread(target=self._serve, args=(connection,), name=f"client {connection}", daemon=True).start()
             undo.pop_all()  # it is the thread's now
@@ -288,7 +288,7 @@ class Hosted:
         try:
             connection.loop.serve()
         finally:
-            self.departed.add(connection.stream, connection.peer)
+            self.clients.end(connection.client)
             del self._connections[number]
             self._area.give_place_back(connection.place)
             try:

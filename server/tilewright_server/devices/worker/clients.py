@@ -1,0 +1,142 @@
+"""Clients of a worker that die, and what they leave under way.
+
+A launch may wait for an event of its client. If the client dies before the event comes, the launch waits for ever, and
+with it whatever is to be given back to the device behind it, of others too. Nothing can take a launch off a stream
+again, so the process of the device has to be replaced; but not because somebody merely closed a connection with much
+work under way.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from dataclasses import dataclass
+
+from tilewright_kit.errors import ResourceExhaustedError
+from tilewright_server.devices.base import DeviceLostError, LastingStream
+
+__all__ = ["Client", "Clients", "Peer"]
+
+PATIENCE_S = 5.0
+"""How long launches of a process that is dead may go on."""
+UNKNOWN_PATIENCE_S = 60.0
+"""How long those of a connection that has ended may, if nobody can tell whether the process is dead: it lives in
+another process namespace."""
+MAX_LEFT = 64
+"""Streams that may be under way without a connection before there are no new ones."""
+_CREDENTIALS = struct.Struct("3i")
+
+
+class Peer:
+    """The process at the other end of a connection. ``close`` it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid = int(_CREDENTIALS.unpack(data)[0])
+        self._fd = -1
+        self.is_known = pid > 0
+        """Whether ``is_dead`` means anything."""
+        try:
+            if self.is_known:
+                self._fd = os.pidfd_open(pid)
+        except ProcessLookupError:  # dead already
+            pass
+        except OSError:
+            self.is_known = False
+
+    @property
+    def is_dead(self) -> bool:
+        if self._fd < 0:
+            return self.is_known
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+@dataclass(slots=True, eq=False)
+class Client:
+    """A connection, and what it has under way."""
+
+    stream: object
+    peer: Peer
+    since: float
+    """When it was last seen alive, or, if nobody can tell, connected."""
+    is_connected: bool = True
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something of it is under way, or may be."""
+        return self.is_connected or (isinstance(self.stream, LastingStream) and self.stream.is_busy)
+
+
+class Clients:
+    """All that are connected, and those that have left something under way. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._known: list[Client] = []
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def begin(self, stream: object, peer: Peer) -> Client:
+        """A client has connected; takes ``peer`` over. Raises ``ResourceExhaustedError`` if too many have left launches
+        under way: then ``peer`` stays the caller's."""
+        with self._lock:
+            if sum(not client.is_connected for client in self._known) >= MAX_LEFT:
+                raise _too_many()
+            client = Client(stream, peer, time.monotonic())
+            self._known.append(client)
+            return client
+
+    def end(self, client: Client) -> None:
+        """Its connection has ended, and its stream was closed."""
+        with self._lock:
+            client.is_connected = False
+            if not client.is_busy:
+                self._forget(client)
+
+    def check(self) -> None:
+        """Forget what has ended. Raises ``DeviceLostError`` if only a new process can end the rest."""
+        now = time.monotonic()
+        with self._lock:
+            for client in tuple(self._known):
+                if not client.is_busy:
+                    self._forget(client)
+                elif client.peer.is_known:
+                    if not client.peer.is_dead:
+                        client.since = now
+                    _require(now - client.since <= PATIENCE_S)
+                elif client.is_connected:
+                    client.since = now
+                else:
+                    _require(now - client.since <= UNKNOWN_PATIENCE_S)
+
+    def _forget(self, client: Client) -> None:
+        """Lock held."""
+        self._known.remove(client)
+        client.peer.close()
+
+
+def _require(patient: bool) -> None:
+    if not patient:
+        raise DeviceLostError("launches of a client that died wait for something that never comes")
+
+
+def _too_many() -> ResourceExhaustedError:
+    return ResourceExhaustedError(
+        f"launches of {MAX_LEFT} connections that were closed are still under way",
+        field="connections",
+        rule="connections_left",
+        fix="keep connections open until their launches have ended, and record the events that they wait for",
+        retry_after_s=1.0,
+    )
