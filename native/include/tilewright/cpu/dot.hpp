@@ -27,8 +27,12 @@ struct DotBf16 {  // pairs of bf16
     typedef __bf16 v32bf __attribute__((vector_size(64)));
     return (f32v)__builtin_ia32_dpbf16ps_512(c, (v32bf)a, (v32bf)b);
 #elif defined(__AVX512BF16__)
-    typedef short v32hi __attribute__((vector_size(64)));
-    return (f32v)__builtin_ia32_dpbf16ps_v16sf(c, (v32hi)a, (v32hi)b);
+#if __GNUC__ >= 13  // takes its own type since then, shorts before
+    typedef __bf16 v32bf __attribute__((vector_size(64)));
+#else
+    typedef short v32bf __attribute__((vector_size(64)));
+#endif
+    return (f32v)__builtin_ia32_dpbf16ps_v16sf(c, (v32bf)a, (v32bf)b);
 #else
     c += (f32v)(a << 16) * (f32v)(b << 16);
     return c + (f32v)(a & 0xffff0000u) * (f32v)(b & 0xffff0000u);
