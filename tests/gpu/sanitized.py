@@ -1,7 +1,7 @@
 """Runs a sample of every GEMM template on the GPU, in one process, for NVIDIA's compute-sanitizer.
 
-    compute-sanitizer --tool memcheck --kernel-regex kns=gemm_ --error-exitcode 9 python tests/gpu/sanitized.py
-    compute-sanitizer --tool racecheck --kernel-regex kns=gemm_ --error-exitcode 9 python tests/gpu/sanitized.py
+    compute-sanitizer --tool memcheck --report-api-errors no --kernel-name kns=gemm_ python tests/gpu/sanitized.py
+    compute-sanitizer --tool racecheck --kernel-name kns=gemm_ python tests/gpu/sanitized.py
 
 Of the kernels that would be considered for a number of small and odd problems, one of each kind is run: by element
 types, layout, pipeline, scheduler, epilogue, swapped or not, cluster, slices. Results are compared as well.
