@@ -8,6 +8,7 @@ import contextlib
 import os
 import sys
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -25,6 +26,9 @@ T = TypeVar("T")
 
 MAX_LANES = 12
 """Of one session and kind: beyond it threads share, and streams take turns. (A server allows a session 32 or so.)"""
+PATIENCE_NS = 20_000
+RETRY_AFTER = 63
+"""A launch that was not over in this time makes so many after it go without waiting."""
 SLOTS = 4
 """Pairs of events of one stream: an event is used again by the launch after the next ones."""
 
@@ -75,6 +79,7 @@ class StreamLane(Lane):
         self._slots: list[tuple[int, int]] = []
         """(producer event, completion event) by number."""
         self._turn = -1
+        self._impatient = 0
         self._retained: deque[tuple[int, object]] = deque()
         super().__init__(path, token, timeout, device)
         if _CPUS >= 4:  # with fewer it would keep the server from answering
@@ -123,9 +128,26 @@ class StreamLane(Lane):
         it.
         """
         cuda, event = driver(), self._slots[slot][1]
-        if cuda.finished(self.ordinal, event):
+        if self._is_over_soon(event):
             return True
         cuda.wait(self.ordinal, stream, event)
+        return False
+
+    def _is_over_soon(self, event: int) -> bool:
+        """Whether an event passes within a short while. What waits on a stream makes the GPU turn to this process for
+        it, which takes longer than a small kernel; so where launches were over in time lately, look on a little.
+        """
+        cuda, ordinal = driver(), self.ordinal
+        if cuda.finished(ordinal, event):
+            return True
+        if self._impatient:
+            self._impatient -= 1
+            return False
+        end = time.perf_counter_ns() + PATIENCE_NS
+        while time.perf_counter_ns() < end:
+            if cuda.finished(ordinal, event):
+                return True
+        self._impatient = RETRY_AFTER
         return False
 
     def close(self) -> None:
