@@ -35,6 +35,10 @@ log = logging.getLogger("tilewright")
 LAST_REPLIES_S = 1.0
 """After the last work, how long replies may take to leave before whoever only watches is cut off."""
 
+STOP_S = 10.0
+"""Beyond the grace period, how long a server that was told to end may take to give things back: a device that hangs, or
+a client's launch that never ends, must not keep the process."""
+
 LAST_STEPS_S = 0.5
 """How long work that was cancelled may take to notice."""
 
@@ -205,11 +209,27 @@ class Application:
             self._say_ready()
             name = signal.Signals(signals.get()).name
             log.info("%s: draining for up to %g s", name, self.settings.grace_s)
-            self.stop()
+            self._stop_soon()
             log.info("stopped")
             if not self._clean:
                 os._exit(0)  # threads that are still at work would hold up the interpreter's end
         return 0
+
+    def _stop_soon(self) -> None:
+        """``stop``, as far as it gets in time; the end of the process does the rest."""
+        stopping = threading.Thread(target=self._stop_logged, name="stop", daemon=True)
+        stopping.start()
+        stopping.join(self.settings.grace_s + STOP_S)
+        if stopping.is_alive():
+            log.warning("a device or a client holds up the end: it is not waited for")
+            self._clean = False
+
+    def _stop_logged(self) -> None:
+        try:
+            self.stop()
+        except Exception:
+            self._clean = False
+            log.exception("the server did not end well")
 
     def _say_ready(self) -> None:
         line = "ready: " + " ".join(self.addresses)

@@ -78,8 +78,6 @@ class Session:
         self._inodes = inodes
         self._changed = threading.Condition(threading.Lock())
         self._closed = False
-        self.group = new_id()
-        """Stands for the session where its token must not go: in the processes of devices."""
         self._regions: dict[int, AnyRegion] = {}
         self._buffers: dict[int, ResidentBuffer] = {}
         self._bindings: dict[int, BoundExecution] = {}
@@ -316,14 +314,9 @@ class Session:
         return lambda: self._watchers.discard(watcher)
 
     def end_of(self, owner: object) -> None:
-        """End what was made under ``owner``, without waiting for work in flight."""
-        self.end_where(lambda item: item.owner is owner)
-
-    def end_where(self, ends: Callable[[Pinned], bool]) -> None:
-        """End every object of which ``ends`` is true, and the bindings that use one, without waiting for work in
-        flight."""
+        """End what was made under ``owner``, and the bindings that use it, without waiting for work in flight."""
         with self._changed:
-            items = [item for table in self._tables() for item in table.values() if ends(item)]
+            items = [item for table in self._tables() for item in table.values() if item.owner is owner]
             free = self._close_items(items)
         for item in free:
             self._release(item)

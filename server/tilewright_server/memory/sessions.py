@@ -5,10 +5,8 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from tilewright_server.memory.pins import Pinned
 from tilewright_server.memory.refusals import over_quota, unknown_session
 from tilewright_server.memory.regions import InodeOwners
 from tilewright_server.memory.session import Limits, Session
@@ -79,13 +77,6 @@ class Sessions:
         deadline = time.monotonic() + timeout
         released = [session.wait_released(max(0.0, deadline - time.monotonic())) for session in sessions]
         return all(released)
-
-    def end_where(self, ends: Callable[[Pinned], bool]) -> None:
-        """See ``Session.end_where``, for all sessions."""
-        with self._lock:
-            sessions = list(self._sessions.values())
-        for session in sessions:
-            session.end_where(ends)
 
     def usage(self) -> Usage:
         total = Usage()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -132,6 +133,31 @@ def test_work_that_outlasts_the_grace_is_given_up(tmp_path: Path) -> None:
         assert running.exception() is not None
         assert not server.socket.exists()
         assert "given up" in server.log()
+
+
+HELD = """
+import sys, threading
+from tilewright_server import app, settings
+app.STOP_S = 0.3
+class Held(app.Application):
+    def make_engine(self, plugins):
+        self._parts.callback({held})
+        return super().make_engine(plugins)
+sys.exit(Held(settings.load()).run())
+"""
+
+
+@pytest.mark.parametrize(
+    ("held", "told"), [("threading.Event().wait", "is not waited for"), ("lambda: 1 / 0", "did not end well")]
+)
+def test_what_cannot_be_given_back_does_not_keep_the_process(tmp_path: Path, held: str, told: str) -> None:
+    with ServerProcess(tmp_path, [sys.executable, "-c", HELD.format(held=held)], grace_s=1) as server:
+        assert server.ready, server.log()
+        begin = time.monotonic()
+        server.signal()
+        assert server.wait() == 0
+        assert time.monotonic() - begin < 8
+        assert told in server.log()
 
 
 def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:

@@ -219,7 +219,9 @@ def test_doctor_lists_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_results_become_typed_errors() -> None:
-    assert isinstance(error_of("CUDA_ERROR_OUT_OF_MEMORY"), ResourceExhaustedError)
+    full = error_of("CUDA_ERROR_OUT_OF_MEMORY")
+    assert isinstance(full, ResourceExhaustedError)
+    assert full.retry_after_s, "others may free memory meanwhile"
     for name in LOST:
         error = error_of(name, "cuda:0")
         assert isinstance(error, DeviceLostError)

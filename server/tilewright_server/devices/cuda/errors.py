@@ -78,6 +78,7 @@ def error_of(name: str, device: str = "", doing: str = "") -> TilewrightError:
             value=device,
             rule="device_memory",
             fix="free buffers or regions, end other users of the device, or ask for less",
+            retry_after_s=1.0,
         )
     if name in UNUSABLE:
         return UnavailableError(
