@@ -237,7 +237,14 @@ class ReadyStream(Protocol):
 
     def ready(self, program: Program, addresses: Sequence[int], workspace: int) -> Callable[[int, int], int]:
         """``LaunchStream.launch`` of one binding, as a function of ``flags`` and ``slot`` that looks things up once. It
-        holds nothing of the program that the stream would not hold. Used as ``launch`` is.
+        holds nothing of the program that the stream would not hold. Used as ``launch`` is, but never waits: what was
+        launched with ``TIME`` is waited for by ``finish``.
+        """
+        ...
+
+    def finish(self) -> int:
+        """Wait for the last launch that was made with ``TIME``, and return its device time in nanoseconds. No launch
+        may be made meanwhile; anything else of the stream may be used. Raises ``DeviceError``, ``DeviceLostError``.
         """
         ...
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from tilewright_proto.v1 import error_pb2
-from tilewright_server.devices.base import RECORD, REPLY, Program, ReadyStream
+from tilewright_server.devices.base import RECORD, REPLY, TIME, WAIT, Program, ReadyStream
 from tilewright_server.devices.worker import launches
 from tilewright_server.devices.worker.frames import HEADER, HEADER_BYTES, REPLY_KIND, Kind
 from tilewright_server.devices.worker.launches import LaunchLoop
@@ -29,6 +29,8 @@ class Stream:
     def __init__(self) -> None:
         self.prepared: list[tuple[tuple[int, ...], int]] = []
         self.launched: list[tuple[tuple[int, ...], int, int, int]] = []
+        self.ends = threading.Event()
+        """Nothing that is waited for ends before."""
 
     def open_event(self, slot: int, handle: bytes) -> bytes:
         return handle
@@ -40,6 +42,10 @@ class Stream:
     def ready(self, program: Program, addresses: Sequence[int], workspace: int) -> Callable[[int, int], int]:
         self.prepared.append((tuple(addresses), workspace))
         return lambda flags, slot: self.launch(program, addresses, flags, slot, workspace)
+
+    def finish(self) -> int:
+        assert self.ends.wait(10)
+        return 11
 
     def synchronize(self) -> None:
         """Nothing is under way."""
@@ -113,6 +119,27 @@ def test_launches_that_want_no_answer_get_none(served: Served) -> None:
     served.socket.send(HEADER.pack(Kind.LAUNCH, 0, 0, 2, 7) * 2)
     assert served.launch(7)[3] == 9
     assert len(served.stream.launched) == 4
+
+
+def test_bindings_come_and_go_while_a_launch_is_waited_for(served: Served) -> None:
+    served.loop.bind(7, PROGRAM, (1,))
+    served.socket.send(HEADER.pack(Kind.LAUNCH, TIME, 0, 9, 7))
+    assert comes(lambda: served.stream.launched)
+    served.loop.bind(8, PROGRAM, (2,))
+    served.loop.unbind(8)
+    served.loop.unbind(7)
+    served.stream.ends.set()
+    assert HEADER.unpack_from(served.socket.recv(1 << 16)) == (REPLY_KIND | Kind.LAUNCH, 0, 0, 9, 11)
+    assert served.launch(7)[1] == 1
+
+
+def test_no_launch_is_waited_for_that_waits_for_another_process(served: Served) -> None:
+    served.loop.bind(7, PROGRAM, (1,))
+    assert served.launch(7, WAIT | TIME)[1] == 1
+    detail = error_pb2.ErrorDetail.FromString(served.answer[HEADER_BYTES:])
+    assert (detail.field, detail.rule) == ("flags", "launch_flags")
+    assert not served.stream.launched
+    assert served.launch(7, WAIT | REPLY)[1] == 0
 
 
 # Looking for packets

@@ -81,7 +81,8 @@ class CudaStream:
     def launch(self, program: Program, addresses: Sequence[int], flags: int, slot: int, workspace: int = 0) -> int:
         self._driver.enter()
         bound = self._lane.bound(cast("CudaProgram", program), tuple(addresses), workspace)
-        return self._put(bound, flags, slot)
+        self._put(bound, flags, slot)
+        return self.finish() if flags & TIME else 0
 
     def ready(self, program: Program, addresses: Sequence[int], workspace: int) -> Callable[[int, int], int]:
         enter, lane, put = self._driver.enter, self._lane, self._put
@@ -97,11 +98,17 @@ class CudaStream:
                 bound = None  # what was bound may be closed
                 bound = lane.bound(*asked)
                 seen = now
-            return put(bound, flags, slot)
+            put(bound, flags, slot)
+            return 0
 
         return launch
 
-    def _put(self, bound: BoundLaunch, flags: int, slot: int) -> int:
+    def finish(self) -> int:
+        self._driver.enter()
+        self._lane.wait(1)
+        return self._lane.elapsed_ns(0, 1)
+
+    def _put(self, bound: BoundLaunch, flags: int, slot: int) -> None:
         driver, lane = self._driver, self._lane
         events = self._events(flags, slot) if flags & _EVENTS else None
         if events is not None and flags & WAIT:
@@ -118,10 +125,6 @@ class CudaStream:
             result = self._record(events.completion, lane.stream)[0]
             if result:
                 raise driver.error(result, "recording an event")
-        if flags & TIME:
-            lane.wait(1)
-            return lane.elapsed_ns(0, 1)
-        return 0
 
     def synchronize(self) -> None:
         self._driver.enter()

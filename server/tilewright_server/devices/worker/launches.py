@@ -1,6 +1,7 @@
 """Serving the launches of one client connection: parse frames, launch, answer in order, until the client goes away.
 
-One thread serves a connection. Others bind and unbind meanwhile; a lock keeps them out while a packet is launched.
+One thread serves a connection. Others bind and unbind meanwhile; a lock keeps them out while something is launched, but
+not while a launch is waited for, if the stream can tell the two apart.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ log = logging.getLogger(__name__)
 
 _FLAGS = WAIT | RECORD | TIME
 _ANSWERED = REPLY | TIME
+_NEVER = WAIT | TIME
+"""What would keep a thread of this process waiting for another process."""
 _PACKET_BYTES = MAX_FRAMES * HEADER_BYTES
 _RECEIVED_BYTES = _PACKET_BYTES + 1
 """One more than the longest packet, so that a longer one shows."""
@@ -109,6 +112,7 @@ class LaunchLoop:
         self._ready: dict[int, Callable[[int, int], int]] = {}
         """Of bindings that were launched, with the workspace of now."""
         self._workspace = 0
+        self._finish = stream.finish if isinstance(stream, ReadyStream) else None
         self._follows = False
         """Whether the last packet came soon after the one before."""
         self._closed = False
@@ -168,9 +172,7 @@ class LaunchLoop:
         try:
             while count := self._receive(buffer):
                 if count == HEADER_BYTES and buffer[0] == _LAUNCH:
-                    with self.lock:
-                        answer = self._launched(*HEADER.unpack_from(buffer))
-                    if answer:
+                    if answer := self._launched(*HEADER.unpack_from(buffer)):
                         send(answer)
                 else:
                     for reply in self._handle(view[:count]):
@@ -217,22 +219,23 @@ class LaunchLoop:
             if len(data) % HEADER_BYTES:
                 error = malformed("a packet of launches is whole frames", len(data))
                 return [error_packet(Kind.LAUNCH, 0, 0, error)]
-            return self._launches(data)
+            return [answer for frame in HEADER.iter_unpack(data) if (answer := self._launched(*frame))]
         return [self._other(data)]
 
-    def _launches(self, data: memoryview) -> list[bytes]:
-        with self.lock:
-            return [answer for frame in HEADER.iter_unpack(data) if (answer := self._launched(*frame))]
-
     def _launched(self, kind: int, flags: int, slot: int, sequence: int, value: int) -> bytes:
-        """Launch what a frame asks for; the answer, if it wants one or failed. Lock held."""
+        """Launch what a frame asks for; the answer, if it wants one or failed."""
         try:
-            if kind != _LAUNCH:
-                raise malformed("a packet of launches holds nothing else", kind)
-            ready = self._ready.get(value) or self._make_ready(value)
-            if self._note is not None:
-                self._note(value)
-            device_ns = ready(flags & _FLAGS, slot)
+            with self.lock:
+                if kind != _LAUNCH:
+                    raise malformed("a packet of launches holds nothing else", kind)
+                if flags & _NEVER == _NEVER:
+                    raise _never(flags)
+                ready = self._ready.get(value) or self._make_ready(value)
+                if self._note is not None:
+                    self._note(value)
+                device_ns = ready(flags & _FLAGS, slot)
+            if flags & TIME and self._finish is not None:
+                device_ns = self._finish()
         except Exception as error:
             return self._failed(kind, slot, sequence, value, error)
         return HEADER.pack(_ANSWER, 0, slot, sequence, device_ns or 0) if flags & _ANSWERED else b""
@@ -279,3 +282,13 @@ class LaunchLoop:
         elif not isinstance(error, TilewrightError):
             log.error("a launch failed", exc_info=error)
         return reply
+
+
+def _never(flags: int) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "a launch that waits for an event of another process cannot be waited for here",
+        field="flags",
+        value=flags,
+        rule="launch_flags",
+        fix="launch with WAIT and RECORD, or with TIME when the event has been passed",
+    )
