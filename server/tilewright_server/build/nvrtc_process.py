@@ -8,7 +8,6 @@ import select
 import signal
 import struct
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -18,6 +17,7 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from tilewright_server.build.process import Limits
+from tilewright_server.children import run_module
 
 __all__ = ["Helper", "HelperEndedError", "HelperPool"]
 
@@ -53,7 +53,7 @@ class Helper:
         arguments = (str(limits.memory_bytes), str(limits.niceness), str(_IDLE_S))
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tilewright_server.build.nvrtc_worker", *arguments],
+                run_module("tilewright_server.build.nvrtc_worker", *arguments),
                 bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -8,17 +8,16 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tilewright_kit.errors import DeviceError
+from tilewright_server.children import run_module
 
 __all__ = ["WorkerEndedError", "WorkerProcess"]
 
-_START = (sys.executable, "-m", "tilewright_server.tuning.worker")
 _STOP_S = 5.0
 _TAIL = 2000
 
@@ -40,7 +39,7 @@ class WorkerProcess:
     ) -> None:
         self._greeting = dict(greeting)
         self._timeout_s = start_timeout_s
-        self._command = tuple(command) or _START
+        self._command = tuple(command) or tuple(run_module("tilewright_server.tuning.worker"))
         self._process: subprocess.Popen[bytes] | None = None
         self._log: Any = None
         self._buffer = b""

@@ -301,7 +301,7 @@ def test_library_that_cannot_be_found_is_refused(monkeypatch: pytest.MonkeyPatch
 
 def test_helper_that_cannot_be_started_is_a_missing_toolchain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvrtc_module, "_have", lambda module: True)
-    monkeypatch.setattr(nvrtc_process.sys, "executable", "/nonexistent/python")
+    monkeypatch.setattr(nvrtc_process, "run_module", lambda *_: ["/nonexistent/python"])
     with pytest.raises(ToolchainMissingError, match="cannot be started"):
         NvrtcToolchain([]).identity()
 

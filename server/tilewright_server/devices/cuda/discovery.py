@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +11,13 @@ from typing import Any
 
 from tilewright_arch import ArchError, ArchSpec, from_compute_capability
 from tilewright_kit.device import DeviceInfo
+from tilewright_server.children import run_module
 from tilewright_server.devices.cuda.driver import MIN_DRIVER
 
 __all__ = ["Discovery", "describe_uuid", "find", "has_driver", "parse"]
 
 _TIMEOUT_S = 30.0
+_PROBE = "tilewright_server.devices.cuda.probe"
 _NODES = ("dev/nvidiactl", "dev/dxg")
 _LIBRARIES = (
     "usr/lib/x86_64-linux-gnu/libcuda.so.1",
@@ -53,16 +54,18 @@ def find(kind: str = "cuda", root: Path = _SYSTEM, command: Sequence[str] = ()) 
     driver's own variables (CUDA_VISIBLE_DEVICES) are passed on to it."""
     if not has_driver(root):
         return Discovery(problem="no NVIDIA driver and no device node (/dev/nvidiactl)", fix=_DRIVER_FIX)
-    argv = command or (sys.executable, "-m", "tilewright_server.devices.cuda.probe")
+    argv = list(command) or run_module(_PROBE)
     try:
-        answer = subprocess.run(list(argv), stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S)
+        answer = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S)
         record = json.loads(answer.stdout)
         if not isinstance(record, dict):
             raise ValueError("not an object")
     except subprocess.TimeoutExpired:
         return Discovery(problem=f"the NVIDIA driver did not answer within {_TIMEOUT_S:g} s", fix="restart the machine")
     except (OSError, ValueError):
-        return Discovery(problem="asking the NVIDIA driver failed", fix=f"run {' '.join(argv)} and look what it says")
+        return Discovery(
+            problem="asking the NVIDIA driver failed", fix=f"run `python -m {_PROBE}` and look what it says"
+        )
     return parse(record, kind, node=any((root / path).exists() for path in _NODES))
 
 

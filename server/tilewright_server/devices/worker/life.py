@@ -14,7 +14,6 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import threading
 import weakref
 from collections import deque
@@ -25,6 +24,7 @@ from typing import Any
 
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.errors import ResourceExhaustedError, TilewrightError, UnavailableError
+from tilewright_server.children import run_module
 from tilewright_server.devices.base import DeviceLostError, WorkerSpec
 from tilewright_server.devices.lifetime import Lifetime
 from tilewright_server.devices.worker.area import CONNECTIONS, Area
@@ -45,14 +45,6 @@ ANSWER_S = 120.0
 
 _OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ENOSPC, errno.ETOOMANYREFS})
 """What this process is short of, not the worker's fault."""
-
-# It sees the modules that the server sees, and nothing of the folder that it happens to be started in.
-_START = """
-import sys
-sys.path[:] = [entry for entry in sys.argv.pop(1).split(":") if entry]
-import runpy
-runpy.run_module("tilewright_server.devices.worker", run_name="__main__", alter_sys=True)
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +121,7 @@ class WorkerProcess(Lifetime):
         """Start the process, hear what it says, bury it. The process asks for its own end with that of the thread that
         started it, so this thread stays for as long as it lives."""
         try:
-            command = [sys.executable, "-c", _START, ":".join(sys.path), *map(str, fds)]
+            command = run_module("tilewright_server.devices.worker", *map(str, fds))
             # What it prints belongs to the log; stdout may be a pipe that somebody reads the server's address from.
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=fds)
         except OSError as error:
