@@ -217,6 +217,8 @@ class Binder:
             raise _wrong_device(slot, item, binding.target.device_id)
         if is_lost(item.address):
             raise DeviceLostError(f"the {item.kind} was on the device when it was lost", device=item.device_id)
+        if item.address % slot.alignment:
+            raise _misaligned(slot, item)
         if slot.nbytes:
             binding.objects.append(item)
             binding.addresses[slot.index] = item.address + offset
@@ -300,6 +302,17 @@ def _wrong_device(slot: Slot, item: DeviceRegion | ResidentBuffer, device_id: st
         value=item.device_id,
         rule=f"{item.kind}_device",
         fix=f"plan for {item.device_id} (selection.device), or {mend}",
+    )
+
+
+def _misaligned(slot: Slot, item: DeviceRegion | ResidentBuffer) -> InvalidArgumentError:
+    """A client chooses where in an allocation its region begins; a kernel that reads elements there would fault."""
+    return InvalidArgumentError(
+        f"the {item.kind} of {slot.name} does not begin at a multiple of its element size",
+        field=slot.name,
+        value=item.address % slot.alignment,
+        rule="operand_alignment",
+        fix=f"register it from a multiple of {slot.alignment} bytes on",
     )
 
 

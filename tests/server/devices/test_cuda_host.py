@@ -208,6 +208,17 @@ def test_doctor_says_what_is_missing_for_gpus(monkeypatch: pytest.MonkeyPatch) -
     assert {found[f"cuda {topic}"].state for topic in ("devices", "packages", "compiler")} == {"note"}
 
 
+def test_gpus_that_cannot_be_used_for_want_of_packages_are_no_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provider, "find", lambda kind: parse(answer(H200)))
+    assert [info.id for info in CudaProvider().discover()] == ["cuda:0"]
+    monkeypatch.setattr(provider, "_installed", lambda name: name != "cuda-bindings")
+    assert CudaProvider().discover() == ()
+    said = CudaProvider().diagnose()
+    assert "1 found" in said["devices"]
+    assert "cuda-bindings not installed" in said["packages"]
+    assert "tilewright[cuda]" in said["packages"]
+
+
 def test_doctor_lists_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     found = diagnosed(monkeypatch, parse(answer({**H200, "units": 114})))
     assert found["cuda driver"].state == "ok"

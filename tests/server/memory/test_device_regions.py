@@ -226,6 +226,16 @@ def test_bounds_hold_on_devices(house: House, offset: int, rule: str) -> None:
     assert caught.value.rule == rule
 
 
+def test_a_region_that_begins_between_elements_is_refused(house: House) -> None:
+    """The kernel would fault, and take the device from everybody."""
+    region = house.register()
+    region.address = region.address + 2
+    _, target = house.plan()
+    with pytest.raises(InvalidArgumentError) as caught:
+        house.service.binder.bind(target, [at(region), at(region, 1024)], house.session)
+    assert (caught.value.rule, caught.value.field, caught.value.value) == ("operand_alignment", "x", "2")
+
+
 def test_operands_on_the_device_are_used_in_place(house: House) -> None:
     region = house.register()
     _, target = house.plan()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tilewright_kit.errors import DeviceError, ResourceExhaustedError
 from tilewright_server.devices.base import ProgramStage
 from tilewright_server.devices.cuda.driver import Driver
 from tilewright_server.devices.cuda.graph import ProgramGraph
@@ -58,6 +59,9 @@ class CudaProgram:
         lane = self._borrow()
         try:
             return lane.timed(lane.bound(self, tuple(addresses), workspace), max(1, repeat))
+        except (DeviceError, ResourceExhaustedError):
+            lane.synchronize()  # of several stages the first may be under way, on memory that is given back now
+            raise
         finally:
             self._give_back(lane)
 

@@ -47,7 +47,8 @@ class CudaProvider:
             return self._found
 
     def discover(self) -> tuple[DeviceInfo, ...]:
-        return self.search().devices
+        """None without NVIDIA's packages: a device that cannot be opened must not become the server's default."""
+        return () if _missing() else self.search().devices
 
     def worker(self, info: DeviceInfo) -> WorkerSpec:  # noqa: ARG002
         return WorkerSpec(f"{__name__}:{open_device.__name__}")
@@ -63,14 +64,21 @@ class CudaProvider:
             texts["driver"] = f"CUDA {found.driver // 1000}.{found.driver % 1000 // 10}"
         if found.problem:
             texts["devices"] = f"{found.problem}. Fix: {found.fix}"
-        missing = [name for name in PACKAGES if not _installed(name)]
+        missing = _missing()
         if missing:
+            if found.devices:
+                texts["devices"] = f"{len(found.devices)} found, none can be used. Fix: {INSTALL}"
             texts["packages"] = f"{' and '.join(missing)} not installed. Fix: {INSTALL}"
         else:
             texts["packages"] = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
         for index, note in enumerate(found.notes):
             texts[f"note {index + 1}"] = note
         return texts
+
+
+def _missing() -> list[str]:
+    """Packages that are not installed."""
+    return [name for name in PACKAGES if not _installed(name)]
 
 
 def _installed(name: str) -> bool:
