@@ -194,7 +194,7 @@ class Settings:
         256, "count", _count(1, 1_000_000), "Executions that may wait for the device; more are refused."
     )
     workspace_bytes: int = _setting(
-        4096 * MIB, "size", _size(0, 2**50), "Workspace of all executions of one device together."
+        4096 * MIB, "size", _size(0, 2**50), "Workspace of all executions and bindings of one device together."
     )
     plan_cache_bytes: int = _setting(
         64 * MIB,

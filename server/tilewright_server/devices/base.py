@@ -293,8 +293,8 @@ class ConnectedDevice(Protocol):
         """Let the connection launch ``program`` on these addresses, under the id ``binding`` of the caller's choice.
 
         The caller keeps the memory and the program's kernels there until ``unbind`` or the connection's end.
-        Workspace is the connection's own. Raises ``NotFoundError`` for a connection that has ended, ``DeviceError``,
-        ``DeviceLostError``.
+        Workspace is the connection's own: as large as the largest binding needs, until none needs any. Raises
+        ``NotFoundError`` for a connection that has ended, ``DeviceError``, ``DeviceLostError``.
         """
         ...
 

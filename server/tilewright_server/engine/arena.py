@@ -33,7 +33,7 @@ class Arena:
         self._lock = threading.Lock()
         self._next_trim = time.monotonic() + idle_s
         self.reserved_bytes = 0
-        """Bytes taken from the device, in use or idle."""
+        """Bytes taken from the device, in use or idle, and those that were claimed."""
 
     def take(self, nbytes: int) -> Buffer:
         """At least ``nbytes`` bytes of any content. Raises ``ResourceExhaustedError`` at the limit."""
@@ -60,6 +60,16 @@ class Arena:
                 self._free.setdefault(buffer.nbytes, deque()).append((buffer, now))
         if now >= self._next_trim:
             self.trim(self._idle_s)
+
+    def claim(self, nbytes: int) -> None:
+        """Count workspace that somebody else takes from the device. Raises ``ResourceExhaustedError`` at the limit."""
+        with self._lock:
+            self._make_room(nbytes)
+
+    def disclaim(self, nbytes: int) -> None:
+        """It was given back."""
+        with self._lock:
+            self.reserved_bytes -= nbytes
 
     def forget(self) -> None:
         """The device was lost, and all memory with it; what is in use now comes back later."""
@@ -97,25 +107,29 @@ class Arena:
 
     def _reserve(self, size: int) -> Buffer:
         with self._lock:
-            over = self.reserved_bytes + size - self._limit
-            if over > 0:
-                self._trim(time.monotonic(), over)
-                if self.reserved_bytes + size > self._limit:
-                    raise ResourceExhaustedError(
-                        f"the workspace of this device is used up ({self._limit} bytes)",
-                        field="workspace_bytes",
-                        value=size,
-                        rule="workspace_limit",
-                        fix="run fewer executions at a time, or raise the limit",
-                        retry_after_s=None if size > self._limit else 0.05,
-                    )
-            self.reserved_bytes += size
+            self._make_room(size)
         try:
             return self._device.allocate(size)
         except BaseException:
             with self._lock:
                 self.reserved_bytes -= size
             raise
+
+    def _make_room(self, size: int) -> None:
+        """Lock held."""
+        over = self.reserved_bytes + size - self._limit
+        if over > 0:
+            self._trim(time.monotonic(), over)
+            if self.reserved_bytes + size > self._limit:
+                raise ResourceExhaustedError(
+                    f"the workspace of this device is used up ({self._limit} bytes)",
+                    field="workspace_bytes",
+                    value=size,
+                    rule="workspace_limit",
+                    fix="run fewer executions at a time, bind fewer plans that split k, or raise the limit",
+                    retry_after_s=None if size > self._limit else 0.05,
+                )
+        self.reserved_bytes += size
 
     def close(self) -> None:
         """Give back everything that is idle."""

@@ -69,6 +69,13 @@ class Executor:
     def workspace_bytes(self) -> int:
         return self._arena.reserved_bytes
 
+    def claim_workspace(self, nbytes: int) -> None:
+        """See ``Arena.claim``: for launches that the device serves by itself."""
+        self._arena.claim(nbytes)
+
+    def disclaim_workspace(self, nbytes: int) -> None:
+        self._arena.disclaim(nbytes)
+
     def run(self, prepared: Prepared, addresses: Sequence[int], call: Call, repeat: int = 1) -> Outcome:
         """See ``Engine.execute``."""
         prepared.check(addresses)

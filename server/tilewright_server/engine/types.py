@@ -55,7 +55,7 @@ class EngineOptions:
     queue_limit: int = 1024
     """Executions that may wait for a device."""
     workspace_bytes: int = 4 << 30
-    """Workspace of all executions of a device together."""
+    """Workspace of all executions and bindings of a device together."""
 
 
 @dataclass(frozen=True, slots=True)

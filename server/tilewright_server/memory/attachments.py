@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from tilewright_server.memory.bound import BoundExecution
 
 if TYPE_CHECKING:
     from tilewright_server.devices.registry import DeviceRegistry
+    from tilewright_server.engine.executor import Executor
     from tilewright_server.memory.session import Session
 
 __all__ = ["Attachment", "Attachments"]
@@ -31,7 +33,7 @@ _numbers = itertools.count(1)
 class Attachment:
     """One connection of a session on one device."""
 
-    __slots__ = ("device", "device_id", "number", "over", "session")
+    __slots__ = ("_claimed", "_executor", "_lock", "_needs", "device", "device_id", "number", "over", "session")
 
     def __init__(self, session: Session, device: ConnectedDevice, device_id: str) -> None:
         self.session = session
@@ -41,14 +43,60 @@ class Attachment:
         """What the device knows it by."""
         self.over = False
         """Nothing of it runs any more, and nothing will."""
+        self._lock = threading.Lock()
+        self._needs: dict[int, int] = {}
+        """Bytes of workspace by binding, of those that need any."""
+        self._claimed = 0
+        self._executor: Executor | None = None
 
     def publish(self, bound: BoundExecution) -> None:
+        """Raises ``ResourceExhaustedError`` as well if its workspace would go beyond the device's limit."""
         prepared = bound.prepared
         program = prepared.program
-        if program is not None:
-            workspace = prepared.workspace_bytes
+        if program is None:
+            return
+        workspace, before = prepared.workspace_bytes, self._claimed
+        if workspace and prepared.executor is not None:
+            self._claim(prepared.executor, bound.id, workspace)
+        try:
             with contextlib.suppress(NotFoundError):  # it has just ended
                 self.device.bind(self.number, bound.id, program, bound.binding.addresses, workspace)
+        except BaseException:
+            self._disclaim(bound.id, before)
+            raise
+
+    def withdraw(self, bound: BoundExecution) -> None:
+        """When this returns, what the binding uses may be given back."""
+        self.device.unbind(self.number, bound.id)
+        self._disclaim(bound.id, self._claimed)
+
+    def end(self) -> None:
+        """Nothing of it runs any more."""
+        with self._lock:
+            self.over = True
+            self._needs.clear()
+            self._shrink(0)
+
+    def _claim(self, executor: Executor, binding: int, nbytes: int) -> None:
+        """A connection has one workspace, as large as the largest that its bindings need, until none needs any."""
+        with self._lock:
+            if self.over:
+                return
+            if nbytes > self._claimed:
+                executor.claim_workspace(nbytes - self._claimed)
+                self._executor, self._claimed = executor, nbytes
+            self._needs[binding] = nbytes
+
+    def _disclaim(self, binding: int, keep: int) -> None:
+        with self._lock:
+            if self._needs.pop(binding, 0):
+                self._shrink(keep if self._needs else 0)
+
+    def _shrink(self, keep: int) -> None:
+        """Lock held."""
+        if self._executor is not None and self._claimed > keep:
+            self._executor.disclaim_workspace(self._claimed - keep)
+            self._claimed = keep
 
     def close(self) -> None:
         """Have the connection end soon. Idempotent. Raises nothing: whoever ends things has more of them to end.
@@ -97,7 +145,7 @@ class Attachments:
         with session.attaching:
             for attachment in tuple(session.attachments):
                 if attachment.device_id == bound.device_id:
-                    attachment.device.unbind(attachment.number, bound.id)
+                    attachment.withdraw(bound)
 
     def attach(self, session: Session, device_id: str, fd: int, ended: Callable[[], None]) -> Attachment:
         """Hand the connection ``fd`` (which stays the caller's to close) to a device.
@@ -118,7 +166,7 @@ class Attachments:
         attachment = Attachment(session, device, device_id)
 
         def over() -> None:  # without the lock, which may be held by one who waits for the device
-            attachment.over = True
+            attachment.end()
             session.attachments.discard(attachment)
             ended()
 

@@ -616,16 +616,28 @@ def test_binding_gets_workspace_of_its_connection(client: Client) -> None:
     bench = client.bench
     x, out = bench.put(np.ones(N, np.float32)), bench.put(np.zeros(N, np.float32))
     add = bench.device.load(bench._binary).function("add")
-    for binding, size in ((1, 4 * N), (2, 40 * N)):
+
+    def bind(binding: int, size: int) -> None:
         first = Struct((Pointer("x"), Pointer("x"), Pointer(WORKSPACE, size - 4 * N), I64(N)))
         second = Struct((Pointer(WORKSPACE, size - 4 * N), Pointer("x"), Pointer("out"), I64(N)))
         stages = [ProgramStage(add, pack(args), Geometry()) for args in (first, second)]
         bench.device.bind(1, binding, bench.device.program(stages, ("x", "out")), [x.address, out.address], size)
-    for binding in (1, 2, 1):
+
+    def check(binding: int) -> None:
         client.send((REPLY, 0, 0, binding))
         client.receive()
         assert (bench.get(out) == 3).all()
         bench.device.write(out, 0, memoryview(np.zeros(N, np.float32)))
+
+    bind(1, 4 * N)
+    bind(2, 40 * N)
+    for binding in (1, 2, 1):
+        check(binding)
+    bench.device.unbind(1, 2)
+    check(1)
+    bench.device.unbind(1, 1)  # and with it the workspace, which the next brings anew
+    bind(3, 4 * N)
+    check(3)
 
 
 def test_binding_that_was_taken_back_is_unknown(client: Client) -> None:

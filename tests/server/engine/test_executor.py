@@ -433,6 +433,20 @@ def test_idle_workspace_is_given_back_in_time() -> None:
     assert arena.reserved_bytes == 65536
 
 
+def test_the_arena_counts_what_others_take() -> None:
+    arena = Arena(FakeDevice(), 1 << 20)  # type: ignore[arg-type]
+    arena.give_back(arena.take(512 << 10))
+    arena.claim(768 << 10)  # what is idle makes room
+    for nbytes, later in ((512 << 10, 0.05), (2 << 20, None)):
+        with pytest.raises(ResourceExhaustedError) as caught:
+            arena.claim(nbytes)
+        assert (caught.value.rule, caught.value.retry_after_s) == ("workspace_limit", later)
+    with pytest.raises(ResourceExhaustedError):
+        arena.take(512 << 10)
+    arena.disclaim(768 << 10)
+    assert arena.reserved_bytes == 0
+
+
 def test_refused_allocation_is_not_counted() -> None:
     device = FakeDevice()
     arena = Arena(device, 1 << 30)  # type: ignore[arg-type]

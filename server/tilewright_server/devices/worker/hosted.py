@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,8 @@ class _Connection:
     place: int
     programs: dict[int, int]
     """Ids of programs by binding."""
+    needs: dict[int, int] = field(default_factory=dict)
+    """Bytes of workspace by binding, of those that need any."""
     workspace: Buffer | None = None
 
 
@@ -285,19 +287,23 @@ class Hosted:
 
     def _serve(self, number: int) -> None:
         connection = self._connections[number]
-        try:
+        with ExitStack() as end:  # all of it, whatever goes wrong
+            end.callback(self._ended, number)
+            end.callback(self._free_workspace, connection)
+            end.callback(self._area.give_place_back, connection.place)
+            end.callback(self._connections.pop, number)
+            end.callback(self.clients.end, connection.client)
             connection.loop.serve()
-        finally:
-            self.clients.end(connection.client)
-            del self._connections[number]
-            self._area.give_place_back(connection.place)
-            try:
-                if connection.workspace is not None:
-                    self.device.free(connection.workspace)
-            except DeviceLostError as error:
-                self._lost(error)
-            finally:
-                self._ended(number)
+
+    def _free_workspace(self, connection: _Connection) -> None:
+        """Nothing of the connection needs it any more."""
+        with connection.loop.lock:
+            have, connection.workspace, connection.loop.workspace = connection.workspace, None, 0
+        try:
+            if have is not None:
+                self.device.free(have)
+        except DeviceLostError as error:
+            self._lost(error)
 
     def do_bind(
         self, connection: int, binding: int, program: int, addresses: Sequence[int], workspace_bytes: int
@@ -312,13 +318,16 @@ class Hosted:
             made = _Noted(made, program, self._places, known.place)
         with known.loop.lock:
             known.loop.require_open()
-            self._grow(known, workspace_bytes)
+            if workspace_bytes:
+                self._grow(known, workspace_bytes)
+                known.needs[binding] = workspace_bytes
             known.programs[binding] = program
             known.loop.bind(binding, made, addresses)
         return _NOTHING
 
     def _grow(self, connection: _Connection, nbytes: int) -> None:
-        """One workspace for all of a connection's launches, since they run one after the other. Lock held."""
+        """One workspace for all of a connection's launches, since they run one after the other. How large it may become
+        is the server's business. Lock held."""
         have = connection.workspace
         if nbytes <= (have.nbytes if have is not None else 0):
             return
@@ -331,8 +340,11 @@ class Hosted:
     def do_unbind(self, connection: int, binding: int) -> Reply:
         known = self._connections.get(connection)
         if known is not None:
-            known.loop.unbind(binding)
-            known.programs.pop(binding, None)
+            with known.loop.lock:
+                known.loop.unbind(binding)
+                known.programs.pop(binding, None)
+                if known.needs.pop(binding, 0) and not known.needs:
+                    self._free_workspace(known)
         return _NOTHING
 
     def do_detach(self, connection: int) -> Reply:
