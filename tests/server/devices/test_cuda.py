@@ -513,6 +513,20 @@ def test_part_outside_the_allocation_is_refused(kind: str, gpu: CudaDevice, clie
     gpu.import_memory(replace(handle, offset=(2 << 20) - 4, nbytes=4))
 
 
+def test_memory_that_cannot_be_mapped_is_not_called_too_small(
+    gpu: CudaDevice, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle, api = client.handle("fd"), gpu._driver.api
+    with monkeypatch.context() as patch:
+        patch.setattr(api, "cuMemSetAccess", lambda *_: (api.CUresult.CUDA_ERROR_NOT_SUPPORTED,))
+        for nbytes in (4, (2 << 20) + 4):
+            with pytest.raises(DeviceError) as caught:
+                gpu.import_memory(replace(handle, nbytes=nbytes))
+            assert caught.value.rule == "memory_kind"
+    assert gpu.memory_use()["mappings"] == 0
+    gpu.import_memory(replace(handle, nbytes=4))
+
+
 def test_handles_that_name_nothing_say_why(gpu: CudaDevice, client: Client, tmp_path: Path) -> None:
     freed = client.handle("cuda_ipc")
     client.ask("free")
