@@ -225,7 +225,10 @@ class Settings:
     max_bindings: int = _setting(16384, "count", _count(1, 1_000_000), "Bound executions of one session.")
     max_buffers: int = _setting(4096, "count", _count(1, 1_000_000), "Resident buffers of one session.")
     buffer_bytes: int = _setting(
-        4096 * MIB, "size", _size(0, 2**50), "Bytes of all resident buffers of one session together."
+        4096 * MIB,
+        "size",
+        _size(0, 2**50),
+        "Bytes of all resident buffers of one session together; such that can be exported count in whole blocks.",
     )
     inline_limit: int = _setting(
         4 * MIB, "size", _size(0, 512 * MIB), "Largest operand that may travel inside a message, either way."

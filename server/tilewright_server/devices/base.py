@@ -21,6 +21,7 @@ __all__ = [
     "ConnectedDevice",
     "DeviceHost",
     "DeviceLostError",
+    "GranularDevice",
     "HostedProvider",
     "IsolatedProvider",
     "LastingStream",
@@ -184,6 +185,14 @@ class SharingDevice(Protocol):
         A descriptor in the handle is a fresh one: the caller closes it. Raises ``UnsupportedError``, ``DeviceError``.
         """
         ...
+
+
+@runtime_checkable
+class GranularDevice(Protocol):
+    """A ``SharingDevice`` whose memory for other processes comes in whole blocks."""
+
+    shared_granule: int
+    """Bytes of a block of ``allocate_shared``."""
 
 
 class LaunchStream(Protocol):

@@ -14,7 +14,7 @@ __all__ = ["ResidentBuffer"]
 class ResidentBuffer(Pinned):
     """Zeroed memory on one device, owned by one session."""
 
-    __slots__ = ("_buffer", "device", "device_id", "exportable", "exported")
+    __slots__ = ("_buffer", "device", "device_id", "exportable", "exported", "taken_bytes")
 
     kind = "buffer"
 
@@ -22,6 +22,8 @@ class ResidentBuffer(Pinned):
         """Allocate; ``ResourceExhaustedError`` if the device has not that much, ``UnsupportedError`` if it exports
         nothing."""
         super().__init__(nbytes)
+        self.taken_bytes = nbytes
+        """Of the device, as far as quotas are concerned."""
         self.device = device
         self.device_id = device.info.id
         self.exported = False

@@ -6,14 +6,22 @@ from typing import TYPE_CHECKING, Any
 
 from tilewright_kit.device import Buffer, Device
 from tilewright_kit.errors import InvalidArgumentError, NotFoundError, UnsupportedError
-from tilewright_server.devices.base import MemoryHandle, SharingDevice
+from tilewright_server.devices.base import GranularDevice, MemoryHandle, SharingDevice
 from tilewright_server.memory.pins import Pinned
 from tilewright_server.memory.shm import MAX_REGION_BYTES
 
 if TYPE_CHECKING:
     from tilewright_server.devices.registry import DeviceRegistry
 
-__all__ = ["DeviceRegion", "allocate_exportable", "check_handle", "device_of_uuid", "export", "plain_uuid"]
+__all__ = [
+    "DeviceRegion",
+    "allocate_exportable",
+    "check_handle",
+    "device_of_uuid",
+    "export",
+    "exportable_bytes",
+    "plain_uuid",
+]
 
 HANDLE_BYTES = 64
 """Of a legacy handle, and of an exported pointer."""
@@ -115,6 +123,12 @@ def check_handle(handle: MemoryHandle) -> None:
 def allocate_exportable(device: Device, nbytes: int) -> Buffer:
     """Memory that can be named for the client's process. Raises ``UnsupportedError``, ``ResourceExhaustedError``."""
     return _sharing(device).allocate_shared(nbytes)
+
+
+def exportable_bytes(device: Device, nbytes: int) -> int:
+    """How much of the device ``allocate_exportable`` takes."""
+    granule = device.shared_granule if isinstance(device, GranularDevice) else 1
+    return -(-nbytes // granule) * granule
 
 
 def export(device: Device, buffer: Buffer) -> MemoryHandle:

@@ -174,8 +174,10 @@ class Session:
 
     # Buffers
 
-    def create_buffer(self, nbytes: int, allocate: Callable[[int], ResidentBuffer]) -> ResidentBuffer:
-        """Allocate a resident buffer within the quota."""
+    def create_buffer(
+        self, nbytes: int, allocate: Callable[[int], ResidentBuffer], takes: Callable[[int], int] = int
+    ) -> ResidentBuffer:
+        """Allocate a resident buffer within the quota, to which all counts that it ``takes`` of the device."""
         if nbytes <= 0:
             raise InvalidArgumentError(
                 "a buffer has at least one byte",
@@ -184,19 +186,21 @@ class Session:
                 rule="buffer_size",
                 fix="ask for one or more",
             )
+        taken = takes(nbytes)
         with self._changed:
             self._check_open()
             if len(self._buffers) >= self._limits.buffers:
                 raise over_quota("buffers", self._limits.buffers, "free buffers that are no longer used")
-            if self._buffer_bytes + nbytes > self._limits.buffer_bytes:
+            if self._buffer_bytes + taken > self._limits.buffer_bytes:
                 raise over_quota("bytes", self._limits.buffer_bytes, "free buffers, or ask for a smaller one")
-            self._buffer_bytes += nbytes
+            self._buffer_bytes += taken
         try:
             buffer = allocate(nbytes)
         except BaseException:
             with self._changed:
-                self._buffer_bytes -= nbytes
+                self._buffer_bytes -= taken
             raise
+        buffer.taken_bytes = taken
         try:
             self._adopt(buffer, self._buffers)
         except TilewrightError:
@@ -403,7 +407,7 @@ class Session:
                 self.unpin(item.objects)
             with self._changed:
                 if isinstance(item, ResidentBuffer):
-                    self._buffer_bytes -= item.size
+                    self._buffer_bytes -= item.taken_bytes
                 self._ending.discard(item)
                 self._changed.notify_all()
 

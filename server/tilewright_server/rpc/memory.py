@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from tilewright_kit.errors import InvalidArgumentError, UnavailableError, UnsupportedError
 from tilewright_proto.v1 import memory_pb2 as pb
 from tilewright_server.memory.buffers import ResidentBuffer
+from tilewright_server.memory.imports import exportable_bytes
 from tilewright_server.memory.session import Session
 from tilewright_server.rpc.handlers import Context, call_of, lease
 from tilewright_server.rpc.sources import exported, region_reply, region_source
@@ -126,11 +127,13 @@ class MemoryServicer:
     def create_buffer(self, request: pb.CreateBufferRequest, context: Context) -> pb.CreateBufferReply:
         session = self._sessions.get(request.session)
         device = self._service.engine.devices.get(request.device, call_of(context).remaining())
-        return pb.CreateBufferReply(
-            buffer=session.create_buffer(
-                request.bytes, lambda size: ResidentBuffer(device, size, exportable=request.exportable)
-            ).id
+        exportable = request.exportable
+        buffer = session.create_buffer(
+            request.bytes,
+            lambda size: ResidentBuffer(device, size, exportable=exportable),
+            (lambda size: exportable_bytes(device, size)) if exportable else int,
         )
+        return pb.CreateBufferReply(buffer=buffer.id)
 
     def write_buffer(self, request: pb.WriteBufferRequest, _: Context) -> pb.WriteBufferReply:
         place = request.WhichOneof("source")

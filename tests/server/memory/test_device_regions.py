@@ -31,7 +31,7 @@ from tilewright_server.engine.types import Selection
 from tilewright_server.memory.binding import Location, Place, Target
 from tilewright_server.memory.bound import BoundExecution
 from tilewright_server.memory.buffers import ResidentBuffer
-from tilewright_server.memory.imports import plain_uuid
+from tilewright_server.memory.imports import exportable_bytes, plain_uuid
 from tilewright_server.memory.session import Limits, Session
 from tilewright_server.memory.sessions import Sessions
 from tilewright_server.memory.sources import DeviceMemory
@@ -346,6 +346,29 @@ def test_unbinding_waits_for_a_launch(house: House) -> None:
     assert region.pins == 1
     house.session.unpin((bound,))
     assert region.pins == 0
+
+
+def test_the_quota_counts_whole_blocks_of_what_can_be_exported(house: House) -> None:
+    session = Sessions(Limits(buffer_bytes=3 << 20)).open("", local=True)
+
+    def create(nbytes: int) -> ResidentBuffer:
+        return session.create_buffer(
+            nbytes,
+            lambda size: _buffer(house.one, size, exportable=True),
+            lambda size: exportable_bytes(house.one, size),
+        )
+
+    assert exportable_bytes(house.one, 1) == 1
+    house.one.shared_granule = 2 << 20
+    one = create(1)
+    with pytest.raises(ResourceExhaustedError):
+        create(1)
+    session.free_buffer(one.id)
+    with pytest.raises(ResourceExhaustedError):
+        create((2 << 20) + 1)
+    create(2 << 20)
+    session.create_buffer(1 << 20, lambda size: _buffer(house.one, size))
+    session.close()
 
 
 def test_a_buffer_is_exported_by_its_handle(house: House) -> None:

@@ -25,7 +25,7 @@ from tilewright_server.devices.cuda.discovery import describe_uuid
 from tilewright_server.devices.cuda.driver import Driver
 from tilewright_server.devices.cuda.graveyard import Graveyard
 from tilewright_server.devices.cuda.lane import Lane
-from tilewright_server.devices.cuda.memory import Memory
+from tilewright_server.devices.cuda.memory import SHARED_GRANULE, Memory
 from tilewright_server.devices.cuda.module import CudaModule, Function
 from tilewright_server.devices.cuda.packing import HostBlock
 from tilewright_server.devices.cuda.program import CudaProgram
@@ -67,6 +67,7 @@ class CudaDevice:
         """``handle`` is the driver's; its context is current. Use ``open``."""
         self.info = info
         self.uuid = str(info.attributes.get("uuid", ""))
+        self.shared_granule = SHARED_GRANULE
         self._driver = driver
         self._handle = handle
         self._memory = Memory(driver, int(handle), info.memory_bytes)

@@ -17,6 +17,7 @@ from tilewright_kit.device import Buffer, Device, Launch, Module
 from tilewright_kit.errors import DeviceError, NotFoundError, UnsupportedError
 from tilewright_server.devices.base import (
     DeviceLostError,
+    GranularDevice,
     LaunchStream,
     Program,
     ProgramDevice,
@@ -99,6 +100,7 @@ class Hosted:
         return {
             "lanes": device.lanes if isinstance(device, ProgramDevice) else 1,
             "uuid": device.uuid if isinstance(device, SharingDevice) else "",
+            "shared_granule": device.shared_granule if isinstance(device, GranularDevice) else 1,
         }
 
     def call(self, method: str, arguments: dict[str, Any], fds: list[int]) -> Reply:
