@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -149,6 +150,11 @@ def open_streams(info: DeviceInfo, options: Mapping[str, Any]) -> StreamCpu:
 
 def open_lost(info: DeviceInfo, options: Mapping[str, Any]) -> LostCpu:
     return LostCpu(info, _runtime(info, options))
+
+
+def open_slowly(info: DeviceInfo, options: Mapping[str, Any]) -> HostedCpu:
+    time.sleep(2)
+    return HostedCpu(info, _runtime(info, options))
 
 
 def refuse(info: DeviceInfo, options: Mapping[str, Any]) -> HostedCpu:

@@ -43,7 +43,7 @@ from tilewright_server.devices.base import (
 )
 from tilewright_server.devices.lifetime import is_lost
 from tilewright_server.devices.registry import DeviceRegistry
-from tilewright_server.devices.worker import wire
+from tilewright_server.devices.worker import proxy, wire
 from tilewright_server.devices.worker.frames import HEADER, HEADER_BYTES, REPLY_KIND, Kind
 from tilewright_server.devices.worker.life import Loss
 from tilewright_server.devices.worker.proxy import WorkerDevice, WorkerProgram
@@ -293,6 +293,46 @@ def test_many_threads_lose_it_at_once_and_get_one_new_worker(bench: Bench) -> No
 
 
 # Start and end
+
+
+def test_requests_do_not_wait_long_for_a_device_that_is_opened_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would keep a thread of the server, which other devices need."""
+    device, options = bench.device, bench.device._spec.options
+    monkeypatch.setattr(proxy, "RESTART_S", 0.2)
+    device._spec = WorkerSpec("hosted_devices:open_slowly", options)
+    os.kill(device.pid, signal.SIGKILL)
+    eventually(lambda: device._life.lost)
+    for patience in (1.0, 0.2):  # the second does not wait at all
+        begin = time.monotonic()
+        with pytest.raises(UnavailableError) as caught:
+            device.allocate(16)
+        assert time.monotonic() - begin < patience
+        assert caught.value.rule == "device_starting"
+        assert caught.value.retry_after_s
+    eventually(lambda: not device._life.lost)
+    bench.check_that_it_adds()
+    assert device.generation == 2
+
+
+def test_a_device_that_is_closed_while_it_is_opened_again_leaves_no_process(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, options = bench.device, bench.device._spec.options
+    monkeypatch.setattr(proxy, "RESTART_S", 0.0)
+    device._spec = WorkerSpec("hosted_devices:open_slowly", options)
+    os.kill(device.pid, signal.SIGKILL)
+    eventually(lambda: device._life.lost)
+    with pytest.raises(UnavailableError):
+        device.allocate(16)
+    starting = device._starting
+    begin = time.monotonic()
+    device.close()
+    assert time.monotonic() - begin < 1
+    with pytest.raises(DeviceError, match="closed"):
+        starting.result(20)
+    eventually(lambda: not children())
 
 
 def test_error_of_opening_arrives_as_it_is(bench: Bench) -> None:

@@ -146,7 +146,7 @@ class WorkerProcess(Lifetime):
     def _bury(self, status: int, events: Channel) -> None:
         self.lost = True
         suspects = tuple(filter(None, (self.programs.get(number) for number in self.area.running())))
-        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+        how = f"signal {_signal_name(-status)}" if status < 0 else f"status {status}"
         for ended in self._take_connections():
             _call(ended)
         if not self._wanted:
@@ -370,6 +370,13 @@ class WorkerProcess(Lifetime):
                 numbers.append(self.dropped.popleft())
         with suppress(OSError):
             channel.send(Op.DROP, payload=b"".join(number.to_bytes(8, "little") for number in numbers))
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have none
+        return str(number)
 
 
 def _answer_within(connection: socket.socket, seconds: float) -> None:

@@ -9,13 +9,14 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from tilewright_kit.device import Buffer, DeviceInfo, Launch
-from tilewright_kit.errors import DeviceError, InternalError, TilewrightError
+from tilewright_kit.errors import DeviceError, InternalError, TilewrightError, UnavailableError
 from tilewright_server.devices.base import DeviceLostError, MemoryHandle, Program, ProgramStage, WorkerSpec
 from tilewright_server.devices.lifetime import DeviceAddress
 from tilewright_server.devices.worker.copies import copy
@@ -28,6 +29,8 @@ __all__ = ["RemoteStream", "WorkerDevice", "WorkerModule", "WorkerProgram"]
 
 log = logging.getLogger(__name__)
 
+RESTART_S = 10.0
+"""How long requests wait for a device that is opened again; a driver in trouble may take minutes."""
 RETRY_S = 1.0
 """For how long a device that could not be opened is not tried again."""
 
@@ -158,11 +161,14 @@ class WorkerDevice:
         self._lock = threading.Lock()
         self._closed = False
         self._failure: tuple[TilewrightError, float] | None = None
+        self._starting: Future[WorkerProcess] | None = None
+        self._started = 0.0
         self.generation = 1
         """Counts the workers."""
         self._life = WorkerProcess(info, spec, self._told)
         self.lanes = int(self._life.abilities["lanes"])
         self.uuid = str(self._life.abilities["uuid"])
+        self.shared_granule = int(self._life.abilities["shared_granule"])
 
     @property
     def pid(self) -> int:
@@ -170,32 +176,63 @@ class WorkerDevice:
         return self._life.pid
 
     def life(self) -> WorkerProcess:
-        """The worker, started anew if the last one has ended. Raises ``DeviceError`` when the device is closed."""
+        """The worker, started anew if the last one has ended. Raises ``DeviceError`` when the device is closed, what
+        opening it raises, and ``UnavailableError`` if that takes long: whoever waits keeps a thread of the server."""
         life = self._life
         if not life.lost and not self._closed:
             return life
         with self._lock:
             if self._closed:
-                raise DeviceError("the device is closed", rule="device_closed", fix="use another server")
+                raise _closed()
             if not self._life.lost:
                 return self._life
             if self._failure is not None and time.monotonic() < self._failure[1]:
                 raise self._failure[0]
-            return self._again()
+            starting = self._starting or self._start_again()
+        if not wait((starting,), max(0.0, self._started + RESTART_S - time.monotonic())).done:
+            raise UnavailableError(
+                "the device was lost, and takes long to be opened again",
+                field="device",
+                value=self.info.id,
+                rule="device_starting",
+                fix="try again later; see the server's log, and `tilewright doctor`",
+                retry_after_s=1.0,
+            )
+        return starting.result()
 
-    def _again(self) -> WorkerProcess:
-        """Another worker; lock held."""
-        if not self._life.buried.wait(END_S):
-            self._life.kill()  # it may have reported a fault, and hang at its end
-            self._life.buried.wait(END_S)
+    def _start_again(self) -> Future[WorkerProcess]:
+        """Have another worker started; lock held."""
+        starting = self._starting = Future()
+        self._started = time.monotonic()
+        threading.Thread(target=self._again, args=(starting,), name=f"{self.info.id} again", daemon=True).start()
+        return starting
+
+    def _again(self, starting: Future[WorkerProcess]) -> None:
+        old = self._life
         try:
-            self._life = WorkerProcess(self.info, self._spec, self._told)
-        except TilewrightError as error:
-            self._failure = (error, time.monotonic() + RETRY_S)
-            raise
-        self.generation += 1
-        log.warning("%s was opened again in process %d", self.info.id, self._life.pid)
-        return self._life
+            if not old.buried.wait(END_S):
+                old.kill()  # it may have reported a fault, and hang at its end
+                old.buried.wait(END_S)
+            fresh = WorkerProcess(self.info, self._spec, self._told)
+        except BaseException as error:
+            with self._lock:
+                self._starting = None
+                if isinstance(error, TilewrightError):
+                    self._failure = (error, time.monotonic() + RETRY_S)
+            starting.set_exception(error)
+            return
+        with self._lock:
+            self._starting = None
+            closed = self._closed
+            if not closed:
+                self._life = fresh
+                self.generation += 1
+        if closed:
+            fresh.close()
+            starting.set_exception(_closed())
+            return
+        log.warning("%s was opened again in process %d", self.info.id, fresh.pid)
+        starting.set_result(fresh)
 
     def close(self) -> None:
         with self._lock:
@@ -325,6 +362,10 @@ class WorkerDevice:
         if not life.lost and connection in life.connections:
             with suppress(DeviceLostError):
                 life.call("detach", connection=connection)
+
+
+def _closed() -> DeviceError:
+    return DeviceError("the device is closed", rule="device_closed", fix="use another server")
 
 
 _functions = iter(range(1, 1 << 62))
