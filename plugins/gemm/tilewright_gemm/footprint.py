@@ -150,10 +150,10 @@ def _fused(config: GemmConfig) -> bool:
 
 
 def _state_registers(config: GemmConfig) -> int:
-    """Registers for fused steps, results as wide as their sums, and Stream-K."""
+    """Registers for fused steps, results as wide as their sums, Stream-K, and promoted sums that are joined."""
     steps = _fused(config) or size_of(config.c) == GROUP_BYTES
-    stream = config.reduction is not Reduction.NONE
-    return (_STEP_REGISTERS if steps else 0) + (_STREAM_REGISTERS if stream else 0)
+    stream, promoted = config.reduction is not Reduction.NONE, config.promote > 0 and config.split_k > 1
+    return (_STEP_REGISTERS if steps else 0) + (_STREAM_REGISTERS if stream or promoted else 0)
 
 
 def join_limit(config: GemmConfig) -> int:
