@@ -164,7 +164,11 @@ def find_mapped(core: Core, address: int) -> DeviceArray | None:
     mapped = core.mapped
     if not mapped:
         return None
-    return mapped.get(address) or next((array for array in list(mapped.values()) if array.covers(address)), None)
+    found: DeviceArray | None = mapped.get(address)
+    if found is not None:
+        return found
+    arrays: list[DeviceArray | None] = [reference() for reference in mapped.valuerefs()]  # a copy: other threads make arrays meanwhile
+    return next((array for array in arrays if array is not None and array.covers(address)), None)
 
 
 def _unmap(ordinal: int, base: int) -> None:
