@@ -167,7 +167,8 @@ def find_mapped(core: Core, address: int) -> DeviceArray | None:
     found: DeviceArray | None = mapped.get(address)
     if found is not None:
         return found
-    arrays: list[DeviceArray | None] = [reference() for reference in mapped.valuerefs()]  # a copy: other threads make arrays meanwhile
+    # A copy: other threads make arrays meanwhile.
+    arrays: list[DeviceArray | None] = [reference() for reference in mapped.valuerefs()]
     return next((array for array in arrays if array is not None and array.covers(address)), None)
 
 
