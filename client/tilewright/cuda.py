@@ -15,7 +15,7 @@ from ctypes import byref, c_char_p, c_int, c_uint, c_uint64, c_void_p
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from tilewright.cudaapi import HANDLE_BYTES, SIGNATURES, Handle
+from tilewright.cudaapi import HANDLE_BYTES, SIGNATURES, Handle, format_uuid
 from tilewright.errors import (
     DeviceError,
     InvalidArgumentError,
@@ -36,6 +36,8 @@ _LAST_DEFAULT_STREAM = 2
 # <cuda.h>
 INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, NO_DEVICE, INVALID_CONTEXT = 1, 2, 3, 100, 201
 NOT_READY, NOT_SUPPORTED, NOT_PERMITTED = 600, 801, 800
+_CAPTURED_IMPLICITLY = 906
+"""A blocking stream is being captured, so that the legacy default stream cannot be used."""
 _CONTEXT_FAULTS = frozenset({700, 702, 709, 714, 715, 716, 717, 718, 719})
 """Errors of kernels that ran before, which every later call of the context reports."""
 _CONTEXT, _BUFFER_ID, _IS_MANAGED, _ORDINAL, _LEGACY_IPC = 1, 7, 8, 9, 10
@@ -65,11 +67,13 @@ class Pointer(NamedTuple):
 
 
 class _Current(threading.local):
-    """Where a thread is told its current context."""
+    """Where a thread is told its current context, and whether a stream is being captured."""
 
     def __init__(self) -> None:
         self.place = c_void_p()
         self.reference = byref(self.place)
+        self.capture = c_int()
+        self.capture_reference = byref(self.capture)
 
 
 class Driver:
@@ -168,6 +172,10 @@ class Driver:
     @cached_property
     def _query_stream(self) -> Any:
         return self._function("cuStreamQuery")
+
+    @cached_property
+    def _query_capture(self) -> Any:
+        return self._function("cuStreamIsCapturing")
 
     @cached_property
     def _query_event(self) -> Any:
@@ -283,12 +291,14 @@ class Driver:
     def read(self, ordinal: int, target: int, source: int, nbytes: int, stream: int) -> None:
         """Copy from the device to the host behind what is on the stream, and wait for it."""
         with self.current(ordinal):
+            self._refuse_capture(stream)
             self.call("cuMemcpyDtoHAsync_v2", target, source, nbytes, stream)
             self.call("cuStreamSynchronize", stream)
 
     def write(self, ordinal: int, target: int, source: int, nbytes: int, stream: int) -> None:
         """Copy from the host to the device behind what is on the stream, and wait for it."""
         with self.current(ordinal):
+            self._refuse_capture(stream)
             self.call("cuMemcpyHtoDAsync_v2", target, source, nbytes, stream)
             self.call("cuStreamSynchronize", stream)
 
@@ -296,16 +306,33 @@ class Driver:
 
     def synchronize(self, ordinal: int, stream: int) -> None:
         with self.current(ordinal):
+            self._refuse_capture(stream)
             self.call("cuStreamSynchronize", stream)
 
     def idle(self, ordinal: int, stream: int) -> bool:
-        """Whether all work of a stream is over. (One that is being captured is not.)"""
+        """Whether all work of a stream is over. Raises ``UnsupportedError`` for one that is being captured, and leaves
+        the capture as it is."""
         if stream > _LAST_DEFAULT_STREAM or self._is_current(ordinal):
-            code = self._query_stream(stream)
+            code = self._refuse_capture(stream) or self._query_stream(stream)
             if code != INVALID_CONTEXT:
                 return bool(code == 0)
         with self.current(ordinal):
-            return bool(self._query_stream(stream) == 0)
+            return bool((self._refuse_capture(stream) or self._query_stream(stream)) == 0)
+
+    def _refuse_capture(self, stream: int) -> int:
+        """What asking for the stream gave, 0 if nothing is wrong with it. (To query a stream that is being captured, or
+        to wait for it, spoils the capture; to ask for this does not.)"""
+        current = self._current
+        code = int(self._query_capture(stream, current.capture_reference))
+        if code == _CAPTURED_IMPLICITLY or (not code and current.capture.value):
+            raise UnsupportedError(
+                "the stream is being captured into a CUDA graph, which cannot hold launches of another process",
+                field="stream",
+                value=stream,
+                rule="stream_capture",
+                fix="launch before or after the capture",
+            )
+        return code
 
     def new_event(self, ordinal: int, *, shared: bool = True) -> int:
         """An event without timing; ``shared``: one that another process can open."""
@@ -362,6 +389,9 @@ class Driver:
         """Make stream ``second`` wait for what is on stream ``first`` now."""
         if first == second:
             return
+        with self.current(ordinal):
+            self._refuse_capture(first)
+            self._refuse_capture(second)
         event = self.new_event(ordinal, shared=False)
         try:
             self.record(ordinal, event, first)
@@ -404,12 +434,6 @@ def driver() -> Driver:
                     ) from None
                 _loaded = Driver(library)
     return _loaded
-
-
-def format_uuid(data: bytes) -> str:
-    """A device's UUID as people write it: ``GPU-`` and five groups of hexadecimal digits."""
-    text = data.hex()
-    return "GPU-" + "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
 
 def _after_fork_in_child() -> None:

@@ -1,4 +1,4 @@
-"""The functions of the CUDA driver that the client calls, as ``<cuda.h>`` declares them."""
+"""The functions of the CUDA driver that the client calls, as ``<cuda.h>`` declares them, and how it names devices."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 from ctypes import POINTER, c_char, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any
 
-__all__ = ["HANDLE_BYTES", "SIGNATURES", "Handle"]
+__all__ = ["HANDLE_BYTES", "SIGNATURES", "Handle", "format_uuid"]
 
 HANDLE_BYTES = 64
 
@@ -46,6 +46,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuEventRecord": (c_void_p, c_void_p),
     "cuEventQuery": (c_void_p,),
     "cuStreamQuery": (c_void_p,),
+    "cuStreamIsCapturing": (c_void_p, POINTER(c_int)),
     "cuEventSynchronize": (c_void_p,),
     "cuStreamWaitEvent": (c_void_p, c_void_p, c_uint),
     "cuStreamSynchronize": (c_void_p,),
@@ -54,3 +55,9 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuMemcpyDtoHAsync_v2": (c_void_p, c_uint64, c_size_t, c_void_p),
     "cuMemcpyHtoDAsync_v2": (c_uint64, c_void_p, c_size_t, c_void_p),
 }
+
+
+def format_uuid(data: bytes) -> str:
+    """A device's UUID as people write it: ``GPU-`` and five groups of hexadecimal digits."""
+    text = data.hex()
+    return "GPU-" + "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))

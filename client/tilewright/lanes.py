@@ -102,9 +102,11 @@ class StreamLane(Lane):
         """A slot for launches that see what is on the stream now, and the flags of the first of them: to wait for the
         slot's producer event, unless there is nothing to wait for.
         """
-        cuda, slot = driver(), self.slot()
-        # Two processes take turns on a GPU: what needs no event must not make it turn to us for one.
-        if cuda.idle(self.ordinal, self.stream):
+        cuda = driver()
+        # First of all: it refuses streams that are being captured. And two processes take turns on a GPU: what needs no
+        # event must not make it turn to us for one.
+        idle, slot = cuda.idle(self.ordinal, self.stream), self.slot()
+        if idle:
             return slot, 0
         cuda.record(self.ordinal, self._slots[slot][0], self.stream)
         return slot, packets.WAIT

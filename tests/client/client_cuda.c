@@ -5,6 +5,7 @@
 #define cuStreamWaitEvent simulated_cuStreamWaitEvent
 #define cuStreamSynchronize simulated_cuStreamSynchronize
 #define cuStreamQuery simulated_cuStreamQuery
+#define cuStreamIsCapturing simulated_cuStreamIsCapturing
 #define cuMemcpyHtoDAsync_v2 simulated_cuMemcpyHtoDAsync
 #define cuMemcpyDtoHAsync_v2 simulated_cuMemcpyDtoHAsync
 #include "libcuda.c"
@@ -13,6 +14,7 @@
 #undef cuStreamWaitEvent
 #undef cuStreamSynchronize
 #undef cuStreamQuery
+#undef cuStreamIsCapturing
 #undef cuMemcpyHtoDAsync_v2
 #undef cuMemcpyDtoHAsync_v2
 
@@ -26,6 +28,7 @@ R cuEventRecord(Event* e, Stream* s) { return simulated_cuEventRecord(e, real(s)
 R cuStreamWaitEvent(Stream* s, Event* e, unsigned f) { return simulated_cuStreamWaitEvent(real(s), e, f); }
 R cuStreamSynchronize(Stream* s) { return simulated_cuStreamSynchronize(real(s)); }
 R cuStreamQuery(Stream* s) { return simulated_cuStreamQuery(real(s)); }
+R cuStreamIsCapturing(Stream* s, int* status) { return simulated_cuStreamIsCapturing(real(s), status); }
 R cuMemcpyHtoDAsync_v2(Ptr d, const void* h, size_t n, Stream* s) { return simulated_cuMemcpyHtoDAsync(d, h, n, real(s)); }
 R cuMemcpyDtoHAsync_v2(void* h, Ptr d, size_t n, Stream* s) { return simulated_cuMemcpyDtoHAsync(h, d, n, real(s)); }
 

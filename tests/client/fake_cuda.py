@@ -45,6 +45,8 @@ class FakeCuda:
     """Events that are not over. Those of another process never are while ``busy``."""
     busy: bool = True
     """Whether streams have work that is not over."""
+    captured: set[int] = field(default_factory=set)
+    """Streams that are being captured. What spoils a capture is noted."""
     descriptors: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -203,7 +205,14 @@ class FakeCuda:
         theirs = self.events.get(event, "").startswith("theirs")
         return 600 if event in self.unfinished or (self.busy and theirs) else 0
 
+    def _cuStreamIsCapturing(self, stream: int, status: Any) -> int:
+        status[0] = stream in self.captured
+        return 906 if self.captured and stream == 1 else 0
+
     def _cuStreamQuery(self, stream: int) -> int:
+        if stream in self.captured:
+            self.log.append(("spoiled", stream))
+            return 900
         return 600 if self.busy else 0
 
     def _cuEventSynchronize(self, event: int) -> None:

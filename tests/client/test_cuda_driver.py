@@ -168,3 +168,25 @@ def test_importing_the_client_loads_no_driver_and_no_library_of_arrays() -> None
 def test_uuids_are_compared_by_their_digits() -> None:
     assert cuda.format_uuid(UUIDS[0]) == "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
     assert uuid_digits(cuda.format_uuid(UUIDS[0])) == UUIDS[0].hex()
+
+
+def test_streams_that_are_captured_are_refused_and_not_spoiled(fake: FakeCuda) -> None:
+    driver = fake.driver()
+    fake.captured = {4096}
+    for use in (
+        lambda: driver.idle(0, 4096),
+        lambda: driver.order(0, 4096, 7),
+        lambda: driver.order(0, 7, 4096),
+        lambda: driver.synchronize(0, 4096),
+        lambda: driver.read(0, 0, 0, 8, 4096),
+        lambda: driver.write(0, 0, 0, 8, 4096),
+        lambda: driver.idle(0, cuda.LEGACY_STREAM),  # which would wait for it
+    ):
+        with pytest.raises(tw.UnsupportedError) as caught:
+            use()
+        assert (caught.value.field, caught.value.rule) == ("stream", "stream_capture")
+        assert caught.value.fix
+    assert not fake.calls("spoiled") + fake.calls("record") + fake.calls("synchronize")
+    assert not driver.idle(0, 7)
+    fake.captured.clear()
+    assert not driver.idle(0, 4096)

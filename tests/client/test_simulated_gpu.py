@@ -203,6 +203,22 @@ def test_streams_do_not_wait_for_each_other(client, gpu, torch) -> None:
     assert gpu.comes_to_rest(other)
 
 
+def test_a_launch_into_a_capture_is_refused_and_leaves_it_alone(client, gpu, torch) -> None:
+    a, b, out = tensors(torch, gpu.allocate(1 << 20))
+    bound = client.plan_gemm(a, b).bind(a, b, out=out)
+    bound()
+    assert gpu.comes_to_rest(torch.current)
+    torch.current = captured = gpu.stream()
+    gpu.call("cuStreamBeginCapture_v2", ctypes.c_uint64(captured), 2)
+    for launch in (bound, bound.launch, lambda: client.gemm(a, b, out=out)):
+        with pytest.raises(tw.UnsupportedError) as caught:
+            launch()
+        assert caught.value.rule == "stream_capture"
+    graph = gpu.made_behind("cuStreamEndCapture", captured)
+    assert graph, "the capture goes on"
+    assert bound.launch().synchronize() is out
+
+
 def test_arrays_of_other_libraries_and_of_the_server(client, gpu, torch) -> None:
     base, stream = gpu.allocate(1 << 20), gpu.stream()
     a = Interface(base, (64, 64), "<f4", stream=stream)

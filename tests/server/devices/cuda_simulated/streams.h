@@ -129,6 +129,11 @@ R cuStreamQuery(Stream* s) {
   pump();
   return sticky ? sticky : s->head ? NOT_READY : OK;
 }
+R cuStreamIsCapturing(Stream* s, int* status) {
+  ENTER;
+  *status = s->capture ? 1 : 0;
+  return OK;
+}
 R cuStreamSynchronize(Stream* s) {
   ENTER;
   for (pump(); s->head && !sticky; pump()) nap();
