@@ -23,7 +23,8 @@ from tilewright_server.devices.cuda.provider import CudaProvider
 from tilewright_server.devices.registry import DeviceRegistry
 from tilewright_server.engine.call import Call
 
-sys.path.insert(0, str(Path(__file__).parent))  # for the helpers beside the tests
+# For the helpers beside the tests, and those of other folders.
+sys.path.extend(str(Path(__file__).parents[1] / name) for name in ("devices", "rpc", "local"))
 
 import cuda_cases  # noqa: F401
 
