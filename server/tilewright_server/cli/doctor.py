@@ -6,8 +6,9 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -56,12 +57,23 @@ def doctor(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) ->
 
 def examine() -> Iterator[Finding]:
     """All findings, in the order in which one depends on another. Never raises."""
-    for look in (_python, _cpu, _plugins, _toolchain, _cuda_toolchain, _cache, _memory, _sockets):
+    kinds: set[str] = set()
+    looks: dict[str, Callable[[], Iterator[Finding]]] = {
+        "python": _python,
+        "cpu": _cpu,
+        "plugins": partial(_plugins, kinds),
+        "compiler": partial(_toolchain, kinds),
+        "cuda compiler": _cuda_toolchain,
+        "cache": _cache,
+        "shared memory": _memory,
+        "sockets": _sockets,
+    }
+    for topic, look in looks.items():
         try:
             yield from look()
         except Exception as error:  # one broken part must not hide the others
             fix = getattr(error, "fix", "")
-            yield Finding(look.__name__.strip("_"), "missing", str(getattr(error, "reason", "") or error), fix)
+            yield Finding(topic, "missing", str(getattr(error, "reason", "") or error), fix)
 
 
 def _python() -> Iterator[Finding]:
@@ -84,7 +96,8 @@ def _cpu() -> Iterator[Finding]:
     yield Finding("cpu", "ok", f"{spec.id}, {len(os.sched_getaffinity(0))} cores, caches {sizes} KiB")
 
 
-def _plugins() -> Iterator[Finding]:
+def _plugins(kinds: set[str]) -> Iterator[Finding]:
+    """Adds the kinds of devices that can be used to ``kinds``."""
     import logging
 
     from tilewright_kit.plugins import PluginManager
@@ -100,6 +113,7 @@ def _plugins() -> Iterator[Finding]:
         yield Finding("plugins", "note", f"{failure.name} does not work: {failure.reason}")
     for kind, provider in manager.devices.items():
         devices = provider.discover()
+        kinds.update(info.kind for info in devices)
         for info in devices:
             memory = f", {info.memory_bytes / 2**30:.0f} GiB" if info.memory_bytes else ""
             yield Finding("device", "ok", f"{info.id}: {info.name}, {info.arch.id}, {info.units} units{memory}")
@@ -109,17 +123,24 @@ def _plugins() -> Iterator[Finding]:
             # What is wrong with a kind of device says how to mend it.
             detail, _, fix = text.partition(" Fix: ")
             yield Finding(f"{kind} {topic}", "note" if fix else "ok", detail, fix)
-    if not any(provider.discover() for provider in manager.devices.values()):
+    if not kinds:
         yield Finding(
             "device", "missing", "no device of any kind can be used", "the lines above say what each kind lacks"
         )
 
 
-def _toolchain() -> Iterator[Finding]:
+def _toolchain(kinds: set[str]) -> Iterator[Finding]:
+    """``kinds`` are those of usable devices: for GPUs no C++ compiler is needed."""
+    from tilewright_kit.errors import ToolchainMissingError
     from tilewright_native import include_dir
     from tilewright_server.build.toolchain import CpuToolchain
 
-    yield Finding("compiler", "ok", CpuToolchain([include_dir()]).describe())
+    try:
+        yield Finding("compiler", "ok", CpuToolchain([include_dir()]).describe())
+    except ToolchainMissingError as error:
+        if not kinds - {"cpu"}:
+            raise
+        yield Finding("compiler", "note", f"{error.reason}: nothing runs on the CPU", error.fix)
 
 
 def _cuda_toolchain() -> Iterator[Finding]:

@@ -11,8 +11,15 @@ from typing import Any
 
 import pytest
 
-from tilewright_kit.errors import DeviceError, InternalError, ResourceExhaustedError, UnavailableError
+from tilewright_kit.errors import (
+    DeviceError,
+    InternalError,
+    ResourceExhaustedError,
+    ToolchainMissingError,
+    UnavailableError,
+)
 from tilewright_kit.plan import ARGS, COUNTERS, I64, WORKSPACE, PackedArgs, Pointer, Struct, Table, TensorMap, pack
+from tilewright_server.build.toolchain import CpuToolchain
 from tilewright_server.cli import doctor
 from tilewright_server.devices.base import DeviceLostError, IsolatedProvider
 from tilewright_server.devices.cuda import discovery, provider
@@ -224,6 +231,19 @@ def test_doctor_lists_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["cuda driver"].state == "ok"
     assert "114 SMs" in found["cuda note 1"].detail
     assert "cuda devices" not in found
+
+
+def test_without_a_compiler_for_the_cpu_gpus_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(_: object) -> str:
+        raise ToolchainMissingError("no C++ compiler was found", fix="pip install ziglang")
+
+    monkeypatch.setattr(CpuToolchain, "describe", nothing)
+    monkeypatch.setattr(provider, "_installed", lambda name: True)
+    monkeypatch.setattr(provider, "version", lambda name: "13")
+    found = diagnosed(monkeypatch, parse(answer(H200)))["compiler"]
+    assert (found.state, found.fix) == ("note", "pip install ziglang")
+    assert "no C++ compiler was found" in found.detail
+    assert diagnosed(monkeypatch, parse(answer(H200, driver=12080)))["compiler"].state == "missing"
 
 
 # Errors
