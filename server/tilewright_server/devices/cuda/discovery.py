@@ -12,7 +12,7 @@ from typing import Any
 from tilewright_arch import ArchError, ArchSpec, from_compute_capability
 from tilewright_kit.device import DeviceInfo
 from tilewright_server.children import run_module
-from tilewright_server.devices.cuda.driver import MIN_DRIVER
+from tilewright_server.devices.cuda.driver import CONTAINER_FIX, DRIVER_FIX, MIN_DRIVER
 
 __all__ = ["Discovery", "describe_uuid", "find", "has_driver", "parse"]
 
@@ -28,8 +28,6 @@ _LIBRARIES = (
     "usr/local/nvidia/lib64/libcuda.so.1",
 )
 _SYSTEM = Path("/")
-_DRIVER_FIX = "install the NVIDIA driver 580 or later"
-_CONTAINER_FIX = "start the container with the NVIDIA runtime (docker run --gpus all)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,7 @@ def find(kind: str = "cuda", root: Path = _SYSTEM, command: Sequence[str] = ()) 
     """Ask a short-lived process (``command`` is for tests). It sees the devices that this process may use: the
     driver's own variables (CUDA_VISIBLE_DEVICES) are passed on to it."""
     if not has_driver(root):
-        return Discovery(problem="no NVIDIA driver and no device node (/dev/nvidiactl)", fix=_DRIVER_FIX)
+        return Discovery(problem="no NVIDIA driver and no device node (/dev/nvidiactl)", fix=DRIVER_FIX)
     argv = list(command) or run_module(_PROBE)
     try:
         answer = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S)
@@ -76,19 +74,19 @@ def parse(record: Mapping[str, Any], kind: str = "cuda", node: bool = True) -> D
         case "library":
             return Discovery(
                 problem="the NVIDIA driver's library (libcuda.so.1) cannot be loaded",
-                fix=f"{_DRIVER_FIX}; in a container, {_CONTAINER_FIX}",
+                fix=f"{DRIVER_FIX}; in a container, {CONTAINER_FIX}",
             )
         case "old":
-            return Discovery(problem="the NVIDIA driver is too old", fix=_DRIVER_FIX)
+            return Discovery(problem="the NVIDIA driver is too old", fix=DRIVER_FIX)
         case "driver":
-            fix = "look at nvidia-smi" if node else f"there is no device node: {_CONTAINER_FIX}"
+            fix = "look at nvidia-smi" if node else f"there is no device node: {CONTAINER_FIX}"
             return Discovery(problem=f"the NVIDIA driver cannot be used ({reason})", fix=fix)
     driver = int(record["driver"])
     if driver < MIN_DRIVER:
         return Discovery(
             driver=driver,
             problem=f"the NVIDIA driver is for CUDA {driver // 1000}.{driver % 1000 // 10}",
-            fix=f"{_DRIVER_FIX} (CUDA 13.0)",
+            fix=f"{DRIVER_FIX} (CUDA 13.0)",
         )
     devices: list[DeviceInfo] = []
     notes: list[str] = []

@@ -9,11 +9,13 @@ from tilewright_kit.errors import TilewrightError, UnavailableError
 from tilewright_server.devices.base import DeviceLostError
 from tilewright_server.devices.cuda.errors import error_of, lost_error
 
-__all__ = ["MIN_DRIVER", "Driver", "load_api"]
+__all__ = ["CONTAINER_FIX", "DRIVER_FIX", "MIN_DRIVER", "Driver", "load_api"]
 
 MIN_DRIVER = 13000
 """CUDA 13.0, which drivers from 580 on speak: the binaries are for it."""
 
+DRIVER_FIX = "install the NVIDIA driver 580 or later"
+CONTAINER_FIX = "start the container with the NVIDIA runtime (docker run --gpus all)"
 INSTALL = "pip install 'tilewright[cuda]'"
 
 
@@ -56,15 +58,15 @@ class Driver:
             raise UnavailableError(
                 "the NVIDIA driver's library (libcuda.so.1) cannot be loaded",
                 rule="device_driver",
-                value=str(error),
-                fix="install the NVIDIA driver 580 or later; in a container, start it with the NVIDIA runtime",
+                value=type(error).__name__,  # its text has paths
+                fix=f"{DRIVER_FIX}; in a container, {CONTAINER_FIX}",
             ) from error
         if version < MIN_DRIVER:
             raise UnavailableError(
                 f"the NVIDIA driver is for CUDA {version // 1000}.{version % 1000 // 10}",
                 rule="device_driver",
                 value=version,
-                fix="install the NVIDIA driver 580 or later (CUDA 13.0)",
+                fix=f"{DRIVER_FIX} (CUDA 13.0)",
             )
         return driver
 
