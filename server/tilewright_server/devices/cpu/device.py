@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tilewright_kit.device import Buffer, DeviceInfo, Launch
-from tilewright_kit.errors import DeviceError, InvalidArgumentError, ResourceExhaustedError
+from tilewright_kit.errors import DeviceError, ResourceExhaustedError
 from tilewright_server.devices.base import ProgramStage
 from tilewright_server.devices.cpu.library import Library
 from tilewright_server.devices.cpu.program import CpuProgram, launch_refused
 from tilewright_server.devices.cpu.runtime import Pool, StageRecord
+from tilewright_server.devices.refusals import check_copy, check_size, closed, not_a_buffer
 
 __all__ = ["CpuDevice", "CpuModule"]
 
@@ -74,14 +75,7 @@ class CpuDevice:
         self._closed = False
 
     def allocate(self, nbytes: int) -> Buffer:
-        if nbytes < 0:
-            raise InvalidArgumentError(
-                "a buffer cannot have a negative size",
-                field="bytes",
-                value=nbytes,
-                rule="buffer_size",
-                fix="ask for one byte or more",
-            )
+        check_size(nbytes)
         self._require_open()
         size = max(nbytes, 1)
         with self._lock:
@@ -108,11 +102,7 @@ class CpuDevice:
         with self._lock:
             size = self._buffers.pop(buffer.address, None)
         if size is None:
-            raise DeviceError(
-                "the buffer was freed before, or is not of this device",
-                rule="device_memory",
-                fix="free each buffer once",
-            )
+            raise not_a_buffer()
         self._pool.runtime.release(buffer.address, size)
         self._allocated_changed(-size)
 
@@ -182,7 +172,7 @@ class CpuDevice:
 
     def _require_open(self) -> None:
         if self._closed:
-            raise DeviceError("the device is closed", rule="device_closed", fix="use another server")
+            raise closed()
 
     def _require_team(self, team: int) -> None:
         if not 1 <= team <= self.info.units:
@@ -195,12 +185,5 @@ class CpuDevice:
             )
 
     def _span(self, buffer: Buffer, offset: int, data: memoryview) -> int:
-        if offset < 0 or offset > buffer.nbytes - data.nbytes:
-            raise InvalidArgumentError(
-                "the copy reaches past the end of the buffer",
-                field="offset",
-                value=offset,
-                rule="buffer_bounds",
-                fix=f"stay within {buffer.nbytes} bytes",
-            )
+        check_copy(offset, data.nbytes, buffer.nbytes)
         return data.nbytes

@@ -13,8 +13,6 @@ from typing import Any
 
 from tilewright_kit.device import Buffer, DeviceInfo, Launch
 from tilewright_kit.errors import (
-    DeviceError,
-    InvalidArgumentError,
     ResourceExhaustedError,
     TilewrightError,
     UnavailableError,
@@ -32,6 +30,7 @@ from tilewright_server.devices.cuda.program import CudaProgram
 from tilewright_server.devices.cuda.sharing import Importer, Mapping
 from tilewright_server.devices.cuda.stages import BoundLaunch, Stage
 from tilewright_server.devices.cuda.stream import CudaStream
+from tilewright_server.devices.refusals import check_copy, check_size, closed, not_a_buffer, unloaded
 
 __all__ = ["CudaDevice"]
 
@@ -344,28 +343,17 @@ class CudaDevice:
 
     def _enter(self) -> None:
         if self._closed:
-            raise DeviceError("the device is closed", rule="device_closed", fix="use another server")
+            raise closed()
         self._driver.enter()
 
     def _function(self, number: int) -> Function:
         function = self._functions.get(number)
         if function is None:
-            raise DeviceError(
-                "the kernel was unloaded",
-                rule="module_unloaded",
-                fix="keep a module loaded for as long as its functions are used",
-            )
+            raise unloaded()
         return function
 
     def _size(self, nbytes: int) -> int:
-        if nbytes < 0:
-            raise InvalidArgumentError(
-                "a buffer cannot have a negative size",
-                field="bytes",
-                value=nbytes,
-                rule="buffer_size",
-                fix="ask for one byte or more",
-            )
+        check_size(nbytes)
         if nbytes > self.info.memory_bytes:
             raise ResourceExhaustedError(
                 f"the device has {self.info.memory_bytes} bytes of memory",
@@ -386,22 +374,11 @@ class CudaDevice:
         owner = buffer.owner
         with self._lock:
             if not isinstance(owner, _Owned) or not owner.live or owner.source not in sources:
-                raise DeviceError(
-                    "the buffer was freed before, or is not of this device",
-                    rule="device_memory",
-                    fix="free each buffer once",
-                )
+                raise not_a_buffer()
             owner.live = False
             self._buffers.pop(owner, None)
             return owner.source
 
     def _span(self, buffer: Buffer, offset: int, data: memoryview) -> int:
-        if offset < 0 or offset > buffer.nbytes - data.nbytes:
-            raise InvalidArgumentError(
-                "the copy reaches past the end of the buffer",
-                field="offset",
-                value=offset,
-                rule="buffer_bounds",
-                fix=f"stay within {buffer.nbytes} bytes",
-            )
+        check_copy(offset, data.nbytes, buffer.nbytes)
         return buffer.address + offset

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright_kit.errors import InvalidArgumentError
+from tilewright_server.devices.refusals import check_copy
 from tilewright_server.devices.worker.area import SLOT_BYTES
 from tilewright_server.devices.worker.frames import HEADER
 from tilewright_server.devices.worker.life import WorkerProcess
@@ -18,14 +18,7 @@ def copy(op: Op, life: WorkerProcess, number: int, size: int, offset: int, data:
 
     Raises ``InvalidArgumentError`` for a range outside the buffer, ``DeviceLostError``, and what the device raises.
     """
-    if offset < 0 or offset > size - data.nbytes:
-        raise InvalidArgumentError(
-            "the copy reaches past the end of the buffer",
-            field="offset",
-            value=offset,
-            rule="buffer_bounds",
-            fix=f"stay within {size} bytes",
-        )
+    check_copy(offset, data.nbytes, size)
     if life.lost:
         raise life.stale("the buffer")
     plain = data.cast("B") if data.ndim != 1 or data.format != "B" else data

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright_kit.device import Buffer, Device, Launch, Module
-from tilewright_kit.errors import DeviceError, NotFoundError, UnsupportedError
+from tilewright_kit.errors import NotFoundError, UnsupportedError
 from tilewright_server.devices.base import (
     DeviceLostError,
     GranularDevice,
@@ -25,6 +25,7 @@ from tilewright_server.devices.base import (
     StreamDevice,
 )
 from tilewright_server.devices.program import DeviceProgram
+from tilewright_server.devices.refusals import not_a_buffer, unloaded
 from tilewright_server.devices.worker.area import Area
 from tilewright_server.devices.worker.clients import Client, Clients, Peer
 from tilewright_server.devices.worker.describe import geometry_from, handle_from, handle_record, stages_from
@@ -137,11 +138,7 @@ class Hosted:
         """Raises ``DeviceError`` for one that was freed."""
         buffer = self.buffers.get(number)
         if buffer is None:
-            raise DeviceError(
-                "the buffer was freed before, or is not of this device",
-                rule="device_memory",
-                fix="free each buffer once",
-            )
+            raise not_a_buffer()
         return buffer
 
     def _keep(self, buffer: Buffer) -> Reply:
@@ -217,11 +214,7 @@ class Hosted:
     def _function(self, number: int) -> int:
         handle = self._functions.get(number)
         if handle is None:
-            raise DeviceError(
-                "the kernel was unloaded",
-                rule="module_unloaded",
-                fix="keep a module loaded for as long as its functions are used",
-            )
+            raise unloaded()
         return handle
 
     # Streams of the server's own

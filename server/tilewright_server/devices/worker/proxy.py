@@ -19,6 +19,7 @@ from tilewright_kit.device import Buffer, DeviceInfo, Launch
 from tilewright_kit.errors import DeviceError, InternalError, TilewrightError, UnavailableError
 from tilewright_server.devices.base import DeviceLostError, MemoryHandle, Program, ProgramStage, WorkerSpec
 from tilewright_server.devices.lifetime import DeviceAddress
+from tilewright_server.devices.refusals import closed
 from tilewright_server.devices.worker.copies import copy
 from tilewright_server.devices.worker.describe import geometry_record, handle_from, handle_record, stages_record
 from tilewright_server.devices.worker.frames import HEADER, HEADER_BYTES
@@ -183,7 +184,7 @@ class WorkerDevice:
             return life
         with self._lock:
             if self._closed:
-                raise _closed()
+                raise closed()
             if not self._life.lost:
                 return self._life
             if self._failure is not None and time.monotonic() < self._failure[1]:
@@ -223,13 +224,13 @@ class WorkerDevice:
             return
         with self._lock:
             self._starting = None
-            closed = self._closed
-            if not closed:
+            was_closed = self._closed
+            if not was_closed:
                 self._life = fresh
                 self.generation += 1
-        if closed:
+        if was_closed:
             fresh.close()
-            starting.set_exception(_closed())
+            starting.set_exception(closed())
             return
         log.warning("%s was opened again in process %d", self.info.id, fresh.pid)
         starting.set_result(fresh)
@@ -362,10 +363,6 @@ class WorkerDevice:
         if not life.lost and connection in life.connections:
             with suppress(DeviceLostError):
                 life.call("detach", connection=connection)
-
-
-def _closed() -> DeviceError:
-    return DeviceError("the device is closed", rule="device_closed", fix="use another server")
 
 
 _functions = iter(range(1, 1 << 62))
