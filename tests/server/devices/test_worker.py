@@ -43,7 +43,7 @@ from tilewright_server.devices.base import (
 )
 from tilewright_server.devices.lifetime import is_lost
 from tilewright_server.devices.registry import DeviceRegistry
-from tilewright_server.devices.worker import proxy, wire
+from tilewright_server.devices.worker import clients, proxy, wire
 from tilewright_server.devices.worker.frames import HEADER, HEADER_BYTES, REPLY_KIND, Kind
 from tilewright_server.devices.worker.life import Loss
 from tilewright_server.devices.worker.proxy import WorkerDevice, WorkerProgram
@@ -804,6 +804,20 @@ def test_a_launch_that_a_dead_client_waited_for_costs_the_worker_too(
     assert ended.wait(10)
     eventually(lambda: bench.losses)
     bench.check_that_it_adds()
+
+
+def test_a_client_that_nobody_can_watch_is_not_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        peer = clients.Peer(ours)
+        assert peer.is_known
+        assert not peer.is_dead
+        peer.close()
+        monkeypatch.delattr(os, "pidfd_open")
+        peer = clients.Peer(ours)
+        assert not peer.is_known
+        assert not peer.is_dead
+        peer.close()
 
 
 def test_connections_that_leave_launches_under_way_are_limited(hosted: Callable[[str], Bench]) -> None:

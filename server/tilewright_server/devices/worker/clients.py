@@ -45,7 +45,7 @@ class Peer:
                 self._fd = os.pidfd_open(pid)
         except ProcessLookupError:  # dead already
             pass
-        except OSError:
+        except (OSError, AttributeError):  # an old kernel, or a Python that was built for one
             self.is_known = False
 
     @property
