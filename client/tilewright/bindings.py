@@ -127,7 +127,7 @@ def _stream_of(tensor: DeviceTensor) -> int:
 
 def launcher(binding: Binding, tensors: Sequence[DeviceTensor], *, fresh: bool = False) -> Go:
     """What launches a binding. ``fresh``: the tensors were given for this launch, so whatever streams they are ready on
-    are waited for, and wait for it.
+    are waited for, and wait for it, unless a stream is named.
     """
     lanes: Any = binding.session.lanes
     number = binding.id
@@ -150,8 +150,8 @@ def launcher(binding: Binding, tensors: Sequence[DeviceTensor], *, fresh: bool =
     others = {tensor.stream for tensor in tensors} if fresh else set()
 
     def queue(stream: int | None = None, wait: bool = True) -> Launched:
-        place = _stream_of(leader) if stream is None else stream
-        for busy in others:
+        place, around = (_stream_of(leader), others) if stream is None else (stream, ())
+        for busy in around:
             driver().order(ordinal, busy, place)
         for array in mapped:
             array.move_to(place)
@@ -160,7 +160,7 @@ def launcher(binding: Binding, tensors: Sequence[DeviceTensor], *, fresh: bool =
         launched = Launched(0, lane, slot, place)
         if wait:
             launched.over = lane.follow(slot, place)
-            for busy in others:
+            for busy in around:
                 if busy != place:
                     lane.follow(slot, busy)
             if foreign:

@@ -47,6 +47,14 @@ class Plan(PlanBase):
         """
         return self._client._drive(self._state.execute(inputs, out, named, repeat, timeout))
 
+    def launch(self, *inputs: Any, out: Any = None, stream: Any = None, wait: bool = True, **named: Any) -> Launch:
+        """Launch it on these arrays behind what is on a CUDA stream, and return before it ends; arguments as those of a
+        call and of ``Bound.launch``. What was settled with the server for the same arrays is used again. On a CPU, and
+        for arrays that have to be copied, it is run, and is over when this returns.
+        """
+        place = None if stream is None else stream_handle(stream)
+        return Launch(*self._client._drive(self._state.launch(inputs, out, named, place, wait)))
+
     def run_many(self, calls: Sequence[Any], *, timeout: float | None = None) -> list[Any]:
         """Run many executions in one message (more, if its limits ask for it): each a tuple of inputs and then
         outputs, a dict by name, or a ``Bound``. Results in order.

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tilewright import steps, wire
+from tilewright.bindings import Launched
 from tilewright.core import Core, Session, check_timeout
 from tilewright.device_arrays import DeviceTensor, recognise
 from tilewright.dispatch import BuildPolicy, held, plan_request, refuse_outputs, selection, spec_of
@@ -197,25 +198,48 @@ class PlanState:
     def execute(
         self, inputs: Sequence[Any], out: Any, named: Mapping[str, Any], repeat: int, timeout: float | None
     ) -> Flow[Any]:
+        if repeat == 1:
+            return (yield from self.launch(inputs, out, named, timeout=timeout))[1]
+        loaded = yield from self.load(inputs, out, named, _check_repeat(repeat))
+        results = yield from self.send([loaded], timeout)
+        return result_of(results[0])
+
+    def launch(
+        self,
+        inputs: Sequence[Any],
+        out: Any,
+        named: Mapping[str, Any],
+        stream: int | None = None,
+        wait: bool = True,
+        timeout: float | None = None,
+    ) -> Flow[tuple[Launched, Any]]:
+        """Run it once, without waiting for the end where launches are asynchronous; with its output."""
         limit = check_timeout(timeout)
-        if self.gpu and repeat == 1:
+        if self.gpu:
             session = yield from self.live()
             values = [*self._arguments(inputs, named), *self._targets(out, named)]
             recalled = self.short.recalls.find(self.inputs, self.outputs, values)
             if recalled is not None and session.lanes is not None:
                 count, tensors = len(self.inputs), recalled.tensors
                 found = {slot.name: item for slot, item in zip(self.outputs, tensors[count:], strict=True)}
-                if recalled.binding is not None and (yield from self.short.queue(recalled.binding, tensors, tensors)):
-                    return single({name: item.value for name, item in found.items()})
+                if (binding := recalled.binding) is not None:
+                    launched = yield from self.short.queue(binding, tensors, tensors, stream, wait)
+                    if launched is not None:
+                        return launched, single({name: item.value for name, item in found.items()})
                 inputs, out, named = tensors[:count], found, {}  # the long way, with what was made of them
-        loaded = yield from self.load(inputs, out, named, 1 if repeat == 1 else _check_repeat(repeat))
+        loaded = yield from self.load(inputs, out, named)
         # Only requests have deadlines of their own; on a GPU they are for what happens before the launch.
-        if repeat == 1 and (loaded.cargo.tensors or (limit is None and self.short.often(loaded))):
+        if loaded.cargo.tensors or (limit is None and self.short.often(loaded)):
             slots = len(self.inputs) + len(self.outputs)
-            if (yield from self.short.launch(loaded, limit or self.core.timeout, slots)):
-                return single(loaded.result)
-        results = yield from self.send([loaded], timeout)
-        return result_of(results[0])
+            launched = yield from self.short.launch(loaded, limit or self.core.timeout, slots, stream, wait)
+            if launched is not None:
+                return launched, single(loaded.result)
+        if stream is not None:
+            for tensor in loaded.cargo.tensors:
+                tensor.stream = stream
+        result = result_of((yield from self.send([loaded], timeout))[0])
+        report = self.core.report
+        return Launched(report.timing.device_ns if report is not None else 0), result
 
     def send(self, loads: Sequence[Loaded], timeout: float | None) -> Flow[list[Any]]:
         """Run loaded executions, in one message if they fit. One that failed has its exception in the list."""

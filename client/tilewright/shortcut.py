@@ -55,9 +55,12 @@ class ShortWay:
         count = self._counts[chunk] = self._counts.get(chunk, 0) + 1
         return count > REPEATS
 
-    def launch(self, loaded: Loaded, timeout: float | None, slots: int) -> Flow[bool]:
-        """Run an execution by its binding. On tensors in device memory it need not be done yet. False if it can only
-        be sent as a request. ``slots`` is the number of the plan's operands.
+    def launch(
+        self, loaded: Loaded, timeout: float | None, slots: int, stream: int | None = None, wait: bool = True
+    ) -> Flow[Launched | None]:
+        """Run an execution by its binding. On tensors in device memory it need not be done yet. None if it can only
+        be sent as a request. ``slots`` is the number of the plan's operands; ``stream`` and ``wait`` as ``Go`` has
+        them.
         """
         binding = self._bindings.get(loaded.chunk)
         tensors = loaded.cargo.tensors
@@ -65,26 +68,36 @@ class ShortWay:
             binding = (yield from bind(self._core, loaded, timeout)) if can_bind(loaded) else None
             if binding is None:
                 self._refused = self._refused or not tensors
-                return False
+                return None
             self._bindings[loaded.chunk] = binding
             if len(self._bindings) > MAX_BINDINGS:
                 self._bindings.popitem(last=False)
         if len(tensors) == slots:
             self.recalls.remember(tensors, binding)
-        return (yield from self.queue(binding, tensors, loaded.cargo))
+        return (yield from self.queue(binding, tensors, loaded.cargo, stream, wait))
 
-    def queue(self, binding: Binding, tensors: Sequence[DeviceTensor], keep: Any) -> Flow[bool]:
-        """Launch a binding for operands that were given for this call; False if there is no connection for it."""
+    def queue(
+        self,
+        binding: Binding,
+        tensors: Sequence[DeviceTensor],
+        keep: Any,
+        stream: int | None = None,
+        wait: bool = True,
+    ) -> Flow[Launched | None]:
+        """Launch a binding for operands that were given for this call; None if there is no connection for it."""
+        go = launcher(binding, tensors, fresh=True)
         try:
-            launched: Launched = yield from watched(self._core, launcher(binding, tensors, fresh=True), keep)
+            launched: Launched = yield from watched(self._core, functools.partial(go, stream, wait), keep)
         except NoLaneError:
-            return False
+            return None
         except (NotFoundError, UnavailableError):
             # It went with its memory, or with the device: the next call finds and binds everything again.
             self.clear()
             raise
         self._core.report = functools.partial(launch_report, self._report, launched.device_ns)
-        return True
+        if not wait and launched.lane is not None:  # nothing says when it is over
+            self._core.quarantine(keep)
+        return launched
 
     def clear(self) -> None:
         self._bindings.clear()

@@ -198,6 +198,24 @@ def test_after_a_restart_bound_plans_are_bound_again(own_real_server) -> None:
             pipeline.launch(bound)
 
 
+def test_a_plan_is_launched_with_its_arrays(client: tw.Client) -> None:
+    a, out = client.asarray(random(8, 8)), client.empty((8, 8))
+    plan = client.plan_gemm(a, a)
+    for _ in range(6):  # some by requests, then by a binding
+        out[:] = 0
+        launch = plan.launch(a, a, out=out)
+        assert launch.done
+        assert launch.device_ns
+        assert launch.out is launch.synchronize() is out
+        close(out, a @ a)
+    close(plan.launch(a=a, b=a, stream=3, wait=False).out, a @ a)
+    mine = random(8, 8)  # is copied
+    close(plan.launch(mine, mine).synchronize(), mine @ mine)
+    with pytest.raises(tw.InvalidArgumentError) as caught:
+        plan.launch(a)
+    assert caught.value.rule == "plan_operands"
+
+
 def test_the_asyncio_client_launches_too(real_server) -> None:
     async def main() -> None:
         async with tw.aio.connect(real_server.target) as client:
@@ -205,6 +223,8 @@ def test_the_asyncio_client_launches_too(real_server) -> None:
             bound = await (await client.plan_gemm(a, a)).bind(a, a, out=await client.empty((8, 8)))
             close(await bound(), a @ a)
             launch = await bound.launch()
+            plan = await client.plan_gemm(a, a)
+            close((await plan.launch(a, a)).out, a @ a)
             close(await launch.synchronize(), a @ a)
             results = await asyncio.gather(*(bound() for _ in range(50)))
             assert all(result is bound.out for result in results)

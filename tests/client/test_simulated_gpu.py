@@ -203,6 +203,28 @@ def test_streams_do_not_wait_for_each_other(client, gpu, torch) -> None:
     assert gpu.comes_to_rest(other)
 
 
+def test_a_plan_is_launched_on_any_stream(client, gpu, torch) -> None:
+    a, b, out = tensors(torch, gpu.allocate(1 << 20))
+    plan, other = client.plan_gemm(a, b), gpu.stream()
+    for _ in range(2):  # bound by the first, known by the second
+        release = gpu.hold(torch.current)
+        behind, free = plan.launch(a, b, out=out), plan.launch(a, b, out=out, stream=other)
+        assert gpu.comes_to_rest(other)
+        assert free.done
+        assert not behind.done
+        assert not gpu.idle(torch.current)
+        release()
+        assert behind.synchronize() is out
+        assert gpu.comes_to_rest(torch.current)
+    release = gpu.hold(other)
+    held = plan.launch(a, b, out=out, stream=other, wait=False)
+    made = plan.launch(a=a, b=b)
+    assert made.synchronize().shape == (128, 128)
+    assert not held.done
+    release()
+    assert held.synchronize() is out
+
+
 def test_a_launch_into_a_capture_is_refused_and_leaves_it_alone(client, gpu, torch) -> None:
     a, b, out = tensors(torch, gpu.allocate(1 << 20))
     bound = client.plan_gemm(a, b).bind(a, b, out=out)
@@ -210,7 +232,8 @@ def test_a_launch_into_a_capture_is_refused_and_leaves_it_alone(client, gpu, tor
     assert gpu.comes_to_rest(torch.current)
     torch.current = captured = gpu.stream()
     gpu.call("cuStreamBeginCapture_v2", ctypes.c_uint64(captured), 2)
-    for launch in (bound, bound.launch, lambda: client.gemm(a, b, out=out)):
+    plan = client.plan_gemm(a, b)
+    for launch in (bound, bound.launch, lambda: plan.launch(a, b, out=out), lambda: client.gemm(a, b, out=out)):
         with pytest.raises(tw.UnsupportedError) as caught:
             launch()
         assert caught.value.rule == "stream_capture"

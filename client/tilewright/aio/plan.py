@@ -41,6 +41,13 @@ class Plan(PlanBase):
         """Run it."""
         return await self._client._drive(self._state.execute(inputs, out, named, repeat, timeout))
 
+    async def launch(
+        self, *inputs: Any, out: Any = None, stream: Any = None, wait: bool = True, **named: Any
+    ) -> Launch:
+        """Launch it on these arrays behind what is on a CUDA stream; see ``tilewright.Plan.launch``."""
+        place = None if stream is None else stream_handle(stream)
+        return Launch(*await self._client._drive(self._state.launch(inputs, out, named, place, wait)))
+
     async def run_many(self, calls: Sequence[Any], *, timeout: float | None = None) -> list[Any]:
         """Run many executions in one message."""
         states = [call._state if isinstance(call, Bound) else call for call in calls]
