@@ -17,6 +17,7 @@ from tilewright_kit.explain import explain
 from tilewright_kit.hookspecs import hookimpl
 from tilewright_kit.measured import Auto, Measured, tile_use
 from tilewright_kit.measurements import Measurement, ShippedMeasurements, class_of, point_of, read_lines
+from tilewright_kit.neighbours import SIGNATURES, Shape
 from tilewright_kit.operation import Prediction
 from tilewright_kit.plugins import LoadedPlugin, PluginManager
 from tilewright_kit.problem import OperationRequest
@@ -313,3 +314,12 @@ def test_a_hook_may_name_files_and_nothing_else(device: DeviceInfo, tmp_path: Pa
     refused = plugins.load_object(Brings("own.jsonl"), "texts")
     assert not isinstance(refused, LoadedPlugin)
     assert "is no path" in refused.reason
+
+
+def test_opinions_of_many_kinds_of_problem_do_not_pile_up(device: DeviceInfo) -> None:
+    """Clients make kinds of problem as they like, and a server runs for long."""
+    shape = Shape(point_of(problem_of(64)), device.name, {})
+    for number in range(10 * SIGNATURES):
+        shape.remembered(f"unary=u{number}")[ToyConfig()] = 1.0
+        assert shape.remembered(f"unary=u{number}")[ToyConfig()] == 1.0
+        assert len(shape.predicted) <= SIGNATURES

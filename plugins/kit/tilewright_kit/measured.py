@@ -249,7 +249,7 @@ class _Blend:
         there = dict(near.shape.point.sizes)
         problem = self._problem.resized(there)
         if problem is not None:
-            known = near.shape.predicted.setdefault(point_of(problem).signature, {})
+            known = near.shape.remembered(point_of(problem).signature)
             for config in [item for item in configs if item not in known]:
                 known[config] = self._operation.predict(problem, config, self._device).seconds
             return _efficiencies({config: known[config] for config in configs})

@@ -16,6 +16,8 @@ __all__ = ["Near", "Shape", "index_of", "nearest"]
 NEIGHBOURS = 6
 REACH = 2.5
 """Farthest neighbour, in doublings: sizes that differ by more say nothing of each other."""
+SIGNATURES = 32
+"""Of how many kinds of problem the model's opinion is remembered for one that was measured."""
 STRANGER = 0.5
 """Distance that another device of the arch, or another epilogue, adds."""
 
@@ -30,6 +32,15 @@ class Shape:
     rows: dict[KernelConfig, Measurement] = field(default_factory=dict)
     predicted: dict[str, dict[KernelConfig, float]] = field(default_factory=dict)
     """Seconds by the model, by the signature of the problem that asked; remembered, since the model takes its time."""
+
+    def remembered(self, signature: str) -> dict[KernelConfig, float]:
+        """``predicted`` for a signature, to be added to. Callers make signatures as they like: of many, few are kept."""
+        known = self.predicted.get(signature)
+        if known is None:
+            if len(self.predicted) >= SIGNATURES:
+                self.predicted.clear()
+            known = self.predicted[signature] = {}
+        return known
 
     def ordered(self) -> list[tuple[KernelConfig, Measurement]]:
         """The fastest first."""
