@@ -34,7 +34,7 @@ class Shape:
     """Seconds by the model, by the signature of the problem that asked; remembered, since the model takes its time."""
 
     def remembered(self, signature: str) -> dict[KernelConfig, float]:
-        """``predicted`` for a signature, to be added to. Callers make signatures as they like: of many, few are kept."""
+        """``predicted`` for a signature, to be added to. Callers make signatures at will: few are kept."""
         known = self.predicted.get(signature)
         if known is None:
             if len(self.predicted) >= SIGNATURES:
