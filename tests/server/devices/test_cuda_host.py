@@ -6,6 +6,7 @@ import json
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -120,12 +121,18 @@ def test_machine_without_a_driver_is_not_asked(tmp_path: Path) -> None:
 def test_answers_that_are_none_are_survived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidiactl").touch()
-    for command in (("/nonexistent",), ("echo", "nonsense"), ("echo", "[]"), ("false",)):
+    strange = [("echo", text) for text in ("nonsense", "[]", "{}", "1", '{"driver": 13000, "devices": [{}]}')]
+    for command in (("/nonexistent",), ("false",), *strange):
         found = find(root=tmp_path, command=command)
         assert found.devices == ()
         assert "failed" in found.problem
     monkeypatch.setattr(discovery, "_TIMEOUT_S", 0.2)
     assert "did not answer" in find(root=tmp_path, command=("sleep", "30")).problem
+    monkeypatch.setattr(discovery, "_ends", lambda process: process.wait() is None)  # one that no signal reaches
+    begin = time.monotonic()
+    assert "did not answer" in find(root=tmp_path, command=("sleep", "30")).problem
+    assert time.monotonic() - begin < 5
+    monkeypatch.setattr(discovery, "_TIMEOUT_S", 10.0)
     good = find(root=tmp_path, command=("echo", json.dumps(answer(H200))))
     assert [info.id for info in good.devices] == ["cuda:0"]
 

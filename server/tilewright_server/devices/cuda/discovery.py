@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from tilewright_server.devices.cuda.driver import CONTAINER_FIX, DRIVER_FIX, MIN
 __all__ = ["Discovery", "describe_uuid", "find", "has_driver", "parse"]
 
 _TIMEOUT_S = 30.0
+_LAST_S = 1.0
 _PROBE = "tilewright_server.devices.cuda.probe"
 _NODES = ("dev/nvidiactl", "dev/dxg")
 _LIBRARIES = (
@@ -52,19 +54,36 @@ def find(kind: str = "cuda", root: Path = _SYSTEM, command: Sequence[str] = ()) 
     driver's own variables (CUDA_VISIBLE_DEVICES) are passed on to it."""
     if not has_driver(root):
         return Discovery(problem="no NVIDIA driver and no device node (/dev/nvidiactl)", fix=DRIVER_FIX)
-    argv = list(command) or run_module(_PROBE)
     try:
-        answer = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S)
-        record = json.loads(answer.stdout)
-        if not isinstance(record, dict):
-            raise ValueError("not an object")
+        record = json.loads(_answer(list(command) or run_module(_PROBE)))
+        return parse(record, kind, node=any((root / path).exists() for path in _NODES))
     except subprocess.TimeoutExpired:
         return Discovery(problem=f"the NVIDIA driver did not answer within {_TIMEOUT_S:g} s", fix="restart the machine")
-    except (OSError, ValueError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # or it answered something else
         return Discovery(
             problem="asking the NVIDIA driver failed", fix=f"run `python -m {_PROBE}` and look what it says"
         )
-    return parse(record, kind, node=any((root / path).exists() for path in _NODES))
+
+
+def _answer(argv: Sequence[str]) -> bytes:
+    """What the process prints. Raises ``OSError``, ``TimeoutExpired``."""
+    with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        try:
+            return process.communicate(timeout=_TIMEOUT_S)[0]
+        except subprocess.TimeoutExpired:
+            process.kill()
+            if not _ends(process):
+                # In a driver that hangs no signal reaches it: whoever waits for it waits as long as the driver.
+                process.returncode = -signal.SIGKILL
+            raise
+
+
+def _ends(process: subprocess.Popen[bytes]) -> bool:
+    try:
+        process.wait(_LAST_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def parse(record: Mapping[str, Any], kind: str = "cuda", node: bool = True) -> Discovery:
