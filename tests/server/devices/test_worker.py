@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -804,6 +806,32 @@ def test_a_launch_that_a_dead_client_waited_for_costs_the_worker_too(
     assert ended.wait(10)
     eventually(lambda: bench.losses)
     bench.check_that_it_adds()
+
+
+class Waiting:
+    is_busy = True
+
+    def __init__(self, waits: bool) -> None:
+        self.waits = waits
+
+
+def test_work_of_a_dead_client_may_be_finished_but_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "PATIENCE_S", 0.0)
+    for connected in (True, False):
+        for waits in (True, False):
+            known, peer = clients.Clients(), types.SimpleNamespace(is_known=True, is_dead=False, close=lambda: None)
+            client = known.begin(Waiting(waits), peer)  # type: ignore[arg-type]
+            if not connected:
+                known.end(client)
+            known.check()
+            peer.is_dead = True
+            time.sleep(0.01)
+            with pytest.raises(DeviceLostError) if waits else contextlib.nullcontext():
+                known.check()
+            monkeypatch.setattr(clients, "LONG_PATIENCE_S", 0.0)
+            with pytest.raises(DeviceLostError):
+                known.check()
+            monkeypatch.setattr(clients, "LONG_PATIENCE_S", 60.0)
 
 
 def test_a_client_that_nobody_can_watch_is_not_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:

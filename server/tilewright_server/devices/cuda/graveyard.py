@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tilewright_kit.errors import TilewrightError
@@ -56,6 +56,13 @@ class Graveyard:
                 return False
             result = self._driver.api.cuStreamQuery(stream)[0]
             return bool(result) and result.name == "CUDA_ERROR_NOT_READY"
+
+    def has_come(self, stream: Any, events: Iterable[Any]) -> bool:
+        """Whether all of a stream's events have been passed; they may be destroyed only after ``remove``."""
+        with self._lock:
+            if not any(item is stream for item in self._streams):
+                return True
+            return not any(self._driver.api.cuEventQuery(event)[0] for event in events)
 
     def bury(self, finish: Callable[[], None]) -> None:
         """Call ``finish`` when everything that was launched before has ended: now, if that is so."""

@@ -58,6 +58,13 @@ class CudaStream:
         """See ``LastingStream``."""
         return self._graveyard.is_busy(self._lane.stream)
 
+    @property
+    def waits(self) -> bool:
+        """See ``WaitingStream``."""
+        slots = tuple(self._slots.values())
+        events = [slot.producer for slot in slots if slot.producer is not None]
+        return not self._graveyard.has_come(self._lane.stream, events)
+
     def open_event(self, slot: int, handle: bytes) -> bytes:
         driver, api = self._driver, self._driver.api
         driver.enter()

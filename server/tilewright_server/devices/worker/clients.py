@@ -15,20 +15,31 @@ import struct
 import threading
 import time
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from tilewright_kit.errors import ResourceExhaustedError
 from tilewright_server.devices.base import DeviceLostError, LastingStream
 
-__all__ = ["Client", "Clients", "Peer"]
+__all__ = ["Client", "Clients", "Peer", "WaitingStream"]
 
 PATIENCE_S = 5.0
-"""How long launches of a process that is dead may go on."""
-UNKNOWN_PATIENCE_S = 60.0
-"""How long those of a connection that has ended may, if nobody can tell whether the process is dead: it lives in
-another process namespace."""
+"""How long launches of a process that is dead may wait for it."""
+LONG_PATIENCE_S = 60.0
+"""How long they may go on if they wait for nothing; and those of a connection that has ended, if nobody can tell
+whether the process is dead: it lives in another process namespace."""
 MAX_LEFT = 64
 """Streams that may be under way without a connection before there are no new ones."""
 _CREDENTIALS = struct.Struct("3i")
+
+
+@runtime_checkable
+class WaitingStream(LastingStream, Protocol):
+    """A stream that can tell work from waiting."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether an event of its client, for which a launch may be waiting, has not come. Never waits itself."""
+        ...
 
 
 class Peer:
@@ -77,6 +88,11 @@ class Client:
         """Whether something of it is under way, or may be."""
         return self.is_connected or (isinstance(self.stream, LastingStream) and self.stream.is_busy)
 
+    @property
+    def waits(self) -> bool:
+        """Whether what is under way may be waiting for it."""
+        return not isinstance(self.stream, WaitingStream) or self.stream.waits
+
 
 class Clients:
     """All that are connected, and those that have left something under way. Thread-safe."""
@@ -115,11 +131,12 @@ class Clients:
                 elif client.peer.is_known:
                     if not client.peer.is_dead:
                         client.since = now
-                    _require(now - client.since <= PATIENCE_S)
+                    elif now - client.since > PATIENCE_S:
+                        _require(now - client.since <= LONG_PATIENCE_S and not client.waits)
                 elif client.is_connected:
                     client.since = now
                 else:
-                    _require(now - client.since <= UNKNOWN_PATIENCE_S)
+                    _require(now - client.since <= LONG_PATIENCE_S)
 
     def _forget(self, client: Client) -> None:
         """Lock held."""
@@ -129,7 +146,7 @@ class Clients:
 
 def _require(patient: bool) -> None:
     if not patient:
-        raise DeviceLostError("launches of a client that died wait for something that never comes")
+        raise DeviceLostError("launches of a client that died do not end")
 
 
 def _too_many() -> ResourceExhaustedError:
