@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
-from tilewright import steps
+from tilewright import packets, steps
 from tilewright.core import Core, Session
 from tilewright.cuda import Driver, Pointer, driver, format_uuid
 from tilewright.device_arrays import UNKNOWN, DeviceTensor
-from tilewright.errors import InvalidArgumentError, TilewrightError, UnsupportedError
+from tilewright.errors import DeviceError, InvalidArgumentError, TilewrightError, UnsupportedError
 from tilewright.steps import Flow, Rpc, Work
 from tilewright_proto.v1 import memory_pb2
 
@@ -25,7 +26,8 @@ class Exported(NamedTuple):
 
     key: tuple[int, int]
     """Base and size."""
-    identity: tuple[int, int]
+    identity: tuple[tuple[int, int], ...]
+    """Of each part; most allocations have one."""
     region: int
     ordinal: int
     simple: bool
@@ -66,12 +68,12 @@ def device_region(core: Core, session: Session, tensor: DeviceTensor, field: str
     place = cuda.pointer(tensor.address, field)
     tensor.ordinal = place.ordinal
     offset = tensor.address - place.base
-    if offset + tensor.spec.nbytes > place.size:
-        raise _several_parts(tensor, place, field)
-    key = (place.base, place.size)
+    parts = (place,) if offset + tensor.spec.nbytes <= place.size else _parts(cuda, tensor, place, field)
+    key = (place.base, sum(part.size for part in parts))
+    identity = tuple(part.identity for part in parts)
     known = session.exports.get(key)
     if known is not None:
-        if known.identity == place.identity:
+        if known.identity == identity:
             tensor.exported = known
             return known.region, offset
         _forget(core, session, key)
@@ -84,8 +86,8 @@ def device_region(core: Core, session: Session, tensor: DeviceTensor, field: str
         )
     device_of(session, place.ordinal, field)
     yield Work(lambda: _sweep(core, session, cuda))
-    region = yield from _register(core, session, cuda, tensor, place, field)
-    made = Exported(key, place.identity, region, place.ordinal, place.legacy)
+    region = yield from _register(core, session, cuda, tensor, parts, field)
+    made = Exported(key, identity, region, place.ordinal, place.legacy)
     winner = tensor.exported = session.exports.setdefault(key, made)
     if winner.region != region:  # another thread was first
         core.release_region(session, region)
@@ -93,10 +95,11 @@ def device_region(core: Core, session: Session, tensor: DeviceTensor, field: str
 
 
 def _register(
-    core: Core, session: Session, cuda: Driver, tensor: DeviceTensor, place: Pointer, field: str
+    core: Core, session: Session, cuda: Driver, tensor: DeviceTensor, parts: Sequence[Pointer], field: str
 ) -> Flow[int]:
+    place, size = parts[0], sum(part.size for part in parts)
     uuid = session.gpus[cuda.uuid(place.ordinal).hex()].uuid
-    request = memory_pb2.RegisterRegionRequest(session=session.token, bytes=place.size)
+    request = memory_pb2.RegisterRegionRequest(session=session.token, bytes=size)
     local = session.control is not None
     if place.legacy:
         handle = yield Work(lambda: cuda.export_legacy(place.ordinal, place.base))
@@ -118,52 +121,73 @@ def _register(
             rule="local_socket",
             fix="turn the server's local socket on, or allocate with cudaMalloc",
         )
-    if place.pool:
-        fd, pointer = yield Work(lambda: cuda.export_pool(place.ordinal, place.pool, place.base))
-        request.cuda_pool.CopyFrom(memory_pb2.CudaPoolSource(pointer=pointer, device_uuid=uuid))
-    else:
-        fd = yield Work(lambda: cuda.export_mapped(place.ordinal, tensor.address))
-        request.device_fd.CopyFrom(memory_pb2.DeviceFdSource(device_uuid=uuid))
-    with _closing(fd):
-        reply = yield Rpc(steps.REGISTER, request, core.timeout, local=True, fds=(fd,))
+    with contextlib.ExitStack() as exported:
+        fds: list[int] = []
+        if place.pool:
+            fd, pointer = yield Work(lambda: cuda.export_pool(place.ordinal, place.pool, place.base))
+            fds.append(fd)
+            exported.callback(os.close, fd)
+            request.cuda_pool.CopyFrom(memory_pb2.CudaPoolSource(pointer=pointer, device_uuid=uuid))
+        else:
+            for part in parts:
+                fds.append((yield Work(partial(cuda.export_mapped, place.ordinal, part.base))))
+                exported.callback(os.close, fds[-1])
+            sizes = [part.size for part in parts] if len(parts) > 1 else ()
+            request.device_fd.CopyFrom(memory_pb2.DeviceFdSource(device_uuid=uuid, part_bytes=sizes))
+        reply = yield Rpc(steps.REGISTER, request, core.timeout, local=True, fds=tuple(fds))
     return int(reply.region)
 
 
-@contextlib.contextmanager
-def _closing(fd: int) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        os.close(fd)
-
-
-def _several_parts(tensor: DeviceTensor, place: Pointer, field: str) -> InvalidArgumentError:
-    if place.legacy or place.pool:
-        return InvalidArgumentError(
-            f"{field} reaches beyond its allocation of {place.size} bytes",
-            field=field,
-            value=tensor.spec.nbytes,
-            rule="region_bounds",
-            fix="correct its shape or strides",
-        )
-    return InvalidArgumentError(
-        f"{field} lies across parts of memory that were mapped one by one, of {place.size} bytes here",
-        field=field,
-        value=tensor.spec.nbytes,
-        rule="device_memory_parts",
-        fix="copy it to memory of one allocation; of PyTorch, turn expandable_segments off for tensors of this size",
-    )
+def _parts(cuda: Driver, tensor: DeviceTensor, place: Pointer, field: str) -> tuple[Pointer, ...]:
+    """The allocations, mapped one behind the other, that a tensor lies in. Raises ``InvalidArgumentError`` if it
+    reaches beyond them, or they are too many."""
+    parts, end = [place], place.base + place.size
+    while end < tensor.address + tensor.spec.nbytes:
+        part = None
+        if not (place.legacy or place.pool):
+            with contextlib.suppress(InvalidArgumentError, DeviceError):
+                part = cuda.pointer(end, field)
+        if part is None or part.base != end or part.legacy or part.pool or part.ordinal != place.ordinal:
+            raise InvalidArgumentError(
+                f"{field} reaches beyond its allocation of {end - place.base} bytes",
+                field=field,
+                value=tensor.spec.nbytes,
+                rule="region_bounds",
+                fix="correct its shape or strides",
+            )
+        parts.append(part)
+        end += part.size
+        if len(parts) > packets.MAX_PARTS:
+            raise InvalidArgumentError(
+                f"{field} lies across more than {packets.MAX_PARTS} parts of memory that were mapped one by one",
+                field=field,
+                value=tensor.spec.nbytes,
+                rule="device_memory_parts",
+                fix="copy it to memory of one allocation; of PyTorch, turn expandable_segments off for such tensors",
+            )
+    return tuple(parts)
 
 
 def _sweep(core: Core, session: Session, cuda: Driver) -> None:
     """Forget allocations that are gone, so that the server's mappings do not keep their memory."""
     for key, known in list(session.exports.items()):
         try:
-            gone = cuda.pointer(key[0]).identity != known.identity
+            gone = _identity(cuda, key) != known.identity
         except TilewrightError:
             gone = True
         if gone:
             _forget(core, session, key)
+
+
+def _identity(cuda: Driver, key: tuple[int, int]) -> tuple[tuple[int, int], ...]:
+    """Of what lies at base and size of an ``Exported`` now. Raises ``InvalidArgumentError`` if that is nothing."""
+    at, size = key
+    end, found = at + size, []
+    while at < end:
+        part = cuda.pointer(at)
+        found.append(part.identity)
+        at = part.base + part.size
+    return tuple(found)
 
 
 def _forget(core: Core, session: Session, key: tuple[int, int]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from struct import Struct
 
-__all__ = ["HEADER", "MAX_LAUNCHES", "VERSION"]
+__all__ = ["HEADER", "MAX_LAUNCHES", "MAX_PARTS", "VERSION"]
 
 HEADER = Struct("<BBHIQ")
 """Kind, flags, slot, sequence, value."""
@@ -12,6 +12,8 @@ VERSION = 1
 PACKET_BYTES = 65536
 MAX_LAUNCHES = 64
 """In one packet."""
+MAX_PARTS = 128
+"""Descriptors of one packet."""
 
 HELLO, CALL, LAUNCH, ATTACH, OPEN_EVENT = 1, 2, 3, 4, 5
 """Kinds. A reply has ``REPLIED`` besides."""

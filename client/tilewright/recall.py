@@ -67,7 +67,7 @@ class Recalls:
         binding, exports = known
         cuda, registered = driver(), self._session.exports
         for tensor, exported in zip(tensors, exports, strict=True):
-            if registered.get(exported.key) is not exported or cuda.identity(tensor.address) != exported.identity[0]:
+            if registered.get(exported.key) is not exported or cuda.identity(tensor.address) != exported.identity[0][0]:
                 return None
             tensor.exported, tensor.ordinal = exported, exported.ordinal
         return binding

@@ -53,7 +53,7 @@ class DeviceServer(fake_server.Servicer):
         region = next(session.ids)
         if request.WhichOneof("source") == "attached":
             session.regions[region] = mmap.mmap(fds[0], request.bytes)
-        elif request.WhichOneof("source") != "cuda_ipc" and len(fds) != 1:
+        elif request.WhichOneof("source") != "cuda_ipc" and len(fds) != max(1, len(request.device_fd.part_bytes)):
             raise Fault("invalid_argument", "region_descriptor")
         return region, M.RegisterRegionReply(region=region, zero_copy=True, device="cuda:0").SerializeToString(), -1
 

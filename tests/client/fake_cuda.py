@@ -59,6 +59,14 @@ class FakeCuda:
         self.allocations[base] = Allocation(base, size, ordinal, kind, next(self._ids), memory)
         return base
 
+    def allocate_parts(self, size: int, count: int) -> int:
+        """Allocations that are mapped one behind the other."""
+        base = self.allocate(size * count, "mapped")
+        memory = self.allocations.pop(base).memory
+        for at in range(base, base + size * count, size):
+            self.allocations[at] = Allocation(at, size, 0, "mapped", next(self._ids), memory)
+        return base
+
     def replace(self, base: int) -> None:
         """Another allocation at the same address."""
         self.allocations[base].identity = next(self._ids)

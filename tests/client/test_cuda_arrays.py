@@ -297,14 +297,9 @@ c = client.gemm(a, b)
 error = ((c.double() - a.double() @ b.double()).norm() / (a.double() @ b.double()).norm()).item()
 assert error < 2e-3, error
 a = torch.randn(4096, 4096, device="cuda")
-try:
-    c = client.gemm(a, a)
-    error = ((c - a @ a).norm() / (a @ a).norm()).item()
-    assert error < 2e-3, error
-    print("whole")
-except tw.InvalidArgumentError as refused:
-    assert refused.rule == "device_memory_parts" and refused.fix, refused
-    print("refused")
+c = client.gemm(a, a)
+error = ((c - a @ a).norm() / (a @ a).norm()).item()
+assert error < 2e-3, error
 client.close()
 """
 
@@ -315,7 +310,6 @@ def test_expandable_segments_go_by_descriptor(torch: Any, client: tw.Client) -> 
     command = [sys.executable, "-c", EXPANDABLE, client.target]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    sys.stdout.write(f"\ntensors across mappings: {done.stdout}")
 
 
 DYING = """

@@ -239,11 +239,32 @@ def test_memory_that_cannot_be_shared_is_refused(client, torch, fake, kind: str,
     assert caught.value.fix
 
 
-def test_a_tensor_across_mappings_is_refused(client, torch, fake) -> None:
-    base = fake.allocate(2048, "mapped")
+def test_a_tensor_across_mappings_goes_by_all_their_descriptors(client, server, torch, fake) -> None:
+    base = fake.allocate_parts(4096, 4)
+    a, b, c = (torch.Tensor(base + offset, (32, 32)) for offset in (0, 4096 + 256, 8192 + 256))
+    for _ in range(2):
+        client.gemm(a, b, out=c)
+    assert [list(request.device_fd.part_bytes) for request in server.registered] == [[], [4096, 4096], [4096, 4096]]
+    assert [request.bytes for request in server.registered] == [4096, 8192, 8192]
+    assert len(fake.descriptors) == 5
+    for fd in fake.descriptors:
+        with pytest.raises(OSError):
+            np.fromfile(f"/proc/self/fd/{fd}", np.uint8)
+    fake.replace(base + 8192)  # in the second of b, and the first of c
+    client.gemm(a, b, out=c)
+    assert len(server.registered) == 5
+
+
+def test_a_tensor_across_too_many_mappings_or_beyond_them_is_refused(client, torch, fake) -> None:
+    base = fake.allocate_parts(32, 130)
     with pytest.raises(tw.InvalidArgumentError) as caught:
-        client.gemm(torch.Tensor(base + 1024, (32, 32)), torch.Tensor(base, (32, 32)))
-    assert caught.value.rule == "device_memory_parts"
+        client.gemm(torch.Tensor(base, (8, 8)), torch.Tensor(base, (8, 129)))
+    assert (caught.value.field, caught.value.rule) == ("b", "device_memory_parts")
+    assert caught.value.fix
+    base = fake.allocate_parts(1024, 3)
+    with pytest.raises(tw.InvalidArgumentError) as caught:
+        client.gemm(torch.Tensor(base, (32, 32)), torch.Tensor(base, (32, 32)))
+    assert caught.value.rule == "region_bounds"
 
 
 def test_a_device_that_the_server_does_not_run_is_refused_by_its_uuid(client, torch, fake) -> None:

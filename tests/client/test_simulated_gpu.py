@@ -107,6 +107,17 @@ class Gpu:
         self.call("cuMemSetAccess", ctypes.c_uint64(address), size, (ctypes.c_int * 3)(1, 0, 3), ctypes.c_size_t(1))
         return address
 
+    def parts(self, count: int) -> int:
+        """Allocations of 2 MiB, mapped one behind the other, as PyTorch's expandable segments are."""
+        size, zero = ctypes.c_size_t(2 << 20), ctypes.c_uint64()
+        whole = ctypes.c_size_t(count * (2 << 20))
+        address = self.made("cuMemAddressReserve", whole, zero, zero, zero)
+        for at in range(address, address + whole.value, 2 << 20):
+            handle = self.made("cuMemCreate", size, (ctypes.c_int * 32)(1, 1, 1, 0), zero)
+            self.call("cuMemMap", ctypes.c_uint64(at), size, zero, ctypes.c_uint64(handle), zero)
+        self.call("cuMemSetAccess", ctypes.c_uint64(address), whole, (ctypes.c_int * 3)(1, 0, 3), ctypes.c_size_t(1))
+        return address
+
     def hold(self, stream: int) -> Callable[[], None]:
         event = ctypes.c_uint64(self.made_behind("simHold", stream))
         return lambda: self.call("simRelease", event)
@@ -165,6 +176,22 @@ def test_memory_of_every_kind_is_mapped_and_used(client, gpu, torch, kind: str) 
     assert client.report.device == "cuda:0"
     assert gpu.comes_to_rest(torch.current)
     assert len(client.session.exports) == 1
+
+
+def test_tensors_across_mappings_are_mapped_whole(client, gpu, torch) -> None:
+    base = gpu.parts(6)
+    # Ends of 16 KiB that lie behind a boundary, and one of 4 MiB and more.
+    a = torch.Tensor(base + (2 << 20) - 16384, (128, 128), "bfloat16")
+    b = torch.Tensor(base + (4 << 20) - 16384, (128, 128), "bfloat16")
+    out = torch.Tensor(base + (6 << 20) - 16384, (128, 128), "bfloat16")
+    for _ in range(3):
+        assert client.gemm(a, b, out=out) is out
+    assert sorted(size for _, size in client.session.exports) == [4 << 20] * 3
+    large, other = (torch.Tensor(base + 4096, shape, "bfloat16") for shape in ((1024, 2048), (2048, 1024)))
+    into = torch.Tensor(base + (6 << 20), (1024, 1024), "bfloat16")
+    assert client.gemm(large, other, out=into) is into
+    assert gpu.comes_to_rest(torch.current)
+    assert max(size for _, size in client.session.exports) == 6 << 20
 
 
 def test_a_launch_waits_for_the_stream_and_the_stream_for_it(client, gpu, torch) -> None:

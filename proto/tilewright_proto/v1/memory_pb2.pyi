@@ -105,12 +105,14 @@ class CudaPoolSource(_message.Message):
     def __init__(self, pointer: _Optional[bytes] = ..., offset: _Optional[int] = ..., device_uuid: _Optional[str] = ...) -> None: ...
 
 class DeviceFdSource(_message.Message):
-    __slots__ = ("offset", "device_uuid")
+    __slots__ = ("offset", "device_uuid", "part_bytes")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     DEVICE_UUID_FIELD_NUMBER: _ClassVar[int]
+    PART_BYTES_FIELD_NUMBER: _ClassVar[int]
     offset: int
     device_uuid: str
-    def __init__(self, offset: _Optional[int] = ..., device_uuid: _Optional[str] = ...) -> None: ...
+    part_bytes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, offset: _Optional[int] = ..., device_uuid: _Optional[str] = ..., part_bytes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RegisterRegionRequest(_message.Message):
     __slots__ = ("session", "memfd", "posix", "attached", "cuda_ipc", "cuda_pool", "device_fd", "bytes")

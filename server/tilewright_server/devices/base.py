@@ -14,6 +14,7 @@ from tilewright_kit.plan import Geometry, PackedArgs
 from tilewright_kit.source import SourceUnit
 
 __all__ = [
+    "MAX_PARTS",
     "RECORD",
     "REPLY",
     "TIME",
@@ -40,6 +41,10 @@ __all__ = [
 WAIT, RECORD, REPLY, TIME = 1, 2, 4, 8
 """Flags of a launch: wait for the slot's producer event first; record the slot's completion event after it; answer it;
 run it to its end and answer with its device time."""
+
+
+MAX_PARTS = 128
+"""Of memory that is mapped from several allocations; each comes with a descriptor."""
 
 
 class DeviceLostError(UnavailableError):
@@ -153,6 +158,15 @@ class MemoryHandle:
     """An open descriptor, which stays its holder's to close; -1 where the kind has none."""
     offset: int = 0
     """Of that part in the allocation that the handle stands for, in bytes."""
+    fds: tuple[int, ...] = ()
+    """Of ``fd`` memory that lies in several allocations: all descriptors in order; as ``fd``, which is the first."""
+    part_bytes: tuple[int, ...] = ()
+    """How much of each of them there is, from its beginning, one behind the other; ``offset`` counts from the first."""
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """All that go with it."""
+        return self.fds or ((self.fd,) if self.fd >= 0 else ())
 
 
 @runtime_checkable

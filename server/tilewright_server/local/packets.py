@@ -10,6 +10,7 @@ import struct
 from collections.abc import Sequence
 
 from tilewright_kit.errors import InvalidArgumentError, ResourceExhaustedError
+from tilewright_server.devices.base import MAX_PARTS
 from tilewright_server.devices.worker.frames import HEADER_BYTES, malformed
 
 __all__ = ["MAX_PACKET", "SEND_TIMEOUT_S", "Wire", "close_all"]
@@ -17,9 +18,8 @@ __all__ = ["MAX_PACKET", "SEND_TIMEOUT_S", "Wire", "close_all"]
 MAX_PACKET = 65536
 SEND_TIMEOUT_S = 10.0
 """A client that does not take replies for so long is given up."""
-_FDS = 4
-"""Descriptors that are taken out of a packet, to be closed again if there is more than one."""
-_SPACE = socket.CMSG_SPACE(_FDS * 4)
+_SPACE = socket.CMSG_SPACE((MAX_PARTS + 1) * 4)
+"""For one descriptor more than a packet may carry, so that it shows."""
 _LOST = socket.MSG_TRUNC | socket.MSG_CTRUNC
 _TIMEVAL = struct.Struct("@ll")
 
@@ -56,7 +56,7 @@ class Wire:
                     descriptors.extend(found)
         if count < HEADER_BYTES:
             self._buffer[count:HEADER_BYTES] = bytes(HEADER_BYTES - count)
-        if flags & _LOST or len(descriptors) > 1:
+        if flags & _LOST or len(descriptors) > MAX_PARTS:
             self._refuse(count, flags, descriptors)
         return self._view[:count]
 
@@ -69,12 +69,12 @@ class Wire:
     def _refuse(count: int, flags: int, descriptors: Sequence[int]) -> None:
         if flags & socket.MSG_TRUNC:
             raise malformed(f"a packet has at most {MAX_PACKET} bytes", f"more than {count}")
-        if descriptors:
+        if len(descriptors) > MAX_PARTS:
             raise InvalidArgumentError(
-                "a packet carries one descriptor at most",
+                f"a packet carries {MAX_PARTS} descriptors at most",
                 field="packet",
                 rule="packet_descriptors",
-                fix="send each in a packet of its own",
+                fix="register memory of so many parts piece by piece",
             )
         raise ResourceExhaustedError(
             "the server has no descriptor to spare",

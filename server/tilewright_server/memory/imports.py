@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilewright_kit.device import Buffer, Device
 from tilewright_kit.errors import InvalidArgumentError, NotFoundError, UnsupportedError
-from tilewright_server.devices.base import GranularDevice, MemoryHandle, SharingDevice
+from tilewright_server.devices.base import MAX_PARTS, GranularDevice, MemoryHandle, SharingDevice
 from tilewright_server.memory.pins import Pinned
 from tilewright_server.memory.shm import MAX_REGION_BYTES
 
@@ -117,6 +117,18 @@ def check_handle(handle: MemoryHandle) -> None:
             value=handle.offset,
             rule="region_offset",
             fix="count from the beginning of the allocation, in bytes",
+        )
+    parts = handle.part_bytes
+    if not parts:
+        return
+    total = sum(parts)
+    if len(parts) > MAX_PARTS or not all(parts) or not handle.offset + handle.nbytes <= total <= 2 * MAX_REGION_BYTES:
+        raise InvalidArgumentError(
+            "the parts do not hold the region",
+            field="part_bytes",
+            value=f"{len(parts)} of {total} bytes",
+            rule="memory_parts",
+            fix=f"give the size of each part, {MAX_PARTS} at most, that the region lies in",
         )
 
 

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tilewright_kit.errors import InvalidArgumentError
+from tilewright_kit.errors import InvalidArgumentError, UnsupportedError
 from tilewright_server.devices.base import MemoryHandle
 from tilewright_server.memory.imports import DeviceRegion, check_handle, device_of_uuid
 from tilewright_server.memory.session import AnyRegion, Session
@@ -41,13 +41,15 @@ class AttachedFile:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Memory of a device; see ``MemoryHandle`` for the kinds. ``fd`` stays its holder's to close."""
+    """Memory of a device; see ``MemoryHandle``. Descriptors stay their holder's to close."""
 
     kind: str
     uuid: str
     data: bytes = b""
     offset: int = 0
     fd: int = -1
+    fds: tuple[int, ...] = ()
+    part_bytes: tuple[int, ...] = ()
 
 
 RegionSource = MemoryFile | PosixObject | AttachedFile | DeviceMemory
@@ -63,7 +65,7 @@ def register(
     """
     if not isinstance(source, DeviceMemory):
         return session.register(lambda: _opened(source, nbytes), owner)
-    handle = MemoryHandle(source.kind, source.data, nbytes, source.fd, source.offset)
+    handle = MemoryHandle(source.kind, source.data, nbytes, source.fd, source.offset, source.fds, source.part_bytes)
     check_handle(handle)
     return session.import_region(lambda: _imported(devices, source, handle), owner)
 
@@ -71,6 +73,14 @@ def register(
 def _imported(devices: DeviceRegistry, source: DeviceMemory, handle: MemoryHandle) -> DeviceRegion:
     device = device_of_uuid(devices, source.uuid)
     if device.info.kind == "cpu" and handle.kind == "fd":
+        if handle.part_bytes:
+            raise UnsupportedError(
+                "memory files are used one by one",
+                field="part_bytes",
+                value=len(handle.part_bytes),
+                rule="memory_parts",
+                fix="leave part_bytes empty, and register each file",
+            )
         _check_sealed(handle)
     return DeviceRegion(device, handle)
 

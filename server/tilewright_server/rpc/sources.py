@@ -23,13 +23,18 @@ def region_source(request: pb.RegisterRegionRequest, descriptors: Sequence[int] 
     """
     kind = request.WhichOneof("source")
     if kind in ("attached", "cuda_pool", "device_fd"):
-        fd = _one(kind, descriptors)
+        device_fd = request.device_fd
+        fds = _as_many(kind, descriptors, max(1, len(device_fd.part_bytes)) if kind == "device_fd" else 1)
+        fd = fds[0]
         if kind == "attached":
             return AttachedFile(fd)
         if kind == "cuda_pool":
             pool = request.cuda_pool
             return DeviceMemory("cuda_pool", pool.device_uuid, pool.pointer, pool.offset, fd)
-        return DeviceMemory("fd", request.device_fd.device_uuid, b"", request.device_fd.offset, fd)
+        parts = tuple(device_fd.part_bytes)
+        return DeviceMemory(
+            "fd", device_fd.device_uuid, b"", device_fd.offset, fd, fds=fds if parts else (), part_bytes=parts
+        )
     if descriptors:
         raise InvalidArgumentError(
             "a descriptor came with a source that needs none",
@@ -49,7 +54,7 @@ def region_source(request: pb.RegisterRegionRequest, descriptors: Sequence[int] 
     )
 
 
-def _one(kind: str, descriptors: Sequence[int] | None) -> int:
+def _as_many(kind: str, descriptors: Sequence[int] | None, count: int) -> tuple[int, ...]:
     if descriptors is None:
         raise UnsupportedError(
             "gRPC carries no descriptors",
@@ -58,15 +63,15 @@ def _one(kind: str, descriptors: Sequence[int] | None) -> int:
             rule="region_descriptor",
             fix="register it over the local socket, or use memfd, posix or cuda_ipc",
         )
-    if len(descriptors) != 1:
+    if len(descriptors) != count:
         raise InvalidArgumentError(
-            f"a source of this kind comes with one descriptor, not {len(descriptors)}",
+            f"this source comes with {count} descriptors, not {len(descriptors)}",
             field="source",
             value=kind,
             rule="region_descriptor",
-            fix="send it in the same packet (SCM_RIGHTS)",
+            fix="send one in the same packet (SCM_RIGHTS), or for device_fd as many as there are part_bytes",
         )
-    return descriptors[0]
+    return tuple(descriptors)
 
 
 def region_reply(region: AnyRegion) -> pb.RegisterRegionReply:

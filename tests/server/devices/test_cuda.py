@@ -527,6 +527,31 @@ def test_memory_that_cannot_be_mapped_is_not_called_too_small(
     gpu.import_memory(replace(handle, nbytes=4))
 
 
+def test_memory_of_several_allocations_is_mapped_as_one(gpu: CudaDevice, client: Client) -> None:
+    size = 2 << 20
+    first = client.handle("fd")
+    client.ask("put", offset=size - 32, values=[1.0] * 8)
+    second = client.handle("fd")
+    client.ask("put", offset=0, values=[2.0] * 8)
+    whole = MemoryHandle("fd", b"", 64, first.fd, size - 32, (first.fd, second.fd), (size, size))
+    buffer = gpu.import_memory(whole)
+    assert get(gpu, buffer).tolist() == [1.0] * 8 + [2.0] * 8
+    gpu.release_memory(buffer)
+    assert settled(lambda: gpu.memory_use()["mappings"] == 0)
+    for parts in ((4096, size), (2 * size, size), (size, 2 * size)):
+        with pytest.raises(InvalidArgumentError) as caught:
+            gpu.import_memory(replace(whole, part_bytes=parts))
+        assert caught.value.rule == "memory_part"
+        assert caught.value.fix
+    with pytest.raises(InvalidArgumentError) as caught:
+        gpu.import_memory(replace(whole, nbytes=size + 64))
+    assert caught.value.rule == "memory_part"
+    with open("/dev/null") as other, pytest.raises(DeviceError):  # noqa: PTH123
+        gpu.import_memory(replace(whole, fds=(first.fd, other.fileno())))
+    assert gpu.memory_use()["mappings"] == 0
+    gpu.release_memory(gpu.import_memory(whole))
+
+
 def test_handles_that_name_nothing_say_why(gpu: CudaDevice, client: Client, tmp_path: Path) -> None:
     freed = client.handle("cuda_ipc")
     client.ask("free")

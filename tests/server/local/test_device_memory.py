@@ -126,6 +126,26 @@ def test_memory_comes_by_its_descriptor(house: House, file: MemoryFile, kind: st
     assert eventually(lambda: not house.device.mapped), "the end of the connection is the end of the region"
 
 
+def test_memory_of_several_parts_comes_by_as_many_descriptors(house: House, file: MemoryFile) -> None:
+    with house.connect() as wire:
+        before = own_descriptors()
+
+        def register(parts: list[int], count: int, nbytes: int = 8000) -> Any:
+            source = {"device_uuid": UUID, "offset": 64, "part_bytes": parts}
+            return wire.call(REGISTER, mp.RegisterRegionRequest(bytes=nbytes, device_fd=source), [file.fd] * count)
+
+        assert register([4096] * 2, 2).error is None
+        handle = house.device.handles[0]
+        assert (handle.part_bytes, len(handle.fds), handle.fds[0]) == ((4096, 4096), 2, handle.fd)
+        assert register([4096] * 128, 128).error is None
+        for count in (1, 3):
+            expect(register([4096] * 2, count), "invalid_argument", "region_descriptor")
+        for parts, nbytes in (([4096, 4096], 8192), ([8192, 0], 64), ([1 << 63] * 2, 64), ([2**64 - 1], 64)):
+            expect(register(parts, len(parts), nbytes), "invalid_argument", "memory_parts")
+        assert eventually(lambda: own_descriptors() <= before + 2)
+    assert eventually(lambda: not house.device.mapped)
+
+
 def test_descriptors_of_memory_that_is_refused_are_closed(house: House, file: MemoryFile) -> None:
     with house.connect() as wire:
         before = own_descriptors()

@@ -240,6 +240,8 @@ def test_memory_of_a_device_is_for_that_device(setting: Setting) -> None:
     request = mp.RegisterRegionRequest(device_fd={"device_uuid": "cpu"}, bytes=4096)
     expect(control.call(REGISTER, request, [loose.fd]), "invalid_argument", "region_sealed")
     loose.close()
+    request = mp.RegisterRegionRequest(device_fd={"device_uuid": "cpu", "part_bytes": [4096, 4096]}, bytes=4096)
+    expect(control.call(REGISTER, request, [setting.file.fd] * 2), "unsupported", "memory_parts")
     request = mp.RegisterRegionRequest(device_fd={"device_uuid": "cpu", "offset": 2 * STEP}, bytes=STEP)
     part = control.call(REGISTER, request, [setting.file.fd])
     assert part.error is None

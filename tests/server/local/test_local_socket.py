@@ -161,7 +161,7 @@ def test_a_file_must_be_writable_and_large_enough(wire: Wire, file: MemoryFile) 
 def test_sources_and_descriptors_must_fit(client: Client, wire: Wire, file: MemoryFile) -> None:
     need = mp.RegisterRegionRequest(attached={}, bytes=4096)
     expect(wire.call(REGISTER, need), "invalid_argument", "region_descriptor")
-    expect(wire.call(REGISTER, need, [file.fd, file.fd]), "invalid_argument", "packet_descriptors")
+    expect(wire.call(REGISTER, need, [file.fd, file.fd]), "invalid_argument", "region_descriptor")
     spare = mp.RegisterRegionRequest(memfd=file.source(), bytes=4096)
     expect(wire.call(REGISTER, spare, [file.fd]), "invalid_argument", "region_descriptor")
     expect(wire.call(REGISTER, mp.RegisterRegionRequest(bytes=1)), "invalid_argument", "region_source")

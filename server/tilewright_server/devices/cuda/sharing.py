@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -186,9 +187,9 @@ class Importer:
                 rule="handle_size",
                 fix="send it as the driver gave it",
             )
-        if handle.kind in ("cuda_pool", "fd"):
+        for fd in (handle.descriptors or (-1,)) if handle.kind in ("cuda_pool", "fd") else ():
             try:
-                mode = os.fstat(handle.fd).st_mode
+                mode = os.fstat(fd).st_mode
             except OSError:
                 mode = stat.S_IFREG
             if stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode):
@@ -290,40 +291,74 @@ class Importer:
     def _open_fd(self, handle: MemoryHandle) -> Mapping:
         """Only the part that is asked for, from the beginning: the driver does not tell the size of an allocation, but
         refuses to map more than there is."""
+        if handle.part_bytes:
+            return self._open_parts(handle)
+        with self._allocation(handle.fd) as (allocation, granule):
+            size = -(-(handle.offset + handle.nbytes) // granule) * granule
+            base, result = self._mapped(allocation, size)
+            if result:
+                raise self._refused(allocation, size, granule, result)
+        return Mapping((handle.kind, handle.data), base, size, lambda: self._unmapped(base, size))
+
+    def _open_parts(self, handle: MemoryHandle) -> Mapping:
+        """Several allocations, one behind the other in one range of addresses."""
+        driver, api = self._driver, self._driver.api
+        total = sum(handle.part_bytes)
+        base = int(driver.check(api.cuMemAddressReserve(total, 0, 0, 0)))
+        mapped: list[tuple[int, int]] = []
+
+        def unmap() -> None:
+            for at, size in mapped:
+                driver.quietly(api.cuMemUnmap(at, size))
+            driver.quietly(api.cuMemAddressFree(base, total))
+
+        try:
+            at = base
+            for fd, size in zip(handle.fds, handle.part_bytes, strict=True):
+                with self._allocation(fd) as (allocation, granule):
+                    if size % granule:
+                        raise _uneven(size, granule)
+                    result = api.cuMemMap(at, size, 0, allocation, 0)[0]
+                    if result:
+                        raise self._refused(allocation, size, granule, result)
+                mapped.append((at, size))
+                at += size
+            driver.check(api.cuMemSetAccess(base, total, [self._access()], 1))
+        except TilewrightError:
+            unmap()
+            raise
+        return Mapping((handle.kind, handle.data), base, total, unmap)
+
+    @contextmanager
+    def _allocation(self, fd: int) -> Iterator[tuple[Any, int]]:
+        """The allocation of this device behind a descriptor, and the granule of its mappings, which hold it."""
         driver, api = self._driver, self._driver.api
         kind = api.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-        answer = api.cuMemImportFromShareableHandle(handle.fd, kind)
+        answer = api.cuMemImportFromShareableHandle(fd, kind)
         if answer[0]:
-            raise import_error(driver, answer[0], handle.kind)
+            raise import_error(driver, answer[0], "fd")
         allocation = answer[1]
         try:
             properties = driver.check(api.cuMemGetAllocationPropertiesFromHandle(allocation))
             if properties.location.id != self._ordinal:
                 raise _other_device()
             smallest = api.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-            granule = int(driver.check(api.cuMemGetAllocationGranularity(properties, smallest)))
-            size = -(-(handle.offset + handle.nbytes) // granule) * granule
-            base = self._map(allocation, size, granule, handle.kind)
+            yield allocation, int(driver.check(api.cuMemGetAllocationGranularity(properties, smallest)))
         finally:
-            driver.quietly(api.cuMemRelease(allocation))  # the mapping holds it
+            driver.quietly(api.cuMemRelease(allocation))
 
-        return Mapping((handle.kind, handle.data), base, size, lambda: self._unmapped(base, size))
-
-    def _map(self, allocation: Any, size: int, granule: int, kind: str) -> int:
-        """The first ``size`` bytes of an allocation, mapped.
+    def _refused(self, allocation: Any, size: int, granule: int, result: Any) -> TilewrightError:
+        """Why the first ``size`` bytes of an allocation could not be mapped.
 
         Drivers differ in which call refuses more than there is, and how: some say INVALID_VALUE, others NOT_SUPPORTED.
         So what fails is tried once more with the one granule that every allocation has: if that goes, size was it.
         """
-        base, result = self._mapped(allocation, size)
-        if not result:
-            return base
         if size > granule and result.name != "CUDA_ERROR_OUT_OF_MEMORY":
             least, failed = self._mapped(allocation, granule)
             if not failed:
                 self._unmapped(least, granule)
-                raise _too_small(size)
-        raise import_error(self._driver, result, kind)
+                return _too_small(size)
+        return import_error(self._driver, result, "fd")
 
     def _mapped(self, allocation: Any, size: int) -> tuple[int, Any]:
         """Base and the driver's result; nothing is mapped unless that is success."""
@@ -367,4 +402,14 @@ def _too_small(size: int) -> InvalidArgumentError:
         field="offset",
         rule="memory_part",
         fix="count the offset from the beginning of the allocation that the descriptor stands for",
+    )
+
+
+def _uneven(size: int, granule: int) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"parts of memory are multiples of {granule} bytes",
+        field="part_bytes",
+        value=size,
+        rule="memory_part",
+        fix="give the sizes that they were mapped with",
     )

@@ -130,10 +130,25 @@ def _tensor_map(record: Sequence[Any]) -> TensorMap:
 
 
 def handle_record(handle: MemoryHandle) -> dict[str, Any]:
-    """All but the descriptor, which travels beside it."""
+    """All but the descriptors, which travel beside it."""
     data = base64.b64encode(handle.data).decode()
-    return {"kind": handle.kind, "data": data, "nbytes": handle.nbytes, "offset": handle.offset}
+    return {
+        "kind": handle.kind,
+        "data": data,
+        "nbytes": handle.nbytes,
+        "offset": handle.offset,
+        "part_bytes": handle.part_bytes,
+    }
 
 
-def handle_from(record: Mapping[str, Any], fd: int) -> MemoryHandle:
-    return MemoryHandle(record["kind"], base64.b64decode(record["data"]), record["nbytes"], fd, record["offset"])
+def handle_from(record: Mapping[str, Any], fds: Sequence[int]) -> MemoryHandle:
+    parts = tuple(record["part_bytes"])
+    return MemoryHandle(
+        record["kind"],
+        base64.b64decode(record["data"]),
+        record["nbytes"],
+        fds[0] if fds else -1,
+        record["offset"],
+        tuple(fds) if parts else (),
+        parts,
+    )

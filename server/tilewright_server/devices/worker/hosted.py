@@ -124,7 +124,7 @@ class Hosted:
         return _NOTHING
 
     def do_import(self, fds: list[int], **handle: Any) -> Reply:
-        return self._keep(self._sharing().import_memory(handle_from(handle, fds[0] if fds else -1)))
+        return self._keep(self._sharing().import_memory(handle_from(handle, fds)))
 
     def do_release(self, buffer: int) -> Reply:
         self._sharing().release_memory(self._take(buffer))
@@ -132,7 +132,7 @@ class Hosted:
 
     def do_export(self, buffer: int) -> Reply:
         handle = self._sharing().export_memory(self.buffer(buffer))
-        return handle_record(handle), [handle.fd] if handle.fd >= 0 else ()
+        return handle_record(handle), handle.descriptors
 
     def buffer(self, number: int) -> Buffer:
         """Raises ``DeviceError`` for one that was freed."""

@@ -305,8 +305,7 @@ class WorkerDevice:
 
     def import_memory(self, handle: MemoryHandle) -> Buffer:
         life = self.life()
-        fds = (handle.fd,) if handle.fd >= 0 else ()
-        return _buffer(life, life.call("import", fds, **handle_record(handle))[0])
+        return _buffer(life, life.call("import", handle.descriptors, **handle_record(handle))[0])
 
     def release_memory(self, buffer: Buffer) -> None:
         """Does nothing for memory that was lost."""
@@ -319,7 +318,7 @@ class WorkerDevice:
         if life.lost:
             raise life.stale("the buffer")
         record, fds = life.call("export", buffer=number)
-        return handle_from(record, fds[0] if fds else -1)
+        return handle_from(record, fds)
 
     def open_stream(self) -> RemoteStream:
         life = self.life()

@@ -20,7 +20,7 @@ from enum import IntEnum
 from typing import Any
 
 from tilewright_kit import errors as kit
-from tilewright_server.devices.base import DeviceLostError
+from tilewright_server.devices.base import MAX_PARTS, DeviceLostError
 from tilewright_server.devices.worker.frames import HEADER, HEADER_BYTES
 
 __all__ = ["COPY", "FAILED", "PACKET_BYTES", "SPILLED", "Channel", "Op", "Packet", "pack_error", "unpack_error"]
@@ -29,7 +29,8 @@ PACKET_BYTES = 32 << 10
 """Longest packet; a payload that does not fit is spilled."""
 SPILLED_BYTES = 256 << 20
 """Longest payload of all."""
-MAX_DESCRIPTORS = 4
+MAX_DESCRIPTORS = MAX_PARTS + 1
+"""Of one packet: one may be of its payload."""
 FAILED, SPILLED = 1, 2
 """Flags: the payload is an error; the payload is in a memory file."""
 

@@ -1,8 +1,13 @@
 // What the kernels of cuda_cases.py do, by their names.
 #pragma once
 static int in(const void* p, size_t n) {
+  Ptr end = (Ptr)p + n;
   Range* r = find((Ptr)p);
-  return r && (Ptr)p + n <= r->base + r->size;
+  while (r && r->kind == MAPPED && end > r->base + r->size) {  // several mappings are one memory
+    Range* next = find(r->base + r->size);
+    r = next && next->kind == MAPPED ? next : 0;
+  }
+  return r && end <= r->base + r->size;
 }
 typedef struct {
   const float *x, *y;
