@@ -182,7 +182,7 @@ def export(
 
 def statistics(core: Core) -> Flow[dict[str, Any]]:
     """Counters of the server since it started: operations, kernels, artifacts, sessions, regions, buffers, queue,
-    plugins.
+    plugins, and how open GPUs are used (memory, modules, and how often anybody waited for them).
     """
     reply = yield Rpc(steps.STATISTICS, kernels_pb2.StatisticsRequest(), core.timeout)
     found: dict[str, Any] = plain(reply)

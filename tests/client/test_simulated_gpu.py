@@ -230,6 +230,33 @@ def test_streams_do_not_wait_for_each_other(client, gpu, torch) -> None:
     assert gpu.comes_to_rest(other)
 
 
+def test_launches_are_waited_for_by_nobody_and_clients_share_memory_and_modules(client, gpu, target, torch) -> None:
+    def counted() -> dict[str, int]:
+        (device,) = client.kernels.statistics()["devices"]
+        assert device["id"] == "cuda:0"
+        return {name: int(value) for name, value in device.items() if name != "id"}
+
+    a, b, out = tensors(torch, gpu.allocate(1 << 20))
+    plan = client.plan_gemm(a, b)
+    bound = plan.bind(a, b, out=out)
+    bound()
+    assert gpu.comes_to_rest(torch.current)
+    before = counted()
+    with client.pipeline() as pipeline:
+        for _ in range(100):
+            bound()
+            pipeline.launch(bound)
+    assert gpu.comes_to_rest(torch.current)
+    after = counted()
+    for name in ("host_synchronisations", "launch_synchronisations"):
+        assert after.get(name, 0) == before.get(name, 0)
+    with tw.connect(target) as other:
+        other.gemm(a, b, out=out)
+        assert gpu.comes_to_rest(torch.current)
+        assert counted()["modules"] == before["modules"]
+        assert counted()["mappings"] >= 1
+
+
 def test_a_plan_is_launched_on_any_stream(client, gpu, torch) -> None:
     a, b, out = tensors(torch, gpu.allocate(1 << 20))
     plan, other = client.plan_gemm(a, b), gpu.stream()

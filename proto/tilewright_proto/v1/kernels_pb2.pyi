@@ -216,7 +216,7 @@ class StatisticsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatisticsReply(_message.Message):
-    __slots__ = ("operations", "kernels", "artifact_hits", "artifact_builds", "artifact_failures", "sessions", "regions", "region_bytes", "buffers", "buffer_bytes", "queue_depth", "uptime_ns", "plugins", "bindings", "attached_connections")
+    __slots__ = ("operations", "kernels", "artifact_hits", "artifact_builds", "artifact_failures", "sessions", "regions", "region_bytes", "buffers", "buffer_bytes", "queue_depth", "uptime_ns", "plugins", "bindings", "attached_connections", "devices")
     class Operation(_message.Message):
         __slots__ = ("name", "success", "failure", "plan_hits", "plan_misses", "bytes_copied", "cumulative")
         NAME_FIELD_NUMBER: _ClassVar[int]
@@ -243,6 +243,23 @@ class StatisticsReply(_message.Message):
         launches: int
         device_ns: int
         def __init__(self, name: _Optional[str] = ..., launches: _Optional[int] = ..., device_ns: _Optional[int] = ...) -> None: ...
+    class Device(_message.Message):
+        __slots__ = ("id", "host_synchronisations", "launch_synchronisations", "pool_used_bytes", "pool_held_bytes", "mappings", "modules")
+        ID_FIELD_NUMBER: _ClassVar[int]
+        HOST_SYNCHRONISATIONS_FIELD_NUMBER: _ClassVar[int]
+        LAUNCH_SYNCHRONISATIONS_FIELD_NUMBER: _ClassVar[int]
+        POOL_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+        POOL_HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
+        MAPPINGS_FIELD_NUMBER: _ClassVar[int]
+        MODULES_FIELD_NUMBER: _ClassVar[int]
+        id: str
+        host_synchronisations: int
+        launch_synchronisations: int
+        pool_used_bytes: int
+        pool_held_bytes: int
+        mappings: int
+        modules: int
+        def __init__(self, id: _Optional[str] = ..., host_synchronisations: _Optional[int] = ..., launch_synchronisations: _Optional[int] = ..., pool_used_bytes: _Optional[int] = ..., pool_held_bytes: _Optional[int] = ..., mappings: _Optional[int] = ..., modules: _Optional[int] = ...) -> None: ...
     OPERATIONS_FIELD_NUMBER: _ClassVar[int]
     KERNELS_FIELD_NUMBER: _ClassVar[int]
     ARTIFACT_HITS_FIELD_NUMBER: _ClassVar[int]
@@ -258,6 +275,7 @@ class StatisticsReply(_message.Message):
     PLUGINS_FIELD_NUMBER: _ClassVar[int]
     BINDINGS_FIELD_NUMBER: _ClassVar[int]
     ATTACHED_CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
     operations: _containers.RepeatedCompositeFieldContainer[StatisticsReply.Operation]
     kernels: _containers.RepeatedCompositeFieldContainer[StatisticsReply.Kernel]
     artifact_hits: int
@@ -273,7 +291,8 @@ class StatisticsReply(_message.Message):
     plugins: _containers.RepeatedCompositeFieldContainer[PluginStatus]
     bindings: int
     attached_connections: int
-    def __init__(self, operations: _Optional[_Iterable[_Union[StatisticsReply.Operation, _Mapping]]] = ..., kernels: _Optional[_Iterable[_Union[StatisticsReply.Kernel, _Mapping]]] = ..., artifact_hits: _Optional[int] = ..., artifact_builds: _Optional[int] = ..., artifact_failures: _Optional[int] = ..., sessions: _Optional[int] = ..., regions: _Optional[int] = ..., region_bytes: _Optional[int] = ..., buffers: _Optional[int] = ..., buffer_bytes: _Optional[int] = ..., queue_depth: _Optional[int] = ..., uptime_ns: _Optional[int] = ..., plugins: _Optional[_Iterable[_Union[PluginStatus, _Mapping]]] = ..., bindings: _Optional[int] = ..., attached_connections: _Optional[int] = ...) -> None: ...
+    devices: _containers.RepeatedCompositeFieldContainer[StatisticsReply.Device]
+    def __init__(self, operations: _Optional[_Iterable[_Union[StatisticsReply.Operation, _Mapping]]] = ..., kernels: _Optional[_Iterable[_Union[StatisticsReply.Kernel, _Mapping]]] = ..., artifact_hits: _Optional[int] = ..., artifact_builds: _Optional[int] = ..., artifact_failures: _Optional[int] = ..., sessions: _Optional[int] = ..., regions: _Optional[int] = ..., region_bytes: _Optional[int] = ..., buffers: _Optional[int] = ..., buffer_bytes: _Optional[int] = ..., queue_depth: _Optional[int] = ..., uptime_ns: _Optional[int] = ..., plugins: _Optional[_Iterable[_Union[PluginStatus, _Mapping]]] = ..., bindings: _Optional[int] = ..., attached_connections: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[StatisticsReply.Device, _Mapping]]] = ...) -> None: ...
 
 class PluginStatus(_message.Message):
     __slots__ = ("name", "version", "loaded", "reason", "operations")

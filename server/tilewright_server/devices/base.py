@@ -20,6 +20,7 @@ __all__ = [
     "TIME",
     "WAIT",
     "ConnectedDevice",
+    "CountingDevice",
     "DeviceHost",
     "DeviceLostError",
     "GranularDevice",
@@ -294,6 +295,15 @@ class MonitoredDevice(Protocol):
 
     def check(self) -> None:
         """Raise ``DeviceLostError`` if it does not. Costs microseconds."""
+        ...
+
+
+@runtime_checkable
+class CountingDevice(Protocol):
+    """A device that can say how it is used."""
+
+    def counters(self) -> Mapping[str, int]:
+        """Fields of ``StatisticsReply.Device`` by name; none if the device is lost just now. Raises ``DeviceError``."""
         ...
 
 

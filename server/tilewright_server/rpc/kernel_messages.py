@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tilewright_proto.v1 import dispatch_pb2
@@ -46,7 +47,10 @@ def build_event(event: BuildEvent) -> pb.BuildEvent:
     )
 
 
-def statistics(snapshot: Snapshot, usage: Usage, plugins: PluginManager) -> pb.StatisticsReply:
+def statistics(
+    snapshot: Snapshot, usage: Usage, plugins: PluginManager, devices: Mapping[str, Mapping[str, int]]
+) -> pb.StatisticsReply:
+    """``devices`` are counters of open devices by id; those that count nothing are left out."""
     return pb.StatisticsReply(
         operations=[_operation(item) for item in snapshot.operations],
         kernels=[
@@ -66,6 +70,7 @@ def statistics(snapshot: Snapshot, usage: Usage, plugins: PluginManager) -> pb.S
         plugins=_plugins(plugins),
         bindings=usage.bindings,
         attached_connections=usage.attached_connections,
+        devices=[pb.StatisticsReply.Device(id=name, **counters) for name, counters in devices.items() if counters],
     )
 
 

@@ -6,12 +6,14 @@ import json
 import queue
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from tilewright_kit.config import KernelConfig
-from tilewright_kit.errors import InvalidArgumentError, NotFoundError
+from tilewright_kit.errors import InvalidArgumentError, NotFoundError, TilewrightError
 from tilewright_proto.v1 import kernels_pb2 as pb
 from tilewright_server.build.pool import BuildEvent
+from tilewright_server.devices.base import CountingDevice
 from tilewright_server.rpc import convert
 from tilewright_server.rpc.errors import to_violation
 from tilewright_server.rpc.handlers import Context, call_of, own_threads
@@ -105,7 +107,11 @@ class KernelsServicer:
 
     def statistics(self, _: pb.StatisticsRequest, context: Context) -> pb.StatisticsReply:  # noqa: ARG002
         engine = self._engine
-        return statistics(engine.statistics.snapshot(), self._service.sessions.usage(), engine.plugins)
+        counters: dict[str, Mapping[str, int]] = {}
+        for name, device in engine.devices.opened().items():
+            with suppress(TilewrightError):  # lost just now
+                counters[name] = device.counters() if isinstance(device, CountingDevice) else {}
+        return statistics(engine.statistics.snapshot(), self._service.sessions.usage(), engine.plugins, counters)
 
     def _wanted(self, request: pb.BuildRequest) -> Sequence[KernelConfig]:
         """The configurations that a request names, one way or several."""

@@ -77,6 +77,8 @@ class CudaDevice:
         self._buffers: dict[_Owned, Buffer] = {}
         self._free_lanes: deque[Lane] = deque()
         self._all_lanes: list[Lane] = []
+        self._waited = {False: 0, True: 0}
+        """Host synchronisations of lanes that are closed, by ``Lane.is_clients``."""
         self._locked: list[memoryview] = []
         self._lock = threading.Lock()
         self._closed = False
@@ -255,6 +257,7 @@ class CudaDevice:
         self._enter()
         self._graveyard.reap()
         lane = self._new_lane(_CLIENT_BINDINGS)
+        lane.is_clients = True
         self._graveyard.add(lane.stream)
         return CudaStream(lane, self._graveyard)
 
@@ -263,6 +266,23 @@ class CudaDevice:
         self._enter()
         used, held = self._memory.pooled_bytes()
         return {"pool_used": used, "pool_held": held, "mappings": len(self._importer)}
+
+    def counters(self) -> dict[str, int]:
+        """See ``CountingDevice``."""
+        use = self.memory_use()
+        with self._lock:
+            waited = dict(self._waited)
+            for lane in self._all_lanes:
+                waited[lane.is_clients] += lane.host_synchronisations
+            modules = len(self._modules)
+        return {
+            "host_synchronisations": waited[False],
+            "launch_synchronisations": waited[True],
+            "pool_used_bytes": use["pool_used"],
+            "pool_held_bytes": use["pool_held"],
+            "mappings": use["mappings"],
+            "modules": modules,
+        }
 
     def check(self) -> None:
         """See ``MonitoredDevice``: a fault of any launch shows in whatever the driver is asked next."""
@@ -324,6 +344,7 @@ class CudaDevice:
         with self._lock:
             if lane in self._all_lanes:
                 self._all_lanes.remove(lane)
+                self._waited[lane.is_clients] += lane.host_synchronisations
 
     def _borrow(self) -> Lane:
         try:

@@ -45,6 +45,8 @@ class Lane:
         """Another one since ``bound`` may answer otherwise for what it was asked before."""
         self.host_synchronisations = 0
         """How often a host thread has waited for this stream."""
+        self.is_clients = False
+        """Whether it is for launches that nobody waits for, unless the client asks for it."""
         self._memory = memory
         self._limit = limit
         self._on_close = closed

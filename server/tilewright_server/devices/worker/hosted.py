@@ -16,6 +16,7 @@ from typing import Any
 from tilewright_kit.device import Buffer, Device, Launch, Module
 from tilewright_kit.errors import NotFoundError, UnsupportedError
 from tilewright_server.devices.base import (
+    CountingDevice,
     DeviceLostError,
     GranularDevice,
     LaunchStream,
@@ -341,6 +342,10 @@ class Hosted:
                 if known.needs.pop(binding, 0) and not known.needs:
                     self._free_workspace(known)
         return _NOTHING
+
+    def do_counters(self) -> Reply:
+        device = self.device
+        return {"counters": dict(device.counters()) if isinstance(device, CountingDevice) else {}}, ()
 
     def do_detach(self, connection: int) -> Reply:
         known = self._connections.get(connection)
