@@ -70,7 +70,7 @@ class Measured:
         # What measurements added was not among what the model saw.
         modelled = [*modelled, *self._heuristic.rank(operation, problem, pool.added, device)]
         known = next((rows for item, rows in carried if item.distance == 0.0), {})
-        if len(known) < _KEPT and not (modelled and modelled[0].config in known):
+        if len(known) < _KEPT and not (len(known) > 1 and modelled[0].config in known):
             known = {}  # somebody tried a kernel or two; that says little of the others
         placed = [_as_measured(config, row) for config, row in sorted(known.items(), key=_by_time)]
         rest = [item for item in modelled if item.config not in known]

@@ -3,8 +3,8 @@
     python -m tilewright_server.tuning.ship --database perf.sqlite --arch sm_90a \\
         --out plugins/gemm/tilewright_gemm/measured/h200.jsonl
 
-Of every problem the fastest few kernels are kept, with what the strategies read and nothing else. Equal measurements
-give an equal file.
+Of every problem the fastest few kernels are kept, with what the strategies read and nothing else; a problem of which
+fewer were measured says too little to be shipped. Equal measurements give an equal file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def shipped_lines(
             refused += 1
         else:
             usable.append(replace(row, config=compact(config)))
-    kept = [row for group in best_rows(usable, top) for row in group]
+    kept = [row for group in best_rows(usable, top) if len(group) >= top for row in group]
     return [json.dumps(_lean(row).to_dict(), separators=(",", ":"), sort_keys=True) for row in kept], refused
 
 
