@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import tilewright_arch
+
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))  # the benchmark's description of a kernel, which the tests on GPUs share
 
@@ -67,6 +69,22 @@ def nvrtc() -> None:
     except Exception as missing:  # its own exception types, by version
         pytest.skip(f"NVRTC cannot be loaded: {missing}")
     assert int(status) == 0
+
+
+def test_registers_are_shared_out_as_the_arch_says() -> None:
+    """Rules count with the figures of the spec, kernels run with those of the header."""
+    splits = tilewright_arch.load("sm_90a").pipeline("ws").register_splits
+    assert len(splits) > 2
+    checks = "".join(
+        f"static_assert(tw::sm90::RegisterShares<{split.consumers}>::consumer == {split.consumer});\n"
+        + f"static_assert(tw::sm90::RegisterShares<{split.consumers}>::producer == {split.producer});\n"
+        * (split.consumers > 1)  # one consumer takes nothing from the producer
+        for split in splits
+    )
+    include = '#include "tilewright/sm90/registers.hpp"\n'
+    compile_source(include + checks + 'extern "C" __global__ void tw_kernel() {}\n')
+    with pytest.raises(RuntimeError, match="static assertion"):
+        compile_source(include + checks.replace("== ", "!= "))
 
 
 @pytest.mark.parametrize("config", SAMPLE, ids=identifier)

@@ -1,12 +1,12 @@
 // The portable GEMM kernel of GPUs. A generated source unit states a Config and writes TW_GEMM_KERNEL(symbol, Config).
 //
-// Config: see the template of the GEMM plugin. `stages` is the number of tiles in shared memory (compv4, mem: at least
+// Config: see the template of the GEMM plugin. `stages` is the number of tiles in shared memory (compv4: at least
 // 2; compv3: ignored). A workgroup of wave_m x wave_n waves computes tile_m x tile_n results; a wave's part of them is
 // tile_m/wave_m x tile_n/wave_n, a multiple of 16 x 8.
 //
 // Pipelines:
-//   compv4, mem  asynchronous copies into `stages` tiles, one barrier per tile. (mem: the same, made for many stages.)
-//   compv3       one tile; the next one waits in registers.
+//   compv4  asynchronous copies into `stages` tiles, one barrier per tile.
+//   compv3  one tile; the next one waits in registers.
 // Memory that is not 16-byte aligned (base, or leading dimension) is found out by every workgroup for its own task and
 // takes a detour: see loader.hpp.
 //

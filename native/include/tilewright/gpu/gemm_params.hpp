@@ -1,6 +1,6 @@
 // The only parameter of a GEMM kernel on a GPU, passed by value. The Python side packs the same bytes
-// (tilewright_gemm/plan.py): a launch head of 64 bytes, then, unless the GEMM is grouped, the one task. The tasks of a
-// grouped GEMM are a table in device memory, to which launch.tasks points.
+// (tilewright_gemm/gpu_plan.py, rows.py): a launch head of 64 bytes, then, unless the GEMM is grouped, the one task. The
+// tasks of a grouped GEMM are a table in device memory, to which launch.tasks points.
 #pragma once
 #include "tilewright/core/gemm_args.h"
 #include "tilewright/core/options.hpp"
@@ -40,7 +40,7 @@ struct alignas(kMaps ? 64 : 8) GemmTask : TaskMaps<kMaps>, TaskProblem, TaskOper
   }
 };
 
-static_assert(sizeof(tw_gemm_launch) == 64 && sizeof(tw_gemm_problem) == 232, "as plan.py packs them");
+static_assert(sizeof(tw_gemm_launch) == 64 && sizeof(tw_gemm_problem) == 232, "as the plugin packs them");
 static_assert(sizeof(GemmTask<0, false>) == 240 && sizeof(GemmTask<3, false>) == 240 + 3 * 32, "no padding");
 static_assert(sizeof(GemmTask<0, true>) == 640 && sizeof(GemmTask<1, true>) == 704, "384 bytes of maps come first");
 

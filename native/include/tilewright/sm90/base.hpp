@@ -16,15 +16,6 @@ TW_SM90 uint32_t shared_address(const void* pointer) { return (uint32_t)__cvta_g
 // keeps what follows from it in uniform registers (matrix descriptors need those).
 TW_SM90 int warpgroup_index() { return __shfl_sync(0xffffffffu, (int)threadIdx.x / kWarpgroup, 0); }
 
-// True in one lane of the calling warp, which must be converged.
-TW_SM90 bool elect_lane() {
-  uint32_t elected;
-  asm volatile(
-      "{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}\n"
-      : "=r"(elected));
-  return elected != 0;
-}
-
 // Barrier `id` (1 to 15; 0 is __syncthreads) over `threads` threads, whole warps. `join` waits, `signal` does not.
 TW_SM90 void join_barrier(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 TW_SM90 void signal_barrier(int id, int threads) {

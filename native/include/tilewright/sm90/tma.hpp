@@ -32,13 +32,6 @@ TW_SM90 void load_box_multicast(uint32_t to, const void* map, Coordinates at, ui
       : "memory");
 }
 
-// Device memory to L2 only.
-TW_SM90 void prefetch_box(const void* map, Coordinates at) {
-  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map), "r"(at.x), "r"(at.y),
-               "r"(at.z)
-               : "memory");
-}
-
 // Shared to global memory, as part of the calling thread's current group.
 TW_SM90 void store_box(const void* map, uint32_t from, Coordinates at) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
@@ -47,15 +40,11 @@ TW_SM90 void store_box(const void* map, uint32_t from, Coordinates at) {
 }
 
 // Groups of stores, per thread: close the current one; wait until at most kPending of them have not yet read their
-// source (its memory may then be reused) or not yet completed.
+// source (its memory may then be reused).
 TW_SM90 void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 template <int kPending>
 TW_SM90 void wait_stores_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
-}
-template <int kPending>
-TW_SM90 void wait_stores() {
-  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 }  // namespace tw::sm90
