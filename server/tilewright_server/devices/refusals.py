@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from tilewright_kit.errors import DeviceError, InvalidArgumentError
+from tilewright_server.devices.base import MemoryHandle
 
-__all__ = ["check_copy", "check_size", "closed", "not_a_buffer", "unloaded"]
+__all__ = ["check_copy", "check_handle", "check_size", "closed", "not_a_buffer", "unloaded"]
 
 
 def closed() -> DeviceError:
@@ -49,4 +50,20 @@ def check_copy(offset: int, nbytes: int, size: int) -> None:
             value=offset,
             rule="buffer_bounds",
             fix=f"stay within {size} bytes",
+        )
+
+
+HANDLE_BYTES = 64
+"""Of an allocation's legacy handle, and of a pointer that was exported from a pool."""
+
+
+def check_handle(handle: MemoryHandle) -> None:
+    """``InvalidArgumentError`` for a handle whose size is not that of its kind."""
+    if handle.kind in ("cuda_ipc", "cuda_pool") and len(handle.data) != HANDLE_BYTES:
+        raise InvalidArgumentError(
+            f"a handle of this kind has {HANDLE_BYTES} bytes",
+            field="handle" if handle.kind == "cuda_ipc" else "pointer",
+            value=len(handle.data),
+            rule="handle_size",
+            fix="send it as the driver gave it",
         )

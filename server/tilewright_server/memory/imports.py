@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tilewright_kit.device import Buffer, Device
 from tilewright_kit.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 from tilewright_server.devices.base import MAX_PARTS, GranularDevice, MemoryHandle, SharingDevice
+from tilewright_server.devices.refusals import check_handle as check_handle_size
 from tilewright_server.memory.pins import Pinned
 from tilewright_server.memory.shm import MAX_REGION_BYTES
 
@@ -22,9 +23,6 @@ __all__ = [
     "exportable_bytes",
     "plain_uuid",
 ]
-
-HANDLE_BYTES = 64
-"""Of a legacy handle, and of an exported pointer."""
 
 
 class DeviceRegion(Pinned):
@@ -94,14 +92,7 @@ def device_of_uuid(devices: DeviceRegistry, uuid: str) -> Device:
 
 def check_handle(handle: MemoryHandle) -> None:
     """``InvalidArgumentError`` for a handle that no driver needs to be asked about."""
-    if handle.kind in ("cuda_ipc", "cuda_pool") and len(handle.data) != HANDLE_BYTES:
-        raise InvalidArgumentError(
-            f"a handle of this kind has {HANDLE_BYTES} bytes",
-            field="handle" if handle.kind == "cuda_ipc" else "pointer",
-            value=len(handle.data),
-            rule="handle_size",
-            fix="send it as the driver gave it",
-        )
+    check_handle_size(handle)
     if not 0 < handle.nbytes <= MAX_REGION_BYTES:
         raise InvalidArgumentError(
             "a region has at least one byte and at most 2**46",

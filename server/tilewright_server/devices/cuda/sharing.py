@@ -13,10 +13,10 @@ from typing import Any
 from tilewright_kit.errors import DeviceError, InvalidArgumentError, TilewrightError, UnsupportedError
 from tilewright_server.devices.base import MemoryHandle
 from tilewright_server.devices.cuda.driver import Driver
+from tilewright_server.devices.refusals import check_handle
 
 __all__ = ["Importer", "Mapping", "import_error"]
 
-_HANDLE_BYTES = 64
 _STALE = (
     "INVALID_VALUE",
     "INVALID_HANDLE",
@@ -179,14 +179,7 @@ class Importer:
                 rule="memory_part",
                 fix="give offset and size of the part that is meant",
             )
-        if handle.kind in ("cuda_ipc", "cuda_pool") and len(handle.data) != _HANDLE_BYTES:
-            raise InvalidArgumentError(
-                f"a handle of this kind has {_HANDLE_BYTES} bytes",
-                field="handle",
-                value=len(handle.data),
-                rule="handle_size",
-                fix="send it as the driver gave it",
-            )
+        check_handle(handle)
         for fd in (handle.descriptors or (-1,)) if handle.kind in ("cuda_pool", "fd") else ():
             try:
                 mode = os.fstat(fd).st_mode
