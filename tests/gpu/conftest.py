@@ -1,6 +1,6 @@
 """A server on the machine's NVIDIA GPU, and PyTorch as the other process's owner of memory.
 
-    python -m pytest -m gpu tests/gpu tests/server/devices tests/client
+    make test-gpu
 
 Everything here is skipped, with the reason, where there is no GPU or no PyTorch for it.
 """

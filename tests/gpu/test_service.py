@@ -68,7 +68,7 @@ def test_many_launches_in_a_pipeline_arrive_all_and_in_order(torch: Any, client:
     assert relative(torch, x if count % 2 == 0 else y, want) < 1e-3
 
 
-def test_two_processes_share_one_copy_of_everything(torch: Any, gpu_memory_of: Callable[[int], int]) -> None:
+def test_eight_processes_share_one_copy_of_everything(torch: Any, gpu_memory_of: Callable[[int], int]) -> None:
     program = """
 import sys, torch, tilewright
 a = torch.randn(512, 512, device="cuda", dtype=torch.float16)
@@ -83,9 +83,9 @@ with tilewright.connect(sys.argv[1]) as client:
     sys.stdin.readline()
 """
     with CudaServer() as server:
-        used = []
+        used, counted = [], []
         running: list[subprocess.Popen[bytes]] = []
-        for count in (1, 4):
+        for count in (1, 8):
             while len(running) < count:
                 running.append(
                     subprocess.Popen(
@@ -98,11 +98,15 @@ with tilewright.connect(sys.argv[1]) as client:
                     assert process.stdout.readline().strip() == b"True"
                     process.seen = True  # type: ignore[attr-defined]
             used.append(sum(gpu_memory_of(pid) for pid in server.workers()))
+            with tilewright.connect(server.target) as client:
+                counted += client.kernels.statistics()["devices"]
         for process in running:
             process.communicate(b"\n", timeout=60)
         assert used[0] > 0
-        # Modules, workspace and pool are the server's: three more clients cost mappings, not memory.
+        # Modules, workspace and pool are the server's: seven more clients cost mappings, not memory.
         assert used[1] - used[0] <= 32 << 20
+        assert counted[0]["modules"] == counted[1]["modules"]
+        assert all(int(device.get("launch_synchronisations", 0)) == 0 for device in counted)
 
 
 def test_a_dead_client_leaves_nothing(torch: Any, server: CudaServer, client: tilewright.Client) -> None:

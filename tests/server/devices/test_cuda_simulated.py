@@ -64,7 +64,7 @@ def test_suite_passes_with_a_simulated_driver(suite: str, least: int, library: P
         str(HERE / suite),
     ]
     answer = subprocess.run(command, capture_output=True, text=True, env=simulated(library), timeout=280)
-    assert answer.returncode == 0, answer.stdout[-8000:]
+    assert answer.returncode == 0, answer.stdout[-8000:] + answer.stderr[-8000:]
     passed = answer.stdout.rpartition(" passed")[0].rpartition("\n")[2].split()[-1]
     assert int(passed) >= least, answer.stdout[-2000:]
 
