@@ -87,6 +87,7 @@ CASES: list[tuple[str, GemmConfig, dict[str, Any]]] = [
     ("copy_box", SWAPPED, {"tile": (24, 128, 64), "warp_tile": (24, 64, 16), "cluster": (1, 2, 1)}),
     ("stored_lines", WS, {"tile": (128, 96, 64), "warp_tile": (64, 96, 16)}),
     ("stored_lines", WS, {"tile": (128, 48, 64), "warp_tile": (64, 48, 16), "dtype_c": "fp32"}),
+    ("always_padded", WS, {"pad_m": False, "pad_k": False}),
     ("always_persistent", PINGPONG, {"persistent": False}),
     ("always_persistent", WS, {"persistent": False, "reduction": Reduction.LINEAR}),
     ("shared_memory", WS, {"stages": 5}),

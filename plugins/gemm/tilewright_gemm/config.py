@@ -52,7 +52,7 @@ class GemmConfig(KernelConfig):
     epilogue: Epilogue = part(Epilogue.CSHUFFLE, text=_epilogue_text)
     scheduler: str = part("intrawave")
     pad_m: bool = part(True)
-    """Handles sizes that the tile does not divide; likewise ``pad_n``, ``pad_k``."""
+    """Handles sizes that the tile does not divide; likewise ``pad_n``, ``pad_k``. On CUDA all kernels do."""
     pad_n: bool = part(True)
     pad_k: bool = part(True)
     persistent: bool = part(False)

@@ -59,7 +59,7 @@ def select_set(
     for variant in variants:
         base = _named(SWEEPS, variant, "variant")
         if tile_config:
-            chosen: Iterable[GemmConfig] = _configured(base, tile_config)
+            chosen: Iterable[GemmConfig] = _configured(base, tile_config, padded=arch.kind == "cuda")
         elif arch.kind == "cpu":
             chosen = (config for config in KERNEL_SETS["default"].expand(arch, RULES) if config.variant == variant)
         else:
@@ -86,12 +86,13 @@ def _named(sets: Mapping[str, KernelSet[GemmConfig]], name: str, what: str) -> K
     return sets[name]
 
 
-def _configured(base: KernelSet[GemmConfig], given: Mapping[str, Any]) -> Iterable[GemmConfig]:
-    """Every combination of a tile configuration, on the signature of the variant ``base``."""
+def _configured(base: KernelSet[GemmConfig], given: Mapping[str, Any], *, padded: bool) -> Iterable[GemmConfig]:
+    """Every combination of a tile configuration, on the signature of the variant ``base``. ``padded``: unless it says
+    otherwise."""
     flat: dict[str, Any] = {}
     for key, value in given.items():
         flat.update(value if key in _SECTIONS and isinstance(value, Mapping) else {key: value})
-    axes: dict[str, list[Any]] = {"pad_m": [False], "pad_n": [False], "pad_k": [False], "persistent": [False]}
+    axes: dict[str, list[Any]] = {"pad_m": [padded], "pad_n": [padded], "pad_k": [padded], "persistent": [False]}
     for group, field in _TRIPLES.items():
         keys = [f"{group}_{letter}" for letter in "mnk"]
         if any(key in flat for key in keys):

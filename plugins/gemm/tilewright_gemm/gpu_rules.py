@@ -258,6 +258,15 @@ def always_persistent(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]
         yield Violation("always_persistent", "persistent", False, reason, {"persistent": True})
 
 
+def always_padded(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """CUDA: kernels handle every size anyway, so that the flags would name the same code twice."""
+    if arch.kind == "cuda":
+        for name in ("pad_m", "pad_n", "pad_k"):
+            if not getattr(config, name):
+                reason = "kernels of this kind handle every size: there is none without"
+                yield Violation("always_padded", name, False, reason, {name: True})
+
+
 def paired_columns(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
     """CUDA, without producers: 8-bit B whose columns lie together is read two instructions at a time."""
     apart = arch.kind != "cuda" or config.pipeline not in arch.pipelines or is_specialised(config, arch)
@@ -361,6 +370,7 @@ GPU_RULES = (
     copy_box,
     stored_lines,
     always_persistent,
+    always_padded,
     paired_columns,
     shared_memory,
     transposed_fragments,

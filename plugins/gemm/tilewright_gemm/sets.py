@@ -22,7 +22,6 @@ __all__ = ["KERNEL_SETS", "PACK_B_SETS", "SPACES", "SWEEPS", "fixed"]
 
 _CPUS = ("x86*", "aarch64*")
 _HIP = ("gfx*",)
-_GPUS = (*_HIP, "sm_*")
 
 
 def fixed(config: GemmConfig) -> Declaration[GemmConfig]:
@@ -118,8 +117,12 @@ _SWEEP = {"pipeline": ["compv3", "compv4", "mem"], "epilogue": [Epilogue.CSHUFFL
 
 
 def _sweep(variant: str, description: str, **fields: Any) -> KernelSet[GemmConfig]:
-    declaration = declare(GemmConfig, **(_SWEEP | fields)).on(*_GPUS)
-    return KernelSet(f"sweep_{variant}", description, (declaration,), offered, may_be_valid)
+    padded = {"pad_m": True, "pad_n": True, "pad_k": True}  # CUDA has no kernels without
+    declarations = (
+        declare(GemmConfig, **(_SWEEP | fields)).on(*_HIP),
+        declare(GemmConfig, **(_SWEEP | fields | padded)).on("sm_*"),
+    )
+    return KernelSet(f"sweep_{variant}", description, declarations, offered, may_be_valid)
 
 
 SWEEPS: dict[str, KernelSet[GemmConfig]] = {
