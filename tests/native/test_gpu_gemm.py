@@ -186,6 +186,21 @@ def test_epilogues_match_float64(emulator: Emulator, name: str, d_layout: str, r
     run(emulator, Call(config, [Sizes(64, 64, 64)], rng, alpha=0.25, d_layout=d_layout))
 
 
+def test_long_sums_of_fp32_are_put_aside_in_parts(emulator: Emulator, rng: np.random.Generator) -> None:
+    plain = [config for config in PRODUCTS.values() if (config.a, config.c, config.split_k) == ("fp32", "fp32", 1)]
+    # Threads that have many sums have no registers for it.
+    kernels = [c for c in plain if c.tile[0] * c.tile[1] <= 32 * 32 * c.wave[0] * c.wave[1]]
+    assert kernels
+    for config in kernels:
+        call = Call(config, [Sizes(24, 40, 4096)], rng)
+        emulator.launch(call, grid=2)
+        view = call.views[0]
+        want = view["a"][0].astype(np.float64) @ view["b"][0].astype(np.float64)
+        error = np.linalg.norm(view["c"][0] - want) / np.linalg.norm(want)
+        # One sum after the other would be off by 1e-6; parts of 128 and their sum by a third of that.
+        assert error < 4e-7, config
+
+
 def test_nan_and_infinity_propagate_and_stay_in_their_place(emulator: Emulator, rng: np.random.Generator) -> None:
     floats = [c for c in PRODUCTS.values() if c.a not in ("int8", "fp8") and c.b != "fp8"]
     for config in floats:

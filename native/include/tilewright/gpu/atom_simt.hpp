@@ -68,6 +68,11 @@ struct SimtAtom {
   static_assert(kM % 16 == 0 && kN % 8 == 0 && TileA::depth % 4 == 0, "a wave's part is a multiple of 16 x 8 x 4");
 
   float acc[rows][columns];
+  // Where registers allow it, sums are put aside every 128 products: the error of a long sum grows with the root of its
+  // length, and libraries cut K for problems that are as small as these tiles suit.
+  static constexpr bool folds = rows * columns <= 32;
+  static constexpr int fold_after = 128;
+  float folded[folds ? rows : 1][folds ? columns : 1];
   struct Fragments {
     float a[depth][rows], b[depth][columns];
   };
@@ -76,7 +81,30 @@ struct SimtAtom {
     TW_UNROLL
     for (int i = 0; i < rows; i++)
       TW_UNROLL
-      for (int j = 0; j < columns; j++) acc[i][j] = 0.0f;
+      for (int j = 0; j < columns; j++) {
+        acc[i][j] = 0.0f;
+        if constexpr (folds) folded[i][j] = 0.0f;
+      }
+  }
+  TW_DEVICE void fold() {
+    if constexpr (folds) {
+      TW_UNROLL
+      for (int i = 0; i < rows; i++)
+        TW_UNROLL
+        for (int j = 0; j < columns; j++) {
+          folded[i][j] += acc[i][j];
+          acc[i][j] = 0.0f;
+        }
+    }
+  }
+  // The whole sums, after the last product.
+  TW_DEVICE void unfold() {
+    if constexpr (folds) {
+      TW_UNROLL
+      for (int i = 0; i < rows; i++)
+        TW_UNROLL
+        for (int j = 0; j < columns; j++) acc[i][j] += folded[i][j];
+    }
   }
 
   TW_DEVICE static void load(Fragments& f, uint32_t tile_a, uint32_t tile_b, int m0, int n0, int lane, int kk) {

@@ -90,6 +90,13 @@ struct Gemm {
     }
   };
 
+  TW_DEVICE static void fold_after(Atom& atom, int step) {
+    if constexpr (is_simt) {
+      constexpr int kSteps = max_of(Atom::fold_after / Config::tile_k, 1);
+      if (Atom::folds && step % kSteps == kSteps - 1) atom.fold();
+    }
+  }
+
   TW_DEVICE static void copy_step(bool aligned, const Operand<TileA>& a, const Operand<TileB>& b, int step, int slot,
                                   const Where& at) {
     const uint32_t place = at.shared + slot * tile_bytes;
@@ -134,6 +141,7 @@ struct Gemm {
       next = next == ahead ? 0 : next + 1;
       if (step < 0) continue;
       multiplication.finish(atom, tile, at);
+      fold_after(atom, step);
       slot = slot == ahead ? 0 : slot + 1;
     }
     wait_async<0>();
@@ -168,6 +176,7 @@ struct Gemm {
       }
       multiplication.begin(at.shared, at);
       multiplication.finish(atom, at.shared, at);
+      fold_after(atom, step);
     }
   }
 
@@ -322,6 +331,7 @@ struct Gemm {
     const int steps = ceil_div(range.length, Config::tile_k);
     if constexpr (is_async) run_async(atom, a, b, steps, at);
     else run_registers(atom, a, b, steps, at);
+    if constexpr (is_simt) atom.unfold();
     if constexpr (Config::split_k > 1)
       if (slices > 1 && !gather(atom, params.launch, job.index, slice, at)) return;
     const Finish finish(problem, job.task->operands(), job.item);
