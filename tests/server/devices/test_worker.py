@@ -122,6 +122,13 @@ class Bench:
             self.device.free(buffer)
 
 
+@pytest.fixture(autouse=True)
+def others() -> None:
+    """Processes that other tests of this interpreter keep, compilers for example, are none of ours."""
+    _others.clear()
+    _others.update(children())
+
+
 @pytest.fixture
 def bench(registry: DeviceRegistry, build: Build) -> Bench:
     return Bench(registry, build)
@@ -920,10 +927,13 @@ def descriptors(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208 - a count is all
 
 
+_others: set[int] = set()
+
+
 def children() -> set[int]:
-    return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()} | {
-        int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()
-    }
+    """Processes that were started since the test began."""
+    tasks = list(Path("/proc/self/task").iterdir())
+    return {int(pid) for task in tasks for pid in (task / "children").read_text().split()} - _others
 
 
 def usage(pid: int) -> tuple[int, int]:
