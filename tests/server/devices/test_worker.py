@@ -932,8 +932,11 @@ _others: set[int] = set()
 
 def children() -> set[int]:
     """Processes that were started since the test began."""
-    tasks = list(Path("/proc/self/task").iterdir())
-    return {int(pid) for task in tasks for pid in (task / "children").read_text().split()} - _others
+    found: set[int] = set()
+    for task in list(Path("/proc/self/task").iterdir()):
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            found.update(map(int, (task / "children").read_text().split()))
+    return found - _others
 
 
 def usage(pid: int) -> tuple[int, int]:
