@@ -22,6 +22,8 @@ __all__ = ["Graveyard"]
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.02
+_LAST_S = 2.0
+"""How long the end waits for what other threads are finishing; it takes microseconds."""
 
 _Pending = tuple[list[Any], Callable[[], None]]
 
@@ -35,6 +37,8 @@ class Graveyard:
         self._pending: list[_Pending] = []
         self._watched = False
         self._lock = threading.Lock()
+        self._finishing = 0
+        self._quiet = threading.Condition(self._lock)
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -74,23 +78,37 @@ class Graveyard:
                 if not self._watched:
                     self._watched = True
                     threading.Thread(target=self._watch, name="cuda-graveyard", daemon=True).start()
-        if not marks:
-            finish()
+                return
+            self._finishing += 1
+        self._finish([finish])
 
     def reap(self) -> None:
         """Finish what has become free. Never waits."""
         if not self._pending:
             return
         with self._lock:
-            ready = [item for item in self._pending if self._passed(item[0])]
+            ready = [finish for marks, finish in self._pending if self._passed(marks)]
             self._pending = [item for item in self._pending if item[0]]
-        for _, finish in ready:
-            finish()
+            self._finishing += 1
+        self._finish(ready)
+
+    def _finish(self, ready: list[Callable[[], None]]) -> None:
+        """Call them; who ends the device waits for that."""
+        try:
+            for finish in ready:
+                finish()
+        finally:
+            with self._quiet:
+                self._finishing -= 1
+                self._quiet.notify_all()
 
     def finish_all(self) -> None:
-        """Nothing can be running any more: finish everything."""
-        with self._lock:
+        """Nothing can be running any more: finish everything, and wait for others that are at it: afterwards the
+        streams may go.
+        """
+        with self._quiet:
             pending, self._pending = self._pending, []
+            self._quiet.wait_for(lambda: not self._finishing, _LAST_S)
         for marks, finish in pending:
             for mark in marks:
                 self._driver.quietly(self._driver.api.cuEventDestroy(mark))
