@@ -146,10 +146,10 @@ def test_erf_keeps_its_stated_error(library: ctypes.CDLL, rng: np.random.Generat
 
 @pytest.mark.parametrize("name", list(UNARY))
 def test_activations_match_float64(library: ctypes.CDLL, name: str, rng: np.random.Generator) -> None:
-    x = np.concatenate([rng.uniform(-8, 8, 20_000), rng.uniform(-0.01, 0.01, 2000), [0.0, -0.0, 30.0, -30.0]]).astype(
-        np.float32
-    )
+    chosen = [0.0, -0.0, 30.0, -30.0, -5.552961, -5.6456485]  # the last two: the worst of Gelu, of 8 million
+    x = np.concatenate([rng.uniform(-8, 8, 20_000), rng.uniform(-0.01, 0.01, 2000), chosen]).astype(np.float32)
+    bound = 1.5e-6 if name == "Gelu" else 3e-7
     want = UNARY[name](x.astype(np.float64))
     got = call(getattr(library, f"map_{name}"), x, DTYPES["fp32"])
-    assert np.max(np.abs(got - want) / np.maximum(1.0, np.abs(want))) < 1e-6
+    assert np.max(np.abs(got - want) / np.maximum(1.0, np.abs(want))) < bound
     assert np.isnan(call(getattr(library, f"map_{name}"), np.array([np.nan], np.float32), DTYPES["fp32"])[0])
