@@ -71,7 +71,7 @@ def test_a_unit_states_every_constant() -> None:
         "epilogue = tw::EpilogueKind::cshuffle;",
         "reduction = tw::Reduction::none;",
         "persistent = false, grouped = false, batched = false;",
-        "transpose_c = true;",
+        "transpose_c = true, preshuffle = false, double_buffer = true;",
         "split_k = 4, stages = 6, promote = 8;",
         "cluster_m = 1, cluster_n = 2, cluster_k = 1;",
         "num_wave_groups = 1;",

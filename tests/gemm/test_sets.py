@@ -14,7 +14,7 @@ from tilewright_gemm.rules import RULES
 from tilewright_gemm.seed_sets import DEFAULT_KERNEL, ORIGINALS, REFERENCE_ARCH, REFUSED, mended
 from tilewright_gemm.sets import KERNEL_SETS, PACK_B_SETS, SPACES, SWEEPS
 from tilewright_kit.dtypes import DType
-from tilewright_kit.errors import InvalidArgumentError, NotFoundError, UnsupportedError
+from tilewright_kit.errors import InvalidArgumentError, NotFoundError
 
 COUNTS = {
     "fp16_rcr_compute": 7,
@@ -123,9 +123,11 @@ def test_what_the_generator_cannot_do_it_says() -> None:
         select_set(ARCH, tile_config={"tile_q": 1})
     with pytest.raises(InvalidArgumentError):
         select_set(ARCH, datatypes=["fp99"], tile_config={"tile_m": 128})
-    with pytest.raises(UnsupportedError) as caught:
-        generate_set(ARCH, preselected="default_kernel")
-    assert caught.value.rule == "template"
+
+
+def test_units_of_a_preselected_set_are_for_the_arch() -> None:
+    (unit,) = generate_set(ARCH, preselected="default_kernel")
+    assert unit.language == "hip" and unit.name == DEFAULT_KERNEL.name and list(unit.entries) == ["main"]
 
 
 def test_units_of_a_cpu_set_are_distinct() -> None:

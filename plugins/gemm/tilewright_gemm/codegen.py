@@ -43,18 +43,18 @@ def generate(config: GemmConfig, arch: ArchSpec) -> SourceUnit:
     Raises ``ConfigInvalidError``, or ``UnsupportedError`` for an arch whose kind has no template yet.
     """
     RULES.require(config, arch)
-    if arch.kind == "cuda" and not isinstance(config, PackBConfig):
-        return render_gpu(config, arch)
-    if arch.kind != "cpu":
+    if arch.kind == "cpu":
+        return render(config)
+    if isinstance(config, PackBConfig):
         raise UnsupportedError(
             f"there is no template of {config.operation} for {arch.kind} devices, so {config.name} cannot be built for "
             f"{arch.id}",
             field="arch",
             value=arch.id,
             rule="template",
-            fix="use a device of another kind: cpu" + ("" if isinstance(config, PackBConfig) else " or cuda"),
+            fix="use a device of another kind: cpu",
         )
-    return render(config)
+    return render_gpu(config, arch)
 
 
 def render(config: GemmConfig) -> SourceUnit:
@@ -67,12 +67,12 @@ def render(config: GemmConfig) -> SourceUnit:
 
 
 def render_gpu(config: GemmConfig, arch: ArchSpec) -> SourceUnit:
-    """The unit of any configuration whose pipeline a CUDA arch has, valid or not. ``generate`` checks first."""
+    """The unit of any configuration whose pipeline a GPU has, valid or not. ``generate`` checks first."""
     symbol, constants = symbol_of(config), _gpu_constants(config, arch)
     file = _SPECIALISED if is_specialised(config, arch) else _PORTABLE
     struct = _template(_GPU_CONFIG).substitute(constants).rstrip("\n")
     text = _template(file).substitute(name=constants["name"], record=constants["record"], config=struct, symbol=symbol)
-    return SourceUnit(config.name, "cuda", text, {"main": symbol}, plugin_version=__version__)
+    return SourceUnit(config.name, arch.kind, text, {"main": symbol}, plugin_version=__version__)
 
 
 def exports_of(config: GemmConfig) -> tuple[str, ...]:
@@ -114,7 +114,9 @@ def _gpu_constants(config: GemmConfig, arch: ArchSpec) -> dict[str, str]:
     values: dict[str, object] = {
         # The word is a keyword of C++.
         "epilogue": "default_" if config.epilogue is Epilogue.DEFAULT else config.epilogue,
+        "scheduler": "default_" if config.scheduler == "default" else config.scheduler,
         "stages": stages_of(config, arch),
+        "double_buffer": arch.pipeline(config.pipeline).double_buffer,
     }
     values |= {f"cluster_{letter}": size for letter, size in zip("mnk", config.cluster, strict=True)}
     for field in ("grouped", "batched", "transpose_c", "split_k", "promote", "num_wave_groups", "reduction"):

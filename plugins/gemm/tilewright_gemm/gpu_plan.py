@@ -1,4 +1,4 @@
-"""The launch of a GEMM kernel on a CUDA device: parameters, tensor maps, grid, workspace.
+"""The launch of a GEMM kernel on a GPU: parameters, tensor maps, grid, workspace.
 
 The kernel's parameter is ``GemmParams`` of ``tilewright/gpu/gemm_params.hpp``, field for field; a test compares the
 two. One launch does everything: the last workgroup that finishes a part of a tile adds the parts in their order.

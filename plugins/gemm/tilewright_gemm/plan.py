@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilewright_arch import ArchSpec
 from tilewright_gemm.config import GemmConfig
-from tilewright_gemm.footprint import staging_bytes
 from tilewright_gemm.gpu_plan import alignments, gpu_parts
 from tilewright_gemm.packing import format_of
 from tilewright_gemm.problem import GemmProblem, PackBProblem, Product, View
@@ -34,13 +32,13 @@ def plan_gemm(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) -> E
     split = slices(problem.k, config.split_k, config.tile[2]) if config.cluster[2] == 1 else config.split_k
     nbytes = workspace_bytes(config, products, split) if products and device.arch.kind == "cpu" else 0
     notes = _notes(problem, config, split)
-    if device.arch.kind == "cuda":
+    if device.arch.kind != "cpu":
         plan = _plan(problem, device, notes)
         details = {**plan.details, "alignment": alignments(problem, config, device.arch)}
         return replace(plan, details=details, **gpu_parts(problem, products, config, device, split))
     rows = tuple(problem_row(problem, product) for product in products)
     args = Struct((Table(rows), I64(len(rows)), Pointer(WORKSPACE) if nbytes else Pointer(), I64(nbytes), I64(split)))
-    geometry = _geometry(config, products, device.arch, split)
+    geometry = Geometry(team=config.waves)
     roles = ("partial", "reduce") if split > 1 else ("main",)
     stages = tuple(Stage(role, config, role, args, geometry) for role in roles) if rows else ()
     return replace(_plan(problem, device, notes), stages=stages, workspace_bytes=nbytes)
@@ -106,15 +104,3 @@ def plan_pack_b(problem: PackBProblem, config: GemmConfig, device: DeviceInfo) -
         bytes_moved=problem.k * problem.n * problem.dtype_b.bytes + out.desc.packed_bytes,
     )
 
-
-def _geometry(config: GemmConfig, products: tuple[Product, ...], arch: ArchSpec, split: int) -> Geometry:
-    if arch.kind == "cpu":
-        return Geometry(team=config.waves)
-    tiles = sum(-(-item.m // config.tile[0]) * -(-item.n // config.tile[1]) * item.batch for item in products) * split
-    if config.persistent and arch.throughput.units:
-        tiles = min(tiles, arch.throughput.units)
-    threads = arch.threads_per_workgroup(config.pipeline, config.wave, config.table_key, config.warp_tile)
-    stages = 2 if arch.pipeline(config.pipeline).double_buffer else 1
-    return Geometry(
-        team=1, grid=(max(tiles, 1), 1, 1), block=(threads, 1, 1), shared_bytes=staging_bytes(config, arch) * stages
-    )

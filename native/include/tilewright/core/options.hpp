@@ -10,8 +10,9 @@ struct types {
   static constexpr int size = sizeof...(Ts);
 };
 
-enum class Pipeline { mem, compv1, compv3, compv4, preshufflev1, preshufflev2, ws };
-enum class Scheduler { intrawave, interwave, cooperative, pingpong };
+enum class Pipeline { mem, compv1, compv3, compv4, comp_async, preshufflev1, preshufflev2, ws };
+// default_: the order of instructions is the compiler's.
+enum class Scheduler { intrawave, interwave, cooperative, pingpong, default_ };
 // How results leave the registers: default_ stores them where they stand, cshuffle passes them through shared memory, so
 // that neighbouring threads write neighbouring elements. (GPUs only.)
 enum class EpilogueKind { default_, cshuffle };
