@@ -187,11 +187,11 @@ def test_two_features_must_not_change_the_same_entry(field: str) -> None:
 def test_a_stated_trait_is_refused_with_its_reason() -> None:
     spec = document("gfx942")
     spec["unsupported_traits"] = [
-        {"pipeline": "wavelet", "epilogue": "cshuffle", "scheduler": "intrawave", "reason": "LDS is in use"}
+        {"pipeline": "compv3", "epilogue": "cshuffle", "scheduler": "intrawave", "reason": "LDS is in use"}
     ]
     loaded = arch.parse_spec(spec)
-    assert loaded.trait_refusal("wavelet", "cshuffle", "intrawave") == "LDS is in use"
-    assert loaded.supports_trait("wavelet", "default", "intrawave")
+    assert loaded.trait_refusal("compv3", "cshuffle", "intrawave") == "LDS is in use"
+    assert loaded.supports_trait("compv3", "default", "intrawave")
 
 
 def test_later_sections_and_notes_do_not_break_the_loader() -> None:

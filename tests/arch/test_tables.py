@@ -44,6 +44,7 @@ def test_amd_wave_tables(name: str, waves: set[arch.Triple]) -> None:
         ),
         ("gfx950", "int8_int8_int32", {(32, 32, 16), (16, 16, 32)}),
         ("gfx1100", "fp16_fp16_fp32", {(16, 16, 16)}),
+        ("gfx1201", "fp32_fp32_fp32", {(16, 8, 4)}),
         ("gfx1201", "fp8_bf8_fp32", {(16, 16, 16)}),
         ("sm_80", "fp32_fp32_fp32", {(16, 8, 4)}),
         ("sm_80", "int8_int8_int32", {(16, 8, 32)}),
@@ -105,13 +106,13 @@ def test_an_unknown_pipeline_is_a_typed_error_with_a_hint() -> None:
 
 
 @pytest.mark.parametrize("name", ["gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"])
-def test_only_mem_and_basic_v1_take_interwave_on_amd(name: str) -> None:
+def test_only_mem_takes_interwave_on_amd(name: str) -> None:
     spec = arch.load(name)
     for epilogue in ("cshuffle", "default"):
         takers = {p for p in spec.pipelines if spec.supports_trait(p, epilogue, "interwave")}
-        assert takers == {"mem", "basic_v1"}
+        assert takers == {"mem"}
     refused = {(t.pipeline, t.epilogue, t.scheduler) for t in spec.unsupported_traits}
-    for pipeline in ("compv3", "compv4", "compv5", "compv6"):
+    for pipeline in ("compv3", "compv4"):
         assert {(pipeline, "cshuffle", "interwave"), (pipeline, "default", "interwave")} <= refused
 
 
@@ -202,7 +203,11 @@ def test_hopper_states_its_clusters_stages_and_registers() -> None:
 def test_threads_share_the_register_file() -> None:
     spec = arch.load("sm_80")
     assert [spec.registers_per_thread(threads) for threads in (128, 256, 384, 512, 1024)] == [255, 255, 168, 128, 64]
-    assert arch.load("gfx942").registers_per_thread(256) == 512
+    # AMD: of a CDNA unit's four SIMDs, each holds 512 registers for one wave of 64; RDNA's waves have 256 at most.
+    cdna = arch.load("gfx942")
+    assert [cdna.registers_per_thread(threads) for threads in (64, 256, 512, 1024)] == [512, 512, 256, 128]
+    rdna = arch.load("gfx1100")
+    assert [rdna.registers_per_thread(threads) for threads in (32, 256, 512, 1024)] == [256, 256, 192, 96]
 
 
 def test_threads_of_a_workgroup_count_warpgroups_and_producers() -> None:
