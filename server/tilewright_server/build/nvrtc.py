@@ -6,7 +6,6 @@ the options untouched. Binaries are cubins, never PTX: a driver does not load PT
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import threading
 import time
@@ -17,16 +16,15 @@ from pathlib import Path
 from tilewright_arch import ArchSpec
 from tilewright_kit.errors import BuildFailedError, ToolchainMissingError
 from tilewright_kit.source import SourceUnit
+from tilewright_server.build.compilers import ALLOW_SPILLS, Stamp, file_stamp, have_module, without_folders
 from tilewright_server.build.headers import HeaderIndex
-from tilewright_server.build.nvrtc_process import HelperEndedError, HelperPool
+from tilewright_server.build.helper import HelperEndedError, HelperPool
 from tilewright_server.build.process import Finished, Limits
 from tilewright_server.build.toolchain import Compiled, failure_of, log_tail
 
-__all__ = ["ALLOW_SPILLS", "NvrtcToolchain", "Resources", "performance_warnings", "resources_of"]
+__all__ = ["NvrtcToolchain", "Resources", "performance_warnings", "resources_of"]
 
-ALLOW_SPILLS = "TW_ALLOW_SPILLS"
-"""A unit that defines this may use more registers than there are."""
-
+_WORKER = "tilewright_server.build.nvrtc_worker"
 _FIX = "pip install 'tilewright[cuda]'"
 _FLAGS = ("-default-device", "--std=c++17", "-DNDEBUG", "--ptxas-options=-v")
 _PERFORMANCE = re.compile(r"^.*\(C75\d\d\).*$", re.MULTILINE)
@@ -75,7 +73,7 @@ def performance_warnings(log: str) -> tuple[str, ...]:
 class _Found:
     identity: str
     library: Path
-    stamp: tuple[int, int, int]
+    stamp: Stamp
 
 
 class NvrtcToolchain:
@@ -93,13 +91,13 @@ class NvrtcToolchain:
     def __init__(self, include_dirs: Sequence[Path], *, limits: Limits | None = None) -> None:
         self.headers = HeaderIndex(include_dirs)
         self._limits = limits or Limits()
-        self._helpers = HelperPool(self._limits)
+        self._helpers = HelperPool(_WORKER, self._limits)
         self._found: _Found | None = None
         self._lock = threading.Lock()
 
     def identity(self) -> str:
         found = self._found
-        if found is not None and _stamp(found.library) == found.stamp:
+        if found is not None and file_stamp(found.library) == found.stamp:
             return found.identity
         with self._lock:
             self._found = found = self._detect()
@@ -130,7 +128,7 @@ class NvrtcToolchain:
             raise failure_of(unit.name, result, log, self._limits) from error
         except OSError as error:
             raise self._not_started(error) from error
-        log = self._clean(str(answer.get("log", "")))
+        log = without_folders(str(answer.get("log", "")), self.headers.include_dirs)
         if answer.get("state") != "ok":
             raise failure_of(unit.name, Finished("failed", 1, log, 0.0), log, self._limits)
         self._require_fast(unit, log)
@@ -163,14 +161,8 @@ class NvrtcToolchain:
                 log_tail=log_tail(log),
             )
 
-    def _clean(self, log: str) -> str:
-        """Diagnostics go to callers, and a caller has no business with the server's folders."""
-        for folder in self.headers.include_dirs:
-            log = log.replace(f"{folder}/", "")
-        return log
-
     def _detect(self) -> _Found:
-        if not _have("cuda.bindings") or not _have("cuda.pathfinder"):
+        if not have_module("cuda.bindings") or not have_module("cuda.pathfinder"):
             raise ToolchainMissingError("the CUDA compiler's packages are not installed", rule="toolchain", fix=_FIX)
         try:
             answer, _ = self._helpers.ask({"ask": "identity"})
@@ -181,7 +173,7 @@ class NvrtcToolchain:
         except OSError as error:
             raise self._not_started(error) from error
         library = Path(str(answer.get("library", "")))
-        stamp = _stamp(library)
+        stamp = file_stamp(library)
         if answer.get("state") != "ok" or stamp is None:
             raise ToolchainMissingError(
                 "the CUDA compiler (libnvrtc) was not found",
@@ -200,18 +192,3 @@ class NvrtcToolchain:
             value=error.strerror or "",
             fix="raise the limit of processes (ulimit -u), or give the machine more memory",
         )
-
-
-def _have(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns, status.st_size

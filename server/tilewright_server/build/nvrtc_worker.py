@@ -1,127 +1,45 @@
-"""A process that compiles CUDA sources with NVRTC, one after the other, for the server that started it.
-
-    python -m tilewright_server.build.nvrtc_worker MEMORY_BYTES NICENESS IDLE_S
-
-NVRTC is a library. It lives in a process of its own, because a compiler that crashes, hangs or eats memory must not
-harm the server. Requests come on standard input, answers leave on standard output, both as frames: two 32-bit lengths
-(little endian), a JSON object, a binary part. The process ends with its input, or when nothing was asked for IDLE_S
-seconds.
-
-Requests: ``{"ask": "identity"}`` is answered with ``version``, ``library`` (path) and ``sha256``. ``{"ask": "compile",
-"name": ..., "options": [...]}`` with the source as binary part is answered at once with ``{"state": "started"}``, and
-then with ``state`` (``ok`` or ``failed``), ``log`` and the binary.
-"""
+"""A process that compiles CUDA sources with NVRTC. See ``worker_loop`` for what it answers."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import resource
-import select
-import struct
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
-from typing import Any, BinaryIO
+from collections.abc import Sequence
+from typing import Any
 
-__all__ = ["compile_source", "main", "read_frame", "write_frame"]
+from tilewright_server.build.worker_loop import found, serve
 
-_LENGTHS = struct.Struct("<II")
-_LOG_PART = 64 * 1024
-"""Bytes kept of the beginning and of the end of a log."""
+__all__ = ["Nvrtc"]
 
 
-def read_frame(source: BinaryIO) -> tuple[dict[str, Any], bytes] | None:
-    """The next frame; None at the end of the input. Raises ``EOFError`` if it ends inside a frame."""
-    head = source.read(_LENGTHS.size)
-    if not head:
-        return None
-    lengths = _LENGTHS.unpack(_whole(head, _LENGTHS.size))
-    text, data = (_whole(source.read(length), length) for length in lengths)
-    record = json.loads(text)
-    if not isinstance(record, dict):
-        raise EOFError("not a frame")
-    return record, data
+class Nvrtc:
+    """``worker_loop.Compiler`` for ``cuda.bindings.nvrtc``."""
 
-
-def _whole(data: bytes, length: int) -> bytes:
-    if len(data) != length:
-        raise EOFError("the input ended inside a frame")
-    return data
-
-
-def write_frame(sink: BinaryIO, record: Mapping[str, Any], data: bytes = b"") -> None:
-    text = json.dumps(record).encode()
-    sink.write(_LENGTHS.pack(len(text), len(data)) + text + data)
-    sink.flush()
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Serve until the input ends. Returns the exit status."""
-    memory_bytes, niceness, idle_s = int(arguments[0]), int(arguments[1]), float(arguments[2])
-    for limit, value in ((resource.RLIMIT_AS, memory_bytes), (resource.RLIMIT_CORE, 0)):
-        _, hard = resource.getrlimit(limit)
-        resource.setrlimit(limit, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
-    with suppress(OSError):
-        os.nice(niceness)
-        # Where the kernel schedules sessions as groups, niceness counts within the session only.
-        Path("/proc/self/autogroup").write_text(str(os.getpriority(os.PRIO_PROCESS, 0)))
-    # NVRTC initialises the driver where there is one, though it needs no device. Without devices that costs nothing.
-    os.putenv("CUDA_VISIBLE_DEVICES", "")
-    source = sys.stdin.buffer
-    # What a library prints must not get between the frames.
-    sink = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    while select.select([source], [], [], idle_s)[0]:
-        frame = read_frame(source)
-        if frame is None:
-            break
-        record, data = frame
-        if record.get("ask") == "identity":
-            write_frame(sink, _identity())
-        else:
-            write_frame(sink, {"state": "started"})
-            binary, log = compile_source(data, str(record["name"]), [str(option) for option in record["options"]])
-            write_frame(sink, {"state": "failed" if binary is None else "ok", "log": _cut(log)}, binary or b"")
-    return 0
-
-
-def _identity() -> dict[str, Any]:
-    try:
+    def identity(self) -> dict[str, Any]:
         from cuda.bindings import nvrtc
         from cuda.pathfinder import load_nvidia_dynamic_lib
 
         path = load_nvidia_dynamic_lib("nvrtc").abs_path
         major, minor = _checked(nvrtc.nvrtcVersion())
-        with Path(str(path)).open("rb") as file:
-            digest = hashlib.sha256()
-            while part := file.read(1 << 20):
-                digest.update(part)
-    except Exception as error:  # the library's packages raise what they like; the server needs the text only
-        return {"state": "missing", "reason": f"{type(error).__name__}: {error}"[:2000]}
-    return {"state": "ok", "version": f"{major}.{minor}", "library": str(path), "sha256": digest.hexdigest()}
+        return found(f"{major}.{minor}", str(path))
 
+    def compile_source(self, text: bytes, name: str, options: Sequence[str]) -> tuple[bytes | None, str]:
+        from cuda.bindings import nvrtc
 
-def compile_source(text: bytes, name: str, options: Sequence[str]) -> tuple[bytes | None, str]:
-    """The device binary of a source, None if it was refused, and what the compiler said."""
-    from cuda.bindings import nvrtc
-
-    program = _checked(nvrtc.nvrtcCreateProgram(text, name.encode(), 0, [], []))[0]
-    try:
-        arguments = [option.encode() for option in options]
-        status = nvrtc.nvrtcCompileProgram(program, len(arguments), arguments)[0]
-        log = bytearray(_checked(nvrtc.nvrtcGetProgramLogSize(program))[0])
-        _checked(nvrtc.nvrtcGetProgramLog(program, log))
-        said = log.rstrip(b"\0 \n").decode("utf-8", "replace")
-        if int(status) != 0:
-            return None, said or f"NVRTC refused the source: {status.name}"
-        binary = bytearray(_checked(nvrtc.nvrtcGetCUBINSize(program))[0])
-        _checked(nvrtc.nvrtcGetCUBIN(program, binary))
-        return bytes(binary), said
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
+        program = _checked(nvrtc.nvrtcCreateProgram(text, name.encode(), 0, [], []))[0]
+        try:
+            arguments = [option.encode() for option in options]
+            status = nvrtc.nvrtcCompileProgram(program, len(arguments), arguments)[0]
+            log = bytearray(_checked(nvrtc.nvrtcGetProgramLogSize(program))[0])
+            _checked(nvrtc.nvrtcGetProgramLog(program, log))
+            said = log.rstrip(b"\0 \n").decode("utf-8", "replace")
+            if int(status) != 0:
+                return None, said or f"NVRTC refused the source: {status.name}"
+            binary = bytearray(_checked(nvrtc.nvrtcGetCUBINSize(program))[0])
+            _checked(nvrtc.nvrtcGetCUBIN(program, binary))
+            return bytes(binary), said
+        finally:
+            nvrtc.nvrtcDestroyProgram(program)
 
 
 def _checked(answer: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -130,11 +48,7 @@ def _checked(answer: tuple[Any, ...]) -> tuple[Any, ...]:
     return answer[1:]
 
 
-def _cut(log: str) -> str:
-    if len(log) <= 2 * _LOG_PART:
-        return log
-    return f"{log[:_LOG_PART]}\n... {len(log) - 2 * _LOG_PART} characters left out ...\n{log[-_LOG_PART:]}"
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    # NVRTC initialises the driver where there is one, though it needs no device. Without devices that costs nothing.
+    os.putenv("CUDA_VISIBLE_DEVICES", "")
+    sys.exit(serve(Nvrtc(), sys.argv[1:]))

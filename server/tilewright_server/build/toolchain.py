@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
-import os
 import shutil
-import subprocess
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +12,16 @@ from typing import Literal, Protocol
 from tilewright_arch import ArchSpec
 from tilewright_kit.errors import BuildFailedError, ResourceExhaustedError, ToolchainMissingError
 from tilewright_kit.source import SourceUnit
+from tilewright_server.build.compilers import (
+    Stamp,
+    digest,
+    environment,
+    file_stamp,
+    first_line,
+    without_folders,
+    zig_binary,
+    zig_environment,
+)
 from tilewright_server.build.headers import HeaderIndex
 from tilewright_server.build.process import Finished, Limits, run_limited
 
@@ -23,7 +29,6 @@ __all__ = ["Compiled", "CpuToolchain", "Toolchain", "failure_of", "log_tail"]
 
 _NAMES = ("c++", "g++", "clang++")
 _LOG_TAIL = 4000
-_VERSION_TIMEOUT_S = 20.0
 _FIX = "install a C++ compiler (Debian, Ubuntu: apt-get install g++) or the wheel that brings one (pip install ziglang)"
 
 _COMMON_FLAGS = (
@@ -91,7 +96,7 @@ class _Found:
     family: Literal["gcc", "zig"]
     identity: str
     binary: Path
-    stamp: tuple[int, int, int]
+    stamp: Stamp
 
 
 class CpuToolchain:
@@ -159,7 +164,7 @@ class CpuToolchain:
             raise ToolchainMissingError(
                 "the C++ compiler cannot be started", rule="toolchain", value=error.strerror or "", fix=_FIX
             ) from error
-        log = self._clean(result.log)
+        log = without_folders(result.log, self.headers.include_dirs)
         if result.outcome != "ok":
             raise failure_of(unit.name, result, log, self._limits)
         if not binary.is_file():
@@ -174,20 +179,10 @@ class CpuToolchain:
     def close(self) -> None:
         """Nothing is kept between builds."""
 
-    def _clean(self, log: str) -> str:
-        """Diagnostics go to callers, and a caller has no business with the server's folders."""
-        for folder in self.headers.include_dirs:
-            log = log.replace(f"{folder}/", "")
-        return log
-
     def _env(self, found: _Found, workdir: Path) -> dict[str, str]:
-        path = os.pathsep.join((str(found.binary.parent), "/usr/local/bin", "/usr/bin", "/bin"))
-        env = {"PATH": path, "LC_ALL": "C", "TMPDIR": str(workdir)}
         if found.family == "zig":
-            # The global cache holds zig's own runtime, which takes seconds to build; the local one grows by the call.
-            shared, private = str(self._scratch or workdir / "zig"), str(workdir / "zig-local")
-            env |= {"ZIG_GLOBAL_CACHE_DIR": shared, "ZIG_LOCAL_CACHE_DIR": private, "HOME": private}
-        return env
+            return zig_environment(found.binary, workdir, self._scratch)
+        return environment(found.binary, workdir)
 
     def _forget(self) -> None:
         with self._lock:
@@ -195,7 +190,7 @@ class CpuToolchain:
 
     def _find(self) -> _Found:
         found = self._found
-        if found is not None and _stamp(found.binary) == found.stamp:
+        if found is not None and file_stamp(found.binary) == found.stamp:
             return found
         with self._lock:
             self._found = found = self._detect()
@@ -263,45 +258,18 @@ def log_tail(log: str) -> str:
     return log if len(log) <= _LOG_TAIL else "..." + log[-_LOG_TAIL:]
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns, status.st_size
-
-
 def _identify(binary: Path) -> _Found | None:
     """A compiler that calls itself by name: GCC or Clang."""
-    version = _version((str(binary), "--version"))
-    stamp = _stamp(binary)
+    version = first_line((str(binary), "--version"))
+    stamp = file_stamp(binary)
     if version is None or stamp is None:
         return None
-    digest = hashlib.sha256(binary.read_bytes()).hexdigest()[:16]
-    return _Found((str(binary),), "gcc", f"{version} [{digest}]", binary, stamp)
+    return _Found((str(binary),), "gcc", f"{version} [{digest(binary)}]", binary, stamp)
 
 
 def _ziglang() -> _Found | None:
-    """The ``zig`` binary of the wheel, called directly: ``python -m ziglang`` would add the start of an interpreter."""
-    spec = importlib.util.find_spec("ziglang")
-    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-        binary = Path(folder) / "zig"
-        version = _version((str(binary), "version")) if binary.is_file() else None
-        stamp = _stamp(binary)
-        if version is not None and stamp is not None:
-            # Size instead of a digest: the binary has well over 100 MB, and a released wheel never changes.
-            return _Found((str(binary), "c++"), "zig", f"zig {version} [{stamp[2]}]", binary, stamp)
-    return None
-
-
-def _version(argv: Sequence[str]) -> str | None:
-    """The first line of the answer, which names version and packaging revision; None if there is no good answer."""
-    env = {"PATH": f"{Path(argv[0]).parent}:/usr/bin:/bin", "LC_ALL": "C", "HOME": "/nonexistent"}
-    try:
-        answer = subprocess.run(
-            list(argv), stdin=subprocess.DEVNULL, capture_output=True, timeout=_VERSION_TIMEOUT_S, env=env
-        )
-    except (OSError, subprocess.TimeoutExpired):
+    found = zig_binary()
+    stamp = None if found is None else file_stamp(found[0])
+    if found is None or stamp is None:
         return None
-    lines = answer.stdout.decode("utf-8", "replace").splitlines()
-    return lines[0].strip() if answer.returncode == 0 and lines else None
+    return _Found((str(found[0]), "c++"), "zig", found[1], found[0], stamp)

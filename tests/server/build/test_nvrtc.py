@@ -20,11 +20,11 @@ from tilewright_arch import ArchSpec
 from tilewright_kit.errors import BuildFailedError, ToolchainMissingError
 from tilewright_kit.source import SourceUnit
 from tilewright_native import include_dir
+from tilewright_server.build import helper as helper_module
 from tilewright_server.build import nvrtc as nvrtc_module
-from tilewright_server.build import nvrtc_process
 from tilewright_server.build.artifacts import ArtifactCache, artifact_key
+from tilewright_server.build.helper import Helper, HelperPool
 from tilewright_server.build.nvrtc import NvrtcToolchain, Resources, performance_warnings, resources_of
-from tilewright_server.build.nvrtc_process import Helper, HelperPool
 from tilewright_server.build.pool import BuildPool, PoolOptions
 from tilewright_server.build.process import Limits
 from tilewright_server.engine.call import Call
@@ -228,7 +228,7 @@ def test_helper_that_left_while_it_waited_is_replaced(
 def test_helper_is_reused_and_replaced_after_many_builds(
     hopper: ArchSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nvrtc_process, "_LAST_COMPILE", 3)
+    monkeypatch.setattr(helper_module, "_LAST_COMPILE", 3)
     toolchain = NvrtcToolchain([])
     toolchain.identity()
     first = toolchain._helpers._idle[0]
@@ -285,14 +285,14 @@ def test_many_threads_share_the_helpers(toolchain: NvrtcToolchain, hopper: ArchS
 
 
 def test_missing_packages_are_refused_with_the_way_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvrtc_module, "_have", lambda module: False)
+    monkeypatch.setattr(nvrtc_module, "have_module", lambda module: False)
     with pytest.raises(ToolchainMissingError) as caught:
         NvrtcToolchain([]).identity()
     assert "pip install 'tilewright[cuda]'" in caught.value.fix
 
 
 def test_library_that_cannot_be_found_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvrtc_module, "_have", lambda module: True)
+    monkeypatch.setattr(nvrtc_module, "have_module", lambda module: True)
     monkeypatch.setattr(HelperPool, "ask", lambda self, record: ({"state": "missing", "reason": "no libnvrtc"}, b""))
     with pytest.raises(ToolchainMissingError) as caught:
         NvrtcToolchain([]).identity()
@@ -300,14 +300,14 @@ def test_library_that_cannot_be_found_is_refused(monkeypatch: pytest.MonkeyPatch
 
 
 def test_helper_that_cannot_be_started_is_a_missing_toolchain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvrtc_module, "_have", lambda module: True)
-    monkeypatch.setattr(nvrtc_process, "run_module", lambda *_: ["/nonexistent/python"])
+    monkeypatch.setattr(nvrtc_module, "have_module", lambda module: True)
+    monkeypatch.setattr(helper_module, "run_module", lambda *_: ["/nonexistent/python"])
     with pytest.raises(ToolchainMissingError, match="cannot be started"):
         NvrtcToolchain([]).identity()
 
 
 def test_frames_survive_any_split() -> None:
-    helper = Helper(Limits(timeout_s=10.0))
+    helper = Helper("tilewright_server.build.nvrtc_worker", Limits(timeout_s=10.0))
     large = cuda_unit(PLAIN + "// " + "x" * 300_000)
     answer, _ = helper.ask({"ask": "identity", "padding": large.text})
     assert answer["state"] in ("ok", "missing")

@@ -1,4 +1,5 @@
-"""Compile helpers: processes that run NVRTC, kept for the next source, killed when they take too long."""
+"""Compile helpers: processes that run a compiler which is a library (NVRTC, hiprtc), kept for the next source, killed
+when they take too long."""
 
 from __future__ import annotations
 
@@ -46,14 +47,14 @@ class HelperEndedError(Exception):
 class Helper:
     """One process. Of one thread at a time."""
 
-    def __init__(self, limits: Limits) -> None:
-        """Raises ``OSError`` if it cannot be started."""
+    def __init__(self, module: str, limits: Limits) -> None:
+        """``module`` is run, and serves with ``worker_loop.serve``. Raises ``OSError`` if it cannot be started."""
         self._limits = limits
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed by end)
         arguments = (str(limits.memory_bytes), str(limits.niceness), str(_IDLE_S))
         try:
             self._process = subprocess.Popen(
-                run_module("tilewright_server.build.nvrtc_worker", *arguments),
+                run_module(module, *arguments),
                 bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -154,9 +155,10 @@ class Helper:
 
 
 class HelperPool:
-    """Helpers that wait for work. Thread-safe; as many run at a time as callers ask."""
+    """Helpers of one module that wait for work. Thread-safe; as many run at a time as callers ask."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, module: str, limits: Limits) -> None:
+        self._module = module
         self._limits = limits
         self._idle: list[Helper] = []
         self._lock = threading.Lock()
@@ -188,7 +190,7 @@ class HelperPool:
             with self._lock:
                 helper = self._idle.pop() if self._idle else None
             if helper is None:
-                return Helper(self._limits), True
+                return Helper(self._module, self._limits), True
             if helper.alive:
                 return helper, False
             helper.end()
