@@ -2,21 +2,36 @@
 // read from shared memory, multiplied, and where the results belong (see MmaAtom); the kernels know no more than that.
 #pragma once
 #include "tilewright/gpu/atom_simt.hpp"
-#if !defined(__HIP__)
+#if defined(__HIP__)
+#include "tilewright/gpu/atom_amd.hpp"
+#else
 #include "tilewright/gpu/atom_mma.hpp"
 #endif
 
 namespace tw::gpu {
 
-template <class TileA, class TileB, int kM, int kN, bool kSimt = is_same<typename TileA::Element, fp32>>
+#if defined(__gfx90a__) || defined(__gfx942__) || defined(__gfx950__)
+constexpr bool kMultipliesFp32 = true;  // the matrix unit does
+#else
+constexpr bool kMultipliesFp32 = false;
+#endif
+
+// Where the matrix unit multiplies fp32, a warp tile that is not one of its tiles asks for the vector unit.
+template <class Config>
+constexpr bool kIsSimt = is_same<typename Config::A, fp32> &&
+                         !(kMultipliesFp32 && Config::warp_tile_m == Config::warp_tile_n);
+
+template <class Config, class TileA, class TileB, int kM, int kN, bool kSimt = kIsSimt<Config>>
 struct AtomFor {
   using type = SimtAtom<TileA, TileB, kM, kN>;
 };
-#if !defined(__HIP__)
-template <class TileA, class TileB, int kM, int kN>
-struct AtomFor<TileA, TileB, kM, kN, false> {
+template <class Config, class TileA, class TileB, int kM, int kN>
+struct AtomFor<Config, TileA, TileB, kM, kN, false> {
+#if defined(__HIP__)
+  using type = MatrixAtom<TileA, TileB, kM, kN, Config::warp_tile_m, Config::warp_tile_n, Config::warp_tile_k>;
+#else
   using type = MmaAtom<TileA, TileB, kM, kN>;
-};
 #endif
+};
 
 }  // namespace tw::gpu

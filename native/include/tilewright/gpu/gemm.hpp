@@ -26,7 +26,7 @@ struct Gemm {
   using TileB = OperandTile<typename Config::B, Config::b_col, Config::tile_n, Config::tile_k>;
   static constexpr int waves = Config::wave_m * Config::wave_n, threads = waves * kWave;
   static constexpr int wave_rows = Config::tile_m / Config::wave_m, wave_columns = Config::tile_n / Config::wave_n;
-  using Atom = typename AtomFor<TileA, TileB, wave_rows, wave_columns>::type;
+  using Atom = typename AtomFor<Config, TileA, TileB, wave_rows, wave_columns>::type;
   using Accumulator = typename Atom::Accumulator;
   using Finish = Epilogue<Config, Accumulator>;
   using Task = GemmTaskOf<Config>;
@@ -60,7 +60,7 @@ struct Gemm {
 
   // ---- main loop ----
 
-  static constexpr bool is_simt = is_same<typename Config::A, fp32>;
+  static constexpr bool is_simt = kIsSimt<Config>;
   // What keeps registers busy besides the product: where the work comes from and where its results go.
   static constexpr bool is_simple = Finish::plain && !Config::grouped && !Config::persistent && Config::split_k == 1;
   // Matrix fragments are loaded a step ahead, where registers allow. (8-bit floats take more when they are multiplied.)
