@@ -34,10 +34,19 @@ SHAPES = [
     (8192, 8192, 28672),
     (333, 777, 1111),
 ]
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
+KINDS: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
+    "fp16": (torch.float16, {}),
+    "bf16": (torch.bfloat16, {}),
+    "fp8": (torch.float8_e4m3fn, {}),
+    "fp8 fast": (torch.float8_e4m3fn, {"fast_accumulation": True}),
+    "int8": (torch.int8, {}),
+}
+"""Element type and attributes of what is compared. fp8 comes twice: with sums that keep all bits, and with the fewer
+bits of the matrix unit; the library is asked for the same each time.
+"""
 DECODE = [(m, n, k) for m in (1, 4, 8, 16, 32, 64) for n, k in ((4096, 4096), (8192, 8192), (28672, 4096))]
 FUSED = [(1024, 1024, 1024), (4096, 4096, 4096), (128, 28672, 4096), (16, 4096, 4096), (4096, 14336, 4096)]
-LEFT_OUT = {("fp8", (333, 777, 1111)), ("int8", (333, 777, 1111)), ("int8", (16, 4096, 4096))}
+LEFT_OUT = {(name, (333, 777, 1111)) for name in ("fp8", "fp8 fast", "int8")} | {("int8", (16, 4096, 4096))}
 """What the library refuses: rows that are no multiple of 16 elements, int8 with fewer than 17 rows."""
 
 
@@ -50,13 +59,13 @@ def operands(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[torch.Tensor, 
     return made[0], made[1].t()
 
 
-def peer(a: torch.Tensor, b: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """The library's product of the same operands."""
+def peer(a: torch.Tensor, b: torch.Tensor, fast: bool = False) -> Callable[[], torch.Tensor]:
+    """The library's product of the same operands; ``fast``: 8-bit floats are summed with fewer bits."""
     if a.dtype == torch.int8:
         return lambda: torch._int_mm(a, b)
     if a.dtype.itemsize == 1:
         one = torch.ones((), device="cuda")
-        return lambda: torch._scaled_mm(a, b, one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
+        return lambda: torch._scaled_mm(a, b, one, one, out_dtype=torch.bfloat16, use_fast_accum=fast)
     return lambda: a @ b
 
 
@@ -79,14 +88,14 @@ def products(cuda: Cuda, options: Options) -> Table:
         ["dtype", "M x N x K", "ours", "cuBLAS", "ours / cuBLAS", "error / cuBLAS's", "kernel"],
     )
     ratios: dict[str, list[float]] = {}
-    for name, dtype in DTYPES.items():
+    for name, (dtype, attributes) in KINDS.items():
         for m, n, k in SHAPES[:3] if options.quick else SHAPES:
             a, b = operands(m, n, k, dtype)
             output = {torch.int8: torch.int32, torch.float8_e4m3fn: torch.bfloat16}.get(dtype, dtype)
             fill = 7 if output == torch.int32 else float("nan")
             out = torch.full((m, n), fill, dtype=output, device="cuda")
             try:
-                ours = cuda.product({"a": a, "b": b, "out": out})
+                ours = cuda.product({"a": a, "b": b, "out": out}, attributes)
             except TilewrightError as error:
                 table.notes.append(f"- {name} {m}x{n}x{k}: {error}")
                 continue
@@ -97,7 +106,7 @@ def products(cuda: Cuda, options: Options) -> Table:
             calls: dict[str, Callable[[], object]] = {"ours": ours}
             worse: float | None = None
             if (name, (m, n, k)) not in LEFT_OUT:
-                library = peer(a, b)
+                library = peer(a, b, bool(attributes))
                 theirs = relative(library(), a, b)
                 worse = error / theirs if theirs else float(error > 0)
                 calls["cuBLAS"] = library
