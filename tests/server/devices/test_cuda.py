@@ -35,9 +35,9 @@ from tilewright_kit.errors import (
 from tilewright_kit.plan import COUNTERS, I64, WORKSPACE, Geometry, Pointer, Struct, Table, TensorMap, pack
 from tilewright_server.devices.base import RECORD, TIME, WAIT, MemoryHandle, ProgramStage, SharingDevice
 from tilewright_server.devices.cuda.device import CudaDevice
-from tilewright_server.devices.cuda.program import CudaProgram
 from tilewright_server.devices.cuda.provider import CudaProvider
-from tilewright_server.devices.cuda.stream import CudaStream
+from tilewright_server.devices.gpu.program import GpuProgram
+from tilewright_server.devices.gpu.stream import GpuStream
 from tilewright_server.devices.registry import DeviceRegistry
 
 pytestmark = pytest.mark.gpu
@@ -252,7 +252,7 @@ def test_repeats_are_summed_and_stages_told_apart(gpu: CudaDevice, entry: Callab
 # Streams and graphs
 
 
-def chained(gpu: CudaDevice, entry: Callable[[str], int]) -> CudaProgram:
+def chained(gpu: CudaDevice, entry: Callable[[str], int]) -> GpuProgram:
     """out = x + 2 y, through the workspace."""
     first = Struct((Pointer("x"), Pointer("y"), Pointer(WORKSPACE), I64(N)))
     second = Struct((Pointer(WORKSPACE), Pointer("y"), Pointer("out"), I64(N)))
@@ -283,7 +283,7 @@ def test_plans_of_several_stages_are_launched_as_one_graph(gpu: CudaDevice, entr
 def test_plan_that_cannot_be_a_graph_is_launched_stage_by_stage(
     gpu: CudaDevice, entry: Callable[[str], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    api = gpu._driver.api
+    api = gpu._driver.api.raw
     monkeypatch.setattr(api, "cuGraphInstantiate", lambda *_: (api.CUresult.CUDA_ERROR_NOT_SUPPORTED, None))
     program, stream, scratch = chained(gpu, entry), gpu.open_stream(), gpu.allocate(4 * N)
     buffers = [put(gpu, np.full(N, value, np.float32)) for value in (1, 2, 0)]
@@ -301,7 +301,7 @@ def test_launches_that_are_ready_follow_what_the_lane_lets_go(gpu: CudaDevice, e
     rows = Table(tuple(Struct((Pointer("x"), I64(1))) for _ in range(8)))
     table = Struct((rows, I64(8), Pointer("out")))
 
-    def program() -> CudaProgram:
+    def program() -> GpuProgram:
         return gpu.program([stage(entry("table"), table, grid=(1, 1, 1))], ["x", "out"])
 
     first, x, out, stream = program(), put(gpu, np.full(1, 3, np.float32)), gpu.allocate(32), gpu.open_stream()
@@ -516,7 +516,7 @@ def test_part_outside_the_allocation_is_refused(kind: str, gpu: CudaDevice, clie
 def test_memory_that_cannot_be_mapped_is_not_called_too_small(
     gpu: CudaDevice, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handle, api = client.handle("fd"), gpu._driver.api
+    handle, api = client.handle("fd"), gpu._driver.api.raw
     with monkeypatch.context() as patch:
         patch.setattr(api, "cuMemSetAccess", lambda *_: (api.CUresult.CUDA_ERROR_NOT_SUPPORTED,))
         for nbytes in (4, (2 << 20) + 4):
@@ -612,7 +612,7 @@ def test_events_order_two_processes_without_a_host_thread_waiting(
 ) -> None:
     x = gpu.import_memory(client.handle("cuda_ipc"))
     out = gpu.import_memory(replace(client_handle(client, x), offset=65536))
-    stream: CudaStream = gpu.open_stream()
+    stream: GpuStream = gpu.open_stream()
     event = client.ask("produce", values=[3.0] * N)["event"]
     client.ask("completion", event=stream.open_event(1, bytes.fromhex(event)).hex())
     add = gpu.program([stage(entry("add"), ADD)], ["x", "y", "out"])

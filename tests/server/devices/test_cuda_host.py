@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,12 +24,14 @@ from tilewright_kit.plan import ARGS, COUNTERS, I64, WORKSPACE, PackedArgs, Poin
 from tilewright_server.build.toolchain import CpuToolchain
 from tilewright_server.cli import doctor
 from tilewright_server.devices.base import DeviceLostError, IsolatedProvider
-from tilewright_server.devices.cuda import discovery, provider
+from tilewright_server.devices.cuda import provider
 from tilewright_server.devices.cuda.discovery import Discovery, find, parse
 from tilewright_server.devices.cuda.driver import Driver
-from tilewright_server.devices.cuda.errors import LOST, UNUSABLE, error_of
-from tilewright_server.devices.cuda.packing import ProgramLayout
+from tilewright_server.devices.cuda.errors import LOST, RESULTS, UNUSABLE
 from tilewright_server.devices.cuda.provider import CudaProvider
+from tilewright_server.devices.gpu import discovery
+from tilewright_server.devices.gpu import provider as gpu_provider
+from tilewright_server.devices.gpu.packing import ProgramLayout
 
 H200: dict[str, Any] = {
     "ordinal": 0,
@@ -145,7 +148,7 @@ class Refuse(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(name, name=name)
 sys.meta_path.insert(0, Refuse())
 from tilewright_server.devices.cuda import discovery, plugin
-from tilewright_server.devices.cuda import device, sharing, stream
+from tilewright_server.devices.cuda import api, device, graph, maps
 from tilewright_kit.errors import ToolchainMissingError, UnavailableError
 discovery._LIBRARIES = discovery._NODES = ()
 (provider,) = plugin.tilewright_devices()
@@ -212,8 +215,8 @@ def diagnosed(monkeypatch: pytest.MonkeyPatch, found: Discovery) -> dict[str, do
 
 
 def test_doctor_says_what_is_missing_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(provider, "_installed", lambda name: False)
-    monkeypatch.setattr("tilewright_server.build.nvrtc._have", lambda module: False)
+    monkeypatch.setattr(gpu_provider, "_installed", lambda name: False)
+    monkeypatch.setattr("tilewright_server.build.nvrtc.have_module", lambda name: False)
     found = diagnosed(monkeypatch, parse(answer(H200, driver=12080)))
     assert found["cuda driver"].detail == "CUDA 12.8"
     assert "580" in found["cuda devices"].fix
@@ -225,7 +228,7 @@ def test_doctor_says_what_is_missing_for_gpus(monkeypatch: pytest.MonkeyPatch) -
 def test_gpus_that_cannot_be_used_for_want_of_packages_are_no_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(provider, "find", lambda kind: parse(answer(H200)))
     assert [info.id for info in CudaProvider().discover()] == ["cuda:0"]
-    monkeypatch.setattr(provider, "_installed", lambda name: name != "cuda-bindings")
+    monkeypatch.setattr(gpu_provider, "_installed", lambda name: name != "cuda-bindings")
     assert CudaProvider().discover() == ()
     said = CudaProvider().diagnose()
     assert "1 found" in said["devices"]
@@ -245,8 +248,8 @@ def test_without_a_compiler_for_the_cpu_gpus_do(monkeypatch: pytest.MonkeyPatch)
         raise ToolchainMissingError("no C++ compiler was found", fix="pip install ziglang")
 
     monkeypatch.setattr(CpuToolchain, "describe", nothing)
-    monkeypatch.setattr(provider, "_installed", lambda name: True)
-    monkeypatch.setattr(provider, "version", lambda name: "13")
+    monkeypatch.setattr(gpu_provider, "_installed", lambda name: True)
+    monkeypatch.setattr(gpu_provider, "version", lambda name: "13")
     found = diagnosed(monkeypatch, parse(answer(H200)))["compiler"]
     assert (found.state, found.fix) == ("note", "pip install ziglang")
     assert "no C++ compiler was found" in found.detail
@@ -257,17 +260,17 @@ def test_without_a_compiler_for_the_cpu_gpus_do(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_results_become_typed_errors() -> None:
-    full = error_of("CUDA_ERROR_OUT_OF_MEMORY")
+    full = RESULTS.error_of("CUDA_ERROR_OUT_OF_MEMORY")
     assert isinstance(full, ResourceExhaustedError)
     assert full.retry_after_s, "others may free memory meanwhile"
     for name in LOST:
-        error = error_of(name, "cuda:0")
+        error = RESULTS.error_of(name, "cuda:0")
         assert isinstance(error, DeviceLostError)
         assert name in str(error)
         assert error.retry_after_s
     for name in UNUSABLE:
-        assert isinstance(error_of(name, "cuda:0"), UnavailableError)
-    refused = error_of("CUDA_ERROR_INVALID_VALUE", "cuda:0", "a launch")
+        assert isinstance(RESULTS.error_of(name, "cuda:0"), UnavailableError)
+    refused = RESULTS.error_of("CUDA_ERROR_INVALID_VALUE", "cuda:0", "a launch")
     assert type(refused) is DeviceError
     assert refused.value == "CUDA_ERROR_INVALID_VALUE"
     assert "a launch" in str(refused)
@@ -337,6 +340,8 @@ def test_block_that_cannot_lie_on_a_device_is_refused() -> None:
 
 class Answers:
     """A driver of which only some calls matter."""
+
+    CUevent_flags = SimpleNamespace(CU_EVENT_DEFAULT=SimpleNamespace(value=0))
 
     def __init__(self, broken: bool) -> None:
         self.broken = broken

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import signal
-import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +10,10 @@ from tilewright_arch import ArchError, ArchSpec, from_compute_capability
 from tilewright_kit.device import DeviceInfo
 from tilewright_server.children import run_module
 from tilewright_server.devices.cuda.driver import CONTAINER_FIX, DRIVER_FIX, MIN_DRIVER
+from tilewright_server.devices.gpu.discovery import Discovery, ask
 
 __all__ = ["Discovery", "describe_uuid", "find", "has_driver", "parse"]
 
-_TIMEOUT_S = 30.0
-_LAST_S = 1.0
 _PROBE = "tilewright_server.devices.cuda.probe"
 _NODES = ("dev/nvidiactl", "dev/dxg")
 _LIBRARIES = (
@@ -32,18 +27,6 @@ _LIBRARIES = (
 _SYSTEM = Path("/")
 
 
-@dataclass(frozen=True, slots=True)
-class Discovery:
-    """What was found; where nothing was, ``problem`` says why and ``fix`` what to do. ``notes`` are of devices that
-    differ from their arch's figures, or were left out."""
-
-    devices: tuple[DeviceInfo, ...] = ()
-    driver: int = 0
-    problem: str = ""
-    fix: str = ""
-    notes: tuple[str, ...] = ()
-
-
 def has_driver(root: Path = _SYSTEM) -> bool:
     """Whether the machine shows a device node or the driver's library: only then is it worth asking."""
     return any((root / path).exists() for path in (*_NODES, *_LIBRARIES))
@@ -54,36 +37,8 @@ def find(kind: str = "cuda", root: Path = _SYSTEM, command: Sequence[str] = ()) 
     driver's own variables (CUDA_VISIBLE_DEVICES) are passed on to it."""
     if not has_driver(root):
         return Discovery(problem="no NVIDIA driver and no device node (/dev/nvidiactl)", fix=DRIVER_FIX)
-    try:
-        record = json.loads(_answer(list(command) or run_module(_PROBE)))
-        return parse(record, kind, node=any((root / path).exists() for path in _NODES))
-    except subprocess.TimeoutExpired:
-        return Discovery(problem=f"the NVIDIA driver did not answer within {_TIMEOUT_S:g} s", fix="restart the machine")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # or it answered something else
-        return Discovery(
-            problem="asking the NVIDIA driver failed", fix=f"run `python -m {_PROBE}` and look what it says"
-        )
-
-
-def _answer(argv: Sequence[str]) -> bytes:
-    """What the process prints. Raises ``OSError``, ``TimeoutExpired``."""
-    with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        try:
-            return process.communicate(timeout=_TIMEOUT_S)[0]
-        except subprocess.TimeoutExpired:
-            process.kill()
-            if not _ends(process):
-                # In a driver that hangs no signal reaches it: whoever waits for it waits as long as the driver.
-                process.returncode = -signal.SIGKILL
-            raise
-
-
-def _ends(process: subprocess.Popen[bytes]) -> bool:
-    try:
-        process.wait(_LAST_S)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
+    node = any((root / path).exists() for path in _NODES)
+    return ask("NVIDIA", command or run_module(_PROBE), lambda record: parse(record, kind, node), f"python -m {_PROBE}")
 
 
 def parse(record: Mapping[str, Any], kind: str = "cuda", node: bool = True) -> Discovery:

@@ -1,15 +1,24 @@
-"""The CUDA driver, loaded when it is first needed, with its results as typed errors."""
+"""The CUDA driver, loaded when it is first needed, and what only GPUs of NVIDIA have."""
 
 from __future__ import annotations
 
-import threading
+import ctypes
+from collections.abc import Sequence
 from typing import Any
 
-from tilewright_kit.errors import TilewrightError, UnavailableError
-from tilewright_server.devices.base import DeviceLostError
-from tilewright_server.devices.cuda.errors import error_of, lost_error
+from tilewright_kit.errors import UnavailableError
+from tilewright_kit.plan import Geometry, TensorMap
+from tilewright_server.devices.cuda.api import CudaApi
+from tilewright_server.devices.cuda.errors import RESULTS
+from tilewright_server.devices.cuda.graph import ProgramGraph
+from tilewright_server.devices.cuda.launches import launch_config
+from tilewright_server.devices.cuda.maps import CudaMapEncoder
+from tilewright_server.devices.cuda.module import CudaImage
+from tilewright_server.devices.gpu.driver import GpuDriver, GpuFunction
+from tilewright_server.devices.gpu.packing import HostBlock
+from tilewright_server.devices.gpu.stages import Stage
 
-__all__ = ["CONTAINER_FIX", "DRIVER_FIX", "MIN_DRIVER", "Driver", "load_api"]
+__all__ = ["CONTAINER_FIX", "DRIVER_FIX", "INSTALL", "MIN_DRIVER", "Driver", "load_api"]
 
 MIN_DRIVER = 13000
 """CUDA 13.0, which drivers from 580 on speak: the binaries are for it."""
@@ -33,27 +42,23 @@ def load_api() -> Any:
     return driver
 
 
-class Driver:
-    """The driver's functions (``api``) for one device, and the current context of each thread.
+class Driver(GpuDriver):
+    """See ``GpuDriver``."""
 
-    ``check`` unpacks an answer: None, the one value, or a tuple of them.
-    """
+    ipc_kind = "cuda_ipc"
+    pool_kind = "cuda_pool"
 
-    def __init__(self, api: Any, device_id: str = "") -> None:
-        self.api = api
-        self.device_id = device_id
-        self.lost: DeviceLostError | None = None
-        """The first sticky error, after which nothing works."""
-        self._context: Any = None
-        self._thread = threading.local()
+    def __init__(self, raw: Any, device_id: str = "") -> None:
+        """``raw`` is ``cuda.bindings.driver``."""
+        super().__init__(CudaApi(raw), RESULTS, device_id)
 
     @classmethod
     def open(cls, device_id: str = "") -> Driver:
         """Load and initialise it. Raises ``UnavailableError`` (no package, no driver, too old a driver)."""
         driver = cls(load_api(), device_id)
         try:
-            driver.check(driver.api.cuInit(0))
-            version = int(driver.check(driver.api.cuDriverGetVersion()))
+            driver.check(driver.api.raw.cuInit(0))
+            version = int(driver.check(driver.api.raw.cuDriverGetVersion()))
         except RuntimeError as error:  # the package found no libcuda.so.1, or not all of it
             raise UnavailableError(
                 "the NVIDIA driver's library (libcuda.so.1) cannot be loaded",
@@ -70,51 +75,32 @@ class Driver:
             )
         return driver
 
-    def bind(self, context: Any) -> None:
-        """From now on ``enter`` makes ``context`` the current one."""
-        self._context = context
+    @property
+    def launch(self) -> Any:
+        return self.api.raw.cuLaunchKernelEx
 
-    def enter(self) -> None:
-        """Make the context current in this thread. Costs nothing the second time. Raises the sticky error, if any."""
-        if self.lost is not None:
-            raise self._again()
-        if getattr(self._thread, "entered", None) is not self._context:
-            self.check(self.api.cuCtxSetCurrent(self._context))
-            self._thread.entered = self._context
+    def config(self, function: GpuFunction, geometry: Geometry, stream: Any) -> Any:
+        return launch_config(self.api.raw, geometry, stream), function.handle
 
-    def check(self, answer: tuple[Any, ...], doing: str = "") -> Any:
-        """The values of an answer. Raises its error: ``DeviceError``, ``ResourceExhaustedError``,
-        ``UnavailableError``, and ``DeviceLostError`` from the first sticky one on."""
-        if answer[0]:
-            raise self.error(answer[0], doing)
-        if len(answer) == 2:
-            return answer[1]
-        return answer[1:] or None
+    def calls(
+        self, configs: Sequence[Any], block: HostBlock, roots: Sequence[int]
+    ) -> tuple[tuple[tuple[Any, ...], ...], Any]:
+        # The driver takes an array of addresses of parameters; ours have one parameter each.
+        params = (ctypes.c_void_p * max(1, len(roots)))(*(block.address + root for root in roots))
+        first = ctypes.addressof(params)
+        size = ctypes.sizeof(ctypes.c_void_p)
+        calls = tuple((config, handle, first + place * size, 0) for place, (config, handle) in enumerate(configs))
+        return calls, params
 
-    def error(self, result: Any, doing: str = "") -> TilewrightError:
-        """The typed error for a result that is none of success; remembers sticky ones."""
-        error = error_of(result.name, self.device_id, doing)
-        if result.name == "CUDA_ERROR_UNKNOWN" and self._is_broken():
-            error = lost_error(result.name, self.device_id)
-        if isinstance(error, DeviceLostError) and self.lost is None:
-            self.lost = error
-        return error
+    def image(self, data: bytes) -> CudaImage:
+        return CudaImage(self, data)
 
-    def quietly(self, answer: tuple[Any, ...]) -> bool:
-        """For giving things back: True if that worked. A sticky error is noted, not raised."""
-        if answer[0]:
-            self.error(answer[0])
-        return not answer[0]
+    def graph(self, stages: Sequence[Stage], stream: Any) -> ProgramGraph:
+        return ProgramGraph(self, stages, stream)
 
-    def _is_broken(self) -> bool:
-        """Whether a call that nothing is wrong with fails as well."""
-        if self._context is None:
-            return False
-        result, event = self.api.cuEventCreate(0)
-        if not result:
-            self.api.cuEventDestroy(event)
-        return bool(result)
+    def encoder(self, tensor_map: TensorMap) -> CudaMapEncoder:
+        return CudaMapEncoder(self, tensor_map)
 
-    def _again(self) -> DeviceLostError:
-        assert self.lost is not None
-        return DeviceLostError(self.lost.reason, device=self.device_id)
+    def release(self, context: Any) -> None:
+        """The device, whose primary context was retained."""
+        self.quietly(self.api.raw.cuDevicePrimaryCtxRelease(context))

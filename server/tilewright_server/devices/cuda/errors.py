@@ -1,11 +1,10 @@
-"""What the driver answers, as typed errors. Knows names of result codes only, so that it needs no driver."""
+"""The names of the CUDA driver's results, by what they mean."""
 
 from __future__ import annotations
 
-from tilewright_kit.errors import DeviceError, ResourceExhaustedError, TilewrightError, UnavailableError
-from tilewright_server.devices.base import DeviceLostError
+from tilewright_server.devices.gpu.results import Results
 
-__all__ = ["LOST", "UNUSABLE", "error_of", "lost_error"]
+__all__ = ["LOST", "RESULTS", "UNUSABLE"]
 
 LOST = frozenset(
     f"CUDA_ERROR_{name}"
@@ -62,37 +61,35 @@ _REASONS = {
 }
 
 
-def lost_error(name: str, device: str = "") -> DeviceLostError:
-    """The error for a result by name that ends the use of a device."""
-    return DeviceLostError(f"{_REASONS.get(name, 'the device failed')} ({name})", device=device)
+_STALE = (
+    "INVALID_VALUE",
+    "INVALID_HANDLE",
+    "INVALID_RESOURCE_TYPE",
+    "NOT_FOUND",
+    "FILE_NOT_FOUND",
+    "ALREADY_MAPPED",
+    "NOT_MAPPED",
+    "OPERATING_SYSTEM",
+)
 
-
-def error_of(name: str, device: str = "", doing: str = "") -> TilewrightError:
-    """The error for a result code by name. ``doing`` completes "the driver refused ..." for what is no common fault."""
-    if name in LOST:
-        return lost_error(name, device)
-    if name == "CUDA_ERROR_OUT_OF_MEMORY":
-        return ResourceExhaustedError(
-            "the device has not enough memory left",
-            field="device",
-            value=device,
-            rule="device_memory",
-            fix="free buffers or regions, end other users of the device, or ask for less",
-            retry_after_s=1.0,
-        )
-    if name in UNUSABLE:
-        return UnavailableError(
-            f"the device cannot be used at the moment ({name})",
-            field="device",
-            value=device,
-            rule="device_driver",
-            fix="look at `tilewright doctor` and `nvidia-smi` on the server's machine",
-            retry_after_s=5.0,
-        )
-    return DeviceError(
-        f"the driver refused {doing or 'a request'} ({name})",
-        field="driver",
-        value=name,
-        rule="cuda_driver",
-        fix="report it as a fault of the server or of the operation's plugin, with the request",
-    )
+RESULTS = Results(
+    lost=LOST,
+    unusable=UNUSABLE,
+    full="CUDA_ERROR_OUT_OF_MEMORY",
+    busy="CUDA_ERROR_NOT_READY",
+    unknown="CUDA_ERROR_UNKNOWN",
+    missing="CUDA_ERROR_NOT_FOUND",
+    reasons=_REASONS,
+    imports={
+        **{f"CUDA_ERROR_{name}": "stale" for name in _STALE},
+        "CUDA_ERROR_INVALID_CONTEXT": "own",
+        "CUDA_ERROR_MAP_FAILED": "mapping",
+        "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED": "device",
+        "CUDA_ERROR_INVALID_DEVICE": "device",
+        "CUDA_ERROR_TOO_MANY_PEERS": "peers",
+        "CUDA_ERROR_NOT_SUPPORTED": "unsupported",
+        "CUDA_ERROR_NOT_PERMITTED": "forbidden",
+    },
+    rule="cuda_driver",
+    look="nvidia-smi",
+)

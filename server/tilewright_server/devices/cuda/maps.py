@@ -8,9 +8,9 @@ from typing import Any
 from tilewright_kit.arguments import MAP_BYTES
 from tilewright_kit.errors import InternalError, InvalidArgumentError
 from tilewright_kit.plan import TensorMap
-from tilewright_server.devices.cuda.driver import Driver
+from tilewright_server.devices.gpu.driver import GpuDriver
 
-__all__ = ["MapEncoder"]
+__all__ = ["CudaMapEncoder"]
 
 _ALIGNMENT = 16
 _TYPES = {
@@ -25,14 +25,14 @@ _TYPES = {
 _SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 
 
-class MapEncoder:
+class CudaMapEncoder:
     """One tensor map of a program, to be encoded for one address after the other. Thread-safe."""
 
     __slots__ = ("_after", "_before", "_driver", "_map")
 
-    def __init__(self, driver: Driver, tensor_map: TensorMap) -> None:
+    def __init__(self, driver: GpuDriver, tensor_map: TensorMap) -> None:
         """Raises ``InternalError`` for a map that cannot be described to the driver."""
-        api = driver.api
+        api = driver.api.raw
         rank = len(tensor_map.sizes)
         if (
             tensor_map.dtype not in _TYPES
@@ -80,6 +80,6 @@ class MapEncoder:
                 fix=f"let the tensor begin at a multiple of {_ALIGNMENT} bytes, or name another kernel",
             )
         driver = self._driver
-        answer = driver.api.cuTensorMapEncodeTiled(*self._before, begin, *self._after)
+        answer = driver.api.raw.cuTensorMapEncodeTiled(*self._before, begin, *self._after)
         encoded = driver.check(answer, "a tensor map")
         ctypes.memmove(into, int(encoded.getPtr()), MAP_BYTES)

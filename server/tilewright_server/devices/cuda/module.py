@@ -1,30 +1,27 @@
-"""Loaded binaries and their entry points."""
+"""Cubins and their entry points."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from tilewright_kit.errors import DeviceError, ResourceExhaustedError
+from tilewright_kit.errors import DeviceError
 from tilewright_kit.plan import Geometry
-from tilewright_server.devices.base import DeviceLostError
-from tilewright_server.devices.cuda.driver import Driver
+from tilewright_server.devices.gpu.driver import GpuDriver
 
-__all__ = ["CudaModule", "Function"]
+__all__ = ["CudaFunction", "CudaImage"]
 
 _PORTABLE_CLUSTER = 8
 """Workgroups that a cluster may have on any device. CUDA programming guide, thread block clusters."""
 
 
-class Function:
+class CudaFunction:
     """An entry point with what a launch must know of it."""
 
     __slots__ = ("_cluster", "_driver", "_lock", "_shared_bytes", "handle", "param_bytes", "symbol")
 
-    def __init__(self, driver: Driver, handle: Any, symbol: str) -> None:
-        api = driver.api
+    def __init__(self, driver: GpuDriver, handle: Any, symbol: str) -> None:
+        api = driver.api.raw
         self.handle = handle
         self.symbol = symbol
         self._driver = driver
@@ -57,7 +54,7 @@ class Function:
                 rule="kernel_parameters",
                 fix="report it as a fault of the operation's plugin",
             )
-        api, check = self._driver.api, self._driver.check
+        api, check = self._driver.api.raw, self._driver.check
         cluster = geometry.cluster[0] * geometry.cluster[1] * geometry.cluster[2]
         with self._lock:
             if geometry.shared_bytes > self._shared_bytes:
@@ -73,72 +70,24 @@ class Function:
                 self._cluster = cluster
 
 
-class CudaModule:
-    """A loaded cubin. ``known`` is the device's table of functions by number; ``unloading`` is told of its end, and
-    calls back when nothing can be running any more."""
+class CudaImage:
+    """See ``Image``."""
 
-    def __init__(
-        self,
-        driver: Driver,
-        binary: Path,
-        known: dict[int, Function],
-        unloading: Callable[[CudaModule, Callable[[], None]], None],
-    ) -> None:
-        """Raises ``DeviceError`` if it is no binary for this device."""
+    def __init__(self, driver: GpuDriver, data: bytes) -> None:
+        """Raises ``ValueError``, ``DeviceError`` if it is no binary for this device."""
+        if not data.startswith(b"\x7fELF"):
+            raise ValueError
         self._driver = driver
-        self._known = known
-        self._unloading = unloading
-        self._functions: dict[str, int] = {}
-        self._lock = threading.Lock()
-        try:
-            # A private copy, which the driver copies once more: the file may change meanwhile.
-            data = binary.read_bytes()
-            if not data.startswith(b"\x7fELF"):
-                raise ValueError
-            self._module: Any = driver.check(driver.api.cuModuleLoadData(data + b"\0"))
-        except (DeviceLostError, ResourceExhaustedError):
-            raise
-        except (OSError, ValueError, DeviceError) as error:
-            raise DeviceError(
-                "the kernel's binary cannot be loaded",
-                value=getattr(error, "value", ""),
-                rule="module_load",
-                fix="clear the cache of compiled kernels, and compare driver and compiler with `tilewright doctor`",
-            ) from error
+        self._module = driver.check(driver.api.raw.cuModuleLoadData(data + b"\0"))
 
-    def function(self, symbol: str) -> int:
+    def function(self, symbol: str) -> CudaFunction | None:
         driver = self._driver
-        driver.enter()
-        with self._lock:
-            if symbol in self._functions:
-                return self._functions[symbol]
-            if self._module is not None:
-                answer = driver.api.cuModuleGetFunction(self._module, symbol.encode())
-                if not answer[0]:
-                    function = Function(driver, answer[1], symbol)
-                    number = self._functions[symbol] = int(answer[1])
-                    self._known[number] = function
-                    return number
-                if answer[0].name != "CUDA_ERROR_NOT_FOUND":
-                    raise driver.error(answer[0], "an entry of a kernel's binary")
-        raise DeviceError(
-            f"the kernel's binary has no entry {symbol}",
-            field="entry",
-            value=symbol,
-            rule="module_entry",
-            fix="report it as a fault of the operation's plugin",
-        )
+        answer = driver.api.raw.cuModuleGetFunction(self._module, symbol.encode())
+        if not answer[0]:
+            return CudaFunction(driver, answer[1], symbol)
+        if answer[0].name != driver.results.missing:
+            raise driver.error(answer[0], "an entry of a kernel's binary")
+        return None
 
     def unload(self) -> None:
-        """Takes effect when what was launched has ended. Idempotent."""
-        with self._lock:
-            module, self._module = self._module, None
-            functions, self._functions = self._functions, {}
-        if module is None:
-            return
-        for number in functions.values():
-            self._known.pop(number, None)
-        self._unloading(self, lambda: self._destroy(module))
-
-    def _destroy(self, module: Any) -> None:
-        self._driver.quietly(self._driver.api.cuModuleUnload(module))
+        self._driver.quietly(self._driver.api.raw.cuModuleUnload(self._module))

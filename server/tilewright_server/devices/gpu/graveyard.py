@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tilewright_kit.errors import TilewrightError
-from tilewright_server.devices.cuda.driver import Driver
+from tilewright_server.devices.gpu.driver import GpuDriver
 
 __all__ = ["Graveyard"]
 
@@ -31,7 +31,7 @@ _Pending = tuple[list[Any], Callable[[], None]]
 class Graveyard:
     """Knows the streams whose launches are not waited for. Thread-safe. The context must be current."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: GpuDriver) -> None:
         self._driver = driver
         self._streams: list[Any] = []
         self._pending: list[_Pending] = []
@@ -58,15 +58,14 @@ class Graveyard:
         with self._lock:
             if not any(item is stream for item in self._streams):
                 return False
-            result = self._driver.api.cuStreamQuery(stream)[0]
-            return bool(result) and result.name == "CUDA_ERROR_NOT_READY"
+            return self._driver.is_busy(self._driver.api.query_stream(stream))
 
     def has_come(self, stream: Any, events: Iterable[Any]) -> bool:
         """Whether all of a stream's events have been passed; they may be destroyed only after ``remove``."""
         with self._lock:
             if not any(item is stream for item in self._streams):
                 return True
-            return not any(self._driver.api.cuEventQuery(event)[0] for event in events)
+            return not any(self._driver.api.query_event(event)[0] for event in events)
 
     def bury(self, finish: Callable[[], None]) -> None:
         """Call ``finish`` when everything that was launched before has ended: now, if that is so."""
@@ -77,7 +76,7 @@ class Graveyard:
                 self._pending.append((marks, finish))
                 if not self._watched:
                     self._watched = True
-                    threading.Thread(target=self._watch, name="cuda-graveyard", daemon=True).start()
+                    threading.Thread(target=self._watch, name="gpu-graveyard", daemon=True).start()
                 return
             self._finishing += 1
         self._finish([finish])
@@ -111,20 +110,20 @@ class Graveyard:
             self._quiet.wait_for(lambda: not self._finishing, _LAST_S)
         for marks, finish in pending:
             for mark in marks:
-                self._driver.quietly(self._driver.api.cuEventDestroy(mark))
+                self._driver.quietly(self._driver.api.end_event(mark))
             finish()
 
     def _mark(self, stream: Any) -> Any:
         """An event behind all work of a stream; None if there is no such work. Lock held."""
         api = self._driver.api
-        if not api.cuStreamQuery(stream)[0]:
+        if not api.query_stream(stream)[0]:
             return None
-        answer = api.cuEventCreate(api.CUevent_flags.CU_EVENT_DISABLE_TIMING.value)
+        answer = api.new_event(timing=False)
         if not self._driver.quietly(answer):
             return None
-        if self._driver.quietly(api.cuEventRecord(answer[1], stream)):
+        if self._driver.quietly(api.record_event(answer[1], stream)):
             return answer[1]
-        self._driver.quietly(api.cuEventDestroy(answer[1]))  # the device is lost
+        self._driver.quietly(api.end_event(answer[1]))  # the device is lost
         return None
 
     def _passed(self, marks: list[Any]) -> bool:
@@ -132,11 +131,10 @@ class Graveyard:
         api = self._driver.api
         left = []
         for mark in marks:
-            result = api.cuEventQuery(mark)[0]
-            if result and result.name == "CUDA_ERROR_NOT_READY":
+            if self._driver.is_busy(api.query_event(mark)):
                 left.append(mark)
             else:
-                self._driver.quietly(api.cuEventDestroy(mark))
+                self._driver.quietly(api.end_event(mark))
         marks[:] = left
         return not left
 

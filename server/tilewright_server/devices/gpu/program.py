@@ -7,38 +7,35 @@ from typing import TYPE_CHECKING, Any
 
 from tilewright_kit.errors import DeviceError, ResourceExhaustedError
 from tilewright_server.devices.base import ProgramStage
-from tilewright_server.devices.cuda.driver import Driver
-from tilewright_server.devices.cuda.graph import ProgramGraph
-from tilewright_server.devices.cuda.maps import MapEncoder
-from tilewright_server.devices.cuda.packing import ProgramLayout
-from tilewright_server.devices.cuda.stages import BoundLaunch, Stage
+from tilewright_server.devices.gpu.driver import GpuDriver, GpuFunction, LaunchGraph
+from tilewright_server.devices.gpu.packing import ProgramLayout
+from tilewright_server.devices.gpu.stages import BoundLaunch, Stage
 
 if TYPE_CHECKING:
-    from tilewright_server.devices.cuda.lane import Lane, Prepared
-    from tilewright_server.devices.cuda.module import Function
+    from tilewright_server.devices.gpu.lane import Lane, Prepared
 
-__all__ = ["CudaProgram"]
+__all__ = ["GpuProgram"]
 
 _UPLOAD = 32 << 10
 """The driver takes copies of up to 64 KiB of unlocked host memory into its own buffers at once, without waiting for the
-stream. CUDA driver API, API synchronisation behaviour."""
+stream. CUDA driver API, API synchronisation behaviour. HIP stages small copies likewise."""
 
 
-class CudaProgram:
+class GpuProgram:
     """See ``Program``. Thread-safe. Runs on lanes that it borrows; launches of clients run on lanes of their own."""
 
     weight = 1
 
     def __init__(
         self,
-        driver: Driver,
+        driver: GpuDriver,
         stages: Sequence[ProgramStage],
         operands: Sequence[str],
         *,
-        functions: Callable[[int], Function],
+        functions: Callable[[int], GpuFunction],
         borrow: Callable[[], Lane],
         give_back: Callable[[Lane], None],
-        closed: Callable[[CudaProgram], None],
+        closed: Callable[[GpuProgram], None],
         counter_bytes: int = 0,
     ) -> None:
         """Raises ``KeyError`` for an operand that is not listed, ``DeviceError``, ``InternalError``."""
@@ -48,7 +45,7 @@ class CudaProgram:
         self._give_back = give_back
         self._closed = closed
         layout = self._layout = ProgramLayout([stage.args for stage in stages], operands)
-        self._maps = tuple((offset, place, MapEncoder(driver, item)) for offset, place, item in layout.maps)
+        self._maps = tuple((offset, place, driver.encoder(item)) for offset, place, item in layout.maps)
         self.stages = tuple(
             Stage(functions(stage.function), stage.geometry, size)
             for stage, size in zip(stages, layout.root_sizes, strict=True)
@@ -65,9 +62,9 @@ class CudaProgram:
         finally:
             self._give_back(lane)
 
-    def graph(self, stream: Any) -> ProgramGraph | None:
-        """A graph for a stream; None if the program is a single launch."""
-        return ProgramGraph(self._driver, self.stages, stream) if len(self.stages) > 1 else None
+    def graph(self, stream: Any) -> LaunchGraph | None:
+        """A graph for a stream; None if its launches are made one by one."""
+        return self._driver.graph(self.stages, stream) if len(self.stages) > 1 else None
 
     def bind(
         self, lane: Lane, prepared: Prepared, addresses: tuple[int, ...], workspace: int, counters: int
@@ -91,12 +88,10 @@ class CudaProgram:
                 lane.give_back(tables)
             raise
         free = (lambda: lane.give_back(tables)) if tables else None
-        return BoundLaunch(
-            self._driver, self.stages, prepared.configs, block, layout.roots, graph=prepared.graph, free=free
-        )
+        return BoundLaunch(self._driver, prepared.configs, block, layout.roots, graph=prepared.graph, free=free)
 
     def _upload(self, source: int, target: int, nbytes: int, stream: Any) -> None:
-        check, copy = self._driver.check, self._driver.api.cuMemcpyHtoDAsync
+        check, copy = self._driver.check, self._driver.api.copy_in
         for offset in range(0, nbytes, _UPLOAD):
             check(copy(target + offset, source + offset, min(_UPLOAD, nbytes - offset), stream), "an upload")
 

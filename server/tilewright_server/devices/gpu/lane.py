@@ -9,13 +9,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tilewright_server.devices.cuda.driver import Driver
-from tilewright_server.devices.cuda.graph import ProgramGraph
-from tilewright_server.devices.cuda.memory import Memory
+from tilewright_server.devices.gpu.driver import GpuDriver, LaunchGraph
+from tilewright_server.devices.gpu.memory import Memory
 
 if TYPE_CHECKING:
-    from tilewright_server.devices.cuda.program import CudaProgram
-    from tilewright_server.devices.cuda.stages import BoundLaunch, Stage
+    from tilewright_server.devices.gpu.program import GpuProgram
+    from tilewright_server.devices.gpu.stages import BoundLaunch, Stage
 
 __all__ = ["Lane", "Prepared"]
 
@@ -27,7 +26,7 @@ class Prepared:
 
     __slots__ = ("bounds", "configs", "graph")
 
-    def __init__(self, configs: Sequence[Any], graph: ProgramGraph | None) -> None:
+    def __init__(self, configs: Sequence[Any], graph: LaunchGraph | None) -> None:
         self.configs = configs
         self.graph = graph
         self.bounds: dict[tuple[tuple[int, ...], int], BoundLaunch] = {}
@@ -36,11 +35,10 @@ class Prepared:
 class Lane:
     """See above. ``limit`` bounds how many bindings of one program are remembered; ``closed`` is told of the end."""
 
-    def __init__(self, driver: Driver, memory: Memory, limit: int, closed: Callable[[Lane], None]) -> None:
-        api = driver.api
+    def __init__(self, driver: GpuDriver, memory: Memory, limit: int, closed: Callable[[Lane], None]) -> None:
         self.driver = driver
-        self.stream = driver.check(api.cuStreamCreate(api.CUstream_flags.CU_STREAM_NON_BLOCKING.value), "a stream")
-        self._dropped: deque[CudaProgram] = deque()
+        self.stream = driver.check(driver.api.new_stream(), "a stream")
+        self._dropped: deque[GpuProgram] = deque()
         self.changes = object()
         """Another one since ``bound`` may answer otherwise for what it was asked before."""
         self.host_synchronisations = 0
@@ -50,15 +48,15 @@ class Lane:
         self._memory = memory
         self._limit = limit
         self._on_close = closed
-        self._prepared: dict[CudaProgram, Prepared] = {}
+        self._prepared: dict[GpuProgram, Prepared] = {}
         self._counters: list[tuple[int, int]] = []
         self._events: list[Any] = []
         self._closed = False
 
     # Programs
 
-    def bound(self, program: CudaProgram, addresses: tuple[int, ...], workspace: int) -> BoundLaunch:
-        """The program's launches with these addresses: found, or made. Raises what ``CudaProgram.bind`` does."""
+    def bound(self, program: GpuProgram, addresses: tuple[int, ...], workspace: int) -> BoundLaunch:
+        """The program's launches with these addresses: found, or made. Raises what ``GpuProgram.bind`` does."""
         if self._dropped:
             self._forget()
         prepared = self._prepared.get(program)
@@ -73,7 +71,7 @@ class Lane:
             prepared.bounds[(addresses, workspace)] = bound
         return bound
 
-    def drop(self, program: CudaProgram) -> None:
+    def drop(self, program: GpuProgram) -> None:
         """From any thread: nobody will launch it any more. What it holds here goes with the lane's next launch."""
         if program in self._prepared:
             self._dropped.append(program)
@@ -81,9 +79,9 @@ class Lane:
 
     def config(self, stage: Stage) -> Any:
         """A launch configuration of a stage for this stream."""
-        return stage.config(self.driver.api, self.stream)
+        return stage.config(self.driver, self.stream)
 
-    def _prepare(self, program: CudaProgram) -> Prepared:
+    def _prepare(self, program: GpuProgram) -> Prepared:
         configs = tuple(self.config(stage) for stage in program.stages)
         prepared = self._prepared[program] = Prepared(configs, program.graph(self.stream))
         return prepared
@@ -117,7 +115,7 @@ class Lane:
         """Address of zeroed memory of the pool, for work on this stream."""
         driver, api = self.driver, self.driver.api
         address = self._memory.take(nbytes, self.stream)
-        driver.check(api.cuMemsetD8Async(address, 0, nbytes, self.stream))
+        driver.check(api.fill(address, nbytes, self.stream))
         return address
 
     def take(self, nbytes: int) -> int:
@@ -133,32 +131,30 @@ class Lane:
     @property
     def is_idle(self) -> bool:
         """Whether everything that was launched has ended, or nothing can end any more."""
-        result = self.driver.api.cuStreamQuery(self.stream)[0]
-        return not result or result.name != "CUDA_ERROR_NOT_READY"
+        return not self.driver.is_busy(self.driver.api.query_stream(self.stream))
 
     def synchronize(self) -> None:
         """Wait for everything. Raises ``DeviceError``, ``DeviceLostError``."""
         self.host_synchronisations += 1
-        self.driver.check(self.driver.api.cuStreamSynchronize(self.stream))
+        self.driver.check(self.driver.api.wait_stream(self.stream))
 
     def event(self, place: int) -> Any:
         """One of the lane's own events, with timing."""
-        api = self.driver.api
         while len(self._events) <= place:
-            self._events.append(self.driver.check(api.cuEventCreate(api.CUevent_flags.CU_EVENT_DEFAULT.value)))
+            self._events.append(self.driver.check(self.driver.api.new_event(timing=True)))
         return self._events[place]
 
     def record(self, place: int) -> None:
-        self.driver.check(self.driver.api.cuEventRecord(self.event(place), self.stream))
+        self.driver.check(self.driver.api.record_event(self.event(place), self.stream))
 
     def wait(self, place: int) -> None:
         """Wait until an event of this lane has been passed."""
         self.host_synchronisations += 1
-        self.driver.check(self.driver.api.cuEventSynchronize(self._events[place]))
+        self.driver.check(self.driver.api.wait_event(self._events[place]))
 
     def elapsed_ns(self, begin: int, end: int) -> int:
-        """Device time between two events that were passed, in nanoseconds; the driver's resolution is 0.5 us."""
-        answer = self.driver.api.cuEventElapsedTime(self._events[begin], self._events[end])
+        """Device time between two events that were passed, in nanoseconds."""
+        answer = self.driver.api.elapsed_ms(self._events[begin], self._events[end])
         return round(float(self.driver.check(answer)) * 1e6)
 
     def timed(self, bound: BoundLaunch, repeat: int) -> tuple[int, ...]:
@@ -204,8 +200,8 @@ class Lane:
         for address, _ in self._counters:
             self.give_back(address)
         for event in self._events:
-            driver.quietly(api.cuEventDestroy(event))
-        driver.quietly(api.cuStreamDestroy(self.stream))
+            driver.quietly(api.end_event(event))
+        driver.quietly(api.end_stream(self.stream))
         self._prepared.clear()
         self._counters.clear()
         self._events.clear()

@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from tilewright_kit.errors import DeviceError, InvalidArgumentError
+from tilewright_kit.errors import DeviceError, InvalidArgumentError, TilewrightError
 from tilewright_server.devices.base import RECORD, TIME, WAIT, DeviceLostError, Program
-from tilewright_server.devices.cuda.graveyard import Graveyard
-from tilewright_server.devices.cuda.lane import Lane
+from tilewright_server.devices.gpu.graveyard import Graveyard
+from tilewright_server.devices.gpu.lane import Lane
 
 if TYPE_CHECKING:
-    from tilewright_server.devices.cuda.program import CudaProgram
-    from tilewright_server.devices.cuda.stages import BoundLaunch
+    from tilewright_server.devices.gpu.program import GpuProgram
+    from tilewright_server.devices.gpu.stages import BoundLaunch
 
-__all__ = ["CudaStream"]
+__all__ = ["GpuStream"]
 
 _HANDLE_BYTES = 64
 _EVENTS = WAIT | RECORD
@@ -29,7 +29,7 @@ class _Slot:
     completion: Any
 
 
-class CudaStream:
+class GpuStream:
     """See ``LaunchStream``. A lane of its own, and events that other processes know."""
 
     gives_back_later = True
@@ -39,8 +39,8 @@ class CudaStream:
         self._driver = lane.driver
         self._graveyard = graveyard
         self._slots: dict[int, _Slot] = {}
-        self._wait = lane.driver.api.cuStreamWaitEvent
-        self._record = lane.driver.api.cuEventRecord
+        self._wait = lane.driver.api.stream_wait
+        self._record = lane.driver.api.record_event
         self._closed = False
 
     @property
@@ -66,7 +66,7 @@ class CudaStream:
         return not self._graveyard.has_come(self._lane.stream, events)
 
     def open_event(self, slot: int, handle: bytes) -> bytes:
-        driver, api = self._driver, self._driver.api
+        driver = self._driver
         driver.enter()
         if handle and len(handle) != _HANDLE_BYTES:
             raise InvalidArgumentError(
@@ -77,23 +77,26 @@ class CudaStream:
                 fix="send it as the driver gave it, or nothing",
             )
         producer = self._open_producer(handle) if handle else None
-        flags = api.CUevent_flags.CU_EVENT_INTERPROCESS.value | api.CUevent_flags.CU_EVENT_DISABLE_TIMING.value
-        completion = driver.check(api.cuEventCreate(flags), "an event")
-        name = driver.check(api.cuIpcGetEventHandle(completion), "the handle of an event")
+        try:
+            completion, name = driver.check(driver.api.new_shared_event(), "an event for other processes")
+        except TilewrightError:
+            if producer is not None:
+                driver.quietly(driver.api.end_event(producer))
+            raise
         before, self._slots[slot] = self._slots.get(slot), _Slot(producer, completion)
         if before is not None:
             self._destroy(before)
-        return bytes(name.reserved)
+        return bytes(name)
 
     def launch(self, program: Program, addresses: Sequence[int], flags: int, slot: int, workspace: int = 0) -> int:
         self._driver.enter()
-        bound = self._lane.bound(cast("CudaProgram", program), tuple(addresses), workspace)
+        bound = self._lane.bound(cast("GpuProgram", program), tuple(addresses), workspace)
         self._put(bound, flags, slot)
         return self.finish() if flags & TIME else 0
 
     def ready(self, program: Program, addresses: Sequence[int], workspace: int) -> Callable[[int, int], int]:
         enter, lane, put = self._driver.enter, self._lane, self._put
-        asked = cast("CudaProgram", program), tuple(addresses), workspace
+        asked = cast("GpuProgram", program), tuple(addresses), workspace
         bound: BoundLaunch | None = None
         seen: object = None
 
@@ -166,10 +169,8 @@ class CudaStream:
         return events
 
     def _open_producer(self, handle: bytes) -> Any:
-        driver, api = self._driver, self._driver.api
-        name = api.CUipcEventHandle()
-        name.reserved = handle
-        answer = api.cuIpcOpenEventHandle(name)
+        driver = self._driver
+        answer = driver.api.open_event(handle)
         if not answer[0]:
             return answer[1]
         error = driver.error(answer[0], "an event of another process")
@@ -186,4 +187,4 @@ class CudaStream:
         """Events that are waited for or recorded still are released by the driver when that is done."""
         for event in (slot.producer, slot.completion):
             if event is not None:
-                self._driver.quietly(self._driver.api.cuEventDestroy(event))
+                self._driver.quietly(self._driver.api.end_event(event))

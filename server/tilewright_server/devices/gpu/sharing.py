@@ -12,75 +12,54 @@ from typing import Any
 
 from tilewright_kit.errors import DeviceError, InvalidArgumentError, TilewrightError, UnsupportedError
 from tilewright_server.devices.base import MemoryHandle
-from tilewright_server.devices.cuda.driver import Driver
+from tilewright_server.devices.gpu.driver import GpuDriver
 from tilewright_server.devices.refusals import check_handle
 
-__all__ = ["Importer", "Mapping", "import_error"]
+__all__ = ["CAUSES", "Importer", "Mapping", "import_error"]
 
-_STALE = (
-    "INVALID_VALUE",
-    "INVALID_HANDLE",
-    "INVALID_RESOURCE_TYPE",
-    "NOT_FOUND",
-    "FILE_NOT_FOUND",
-    "ALREADY_MAPPED",
-    "NOT_MAPPED",
-    "OPERATING_SYSTEM",
-)
-_CAUSES = {
-    **{
-        f"CUDA_ERROR_{name}": (
-            "memory_handle",
-            "the handle names no memory that can be mapped: it was freed, or the handle is of another kind or device",
-            "export it again from the base of a live allocation, with the kind that its allocator supports",
-        )
-        for name in _STALE
-    },
-    "CUDA_ERROR_INVALID_CONTEXT": (
+CAUSES = {
+    "stale": (
+        "memory_handle",
+        "the handle names no memory that can be mapped: it was freed, or the handle is of another kind or device",
+        "export it again from the base of a live allocation, with the kind that its allocator supports",
+    ),
+    "own": (
         "memory_own_process",
         "the handle is of memory that the server itself allocated, or of another device",
         "send handles of memory that your own process allocated on this device",
     ),
-    "CUDA_ERROR_MAP_FAILED": (
+    "mapping": (
         "memory_mapping",
         "the memory cannot be mapped into the server's process",
         "if client and server are in containers, let them share PID and IPC namespaces, or send a file descriptor",
     ),
-    "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED": (
-        "memory_device",
-        "the memory lies on another device",
-        "send it to the device that it lies on",
-    ),
-    "CUDA_ERROR_INVALID_DEVICE": (
-        "memory_device",
-        "the memory lies on another device",
-        "send it to the device that it lies on",
-    ),
-    "CUDA_ERROR_TOO_MANY_PEERS": (
+    "device": ("memory_device", "the memory lies on another device", "send it to the device that it lies on"),
+    "peers": (
         "memory_peers",
         "the device has as many peers as it can have",
         "send the memory to the device that it lies on",
     ),
-    "CUDA_ERROR_NOT_SUPPORTED": (
+    "unsupported": (
         "memory_kind",
         "this driver cannot map memory of that kind",
         "use a handle of another kind, or inline operands",
     ),
-    "CUDA_ERROR_NOT_PERMITTED": (
+    "forbidden": (
         "memory_kind",
         "the driver does not permit mapping that memory",
         "use a handle of another kind, or inline operands",
     ),
 }
+"""Rule, reason and fix, by what ``Results.imports`` says."""
 
 
-def import_error(driver: Driver, result: Any, kind: str) -> TilewrightError:
+def import_error(driver: GpuDriver, result: Any, kind: str) -> TilewrightError:
     """Why the driver would not map a handle of ``kind``."""
     error = driver.error(result, "memory of another process")
-    cause = _CAUSES.get(result.name)
+    cause = driver.results.imports.get(result.name)
     if cause is None:
         return error
-    rule, reason, fix = cause
+    rule, reason, fix = CAUSES[cause]
     return DeviceError(f"{reason} ({result.name})", field="handle", value=kind, rule=rule, fix=fix)
 
 
@@ -98,7 +77,7 @@ class Mapping:
 class Importer:
     """Maps every allocation once, however many tensors lie in it. Thread-safe. The context must be current."""
 
-    def __init__(self, driver: Driver, ordinal: int, bury: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, driver: GpuDriver, ordinal: int, bury: Callable[[Callable[[], None]], None]) -> None:
         """``bury`` calls back when nothing that was launched can use a mapping any more."""
         self._driver = driver
         self._ordinal = ordinal
@@ -112,14 +91,16 @@ class Importer:
 
     def open(self, handle: MemoryHandle) -> Mapping:
         """A mapping that holds the handle's part; ``close`` it. Raises as ``SharingDevice.import_memory``."""
-        opener = {"cuda_ipc": self._open_legacy, "cuda_pool": self._open_pooled, "fd": self._open_fd}.get(handle.kind)
+        driver = self._driver
+        openers = {driver.ipc_kind: self._open_legacy, driver.pool_kind: self._open_pooled, "fd": self._open_fd}
+        opener = openers.get(handle.kind)
         if opener is None:
             raise UnsupportedError(
                 "this device cannot map handles of that kind",
                 field="kind",
                 value=handle.kind,
                 rule="memory_kind",
-                fix="use cuda_ipc, cuda_pool or fd",
+                fix=f"use {driver.ipc_kind}, {driver.pool_kind} or fd",
             )
         self._check(handle)
         key = (handle.kind, handle.data)
@@ -169,8 +150,7 @@ class Importer:
                 return
             mapping.unmap()
 
-    @staticmethod
-    def _check(handle: MemoryHandle) -> None:
+    def _check(self, handle: MemoryHandle) -> None:
         if handle.offset < 0 or handle.nbytes <= 0:
             raise InvalidArgumentError(
                 "a handle stands for at least one byte of its allocation",
@@ -180,7 +160,7 @@ class Importer:
                 fix="give offset and size of the part that is meant",
             )
         check_handle(handle)
-        for fd in (handle.descriptors or (-1,)) if handle.kind in ("cuda_pool", "fd") else ():
+        for fd in (handle.descriptors or (-1,)) if handle.kind != self._driver.ipc_kind else ():
             try:
                 mode = os.fstat(fd).st_mode
             except OSError:
@@ -206,76 +186,47 @@ class Importer:
 
     def _require_device(self, address: int) -> None:
         """A legacy handle of another device's memory can be mapped as well, through the link between them."""
-        api, check = self._driver.api, self._driver.check
-        ordinal = api.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-        if int(check(api.cuPointerGetAttribute(ordinal, address))) != self._ordinal:
+        if int(self._driver.check(self._driver.api.device_of(address))) != self._ordinal:
             raise _other_device()
-
-    def _range(self, address: int) -> tuple[int, int]:
-        """Base and size of the allocation at an address that was mapped."""
-        driver, api = self._driver, self._driver.api
-        answer = api.cuMemGetAddressRange(address)
-        if not answer[0]:
-            return int(answer[1]), int(answer[2])
-        attribute = api.CUpointer_attribute  # older drivers tell the ranges of pools only so
-        start = driver.check(api.cuPointerGetAttribute(attribute.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address))
-        size = driver.check(api.cuPointerGetAttribute(attribute.CU_POINTER_ATTRIBUTE_RANGE_SIZE, address))
-        return int(start), int(size)
 
     def _open_legacy(self, handle: MemoryHandle) -> Mapping:
         driver, api = self._driver, self._driver.api
-        name = api.CUipcMemHandle()
-        name.reserved = handle.data
-        flags = api.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.value
-        answer = api.cuIpcOpenMemHandle(name, flags)
+        answer = api.open_handle(handle.data)
         if answer[0]:
             raise import_error(driver, answer[0], handle.kind)
         opened = int(answer[1])
 
         def unmap() -> None:
-            driver.quietly(api.cuIpcCloseMemHandle(opened))
+            driver.quietly(api.close_handle(opened))
 
-        try:
-            self._require_device(opened)
-            base, size = self._range(opened)
-        except TilewrightError:
-            unmap()
-            raise
-        return Mapping((handle.kind, handle.data), base, size, unmap)
+        return self._mapping(handle, opened, unmap)
 
     def _open_pooled(self, handle: MemoryHandle) -> Mapping:
         driver, api = self._driver, self._driver.api
-        kind = api.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-        answer = api.cuMemPoolImportFromShareableHandle(handle.fd, kind, 0)
+        answer = api.import_pool(handle.fd)
         if answer[0]:
             raise import_error(driver, answer[0], handle.kind)
         pool = answer[1]
-        try:
-            location = api.CUmemLocation()
-            location.type = api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-            location.id = self._ordinal
-            access = driver.check(api.cuMemPoolGetAccess(pool, location))
-            if access != api.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE:
-                answer = api.cuMemPoolSetAccess(pool, [self._access()], 1)
-                if answer[0]:
-                    raise import_error(driver, answer[0], handle.kind)
-            exported = api.CUmemPoolPtrExportData()
-            exported.reserved = handle.data
-            answer = api.cuMemPoolImportPointer(pool, exported)
-            if answer[0]:
-                raise import_error(driver, answer[0], handle.kind)
-        except TilewrightError:
-            driver.quietly(api.cuMemPoolDestroy(pool))
-            raise
+        answer = api.allow_pool(pool, self._ordinal)
+        if not answer[0]:
+            answer = api.import_pointer(pool, handle.data)
+        if answer[0]:
+            driver.quietly(api.end_pool(pool))
+            raise import_error(driver, answer[0], handle.kind)
         opened = int(answer[1])
 
         def unmap() -> None:
-            driver.quietly(api.cuMemFree(opened))
-            driver.quietly(api.cuMemPoolDestroy(pool))
+            driver.quietly(api.free(opened))
+            driver.quietly(api.end_pool(pool))
 
+        return self._mapping(handle, opened, unmap)
+
+    def _mapping(self, handle: MemoryHandle, opened: int, unmap: Callable[[], None]) -> Mapping:
+        """Of the whole allocation at an address that was opened."""
+        driver = self._driver
         try:
             self._require_device(opened)
-            base, size = self._range(opened)
+            base, size = driver.check(driver.api.address_range(opened))
         except TilewrightError:
             unmap()
             raise
@@ -297,13 +248,13 @@ class Importer:
         """Several allocations, one behind the other in one range of addresses."""
         driver, api = self._driver, self._driver.api
         total = sum(handle.part_bytes)
-        base = int(driver.check(api.cuMemAddressReserve(total, 0, 0, 0)))
+        base = int(driver.check(api.reserve(total)))
         mapped: list[tuple[int, int]] = []
 
         def unmap() -> None:
             for at, size in mapped:
-                driver.quietly(api.cuMemUnmap(at, size))
-            driver.quietly(api.cuMemAddressFree(base, total))
+                driver.quietly(api.unmap_range(at, size))
+            driver.quietly(api.free_range(base, total))
 
         try:
             at = base
@@ -311,12 +262,12 @@ class Importer:
                 with self._allocation(fd) as (allocation, granule):
                     if size % granule:
                         raise _uneven(size, granule)
-                    result = api.cuMemMap(at, size, 0, allocation, 0)[0]
+                    result = api.map_range(at, size, allocation)[0]
                     if result:
                         raise self._refused(allocation, size, granule, result)
                 mapped.append((at, size))
                 at += size
-            driver.check(api.cuMemSetAccess(base, total, [self._access()], 1))
+            driver.check(api.allow_range(base, total, self._ordinal))
         except TilewrightError:
             unmap()
             raise
@@ -326,19 +277,17 @@ class Importer:
     def _allocation(self, fd: int) -> Iterator[tuple[Any, int]]:
         """The allocation of this device behind a descriptor, and the granule of its mappings, which hold it."""
         driver, api = self._driver, self._driver.api
-        kind = api.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-        answer = api.cuMemImportFromShareableHandle(fd, kind)
+        answer = api.import_fd(fd)
         if answer[0]:
             raise import_error(driver, answer[0], "fd")
         allocation = answer[1]
         try:
-            properties = driver.check(api.cuMemGetAllocationPropertiesFromHandle(allocation))
-            if properties.location.id != self._ordinal:
+            ordinal, granule = driver.check(api.describe(allocation))
+            if ordinal != self._ordinal:
                 raise _other_device()
-            smallest = api.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-            yield allocation, int(driver.check(api.cuMemGetAllocationGranularity(properties, smallest)))
+            yield allocation, granule
         finally:
-            driver.quietly(api.cuMemRelease(allocation))
+            driver.quietly(api.release(allocation))
 
     def _refused(self, allocation: Any, size: int, granule: int, result: Any) -> TilewrightError:
         """Why the first ``size`` bytes of an allocation could not be mapped.
@@ -346,7 +295,7 @@ class Importer:
         Drivers differ in which call refuses more than there is, and how: some say INVALID_VALUE, others NOT_SUPPORTED.
         So what fails is tried once more with the one granule that every allocation has: if that goes, size was it.
         """
-        if size > granule and result.name != "CUDA_ERROR_OUT_OF_MEMORY":
+        if size > granule and result.name != self._driver.results.full:
             least, failed = self._mapped(allocation, granule)
             if not failed:
                 self._unmapped(least, granule)
@@ -356,28 +305,20 @@ class Importer:
     def _mapped(self, allocation: Any, size: int) -> tuple[int, Any]:
         """Base and the driver's result; nothing is mapped unless that is success."""
         driver, api = self._driver, self._driver.api
-        base = int(driver.check(api.cuMemAddressReserve(size, 0, 0, 0)))
-        result = api.cuMemMap(base, size, 0, allocation, 0)[0]
+        base = int(driver.check(api.reserve(size)))
+        result = api.map_range(base, size, allocation)[0]
         if result:
-            driver.quietly(api.cuMemAddressFree(base, size))
+            driver.quietly(api.free_range(base, size))
             return 0, result
-        result = api.cuMemSetAccess(base, size, [self._access()], 1)[0]
+        result = api.allow_range(base, size, self._ordinal)[0]
         if result:
             self._unmapped(base, size)
             return 0, result
         return base, result
 
     def _unmapped(self, base: int, size: int) -> None:
-        self._driver.quietly(self._driver.api.cuMemUnmap(base, size))
-        self._driver.quietly(self._driver.api.cuMemAddressFree(base, size))
-
-    def _access(self) -> Any:
-        api = self._driver.api
-        access = api.CUmemAccessDesc()
-        access.location.type = api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        access.location.id = self._ordinal
-        access.flags = api.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-        return access
+        self._driver.quietly(self._driver.api.unmap_range(base, size))
+        self._driver.quietly(self._driver.api.free_range(base, size))
 
 
 def _other_device() -> DeviceError:

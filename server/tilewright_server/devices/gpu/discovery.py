@@ -1,0 +1,62 @@
+"""Asking a machine for its GPUs, by a process that ends at once."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tilewright_kit.device import DeviceInfo
+
+__all__ = ["Discovery", "ask"]
+
+_TIMEOUT_S = 30.0
+_LAST_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    """What was found; where nothing was, ``problem`` says why and ``fix`` what to do. ``notes`` are of devices that
+    differ from their arch's figures, or were left out."""
+
+    devices: tuple[DeviceInfo, ...] = ()
+    driver: int = 0
+    problem: str = ""
+    fix: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def ask(vendor: str, command: Sequence[str], parse: Callable[[Any], Discovery], look: str) -> Discovery:
+    """What ``parse`` makes of the JSON that ``command`` prints. ``look`` is what an operator may run instead."""
+    try:
+        return parse(json.loads(_answer(command)))
+    except subprocess.TimeoutExpired:
+        return Discovery(
+            problem=f"the {vendor} driver did not answer within {_TIMEOUT_S:g} s", fix="restart the machine"
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # or it answered something else
+        return Discovery(problem=f"asking the {vendor} driver failed", fix=f"run `{look}` and look what it says")
+
+
+def _answer(argv: Sequence[str]) -> bytes:
+    """What the process prints. Raises ``OSError``, ``TimeoutExpired``."""
+    with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        try:
+            return process.communicate(timeout=_TIMEOUT_S)[0]
+        except subprocess.TimeoutExpired:
+            process.kill()
+            if not _ends(process):
+                # In a driver that hangs no signal reaches it: whoever waits for it waits as long as the driver.
+                process.returncode = -signal.SIGKILL
+            raise
+
+
+def _ends(process: subprocess.Popen[bytes]) -> bool:
+    try:
+        process.wait(_LAST_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return True

@@ -1,0 +1,88 @@
+"""Finding and opening GPUs: what does not depend on who made them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+
+from tilewright_kit.device import Device, DeviceInfo
+from tilewright_server.devices.base import WorkerSpec
+from tilewright_server.devices.gpu.discovery import Discovery
+
+__all__ = ["GpuProvider"]
+
+
+class GpuProvider:
+    """Offers the machine's GPUs of one kind in their driver's order.
+
+    Each is opened in a process of its own: a kernel that faults ends the process that launched it.
+    """
+
+    kind = ""
+    packages: tuple[str, ...] = ()
+    """Without them no device can be opened."""
+    install = ""
+    """How to get them."""
+    factory = ""
+    """What a worker calls to open a device: see ``WorkerSpec``."""
+
+    def __init__(self) -> None:
+        self._found: Discovery | None = None
+        self._lock = threading.Lock()
+
+    def find(self) -> Discovery:
+        """Ask the machine."""
+        raise NotImplementedError
+
+    def open(self, info: DeviceInfo) -> Device:
+        """Open it in this very process, which a faulting kernel would end."""
+        raise NotImplementedError
+
+    def driver_text(self, driver: int) -> str:
+        """The driver's version in words."""
+        raise NotImplementedError
+
+    def search(self) -> Discovery:
+        """What there is, or why there is nothing; the machine is asked once."""
+        with self._lock:
+            if self._found is None:
+                self._found = self.find()
+            return self._found
+
+    def discover(self) -> tuple[DeviceInfo, ...]:
+        """None without the packages: a device that cannot be opened must not become the server's default."""
+        return () if self._missing() else self.search().devices
+
+    def worker(self, info: DeviceInfo) -> WorkerSpec:  # noqa: ARG002
+        return WorkerSpec(self.factory)
+
+    def diagnose(self) -> Mapping[str, str]:
+        found = self.search()
+        texts: dict[str, str] = {}
+        if found.driver:
+            texts["driver"] = self.driver_text(found.driver)
+        if found.problem:
+            texts["devices"] = f"{found.problem}. Fix: {found.fix}"
+        missing = self._missing()
+        if missing:
+            if found.devices:
+                texts["devices"] = f"{len(found.devices)} found, none can be used. Fix: {self.install}"
+            texts["packages"] = f"{' and '.join(missing)} not installed. Fix: {self.install}"
+        else:
+            texts["packages"] = ", ".join(f"{name} {version(name)}" for name in self.packages)
+        for index, note in enumerate(found.notes):
+            texts[f"note {index + 1}"] = note
+        return texts
+
+    def _missing(self) -> list[str]:
+        """Packages that are not installed."""
+        return [name for name in self.packages if not _installed(name)]
+
+
+def _installed(name: str) -> bool:
+    try:
+        version(name)
+    except PackageNotFoundError:
+        return False
+    return True
