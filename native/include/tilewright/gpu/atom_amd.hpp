@@ -69,7 +69,8 @@ struct MatrixAtom {
   using X = typename MultipliedAs<B>::type;
   using Y = typename MultipliedAs<A>::type;
   static constexpr bool is_float = A::is_float;
-  static constexpr FragmentLayout layout = fragment_layout(kMatrixUnit, kTileN);
+  // A function: an object would be read from memory.
+  static constexpr FragmentLayout layout() { return fragment_layout(kMatrixUnit, kTileN); }
   // Bytes of a lane that one instruction takes, and as they lie in the tile.
   static constexpr int taken = lane_bytes_of<Y, kTileM, kTileN>(kTileK);
   static_assert(taken > 0, "this GPU has no matrix instruction for these types and this warp tile");
@@ -78,15 +79,15 @@ struct MatrixAtom {
   static_assert(kM % kTileM == 0 && kN % kTileN == 0, "a wave's part is a multiple of the warp tile");
   static_assert(kTileK <= TileA::depth && TileA::depth % kTileK == 0, "the tile is a multiple of the warp tile's depth");
 
-  static constexpr int depth_of(int lane_bytes) { return layout.groups * lane_bytes / size_of<A>; }
+  static constexpr int depth_of(int lane_bytes) { return layout().groups * lane_bytes / size_of<A>; }
   static constexpr bool fits(int lane_bytes) {
     return lane_bytes >= instruction_bytes && TileA::depth % depth_of(lane_bytes) == 0;
   }
   static constexpr int lane_bytes = fits(16) ? 16 : fits(8) ? 8 : fits(4) ? 4 : instruction_bytes;
   static constexpr int depth = depth_of(lane_bytes);
   static constexpr int rows = kM / kTileM, columns = kN / kTileN, products = lane_bytes / instruction_bytes;
-  using SideA = MatrixSide<TileA, kTileM, layout.groups, lane_bytes>;
-  using SideB = MatrixSide<TileB, kTileN, layout.groups, lane_bytes>;
+  using SideA = MatrixSide<TileA, kTileM, layout().groups, lane_bytes>;
+  using SideB = MatrixSide<TileB, kTileN, layout().groups, lane_bytes>;
 
   template <bool kFloat, class = void>
   struct Sum {
@@ -97,7 +98,7 @@ struct MatrixAtom {
     using type = int32_t;
   };
   using Accumulator = typename Sum<is_float>::type;
-  static constexpr int results = layout.results();
+  static constexpr int results = layout().results();
   Vector<Accumulator, results> acc[rows][columns];
   struct Fragments {
     Words<SideA::words> a[rows];
@@ -113,12 +114,12 @@ struct MatrixAtom {
 
   // Step kk of the tile in shared memory, for the wave's part that begins at row m0 and column n0.
   TW_DEVICE static void load(Fragments& f, uint32_t tile_a, uint32_t tile_b, int m0, int n0, int lane, int kk) {
-    const int group = layout.group(lane);
+    const int group = layout().group(lane);
     TW_UNROLL
-    for (int i = 0; i < rows; i++) f.a[i] = SideA::load(tile_a, m0 + i * kTileM, layout.column(lane), group, kk);
+    for (int i = 0; i < rows; i++) f.a[i] = SideA::load(tile_a, m0 + i * kTileM, layout().column(lane), group, kk);
     TW_UNROLL
     for (int j = 0; j < columns; j++)
-      f.b[j] = SideB::load(tile_b, n0 + j * kTileN, layout.line_of(layout.row(lane)), group, kk);
+      f.b[j] = SideB::load(tile_b, n0 + j * kTileN, layout().line_of(layout().row(lane)), group, kk);
   }
 
   TW_DEVICE void multiply(const Fragments& f) {
@@ -134,13 +135,13 @@ struct MatrixAtom {
   // ---- where the results belong: runs of neighbouring columns of one row, strip by strip (as in MmaAtom) ----
 
   static constexpr bool is_scaled = kOperandScale<A> * kOperandScale<B> != 1.0f;
-  static constexpr int run = layout.result_run();
+  static constexpr int run = layout().result_run();
   static constexpr int strips = rows, strip_rows = kTileM;
   static constexpr int runs_per_tile = results / run, runs_per_row = columns * runs_per_tile, strip_runs = runs_per_row;
 
-  static constexpr int run_row(int lane, int) { return layout.column(lane); }  // within the strip
+  static constexpr int run_row(int lane, int) { return layout().column(lane); }  // within the strip
   static constexpr int run_column(int lane, int index) {                       // within the wave's part
-    return index / runs_per_tile * kTileN + layout.result_line(lane, index % runs_per_tile * run);
+    return index / runs_per_tile * kTileN + layout().result_line(lane, index % runs_per_tile * run);
   }
   TW_DEVICE void get(Accumulator (&x)[run], int strip, int index) const {
     TW_UNROLL
