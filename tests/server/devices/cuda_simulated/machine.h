@@ -1,4 +1,7 @@
-// The machine: memory that other processes find by name, queues of work, events.
+// The machine, of whichever vendor: memory that other processes find by name, queues of work, events.
+//
+// Result codes have the same numbers in CUDA and in HIP. What a launch does is for the library to say: it defines Func,
+// launch_ready() and launch_perform().
 #pragma once
 #define _GNU_SOURCE
 #include <errno.h>
@@ -32,10 +35,12 @@ enum {
   INVALID_IMAGE = 200
 };
 #define MEMORY (192ull << 20)
-#define SHARED_MAX 232448
+#ifndef FIRST_DEVICE
+#define FIRST_DEVICE 0  // the device of a thread that chose none, counted from 1; 0: calls fail without one
+#endif
 
 static pthread_mutex_t lock;
-static __thread int current;  // the device whose context it is, counted from 1
+static __thread int current = FIRST_DEVICE;  // the device whose context it is, counted from 1
 static int sticky;
 #define ENTER                                            \
   if (!current) return INVALID_CONTEXT;                  \
@@ -68,11 +73,13 @@ typedef struct Range {
   size_t size;
   char name[40];
   int kind, pool, device;
+  unsigned id, uses;  // no two have the same; how often it was opened besides
+  void* source;       // what is mapped here, where that matters
   struct Range* next;
 } Range;
 enum { LEGACY = 1, POOLED, IMPORTED, MAPPED };
 static Range* ranges;
-static unsigned serial;
+static unsigned serial, identities;
 // TW_SIM_TAG tells the names of one run from another's, so that what is left over can be removed.
 static const char* tag(void) {
   const char* t = getenv("TW_SIM_TAG");
@@ -100,7 +107,7 @@ static Range* add(Ptr base, size_t size, const char* name, int kind) {
   Range* r = calloc(1, sizeof *r);
   r->base = base, r->size = size, r->kind = kind, r->next = ranges, ranges = r;
   snprintf(r->name, sizeof r->name, "%s", name);
-  r->device = device_of(name);
+  r->device = device_of(name), r->id = ++identities;
   return r;
 }
 static Range* find(Ptr p) {
@@ -108,6 +115,17 @@ static Range* find(Ptr p) {
     if (p >= r->base && p < r->base + r->size) return r;
   return 0;
 }
+static int in(const void* p, size_t n) {
+  Ptr end = (Ptr)p + n;
+  Range* r = find((Ptr)p);
+  while (r && r->kind == MAPPED && end > r->base + r->size) {  // several mappings are one memory
+    Range* next = find(r->base + r->size);
+    r = next && next->kind == MAPPED ? next : 0;
+  }
+  return r && end <= r->base + r->size;
+}
+// What a kernel named "gate" waits for: that its number is another than 0, or not there any more.
+static int is_open(Ptr gate) { return !find(gate) || *(volatile int64_t*)gate; }
 static size_t used(void) {
   size_t n = 0;
   for (Range* r = ranges; r; r = r->next)
@@ -149,17 +167,7 @@ typedef struct {
   unsigned grid[3], block[3], shared, cluster;
   int dependent;
 } Shape;
-typedef struct {
-  const char* name;
-  size_t params;
-  int (*run)(const void*, const Shape*);
-} Kernel;
-typedef struct {
-  const Kernel* kernel;
-  unsigned shared_max;
-  char name[64];
-  void* module;
-} Func;
+typedef struct Func Func;
 typedef struct Op {
   int kind;
   Ptr a, b;
@@ -170,6 +178,7 @@ typedef struct Op {
   void* params;
   struct Event* event;
   uint64_t target;
+  void* job;
   struct Op* next;
 } Op;
 enum { COPY, SET, FREE, LAUNCH, RECORD, WAIT };
@@ -194,17 +203,17 @@ typedef struct {
 typedef struct Stream {
   Op *head, *tail;
   Graph* capture;
+  int blocking, device;
   struct Stream* next;
 } Stream;
 static Stream* streams;
 
+static int launch_ready(Op* op);    // whether the launch may end now; called again and again
+static R launch_perform(Op* op);    // ends it; an error is sticky
+
 static int ready(Op* op) {
   if (op->kind == WAIT) return op->event->state->completed >= op->target;
-  if (op->kind == LAUNCH && !strcmp(op->func->name, "gate")) {
-    Range* r = find(*(Ptr*)op->params);
-    return !r || **(int64_t**)op->params;
-  }
-  return 1;
+  return op->kind != LAUNCH || launch_ready(op);
 }
 static void perform(Op* op) {
   switch (op->kind) {
@@ -218,7 +227,7 @@ static void perform(Op* op) {
       drop(op->a);
       break;
     case LAUNCH:
-      if (op->func->kernel->run(op->params, &op->shape)) sticky = ILLEGAL_ADDRESS;
+      sticky = launch_perform(op);
       break;
     case RECORD:
       if (op->event->state->completed < op->target) op->event->state->completed = op->target;
