@@ -147,6 +147,7 @@ class Application:
             build_workers=settings.build_workers,
             build_timeout_s=settings.build_timeout_s,
             compiler=settings.compiler,
+            hip_compiler=settings.hip_compiler,
             default_device=settings.device,
             default_strategy=settings.strategy,
             perf_database=settings.perf_database,

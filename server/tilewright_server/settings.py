@@ -180,6 +180,18 @@ class Settings:
         2048 * MIB, "size", _size(0, 2**50), "Size that the cache of compiled kernels is kept to."
     )
     compiler: str = _setting("", "name", _text, "C++ compiler, by name or path. Empty: the first that is found.")
+    hip_compiler: str = _setting(
+        "",
+        "name",
+        _text,
+        "Compiler for AMD GPUs: `hiprtc`, `ziglang`, or a clang++ by name or path. Empty: the first that is found.",
+    )
+    llvm_objdump: str = _setting(
+        "",
+        "name",
+        _text,
+        "The llvm-objdump that reads AMD GPUs' kernels, by name or path. Empty: the first that is found.",
+    )
     build_workers: int = _setting(0, "count", _count(0, 1024), "Compilers that run at a time. 0: one per usable core.")
     build_timeout_s: float = _setting(
         120.0, "seconds", _seconds(1, 86400), "Time after which a compiler counts as hanging."

@@ -133,6 +133,7 @@ def _setup(cache_dir: Path | None, database: Path | None, workers: int, modules:
         disabled_plugins=found.disabled_plugins,
         modules=tuple(modules),
         compiler=found.compiler,
+        hip_compiler=found.hip_compiler,
         cpu_arch=found.cpu_arch,
         cpu_threads=found.cpu_threads,
         cpu_isolated=found.cpu_isolated,

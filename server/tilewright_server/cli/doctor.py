@@ -64,6 +64,8 @@ def examine() -> Iterator[Finding]:
         "plugins": partial(_plugins, kinds),
         "compiler": partial(_toolchain, kinds),
         "cuda compiler": _cuda_toolchain,
+        "hip compiler": _hip_toolchain,
+        "disassembler": _disassembler,
         "cache": _cache,
         "shared memory": _memory,
         "sockets": _sockets,
@@ -154,6 +156,33 @@ def _cuda_toolchain() -> Iterator[Finding]:
         yield Finding("cuda compiler", "note", error.reason, error.fix)
     finally:
         toolchain.close()
+
+
+def _hip_toolchain() -> Iterator[Finding]:
+    from tilewright_kit.errors import ToolchainMissingError
+    from tilewright_server.build.hip import HipToolchain
+    from tilewright_server.settings import load
+
+    toolchain = HipToolchain([], compiler=load().hip_compiler)
+    try:
+        yield Finding("hip compiler", "ok", toolchain.describe())
+    except ToolchainMissingError as error:
+        why = f" ({'; '.join(error.log_tail.splitlines())})" if error.log_tail else ""
+        yield Finding("hip compiler", "note", f"{error.reason}{why}", error.fix)
+    finally:
+        toolchain.close()
+
+
+def _disassembler() -> Iterator[Finding]:
+    """Needed for the analysis of AMD GPUs' kernels only."""
+    from tilewright_kit.errors import ToolchainMissingError
+    from tilewright_server.analysis.disassembly import Disassembler
+    from tilewright_server.settings import load
+
+    try:
+        yield Finding("disassembler", "ok", str(Disassembler(load().llvm_objdump).find()))
+    except ToolchainMissingError as error:
+        yield Finding("disassembler", "note", f"{error.reason}: kernels of AMD GPUs cannot be analysed", error.fix)
 
 
 def _cache() -> Iterator[Finding]:

@@ -23,6 +23,7 @@ from tilewright_kit.rules import Correction, Violation
 from tilewright_kit.select import Strategy
 from tilewright_native import include_dir
 from tilewright_server.build.artifacts import ArtifactCache
+from tilewright_server.build.hip import HipToolchain
 from tilewright_server.build.nvrtc import NvrtcToolchain
 from tilewright_server.build.pool import Build, BuildEvent, BuildPool, PoolOptions
 from tilewright_server.build.process import Limits
@@ -343,6 +344,7 @@ class Engine:
         return {
             "c++": CpuToolchain(headers, compiler=self.options.compiler, limits=limits, scratch=scratch),
             "cuda": NvrtcToolchain(headers, limits=limits),
+            "hip": HipToolchain(headers, compiler=self.options.hip_compiler, limits=limits, scratch=scratch),
         }
 
     def _pool_options(self) -> PoolOptions:

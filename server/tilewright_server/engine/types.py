@@ -33,6 +33,8 @@ class EngineOptions:
     """For how long a failed build is answered from memory."""
     compiler: str = ""
     """C++ compiler, by name or path; empty: the first that is found."""
+    hip_compiler: str = ""
+    """``hiprtc``, ``ziglang``, or a clang++ by name or path; empty: the first that is found."""
     default_device: str = ""
     """Device by id; empty: the first GPU, else the CPU."""
     default_strategy: str = "auto"

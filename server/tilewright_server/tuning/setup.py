@@ -26,6 +26,7 @@ class Setup:
     modules: tuple[str, ...] = ()
     """Further plugins, by import path."""
     compiler: str = ""
+    hip_compiler: str = ""
     cpu_arch: str = ""
     cpu_threads: int = 0
     cpu_isolated: bool = False
@@ -60,6 +61,7 @@ class Setup:
         options = EngineOptions(
             cache_dir=Path(self.cache_dir),
             compiler=self.compiler,
+            hip_compiler=self.hip_compiler,
             cpu_arch=self.cpu_arch,
             cpu_threads=self.cpu_threads,
             cpu_isolated=self.cpu_isolated,

@@ -1,0 +1,120 @@
+"""Finding a compiler for AMD GPUs' kernels: hiprtc, a clang++ with lld, or the clang inside the wheel ``ziglang``."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tilewright_kit.errors import ToolchainMissingError
+from tilewright_server.build.compilers import Stamp, answer_of, digest, file_stamp, have_module, zig_binary
+from tilewright_server.build.helper import HelperEndedError, HelperPool
+
+__all__ = ["FIX", "HIPRTC", "ZIGLANG", "HipCompiler", "find_compiler"]
+
+HIPRTC, ZIGLANG = "hiprtc", "ziglang"
+"""Names that the setting understands beside those of programs."""
+
+OLDEST = 19
+"""Release of clang that first knows every arch of ours."""
+_ROCM = ("/opt/rocm/llvm/bin/clang++", "/opt/rocm/lib/llvm/bin/clang++")
+_NAMES = ("clang++", *(f"clang++-{release}" for release in range(22, OLDEST - 1, -1)), *_ROCM)
+
+FIX = (
+    f"install clang and lld {OLDEST} or later (Debian, Ubuntu: apt-get install clang-22 lld-22, from apt.llvm.org), or"
+    " the wheel that brings both (pip install ziglang); where ROCm is installed, pip install 'tilewright[hip]' will do"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HipCompiler:
+    """One that works. ``command`` starts it; hiprtc has none, because it is a library."""
+
+    family: Literal["hiprtc", "clang", "zig"]
+    command: tuple[str, ...]
+    identity: str
+    """Name, version and fingerprint."""
+    binary: Path
+    stamp: Stamp
+
+    @property
+    def current(self) -> bool:
+        """Whether it is still the file that was found."""
+        return file_stamp(self.binary) == self.stamp
+
+
+def find_compiler(name: str, search_path: str | None, helpers: HelperPool) -> HipCompiler:
+    """The named compiler, or the first that can be used. Raises ``ToolchainMissingError``, whose log says why each of
+    those that are there cannot."""
+    refusals: list[str] = []
+    for candidate in (name,) if name else (HIPRTC, *_NAMES, ZIGLANG):
+        found = _candidate(candidate, search_path, helpers)
+        if isinstance(found, HipCompiler):
+            return found
+        if found:
+            refusals.append(f"{candidate}: {found}")
+    said = "\n".join(refusals)
+    if name:
+        raise ToolchainMissingError(
+            "the configured compiler for AMD GPUs cannot be used",
+            field="hip_compiler",
+            value=name,
+            rule="toolchain",
+            fix=f"correct the setting, clear it to search for a compiler, or {FIX}",
+            log_tail=said,
+        )
+    raise ToolchainMissingError(
+        "no compiler for AMD GPUs was found", rule="toolchain", value="hiprtc clang++ ziglang", fix=FIX, log_tail=said
+    )
+
+
+def _candidate(name: str, search_path: str | None, helpers: HelperPool) -> HipCompiler | str:
+    """The compiler, or why it cannot be used; nothing if there is no program of that name."""
+    if name == HIPRTC:
+        return _hiprtc(helpers)
+    if name == ZIGLANG:
+        return _ziglang()
+    where = shutil.which(name, path=search_path)
+    return "" if where is None else _clang(Path(where).absolute())
+
+
+def _hiprtc(helpers: HelperPool) -> HipCompiler | str:
+    if not have_module("hip.hiprtc"):
+        return "hip-python is not installed"
+    try:
+        answer, _ = helpers.ask({"ask": "identity"})
+    except (HelperEndedError, OSError) as error:
+        return f"its process does not answer: {error}"
+    library = Path(str(answer.get("library", "")))
+    stamp = file_stamp(library)
+    if answer.get("state") != "ok" or stamp is None:
+        return str(answer.get("reason", "its library was not found"))
+    identity = f"hiprtc {answer['version']} [{str(answer['sha256'])[:16]}]"
+    return HipCompiler("hiprtc", (), identity, library, stamp)
+
+
+def _clang(binary: Path) -> HipCompiler | str:
+    version = (answer_of((str(binary), "--version")) or "").splitlines()
+    stamp = file_stamp(binary)
+    release = re.search(r"clang version (\d+)", version[0]) if version else None
+    if release is None or stamp is None:
+        return "it does not say which clang it is"
+    if int(release[1]) < OLDEST:
+        return f"it is release {release[1]}, and {OLDEST} is needed"
+    if re.search(r"^\s+amdgcn\b", answer_of((str(binary), "--print-targets")) or "", re.MULTILINE) is None:
+        return "it was built without the target amdgcn"
+    linker = Path((answer_of((str(binary), "--print-prog-name=lld")) or "").strip())
+    if not linker.is_absolute() or not linker.is_file():
+        return f"it finds no lld (Debian, Ubuntu: apt-get install lld-{release[1]})"
+    identity = f"{version[0].strip()} [{digest(binary, linker)}]"
+    return HipCompiler("clang", (str(binary),), identity, binary, stamp)
+
+
+def _ziglang() -> HipCompiler | str:
+    found = zig_binary()
+    stamp = None if found is None else file_stamp(found[0])
+    if found is None or stamp is None:
+        return "the wheel is not installed"
+    return HipCompiler("zig", (str(found[0]), "clang"), f"clang of {found[1]}", found[0], stamp)
