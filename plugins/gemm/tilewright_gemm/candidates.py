@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tilewright_arch import Caches
-from tilewright_gemm.choices import cpu_teams, cpu_tiles, cpu_warp_tiles, offered
+from tilewright_gemm.choices import cpu_teams, cpu_tiles, cpu_warp_tiles
 from tilewright_gemm.config import GemmConfig, Triple
 from tilewright_gemm.gpu_candidates import gpu_algorithms
 from tilewright_gemm.gpu_cost import predict_gpu
 from tilewright_gemm.gpu_fit import gpu_mismatches
+from tilewright_gemm.hip_candidates import hip_algorithms
+from tilewright_gemm.hip_cost import predict_hip
 from tilewright_gemm.pack_b import PackBConfig
 from tilewright_gemm.packing import format_of
 from tilewright_gemm.problem import GemmProblem, PackBProblem
@@ -60,11 +62,12 @@ def gemm_candidates(problem: GemmProblem, device: DeviceInfo) -> tuple[GemmConfi
     elif device.arch.kind == "cuda":
         algorithms = gpu_algorithms(problem, device)
     else:
-        algorithms = _hip_algorithms(problem, device)
+        algorithms = hip_algorithms(problem, device)
     found = list(dict.fromkeys(with_signature(problem, algorithm) for algorithm in algorithms))
-    if device.arch.kind == "cuda" and len(found) > MOST:
+    if device.arch.kind != "cpu" and len(found) > MOST:
         # Rules take longer than the model, so what has no chance need not be judged. The most general stays.
-        best = sorted(found[:-1], key=lambda config: predict_gpu(problem, config, device).seconds)[: MOST - 1]
+        predict = predict_gpu if device.arch.kind == "cuda" else predict_hip
+        best = sorted(found[:-1], key=lambda config: predict(problem, config, device).seconds)[: MOST - 1]
         kept = {id(config) for config in (*best, found[-1])}
         found = [config for config in found if id(config) in kept]
     return tuple(
@@ -150,33 +153,6 @@ def _packed_cuts(m: int, n: int, cuts: tuple[tuple[Triple, Triple], ...]) -> tup
     return cuts[:2] if m > n else cuts[1:2]
 
 
-def _hip_algorithms(problem: GemmProblem, device: DeviceInfo) -> Iterator[GemmConfig]:
-    arch = device.arch
-    key = f"{problem.dtype_a}_{problem.dtype_b}_{problem.dtype_acc}"
-    if problem.packing:
-        pipelines = list(arch.preshuffle_pipelines)
-    else:
-        pipelines = [name for name in ("compv4", "compv3", "mem") if name in arch.pipelines]
-    for pipeline in pipelines:
-        offer = arch.pipeline(pipeline)
-        warp_tiles = sorted(arch.warp_tiles_for(key, pipeline), key=lambda tile: -tile[0] * tile[1])[:3]
-        partial = {"pipeline": pipeline, "dtype_a": problem.dtype_a}
-        for wave in offered("wave", arch, partial) or ():
-            for warp_tile in warp_tiles:
-                for repeat_m, repeat_n in ((4, 4), (2, 2), (1, 1)):
-                    unit = (wave[0] * warp_tile[0], wave[1] * warp_tile[1], wave[2] * warp_tile[2])
-                    deep = -(-64 // problem.dtype_a.bytes // unit[2]) * unit[2]
-                    yield GemmConfig(
-                        dtype_a=problem.dtype_a,
-                        pipeline=pipeline,
-                        epilogue=Epilogue(offer.epilogues[0]),
-                        scheduler=offer.schedulers[0],
-                        tile=(unit[0] * repeat_m, unit[1] * repeat_n, deep),
-                        wave=wave,
-                        warp_tile=warp_tile,
-                    )
-
-
 def gemm_mismatches(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) -> tuple[Violation, ...]:
     """Why this kernel cannot compute this problem on this device; empty if it can."""
     return tuple(_mismatches(problem, config, device))
@@ -215,7 +191,7 @@ def _mismatches(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) ->
         yield Violation("packing", "warp_tile", config.warp_tile, reason)
     yield from _unpadded(problem, config)
     yield from _team(config, device)
-    if device.arch.kind == "cuda":
+    if device.arch.kind != "cpu":
         yield from gpu_mismatches(problem, config, device.arch)
 
 

@@ -7,8 +7,9 @@ shift all candidates alike.
 from __future__ import annotations
 
 from tilewright_gemm.config import GemmConfig
-from tilewright_gemm.footprint import lanes, size_of
+from tilewright_gemm.footprint import lanes
 from tilewright_gemm.gpu_cost import predict_gpu
+from tilewright_gemm.hip_cost import predict_hip
 from tilewright_gemm.problem import GemmProblem, PackBProblem, Product
 from tilewright_gemm.workspace import SHARED_BYTES, slices
 from tilewright_kit.cost import Traffic, Work, estimate, gemm_traffic, padded, tile_efficiency, unit_efficiency
@@ -35,17 +36,15 @@ _STREAM_CHUNK = 512
 _DECODE_CYCLES = 3.0
 _CHUNK_SECONDS = 4.0e-7
 """Of the streaming pipeline: results that one call accumulates, widening a vector, what begins and ends a call."""
-_GPU_LAUNCH_SECONDS = 5.0e-6
 
 
 def predict_gemm(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) -> Prediction:
     """Seconds of all stages, and what they are made of."""
+    if device.arch.kind != "cpu":
+        predict = predict_gpu if device.arch.kind == "cuda" else predict_hip
+        return predict(problem, config, device)
     products = [product for product in problem.products if not product.is_empty]
-    if device.arch.kind == "cuda":
-        return predict_gpu(problem, config, device)
-    if device.arch.kind == "cpu":
-        return _sum([_cpu(problem, product, config, device) for product in products], config)
-    return _sum([_gpu(product, config, device) for product in products], config)
+    return _sum([_cpu(problem, product, config, device) for product in products], config)
 
 
 def predict_pack_b(problem: PackBProblem, config: GemmConfig, device: DeviceInfo) -> Prediction:
@@ -221,38 +220,3 @@ def _read(nbytes: float, device: DeviceInfo, team: int) -> float:
 def _bandwidth(device: DeviceInfo, team: int) -> float:
     one = device.arch.throughput.memory_bytes_per_second or _CORE_BANDWIDTH
     return one * (1.0 + _BANDWIDTH_SCALING * (min(team, 8) - 1))
-
-
-# ---- HIP ----
-
-
-def _gpu(product: Product, config: GemmConfig, device: DeviceInfo) -> tuple[float, dict[str, float]]:
-    arch = device.arch
-    split = slices(product.k, config.split_k, config.tile[2])
-    m, n, k = product.m, product.n, max(product.k, 1)
-    tiles = -(-m // config.tile[0]) * -(-n // config.tile[1]) * product.batch * split
-    units = device.units or arch.throughput.units or 1
-    peak = arch.throughput.peak_flops(config.a, units=units) or 1e14
-    sizes = (float(size_of(config.a)), float(size_of(config.b)), float(size_of(config.c)))
-    # Arithmetic per byte of LDS: small tiles starve the matrix units.
-    area = config.tile[0] * config.tile[1] / (config.tile[0] + config.tile[1])
-    feed = area / (area + 24.0)
-    efficiency = tile_efficiency((m, n, k), config.tile) * unit_efficiency(tiles, units) * feed
-    overlap = 0.95 if arch.pipeline(config.pipeline).double_buffer else 0.85
-    near = gemm_traffic(m, n, k, (config.tile[0], config.tile[1]), sizes) * product.batch
-    least = gemm_traffic(m, n, k, (m, n), sizes, split) * product.batch
-    l2_rate = arch.throughput.l2_bytes_per_second or 3 * arch.throughput.memory_bytes_per_second
-    prediction = estimate(
-        Work(
-            flops=2.0 * m * n * k * product.batch,
-            peak_flops=peak,
-            efficiency=efficiency,
-            traffic=(
-                Traffic("l2", near, l2_rate),
-                Traffic("memory", least, arch.throughput.memory_bytes_per_second),
-            ),
-            launch_seconds=_GPU_LAUNCH_SECONDS,
-            overlap=overlap,
-        )
-    )
-    return prediction.seconds, dict(prediction.parts)

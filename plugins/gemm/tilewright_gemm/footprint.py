@@ -6,9 +6,9 @@ import math
 
 from tilewright_arch import ArchSpec
 from tilewright_gemm.config import GemmConfig, Triple
+from tilewright_gemm.hip_footprint import hip_operand_registers, hip_shared_bytes
 from tilewright_gemm.packing import GROUP_BYTES
-from tilewright_gemm.words import Epilogue, Reduction, ScaleA, ScaleB, Unary
-from tilewright_kit.dtypes import DType
+from tilewright_gemm.words import Epilogue, Reduction, ScaleA, ScaleB, Unary, size_of
 
 __all__ = [
     "accumulator_limit",
@@ -19,6 +19,7 @@ __all__ = [
     "is_specialised",
     "lanes",
     "least_tile",
+    "registers_of",
     "shared_bytes",
     "size_of",
     "stages_of",
@@ -34,14 +35,6 @@ GEMM_MINIMUM: Triple = (16, 16, 8)
 """Smallest GPU tile, and what it must be a multiple of (the seeds' operator constraint)."""
 PRESHUFFLE_MINIMUM: Triple = (64, 64, 32)
 PRESHUFFLE_ALIGNMENT: Triple = (32, 32, 16)
-
-
-_SIZES = {str(dtype.value): dtype.bytes for dtype in DType}
-
-
-def size_of(name: str) -> int:
-    """Bytes of an element type by name; unknown ones count as four."""
-    return _SIZES.get(name, 4)
 
 
 def step(config: GemmConfig) -> Triple:
@@ -180,10 +173,18 @@ def fits_registers(config: GemmConfig, arch: ArchSpec) -> bool:
     return columns // 2 <= instruction_limit(config, arch) and own <= join_limit(config)
 
 
+def registers_of(config: GemmConfig, arch: ArchSpec) -> int:
+    """Registers of a thread of a kernel whose waves all compute, by this count."""
+    reserved = max(arch.pipeline(config.pipeline).reserved_registers, 1)
+    return accumulators_per_thread(config, arch) + fragment_registers(config, arch) + reserved
+
+
 def fragment_registers(config: GemmConfig, arch: ArchSpec) -> int:
     """Registers of a thread for A and B, where instructions read them from registers: of fp32 as many steps of k as a
     read gives (``atom_simt.hpp``), else two steps (``atom_mma.hpp``).
     """
+    if arch.kind == "hip":
+        return hip_operand_registers(config, arch)
     if arch.kind != "cuda" or is_specialised(config, arch):
         return 0
     rows, columns = (size // max(waves, 1) for size, waves in zip(config.tile[:2], config.wave, strict=False))
@@ -215,7 +216,7 @@ def stages_of(config: GemmConfig, arch: ArchSpec) -> int:
 
 
 def shared_bytes(config: GemmConfig, arch: ArchSpec) -> int:
-    """Dynamic shared memory of a workgroup on a CUDA device.
+    """Dynamic shared memory of a workgroup on a GPU.
 
     ``GemmPlan`` of ``tilewright/sm90/gemm_plan.hpp`` and ``Gemm`` of ``tilewright/gpu/gemm.hpp``; tests compare.
     """
@@ -225,6 +226,8 @@ def shared_bytes(config: GemmConfig, arch: ArchSpec) -> int:
 def _shared_bytes(config: GemmConfig, arch: ArchSpec, stages: int) -> int:
     if is_specialised(config, arch):
         return stages * staging_bytes(config, arch) + _staged_c(config) + _gathered(config) + _BARRIER_BYTES
+    if arch.kind == "hip":
+        return hip_shared_bytes(config, arch, stages)
     shuffled = consumers(config) * _strip_bytes(config) if config.epilogue is Epilogue.CSHUFFLE else 0
     return max(_ring_bytes(config, arch, stages), shuffled) + _FLAG_BYTES
 

@@ -21,7 +21,18 @@ from tilewright_kit.cost import ceil_div
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.dtypes import DType
 
-__all__ = ["PORTABLE_TILES", "WS_SHAPES", "Shape", "gpu_algorithms", "portable_shapes", "swapped_shapes", "ws_shapes"]
+__all__ = [
+    "PORTABLE_TILES",
+    "WS_SHAPES",
+    "Shape",
+    "gpu_algorithms",
+    "portable_shapes",
+    "splits",
+    "swapped_shapes",
+    "tile_count",
+    "units_of",
+    "ws_shapes",
+]
 
 SIDE = 64
 ROW_BYTES, INSTRUCTION_BYTES = 128, 32
@@ -166,9 +177,9 @@ def _specialised(problem: GemmProblem, device: DeviceInfo, pipeline: str) -> Ite
             promote=tile[2] // warp[2] if promote else 0,
             **{**fields, "pipeline": pipeline},
         )
-        for split in _splits(problem, device, tile, math.prod(shape.cluster)):
+        for split in splits(problem, device, tile, math.prod(shape.cluster)):
             # One tile each: nothing is left to claim.
-            stays = shape.pingpong or _tiles(problem, tile) * split > _units(device)
+            stays = shape.pingpong or tile_count(problem, tile) * split > units_of(device)
             yield config.replace(split_k=split, persistent=stays)
             if (1, 1, split) in arch.pipeline(pipeline).clusters[1:] and config.cluster == (1, 1, 1) and not stays:
                 yield config.replace(split_k=split, persistent=False, cluster=(1, 1, split))
@@ -244,20 +255,20 @@ def _portable(problem: GemmProblem, device: DeviceInfo, few: bool) -> Iterator[G
             warp_tile=warp_tiles[0],
             stages=4 if pipeline == "compv4" else 0,
         )
-        for split in _splits(problem, device, tile, 1):
+        for split in splits(problem, device, tile, 1):
             yield config.replace(split_k=split) if split > 1 else config
 
 
 # ---- sharing K ----
 
 
-def _splits(problem: GemmProblem, device: DeviceInfo, tile: Triple, cluster: int) -> tuple[int, ...]:
+def splits(problem: GemmProblem, device: DeviceInfo, tile: Triple, cluster: int) -> tuple[int, ...]:
     """Slices of K to consider: what the caller asked for; else none and as many as fill the device."""
     if problem.grouped:
         return (1,)
     if problem.split_k:
         return (problem.split_k,)
-    units, tiles = _units(device), _tiles(problem, tile)
+    units, tiles = units_of(device), tile_count(problem, tile)
     steps = ceil_div(problem.k, tile[2])
     if not tiles or tiles * cluster >= units * _FULL:
         return (1,)
@@ -265,11 +276,11 @@ def _splits(problem: GemmProblem, device: DeviceInfo, tile: Triple, cluster: int
     return (1, most) if most > 1 else (1,)
 
 
-def _tiles(problem: GemmProblem, tile: Triple) -> int:
+def tile_count(problem: GemmProblem, tile: Triple) -> int:
     return sum(ceil_div(item.m, tile[0]) * ceil_div(item.n, tile[1]) * item.batch for item in problem.products)
 
 
-def _units(device: DeviceInfo) -> int:
+def units_of(device: DeviceInfo) -> int:
     return max(device.units or device.arch.throughput.units, 1)
 
 
@@ -277,6 +288,6 @@ def _wants_stream(problem: GemmProblem, device: DeviceInfo, tile: Triple, shape:
     """Whether the last round of tiles would leave much of the device idle."""
     if problem.split_k or problem.grouped or problem.is_batched or shape.pingpong or shape.swapped:
         return False
-    units, tiles = _units(device), _tiles(problem, tile)
+    units, tiles = units_of(device), tile_count(problem, tile)
     rounds = tiles / units
     return tiles >= units // 2 and rounds / math.ceil(rounds) < _FULL and problem.k >= 16 * tile[2]

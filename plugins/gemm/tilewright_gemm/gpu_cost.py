@@ -21,7 +21,7 @@ from tilewright_kit.cost import ceil_div
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.operation import Prediction
 
-__all__ = ["predict_gpu"]
+__all__ = ["busiest_of", "is_unaligned", "predict_gpu", "shapes_of", "slices_of"]
 
 _LAUNCH_SECONDS = 3.0e-6
 _FILL_SECONDS = 1.3e-6
@@ -60,12 +60,12 @@ def predict_gpu(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) ->
     arch = device.arch
     clock = (arch.throughput.clock_mhz or 1500) * 1e6
     units = max(device.units or arch.throughput.units, 1)
-    shapes = _shapes(problem)
-    slices, steps = _slices(config, shapes)
-    step = _step_cycles(config, arch) * (_UNALIGNED if _is_unaligned(problem, config, arch) else 1.0)
+    shapes = shapes_of(problem)
+    slices, steps = slices_of(config, shapes)
+    step = _step_cycles(config, arch) * (_UNALIGNED if is_unaligned(problem, config, arch) else 1.0)
     resident = 1 if config.persistent else _resident(config, arch)
     epilogue = _epilogue_cycles(config)
-    busiest = _busiest(config, slices, units * resident)
+    busiest = busiest_of(config, slices, units * resident)
     if config.reduction is not Reduction.NONE:
         # Every workgroup has the same share of all steps, and about one tile more to finish.
         main, ends = slices * steps * step / grid_of(config, device, 0), 2.0
@@ -86,7 +86,7 @@ def predict_gpu(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) ->
 
 
 @lru_cache(maxsize=256)
-def _shapes(problem: GemmProblem) -> tuple[tuple[int, int, int, float], ...]:
+def shapes_of(problem: GemmProblem) -> tuple[tuple[int, int, int, float], ...]:
     """(m, n, k, count) of the products, batches counted; of very many kinds a sample that stands for all."""
     counts: Counter[tuple[int, int, int]] = Counter()
     for product in problem.products:
@@ -98,7 +98,7 @@ def _shapes(problem: GemmProblem) -> tuple[tuple[int, int, int, float], ...]:
     return tuple((m, n, k, count * weight) for (m, n, k), count in kinds[:: every or 1])
 
 
-def _slices(config: GemmConfig, shapes: tuple[tuple[int, int, int, float], ...]) -> tuple[float, float]:
+def slices_of(config: GemmConfig, shapes: tuple[tuple[int, int, int, float], ...]) -> tuple[float, float]:
     """Tiles times slices of K, and steps along k of one of them on average."""
     tiles = work = 0.0
     along_m, along_n = config.tile[0] * config.cluster[0], config.tile[1] * config.cluster[1]
@@ -109,7 +109,7 @@ def _slices(config: GemmConfig, shapes: tuple[tuple[int, int, int, float], ...])
     return tiles * config.split_k, work / max(tiles, 1.0)
 
 
-def _busiest(config: GemmConfig, slices: float, places: int) -> float:
+def busiest_of(config: GemmConfig, slices: float, places: int) -> float:
     """Tiles that the busiest place gets."""
     size = math.prod(config.cluster)
     return math.ceil(slices / size / max(places // size, 1))
@@ -136,7 +136,7 @@ def _step_cycles(config: GemmConfig, arch: ArchSpec) -> float:
     return max(multiply, read) * 1.15 + 2 * _STEP_CYCLES
 
 
-def _is_unaligned(problem: GemmProblem, config: GemmConfig, arch: ArchSpec) -> bool:
+def is_unaligned(problem: GemmProblem, config: GemmConfig, arch: ArchSpec) -> bool:
     if is_specialised(config, arch):
         return False
     largest = problem.largest

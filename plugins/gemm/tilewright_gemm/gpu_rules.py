@@ -162,12 +162,8 @@ def wave_groups(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
         if groups != PINGPONG_GROUPS:
             reason = f"{PINGPONG_GROUPS} wave groups alternate in the pingpong schedule"
             yield Violation("wave_groups", "num_wave_groups", groups, reason, {"num_wave_groups": PINGPONG_GROUPS})
-        return
-    if groups == 1:
-        return
-    pipelines = ("compv5",)
-    if config.pipeline not in pipelines or groups < 1 or config.waves % groups:
-        reason = f"{groups} wave groups need pipeline {', '.join(pipelines)} and waves that they divide"
+    elif groups != 1:
+        reason = "only the wave groups of the pingpong schedule alternate"
         yield Violation("wave_groups", "num_wave_groups", groups, reason, {"num_wave_groups": 1})
 
 
@@ -280,9 +276,9 @@ def paired_columns(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
 
 
 def shared_memory(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """CUDA: the stages, barriers and staged results of a workgroup fit into shared memory."""
+    """GPU: the stages, barriers and staged results of a workgroup fit into shared memory."""
     if (
-        arch.kind != "cuda"
+        arch.kind == "cpu"
         or config.pipeline not in arch.pipelines
         or min(*config.tile, *config.wave, *config.warp_tile) <= 0
     ):
@@ -302,7 +298,7 @@ def transposed_fragments(config: GemmConfig, arch: ArchSpec) -> Iterator[Violati
     if arch.kind == "cpu":
         reason = "a CPU's register tile already lies as C does"
         yield Violation("transposed_fragments", "transpose_c", True, reason, {"transpose_c": False})
-    elif arch.kind == "cuda" and config.pipeline in arch.pipelines and not is_specialised(config, arch):
+    elif config.pipeline in arch.pipelines and not is_specialised(config, arch):
         reason = f"pipeline {config.pipeline} holds neighbours along n anyway"
         yield Violation("transposed_fragments", "transpose_c", True, reason, {"transpose_c": False})
 

@@ -16,12 +16,11 @@ from tilewright_gemm.footprint import is_specialised
 from tilewright_gemm.gpu_rules import GPU_RULES
 from tilewright_gemm.signature_rules import SIGNATURE_RULES
 from tilewright_gemm.tile_rules import TILE_RULES
-from tilewright_gemm.words import Epilogue, Reduction
+from tilewright_gemm.words import Reduction
 from tilewright_kit.rules import RuleBook, Violation
 
 __all__ = ["RULES"]
 
-STREAM_K_DTYPES = ("fp16", "bf16", "fp8", "bf8")
 
 
 def split_k(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
@@ -57,39 +56,29 @@ def one_work_distribution(config: GemmConfig, arch: ArchSpec) -> Iterator[Violat
 
 
 def stream_k(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """Stream-K is for single products on GPUs: on HIP devices of 8- and 16-bit floats with the cshuffle epilogue, on
-    CUDA devices with partial tiles added in their order, so that results do not depend on timing.
+    """Stream-K is for single products on CUDA devices with producers, partial tiles added in their order, so that
+    results do not depend on timing.
     """
     if config.reduction is Reduction.NONE:
         return
-    cuda = arch.kind == "cuda"
     reasons = [
         text
         for text, holds in (
             ("a CPU's threads share K by split_k", arch.kind == "cpu"),
-            (f"it multiplies {', '.join(STREAM_K_DTYPES)}", config.a not in STREAM_K_DTYPES and not cuda),
+            ("workgroups of AMD GPUs share K by split_k", arch.kind == "hip"),
             ("it takes one product", config.batched or config.grouped),
             ("B is not pre-shuffled", config.preshuffle),
-            ("workgroups need producers of their own", cuda and not is_specialised(config, arch)),
-            ("consumers that alternate have tiles of their own", cuda and config.scheduler == "pingpong"),
+            ("workgroups need producers of their own", arch.kind == "cuda" and not is_specialised(config, arch)),
+            ("consumers that alternate have tiles of their own", config.scheduler == "pingpong"),
         )
         if holds
     ]
     if reasons:
         reason = f"no Stream-K here: {'; '.join(reasons)}"
         yield Violation("stream_k", "reduction", config.reduction.value, reason, {"reduction": Reduction.NONE})
-    elif cuda and config.reduction is not Reduction.LINEAR:
+    elif config.reduction is not Reduction.LINEAR:
         reason = "partial tiles are added in their order: linear"
         yield Violation("stream_k", "reduction", config.reduction.value, reason, {"reduction": Reduction.LINEAR})
-    elif config.epilogue is not Epilogue.CSHUFFLE and not cuda:
-        reason = "Stream-K writes through the cshuffle epilogue"
-        fix = {"epilogue": Epilogue.CSHUFFLE}
-        if config.pipeline in arch.pipelines and not arch.supports_trait(
-            config.pipeline, Epilogue.CSHUFFLE.value, config.scheduler
-        ):
-            yield Violation("stream_k", "reduction", config.reduction.value, reason, {"reduction": Reduction.NONE})
-        else:
-            yield Violation("stream_k", "epilogue", config.epilogue.value, reason, fix)
 
 
 def cpu_waves(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
@@ -97,6 +86,16 @@ def cpu_waves(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
     if arch.kind == "cpu" and config.wave[2] != 1:
         reason = "threads share rows and columns; use split_k to share K"
         yield Violation("cpu_waves", "wave", config.wave, reason, {"wave": (*config.wave[:2], 1)})
+
+
+def gpu_waves(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """Waves of a GPU's workgroup share rows and columns likewise: no template adds up what waves have summed of K."""
+    if arch.kind != "cpu" and config.wave[2] != 1:
+        reason = "no template has waves that share K; use split_k, or as many more along m or n"
+        m, n, k = config.wave
+        wider = [wave for wave in ((m, n * k, 1), (m * k, n, 1), (m, n, 1)) if wave in arch.waves]
+        fix: dict[str, object] = {"wave": wider[0]} if wider else {}
+        yield Violation("gpu_waves", "wave", config.wave, reason, fix)
 
 
 RULES: RuleBook[GemmConfig] = RuleBook(
@@ -109,5 +108,6 @@ RULES: RuleBook[GemmConfig] = RuleBook(
         stream_k,
         *GPU_RULES,
         cpu_waves,
+        gpu_waves,
     )
 )

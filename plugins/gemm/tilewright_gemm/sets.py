@@ -12,6 +12,7 @@ from tilewright_arch import ArchSpec
 from tilewright_gemm.choices import offered
 from tilewright_gemm.config import GemmConfig
 from tilewright_gemm.gpu_sets import CUDA_DEFAULTS, SWEEP_HOPPER, TUNE_HOPPER
+from tilewright_gemm.hip_sets import ESSENTIAL, HIP_DEFAULTS, preferred
 from tilewright_gemm.pack_b import PackBConfig
 from tilewright_gemm.seed_sets import seed_kernels
 from tilewright_gemm.words import Binary, Epilogue, ScaleA, ScaleB, Unary
@@ -37,20 +38,6 @@ def fixed(config: GemmConfig) -> Declaration[GemmConfig]:
 def _cpu(**fields: Any) -> Declaration[GemmConfig]:
     base = {"dtype_a": ANY, "layout": ANY, "epilogue": Epilogue.DEFAULT, "tile": ANY, "wave": ANY, "warp_tile": ANY}
     return declare(GemmConfig, **(base | fields)).on(*_CPUS)
-
-
-def _hip(**fields: Any) -> Declaration[GemmConfig]:
-    tiles = [
-        (256, 256, 32),
-        (256, 128, 32),
-        (128, 256, 32),
-        (128, 128, 32),
-        (128, 128, 64),
-        (64, 64, 64),
-        (64, 128, 64),
-    ]
-    base = {"dtype_a": ANY, "layout": ANY, "tile": tiles, "wave": (2, 2, 1), "warp_tile": ANY}
-    return declare(GemmConfig, **(base | fields)).on(*_HIP)
 
 
 def may_be_valid(partial: Mapping[str, Any], arch: ArchSpec) -> bool:
@@ -96,12 +83,10 @@ DEFAULT = KernelSet(
             scale_b=[ScaleB.TENSOR, ScaleB.COLUMN],
         ),
         _cpu(pipeline="compv3", dtype_a=DType.FP8, dtype_b="bf8", wave=(1, 1, 1), layout="rcr"),
-        _hip(pipeline=["compv4", "compv3"], scheduler=ANY),
-        _hip(pipeline="mem", scheduler=ANY, tile=[(32, 64, 32), (64, 32, 32), (64, 64, 64)], wave=ANY),
-        _hip(pipeline="preshufflev2", preshuffle=True, layout="rcr"),
+        *HIP_DEFAULTS,
         *CUDA_DEFAULTS,
     ),
-    offered,
+    preferred,
 )
 
 _SWEEP = {"pipeline": ["compv3", "compv4", "mem"], "epilogue": [Epilogue.CSHUFFLE, Epilogue.DEFAULT]} | {
@@ -179,7 +164,7 @@ PACK = KernelSet(
     offered,
 )
 
-KERNEL_SETS: dict[str, KernelSet[GemmConfig]] = {"default": DEFAULT} | {
+KERNEL_SETS: dict[str, KernelSet[GemmConfig]] = {"default": DEFAULT, "essential": ESSENTIAL} | {
     name: KernelSet(name, f"Preselected: {name}, mended", tuple(map(fixed, configs)), offered)
     for name, configs in seed_kernels()
 }

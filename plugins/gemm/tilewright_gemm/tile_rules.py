@@ -34,7 +34,7 @@ from tilewright_gemm.gpu_rules import (
     wave_groups,
 )
 from tilewright_gemm.packing import GROUP_BYTES
-from tilewright_gemm.words import Epilogue, Reduction, Switch
+from tilewright_gemm.words import Epilogue, Switch
 from tilewright_kit.rules import Violation
 
 __all__ = ["TILE_RULES"]
@@ -237,8 +237,7 @@ def cshuffle_repeat(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
             smaller = list(config.tile)
             smaller[axis] = (repeat - 1) * unit[axis]
             fix: dict[str, object] = {"tile": tuple(smaller)}
-            default = arch.supports_trait(config.pipeline, Epilogue.DEFAULT.value, config.scheduler)
-            if default and config.reduction is Reduction.NONE:
+            if arch.supports_trait(config.pipeline, Epilogue.DEFAULT.value, config.scheduler):
                 fix = {"epilogue": Epilogue.DEFAULT}
             yield Violation("cshuffle_repeat", "epilogue", config.epilogue.value, reason, fix)
             return
@@ -259,8 +258,17 @@ def preshuffle_loads(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
         return
     reason = _load_fault(config, arch, config.tile)
     if reason:
-        mended = _loadable(config, arch)
-        yield Violation("preshuffle_loads", "tile", config.tile, reason, {"tile": mended} if mended else {})
+        yield Violation("preshuffle_loads", "tile", config.tile, reason, _loading(config, arch))
+
+
+def _loading(config: GemmConfig, arch: ArchSpec) -> dict[str, object]:
+    """Another tile, if need be for fewer waves, which have more registers each."""
+    fewer = sorted((wave for wave in arch.waves if math.prod(wave) < config.waves), key=math.prod, reverse=True)
+    for wave in (config.wave, *fewer):
+        tile = _loadable(config.replace(wave=wave), arch)
+        if tile:
+            return {"tile": tile} if wave == config.wave else {"wave": wave, "tile": tile}
+    return {}
 
 
 def _loadable(config: GemmConfig, arch: ArchSpec) -> Triple | None:
@@ -272,7 +280,9 @@ def _loadable(config: GemmConfig, arch: ArchSpec) -> Triple | None:
     for columns in dict.fromkeys((n, max(n // 2 // unit[1], 1) * unit[1], unit[1])):
         for rows, depth in shapes:
             tile = (rows, columns, depth)
-            if staging_bytes(config, arch, tile) <= limit and not _load_fault(config, arch, tile):
+            if staging_bytes(config, arch, tile) > limit or _load_fault(config, arch, tile):
+                continue
+            if config.pipeline not in arch.pipelines or fits_registers(config.replace(tile=tile), arch):
                 return tile
     return None
 
@@ -332,6 +342,9 @@ def _with_fewer_accumulators(config: GemmConfig, arch: ArchSpec) -> dict[str, ob
     """The tile with its longer side halved until a thread's registers hold its part; where even the least does not fit,
     a narrower warp tile.
     """
+    squarer = _squarer(config, arch)
+    if squarer:
+        return {"warp_tile": squarer}
     least = least_tile(config, arch)
     m, n, k = config.tile
     while not fits_registers(config.replace(tile=(m, n, k)), arch):
@@ -342,6 +355,19 @@ def _with_fewer_accumulators(config: GemmConfig, arch: ArchSpec) -> dict[str, ob
         else:
             return _narrower(config.replace(tile=(m, n, k)), arch)
     return {"tile": (m, n, k)}
+
+
+def _squarer(config: GemmConfig, arch: ArchSpec) -> Triple | None:
+    """AMD: the nearest warp tile whose operands take so few registers that the tile fits as it is."""
+    if arch.kind != "hip":
+        return None
+    fits = []
+    for warp in usable_warp_tiles(config, arch):
+        other = config.replace(warp_tile=warp)
+        whole = not any(size % part for size, part in zip(config.tile, step(other), strict=True))
+        if whole and warp != config.warp_tile and fits_registers(other, arch):
+            fits.append(warp)
+    return nearest(config.warp_tile, fits) if fits else None
 
 
 def _narrower(config: GemmConfig, arch: ArchSpec) -> dict[str, object]:

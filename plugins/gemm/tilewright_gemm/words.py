@@ -26,6 +26,7 @@ __all__ = [
     "epilogue_dtypes",
     "is_pair",
     "output_dtypes",
+    "size_of",
 ]
 
 MAX_D = 255
@@ -147,3 +148,11 @@ def output_dtypes(a: DType) -> tuple[DType, ...]:
 def epilogue_dtypes(a: DType) -> tuple[DType, ...]:
     """What bias and D operands may be."""
     return (*_FLOATS, DType.INT32) if accumulator(a) == DType.INT32 else _FLOATS
+
+
+_SIZES = {str(dtype.value): dtype.bytes for dtype in DType}
+
+
+def size_of(name: str) -> int:
+    """Bytes of an element type by name; unknown ones count as four."""
+    return _SIZES.get(name, 4)

@@ -1,0 +1,124 @@
+"""Kernel sets of AMD GPUs: the essential one, which is built and checked for every arch, and the default one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from tilewright_arch import ArchSpec
+from tilewright_gemm.choices import offered, table_key
+from tilewright_gemm.config import GemmConfig
+from tilewright_gemm.hip_candidates import HIP_SHAPES, warp_tile_for
+from tilewright_gemm.words import LAYOUTS, Binary, Epilogue, ScaleA, ScaleB, Unary
+from tilewright_kit.declare import ANY, Declaration, KernelSet, declare
+from tilewright_kit.dtypes import DType
+
+__all__ = ["ESSENTIAL", "HIP_DEFAULTS", "preferred"]
+
+_CDNA, _RDNA = ("gfx9*",), ("gfx1*",)
+_HALVES = [DType.FP16, DType.BF16]
+_EIGHT = ((DType.FP8, ""), (DType.FP8, "bf8"), (DType.BF8, "fp8"), (DType.BF8, ""))
+_LINE_BYTES = 64
+"""Of a tile along k: what the pipelines of these sets stage at a time."""
+
+_FEW = 32
+"""Rows or columns of tiles for problems that memory decides."""
+
+Declarations = Iterator[Declaration[GemmConfig]]
+
+
+def preferred(field: str, arch: ArchSpec, partial: Mapping[str, Any]) -> Iterable[Any] | None:
+    """``offered``, but of the warp tiles of an AMD GPU only the one that suits a tile and its waves best."""
+    if field != "warp_tile" or arch.kind != "hip":
+        return offered(field, arch, partial)
+    pipeline, tile, wave = partial["pipeline"], partial["tile"], partial["wave"]
+    if pipeline not in arch.pipelines:
+        return ()
+    key = table_key(DType(partial.get("dtype_a", DType.FP16)).value, str(partial.get("dtype_b", "")))
+    found = warp_tile_for(
+        arch.warp_tiles_for(key, pipeline), (tile[0] // max(wave[0], 1), tile[1] // max(wave[1], 1)), tile[2]
+    )
+    return () if found is None else (found,)
+
+
+def _kernels(
+    archs: tuple[str, ...], tile: tuple[int, int], wave: tuple[int, int], lines: int = 1, **fields: Any
+) -> Declaration[GemmConfig]:
+    """Kernels of one shape. ``dtype_a`` is one type, or types of one size; ``lines``: length of the tile along k."""
+    first = fields.setdefault("dtype_a", DType.FP16)
+    size = (first[0] if isinstance(first, list) else first).bytes
+    shaped = {"tile": (*tile, lines * _LINE_BYTES // size), "wave": (*wave, 1), "warp_tile": ANY}
+    return declare(GemmConfig, **{**shaped, **fields}).on(*archs)
+
+
+def _types(archs: tuple[str, ...], wave: tuple[int, int]) -> Declarations:
+    """Every type that the arch multiplies, in every layout."""
+    for dtypes in ([DType.FP32], _HALVES, [DType.INT8]):
+        yield _kernels(archs, (128, 128), wave, dtype_a=dtypes, layout=list(LAYOUTS), pipeline="compv4")
+    for dtype, other in _EIGHT:
+        # Where the pair of types has an instruction.
+        layouts = ["rcr", "rrr"] if other == "" else "rcr"
+        yield _kernels(archs, (128, 128), wave, dtype_a=dtype, dtype_b=other, layout=layouts, pipeline="compv4")
+
+
+def _steps(archs: tuple[str, ...], wave: tuple[int, int]) -> Declarations:
+    """Epilogues, fused steps, and the ways to distribute work."""
+    base: dict[str, Any] = {"pipeline": "compv4"}
+    yield _kernels(archs, (128, 64), wave, epilogue=Epilogue.DEFAULT, **base)
+    yield _kernels(archs, (128, 64), wave, dtype_c="fp32", bias="fp32", unary=Unary.GELU, **base)
+    multi_d = {"binary": Binary.MULTI_D_ADD, "num_d_tensors": 2, "unary": Unary.RELU}
+    yield _kernels(archs, (128, 64), wave, dtype_a=DType.BF16, **multi_d, **base)
+    scales = {"scale_a": ScaleA.ROW, "scale_b": ScaleB.COLUMN}
+    yield _kernels(archs, (128, 64), wave, dtype_a=DType.INT8, dtype_c="fp16", **scales, **base)
+    yield _kernels(archs, (128, 64), wave, split_k=4, **base)
+    yield _kernels(archs, (128, 64), wave, batched=True, **base)
+    yield _kernels(archs, (128, 64), wave, grouped=True, **base)
+    yield _kernels(archs, (128, 64), wave, persistent=True, **base)
+
+
+def _essential() -> Declarations:
+    yield _kernels(_CDNA, (256, 256), (2, 2), pipeline=["compv3", "compv4"])
+    yield _kernels(_CDNA, (256, 128), (2, 2), pipeline=["compv3", "compv4", "comp_async"])
+    yield _kernels(_CDNA, (64, 64), (2, 2), lines=2, pipeline="compv3")
+    yield _kernels(_CDNA, (16, 64), (1, 4), lines=2, pipeline="mem", scheduler=["intrawave", "interwave"])
+    shuffled: dict[str, Any] = {"pipeline": "preshufflev2", "preshuffle": True}
+    yield _kernels(_CDNA, (128, 128), (2, 2), lines=2, dtype_a=DType.FP16, **shuffled)
+    yield _kernels(_CDNA, (128, 128), (2, 2), lines=2, dtype_a=DType.FP8, **shuffled)
+    yield _kernels(_CDNA, (64, 64), (1, 4), pipeline="compv3", warp_tile=(64, 4, 16))
+    yield _kernels(_CDNA, (64, 64), (4, 1), pipeline="compv3", warp_tile=(4, 64, 16))
+    yield from _types(_CDNA, (2, 2))
+    yield from _steps(_CDNA, (2, 2))
+    yield _kernels(_RDNA, (128, 256), (2, 4), pipeline="compv4")
+    yield _kernels(_RDNA, (128, 128), (4, 2), pipeline=["compv3", "compv4"])
+    yield _kernels(_RDNA, (64, 64), (4, 2), lines=2, pipeline="compv3")
+    yield _kernels(_RDNA, (16, 128), (1, 8), lines=2, pipeline="mem", scheduler=["intrawave", "interwave"])
+    yield from _types(_RDNA, (4, 2))
+    yield from _steps(_RDNA, (4, 2))
+
+
+ESSENTIAL = KernelSet(
+    "essential",
+    "AMD GPUs: every type, layout, pipeline, epilogue and way to distribute work, in the usual tiles",
+    tuple(_essential()),
+    preferred,
+)
+
+
+def _defaults() -> Declarations:
+    """The essential kernels, and the shapes that are considered for problems, in the usual types."""
+    yield from _essential()
+    for shape in HIP_SHAPES:
+        for lines in (1, 2):
+            for dtypes in ([DType.FP32], _HALVES, [DType.INT8], [DType.FP8]):
+                yield _kernels(
+                    (*_CDNA, *_RDNA),
+                    shape.tile,
+                    shape.wave,
+                    lines=lines,
+                    dtype_a=dtypes,
+                    layout=["rcr", "rrr"],
+                    pipeline=["mem"] if min(shape.tile) <= _FEW else ["comp_async", "compv4", "compv3"],
+                )
+
+
+HIP_DEFAULTS: tuple[Declaration[GemmConfig], ...] = tuple(_defaults())
