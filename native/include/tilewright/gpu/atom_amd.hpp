@@ -11,53 +11,65 @@
 
 namespace tw::gpu {
 
+// Whether a tile states `place` (see layout_amd.hpp).
+template <class Tile, class = void>
+constexpr bool kIsLdsTile = false;
+template <class Tile>
+constexpr bool kIsLdsTile<Tile, decltype((void)Tile::source_k_major)> = true;
+
 // One operand's side. kLines: rows of A (columns of B) of one instruction; kLaneBytes: what a lane reads of each.
 template <class Tile, int kLines, int kGroups, int kLaneBytes>
 struct MatrixSide {
   using Element = typename Tile::Element;
-  static constexpr int words = kLaneBytes / 4, size = Tile::element_bytes;
+  static constexpr int size = Tile::element_bytes, parts = ceil_div(kLaneBytes, 16), part_bytes = kLaneBytes / parts;
+  // Vectors that are never taken apart: else the compiler takes the reads apart, too.
+  using Part = Vector<uint32_t, part_bytes / 4>;
+  struct Fragment {
+    Part part[parts];
+  };
 
-  // Step kk of line `line` (of the lane) of the part that begins at line `first`.
-  TW_DEVICE static Words<words> load(uint32_t tile, int first, int line, int group, int kk) {
-    Words<words> x;
-    if constexpr (Tile::k_major) {
-      const int byte = (kk * kGroups + group) * kLaneBytes;
-      constexpr int kPart = min_of(words, 4);
-      TW_UNROLL
-      for (int w = 0; w < words; w += kPart) {
-        const Words<kPart> part = load_shared<kPart>(address(tile, first, line, byte / 16 + w / 4) + byte % 16);
-        TW_UNROLL
-        for (int l = 0; l < kPart; l++) x.w[w + l] = part.w[l];
+  // Step kk of line `line` (of the lane), `beyond` lines further on in the part that begins at line `first`.
+  TW_DEVICE static Fragment load(uint32_t tile, int first, int line, int beyond, int group, int kk) {
+    Fragment x;
+    TW_UNROLL
+    for (int p = 0; p < parts; p++) {
+      if constexpr (Tile::k_major) {
+        // Groups of lanes read neighbouring places.
+        const int own = group * part_bytes, step = (kk * parts + p) * kGroups * part_bytes;
+        x.part[p] = load_shared_vector<part_bytes / 4>(address(tile, first, line, beyond, own, step));
+      } else {
+        x.part[p] = gather(tile, first + beyond + line, ((kk * parts + p) * kGroups + group) * (part_bytes / size));
       }
-    } else {
-      gather(x, tile, first + line, (kk * kGroups + group) * (kLaneBytes / size));
-    }
-    if constexpr (kIsFnuz<Element>) {
-      TW_UNROLL
-      for (int w = 0; w < words; w++) x.w[w] = fnuz_bytes<Element>(x.w[w]);
+      if constexpr (kIsFnuz<Element>) x.part[p] = fnuz_bytes<Element>(x.part[p]);
     }
     return x;
   }
 
  private:
-  // Keys repeat after 8 lines: what `first` and the number of the instruction move by is a constant.
-  TW_DEVICE static uint32_t address(uint32_t tile, int first, int line, int chunk) {
-    if constexpr (kLines % 8 == 0) return tile + Tile::offset(first + line, chunk, line);
-    else return tile + Tile::offset(first + line, chunk);
+  // own, step: bytes along k, of which the compiler knows the second. Both together never carry into one another.
+  TW_DEVICE static uint32_t address(uint32_t tile, int first, int line, int beyond, int own, int step) {
+    constexpr int kTogether = kGroups * part_bytes;  // bytes that the groups read
+    const int within = kTogether >= 16 ? own % 16 : step % 16;
+    if constexpr (kIsLdsTile<Tile> && kLines % 16 == 0 && kTogether >= 16)
+      return tile + Tile::template place<kTogether / 16>(first, line, beyond, own / 16, step / 16) + within;
+    return tile + Tile::offset(first + beyond + line, (own + step) / 16) + within;
   }
   // k across the lines: element by element.
-  TW_DEVICE static void gather(Words<words>& x, uint32_t tile, int line, int k) {
+  TW_DEVICE static Part gather(uint32_t tile, int line, int k) {
+    Part x;
     TW_UNROLL
-    for (int w = 0; w < words; w++) {
-      x.w[w] = 0;
+    for (int w = 0; w < part_bytes / 4; w++) {
+      uint32_t word = 0;
       TW_UNROLL
       for (int e = 0; e < 4 / size; e++) {
         const int byte = line * size;
         const uint32_t from = tile + Tile::offset(k + w * (4 / size) + e, byte / 16) + byte % 16 / 4 * 4;
         const uint32_t bits = load_shared<1>(from).w[0] >> (byte % 4 * 8);
-        x.w[w] |= (size == 4 ? bits : bits & ((1u << (size * 8 % 32)) - 1)) << (e * size * 8);
+        word |= (size == 4 ? bits : bits & ((1u << (size * 8 % 32)) - 1)) << (e * size * 8);
       }
+      x[w] = word;
     }
+    return x;
   }
 };
 
@@ -101,8 +113,8 @@ struct MatrixAtom {
   static constexpr int results = layout().results();
   Vector<Accumulator, results> acc[rows][columns];
   struct Fragments {
-    Words<SideA::words> a[rows];
-    Words<SideB::words> b[columns];
+    typename SideA::Fragment a[rows];
+    typename SideB::Fragment b[columns];
   };
 
   TW_DEVICE void clear() {
@@ -114,12 +126,11 @@ struct MatrixAtom {
 
   // Step kk of the tile in shared memory, for the wave's part that begins at row m0 and column n0.
   TW_DEVICE static void load(Fragments& f, uint32_t tile_a, uint32_t tile_b, int m0, int n0, int lane, int kk) {
-    const int group = layout().group(lane);
+    const int group = layout().group(lane), line_a = layout().column(lane), line_b = layout().line_of(layout().row(lane));
     TW_UNROLL
-    for (int i = 0; i < rows; i++) f.a[i] = SideA::load(tile_a, m0 + i * kTileM, layout().column(lane), group, kk);
+    for (int i = 0; i < rows; i++) f.a[i] = SideA::load(tile_a, m0, line_a, i * kTileM, group, kk);
     TW_UNROLL
-    for (int j = 0; j < columns; j++)
-      f.b[j] = SideB::load(tile_b, n0 + j * kTileN, layout().line_of(layout().row(lane)), group, kk);
+    for (int j = 0; j < columns; j++) f.b[j] = SideB::load(tile_b, n0, line_b, j * kTileN, group, kk);
   }
 
   TW_DEVICE void multiply(const Fragments& f) {
@@ -163,21 +174,18 @@ struct MatrixAtom {
 
  private:
   // What instruction p takes of a fragment.
-  static constexpr int part_words = instruction_bytes / 4;
-  template <class E, int kWords>
-  TW_DEVICE static Words<taken / 4> part(const Words<kWords>& x, int p) {
-    Words<taken / 4> y;
-    TW_UNROLL
-    for (int w = 0; w < part_words; w++) {
-      const uint32_t word = x.w[p * part_words + w];
-      if constexpr (widening == 2) {
-        const Words<2> wide = widen_bytes<E>(word);
-        y.w[2 * w] = wide.w[0], y.w[2 * w + 1] = wide.w[1];
-      } else {
-        y.w[w] = word;
-      }
+  template <class E, class Fragment>
+  TW_DEVICE static auto part(const Fragment& x, int p) {
+    constexpr int kWords = instruction_bytes / 4, kPart = sizeof(x.part[0]) / 4;
+    if constexpr (kWords > kPart) {
+      return __builtin_shufflevector(x.part[0], x.part[1], 0, 1, 2, 3, 4, 5, 6, 7);
+    } else {
+      const auto y = x.part[0];
+      if constexpr (widening == 2) return widen_bytes<E>(y[p]);
+      else if constexpr (kWords == kPart) return y;
+      else if constexpr (kWords == 1) return Vector<uint32_t, 1>(y[p]);
+      else return p == 0 ? __builtin_shufflevector(y, y, 0, 1) : __builtin_shufflevector(y, y, 2, 3);
     }
-    return y;
   }
 };
 

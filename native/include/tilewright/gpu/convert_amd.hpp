@@ -32,15 +32,15 @@ template <class E>
 constexpr float kOperandScale = 1.0f;
 #endif
 
-// The four FNUZ codes for four OCP codes.
-template <class E>
-TW_DEVICE uint32_t fnuz_bytes(uint32_t x) {
+// The FNUZ codes for four OCP codes (or a vector of fours).
+template <class E, class Word>
+TW_DEVICE Word fnuz_bytes(Word x) {
   constexpr uint32_t kBits = 0x7f7f7f7fu, kSigns = 0x80808080u;
   constexpr uint32_t kFirstSpecial = is_same<E, fp8> ? 0x7f : 0x7c;  // of the magnitudes
-  const uint32_t magnitude = x & kBits;
-  const uint32_t nonzero = magnitude + kBits;  // sign bits: of bytes that are neither 0 nor -0
-  const uint32_t special = (magnitude + (0x80 - kFirstSpecial) * 0x01010101u) & kSigns;
-  const uint32_t kept = ~(special - (special >> 7));  // not the magnitudes of specials
+  const Word magnitude = x & kBits;
+  const Word nonzero = magnitude + kBits;  // sign bits: of bytes that are neither 0 nor -0
+  const Word special = (magnitude + (0x80 - kFirstSpecial) * 0x01010101u) & kSigns;
+  const Word kept = ~(special - (special >> 7));  // not the magnitudes of specials
   return (x & (nonzero | kBits) & kept) | special;
 }
 
@@ -52,7 +52,7 @@ TW_DEVICE uint32_t bfloats_of_halves(uint32_t x) {
 
 // Four bf16 values, times kOperandScale the given ones.
 template <class E>
-TW_DEVICE Words<2> widen_bytes(uint32_t x) {
+TW_DEVICE Vector<uint32_t, 2> widen_bytes(uint32_t x) {
   constexpr int kFirst = 0x1404, kSecond = 0x3424;  // bytes 0, 1 (2, 3) as the upper halves of words of 16 bits
   if constexpr (is_same<E, bf8>) {                  // which are fp16
     return {bfloats_of_halves(permute_bytes(x, 0, kFirst)), bfloats_of_halves(permute_bytes(x, 0, kSecond))};

@@ -57,15 +57,8 @@ constexpr int lane_bytes_of(int depth) {
   return 0;
 }
 
-template <class T, int kCount>
-struct VectorOf {
-  typedef T type __attribute__((ext_vector_type(kCount)));
-};
-template <class T, int kCount>
-using Vector = typename VectorOf<T, kCount>::type;
-
-// `multiply_matrix`: c += x * y, for a first operand of kRows rows of type X and a second one of type Y; kWords registers
-// of each.
+// `multiply_matrix`: c += x * y, for a first operand of kRows rows of type X and a second one of type Y. A lane's part of
+// either is a vector of registers.
 #if defined(__GFX11__) || defined(__GFX12__)
 
 #if defined(__GFX12__)
@@ -74,8 +67,9 @@ using Vector = typename VectorOf<T, kCount>::type;
 #define TW_WMMA_NAME(NAME) __builtin_amdgcn_wmma_##NAME##_w32
 #endif
 #define TW_WMMA(NAME, TYPE) c = TW_WMMA_NAME(NAME)(bits_as<TYPE>(x), bits_as<TYPE>(y), c)
-template <class X, class Y, int kRows, int kWords, class Results>
-TW_DEVICE void multiply_matrix(Results& c, const Words<kWords>& x, const Words<kWords>& y) {
+template <class X, class Y, int kRows, class Operand, class Results>
+TW_DEVICE void multiply_matrix(Results& c, Operand x, Operand y) {
+  constexpr int kWords = sizeof(Operand) / 4;
   using Half = Vector<_Float16, kWords * 2>;
   using Short = Vector<short, kWords * 2>;
   using Int = Vector<int, kWords>;
@@ -98,7 +92,7 @@ TW_DEVICE void multiply_matrix(Results& c, const Words<kWords>& x, const Words<k
 #define TW_MFMA(NAME, TYPE) c = __builtin_amdgcn_mfma_##NAME(bits_as<TYPE>(x), bits_as<TYPE>(y), c, 0, 0, 0)
 #if defined(__gfx942__) || defined(__gfx950__)
 template <class X, class Y, int kRows, class Results>
-TW_DEVICE void multiply_bytes(Results& c, const Words<2>& x, const Words<2>& y) {
+TW_DEVICE void multiply_bytes(Results& c, Vector<uint32_t, 2> x, Vector<uint32_t, 2> y) {
 #define TW_MFMA_BYTES(TYPES)                                          \
   {                                                                   \
     if constexpr (kRows == 32) TW_MFMA(f32_32x32x16_##TYPES, int64_t); \
@@ -117,7 +111,7 @@ TW_DEVICE void multiply_bytes(Results& c, const Words<2>& x, const Words<2>& y) 
 
 #if defined(__gfx950__)
 template <class X, class Y, int kRows, class Results>
-TW_DEVICE void multiply_deep(Results& c, const Words<4>& x, const Words<4>& y) {
+TW_DEVICE void multiply_deep(Results& c, Vector<uint32_t, 4> x, Vector<uint32_t, 4> y) {
   using Half = Vector<_Float16, 8>;
   using Bfloat = Vector<__bf16, 8>;
   using Int = Vector<int, 4>;
@@ -130,7 +124,7 @@ TW_DEVICE void multiply_deep(Results& c, const Words<4>& x, const Words<4>& y) {
 }
 // Scales of 0 select the form without scales.
 template <class X, class Y, int kRows, class Results>
-TW_DEVICE void multiply_deep(Results& c, const Words<8>& x, const Words<8>& y) {
+TW_DEVICE void multiply_deep(Results& c, Vector<uint32_t, 8> x, Vector<uint32_t, 8> y) {
   using Int = Vector<int, 8>;
   constexpr int kX = is_same<X, bf8>, kY = is_same<Y, bf8>;  // codes of the formats: E4M3 0, E5M2 1
   if constexpr (kRows == 32)
@@ -139,8 +133,9 @@ TW_DEVICE void multiply_deep(Results& c, const Words<8>& x, const Words<8>& y) {
 }
 #endif
 
-template <class X, class Y, int kRows, int kWords, class Results>
-TW_DEVICE void multiply_matrix(Results& c, const Words<kWords>& x, const Words<kWords>& y) {
+template <class X, class Y, int kRows, class Operand, class Results>
+TW_DEVICE void multiply_matrix(Results& c, Operand x, Operand y) {
+  constexpr int kWords = sizeof(Operand) / 4;
   using Half = Vector<_Float16, 4>;
   using Short = Vector<short, 4>;
   if constexpr (is_same<X, fp32>) {

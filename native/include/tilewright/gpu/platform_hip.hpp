@@ -42,6 +42,13 @@ TW_DEVICE int count_lanes(bool condition) {
   else return __builtin_popcount(__builtin_amdgcn_ballot_w32(condition));
 }
 
+template <class T, int kCount>
+struct VectorOf {
+  typedef T type __attribute__((ext_vector_type(kCount)));
+};
+template <class T, int kCount>
+using Vector = typename VectorOf<T, kCount>::type;
+
 template <class To, class From>
 TW_DEVICE To bits_as(const From& from) {
   static_assert(sizeof(To) == sizeof(From), "the same bits");
@@ -85,14 +92,16 @@ TW_DEVICE uint32_t shared_base() {
   return (uint32_t)(TW_SHARED unsigned char*)tw_shared_memory;
 }
 template <int kCount>
+TW_DEVICE Vector<uint32_t, kCount> load_shared_vector(uint32_t address) {
+  return *(const TW_SHARED Vector<uint32_t, kCount>*)address;
+}
+template <int kCount>
 TW_DEVICE Words<kCount> load_shared(uint32_t address) {
-  typedef uint32_t Vector __attribute__((ext_vector_type(kCount)));
-  return bits_as<Words<kCount>>(*(const TW_SHARED Vector*)address);
+  return bits_as<Words<kCount>>(load_shared_vector<kCount>(address));
 }
 template <int kCount>
 TW_DEVICE void store_shared(uint32_t address, Words<kCount> x) {
-  typedef uint32_t Vector __attribute__((ext_vector_type(kCount)));
-  *(TW_SHARED Vector*)address = bits_as<Vector>(x);
+  *(TW_SHARED Vector<uint32_t, kCount>*)address = bits_as<Vector<uint32_t, kCount>>(x);
 }
 
 // ---- global memory ----
@@ -100,7 +109,7 @@ TW_DEVICE void store_shared(uint32_t address, Words<kCount> x) {
 #define TW_GLOBAL __attribute__((address_space(1)))
 template <int kBytes>
 struct Transfer {
-  typedef uint32_t type __attribute__((ext_vector_type(kBytes / 4)));
+  using type = Vector<uint32_t, kBytes / 4>;
 };
 template <>
 struct Transfer<1> {
