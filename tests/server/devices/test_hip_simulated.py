@@ -1,0 +1,125 @@
+"""The simulated HIP runtime, driven by hip-python; then the conformance suite against it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from simulated_hip import ARCHS, HERE, environment, library, marks  # noqa: F401
+
+pytestmark = marks
+
+
+def run(folder: Path, case: str, arch: str = "gfx942", **more: Any) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, str(HERE / "hip_driving.py"), case]
+    env = {**os.environ, **environment(folder, arch, **more)}
+    return subprocess.run(argv, capture_output=True, text=True, env=env, timeout=120)
+
+
+def answer(folder: Path, case: str, arch: str = "gfx942", **more: Any) -> Any:
+    done = run(folder, case, arch, **more)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout)
+
+
+def test_every_arch_compiles_loads_launches_and_copies(library: Path) -> None:  # noqa: F811
+    found = answer(library, "chips", ",".join(ARCHS))
+    assert [chip["arch"] for chip in found] == list(ARCHS)
+    for chip in found:
+        assert chip["launch"] == "hipSuccess"
+        assert chip["error"] < 1e-6, chip
+        assert (chip["threads"], chip["lds"]) == (256, 1024)
+        assert 0 < chip["registers"] <= 512
+        assert chip["wave"] == (32 if chip["arch"].startswith("gfx1") else 64)
+        assert chip["wrong"] == "hipErrorNoBinaryForGpu"
+        assert chip["missing"] == "hipErrorNotFound"
+        assert chip["broken"] == "hipErrorInvalidImage"
+
+
+def test_captured_launches_run_with_their_graph(library: Path) -> None:  # noqa: F811
+    found = answer(library, "graph")
+    assert found["capturing"] == "hipErrorStreamCaptureUnsupported"
+    assert found["before"] == 0
+    assert found["error"] < 1e-6
+
+
+def test_streams_are_in_order_and_the_default_one_waits(library: Path) -> None:  # noqa: F811
+    found = answer(library, "streams")
+    assert found["waiting"] == ["hipErrorNotReady", "hipErrorNotReady"]
+    assert set(found["after"]) == {2}
+    assert found["held"] == "hipSuccess"
+
+
+def test_memory_and_events_are_shared_between_processes(library: Path) -> None:  # noqa: F811
+    found = answer(library, "shared")
+    assert found["before"] == "hipErrorNotReady"
+    assert (found["offset"], found["size"]) == (4096, 1 << 20)
+    assert found["seen"] == [7]
+    assert set(found["answer"]) == {9}
+    assert found["own"] == "hipErrorInvalidContext"
+    assert found["unknown"] == "hipErrorInvalidValue"
+
+
+def test_mapped_memory_goes_by_descriptor(library: Path) -> None:  # noqa: F811
+    assert answer(library, "mapped", emulator=False) == {"seen": [5], "legacy": "hipErrorInvalidValue", "answer": [6]}
+
+
+def test_compiler_says_what_is_wrong(library: Path) -> None:  # noqa: F811
+    found = answer(library, "sources", emulator=False)
+    assert found["result"] == "HIPRTC_ERROR_COMPILATION"
+    assert "use of undeclared identifier 'missing'" in found["log"]
+    assert found["code"] == "HIPRTC_ERROR_INVALID_PROGRAM"
+    assert found["fine"] == 0
+
+
+def test_memory_runs_out_when_asked_to(library: Path) -> None:  # noqa: F811
+    plenty = answer(library, "memory", emulator=False)
+    assert plenty["found"] == ["hipSuccess"] * 3
+    assert plenty["too_much"] == "hipErrorOutOfMemory"
+    assert plenty["used"] == 3 * 4096
+    scarce = answer(library, "memory", emulator=False, TW_SIM_FAULT_MEMORY="2")
+    assert scarce["found"] == ["hipSuccess", "hipErrorOutOfMemory", "hipErrorOutOfMemory"]
+
+
+def test_images_are_bad_when_asked_to(library: Path) -> None:  # noqa: F811
+    assert answer(library, "image", emulator=False)["load"] == "hipSuccess"
+    assert answer(library, "image", emulator=False, TW_SIM_FAULT_IMAGE="1")["load"] == "hipErrorInvalidImage"
+
+
+@pytest.mark.parametrize(("fault", "result"), [("LAUNCH", "hipErrorLaunchFailure"), ("LOST", "hipErrorUnknown")])
+def test_faults_stay(fault: str, result: str, library: Path) -> None:  # noqa: F811
+    found = answer(library, "launches", **{f"TW_SIM_FAULT_{fault}": "2"})
+    assert found["launch"] == ["hipSuccess", "hipSuccess", result]
+    assert found["wait"] == ["hipSuccess", result, result]
+    assert found["later"] == found["event"] == result
+
+
+def test_stray_access_is_an_illegal_address(library: Path) -> None:  # noqa: F811
+    done = run(library, "stray")
+    found = json.loads(done.stdout)
+    assert found == {"launch": "hipSuccess", "wait": "hipErrorIllegalAddress", "later": "hipErrorIllegalAddress"}
+    assert "OutOfBounds" in done.stderr
+
+
+def test_stray_access_ends_the_process_when_asked_to(library: Path) -> None:  # noqa: F811
+    done = run(library, "stray", TW_SIM_FAULT_ABORT="1")
+    assert done.returncode == -signal.SIGABRT
+    assert "OutOfBounds" in done.stderr
+
+
+def test_launches_need_an_emulator(library: Path) -> None:  # noqa: F811
+    found = answer(library, "launches", emulator=False)
+    assert found["launch"] == ["hipErrorNotSupported"] * 3
+    assert found["later"] == "hipSuccess"
+
+
+def test_driver_has_the_version_that_it_is_given(library: Path) -> None:  # noqa: F811
+    old = answer(library, "versions", emulator=False, TW_SIM_DRIVER="50200000")
+    assert old == {"driver": 50200000, "count": "hipSuccess"}
+    assert answer(library, "versions", emulator=False, HIP_VISIBLE_DEVICES="")["count"] == "hipErrorNoDevice"
