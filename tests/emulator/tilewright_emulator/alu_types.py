@@ -2,7 +2,8 @@
 
 ``u16`` ``i16`` ``f16``: half of a register: the low one, unless ``.h`` or op_sel says the high one. ``pk_u16``
 ``pk_i16`` ``pk_f16``: both halves, as an array with one more axis in front: (low result's source, high result's
-source), as op_sel and op_sel_hi pick them. ``pk_f32`` ``pk_u32``: the same of a pair of registers. ``mix``: float32, or
+source), as op_sel and op_sel_hi pick them. ``pk_f32`` ``pk_u32``: the same of a pair of registers. ``word``: one
+register of a pair, as op_sel picks it. ``mix``: float32, or
 a half widened to it (v_fma_mix). ``byte_of``: a 32-bit source of which an 8-bit part is picked by byte_sel.
 
 A half that is written leaves the other half as it was, but for the older 16-bit instructions of gfx9, which clear it.
@@ -195,6 +196,11 @@ def _write_pair32(instruction: Instruction, operand: Operand, arch: Arch) -> Wri
     return put
 
 
+def read_word(instruction: Instruction, operand: Operand, source: int, arch: Arch) -> Reader:
+    """uint32 lanes: the register of a pair that op_sel picks for this source."""
+    return _words(instruction, operand, arch)[selection(instruction, "op_sel", source, 0)]
+
+
 # ---- mixed precision ----
 
 
@@ -241,5 +247,6 @@ for _name, _dtype in (("u16", np.uint16), ("i16", np.int16), ("f16", np.float16)
     register_type(f"pk_{_name}", _read_pair16(_dtype), _write_pair16)
 for _name, _wide in (("u32", np.uint32), ("f32", np.float32)):
     register_type(f"pk_{_name}", _read_pair32(_wide), _write_pair32)
+register_type("word", read_word, NO_WRITER)
 register_type("mix", read_mixed, NO_WRITER)
 register_type("byte_of", read_byte, NO_WRITER)

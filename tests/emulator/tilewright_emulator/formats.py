@@ -83,7 +83,7 @@ def flush16(bits: Bits) -> Bits:
 # ---- fused multiply-add, rounded once ----
 
 
-def _sum_to_odd(x: Float64, y: Float64) -> Float64:
+def sum_to_odd(x: Float64, y: Float64) -> Float64:
     """x + y rounded to odd: what a later rounding to 50 bits or fewer makes of it is the sum rounded once."""
     total = x + y
     back = total - x
@@ -110,20 +110,20 @@ def fma32(x: Float32, y: Float32, z: Float32) -> Float32:
     raw = total.view(np.uint64)
     risky = ((raw & np.uint64(0x1FFFFFFF)) == np.uint64(0x10000000)) | (np.abs(total) < 1.1754943508222875e-38)
     if risky.any():
-        total = _sum_to_odd(product, np.broadcast_to(np.asarray(z, np.float64), product.shape))
+        total = sum_to_odd(product, np.broadcast_to(np.asarray(z, np.float64), product.shape))
     return total.astype(np.float32)
 
 
 def fma16(x: Float16, y: Float16, z: Float16) -> Float16:
     """x * y + z in float16, rounded once."""
     product = np.multiply(x, y, dtype=np.float64)
-    return _sum_to_odd(product, np.broadcast_to(np.asarray(z, np.float64), product.shape)).astype(np.float16)
+    return sum_to_odd(product, np.broadcast_to(np.asarray(z, np.float64), product.shape)).astype(np.float16)
 
 
 def fma_bf16(x: Float32, y: Float32, z: Float32) -> Bits:
     """x * y + z of bfloat16 values given as float32, rounded once to bfloat16 (low half)."""
     product = np.multiply(x, y, dtype=np.float64)
-    total = _sum_to_odd(product, np.broadcast_to(np.asarray(z, np.float64), product.shape))
+    total = sum_to_odd(product, np.broadcast_to(np.asarray(z, np.float64), product.shape))
     return f32_to_bf16(odd32(total).view(U32))
 
 
