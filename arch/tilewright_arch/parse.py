@@ -62,6 +62,7 @@ def parse_document(document: object, source: str) -> ArchSpec:
         max_vgprs=spec.integer("max_vgprs"),
         max_threads_per_workgroup=spec.integer("max_threads_per_workgroup", minimum=1),
         register_file=spec.integer("register_file", 0),
+        lds_banks=spec.integer("lds_banks", 0),
         lds_bytes=lds_bytes,
         lds_l2_fraction=lds_l2_fraction,
         caches=caches,

@@ -204,6 +204,7 @@ class ArchSpec:
     max_vgprs: int
     max_threads_per_workgroup: int
     register_file: int
+    lds_banks: int
     lds_bytes: int
     lds_l2_fraction: float
     caches: Caches

@@ -6,7 +6,7 @@ import math
 
 from tilewright_arch import ArchSpec
 from tilewright_gemm.config import GemmConfig, Triple
-from tilewright_gemm.hip_footprint import hip_operand_registers, hip_shared_bytes
+from tilewright_gemm.hip_footprint import hip_operand_registers, hip_prefetched, hip_shared_bytes, uses_matrix_unit
 from tilewright_gemm.packing import GROUP_BYTES
 from tilewright_gemm.words import Epilogue, Reduction, ScaleA, ScaleB, Unary, size_of
 
@@ -183,9 +183,9 @@ def fragment_registers(config: GemmConfig, arch: ArchSpec) -> int:
     """Registers of a thread for A and B, where instructions read them from registers: of fp32 as many steps of k as a
     read gives (``atom_simt.hpp``), else two steps (``atom_mma.hpp``).
     """
-    if arch.kind == "hip":
-        return hip_operand_registers(config, arch)
-    if arch.kind != "cuda" or is_specialised(config, arch):
+    if uses_matrix_unit(config, arch):
+        return hip_operand_registers(config, arch, stages_of(config, arch))
+    if arch.kind == "cpu" or is_specialised(config, arch):
         return 0
     rows, columns = (size // max(waves, 1) for size, waves in zip(config.tile[:2], config.wave, strict=False))
     if config.a == "fp32":
@@ -200,12 +200,14 @@ def fragment_registers(config: GemmConfig, arch: ArchSpec) -> int:
 
 
 def stages_of(config: GemmConfig, arch: ArchSpec) -> int:
-    """Stages of A and B in shared memory: what the configuration says, else as many as fit, within the pipeline's
-    bounds.
+    """Stages of A and B in shared memory, or under way in registers: what the configuration says, else as many as fit,
+    within the pipeline's bounds.
     """
     if config.stages > 0:
         return config.stages
     offer = arch.pipeline(config.pipeline)
+    if uses_matrix_unit(config, arch) and not offer.double_buffer:
+        return min(max(hip_prefetched(config, arch), offer.min_stages), offer.max_stages)
     if is_specialised(config, arch):
         room = arch.lds_bytes - _staged_c(config) - _gathered(config) - _BARRIER_BYTES
         return min(max(room // max(staging_bytes(config, arch), 1), offer.min_stages), offer.max_stages)
@@ -226,8 +228,8 @@ def shared_bytes(config: GemmConfig, arch: ArchSpec) -> int:
 def _shared_bytes(config: GemmConfig, arch: ArchSpec, stages: int) -> int:
     if is_specialised(config, arch):
         return stages * staging_bytes(config, arch) + _staged_c(config) + _gathered(config) + _BARRIER_BYTES
-    if arch.kind == "hip":
-        return hip_shared_bytes(config, arch, stages)
+    if uses_matrix_unit(config, arch):
+        return hip_shared_bytes(config, arch)
     shuffled = consumers(config) * _strip_bytes(config) if config.epilogue is Epilogue.CSHUFFLE else 0
     return max(_ring_bytes(config, arch, stages), shuffled) + _FLAG_BYTES
 

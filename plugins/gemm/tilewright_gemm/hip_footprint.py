@@ -1,6 +1,8 @@
-"""What a kernel of an AMD GPU needs of the LDS and of a thread's registers: ``Gemm`` of ``tilewright/gpu/gemm.hpp``.
+"""What a kernel of an AMD GPU's matrix units needs of the LDS and of a thread's registers.
 
-Tiles lie in the LDS without padding, k-major whatever the layout in memory (``tilewright/gpu/layout_amd.hpp``).
+Mirrors ``AmdLoop`` of ``tilewright/gpu/mainloop_amd.hpp``, its loaders and ``Gemm`` of ``gemm.hpp``; a test compares.
+Tiles lie in the LDS without padding, k-major whatever the layout in memory. Kernels of vector units are counted as
+those of other GPUs.
 """
 
 from __future__ import annotations
@@ -9,50 +11,78 @@ from tilewright_arch import ArchSpec
 from tilewright_gemm.config import GemmConfig
 from tilewright_gemm.words import Epilogue, size_of
 
-__all__ = ["hip_operand_registers", "hip_shared_bytes"]
+__all__ = ["hip_operand_registers", "hip_prefetched", "hip_shared_bytes", "uses_matrix_unit"]
 
 _REGISTER_BYTES = 4
 _VECTOR_BYTES = 16
-_FLAG_BYTES = 16
-"""For what one thread tells the others about slices of K."""
-_SIMT_ROWS = 8
-"""Lanes along m of the fp32 atom of vector units (``atom_simt.hpp``)."""
+_BANK_BYTES = 4
+_BLOCKS = ((16, 16), (8, 16), (16, 8), (8, 8), (4, 16), (4, 8))
+"""Bytes along k, and across, of what a thread transposes at a time, the preferred first."""
+_LINES_TOGETHER = 16
+_PREFETCH_REGISTERS = 64
 
 
-def hip_shared_bytes(config: GemmConfig, arch: ArchSpec, stages: int) -> int:
-    """Dynamic LDS of a workgroup that keeps ``stages`` tiles of A and B."""
-    m, n, k = config.tile
-    staged = m * k * size_of(config.a) + (0 if config.preshuffle else n * k * size_of(config.b))
-    shuffled = config.waves * _strip_bytes(config, arch) if config.epilogue is Epilogue.CSHUFFLE else 0
-    return max(stages * staged, shuffled) + _FLAG_BYTES
-
-
-def _strip_bytes(config: GemmConfig, arch: ArchSpec) -> int:
-    """What a wave's strip of results fills on its way to memory: fp32, rows 8 words further apart than long."""
-    rows, columns = (size // max(waves, 1) for size, waves in zip(config.tile[:2], config.wave, strict=False))
-    strip = config.warp_tile[0]
-    if _is_simt(config, arch):
-        own = rows // _SIMT_ROWS
-        strip = _SIMT_ROWS * (4 if own % 4 == 0 else 2 if own % 2 == 0 else 1)
-    return strip * (columns + 8) * _REGISTER_BYTES
-
-
-def _is_simt(config: GemmConfig, arch: ArchSpec) -> bool:
+def uses_matrix_unit(config: GemmConfig, arch: ArchSpec) -> bool:
+    """Whether an AMD GPU multiplies the warp tile with matrix instructions."""
     instruction = arch.instruction(config.table_key, config.warp_tile)
-    return instruction is not None and instruction.name == "simt"
+    return arch.kind == "hip" and (instruction is None or instruction.name != "simt")
 
 
-def hip_operand_registers(config: GemmConfig, arch: ArchSpec) -> int:
-    """Registers of a thread for A and B: the fragments of two steps, and what waits for its place in the LDS."""
-    m, n, k = config.tile
+def hip_shared_bytes(config: GemmConfig, arch: ArchSpec) -> int:
+    """Dynamic LDS of a workgroup."""
+    tiles = 2 if arch.pipeline(config.pipeline).double_buffer else 1
+    staged = _stored_bytes(config, arch, 0) + (0 if config.preshuffle else _stored_bytes(config, arch, 1))
+    shuffled = 0
+    if config.epilogue is Epilogue.CSHUFFLE:
+        columns = config.tile[1] // max(config.wave[1], 1)
+        shuffled = config.waves * config.warp_tile[0] * (columns + 8) * _REGISTER_BYTES
+    return max(tiles * staged, shuffled)
+
+
+def _stored_bytes(config: GemmConfig, arch: ArchSpec, axis: int) -> int:
+    """Of one tile of A (axis 0) or B: threads that have no part of their own of its last lines write beyond it."""
+    size, extent, depth = size_of(config.a), config.tile[axis], config.tile[2]
     threads = max(config.waves * arch.wave_size, 1)
-    rows, columns = m // max(config.wave[0], 1), n // max(config.wave[1], 1)
-    if _is_simt(config, arch):
-        fragments = 2 * (rows // 8 + columns // 4)
+    if config.layout[axis : axis + 1] == "rc"[axis]:
+        along, across, near, lines = depth * size // _VECTOR_BYTES, extent, 1, 1
     else:
-        # Every step, a lane reads a vector of each row and column of warp tiles.
-        tiles = rows // max(config.warp_tile[0], 1) + columns // max(config.warp_tile[1], 1)
-        fragments = 2 * tiles * _VECTOR_BYTES // _REGISTER_BYTES
-    staged = m * k * size_of(config.a) + n * k * size_of(config.b)
-    held = 0 if config.pipeline == "comp_async" else staged // threads // _REGISTER_BYTES
-    return fragments + held
+        rows, width = _block(size, extent * depth * size, threads)
+        along, across, lines = depth // rows, extent * size // width, width // size
+        units = (arch.lds_banks or 1) * _BANK_BYTES // _VECTOR_BYTES
+        near = next((count for count in (units, 8) if count and across % count == 0), 1)
+    total = max(along * across, 1)
+    stored = extent
+    if total % threads:
+        stored = -(-(-(-total // threads) * threads) // max(near * along, 1)) * near * lines
+    return -(-stored // _LINES_TOGETHER) * _LINES_TOGETHER * depth * size
+
+
+def _block(size: int, tile_bytes: int, threads: int) -> tuple[int, int]:
+    """Lines of global memory and bytes of each that a thread takes at a time, where k runs across the lines."""
+    for rows, width in _BLOCKS:
+        if rows * width // size * threads <= tile_bytes:
+            return rows // size, width
+    return 4 // size, 16 if size == _REGISTER_BYTES else 8
+
+
+def hip_operand_registers(config: GemmConfig, arch: ArchSpec, stages: int) -> int:
+    """Registers of a thread for A and B: the fragments of two steps, and what waits for its place in the LDS."""
+    m, n, _ = config.tile
+    rows, columns = m // max(config.wave[0], 1), n // max(config.wave[1], 1)
+    # Every step, a lane reads a vector of each row and column of warp tiles.
+    tiles = rows // max(config.warp_tile[0], 1) + columns // max(config.warp_tile[1], 1)
+    fragments = 2 * tiles * _VECTOR_BYTES // _REGISTER_BYTES
+    steps = 0 if config.pipeline == "comp_async" else stages if config.pipeline == "mem" else 1
+    return fragments + steps * _staged_registers(config, arch)
+
+
+def hip_prefetched(config: GemmConfig, arch: ArchSpec) -> int:
+    """Steps along k that may be under way in registers without crowding them."""
+    return _PREFETCH_REGISTERS // max(_staged_registers(config, arch), 1)
+
+
+def _staged_registers(config: GemmConfig, arch: ArchSpec) -> int:
+    """Of a thread for its part of the tiles of one step."""
+    m, n, k = config.tile
+    staged = (m * size_of(config.a) + n * size_of(config.b)) * k
+    return staged // max(config.waves * arch.wave_size, 1) // _REGISTER_BYTES
