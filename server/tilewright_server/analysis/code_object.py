@@ -39,6 +39,8 @@ class KernelFacts:
     """Lanes of a wave: 32 or 64."""
     max_workgroup: int
     """Work-items that a workgroup may have."""
+    arguments: tuple[int, ...] = ()
+    """Bytes of each argument that the source names, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,9 @@ def _kernel(entry: dict[str, Any]) -> KernelFacts:
         vgpr_spills=entry.get(".vgpr_spill_count", 0),
         wave=entry[".wavefront_size"],
         max_workgroup=entry.get(".max_flat_workgroup_size", 0),
+        arguments=tuple(
+            item[".size"] for item in entry.get(".args", ()) if not item[".value_kind"].startswith("hidden_")
+        ),
     )
 
 

@@ -14,12 +14,15 @@ from tilewright_kit.device import Device, DeviceInfo
 from tilewright_kit.source import SourceUnit
 from tilewright_native import include_dir
 from tilewright_server.build.artifacts import Artifact, ArtifactCache
+from tilewright_server.build.hip import HipToolchain
 from tilewright_server.build.nvrtc import NvrtcToolchain
 from tilewright_server.build.pool import BuildPool
 from tilewright_server.build.toolchain import CpuToolchain
 from tilewright_server.devices.base import DeviceHost
 from tilewright_server.devices.cpu.provider import CpuProvider
 from tilewright_server.devices.cuda.provider import CudaProvider
+from tilewright_server.devices.gpu.provider import GpuProvider
+from tilewright_server.devices.hip.provider import HipProvider
 from tilewright_server.devices.registry import DeviceRegistry
 from tilewright_server.engine.call import Call
 
@@ -27,6 +30,7 @@ from tilewright_server.engine.call import Call
 sys.path.extend(str(Path(__file__).parents[1] / name) for name in ("devices", "rpc", "local"))
 
 import cuda_cases  # noqa: F401
+import hip_cases
 
 Build = Callable[[SourceUnit, ArchSpec], Path]
 
@@ -35,7 +39,11 @@ Build = Callable[[SourceUnit, ArchSpec], Path]
 def build(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Build]:
     cache = ArtifactCache(tmp_path_factory.mktemp("devices") / "cache")
     headers = [include_dir()]
-    toolchains = {"c++": CpuToolchain(headers, scratch=cache.scratch), "cuda": NvrtcToolchain(headers)}
+    toolchains = {
+        "c++": CpuToolchain(headers, scratch=cache.scratch),
+        "cuda": NvrtcToolchain(headers),
+        "hip": HipToolchain(headers, scratch=cache.scratch),
+    }
     pool = BuildPool(cache, toolchains)
     held: list[Artifact] = []
 
@@ -65,16 +73,16 @@ class HostedCpuProvider(CpuProvider):
 
 @pytest.fixture
 def registry(build: Build) -> Iterator[DeviceRegistry]:
-    providers = {"cpu": CpuProvider(), "worker": HostedCpuProvider(kind="worker"), "cuda": CUDA}
+    providers = {"cpu": CpuProvider(), "worker": HostedCpuProvider(kind="worker"), **GPUS}
     registry = DeviceRegistry(providers, DeviceHost(build))
     yield registry
     registry.close()
 
 
-CUDA = CudaProvider()
-"""One for the whole session: it asks the machine once."""
+GPUS: dict[str, GpuProvider] = {"cuda": CudaProvider(), "hip": HipProvider()}
+"""For the whole session: each asks the machine once."""
 
-KINDS = ["cpu", "worker", pytest.param("cuda", marks=pytest.mark.gpu)]
+KINDS = ["cpu", "worker", *(pytest.param(kind, marks=pytest.mark.gpu) for kind in GPUS)]
 """A kind of device joins the conformance suite here, with a unit for it in ``VECTOR_UNITS``."""
 
 
@@ -82,7 +90,8 @@ KINDS = ["cpu", "worker", pytest.param("cuda", marks=pytest.mark.gpu)]
 def device(request: pytest.FixtureRequest, registry: DeviceRegistry) -> Device:
     found = [info for info in registry.infos() if info.kind == request.param]
     if not found:
-        pytest.skip(f"this machine has no device of kind {request.param}: {CUDA.search().problem}")
+        problem = GPUS[request.param].search().problem if request.param in GPUS else ""
+        pytest.skip(f"this machine has no device of kind {request.param}: {problem}")
     return registry.get(found[0].id)
 
 
@@ -118,6 +127,7 @@ TW_ENTRY count(const void* args, tw_team* team) {
     )
 }
 VECTOR_UNITS["worker"] = VECTOR_UNITS["cpu"]
+VECTOR_UNITS["hip"] = hip_cases.CONFORMANCE
 VECTOR_UNITS["cuda"] = SourceUnit(
     "conformance",
     "cuda",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from tilewright_kit.errors import DeviceError
 from tilewright_kit.plan import Geometry
 from tilewright_server.devices.gpu.driver import GpuDriver
+from tilewright_server.devices.gpu.module import check_arguments, check_parameters
 
 __all__ = ["CudaFunction", "CudaImage"]
 
@@ -34,26 +34,12 @@ class CudaFunction:
         # The offset that comes with the size counts from before the first parameter on some drivers.
         self.param_bytes = 0 if info[0] else int(info[2])
         """Size of the one parameter; 0 if the entry takes none."""
-        if not api.cuFuncGetParamInfo(handle, 1)[0]:
-            raise DeviceError(
-                f"the kernel {symbol} takes more than one parameter",
-                field="entry",
-                value=symbol,
-                rule="kernel_parameters",
-                fix="let it take one structure by value",
-            )
+        check_parameters(symbol, 1 if api.cuFuncGetParamInfo(handle, 1)[0] else 2)
 
     def admit(self, geometry: Geometry, args_bytes: int) -> None:
         """Make a launch of that geometry legal. Raises ``DeviceError`` if the arguments are too few or too many, or
         the device has not so much shared memory."""
-        if not self.param_bytes <= args_bytes or args_bytes - self.param_bytes >= 64:
-            raise DeviceError(
-                f"the plan brings {args_bytes} bytes of arguments, and {self.symbol} takes {self.param_bytes}",
-                field="args",
-                value=args_bytes,
-                rule="kernel_parameters",
-                fix="report it as a fault of the operation's plugin",
-            )
+        check_arguments(self.symbol, args_bytes, self.param_bytes)
         api, check = self._driver.api.raw, self._driver.check
         cluster = geometry.cluster[0] * geometry.cluster[1] * geometry.cluster[2]
         with self._lock:

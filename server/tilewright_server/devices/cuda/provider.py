@@ -27,7 +27,7 @@ class CudaProvider(GpuProvider):
     """Offers NVIDIA's GPUs as ``cuda:0``, ``cuda:1``, ..."""
 
     kind = "cuda"
-    packages = ("cuda-bindings", "nvidia-cuda-nvrtc")
+    packages: Mapping[str, int] = {"cuda-bindings": 0, "nvidia-cuda-nvrtc": 0}
     install = INSTALL
     factory = f"{__name__}:{open_device.__name__}"
 

@@ -10,7 +10,12 @@ from tilewright_kit.errors import DeviceError, ResourceExhaustedError
 from tilewright_server.devices.base import DeviceLostError
 from tilewright_server.devices.gpu.driver import GpuDriver, GpuFunction, Image
 
-__all__ = ["GpuModule"]
+__all__ = ["MODULE_RULE", "GpuModule", "check_arguments", "check_parameters"]
+
+MODULE_RULE = "module_load"
+"""Of a binary that cannot be loaded; an image that knows more of the cause says so itself."""
+_SPARE = 64
+"""Arguments come in multiples of so many bytes."""
 
 
 class GpuModule:
@@ -36,10 +41,12 @@ class GpuModule:
         except (DeviceLostError, ResourceExhaustedError):
             raise
         except (OSError, ValueError, DeviceError) as error:
+            if getattr(error, "rule", "") == MODULE_RULE:
+                raise
             raise DeviceError(
                 "the kernel's binary cannot be loaded",
                 value=getattr(error, "value", ""),
-                rule="module_load",
+                rule=MODULE_RULE,
                 fix="clear the cache of compiled kernels, and compare driver and compiler with `tilewright doctor`",
             ) from error
 
@@ -71,3 +78,27 @@ class GpuModule:
         for number in functions.values():
             self._known.pop(number, None)
         self._unloading(self, image.unload)
+
+
+def check_parameters(symbol: str, count: int) -> None:
+    """``DeviceError`` for a kernel that takes its arguments otherwise than they are given."""
+    if count > 1:
+        raise DeviceError(
+            f"the kernel {symbol} takes more than one parameter",
+            field="entry",
+            value=symbol,
+            rule="kernel_parameters",
+            fix="let it take one structure by value",
+        )
+
+
+def check_arguments(symbol: str, given: int, taken: int) -> None:
+    """``DeviceError`` if a launch brings fewer bytes than the kernel takes, or more than the plan can have meant."""
+    if not taken <= given or given - taken >= _SPARE:
+        raise DeviceError(
+            f"the plan brings {given} bytes of arguments, and {symbol} takes {taken}",
+            field="args",
+            value=given,
+            rule="kernel_parameters",
+            fix="report it as a fault of the operation's plugin",
+        )

@@ -20,8 +20,8 @@ class GpuProvider:
     """
 
     kind = ""
-    packages: tuple[str, ...] = ()
-    """Without them no device can be opened."""
+    packages: Mapping[str, int] = {}
+    """Without them no device can be opened. The least major version of each; 0 for any."""
     install = ""
     """How to get them."""
     factory = ""
@@ -68,7 +68,7 @@ class GpuProvider:
         if missing:
             if found.devices:
                 texts["devices"] = f"{len(found.devices)} found, none can be used. Fix: {self.install}"
-            texts["packages"] = f"{' and '.join(missing)} not installed. Fix: {self.install}"
+            texts["packages"] = f"{' and '.join(missing)}. Fix: {self.install}"
         else:
             texts["packages"] = ", ".join(f"{name} {version(name)}" for name in self.packages)
         for index, note in enumerate(found.notes):
@@ -76,8 +76,13 @@ class GpuProvider:
         return texts
 
     def _missing(self) -> list[str]:
-        """Packages that are not installed."""
-        return [name for name in self.packages if not _installed(name)]
+        """What is wrong with the packages."""
+        absent = [name for name in self.packages if not _installed(name)]
+        texts = [f"{' and '.join(absent)} not installed"] if absent else []
+        for name, least in self.packages.items():
+            if name not in absent and int(version(name).partition(".")[0]) < least:
+                texts.append(f"{name} {version(name)} is too old, {least} is the first that can be used")
+        return texts
 
 
 def _installed(name: str) -> bool:

@@ -1,0 +1,34 @@
+"""An AMD GPU, opened in this process."""
+
+from __future__ import annotations
+
+from tilewright_kit.device import DeviceInfo
+from tilewright_kit.errors import UnavailableError
+from tilewright_server.devices.gpu.device import GpuDevice
+from tilewright_server.devices.hip.driver import Driver
+from tilewright_server.devices.hip.identity import identity_of
+
+__all__ = ["HipDevice"]
+
+
+class HipDevice(GpuDevice):
+    """See ``GpuDevice``."""
+
+    @classmethod
+    def open(cls, info: DeviceInfo) -> HipDevice:
+        """Raises ``UnavailableError``, ``DeviceError``."""
+        driver = Driver.open(info.arch, info.id, str(info.attributes.get("gcn_arch_name", "")))
+        raw, check = driver.api.raw, driver.check
+        wanted = str(info.attributes.get("uuid", ""))
+        for ordinal in range(int(check(raw.hipGetDeviceCount()))):
+            if check(identity_of(raw, ordinal)) == wanted:
+                driver.bind(ordinal)
+                driver.enter()
+                return cls(info, driver, ordinal, ordinal)
+        raise UnavailableError(
+            "the device is not there any more",
+            field="device",
+            value=info.id,
+            rule="device_driver",
+            fix="look at amd-smi, and start the server again",
+        )

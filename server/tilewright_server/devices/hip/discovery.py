@@ -1,0 +1,148 @@
+"""Which AMD devices the machine has, without touching the driver in this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tilewright_arch import ArchError, ArchSpec, from_gcn_arch_name
+from tilewright_kit.device import DeviceInfo
+from tilewright_server.children import run_module
+from tilewright_server.devices.gpu.discovery import Discovery, ask
+from tilewright_server.devices.hip.driver import CONTAINER_FIX, DRIVER_FIX, INSTALL, MIN_DRIVER, version_text
+from tilewright_server.devices.hip.identity import describe_pci
+
+__all__ = ["Discovery", "find", "has_driver", "parse", "seen_by_kernel", "version_text"]
+
+_PROBE = "tilewright_server.devices.hip.probe"
+_NODE = "dev/kfd"
+_TOPOLOGY = "sys/class/kfd/kfd/topology/nodes"
+_LIBRARIES = (
+    "opt/rocm/lib/libamdhip64.so",
+    "usr/lib/x86_64-linux-gnu/libamdhip64.so",
+    "usr/lib64/libamdhip64.so",
+    "usr/lib/libamdhip64.so",
+)
+_SYSTEM = Path("/")
+_GROUPS_FIX = "let the server's user into the groups that own /dev/kfd and /dev/dri/renderD* (render, video)"
+
+
+def has_driver(root: Path = _SYSTEM) -> bool:
+    """Whether the machine shows the driver's device node or the runtime: only then is it worth asking."""
+    return any((root / path).exists() for path in (_NODE, *_LIBRARIES))
+
+
+def seen_by_kernel(root: Path = _SYSTEM) -> tuple[str, ...]:
+    """The GPUs that the kernel's driver lists for everybody, as ``gfx942``: no runtime is needed to read that."""
+    found = []
+    for file in sorted(root.glob(f"{_TOPOLOGY}/*/properties")):
+        try:
+            words = dict(line.split(None, 1) for line in file.read_text("ascii").splitlines() if " " in line)
+            version = int(words.get("gfx_target_version", "0"))
+        except (OSError, ValueError):  # a node that this user may not see
+            continue
+        if version:
+            found.append(f"gfx{version // 10_000}{version // 100 % 100:x}{version % 100:x}")
+    return tuple(found)
+
+
+def find(kind: str = "hip", root: Path = _SYSTEM, command: Sequence[str] = ()) -> Discovery:
+    """Ask a short-lived process (``command`` is for tests). It sees the devices that this process may use: the
+    runtime's own variables (HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES) are passed on to it."""
+    if not has_driver(root):
+        return Discovery(problem="no AMD driver (/dev/kfd) and no ROCm runtime", fix=DRIVER_FIX)
+    return ask("AMD", command or run_module(_PROBE), lambda record: parse(record, kind, root), f"python -m {_PROBE}")
+
+
+def parse(record: Mapping[str, Any], kind: str = "hip", root: Path = _SYSTEM) -> Discovery:
+    """What the probe's answer means."""
+    reason = str(record.get("reason", ""))
+    seen = seen_by_kernel(root)
+    there = f"; the kernel's driver shows {', '.join(seen)}" if seen else ""
+    match record.get("error"):
+        case "package":
+            return Discovery(problem=f"{reason}{there}", fix=INSTALL)
+        case "library":
+            return Discovery(problem=f"ROCm's runtime (libamdhip64.so) cannot be loaded{there}", fix=DRIVER_FIX)
+        case "old":
+            return Discovery(problem="ROCm's runtime is too old", fix=DRIVER_FIX)
+        case "driver":
+            return Discovery(problem=f"the AMD driver cannot be used ({reason}){there}", fix=_access_fix(root))
+    driver = int(record["driver"])
+    if driver < MIN_DRIVER:
+        return Discovery(driver=driver, problem=f"the runtime is that of {version_text(driver)}", fix=DRIVER_FIX)
+    devices: list[DeviceInfo] = []
+    notes: list[str] = []
+    for found in record["devices"]:
+        try:
+            arch = from_gcn_arch_name(found["gcn_arch_name"])
+        except ArchError as error:
+            notes.append(f"{found['name']}: {error}; docs/adding-an-arch.md says how one is added")
+            continue
+        name = f"{kind}:{found['ordinal']}"
+        notes += [f"{name}: {text}" for text in _differences(found, arch)]
+        devices.append(_info(name, kind, found, arch))
+    problem = "" if devices else "ROCm shows no device that kernels can be made for"
+    fix = "" if devices else "see HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES and `tilewright arch list`"
+    return Discovery(tuple(devices), driver, problem, fix, tuple(notes))
+
+
+def _access_fix(root: Path) -> str:
+    """What stands between this process and the kernel's driver."""
+    node = root / _NODE
+    if not node.exists():
+        return f"there is no /dev/kfd: load the amdgpu kernel driver; in a container, {CONTAINER_FIX}"
+    if not os.access(node, os.R_OK | os.W_OK):
+        return f"there is no permission on /dev/kfd: {_GROUPS_FIX}; in a container, --group-add them"
+    return f"look at amd-smi, and at HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES; {_GROUPS_FIX}"
+
+
+def _units(found: Mapping[str, Any], arch: ArchSpec) -> int:
+    """Compute units. On gfx11 and later the runtime counts pairs of them, and the compute units elsewhere."""
+    counts = (int(found["units"]), int(found["compute_units"]))
+    return arch.throughput.units if arch.throughput.units in counts else max(counts)
+
+
+def _info(name: str, kind: str, found: Mapping[str, Any], arch: ArchSpec) -> DeviceInfo:
+    known, units = arch.throughput, _units(found, arch)
+    same = known.units == units
+    # Transfers a cycle differ between kinds of memory, and the runtime does not tell them: two are the fewest.
+    least = int(found["memory_clock_khz"]) * 2000 * int(found["memory_bus_bits"]) // 8
+    return DeviceInfo(
+        id=name,
+        kind=kind,
+        name=found["name"],
+        # The spec's clock is the one that its rates hold at; a chip of another size has another.
+        arch=arch.with_device(
+            lds_bytes=found["shared_bytes"],
+            units=units,
+            clock_mhz=known.clock_mhz if same and known.clock_mhz else found["clock_khz"] // 1000,
+            memory_bytes_per_second=known.memory_bytes_per_second or least,
+        ),
+        units=units,
+        memory_bytes=found["memory_bytes"],
+        attributes={
+            "uuid": found["uuid"],
+            "ordinal": found["ordinal"],
+            "gcn_arch_name": found["gcn_arch_name"],
+            "pci": describe_pci(found["pci_domain"], found["pci_bus"], found["pci_device"]),
+            "l2_bytes": found["l2_bytes"],
+        },
+    )
+
+
+def _differences(found: Mapping[str, Any], arch: ArchSpec) -> list[str]:
+    """Where the device is not what its arch's spec says; its own figures are used."""
+    notes = []
+    units = _units(found, arch)
+    if arch.throughput.units and arch.throughput.units != units:
+        notes.append(f"{units} compute units, where the figures of {arch.id} are for {arch.throughput.units}")
+    if arch.lds_bytes != found["shared_bytes"]:
+        notes.append(f"{found['shared_bytes']} bytes of LDS a workgroup, {arch.id} says {arch.lds_bytes}")
+    if not found["memory_pools"]:
+        notes.append("its runtime has no memory pools: it cannot be opened")
+    elif not found["virtual_memory"]:
+        notes.append("descriptors of its memory cannot be mapped, handles can")
+    return notes

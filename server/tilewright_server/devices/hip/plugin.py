@@ -1,0 +1,16 @@
+"""The plugin that offers AMD GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright_kit.device import DeviceProvider
+from tilewright_kit.hookspecs import hookimpl
+from tilewright_server.devices.hip.provider import HipProvider
+
+__all__ = ["tilewright_devices"]
+
+
+@hookimpl
+def tilewright_devices() -> Sequence[DeviceProvider]:
+    return [HipProvider()]

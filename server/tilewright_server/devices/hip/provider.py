@@ -1,0 +1,41 @@
+"""Finding and opening AMD GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tilewright_kit.device import DeviceInfo
+from tilewright_server.devices.gpu.provider import GpuProvider
+from tilewright_server.devices.hip.discovery import Discovery, find, version_text
+from tilewright_server.devices.hip.driver import INSTALL, PACKAGE, PACKAGE_MAJOR
+
+if TYPE_CHECKING:
+    from tilewright_server.devices.hip.device import HipDevice
+
+__all__ = ["HipProvider", "open_device"]
+
+
+def open_device(info: DeviceInfo, options: Mapping[str, Any]) -> HipDevice:  # noqa: ARG001
+    """Open a GPU in this process; what a worker calls. Raises ``UnavailableError``, ``DeviceError``."""
+    from tilewright_server.devices.hip.device import HipDevice
+
+    return HipDevice.open(info)
+
+
+class HipProvider(GpuProvider):
+    """Offers AMD's GPUs as ``hip:0``, ``hip:1``, ..."""
+
+    kind = "hip"
+    packages: Mapping[str, int] = {PACKAGE: PACKAGE_MAJOR}
+    install = INSTALL
+    factory = f"{__name__}:{open_device.__name__}"
+
+    def find(self) -> Discovery:
+        return find(self.kind)
+
+    def open(self, info: DeviceInfo) -> HipDevice:
+        return open_device(info, {})
+
+    def driver_text(self, driver: int) -> str:
+        return version_text(driver)
