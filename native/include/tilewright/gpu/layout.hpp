@@ -13,7 +13,7 @@ namespace tw::gpu {
 template <class E, bool kKMajor, int kExtent, int kDepth>
 struct OperandTile {
   using Element = E;
-  static constexpr bool k_major = kKMajor;
+  static constexpr bool k_major = kKMajor, source_k_major = kKMajor;  // in shared and in global memory
   static constexpr int element_bytes = size_of<E>, extent = kExtent, depth = kDepth;
   static constexpr int lines = kKMajor ? kExtent : kDepth;
   static constexpr int line_bytes = (kKMajor ? kDepth : kExtent) * element_bytes;

@@ -57,12 +57,14 @@ struct LdsTile {
     return bits & (units - 1);
   }
   // Bytes from the tile's begin.
-  static constexpr uint32_t offset(int line, int chunk) { return (uint32_t)(((line * chunks + chunk) ^ key(line)) * 16); }
+  static constexpr uint32_t offset(int line, int chunk) {
+    return (uint32_t)(((line * chunks + chunk) ^ key(line)) * 16);
+  }
 
   // Chunk `chunk + more` of line `first + line + beyond`, where `beyond` and `more` are known to the compiler: a constant
-  // that the instruction adds, as far as keys allow. chunk < `group`, of which `more` is a multiple; both are powers of
-  // two; `first` and `beyond` are multiples of 16.
-  template <int kGroup>
+  // that the instruction adds, as far as keys allow. chunk < kTogether, a power of two of which `more` is a multiple;
+  // `first` and `beyond` are multiples of 16.
+  template <int kTogether>
   static constexpr uint32_t place(int first, int line, int beyond, int chunk, int more) {
     constexpr bool kSplits = (chunks & (chunks - 1)) == 0;
     const bool repeats = period > 0 && beyond % (period > 0 ? period : 1) == 0;

@@ -27,8 +27,9 @@ struct Operand {
   // `first`: the tile's first row (or column); k0: begin of the reduction; counts are elements.
   TW_DEVICE Operand(const void* matrix, int64_t ld_elements, int first, int total, int k0, int length)
       : base((const char*)matrix +
-             (Tile::k_major ? first * ld_elements + k0 : k0 * ld_elements + first) * Tile::element_bytes),
-        ld((Tile::k_major ? total - first : length) > 1 ? ld_elements * Tile::element_bytes : 0),  // else it is idle
+             (Tile::source_k_major ? first * ld_elements + k0 : k0 * ld_elements + first) * Tile::element_bytes),
+        // Of one line the leading dimension is idle.
+        ld((Tile::source_k_major ? total - first : length) > 1 ? ld_elements * Tile::element_bytes : 0),
         extent(total - first),
         k(length) {}
 
@@ -36,26 +37,22 @@ struct Operand {
 
   TW_DEVICE Panel at(int step) const {
     const int k_left = min_of(k - step * Tile::depth, Tile::depth), left = min_of(extent, Tile::extent);
-    if constexpr (Tile::k_major)
+    if constexpr (Tile::source_k_major)
       return {base + (int64_t)step * Tile::line_bytes, ld, left, k_left * Tile::element_bytes};
     else return {base + (int64_t)step * Tile::depth * ld, ld, k_left, left * Tile::element_bytes};
   }
 };
 
 // The 16 bytes that begin `bytes` (0 to 15) into the 32 of low and high.
+// (Single values, not arrays: a choice between elements of an array would be a choice of addresses.)
 TW_DEVICE Words<4> shift_bytes(const Words<4>& low, const Words<4>& high, int bytes) {
-  uint32_t w[6];
+  uint32_t a = low.w[0], b = low.w[1], c = low.w[2], d = low.w[3], e = high.w[0], f = high.w[1];
   const bool two = (bytes & 8) != 0, one = (bytes & 4) != 0;
+  a = two ? c : a, b = two ? d : b, c = two ? e : c, d = two ? f : d;
+  e = two ? high.w[2] : e, f = two ? high.w[3] : f;
+  a = one ? b : a, b = one ? c : b, c = one ? d : c, d = one ? e : d, e = one ? f : e;
   const uint32_t bits = (uint32_t)(bytes & 3) * 8;
-  const uint32_t all[8] = {low.w[0], low.w[1], low.w[2], low.w[3], high.w[0], high.w[1], high.w[2], high.w[3]};
-  TW_UNROLL
-  for (int i = 0; i < 6; i++) w[i] = two ? all[i + 2] : all[i];
-  TW_UNROLL
-  for (int i = 0; i < 5; i++) w[i] = one ? w[i + 1] : w[i];
-  Words<4> y;
-  TW_UNROLL
-  for (int i = 0; i < 4; i++) y.w[i] = funnel_right(w[i], w[i + 1], bits);
-  return y;
+  return {funnel_right(a, b, bits), funnel_right(b, c, bits), funnel_right(c, d, bits), funnel_right(d, e, bits)};
 }
 
 // Keeps the first `bytes` (any number) and clears the rest.

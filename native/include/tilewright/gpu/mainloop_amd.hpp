@@ -1,0 +1,162 @@
+// The main loops of the matrix units of AMD GPUs: how tiles get from global memory to the instructions.
+//
+//   compv4        two tiles in LDS. While one is multiplied, the next one goes from registers to the other, and the one
+//                 after it is fetched into registers. One barrier per step, ahead of the last slice of k, so that the
+//                 first fragments of the next tile arrive while that slice is multiplied.
+//   compv3        one tile in LDS: the next one, in registers, takes its place while the last slice is multiplied.
+//   mem           one tile in LDS, `stages` steps under way in registers, for problems that wait for memory.
+//                 interwave: waves take turns, a whole step at a time; else loads and products alternate within a wave.
+//
+// Every loop does whole steps of operands that are aligned; what is left (the rest of k, or everything) takes a plain
+// loop without prefetch. Shared memory: `bytes`.
+#pragma once
+#include "tilewright/gpu/loader_amd.hpp"
+#include "tilewright/gpu/mainloop.hpp"
+
+namespace tw::gpu {
+
+// A barrier for what waves write to LDS and read there; loads from global memory stay under way.
+TW_DEVICE void lds_barrier() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
+  __builtin_amdgcn_s_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
+}
+
+template <class Config>
+struct AmdLoop {
+  using TileA = LdsTile<typename Config::A, !Config::a_col, Config::tile_m, Config::tile_k>;
+  using TileB = LdsTile<typename Config::B, Config::b_col, Config::tile_n, Config::tile_k>;
+  static constexpr int threads = Config::wave_m * Config::wave_n * kWave;
+  using Atom = typename AtomFor<Config, TileA, TileB, Config::tile_m / Config::wave_m,
+                                Config::tile_n / Config::wave_n>::type;
+  using LoaderA = RegisterLoader<TileA, threads>;
+  using LoaderB = RegisterLoader<TileB, threads>;
+  using Fragments = typename Atom::Fragments;
+  static constexpr bool two_tiles = Config::pipeline == Pipeline::compv4;
+  static constexpr int held_steps = Config::pipeline == Pipeline::mem ? max_of(Config::stages, 2) : 1;
+  static constexpr int place_b = LoaderA::stored_bytes, tile_bytes = place_b + LoaderB::stored_bytes;
+  static constexpr int bytes = (two_tiles ? 2 : 1) * tile_bytes;
+  static constexpr int flag_bytes = 0;  // tiles leave room for that word when they have been multiplied
+  static constexpr bool suits_two = false;
+  static constexpr int slices = Config::tile_k / Atom::depth;
+
+  struct Sources {
+    Source<TileA> a;
+    Source<TileB> b;
+  };
+  struct Held {
+    typename LoaderA::Held a;
+    typename LoaderB::Held b;
+    TW_DEVICE void fetch(const Sources& from, int step, const Where& at) {
+      LoaderA::fetch(a, from.a, step, at.thread);
+      LoaderB::fetch(b, from.b, step, at.thread);
+    }
+    TW_DEVICE void put(uint32_t tile, const Where& at) const {
+      LoaderA::put(a, tile, at.thread);
+      LoaderB::put(b, tile + place_b, at.thread);
+    }
+  };
+  TW_DEVICE static void load(Fragments& f, uint32_t tile, const Where& at, int kk) {
+    Atom::load(f, tile, tile + place_b, at.m0, at.n0, at.lane, kk);
+  }
+
+  TW_DEVICE static void run(Atom& atom, const Operand<TileA>& a, const Operand<TileB>& b, const Where& at) {
+    int done = 0;
+    if (Source<TileA>::suits(a) && Source<TileB>::suits(b)) {
+      const Sources from = {Source<TileA>(a), Source<TileB>(b)};
+      done = from.a.steps;
+      if (done > 0) {
+        if constexpr (two_tiles) run_two_tiles(atom, from, at);
+        else run_one_tile(atom, from, at);
+      }
+    }
+    run_slowly(atom, a, b, done, at);
+  }
+
+  // ---- compv4 ----
+
+  TW_DEVICE static void run_two_tiles(Atom& atom, const Sources& from, const Where& at) {
+    Fragments fragments[2];
+    Held held;
+    held.fetch(from, 0, at);
+    held.put(at.shared, at);
+    held.fetch(from, 1, at);
+    lds_barrier();
+    load(fragments[0], at.shared, at, 0);
+    uint32_t tile = at.shared, other = at.shared + tile_bytes;
+    TW_NO_UNROLL
+    for (int step = 0; step < from.a.steps; step++) {
+      TW_UNROLL
+      for (int kk = 0; kk < slices; kk++) {
+        if (kk + 1 < slices) {
+          load(fragments[(kk + 1) % 2], tile, at, kk + 1);
+        }
+        if (kk == 0) {
+          held.put(other, at);
+          held.fetch(from, step + 2, at);
+        }
+        if (kk + 1 == slices) {
+          lds_barrier();
+          load(fragments[(kk + 1) % 2], other, at, 0);
+        }
+        atom.multiply(fragments[kk % 2]);
+        if (slices % 2 != 0 && kk + 1 == slices) fragments[0] = fragments[1];
+      }
+      const uint32_t swap = tile;
+      tile = other;
+      other = swap;
+    }
+  }
+
+  // ---- compv3 and mem ----
+
+  TW_DEVICE static void run_one_tile(Atom& atom, const Sources& from, const Where& at) {
+    Held held[held_steps];
+    TW_UNROLL
+    for (int s = 0; s < held_steps; s++) held[s].fetch(from, s, at);
+    int step = 0;
+    TW_NO_UNROLL
+    while (true) {
+      TW_UNROLL
+      for (int s = 0; s < held_steps; s++) {
+        held[s].put(at.shared, at);
+        lds_barrier();
+        held[s].fetch(from, step + held_steps, at);
+        multiply_tile(atom, at);
+        lds_barrier();
+        if (++step == from.a.steps) return;
+      }
+    }
+  }
+  TW_DEVICE static void multiply_tile(Atom& atom, const Where& at) {
+    Fragments fragments[2];
+    load(fragments[0], at.shared, at, 0);
+    TW_UNROLL
+    for (int kk = 0; kk < slices; kk++) {
+      if (kk + 1 < slices) load(fragments[(kk + 1) % 2], at.shared, at, kk + 1);
+      atom.multiply(fragments[kk % 2]);
+    }
+  }
+
+  // ---- any alignment, and the rest of k ----
+
+  TW_DEVICE static void run_slowly(Atom& atom, const Operand<TileA>& a, const Operand<TileB>& b, int begin,
+                                   const Where& at) {
+    TW_NO_UNROLL
+    for (int step = begin; step * Config::tile_k < a.k; step++) {
+      lds_barrier();  // the tile before has been multiplied
+      SlowLoader<TileA, threads>::move(at.shared, a.at(step), at.thread);
+      SlowLoader<TileB, threads>::move(at.shared + place_b, b.at(step), at.thread);
+      lds_barrier();
+      const int left = min_of(ceil_div(a.k - step * Config::tile_k, Atom::depth), slices);
+      TW_NO_UNROLL
+      for (int kk = 0; kk < left; kk++) {
+        Fragments fragments;
+        load(fragments, at.shared, at, kk);
+        atom.multiply(fragments);
+      }
+    }
+  }
+};
+
+}  // namespace tw::gpu
