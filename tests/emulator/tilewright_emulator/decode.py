@@ -9,7 +9,7 @@ from .arch import Arch
 from .errors import UnknownInstruction
 from .instruction import Instruction
 from .operands import dual_step, operation, step_of
-from .registry import TABLE, Step, find, load_semantics
+from .registry import Step, find, load_semantics
 
 ENCODINGS = ("_e64_dpp", "_e32", "_e64", "_sdwa", "_dpp")
 # A modifier of the last operand: `offset:16`, `quad_perm:[0,1,2,3]`, `offen`.
@@ -57,13 +57,14 @@ def parse(text: str, address: int = 0, size: int = 4, target: int | None = None)
     if name in NO_OPERANDS:
         return Instruction(address, mnemonic, name, encoding, (rest.strip(),), {}, target, None, text, size)
     operands, modifiers = _modifiers(split_operands(rest))
+    if mnemonic == "v_dual_cndmask_b32":  # its mask is vcc and is not printed
+        operands.append("vcc_lo")
     return Instruction(address, mnemonic, name, encoding, tuple(operands), modifiers, target, None, text, size)
 
 
 def make_step(instruction: Instruction, arch: Arch) -> Step:
     """The closure that executes an instruction. Raises ``UnknownInstruction``."""
-    if not TABLE:
-        load_semantics()
+    load_semantics()
     row = find(instruction, arch)
     try:
         if instruction.dual is None:

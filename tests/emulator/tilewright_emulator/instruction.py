@@ -98,3 +98,11 @@ class Instruction:
     def number(self, modifier: str, default: int = 0) -> int:
         """A modifier's value as an integer."""
         return int(self.modifiers.get(modifier, str(default)), 0)
+
+
+def register_bits(operand: Operand, first: int = 0, count: int | None = None) -> int:
+    """The registers of an operand (or ``count`` of them from ``first``) as bits of an integer, scalar ones from 512."""
+    if operand.kind not in "vs" or (operand.kind == "s" and operand.index >= NULL):
+        return 0
+    taken = operand.count - first if count is None else count
+    return ((1 << taken) - 1) << (operand.index + first + (512 if operand.kind == "s" else 0))

@@ -72,19 +72,19 @@ def read_bits(instruction: Instruction, operand: Operand, source: int, arch: Arc
     index = operand.index
     if operand.kind == "v":
         change = alu_modifiers.source_lanes(instruction, operand, source, arch)
-        if change is None:
-            return lambda w: w.u32[index]
-        return lambda w: change(w, w.u32[index])
+        return _changed(lambda w: w.u32[index], change)
     if operand.kind == "s":
         change = alu_modifiers.source_lanes(instruction, operand, source, arch)
         if index == NULL:
             return constant(np.zeros((1, 1), U32))
-        if change is None:
-            return lambda w: w.s_u32[index]
-        return lambda w: change(w, w.s_u32[index])
+        return _changed(lambda w: w.s_u32[index], change)
     if operand.kind == "scc":
         return lambda w: w.scc.astype(U32)
     return constant(np.array([[bits32(operand)]], U32))
+
+
+def _changed(read: Reader, change: Callable[[Waves, Array], Array] | None) -> Reader:
+    return read if change is None else lambda w: change(w, read(w))
 
 
 def constant(value: Array) -> Reader:

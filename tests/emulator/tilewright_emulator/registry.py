@@ -6,6 +6,7 @@ than their operands' values are made by a builder: ``@builder("v_readlane_b32")`
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable
@@ -88,6 +89,7 @@ def builder(*names: str, written: int = 1, archs: Iterable[str] | None = None) -
     return register
 
 
+@functools.cache
 def load_semantics() -> None:
     """Imports every module of semantics, which fills the table."""
     package = __name__.rpartition(".")[0]

@@ -1,0 +1,139 @@
+"""Code objects and their kernels: load, inspect, launch."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from tilewright_kit.errors import InternalError, ToolchainMissingError
+from tilewright_server.analysis.disassembly import Disassembler
+from tilewright_server.analysis.disassembly import Instruction as Printed
+
+from .arch import BY_MACHINE, Arch
+from .decode import parse
+from .elf import Elf
+from .errors import BadCodeObject, ToolMissing
+from .instruction import Instruction
+from .launch import Report, launch
+from .memory import Memory
+from .program import Program
+from .run import Checks
+
+MACHINE_MASK, PRELOAD_PROLOGUE = 0xFF, 256
+DISASSEMBLER = Disassembler()
+
+
+class CodeObject:
+    """A loaded ELF image. ``load`` gives the same object for the same bytes."""
+
+    def __init__(self, image: bytes) -> None:
+        self.elf = Elf(image)
+        machine = self.elf.flags & MACHINE_MASK
+        if machine not in BY_MACHINE:
+            raise BadCodeObject(f"ELF machine {machine:#x} is none of {', '.join(a.name for a in BY_MACHINE.values())}")
+        self.arch: Arch = BY_MACHINE[machine]
+        try:
+            functions = DISASSEMBLER.disassemble(image)
+        except ToolchainMissingError as error:
+            raise ToolMissing(str(error)) from error
+        except InternalError as error:
+            raise BadCodeObject(str(error)) from error
+        self.instructions: tuple[Instruction, ...] = tuple(
+            _read(printed) for function in functions for printed in function.instructions
+        )
+        self._kernels: dict[str, Kernel] = {}
+
+    @staticmethod
+    def load(source: bytes | str | Path) -> CodeObject:
+        """From bytes or a file. Raises ``BadCodeObject``, ``ToolMissing`` (llvm-objdump 19 or later)."""
+        image = bytes(source) if isinstance(source, (bytes, bytearray, memoryview)) else Path(source).read_bytes()
+        return _loaded(hashlib.sha256(image).hexdigest(), Image(image))
+
+    @property
+    def kernel_names(self) -> list[str]:
+        return [entry[".name"] for entry in self.elf.metadata.get("amdhsa.kernels", ())]
+
+    def kernel(self, name: str) -> Kernel:
+        """Raises ``BadCodeObject`` if there is none of this name."""
+        if name not in self._kernels:
+            self._kernels[name] = Kernel(self, name)
+        return self._kernels[name]
+
+
+class Image(bytes):
+    """Bytes that all count as equal: the cache below goes by their digest."""
+
+    def __hash__(self) -> int:
+        return 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Image)
+
+
+@lru_cache(maxsize=64)
+def _loaded(digest: str, image: Image) -> CodeObject:
+    return CodeObject(image)
+
+
+def _read(printed: Printed) -> Instruction:
+    return parse(printed.text, printed.address, printed.size, printed.target)
+
+
+class Kernel:
+    """One kernel: its facts, and its program."""
+
+    def __init__(self, code: CodeObject, name: str) -> None:
+        self.code, self.name, self.arch = code, name, code.arch
+        self.descriptor = code.elf.descriptor(name)
+        entries = {entry[".name"]: entry for entry in code.elf.metadata.get("amdhsa.kernels", ())}
+        self.metadata: dict[str, Any] = entries[name]
+        # Everything the kernel can reach: functions that it calls, too.
+        first = next((i for i, ins in enumerate(code.instructions) if ins.address == self.descriptor.entry), None)
+        if first is None:
+            raise BadCodeObject(f"{name}: its entry is not in the disassembly")
+        self.program = Program(name, _reachable(code.instructions, first, code, name), self.arch)
+        if self.metadata[".wavefront_size"] != self.arch.lanes:
+            raise BadCodeObject(f"{name}: waves of {self.metadata['.wavefront_size']} are not emulated")
+
+    @property
+    def entry(self) -> int:
+        """Where waves start: behind the loads that stand in for preloading on GPUs without it."""
+        return self.descriptor.entry + (PRELOAD_PROLOGUE if self.descriptor.preload & 0x7F else 0)
+
+    @property
+    def kernarg_bytes(self) -> int:
+        return int(self.metadata[".kernarg_segment_size"])
+
+    @property
+    def lds_bytes(self) -> int:
+        return int(self.metadata[".group_segment_fixed_size"])
+
+    @property
+    def vgprs(self) -> int:
+        return int(self.metadata[".vgpr_count"])
+
+    def launch(
+        self,
+        memory: Memory,
+        *,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        arguments: bytes,
+        dynamic_lds: int = 0,
+        checks: Checks | None = None,
+    ) -> Report:
+        """Runs the kernel. ``grid`` counts workgroups. Raises ``EmulationError``."""
+        return launch(self, memory, grid, block, arguments, dynamic_lds, checks or Checks())
+
+
+def _reachable(
+    instructions: tuple[Instruction, ...], first: int, code: CodeObject, name: str
+) -> tuple[Instruction, ...]:
+    """The function's own instructions, or all if it calls others."""
+    size = code.elf.symbols.get(name, (0, 0))[1]
+    end = instructions[first].address + size
+    own = tuple(ins for ins in instructions[first:] if size == 0 or ins.address < end)
+    calls = any(ins.name in ("s_swappc_b64", "s_call_b64", "s_setpc_b64") for ins in own)
+    return own + tuple(ins for ins in instructions if ins not in own) if calls else own

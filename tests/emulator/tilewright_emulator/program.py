@@ -1,0 +1,133 @@
+"""A function of a code object, decoded: steps, and which registers each touches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .arch import Arch
+from .decode import make_step
+from .errors import MissingWait, UninitialisedRegister, UnknownInstruction
+from .instruction import Instruction, Operand, register_bits
+from .registry import Step, find
+from .state import Waves
+
+FAMILIES = ("ds_", "global_", "buffer_", "flat_", "scratch_")
+
+
+@dataclass(frozen=True)
+class Touched:
+    """Registers that an instruction reads and writes, as bits (``register_bits``); its memory unit's prefix."""
+
+    reads: int
+    writes: int
+    family: str
+
+
+def touched(instruction: Instruction, arch: Arch) -> Touched:
+    """From the printed operands: the destinations come first."""
+    row = find(instruction, arch)
+    printed = _operands(instruction)
+    written = row.written
+    if "_atomic_" in instruction.name:
+        modifiers = instruction.modifiers
+        written = int("glc" in modifiers or "sc0" in modifiers or "RETURN" in modifiers.get("th", ""))
+    if "lds" in instruction.modifiers:
+        written = 0
+    reads = writes = 0
+    for at, operand in enumerate(printed):
+        if at < written:
+            writes |= register_bits(operand)
+        else:
+            reads |= register_bits(operand)
+    if any(kind.startswith("dst:") for kind in row.src):
+        reads |= register_bits(printed[0])
+    if instruction.dual is not None:
+        other = touched(instruction.dual, arch)
+        reads, writes = reads | other.reads, writes | other.writes
+    family = next((prefix for prefix in FAMILIES if instruction.name.startswith(prefix)), "")
+    return Touched(reads, writes, "vmem" if family not in ("", "ds_") else family)
+
+
+def _operands(instruction: Instruction) -> list[Operand]:
+    """Those that can be registers: some scalar instructions have words instead (counters, messages)."""
+    try:
+        return [Operand.parse(text) for text in instruction.operands]
+    except ValueError:
+        return []
+
+
+class Program:
+    """The instructions of one function, with their steps. An unknown one fails when it is reached, not before."""
+
+    def __init__(self, name: str, instructions: Sequence[Instruction], arch: Arch) -> None:
+        self.name, self.arch = name, arch
+        self.instructions = list(instructions)
+        self.at = {instruction.address: i for i, instruction in enumerate(self.instructions)}
+        self.steps: list[Step] = []
+        self._unknown: list[int] = []
+        self.touched: list[Touched] = []
+        for instruction in self.instructions:
+            step, registers = self._decoded(instruction)
+            self.steps.append(step)
+            self.touched.append(registers)
+        self.steps.append(_unknown(f"{name}: ran past the end of the program"))
+        self.touched.append(Touched(0, 0, ""))
+        self.masks = [one.reads | one.writes for one in self.touched]
+        self.registers = _highest(self.masks)
+
+    def unknown(self) -> list[str]:
+        """The instructions without semantics, as text."""
+        return [self.instructions[at].text for at in self._unknown]
+
+    def _decoded(self, instruction: Instruction) -> tuple[Step, Touched]:
+        try:
+            return make_step(instruction, self.arch), touched(instruction, self.arch)
+        except UnknownInstruction as error:
+            self._unknown.append(len(self.steps))
+            return _unknown(str(error)), Touched(0, 0, "")
+
+    def guard(self, w: Waves, at: int) -> None:
+        """An instruction touches registers that are not simply there. Raises ``MissingWait`` and others."""
+        one = self.touched[at]
+        pending = w.queues.registers if w.run.checks.waits else 0
+        if wrong := pending & one.reads:
+            raise MissingWait(f"reads {name_register(wrong)} before its load has been waited for")
+        if (wrong := pending & one.writes) and not self._in_order(w, wrong, one):
+            raise MissingWait(f"writes {name_register(wrong)} while a load into it is under way")
+        if wrong := w.unwritten & one.reads:
+            raise UninitialisedRegister(f"reads {name_register(wrong)}, which nothing has written")
+        w.unwritten &= ~one.writes
+        w.hazard = w.unwritten | pending
+
+    @staticmethod
+    def _in_order(w: Waves, registers: int, one: Touched) -> bool:
+        """Loads of one unit return in order, so a later one may have the same destination."""
+        if not one.family:
+            return False
+        kinds = {p.kind for queue in w.queues.by_counter.values() for p in queue if p.registers & registers}
+        return kinds == {"lds" if one.family == "ds_" else "load"}
+
+
+def _unknown(text: str) -> Step:
+    def step(w: Waves) -> None:
+        raise UnknownInstruction(text)
+
+    return step
+
+
+def _highest(masks: Sequence[int]) -> int:
+    """Vector registers to hold: the highest that is named, and one."""
+    vectors = 0
+    for mask in masks:
+        vectors |= mask & ((1 << 512) - 1)
+    return max(vectors.bit_length(), 1)
+
+
+def name_register(bits: int) -> str:
+    """The lowest register of a set."""
+    index = (bits & -bits).bit_length() - 1
+    if index >= 512:
+        special = {106: "vcc_lo", 107: "vcc_hi", 124: "m0", 126: "exec_lo", 127: "exec_hi"}
+        return special.get(index - 512, f"s{index - 512}")
+    return f"v{index}" if index < 256 else f"a{index - 256}"
