@@ -16,6 +16,7 @@ from .errors import (
 )
 from .frozen import FrozenMap
 from .loader import from_compute_capability, from_gcn_arch_name, load, names, parse_spec
+from .rates import MatrixRate, Rates
 from .spec import (
     ArchSpec,
     BulkCopy,
@@ -42,7 +43,9 @@ __all__ = [
     "FrozenMap",
     "Instruction",
     "Match",
+    "MatrixRate",
     "Pipeline",
+    "Rates",
     "RegisterSplit",
     "SpecError",
     "Throughput",

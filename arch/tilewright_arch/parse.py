@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from .frozen import FrozenMap
+from .rates import read_rates
 from .reading import Fields
 from .spec import (
     ArchSpec,
@@ -79,6 +80,7 @@ def parse_document(document: object, source: str) -> ArchSpec:
         preshuffle_pipelines=_preshuffle_pipelines(spec, pipelines),
         unsupported_traits=_traits(spec, pipelines),
         throughput=_throughput(spec.fields("throughput")),
+        rates=read_rates(spec.fields("rates")) if "rates" in spec else None,
         toolchain=_toolchain(spec.fields("toolchain")),
         match=_match(spec.fields("match"), kind),
         operations=_operations(spec),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from .errors import UnknownFeatureError, UnknownPipelineError
 from .frozen import FrozenMap
+from .rates import Rates
 
 Triple = tuple[int, int, int]
 TileTable = FrozenMap[str, tuple[Triple, ...]]
@@ -221,6 +222,7 @@ class ArchSpec:
     preshuffle_pipelines: tuple[str, ...]
     unsupported_traits: tuple[Trait, ...]
     throughput: Throughput
+    rates: Rates | None
     toolchain: Toolchain
     match: Match
     operations: FrozenMap[str, object]
