@@ -103,7 +103,7 @@ def _register(
     local = session.control is not None
     if place.legacy:
         handle = yield Work(lambda: cuda.export_legacy(place.ordinal, place.base))
-        request.cuda_ipc.CopyFrom(memory_pb2.CudaIpcSource(handle=handle, device_uuid=uuid, pid=os.getpid()))
+        request.cuda_ipc.CopyFrom(memory_pb2.GpuIpcSource(handle=handle, device_uuid=uuid, pid=os.getpid()))
         reply = yield Rpc(steps.REGISTER, request, core.timeout, local=local)
         return int(reply.region)
     if not place.descriptors:
@@ -127,7 +127,7 @@ def _register(
             fd, pointer = yield Work(lambda: cuda.export_pool(place.ordinal, place.pool, place.base))
             fds.append(fd)
             exported.callback(os.close, fd)
-            request.cuda_pool.CopyFrom(memory_pb2.CudaPoolSource(pointer=pointer, device_uuid=uuid))
+            request.cuda_pool.CopyFrom(memory_pb2.GpuPoolSource(pointer=pointer, device_uuid=uuid))
         else:
             for part in parts:
                 fds.append((yield Work(partial(cuda.export_mapped, place.ordinal, part.base))))

@@ -82,7 +82,7 @@ class AttachedFileSource(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class CudaIpcSource(_message.Message):
+class GpuIpcSource(_message.Message):
     __slots__ = ("handle", "offset", "device_uuid", "pid")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -94,7 +94,7 @@ class CudaIpcSource(_message.Message):
     pid: int
     def __init__(self, handle: _Optional[bytes] = ..., offset: _Optional[int] = ..., device_uuid: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
 
-class CudaPoolSource(_message.Message):
+class GpuPoolSource(_message.Message):
     __slots__ = ("pointer", "offset", "device_uuid")
     POINTER_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -115,7 +115,7 @@ class DeviceFdSource(_message.Message):
     def __init__(self, offset: _Optional[int] = ..., device_uuid: _Optional[str] = ..., part_bytes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RegisterRegionRequest(_message.Message):
-    __slots__ = ("session", "memfd", "posix", "attached", "cuda_ipc", "cuda_pool", "device_fd", "bytes")
+    __slots__ = ("session", "memfd", "posix", "attached", "cuda_ipc", "cuda_pool", "device_fd", "hip_ipc", "hip_pool", "bytes")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     MEMFD_FIELD_NUMBER: _ClassVar[int]
     POSIX_FIELD_NUMBER: _ClassVar[int]
@@ -123,16 +123,20 @@ class RegisterRegionRequest(_message.Message):
     CUDA_IPC_FIELD_NUMBER: _ClassVar[int]
     CUDA_POOL_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FD_FIELD_NUMBER: _ClassVar[int]
+    HIP_IPC_FIELD_NUMBER: _ClassVar[int]
+    HIP_POOL_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     memfd: MemfdSource
     posix: PosixSource
     attached: AttachedFileSource
-    cuda_ipc: CudaIpcSource
-    cuda_pool: CudaPoolSource
+    cuda_ipc: GpuIpcSource
+    cuda_pool: GpuPoolSource
     device_fd: DeviceFdSource
+    hip_ipc: GpuIpcSource
+    hip_pool: GpuPoolSource
     bytes: int
-    def __init__(self, session: _Optional[bytes] = ..., memfd: _Optional[_Union[MemfdSource, _Mapping]] = ..., posix: _Optional[_Union[PosixSource, _Mapping]] = ..., attached: _Optional[_Union[AttachedFileSource, _Mapping]] = ..., cuda_ipc: _Optional[_Union[CudaIpcSource, _Mapping]] = ..., cuda_pool: _Optional[_Union[CudaPoolSource, _Mapping]] = ..., device_fd: _Optional[_Union[DeviceFdSource, _Mapping]] = ..., bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, session: _Optional[bytes] = ..., memfd: _Optional[_Union[MemfdSource, _Mapping]] = ..., posix: _Optional[_Union[PosixSource, _Mapping]] = ..., attached: _Optional[_Union[AttachedFileSource, _Mapping]] = ..., cuda_ipc: _Optional[_Union[GpuIpcSource, _Mapping]] = ..., cuda_pool: _Optional[_Union[GpuPoolSource, _Mapping]] = ..., device_fd: _Optional[_Union[DeviceFdSource, _Mapping]] = ..., hip_ipc: _Optional[_Union[GpuIpcSource, _Mapping]] = ..., hip_pool: _Optional[_Union[GpuPoolSource, _Mapping]] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class RegisterRegionReply(_message.Message):
     __slots__ = ("region", "zero_copy", "device")
@@ -285,9 +289,11 @@ class ExportBufferReply(_message.Message):
         KIND_UNSPECIFIED: _ClassVar[ExportBufferReply.Kind]
         CUDA_IPC: _ClassVar[ExportBufferReply.Kind]
         FILE_DESCRIPTOR: _ClassVar[ExportBufferReply.Kind]
+        HIP_IPC: _ClassVar[ExportBufferReply.Kind]
     KIND_UNSPECIFIED: ExportBufferReply.Kind
     CUDA_IPC: ExportBufferReply.Kind
     FILE_DESCRIPTOR: ExportBufferReply.Kind
+    HIP_IPC: ExportBufferReply.Kind
     KIND_FIELD_NUMBER: _ClassVar[int]
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]

@@ -14,7 +14,9 @@ from tilewright_kit.plan import Geometry, PackedArgs
 from tilewright_kit.source import SourceUnit
 
 __all__ = [
+    "IPC_KINDS",
     "MAX_PARTS",
+    "POOL_KINDS",
     "RECORD",
     "REPLY",
     "TIME",
@@ -144,14 +146,19 @@ class ProgramDevice(Protocol):
 
 # Memory and streams that are shared with other processes
 
+IPC_KINDS = ("cuda_ipc", "hip_ipc")
+POOL_KINDS = ("cuda_pool", "hip_pool")
+"""Of ``MemoryHandle.kind``, by kind of GPU."""
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryHandle:
     """Device memory, named so that another process can map it."""
 
     kind: str
-    """``cuda_ipc`` (``data`` is the legacy handle of 64 bytes), ``cuda_pool`` (``fd`` is the pool, ``data`` the pointer
-    that was exported from it, 64 bytes) or ``fd`` (a shareable allocation; on a CPU a memory file)."""
+    """``cuda_ipc`` or ``hip_ipc`` (``data`` is the driver's handle of 64 bytes), ``cuda_pool`` or ``hip_pool`` (``fd``
+    is the pool, ``data`` the pointer that was exported from it, 64 bytes), or ``fd`` (a shareable allocation; on a CPU
+    a memory file)."""
     data: bytes
     nbytes: int
     """Of the part that is meant, from ``offset``."""

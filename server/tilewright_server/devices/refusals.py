@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilewright_kit.errors import DeviceError, InvalidArgumentError
-from tilewright_server.devices.base import MemoryHandle
+from tilewright_server.devices.base import IPC_KINDS, POOL_KINDS, MemoryHandle
 
 __all__ = ["check_copy", "check_handle", "check_size", "closed", "not_a_buffer", "unloaded"]
 
@@ -59,10 +59,10 @@ HANDLE_BYTES = 64
 
 def check_handle(handle: MemoryHandle) -> None:
     """``InvalidArgumentError`` for a handle whose size is not that of its kind."""
-    if handle.kind in ("cuda_ipc", "cuda_pool") and len(handle.data) != HANDLE_BYTES:
+    if handle.kind in (*IPC_KINDS, *POOL_KINDS) and len(handle.data) != HANDLE_BYTES:
         raise InvalidArgumentError(
             f"a handle of this kind has {HANDLE_BYTES} bytes",
-            field="handle" if handle.kind == "cuda_ipc" else "pointer",
+            field="handle" if handle.kind in IPC_KINDS else "pointer",
             value=len(handle.data),
             rule="handle_size",
             fix="send it as the driver gave it",

@@ -6,14 +6,18 @@ from collections.abc import Sequence
 
 from tilewright_kit.errors import InvalidArgumentError, UnsupportedError
 from tilewright_proto.v1 import memory_pb2 as pb
-from tilewright_server.devices.base import MemoryHandle
+from tilewright_server.devices.base import IPC_KINDS, POOL_KINDS, MemoryHandle
 from tilewright_server.memory.buffers import ResidentBuffer
 from tilewright_server.memory.session import AnyRegion
 from tilewright_server.memory.sources import AttachedFile, DeviceMemory, MemoryFile, PosixObject, RegionSource
 
 __all__ = ["KINDS", "exported", "region_reply", "region_source"]
 
-KINDS = {"cuda_ipc": pb.ExportBufferReply.CUDA_IPC, "fd": pb.ExportBufferReply.FILE_DESCRIPTOR}
+KINDS = {
+    "cuda_ipc": pb.ExportBufferReply.CUDA_IPC,
+    "hip_ipc": pb.ExportBufferReply.HIP_IPC,
+    "fd": pb.ExportBufferReply.FILE_DESCRIPTOR,
+}
 
 
 def region_source(request: pb.RegisterRegionRequest, descriptors: Sequence[int] | None = None) -> RegionSource:
@@ -22,15 +26,15 @@ def region_source(request: pb.RegisterRegionRequest, descriptors: Sequence[int] 
     Raises ``InvalidArgumentError`` if they are not as many as the source needs, ``UnsupportedError``.
     """
     kind = request.WhichOneof("source")
-    if kind in ("attached", "cuda_pool", "device_fd"):
+    if kind in ("attached", *POOL_KINDS, "device_fd"):
         device_fd = request.device_fd
         fds = _as_many(kind, descriptors, max(1, len(device_fd.part_bytes)) if kind == "device_fd" else 1)
         fd = fds[0]
         if kind == "attached":
             return AttachedFile(fd)
-        if kind == "cuda_pool":
-            pool = request.cuda_pool
-            return DeviceMemory("cuda_pool", pool.device_uuid, pool.pointer, pool.offset, fd)
+        if kind in POOL_KINDS:
+            pool = getattr(request, kind)
+            return DeviceMemory(kind, pool.device_uuid, pool.pointer, pool.offset, fd)
         parts = tuple(device_fd.part_bytes)
         return DeviceMemory(
             "fd", device_fd.device_uuid, b"", device_fd.offset, fd, fds=fds if parts else (), part_bytes=parts
@@ -41,16 +45,17 @@ def region_source(request: pb.RegisterRegionRequest, descriptors: Sequence[int] 
             field="source",
             value=kind,
             rule="region_descriptor",
-            fix="set attached, cuda_pool or device_fd, or send no descriptor",
+            fix="set attached, cuda_pool, hip_pool or device_fd, or send no descriptor",
         )
     if kind == "memfd":
         return MemoryFile(request.memfd.pid, request.memfd.fd, request.memfd.name)
     if kind == "posix":
         return PosixObject(request.posix.name)
-    if kind == "cuda_ipc":
-        return DeviceMemory("cuda_ipc", request.cuda_ipc.device_uuid, request.cuda_ipc.handle, request.cuda_ipc.offset)
+    if kind in IPC_KINDS:
+        source = getattr(request, kind)
+        return DeviceMemory(kind, source.device_uuid, source.handle, source.offset)
     raise InvalidArgumentError(
-        "the region has no source", field="source", rule="region_source", fix="set memfd, posix or cuda_ipc"
+        "the region has no source", field="source", rule="region_source", fix="set memfd, posix, cuda_ipc or hip_ipc"
     )
 
 
@@ -61,7 +66,7 @@ def _as_many(kind: str, descriptors: Sequence[int] | None, count: int) -> tuple[
             field="source",
             value=kind,
             rule="region_descriptor",
-            fix="register it over the local socket, or use memfd, posix or cuda_ipc",
+            fix="register it over the local socket, or use memfd, posix, cuda_ipc or hip_ipc",
         )
     if len(descriptors) != count:
         raise InvalidArgumentError(
