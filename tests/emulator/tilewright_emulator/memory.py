@@ -30,15 +30,17 @@ class Allocation:
     start: int
     data: Array
     writable: bool
-    views: dict[int, Array] = field(default_factory=dict)
+    views: dict[int, Array] = field(default_factory=dict)  # of what begins at `even`, a multiple of 16
     owners: Shadow | None = None  # which workgroup wrote last, in the launch under way
 
     def __post_init__(self) -> None:
         self.end = self.start + self.data.size
-        aligned = self.start % 16 == 0 and self.data.ctypes.data % 16 == 0
-        for unit, dtype in UNITS.items():
-            if unit == 1 or aligned:
-                self.views[unit] = self.data[: self.data.size // unit * unit].view(dtype)
+        lead = -self.start % 16
+        self.even = self.start + lead
+        even = self.data[lead:]
+        if even.ctypes.data % 16:
+            even = even[:0]  # wider views would be unaligned for NumPy
+        self.views = {unit: even[: even.size // unit * unit].view(dtype) for unit, dtype in UNITS.items()}
 
 
 class Memory:
@@ -144,18 +146,18 @@ def check_alignment(addresses: Array, size: int) -> None:
         raise LaneFault(Misaligned, lane, f"{size} bytes at {int(addresses[lane]):#x}, no multiple of {unit}")
 
 
-def _unit(allocation: Allocation, offsets: Array, size: int) -> int:
-    """The widest element that the access is made of."""
+def elements_of(allocation: Allocation, addresses: Array, size: int) -> tuple[Array, Array, int]:
+    """The view with the widest element that the access is made of, each lane's first element in it, and its bytes."""
+    offsets = (addresses - np.uint64(allocation.even)).view(np.int64)
     bits = int(np.bitwise_or.reduce(offsets)) | size | 16
     unit = bits & -bits
-    return unit if unit in allocation.views else 1
+    if int(offsets.min()) < 0 or allocation.views[1].size == 0:
+        return allocation.data, offsets + (allocation.even - allocation.start), 1
+    return allocation.views[unit], offsets >> (unit.bit_length() - 1), unit
 
 
 def _gather(allocation: Allocation, addresses: Array, size: int) -> Array:
-    offsets = (addresses - np.uint64(allocation.start)).view(np.int64)
-    unit = _unit(allocation, offsets, size)
-    index = offsets >> (unit.bit_length() - 1)
-    view = allocation.views[unit]
+    view, index, unit = elements_of(allocation, addresses, size)
     if unit == size:
         index = index[:, None]
     else:
@@ -165,14 +167,13 @@ def _gather(allocation: Allocation, addresses: Array, size: int) -> Array:
 
 
 def _scatter(allocation: Allocation, addresses: Array, data: Array) -> None:
-    offsets, size = (addresses - np.uint64(allocation.start)).view(np.int64), data.shape[1]
-    unit = _unit(allocation, offsets, size)
-    index = offsets >> (unit.bit_length() - 1)
+    size = data.shape[1]
+    view, index, unit = elements_of(allocation, addresses, size)
     elements = np.ascontiguousarray(data).view(UNITS[unit])
     if unit == size:
-        allocation.views[unit][index] = elements[:, 0]
+        view[index] = elements[:, 0]
     else:
-        allocation.views[unit][index[:, None] + np.arange(size // unit)] = elements
+        view[index[:, None] + np.arange(size // unit)] = elements
 
 
 def _claim(allocation: Allocation, addresses: Array, size: int, owners: Array, lanes: Array | None) -> None:

@@ -12,7 +12,7 @@ from .arch import Arch
 from .errors import OutOfBounds, UnknownInstruction
 from .faults import LaneFault
 from .instruction import Instruction, Operand, register_bits
-from .memory import Allocation, check_alignment
+from .memory import Allocation, check_alignment, elements_of
 from .memory_buffer import Place
 from .memory_ds import lds_pending
 from .memory_global import global_addresses
@@ -113,10 +113,9 @@ def _on_memory(w: Waves, addresses: Array, size: int, operands: Array, compares:
     for allocation, lanes in w.run.memory.parts(addresses, size):
         chosen = np.arange(addresses.size) if lanes is None else lanes
         _writable(allocation, chosen)
-        view = allocation.views.get(size)
-        if view is None:
+        view, at, unit = elements_of(allocation, addresses[chosen], size)
+        if unit < size:
             raise LaneFault(UnknownInstruction, 0, f"atomics need {allocation.name} at a multiple of 16")
-        at = ((addresses[chosen] - np.uint64(allocation.start)) // np.uint64(size)).astype(np.int64)
         before[chosen] = _apply(view, at, operands[chosen], None if compares is None else compares[chosen], change)
     return before
 

@@ -17,11 +17,17 @@ FAMILIES = ("ds_", "global_", "buffer_", "flat_", "scratch_")
 
 @dataclass(frozen=True)
 class Touched:
-    """Registers that an instruction reads and writes, as bits (``register_bits``); its memory unit's prefix."""
+    """Registers that an instruction reads and writes, as bits (``register_bits``); its memory unit's prefix.
+
+    ``high_reads``, ``high_writes``: those that are the upper half of a pair of the vector unit. Compilers leave upper
+    halves undefined where only the lower ones matter: they stay so, instead of being refused.
+    """
 
     reads: int
     writes: int
     family: str
+    high_reads: int = 0
+    high_writes: int = 0
 
 
 def touched(instruction: Instruction, arch: Arch) -> Touched:
@@ -34,19 +40,21 @@ def touched(instruction: Instruction, arch: Arch) -> Touched:
         written = int("glc" in modifiers or "sc0" in modifiers or "RETURN" in modifiers.get("th", ""))
     if "lds" in instruction.modifiers:
         written = 0
-    reads = writes = 0
+    reads = writes = high_reads = high_writes = 0
+    arithmetic = instruction.name.startswith("v_") and instruction.name[2:6] not in ("mfma", "wmma")
     for at, operand in enumerate(printed):
+        high = register_bits(operand, 1, 1) if arithmetic and operand.kind == "v" and operand.count == 2 else 0
         if at < written:
-            writes |= register_bits(operand)
+            writes, high_writes = writes | register_bits(operand), high_writes | high
         else:
-            reads |= register_bits(operand)
+            reads, high_reads = reads | register_bits(operand), high_reads | high
     if any(kind.startswith("dst:") for kind in row.src):
         reads |= register_bits(printed[0])
     if instruction.dual is not None:
         other = touched(instruction.dual, arch)
         reads, writes = reads | other.reads, writes | other.writes
     family = next((prefix for prefix in FAMILIES if instruction.name.startswith(prefix)), "")
-    return Touched(reads, writes, "vmem" if family not in ("", "ds_") else family)
+    return Touched(reads, writes, "vmem" if family not in ("", "ds_") else family, high_reads, high_writes)
 
 
 def _operands(instruction: Instruction) -> list[Operand]:
@@ -95,9 +103,12 @@ class Program:
             raise MissingWait(f"reads {name_register(wrong)} before its load has been waited for")
         if (wrong := pending & one.writes) and not self._in_order(w, wrong, one):
             raise MissingWait(f"writes {name_register(wrong)} while a load into it is under way")
-        if wrong := w.unwritten & one.reads:
+        missing = w.unwritten & one.reads
+        if wrong := missing & ~one.high_reads:
             raise UninitialisedRegister(f"reads {name_register(wrong)}, which nothing has written")
         w.unwritten &= ~one.writes
+        if missing:
+            w.unwritten |= one.high_writes
         w.hazard = w.unwritten | pending
 
     @staticmethod

@@ -18,7 +18,8 @@ SLICE = 200_000  # instructions after which others have their turn
 
 @dataclass(eq=False)
 class Scheduler:
-    """``executed``: wave instructions by place in the program. ``name``: says a wave's workgroup in messages."""
+    """``executed``: wave instructions by place in the program. ``name``: coordinates of each slot's workgroup, for
+    messages. ``finished``: waves that have ended."""
 
     program: Program
     run: Run
@@ -26,6 +27,7 @@ class Scheduler:
     executed: list[int]
     ready: list[Waves] = field(default_factory=list)
     parked: list[Waves] = field(default_factory=list)
+    finished: list[Waves] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         groups = int(self.run.groups.max()) + 1
@@ -112,6 +114,7 @@ class Scheduler:
         groups = self.run.groups[w.ids]
         if stop.why == "end":
             np.add.at(self.ended, groups, 1)
+            self.finished.append(w)
             return
         np.add.at(self.waiting, groups, 1)
         touched = np.unique(groups)
