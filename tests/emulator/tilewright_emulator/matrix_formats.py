@@ -30,7 +30,7 @@ def _floats(registers: Array) -> Array:
 
 def _short_mantissa(registers: Array) -> Array:
     """float32 of which 10 bits of the mantissa count (xf32)."""
-    return (_by_lane(registers) & U32(0xFFFFE000)).view(np.float32)
+    return np.asarray((_by_lane(registers) & U32(0xFFFFE000)).view(np.float32))
 
 
 def _halves(registers: Array) -> Array:

@@ -8,7 +8,8 @@ MFMA, wave of 64. With ``e = M * K * blocks / 64`` elements of A in a lane:
     A[block b][i][k]   lane i + M * (b + blocks * (k / e)), place k % e; B likewise with j and N
     but 8-bit operands of the gfx950 shapes with K of 64 and 128 come in two runs of 16:
     A[i][k]            lane i + M * (k / 16 % lanes_of_k), place 16 * (k / 16 / lanes_of_k) + k % 16
-    D[b][i][j]         M of 32 or 16, g = 64 / N: lane j + N * (i / 4 % g), place b * M * N / 64 + 4 * (i / 4 / g) + i % 4
+    D[b][i][j]         M of 32 or 16, with g = 64 / N: lane j + N * (i / 4 % g),
+                       place b * M * N / 64 + 4 * (i / 4 / g) + i % 4
                        M of 4: lane j + 4 * b, place i
 WMMA of gfx11, wave of 32 (lanes 16 to 31 hold the same A and B as lanes 0 to 15):
     A[i][k]            lanes i and i + 16, place k;                     D[i][j]: lane j + 16 * (i % 2), place i / 2

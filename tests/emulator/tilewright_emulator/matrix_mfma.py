@@ -52,7 +52,8 @@ FIRST: list[tuple[Size, tuple[str, ...]]] = [  # bfloat16 as it was before the 1
 ]  # fmt: skip
 DENSE: dict[str, list[tuple[Size, tuple[str, ...]]]] = {
     "f32": [
-        ((32, 32, 1, 2), ALL), ((16, 16, 1, 4), ALL), ((4, 4, 1, 16), ALL), ((32, 32, 2, 1), ALL), ((16, 16, 4, 1), ALL),
+        ((32, 32, 1, 2), ALL), ((16, 16, 1, 4), ALL), ((4, 4, 1, 16), ALL),
+        ((32, 32, 2, 1), ALL), ((16, 16, 4, 1), ALL),
     ],
     "xf32": [((16, 16, 8, 1), ("gfx942",)), ((32, 32, 4, 1), ("gfx942",))],
     "f16": SHORT,
