@@ -288,6 +288,14 @@ def extract_wide(a: Array, b: Array) -> Pair:
     return result, result != 0
 
 
+@semantic("s_bfe_i64", dst="i64 scc", src="i64 u32")
+def extract_wide_signed(a: Array, b: Array) -> Pair:
+    offset, width = (part.astype(I64) for part in _field(a, b, 64))
+    unused = np.clip(I64(64) - width - offset, 0, 63)  # a field that ends beyond the value ends with it
+    result = np.where(width == 0, I64(0), (a << unused) >> np.minimum(unused + offset, I64(63)))
+    return result, result != 0
+
+
 @semantic("s_bfm_b32", src="u32 u32")
 def make_mask(a: Array, b: Array) -> Array:
     return np.asarray(((U32(1) << (a & U32(31))) - U32(1)) << (b & U32(31)))

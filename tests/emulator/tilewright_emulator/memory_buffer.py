@@ -52,7 +52,7 @@ class Place:
         return w.active(w.u32[self.vector.index]).astype(np.int64) + self.offset
 
     def soffset(self, w: Waves) -> Array:
-        if self.scalar.kind == "s":
+        if self.scalar.kind == "s" and self.scalar.text != "null":
             return w.s_u32[self.scalar.index].astype(np.int64)
         return np.full((1, 1), bits32(self.scalar) if self.scalar.kind == "constant" else 0, np.int64)
 

@@ -42,7 +42,8 @@ struct LdsTile {
   static constexpr bool folded = !kSourceKMajor;
   // Neighbouring lines that fill all banks once.
   static constexpr int lines_together = chunks >= units || units % chunks != 0 ? 1 : units / chunks;
-  static constexpr int together_bits = lines_together == 8 ? 3 : lines_together == 4 ? 2 : lines_together == 2 ? 1 : 0;
+  static constexpr int together_bits =
+      lines_together == 16 ? 4 : lines_together == 8 ? 3 : lines_together == 4 ? 2 : lines_together == 2 ? 1 : 0;
   // Lines of which only one chunk in four is another line's neighbour (gfx950, 64 bytes): a fragment of 16 lines reads
   // two chunks of them at once.
   static constexpr bool twisted = lines_together == 4 && units == 16;
