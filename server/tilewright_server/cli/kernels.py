@@ -10,11 +10,11 @@ from typing import Any
 
 import typer
 
-from tilewright_server.cli import cases, generate
+from tilewright_server.cli import analyze, cases, generate
 from tilewright_server.cli.exits import Exit
 from tilewright_server.cli.output import examples, note, out, print_error, print_json, progress, table, violation_line
 
-__all__ = ["app"]
+__all__ = ["app", "read_config"]
 
 app = typer.Typer(
     help="What kernels there are, whether a configuration is valid, how it is built and why it is chosen.",
@@ -128,7 +128,7 @@ def validate(
     from tilewright_server.cli.private import connected
 
     with connected(target) as client:
-        found = client.kernels.validate(operation, _config(config), arch=arch)
+        found = client.kernels.validate(operation, read_config(config), arch=arch)
     if as_json:
         print_json(asdict(found))
     else:
@@ -154,7 +154,7 @@ def correct(
     from tilewright_server.cli.private import connected
 
     with connected(target) as client:
-        found = client.kernels.correct(operation, _config(config), arch=arch)
+        found = client.kernels.correct(operation, read_config(config), arch=arch)
     if as_json:
         print_json(asdict(found))
     else:
@@ -200,7 +200,7 @@ def build(
             kernel_set=kernel_set,
             arch=arch,
             pattern=name,
-            config=_config(config) if config else None,
+            config=read_config(config) if config else None,
             retry_failed=retry_failed,
             progress=lambda event: bar.update(task, total=event.total or None, completed=event.done),
         )
@@ -281,6 +281,7 @@ def export(
 
 
 app.command("generate", epilog=generate.EPILOG)(generate.generate)
+app.command("analyze", epilog=analyze.EPILOG)(analyze.analyze)
 
 
 def _print_explanation(found: dict[str, Any], top: int) -> None:
@@ -302,7 +303,7 @@ def _print_explanation(found: dict[str, Any], top: int) -> None:
     out().print(f"decided by {found['decided']}", markup=False)
 
 
-def _config(text: str) -> dict[str, Any]:
+def read_config(text: str) -> dict[str, Any]:
     """A configuration from a file, from standard input (``-``) or from the text itself."""
     from tilewright_kit.errors import InvalidArgumentError
 

@@ -1,0 +1,175 @@
+"""The analysis of a kernel by its configuration: built here, with the launch that the operation itself plans."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tilewright_arch import ArchSpec
+from tilewright_kit.config import KernelConfig
+from tilewright_kit.device import DeviceInfo
+from tilewright_kit.dtypes import DType
+from tilewright_kit.errors import NotFoundError, UnsupportedError
+from tilewright_kit.operation import Operation
+from tilewright_kit.plan import Geometry
+from tilewright_kit.problem import OperationRequest
+from tilewright_kit.tensor import TensorDesc
+from tilewright_server.analysis.bound import Analysis, Problem, ProblemBound, analyze, bound_of
+from tilewright_server.analysis.disassembly import Disassembler
+from tilewright_server.build.toolchain import Toolchain
+
+__all__ = ["Finding", "analyze_config", "named_config", "summary"]
+
+DEFAULT_SHAPE = (4096, 4096, 4096)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A kernel and what was found of it."""
+
+    config: KernelConfig
+    analysis: Analysis
+    problem: Problem
+    bound: ProblemBound
+
+
+def named_config(operation: Operation[Any, Any], arch: ArchSpec, name: str) -> KernelConfig:
+    """The configuration of that name in any of the operation's sets for the arch. Raises ``NotFoundError``."""
+    for kernel_set in operation.kernel_sets.values():
+        for config in kernel_set.iterate(arch, operation.rules):
+            if config.name == name:
+                return config  # type: ignore[no-any-return]
+    raise NotFoundError(
+        f"no kernel set has a kernel of that name for {arch.id}",
+        field="name",
+        value=name,
+        rule="kernel_name",
+        fix=f"`tilewright kernels list --arch {arch.id}` has them all; --config takes any other configuration",
+    )
+
+
+def analyze_config(
+    operation: Operation[Any, Any],
+    config: KernelConfig,
+    arch: ArchSpec,
+    toolchain: Toolchain,
+    *,
+    shape: tuple[int, int, int] = DEFAULT_SHAPE,
+    resident: int = 0,
+    disassembler: Disassembler | None = None,
+) -> Finding:
+    """Build a GEMM configuration and analyse it for a product of (m, n, k) ``shape``.
+
+    Raises what building and ``analyze`` raise.
+    """
+    if arch.kind != "hip":
+        raise UnsupportedError(
+            f"kernels for {arch.id} cannot be analysed: only those of AMD GPUs can",
+            field="arch",
+            value=arch.id,
+            rule="arch_rates",
+            fix="choose an AMD GPU's arch, for example --arch gfx942",
+        )
+    geometry = _launch(operation, config, arch, shape)
+    unit = operation.generate(config, arch)
+    with tempfile.TemporaryDirectory(prefix="tilewright-") as folder:
+        image = toolchain.compile(unit, Path(folder), arch).binary.read_bytes()
+    found = analyze(
+        image,
+        arch,
+        waves=math.prod(geometry.block) // arch.wave_size,
+        lds_bytes=geometry.shared_bytes,
+        name=unit.entries["main"],
+        resident=resident,
+        disassembler=disassembler,
+    )
+    problem = _problem(config.to_dict(), shape, math.prod(geometry.grid))
+    return Finding(config, found, problem, bound_of(found, problem))
+
+
+def _launch(
+    operation: Operation[Any, Any], config: KernelConfig, arch: ArchSpec, shape: tuple[int, int, int]
+) -> Geometry:
+    """The launch of the plain product. What a kernel fuses to it changes nothing of its geometry."""
+    fields = config.to_dict()
+    (m, n, k), layout = shape, fields["layout"]
+    inputs = {
+        "a": TensorDesc.of(fields["dtype_a"], (m, k), (1, m) if layout[0] == "c" else (k, 1)),
+        "b": TensorDesc.of(fields["dtype_b"] or fields["dtype_a"], (k, n), (1, k) if layout[1] == "c" else (n, 1)),
+    }
+    attributes = {"out_dtype": fields["dtype_c"]} if fields["dtype_c"] else {}
+    problem = operation.parse(OperationRequest(operation.name, inputs, {}, attributes))
+    device = DeviceInfo("hip:0", "hip", arch.description, arch, arch.throughput.units, 0)
+    geometry: Geometry = operation.plan(problem, config, device).stages[-1].geometry
+    return geometry
+
+
+def _problem(fields: dict[str, Any], shape: tuple[int, int, int], workgroups: int) -> Problem:
+    (m, n, k), (tile_m, tile_n, tile_k) = shape, fields["tile"]
+    dtype_a = DType(fields["dtype_a"])
+    dtype_b = DType(fields["dtype_b"] or dtype_a)
+    out = _out_bytes(fields, dtype_a)
+    split = fields["split_k"]
+    # Slices of K are whole steps of the tile.
+    steps = math.ceil(math.ceil(k / tile_k) / split)
+    return Problem(
+        m=m,
+        n=n,
+        k=k,
+        tile=(tile_m, tile_n, tile_k),
+        workgroups=workgroups,
+        slices=math.ceil(m / tile_m) * math.ceil(n / tile_n) * split,
+        k_per_slice=steps * tile_k,
+        bytes_in=m * k * dtype_a.bytes + k * n * dtype_b.bytes,
+        bytes_out=m * n * out,
+        element_bytes_out=out,
+        peak_dtype=dtype_a.value,
+    )
+
+
+def _out_bytes(fields: dict[str, Any], dtype_a: DType) -> int:
+    if fields["dtype_c"]:
+        return DType(fields["dtype_c"]).bytes
+    return 4 if dtype_a is DType.INT8 else max(dtype_a.bytes, 2)
+
+
+def summary(finding: Finding) -> dict[str, Any]:
+    """All of it as JSON can hold it: cycles of an iteration by limit, instructions, resources, the bound."""
+    found, bound = finding.analysis, finding.bound
+    cost = found.cost
+    return {
+        "kernel": finding.config.name,
+        "arch": found.arch.id,
+        "resources": {
+            "vgprs": found.kernel.vgprs,
+            "agprs": found.kernel.agprs,
+            "sgprs": found.kernel.sgprs,
+            "lds_bytes": found.lds_bytes,
+            "workgroups_per_unit": found.occupancy.workgroups,
+            "waves_per_simd": found.occupancy.waves_per_simd,
+            "occupancy_limit": found.occupancy.limit,
+        },
+        "loop": {
+            "address": found.loop.header,
+            "instructions": dict(cost.counts),
+            "matrix_instructions": dict(cost.matrix_mnemonics),
+            "branches": found.loop.branches,
+            "workgroups": found.resident,
+            "cycles": {name: round(value, 1) for name, value in found.cycles.items()},
+            "limit": found.limit,
+            "matrix_share": round(found.matrix_share, 4),
+        },
+        "problem": asdict(finding.problem),
+        "bound": {
+            "seconds": bound.seconds,
+            "parts": dict(bound.parts),
+            "tflops": round(bound.flops_per_second / 1e12, 2),
+            "peak_tflops": round(bound.peak_flops_per_second / 1e12, 2),
+            "share_of_peak": round(bound.share_of_peak, 4),
+            "units_used": round(bound.units_used, 4),
+            "edge": round(bound.edge, 4),
+        },
+    }
