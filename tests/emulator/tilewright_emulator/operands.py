@@ -359,9 +359,9 @@ def _in_place(
     def step(w: Waves) -> None:
         out = getattr(w, rows)[index]
         if w.full:
-            function(a(w), b(w), out)
+            function(a(w), b(w), out=out)
         else:
-            function(a(w), b(w), out, where=w.exec)
+            function(a(w), b(w), out=out, where=w.exec)
 
     return step
 
