@@ -1,8 +1,8 @@
 // The portable GEMM kernel of GPUs. A generated source unit states a Config and writes TW_GEMM_KERNEL(symbol, Config).
 //
 // Config: see the template of the GEMM plugin. A workgroup of wave_m x wave_n waves computes tile_m x tile_n results; a
-// wave's part of them is tile_m/wave_m x tile_n/wave_n, a multiple of 16 x 8 (on AMD: of the warp tile). What `pipeline`
-// and `stages` mean: mainloop.hpp, and mainloop_amd.hpp for the matrix units of AMD GPUs.
+// wave's part of them is tile_m/wave_m x tile_n/wave_n, a multiple of 16 x 8 (on AMD: of the warp tile). For `pipeline`
+// and `stages` see mainloop.hpp, and mainloop_amd.hpp for the matrix units of AMD GPUs.
 //
 // Launch: Gemm::threads threads, Gemm::shared_bytes of dynamic shared memory, tiles * split_k workgroups (persistent:
 // any number). Counters and workspace are used only if Config::split_k > 1 (and launch.split_k > 1).

@@ -1,11 +1,11 @@
-// Tiles from global memory to the LDS of AMD GPUs, through registers. Tiles in LDS are k-major (layout_amd.hpp); where k
-// runs across the lines of global memory, blocks of a few lines are transposed in registers on the way.
+// Tiles from global memory to the LDS of AMD GPUs, through registers. Tiles in LDS are k-major (layout_amd.hpp): where
+// k runs across the lines of global memory, blocks of a few lines are transposed in registers on the way.
 //
 // Two ways, chosen per task:
 //  * fetch and put (lines are 16-byte aligned, a tile spans less than 2 GiB): whole steps along k, as raw buffer loads.
 //    The buffer ends where the operand ends, so that rows beyond it cost nothing and read as zero.
-//  * move (anything else, and the last, partial step): byte by byte where it must be, at once, without prefetch. Nothing
-//    outside of 16-byte units that hold wanted bytes is read.
+//  * move (anything else, and the last, partial step): byte by byte where it must be, at once, without prefetch.
+//    Nothing outside of 16-byte units that hold wanted bytes is read.
 #pragma once
 #include "tilewright/gpu/layout_amd.hpp"
 #include "tilewright/gpu/loader.hpp"
@@ -45,7 +45,8 @@ struct Source {
   TW_DEVICE explicit Source(const Operand<Tile>& operand)
       : base(uniform(operand.base)), ld(uniform((uint32_t)operand.ld)), steps(operand.k / Tile::depth) {
     const int lines = Tile::source_k_major ? min_of(operand.extent, Tile::extent) : Tile::depth;
-    const int bytes = Tile::source_k_major ? Tile::line_bytes : min_of(operand.extent, Tile::extent) * Tile::element_bytes;
+    const int bytes =
+        Tile::source_k_major ? Tile::line_bytes : min_of(operand.extent, Tile::extent) * Tile::element_bytes;
     advance = Tile::source_k_major ? (int64_t)Tile::line_bytes : (int64_t)ld * Tile::depth;
     records = uniform((uint32_t)(lines - 1) * ld + (uint32_t)(bytes + 15) / 16 * 16);
   }
@@ -107,10 +108,15 @@ struct RegisterLoader {
   // Blocks along k, and across. Neighbouring threads take `near` blocks across, then those along k.
   static constexpr int along = Tile::source_k_major ? Tile::chunks : Tile::depth / rows;
   static constexpr int across = Tile::source_k_major ? Tile::extent : Tile::extent * size / width;
-  static constexpr int near = Tile::source_k_major ? 1 : across % Tile::units == 0 ? Tile::units : across % 8 == 0 ? 8 : 1;
+  static constexpr int near = Tile::source_k_major             ? 1
+                              : across % Tile::units == 0 ? Tile::units
+                              : across % 8 == 0           ? 8
+                                                          : 1;
   static constexpr int total = along * across, per_thread = ceil_div(total, kThreads);
   static_assert(Tile::source_k_major || Tile::depth % rows == 0, "blocks divide the tile");
   using Block = Transposition<size, rows, width>;
+  // Instructions of a thread.
+  static constexpr int loads = per_thread * rows, writes = per_thread * (Tile::source_k_major ? 1 : Block::across);
 
   struct Held {
     Words<width / 4> data[per_thread][rows];
@@ -139,17 +145,18 @@ struct RegisterLoader {
 
   // Threads without a block write zeros beyond the tile: bytes to leave room for, tile included.
   static constexpr int stored_lines =
-      total % kThreads == 0 ? Tile::extent
-                            : ceil_div(per_thread * kThreads, near * along) * near * (Tile::source_k_major ? 1 : Block::across);
+      total % kThreads == 0
+          ? Tile::extent
+          : ceil_div(per_thread * kThreads, near * along) * near * (Tile::source_k_major ? 1 : Block::across);
   static constexpr int stored_bytes = ceil_div(stored_lines, 16) * 16 * Tile::line_bytes;
 
   TW_DEVICE static void put(const Held& held, uint32_t to, int thread) {
     TW_UNROLL
     for (int j = 0; j < per_thread; j++) {
-      const Place at = place(thread, j);
       if constexpr (Tile::source_k_major) {
-        store_shared(to + Tile::offset(at.across, at.along), held.data[j][0]);
+        store_shared(to + offset_of(thread, j), held.data[j][0]);
       } else {
+        const Place at = place(thread, j);
         const int byte = at.along * rows * size;
         TW_UNROLL
         for (int i = 0; i < Block::across; i++)
@@ -157,6 +164,16 @@ struct RegisterLoader {
                        Block::line(held.data[j], i));
       }
     }
+  }
+
+ private:
+  // Of block j of a k-major source: a constant further than the first one where keys repeat.
+  TW_DEVICE static uint32_t offset_of(int thread, int j) {
+    constexpr int kStep = kThreads / along;
+    const Place at = place(thread, 0), own = place(thread, j);
+    if constexpr (kThreads % along == 0 && kStep % max_of(Tile::period, 1) == 0 && Tile::period > 0)
+      return Tile::offset(at.across, at.along) + j * kStep * Tile::line_bytes;
+    return Tile::offset(own.across, own.along);
   }
 };
 

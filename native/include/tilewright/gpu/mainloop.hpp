@@ -1,7 +1,7 @@
 // The main loops of the kernels that multiply with SimtAtom or MmaAtom: how tiles get from global memory to the atom.
 //
 // Pipelines:
-//   compv4  asynchronous copies into `stages` tiles, one barrier per tile. (mem: likewise, where copies are asynchronous.)
+//   compv4  asynchronous copies into `stages` tiles, one barrier per tile. (mem: likewise, but on AMD.)
 //   compv3  one tile; the next one waits in registers. (mem: likewise on AMD.)
 // Memory that is not 16-byte aligned (base, or leading dimension) is found out by every workgroup for its own task and
 // takes a detour: see loader.hpp.

@@ -12,6 +12,7 @@
 #pragma once
 #include "tilewright/gpu/loader_amd.hpp"
 #include "tilewright/gpu/mainloop.hpp"
+#include "tilewright/gpu/schedule_amd.hpp"
 
 namespace tw::gpu {
 
@@ -66,12 +67,22 @@ struct AmdLoop {
       const Sources from = {Source<TileA>(a), Source<TileB>(b)};
       done = from.a.steps;
       if (done > 0) {
-        if constexpr (two_tiles) run_two_tiles(atom, from, at);
+        if constexpr (Config::pipeline == Pipeline::mem) run_stages(atom, from, at);
+        else if constexpr (two_tiles) run_two_tiles(atom, from, at);
         else run_one_tile(atom, from, at);
       }
     }
     run_slowly(atom, a, b, done, at);
   }
+
+  // ---- what instructions a step takes, for their schedule ----
+
+  static constexpr int slice_products = Atom::rows * Atom::columns * Atom::products;
+  static constexpr int slice_reads =
+      Atom::rows * Atom::SideA::parts + Atom::columns * Atom::SideB::parts;
+  static constexpr int step_writes = LoaderA::writes + LoaderB::writes, step_fetches = LoaderA::loads + LoaderB::loads;
+  // Matrix instructions that cover the time which a read or a write of LDS takes.
+  static constexpr int covering = max_of(1, min_of(4, slice_products / 4));
 
   // ---- compv4 ----
 
@@ -88,29 +99,66 @@ struct AmdLoop {
     for (int step = 0; step < from.a.steps; step++) {
       TW_UNROLL
       for (int kk = 0; kk < slices; kk++) {
-        if (kk + 1 < slices) {
-          load(fragments[(kk + 1) % 2], tile, at, kk + 1);
-        }
+        if (kk + 1 < slices) load(fragments[(kk + 1) % 2], tile, at, kk + 1);
         if (kk == 0) {
           held.put(other, at);
           held.fetch(from, step + 2, at);
         }
         if (kk + 1 == slices) {
-          lds_barrier();
-          load(fragments[(kk + 1) % 2], other, at, 0);
+          lds_barrier();  // the other tile is complete; this one has been read
+          load(fragments[slices % 2], other, at, 0);
         }
         atom.multiply(fragments[kk % 2]);
-        if (slices % 2 != 0 && kk + 1 == slices) fragments[0] = fragments[1];
       }
+      if (slices % 2 != 0) fragments[0] = fragments[1];
+      TW_UNROLL
+      for (int kk = 0; kk + 1 < slices; kk++)
+        schedule_slice(slice_products, slice_products - (kk + 2 < slices ? 0 : covering),
+                       {slice_reads, share_of(step_writes, kk, slices - 1), share_of(step_fetches, kk, slices - 1)});
+      schedule_slice(slice_products, slice_products - covering, {slice_reads, 0, 0});
       const uint32_t swap = tile;
       tile = other;
       other = swap;
     }
   }
 
-  // ---- compv3 and mem ----
+  // ---- compv3 ----
 
   TW_DEVICE static void run_one_tile(Atom& atom, const Sources& from, const Where& at) {
+    Fragments fragments[2];
+    Held held;
+    held.fetch(from, 0, at);
+    held.put(at.shared, at);
+    lds_barrier();
+    load(fragments[0], at.shared, at, 0);
+    TW_NO_UNROLL
+    for (int step = 0; step < from.a.steps; step++) {
+      held.fetch(from, step + 1, at);
+      TW_UNROLL
+      for (int kk = 0; kk < slices; kk++) {
+        if (kk + 1 < slices) {
+          load(fragments[(kk + 1) % 2], at.shared, at, kk + 1);
+        } else {
+          lds_barrier();  // the tile has been read
+          held.put(at.shared, at);
+          lds_barrier();
+          load(fragments[slices % 2], at.shared, at, 0);
+        }
+        atom.multiply(fragments[kk % 2]);
+      }
+      if (slices % 2 != 0) fragments[0] = fragments[1];
+      TW_UNROLL
+      for (int kk = 0; kk + 1 < slices; kk++)
+        schedule_slice(slice_products, slice_products, {slice_reads, 0, share_of(step_fetches, kk, slices - 1)});
+      constexpr int kHalf = slice_products / 2;
+      schedule_slice(kHalf, kHalf - covering / 2, {0, step_writes, 0});
+      schedule_slice(slice_products - kHalf, slice_products - kHalf - covering, {slice_reads, 0, 0});
+    }
+  }
+
+  // ---- mem ----
+
+  TW_DEVICE static void run_stages(Atom& atom, const Sources& from, const Where& at) {
     Held held[held_steps];
     TW_UNROLL
     for (int s = 0; s < held_steps; s++) held[s].fetch(from, s, at);
@@ -120,8 +168,8 @@ struct AmdLoop {
       TW_UNROLL
       for (int s = 0; s < held_steps; s++) {
         held[s].put(at.shared, at);
-        lds_barrier();
         held[s].fetch(from, step + held_steps, at);
+        lds_barrier();
         multiply_tile(atom, at);
         lds_barrier();
         if (++step == from.a.steps) return;
@@ -129,12 +177,25 @@ struct AmdLoop {
     }
   }
   TW_DEVICE static void multiply_tile(Atom& atom, const Where& at) {
-    Fragments fragments[2];
-    load(fragments[0], at.shared, at, 0);
-    TW_UNROLL
-    for (int kk = 0; kk < slices; kk++) {
-      if (kk + 1 < slices) load(fragments[(kk + 1) % 2], at.shared, at, kk + 1);
-      atom.multiply(fragments[kk % 2]);
+    constexpr bool kTurns = Config::scheduler == Scheduler::interwave;
+    if constexpr (kTurns) {  // all of the tile, then its products ahead of what other waves have to do
+      Fragments fragments[slices];
+      TW_UNROLL
+      for (int kk = 0; kk < slices; kk++) load(fragments[kk], at.shared, at, kk);
+      __builtin_amdgcn_sched_barrier(0);
+      __builtin_amdgcn_s_setprio(1);
+      TW_UNROLL
+      for (int kk = 0; kk < slices; kk++) atom.multiply(fragments[kk]);
+      __builtin_amdgcn_s_setprio(0);
+      __builtin_amdgcn_sched_barrier(0);
+    } else {
+      Fragments fragments[2];
+      load(fragments[0], at.shared, at, 0);
+      TW_UNROLL
+      for (int kk = 0; kk < slices; kk++) {
+        if (kk + 1 < slices) load(fragments[(kk + 1) % 2], at.shared, at, kk + 1);
+        atom.multiply(fragments[kk % 2]);
+      }
     }
   }
 
