@@ -54,7 +54,7 @@ class Bench:
     scalars: dict[str, int | list[int]] = field(default_factory=dict)
     vectors: dict[str, Words] = field(default_factory=dict)
     memory: Memory = field(default_factory=Memory)
-    checks: Checks = field(default_factory=lambda: Checks(instruction_limit=1_000_000))
+    checks: Checks = field(default_factory=lambda: Checks(instruction_limit=100_000))
 
     def run(self, text: str) -> Waves:
         """Runs to ``s_endpgm``, which is added; gives the waves as they ended, in their order."""
@@ -65,7 +65,7 @@ class Bench:
         slots = np.repeat(np.arange(self.groups), self.waves)
         lds = Lds(self.lds, self.groups, self.checks.lds_races, self.checks.uninitialised_lds)
         self.launch = Run(made.arch, self.memory, lds, self.checks, slots, self.waves)
-        registers = max(made.registers, 1, *(int(name[1:]) + 1 for name in self.vectors), 1)
+        registers = max(made.registers, *(int(name[1:]) + 1 for name in self.vectors), 1)
         w = Waves(
             np.full((registers, count, lanes), POISON, np.uint32), np.full((count, SCALARS), POISON, np.uint32), lanes,
             self.launch,

@@ -13,7 +13,7 @@ from .program import Program
 from .run import Run
 from .state import Array, Waves
 
-SLICE = 200_000  # instructions after which others have their turn
+SLICE = 50_000  # instructions after which others have their turn
 
 
 @dataclass(eq=False)
