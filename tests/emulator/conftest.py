@@ -5,4 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))  # tests are imported by path: the package is found here
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # tests are imported by path: the package and the helpers are found here
+sys.path.insert(1, str(HERE.parent / "native"))  # the compiler for AMD units, and GEMM calls with their truth

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,7 @@ def program(text: str, arch: str) -> Program:
     """Lines of instructions; ``name:`` marks a place that branches name; ``;`` begins a comment."""
     lines = [line.partition(";")[0].strip() for line in text.strip().splitlines()]
     labels: dict[str, int] = {}
-    listed = []
+    listed: list[str] = []
     for line in filter(None, lines):
         if line.endswith(":"):
             labels[line[:-1]] = 4 * len(listed)
@@ -44,14 +45,16 @@ class Bench:
     """A launch of some waves: registers by name, scalars one value for all waves or one for each.
 
     ``v0`` is the work-item's number within the workgroup unless ``vectors`` says otherwise; what is not given holds
-    nothing. ``groups`` workgroups of ``waves`` waves, all lanes active.
+    nothing. ``groups`` workgroups of ``waves`` waves, all lanes active; ``lds``, ``private``: bytes of a
+    workgroup and of a lane.
     """
 
     arch: str
     waves: int = 1
     groups: int = 1
     lds: int = 0
-    scalars: dict[str, int | list[int]] = field(default_factory=dict)
+    private: int = 0
+    scalars: dict[str, Any] = field(default_factory=dict)
     vectors: dict[str, Words] = field(default_factory=dict)
     memory: Memory = field(default_factory=Memory)
     checks: Checks = field(default_factory=lambda: Checks(instruction_limit=100_000))
@@ -72,6 +75,7 @@ class Bench:
         )  # fmt: skip
         w.bases = np.repeat((slots * lds.stride)[:, None], lanes, axis=1)
         self.launch.refresh(w)
+        w.private = np.full((-(-self.private // 4), count, lanes), POISON, np.uint32)
         w.scalars[:, EXEC : EXEC + 2] = 0
         w.set_exec(np.ones((count, lanes), bool))
         given = 0
