@@ -67,6 +67,9 @@ class Analysis:
     cost: LoopCost
     resident: int
     """Workgroups of a unit that the figures are for."""
+    in_step: float
+    """Cycles of an iteration if all waves of the unit access LDS and memory at the same moments: not a bound but what
+    to expect of waves that barriers keep together, as far as these units go."""
 
     @property
     def waves_per_simd(self) -> int:
@@ -210,7 +213,9 @@ def analyze(
     except UnknownRateError as error:
         raise _unsupported(kernel.name, str(error)) from error
     here = min(resident or occupancy.workgroups, occupancy.workgroups)
-    return Analysis(kernel, arch, waves, total, occupancy, loop, cost, here)
+    together = cycles_per_iteration(loop.body, rates, kernel.wave, here * waves)
+    in_step = max(together, *cost.cycles(-(-here * waves // rates.simds), here * waves).values())
+    return Analysis(kernel, arch, waves, total, occupancy, loop, cost, here, in_step)
 
 
 def _unsupported(name: str, why: str) -> UnsupportedError:

@@ -159,6 +159,7 @@ def summary(finding: Finding) -> dict[str, Any]:
             "branches": found.loop.branches,
             "workgroups": found.resident,
             "cycles": {name: round(value, 1) for name, value in found.cycles.items()},
+            "in_step": round(found.in_step, 1),
             "limit": found.limit,
             "matrix_share": round(found.matrix_share, 4),
         },

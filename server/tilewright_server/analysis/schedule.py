@@ -67,19 +67,23 @@ def rate_of(instruction: Instruction, rates: Rates) -> MatrixRate:
     return found
 
 
-def cycles_per_iteration(body: Sequence[Instruction], rates: Rates, wave_lanes: int) -> float:
+def cycles_per_iteration(body: Sequence[Instruction], rates: Rates, wave_lanes: int, sharers: int = 1) -> float:
     """Cycles that one wave alone takes to go round, once the pipeline is full. Raises ``UnknownRateError``."""
-    ends = [steps[-1].begin for steps in run(body, rates, wave_lanes, _ROUNDS)]
+    ends = [steps[-1].begin for steps in run(body, rates, wave_lanes, _ROUNDS, sharers)]
     half = _ROUNDS // 2
     return (ends[-1] - ends[half - 1]) / (_ROUNDS - half)
 
 
-def run(body: Sequence[Instruction], rates: Rates, wave_lanes: int, rounds: int) -> Iterator[list[Step]]:
-    """The steps of each of ``rounds`` iterations. Raises ``UnknownRateError``."""
+def run(
+    body: Sequence[Instruction], rates: Rates, wave_lanes: int, rounds: int, sharers: int = 1
+) -> Iterator[list[Step]]:
+    """The steps of each of ``rounds`` iterations. With ``sharers``, so many waves access LDS and memory at the same
+    moments as this one, and it is served last. Raises ``UnknownRateError``.
+    """
     works = [(instruction, work_of(instruction)) for instruction in body]
     wave = _Wave()
     for _ in range(rounds):
-        yield [_step(wave, instruction, work, rates, wave_lanes) for instruction, work in works]
+        yield [_step(wave, instruction, work, rates, wave_lanes * sharers) for instruction, work in works]
 
 
 def _step(wave: _Wave, instruction: Instruction, work: Work, rates: Rates, lanes: int) -> Step:
