@@ -1,0 +1,139 @@
+"""Configurations of the portable GPU kernels for AMD GPUs, and a compiler for them: clang or the wheel ``ziglang``."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+import shutil
+import stat
+import struct
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_config import GpuConfig
+from native_harness import INCLUDE
+from tilewright_server.analysis.code_object import KernelFacts, read_code_object
+from tilewright_server.analysis.disassembly import Disassembler, Instruction
+
+ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
+WAVE = {arch: 64 if arch.startswith("gfx9") else 32 for arch in ARCHS}
+FLAGS = (
+    "-x", "hip", "--offload-device-only", "-nogpuinc", "-nogpulib", "-nostdinc", "--no-gpu-bundle-output", "-O3",
+    "-std=c++17", "-DNDEBUG", "-Wall", "-Wextra", "-Werror", f"-I{INCLUDE}",
+)  # fmt: skip
+RELEASES = range(22, 18, -1)
+
+
+@dataclass(frozen=True)
+class AmdConfig(GpuConfig):
+    """One kernel. ``arch`` decides which instructions it has, and the number of lanes of a wave."""
+
+    arch: str = "gfx942"
+    warp_tile: tuple[int, int, int] = (16, 16, 16)
+    pipeline: str = "compv3"
+    stages: int = 2
+
+    def text(self, name: str) -> str:
+        """The definition, and what its launch needs as a constant of the code object."""
+        body = super().text(name)
+        gemm = f"tw::gpu::Gemm<Config_{name}>"
+        return (
+            f'{body}extern "C" __attribute__((device, used, visibility("protected"))) const uint32_t {name}_facts[2] = '
+            f"{{{gemm}::threads, {gemm}::shared_bytes}};\n"
+        )
+
+
+@dataclass(frozen=True)
+class Built:
+    """A code object with some kernels."""
+
+    path: Path
+
+    def facts(self, name: str) -> tuple[int, int]:
+        """Threads of a workgroup and bytes of dynamic LDS."""
+        threads, shared = struct.unpack("<II", symbol_bytes(self.path.read_bytes(), f"{name}_facts", 8))
+        return int(threads), int(shared)
+
+    def resources(self, name: str) -> KernelFacts:
+        """Registers, scratch and spills."""
+        return read_code_object(self.path.read_bytes()).kernel(name)
+
+    def instructions(self, name: str) -> tuple[Instruction, ...]:
+        """Of one kernel, in order."""
+        functions = Disassembler().disassemble(self.path.read_bytes())
+        return next(function.instructions for function in functions if function.name == name)
+
+
+def tool(name: str) -> str | None:
+    """A program of LLVM, under its plain name or with a release; the newest first."""
+    names = [*(f"{name}-{release}" for release in RELEASES), name]
+    return next((path for each in names if (path := shutil.which(each))), None)
+
+
+def compiler(folder: Path) -> list[str] | None:
+    """A command that compiles for AMD GPUs, or None: clang with its lld, else ziglang with the one inside it."""
+    clang = tool("clang++") or tool("clang")
+    if clang and tool("ld.lld"):
+        return [clang]
+    if importlib.util.find_spec("ziglang") is None:
+        return None
+    shim = folder / "lld"
+    if not shim.exists():  # clang calls `lld -flavor gnu ...`
+        shim.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} -m ziglang ld.lld "$@"\n')
+        shim.chmod(shim.stat().st_mode | stat.S_IXUSR)
+    return [sys.executable, "-m", "ziglang", "clang", "-B", str(folder)]
+
+
+def compile_kernels(folder: Path, kernels: dict[str, AmdConfig], options: Sequence[str] = ()) -> Built:
+    """One code object with all kernels (of one arch), built unless it is there. Raises ``RuntimeError`` with the
+    compiler's words."""
+    (arch,) = {config.arch for config in kernels.values()}
+    text = '#include "tilewright/gpu/gemm.hpp"\n' + "".join(config.text(name) for name, config in kernels.items())
+    return compile_text(folder, text, arch, options)
+
+
+def compile_text(folder: Path, text: str, arch: str, options: Sequence[str] = ()) -> Built:
+    """See ``compile_kernels``."""
+    command = compiler(folder)
+    if command is None:
+        raise FileNotFoundError("clang with lld, or the wheel ziglang")
+    command += [*FLAGS, f"--offload-arch={arch}", *options]
+    headers = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(INCLUDE.rglob("*.hpp")))).hexdigest()
+    key = hashlib.sha256("\0".join([headers, *command, text]).encode()).hexdigest()[:24]
+    source, output = folder / f"{key}.hip", folder / f"{key}.co"
+    with (folder / f"{key}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not output.exists():
+            source.write_text(text)
+            partial = output.with_suffix(f".{os.getpid()}")
+            done = subprocess.run([*command, str(source), "-o", str(partial)], capture_output=True, text=True)
+            if done.returncode:
+                raise RuntimeError(done.stderr[:6000])
+            partial.rename(output)
+    return Built(output)
+
+
+def symbol_bytes(elf: bytes, name: str, size: int) -> bytes:
+    """The first bytes of a symbol of a code object (ELF64, little endian)."""
+    segments_at, sections_at = struct.unpack_from("<QQ", elf, 32)
+    segment_size, segment_count, section_size, section_count = struct.unpack_from("<HHHH", elf, 54)
+    sections = [struct.unpack_from("<IIQQQQIIQQ", elf, sections_at + i * section_size) for i in range(section_count)]
+    for _, kind, _, _, at, length, link, _, _, entry in sections:
+        if kind not in (2, 11):  # SYMTAB, DYNSYM
+            continue
+        strings = sections[link][4]
+        for symbol in range(at, at + length, entry):
+            label, _, _, _, value, _ = struct.unpack_from("<IBBHQQ", elf, symbol)
+            if elf[strings + label : elf.index(b"\0", strings + label)] != name.encode():
+                continue
+            for i in range(segment_count):
+                fields = struct.unpack_from("<IIQQQQQQ", elf, segments_at + i * segment_size)
+                kind, _, offset, address, _, held, _, _ = fields
+                if kind == 1 and address <= value < address + held:
+                    return elf[offset + value - address :][:size]
+    raise LookupError(f"no symbol {name}")

@@ -1,0 +1,102 @@
+"""Runs the portable GPU kernels for AMD GPUs in the project's emulator (tests/emulator)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from amd_config import AmdConfig, Built, compile_kernels
+from gpu_emulation import LaunchHead, task_bytes, tiles_of
+from native_case import Call
+from native_harness import Guarded
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "emulator"))
+
+from tilewright_emulator import Checks, CodeObject, Memory, Report
+
+PER_UNIT = 6
+
+
+class AmdKernels:
+    """Compiled kernels under names of their own."""
+
+    def __init__(self, folder: Path, configs: Sequence[AmdConfig]) -> None:
+        self.names = {config: f"k{index}" for index, config in enumerate(dict.fromkeys(configs))}
+        groups: list[dict[str, AmdConfig]] = []
+        for arch in sorted({config.arch for config in self.names}):
+            items = [(name, config) for config, name in self.names.items() if config.arch == arch]
+            groups += [dict(items[i : i + PER_UNIT]) for i in range(0, len(items), PER_UNIT)]
+        self._built: dict[str, Built] = {}
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for group, built in zip(groups, pool.map(lambda group: compile_kernels(folder, group), groups), strict=True):
+                self._built.update(dict.fromkeys(group, built))
+
+    def built(self, config: AmdConfig) -> tuple[Built, str]:
+        """The code object that holds the configuration's kernel, and the kernel's name."""
+        name = self.names[config]
+        return self._built[name], name
+
+    def launch(self, call: Call, grid: int = 0, checks: Checks | None = None) -> Report:
+        """One launch of the call's kernel; ``grid`` is the number of workgroups of a persistent kernel."""
+        config = call.config
+        assert isinstance(config, AmdConfig)
+        built, name = self.built(config)
+        threads, shared = built.facts(name)
+        counts = [tiles_of(config, args) for args in call.table]
+        firsts = np.cumsum([0, *counts]).tolist()
+        tiles = int(firsts[-1])
+        tasks = b"".join(task_bytes(config, args, first) for args, first in zip(call.table, firsts[:-1], strict=True))
+        memory = memory_of(call)
+        table = aligned(np.frombuffer(tasks, np.uint8))
+        slot = config.tile[0] * config.tile[1] * 4
+        workspace = aligned(np.full(tiles * call.split_k * slot if call.split_k > 1 else 16, 0xFF, np.uint8))
+        counters = aligned(np.zeros(tiles + 1, np.uint32))
+        for array, what in ((table, "tasks"), (workspace, "workspace"), (counters, "counters")):
+            memory.map(array.ctypes.data, array, what, writable=what != "tasks")
+        head = LaunchHead(
+            0, len(call.table), tiles, workspace.ctypes.data, counters.ctypes.data, call.split_k, workspace.nbytes, 0
+        )
+        if config.grouped:
+            head.tasks = table.ctypes.data
+        total = tiles * call.split_k
+        report = CodeObject.load(built.path).kernel(name).launch(
+            memory,
+            grid=(grid if config.persistent else total, 1, 1),
+            block=(threads, 1, 1),
+            arguments=bytes(head) + (b"" if config.grouped else tasks),
+            dynamic_lds=shared,
+            checks=checks,
+        )  # fmt: skip
+        assert not counters.any(), "the launch leaves its counters at zero"
+        return report
+
+
+def aligned(array: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+    """A copy that begins at a multiple of 64."""
+    room = np.zeros(array.nbytes + 64, np.uint8)
+    begin = -room.ctypes.data % 64
+    result = room[begin : begin + array.nbytes].view(array.dtype)
+    result[:] = array
+    return result
+
+
+def memory_of(call: Call) -> Memory:
+    """The call's operands at their own addresses. What kernels only read may be read in whole units of 16 bytes; what
+    they write, byte for byte."""
+    outputs = {args.c for args in call.table}
+    memory = Memory()
+    for kept in call.keep:
+        if not isinstance(kept, Guarded) or kept.bytes == 0:
+            continue
+        written = kept.address in outputs
+        begin, end = kept.address, kept.address + kept.bytes
+        if not written:
+            begin, end = begin // 16 * 16, -(-end // 16) * 16
+        data = np.frombuffer((ctypes.c_char * (end - begin)).from_address(begin), np.uint8)
+        memory.map(begin, data, "C" if written else "an operand", writable=written)
+    return memory

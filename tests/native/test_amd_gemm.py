@@ -1,0 +1,169 @@
+"""Whole GEMM kernels for AMD GPUs, executed in the project's emulator, against float64 (int8: exactly).
+
+Every matrix atom of every arch spec is run. Operands end where allocations end; LDS, registers, outputs and workspace
+begin poisoned; the emulator refuses races and reads of what has not arrived. Sizes and values are drawn anew in every
+run; the seed is shown when a test fails.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from amd_cases import ARCHS, EPILOGUES, GROUPED, PRODUCTS
+from amd_config import AmdConfig, compiler
+from native_case import DTYPES, UNARY, Call, Sizes
+
+SIZES = (1, 3, 8, 17, 31, 40, 64, 65)
+
+
+@pytest.fixture(scope="module")
+def kernels(build_folder: Path):  # type: ignore[no-untyped-def]
+    if compiler(build_folder) is None:
+        pytest.skip("needs clang 19 or later with lld, or the wheel ziglang")
+    if not any(shutil.which(f"llvm-objdump{suffix}") for suffix in ("", *(f"-{release}" for release in range(19, 23)))):
+        pytest.skip("needs llvm-objdump 19 or later")
+    from amd_emulation import AmdKernels
+
+    return AmdKernels(build_folder, [*PRODUCTS.values(), *GROUPED.values(), *EPILOGUES.values()])
+
+
+def sizes(rng: np.random.Generator, **fixed: int) -> Sizes:
+    m, n, k = (int(x) for x in rng.choice(SIZES, 3))
+    pads = {name: int(rng.integers(0, 4)) * int(rng.choice([1, 8])) for name in ("pad_a", "pad_b", "pad_c")}
+    return Sizes(**{"m": m, "n": n, "k": k, "batch": int(rng.integers(1, 3)), **pads, **fixed})
+
+
+def drop_subnormals(call: Call) -> None:
+    """The matrix unit of gfx90a takes fp16 values below 2^-14 for zeros."""
+    config = call.config
+    assert isinstance(config, AmdConfig)
+    if config.arch == "gfx90a" and config.a == "fp16":
+        for view in call.views:
+            for side in ("a", "b"):
+                view[side][np.abs(view[side]) < 2.0**-14] = 0
+
+
+def run(kernels, call: Call) -> None:  # type: ignore[no-untyped-def]
+    drop_subnormals(call)
+    kernels.launch(call, grid=int(call.rng.integers(1, 4)))
+    call.check()
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_are_right(kernels, name: str, rng: np.random.Generator) -> None:  # type: ignore[no-untyped-def]
+    config = PRODUCTS[name]
+    run(kernels, Call(config, [sizes(rng)], rng, alpha=0.5, at_end=bool(rng.integers(0, 2))))
+    m, n, k = config.tile  # every address aligned; whole steps along k, and a rest
+    run(kernels, Call(config, [Sizes(m + 8, n, 3 * k + 16)], rng))
+
+
+@pytest.mark.parametrize("name", [name for name, config in PRODUCTS.items() if config.split_k > 1])
+def test_split_k_adds_up_and_never_varies(kernels, name: str, rng: np.random.Generator) -> None:  # type: ignore[no-untyped-def]
+    config = PRODUCTS[name]
+    call = Call(config, [Sizes(config.tile[0], config.tile[1] - 1, 5 * config.tile[2] + 3)], rng, split_k=3)
+    run(kernels, call)
+    first = call.views[0]["c"].tobytes()
+    run(kernels, call)
+    assert call.views[0]["c"].tobytes() == first
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_groups_of_different_sizes_in_one_launch(kernels, name: str, rng: np.random.Generator) -> None:  # type: ignore[no-untyped-def]
+    config = GROUPED[name]
+    split = int(rng.integers(1, config.split_k + 1))
+    table = [sizes(rng), sizes(rng, m=0), sizes(rng, k=0), sizes(rng)]
+    run(kernels, Call(config, table, rng, split_k=split))
+
+
+def test_no_steps_along_k_give_the_epilogue_of_zero(kernels, rng: np.random.Generator) -> None:  # type: ignore[no-untyped-def]
+    for config in list(PRODUCTS.values())[::7]:
+        run(kernels, Call(config, [sizes(rng, k=0)], rng))
+
+
+@pytest.mark.parametrize("name", EPILOGUES)
+def test_epilogues_match_float64(kernels, name: str, rng: np.random.Generator) -> None:  # type: ignore[no-untyped-def]
+    config = EPILOGUES[name]
+    layouts = ("full", "row", "column", "scalar", "transposed", "row_batch")
+    for layout in (layouts if name.startswith("mu") else layouts[:1]) if config.d else layouts[:1]:
+        run(kernels, Call(config, [sizes(rng)], rng, alpha=0.25, d_layout=layout))
+    run(kernels, Call(config, [Sizes(32, 64, 64)], rng, alpha=0.25))
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_nan_and_infinity_propagate_and_stay_in_their_place(kernels, arch: str, rng: np.random.Generator) -> None:  # type: ignore[no-untyped-def]
+    plain = [c for c in PRODUCTS.values() if c.arch == arch and c.a in ("fp32", "fp16", "bf16")]
+    for config in plain[::3]:
+        call = Call(config, [Sizes(19, 35, 33)], rng)
+        view = call.views[0]
+        view["a"][0, 3, 5] = np.nan
+        view["b"][0, 7, 11] = np.inf
+        kernels.launch(call, grid=2)
+        got = view["c"][0].astype(np.float64)
+        with np.errstate(invalid="ignore"):  # NumPy warns of the very NaN that is wanted
+            want = view["a"][0].astype(np.float64) @ view["b"][0].astype(np.float64)
+        assert np.array_equal(np.isnan(got), np.isnan(want)), config
+        assert np.array_equal(np.isinf(got), np.isinf(want)), config
+
+
+SMALL_FLOATS = {
+    name: config for name, config in PRODUCTS.items() if config.a in ("fp8", "bf8") and config.c == "fp32"
+}
+
+
+def set_bits(view: np.ndarray, codes: np.ndarray) -> None:  # type: ignore[type-arg]
+    view.view(np.uint8)[...] = codes
+
+
+@pytest.mark.parametrize("name", SMALL_FLOATS)
+def test_every_code_of_an_8_bit_float_is_its_value(kernels, name: str, rng: np.random.Generator) -> None:  # type: ignore[no-untyped-def]
+    """OCP codes, whatever the matrix unit takes: -0, subnormals and the largest values too."""
+    config = SMALL_FLOATS[name]
+    call = Call(config, [Sizes(256, 8, 16)], rng)
+    view = call.views[0]
+    codes = np.arange(256, dtype=np.uint8)
+    codes = codes[np.isfinite(codes.view(DTYPES[config.a]).astype(np.float32))]
+    set_bits(view["a"], np.zeros((1, 256, 16), np.uint8))
+    set_bits(view["a"][0, : codes.size, 3], codes)
+    one = np.array(1, DTYPES[config.b]).view(np.uint8)
+    set_bits(view["b"], np.full((1, 16, 8), one))
+    kernels.launch(call, grid=2)
+    got = view["c"][0, : codes.size]
+    want = codes.view(DTYPES[config.a]).astype(np.float32)
+    np.testing.assert_array_equal(got, np.repeat(want[:, None], 8, axis=1))
+
+
+@pytest.mark.parametrize("name", SMALL_FLOATS)
+def test_nan_of_8_bit_floats_is_nan(kernels, name: str, rng: np.random.Generator) -> None:  # type: ignore[no-untyped-def]
+    """On gfx942, whose 8-bit floats have no infinity, an infinity is a NaN."""
+    config = SMALL_FLOATS[name]
+    call = Call(config, [Sizes(8, 16, 16)], rng)
+    view = call.views[0]
+    view["a"][0, 2, 1] = np.nan
+    if config.b == "bf8":
+        view["b"][0, 3, 4] = np.inf
+    kernels.launch(call, grid=2)
+    with np.errstate(invalid="ignore"):
+        want = view["a"][0].astype(np.float64) @ view["b"][0].astype(np.float64)
+    if config.arch == "gfx942":
+        want[np.isinf(want)] = np.nan
+    got = view["c"][0].astype(np.float64)
+    assert np.array_equal(np.isnan(got), np.isnan(want))
+    assert np.array_equal(np.isinf(got), np.isinf(want))
+
+
+def test_nan_passes_through_every_unary_step(kernels, rng: np.random.Generator) -> None:  # type: ignore[no-untyped-def]
+    for name in UNARY:
+        call = Call(EPILOGUES[f"unary_{name}"], [Sizes(5, 7, 3)], rng)
+        call.views[0]["a"][0, 2, 1] = np.nan
+        kernels.launch(call)
+        got = call.views[0]["c"][0]
+        assert np.all(np.isnan(got[2])) and np.all(np.isfinite(got[[0, 1, 3, 4]])), name
+
+
+def test_kernels_of_a_workgroup_that_has_no_rows_or_columns_write_nothing(kernels, rng: np.random.Generator) -> None:  # type: ignore[no-untyped-def]
+    config: AmdConfig = next(iter(PRODUCTS.values()))
+    call = Call(config, [Sizes(1, 1, 1)], rng)
+    run(kernels, call)
