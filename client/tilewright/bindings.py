@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tilewright import steps, wire
 from tilewright.core import Core, Session
-from tilewright.cuda import driver
 from tilewright.device_arrays import DeviceTensor, busy_streams
 from tilewright.errors import UNFINISHED, InvalidArgumentError, TilewrightError
 from tilewright.lanes import Lane, NoLaneError, StreamLane
@@ -134,11 +133,13 @@ def launcher(binding: Binding, tensors: Sequence[DeviceTensor], *, fresh: bool =
     if not tensors:
         device = binding.device if binding.attach else ""
         return lambda stream=None, wait=True: Launched(lanes.of_thread(device).run(number))  # noqa: ARG005
+    gpu = tensors[0].gpu
     if not binding.attach:
 
         def complete(stream: int | None = None, wait: bool = True) -> Launched:  # noqa: ARG001 - it is over
-            for ordinal, busy in busy_streams(tensors) if stream is None else {(tensors[0].ordinal, stream)}:
-                driver().synchronize(ordinal, busy)
+            streams = busy_streams(tensors) if stream is None else {(gpu, tensors[0].ordinal, stream)}
+            for one, ordinal, busy in streams:
+                one.synchronize(ordinal, busy)
             lane: Lane = lanes.of_thread()
             return Launched(lane.run(number))
 
@@ -152,10 +153,10 @@ def launcher(binding: Binding, tensors: Sequence[DeviceTensor], *, fresh: bool =
     def queue(stream: int | None = None, wait: bool = True) -> Launched:
         place, around = (_stream_of(leader), others) if stream is None else (stream, ())
         for busy in around:
-            driver().order(ordinal, busy, place)
+            gpu.order(ordinal, busy, place)
         for array in mapped:
             array.move_to(place)
-        lane = of_stream(device, ordinal, place)
+        lane = of_stream(device, gpu, ordinal, place)
         slot = lane.launch(number)
         launched = Launched(0, lane, slot, place)
         if wait:

@@ -129,8 +129,8 @@ class Client:
     # ---- launches ----
 
     def pipeline(self, stream: Any = None) -> Pipeline:
-        """Many launches of bound plans on one CUDA stream (the current one, at the first launch, of the library that
-        made the output; on a CPU it means nothing): ``with client.pipeline() as p: p.launch(bound)``.
+        """Many launches of bound plans on one stream of a GPU (the current one, at the first launch, of the library
+        that made the output; on a CPU it means nothing): ``with client.pipeline() as p: p.launch(bound)``.
         """
         return Pipeline(self, stream)
 

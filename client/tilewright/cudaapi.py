@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
-import ctypes
-from ctypes import POINTER, c_char, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any
 
-__all__ = ["HANDLE_BYTES", "SIGNATURES", "Handle", "format_uuid"]
+from tilewright.gpu import Handle, Names
 
-HANDLE_BYTES = 64
+__all__ = ["NAMES", "SIGNATURES", "format_uuid"]
 
-
-class Handle(ctypes.Structure):
-    """An interprocess handle, which the driver takes by value."""
-
-    _fields_ = (("reserved", c_char * HANDLE_BYTES),)
-
+NAMES = Names(
+    error_name="cuGetErrorName",
+    error_string="cuGetErrorString",
+    device_count="cuDeviceGetCount",
+    finish_device="cuCtxSynchronize",
+    new_event="cuEventCreate",
+    end_event="cuEventDestroy_v2",
+    record="cuEventRecord",
+    query_event="cuEventQuery",
+    finish_event="cuEventSynchronize",
+    wait="cuStreamWaitEvent",
+    query_stream="cuStreamQuery",
+    finish_stream="cuStreamSynchronize",
+    capturing="cuStreamIsCapturing",
+    copy_in="cuMemcpyHtoDAsync_v2",
+    copy_out="cuMemcpyDtoHAsync_v2",
+    export_memory="cuIpcGetMemHandle",
+    open_memory="cuIpcOpenMemHandle_v2",
+    close_memory="cuIpcCloseMemHandle",
+    export_event="cuIpcGetEventHandle",
+    open_event="cuIpcOpenEventHandle",
+    retain="cuMemRetainAllocationHandle",
+    export_allocation="cuMemExportToShareableHandle",
+    release="cuMemRelease",
+)
 
 SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuInit": (c_uint,),

@@ -13,10 +13,11 @@ import numpy as np
 
 from tilewright import dlpack, steps
 from tilewright.core import Core, Session, uuid_digits
-from tilewright.cuda import LEGACY_STREAM, driver
 from tilewright.device_arrays import DeviceTensor
+from tilewright.drivers import KINDS, driver_of
 from tilewright.dtypes import DTYPES, DTypeLike
 from tilewright.errors import InvalidArgumentError, NotFoundError, TilewrightError, UnsupportedError
+from tilewright.gpu import LEGACY_STREAM, GpuDriver
 from tilewright.layout import Array, Spec, contiguous_strides
 from tilewright.resident import BufferState, create
 from tilewright.steps import Flow, Rpc, Work
@@ -43,13 +44,16 @@ class DeviceArray:
     the host. The memory is given back when the last reference goes.
     """
 
-    def __init__(self, state: BufferState, ordinal: int, base: int, offset: int, spec: Spec, stream: int) -> None:
+    def __init__(
+        self, state: BufferState, gpu: GpuDriver, ordinal: int, base: int, offset: int, spec: Spec, stream: int
+    ) -> None:
         self._state = state
+        self._gpu = gpu
         self._ordinal = ordinal
         self._address = base + offset
         self._stream = stream
         self.spec = spec
-        self._finalizer = weakref.finalize(self, _unmap, ordinal, base)
+        self._finalizer = weakref.finalize(self, _unmap, gpu, ordinal, base)
         self._finalizer.atexit = False
         state.core.mapped[self._address] = self
 
@@ -73,7 +77,16 @@ class DeviceArray:
     def _device_tensor(self) -> DeviceTensor:
         """How this library passes it on: memory that the server knows already."""
         place = self._location(0)
-        return DeviceTensor(self, self._address, self._ordinal, self.spec, self._stream, location=place, array=self)
+        return DeviceTensor(
+            self,
+            self._address,
+            self._ordinal,
+            self.spec,
+            self._stream,
+            kind=self._gpu.kind,
+            location=place,
+            array=self,
+        )
 
     def _location(self, offset: int) -> tensor_pb2.Location:
         self._state.check()
@@ -86,11 +99,11 @@ class DeviceArray:
     def show(self, tensor: DeviceTensor) -> None:
         """Note in a tensor of another library, whose address is in this memory, that the server knows it."""
         tensor.location = self._location(tensor.address - self._address)
-        tensor.array, tensor.ordinal = self, self._ordinal
+        tensor.array, tensor.ordinal, tensor.kind = self, self._ordinal, self._gpu.kind
 
     def move_to(self, stream: int) -> None:
         """From now on it is used on this stream (the driver's handle), which waits for the one before."""
-        driver().order(self._ordinal, self._stream, stream)
+        self._gpu.order(self._ordinal, self._stream, stream)
         self._stream = stream
 
     @property
@@ -107,7 +120,7 @@ class DeviceArray:
         }
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return dlpack.CUDA, self._ordinal
+        return (dlpack.ROCM if self._gpu.kind == "hip" else dlpack.CUDA), self._ordinal
 
     def __dlpack__(
         self,
@@ -122,11 +135,10 @@ class DeviceArray:
             raise BufferError("a DeviceArray is exported as it is: without a copy, and on its device")
         if stream != -1:
             consumer = LEGACY_STREAM if stream is None else stream_handle(stream)
-            driver().order(self._ordinal, self._stream, consumer)
+            self._gpu.order(self._ordinal, self._stream, consumer)
         return dlpack.make_capsule(
             self,
-            dlpack.CUDA,
-            self._ordinal,
+            *self.__dlpack_device__(),
             self._address,
             self.dtype,
             self.shape,
@@ -138,7 +150,7 @@ class DeviceArray:
         """A copy in host memory. Waits for what is written to the array."""
         array = np.empty(self.shape, self.dtype)
         if array.nbytes:
-            driver().read(self._ordinal, array.ctypes.data, self._address, array.nbytes, self._stream)
+            self._gpu.read(self._ordinal, array.ctypes.data, self._address, array.nbytes, self._stream)
         return array
 
     def copy_from(self, source: Any) -> None:
@@ -153,7 +165,7 @@ class DeviceArray:
                 fix="convert and reshape it first",
             )
         if array.nbytes:
-            driver().write(self._ordinal, self._address, array.ctypes.data, array.nbytes, self._stream)
+            self._gpu.write(self._ordinal, self._address, array.ctypes.data, array.nbytes, self._stream)
 
     def __repr__(self) -> str:
         return f"DeviceArray(shape={self.shape}, dtype={self.dtype.name}, device={self.device!r})"
@@ -172,54 +184,56 @@ def find_mapped(core: Core, address: int) -> DeviceArray | None:
     return next((array for array in arrays if array is not None and array.covers(address)), None)
 
 
-def _unmap(ordinal: int, base: int) -> None:
+def _unmap(gpu: GpuDriver, ordinal: int, base: int) -> None:
     with contextlib.suppress(TilewrightError):  # the process may be on its way out
-        driver().close_legacy(ordinal, base)  # behind whatever still uses it
+        gpu.close_legacy(ordinal, base)  # behind whatever still uses it
 
 
 def device_empty(
     core: Core, shape: int | tuple[int, ...], dtype: DTypeLike = "fp32", device: str | None = None
 ) -> Flow[DeviceArray]:
     """An uninitialised array in memory of one of the server's GPUs (the first, if ``device`` is not given), mapped into
-    this process, which must use CUDA already. Raises ``NotFoundError``, ``UnsupportedError``, ``UnavailableError``.
+    this process, which must use that GPU already. Raises ``NotFoundError``, ``UnsupportedError``, ``UnavailableError``.
     """
     session = core.require()
     spec = Spec.of((shape,) if isinstance(shape, int) else shape, dtype)
-    known = [item for item in session.devices if item.kind == "cuda" and device in (None, item.id)]
+    known = [item for item in session.devices if item.kind in KINDS and device in (None, item.id)]
     if not known:
         raise NotFoundError(
-            f"the server has no CUDA device{f' {device}' if device else ''}",
+            f"the server has no GPU{f' {device}' if device else ''}",
             field="device",
             value=device or "",
             rule="device_known",
             fix="use one of " + (", ".join(item.id for item in session.devices) or "the server's devices"),
         )
-    ordinal = yield Work(lambda: _ordinal_of(known[0].uuid))
-    return (yield from _allocate(core, session, known[0].id, ordinal, spec, LEGACY_STREAM))
+    gpu = driver_of(known[0].kind)
+    ordinal = yield Work(lambda: _ordinal_of(gpu, known[0].uuid))
+    return (yield from _allocate(core, session, known[0].id, gpu, ordinal, spec, LEGACY_STREAM))
 
 
-def _ordinal_of(uuid: str) -> int:
-    cuda = driver()
-    for ordinal in range(cuda.device_count()):
-        if cuda.uuid(ordinal).hex() == uuid_digits(uuid):
+def _ordinal_of(gpu: GpuDriver, uuid: str) -> int:
+    for ordinal in range(gpu.device_count()):
+        if uuid_digits(gpu.label(ordinal)) == uuid_digits(uuid):
             return ordinal
     raise UnsupportedError(
         f"this process does not see GPU {uuid}",
         field="device",
         value=uuid,
         rule="device_visible",
-        fix="make it visible to this process (CUDA_VISIBLE_DEVICES)",
+        fix="make it visible to this process (CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES)",
     )
 
 
-def _allocate(core: Core, session: Session, device: str, ordinal: int, spec: Spec, stream: int) -> Flow[DeviceArray]:
+def _allocate(
+    core: Core, session: Session, device: str, gpu: GpuDriver, ordinal: int, spec: Spec, stream: int
+) -> Flow[DeviceArray]:
     state = yield from create(core, max(spec.nbytes, 1), device, exportable=True)
     request = memory_pb2.ExportBufferRequest(session=session.token, buffer=state.id)
     found = yield Rpc(steps.EXPORT_BUFFER, request, core.timeout, local=session.control is not None)
     reply, fds = found if isinstance(found, tuple) else (found, ())
     for fd in fds:
         os.close(fd)
-    if reply.kind != memory_pb2.ExportBufferReply.CUDA_IPC:
+    if reply.kind not in (memory_pb2.ExportBufferReply.CUDA_IPC, memory_pb2.ExportBufferReply.HIP_IPC):
         raise UnsupportedError(
             "the server exports its buffers in a way that this client cannot map",
             field="device",
@@ -227,8 +241,8 @@ def _allocate(core: Core, session: Session, device: str, ordinal: int, spec: Spe
             rule="buffer_export",
             fix="update the client, or let PyTorch or CuPy allocate: pass out=",
         )
-    base = yield Work(lambda: driver().open_legacy(ordinal, reply.handle))
-    return DeviceArray(state, ordinal, base, reply.offset, spec, stream)
+    base = yield Work(lambda: gpu.open_legacy(ordinal, reply.handle))
+    return DeviceArray(state, gpu, ordinal, base, reply.offset, spec, stream)
 
 
 def empty_like(core: Core, session: Session, like: DeviceTensor, spec: Spec) -> Flow[Any]:
@@ -236,9 +250,9 @@ def empty_like(core: Core, session: Session, like: DeviceTensor, spec: Spec) -> 
     made = by_library(like, spec)
     if made is not None:
         return made
-    device = session.gpus.get(driver().uuid(like.ordinal).hex())
+    device = session.gpus.get(uuid_digits(like.gpu.label(like.ordinal)))
     name = device.id if device is not None else ""
-    return (yield from _allocate(core, session, name, like.ordinal, spec, like.stream))
+    return (yield from _allocate(core, session, name, like.gpu, like.ordinal, spec, like.stream))
 
 
 def by_library(like: DeviceTensor, spec: Spec) -> Any:

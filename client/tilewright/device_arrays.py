@@ -12,8 +12,10 @@ from typing import Any, cast
 import numpy as np
 
 from tilewright import dlpack
+from tilewright.drivers import driver_of, kind_of_address
 from tilewright.dtypes import DTYPES, element_type
 from tilewright.errors import InvalidArgumentError, UnsupportedError
+from tilewright.gpu import LEGACY_STREAM, GpuDriver
 from tilewright.layout import MAX_RANK, Spec, contiguous_strides
 from tilewright.resident import PackedTensor, ResidentTensor
 from tilewright.streams import current_stream
@@ -35,6 +37,9 @@ _TORCH_DTYPES = {
 }
 _seen_dtypes: dict[Any, np.dtype[Any]] = {}
 """PyTorch's own objects for these, as they come along: their names are slow to make."""
+_KINDS = {dlpack.CUDA: "cuda", dlpack.ROCM: "hip"}
+"""By DLPack's type of the device, whose memory can be shared."""
+_HIP_MODULES = frozenset({"hip", "rocm"})
 _ALIGNED = 16
 """Bytes: what kernels take for granted unless they are told otherwise."""
 
@@ -46,6 +51,7 @@ class DeviceTensor:
         "address",
         "array",
         "exported",
+        "kind",
         "library",
         "location",
         "ordinal",
@@ -64,6 +70,7 @@ class DeviceTensor:
         spec: Spec,
         stream: int,
         *,
+        kind: str = "cuda",
         owner: object = None,
         read_only: bool = False,
         library: str = "",
@@ -78,6 +85,8 @@ class DeviceTensor:
         self.ordinal = ordinal
         """Of the device in this process; ``UNKNOWN`` if only the driver can tell."""
         self.spec = spec
+        self.kind = kind
+        """Of the device, as the server calls it: ``cuda``, ``hip``; empty if only the drivers can tell."""
         self.stream = stream
         """Work on this stream sees the tensor's contents."""
         self.read_only = read_only
@@ -89,6 +98,13 @@ class DeviceTensor:
         """The ``DeviceArray`` that has that memory: the value itself, or what another library's array is a view of."""
         self.exported: Any = None
         """The allocation that it is in, once the server knows that."""
+
+    @property
+    def gpu(self) -> GpuDriver:
+        """The driver of its device. Raises ``UnavailableError`` where there is none."""
+        if not self.kind:
+            self.kind = kind_of_address(self.address)
+        return driver_of(self.kind)
 
 
 def recognise(value: Any, field: str) -> DeviceTensor | None:
@@ -118,11 +134,11 @@ def recognise(value: Any, field: str) -> DeviceTensor | None:
         return _of_interface(value, interface, field, library) if interface is not None else None
     if device[0] == dlpack.CPU:
         return None
-    if device[0] != dlpack.CUDA:
+    if device[0] not in _KINDS:
         if hasattr(value, "__array_interface__"):  # readable by the host, whatever else it is
             return None
         raise _other_memory(device[0], field)
-    return _of_dlpack(value, device[1], field, library)
+    return _of_dlpack(value, device[1], _KINDS[device[0]], field, library)
 
 
 def recognise_output(value: Any, field: str) -> DeviceTensor | None:
@@ -151,13 +167,13 @@ def alignment(values: Iterable[Any]) -> int | None:
     return least if 0 < least < _ALIGNED else None
 
 
-def busy_streams(tensors: Iterable[DeviceTensor]) -> set[tuple[int, int]]:
-    """(device, stream) of all work that tensors may wait for: where they were ready, and what is current now."""
+def busy_streams(tensors: Iterable[DeviceTensor]) -> set[tuple[GpuDriver, int, int]]:
+    """(driver, device, stream) of all work that tensors may wait for: where they were ready, and what is current."""
     found = set()
     for tensor in tensors:
-        found.add((tensor.ordinal, tensor.stream))
+        found.add((tensor.gpu, tensor.ordinal, tensor.stream))
         if tensor.library:
-            found.add((tensor.ordinal, current_stream(tensor.library, tensor.ordinal)))
+            found.add((tensor.gpu, tensor.ordinal, current_stream(tensor.library, tensor.ordinal)))
     return found
 
 
@@ -171,13 +187,13 @@ def all_recognised(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of_torch(torch: Any, tensor: Any, field: str) -> DeviceTensor:
     place = tensor.device
-    if place.type != "cuda" or getattr(torch.version, "hip", None):
+    if place.type != "cuda":  # as builds for ROCm call theirs, too
         raise UnsupportedError(
             f"{field} is on a device of kind {place.type!r}",
             field=field,
             value=str(place),
             rule="device_kind",
-            fix="move it to a CUDA device, or to the CPU",
+            fix="move it to a GPU, or to the CPU",
         )
     if tensor.requires_grad and torch.is_grad_enabled():
         raise InvalidArgumentError(
@@ -203,7 +219,8 @@ def _of_torch(torch: Any, tensor: Any, field: str) -> DeviceTensor:
         _seen_dtypes[tensor.dtype] = dtype
     ordinal = place.index
     spec = _spec(tuple(tensor.shape), dtype, tensor.stride(), field)
-    return DeviceTensor(tensor, tensor.data_ptr(), ordinal, spec, current_stream("torch", ordinal), library="torch")
+    stream, kind = current_stream("torch", ordinal), "hip" if getattr(torch.version, "hip", None) else "cuda"
+    return DeviceTensor(tensor, tensor.data_ptr(), ordinal, spec, stream, kind=kind, library="torch")
 
 
 # ---- DLPack ----
@@ -220,13 +237,15 @@ def _dlpack_device(value: Any) -> tuple[int, int] | None:
     return int(kind), int(ordinal)
 
 
-def _of_dlpack(value: Any, ordinal: int, field: str, library: str) -> DeviceTensor:
+def _of_dlpack(value: Any, ordinal: int, kind: str, field: str, library: str) -> DeviceTensor:
     stream = current_stream(library, ordinal)
+    # The array API standard: of ROCm, 0 is the default stream, and 1 is none.
+    named = 0 if kind == "hip" and stream == LEGACY_STREAM else stream
     try:
         try:
-            capsule = value.__dlpack__(stream=stream, max_version=dlpack.VERSION)
+            capsule = value.__dlpack__(stream=named, max_version=dlpack.VERSION)
         except TypeError:  # a producer from before versions
-            capsule = value.__dlpack__(stream=stream)
+            capsule = value.__dlpack__(stream=named)
     except Exception as error:
         raise InvalidArgumentError(
             f"{field} cannot be exported: {error}",
@@ -236,7 +255,7 @@ def _of_dlpack(value: Any, ordinal: int, field: str, library: str) -> DeviceTens
             fix="pass a plain array of one device",
         ) from error
     tensor = dlpack.take(capsule, field)
-    if tensor.kind != dlpack.CUDA:
+    if _KINDS.get(tensor.kind) != kind:
         raise _other_memory(tensor.kind, field)
     return DeviceTensor(
         value,
@@ -244,6 +263,7 @@ def _of_dlpack(value: Any, ordinal: int, field: str, library: str) -> DeviceTens
         tensor.ordinal,
         _spec(tensor.shape, tensor.dtype, tensor.strides, field),
         stream,
+        kind=kind,
         owner=tensor.owner,
         # What is written to a copy is lost.
         read_only=bool(tensor.flags & (dlpack.READ_ONLY | dlpack.COPIED)),
@@ -255,14 +275,14 @@ def _other_memory(kind: int, field: str) -> UnsupportedError:
     names = {
         dlpack.CUDA_HOST: "page-locked memory of the host",
         dlpack.CUDA_MANAGED: "managed memory",
-        dlpack.ROCM: "memory of an AMD GPU",
+        dlpack.ROCM_HOST: "page-locked memory of the host",
     }
     return UnsupportedError(
         f"{field} is in {names.get(kind, f'memory of DLPack device type {kind}')}, which cannot be shared",
         field=field,
         value=kind,
         rule="device_kind",
-        fix="copy it to memory of a CUDA device, or pass a NumPy array",
+        fix="copy it to memory of a GPU, or pass a NumPy array",
     )
 
 
@@ -293,7 +313,10 @@ def _of_interface(value: Any, interface: Mapping[str, Any], field: str, library:
         if any(step % dtype.itemsize for n, step in zip(shape, steps, strict=True) if n > 1):
             raise _bad_interface(field, f"strides of {tuple(steps)} bytes", "pass a copy")
         steps = [step // dtype.itemsize for step in steps]
+    kind = _kind_of(value, library)
     stream = interface.get("stream") if version == 3 else None
+    if stream == 0 and kind == "hip":  # the default stream; to CUDA it would say nothing
+        stream = LEGACY_STREAM
     if stream is not None and (not isinstance(stream, int) or stream <= 0):
         raise _bad_interface(field, f"stream {stream!r}", "give the legacy default stream as 1, others by their handle")
     address, read_only = interface["data"]
@@ -303,9 +326,18 @@ def _of_interface(value: Any, interface: Mapping[str, Any], field: str, library:
         UNKNOWN,
         _spec(shape, dtype, steps, field),
         stream if stream is not None else current_stream(library, UNKNOWN),
+        kind=kind,
         read_only=bool(read_only),
         library=library,
     )
+
+
+def _kind_of(value: Any, library: str) -> str:
+    """Whose memory it is, or nothing if that does not show."""
+    module: Any = sys.modules.get(library) if library else None
+    if module is not None:
+        return "hip" if getattr(getattr(module.cuda, "runtime", None), "is_hip", False) else "cuda"
+    return "hip" if type(value).__module__.partition(".")[0] in _HIP_MODULES else ""
 
 
 def _bad_interface(field: str, what: str, fix: str) -> InvalidArgumentError:

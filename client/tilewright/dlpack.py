@@ -22,6 +22,7 @@ __all__ = [
     "CUDA_HOST",
     "CUDA_MANAGED",
     "ROCM",
+    "ROCM_HOST",
     "VERSION",
     "Borrowed",
     "dtype_of",
@@ -29,7 +30,7 @@ __all__ = [
     "take",
 ]
 
-CPU, CUDA, CUDA_HOST, ROCM, CUDA_MANAGED = 1, 2, 3, 10, 13
+CPU, CUDA, CUDA_HOST, ROCM, ROCM_HOST, CUDA_MANAGED = 1, 2, 3, 10, 11, 13
 """Values of ``DLDeviceType``."""
 VERSION = (1, 1)
 """The newest version that is understood; later ones of the same major number add only what may be ignored."""

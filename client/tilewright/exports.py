@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from tilewright import packets, steps
-from tilewright.core import Core, Session
-from tilewright.cuda import Driver, Pointer, driver, format_uuid
+from tilewright.core import Core, Session, uuid_digits
 from tilewright.device_arrays import UNKNOWN, DeviceTensor
 from tilewright.errors import DeviceError, InvalidArgumentError, TilewrightError, UnsupportedError
+from tilewright.gpu import GpuDriver, Pointer
 from tilewright.steps import Flow, Rpc, Work
 from tilewright_proto.v1 import memory_pb2
 
@@ -29,20 +29,21 @@ class Exported(NamedTuple):
     identity: tuple[tuple[int, int], ...]
     """Of each part; most allocations have one."""
     region: int
+    gpu: GpuDriver
     ordinal: int
     simple: bool
     """Whether one call of the driver tells that it still lives."""
 
 
-def device_of(session: Session, ordinal: int, field: str) -> str:
+def device_of(session: Session, gpu: GpuDriver, ordinal: int, field: str) -> str:
     """The server's id of a device of this process. Raises ``UnsupportedError`` if the server has not opened it."""
-    data = driver().uuid(ordinal)
-    found = session.gpus.get(data.hex())
+    label = gpu.label(ordinal)
+    found = session.gpus.get(uuid_digits(label))
     if found is None:
         raise UnsupportedError(
-            f"{field} is on GPU {format_uuid(data)}, which this server does not run",
+            f"{field} is on GPU {label}, which this server does not run",
             field=field,
-            value=format_uuid(data),
+            value=label,
             rule="device_visible",
             fix="move it to a device of the server (client.session.devices), or make that device visible to the server",
         )
@@ -54,8 +55,8 @@ def device_for(session: Session, values: Mapping[str, Any]) -> str | None:
     for name, value in values.items():
         if isinstance(value, DeviceTensor) and value.spec.nbytes:
             if value.ordinal == UNKNOWN:
-                value.ordinal = driver().pointer(value.address, name).ordinal
-            return device_of(session, value.ordinal, name)
+                value.ordinal = value.gpu.pointer(value.address, name).ordinal
+            return device_of(session, value.gpu, value.ordinal, name)
     return None
 
 
@@ -64,11 +65,11 @@ def device_region(core: Core, session: Session, tensor: DeviceTensor, field: str
     offset in it. Raises ``InvalidArgumentError`` for memory that is none, ``UnsupportedError`` for memory that cannot
     be shared.
     """
-    cuda = driver()
-    place = cuda.pointer(tensor.address, field)
+    gpu = tensor.gpu
+    place = gpu.pointer(tensor.address, field)
     tensor.ordinal = place.ordinal
     offset = tensor.address - place.base
-    parts = (place,) if offset + tensor.spec.nbytes <= place.size else _parts(cuda, tensor, place, field)
+    parts = (place,) if offset + tensor.spec.nbytes <= place.size else _parts(gpu, tensor, place, field)
     key = (place.base, sum(part.size for part in parts))
     identity = tuple(part.identity for part in parts)
     known = session.exports.get(key)
@@ -84,10 +85,10 @@ def device_region(core: Core, session: Session, tensor: DeviceTensor, field: str
             rule="device_memory_local",
             fix="connect to a server on this machine over its Unix socket, or pass NumPy arrays",
         )
-    device_of(session, place.ordinal, field)
-    yield Work(lambda: _sweep(core, session, cuda))
-    region = yield from _register(core, session, cuda, tensor, parts, field)
-    made = Exported(key, identity, region, place.ordinal, place.legacy)
+    device_of(session, gpu, place.ordinal, field)
+    yield Work(lambda: _sweep(core, session))
+    region = yield from _register(core, session, gpu, tensor, parts, field)
+    made = Exported(key, identity, region, gpu, place.ordinal, place.legacy)
     winner = tensor.exported = session.exports.setdefault(key, made)
     if winner.region != region:  # another thread was first
         core.release_region(session, region)
@@ -95,15 +96,16 @@ def device_region(core: Core, session: Session, tensor: DeviceTensor, field: str
 
 
 def _register(
-    core: Core, session: Session, cuda: Driver, tensor: DeviceTensor, parts: Sequence[Pointer], field: str
+    core: Core, session: Session, gpu: GpuDriver, tensor: DeviceTensor, parts: Sequence[Pointer], field: str
 ) -> Flow[int]:
     place, size = parts[0], sum(part.size for part in parts)
-    uuid = session.gpus[cuda.uuid(place.ordinal).hex()].uuid
+    uuid = session.gpus[uuid_digits(gpu.label(place.ordinal))].uuid
     request = memory_pb2.RegisterRegionRequest(session=session.token, bytes=size)
     local = session.control is not None
     if place.legacy:
-        handle = yield Work(lambda: cuda.export_legacy(place.ordinal, place.base))
-        request.cuda_ipc.CopyFrom(memory_pb2.GpuIpcSource(handle=handle, device_uuid=uuid, pid=os.getpid()))
+        handle = yield Work(lambda: gpu.export_legacy(place.ordinal, place.base))
+        source = memory_pb2.GpuIpcSource(handle=handle, device_uuid=uuid, pid=os.getpid())
+        getattr(request, gpu.ipc_source).CopyFrom(source)
         reply = yield Rpc(steps.REGISTER, request, core.timeout, local=local)
         return int(reply.region)
     if not place.descriptors:
@@ -112,25 +114,26 @@ def _register(
             field=field,
             value=hex(tensor.address),
             rule="device_memory_shareable",
-            fix="allocate it with cudaMalloc (as PyTorch does by default), or with handle types that allow descriptors",
+            fix="allocate it with cudaMalloc or hipMalloc (as PyTorch does by default), or so that it has descriptors",
         )
     if not local:
         raise UnsupportedError(
             f"{field} is in memory that only descriptors can share, and this server has no local socket",
             field=field,
             rule="local_socket",
-            fix="turn the server's local socket on, or allocate with cudaMalloc",
+            fix="turn the server's local socket on, or allocate with cudaMalloc or hipMalloc",
         )
     with contextlib.ExitStack() as exported:
         fds: list[int] = []
         if place.pool:
-            fd, pointer = yield Work(lambda: cuda.export_pool(place.ordinal, place.pool, place.base))
+            fd, pointer = yield Work(lambda: gpu.export_pool(place.ordinal, place.pool, place.base))
             fds.append(fd)
             exported.callback(os.close, fd)
-            request.cuda_pool.CopyFrom(memory_pb2.GpuPoolSource(pointer=pointer, device_uuid=uuid))
+            pool = memory_pb2.GpuPoolSource(pointer=pointer, device_uuid=uuid)
+            getattr(request, gpu.pool_source).CopyFrom(pool)
         else:
             for part in parts:
-                fds.append((yield Work(partial(cuda.export_mapped, place.ordinal, part.base))))
+                fds.append((yield Work(partial(gpu.export_mapped, place.ordinal, part.base))))
                 exported.callback(os.close, fds[-1])
             sizes = [part.size for part in parts] if len(parts) > 1 else ()
             request.device_fd.CopyFrom(memory_pb2.DeviceFdSource(device_uuid=uuid, part_bytes=sizes))
@@ -138,7 +141,7 @@ def _register(
     return int(reply.region)
 
 
-def _parts(cuda: Driver, tensor: DeviceTensor, place: Pointer, field: str) -> tuple[Pointer, ...]:
+def _parts(gpu: GpuDriver, tensor: DeviceTensor, place: Pointer, field: str) -> tuple[Pointer, ...]:
     """The allocations, mapped one behind the other, that a tensor lies in. Raises ``InvalidArgumentError`` if it
     reaches beyond them, or they are too many."""
     parts, end = [place], place.base + place.size
@@ -146,7 +149,7 @@ def _parts(cuda: Driver, tensor: DeviceTensor, place: Pointer, field: str) -> tu
         part = None
         if not (place.legacy or place.pool):
             with contextlib.suppress(InvalidArgumentError, DeviceError):
-                part = cuda.pointer(end, field)
+                part = gpu.pointer(end, field)
         if part is None or part.base != end or part.legacy or part.pool or part.ordinal != place.ordinal:
             raise InvalidArgumentError(
                 f"{field} reaches beyond its allocation of {end - place.base} bytes",
@@ -168,23 +171,23 @@ def _parts(cuda: Driver, tensor: DeviceTensor, place: Pointer, field: str) -> tu
     return tuple(parts)
 
 
-def _sweep(core: Core, session: Session, cuda: Driver) -> None:
+def _sweep(core: Core, session: Session) -> None:
     """Forget allocations that are gone, so that the server's mappings do not keep their memory."""
     for key, known in list(session.exports.items()):
         try:
-            gone = _identity(cuda, key) != known.identity
+            gone = _identity(known.gpu, key) != known.identity
         except TilewrightError:
             gone = True
         if gone:
             _forget(core, session, key)
 
 
-def _identity(cuda: Driver, key: tuple[int, int]) -> tuple[tuple[int, int], ...]:
+def _identity(gpu: GpuDriver, key: tuple[int, int]) -> tuple[tuple[int, int], ...]:
     """Of what lies at base and size of an ``Exported`` now. Raises ``InvalidArgumentError`` if that is nothing."""
     at, size = key
     end, found = at + size, []
     while at < end:
-        part = cuda.pointer(at)
+        part = gpu.pointer(at)
         found.append(part.identity)
         at = part.base + part.size
     return tuple(found)

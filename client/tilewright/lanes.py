@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from tilewright import packets
-from tilewright.cuda import driver
 from tilewright.errors import TilewrightError, UnavailableError
+from tilewright.gpu import GpuDriver
 from tilewright.local import SPIN_NS, Connection
 from tilewright.packets import HEADER
 
@@ -73,7 +73,10 @@ class Lane:
 class StreamLane(Lane):
     """A connection that is attached to a device: launches of one stream of this process, in order. Thread-safe."""
 
-    def __init__(self, path: str, token: bytes, timeout: float | None, device: str, ordinal: int, stream: int) -> None:
+    def __init__(
+        self, path: str, token: bytes, timeout: float | None, device: str, gpu: GpuDriver, ordinal: int, stream: int
+    ) -> None:
+        self.gpu = gpu
         self.ordinal = ordinal
         self.stream = stream
         self._slots: list[tuple[int, int]] = []
@@ -93,22 +96,22 @@ class StreamLane(Lane):
         return turn
 
     def _open(self, slot: int) -> tuple[int, int]:
-        cuda, ordinal = driver(), self.ordinal
-        producer = cuda.new_event(ordinal)
-        reply = self.connection.request(packets.OPEN_EVENT, 0, cuda.export_event(ordinal, producer), slot=slot)
-        return producer, cuda.open_event(ordinal, reply.payload)
+        gpu, ordinal = self.gpu, self.ordinal
+        producer = gpu.new_event(ordinal)
+        reply = self.connection.request(packets.OPEN_EVENT, 0, gpu.export_event(ordinal, producer), slot=slot)
+        return producer, gpu.open_event(ordinal, reply.payload)
 
     def begin(self) -> tuple[int, int]:
         """A slot for launches that see what is on the stream now, and the flags of the first of them: to wait for the
         slot's producer event, unless there is nothing to wait for.
         """
-        cuda = driver()
+        gpu = self.gpu
         # First of all: it refuses streams that are being captured. And two processes take turns on a GPU: what needs no
         # event must not make it turn to us for one.
-        idle, slot = cuda.idle(self.ordinal, self.stream), self.slot()
+        idle, slot = gpu.idle(self.ordinal, self.stream), self.slot()
         if idle:
             return slot, 0
-        cuda.record(self.ordinal, self._slots[slot][0], self.stream)
+        gpu.record(self.ordinal, self._slots[slot][0], self.stream)
         return slot, packets.WAIT
 
     def completion(self, slot: int) -> int:
@@ -129,25 +132,25 @@ class StreamLane(Lane):
         """Make a stream wait for the launches up to the one of ``slot``. True if they are over: then nothing is put on
         it.
         """
-        cuda, event = driver(), self._slots[slot][1]
+        event = self._slots[slot][1]
         if self._is_over_soon(event):
             return True
-        cuda.wait(self.ordinal, stream, event)
+        self.gpu.wait(self.ordinal, stream, event)
         return False
 
     def _is_over_soon(self, event: int) -> bool:
         """Whether an event passes within a short while. What waits on a stream makes the GPU turn to this process for
         it, which takes longer than a small kernel; so where launches were over in time lately, look on a little.
         """
-        cuda, ordinal = driver(), self.ordinal
-        if cuda.finished(ordinal, event):
+        gpu, ordinal = self.gpu, self.ordinal
+        if gpu.finished(ordinal, event):
             return True
         if self._impatient:
             self._impatient -= 1
             return False
         end = time.perf_counter_ns() + PATIENCE_NS
         while time.perf_counter_ns() < end:
-            if cuda.finished(ordinal, event):
+            if gpu.finished(ordinal, event):
                 return True
         self._impatient = RETRY_AFTER
         return False
@@ -160,7 +163,7 @@ class StreamLane(Lane):
         self._retained.clear()
         for event in events:
             with contextlib.suppress(TilewrightError):  # the context may be gone before the events are
-                driver().destroy_event(self.ordinal, event)
+                self.gpu.destroy_event(self.ordinal, event)
 
     def __del__(self) -> None:
         if hasattr(self, "_slots") and not sys.is_finalizing():
@@ -175,12 +178,12 @@ class StreamLane(Lane):
     def retain(self, keep: object, stream: int) -> None:
         """Keep something alive until what is on the stream now is done: for memory whose owner knows no streams."""
         with self.lock:
-            cuda, waiting = driver(), self._retained
-            while waiting and cuda.finished(self.ordinal, waiting[0][0]):
-                cuda.destroy_event(self.ordinal, waiting.popleft()[0])
+            gpu, waiting = self.gpu, self._retained
+            while waiting and gpu.finished(self.ordinal, waiting[0][0]):
+                gpu.destroy_event(self.ordinal, waiting.popleft()[0])
             if keep:
-                event = cuda.new_event(self.ordinal, shared=False)
-                cuda.record(self.ordinal, event, stream)
+                event = gpu.new_event(self.ordinal, shared=False)
+                gpu.record(self.ordinal, event, stream)
                 waiting.append((event, keep))
 
 
@@ -220,7 +223,7 @@ class Lanes:
                 raise
         return alike[threading.get_ident() % len(alike)]
 
-    def of_stream(self, device: str, ordinal: int, stream: int) -> StreamLane:
+    def of_stream(self, device: str, gpu: GpuDriver, ordinal: int, stream: int) -> StreamLane:
         """The connection for a stream of this process, attached to the server's ``device``."""
         lane = self._streams.get((device, stream))
         if lane is None or lane.broken:
@@ -228,17 +231,17 @@ class Lanes:
                 self._check()
                 lane = self._streams.get((device, stream))
                 if lane is None or lane.broken:
-                    lane = self._stream_lane(device, ordinal, stream)
+                    lane = self._stream_lane(device, gpu, ordinal, stream)
                     self._streams[device, stream] = lane
         return lane
 
-    def _stream_lane(self, device: str, ordinal: int, stream: int) -> StreamLane:
+    def _stream_lane(self, device: str, gpu: GpuDriver, ordinal: int, stream: int) -> StreamLane:
         """One more connection, in place of the oldest if there may be no more. (Streams come and go, and nobody tells.
         Who still holds a lane goes on using it; it closes when it is not used any more.)
         """
 
         def make() -> StreamLane:
-            return self._open(lambda: StreamLane(self._path, self._token, self._timeout, device, ordinal, stream))
+            return self._open(lambda: StreamLane(self._path, self._token, self._timeout, device, gpu, ordinal, stream))
 
         if len(self._streams) < MAX_LANES:
             try:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from tilewright import packets
 from tilewright.bindings import Binding, Launched, launch_stream
 from tilewright.core import Core
-from tilewright.cuda import driver
 from tilewright.errors import InvalidArgumentError, TilewrightError, UnavailableError
 from tilewright.lanes import Lane, StreamLane
 from tilewright.packets import HEADER, MAX_LAUNCHES
@@ -47,7 +46,7 @@ class LaunchBase:
         """Whether it is over. (It may be said some launches late.)"""
         lane = self._launched.lane
         if not self._finished and lane is not None:
-            self._finished = driver().finished(lane.ordinal, lane.completion(self._launched.slot))
+            self._finished = lane.gpu.finished(lane.ordinal, lane.completion(self._launched.slot))
         return self._finished
 
     def wait(self, stream: Any = None) -> None:
@@ -59,7 +58,7 @@ class LaunchBase:
     def _synchronize(self) -> None:
         lane = self._launched.lane
         if lane is not None and not self._finished:
-            driver().finish(lane.ordinal, lane.completion(self._launched.slot))
+            lane.gpu.finish(lane.ordinal, lane.completion(self._launched.slot))
         self._finished = True
 
     def __repr__(self) -> str:
@@ -133,7 +132,7 @@ class PipelineState:
         else:
             if self._stream is None:
                 self._stream = launch_stream(tensors)
-            self._lane = lanes.of_stream(binding.device, tensors[0].ordinal, self._stream)
+            self._lane = lanes.of_stream(binding.device, tensors[0].gpu, tensors[0].ordinal, self._stream)
         self._binding = binding
         self.order()
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from tilewright import resident, steps
 from tilewright.core import Core, Session
-from tilewright.cuda import driver
 from tilewright.device_array import empty_like, find_mapped
 from tilewright.device_arrays import DeviceTensor, busy_streams, recognise, recognise_output
 from tilewright.errors import InternalError, InvalidArgumentError, UnsupportedError
@@ -70,8 +69,8 @@ class Cargo:
 
     def fence(self) -> None:
         """Wait, on the host, until the operands in device memory have what was written to them."""
-        for ordinal, stream in busy_streams(self.tensors):
-            driver().synchronize(ordinal, stream)
+        for gpu, ordinal, stream in busy_streams(self.tensors):
+            gpu.synchronize(ordinal, stream)
 
     @property
     def inline_reply_bytes(self) -> int:
@@ -146,9 +145,11 @@ def place_device(
         location = _region(region, offset)
     else:
         location = tensor.location
-    if cargo.tensors and cargo.tensors[0].ordinal != tensor.ordinal:
+    other = cargo.tensors[0] if cargo.tensors else tensor
+    if (other.kind, other.ordinal) != (tensor.kind, tensor.ordinal):
         raise InvalidArgumentError(
-            f"{field} is on CUDA device {tensor.ordinal}, and another operand on {cargo.tensors[0].ordinal}",
+            f"{field} is on {tensor.gpu.title} device {tensor.ordinal}, and another operand on {other.gpu.title} "
+            f"device {other.ordinal}",
             field=field,
             value=tensor.ordinal,
             rule="one_device",

@@ -48,9 +48,9 @@ class Plan(PlanBase):
         return self._client._drive(self._state.execute(inputs, out, named, repeat, timeout))
 
     def launch(self, *inputs: Any, out: Any = None, stream: Any = None, wait: bool = True, **named: Any) -> Launch:
-        """Launch it on these arrays behind what is on a CUDA stream, and return before it ends; arguments as those of a
-        call and of ``Bound.launch``. What was settled with the server for the same arrays is used again. On a CPU, and
-        for arrays that have to be copied, it is run, and is over when this returns.
+        """Launch it on these arrays behind what is on a stream of a GPU, and return before it ends; arguments as those
+        of a call and of ``Bound.launch``. What was settled with the server for the same arrays is used again. On a CPU,
+        and for arrays that have to be copied, it is run, and is over when this returns.
         """
         place = None if stream is None else stream_handle(stream)
         return Launch(*self._client._drive(self._state.launch(inputs, out, named, place, wait)))
@@ -103,8 +103,8 @@ class Bound:
         return self._client._drive(state.execute(timeout))
 
     def launch(self, stream: Any = None, wait: bool = True) -> Launch:
-        """Launch it behind what is on a CUDA stream (one of PyTorch or CuPy, or the driver's handle; the current one
-        of the library that made the output, if it is left out), and return before it ends.
+        """Launch it behind what is on a stream of a GPU (one of PyTorch or CuPy, or the driver's handle; the current
+        one of the library that made the output, if it is left out), and return before it ends.
 
         With ``wait`` the stream waits for its end, so that later work on the stream sees the result; without, nothing
         does until ``Launch.wait`` or ``Launch.synchronize``. On a CPU it is run, and is over when this returns.

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tilewright.bindings import Binding
 from tilewright.core import Session
-from tilewright.cuda import driver
 from tilewright.device_array import by_library
 from tilewright.device_arrays import DeviceTensor, recognise, recognise_output
 from tilewright.exports import Exported
@@ -65,11 +64,13 @@ class Recalls:
         if known is None:
             return None
         binding, exports = known
-        cuda, registered = driver(), self._session.exports
+        registered = self._session.exports
         for tensor, exported in zip(tensors, exports, strict=True):
-            if registered.get(exported.key) is not exported or cuda.identity(tensor.address) != exported.identity[0][0]:
+            if registered.get(exported.key) is not exported:
                 return None
-            tensor.exported, tensor.ordinal = exported, exported.ordinal
+            if exported.gpu.identity(tensor.address) != exported.identity[0][0]:
+                return None
+            tensor.exported, tensor.ordinal, tensor.kind = exported, exported.ordinal, exported.gpu.kind
         return binding
 
     def clear(self) -> None:

@@ -1,19 +1,19 @@
-"""CUDA streams as people name them, and the current ones of libraries that are loaded. Imports none of those."""
+"""Streams of GPUs as people name them, and the current ones of libraries that are loaded. Imports none of those."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
 
-from tilewright.cuda import LEGACY_STREAM
 from tilewright.errors import InvalidArgumentError
+from tilewright.gpu import LEGACY_STREAM
 
 __all__ = ["current_stream", "stream_handle"]
 
 
 def stream_handle(stream: Any) -> int:
     """The driver's handle of a stream: an integer (0 and 1: the legacy default stream, 2: the thread's own), or a
-    stream of PyTorch, CuPy, or anything with ``__cuda_stream__``. Raises ``InvalidArgumentError``.
+    stream of PyTorch, CuPy, hip-python, or anything with ``__cuda_stream__``. Raises ``InvalidArgumentError``.
     """
     found: Any = stream
     if hasattr(stream, "__cuda_stream__"):
@@ -23,13 +23,15 @@ def stream_handle(stream: Any) -> int:
         found = stream.cuda_stream
     elif hasattr(stream, "ptr"):
         found = stream.ptr
+    elif hasattr(stream, "as_c_void_p"):  # hip-python
+        found = int(stream)
     if isinstance(found, bool) or not isinstance(found, int) or found < 0:
         raise InvalidArgumentError(
-            "that is no CUDA stream",
+            "that is no stream of a GPU",
             field="stream",
             value=stream,
             rule="stream_handle",
-            fix="pass a stream of PyTorch or CuPy, or the driver's handle as an int",
+            fix="pass a stream of PyTorch, CuPy or hip-python, or the driver's handle as an int",
         )
     return found or LEGACY_STREAM
 

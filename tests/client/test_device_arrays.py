@@ -97,12 +97,27 @@ def test_capsules_are_read(versioned: bool, dtype: type) -> None:
     assert value.asked[-1]["stream"] == cuda.LEGACY_STREAM
 
 
-@pytest.mark.parametrize("kind", [dlpack.CUDA_HOST, dlpack.CUDA_MANAGED, dlpack.ROCM, 7])
+@pytest.mark.parametrize("kind", [dlpack.CUDA_HOST, dlpack.CUDA_MANAGED, dlpack.ROCM_HOST, 7])
 def test_memory_of_other_kinds_is_refused(kind: int) -> None:
     with pytest.raises(tw.UnsupportedError) as caught:
         recognise(Capsules(0x1000, (2,), kind=kind), "a")
     assert (caught.value.rule, caught.value.field) == ("device_kind", "a")
     assert caught.value.fix
+
+
+def test_memory_of_amd_gpus_has_its_own_numbers_for_streams() -> None:
+    value = Capsules(0x2000, (4, 8), kind=dlpack.ROCM, ordinal=1)
+    found = recognise(value, "a")
+    assert found is not None
+    assert (found.kind, found.ordinal, found.stream) == ("hip", 1, cuda.LEGACY_STREAM)
+    assert value.asked[-1]["stream"] == 0
+
+
+def test_arrays_of_hip_python_are_amd_s() -> None:
+    pointer = type("DeviceArray", (Interface,), {"__module__": "rocm.bindings.util.types"})
+    found = recognise(pointer(0x1000, (3, 4), stream=0), "a")
+    assert found is not None
+    assert (found.kind, found.stream) == ("hip", cuda.LEGACY_STREAM)
 
 
 @pytest.mark.parametrize("flags", [dlpack.READ_ONLY, dlpack.COPIED])
@@ -152,6 +167,14 @@ def test_torch_tensors_are_read_by_their_attributes(torch, name: str, ours: str)
     assert (found.address, found.ordinal, found.stream, found.library) == (0x3000, 1, 42, "torch")
 
 
+def test_torch_tensors_are_of_the_vendor_that_torch_was_built_for(torch) -> None:
+    for version, kind in ((None, "cuda"), ("7.1", "hip")):
+        torch.version.hip = version
+        found = recognise(torch.Tensor(0x3000, (4,)), "a")
+        assert found is not None
+        assert (found.kind, found.ordinal) == (kind, 0)
+
+
 def test_torch_tensors_of_the_cpu_are_left_to_numpy(torch) -> None:
     assert recognise(torch.Tensor(0x3000, (4,), device="cpu"), "a") is None
 
@@ -184,7 +207,12 @@ def test_streams_are_named_in_many_ways(torch) -> None:
         def __cuda_stream__(self) -> tuple[int, int]:
             return (0, 11)
 
-    assert [stream_handle(item) for item in (0, 1, 5, Torch(), Cupy(), Protocol())] == [1, 1, 5, 9, 10, 11]
+    class HipPython(int):
+        def as_c_void_p(self) -> int:
+            return self
+
+    named = (0, 1, 5, Torch(), Cupy(), Protocol(), HipPython(12), HipPython(0))
+    assert [stream_handle(item) for item in named] == [1, 1, 5, 9, 10, 11, 12, 1]
     for bad in ("main", -1, 1.5, True, object()):
         with pytest.raises(tw.InvalidArgumentError) as caught:
             stream_handle(bad)

@@ -110,7 +110,7 @@ class Client:
     release_exports = awaiting(exports.forget_exports)
 
     def pipeline(self, stream: Any = None) -> Pipeline:
-        """Many launches of bound plans on one CUDA stream: ``async with client.pipeline() as p: await
+        """Many launches of bound plans on one stream of a GPU: ``async with client.pipeline() as p: await
         p.launch(bound)``.
         """
         return Pipeline(self, stream)

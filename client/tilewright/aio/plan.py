@@ -44,7 +44,7 @@ class Plan(PlanBase):
     async def launch(
         self, *inputs: Any, out: Any = None, stream: Any = None, wait: bool = True, **named: Any
     ) -> Launch:
-        """Launch it on these arrays behind what is on a CUDA stream; see ``tilewright.Plan.launch``."""
+        """Launch it on these arrays behind what is on a stream of a GPU; see ``tilewright.Plan.launch``."""
         place = None if stream is None else stream_handle(stream)
         return Launch(*await self._client._drive(self._state.launch(inputs, out, named, place, wait)))
 
@@ -79,7 +79,7 @@ class Bound:
         return await self._client._drive(self._state.execute(timeout))
 
     async def launch(self, stream: Any = None, wait: bool = True) -> Launch:
-        """Launch it behind what is on a CUDA stream; see ``tilewright.Bound.launch``."""
+        """Launch it behind what is on a stream of a GPU; see ``tilewright.Bound.launch``."""
         place = None if stream is None else stream_handle(stream)
         launched = await self._client._drive(self._state.launch(place, wait))
         return Launch(launched, self._state.result)
