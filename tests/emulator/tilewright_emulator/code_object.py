@@ -18,7 +18,7 @@ from .errors import BadCodeObject, ToolMissing
 from .instruction import Instruction
 from .launch import Report, launch
 from .memory import Memory
-from .program import Program
+from .program import CALLS, Program
 from .run import Checks
 
 MACHINE_MASK, PRELOAD_PROLOGUE = 0xFF, 256
@@ -135,5 +135,5 @@ def _reachable(
     size = code.elf.symbols.get(name, (0, 0))[1]
     end = instructions[first].address + size
     own = tuple(ins for ins in instructions[first:] if size == 0 or ins.address < end)
-    calls = any(ins.name in ("s_swappc_b64", "s_call_b64", "s_setpc_b64") for ins in own)
+    calls = any(ins.name in CALLS for ins in own)
     return own + tuple(ins for ins in instructions if ins not in own) if calls else own

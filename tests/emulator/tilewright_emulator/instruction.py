@@ -48,6 +48,8 @@ class Operand:
             inner, negative = inner[1:], True
         if match := re.fullmatch(r"\|(.*)\||abs\((.*)\)", inner):
             inner, absolute = match[1] or match[2], True
+        if match := re.fullmatch(r"lit(?:64)?\((.*)\)", inner):
+            inner = match[1]
         if match := re.fullmatch(r"sext\((.*)\)", inner):
             inner, extend = match[1], True
         kind, index, count, half, value = _place(inner)

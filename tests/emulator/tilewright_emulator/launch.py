@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 # Where the emulator's own things lie: no process has its heap or its mappings there.
 CODE, KERNARG, PACKET, QUEUE = 0x0E00_0000_0000, 0x0E10_0000_0000, 0x0E20_0000_0000, 0x0E30_0000_0000
+DYNAMIC_STACK = 16384  # bytes of a lane, for kernels that do not know
 LOCKSTEP = 32  # waves that run together, if there are so many: more lanes for the price of one instruction
 
 
@@ -101,13 +102,14 @@ class _Launch:
         w.u32[0][...] = ids
         w.bases = np.repeat((run.groups * run.lds.stride)[:, None], lanes, axis=1)
         run.refresh(w)
-        words = -(-self.kernel.descriptor.private // 4)
+        dynamic = DYNAMIC_STACK if self.kernel.metadata.get(".uses_dynamic_stack") else 0
+        words = -(-max(self.kernel.descriptor.private, dynamic) // 4)
         w.private = np.full((words, count, lanes), POISON, np.uint32)
         w.scalars[:, EXEC : EXEC + 2] = 0
         w.set_exec(item < self.items)
         w.pc = program.at[self.kernel.entry]
         ready = self._scalars(w, np.array([names[slot] for slot in run.groups.tolist()], np.uint32))
-        if self.checks.uninitialised_registers:
+        if self.checks.uninitialised_registers and not program.calls:
             everything = (1 << 512 + TTMP) - 1
             w.unwritten = everything & ~ready & ~register_bits(Operand.parse("v0"))
             w.hazard = w.unwritten
@@ -143,7 +145,7 @@ class _Launch:
                     at += 1
         if d.rsrc2 >> 10 & 1:
             at += 1
-        if d.rsrc2 & 1:  # where the wave's private memory begins: everything is relative to it here
+        if d.rsrc2 & 1 or d.properties & 1:  # where the wave's private memory begins: all is relative to it here
             s[:, at] = 0
             at += 1
         s[:, M0] = 0xFFFFFFFF

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .alu_types import selection
 from .arch import Arch
 from .decode import make_step
 from .errors import MissingWait, UninitialisedRegister, UnknownInstruction
@@ -12,6 +13,7 @@ from .instruction import Instruction, Operand, register_bits
 from .registry import Step, find
 from .state import Waves
 
+CALLS = ("s_swappc_b64", "s_call_b64", "s_setpc_b64")
 FAMILIES = ("ds_", "global_", "buffer_", "flat_", "scratch_")
 
 
@@ -47,7 +49,10 @@ def touched(instruction: Instruction, arch: Arch) -> Touched:
         if at < written:
             writes, high_writes = writes | register_bits(operand), high_writes | high
         else:
+            high |= 0 if _whole(instruction, at - written, operand) else register_bits(operand, 1, 1)
             reads, high_reads = reads | register_bits(operand), high_reads | high
+    if _merges_masks(instruction):
+        reads = high_reads = 0
     if any(kind.startswith("dst:") for kind in row.src):
         reads |= register_bits(printed[0])
     if instruction.dual is not None:
@@ -55,6 +60,18 @@ def touched(instruction: Instruction, arch: Arch) -> Touched:
         reads, writes = reads | other.reads, writes | other.writes
     family = next((prefix for prefix in FAMILIES if instruction.name.startswith(prefix)), "")
     return Touched(reads, writes, "vmem" if family not in ("", "ds_") else family, high_reads, high_writes)
+
+
+def _whole(instruction: Instruction, source: int, operand: Operand) -> bool:
+    """Whether both registers of a pair matter: packed arithmetic can take the lower one twice."""
+    if not instruction.name.startswith("v_pk_") or operand.count != 2:
+        return True
+    return bool(selection(instruction, "op_sel", source, 0) or selection(instruction, "op_sel_hi", source, 1))
+
+
+def _merges_masks(instruction: Instruction) -> bool:
+    """``mask = mask & ~exec``, before the lanes of exec are set: compilers begin with a mask that is undefined."""
+    return instruction.name.startswith(("s_andn2_b", "s_and_not1_b")) and instruction.operands[2].startswith("exec")
 
 
 def _operands(instruction: Instruction) -> list[Operand]:
@@ -82,6 +99,8 @@ class Program:
         self.steps.append(_unknown(f"{name}: ran past the end of the program"))
         self.touched.append(Touched(0, 0, ""))
         self.masks = [one.reads | one.writes for one in self.touched]
+        # Functions save registers that their callers may not have written.
+        self.calls = any(instruction.name in CALLS for instruction in self.instructions)
         self.registers = _highest(self.masks)
 
     def unknown(self) -> list[str]:

@@ -175,4 +175,4 @@ class Scheduler:
         instruction = self.program.instructions[min(pc, len(self.program.instructions) - 1)]
         offset = instruction.address - self.program.instructions[0].address
         where = f"workgroup {group} wave {number % self.run.per_group}{place}"
-        return kind(f"{self.program.name}+{offset:#x} `{instruction.text}`: {where}: {message}")
+        return kind(f"{self.program.name}{offset:+#x} `{instruction.text}`: {where}: {message}")
