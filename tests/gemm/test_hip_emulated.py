@@ -1,0 +1,115 @@
+"""Plans for AMD GPUs, executed: what the plugin plans and generates is built and run by the emulator, and compared."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+from gemm_runner import draw
+from hip_cases import STEPS, VARIANTS, Case, cases, pairs_of
+from hip_runner import HipRunner
+from hip_units import HAVE_HIP, HIP_ARCHS, WITHOUT_HIP
+
+import tilewright_arch
+from tilewright_gemm.config import GemmConfig
+from tilewright_gemm.plugin import GemmOperation
+from tilewright_gemm.words import LAYOUTS
+from tilewright_kit.check_plugin import device_of
+from tilewright_kit.compare import compare, poison
+from tilewright_kit.device import DeviceInfo
+from tilewright_kit.problem import OperationRequest, Role
+from tilewright_kit.select import Selector
+from tilewright_kit.tensor import TensorDesc
+
+GEMM = GemmOperation()
+UNITS = 3
+"""So few that persistent workgroups have several tiles each."""
+of = TensorDesc.of
+needs_compiler = pytest.mark.skipif(not HAVE_HIP, reason=WITHOUT_HIP)
+
+
+@cache
+def runner_of(name: str) -> HipRunner:
+    return HipRunner(tilewright_arch.load(name))
+
+
+def device(name: str) -> DeviceInfo:
+    return device_of(tilewright_arch.load(name), UNITS)
+
+
+def check(name: str, request: OperationRequest, config: GemmConfig, lead: int = 0) -> None:
+    """Plan, build, run, compare."""
+    problem, target = GEMM.parse(request), device(name)
+    assert not GEMM.rules.check(config, target.arch), GEMM.rules.check(config, target.arch)
+    assert not GEMM.mismatches(problem, config, target), GEMM.mismatches(problem, config, target)
+    plan = GEMM.plan(problem, config, target)
+    rng = np.random.default_rng(7)
+    inputs = {item.name: draw(rng, item.desc) for item in problem.operands if item.role is Role.INPUT}
+    memory = runner_of(name).run(plan, inputs, lead)
+    truth = GEMM.reference(problem, inputs)
+    depth = max(max(product.k for product in problem.products), 1)
+    for item in problem.operands:
+        if item.role is Role.OUTPUT:
+            before = poison(problem.dtype_c, item.desc.shape)
+            view = memory[item.name].view
+            result = compare(view, truth[item.name], problem.dtype_c, depth, problem.dtype_acc, before)
+            assert result.passed, f"{item.name} of {config.name}: {result}"
+
+
+ALL = [(name, case) for name in HIP_ARCHS for case in cases(tilewright_arch.load(name))]
+
+
+def label(value: object) -> str:
+    return "-".join(value.marks.values()) if isinstance(value, Case) else str(value)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("name", "case"), ALL, ids=label)
+def test_every_kind_of_kernel_computes_its_problem(name: str, case: Case) -> None:
+    check(name, case.request, case.config, case.lead)
+
+
+@pytest.mark.parametrize("name", HIP_ARCHS)
+def test_the_cases_hold_every_kind_of_kernel(name: str) -> None:
+    arch = tilewright_arch.load(name)
+    marks = [case.marks for one, case in ALL if one == name]
+    assert {(item["pair"], item["warp_tile"]) for item in marks} == {
+        (f"{a}_{b}", "x".join(map(str, tile)))
+        for a, b in pairs_of(arch)
+        for tile in arch.warp_tiles[f"{a}_{b}_{arch.acc_dtype(a, b)}"]
+    }
+    plain = set(arch.pipelines) - set(arch.preshuffle_pipelines)
+    for kind, values in {
+        "layout": set(LAYOUTS), "variant": set(VARIANTS), "step": set(STEPS), "pipeline": plain,
+        "epilogue": {"cshuffle", "default"}, "scheduler": {"intrawave", "interwave"},
+    }.items():  # fmt: skip
+        assert {item[kind] for item in marks} == values, kind
+    assert {(item["pipeline"], item["epilogue"]) for item in marks} == {
+        (pipeline, epilogue) for pipeline in plain for epilogue in ("cshuffle", "default")
+    }
+
+
+def test_all_archs_together_hold_every_pair_of_what_meets_in_a_kernel() -> None:
+    for first, second in (("pair", "layout"), ("pipeline", "layout"), ("variant", "step"), ("layout", "epilogue")):
+        found = {(case.marks[first], case.marks[second]) for _, case in ALL}
+        firsts, seconds = ({case.marks[kind] for _, case in ALL} for kind in (first, second))
+        assert found == {(one, two) for one in firsts for two in seconds}, (first, second)
+
+
+PROBLEMS = {
+    "square": ({"a": of("fp16", (300, 260)), "b": of("fp16", (260, 290), (1, 260))}, {}),
+    "decode": ({"a": of("bf16", (3, 512)), "b": of("bf16", (512, 200), (1, 512))}, {"out_dtype": "fp32"}),
+    "no_k": ({"a": of("fp32", (20, 0)), "b": of("fp32", (0, 30)), "bias": of("fp32", (30,))}, {"unary": "Relu"}),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", HIP_ARCHS)
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_what_is_chosen_for_a_problem_computes_it(problem: str, name: str) -> None:
+    inputs, attributes = PROBLEMS[problem]
+    request = OperationRequest("gemm", inputs, {}, attributes)
+    config = Selector().select(GEMM, GEMM.parse(request), device(name)).config
+    assert isinstance(config, GemmConfig)
+    check(name, request, config)
