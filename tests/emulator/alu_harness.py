@@ -63,7 +63,8 @@ def rounded(value: Fraction, letter: str) -> float:
     step = Fraction(2) ** max(exponent - bits + 1, least)
     result = round(value / step) * step
     limit = {"f": Fraction(2) ** 128, "d": Fraction(2) ** 1024, "h": Fraction(2) ** 16}[letter]
-    return math.copysign(math.inf, value) if abs(result) >= limit else float(result)
+    sign = -1.0 if value < 0 else 1.0
+    return sign * (math.inf if abs(result) >= limit else float(abs(result)))
 
 
 def finite(*values: float) -> bool:
@@ -114,6 +115,8 @@ def raw_values(letter: str, count: int, rng: np.random.Generator) -> list[int]:
     pool = [bits_of(x, letter) for x in SPECIAL_FLOATS + (WIDE_FLOATS if letter != "h" else [])]
     tame = [bits_of(float(x), letter) for x in rng.standard_normal(count) * 10]
     kinds = rng.integers(0, 3, count).tolist()
+    quiet = {"f": 1 << 22, "d": 1 << 51, "h": 1 << 9}[letter]  # Python's floats know no signalling NaN
+    raw = [bits | quiet if math.isnan(float_of(bits, letter)) else bits for bits in raw]
     return [(raw[i], tame[i], pool[int(rng.integers(len(pool)))])[kind] for i, kind in enumerate(kinds)]
 
 

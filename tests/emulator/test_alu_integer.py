@@ -23,6 +23,10 @@ def octets(x: int) -> bytes:
     return struct.pack("<I", x)
 
 
+def distance(a: int, b: int) -> int:
+    return sum(abs(x - y) for x, y in zip(octets(a), octets(b), strict=True))
+
+
 def permuted(a: int, b: int, c: int) -> int:
     pool = octets(b) + octets(a)
 
@@ -119,7 +123,7 @@ WORDS = [
     Case("v_med3_u32", "u", "uuu", middle),
     Case("v_minmax_u32", "u", "uuu", lambda a, b, c: max(min(a, b), c), RDNA),
     Case("v_maxmin_i32", "i", "iii", lambda a, b, c: min(max(a, b), c), RDNA),
-    Case("v_sad_u8", "u", "uuu", lambda a, b, c: c + sum(abs(x - y) for x, y in zip(octets(a), octets(b), strict=True))),
+    Case("v_sad_u8", "u", "uuu", lambda a, b, c: c + distance(a, b)),
     Case(
         "v_lerp_u8", "u", "uuu",
         lambda a, b, c: int.from_bytes(

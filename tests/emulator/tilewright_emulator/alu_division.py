@@ -107,4 +107,6 @@ def patch(quotient: Array, denominator: Array, numerator: Array) -> Array:
         distance = _exponent(numerator) - _exponent(denominator)
         conditions.append(distance < -WIDTHS[numerator.itemsize].underflow)
         values.append(sign * dtype(0))
+        conditions.append(np.isnan(quotient))  # of finite operands: the approximation overflowed, as the quotient does
+        values.append(sign * dtype(np.inf))
     return np.asarray(np.select(conditions, values, sign * np.abs(quotient)).astype(dtype))
