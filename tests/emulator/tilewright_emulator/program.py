@@ -49,8 +49,8 @@ def touched(instruction: Instruction, arch: Arch) -> Touched:
         if at < written:
             writes, high_writes = writes | register_bits(operand), high_writes | high
         else:
-            high |= 0 if _whole(instruction, at - written, operand) else register_bits(operand, 1, 1)
-            reads, high_reads = reads | register_bits(operand), high_reads | high
+            count = None if _whole(instruction, at - written, operand) else 1
+            reads, high_reads = reads | register_bits(operand, 0, count), high_reads | high
     if _merges_masks(instruction):
         reads = high_reads = 0
     if any(kind.startswith("dst:") for kind in row.src):
