@@ -93,7 +93,9 @@ def _work(instruction: Instruction) -> Work:
         return Work(Kind.SCALAR)
     reads, writes = _registers_of(instruction)
     if name.startswith("ds_"):
-        return Work(Kind.LDS, lane_bytes=_lds_bytes(name), reads=reads, writes=writes)
+        store = "write" in name or "store" in name
+        size = _lds_bytes(name)
+        return Work(Kind.LDS, lane_bytes=size, store=store, reads=reads, writes=writes, counter="lgkm")
     if name.startswith(_GLOBAL):
         store = "store" in name or "atomic" in name
         return Work(

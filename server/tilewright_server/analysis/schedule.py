@@ -89,7 +89,7 @@ def run(
 def _step(wave: _Wave, instruction: Instruction, work: Work, rates: Rates, lanes: int) -> Step:
     waits: tuple[tuple[Cause, int], ...] = (
         ("memory", _memory_ready(wave, work)),
-        ("registers", _registers_ready(wave, instruction, work)),
+        ("registers", max(_operands_ready(wave, instruction, work), _results_free(wave, instruction, work, rates))),
         ("unit", wave.free.get(_unit(work, rates), 0)),
     )
     begin = max(wave.turn, *(when for _, when in waits))
@@ -104,7 +104,7 @@ def _unit(work: Work, rates: Rates) -> Kind:
     return Kind.VECTOR if work.kind is Kind.MATRIX and rates.matrix_on_vector_unit else work.kind
 
 
-def _registers_ready(wave: _Wave, instruction: Instruction, work: Work) -> int:
+def _operands_ready(wave: _Wave, instruction: Instruction, work: Work) -> int:
     ready = wave.ready
     if work.accumulator:
         when, mnemonic, result = wave.chained.get(work.accumulator, (0, "", 0))
@@ -113,7 +113,24 @@ def _registers_ready(wave: _Wave, instruction: Instruction, work: Work) -> int:
         if mnemonic == instruction.mnemonic and untouched:
             operands = work.reads[: len(work.reads) - len(work.accumulator)]
             return max([when, *(ready.get(register, 0) for register in operands)])
-    return max((ready.get(register, 0) for register in (*work.reads, *work.writes)), default=0)
+    return max((ready.get(register, 0) for register in work.reads), default=0)
+
+
+def _results_free(wave: _Wave, instruction: Instruction, work: Work, rates: Rates) -> int:
+    """When the instruction may begin, so that its results do not come before those that it replaces."""
+    if not work.writes or work.writes == work.accumulator:
+        return 0
+    replaced = max(wave.ready.get(register, 0) for register in work.writes)
+    return replaced - _latency(instruction, work, rates)
+
+
+def _latency(instruction: Instruction, work: Work, rates: Rates) -> int:
+    """From an instruction's begin until its results can be used, with all units free."""
+    if work.kind is Kind.MATRIX:
+        return rate_of(instruction, rates).cycles + rates.matrix_latency
+    if work.kind is Kind.VECTOR:
+        return max(rates.slow_vector_cycles if work.slow else rates.vector_cycles, rates.vector_latency)
+    return {Kind.LDS: rates.lds_latency, Kind.GLOBAL: rates.global_latency}.get(work.kind, 0)
 
 
 def _memory_ready(wave: _Wave, work: Work) -> int:
@@ -129,27 +146,25 @@ def _memory_ready(wave: _Wave, work: Work) -> int:
 
 def _occupy(wave: _Wave, instruction: Instruction, work: Work, begin: int, rates: Rates, lanes: int) -> None:
     """What the instruction keeps busy from now on, and when its results come."""
+    result = begin + _latency(instruction, work, rates)
     if work.kind is Kind.MATRIX:
         end = begin + rate_of(instruction, rates).cycles
         wave.free[_unit(work, rates)] = end
-        for register in work.writes:
-            wave.ready[register] = end + rates.matrix_latency
-        wave.chained[work.writes] = (end + rates.chain_latency, instruction.mnemonic, end + rates.matrix_latency)
+        wave.chained[work.writes] = (end + rates.chain_latency, instruction.mnemonic, result)
     elif work.kind is Kind.VECTOR:
-        cycles = rates.slow_vector_cycles if work.slow else rates.vector_cycles
-        wave.free[Kind.VECTOR] = begin + cycles
-        for register in work.writes:
-            wave.ready[register] = begin + max(cycles, rates.vector_latency)
+        wave.free[Kind.VECTOR] = begin + (rates.slow_vector_cycles if work.slow else rates.vector_cycles)
     elif work.counter:
-        _move(wave, work, begin, rates, lanes)
+        _move(wave, instruction, work, begin, rates, lanes)
+        return  # what is loaded is covered by the waits
+    for register in work.writes:
+        wave.ready[register] = result
 
 
-def _move(wave: _Wave, work: Work, begin: int, rates: Rates, lanes: int) -> None:
+def _move(wave: _Wave, instruction: Instruction, work: Work, begin: int, rates: Rates, lanes: int) -> None:
     """An access to memory: queued behind earlier ones on its path, and done a latency later, in order."""
-    in_lds = work.kind is Kind.LDS
-    width = rates.lds_bytes_per_cycle if in_lds else rates.global_bytes_per_cycle
+    width = rates.lds_bytes_per_cycle if work.kind is Kind.LDS else rates.global_bytes_per_cycle
     end = max(begin, wave.path.get(work.kind, 0)) + -(-work.lane_bytes * lanes // width)
     wave.path[work.kind] = end
-    latency = 0 if work.store else rates.lds_latency if in_lds else rates.global_latency
     queue = wave.pending.setdefault(work.counter, [])
-    queue.append(max([end + latency, *queue[-1:]]))
+    done = end if work.store else end + _latency(instruction, work, rates)
+    queue.append(max([done, *queue[-1:]]))

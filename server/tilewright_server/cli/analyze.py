@@ -97,13 +97,9 @@ def _print(finding: Finding) -> None:
     out().print(f"{found['kernel']} on {found['arch']}: static analysis, not measured", markup=False)
     cycles: dict[str, float] = loop["cycles"]
     rows = [(what, f"{value:.0f}", f"{value / max(cycles.values()):.0%}") for what, value in cycles.items()]
-    waves = f"{loop['workgroups']} workgroups on a unit"
-    table(
-        f"Cycles of one iteration of the main loop, {waves}",
-        ("limit", "cycles", "share"),
-        rows,
-        right=("cycles", "share"),
-    )
+    title = f"Cycles of one iteration of the main loop, {loop['workgroups']} workgroups on a unit"
+    table(title, ("limit", "cycles", "share"), rows, right=("cycles", "share"))
+    note(f"If all waves use LDS and memory at the same moments, an iteration takes {loop['in_step']:.0f} cycles.")
     instructions = ", ".join(f"{count} {kind}" for kind, count in loop["instructions"].items())
     matrix = ", ".join(f"{count} x {name}" for name, count in loop["matrix_instructions"].items())
     parts = {key: f"{value * 1e6:.1f} us" for key, value in bound["parts"].items()}

@@ -1,0 +1,8 @@
+"""The helper module of these tests is found by its name."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
