@@ -81,7 +81,7 @@ def _candidate(name: str, search_path: str | None, helpers: HelperPool) -> HipCo
 
 
 def _hiprtc(helpers: HelperPool) -> HipCompiler | str:
-    if not have_module("hip.hiprtc"):
+    if not have_module("hip"):
         return "hip-python is not installed"
     try:
         answer, _ = helpers.ask({"ask": "identity"})
