@@ -1,0 +1,501 @@
+"""What the HIP device does on the host: no GPU, no runtime."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hip_cases import UNIT
+
+import tilewright_arch
+from tilewright_arch import from_gcn_arch_name
+from tilewright_kit.errors import DeviceError, InternalError, ResourceExhaustedError, UnavailableError
+from tilewright_kit.plan import Geometry, TensorMap
+from tilewright_kit.plugins import PluginManager
+from tilewright_kit.source import SourceUnit
+from tilewright_server.cli import doctor
+from tilewright_server.devices.base import DeviceLostError, IsolatedProvider
+from tilewright_server.devices.gpu import provider as gpu_provider
+from tilewright_server.devices.gpu.packing import HostBlock
+from tilewright_server.devices.hip import discovery, driver, provider
+from tilewright_server.devices.hip.api import HipApi
+from tilewright_server.devices.hip.discovery import Discovery, find, parse, seen_by_kernel
+from tilewright_server.devices.hip.driver import MIN_DRIVER, Driver, load_api, version_text
+from tilewright_server.devices.hip.errors import LOST, RESULTS, UNUSABLE
+from tilewright_server.devices.hip.identity import describe_pci, describe_uuid
+from tilewright_server.devices.hip.module import MACHINES, HipFunction, check_code_object
+from tilewright_server.devices.hip.provider import HipProvider
+
+Build = Callable[[SourceUnit, tilewright_arch.ArchSpec], Path]
+
+MI300X: dict[str, Any] = {
+    "ordinal": 0,
+    "name": "AMD Instinct MI300X",
+    "gcn_arch_name": "gfx942:sramecc+:xnack-",
+    "uuid": "GPU-1a2b3c4d5e6f7081",
+    "memory_bytes": 205_822_885_888,
+    "clock_khz": 2_100_000,
+    "units": 304,
+    "compute_units": 304,
+    "pci_domain": 0,
+    "pci_bus": 0x63,
+    "pci_device": 0,
+    "memory_clock_khz": 1_300_000,
+    "memory_bus_bits": 8192,
+    "l2_bytes": 4 << 20,
+    "shared_bytes": 65_536,
+    "wave": 64,
+    "virtual_memory": 1,
+    "memory_pools": 1,
+}
+RADEON = {
+    **MI300X,
+    "name": "AMD Radeon RX 7900 XTX",
+    "gcn_arch_name": "gfx1100",
+    "units": 48,
+    "compute_units": 96,
+    "clock_khz": 2_482_000,
+    "wave": 32,
+}
+
+
+def answer(*devices: dict[str, Any], driver: int = 70_226_015) -> dict[str, Any]:
+    return {"driver": driver, "devices": [{**device, "ordinal": place} for place, device in enumerate(devices)]}
+
+
+# Finding devices
+
+
+def test_devices_are_described_by_what_the_runtime_says() -> None:
+    found = parse(answer(MI300X, RADEON))
+    assert (found.driver, found.problem, found.notes) == (70_226_015, "", ())
+    instinct, radeon = found.devices
+    assert (instinct.id, instinct.kind, instinct.arch.name, instinct.units) == ("hip:0", "hip", "gfx942", 304)
+    assert instinct.attributes["uuid"] == "GPU-1a2b3c4d5e6f7081"
+    assert instinct.attributes["gcn_arch_name"] == "gfx942:sramecc+:xnack-"
+    assert instinct.attributes["pci"] == "00000000:63:00.0"
+    assert instinct.arch.throughput.memory_bytes_per_second == 5_300_000_000_000
+    assert (radeon.id, radeon.arch.name, radeon.units, radeon.arch.wave_size) == ("hip:1", "gfx1100", 96, 32)
+    json.dumps(dict(instinct.attributes))  # they travel to the device's own process
+
+
+def test_units_that_the_runtime_counts_in_pairs_are_compute_units() -> None:
+    (smaller,) = parse(answer({**RADEON, "units": 42, "compute_units": 84})).devices
+    assert smaller.units == 84
+    (older,) = parse(answer({**RADEON, "compute_units": 0})).devices  # a runtime that does not know the attribute
+    assert older.units == 48
+
+
+def test_device_that_differs_from_its_archs_figures_is_noted_and_taken_as_it_is() -> None:
+    found = parse(answer({**MI300X, "units": 228, "compute_units": 228, "shared_bytes": 32_768, "virtual_memory": 0}))
+    arch = found.devices[0].arch
+    assert (arch.throughput.units, arch.throughput.clock_mhz, arch.lds_bytes) == (228, 2100, 32_768)
+    assert len(found.notes) == 3
+    assert "228 compute units" in found.notes[0]
+    assert "descriptors" in found.notes[2]
+    assert "no memory pools" in parse(answer({**MI300X, "memory_pools": 0})).notes[0]
+
+
+def test_chips_that_run_an_archs_sources_are_compiled_for() -> None:
+    for name, family in (("gfx1101", "gfx1100"), ("gfx1102", "gfx1100"), ("gfx1200", "gfx1201")):
+        (info,) = parse(answer({**RADEON, "gcn_arch_name": name, "units": 16, "compute_units": 32})).devices
+        assert (info.arch.name, info.arch.toolchain.gpu_arch, info.units) == (family, name, 32)
+        assert info.arch.throughput.memory_bytes_per_second > 0
+
+
+@pytest.mark.parametrize("name", ["gfx906:sramecc+:xnack-", "gfx1030", "gfx9", "", "sm_90"])
+def test_device_of_an_unknown_arch_is_left_out_with_a_note(name: str) -> None:
+    found = parse(answer({**MI300X, "name": "Radeon VII", "gcn_arch_name": name}, MI300X))
+    assert [info.id for info in found.devices] == ["hip:1"]
+    assert "Radeon VII" in found.notes[0]
+    assert "gfx942" in found.notes[0]
+    assert "docs/adding-an-arch.md" in found.notes[0]
+    alone = parse(answer({**MI300X, "gcn_arch_name": name}))
+    assert alone.devices == ()
+    assert alone.problem
+    assert alone.fix
+
+
+@pytest.mark.parametrize(
+    ("record", "text", "fix"),
+    [
+        ({"error": "package", "reason": "the package hip-python is not installed"}, "hip-python", "tilewright[hip]"),
+        ({"error": "library", "reason": "failed to dlopen"}, "libamdhip64.so", "install ROCm"),
+        ({"error": "old", "reason": "hipMemPoolCreate"}, "too old", "install ROCm"),
+        ({"error": "driver", "reason": "hipErrorNoDevice"}, "hipErrorNoDevice", "--device /dev/kfd"),
+        (answer(MI300X, driver=50_700_000), "ROCm 5.7", "install ROCm"),
+        (answer(), "no device", "HIP_VISIBLE_DEVICES"),
+    ],
+)
+def test_every_reason_for_having_no_device_says_what_to_do(
+    record: dict[str, Any], text: str, fix: str, tmp_path: Path
+) -> None:
+    found = parse(record, root=tmp_path)
+    assert found.devices == ()
+    assert text in found.problem
+    assert fix in found.fix
+
+
+def test_missing_permission_on_the_driver_is_told_from_a_missing_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = {"error": "driver", "reason": "hipErrorNoDevice"}
+    (tmp_path / "dev").mkdir()
+    node = tmp_path / "dev/kfd"
+    node.touch()
+    assert "amd-smi" in parse(refused, root=tmp_path).fix
+    monkeypatch.setattr(os, "access", lambda path, mode: path != node)  # root may do everything
+    fix = parse(refused, root=tmp_path).fix
+    assert "no permission on /dev/kfd" in fix
+    assert "render" in fix
+    assert "--group-add" in fix
+
+
+def test_gpus_that_the_kernel_shows_are_named_even_without_the_runtime(tmp_path: Path) -> None:
+    for number, version in enumerate((0, 90_402, 90_010, 110_000)):
+        folder = tmp_path / f"sys/class/kfd/kfd/topology/nodes/{number}"
+        folder.mkdir(parents=True)
+        (folder / "properties").write_text(f"cpu_cores_count 0\nsimd_count 8\ngfx_target_version {version}\n")
+    (folder / "properties").with_name("name").write_text("ip discovery\n")
+    broken = tmp_path / "sys/class/kfd/kfd/topology/nodes/9/properties"
+    broken.parent.mkdir()
+    broken.write_text("gfx_target_version many\n")
+    assert seen_by_kernel(tmp_path) == ("gfx942", "gfx90a", "gfx1100")
+    assert "shows gfx942, gfx90a, gfx1100" in parse({"error": "library"}, root=tmp_path).problem
+
+
+def test_machine_without_a_driver_is_not_asked(tmp_path: Path) -> None:
+    found = find(root=tmp_path, command=("/nonexistent",))
+    assert found.devices == ()
+    assert "no AMD driver" in found.problem
+    assert "ROCm 6.3" in found.fix
+
+
+def test_answers_that_are_none_are_survived(tmp_path: Path) -> None:
+    (tmp_path / "opt/rocm/lib").mkdir(parents=True)
+    (tmp_path / "opt/rocm/lib/libamdhip64.so").touch()
+    strange = [("echo", text) for text in ("nonsense", "[]", "{}", '{"driver": 70000000, "devices": [{}]}')]
+    for command in (("/nonexistent",), ("false",), *strange):
+        found = find(root=tmp_path, command=command)
+        assert found.devices == ()
+        assert "asking the AMD driver failed" in found.problem
+    good = find(root=tmp_path, command=("echo", json.dumps(answer(MI300X))))
+    assert [info.id for info in good.devices] == ["hip:0"]
+
+
+def test_probe_says_what_is_missing() -> None:
+    pytest.importorskip("hip", reason="hip-python is not installed")
+    ran = subprocess.run(
+        [sys.executable, "-m", "tilewright_server.devices.hip.probe"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "ROCM_PATH": "/nonexistent", "LD_LIBRARY_PATH": ""},
+    )
+    record = json.loads(ran.stdout)
+    if "devices" in record:
+        pytest.skip("this machine has ROCm")
+    assert record["error"] in ("library", "driver")
+    assert parse(record).fix
+
+
+def test_identity_is_the_uuid_where_the_board_has_one() -> None:
+    pci = describe_pci(0, 0x63, 0)
+    assert describe_uuid(b"1a2b3c4d5e6f7081", pci) == "GPU-1a2b3c4d5e6f7081"
+    for unset in (bytes(16), b"XX" + bytes(14), b"", b"zzzzzzzzzzzzzzzz"):
+        assert describe_uuid(unset, pci) == "PCI-00000000:63:00.0"
+
+
+def test_versions_are_told_as_rocm_counts_them() -> None:
+    assert version_text(70_226_015) == "ROCm 7.2"
+    assert version_text(MIN_DRIVER) == "ROCm 6.3"
+
+
+# The plugin
+
+
+ALONE = """
+import importlib.abc, sys
+class Refuse(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("hip", "rocm"):
+            raise ModuleNotFoundError(name, name=name)
+sys.meta_path.insert(0, Refuse())
+from tilewright_server.devices.hip import api, device, discovery, plugin, probe
+from tilewright_kit.errors import UnavailableError
+discovery._LIBRARIES, discovery._NODE = (), "nowhere"
+(provider,) = plugin.tilewright_devices()
+assert provider.discover() == ()
+assert "ROCm" in provider.diagnose()["devices"]
+info = discovery.parse({"driver": 70000000, "devices": [RECORD]}).devices[0]
+try:
+    provider.open(info)
+except UnavailableError as error:
+    assert "tilewright[hip]" in error.fix
+else:
+    raise SystemExit("opened")
+print("fine")
+"""
+
+
+def test_plugin_loads_without_any_package_of_amds() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", ALONE.replace("RECORD", repr(MI300X))], capture_output=True, text=True, timeout=60
+    )
+    assert (ran.returncode, ran.stdout) == (0, "fine\n"), ran.stderr
+
+
+def test_finding_devices_loads_no_driver_into_this_process() -> None:
+    manager = PluginManager()
+    manager.load_entry_points()
+    assert "hip" in manager.devices
+    manager.devices["hip"].discover()
+    assert "libamdhip64" not in Path("/proc/self/maps").read_text()
+
+
+def test_devices_are_opened_in_processes_of_their_own() -> None:
+    hip = HipProvider()
+    assert isinstance(hip, IsolatedProvider)
+    spec = hip.worker(parse(answer(MI300X)).devices[0])
+    assert spec is not None
+    module, _, function = spec.factory.partition(":")
+    assert getattr(sys.modules[module], function) is provider.open_device
+
+
+def test_package_that_holds_the_interpreters_lock_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provider, "find", lambda kind: parse(answer(MI300X)))
+    monkeypatch.setattr(gpu_provider, "_installed", lambda name: True)
+    monkeypatch.setattr(gpu_provider, "version", lambda name: "7.2.2.562.43")
+    assert HipProvider().discover() == ()
+    said = HipProvider().diagnose()
+    assert "1 found, none can be used" in said["devices"]
+    assert "7.2.2.562.43 is too old, 10 is the first" in said["packages"]
+    pytest.importorskip("hip", reason="hip-python is not installed")
+    monkeypatch.setattr(driver, "version", lambda name: "7.2.2.562.43")
+    with pytest.raises(UnavailableError) as caught:
+        load_api()
+    assert "--upgrade" in caught.value.fix
+
+
+def diagnosed(monkeypatch: pytest.MonkeyPatch, found: Discovery) -> dict[str, doctor.Finding]:
+    monkeypatch.setattr(provider, "find", lambda kind: found)
+    return {item.topic: item for item in doctor.examine()}
+
+
+def test_doctor_lists_gpus_and_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_provider, "_installed", lambda name: True)
+    monkeypatch.setattr(gpu_provider, "version", lambda name: "13.0")
+    found = diagnosed(monkeypatch, parse(answer({**MI300X, "units": 228, "compute_units": 228})))
+    assert found["hip driver"].detail == "ROCm 7.2"
+    assert "228 compute units" in found["hip note 1"].detail
+    assert "hip devices" not in found
+    monkeypatch.setattr(gpu_provider, "_installed", lambda name: False)
+    found = diagnosed(monkeypatch, parse({"error": "library"}))
+    assert "install ROCm" in found["hip devices"].fix
+    assert found["hip packages"].fix == "pip install 'tilewright[hip]'"
+
+
+# Results
+
+
+def test_results_become_typed_errors() -> None:
+    full = RESULTS.error_of("hipErrorOutOfMemory")
+    assert isinstance(full, ResourceExhaustedError)
+    assert full.retry_after_s, "others may free memory meanwhile"
+    for name in LOST:
+        error = RESULTS.error_of(name, "hip:0")
+        assert isinstance(error, DeviceLostError)
+        assert name in str(error)
+    for name in UNUSABLE:
+        assert isinstance(RESULTS.error_of(name, "hip:0"), UnavailableError)
+    refused = RESULTS.error_of("hipErrorInvalidValue", "hip:0", "a launch")
+    assert (type(refused), refused.value) == (DeviceError, "hipErrorInvalidValue")
+    assert {"hipErrorIllegalAddress", "hipErrorLaunchFailure", "hipErrorECCNotCorrectable"} <= LOST
+
+
+def test_names_of_results_are_the_runtimes() -> None:
+    package = pytest.importorskip("hip", reason="hip-python is not installed")
+    names = set(package.hip.hipError_t.__members__)
+    special = {RESULTS.full, RESULTS.busy, RESULTS.unknown, RESULTS.missing}
+    assert names >= LOST | UNUSABLE | special | set(RESULTS.imports) | set(RESULTS.reasons)
+
+
+# Code objects
+
+
+@pytest.fixture(scope="module")
+def binaries(build: Build) -> Callable[[str], bytes]:
+    return lambda name: build(UNIT, from_gcn_arch_name(name)).read_bytes()
+
+
+def chips() -> list[str]:
+    specs = [tilewright_arch.load(name) for name in tilewright_arch.names()]
+    return [name for spec in specs if spec.kind == "hip" for name in spec.match.gcn_arch_names]
+
+
+@pytest.mark.parametrize("name", chips())
+def test_code_objects_are_taken_by_their_own_chip_only(name: str, binaries: Callable[[str], bytes]) -> None:
+    data, arch = binaries(name), from_gcn_arch_name(name)
+    code = check_code_object(data, arch, f"{name}:sramecc+:xnack-")
+    assert code.elf_flags & 0xFF == MACHINES[name]
+    assert {kernel.name for kernel in code.kernels} == set(UNIT.entries)
+    for other in MACHINES:
+        if other != name:
+            with pytest.raises(DeviceError, match=f"it is for {name}, and this is {other}") as caught:
+                check_code_object(data, from_gcn_arch_name(other), other)
+            assert caught.value.rule == "module_load"
+
+
+def test_code_object_of_another_machine_number_is_refused(binaries: Callable[[str], bytes]) -> None:
+    data, arch = bytearray(binaries("gfx942")), from_gcn_arch_name("gfx942")
+    for offset, value, why in ((48, MACHINES["gfx950"], "it is for gfx942"), (18, 62, "ELF machine 62"), (0, 0, "ELF")):
+        wrong = bytearray(data)
+        wrong[offset] = value
+        with pytest.raises(DeviceError, match=why):
+            check_code_object(bytes(wrong), arch, "gfx942")
+    with pytest.raises(DeviceError):
+        check_code_object(bytes(data[:200]), arch, "gfx942")
+    with pytest.raises(DeviceError):
+        check_code_object(b"", arch, "gfx942")
+
+
+def test_waves_of_another_size_are_found_before_the_runtime_sees_them(binaries: Callable[[str], bytes]) -> None:
+    arch = dataclasses.replace(from_gcn_arch_name("gfx1100"), wave_size=64)
+    with pytest.raises(DeviceError, match="waves of 32, and gfx1100 of 64"):
+        check_code_object(binaries("gfx1100"), arch, "gfx1100")
+
+
+def test_features_that_the_device_has_not_are_refused(build: Build) -> None:
+    arch = from_gcn_arch_name("gfx942")
+    aimed = dataclasses.replace(
+        arch, toolchain=dataclasses.replace(arch.toolchain, flags=("--offload-arch=gfx942:xnack+",))
+    )
+    data = build(UNIT, aimed).read_bytes()
+    assert check_code_object(data, arch, "gfx942:sramecc+:xnack+").features == ("xnack+",)
+    with pytest.raises(DeviceError, match=r"needs xnack\+"):
+        check_code_object(data, arch, "gfx942:sramecc+:xnack-")
+
+
+def test_launches_beyond_the_limits_are_refused_by_validation(binaries: Callable[[str], bytes]) -> None:
+    arch = from_gcn_arch_name("gfx942")
+    facts = {kernel.name: kernel for kernel in check_code_object(binaries("gfx942"), arch, "gfx942").kernels}
+    add, shared = HipFunction(1, facts["add"], arch), HipFunction(2, facts["shared_bytes"], arch)
+    assert add.param_bytes == 32
+    add.admit(Geometry(grid=(4, 1, 1), block=(256, 1, 1)), 64)
+    fixed = facts["shared_bytes"].lds_bytes
+    assert fixed >= 64
+    shared.admit(Geometry(block=(64, 1, 1), shared_bytes=arch.lds_bytes - fixed), 64)
+    refused: list[tuple[HipFunction, Geometry]] = [
+        (add, Geometry(cluster=(2, 1, 1))),
+        (add, Geometry(dependent=True)),
+        (add, Geometry(block=(257, 1, 1))),
+        (add, Geometry(block=(0, 1, 1))),
+        (add, Geometry(grid=(0, 1, 1))),
+        (add, Geometry(grid=(1 << 24, 1, 1), block=(256, 1, 1))),
+        (shared, Geometry(shared_bytes=arch.lds_bytes - fixed + 1)),
+    ]
+    for function, geometry in refused:
+        with pytest.raises(DeviceError) as caught:
+            function.admit(geometry, 64)
+        assert caught.value.rule == "kernel_geometry"
+        assert caught.value.value is not None
+    for nbytes in (0, 24, 96, 128):
+        with pytest.raises(DeviceError) as caught:
+            add.admit(Geometry(), nbytes)
+        assert caught.value.rule == "kernel_parameters"
+    with pytest.raises(DeviceError, match="more than one parameter"):
+        HipFunction(3, facts["two"], arch)
+
+
+# The driver's calls
+
+
+class Recorder:
+    """A runtime that remembers what it was called with."""
+
+    hipMemAllocationHandleType = SimpleNamespace(hipMemHandleTypePosixFileDescriptor="fd")
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def hipModuleLaunchKernel(self, *arguments: Any) -> tuple[int]:
+        self.asked.append(arguments)
+        return (0,)
+
+    def hipMemImportFromShareableHandle(self, handle: Any, kind: str) -> tuple[int, str]:
+        self.asked.append(handle)
+        return 0, "allocation"
+
+
+def test_arguments_go_as_one_block_with_its_size() -> None:
+    raw = Recorder()
+    arch = tilewright_arch.load("gfx942")
+    gpu = Driver(raw, arch)
+    block = HostBlock(struct.pack("<16Q", *range(16)))
+    functions = [SimpleNamespace(handle="first", param_bytes=40), SimpleNamespace(handle="second", param_bytes=0)]
+    geometries = [Geometry(grid=(5, 6, 7), block=(64, 2, 1), shared_bytes=1024), Geometry()]
+    configs = [
+        gpu.config(function, geometry, "stream")  # type: ignore[arg-type]
+        for function, geometry in zip(functions, geometries, strict=True)
+    ]
+    calls, kept = gpu.calls(configs, block, (0, 64))
+    for call in calls:
+        gpu.launch(*call)
+    (first, second), word = raw.asked, ctypes.c_uint64
+    assert first[:10] == ("first", 5, 6, 7, 64, 2, 1, 1024, "stream", None)
+    assert second[:10] == ("second", 1, 1, 1, 1, 1, 1, 0, "stream", None)
+    for call, at, nbytes in ((first, 0, 40), (second, 64, 0)):
+        pointer, address, size, size_at, end = (word * 5).from_address(call[10])
+        assert (pointer, size, end) == (1, 2, 3)
+        assert address == block.address + at
+        assert address % 16 == 0
+        assert word.from_address(size_at).value == nbytes
+    assert kept
+
+
+def test_descriptors_are_given_as_the_runtime_wants_them() -> None:
+    raw = Recorder()
+    HipApi(raw, 70_100_000).import_fd(7)
+    HipApi(raw, 70_099_999).import_fd(7)
+    new, old = raw.asked
+    assert new == 7
+    assert (type(old), old.value) == (ctypes.c_int, 7)
+
+
+def test_tensor_maps_are_nothing_for_this_device() -> None:
+    gpu = Driver(Recorder(), tilewright_arch.load("gfx942"))
+    with pytest.raises(InternalError, match="no tensor maps"):
+        gpu.encoder(TensorMap("x", 0, "fp16", (64, 64), (128,), (64, 64)))
+    assert gpu.graph((), "stream") is None
+
+
+def test_runtime_that_cannot_be_loaded_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(flags: int) -> tuple[int]:
+        raise RuntimeError("failed to dlopen /opt/rocm/lib/libamdhip64.so")
+
+    monkeypatch.setattr(driver, "load_api", lambda: SimpleNamespace(hipInit=fails))
+    with pytest.raises(UnavailableError) as caught:
+        Driver.open(tilewright_arch.load("gfx942"))
+    assert "install ROCm" in caught.value.fix
+    assert "/opt" not in str(caught.value)
+    old = SimpleNamespace(hipInit=lambda flags: (0,), hipRuntimeGetVersion=lambda: (0, 60_000_000))
+    monkeypatch.setattr(driver, "load_api", lambda: old)
+    with pytest.raises(UnavailableError, match=r"ROCm 6\.0"):
+        Driver.open(tilewright_arch.load("gfx942"))
+
+
+def test_library_names_are_looked_for_where_rocm_puts_them(tmp_path: Path) -> None:
+    assert not discovery.has_driver(tmp_path)
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/kfd").touch()
+    assert discovery.has_driver(tmp_path)
