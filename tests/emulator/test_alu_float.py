@@ -143,7 +143,7 @@ ARITHMETIC = [
     Case("v_sub_f32_e32", "f", "ff", lambda a, b: total(a, -b)),
     Case("v_subrev_f32_e32", "f", "ff", lambda a, b: total(b, -a)),
     Case("v_mul_f32_e32", "f", "ff", product),
-    Case("v_mul_legacy_f32_e32", "f", "ff", legacy, ("gfx90a",)),
+    Case("v_mul_legacy_f32", "f", "ff", legacy, ("gfx90a",)),
     Case("v_mul_dx9_zero_f32_e32", "f", "ff", legacy, RDNA),
     Case("v_fma_f32", "f", "fff", fused),
     Case("v_mad_f32", "f", "fff", unfused, ("gfx90a",)),
@@ -157,8 +157,11 @@ ARITHMETIC = [
     Case("v_fma_f16", "h", "hhh", fused, CDNA),
 ]
 EXTREMES = [
-    *(Case(f"v_min_{k}{e}", s, s * 2, smaller, CDNA) for k, s, e in (("f32", "f", "_e32"), ("f16", "h", "_e32"), ("f64", "d", ""))),
-    *(Case(f"v_max_{k}{e}", s, s * 2, larger, CDNA) for k, s, e in (("f32", "f", "_e32"), ("f16", "h", "_e32"), ("f64", "d", ""))),
+    *(
+        Case(f"v_{name}_{kind}", letter, letter * 2, function, CDNA)
+        for name, function in (("min", smaller), ("max", larger))
+        for kind, letter in (("f32_e32", "f"), ("f16_e32", "h"), ("f64", "d"))
+    ),
     Case("v_min_num_f32_e32", "f", "ff", smaller, G12),
     Case("v_max_num_f32_e32", "f", "ff", larger, G12),
     Case("v_minimum_f32", "f", "ff", propagate(smaller), G12),

@@ -160,7 +160,7 @@ BITS = [
     Case("v_perm_b32", "u", "uuu", permuted),
     *(
         Case("v_bitop3_b32", "u", "uuu", lambda a, b, c, t=table: table_logic(t, a, b, c), G950, f" bitop3:{table:#x}")
-        for table in (0x6C, 0xEC, 0x01, 0xFE)
+        for table in (0x6C, 0xEC, 0x11, 0xFE)
     ),
 ]
 SHORTS = [

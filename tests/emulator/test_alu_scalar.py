@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from alu_harness import ALL, CDNA, M32, RDNA, Case, check_all
 
+OLD = (*CDNA, "gfx1100")
+
 
 def signed(x: int, bits: int = 32) -> int:
     x &= (1 << bits) - 1
@@ -45,16 +47,16 @@ CASES = [
     Case("s_mov_b64", "U", "U", lambda a: a),
     Case("s_cselect_b32", "u", "uub", lambda a, b, c: a if c else b),
     Case("s_cselect_b64", "U", "UUb", lambda a, b, c: a if c else b),
-    Case("s_add_u32", "ub", "uu", lambda a, b: (a + b, a + b > M32), CDNA),
-    Case("s_add_co_u32", "ub", "uu", lambda a, b: (a + b, a + b > M32), RDNA),
-    Case("s_sub_u32", "ub", "uu", lambda a, b: (a - b, a < b), CDNA),
-    Case("s_addc_u32", "ub", "uub", lambda a, b, c: (a + b + c, a + b + c > M32), CDNA),
-    Case("s_add_co_ci_u32", "ub", "uub", lambda a, b, c: (a + b + c, a + b + c > M32), RDNA),
-    Case("s_subb_u32", "ub", "uub", lambda a, b, c: (a - b - c, a < b + c), CDNA),
-    Case("s_sub_co_ci_u32", "ub", "uub", lambda a, b, c: (a - b - c, a < b + c), RDNA),
-    Case("s_add_i32", "ib", "ii", lambda a, b: (a + b, overflows(a + b)), CDNA),
-    Case("s_sub_i32", "ib", "ii", lambda a, b: (a - b, overflows(a - b)), CDNA),
-    Case("s_sub_co_i32", "ib", "ii", lambda a, b: (a - b, overflows(a - b)), RDNA),
+    Case("s_add_u32", "ub", "uu", lambda a, b: (a + b, a + b > M32), OLD),
+    Case("s_add_co_u32", "ub", "uu", lambda a, b: (a + b, a + b > M32), ("gfx1201",)),
+    Case("s_sub_u32", "ub", "uu", lambda a, b: (a - b, a < b), OLD),
+    Case("s_addc_u32", "ub", "uub", lambda a, b, c: (a + b + c, a + b + c > M32), OLD),
+    Case("s_add_co_ci_u32", "ub", "uub", lambda a, b, c: (a + b + c, a + b + c > M32), ("gfx1201",)),
+    Case("s_subb_u32", "ub", "uub", lambda a, b, c: (a - b - c, a < b + c), OLD),
+    Case("s_sub_co_ci_u32", "ub", "uub", lambda a, b, c: (a - b - c, a < b + c), ("gfx1201",)),
+    Case("s_add_i32", "ib", "ii", lambda a, b: (a + b, overflows(a + b)), OLD),
+    Case("s_sub_i32", "ib", "ii", lambda a, b: (a - b, overflows(a - b)), OLD),
+    Case("s_sub_co_i32", "ib", "ii", lambda a, b: (a - b, overflows(a - b)), ("gfx1201",)),
     Case("s_add_nc_u64", "U", "UU", lambda a, b: a + b, ("gfx1201",)),
     Case("s_sub_nc_u64", "U", "UU", lambda a, b: a - b, ("gfx1201",)),
     Case("s_mul_u64", "U", "UU", lambda a, b: a * b, ("gfx1201",)),

@@ -255,7 +255,12 @@ def wmma_result(rows: list[Array], first: int, arch: str) -> Array:
     [
         *((arch, f"v_wmma_f32_16x16x16_{k}", k, k) for arch in ("gfx1100", "gfx1201") for k in ("f16", "bf16")),
         *(("gfx1201", f"v_wmma_f32_16x16x16_{a}_{b}", a, b) for a in ("fp8", "bf8") for b in ("fp8", "bf8")),
-        *((arch, "v_wmma_i32_16x16x16_iu8", a, b) for arch in ("gfx1100", "gfx1201") for a in ("i8", "u8") for b in ("i8", "u8")),
+        *(
+            (arch, "v_wmma_i32_16x16x16_iu8", a, b)
+            for arch in ("gfx1100", "gfx1201")
+            for a in ("i8", "u8")
+            for b in ("i8", "u8")
+        ),
     ],
 )  # fmt: skip
 def test_wmma(arch: str, name: str, kind_a: str, kind_b: str) -> None:

@@ -106,6 +106,8 @@ def _signs(operand: Operand, read: Reader) -> Reader:
 
 def _reader32(dtype: Any, rows: str) -> MakeReader:
     def make(instruction: Instruction, operand: Operand, source: int, arch: Arch) -> Reader:
+        if rows != "f32" and (operand.negative or operand.absolute):
+            raise UnknownInstruction(f"neg or abs of an integer: {instruction.text}")
         index = operand.index
         plain = alu_modifiers.source_lanes(instruction, operand, source, arch) is None and index != NULL
         if operand.kind == "v" and plain:
