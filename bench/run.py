@@ -7,8 +7,8 @@
 Every suite runs in a process of its own, with the environment in which NumPy and PyTorch are at their best
 (OPENBLAS_CORETYPE and its kin unset, thread counts stated), and compares only within that process, in turns. Leave the
 machine alone meanwhile: whatever else runs on one of two cores halves what a team of two can do. `selection` builds
-some hundred kernels and takes a quarter of an hour. `cuda` runs only when it is named: it needs an NVIDIA
-GPU, and PyTorch built for it.
+some hundred kernels and takes a quarter of an hour. Two suites run only when they are named: `cuda` needs an NVIDIA
+GPU, and PyTorch built for it; `amd-static` measures nothing, it analyses kernels for AMD GPUs.
 `--output NAME` writes NAME.json and NAME.md, with date, hardware and versions; the tables are printed in any case.
 """
 
@@ -27,15 +27,23 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import timing
 
 HERE = Path(__file__).resolve().parent
-SUITES = {"gemm": True, "selection": True, "build": False, "service": False, "cuda": False}
+SUITES = {"gemm": True, "selection": True, "build": False, "service": False, "cuda": False, "amd-static": False}
 """Suites, and whether they are run once for each number of threads."""
+NAMED_ONLY = ("cuda", "amd-static")
 
 
 def run_suite(name: str, threads: int, quick: bool) -> list[dict[str, Any]]:
     """The tables of one suite, from a process of its own."""
     with tempfile.TemporaryDirectory() as scratch:
         result = Path(scratch) / "tables.json"
-        command = [sys.executable, str(HERE / f"suite_{name}.py"), "--threads", str(threads), "--result", str(result)]
+        command = [
+            sys.executable,
+            str(HERE / f"suite_{name.replace('-', '_')}.py"),
+            "--threads",
+            str(threads),
+            "--result",
+            str(result),
+        ]
         command += ["--quick"] if quick else []
         done = subprocess.run(command, env=timing.peer_environment(threads), check=False)
         if done.returncode != 0:
@@ -46,10 +54,10 @@ def run_suite(name: str, threads: int, quick: bool) -> list[dict[str, Any]]:
         return tables
 
 
-def markdown(machine: dict[str, Any], tables: list[dict[str, Any]]) -> str:
+def markdown(machine: dict[str, Any], tables: list[dict[str, Any]], done: str = "Measured") -> str:
     versions = ", ".join(f"{name} {text}" for name, text in machine["versions"].items() if text)
     lines = [
-        f"Measured {machine['date']} on {machine['cpu']} ({machine['cores']} cores, {machine['arch']}, load "
+        f"{done} {machine['date']} on {machine['cpu']} ({machine['cores']} cores, {machine['arch']}, load "
         f"{machine['load']} before the run), "
         f"Linux {machine['kernel']}, Python {machine['python']}, {machine['compiler'] or 'no system compiler'}; "
         f"{versions}; commit {machine['commit'] or 'unknown'}.",
@@ -85,10 +93,11 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="write NAME.json and NAME.md")
     options = parser.parse_args()
     machine = timing.machine()
+    done = "Analysed (not measured)" if options.suite == ["amd-static"] else "Measured"
     threads = options.threads or sorted({1, machine["cores"]})
     tables: list[dict[str, Any]] = []
     failed = False
-    for name in options.suite or (name for name in SUITES if name != "cuda"):
+    for name in options.suite or (name for name in SUITES if name not in NAMED_ONLY):
         for count in threads if SUITES[name] else threads[-1:]:
             found = run_suite(name, count, options.quick)
             failed |= any(not table["columns"] for table in found)
@@ -98,8 +107,8 @@ def main() -> int:
     if options.output:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
-        options.output.with_suffix(".md").write_text(markdown(machine, tables) + "\n")
-    print(markdown(machine, []).strip())
+        options.output.with_suffix(".md").write_text(markdown(machine, tables, done) + "\n")
+    print(markdown(machine, [], done).strip())
     return 1 if failed else 0
 
 
