@@ -12,8 +12,9 @@ from tilewright_gemm.gpu_cost import predict_gpu
 from tilewright_gemm.gpu_fit import gpu_mismatches
 from tilewright_gemm.hip_candidates import hip_algorithms
 from tilewright_gemm.hip_cost import predict_hip
+from tilewright_gemm.hip_pack import hip_pack_candidates
 from tilewright_gemm.pack_b import PackBConfig
-from tilewright_gemm.packing import format_of
+from tilewright_gemm.packing import format_of, packing_of
 from tilewright_gemm.problem import GemmProblem, PackBProblem
 from tilewright_gemm.rules import RULES
 from tilewright_gemm.words import Binary, Epilogue, Reduction
@@ -171,7 +172,7 @@ def _mismatches(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) ->
         "scale_a": (config.scale_a, problem.scale_a),
         "scale_b": (config.scale_b, problem.scale_b),
     }
-    if device.arch.kind != "cuda":
+    if device.arch.kind != "cuda":  # which refuses a packed B with a reason of its own
         wanted["preshuffle"] = (config.preshuffle, problem.packing is not None)
     for field, (have, want) in wanted.items():
         if have != want:
@@ -186,8 +187,9 @@ def _mismatches(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) ->
         yield Violation("variant", "split_k", config.split_k, reason, {"split_k": problem.split_k})
     if config.reduction is not Reduction.NONE and problem.grouped:
         yield Violation("variant", "reduction", config.reduction.value, "Stream-K takes one product")
-    if problem.packing and device.arch.kind == "cpu" and format_of(config.dtype_a, config.warp_tile) != problem.packing:
-        reason = f"B is packed as {problem.packing}, the kernel reads {format_of(config.dtype_a, config.warp_tile)}"
+    reads = packing_of(config, device.arch)
+    if problem.packing and device.arch.kind != "cuda" and reads != problem.packing:
+        reason = f"B is packed as {problem.packing}, the kernel reads {reads}"
         yield Violation("packing", "warp_tile", config.warp_tile, reason)
     yield from _unpadded(problem, config)
     yield from _team(config, device)
@@ -216,7 +218,8 @@ def pack_b_candidates(problem: PackBProblem, device: DeviceInfo) -> tuple[PackBC
     """Pre-shuffle kernels whose format serves the products to come, as these will be cut; one for each format."""
     arch, key = device.arch, f"{problem.dtype_a}_{problem.dtype_b}_{'int32' if problem.dtype_a == 'int8' else 'fp32'}"
     if arch.kind != "cpu":
-        return ()
+        packs = hip_pack_candidates(problem, arch)
+        return tuple(item for item in packs if RULES.allows(item, arch) and not pack_b_mismatches(problem, item, device))
     found: list[PackBConfig] = []
     team = cpu_teams(arch, device.units)[-1] if problem.k * problem.n > 1 << 16 else 1
     for pipeline in arch.preshuffle_pipelines:
@@ -260,6 +263,6 @@ def pack_b_mismatches(problem: PackBProblem, config: GemmConfig, device: DeviceI
     ]
     if not config.preshuffle:
         found.append(Violation("signature", "preshuffle", False, "only pre-shuffle kernels pack", {"preshuffle": True}))
-    if problem.packing and format_of(config.dtype_a, config.warp_tile) != problem.packing:
+    if problem.packing and packing_of(config, device.arch) != problem.packing:
         found.append(Violation("packing", "warp_tile", config.warp_tile, f"the format asked for is {problem.packing}"))
     return (*found, *_team(config, device))

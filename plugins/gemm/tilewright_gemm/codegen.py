@@ -29,12 +29,13 @@ EXPORTS: dict[str, tuple[str, ...]] = {
 }
 """Macros of ``tilewright/cpu/gemm.hpp`` and the roles that each exports: the product; its slices and their sum
 (split-K); packing of B; and ``int64_t(const tw_gemm_args*)``, the workspace in bytes. A unit has those that its kernel
-is used for: the compiler's time goes into what is exported. A kernel of a GPU has the role ``main`` alone: it finishes
-split-K and Stream-K by itself.
+is used for: the compiler's time goes into what is exported. A kernel of a GPU has one role, ``main`` (it finishes
+split-K and Stream-K by itself) or ``pack_b``.
 """
 
 _CPU = "cpu_gemm.cpp.in"
 _PORTABLE, _SPECIALISED, _GPU_CONFIG = "gpu_gemm.cu.in", "sm90_gemm.cu.in", "gpu_config.in"
+_PACKING = "gpu_pack_b.hip.in"
 
 
 def generate(config: GemmConfig, arch: ArchSpec) -> SourceUnit:
@@ -45,14 +46,14 @@ def generate(config: GemmConfig, arch: ArchSpec) -> SourceUnit:
     RULES.require(config, arch)
     if arch.kind == "cpu":
         return render(config)
-    if isinstance(config, PackBConfig):
+    if isinstance(config, PackBConfig) and arch.kind != "hip":
         raise UnsupportedError(
             f"there is no template of {config.operation} for {arch.kind} devices, so {config.name} cannot be built for "
             f"{arch.id}",
             field="arch",
             value=arch.id,
             rule="template",
-            fix="use a device of another kind: cpu",
+            fix="use a device of another kind: cpu or hip",
         )
     return render_gpu(config, arch)
 
@@ -69,10 +70,11 @@ def render(config: GemmConfig) -> SourceUnit:
 def render_gpu(config: GemmConfig, arch: ArchSpec) -> SourceUnit:
     """The unit of any configuration whose pipeline a GPU has, valid or not. ``generate`` checks first."""
     symbol, constants = symbol_of(config), _gpu_constants(config, arch)
-    file = _SPECIALISED if is_specialised(config, arch) else _PORTABLE
+    packs = isinstance(config, PackBConfig)
+    file = _PACKING if packs else _SPECIALISED if is_specialised(config, arch) else _PORTABLE
     struct = _template(_GPU_CONFIG).substitute(constants).rstrip("\n")
     text = _template(file).substitute(name=constants["name"], record=constants["record"], config=struct, symbol=symbol)
-    return SourceUnit(config.name, arch.kind, text, {"main": symbol}, plugin_version=__version__)
+    return SourceUnit(config.name, arch.kind, text, {"pack_b" if packs else "main": symbol}, plugin_version=__version__)
 
 
 def exports_of(config: GemmConfig) -> tuple[str, ...]:

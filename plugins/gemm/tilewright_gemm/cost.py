@@ -10,6 +10,7 @@ from tilewright_gemm.config import GemmConfig
 from tilewright_gemm.footprint import lanes
 from tilewright_gemm.gpu_cost import predict_gpu
 from tilewright_gemm.hip_cost import predict_hip
+from tilewright_gemm.hip_pack import predict_hip_pack
 from tilewright_gemm.problem import GemmProblem, PackBProblem, Product
 from tilewright_gemm.workspace import SHARED_BYTES, slices
 from tilewright_kit.cost import Traffic, Work, estimate, gemm_traffic, padded, tile_efficiency, unit_efficiency
@@ -51,6 +52,8 @@ def predict_pack_b(problem: PackBProblem, config: GemmConfig, device: DeviceInfo
     """The time of the products to come, for it is they that a format is chosen for; packing itself costs about the same
     in all formats.
     """
+    if device.arch.kind != "cpu":
+        return predict_hip_pack(problem, config, device)
     seconds, parts = _blocked(problem.m, problem.n, problem.k, config, device, (4, 4))
     return Prediction(seconds, parts)
 

@@ -1,4 +1,4 @@
-"""Why a kernel of a CUDA device cannot compute a problem that its types and steps would suit."""
+"""Why a kernel of a GPU cannot compute a problem that its types and steps would suit."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _LARGEST_STRIDE = 2**40
 
 def gpu_mismatches(problem: GemmProblem, config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
     """What the device, or where the operands lie, keeps from this kernel."""
-    if problem.packing:
-        reason = f"B is packed for a CPU; kernels of {arch.id} read a plain B as fast"
+    if problem.packing and not arch.preshuffle_pipelines:
+        reason = f"B is packed for another device; kernels of {arch.id} read a plain B"
         yield Violation("packing", "preshuffle", config.preshuffle, reason)
         return
     if problem.split_k == 1 and (config.split_k > 1 or config.reduction is not Reduction.NONE):

@@ -25,6 +25,8 @@ __all__ = ["Matrix", "alignments", "gpu_parts", "grid_of", "matrices", "store_bo
 
 _PARTIAL_BYTES = 4
 _COUNTER_BYTES = 4
+PACKED_ALIGNMENT = 16
+"""Of a packed B, in bytes."""
 _STORE_ROWS = 64
 """Rows of C that one copy stores, in the orientation in which rows are the instruction's fixed side."""
 
@@ -92,6 +94,8 @@ def grid_of(config: GemmConfig, device: DeviceInfo, slices: int) -> int:
 def alignments(problem: GemmProblem, config: GemmConfig, arch: ArchSpec) -> dict[str, int]:
     """Bytes of which every operand's address must be a multiple."""
     wanted = {operand.name: operand.desc.dtype.bytes for operand in problem.operands}
+    if problem.packing:
+        wanted |= {product.b.operand: PACKED_ALIGNMENT for product in problem.products}
     copies = arch.bulk_copy if is_specialised(config, arch) else None
     for product in problem.products if copies else ():
         stored = (product.out,) if config.epilogue is Epilogue.CSHUFFLE else ()

@@ -15,6 +15,7 @@ from tilewright_gemm.choices import table_key
 from tilewright_gemm.config import GemmConfig, Triple
 from tilewright_gemm.footprint import fits_registers, shared_bytes, staging_bytes, staging_limit
 from tilewright_gemm.gpu_candidates import splits
+from tilewright_gemm.packing import VectorFormat
 from tilewright_gemm.problem import GemmProblem
 from tilewright_gemm.words import Epilogue
 from tilewright_kit.device import DeviceInfo
@@ -59,13 +60,10 @@ HIP_SHAPES = (
     HipShape((128, 16), (8, 1)),
     HipShape((64, 16), (4, 1)),
     HipShape((32, 16), (2, 1)),
-    # The most general.
-    HipShape((64, 64), (4, 1)),
-    HipShape((64, 64), (8, 1)),
-    HipShape((64, 64), (2, 2)),
-    HipShape((64, 64), (4, 2)),
 )
 """From many results of a workgroup to few. All archs together: those that an arch's table of waves lacks fall away."""
+_GENERAL = (HipShape((64, 64), (2, 2)), HipShape((64, 64), (4, 2)))
+"""For every problem, whatever its size."""
 
 _FEW = 32
 """Rows or columns up to which memory decides, and the pipeline for that is considered."""
@@ -79,13 +77,17 @@ def hip_algorithms(problem: GemmProblem, device: DeviceInfo) -> Iterator[GemmCon
     key = table_key(problem.dtype_a.value, problem.dtype_b.value)
     m, n = max(item.m for item in problem.products), max(item.n for item in problem.products)
     packed = problem.packing is not None
-    for shape in HIP_SHAPES:
-        # A tile twice as tall or as wide as the problem wastes half its work.
-        if shape.tile[0] >= 2 * max(m, 32) or shape.tile[1] >= 2 * max(n, 32) or (*shape.wave, 1) not in arch.waves:
+    # A tile twice as tall or as wide as the problem wastes half its work.
+    suited = [shape for shape in HIP_SHAPES if shape.tile[0] < 2 * max(m, 16) and shape.tile[1] < 2 * max(n, 16)]
+    for shape in (*suited, *_GENERAL):
+        if (*shape.wave, 1) not in arch.waves:
             continue
         for pipeline in _pipelines(arch, few=min(m, n) <= _FEW, packed=packed):
+            tiles = arch.warp_tiles_for(key, pipeline)
+            if isinstance(problem.packing, VectorFormat):
+                tiles = tuple(tile for tile in tiles if tile[1] == problem.packing.columns)
             for nbytes in _MEMORY_LINE_BYTES if pipeline == "mem" else _LINE_BYTES:
-                config = hip_config(arch, problem.dtype_a, key, shape, pipeline, nbytes)
+                config = hip_config(arch, problem.dtype_a, key, shape, pipeline, nbytes, tiles)
                 if config is None:
                     continue
                 config = config.replace(layout=problem.layout, dtype_b=problem.dtype_b.value)
@@ -103,13 +105,20 @@ def _pipelines(arch: ArchSpec, *, few: bool, packed: bool) -> Iterable[str]:
 
 
 def hip_config(
-    arch: ArchSpec, dtype: DType, key: str, shape: HipShape, pipeline: str, line_bytes: int
+    arch: ArchSpec,
+    dtype: DType,
+    key: str,
+    shape: HipShape,
+    pipeline: str,
+    line_bytes: int,
+    warp_tiles: Iterable[Triple] | None = None,
 ) -> GemmConfig | None:
     """The plain kernel of that shape whose tiles have lines of ``line_bytes`` along k; None if no matrix instruction
-    of the arch suits it.
+    (or none of ``warp_tiles``) suits it.
     """
     part = shape.tile[0] // shape.wave[0], shape.tile[1] // shape.wave[1]
-    warp = warp_tile_for(arch.warp_tiles_for(key, pipeline), part, line_bytes // dtype.bytes)
+    tiles = arch.warp_tiles_for(key, pipeline) if warp_tiles is None else warp_tiles
+    warp = warp_tile_for(tiles, part, line_bytes // dtype.bytes)
     if warp is None:
         return None
     offer = arch.pipeline(pipeline)

@@ -9,11 +9,12 @@ from tilewright_arch import ArchSpec
 from tilewright_gemm.choices import offered, table_key
 from tilewright_gemm.config import GemmConfig
 from tilewright_gemm.hip_candidates import HIP_SHAPES, warp_tile_for
+from tilewright_gemm.pack_b import PackBConfig
 from tilewright_gemm.words import LAYOUTS, Binary, Epilogue, ScaleA, ScaleB, Unary
 from tilewright_kit.declare import ANY, Declaration, KernelSet, declare
 from tilewright_kit.dtypes import DType
 
-__all__ = ["ESSENTIAL", "HIP_DEFAULTS", "preferred"]
+__all__ = ["ESSENTIAL", "HIP_DEFAULTS", "packing_kernels", "preferred"]
 
 _CDNA, _RDNA = ("gfx9*",), ("gfx1*",)
 _HALVES = [DType.FP16, DType.BF16]
@@ -66,9 +67,9 @@ def _steps(archs: tuple[str, ...], wave: tuple[int, int]) -> Declarations:
     base: dict[str, Any] = {"pipeline": "compv4"}
     yield _kernels(archs, (128, 64), wave, epilogue=Epilogue.DEFAULT, **base)
     yield _kernels(archs, (128, 64), wave, dtype_c="fp32", bias="fp32", unary=Unary.GELU, **base)
-    multi_d = {"binary": Binary.MULTI_D_ADD, "num_d_tensors": 2, "unary": Unary.RELU}
+    multi_d: dict[str, Any] = {"binary": Binary.MULTI_D_ADD, "num_d_tensors": 2, "unary": Unary.RELU}
     yield _kernels(archs, (128, 64), wave, dtype_a=DType.BF16, **multi_d, **base)
-    scales = {"scale_a": ScaleA.ROW, "scale_b": ScaleB.COLUMN}
+    scales: dict[str, Any] = {"scale_a": ScaleA.ROW, "scale_b": ScaleB.COLUMN}
     yield _kernels(archs, (128, 64), wave, dtype_a=DType.INT8, dtype_c="fp16", **scales, **base)
     yield _kernels(archs, (128, 64), wave, split_k=4, **base)
     yield _kernels(archs, (128, 64), wave, batched=True, **base)
@@ -94,6 +95,22 @@ def _essential() -> Declarations:
     yield _kernels(_RDNA, (16, 128), (1, 8), lines=2, pipeline="mem", scheduler=["intrawave", "interwave"])
     yield from _types(_RDNA, (4, 2))
     yield from _steps(_RDNA, (4, 2))
+
+
+def packing_kernels() -> Iterator[Declaration[PackBConfig]]:
+    """Packing of B in panels of 32 and of 16 columns."""
+    for tile, wave in (((128, 128), (2, 2)), ((64, 64), (4, 1))):
+        for dtypes, depth in ((_HALVES, 64), ([DType.INT8, DType.FP8, DType.BF8], 128)):
+            yield declare(
+                PackBConfig,
+                dtype_a=dtypes,
+                layout=["rcr", "rrr"],
+                pipeline="preshufflev2",
+                preshuffle=True,
+                tile=(*tile, depth),
+                wave=(*wave, 1),
+                warp_tile=ANY,
+            ).on(*_CDNA)
 
 
 ESSENTIAL = KernelSet(

@@ -8,7 +8,7 @@ from typing import ClassVar
 from tilewright_gemm.attributes import known_names, refuse, take_dtype, take_int
 from tilewright_gemm.config import GemmConfig
 from tilewright_gemm.operands import check_tensor
-from tilewright_gemm.packing import UNDECIDED, PackedFormat
+from tilewright_gemm.packing import UNDECIDED, Packing, parse_packing
 from tilewright_gemm.problem import PackBProblem, View
 from tilewright_gemm.strided import layouts_of
 from tilewright_gemm.words import is_pair
@@ -90,7 +90,7 @@ def parse_pack_b(request: OperationRequest) -> PackBProblem:
     )
 
 
-def _wanted_format(request: OperationRequest, k: int, n: int) -> PackedFormat | None:
+def _wanted_format(request: OperationRequest, k: int, n: int) -> Packing | None:
     text = request.attributes.get("format", "")
     if not isinstance(text, str):
         raise refuse(
@@ -100,7 +100,7 @@ def _wanted_format(request: OperationRequest, k: int, n: int) -> PackedFormat | 
             "attribute_type",
             "give a format such as bpanel-fp32-nr32-vk1",
         )
-    wanted = PackedFormat.parse(text, "out") if text else None
+    wanted = parse_packing(text, "out") if text else None
     out = request.outputs.get("out")
     if out is None or out.packing in ("", UNDECIDED):
         if out is not None and out.shape != (k, n):
@@ -108,7 +108,7 @@ def _wanted_format(request: OperationRequest, k: int, n: int) -> PackedFormat | 
                 "out has another shape than b", "out.shape", out.shape, "output_shape", f"give the shape {[k, n]}"
             )
         return wanted
-    given = PackedFormat.parse(out.packing, "out")
+    given = parse_packing(out.packing, "out")
     if wanted is not None and given != wanted:
         raise refuse(
             "out is in another format than asked for", "out.packing", out.packing, "packing_format", "leave format out"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tilewright_gemm.attributes import DEFAULT_ALIGNMENT, Attributes, read_attributes, refuse
 from tilewright_gemm.operands import Group, read_groups
-from tilewright_gemm.packing import PackedFormat
+from tilewright_gemm.packing import Packing, parse_packing
 from tilewright_gemm.problem import GemmProblem, Product, View
 from tilewright_gemm.products import products_of, slots_of
 from tilewright_gemm.strided import broadcast_shapes, overlaps
@@ -36,7 +36,7 @@ class _Parsed:
     dtype_bias: DType | None
     dtype_d: tuple[DType, ...]
     binary: Binary
-    packing: PackedFormat | None
+    packing: Packing | None
     a_layouts: str
     b_layouts: str
     products: tuple[Product, ...]
@@ -214,10 +214,10 @@ def _output(group: Group, attributes: Attributes, shape: tuple[int, ...], dtype_
     return name, desc
 
 
-def _packed_b(name: str, b: TensorDesc) -> PackedFormat | None:
+def _packed_b(name: str, b: TensorDesc) -> Packing | None:
     if not b.packing:
         return None
-    packing = PackedFormat.parse(b.packing, name)
+    packing = parse_packing(b.packing, name)
     if len(b.shape) != 2:
         raise refuse(
             f"packed {name} has {len(b.shape)} dimensions",

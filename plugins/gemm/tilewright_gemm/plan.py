@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from tilewright_gemm.config import GemmConfig
 from tilewright_gemm.gpu_plan import alignments, gpu_parts
-from tilewright_gemm.packing import format_of
+from tilewright_gemm.hip_pack import hip_pack_stage
+from tilewright_gemm.packing import VectorFormat, packing_of
 from tilewright_gemm.problem import GemmProblem, PackBProblem, Product, View
 from tilewright_gemm.rows import bare_row, problem_row
 from tilewright_gemm.workspace import slices, workspace_bytes
@@ -83,7 +84,7 @@ def _in_place(problem: GemmProblem) -> list[list[str]]:
 
 def plan_pack_b(problem: PackBProblem, config: GemmConfig, device: DeviceInfo) -> ExecutionPlan:
     """One stage that packs B. The plan's output operand states the format and its size."""
-    packing = format_of(problem.dtype_a, config.warp_tile)
+    packing = packing_of(config, device.arch)
     operands = []
     for operand in problem.operands:
         desc = operand.desc
@@ -92,10 +93,13 @@ def plan_pack_b(problem: PackBProblem, config: GemmConfig, device: DeviceInfo) -
             desc = TensorDesc(desc.dtype, desc.shape, desc.strides, packing=str(packing), packed_bytes=nbytes)
         operands.append(Operand(operand.name, desc, operand.role))
     out = next(operand for operand in operands if operand.role is Role.OUTPUT)
-    product = Product(0, problem.n, problem.k, 1, View("", 0, 0), problem.b, View(out.name, 0, 0))
-    row = bare_row(problem.layout, product, (1, problem.dtype_b.bytes, 1))
-    args = Struct((Table((row,)), I64(1), Pointer(), I64(0), I64(1)))
-    stage = Stage("pack_b", config, "pack_b", args, Geometry(team=config.waves))
+    if isinstance(packing, VectorFormat):
+        stage = hip_pack_stage(problem, config, packing, out.name)
+    else:
+        product = Product(0, problem.n, problem.k, 1, View("", 0, 0), problem.b, View(out.name, 0, 0))
+        row = bare_row(problem.layout, product, (1, problem.dtype_b.bytes, 1))
+        args = Struct((Table((row,)), I64(1), Pointer(), I64(0), I64(1)))
+        stage = Stage("pack_b", config, "pack_b", args, Geometry(team=config.waves))
     return ExecutionPlan(
         operation=problem.operation,
         arch=device.arch.id,

@@ -97,7 +97,7 @@ class PackBOperation:
 
     def refusal(self, problem: PackBProblem, device: DeviceInfo) -> Violation | None:
         """Why there is nothing that packs for a device of this kind."""
-        if device.arch.kind == "cpu":
+        if device.arch.preshuffle_pipelines:
             return None
         reason = f"kernels of {device.arch.id} read a plain B as fast: there is nothing to gain by packing it"
         return Violation("packing", "b", str(problem.layout[1]), reason)

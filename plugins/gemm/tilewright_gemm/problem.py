@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from tilewright_gemm.attributes import DEFAULT_ALIGNMENT
-from tilewright_gemm.packing import PackedFormat
+from tilewright_gemm.packing import Packing
 from tilewright_gemm.words import Binary, ScaleA, ScaleB, Unary, accumulator
 from tilewright_kit.dtypes import DType
 from tilewright_kit.problem import Operand, Problem
@@ -78,7 +78,7 @@ class GemmProblem(Problem):
     products: tuple[Product, ...]
     tensors: tuple[Operand, ...]
     grouped: bool = False
-    packing: PackedFormat | None = None
+    packing: Packing | None = None
     alpha: float = 1.0
     binary: Binary = Binary.PASS
     unary: Unary = Unary.PASS
@@ -201,7 +201,7 @@ class PackBProblem(Problem):
     k: int
     b: View
     tensors: tuple[Operand, ...]
-    packing: PackedFormat | None = None
+    packing: Packing | None = None
 
     @property
     def operands(self) -> tuple[Operand, ...]:

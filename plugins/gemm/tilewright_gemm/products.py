@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tilewright_gemm.attributes import MAX_GROUPS, refuse
-from tilewright_gemm.packing import PackedFormat
+from tilewright_gemm.packing import Packing
 from tilewright_gemm.problem import Product, View
 from tilewright_gemm.strided import Slot, collapse, layouts_of, slot
 from tilewright_kit.tensor import TensorDesc
@@ -46,7 +46,7 @@ def products_of(
     slots: Mapping[str, Slot],
     batch: tuple[int, ...],
     sizes: tuple[int, int, int],
-    packing: PackedFormat | None,
+    packing: Packing | None,
     num_d: int,
     out: TensorDesc,
 ) -> tuple[tuple[Product, ...], str, str]:

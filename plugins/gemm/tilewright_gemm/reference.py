@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewright_gemm.packing import PackedFormat
+from tilewright_gemm.packing import Packing, VectorFormat
 from tilewright_gemm.problem import GemmProblem, PackBProblem
 from tilewright_gemm.words import Binary, Unary
 from tilewright_kit.dtypes import DType
@@ -45,8 +45,12 @@ def reference_pack_b(problem: PackBProblem, inputs: Mapping[str, Array]) -> dict
     return {"out": np.asarray(inputs["b"]).astype(exact)}
 
 
-def unpack(packed: Array, layout: PackedFormat, k: int, n: int) -> Array:
+def unpack(packed: Array, layout: Packing, k: int, n: int) -> Array:
     """The K x N matrix in packed bytes (``uint8``), in float64."""
+    if isinstance(layout, VectorFormat):
+        own = np.asarray(packed)[: layout.nbytes(k, n)].view(DType(layout.element).numpy).astype(np.float64)
+        vectors: Array = own.reshape(-(-n // layout.columns), -1, layout.columns, layout.values).transpose(1, 3, 0, 2)
+        return vectors.reshape(-1, vectors.shape[2] * vectors.shape[3])[:k, :n]
     groups, panels = -(-k // layout.vk), -(-n // layout.nr)
     count = panels * groups * layout.nr * layout.vk
     element = np.int16 if layout.element == "int16" else DType(layout.element).numpy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tilewright_gemm.packing import VectorFormat
 from tilewright_gemm.problem import GemmProblem, Product, View
 from tilewright_kit.dtypes import DType
 from tilewright_kit.plan import F64, I64, Arg, Pointer, Struct, Table
@@ -22,7 +23,9 @@ def problem_row(problem: GemmProblem, product: Product, d: Arg | None = None) ->
     )
     scalars = (problem.alpha, problem.clamp_lo, problem.clamp_hi)
     table = Table(operand_rows(problem, product)) if d is None else d
-    return _row(problem.layout, product, sizes, scalars, vectors, table)
+    packing = problem.packing
+    ldb = packing.stride(product.k) if isinstance(packing, VectorFormat) else None
+    return _row(problem.layout, product, sizes, scalars, vectors, table, ldb)
 
 
 def bare_row(layout: str, product: Product, sizes: tuple[int, int, int]) -> Struct:
@@ -63,8 +66,11 @@ def _row(
     scalars: tuple[float, float, float],
     vectors: tuple[Struct, ...],
     d: Arg,
+    ldb: int | None = None,
 ) -> Struct:
-    """``tw_gemm_problem``: ``scalars`` are alpha and the bounds of Clamp, ``vectors`` scale_a, scale_b and bias."""
+    """``tw_gemm_problem``: ``scalars`` are alpha and the bounds of Clamp, ``vectors`` scale_a, scale_b and bias;
+    ``ldb`` replaces B's own leading dimension.
+    """
     m, n, k = product.m, product.n, product.k
     a, b, out = product.a, product.b, product.out
     return Struct(
@@ -76,7 +82,7 @@ def _row(
             I64(n),
             I64(k),
             I64(leading(a, m, k, layout[0])),
-            I64(leading(b, k, n, layout[1])),
+            I64(leading(b, k, n, layout[1]) if ldb is None else ldb),
             I64(leading(out, m, n, "r")),
             I64(product.batch),
             I64(a.batch_stride),

@@ -12,7 +12,7 @@ from tilewright_arch import ArchSpec
 from tilewright_gemm.choices import offered
 from tilewright_gemm.config import GemmConfig
 from tilewright_gemm.gpu_sets import CUDA_DEFAULTS, SWEEP_HOPPER, TUNE_HOPPER
-from tilewright_gemm.hip_sets import ESSENTIAL, HIP_DEFAULTS, preferred
+from tilewright_gemm.hip_sets import ESSENTIAL, HIP_DEFAULTS, packing_kernels, preferred
 from tilewright_gemm.pack_b import PackBConfig
 from tilewright_gemm.seed_sets import seed_kernels
 from tilewright_gemm.words import Binary, Epilogue, ScaleA, ScaleB, Unary
@@ -160,8 +160,9 @@ PACK = KernelSet(
             warp_tile=ANY,
             preshuffle=True,
         ).on(*_CPUS),
+        *packing_kernels(),
     ),
-    offered,
+    preferred,
 )
 
 KERNEL_SETS: dict[str, KernelSet[GemmConfig]] = {"default": DEFAULT, "essential": ESSENTIAL} | {

@@ -245,7 +245,8 @@ def cshuffle_repeat(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
 
 def preshuffle_layout(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
     """GPU: pre-shuffled B was column-major and A is row-major."""
-    if config.preshuffle and arch.kind != "cpu" and config.layout != "rcr":
+    packs = config.operation != GemmConfig.operation  # which reads a plain B
+    if config.preshuffle and not packs and arch.kind != "cpu" and config.layout != "rcr":
         reason = "the pre-shuffle pipeline reads layout rcr only"
         yield Violation("preshuffle_layout", "layout", config.layout, reason, {"layout": "rcr"})
 
