@@ -26,7 +26,7 @@ from tilewright_server.cli.generate import load_operation
 ARCHS = ("gfx942", "gfx950", "gfx90a", "gfx1100", "gfx1201")
 SHAPE = (4096, 4096, 4096)
 COLUMNS = [
-    "kernel", "registers", "LDS KiB", "per unit", "matrix / all", "limit", "busy %", "in step %", "TFLOP/s", "% of peak",
+    "kernel", "registers", "LDS KiB", "resident", "matrix of", "limit", "busy %", "in step %", "TFLOP/s", "% of peak",
 ]  # fmt: skip
 
 

@@ -80,7 +80,7 @@ def parse_document(document: object, source: str) -> ArchSpec:
         preshuffle_pipelines=_preshuffle_pipelines(spec, pipelines),
         unsupported_traits=_traits(spec, pipelines),
         throughput=_throughput(spec.fields("throughput")),
-        rates=read_rates(spec.fields("rates")) if "rates" in spec else None,
+        rates=read_rates(spec.fields("rates"), spec.integer("lds_banks", minimum=1)) if "rates" in spec else None,
         toolchain=_toolchain(spec.fields("toolchain")),
         match=_match(spec.fields("match"), kind),
         operations=_operations(spec),

@@ -33,7 +33,7 @@ class Rates:
     functions and 32-bit multiplications; the result can be used after ``vector_latency``. A matrix instruction
     occupies the matrix unit of its SIMD for its ``cycles``, and the vector unit too where ``matrix_on_vector_unit``;
     its result can be used ``matrix_latency`` later, and by the next one that adds to the same registers
-    ``chain_latency`` later. Bytes per cycle are of the whole unit: ``lds_bytes_per_cycle`` with no bank in conflict,
+    ``chain_latency`` later. Bytes per cycle are of the whole unit: ``lds_bytes_per_cycle`` with every bank in use,
     ``global_bytes_per_cycle`` from the L2 cache. Latencies of memory are until the first data are back.
     """
 
@@ -54,8 +54,11 @@ class Rates:
     global_latency: int
 
 
-def read_rates(fields: Fields) -> Rates:
-    """The ``rates`` section of a spec. Raises ``SpecError``."""
+_BANK_BYTES = 4
+
+
+def read_rates(fields: Fields, lds_banks: int) -> Rates:
+    """The ``rates`` section of a spec, whose LDS has so many banks. Raises ``SpecError``."""
     vector, matrix = fields.fields("vector"), fields.fields("matrix")
     lds, memory = fields.fields("lds"), fields.fields("global")
     rates = Rates(
@@ -70,7 +73,7 @@ def read_rates(fields: Fields) -> Rates:
         matrix_latency=matrix.integer("latency"),
         chain_latency=matrix.integer("chain_latency"),
         matrix_on_vector_unit=matrix.boolean("on_vector_unit"),
-        lds_bytes_per_cycle=lds.integer("bytes_per_cycle", minimum=1),
+        lds_bytes_per_cycle=lds_banks * _BANK_BYTES,
         lds_latency=lds.integer("latency", minimum=1),
         global_bytes_per_cycle=memory.integer("bytes_per_cycle", minimum=1),
         global_latency=memory.integer("latency", minimum=1),

@@ -137,7 +137,7 @@ def test_cost_of_a_loop_is_what_its_instructions_add_up_to() -> None:
 
 def test_loads_straight_to_lds_use_both_ways() -> None:
     cost = cost_of(instructions("buffer_load_dwordx4 v1, s[8:11], 0 offen lds\n" + mfma(0)), rates_of("gfx950"), 64)
-    assert (cost.lds, cost.global_) == (1024 / 128, 1024 / 64)
+    assert (cost.lds, cost.global_) == (1024 / 256, 1024 / 64)
 
 
 def test_a_matrix_instruction_without_a_rate_is_an_error() -> None:
