@@ -126,21 +126,28 @@ struct MatrixAtom {
 
   // Step kk of the tile in shared memory, for the wave's part that begins at row m0 and column n0.
   TW_DEVICE static void load(Fragments& f, uint32_t tile_a, uint32_t tile_b, int m0, int n0, int lane, int kk) {
-    const int group = layout().group(lane), line_a = layout().column(lane), line_b = layout().line_of(layout().row(lane));
+    load_a(f, tile_a, m0, lane, kk);
+    const int group = layout().group(lane), line = layout().line_of(layout().row(lane));
     TW_UNROLL
-    for (int i = 0; i < rows; i++) f.a[i] = SideA::load(tile_a, m0, line_a, i * kTileM, group, kk);
+    for (int j = 0; j < columns; j++) f.b[j] = SideB::load(tile_b, n0, line, j * kTileN, group, kk);
+  }
+  TW_DEVICE static void load_a(Fragments& f, uint32_t tile_a, int m0, int lane, int kk) {
+    const int group = layout().group(lane), line = layout().column(lane);
     TW_UNROLL
-    for (int j = 0; j < columns; j++) f.b[j] = SideB::load(tile_b, n0, line_b, j * kTileN, group, kk);
+    for (int i = 0; i < rows; i++) f.a[i] = SideA::load(tile_a, m0, line, i * kTileM, group, kk);
   }
 
   TW_DEVICE void multiply(const Fragments& f) {
     TW_UNROLL
     for (int p = 0; p < products; p++)
       TW_UNROLL
-      for (int i = 0; i < rows; i++)
-        TW_UNROLL
-        for (int j = 0; j < columns; j++)
-          multiply_matrix<X, Y, kTileN>(acc[i][j], part<B>(f.b[j], p), part<A>(f.a[i], p));
+      for (int i = 0; i < rows; i++) multiply_row(f, p, i);
+  }
+  // Product p of row i of instructions.
+  TW_DEVICE void multiply_row(const Fragments& f, int p, int i) {
+    TW_UNROLL
+    for (int j = 0; j < columns; j++)
+      multiply_matrix<X, Y, kTileN>(acc[i][j], part<B>(f.b[j], p), part<A>(f.a[i], p));
   }
 
   // ---- where the results belong: runs of neighbouring columns of one row, strip by strip (as in MmaAtom) ----

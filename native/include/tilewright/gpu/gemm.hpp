@@ -197,9 +197,9 @@ struct Gemm {
     const tw_gemm_problem& problem = job.task->problem;
     const Slice range = slice_of((int)problem.k, slices, slice, Config::tile_k);
     const int i0 = job.tile.row * Config::tile_m, j0 = job.tile.column * Config::tile_n;
-    const Operand<TileA> a((const char*)problem.a + job.item * problem.stride_a * TileA::element_bytes, problem.lda, i0,
+    const typename Loop::OperandA a((const char*)problem.a + job.item * problem.stride_a * TileA::element_bytes, problem.lda, i0,
                            (int)problem.m, range.begin, range.length);
-    const Operand<TileB> b((const char*)problem.b + job.item * problem.stride_b * TileB::element_bytes, problem.ldb, j0,
+    const typename Loop::OperandB b((const char*)problem.b + job.item * problem.stride_b * TileB::element_bytes, problem.ldb, j0,
                            (int)problem.n, range.begin, range.length);
     Atom atom;
     atom.clear();

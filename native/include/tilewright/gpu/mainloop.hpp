@@ -30,6 +30,8 @@ struct PortableLoop {
   static constexpr int threads = Config::wave_m * Config::wave_n * kWave;
   using Atom = typename AtomFor<Config, TileA, TileB, Config::tile_m / Config::wave_m,
                                 Config::tile_n / Config::wave_n>::type;
+  using OperandA = Operand<TileA>;
+  using OperandB = Operand<TileB>;
   using LoaderA = Loader<TileA, threads>;
   using LoaderB = Loader<TileB, threads>;
 

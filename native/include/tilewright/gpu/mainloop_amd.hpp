@@ -4,14 +4,21 @@
 //                 after it is fetched into registers. One barrier per step, ahead of the last slice of k, so that the
 //                 first fragments of the next tile arrive while that slice is multiplied.
 //   compv3        one tile in LDS: the next one, in registers, takes its place while the last slice is multiplied.
+//   comp_async    two tiles in LDS, filled straight from global memory (direct_amd.hpp) while the other one is
+//                 multiplied. Where k runs across the lines of A or B this is compv4.
+//   preshufflev2  A as in compv4; B was packed ahead of time (packed_amd.hpp) and comes from global memory to the
+//                 registers that multiply it, a whole step ahead. intrawave: the order of instructions is laid down;
+//                 else the compiler chooses it.
 //   mem           one tile in LDS, `stages` steps under way in registers, for problems that wait for memory.
 //                 interwave: waves take turns, a whole step at a time; else loads and products alternate within a wave.
 //
 // Every loop does whole steps of operands that are aligned; what is left (the rest of k, or everything) takes a plain
 // loop without prefetch. Shared memory: `bytes`.
 #pragma once
+#include "tilewright/gpu/direct_amd.hpp"
 #include "tilewright/gpu/loader_amd.hpp"
 #include "tilewright/gpu/mainloop.hpp"
+#include "tilewright/gpu/packed_amd.hpp"
 #include "tilewright/gpu/schedule_amd.hpp"
 
 namespace tw::gpu {
@@ -33,13 +40,28 @@ struct AmdLoop {
   using LoaderA = RegisterLoader<TileA, threads>;
   using LoaderB = RegisterLoader<TileB, threads>;
   using Fragments = typename Atom::Fragments;
-  static constexpr bool two_tiles = Config::pipeline == Pipeline::compv4;
+  static constexpr bool packed = Config::pipeline == Pipeline::preshufflev2;
+  static constexpr bool direct =
+      Config::pipeline == Pipeline::comp_async && kHasDirect && TileA::source_k_major && TileB::source_k_major;
+  static constexpr bool two_tiles =
+      Config::pipeline == Pipeline::compv4 || Config::pipeline == Pipeline::comp_async || packed;
   static constexpr int held_steps = Config::pipeline == Pipeline::mem ? max_of(Config::stages, 2) : 1;
-  static constexpr int place_b = LoaderA::stored_bytes, tile_bytes = place_b + LoaderB::stored_bytes;
+  static constexpr int place_b = LoaderA::stored_bytes, tile_bytes = place_b + (packed ? 0 : LoaderB::stored_bytes);
   static constexpr int bytes = (two_tiles ? 2 : 1) * tile_bytes;
   static constexpr int flag_bytes = 0;  // tiles leave room for that word when they have been multiplied
   static constexpr bool suits_two = false;
   static constexpr int slices = Config::tile_k / Atom::depth;
+
+  using OperandA = Operand<TileA>;
+  template <bool kPacked, class Void = void>
+  struct OperandFor {
+    using type = Operand<TileB>;
+  };
+  template <class Void>
+  struct OperandFor<true, Void> {
+    using type = PackedOperand<typename Config::B, Config::warp_tile_n, Config::tile_k>;
+  };
+  using OperandB = typename OperandFor<packed>::type;
 
   struct Sources {
     Source<TileA> a;
@@ -61,13 +83,19 @@ struct AmdLoop {
     Atom::load(f, tile, tile + place_b, at.m0, at.n0, at.lane, kk);
   }
 
-  TW_DEVICE static void run(Atom& atom, const Operand<TileA>& a, const Operand<TileB>& b, const Where& at) {
+  TW_DEVICE static void run(Atom& atom, const OperandA& a, const OperandB& b, const Where& at) {
     int done = 0;
-    if (Source<TileA>::suits(a) && Source<TileB>::suits(b)) {
+    if constexpr (packed) {
+      const bool fast = Source<TileA>::suits(a) && a.k >= Config::tile_k;
+      if (fast) run_packed(atom, Source<TileA>(a), b, at);
+      run_slowly(atom, a, b, fast ? a.k / Config::tile_k : 0, at);
+      return;
+    } else if (Source<TileA>::suits(a) && Source<TileB>::suits(b)) {
       const Sources from = {Source<TileA>(a), Source<TileB>(b)};
       done = from.a.steps;
       if (done > 0) {
         if constexpr (Config::pipeline == Pipeline::mem) run_stages(atom, from, at);
+        else if constexpr (direct) run_direct(atom, from, at);
         else if constexpr (two_tiles) run_two_tiles(atom, from, at);
         else run_one_tile(atom, from, at);
       }
@@ -81,6 +109,8 @@ struct AmdLoop {
   static constexpr int slice_reads =
       Atom::rows * Atom::SideA::parts + Atom::columns * Atom::SideB::parts;
   static constexpr int step_writes = LoaderA::writes + LoaderB::writes, step_fetches = LoaderA::loads + LoaderB::loads;
+  // Sums that fill half of all registers leave the compiler no room to follow an order.
+  static constexpr bool ordered = Atom::count < 256;
   // Matrix instructions that cover the time which a read or a write of LDS takes.
   static constexpr int covering = max_of(1, min_of(4, slice_products / 4));
 
@@ -111,11 +141,132 @@ struct AmdLoop {
         atom.multiply(fragments[kk % 2]);
       }
       if (slices % 2 != 0) fragments[0] = fragments[1];
+      if constexpr (ordered) {
+        TW_UNROLL
+        for (int kk = 0; kk + 1 < slices; kk++)
+          schedule_slice(slice_products, slice_products - (kk + 2 < slices ? 0 : covering),
+                         {slice_reads, share_of(step_writes, kk, slices - 1), share_of(step_fetches, kk, slices - 1)});
+        schedule_slice(slice_products, slice_products - covering, {slice_reads, 0, 0});
+      }
+      const uint32_t swap = tile;
+      tile = other;
+      other = swap;
+    }
+  }
+
+  // ---- comp_async ----
+
+  TW_DEVICE static void copy(uint32_t tile, const Sources& from, int step, const Where& at) {
+    DirectLoader<TileA, threads>::copy(tile, DirectLoader<TileA, threads>::buffer_of(from.a, step), from.a.ld, at.thread);
+    DirectLoader<TileB, threads>::copy(tile + place_b, DirectLoader<TileB, threads>::buffer_of(from.b, step), from.b.ld,
+                                       at.thread);
+  }
+
+  // The compiler cannot be told where such copies belong: a few of them after every row of products.
+  TW_DEVICE static void multiply_and_copy(Atom& atom, const Fragments& f, uint32_t tile, const Sources& from, int step,
+                                          const Where& at) {
+    constexpr int kParts = Atom::rows * Atom::products;
+    const auto a = DirectLoader<TileA, threads>::buffer_of(from.a, step);
+    const auto b = DirectLoader<TileB, threads>::buffer_of(from.b, step);
+    TW_UNROLL
+    for (int part = 0; part < kParts; part++) {
+      atom.multiply_row(f, part / Atom::rows, part % Atom::rows);
+      DirectLoader<TileA, threads>::copy(tile, a, from.a.ld, at.thread, part, kParts);
+      DirectLoader<TileB, threads>::copy(tile + place_b, b, from.b.ld, at.thread, part, kParts);
+      __builtin_amdgcn_sched_barrier(0);
+    }
+  }
+
+  TW_DEVICE static void run_direct(Atom& atom, const Sources& from, const Where& at) {
+    static_assert(DirectLoader<TileA, threads>::stored_bytes <= LoaderA::stored_bytes &&
+                      DirectLoader<TileB, threads>::stored_bytes <= LoaderB::stored_bytes,
+                  "a tile has room for what lanes write");
+    Fragments fragments[2];
+    uint32_t tile = at.shared, other = at.shared + tile_bytes;
+    copy(tile, from, 0, at);
+    wait_direct();
+    lds_barrier();
+    copy(other, from, 1, at);
+    load(fragments[0], tile, at, 0);
+    TW_NO_UNROLL
+    for (int step = 0; step < from.a.steps; step++) {
       TW_UNROLL
-      for (int kk = 0; kk + 1 < slices; kk++)
-        schedule_slice(slice_products, slice_products - (kk + 2 < slices ? 0 : covering),
-                       {slice_reads, share_of(step_writes, kk, slices - 1), share_of(step_fetches, kk, slices - 1)});
-      schedule_slice(slice_products, slice_products - covering, {slice_reads, 0, 0});
+      for (int kk = 0; kk < slices; kk++) {
+        if (kk + 1 < slices) {
+          load(fragments[(kk + 1) % 2], tile, at, kk + 1);
+          atom.multiply(fragments[kk % 2]);
+        } else {
+          TW_UNROLL
+          for (int before = 0; before < kk; before++)
+            schedule_slice(slice_products, slice_products - covering, {slice_reads, 0, 0});
+          __builtin_amdgcn_sched_barrier(0);
+          wait_direct();
+          lds_barrier();  // the other tile is complete; this one has been read
+          load(fragments[slices % 2], other, at, 0);
+          multiply_and_copy(atom, fragments[kk % 2], tile, from, step + 2, at);
+        }
+      }
+      if (slices % 2 != 0) fragments[0] = fragments[1];
+      const uint32_t swap = tile;
+      tile = other;
+      other = swap;
+    }
+    wait_direct();  // what was copied beyond the end
+  }
+
+  // ---- preshufflev2 ----
+
+  using Packed = PackedFragments<Atom, Config::warp_tile_n>;
+
+  TW_DEVICE static void load_a(Fragments& f, uint32_t tile, const Where& at, int kk) {
+    Atom::load_a(f, tile, at.m0, at.lane, kk);
+  }
+  TW_DEVICE static void take_b(Fragments& f, const Packed& b) {
+    TW_UNROLL
+    for (int j = 0; j < Atom::columns; j++) f.b[j] = b.get(j);
+  }
+
+  template <class B>
+  TW_DEVICE static void run_packed(Atom& atom, const Source<TileA>& a, const B& b, const Where& at) {
+    const int panel = at.n0 / Config::warp_tile_n;
+    Fragments fragments[2];
+    Packed packed_b[slices];
+    typename LoaderA::Held held;
+    LoaderA::fetch(held, a, 0, at.thread);
+    TW_UNROLL
+    for (int kk = 0; kk < slices; kk++) packed_b[kk].fetch(b.at(0), b.panel, panel, at.lane, kk);
+    LoaderA::put(held, at.shared, at.thread);
+    LoaderA::fetch(held, a, 1, at.thread);
+    lds_barrier();
+    load_a(fragments[0], at.shared, at, 0);
+    uint32_t tile = at.shared, other = at.shared + tile_bytes;
+    TW_NO_UNROLL
+    for (int step = 0; step < a.steps; step++) {
+      const auto next = b.at(step + 1);
+      TW_UNROLL
+      for (int kk = 0; kk < slices; kk++) {
+        if (kk + 1 < slices) load_a(fragments[(kk + 1) % 2], tile, at, kk + 1);
+        if (kk == 0) {
+          LoaderA::put(held, other, at.thread);
+          LoaderA::fetch(held, a, step + 2, at.thread);
+        }
+        if (kk + 1 == slices) {
+          lds_barrier();  // the other tile is complete; this one has been read
+          load_a(fragments[slices % 2], other, at, 0);
+        }
+        take_b(fragments[kk % 2], packed_b[kk]);
+        atom.multiply(fragments[kk % 2]);
+        packed_b[kk].fetch(next, b.panel, panel, at.lane, kk);
+      }
+      if (slices % 2 != 0) fragments[0] = fragments[1];
+      if constexpr (ordered && Config::scheduler == Scheduler::intrawave) {
+        constexpr int kReads = Atom::rows * Atom::SideA::parts, kFetches = LoaderA::loads + Packed::loads * (slices - 1);
+        TW_UNROLL
+        for (int kk = 0; kk + 1 < slices; kk++)
+          schedule_slice(slice_products, slice_products - (kk + 2 < slices ? 0 : covering),
+                         {kReads, share_of(LoaderA::writes, kk, slices - 1), share_of(kFetches, kk, slices - 1)});
+        schedule_slice(slice_products, slice_products - covering, {kReads, 0, 0});
+      }
       const uint32_t swap = tile;
       tile = other;
       other = swap;
@@ -147,12 +298,14 @@ struct AmdLoop {
         atom.multiply(fragments[kk % 2]);
       }
       if (slices % 2 != 0) fragments[0] = fragments[1];
-      TW_UNROLL
-      for (int kk = 0; kk + 1 < slices; kk++)
-        schedule_slice(slice_products, slice_products, {slice_reads, 0, share_of(step_fetches, kk, slices - 1)});
-      constexpr int kHalf = slice_products / 2;
-      schedule_slice(kHalf, kHalf - covering / 2, {0, step_writes, 0});
-      schedule_slice(slice_products - kHalf, slice_products - kHalf - covering, {slice_reads, 0, 0});
+      if constexpr (ordered) {
+        constexpr int kHalf = slice_products / 2;
+        TW_UNROLL
+        for (int kk = 0; kk + 1 < slices; kk++)
+          schedule_slice(slice_products, slice_products, {slice_reads, 0, share_of(step_fetches, kk, slices - 1)});
+        schedule_slice(kHalf, kHalf - covering / 2, {0, step_writes, 0});
+        schedule_slice(slice_products - kHalf, slice_products - kHalf - covering, {slice_reads, 0, 0});
+      }
     }
   }
 
@@ -201,19 +354,25 @@ struct AmdLoop {
 
   // ---- any alignment, and the rest of k ----
 
-  TW_DEVICE static void run_slowly(Atom& atom, const Operand<TileA>& a, const Operand<TileB>& b, int begin,
-                                   const Where& at) {
+  TW_DEVICE static void run_slowly(Atom& atom, const OperandA& a, const OperandB& b, int begin, const Where& at) {
     TW_NO_UNROLL
     for (int step = begin; step * Config::tile_k < a.k; step++) {
       lds_barrier();  // the tile before has been multiplied
       SlowLoader<TileA, threads>::move(at.shared, a.at(step), at.thread);
-      SlowLoader<TileB, threads>::move(at.shared + place_b, b.at(step), at.thread);
+      if constexpr (!packed) SlowLoader<TileB, threads>::move(at.shared + place_b, b.at(step), at.thread);
       lds_barrier();
       const int left = min_of(ceil_div(a.k - step * Config::tile_k, Atom::depth), slices);
       TW_NO_UNROLL
       for (int kk = 0; kk < left; kk++) {
         Fragments fragments;
-        load(fragments, at.shared, at, kk);
+        if constexpr (packed) {
+          Packed packed_b;
+          packed_b.fetch(b.at(step), b.panel, at.n0 / Config::warp_tile_n, at.lane, kk);
+          load_a(fragments, at.shared, at, kk);
+          take_b(fragments, packed_b);
+        } else {
+          load(fragments, at.shared, at, kk);
+        }
         atom.multiply(fragments);
       }
     }
