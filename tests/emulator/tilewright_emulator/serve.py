@@ -115,7 +115,10 @@ def _receive(channel: socket.socket, size: int) -> bytes | None:
     data = bytearray(size)
     view, at = memoryview(data), 0
     while at < size:
-        got = channel.recv_into(view[at:])
+        try:
+            got = channel.recv_into(view[at:])
+        except ConnectionError:  # the other side died
+            return None
         if not got:
             return None
         at += got

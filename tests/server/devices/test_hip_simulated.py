@@ -123,3 +123,15 @@ def test_driver_has_the_version_that_it_is_given(library: Path) -> None:  # noqa
     old = answer(library, "versions", emulator=False, TW_SIM_DRIVER="50200000")
     assert old == {"driver": 50200000, "count": "hipSuccess"}
     assert answer(library, "versions", emulator=False, HIP_VISIBLE_DEVICES="")["count"] == "hipErrorNoDevice"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("suite", "least"), [("test_conformance.py", 28)])
+def test_suite_passes_with_a_simulated_runtime(suite: str, least: int, library: Path) -> None:  # noqa: F811
+    options = ["-q", "-m", "gpu", "-p", "no:cacheprovider", "-n", "0"]
+    env = {**os.environ, **environment(library)}
+    argv = [sys.executable, "-m", "pytest", *options, str(HERE / suite)]
+    done = subprocess.run(argv, capture_output=True, text=True, env=env, timeout=280)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-8000:]
+    passed = done.stdout.rpartition(" passed")[0].rpartition("\n")[2].split()[-1]
+    assert int(passed) >= least, done.stdout[-2000:]

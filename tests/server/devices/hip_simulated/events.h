@@ -69,3 +69,17 @@ R hipIpcOpenEventHandle(Event** e, Handle h) {
   (*e)->state = s, (*e)->shared = (*e)->foreign = 1;
   return OK;
 }
+
+// For tests of clients: holds a stream until it is let go.
+R simHold(Stream* s, Event** e) {
+  ENTER;
+  *e = calloc(1, sizeof **e);
+  (*e)->state = calloc(1, sizeof *(*e)->state);
+  return put_on(s, (Op){.kind = WAIT, .event = *e, .target = (*e)->state->recorded = 1});
+}
+R simRelease(Event* e) {
+  ENTER;
+  e->state->completed = 1;
+  pump();
+  return OK;
+}

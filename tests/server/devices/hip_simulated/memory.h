@@ -92,7 +92,7 @@ R hipMemcpyDtoDAsync(Ptr to, Ptr from, size_t n, Stream* s) {
 }
 R hipMemcpy(Ptr to, Ptr from, size_t n, int kind) {
   ENTER;
-  R r = finish_all();
+  R r = finish(stream_of(0));  // streams that do not block are not waited for
   if (!r) r = copy(to, from, n, kind, 0);
   return r ? r : finish(stream_of(0));
 }

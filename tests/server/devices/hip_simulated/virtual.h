@@ -1,4 +1,4 @@
-// Virtual memory: a descriptor is one of the shared memory itself.
+// Virtual memory: a descriptor carries the numbers of a name, and is no regular file, as the driver's are none.
 #pragma once
 enum { GRANULE = 2 << 20, BY_VALUE = 70100000 };
 typedef struct {
@@ -38,8 +38,8 @@ R hipMemCreate(Alloc** a, size_t n, const Prop* p, unsigned long long f) {
   if (fd < 0 || ftruncate(fd, (off_t)n)) return OOM;
   return *a = allocation(name, fd, n, p->handles), OK;
 }
-// The memory stays for as long as a mapping or a descriptor of anybody's does. Its name goes with the process that made
-// it (TW_SIM_TAG tells what is left over), so that emulators of other processes find what they import.
+// The name stays: descriptors and emulators of other processes find the memory by it. (TW_SIM_TAG tells what is left
+// over, for whoever removes it.)
 R hipMemRelease(Alloc* a) {
   ENTER;
   if (!a || a->uses < 1) return INVALID_VALUE;
@@ -51,22 +51,26 @@ R hipMemRelease(Alloc* a) {
 }
 R hipMemExportToShareableHandle(int* fd, Alloc* a, int type, unsigned long long f) {
   ENTER;
+  unsigned pid, n;
   if (type != 1 || f || !(a->handles & 1)) return INVALID_VALUE;
-  *fd = fcntl(a->fd, F_DUPFD_CLOEXEC, 0);
-  return *fd < 0 ? INVALID_VALUE : OK;
+  sscanf(strstr(a->name, "-v-"), "-v-%u-%u", &pid, &n);
+  const uint64_t v = (uint64_t)pid << 32 | n << 4 | (unsigned)a->device;
+  *fd = eventfd(0, EFD_CLOEXEC);
+  return write(*fd, &v, 8) == 8 ? OK : INVALID_VALUE;
 }
 R hipMemImportFromShareableHandle(Alloc** a, void* handle, int type) {
   ENTER;
   // Runtimes before 7.1 take the address of the descriptor.
   const int given = version() >= BY_VALUE ? (int)(intptr_t)handle : *(int*)handle;
-  char link[64], name[128] = "";
+  char name[40];
+  uint64_t v;
   struct stat s;
-  if (type != 1 || fstat(given, &s) || !S_ISREG(s.st_mode)) return INVALID_VALUE;
-  snprintf(link, sizeof link, "/proc/self/fd/%d", given);
-  const ssize_t n = readlink(link, name, sizeof name - 1);
-  if (n < 0 || strncmp(name, "/dev/shm/tw", 11)) return INVALID_VALUE;
-  name[8 + 39] = 0;
-  return *a = allocation(name + 8, fcntl(given, F_DUPFD_CLOEXEC, 0), (size_t)s.st_size, 1), OK;
+  if (type != 1 || fstat(given, &s) || S_ISREG(s.st_mode)) return INVALID_VALUE;
+  if (read(given, &v, 8) != 8 || write(given, &v, 8) != 8) return INVALID_VALUE;
+  snprintf(name, sizeof name, "/tw%.8s-v-%u-%u-%u", tag(), (unsigned)(v >> 32), (unsigned)v >> 4, (unsigned)v & 15);
+  const int fd = shm_open(name, O_RDWR | O_CLOEXEC, 0);
+  if (fd < 0 || fstat(fd, &s)) return INVALID_VALUE;
+  return *a = allocation(name, fd, (size_t)s.st_size, 1), OK;
 }
 R hipMemGetAllocationPropertiesFromHandle(Prop* p, Alloc* a) {
   ENTER;

@@ -1,0 +1,236 @@
+"""The service on simulated AMD GPUs, end to end: a server with two of them, kernels compiled just in time and run by
+the emulator, and this process as a client whose tensors are the GPU's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from simulated_hip import environment, library, marks  # noqa: F401
+
+import tilewright as tw
+from tilewright import hip
+
+pytestmark = marks
+ARCHS = ("gfx942", "gfx1201")
+DEVICES = ("hip:0", "hip:1")
+SERVE = """
+import os, sys
+from tilewright_server.devices.hip import discovery
+discovery._LIBRARIES = (os.environ["TW_SIMULATED_HIP"],)
+from tilewright_server.cli import main
+sys.argv[0] = "tilewright"
+main()
+"""
+TO_DEVICE, TO_HOST = 1, 2
+PART = 2 << 20
+FLOAT8 = ml_dtypes.float8_e4m3fn
+
+
+@contextmanager
+def serving(folder: Path, variables: dict[str, str], device: str = "hip:0") -> Iterator[str]:
+    """A server's address."""
+    flags = ["--listen", f"unix:{folder}/s", "--cache-dir", str(folder / "cache"), "--device", device]
+    command = [sys.executable, "-c", SERVE, "serve", *flags, "--log-level", "warning"]
+    env = {**os.environ, **variables}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("ready")
+        yield f"unix:{folder}/s"
+        process.terminate()
+        assert process.wait(20) == 0
+
+
+@pytest.fixture(scope="module")
+def target(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:  # noqa: F811
+    with serving(tmp_path_factory.mktemp("service"), environment(library, ",".join(ARCHS))) as address:
+        yield address
+
+
+class Gpu:
+    """What a framework would do in this process."""
+
+    def __init__(self, path: Path) -> None:
+        self.library = ctypes.CDLL(str(path))
+
+    def call(self, name: str, *arguments: Any) -> None:
+        assert getattr(self.library, name)(*arguments) == 0, name
+
+    def made(self, name: str, *arguments: Any) -> int:
+        found = ctypes.c_uint64()
+        self.call(name, ctypes.byref(found), *arguments)
+        return found.value
+
+    def use(self, device: int) -> None:
+        self.call("hipSetDevice", device)
+
+    def allocate(self, nbytes: int) -> int:
+        return self.made("hipMalloc", ctypes.c_size_t(nbytes))
+
+    def mapped(self, nbytes: int) -> int:
+        size, zero = ctypes.c_size_t(nbytes), ctypes.c_uint64()
+        handle = self.made("hipMemCreate", size, (ctypes.c_int * 32)(1, 1, 1, 0), zero)
+        address = self.made("hipMemAddressReserve", size, zero, zero, zero)
+        self.call("hipMemMap", ctypes.c_uint64(address), size, zero, ctypes.c_uint64(handle), zero)
+        self.call("hipMemSetAccess", ctypes.c_uint64(address), size, (ctypes.c_int * 3)(1, 0, 3), ctypes.c_size_t(1))
+        return address
+
+    def stream(self) -> int:
+        return self.made("hipStreamCreateWithFlags", 1)
+
+    def idle(self, stream: int) -> bool:
+        return bool(self.library.hipStreamQuery(ctypes.c_uint64(stream)) == 0)
+
+    def hold(self, stream: int) -> Callable[[], None]:
+        event = ctypes.c_uint64()
+        self.call("simHold", ctypes.c_uint64(stream), ctypes.byref(event))
+        return lambda: self.call("simRelease", event)
+
+    def copy(self, to: int, source: int, nbytes: int, kind: int) -> None:
+        self.call("hipMemcpy", ctypes.c_uint64(to), ctypes.c_uint64(source), ctypes.c_size_t(nbytes), kind)
+
+
+class OnGpu:
+    """An array of the host in memory of the GPU; what other libraries see of it."""
+
+    def __init__(self, gpu: Gpu, array: Any, address: int = 0, stream: int = 1) -> None:
+        self.gpu, self.shape, self.dtype, self.nbytes = gpu, array.shape, array.dtype, array.nbytes
+        self.address = address or gpu.allocate(array.nbytes)
+        gpu.copy(self.address, np.ascontiguousarray(array).ctypes.data, array.nbytes, TO_DEVICE)
+        self.__cuda_array_interface__ = {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "data": (self.address, False),
+            "version": 3,
+            "strides": None,
+            "stream": stream,
+        }
+
+    def numpy(self) -> Any:
+        found = np.empty(self.shape, self.dtype)
+        self.gpu.copy(found.ctypes.data, self.address, self.nbytes, TO_HOST)
+        return found
+
+
+@pytest.fixture(scope="module")
+def gpu(library: Path) -> Iterator[Gpu]:  # noqa: F811
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment(library, ",".join(ARCHS)).items():
+            if name.startswith("TW_SIM_"):
+                patch.setenv(name, value)
+        path = library / "libamdhip64.so"
+        patch.setattr(hip, "LIBRARIES", (str(path),))
+        patch.setattr(hip, "_loaded", None)
+        yield Gpu(path)
+
+
+@pytest.fixture
+def client(target: str, gpu: Gpu) -> Iterator[tw.Client]:
+    gpu.use(0)
+    with tw.connect(target) as opened:
+        yield opened
+
+
+def operands(dtype: Any, m: int = 64, n: int = 48, k: int = 96) -> tuple[Any, Any]:
+    generator = np.random.default_rng(k)
+    if np.dtype(dtype) == np.int8:
+        return tuple(generator.integers(-8, 8, shape, np.int8) for shape in ((m, k), (k, n)))  # type: ignore[return-value]
+    return tuple(generator.standard_normal(shape, np.float32).astype(dtype) for shape in ((m, k), (k, n)))  # type: ignore[return-value]
+
+
+def check(found: Any, a: Any, b: Any) -> None:
+    """Against NumPy's product of the same elements: what is left is the order of sums and the output's rounding."""
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    if np.issubdtype(found.dtype, np.integer):
+        assert (found == exact).all()
+        return
+    step = float(ml_dtypes.finfo(found.dtype).eps)
+    assert np.abs(found.astype(np.float64) - exact).max() <= step * np.abs(exact).max() + 1e-5
+
+
+def test_the_server_shows_both_devices(client: tw.Client) -> None:
+    shown = {device.id: (device.kind, device.arch) for device in client.session.devices}
+    assert {name: shown[name] for name in DEVICES} == dict(zip(DEVICES, (("hip", arch) for arch in ARCHS), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype"),
+    [*(("hip:0", dtype) for dtype in (np.float16, ml_dtypes.bfloat16, np.float32, np.int8, FLOAT8)), ("hip:1", FLOAT8)],
+)
+def test_products_of_host_arrays_are_right(client: tw.Client, device: str, dtype: Any) -> None:
+    a, b = operands(dtype)
+    check(client.gemm(a, b, device=device), a, b)
+    assert client.report.device == device
+    assert client.report.kernels[0].startswith("gemm_")
+
+
+@pytest.mark.parametrize(("ordinal", "kind"), [(0, "legacy"), (0, "mapped"), (1, "legacy")])
+def test_memory_of_this_process_is_used_in_place(client: tw.Client, gpu: Gpu, ordinal: int, kind: str) -> None:
+    gpu.use(ordinal)
+    base = gpu.mapped(PART) if kind == "mapped" else gpu.allocate(PART)
+    a, b = operands(np.float16)
+    out = OnGpu(gpu, np.zeros((64, 48), np.float16), base + 2 * (PART // 4))
+    given = OnGpu(gpu, a, base), OnGpu(gpu, b, base + PART // 4)
+    for _ in range(2):
+        assert client.gemm(*given, out=out) is out
+    check(out.numpy(), a, b)
+    assert client.report.device == f"hip:{ordinal}"
+    assert client.report.bytes_copied == 0
+    assert len(client.session.exports) == 1
+
+
+def test_the_server_allocates_what_nobody_gave(client: tw.Client, gpu: Gpu) -> None:
+    a, b = operands(np.float32)
+    result = client.gemm(OnGpu(gpu, a), OnGpu(gpu, b))
+    assert isinstance(result, tw.DeviceArray)
+    check(result.numpy(), a, b)
+    assert result.__dlpack_device__() == (10, 0)
+    filled = client.device_empty((64, 96), "fp32", device="hip:0")
+    filled.copy_from(a)
+    check(client.gemm(filled, OnGpu(gpu, b)).numpy(), a, b)
+
+
+def test_launches_wait_for_streams_and_streams_for_them(client: tw.Client, gpu: Gpu) -> None:
+    stream = gpu.stream()
+    a, b = operands(np.float16)
+    given = [OnGpu(gpu, array, stream=stream) for array in (a, b, np.zeros((64, 48), np.float16))]
+    bound = client.plan_gemm(*given[:2]).bind(*given[:2], out=given[2])
+    release = gpu.hold(stream)
+    launch = bound.launch(stream=stream)
+    time.sleep(0.1)
+    assert not launch.done
+    assert not gpu.idle(stream)
+    assert not given[2].numpy().any()
+    release()
+    assert launch.synchronize() is given[2]
+    check(given[2].numpy(), a, b)
+
+
+def test_operands_of_two_devices_are_refused(client: tw.Client, gpu: Gpu) -> None:
+    a, b = operands(np.float16)
+    first = OnGpu(gpu, a)
+    gpu.use(1)
+    with pytest.raises(tw.InvalidArgumentError, match="HIP device 1") as caught:
+        client.gemm(first, OnGpu(gpu, b))
+    assert caught.value.rule == "one_device"
+
+
+def test_a_faulty_launch_loses_the_device_and_nothing_else(library: Path, tmp_path: Path) -> None:  # noqa: F811
+    variables = environment(library, TW_SIM_FAULT_LAUNCH="1")
+    a, b = operands(np.float16)
+    with serving(tmp_path, variables) as address, tw.connect(address) as client:
+        with pytest.raises(tw.TilewrightError) as caught:
+            client.gemm(a, b, device="hip:0")
+        assert caught.value.rule == "device_lost"
+        check(client.gemm(a, b, device="cpu:0"), a, b)
