@@ -1,14 +1,14 @@
-"""The kernels that the tests of AMD GPUs compile and run: every matrix atom that an arch spec lists, and what else there
-is, in turns."""
+"""The kernels that the tests of AMD GPUs compile and run: every matrix atom of the arch specs, all else in turns."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
 
-import tilewright_arch
 from amd_config import ARCHS, WAVE, AmdConfig
 from native_case import UNARY
+
+import tilewright_arch
 
 LAYOUTS = list(itertools.product((False, True), repeat=2))
 SIZE = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "bf8": 1, "int8": 1}
@@ -23,7 +23,9 @@ def atoms(arch: str) -> Iterator[tuple[str, str, tuple[int, int, int]]]:
             yield a, b, tile
 
 
-def tile_for(arch: str, a: str, warp_tile: tuple[int, int, int], n: int) -> tuple[tuple[int, int, int], tuple[int, int]]:
+def tile_for(
+    arch: str, a: str, warp_tile: tuple[int, int, int], n: int
+) -> tuple[tuple[int, int, int], tuple[int, int]]:
     """A small tile and its waves. ``n`` varies their shape, and whether a lane's part of k is 16 bytes or less."""
     m, columns, k = warp_tile
     wave = ((2, 2), (1, 2), (2, 1))[n % 3]

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from gpu_config import GpuConfig
 from native_harness import INCLUDE
+
 from tilewright_server.analysis.code_object import KernelFacts, read_code_object
 from tilewright_server.analysis.disassembly import Disassembler, Instruction
 

@@ -33,7 +33,9 @@ class AmdKernels:
             groups += [dict(items[i : i + PER_UNIT]) for i in range(0, len(items), PER_UNIT)]
         self._built: dict[str, Built] = {}
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for group, built in zip(groups, pool.map(lambda group: compile_kernels(folder, group), groups), strict=True):
+            for group, built in zip(
+                groups, pool.map(lambda group: compile_kernels(folder, group), groups), strict=True
+            ):
                 self._built.update(dict.fromkeys(group, built))
 
     def built(self, config: AmdConfig) -> tuple[Built, str]:

@@ -108,9 +108,7 @@ def test_nan_and_infinity_propagate_and_stay_in_their_place(kernels, arch: str, 
         assert np.array_equal(np.isinf(got), np.isinf(want)), config
 
 
-SMALL_FLOATS = {
-    name: config for name, config in PRODUCTS.items() if config.a in ("fp8", "bf8") and config.c == "fp32"
-}
+SMALL_FLOATS = {name: config for name, config in PRODUCTS.items() if config.a in ("fp8", "bf8") and config.c == "fp32"}
 
 
 def set_bits(view: np.ndarray, codes: np.ndarray) -> None:  # type: ignore[type-arg]
