@@ -168,7 +168,7 @@ def _waits(instruction: Instruction) -> Iterator[tuple[str, int]]:
             yield match[1], int(match[2])
     if name == "s_waitcnt_vscnt":
         yield "vs", int(instruction.operands[-1], 0)
-    elif name.startswith("s_wait_"):
+    elif name.startswith("s_wait_") and name not in ("s_wait_alu", "s_wait_event", "s_wait_idle"):
         value = int(instruction.operands[-1], 0)
         first, _, second = name.removeprefix("s_wait_").partition("_")
         counters = {"loadcnt": "vm", "storecnt": "vs", "dscnt": "lgkm", "kmcnt": "km"}

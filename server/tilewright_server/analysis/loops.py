@@ -41,14 +41,14 @@ def find_loops(function: Function) -> tuple[Loop, ...]:
 
 
 def main_loop(function: Function) -> Loop | None:
-    """The innermost loop with the most matrix instructions, or with the most vector instructions if none has any."""
+    """The innermost loop with the most matrix instructions (of several, one without branches), else the longest."""
     loops = find_loops(function)
     inner = [
         loop
         for loop in loops
         if not any(other is not loop and _inside(other, loop) and other.matrix_instructions for other in loops)
     ]
-    return max(inner, key=lambda loop: (loop.matrix_instructions, len(loop.body)), default=None)
+    return max(inner, key=lambda loop: (loop.matrix_instructions, -loop.branches, len(loop.body)), default=None)
 
 
 def _inside(inner: Loop, outer: Loop) -> bool:
