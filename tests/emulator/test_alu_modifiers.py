@@ -318,8 +318,18 @@ def test_float_dot_products() -> None:
         "v_and_b32_e64 v0, v1, v2 clamp",
         "v_and_b32_e64 v0, -v1, v2",
         "v_add_u32_e32 v0, v1",
+        "s_round_mode 1",
+        "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 2), 0",
     ],
 )
 def test_what_is_not_modelled_is_refused_by_name(text: str) -> None:
     with pytest.raises(UnknownInstruction, match=text.split()[0].removesuffix("_e32").removesuffix("_e64")):
         execute("gfx942", text, empty_waves("gfx942"))
+
+
+def test_modes_may_be_set_to_what_they_are() -> None:
+    w = empty_waves("gfx1201")
+    before = w.vectors.copy()
+    execute("gfx1201", "s_denorm_mode 15", w)
+    execute("gfx1201", "s_round_mode 0x0", w)
+    np.testing.assert_array_equal(w.vectors, before)

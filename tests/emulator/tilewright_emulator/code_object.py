@@ -23,6 +23,7 @@ from .run import Checks
 
 MACHINE_MASK, PRELOAD_PROLOGUE = 0xFF, 256
 DISASSEMBLER = Disassembler()
+FLOAT_MODE = 0xF0  # rounding to nearest even, subnormals kept: what the arithmetic does
 
 
 class CodeObject:
@@ -96,6 +97,8 @@ class Kernel:
         self.program = Program(name, _reachable(code.instructions, first, code, name), self.arch)
         if self.metadata[".wavefront_size"] != self.arch.lanes:
             raise BadCodeObject(f"{name}: waves of {self.metadata['.wavefront_size']} are not emulated")
+        if (mode := self.descriptor.rsrc1 >> 12 & 0xFF) != FLOAT_MODE:
+            raise BadCodeObject(f"{name}: mode {mode:#x} of floats is not emulated, only {FLOAT_MODE:#x}")
 
     @property
     def entry(self) -> int:

@@ -133,11 +133,11 @@ def _wait_idle(instruction: Instruction, arch: Arch) -> Step:
     "s_nop", "s_sleep", "s_setprio", "s_setprio_inc_wg", "s_clause", "s_delay_alu", "s_code_end", "s_sendmsg",
     "s_wait_alu",
     "s_wait_event", "s_waitcnt_depctr", "s_inst_prefetch", "s_set_inst_prefetch_distance", "s_ttracedata",
-    "s_ttracedata_imm", "s_incperflevel", "s_decperflevel", "v_nop", "s_sethalt", "s_denorm_mode", "s_round_mode",
+    "s_ttracedata_imm", "s_incperflevel", "s_decperflevel", "v_nop", "s_sethalt",
     "s_sleep_var", "s_monitor_sleep", "s_version", "s_setvskip", "s_wakeup", written=0,
 )  # fmt: skip
 def _nothing(instruction: Instruction, arch: Arch) -> Step:
-    """What only changes timing, or a mode that the emulated kernels leave as it was."""
+    """What only changes timing."""
     return lambda w: None
 
 
@@ -191,8 +191,8 @@ def _uniform(w: Waves, pair: int) -> int:
 
 @builder("s_setreg_b32", "s_setreg_imm32_b32", written=0)
 def _set_register(instruction: Instruction, arch: Arch) -> Step:
-    """Hardware registers: only those whose setting changes nothing that is modelled."""
+    """Hardware registers: only those whose setting changes nothing that is modelled; not the modes of floats."""
     text = instruction.text
-    if "HW_REG_MODE" in text or "HW_REG_WAVE_MODE" in text or "SCHED_MODE" in text:
+    if "SCHED_MODE" in text:
         return lambda w: None
     raise UnknownInstruction(f"hardware register: {text}")
