@@ -226,11 +226,13 @@ def test_operands_of_two_devices_are_refused(client: tw.Client, gpu: Gpu) -> Non
     assert caught.value.rule == "one_device"
 
 
-def test_a_faulty_launch_loses_the_device_and_nothing_else(library: Path, tmp_path: Path) -> None:  # noqa: F811
-    variables = environment(library, TW_SIM_FAULT_LAUNCH="1")
+def test_a_faulty_launch_loses_the_device_until_it_is_opened_again(library: Path, tmp_path: Path) -> None:  # noqa: F811
     a, b = operands(np.float16)
+    variables = environment(library, TW_SIM_FAULT_LAUNCH="2")  # of each process that has the device
     with serving(tmp_path, variables) as address, tw.connect(address) as client:
+        check(client.gemm(a, b), a, b)
         with pytest.raises(tw.TilewrightError) as caught:
-            client.gemm(a, b, device="hip:0")
+            client.gemm(a, b)
         assert caught.value.rule == "device_lost"
-        check(client.gemm(a, b, device="cpu:0"), a, b)
+        assert "hipErrorLaunchFailure" in caught.value.message
+        check(client.gemm(a, b), a, b)
