@@ -15,7 +15,10 @@ COMMANDS = [
     ("run",),
     ("run", "gemm"),
     ("kernels",),
-    *(("kernels", name) for name in ("list", "show", "validate", "correct", "build", "export", "explain", "generate")),
+    *(
+        ("kernels", name)
+        for name in ("list", "show", "validate", "correct", "build", "export", "explain", "generate", "analyze")
+    ),
     ("kernels", "explain", "gemm"),
     ("cache",),
     *(("cache", name) for name in ("list", "verify", "prune", "export", "import")),

@@ -136,3 +136,40 @@ def test_serve_refuses_tcp_without_the_word(process):
     ran = process("serve", "--listen", "127.0.0.1:0")
     assert ran.code != 0
     assert "insecure" in ran.err
+
+
+@pytest.fixture
+def analysable() -> None:
+    """What `kernels analyze` needs."""
+    from tilewright_kit.errors import ToolchainMissingError
+    from tilewright_server.analysis.disassembly import Disassembler
+    from tilewright_server.build.hip import HipToolchain
+
+    try:
+        Disassembler().find()
+        HipToolchain([]).identity()
+    except ToolchainMissingError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.usefixtures("analysable")
+def test_analyze_tells_cycles_limit_and_bound(cli):
+    config = json.dumps({"dtype_a": "fp16", "pipeline": "compv4", "tile": [128, 128, 32], "wave": [2, 2, 1]})
+    ran = cli("kernels", "analyze", "--config", config, "--arch", "gfx942", "--shape", "1024,2048,4096", "--json")
+    assert ran.code == 0, ran.err
+    found = ran.json
+    assert found["loop"]["cycles"]["matrix"] > 0
+    assert found["loop"]["limit"] in found["loop"]["cycles"]
+    assert (found["problem"]["m"], found["problem"]["n"], found["problem"]["k"]) == (1024, 2048, 4096)
+    assert 0 < found["bound"]["share_of_peak"] <= 1
+    ran = cli("kernels", "analyze", "--config", config, "--arch", "gfx942", "--schedule")
+    assert "static analysis, not measured" in ran.out
+    assert "v_mfma_f32_" in ran.out
+
+
+def test_analyze_says_what_is_wrong(cli):
+    assert "say what to analyse" in cli("kernels", "analyze", "--arch", "gfx942").err
+    assert "M,N,K" in cli("kernels", "analyze", "x", "--arch", "gfx942", "--shape", "12").err
+    ran = cli("kernels", "analyze", "gemm_nonsense", "--arch", "gfx942")
+    assert ran.code == 2
+    assert "kernel_name" in ran.err

@@ -22,6 +22,9 @@ from tilewright_server.analysis.schedule import UnknownRateError, cycles_per_ite
 __all__ = ["Analysis", "LoopCost", "Problem", "ProblemBound", "analyze", "bound_of", "cost_of", "rates_of"]
 
 
+_SCARCE = {"registers": "too few registers", "LDS": "too little LDS", "waves": "room for too few waves"}
+
+
 @dataclass(frozen=True, slots=True)
 class LoopCost:
     """One iteration of the main loop, for one wave. Cycles are those for which it keeps a unit busy."""
@@ -207,7 +210,7 @@ def analyze(
     if loop is None:
         raise _unsupported(kernel.name, "it has no loop that could be its main loop")
     if not occupancy.workgroups:
-        raise _unsupported(kernel.name, f"a unit has too few {occupancy.limit} for a single workgroup of it")
+        raise _unsupported(kernel.name, f"a unit has {_SCARCE[occupancy.limit]} for a single workgroup of it")
     try:
         cost = cost_of(loop.body, rates, kernel.wave)
     except UnknownRateError as error:
