@@ -45,6 +45,7 @@ def analyze(
 
     if not name and not config:
         raise typer.BadParameter("say what to analyse: a name, or --config")
+    size = _shape(shape)
     settings = load()
     toolchain = HipToolchain([include_dir()], compiler=settings.hip_compiler)
     try:
@@ -53,7 +54,7 @@ def analyze(
             _config(operation, name, config, arch),
             tilewright_arch.load(arch),
             toolchain,
-            shape=_shape(shape),
+            shape=size,
             resident=resident,
             disassembler=Disassembler(settings.llvm_objdump),
         )
