@@ -226,6 +226,37 @@ def test_operands_of_two_devices_are_refused(client: tw.Client, gpu: Gpu) -> Non
     assert caught.value.rule == "one_device"
 
 
+BORROWING = """
+import sys
+import numpy as np
+from hip import hip
+import tilewright as tw
+
+def made(answer):
+    assert not answer[0], answer
+    return answer[1]
+
+a, b = (np.arange(64 * 64, dtype=np.float32).reshape(64, 64) % (7 + turn) for turn in range(2))
+stream = made(hip.hipStreamCreateWithFlags(hip.hipStreamNonBlocking))
+given = [made(hip.hipMalloc(a.nbytes)).configure(typestr="float32", shape=a.shape) for _ in range(3)]
+for place, values in zip(given, (a, b, a)):
+    made((*hip.hipMemcpyAsync(place, values, a.nbytes, hip.hipMemcpyKind.hipMemcpyHostToDevice, stream), None))
+with tw.connect(sys.argv[1]) as client:
+    client.plan_gemm(*given[:2]).launch(*given[:2], out=given[2], stream=stream)
+    found = np.empty_like(a)
+    made((*hip.hipMemcpyAsync(found, given[2], a.nbytes, hip.hipMemcpyKind.hipMemcpyDeviceToHost, stream), None))
+    made((*hip.hipStreamSynchronize(stream), None))
+assert (found == a @ b).all()
+"""
+
+
+def test_arrays_and_streams_of_hip_python_are_taken(target: str, library: Path) -> None:  # noqa: F811
+    env = {**os.environ, **environment(library, ",".join(ARCHS), emulator=False)}
+    argv = [sys.executable, "-c", BORROWING, target]
+    done = subprocess.run(argv, capture_output=True, text=True, env=env, timeout=100)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_faulty_launch_loses_the_device_until_it_is_opened_again(library: Path, tmp_path: Path) -> None:  # noqa: F811
     a, b = operands(np.float16)
     variables = environment(library, TW_SIM_FAULT_LAUNCH="2")  # of each process that has the device
