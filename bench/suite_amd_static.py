@@ -21,6 +21,7 @@ from tilewright_native import include_dir
 from tilewright_server.analysis.disassembly import Disassembler
 from tilewright_server.analysis.kernels import Finding, analyze_config
 from tilewright_server.build.hip import HipToolchain
+from tilewright_server.build.process import Limits
 from tilewright_server.cli.generate import load_operation
 
 ARCHS = ("gfx942", "gfx950", "gfx90a", "gfx1100", "gfx1201")
@@ -53,7 +54,9 @@ def configs_of(operation: Operation[Any, Any], arch: ArchSpec, quick: bool) -> I
 
 
 def analyse(arch: ArchSpec, options: Options) -> Table:
-    operation, toolchain, disassembler = load_operation("gemm"), HipToolchain([include_dir()]), Disassembler()
+    operation, disassembler = load_operation("gemm"), Disassembler()
+    # Nothing else is to have the machine meanwhile.
+    toolchain = HipToolchain([include_dir()], limits=Limits(niceness=0))
     table = Table(f"{arch.name}: bounds of the essential set, 4096 x 4096 x 4096", COLUMNS)
     failures: list[str] = []
 
