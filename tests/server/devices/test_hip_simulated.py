@@ -125,6 +125,100 @@ def test_driver_has_the_version_that_it_is_given(library: Path) -> None:  # noqa
     assert answer(library, "versions", emulator=False, HIP_VISIBLE_DEVICES="")["count"] == "hipErrorNoDevice"
 
 
+ASK = """
+import json, sys
+from tilewright_server.devices.hip import discovery
+discovery._LIBRARIES = (sys.argv[1],)
+from tilewright_server.devices.hip.provider import HipProvider
+found = HipProvider().search()
+seen = {info.id: info.arch.name for info in found.devices}
+print(json.dumps([seen, found.problem, found.fix, list(found.notes)]))
+"""
+
+
+def found_by_the_server(folder: Path, arch: str = "gfx942", **more: str) -> tuple[dict[str, str], str, str, list[str]]:
+    """Devices and their archs, the problem, what to do, and notes."""
+    env = {**os.environ, **environment(folder, arch, emulator=False, **more)}
+    argv = [sys.executable, "-c", ASK, str(folder / "libamdhip64.so")]
+    done = subprocess.run(argv, capture_output=True, text=True, env=env, timeout=60)
+    assert done.returncode == 0, done.stderr
+    devices, problem, fix, notes = json.loads(done.stdout)
+    return devices, problem, fix, notes
+
+
+def test_the_server_finds_every_arch(library: Path) -> None:  # noqa: F811
+    devices, problem, _, notes = found_by_the_server(library, ",".join(ARCHS))
+    assert devices == {f"hip:{place}": arch for place, arch in enumerate(ARCHS)}
+    assert (problem, notes) == ("", [])
+
+
+def test_the_server_leaves_out_what_it_has_no_kernels_for(library: Path) -> None:  # noqa: F811
+    devices, problem, _, notes = found_by_the_server(library, "gfx1201,gfx906")
+    assert (devices, problem) == ({"hip:0": "gfx1201"}, "")
+    (note,) = notes
+    assert "gfx906" in note
+    assert "docs/adding-an-arch.md" in note
+
+
+def test_the_server_says_that_a_runtime_is_too_old_and_devices_are_hidden(library: Path) -> None:  # noqa: F811
+    devices, problem, fix, _ = found_by_the_server(library, TW_SIM_DRIVER="50700000")
+    assert devices == {}
+    assert "ROCm 5.7" in problem
+    assert "ROCm 6.3" in fix
+    devices, problem, fix, _ = found_by_the_server(library, HIP_VISIBLE_DEVICES="")
+    assert devices == {}
+    assert "hipErrorNoDevice" in problem
+    assert fix
+
+
+USE = """
+import json, sys
+from pathlib import Path
+from tilewright_server.devices.hip import discovery
+discovery._LIBRARIES = (sys.argv[1],)
+from tilewright_kit.errors import TilewrightError
+from tilewright_server.devices.hip.provider import HipProvider, open_device
+from hip_driving import compiled
+
+def tried(do):
+    try:
+        do()
+    except TilewrightError as error:
+        return [type(error).__name__, error.rule]
+    return []
+
+path = Path(sys.argv[2])
+path.write_bytes(compiled(sys.argv[3]))
+device = open_device(HipProvider().discover()[0], {})
+print(json.dumps([tried(lambda: device.allocate_shared(8 << 20)), tried(lambda: device.load(path))]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("arch", "variables", "allocation", "load"),
+    [
+        ("gfx942", {}, [], []),
+        ("gfx942", {"TW_SIM_FAULT_MEMORY": "1"}, ["ResourceExhaustedError", "device_memory"], []),
+        ("gfx942", {"TW_SIM_FAULT_IMAGE": "1"}, [], ["DeviceError", "module_load"]),
+        ("gfx950", {}, [], ["DeviceError", "module_load"]),
+    ],
+    ids=["fine", "no memory", "bad image", "another arch"],
+)
+def test_faults_become_typed_errors(
+    arch: str,
+    variables: dict[str, str],
+    allocation: list[str],
+    load: list[str],
+    library: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    env = {**os.environ, **environment(library, emulator=False, **variables), "PYTHONPATH": str(HERE)}
+    argv = [sys.executable, "-c", USE, str(library / "libamdhip64.so"), str(tmp_path / "kernel.co"), arch]
+    done = subprocess.run(argv, capture_output=True, text=True, env=env, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [allocation, load]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("suite", "least"), [("test_conformance.py", 28)])
 def test_suite_passes_with_a_simulated_runtime(suite: str, least: int, library: Path) -> None:  # noqa: F811
