@@ -13,7 +13,7 @@ from .program import Program
 from .run import Run
 from .state import Array, Waves
 
-SLICE = 50_000  # instructions after which others have their turn
+SLICE = 20_000  # instructions after which others have their turn
 
 
 @dataclass(eq=False)
@@ -58,7 +58,7 @@ class Scheduler:
     def _execute(self, w: Waves, stop: int) -> None:
         """Until the waves part, stop, or reach ``stop``, where others are."""
         program, executed, steps, masks = self.program, self.executed, self.program.steps, self.program.masks
-        pc, count, budget = w.pc, w.count, SLICE
+        pc, count, until = w.pc, w.count, w.steps + SLICE
         begin = pc
         try:
             while True:
@@ -68,28 +68,22 @@ class Scheduler:
                 result = steps[pc](w)
                 pc += 1
                 if result is not None:
+                    w.steps += pc - begin
+                    w.pc = pc
                     if isinstance(result, Stop):
-                        w.pc = pc
                         self._stop(w, result)
                         return
-                    budget -= pc - begin
                     if not isinstance(result.taken, bool):
-                        w.pc = pc
                         self._part(w, result)
                         return
-                    if result.taken:
-                        pc = program.at[result.target]
-                    begin = pc
-                    if budget < 0:
-                        self._count(w, SLICE - budget)
-                        budget = SLICE
-                        w.pc = pc
-                        if self.ready:
-                            w.turns += 1
-                            self.ready.append(w)
+                    begin = w.pc = pc = program.at[result.target]
+                    if w.steps > until:
+                        until = w.steps + SLICE
+                        if self._must_yield(w):
                             return
                 if pc == stop:
                     w.pc = pc
+                    w.steps += pc - begin
                     self.ready.append(w)
                     return
         except LaneFault as fault:
@@ -99,10 +93,14 @@ class Scheduler:
         except EmulationError as error:
             raise self._placed(type(error), w, pc, str(error), wave=0) from None
 
-    def _count(self, w: Waves, steps: int) -> None:
-        w.steps += steps
-        if w.steps > self.run.checks.instruction_limit:
-            raise InstructionLimit(f"more than {self.run.checks.instruction_limit} instructions")
+    def _must_yield(self, w: Waves) -> bool:
+        """Whether others have their turn now, after so many instructions."""
+        self._check_limit(w)
+        if not self.ready:
+            return False
+        w.turns += 1
+        self.ready.append(w)
+        return True
 
     def _part(self, w: Waves, jump: Jump) -> None:
         assert not isinstance(jump.taken, bool)
@@ -110,7 +108,12 @@ class Scheduler:
         there.pc = self.program.at[jump.target]
         self.ready += [here, there]
 
+    def _check_limit(self, w: Waves) -> None:
+        if w.steps > self.run.checks.instruction_limit:
+            raise InstructionLimit(f"more than {self.run.checks.instruction_limit} instructions")
+
     def _stop(self, w: Waves, stop: Stop) -> None:
+        self._check_limit(w)
         groups = self.run.groups[w.ids]
         if stop.why == "end":
             np.add.at(self.ended, groups, 1)

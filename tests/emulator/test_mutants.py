@@ -1,0 +1,127 @@
+"""Bugs planted in the project's own kernels: every kind is caught, by a check or by a wrong result.
+
+What is not changed gives the right result without a complaint, so that it is the change that was caught.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from amd_config import AmdConfig, Built, compiler
+from gemm_mutants import COMPV3, COMPV4, MEM, MUTANTS, Mutant, build
+from native_case import Call, Sizes
+from tilewright_emulator import Checks, CodeObject, EmulationError, Report
+from tilewright_emulator.errors import ToolMissing
+from tilewright_emulator.instruction import Instruction
+from tilewright_emulator.state import Waves
+from tilewright_emulator.waits import waits_of
+
+LIMIT = Checks(instruction_limit=30_000)
+PLAIN = {f"{m.config}{m.sizes}{m.split_k}": m for m in reversed(MUTANTS)}
+
+
+class OneKernel:
+    """A compiled kernel with the interface of the native tests' kernels."""
+
+    def __init__(self, path: Path) -> None:
+        self._built = Built(path)
+
+    def built(self, config: AmdConfig) -> tuple[Built, str]:
+        return self._built, "kernel"
+
+    def run(self, config: AmdConfig, sizes: Sizes, split_k: int) -> Report:
+        """Launches and compares. Raises ``EmulationError`` or ``AssertionError``."""
+        from amd_emulation import AmdKernels
+
+        call = Call(config, [sizes], np.random.default_rng(1), split_k=split_k)
+        report = AmdKernels.launch(self, call, checks=LIMIT)  # type: ignore[arg-type]
+        call.check()
+        return report
+
+
+def made(mutant: Mutant | None, arch: str, config: AmdConfig, folder: Path) -> OneKernel:
+    if compiler(folder) is None:
+        pytest.skip("needs clang 19 or later with lld, or the wheel ziglang")
+    kernel = OneKernel(build(mutant, arch, folder, config))
+    try:
+        CodeObject.load(folder / "unit.co")
+    except ToolMissing as missing:
+        pytest.skip(str(missing))
+    return kernel
+
+
+@pytest.mark.parametrize("case", PLAIN.values(), ids=lambda case: str(case.kind))
+def test_what_is_not_changed_is_right(case: Mutant, tmp_path: Path) -> None:
+    config = case.kernel("gfx942")
+    report = made(None, "gfx942", config, tmp_path).run(config, case.sizes, case.split_k)
+    assert report.by_class["matrix"] > 0
+
+
+@pytest.mark.parametrize(
+    ("mutant", "arch"),
+    [(mutant, ("gfx942", "gfx942", "gfx950", "gfx90a")[i % 4]) for i, mutant in enumerate(MUTANTS)],
+    ids=lambda part: part if isinstance(part, str) else part.kind,
+)
+def test_planted_bugs_are_caught(mutant: Mutant, arch: str, tmp_path: Path) -> None:
+    config = mutant.kernel(arch)
+    kernel = made(mutant, arch, config, tmp_path)
+    with pytest.raises((EmulationError, AssertionError)):
+        kernel.run(config, mutant.sizes, mutant.split_k)
+
+
+def test_there_are_many_kinds() -> None:
+    assert len({mutant.kind for mutant in MUTANTS}) == len(MUTANTS) >= 30
+
+
+WAITS = re.compile(r"s_wait(cnt|cnt_vscnt|_(load|store|ds|km)cnt|_loadcnt_dscnt)$")
+
+
+@pytest.mark.parametrize(
+    ("arch", "pipeline"), [*itertools.product(["gfx942", "gfx1201"], [COMPV3, COMPV4, MEM]), ("gfx1100", COMPV3)]
+)
+def test_every_wait_and_barrier_is_needed(arch: str, pipeline: dict[str, str], tmp_path: Path) -> None:
+    """Takes one wait or barrier after the other out of a finished kernel.
+
+    Waits count where they have something to wait for; some of those are stricter than the data asks for.
+    """
+    config = Mutant("none", "", "", "", pipeline).kernel(arch)
+    kernel = made(None, arch, config, tmp_path)
+    sizes = Sizes(64, 64, 96)
+    executed = kernel.run(config, sizes, 1)
+    program = CodeObject.load(tmp_path / "unit.co").kernel("kernel").program
+    caught: dict[str, list[bool]] = {"wait": [], "barrier": []}
+    for at, instruction in enumerate(program.instructions):
+        kind = "barrier" if instruction.name in ("s_barrier", "s_barrier_wait") else "wait"
+        if kind == "wait" and not WAITS.match(instruction.name):
+            continue
+        before, reached = program.steps[at], list[bool]()
+        program.steps[at] = _left_out(instruction, kind, reached)
+        try:
+            kernel.run(config, sizes, 1)
+            fails = False
+        except (EmulationError, AssertionError):
+            fails = True
+        program.steps[at] = before
+        if any(reached):
+            caught[kind].append(fails)
+    assert executed.by_class["matrix"] > 0
+    assert len(caught["barrier"]) >= 2
+    assert len(caught["wait"]) >= 5
+    assert sum(caught["barrier"]) >= len(caught["barrier"]) - 1  # mem ends with one that the epilogue repeats
+    assert sum(caught["wait"]) >= 0.9 * len(caught["wait"])
+
+
+def _left_out(instruction: Instruction, kind: str, reached: list[bool]) -> Callable[[Waves], None]:
+    """A step that does nothing but note whether there was something to wait for."""
+    waits = waits_of(instruction) if kind == "wait" else []
+
+    def step(w: Waves) -> None:
+        late = [p for counter, most in waits for p in w.queues.by_counter.get(counter, [])[: -most or None]]
+        reached.append(kind == "barrier" or any(p.kind != "store" for p in late))
+
+    return step
