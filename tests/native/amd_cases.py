@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+import numpy as np
 from amd_config import ARCHS, WAVE, AmdConfig
-from native_case import UNARY
+from native_case import UNARY, Call
 
 import tilewright_arch
 
@@ -103,3 +104,13 @@ def epilogues() -> dict[str, AmdConfig]:
 
 
 EPILOGUES = epilogues()
+
+
+def drop_subnormals(call: Call) -> None:
+    """The matrix unit of gfx90a takes fp16 values below 2^-14 for zeros."""
+    config = call.config
+    assert isinstance(config, AmdConfig)
+    if config.arch == "gfx90a" and config.a == "fp16":
+        for view in call.views:
+            for side in ("a", "b"):
+                view[side][np.abs(view[side]) < 2.0**-14] = 0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from amd_cases import ARCHS, EPILOGUES, GROUPED, PRODUCTS
+from amd_cases import ARCHS, EPILOGUES, GROUPED, PRODUCTS, drop_subnormals
 from amd_config import AmdConfig, compiler
 from native_case import DTYPES, UNARY, Call, Sizes
 
@@ -34,16 +34,6 @@ def sizes(rng: np.random.Generator, **fixed: int) -> Sizes:
     m, n, k = (int(x) for x in rng.choice(SIZES, 3))
     pads = {name: int(rng.integers(0, 4)) * int(rng.choice([1, 8])) for name in ("pad_a", "pad_b", "pad_c")}
     return Sizes(**{"m": m, "n": n, "k": k, "batch": int(rng.integers(1, 3)), **pads, **fixed})
-
-
-def drop_subnormals(call: Call) -> None:
-    """The matrix unit of gfx90a takes fp16 values below 2^-14 for zeros."""
-    config = call.config
-    assert isinstance(config, AmdConfig)
-    if config.arch == "gfx90a" and config.a == "fp16":
-        for view in call.views:
-            for side in ("a", "b"):
-                view[side][np.abs(view[side]) < 2.0**-14] = 0
 
 
 def run(kernels, call: Call) -> None:  # type: ignore[no-untyped-def]

@@ -1,8 +1,8 @@
-"""The main loops of the AMD kernels: every pipeline on every arch that has it, executed in the emulator; where tiles lie
-in LDS, and what meets there; the schedule of the kernel that is to be fast.
+"""The main loops of the AMD kernels: every pipeline on every arch that has it, executed in the emulator; where tiles
+lie in LDS, and what meets there; the schedule of the kernel that is to be fast.
 
-Bank conflicts are counted twice: here, by the groups of lanes that the headers state, from the layouts alone; and by the
-emulator, in whole main loops.
+Bank conflicts are counted twice: here, by the groups of lanes that the headers state, from the layouts alone; and by
+the emulator, in whole main loops.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from amd_cases import ARCHS, LAYOUTS
+from amd_cases import ARCHS, LAYOUTS, drop_subnormals
 from amd_config import WAVE, AmdConfig, compile_kernels, compiler
 from gpu_emulation import FLAGS
 from native_case import DTYPES, Call, Sizes
@@ -50,8 +50,11 @@ def configs() -> Iterator[tuple[str, AmdConfig]]:
                     c={"int8": "int32"}.get(dtype, dtype),
                     a_col=a_col,
                     b_col=b_col,
-                    tile=(128, 128, 128 // DTYPES[dtype].itemsize if packed or n % 2 else 32),
-                    wave=((2, 2), (1, 4), (4, 1))[n % 3],
+                    tile=(
+                        *((64, 128), (128, 64), (64, 64), (32, 128))[n],
+                        128 // DTYPES[dtype].itemsize if packed or n % 2 else 32,
+                    ),
+                    wave=((2, 2), (4, 1), (2, 2), (1, 4))[n],
                     warp_tile=warp_tile,
                     pipeline=pipeline,
                     scheduler="interwave" if pipeline == "mem" and n % 2 else "intrawave",
@@ -105,6 +108,7 @@ def pack(call: Call) -> None:
 def run(kernels, call: Call, **kwargs):  # type: ignore[no-untyped-def]
     config = call.config
     assert isinstance(config, AmdConfig)
+    drop_subnormals(call)
     if config.pipeline == "preshufflev2":
         pack(call)
     report = kernels.launch(call, **kwargs)

@@ -3,8 +3,8 @@
 // which chunk of which line belongs there follows from the tile's key, so the permutation is one of the addresses that
 // lanes read from.
 //
-// (m0 is reserved: compilers keep nothing there.) The compiler does not know what these instructions write: it would wait for all of them before every read of LDS.
-// `wait_direct` is the wait, to be followed by a barrier.
+// The compiler does not know what these instructions write: it would wait for all of them before every read of LDS.
+// `wait_direct` is the wait, to be followed by a barrier. (m0 is reserved: compilers keep nothing there.)
 #pragma once
 #include "tilewright/gpu/loader_amd.hpp"
 

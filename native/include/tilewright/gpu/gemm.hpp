@@ -44,10 +44,12 @@ struct Gemm {
 
   // ---- shared memory ----
 
-  // cshuffle: every wave stages a strip of its part. Rows lie 8 words further apart than they are long, which spreads
-  // the fragments' writes over the banks.
+  // cshuffle: every wave stages a strip of its part; of the matrix units of AMD GPUs, whose strips are tall, 64 columns at
+  // a time. Rows lie 8 words further apart than they are long, which spreads the fragments' writes over the banks.
   static constexpr bool shuffles = Config::epilogue == EpilogueKind::cshuffle;
-  static constexpr int strip_ld = wave_columns + 8, strip_bytes = Atom::strip_rows * strip_ld * 4;
+  static constexpr bool cuts_strips = !is_same<Loop, PortableLoop<Config>> && wave_columns % 64 == 0;
+  static constexpr int strip_columns = cuts_strips ? 64 : wave_columns, strip_parts = wave_columns / strip_columns;
+  static constexpr int strip_ld = strip_columns + 8, strip_bytes = Atom::strip_rows * strip_ld * 4;
   static constexpr int work_bytes = max_of(Loop::bytes, shuffles ? waves * strip_bytes : 0);
   static constexpr int shared_bytes = work_bytes + Loop::flag_bytes;
 
@@ -125,7 +127,7 @@ struct Gemm {
   }
 
   // cshuffle: vectors of kVector columns.
-  static constexpr int kVector = min_of(8, 16 / size_of<typename Config::C>), kPerRow = wave_columns / kVector;
+  static constexpr int kVector = min_of(8, 16 / size_of<typename Config::C>), kPerRow = strip_columns / kVector;
   static constexpr int kTotal = Atom::strip_rows * kPerRow, kPasses = ceil_div(kTotal, kWave);
   static constexpr bool kFixed = kWave % kPerRow == 0;  // a lane keeps to its columns
 
@@ -157,34 +159,40 @@ struct Gemm {
     const int m = (int)finish.problem.m, n = (int)finish.problem.n;
     const bool aligned = is_aligned(finish.c, 16) && finish.ldc % (16 / size_of<typename Config::C>) == 0;
     const bool whole = Finish::plain && aligned && i0 + wave_rows <= m && j0 + wave_columns <= n;
-    Columns<kVector> columns = {};
-    if constexpr (kFixed) {
-      const int j = j0 + at.lane % kPerRow * kVector;
-      if (j < n) columns = finish.template columns<kVector>(j, min_of(n - j, kVector));
-    }
     TW_UNROLL
-    for (int strip = 0; strip < Atom::strips; strip++) {
+    for (int part = 0; part < strip_parts; part++) {
+      const int left = part * strip_columns;
+      Columns<kVector> columns = {};
+      if constexpr (kFixed) {
+        const int j = j0 + left + at.lane % kPerRow * kVector;
+        if (j < n) columns = finish.template columns<kVector>(j, min_of(n - j, kVector));
+      }
       TW_UNROLL
-      for (int index = 0; index < Atom::strip_runs; index++) {
-        Accumulator x[Atom::run];
-        atom.get(x, strip, index);
-        Words<Atom::run> w;
+      for (int strip = 0; strip < Atom::strips; strip++) {
+        constexpr int kRuns = Atom::strip_runs / strip_parts;
         TW_UNROLL
-        for (int e = 0; e < Atom::run; e++) w.w[e] = word_of(x[e]);
-        store_shared(strip_at + (Atom::run_row(at.lane, index) * strip_ld + Atom::run_column(at.lane, index)) * 4, w);
+        for (int index = part * kRuns; index < (part + 1) * kRuns; index++) {
+          Accumulator x[Atom::run];
+          atom.get(x, strip, index);
+          Words<Atom::run> w;
+          TW_UNROLL
+          for (int e = 0; e < Atom::run; e++) w.w[e] = word_of(x[e]);
+          const int column = Atom::run_column(at.lane, index) - left;
+          store_shared(strip_at + (Atom::run_row(at.lane, index) * strip_ld + column) * 4, w);
+        }
+        wave_barrier();
+        const int first = i0 + strip * Atom::strip_rows;
+        if (Finish::plain && whole) {
+          TW_UNROLL
+          for (int pass = 0; pass < kPasses; pass++)
+            store_vector<true>(finish, strip_at, columns, first, j0 + left, at.lane + pass * kWave);
+        } else {
+          TW_NO_UNROLL
+          for (int pass = 0; pass < kPasses; pass++)
+            store_vector<false>(finish, strip_at, columns, first, j0 + left, at.lane + pass * kWave);
+        }
+        wave_barrier();
       }
-      wave_barrier();
-      const int first = i0 + strip * Atom::strip_rows;
-      if (Finish::plain && whole) {
-        TW_UNROLL
-        for (int pass = 0; pass < kPasses; pass++)
-          store_vector<true>(finish, strip_at, columns, first, j0, at.lane + pass * kWave);
-      } else {
-        TW_NO_UNROLL
-        for (int pass = 0; pass < kPasses; pass++)
-          store_vector<false>(finish, strip_at, columns, first, j0, at.lane + pass * kWave);
-      }
-      wave_barrier();
     }
   }
 
@@ -197,10 +205,10 @@ struct Gemm {
     const tw_gemm_problem& problem = job.task->problem;
     const Slice range = slice_of((int)problem.k, slices, slice, Config::tile_k);
     const int i0 = job.tile.row * Config::tile_m, j0 = job.tile.column * Config::tile_n;
-    const typename Loop::OperandA a((const char*)problem.a + job.item * problem.stride_a * TileA::element_bytes, problem.lda, i0,
-                           (int)problem.m, range.begin, range.length);
-    const typename Loop::OperandB b((const char*)problem.b + job.item * problem.stride_b * TileB::element_bytes, problem.ldb, j0,
-                           (int)problem.n, range.begin, range.length);
+    const typename Loop::OperandA a((const char*)problem.a + job.item * problem.stride_a * TileA::element_bytes,
+                                    problem.lda, i0, (int)problem.m, range.begin, range.length);
+    const typename Loop::OperandB b((const char*)problem.b + job.item * problem.stride_b * TileB::element_bytes,
+                                    problem.ldb, j0, (int)problem.n, range.begin, range.length);
     Atom atom;
     atom.clear();
     Loop::run(atom, a, b, at);
@@ -222,7 +230,7 @@ struct Gemm {
     if constexpr (Config::persistent) {
       const int64_t total = params.launch.tiles * (Config::split_k > 1 ? params.launch.split_k : 1);
       for (int64_t work = block_index(); work < total; work += block_count()) {
-        run_work(params, (int)work, at);
+        run_work(read_again(params), (int)work, at);
         barrier();  // shared memory is free
       }
     } else {

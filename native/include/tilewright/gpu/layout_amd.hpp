@@ -63,8 +63,8 @@ struct LdsTile {
   }
 
   // Chunk `chunk + more` of line `first + line + beyond`, where `beyond` and `more` are known to the compiler:
-  // a constant that the instruction adds, as far as keys allow. chunk < kTogether, a power of two of which `more` is a multiple;
-  // `first` and `beyond` are multiples of 16.
+  // a constant that the instruction adds, as far as keys allow. chunk < kTogether, a power of two of which `more` is a
+  // multiple; `first` and `beyond` are multiples of 16.
   template <int kTogether>
   static constexpr uint32_t place(int first, int line, int beyond, int chunk, int more) {
     constexpr bool kSplits = (chunks & (chunks - 1)) == 0;

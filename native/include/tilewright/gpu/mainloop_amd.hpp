@@ -109,8 +109,16 @@ struct AmdLoop {
   static constexpr int slice_reads =
       Atom::rows * Atom::SideA::parts + Atom::columns * Atom::SideB::parts;
   static constexpr int step_writes = LoaderA::writes + LoaderB::writes, step_fetches = LoaderA::loads + LoaderB::loads;
+  // Registers of a thread, and what a main loop keeps in them: sums, fragments, what is on its way to LDS, addresses.
+  static constexpr int registers = kWave == 32 ? 256 : min_of(512, 2048 / (threads / kWave));
+  static constexpr int fragment_registers = sizeof(Fragments) / 4, held_registers = held_steps * sizeof(Held) / 4;
+  static constexpr bool fits(int fragments) {
+    return Atom::count + fragments * fragment_registers + held_registers + 32 <= registers;
+  }
+  // Fragments are read a slice ahead of their products, where registers allow.
+  static constexpr bool ahead = fits(2);
   // Sums that fill half of all registers leave the compiler no room to follow an order.
-  static constexpr bool ordered = Atom::count < 256;
+  static constexpr bool ordered = ahead && Atom::count < 256;
   // Matrix instructions that cover the time which a read or a write of LDS takes.
   static constexpr int covering = max_of(1, min_of(4, slice_products / 4));
 
@@ -123,24 +131,25 @@ struct AmdLoop {
     held.put(at.shared, at);
     held.fetch(from, 1, at);
     lds_barrier();
-    load(fragments[0], at.shared, at, 0);
+    if constexpr (ahead) load(fragments[0], at.shared, at, 0);
     uint32_t tile = at.shared, other = at.shared + tile_bytes;
     TW_NO_UNROLL
     for (int step = 0; step < from.a.steps; step++) {
       TW_UNROLL
       for (int kk = 0; kk < slices; kk++) {
-        if (kk + 1 < slices) load(fragments[(kk + 1) % 2], tile, at, kk + 1);
+        if (!ahead) load(fragments[kk % 2], tile, at, kk);
+        else if (kk + 1 < slices) load(fragments[(kk + 1) % 2], tile, at, kk + 1);
         if (kk == 0) {
           held.put(other, at);
           held.fetch(from, step + 2, at);
         }
         if (kk + 1 == slices) {
           lds_barrier();  // the other tile is complete; this one has been read
-          load(fragments[slices % 2], other, at, 0);
+          if constexpr (ahead) load(fragments[slices % 2], other, at, 0);
         }
         atom.multiply(fragments[kk % 2]);
       }
-      if (slices % 2 != 0) fragments[0] = fragments[1];
+      if (ahead && slices % 2 != 0) fragments[0] = fragments[1];
       if constexpr (ordered) {
         TW_UNROLL
         for (int kk = 0; kk + 1 < slices; kk++)
@@ -157,9 +166,10 @@ struct AmdLoop {
   // ---- comp_async ----
 
   TW_DEVICE static void copy(uint32_t tile, const Sources& from, int step, const Where& at) {
-    DirectLoader<TileA, threads>::copy(tile, DirectLoader<TileA, threads>::buffer_of(from.a, step), from.a.ld, at.thread);
-    DirectLoader<TileB, threads>::copy(tile + place_b, DirectLoader<TileB, threads>::buffer_of(from.b, step), from.b.ld,
-                                       at.thread);
+    using ToA = DirectLoader<TileA, threads>;
+    using ToB = DirectLoader<TileB, threads>;
+    ToA::copy(tile, ToA::buffer_of(from.a, step), from.a.ld, at.thread);
+    ToB::copy(tile + place_b, ToB::buffer_of(from.b, step), from.b.ld, at.thread);
   }
 
   // The compiler cannot be told where such copies belong: a few of them after every row of products.
@@ -260,7 +270,8 @@ struct AmdLoop {
       }
       if (slices % 2 != 0) fragments[0] = fragments[1];
       if constexpr (ordered && Config::scheduler == Scheduler::intrawave) {
-        constexpr int kReads = Atom::rows * Atom::SideA::parts, kFetches = LoaderA::loads + Packed::loads * (slices - 1);
+        constexpr int kReads = Atom::rows * Atom::SideA::parts;
+        constexpr int kFetches = LoaderA::loads + Packed::loads * (slices - 1);
         TW_UNROLL
         for (int kk = 0; kk + 1 < slices; kk++)
           schedule_slice(slice_products, slice_products - (kk + 2 < slices ? 0 : covering),
@@ -281,23 +292,24 @@ struct AmdLoop {
     held.fetch(from, 0, at);
     held.put(at.shared, at);
     lds_barrier();
-    load(fragments[0], at.shared, at, 0);
+    if constexpr (ahead) load(fragments[0], at.shared, at, 0);
     TW_NO_UNROLL
     for (int step = 0; step < from.a.steps; step++) {
       held.fetch(from, step + 1, at);
       TW_UNROLL
       for (int kk = 0; kk < slices; kk++) {
+        if (!ahead) load(fragments[kk % 2], at.shared, at, kk);
         if (kk + 1 < slices) {
-          load(fragments[(kk + 1) % 2], at.shared, at, kk + 1);
+          if constexpr (ahead) load(fragments[(kk + 1) % 2], at.shared, at, kk + 1);
         } else {
           lds_barrier();  // the tile has been read
           held.put(at.shared, at);
           lds_barrier();
-          load(fragments[slices % 2], at.shared, at, 0);
+          if constexpr (ahead) load(fragments[slices % 2], at.shared, at, 0);
         }
         atom.multiply(fragments[kk % 2]);
       }
-      if (slices % 2 != 0) fragments[0] = fragments[1];
+      if (ahead && slices % 2 != 0) fragments[0] = fragments[1];
       if constexpr (ordered) {
         constexpr int kHalf = slice_products / 2;
         TW_UNROLL
@@ -330,7 +342,7 @@ struct AmdLoop {
     }
   }
   TW_DEVICE static void multiply_tile(Atom& atom, const Where& at) {
-    constexpr bool kTurns = Config::scheduler == Scheduler::interwave;
+    constexpr bool kTurns = Config::scheduler == Scheduler::interwave && fits(slices);
     if constexpr (kTurns) {  // all of the tile, then its products ahead of what other waves have to do
       Fragments fragments[slices];
       TW_UNROLL
@@ -343,10 +355,11 @@ struct AmdLoop {
       __builtin_amdgcn_sched_barrier(0);
     } else {
       Fragments fragments[2];
-      load(fragments[0], at.shared, at, 0);
+      if constexpr (ahead) load(fragments[0], at.shared, at, 0);
       TW_UNROLL
       for (int kk = 0; kk < slices; kk++) {
-        if (kk + 1 < slices) load(fragments[(kk + 1) % 2], at.shared, at, kk + 1);
+        if (!ahead) load(fragments[kk % 2], at.shared, at, kk);
+        else if (kk + 1 < slices) load(fragments[(kk + 1) % 2], at.shared, at, kk + 1);
         atom.multiply(fragments[kk % 2]);
       }
     }

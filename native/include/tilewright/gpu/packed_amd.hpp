@@ -1,5 +1,5 @@
-// B as the pipeline preshufflev2 reads it: packed ahead of time, so that every lane gets its 16 bytes of a fragment from
-// where the wave's other lanes get theirs, and B needs no LDS.
+// B as the pipeline preshufflev2 reads it: packed ahead of time, so that every lane gets its 16 bytes of a fragment
+// from where the wave's other lanes get theirs, and B needs no LDS.
 //
 // Packed B is panels of `columns` columns of B, where `columns` is the warp tile's n. A panel is groups of 16 / size of
 // element values of k (`values`), a group being `columns` times 16 bytes, column by column:
@@ -7,8 +7,8 @@
 // K is filled up with zeros to a multiple of 128 bytes, N to whole panels (with anything). The operand's leading
 // dimension is the number of elements from panel to panel, packed_stride; its address is a multiple of 16 bytes, as is
 // the stride from item to item of a batch, and the panels that one tile reads span less than 2 GiB.
-// A tile's depth in bytes is a multiple of what the lanes of a wave read at a time: 16 * groups (see fragments_amd.hpp):
-// 32 for a warp tile of 32 columns, 64 for 16 columns (of the deepest instructions of gfx950 128).
+// A tile's depth in bytes is a multiple of what the lanes of a wave read of a line at a time, 16 * groups (see
+// fragments_amd.hpp): 32 for a warp tile of 32 columns, 64 for 16 columns (of the deepest instructions of gfx950 128).
 #pragma once
 #include "tilewright/gpu/layout_amd.hpp"
 #include "tilewright/gpu/loader_amd.hpp"

@@ -1,5 +1,5 @@
-// The order of a main loop's instructions on AMD GPUs. A wave issues in order, one instruction in four cycles at best; a
-// matrix instruction keeps its unit busy for 16 to 64 cycles, in which others are issued for free as long as they are
+// The order of a main loop's instructions on AMD GPUs. A wave issues in order, one instruction in four cycles at best;
+// a matrix instruction keeps its unit busy for 16 to 64 cycles, in which others are issued for free as long as they are
 // few between two of them. So reads, writes and loads are dealt out evenly between the matrix instructions.
 //
 // The compiler's scheduler takes such an order as a list of groups, which hold for the rest of the basic block.
