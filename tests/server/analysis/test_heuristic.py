@@ -1,0 +1,69 @@
+"""The GEMM plugin's cost model for AMD GPUs, which has no measurements to go by, against analysis of real kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import tilewright_arch
+from tilewright_kit.device import DeviceInfo
+from tilewright_kit.errors import ToolchainMissingError
+from tilewright_kit.operation import Operation
+from tilewright_kit.problem import OperationRequest
+from tilewright_kit.tensor import TensorDesc
+from tilewright_native import include_dir
+from tilewright_server.analysis.disassembly import Disassembler
+from tilewright_server.analysis.kernels import analyze_config
+from tilewright_server.build.hip import HipToolchain
+from tilewright_server.cli.generate import load_operation
+
+SIZE = 4096
+SHAPES: tuple[tuple[str, str, list[int], list[int]], ...] = (
+    ("gfx942", "compv4", [256, 128, 32], [2, 2, 1]),
+    ("gfx942", "compv3", [128, 128, 64], [2, 2, 1]),
+    ("gfx942", "compv4", [64, 64, 64], [2, 2, 1]),
+    ("gfx942", "mem", [32, 64, 64], [1, 4, 1]),
+    ("gfx950", "compv4", [128, 128, 64], [2, 2, 1]),
+    ("gfx90a", "compv4", [128, 128, 32], [2, 2, 1]),
+    ("gfx1100", "compv4", [128, 128, 32], [4, 2, 1]),
+    ("gfx1201", "compv4", [128, 128, 32], [4, 2, 1]),
+)
+
+
+@pytest.fixture(scope="module")
+def operation() -> Operation[Any, Any]:
+    return load_operation("gemm")
+
+
+@pytest.fixture(scope="module")
+def toolchain() -> Iterator[HipToolchain]:
+    toolchain = HipToolchain([include_dir()])
+    try:
+        toolchain.identity()
+        Disassembler().find()
+    except ToolchainMissingError as error:
+        pytest.skip(str(error))
+    yield toolchain
+    toolchain.close()
+
+
+@pytest.mark.parametrize(("name", "pipeline", "tile", "wave"), SHAPES)
+def test_it_expects_no_more_than_instructions_allow_and_not_much_less(
+    name: str, pipeline: str, tile: list[int], wave: list[int], operation: Operation[Any, Any], toolchain: HipToolchain
+) -> None:
+    arch = tilewright_arch.load(name)
+    config = next(
+        item
+        for item in operation.kernel_sets["default"].iterate(arch, operation.rules)
+        if item.name.startswith(f"gemm_fp16_rcr_{pipeline}_cshuffle")
+        and (item.to_dict()["tile"], item.to_dict()["wave"], item.to_dict()["split_k"]) == (tile, wave, 1)
+    )
+    device = DeviceInfo("hip:0", "hip", arch.description, arch, arch.throughput.units, 0)
+    of = TensorDesc.of
+    inputs = {"a": of("fp16", (SIZE, SIZE)), "b": of("fp16", (SIZE, SIZE), (1, SIZE))}
+    problem = operation.parse(OperationRequest("gemm", inputs))
+    expected = operation.predict(problem, config, device).seconds
+    bound = analyze_config(operation, config, arch, toolchain, shape=(SIZE, SIZE, SIZE)).bound.seconds
+    assert bound <= expected <= 2 * bound
