@@ -20,6 +20,7 @@ _BLOCKS = ((16, 16), (8, 16), (16, 8), (8, 8), (4, 16), (4, 8))
 """Bytes along k, and across, of what a thread transposes at a time, the preferred first."""
 _LINES_TOGETHER = 16
 _PREFETCH_REGISTERS = 64
+_STRIP_COLUMNS = 64
 
 
 def uses_matrix_unit(config: GemmConfig, arch: ArchSpec) -> bool:
@@ -35,6 +36,7 @@ def hip_shared_bytes(config: GemmConfig, arch: ArchSpec) -> int:
     shuffled = 0
     if config.epilogue is Epilogue.CSHUFFLE:
         columns = config.tile[1] // max(config.wave[1], 1)
+        columns = _STRIP_COLUMNS if columns % _STRIP_COLUMNS == 0 else columns
         shuffled = config.waves * config.warp_tile[0] * (columns + 8) * _REGISTER_BYTES
     return max(tiles * staged, shuffled)
 
@@ -66,14 +68,21 @@ def _block(size: int, tile_bytes: int, threads: int) -> tuple[int, int]:
 
 
 def hip_operand_registers(config: GemmConfig, arch: ArchSpec, stages: int) -> int:
-    """Registers of a thread for A and B: the fragments of two steps, and what waits for its place in the LDS."""
-    m, n, _ = config.tile
-    rows, columns = m // max(config.wave[0], 1), n // max(config.wave[1], 1)
+    """Registers of a thread for A and B: the fragments of two steps (of a pre-shuffled B, of a whole tile), and what
+    waits for its place in the LDS, or to be transposed on the way there.
+    """
+    m, n, k = config.tile
+    rows = m // max(config.wave[0] * config.warp_tile[0], 1)
+    columns = n // max(config.wave[1] * config.warp_tile[1], 1)
     # Every step, a lane reads a vector of each row and column of warp tiles.
-    tiles = rows // max(config.warp_tile[0], 1) + columns // max(config.warp_tile[1], 1)
-    fragments = 2 * tiles * _VECTOR_BYTES // _REGISTER_BYTES
+    fragments = 2 * (rows + columns) * _VECTOR_BYTES // _REGISTER_BYTES
+    if config.preshuffle:
+        groups = max(arch.wave_size // max(*config.warp_tile[:2], 1), 1)  # of lanes that hold different k
+        fragments += columns * (k * size_of(config.b) // groups // _REGISTER_BYTES)
     steps = 0 if config.pipeline == "comp_async" else stages if config.pipeline == "mem" else 1
-    return fragments + steps * _staged_registers(config, arch)
+    across = (config.layout[:1] == "c") + (config.layout[1:2] == "r")
+    transposed = across * (32 if size_of(config.a) == 1 else 16)
+    return fragments + transposed + steps * _staged_registers(config, arch)
 
 
 def hip_prefetched(config: GemmConfig, arch: ArchSpec) -> int:
@@ -84,5 +93,5 @@ def hip_prefetched(config: GemmConfig, arch: ArchSpec) -> int:
 def _staged_registers(config: GemmConfig, arch: ArchSpec) -> int:
     """Of a thread for its part of the tiles of one step."""
     m, n, k = config.tile
-    staged = (m * size_of(config.a) + n * size_of(config.b)) * k
+    staged = (m * size_of(config.a) + (0 if config.preshuffle else n * size_of(config.b))) * k
     return staged // max(config.waves * arch.wave_size, 1) // _REGISTER_BYTES

@@ -93,7 +93,7 @@ def _essential() -> Declarations:
     yield _kernels(_RDNA, (128, 128), (4, 2), pipeline=["compv3", "compv4"])
     yield _kernels(_RDNA, (64, 64), (4, 2), lines=2, pipeline="compv3")
     yield _kernels(_RDNA, (16, 128), (1, 8), lines=2, pipeline="mem", scheduler=["intrawave", "interwave"])
-    yield from _types(_RDNA, (4, 2))
+    yield from _types(_RDNA, (2, 4))
     yield from _steps(_RDNA, (4, 2))
 
 

@@ -3,6 +3,7 @@
 //   TW_DEVICE, TW_UNROLL, TW_UNROLL_BY(count), TW_NO_UNROLL
 //   TW_KERNEL(threads, min_blocks, name, Params, body)   min_blocks: workgroups that share a multiprocessor
 //   kWave                    lanes of a wave
+//   read_again(params)       a kernel's parameter, not to be kept in registers from an earlier reading
 //   thread_index(), block_index(), block_count(), lane_index()
 //   barrier(), wave_barrier()
 //   shuffle(x, lane), count_lanes(condition)   over the lanes of a wave, all of which take part

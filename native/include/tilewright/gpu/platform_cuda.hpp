@@ -19,6 +19,10 @@ constexpr int kWave = 32;
 TW_DEVICE int thread_index() { return (int)threadIdx.x; }
 TW_DEVICE int block_index() { return (int)blockIdx.x; }
 TW_DEVICE int block_count() { return (int)gridDim.x; }
+template <class Params>
+TW_DEVICE const Params& read_again(const Params& params) {
+  return params;
+}
 TW_DEVICE int lane_index() { return (int)(threadIdx.x % 32); }
 
 TW_DEVICE void barrier() { __syncthreads(); }

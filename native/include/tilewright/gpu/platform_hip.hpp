@@ -23,6 +23,14 @@ constexpr int kWave = 64;
 TW_DEVICE int thread_index() { return (int)__builtin_amdgcn_workitem_id_x(); }
 TW_DEVICE int block_index() { return (int)__builtin_amdgcn_workgroup_id_x(); }
 TW_DEVICE int block_count() { return (int)(__builtin_amdgcn_grid_size_x() / __builtin_amdgcn_workgroup_size_x()); }
+// The kernel's only parameter, as if read for the first time: scalar registers for what does not change from round to
+// round of a loop would be too many.
+template <class Params>
+TW_DEVICE const Params& read_again(const Params&) {
+  auto from = (const __attribute__((address_space(4))) Params*)__builtin_amdgcn_kernarg_segment_ptr();
+  asm volatile("" : "+s"(from));
+  return *(const Params*)from;
+}
 TW_DEVICE int lane_index() { return thread_index() % kWave; }
 
 // What this wave has written to shared memory is there. The fence of a barrier asks for the same, but clang 22 takes

@@ -173,6 +173,10 @@ inline Slot& slot(int lane) { return group.slots[(size_t)(group.current->thread 
 inline int thread_index() { return host::group.current->thread; }
 inline int block_index() { return host::group.index; }
 inline int block_count() { return host::group.count; }
+template <class Params>
+const Params& read_again(const Params& params) {
+  return params;
+}
 inline int lane_index() { return thread_index() % kWave; }
 
 inline void barrier() { host::meet(host::group.all, host::group.threads); }
