@@ -35,13 +35,13 @@ constexpr float kOperandScale = 1.0f;
 // The FNUZ codes for four OCP codes (or a vector of fours).
 template <class E, class Word>
 TW_DEVICE Word fnuz_bytes(Word x) {
-  constexpr uint32_t kBits = 0x7f7f7f7fu, kSigns = 0x80808080u;
+  constexpr uint32_t kBits = 0x7f7f7f7fu, kSigns = 0x80808080u, kOnes = 0x01010101u;
   constexpr uint32_t kFirstSpecial = is_same<E, fp8> ? 0x7f : 0x7c;  // of the magnitudes
   const Word magnitude = x & kBits;
   const Word nonzero = magnitude + kBits;  // sign bits: of bytes that are neither 0 nor -0
-  const Word special = (magnitude + (0x80 - kFirstSpecial) * 0x01010101u) & kSigns;
-  const Word kept = ~(special - (special >> 7));  // not the magnitudes of specials
-  return (x & (nonzero | kBits) & kept) | special;
+  const Word special = (magnitude + (0x80 - kFirstSpecial) * kOnes) >> 7 & kOnes;
+  const Word last = is_same<E, fp8> ? magnitude : magnitude | special * 3;  // specials: 0x7f, which 1 more makes NaN
+  return (x & nonzero & kSigns) | (last + special);
 }
 
 // Two values of which fp16 patterns are given: exact.
@@ -50,21 +50,16 @@ TW_DEVICE uint32_t bfloats_of_halves(uint32_t x) {
   return permute_bytes(low, high, 0x7632);
 }
 
-// Four bf16 values, times kOperandScale the given ones.
+// Four bf16 values; kOperandScale times these are the given ones.
 template <class E>
 TW_DEVICE Vector<uint32_t, 2> widen_bytes(uint32_t x) {
-  constexpr int kFirst = 0x1404, kSecond = 0x3424;  // bytes 0, 1 (2, 3) as the upper halves of words of 16 bits
-  if constexpr (is_same<E, bf8>) {                  // which are fp16
-    return {bfloats_of_halves(permute_bytes(x, 0, kFirst)), bfloats_of_halves(permute_bytes(x, 0, kSecond))};
-  } else {
-    const uint32_t magnitude = x & 0x7f7f7f7fu;
-    const uint32_t nan = (magnitude + 0x01010101u) & 0x80808080u;  // becomes the top bit of the exponent: a NaN
-    const uint32_t y = magnitude | nan;
-    const auto halves = [&](int select) {  // the sign; the fields a place lower, where fp16 has one more bit of exponent
-      return (permute_bytes(x, 0, select) & 0x80008000u) | (permute_bytes(y, 0, select) >> 1 & 0x7fff7fffu);
-    };
-    return {bfloats_of_halves(halves(kFirst)), bfloats_of_halves(halves(kSecond))};
-  }
+  const auto halves = [](uint32_t y) {  // of two bytes, each in the upper half of 16 bits
+    if constexpr (is_same<E, bf8>) return y;  // which is fp16
+    // fp16 has one more bit of exponent: it is 0, or 1 for a NaN (whose fields are all ones).
+    const uint32_t x16 = bits_as<uint32_t>(bits_as<Vector<short, 2>>(y) >> 1) & 0xbfffbfffu;
+    return x16 | ((x16 + 0x00800080u) & 0x40004000u);
+  };
+  return {bfloats_of_halves(halves(permute_bytes(x, 0, 0x1404))), bfloats_of_halves(halves(permute_bytes(x, 0, 0x3424)))};
 }
 
 }  // namespace tw::gpu
