@@ -25,9 +25,8 @@ _FILL_SECONDS = 1.5e-6
 """From a workgroup's start until its first operands have arrived."""
 _LOAD_SECONDS = 0.8e-6
 """From asking for operands to having them: what is under way meanwhile bounds a unit's bandwidth."""
-_LDS_BYTES_PER_CYCLE = 128.0
-_L2_BYTES_PER_CYCLE = 64.0
-"""Of one unit."""
+_LDS_BYTES_PER_CYCLE, _L2_BYTES_PER_CYCLE = 128.0, 64.0
+"""Of one unit, where the arch does not state them."""
 _MEMORY_SHARE, _L2_SHARE = 0.85, 0.7
 """Parts of the stated rates that kernels reach."""
 _STEP_CYCLES = {"mem": 120.0, "compv3": 90.0}
@@ -97,7 +96,7 @@ def _step_cycles(config: GemmConfig, arch: ArchSpec, resident: int) -> float:
     own_b = 0 if config.preshuffle else 1
     read = config.waves * k * (rows * size_of(config.a) + own_b * columns * size_of(config.b))
     written = k * (m * size_of(config.a) + own_b * n * size_of(config.b))
-    moved = (read + written) / _LDS_BYTES_PER_CYCLE
+    moved = (read + written) / (arch.rates.lds_bytes_per_cycle if arch.rates else _LDS_BYTES_PER_CYCLE)
     # Workgroups that share a unit hide each other's waits.
     exposed = _EXPOSED.get(config.pipeline, _USUAL_EXPOSED) / resident
     waits = _STEP_CYCLES.get(config.pipeline, _USUAL_STEP_CYCLES) / resident
@@ -129,8 +128,9 @@ def _loads(
         far += (k * (m * size_a + n * size_b) + m * n * problem.dtype_c.bytes) * count
     steps = _PREFETCHED.get(config.pipeline, 1.5)
     flight = resident * steps * config.tile[2] * (config.tile[0] * size_a + config.tile[1] * size_b)
-    per_unit = min(_L2_BYTES_PER_CYCLE * clock, flight / _LOAD_SECONDS)
-    l2_rate = (rates.l2_bytes_per_second or _L2_BYTES_PER_CYCLE * clock * rates.units) * _L2_SHARE
+    own = device.arch.rates.global_bytes_per_cycle if device.arch.rates else _L2_BYTES_PER_CYCLE
+    per_unit = min(own * clock, flight / _LOAD_SECONDS)
+    l2_rate = (rates.l2_bytes_per_second or own * clock * rates.units) * _L2_SHARE
     l2 = near / max(min(per_unit * active, l2_rate or 1e13), 1.0)
     memory_rate = (rates.memory_bytes_per_second or 1e12) * _MEMORY_SHARE
     return l2, far / max(min(per_unit * active, memory_rate), 1.0)
@@ -140,5 +140,3 @@ def _partial_seconds(config: GemmConfig, clock: float) -> float:
     """Partial tiles written, and read by whoever comes last."""
     sums = config.tile[0] * config.tile[1] * 4.0
     return (1.0 + config.split_k) * sums / (0.5 * _L2_BYTES_PER_CYCLE * clock)
-
-
