@@ -7,6 +7,7 @@ import pytest
 from emulator_text import ALL, CDNA, Bench
 from test_control import BARRIERS
 from test_memory import BASE, addresses, aligned
+from tilewright_emulator.arch import ARCHS
 from tilewright_emulator.errors import (
     EmulationError,
     GlobalRace,
@@ -18,6 +19,7 @@ from tilewright_emulator.errors import (
 )  # fmt: skip
 from tilewright_emulator.memory import Memory
 from tilewright_emulator.run import Checks
+from tilewright_emulator.traffic import served_together
 
 WRITE, READ = {}, {}
 for _arch in ALL:
@@ -279,13 +281,17 @@ def test_messages_say_where(arch: str) -> None:
 
 
 class TestTraffic:
-    def conflicts(self, arch: str, stride: int, kind: str = "b32") -> int:
+    def conflicts(self, arch: str, stride: int, kind: str = "b32", reads: bool = False) -> int:
         lanes = 64 if arch in CDNA else 32
         vectors = {"v1": (np.arange(lanes) * stride).astype(np.uint32), "v2": np.zeros(lanes, np.uint32)}
         vectors |= {f"v{i}": vectors["v2"] for i in range(3, 6)}
         made = Bench(arch, lds=65536, vectors=vectors, checks=Checks(traffic=True))
         name = ("ds_write_" if arch in CDNA else "ds_store_") + kind
-        made.run(f"{name} v1, v[2:5]")
+        text = f"{name} v1, v[2:5]"
+        if reads:
+            made.checks = Checks(traffic=True, uninitialised_lds=False)
+            text = f"{READ[arch].replace('b32', kind)} v[2:5], v1"
+        made.run(text)
         return made.launch.traffic.lds_conflicts
 
     @pytest.mark.parametrize("arch", ALL)
@@ -295,6 +301,16 @@ class TestTraffic:
         assert self.conflicts(arch, 256) > 16
         assert self.conflicts(arch, 16, "b128") == 0
         assert self.conflicts(arch, 256, "b128") > 16
+
+    @pytest.mark.parametrize("arch", CDNA)
+    def test_long_reads_are_served_in_another_order(self, arch: str) -> None:
+        """Lines of 64 or 128 bytes with a key that suits neighbouring lanes does not suit these groups."""
+        assert self.conflicts(arch, 16, "b128", reads=True) == 0
+        line = 128 if arch == "gfx950" else 64
+        assert self.conflicts(arch, line, "b128", reads=True) > 0
+        groups = served_together(ARCHS[arch], 16, reads=True)
+        assert sorted(int(lane) for group in groups for lane in group) == list(range(64))
+        assert {group.size for group in groups} == {ARCHS[arch].banks // 4}
 
     @pytest.mark.parametrize("arch", ALL)
     def test_lines_of_global_memory(self, arch: str) -> None:

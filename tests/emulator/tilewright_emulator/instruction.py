@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -38,8 +39,9 @@ class Operand:
     absolute: bool = False
     extend: bool = False  # sext() of SDWA
 
-    @classmethod
-    def parse(cls, text: str) -> Operand:
+    @staticmethod
+    @functools.lru_cache(maxsize=8192)
+    def parse(text: str) -> Operand:
         """Raises ``ValueError`` for what is no operand."""
         inner, negative, absolute, extend = text, False, False, False
         if match := re.fullmatch(r"neg\((.*)\)", inner):
@@ -53,7 +55,7 @@ class Operand:
         if match := re.fullmatch(r"sext\((.*)\)", inner):
             inner, extend = match[1], True
         kind, index, count, half, value = _place(inner)
-        return cls(text, kind, index, count, half, value, negative, absolute, extend)
+        return Operand(text, kind, index, count, half, value, negative, absolute, extend)
 
 
 def _place(text: str) -> tuple[Kind, int, int, str, int | float]:

@@ -112,7 +112,7 @@ def _load(instruction: Instruction, arch: Arch) -> Step:
         to_registers(w, first, data, how)
         lds_pending(w, counters, registers, [(places, size)], False)
         if w.run.checks.traffic:
-            count_lds(w, addresses, size)
+            count_lds(w, addresses, size, reads=True)
 
     return step
 
@@ -129,7 +129,7 @@ def _store(instruction: Instruction, arch: Arch) -> Step:
         places = lds_store(w, addresses, from_registers(w, first, size, how))
         lds_pending(w, counters, 0, [(places, size)], True)
         if w.run.checks.traffic:
-            count_lds(w, addresses, size)
+            count_lds(w, addresses, size, reads=False)
 
     return step
 
@@ -155,7 +155,7 @@ def _load_two(instruction: Instruction, arch: Arch) -> Step:
         lds_pending(w, counters, registers, [(places, size) for _, places in found], False)
         if w.run.checks.traffic:
             for addresses in bases:
-                count_lds(w, addresses, size)
+                count_lds(w, addresses, size, reads=True)
 
     return step
 
@@ -174,7 +174,7 @@ def _store_two(instruction: Instruction, arch: Arch) -> Step:
             addresses = _addresses(w, address, offset)
             touched.append((lds_store(w, addresses, w.stored_registers(source, size // 4)), size))
             if w.run.checks.traffic:
-                count_lds(w, addresses, size)
+                count_lds(w, addresses, size, reads=False)
         lds_pending(w, counters, 0, touched, True)
 
     return step
