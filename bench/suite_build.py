@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import tempfile
 import time
@@ -18,6 +19,7 @@ from tilewright_kit.source import SourceUnit
 from tilewright_kit.tensor import TensorDesc
 from tilewright_native import include_dir
 from tilewright_server.build.artifacts import ArtifactCache
+from tilewright_server.build.hip import HipToolchain
 from tilewright_server.build.pool import BuildPool, PoolOptions
 from tilewright_server.build.toolchain import CpuToolchain
 from tilewright_server.devices.cpu.device import CpuModule
@@ -72,6 +74,32 @@ def measure_compile(all_units: list[SourceUnit], arch: tilewright_arch.ArchSpec,
                     if turn:  # the first turn warms the caches of files
                         seconds.append(taken)
             table.rows.append([compiler, statistics.median(seconds), min(seconds), max(seconds), len(all_units)])
+    return table
+
+
+def measure_hip(manager: PluginManager, options: Options) -> Table:
+    """Kernels for an AMD GPU, which need no GPU to be compiled; processor time beside the clock's."""
+    arch = tilewright_arch.load("gfx942")
+    operation = manager.operations["gemm"]
+    configs = list(operation.kernel_sets["essential"].iterate(arch, operation.rules))[:: 8 if options.quick else 3]
+    columns = ["compiler", "median", "fastest", "slowest", "median of processor time", "kernels"]
+    table = Table("Compiling one kernel for gfx942 (seconds)", columns)
+    for compiler in ("hiprtc", "clang++-22", "ziglang"):
+        toolchain = HipToolchain([include_dir()], compiler=compiler)
+        try:
+            toolchain.identity()
+        except ToolchainMissingError:
+            continue
+        seconds, busy = [], []
+        for config in configs:
+            with tempfile.TemporaryDirectory() as scratch:
+                before = os.times()
+                seconds.append(toolchain.compile(operation.generate(config, arch), Path(scratch), arch).seconds)
+                after = os.times()
+                busy.append(sum(after[2:4]) - sum(before[2:4]))
+        toolchain.close()
+        spread = [statistics.median(seconds), min(seconds), max(seconds)]
+        table.rows.append([compiler, *spread, statistics.median(busy), len(configs)])
     return table
 
 
@@ -161,6 +189,7 @@ def measure(options: Options) -> list[Table]:
     all_units = units(manager, arch)
     return [
         measure_compile(all_units, arch, options),
+        measure_hip(manager, options),
         measure_pool(all_units, arch, options),
         measure_warm(all_units, arch),
         measure_plans(manager),

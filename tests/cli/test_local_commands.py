@@ -138,6 +138,24 @@ def test_serve_refuses_tcp_without_the_word(process):
     assert "insecure" in ran.err
 
 
+def test_doctor_says_why_no_compiler_for_amd_gpus_can_be_used(cli, monkeypatch):
+    from tilewright_kit.errors import ToolchainMissingError
+    from tilewright_server.analysis.disassembly import Disassembler
+    from tilewright_server.build.hip import HipToolchain
+
+    def nothing(_: object) -> str:
+        raise ToolchainMissingError("no compiler", rule="toolchain", fix="install clang", log_tail="clang++: too old")
+
+    monkeypatch.setattr(HipToolchain, "describe", nothing)
+    monkeypatch.setattr(Disassembler, "find", nothing)
+    ran = cli("doctor", "--json")
+    found = {item["topic"]: item for item in ran.json}
+    assert ran.code == 0, "the server works without"
+    assert found["hip compiler"]["state"] == found["disassembler"]["state"] == "note"
+    assert found["hip compiler"]["detail"] == "no compiler (clang++: too old)"
+    assert found["hip compiler"]["fix"] == "install clang"
+
+
 @pytest.fixture
 def analysable() -> None:
     """What `kernels analyze` needs."""
