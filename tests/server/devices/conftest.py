@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,17 +21,14 @@ from tilewright_server.build.pool import BuildPool
 from tilewright_server.build.toolchain import CpuToolchain
 from tilewright_server.devices.base import DeviceHost
 from tilewright_server.devices.cpu.provider import CpuProvider
-from tilewright_server.devices.cuda.provider import CudaProvider
-from tilewright_server.devices.gpu.provider import GpuProvider
-from tilewright_server.devices.hip.provider import HipProvider
 from tilewright_server.devices.registry import DeviceRegistry
 from tilewright_server.engine.call import Call
 
 # For the helpers beside the tests, and those of other folders.
 sys.path.extend(str(Path(__file__).parents[1] / name) for name in ("devices", "rpc", "local"))
 
-import cuda_cases  # noqa: F401
 import hip_cases
+from gpu_harness import GPUS, Client, Gpu
 
 Build = Callable[[SourceUnit, ArchSpec], Path]
 
@@ -73,14 +71,15 @@ class HostedCpuProvider(CpuProvider):
 
 @pytest.fixture
 def registry(build: Build) -> Iterator[DeviceRegistry]:
-    providers = {"cpu": CpuProvider(), "worker": HostedCpuProvider(kind="worker"), **GPUS}
+    providers = {
+        "cpu": CpuProvider(),
+        "worker": HostedCpuProvider(kind="worker"),
+        **{name: gpu.provider for name, gpu in GPUS.items()},
+    }
     registry = DeviceRegistry(providers, DeviceHost(build))
     yield registry
     registry.close()
 
-
-GPUS: dict[str, GpuProvider] = {"cuda": CudaProvider(), "hip": HipProvider()}
-"""For the whole session: each asks the machine once."""
 
 KINDS = ["cpu", "worker", *(pytest.param(kind, marks=pytest.mark.gpu) for kind in GPUS)]
 """A kind of device joins the conformance suite here, with a unit for it in ``VECTOR_UNITS``."""
@@ -90,9 +89,49 @@ KINDS = ["cpu", "worker", *(pytest.param(kind, marks=pytest.mark.gpu) for kind i
 def device(request: pytest.FixtureRequest, registry: DeviceRegistry) -> Device:
     found = [info for info in registry.infos() if info.kind == request.param]
     if not found:
-        problem = GPUS[request.param].search().problem if request.param in GPUS else ""
+        problem = GPUS[request.param].provider.search().problem if request.param in GPUS else ""
         pytest.skip(f"this machine has no device of kind {request.param}: {problem}")
     return registry.get(found[0].id)
+
+
+# GPUs in this process; a module for one kind only has a fixture ``kind`` of its own
+
+
+@pytest.fixture(scope="module", params=list(GPUS))
+def kind(request: pytest.FixtureRequest) -> Gpu:
+    return GPUS[request.param]
+
+
+@pytest.fixture(scope="module")
+def info(kind: Gpu) -> DeviceInfo:
+    found = kind.provider.discover()
+    if not found:
+        pytest.skip(f"this machine has no device of kind {kind.kind}: {kind.provider.search().problem}")
+    return found[0]
+
+
+@pytest.fixture(scope="module")
+def binary(kind: Gpu, info: DeviceInfo, build: Build) -> Path:
+    return build(kind.unit, info.arch)
+
+
+@pytest.fixture
+def gpu(kind: Gpu, info: DeviceInfo) -> Iterator[Any]:
+    device = kind.provider.open(info)
+    yield device
+    device.close()
+
+
+@pytest.fixture
+def entry(gpu: Any, binary: Path) -> Callable[[str], int]:
+    return gpu.load(binary).function
+
+
+@pytest.fixture
+def client(kind: Gpu, binary: Path) -> Iterator[Client]:
+    client = Client(kind.kind, binary)
+    yield client
+    client.close()
 
 
 @pytest.fixture

@@ -220,10 +220,10 @@ def test_faults_become_typed_errors(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("suite", "least"), [("test_conformance.py", 28)])
+@pytest.mark.parametrize(("suite", "least"), [("test_conformance.py", 28), ("test_gpu.py", 37), ("test_hip.py", 4)])
 def test_suite_passes_with_a_simulated_runtime(suite: str, least: int, library: Path) -> None:  # noqa: F811
     options = ["-q", "-m", "gpu", "-p", "no:cacheprovider", "-n", "0"]
-    env = {**os.environ, **environment(library)}
+    env = {**os.environ, **environment(library, "gfx942,gfx942")}
     argv = [sys.executable, "-m", "pytest", *options, str(HERE / suite)]
     done = subprocess.run(argv, capture_output=True, text=True, env=env, timeout=280)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-8000:]
