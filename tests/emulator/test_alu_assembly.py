@@ -11,12 +11,13 @@ from alu_harness import ALL, Case
 from test_alu_convert import CASES as CONVERSIONS
 from test_alu_float import CASES as FLOATS
 from test_alu_integer import CASES as INTEGERS
+from test_alu_rest import CASES as REST
 from test_alu_scalar import CASES as SCALARS
 from test_matrix import CASES as MATRICES
 from test_matrix import EVERY, operands, span
 
 RELEASES = ("-22", "-21", "-20", "-19", "")
-CASES: list[Case] = [*SCALARS, *INTEGERS, *FLOATS, *CONVERSIONS]
+CASES: list[Case] = [*SCALARS, *INTEGERS, *FLOATS, *CONVERSIONS, *REST]
 
 
 def tool(name: str) -> str:

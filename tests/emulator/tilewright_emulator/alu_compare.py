@@ -1,4 +1,4 @@
-"""Comparisons of the vector unit, which give a lane mask, and of floats in the scalar unit, which give scc.
+"""Comparisons: of the vector unit, which give a lane mask, and of the scalar unit, which give scc.
 
 Comparisons of floats whose names begin with "n" are true where the plain ones are false: of a NaN, then, always.
 ``v_cmpx`` makes the lanes of the result the active ones: on gfx9 besides the printed mask, on gfx11 and later instead.
@@ -106,3 +106,29 @@ def is_class(a: Array, mask: Array) -> Array:
 
 for _kind, _mask in (("f16", "u16"), ("f32", "u32"), ("f64", "u32")):
     _register(f"class_{_kind}", f"{_kind} {_mask}", is_class)
+
+
+# ---- integers in the scalar unit ----
+
+SCALAR_RELATIONS = {
+    "eq": np.equal, "lg": np.not_equal, "gt": np.greater, "ge": np.greater_equal, "lt": np.less, "le": np.less_equal,
+}  # fmt: skip
+for _relation, _ufunc in SCALAR_RELATIONS.items():
+    for _kind in ("i32", "u32"):
+        semantic(f"s_cmp_{_relation}_{_kind}", dst="scc", src=f"{_kind} {_kind}")(_ufunc)
+for _relation in ("eq", "lg"):
+    semantic(f"s_cmp_{_relation}_u64", dst="scc", src="u64 u64")(SCALAR_RELATIONS[_relation])
+
+
+def _compare_short(relation: str, kind: str) -> None:
+    compare = SCALAR_RELATIONS[relation]
+    short = np.int16 if kind == "i32" else np.uint16
+
+    @semantic(f"s_cmpk_{relation}_{kind}", dst="scc", src=f"{kind} {kind}")
+    def compare_short(a: Array, b: Array) -> Array:
+        return np.asarray(compare(a, b.astype(short).astype(a.dtype)))
+
+
+for _relation in SCALAR_RELATIONS:
+    for _kind in ("i32", "u32"):
+        _compare_short(_relation, _kind)

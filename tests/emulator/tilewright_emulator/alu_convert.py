@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from . import formats
+from .alu_modifiers import only
 from .alu_types import selection
 from .arch import Arch
 from .errors import UnknownInstruction
@@ -147,6 +148,7 @@ def insert_byte(a: Array, place: Array, old: Array) -> Array:
 
 
 def _decoder(instruction: Instruction, arch: Arch) -> tuple[Reader, formats.SmallFloat]:
+    only(instruction, "byte_sel", "op_sel")
     name = "bf8" if "bf8" in instruction.name else "fp8"
     return read_bits(instruction, instruction.operand(1), 0, arch), formats.eight_bit(arch.name, name)
 
@@ -181,6 +183,7 @@ def from_eight_bits_twice(instruction: Instruction, arch: Arch) -> Step:
 
 def _field_writer(instruction: Instruction, arch: Arch, shift: int, bits: int) -> Callable[[Waves, Array], None]:
     """Writes some bits of the destination and keeps the others."""
+    only(instruction, "byte_sel", "op_sel")
     operand = instruction.operand(0)
     if operand.kind != "v" or instruction.encoding not in ("", "e64", "e32"):
         raise UnknownInstruction(f"a result of this kind: {instruction.text}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from .alu_modifiers import only
 from .alu_types import selection
 from .arch import Arch
 from .instruction import Instruction
@@ -22,6 +23,7 @@ def split(values: Array, bits: int, signed: bool) -> Array:
 
 
 def _dot(instruction: Instruction, arch: Arch, bits: int, signed: tuple[bool, bool], unsigned_sum: bool) -> Step:
+    only(instruction, "clamp", *(("neg_lo",) if "_iu" in instruction.name else ()))
     accumulate = "c_" in instruction.name
     a, b = (read_bits(instruction, instruction.operand(i), i - 1, arch) for i in (1, 2))
     c = read_bits(instruction, instruction.operand(0 if accumulate else 3), -1 if accumulate else 2, arch)

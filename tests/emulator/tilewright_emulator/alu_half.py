@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from . import formats
-from .alu_modifiers import wrap_function
+from .alu_modifiers import only, wrap_function
 from .arch import Arch
 from .instruction import Instruction
 from .operands import TYPES, read_bits, write_bits
@@ -50,6 +50,7 @@ def fma_mixed(a: Array, b: Array, c: Array) -> Array:
 @builder("v_fma_mixlo_f16", "v_fma_mixhi_f16", "v_mad_mixlo_f16", "v_mad_mixhi_f16")
 def fma_mixed_half(instruction: Instruction, arch: Arch) -> Step:
     """The float32 result, rounded on to float16, goes to one half; the other half stays."""
+    only(instruction, "clamp", "op_sel", "op_sel_hi")
     sources = [TYPES["mix"].reader(instruction, instruction.operand(i + 1), i, arch) for i in range(3)]
     target = instruction.operand(0)
     write, index = write_bits(instruction, target, arch), target.index
@@ -82,6 +83,7 @@ def dot2(a: Array, b: Array, c: Array) -> Array:
 @builder("v_dot2_f32_bf16", "v_dot2c_f32_bf16")
 def dot2_bf16(instruction: Instruction, arch: Arch) -> Step:
     """The same of bfloat16 pairs (operands as printed, without op_sel)."""
+    only(instruction)
     accumulate = instruction.name == "v_dot2c_f32_bf16"
     a, b = (read_bits(instruction, instruction.operand(i), i - 1, arch) for i in (1, 2))
     c = TYPES["f32"].reader(instruction, instruction.operand(0 if accumulate else 3), -1 if accumulate else 2, arch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -274,4 +275,5 @@ def bitop3(instruction: Instruction, arch: Arch) -> Step:
     kind, dtype = ("u16", np.uint16) if instruction.name.endswith("16") else ("u32", np.uint32)
     function = _by_table(instruction.number("bitop3"), dtype)
     row = Semantic(instruction.name, None, function, None, (kind,), (kind,) * 3, 1)
-    return step_of(row, instruction, arch)
+    others = {name: value for name, value in instruction.modifiers.items() if name != "bitop3"}
+    return step_of(row, replace(instruction, modifiers=others), arch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from .alu_modifiers import only
 from .alu_types import selection
 from .arch import Arch
 from .errors import UnknownInstruction
@@ -24,6 +25,7 @@ def _all_lanes(w: Waves, values: Array) -> Array:
 
 @builder("v_readfirstlane_b32")
 def read_first_lane(instruction: Instruction, arch: Arch) -> Step:
+    only(instruction)
     read = read_bits(instruction, instruction.operand(1), 0, arch)
     write = write_bits(instruction, instruction.operand(0), arch)
 
@@ -41,6 +43,7 @@ def read_first_lane(instruction: Instruction, arch: Arch) -> Step:
 @builder("v_readlane_b32")
 def read_lane(instruction: Instruction, arch: Arch) -> Step:
     """Any lane, active or not."""
+    only(instruction)
     read = read_bits(instruction, instruction.operand(1), 0, arch)
     place = read_bits(instruction, instruction.operand(2), 1, arch)
     write = write_bits(instruction, instruction.operand(0), arch)
@@ -55,6 +58,7 @@ def read_lane(instruction: Instruction, arch: Arch) -> Step:
 @builder("v_writelane_b32")
 def write_lane(instruction: Instruction, arch: Arch) -> Step:
     """Any lane, active or not."""
+    only(instruction)
     value = read_bits(instruction, instruction.operand(1), 0, arch)
     place = read_bits(instruction, instruction.operand(2), 1, arch)
     index = instruction.operand(0).index
@@ -71,6 +75,7 @@ def write_lane(instruction: Instruction, arch: Arch) -> Step:
 
 @builder("v_mbcnt_lo_u32_b32", "v_mbcnt_hi_u32_b32")
 def masked_count(instruction: Instruction, arch: Arch) -> Step:
+    only(instruction)
     mask = read_bits(instruction, instruction.operand(1), 0, arch)
     start = read_bits(instruction, instruction.operand(2), 1, arch)
     write = write_bits(instruction, instruction.operand(0), arch)
@@ -88,6 +93,7 @@ def permute_row(instruction: Instruction, arch: Arch) -> Step:
 
     A lane whose source is not active keeps its value; op_sel[0] reads the source all the same, op_sel[1] gives zero.
     """
+    only(instruction, "op_sel")
     read = read_bits(instruction, instruction.operand(1), 0, arch)
     low = read_bits(instruction, instruction.operand(2), 1, arch)
     high = read_bits(instruction, instruction.operand(3), 2, arch)
@@ -115,6 +121,7 @@ def permute_row(instruction: Instruction, arch: Arch) -> Step:
 @builder("v_permlane64_b32")
 def swap_halves(instruction: Instruction, arch: Arch) -> Step:
     """The other half of a wave of 64; a copy in a wave of 32."""
+    only(instruction)
     read = read_bits(instruction, instruction.operand(1), 0, arch)
     write = write_bits(instruction, instruction.operand(0), arch)
     lane = np.arange(arch.lanes) ^ (32 if arch.lanes == 64 else 0)
@@ -124,6 +131,7 @@ def swap_halves(instruction: Instruction, arch: Arch) -> Step:
 @builder("v_permlane16_swap_b32", "v_permlane32_swap_b32", written=2, archs=("gfx950",))
 def swap_rows(instruction: Instruction, arch: Arch) -> Step:
     """The odd rows (of 16 or 32 lanes) of the first register change places with the even rows of the second."""
+    only(instruction)
     first, second = instruction.operand(0), instruction.operand(1)
     if first.kind != "v" or second.kind != "v":
         raise UnknownInstruction(f"operands: {instruction.text}")

@@ -175,6 +175,39 @@ def result_lanes(
     return None
 
 
+# What may stand behind the operands, by what makes it mean something.
+DPP = frozenset(
+    {
+        "quad_perm", "dpp8", "row_mirror", "row_half_mirror", "row_newbcast", "row_share", "row_xmask", "row_ror",
+        "row_shl", "row_shr", "row_bcast", "wave_shl", "wave_shr", "wave_rol", "wave_ror", "row_mask", "bank_mask",
+        "bound_ctrl", "fi",
+    }
+)  # fmt: skip
+SDWA = frozenset({"dst_sel", "dst_unused", "src0_sel", "src1_sel"})
+HALVES = ("u16", "i16", "f16", "word", "mix", "byte_of")
+PAIRS = ("pk_u16", "pk_i16", "pk_f16", "pk_u32", "pk_f32", "mix")
+
+
+def check_modifiers(instruction: Instruction, kinds: tuple[str, ...]) -> None:
+    """Raises ``UnknownInstruction`` for a modifier that operands of these types do not heed."""
+    plain = [kind.removeprefix("dst:") for kind in kinds]
+    known = ["clamp", "mul", "div"]
+    if any(kind in HALVES or kind in PAIRS for kind in plain):
+        known.append("op_sel")
+    if any(kind in PAIRS for kind in plain):
+        known += ["op_sel_hi", "neg_lo", "neg_hi"]
+    if "byte_of" in plain:
+        known.append("byte_sel")
+    only(instruction, *known)
+
+
+def only(instruction: Instruction, *known: str) -> None:
+    """Raises ``UnknownInstruction`` for other modifiers than these, and DPP's and SDWA's in their encodings."""
+    encoded = DPP if _is_dpp(instruction) else SDWA if instruction.encoding == "sdwa" else frozenset()
+    if strange := set(instruction.modifiers) - encoded - set(known):
+        raise UnknownInstruction(f"modifier {', '.join(sorted(strange))}: {instruction.text}")
+
+
 def _between_zero_and_one(value: Array) -> Array:
     """A NaN gives zero, as DX10_CLAMP (which compute kernels have set) says."""
     zero, one = value.dtype.type(0), value.dtype.type(1)

@@ -381,29 +381,3 @@ for _bits, _wide in WIDE.items():
     for _value in (0, 1):
         _bit_set(f"s_bitset{_value}_{_bits}", _wide, bool(_value))
         _bit_test(f"s_bitcmp{_value}_{_bits}", _wide, _value)
-
-
-# ---- comparisons ----
-
-RELATIONS = {
-    "eq": np.equal, "lg": np.not_equal, "gt": np.greater, "ge": np.greater_equal, "lt": np.less, "le": np.less_equal,
-}  # fmt: skip
-for _relation, _ufunc in RELATIONS.items():
-    for _kind in ("i32", "u32"):
-        semantic(f"s_cmp_{_relation}_{_kind}", dst="scc", src=f"{_kind} {_kind}")(_ufunc)
-for _relation in ("eq", "lg"):
-    semantic(f"s_cmp_{_relation}_u64", dst="scc", src="u64 u64")(RELATIONS[_relation])
-
-
-def _compare_short(relation: str, kind: str) -> None:
-    compare = RELATIONS[relation]
-    short = np.int16 if kind == "i32" else np.uint16
-
-    @semantic(f"s_cmpk_{relation}_{kind}", dst="scc", src=f"{kind} {kind}")
-    def compare_short(a: Array, b: Array) -> Array:
-        return np.asarray(compare(a, b.astype(short).astype(a.dtype)))
-
-
-for _relation in RELATIONS:
-    for _kind in ("i32", "u32"):
-        _compare_short(_relation, _kind)

@@ -311,6 +311,7 @@ def operation(row: Semantic, instruction: Instruction, arch: Arch) -> Operation:
         else:
             readers.append(TYPES[kind].reader(instruction, printed[position], position - row.written, arch))
             position += 1
+    alu_modifiers.check_modifiers(instruction, row.dst + row.src)
     function = alu_modifiers.wrap_function(row.function, instruction, row.dst, arch)
     return Operation(tuple(readers), function, tuple(writers))
 
