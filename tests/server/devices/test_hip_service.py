@@ -217,6 +217,46 @@ def test_launches_wait_for_streams_and_streams_for_them(client: tw.Client, gpu: 
     check(given[2].numpy(), a, b)
 
 
+def test_pipelines_keep_their_order(client: tw.Client, gpu: Gpu) -> None:
+    stream = gpu.stream()
+    turn = np.eye(32, dtype=np.float32)[np.roll(np.arange(32), 1)]
+    x = OnGpu(gpu, np.eye(32, dtype=np.float32), stream=stream)
+    y, by = OnGpu(gpu, np.zeros((32, 32), np.float32), stream=stream), OnGpu(gpu, turn, stream=stream)
+    plan = client.plan_gemm(x, by)
+    there, back = plan.bind(x, by, out=y), plan.bind(y, by, out=x)
+    with client.pipeline(stream=stream) as pipeline:
+        for _ in range(4):
+            pipeline.launch(there)
+            pipeline.launch(back)
+    deadline = time.monotonic() + 20
+    while not gpu.idle(stream) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert (x.numpy() == np.linalg.matrix_power(turn, 8)).all()
+
+
+def test_memory_that_was_freed_is_noticed(client: tw.Client, gpu: Gpu) -> None:
+    a, b = operands(np.float16)
+    other = OnGpu(gpu, b)
+    for _ in range(2):  # the second time at the same addresses, perhaps
+        given = OnGpu(gpu, a)
+        check(client.gemm(given, other).numpy(), a, b)
+        gpu.call("hipFree", ctypes.c_uint64(given.address))
+        with pytest.raises(tw.InvalidArgumentError) as caught:
+            client.gemm(given, other)
+        assert caught.value.rule == "device_memory_kind"
+    client.release_exports()
+    assert not client.session.exports
+
+
+def test_views_of_the_servers_memory_are_known_as_such(client: tw.Client, gpu: Gpu) -> None:
+    a, b = operands(np.float32)
+    mine = client.device_empty(a.shape, "fp32", device="hip:0")
+    mine.copy_from(a)
+    view = OnGpu(gpu, a, mine.__cuda_array_interface__["data"][0])
+    check(client.gemm(view, OnGpu(gpu, b)).numpy(), a, b)
+    assert mine.__cuda_array_interface__["data"][0] not in {base for base, _ in client.session.exports}
+
+
 def test_operands_of_two_devices_are_refused(client: tw.Client, gpu: Gpu) -> None:
     a, b = operands(np.float16)
     first = OnGpu(gpu, a)

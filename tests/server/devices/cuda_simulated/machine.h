@@ -188,7 +188,7 @@ typedef struct {
 } State;
 typedef struct Event {
   State* state;
-  int shared, foreign;
+  int shared, foreign, untimed;
   char name[40];
 } Event;
 typedef struct Graph {

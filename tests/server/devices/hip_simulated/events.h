@@ -4,7 +4,7 @@ R hipEventCreateWithFlags(Event** e, unsigned f) {
   ENTER;
   if (f & 4 && !(f & 2)) return INVALID_VALUE;
   *e = calloc(1, sizeof **e);
-  (*e)->shared = !!(f & 4);
+  (*e)->shared = !!(f & 4), (*e)->untimed = !!(f & 2);
   size_t size = sizeof(State);
   if (f & 4) {
     named((*e)->name, "e", getpid(), ++serial);
@@ -44,7 +44,7 @@ R hipEventSynchronize(Event* e) {
 }
 R hipEventElapsedTime(float* ms, Event* a, Event* b) {
   ENTER;
-  if (!a || !b || a->shared || b->shared || !a->state->recorded || !b->state->recorded) return INVALID_HANDLE;
+  if (!a || !b || a->untimed || b->untimed || !a->state->recorded || !b->state->recorded) return INVALID_HANDLE;
   if (a->state->completed < a->state->recorded || b->state->completed < b->state->recorded) return NOT_READY;
   *ms = b->state->time - a->state->time + 0.001f;
   return OK;
