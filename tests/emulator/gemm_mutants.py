@@ -113,6 +113,10 @@ MUTANTS = [
            **SPLIT),
     Mutant("split-K: the counter stays", GEMM, "if (at.thread == 0) store_coherent<1>(launch.counters + tile, {0});",
            "", **SPLIT),
+    Mutant("split-K: arrives ahead of the other waves", GEMM,
+           "barrier();\n    if (at.thread == 0) store_shared<1>(flag, {arrive",
+           "if (at.thread == 0) store_shared<1>(flag, {arrive", **SPLIT),
+    Mutant("split-K: nobody arrives", GEMM, "{arrive(launch.counters + tile)}", "{2u}", **SPLIT),
     Mutant("split-K: slots overlap", GEMM, "slots + slice * kSlot + v", "slots + slice * (kSlot / 2) + v", **SPLIT),
 ]  # fmt: skip
 

@@ -10,7 +10,7 @@ import pytest
 from emulator_compile import load, run, zeros
 from emulator_text import ALL, CDNA
 from tilewright_emulator import Checks, CodeObject
-from tilewright_emulator.errors import BadCodeObject, BarrierDivergence, OutOfBounds, UninitialisedLds
+from tilewright_emulator.errors import BadCodeObject, BarrierDivergence, GlobalRace, OutOfBounds, UninitialisedLds
 
 PLACES = """
 KERNEL(256) places(u32* out) {
@@ -94,6 +94,30 @@ KERNEL(256) histogram(u32* out, const u8* in) {
   __hip_atomic_fetch_add(bins + in[block() * 256 + thread()], 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
   barrier();
   __hip_atomic_fetch_add(out + thread(), bins[thread()], __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+"""
+
+HANDOVER = """
+DEVICE u32 arrive(u32* counter) {
+  return __hip_atomic_fetch_add(counter, 1u, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
+}
+DEVICE void hand_over(u32* out, u32* slots, u32* counter, bool waits) {
+  SHARED static u32 last;
+  slots[block() * 256 + thread()] = block() + thread();
+  if (waits) barrier();
+  if (thread() == 0) last = arrive(counter) == __builtin_amdgcn_grid_size_x() / 256 - 1;
+  barrier();
+  if (last) {
+    u32 sum = 0;
+    for (u32 i = 0; i < __builtin_amdgcn_grid_size_x() / 256; i++) sum += slots[i * 256 + thread()];
+    out[thread()] = sum;
+  }
+}
+KERNEL(256) in_order(u32* out, u32* slots, u32* counter) { hand_over(out, slots, counter, true); }
+KERNEL(256) too_early(u32* out, u32* slots, u32* counter) { hand_over(out, slots, counter, false); }
+KERNEL(256) unannounced(u32* out, u32* slots) {
+  slots[block() * 256 + thread()] = thread();
+  out[block() * 256 + thread()] = slots[thread()];
 }
 """
 
@@ -245,6 +269,24 @@ class TestAtomics:
         given[:] = np.random.default_rng(6).integers(0, 50, 1024)
         run(load(folder, ATOMICS, arch), "histogram", out, given, grid=(4, 1, 1), block=(256, 1, 1))
         assert np.array_equal(out, np.bincount(given, minlength=256))
+
+
+@pytest.mark.parametrize("arch", ALL)
+@pytest.mark.parametrize("groups", [3, 40])
+class TestPublication:
+    """What workgroups hand over to one another; 40 do not run at the same time."""
+
+    def test_behind_a_barrier_and_an_atomic(self, folder: Path, arch: str, groups: int) -> None:
+        out, slots, counter = zeros(256), zeros(256 * groups), zeros(1)
+        checks, shape = Checks(publication=True), {"grid": (groups, 1, 1), "block": (256, 1, 1)}
+        code = load(folder, HANDOVER, arch)
+        run(code, "in_order", out, slots, counter, checks=checks, **shape)
+        assert out.tolist() == [groups * t + groups * (groups - 1) // 2 for t in range(256)]
+        counter[:] = 0
+        with pytest.raises(GlobalRace, match=r"argument 1, byte .* wrote it and has not"):
+            run(code, "too_early", out, slots, counter, checks=checks, **shape)
+        with pytest.raises(GlobalRace, match="workgroup 0 wrote it and has not"):
+            run(code, "unannounced", zeros(256 * groups), slots, checks=checks, **shape)
 
 
 @pytest.mark.parametrize("arch", ALL)

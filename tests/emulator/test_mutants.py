@@ -21,7 +21,7 @@ from tilewright_emulator.instruction import Instruction
 from tilewright_emulator.state import Waves
 from tilewright_emulator.waits import waits_of
 
-LIMIT = Checks(instruction_limit=30_000)
+LIMIT = Checks(instruction_limit=30_000, publication=True)
 PLAIN = {f"{m.config}{m.sizes}{m.split_k}": m for m in reversed(MUTANTS)}
 
 
