@@ -15,6 +15,7 @@ from .instruction import Operand, register_bits
 from .lds import Lds
 from .memory import Memory
 from .memory_global import PRIVATE_APERTURE, SHARED_APERTURE
+from .publication import Publication
 from .run import Checks, Run, Traffic
 from .scheduler import Scheduler
 from .state import EXEC, M0, POISON, SCALARS, TTMP, Array, Waves
@@ -60,6 +61,7 @@ class _Launch:
     dynamic_lds: int
     checks: Checks
     kernarg: bytes
+    publication: Publication | None
 
     @property
     def arch(self) -> Arch:
@@ -82,7 +84,9 @@ class _Launch:
         size = self.kernel.descriptor.lds + self.dynamic_lds
         lds = Lds(size, groups, self.checks.lds_races, self.checks.uninitialised_lds)
         slots = np.repeat(np.arange(groups), self.per_group)
-        run = Run(self.arch, self.memory, lds, self.checks, slots, self.per_group, first, traffic, CODE)
+        run = Run(
+            self.arch, self.memory, lds, self.checks, slots, self.per_group, first, traffic, self.publication, CODE
+        )
         names = {slot: self.coordinates(first + slot) for slot in range(groups)}
         Scheduler(self.kernel.program, run, names, executed).start(self._waves(run, names))
 
@@ -222,9 +226,10 @@ def launch(
         for segment in kernel.code.elf.segments
     ]
     memory.forget_owners()
-    made = _Launch(kernel, memory, grid, block, dynamic_lds, checks, kernarg)
-    executed, traffic = [0] * (len(kernel.program.steps)), Traffic()
     groups = grid[0] * grid[1] * grid[2]
+    publication = Publication(groups, in_order=kernel.arch.is_cdna) if checks.publication else None
+    made = _Launch(kernel, memory, grid, block, dynamic_lds, checks, kernarg, publication)
+    executed, traffic = [0] * (len(kernel.program.steps)), Traffic()
     together = max(1, LOCKSTEP // made.per_group)
     try:
         with np.errstate(all="ignore"):

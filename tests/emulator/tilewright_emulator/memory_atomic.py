@@ -109,6 +109,8 @@ def _apply(view: Array, at: Array, operands: Array, compares: Array | None, chan
 
 def _on_memory(w: Waves, addresses: Array, size: int, operands: Array, compares: Array | None, change: Change) -> Array:
     check_alignment(addresses, size)
+    if w.run.publication is not None:
+        w.run.publication.released(w)
     before = np.empty(addresses.size, f"u{size}")
     for allocation, lanes in w.run.memory.parts(addresses, size):
         chosen = np.arange(addresses.size) if lanes is None else lanes

@@ -86,12 +86,12 @@ class Place:
                 data[some, at : at + part] = w.run.memory.load(addresses[some], part)
         return data
 
-    def store(self, w: Waves, data: Array) -> None:
+    def store(self, w: Waves, data: Array) -> Pending:
+        """Active lanes write; the result is to be issued."""
         offsets, size = self.offsets(w), data.shape[1]
         addresses, inside = self.resolve(w, offsets, size)
         if inside.all():
-            store_bytes(w, addresses, data)
-            return
+            return store_bytes(w, addresses, data)
         owners = w.run.owners(w)
         for at in range(0, size, 4):
             part = min(size - at, 4)
@@ -99,6 +99,7 @@ class Place:
             if inside.any():
                 chosen = None if owners is None else owners[inside]
                 w.run.memory.store(addresses[inside], np.ascontiguousarray(data[inside, at : at + part]), chosen)
+        return Pending("store")
 
 
 def _element(instruction: Instruction) -> tuple[int, str]:
@@ -150,9 +151,9 @@ def _store(instruction: Instruction, arch: Arch) -> Step:
             return
         if place.is_scratch(w):
             scratch_store(w, first, _private(place, w), size, how)
+            issue(w, counters, Pending("store"))
         else:
-            place.store(w, from_registers(w, first, size, how))
-        issue(w, counters, Pending("store"))
+            issue(w, counters, place.store(w, from_registers(w, first, size, how)))
 
     return step
 

@@ -47,13 +47,19 @@ def load_bytes(w: Waves, addresses: Array, size: int) -> Array:
     """What active lanes read. ``addresses``: uint64 ``(active lanes,)``."""
     if w.run.checks.traffic:
         count_global(w, addresses, size)
+    if w.run.publication is not None and addresses.size == int(w.exec.sum()):
+        w.run.publication.loaded(w, addresses, size)
     return w.run.memory.load(addresses, size)
 
 
-def store_bytes(w: Waves, addresses: Array, data: Array) -> None:
+def store_bytes(w: Waves, addresses: Array, data: Array) -> Pending:
+    """Active lanes write; the result is to be issued."""
     if w.run.checks.traffic:
         count_global(w, addresses, data.shape[1])
     w.run.memory.store(addresses, data, w.run.owners(w))
+    if w.run.publication is None:
+        return Pending("store")
+    return Pending("store", 0, None, w.run.publication.stored(w, addresses, data.shape[1]))
 
 
 def aperture_of(addresses: Array) -> int | None:
@@ -133,13 +139,14 @@ def _store(instruction: Instruction, arch: Arch) -> Step:
         if not (w.full or w.exec.any()):
             return
         where, data = w.active(address(w)), from_registers(w, first, size, how)
+        pending = Pending("store")
         if flat and (aperture := aperture_of(where)) is not None:
             if aperture != SHARED_APERTURE:
                 raise LaneFault(UnknownInstruction, 0, "flat access to scratch")
             lds_store(w, (where & np.uint64(0xFFFFFFFF)).astype(np.int64), data)
         else:
-            store_bytes(w, where, data)
-        issue(w, counters, Pending("store"))
+            pending = store_bytes(w, where, data)
+        issue(w, counters, pending)
 
     return step
 

@@ -9,20 +9,22 @@ import numpy as np
 from .arch import Arch
 from .lds import EPOCH, Lds
 from .memory import Memory
+from .publication import Publication
 from .state import Array, Waves
 from .waits import Pending
 
 
 @dataclass(frozen=True)
 class Checks:
-    """What a launch looks for. ``instruction_limit``: instructions of one wave. ``traffic``: count LDS bank conflicts
-    and memory transactions (slow)."""
+    """What a launch looks for. ``publication``: see publication.py. ``instruction_limit``: instructions of one wave.
+    ``traffic``: count LDS bank conflicts and memory transactions (slow)."""
 
     lds_races: bool = True
     uninitialised_lds: bool = True
     uninitialised_registers: bool = True
     waits: bool = True
     global_races: bool = True
+    publication: bool = False
     traffic: bool = False
     instruction_limit: int = 20_000_000
 
@@ -51,6 +53,7 @@ class Run:
     per_group: int
     first_group: int = 0
     traffic: Traffic = field(default_factory=Traffic)
+    publication: Publication | None = None
     code_base: int = 0
     clock: int = 0
 

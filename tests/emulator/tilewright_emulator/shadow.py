@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from .state import Array
 
 
 class Shadow:
-    """One int32 cell for every ``granule`` bytes. The granule starts at 16 and shrinks when an access asks for less."""
+    """One cell for every ``granule`` bytes. The granule starts at 16 and shrinks when an access asks for less."""
 
-    def __init__(self, size: int, initial: int) -> None:
+    def __init__(self, size: int, initial: int, dtype: Any = np.int32) -> None:
         self.granule = 16
-        self.cells: Array = np.full(-(-size // 16), initial, np.int32)
+        self.cells: Array = np.full(-(-size // 16), initial, dtype)
 
     def index(self, offsets: Array, size: int) -> tuple[Array, int]:
         """The cells of accesses of ``size`` bytes at ``offsets`` (int64), flat, and how many each has."""
