@@ -18,13 +18,15 @@ def driver_of(kind: str) -> GpuDriver:
 
 
 def kind_of_address(address: int) -> str:
-    """Whose memory an address is, where nobody says: the first kind whose driver is there and knows it; ``cuda`` if
-    none does."""
-    return next((kind for kind in KINDS if _knows(kind, address)), KINDS[0])
+    """Whose memory an address is, where nobody says: the kind whose driver knows it. Of addresses that none knows, the
+    first kind that has a driver here; that driver will say what is wrong with them."""
+    here = [kind for kind in KINDS if _is_here(kind)]
+    return next((kind for kind in here if driver_of(kind).identity(address)), (here or KINDS)[0])
 
 
-def _knows(kind: str, address: int) -> bool:
+def _is_here(kind: str) -> bool:
     try:
-        return bool(driver_of(kind).identity(address))
-    except TilewrightError:  # there is none
+        driver_of(kind)
+    except TilewrightError:
         return False
+    return True
