@@ -11,17 +11,11 @@
 
 namespace tw::gpu {
 
-// Whether a tile states `place` (see layout_amd.hpp).
-template <class Tile, class = void>
-constexpr bool kIsLdsTile = false;
-template <class Tile>
-constexpr bool kIsLdsTile<Tile, decltype((void)Tile::source_k_major)> = true;
-
 // One operand's side. kLines: rows of A (columns of B) of one instruction; kLaneBytes: what a lane reads of each.
 template <class Tile, int kLines, int kGroups, int kLaneBytes>
 struct MatrixSide {
   using Element = typename Tile::Element;
-  static constexpr int size = Tile::element_bytes, parts = ceil_div(kLaneBytes, 16), part_bytes = kLaneBytes / parts;
+  static constexpr int parts = ceil_div(kLaneBytes, 16), part_bytes = kLaneBytes / parts;
   // Vectors that are never taken apart: else the compiler takes the reads apart, too.
   using Part = Vector<uint32_t, part_bytes / 4>;
   struct Fragment {
@@ -33,14 +27,10 @@ struct MatrixSide {
     Fragment x;
     TW_UNROLL
     for (int p = 0; p < parts; p++) {
-      if constexpr (Tile::k_major) {
-        // Groups of lanes read neighbouring places.
-        const int own = group * part_bytes, step = (kk * parts + p) * kGroups * part_bytes;
-        x.part[p] = load_shared_vector<part_bytes / 4>(address(tile, first, line, beyond, own, step));
-      } else {
-        x.part[p] = gather(tile, first + beyond + line, ((kk * parts + p) * kGroups + group) * (part_bytes / size));
-      }
-      if constexpr (kIsFnuz<Element>) x.part[p] = fnuz_bytes<Element>(x.part[p]);
+      // Groups of lanes read neighbouring places.
+      const int own = group * part_bytes, step = (kk * parts + p) * kGroups * part_bytes;
+      x.part[p] = load_shared_vector<part_bytes / 4>(address(tile, first, line, beyond, own, step));
+      if constexpr (kIsFnuz<Element> && Tile::raw) x.part[p] = fnuz_bytes<Element>(x.part[p]);
     }
     return x;
   }
@@ -50,26 +40,9 @@ struct MatrixSide {
   TW_DEVICE static uint32_t address(uint32_t tile, int first, int line, int beyond, int own, int step) {
     constexpr int kTogether = kGroups * part_bytes;  // bytes that the groups read
     const int within = kTogether >= 16 ? own % 16 : step % 16;
-    if constexpr (kIsLdsTile<Tile> && kLines % 16 == 0 && kTogether >= 16)
+    if constexpr (kLines % 16 == 0 && kTogether >= 16)
       return tile + Tile::template place<kTogether / 16>(first, line, beyond, own / 16, step / 16) + within;
     return tile + Tile::offset(first + beyond + line, (own + step) / 16) + within;
-  }
-  // k across the lines: element by element.
-  TW_DEVICE static Part gather(uint32_t tile, int line, int k) {
-    Part x;
-    TW_UNROLL
-    for (int w = 0; w < part_bytes / 4; w++) {
-      uint32_t word = 0;
-      TW_UNROLL
-      for (int e = 0; e < 4 / size; e++) {
-        const int byte = line * size;
-        const uint32_t from = tile + Tile::offset(k + w * (4 / size) + e, byte / 16) + byte % 16 / 4 * 4;
-        const uint32_t bits = load_shared<1>(from).w[0] >> (byte % 4 * 8);
-        word |= (size == 4 ? bits : bits & ((1u << (size * 8 % 32)) - 1)) << (e * size * 8);
-      }
-      x[w] = word;
-    }
-    return x;
   }
 };
 

@@ -44,6 +44,16 @@ TW_DEVICE Word fnuz_bytes(Word x) {
   return (x & nonzero & kSigns) | (last + special);
 }
 
+// Words of elements on their way to a tile in LDS.
+template <class Tile, int kCount>
+TW_DEVICE Words<kCount> stored_words(Words<kCount> x) {
+  if constexpr (kIsFnuz<typename Tile::Element> && !Tile::raw) {
+    TW_UNROLL
+    for (int w = 0; w < kCount; w++) x.w[w] = fnuz_bytes<typename Tile::Element>(x.w[w]);
+  }
+  return x;
+}
+
 // Two values of which fp16 patterns are given: exact.
 TW_DEVICE uint32_t bfloats_of_halves(uint32_t x) {
   const uint32_t low = bits_of(half_to_float((uint16_t)x)), high = bits_of(half_to_float((uint16_t)(x >> 16)));

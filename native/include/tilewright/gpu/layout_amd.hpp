@@ -27,10 +27,11 @@ constexpr int kLdsBanks = 32;
 #endif
 
 // E: element type. kSourceKMajor: k is contiguous in global memory. kExtent: tile_m or tile_n. kDepth: tile_k.
-template <class E, bool kSourceKMajor, int kExtent, int kDepth, int kBanks = kLdsBanks>
+// kRaw: elements are as they were in global memory; else as the matrix unit reads them (see convert_amd.hpp).
+template <class E, bool kSourceKMajor, int kExtent, int kDepth, int kBanks = kLdsBanks, bool kRaw = false>
 struct LdsTile {
   using Element = E;
-  static constexpr bool k_major = true, source_k_major = kSourceKMajor;
+  static constexpr bool k_major = true, source_k_major = kSourceKMajor, raw = kRaw;
   static constexpr int element_bytes = size_of<E>, extent = kExtent, depth = kDepth;
   static constexpr int lines = kExtent, line_bytes = kDepth * element_bytes, chunks = line_bytes / 16;
   static constexpr int bytes = lines * line_bytes;

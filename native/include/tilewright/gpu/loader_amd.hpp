@@ -7,6 +7,7 @@
 //  * move (anything else, and the last, partial step): byte by byte where it must be, at once, without prefetch.
 //    Nothing outside of 16-byte units that hold wanted bytes is read.
 #pragma once
+#include "tilewright/gpu/convert_amd.hpp"
 #include "tilewright/gpu/layout_amd.hpp"
 #include "tilewright/gpu/loader.hpp"
 
@@ -154,14 +155,14 @@ struct RegisterLoader {
     TW_UNROLL
     for (int j = 0; j < per_thread; j++) {
       if constexpr (Tile::source_k_major) {
-        store_shared(to + offset_of(thread, j), held.data[j][0]);
+        store_shared(to + offset_of(thread, j), stored_words<Tile>(held.data[j][0]));
       } else {
         const Place at = place(thread, j);
         const int byte = at.along * rows * size;
         TW_UNROLL
         for (int i = 0; i < Block::across; i++)
           store_shared(to + Tile::offset(at.across * Block::across + i, byte / 16) + byte % 16,
-                       Block::line(held.data[j], i));
+                       stored_words<Tile>(Block::line(held.data[j], i)));
       }
     }
   }
@@ -203,7 +204,7 @@ struct SlowLoader {
     for (int id = thread; id < total; id += kThreads) {
       const int chunk = id % along, line = id / along * rows;
       if constexpr (Tile::source_k_major) {
-        store_shared(to + Tile::offset(line, chunk), load(panel, line, chunk));
+        store_shared(to + Tile::offset(line, chunk), stored_words<Tile>(load(panel, line, chunk)));
       } else {
         typename Block::Input x;
         TW_UNROLL
@@ -211,7 +212,8 @@ struct SlowLoader {
         const int byte = line * size;
         TW_UNROLL
         for (int i = 0; i < Block::across; i++)
-          store_shared(to + Tile::offset(chunk * Block::across + i, byte / 16) + byte % 16, Block::line(x, i));
+          store_shared(to + Tile::offset(chunk * Block::across + i, byte / 16) + byte % 16,
+                       stored_words<Tile>(Block::line(x, i)));
       }
     }
   }

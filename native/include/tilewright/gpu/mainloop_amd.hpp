@@ -32,8 +32,10 @@ TW_DEVICE void lds_barrier() {
 
 template <class Config>
 struct AmdLoop {
-  using TileA = LdsTile<typename Config::A, !Config::a_col, Config::tile_m, Config::tile_k>;
-  using TileB = LdsTile<typename Config::B, Config::b_col, Config::tile_n, Config::tile_k>;
+  static constexpr bool direct =
+      Config::pipeline == Pipeline::comp_async && kHasDirect && !Config::a_col && Config::b_col;
+  using TileA = LdsTile<typename Config::A, !Config::a_col, Config::tile_m, Config::tile_k, kLdsBanks, direct>;
+  using TileB = LdsTile<typename Config::B, Config::b_col, Config::tile_n, Config::tile_k, kLdsBanks, direct>;
   static constexpr int threads = Config::wave_m * Config::wave_n * kWave;
   using Atom = typename AtomFor<Config, TileA, TileB, Config::tile_m / Config::wave_m,
                                 Config::tile_n / Config::wave_n>::type;
@@ -41,8 +43,6 @@ struct AmdLoop {
   using LoaderB = RegisterLoader<TileB, threads>;
   using Fragments = typename Atom::Fragments;
   static constexpr bool packed = Config::pipeline == Pipeline::preshufflev2;
-  static constexpr bool direct =
-      Config::pipeline == Pipeline::comp_async && kHasDirect && TileA::source_k_major && TileB::source_k_major;
   static constexpr bool two_tiles =
       Config::pipeline == Pipeline::compv4 || Config::pipeline == Pipeline::comp_async || packed;
   static constexpr int held_steps = Config::pipeline == Pipeline::mem ? max_of(Config::stages, 2) : 1;
@@ -124,6 +124,15 @@ struct AmdLoop {
 
   // ---- compv4 ----
 
+  // All slices but the last, and that the barrier does not come before the products which cover the last write.
+  TW_DEVICE static void schedule_before_barrier(int writes, int fetches, int reads) {
+    TW_UNROLL
+    for (int kk = 0; kk + 1 < slices; kk++)
+      schedule_slice(slice_products, slice_products - (kk + 2 < slices ? 0 : covering),
+                     {reads, share_of(writes, kk, slices - 1), share_of(fetches, kk, slices - 1)});
+    __builtin_amdgcn_sched_barrier(0);
+  }
+
   TW_DEVICE static void run_two_tiles(Atom& atom, const Sources& from, const Where& at) {
     Fragments fragments[2];
     Held held;
@@ -144,19 +153,14 @@ struct AmdLoop {
           held.fetch(from, step + 2, at);
         }
         if (kk + 1 == slices) {
+          if constexpr (ordered) schedule_before_barrier(step_writes, step_fetches, slice_reads);
           lds_barrier();  // the other tile is complete; this one has been read
           if constexpr (ahead) load(fragments[slices % 2], other, at, 0);
         }
         atom.multiply(fragments[kk % 2]);
       }
       if (ahead && slices % 2 != 0) fragments[0] = fragments[1];
-      if constexpr (ordered) {
-        TW_UNROLL
-        for (int kk = 0; kk + 1 < slices; kk++)
-          schedule_slice(slice_products, slice_products - (kk + 2 < slices ? 0 : covering),
-                         {slice_reads, share_of(step_writes, kk, slices - 1), share_of(step_fetches, kk, slices - 1)});
-        schedule_slice(slice_products, slice_products - covering, {slice_reads, 0, 0});
-      }
+      if constexpr (ordered) schedule_slice(slice_products, slice_products - covering, {slice_reads, 0, 0});
       const uint32_t swap = tile;
       tile = other;
       other = swap;
@@ -206,10 +210,7 @@ struct AmdLoop {
           load(fragments[(kk + 1) % 2], tile, at, kk + 1);
           atom.multiply(fragments[kk % 2]);
         } else {
-          TW_UNROLL
-          for (int before = 0; before < kk; before++)
-            schedule_slice(slice_products, slice_products - covering, {slice_reads, 0, 0});
-          __builtin_amdgcn_sched_barrier(0);
+          schedule_before_barrier(0, 0, slice_reads);
           wait_direct();
           lds_barrier();  // the other tile is complete; this one has been read
           load(fragments[slices % 2], other, at, 0);
@@ -238,6 +239,8 @@ struct AmdLoop {
 
   template <class B>
   TW_DEVICE static void run_packed(Atom& atom, const Source<TileA>& a, const B& b, const Where& at) {
+    constexpr bool laid_down = ordered && Config::scheduler == Scheduler::intrawave;
+    constexpr int kReads = Atom::rows * Atom::SideA::parts, kFetches = LoaderA::loads + Packed::loads * (slices - 1);
     const int panel = at.n0 / Config::warp_tile_n;
     Fragments fragments[2];
     Packed packed_b[slices];
@@ -261,6 +264,7 @@ struct AmdLoop {
           LoaderA::fetch(held, a, step + 2, at.thread);
         }
         if (kk + 1 == slices) {
+          if constexpr (laid_down) schedule_before_barrier(LoaderA::writes, kFetches, kReads);
           lds_barrier();  // the other tile is complete; this one has been read
           load_a(fragments[slices % 2], other, at, 0);
         }
@@ -269,15 +273,7 @@ struct AmdLoop {
         packed_b[kk].fetch(next, b.panel, panel, at.lane, kk);
       }
       if (slices % 2 != 0) fragments[0] = fragments[1];
-      if constexpr (ordered && Config::scheduler == Scheduler::intrawave) {
-        constexpr int kReads = Atom::rows * Atom::SideA::parts;
-        constexpr int kFetches = LoaderA::loads + Packed::loads * (slices - 1);
-        TW_UNROLL
-        for (int kk = 0; kk + 1 < slices; kk++)
-          schedule_slice(slice_products, slice_products - (kk + 2 < slices ? 0 : covering),
-                         {kReads, share_of(LoaderA::writes, kk, slices - 1), share_of(kFetches, kk, slices - 1)});
-        schedule_slice(slice_products, slice_products - covering, {kReads, 0, 0});
-      }
+      if constexpr (laid_down) schedule_slice(slice_products, slice_products - covering, {kReads, 0, 0});
       const uint32_t swap = tile;
       tile = other;
       other = swap;
