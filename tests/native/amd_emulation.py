@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -23,24 +21,25 @@ PER_UNIT = 6
 
 
 class AmdKernels:
-    """Compiled kernels under names of their own."""
+    """Kernels under names of their own, compiled when they are first wanted, with a few others of their arch."""
 
     def __init__(self, folder: Path, configs: Sequence[AmdConfig]) -> None:
+        self._folder = folder
         self.names = {config: f"k{index}" for index, config in enumerate(dict.fromkeys(configs))}
-        groups: list[dict[str, AmdConfig]] = []
-        for arch in sorted({config.arch for config in self.names}):
+        self._groups: dict[str, dict[str, AmdConfig]] = {}
+        for arch in {config.arch for config in self.names}:
             items = [(name, config) for config, name in self.names.items() if config.arch == arch]
-            groups += [dict(items[i : i + PER_UNIT]) for i in range(0, len(items), PER_UNIT)]
+            for i in range(0, len(items), PER_UNIT):
+                group = dict(items[i : i + PER_UNIT])
+                self._groups.update(dict.fromkeys(group, group))
         self._built: dict[str, Built] = {}
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for group, built in zip(
-                groups, pool.map(lambda group: compile_kernels(folder, group), groups), strict=True
-            ):
-                self._built.update(dict.fromkeys(group, built))
 
     def built(self, config: AmdConfig) -> tuple[Built, str]:
         """The code object that holds the configuration's kernel, and the kernel's name."""
         name = self.names[config]
+        if name not in self._built:
+            group = self._groups[name]
+            self._built.update(dict.fromkeys(group, compile_kernels(self._folder, group)))
         return self._built[name], name
 
     def launch(self, call: Call, grid: int = 0, checks: Checks | None = None) -> Report:
