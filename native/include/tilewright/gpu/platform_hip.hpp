@@ -42,9 +42,17 @@ TW_DEVICE void wait_shared() {
   asm volatile("s_waitcnt lgkmcnt(0)" ::: "memory");
 #endif
 }
+// What this wave has written to global memory is where other workgroups find it. On gfx9 the fence of a barrier leaves
+// that to whoever publishes for the workgroup, whose wave does not wait for what others have under way.
+TW_DEVICE void wait_stores() {
+#if defined(__GFX9__)
+  asm volatile("s_waitcnt vmcnt(0)" ::: "memory");
+#endif
+}
 TW_DEVICE void barrier() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
   wait_shared();
+  wait_stores();
   __builtin_amdgcn_s_barrier();
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
