@@ -55,8 +55,8 @@ static const char* descriptor(const Module* m, const char* kernel) {
     if (!strcmp(names + at4(symbols + 24 * i), wanted)) return at_address(m, at8(symbols + 24 * i + 8));
   return 0;
 }
-// A number of the kernel's metadata, which is MessagePack with the keys of each kernel in alphabetical order: ``key`` is
-// the last one before the kernel's ".symbol", or the first one behind it.
+// A number of the kernel's metadata, which is MessagePack with the keys of each kernel in alphabetical order: ``key``
+// is the last one before the kernel's ".symbol", or the first one behind it.
 static unsigned metadata(const Module* m, const char* kernel, const char* key, unsigned otherwise) {
   const char *head, *notes = section(m, 7, &head);
   char wanted[1030];

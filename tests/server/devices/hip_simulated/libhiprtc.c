@@ -127,7 +127,8 @@ static char* command_of(const char* folder, int n, const char** options) {
     if (given) arch = 1, fprintf(line, " --offload-arch='%s'", given);
     else word(line, options[i]);
   }
-  if (!arch) fprintf(line, " --offload-arch=%.*s", devices ? (int)strcspn(devices, ",") : 6, devices ? devices : "gfx942");
+  if (!devices || !*devices) devices = "gfx942";
+  if (!arch) fprintf(line, " --offload-arch=%.*s", (int)strcspn(devices, ","), devices);
   fputs(" program.hip -o program.co 2>log", line);
   fclose(line);
   return made;

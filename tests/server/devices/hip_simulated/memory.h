@@ -64,7 +64,8 @@ static R copy(Ptr to, Ptr from, size_t n, int kind, Stream* handle) {
   if (!n) return OK;
   if (kind < 0 || kind > ANY_WAY) return INVALID_VALUE;
   const int to_device = in((void*)to, n), from_device = in((void*)from, n);
-  if (((kind == TO_DEVICE || kind == ON_DEVICE) && !to_device) || ((kind & TO_HOST) && !from_device)) return INVALID_VALUE;
+  if ((kind == TO_DEVICE || kind == ON_DEVICE) && !to_device) return INVALID_VALUE;
+  if ((kind == TO_HOST || kind == ON_DEVICE) && !from_device) return INVALID_VALUE;
   if ((!to_device && find(to)) || (!from_device && find(from))) return INVALID_VALUE;  // beyond the end
   if (from_device) return put_on(handle, (Op){.kind = COPY, .a = to, .b = from, .n = n});
   if (n > LARGE && stream_of(handle)->head) {

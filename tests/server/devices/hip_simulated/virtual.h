@@ -27,7 +27,8 @@ static Alloc* allocation(const char* name, int fd, size_t size, int handles) {
 }
 R hipMemCreate(Alloc** a, size_t n, const Prop* p, unsigned long long f) {
   ENTER;
-  if (!n || n % GRANULE || p->type != 1 || p->location.type != 1 || !is_device(p->location.id) || f) return INVALID_VALUE;
+  if (!n || n % GRANULE || f) return INVALID_VALUE;
+  if (p->type != 1 || p->location.type != 1 || !is_device(p->location.id)) return INVALID_VALUE;
   if (starved() || used() + n > MEMORY) return OOM;
   char name[40];
   const int was = current;
