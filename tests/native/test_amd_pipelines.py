@@ -66,6 +66,10 @@ def configs() -> Iterator[tuple[str, AmdConfig]]:
 
 
 CONFIGS = dict(configs())
+FAST = AmdConfig(
+    arch="gfx942", wave_size=64, tile=(224, 256, 32), wave=(1, 4), warp_tile=(32, 32, 8), a_col=False, b_col=True,
+    pipeline="compv4", epilogue="cshuffle",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +80,7 @@ def kernels(build_folder: Path):  # type: ignore[no-untyped-def]
         pytest.skip("needs llvm-objdump 19 or later")
     from amd_emulation import AmdKernels
 
-    return AmdKernels(build_folder, list(CONFIGS.values()))
+    return AmdKernels(build_folder, [*CONFIGS.values(), FAST])
 
 
 def packed_b(config: AmdConfig, b: np.ndarray) -> tuple[np.ndarray, int]:  # type: ignore[type-arg]
@@ -142,6 +146,11 @@ def test_any_size_and_alignment(kernels, name: str, rng: np.random.Generator) ->
     )
     for sizes in (ragged, odd, Sizes(m + 1, n - 1, k), Sizes(3, 5, 0), Sizes(1, 1, 1)):
         run(kernels, Call(config, [sizes], rng, at_end=bool(rng.integers(0, 2)), split_k=config.split_k))
+
+
+def test_the_fast_kernel_is_right(kernels, rng: np.random.Generator) -> None:  # type: ignore[no-untyped-def]
+    """With an odd number of warp tiles, and more lines than whole rounds of its threads."""
+    run(kernels, Call(FAST, [Sizes(230, 256, 104)], rng))
 
 
 # ---- the layout of tiles ----
@@ -241,11 +250,6 @@ def test_tiles_are_written_without_conflicts(layouts: ctypes.CDLL, name: str) ->
 
 
 # ---- the schedule ----
-
-FAST = AmdConfig(
-    arch="gfx942", wave_size=64, tile=(224, 256, 32), wave=(1, 4), warp_tile=(32, 32, 8), a_col=False, b_col=True,
-    pipeline="compv4", epilogue="cshuffle",
-)  # fmt: skip
 
 
 def test_the_fast_kernel_keeps_the_matrix_units_busy(kernels, build_folder: Path) -> None:  # type: ignore[no-untyped-def]
