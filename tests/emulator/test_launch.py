@@ -278,15 +278,19 @@ class TestPublication:
 
     def test_behind_a_barrier_and_an_atomic(self, folder: Path, arch: str, groups: int) -> None:
         out, slots, counter = zeros(256), zeros(256 * groups), zeros(1)
-        checks, shape = Checks(publication=True), {"grid": (groups, 1, 1), "block": (256, 1, 1)}
         code = load(folder, HANDOVER, arch)
-        run(code, "in_order", out, slots, counter, checks=checks, **shape)
+
+        def start(name: str, *arguments: Any) -> None:
+            checks = Checks(publication=True)
+            run(code, name, *arguments, grid=(groups, 1, 1), block=(256, 1, 1), checks=checks)
+
+        start("in_order", out, slots, counter)
         assert out.tolist() == [groups * t + groups * (groups - 1) // 2 for t in range(256)]
         counter[:] = 0
         with pytest.raises(GlobalRace, match=r"argument 1, byte .* wrote it and has not"):
-            run(code, "too_early", out, slots, counter, checks=checks, **shape)
+            start("too_early", out, slots, counter)
         with pytest.raises(GlobalRace, match="workgroup 0 wrote it and has not"):
-            run(code, "unannounced", zeros(256 * groups), slots, checks=checks, **shape)
+            start("unannounced", zeros(256 * groups), slots)
 
 
 @pytest.mark.parametrize("arch", ALL)
