@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 from gemm_runner import Array, draw
@@ -30,6 +32,11 @@ SHUFFLING = ("gfx90a", "gfx942", "gfx950")
 M, N, K = 40, 100, 300
 of = TensorDesc.of
 needs_compiler = pytest.mark.skipif(not HAVE_HIP, reason=WITHOUT_HIP)
+
+
+@cache
+def runner_of(name: str) -> HipRunner:
+    return HipRunner(tilewright_arch.load(name))
 
 
 def device(name: str) -> DeviceInfo:
@@ -72,7 +79,7 @@ CASES = [
 @pytest.mark.parametrize(("name", "key", "warp"), CASES)
 def test_products_with_packed_b_are_right(name: str, key: str, warp: Triple) -> None:
     target = device(name)
-    runner = HipRunner(target.arch)
+    runner = runner_of(name)
     a, b, _ = key.split("_")
     number = CASES.index((name, key, warp))
     rng = np.random.default_rng(number)

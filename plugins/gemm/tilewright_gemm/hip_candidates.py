@@ -34,6 +34,7 @@ class HipShape(NamedTuple):
 HIP_SHAPES = (
     HipShape((256, 256), (2, 2)),
     HipShape((256, 256), (2, 4)),
+    HipShape((256, 224), (2, 2)),
     HipShape((256, 128), (2, 2)),
     HipShape((128, 256), (2, 2)),
     HipShape((256, 128), (4, 2)),

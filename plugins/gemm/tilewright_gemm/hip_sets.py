@@ -79,6 +79,8 @@ def _steps(archs: tuple[str, ...], wave: tuple[int, int]) -> Declarations:
 
 def _essential() -> Declarations:
     yield _kernels(_CDNA, (256, 256), (2, 2), pipeline=["compv3", "compv4"])
+    # 16 by 19 tiles of 4096 x 4096: one for each of the 304 units of an MI300X.
+    yield _kernels(_CDNA, (256, 224), (2, 2), lines=2, pipeline="compv3")
     yield _kernels(_CDNA, (256, 128), (2, 2), pipeline=["compv3", "compv4", "comp_async"])
     yield _kernels(_CDNA, (64, 64), (2, 2), lines=2, pipeline="compv3")
     yield _kernels(_CDNA, (16, 64), (1, 4), lines=2, pipeline="mem", scheduler=["intrawave", "interwave"])

@@ -105,23 +105,27 @@ ORIGINALS: dict[str, tuple[GemmConfig, ...]] = {
     "default_kernel": (DEFAULT_KERNEL,),
 }
 
+# 8 or 16 waves, for which the block of 256 threads has no room, nor has the LDS for the results of each.
+_CROWDED = ("wave_table", "workgroup_threads", "shared_memory")
+_OVERFULL = ("wave_table", "workgroup_threads", "accumulators_fit_registers", "shared_memory")
+
 REFUSED: dict[str, dict[int, tuple[str, ...]]] = {
     "fp16_rcr_compute": {
-        0: ("wave_table", "workgroup_threads"),
-        1: ("wave_table", "workgroup_threads", "staging_budget"),
-        2: ("wave_table", "workgroup_threads"),
-        3: ("wave_table", "workgroup_threads"),
-        6: ("wave_table", "workgroup_threads"),
+        0: _CROWDED,
+        1: ("wave_table", "workgroup_threads", "accumulators_fit_registers", "staging_budget", "shared_memory"),
+        2: _CROWDED,
+        3: _CROWDED,
+        6: _CROWDED,
     },
     # A block of 128 threads with one wave of 64.
     "fp16_rcr_memory": dict.fromkeys((0, 1, 4, 5), ("workgroup_threads",)),
     "fp16_rcr_latency": dict.fromkeys((0, 1), ("workgroup_threads",)),
     # Unary steps that leave the D operands unused.
     "fp16_rcr_multi_d": dict.fromkeys(range(2, 8), ("elementwise_operands",)),
-    "fp16_rcr_preshuffle": {0: ("pipeline", "wave_table", "workgroup_threads"), 1: ("pipeline",)},
-    "bf16_rcr_essential": {0: ("wave_table", "workgroup_threads")},
-    "int8_rcr_essential": {0: ("wave_table", "workgroup_threads")},
-    "fp8_rcr_essential": {0: ("wave_table", "workgroup_threads")},
+    "fp16_rcr_preshuffle": {0: ("pipeline", *_OVERFULL), 1: ("pipeline",)},
+    "bf16_rcr_essential": {0: _CROWDED},
+    "int8_rcr_essential": {0: _OVERFULL},
+    "fp8_rcr_essential": {0: _CROWDED},
 }
 """Set, place in it, rules broken. ``fp16_rcr_all`` and ``fp16_rcr_essential`` repeat kernels of the others."""
 
