@@ -261,10 +261,21 @@ def bound_of(found: Analysis, problem: Problem) -> ProblemBound:
         seconds=seconds,
         parts=parts,
         flops_per_second=flops / seconds,
-        peak_flops_per_second=arch.throughput.peak_flops(problem.peak_dtype) or 0.0,
+        peak_flops_per_second=_peak(found, problem.peak_dtype),
         units_used=problem.slices / (per_unit * units),
         edge=problem.m * problem.n / (computed * problem.tile[1]),
     )
+
+
+def _peak(found: Analysis, dtype: str) -> float:
+    """Operations per second of the device for ``dtype``; or for what the kernel multiplies instead, if that is faster:
+    a type without an instruction of its own is converted.
+    """
+    arch, rates = found.arch, rates_of(found.arch)
+    used = [rates.matrix[name] for name in found.cost.matrix_mnemonics if name in rates.matrix]
+    fastest = max((rate.flops * rates.simds / rate.cycles for rate in used), default=0.0)
+    stated = arch.throughput.peak_flops(dtype) or 0.0
+    return max(stated, fastest * arch.throughput.units * arch.throughput.clock_mhz * 1e6)
 
 
 def _tile_bytes(problem: Problem) -> float:
