@@ -96,6 +96,7 @@ struct AmdLoop {
       if (done > 0) {
         if constexpr (Config::pipeline == Pipeline::mem) run_stages(atom, from, at);
         else if constexpr (direct) run_direct(atom, from, at);
+        else if constexpr (two_tiles && slices == 1 && ordered) run_single_slices(atom, from, at);
         else if constexpr (two_tiles) run_two_tiles(atom, from, at);
         else run_one_tile(atom, from, at);
       }
@@ -165,6 +166,41 @@ struct AmdLoop {
       tile = other;
       other = swap;
     }
+  }
+
+  // Steps of one slice: the barrier comes half-way through it. Two steps a round, so that fragments keep their place.
+  TW_DEVICE static void run_single_slices(Atom& atom, const Sources& from, const Where& at) {
+    constexpr int kRows = Atom::rows * Atom::products, kHalf = (kRows + 1) / 2;
+    constexpr int kFirst = kHalf * Atom::columns, kRest = slice_products - kFirst;
+    Fragments fragments[2];
+    Held held;
+    held.fetch(from, 0, at);
+    held.put(at.shared, at);
+    held.fetch(from, 1, at);
+    lds_barrier();
+    load(fragments[0], at.shared, at, 0);
+    int step = 0;
+    TW_NO_UNROLL
+    while (true) {
+      TW_UNROLL
+      for (int side = 0; side < 2; side++) {
+        const uint32_t other = at.shared + (1 - side) * tile_bytes;
+        held.put(other, at);
+        held.fetch(from, step + 2, at);
+        multiply_rows(atom, fragments[side], 0, kHalf);
+        schedule_slice(kFirst, max_of(kFirst - covering, 1), {0, step_writes, step_fetches});
+        __builtin_amdgcn_sched_barrier(0);
+        lds_barrier();
+        load(fragments[1 - side], other, at, 0);
+        multiply_rows(atom, fragments[side], kHalf, kRows);
+        schedule_slice(kRest, max_of(kRest - covering, 1), {slice_reads, 0, 0});
+        if (++step == from.a.steps) return;
+      }
+    }
+  }
+  TW_DEVICE static void multiply_rows(Atom& atom, const Fragments& f, int first, int last) {
+    TW_UNROLL
+    for (int row = first; row < last; row++) atom.multiply_row(f, row / Atom::rows, row % Atom::rows);
   }
 
   // ---- comp_async ----
