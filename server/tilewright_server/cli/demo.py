@@ -54,7 +54,7 @@ class Row:
 def demo(
     size: int = typer.Option(1024, min=16, max=8192, help="M, N and K of the square products."),
     dtype: list[str] = typer.Option([], help="Only these element types. Repeatable."),
-    device: str = typer.Option("", help="Device: cpu:0, cuda:0, ... Default: the server's."),
+    device: str = typer.Option("", help="Device: cpu:0, cuda:0, hip:0, ... Default: the server's."),
     target: str = typer.Option("", help="Use this server and start none."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:

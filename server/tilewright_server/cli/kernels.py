@@ -238,7 +238,7 @@ def explain_gemm(
     layout: str = typer.Option("rcr", help="Layouts of A, B, C."),
     strategy: str = typer.Option("", help="Way to choose a kernel."),
     kernel: str = typer.Option("", help="Why, or why not, this kernel."),
-    device: str = typer.Option("", help="Device: cpu:0, cuda:0, ... Default: the server's."),
+    device: str = typer.Option("", help="Device: cpu:0, cuda:0, hip:0, ... Default: the server's."),
     top: int = typer.Option(10, min=1, help="Candidates to print."),
     target: str = _TARGET,
     as_json: bool = _JSON,

@@ -52,7 +52,7 @@ def gemm(
     strategy: str = typer.Option("", help="Way to choose a kernel: auto, measured, heuristic, first_fit."),
     validate: bool = typer.Option(False, "--validate", help="Compare with float64 NumPy; exit code 1 if it is off."),
     repeat: int = typer.Option(20, min=1, help="Timed executions."),
-    device: str = typer.Option("", help="Device: cpu:0, cuda:0, ... Default: the server's."),
+    device: str = typer.Option("", help="Device: cpu:0, cuda:0, hip:0, ... Default: the server's."),
     seed: int = typer.Option(0, help="Seed of the data."),
     target: str = typer.Option("", help="Server. Default: your own if it runs, else a private one."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
