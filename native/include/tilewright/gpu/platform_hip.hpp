@@ -100,11 +100,18 @@ TW_DEVICE float half_to_float(uint16_t bits) { return (float)bits_as<_Float16>(b
 TW_DEVICE uint32_t pack_halves(float low, float high) {
   return (uint32_t)bits_as<uint16_t>((_Float16)low) | (uint32_t)bits_as<uint16_t>((_Float16)high) << 16;
 }
-TW_DEVICE uint32_t bfloat_bits(float x) {
+TW_DEVICE uint32_t bfloat_bits_above(float x) {  // in the upper half
   const uint32_t bits = bits_of(x);
-  return x != x ? bits >> 16 | 0x40u : (bits + 0x7fffu + (bits >> 16 & 1)) >> 16;
+  return x != x ? bits | 0x400000u : bits + 0x7fffu + (bits >> 16 & 1);
 }
-TW_DEVICE uint32_t pack_bfloats(float low, float high) { return bfloat_bits(low) | bfloat_bits(high) << 16; }
+TW_DEVICE uint32_t pack_bfloats(float low, float high) {
+#if defined(__gfx950__)
+  const Vector<float, 2> x = {low, high};
+  return bits_as<uint32_t>(__builtin_convertvector(x, Vector<__bf16, 2>));  // one instruction
+#else
+  return __builtin_amdgcn_perm(bfloat_bits_above(high), bfloat_bits_above(low), 0x07060302);
+#endif
+}
 TW_DEVICE int32_t nearest_integer(float x) {  // saturates; a NaN gives 0
   if (x != x) return 0;
   return x >= 2147483648.0f ? 2147483647 : x < -2147483648.0f ? -2147483647 - 1 : (int32_t)__builtin_rintf(x);
