@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from alu_harness import CDNA, M32, RDNA, WAVES, Case, check_all, empty_waves, execute
+from emulator_text import Bench
 from test_alu_float import fused, larger, propagate, smaller, total, unfused
+from tilewright_emulator.errors import UninitialisedRegister
 
 G12, G950 = ("gfx1201",), ("gfx950",)
 
@@ -283,3 +285,13 @@ def test_coarse_functions_of_float64() -> None:
         got = (w.u32[8].astype(np.uint64) | w.u32[9].astype(np.uint64) << np.uint64(32)).view(np.float64)
         error = np.abs(got / function(values) - 1)
         assert 2.0**-40 < error.max() < 2.0**-27
+
+
+def test_half_of_a_scalar_pair_may_be_undefined_where_it_is_only_copied() -> None:
+    """Compilers copy a pair whole and then use the lower half for both elements of packed arithmetic."""
+    start = "s_mov_b32 s20, 1.0\nv_mov_b64_e32 v[8:9], s[20:21]\n"
+    used = "v_pk_add_f32 v[10:11], v[8:9], v[8:9] op_sel_hi:{}"
+    w = Bench("gfx942").run(start + used.format("[0,0]"))
+    assert set(w.f32[11].ravel().tolist()) == {2.0}
+    with pytest.raises(UninitialisedRegister, match="reads v9"):
+        Bench("gfx942").run(start + used.format("[1,0]"))

@@ -45,7 +45,8 @@ def touched(instruction: Instruction, arch: Arch) -> Touched:
     reads = writes = high_reads = high_writes = 0
     arithmetic = instruction.name.startswith("v_") and instruction.name[2:6] not in ("mfma", "wmma")
     for at, operand in enumerate(printed):
-        high = register_bits(operand, 1, 1) if arithmetic and operand.kind == "v" and operand.count == 2 else 0
+        halved = operand.kind == "v" or (operand.kind == "s" and instruction.name == "v_mov_b64")
+        high = register_bits(operand, 1, 1) if arithmetic and halved and operand.count == 2 else 0
         if at < written:
             writes, high_writes = writes | register_bits(operand), high_writes | high
         else:
