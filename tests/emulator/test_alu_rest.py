@@ -293,5 +293,5 @@ def test_half_of_a_scalar_pair_may_be_undefined_where_it_is_only_copied() -> Non
     used = "v_pk_add_f32 v[10:11], v[8:9], v[8:9] op_sel_hi:{}"
     w = Bench("gfx942").run(start + used.format("[0,0]"))
     assert set(w.f32[11].ravel().tolist()) == {2.0}
-    with pytest.raises(UninitialisedRegister, match="reads v9"):
-        Bench("gfx942").run(start + used.format("[1,0]"))
+    with pytest.raises(UninitialisedRegister, match="reads v11"):
+        Bench("gfx942").run(start + used.format("[1,0]") + "\nv_mov_b32_e32 v12, v11")
