@@ -22,6 +22,8 @@ from tilewright_server.tuning.timing import Timing, TimingOptions, measure
 __all__ = ["PEERS", "time_peer"]
 
 PEERS = ("torch",)
+_GPUS = ("cuda", "hip")
+"""Kinds of device that torch can be made for, by the names that ``torch.version`` has for them too."""
 _TYPES = {
     "float32": "float32", "float16": "float16", "bfloat16": "bfloat16", "int8": "int8",
     "float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2",
@@ -42,17 +44,23 @@ def time_peer(
     if importlib.util.find_spec("torch") is None:
         return None, "torch is not installed"
     torch = importlib.import_module("torch")
-    if device.kind not in ("cpu", "cuda"):
+    if device.kind not in ("cpu", *_GPUS):
         return None, f"torch is not asked on {device.kind}"
-    if device.kind == "cuda" and not torch.cuda.is_available():
-        return None, "torch has no CUDA here"
+    if device.kind != "cpu" and not _is_for(torch, device.kind):
+        return None, f"torch has no {device.kind} here"
     try:
         return _time(torch, device, case, inputs, options, copies), ""
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
         return None, f"torch cannot do {case.label}: {str(error).splitlines()[0][:160]}"
     finally:
-        if device.kind == "cuda":  # what torch keeps for itself is missed by the next problem's operands
+        # What torch keeps for itself is missed by the next problem's operands.
+        if device.kind != "cpu" and _is_for(torch, device.kind):
             torch.cuda.empty_cache()
+
+
+def _is_for(torch: Any, kind: str) -> bool:
+    """Whether it was made for that kind of GPU, and finds one."""
+    return bool(torch.cuda.is_available()) and getattr(torch.version, kind, None) is not None
 
 
 def _time(
@@ -63,7 +71,8 @@ def _time(
     options: TimingOptions,
     copies: int,
 ) -> Timing:
-    place = "cpu" if device.kind == "cpu" else device.id
+    # Torch made for ROCm calls its devices as the one for CUDA does.
+    place = "cpu" if device.kind == "cpu" else f"cuda:{device.id.rpartition(':')[2]}"
     if place == "cpu":
         torch.set_num_threads(max(device.units, 1))
     else:

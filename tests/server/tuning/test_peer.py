@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -63,3 +64,13 @@ def test_a_peer_that_is_not_there_is_no_error(monkeypatch: pytest.MonkeyPatch) -
     assert peer.time_peer("torch", DEVICE, case, inputs_of(case), QUICK, 1) == (None, "torch is not installed")
     with pytest.raises(UnsupportedError, match="no such peer"):
         peer.time_peer("another", DEVICE, case, {}, QUICK, 1)
+
+
+@pytest.mark.parametrize(("made_for", "other"), [("cuda", "hip"), ("hip", "cuda")])
+def test_torch_is_asked_on_the_gpus_that_it_was_made_for(made_for: str, other: str) -> None:
+    there = SimpleNamespace(is_available=lambda: True)
+    torch = SimpleNamespace(cuda=there, version=SimpleNamespace(**{made_for: "1.0", other: None}))
+    assert peer._is_for(torch, made_for)
+    assert not peer._is_for(torch, other)
+    torch.cuda = SimpleNamespace(is_available=lambda: False)
+    assert not peer._is_for(torch, made_for)
