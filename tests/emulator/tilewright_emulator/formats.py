@@ -108,8 +108,9 @@ def fma32(x: Float32, y: Float32, z: Float32) -> Float32:
     product = np.multiply(x, y, dtype=np.float64)
     total = product + z
     raw = total.view(np.uint64)
-    risky = ((raw & np.uint64(0x1FFFFFFF)) == np.uint64(0x10000000)) | (np.abs(total) < 1.1754943508222875e-38)
-    if risky.any():
+    risky = (raw & np.uint64(0x1FFFFFFF)) == np.uint64(0x10000000)
+    small = (np.abs(total) < 1.1754943508222875e-38) & (total != 0)  # no product is so small that float64 loses it
+    if risky.any() or small.any():
         total = sum_to_odd(product, np.broadcast_to(np.asarray(z, np.float64), product.shape))
     return total.astype(np.float32)
 

@@ -21,7 +21,7 @@ Unpack = Callable[[Array], Array]
 
 def _by_lane(registers: Array) -> Array:
     """uint32 ``(waves, lanes, registers)``, contiguous."""
-    return np.ascontiguousarray(np.moveaxis(registers, 0, -1))
+    return np.ascontiguousarray(registers.transpose(1, 2, 0))
 
 
 def _floats(registers: Array) -> Array:
