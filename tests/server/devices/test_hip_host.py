@@ -287,6 +287,16 @@ def test_package_that_holds_the_interpreters_lock_is_too_old(monkeypatch: pytest
     assert "--upgrade" in caught.value.fix
 
 
+def test_versions_of_packages_are_read_whatever_follows_the_first_number() -> None:
+    assert [gpu_provider.major_version(text) for text in ("10.0.0.0.1.2", "10rc1", "7", "", "local")] == [
+        10,
+        10,
+        7,
+        0,
+        0,
+    ]
+
+
 def diagnosed(monkeypatch: pytest.MonkeyPatch, found: Discovery) -> dict[str, doctor.Finding]:
     monkeypatch.setattr(provider, "find", lambda kind: found)
     return {item.topic: item for item in doctor.examine()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -10,7 +11,7 @@ from tilewright_kit.device import Device, DeviceInfo
 from tilewright_server.devices.base import WorkerSpec
 from tilewright_server.devices.gpu.discovery import Discovery
 
-__all__ = ["GpuProvider"]
+__all__ = ["GpuProvider", "major_version"]
 
 
 class GpuProvider:
@@ -80,9 +81,15 @@ class GpuProvider:
         absent = [name for name in self.packages if not _installed(name)]
         texts = [f"{' and '.join(absent)} not installed"] if absent else []
         for name, least in self.packages.items():
-            if name not in absent and int(version(name).partition(".")[0]) < least:
+            if name not in absent and major_version(version(name)) < least:
                 texts.append(f"{name} {version(name)} is too old, {least} is the first that can be used")
         return texts
+
+
+def major_version(text: str) -> int:
+    """The first number of a package's version; 0 if it does not begin with one."""
+    found = re.match(r"\d+", text)
+    return int(found[0]) if found else 0
 
 
 def _installed(name: str) -> bool:

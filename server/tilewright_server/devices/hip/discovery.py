@@ -142,7 +142,7 @@ def _differences(found: Mapping[str, Any], arch: ArchSpec) -> list[str]:
     if arch.lds_bytes != found["shared_bytes"]:
         notes.append(f"{found['shared_bytes']} bytes of LDS a workgroup, {arch.id} says {arch.lds_bytes}")
     if not found["memory_pools"]:
-        notes.append("its runtime has no memory pools: it cannot be opened")
+        notes.append("its runtime says that it has no memory pools, without which it cannot be opened")
     elif not found["virtual_memory"]:
         notes.append("descriptors of its memory cannot be mapped, handles can")
     return notes

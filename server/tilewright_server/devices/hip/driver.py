@@ -12,6 +12,7 @@ from tilewright_kit.errors import UnavailableError
 from tilewright_kit.plan import Geometry
 from tilewright_server.devices.gpu.driver import GpuDriver
 from tilewright_server.devices.gpu.packing import HostBlock
+from tilewright_server.devices.gpu.provider import major_version
 from tilewright_server.devices.hip.api import HipApi
 from tilewright_server.devices.hip.errors import RESULTS
 from tilewright_server.devices.hip.module import HipFunction, HipImage
@@ -49,7 +50,7 @@ def load_api() -> Any:
         raise UnavailableError(
             f"the package {PACKAGE} is not installed", rule="device_driver", value=type(error).__name__, fix=INSTALL
         ) from error
-    if int(found.split(".")[0]) < PACKAGE_MAJOR:
+    if major_version(found) < PACKAGE_MAJOR:
         raise UnavailableError(
             f"the package {PACKAGE} is too old", rule="device_driver", value=found, fix=f"{INSTALL} --upgrade"
         )
