@@ -37,7 +37,11 @@ class Mutant:
 
 
 MAIN, LOADER, ATOM, GEMM = "mainloop_amd.hpp", "loader_amd.hpp", "atom_amd.hpp", "gemm.hpp"
-COMPV3, COMPV4, MEM = {"pipeline": "compv3"}, {"pipeline": "compv4"}, {"pipeline": "mem"}
+COMPV3: dict[str, Any] = {"pipeline": "compv3"}
+COMPV4: dict[str, Any] = {"pipeline": "compv4", "tile": (64, 64, 64)}
+ONE_SLICE: dict[str, Any] = {"pipeline": "compv4"}
+MEM: dict[str, Any] = {"pipeline": "mem"}
+DIRECT_LDS: dict[str, Any] = {"pipeline": "comp_async", "tile": (64, 64, 64)}
 DIRECT = {"epilogue": "default"}
 SPLIT: dict[str, Any] = {"config": {"split_k": 3}, "split_k": 3}
 LOOP = "for (int step = 0; step < from.a.steps; step++) {"
@@ -50,6 +54,8 @@ MUTANTS = [
            "held.put(at.shared, at);\n          lds_barrier();", "held.put(at.shared, at);", COMPV3),
     Mutant("compv4: no barrier", MAIN,
            "lds_barrier();  // the other tile is complete; this one has been read\n", "\n", COMPV4),
+    Mutant("compv4, one slice: no barrier", MAIN, "lds_barrier();\n        load(fragments[1 - side], other, at, 0);",
+           "load(fragments[1 - side], other, at, 0);", ONE_SLICE),
     Mutant("mem: no barrier behind the products", MAIN,
            "multiply_tile(atom, at);\n        lds_barrier();", "multiply_tile(atom, at);", MEM),
     Mutant("the barrier does not wait for LDS", MAIN,
@@ -64,6 +70,16 @@ MUTANTS = [
     Mutant("cshuffle: the ring may still be read", GEMM, "barrier();  // the ring is free\n", "\n", COMPV3),
     Mutant("split-K: the flag is read before it is there", GEMM,
            "{arrive(launch.counters + tile)});\n    barrier();", "{arrive(launch.counters + tile)});", **SPLIT),
+    # loads straight into LDS, whose waits the compiler does not write
+    Mutant("comp_async: no wait", "direct_amd.hpp", 'asm volatile("s_waitcnt vmcnt(0)" ::: "memory");', "", DIRECT_LDS),
+    Mutant("comp_async: one load may be under way", "direct_amd.hpp", 'asm volatile("s_waitcnt vmcnt(0)"',
+           'asm volatile("s_waitcnt vmcnt(1)"', DIRECT_LDS),
+    Mutant("comp_async: no barrier", MAIN, "lds_barrier();  // the other tile is complete; this one has been read\n",
+           "\n", DIRECT_LDS),
+    Mutant("comp_async: lanes write elsewhere", "direct_amd.hpp", "load_direct(to + first + j", "load_direct(to + j",
+           DIRECT_LDS),
+    Mutant("comp_async: the tile that is read is copied to", MAIN,
+           "fragments[kk % 2], tile, from, step + 2", "fragments[kk % 2], other, from, step + 2", DIRECT_LDS),
     # loops
     Mutant("compv4: a step too few", MAIN, LOOP, LOOP.replace("0", "1"), COMPV4),
     Mutant("mem: a step too few", MAIN, "if (++step == from.a.steps) return;",
@@ -83,8 +99,8 @@ MUTANTS = [
            "return index / runs_per_tile * (kTileN - 4) +", {**COMPV3, **DIRECT}),
     Mutant("the sums do not begin at zero", GEMM, "Atom atom;\n    atom.clear();", "Atom atom;", COMPV3),
     Mutant("A takes its k from another group", ATOM, "i * kTileM, group, kk)", "i * kTileM, group ^ 1, kk)", COMPV3),
-    Mutant("half of the tile of B is not written", LOADER, "store_shared(to + offset_of(thread, j), held.data[j][0]);",
-           "if (thread % 2 == 0) store_shared(to + offset_of(thread, j), held.data[j][0]);", COMPV3),
+    Mutant("half of the tile of B is not written", LOADER, "store_shared(to + offset_of(thread, j),",
+           "if (thread % 2 == 0) store_shared(to + offset_of(thread, j),", COMPV3),
     Mutant("transposed the wrong way", LOADER, "i % 2 == 0 ? 0x05040100 : 0x07060302);\n      } else {",
            "i % 2 != 0 ? 0x05040100 : 0x07060302);\n      } else {", {**COMPV3, "b_col": False}),
     Mutant("tiles in rows for columns", "scheduler.hpp", "return {band * kBand + within % height, within / height};",
@@ -101,9 +117,8 @@ MUTANTS = [
     Mutant("one row too many", GEMM, "if (i < m) finish.store", "if (i <= m) finish.store", {**COMPV3, **DIRECT}),
     Mutant("columns are not bounded", GEMM, "count = min_of(n - j, Atom::run);\n      if (count <= 0) continue;",
            "count = Atom::run;", {**COMPV3, **DIRECT}, Sizes(64, 62, 96)),
-    Mutant("a strip that is too short", GEMM,
-           "strip_ld = wave_columns + 8, strip_bytes = Atom::strip_rows * strip_ld * 4",
-           "strip_ld = wave_columns + 8, strip_bytes = Atom::strip_rows * strip_ld * 2", COMPV3),
+    Mutant("a strip that is too short", GEMM, "strip_bytes = Atom::strip_rows * strip_ld * 4",
+           "strip_bytes = Atom::strip_rows * strip_ld * 2", COMPV3),
     Mutant("the batch's stride is missing", GEMM, "(const char*)problem.b + job.item * problem.stride_b",
            "(const char*)problem.b + 0 * problem.stride_b", COMPV3, Sizes(72, 136, 160, 2)),
     # split-K
