@@ -154,6 +154,15 @@ def test_fma_of_other_floats_rounds_once() -> None:
         assert Fraction(s) == nearest(Fraction(p) * Fraction(q) + Fraction(r), 53, -1074)
 
 
+def test_every_half_as_float32() -> None:
+    """Infinities and NaNs go another way than numbers."""
+    halves = np.arange(1 << 16, dtype=np.uint16)
+    finite = np.isfinite(halves.view(np.float16))
+    for part in (halves, halves[finite], halves[~finite], halves[:0]):
+        np.testing.assert_array_equal(formats.halves_to_f32(part), part.view(np.float16).astype(np.float32))
+    assert np.signbit(formats.halves_to_f32(np.array([0x8000], np.uint16))).all()
+
+
 def test_rounding_toward_zero_to_half() -> None:
     values = np.concatenate([any_bits(9, 20000).view(np.float32), np.linspace(-70000, 70000, 999, dtype=np.float32)])
     values = np.concatenate([values, (np.arange(1, 4000) * 2.0**-26).astype(np.float32)])

@@ -34,7 +34,7 @@ def _short_mantissa(registers: Array) -> Array:
 
 
 def _halves(registers: Array) -> Array:
-    return np.asarray(_by_lane(registers).view(np.float16).astype(np.float32))
+    return formats.halves_to_f32(_by_lane(registers).view(U16))
 
 
 def _flushed_halves(registers: Array) -> Array:
