@@ -53,9 +53,11 @@ def _kernels(
 
 
 def _types(archs: tuple[str, ...], wave: tuple[int, int]) -> Declarations:
-    """Every type that the arch multiplies, in every layout."""
-    for dtypes in ([DType.FP32], _HALVES, [DType.INT8]):
-        yield _kernels(archs, (128, 128), wave, dtype_a=dtypes, layout=list(LAYOUTS), pipeline="compv4")
+    """Every type that the arch multiplies, and every layout."""
+    yield _kernels(archs, (128, 128), wave, dtype_a=DType.FP16, layout=list(LAYOUTS), pipeline="compv4")
+    yield _kernels(archs, (128, 128), wave, dtype_a=DType.BF16, pipeline="compv4")
+    yield _kernels(archs, (128, 128), wave, dtype_a=DType.FP32, layout=["rcr", "crr"], pipeline="compv4")
+    yield _kernels(archs, (128, 128), wave, dtype_a=DType.INT8, layout=["rcr", "rrr"], pipeline="compv4")
     for dtype, other in _EIGHT:
         # Where the pair of types has an instruction.
         layouts = ["rcr", "rrr"] if other == "" else "rcr"

@@ -1,0 +1,120 @@
+"""Kernels of AMD GPUs compile: no spills, no scratch, registers and LDS as the specs and the footprint say."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hip_units import HAVE_HIP, HIP_ARCHS, WITHOUT_HIP, toolchain
+
+import tilewright_arch
+from tilewright_arch import ArchSpec
+from tilewright_gemm.codegen import generate
+from tilewright_gemm.config import GemmConfig
+from tilewright_gemm.footprint import threads_of
+from tilewright_gemm.hip_cost import resident_of
+from tilewright_gemm.plugin import GemmOperation
+from tilewright_gemm.rules import RULES
+from tilewright_gemm.sets import KERNEL_SETS, PACK_B_SETS
+from tilewright_kit.check_plugin import device_of
+from tilewright_kit.errors import BuildFailedError
+from tilewright_kit.problem import OperationRequest
+from tilewright_kit.tensor import TensorDesc
+from tilewright_server.analysis.code_object import KernelFacts, read_code_object
+
+pytestmark = pytest.mark.skipif(not HAVE_HIP, reason=WITHOUT_HIP)
+
+GRAIN = 8
+"""Registers are handed out in blocks of so many."""
+EXPECTED = 2
+"""Workgroups that share a unit, where the cost model counts on more than one."""
+
+
+def facts_of(config: GemmConfig, arch: ArchSpec, folder: Path) -> KernelFacts:
+    """Compiles one kernel. Raises ``BuildFailedError``, for spills too."""
+    unit = generate(config, arch)
+    folder.mkdir()
+    compiled = toolchain().compile(unit, folder, arch)
+    (symbol,) = unit.entries.values()
+    return read_code_object(compiled.binary.read_bytes()).kernel(symbol)
+
+
+def fault(config: GemmConfig, arch: ArchSpec, folder: Path) -> str:
+    """What is wrong with a kernel; empty if nothing is."""
+    try:
+        facts = facts_of(config, arch, folder)
+    except BuildFailedError as error:
+        return f"{config.name}: {error.rule}: {error.value}\n{error.log_tail[-500:]}"
+    limit = arch.registers_per_thread(threads_of(config, arch))
+    if facts.vgprs > limit:
+        return f"{config.name}: {facts.vgprs} registers, of which {threads_of(config, arch)} threads have {limit} each"
+    room = arch.register_file // (threads_of(config, arch) * (-(-facts.vgprs // GRAIN) * GRAIN))
+    if room < min(resident_of(config, arch), EXPECTED):
+        return f"{config.name}: {facts.vgprs} registers leave room for {room} workgroups, not {resident_of(config, arch)}"
+    if (facts.wave, facts.max_workgroup) != (arch.wave_size, threads_of(config, arch)) or facts.lds_bytes:
+        return f"{config.name}: {facts}"
+    return ""
+
+
+def faults(configs: list[GemmConfig], arch: ArchSpec, folder: Path) -> list[str]:
+    with ThreadPoolExecutor(2) as pool:
+        found = pool.map(lambda item: fault(item[1], arch, folder / str(item[0])), enumerate(configs))
+        return [text for text in found if text]
+
+
+@pytest.mark.parametrize("name", HIP_ARCHS)
+def test_every_kernel_of_the_essential_set_compiles_without_spills(name: str, tmp_path: Path) -> None:
+    arch = tilewright_arch.load(name)
+    configs = list(KERNEL_SETS["essential"].expand(arch, RULES))
+    begin = time.process_time()
+    assert not faults(configs, arch, tmp_path)
+    # The compilers are other processes: what runs here must not count.
+    assert time.process_time() - begin < 0.2 * len(configs)
+
+
+def proposed(arch: ArchSpec) -> list[GemmConfig]:
+    """What planners would try for usual problems, plain and with an epilogue."""
+    operation, device = GemmOperation(), device_of(arch)
+    found: dict[GemmConfig, None] = {}
+    sizes = ((1024, 1024, 1024), (4096, 4096, 4096), (16, 4096, 4096), (512, 512, 16384))
+    types = [("bf16", "bf16"), ("int8", "fp32"), ("fp32", "fp32"), ("fp8", "bf16")]
+    for (m, n, k), (dtype, out) in itertools.product(sizes, types):
+        if arch.acc_dtype(dtype, dtype) is None:
+            continue
+        for strides, d in (((1, k), {}), ((n, 1), {"d[0]": TensorDesc.of("bf16", (m, n))})):
+            inputs = {"a": TensorDesc.of(dtype, (m, k)), "b": TensorDesc.of(dtype, (k, n), strides), **d}
+            request = OperationRequest("gemm", inputs, {}, {"out_dtype": out})
+            found |= dict.fromkeys(operation.candidates(operation.parse(request), device)[:8])
+    return list(found)
+
+
+def spread(configs: list[GemmConfig], count: int) -> list[GemmConfig]:
+    """``count`` of them, evenly: declarations of one kind stand together."""
+    step = max(len(configs) / count, 1.0)
+    return [configs[int(index * step)] for index in range(min(count, len(configs)))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HIP_ARCHS)
+def test_what_planners_propose_compiles(name: str, tmp_path: Path) -> None:
+    arch = tilewright_arch.load(name)
+    assert not faults(spread(proposed(arch), 24), arch, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HIP_ARCHS)
+def test_the_whole_default_set_compiles(name: str, tmp_path: Path) -> None:
+    arch = tilewright_arch.load(name)
+    assert not faults(list(KERNEL_SETS["default"].expand(arch, RULES)), arch, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["gfx90a", "gfx942", "gfx950"])
+def test_kernels_that_pack_compile(name: str, tmp_path: Path) -> None:
+    arch = tilewright_arch.load(name)
+    configs = list(PACK_B_SETS["default"].expand(arch, RULES))  # type: ignore[arg-type]
+    assert len(configs) >= 8
+    for number, config in enumerate(spread(configs, 4)):
+        assert facts_of(config, arch, tmp_path / str(number)).scratch_bytes == 0
