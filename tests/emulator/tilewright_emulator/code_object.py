@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,8 @@ from .run import Checks
 
 MACHINE_MASK, PRELOAD_PROLOGUE = 0xFF, 256
 DISASSEMBLER = Disassembler()
+KEPT = 64  # code objects, the oldest goes first
+_LOADED: dict[str, CodeObject] = {}
 FLOAT_MODE = 0xF0  # rounding to nearest even, subnormals kept: what the arithmetic does
 
 
@@ -50,7 +51,12 @@ class CodeObject:
     def load(source: bytes | str | Path) -> CodeObject:
         """From bytes or a file. Raises ``BadCodeObject``, ``ToolMissing`` (llvm-objdump 19 or later)."""
         image = bytes(source) if isinstance(source, (bytes, bytearray, memoryview)) else Path(source).read_bytes()
-        return _loaded(hashlib.sha256(image).hexdigest(), Image(image))
+        digest = hashlib.sha256(image).hexdigest()
+        if digest not in _LOADED:
+            if len(_LOADED) >= KEPT:
+                _LOADED.pop(next(iter(_LOADED)))
+            _LOADED[digest] = CodeObject(image)
+        return _LOADED[digest]
 
     @property
     def kernel_names(self) -> list[str]:
@@ -61,21 +67,6 @@ class CodeObject:
         if name not in self._kernels:
             self._kernels[name] = Kernel(self, name)
         return self._kernels[name]
-
-
-class Image(bytes):
-    """Bytes that all count as equal: the cache below goes by their digest."""
-
-    def __hash__(self) -> int:
-        return 0
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Image)
-
-
-@lru_cache(maxsize=64)
-def _loaded(digest: str, image: Image) -> CodeObject:
-    return CodeObject(image)
 
 
 def _read(printed: Printed) -> Instruction:
@@ -139,4 +130,7 @@ def _reachable(
     end = instructions[first].address + size
     own = tuple(ins for ins in instructions[first:] if size == 0 or ins.address < end)
     calls = any(ins.name in CALLS for ins in own)
-    return own + tuple(ins for ins in instructions if ins not in own) if calls else own
+    if not calls:
+        return own
+    places = {ins.address for ins in own}
+    return own + tuple(ins for ins in instructions if ins.address not in places)
