@@ -13,7 +13,7 @@ import tilewright_arch
 
 LAYOUTS = list(itertools.product((False, True), repeat=2))
 SIZE = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "bf8": 1, "int8": 1}
-RESULTS = {"int8": ("int32", "bf16"), "fp32": ("fp32", "fp16")}
+RESULTS = {"int8": ("int32", "bf16"), "fp32": ("fp32", "fp16"), "fp8": ("bf16", "fp32"), "bf8": ("fp16", "fp32")}
 
 
 def atoms(arch: str) -> Iterator[tuple[str, str, tuple[int, int, int]]]:

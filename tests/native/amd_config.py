@@ -18,6 +18,7 @@ from pathlib import Path
 from gpu_config import GpuConfig
 from native_harness import INCLUDE
 
+from tilewright_kit.errors import ToolchainMissingError
 from tilewright_server.analysis.code_object import KernelFacts, read_code_object
 from tilewright_server.analysis.disassembly import Disassembler, Instruction
 
@@ -88,6 +89,17 @@ def compiler(folder: Path) -> list[str] | None:
         shim.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} -m ziglang ld.lld "$@"\n')
         shim.chmod(shim.stat().st_mode | stat.S_IXUSR)
     return [sys.executable, "-m", "ziglang", "clang", "-B", str(folder)]
+
+
+def missing_tools(folder: Path) -> str:
+    """What these tests need and this machine lacks; empty if nothing."""
+    if compiler(folder) is None:
+        return "clang 19 or later with lld, or the wheel ziglang"
+    try:
+        Disassembler().find()
+    except ToolchainMissingError:
+        return "llvm-objdump 19 or later"
+    return ""
 
 
 def compile_kernels(folder: Path, kernels: dict[str, AmdConfig], options: Sequence[str] = ()) -> Built:

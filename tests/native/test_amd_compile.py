@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 from amd_cases import PRODUCTS, SIZE
-from amd_config import ARCHS, WAVE, AmdConfig, compile_kernels, compiler
+from amd_config import ARCHS, WAVE, AmdConfig, compile_kernels, missing_tools
 
 import tilewright_arch
-from tilewright_kit.errors import ToolchainMissingError
 from tilewright_server.analysis.disassembly import Disassembler, Instruction
 from tilewright_server.analysis.loops import main_loop
 
@@ -66,12 +65,8 @@ def code(folder: Path, configs: dict[str, AmdConfig]) -> dict[str, list[Instruct
 
 @pytest.fixture(scope="module", autouse=True)
 def _tools(build_folder: Path) -> None:
-    if compiler(build_folder) is None:
-        pytest.skip("needs clang 19 or later with lld, or the wheel ziglang")
-    try:
-        Disassembler().find()
-    except ToolchainMissingError:
-        pytest.skip("needs llvm-objdump 19 or later")
+    if missing := missing_tools(build_folder):
+        pytest.skip(f"needs {missing}")
 
 
 @pytest.mark.parametrize("arch", ARCHS)
