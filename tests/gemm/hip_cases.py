@@ -85,8 +85,8 @@ def _deal(values: Sequence[T], number: int) -> T:
 def _case(arch: ArchSpec, warp: Triple, marks: dict[str, str], sizes: Triple, lead: int, gap: int) -> Case:
     a, b = marks["pair"].split("_")
     attributes, inputs = _request(marks, sizes, gap)
-    unit = max(item.dtype.bytes for item in inputs.values())
-    unit = max(unit, size_of(str(attributes.get("out_dtype", "fp16" if size_of(a) == 1 else a))))
+    plain = GEMM.parse(OperationRequest("gemm", inputs, {}, attributes))
+    unit = max(item.desc.dtype.bytes for item in plain.operands)
     if lead:
         attributes["alignment"] = unit
     request = OperationRequest("gemm", inputs, {}, attributes)
@@ -169,7 +169,7 @@ def _grouped(inputs: dict[str, TensorDesc], m: int) -> dict[str, TensorDesc]:
     for group, rows in enumerate((m, 0, max(m // 3, 1))):
         for name, desc in inputs.items():
             kind, bracket, rest = name.partition("[")
-            shape = tuple(rows if size == m and axis == 0 and kind != "b" else size for axis, size in enumerate(desc.shape))
+            shape = (rows, *desc.shape[1:]) if desc.shape[0] == m else desc.shape
             named = f"{kind}[{group}]{bracket}{rest}"
             found[named] = desc if kind in ("b", "bias", "scale_b") else TensorDesc.of(desc.dtype, shape, desc.strides)
     return found

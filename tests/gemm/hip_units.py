@@ -47,7 +47,7 @@ def statement_of(config: GemmConfig, arch: ArchSpec, number: int, expected: str)
 
 
 def compile_text(parts: Sequence[str], arch: ArchSpec) -> str:
-    """Compiles pieces of source beside a kernel that does nothing. Returns the log of a failure; empty if it compiled."""
+    """Compiles pieces of source beside a kernel that does nothing. The log of a failure; empty if it compiled."""
     text = '#include "tilewright/gpu/gemm.hpp"\n' + "\n".join(parts) + "\n" + _NOTHING
     unit = SourceUnit("statements", "hip", text, {"main": "nothing"})
     with tempfile.TemporaryDirectory() as folder:

@@ -85,8 +85,8 @@ def test_kernels_of_another_wave_size_are_refused_before_anything_is_built() -> 
 @pytest.mark.parametrize("name", HIP_ARCHS)
 def test_lds_and_threads_are_what_the_kernels_state(name: str) -> None:
     arch = tilewright_arch.load(name)
-    chosen = {config: None for config in KERNEL_SETS["essential"].expand(arch, RULES)}
-    chosen |= {config: None for config in KERNEL_SETS["default"].expand(arch, RULES)[::9]}
+    chosen = dict.fromkeys(KERNEL_SETS["essential"].expand(arch, RULES))
+    chosen |= dict.fromkeys(KERNEL_SETS["default"].expand(arch, RULES)[::9])
     odd: dict[str, Any] = {"layout": "crr", "epilogue": Epilogue.DEFAULT}
     chosen |= {config: None for base in list(chosen) if RULES.allows(config := base.replace(**odd), arch)}
     parts = []

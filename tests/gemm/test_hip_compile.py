@@ -53,7 +53,9 @@ def fault(config: GemmConfig, arch: ArchSpec, folder: Path) -> str:
         return f"{config.name}: {facts.vgprs} registers, of which {threads_of(config, arch)} threads have {limit} each"
     room = arch.register_file // (threads_of(config, arch) * (-(-facts.vgprs // GRAIN) * GRAIN))
     if room < min(resident_of(config, arch), EXPECTED):
-        return f"{config.name}: {facts.vgprs} registers leave room for {room} workgroups, not {resident_of(config, arch)}"
+        return (
+            f"{config.name}: {facts.vgprs} registers leave room for {room} workgroups, not {resident_of(config, arch)}"
+        )
     if (facts.wave, facts.max_workgroup) != (arch.wave_size, threads_of(config, arch)) or facts.lds_bytes:
         return f"{config.name}: {facts}"
     return ""

@@ -219,7 +219,7 @@ def pack_b_candidates(problem: PackBProblem, device: DeviceInfo) -> tuple[PackBC
     arch, key = device.arch, f"{problem.dtype_a}_{problem.dtype_b}_{'int32' if problem.dtype_a == 'int8' else 'fp32'}"
     if arch.kind != "cpu":
         packs = hip_pack_candidates(problem, arch)
-        return tuple(item for item in packs if RULES.allows(item, arch) and not pack_b_mismatches(problem, item, device))
+        return tuple(item for item in packs if not pack_b_mismatches(problem, item, device))
     found: list[PackBConfig] = []
     team = cpu_teams(arch, device.units)[-1] if problem.k * problem.n > 1 << 16 else 1
     for pipeline in arch.preshuffle_pipelines:

@@ -13,7 +13,7 @@ from tilewright_gemm.hip_cost import predict_hip
 from tilewright_gemm.hip_pack import predict_hip_pack
 from tilewright_gemm.problem import GemmProblem, PackBProblem, Product
 from tilewright_gemm.workspace import SHARED_BYTES, slices
-from tilewright_kit.cost import Traffic, Work, estimate, gemm_traffic, padded, tile_efficiency, unit_efficiency
+from tilewright_kit.cost import padded
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.operation import Prediction
 

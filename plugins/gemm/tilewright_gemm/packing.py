@@ -1,10 +1,10 @@
 """The formats of a B that was packed ahead of time (pre-shuffled weights).
 
-CPUs: ``bpanel-{element}-nr{NR}-vk{VK}``: the K x N matrix lies as ``[ceil(N/NR)][ceil(K/VK)][NR]`` groups of 32 bits, each
-with VK consecutive values of k, zero-filled at the edges. ``element`` is what the kernel multiplies, not always what B
-was given in (fp16 becomes fp32 on a CPU). Panels of int8 in groups of four are followed by one int32 per column, which
-undoes the offset that makes A unsigned. Sizes are those of ``packed_bytes`` in ``tilewright/cpu/pack.hpp``; a test
-compares the two.
+CPUs: ``bpanel-{element}-nr{NR}-vk{VK}``: the K x N matrix lies as ``[ceil(N/NR)][ceil(K/VK)][NR]`` groups of 32 bits,
+each with VK consecutive values of k, zero-filled at the edges. ``element`` is what the kernel multiplies, not always
+what B was given in (fp16 becomes fp32 on a CPU). Panels of int8 in groups of four are followed by one int32 per column,
+which undoes the offset that makes A unsigned. Sizes are those of ``packed_bytes`` in ``tilewright/cpu/pack.hpp``; a
+test compares the two.
 
 AMD GPUs: ``bvector-{element}-n{N}``: panels of N columns, each of them vectors of 16 bytes of consecutive values of k,
 ``[ceil(columns/N)][K/values][N][values]`` with K filled up with zeros to 128 bytes: ``tilewright/gpu/packed_amd.hpp``.

@@ -107,4 +107,3 @@ def plan_pack_b(problem: PackBProblem, config: GemmConfig, device: DeviceInfo) -
         stages=() if problem.is_empty else (stage,),
         bytes_moved=problem.k * problem.n * problem.dtype_b.bytes + out.desc.packed_bytes,
     )
-

@@ -22,7 +22,6 @@ from tilewright_kit.rules import RuleBook, Violation
 __all__ = ["RULES"]
 
 
-
 def split_k(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
     """K is cut into 1 to 255 slices, and not in grouped kernels, whose products differ in K."""
     if not 1 <= config.split_k <= MAX_SPLIT_K:
