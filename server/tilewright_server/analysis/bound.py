@@ -31,7 +31,8 @@ class LoopCost:
 
     counts: Mapping[str, int]
     """Instructions by kind, as ``Kind`` names them."""
-    matrix_flops: int
+    flops: int
+    """Of its matrix instructions, or of its multiply-adds if there are none."""
     matrix: int
     vector: int
     """Of the vector unit of its SIMD; with matrix instructions where these run on it."""
@@ -154,7 +155,7 @@ def cost_of(body: Sequence[Instruction], rates: Rates, lanes: int) -> LoopCost:
     """What one iteration of a loop costs one wave. Raises ``UnknownRateError``."""
     counts: Counter[str] = Counter()
     mnemonics: Counter[str] = Counter()
-    flops = matrix = vector = scalar = lds = memory = 0
+    flops = fused = matrix = vector = scalar = lds = memory = 0
     for instruction in body:
         work = work_of(instruction)
         counts[work.kind.value] += 1
@@ -167,13 +168,14 @@ def cost_of(body: Sequence[Instruction], rates: Rates, lanes: int) -> LoopCost:
             vector += rate.cycles if rates.matrix_on_vector_unit else rates.issue_cycles
         elif work.kind is Kind.VECTOR:
             vector += rates.slow_vector_cycles if work.slow else rates.vector_cycles
+            fused += work.lane_flops * lanes
         elif work.kind is Kind.SCALAR:
             scalar += rates.issue_cycles
         lds += work.lane_bytes * lanes if work.kind is Kind.LDS or work.also_lds else 0
         memory += work.lane_bytes * lanes if work.kind is Kind.GLOBAL else 0
     return LoopCost(
         counts=dict(counts),
-        matrix_flops=flops,
+        flops=flops or fused,
         matrix=matrix,
         vector=vector,
         scalar=scalar,
@@ -208,7 +210,7 @@ def analyze(
     total = kernel.lds_bytes + lds_bytes
     occupancy = occupancy_of(arch, rates, waves=waves, vgprs=kernel.vgprs, lds_bytes=total)
     if loop is None:
-        raise _unsupported(kernel.name, "it has no loop that could be its main loop")
+        raise _unsupported(kernel.name, "it has no loop that multiplies")
     if not occupancy.workgroups:
         raise _unsupported(kernel.name, f"a unit has {_SCARCE[occupancy.limit]} for a single workgroup of it")
     try:
@@ -238,7 +240,7 @@ def bound_of(found: Analysis, problem: Problem) -> ProblemBound:
     units = arch.throughput.units
     per_unit = math.ceil(problem.slices / units)
     resident = max(min(found.occupancy.workgroups, math.ceil(problem.workgroups / units)), 1)
-    step = found.cost.matrix_flops * found.waves / (2 * problem.tile[0] * problem.tile[1])
+    step = found.cost.flops * found.waves / (2 * problem.tile[0] * problem.tile[1])
     iterations = problem.k_per_slice / step if step else 0.0
 
     def rounds(count: int) -> float:

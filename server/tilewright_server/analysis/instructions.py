@@ -38,6 +38,8 @@ class Work:
     kind: Kind
     slow: bool = False
     """A vector instruction at a quarter of the rate."""
+    lane_flops: int = 0
+    """Operations of a vector instruction's multiply-adds, two each, in one lane."""
     lane_bytes: int = 0
     """That each lane moves to or from LDS or global memory."""
     store: bool = False
@@ -61,6 +63,7 @@ _SLOW = re.compile(r"v_(exp|log|rcp|rsq|sqrt|sin|cos|tanh|mul_lo_[ui]32|mul_hi_[
 _NAMED_BYTES = {"ubyte": 1, "sbyte": 1, "byte": 1, "ushort": 2, "sshort": 2, "short": 2, "dword": 4}
 _GLOBAL = ("global_", "buffer_", "flat_", "scratch_")
 _CONTROL = ("s_nop", "s_barrier", "s_setprio", "s_sleep", "s_delay_alu", "s_sendmsg", "s_endpgm", "s_code_end")
+_FUSED = re.compile(r"v_(dual_|pk_)?(?:fma|fmac|mad|mac|dot2c?)_")
 _COMPARE = re.compile(r"v_cmpx?_")
 _NO_RESULT = re.compile(r"(ds|global|buffer|flat|scratch)_(write|store|atomic|wbl2|inv|gl\d_inv|nop)")
 
@@ -71,7 +74,8 @@ def work_of(instruction: Instruction) -> Work:
     if instruction.dual is not None:
         # Two vector operations in one turn.
         other = _work(instruction.dual)
-        return Work(found.kind, found.slow, reads=found.reads + other.reads, writes=found.writes + other.writes)
+        flops = found.lane_flops + other.lane_flops
+        return Work(found.kind, found.slow, flops, reads=found.reads + other.reads, writes=found.writes + other.writes)
     return found
 
 
@@ -108,7 +112,7 @@ def _work(instruction: Instruction) -> Work:
             # Since gfx10, whose names give bits instead of words, stores have a counter of their own.
             counter="vs" if store and re.search(r"_b\d+", name) else "vm",
         )
-    return Work(Kind.VECTOR, slow=_SLOW.match(name) is not None, reads=reads, writes=writes)
+    return Work(Kind.VECTOR, _SLOW.match(name) is not None, _lane_flops(name), reads=reads, writes=writes)
 
 
 def _matrix(instruction: Instruction) -> Work:
@@ -140,6 +144,15 @@ def _registers_of(instruction: Instruction) -> tuple[tuple[int, ...], tuple[int,
     if name.startswith(("v_fmac", "v_mac", "v_dot", "v_pk_fmac")):
         reads += writes
     return reads, writes
+
+
+@lru_cache(maxsize=256)
+def _lane_flops(name: str) -> int:
+    """Of ``v_fma_f32``, ``v_dual_fmac_f32``, ``v_pk_fma_f32``, ``v_dot2_f32_f16``; 0 of any other."""
+    match = _FUSED.match(name)
+    if match is None or "_f" not in name:
+        return 0
+    return 4 if match[1] == "pk_" or "dot2" in name else 2
 
 
 @lru_cache(maxsize=256)

@@ -1,4 +1,4 @@
-"""The loops of a function, and which of them is the main loop: the innermost one with the most matrix instructions."""
+"""The loops of a function, and which of them is the main loop: the innermost one that multiplies most."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ class Loop:
     """Address of the first instruction."""
     body: tuple[Instruction, ...]
     matrix_instructions: int
+    lane_flops: int
+    """Of multiply-adds of the vector unit, in one lane."""
     branches: int
     """Conditional branches beside the one that closes the loop: parts of the body may be skipped."""
 
@@ -41,14 +43,21 @@ def find_loops(function: Function) -> tuple[Loop, ...]:
 
 
 def main_loop(function: Function) -> Loop | None:
-    """The innermost loop with the most matrix instructions (of several, one without branches), else the longest."""
+    """The innermost loop with the most matrix instructions, or with the most multiply-adds if none has any; of several
+    the one with the fewest branches. None if no loop multiplies.
+    """
     loops = find_loops(function)
     inner = [
         loop
         for loop in loops
-        if not any(other is not loop and _inside(other, loop) and other.matrix_instructions for other in loops)
+        if not any(other is not loop and _inside(other, loop) and _rank(other) > (0, 0) for other in loops)
     ]
-    return max(inner, key=lambda loop: (loop.matrix_instructions, -loop.branches, len(loop.body)), default=None)
+    best = max(inner, key=lambda loop: (*_rank(loop), -loop.branches, len(loop.body)), default=None)
+    return best if best is not None and _rank(best) > (0, 0) else None
+
+
+def _rank(loop: Loop) -> tuple[int, int]:
+    return loop.matrix_instructions, loop.lane_flops
 
 
 def _inside(inner: Loop, outer: Loop) -> bool:
@@ -116,5 +125,6 @@ def _loop(header: int, starts: Sequence[int], blocks: Mapping[int, Sequence[Inst
     body = tuple(instruction for start in starts for instruction in blocks[start])
     conditional = sum(item.mnemonic.startswith("s_cbranch") for item in body)
     closing = sum(item.target == header and item.mnemonic.startswith("s_cbranch") for item in body)
-    matrix = sum(work_of(item).kind is Kind.MATRIX for item in body)
-    return Loop(header, body, matrix, conditional - min(closing, 1))
+    works = [work_of(item) for item in body]
+    matrix = sum(work.kind is Kind.MATRIX for work in works)
+    return Loop(header, body, matrix, sum(work.lane_flops for work in works), conditional - min(closing, 1))

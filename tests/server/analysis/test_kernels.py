@@ -71,11 +71,11 @@ def test_a_main_loop_multiplies_whole_steps_of_its_tile(
     found = analyze_config(operation, config, arch, toolchain)
     cost, tile = found.analysis.cost, config.to_dict()["tile"]
     assert list(cost.matrix_mnemonics) == [MATRIX[name]]
-    assert cost.matrix_flops * found.analysis.waves % (2 * tile[0] * tile[1] * tile[2]) == 0
+    assert cost.flops * found.analysis.waves % (2 * tile[0] * tile[1] * tile[2]) == 0
     assert found.analysis.kernel.vgpr_spills == 0
     assert found.analysis.occupancy.workgroups >= 1
     # What a step needs of A and B is loaded once by the workgroup, and stored to LDS once or not at all.
-    steps = cost.matrix_flops * found.analysis.waves / (2 * tile[0] * tile[1] * tile[2])
+    steps = cost.flops * found.analysis.waves / (2 * tile[0] * tile[1] * tile[2])
     rates = arch.rates
     assert rates is not None
     assert (
@@ -164,5 +164,5 @@ def test_a_kernel_without_a_loop_is_refused(toolchain: HipToolchain, tmp_path: P
     unit = SourceUnit(name="n", language="hip", text=text, entries={"main": "nothing"}, plugin_version="1")
     arch = tilewright_arch.load("gfx942")
     image = toolchain.compile(unit, tmp_path, arch).binary.read_bytes()
-    with pytest.raises(UnsupportedError, match="no loop"):
+    with pytest.raises(UnsupportedError, match="no loop that multiplies"):
         analyze(image, arch, waves=4)

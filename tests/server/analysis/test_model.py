@@ -126,7 +126,7 @@ def test_cost_of_a_loop_is_what_its_instructions_add_up_to() -> None:
     assert cost.counts == {
         "matrix": 2, "LDS": 3, "global": 2, "vector": 2, "scalar": 1, "control": 2, "branch": 1,
     }  # fmt: skip
-    assert cost.matrix_flops == 2 * 2 * 32 * 32 * 8
+    assert cost.flops == 2 * 2 * 32 * 32 * 8
     assert (cost.matrix, cost.vector, cost.scalar) == (64, 2 * 4 + 16 + 4, 4)
     assert cost.lds == (16 + 8 + 8) * 64 / 128
     assert cost.global_ == (16 + 2) * 64 / 64
@@ -288,6 +288,26 @@ def test_a_branch_back_that_does_not_dominate_is_no_loop() -> None:
     """
     assert find_loops(function(text)) == ()
     assert main_loop(function(text)) is None
+
+
+def test_without_matrix_instructions_the_loop_with_the_most_multiply_adds_counts() -> None:
+    text = """
+    fill:
+        ds_write_b32 v0, v1
+        v_add_f32_e32 v0, v1, v2
+        s_cbranch_scc0 fill
+    sum:
+        v_fma_f32 v0, v1, v2, v0
+        v_dual_fmac_f32 v3, v1, v2 :: v_dual_fmac_f32 v4, v1, v5
+        v_pk_fma_f32 v[6:7], v[8:9], v[10:11], v[6:7]
+        s_cbranch_scc0 sum
+        s_endpgm
+    """
+    main = main_loop(function(text))
+    assert main is not None
+    assert (main.header, main.matrix_instructions, main.lane_flops) == (ENTRY + 8 * 3, 0, 2 + 4 + 4)
+    assert cost_of(main.body, rates_of("gfx1100"), 32).flops == 32 * 10
+    assert main_loop(function(text.replace("fma_f32", "add_f32").replace("fmac_f32", "add_f32"))) is None
 
 
 # ---- occupancy ----
