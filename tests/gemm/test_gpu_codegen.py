@@ -139,7 +139,7 @@ def test_shared_memory_and_threads_are_what_the_kernels_state(name: str, ws: boo
         expected = (
             f'static_assert(Kernel::shared_bytes == {shared_bytes(config, arch)}, "shared_bytes of {config.name}");\n'
             f'static_assert(Kernel::threads == {threads_of(config, arch)}, "threads of {config.name}");\n'
-            f'static_assert(Kernel::stages == {stages}, "stages of {config.name}");'
+            f'static_assert({"Kernel" if ws else "Kernel::Loop"}::stages == {stages}, "stages of {config.name}");'
         )
         parts.append(statement_of(config, arch, number, expected))
     assert len(parts) > 50
