@@ -85,6 +85,22 @@ def test_a_main_loop_multiplies_whole_steps_of_its_tile(
     assert json.loads(json.dumps(summary(found)))["bound"]["share_of_peak"] == round(found.bound.share_of_peak, 4)
 
 
+@pytest.mark.parametrize("name", ["gfx1100", "gfx1201"])
+def test_a_kernel_of_the_vector_unit_has_a_bound_too(
+    name: str, operation: Operation[Any, Any], toolchain: HipToolchain
+) -> None:
+    arch = tilewright_arch.load(name)
+    config = next(
+        item
+        for item in operation.kernel_sets["essential"].iterate(arch, operation.rules)
+        if item.name.startswith("gemm_fp32_rcr")
+    )
+    found = analyze_config(operation, config, arch, toolchain)
+    assert found.analysis.cost.matrix_mnemonics == {}
+    assert found.analysis.cost.flops > 0
+    assert 0.1 < found.bound.share_of_peak <= 1
+
+
 def test_the_best_kernel_for_gfx942_can_reach_85_percent_of_the_peak(best: Finding) -> None:
     assert best.analysis.kernel.vgprs <= 512
     assert best.analysis.matrix_share >= 0.95
