@@ -358,18 +358,21 @@ struct AmdLoop {
   TW_DEVICE static void run_stages(Atom& atom, const Sources& from, const Where& at) {
     Held held[held_steps];
     TW_UNROLL
-    for (int s = 0; s < held_steps; s++) held[s].fetch(from, s, at);
-    int step = 0;
+    for (int s = 0; s < held_steps; s++) {
+      held[s].fetch(from, s, at);
+      __builtin_amdgcn_sched_barrier(0);  // in this order, which the counters of waits know
+    }
+    // Whole rounds of all that is held, of which the last may end with empty steps: a way out in between would make the
+    // waits of the next round stricter.
     TW_NO_UNROLL
-    while (true) {
+    for (int step = 0; step < from.a.steps; step += held_steps) {
       TW_UNROLL
       for (int s = 0; s < held_steps; s++) {
         held[s].put(at.shared, at);
-        held[s].fetch(from, step + held_steps, at);
+        held[s].fetch(from, step + s + held_steps, at);
         lds_barrier();
         multiply_tile(atom, at);
         lds_barrier();
-        if (++step == from.a.steps) return;
       }
     }
   }
