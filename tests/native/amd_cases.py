@@ -104,6 +104,7 @@ def epilogues() -> dict[str, AmdConfig]:
 
 
 EPILOGUES = epilogues()
+ALL = [*PRODUCTS.values(), *GROUPED.values(), *EPILOGUES.values()]
 
 
 def drop_subnormals(call: Call) -> None:

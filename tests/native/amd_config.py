@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import importlib.util
 import os
@@ -20,7 +21,7 @@ from native_harness import INCLUDE
 
 from tilewright_kit.errors import ToolchainMissingError
 from tilewright_server.analysis.code_object import KernelFacts, read_code_object
-from tilewright_server.analysis.disassembly import Disassembler, Instruction
+from tilewright_server.analysis.disassembly import Disassembler, Function
 
 ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 WAVE = {arch: 64 if arch.startswith("gfx9") else 32 for arch in ARCHS}
@@ -29,6 +30,7 @@ FLAGS = (
     "-std=c++17", "-DNDEBUG", "-Wall", "-Wextra", "-Werror", f"-I{INCLUDE}",
 )  # fmt: skip
 RELEASES = range(22, 18, -1)
+PER_UNIT = 6  # kernels that are compiled together
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,14 @@ class Built:
         """Registers, scratch and spills."""
         return read_code_object(self.path.read_bytes()).kernel(name)
 
-    def instructions(self, name: str) -> tuple[Instruction, ...]:
-        """Of one kernel, in order."""
-        functions = Disassembler().disassemble(self.path.read_bytes())
-        return next(function.instructions for function in functions if function.name == name)
+    def function(self, name: str) -> Function:
+        """One kernel's instructions."""
+        return next(function for function in _functions(self.path) if function.name == name)
+
+
+@functools.cache
+def _functions(path: Path) -> tuple[Function, ...]:
+    return Disassembler().disassemble(path.read_bytes())
 
 
 def tool(name: str) -> str | None:
@@ -129,6 +135,29 @@ def compile_text(folder: Path, text: str, arch: str, options: Sequence[str] = ()
                 raise RuntimeError(done.stderr[:6000])
             partial.rename(output)
     return Built(output)
+
+
+class KernelSet:
+    """Kernels under names of their own, compiled when they are first wanted, with a few others of their arch."""
+
+    def __init__(self, folder: Path, configs: Sequence[AmdConfig]) -> None:
+        self._folder = folder
+        self.names = {config: f"k{index}" for index, config in enumerate(dict.fromkeys(configs))}
+        self._groups: dict[str, dict[str, AmdConfig]] = {}
+        for arch in {config.arch for config in self.names}:
+            items = [(name, config) for config, name in self.names.items() if config.arch == arch]
+            for i in range(0, len(items), PER_UNIT):
+                group = dict(items[i : i + PER_UNIT])
+                self._groups.update(dict.fromkeys(group, group))
+        self._built: dict[str, Built] = {}
+
+    def built(self, config: AmdConfig) -> tuple[Built, str]:
+        """The code object that holds the configuration's kernel, and the kernel's name."""
+        name = self.names[config]
+        if name not in self._built:
+            group = self._groups[name]
+            self._built.update(dict.fromkeys(group, compile_kernels(self._folder, group)))
+        return self._built[name], name
 
 
 def symbol_bytes(elf: bytes, name: str, size: int) -> bytes:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from amd_config import AmdConfig, Built, compile_kernels
+from amd_config import AmdConfig, KernelSet
 from gpu_emulation import LaunchHead, task_bytes, tiles_of
 from native_case import Call
 from native_harness import Guarded
@@ -17,30 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "emulator"))
 
 from tilewright_emulator import Checks, CodeObject, Memory, Report
 
-PER_UNIT = 6
 
-
-class AmdKernels:
-    """Kernels under names of their own, compiled when they are first wanted, with a few others of their arch."""
-
-    def __init__(self, folder: Path, configs: Sequence[AmdConfig]) -> None:
-        self._folder = folder
-        self.names = {config: f"k{index}" for index, config in enumerate(dict.fromkeys(configs))}
-        self._groups: dict[str, dict[str, AmdConfig]] = {}
-        for arch in {config.arch for config in self.names}:
-            items = [(name, config) for config, name in self.names.items() if config.arch == arch]
-            for i in range(0, len(items), PER_UNIT):
-                group = dict(items[i : i + PER_UNIT])
-                self._groups.update(dict.fromkeys(group, group))
-        self._built: dict[str, Built] = {}
-
-    def built(self, config: AmdConfig) -> tuple[Built, str]:
-        """The code object that holds the configuration's kernel, and the kernel's name."""
-        name = self.names[config]
-        if name not in self._built:
-            group = self._groups[name]
-            self._built.update(dict.fromkeys(group, compile_kernels(self._folder, group)))
-        return self._built[name], name
+class AmdKernels(KernelSet):
+    """Kernels that the emulator runs."""
 
     def launch(self, call: Call, grid: int = 0, checks: Checks | None = None) -> Report:
         """One launch of the call's kernel; ``grid`` is the number of workgroups of a persistent kernel."""

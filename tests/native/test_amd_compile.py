@@ -6,11 +6,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from amd_cases import PRODUCTS, SIZE
-from amd_config import ARCHS, WAVE, AmdConfig, compile_kernels, missing_tools
+from amd_cases import ALL, PRODUCTS, SIZE
+from amd_config import ARCHS, WAVE, AmdConfig, KernelSet, compile_kernels, missing_tools
 
 import tilewright_arch
-from tilewright_server.analysis.disassembly import Disassembler, Instruction
 from tilewright_server.analysis.loops import main_loop
 
 # What each GPU's matrix unit does at a time, as the ISA documents list it: for elements and rows of the warp tile, the
@@ -57,12 +56,6 @@ def expected(config: AmdConfig) -> tuple[int, str]:
     return next((depth, name) for depth, name in fits if config.warp_tile[2] % depth == 0)
 
 
-def code(folder: Path, configs: dict[str, AmdConfig]) -> dict[str, list[Instruction]]:
-    built = compile_kernels(folder, configs)
-    functions = Disassembler().disassemble(built.path.read_bytes())
-    return {function.name: list(function.instructions) for function in functions}
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _tools(build_folder: Path) -> None:
     if missing := missing_tools(build_folder):
@@ -72,17 +65,16 @@ def _tools(build_folder: Path) -> None:
 @pytest.mark.parametrize("arch", ARCHS)
 def test_every_atom_compiles_to_its_instruction_without_spills(arch: str, build_folder: Path) -> None:
     spec = tilewright_arch.load(arch)
-    names = [name for name, config in PRODUCTS.items() if config.arch == arch]
-    for at in range(0, len(names), 6):
-        group = {f"k{i}": PRODUCTS[name] for i, name in enumerate(names[at : at + 6])}
-        built, listing = compile_kernels(build_folder, group), code(build_folder, group)
-        for key, config in group.items():
-            facts, (threads, shared) = built.resources(key), built.facts(key)
-            assert facts.scratch_bytes == facts.vgpr_spills == 0, config
-            assert facts.vgprs <= spec.max_vgprs and shared <= spec.lds_bytes and threads == config.threads, config
-            matrix = {i.mnemonic for i in listing[key] if i.mnemonic.startswith(("v_mfma", "v_wmma"))}
-            simt = config.a == "fp32" and WAVE[arch] == 32
-            assert matrix == (set() if simt else {expected(config)[1]}), config
+    kernels = KernelSet(build_folder, ALL)
+    for config in (config for config in PRODUCTS.values() if config.arch == arch):
+        built, name = kernels.built(config)
+        facts, (threads, shared) = built.resources(name), built.facts(name)
+        assert facts.scratch_bytes == facts.vgpr_spills == 0, config
+        assert facts.vgprs <= spec.max_vgprs and shared <= spec.lds_bytes and threads == config.threads, config
+        mnemonics = {instruction.mnemonic for instruction in built.function(name).instructions}
+        matrix = {each for each in mnemonics if each.startswith(("v_mfma", "v_wmma"))}
+        simt = config.a == "fp32" and WAVE[arch] == 32
+        assert matrix == (set() if simt else {expected(config)[1]}), config
 
 
 # What is large enough to be worth running: (tile, waves) for 4 waves of 64, and for 8 of 32.
@@ -126,8 +118,7 @@ def test_main_loops_multiply_and_move_wide_vectors(name: str, build_folder: Path
     built = compile_kernels(build_folder, {"kernel": config})
     facts = built.resources("kernel")
     assert facts.scratch_bytes == facts.vgpr_spills == 0
-    (function,) = [f for f in Disassembler().disassemble(built.path.read_bytes()) if f.name == "kernel"]
-    loop = main_loop(function)
+    loop = main_loop(built.function("kernel"))
     assert loop is not None
     count = Counter(instruction.mnemonic for instruction in loop.body)
     depth, mnemonic = expected(config)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from amd_cases import ARCHS, EPILOGUES, GROUPED, PRODUCTS, drop_subnormals
+from amd_cases import ALL, ARCHS, EPILOGUES, GROUPED, PRODUCTS, drop_subnormals
 from amd_config import missing_tools
 from native_case import DTYPES, UNARY, Array, Call, Sizes
 
@@ -28,7 +28,7 @@ def kernels(build_folder: Path) -> AmdKernels:
         pytest.skip(f"needs {missing}")
     from amd_emulation import AmdKernels
 
-    return AmdKernels(build_folder, [*PRODUCTS.values(), *GROUPED.values(), *EPILOGUES.values()])
+    return AmdKernels(build_folder, ALL)
 
 
 def sizes(rng: np.random.Generator, **fixed: int) -> Sizes:
