@@ -282,10 +282,14 @@ struct AmdLoop {
     Packed packed_b[slices];
     typename LoaderA::Held held;
     LoaderA::fetch(held, a, 0, at.thread);
-    TW_UNROLL
-    for (int kk = 0; kk < slices; kk++) packed_b[kk].fetch(b.at(0), b.panel, panel, at.lane, kk);
     LoaderA::put(held, at.shared, at.thread);
     LoaderA::fetch(held, a, 1, at.thread);
+    __builtin_amdgcn_sched_barrier(0);  // in the order of the loop, which the counters of waits know
+    TW_UNROLL
+    for (int kk = 0; kk < slices; kk++) {
+      packed_b[kk].fetch(b.at(0), b.panel, panel, at.lane, kk);
+      __builtin_amdgcn_sched_barrier(0);
+    }
     lds_barrier();
     load_a(fragments[0], at.shared, at, 0);
     uint32_t tile = at.shared, other = at.shared + tile_bytes;
