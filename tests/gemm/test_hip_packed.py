@@ -117,8 +117,7 @@ def test_a_format_is_chosen_and_kernels_read_it(name: str, dtype: str, m: int) -
 
 
 def test_what_reads_another_packing_says_so() -> None:
-    cpu = of("fp16", (128, 64), ())
-    other = TensorDesc(cpu.dtype, cpu.shape, (), packing="bpanel-fp32-nr16-vk1", packed_bytes=128 * 64 * 4)
+    other = TensorDesc(DType.FP16, (128, 64), (), packing="bpanel-fp32-nr16-vk1", packed_bytes=128 * 64 * 4)
     problem = GEMM.parse(OperationRequest("gemm", {"a": of("fp16", (32, 128)), "b": other}))
     assert GEMM.candidates(problem, device("gfx942")) == ()
     config = GemmConfig(pipeline="preshufflev2", preshuffle=True, tile=(128, 128, 64))

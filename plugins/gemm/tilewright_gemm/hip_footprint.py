@@ -80,7 +80,7 @@ def hip_operand_registers(config: GemmConfig, arch: ArchSpec, stages: int) -> in
         groups = max(arch.wave_size // max(*config.warp_tile[:2], 1), 1)  # of lanes that hold different k
         fragments += columns * (k * size_of(config.b) // groups // _REGISTER_BYTES)
     steps = 0 if config.pipeline == "comp_async" else stages if config.pipeline == "mem" else 1
-    across = (config.layout[:1] == "c") + (config.layout[1:2] == "r")
+    across = (config.layout[:1] == "c") + (config.layout[1:2] == "r" and not config.preshuffle)
     transposed = across * (32 if size_of(config.a) == 1 else 16)
     return fragments + transposed + steps * _staged_registers(config, arch)
 

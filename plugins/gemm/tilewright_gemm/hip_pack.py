@@ -49,16 +49,19 @@ def _kernel(problem: PackBProblem, arch: ArchSpec, pipeline: str, tiles: list[Tr
     key = table_key(problem.dtype_a.value, problem.dtype_b.value)
     for shape in HIP_SHAPES:
         config = hip_config(arch, problem.dtype_a, key, shape, pipeline, _LINE_BYTES, tiles)
-        if config is not None and RULES.allows(config, arch):
-            fields = {name: getattr(config, name) for name in ("tile", "wave", "warp_tile", "epilogue", "scheduler")}
-            return PackBConfig(
-                dtype_a=problem.dtype_a,
-                dtype_b=problem.dtype_b.value,
-                layout=problem.layout,
-                pipeline=pipeline,
-                preshuffle=True,
-                **fields,
-            )
+        if config is None:
+            continue
+        fields = {name: getattr(config, name) for name in ("tile", "wave", "warp_tile", "epilogue", "scheduler")}
+        packs = PackBConfig(
+            dtype_a=problem.dtype_a,
+            dtype_b=problem.dtype_b.value,
+            layout=problem.layout,
+            pipeline=pipeline,
+            preshuffle=True,
+            **fields,
+        )
+        if RULES.allows(packs, arch):
+            return packs
     return None
 
 
