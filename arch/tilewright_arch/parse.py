@@ -116,6 +116,7 @@ def _instructions(fields: Fields) -> FrozenMap[str, Instruction]:
             name=name,
             wave_threads=entry.integer("wave_threads", minimum=1),
             description=entry.text("description"),
+            operand_copies=entry.integer("operand_copies", 1, minimum=1),
         )
         entry.finish()
     return FrozenMap(found)

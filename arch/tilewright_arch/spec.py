@@ -31,12 +31,13 @@ class Instruction:
 
     ``wave_threads`` is how many threads issue it together, which is also what one unit of a
     wave triple stands for: 64 or 32 on AMD, 32 for ``mma.sync``, 128 (a warpgroup) for
-    ``wgmma``, 1 on a CPU.
+    ``wgmma``, 1 on a CPU. ``operand_copies``: how often the threads together hold each operand.
     """
 
     name: str
     wave_threads: int
     description: str
+    operand_copies: int = 1
 
 
 @dataclass(frozen=True, slots=True)

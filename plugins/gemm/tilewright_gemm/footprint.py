@@ -6,7 +6,13 @@ import math
 
 from tilewright_arch import ArchSpec
 from tilewright_gemm.config import GemmConfig, Triple
-from tilewright_gemm.hip_footprint import hip_operand_registers, hip_prefetched, hip_shared_bytes, uses_matrix_unit
+from tilewright_gemm.hip_footprint import (
+    hip_copied_registers,
+    hip_operand_registers,
+    hip_prefetched,
+    hip_shared_bytes,
+    uses_matrix_unit,
+)
 from tilewright_gemm.packing import GROUP_BYTES
 from tilewright_gemm.words import Epilogue, Reduction, ScaleA, ScaleB, Unary, size_of
 
@@ -175,7 +181,7 @@ def fits_registers(config: GemmConfig, arch: ArchSpec) -> bool:
 
 def registers_of(config: GemmConfig, arch: ArchSpec) -> int:
     """Registers of a thread of a kernel whose waves all compute, by this count."""
-    reserved = max(arch.pipeline(config.pipeline).reserved_registers, 1)
+    reserved = max(arch.pipeline(config.pipeline).reserved_registers, 1) + hip_copied_registers(config, arch)
     return accumulators_per_thread(config, arch) + fragment_registers(config, arch) + reserved
 
 

@@ -11,7 +11,7 @@ from tilewright_arch import ArchSpec
 from tilewright_gemm.config import GemmConfig
 from tilewright_gemm.words import Epilogue, size_of
 
-__all__ = ["hip_operand_registers", "hip_prefetched", "hip_shared_bytes", "uses_matrix_unit"]
+__all__ = ["hip_copied_registers", "hip_operand_registers", "hip_prefetched", "hip_shared_bytes", "uses_matrix_unit"]
 
 _REGISTER_BYTES = 4
 _VECTOR_BYTES = 16
@@ -83,6 +83,15 @@ def hip_operand_registers(config: GemmConfig, arch: ArchSpec, stages: int) -> in
     across = (config.layout[:1] == "c") + (config.layout[1:2] == "r" and not config.preshuffle)
     transposed = across * (32 if size_of(config.a) == 1 else 16)
     return fragments + transposed + steps * _staged_registers(config, arch)
+
+
+def hip_copied_registers(config: GemmConfig, arch: ArchSpec) -> int:
+    """What a thread takes beyond that, if there is room, where lanes hold operands more than once."""
+    instruction = arch.instruction(config.table_key, config.warp_tile)
+    copies = (instruction.operand_copies if instruction else 1) - 1
+    rows = config.tile[0] // max(config.wave[0] * config.warp_tile[0], 1)
+    tiles = rows + config.tile[1] // max(config.wave[1] * config.warp_tile[1], 1)
+    return copies * 2 * tiles * _VECTOR_BYTES // _REGISTER_BYTES
 
 
 def hip_prefetched(config: GemmConfig, arch: ArchSpec) -> int:
