@@ -1,8 +1,8 @@
-// The matrix atom of AMD GPUs: MFMA and WMMA. C's tile is computed as the transpose: B is an instruction's first operand,
-// A its second, so that a lane holds neighbouring columns of one row of C (see fragments_amd.hpp).
+// The matrix atom of AMD GPUs: MFMA and WMMA. C's tile is computed as the transpose: B is an instruction's first
+// operand, A its second, so that a lane holds neighbouring columns of one row of C (see fragments_amd.hpp).
 //
-// A lane reads `lane_bytes` (16 where the tile is deep enough) of neighbouring k at a time and gives them to consecutive
-// instructions. The instructions' k is then not the tile's k, in the same way for A and B.
+// A lane reads `lane_bytes` (16 where the tile is deep enough) of neighbouring k at a time and gives them to
+// consecutive instructions. The instructions' k is then not the tile's k, in the same way for A and B.
 #pragma once
 #include "tilewright/core/options.hpp"
 #include "tilewright/gpu/convert_amd.hpp"
@@ -62,7 +62,8 @@ struct MatrixAtom {
   static constexpr int widening = size_of<Y> / size_of<A>, instruction_bytes = max_of(taken, 1) / widening;
   static_assert(size_of<A> == size_of<B> && size_of<X> == size_of<Y>, "A and B are of one size");
   static_assert(kM % kTileM == 0 && kN % kTileN == 0, "a wave's part is a multiple of the warp tile");
-  static_assert(kTileK <= TileA::depth && TileA::depth % kTileK == 0, "the tile is a multiple of the warp tile's depth");
+  static_assert(kTileK <= TileA::depth && TileA::depth % kTileK == 0,
+                "the tile is a multiple of the warp tile's depth");
 
   static constexpr int depth_of(int lane_bytes) { return layout().groups * lane_bytes / size_of<A>; }
   static constexpr bool fits(int lane_bytes) {

@@ -69,7 +69,8 @@ TW_DEVICE Vector<uint32_t, 2> widen_bytes(uint32_t x) {
     const uint32_t x16 = bits_as<uint32_t>(bits_as<Vector<short, 2>>(y) >> 1) & 0xbfffbfffu;
     return x16 | ((x16 + 0x00800080u) & 0x40004000u);
   };
-  return {bfloats_of_halves(halves(permute_bytes(x, 0, 0x1404))), bfloats_of_halves(halves(permute_bytes(x, 0, 0x3424)))};
+  const uint32_t first = permute_bytes(x, 0, 0x1404), second = permute_bytes(x, 0, 0x3424);
+  return {bfloats_of_halves(halves(first)), bfloats_of_halves(halves(second))};
 }
 
 }  // namespace tw::gpu

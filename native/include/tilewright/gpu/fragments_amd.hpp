@@ -1,8 +1,8 @@
 // How the operands of AMD's matrix instructions lie in the registers of a wave, as data.
 //
-// An instruction multiplies a first operand (rows x depth) by a second one (columns x depth); lane l holds one row of the
-// first, one column of the second, and a run of neighbouring k of each. Atoms pass B as the first operand and A as the
-// second: a lane then has several results of one row of C, which stand side by side.
+// An instruction multiplies a first operand (rows x depth) by a second one (columns x depth); lane l holds one row of
+// the first, one column of the second, and a run of neighbouring k of each. Atoms pass B as the first operand and A as
+// the second: a lane then has several results of one row of C, which stand side by side.
 //
 // Sources: "AMD Instinct MI200 / MI300 / CDNA4 Instruction Set Architecture", chapter Matrix Arithmetic Instructions
 // (operands: row = lane % rows, k = lane / rows * run + e; results of 32x32 and 16x16 in groups of four rows); "RDNA3"
@@ -78,7 +78,8 @@ static_assert(is_complete(kMfma32x32) && is_complete(kMfma16x16) && is_complete(
               "layouts of MFMA");
 static_assert(is_complete(kWmmaGfx11) && is_complete(kWmmaGfx12), "layouts of WMMA");
 // A few places as the ISA documents show them.
-static_assert(kMfma32x32.result_row(0, 15) == 27 && kMfma32x32.result_row(32, 4) == 12, "32 x 32: row 8*(v/4) + 4*half");
+static_assert(kMfma32x32.result_row(0, 15) == 27 && kMfma32x32.result_row(32, 4) == 12,
+              "32 x 32: row 8*(v/4) + 4*half + v%4");
 static_assert(kMfma16x16.result_row(17, 3) == 7 && kMfma16x16.column(17) == 1, "16 x 16: row 4*(lane/16) + v");
 static_assert(kMfma64x4.result_row(9, 1) == 9 && kMfma64x4.column(9) == 1, "4 x 4 x 16 blocks: block lane/4, row v");
 static_assert(kWmmaGfx11.result_row(16, 3) == 7 && kWmmaGfx12.result_row(16, 3) == 11, "WMMA: 2v + half, v + 8*half");

@@ -1,5 +1,5 @@
-// Matrix instructions of AMD GPUs as functions, and which of them a GPU has. The layouts of their operands are stated in
-// fragments_amd.hpp.
+// Matrix instructions of AMD GPUs as functions, and which of them a GPU has. The layouts of their operands are stated
+// in fragments_amd.hpp.
 #pragma once
 #include "tilewright/core/dtypes.hpp"
 #include "tilewright/gpu/fragments_amd.hpp"
@@ -31,8 +31,8 @@ struct MultipliedAs<bf8> {
 };
 #endif
 
-// Bytes along k that a lane gives to the deepest instruction whose depth divides `depth` (elements); 0 if there is none.
-// E: what is multiplied; kM x kN: results of the instruction.
+// Bytes along k that a lane gives to the deepest instruction whose depth divides `depth` (elements); 0 if there is
+// none. E: what is multiplied; kM x kN: results of the instruction.
 template <class E, int kM, int kN>
 constexpr int lane_bytes_of(int depth) {
   constexpr int kSize = size_of<E>;
@@ -57,8 +57,8 @@ constexpr int lane_bytes_of(int depth) {
   return 0;
 }
 
-// `multiply_matrix`: c += x * y, for a first operand of kRows rows of type X and a second one of type Y. A lane's part of
-// either is a vector of registers.
+// `multiply_matrix`: c += x * y, for a first operand of kRows rows of type X and a second one of type Y. A lane's part
+// of either is a vector of registers.
 #if defined(__GFX11__) || defined(__GFX12__)
 
 #if defined(__GFX12__)
