@@ -43,8 +43,8 @@ def analyze(
     from tilewright_server.build.hip import HipToolchain
     from tilewright_server.settings import load
 
-    if not name and not config:
-        raise typer.BadParameter("say what to analyse: a name, or --config")
+    if bool(name) == bool(config):
+        raise typer.BadParameter("say what to analyse: a name, or --config (one of them)")
     size = _shape(shape)
     settings = load()
     toolchain = HipToolchain([include_dir()], compiler=settings.hip_compiler)

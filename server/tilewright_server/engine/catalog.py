@@ -179,7 +179,7 @@ class KernelCatalog:
                 field="kernel_set",
                 value=kernel_set,
                 rule="kernel_set_name",
-                fix=f"use {close_names(kernel_set, self.kernel_sets(operation))}",
+                fix=f"use {close_names(kernel_set, known := tuple(self.kernel_sets(operation))) or ', '.join(known)}",
             )
         for item in chosen:
             seen: set[KernelConfig] = set()
