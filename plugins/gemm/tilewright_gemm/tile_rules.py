@@ -15,6 +15,7 @@ from tilewright_gemm.footprint import (
     accumulator_limit,
     accumulators_per_thread,
     fits_registers,
+    fragment_registers,
     is_specialised,
     lanes,
     least_tile,
@@ -348,14 +349,32 @@ def _with_fewer_accumulators(config: GemmConfig, arch: ArchSpec) -> dict[str, ob
         return {"warp_tile": squarer}
     least = least_tile(config, arch)
     m, n, k = config.tile
+    if arch.kind == "hip" and config.stages and fits_registers(config.replace(stages=0), arch):
+        return {"stages": 0}
     while not fits_registers(config.replace(tile=(m, n, k)), arch):
-        if m > least[0] and (m >= n or n <= least[1]):
+        other = config.replace(tile=(m, n, k))
+        crowded = fragment_registers(other, arch) >= accumulators_per_thread(other, arch)
+        if arch.kind == "hip" and k > least[2] and crowded:
+            k = max(k // 2 // least[2], 1) * least[2]
+        elif m > least[0] and (m >= n or n <= least[1]):
             m = max(m // 2 // least[0], 1) * least[0]
         elif n > least[1]:
             n = max(n // 2 // least[1], 1) * least[1]
         else:
-            return _narrower(config.replace(tile=(m, n, k)), arch)
+            return _narrower(config.replace(tile=(m, n, k)), arch) or _fewer_waves(config, arch)
     return {"tile": (m, n, k)}
+
+
+def _fewer_waves(config: GemmConfig, arch: ArchSpec) -> dict[str, object]:
+    """AMD: the most waves whose threads have registers enough for the tile as it is, or else for the least one."""
+    fewer = [config.replace(wave=wave) for wave in arch.waves if math.prod(wave) < config.waves]
+    for least in (False, True):
+        tiled = [other.replace(tile=least_tile(other, arch)) if least else other for other in fewer]
+        fits = [other for other in tiled if arch.kind == "hip" and fits_registers(other, arch)]
+        if fits:
+            best = max(fits, key=lambda other: other.waves)
+            return {"wave": best.wave, "tile": best.tile}
+    return {}
 
 
 def _squarer(config: GemmConfig, arch: ArchSpec) -> Triple | None:
