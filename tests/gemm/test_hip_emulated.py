@@ -113,3 +113,20 @@ def test_what_is_chosen_for_a_problem_computes_it(problem: str, name: str) -> No
     config = Selector().select(GEMM, GEMM.parse(request), device(name)).config
     assert isinstance(config, GemmConfig)
     check(name, request, config)
+
+
+ODD = ((1, 3), (1, 5), (1, 7), (3, 1), (3, 3))
+"""Warp tiles of a wave along m and n, at least one of them odd and above one."""
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["gfx942", "gfx950"])
+@pytest.mark.parametrize("pipeline", ["compv3", "compv4"])
+@pytest.mark.parametrize("repeats", ODD, ids=str)
+def test_results_of_waves_with_odd_numbers_of_warp_tiles_are_shuffled(
+    repeats: tuple[int, int], pipeline: str, name: str
+) -> None:
+    m, n = 64 * repeats[0], 32 * repeats[1]
+    config = GemmConfig(tile=(m, n, 32), wave=(2, 1, 1), warp_tile=(32, 32, 8), pipeline=pipeline)
+    request = OperationRequest("gemm", {"a": of("fp16", (m, 96)), "b": of("fp16", (96, n), (1, 96))})
+    check(name, request, config)

@@ -66,7 +66,6 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("tile_minimum", {"tile": (128, 128, 4)}, "gfx942"),
     ("tile_divisibility", {"tile": (128, 144, 32)}, "gfx942"),
     ("staging_budget", {"tile": (256, 256, 64)}, "gfx942"),
-    ("cshuffle_repeat", {"tile": (192, 128, 32)}, "gfx942"),
     ("preshuffle_layout", {"preshuffle": True, "pipeline": "preshufflev2", "layout": "rrr"}, "gfx942"),
     ("preshuffle_loads", {"preshuffle": True, "pipeline": "preshufflev2", "tile": (64, 128, 96)}, "gfx942"),
     ("double_buffer", {"double_buffer": Switch.OFF}, "gfx942"),

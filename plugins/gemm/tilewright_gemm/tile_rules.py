@@ -226,24 +226,6 @@ def accumulators_fit_registers(config: GemmConfig, arch: ArchSpec) -> Iterator[V
         yield Violation("accumulators_fit_registers", "tile", config.tile, reason, fix)
 
 
-def cshuffle_repeat(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """HIP: the cshuffle epilogue mangles tiles whose repeat of a 32-wide warp tile is odd and above one."""
-    if arch.kind != "hip" or config.epilogue is not Epilogue.CSHUFFLE or not is_positive(config):
-        return
-    unit = step(config)
-    for axis, letter in enumerate("mn"):
-        repeat = config.tile[axis] // unit[axis]
-        if config.warp_tile[axis] == 32 and repeat % 2 and repeat > 1:
-            reason = f"cshuffle with an odd repeat of {repeat} along {letter} and a warp tile of 32 gives wrong results"
-            smaller = list(config.tile)
-            smaller[axis] = (repeat - 1) * unit[axis]
-            fix: dict[str, object] = {"tile": tuple(smaller)}
-            if arch.supports_trait(config.pipeline, Epilogue.DEFAULT.value, config.scheduler):
-                fix = {"epilogue": Epilogue.DEFAULT}
-            yield Violation("cshuffle_repeat", "epilogue", config.epilogue.value, reason, fix)
-            return
-
-
 def preshuffle_layout(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
     """GPU: pre-shuffled B was column-major and A is row-major."""
     packs = config.operation != GemmConfig.operation  # which reads a plain B
@@ -432,6 +414,5 @@ TILE_RULES = (
     preshuffle_loads,
     staging_budget,
     shared_block,
-    cshuffle_repeat,
     double_buffer,
 )
