@@ -28,6 +28,7 @@ class Mutant:
     config: dict[str, Any] = field(default_factory=dict)
     sizes: Sizes = field(default_factory=lambda: ALIGNED)
     split_k: int = 1
+    arch: str = ""  # where only some GPUs have the bug
 
     def kernel(self, arch: str) -> AmdConfig:
         changes = {**SMALL, **self.config}
@@ -37,12 +38,14 @@ class Mutant:
 
 
 MAIN, LOADER, ATOM, GEMM = "mainloop_amd.hpp", "loader_amd.hpp", "atom_amd.hpp", "gemm.hpp"
+PLATFORM = "platform_hip.hpp"
 COMPV3: dict[str, Any] = {"pipeline": "compv3"}
 COMPV4: dict[str, Any] = {"pipeline": "compv4", "tile": (64, 64, 64)}
 ONE_SLICE: dict[str, Any] = {"pipeline": "compv4"}
 MEM: dict[str, Any] = {"pipeline": "mem"}
 DIRECT_LDS: dict[str, Any] = {"pipeline": "comp_async", "tile": (64, 64, 64)}
 DIRECT = {"epilogue": "default"}
+NEAR = ("1u, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT", "1u, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_WORKGROUP")
 SPLIT: dict[str, Any] = {"config": {"split_k": 3}, "split_k": 3}
 LOOP = "for (int step = 0; step < from.a.steps; step++) {"
 
@@ -59,7 +62,8 @@ MUTANTS = [
     Mutant("mem: no barrier behind the products", MAIN,
            "multiply_tile(atom, at);\n        lds_barrier();", "multiply_tile(atom, at);", MEM),
     Mutant("the barrier does not wait for LDS", MAIN,
-           '__builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");\n  __builtin_amdgcn_s_barrier();\n'
+           '__builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");\n  wait_shared();\n  '
+           '__builtin_amdgcn_s_barrier();\n'
            '  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");', "__builtin_amdgcn_s_barrier();",
            COMPV3),
     Mutant("rest of k: no barrier before the tile is filled", MAIN,
@@ -82,8 +86,8 @@ MUTANTS = [
            "fragments[kk % 2], tile, from, step + 2", "fragments[kk % 2], other, from, step + 2", DIRECT_LDS),
     # loops
     Mutant("compv4: a step too few", MAIN, LOOP, LOOP.replace("0", "1"), COMPV4),
-    Mutant("mem: a step too few", MAIN, "if (++step == from.a.steps) return;",
-           "if (++step + 1 >= from.a.steps) return;", MEM),
+    Mutant("mem: a step too few", MAIN, "step < from.a.steps; step += held_steps",
+           "step + 1 < from.a.steps; step += held_steps", MEM),
     Mutant("a slice of k too few", MAIN, "min_of(ceil_div(a.k - step * Config::tile_k, Atom::depth), slices)",
            "min_of((a.k - step * Config::tile_k) / Atom::depth, slices)", COMPV3, RAGGED),
     Mutant("an endless loop", MAIN, "step * Config::tile_k < a.k; step++",
@@ -131,6 +135,9 @@ MUTANTS = [
     Mutant("split-K: arrives ahead of the other waves", GEMM,
            "barrier();\n    if (at.thread == 0) store_shared<1>(flag, {arrive",
            "if (at.thread == 0) store_shared<1>(flag, {arrive", **SPLIT),
+    Mutant("split-K: arrives ahead of other waves' stores", PLATFORM, "  wait_stores();\n", "", arch="gfx942", **SPLIT),
+    Mutant("split-K: arrives for its workgroup", PLATFORM, *NEAR, arch="gfx942", **SPLIT),
+    Mutant("split-K: arrives for its workgroup (RDNA4)", PLATFORM, *NEAR, arch="gfx1201", **SPLIT),
     Mutant("split-K: nobody arrives", GEMM, "{arrive(launch.counters + tile)}", "{2u}", **SPLIT),
     Mutant("split-K: slots overlap", GEMM, "slots + slice * kSlot + v", "slots + slice * (kSlot / 2) + v", **SPLIT),
 ]  # fmt: skip

@@ -98,23 +98,32 @@ KERNEL(256) histogram(u32* out, const u8* in) {
 """
 
 HANDOVER = """
-DEVICE u32 arrive(u32* counter) {
-  return __hip_atomic_fetch_add(counter, 1u, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
-}
-DEVICE void hand_over(u32* out, u32* slots, u32* counter, bool waits) {
-  SHARED static u32 last;
-  slots[block() * 256 + thread()] = block() + thread();
-  if (waits) barrier();
-  if (thread() == 0) last = arrive(counter) == __builtin_amdgcn_grid_size_x() / 256 - 1;
-  barrier();
-  if (last) {
-    u32 sum = 0;
-    for (u32 i = 0; i < __builtin_amdgcn_grid_size_x() / 256; i++) sum += slots[i * 256 + thread()];
-    out[thread()] = sum;
+#ifdef __GFX9__
+#define WAIT_FOR_STORES asm volatile("s_waitcnt vmcnt(0)" ::: "memory")
+#else
+#define WAIT_FOR_STORES
+#endif
+DEVICE void all_have_stored() { WAIT_FOR_STORES; barrier(); }
+#define ARRIVE(ORDER, SCOPE) __hip_atomic_fetch_add(counter, 1u, __ATOMIC_##ORDER, __HIP_MEMORY_SCOPE_##SCOPE)
+#define HAND_OVER(NAME, STORED, ARRIVED)                                                        \\
+  KERNEL(256) NAME(u32* out, u32* slots, u32* counter) {                                        \\
+    SHARED static u32 last;                                                                     \\
+    const u32 groups = __builtin_amdgcn_grid_size_x() / 256;                                    \\
+    slots[block() * 256 + thread()] = block() + thread();                                       \\
+    STORED;                                                                                     \\
+    if (thread() == 0) last = ARRIVED == groups - 1;                                            \\
+    barrier();                                                                                  \\
+    if (!last) return;                                                                          \\
+    u32 sum = 0;                                                                                \\
+    for (u32 i = 0; i < groups; i++) sum += slots[i * 256 + thread()];                          \\
+    out[thread()] = sum;                                                                        \\
   }
-}
-KERNEL(256) in_order(u32* out, u32* slots, u32* counter) { hand_over(out, slots, counter, true); }
-KERNEL(256) too_early(u32* out, u32* slots, u32* counter) { hand_over(out, slots, counter, false); }
+HAND_OVER(in_order, all_have_stored(), ARRIVE(ACQ_REL, AGENT))
+HAND_OVER(too_early, , ARRIVE(ACQ_REL, AGENT))
+HAND_OVER(not_waited, barrier(), ARRIVE(ACQ_REL, AGENT))
+HAND_OVER(too_near, all_have_stored(), ARRIVE(ACQ_REL, WORKGROUP))
+HAND_OVER(not_written_back, all_have_stored(), ARRIVE(ACQUIRE, AGENT))
+HAND_OVER(from_a_cache, all_have_stored(), ARRIVE(RELEASE, AGENT))
 KERNEL(256) unannounced(u32* out, u32* slots) {
   slots[block() * 256 + thread()] = thread();
   out[block() * 256 + thread()] = slots[thread()];
@@ -281,16 +290,41 @@ class TestPublication:
         code = load(folder, HANDOVER, arch)
 
         def start(name: str, *arguments: Any) -> None:
+            counter[:] = 0
             checks = Checks(publication=True)
             run(code, name, *arguments, grid=(groups, 1, 1), block=(256, 1, 1), checks=checks)
 
         start("in_order", out, slots, counter)
         assert out.tolist() == [groups * t + groups * (groups - 1) // 2 for t in range(256)]
-        counter[:] = 0
         with pytest.raises(GlobalRace, match=r"argument 1, byte .* wrote it and has not"):
             start("too_early", out, slots, counter)
         with pytest.raises(GlobalRace, match="workgroup 0 wrote it and has not"):
             start("unannounced", zeros(256 * groups), slots)
+        with pytest.raises(GlobalRace, match="this load may find what a cache held before"):
+            start("from_a_cache", out, slots, counter)
+
+    def test_a_barrier_waits_for_stores_only_where_its_fence_does(self, folder: Path, arch: str, groups: int) -> None:
+        arguments = zeros(256), zeros(256 * groups), zeros(1)
+        code, checks = load(folder, HANDOVER, arch), Checks(publication=True)
+        if arch.startswith("gfx9"):
+            with pytest.raises(GlobalRace, match="has not waited for it"):
+                run(code, "not_waited", *arguments, grid=(groups, 1, 1), block=(256, 1, 1), checks=checks)
+        else:
+            run(code, "not_waited", *arguments, grid=(groups, 1, 1), block=(256, 1, 1), checks=checks)
+            assert arguments[0].tolist() == [groups * t + groups * (groups - 1) // 2 for t in range(256)]
+
+    def test_as_far_as_the_device(self, folder: Path, arch: str, groups: int) -> None:
+        arguments = zeros(256), zeros(256 * groups), zeros(1)
+        code, checks = load(folder, HANDOVER, arch), Checks(publication=True)
+        several = arch in ("gfx942", "gfx950")  # dies, each with its L2 cache
+        said = "has not written it back" if several else "this load may find what a cache held before"
+        said = "meet in an atomic, and that of . does not reach the device" if arch == "gfx1201" else said
+        with pytest.raises(GlobalRace, match=said):
+            run(code, "too_near", *arguments, grid=(groups, 1, 1), block=(256, 1, 1), checks=checks)
+        if several:
+            arguments[2][:] = 0
+            with pytest.raises(GlobalRace, match="has not written it back"):
+                run(code, "not_written_back", *arguments, grid=(groups, 1, 1), block=(256, 1, 1), checks=checks)
 
 
 @pytest.mark.parametrize("arch", ALL)

@@ -77,6 +77,28 @@ def test_every_atom_compiles_to_its_instruction_without_spills(arch: str, build_
         assert matrix == (set() if simt else {expected(config)[1]}), config
 
 
+@pytest.mark.parametrize("arch", ARCHS)
+def test_every_barrier_waits_for_shared_memory(arch: str, build_folder: Path) -> None:
+    """Ahead of each barrier, with no jump and no operation on LDS in between, a wave waits for all of its own."""
+    kernels, barriers = KernelSet(build_folder, ALL), 0
+    for config in (config for config in PRODUCTS.values() if config.arch == arch):
+        built, name = kernels.built(config)
+        instructions, waited = built.function(name).instructions, False
+        targets = {instruction.target for instruction in instructions}
+        for instruction in instructions:
+            mnemonic, operands = instruction.mnemonic, " ".join(instruction.operands)
+            if mnemonic.startswith("ds_") or instruction.address in targets:
+                waited = False
+            if (mnemonic == "s_waitcnt" and "lgkmcnt(0)" in operands) or (
+                mnemonic in ("s_wait_dscnt", "s_wait_loadcnt_dscnt") and int(operands, 0) & 63 == 0
+            ):
+                waited = True
+            if mnemonic in ("s_barrier", "s_barrier_signal"):
+                assert waited, (config, instruction)
+                barriers += 1
+    assert barriers > 0
+
+
 # What is large enough to be worth running: (tile, waves) for 4 waves of 64, and for 8 of 32.
 WIDE = {64: ((128, 128, 64), (2, 2)), 32: ((128, 128, 32), (2, 4))}
 LOADS = ("buffer_load", "global_load")

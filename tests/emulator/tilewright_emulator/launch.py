@@ -227,7 +227,7 @@ def launch(
     ]
     memory.forget_owners()
     groups = grid[0] * grid[1] * grid[2]
-    publication = Publication(groups, in_order=kernel.arch.is_cdna) if checks.publication else None
+    publication = Publication(groups) if checks.publication else None
     made = _Launch(kernel, memory, grid, block, dynamic_lds, checks, kernarg, publication)
     executed, traffic = [0] * (len(kernel.program.steps)), Traffic()
     together = max(1, LOCKSTEP // made.per_group)

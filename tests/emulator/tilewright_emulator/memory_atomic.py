@@ -18,6 +18,7 @@ from .memory_ds import lds_pending
 from .memory_global import global_addresses
 from .registry import Step, builder
 from .run import issue
+from .scopes import reaches_device
 from .state import Array, Waves
 from .waits import Pending, counters_of
 
@@ -109,8 +110,6 @@ def _apply(view: Array, at: Array, operands: Array, compares: Array | None, chan
 
 def _on_memory(w: Waves, addresses: Array, size: int, operands: Array, compares: Array | None, change: Change) -> Array:
     check_alignment(addresses, size)
-    if w.run.publication is not None:
-        w.run.publication.released(w)
     before = np.empty(addresses.size, f"u{size}")
     for allocation, lanes in w.run.memory.parts(addresses, size):
         chosen = np.arange(addresses.size) if lanes is None else lanes
@@ -156,7 +155,7 @@ def _global(instruction: Instruction, arch: Arch) -> Step:
         address = global_addresses(printed[0], printed[2] if len(printed) > 2 else None, instruction.number("offset"))
     flat = instruction.name.startswith("flat")
     counters = counters_of(arch, ("flat_" if flat else "") + ("load" if returned or arch.generation == 9 else "store"))
-    registers = register_bits(returned) if returned else 0
+    registers, wide = register_bits(returned) if returned else 0, reaches_device(instruction, arch, "atomic")
 
     def step(w: Waves) -> None:
         if not (w.full or w.exec.any()):
@@ -170,7 +169,10 @@ def _global(instruction: Instruction, arch: Arch) -> Step:
                 before[inside] = _on_memory(w, addresses[inside], size, operands[inside], chosen, change)
         else:
             assert address is not None
-            before = _on_memory(w, w.active(address(w)), size, operands, other, change)
+            addresses = w.active(address(w))
+            before = _on_memory(w, addresses, size, operands, other, change)
+        if w.run.publication is not None:
+            w.run.publication.atomic(w, addresses, wide)
         if returned is not None:
             w.load_registers(returned.index, before.reshape(-1, 1).view(np.uint8))
         issue(w, counters, Pending("load" if returned else "store", registers))

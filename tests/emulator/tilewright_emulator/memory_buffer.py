@@ -16,6 +16,7 @@ from .memory_global import LOADS, STORES, load_bytes, load_to_lds, scratch_load,
 from .operands import bits32
 from .registry import Step, builder
 from .run import issue
+from .scopes import reaches_device
 from .state import Array, Waves
 from .waits import Pending, counters_of
 
@@ -24,7 +25,8 @@ RAW_CHECK, NO_CHECK = 3, 2  # OOB_SELECT of generations 11 and 12
 
 @dataclass(frozen=True)
 class Place:
-    """The operands that say where: offset register, resource, scalar offset, immediate offset."""
+    """The operands that say where: offset register, resource, scalar offset, immediate offset. ``wide``: the access
+    reaches the device."""
 
     vector: Operand
     resource: int
@@ -32,6 +34,7 @@ class Place:
     offset: int
     uses_vector: bool
     arch: Arch
+    wide: bool
 
     @classmethod
     def of(cls, instruction: Instruction, operands: list[Operand], arch: Arch) -> Place:
@@ -39,7 +42,8 @@ class Place:
             raise UnknownInstruction(f"structured buffers are not modelled: {instruction.text}")
         vector, resource, scalar = operands
         offset, uses = instruction.number("offset"), "offen" in instruction.modifiers
-        return cls(vector, resource.index, scalar, offset, uses, arch)
+        wide = reaches_device(instruction, arch, "store" if "_store_" in instruction.name else "load")
+        return cls(vector, resource.index, scalar, offset, uses, arch, wide)
 
     def is_scratch(self, w: Waves) -> bool:
         """A swizzled resource is private memory of lanes."""
@@ -75,10 +79,10 @@ class Place:
         offsets, part = self.offsets(w), min(size, 4)
         addresses, inside = self.resolve(w, offsets, size)
         if inside.all():
-            return load_bytes(w, addresses, size)
+            return load_bytes(w, addresses, size, self.wide)
         data = np.zeros((offsets.size, size), np.uint8)
         if inside.any():
-            data[inside] = load_bytes(w, addresses[inside], size)
+            data[inside] = load_bytes(w, addresses[inside], size, self.wide)
         for at in range(0, size, part) if size > 4 else ():
             addresses, some = self.resolve(w, offsets + at, part)
             some &= ~inside
@@ -91,7 +95,7 @@ class Place:
         offsets, size = self.offsets(w), data.shape[1]
         addresses, inside = self.resolve(w, offsets, size)
         if inside.all():
-            return store_bytes(w, addresses, data)
+            return store_bytes(w, addresses, data, self.wide)
         owners = w.run.owners(w)
         for at in range(0, size, 4):
             part = min(size - at, 4)

@@ -14,6 +14,7 @@ from .instruction import Instruction, Operand, register_bits
 from .memory_ds import ELEMENTS, from_registers, lds_load, lds_store, to_registers
 from .registry import Step, builder
 from .run import LdsAccess, issue
+from .scopes import reaches_device
 from .state import M0, Array, Waves
 from .traffic import count_global
 from .waits import Pending, counters_of
@@ -43,23 +44,23 @@ def global_addresses(vector: Operand, scalar: Operand | None, offset: int) -> Ad
     return lambda w: (w.s_u64[base] + displacement) + w.u32[first]
 
 
-def load_bytes(w: Waves, addresses: Array, size: int) -> Array:
-    """What active lanes read. ``addresses``: uint64 ``(active lanes,)``."""
+def load_bytes(w: Waves, addresses: Array, size: int, wide: bool) -> Array:
+    """What active lanes read. ``addresses``: uint64 ``(active lanes,)``. ``wide``: the load reaches the device."""
     if w.run.checks.traffic:
         count_global(w, addresses, size)
     if w.run.publication is not None and addresses.size == int(w.exec.sum()):
-        w.run.publication.loaded(w, addresses, size)
+        w.run.publication.loaded(w, addresses, size, wide)
     return w.run.memory.load(addresses, size)
 
 
-def store_bytes(w: Waves, addresses: Array, data: Array) -> Pending:
-    """Active lanes write; the result is to be issued."""
+def store_bytes(w: Waves, addresses: Array, data: Array, wide: bool) -> Pending:
+    """Active lanes write; the result is to be issued. ``wide``: the store reaches the device."""
     if w.run.checks.traffic:
         count_global(w, addresses, data.shape[1])
     w.run.memory.store(addresses, data, w.run.owners(w))
     if w.run.publication is None:
         return Pending("store")
-    return Pending("store", 0, None, w.run.publication.stored(w, addresses, data.shape[1]))
+    return Pending("store", 0, None, w.run.publication.stored(w, addresses, data.shape[1], wide))
 
 
 def aperture_of(addresses: Array) -> int | None:
@@ -111,6 +112,7 @@ def _load(instruction: Instruction, arch: Arch) -> Step:
     address = global_addresses(printed[1], printed[2] if len(printed) > 2 else None, instruction.number("offset"))
     first, registers = printed[0].index, register_bits(printed[0])
     counters = counters_of(arch, "flat_load" if flat else "load")
+    wide = reaches_device(instruction, arch, "load")
 
     def step(w: Waves) -> None:
         if not (w.full or w.exec.any()):
@@ -121,7 +123,7 @@ def _load(instruction: Instruction, arch: Arch) -> Step:
                 raise LaneFault(UnknownInstruction, 0, "flat access to scratch")
             data, _ = lds_load(w, (where & np.uint64(0xFFFFFFFF)).astype(np.int64), size)
         else:
-            data = load_bytes(w, where, size)
+            data = load_bytes(w, where, size, wide)
         to_registers(w, first, data, how)
         issue(w, counters, Pending("load", registers))
 
@@ -134,6 +136,7 @@ def _store(instruction: Instruction, arch: Arch) -> Step:
     flat = _space(instruction) == "flat"
     address = global_addresses(printed[0], printed[2] if len(printed) > 2 else None, instruction.number("offset"))
     first, counters = printed[1].index, counters_of(arch, "flat_store" if flat else "store")
+    wide = reaches_device(instruction, arch, "store")
 
     def step(w: Waves) -> None:
         if not (w.full or w.exec.any()):
@@ -145,7 +148,7 @@ def _store(instruction: Instruction, arch: Arch) -> Step:
                 raise LaneFault(UnknownInstruction, 0, "flat access to scratch")
             lds_store(w, (where & np.uint64(0xFFFFFFFF)).astype(np.int64), data)
         else:
-            pending = store_bytes(w, where, data)
+            pending = store_bytes(w, where, data, wide)
         issue(w, counters, pending)
 
     return step
@@ -156,11 +159,11 @@ def _load_lds(instruction: Instruction, arch: Arch) -> Step:
     printed = [Operand.parse(text) for text in instruction.operands]
     offset = instruction.number("offset")
     address = global_addresses(printed[0], printed[1] if len(printed) > 1 else None, offset)
-    counters = counters_of(arch, "load")
+    counters, wide = counters_of(arch, "load"), reaches_device(instruction, arch, "load")
 
     def step(w: Waves) -> None:
         if w.full or w.exec.any():
-            load_to_lds(w, size, offset, counters, lambda: load_bytes(w, w.active(address(w)), size))
+            load_to_lds(w, size, offset, counters, lambda: load_bytes(w, w.active(address(w)), size, wide))
 
     return step
 

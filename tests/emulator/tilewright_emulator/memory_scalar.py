@@ -11,6 +11,7 @@ from .instruction import Instruction, Operand, register_bits
 from .operands import bits32
 from .registry import Step, builder
 from .run import issue
+from .scopes import invalidates, writes_back
 from .state import EXEC, NULL, Array, Waves
 from .waits import Kind, Pending, counters_of
 
@@ -101,14 +102,17 @@ builder("s_memtime", "s_memrealtime")(_clock)
     "s_prefetch_data", "s_prefetch_inst", "global_prefetch_b8", written=0,
 )  # fmt: skip
 def _caches(instruction: Instruction, arch: Arch) -> Step:
-    """There are no caches here; their instructions count as loads or stores that may be waited for."""
-    name = instruction.name
-    kind: Kind
-    if name.startswith(("buffer_wb", "global_wb")):
-        kind = "store"
-    elif name in ("buffer_inv", "buffer_invl2", "global_inv"):
-        kind = "load"
-    else:
-        return lambda w: None
-    counters = counters_of(arch, kind)
-    return lambda w: issue(w, counters, Pending(kind))
+    """There are no caches here; their instructions count as loads or stores that may be waited for, and publish."""
+    name, back, fresh = instruction.name, writes_back(instruction), invalidates(instruction)
+    kind: Kind = "store" if name.startswith(("buffer_wb", "global_wb")) else "load"
+    waited = kind == "store" or name in ("buffer_inv", "buffer_invl2", "global_inv")
+    counters = counters_of(arch, kind) if waited else ()
+
+    def step(w: Waves) -> None:
+        if w.run.publication is not None and back:
+            w.run.publication.wrote_back(w)
+        if w.run.publication is not None and fresh:
+            w.run.publication.invalidated(w)
+        issue(w, counters, Pending(kind))
+
+    return step

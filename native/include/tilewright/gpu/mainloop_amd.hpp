@@ -26,6 +26,7 @@ namespace tw::gpu {
 // A barrier for what waves write to LDS and read there; loads from global memory stay under way.
 TW_DEVICE void lds_barrier() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
+  wait_shared();
   __builtin_amdgcn_s_barrier();
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
 }

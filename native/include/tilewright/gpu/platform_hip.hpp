@@ -33,8 +33,9 @@ TW_DEVICE const Params& read_again(const Params&) {
 }
 TW_DEVICE int lane_index() { return thread_index() % kWave; }
 
-// What this wave has written to shared memory is there. The fence of a barrier asks for the same, but clang 22 takes
-// that wait away where nothing is under way in the first round of a loop, whatever later rounds bring.
+// This wave's operations on shared memory are done. The fence of a barrier asks for the same, but not every compiler
+// heeds it: before clang 22 not for RDNA4 where it is for shared memory only, and clang 22 takes that wait away where
+// nothing is under way in the first round of a loop, whatever later rounds bring.
 TW_DEVICE void wait_shared() {
 #if defined(__GFX12__)
   asm volatile("s_wait_dscnt 0x0" ::: "memory");
@@ -42,11 +43,17 @@ TW_DEVICE void wait_shared() {
   asm volatile("s_waitcnt lgkmcnt(0)" ::: "memory");
 #endif
 }
-// What this wave has written to global memory is where other workgroups find it. On gfx9 the fence of a barrier leaves
-// that to whoever publishes for the workgroup, whose wave does not wait for what others have under way.
+// What this wave has written to global memory is where other workgroups can find it. Whoever publishes it behind a
+// barrier waits for the stores of its own wave only; those of others may still be on their way to another channel of
+// the L2 cache than the counter's. On gfx9 the fence of a barrier does not wait either: within a workgroup, which runs
+// on one compute unit, stores are in order without.
 TW_DEVICE void wait_stores() {
 #if defined(__GFX9__)
   asm volatile("s_waitcnt vmcnt(0)" ::: "memory");
+#elif defined(__GFX12__)
+  asm volatile("s_wait_storecnt 0x0" ::: "memory");
+#else
+  asm volatile("s_waitcnt_vscnt null, 0x0" ::: "memory");
 #endif
 }
 TW_DEVICE void barrier() {
