@@ -61,7 +61,8 @@ def from_gcn_arch_name(name: str) -> ArchSpec:
     """The spec for a HIP device's ``gcnArchName``, such as ``"gfx942:sramecc+:xnack-"``.
 
     A sibling that runs the same sources gets its family's spec with the compiler aimed at it
-    and, being another chip, no unit count.
+    and, being another chip, no unit count. Raises ``UnsupportedDeviceError``, without a guess: a
+    name that resembles the chip's is that of another chip.
     """
     target = name.split(":")[0]
     known: list[str] = []
@@ -74,7 +75,9 @@ def from_gcn_arch_name(name: str) -> ArchSpec:
                 spec.with_device(units=0, clock_mhz=0, memory_bytes_per_second=0),
                 toolchain=spec.toolchain.retargeted(target),
             )
-    raise UnknownArchError(target, known)
+    raise UnsupportedDeviceError(
+        f"{target or 'a GPU without a name'} is not supported; those that are: {', '.join(known)}"
+    )
 
 
 def from_compute_capability(major: int, minor: int) -> ArchSpec:

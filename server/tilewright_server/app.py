@@ -68,7 +68,7 @@ class Application:
     def start(self) -> None:
         """Listen and serve. On an error (``TilewrightError``) nothing is left behind.
 
-        Opens no device: that is done in the background.
+        Opens no device: that is done in the background. One that the settings name must be there, though.
         """
         try:
             self._start()
@@ -245,6 +245,8 @@ class Application:
         try:
             device = self.engine.devices.default
         except NotFoundError:
+            if self.settings.device:
+                raise
             device = ""  # what needs no device still works
         return memory_pb2.SessionEvent.Opened(
             server_version=__version__,

@@ -148,7 +148,11 @@ class Settings:
     )
     insecure: bool = _setting(False, "flag", _flag, "Allow TCP listeners, which any local user can reach.")
     device: str = _setting(
-        "", "name", _text, "Device by id, for example `cpu:0`. Empty: the first GPU, or else the CPU."
+        "",
+        "name",
+        _text,
+        "Default device by id, for example `cpu:0`; a server without that device does not start."
+        " Empty: the first GPU, or else the CPU.",
     )
     plugins: tuple[str, ...] = _setting((), "names", _words, "Plugins to load. Empty: all that are installed.")
     disabled_plugins: tuple[str, ...] = _setting((), "names", _words, "Plugins not to load.")

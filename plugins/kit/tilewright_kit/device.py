@@ -98,5 +98,6 @@ class DeviceProvider(Protocol):
     def open(self, info: DeviceInfo) -> Device: ...
 
     def diagnose(self) -> Mapping[str, str]:
-        """For ``doctor``: what is there and what is missing, with how to get it."""
+        """For ``doctor``: what is there and what is missing, with how to get it behind `` Fix: ``. Topics that begin
+        with ``note`` are worth knowing even where nothing can be done."""
         ...

@@ -124,7 +124,8 @@ def _plugins(kinds: set[str]) -> Iterator[Finding]:
         for topic, text in provider.diagnose().items():
             # What is wrong with a kind of device says how to mend it.
             detail, _, fix = text.partition(" Fix: ")
-            yield Finding(f"{kind} {topic}", "note" if fix else "ok", detail, fix)
+            state = "note" if fix or topic.startswith("note") else "ok"
+            yield Finding(f"{kind} {topic}", state, detail, fix)
     if not kinds:
         yield Finding(
             "device", "missing", "no device of any kind can be used", "the lines above say what each kind lacks"

@@ -21,10 +21,12 @@ __all__ = [
     "REPLY",
     "TIME",
     "WAIT",
+    "Absence",
     "ConnectedDevice",
     "CountingDevice",
     "DeviceHost",
     "DeviceLostError",
+    "ExplainingProvider",
     "GranularDevice",
     "HostedProvider",
     "IsolatedProvider",
@@ -103,6 +105,26 @@ class IsolatedProvider(Protocol):
 
     def worker(self, info: DeviceInfo) -> WorkerSpec | None:
         """How to open ``info`` in a worker; None to open it in the server's own process. Raises as ``open`` does."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """Why a device is not there, and how to get it. Clients are told: it names no file but the system's own."""
+
+    reason: str
+    fix: str
+
+
+@runtime_checkable
+class ExplainingProvider(Protocol):
+    """A provider that knows why it does not offer a device."""
+
+    def absence(self, device: str) -> Absence | None:
+        """Why ``discover`` did not find the device of that id; None if this kind works and there is just no such one.
+
+        Called after ``discover``, while a request waits: must not search again.
+        """
         ...
 
 

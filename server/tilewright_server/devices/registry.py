@@ -10,7 +10,7 @@ from difflib import get_close_matches
 
 from tilewright_kit.device import Device, DeviceInfo, DeviceProvider
 from tilewright_kit.errors import DeadlineError, NotFoundError, TilewrightError, UnavailableError
-from tilewright_server.devices.base import DeviceHost, HostedProvider, IsolatedProvider
+from tilewright_server.devices.base import Absence, DeviceHost, ExplainingProvider, HostedProvider, IsolatedProvider
 from tilewright_server.devices.worker.life import Loss
 from tilewright_server.devices.worker.proxy import WorkerDevice
 
@@ -43,20 +43,32 @@ class DeviceRegistry:
         return tuple(self._found().values())
 
     def info(self, device: str = "") -> DeviceInfo:
-        """A device by id, or the default one. Raises ``NotFoundError`` with close matches."""
+        """A device by id, or the default one. Raises ``NotFoundError``, with why it is not there."""
         found = self._found()
         name = device or self._default or next(iter(found), "")
         info = found.get(name)
         if info is None:
-            close = get_close_matches(name, found, n=3, cutoff=0.3) or list(found)
-            raise NotFoundError(
-                "this server has no such device" if name else "this server has no device",
-                field="device",
-                value=name,
-                rule="device_id",
-                fix=f"use {' or '.join(close)}" if close else "see `tilewright doctor` for what is missing",
-            )
+            raise self._not_found(name, found)
         return info
+
+    def _not_found(self, name: str, found: Mapping[str, DeviceInfo]) -> NotFoundError:
+        reason = "this server has no such device" if name else "this server has no device"
+        close = get_close_matches(name, found, n=3, cutoff=0.3) or list(found)
+        fix = f"use {' or '.join(close)}" if close else "see `tilewright doctor` for what is missing"
+        absence = self._absence(name)
+        if absence is not None:
+            reason = f"{reason}: {absence.reason}"
+            # What there is was found when the server started, and is not looked for again.
+            fix = f"{absence.fix}; then start the server again" + (f", or {fix}" if close else "")
+        return NotFoundError(reason, field="device", value=name, rule="device_id", fix=fix)
+
+    def _absence(self, name: str) -> Absence | None:
+        """Why a kind of device has not the device; None if nobody knows more than that."""
+        kind = name.partition(":")[0]
+        if kind in self.failures:  # the text may say too much for clients
+            return Absence(f"looking for devices of kind {kind} failed", "see `tilewright doctor`")
+        provider = self._providers.get(kind)
+        return provider.absence(name) if isinstance(provider, ExplainingProvider) else None
 
     @property
     def default(self) -> str:

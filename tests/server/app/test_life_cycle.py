@@ -46,6 +46,16 @@ def test_it_starts_in_a_second_and_idles_small(tmp_path: Path) -> None:
     assert min(times) < 1.0, times
 
 
+@pytest.mark.parametrize("device", ["cpu:7", "cuda:63", "hip:63", "nonsense"])
+def test_it_does_not_start_without_the_device_that_it_is_to_have(tmp_path: Path, device: str) -> None:
+    server = ServerProcess(tmp_path, REAL, device=device)
+    assert (server.ready, server.wait()) == ("", 1)
+    assert not server.socket.exists()
+    assert "cannot start: this server has no such device" in server.log()
+    assert f"[device={device}] Fix: " in server.log()
+    assert "cpu:0" in server.log(), "what there is"
+
+
 def test_health_has_a_name_for_the_whole_and_for_each_operation(tmp_path: Path) -> None:
     with ServerProcess(tmp_path) as server, Client(server.addresses[0]) as client:
         assert health(client) == SERVING

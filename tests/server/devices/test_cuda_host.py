@@ -90,7 +90,7 @@ def test_device_that_differs_from_its_archs_figures_is_noted_and_taken_as_it_is(
 def test_device_that_is_too_old_is_left_out_with_a_note() -> None:
     found = parse(answer({**H200, "name": "Tesla V100", "major": 7}, H200))
     assert [info.id for info in found.devices] == ["cuda:1"]
-    assert "Tesla V100" in found.notes[0]
+    assert "Tesla V100" in found.left_out["cuda:0"].reason
     alone = parse(answer({**H200, "major": 7}))
     assert alone.devices == ()
     assert alone.problem
@@ -240,6 +240,7 @@ def test_doctor_lists_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     found = diagnosed(monkeypatch, parse(answer({**H200, "units": 114})))
     assert found["cuda driver"].state == "ok"
     assert "114 SMs" in found["cuda note 1"].detail
+    assert found["cuda note 1"].state == "note"
     assert "cuda devices" not in found
 
 

@@ -117,9 +117,13 @@ def test_chips_that_run_an_archs_sources_are_compiled_for() -> None:
 def test_device_of_an_unknown_arch_is_left_out_with_a_note(name: str) -> None:
     found = parse(answer({**MI300X, "name": "Radeon VII", "gcn_arch_name": name}, MI300X))
     assert [info.id for info in found.devices] == ["hip:1"]
-    assert "Radeon VII" in found.notes[0]
-    assert "gfx942" in found.notes[0]
-    assert "docs/adding-an-arch.md" in found.notes[0]
+    assert found.notes == ()
+    (why,) = found.left_out.values()
+    assert "Radeon VII" in why.reason
+    assert "gfx942" in why.reason
+    assert "did you mean" not in why.reason
+    assert "docs/adding-an-arch.md" in why.fix
+    assert set(found.left_out) == {"hip:0"}
     alone = parse(answer({**MI300X, "gcn_arch_name": name}))
     assert alone.devices == ()
     assert alone.problem
@@ -280,6 +284,7 @@ def test_package_that_holds_the_interpreters_lock_is_too_old(monkeypatch: pytest
     said = HipProvider().diagnose()
     assert "1 found, none can be used" in said["devices"]
     assert "7.2.2.562.43 is too old, 10 is the first" in said["packages"]
+    assert said["packages"].endswith("pip install 'tilewright[hip]' --upgrade")
     pytest.importorskip("hip", reason="hip-python is not installed")
     monkeypatch.setattr(driver, "version", lambda name: "7.2.2.562.43")
     with pytest.raises(UnavailableError) as caught:
@@ -308,6 +313,7 @@ def test_doctor_lists_gpus_and_says_what_is_missing(monkeypatch: pytest.MonkeyPa
     found = diagnosed(monkeypatch, parse(answer({**MI300X, "units": 228, "compute_units": 228})))
     assert found["hip driver"].detail == "ROCm 7.2"
     assert "228 compute units" in found["hip note 1"].detail
+    assert found["hip note 1"].state == "note"
     assert "hip devices" not in found
     monkeypatch.setattr(gpu_provider, "_installed", lambda name: False)
     found = diagnosed(monkeypatch, parse({"error": "library"}))

@@ -31,7 +31,7 @@ from tilewright_server.devices.hip import discovery
 discovery._LIBRARIES = (os.environ["TW_SIMULATED_HIP"],)
 from tilewright_server.cli import main
 sys.argv[0] = "tilewright"
-main()
+sys.exit(main())
 """
 TO_DEVICE, TO_HOST = 1, 2
 PART = 2 << 20
@@ -309,3 +309,45 @@ def test_a_faulty_launch_loses_the_device_until_it_is_opened_again(library: Path
         assert caught.value.rule == "device_lost"
         assert "hipErrorLaunchFailure" in caught.value.message
         check(client.gemm(a, b), a, b)
+
+
+WITHOUT = [
+    ("gfx942", {"TW_SIM_DRIVER": "60200000"}, "ROCm 6.2", "install ROCm 6.3"),
+    ("gfx906", {}, "gfx906 is not supported", "docs/adding-an-arch.md"),
+    ("gfx942", {"HIP_VISIBLE_DEVICES": ""}, "hipErrorNoDevice", "/dev/kfd"),
+]
+
+
+@pytest.mark.parametrize(("arch", "more", "reason", "fix"), WITHOUT)
+def test_who_asks_for_a_gpu_that_cannot_be_used_is_told_why(
+    library: Path,  # noqa: F811
+    tmp_path: Path, arch: str, more: dict[str, str], reason: str, fix: str
+) -> None:  # fmt: skip
+    a, b = operands(np.float32)
+    variables = environment(library, arch, emulator=False, **more)
+    with serving(tmp_path, variables, device="") as address:
+        with tw.connect(address) as client, pytest.raises(tw.NotFoundError) as caught:
+            client.gemm(a, b, device="hip:0")
+        assert reason in caught.value.message
+        assert fix in caught.value.fix
+        assert str(library) not in str(caught.value)
+        argv = [sys.executable, "-m", "tilewright_server.cli", "run", "gemm", "64", "64", "64", "--device", "hip:0"]
+        ran = subprocess.run([*argv, "--target", address], capture_output=True, text=True, timeout=100)
+        assert ran.returncode == 2
+        said = " ".join(ran.stderr.split())  # lines are wrapped
+        assert reason in said
+        assert fix in said
+
+
+@pytest.mark.parametrize(("arch", "more", "reason", "fix"), WITHOUT)
+def test_server_that_is_to_have_a_gpu_does_not_start_without(
+    library: Path,  # noqa: F811
+    tmp_path: Path, arch: str, more: dict[str, str], reason: str, fix: str
+) -> None:  # fmt: skip
+    env = {**os.environ, **environment(library, arch, emulator=False, **more)}
+    argv = [sys.executable, "-c", SERVE, "serve", "--listen", f"unix:{tmp_path}/s", "--device", "hip:0"]
+    ran = subprocess.run(argv, capture_output=True, text=True, timeout=100, env=env)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert reason in ran.stderr
+    assert fix in ran.stderr
+    assert not (tmp_path / "s").exists()

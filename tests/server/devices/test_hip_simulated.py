@@ -132,7 +132,7 @@ discovery._LIBRARIES = (sys.argv[1],)
 from tilewright_server.devices.hip.provider import HipProvider
 found = HipProvider().search()
 seen = {info.id: info.arch.name for info in found.devices}
-print(json.dumps([seen, found.problem, found.fix, list(found.notes)]))
+print(json.dumps([seen, found.problem, found.fix, [*found.notes, *map(str, found.left_out.values())]]))
 """
 
 

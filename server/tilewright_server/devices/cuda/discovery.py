@@ -9,6 +9,7 @@ from typing import Any
 from tilewright_arch import ArchError, ArchSpec, from_compute_capability
 from tilewright_kit.device import DeviceInfo
 from tilewright_server.children import run_module
+from tilewright_server.devices.base import Absence
 from tilewright_server.devices.cuda.driver import CONTAINER_FIX, DRIVER_FIX, MIN_DRIVER
 from tilewright_server.devices.gpu.discovery import Discovery, ask
 
@@ -25,6 +26,7 @@ _LIBRARIES = (
     "usr/local/nvidia/lib64/libcuda.so.1",
 )
 _SYSTEM = Path("/")
+_OTHER_FIX = "use a GPU that is (`tilewright arch list`)"
 
 
 def has_driver(root: Path = _SYSTEM) -> bool:
@@ -64,18 +66,19 @@ def parse(record: Mapping[str, Any], kind: str = "cuda", node: bool = True) -> D
         )
     devices: list[DeviceInfo] = []
     notes: list[str] = []
+    left_out: dict[str, Absence] = {}
     for found in record["devices"]:
+        name = f"{kind}:{found['ordinal']}"
         try:
             arch = from_compute_capability(found["major"], found["minor"])
         except ArchError as error:
-            notes.append(f"{found['name']}: {error}")
+            left_out[name] = Absence(f"{found['name']}: {error}", _OTHER_FIX)
             continue
-        name = f"{kind}:{found['ordinal']}"
         notes += [f"{name}: {text}" for text in _differences(found, arch)]
         devices.append(_info(name, kind, found, arch))
     problem = "" if devices else "the NVIDIA driver shows no device that kernels can be made for"
     fix = "" if devices else "see CUDA_VISIBLE_DEVICES and `tilewright arch list`"
-    return Discovery(tuple(devices), driver, problem, fix, tuple(notes))
+    return Discovery(tuple(devices), driver, problem, fix, tuple(notes), left_out)
 
 
 def describe_uuid(data: bytes) -> str:

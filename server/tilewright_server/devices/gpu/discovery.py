@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from tilewright_kit.device import DeviceInfo
+from tilewright_server.devices.base import Absence
 
 __all__ = ["Discovery", "ask"]
 
@@ -20,13 +21,14 @@ _LAST_S = 1.0
 @dataclass(frozen=True, slots=True)
 class Discovery:
     """What was found; where nothing was, ``problem`` says why and ``fix`` what to do. ``notes`` are of devices that
-    differ from their arch's figures, or were left out."""
+    differ from their arch's figures, ``left_out`` says why there are others that cannot be used, by id."""
 
     devices: tuple[DeviceInfo, ...] = ()
     driver: int = 0
     problem: str = ""
     fix: str = ""
     notes: tuple[str, ...] = ()
+    left_out: Mapping[str, Absence] = field(default_factory=dict)
 
 
 def ask(vendor: str, command: Sequence[str], parse: Callable[[Any], Discovery], look: str) -> Discovery:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Mapping
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 
 from tilewright_kit.device import Device, DeviceInfo
-from tilewright_server.devices.base import WorkerSpec
+from tilewright_server.devices.base import Absence, WorkerSpec
 from tilewright_server.devices.gpu.discovery import Discovery
 
 __all__ = ["GpuProvider", "major_version"]
@@ -53,10 +54,21 @@ class GpuProvider:
 
     def discover(self) -> tuple[DeviceInfo, ...]:
         """None without the packages: a device that cannot be opened must not become the server's default."""
-        return () if self._missing() else self.search().devices
+        return () if self._missing else self.search().devices
 
     def worker(self, info: DeviceInfo) -> WorkerSpec:  # noqa: ARG002
         return WorkerSpec(self.factory)
+
+    def absence(self, device: str) -> Absence | None:
+        """Why that device is not there; what ``discover`` found out, and no more."""
+        if self._missing:  # then nothing was searched for
+            return Absence(" and ".join(self._missing), self._install_fix)
+        found = self.search()
+        if device in found.left_out:
+            return found.left_out[device]
+        if found.devices:
+            return None
+        return next(iter(found.left_out.values()), Absence(found.problem, found.fix))
 
     def diagnose(self) -> Mapping[str, str]:
         found = self.search()
@@ -65,19 +77,25 @@ class GpuProvider:
             texts["driver"] = self.driver_text(found.driver)
         if found.problem:
             texts["devices"] = f"{found.problem}. Fix: {found.fix}"
-        missing = self._missing()
-        if missing:
+        if self._missing:
             if found.devices:
-                texts["devices"] = f"{len(found.devices)} found, none can be used. Fix: {self.install}"
-            texts["packages"] = f"{' and '.join(missing)}. Fix: {self.install}"
+                texts["devices"] = f"{len(found.devices)} found, none can be used. Fix: {self._install_fix}"
+            texts["packages"] = f"{' and '.join(self._missing)}. Fix: {self._install_fix}"
         else:
             texts["packages"] = ", ".join(f"{name} {version(name)}" for name in self.packages)
-        for index, note in enumerate(found.notes):
+        left_out = [f"{name}: {why.reason}. Fix: {why.fix}" for name, why in found.left_out.items()]
+        for index, note in enumerate([*left_out, *found.notes]):
             texts[f"note {index + 1}"] = note
         return texts
 
+    @property
+    def _install_fix(self) -> str:
+        absent = any(not _installed(name) for name in self.packages)
+        return self.install if absent else f"{self.install} --upgrade"
+
+    @cached_property
     def _missing(self) -> list[str]:
-        """What is wrong with the packages."""
+        """What is wrong with the packages: as it was when devices were first searched for, which is not done again."""
         absent = [name for name in self.packages if not _installed(name)]
         texts = [f"{' and '.join(absent)} not installed"] if absent else []
         for name, least in self.packages.items():
