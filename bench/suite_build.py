@@ -7,6 +7,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import timing
 from suite import Options, Table, main
@@ -28,6 +29,7 @@ from tilewright_server.engine.engine import Engine
 from tilewright_server.engine.types import EngineOptions, Selection
 
 KERNELS = 6
+HIP_ARCHS = ("gfx942", "gfx950", "gfx90a", "gfx1100", "gfx1201")
 DTYPES = ("fp32", "bf16", "fp16", "int8", "fp8", "bf8")
 
 
@@ -81,7 +83,7 @@ def measure_hip(manager: PluginManager, options: Options) -> Table:
     """Kernels for an AMD GPU, which need no GPU to be compiled; processor time beside the clock's."""
     arch = tilewright_arch.load("gfx942")
     operation = manager.operations["gemm"]
-    configs = list(operation.kernel_sets["essential"].iterate(arch, operation.rules))[:: 8 if options.quick else 3]
+    configs = list(operation.kernel_sets["essential"].iterate(arch, operation.rules))[:: 64 if options.quick else 3]
     columns = ["compiler", "median", "fastest", "slowest", "median of processor time", "kernels"]
     table = Table("Compiling one kernel for gfx942 (seconds)", columns)
     for compiler in ("hiprtc", "clang++-22", "ziglang"):
@@ -90,17 +92,43 @@ def measure_hip(manager: PluginManager, options: Options) -> Table:
             toolchain.identity()
         except ToolchainMissingError:
             continue
-        seconds, busy = [], []
-        for config in configs:
-            with tempfile.TemporaryDirectory() as scratch:
-                before = os.times()
-                seconds.append(toolchain.compile(operation.generate(config, arch), Path(scratch), arch).seconds)
-                after = os.times()
-                busy.append(sum(after[2:4]) - sum(before[2:4]))
+        seconds, busy = compile_hip(operation, toolchain, configs, arch)
         toolchain.close()
         spread = [statistics.median(seconds), min(seconds), max(seconds)]
         table.rows.append([compiler, *spread, statistics.median(busy), len(configs)])
     return table
+
+
+def measure_essential(manager: PluginManager, options: Options) -> Table:
+    """The essential set of every AMD GPU with the first compiler that there is, one kernel after the other."""
+    columns = ["arch", "kernels", "all of them", "processor time", "median of processor time", "most processor time"]
+    table = Table("Compiling the essential set for AMD GPUs (seconds)", columns)
+    operation, toolchain = manager.operations["gemm"], HipToolchain([include_dir()])
+    try:
+        toolchain.identity()
+    except ToolchainMissingError:
+        return table
+    for name in HIP_ARCHS[:1] if options.quick else HIP_ARCHS:
+        arch = tilewright_arch.load(name)
+        configs = list(operation.kernel_sets["essential"].iterate(arch, operation.rules))
+        seconds, busy = compile_hip(operation, toolchain, configs[:1] if options.quick else configs, arch)
+        table.rows.append([name, len(busy), sum(seconds), sum(busy), statistics.median(busy), max(busy)])
+    toolchain.close()
+    return table
+
+
+def compile_hip(
+    operation: Any, toolchain: HipToolchain, configs: list[Any], arch: tilewright_arch.ArchSpec
+) -> tuple[list[float], list[float]]:
+    """Seconds of each by the clock, and of its compiler's processes."""
+    seconds, busy = [], []
+    for config in configs:
+        with tempfile.TemporaryDirectory() as scratch:
+            before = os.times()
+            seconds.append(toolchain.compile(operation.generate(config, arch), Path(scratch), arch).seconds)
+            after = os.times()
+            busy.append(sum(after[2:4]) - sum(before[2:4]))
+    return seconds, busy
 
 
 def build_all(all_units: list[SourceUnit], arch: tilewright_arch.ArchSpec, workers: int) -> float:
@@ -187,13 +215,15 @@ def measure(options: Options) -> list[Table]:
     manager = plugins()
     arch = tilewright_arch.detect_cpu()
     all_units = units(manager, arch)
-    return [
+    tables = [
         measure_compile(all_units, arch, options),
         measure_hip(manager, options),
+        measure_essential(manager, options),
         measure_pool(all_units, arch, options),
         measure_warm(all_units, arch),
         measure_plans(manager),
     ]
+    return [table for table in tables if table.rows]  # without a compiler for AMD GPUs their tables are empty
 
 
 if __name__ == "__main__":

@@ -32,9 +32,10 @@ class HipShape(NamedTuple):
 
 
 HIP_SHAPES = (
-    HipShape((256, 256), (2, 2)),
+    HipShape((256, 256), (4, 4)),
     HipShape((256, 256), (2, 4)),
-    HipShape((256, 224), (2, 2)),
+    HipShape((256, 224), (4, 1)),
+    HipShape((256, 192), (4, 1)),
     HipShape((256, 128), (2, 2)),
     HipShape((128, 256), (2, 2)),
     HipShape((256, 128), (4, 2)),
@@ -91,8 +92,8 @@ def hip_algorithms(problem: GemmProblem, device: DeviceInfo) -> Iterator[GemmCon
                 config = hip_config(arch, problem.dtype_a, key, shape, pipeline, nbytes, tiles)
                 if config is None:
                     continue
-                config = config.replace(layout=problem.layout, dtype_b=problem.dtype_b.value)
-                if not _has_room(config, arch):
+                config = _with_room(config.replace(layout=problem.layout, dtype_b=problem.dtype_b.value), arch)
+                if config is None:
                     continue
                 for split in splits(problem, device, config.tile, 1):
                     yield config.replace(split_k=split) if split > 1 else config
@@ -141,6 +142,12 @@ def warp_tile_for(tiles: Iterable[Triple], part: tuple[int, int], depth: int) ->
     """
     fitting = [tile for tile in tiles if not (part[0] % tile[0] or part[1] % tile[1] or depth % tile[2])]
     return max(fitting, key=lambda tile: (min(tile[:2]), tile[0] * tile[1], tile[2]), default=None)
+
+
+def _with_room(config: GemmConfig, arch: ArchSpec) -> GemmConfig | None:
+    """With the first of the pipeline's epilogues for which there is room."""
+    fitting = (config.replace(epilogue=Epilogue(name)) for name in arch.pipeline(config.pipeline).epilogues)
+    return next((item for item in fitting if _has_room(item, arch)), None)
 
 
 def _has_room(config: GemmConfig, arch: ArchSpec) -> bool:

@@ -1,8 +1,8 @@
 """An estimate of the time of a GEMM kernel on an AMD GPU, good enough to rank kernels until measurements exist.
 
-Everything is counted for one compute unit: what its matrix units, its LDS and its loads take for a step along k, how
-many tiles it gets, and what begins and ends a tile. Rates are the arch's; what no data sheet states is assumed here,
-once, and shifts all kernels of a kind alike.
+Everything is counted for one compute unit, like the bounds of static analysis: what its matrix units, its LDS, its path
+to L2 and a single wave take for a step along k, how many tiles it gets, and what begins and ends a tile. Rates are the
+arch's; what no data sheet states is assumed here, once, and shifts all kernels of a kind alike.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ _LDS_BYTES_PER_CYCLE, _L2_BYTES_PER_CYCLE = 128.0, 64.0
 """Of one unit, where the arch does not state them."""
 _MEMORY_SHARE, _L2_SHARE = 0.85, 0.7
 """Parts of the stated rates that kernels reach."""
-_STEP_CYCLES = {"mem": 120.0, "compv3": 90.0}
-_USUAL_STEP_CYCLES = 50.0
-"""Barriers and waits of one step along k, by pipeline: those with one buffer wait twice."""
-_EXPOSED = {"mem": 0.7, "compv3": 0.35}
-_USUAL_EXPOSED = 0.12
-"""Part of the shorter of multiplying and moving that is not hidden behind the longer."""
+_WAIT_CYCLES = {"mem": 250.0, "compv3": 110.0, "comp_async": 50.0}
+_USUAL_WAIT_CYCLES = 12.0
+"""For which a wave that is alone on its SIMD does not multiply in a step along k, by pipeline: those with one buffer of
+LDS wait for everybody else twice. As the static analysis of the usual tiles finds.
+"""
+_BEHIND = 0.1
+"""What is hidden behind what takes longer counts so much: what overlaps in theory competes in practice."""
 _PREFETCHED = {"mem": 3.0, "compv3": 1.0}
 """Steps that are under way from memory; elsewhere one and a half."""
-_WAVES_TO_FILL = 4
-"""Waves that keep all matrix units of a compute unit busy."""
+_SIMDS = 4
+"""Of one unit, where the arch does not state them."""
 _THIN, _THIN_SHARE = 4, 0.25
 """Instructions with a side of four reach a quarter of the peak."""
 _STORE_CYCLES = 0.06
@@ -59,18 +60,18 @@ def predict_hip(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) ->
     shapes = shapes_of(problem)
     slices, steps = slices_of(config, shapes)
     resident = min(resident_of(config, arch), max(ceil_div(int(slices), units), 1))
-    step = _step_cycles(config, arch, resident) * (_UNALIGNED if is_unaligned(problem, config, arch) else 1.0)
     if config.persistent:
-        busiest = float(ceil_div(int(slices), max(grid_of(config, device, int(slices)), 1)))
-        resident = 1
+        busiest, resident = float(ceil_div(int(slices), max(grid_of(config, device, int(slices)), 1))), 1
     else:
-        busiest = busiest_of(config, slices, units * resident)
-    compute = busiest * resident * steps * step / clock
-    ending = busiest * _epilogue_cycles(config) / clock
+        busiest = busiest_of(config, slices, units)
+    compute = steps * _loop_cycles(config, arch, int(busiest), resident) / clock
+    compute *= _UNALIGNED if is_unaligned(problem, config, arch) else 1.0
+    # With several workgroups on a unit all but the first end beside another's main loop.
+    ending = (busiest if resident == 1 else 1.0) * _epilogue_cycles(config) / clock
     l2, memory = _loads(problem, config, device, shapes, min(slices, units), resident)
     join = _JOIN_SECONDS + _partial_seconds(config, clock) if config.split_k > 1 else 0.0
     seconds = _LAUNCH_SECONDS + _FILL_SECONDS + max(compute, l2, memory) + ending + join
-    seconds += 0.15 * min(compute, max(l2, memory))  # what overlaps in theory competes in practice
+    seconds += _BEHIND * min(compute, memory)
     parts = {"launch": _LAUNCH_SECONDS, "fill": _FILL_SECONDS, "compute": compute, "epilogue": ending}
     return Prediction(seconds, parts | {"l2": l2, "memory": memory, "join": join})
 
@@ -83,24 +84,35 @@ def resident_of(config: GemmConfig, arch: ArchSpec) -> int:
     return max(min(shared, registers, 2 * arch.max_threads_per_workgroup // threads, _MOST_RESIDENT), 1)
 
 
-def _step_cycles(config: GemmConfig, arch: ArchSpec, resident: int) -> float:
-    """One step along k of one tile, on one unit that ``resident`` workgroups share."""
+def _loop_cycles(config: GemmConfig, arch: ArchSpec, tiles: int, resident: int) -> float:
+    """One step along k of each of the ``tiles`` of a unit that holds ``resident`` workgroups, fewer in the end."""
+    rounds, rest = divmod(tiles, resident)
+    return rounds * _step_cycles(config, arch, resident) + (_step_cycles(config, arch, rest) if rest else 0.0)
+
+
+def _step_cycles(config: GemmConfig, arch: ArchSpec, together: int) -> float:
+    """One step along k of ``together`` workgroups on one unit: the longest of what its matrix units, its LDS and its
+    path to L2 take for all of them, and of what a single wave takes to go round.
+    """
     m, n, k = config.tile
     rate = float(arch.throughput.flops_per_cycle_per_unit.get(config.a, 1024))
     if min(config.warp_tile[:2]) == _THIN:
         rate *= _THIN_SHARE
-    # Too few waves leave matrix units idle.
-    rate *= min(1.0, config.waves * resident / _WAVES_TO_FILL)
-    multiply = 2.0 * m * n * k / rate
+    simds = arch.rates.simds if arch.rates else _SIMDS
+    # What one wave takes of its own SIMD; others have the same to do.
+    own = 2.0 * m * n * k / config.waves / (rate / simds)
+    multiply = own * ceil_div(config.waves * together, simds)
     rows, columns = m // config.wave[0], n // config.wave[1]
     own_b = 0 if config.preshuffle else 1
     read = config.waves * k * (rows * size_of(config.a) + own_b * columns * size_of(config.b))
     written = k * (m * size_of(config.a) + own_b * n * size_of(config.b))
-    moved = (read + written) / (arch.rates.lds_bytes_per_cycle if arch.rates else _LDS_BYTES_PER_CYCLE)
-    # Workgroups that share a unit hide each other's waits.
-    exposed = _EXPOSED.get(config.pipeline, _USUAL_EXPOSED) / resident
-    waits = _STEP_CYCLES.get(config.pipeline, _USUAL_STEP_CYCLES) / resident
-    return max(multiply, moved) + exposed * min(multiply, moved) + waits
+    lds_rate = arch.rates.lds_bytes_per_cycle if arch.rates else _LDS_BYTES_PER_CYCLE
+    l2_rate = arch.rates.global_bytes_per_cycle if arch.rates else _L2_BYTES_PER_CYCLE
+    moved = together * (read + written) / lds_rate
+    loaded = together * k * (m * size_of(config.a) + n * size_of(config.b)) / l2_rate
+    alone = own + _WAIT_CYCLES.get(config.pipeline, _USUAL_WAIT_CYCLES)
+    longest = max(multiply, moved, loaded, alone)
+    return longest + _BEHIND * (multiply + moved + loaded - max(multiply, moved, loaded))
 
 
 def _epilogue_cycles(config: GemmConfig) -> float:

@@ -80,9 +80,10 @@ def _steps(archs: tuple[str, ...], wave: tuple[int, int]) -> Declarations:
 
 
 def _essential() -> Declarations:
-    yield _kernels(_CDNA, (256, 256), (2, 2), pipeline=["compv3", "compv4"])
-    # 16 by 19 tiles of 4096 x 4096: one for each of the 304 units of an MI300X.
-    yield _kernels(_CDNA, (256, 224), (2, 2), lines=2, pipeline="compv3")
+    # 16 waves, of which four share a SIMD and hide each other's waits: where the table has so many.
+    yield _kernels(_CDNA, (256, 256), (4, 4), pipeline=["compv4", "comp_async"])
+    # 16 by 19 tiles of 4096 x 4096: one for each of the 304 units of an MI300X. Strips of results have no room there.
+    yield _kernels(_CDNA, (256, 224), (4, 1), pipeline="compv4", epilogue=Epilogue.DEFAULT)
     yield _kernels(_CDNA, (256, 128), (2, 2), pipeline=["compv3", "compv4", "comp_async"])
     yield _kernels(_CDNA, (64, 64), (2, 2), lines=2, pipeline="compv3")
     yield _kernels(_CDNA, (16, 64), (1, 4), lines=2, pipeline="mem", scheduler=["intrawave", "interwave"])
@@ -128,6 +129,8 @@ ESSENTIAL = KernelSet(
 def _defaults() -> Declarations:
     """The essential kernels, and the shapes that are considered for problems, in the usual types."""
     yield from _essential()
+    wide: dict[str, Any] = {"dtype_a": _HALVES, "layout": ["rcr", "rrr"], "epilogue": Epilogue.DEFAULT}
+    yield _kernels(_CDNA, (256, 224), (4, 1), pipeline="compv4", **wide)
     for shape in HIP_SHAPES:
         for lines in (1, 2):
             for dtypes in ([DType.FP32], _HALVES, [DType.INT8], [DType.FP8]):

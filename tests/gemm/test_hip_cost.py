@@ -1,0 +1,95 @@
+"""The model's first choice for AMD GPUs is among the kernels with the best static bounds."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import pytest
+from hip_units import HAVE_HIP, HIP_ARCHS, WITHOUT_HIP, toolchain
+
+import tilewright_arch
+from tilewright_gemm.config import GemmConfig
+from tilewright_gemm.plugin import GemmOperation
+from tilewright_gemm.problem import GemmProblem
+from tilewright_gemm.rules import RULES
+from tilewright_gemm.sets import KERNEL_SETS
+from tilewright_kit.check_plugin import device_of
+from tilewright_kit.errors import ToolchainMissingError
+from tilewright_kit.problem import OperationRequest
+from tilewright_kit.select import Selector
+from tilewright_kit.tensor import TensorDesc
+from tilewright_server.analysis.disassembly import Disassembler
+from tilewright_server.analysis.kernels import analyze_config
+
+GEMM = GemmOperation()
+SQUARE = (4096, 4096, 4096)
+SHAPES = (SQUARE, (8192, 8192, 8192), (4096, 8192, 2048))
+"""So large that slices of K, whose joining the bounds leave out, are of no use."""
+CLOSE = 1.03
+"""How much longer than the shortest bound that of the first choice may be."""
+
+
+def have_disassembler() -> bool:
+    try:
+        Disassembler().find()
+    except ToolchainMissingError:
+        return False
+    return True
+
+
+pytestmark = [
+    pytest.mark.skipif(not HAVE_HIP, reason=WITHOUT_HIP),
+    pytest.mark.skipif(not have_disassembler(), reason="no llvm-objdump that knows AMD GPUs: install llvm 19 or later"),
+]
+
+
+def problem_of(sizes: tuple[int, int, int]) -> GemmProblem:
+    m, n, k = sizes
+    inputs = {"a": TensorDesc.of("fp16", (m, k)), "b": TensorDesc.of("fp16", (k, n), (1, k))}
+    return GEMM.parse(OperationRequest("gemm", inputs))
+
+
+@cache
+def bound(config: GemmConfig, name: str, sizes: tuple[int, int, int]) -> float:
+    """The least seconds that the kernel takes."""
+    return analyze_config(GEMM, config, tilewright_arch.load(name), toolchain(), shape=sizes).bound.seconds
+
+
+def first_choice(name: str, sizes: tuple[int, int, int]) -> GemmConfig:
+    config = Selector().select(GEMM, problem_of(sizes), device_of(tilewright_arch.load(name))).config
+    assert isinstance(config, GemmConfig)
+    return config
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", SHAPES, ids=str)
+@pytest.mark.parametrize("name", HIP_ARCHS)
+def test_the_first_choice_has_nearly_the_best_bound_of_all_candidates(name: str, sizes: tuple[int, int, int]) -> None:
+    candidates = GEMM.candidates(problem_of(sizes), device_of(tilewright_arch.load(name)))
+    best = min(candidates, key=lambda config: bound(config, name, sizes))
+    chosen = first_choice(name, sizes)
+    assert chosen in candidates
+    assert bound(chosen, name, sizes) <= CLOSE * bound(best, name, sizes), f"{chosen.name}, not {best.name}"
+
+
+@pytest.mark.parametrize("name", ["gfx90a", "gfx942", "gfx950"])
+def test_no_essential_kernel_of_halves_has_a_better_bound_than_the_first_choice(name: str) -> None:
+    arch = tilewright_arch.load(name)
+    essential = [
+        config
+        for config in KERNEL_SETS["essential"].expand(arch, RULES)
+        if config.dtype_a.value == "fp16" and config.layout == "rcr" and math.prod(config.tile[:2]) >= 128 * 256
+    ]
+    assert essential
+    chosen = first_choice(name, SQUARE)
+    for config in essential:
+        assert bound(chosen, name, SQUARE) <= CLOSE * bound(config, name, SQUARE), config.name
+
+
+def test_a_tile_for_every_unit_is_chosen_and_fills_the_matrix_units() -> None:
+    chosen = first_choice("gfx942", SQUARE)
+    assert (chosen.tile, chosen.wave, chosen.pipeline) == ((256, 224, 32), (4, 1, 1), "compv4")
+    assert chosen in set(KERNEL_SETS["essential"].expand(tilewright_arch.load("gfx942"), RULES))
+    found = analyze_config(GEMM, chosen, tilewright_arch.load("gfx942"), toolchain(), shape=SQUARE)
+    assert found.bound.units_used == 1.0 and found.bound.share_of_peak > 0.94
