@@ -80,7 +80,7 @@ def test_every_shape_has_a_kernel_and_a_plan(sizes: tuple[int, int, int], name: 
 def test_large_products_take_large_tiles_and_few_rows_take_flat_ones(name: str) -> None:
     target = device(name)
     large, flat = best(problem_of(4096, 4096, 4096), target), best(problem_of(8, 4096, 4096), target)
-    assert large.tile[0] * large.tile[1] >= 128 * 128 and large.split_k == 1
+    assert large.tile[0] * large.tile[1] >= 128 * 64 and large.split_k == 1
     assert flat.tile[0] <= 32 and flat.tile[1] >= 32
     # Few tiles of a long K: slices fill the device.
     assert best(problem_of(256, 256, 32768), target).split_k > 1

@@ -34,8 +34,10 @@ _USUAL_WAIT_CYCLES = 12.0
 """For which a wave that is alone on its SIMD does not multiply in a step along k, by pipeline: those with one buffer of
 LDS wait for everybody else twice. As the static analysis of the usual tiles finds.
 """
-_BEHIND = 0.1
-"""What is hidden behind what takes longer counts so much: what overlaps in theory competes in practice."""
+_BUFFER_CYCLES = 12.0
+"""Of the vector unit, to tell two buffers of LDS apart: time lost where matrix instructions run on that unit."""
+_LDS_BEHIND, _L2_BEHIND = 0.08, 0.1
+"""How much of what LDS, and the path to L2, take counts besides: what overlaps in theory competes in practice."""
 _PREFETCHED = {"mem": 3.0, "compv3": 1.0}
 """Steps that are under way from memory; elsewhere one and a half."""
 _SIMDS = 4
@@ -71,7 +73,7 @@ def predict_hip(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) ->
     l2, memory = _loads(problem, config, device, shapes, min(slices, units), resident)
     join = _JOIN_SECONDS + _partial_seconds(config, clock) if config.split_k > 1 else 0.0
     seconds = _LAUNCH_SECONDS + _FILL_SECONDS + max(compute, l2, memory) + ending + join
-    seconds += _BEHIND * min(compute, memory)
+    seconds += _L2_BEHIND * min(compute, memory)
     parts = {"launch": _LAUNCH_SECONDS, "fill": _FILL_SECONDS, "compute": compute, "epilogue": ending}
     return Prediction(seconds, parts | {"l2": l2, "memory": memory, "join": join})
 
@@ -101,6 +103,8 @@ def _step_cycles(config: GemmConfig, arch: ArchSpec, together: int) -> float:
     simds = arch.rates.simds if arch.rates else _SIMDS
     # What one wave takes of its own SIMD; others have the same to do.
     own = 2.0 * m * n * k / config.waves / (rate / simds)
+    if arch.rates and arch.rates.matrix_on_vector_unit and arch.pipeline(config.pipeline).double_buffer:
+        own += _BUFFER_CYCLES
     multiply = own * ceil_div(config.waves * together, simds)
     rows, columns = m // config.wave[0], n // config.wave[1]
     own_b = 0 if config.preshuffle else 1
@@ -111,8 +115,7 @@ def _step_cycles(config: GemmConfig, arch: ArchSpec, together: int) -> float:
     moved = together * (read + written) / lds_rate
     loaded = together * k * (m * size_of(config.a) + n * size_of(config.b)) / l2_rate
     alone = own + _WAIT_CYCLES.get(config.pipeline, _USUAL_WAIT_CYCLES)
-    longest = max(multiply, moved, loaded, alone)
-    return longest + _BEHIND * (multiply + moved + loaded - max(multiply, moved, loaded))
+    return max(multiply, moved, loaded, alone) + _LDS_BEHIND * moved + _L2_BEHIND * loaded
 
 
 def _epilogue_cycles(config: GemmConfig) -> float:

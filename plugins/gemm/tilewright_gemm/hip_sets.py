@@ -16,7 +16,7 @@ from tilewright_kit.dtypes import DType
 
 __all__ = ["ESSENTIAL", "HIP_DEFAULTS", "packing_kernels", "preferred"]
 
-_CDNA, _RDNA = ("gfx9*",), ("gfx1*",)
+_CDNA, _CDNA4, _RDNA = ("gfx9*",), ("gfx950",), ("gfx1*",)
 _HALVES = [DType.FP16, DType.BF16]
 _EIGHT = ((DType.FP8, ""), (DType.FP8, "bf8"), (DType.BF8, "fp8"), (DType.BF8, ""))
 _LINE_BYTES = 64
@@ -80,8 +80,8 @@ def _steps(archs: tuple[str, ...], wave: tuple[int, int]) -> Declarations:
 
 
 def _essential() -> Declarations:
-    # 16 waves, of which four share a SIMD and hide each other's waits: where the table has so many.
-    yield _kernels(_CDNA, (256, 256), (4, 4), pipeline=["compv4", "comp_async"])
+    # 16 waves, of which four share a SIMD and hide each other's waits.
+    yield _kernels(_CDNA4, (256, 256), (4, 4), pipeline=["compv4", "comp_async"])
     # 16 by 19 tiles of 4096 x 4096: one for each of the 304 units of an MI300X. Strips of results have no room there.
     yield _kernels(_CDNA, (256, 224), (4, 1), pipeline="compv4", epilogue=Epilogue.DEFAULT)
     yield _kernels(_CDNA, (256, 128), (2, 2), pipeline=["compv3", "compv4", "comp_async"])
