@@ -99,14 +99,14 @@ def spread(configs: list[GemmConfig], count: int) -> list[GemmConfig]:
 @pytest.mark.parametrize("name", HIP_ARCHS)
 def test_what_planners_propose_compiles(name: str, tmp_path: Path) -> None:
     arch = tilewright_arch.load(name)
-    assert not faults(spread(proposed(arch), 24), arch, tmp_path)
+    assert not faults(spread(proposed(arch), 12), arch, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HIP_ARCHS)
-def test_the_whole_default_set_compiles(name: str, tmp_path: Path) -> None:
+def test_a_sample_of_the_default_set_compiles(name: str, tmp_path: Path) -> None:
     arch = tilewright_arch.load(name)
-    assert not faults(list(KERNEL_SETS["default"].expand(arch, RULES)), arch, tmp_path)
+    assert not faults(spread(list(KERNEL_SETS["default"].expand(arch, RULES)), 12), arch, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["gfx90a", "gfx942", "gfx950"])

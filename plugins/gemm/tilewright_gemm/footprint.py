@@ -8,6 +8,7 @@ from tilewright_arch import ArchSpec
 from tilewright_gemm.config import GemmConfig, Triple
 from tilewright_gemm.hip_footprint import (
     hip_copied_registers,
+    hip_crowding,
     hip_operand_registers,
     hip_prefetched,
     hip_shared_bytes,
@@ -170,7 +171,7 @@ def join_limit(config: GemmConfig) -> int:
 def fits_registers(config: GemmConfig, arch: ArchSpec) -> bool:
     """Whether the accumulators of a GPU thread fit its registers, with all else that it holds."""
     needed = accumulators_per_thread(config, arch)
-    if needed > accumulator_limit(config, arch):
+    if needed + hip_crowding(config, arch) > accumulator_limit(config, arch):
         return False
     if not is_specialised(config, arch):
         return True

@@ -11,7 +11,14 @@ from tilewright_arch import ArchSpec
 from tilewright_gemm.config import GemmConfig
 from tilewright_gemm.words import Epilogue, size_of
 
-__all__ = ["hip_copied_registers", "hip_operand_registers", "hip_prefetched", "hip_shared_bytes", "uses_matrix_unit"]
+__all__ = [
+    "hip_copied_registers",
+    "hip_crowding",
+    "hip_operand_registers",
+    "hip_prefetched",
+    "hip_shared_bytes",
+    "uses_matrix_unit",
+]
 
 _REGISTER_BYTES = 4
 _VECTOR_BYTES = 16
@@ -20,6 +27,10 @@ _BLOCKS = ((16, 16), (8, 16), (16, 8), (8, 8), (4, 16), (4, 8))
 """Bytes along k, and across, of what a thread transposes at a time, the preferred first."""
 _LINES_TOGETHER = 16
 _PREFETCH_REGISTERS = 64
+_BLOCK_REGISTERS, _TURNED_COPIES, _JOINED_SUMS = 16, 32, 64
+"""As clang counts: a thread's part of both tiles from which on transposing crowds those whose lanes hold operands
+twice, what it takes then, and what joins slices of K where a thread of a vector unit has its sums at hand.
+"""
 _STRIP_COLUMNS = 64
 
 
@@ -80,8 +91,7 @@ def hip_operand_registers(config: GemmConfig, arch: ArchSpec, stages: int) -> in
         groups = max(arch.wave_size // max(*config.warp_tile[:2], 1), 1)  # of lanes that hold different k
         fragments += columns * (k * size_of(config.b) // groups // _REGISTER_BYTES)
     steps = 0 if config.pipeline == "comp_async" else stages if config.pipeline == "mem" else 1
-    across = (config.layout[:1] == "c") + (config.layout[1:2] == "r" and not config.preshuffle)
-    transposed = across * (32 if size_of(config.a) == 1 else 16)
+    transposed = _across(config) * (32 if size_of(config.a) == 1 else 16)
     return fragments + transposed + steps * _staged_registers(config, arch)
 
 
@@ -92,6 +102,21 @@ def hip_copied_registers(config: GemmConfig, arch: ArchSpec) -> int:
     rows = config.tile[0] // max(config.wave[0] * config.warp_tile[0], 1)
     tiles = rows + config.tile[1] // max(config.wave[1] * config.warp_tile[1], 1)
     return copies * 2 * tiles * _VECTOR_BYTES // _REGISTER_BYTES
+
+
+def hip_crowding(config: GemmConfig, arch: ArchSpec) -> int:
+    """What clang takes beyond all that is counted one by one; nothing on other devices."""
+    if arch.kind != "hip":
+        return 0
+    if not uses_matrix_unit(config, arch):
+        return _staged_registers(config, arch) + (_JOINED_SUMS if config.split_k > 1 else 0)
+    copied, several = hip_copied_registers(config, arch), _staged_registers(config, arch) > _BLOCK_REGISTERS
+    return copied + _TURNED_COPIES if copied and several and _across(config) else 0
+
+
+def _across(config: GemmConfig) -> int:
+    """Operands that are transposed on their way to the LDS."""
+    return (config.layout[:1] == "c") + (config.layout[1:2] == "r" and not config.preshuffle)
 
 
 def hip_prefetched(config: GemmConfig, arch: ArchSpec) -> int:

@@ -27,8 +27,8 @@ from tilewright_server.engine.call import Call
 # For the helpers beside the tests, and those of other folders.
 sys.path.extend(str(Path(__file__).parents[1] / name) for name in ("devices", "rpc", "local"))
 
-import hip_cases
-from gpu_harness import GPUS, Client, Gpu
+import hip_device_cases
+from gpu_device_harness import GPUS, Client, Gpu
 
 Build = Callable[[SourceUnit, ArchSpec], Path]
 
@@ -166,7 +166,7 @@ TW_ENTRY count(const void* args, tw_team* team) {
     )
 }
 VECTOR_UNITS["worker"] = VECTOR_UNITS["cpu"]
-VECTOR_UNITS["hip"] = hip_cases.CONFORMANCE
+VECTOR_UNITS["hip"] = hip_device_cases.CONFORMANCE
 VECTOR_UNITS["cuda"] = SourceUnit(
     "conformance",
     "cuda",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gpu_harness import GPUS, Client, Gpu, N, get, put, stage
+from gpu_device_harness import GPUS, Client, Gpu, N, get, put, stage
 
 from tilewright_kit.errors import DeviceError, InvalidArgumentError
 from tilewright_kit.plan import I64, WORKSPACE, Pointer, Struct, TensorMap

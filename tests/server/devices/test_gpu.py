@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu_harness import ADD, HERE, WAYS, Client, Gpu, N, get, put, settled, stage
+from gpu_device_harness import ADD, HERE, WAYS, Client, Gpu, N, get, put, settled, stage
 
 from tilewright_kit.device import Buffer, DeviceInfo
 from tilewright_kit.errors import (
@@ -463,7 +463,7 @@ def client_handle(client: Client, buffer: Buffer) -> MemoryHandle:
 FAULT = """
 import json, sys
 from pathlib import Path
-from gpu_harness import GPUS, stage
+from gpu_device_harness import GPUS, stage
 from tilewright_kit.errors import TilewrightError
 from tilewright_kit.plan import Pointer, Struct
 provider = GPUS[sys.argv[3]].provider

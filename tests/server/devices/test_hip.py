@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gpu_harness import ADD, GPUS, Gpu, N, get, put, stage
-from hip_cases import UNIT
+from gpu_device_harness import ADD, GPUS, Gpu, N, get, put, stage
+from hip_device_cases import UNIT
 
 from tilewright_arch import ArchSpec, from_gcn_arch_name
 from tilewright_kit.errors import DeviceError

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hip_cases import UNIT
+from hip_device_cases import UNIT
 
 import tilewright_arch
 from tilewright_arch import from_gcn_arch_name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import cuda_cases
-import hip_cases
+import hip_device_cases
 
 from tilewright_kit.source import SourceUnit
 from tilewright_server.devices.cuda.provider import CudaProvider
@@ -36,6 +36,6 @@ GPUS = {
     gpu.kind: gpu
     for gpu in (
         Gpu("cuda", CudaProvider(), cuda_cases.UNIT, cuda_cases.SIMULATED, "CUDA_ERROR_ILLEGAL_ADDRESS"),
-        Gpu("hip", HipProvider(), hip_cases.UNIT, hip_cases.SIMULATED, "hipErrorIllegalAddress"),
+        Gpu("hip", HipProvider(), hip_device_cases.UNIT, hip_device_cases.SIMULATED, "hipErrorIllegalAddress"),
     )
 }

@@ -44,7 +44,7 @@ TW_ENTRY count(const Counted c) {
 )
 
 UNIT = SourceUnit(
-    "hip_cases",
+    "hip_device_cases",
     "hip",
     PLACE
     + r"""

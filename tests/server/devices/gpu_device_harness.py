@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gpu_cases import GPUS, Gpu
+from gpu_device_cases import GPUS, Gpu
 
 from tilewright_kit.device import Buffer, Device
 from tilewright_kit.plan import I64, Geometry, Pointer, Struct, pack
