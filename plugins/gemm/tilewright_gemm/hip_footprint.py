@@ -27,9 +27,9 @@ _BLOCKS = ((16, 16), (8, 16), (16, 8), (8, 8), (4, 16), (4, 8))
 """Bytes along k, and across, of what a thread transposes at a time, the preferred first."""
 _LINES_TOGETHER = 16
 _PREFETCH_REGISTERS = 64
-_BLOCK_REGISTERS, _TURNED_COPIES, _SECOND_TILE = 16, 32, 64
+_BLOCK_REGISTERS, _TURNED_COPIES, _ADDRESSES = 16, 32, 64
 """As clang counts: a thread's part of both tiles from which on transposing crowds those whose lanes hold operands
-twice; what it takes then; and what a vector unit's threads take for a second tile, or to join slices of K.
+twice; what it takes then; and what threads of a vector unit take for addresses and steps of the epilogue.
 """
 _STRIP_COLUMNS = 64
 
@@ -109,8 +109,7 @@ def hip_crowding(config: GemmConfig, arch: ArchSpec) -> int:
     if arch.kind != "hip":
         return 0
     if not uses_matrix_unit(config, arch):
-        crowded = config.split_k > 1 or arch.pipeline(config.pipeline).double_buffer
-        return _staged_registers(config, arch) + (_SECOND_TILE if crowded else 0)
+        return _staged_registers(config, arch) + _ADDRESSES
     copied, several = hip_copied_registers(config, arch), _staged_registers(config, arch) > _BLOCK_REGISTERS
     return copied + _TURNED_COPIES if copied and several and _across(config) else 0
 
