@@ -281,6 +281,8 @@ def shared_memory(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
         arch.kind == "cpu"
         or config.pipeline not in arch.pipelines
         or min(*config.tile, *config.wave, *config.warp_tile) <= 0
+        # Each thread of an AMD GPU has a place in its tiles: with more of them than can be, no tile would do.
+        or (arch.kind == "hip" and config.waves * arch.wave_size > arch.max_threads_per_workgroup)
     ):
         return
     needed = shared_bytes(config, arch)
