@@ -7,6 +7,7 @@ for longer than a call: memory that is to be shared was allocated by someone, wh
 from __future__ import annotations
 
 import ctypes
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from ctypes import byref, c_char, c_char_p, c_int, c_uint64, c_void_p
@@ -102,7 +103,7 @@ class _Capture(local):
         self.reference = byref(self.place)
 
 
-class GpuDriver:
+class GpuDriver(ABC):
     """The driver's functions, checked. Thread-safe. Ordinals are those of this process."""
 
     kind = ""
@@ -145,8 +146,9 @@ class GpuDriver:
         self._functions[name] = found
         return found
 
+    @abstractmethod
     def _text(self, name: str, code: int) -> str:
-        raise NotImplementedError
+        """The driver's text of a result."""
 
     def _error(self, name: str, code: int) -> TilewrightError:
         known = self._text(self.names.error_name, code)
@@ -165,28 +167,29 @@ class GpuDriver:
 
     # ---- what each vendor's is another ----
 
+    @abstractmethod
     def current(self, ordinal: int) -> AbstractContextManager[None]:
         """With a device current."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _is_current(self, ordinal: int) -> bool:
-        raise NotImplementedError
+        """Whether the device is current in this thread."""
 
+    @abstractmethod
     def _describe(self, ordinal: int) -> str:
         """What every process calls the device."""
-        raise NotImplementedError
 
+    @abstractmethod
     def pointer(self, address: int, field: str = "array") -> Pointer:
         """What an address points to. Raises ``InvalidArgumentError`` unless it is plain memory of a device."""
-        raise NotImplementedError
 
+    @abstractmethod
     def identity(self, address: int) -> int:
         """What tells the allocation at an address from others that were there before; 0 if there is none now."""
-        raise NotImplementedError
 
+    @abstractmethod
     def export_pool(self, ordinal: int, pool: int, base: int) -> tuple[int, bytes]:
         """A descriptor of the pool, which the caller closes, and the exported pointer."""
-        raise NotImplementedError
 
     # ---- devices ----
 

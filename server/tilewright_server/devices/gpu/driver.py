@@ -6,6 +6,7 @@ Kinds of GPU derive from ``GpuDriver``.
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -71,7 +72,7 @@ class LaunchGraph(Protocol):
         ...
 
 
-class GpuDriver:
+class GpuDriver(ABC):
     """The driver's functions (``api``) for one device. ``check`` unpacks an answer: None, the one value, or a tuple."""
 
     ipc_kind = ""
@@ -91,24 +92,24 @@ class GpuDriver:
     # What kinds of GPU bring
 
     @property
+    @abstractmethod
     def launch(self) -> Any:
         """The driver's own function, called with what ``calls`` gives."""
-        raise NotImplementedError
 
+    @abstractmethod
     def config(self, function: Any, geometry: Geometry, stream: Any) -> Any:
         """What ``calls`` wants to know of a launch on a stream."""
-        raise NotImplementedError
 
+    @abstractmethod
     def calls(
         self, configs: Sequence[Any], block: HostBlock, roots: Sequence[int]
     ) -> tuple[tuple[tuple[Any, ...], ...], Any]:
         """The arguments of ``launch`` for each stage, whose root lies at an offset in ``block``, and what must live as
         long as they are used. The driver copies the arguments of kernels at every launch."""
-        raise NotImplementedError
 
+    @abstractmethod
     def image(self, data: bytes) -> Image:
         """Load a binary. Raises ``ValueError``, ``DeviceError`` if it is none for this device, and its other errors."""
-        raise NotImplementedError
 
     def graph(self, stages: Sequence[Any], stream: Any) -> LaunchGraph | None:  # noqa: ARG002
         """For a program of several ``Stage``s; None if they are launched one by one."""
@@ -124,7 +125,7 @@ class GpuDriver:
             fix="report it as a fault of the operation's plugin",
         )
 
-    def release(self, context: Any) -> None:
+    def release(self, context: Any) -> None:  # noqa: B027  (of some kinds nothing is retained)
         """Let go of what was bound."""
 
     # Contexts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -15,7 +16,7 @@ from tilewright_server.devices.gpu.discovery import Discovery
 __all__ = ["GpuProvider", "major_version"]
 
 
-class GpuProvider:
+class GpuProvider(ABC):
     """Offers the machine's GPUs of one kind in their driver's order.
 
     Each is opened in a process of its own: a kernel that faults ends the process that launched it.
@@ -33,17 +34,17 @@ class GpuProvider:
         self._found: Discovery | None = None
         self._lock = threading.Lock()
 
+    @abstractmethod
     def find(self) -> Discovery:
         """Ask the machine."""
-        raise NotImplementedError
 
+    @abstractmethod
     def open(self, info: DeviceInfo) -> Device:
         """Open it in this very process, which a faulting kernel would end."""
-        raise NotImplementedError
 
+    @abstractmethod
     def driver_text(self, driver: int) -> str:
         """The driver's version in words."""
-        raise NotImplementedError
 
     def search(self) -> Discovery:
         """What there is, or why there is nothing; the machine is asked once."""
