@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import tilewright_arch
 from tilewright_kit.device import DeviceInfo
-from tilewright_kit.errors import ToolchainMissingError
 from tilewright_kit.operation import Operation
 from tilewright_kit.problem import OperationRequest
 from tilewright_kit.tensor import TensorDesc
-from tilewright_native import include_dir
-from tilewright_server.analysis.disassembly import Disassembler
 from tilewright_server.analysis.kernels import analyze_config
 from tilewright_server.build.hip import HipToolchain
-from tilewright_server.cli.generate import load_operation
 
 SIZE = 4096
 SHAPES: tuple[tuple[str, str, list[int], list[int]], ...] = (
@@ -30,23 +25,6 @@ SHAPES: tuple[tuple[str, str, list[int], list[int]], ...] = (
     ("gfx1100", "compv4", [128, 128, 32], [4, 2, 1]),
     ("gfx1201", "compv4", [128, 128, 32], [4, 2, 1]),
 )
-
-
-@pytest.fixture(scope="module")
-def operation() -> Operation[Any, Any]:
-    return load_operation("gemm")
-
-
-@pytest.fixture(scope="module")
-def toolchain() -> Iterator[HipToolchain]:
-    toolchain = HipToolchain([include_dir()])
-    try:
-        toolchain.identity()
-        Disassembler().find()
-    except ToolchainMissingError as error:
-        pytest.skip(str(error))
-    yield toolchain
-    toolchain.close()
 
 
 @pytest.mark.parametrize(("name", "pipeline", "tile", "wave"), SHAPES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,12 @@ from typing import Any
 import pytest
 
 import tilewright_arch
-from tilewright_kit.errors import NotFoundError, ToolchainMissingError, UnsupportedError
+from tilewright_kit.errors import NotFoundError, UnsupportedError
 from tilewright_kit.operation import Operation
 from tilewright_kit.source import SourceUnit
-from tilewright_native import include_dir
 from tilewright_server.analysis.bound import Problem, analyze, bound_of
-from tilewright_server.analysis.disassembly import Disassembler
 from tilewright_server.analysis.kernels import Finding, analyze_config, named_config, summary
 from tilewright_server.build.hip import HipToolchain
-from tilewright_server.cli.generate import load_operation
 
 MATRIX = {
     "gfx90a": "v_mfma_f32_32x32x8f16",
@@ -33,23 +29,6 @@ BEST = {
     "tile": [256, 224, 32], "wave": [4, 1, 1], "warp_tile": [32, 32, 16],
 }  # fmt: skip
 """16 by 19 tiles of 4096 x 4096: one for each of 304 compute units."""
-
-
-@pytest.fixture(scope="module")
-def operation() -> Operation[Any, Any]:
-    return load_operation("gemm")
-
-
-@pytest.fixture(scope="module")
-def toolchain() -> Iterator[HipToolchain]:
-    toolchain = HipToolchain([include_dir()])
-    try:
-        toolchain.identity()
-        Disassembler().find()
-    except ToolchainMissingError as error:
-        pytest.skip(str(error))
-    yield toolchain
-    toolchain.close()
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tilewright_arch import ArchError, ArchSpec, from_compute_capability
+from tilewright_arch import ArchSpec, from_compute_capability
 from tilewright_kit.device import DeviceInfo
 from tilewright_server.children import run_module
-from tilewright_server.devices.base import Absence
 from tilewright_server.devices.cuda.driver import CONTAINER_FIX, DRIVER_FIX, MIN_DRIVER
-from tilewright_server.devices.gpu.discovery import Discovery, ask
+from tilewright_server.devices.gpu.discovery import Discovery, Kind, ask, sort_out
 
 __all__ = ["Discovery", "describe_uuid", "find", "has_driver", "parse"]
 
@@ -26,7 +25,6 @@ _LIBRARIES = (
     "usr/local/nvidia/lib64/libcuda.so.1",
 )
 _SYSTEM = Path("/")
-_OTHER_FIX = "use a GPU that is (`tilewright arch list`)"
 
 
 def has_driver(root: Path = _SYSTEM) -> bool:
@@ -64,21 +62,7 @@ def parse(record: Mapping[str, Any], kind: str = "cuda", node: bool = True) -> D
             problem=f"the NVIDIA driver is for CUDA {driver // 1000}.{driver % 1000 // 10}",
             fix=f"{DRIVER_FIX} (CUDA 13.0)",
         )
-    devices: list[DeviceInfo] = []
-    notes: list[str] = []
-    left_out: dict[str, Absence] = {}
-    for found in record["devices"]:
-        name = f"{kind}:{found['ordinal']}"
-        try:
-            arch = from_compute_capability(found["major"], found["minor"])
-        except ArchError as error:
-            left_out[name] = Absence(f"{found['name']}: {error}", _OTHER_FIX)
-            continue
-        notes += [f"{name}: {text}" for text in _differences(found, arch)]
-        devices.append(_info(name, kind, found, arch))
-    problem = "" if devices else "the NVIDIA driver shows no device that kernels can be made for"
-    fix = "" if devices else "see CUDA_VISIBLE_DEVICES and `tilewright arch list`"
-    return Discovery(tuple(devices), driver, problem, fix, tuple(notes), left_out)
+    return sort_out(record["devices"], kind, driver, _KIND)
 
 
 def describe_uuid(data: bytes) -> str:
@@ -130,3 +114,15 @@ def _differences(found: Mapping[str, Any], arch: ArchSpec) -> list[str]:
     if found["compute_mode"] == 2:  # CU_COMPUTEMODE_PROHIBITED
         notes.append("its compute mode forbids all use (nvidia-smi -c DEFAULT)")
     return notes
+
+
+_KIND = Kind(
+    arch_of=lambda record: from_compute_capability(record["major"], record["minor"]),
+    differences=_differences,
+    info=_info,
+    other_fix="use a GPU that is (`tilewright arch list`)",
+    nothing=(
+        "the NVIDIA driver shows no device that kernels can be made for",
+        "see CUDA_VISIBLE_DEVICES and `tilewright arch list`",
+    ),
+)

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tilewright_arch import ArchError, ArchSpec
 from tilewright_kit.device import DeviceInfo
 from tilewright_server.devices.base import Absence
 
-__all__ = ["Discovery", "ask"]
+__all__ = ["Discovery", "Kind", "ask", "sort_out"]
 
 _TIMEOUT_S = 30.0
 _LAST_S = 1.0
@@ -29,6 +30,40 @@ class Discovery:
     fix: str = ""
     notes: tuple[str, ...] = ()
     left_out: Mapping[str, Absence] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How a vendor's probe is read: its records are mappings, one for each device."""
+
+    arch_of: Callable[[Mapping[str, Any]], ArchSpec]
+    """Raises ``ArchError`` for a device that kernels cannot be made for."""
+    differences: Callable[[Mapping[str, Any], ArchSpec], Sequence[str]]
+    """Where the device is not what its arch's spec says."""
+    info: Callable[[str, str, Mapping[str, Any], ArchSpec], DeviceInfo]
+    """From its id, the kind's name, record and arch."""
+    other_fix: str
+    """What who has another device can do."""
+    nothing: tuple[str, str]
+    """Problem and fix where there is no device of a known arch."""
+
+
+def sort_out(records: Sequence[Mapping[str, Any]], name: str, driver: int, kind: Kind) -> Discovery:
+    """Which of the devices that the driver shows can be used, as ``name:0``, ``name:1``, ..."""
+    devices: list[DeviceInfo] = []
+    notes: list[str] = []
+    left_out: dict[str, Absence] = {}
+    for record in records:
+        device = f"{name}:{record['ordinal']}"
+        try:
+            arch = kind.arch_of(record)
+        except ArchError as error:
+            left_out[device] = Absence(f"{record['name']}: {error}", kind.other_fix)
+            continue
+        notes += [f"{device}: {text}" for text in kind.differences(record, arch)]
+        devices.append(kind.info(device, name, record, arch))
+    problem, fix = ("", "") if devices else kind.nothing
+    return Discovery(tuple(devices), driver, problem, fix, tuple(notes), left_out)
 
 
 def ask(vendor: str, command: Sequence[str], parse: Callable[[Any], Discovery], look: str) -> Discovery:

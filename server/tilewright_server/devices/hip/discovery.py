@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tilewright_arch import ArchError, ArchSpec, from_gcn_arch_name
+from tilewright_arch import ArchSpec, from_gcn_arch_name
 from tilewright_kit.device import DeviceInfo
 from tilewright_server.children import run_module
-from tilewright_server.devices.base import Absence
-from tilewright_server.devices.gpu.discovery import Discovery, ask
+from tilewright_server.devices.gpu.discovery import Discovery, Kind, ask, sort_out
 from tilewright_server.devices.hip.driver import CONTAINER_FIX, DRIVER_FIX, INSTALL, MIN_DRIVER, version_text
 from tilewright_server.devices.hip.identity import describe_pci
 
@@ -27,7 +26,6 @@ _LIBRARIES = (
     "usr/lib/libamdhip64.so",
 )
 _SYSTEM = Path("/")
-_OTHER_FIX = "use a GPU that is; docs/adding-an-arch.md says how an arch is added"
 _GROUPS_FIX = "let the server's user into the groups that own /dev/kfd and /dev/dri/renderD* (render, video)"
 
 
@@ -75,21 +73,7 @@ def parse(record: Mapping[str, Any], kind: str = "hip", root: Path = _SYSTEM) ->
     driver = int(record["driver"])
     if driver < MIN_DRIVER:
         return Discovery(driver=driver, problem=f"the runtime is that of {version_text(driver)}", fix=DRIVER_FIX)
-    devices: list[DeviceInfo] = []
-    notes: list[str] = []
-    left_out: dict[str, Absence] = {}
-    for found in record["devices"]:
-        name = f"{kind}:{found['ordinal']}"
-        try:
-            arch = from_gcn_arch_name(found["gcn_arch_name"])
-        except ArchError as error:
-            left_out[name] = Absence(f"{found['name']}: {error}", _OTHER_FIX)
-            continue
-        notes += [f"{name}: {text}" for text in _differences(found, arch)]
-        devices.append(_info(name, kind, found, arch))
-    problem = "" if devices else "ROCm shows no device that kernels can be made for"
-    fix = "" if devices else "see HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES and `tilewright arch list`"
-    return Discovery(tuple(devices), driver, problem, fix, tuple(notes), left_out)
+    return sort_out(record["devices"], kind, driver, _KIND)
 
 
 def _access_fix(root: Path) -> str:
@@ -149,3 +133,15 @@ def _differences(found: Mapping[str, Any], arch: ArchSpec) -> list[str]:
     elif not found["virtual_memory"]:
         notes.append("descriptors of its memory cannot be mapped, handles can")
     return notes
+
+
+_KIND = Kind(
+    arch_of=lambda record: from_gcn_arch_name(record["gcn_arch_name"]),
+    differences=_differences,
+    info=_info,
+    other_fix="use a GPU that is; docs/adding-an-arch.md says how an arch is added",
+    nothing=(
+        "ROCm shows no device that kernels can be made for",
+        "see HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES and `tilewright arch list`",
+    ),
+)
