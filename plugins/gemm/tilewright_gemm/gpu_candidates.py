@@ -123,6 +123,7 @@ PORTABLE_TILES: tuple[tuple[tuple[int, int], tuple[int, int], str], ...] = (
     ((64, 16), (4, 1), "compv4"),
 )
 """Tile, waves and pipeline of kernels without producers, for what the copy engine cannot reach and for fp32."""
+_SMALL = ((SIDE, SIDE), (2, 2), "compv4")
 
 
 def gpu_algorithms(problem: GemmProblem, device: DeviceInfo) -> Iterator[GemmConfig]:
@@ -230,7 +231,7 @@ def portable_shapes(problem: GemmProblem, few: bool) -> Iterator[tuple[tuple[int
     kernels are at hand.
     """
     m, n = max(item.m for item in problem.products), max(item.n for item in problem.products)
-    for tile, wave, pipeline in PORTABLE_TILES[:2] if few else PORTABLE_TILES:
+    for tile, wave, pipeline in (*PORTABLE_TILES[:2], _SMALL) if few else PORTABLE_TILES:
         if tile[0] < 2 * max(m, 16) and tile[1] < 2 * max(n, 16):
             yield tile, wave, pipeline
     yield (64, 64), (2, 2), "compv3"
@@ -255,20 +256,24 @@ def _portable(problem: GemmProblem, device: DeviceInfo, few: bool) -> Iterator[G
             warp_tile=warp_tiles[0],
             stages=4 if pipeline == "compv4" else 0,
         )
-        for split in splits(problem, device, tile, 1):
+        for split in splits(problem, device, tile, 1, resident=2 if m * n <= SIDE * SIDE else 1):
             yield config.replace(split_k=split) if split > 1 else config
 
 
 # ---- sharing K ----
 
 
-def splits(problem: GemmProblem, device: DeviceInfo, tile: Triple, cluster: int) -> tuple[int, ...]:
-    """Slices of K to consider: what the caller asked for; else none and as many as fill the device."""
+def splits(
+    problem: GemmProblem, device: DeviceInfo, tile: Triple, cluster: int, resident: int = 1
+) -> tuple[int, ...]:
+    """Slices of K to consider: what the caller asked for; else none and as many as fill the device, with ``resident``
+    workgroups on each of its units.
+    """
     if problem.grouped:
         return (1,)
     if problem.split_k:
         return (problem.split_k,)
-    units, tiles = units_of(device), tile_count(problem, tile)
+    units, tiles = units_of(device) * resident, tile_count(problem, tile)
     steps = ceil_div(problem.k, tile[2])
     if not tiles or tiles * cluster >= units * _FULL:
         return (1,)
