@@ -50,6 +50,8 @@ class Case:
     scale_b: str = ""
     """``tensor`` or ``column``."""
     split_k: int = 0
+    fast_accumulation: str = ""
+    """``yes``: 8-bit floats may be summed with the fewer bits of the matrix unit."""
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], where: str, defaults: Mapping[str, Any] | None = None) -> Case:
@@ -87,6 +89,9 @@ class Case:
                 raise _wrong(
                     where, name, getattr(self, name), "there is no such scale", f"use {' or '.join(words[1:])}"
                 )
+        if self.fast_accumulation.lower() not in _NO + _YES:
+            value = self.fast_accumulation
+            raise _wrong(where, "fast_accumulation", value, "it is a choice between yes and no", "write yes or no")
         return self
 
     @property
@@ -97,6 +102,7 @@ class Case:
         parts += [f"+{name}" for name in ("bias", "d", "scale_a", "scale_b") if getattr(self, name)]
         parts += [f"out {self.out_dtype}"] if self.out_dtype else []
         parts += [self.activation] if self.activation else []
+        parts += ["fast"] if self.fast else []
         return " ".join(parts)
 
     @property
@@ -107,6 +113,11 @@ class Case:
     def is_plain(self) -> bool:
         """Whether C is the product and nothing else."""
         return not (self.bias or self.activation or self.d or self.scale_a or self.scale_b)
+
+    @property
+    def fast(self) -> bool:
+        """Whether sums of 8-bit floats may have fewer bits."""
+        return self.fast_accumulation.lower() in _YES
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -137,6 +148,8 @@ class Case:
             attributes["binary"] = self.binary or "MultiDAdd"
         if self.split_k:
             attributes["split_k"] = self.split_k
+        if self.fast:
+            attributes["fast_accumulation"] = True
         return OperationRequest("gemm", inputs, {}, attributes)
 
     @property

@@ -100,8 +100,8 @@ def _call(torch: Any, case: Case, operands: Mapping[str, Any]) -> Callable[[], o
         return lambda: torch._int_mm(a, b)
     if case.dtype in ("fp8", "bf8", "mixed"):
         one = torch.ones((), device=a.device)
-        out = torch.bfloat16
-        return lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=out)
+        out, fast = torch.bfloat16, case.fast
+        return lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=out, use_fast_accum=fast)
     if case.batch:
         out_batch = torch.empty((a.shape[0], a.shape[1], b.shape[2]), dtype=a.dtype, device=a.device)
         return lambda: torch.bmm(a, b, out=out_batch)
