@@ -56,28 +56,9 @@ constexpr FragmentLayout fragment_layout(MatrixUnit unit, int rows) {
   return rows == 32 ? kMfma32x32 : rows == 16 ? kMfma16x16 : rows == 64 ? kMfma64x4 : kMfma4x64;
 }
 
-// Every result has one place, every row of an operand one line, and runs are neighbours.
-constexpr bool is_complete(const FragmentLayout& layout) {
-  bool seen[64 * 64] = {};
-  for (int lane = 0; lane < layout.lanes; lane++)
-    for (int v = 0; v < layout.results(); v++) {
-      const int line = layout.result_line(lane, v), place = line * layout.columns + layout.column(lane);
-      if (line < 0 || line >= layout.rows || seen[place]) return false;
-      seen[place] = true;
-      const int first = v / layout.result_run() * layout.result_run();
-      if (line != layout.result_line(lane, first) + v - first) return false;
-    }
-  bool lines[64] = {};
-  for (int r = 0; r < layout.rows; r++) {
-    if (lines[layout.line_of(r)]) return false;
-    lines[layout.line_of(r)] = true;
-  }
-  return true;
-}
-static_assert(is_complete(kMfma32x32) && is_complete(kMfma16x16) && is_complete(kMfma64x4) && is_complete(kMfma4x64),
-              "layouts of MFMA");
-static_assert(is_complete(kWmmaGfx11) && is_complete(kWmmaGfx12), "layouts of WMMA");
-// A few places as the ISA documents show them.
+// Checked in full by tests/native/test_amd_fragments.py: every result has one place, every row of an operand one line, and
+// runs are neighbours. (Here that would take a quarter of a kernel's compile time.) A few places as the ISA documents show
+// them:
 static_assert(kMfma32x32.result_row(0, 15) == 27 && kMfma32x32.result_row(32, 4) == 12,
               "32 x 32: row 8*(v/4) + 4*half + v%4");
 static_assert(kMfma16x16.result_row(17, 3) == 7 && kMfma16x16.column(17) == 1, "16 x 16: row 4*(lane/16) + v");
