@@ -1,4 +1,5 @@
-"""What only NVIDIA's GPUs have: clusters, tensor maps, dependent launches and graphs; see ``test_gpu.py``."""
+"""What only NVIDIA's GPUs have: clusters, tensor maps, dependent launches, graphs whose arguments are replaced; see
+``test_gpu.py``."""
 
 from __future__ import annotations
 
@@ -13,7 +14,6 @@ from gpu_device_harness import GPUS, Client, Gpu, N, get, put, stage
 
 from tilewright_kit.errors import DeviceError, InvalidArgumentError
 from tilewright_kit.plan import I64, WORKSPACE, Pointer, Struct, TensorMap
-from tilewright_server.devices.base import TIME
 from tilewright_server.devices.cuda.device import CudaDevice
 from tilewright_server.devices.gpu.program import GpuProgram
 
@@ -73,7 +73,7 @@ def test_tensor_maps_follow_the_addresses(gpu: CudaDevice, entry: Callable[[str]
     assert (caught.value.field, caught.value.rule) == ("x", "operand_alignment")
 
 
-def test_plans_of_several_stages_are_launched_as_one_graph(gpu: CudaDevice, entry: Callable[[str], int]) -> None:
+def test_a_graph_takes_the_arguments_of_every_binding(gpu: CudaDevice, entry: Callable[[str], int]) -> None:
     program, stream, scratch = chained(gpu, entry), gpu.open_stream(), gpu.allocate(4 * N)
     graph = None
     for seed in (1, 2, 3, 1):
@@ -85,28 +85,10 @@ def test_plans_of_several_stages_are_launched_as_one_graph(gpu: CudaDevice, entr
         prepared = stream.lane._prepared[program]
         assert prepared.graph is not None
         assert prepared.graph.is_usable
-        assert graph is None or prepared.graph._executable is graph
-        graph = prepared.graph._executable
+        assert graph is None or prepared.graph._graph is graph
+        graph = prepared.graph._graph
         stream.synchronize()
         assert (get(gpu, buffers[2]) == x + 2 * y).all()
-    assert stream.launch(program, addresses, TIME, 0, scratch.address) > 0
-    stream.close()
-
-
-def test_plan_that_cannot_be_a_graph_is_launched_stage_by_stage(
-    gpu: CudaDevice, entry: Callable[[str], int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    api = gpu._driver.api.raw
-    monkeypatch.setattr(api, "cuGraphInstantiate", lambda *_: (api.CUresult.CUDA_ERROR_NOT_SUPPORTED, None))
-    program, stream, scratch = chained(gpu, entry), gpu.open_stream(), gpu.allocate(4 * N)
-    buffers = [put(gpu, np.full(N, value, np.float32)) for value in (1, 2, 0)]
-    for _ in range(3):
-        stream.launch(program, tuple(buffer.address for buffer in buffers), 0, 0, scratch.address)
-    graph = stream.lane._prepared[program].graph
-    assert graph is not None
-    assert not graph.is_usable
-    stream.synchronize()
-    assert (get(gpu, buffers[2]) == 5).all()
     stream.close()
 
 

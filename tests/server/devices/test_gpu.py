@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -110,6 +111,46 @@ def chained(gpu: GpuDevice, entry: Callable[[str], int]) -> GpuProgram:
     second = Struct((Pointer(WORKSPACE), Pointer("y"), Pointer("out"), I64(N)))
     stages = [stage(entry("add"), first), stage(entry("then_add"), second)]
     return gpu.program(stages, ["x", "y", "out"])
+
+
+def test_plans_of_several_stages_are_launched_as_one_graph(
+    gpu: GpuDevice, entry: Callable[[str], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, stream, scratch = chained(gpu, entry), gpu.open_stream(), gpu.allocate(4 * N)
+    y = np.arange(N, dtype=np.float32)
+    operands = [[put(gpu, np.full(N, seed, np.float32)), put(gpu, y), gpu.allocate(4 * N)] for seed in (1, 2, 3)]
+    alone: list[Any] = []
+    for turn in range(4):
+        for buffers in operands:
+            gpu.write(buffers[2], 0, memoryview(np.full(N, np.nan, np.float32)))
+            addresses = tuple(buffer.address for buffer in buffers)
+            if turn == 2:  # from now on no stage is launched alone
+                bound = stream.lane.bound(program, addresses, scratch.address)
+                bound._launch = lambda *call: (alone.append(call), 0)[1:]
+            assert stream.launch(program, addresses, 0, 0, scratch.address) == 0
+        stream.synchronize()
+        for seed, buffers in enumerate(operands, 1):
+            assert (get(gpu, buffers[2]) == seed + 2 * y).all(), turn
+    assert alone == []
+    assert stream.launch(program, addresses, TIME, 0, scratch.address) > 0
+    stream.close()
+
+
+def test_plan_that_cannot_be_a_graph_is_launched_stage_by_stage(
+    gpu: GpuDevice, entry: Callable[[str], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = SimpleNamespace(name="refused")
+    monkeypatch.setattr(type(gpu._driver.api), "instantiate", lambda *_: (refused, None))
+    program, stream, scratch = chained(gpu, entry), gpu.open_stream(), gpu.allocate(4 * N)
+    buffers = [put(gpu, np.full(N, value, np.float32)) for value in (1, 2, 0)]
+    for _ in range(3):
+        stream.launch(program, tuple(buffer.address for buffer in buffers), 0, 0, scratch.address)
+    graph = stream.lane._prepared[program].graph
+    assert graph is not None
+    assert not graph.is_usable
+    stream.synchronize()
+    assert (get(gpu, buffers[2]) == 5).all()
+    stream.close()
 
 
 def test_launches_that_are_ready_follow_what_the_lane_lets_go(gpu: GpuDevice, entry: Callable[[str], int]) -> None:

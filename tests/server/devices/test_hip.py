@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gpu_device_harness import ADD, GPUS, Gpu, N, get, put, stage
+from gpu_device_harness import ADD, GPUS, Gpu, get, stage
 from hip_device_cases import UNIT
 
 from tilewright_arch import ArchSpec, from_gcn_arch_name
@@ -61,14 +61,3 @@ def test_code_of_another_chip_is_refused_before_the_runtime_sees_it(
         gpu.load(binary)
     assert caught.value.rule == "module_load"
     assert caught.value.fix
-
-
-def test_stages_of_a_plan_run_one_after_the_other(gpu: HipDevice, entry: Callable[[str], int]) -> None:
-    chain = [stage(entry("add"), ADD), stage(entry("then_add"), ADD)]
-    program, stream = gpu.program(chain, ["x", "y", "out"]), gpu.open_stream()
-    x = put(gpu, np.ones(N, np.float32))
-    stream.launch(program, (x.address,) * 3, 0, 0)
-    stream.synchronize()
-    assert (get(gpu, x) == 4).all()
-    assert stream.lane._prepared[program].graph is None
-    stream.close()

@@ -47,6 +47,8 @@ def test_captured_launches_run_with_their_graph(library: Path) -> None:  # noqa:
     assert found["capturing"] == "hipErrorStreamCaptureUnsupported"
     assert found["before"] == 0
     assert found["error"] < 1e-6
+    assert found["again"] == "hipSuccess"
+    assert answer(library, "graph", TW_SIM_FAULT_GRAPH="2")["again"] == "hipErrorOutOfMemory"
 
 
 def test_streams_are_in_order_and_the_default_one_waits(library: Path) -> None:  # noqa: F811
@@ -220,7 +222,10 @@ def test_faults_become_typed_errors(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("suite", "least"), [("test_conformance.py", 28), ("test_gpu.py", 37), ("test_hip.py", 4)])
+@pytest.mark.parametrize(
+    ("suite", "least"),
+    [("test_conformance.py", 28), ("test_gpu.py", 39), ("test_hip.py", 3), ("test_hip_graphs.py", 6)],
+)
 def test_suite_passes_with_a_simulated_runtime(suite: str, least: int, library: Path) -> None:  # noqa: F811
     options = ["-q", "-m", "gpu", "-p", "no:cacheprovider", "-n", "0"]
     env = {**os.environ, **environment(library, "gfx942,gfx942")}

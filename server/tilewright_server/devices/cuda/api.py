@@ -77,6 +77,32 @@ class CudaApi:
         handle.reserved = name
         return self.raw.cuIpcOpenEventHandle(handle)
 
+    # Graphs
+
+    def begin_capture(self, stream: Any) -> Answer:
+        return self.raw.cuStreamBeginCapture(stream, self.raw.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+
+    def captured_node(self, stream: Any) -> Answer:
+        result, *found = self.raw.cuStreamGetCaptureInfo(stream)
+        return (result, None) if result else (result, found[3][0])
+
+    def end_capture(self, stream: Any) -> Answer:
+        return self.raw.cuStreamEndCapture(stream)
+
+    def instantiate(self, graph: Any) -> Answer:
+        return self.raw.cuGraphInstantiate(graph, 0)
+
+    @property
+    def launch_graph(self) -> Callable[[Any, Any], Answer]:
+        function: Callable[[Any, Any], Answer] = self.raw.cuGraphLaunch
+        return function
+
+    def end_executable(self, executable: Any) -> Answer:
+        return self.raw.cuGraphExecDestroy(executable)
+
+    def end_graph(self, graph: Any) -> Answer:
+        return self.raw.cuGraphDestroy(graph)
+
     # Memory
 
     def fill(self, address: int, nbytes: int, stream: Any) -> Answer:

@@ -10,7 +10,7 @@ from tilewright_kit.errors import UnavailableError
 from tilewright_kit.plan import Geometry, TensorMap
 from tilewright_server.devices.cuda.api import CudaApi
 from tilewright_server.devices.cuda.errors import RESULTS
-from tilewright_server.devices.cuda.graph import ProgramGraph
+from tilewright_server.devices.cuda.graph import CudaGraph
 from tilewright_server.devices.cuda.launches import launch_config
 from tilewright_server.devices.cuda.maps import CudaMapEncoder
 from tilewright_server.devices.cuda.module import CudaImage
@@ -95,8 +95,8 @@ class Driver(GpuDriver):
     def image(self, data: bytes) -> CudaImage:
         return CudaImage(self, data)
 
-    def graph(self, stages: Sequence[Stage], stream: Any) -> ProgramGraph:
-        return ProgramGraph(self, stages, stream)
+    def graph(self, stages: Sequence[Stage], stream: Any) -> CudaGraph:
+        return CudaGraph(self, stages, stream)
 
     def encoder(self, tensor_map: TensorMap) -> CudaMapEncoder:
         return CudaMapEncoder(self, tensor_map)

@@ -69,6 +69,35 @@ class GpuApi(Protocol):
         """An event of another process, by its name."""
         ...
 
+    # Graphs
+
+    def begin_capture(self, stream: Any) -> Answer:
+        """What is put on the stream makes a graph from now on. Calls of other threads go on."""
+        ...
+
+    def captured_node(self, stream: Any) -> Answer:
+        """The node of the last launch that was captured; None where nobody needs it."""
+        ...
+
+    def end_capture(self, stream: Any) -> Answer:
+        """The graph."""
+        ...
+
+    def instantiate(self, graph: Any) -> Answer:
+        """What can be launched of a graph. It does not need the graph any more."""
+        ...
+
+    @property
+    def launch_graph(self) -> Callable[[Any, Any], Answer]:
+        """``(executable, stream)``."""
+        ...
+
+    def end_executable(self, executable: Any) -> Answer:
+        """What is under way ends first, without being waited for."""
+        ...
+
+    def end_graph(self, graph: Any) -> Answer: ...
+
     # Memory
 
     def fill(self, address: int, nbytes: int, stream: Any) -> Answer:

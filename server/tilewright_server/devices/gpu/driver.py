@@ -14,10 +14,11 @@ from tilewright_kit.errors import InternalError, TilewrightError
 from tilewright_kit.plan import Geometry, TensorMap
 from tilewright_server.devices.base import DeviceLostError
 from tilewright_server.devices.gpu.api import Answer, GpuApi
+from tilewright_server.devices.gpu.graph import BindingGraphs, ProgramGraph
 from tilewright_server.devices.gpu.packing import HostBlock
 from tilewright_server.devices.gpu.results import Results
 
-__all__ = ["GpuDriver", "GpuFunction", "Image", "LaunchGraph", "MapEncoder"]
+__all__ = ["GpuDriver", "GpuFunction", "Image", "MapEncoder"]
 
 
 class GpuFunction(Protocol):
@@ -52,23 +53,6 @@ class MapEncoder(Protocol):
 
         Raises ``InvalidArgumentError`` for a tensor that is not aligned, ``DeviceError``.
         """
-        ...
-
-
-class LaunchGraph(Protocol):
-    """The stages of a program as one launch on one stream. Of the lane's thread."""
-
-    @property
-    def is_usable(self) -> bool:
-        """False once the driver has refused it."""
-        ...
-
-    def launch(self, bound: Any) -> bool:
-        """Launch with the arguments of a ``BoundLaunch``; False if there is no graph of it. Raises ``DeviceError``."""
-        ...
-
-    def close(self) -> None:
-        """Destroy it; what is under way ends first. Idempotent."""
         ...
 
 
@@ -111,9 +95,9 @@ class GpuDriver(ABC):
     def image(self, data: bytes) -> Image:
         """Load a binary. Raises ``ValueError``, ``DeviceError`` if it is none for this device, and its other errors."""
 
-    def graph(self, stages: Sequence[Any], stream: Any) -> LaunchGraph | None:  # noqa: ARG002
-        """For a program of several ``Stage``s; None if they are launched one by one."""
-        return None
+    def graph(self, stages: Sequence[Any], stream: Any) -> ProgramGraph:
+        """For a program of several ``Stage``s."""
+        return BindingGraphs(self, stages, stream)
 
     def encoder(self, tensor_map: TensorMap) -> MapEncoder:
         """Raises ``InternalError`` for a map that the device cannot use; that is every one where it has none."""

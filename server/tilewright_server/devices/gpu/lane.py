@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tilewright_server.devices.gpu.driver import GpuDriver, LaunchGraph
+from tilewright_server.devices.gpu.driver import GpuDriver
+from tilewright_server.devices.gpu.graph import ProgramGraph
 from tilewright_server.devices.gpu.memory import Memory
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class Prepared:
 
     __slots__ = ("bounds", "configs", "graph")
 
-    def __init__(self, configs: Sequence[Any], graph: LaunchGraph | None) -> None:
+    def __init__(self, configs: Sequence[Any], graph: ProgramGraph | None) -> None:
         self.configs = configs
         self.graph = graph
         self.bounds: dict[tuple[tuple[int, ...], int], BoundLaunch] = {}
@@ -169,6 +170,7 @@ class Lane:
         stages = self._apart(bound)
         if repeat == 1:
             return stages
+        bound.prepare()
         scale = self._together(bound, repeat - 1) * repeat / ((repeat - 1) * max(1, sum(stages)))
         return tuple(round(stage * scale) for stage in stages)
 

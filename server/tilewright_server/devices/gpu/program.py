@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from tilewright_kit.errors import DeviceError, ResourceExhaustedError
 from tilewright_server.devices.base import ProgramStage
-from tilewright_server.devices.gpu.driver import GpuDriver, GpuFunction, LaunchGraph
+from tilewright_server.devices.gpu.driver import GpuDriver, GpuFunction
+from tilewright_server.devices.gpu.graph import ProgramGraph
 from tilewright_server.devices.gpu.packing import ProgramLayout
 from tilewright_server.devices.gpu.stages import BoundLaunch, Stage
 
@@ -62,8 +63,8 @@ class GpuProgram:
         finally:
             self._give_back(lane)
 
-    def graph(self, stream: Any) -> LaunchGraph | None:
-        """A graph for a stream; None if its launches are made one by one."""
+    def graph(self, stream: Any) -> ProgramGraph | None:
+        """A graph for a stream; None for one stage, which would gain nothing."""
         return self._driver.graph(self.stages, stream) if len(self.stages) > 1 else None
 
     def bind(

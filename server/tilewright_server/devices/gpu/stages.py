@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilewright_kit.plan import Geometry
-from tilewright_server.devices.gpu.driver import GpuDriver, GpuFunction, LaunchGraph
+from tilewright_server.devices.gpu.driver import GpuDriver, GpuFunction
+from tilewright_server.devices.gpu.graph import ProgramGraph
 from tilewright_server.devices.gpu.packing import HostBlock
 
 __all__ = ["BoundLaunch", "Stage"]
@@ -31,7 +32,9 @@ class Stage:
 class BoundLaunch:
     """A program's launches on one stream with all arguments in place. The driver copies them at every launch."""
 
-    __slots__ = ("_block", "_driver", "_free", "_graph", "_kept", "_launch", "calls", "count", "nodes")
+    __slots__ = (
+        "_driver", "_free", "_graph", "_kept", "_launch", "block", "calls", "count", "nodes", "roots",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -40,13 +43,16 @@ class BoundLaunch:
         block: HostBlock,
         roots: Sequence[int],
         *,
-        graph: LaunchGraph | None = None,
+        graph: ProgramGraph | None = None,
         free: Callable[[], None] | None = None,
     ) -> None:
         """``roots`` are the offsets of the stages' roots in ``block``; ``free`` gives back what lies on the device."""
         self.count = len(configs)
         self._driver = driver
-        self._block = block
+        self.block = block
+        """The arguments."""
+        self.roots = roots
+        """Where those of each stage lie in ``block``."""
         self._launch = driver.launch
         self._graph = graph
         self._free = free
@@ -71,8 +77,15 @@ class BoundLaunch:
         if result:
             raise self._driver.error(result, "a launch")
 
+    def prepare(self) -> None:
+        """Do ahead of many launches what would lengthen the first of them. Raises ``DeviceLostError``."""
+        if self._graph is not None:
+            self._graph.prepare(self)
+
     def close(self) -> None:
         """Give back what lies on the device, behind what was launched. Idempotent."""
+        if self._graph is not None:
+            self._graph.drop(self)
         free, self._free = self._free, None
         if free is not None:
             free()

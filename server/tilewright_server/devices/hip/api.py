@@ -81,6 +81,32 @@ class HipApi:
     def open_event(self, name: bytes) -> Answer:
         return self.raw.hipIpcOpenEventHandle(_filled(self.raw.hipIpcEventHandle_st(), name))
 
+    # Graphs
+
+    def begin_capture(self, stream: Any) -> Answer:
+        return self.raw.hipStreamBeginCapture(stream, self.raw.hipStreamCaptureMode.hipStreamCaptureModeRelaxed)
+
+    def captured_node(self, stream: Any) -> Answer:  # noqa: ARG002
+        """Arguments of a graph's nodes are not replaced here."""
+        return 0, None
+
+    def end_capture(self, stream: Any) -> Answer:
+        return self.raw.hipStreamEndCapture(stream)
+
+    def instantiate(self, graph: Any) -> Answer:
+        return self.raw.hipGraphInstantiateWithFlags(graph, 0)
+
+    @property
+    def launch_graph(self) -> Callable[[Any, Any], Answer]:
+        function: Callable[[Any, Any], Answer] = self.raw.hipGraphLaunch
+        return function
+
+    def end_executable(self, executable: Any) -> Answer:
+        return self.raw.hipGraphExecDestroy(executable)
+
+    def end_graph(self, graph: Any) -> Answer:
+        return self.raw.hipGraphDestroy(graph)
+
     # Memory
 
     def fill(self, address: int, nbytes: int, stream: Any) -> Answer:

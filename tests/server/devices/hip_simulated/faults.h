@@ -4,6 +4,7 @@
 //   TW_SIM_FAULT_MEMORY=N   the N-th allocation of the process (from 1), and all after it, find no memory
 //   TW_SIM_FAULT_IMAGE=1    no code object can be loaded
 //   TW_SIM_FAULT_LAUNCH=N   the N-th launch of the process faults, when its turn comes
+//   TW_SIM_FAULT_GRAPH=N    the N-th graph of the process (from 1), and all after it, cannot be made to be launched
 //   TW_SIM_FAULT_LOST=N     the device is gone when the turn of the N-th launch comes
 //   TW_SIM_FAULT_ABORT=1    a launch that faults ends the process, as the runtime does for most faults
 #pragma once
@@ -26,6 +27,11 @@ static int starved(void) {
   static long allocations;
   const long first = number("TW_SIM_FAULT_MEMORY", 0);
   return first && ++allocations >= first;
+}
+static int graph_fault(void) {
+  static long made;
+  const long first = number("TW_SIM_FAULT_GRAPH", 0);
+  return first && ++made >= first;
 }
 // The result that the next launch is to end with whatever it does, or OK.
 static R launch_fault(void) {

@@ -125,25 +125,3 @@ R hipStreamGetDevice(Stream* handle, int* d) {
   ENTER;
   return *d = stream_of(handle)->device, OK;
 }
-R hipStreamBeginCapture(Stream* s, int mode) {
-  ENTER;
-  if (mode < 0 || mode > 2 || (Ptr)s <= 2 || s->head || s->capture) return INVALID_VALUE;
-  s->capture = calloc(1, sizeof(Graph));
-  return OK;
-}
-R hipStreamEndCapture(Stream* s, Graph** g) {
-  ENTER;
-  if ((Ptr)s <= 2 || !s->capture) return INVALID_VALUE;
-  *g = s->capture, s->capture = 0;
-  return OK;
-}
-R hipStreamGetCaptureInfo_v2(Stream* handle, int* status, uint64_t* id, Graph** g, Op*** deps, size_t* n) {
-  ENTER;
-  Stream* s = stream_of(handle);
-  *status = s->capture ? 1 : 0;
-  if (id) *id = 1;
-  if (g) *g = s->capture;
-  if (n) *n = s->capture && s->capture->count ? 1 : 0;
-  if (n && *n && deps) *deps = &s->capture->nodes[s->capture->count - 1];
-  return OK;
-}
