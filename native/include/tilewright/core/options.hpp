@@ -10,7 +10,8 @@ struct types {
   static constexpr int size = sizeof...(Ts);
 };
 
-enum class Pipeline { mem, compv1, compv3, compv4, comp_async, preshufflev1, preshufflev2, ws };
+// direct: no product at all, but loops of their own (depthwise and small convolutions).
+enum class Pipeline { mem, compv1, compv3, compv4, comp_async, preshufflev1, preshufflev2, ws, direct };
 // default_: the order of instructions is the compiler's.
 enum class Scheduler { intrawave, interwave, cooperative, pingpong, default_ };
 // How results leave the registers: default_ stores them where they stand, cshuffle passes them through shared memory, so
@@ -20,6 +21,12 @@ enum class EpilogueKind { default_, cshuffle };
 // (Stream-K). (GPUs only.)
 enum class Reduction { none, linear };
 enum class Scale { none, tensor, row, column };
+
+// Convolutions: what is computed, and how.
+enum class Direction { forward, backward_data, backward_weight };
+// implicit: a product whose operand is gathered from the image. pointwise: one that reads the image as the matrix that
+// it is. depthwise, direct: loops without a product, for one channel per group and for few.
+enum class ConvKind { implicit, pointwise, depthwise, direct };
 
 // How the operands D0, D1, ... enter: x = op(...op(op(x, D0), D1)...). MultiDAdd and MultiDMultiply are Add and
 // Multiply over any number of operands.
