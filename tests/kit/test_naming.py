@@ -194,3 +194,18 @@ def test_element_types_know_their_numpy_type_and_back() -> None:
 
 def test_the_default_statistics_come_from_the_fields_names() -> None:
     assert toy.ToyConfig().statistics() == {"by_datatype": "fp32", "by_pipeline": "mem"}
+
+
+def test_a_prefix_takes_the_place_of_the_operation_in_names_only() -> None:
+    worded = type("Worded", (Full,), {"prefix": "two_words", "operation": "full", "__annotations__": {}})
+    assert worded().name == "two_" + Full().name.replace("full_", "words_")
+    assert worded().key("a").operation == "full"
+
+
+def test_only_triples_that_stand_for_m_n_and_k_are_exported_so() -> None:
+    class Listed(Full):
+        operation: ClassVar[str] = "listed"
+        mnk_fields: ClassVar[tuple[str, ...]] = ()
+
+    assert Full().export_field("tile") == ("tile_shape", {"m": 128, "n": 128, "k": 32})
+    assert Listed().export_field("tile") == ("tile", [128, 128, 32])

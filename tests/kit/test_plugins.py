@@ -55,9 +55,9 @@ class Provider:
         return {}
 
 
-def named(name: str) -> Any:
-    """The toy operation under another name."""
-    config = type("Named", (toy.ToyConfig,), {"operation": name, "__annotations__": {}})
+def named(name: str, prefix: str = "") -> Any:
+    """The toy operation under another name, and perhaps with kernels that are not named for it."""
+    config = type("Named", (toy.ToyConfig,), {"operation": name, "prefix": prefix, "__annotations__": {}})
     kernels = toy.KernelSet("default", "", (toy.declare(config),), toy.choices)
     return type("Op", (toy.ToyOperation,), {"name": name, "config_type": config, "kernel_sets": {"default": kernels}})()
 
@@ -128,6 +128,8 @@ BAD_PLUGINS: dict[str, tuple[Any, str]] = {
     "offers a class": (Offering([toy.ToyOperation]), "a class, not an object"),
     "offers one operation twice": (Offering([named("twice"), named("twice")]), "operation 'twice' is already offered"),
     "offers what another does": (Offering([named("new"), named("first")]), "operation 'first' is already offered"),
+    "names kernels as another does": (
+        Offering([named("new", prefix="first")]), "prefix of kernel names 'first' is already offered"),
     "offers a device twice": (Offering([named("new")], [Provider("first")]), "device kind 'first' is already offered"),
     "offers no device": (Offering([named("new")], [object()]), "not a device provider"),
     "offers a device without methods": (

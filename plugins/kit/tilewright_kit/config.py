@@ -25,7 +25,11 @@ class KernelConfig:
     """
 
     operation: ClassVar[str] = ""
-    """Name of the operation, and first word of every kernel name."""
+    """Name of the operation, and first word of every kernel name unless there is a ``prefix``."""
+    prefix: ClassVar[str] = ""
+    """First words of every kernel name; empty: the operation. Two operations never share one (``plugins.py``)."""
+    mnk_fields: ClassVar[tuple[str, ...]] = ("tile", "wave", "warp_tile", "cluster")
+    """Triples that stand for m, n and k of a product; other triples are exported as lists."""
     signature_fields: ClassVar[tuple[str, ...]] = ()
     """Fields that say what the kernel computes. All others are its algorithm: every field is in exactly one."""
     plan_fields: ClassVar[tuple[str, ...]] = ()
@@ -52,7 +56,7 @@ class KernelConfig:
     def name(self) -> str:
         """Readable and unique: a function of all fields."""
         require_naming(type(self))
-        return compose_name(self.operation, self)
+        return compose_name(self.prefix or self.operation, self)
 
     def key(self, arch: str) -> KernelKey:
         """The identity of this configuration on an arch (``ArchSpec.id``)."""
@@ -73,9 +77,10 @@ class KernelConfig:
         return dict(self.export_field(name) for name in self.field_names() if name not in wanted)
 
     def export_field(self, name: str) -> tuple[str, Any]:
-        """Name and JSON value of a field in exports. Triples are written ``{name}_shape`` with m, n and k."""
+        """Name and JSON value of a field in exports. ``mnk_fields`` are written ``{name}_shape`` with m, n and k."""
         value = getattr(self, name)
-        if isinstance(value, tuple) and len(value) == 3 and all(type(item) is int for item in value):
+        known = name in self.mnk_fields and isinstance(value, tuple) and len(value) == 3
+        if known and all(type(item) is int for item in value):
             return f"{name}_shape", dict(zip(("m", "n", "k"), value, strict=True))
         return name, _plain(value)
 

@@ -17,6 +17,7 @@ import pluggy
 from tilewright_arch import ArchSpec
 from tilewright_kit import hookspecs
 from tilewright_kit.check_operation import check_operation
+from tilewright_kit.config import KernelConfig
 from tilewright_kit.device import DeviceProvider
 from tilewright_kit.hookspecs import ENTRY_POINT_GROUP, HOOK_NAMESPACE
 from tilewright_kit.operation import Operation
@@ -181,6 +182,8 @@ class PluginManager:
             if not isinstance(path, Path):
                 raise _Refused(f"tilewright_measurements returned {path!r}, which is no path")
         _refuse_duplicates("operation", [item.name for item in operations], self.operations)
+        first_words = [_first_words(item) for item in operations]
+        _refuse_duplicates("prefix of kernel names", first_words, [*map(_first_words, self.operations.values())])
         _refuse_duplicates("device kind", [item.kind for item in devices], self.devices)
         _refuse_duplicates("strategy", [item.name for item in strategies], self.strategies)
         return operations, devices, strategies, (*_beside(plugin), *measurements)
@@ -239,6 +242,12 @@ def _refuse_duplicates(what: str, names: Sequence[str], taken: Collection[str]) 
     for index, name in enumerate(names):
         if name in taken or name in names[:index]:
             raise _Refused(f"{what} {name!r} is already offered")
+
+
+def _first_words(operation: Operation[Any, Any]) -> str:
+    """What every kernel name of the operation begins with."""
+    config: type[KernelConfig] = operation.config_type
+    return config.prefix or config.operation
 
 
 def _origin(point: EntryPoint) -> tuple[str, str]:
