@@ -263,9 +263,7 @@ def _portable(problem: GemmProblem, device: DeviceInfo, few: bool) -> Iterator[G
 # ---- sharing K ----
 
 
-def splits(
-    problem: GemmProblem, device: DeviceInfo, tile: Triple, cluster: int, resident: int = 1
-) -> tuple[int, ...]:
+def splits(problem: GemmProblem, device: DeviceInfo, tile: Triple, cluster: int, resident: int = 1) -> tuple[int, ...]:
     """Slices of K to consider: what the caller asked for; else none and as many as fill the device, with ``resident``
     workgroups on each of its units.
     """

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
 
 from tilewright_gemm.attributes import MAX_GROUPS, refuse
-from tilewright_kit.dtypes import DType
+from tilewright_kit.attributes import check_tensor
 from tilewright_kit.errors import InvalidArgumentError
 from tilewright_kit.problem import OperationRequest
 from tilewright_kit.tensor import TensorDesc
@@ -90,17 +89,3 @@ def _split_name(name: str, grouped: bool) -> tuple[str, list[int]]:
 def _unknown_operand(name: object, grouped: bool) -> InvalidArgumentError:
     form = "a[g], b[g], bias[g], c[g], d[g][i], scale_a[g], scale_b[g] for group g" if grouped else _INPUTS
     return refuse(f"GEMM has no input {name!r}", str(name), name, "operand_known", f"the inputs are {form}")
-
-
-def check_tensor(name: str, desc: Any) -> None:
-    """Raise ``InvalidArgumentError`` unless ``desc`` is a tensor whose sizes and strides make sense."""
-    if not isinstance(desc, TensorDesc):
-        raise refuse(
-            f"{name} is not a tensor", str(name), type(desc).__name__, "tensor_type", "give a tensor description"
-        )
-    numbers = (*desc.shape, *desc.strides)
-    if not isinstance(desc.dtype, DType) or any(isinstance(n, bool) or not isinstance(n, int) for n in numbers):
-        raise refuse(
-            f"{name} is malformed", str(name), desc, "tensor_type", "give an element type and integer sizes and strides"
-        )
-    desc.check(name)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from tilewright_gemm.attributes import refuse
-from tilewright_kit.tensor import TensorDesc
+from tilewright_kit.tensor import TensorDesc, overlaps
 
 __all__ = ["Batch", "Slot", "broadcast_shapes", "collapse", "layouts_of", "overlaps", "slot"]
 
@@ -155,17 +155,3 @@ def layouts_of(rows: int, cols: int, row_stride: int, col_stride: int, prefer: s
     if rows <= 1 or row_stride == 1:
         found += "c"
     return found[::-1] if len(found) == 2 and prefer == "c" else found
-
-
-def overlaps(desc: TensorDesc) -> bool:
-    """Whether two elements of a tensor may share memory (stated conservatively: dimensions that interleave in no nested
-    order count as overlapping).
-    """
-    span = 1
-    for stride, size in sorted(
-        (stride, size) for size, stride in zip(desc.shape, desc.strides, strict=True) if size > 1
-    ):
-        if stride < span:
-            return True
-        span += (size - 1) * stride
-    return False

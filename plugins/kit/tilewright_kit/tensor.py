@@ -11,7 +11,7 @@ from typing import Any, SupportsIndex
 from tilewright_kit.dtypes import DType
 from tilewright_kit.errors import InvalidArgumentError
 
-__all__ = ["MAX_ELEMENTS", "MAX_RANK", "TensorDesc", "contiguous_strides"]
+__all__ = ["MAX_ELEMENTS", "MAX_RANK", "TensorDesc", "contiguous_strides", "overlaps"]
 
 MAX_RANK = 8
 MAX_ELEMENTS = 2**48
@@ -172,6 +172,20 @@ class TensorDesc:
         if self.packing:
             record |= {"packing": self.packing, "packed_bytes": self.packed_bytes}
         return record
+
+
+def overlaps(desc: TensorDesc) -> bool:
+    """Whether two elements of a tensor may share memory (stated conservatively: dimensions that interleave in no nested
+    order count as overlapping).
+    """
+    span = 1
+    for stride, size in sorted(
+        (stride, size) for size, stride in zip(desc.shape, desc.strides, strict=True) if size > 1
+    ):
+        if stride < span:
+            return True
+        span += (size - 1) * stride
+    return False
 
 
 def _integers(field: str, numbers: Any) -> tuple[int, ...]:
