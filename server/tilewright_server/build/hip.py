@@ -11,7 +11,6 @@ import shlex
 import struct
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from tilewright_arch import ArchSpec
@@ -19,10 +18,10 @@ from tilewright_kit.errors import BuildFailedError, InvalidArgumentError, Toolch
 from tilewright_kit.source import SourceUnit
 from tilewright_server.analysis.code_object import CodeObject, KernelFacts, read_code_object
 from tilewright_server.build.compilers import ALLOW_SPILLS, environment, without_folders, zig_environment
-from tilewright_server.build.headers import HeaderIndex
 from tilewright_server.build.helper import HelperEndedError, HelperPool
 from tilewright_server.build.hip_compilers import FIX, HipCompiler, find_compiler
-from tilewright_server.build.process import Finished, Limits, run_limited
+from tilewright_server.build.installed import InstalledToolchain
+from tilewright_server.build.process import Finished, run_limited
 from tilewright_server.build.toolchain import Compiled, failure_of, log_tail
 
 __all__ = ["HipToolchain", "resource_line", "unbundled"]
@@ -37,13 +36,12 @@ _CLANG_FLAGS = (
 _BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
 
 
-class HipToolchain:
+class HipToolchain(InstalledToolchain[HipCompiler]):
     """Compiles ``hip`` units to code objects, with what ``hip_compilers.find_compiler`` finds.
 
     ``compiler`` names one (``hiprtc``, ``ziglang``, or a clang++ by name or path); empty takes the first of these that
-    can be used. What was found is kept until its file changes; what was not found is looked for again at every use.
-    Beyond what the compiler refuses, a build fails with rule ``kernel_spills`` if a kernel spills registers or keeps
-    variables in memory (scratch), and the unit does not define ``ALLOW_SPILLS``.
+    can be used. Beyond what the compiler refuses, a build fails with rule ``kernel_spills`` if a kernel spills
+    registers or keeps variables in memory (scratch), and the unit does not define ``ALLOW_SPILLS``.
     """
 
     language = "hip"
@@ -51,27 +49,8 @@ class HipToolchain:
     binary_suffix = ".co"
     job_bytes = 384 << 20
 
-    def __init__(
-        self,
-        include_dirs: Sequence[Path],
-        *,
-        compiler: str = "",
-        limits: Limits | None = None,
-        search_path: str | None = None,
-        scratch: Path | None = None,
-    ) -> None:
-        """``scratch`` is where zig may keep its cache; ``search_path`` replaces the process's own."""
-        self.headers = HeaderIndex(include_dirs)
-        self._compiler = compiler
-        self._limits = limits or Limits()
-        self._search_path = search_path
-        self._scratch = scratch
+    def _ready(self) -> None:
         self._helpers = HelperPool(_WORKER, self._limits)
-        self._found: HipCompiler | None = None
-        self._lock = threading.Lock()
-
-    def identity(self) -> str:
-        return self._find().identity
 
     def describe(self) -> str:
         """Command and version for people (``doctor``). Raises ``ToolchainMissingError``."""
@@ -149,17 +128,8 @@ class HipToolchain:
             raise failure_of(unit.name, Finished("failed", 1, log, 0.0), log, self._limits)
         return image, log
 
-    def _forget(self) -> None:
-        with self._lock:
-            self._found = None
-
-    def _find(self) -> HipCompiler:
-        found = self._found
-        if found is not None and found.current:
-            return found
-        with self._lock:
-            self._found = found = find_compiler(self._compiler, self._search_path, self._helpers)
-        return found
+    def _detect(self) -> HipCompiler:
+        return find_compiler(self._compiler, self._search_path, self._helpers)
 
 
 def unbundled(image: bytes, gpu_arch: str) -> bytes:

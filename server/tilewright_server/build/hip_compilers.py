@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Literal
 
 from tilewright_kit.errors import ToolchainMissingError
-from tilewright_server.build.compilers import Stamp, answer_of, digest, file_stamp, have_module, zig_binary
+from tilewright_server.build.compilers import answer_of, digest, file_stamp, have_module, zig_binary
 from tilewright_server.build.helper import HelperEndedError, HelperPool
+from tilewright_server.build.installed import InstalledCompiler
 
 __all__ = ["FIX", "HIPRTC", "ZIGLANG", "HipCompiler", "find_compiler"]
 
@@ -29,20 +30,10 @@ FIX = (
 
 
 @dataclass(frozen=True, slots=True)
-class HipCompiler:
-    """One that works. ``command`` starts it; hiprtc has none, because it is a library."""
+class HipCompiler(InstalledCompiler):
+    """One that works. hiprtc has no command, because it is a library."""
 
     family: Literal["hiprtc", "clang", "zig"]
-    command: tuple[str, ...]
-    identity: str
-    """Name, version and fingerprint."""
-    binary: Path
-    stamp: Stamp
-
-    @property
-    def current(self) -> bool:
-        """Whether it is still the file that was found."""
-        return file_stamp(self.binary) == self.stamp
 
 
 def find_compiler(name: str, search_path: str | None, helpers: HelperPool) -> HipCompiler:
@@ -92,7 +83,7 @@ def _hiprtc(helpers: HelperPool) -> HipCompiler | str:
     if answer.get("state") != "ok" or stamp is None:
         return str(answer.get("reason", "its library was not found"))
     identity = f"hiprtc {answer['version']} [{str(answer['sha256'])[:16]}]"
-    return HipCompiler("hiprtc", (), identity, library, stamp)
+    return HipCompiler((), identity, library, stamp, "hiprtc")
 
 
 def _clang(binary: Path) -> HipCompiler | str:
@@ -109,7 +100,7 @@ def _clang(binary: Path) -> HipCompiler | str:
     if not linker.is_absolute() or not linker.is_file():
         return f"it finds no lld (Debian, Ubuntu: apt-get install lld-{release[1]})"
     identity = f"{version[0].strip()} [{digest(binary, linker)}]"
-    return HipCompiler("clang", (str(binary),), identity, binary, stamp)
+    return HipCompiler((str(binary),), identity, binary, stamp, "clang")
 
 
 def _ziglang() -> HipCompiler | str:
@@ -117,4 +108,4 @@ def _ziglang() -> HipCompiler | str:
     stamp = None if found is None else file_stamp(found[0])
     if found is None or stamp is None:
         return "the wheel is not installed"
-    return HipCompiler("zig", (str(found[0]), "clang"), f"clang of {found[1]}", found[0], stamp)
+    return HipCompiler((str(found[0]), "clang"), f"clang of {found[1]}", found[0], stamp, "zig")

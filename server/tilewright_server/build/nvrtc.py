@@ -16,9 +16,9 @@ from pathlib import Path
 from tilewright_arch import ArchSpec
 from tilewright_kit.errors import BuildFailedError, ToolchainMissingError
 from tilewright_kit.source import SourceUnit
-from tilewright_server.build.compilers import ALLOW_SPILLS, Stamp, file_stamp, have_module, without_folders
-from tilewright_server.build.headers import HeaderIndex
+from tilewright_server.build.compilers import ALLOW_SPILLS, file_stamp, have_module, without_folders
 from tilewright_server.build.helper import HelperEndedError, HelperPool
+from tilewright_server.build.installed import InstalledCompiler, InstalledToolchain
 from tilewright_server.build.process import Finished, Limits
 from tilewright_server.build.toolchain import Compiled, failure_of, log_tail
 
@@ -69,14 +69,7 @@ def performance_warnings(log: str) -> tuple[str, ...]:
     return tuple(line.strip() for line in _PERFORMANCE.findall(log))
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    identity: str
-    library: Path
-    stamp: Stamp
-
-
-class NvrtcToolchain:
+class NvrtcToolchain(InstalledToolchain[InstalledCompiler]):
     """Compiles ``cuda`` units to cubins.
 
     Beyond what the compiler refuses, a build fails with rule ``compiler_warning`` if ptxas reports a lost optimisation
@@ -89,19 +82,10 @@ class NvrtcToolchain:
     job_bytes = 256 << 20
 
     def __init__(self, include_dirs: Sequence[Path], *, limits: Limits | None = None) -> None:
-        self.headers = HeaderIndex(include_dirs)
-        self._limits = limits or Limits()
-        self._helpers = HelperPool(_WORKER, self._limits)
-        self._found: _Found | None = None
-        self._lock = threading.Lock()
+        super().__init__(include_dirs, limits=limits)
 
-    def identity(self) -> str:
-        found = self._found
-        if found is not None and file_stamp(found.library) == found.stamp:
-            return found.identity
-        with self._lock:
-            self._found = found = self._detect()
-        return found.identity
+    def _ready(self) -> None:
+        self._helpers = HelperPool(_WORKER, self._limits)
 
     def describe(self) -> str:
         """Version for people (``doctor``). Raises ``ToolchainMissingError``."""
@@ -161,7 +145,7 @@ class NvrtcToolchain:
                 log_tail=log_tail(log),
             )
 
-    def _detect(self) -> _Found:
+    def _detect(self) -> InstalledCompiler:
         if not have_module("cuda.bindings") or not have_module("cuda.pathfinder"):
             raise ToolchainMissingError("the CUDA compiler's packages are not installed", rule="toolchain", fix=_FIX)
         try:
@@ -182,7 +166,7 @@ class NvrtcToolchain:
                 log_tail=str(answer.get("reason", "")),
             )
         digest = str(answer["sha256"])[:16]
-        return _Found(f"NVRTC {answer['version']} [{digest}]", library, stamp)
+        return InstalledCompiler((), f"NVRTC {answer['version']} [{digest}]", library, stamp)
 
     @staticmethod
     def _not_started(error: OSError) -> ToolchainMissingError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -13,7 +12,6 @@ from tilewright_arch import ArchSpec
 from tilewright_kit.errors import BuildFailedError, ResourceExhaustedError, ToolchainMissingError
 from tilewright_kit.source import SourceUnit
 from tilewright_server.build.compilers import (
-    Stamp,
     digest,
     environment,
     file_stamp,
@@ -23,6 +21,7 @@ from tilewright_server.build.compilers import (
     zig_environment,
 )
 from tilewright_server.build.headers import HeaderIndex
+from tilewright_server.build.installed import InstalledCompiler, InstalledToolchain
 from tilewright_server.build.process import Finished, Limits, run_limited
 
 __all__ = ["Compiled", "CpuToolchain", "Toolchain", "failure_of", "log_tail"]
@@ -91,49 +90,21 @@ class Toolchain(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    command: tuple[str, ...]
+class _Found(InstalledCompiler):
     family: Literal["gcc", "zig"]
-    identity: str
-    binary: Path
-    stamp: Stamp
 
 
-class CpuToolchain:
+class CpuToolchain(InstalledToolchain[_Found]):
     """The system's C++ compiler, or the one in the ``ziglang`` wheel.
 
     ``compiler`` names one (a name on the search path, a path, or ``ziglang``); empty takes the first of c++, g++,
-    clang++ that answers. What was found is kept until its file changes; what was not found is looked for again at every
-    use, so that an installation is noticed.
+    clang++ that answers.
     """
 
     language = "c++"
     source_suffix = ".cpp"
     binary_suffix = ".so"
     job_bytes = 384 << 20
-
-    def __init__(
-        self,
-        include_dirs: Sequence[Path],
-        *,
-        compiler: str = "",
-        limits: Limits | None = None,
-        search_path: str | None = None,
-        scratch: Path | None = None,
-    ) -> None:
-        """``scratch`` is where a compiler that insists on a cache of its own (zig) may keep it; ``search_path``
-        replaces the process's own.
-        """
-        self.headers = HeaderIndex(include_dirs)
-        self._compiler = compiler
-        self._limits = limits or Limits()
-        self._search_path = search_path
-        self._scratch = scratch
-        self._found: _Found | None = None
-        self._lock = threading.Lock()
-
-    def identity(self) -> str:
-        return self._find().identity
 
     def describe(self) -> str:
         """Command and version for people (``doctor``). Raises ``ToolchainMissingError``."""
@@ -183,18 +154,6 @@ class CpuToolchain:
         if found.family == "zig":
             return zig_environment(found.binary, workdir, self._scratch)
         return environment(found.binary, workdir)
-
-    def _forget(self) -> None:
-        with self._lock:
-            self._found = None
-
-    def _find(self) -> _Found:
-        found = self._found
-        if found is not None and file_stamp(found.binary) == found.stamp:
-            return found
-        with self._lock:
-            self._found = found = self._detect()
-        return found
 
     def _detect(self) -> _Found:
         for name in (self._compiler,) if self._compiler else (*_NAMES, "ziglang"):
@@ -264,7 +223,7 @@ def _identify(binary: Path) -> _Found | None:
     stamp = file_stamp(binary)
     if version is None or stamp is None:
         return None
-    return _Found((str(binary),), "gcc", f"{version} [{digest(binary)}]", binary, stamp)
+    return _Found((str(binary),), f"{version} [{digest(binary)}]", binary, stamp, "gcc")
 
 
 def _ziglang() -> _Found | None:
@@ -272,4 +231,4 @@ def _ziglang() -> _Found | None:
     stamp = None if found is None else file_stamp(found[0])
     if found is None or stamp is None:
         return None
-    return _Found((str(found[0]), "c++"), "zig", found[1], found[0], stamp)
+    return _Found((str(found[0]), "c++"), found[1], found[0], stamp, "zig")
