@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
 from hip_units import HIP_ARCHS
 
 import tilewright_arch
+from tilewright_gemm import candidates
 from tilewright_gemm.candidates import MOST, with_signature
 from tilewright_gemm.config import GemmConfig
 from tilewright_gemm.hip_candidates import warp_tile_for
 from tilewright_gemm.plugin import GemmOperation
 from tilewright_gemm.problem import GemmProblem
+from tilewright_gemm.rules import RULES
 from tilewright_gemm.words import LAYOUTS
 from tilewright_kit.check_plugin import device_of, plan_findings
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.errors import UnsupportedError
 from tilewright_kit.explain import explain
+from tilewright_kit.operation import Prediction
 from tilewright_kit.problem import OperationRequest
 from tilewright_kit.select import Heuristic, Selector
 from tilewright_kit.tensor import TensorDesc
@@ -140,13 +142,28 @@ def test_a_choice_can_be_explained(name: str) -> None:
     assert told.refused and all(item.violations for item in told.refused)
 
 
-def test_planning_is_quick() -> None:
+def test_planning_judges_a_kernel_once_and_estimates_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[GemmConfig] = []
+    estimated: list[GemmConfig] = []
+    allows, predict = type(RULES).allows, candidates.predict_hip
+
+    def judge(rules: Any, config: GemmConfig, arch: Any) -> bool:
+        judged.append(config)
+        return allows(rules, config, arch)
+
+    def estimate(problem: GemmProblem, config: GemmConfig, target: DeviceInfo) -> Prediction:
+        estimated.append(config)
+        return predict(problem, config, target)
+
+    monkeypatch.setattr(candidates, "_verdicts", {})
+    monkeypatch.setattr(type(RULES), "allows", judge)
+    monkeypatch.setattr(candidates, "predict_hip", estimate)
     target = device("gfx942")
-    best(problem_of(640, 640, 640), target)  # the rules are judged once
-    begin = time.process_time()
-    for size in range(8):
-        best(problem_of(4096 + size, 4096, 4096), target)
-    assert (time.process_time() - begin) / 8 < 0.1
+    for size in (4096, 4097, 4100, 640, 4096):
+        estimated.clear()
+        best(problem_of(size, 4096, 4096), target)
+        assert 0 < len(estimated) == len(set(estimated)) <= 4 * MOST
+    assert 0 < len(judged) == len(set(judged)) <= 4 * MOST
 
 
 @pytest.mark.parametrize(
