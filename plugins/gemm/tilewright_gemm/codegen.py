@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
-from functools import cache
-from importlib import resources
-from string import Template
+from functools import partial
 
 from tilewright_arch import ArchSpec
 from tilewright_gemm import __version__
@@ -16,8 +13,8 @@ from tilewright_gemm.pack_b import PackBConfig
 from tilewright_gemm.rules import RULES
 from tilewright_gemm.words import Epilogue
 from tilewright_kit.errors import UnsupportedError
-from tilewright_kit.naming import digest_of
 from tilewright_kit.source import SourceUnit
+from tilewright_kit.templates import symbol_of, template, texts
 
 __all__ = ["EXPORTS", "exports_of", "generate", "render", "render_gpu", "symbol_of"]
 
@@ -36,6 +33,7 @@ split-K and Stream-K by itself) or ``pack_b``.
 _CPU = "cpu_gemm.cpp.in"
 _PORTABLE, _SPECIALISED, _GPU_CONFIG = "gpu_gemm.cu.in", "sm90_gemm.cu.in", "gpu_config.in"
 _PACKING = "gpu_pack_b.hip.in"
+_template = partial(template, __package__)
 
 
 def generate(config: GemmConfig, arch: ArchSpec) -> SourceUnit:
@@ -84,11 +82,6 @@ def exports_of(config: GemmConfig) -> tuple[str, ...]:
     return ("TW_GEMM_SPLIT" if config.split_k > 1 else "TW_GEMM_MAIN", "TW_GEMM_WORKSPACE")
 
 
-def symbol_of(config: GemmConfig) -> str:
-    """The exported symbol: the kernel's name as a C identifier, made unique by a digest of all fields."""
-    return re.sub(r"\W", "_", config.name) + "_" + digest_of(config.to_dict())[:12]
-
-
 def _constants(config: GemmConfig) -> dict[str, str]:
     """Every name in the template. ``record`` states all fields, so that no two configurations share a unit."""
     values: dict[str, object] = {
@@ -109,7 +102,7 @@ def _constants(config: GemmConfig) -> dict[str, str]:
         "scale_a", "scale_b", "binary", "unary",
     ):  # fmt: skip
         values[field] = getattr(config, field)
-    return _texts(values)
+    return texts(values)
 
 
 def _gpu_constants(config: GemmConfig, arch: ArchSpec) -> dict[str, str]:
@@ -123,13 +116,4 @@ def _gpu_constants(config: GemmConfig, arch: ArchSpec) -> dict[str, str]:
     values |= {f"cluster_{letter}": size for letter, size in zip("mnk", config.cluster, strict=True)}
     for field in ("grouped", "batched", "transpose_c", "split_k", "promote", "num_wave_groups", "reduction"):
         values[field] = getattr(config, field)
-    return _constants(config) | _texts(values)
-
-
-def _texts(values: dict[str, object]) -> dict[str, str]:
-    return {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in values.items()}
-
-
-@cache
-def _template(file: str) -> Template:
-    return Template((resources.files(__package__) / "templates" / file).read_text("utf-8"))
+    return _constants(config) | texts(values)
