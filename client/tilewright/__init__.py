@@ -20,6 +20,7 @@ from tilewright.catalog import BuildEvent, Correction, Kernel, KernelDetails, Va
 from tilewright.client import Buffer, Client, connect
 from tilewright.device_array import DeviceArray
 from tilewright.dtypes import DTYPES
+from tilewright.elementwise import ACTIVATIONS
 from tilewright.errors import (
     AccessError,
     BuildFailedError,
@@ -37,7 +38,6 @@ from tilewright.errors import (
     UnsupportedError,
     Violation,
 )
-from tilewright.gemm import ACTIVATIONS
 from tilewright.layout import Spec
 from tilewright.pipeline import Launch, Pipeline
 from tilewright.plan import Bound, Plan, Stream

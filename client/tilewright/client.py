@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import grpc
 
 from tilewright import arrays, catalog, device_array, dispatch, exports, plans, resident
+from tilewright import conv as _conv
 from tilewright import gemm as _gemm
 from tilewright import settings as _settings
 from tilewright.core import Core, Session, check_timeout
@@ -106,10 +107,18 @@ class Client:
     gemm = blocking(_gemm.gemm)
     grouped_gemm = blocking(_gemm.grouped_gemm)
     pack_b = blocking(_gemm.pack_b)
+    conv = blocking(_conv.conv)
+    conv_backward_data = blocking(_conv.conv_backward_data)
+    conv_backward_weight = blocking(_conv.conv_backward_weight)
+    conv_transpose = blocking(_conv.conv_transpose)
     run = blocking(dispatch.run)
     explain = blocking(dispatch.explain)
     plan = blocking_as(plans.prepare, Plan)
     plan_gemm = blocking_as(_gemm.plan_gemm, Plan)
+    plan_conv = blocking_as(_conv.plan_conv, Plan)
+    plan_conv_backward_data = blocking_as(_conv.plan_conv_backward_data, Plan)
+    plan_conv_backward_weight = blocking_as(_conv.plan_conv_backward_weight, Plan)
+    plan_conv_transpose = blocking_as(_conv.plan_conv_transpose, Plan)
 
     # ---- memory ----
 

@@ -18,7 +18,7 @@ from tilewright.drivers import KINDS, driver_of
 from tilewright.dtypes import DTYPES, DTypeLike
 from tilewright.errors import InvalidArgumentError, NotFoundError, TilewrightError, UnsupportedError
 from tilewright.gpu import LEGACY_STREAM, GpuDriver
-from tilewright.layout import Array, Spec, contiguous_strides
+from tilewright.layout import Array, Spec, contiguous_strides, fresh, same_places
 from tilewright.resident import BufferState, create
 from tilewright.steps import Flow, Rpc, Work
 from tilewright.streams import stream_handle
@@ -38,7 +38,7 @@ _TORCH_NAMES = {
 
 
 class DeviceArray:
-    """An array in memory of a GPU that the server keeps and this process maps. C-contiguous.
+    """An array in memory of a GPU that the server keeps and this process maps; contiguous, or as ``spec`` says.
 
     For other libraries by DLPack (``torch.from_dlpack(x)``) and ``__cuda_array_interface__``; ``numpy()`` copies it to
     the host. The memory is given back when the last reference goes.
@@ -115,7 +115,7 @@ class DeviceArray:
             "typestr": self.dtype.str,
             "data": (self._address, False),
             "version": 3,
-            "strides": None,
+            "strides": self._byte_strides(),
             "stream": self._stream,
         }
 
@@ -142,20 +142,20 @@ class DeviceArray:
             self._address,
             self.dtype,
             self.shape,
-            contiguous_strides(self.shape),
+            self.spec.strides or contiguous_strides(self.shape),
             versioned=max_version is not None and max_version[0] >= 1,
         )
 
     def numpy(self) -> Array:
         """A copy in host memory. Waits for what is written to the array."""
-        array = np.empty(self.shape, self.dtype)
+        array = fresh(np.empty, self.spec)
         if array.nbytes:
-            self._gpu.read(self._ordinal, array.ctypes.data, self._address, array.nbytes, self._stream)
+            self._gpu.read(self._ordinal, array.ctypes.data, self._address, self.nbytes, self._stream)
         return array
 
     def copy_from(self, source: Any) -> None:
         """Fill it from an array of the host of the same shape and dtype."""
-        array = np.ascontiguousarray(source)
+        array = np.asarray(source)
         if array.shape != self.shape or array.dtype != self.dtype:
             raise InvalidArgumentError(
                 f"{array.dtype.name} of shape {array.shape} does not fit {self.dtype.name} of shape {self.shape}",
@@ -165,7 +165,15 @@ class DeviceArray:
                 fix="convert and reshape it first",
             )
         if array.nbytes:
-            self._gpu.write(self._ordinal, self._address, array.ctypes.data, array.nbytes, self._stream)
+            if not same_places(array, self.spec.strides):
+                laid_out = fresh(np.zeros, self.spec)
+                laid_out[...] = array
+                array = laid_out
+            self._gpu.write(self._ordinal, self._address, array.ctypes.data, self.nbytes, self._stream)
+
+    def _byte_strides(self) -> tuple[int, ...] | None:
+        strides = self.spec.strides
+        return None if strides is None else tuple(step * self.dtype.itemsize for step in strides)
 
     def __repr__(self) -> str:
         return f"DeviceArray(shape={self.shape}, dtype={self.dtype.name}, device={self.device!r})"
@@ -246,7 +254,7 @@ def _allocate(
 
 
 def empty_like(core: Core, session: Session, like: DeviceTensor, spec: Spec) -> Flow[Any]:
-    """A fresh contiguous array beside ``like``: by the library that made it, or a ``DeviceArray``."""
+    """A fresh array beside ``like``, laid out as ``spec`` says: by the library that made it, or a ``DeviceArray``."""
     made = by_library(like, spec)
     if made is not None:
         return made
@@ -256,12 +264,19 @@ def empty_like(core: Core, session: Session, like: DeviceTensor, spec: Spec) -> 
 
 
 def by_library(like: DeviceTensor, spec: Spec) -> Any:
-    """A fresh contiguous array beside ``like`` by the library that made it; ``None`` if that cannot."""
+    """A fresh array beside ``like`` by the library that made it; ``None`` if that cannot."""
     module: Any = sys.modules.get(like.library) if like.library else None
     if like.library == "torch" and module is not None:
         dtype = getattr(module, _TORCH_NAMES[spec.dtype])
-        return module.empty(spec.shape, dtype=dtype, device=f"cuda:{like.ordinal}")
+        device = f"cuda:{like.ordinal}"
+        if spec.strides is not None:
+            return module.empty_strided(spec.shape, spec.strides, dtype=dtype, device=device)
+        return module.empty(spec.shape, dtype=dtype, device=device)
     if like.library == "cupy" and module is not None:
         with contextlib.suppress(TypeError, ValueError), module.cuda.Device(like.ordinal):  # dtypes that it has not
-            return module.empty(spec.shape, dtype=spec.dtype)
+            if spec.strides is None:
+                return module.empty(spec.shape, dtype=spec.dtype)
+            memory = module.empty((max(spec.nbytes, 1),), dtype="uint8").data
+            steps = tuple(step * spec.dtype.itemsize for step in spec.strides)
+            return module.ndarray(spec.shape, spec.dtype, memory, steps)
     return None

@@ -4,121 +4,52 @@ server's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
-
-import numpy as np
 
 from tilewright.core import Core
 from tilewright.device_arrays import alignment, all_recognised
 from tilewright.dispatch import BuildPolicy, run
 from tilewright.dtypes import DTypeLike, dtype_name
+from tilewright.elementwise import addends, elementwise, scale_operand
 from tilewright.errors import InvalidArgumentError, UnsupportedError
 from tilewright.layout import Array, Spec
-from tilewright.matrices import deliver, fold_scales, number, readable, writable
+from tilewright.matrices import deliver, fold_scales, readable, writable
 from tilewright.plans import PlanState, prepare
-from tilewright.resident import PackedTensor, ResidentTensor
+from tilewright.resident import PackedTensor
 from tilewright.steps import Flow
 
-__all__ = ["ACTIVATIONS", "gemm", "grouped_gemm", "pack_b", "plan_gemm"]
-
-ACTIVATIONS = {
-    "relu": "Relu",
-    "gelu": "Gelu",
-    "fast_gelu": "FastGelu",
-    "gelu_tanh": "FastGelu",
-    "silu": "Silu",
-    "swish": "Silu",
-    "sigmoid": "Sigmoid",
-    "tanh": "Tanh",
-    "hard_swish": "HardSwish",
-    "clamp": "Clamp",
-}
-"""What ``activation`` may be, and the server's word for it. ``gelu`` is exact (erf), ``fast_gelu`` its tanh
-approximation.
-"""
-
-_BINARY = {"add": ("Add", "MultiDAdd"), "multiply": ("Multiply", "MultiDMultiply")}
+__all__ = ["gemm", "grouped_gemm", "pack_b", "plan_gemm"]
 
 Operand = Any
 """An array, a nested list of numbers that NumPy reads, or a tensor that the server keeps."""
 
 
-def attributes(
-    *,
-    alpha: float = 1.0,
-    binary: str | None = None,
-    count_d: int = 0,
-    activation: str | None = None,
-    clamp: tuple[float | None, float | None] | None = None,
-    out_dtype: DTypeLike | None = None,
-    split_k: int | None = None,
-    tensors: Iterable[Any] = (),
-) -> dict[str, Any]:
+def attributes(*, split_k: int | None = None, tensors: Iterable[Any] = (), **words: Any) -> dict[str, Any]:
     """The operation's attributes. Raises ``InvalidArgumentError`` for words that are none. ``tensors`` are the matrices
     of the product: kernels must know if some lie at odd addresses of a device.
     """
-    found: dict[str, Any] = {}
+    found = elementwise(**words)
     if (least := alignment(tensors)) is not None:
         found["alignment"] = least
-    if number("alpha", alpha) != 1:
-        found["alpha"] = float(alpha)
-    if binary is not None:
-        if binary not in _BINARY:
-            raise _word("binary", binary, _BINARY)
-        if count_d:
-            found["binary"] = _BINARY[binary][count_d > 1]
-    if activation is None and clamp is not None:
-        activation = "clamp"
-    if activation is not None:
-        if activation not in ACTIVATIONS:
-            raise _word("activation", activation, ACTIVATIONS)
-        found["unary"] = ACTIVATIONS[activation]
-    if clamp is not None:
-        if not isinstance(clamp, (tuple, list)) or len(clamp) != 2:
-            raise InvalidArgumentError(
-                "clamp is a pair of bounds",
-                field="clamp",
-                value=clamp,
-                rule="clamp_bounds",
-                fix="give (low, high); either may be None",
-            )
-        for name, bound in zip(("clamp_lo", "clamp_hi"), clamp, strict=True):
-            if bound is not None:
-                found[name] = number("clamp", bound)
-    if out_dtype is not None:
-        found["out_dtype"] = dtype_name(out_dtype, "out_dtype")
     if split_k is not None:
         found["split_k"] = split_k
     return found
-
-
-def _word(field: str, value: object, known: Mapping[str, object]) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        f"{field} {value!r} is not known",
-        field=field,
-        value=value,
-        rule="attribute_choice",
-        fix=f"use one of {', '.join(known)}",
-    )
 
 
 def operands(
     a: Operand, b: Operand, bias: Operand, c: Operand, d: Sequence[Operand], scale_a: Any, scale_b: Any, group: str = ""
 ) -> dict[str, Any]:
     """Inputs by the operation's names."""
-    if isinstance(d, (np.ndarray, ResidentTensor)) or hasattr(d, "__dlpack__"):
-        raise InvalidArgumentError("d is a list of tensors", field="d", rule="operand_list", fix="pass d=[tensor]")
+    listed = addends(d, group)
     found = {f"a{group}": readable(a, f"a{group}"), f"b{group}": readable(b, f"b{group}")}
     for name, value in (("bias", bias), ("c", c)):
         if value is not None:
             found[f"{name}{group}"] = value
-    for index, value in enumerate(d):
-        found[f"d{group}[{index}]"] = value
+    found |= listed
     for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
         if scale is not None:
-            plain = isinstance(scale, (int, float, list, np.generic)) and not isinstance(scale, bool)
-            found[f"{name}{group}"] = np.asarray(scale, np.float32) if plain else scale
+            found[f"{name}{group}"] = scale_operand(scale)
     return all_recognised(found)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ __all__ = [
     "contiguous_strides",
     "dense",
     "element_strides",
+    "fresh",
     "same_places",
     "span_bytes",
     "strided",
@@ -32,6 +33,7 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 MAX_RANK = 8
+_BYTE = np.dtype(np.uint8)
 MAX_BYTES = 1 << 50
 """Most bytes that a tensor may span, and the largest size and stride: far beyond any machine, far below overflow."""
 
@@ -196,6 +198,13 @@ def strided(memory: Array, spec: Spec) -> Array:
     size = spec.dtype.itemsize
     view: Array = np.ndarray(spec.shape, spec.dtype, memory.data, 0, tuple(step * size for step in steps))
     return view
+
+
+def fresh(make: Callable[[tuple[int, ...], np.dtype[Any]], Array], spec: Spec) -> Array:
+    """An array whose elements lie as ``spec`` says, in memory of ``make(shape, dtype)``."""
+    if spec.strides is None or not spec.nbytes:
+        return make(spec.shape, spec.dtype)
+    return strided(make((spec.nbytes,), _BYTE), spec)
 
 
 def dense(array: Array) -> tuple[Array, tuple[int, ...]]:

@@ -9,10 +9,10 @@ import numpy as np
 
 from tilewright.core import Core
 from tilewright.device_arrays import recognise, recognise_output
-from tilewright.errors import InvalidArgumentError
+from tilewright.elementwise import number
 from tilewright.layout import Array, Spec
 
-__all__ = ["deliver", "fold_scales", "number", "readable", "writable"]
+__all__ = ["deliver", "fold_scales", "readable", "writable"]
 
 
 def fold_scales(a: Any, alpha: Any, scale_a: Any, scale_b: Any) -> tuple[Any, Any, Any]:
@@ -29,14 +29,6 @@ def fold_scales(a: Any, alpha: Any, scale_a: Any, scale_b: Any) -> tuple[Any, An
         factor *= float(scale) if plain else 1.0
         left.append(None if plain else scale)
     return factor, left[0], left[1]
-
-
-def number(field: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise InvalidArgumentError(
-            f"{field} must be a number", field=field, value=value, rule="attribute_type", fix="give an int or a float"
-        )
-    return float(value)
 
 
 def readable(matrix: Any, field: str) -> Any:

@@ -4,6 +4,7 @@ memory.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +17,7 @@ from tilewright.device_array import empty_like, find_mapped
 from tilewright.device_arrays import DeviceTensor, busy_streams, recognise, recognise_output
 from tilewright.errors import InternalError, InvalidArgumentError, UnsupportedError
 from tilewright.exports import device_region
-from tilewright.layout import Array, Spec, as_array, dense, element_strides, span_bytes, strided
+from tilewright.layout import Array, Spec, as_array, dense, element_strides, fresh, span_bytes, strided
 from tilewright.memory import Segment
 from tilewright.resident import BufferState, PackedTensor, ResidentTensor
 from tilewright.steps import Flow, Rpc
@@ -192,16 +193,15 @@ def place_output(
     if isinstance(value, ResidentTensor):
         return value.spec, value.location(), value
     if isinstance(value, Spec) and not value.packing and cargo.tensors:
-        value = yield from empty_like(core, session, cargo.tensors[0], Spec(value.shape, value.dtype))
+        value = yield from empty_like(core, session, cargo.tensors[0], value)
     if (tensor := recognise_output(value, name)) is not None:
         location = yield from place_device(core, session, cargo, tensor, name, output=True)
         return tensor.spec, location, tensor.value
     if isinstance(value, Spec):
         if value.packing or not session.shared_memory:
-            spec = value if value.packing else Spec(value.shape, value.dtype)
-            cargo.replies[name] = (spec, None)
-            return spec, reply_location(session, spec), None
-        value = core.pool.empty(value.shape, value.dtype)
+            cargo.replies[name] = (value, None)
+            return value, reply_location(session, value), None
+        value = fresh(core.pool.empty, value)
     else:
         check_output(value, name)
     cargo.keep.append(value)
@@ -250,7 +250,7 @@ def collect(core: Core, session: Session, cargo: Cargo, outputs: Any) -> Flow[di
         if final.packing:
             found[output.name] = PackedTensor(buffer, final)
         else:
-            array = np.empty(final.shape, final.dtype) if target is None else target
+            array = fresh(np.empty, final) if target is None else target
             if final.strides is None and array.flags.c_contiguous:
                 yield from resident.read(buffer, out=array)
             else:
@@ -260,17 +260,17 @@ def collect(core: Core, session: Session, cargo: Cargo, outputs: Any) -> Flow[di
 
 
 def take_inline(output: dispatch_pb2.OutputTensor, spec: Spec, target: Array | None) -> Array:
-    """The array that came inside a reply, copied to ``target`` if there is one."""
-    flat = np.frombuffer(output.inline, np.uint8)
-    if flat.size != spec.nbytes:
+    """The array that came inside a reply, without gaps, copied to ``target`` or to where ``spec`` says."""
+    flat, expected = np.frombuffer(output.inline, np.uint8), math.prod(spec.shape) * spec.dtype.itemsize
+    if flat.size != expected:
         raise InternalError(
-            f"the server sent {flat.size} bytes for {output.name}, which has {spec.nbytes}",
+            f"the server sent {flat.size} bytes for {output.name}, which has {expected}",
             field=output.name,
             rule="reply_size",
         )
     array: Array = flat.view(spec.dtype).reshape(spec.shape)
     if target is None:
-        target = np.empty(spec.shape, spec.dtype)
+        target = fresh(np.empty, spec)
     target[...] = array
     return target
 

@@ -207,12 +207,11 @@ def place_slot_output(
     elif not isinstance(target, Spec):
         raise slot.refuse_output(target)
     if spec.packing or not session.shared_memory or not spec.nbytes:
-        plain = spec if spec.packing else Spec(spec.shape, spec.dtype)
         if array is not None:
             cargo.keep.append(array)
             cargo.staged_bytes += array.nbytes
-        cargo.replies[slot.name] = (plain, array)
-        return wire.location_field(reply_location(session, plain).SerializeToString())
+        cargo.replies[slot.name] = (spec, array)
+        return wire.location_field(reply_location(session, spec).SerializeToString())
     memory = planned_memory(core, session, cargo, slot)
     view = strided(memory, spec)
     result[slot.name] = view

@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 
 from tilewright import arrays, catalog, device_array, dispatch, exports, plans, resident
+from tilewright import conv as _conv
 from tilewright import gemm as _gemm
 from tilewright import settings as _settings
 from tilewright.aio.plan import Pipeline, Plan
@@ -97,6 +98,10 @@ class Client:
     gemm = awaiting(_gemm.gemm)
     grouped_gemm = awaiting(_gemm.grouped_gemm)
     pack_b = awaiting(_gemm.pack_b)
+    conv = awaiting(_conv.conv)
+    conv_backward_data = awaiting(_conv.conv_backward_data)
+    conv_backward_weight = awaiting(_conv.conv_backward_weight)
+    conv_transpose = awaiting(_conv.conv_transpose)
     run = awaiting(dispatch.run)
     explain = awaiting(dispatch.explain)
     empty = awaiting(arrays.empty)
@@ -105,6 +110,10 @@ class Client:
 
     plan = awaiting_as(plans.prepare, Plan)
     plan_gemm = awaiting_as(_gemm.plan_gemm, Plan)
+    plan_conv = awaiting_as(_conv.plan_conv, Plan)
+    plan_conv_backward_data = awaiting_as(_conv.plan_conv_backward_data, Plan)
+    plan_conv_backward_weight = awaiting_as(_conv.plan_conv_backward_weight, Plan)
+    plan_conv_transpose = awaiting_as(_conv.plan_conv_transpose, Plan)
 
     device_empty = awaiting(device_array.device_empty)
     release_exports = awaiting(exports.forget_exports)
