@@ -30,7 +30,7 @@ struct MatrixSide {
       // Groups of lanes read neighbouring places.
       const int own = group * part_bytes, step = (kk * parts + p) * kGroups * part_bytes;
       x.part[p] = load_shared_vector<part_bytes / 4>(address(tile, first, line, beyond, own, step));
-      if constexpr (kIsFnuz<Element> && Tile::raw) x.part[p] = fnuz_bytes<Element>(x.part[p]);
+      if constexpr (kIsFnuz<Element> && Tile::raw) mend_bytes<Element, part_bytes / 4>(x.part[p]);
     }
     return x;
   }

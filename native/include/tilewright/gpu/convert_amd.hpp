@@ -32,16 +32,26 @@ template <class E>
 constexpr float kOperandScale = 1.0f;
 #endif
 
-// The FNUZ codes for four OCP codes (or a vector of fours).
-template <class E, class Word>
-TW_DEVICE Word fnuz_bytes(Word x) {
+// The FNUZ codes for four OCP codes. v_lerp_u8 adds two bytes and a bit, and halves: without carries from byte to byte,
+// and bit 7 says whether the sum is 256 or more.
+template <class E>
+TW_DEVICE uint32_t fnuz_bytes(uint32_t x) {
   constexpr uint32_t kBits = 0x7f7f7f7fu, kSigns = 0x80808080u, kOnes = 0x01010101u;
   constexpr uint32_t kFirstSpecial = is_same<E, fp8> ? 0x7f : 0x7c;  // of the magnitudes
-  const Word magnitude = x & kBits;
-  const Word nonzero = magnitude + kBits;  // sign bits: of bytes that are neither 0 nor -0
-  const Word special = (magnitude + (0x80 - kFirstSpecial) * kOnes) >> 7 & kOnes;
-  const Word last = is_same<E, fp8> ? magnitude : magnitude | special * 3;  // specials: 0x7f, which 1 more makes NaN
-  return (x & nonzero & kSigns) | (last + special);
+  const uint32_t signs = __builtin_amdgcn_lerp(x, kBits, 0);         // bit 7: the byte is 0x81 or more, so not -0
+  const uint32_t magnitude = x & kBits, specials = magnitude + (0x80 - kFirstSpecial) * kOnes;  // bit 7
+  if constexpr (is_same<E, fp8>) {
+    // The mean of a magnitude and the next one, rounded up if the next one is 0x80.
+    return (signs & kSigns) | __builtin_amdgcn_lerp(magnitude, specials, specials >> 7);
+  } else {
+    const uint32_t selector = (specials >> 5 & 4 * kOnes) | 0x03020100u;  // bytes 4 to 7 for the special ones
+    return __builtin_amdgcn_perm(kSigns, (signs & kSigns) | magnitude, selector);
+  }
+}
+template <class E, int kCount>
+TW_DEVICE void mend_bytes(Vector<uint32_t, kCount>& x) {
+  TW_UNROLL
+  for (int w = 0; w < kCount; w++) x[w] = fnuz_bytes<E>(x[w]);
 }
 
 // Words of elements on their way to a tile in LDS.

@@ -76,7 +76,7 @@ struct PackedFragments {
     typename Side::Fragment x = b[j];
     if constexpr (kIsFnuz<typename Side::Element>) {
       TW_UNROLL
-      for (int p = 0; p < Side::parts; p++) x.part[p] = fnuz_bytes<typename Side::Element>(x.part[p]);
+      for (int p = 0; p < Side::parts; p++) mend_bytes<typename Side::Element, Side::part_bytes / 4>(x.part[p]);
     }
     return x;
   }

@@ -119,9 +119,12 @@ TW_DEVICE uint32_t pack_bfloats(float low, float high) {
   return __builtin_amdgcn_perm(bfloat_bits_above(high), bfloat_bits_above(low), 0x07060302);
 #endif
 }
-TW_DEVICE int32_t nearest_integer(float x) {  // saturates; a NaN gives 0
-  if (x != x) return 0;
-  return x >= 2147483648.0f ? 2147483647 : x < -2147483648.0f ? -2147483647 - 1 : (int32_t)__builtin_rintf(x);
+// Saturates; a NaN gives 0. So does the instruction; C++ leaves both undefined, and testing for them first costs a compiler
+// long: two branches for every result.
+TW_DEVICE int32_t nearest_integer(float x) {
+  int32_t y;
+  asm("v_cvt_i32_f32 %0, %1" : "=v"(y) : "v"(__builtin_rintf(x)));
+  return y;
 }
 
 // ---- shared memory ----
