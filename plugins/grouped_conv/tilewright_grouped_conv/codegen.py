@@ -1,0 +1,109 @@
+"""From a configuration to its translation unit: a template file with the configuration's constants filled in."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+
+from tilewright_arch import ArchSpec
+from tilewright_grouped_conv import __version__
+from tilewright_grouped_conv.config import ConvConfig, Triple
+from tilewright_grouped_conv.rules import RULES
+from tilewright_grouped_conv.words import Direction, Kind, Scale
+from tilewright_kit.source import SourceUnit
+from tilewright_kit.templates import symbol_of, template, texts
+
+__all__ = ["EXPORTS", "exports_of", "generate", "header_of", "render", "symbol_of"]
+
+EXPORTS: dict[str, tuple[str, ...]] = {
+    "TW_CONV_MAIN": ("main",),
+    "TW_CONV_SPLIT": ("main", "partial", "reduce"),
+    "TW_CONV_WORKSPACE": ("workspace",),
+}
+"""Macros of the headers for CPUs and the roles that each exports: the whole computation; its slices and their sum
+(split-K); and ``int64_t(const tw_conv_args*)``, the workspace in bytes.
+"""
+
+_template = partial(template, __package__)
+_DIRECTIONS = {
+    Direction.FORWARD: "forward",
+    Direction.BACKWARD_DATA: "backward_data",
+    Direction.BACKWARD_WEIGHT: "backward_weight",
+}
+
+
+def generate(config: ConvConfig, arch: ArchSpec) -> SourceUnit:
+    """The translation unit of a valid configuration. Raises ``ConfigInvalidError``."""
+    RULES.require(config, arch)
+    return render(config)
+
+
+def render(config: ConvConfig) -> SourceUnit:
+    """The unit of any configuration for CPUs, valid or not. ``generate`` checks first."""
+    symbol, macros = symbol_of(config), exports_of(config)
+    exports = "\n".join(f"{name}({symbol}, Config)" for name in macros)
+    entries = {role: symbol if role == "main" else f"{symbol}_{role}" for name in macros for role in EXPORTS[name]}
+    text = _unit("conv_cpu.cpp.in", config, header_of(config), "", exports)
+    return SourceUnit(config.name, "c++", text, entries, plugin_version=__version__)
+
+
+def exports_of(config: ConvConfig) -> tuple[str, ...]:
+    """The macros that a CPU kernel's unit ends with."""
+    return ("TW_CONV_SPLIT" if config.split_k > 1 else "TW_CONV_MAIN", "TW_CONV_WORKSPACE")
+
+
+def header_of(config: ConvConfig) -> str:
+    """The header of a kernel's templates, on CPUs and GPUs alike. A unit includes one, so that its compiler reads no
+    other kind of kernel.
+    """
+    if config.kind is Kind.DEPTHWISE:
+        return "depthwise.hpp"
+    if config.kind is Kind.DIRECT:
+        return "direct_conv.hpp"
+    return "conv_weight.hpp" if config.direction is Direction.BACKWARD_WEIGHT else "conv.hpp"
+
+
+def _unit(file: str, config: ConvConfig, header: str, more: str, exports: str) -> str:
+    """``record`` states all fields, so that no two configurations share a unit."""
+    struct = _template("conv_config.in").substitute(_constants(config), more=more).rstrip("\n")
+    record = json.dumps(config.to_dict(), sort_keys=True)
+    return _template(file).substitute(name=config.name, record=record, header=header, config=struct, exports=exports)
+
+
+def _constants(config: ConvConfig) -> dict[str, str]:
+    """Every name in ``conv_config.in``."""
+    letters, scaled = config.letters, config.scale is Scale.CHANNEL
+    values: dict[str, object] = {
+        "a": config.a,
+        "b": config.b,
+        "c": config.c,
+        "bias": f"tw::{config.bias}" if config.bias else "void",
+        "d": ", ".join(f"tw::{item}" for item in config.d),
+        "a_col": letters[0] == "c",
+        "b_col": letters[1] == "c",
+        "grouped": config.mapped_rows and config.direction is Direction.BACKWARD_DATA,
+        # The word is a keyword of C++.
+        "scheduler": "default_" if config.scheduler == "default" else config.scheduler,
+        # Channels of the result are columns, or with channels first rows. One scale for all is B's in either case.
+        "scale_a": "row" if scaled and config.channels_first else "none",
+        "scale_b": "column" if scaled and not config.channels_first else "none" if scaled else config.scale,
+        "direction": _DIRECTIONS[config.direction],
+        "kind": config.kind,
+        "linear_rows": not config.mapped_rows,
+        "pixel_tile": _list(config.pixel_tile),
+        "filter": _list(config.fixed_filter),
+        "stride": _list(config.fixed_stride),
+        "dilation": _list(config.dilation),
+    }
+    for letter, size, wave, warp in zip("mnk", config.tile, config.wave, config.warp_tile, strict=True):
+        values |= {f"tile_{letter}": size, f"wave_{letter}": wave, f"warp_tile_{letter}": warp}
+    for field in (
+        "pipeline", "pad_m", "pad_n", "pad_k", "split_k", "binary", "unary", "ndim", "channels_first", "accumulate",
+        "unpadded", "channel_tile",
+    ):  # fmt: skip
+        values[field] = getattr(config, field)
+    return texts(values)
+
+
+def _list(sizes: Triple) -> str:
+    return ", ".join(map(str, sizes))
