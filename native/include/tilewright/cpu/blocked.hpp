@@ -8,7 +8,8 @@
 TW_NAMESPACE_BEGIN
 
 // One matrix product: element (i, j) of `out` is the sum over k0 <= k < k1 of A(i, k) B(k, j).
-struct Product {
+template <class Output>
+struct ProductOf {
   const char* a;
   const char* b;
   int64_t lda, ldb;
@@ -16,6 +17,7 @@ struct Product {
   int64_t k0, k1;
   Output out;
 };
+using Product = ProductOf<Output>;
 
 struct Range {
   int64_t begin, end;
@@ -38,9 +40,42 @@ struct Scratch {
   char* partial_tiles;
 };
 
+// Where the operands come from: matrices in memory. (Convolutions: see conv_gather.hpp.)
 template <class Config>
-struct BlockedGemm {
+struct MatrixSources {
+  using Product = tw::Product;
+  using RowMap = LinearRows;
   using Plan = Blocking<Config>;
+  using Dot = typename Plan::Dot;
+  // A is read by the microkernel wherever it lies, and never packed.
+  static constexpr bool a_in_place = false;
+  static constexpr int together_a = panels_together<typename Config::A, Plan::mr, !Config::a_col>;
+  static constexpr int together_b = panels_together<typename Config::B, Plan::nr, Config::b_col>;
+
+  // Packs k values from k0 + k_begin on of the next few panels, `panel` groups apart; `first` is the first row (A) or
+  // column (B), `end` one beyond the last.
+  template <bool kIsB>
+  static TW_INLINE void pack(const Product& product, int64_t first, int64_t end, int64_t k_begin, int64_t k_count,
+                             uint32_t* to, int64_t panel, int32_t* sums) {
+    if constexpr (kIsB) {
+      using View = Rows<typename Config::B, Config::b_col>;
+      const View view = {View{product.b, product.ldb}.at(first, product.k0 + k_begin), product.ldb};
+      pack_panels<typename Config::B, Dot, Plan::nr, Config::b_col, false, together_b>(view, end - first, k_count, to,
+                                                                                       panel, sums);
+    } else {
+      using View = Rows<typename Config::A, !Config::a_col>;
+      const View view = {View{product.a, product.lda}.at(first, product.k0 + k_begin), product.lda};
+      pack_panels<typename Config::A, Dot, Plan::mr, !Config::a_col, Dot::offset_a, together_a>(
+          view, end - first, k_count, to, panel, sums);
+    }
+  }
+};
+
+template <class Config, class Sources = MatrixSources<Config>>
+struct BlockedGemm {
+  using Product = typename Sources::Product;
+  using Output = typename Sources::RowMap::Output;
+  using Plan = Blocking<Config, typename Sources::RowMap>;
   using Dot = typename Plan::Dot;
   using Out = typename Plan::Out;
   using Accumulator = typename Dot::scalar;
@@ -64,27 +99,6 @@ struct BlockedGemm {
   TW_INLINE int64_t k_size() const { return product.k1 - product.k0; }
   TW_INLINE int64_t k_groups() const { return ceil_div(k_size(), depth); }
 
-  static constexpr int together_a = panels_together<typename Config::A, mr, !Config::a_col>;
-  static constexpr int together_b = panels_together<typename Config::B, nr, Config::b_col>;
-
-  // Packs k values from k0 + k_begin on of the next few panels, `panel` groups apart; `first` is the first row (A) or
-  // column (B).
-  template <bool kIsB>
-  TW_INLINE void pack(int64_t first, int64_t end, int64_t k_begin, int64_t k_count, uint32_t* to, int64_t panel,
-                      int32_t* sums) const {
-    if constexpr (kIsB) {
-      using View = Rows<typename Config::B, Config::b_col>;
-      const View view = {View{product.b, product.ldb}.at(first, product.k0 + k_begin), product.ldb};
-      pack_panels<typename Config::B, Dot, nr, Config::b_col, false, together_b>(view, end - first, k_count, to, panel,
-                                                                                 sums);
-    } else {
-      using View = Rows<typename Config::A, !Config::a_col>;
-      const View view = {View{product.a, product.lda}.at(first, product.k0 + k_begin), product.lda};
-      pack_panels<typename Config::A, Dot, mr, !Config::a_col, Dot::offset_a, together_a>(view, end - first, k_count,
-                                                                                          to, panel, sums);
-    }
-  }
-
   // Pre-shuffled B: panels lie ready, whole k together.
   TW_INLINE Packed packed_b(int64_t first_column) const {
     const int64_t groups = ceil_div(product.k, depth);
@@ -97,7 +111,7 @@ struct BlockedGemm {
   // Packs the tile of S together: one piece is a few panels, or a stretch of them.
   TW_INLINE Packed share(Range s) {
     if constexpr (Plan::shared_is_packed) return packed_b(s.begin);
-    constexpr int r = Plan::shared_r, few = shares_b ? together_b : together_a;
+    constexpr int r = Plan::shared_r, few = shares_b ? Sources::together_b : Sources::together_a;
     constexpr bool with_sums = shares_b && Dot::offset_a;
     const int64_t stretch = with_sums ? max_of(k_size(), 1) : Plan::block_groups * depth;
     const int64_t stretches = max_of(ceil_div(k_size(), stretch), 1), panels = ceil_div(s.size(), r),
@@ -108,8 +122,10 @@ struct BlockedGemm {
     for (int64_t piece; (piece = crew.claim(pieces)) >= 0;) {
       const int64_t panel = piece / stretches * few, k_begin = piece % stretches * stretch;
       if constexpr (with_sums) clear_sums(sums + panel * r, min_of(panels - panel, few) * r);
-      pack<shares_b>(s.begin + panel * r, s.end, k_begin, min_of(stretch, k_size() - k_begin),
-                     (uint32_t*)to + panel * panel_groups + k_begin / depth * r, panel_groups, sums + panel * r);
+      Sources::template pack<shares_b>(product, s.begin + panel * r, s.end, k_begin,
+                                       min_of(stretch, k_size() - k_begin),
+                                       (uint32_t*)to + panel * panel_groups + k_begin / depth * r, panel_groups,
+                                       sums + panel * r);
     }
     crew.end_stage(pieces);
     crew.barrier();
@@ -126,9 +142,10 @@ struct BlockedGemm {
     }
     const int64_t k_begin = group * depth, k_count = min_of(groups * depth, k_size() - k_begin);
     if (!shares_b && Dot::offset_a && group == 0) clear_sums(scratch.sums, round_up(p.size(), r));
-    for (int64_t panel = 0; panel * r < p.size(); panel += shares_b ? together_a : together_b)
-      pack<!shares_b>(p.begin + panel * r, p.end, k_begin, k_count, (uint32_t*)scratch.slab + panel * groups * r,
-                      groups * r, scratch.sums + panel * r);
+    for (int64_t panel = 0; panel * r < p.size(); panel += shares_b ? Sources::together_a : Sources::together_b)
+      Sources::template pack<!shares_b>(product, p.begin + panel * r, p.end, k_begin, k_count,
+                                        (uint32_t*)scratch.slab + panel * groups * r, groups * r,
+                                        scratch.sums + panel * r);
     return {scratch.slab, groups * r, !shares_b && Dot::offset_a ? scratch.sums : nullptr};
   }
 

@@ -19,10 +19,10 @@ constexpr int64_t kNearBytes = 256 << 10;   // what certainly stays in the secon
 constexpr int kSkinny = 8;                  // the streaming kernel: rows of the small operand held at a time,
 constexpr int kStreamColumns = 512;         // and results of each that are accumulated at a time
 
-template <class Config>
+template <class Config, class Rows = LinearRows>
 struct Blocking {
   using Dot = typename DotFor<typename Config::A, typename Config::B, Config::warp_tile_k>::type;
-  using Out = Epilogue<Config, Dot>;
+  using Out = Epilogue<Config, Dot, Rows>;
   static constexpr int depth = Dot::depth, mr = Config::warp_tile_m, nr = Config::warp_tile_n;
   static constexpr int team = Config::wave_m * Config::wave_n;
   static constexpr bool shares_b = Config::tile_n >= Config::tile_m;

@@ -93,6 +93,23 @@ struct Output {
   bool raw;
 };
 
+// Where the rows of a result lie, and what an operation other than a plain product adds to the epilogue. This one adds
+// nothing: rows lie `ld` apart. (Convolutions: see conv_output.hpp.)
+struct LinearRows {
+  using Output = tw::Output;
+  // accumulates: an earlier result is added. bias_along_rows: one value of the bias per row instead of per column.
+  static constexpr bool linear = true, accumulates = false, bias_along_rows = false;
+  // The item whose scales and bias are meant.
+  static TW_INLINE int64_t operand_item(const Output& out) { return out.item; }
+  // Elements from element (0, 0) to the beginning of row i0 + i.
+  struct Offsets {
+    const Output& out;
+    int64_t i0;
+    TW_INLINE Offsets(const Output& output, int64_t first, int64_t) : out(output), i0(first) {}
+    TW_INLINE int64_t operator[](int64_t i) const { return (i0 + i) * out.ld; }
+  };
+};
+
 // The first `count` lanes (1 to L) of accumulators.
 template <class V>
 TW_INLINE V load_lanes(const void* from, int64_t count) {
@@ -107,9 +124,10 @@ TW_INLINE void store_lanes(void* to, V value, int64_t count) {
   else __builtin_memcpy(to, &value, (size_t)count * 4);
 }
 
-// Config states C, Bias, D, scale_a, scale_b, binary and unary; Dot the accumulators.
-template <class Config, class Dot>
+// Config states C, Bias, D, scale_a, scale_b, binary and unary; Dot the accumulators; Rows where they go.
+template <class Config, class Dot, class Rows = LinearRows>
 struct Epilogue {
+  using Output = typename Rows::Output;
   using C = typename Config::C;
   using Bias = BiasType<typename Config::Bias>;
   using Ds = typename DFor<Config::binary, typename Config::D>::type;
@@ -120,7 +138,8 @@ struct Epilogue {
   static constexpr bool plain = !Bias::present && Config::D::size == 0 && Config::scale_a == Scale::none &&
                                 Config::scale_b == Scale::none && Config::unary == Unary::PassThrough;
   // C holds accumulators as they are: sums may be built up in C itself.
-  static constexpr bool accumulates_in_c = plain && (Dot::is_float ? is_same<C, fp32> : is_same<C, int32>);
+  static constexpr bool accumulates_in_c = plain && Rows::linear && !Rows::accumulates &&
+                                           (Dot::is_float ? is_same<C, fp32> : is_same<C, int32>);
 
   // Whether accumulators are stored as they are (but for the correction): the microkernel may then write to C directly.
   TW_INLINE static bool verbatim(const Output& out) {
@@ -158,9 +177,11 @@ struct Epilogue {
   static TW_INLINE void store_converted(const Output& out, int64_t i0, int64_t j0, int64_t rows, int64_t cols,
                                         const Accumulator* tile, int64_t tile_ld, const int32_t* correction) {
     const tw_gemm_problem& problem = *out.problem;
-    const char* const scale_a = batch_base<fp32>(problem.scale_a, out.item);
-    const char* const scale_b = batch_base<fp32>(problem.scale_b, out.item);
-    const char* const bias = batch_base<typename Bias::type>(problem.bias, out.item);
+    const int64_t of = Rows::operand_item(out);
+    const char* const scale_a = batch_base<fp32>(problem.scale_a, of);
+    const char* const scale_b = batch_base<fp32>(problem.scale_b, of);
+    const char* const bias = batch_base<typename Bias::type>(problem.bias, of);
+    const typename Rows::Offsets offsets(out, i0, rows);
     const Ds ds(problem.d, out.item);
     const float lo = (float)problem.clamp_lo, hi = (float)problem.clamp_hi;
     for (int64_t j = 0; j < cols; j += kLanes) {
@@ -169,7 +190,8 @@ struct Epilogue {
       f32v scale = splat((float)problem.alpha), shift = {};
       if constexpr (Config::scale_b != Scale::none)
         scale *= load_operand<fp32>(scale_b, problem.scale_b, 0, j0 + j, count);
-      if constexpr (Bias::present) shift = load_operand<typename Bias::type>(bias, problem.bias, 0, j0 + j, count);
+      if constexpr (Bias::present && !Rows::bias_along_rows)
+        shift = load_operand<typename Bias::type>(bias, problem.bias, 0, j0 + j, count);
       for (int64_t i = 0; i < rows; i++) {
         const V sum = corrected(tile + i * tile_ld + j, add);
         f32v x;
@@ -177,10 +199,15 @@ struct Epilogue {
         else x = __builtin_convertvector(sum, f32v) * scale;
         if constexpr (Config::scale_a != Scale::none)
           x *= to_float<fp32>(scale_a + (i0 + i) * problem.scale_a.row_stride * 4);
-        if constexpr (Bias::present) x += shift;
+        if constexpr (Bias::present && !Rows::bias_along_rows) x += shift;
+        if constexpr (Bias::present && Rows::bias_along_rows)
+          x += to_float<typename Bias::type>(bias +
+                                             (i0 + i) * problem.bias.row_stride * size_of<typename Bias::type>);
+        if constexpr (Rows::accumulates)
+          x += load_f32_partial<C>(Rows::earlier(out) + (offsets[i] + j0 + j) * size_of<C>, count);
         x = ds.apply(x, i0 + i, j0 + j, count);
         x = apply_unary<Config::unary>(x, lo, hi);
-        store_f32_partial<C>(out.data + ((i0 + i) * out.ld + j0 + j) * size_of<C>, x, count);
+        store_f32_partial<C>(out.data + (offsets[i] + j0 + j) * size_of<C>, x, count);
       }
     }
   }
