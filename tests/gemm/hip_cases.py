@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 from tilewright_arch import ArchSpec
 from tilewright_gemm.candidates import with_signature
 from tilewright_gemm.config import GemmConfig, Triple
-from tilewright_gemm.footprint import size_of
 from tilewright_gemm.plugin import GemmOperation
 from tilewright_gemm.words import LAYOUTS, Epilogue
 from tilewright_kit.dtypes import DType
 from tilewright_kit.problem import OperationRequest
 from tilewright_kit.tensor import TensorDesc
+from tilewright_kit.tiles.footprint import size_of
 
 __all__ = ["Case", "cases", "pairs_of"]
 

@@ -14,7 +14,6 @@ import tilewright_arch
 from tilewright_arch import ArchSpec
 from tilewright_gemm.codegen import generate
 from tilewright_gemm.config import GemmConfig
-from tilewright_gemm.footprint import threads_of
 from tilewright_gemm.plugin import GemmOperation
 from tilewright_gemm.rules import RULES
 from tilewright_gemm.sets import KERNEL_SETS, SPACES
@@ -22,6 +21,7 @@ from tilewright_kit.check_plugin import device_of
 from tilewright_kit.errors import BuildFailedError
 from tilewright_kit.problem import OperationRequest
 from tilewright_kit.tensor import TensorDesc
+from tilewright_kit.tiles.footprint import threads_of
 from tilewright_native import include_dir
 from tilewright_server.build.nvrtc import NvrtcToolchain, resources_of
 

@@ -11,13 +11,13 @@ import tilewright_arch
 from tilewright_arch import ArchSpec
 from tilewright_gemm.codegen import generate, render_gpu
 from tilewright_gemm.config import GemmConfig
-from tilewright_gemm.footprint import is_specialised, shared_bytes, stages_of, threads_of
 from tilewright_gemm.pack_b import PackBConfig
 from tilewright_gemm.rules import RULES
 from tilewright_gemm.sets import KERNEL_SETS, PACK_B_SETS, SPACES
 from tilewright_gemm.words import Reduction
 from tilewright_kit.dtypes import DType
 from tilewright_kit.errors import ConfigInvalidError, UnsupportedError
+from tilewright_kit.tiles.footprint import is_specialised, shared_bytes, stages_of, threads_of
 
 CUDA = ("sm_80", "sm_90a")
 HEADERS = ("tilewright/gpu/gemm.hpp",)

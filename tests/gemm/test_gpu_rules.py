@@ -9,7 +9,10 @@ import pytest
 import tilewright_arch
 from tilewright_arch import ArchSpec
 from tilewright_gemm.config import GemmConfig
-from tilewright_gemm.footprint import (
+from tilewright_gemm.rules import RULES
+from tilewright_gemm.words import Epilogue, Reduction
+from tilewright_kit.dtypes import DType
+from tilewright_kit.tiles.footprint import (
     accumulator_limit,
     accumulators_per_thread,
     consumers,
@@ -17,9 +20,6 @@ from tilewright_gemm.footprint import (
     stages_of,
     threads_of,
 )
-from tilewright_gemm.rules import RULES
-from tilewright_gemm.words import Epilogue, Reduction
-from tilewright_kit.dtypes import DType
 
 WS = GemmConfig(
     dtype_a=DType.BF16,

@@ -10,12 +10,12 @@ from hip_units import HAVE_HIP, HIP_ARCHS, WITHOUT_HIP, compile_text, statement_
 import tilewright_arch
 from tilewright_gemm.codegen import generate
 from tilewright_gemm.config import GemmConfig
-from tilewright_gemm.footprint import shared_bytes, threads_of
 from tilewright_gemm.rules import RULES
 from tilewright_gemm.sets import KERNEL_SETS
 from tilewright_gemm.words import Epilogue
 from tilewright_kit.dtypes import DType
 from tilewright_kit.errors import ConfigInvalidError
+from tilewright_kit.tiles.footprint import shared_bytes, threads_of
 
 DECODE = GemmConfig(
     dtype_a=DType.FP8,

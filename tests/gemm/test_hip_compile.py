@@ -13,7 +13,6 @@ import tilewright_arch
 from tilewright_arch import ArchSpec
 from tilewright_gemm.codegen import generate
 from tilewright_gemm.config import GemmConfig
-from tilewright_gemm.footprint import threads_of
 from tilewright_gemm.hip_cost import resident_of
 from tilewright_gemm.plugin import GemmOperation
 from tilewright_gemm.rules import RULES
@@ -22,6 +21,7 @@ from tilewright_kit.check_plugin import device_of
 from tilewright_kit.errors import BuildFailedError
 from tilewright_kit.problem import OperationRequest
 from tilewright_kit.tensor import TensorDesc
+from tilewright_kit.tiles.footprint import threads_of
 from tilewright_server.analysis.code_object import KernelFacts, read_code_object
 
 pytestmark = pytest.mark.skipif(not HAVE_HIP, reason=WITHOUT_HIP)

@@ -14,7 +14,6 @@ import tilewright_arch
 from tilewright_arch import ArchSpec
 from tilewright_gemm.candidates import with_signature
 from tilewright_gemm.config import GemmConfig, Triple
-from tilewright_gemm.footprint import size_of
 from tilewright_gemm.packing import VectorFormat, parse_packing
 from tilewright_gemm.plugin import GemmOperation, PackBOperation
 from tilewright_gemm.reference import unpack
@@ -26,6 +25,7 @@ from tilewright_kit.errors import InvalidArgumentError, UnsupportedError
 from tilewright_kit.problem import OperationRequest, Role
 from tilewright_kit.select import Selector
 from tilewright_kit.tensor import TensorDesc
+from tilewright_kit.tiles.footprint import size_of
 
 GEMM, PACK = GemmOperation(), PackBOperation()
 SHUFFLING = ("gfx90a", "gfx942", "gfx950")

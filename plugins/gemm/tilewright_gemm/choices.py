@@ -12,9 +12,9 @@ from typing import Any
 
 from tilewright_arch import ArchSpec
 from tilewright_gemm.config import Triple
-from tilewright_gemm.packing import GROUP_BYTES
 from tilewright_gemm.words import LAYOUTS, Epilogue, accumulator
 from tilewright_kit.dtypes import DType
+from tilewright_kit.tiles.tiled import GROUP_BYTES
 
 __all__ = ["cpu_teams", "cpu_tiles", "cpu_warp_tiles", "offered", "table_key"]
 

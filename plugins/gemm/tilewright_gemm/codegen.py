@@ -8,13 +8,13 @@ from functools import partial
 from tilewright_arch import ArchSpec
 from tilewright_gemm import __version__
 from tilewright_gemm.config import GemmConfig
-from tilewright_gemm.footprint import is_specialised, stages_of
 from tilewright_gemm.pack_b import PackBConfig
 from tilewright_gemm.rules import RULES
 from tilewright_gemm.words import Epilogue
 from tilewright_kit.errors import UnsupportedError
 from tilewright_kit.source import SourceUnit
 from tilewright_kit.templates import symbol_of, template, texts
+from tilewright_kit.tiles.footprint import is_specialised, stages_of
 
 __all__ = ["EXPORTS", "exports_of", "generate", "render", "render_gpu", "symbol_of"]
 

@@ -166,6 +166,17 @@ class GemmConfig(KernelConfig):
         return self.wave[0] * self.wave[1] * self.wave[2]
 
     @property
+    def letters(self) -> str:
+        """How A, B and C lie, under the name that all tiled products have."""
+        return self.layout
+
+    @property
+    def fused(self) -> bool:
+        """Whether the epilogue does more than to convert."""
+        plain = self.unary is Unary.PASS and not self.bias and not self.num_d_tensors
+        return not plain or self.scale_a is not ScaleA.NONE or self.scale_b is not ScaleB.NONE
+
+    @property
     def variant(self) -> str:
         """The seeds' name for the kind of kernel."""
         if self.preshuffle:

@@ -7,7 +7,6 @@ shift all candidates alike.
 from __future__ import annotations
 
 from tilewright_gemm.config import GemmConfig
-from tilewright_gemm.footprint import lanes
 from tilewright_gemm.gpu_cost import predict_gpu
 from tilewright_gemm.hip_cost import predict_hip
 from tilewright_gemm.hip_pack import predict_hip_pack
@@ -16,6 +15,7 @@ from tilewright_gemm.workspace import SHARED_BYTES, slices
 from tilewright_kit.cost import padded
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.operation import Prediction
+from tilewright_kit.tiles.footprint import lanes
 
 __all__ = ["predict_gemm", "predict_pack_b"]
 

@@ -13,13 +13,13 @@ from functools import lru_cache
 
 from tilewright_arch import ArchSpec
 from tilewright_gemm.config import GemmConfig
-from tilewright_gemm.footprint import consumers, is_specialised, shared_bytes, size_of, stages_of, threads_of
 from tilewright_gemm.gpu_plan import grid_of
 from tilewright_gemm.problem import GemmProblem
 from tilewright_gemm.words import Epilogue, Reduction
 from tilewright_kit.cost import ceil_div
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.operation import Prediction
+from tilewright_kit.tiles.footprint import consumers, is_specialised, shared_bytes, size_of, stages_of, threads_of
 
 __all__ = ["busiest_of", "is_unaligned", "predict_gpu", "shapes_of", "slices_of"]
 

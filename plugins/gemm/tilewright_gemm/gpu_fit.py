@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from tilewright_arch import ArchSpec, BulkCopy
 from tilewright_gemm.config import GemmConfig
-from tilewright_gemm.footprint import is_specialised
 from tilewright_gemm.gpu_plan import Matrix, alignments, matrices, tiles_of
 from tilewright_gemm.problem import GemmProblem
 from tilewright_gemm.words import Epilogue, Reduction
 from tilewright_kit.rules import Violation
+from tilewright_kit.tiles.footprint import is_specialised
 
 __all__ = ["copy_fault", "gpu_mismatches"]
 

@@ -13,13 +13,13 @@ from typing import Any
 
 from tilewright_arch import ArchSpec, BulkCopy
 from tilewright_gemm.config import GemmConfig
-from tilewright_gemm.footprint import is_specialised, shared_bytes, size_of, threads_of
 from tilewright_gemm.problem import GemmProblem, Product, View
 from tilewright_gemm.rows import operand_rows, problem_row
 from tilewright_gemm.words import Epilogue, Reduction
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.dtypes import DType
 from tilewright_kit.plan import COUNTERS, I64, WORKSPACE, Arg, Geometry, Pointer, Stage, Struct, Table, TensorMap
+from tilewright_kit.tiles.footprint import is_specialised, shared_bytes, size_of, threads_of
 
 __all__ = ["Matrix", "alignments", "gpu_parts", "grid_of", "matrices", "store_box", "tiles_of"]
 

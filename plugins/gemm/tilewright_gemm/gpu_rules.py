@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 
 from tilewright_arch import ArchSpec, BulkCopy
 from tilewright_gemm.config import GemmConfig, Triple
-from tilewright_gemm.footprint import consumers, is_specialised, least_tile, shared_bytes, size_of, stages_of
 from tilewright_gemm.words import Epilogue, Reduction
 from tilewright_kit.rules import Violation
+from tilewright_kit.tiles.footprint import consumers, is_specialised, least_tile, shared_bytes, size_of, stages_of
 
 __all__ = ["GPU_RULES", "columns_of", "nearest", "rows_of", "usable_warp_tiles"]
 

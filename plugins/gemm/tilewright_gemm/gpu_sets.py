@@ -9,11 +9,11 @@ from typing import Any
 from tilewright_arch import ArchSpec
 from tilewright_gemm.choices import offered, table_key
 from tilewright_gemm.config import GemmConfig, Triple
-from tilewright_gemm.footprint import stages_of
 from tilewright_gemm.gpu_candidates import INSTRUCTION_BYTES, PORTABLE_TILES, WS_SHAPES, Shape
 from tilewright_gemm.words import LAYOUTS, Binary, Epilogue, Reduction, ScaleA, ScaleB, Unary
 from tilewright_kit.declare import ANY, Declaration, KernelSet, declare
 from tilewright_kit.dtypes import DType
+from tilewright_kit.tiles.footprint import stages_of
 
 __all__ = ["CUDA_DEFAULTS", "SWEEP_HOPPER", "TUNE_HOPPER"]
 

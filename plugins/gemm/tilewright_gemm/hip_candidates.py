@@ -13,13 +13,13 @@ from typing import NamedTuple
 from tilewright_arch import ArchSpec
 from tilewright_gemm.choices import table_key
 from tilewright_gemm.config import GemmConfig, Triple
-from tilewright_gemm.footprint import fits_registers, shared_bytes, staging_bytes, staging_limit
 from tilewright_gemm.gpu_candidates import splits
 from tilewright_gemm.packing import VectorFormat
 from tilewright_gemm.problem import GemmProblem
 from tilewright_gemm.words import Epilogue
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.dtypes import DType
+from tilewright_kit.tiles.footprint import fits_registers, shared_bytes, staging_bytes, staging_limit
 
 __all__ = ["HIP_SHAPES", "HipShape", "hip_algorithms", "hip_config", "warp_tile_for"]
 

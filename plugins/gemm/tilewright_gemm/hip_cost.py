@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from tilewright_arch import ArchSpec
 from tilewright_gemm.config import GemmConfig
-from tilewright_gemm.footprint import registers_of, shared_bytes, size_of, threads_of
 from tilewright_gemm.gpu_cost import busiest_of, is_unaligned, shapes_of, slices_of
 from tilewright_gemm.gpu_plan import grid_of
 from tilewright_gemm.problem import GemmProblem
@@ -17,6 +16,7 @@ from tilewright_gemm.words import Epilogue
 from tilewright_kit.cost import ceil_div
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.operation import Prediction
+from tilewright_kit.tiles.footprint import registers_of, shared_bytes, size_of, threads_of
 
 __all__ = ["predict_hip", "resident_of"]
 

@@ -20,13 +20,13 @@ from tilewright_gemm.attributes import refuse
 from tilewright_gemm.config import GemmConfig
 from tilewright_kit.dtypes import DType
 from tilewright_kit.errors import InvalidArgumentError
+from tilewright_kit.tiles.tiled import GROUP_BYTES
 
 __all__ = ["UNDECIDED", "PackedFormat", "Packing", "VectorFormat", "format_of", "packing_of", "parse_packing"]
 
 UNDECIDED = "bpanel"
 """The packing of an output whose format the planner has yet to choose."""
 
-GROUP_BYTES = 4
 _ALIGNMENT = 64
 _VECTOR_BYTES, _DEPTH_BYTES = 16, 128
 _VECTORS = re.compile(r"bvector-(fp32|fp16|bf16|fp8|bf8|int8)-n([1-9][0-9]{0,2})")

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from tilewright_arch import ArchSpec
 from tilewright_gemm.attributes import MAX_SPLIT_K
 from tilewright_gemm.config import GemmConfig
-from tilewright_gemm.footprint import is_specialised
 from tilewright_gemm.gpu_rules import GPU_RULES
 from tilewright_gemm.signature_rules import SIGNATURE_RULES
 from tilewright_gemm.tile_rules import TILE_RULES
 from tilewright_gemm.words import Reduction
 from tilewright_kit.rules import RuleBook, Violation
+from tilewright_kit.tiles.footprint import is_specialised
 
 __all__ = ["RULES"]
 

@@ -8,7 +8,17 @@ from collections.abc import Iterable, Iterator
 
 from tilewright_arch import ArchSpec
 from tilewright_gemm.config import GemmConfig, Triple
-from tilewright_gemm.footprint import (
+from tilewright_gemm.gpu_rules import (
+    columns_of,
+    nearest,
+    register_split,
+    swapped_warp_tile,
+    usable_warp_tiles,
+    wave_groups,
+)
+from tilewright_gemm.words import Epilogue, Switch
+from tilewright_kit.rules import Violation
+from tilewright_kit.tiles.footprint import (
     GEMM_MINIMUM,
     PRESHUFFLE_ALIGNMENT,
     PRESHUFFLE_MINIMUM,
@@ -26,17 +36,7 @@ from tilewright_gemm.footprint import (
     threads_of,
     vectors_needed,
 )
-from tilewright_gemm.gpu_rules import (
-    columns_of,
-    nearest,
-    register_split,
-    swapped_warp_tile,
-    usable_warp_tiles,
-    wave_groups,
-)
-from tilewright_gemm.packing import GROUP_BYTES
-from tilewright_gemm.words import Epilogue, Switch
-from tilewright_kit.rules import Violation
+from tilewright_kit.tiles.tiled import GROUP_BYTES
 
 __all__ = ["TILE_RULES"]
 

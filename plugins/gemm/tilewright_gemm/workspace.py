@@ -6,9 +6,10 @@ Every kernel exports its own figure (role ``workspace``); a test compares the tw
 from __future__ import annotations
 
 from tilewright_gemm.config import GemmConfig
-from tilewright_gemm.packing import GROUP_BYTES, packed_bytes
+from tilewright_gemm.packing import packed_bytes
 from tilewright_gemm.problem import Product
 from tilewright_gemm.words import Binary, ScaleA, ScaleB, Unary
+from tilewright_kit.tiles.tiled import GROUP_BYTES
 
 __all__ = ["SHARED_BYTES", "slice_length", "slices", "workspace_bytes"]
 

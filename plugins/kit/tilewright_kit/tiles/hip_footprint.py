@@ -8,8 +8,8 @@ those of other GPUs.
 from __future__ import annotations
 
 from tilewright_arch import ArchSpec
-from tilewright_gemm.config import GemmConfig
-from tilewright_gemm.words import Epilogue, size_of
+from tilewright_kit.tiles.tiled import Tiled
+from tilewright_kit.words import Epilogue, size_of
 
 __all__ = [
     "hip_copied_registers",
@@ -34,13 +34,13 @@ twice; what it takes then; and what threads of a vector unit take for addresses 
 _STRIP_COLUMNS = 64
 
 
-def uses_matrix_unit(config: GemmConfig, arch: ArchSpec) -> bool:
+def uses_matrix_unit(config: Tiled, arch: ArchSpec) -> bool:
     """Whether an AMD GPU multiplies the warp tile with matrix instructions."""
     instruction = arch.instruction(config.table_key, config.warp_tile)
     return arch.kind == "hip" and (instruction is None or instruction.name != "simt")
 
 
-def hip_shared_bytes(config: GemmConfig, arch: ArchSpec) -> int:
+def hip_shared_bytes(config: Tiled, arch: ArchSpec) -> int:
     """Dynamic LDS of a workgroup."""
     tiles = 2 if arch.pipeline(config.pipeline).double_buffer else 1
     staged = _stored_bytes(config, arch, 0) + (0 if config.preshuffle else _stored_bytes(config, arch, 1))
@@ -52,11 +52,11 @@ def hip_shared_bytes(config: GemmConfig, arch: ArchSpec) -> int:
     return max(tiles * staged, shuffled)
 
 
-def _stored_bytes(config: GemmConfig, arch: ArchSpec, axis: int) -> int:
+def _stored_bytes(config: Tiled, arch: ArchSpec, axis: int) -> int:
     """Of one tile of A (axis 0) or B: threads that have no part of their own of its last lines write beyond it."""
     size, extent, depth = size_of(config.a), config.tile[axis], config.tile[2]
     threads = max(config.waves * arch.wave_size, 1)
-    if config.layout[axis : axis + 1] == "rc"[axis]:
+    if config.letters[axis : axis + 1] == "rc"[axis]:
         along, across, near, lines = depth * size // _VECTOR_BYTES, extent, 1, 1
     else:
         rows, width = _block(size, extent * depth * size, threads)
@@ -78,7 +78,7 @@ def _block(size: int, tile_bytes: int, threads: int) -> tuple[int, int]:
     return 4 // size, 16 if size == _REGISTER_BYTES else 8
 
 
-def hip_operand_registers(config: GemmConfig, arch: ArchSpec, stages: int) -> int:
+def hip_operand_registers(config: Tiled, arch: ArchSpec, stages: int) -> int:
     """Registers of a thread for A and B: the fragments of two steps (of a pre-shuffled B, of a whole tile), and what
     waits for its place in the LDS, or to be transposed on the way there.
     """
@@ -95,7 +95,7 @@ def hip_operand_registers(config: GemmConfig, arch: ArchSpec, stages: int) -> in
     return fragments + transposed + steps * _staged_registers(config, arch)
 
 
-def hip_copied_registers(config: GemmConfig, arch: ArchSpec) -> int:
+def hip_copied_registers(config: Tiled, arch: ArchSpec) -> int:
     """What a thread takes beyond that, if there is room, where lanes hold operands more than once."""
     instruction = arch.instruction(config.table_key, config.warp_tile)
     copies = (instruction.operand_copies if instruction else 1) - 1
@@ -104,7 +104,7 @@ def hip_copied_registers(config: GemmConfig, arch: ArchSpec) -> int:
     return copies * 2 * tiles * _VECTOR_BYTES // _REGISTER_BYTES
 
 
-def hip_crowding(config: GemmConfig, arch: ArchSpec) -> int:
+def hip_crowding(config: Tiled, arch: ArchSpec) -> int:
     """What clang takes beyond all that is counted one by one; nothing on other devices."""
     if arch.kind != "hip":
         return 0
@@ -114,17 +114,17 @@ def hip_crowding(config: GemmConfig, arch: ArchSpec) -> int:
     return copied + _TURNED_COPIES if copied and several and _across(config) else 0
 
 
-def _across(config: GemmConfig) -> int:
+def _across(config: Tiled) -> int:
     """Operands that are transposed on their way to the LDS."""
-    return (config.layout[:1] == "c") + (config.layout[1:2] == "r" and not config.preshuffle)
+    return (config.letters[:1] == "c") + (config.letters[1:2] == "r" and not config.preshuffle)
 
 
-def hip_prefetched(config: GemmConfig, arch: ArchSpec) -> int:
+def hip_prefetched(config: Tiled, arch: ArchSpec) -> int:
     """Steps along k that may be under way in registers without crowding them."""
     return _PREFETCH_REGISTERS // max(_staged_registers(config, arch), 1)
 
 
-def _staged_registers(config: GemmConfig, arch: ArchSpec) -> int:
+def _staged_registers(config: Tiled, arch: ArchSpec) -> int:
     """Of a thread for its part of the tiles of one step."""
     m, n, k = config.tile
     staged = (m * size_of(config.a) + (0 if config.preshuffle else n * size_of(config.b))) * k

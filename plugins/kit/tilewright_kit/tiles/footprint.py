@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 from tilewright_arch import ArchSpec
-from tilewright_gemm.config import GemmConfig, Triple
-from tilewright_gemm.hip_footprint import (
+from tilewright_kit.tiles.hip_footprint import (
     hip_copied_registers,
     hip_crowding,
     hip_operand_registers,
@@ -14,8 +13,8 @@ from tilewright_gemm.hip_footprint import (
     hip_shared_bytes,
     uses_matrix_unit,
 )
-from tilewright_gemm.packing import GROUP_BYTES
-from tilewright_gemm.words import Epilogue, Reduction, ScaleA, ScaleB, Unary, size_of
+from tilewright_kit.tiles.tiled import GROUP_BYTES, Tiled, Triple
+from tilewright_kit.words import Epilogue, Reduction, size_of
 
 __all__ = [
     "accumulator_limit",
@@ -44,13 +43,13 @@ PRESHUFFLE_MINIMUM: Triple = (64, 64, 32)
 PRESHUFFLE_ALIGNMENT: Triple = (32, 32, 16)
 
 
-def step(config: GemmConfig) -> Triple:
+def step(config: Tiled) -> Triple:
     """What the tile must be a multiple of: waves times warp tile, in each dimension."""
     wave, warp = config.wave, config.warp_tile
     return wave[0] * warp[0], wave[1] * warp[1], wave[2] * warp[2]
 
 
-def staging_bytes(config: GemmConfig, arch: ArchSpec, tile: Triple | None = None) -> int:
+def staging_bytes(config: Tiled, arch: ArchSpec, tile: Triple | None = None) -> int:
     """Bytes that one stage of A and B fills.
 
     GPU: the tiles of A and B in LDS. CPU: a slab of the side with the smaller tile and one panel of the other, which
@@ -64,7 +63,7 @@ def staging_bytes(config: GemmConfig, arch: ArchSpec, tile: Triple | None = None
     return m * k * size_of(config.a) + n * k * size_of(config.b)
 
 
-def staging_limit(config: GemmConfig, arch: ArchSpec) -> int:
+def staging_limit(config: Tiled, arch: ArchSpec) -> int:
     """The arch's budget for one stage; 0 if the pipeline is unknown."""
     return arch.lds_budget(config.pipeline) if config.pipeline in arch.pipelines else 0
 
@@ -74,7 +73,7 @@ def lanes(arch: ArchSpec) -> int:
     return arch.vector_bytes // 4
 
 
-def vectors_needed(config: GemmConfig, arch: ArchSpec) -> int:
+def vectors_needed(config: Tiled, arch: ArchSpec) -> int:
     """Vector registers of a CPU's register tile: accumulators, one row of B and one broadcast of A."""
     columns = -(-config.warp_tile[1] // lanes(arch))
     return config.warp_tile[0] * columns + columns + 1
@@ -83,7 +82,7 @@ def vectors_needed(config: GemmConfig, arch: ArchSpec) -> int:
 # ---- GPUs ----
 
 
-def least_tile(config: GemmConfig, arch: ArchSpec) -> Triple:
+def least_tile(config: Tiled, arch: ArchSpec) -> Triple:
     """The least tile: a multiple of waves times warp tile and of the operator's alignment."""
     unit = step(config)
     if arch.kind == "cpu":
@@ -96,17 +95,17 @@ def least_tile(config: GemmConfig, arch: ArchSpec) -> Triple:
     return m, n, k
 
 
-def is_specialised(config: GemmConfig, arch: ArchSpec) -> bool:
+def is_specialised(config: Tiled, arch: ArchSpec) -> bool:
     """Whether producer waves of their own fetch A and B (Hopper's ``ws``)."""
     return config.pipeline in arch.pipelines and bool(arch.pipeline(config.pipeline).register_splits)
 
 
-def consumers(config: GemmConfig) -> int:
+def consumers(config: Tiled) -> int:
     """Waves of a workgroup that compute: in the pingpong schedule every wave group has its own."""
     return config.waves * (config.num_wave_groups if config.scheduler == "pingpong" else 1)
 
 
-def threads_of(config: GemmConfig, arch: ArchSpec) -> int:
+def threads_of(config: Tiled, arch: ArchSpec) -> int:
     """Threads of a workgroup, producers included."""
     groups = consumers(config) // max(config.waves, 1)
     own = arch.threads_per_workgroup(config.pipeline, config.wave, config.table_key, config.warp_tile)
@@ -114,14 +113,14 @@ def threads_of(config: GemmConfig, arch: ArchSpec) -> int:
     return (own - extra) * groups + extra
 
 
-def accumulators_per_thread(config: GemmConfig, arch: ArchSpec) -> int:
+def accumulators_per_thread(config: Tiled, arch: ArchSpec) -> int:
     """Registers that a GPU thread needs for its part of the output tile; twice that if it is promoted."""
     instruction = arch.instruction(config.table_key, config.warp_tile)
     threads = config.wave[0] * config.wave[1] * (instruction.wave_threads if instruction else arch.wave_size)
     return config.tile[0] * config.tile[1] // max(threads, 1) * (2 if config.promote > 0 else 1)
 
 
-def accumulator_limit(config: GemmConfig, arch: ArchSpec) -> int:
+def accumulator_limit(config: Tiled, arch: ArchSpec) -> int:
     """Registers of a GPU thread that accumulators may fill, all of them together."""
     offer = arch.pipeline(config.pipeline)
     split = offer.register_split(consumers(config))
@@ -129,7 +128,7 @@ def accumulator_limit(config: GemmConfig, arch: ArchSpec) -> int:
     return registers - max(offer.reserved_registers, 1) - fragment_registers(config, arch) - _state_registers(config)
 
 
-def instruction_limit(config: GemmConfig, arch: ArchSpec) -> int:
+def instruction_limit(config: Tiled, arch: ArchSpec) -> int:
     """Registers that the result of a single instruction may fill: those that a thread of a warp-specialised workgroup
     has before they are divided, less the operands and addresses that ptxas wants beside it.
     """
@@ -143,32 +142,26 @@ from the workspace.
 """
 
 
-def _fused(config: GemmConfig) -> bool:
-    """Whether the epilogue does more than to convert."""
-    plain = config.unary is Unary.PASS and not config.bias and not config.num_d_tensors
-    return not plain or config.scale_a is not ScaleA.NONE or config.scale_b is not ScaleB.NONE
-
-
-def _state_registers(config: GemmConfig) -> int:
+def _state_registers(config: Tiled) -> int:
     """Registers for fused steps, results as wide as their sums, Stream-K, and promoted sums that are joined."""
-    steps = _fused(config) or size_of(config.c) == GROUP_BYTES
+    steps = config.fused or size_of(config.c) == GROUP_BYTES
     stream, promoted = config.reduction is not Reduction.NONE, config.promote > 0 and config.split_k > 1
     return (_STEP_REGISTERS if steps else 0) + (_STREAM_REGISTERS if stream or promoted else 0)
 
 
-def join_limit(config: GemmConfig) -> int:
+def join_limit(config: Tiled) -> int:
     """Sums of a thread, promotion aside, where tiles are joined from parts. Clusters, fused steps and consumers that
     alternate take registers from them.
     """
     clustered, pingpong = config.cluster[:2] != (1, 1), config.scheduler == "pingpong"
     if config.reduction is not Reduction.NONE:
-        return _JOIN_ACCUMULATORS - (_STEP_REGISTERS if clustered or _fused(config) else 0)
+        return _JOIN_ACCUMULATORS - (_STEP_REGISTERS if clustered or config.fused else 0)
     if config.split_k > 1:
         return _JOIN_ACCUMULATORS - (_STEP_REGISTERS if clustered and pingpong else 0)
     return 1 << 16
 
 
-def fits_registers(config: GemmConfig, arch: ArchSpec) -> bool:
+def fits_registers(config: Tiled, arch: ArchSpec) -> bool:
     """Whether the accumulators of a GPU thread fit its registers, with all else that it holds."""
     needed = accumulators_per_thread(config, arch)
     if needed + hip_crowding(config, arch) > accumulator_limit(config, arch):
@@ -180,13 +173,13 @@ def fits_registers(config: GemmConfig, arch: ArchSpec) -> bool:
     return columns // 2 <= instruction_limit(config, arch) and own <= join_limit(config)
 
 
-def registers_of(config: GemmConfig, arch: ArchSpec) -> int:
+def registers_of(config: Tiled, arch: ArchSpec) -> int:
     """Registers of a thread of a kernel whose waves all compute, by this count."""
     reserved = max(arch.pipeline(config.pipeline).reserved_registers, 1) + hip_copied_registers(config, arch)
     return accumulators_per_thread(config, arch) + fragment_registers(config, arch) + reserved
 
 
-def fragment_registers(config: GemmConfig, arch: ArchSpec) -> int:
+def fragment_registers(config: Tiled, arch: ArchSpec) -> int:
     """Registers of a thread for A and B, where instructions read them from registers: of fp32 as many steps of k as a
     read gives (``atom_simt.hpp``), else two steps (``atom_mma.hpp``).
     """
@@ -197,16 +190,16 @@ def fragment_registers(config: GemmConfig, arch: ArchSpec) -> int:
     rows, columns = (size // max(waves, 1) for size, waves in zip(config.tile[:2], config.wave, strict=False))
     if config.a == "fp32":
         values = rows // 8 + columns // 4
-        depth = 1 if config.layout[:2] == "cr" else 2 if values > 16 else 4
+        depth = 1 if config.letters[:2] == "cr" else 2 if values > 16 else 4
         return depth * values
     registers = 2 * (4 * (rows // 16) + 2 * (columns // 8))
     # Where the matrix unit has no 8-bit floats they are widened on the way; bytes across k are put in order.
-    if config.a == "int8" and config.layout != "rcr" and _fused(config):
+    if config.a == "int8" and config.letters != "rcr" and config.fused:
         registers += _STEP_REGISTERS
     return registers * 3 // 2 if config.a in ("fp8", "bf8") else registers
 
 
-def stages_of(config: GemmConfig, arch: ArchSpec) -> int:
+def stages_of(config: Tiled, arch: ArchSpec) -> int:
     """Stages of A and B in shared memory, or under way in registers: what the configuration says, else as many as fit,
     within the pipeline's bounds.
     """
@@ -224,7 +217,7 @@ def stages_of(config: GemmConfig, arch: ArchSpec) -> int:
     return fitting
 
 
-def shared_bytes(config: GemmConfig, arch: ArchSpec) -> int:
+def shared_bytes(config: Tiled, arch: ArchSpec) -> int:
     """Dynamic shared memory of a workgroup on a GPU.
 
     ``GemmPlan`` of ``tilewright/sm90/gemm_plan.hpp`` and ``Gemm`` of ``tilewright/gpu/gemm.hpp``; tests compare.
@@ -232,7 +225,7 @@ def shared_bytes(config: GemmConfig, arch: ArchSpec) -> int:
     return _shared_bytes(config, arch, stages_of(config, arch))
 
 
-def _shared_bytes(config: GemmConfig, arch: ArchSpec, stages: int) -> int:
+def _shared_bytes(config: Tiled, arch: ArchSpec, stages: int) -> int:
     if is_specialised(config, arch):
         return stages * staging_bytes(config, arch) + _staged_c(config) + _gathered(config) + _BARRIER_BYTES
     if uses_matrix_unit(config, arch):
@@ -247,12 +240,12 @@ _CHUNK = 16
 _PIECE_ROWS, _LINE_BYTES, _PIECES_STAGED = 64, 128, 2
 
 
-def _gathered(config: GemmConfig) -> int:
+def _gathered(config: Tiled) -> int:
     """Where the first workgroup of a cluster along k receives the sums of the others."""
     return (max(config.cluster[2], 1) - 1) * config.tile[0] * config.tile[1] * 4
 
 
-def _staged_c(config: GemmConfig) -> int:
+def _staged_c(config: Tiled) -> int:
     """Pieces of C that consumers of the warp-specialised pipeline hand to the copy engine: 64 rows of 128 bytes, or,
     when transposed, 64 columns of all the tile's rows; two for each consumer if it has so many.
     """
@@ -267,7 +260,7 @@ def _staged_c(config: GemmConfig) -> int:
     return consumers(config) * min(repeats * across, _PIECES_STAGED) * piece
 
 
-def _ring_bytes(config: GemmConfig, arch: ArchSpec, stages: int) -> int:
+def _ring_bytes(config: Tiled, arch: ArchSpec, stages: int) -> int:
     """The stages of a pipeline without producers. Lines of operands of less than 4 bytes that are not 16-byte aligned
     arrive with a chunk more and are moved into a tile of their own first.
     """
@@ -280,13 +273,13 @@ def _ring_bytes(config: GemmConfig, arch: ArchSpec, stages: int) -> int:
     return max(stages * tile, tile + max(2, stages - 1) * raw)
 
 
-def _lines(config: GemmConfig) -> tuple[int, int]:
+def _lines(config: Tiled) -> tuple[int, int]:
     """Contiguous lines of the tiles of A and B."""
     m, n, k = config.tile
-    return (m if config.layout[:1] == "r" else k), (n if config.layout[1:2] == "c" else k)
+    return (m if config.letters[:1] == "r" else k), (n if config.letters[1:2] == "c" else k)
 
 
-def _strip_bytes(config: GemmConfig) -> int:
+def _strip_bytes(config: Tiled) -> int:
     """What a wave's strip of results fills on its way to memory: fp32, rows 8 words further apart than long."""
     rows, columns = (size // max(waves, 1) for size, waves in zip(config.tile[:2], config.wave, strict=False))
     strip = 16

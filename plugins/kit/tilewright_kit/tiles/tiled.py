@@ -1,0 +1,94 @@
+"""What the modules of this folder ask of a configuration."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeVar
+
+from tilewright_kit.words import Epilogue, Reduction
+
+__all__ = ["GROUP_BYTES", "Tiled", "Triple"]
+
+Triple = tuple[int, int, int]
+
+GROUP_BYTES = 4
+"""What a CPU packs together along k, and what an accumulator takes."""
+
+T = TypeVar("T", bound="Tiled")
+
+
+class Tiled(Protocol):
+    """A product of A and B that is computed tile by tile. A configuration has these as fields or as properties; those
+    of which an operation knows one value only are constant properties, and no rule of this folder mends them.
+    """
+
+    @property
+    def pipeline(self) -> str: ...
+    @property
+    def scheduler(self) -> str: ...
+    @property
+    def epilogue(self) -> Epilogue: ...
+    @property
+    def tile(self) -> Triple: ...
+    @property
+    def wave(self) -> Triple: ...
+    @property
+    def warp_tile(self) -> Triple: ...
+    @property
+    def waves(self) -> int:
+        """Waves of a workgroup (CPU: threads of the team)."""
+
+    @property
+    def table_key(self) -> str:
+        """The key of arch tables: ``{a}_{b}_{acc}``."""
+
+    @property
+    def a(self) -> str:
+        """Element types of A, B and C, by name."""
+
+    @property
+    def b(self) -> str: ...
+    @property
+    def c(self) -> str: ...
+    @property
+    def letters(self) -> str:
+        """How A, B and C lie: ``r`` row-major, ``c`` column-major."""
+
+    @property
+    def fused(self) -> bool:
+        """Whether the epilogue does more than to convert."""
+
+    @property
+    def split_k(self) -> int: ...
+    @property
+    def stages(self) -> int: ...
+    @property
+    def num_wave_groups(self) -> int: ...
+    @property
+    def block_size(self) -> int:
+        """Threads of a workgroup; 0: what waves and instruction imply."""
+
+    @property
+    def reduction(self) -> Reduction:
+        """Stream-K."""
+
+    @property
+    def preshuffle(self) -> bool:
+        """B was packed ahead of time."""
+
+    @property
+    def transpose_c(self) -> bool:
+        """The warp tile is computed transposed."""
+
+    @property
+    def cluster(self) -> Triple:
+        """Workgroups that are launched together."""
+
+    @property
+    def promote(self) -> int:
+        """8-bit floats: instructions along k between additions to fp32 accumulators; 0: never."""
+
+    @property
+    def name(self) -> str: ...
+    @classmethod
+    def field_names(cls) -> tuple[str, ...]: ...
+    def replace(self: T, **changes: Any) -> T: ...
