@@ -17,6 +17,7 @@ PACKAGES = {
     "tilewright": "client",
     "tilewright_arch": "arch",
     "tilewright_gemm": "plugins/gemm",
+    "tilewright_grouped_conv": "plugins/grouped_conv",
     "tilewright_kit": "plugins/kit",
     "tilewright_native": "native",
     "tilewright_proto": "proto",

@@ -9,6 +9,7 @@ x [N, C, *spatial], w [K, C/G, *filter], y [N, K, *out]. ``parse`` makes problem
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -37,6 +38,11 @@ __all__ = [
 def layout_name(order: Order, ndim: int) -> str:
     """``nhwgc``, ``ngchw`` and their like for one and three dimensions; ``mixed``."""
     return "mixed" if order is Order.MIXED else layout_of(ndim, order is Order.FIRST)
+
+
+def _finite(number: float) -> float | str:
+    """JSON has no infinity."""
+    return number if math.isfinite(number) else str(number)
 
 
 @dataclass(frozen=True, eq=True)
@@ -224,7 +230,7 @@ class ConvProblem(Problem):
         if self.fast_accumulation:
             record["fast_accumulation"] = True
         if self.unary is Unary.CLAMP:
-            record |= {"clamp_lo": self.clamp_lo, "clamp_hi": self.clamp_hi}
+            record |= {"clamp_lo": _finite(self.clamp_lo), "clamp_hi": _finite(self.clamp_hi)}
         return record
 
 
