@@ -56,6 +56,8 @@ def header_of(config: ConvConfig) -> str:
     """The header of a kernel's templates, on CPUs and GPUs alike. A unit includes one, so that its compiler reads no
     other kind of kernel.
     """
+    if config.direction is Direction.BACKWARD_WEIGHT and not config.is_matrix:
+        return "direct_weight.hpp"
     if config.kind is Kind.DEPTHWISE:
         return "depthwise.hpp"
     if config.kind is Kind.DIRECT:
