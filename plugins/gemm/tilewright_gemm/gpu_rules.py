@@ -8,52 +8,20 @@ instructions of 64 rows and a flexible number of columns; ``transpose_c`` swaps 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from tilewright_arch import ArchSpec, BulkCopy
-from tilewright_gemm.config import GemmConfig, Triple
+from tilewright_gemm.config import GemmConfig
 from tilewright_gemm.words import Epilogue, Reduction
 from tilewright_kit.rules import Violation
-from tilewright_kit.tiles.footprint import consumers, is_specialised, least_tile, shared_bytes, size_of, stages_of
+from tilewright_kit.tiles.footprint import consumers, is_specialised, size_of
+from tilewright_kit.tiles.resources import shared_memory
+from tilewright_kit.tiles.rules import always_padded, paired_columns, stage_count
+from tilewright_kit.tiles.tables import SIDE, columns_of, nearest, rows_of, usable_warp_tiles, with_extent
 
-__all__ = ["GPU_RULES", "columns_of", "nearest", "rows_of", "usable_warp_tiles"]
+__all__ = ["GPU_RULES"]
 
-SIDE = 64
-"""The fixed side of a warpgroup's matrix instruction."""
 PINGPONG_GROUPS = 2
-
-
-def nearest(wanted: Triple, table: Iterable[Triple]) -> Triple:
-    """The entry of most nearly the same area, then the same shape; the earlier one of equals."""
-
-    def distance(entry: Triple) -> tuple[float, float]:
-        logs = [math.log2(max(have, 1) / max(want, 1)) for have, want in zip(entry, wanted, strict=True)]
-        return round(abs(sum(logs)), 6), round(sum(log * log for log in logs), 6)
-
-    return min(table, key=distance)
-
-
-def rows_of(config: GemmConfig) -> int:
-    """The axis of the tile along which the instruction's fixed side lies: 0 for m, 1 for n."""
-    return 1 if config.transpose_c else 0
-
-
-def columns_of(config: GemmConfig) -> int:
-    """The axis along which its flexible side lies."""
-    return 1 - rows_of(config)
-
-
-def usable_warp_tiles(config: GemmConfig, arch: ArchSpec) -> list[Triple]:
-    """Warp tiles of the arch for this pipeline; if it is specialised, those in this orientation that suit the layout:
-    an operand that does not lie along k is read in panels as wide as the swizzle.
-    """
-    tiles = arch.warp_tiles_for(config.table_key, config.pipeline)
-    if not is_specialised(config, arch) or arch.bulk_copy is None:
-        return list(tiles)
-    axis = columns_of(config)
-    along_k = config.layout[axis : axis + 1] == "rc"[axis] or size_of(config.a) == 1
-    unit = 1 if along_k else arch.bulk_copy.swizzle_bytes // size_of(config.a)
-    return [tile for tile in tiles if tile[1 - axis] == SIDE and tile[axis] % unit == 0]
 
 
 def _copies(config: GemmConfig, arch: ArchSpec) -> BulkCopy | None:
@@ -89,20 +57,6 @@ def slices_in_cluster(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]
     elif config.persistent:
         reason = "a cluster along k ends with its tile"
         yield Violation("slices_in_cluster", "persistent", True, reason, {"persistent": False})
-
-
-def stage_count(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """``stages`` is 0, or a number that the pipeline can be given."""
-    if config.stages == 0 or config.pipeline not in arch.pipelines:
-        return
-    offer = arch.pipeline(config.pipeline)
-    if offer.min_stages == offer.max_stages:
-        reason = f"pipeline {config.pipeline} always has {offer.min_stages} stage(s)"
-        yield Violation("stage_count", "stages", config.stages, reason, {"stages": 0})
-    elif not offer.min_stages <= config.stages <= offer.max_stages:
-        reason = f"pipeline {config.pipeline} has {offer.min_stages} to {offer.max_stages} stages"
-        mended = min(max(config.stages, offer.min_stages), offer.max_stages)
-        yield Violation("stage_count", "stages", config.stages, reason, {"stages": mended})
 
 
 def promotion(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
@@ -175,7 +129,9 @@ def one_instruction_wide(config: GemmConfig, arch: ArchSpec) -> Iterator[Violati
     wanted = config.wave[axis] * config.warp_tile[axis]
     if config.tile[axis] != wanted:
         reason = f"along {'mn'[axis]} each wave has one warp tile, so the tile has {wanted}"
-        yield Violation("one_instruction_wide", "tile", config.tile, reason, {"tile": _with(config.tile, axis, wanted)})
+        yield Violation(
+            "one_instruction_wide", "tile", config.tile, reason, {"tile": with_extent(config.tile, axis, wanted)}
+        )
 
 
 def swizzled_rows(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
@@ -187,7 +143,7 @@ def swizzled_rows(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
     if config.tile[2] % unit or config.tile[2] > copies.max_box:
         fitting = min(-(-config.tile[2] // unit) * unit, copies.max_box // unit * unit)
         reason = f"tile_k is a multiple of {unit} up to {copies.max_box}: whole rows of {copies.swizzle_bytes} bytes"
-        yield Violation("swizzled_rows", "tile", config.tile, reason, {"tile": _with(config.tile, 2, fitting)})
+        yield Violation("swizzled_rows", "tile", config.tile, reason, {"tile": with_extent(config.tile, 2, fitting)})
 
 
 def mn_major(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
@@ -254,45 +210,6 @@ def always_persistent(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]
         yield Violation("always_persistent", "persistent", False, reason, {"persistent": True})
 
 
-def always_padded(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """CUDA: kernels handle every size anyway, so that the flags would name the same code twice."""
-    if arch.kind == "cuda":
-        for name in ("pad_m", "pad_n", "pad_k"):
-            if not getattr(config, name):
-                reason = "kernels of this kind handle every size: there is none without"
-                yield Violation("always_padded", name, False, reason, {name: True})
-
-
-def paired_columns(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """CUDA, without producers: 8-bit B whose columns lie together is read two instructions at a time."""
-    apart = arch.kind != "cuda" or config.pipeline not in arch.pipelines or is_specialised(config, arch)
-    if apart or size_of(config.a) != 1 or config.layout[1:2] != "r" or min(config.wave) <= 0:
-        return
-    unit = 2 * config.warp_tile[1] * config.wave[1]
-    if unit > 0 and config.tile[1] % unit:
-        reason = f"a wave's part of a row-major 8-bit B is a multiple of {2 * config.warp_tile[1]} columns"
-        fix = {"tile": _with(config.tile, 1, -(-config.tile[1] // unit) * unit)}
-        yield Violation("paired_columns", "tile", config.tile, reason, fix)
-
-
-def shared_memory(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """GPU: the stages, barriers and staged results of a workgroup fit into shared memory."""
-    if (
-        arch.kind == "cpu"
-        or config.pipeline not in arch.pipelines
-        or min(*config.tile, *config.wave, *config.warp_tile) <= 0
-        # Each thread of an AMD GPU has a place in its tiles: with more of them than can be, no tile would do.
-        or (arch.kind == "hip" and config.waves * arch.wave_size > arch.max_threads_per_workgroup)
-    ):
-        return
-    needed = shared_bytes(config, arch)
-    if needed > arch.lds_bytes:
-        stages = stages_of(config, arch)
-        reason = f"{stages} stages and the epilogue need {needed} bytes of shared memory; there are {arch.lds_bytes}"
-        name = "stages" if config.stages else "tile"
-        yield Violation("shared_memory", name, getattr(config, name), reason, _fitting(config, arch))
-
-
 def transposed_fragments(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
     """Where nothing is gained by it, the warp tile is not transposed."""
     if not config.transpose_c:
@@ -306,12 +223,6 @@ def transposed_fragments(config: GemmConfig, arch: ArchSpec) -> Iterator[Violati
 
 
 # ---- fixes ----
-
-
-def _with(tile: Triple, axis: int, value: int) -> Triple:
-    sizes = list(tile)
-    sizes[axis] = value
-    return sizes[0], sizes[1], sizes[2]
 
 
 def _portable(arch: ArchSpec) -> dict[str, object]:
@@ -330,31 +241,8 @@ def _boxed(config: GemmConfig, arch: ArchSpec, copies: BulkCopy) -> dict[str, ob
             unit = min(config.wave[axis] * config.warp_tile[axis], copies.max_box)
         size = min(config.tile[axis], copies.max_box // unit * unit)
         rows = -(-size // copies.swizzle_rows) * copies.swizzle_rows
-        config = config.replace(tile=_with(config.tile, axis, rows))
+        config = config.replace(tile=with_extent(config.tile, axis, rows))
     return {"wave": config.wave, "tile": config.tile}
-
-
-def _fitting(config: GemmConfig, arch: ArchSpec) -> dict[str, object]:
-    """The first change that makes shared memory suffice: sums through the workspace, fewer stages, a shorter k, a
-    smaller tile, the default epilogue.
-    """
-    if config.cluster[2] > 1:
-        return {"cluster": (*config.cluster[:2], 1)}
-    if config.stages:
-        fix: dict[str, object] = {"stages": 0}
-        if shared_bytes(config.replace(stages=0), arch) <= arch.lds_bytes:
-            return fix
-        config = config.replace(stages=0)
-    else:
-        fix = {}
-    unit = least_tile(config, arch)
-    for axis in (2, rows_of(config), columns_of(config)):
-        while config.tile[axis] > unit[axis] and shared_bytes(config, arch) > arch.lds_bytes:
-            half = max(config.tile[axis] // 2 // unit[axis], 1) * unit[axis]
-            config = config.replace(tile=_with(config.tile, axis, half))
-    if shared_bytes(config, arch) > arch.lds_bytes:
-        return {**fix, "tile": config.tile, "epilogue": Epilogue.DEFAULT}
-    return {**fix, "tile": config.tile}
 
 
 GPU_RULES = (

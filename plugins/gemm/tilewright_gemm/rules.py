@@ -1,7 +1,7 @@
 """All rules of GEMM in the order in which they are checked and mended, and the rules on variants.
 
-What a kernel computes is in ``signature_rules``, tiles and resources in ``tile_rules`` and ``gpu_rules``. No rule knows
-an arch's numbers: they come from ``ArchSpec``.
+What a kernel computes is in ``signature_rules``, tiles and resources in ``tile_rules``, ``gpu_rules`` and the kit. No
+rule knows an arch's numbers: they come from ``ArchSpec``.
 """
 
 # ruff: noqa: ARG001  (all rules have the same signature)
@@ -18,6 +18,7 @@ from tilewright_gemm.tile_rules import TILE_RULES
 from tilewright_gemm.words import Reduction
 from tilewright_kit.rules import RuleBook, Violation
 from tilewright_kit.tiles.footprint import is_specialised
+from tilewright_kit.tiles.rules import cpu_waves, gpu_waves
 
 __all__ = ["RULES"]
 
@@ -78,23 +79,6 @@ def stream_k(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
     elif config.reduction is not Reduction.LINEAR:
         reason = "partial tiles are added in their order: linear"
         yield Violation("stream_k", "reduction", config.reduction.value, reason, {"reduction": Reduction.LINEAR})
-
-
-def cpu_waves(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """Threads of a CPU share rows and columns; K is shared by ``split_k`` only."""
-    if arch.kind == "cpu" and config.wave[2] != 1:
-        reason = "threads share rows and columns; use split_k to share K"
-        yield Violation("cpu_waves", "wave", config.wave, reason, {"wave": (*config.wave[:2], 1)})
-
-
-def gpu_waves(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """Waves of a GPU's workgroup share rows and columns likewise: no template adds up what waves have summed of K."""
-    if arch.kind != "cpu" and config.wave[2] != 1:
-        reason = "no template has waves that share K; use split_k, or as many more along m or n"
-        m, n, k = config.wave
-        wider = [wave for wave in ((m, n * k, 1), (m * k, n, 1), (m, n, 1)) if wave in arch.waves]
-        fix: dict[str, object] = {"wave": wider[0]} if wider else {}
-        yield Violation("gpu_waves", "wave", config.wave, reason, fix)
 
 
 RULES: RuleBook[GemmConfig] = RuleBook(
