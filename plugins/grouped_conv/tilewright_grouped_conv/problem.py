@@ -122,11 +122,17 @@ class ConvProblem(Problem):
         return orders(self.image, geometry.input, geometry.groups, geometry.cg)
 
     @cached_property
+    def own_pixel_orders(self) -> tuple[Order, ...]:
+        """Orders that describe y or dy."""
+        geometry = self.geometry
+        return orders(self.pixels, geometry.output, geometry.groups, geometry.kg)
+
+    @cached_property
     def pixel_orders(self) -> tuple[Order, ...]:
         """Orders that describe y or dy, and every D operand."""
         geometry = self.geometry
-        sets = [orders(view, geometry.output, geometry.groups, geometry.kg) for view in (self.pixels, *self.d)]
-        return tuple(order for order in sets[0] if all(order in others for others in sets[1:]))
+        sets = [orders(view, geometry.output, geometry.groups, geometry.kg) for view in self.d]
+        return tuple(order for order in self.own_pixel_orders if all(order in others for others in sets))
 
     @cached_property
     def order(self) -> Order:

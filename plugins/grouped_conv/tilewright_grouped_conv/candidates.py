@@ -1,0 +1,93 @@
+"""Which kernels could compute a problem, and why another cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tilewright_arch import Caches
+from tilewright_grouped_conv.config import CONFIGS, ConvConfig
+from tilewright_grouped_conv.fit import conv_mismatches, needed_transforms, with_signature
+from tilewright_grouped_conv.problem import ConvProblem
+from tilewright_grouped_conv.rules import RULES
+from tilewright_grouped_conv.views import Order
+from tilewright_grouped_conv.words import Direction, Specialization, layout_of
+from tilewright_kit.device import DeviceInfo
+from tilewright_kit.tiles.choices import cpu_teams, cpu_tiles, cpu_warp_tiles, table_key
+from tilewright_kit.words import Epilogue
+
+__all__ = ["conv_candidates", "conv_mismatches", "needed_transforms", "with_signature"]
+
+_ALONE_FLOPS, _ALONE_BYTES = 2 * 96**3, 1 << 18
+"""Below both, a team saves a microsecond or two at best, and waking it takes the processor from the server."""
+_verdicts: dict[tuple[ConvConfig, str, int, Caches], bool] = {}
+_REMEMBERED = 8192
+
+
+def conv_candidates(problem: ConvProblem, device: DeviceInfo) -> tuple[ConvConfig, ...]:
+    """Valid kernels for the problem, the preferred first, the most general last."""
+    algorithms = _cpu_algorithms(problem, device) if device.arch.kind == "cpu" else iter(())
+    found = dict.fromkeys(with_signature(problem, algorithm, device) for algorithm in algorithms)
+    return tuple(
+        config for config in found if _allowed(config, device) and not conv_mismatches(problem, config, device)
+    )
+
+
+def _allowed(config: ConvConfig, device: DeviceInfo) -> bool:
+    """What the rules say of a kernel, remembered: problems of other sizes have the same candidates."""
+    arch = device.arch
+    # Of an arch's limits only these differ from device to device.
+    key = (config, arch.id, arch.lds_bytes, arch.caches)
+    verdict = _verdicts.get(key)
+    if verdict is None:
+        if len(_verdicts) >= _REMEMBERED:
+            _verdicts.clear()
+        verdict = _verdicts[key] = RULES.allows(config, arch)
+    return verdict
+
+
+# ---- CPU ----
+
+
+def _cpu_algorithms(problem: ConvProblem, device: DeviceInfo) -> Iterator[ConvConfig]:
+    alone = problem.flops < _ALONE_FLOPS and problem.bytes_moved < _ALONE_BYTES
+    teams = (1,) if alone else cpu_teams(device.arch, device.units)
+    for first in _cpu_orders(problem):
+        for team in teams:
+            yield from _cpu_products(problem, device, first, team)
+
+
+def _cpu_orders(problem: ConvProblem) -> tuple[bool, ...]:
+    """Orders of a kernel worth considering, the most general last: channels first where images lie so."""
+    direct = problem.direction is Direction.FORWARD or (
+        problem.direction is Direction.BACKWARD_DATA and problem.geometry.stride == (1, 1, 1)
+    )
+    if direct and problem.order is not Order.LAST:
+        return (True, False)
+    return (False,)
+
+
+def _cpu_products(problem: ConvProblem, device: DeviceInfo, first: bool, team: int) -> Iterator[ConvConfig]:
+    """Implicit products, packed and blocked as GEMM's are."""
+    arch, key = device.arch, table_key(problem.dtype_in.value, problem.dtype_wei.value)
+    make = CONFIGS[problem.direction]
+    phase = max(problem.phases(first), key=lambda phase: phase.m * phase.n * phase.k)
+    explicit = problem.geometry.is_dense_pointwise and problem.direction is not Direction.BACKWARD_WEIGHT
+    for matrix in (True, False) if explicit else (False,):
+        for warp_tile in cpu_warp_tiles(arch, key, "compv3", 3):
+            cuts = cpu_tiles(arch, "compv3", warp_tile, team)
+            wide = phase.n > 2 * phase.m
+            square = not wide and phase.m < 2 * phase.n
+            for tile, wave in cuts if square else cuts[1:] if wide else cuts[:1]:
+                yield make(
+                    dtype_in=problem.dtype_in,
+                    layout=layout_of(problem.ndim, first),
+                    ndim=problem.ndim,
+                    pipeline="compv3",
+                    epilogue=Epilogue.DEFAULT,
+                    scheduler="intrawave",
+                    tile=tile,
+                    wave=wave,
+                    warp_tile=warp_tile,
+                    explicit_gemm=matrix,
+                    specialization=Specialization.FILTER1X1_STRIDE1_PAD0 if matrix else Specialization.DEFAULT,
+                )
