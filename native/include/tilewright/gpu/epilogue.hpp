@@ -2,7 +2,7 @@
 // neighbouring columns of one row at a time. Serves every GEMM kernel on GPUs; the same steps in the same order as
 // tilewright/cpu/epilogue.hpp.
 //
-//   const Epilogue<Config, float> epilogue(task.problem, task.operands(), item);   // float or int32_t accumulators
+//   const Epilogue<Config, float> epilogue(task.problem, task.operands(), item, {task.problem.ldc});   // or int32_t
 //   const auto columns = epilogue.template columns<4>(j, count);                     // once for many rows
 //   epilogue.store(accumulators, columns, i, j, count);                            // elements (i, j) to (i, j+count-1)
 // or, to store through shared memory, `epilogue.finish(...)`, which returns the elements of C packed in registers.
@@ -141,7 +141,17 @@ struct Columns {
   float scale[kCount], shift[kCount];
 };
 
-template <class Config, class Accumulator>
+// Where the rows of C lie.
+struct LinearRows {
+  static constexpr bool accumulates = false;
+  int64_t ld;
+  TW_DEVICE int64_t operator()(int64_t i) const { return i * ld; }  // elements from the first row
+  TW_DEVICE bool divisible(int elements) const { return ld % elements == 0; }
+};
+
+// Rows: LinearRows, or what convolutions have in its place (conv_rows.hpp). Where `accumulates`, the elements at
+// `rows.before`, which lie as those of C do, are added ahead of the conversion.
+template <class Config, class Accumulator, class Rows = LinearRows>
 struct Epilogue {
   using C = typename Config::C;
   using Bias = BiasType<typename Config::Bias>;
@@ -150,21 +160,22 @@ struct Epilogue {
   static_assert(!is_same<C, int32> || !is_float, "an int32 result needs int8 operands");
   // Nothing but alpha and the conversion.
   static constexpr bool plain = !Bias::present && Config::D::size == 0 && Config::scale_a == Scale::none &&
-                                Config::scale_b == Scale::none && Config::unary == Unary::PassThrough;
+                                Config::scale_b == Scale::none && Config::unary == Unary::PassThrough &&
+                                !Rows::accumulates;
 
   const tw_gemm_problem& problem;
   const tw_gemm_operand* const d;
   const int64_t item;  // of the batch
   char* const c;       // its element (0, 0)
-  const int64_t ldc;
+  const Rows rows;
   const float alpha, lo, hi;
 
-  TW_DEVICE Epilogue(const tw_gemm_problem& of, const tw_gemm_operand* operands, int64_t batch_item)
+  TW_DEVICE Epilogue(const tw_gemm_problem& of, const tw_gemm_operand* operands, int64_t batch_item, const Rows& where)
       : problem(of),
         d(operands),
         item(batch_item),
         c((char*)of.c + batch_item * of.stride_c * size_of<C>),
-        ldc(of.ldc),
+        rows(where),
         alpha((float)of.alpha),
         lo((float)of.clamp_lo),
         hi((float)of.clamp_hi) {}
@@ -209,6 +220,13 @@ struct Epilogue {
       if constexpr (Bias::present) x[l] += column.shift[l];
     }
     Ds::apply(x, d, item, i, j, count);
+    if constexpr (Rows::accumulates) {
+      const tw_gemm_operand before = {rows.before, 0, 1, 0};
+      float y[kCount];
+      load_operand<C, kCount, false>(y, before, 0, 0, rows(i) + j, count);
+      TW_UNROLL
+      for (int l = 0; l < kCount; l++) x[l] += y[l];
+    }
     TW_UNROLL
     for (int l = 0; l < kCount; l++) x[l] = apply_unary<Config::unary>(x[l], lo, hi);
     return pack<C>(x);
@@ -224,7 +242,7 @@ struct Epilogue {
   template <int kCount>
   TW_DEVICE void put(const Packed<C, kCount>& value, int64_t i, int64_t j, int count) const {
     constexpr int kBytes = kCount * size_of<C>;
-    char* const to = c + (i * ldc + j) * size_of<C>;
+    char* const to = c + (rows(i) + j) * size_of<C>;
     if (count >= kCount && is_aligned(to, min_of(16, kBytes))) {
       if constexpr (kBytes <= 16) {
         store_global(to, value);

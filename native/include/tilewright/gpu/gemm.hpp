@@ -16,28 +16,27 @@
 
 namespace tw::gpu {
 
-template <class Config, bool kSimt = kIsSimt<Config>>
+template <class Config, class Sources, bool kSimt = kIsSimt<Config>>
 struct LoopFor {
-  using type = PortableLoop<Config>;
+  using type = PortableLoop<Config, Sources>;
 };
 #if defined(__HIP__)
-template <class Config>
-struct LoopFor<Config, false> {
+template <class Config, class Sources>
+struct LoopFor<Config, Sources, false> {
   using type = AmdLoop<Config>;
 };
 #endif
 
-template <class Config>
+template <class Config, class Sources = MatrixSources>
 struct Gemm {
-  using Loop = typename LoopFor<Config>::type;
+  using Loop = typename LoopFor<Config, Sources>::type;
   using TileA = typename Loop::TileA;
   using TileB = typename Loop::TileB;
   using Atom = typename Loop::Atom;
   static constexpr int waves = Config::wave_m * Config::wave_n, threads = waves * kWave;
   static constexpr int wave_rows = Config::tile_m / Config::wave_m, wave_columns = Config::tile_n / Config::wave_n;
   using Accumulator = typename Atom::Accumulator;
-  using Finish = Epilogue<Config, Accumulator>;
-  using Task = GemmTaskOf<Config>;
+  using Finish = Epilogue<Config, Accumulator, typename Sources::Rows>;
   static_assert(Config::wave_k == 1, "waves do not share k");
   static_assert(Config::tile_m % Config::wave_m == 0 && Config::tile_n % Config::wave_n == 0, "waves share the tile");
   static_assert(Config::reduction == Reduction::none, "Stream-K is for the ws pipeline");
@@ -47,7 +46,7 @@ struct Gemm {
   // cshuffle: every wave stages a strip of its part; of the matrix units of AMD GPUs, whose strips are tall, 64 columns at
   // a time. Rows lie 8 words further apart than they are long, which spreads the fragments' writes over the banks.
   static constexpr bool shuffles = Config::epilogue == EpilogueKind::cshuffle;
-  static constexpr bool cuts_strips = !is_same<Loop, PortableLoop<Config>> && wave_columns % 64 == 0;
+  static constexpr bool cuts_strips = !is_same<Loop, PortableLoop<Config, Sources>> && wave_columns % 64 == 0;
   static constexpr int strip_columns = cuts_strips ? 64 : wave_columns, strip_parts = wave_columns / strip_columns;
   static constexpr int strip_ld = strip_columns + 8, strip_bytes = Atom::strip_rows * strip_ld * 4;
   static constexpr int work_bytes = max_of(Loop::bytes, shuffles ? waves * strip_bytes : 0);
@@ -150,14 +149,14 @@ struct Gemm {
     Columns<kVector> columns = fixed;
     if constexpr (!kFixed) columns = finish.template columns<kVector>(j, count);
     const auto value = finish.finish(x, columns, i, j, count);
-    if constexpr (kWhole) store_global(finish.c + (i * finish.ldc + j) * size_of<typename Config::C>, value);
+    if constexpr (kWhole) store_global(finish.c + (finish.rows(i) + j) * size_of<typename Config::C>, value);
     else finish.put(value, i, j, count);
   }
 
   TW_DEVICE static void store_shuffled(const Atom& atom, const Finish& finish, int i0, int j0, const Where& at) {
     const uint32_t strip_at = at.shared + at.thread / kWave * strip_bytes;
     const int m = (int)finish.problem.m, n = (int)finish.problem.n;
-    const bool aligned = is_aligned(finish.c, 16) && finish.ldc % (16 / size_of<typename Config::C>) == 0;
+    const bool aligned = is_aligned(finish.c, 16) && finish.rows.divisible(16 / size_of<typename Config::C>);
     const bool whole = Finish::plain && aligned && i0 + wave_rows <= m && j0 + wave_columns <= n;
     TW_UNROLL
     for (int part = 0; part < strip_parts; part++) {
@@ -214,7 +213,11 @@ struct Gemm {
     Loop::run(atom, a, b, at);
     if constexpr (Config::split_k > 1)
       if (slices > 1 && !gather(atom, params.launch, job.index, slice, at)) return;
-    const Finish finish(problem, job.task->operands(), job.item);
+    finish_tile(atom, Finish(problem, job.task->operands(), job.item, {problem.ldc}), i0, j0, at);
+  }
+
+  // i0, j0: the tile in C.
+  TW_DEVICE static void finish_tile(const Atom& atom, const Finish& finish, int i0, int j0, const Where& at) {
     if constexpr (shuffles) {
       barrier();  // the ring is free
       store_shuffled(atom, finish, i0 + at.m0, j0 + at.n0, at);

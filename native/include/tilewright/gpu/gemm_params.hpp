@@ -22,6 +22,7 @@ struct TaskMaps<true> {
 struct TaskProblem {
   tw_gemm_problem problem;  // its `d` is null: the operands D0, D1, ... follow in the task itself
   int64_t first_tile;       // output tiles, over all batch items, of the tasks before this one
+  constexpr const tw_gemm_problem& product() const { return problem; }
 };
 
 template <int kD>
@@ -49,11 +50,13 @@ using GemmTaskOf = GemmTask<Config::D::size, Config::pipeline == Pipeline::ws>;
 
 template <class Config, bool kGrouped = Config::grouped>
 struct GemmParams {
+  using Task = GemmTaskOf<Config>;
   tw_gemm_launch launch;
-  GemmTaskOf<Config> task;
+  Task task;
 };
 template <class Config>
 struct GemmParams<Config, true> {
+  using Task = GemmTaskOf<Config>;
   tw_gemm_launch launch;
 };
 

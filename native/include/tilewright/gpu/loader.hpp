@@ -33,6 +33,7 @@ struct Operand {
         extent(total - first),
         k(length) {}
 
+  TW_DEVICE int steps() const { return ceil_div(k, Tile::depth); }
   TW_DEVICE bool aligned() const { return (((uintptr_t)base | (uintptr_t)ld) & 15) == 0; }
 
   TW_DEVICE Panel at(int step) const {

@@ -7,6 +7,7 @@
 // takes a detour: see loader.hpp.
 #pragma once
 #include "tilewright/gpu/atoms.hpp"
+#include "tilewright/gpu/epilogue.hpp"
 #include "tilewright/gpu/loader.hpp"
 
 namespace tw::gpu {
@@ -23,17 +24,30 @@ constexpr bool kCopiesWait = true;
 constexpr bool kCopiesWait = false;
 #endif
 
-template <class Config>
+// What the operands of a product are: matrices. (Convolutions gather one of them from an image: see conv_sources.hpp.)
+struct MatrixSources {
+  static constexpr bool any_alignment = true;  // which every workgroup finds out for its own task
+  using Rows = LinearRows;
+  template <class Tile, int kThreads>
+  struct A {
+    using Place = Operand<Tile>;
+    using Copy = Loader<Tile, kThreads>;
+  };
+  template <class Tile, int kThreads>
+  using B = A<Tile, kThreads>;
+};
+
+template <class Config, class Sources = MatrixSources>
 struct PortableLoop {
   using TileA = OperandTile<typename Config::A, !Config::a_col, Config::tile_m, Config::tile_k>;
   using TileB = OperandTile<typename Config::B, Config::b_col, Config::tile_n, Config::tile_k>;
   static constexpr int threads = Config::wave_m * Config::wave_n * kWave;
   using Atom = typename AtomFor<Config, TileA, TileB, Config::tile_m / Config::wave_m,
                                 Config::tile_n / Config::wave_n>::type;
-  using OperandA = Operand<TileA>;
-  using OperandB = Operand<TileB>;
-  using LoaderA = Loader<TileA, threads>;
-  using LoaderB = Loader<TileB, threads>;
+  using OperandA = typename Sources::template A<TileA, threads>::Place;
+  using OperandB = typename Sources::template B<TileB, threads>::Place;
+  using LoaderA = typename Sources::template A<TileA, threads>::Copy;
+  using LoaderB = typename Sources::template B<TileB, threads>::Copy;
 
   // ---- shared memory ----
 
@@ -41,7 +55,7 @@ struct PortableLoop {
       Config::pipeline != Pipeline::compv3 && !(kCopiesWait && Config::pipeline == Pipeline::mem);
   static constexpr int stages = is_async ? Config::stages : 1;
   static_assert(stages >= (is_async ? 2 : 1), "an asynchronous pipeline has two stages or more");
-  static constexpr bool has_raw = TileA::has_raw;
+  static constexpr bool has_raw = TileA::has_raw && Sources::any_alignment;
   static constexpr int raw_stages = has_raw ? max_of(2, stages - 1) : stages;
   static constexpr int tile_bytes = TileA::bytes + TileB::bytes, raw_bytes = TileA::raw_bytes + TileB::raw_bytes;
   static constexpr int bytes =
@@ -83,26 +97,42 @@ struct PortableLoop {
     }
   }
 
-  TW_DEVICE static void copy_step(bool aligned, const Operand<TileA>& a, const Operand<TileB>& b, int step, int slot,
+  TW_DEVICE static bool are_aligned(const OperandA& a, const OperandB& b) {
+    if constexpr (Sources::any_alignment) return a.aligned() && b.aligned();
+    return true;
+  }
+
+  TW_DEVICE static void copy_step(bool aligned, const OperandA& a, const OperandB& b, int step, int slot,
                                   const Where& at) {
     const uint32_t place = at.shared + slot * tile_bytes;
     if (aligned) {
       LoaderA::copy_aligned(place, a.at(step), at.thread);
       LoaderB::copy_aligned(place + TileA::bytes, b.at(step), at.thread);
-    } else if constexpr (!has_raw) {
-      LoaderA::copy_words(place, a.at(step), at.thread);
-      LoaderB::copy_words(place + TileA::bytes, b.at(step), at.thread);
-    } else {
+      return;
+    }
+    if constexpr (has_raw) {
       const uint32_t to = at.shared + tile_bytes + slot * raw_bytes;
       LoaderA::copy_raw(to, a.at(step), at.thread);
       LoaderB::copy_raw(to + TileA::raw_bytes, b.at(step), at.thread);
+    } else if constexpr (Sources::any_alignment) {
+      LoaderA::copy_words(place, a.at(step), at.thread);
+      LoaderB::copy_words(place + TileA::bytes, b.at(step), at.thread);
     }
   }
 
+  // From a raw copy to the tile before the ring.
+  template <class PanelA, class PanelB>
+  TW_DEVICE static uint32_t realign(uint32_t raw, const PanelA& a, const PanelB& b, const Where& at) {
+    LoaderA::realign(raw, at.shared, a, at.thread);
+    LoaderB::realign(raw + TileA::raw_bytes, at.shared + TileA::bytes, b, at.thread);
+    barrier();
+    return at.shared;
+  }
+
   // A tile is multiplied where it arrived in the ring; a raw one is realigned first, into the tile before the ring.
-  TW_DEVICE static void run_async(Atom& atom, const Operand<TileA>& a, const Operand<TileB>& b, int steps,
+  TW_DEVICE static void run_async(Atom& atom, const OperandA& a, const OperandB& b, int steps,
                                   const Where& at) {
-    const bool aligned = a.aligned() && b.aligned();
+    const bool aligned = are_aligned(a, b);
     const int ahead = (aligned ? stages : raw_stages) - 1;
     int slot = 0, next = 0;
     TW_NO_UNROLL
@@ -113,13 +143,8 @@ struct PortableLoop {
         if (aligned) wait_async<stages - 2>();
         else wait_async<raw_stages - 2>();
         barrier();  // the step has arrived for all, and the slot before it is free
-        if (has_raw && !aligned) {
-          const uint32_t raw = at.shared + tile_bytes + slot * raw_bytes;
-          tile = at.shared;
-          LoaderA::realign(raw, tile, a.at(step), at.thread);
-          LoaderB::realign(raw + TileA::raw_bytes, tile + TileA::bytes, b.at(step), at.thread);
-          barrier();
-        }
+        if constexpr (has_raw)
+          if (!aligned) tile = realign(at.shared + tile_bytes + slot * raw_bytes, a.at(step), b.at(step), at);
         multiplication.begin(tile, at);  // ahead of the copies, which share its way to shared memory
       }
       if (step + ahead < steps) copy_step(aligned, a, b, step + ahead, next, at);
@@ -133,9 +158,9 @@ struct PortableLoop {
     wait_async<0>();
   }
 
-  TW_DEVICE static void run_registers(Atom& atom, const Operand<TileA>& a, const Operand<TileB>& b, int steps,
+  TW_DEVICE static void run_registers(Atom& atom, const OperandA& a, const OperandB& b, int steps,
                                       const Where& at) {
-    const bool aligned = a.aligned() && b.aligned();
+    const bool aligned = are_aligned(a, b);
     const uint32_t tile_a = at.shared, tile_b = at.shared + TileA::bytes;
     Multiplication multiplication;
     typename LoaderA::Held held_a;
@@ -146,12 +171,13 @@ struct PortableLoop {
     }
     TW_NO_UNROLL
     for (int step = 0; step < steps; step++) {
-      const Panel panel_a = a.at(step), panel_b = b.at(step);
+      const auto panel_a = a.at(step);
+      const auto panel_b = b.at(step);
       if (step > 0) barrier();  // the tile before has been multiplied
       if (aligned) {
         LoaderA::put(held_a, tile_a, panel_a, at.thread);
         LoaderB::put(held_b, tile_b, panel_b, at.thread);
-      } else {
+      } else if constexpr (Sources::any_alignment) {
         LoaderA::move(tile_a, panel_a, at.thread);
         LoaderB::move(tile_b, panel_b, at.thread);
       }
@@ -166,8 +192,8 @@ struct PortableLoop {
     }
   }
 
-  TW_DEVICE static void run(Atom& atom, const Operand<TileA>& a, const Operand<TileB>& b, const Where& at) {
-    const int steps = ceil_div(a.k, Config::tile_k);
+  TW_DEVICE static void run(Atom& atom, const OperandA& a, const OperandB& b, const Where& at) {
+    const int steps = a.steps();
     if constexpr (is_async) run_async(atom, a, b, steps, at);
     else run_registers(atom, a, b, steps, at);
     if constexpr (is_simt) atom.unfold();

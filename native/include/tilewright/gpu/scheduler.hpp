@@ -53,20 +53,20 @@ struct Work {
   int index;  // of the output tile among all
 };
 
-template <class Config>
-TW_DEVICE const GemmTaskOf<Config>* task_of(const GemmParams<Config>& params, int index) {
+template <class Config, class Params>
+TW_DEVICE const typename Params::Task* task_of(const Params& params, int index) {
   if constexpr (Config::grouped) {
-    const auto* const tasks = (const GemmTaskOf<Config>*)params.launch.tasks;
+    const auto* const tasks = (const typename Params::Task*)params.launch.tasks;
     return tasks + find_task(tasks, (int)params.launch.count, index);
   } else {
     return &params.task;
   }
 }
 
-template <class Config>
-TW_DEVICE Work<GemmTaskOf<Config>> find_work(const GemmParams<Config>& params, int index) {
+template <class Config, class Params>
+TW_DEVICE Work<typename Params::Task> find_work(const Params& params, int index) {
   const auto* const task = task_of<Config>(params, index);
-  const tw_gemm_problem& problem = task->problem;
+  const tw_gemm_problem& problem = task->product();
   const int rows = ceil_div((int)problem.m, Config::tile_m), columns = ceil_div((int)problem.n, Config::tile_n);
   int within = Config::grouped ? index - (int)task->first_tile : index;
   int item = 0;

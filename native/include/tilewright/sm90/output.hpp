@@ -39,7 +39,7 @@ struct Output {
 
   template <class Task>
   TW_SM90 Output(const Task& task, const Work& work, int wave, uint32_t buffers, int named_barrier)
-      : epilogue(task.problem, task.operands(), work.batch),
+      : epilogue(task.problem, task.operands(), work.batch, {task.problem.ldc}),
         map(&task.c),
         m((int)task.problem.m),
         n((int)task.problem.n),
@@ -171,7 +171,7 @@ struct Output {
       const int line = at / kLineElements, byte = at % kLineElements * Plan::c_size;
       const uint32_t word = gpu::load_shared<1>(swizzled(lines, line, byte / 16) + byte % 16 / 4 * 4).w[0];
       if (i + line < m && j + at % kLineElements < n) {
-        char* const to = epilogue.c + ((int64_t)(i + line) * epilogue.ldc + j + at % kLineElements) * Plan::c_size;
+        char* const to = epilogue.c + ((int64_t)(i + line) * epilogue.rows.ld + j + at % kLineElements) * Plan::c_size;
         if constexpr (kHalf) gpu::store_global(to, (Storage)(word >> (byte % 4 * 8)));
         else gpu::store_global(to, word);
       }
