@@ -127,6 +127,12 @@ class Config:
         return dataclasses.replace(self, **changes)
 
     def source(self, name: str) -> str:
+        body = "\n  ".join(self.lines())
+        return f"namespace {{ struct Config_{name} {{\n  {body}\n}}; }}\nTW_GEMM_ENTRIES({name}, Config_{name})\n"
+
+    def lines(self) -> list[str]:
+        """The members of the struct that states this configuration."""
+
         def flag(value: bool) -> str:
             return "true" if value else "false"
 
@@ -159,8 +165,7 @@ class Config:
             for kind, group in constants.items()
             for key, value in group.items()
         ]
-        body = "\n  ".join(lines)
-        return f"namespace {{ struct Config_{name} {{\n  {body}\n}}; }}\nTW_GEMM_ENTRIES({name}, Config_{name})\n"
+        return lines
 
 
 # ---- the argument structs of core/gemm_args.h ----
@@ -265,7 +270,12 @@ class Library:
     """Compiled units: every configuration under a name of its own."""
 
     def __init__(
-        self, folder: Path, configs: Sequence[Config], level: str, command: Sequence[str] | None = None
+        self,
+        folder: Path,
+        configs: Sequence[Config],
+        level: str,
+        command: Sequence[str] | None = None,
+        header: str = "gemm.hpp",
     ) -> None:
         self.names = {config: f"k{index}" for index, config in enumerate(dict.fromkeys(configs))}
         self._handles: dict[str, ctypes.CDLL] = {}
@@ -273,7 +283,7 @@ class Library:
 
         def build(index: int) -> None:
             text = "".join(config.source(name) for config, name in groups[index])
-            output = build_once(folder, f'#include "tilewright/cpu/gemm.hpp"\n{text}', LEVELS[level][0], command)
+            output = build_once(folder, f'#include "tilewright/cpu/{header}"\n{text}', LEVELS[level][0], command)
             handle = ctypes.CDLL(str(output))
             self._handles.update({name: handle for _, name in groups[index]})
 

@@ -16,6 +16,7 @@
 // All but name_packed_b and name_workspace have the signature tw_cpu_kernel, with tw_gemm_args as args.
 #pragma once
 #include "tilewright/cpu/in_place.hpp"
+#include "tilewright/cpu/partials.hpp"
 #include "tilewright/cpu/streaming.hpp"
 
 TW_NAMESPACE_BEGIN
@@ -152,31 +153,11 @@ struct Gemm {
       for (int64_t piece; (piece = crew.claim(pieces)) >= 0;) {
         const int64_t item = piece / strips, row = piece % strips * kReduceRows;
         const Output out = {&p, item, (char*)p.c + item * p.stride_c * size_of<typename Config::C>, p.ldc, false};
-        reduce_rows(out, (const Accumulator*)partials + item * slices * p.m * p.n, slices, row,
+        reduce_rows<Out>(out, (const Accumulator*)partials + item * slices * p.m * p.n, slices, row,
                     min_of(p.m - row, kReduceRows));
       }
       crew.end_stage(pieces);
       partials += max_of(p.batch, 0) * slices * p.m * p.n * 4;
-    }
-  }
-
-  static constexpr int kReduceRows = 8, kReduceColumns = 128;
-
-  static TW_INLINE void reduce_rows(const Output& out, const Accumulator* partials, int64_t slices, int64_t row,
-                                    int64_t rows) {
-    using V = typename Dot::accumulator;
-    alignas(64) Accumulator tile[kReduceRows * kReduceColumns];
-    const int64_t m = out.problem->m, n = out.problem->n;
-    for (int64_t j0 = 0; j0 < n; j0 += kReduceColumns) {
-      const int64_t cols = min_of(n - j0, kReduceColumns);
-      for (int64_t i = 0; i < rows; i++)
-        for (int64_t j = 0; j < cols; j += kLanes) {
-          V sum = {};
-          for (int64_t s = 0; s < slices; s++)
-            sum += load_lanes<V>(partials + (s * m + row + i) * n + j0 + j, cols - j);
-          store_as(tile + i * kReduceColumns + j, sum);
-        }
-      Out::store(out, row, j0, rows, cols, tile, kReduceColumns, nullptr);
     }
   }
 
