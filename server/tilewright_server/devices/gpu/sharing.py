@@ -248,6 +248,10 @@ class Importer:
         """Several allocations, one behind the other in one range of addresses."""
         driver, api = self._driver, self._driver.api
         total = sum(handle.part_bytes)
+        with self._allocation(handle.fds[0]) as (_, granule):
+            # Before anything is reserved: the driver refuses a range of a part of a granule without saying why.
+            if uneven := next((size for size in handle.part_bytes if size % granule), 0):
+                raise _uneven(uneven, granule)
         base = int(driver.check(api.reserve(total)))
         mapped: list[tuple[int, int]] = []
 
@@ -260,8 +264,6 @@ class Importer:
             at = base
             for fd, size in zip(handle.fds, handle.part_bytes, strict=True):
                 with self._allocation(fd) as (allocation, granule):
-                    if size % granule:
-                        raise _uneven(size, granule)
                     result = api.map_range(at, size, allocation)[0]
                     if result:
                         raise self._refused(allocation, size, granule, result)
