@@ -12,10 +12,10 @@ from tilewright_kit.cost import (
     Traffic,
     Work,
     estimate,
-    gemm_traffic,
     reduction_seconds,
     rounds,
     tile_efficiency,
+    tiled_traffic,
     unit_efficiency,
 )
 
@@ -52,9 +52,9 @@ def test_fewer_blocks_than_the_device_holds_are_no_slower_for_it() -> None:
 
 
 def test_traffic_of_a_product_is_least_when_one_tile_covers_it() -> None:
-    assert gemm_traffic(64, 32, 16, (64, 32), (2, 2, 4)) == 2 * 64 * 16 + 2 * 16 * 32 + 4 * 64 * 32
-    assert gemm_traffic(64, 32, 16, (32, 32), (2, 2, 4)) == 2 * 64 * 16 + 2 * 2 * 16 * 32 + 4 * 64 * 32
-    assert gemm_traffic(64, 32, 16, (64, 32), (2, 2, 4), k_slices=3) == 2 * 64 * 16 + 2 * 16 * 32 + 3 * 4 * 64 * 32
+    assert tiled_traffic(64, 32, 16, (64, 32), (2, 2, 4)) == 2 * 64 * 16 + 2 * 16 * 32 + 4 * 64 * 32
+    assert tiled_traffic(64, 32, 16, (32, 32), (2, 2, 4)) == 2 * 64 * 16 + 2 * 2 * 16 * 32 + 4 * 64 * 32
+    assert tiled_traffic(64, 32, 16, (64, 32), (2, 2, 4), k_slices=3) == 2 * 64 * 16 + 2 * 16 * 32 + 3 * 4 * 64 * 32
 
 
 def test_the_slowest_part_decides_and_overlap_hides_the_other() -> None:

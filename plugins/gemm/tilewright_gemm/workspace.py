@@ -9,12 +9,11 @@ from tilewright_gemm.config import GemmConfig
 from tilewright_gemm.packing import packed_bytes
 from tilewright_gemm.problem import Product
 from tilewright_gemm.words import Binary, ScaleA, ScaleB, Unary
+from tilewright_kit.tiles.cpu_cost import SHARED_BYTES
 from tilewright_kit.tiles.tiled import GROUP_BYTES
 
-__all__ = ["SHARED_BYTES", "slice_length", "slices", "workspace_bytes"]
+__all__ = ["slice_length", "slices", "workspace_bytes"]
 
-SHARED_BYTES = 16 << 20
-"""``kSharedBytes``: what the team's shared packed operand may fill; a deeper K makes its tile narrower."""
 _SKINNY = 8
 _STREAM_COLUMNS = 512
 _STREAM_VECTOR = 16

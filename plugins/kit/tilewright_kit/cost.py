@@ -17,11 +17,11 @@ __all__ = [
     "Work",
     "ceil_div",
     "estimate",
-    "gemm_traffic",
     "padded",
     "reduction_seconds",
     "rounds",
     "tile_efficiency",
+    "tiled_traffic",
     "unit_efficiency",
 ]
 
@@ -78,7 +78,7 @@ class Traffic:
         return self.nbytes / self.bytes_per_second if self.bytes_per_second > 0 else 0.0
 
 
-def gemm_traffic(
+def tiled_traffic(
     m: int, n: int, k: int, tile: tuple[int, int], element_bytes: tuple[float, float, float], k_slices: int = 1
 ) -> float:
     """Bytes that a tiled product reads and writes at the level that feeds tiles of ``tile`` = (m, n).
