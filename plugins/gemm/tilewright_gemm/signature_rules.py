@@ -9,18 +9,17 @@ from tilewright_arch import ArchSpec
 from tilewright_gemm.config import GemmConfig
 from tilewright_gemm.words import (
     LAYOUTS,
-    MAX_D,
     Binary,
     ScaleA,
     ScaleB,
     Unary,
     accumulator,
-    epilogue_dtypes,
     is_pair,
     output_dtypes,
 )
 from tilewright_kit.dtypes import DType
 from tilewright_kit.rules import Violation
+from tilewright_kit.tiles.epilogue_rules import elementwise_operands, epilogue_operand_dtypes
 
 __all__ = ["SIGNATURE_RULES"]
 
@@ -63,44 +62,6 @@ def layout(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
         nearest = config.layout[:2] + "r"
         fix = {"layout": nearest if nearest in LAYOUTS else "rcr"}
         yield Violation("layout", "layout", config.layout, f"layouts are {', '.join(LAYOUTS)}", fix)
-
-
-def elementwise_operands(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """The binary step and the number of D operands fit together."""
-    count, binary = config.num_d_tensors, config.binary
-    if not 0 <= count <= MAX_D:
-        yield Violation(
-            "elementwise_operands",
-            "num_d_tensors",
-            count,
-            f"there may be 0 to {MAX_D} D operands",
-            {"num_d_tensors": min(max(count, 0), MAX_D), "dtype_d": ()},
-        )
-    elif binary is Binary.PASS and count:
-        reason = f"{count} D operands are declared, but no step uses them"
-        fix: dict[str, object] = {"binary": Binary.MULTI_D_ADD}
-        yield Violation("elementwise_operands", "binary", binary.value, reason, fix)
-    elif binary is not Binary.PASS and not count:
-        reason = f"{binary} needs D operands"
-        yield Violation("elementwise_operands", "num_d_tensors", count, reason, {"num_d_tensors": 1, "dtype_d": ()})
-    elif binary in (Binary.ADD, Binary.MULTIPLY) and count != 1:
-        reason = f"{binary} takes exactly one D operand"
-        fix = {"binary": Binary.MULTI_D_ADD if binary is Binary.ADD else Binary.MULTI_D_MULTIPLY}
-        yield Violation("elementwise_operands", "binary", binary.value, reason, fix)
-    if config.dtype_d and len(config.dtype_d) != max(count, 0):
-        reason = f"{len(config.dtype_d)} types are given for {count} D operands"
-        yield Violation("elementwise_operands", "dtype_d", config.dtype_d, reason, {"dtype_d": ()})
-
-
-def epilogue_operand_dtypes(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """Bias and D are of types that the epilogue reads."""
-    allowed = [item.value for item in epilogue_dtypes(config.dtype_a)]
-    text = f"in a product of {config.a} it may be {', '.join(allowed)}"
-    if config.bias and config.bias not in allowed:
-        yield Violation("epilogue_operand_dtypes", "bias", config.bias, f"bias: {text}", {"bias": "fp32"})
-    if any(item not in allowed for item in config.dtype_d):
-        mended = tuple(item if item in allowed else "fp32" for item in config.dtype_d)
-        yield Violation("epilogue_operand_dtypes", "dtype_d", config.dtype_d, f"D: {text}", {"dtype_d": mended})
 
 
 def integer_output(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
