@@ -1,0 +1,123 @@
+"""A deterministic analytic estimate of a plan's device time, good enough to rank kernels."""
+
+from __future__ import annotations
+
+from tilewright_grouped_conv.config import ConvConfig
+from tilewright_grouped_conv.fit import needed_transforms
+from tilewright_grouped_conv.phases import Phase
+from tilewright_grouped_conv.problem import ConvProblem
+from tilewright_grouped_conv.transform_plan import transform_seconds
+from tilewright_grouped_conv.words import Direction, Kind
+from tilewright_grouped_conv.workspace import padded_k, slices
+from tilewright_kit.device import DeviceInfo
+from tilewright_kit.operation import Prediction
+from tilewright_kit.tiles.cpu_cost import (
+    CALL_SECONDS,
+    PACK_SECONDS_PER_GROUP,
+    TEAM_SECONDS,
+    TILE_SECONDS,
+    bandwidth,
+    blocked,
+    clock,
+    rate,
+    read,
+    tile_rate,
+)
+from tilewright_kit.tiles.footprint import lanes
+
+__all__ = ["predict_conv"]
+
+_GATHER_SECONDS_PER_GROUP = 1.0 / 1.0e10
+"""Copying one 32-bit group of an image whose pixels do not lie at one distance, before it is packed."""
+_ACROSS = 2.0
+"""Packing across the pixels, as the gradient of the weights does, takes so much longer than along channels."""
+_DIRECT_CYCLES = 1.2
+"""Of one multiplication of vectors in a loop without register tiles: loads go with it."""
+
+
+def predict_conv(problem: ConvProblem, config: ConvConfig, device: DeviceInfo) -> Prediction:
+    """Seconds of all stages, and what they are made of."""
+    copies = needed_transforms(problem, config, device)
+    parts = {"copies": sum(transform_seconds(copy.nbytes, device) for copy in copies)}
+    for phase in problem.phases(config.channels_first):
+        if phase.m and phase.n and phase.batch:
+            for name, value in _phase(problem, phase, config, device).items():
+                parts[name] = parts.get(name, 0.0) + value
+    launches = 2 if config.split_k > 1 else 1
+    parts["launch"] = (CALL_SECONDS + (TEAM_SECONDS if config.waves > 1 else 0.0)) * launches
+    return Prediction(sum(parts.values()), parts)
+
+
+def _phase(problem: ConvProblem, phase: Phase, config: ConvConfig, device: DeviceInfo) -> dict[str, float]:
+    if not config.is_matrix:
+        parts = _loops(problem, phase, config, device)
+    elif problem.direction is Direction.BACKWARD_WEIGHT:
+        parts = _weights(phase, config, device)
+    else:
+        parts = _implicit(problem, phase, config, device)
+    drawn = bandwidth(device, config.waves)
+    results = phase.batch * phase.m * phase.n
+    parts["store"] = results * problem.dtype_out.bytes / drawn
+    split = slices(padded_k(phase, config), config.split_k, config.tile[2]) if config.is_matrix else config.split_k
+    if split > 1:
+        parts["reduce"] = results * 4 * (split + 1) / drawn
+    return parts
+
+
+def _implicit(problem: ConvProblem, phase: Phase, config: ConvConfig, device: DeviceInfo) -> dict[str, float]:
+    """Products by the driver of ``tilewright/cpu/conv.hpp``: members share each, or take one each."""
+    split = slices(padded_k(phase, config), config.split_k, config.tile[2])
+    k, count = -(-padded_k(phase, config) // split), phase.batch * split
+    team, rounds = config.waves, float(count)
+    if team > 1 and count >= 4 * team:
+        team, rounds = 1, count / config.waves
+    alone = config.replace(wave=(1, 1, 1)) if team == 1 and config.waves > 1 else config
+    sizes = (problem.dtype_in.bytes, problem.dtype_wei.bytes)
+    _, parts = blocked(phase.m, phase.n, k, alone, device, sizes[::-1] if config.image_is_b else sizes)
+    if config.kind is Kind.IMPLICIT:
+        gathered = (phase.n if config.image_is_b else phase.m) * -(-k // config.warp_tile[2])
+        parts["gather"] = gathered * _GATHER_SECONDS_PER_GROUP * _scattered(problem) / team
+    return {name: value * rounds for name, value in parts.items()}
+
+
+def _scattered(problem: ConvProblem) -> float:
+    """Part of the rows whose panels are copied line by line before they are packed: those near an edge, and all of an
+    image whose pixels are read at a stride.
+    """
+    geometry = problem.geometry
+    if geometry.is_pointwise:
+        return 0.25
+    edges = 1.0
+    for size, taps, dilation in zip(geometry.output, geometry.filter, geometry.dilation, strict=True):
+        edges *= max(0.0, 1.0 - (taps - 1) * dilation / max(size, 1))
+    return min(1.0, 0.25 + (1.0 - edges))
+
+
+def _weights(phase: Phase, config: ConvConfig, device: DeviceInfo) -> dict[str, float]:
+    """The gradient of the weights by ``tilewright/cpu/conv_weight.hpp``: long sums over pixels, both operands packed
+    across them.
+    """
+    mr, nr, depth = config.warp_tile
+    team = config.waves
+    groups = max(-(-phase.k // depth), 1)
+    tiles = phase.batch * -(-phase.m // mr) * -(-phase.n // nr)
+    busy = max(1.0, min(float(team), tiles * max(config.split_k, 1)))
+    speed = rate(config, device) * tile_rate(config, device)
+    blocks = -(-phase.k // max(config.tile[2], 1))
+    packed = phase.batch * groups * (phase.n + phase.m)
+    return {
+        "compute": tiles * mr * nr * groups * depth * 2 / speed / busy,
+        "tiles": tiles * blocks * TILE_SECONDS / busy,
+        "packing": packed * _ACROSS * PACK_SECONDS_PER_GROUP / busy,
+    }
+
+
+def _loops(problem: ConvProblem, phase: Phase, config: ConvConfig, device: DeviceInfo) -> dict[str, float]:
+    """Kernels without register tiles: a multiplication for each vector of channels (or pixels) and tap, or memory."""
+    team = max(config.waves, 1)
+    vectors = phase.batch * phase.m * phase.n * phase.k / lanes(device.arch)
+    moved = sum(item.desc.size * item.desc.dtype.bytes for item in problem.operands)
+    return {
+        "compute": vectors * _DIRECT_CYCLES / clock(device) / team,
+        "memory": read(moved, device, team) / max(len(problem.phases(config.channels_first)), 1),
+    }
