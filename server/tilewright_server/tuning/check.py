@@ -1,10 +1,11 @@
 """Whether a kernel's output is right, fast enough to ask it of every kernel of a sweep.
 
-A small problem is compared with the operation's float64 reference in every element. Of a large product the reference is
-made for some rows and some columns, first and last among them, and every element of those is compared; and, where C is
-the product and nothing else, C x = A (B x) is tested in float64 for random signs x (Freivalds): an error in any element
-moves its row's sum, which is compared row by row. Bounds are those of ``tilewright_kit.compare``; in rows of n
-elements an error larger than about six roundings of a whole row (6 * u * sqrt(n) times the size of an element) is seen.
+A small problem is compared with the operation's float64 reference in every element. Of a large one the reference is
+made for some parts (rows and columns of a product, channels and images of a convolution, first and last among them),
+and every element of those is compared; and, where the output is linear in its operands, its sums with random signs
+along one axis are tested in float64 (Freivalds): an error in any element moves its line's sum, which is compared line
+by line. Bounds are those of ``tilewright_kit.compare``; in lines of n elements an error larger than about six roundings
+of a whole line (6 * u * sqrt(n) times the size of an element) is seen.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from tilewright_kit.compare import bound, compare
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.dtypes import DType
 from tilewright_kit.operation import Operation
-from tilewright_kit.problem import Problem, Role
-from tilewright_server.tuning.cases import DTYPES, Case
+from tilewright_kit.problem import OperationRequest, Problem, Role
+from tilewright_server.tuning.cases import DTYPES, Case, Part, Projection
+from tilewright_server.tuning.families import family_of
 
 __all__ = ["Truth", "Verdict"]
 
@@ -30,11 +32,9 @@ Array = npt.NDArray[Any]
 
 WHOLE = 1 << 27
 """Most multiply-adds of a problem that is compared as a whole."""
-LINES = 24
-"""Rows, and columns, of a large product that are compared element by element."""
-VECTORS = 2
+PART = 1 << 28
+"""About the most multiply-adds of a part of a large problem that is compared element by element."""
 _CHUNK = 1 << 22
-_ALL = slice(None)
 _OUTLIER = 6.0
 EIGHT_BIT_GPU = 1.5e-2
 """Relative error that matrix units of GPUs may add in sums of 4096 products of 8-bit floats: they keep some 14 bits of
@@ -47,19 +47,6 @@ class Verdict:
 
     error: float
     reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Rows or columns of C; ``lead`` is a product of a batch."""
-
-    lead: int | None
-    rows: Any
-    columns: Any
-
-    def of(self, out: Array) -> Array:
-        found: Array = (out if self.lead is None else out[self.lead])[self.rows][:, self.columns]
-        return found
 
 
 class Truth:
@@ -78,9 +65,8 @@ class Truth:
         self._case, self._device, self._rng = case, device, rng
         self._outputs = {item.name: item.desc for item in problem.operands if item.role is Role.OUTPUT}
         self._whole: Mapping[str, Array] | None = None
-        self._parts: list[tuple[_Part, Array]] = []
-        self._signs: Array | None = None
-        self._sums: Array | None = None
+        self._parts: list[tuple[Part, Array]] = []
+        self._projection: Projection | None = None
         self.is_whole = case is None or case.flops <= 2 * WHOLE
 
     def prepare(self) -> None:
@@ -90,18 +76,25 @@ class Truth:
                 self._whole = self._operation.reference(self._problem, self._inputs)
         elif not self._parts:
             assert self._case is not None
-            self._parts = self._references(self._case)
+            family = family_of(self._problem.operation)
+            parts = family.parts(self._case, self._inputs, self._rng, PART)
+            self._parts = [(part, self._reference(part.request, part.inputs)) for part in parts]
             if self._case.is_plain:
-                width = self._outputs["out"].shape[-1]
-                self._signs = self._rng.choice(np.array([-1.0, 1.0]), (width, VECTORS))
-                self._sums = _times(self._inputs["a"], _times(self._inputs["b"], self._signs))
+                self._projection = family.projection(self._case, self._inputs, self._rng, self._reference)
+
+    def _reference(self, request: OperationRequest, inputs: Mapping[str, Array]) -> Array:
+        """The right output of a smaller problem of the same kind."""
+        problem = self._operation.parse(request)
+        (out,) = self._operation.reference(problem, inputs).values()
+        return np.asarray(out)
 
     def check(self, outputs: Mapping[str, Array], poisoned: Mapping[str, Array]) -> Verdict:
         """Compare what a kernel wrote over ``poisoned``."""
         self.prepare()
         if self._whole is not None:
             return self._check_whole(self._whole, outputs, poisoned)
-        return self._check_parts(outputs["out"], poisoned["out"])
+        (name,) = self._outputs
+        return self._check_parts(outputs[name], poisoned[name], self._outputs[name].dtype)
 
     def _check_whole(
         self, whole: Mapping[str, Array], outputs: Mapping[str, Array], poisoned: Mapping[str, Array]
@@ -115,7 +108,7 @@ class Truth:
         return Verdict(worst)
 
     def _compare(self, have: Array, want: Array, poisoned: Array, dtype: DType, where: str) -> Verdict:
-        k = self._case.k if self._case is not None else 4096
+        k = self._case.depth if self._case is not None else 4096
         found = compare(have, want, dtype, k, poisoned=poisoned)
         limit = max(found.bound, self._bound(dtype))
         right = found.unwritten == 0 and found.misplaced == 0 and found.error <= limit
@@ -125,59 +118,31 @@ class Truth:
         """Allowed relative error of the norm."""
         if self._case is None:
             return bound(dtype, 4096)
-        limit = bound(dtype, self._case.k)
+        limit = bound(dtype, self._case.depth)
         if self._device.kind != "cpu" and DTYPES[self._case.dtype][0] in ("fp8", "bf8"):
-            limit += EIGHT_BIT_GPU * math.sqrt(self._case.k / 4096)
+            limit += EIGHT_BIT_GPU * math.sqrt(self._case.depth / 4096)
         return limit
 
-    # ---- large products ----
+    # ---- large problems ----
 
-    def _check_parts(self, out: Array, poisoned: Array) -> Verdict:
-        dtype = self._outputs["out"].dtype
+    def _check_parts(self, out: Array, poisoned: Array, dtype: DType) -> Verdict:
         worst = 0.0
-        for place, want in self._parts:
-            verdict = self._compare(place.of(out), want, place.of(poisoned), dtype, "some rows and columns")
+        for part, want in self._parts:
+            verdict = self._compare(part.take(out), want, part.take(poisoned), dtype, "some rows and columns")
             if verdict.reason:
                 return verdict
             worst = max(worst, verdict.error)
-        if self._signs is not None and self._sums is not None:
-            verdict = self._project(out, dtype, self._signs, self._sums)
+        if self._projection is not None:
+            verdict = self._project(out, dtype, self._projection)
         else:
             verdict = _written(out, poisoned, dtype)
         return Verdict(max(worst, verdict.error), verdict.reason)
 
-    def _references(self, case: Case) -> list[tuple[_Part, Array]]:
-        """Some rows and some columns of C (of one product of a batch), by the operation's own reference."""
-        lead = int(self._rng.integers(case.batch)) if case.batch else None
-        rows, columns = _Part(lead, self._some(case.m), _ALL), _Part(lead, _ALL, self._some(case.n))
-        by_row, by_column = replace(case, m=len(rows.rows), batch=0), replace(case, n=len(columns.columns), batch=0)
-        return [(rows, self._reference(by_row, rows)), (columns, self._reference(by_column, columns))]
-
-    def _some(self, size: int) -> Array:
-        picked = self._rng.choice(size, min(LINES, size), replace=False)
-        return np.unique([0, size - 1, *picked])
-
-    def _reference(self, case: Case, part: _Part) -> Array:
-        """C for a part of it: a smaller problem of the same kind."""
-        picked: dict[str, Array] = {}
-        for name, array in self._inputs.items():
-            here = array[part.lead] if part.lead is not None and array.ndim == 3 else array
-            if name == "a" or (name == "scale_a" and here.ndim):
-                here = here[part.rows]
-            elif name == "b":
-                here = here[:, part.columns]
-            elif name.startswith("d["):
-                here = here[part.rows][:, part.columns]
-            elif name in ("bias", "scale_b") and here.ndim:
-                here = here[part.columns]
-            picked[name] = here
-        problem = self._operation.parse(case.request())
-        return np.asarray(self._operation.reference(problem, picked)["out"])
-
-    def _project(self, out: Array, dtype: DType, signs: Array, sums: Array) -> Verdict:
-        """C x against A (B x), row by row."""
+    def _project(self, out: Array, dtype: DType, projection: Projection) -> Verdict:
+        """The output's lines times signs against what they should be, line by line."""
+        signs, sums = projection.signs, projection.sums
         with np.errstate(invalid="ignore", over="ignore"):  # a wrong result may hold anything
-            found, norms = _times_and_norms(out, signs)
+            found, norms = _times_and_norms(projection.lines(out), signs)
             gap = np.abs(found - sums)
         if not dtype.is_float:
             wrong = np.any(gap % 2**32 != 0, axis=-1)  # sums of int32 wrap around
@@ -193,7 +158,7 @@ class Truth:
             row = tuple(int(place) for place in np.argwhere(wrong.any(axis=-1))[0]) if wrong.any() else ()
             count = np.count_nonzero(wrong.any(axis=-1))
             return Verdict(
-                error, f"C x is not A (B x): error {error:.3g} (bound {limit:.3g}), {count} rows, first {row}"
+                error, f"{projection.told}: error {error:.3g} (bound {limit:.3g}), {count} rows, first {row}"
             )
         return Verdict(error)
 
@@ -203,18 +168,9 @@ def _chunks(rows: int, columns: int) -> list[slice]:
     return [slice(start, start + step) for start in range(0, rows, step)]
 
 
-def _times(matrix: Array, vectors: Array) -> Array:
-    """``matrix @ vectors`` in float64, a few rows at a time: a copy of the whole in float64 would be large."""
-    if matrix.ndim == 3:
-        shared = vectors.ndim == 2
-        return np.stack([_times(item, vectors if shared else vectors[place]) for place, item in enumerate(matrix)])
-    parts = [matrix[rows].astype(np.float64) @ vectors for rows in _chunks(*matrix.shape)]
-    return np.concatenate(parts)
-
-
 def _times_and_norms(out: Array, vectors: Array) -> tuple[Array, Array]:
     """``out @ vectors``, and the norm of every row."""
-    if out.ndim == 3:
+    if out.ndim > 2:
         pairs = [_times_and_norms(item, vectors) for item in out]
         return np.stack([pair[0] for pair in pairs]), np.stack([pair[1] for pair in pairs])
     sums, norms = [], []
@@ -227,11 +183,20 @@ def _times_and_norms(out: Array, vectors: Array) -> tuple[Array, Array]:
 
 def _written(out: Array, poisoned: Array, dtype: DType) -> Verdict:
     """For outputs that no projection can judge: no element still holds its poison."""
+    if out.ndim > 2:
+        parts = [_unwritten(item, before, dtype) for item, before in zip(out, poisoned, strict=True)]
+        left = sum(parts)
+    else:
+        left = _unwritten(out, poisoned, dtype)
+    # A few whole numbers may rightly be what the poison was.
+    allowed = 0 if dtype.is_float else out.size >> 16
+    return Verdict(0.0, f"{left} elements were not written, or are not numbers" if left > allowed else "")
+
+
+def _unwritten(out: Array, poisoned: Array, dtype: DType) -> int:
     flat, before = out.reshape(-1, out.shape[-1]), poisoned.reshape(-1, out.shape[-1])
     left = 0
     for rows in _chunks(*flat.shape):
         block = flat[rows]
         left += int(np.count_nonzero(np.isnan(block.astype(np.float32)) if dtype.is_float else block == before[rows]))
-    # A few whole numbers may rightly be what the poison was.
-    allowed = 0 if dtype.is_float else flat.size >> 16
-    return Verdict(0.0, f"{left} elements were not written, or are not numbers" if left > allowed else "")
+    return left

@@ -1,6 +1,6 @@
-"""The same product by another library, on the same device under the same conditions: PyTorch, where it is installed.
+"""The same problem by another library, on the same device under the same conditions: PyTorch, where it is installed.
 
-Compared is the product (with its bias); activations and other epilogues are left out, which favours the peer.
+What it is asked is the family's to say; activations and other epilogues are left out, which favours the peer.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.errors import UnsupportedError
 from tilewright_server.tuning.cases import Case
+from tilewright_server.tuning.families import FAMILIES
 from tilewright_server.tuning.timing import Timing, TimingOptions, measure
 
 __all__ = ["PEERS", "time_peer"]
@@ -77,8 +78,11 @@ def _time(
         torch.set_num_threads(max(device.units, 1))
     else:
         torch.cuda.set_device(place)
-    calls = [_call(torch, case, {name: _tensor(torch, array, place) for name, array in inputs.items()})
-             for _ in range(copies)]  # fmt: skip
+    family = FAMILIES[case.family]
+    calls = [
+        family.peer_call(torch, case, {name: _tensor(torch, array, place) for name, array in inputs.items()})
+        for _ in range(copies)
+    ]
     timed = _on_host(calls) if place == "cpu" or options.timer == "host" else _on_cuda(torch, calls)
     if place != "cpu":
         torch.cuda.synchronize(place)
@@ -86,29 +90,12 @@ def _time(
 
 
 def _tensor(torch: Any, array: npt.NDArray[Any], place: str) -> Any:
-    """The same memory order as ours: a column-major matrix stays one."""
-    flipped = array.ndim >= 2 and array.strides[-1] != array.itemsize
-    plain = np.ascontiguousarray(array.swapaxes(-1, -2) if flipped else array)
+    """In the same order of memory as ours: a column-major matrix, or a channels-last image, stays one."""
+    order = sorted(range(array.ndim), key=lambda axis: (-array.strides[axis], axis))
+    plain = np.ascontiguousarray(array.transpose(order))
     bits = {1: np.int8, 2: np.int16, 4: np.int32}[array.itemsize]
     tensor = torch.from_numpy(plain.view(bits)).to(place).view(getattr(torch, _TYPES[array.dtype.name]))
-    return tensor.transpose(-1, -2) if flipped else tensor
-
-
-def _call(torch: Any, case: Case, operands: Mapping[str, Any]) -> Callable[[], object]:
-    a, b, bias = operands["a"], operands["b"], operands.get("bias")
-    if case.dtype == "int8":
-        return lambda: torch._int_mm(a, b)
-    if case.dtype in ("fp8", "bf8", "mixed"):
-        one = torch.ones((), device=a.device)
-        out, fast = torch.bfloat16, case.fast
-        return lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=out, use_fast_accum=fast)
-    if case.batch:
-        out_batch = torch.empty((a.shape[0], a.shape[1], b.shape[2]), dtype=a.dtype, device=a.device)
-        return lambda: torch.bmm(a, b, out=out_batch)
-    if bias is not None and bias.dtype == a.dtype:
-        return lambda: torch.addmm(bias, a, b)
-    result = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
-    return lambda: torch.mm(a, b, out=result)
+    return tensor.permute([order.index(axis) for axis in range(array.ndim)])
 
 
 def _on_host(calls: list[Callable[[], object]]) -> Callable[[int], float]:

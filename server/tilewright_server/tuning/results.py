@@ -15,12 +15,12 @@ from tilewright_kit.errors import InvalidArgumentError
 from tilewright_kit.measurements import Measurement
 from tilewright_server.perf.exchange import parquet, read_parquet, write_parquet
 from tilewright_server.tuning.cases import Case
+from tilewright_server.tuning.families import stored_case
 
 __all__ = ["FAILED", "Output", "Result", "Stamp", "read_results"]
 
 FAILED = ("wrong", "crashed", "hung", "build_failed", "refused")
 """Ways in which a kernel can fail. The others are ``ok`` and ``skipped`` (the time of its problem was over)."""
-_CASE = tuple(item.name for item in dataclasses.fields(Case))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,8 @@ class Result:
     def from_record(cls, record: Mapping[str, Any], where: str) -> Result:
         """The inverse of ``to_record``, of values that may have become text. Raises ``InvalidArgumentError``."""
         try:
-            case = Case.from_record({name: record[name] for name in _CASE if name in record}, where)
+            # Files from before there was a choice of operations are of products.
+            case = stored_case(record, where, str(record.get("operation") or "gemm"))
             stamp = Stamp(**{name: _typed(record[name], name) for name in Stamp.__slots__ if name in record})
             own = [item.name for item in dataclasses.fields(cls) if item.name not in ("case", "stamp")]
             values = {name: _typed(record[name], name) for name in own if record.get(name) not in (None, "")}
@@ -199,7 +200,7 @@ class Output:
             path.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
         else:
             with path.open("w", encoding="utf-8", newline="") as file:
-                writer = csv.DictWriter(file, list(records[0]) if records else list(_CASE))
+                writer = csv.DictWriter(file, list(dict.fromkeys(name for record in records for name in record)))
                 writer.writeheader()
                 writer.writerows(records)
 

@@ -280,6 +280,7 @@ class Sweep:
             return True
         request = {
             "do": "case",
+            "family": task.case.family,
             "case": task.case.to_dict(),
             "options": self.options.timing.to_dict(),
             "seed": task.seed,

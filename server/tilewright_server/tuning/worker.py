@@ -18,6 +18,7 @@ from tilewright_kit.device import Device
 from tilewright_kit.errors import InternalError, InvalidArgumentError, TilewrightError
 from tilewright_server.engine.engine import Engine
 from tilewright_server.tuning.cases import Case
+from tilewright_server.tuning.families import FAMILIES
 from tilewright_server.tuning.setup import Setup
 from tilewright_server.tuning.stand import Stand
 from tilewright_server.tuning.timing import TimingOptions
@@ -86,7 +87,7 @@ class Worker:
         """Make the operands of a problem; the previous problem's go."""
         engine, device = self._require()
         self._drop()
-        self._case = case = Case.from_record(request["case"], "case")
+        self._case = case = FAMILIES[request["family"]].from_record(request["case"], "case")
         self._options = TimingOptions.from_dict(request["options"])
         asked = case.request()
         problem = engine.operations[asked.operation].parse(asked)
@@ -116,7 +117,7 @@ class Worker:
         }
 
     def _peer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Time the same product with another library."""
+        """Time the same problem with another library."""
         from tilewright_server.tuning.peer import time_peer
 
         _, device = self._require()

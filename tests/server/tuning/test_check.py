@@ -15,9 +15,9 @@ from tilewright_kit.check_plugin import device_of
 from tilewright_kit.compare import poison
 from tilewright_kit.problem import Role
 from tilewright_server.tuning import check
-from tilewright_server.tuning.cases import Case
 from tilewright_server.tuning.check import Truth
 from tilewright_server.tuning.data import contents, view
+from tilewright_server.tuning.families.gemm import GemmCase as Case
 
 DEVICE = device_of(tilewright_arch.load("x86-64-v3"))
 OPERATION = GemmOperation()

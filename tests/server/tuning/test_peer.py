@@ -15,8 +15,9 @@ from tilewright_kit.check_plugin import device_of
 from tilewright_kit.errors import UnsupportedError
 from tilewright_kit.problem import Role
 from tilewright_server.tuning import peer
-from tilewright_server.tuning.cases import Case
 from tilewright_server.tuning.data import contents, view
+from tilewright_server.tuning.families.gemm import GEMM
+from tilewright_server.tuning.families.gemm import GemmCase as Case
 from tilewright_server.tuning.timing import TimingOptions
 
 DEVICE = device_of(tilewright_arch.load("x86-64-v3"))
@@ -52,7 +53,7 @@ def test_the_peer_computes_what_we_do(case: Case) -> None:
     assert note == ""
     assert timing is not None
     assert timing.median_ns > 0
-    out = peer._call(torch, case, {name: peer._tensor(torch, array, "cpu") for name, array in inputs.items()})()
+    out = GEMM.peer_call(torch, case, {name: peer._tensor(torch, array, "cpu") for name, array in inputs.items()})()
     want = np.matmul(inputs["a"].astype(np.float64), inputs["b"].astype(np.float64))
     want = want + inputs["bias"].astype(np.float64) if "bias" in inputs else want
     assert np.linalg.norm(out.double().numpy() - want) <= 1e-2 * np.linalg.norm(want)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tilewright_kit.errors import InvalidArgumentError
-from tilewright_server.tuning.cases import Case
+from tilewright_server.tuning.families.gemm import GemmCase as Case
 from tilewright_server.tuning.results import Output, Result, Stamp, read_results
 from tilewright_server.tuning.summary import summarise
 from tilewright_server.tuning.sweep import PeerTime

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tilewright_gemm.plugin import GemmOperation
 from tilewright_kit.errors import InvalidArgumentError
-from tilewright_server.tuning.cases import Case
-from tilewright_server.tuning.shapes import NAMED, read_shapes
+from tilewright_server.tuning import shapes
+from tilewright_server.tuning.cases import Case as AnyCase
+from tilewright_server.tuning.families.gemm import GEMM, NAMED
+from tilewright_server.tuning.families.gemm import GemmCase as Case
+
+
+def read_shapes(
+    wanted: str, dtypes: Sequence[str] = ("fp32",), layouts: Sequence[str] = ("rcr",), stdin: Sequence[str] = ()
+) -> list[AnyCase]:
+    return shapes.read_shapes(GEMM, wanted, {"dtype": dtypes, "layout": layouts}, stdin)
 
 
 def test_csv_with_columns_comments_and_defaults(tmp_path: Path) -> None:
@@ -39,7 +48,7 @@ def test_json_lines_and_lists(tmp_path: Path) -> None:
 
 def test_names_written_shapes_and_standard_input() -> None:
     assert read_shapes("tiny,128x256x64,16*8x8x8,tiny") == [
-        *(Case(*row) for row in NAMED["tiny"]), Case(128, 256, 64), Case(8, 8, 8, batch=16)
+        *(Case(**row) for row in NAMED["tiny"]), Case(128, 256, 64), Case(8, 8, 8, batch=16)
     ]  # fmt: skip
     assert read_shapes("-", stdin=['{"m": 1, "n": 2, "k": 3}\n']) == [Case(1, 2, 3)]
     assert all(len(read_shapes(name)) == len(rows) for name, rows in NAMED.items())
@@ -98,7 +107,7 @@ def test_a_case_becomes_a_request_that_the_operation_takes(case: Case) -> None:
     assert (problem.m, problem.n, problem.k, problem.layout) == (case.m, case.n, case.k, case.layout)
     assert problem.flops == case.flops
     assert problem.num_d == case.d
-    assert Case.from_record(case.to_dict(), "again") == case
+    assert GEMM.from_record(case.to_dict(), "again") == case
     resized = problem.resized({"m": 4, "n": 6, "k": 10, "batch": max(case.batch, 1)})
     assert resized is not None
     assert (resized.m, resized.n, resized.k) == (4, 6, 10)

@@ -16,7 +16,7 @@ from tilewright_kit.measurements import ShippedMeasurements, point_of
 from tilewright_server.perf.database import PerfDatabase
 from tilewright_server.perf.exchange import write_file
 from tilewright_server.tuning import evaluate, ship
-from tilewright_server.tuning.cases import Case
+from tilewright_server.tuning.families.gemm import GemmCase as Case
 from tilewright_server.tuning.results import Output, Result, Stamp
 
 ARCH = tilewright_arch.load("x86-64-v3")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tilewright_server.tuning.cases import Case
+from tilewright_server.tuning.families.gemm import GemmCase as Case
 from tilewright_server.tuning.setup import Setup
 from tilewright_server.tuning.timing import TimingOptions
 

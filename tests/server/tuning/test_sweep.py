@@ -13,7 +13,7 @@ import planted_gemm
 import pytest
 
 from tilewright_kit.errors import DeviceError, NotFoundError
-from tilewright_server.tuning.cases import Case
+from tilewright_server.tuning.families.gemm import GemmCase as Case
 from tilewright_server.tuning.process import WorkerEndedError, WorkerProcess
 from tilewright_server.tuning.results import Output, Result
 from tilewright_server.tuning.setup import Setup
