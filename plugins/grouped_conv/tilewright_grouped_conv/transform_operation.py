@@ -1,0 +1,80 @@
+"""The operation ``conv_transform``: a strided copy with conversion. What transform stages run is callable by itself, so
+that it can be tested, measured and used like any other kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy.typing as npt
+
+from tilewright_arch import ArchSpec
+from tilewright_grouped_conv import __version__
+from tilewright_grouped_conv.problem import TransformProblem
+from tilewright_grouped_conv.reference import reference_transform
+from tilewright_grouped_conv.samples import transform_samples
+from tilewright_grouped_conv.transform import parse_transform
+from tilewright_grouped_conv.transform_config import (
+    TRANSFORM_RULES,
+    TRANSFORM_SETS,
+    TransformConfig,
+    generate_transform,
+)
+from tilewright_grouped_conv.transform_plan import plan_transform, transform_seconds
+from tilewright_kit.declare import KernelSet
+from tilewright_kit.device import DeviceInfo
+from tilewright_kit.operation import Prediction
+from tilewright_kit.plan import ExecutionPlan
+from tilewright_kit.problem import OperationRequest
+from tilewright_kit.rules import RuleBook, Violation
+from tilewright_kit.source import SourceUnit
+
+__all__ = ["TransformOperation"]
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+class TransformOperation:
+    """out[i] = x[i] where x has that element, else zero."""
+
+    name = "conv_transform"
+    version = __version__
+    config_type: type[TransformConfig] = TransformConfig
+    rules: RuleBook[TransformConfig] = TRANSFORM_RULES
+    kernel_sets: Mapping[str, KernelSet[TransformConfig]] = TRANSFORM_SETS
+
+    def parse(self, request: OperationRequest) -> TransformProblem:
+        return parse_transform(request)
+
+    def candidates(self, problem: TransformProblem, device: DeviceInfo) -> Sequence[TransformConfig]:
+        config = TransformConfig(problem.dtype_in, problem.dtype_out.value)
+        return () if self.rules.check(config, device.arch) else (config,)
+
+    def mismatches(self, problem: TransformProblem, config: TransformConfig, _: DeviceInfo) -> Sequence[Violation]:
+        wanted = {"dtype_in": problem.dtype_in.value, "dtype_out": problem.dtype_out.value}
+        have = {"dtype_in": config.dtype_in.value, "dtype_out": config.to}
+        return tuple(
+            Violation("signature", field, have[field], f"the tensors are {wanted[field]}, the kernel's {have[field]}")
+            for field in wanted
+            if wanted[field] != have[field]
+        )
+
+    def generate(self, config: TransformConfig, arch: ArchSpec) -> SourceUnit:
+        return generate_transform(config, arch)
+
+    def plan(self, problem: TransformProblem, config: TransformConfig, device: DeviceInfo) -> ExecutionPlan:
+        return plan_transform(problem, config, device)
+
+    def predict(self, problem: TransformProblem, _: TransformConfig, device: DeviceInfo) -> Prediction:
+        seconds = transform_seconds(problem.bytes_moved // 2, device)
+        return Prediction(seconds, {"copy": seconds})
+
+    def features(self, problem: TransformProblem, _: TransformConfig, device: DeviceInfo) -> Mapping[str, float]:
+        return {"bytes": float(problem.bytes_moved), "units": float(device.units)}
+
+    def reference(self, problem: TransformProblem, inputs: Arrays) -> Arrays:
+        return reference_transform(problem, inputs)
+
+    def samples(self) -> Iterable[OperationRequest]:
+        return transform_samples()
