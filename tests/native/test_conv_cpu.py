@@ -143,19 +143,19 @@ def options(rng: np.random.Generator) -> dict[str, object]:
 @each("implicit")
 def test_shapes_of_every_kind(library: Library, runtime: Runtime, name: str, rng: np.random.Generator) -> None:
     for shape in FIXED:
-        run(library, runtime, ConvCall(IMPLICIT[name], fitting(IMPLICIT[name], shape), rng, **options(rng)))  # type: ignore[arg-type]
+        run(library, runtime, ConvCall(IMPLICIT[name], fitting(IMPLICIT[name], shape), rng, **options(rng)))
 
 
 @each("implicit")
 def test_drawn_shapes(library: Library, runtime: Runtime, name: str, rng: np.random.Generator) -> None:
     for _ in range(8):
-        run(library, runtime, ConvCall(IMPLICIT[name], fitting(IMPLICIT[name], drawn(rng)), rng, **options(rng)))  # type: ignore[arg-type]
+        run(library, runtime, ConvCall(IMPLICIT[name], fitting(IMPLICIT[name], drawn(rng)), rng, **options(rng)))
 
 
 @each("other")
 def test_epilogues_slices_and_tiles(library: Library, runtime: Runtime, name: str, rng: np.random.Generator) -> None:
     for shape in (*FIXED[:5], FIXED[10], drawn(rng)):
-        run(library, runtime, ConvCall(OTHERS[name], shape, rng, **options(rng)))  # type: ignore[arg-type]
+        run(library, runtime, ConvCall(OTHERS[name], shape, rng, **options(rng)))
 
 
 def test_other_teams_compute_the_same_bits(library: Library, runtime: Runtime, rng: np.random.Generator) -> None:

@@ -140,6 +140,11 @@ struct BlockedGemm {
       packed.groups += group * r * 4;
       return packed;
     }
+    if constexpr (Sources::a_in_place) {
+      static_assert(shares_b, "the operand that is not packed is A");
+      if (group == 0) Sources::locate(product, p.begin, p.end, scratch.slab);
+      return {scratch.slab, Sources::located_panel / 4, nullptr};
+    }
     const int64_t k_begin = group * depth, k_count = min_of(groups * depth, k_size() - k_begin);
     if (!shares_b && Dot::offset_a && group == 0) clear_sums(scratch.sums, round_up(p.size(), r));
     for (int64_t panel = 0; panel * r < p.size(); panel += shares_b ? Sources::together_a : Sources::together_b)
@@ -183,7 +188,7 @@ struct BlockedGemm {
               p_outside ? slab.at(pi + 1, Plan::slab_r, 0) : shared.at(si + 1, Plan::shared_r, group);
           tile.ahead = (const char*)next + i * groups * tile.ahead_step;
           tile.first = group == 0, tile.last = group + groups >= k_groups();
-          multiply_tile(tile, groups, shares_b ? p_panel : s_panel, shares_b ? s_panel : p_panel);
+          multiply_tile(tile, group, groups, shares_b ? p_panel : s_panel, shares_b ? s_panel : p_panel);
         }
     }
   }
@@ -198,8 +203,10 @@ struct BlockedGemm {
     bool first, last;
   };
 
-  TW_INLINE void multiply_tile(const Tile& tile, int64_t groups, const uint32_t* a, const uint32_t* b) const {
+  TW_INLINE void multiply_tile(const Tile& tile, int64_t group, int64_t groups, const uint32_t* a,
+                               const uint32_t* b) const {
     alignas(64) static const Accumulator zeros[nr] = {};
+    (void)group;  // only operands that lie in place ask for it
     alignas(64) Accumulator buffer[mr * nr];
     const Output& out = product.out;
     const bool full = (!Config::pad_m || tile.rows == mr) && (!Config::pad_n || tile.cols == nr);
@@ -213,13 +220,17 @@ struct BlockedGemm {
       if (full && !finish) to = c, to_ld = out.ld;
       if (!tile.first && full) start = c, start_ld = out.ld;
       if (!tile.first && !full) start = buffer, start_ld = nr, fetch_edge(c, tile, buffer);
-      microkernel<Dot, mr, nr>(groups, a, b, start, start_ld, to, to_ld, tile.ahead, tile.ahead_step);
+      if constexpr (Sources::a_in_place)
+        Sources::multiply(product, group, groups, a, b, start, start_ld, to, to_ld, tile.ahead, tile.ahead_step);
+      else microkernel<Dot, mr, nr>(groups, a, b, start, start_ld, to, to_ld, tile.ahead, tile.ahead_step);
       if (to == c) return;
       if (!tile.last) return store_edge(buffer, tile, c);
     } else {
       if (!tile.first) start = tile.unfinished, start_ld = nr;
       if (!tile.last) to = tile.unfinished;
-      microkernel<Dot, mr, nr>(groups, a, b, start, start_ld, to, to_ld, tile.ahead, tile.ahead_step);
+      if constexpr (Sources::a_in_place)
+        Sources::multiply(product, group, groups, a, b, start, start_ld, to, to_ld, tile.ahead, tile.ahead_step);
+      else microkernel<Dot, mr, nr>(groups, a, b, start, start_ld, to, to_ld, tile.ahead, tile.ahead_step);
       if (!tile.last) return;
     }
     Out::store(out, tile.i0, tile.j0, tile.rows, tile.cols, buffer, nr, tile.correction);

@@ -8,7 +8,7 @@
 // padded k: taps * round_up(channels, depth).
 #pragma once
 #include "tilewright/cpu/conv_entries.hpp"
-#include "tilewright/cpu/conv_gather.hpp"
+#include "tilewright/cpu/conv_in_place.hpp"
 #include "tilewright/cpu/partials.hpp"
 
 TW_NAMESPACE_BEGIN
@@ -16,6 +16,7 @@ TW_NAMESPACE_BEGIN
 template <class Config>
 struct ImplicitConv {
   using Sources = ImageSources<Config>;
+  using Located = LocatedSources<Config>;
   using Plan = typename Sources::Plan;
   using Dot = typename Plan::Dot;
   using Out = typename Plan::Out;
@@ -87,11 +88,22 @@ struct ImplicitConv {
     product.weights = other + group * p.weight_g * size_of<Image>;
     product.a = product.b = nullptr, product.lda = product.ldb = 0;
     product.m = p.gemm.m, product.n = p.gemm.n;
-    describe_taps(product, Dot::depth, !image_is_b);
+    describe_taps(product, Dot::depth, !image_is_b && (p.channels < 4 * Dot::depth || p.channels % Dot::depth));
     const int64_t length = slice_length(product.k, at.slices, Config::tile_k);
     product.k0 = min_of(at.slice * length, product.k), product.k1 = min_of(product.k0 + length, product.k);
     product.out = output_of(p, at.item);
     if (partial) product.out.data = at.partials, product.out.ld = p.gemm.n, product.out.raw = true;
+  }
+
+  static TW_INLINE void multiply(ConvProduct& product, Crew& crew, Scratch& scratch) {
+    const Range rows = {0, product.m}, columns = {0, product.n};
+    if constexpr (Located::possible) {
+      if (Located::suits(product)) {
+        Located::prepare(product);
+        return BlockedGemm<Config, Located>{product, crew, scratch}.run(rows, columns);
+      }
+    }
+    BlockedGemm<Config, Sources>{product, crew, scratch}.run(rows, columns);
   }
 
   // The members share one product after the other, or, with enough of them, take a product each.
@@ -116,7 +128,7 @@ struct ImplicitConv {
       if (apart && index != mine) continue;
       ConvProduct product;
       describe(product, at, partial);
-      BlockedGemm<Config, Sources>{product, apart ? alone : crew, scratch}.run({0, product.m}, {0, product.n});
+      multiply(product, apart ? alone : crew, scratch);
       if (apart) mine = crew.claim(products);
     }
     if (apart) crew.end_stage(products);

@@ -19,6 +19,7 @@ struct ConvProduct : ProductOf<ConvOutput> {
   const char* weights;
   int64_t taps[3], run, padded;  // of a folded filter taps[2] is 1; values of k per tap, and with zeros
   bool folded, flat_weights;     // flat: the weights of a column lie one after the other for all k
+  int64_t tap_offsets[64];       // in place: elements from what the first tap meets to what each meets
 
   TW_INLINE int64_t tap_count() const { return taps[0] * taps[1] * taps[2]; }
 };
