@@ -130,10 +130,12 @@ struct RegisterLoader {
     return {id / near % along, id / near / along * near + id % near};
   }
 
-  TW_DEVICE static void fetch(Held& held, const Source<Tile>& source, int step, int thread) {
+  // Of fetch and put: part `part` of `parts`.
+  TW_DEVICE static void fetch(Held& held, const Source<Tile>& source, int step, int thread, int part = 0,
+                              int parts = 1) {
     const auto buffer = source.at(step);
     TW_UNROLL
-    for (int j = 0; j < per_thread; j++) {
+    for (int j = per_thread * part / parts; j < per_thread * (part + 1) / parts; j++) {
       const Place at = place(thread, j);
       TW_UNROLL
       for (int r = 0; r < rows; r++) {
@@ -151,9 +153,9 @@ struct RegisterLoader {
           : ceil_div(per_thread * kThreads, near * along) * near * (Tile::source_k_major ? 1 : Block::across);
   static constexpr int stored_bytes = ceil_div(stored_lines, 16) * 16 * Tile::line_bytes;
 
-  TW_DEVICE static void put(const Held& held, uint32_t to, int thread) {
+  TW_DEVICE static void put(const Held& held, uint32_t to, int thread, int part = 0, int parts = 1) {
     TW_UNROLL
-    for (int j = 0; j < per_thread; j++) {
+    for (int j = per_thread * part / parts; j < per_thread * (part + 1) / parts; j++) {
       if constexpr (Tile::source_k_major) {
         store_shared(to + offset_of(thread, j), stored_words<Tile>(held.data[j][0]));
       } else {

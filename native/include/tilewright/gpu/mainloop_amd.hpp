@@ -71,13 +71,21 @@ struct AmdLoop {
   struct Held {
     typename LoaderA::Held a;
     typename LoaderB::Held b;
-    TW_DEVICE void fetch(const Sources& from, int step, const Where& at) {
-      LoaderA::fetch(a, from.a, step, at.thread);
-      LoaderB::fetch(b, from.b, step, at.thread);
+    // Part `part` of `parts`.
+    TW_DEVICE void fetch(const Sources& from, int step, const Where& at, int part = 0, int parts = 1) {
+      LoaderA::fetch(a, from.a, step, at.thread, part, parts);
+      LoaderB::fetch(b, from.b, step, at.thread, part, parts);
     }
-    TW_DEVICE void put(uint32_t tile, const Where& at) const {
-      LoaderA::put(a, tile, at.thread);
-      LoaderB::put(b, tile + place_b, at.thread);
+    TW_DEVICE void fetch_parts(const Sources& from, int step, const Where& at) {  // as the loops do
+      TW_UNROLL
+      for (int part = 0; part < move_parts; part++) {
+        fetch(from, step, at, part, move_parts);
+        if constexpr (move_parts > 1) __builtin_amdgcn_sched_barrier(0);  // the counters of waits know the order
+      }
+    }
+    TW_DEVICE void put(uint32_t tile, const Where& at, int part = 0, int parts = 1) const {
+      LoaderA::put(a, tile, at.thread, part, parts);
+      LoaderB::put(b, tile + place_b, at.thread, part, parts);
     }
   };
   TW_DEVICE static void load(Fragments& f, uint32_t tile, const Where& at, int kk) {
@@ -126,21 +134,23 @@ struct AmdLoop {
 
   // ---- compv4 ----
 
-  // All slices but the last, and that the barrier does not come before the products which cover the last write.
-  TW_DEVICE static void schedule_before_barrier(int writes, int fetches, int reads) {
-    TW_UNROLL
-    for (int kk = 0; kk + 1 < slices; kk++)
-      schedule_slice(slice_products, slice_products - (kk + 2 < slices ? 0 : covering),
-                     {reads, share_of(writes, kk, slices - 1), share_of(fetches, kk, slices - 1)});
+  // Slice kk, which is not the last one, with its part of the step's writes and fetches; the barrier does not come before
+  // the products which cover the last write. Slices are ordered one after the other: the compiler takes the square of the
+  // number of products that it orders at a time, and finds the better order for a few.
+  TW_DEVICE static void schedule_before_barrier(int kk, int writes, int fetches, int reads) {
+    schedule_slice(slice_products, slice_products - (kk + 2 < slices ? 0 : covering),
+                   {reads, share_of(writes, kk, slices - 1), share_of(fetches, kk, slices - 1)});
     __builtin_amdgcn_sched_barrier(0);
   }
+  // In how many parts, slice by slice, a step goes to LDS and the next one is fetched.
+  static constexpr int move_parts = ordered ? max_of(slices - 1, 1) : 1;
 
   TW_DEVICE static void run_two_tiles(Atom& atom, const Sources& from, const Where& at) {
     Fragments fragments[2];
     Held held;
     held.fetch(from, 0, at);
     held.put(at.shared, at);
-    held.fetch(from, 1, at);
+    held.fetch_parts(from, 1, at);
     lds_barrier();
     if constexpr (ahead) load(fragments[0], at.shared, at, 0);
     uint32_t tile = at.shared, other = at.shared + tile_bytes;
@@ -150,16 +160,16 @@ struct AmdLoop {
       for (int kk = 0; kk < slices; kk++) {
         if (!ahead) load(fragments[kk % 2], tile, at, kk);
         else if (kk + 1 < slices) load(fragments[(kk + 1) % 2], tile, at, kk + 1);
-        if (kk == 0) {
-          held.put(other, at);
-          held.fetch(from, step + 2, at);
+        if (kk < move_parts) {
+          held.put(other, at, kk, move_parts);
+          held.fetch(from, step + 2, at, kk, move_parts);
         }
         if (kk + 1 == slices) {
-          if constexpr (ordered) schedule_before_barrier(step_writes, step_fetches, slice_reads);
           lds_barrier();  // the other tile is complete; this one has been read
           if constexpr (ahead) load(fragments[slices % 2], other, at, 0);
         }
         atom.multiply(fragments[kk % 2]);
+        if (ordered && kk + 1 < slices) schedule_before_barrier(kk, step_writes, step_fetches, slice_reads);
       }
       if (ahead && slices % 2 != 0) fragments[0] = fragments[1];
       if constexpr (ordered) schedule_slice(slice_products, slice_products - covering, {slice_reads, 0, 0});
@@ -246,8 +256,8 @@ struct AmdLoop {
         if (kk + 1 < slices) {
           load(fragments[(kk + 1) % 2], tile, at, kk + 1);
           atom.multiply(fragments[kk % 2]);
+          schedule_before_barrier(kk, 0, 0, slice_reads);
         } else {
-          schedule_before_barrier(0, 0, slice_reads);
           wait_direct();
           lds_barrier();  // the other tile is complete; this one has been read
           load(fragments[slices % 2], other, at, 0);
@@ -278,13 +288,18 @@ struct AmdLoop {
   TW_DEVICE static void run_packed(Atom& atom, const Source<TileA>& a, const B& b, const Where& at) {
     constexpr bool laid_down = ordered && Config::scheduler == Scheduler::intrawave;
     constexpr int kReads = Atom::rows * Atom::SideA::parts, kFetches = LoaderA::loads + Packed::loads * (slices - 1);
+    constexpr int kMoves = laid_down ? move_parts : 1;
     const int panel = at.n0 / Config::warp_tile_n;
     Fragments fragments[2];
     Packed packed_b[slices];
     typename LoaderA::Held held;
     LoaderA::fetch(held, a, 0, at.thread);
     LoaderA::put(held, at.shared, at.thread);
-    LoaderA::fetch(held, a, 1, at.thread);
+    TW_UNROLL
+    for (int part = 0; part < kMoves; part++) {
+      LoaderA::fetch(held, a, 1, at.thread, part, kMoves);
+      if (part + 1 < kMoves) __builtin_amdgcn_sched_barrier(0);
+    }
     __builtin_amdgcn_sched_barrier(0);  // in the order of the loop, which the counters of waits know
     TW_UNROLL
     for (int kk = 0; kk < slices; kk++) {
@@ -300,18 +315,18 @@ struct AmdLoop {
       TW_UNROLL
       for (int kk = 0; kk < slices; kk++) {
         if (kk + 1 < slices) load_a(fragments[(kk + 1) % 2], tile, at, kk + 1);
-        if (kk == 0) {
-          LoaderA::put(held, other, at.thread);
-          LoaderA::fetch(held, a, step + 2, at.thread);
+        if (kk < kMoves) {
+          LoaderA::put(held, other, at.thread, kk, kMoves);
+          LoaderA::fetch(held, a, step + 2, at.thread, kk, kMoves);
         }
         if (kk + 1 == slices) {
-          if constexpr (laid_down) schedule_before_barrier(LoaderA::writes, kFetches, kReads);
           lds_barrier();  // the other tile is complete; this one has been read
           load_a(fragments[slices % 2], other, at, 0);
         }
         take_b(fragments[kk % 2], packed_b[kk]);
         atom.multiply(fragments[kk % 2]);
         packed_b[kk].fetch(next, b.panel, panel, at.lane, kk);
+        if (laid_down && kk + 1 < slices) schedule_before_barrier(kk, LoaderA::writes, kFetches, kReads);
       }
       if (slices % 2 != 0) fragments[0] = fragments[1];
       if constexpr (laid_down) schedule_slice(slice_products, slice_products - covering, {kReads, 0, 0});
@@ -332,9 +347,9 @@ struct AmdLoop {
     if constexpr (ahead) load(fragments[0], at.shared, at, 0);
     TW_NO_UNROLL
     for (int step = 0; step < from.a.steps; step++) {
-      held.fetch(from, step + 1, at);
       TW_UNROLL
       for (int kk = 0; kk < slices; kk++) {
+        if (kk < move_parts) held.fetch(from, step + 1, at, kk, move_parts);
         if (!ahead) load(fragments[kk % 2], at.shared, at, kk);
         if (kk + 1 < slices) {
           if constexpr (ahead) load(fragments[(kk + 1) % 2], at.shared, at, kk + 1);
@@ -345,13 +360,11 @@ struct AmdLoop {
           if constexpr (ahead) load(fragments[slices % 2], at.shared, at, 0);
         }
         atom.multiply(fragments[kk % 2]);
+        if (ordered && kk + 1 < slices) schedule_before_barrier(kk, 0, step_fetches, slice_reads);
       }
       if (ahead && slices % 2 != 0) fragments[0] = fragments[1];
       if constexpr (ordered) {
         constexpr int kHalf = slice_products / 2;
-        TW_UNROLL
-        for (int kk = 0; kk + 1 < slices; kk++)
-          schedule_slice(slice_products, slice_products, {slice_reads, 0, share_of(step_fetches, kk, slices - 1)});
         schedule_slice(kHalf, kHalf - covering / 2, {0, step_writes, 0});
         schedule_slice(slice_products - kHalf, slice_products - kHalf - covering, {slice_reads, 0, 0});
       }
