@@ -135,7 +135,7 @@ class ConvRunner:
             unit = generate_transform(config, self.arch)
         else:
             unit = generate(config, self.arch)  # type: ignore[arg-type]
-        source, library = self.folder / f"{symbol[-12:]}.cpp", self.folder / f"{symbol[-12:]}.so"
+        source, library = self.folder / f"{config.operation}_{symbol[-12:]}.cpp", self.folder / f"{config.operation}_{symbol[-12:]}.so"
         source.write_text(unit.text)
         flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", f"-I{INCLUDE}"]
         command = [*self.command, *flags, *self.arch.toolchain.flags, *unit.flags, str(source), "-o", str(library)]

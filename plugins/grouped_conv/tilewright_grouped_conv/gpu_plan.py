@@ -7,27 +7,136 @@ the two.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tilewright_grouped_conv.config import ConvConfig
 from tilewright_grouped_conv.phases import Phase
 from tilewright_grouped_conv.problem import ConvProblem
 from tilewright_grouped_conv.rows import operand_rows, problem_row
+from tilewright_grouped_conv.views import ImageView
+from tilewright_grouped_conv.words import Direction
+from tilewright_grouped_conv.workspace import slices
 from tilewright_kit.device import DeviceInfo
-from tilewright_kit.plan import I64, Pointer, Stage, Struct, WorkspaceLayout
+from tilewright_kit.plan import COUNTERS, I64, WORKSPACE, Arg, Geometry, Pointer, Stage, Struct, Table, WorkspaceLayout
+from tilewright_kit.tiles.footprint import shared_bytes, threads_of
 
-__all__ = ["gpu_stages"]
+__all__ = ["CONVERT_THREADS", "gpu_stages", "image_ranges", "steps_of", "tiles_of"]
+
+_PARTIAL_BYTES = 4
+_COUNTER_BYTES = 4
+CONVERT_THREADS = 256
+"""``kConvertThreads`` of ``tilewright/gpu/conv_convert.hpp``."""
+MOST_TASKS = 64
+"""Products of one launch; more phases take several."""
+_REACH = 2**31
+"""Elements that offsets of 32 bits reach."""
 
 
 def gpu_stages(
     problem: ConvProblem, config: ConvConfig, device: DeviceInfo, layout: WorkspaceLayout, acc: Pointer
 ) -> tuple[list[Stage], int]:
-    """The stages of a launch, and the bytes of its counters."""
-    raise NotImplementedError
+    """The stages of a convolution, and the bytes of its counters."""
+    stages: list[Stage] = []
+    counters = nbytes = 0
+    launches: list[_Launch] = []
+    for part, moved in image_ranges(problem, config, acc):
+        phases = [phase for phase in part.phases(config.channels_first) if phase.m and phase.n and phase.batch]
+        for first in range(0, len(phases), MOST_TASKS):
+            launches.append(_Launch(part, config, phases[first : first + MOST_TASKS], moved))
+    for launch in launches:
+        nbytes, counters = max(nbytes, launch.workspace), max(counters, launch.counters)
+    # Launches follow one another, so they share what they leave behind.
+    scratch = Pointer(WORKSPACE, layout.reserve(nbytes)) if nbytes else Pointer()
+    for launch in launches:
+        stages += launch.stages(device, scratch)
+    return stages, counters
 
 
-def _tasks(problem: ConvProblem, phases: tuple[Phase, ...], config: ConvConfig, acc: Pointer) -> Iterator[Struct]:
-    """``ConvTask``: the problem, its first tile, its D operands."""
-    first = 0
-    for phase in phases:
-        row = problem_row(problem, config, phase, Pointer(), acc)
-        yield Struct((row, I64(first), *operand_rows(problem, config)))
+class _Launch:
+    """One launch of the kernel (and, with two stages, of what adds its slices)."""
+
+    def __init__(self, problem: ConvProblem, config: ConvConfig, phases: list[Phase], acc: Pointer) -> None:
+        self.problem, self.config, self.phases, self.acc = problem, config, phases, acc
+        self.tiles = sum(tiles_of(phase, config) for phase in phases)
+        self.split = max((steps_of(phase, config) for phase in phases), default=1)
+        area = config.tile[0] * config.tile[1] * _PARTIAL_BYTES
+        self.workspace = self.counters = 0
+        if config.two_stage:
+            self.workspace = sum(phase.batch * phase.m * phase.n for phase in phases) * self.split * _PARTIAL_BYTES
+        elif config.split_k > 1:
+            self.workspace, self.counters = self.tiles * self.split * area, self.tiles * _COUNTER_BYTES
+
+    def stages(self, device: DeviceInfo, scratch: Pointer) -> Iterator[Stage]:
+        config, arch = self.config, device.arch
+        tasks = tuple(self._tasks())
+        grouped = config.mapped_rows and config.direction is Direction.BACKWARD_DATA
+        head: tuple[Arg, ...] = (
+            Table(tasks) if grouped else Pointer(),
+            I64(len(tasks)),
+            I64(self.tiles),
+            scratch if self.workspace else Pointer(),
+            Pointer(COUNTERS) if self.counters else Pointer(),
+            I64(self.split),
+            I64(self.workspace),
+            I64(0),
+        )
+        args = Struct(head if grouped else (*head, *tasks))
+        geometry = Geometry(
+            grid=(self.tiles * self.split, 1, 1),
+            block=(threads_of(config, arch), 1, 1),
+            shared_bytes=shared_bytes(config, arch),
+        )
+        yield Stage("main", config, "main", args, geometry)
+        if config.two_stage:
+            elements = sum(phase.batch * phase.m * phase.n for phase in self.phases)
+            grid = (max(-(-elements // CONVERT_THREADS), 1), 1, 1)
+            yield Stage("convert", config, "convert", args, Geometry(grid=grid, block=(CONVERT_THREADS, 1, 1)))
+
+    def _tasks(self) -> Iterator[Struct]:
+        """``ConvTask``: the problem, its first tile, its D operands."""
+        first = 0
+        for phase in self.phases:
+            row = problem_row(self.problem, self.config, phase, Pointer(), self.acc)
+            yield Struct((row, I64(first), *operand_rows(self.problem, self.config)))
+            first += tiles_of(phase, self.config)
+
+
+def tiles_of(phase: Phase, config: ConvConfig) -> int:
+    """Output tiles of a product, all its items together."""
+    return -(-phase.m // config.tile[0]) * -(-phase.n // config.tile[1]) * phase.batch
+
+
+def steps_of(phase: Phase, config: ConvConfig) -> int:
+    """Slices of a product's reduction that are not empty, at most ``split_k``."""
+    if config.direction is Direction.BACKWARD_DATA and config.is_matrix and not config.explicit_gemm:
+        # Steps keep within a tap, and slices are whole steps.
+        steps = phase.taps * -(-(phase.k // max(phase.taps, 1)) // config.tile[2])
+        return slices(steps, config.split_k, 1)
+    return slices(phase.k, config.split_k, config.tile[2])
+
+
+def image_ranges(problem: ConvProblem, config: ConvConfig, acc: Pointer) -> Iterator[tuple[ConvProblem, Pointer]]:
+    """The problem, or with ``split_image`` its parts: ranges of images so short that offsets of 32 bits reach all of
+    their elements. With each part comes where its old gradient begins.
+    """
+    views = [problem.image, problem.pixels, *problem.d]
+    farthest = max((view.n for view in views), default=0)
+    images = problem.geometry.n
+    if not config.split_image or problem.direction is Direction.BACKWARD_WEIGHT or farthest * images < _REACH:
+        yield problem, acc
+        return
+    count = max(_REACH // max(farthest, 1), 1)
+    for first in range(0, images, count):
+        part = replace(
+            problem,
+            geometry=replace(problem.geometry, n=min(count, images - first)),
+            image=_from(problem.image, first),
+            pixels=_from(problem.pixels, first),
+            d=tuple(_from(view, first) for view in problem.d),
+        )
+        result = problem.image if problem.direction is Direction.BACKWARD_DATA else problem.pixels
+        yield part, Pointer(acc.operand, acc.offset + first * result.n * problem.dtype_out.bytes)
+
+
+def _from(view: ImageView, image: int) -> ImageView:
+    return replace(view, offset=view.offset + image * view.n)
