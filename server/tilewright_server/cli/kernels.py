@@ -10,9 +10,19 @@ from typing import Any
 
 import typer
 
-from tilewright_server.cli import analyze, cases, generate
+from tilewright_server.cli import analyze, cases, explain_conv, generate
 from tilewright_server.cli.exits import Exit
-from tilewright_server.cli.output import examples, note, out, print_error, print_json, progress, table, violation_line
+from tilewright_server.cli.output import (
+    examples,
+    note,
+    out,
+    print_error,
+    print_explanation,
+    print_json,
+    progress,
+    table,
+    violation_line,
+)
 
 __all__ = ["app", "read_config"]
 
@@ -253,7 +263,7 @@ def explain_gemm(
     if as_json:
         print_json(found)
         return
-    _print_explanation(found, top)
+    print_explanation(found, top)
 
 
 @app.command("export", epilog=examples("tilewright kernels export --statistics > kernels.json"))
@@ -280,27 +290,9 @@ def export(
         note(f"written to {output}")
 
 
+explain_app.command("conv", epilog=explain_conv.EPILOG)(explain_conv.explain_conv)
 app.command("generate", epilog=generate.EPILOG)(generate.generate)
 app.command("analyze", epilog=analyze.EPILOG)(analyze.analyze)
-
-
-def _print_explanation(found: dict[str, Any], top: int) -> None:
-    """The candidates in their order with what their time is made of, a few refusals, and what decided."""
-    parts = list(dict.fromkeys(name for item in found["candidates"] for name in item["parts"]))
-    rows = []
-    for item in found["candidates"][:top]:
-        seconds = [item["predicted_seconds"], *(item["parts"].get(name) for name in parts)]
-        rows.append(
-            (item["place"] or "", item["kernel"], *(f"{value * 1e6:.1f}" if value else "" for value in seconds))
-        )
-    columns = ("", "candidate", "us", *parts)
-    table(f"{len(found['candidates'])} candidates on {found['device']}", columns, rows, right=("us", *parts))
-    refused = found["refused"]
-    if refused:
-        note(f"{found['refused_total']} refused, for example:")
-        for item in refused[:3]:
-            note(f"  {item['kernel']}: {'; '.join(part['reason'] for part in item['violations'])}")
-    out().print(f"decided by {found['decided']}", markup=False)
 
 
 def read_config(text: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-__all__ = ["err", "examples", "note", "out", "print_error", "print_json", "progress", "table"]
+__all__ = ["err", "examples", "note", "out", "print_error", "print_explanation", "print_json", "progress", "table"]
 
 
 def out() -> Console:
@@ -98,3 +98,22 @@ def violation_line(violation: Any) -> str:
     fix = ", ".join(f"{name}={value}" for name, value in dict(violation.fix).items())
     text = f"  - {violation.rule}: {violation.field} = {violation.value}: {violation.reason}"
     return f"{text} (fix: {fix})" if fix else text
+
+
+def print_explanation(found: dict[str, Any], top: int) -> None:
+    """The candidates in their order with what their time is made of, a few refusals, and what decided."""
+    parts = list(dict.fromkeys(name for item in found["candidates"] for name in item["parts"]))
+    rows = []
+    for item in found["candidates"][:top]:
+        seconds = [item["predicted_seconds"], *(item["parts"].get(name) for name in parts)]
+        rows.append(
+            (item["place"] or "", item["kernel"], *(f"{value * 1e6:.1f}" if value else "" for value in seconds))
+        )
+    columns = ("", "candidate", "us", *parts)
+    table(f"{len(found['candidates'])} candidates on {found['device']}", columns, rows, right=("us", *parts))
+    refused = found["refused"]
+    if refused:
+        note(f"{found['refused_total']} refused, for example:")
+        for item in refused[:3]:
+            note(f"  {item['kernel']}: {'; '.join(part['reason'] for part in item['violations'])}")
+    out().print(f"decided by {found['decided']}", markup=False)

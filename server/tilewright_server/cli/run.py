@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import statistics
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
-from tilewright_server.cli import cases
-from tilewright_server.cli.exits import Exit
-from tilewright_server.cli.output import examples, note, print_error, print_json, table
-
-if TYPE_CHECKING:
-    import tilewright
+from tilewright_server.cli import cases, run_conv, running
+from tilewright_server.cli.output import examples
 
 __all__ = ["app"]
 
 app = typer.Typer(
     help="Run one operation on random data.",
     no_args_is_help=True,
-    epilog=examples("tilewright run gemm 512 512 512 --validate"),
+    epilog=examples(
+        "tilewright run gemm 512 512 512 --validate",
+        "tilewright run conv 1 64 64 56x56 3x3 --padding 1 --validate",
+    ),
 )
 
 
@@ -63,96 +61,22 @@ def gemm(
     case = cases.Case(m, n, k, dtype, layout, batch, activation, seed)
     if activation and activation not in cases.ACTIVATIONS:
         raise typer.BadParameter(f"use one of {', '.join(cases.ACTIVATIONS)}", param_hint="--activation")
-    record: dict[str, Any] = {"problem": {"M": m, "N": n, "K": k, "batch": batch, "dtype": dtype, "layout": layout}}
-    try:
-        with connected(target) as client:
-            record |= _run(client, case, out_dtype, kernel, strategy, device, validate, repeat)
-    except Exception as error:
-        code = getattr(error, "code", "")
-        if not as_json or not isinstance(code, str) or not code:
-            raise
-        print_error(error)
-        record |= {"status": "error", "error": {"code": code, "message": str(error)}}
-        print_json(record)
-        from tilewright_server.cli.exits import exit_for
-
-        raise typer.Exit(exit_for(code)) from None
-    if as_json:
-        print_json(record)
-    else:
-        _show(case, record)
-    if record["status"] != "success":
-        raise typer.Exit(Exit.FAILED)
-
-
-def _run(
-    client: tilewright.Client,
-    case: cases.Case,
-    out_dtype: str,
-    kernel: str,
-    strategy: str,
-    device: str,
-    validate: bool,
-    repeat: int,
-) -> dict[str, Any]:
-    a, b = case.operands(client)
-    attributes = {"out_dtype": out_dtype or None, "unary": case.activation or None}
+    words = {"M": m, "N": n, "K": k, "batch": batch, "dtype": dtype, "layout": layout}
+    attributes = {"out_dtype": out_dtype or None, "unary": activation or None}
     chosen: dict[str, Any] = {"kernel": kernel or None, "strategy": strategy or None, "device": device or None}
-    (out,) = client.run("gemm", {"a": a, "b": b}, attributes=attributes, **chosen).values()
-    first = client.report
-    assert first is not None, "a call that returned has a report"
-    plan = client.plan("gemm", {"a": a, "b": b}, {"out": out}, attributes, **chosen)
-    out.view("u1")[...] = 0xFF  # what is checked below is what the plan writes
-    samples = []
-    for _ in range(repeat):
-        plan(a, b, out=out)
-        report = client.report
-        assert report is not None
-        samples.append(report.timing.device_ns)
-    device_ns = max(statistics.median(samples), 1)
-    record: dict[str, Any] = {
-        "kernel": first.kernels[0] if first.kernels else "",
-        "kernels": list(first.kernels),
-        "device": first.device,
-        "execution": {
-            "time_ms": device_ns / 1e6,
-            "tflops": case.flops / device_ns / 1e3,
-            "flops": case.flops,
-            "repeat": repeat,
-            "build_ms": first.timing.build_ns / 1e6,
-            "bytes_copied": first.bytes_copied,
-        },
-        "validation": None,
-        "status": "success",
-    }
-    if validate:
-        found = cases.check(out, cases.reference(a, b, case.activation), case.k)
-        record["validation"] = {
-            "accuracy": found.accuracy,
-            "max_error": found.max_error,
-            "relative_error": found.error,
-            "tolerance": found.tolerance,
-            "correct_elements": found.correct,
-            "total_elements": found.total,
-        }
-        record["status"] = "success" if found.ok else "failed"
-    return record
+
+    def run() -> dict[str, Any]:
+        with connected(target) as client:
+            a, b = case.operands(client)
+            inputs = {"a": a, "b": b}
+            record, out = running.execute(client, "gemm", inputs, attributes, chosen, case.flops, repeat)
+            if validate:
+                running.validate(record, out, cases.reference(a, b, activation), k)
+            return record
+
+    size = f"{m} x {n} x {k}" + (f", batch {batch}" if batch else "")
+    problem = f"{size}, {dtype} {layout} {activation}".rstrip()
+    running.report({"problem": words}, run, as_json, "gemm", problem)
 
 
-def _show(case: cases.Case, record: dict[str, Any]) -> None:
-    execution, validation = record["execution"], record["validation"]
-    size = f"{case.m} x {case.n} x {case.k}" + (f", batch {case.batch}" if case.batch else "")
-    rows = [
-        ("problem", f"{size}, {case.dtype} {case.layout} {case.activation}".rstrip()),
-        ("kernel", "\n".join(record["kernels"]) or "none: nothing to compute"),
-        ("device", record["device"]),
-        ("time", f"{execution['time_ms']:.4f} ms, the median of {execution['repeat']}"),
-        ("speed", f"{execution['tflops'] * 1e3:.1f} GFLOP/s"),
-        ("build", f"{execution['build_ms']:.0f} ms" if execution["build_ms"] else "was built already"),
-    ]
-    if validation:
-        error = f"relative error {validation['relative_error']:.1e} (allowed {validation['tolerance']:.1e})"
-        rows.append(("check", f"{record['status']}: {error}, {validation['accuracy']:.2f} % of elements within 2 %"))
-    table("", ("", "gemm"), rows)
-    if record["status"] != "success":
-        note("the result is off")
+app.command("conv", epilog=run_conv.EPILOG)(run_conv.conv)

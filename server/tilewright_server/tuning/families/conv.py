@@ -78,22 +78,15 @@ class ConvCase:
     """``yes``: a gradient is added to the one before."""
     split_k: int = 0
 
-    def checked(self, where: str) -> ConvCase:
+    def written(self, where: str) -> ConvCase:
+        """Itself, if its words can be read. Raises ``InvalidArgumentError``."""
         for name in ("n", "c", "k", "groups"):
             if getattr(self, name) < 1:
                 raise wrong(where, name, getattr(self, name), f"{name} must be at least 1", "give a positive number")
         if self.dtype not in DTYPES:
             raise wrong(where, "dtype", self.dtype, f"there is no type {self.dtype!r}", f"use {', '.join(DTYPES)}")
-        check_words(
-            self,
-            where,
-            {
-                "direction": tuple(DIRECTIONS),
-                "layout": LAYOUTS,
-                "scale": ("", "tensor", "channel"),
-                "accumulate": (*YES, *NO),
-            },
-        )
+        allowed = {"scale": ("", "tensor", "channel"), "accumulate": (*YES, *NO)}
+        check_words(self, where, {"direction": tuple(DIRECTIONS), "layout": LAYOUTS} | allowed)
         for name in ("size", "filter", "stride", "dilation"):
             if not _TRIPLE.fullmatch(getattr(self, name)):
                 raise wrong(
@@ -107,8 +100,14 @@ class ConvCase:
                 if part.count("x") + 1 not in (1, self.ndim):
                     fix = f"give one number, or {self.ndim}"
                     raise wrong(where, name, getattr(self, name), f"there are {self.ndim} spatial axes", fix)
-        if min(self.filters) < 1 or min(self.strides) < 1 or min(self.dilations) < 1 or min(self.sizes) < 1:
-            raise wrong(where, "size", self.label, "sizes, filter, stride and dilation are positive", "give 1 or more")
+        for name, values in (("size", self.sizes), ("filter", self.filters), ("stride", self.strides)):
+            if min(values) < 1:
+                raise wrong(where, name, getattr(self, name), f"{name} must be positive", "give 1 or more")
+        return self
+
+    def checked(self, where: str) -> ConvCase:
+        """Itself, if it can be computed. Raises ``InvalidArgumentError``."""
+        self.written(where)
         for name in ("c", "k"):
             if getattr(self, name) % self.groups:
                 fix = f"use a multiple of {self.groups}, or other groups"
