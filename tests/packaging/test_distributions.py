@@ -83,6 +83,7 @@ def test_wheel_declares_the_script_and_the_plugins(wheel: Path) -> None:
     assert "tilewright = tilewright_server.cli:main" in text
     assert "[tilewright.plugins]" in text
     assert "gemm = tilewright_gemm.plugin" in text
+    assert "grouped_conv = tilewright_grouped_conv.plugin" in text
 
 
 def test_sdist_has_the_sources_and_no_leftovers(sdist: Path) -> None:

@@ -1,0 +1,83 @@
+"""What the plugin gives to the server: ``conv``, its two gradients, and the copies that plans may make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy.typing as npt
+
+from tilewright_arch import ArchSpec
+from tilewright_grouped_conv import __version__
+from tilewright_grouped_conv.candidates import conv_candidates
+from tilewright_grouped_conv.codegen import generate
+from tilewright_grouped_conv.config import CONFIGS, ConvConfig
+from tilewright_grouped_conv.cost import predict_conv
+from tilewright_grouped_conv.features import conv_features
+from tilewright_grouped_conv.fit import conv_mismatches
+from tilewright_grouped_conv.parse import parse_conv
+from tilewright_grouped_conv.plan import plan_conv
+from tilewright_grouped_conv.problem import ConvProblem
+from tilewright_grouped_conv.reference import reference_conv
+from tilewright_grouped_conv.rules import RULES
+from tilewright_grouped_conv.samples import conv_samples
+from tilewright_grouped_conv.sets import KERNEL_SETS
+from tilewright_grouped_conv.transform_operation import TransformOperation
+from tilewright_grouped_conv.words import Direction
+from tilewright_kit.declare import KernelSet
+from tilewright_kit.device import DeviceInfo
+from tilewright_kit.hookspecs import hookimpl
+from tilewright_kit.operation import Operation, Prediction
+from tilewright_kit.plan import ExecutionPlan
+from tilewright_kit.problem import OperationRequest
+from tilewright_kit.rules import RuleBook, Violation
+from tilewright_kit.source import SourceUnit
+
+__all__ = ["ConvOperation", "TransformOperation", "tilewright_operations"]
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+class ConvOperation:
+    """A convolution, or one of its gradients: what differs is in the direction's problem and configuration."""
+
+    version = __version__
+
+    def __init__(self, direction: Direction) -> None:
+        self.direction = direction
+        self.config_type: type[ConvConfig] = CONFIGS[direction]
+        self.name = self.config_type.operation
+        self.rules: RuleBook[ConvConfig] = RuleBook(RULES.rules)
+        self.kernel_sets: Mapping[str, KernelSet[ConvConfig]] = KERNEL_SETS[direction]
+
+    def parse(self, request: OperationRequest) -> ConvProblem:
+        return parse_conv(request, self.direction)
+
+    def candidates(self, problem: ConvProblem, device: DeviceInfo) -> Sequence[ConvConfig]:
+        return conv_candidates(problem, device)
+
+    def mismatches(self, problem: ConvProblem, config: ConvConfig, device: DeviceInfo) -> Sequence[Violation]:
+        return conv_mismatches(problem, config, device)
+
+    def generate(self, config: ConvConfig, arch: ArchSpec) -> SourceUnit:
+        return generate(config, arch)
+
+    def plan(self, problem: ConvProblem, config: ConvConfig, device: DeviceInfo) -> ExecutionPlan:
+        return plan_conv(problem, config, device)
+
+    def predict(self, problem: ConvProblem, config: ConvConfig, device: DeviceInfo) -> Prediction:
+        return predict_conv(problem, config, device)
+
+    def features(self, problem: ConvProblem, config: ConvConfig, device: DeviceInfo) -> Mapping[str, float]:
+        return conv_features(problem, config, device)
+
+    def reference(self, problem: ConvProblem, inputs: Arrays) -> Arrays:
+        return reference_conv(problem, inputs)
+
+    def samples(self) -> Iterable[OperationRequest]:
+        return conv_samples(self.direction)
+
+
+@hookimpl
+def tilewright_operations() -> Sequence[Operation[Any, Any]]:
+    return (*(ConvOperation(direction) for direction in Direction), TransformOperation())
