@@ -171,6 +171,11 @@ class GemmConfig(KernelConfig):
         return self.layout
 
     @property
+    def any_alignment(self) -> bool:
+        """Lines of A and B begin anywhere."""
+        return True
+
+    @property
     def fused(self) -> bool:
         """Whether the epilogue does more than to convert."""
         plain = self.unary is Unary.PASS and not self.bias and not self.num_d_tensors

@@ -12,8 +12,20 @@ from tilewright_grouped_conv.rules import RULES
 from tilewright_grouped_conv.words import Direction, Kind, Scale
 from tilewright_kit.source import SourceUnit
 from tilewright_kit.templates import symbol_of, template, texts
+from tilewright_kit.tiles.footprint import stages_of
+from tilewright_kit.words import Epilogue
 
-__all__ = ["EXPORTS", "exports_of", "generate", "header_of", "render", "symbol_of"]
+__all__ = [
+    "EXPORTS",
+    "GPU_EXPORTS",
+    "exports_of",
+    "generate",
+    "gpu_exports_of",
+    "header_of",
+    "render",
+    "render_gpu",
+    "symbol_of",
+]
 
 EXPORTS: dict[str, tuple[str, ...]] = {
     "TW_CONV_MAIN": ("main",),
@@ -22,6 +34,11 @@ EXPORTS: dict[str, tuple[str, ...]] = {
 }
 """Macros of the headers for CPUs and the roles that each exports: the whole computation; its slices and their sum
 (split-K); and ``int64_t(const tw_conv_args*)``, the workspace in bytes.
+"""
+
+GPU_EXPORTS = {"TW_CONV_KERNEL": "main", "TW_CONV_CONVERT": "convert"}
+"""Macros of the headers for GPUs: the kernel, which finishes split-K by itself; and, of two stages, the second, which
+adds and converts partial sums.
 """
 
 _template = partial(template, __package__)
@@ -35,7 +52,7 @@ _DIRECTIONS = {
 def generate(config: ConvConfig, arch: ArchSpec) -> SourceUnit:
     """The translation unit of a valid configuration. Raises ``ConfigInvalidError``."""
     RULES.require(config, arch)
-    return render(config)
+    return render(config) if arch.kind == "cpu" else render_gpu(config, arch)
 
 
 def render(config: ConvConfig) -> SourceUnit:
@@ -45,6 +62,25 @@ def render(config: ConvConfig) -> SourceUnit:
     entries = {role: symbol if role == "main" else f"{symbol}_{role}" for name in macros for role in EXPORTS[name]}
     text = _unit("conv_cpu.cpp.in", config, header_of(config), "", exports)
     return SourceUnit(config.name, "c++", text, entries, plugin_version=__version__)
+
+
+def render_gpu(config: ConvConfig, arch: ArchSpec) -> SourceUnit:
+    """The unit of any configuration whose pipeline a GPU has, valid or not. ``generate`` checks first."""
+    symbol, macros = symbol_of(config), gpu_exports_of(config)
+    entries = {GPU_EXPORTS[name]: symbol if name == "TW_CONV_KERNEL" else f"{symbol}_convert" for name in macros}
+    exports = "\n".join(f"{name}({entries[GPU_EXPORTS[name]]}, Config)" for name in macros)
+    more = "\n" + _template("conv_gpu_config.in").substitute(_gpu_constants(config, arch)).strip("\n")
+    text = _unit("conv_gpu.cu.in", config, header_of(config), more, exports)
+    return SourceUnit(config.name, arch.kind, text, entries, plugin_version=__version__)
+
+
+def gpu_exports_of(config: ConvConfig) -> tuple[str, ...]:
+    """The macros that a GPU kernel's unit ends with. The weights' gradient of kernels without a product always goes
+    through the workspace.
+    """
+    weights = config.direction is Direction.BACKWARD_WEIGHT
+    two = config.two_stage or (weights and not config.is_matrix)
+    return ("TW_CONV_KERNEL", "TW_CONV_CONVERT") if two else ("TW_CONV_KERNEL",)
 
 
 def exports_of(config: ConvConfig) -> tuple[str, ...]:
@@ -103,6 +139,22 @@ def _constants(config: ConvConfig) -> dict[str, str]:
         "pipeline", "pad_m", "pad_n", "pad_k", "split_k", "binary", "unary", "ndim", "channels_first", "accumulate",
         "unpadded", "channel_tile",
     ):  # fmt: skip
+        values[field] = getattr(config, field)
+    return texts(values)
+
+
+def _gpu_constants(config: ConvConfig, arch: ArchSpec) -> dict[str, str]:
+    """Every name in ``conv_gpu_config.in``."""
+    offer = arch.pipelines.get(config.pipeline)  # none without a product
+    values: dict[str, object] = {
+        "epilogue": "default_" if config.epilogue is Epilogue.DEFAULT else config.epilogue,
+        "stages": stages_of(config, arch) if offer else 0,
+        "double_buffer": offer.double_buffer if offer else False,
+        "groups_merged": config.num_groups_to_merge,
+        "blocks_per_unit": config.block_per_cu,
+    }
+    values |= {f"vector_{letter}": size for letter, size in zip("abc", config.vector_sizes, strict=True)}
+    for field in ("two_stage", "num_wave_groups"):
         values[field] = getattr(config, field)
     return texts(values)
 

@@ -102,7 +102,7 @@ class ConvConfig(KernelConfig):
     split_k: int = suffix("splitk", 1)
     """Slices of the reduction, added in a fixed order."""
     block_per_cu: int = suffix("bpc", 0)
-    """Workgroups that a unit shall hold at once; 0: what the pipeline implies."""
+    """Workgroups that a unit shall hold at once; 0: the template's choice."""
     stages: int = suffix("st", 0)
     """Stages of A and B in shared memory; 0: as many as fit."""
     bias: str = suffix("bias", "")
@@ -220,6 +220,43 @@ class ConvConfig(KernelConfig):
         if self.channels_first:
             return "crr" if backward else "rrr"
         return "rrr" if backward else "rcr"
+
+    # ---- what the kit's rules on tiles ask, beside fields of the same name ----
+
+    @property
+    def fused(self) -> bool:
+        """Whether the epilogue does more than to convert."""
+        plain = self.unary is Unary.PASS and not self.bias and not self.num_d_tensors
+        return not plain or self.scale is not Scale.NONE or self.accumulate
+
+    @property
+    def any_alignment(self) -> bool:
+        """Vectors are aligned: the kernel's ``vector_sizes`` see to that."""
+        return False
+
+    @property
+    def block_size(self) -> int:
+        return 0
+
+    @property
+    def reduction(self) -> Reduction:
+        return Reduction.NONE
+
+    @property
+    def preshuffle(self) -> bool:
+        return False
+
+    @property
+    def transpose_c(self) -> bool:
+        return False
+
+    @property
+    def cluster(self) -> Triple:
+        return _ONE
+
+    @property
+    def promote(self) -> int:
+        return 0
 
     @property
     def variant(self) -> str:

@@ -267,7 +267,7 @@ def _ring_bytes(config: Tiled, arch: ArchSpec, stages: int) -> int:
     tile = staging_bytes(config, arch)
     if not arch.pipeline(config.pipeline).double_buffer:
         return tile
-    if size_of(config.a) >= GROUP_BYTES:
+    if size_of(config.a) >= GROUP_BYTES or not config.any_alignment:
         return stages * tile
     raw = tile + sum(_lines(config)) * _CHUNK
     return max(stages * tile, tile + max(2, stages - 1) * raw)

@@ -58,6 +58,10 @@ class Tiled(Protocol):
         """Whether the epilogue does more than to convert."""
 
     @property
+    def any_alignment(self) -> bool:
+        """Whether lines of A and B may begin at any address, so that shared memory has room for their first bytes."""
+
+    @property
     def split_k(self) -> int: ...
     @property
     def stages(self) -> int: ...

@@ -1,0 +1,242 @@
+"""Rules on how a kernel of a GPU computes: accesses to memory, merged groups, workgroups of a unit.
+
+Those of the seeds hold for AMD GPUs, whose pipelines they are; rules on accesses concern kernels that gather vectors,
+for single elements are gathered by loops of their own.
+"""
+
+# ruff: noqa: ARG001  (all rules have the same signature)
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tilewright_arch import ArchSpec
+from tilewright_grouped_conv.config import ConvConfig, Triple
+from tilewright_grouped_conv.words import Direction, Kind
+from tilewright_kit.rules import Violation
+from tilewright_kit.tiles.footprint import registers_of, shared_bytes, threads_of
+from tilewright_kit.tiles.rules import is_positive
+from tilewright_kit.tiles.tables import nearest
+from tilewright_kit.words import size_of
+
+__all__ = ["GPU_CONV_RULES", "blocks_that_fit", "deduced_blocks"]
+
+VECTOR_BYTES = 16
+MOST_MERGED = 32
+MOST_BLOCKS = 8
+_HIP_BACKWARD = ("compv3", "mem")
+_INTERWAVE = ("mem", "basic_v1")
+_ALWAYS_DOUBLE = ("compv4", "comp_async")
+
+
+def _sizes_known(config: ConvConfig, arch: ArchSpec) -> bool:
+    """Whether this is a product of a GPU whose sizes can be looked at."""
+    return arch.kind != "cpu" and config.is_matrix and config.pipeline in arch.pipelines and is_positive(config)
+
+
+def backward_pipeline(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """AMD: gradients are computed by ``compv3`` or ``mem``."""
+    if arch.kind != "hip" or config.direction is Direction.FORWARD or not config.is_matrix:
+        return
+    if config.pipeline in arch.pipelines and config.pipeline not in _HIP_BACKWARD:
+        reason = f"gradients take pipeline {' or '.join(_HIP_BACKWARD)}"
+        yield Violation("backward_pipeline", "pipeline", config.pipeline, reason, {"pipeline": "compv3"})
+
+
+def backward_not_compv5(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """The gradients' loops do not fit ``compv5``, whichever arch has it."""
+    if config.pipeline == "compv5" and config.direction is not Direction.FORWARD:
+        reason = "pipeline compv5 has no loop for gradients"
+        yield Violation("backward_not_compv5", "pipeline", config.pipeline, reason, {"pipeline": "compv3"})
+
+
+def vector_sizes(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """An access to A, B or C is one element or a power of two of them, up to 16 bytes."""
+    if arch.kind == "cpu":
+        return
+    limits = [VECTOR_BYTES // size_of(name) for name in (config.a, config.b, config.c)]
+    lower = [_power_below(min(have, limit)) for have, limit in zip(config.vector_sizes, limits, strict=True)]
+    mended: Triple = (lower[0], lower[1], lower[2])
+    if mended != config.vector_sizes:
+        reason = f"an access is 1 or a power of two of elements, up to {VECTOR_BYTES} bytes: {_text(mended)}"
+        yield Violation("vector_sizes", "vector_sizes", config.vector_sizes, reason, {"vector_sizes": mended})
+
+
+def warp_coverage(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """AMD: the vectors of one wave reach over the tile's rows (of the gradient that is gathered for backward data: over
+    its k) and over its columns.
+    """
+    if arch.kind != "hip" or not _sizes_known(config, arch):
+        return
+    backward = config.direction is Direction.BACKWARD_DATA
+    for axis, (vector, size) in enumerate(
+        zip(config.vector_sizes, (config.tile[2 if backward else 0], config.tile[1]), strict=False)
+    ):
+        reach = arch.wave_size * vector
+        if vector > 1 and size > reach:
+            wanted = _power_above(-(-size // arch.wave_size))
+            operand = config.a if axis == 0 else config.b
+            most = VECTOR_BYTES // size_of(operand)
+            reason = f"a wave reads {reach} elements of {'AB'[axis]} at a time, the tile has {size}"
+            value = wanted if wanted <= most else 1
+            fix = {"vector_sizes": _with(config.vector_sizes, axis, value)}
+            yield Violation("warp_coverage", "vector_sizes", config.vector_sizes, reason, fix)
+
+
+def backward_data_vectors(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """Backward data: every thread of the workgroup has a whole vector of both tiles."""
+    if config.direction is not Direction.BACKWARD_DATA or not _sizes_known(config, arch):
+        return
+    threads, (m, n, k) = threads_of(config, arch), config.tile
+    for axis, size in enumerate((m * k, n * k)):
+        most = max(size // max(threads, 1), 1)
+        if config.vector_sizes[axis] > most:
+            reason = f"each of {threads} threads has {most} elements of the tile of {'AB'[axis]}"
+            fix = {"vector_sizes": _with(config.vector_sizes, axis, _power_below(most))}
+            yield Violation("backward_data_vectors", "vector_sizes", config.vector_sizes, reason, fix)
+
+
+def compv6_vectors(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """``compv6`` gives every thread a whole vector of both tiles: with fewer it would divide by zero."""
+    if config.pipeline != "compv6" or not _sizes_known(config, arch):
+        return
+    threads, (m, n, k) = threads_of(config, arch), config.tile
+    for axis, size in enumerate((m * k, n * k)):
+        if size < threads * config.vector_sizes[axis]:
+            most = max(size // max(threads, 1), 1)
+            reason = f"the tile of {'AB'[axis]} has less than a vector for each of {threads} threads"
+            fix = {"vector_sizes": _with(config.vector_sizes, axis, _power_below(most))}
+            yield Violation("compv6_vectors", "vector_sizes", config.vector_sizes, reason, fix)
+
+
+def interwave_pipeline(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """GPU: only ``mem`` and ``basic_v1`` take turns between waves."""
+    if arch.kind != "cpu" and config.scheduler == "interwave" and config.pipeline not in _INTERWAVE:
+        reason = f"scheduler interwave goes with pipeline {' and '.join(_INTERWAVE)} only"
+        yield Violation("interwave_pipeline", "scheduler", config.scheduler, reason, {"scheduler": "intrawave"})
+
+
+def wave32_tiles(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """AMD GPUs with waves of 32: no warp tile has 32 rows, waves along k fit the tile, and types of less than 32 bits
+    use warp tiles of 32 along k where the arch has such.
+    """
+    if arch.kind != "hip" or arch.wave_size != 32 or not _sizes_known(config, arch):
+        return
+    tiles = [tile for tile in arch.warp_tiles_for(config.table_key, config.pipeline) if tile[0] != 32]
+    deep = [tile for tile in tiles if tile[2] >= 32]
+    wanted = deep if deep and size_of(config.a) < 4 else tiles
+    if config.warp_tile[0] == 32 or (wanted is deep and config.warp_tile[2] < 32):
+        reason = f"waves of 32 have warp tiles {', '.join(map(_text, wanted)) or 'of other sizes'}"
+        fix = {"warp_tile": nearest(config.warp_tile, wanted)} if wanted else {}
+        yield Violation("wave32_tiles", "warp_tile", config.warp_tile, reason, fix)
+    elif config.wave[2] * config.warp_tile[2] > config.tile[2]:
+        k = config.wave[2] * config.warp_tile[2]
+        reason = f"waves along k have {k} together, the tile {config.tile[2]}"
+        yield Violation("wave32_tiles", "tile", config.tile, reason, {"tile": _with(config.tile, 2, k)})
+
+
+def merge_groups(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """Groups that a tile computes together are a power of two, and have columns of their own in it. Only kernels that
+    gather can: matrices and kernels without a product have none to merge, and of the weights' gradient no template
+    leaves out what lies off the diagonal.
+    """
+    merged = config.num_groups_to_merge
+    if merged == 1 or arch.kind == "cpu":
+        return
+    if config.kind is not Kind.IMPLICIT:
+        reason = f"a {config.kind} kernel has no groups to merge"
+    elif config.direction is Direction.BACKWARD_WEIGHT:
+        reason = "no template merges groups of the weights' gradient"
+    elif config.channels_first:
+        reason = "no template merges groups of channels-first images"
+    elif not 1 <= merged <= MOST_MERGED or merged & (merged - 1):
+        reason = f"groups are merged by powers of two up to {MOST_MERGED}"
+        lower = _power_below(min(max(merged, 1), MOST_MERGED))
+        yield Violation("merge_groups", "num_groups_to_merge", merged, reason, {"num_groups_to_merge": lower})
+        return
+    elif merged > config.tile[1] > 0:
+        reason = f"{merged} groups do not fit the {config.tile[1]} columns of the tile"
+        lower = _power_below(config.tile[1])
+        yield Violation("merge_groups", "num_groups_to_merge", merged, reason, {"num_groups_to_merge": lower})
+        return
+    else:
+        return
+    yield Violation("merge_groups", "num_groups_to_merge", merged, reason, {"num_groups_to_merge": 1})
+
+
+def block_per_cu(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """Workgroups that a unit holds at once are 0 (the template's choice), or another number that its registers and
+    shared memory have room for.
+    """
+    count = config.block_per_cu
+    if arch.kind == "cpu" or count == 0:
+        return
+    if not config.is_matrix:
+        reason = f"workgroups of a {config.kind} kernel are as many as fit"
+    elif not 1 <= count <= MOST_BLOCKS:
+        reason = f"a unit holds 1 to {MOST_BLOCKS} workgroups"
+    elif not _sizes_known(config, arch):
+        return
+    elif count > blocks_that_fit(config, arch):
+        reason = f"a unit has registers and shared memory for {blocks_that_fit(config, arch)} such workgroups"
+    else:
+        return
+    yield Violation("block_per_cu", "block_per_cu", count, reason, {"block_per_cu": 0})
+
+
+def deduced_blocks(config: ConvConfig) -> int:
+    """What the seeds print for 0: one where shared memory is double buffered, else two."""
+    double = config.pipeline in _ALWAYS_DOUBLE or config.double_smem_buffer.value == "on"
+    return 1 if double else 2
+
+
+def blocks_that_fit(config: ConvConfig, arch: ArchSpec) -> int:
+    """Workgroups that a unit has registers and shared memory for."""
+    threads = max(threads_of(config, arch), 1)
+    registers, shared = max(registers_of(config, arch), 1), max(shared_bytes(config, arch), 1)
+    fitting = 0
+    while fitting < MOST_BLOCKS and arch.registers_per_thread(threads * (fitting + 1)) >= registers:
+        fitting += 1
+    return min(fitting, arch.lds_bytes // shared)
+
+
+def split_image_gpu(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """Launches over ranges of images are for kernels whose offsets have 32 bits: those that gather."""
+    if config.split_image and arch.kind != "cpu" and config.kind is Kind.POINTWISE:
+        reason = "matrices have offsets of 64 bits"
+        yield Violation("split_image_gpu", "split_image", True, reason, {"split_image": False})
+
+
+# ---- fixes ----
+
+
+def _power_below(value: int) -> int:
+    return 1 << (max(value, 1).bit_length() - 1)
+
+
+def _power_above(value: int) -> int:
+    return 1 << (max(value, 1) - 1).bit_length()
+
+
+def _with(sizes: Triple, axis: int, value: int) -> Triple:
+    changed = list(sizes)
+    changed[axis] = value
+    return changed[0], changed[1], changed[2]
+
+
+def _text(sizes: Triple) -> str:
+    return "x".join(map(str, sizes))
+
+
+GPU_CONV_RULES = (
+    backward_pipeline,
+    backward_not_compv5,
+    vector_sizes,
+    warp_coverage,
+    backward_data_vectors,
+    compv6_vectors,
+    interwave_pipeline,
+    wave32_tiles,
+    merge_groups,
+    block_per_cu,
+    split_image_gpu,
+)
