@@ -107,17 +107,11 @@ TW_DEVICE float half_to_float(uint16_t bits) { return (float)bits_as<_Float16>(b
 TW_DEVICE uint32_t pack_halves(float low, float high) {
   return (uint32_t)bits_as<uint16_t>((_Float16)low) | (uint32_t)bits_as<uint16_t>((_Float16)high) << 16;
 }
-TW_DEVICE uint32_t bfloat_bits_above(float x) {  // in the upper half
-  const uint32_t bits = bits_of(x);
-  return x != x ? bits | 0x400000u : bits + 0x7fffu + (bits >> 16 & 1);
-}
+// The compiler's own conversion: gfx950 has an instruction for it, and elsewhere the compiler is done with it much sooner
+// than with the same in words.
 TW_DEVICE uint32_t pack_bfloats(float low, float high) {
-#if defined(__gfx950__)
   const Vector<float, 2> x = {low, high};
-  return bits_as<uint32_t>(__builtin_convertvector(x, Vector<__bf16, 2>));  // one instruction
-#else
-  return __builtin_amdgcn_perm(bfloat_bits_above(high), bfloat_bits_above(low), 0x07060302);
-#endif
+  return bits_as<uint32_t>(__builtin_convertvector(x, Vector<__bf16, 2>));
 }
 // Saturates; a NaN gives 0. So does the instruction; C++ leaves both undefined, and testing for them first costs a compiler
 // long: two branches for every result.
