@@ -41,8 +41,8 @@ def gpu_stages(
     launches: list[_Launch] = []
     for part, moved in image_ranges(problem, config, acc):
         phases = [phase for phase in part.phases(config.channels_first) if phase.m and phase.n and phase.batch]
-        for first in range(0, len(phases), MOST_TASKS):
-            launches.append(_Launch(part, config, phases[first : first + MOST_TASKS], moved))
+        some = [phases[first : first + MOST_TASKS] for first in range(0, len(phases), MOST_TASKS)]
+        launches.extend(_Launch(part, config, items, moved) for items in some)
     for launch in launches:
         nbytes, counters = max(nbytes, launch.workspace), max(counters, launch.counters)
     # Launches follow one another, so they share what they leave behind.

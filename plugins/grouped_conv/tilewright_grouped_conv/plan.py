@@ -22,6 +22,7 @@ from tilewright_kit.device import DeviceInfo
 from tilewright_kit.dtypes import DType
 from tilewright_kit.plan import I64, WORKSPACE, ExecutionPlan, Geometry, Pointer, Stage, Struct, Table, WorkspaceLayout
 from tilewright_kit.problem import Role
+from tilewright_kit.tiles.footprint import lanes
 
 __all__ = ["plan_conv"]
 
@@ -52,7 +53,7 @@ def plan_conv(problem: ConvProblem, config: ConvConfig, device: DeviceInfo) -> E
         for transform in needed_transforms(problem, config, device):
             _copy(draft, problem, transform, device)
         if device.arch.kind == "cpu":
-            _cpu(draft, config)
+            _cpu(draft, config, device)
         else:
             draft.main, draft.counter_bytes = gpu_stages(draft.problem, config, device, draft.layout, draft.acc)
     return ExecutionPlan(
@@ -86,13 +87,13 @@ def _copy(draft: _Draft, problem: ConvProblem, transform: Transform, device: Dev
     draft.after.append(transform_stage(copy, here, there, device))
 
 
-def _cpu(draft: _Draft, config: ConvConfig) -> None:
+def _cpu(draft: _Draft, config: ConvConfig, device: DeviceInfo) -> None:
     problem = draft.problem
     phases = [phase for phase in problem.phases(config.channels_first) if phase.m and phase.n and phase.batch]
     split = _split(phases, config)
     if config.split_k > 1 and split != config.split_k:
         draft.notes.append(f"the reduction over {problem.k} gives {split} slices of whole tiles, not {config.split_k}")
-    nbytes = workspace_bytes(config, phases, split)
+    nbytes = workspace_bytes(config, phases, split, lanes(device.arch))
     scratch = Pointer(WORKSPACE, draft.layout.reserve(nbytes)) if nbytes else Pointer()
     rows = tuple(problem_row(problem, config, phase, acc=draft.acc) for phase in phases)
     args = Struct((Table(rows), I64(len(rows)), scratch, I64(nbytes), I64(split)))

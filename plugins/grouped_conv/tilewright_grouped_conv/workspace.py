@@ -25,6 +25,8 @@ _CHUNK_BYTES = 2 << 20
 """Accumulators that one member builds up at a time (``kChunkBytes``)."""
 _MARGIN = 128
 _WIDEST_LANES = 16
+_RUN = 128
+"""Pixels of a line that loops without a product hold at a time (``kRun``)."""
 _LEAST_BLOCKS = 4
 _MOST_PARTIAL_BYTES = 8 << 20
 
@@ -64,12 +66,16 @@ def weight_split(problem: ConvProblem, config: ConvConfig, waves: int) -> int:
     return max(min(wanted, longest, fitting, 255), 1)
 
 
-def workspace_bytes(config: ConvConfig, phases: Sequence[Phase], split: int) -> int:
-    """Bytes that a launch of ``config`` on ``phases`` needs, in ``split`` slices of the reduction."""
+def workspace_bytes(config: ConvConfig, phases: Sequence[Phase], split: int, lanes: int) -> int:
+    """Bytes that a launch of ``config`` on ``phases`` needs, in ``split`` slices of the reduction, on an arch whose
+    vectors have so many 32-bit lanes.
+    """
     if not phases:
         return 0
     if config.direction is Direction.BACKWARD_WEIGHT:
-        return max(_weight(config, phase, split) for phase in phases)
+        if config.is_matrix:
+            return max(_weight(config, phase, split) for phase in phases)
+        return max(_direct_weight(config, phase, split, lanes) for phase in phases)
     return _implicit(config, phases, split)
 
 
@@ -102,6 +108,26 @@ def _weight(config: ConvConfig, phase: Phase, split: int) -> int:
         + (0 if count > 1 else _up(row_tiles * chunk * tile_bytes, 64))
     )
     return partial + team * member
+
+
+def _direct_weight(config: ConvConfig, phase: Phase, split: int, lanes: int) -> int:
+    """``DirectPlan`` of ``direct_weight.hpp``."""
+    axes = phase.axes
+    across = config.channels_first
+    dy_channels, x_channels = phase.m, phase.n // phase.taps
+    x_is_wide = x_channels > dy_channels
+    wide, narrow = (x_channels, dy_channels) if x_is_wide else (dy_channels, x_channels)
+    together = 1 if across else lanes // wide
+    blocks = -(-phase.batch // together) if together else phase.batch * -(-wide // lanes)
+    run = max(min(axes[2].rows, _RUN), 1)
+    step = axes[2].row_step
+    pixels = (run - 1) * step + (axes[2].taps - 1) * axes[2].tap_step + 1
+    kept = axes[0].taps * axes[1].taps
+    x_line = step * (-(-pixels // step) + 2 * lanes) if across else pixels * (1 if x_is_wide else narrow) * lanes
+    dy_line = _up(run, lanes) if across else run * (narrow if x_is_wide else 1) * lanes
+    partial = blocks * max(split, 1) * phase.taps * narrow * lanes * 4
+    member = _up(kept * x_line * 4, 64) + _up(dy_line * 4, 64) + _up(kept * 8, 64) + narrow * lanes * 4
+    return partial + config.waves * member
 
 
 # ---- forward and backward data ----
