@@ -95,12 +95,13 @@ def test_a_graph_takes_the_arguments_of_every_binding(gpu: CudaDevice, entry: Ca
 def test_new_kernels_run_while_another_stream_stands_still(
     gpu: CudaDevice, entry: Callable[[str], int], binary: Path
 ) -> None:
+    """Kernels of a module that is loaded; the driver itself waits for all streams when it loads one."""
     flag, out, stream = gpu.allocate(8), gpu.allocate(8), gpu.open_stream()
     args = Struct((Pointer("out"),))
     gate = gpu.program([stage(entry("gate"), args, grid=(1, 1, 1), block=(1, 1, 1))], ["out"])
+    function = gpu.load(binary).function("shared_bytes")
     stream.launch(gate, (flag.address,), 0, 0)
     begin = time.monotonic()
-    function = gpu.load(binary).function("shared_bytes")
     gpu.program([stage(function, args, grid=(1, 1, 1), shared_bytes=100 << 10)], ["out"]).run([out.address], 0)
     assert time.monotonic() - begin < 5
     assert not stream.lane.is_idle

@@ -454,25 +454,6 @@ def test_events_order_two_processes_without_a_host_thread_waiting(
     assert settled(lambda: stream.lane not in gpu._all_lanes)
 
 
-def test_client_that_dies_holds_up_nobody_else(gpu: GpuDevice, entry: Callable[[str], int], client: Client) -> None:
-    x = gpu.import_memory(client.handle("ipc"))
-    stream = gpu.open_stream()
-    event = client.ask("produce", values=[3.0] * N)["event"]
-    stream.open_event(1, bytes.fromhex(event))
-    add = gpu.program([stage(entry("add"), ADD)], ["x", "y", "out"])
-    stream.launch(add, (x.address,) * 3, WAIT, 1)
-    client.process.kill()
-    client.process.wait()
-    begin = time.monotonic()
-    stream.close()
-    gpu.release_memory(x)
-    buffer = put(gpu, np.ones(N, np.float32))
-    add.run([buffer.address] * 3, 0)
-    assert (get(gpu, buffer) == 2).all()
-    gpu.close()
-    assert time.monotonic() - begin < 10
-
-
 def test_programs_that_are_over_leave_nothing_behind(gpu: GpuDevice, entry: Callable[[str], int]) -> None:
     x, stream = put(gpu, np.ones(N, np.float32)), gpu.open_stream()
     used = gpu.memory_use()["pool_used"]
@@ -544,6 +525,43 @@ def test_fault_of_a_kernel_is_recognised_and_final(how: str, kind: Gpu, binary: 
     assert kind.fault in first
     assert all(text.startswith("DeviceLostError") for text in said[1 + (how == "launch") :])
     gpu.free(gpu.allocate(100))  # other processes go on
+
+
+DEATH = """
+import sys, time
+from pathlib import Path
+import numpy as np
+from gpu_device_harness import ADD, Client, GPUS, N, get, put, stage
+from tilewright_server.devices.base import WAIT
+provider, client = GPUS[sys.argv[2]].provider, Client(sys.argv[2], Path(sys.argv[1]))
+gpu = provider.open(provider.discover()[0])
+entry = gpu.load(Path(sys.argv[1])).function
+x, stream = gpu.import_memory(client.handle("ipc")), gpu.open_stream()
+stream.open_event(1, bytes.fromhex(client.ask("produce", values=[3.0] * N)["event"]))
+add = gpu.program([stage(entry("add"), ADD)], ["x", "y", "out"])
+stream.launch(add, (x.address,) * 3, WAIT, 1)
+client.process.kill()
+client.process.wait()
+begin = time.monotonic()
+stream.close()
+gpu.release_memory(x)
+buffer = put(gpu, np.ones(N, np.float32))
+add.run([buffer.address] * 3, 0)
+assert (get(gpu, buffer) == 2).all()
+gpu.close()
+assert time.monotonic() - begin < 10
+print("went on")
+"""
+
+
+def test_client_that_dies_holds_up_nobody_else(kind: Gpu, binary: Path, gpu: GpuDevice) -> None:
+    """In a process of its own: nothing can take the launch that waits off its stream again, and CUDA loads no module
+    into a process meanwhile. Servers replace the device's process."""
+    answer = subprocess.run(
+        [sys.executable, "-c", DEATH, str(binary), kind.kind], capture_output=True, text=True, cwd=HERE, timeout=120
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.split() == ["went", "on"]
 
 
 # In a process of its own, as servers open it
