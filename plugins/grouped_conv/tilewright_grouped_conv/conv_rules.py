@@ -10,7 +10,7 @@ from typing import Any
 
 from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.config import DIRECT_PIPELINE, ConvConfig, Triple
-from tilewright_grouped_conv.words import Direction, Specialization
+from tilewright_grouped_conv.words import Direction, Kind, Specialization
 from tilewright_kit.attributes import MAX_SPLIT_K
 from tilewright_kit.rules import Violation
 from tilewright_kit.tiles import resources, rules
@@ -36,6 +36,16 @@ _PIPELINES = {"cpu": ("compv3", "mem"), "cuda": ("compv3", "compv4"), "hip": ("m
 """Of which there are templates that gather, by kind of device."""
 
 
+_DIRECT_TEMPLATES = frozenset(
+    {
+        ("cpu", Kind.DEPTHWISE, Direction.BACKWARD_WEIGHT),
+        ("cpu", Kind.DIRECT, Direction.BACKWARD_WEIGHT),
+        *((kind, Kind.DEPTHWISE, direction) for kind in ("cuda", "hip") for direction in Direction),
+    }
+)
+"""Kernels without a product that have a template."""
+
+
 def offered_pipelines(arch: ArchSpec) -> tuple[str, ...]:
     """Pipelines of the arch that convolutions have templates for."""
     return tuple(name for name in _PIPELINES.get(arch.kind, ()) if name in arch.pipelines)
@@ -53,6 +63,15 @@ def of_products(rule: Rule) -> Rule:
 
 
 # ---- kernels without a product ----
+
+
+def kind_template(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """There is a template of this kind of kernel without a product, for the device and the direction."""
+    if config.is_matrix or (arch.kind, config.kind, config.direction) in _DIRECT_TEMPLATES:
+        return
+    reason = f"no template of {config.kind} kernels of this direction for {arch.kind} devices"
+    fix: dict[str, object] = {"specialization": Specialization.DEFAULT, "scheduler": "intrawave"}
+    yield Violation("kind_template", "specialization", config.specialization.value, reason, fix)
 
 
 def direct_pipeline(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
@@ -335,6 +354,7 @@ TILE_RULES: tuple[Rule, ...] = tuple(
 )
 
 CONV_RULES: tuple[Rule, ...] = (
+    kind_template,
     direct_pipeline,
     direct_waves,
     specialization_fields,

@@ -16,7 +16,7 @@ from tilewright_kit.rules import Violation
 from tilewright_kit.tiles.footprint import registers_of, shared_bytes, threads_of
 from tilewright_kit.tiles.rules import is_positive
 from tilewright_kit.tiles.tables import nearest
-from tilewright_kit.words import size_of
+from tilewright_kit.words import Binary, size_of
 
 __all__ = ["GPU_CONV_RULES", "blocks_that_fit", "deduced_blocks"]
 
@@ -59,6 +59,64 @@ def vector_sizes(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
     if mended != config.vector_sizes:
         reason = f"an access is 1 or a power of two of elements, up to {VECTOR_BYTES} bytes: {_text(mended)}"
         yield Violation("vector_sizes", "vector_sizes", config.vector_sizes, reason, {"vector_sizes": mended})
+
+
+def line_chunks(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """Lines of the gathered tile (along k; of the weights' gradient along n) are cut into chunks of 16 bytes, of which
+    a thread keeps to one place: their number is a power of two that divides the threads.
+    """
+    if config.kind is not Kind.IMPLICIT or not _sizes_known(config, arch):
+        return
+    axes = (2,) if config.direction is not Direction.BACKWARD_WEIGHT else (1, 2)
+    threads, size = threads_of(config, arch), size_of(config.b if config.image_is_b else config.a)
+    for axis in axes:
+        length = config.tile[axis]
+        chunks = max(length * size // VECTOR_BYTES, 1)
+        if length & (length - 1):
+            reason = f"a line of {length} is no power of two"
+        elif threads % chunks:
+            reason = f"{chunks} chunks of a line do not divide {threads} threads"
+        else:
+            continue
+        shorter = _power_below(length if length & (length - 1) else length // 2)
+        yield Violation("line_chunks", "tile", config.tile, reason, {"tile": _with(config.tile, axis, shorter)})
+
+
+def direct_vectors(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """GPU, without a product: one number of channels is read, computed and written at a time, a single one where
+    channels come first; weights and results have as many in a vector as 16 bytes hold of them.
+    """
+    if config.is_matrix or arch.kind == "cpu":
+        return
+    limits = [VECTOR_BYTES // size_of(name) for name in (config.a, config.b, config.c)]
+    width = 1 if config.channels_first else min(_power_below(config.vector_sizes[0]), limits[0])
+    wanted: Triple = (width, min(width, limits[1]), min(width, limits[2]))
+    if wanted != config.vector_sizes:
+        reason = f"a {config.kind} kernel has one vector for all: {_text(wanted)}"
+        yield Violation("direct_vectors", "vector_sizes", config.vector_sizes, reason, {"vector_sizes": wanted})
+
+
+def direct_tile(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """GPU, without a product: channels of a step are whole vectors, among which the threads divide evenly. What is
+    compiled in is compiled in for filter, stride and dilation together, and for one problem at a time, not for phases.
+    """
+    if config.is_matrix or arch.kind == "cpu":
+        return
+    vector, tile = max(config.vector_sizes[0], 1), config.channel_tile
+    most = vector * max(config.waves, 1) * arch.wave_size
+    if tile and (tile < vector or tile > most or (config.channels_first and tile != 1)):
+        mended = 1 if config.channels_first else min(max(tile, vector), most)
+        reason = f"{tile} channels of a step are not 1 to {most // vector} vectors of {vector}"
+        yield Violation("direct_tile", "channel_tile", tile, reason, {"channel_tile": mended})
+    given = [name for name in ("filter", "stride", "dilation") if getattr(config, name) != (0, 0, 0)]
+    if given and (len(given) < 3 or config.mapped_rows):
+        reason = "phases come as a table, of any filter" if config.mapped_rows else "all three are compiled in, or none"
+        fix = dict.fromkeys(given, (0, 0, 0))
+        yield Violation("direct_tile", given[0], getattr(config, given[0]), reason, fix)
+    if config.channels_first and config.num_d_tensors:
+        reason = "no template without a product reads D operands of channels-first images"
+        fix_d: dict[str, object] = {"binary": Binary.PASS, "num_d_tensors": 0, "dtype_d": ()}
+        yield Violation("direct_tile", "num_d_tensors", config.num_d_tensors, reason, fix_d)
 
 
 def warp_coverage(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
@@ -231,6 +289,9 @@ GPU_CONV_RULES = (
     backward_pipeline,
     backward_not_compv5,
     vector_sizes,
+    direct_vectors,
+    direct_tile,
+    line_chunks,
     warp_coverage,
     backward_data_vectors,
     compv6_vectors,

@@ -139,14 +139,16 @@ def integer_output(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
 
 
 def mapped_rows(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """Rows are mapped where a product writes an image: weights have one distance, plain matrices too, and kernels
-    without a product know of no rows.
+    """Rows are mapped where a product writes an image: weights have one distance, plain matrices too. Kernels without a
+    product know of no rows; on GPUs the mark says that phases of backward data come as a table.
     """
     if not config.mapped_rows:
         return
     if config.direction is Direction.BACKWARD_WEIGHT:
         reason = "rows of the weights' gradient lie at one distance"
-    elif config.kind is not Kind.IMPLICIT:
+    elif config.kind is Kind.POINTWISE:
+        reason = "rows of a matrix lie at one distance"
+    elif not config.is_matrix and (arch.kind == "cpu" or config.direction is Direction.FORWARD):
         reason = f"a {config.kind} kernel has no rows to look up"
     else:
         return
