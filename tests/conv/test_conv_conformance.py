@@ -1,0 +1,49 @@
+"""Our operations under the conformance test that any plugin author can run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from conv_runner import Array, ConvRunner
+
+import tilewright_arch
+from tilewright_grouped_conv import plugin
+from tilewright_kit.check_plugin import check_plugin, device_of
+from tilewright_kit.device import DeviceInfo
+from tilewright_kit.problem import OperationRequest, Role
+from tilewright_kit.select import Selector
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", plugin.tilewright_operations(), ids=lambda operation: operation.name)
+def test_operation_conforms_and_its_samples_are_right(
+    operation: Any, conv_runner: ConvRunner, device: DeviceInfo
+) -> None:
+    def build(unit: Any, arch: Any) -> None:
+        assert unit.text and arch
+
+    def run(op: Any, request: OperationRequest, inputs: dict[str, Array]) -> dict[str, Array]:
+        problem = op.parse(request)
+        plan = op.plan(problem, Selector().select(op, problem, device).config, device)
+        memory = conv_runner.run(plan, inputs)
+        return {item.name: np.array(memory[item.name].view) for item in plan.operands if item.role is Role.OUTPUT}
+
+    archs = [tilewright_arch.load(name) for name in ("x86-64-v2", "gfx942", "sm_90a")]
+    report = check_plugin(operation, device, build, run, archs=archs)
+    report.raise_if_failed()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", plugin.tilewright_operations(), ids=lambda operation: operation.name)
+@pytest.mark.parametrize("name", ["sm_90a", "gfx942"])
+def test_operation_conforms_on_devices_that_are_not_here(operation: Any, name: str) -> None:
+    arch = tilewright_arch.load(name)
+    report = check_plugin(operation, device_of(arch), archs=[arch])
+    report.raise_if_failed()
+
+
+def test_the_plugin_offers_three_directions_and_copies() -> None:
+    names = [operation.name for operation in plugin.tilewright_operations()]
+    assert names == ["conv", "conv_backward_data", "conv_backward_weight", "conv_transform"]
