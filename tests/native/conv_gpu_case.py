@@ -101,6 +101,21 @@ class ConvGpuConfig(GpuConfig):
             return 98304  # as much as any of these kernels asks for
         return super().shared_bytes
 
+    @property
+    def depthwise_tile(self) -> tuple[int, int, int, int]:
+        """Of a depthwise kernel: channels and pixels (rows, places along a row) of a tile, tiles of a workgroup."""
+        size = DTYPES[self.b if self.direction == "backward_weight" else self.a].itemsize
+        vector = 1 if self.channels_first else min(self.vectors[0], 16 // size)
+        channels = 1 if self.channels_first else self.channel_tile or 8 * vector
+        axes = range(3 - self.ndim, 3)
+        known = all(self.filter[i] and self.stride[i] and self.dilation[i] for i in axes if i) and not self.grouped
+        return (
+            channels,
+            self.pixel_tile[1] or (2 if known else 1),
+            self.pixel_tile[2] or 4,
+            (self.threads // (channels // vector)),
+        )
+
     def text(self, name: str) -> str:
         def flag(value: bool) -> str:
             return "true" if value else "false"
@@ -377,7 +392,15 @@ class ConvCase:
     # ---- what a launch needs ----
 
     def tiles(self) -> list[int]:
-        """Output tiles of every product."""
+        """Output tiles of every product; of depthwise kernels, workgroups."""
+        if self.config.kind == "depthwise":
+            channels, rows, run, lanes = self.config.depthwise_tile
+            blocks = -(-self.geometry.groups // channels)
+            return [
+                blocks
+                * -(-(int(a.images) * a.axes[0].rows * -(-a.axes[1].rows // rows) * -(-a.axes[2].rows // run)) // lanes)
+                for a in self.table
+            ]
         m, n, _ = self.config.tile
         return [-(-int(a.gemm.m) // m) * -(-int(a.gemm.n) // n) * int(a.gemm.batch) for a in self.table]
 
@@ -396,8 +419,21 @@ class ConvCase:
     def workspace(self) -> int:
         """Bytes of partial sums."""
         if self.config.converts:
+            # [slice][item][m][n]
             return self.split_k * self.w.size * 4
-        return sum(self.tiles()) * self.split_k * self.config.tile[0] * self.config.tile[1] * 4 if self.split_k > 1 else 0
+        return (
+            sum(self.tiles()) * self.split_k * self.config.tile[0] * self.config.tile[1] * 4 if self.split_k > 1 else 0
+        )
+
+    def shared_bytes(self) -> int:
+        """Of a workgroup."""
+        config = self.config
+        if config.kind == "depthwise":
+            channels = config.depthwise_tile[0]
+            if config.direction == "backward_weight":
+                return config.threads * min(config.vectors[0], 16 // self.x.itemsize) * 4
+            return max(self.geometry.taps, 1) * channels * 4
+        return config.shared_bytes
 
     def guards(self) -> list[Guarded]:
         return [memory for memory in self.keep if isinstance(memory, Guarded)]

@@ -50,7 +50,7 @@ class ConvEmulator:
             head.tasks = table.ctypes.data
         block = bytes(head) + (b"" if config.grouped else tasks)
         if grid:
-            status = getattr(library, name)(block, grid, config.shared_bytes, ctypes.c_uint(seed))
+            status = getattr(library, name)(block, grid, case.shared_bytes(), ctypes.c_uint(seed))
             assert status == 0, f"{config} failed, or its threads wait for each other for ever"
         if convert:
             status = getattr(library, f"{name}_convert")(block, convert, 0, ctypes.c_uint(seed))
@@ -64,4 +64,6 @@ def launches(case: ConvCase) -> tuple[int, int]:
     convert = -(-case.w.size // CONVERT_THREADS) if config.converts else 0
     if config.is_matrix:
         return sum(case.tiles()) * case.split_k, convert
-    raise NotImplementedError
+    if config.direction == "backward_weight":
+        return -(-case.geometry.groups // config.depthwise_tile[0]) * case.split_k, convert
+    return sum(case.tiles()), 0

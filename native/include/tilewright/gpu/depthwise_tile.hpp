@@ -1,0 +1,141 @@
+// Depthwise convolution: what a thread computes. Channels of a pixel lie side by side (or, channels-first, a thread has
+// one): a thread takes `vector` of them, of `rows` x `run` neighbouring pixels of one image, and reads every pixel of the
+// image that these meet once. Neighbouring threads take neighbouring channels, up to `channel_tile` of them, then the
+// next pixels.
+//
+// Config: vector_a (elements of an access; 1: any strides), channel_tile (0: 8 vectors), pixel_tile (D is idle; 0: 2 rows
+// and runs of 4, without fixed sizes 1 and 4), filter, stride, dilation (all fixed, or 0: known at run time), wave_m
+// (waves of a workgroup). The table of a launch counts a task's workgroups as its tiles:
+//     ceil(channels / channel_tile) * ceil(images * D * ceil(H / rows) * ceil(W / run) / lanes_p)
+// Weights, in fp32, take taps * channel_tile * 4 bytes of shared memory.
+#pragma once
+#include "tilewright/gpu/conv_params.hpp"
+#include "tilewright/gpu/epilogue.hpp"
+#include "tilewright/gpu/image.hpp"
+
+namespace tw::gpu {
+
+template <class Config>
+struct DepthwiseTile {
+  static constexpr bool is_backward = Config::direction == Direction::backward_data;
+  static constexpr bool is_weight = Config::direction == Direction::backward_weight;
+  template <bool kSecond, class First, class Second>
+  struct Choose {
+    using type = First;
+  };
+  template <class First, class Second>
+  struct Choose<true, First, Second> {
+    using type = Second;
+  };
+  using Image = typename Choose<is_weight, typename Config::A, typename Config::B>::type;
+  using Other = typename Choose<is_weight, typename Config::B, typename Config::A>::type;
+
+  static constexpr int axis_of(const int (&sizes)[3], int axis) { return axis < 3 - Config::ndim ? 1 : sizes[axis]; }
+  static constexpr bool is_fixed(int axis) {
+    return axis < 3 - Config::ndim ||
+           (Config::filter[axis] > 0 && Config::stride[axis] > 0 && Config::dilation[axis] > 0);
+  }
+  // Phases of a stride see different taps.
+  static constexpr bool fixed = is_fixed(1) && is_fixed(2) && !Config::grouped;
+  static constexpr int taps_h = fixed ? axis_of(Config::filter, 1) : 0, taps_w = fixed ? axis_of(Config::filter, 2) : 0;
+  static constexpr int row_h = is_backward || !fixed ? 1 : axis_of(Config::stride, 1);
+  static constexpr int row_w = is_backward || !fixed ? 1 : axis_of(Config::stride, 2);
+  static constexpr int tap_h = fixed ? axis_of(Config::dilation, 1) : 1, tap_w = fixed ? axis_of(Config::dilation, 2) : 1;
+
+  static constexpr int image_bytes = size_of<Image>;
+  static constexpr int vector = Config::channels_first ? 1 : min_of(Config::vector_a, 16 / image_bytes);
+  static constexpr int channel_tile =
+      Config::channels_first ? 1 : Config::channel_tile > 0 ? Config::channel_tile : 8 * vector;
+  static constexpr int rows = Config::pixel_tile[1] > 0 ? Config::pixel_tile[1] : fixed ? 2 : 1;
+  static constexpr int run = Config::pixel_tile[2] > 0 ? Config::pixel_tile[2] : 4;
+  static constexpr int threads = Config::wave_m * Config::wave_n * kWave;
+  static constexpr int lanes_c = channel_tile / vector, lanes_p = threads / lanes_c;
+  static_assert(channel_tile % vector == 0 && threads % lanes_c == 0, "threads share the channels of a tile");
+
+  // Pixels of the image that the tile meets.
+  static constexpr int span_h = (rows - 1) * row_h + (taps_h - 1) * tap_h + 1;
+  static constexpr int span_w = (run - 1) * row_w + (taps_w - 1) * tap_w + 1;
+
+  // ---- where ----
+
+  struct Place {
+    int n, d, h, w;  // the first pixel of the tile
+    int channel;
+    bool exists;
+  };
+  TW_DEVICE static int across(const tw_conv_problem& p) { return ceil_div((int)p.axes[2].rows, run); }
+  TW_DEVICE static int down(const tw_conv_problem& p) { return ceil_div((int)p.axes[1].rows, rows); }
+  TW_DEVICE static int tiles(const tw_conv_problem& p) {
+    return (int)p.images * (int)p.axes[0].rows * down(p) * across(p);
+  }
+  TW_DEVICE static int channel_blocks(const tw_conv_problem& p) { return ceil_div((int)p.groups, channel_tile); }
+  TW_DEVICE static Place place(const tw_conv_problem& p, int tile, int block, int thread) {
+    const int lines = tile / across(p), planes = lines / down(p), images = planes / (int)p.axes[0].rows;
+    const int channel = block * channel_tile + thread % lanes_c * vector;
+    return {images,  planes - images * (int)p.axes[0].rows, (lines - planes * down(p)) * rows,
+            (tile - lines * across(p)) * run, channel, tile < tiles(p) && channel < (int)p.groups};
+  }
+
+  // ---- the image ----
+
+  using Pixel = Packed<Image, vector>;
+  // A line of the image at these coordinates of D and H: base, and whether it exists.
+  struct Line {
+    const char* base;
+    bool exists;
+  };
+  TW_DEVICE static Line line(const tw_conv_problem& p, const char* image, const Place& at, int d, int h) {
+    const uint32_t offset = (uint32_t)at.n * (uint32_t)p.image_n + (uint32_t)d * (uint32_t)p.axes[0].image_stride +
+                            (uint32_t)h * (uint32_t)p.axes[1].image_stride +
+                            (uint32_t)at.channel * (uint32_t)p.image_g;
+    return {image + (uint64_t)offset * image_bytes,
+            at.exists && (uint32_t)d < (uint32_t)p.axes[0].size && (uint32_t)h < (uint32_t)p.axes[1].size};
+  }
+  TW_DEVICE static void load(float (&x)[vector], const tw_conv_problem& p, const Line& line, int w) {
+    Pixel raw = {};
+    if (line.exists && (uint32_t)w < (uint32_t)p.axes[2].size)
+      raw = load_constant<Pixel>(line.base + (int64_t)w * p.axes[2].image_stride * image_bytes);
+    TW_UNROLL
+    for (int v = 0; v < vector; v++) x[v] = to_float<Image>(raw.get(v));
+  }
+
+  // Coordinate of the first pixel that meets tap 0 (backward, whose taps run the other way: the last one).
+  TW_DEVICE static int begin(const tw_conv_problem& p, int axis, int row) {
+    const tw_conv_axis& a = p.axes[axis];
+    return (int)a.origin + row * (int)a.row_step + (is_backward && fixed ? ((int)a.taps - 1) * (int)a.tap_step : 0);
+  }
+
+  // Calls use(r, s, q, t, x) for every fixed tap (t of H and W) of every pixel (row r, place s) with its element.
+  template <class Use>
+  TW_DEVICE static void for_fixed(const tw_conv_problem& p, const char* image, const Place& at, int d, const Use& use) {
+    const int h = begin(p, 1, at.h), w = begin(p, 2, at.w);
+    TW_UNROLL
+    for (int row = 0; row < span_h; row++) {
+      const Line from = line(p, image, at, d, h + row);
+      float x[span_w > 0 ? span_w : 1][vector];
+      TW_UNROLL
+      for (int i = 0; i < span_w; i++) load(x[i], p, from, w + i);
+      TW_UNROLL
+      for (int r = 0; r < rows; r++)
+        TW_UNROLL
+        for (int th = 0; th < taps_h; th++)
+          if (r * row_h + th * tap_h == row) {
+            TW_UNROLL
+            for (int tw = 0; tw < taps_w; tw++)
+              TW_UNROLL
+              for (int s = 0; s < run; s++) use(r, s, th, tw, x[s * row_w + tw * tap_w]);
+          }
+    }
+  }
+};
+
+// Rows of the result whose offsets are known already.
+template <class Config>
+struct OffsetRows {
+  static constexpr bool accumulates = Config::accumulate;
+  const char* before;
+  TW_DEVICE int64_t operator()(int64_t i) const { return i; }
+  TW_DEVICE bool divisible(int) const { return false; }
+};
+
+}  // namespace tw::gpu

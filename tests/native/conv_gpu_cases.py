@@ -1,0 +1,171 @@
+"""The convolutions that the tests of GPU kernels run: each kernel with some sizes, odd ones above all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from conv_gpu_case import ConvGpuConfig, Shape
+
+Settings = list[dict[str, Any]]
+
+SMALL = ConvGpuConfig(tile=(64, 32, 32), wave=(2, 1))
+WIDE = ConvGpuConfig(tile=(32, 64, 64), wave=(1, 2), epilogue="default", pipeline="compv3")
+DATA = {"direction": "backward_data", "b_col": False}
+PHASES = {**DATA, "grouped": True, "linear_rows": False}
+WEIGHT = {"direction": "backward_weight", "a_col": True, "b_col": False}
+ONE = {"vectors": (1, 1, 1)}
+
+PLAIN = Shape()
+STRIDED = Shape(c=32, k=48, groups=2, stride=(1, 2, 1), dilation=(1, 1, 2))
+LEFT = Shape(n=3, c=16, k=16, size=(1, 6, 11), filter=(1, 2, 5), begin=(0, 0, 3), end=(0, 2, 0))
+SPARSE = Shape(n=2, c=16, k=8, size=(1, 10, 11), filter=(1, 1, 2), stride=(1, 3, 4), begin=(0, 0, 0), end=(0, 0, 1))
+ODD = Shape(n=2, c=15, k=9, groups=3, stride=(1, 2, 3), dilation=(1, 2, 1), begin=(0, 2, 1), end=(0, 0, 2))
+THREE = Shape(n=1, c=3, k=5, size=(1, 12, 9), filter=(1, 5, 3), begin=(0, 2, 1), end=(0, 1, 1))
+DOT = Shape(n=5, c=8, k=24, size=(1, 3, 4), filter=(1, 3, 4), begin=(0, 0, 0), end=(0, 0, 0))
+LINE = Shape(
+    n=2, c=8, k=16, size=(1, 1, 40), filter=(1, 1, 7), stride=(1, 1, 2), begin=(0, 0, 3), end=(0, 0, 2), ndim=1
+)
+LONG = Shape(n=1, c=8, k=8, size=(1, 1, 50), filter=(1, 1, 35), begin=(0, 0, 17), end=(0, 0, 17), ndim=1)
+TALL = Shape(n=1, c=8, k=8, size=(1, 24, 5), filter=(1, 18, 2), begin=(0, 9, 1), end=(0, 9, 0))
+CUBE = Shape(
+    n=1, c=16, k=16, groups=2, size=(5, 6, 7), filter=(3, 2, 3), stride=(2, 1, 2), dilation=(1, 2, 1), begin=(1, 1, 1),
+    end=(1, 0, 1), ndim=3,
+)  # fmt: skip
+POINT = Shape(n=2, c=32, k=48, groups=2, size=(1, 5, 7), filter=(1, 1, 1), begin=(0, 0, 0), end=(0, 0, 0))
+SOLID = Shape(n=1, c=128, k=64, size=(1, 12, 12))
+DEEP = {"c": 72, "k": 72, "groups": 72}
+FIXED = {"filter": (1, 3, 3), "stride": (1, 1, 1), "dilation": (1, 1, 1)}
+FIXED2 = {"filter": (1, 3, 3), "stride": (1, 2, 2), "dilation": (1, 1, 1)}
+DEPTH = ConvGpuConfig(kind="depthwise", wave=(2, 1))
+
+
+def shapes(*each: Shape, **more: Any) -> Settings:
+    return [{"shape": shape, **more} for shape in each]
+
+
+CASES: dict[str, tuple[ConvGpuConfig, Settings]] = {
+    "forward": (SMALL, [*shapes(PLAIN, STRIDED, LEFT, DOT, SOLID), {"shape": STRIDED, "gap": 8, "alpha": 0.5}]),
+    "forward_registers": (WIDE, shapes(PLAIN, STRIDED, SOLID, TALL)),
+    "forward_elements": (SMALL.replace(**ONE), [*shapes(ODD, THREE, TALL), {"shape": ODD, "gap": 3}]),
+    "forward_pairs": (
+        SMALL.replace(vectors=(2, 2, 2)),
+        shapes(Shape(c=10, k=6), Shape(c=12, k=14, groups=2, stride=(1, 3, 1))),
+    ),
+    "forward_fours": (SMALL.replace(vectors=(4, 8, 8)), shapes(PLAIN, Shape(c=8, k=16), STRIDED)),
+    "forward_1d": (SMALL.replace(ndim=1, a="bf16", b="bf16", c="fp32"), shapes(LINE, LONG)),
+    "forward_3d": (SMALL.replace(ndim=3), shapes(CUBE)),
+    "forward_wide": (SMALL, shapes(TALL)),
+    "forward_fp32": (
+        ConvGpuConfig(a="fp32", b="fp32", c="fp32", tile=(64, 32, 16), wave=(2, 1), vectors=(4, 4, 4)),
+        shapes(PLAIN, STRIDED),
+    ),
+    "forward_int8": (
+        SMALL.replace(a="int8", b="int8", c="int32", tile=(64, 32, 64), vectors=(16, 16, 4)),
+        shapes(PLAIN),
+    ),
+    "forward_int8_elements": (
+        SMALL.replace(a="int8", b="int8", c="int32", tile=(64, 32, 64), vectors=(1, 1, 1)),
+        shapes(ODD),
+    ),
+    "forward_fp8": (
+        SMALL.replace(a="fp8", b="bf8", c="fp16", tile=(64, 32, 64), vectors=(16, 16, 8)),
+        shapes(PLAIN),
+    ),
+    "forward_fused": (
+        SMALL.replace(bias="fp32", unary="Relu", d=("fp16",), binary="Add"),
+        [{"shape": STRIDED, "alpha": 0.25}],
+    ),
+    "forward_pointwise": (SMALL.replace(kind="pointwise"), [*shapes(POINT), {"shape": POINT, "gap": 8}]),
+    "forward_split": (SMALL.replace(split_k=4), shapes(SOLID, STRIDED, split_k=3)),
+    "data": (SMALL.replace(**DATA), [*shapes(PLAIN, LEFT, DOT, SOLID), {"shape": POINT, "gap": 8}]),
+    "data_registers": (WIDE.replace(**DATA), shapes(PLAIN, SOLID)),
+    "data_phases": (SMALL.replace(**PHASES), [*shapes(STRIDED, SPARSE, PLAIN), {"shape": STRIDED, "gap": 8}]),
+    "data_elements": (SMALL.replace(**PHASES, **ONE), shapes(ODD, THREE)),
+    "data_adds": (SMALL.replace(**PHASES, accumulate=True), [{"shape": STRIDED, "alpha": 0.5}]),
+    "data_bias": (SMALL.replace(**DATA, bias="fp16", unary="Relu"), shapes(PLAIN)),
+    "data_1d": (SMALL.replace(**PHASES, ndim=1), shapes(LINE, LONG)),
+    "data_3d": (SMALL.replace(**PHASES, ndim=3), shapes(CUBE)),
+    "data_pointwise": (SMALL.replace(**DATA, kind="pointwise"), shapes(POINT)),
+    "data_split": (SMALL.replace(**DATA, split_k=4), shapes(SOLID, LEFT, split_k=4)),
+    "data_fp32": (
+        ConvGpuConfig(a="fp32", b="fp32", c="fp32", tile=(32, 64, 16), wave=(1, 2), vectors=(4, 4, 4), **PHASES),
+        shapes(STRIDED),
+    ),
+    "weight": (SMALL.replace(**WEIGHT), [*shapes(PLAIN, STRIDED, LEFT, DOT), {"shape": STRIDED, "gap": 8}]),
+    "weight_registers": (WIDE.replace(**WEIGHT), shapes(PLAIN, STRIDED)),
+    "weight_elements": (SMALL.replace(**WEIGHT, **ONE), shapes(ODD, THREE)),
+    "weight_split": (SMALL.replace(**WEIGHT, split_k=8), shapes(SOLID, STRIDED, split_k=5)),
+    "weight_two_stages": (
+        SMALL.replace(**WEIGHT, split_k=8, two_stage=True, accumulate=True, c="fp32"),
+        [{"shape": STRIDED, "split_k": 5, "alpha": 0.5}, {"shape": SOLID, "split_k": 2}],
+    ),
+    "weight_adds": (SMALL.replace(**WEIGHT, accumulate=True), [{"shape": STRIDED, "alpha": 0.5}]),
+    "weight_1d": (SMALL.replace(**WEIGHT, ndim=1), shapes(LINE, LONG)),
+    "weight_3d": (SMALL.replace(**WEIGHT, ndim=3), shapes(CUBE)),
+    "weight_pointwise": (SMALL.replace(**WEIGHT, kind="pointwise"), shapes(POINT)),
+    "weight_fp32": (
+        ConvGpuConfig(a="fp32", b="fp32", c="fp32", tile=(64, 32, 16), wave=(2, 1), vectors=(4, 4, 4), **WEIGHT),
+        shapes(STRIDED),
+    ),
+    "depthwise": (DEPTH.replace(**FIXED), [*shapes(Shape(**DEEP)), {"shape": Shape(**DEEP), "gap": 8}]),
+    "depthwise_stride": (DEPTH.replace(**FIXED2), shapes(Shape(**DEEP, stride=(1, 2, 2)))),
+    "depthwise_any": (
+        DEPTH.replace(vectors=(4, 4, 4)),
+        shapes(Shape(**DEEP, dilation=(1, 2, 1), stride=(1, 1, 3)), gap=4),
+    ),
+    "depthwise_elements": (
+        DEPTH.replace(vectors=(1, 1, 1), channel_tile=8),
+        shapes(Shape(c=11, k=11, groups=11), gap=1),
+    ),
+    "depthwise_fused": (
+        DEPTH.replace(**FIXED, bias="fp32", unary="Relu", d=("fp16",), binary="Add"),
+        shapes(Shape(**DEEP)),
+    ),
+    "depthwise_3d": (
+        DEPTH.replace(
+            a="fp32",
+            b="fp32",
+            c="fp32",
+            filter=(3, 3, 3),
+            stride=(2, 1, 2),
+            dilation=(1, 2, 1),
+            ndim=3,
+            vectors=(4, 4, 4),
+            channel_tile=16,
+            pixel_tile=(1, 1, 2),
+        ),
+        shapes(
+            Shape(
+                n=1,
+                c=12,
+                k=12,
+                groups=12,
+                ndim=3,
+                size=(7, 8, 9),
+                filter=(3, 3, 3),
+                stride=(2, 1, 2),
+                dilation=(1, 2, 1),
+                begin=(1, 2, 1),
+                end=(0, 1, 1),
+            )
+        ),
+    ),
+    "depthwise_data": (DEPTH.replace(direction="backward_data", **FIXED, accumulate=True), shapes(Shape(**DEEP))),
+    "depthwise_data_any": (
+        DEPTH.replace(direction="backward_data", channel_tile=16),
+        shapes(Shape(**DEEP, dilation=(1, 2, 1))),
+    ),
+    "depthwise_data_phases": (
+        DEPTH.replace(direction="backward_data", grouped=True, linear_rows=False),
+        shapes(Shape(**DEEP, stride=(1, 2, 3), filter=(1, 2, 5))),
+    ),
+    "depthwise_weight": (DEPTH.replace(direction="backward_weight", **FIXED), shapes(Shape(**DEEP), split_k=3)),
+    "depthwise_weight_stride": (
+        DEPTH.replace(direction="backward_weight", **FIXED2, c="fp32", accumulate=True),
+        [{"shape": Shape(**DEEP, stride=(1, 2, 2)), "split_k": 2, "alpha": 0.5}],
+    ),
+    "depthwise_weight_any": (
+        DEPTH.replace(direction="backward_weight", vectors=(2, 2, 2)),
+        shapes(Shape(**DEEP, dilation=(1, 2, 1), filter=(1, 2, 3)), split_k=2, gap=2),
+    ),
+}
