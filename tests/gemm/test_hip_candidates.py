@@ -11,7 +11,6 @@ import tilewright_arch
 from tilewright_gemm import candidates
 from tilewright_gemm.candidates import MOST, with_signature
 from tilewright_gemm.config import GemmConfig
-from tilewright_gemm.hip_candidates import warp_tile_for
 from tilewright_gemm.plugin import GemmOperation
 from tilewright_gemm.problem import GemmProblem
 from tilewright_gemm.rules import RULES
@@ -24,6 +23,7 @@ from tilewright_kit.operation import Prediction
 from tilewright_kit.problem import OperationRequest
 from tilewright_kit.select import Heuristic, Selector
 from tilewright_kit.tensor import TensorDesc
+from tilewright_kit.tiles.choices import warp_tile_for
 
 GEMM = GemmOperation()
 of = TensorDesc.of

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from tilewright_arch import ArchSpec
-from tilewright_gemm.choices import table_key
 from tilewright_gemm.config import GemmConfig, Triple
 from tilewright_gemm.gpu_candidates import splits
 from tilewright_gemm.packing import VectorFormat
@@ -19,9 +18,10 @@ from tilewright_gemm.problem import GemmProblem
 from tilewright_gemm.words import Epilogue
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.dtypes import DType
+from tilewright_kit.tiles.choices import table_key, warp_tile_for
 from tilewright_kit.tiles.footprint import fits_registers, shared_bytes, staging_bytes, staging_limit
 
-__all__ = ["HIP_SHAPES", "HipShape", "hip_algorithms", "hip_config", "warp_tile_for"]
+__all__ = ["HIP_SHAPES", "HipShape", "hip_algorithms", "hip_config"]
 
 
 class HipShape(NamedTuple):
@@ -134,14 +134,6 @@ def hip_config(
         warp_tile=warp,
         preshuffle=pipeline in arch.preshuffle_pipelines,
     )
-
-
-def warp_tile_for(tiles: Iterable[Triple], part: tuple[int, int], depth: int) -> Triple | None:
-    """Of the warp tiles that divide a wave's part of the output and the depth of the tile the squarest and largest, and
-    of its depths the greatest, which reads the longest vectors.
-    """
-    fitting = [tile for tile in tiles if not (part[0] % tile[0] or part[1] % tile[1] or depth % tile[2])]
-    return max(fitting, key=lambda tile: (min(tile[:2]), tile[0] * tile[1], tile[2]), default=None)
 
 
 def _with_room(config: GemmConfig, arch: ArchSpec) -> GemmConfig | None:

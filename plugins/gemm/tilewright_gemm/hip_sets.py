@@ -8,11 +8,12 @@ from typing import Any
 from tilewright_arch import ArchSpec
 from tilewright_gemm.choices import offered, table_key
 from tilewright_gemm.config import GemmConfig
-from tilewright_gemm.hip_candidates import HIP_SHAPES, warp_tile_for
+from tilewright_gemm.hip_candidates import HIP_SHAPES
 from tilewright_gemm.pack_b import PackBConfig
 from tilewright_gemm.words import LAYOUTS, Binary, Epilogue, ScaleA, ScaleB, Unary
 from tilewright_kit.declare import ANY, Declaration, KernelSet, declare
 from tilewright_kit.dtypes import DType
+from tilewright_kit.tiles.choices import warp_tile_for
 
 __all__ = ["ESSENTIAL", "HIP_DEFAULTS", "packing_kernels", "preferred"]
 

@@ -1,13 +1,15 @@
-"""How tiles of products are cut on a CPU: few and good, from the arch's own tables and capacities."""
+"""How tiles of products are cut: few and good, from the arch's own tables and capacities."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from tilewright_arch import ArchSpec
 from tilewright_kit.dtypes import DType
 from tilewright_kit.tiles.tiled import GROUP_BYTES, Triple
 from tilewright_kit.words import accumulator
 
-__all__ = ["cpu_teams", "cpu_tiles", "cpu_warp_tiles", "table_key"]
+__all__ = ["cpu_teams", "cpu_tiles", "cpu_warp_tiles", "table_key", "warp_tile_for"]
 
 _BLOCK_GROUPS = 512
 """Groups of 32 bits along k that a cache block holds: long enough to amortise C, short enough for a panel of B to stay
@@ -73,3 +75,11 @@ def cpu_teams(arch: ArchSpec, units: int) -> tuple[int, ...]:
     """Sizes of teams worth trying: one thread, and the largest that the device has units for."""
     largest = max((wave[0] * wave[1] for wave in arch.waves if wave[0] * wave[1] <= max(units, 1)), default=1)
     return (1, largest) if largest > 1 else (1,)
+
+
+def warp_tile_for(tiles: Iterable[Triple], part: tuple[int, int], depth: int) -> Triple | None:
+    """Of the warp tiles that divide a wave's part of the output and the depth of the tile the squarest and largest, and
+    of its depths the greatest, which reads the longest vectors.
+    """
+    fitting = [tile for tile in tiles if not (part[0] % tile[0] or part[1] % tile[1] or depth % tile[2])]
+    return max(fitting, key=lambda tile: (min(tile[:2]), tile[0] * tile[1], tile[2]), default=None)
