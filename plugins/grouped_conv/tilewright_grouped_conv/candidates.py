@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tilewright_arch import Caches
-from tilewright_grouped_conv.config import CONFIGS, ConvConfig
+from tilewright_grouped_conv.config import CONFIGS, DIRECT_PIPELINE, ConvConfig, Triple
 from tilewright_grouped_conv.fit import conv_mismatches, needed_transforms, with_signature
 from tilewright_grouped_conv.problem import ConvProblem
 from tilewright_grouped_conv.rules import RULES
 from tilewright_grouped_conv.views import Order
 from tilewright_grouped_conv.words import Direction, Specialization, layout_of
+from tilewright_grouped_conv.workspace import weight_split
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.tiles.choices import cpu_teams, cpu_tiles, cpu_warp_tiles, table_key
 from tilewright_kit.words import Epilogue
@@ -19,6 +20,9 @@ __all__ = ["conv_candidates", "conv_mismatches", "needed_transforms", "with_sign
 
 _ALONE_FLOPS, _ALONE_BYTES = 2 * 96**3, 1 << 18
 """Below both, a team saves a microsecond or two at best, and waking it takes the processor from the server."""
+_FEW_CHANNELS, _FIRST_CHANNELS = 16, 4
+"""Channels of a group, and of an image that has no groups, up to which kernels without a product are considered."""
+_ONE: Triple = (1, 1, 1)
 _verdicts: dict[tuple[ConvConfig, str, int, Caches], bool] = {}
 _REMEMBERED = 8192
 
@@ -51,6 +55,9 @@ def _allowed(config: ConvConfig, device: DeviceInfo) -> bool:
 def _cpu_algorithms(problem: ConvProblem, device: DeviceInfo) -> Iterator[ConvConfig]:
     alone = problem.flops < _ALONE_FLOPS and problem.bytes_moved < _ALONE_BYTES
     teams = (1,) if alone else cpu_teams(device.arch, device.units)
+    for first in (True, False) if problem.order is not Order.LAST else (False,):
+        for team in teams:
+            yield from _cpu_loops(problem, first, team)
     for first in _cpu_orders(problem):
         for team in teams:
             yield from _cpu_products(problem, device, first, team)
@@ -66,6 +73,37 @@ def _cpu_orders(problem: ConvProblem) -> tuple[bool, ...]:
     return (False,)
 
 
+def _cpu_loops(problem: ConvProblem, first: bool, team: int) -> Iterator[ConvConfig]:
+    """Kernels without a product, for groups of so few channels that packing them would take most of the time."""
+    geometry = problem.geometry
+    if geometry.cg == geometry.kg == 1:
+        special = Specialization.DEPTHWISE
+    elif max(geometry.cg, geometry.kg) <= _FEW_CHANNELS if geometry.groups > 1 else geometry.cg <= _FIRST_CHANNELS:
+        special = Specialization.DIRECT
+    else:
+        return
+    config = CONFIGS[problem.direction](
+        dtype_in=problem.dtype_in,
+        layout=layout_of(problem.ndim, first),
+        ndim=problem.ndim,
+        pipeline=DIRECT_PIPELINE,
+        epilogue=Epilogue.DEFAULT,
+        scheduler="default",
+        tile=_ONE,
+        wave=(team, 1, 1),
+        warp_tile=_ONE,
+        specialization=special,
+    )
+    yield _shared(problem, config, team)
+
+
+def _shared(problem: ConvProblem, config: ConvConfig, team: int) -> ConvConfig:
+    """With as many slices of the pixels as the gradient of the weights needs to keep a team busy."""
+    if problem.direction is not Direction.BACKWARD_WEIGHT:
+        return config
+    return config.replace(split_k=weight_split(problem, config, team))
+
+
 def _cpu_products(problem: ConvProblem, device: DeviceInfo, first: bool, team: int) -> Iterator[ConvConfig]:
     """Implicit products, packed and blocked as GEMM's are."""
     arch, key = device.arch, table_key(problem.dtype_in.value, problem.dtype_wei.value)
@@ -76,9 +114,9 @@ def _cpu_products(problem: ConvProblem, device: DeviceInfo, first: bool, team: i
         for warp_tile in cpu_warp_tiles(arch, key, "compv3", 3):
             cuts = cpu_tiles(arch, "compv3", warp_tile, team)
             wide = phase.n > 2 * phase.m
-            square = not wide and phase.m < 2 * phase.n
+            square = not wide and phase.m < 2 * phase.n and problem.direction is not Direction.BACKWARD_WEIGHT
             for tile, wave in cuts if square else cuts[1:] if wide else cuts[:1]:
-                yield make(
+                config = make(
                     dtype_in=problem.dtype_in,
                     layout=layout_of(problem.ndim, first),
                     ndim=problem.ndim,
@@ -91,3 +129,4 @@ def _cpu_products(problem: ConvProblem, device: DeviceInfo, first: bool, team: i
                     explicit_gemm=matrix,
                     specialization=Specialization.FILTER1X1_STRIDE1_PAD0 if matrix else Specialization.DEFAULT,
                 )
+                yield _shared(problem, config, team)
