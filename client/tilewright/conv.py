@@ -181,7 +181,7 @@ def _conv_backward_data(
     inputs = {"dy": dy, "w": w, "bias": bias}
     words = elementwise(alpha=alpha, activation=activation, clamp=clamp, out_dtype=out_dtype)
     words |= _geometry(stride, padding, dilation, groups)
-    words |= {"input_size": _sizes(input_size), "layout": _layout(channels_last), "split_k": split_k}
+    words |= {"input_size": _for_each(input_size, dy, "dy"), "layout": _layout(channels_last), "split_k": split_k}
     choice = {"kernel": kernel, "strategy": strategy, "build": build, "device": device, "timeout": timeout}
     return _asked(core, "conv_backward_data", inputs, "dx", out, words, choice, accumulate)
 
@@ -216,7 +216,7 @@ def _conv_backward_weight(
     arguments are those of ``conv``.
     """
     words = elementwise(alpha=alpha, out_dtype=out_dtype) | _geometry(stride, padding, dilation, groups)
-    words |= {"filter_size": _sizes(filter_size), "layout": _layout(channels_last), "split_k": split_k}
+    words |= {"filter_size": _for_each(filter_size, x, "x"), "layout": _layout(channels_last), "split_k": split_k}
     choice = {"kernel": kernel, "strategy": strategy, "build": build, "device": device, "timeout": timeout}
     return _asked(core, "conv_backward_weight", {"x": x, "dy": dy}, "dw", out, words, choice, accumulate)
 
@@ -320,6 +320,11 @@ def _sizes(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [item.item() if isinstance(item, np.generic) else item for item in value]
     return value
+
+
+def _for_each(size: Any, image: Any, field: str) -> Any:
+    """A size for each spatial axis of an image."""
+    return [size] * (len(spec_of(image, field).shape) - 2) if isinstance(size, int) else _sizes(size)
 
 
 def _layout(channels_last: bool | None) -> str | None:

@@ -24,6 +24,8 @@ class Server:
         self.target = target
         self.command = command
         self.process: subprocess.Popen[str] | None = None
+        self.ready = ""
+        """What it said."""
 
     def start(self) -> Server:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -32,6 +34,7 @@ class Server:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line.startswith("ready"), "the server did not start"
+        self.ready = line
         if self.target.endswith(":0"):
             self.target = self.target[:-1] + line.split()[1]
         return self
@@ -84,6 +87,14 @@ def tcp_server() -> Iterator[Server]:
 def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     running = service(tmp_path_factory.mktemp("service")).start()
     yield running
+    running.kill()
+
+
+@pytest.fixture
+def remote_target(tmp_path: Path) -> Iterator[str]:
+    """Where the service can be reached without shared memory."""
+    running = service(tmp_path, "--listen", "127.0.0.1:0", "--insecure").start()
+    yield next(word for word in running.ready.split() if word.startswith("127.0.0.1:"))
     running.kill()
 
 
