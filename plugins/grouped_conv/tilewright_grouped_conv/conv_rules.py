@@ -10,7 +10,7 @@ from typing import Any
 
 from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.config import DIRECT_PIPELINE, ConvConfig, Triple
-from tilewright_grouped_conv.words import Direction, Kind, Specialization
+from tilewright_grouped_conv.words import Direction, Kind, Specialization, layout_of
 from tilewright_kit.attributes import MAX_SPLIT_K
 from tilewright_kit.rules import Violation
 from tilewright_kit.tiles import resources, rules
@@ -72,6 +72,14 @@ def kind_template(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
     reason = f"no template of {config.kind} kernels of this direction for {arch.kind} devices"
     fix: dict[str, object] = {"specialization": Specialization.DEFAULT, "scheduler": "intrawave"}
     yield Violation("kind_template", "specialization", config.specialization.value, reason, fix)
+
+
+def direct_order(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """Where a group has several channels, the gradient of the weights reads them side by side."""
+    weights = arch.kind == "cpu" and config.kind is Kind.DIRECT and config.direction is Direction.BACKWARD_WEIGHT
+    if weights and config.channels_first:
+        reason = "only depthwise kernels of this direction read channels-first images"
+        yield Violation("direct_order", "layout", config.layout, reason, {"layout": layout_of(config.ndim)})
 
 
 def direct_pipeline(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
@@ -355,6 +363,7 @@ TILE_RULES: tuple[Rule, ...] = tuple(
 
 CONV_RULES: tuple[Rule, ...] = (
     kind_template,
+    direct_order,
     direct_pipeline,
     direct_waves,
     specialization_fields,
