@@ -134,9 +134,8 @@ struct AmdLoop {
 
   // ---- compv4 ----
 
-  // Slice kk, which is not the last one, with its part of the step's writes and fetches; the barrier does not come before
-  // the products which cover the last write. Slices are ordered one after the other: the compiler takes the square of the
-  // number of products that it orders at a time, and finds the better order for a few.
+  // Slice kk, not the last one, with its part of the step's writes and fetches; the barrier does not come before products
+  // that cover the last write. One slice after the other: the time that compilers take grows with the products squared.
   TW_DEVICE static void schedule_before_barrier(int kk, int writes, int fetches, int reads) {
     schedule_slice(slice_products, slice_products - (kk + 2 < slices ? 0 : covering),
                    {reads, share_of(writes, kk, slices - 1), share_of(fetches, kk, slices - 1)});
@@ -338,6 +337,9 @@ struct AmdLoop {
 
   // ---- compv3 ----
 
+  // Bytes to mend (convert_amd.hpp) beside many sums: what one slice after the other takes of the registers is too much.
+  static constexpr bool crowded = slices == 2 && Atom::count > 192 && kIsFnuz<typename Config::A>;
+
   TW_DEVICE static void run_one_tile(Atom& atom, const Sources& from, const Where& at) {
     Fragments fragments[2];
     Held held;
@@ -360,11 +362,12 @@ struct AmdLoop {
           if constexpr (ahead) load(fragments[slices % 2], at.shared, at, 0);
         }
         atom.multiply(fragments[kk % 2]);
-        if (ordered && kk + 1 < slices) schedule_before_barrier(kk, 0, step_fetches, slice_reads);
+        if (ordered && !crowded && kk + 1 < slices) schedule_before_barrier(kk, 0, step_fetches, slice_reads);
       }
       if (ahead && slices % 2 != 0) fragments[0] = fragments[1];
       if constexpr (ordered) {
         constexpr int kHalf = slice_products / 2;
+        if (crowded) schedule_slice(slice_products, slice_products, {slice_reads, 0, step_fetches});
         schedule_slice(kHalf, kHalf - covering / 2, {0, step_writes, 0});
         schedule_slice(slice_products - kHalf, slice_products - kHalf - covering, {slice_reads, 0, 0});
       }
