@@ -14,12 +14,16 @@ COMMANDS = [
     ("demo",),
     ("run",),
     ("run", "gemm"),
+    ("run", "conv"),
+    ("bench", "gemm"),
+    ("bench", "conv"),
     ("kernels",),
     *(
         ("kernels", name)
         for name in ("list", "show", "validate", "correct", "build", "export", "explain", "generate", "analyze")
     ),
     ("kernels", "explain", "gemm"),
+    ("kernels", "explain", "conv"),
     ("cache",),
     *(("cache", name) for name in ("list", "verify", "prune", "export", "import")),
     ("arch",),

@@ -23,7 +23,7 @@ from tilewright_grouped_conv.rules import RULES
 from tilewright_grouped_conv.samples import conv_samples
 from tilewright_grouped_conv.sets import KERNEL_SETS
 from tilewright_grouped_conv.transform_operation import TransformOperation
-from tilewright_grouped_conv.words import Direction
+from tilewright_grouped_conv.words import VARIANT_ALIASES, Direction
 from tilewright_kit.declare import KernelSet
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.hookspecs import hookimpl
@@ -42,6 +42,8 @@ class ConvOperation:
     """A convolution, or one of its gradients: what differs is in the direction's problem and configuration."""
 
     version = __version__
+    variants: Mapping[str, str] = {name: CONFIGS[Direction(value)].operation for name, value in VARIANT_ALIASES.items()}
+    """Every spelling of a direction, and its operation."""
 
     def __init__(self, direction: Direction) -> None:
         self.direction = direction

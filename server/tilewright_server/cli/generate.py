@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from tilewright_server.cli import generate_conv as c
 from tilewright_server.cli.exits import Exit
-from tilewright_server.cli.output import examples, note, print_json, progress
+from tilewright_server.cli.output import examples, note, out, print_json, progress
 
 if TYPE_CHECKING:
     from tilewright_arch import ArchSpec
@@ -24,6 +25,8 @@ EPILOG = examples(
     "tilewright kernels generate --output-dir out --datatype bf16 --layout rcr",
     "tilewright kernels generate --output-dir out --gpu-target gfx942 --preselected fp16_rcr_essential",
     "tilewright kernels generate --output-dir out --variants standard --variants multi_d --limit 20",
+    "tilewright kernels generate --operation conv --rule-set tiny --arch gfx942 --list-configs",
+    "tilewright kernels generate -o out --operation conv --variant bwd_weight --ndim 3 --datatype bf16 --two-stage",
     'tilewright kernels generate --output-dir out --tile-config-json \'{"tile_m": [64, 128], "tile_n": [64]}\'',
 )
 _SUFFIXES = {"c++": ".cpp", "cuda": ".cu", "hip": ".hip"}
@@ -32,11 +35,15 @@ _SECTIONS = ("tile_config", "trait_config", "multi_d_config")
 
 
 def generate(
-    output_dir: Path = typer.Option(..., "--output-dir", "-o", help="Folder to write to; made if need be."),
+    output_dir: Path | None = typer.Option(
+        None, "--output-dir", "--output", "-o", help="Folder to write to; made if need be."
+    ),
     operation: str = typer.Option("gemm", help="Operation."),
-    datatype: str = typer.Option("", "--datatype", help="Only kernels of this element type of A."),
-    layout: str = typer.Option("", "--layout", help="Only this layout: rcr, rrr, crr or ccr."),
-    gpu_target: str = typer.Option("", "--gpu-target", "--arch", help="Architecture. Default: this machine's CPU."),
+    datatype: str = typer.Option("", "--datatype", "-d", help="Only kernels of this element type of the first input."),
+    layout: str = typer.Option("", "--layout", help="Only this layout: rcr, ...; of convolutions nhwgc, ..."),
+    gpu_target: str = typer.Option(
+        "", "--gpu-target", "--arch", "-a", help="Architecture. Default: this machine's CPU."
+    ),
     variants: list[str] = typer.Option([], "--variants", help="Only these variants, for example multi_d. Repeatable."),
     preselected: str = typer.Option("", "--preselected", help="Kernel set. Default: the operation's `default`."),
     config: Path | None = typer.Option(
@@ -46,7 +53,39 @@ def generate(
     kernel_set: str = typer.Option("", "--kernel-set", help="Name of a subfolder for this set."),
     limit: int = typer.Option(0, help="At most so many kernels; 0: all."),
     show_arch_info: bool = typer.Option(False, "--show-arch-info", help="Print the architecture's tables and stop."),
+    list_configs: bool = typer.Option(False, "--list-configs", help="Print the kernels' names and write nothing."),
+    verbose: bool = typer.Option(False, "--verbose", help="Name every kernel."),
     as_json: bool = typer.Option(False, "--json", help="Print the names and the failures as JSON."),
+    rule_set: c.RuleSet = "",
+    variant: c.Variant = "",
+    ndim: c.Ndim = None,
+    tile_m: c.TileM = None,
+    tile_n: c.TileN = None,
+    tile_k: c.TileK = None,
+    warp_m: c.WarpM = None,
+    warp_n: c.WarpN = None,
+    warp_k: c.WarpK = None,
+    warp_tile_m: c.WarpTileM = None,
+    warp_tile_n: c.WarpTileN = None,
+    warp_tile_k: c.WarpTileK = None,
+    pipeline: c.Pipeline = "",
+    scheduler: c.Scheduler = "",
+    epilogue: c.Epilogue = "",
+    pad_m: c.PadM = None,
+    pad_n: c.PadN = None,
+    pad_k: c.PadK = None,
+    vector_a: c.VectorA = None,
+    vector_b: c.VectorB = None,
+    vector_c: c.VectorC = None,
+    num_wave_groups: c.WaveGroups = None,
+    num_groups_to_merge: c.MergedGroups = None,
+    double_smem_buffer: c.DoubleBuffer = None,
+    split_image: c.SplitImage = None,
+    two_stage: c.TwoStage = None,
+    explicit_gemm: c.ExplicitGemm = None,
+    streamk_enabled: c.StreamK = None,
+    streamk_reduction_strategy: c.StreamKReduction = "",
+    streamk_persistent: c.StreamKPersistent = None,
 ) -> None:
     """Write the source of every kernel that matches, and `kernels.json`, which describes them.
 
@@ -54,24 +93,63 @@ def generate(
     """
     import tilewright_arch
 
+    options = c.chosen_options(locals())
     arch = tilewright_arch.load(gpu_target) if gpu_target else tilewright_arch.detect_cpu()
     if show_arch_info:
         print_json(arch.to_dict())
         return
-    found = load_operation(operation)
-    if config is not None or tile_config_json:
-        configs: Iterable[KernelConfig] = _swept(found, arch, _read_lists(config, tile_config_json), datatype, layout)
+    found = load_operation(c.operation_of(operation, variant))
+    if options or (not preselected and not config and not tile_config_json and hasattr(found, "generate_options")):
+        given = {"datatype": datatype, "layout": layout}
+        configs: Iterable[KernelConfig] = c.select(found, arch, options | {key: v for key, v in given.items() if v})
+    elif config is not None or tile_config_json:
+        configs = _swept(found, arch, _read_lists(config, tile_config_json), datatype, layout)
     else:
         configs = _declared(found, arch, preselected or "default")
     wanted = (item for item in configs if _matches(item, datatype, layout, variants))
     chosen = list(itertools.islice(wanted, limit or None))
+    if list_configs:
+        _list(chosen, arch, as_json)
+    else:
+        _generate(found, arch, chosen, _folder(output_dir, kernel_set), as_json, verbose)
+
+
+def _list(configs: Sequence[KernelConfig], arch: ArchSpec, as_json: bool) -> None:
+    if as_json:
+        print_json({"arch": arch.id, "kernels": [{"name": item.name, "config": item.to_dict()} for item in configs]})
+    else:
+        for item in configs:
+            out().print(item.name, markup=False)
+        note(f"{len(configs)} kernels for {arch.id}")
+    if not configs:
+        raise typer.Exit(Exit.FAILED)
+
+
+def _folder(output_dir: Path | None, kernel_set: str) -> Path:
+    if output_dir is None:
+        raise typer.BadParameter(
+            "say where to: a folder, or --list-configs to write nothing", param_hint="--output-dir"
+        )
     folder = output_dir / kernel_set if kernel_set else output_dir
     folder.mkdir(parents=True, exist_ok=True)
-    names, failed = _write(found, arch, chosen, folder)
+    return folder
+
+
+def _generate(
+    operation: Operation[Any, Any],
+    arch: ArchSpec,
+    chosen: list[KernelConfig],
+    folder: Path,
+    as_json: bool,
+    verbose: bool,
+) -> None:
+    names, failed = _write(operation, arch, chosen, folder)
     summary = {"arch": arch.id, "kernels": names, "failed": failed, "folder": str(folder)}
     if as_json:
         print_json(summary)
     else:
+        for name in names if verbose else ():
+            note(f"  {name}")
         note(f"{len(names)} kernels for {arch.id} in {folder}" + (f", {len(failed)} failed" if failed else ""))
         for failure in failed[:10]:
             note(f"  {failure['name']}: {failure['reason']}")
@@ -157,17 +235,22 @@ def _swept(
             fields[field] = [tuple(combination) for combination in itertools.product(*filled)]
     fields |= rest
     if datatype:
-        fields["dtype_a"] = datatype
+        fields[_first_dtype(operation.config_type)] = datatype
     if layout:
         fields["layout"] = layout
     declaration = declare(operation.config_type, **fields)
     return KernelSet("swept", "from the command line", (declaration,)).iterate(arch, operation.rules)
 
 
+def _first_dtype(config_type: type[KernelConfig]) -> str:
+    """The field of the first input's element type."""
+    return next((name for name in config_type.field_names() if name.startswith("dtype")), "")
+
+
 def _matches(config: KernelConfig, datatype: str, layout: str, variants: list[str]) -> bool:
     fields = config.to_dict()
     return (
-        (not datatype or fields.get("dtype_a") == datatype)
+        (not datatype or fields.get(_first_dtype(type(config))) == datatype)
         and (not layout or fields.get("layout") == layout)
         and (not variants or getattr(config, "variant", "standard") in variants)
     )

@@ -59,9 +59,8 @@ def execute(
         "validation": None,
         "status": "success",
     }
-    notes = plan.description.get("notes", ())
-    if notes:
-        record["notes"] = list(notes)
+    if first.notes:
+        record["notes"] = list(first.notes)
     return record, out
 
 
