@@ -15,6 +15,7 @@ from tilewright_grouped_conv.config import CONFIGS, ConvConfig
 from tilewright_grouped_conv.cost import predict_conv
 from tilewright_grouped_conv.features import conv_features
 from tilewright_grouped_conv.fit import conv_mismatches
+from tilewright_grouped_conv.generate_set import GENERATE_OPTIONS, select_set
 from tilewright_grouped_conv.parse import parse_conv
 from tilewright_grouped_conv.plan import plan_conv
 from tilewright_grouped_conv.problem import ConvProblem
@@ -63,6 +64,9 @@ class ConvOperation:
 
     def generate(self, config: ConvConfig, arch: ArchSpec) -> SourceUnit:
         return generate(config, arch)
+
+    def select_set(self, arch: ArchSpec, **options: Any) -> Sequence[ConvConfig]:
+        return select_set(arch, self.direction, **options)
 
     def plan(self, problem: ConvProblem, config: ConvConfig, device: DeviceInfo) -> ExecutionPlan:
         return plan_conv(problem, config, device)
