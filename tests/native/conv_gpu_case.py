@@ -102,19 +102,26 @@ class ConvGpuConfig(GpuConfig):
         return super().shared_bytes
 
     @property
-    def depthwise_tile(self) -> tuple[int, int, int, int]:
-        """Of a depthwise kernel: channels and pixels (rows, places along a row) of a tile, tiles of a workgroup."""
-        size = DTYPES[self.b if self.direction == "backward_weight" else self.a].itemsize
-        vector = 1 if self.channels_first else min(self.vectors[0], 16 // size)
-        channels = 1 if self.channels_first else self.channel_tile or 8 * vector
-        axes = range(3 - self.ndim, 3)
-        known = all(self.filter[i] and self.stride[i] and self.dilation[i] for i in axes if i) and not self.grouped
-        return (
-            channels,
-            self.pixel_tile[1] or (2 if known else 1),
-            self.pixel_tile[2] or 4,
-            (self.threads // (channels // vector)),
-        )
+    def threads_across(self) -> int:
+        """Without a product: threads that compute different channels (of the weights, or units) of the same pixels."""
+        if self.channels_first:
+            return 1
+        vector = self.vectors[2] if self.kind == "direct" and self.direction != "backward_weight" else self.vectors[0]
+        if self.kind == "direct" and self.direction == "backward_weight":
+            return self.channel_tile // vector if self.channel_tile else 32
+        return (self.channel_tile or 8 * vector) // vector
+
+    @property
+    def is_fixed(self) -> bool:
+        """Without a product: whether the filter is compiled in."""
+        axes = range(max(3 - self.ndim, 1), 3)
+        return not self.grouped and all(self.filter[i] and self.stride[i] and self.dilation[i] for i in axes)
+
+    @property
+    def pixels(self) -> Triple:
+        """Without a product: tiles of a thread, rows and places along a row of a tile."""
+        repeats, rows, run = self.pixel_tile
+        return repeats or 1, rows or (2 if self.is_fixed else 1), run or 4
 
     def text(self, name: str) -> str:
         def flag(value: bool) -> str:
@@ -393,16 +400,42 @@ class ConvCase:
 
     def tiles(self) -> list[int]:
         """Output tiles of every product; of depthwise kernels, workgroups."""
-        if self.config.kind == "depthwise":
-            channels, rows, run, lanes = self.config.depthwise_tile
-            blocks = -(-self.geometry.groups // channels)
+        if not self.config.is_matrix:
+            repeats, rows, run = self.config.pixels
+            lanes = self.config.threads // self.config.threads_across * repeats
             return [
-                blocks
-                * -(-(int(a.images) * a.axes[0].rows * -(-a.axes[1].rows // rows) * -(-a.axes[2].rows // run)) // lanes)
-                for a in self.table
+                self._blocks(args)
+                * -(
+                    -(
+                        int(args.images)
+                        * args.axes[0].rows
+                        * -(-args.axes[1].rows // rows)
+                        * -(-args.axes[2].rows // run)
+                    )
+                    // lanes
+                )
+                for args in self.table
             ]
         m, n, _ = self.config.tile
         return [-(-int(a.gemm.m) // m) * -(-int(a.gemm.n) // n) * int(a.gemm.batch) for a in self.table]
+
+    def _blocks(self, args: ConvArgs) -> int:
+        """Without a product: workgroups along channels, or units."""
+        config, g = self.config, self.geometry
+        if config.kind == "depthwise":
+            units = -(-g.groups // (1 if config.channels_first else config.vectors[0]))
+        elif config.direction == "backward_weight":
+            taps = g.filter[0] * g.filter[1] * (1 if config.is_fixed else g.filter[2])
+            units = taps * -(-g.kg // config.vectors[0]) * (g.cg // config.vectors[1]) * g.groups
+        else:
+            units = g.groups * -(-int(args.gemm.n) // config.vectors[2])
+        return -(-units // config.threads_across)
+
+    def grid(self) -> int:
+        """Workgroups of the launch."""
+        if self.config.direction == "backward_weight" and not self.config.is_matrix:
+            return self._blocks(self.table[0]) * self.split_k
+        return sum(self.tiles()) * (self.split_k if self.config.is_matrix else 1)
 
     def tasks(self) -> bytes:
         """``ConvTask``s, one after the other."""
@@ -428,11 +461,12 @@ class ConvCase:
     def shared_bytes(self) -> int:
         """Of a workgroup."""
         config = self.config
-        if config.kind == "depthwise":
-            channels = config.depthwise_tile[0]
-            if config.direction == "backward_weight":
-                return config.threads * min(config.vectors[0], 16 // self.x.itemsize) * 4
-            return max(self.geometry.taps, 1) * channels * 4
+        if not config.is_matrix and config.direction == "backward_weight":
+            return config.threads * config.vectors[0] * 4
+        if not config.is_matrix:
+            gathered = int(self.table[0].channels) if config.kind == "direct" else 1
+            own = config.vectors[2] if config.kind == "direct" else 1 if config.channels_first else config.vectors[0]
+            return self.geometry.taps * gathered * config.threads_across * own * 4
         return config.shared_bytes
 
     def guards(self) -> list[Guarded]:

@@ -37,6 +37,17 @@ DEEP = {"c": 72, "k": 72, "groups": 72}
 FIXED = {"filter": (1, 3, 3), "stride": (1, 1, 1), "dilation": (1, 1, 1)}
 FIXED2 = {"filter": (1, 3, 3), "stride": (1, 2, 2), "dilation": (1, 1, 1)}
 DEPTH = ConvGpuConfig(kind="depthwise", wave=(2, 1))
+SMALL_GROUPS = ConvGpuConfig(kind="direct", wave=(2, 1), vectors=(4, 4, 4))
+FOURS = Shape(c=20, k=20, groups=5)
+EIGHTS = Shape(c=24, k=24, groups=3, size=(1, 7, 10))
+EIGHTS2 = Shape(c=24, k=24, groups=3, stride=(1, 2, 2), size=(1, 8, 13))
+UNEVEN = Shape(c=12, k=15, groups=3, stride=(1, 3, 1), dilation=(1, 1, 2))
+UNEVEN_ONE = Shape(c=15, k=12, groups=3, dilation=(1, 1, 2))
+ODD_GROUPS = Shape(c=15, k=9, groups=3)
+ODD_CUBE = Shape(
+    n=1, c=6, k=9, groups=3, size=(5, 6, 7), filter=(3, 2, 3), stride=(2, 1, 2), dilation=(1, 2, 1), begin=(1, 1, 1),
+    end=(1, 0, 1), ndim=3,
+)  # fmt: skip
 
 
 def shapes(*each: Shape, **more: Any) -> Settings:
@@ -167,5 +178,42 @@ CASES: dict[str, tuple[ConvGpuConfig, Settings]] = {
     "depthwise_weight_any": (
         DEPTH.replace(direction="backward_weight", vectors=(2, 2, 2)),
         shapes(Shape(**DEEP, dilation=(1, 2, 1), filter=(1, 2, 3)), split_k=2, gap=2),
+    ),
+    "depthwise_repeats": (
+        DEPTH.replace(**FIXED, pixel_tile=(3, 1, 2), channel_tile=24, wave=(3, 1)),
+        shapes(Shape(**DEEP)),
+    ),
+    "groups": (SMALL_GROUPS.replace(**FIXED), [*shapes(FOURS, EIGHTS), {"shape": EIGHTS, "gap": 8, "alpha": 0.5}]),
+    "groups_stride": (SMALL_GROUPS.replace(**FIXED2, pixel_tile=(2, 2, 4)), shapes(EIGHTS2)),
+    "groups_any": (SMALL_GROUPS.replace(vectors=(2, 2, 4)), shapes(UNEVEN, EIGHTS2)),
+    "groups_elements": (SMALL_GROUPS.replace(vectors=(1, 1, 2), **FIXED), shapes(ODD_GROUPS, gap=1)),
+    "groups_fused": (
+        SMALL_GROUPS.replace(**FIXED, bias="fp16", unary="Relu", d=("fp16",), binary="Add"),
+        shapes(EIGHTS),
+    ),
+    "groups_data": (
+        SMALL_GROUPS.replace(direction="backward_data", **FIXED, accumulate=True),
+        shapes(FOURS, EIGHTS),
+    ),
+    "groups_data_phases": (
+        SMALL_GROUPS.replace(direction="backward_data", grouped=True, linear_rows=False),
+        shapes(EIGHTS2, FOURS),
+    ),
+    "groups_data_any": (SMALL_GROUPS.replace(direction="backward_data", vectors=(2, 2, 2)), shapes(UNEVEN_ONE)),
+    "groups_weight": (
+        SMALL_GROUPS.replace(direction="backward_weight", **FIXED),
+        shapes(FOURS, EIGHTS, split_k=3),
+    ),
+    "groups_weight_stride": (
+        SMALL_GROUPS.replace(direction="backward_weight", **FIXED2, c="fp32", channel_tile=32, accumulate=True),
+        [{"shape": EIGHTS2, "split_k": 2, "alpha": 0.5}],
+    ),
+    "groups_weight_any": (
+        SMALL_GROUPS.replace(direction="backward_weight", vectors=(2, 2, 2)),
+        shapes(UNEVEN, split_k=2),
+    ),
+    "groups_weight_3d": (
+        SMALL_GROUPS.replace(direction="backward_weight", vectors=(2, 2, 2), ndim=3),
+        shapes(ODD_CUBE, split_k=2),
     ),
 }

@@ -1,4 +1,4 @@
-"""Runs the convolution kernels on an NVIDIA GPU, beside cuDNN through PyTorch. Imported by conv_gpu_harness.py alone."""
+"""Runs convolution kernels on an NVIDIA GPU, beside cuDNN through PyTorch. Imported by conv_gpu_harness.py alone."""
 
 from __future__ import annotations
 

@@ -62,8 +62,4 @@ def launches(case: ConvCase) -> tuple[int, int]:
     """Workgroups of the kernel, and of the one that adds its partial sums (0: none)."""
     config = case.config
     convert = -(-case.w.size // CONVERT_THREADS) if config.converts else 0
-    if config.is_matrix:
-        return sum(case.tiles()) * case.split_k, convert
-    if config.direction == "backward_weight":
-        return -(-case.geometry.groups // config.depthwise_tile[0]) * case.split_k, convert
-    return sum(case.tiles()), 0
+    return case.grid(), convert

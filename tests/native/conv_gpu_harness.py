@@ -1,4 +1,4 @@
-"""Checks the convolution kernels on an NVIDIA GPU against float64, then times them beside cuDNN (PyTorch, channels-last).
+"""Checks convolution kernels on an NVIDIA GPU against float64, then times them beside cuDNN (PyTorch, channels-last).
 
 python tests/native/conv_gpu_harness.py [--check] [--speed] [--filter WORD,WORD] [--out FOLDER]
 """
@@ -107,9 +107,33 @@ def depthwise_configs(direction: str, shape: Shape) -> dict[str, ConvGpuConfig]:
     return found
 
 
+def group_configs(direction: str, shape: Shape) -> dict[str, ConvGpuConfig]:
+    phases = direction == "backward_data" and max(shape.stride) > 1
+    fixed = {"filter": shape.filter, "stride": shape.stride, "dilation": shape.dilation}
+    more: dict[str, Any] = {"grouped": True, "linear_rows": False} if phases else fixed
+    found = {}
+    for vector, channels, pixels, waves in [
+        (4, 32, (1, 2, 4), 4), (4, 32, (2, 2, 4), 4), (4, 64, (2, 2, 4), 4), (4, 128, (2, 2, 4), 4),
+        (4, 32, (4, 2, 4), 4), (4, 64, (1, 1, 4), 4), (8, 64, (1, 2, 2), 4), (4, 64, (2, 1, 8), 4),
+        (4, 64, (2, 2, 2), 8), (8, 64, (2, 1, 4), 4),
+    ]:  # fmt: skip
+        if shape.geometry().cg % vector:
+            continue
+        config = ConvGpuConfig(
+            kind="direct", direction=direction, vectors=(vector, vector, vector), channel_tile=channels,
+            pixel_tile=pixels, wave=(waves, 1), ndim=shape.ndim, **more,
+        )  # fmt: skip
+        if direction == "backward_weight" and vector > 4:
+            continue
+        found[f"direct_v{vector}_c{channels}_{'x'.join(map(str, pixels))}_w{waves}"] = config
+    return found
+
+
 def configs_for(direction: str, name: str, shape: Shape) -> dict[str, ConvGpuConfig]:
     if name == "depthwise_56":
         return depthwise_configs(direction, shape)
+    if name in GROUPED:
+        return group_configs(direction, shape)
     return matrix_configs(direction, shape)
 
 
@@ -164,8 +188,11 @@ def slices_for(config: ConvGpuConfig, shape: Shape) -> list[int]:
     if config.direction != "backward_weight":
         return [1]
     g = shape.geometry()
-    if config.kind == "depthwise":
-        blocks = -(-g.groups // config.depthwise_tile[0])
+    if not config.is_matrix:
+        units = -(-g.groups // config.vectors[0])
+        if config.kind == "direct":
+            units = g.filter[0] * g.filter[1] * -(-g.kg // config.vectors[0]) * (g.cg // config.vectors[1]) * g.groups
+        blocks = -(-units // config.threads_across)
         return sorted({max(1, UNITS * waves // blocks) for waves in (1, 2, 4, 8)})
     m, n, _ = config.tile
     tiles = -(-g.kg // m) * -(-g.taps * g.cg // n) * g.groups

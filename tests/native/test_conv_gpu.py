@@ -1,4 +1,4 @@
-"""Whole convolution kernels for GPUs on the CPU, thread by thread, against float64 (int8: exactly), between guard pages.
+"""Whole convolution kernels for GPUs on the CPU, thread by thread, against float64 (int8: exactly), between guards.
 
 The kernels are the ones that NVRTC compiles; only the platform under them differs. Values and the order of workgroups
 are drawn anew in every run; the seed is shown when a test fails.

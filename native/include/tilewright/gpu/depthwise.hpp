@@ -114,11 +114,11 @@ struct Depthwise : DepthwiseTile<Config> {
     if constexpr (Config::channels_first) {
       static_assert(Config::D::size == 0, "depthwise, channels-first: no D operands");
       using Rows = OffsetRows<Config>;
-      const int64_t base = at.n * p.row_n + at.channel * p.row_g;
+      const int64_t base = at.n * p.row_n + at.group * p.row_g;
       tw_gemm_problem g = p.gemm;
       g.c = (char*)g.c + base * size_of<typename Config::C>;
       g.stride_c = 0;
-      const Epilogue<Config, float, Rows> finish(g, nullptr, at.channel,
+      const Epilogue<Config, float, Rows> finish(g, nullptr, at.group,
                                                  {(const char*)p.acc + base * size_of<typename Config::C>});
       const auto columns = finish.template columns<1>(0, 1);
       for_each_pixel(p, at, [&](int r, int s) {
@@ -130,12 +130,12 @@ struct Depthwise : DepthwiseTile<Config> {
       const Operands own = by_channel(p, d);
       const ConvRows<Config> where(p, 0, size_of<typename Config::C>);
       const Epilogue<Config, float, ConvRows<Config>> finish(own.problem, own.d, 0, where);
-      const int count = min_of((int)p.groups - at.channel, vector);
+      const int count = min_of((int)p.groups - at.group, vector);
       if (count <= 0) return;
-      const auto columns = finish.template columns<vector>(at.channel, count);
+      const auto columns = finish.template columns<vector>(at.group, count);
       const int line = (at.n * (int)p.axes[0].rows + at.d) * (int)p.axes[1].rows + at.h;
       for_each_pixel(p, at, [&](int r, int s) {
-        finish.store(sum[r][s], columns, (line + r) * (int)p.axes[2].rows + at.w + s, at.channel, count);
+        finish.store(sum[r][s], columns, (line + r) * (int)p.axes[2].rows + at.w + s, at.group, count);
       });
     }
   }
@@ -145,22 +145,26 @@ struct Depthwise : DepthwiseTile<Config> {
     const auto* const task = task_of<Config>(params, index);
     const tw_conv_problem& p = task->conv;
     const int within = Config::grouped ? index - (int)task->first_tile : index;
-    const int blocks = Tile::channel_blocks(p), block = within % blocks;
+    const int blocks = ceil_div(Tile::units(p), Tile::lanes_c), block = within % blocks;
     const int taps = (int)(p.axes[0].taps * p.axes[1].taps * p.axes[2].taps);
     const uint32_t shared = shared_base();
     load_weights(p, taps, block, thread, shared);
-    const Place at = Tile::place(p, within / blocks * Tile::lanes_p + thread / Tile::lanes_c, block, thread);
     const uint32_t weights = shared + thread % Tile::lanes_c * (vector * 4);
-    Sums sum;
-    TW_UNROLL
-    for (int r = 0; r < rows; r++)
+    TW_NO_UNROLL
+    for (int i = 0; i < Tile::repeats; i++) {
+      const int tile = (within / blocks * Tile::repeats + i) * Tile::lanes_p + thread / Tile::lanes_c;
+      const Place at = Tile::place(p, tile, block, thread);
+      Sums sum;
       TW_UNROLL
-      for (int s = 0; s < run; s++)
+      for (int r = 0; r < rows; r++)
         TW_UNROLL
-        for (int v = 0; v < vector; v++) sum[r][s][v] = 0.0f;
-    if constexpr (Tile::fixed) add_fixed(sum, p, at, weights);
-    else add_any(sum, p, at, weights, taps);
-    store(sum, p, task->operands(), at);
+        for (int s = 0; s < run; s++)
+          TW_UNROLL
+          for (int v = 0; v < vector; v++) sum[r][s][v] = 0.0f;
+      if constexpr (Tile::fixed) add_fixed(sum, p, at, weights);
+      else add_any(sum, p, at, weights, taps);
+      store(sum, p, task->operands(), at);
+    }
   }
 };
 

@@ -1,13 +1,16 @@
-// Depthwise convolution: what a thread computes. Channels of a pixel lie side by side (or, channels-first, a thread has
-// one): a thread takes `vector` of them, of `rows` x `run` neighbouring pixels of one image, and reads every pixel of the
-// image that these meet once. Neighbouring threads take neighbouring channels, up to `channel_tile` of them, then the
-// next pixels.
+// Convolution without a product, for channels by themselves (depthwise) and small groups (direct): what a thread computes.
+// Channels of a pixel lie side by side (or, depthwise and channels-first, a thread has one): a thread computes `outputs`
+// of them, of `rows` x `run` neighbouring pixels of one image, and reads the `vector` channels at a time of the pixels
+// that these meet, each pixel once. A unit is what the threads of different channels do: `lanes_c` neighbouring threads
+// take neighbouring units, the next ones the next pixels, and all of them `repeats` such tiles one after the other.
 //
-// Config: vector_a (elements of an access; 1: any strides), channel_tile (0: 8 vectors), pixel_tile (D is idle; 0: 2 rows
-// and runs of 4, without fixed sizes 1 and 4), filter, stride, dilation (all fixed, or 0: known at run time), wave_m
-// (waves of a workgroup). The table of a launch counts a task's workgroups as its tiles:
-//     ceil(channels / channel_tile) * ceil(images * D * ceil(H / rows) * ceil(W / run) / lanes_p)
-// Weights, in fp32, take taps * channel_tile * 4 bytes of shared memory.
+// Config: vector_a (elements of an access; 1: any strides), direct: vector_c (outputs), channel_tile (channels of the
+// result that a workgroup computes; 0: 8 threads' worth), pixel_tile (repeats, rows, run; 0: 1, 2, 4, or 1 row of a filter
+// that is known at run time), filter, stride, dilation (all fixed, or 0: known at run time), wave_m and wave_n (waves of a
+// workgroup). The table of a launch counts a task's workgroups as its tiles:
+//     ceil(units / lanes_c) * ceil(images * D * ceil(H / rows) * ceil(W / run) / (lanes_p * repeats))
+// where units are groups / vector, or groups * ceil(n / outputs). Weights, in fp32, take taps * channel_tile * 4 bytes of
+// shared memory (direct: for every channel that is gathered).
 #pragma once
 #include "tilewright/gpu/conv_params.hpp"
 #include "tilewright/gpu/epilogue.hpp"
@@ -44,13 +47,17 @@ struct DepthwiseTile {
 
   static constexpr int image_bytes = size_of<Image>;
   static constexpr int vector = Config::channels_first ? 1 : min_of(Config::vector_a, 16 / image_bytes);
+  static constexpr bool direct = Config::kind == ConvKind::direct;
+  static_assert(!direct || !Config::channels_first, "small groups: channels last");
+  static constexpr int outputs = direct && !is_weight ? Config::vector_c : vector;
   static constexpr int channel_tile =
-      Config::channels_first ? 1 : Config::channel_tile > 0 ? Config::channel_tile : 8 * vector;
+      Config::channels_first ? 1 : Config::channel_tile > 0 ? Config::channel_tile : 8 * outputs;
   static constexpr int rows = Config::pixel_tile[1] > 0 ? Config::pixel_tile[1] : fixed ? 2 : 1;
   static constexpr int run = Config::pixel_tile[2] > 0 ? Config::pixel_tile[2] : 4;
   static constexpr int threads = Config::wave_m * Config::wave_n * kWave;
-  static constexpr int lanes_c = channel_tile / vector, lanes_p = threads / lanes_c;
-  static_assert(channel_tile % vector == 0 && threads % lanes_c == 0, "threads share the channels of a tile");
+  static constexpr int lanes_c = channel_tile / outputs, lanes_p = threads / lanes_c;
+  static constexpr int repeats = max_of(Config::pixel_tile[0], 1);
+  static_assert(channel_tile % outputs == 0 && threads % lanes_c == 0, "threads share the channels of a tile");
 
   // Pixels of the image that the tile meets.
   static constexpr int span_h = (rows - 1) * row_h + (taps_h - 1) * tap_h + 1;
@@ -59,8 +66,9 @@ struct DepthwiseTile {
   // ---- where ----
 
   struct Place {
-    int n, d, h, w;  // the first pixel of the tile
-    int channel;
+    int n, d, h, w;      // the first pixel of the tile
+    int group, channel;  // direct: channel of the group; else the channel is the group
+    uint32_t offset;     // of the channel in the image
     bool exists;
   };
   TW_DEVICE static int across(const tw_conv_problem& p) { return ceil_div((int)p.axes[2].rows, run); }
@@ -68,12 +76,25 @@ struct DepthwiseTile {
   TW_DEVICE static int tiles(const tw_conv_problem& p) {
     return (int)p.images * (int)p.axes[0].rows * down(p) * across(p);
   }
-  TW_DEVICE static int channel_blocks(const tw_conv_problem& p) { return ceil_div((int)p.groups, channel_tile); }
+  TW_DEVICE static int units(const tw_conv_problem& p) {
+    return direct ? (int)p.groups * ceil_div((int)p.gemm.n, outputs) : ceil_div((int)p.groups, vector);
+  }
   TW_DEVICE static Place place(const tw_conv_problem& p, int tile, int block, int thread) {
     const int lines = tile / across(p), planes = lines / down(p), images = planes / (int)p.axes[0].rows;
-    const int channel = block * channel_tile + thread % lanes_c * vector;
-    return {images,  planes - images * (int)p.axes[0].rows, (lines - planes * down(p)) * rows,
-            (tile - lines * across(p)) * run, channel, tile < tiles(p) && channel < (int)p.groups};
+    const int unit = block * lanes_c + thread % lanes_c;
+    int group = unit * vector, channel = 0;
+    if constexpr (direct) {
+      const int each = ceil_div((int)p.gemm.n, outputs);
+      group = unit / each, channel = (unit - group * each) * outputs;
+    }
+    return {images,
+            planes - images * (int)p.axes[0].rows,
+            (lines - planes * down(p)) * rows,
+            (tile - lines * across(p)) * run,
+            group,
+            channel,
+            (uint32_t)group * (uint32_t)p.image_g,
+            tile < tiles(p) && group < (int)p.groups};
   }
 
   // ---- the image ----
@@ -87,7 +108,7 @@ struct DepthwiseTile {
   TW_DEVICE static Line line(const tw_conv_problem& p, const char* image, const Place& at, int d, int h) {
     const uint32_t offset = (uint32_t)at.n * (uint32_t)p.image_n + (uint32_t)d * (uint32_t)p.axes[0].image_stride +
                             (uint32_t)h * (uint32_t)p.axes[1].image_stride +
-                            (uint32_t)at.channel * (uint32_t)p.image_g;
+                            at.offset;
     return {image + (uint64_t)offset * image_bytes,
             at.exists && (uint32_t)d < (uint32_t)p.axes[0].size && (uint32_t)h < (uint32_t)p.axes[1].size};
   }
