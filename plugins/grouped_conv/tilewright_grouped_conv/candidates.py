@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 from tilewright_arch import Caches
 from tilewright_grouped_conv.config import CONFIGS, DIRECT_PIPELINE, ConvConfig, Triple
+from tilewright_grouped_conv.cost import predict_conv
 from tilewright_grouped_conv.fit import conv_mismatches, needed_transforms, with_signature
+from tilewright_grouped_conv.gpu_candidates import gpu_algorithms
 from tilewright_grouped_conv.problem import ConvProblem
 from tilewright_grouped_conv.rules import RULES
 from tilewright_grouped_conv.views import Order
@@ -18,6 +20,7 @@ from tilewright_kit.words import Epilogue
 
 __all__ = ["conv_candidates", "conv_mismatches", "needed_transforms", "with_signature"]
 
+MOST_CPU, MOST_GPU = 12, 32
 _ALONE_FLOPS, _ALONE_BYTES = 2 * 96**3, 1 << 18
 """Below both, a team saves a microsecond or two at best, and waking it takes the processor from the server."""
 _FEW_CHANNELS, _FIRST_CHANNELS = 16, 4
@@ -29,11 +32,17 @@ _REMEMBERED = 8192
 
 def conv_candidates(problem: ConvProblem, device: DeviceInfo) -> tuple[ConvConfig, ...]:
     """Valid kernels for the problem, the preferred first, the most general last."""
-    algorithms = _cpu_algorithms(problem, device) if device.arch.kind == "cpu" else iter(())
-    found = dict.fromkeys(with_signature(problem, algorithm, device) for algorithm in algorithms)
-    return tuple(
-        config for config in found if _allowed(config, device) and not conv_mismatches(problem, config, device)
-    )
+    cpu = device.arch.kind == "cpu"
+    algorithms = _cpu_algorithms(problem, device) if cpu else gpu_algorithms(problem, device)
+    found = list(dict.fromkeys(with_signature(problem, algorithm, device) for algorithm in algorithms))
+    kept = [config for config in found if _allowed(config, device) and not conv_mismatches(problem, config, device)]
+    most = MOST_CPU if cpu else MOST_GPU
+    if len(kept) > most:
+        # The most general stays, whatever the model thinks of it.
+        best = sorted(kept[:-1], key=lambda config: predict_conv(problem, config, device).seconds)[: most - 1]
+        chosen = {id(config) for config in (*best, kept[-1])}
+        kept = [config for config in kept if id(config) in chosen]
+    return tuple(kept)
 
 
 def _allowed(config: ConvConfig, device: DeviceInfo) -> bool:

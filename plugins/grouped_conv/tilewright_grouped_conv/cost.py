@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tilewright_grouped_conv.config import ConvConfig
 from tilewright_grouped_conv.fit import needed_transforms
+from tilewright_grouped_conv.gpu_cost import predict_gpu_conv
 from tilewright_grouped_conv.phases import Phase
 from tilewright_grouped_conv.problem import ConvProblem
 from tilewright_grouped_conv.transform_plan import transform_seconds
@@ -38,6 +39,8 @@ _DIRECT_CYCLES = 1.2
 def predict_conv(problem: ConvProblem, config: ConvConfig, device: DeviceInfo) -> Prediction:
     """Seconds of all stages, and what they are made of."""
     copies = needed_transforms(problem, config, device)
+    if device.arch.kind != "cpu":
+        return predict_gpu_conv(problem, config, device, copies)
     parts = {"copies": sum(transform_seconds(copy.nbytes, device) for copy in copies)}
     for phase in problem.phases(config.channels_first):
         if phase.m and phase.n and phase.batch:

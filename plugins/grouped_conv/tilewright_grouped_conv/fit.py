@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tilewright_grouped_conv.config import ConvConfig
+from tilewright_grouped_conv.gpu_fit import gpu_mismatches, gpu_transforms
 from tilewright_grouped_conv.problem import ConvProblem
 from tilewright_grouped_conv.transforms import Transform, transform_of
 from tilewright_grouped_conv.views import ImageView, Order, collapses
@@ -23,7 +24,8 @@ _CANONICAL = {Binary.MULTI_D_ADD: Binary.ADD, Binary.MULTI_D_MULTIPLY: Binary.MU
 
 def needed_transforms(problem: ConvProblem, config: ConvConfig, device: DeviceInfo) -> tuple[Transform, ...]:
     """The copies without which the kernel cannot compute the problem, in the order in which a plan makes them."""
-    del device
+    if device.arch.kind != "cpu":
+        return tuple(gpu_transforms(problem, config))
     wanted = Order.FIRST if config.channels_first else Order.LAST
     found = []
     for operand, reason in _wrong_images(problem, config):
@@ -63,7 +65,10 @@ def _wrong_images(problem: ConvProblem, config: ConvConfig) -> Iterator[tuple[st
 def needs_mapped_rows(problem: ConvProblem, config: ConvConfig, device: DeviceInfo) -> bool:
     """Whether rows of the result lie at several distances, once the needed copies are made."""
     view = _result(problem)
-    if view is None or config.channels_first or not config.is_matrix:
+    if not config.is_matrix:
+        # Pixels are looked up one by one. What a GPU is told is whether it gets a table of products.
+        return view is problem.image and device.arch.kind != "cpu" and len(problem.phases(False)) > 1
+    if view is None or config.channels_first:
         return False
     if len(problem.phases(False)) > 1:
         return True
@@ -127,7 +132,9 @@ def _mismatches(problem: ConvProblem, config: ConvConfig, device: DeviceInfo) ->
         yield Violation("variant", "split_k", config.split_k, reason, {"split_k": problem.split_k})
     yield from _shape(problem, config)
     yield from _unpadded(problem, config)
-    if device.arch.kind == "cpu" and config.waves > max(device.units, 1):
+    if device.arch.kind != "cpu":
+        yield from gpu_mismatches(problem, config)
+    elif config.waves > max(device.units, 1):
         reason = f"the kernel runs on a team of {config.waves}, the device has {device.units} units"
         yield Violation("team", "wave", config.wave, reason)
 

@@ -1,0 +1,158 @@
+"""Which kernels of a GPU are worth considering for a problem: few, and good.
+
+Shapes are those of ``gpu_shapes``; the problem decides how many elements an access has, and how often its reduction is
+cut. What a device has room for is the rules' business, which kernel is fastest the cost model's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from tilewright_grouped_conv.config import CONFIGS, ConvConfig, Triple
+from tilewright_grouped_conv.gpu_fit import VECTOR_BYTES, channel_vectors, strict_vectors
+from tilewright_grouped_conv.gpu_shapes import DEPTHWISE_STEPS, depthwise_fields, gpu_shapes
+from tilewright_grouped_conv.phases import Phase
+from tilewright_grouped_conv.problem import ConvProblem
+from tilewright_grouped_conv.views import Order
+from tilewright_grouped_conv.words import Direction, Specialization, layout_of
+from tilewright_kit.cost import ceil_div
+from tilewright_kit.device import DeviceInfo
+from tilewright_kit.tiles.choices import table_key
+from tilewright_kit.words import Epilogue
+
+__all__ = ["gpu_algorithms", "splits"]
+
+_LEAST_STEPS = 4
+"""Steps along k below which a slice is not worth its partial tile."""
+_MOST_SLICES = 64
+_FULL = 0.85
+"""Part of the device from which on tiles need not be split."""
+_UNROLLED_TAPS = 49
+_LONGEST = 16
+_REACH = 2**31
+
+
+def gpu_algorithms(problem: ConvProblem, device: DeviceInfo) -> Iterator[ConvConfig]:
+    """Configurations with the algorithm set, the signature not; the most general last."""
+    split_image = _beyond(problem)
+    for config in (*_depthwise(problem), *_products(problem, device)):
+        yield config.replace(split_image=True) if split_image and not config.explicit_gemm else config
+
+
+def _beyond(problem: ConvProblem) -> bool:
+    images = problem.geometry.n
+    return any(view.n * images >= _REACH for view in (problem.image, problem.pixels))
+
+
+def _base(problem: ConvProblem, first: bool = False) -> ConvConfig:
+    layout = layout_of(problem.ndim, first)
+    return CONFIGS[problem.direction](dtype_in=problem.dtype_in, layout=layout, ndim=problem.ndim)
+
+
+# ---- products ----
+
+
+def _products(problem: ConvProblem, device: DeviceInfo) -> Iterator[ConvConfig]:
+    arch, base = device.arch, _base(problem)
+    weight = problem.direction is Direction.BACKWARD_WEIGHT
+    phase = max(problem.phases(False), key=lambda phase: phase.m * phase.n * phase.k)
+    pair = (problem.dtype_in.value, problem.dtype_wei.value)
+    key = table_key(*(pair[::-1] if weight else pair))
+    explicit = problem.geometry.is_dense_pointwise and not weight
+    for matrix in (True, False) if explicit else (False,):
+        special = Specialization.FILTER1X1_STRIDE1_PAD0 if matrix else Specialization.DEFAULT
+        for fields in _suited(list(gpu_shapes(arch, problem.dtype_in, key, problem.direction)), phase):
+            offer = arch.pipeline(fields["pipeline"])
+            for vectors in _vector_choices(problem):
+                config = base.replace(
+                    **fields,
+                    scheduler=offer.schedulers[0],
+                    epilogue=Epilogue(offer.epilogues[0]),
+                    vector_sizes=vectors,
+                    explicit_gemm=matrix,
+                    specialization=special,
+                )
+                for split in splits(problem, phase, device, config.tile):
+                    yield from _in_slices(problem, config, split)
+
+
+def _suited(shapes: list[dict[str, Any]], phase: Phase) -> list[dict[str, Any]]:
+    """A tile twice as tall or as wide as the product wastes half its work; the last shape is for every problem."""
+    rows, columns = 2 * max(phase.m, 16), 2 * max(phase.n, 16)
+    return [
+        fields
+        for index, fields in enumerate(shapes)
+        if index == len(shapes) - 1 or (fields["tile"][0] < rows and fields["tile"][1] < columns)
+    ]
+
+
+def _vector_choices(problem: ConvProblem) -> tuple[Triple, ...]:
+    """Accesses to A, B and C: what tensors allow as they lie, what copies allow, and (forward) what filling up the
+    channels allows.
+    """
+    found = [strict_vectors(problem), channel_vectors(problem)]
+    width = VECTOR_BYTES // problem.dtype_in.bytes
+    if problem.direction is Direction.FORWARD and found[-1][0] < width:
+        found.append((width, width, found[-1][2]))
+    return tuple(dict.fromkeys(found[::-1]))
+
+
+def _in_slices(problem: ConvProblem, config: ConvConfig, split: int) -> Iterator[ConvConfig]:
+    if split == 1:
+        yield config
+    elif problem.direction is Direction.BACKWARD_WEIGHT:
+        yield config.replace(split_k=split)
+        yield config.replace(split_k=split, two_stage=True)
+
+
+def splits(problem: ConvProblem, phase: Phase, device: DeviceInfo, tile: Triple) -> tuple[int, ...]:
+    """Slices of the pixels to consider for the gradient of the weights: what the caller asked for; else none, and as
+    many as fill the device once and twice.
+    """
+    if problem.direction is not Direction.BACKWARD_WEIGHT:
+        return (1,)
+    if problem.split_k:
+        return (problem.split_k,)
+    units = max(device.units or device.arch.throughput.units, 1)
+    tiles = ceil_div(phase.m, tile[0]) * ceil_div(phase.n, tile[1]) * phase.batch
+    steps = ceil_div(phase.k, tile[2])
+    if not tiles or tiles >= 2 * units * _FULL:
+        return (1,)
+    most = min(steps // _LEAST_STEPS, _MOST_SLICES)
+    return tuple(
+        sorted({1, *(min(units * turns // tiles, most) for turns in (1, 2) if units * turns // tiles > 1)} - {0})
+    )
+
+
+# ---- without a product ----
+
+
+def _depthwise(problem: ConvProblem) -> Iterator[ConvConfig]:
+    geometry = problem.geometry
+    if not geometry.cg == geometry.kg == 1:
+        return
+    most = min(VECTOR_BYTES, problem.alignment) // problem.dtype_in.bytes
+    width = max(math.gcd(most, geometry.groups), 1)
+    fixed = _compiled_in(problem)
+    split = max(problem.split_k, 1)
+    for step in DEPTHWISE_STEPS:
+        fields = depthwise_fields(step, problem.dtype_in, problem.dtype_out, problem.ndim)
+        if width > 1:
+            vectors = (width, width, min(width, VECTOR_BYTES // problem.dtype_out.bytes))
+            wide = {**fields, "vector_sizes": vectors, "channel_tile": step.vectors * width}
+            yield _base(problem).replace(**wide, **fixed, split_k=split)
+        single = {**fields, "vector_sizes": (1, 1, 1), "channel_tile": step.vectors}
+        yield _base(problem).replace(**single, **fixed, split_k=split)
+        if Order.FIRST in problem.image_orders and Order.FIRST in problem.own_pixel_orders and not problem.num_d:
+            yield _base(problem, first=True).replace(**{**single, "channel_tile": 0}, **fixed, split_k=split)
+
+
+def _compiled_in(problem: ConvProblem) -> dict[str, Triple]:
+    """Filter, stride and dilation where they are small, and the problem is one product."""
+    geometry = problem.geometry
+    small = geometry.taps <= _UNROLLED_TAPS and max(*geometry.filter, *geometry.stride, *geometry.dilation) <= _LONGEST
+    if not small or len(problem.phases(False)) > 1:
+        return {}
+    return {"filter": geometry.filter, "stride": geometry.stride, "dilation": geometry.dilation}

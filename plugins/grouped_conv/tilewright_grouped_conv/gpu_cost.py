@@ -1,0 +1,177 @@
+"""An estimate of the time of a convolution kernel on a GPU, good enough to rank kernels until measurements exist.
+
+Everything is counted for one unit: what its matrix units, its shared memory and its accesses to the image take for a
+step along k, how many tiles it gets, and what begins and ends a tile. Rates are the arch's; what no data sheet states
+is assumed here, once, and shifts all kernels of a kind alike.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tilewright_arch import ArchSpec
+from tilewright_grouped_conv.config import ConvConfig
+from tilewright_grouped_conv.gpu_fit import padded_channels
+from tilewright_grouped_conv.phases import Phase
+from tilewright_grouped_conv.problem import ConvProblem
+from tilewright_grouped_conv.transforms import Transform
+from tilewright_grouped_conv.words import Direction, Kind
+from tilewright_kit.cost import ceil_div
+from tilewright_kit.device import DeviceInfo
+from tilewright_kit.operation import Prediction
+from tilewright_kit.tiles.footprint import registers_of, shared_bytes, size_of, threads_of
+from tilewright_kit.words import Epilogue
+
+__all__ = ["predict_gpu_conv"]
+
+_LAUNCH_SECONDS = {"cuda": 3.0e-6, "hip": 5.0e-6}
+_FILL_SECONDS = 1.5e-6
+"""From a workgroup's start until its first operands have arrived."""
+_SHARED_BYTES_PER_CYCLE, _L2_BYTES_PER_CYCLE = 128.0, 64.0
+"""Of one unit, where the arch does not state them."""
+_MEMORY_SHARE, _L2_SHARE = 0.85, 0.7
+"""Parts of the stated rates that kernels reach."""
+_PORTABLE_SHARE = 0.6
+"""What instructions of one wave reach of the peak of archs whose peak needs several waves together."""
+_SIMT_SHARE = 0.7
+_STEP_CYCLES = 48.0
+"""Waiting for, and giving back, one stage."""
+_WAIT_CYCLES = {"mem": 250.0, "compv3": 110.0}
+"""The same with one buffer of shared memory, which everybody waits for twice."""
+_GATHER_CYCLES, _ACCESS_CYCLES = 5.0, 2.5
+"""Of a unit, to find one pixel (one line of a matrix) for every lane of a wave, and to read a vector there."""
+_LANES = 32
+_STORE_CYCLES = 0.05
+"""Of an epilogue, per element of the tile."""
+_MAPPED = 1.3
+"""How much longer it takes where every row's place is worked out."""
+_JOIN_SECONDS = 1.5e-6
+"""Until the last part of a tile knows that it is the last."""
+_LOOP_CYCLES = 2.0
+"""Without a product: of one multiplication for every lane, with the reading that goes with it."""
+_CACHED_READS = 2.0
+"""Without a product: how often the image comes from memory, filters overlapping as they do."""
+_MOST_RESIDENT = 4
+
+
+def predict_gpu_conv(
+    problem: ConvProblem, config: ConvConfig, device: DeviceInfo, copies: tuple[Transform, ...]
+) -> Prediction:
+    """Seconds of all launches, and what they are made of."""
+    rates = device.arch.throughput
+    memory = (rates.memory_bytes_per_second or 1e12) * _MEMORY_SHARE
+    launch = _LAUNCH_SECONDS[device.arch.kind]
+    parts = {"launch": launch + _FILL_SECONDS, "copies": sum(launch + 2.2 * copy.nbytes / memory for copy in copies)}
+    phases = [phase for phase in problem.phases(config.channels_first) if phase.m and phase.n and phase.batch]
+    moved = sum(item.desc.size * item.desc.dtype.bytes for item in problem.operands)
+    if config.is_matrix:
+        parts |= _products(problem, config, device, phases)
+        parts["memory"] = moved / memory
+    else:
+        parts |= _loops(problem, config, device, phases)
+        parts["memory"] = (1.0 + 0.25 * (_CACHED_READS - 1.0)) * moved / memory
+    shown = max(parts["compute"], parts.get("l2", 0.0), parts["memory"])
+    behind = 0.15 * min(parts["compute"], max(parts.get("l2", 0.0), parts["memory"]))
+    other = sum(value for name, value in parts.items() if name not in ("compute", "l2", "memory"))
+    return Prediction(shown + behind + other, parts)
+
+
+def _products(problem: ConvProblem, config: ConvConfig, device: DeviceInfo, phases: list[Phase]) -> dict[str, float]:
+    arch, (m, n, _) = device.arch, config.tile
+    clock = (arch.throughput.clock_mhz or 1500) * 1e6
+    units = max(device.units or arch.throughput.units, 1)
+    split = max(config.split_k, 1)
+    resident = _resident(config, arch)
+    tiles = work = 0
+    near = 0.0
+    for phase in phases:
+        own = ceil_div(phase.m, m) * ceil_div(phase.n, n) * phase.batch
+        each = ceil_div(_steps(problem, phase, config), split)
+        tiles += own * split
+        work += own * split * each
+        near += own * split * each * config.tile[2] * (m * size_of(config.a) + n * size_of(config.b))
+    steps = work / max(tiles, 1)
+    rounds = math.ceil(tiles / (units * resident))
+    # In the last round a unit may hold fewer workgroups, each of which then goes faster.
+    busiest = rounds * resident if tiles > units * resident else ceil_div(tiles, units)
+    step = _step_cycles(problem, config, arch, min(resident, max(busiest, 1)))
+    l2 = arch.throughput.l2_bytes_per_second or _L2_BYTES_PER_CYCLE * clock * units
+    parts = {
+        "compute": busiest * steps * step / clock,
+        "epilogue": rounds * _epilogue_cycles(config) / clock,
+        "l2": near / (l2 * _L2_SHARE),
+    }
+    if split > 1:
+        sums = sum(phase.batch * phase.m * phase.n for phase in phases) * 4.0
+        rate = (arch.throughput.memory_bytes_per_second or 1e12) * _MEMORY_SHARE
+        if config.two_stage:
+            parts["join"] = _LAUNCH_SECONDS[arch.kind] + 2.0 * sums * split / max(rate, l2 * _L2_SHARE)
+        else:
+            parts["join"] = _JOIN_SECONDS + (1.0 + split) * m * n * 4.0 / (0.6 * _L2_BYTES_PER_CYCLE * clock)
+    return parts
+
+
+def _steps(problem: ConvProblem, phase: Phase, config: ConvConfig) -> int:
+    """Steps along k of one tile: those of backward data keep within a tap."""
+    if problem.direction is Direction.BACKWARD_DATA and config.kind is Kind.IMPLICIT:
+        return phase.taps * ceil_div(phase.k // max(phase.taps, 1), config.tile[2])
+    k = phase.k
+    if wide := padded_channels(problem, config):
+        k = phase.taps * wide
+    return max(ceil_div(k, config.tile[2]), 1)
+
+
+def _step_cycles(problem: ConvProblem, config: ConvConfig, arch: ArchSpec, together: int) -> float:
+    """One step along k of one of the workgroups that share a unit."""
+    m, n, k = config.tile
+    rate = float(arch.throughput.flops_per_cycle_per_unit.get(config.a, 1024))
+    multiply = 2.0 * m * n * k / rate
+    if arch.kind == "cuda":
+        if config.a == "fp32":
+            multiply /= _SIMT_SHARE
+        elif any(offer.register_splits for offer in arch.pipelines.values()):
+            multiply /= _PORTABLE_SHARE
+    part_m, part_n = m // config.wave[0], n // config.wave[1]
+    read = config.waves * k * (part_m * size_of(config.a) + part_n * size_of(config.b))
+    lds = (read + k * (m * size_of(config.a) + n * size_of(config.b))) / (
+        arch.rates.lds_bytes_per_cycle if arch.rates else _SHARED_BYTES_PER_CYCLE
+    )
+    weight = problem.direction is Direction.BACKWARD_WEIGHT
+    gathers = config.kind is Kind.IMPLICIT
+    accesses = [m * k / config.vector_sizes[0] / _LANES, n * k / config.vector_sizes[1] / _LANES]
+    image = accesses[1] if weight else accesses[0]
+    issue = sum(accesses) * _ACCESS_CYCLES + (image * _GATHER_CYCLES if gathers else 0.0)
+    wait = _WAIT_CYCLES.get(config.pipeline, _STEP_CYCLES) if arch.kind == "hip" else _STEP_CYCLES
+    return max(multiply, lds) * 1.1 + 0.5 * issue + wait / max(together, 1)
+
+
+def _resident(config: ConvConfig, arch: ArchSpec) -> int:
+    """Workgroups that one unit holds at a time, as shared memory and registers allow."""
+    shared = arch.lds_bytes // max(shared_bytes(config, arch), 1)
+    registers = arch.register_file // max(threads_of(config, arch) * registers_of(config, arch), 1)
+    return max(min(shared, registers, config.block_per_cu or _MOST_RESIDENT, _MOST_RESIDENT), 1)
+
+
+def _epilogue_cycles(config: ConvConfig) -> float:
+    elements = config.tile[0] * config.tile[1]
+    operands = 1.0 + 0.3 * (config.num_d_tensors + config.accumulate) + (0.1 if config.bias else 0.0)
+    slow = 1.0 if config.epilogue is Epilogue.CSHUFFLE else 1.5
+    mapped = _MAPPED if config.mapped_rows else 1.0
+    return 400.0 + elements * _STORE_CYCLES * operands * slow * mapped * size_of(config.c) / 2
+
+
+def _loops(problem: ConvProblem, config: ConvConfig, device: DeviceInfo, phases: list[Phase]) -> dict[str, float]:
+    """Vectors of channels, a multiplication for each of them and every tap; accesses of one element cost as much."""
+    arch = device.arch
+    clock = (arch.throughput.clock_mhz or 1500) * 1e6
+    units = max(device.units or arch.throughput.units, 1)
+    flops = sum(phase.batch * phase.m * phase.n * phase.k for phase in phases)
+    lanes = 4.0 * _LANES
+    unrolled = 1.0 if any(config.filter) else 1.8
+    pixels = max(math.prod(config.pixel_tile), 1) if any(config.pixel_tile) else 4
+    # Every tap's weights are read once for all pixels of a step, every pixel once for all taps where these are fixed.
+    access = (1.0 / pixels + (0.4 if any(config.filter) else 1.0)) * _ACCESS_CYCLES / config.vector_sizes[0]
+    cycles = flops / lanes * (unrolled + access) * _LOOP_CYCLES / 2.0
+    waves = sum(phase.batch * phase.m for phase in phases) / config.vector_sizes[0] / pixels / _LANES
+    busy = min(1.0, waves / (8.0 * units)) if problem.direction is not Direction.BACKWARD_WEIGHT else 1.0
+    return {"compute": cycles / (clock * units * max(busy, 0.05))}
