@@ -69,17 +69,15 @@ def line_chunks(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
         return
     axes = (2,) if config.direction is not Direction.BACKWARD_WEIGHT else (1, 2)
     threads, size = threads_of(config, arch), size_of(config.b if config.image_is_b else config.a)
+    tile = config.tile
     for axis in axes:
-        length = config.tile[axis]
-        chunks = max(length * size // VECTOR_BYTES, 1)
-        if length & (length - 1):
-            reason = f"a line of {length} is no power of two"
-        elif threads % chunks:
-            reason = f"{chunks} chunks of a line do not divide {threads} threads"
-        else:
-            continue
-        shorter = _power_below(length if length & (length - 1) else length // 2)
-        yield Violation("line_chunks", "tile", config.tile, reason, {"tile": _with(config.tile, axis, shorter)})
+        length = _power_below(tile[axis])
+        while length > 1 and threads % max(length * size // VECTOR_BYTES, 1):
+            length //= 2
+        tile = _with(tile, axis, length)
+    if tile != config.tile:
+        reason = f"lines of the gathered tile are not a power of two of chunks that divides {threads} threads"
+        yield Violation("line_chunks", "tile", config.tile, reason, {"tile": tile})
 
 
 def direct_vectors(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
@@ -102,10 +100,10 @@ def direct_tile(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
     """
     if config.is_matrix or arch.kind == "cpu":
         return
-    vector, tile = max(config.vector_sizes[0], 1), config.channel_tile
-    most = vector * max(config.waves, 1) * arch.wave_size
-    if tile and (tile < vector or tile > most or (config.channels_first and tile != 1)):
-        mended = 1 if config.channels_first else min(max(tile, vector), most)
+    vector = 1 if config.channels_first else _power_below(config.vector_sizes[0])
+    tile, most = config.channel_tile, vector * (1 if config.channels_first else max(config.waves, 1) * arch.wave_size)
+    if tile and not vector <= tile <= most:
+        mended = min(max(tile, vector), most)
         reason = f"{tile} channels of a step are not 1 to {most // vector} vectors of {vector}"
         yield Violation("direct_tile", "channel_tile", tile, reason, {"channel_tile": mended})
     given = [name for name in ("filter", "stride", "dilation") if getattr(config, name) != (0, 0, 0)]
@@ -125,45 +123,45 @@ def warp_coverage(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
     """
     if arch.kind != "hip" or not _sizes_known(config, arch):
         return
-    backward = config.direction is Direction.BACKWARD_DATA
-    for axis, (vector, size) in enumerate(
-        zip(config.vector_sizes, (config.tile[2 if backward else 0], config.tile[1]), strict=False)
-    ):
-        reach = arch.wave_size * vector
-        if vector > 1 and size > reach:
+    along = (config.tile[2 if config.direction is Direction.BACKWARD_DATA else 0], config.tile[1])
+    sizes = config.vector_sizes
+    for axis, (size, name) in enumerate(zip(along, (config.a, config.b), strict=True)):
+        if sizes[axis] > 1 and size > arch.wave_size * sizes[axis]:
             wanted = _power_above(-(-size // arch.wave_size))
-            operand = config.a if axis == 0 else config.b
-            most = VECTOR_BYTES // size_of(operand)
-            reason = f"a wave reads {reach} elements of {'AB'[axis]} at a time, the tile has {size}"
-            value = wanted if wanted <= most else 1
-            fix = {"vector_sizes": _with(config.vector_sizes, axis, value)}
-            yield Violation("warp_coverage", "vector_sizes", config.vector_sizes, reason, fix)
+            sizes = _with(sizes, axis, wanted if wanted <= VECTOR_BYTES // size_of(name) else 1)
+    if sizes != config.vector_sizes:
+        reason = f"a wave of {arch.wave_size} reads less of A or B at a time than the tile's {along[0]} and {along[1]}"
+        yield Violation("warp_coverage", "vector_sizes", config.vector_sizes, reason, {"vector_sizes": sizes})
+
+
+def _vectors_of_threads(config: ConvConfig, arch: ArchSpec) -> Triple:
+    """The widest vectors up to the configuration's of which every thread has a whole one of the tiles of A and B."""
+    threads, (m, n, k) = max(threads_of(config, arch), 1), config.tile
+    sizes = config.vector_sizes
+    for axis, size in enumerate((m * k, n * k)):
+        if sizes[axis] > max(size // threads, 1):
+            sizes = _with(sizes, axis, _power_below(size // threads))
+    return sizes
 
 
 def backward_data_vectors(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
     """Backward data: every thread of the workgroup has a whole vector of both tiles."""
     if config.direction is not Direction.BACKWARD_DATA or not _sizes_known(config, arch):
         return
-    threads, (m, n, k) = threads_of(config, arch), config.tile
-    for axis, size in enumerate((m * k, n * k)):
-        most = max(size // max(threads, 1), 1)
-        if config.vector_sizes[axis] > most:
-            reason = f"each of {threads} threads has {most} elements of the tile of {'AB'[axis]}"
-            fix = {"vector_sizes": _with(config.vector_sizes, axis, _power_below(most))}
-            yield Violation("backward_data_vectors", "vector_sizes", config.vector_sizes, reason, fix)
+    fitting = _vectors_of_threads(config, arch)
+    if fitting != config.vector_sizes:
+        reason = f"{threads_of(config, arch)} threads share the tiles: vectors are up to {_text(fitting)}"
+        yield Violation("backward_data_vectors", "vector_sizes", config.vector_sizes, reason, {"vector_sizes": fitting})
 
 
 def compv6_vectors(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
     """``compv6`` gives every thread a whole vector of both tiles: with fewer it would divide by zero."""
     if config.pipeline != "compv6" or not _sizes_known(config, arch):
         return
-    threads, (m, n, k) = threads_of(config, arch), config.tile
-    for axis, size in enumerate((m * k, n * k)):
-        if size < threads * config.vector_sizes[axis]:
-            most = max(size // max(threads, 1), 1)
-            reason = f"the tile of {'AB'[axis]} has less than a vector for each of {threads} threads"
-            fix = {"vector_sizes": _with(config.vector_sizes, axis, _power_below(most))}
-            yield Violation("compv6_vectors", "vector_sizes", config.vector_sizes, reason, fix)
+    fitting = _vectors_of_threads(config, arch)
+    if fitting != config.vector_sizes:
+        reason = f"{threads_of(config, arch)} threads share the tiles: vectors are up to {_text(fitting)}"
+        yield Violation("compv6_vectors", "vector_sizes", config.vector_sizes, reason, {"vector_sizes": fitting})
 
 
 def interwave_pipeline(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:

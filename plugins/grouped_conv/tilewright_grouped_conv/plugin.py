@@ -45,6 +45,8 @@ class ConvOperation:
     version = __version__
     variants: Mapping[str, str] = {name: CONFIGS[Direction(value)].operation for name, value in VARIANT_ALIASES.items()}
     """Every spelling of a direction, and its operation."""
+    generate_options = GENERATE_OPTIONS
+    """What ``select_set`` takes, beside the arch."""
 
     def __init__(self, direction: Direction) -> None:
         self.direction = direction

@@ -10,7 +10,7 @@ from typing import Any
 
 from tilewright_grouped_conv.config import ConvConfig, Triple
 from tilewright_grouped_conv.words import Direction
-from tilewright_kit.declare import Declaration, declare
+from tilewright_kit.declare import ANY, Declaration, declare
 from tilewright_kit.dtypes import DType
 from tilewright_kit.words import Epilogue
 
@@ -51,12 +51,15 @@ def seed_fields(direction: Direction) -> Iterator[dict[str, Any]]:
 
 
 def seed_tiles(config: type[ConvConfig]) -> Iterator[Declaration[ConvConfig]]:
-    """Declarations of the table, in half precision. CUDA devices and CPUs have tables of their own: there it is empty,
-    or what happens to fit.
+    """Declarations of the table, in half precision. CUDA devices have warp tiles and pipelines of their own, for the
+    same tiles.
     """
-    for fields in seed_fields(config.direction):
-        for dtype in (DType.FP16, DType.BF16):
+    for dtype in (DType.FP16, DType.BF16):
+        for fields in seed_fields(config.direction):
             yield declare(config, dtype_in=dtype, **fields).on("gfx*")
+        for tile, wave, _ in TILES:
+            shape: dict[str, Any] = {"tile": tile, "wave": wave, "warp_tile": ANY, "pipeline": ["compv3", "compv4"]}
+            yield declare(config, dtype_in=dtype, **shape).on("sm_*")
 
 
 def _deeper(tile: Triple) -> Triple:

@@ -98,7 +98,10 @@ def _sets(config: type[ConvConfig]) -> dict[str, KernelSet[ConvConfig]]:
         "tests": ("A few kernels of each kind", (*_cpu_tests(config), *essential)),
         "full": ("Every shape, with every type and dimension", full),
         "full_tests": ("The same, and the default set", (*full, *default)),
-        "profiler": ("The seeds' default tile table, where valid", seed_tiles(config)),
+        "profiler": (
+            "The seeds' default tile table, where valid",
+            (*seed_tiles(config), _cpu(config, dtype_in=_FLOATS)),
+        ),
     }
     return {
         name: KernelSet(name, text, tuple(declarations), first_offered if name == "tiny" else offered)
