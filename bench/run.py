@@ -7,8 +7,8 @@
 Every suite runs in a process of its own, with the environment in which NumPy and PyTorch are at their best
 (OPENBLAS_CORETYPE and its kin unset, thread counts stated), and compares only within that process, in turns. Leave the
 machine alone meanwhile: whatever else runs on one of two cores halves what a team of two can do. `selection` builds
-some hundred kernels and takes a quarter of an hour. Two suites run only when they are named: `cuda` needs an NVIDIA
-GPU, and PyTorch built for it; `amd-static` measures nothing, it analyses kernels for AMD GPUs.
+some hundred kernels and takes a quarter of an hour. Some suites run only when they are named: `cuda` and `cuda-conv`
+need an NVIDIA GPU, and PyTorch built for it; `amd-static` measures nothing, it analyses kernels for AMD GPUs.
 `--output NAME` writes NAME.json and NAME.md, with date, hardware and versions; the tables are printed in any case.
 """
 
@@ -27,9 +27,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import timing
 
 HERE = Path(__file__).resolve().parent
-SUITES = {"gemm": True, "selection": True, "build": False, "service": False, "cuda": False, "amd-static": False}
+SUITES = {
+    "gemm": True,
+    "conv": True,
+    "selection": True,
+    "build": False,
+    "service": False,
+    "cuda": False,
+    "cuda-conv": False,
+    "amd-static": False,
+}
 """Suites, and whether they are run once for each number of threads."""
-NAMED_ONLY = ("cuda", "amd-static")
+NAMED_ONLY = ("cuda", "cuda-conv", "amd-static")
 
 
 def run_suite(name: str, threads: int, quick: bool) -> list[dict[str, Any]]:
