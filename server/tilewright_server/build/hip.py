@@ -28,11 +28,11 @@ __all__ = ["HipToolchain", "resource_line", "unbundled"]
 
 _WORKER = "tilewright_server.build.hiprtc_worker"
 _LANGUAGE_FLAGS = ("-O3", "-std=c++17", "-DNDEBUG")
-# Without a CUID the bytes do not depend on the names of files. What follows it leaves out second rounds of scheduling
-# and a search for vectors: a tenth of the time that large kernels take, for no better code.
+# Without a CUID the bytes do not depend on the names of files. What follows it leaves out second rounds of scheduling:
+# a tenth of the time that large kernels take, for no better code.
 _CLANG_FLAGS = (
     "-x", "hip", "--offload-device-only", "-nogpuinc", "-nogpulib", "-nostdinc", "--no-gpu-bundle-output",
-    "-fuse-cuid=none", "-fno-slp-vectorize", "-mllvm", "-amdgpu-disable-clustered-low-occupancy-reschedule",
+    "-fuse-cuid=none", "-mllvm", "-amdgpu-disable-clustered-low-occupancy-reschedule",
     "-mllvm", "-amdgpu-disable-unclustered-high-rp-reschedule",
 )  # fmt: skip
 _BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"

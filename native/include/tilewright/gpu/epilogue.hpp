@@ -255,8 +255,8 @@ struct Epilogue {
         }
       }
     } else {
-      // Without branches, over which compilers take long where there are hundreds: what lies beyond the end goes to the last
-      // element's place, ahead of the last element itself.
+      // Without branches, over which compilers take long where there are hundreds: what lies beyond the end goes to the
+      // last element's place, ahead of the last element itself.
       TW_UNROLL
       for (int l = kCount - 1; l >= 0; l--) store_global(to + min_of(l, count - 1) * size_of<C>, value.get(l));
     }

@@ -80,7 +80,7 @@ struct AmdLoop {
       TW_UNROLL
       for (int part = 0; part < move_parts; part++) {
         fetch(from, step, at, part, move_parts);
-        if constexpr (move_parts > 1) __builtin_amdgcn_sched_barrier(0);  // the counters of waits know the order
+        if (move_parts > 1) __builtin_amdgcn_sched_barrier(0);  // the counters of waits know the order
       }
     }
     TW_DEVICE void put(uint32_t tile, const Where& at, int part = 0, int parts = 1) const {
@@ -130,19 +130,21 @@ struct AmdLoop {
   // Sums that fill half of all registers leave the compiler no room to follow an order.
   static constexpr bool ordered = ahead && Atom::count < 256;
   // Matrix instructions that cover the time which a read or a write of LDS takes.
+  // Slices are ordered one by one, which is better and compiles sooner; bytes beside many sums lack the registers for it.
+  static constexpr bool crowded = size_of<typename Config::A> == 1 && Atom::count > 192;
   static constexpr int covering = max_of(1, min_of(4, slice_products / 4));
 
   // ---- compv4 ----
 
-  // Slice kk, not the last one, with its part of the step's writes and fetches; the barrier does not come before products
-  // that cover the last write. One slice after the other: the time that compilers take grows with the products squared.
+  // Slice kk, not the last one, with its part of the moves; the barrier comes after products that cover the last write.
   TW_DEVICE static void schedule_before_barrier(int kk, int writes, int fetches, int reads) {
-    schedule_slice(slice_products, slice_products - (kk + 2 < slices ? 0 : covering),
-                   {reads, share_of(writes, kk, slices - 1), share_of(fetches, kk, slices - 1)});
+    if (crowded && kk + 2 < slices) return;
+    for (int s = crowded ? 0 : kk; s <= kk; s++)
+      schedule_slice(slice_products, slice_products - (s + 2 < slices ? 0 : covering),
+                     {reads, share_of(writes, s, slices - 1), share_of(fetches, s, slices - 1)});
     __builtin_amdgcn_sched_barrier(0);
   }
-  // In how many parts, slice by slice, a step goes to LDS and the next one is fetched.
-  static constexpr int move_parts = ordered ? max_of(slices - 1, 1) : 1;
+  static constexpr int move_parts = ordered && !crowded ? max_of(slices - 1, 1) : 1;  // of put and fetch
 
   TW_DEVICE static void run_two_tiles(Atom& atom, const Sources& from, const Where& at) {
     Fragments fragments[2];
@@ -297,9 +299,8 @@ struct AmdLoop {
     TW_UNROLL
     for (int part = 0; part < kMoves; part++) {
       LoaderA::fetch(held, a, 1, at.thread, part, kMoves);
-      if (part + 1 < kMoves) __builtin_amdgcn_sched_barrier(0);
+      __builtin_amdgcn_sched_barrier(0);  // in the order of the loop, which the counters of waits know
     }
-    __builtin_amdgcn_sched_barrier(0);  // in the order of the loop, which the counters of waits know
     TW_UNROLL
     for (int kk = 0; kk < slices; kk++) {
       packed_b[kk].fetch(b.at(0), b.panel, panel, at.lane, kk);
@@ -337,9 +338,6 @@ struct AmdLoop {
 
   // ---- compv3 ----
 
-  // Bytes to mend (convert_amd.hpp) beside many sums: what one slice after the other takes of the registers is too much.
-  static constexpr bool crowded = slices == 2 && Atom::count > 192 && kIsFnuz<typename Config::A>;
-
   TW_DEVICE static void run_one_tile(Atom& atom, const Sources& from, const Where& at) {
     Fragments fragments[2];
     Held held;
@@ -367,7 +365,8 @@ struct AmdLoop {
       if (ahead && slices % 2 != 0) fragments[0] = fragments[1];
       if constexpr (ordered) {
         constexpr int kHalf = slice_products / 2;
-        if (crowded) schedule_slice(slice_products, slice_products, {slice_reads, 0, step_fetches});
+        for (int kk = 0; crowded && kk + 1 < slices; kk++)
+          schedule_slice(slice_products, slice_products, {slice_reads, 0, share_of(step_fetches, kk, slices - 1)});
         schedule_slice(kHalf, kHalf - covering / 2, {0, step_writes, 0});
         schedule_slice(slice_products - kHalf, slice_products - kHalf - covering, {slice_reads, 0, 0});
       }
