@@ -63,8 +63,33 @@ OTHERS = {
     "backward_biased": typed(0, direction="backward_data", b_col=False, linear_rows=False, bias="fp32", unary="Relu"),
     "interwave": typed(0, scheduler="interwave", persistent=False),
 }
-GROUPS = {"implicit": IMPLICIT, "other": OTHERS}
-LOWER = {"implicit": slice(0, 30, 5), "other": slice(0, 3, 2)}
+
+
+def without_product(kind: str, **changes: object) -> ConvConfig:
+    plain = ConvConfig(pipeline="direct", scheduler="default_", tile=(1, 1, 1), warp_tile=(1, 1, 1), wave=(2, 1))
+    return plain.replace(kind=kind, **changes)  # type: ignore[return-value]
+
+
+def depthwise() -> dict[str, ConvConfig]:
+    configs = {}
+    for first in (False, True):
+        order = "first" if first else "last"
+        for a, b, c, _ in (TYPES[0], TYPES[2], TYPES[5], TYPES[6]):
+            configs[f"{order}_{a}"] = without_product("depthwise", a=a, b=b, c=c, channels_first=first)
+        backward = without_product("depthwise", direction="backward_data", channels_first=first)
+        configs[f"{order}_backward"] = backward
+        configs[f"{order}_accumulate"] = backward.replace(accumulate=True, a="fp16", b="fp16", c="fp16")  # type: ignore[assignment]
+        configs[f"{order}_epilogue"] = without_product(
+            "depthwise", a="int8", b="int8", c="bf16", channels_first=first, bias="fp32", d=("fp32",), binary="Add",
+            unary="HardSwish", scale_a="row" if first else "none", scale_b="none" if first else "column",
+        )  # fmt: skip
+    return configs
+
+
+DEPTHWISE = depthwise()
+GROUPS = {"implicit": IMPLICIT, "other": OTHERS, "depthwise": DEPTHWISE}
+HEADERS = {"implicit": "conv.hpp", "other": "conv.hpp", "depthwise": "depthwise.hpp"}
+LOWER = {"implicit": slice(0, 30, 5), "other": slice(0, 3, 2), "depthwise": slice(0, 20, 6)}
 
 
 def chosen(level: str, group: str) -> list[str]:
@@ -79,9 +104,12 @@ def each(group: str) -> pytest.MarkDecorator:
 
 
 @pytest.fixture(scope="module")
-def library(build_folder: Path, level: str) -> Library:
-    configs = [GROUPS[group][name] for group in GROUPS for name in chosen(level, group)]
-    return Library(build_folder, configs, level, header="conv.hpp")
+def libraries(build_folder: Path, level: str) -> dict[str, Library]:
+    """One for each header: a unit includes a single one."""
+    return {
+        group: Library(build_folder, [GROUPS[group][name] for name in chosen(level, group)], level, header=header)
+        for group, header in HEADERS.items()
+    }
 
 
 FIXED = [
@@ -141,28 +169,57 @@ def options(rng: np.random.Generator) -> dict[str, object]:
 
 
 @each("implicit")
-def test_shapes_of_every_kind(library: Library, runtime: Runtime, name: str, rng: np.random.Generator) -> None:
+def test_shapes_of_every_kind(
+    libraries: dict[str, Library], runtime: Runtime, name: str, rng: np.random.Generator
+) -> None:
     for shape in FIXED:
-        run(library, runtime, ConvCall(IMPLICIT[name], fitting(IMPLICIT[name], shape), rng, **options(rng)))
+        run(
+            libraries["implicit"],
+            runtime,
+            ConvCall(IMPLICIT[name], fitting(IMPLICIT[name], shape), rng, **options(rng)),
+        )
 
 
 @each("implicit")
-def test_drawn_shapes(library: Library, runtime: Runtime, name: str, rng: np.random.Generator) -> None:
+def test_drawn_shapes(libraries: dict[str, Library], runtime: Runtime, name: str, rng: np.random.Generator) -> None:
     for _ in range(8):
-        run(library, runtime, ConvCall(IMPLICIT[name], fitting(IMPLICIT[name], drawn(rng)), rng, **options(rng)))
+        run(
+            libraries["implicit"],
+            runtime,
+            ConvCall(IMPLICIT[name], fitting(IMPLICIT[name], drawn(rng)), rng, **options(rng)),
+        )
 
 
 @each("other")
-def test_epilogues_slices_and_tiles(library: Library, runtime: Runtime, name: str, rng: np.random.Generator) -> None:
+def test_epilogues_slices_and_tiles(
+    libraries: dict[str, Library], runtime: Runtime, name: str, rng: np.random.Generator
+) -> None:
     for shape in (*FIXED[:5], FIXED[10], drawn(rng)):
-        run(library, runtime, ConvCall(OTHERS[name], shape, rng, **options(rng)))
+        run(libraries["other"], runtime, ConvCall(OTHERS[name], shape, rng, **options(rng)))
 
 
-def test_other_teams_compute_the_same_bits(library: Library, runtime: Runtime, rng: np.random.Generator) -> None:
-    for config in library.names:
-        call = ConvCall(config, FIXED[9], rng)
-        if not config.accumulate:
-            run(library, runtime, call)
-            first = call.result.view.tobytes()
-            run(library, runtime, call, 1)
-            assert call.result.view.tobytes() == first
+def test_other_teams_compute_the_same_bits(
+    libraries: dict[str, Library], runtime: Runtime, rng: np.random.Generator
+) -> None:
+    for group, library in libraries.items():
+        for config in GROUPS[group].values():
+            if config in library.names and not config.accumulate:
+                shape = FIXED[9] if group in ("implicit", "other") else FIXED[6]
+                call = ConvCall(config, fitting(config, shape), rng)
+                run(library, runtime, call)
+                first = call.result.view.tobytes()
+                run(library, runtime, call, 1)
+                assert call.result.view.tobytes() == first
+
+
+def single(shape: Shape) -> Shape:
+    """With as many groups as it has channels."""
+    return dataclasses.replace(shape, groups=shape.groups * shape.cg, cg=1, kg=1)
+
+
+@each("depthwise")
+def test_depthwise(libraries: dict[str, Library], runtime: Runtime, name: str, rng: np.random.Generator) -> None:
+    large = Shape(n=1, groups=1100, cg=1, kg=1, size=(1, 3, 4))
+    long = Shape(n=1, groups=2, cg=1, kg=1, size=(1, 1, 2500), filter=(1, 1, 5), begin=(0, 0, 2), end=(0, 0, 2))
+    for shape in (*map(single, FIXED), large, long, *(single(drawn(rng)) for _ in range(8))):
+        run(libraries["depthwise"], runtime, ConvCall(DEPTHWISE[name], shape, rng, **options(rng)))

@@ -38,7 +38,7 @@ _PIPELINES = {"cpu": ("compv3", "mem"), "cuda": ("compv3", "compv4"), "hip": ("m
 
 _DIRECT_TEMPLATES = frozenset(
     {
-        ("cpu", Kind.DEPTHWISE, Direction.BACKWARD_WEIGHT),
+        *(("cpu", Kind.DEPTHWISE, direction) for direction in Direction),
         ("cpu", Kind.DIRECT, Direction.BACKWARD_WEIGHT),
         *((kind, Kind.DEPTHWISE, direction) for kind in ("cuda", "hip") for direction in Direction),
     }

@@ -1,5 +1,5 @@
-"""Scratch memory of a CPU launch: the Python mirror of the formulas in ``conv.hpp``, ``conv_weight.hpp`` and
-``direct_weight.hpp`` of ``tilewright/cpu``.
+"""Scratch memory of a CPU launch: the Python mirror of the formulas in ``conv.hpp``, ``depthwise.hpp``,
+``conv_weight.hpp`` and ``direct_weight.hpp`` of ``tilewright/cpu``.
 
 Every kernel exports its own figure (role ``workspace``); a test compares the two over many configurations and problems.
 """
@@ -27,6 +27,8 @@ _MARGIN = 128
 _WIDEST_LANES = 16
 _RUN = 128
 """Pixels of a line that loops without a product hold at a time (``kRun``)."""
+_TILE_PIXELS, _LINE_PIXELS = 7, 1024
+"""Pixels of a line that depthwise kernels hold, channels-last and channels-first (``depthwise.hpp``)."""
 _LEAST_BLOCKS = 4
 _MOST_PARTIAL_BYTES = 8 << 20
 
@@ -76,6 +78,8 @@ def workspace_bytes(config: ConvConfig, phases: Sequence[Phase], split: int, lan
         if config.is_matrix:
             return max(_weight(config, phase, split) for phase in phases)
         return max(_direct_weight(config, phase, split, lanes) for phase in phases)
+    if config.kind is Kind.DEPTHWISE:
+        return _depthwise(config, phases)
     return _implicit(config, phases, split)
 
 
@@ -131,6 +135,23 @@ def _direct_weight(config: ConvConfig, phase: Phase, split: int, lanes: int) -> 
 
 
 # ---- forward and backward data ----
+
+
+def _depthwise(config: ConvConfig, phases: Sequence[Phase]) -> int:
+    """``DepthwiseConv::workspace`` of ``depthwise.hpp``."""
+    weights = member = 0
+    for phase in phases:
+        depth, height, width = phase.axes
+        pixels = min(width.rows, _LINE_PIXELS) if config.channels_first else _TILE_PIXELS
+        reach = (max(pixels, 1) - 1) * width.row_step + max(width.taps - 1, 0) * abs(width.tap_step) + 1
+        if config.channels_first:
+            span = (height.taps - 1) * abs(height.tap_step) + 1 if height.taps else 0
+            own = 4 * depth.taps * span * (width.row_step * (-(-reach // width.row_step) + 64) + 2)
+        else:
+            own = 8 * depth.taps * height.taps * (reach + 1)
+        weights += 4 * phase.taps * _up(phase.batch, 16)
+        member = max(member, _up(own, 64))
+    return weights + config.waves * member
 
 
 def _implicit(config: ConvConfig, phases: Sequence[Phase], split: int) -> int:

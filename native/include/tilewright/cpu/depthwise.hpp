@@ -1,0 +1,364 @@
+// Depthwise convolution and the gradient of its image: one channel per group, and so no product. What a unit exports:
+// conv_entries.hpp.
+//
+// Channels-last, lanes run over channels. A tile is a few pixels of a line; a table of addresses says where each of the
+// pixels that its taps meet lies (those outside the image: a line of zeros), and serves all channels. Channels-first,
+// lanes run over the pixels of a line; the lines that the filter covers are widened to fp32 with zeros around them, one
+// line for each remainder of a coordinate by the stride.
+//
+// Workspace, in bytes, every part a multiple of 64, maxima over problems:
+//     weights                  4 * sum over problems of taps * round_up(batch, 16)
+//     then for each member:    channels-last 8 * lines * (reach + 1);
+//                              channels-first 4 * kept * (step * (ceil(reach / step) + 64) + 2)
+// with lines = taps along D and H, kept = taps along D times the lines that H's taps span, step = the row step of W,
+// reach = (pixels - 1) * step + (taps - 1) * |tap_step| + 1 along W, pixels = kTilePixels, or channels-first
+// min(rows, kLinePixels).
+#pragma once
+#include "tilewright/cpu/direct_lines.hpp"
+
+TW_NAMESPACE_BEGIN
+
+constexpr int kTilePixels = 7;            // divides the widths that networks have
+constexpr int64_t kLinePixels = 1024;     // channels-first: pixels of a line at a time
+constexpr int64_t kZeroChannels = 1024;   // channels-last: channels that share a table of addresses
+
+template <class Config>
+struct DepthwiseConv {
+  using C = typename Config::C;
+  using Dot = FloatSums<is_same<C, int32>>;
+  using Rows = LineRows<Config>;
+  using Out = Epilogue<Config, Dot, Rows>;
+  static constexpr int team = Config::wave_m * Config::wave_n, P = kTilePixels, L = kLanes;
+  static constexpr bool first = Config::channels_first;
+  static constexpr bool plain = Out::plain && !Config::accumulate;
+
+  // The elements of the image and of the weights.
+  template <bool kFirst, class Unused = void>
+  struct Types {
+    using image = typename Config::A;
+    using weight = typename Config::B;
+  };
+  template <class Unused>
+  struct Types<true, Unused> {
+    using image = typename Config::B;
+    using weight = typename Config::A;
+  };
+  using E = typename Types<first>::image;
+  using W = typename Types<first>::weight;
+
+  // One problem as the loops see it: along W coordinates rise from tap to tap, be it that taps are counted backwards.
+  struct View {
+    const tw_conv_problem& p;
+    const tw_conv_axis *d, *h, *w;
+    int64_t step, tap_step, origin;  // along W
+    const float* weights;            // [tap][round_up(groups, 16)]
+    int64_t channels;                // from tap to tap
+
+    TW_INLINE View(const tw_conv_problem& problem, const float* packed)
+        : p(problem), d(problem.axes), h(problem.axes + 1), w(problem.axes + 2), weights(packed) {
+      const int64_t last = w->taps > 0 ? w->taps - 1 : 0;
+      step = w->row_step, tap_step = w->tap_step < 0 ? -w->tap_step : w->tap_step;
+      origin = w->origin + (w->tap_step < 0 ? last * w->tap_step : 0);
+      channels = round_up(p.groups, 16);
+    }
+    TW_INLINE int64_t taps() const { return d->taps * h->taps * w->taps; }
+    TW_INLINE int64_t lines() const { return d->taps * h->taps; }
+    TW_INLINE int64_t span() const {  // lines of H from the first tap's to the last's
+      return h->taps > 0 ? (h->taps - 1) * (h->tap_step < 0 ? -h->tap_step : h->tap_step) + 1 : 0;
+    }
+    TW_INLINE int64_t kept() const { return d->taps * span(); }
+    TW_INLINE int64_t reach(int64_t pixels) const {
+      return (pixels - 1) * step + (w->taps > 0 ? w->taps - 1 : 0) * tap_step + 1;
+    }
+    TW_INLINE int64_t segment() const { return max_of(min_of(w->rows, kLinePixels), 1); }
+    TW_INLINE int64_t line_part() const { return ceil_div(reach(segment()), step) + 64; }
+    TW_INLINE int64_t member_bytes() const {
+      return round_up(first ? 4 * kept() * (step * line_part() + 2) : 8 * lines() * (reach(P) + 1), 64);
+    }
+    TW_INLINE int64_t weight_bytes() const { return 4 * taps() * round_up(max_of(p.gemm.batch, 0), 16); }
+    // What a line of taps meets for a pixel at (d, h), and whether that lies in the image.
+    TW_INLINE bool line_at(int64_t line, int64_t at_d, int64_t at_h, int64_t& plane, int64_t& row) const {
+      plane = d->origin + at_d * d->row_step + line / h->taps * d->tap_step;
+      row = h->origin + at_h * h->row_step + line % h->taps * h->tap_step;
+      return plane >= 0 && plane < d->size && row >= 0 && row < h->size;
+    }
+  };
+
+  static int64_t weight_bytes(const tw_conv_args& args) {
+    int64_t bytes = 0;
+    for (int64_t i = 0; i < args.count; i++) bytes += View(args.problems[i], nullptr).weight_bytes();
+    return bytes;
+  }
+  static int64_t member_bytes(const tw_conv_args& args) {
+    int64_t bytes = 0;
+    for (int64_t i = 0; i < args.count; i++) bytes = max_of(bytes, View(args.problems[i], nullptr).member_bytes());
+    return bytes;
+  }
+  static int64_t workspace(const tw_conv_args& args) { return weight_bytes(args) + team * member_bytes(args); }
+
+  // Weights as fp32, [tap][channel]; a tap's number along W is counted as View counts it.
+  static TW_NOINLINE void pack_weights(const View& v, float* to, Crew& crew) {
+    const char* const from = (const char*)(first ? v.p.gemm.a : v.p.gemm.b);
+    const int64_t pieces = v.taps();
+    for (int64_t tap; (tap = crew.claim(pieces)) >= 0;) {
+      const int64_t line = tap / v.w->taps, at = tap % v.w->taps, w = v.w->tap_step < 0 ? v.w->taps - 1 - at : at;
+      const int64_t offset =
+          line / v.h->taps * v.d->tap_stride + line % v.h->taps * v.h->tap_stride + w * v.w->tap_stride;
+      for (int64_t c = 0; c < v.channels; c++)
+        to[tap * v.channels + c] = c < v.p.groups ? to_float<W>(from + (offset + c * v.p.weight_g) * size_of<W>) : 0.0f;
+    }
+    crew.end_stage(pieces);
+  }
+
+  static void run(const tw_conv_args& args, const tw_team* members, bool) {
+    Crew crew = crew_of(members, team);
+    if (crew.rank >= crew.size) return;
+    float* const weights = (float*)args.workspace;
+    char* const own = (char*)args.workspace + weight_bytes(args) + crew.rank * member_bytes(args);
+    float* packed = weights;
+    for (int64_t i = 0; i < args.count; i++) {
+      const View v(args.problems[i], packed);
+      if (v.p.gemm.batch > 0) pack_weights(v, packed, crew);
+      packed += v.weight_bytes() / 4;
+    }
+    crew.barrier();
+    packed = weights;
+    for (int64_t i = 0; i < args.count; i++) {
+      const View v(args.problems[i], packed);
+      if (v.p.gemm.batch > 0) {
+        if constexpr (first) FirstLoop{v, own}.run(crew);
+        else LastLoop{v, (const char**)own}.run(crew);
+      }
+      packed += v.weight_bytes() / 4;
+    }
+  }
+  static void reduce(const tw_conv_args&, const tw_team*) {}
+
+  // ---- channels-last ----
+
+  struct LastLoop {
+    const View& v;
+    const char** table;  // for each line of taps: its weights, then the addresses of `reach` pixels
+
+    void run(Crew& crew) const {
+      const Strips strips(v.h->rows, v.p.images * v.d->rows, crew.size);
+      const ChannelOperands<Config> operands(v.p, 1);
+      const int64_t pieces = strips.pieces();
+      for (int64_t piece; (piece = crew.claim(pieces)) >= 0;) {
+        const int64_t plane = piece / strips.per_plane(), begin = piece % strips.per_plane() * strips.length;
+        for (int64_t y = begin; y < min_of(begin + strips.length, strips.lines); y++)
+          line(operands.problem, plane / v.d->rows, plane % v.d->rows, y);
+      }
+      crew.end_stage(pieces);
+    }
+
+    void line(const tw_gemm_problem& operands, int64_t n, int64_t z, int64_t y) const {
+      const int64_t number = ((n * v.d->rows + z) * v.h->rows + y) * v.w->rows;
+      const int64_t offset = n * v.p.row_n + z * v.d->row_stride + y * v.h->row_stride;
+      const bool three = v.w->taps == 3 && v.tap_step == 1;
+      LineOutput out;
+      out.problem = &operands, out.item = 0, out.raw = false, out.ld = v.w->row_stride, out.operands_of = 0;
+      for (int64_t x = 0; x < v.w->rows; x += P) {
+        out.data = (char*)v.p.gemm.c + (offset + x * v.w->row_stride) * size_of<C>;
+        out.old = (const char*)v.p.acc + (out.data - (char*)v.p.gemm.c);
+        for (int64_t c = 0; c < v.p.groups; c += kZeroChannels) {
+          const Tile tile = {locate(n, z, y, x, c), v.reach(P), number + x, min_of(v.w->rows - x, P), c,
+                             min_of(v.p.groups - c, kZeroChannels)};
+          if (three && v.step == 1) multiply<3, 1>(tile, out);
+          else if (three && v.step == 2) multiply<3, 2>(tile, out);
+          else multiply<0, 0>(tile, out);
+        }
+      }
+    }
+
+    struct Tile {
+      int64_t lines, reach;  // of the table
+      int64_t number;        // of the first pixel
+      int64_t pixels;        // that exist
+      int64_t first, count;  // channels
+    };
+
+    // Fills the table with the lines of taps that meet the image.
+    TW_NOINLINE int64_t locate(int64_t n, int64_t z, int64_t y, int64_t x, int64_t c) const {
+      alignas(64) static char zeros[kZeroChannels * 4 + 64];
+      const char* const image = (const char*)v.p.gemm.a + (n * v.p.image_n + c * v.p.image_g) * size_of<E>;
+      const int64_t reach = v.reach(P), begin = v.origin + x * v.step;
+      const char** to = table;
+      for (int64_t line = 0; line < v.lines(); line++) {
+        int64_t plane, row;
+        if (!v.line_at(line, z, y, plane, row)) continue;
+        *to++ = (const char*)(v.weights + line * v.w->taps * v.channels + c);
+        int64_t offset = plane * v.d->image_stride + row * v.h->image_stride + begin * v.w->image_stride;
+        for (int64_t at = begin; at < begin + reach; at++, offset += v.w->image_stride)
+          *to++ = at >= 0 && at < v.w->size ? image + offset * size_of<E> : zeros;
+      }
+      return (to - table) / (reach + 1);
+    }
+
+    // kT taps that are neighbours and pixels kS apart, so that each pixel of the image is read once for all of its
+    // taps; or any.
+    template <int kT, int kS>
+    TW_NOINLINE void multiply(const Tile& tile, const LineOutput& out) const {
+      int64_t c = 0;
+      for (; c + L <= tile.count; c += L) multiply_lanes<kT, kS, true>(tile, out, c);
+      if (c < tile.count) multiply_lanes<0, 0, false>(tile, out, c);
+    }
+
+    template <bool kWhole>
+    static TW_INLINE f32v load(const char* pixel, int64_t c, int64_t count) {
+      if constexpr (kWhole) return load_f32<E>(pixel + c * size_of<E>);
+      else return load_f32_partial<E>(pixel + c * size_of<E>, count);
+    }
+
+    template <int kT, int kS, bool kWhole>
+    TW_INLINE void multiply_lanes(const Tile& tile, const LineOutput& out, int64_t c) const {
+      const int64_t count = tile.count - c, j = tile.first + c;
+      f32v sums[P];
+      TW_UNROLL
+      for (int p = 0; p < P; p++) sums[p] = f32v{};
+      const char* const* line = table;
+      for (int64_t l = 0; l < tile.lines; l++, line += tile.reach + 1) {
+        const float* const weights = (const float*)line[0] + c;
+        const char* const* const pixels = line + 1;
+        if constexpr (kT > 0) {
+          f32v w[kT];
+          TW_UNROLL
+          for (int t = 0; t < kT; t++) w[t] = load_as<f32v>(weights + t * v.channels);
+          TW_UNROLL
+          for (int q = 0; q < (P - 1) * kS + kT; q++) {
+            const f32v x = load<kWhole>(pixels[q], c, count);
+            TW_UNROLL
+            for (int t = 0; t < kT; t++)
+              if (q >= t && (q - t) % kS == 0 && (q - t) / kS < P) sums[(q - t) / kS] += x * w[t];
+          }
+        } else {
+          for (int64_t t = 0; t < v.w->taps; t++) {
+            const f32v w = load_as<f32v>(weights + t * v.channels);
+            TW_UNROLL
+            for (int p = 0; p < P; p++) sums[p] += load<kWhole>(pixels[p * v.step + t * v.tap_step], c, count) * w;
+          }
+        }
+      }
+      if constexpr (plain && kWhole) {
+        const f32v alpha = splat((float)out.problem->alpha);
+        TW_UNROLL
+        for (int p = 0; p < P; p++)
+          if (p < tile.pixels) store_f32<C>(out.data + (p * out.ld + j) * size_of<C>, sums[p] * alpha);
+      } else {
+        alignas(64) float kept[P * L];
+        TW_UNROLL
+        for (int p = 0; p < P; p++) store_as(kept + p * L, sums[p]);
+        Out::store(out, tile.number, j, tile.pixels, min_of(count, L), kept, L, nullptr);
+      }
+    }
+  };
+
+  // ---- channels-first ----
+
+  struct FirstLoop {
+    const View& v;
+    char* own;  // tags of the kept lines, then the lines
+
+    static constexpr int kVectors = 4;  // no more than 64 lanes
+
+    TW_INLINE int64_t* tags() const { return (int64_t*)own; }
+    TW_INLINE float* line_of(int64_t slot) const {
+      return (float*)(own + 8 * v.kept()) + slot * v.step * v.line_part();
+    }
+
+    void run(Crew& crew) const {
+      const Strips strips(v.h->rows, v.p.gemm.batch * v.d->rows, crew.size);
+      const int64_t pieces = strips.pieces();
+      for (int64_t piece; (piece = crew.claim(pieces)) >= 0;) {
+        const int64_t plane = piece / strips.per_plane(), begin = piece % strips.per_plane() * strips.length;
+        for (int64_t x = 0; x < v.w->rows; x += v.segment()) {
+          for (int64_t slot = 0; slot < v.kept(); slot++) tags()[slot] = -1;
+          for (int64_t y = begin; y < min_of(begin + strips.length, strips.lines); y++)
+            line(plane / v.d->rows, plane % v.d->rows, y, x);
+        }
+      }
+      crew.end_stage(pieces);
+    }
+
+    void line(int64_t item, int64_t z, int64_t y, int64_t x) const {
+      const int64_t group = item % v.p.groups, n = item / v.p.groups, span = max_of(v.span(), 1);
+      const char* const image = (const char*)v.p.gemm.b + (n * v.p.image_n + group * v.p.image_g) * size_of<E>;
+      for (int64_t l = 0; l < v.lines(); l++) {
+        int64_t plane, row;
+        if (!v.line_at(l, z, y, plane, row)) continue;
+        const int64_t slot = l / v.h->taps * span + row % span;
+        if (tags()[slot] != row)
+          widen(image + (plane * v.d->image_stride + row * v.h->image_stride) * size_of<E>, x, line_of(slot));
+        tags()[slot] = row;
+      }
+      const int64_t pixels = min_of(v.w->rows - x, v.segment());
+      for (int64_t at = 0; at < pixels; at += kVectors * L)
+        multiply(item, z, y, x, at, min_of(pixels - at, kVectors * L));
+    }
+
+    // One line of the image from pixel x's first tap on, as fp32.
+    TW_NOINLINE void widen(const char* from, int64_t x, float* to) const {
+      const int64_t reach = v.reach(v.segment()), begin = v.origin + x * v.step, part = v.line_part();
+      for (int64_t i = 0; i < v.step * part; i++) to[i] = 0.0f;
+      const int64_t low = max_of(-begin, 0), high = min_of(v.w->size - begin, reach);
+      if (v.step == 1 && v.w->image_stride == 1) {
+        for (int64_t i = low; i < high; i += L) {
+          const f32v x16 = load_f32_partial<E>(from + (begin + i) * size_of<E>, high - i);
+          if (high - i >= L) store_as(to + i, x16);
+          else __builtin_memcpy(to + i, &x16, (size_t)(high - i) * 4);
+        }
+      } else {
+        for (int64_t i = low; i < high; i++)
+          to[i % v.step * part + i / v.step] = to_float<E>(from + (begin + i) * v.w->image_stride * size_of<E>);
+      }
+    }
+
+    TW_NOINLINE void multiply(int64_t item, int64_t z, int64_t y, int64_t x, int64_t at, int64_t count) const {
+      const int64_t group = item % v.p.groups, span = max_of(v.span(), 1), part = v.line_part();
+      f32v sums[kVectors] = {};
+      for (int64_t l = 0; l < v.lines(); l++) {
+        int64_t plane, row;
+        if (!v.line_at(l, z, y, plane, row)) continue;
+        const float* const from = line_of(l / v.h->taps * span + row % span) + at;
+        const float* const weights = v.weights + l * v.w->taps * v.channels + group;
+        for (int64_t t = 0; t < v.w->taps; t++) {
+          const int64_t shift = t * v.tap_step;
+          const float* const pixels = from + shift % v.step * part + shift / v.step;
+          const f32v w = splat(weights[t * v.channels]);
+          TW_UNROLL
+          for (int i = 0; i < kVectors; i++) sums[i] += load_as<f32v>(pixels + i * L) * w;
+        }
+      }
+      alignas(64) float kept[kVectors * L];
+      TW_UNROLL
+      for (int i = 0; i < kVectors; i++) store_as(kept + i * L, sums[i]);
+      finish(item, ((z * v.h->rows) + y) * v.w->rows + x + at,
+             z * v.d->row_stride + y * v.h->row_stride + (x + at) * v.w->row_stride, count, kept);
+    }
+
+    // Pixel `number` of an item and those after it, the first of which lies `offset` elements into the item's result.
+    // Pixels that do not lie side by side go by way of a copy.
+    TW_NOINLINE void finish(int64_t item, int64_t number, int64_t offset, int64_t count, const float* sums) const {
+      alignas(64) char line[kVectors * L * size_of<C>], before[kVectors * L * size_of<C>];
+      char* const to = result_of<Config>(v.p, item) + offset * size_of<C>;
+      const int64_t distance = v.w->row_stride * size_of<C>;
+      const char* const old = (const char*)v.p.acc + (to - (char*)v.p.gemm.c);
+      const bool apart = v.w->row_stride != 1;
+      if (Config::accumulate && apart)
+        for (int64_t i = 0; i < count; i++)
+          __builtin_memcpy(before + i * size_of<C>, old + i * distance, size_of<C>);
+      LineOutput out;
+      out.problem = &v.p.gemm, out.item = item, out.raw = false, out.ld = 0, out.operands_of = item % v.p.groups;
+      out.data = (apart ? line : to) - number * size_of<C>;
+      out.old = (apart ? before : old) - number * size_of<C>;
+      Out::store(out, 0, number, 1, count, sums, 0, nullptr);
+      if (apart)
+        for (int64_t i = 0; i < count; i++) __builtin_memcpy(to + i * distance, line + i * size_of<C>, size_of<C>);
+    }
+  };
+};
+
+template <class Config>
+using ConvKernel = DepthwiseConv<Config>;
+
+TW_NAMESPACE_END
