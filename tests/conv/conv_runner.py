@@ -135,7 +135,10 @@ class ConvRunner:
             unit = generate_transform(config, self.arch)
         else:
             unit = generate(config, self.arch)  # type: ignore[arg-type]
-        source, library = self.folder / f"{config.operation}_{symbol[-12:]}.cpp", self.folder / f"{config.operation}_{symbol[-12:]}.so"
+        source, library = (
+            self.folder / f"{config.operation}_{symbol[-12:]}.cpp",
+            self.folder / f"{config.operation}_{symbol[-12:]}.so",
+        )
         source.write_text(unit.text)
         flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", f"-I{INCLUDE}"]
         command = [*self.command, *flags, *self.arch.toolchain.flags, *unit.flags, str(source), "-o", str(library)]
@@ -205,8 +208,12 @@ def _values(item: Operand, inputs: Mapping[str, Array]) -> Array | None:
 
 
 def draw(rng: np.random.Generator, desc: TensorDesc) -> Array:
-    """Random values of mean zero in the tensor's own type, so that the reference sees what the kernel sees."""
+    """Random values of mean zero in the tensor's own type, so that the reference sees what the kernel sees. Dimensions
+    with a stride of zero repeat their first element.
+    """
+    shape = tuple(min(size, 1) if step == 0 else size for size, step in zip(desc.shape, desc.strides, strict=True))
     if desc.dtype in (DType.INT8, DType.INT32):
-        return rng.integers(-128, 128, desc.shape).astype(desc.dtype.numpy)
-    values: Array = rng.standard_normal(desc.shape).astype(np.float32).astype(desc.dtype.numpy)
-    return values
+        values = rng.integers(-128, 128, shape)
+    else:
+        values = rng.standard_normal(shape).astype(np.float32)
+    return np.array(np.broadcast_to(values.astype(desc.dtype.numpy), desc.shape))

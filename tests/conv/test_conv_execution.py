@@ -1,0 +1,170 @@
+"""Kernels compiled and run on this machine, compared with the reference: what is planned is what is computed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conv_cases import FIRST, LAST, SMALL, Case
+from conv_runner import ConvRunner
+from conv_truth import CONVS, check, planned, require_right
+
+from tilewright_grouped_conv.views import Order
+from tilewright_grouped_conv.words import Direction
+from tilewright_kit.device import DeviceInfo
+from tilewright_kit.tensor import TensorDesc
+
+FWD, DATA, WEIGHT = Direction
+GRADIENTS = [DATA, WEIGHT]
+FLOATS = ["fp32", "fp16", "bf16"]
+PLAIN = Case(2, 10, 14, 2, (9, 7), (3, 3), padding=(1, 1, 1, 1))
+of = TensorDesc.of
+
+
+@pytest.mark.parametrize("order", [LAST, FIRST], ids=str)
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("direction", Direction, ids=str)
+def test_every_direction_type_and_order_is_right_for_all_sizes(
+    conv_runner: ConvRunner, device: DeviceInfo, direction: Direction, dtype: str, order: Order
+) -> None:
+    requests = [case.request(direction, dtype, order) for case in SMALL]
+    conv_runner.prepare([planned(request, device).plan for request in requests])
+    for request in requests:
+        check(conv_runner, device, request)
+
+
+@pytest.mark.parametrize("direction", Direction, ids=str)
+def test_every_candidate_of_a_problem_is_right(
+    conv_runner: ConvRunner, device: DeviceInfo, direction: Direction
+) -> None:
+    for case in (SMALL[2], SMALL[5], SMALL[7]):
+        for order in (LAST, FIRST):
+            request = case.request(direction, "fp32", order)
+            operation = CONVS[request.operation]
+            candidates = operation.candidates(operation.parse(request), device)
+            assert candidates
+            conv_runner.prepare([planned(request, device, config).plan for config in candidates])
+            for config in candidates:
+                check(conv_runner, device, request, config)
+
+
+@pytest.mark.parametrize(("first", "second"), [("fp8", "fp8"), ("bf8", "fp8"), ("fp8", "bf8"), ("bf8", "bf8")])
+@pytest.mark.parametrize("order", [LAST, FIRST], ids=str)
+def test_forward_takes_floats_of_8_bits_in_any_pair(
+    conv_runner: ConvRunner, device: DeviceInfo, first: str, second: str, order: Order
+) -> None:
+    more = {"scale": of("fp32", (PLAIN.k,))}
+    check(conv_runner, device, PLAIN.request(FWD, first, order, other=second))
+    check(conv_runner, device, PLAIN.request(FWD, first, order, other=second, more=more, out_dtype="fp32"))
+
+
+@pytest.mark.parametrize("out", ["int32", "fp32", "int8"])
+@pytest.mark.parametrize("order", [LAST, FIRST], ids=str)
+def test_forward_takes_integers(conv_runner: ConvRunner, device: DeviceInfo, order: Order, out: str) -> None:
+    more = {} if out == "int32" else {"scale": of("fp32", ())}
+    alpha = {} if out == "int32" else {"alpha": 0.002}
+    check(conv_runner, device, PLAIN.request(FWD, "int8", order, more=more, out_dtype=out, **alpha))
+
+
+@pytest.mark.parametrize("order", [LAST, FIRST], ids=str)
+def test_the_epilogue_of_forward_is_that_of_products(conv_runner: ConvRunner, device: DeviceInfo, order: Order) -> None:
+    more = {"bias": of("fp32", (PLAIN.k,)), "d[0]": PLAIN.tensor("y", "fp32", order)}
+    check(conv_runner, device, PLAIN.request(FWD, "fp32", order, more=more, unary="Silu", alpha=0.5))
+    more["d[1]"] = PLAIN.tensor("y", "bf16", order)
+    check(conv_runner, device, PLAIN.request(FWD, "bf16", order, more=more, binary="MultiDAdd", unary="Relu"))
+    clamp = {"unary": "Clamp", "clamp_lo": -1.0, "clamp_hi": 0.5}
+    check(conv_runner, device, PLAIN.request(FWD, "fp16", order, more={"bias": of("fp16", (PLAIN.k,))}, **clamp))
+
+
+@pytest.mark.parametrize("order", [LAST, FIRST], ids=str)
+@pytest.mark.parametrize("case", [SMALL[1], SMALL[2], SMALL[5]], ids=str)
+def test_transposed_convolution_takes_a_bias_and_an_activation(
+    conv_runner: ConvRunner, device: DeviceInfo, case: Case, order: Order
+) -> None:
+    more = {"bias": of("fp32", (case.c,))}
+    check(conv_runner, device, case.request(DATA, "fp32", order, more=more, unary="Relu", alpha=2.0))
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("order", [LAST, FIRST], ids=str)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("direction", GRADIENTS, ids=str)
+def test_gradients_are_added_to_what_is_there(
+    conv_runner: ConvRunner, device: DeviceInfo, direction: Direction, dtype: str, order: Order, in_place: bool
+) -> None:
+    name = "dx" if direction is DATA else "dw"
+    for case in (SMALL[1], SMALL[2], SMALL[5], SMALL[8]):
+        old = case.tensor(name, dtype, order)
+        request = case.request(
+            direction, dtype, order, more={"acc": old}, outputs={name: old}, accumulate=True, alpha=0.5
+        )
+        item = check(conv_runner, device, request, in_place=in_place)
+        assert [name, "acc"] in item.plan.details["in_place"]
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_gradients_of_weights_come_in_fp32_too(conv_runner: ConvRunner, device: DeviceInfo, dtype: str) -> None:
+    for case in (SMALL[3], SMALL[5]):
+        item = check(conv_runner, device, case.request(WEIGHT, dtype, out_dtype="fp32"))
+        assert item.problem.dtype_out == "fp32"
+
+
+@pytest.mark.parametrize("direction", Direction, ids=str)
+def test_no_images_give_nothing_or_no_gradient(
+    conv_runner: ConvRunner, device: DeviceInfo, direction: Direction
+) -> None:
+    for case in (SMALL[2].with_(n=0), SMALL[5].with_(n=0)):
+        item = check(conv_runner, device, case.request(direction, "fp32"))
+        assert bool(item.plan.stages) == (direction is WEIGHT)
+
+
+@pytest.mark.parametrize("direction", Direction, ids=str)
+def test_tensors_may_be_parts_of_larger_ones(conv_runner: ConvRunner, device: DeviceInfo, direction: Direction) -> None:
+    """Rows with a gap behind them, every second image, channels of a wider tensor."""
+    for case in (SMALL[2], SMALL[4], SMALL[5]):
+        request = case.request(direction, "fp32")
+        inputs = {}
+        for name, desc in request.inputs.items():
+            if name == "w":
+                inputs[name] = desc
+                continue
+            _, c, h, w = desc.shape
+            wide = c + 3
+            inputs[name] = of("fp32", desc.shape, (2 * wide * (w + 2) * h, 1, wide * (w + 2), wide))
+        check(conv_runner, device, type(request)(request.operation, inputs, {}, request.attributes))
+
+
+@pytest.mark.parametrize("direction", Direction, ids=str)
+def test_broadcast_inputs_are_read_as_they_are(
+    conv_runner: ConvRunner, device: DeviceInfo, direction: Direction
+) -> None:
+    """A stride of zero: all images are one."""
+    request = SMALL[2].request(direction, "fp32")
+    inputs = {
+        name: desc if name == "w" else of("fp32", desc.shape, (0, *desc.strides[1:]))
+        for name, desc in request.inputs.items()
+    }
+    check(conv_runner, device, type(request)(request.operation, inputs, {}, request.attributes))
+
+
+@pytest.mark.parametrize("direction", Direction, ids=str)
+def test_threads_of_a_team_agree_with_one_alone(
+    conv_runner: ConvRunner, device: DeviceInfo, direction: Direction
+) -> None:
+    case = Case(4, 24, 40, 1, (30, 31), (3, 3), padding=(1, 1, 1, 1))
+    request = case.request(direction, "fp32")
+    operation = CONVS[request.operation]
+    teams = [config for config in operation.candidates(operation.parse(request), device) if config.waves == 2]
+    assert teams
+    for config in teams[:3]:
+        for team in (1, 2):
+            check(conv_runner, device, request, config, team)
+
+
+def test_nan_and_infinity_reach_the_results_that_they_belong_to(conv_runner: ConvRunner, device: DeviceInfo) -> None:
+    item = planned(SMALL[2].request(FWD, "fp32"), device)
+    inputs = item.draw(3)
+    inputs["x"][1, 2, 3, 4], inputs["x"][0, 7, 0, 0] = np.nan, np.inf
+    with np.errstate(invalid="ignore"):
+        result = conv_runner.run(item.plan, inputs)["y"].view
+        assert np.isnan(result).any() and np.isfinite(result).any()
+        require_right(item, inputs, result)

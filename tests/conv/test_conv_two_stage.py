@@ -1,0 +1,65 @@
+"""Gradients of weights in slices: two stages, and the same bits on every run and with every team."""
+
+from __future__ import annotations
+
+import pytest
+from conv_cases import FIRST, LAST, SMALL, Case
+from conv_runner import ConvRunner
+from conv_truth import check, planned
+
+from tilewright_grouped_conv.views import Order
+from tilewright_grouped_conv.words import Direction
+from tilewright_kit.device import DeviceInfo
+
+WEIGHT = Direction.BACKWARD_WEIGHT
+DENSE = Case(5, 20, 36, 1, (17, 19), (3, 3), padding=(1, 1, 1, 1), name="dense")
+GROUPS = Case(5, 24, 36, 12, (17, 19), (3, 2), stride=(2, 1), padding=(1, 1, 0, 1), name="groups")
+DEPTHWISE = Case(5, 21, 21, 21, (17, 19), (3, 3), padding=(1, 1, 1, 1), name="depthwise")
+RUNS = 20
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("case", [DENSE, GROUPS, DEPTHWISE], ids=str)
+def test_slices_are_added_in_a_second_stage(
+    conv_runner: ConvRunner, device: DeviceInfo, case: Case, dtype: str
+) -> None:
+    item = check(conv_runner, device, case.request(WEIGHT, dtype, split_k=3))
+    assert [stage.role for stage in item.plan.stages] == ["partial", "reduce"]
+    # The sums of every slice, in fp32.
+    assert item.plan.workspace_bytes >= 3 * case.k * (case.c // case.groups) * 4
+
+
+@pytest.mark.parametrize("order", [LAST, FIRST], ids=str)
+@pytest.mark.parametrize("split", [0, 1, 4])
+@pytest.mark.parametrize("case", [DENSE, GROUPS, DEPTHWISE], ids=str)
+def test_results_are_the_same_bits_on_every_run_and_with_every_team(
+    conv_runner: ConvRunner, device: DeviceInfo, case: Case, split: int, order: Order
+) -> None:
+    item = planned(case.request(WEIGHT, "bf16", order, split_k=split, out_dtype="fp32"), device)
+    inputs = item.draw(7)
+    found = {conv_runner.run(item.plan, inputs, team)["dw"].view.tobytes() for team in (1, 2) for _ in range(RUNS // 2)}
+    assert len(found) == 1
+
+
+def test_a_short_reduction_has_fewer_slices_and_says_so(conv_runner: ConvRunner, device: DeviceInfo) -> None:
+    item = check(conv_runner, device, SMALL[9].request(WEIGHT, "fp32", split_k=40))
+    assert [stage.role for stage in item.plan.stages] == ["main"]
+    assert any("slices" in note for note in item.plan.notes)
+
+
+@pytest.mark.parametrize("case", [DENSE, DEPTHWISE], ids=str)
+def test_what_is_accumulated_is_added_once(conv_runner: ConvRunner, device: DeviceInfo, case: Case) -> None:
+    old = case.tensor("dw", "fp32", FIRST)
+    for in_place in (False, True):
+        request = case.request(
+            WEIGHT, "fp32", more={"acc": old}, outputs={"dw": old}, accumulate=True, split_k=4, alpha=0.25
+        )
+        item = check(conv_runner, device, request, in_place=in_place)
+        assert [stage.role for stage in item.plan.stages] == ["partial", "reduce"]
+
+
+def test_nothing_is_read_where_the_workspace_was_not_written(conv_runner: ConvRunner, device: DeviceInfo) -> None:
+    """The runner fills workspaces with NaNs: one that is read shows in the result."""
+    for case in (DENSE, GROUPS, DEPTHWISE):
+        for split in (1, 2, 7):
+            check(conv_runner, device, case.request(WEIGHT, "fp32", split_k=split))
