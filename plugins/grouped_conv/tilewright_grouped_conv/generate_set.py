@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tilewright_arch import ArchSpec
@@ -49,21 +49,23 @@ def select_set(
     datatype: str | Sequence[str] = (),
     **options: Any,
 ) -> list[ConvConfig]:
-    """The valid kernels of a rule set, each with the types and dimensions that are asked for (none: its own); with
-    other options, the one kernel that they describe, or every valid one where options are lists.
+    """The valid kernels of a rule set, each with the types and dimensions that are asked for (none: its own), and of
+    them those that other options allow; without a rule set, the one kernel that other options describe, or every valid
+    one where options are lists.
 
-    What options leave out is the arch's default kernel's. An option that is None counts as not given; flags are true or
-    false, not texts. A rule set without kernels for the arch gives way to ``default``. Raises ``NotFoundError`` for an
-    unknown rule set or variant, ``InvalidArgumentError`` for an unknown or malformed option, and ``ConfigInvalidError``
-    if a single described kernel is not valid.
+    What a description leaves out is the arch's default kernel's. An option that is None counts as not given; flags are
+    true or false, not texts. A rule set without kernels for the arch gives way to ``default``. Raises ``NotFoundError``
+    for an unknown rule set, ``InvalidArgumentError`` for an unknown variant and an unknown or malformed option, and
+    ``ConfigInvalidError`` if a single described kernel is not valid.
     """
     if variant:
         direction = direction_of(variant)
     dims = [ndim] if isinstance(ndim, int) else list(ndim)
     types = [datatype] if isinstance(datatype, str) else list(datatype)
     given = {name: value for name, value in options.items() if value is not None}
-    if given:
-        return _described(arch, direction, given, dims or [2], types or ["fp16"])
+    axes = dict(_axes(direction, given))
+    if axes and not rule_set:
+        return _described(arch, direction, axes, dims or [2], types or ["fp16"])
     name = (rule_set or "default").replace("-", "_")
     sets = KERNEL_SETS[direction]
     if name not in sets:
@@ -76,22 +78,34 @@ def select_set(
         )
     declared = sets[name].expand(arch, RULES) or sets["default"].expand(arch, RULES)
     found: dict[ConvConfig, None] = {}
-    for config, dtype, axes in itertools.product(declared, types or [""], dims or [0]):
+    for config, dtype, count in itertools.product(declared, types or [""], dims or [0]):
         changes: dict[str, Any] = {}
         if dtype:
             changes["dtype_in"] = config.coerce("dtype_in", dtype)
-        if axes:
-            changes |= {"ndim": axes, "layout": same_order(config.layout, axes if 1 <= axes <= 3 else 2)}
+        if count:
+            changes |= {"ndim": count, "layout": same_order(config.layout, count if 1 <= count <= 3 else 2)}
         typed = config.replace(**changes)
-        if typed not in found and RULES.allows(typed, arch):
+        if typed not in found and _allowed_by(typed, axes) and RULES.allows(typed, arch):
             found[typed] = None
     return list(found)
 
 
+def _allowed_by(config: ConvConfig, axes: Mapping[str, list[Any]]) -> bool:
+    """Whether every option has the kernel's value among its own; None in a triple allows all."""
+    for field, values in axes.items():
+        have = getattr(config, field)
+        if isinstance(have, tuple):
+            fits = any(all(want in (None, size) for want, size in zip(item, have, strict=True)) for item in values)
+        else:
+            fits = have in [config.coerce(field, value) for value in values]
+        if not fits:
+            return False
+    return True
+
+
 def _described(
-    arch: ArchSpec, direction: Direction, given: dict[str, Any], dims: Sequence[int], types: Sequence[str]
+    arch: ArchSpec, direction: Direction, axes: Mapping[str, list[Any]], dims: Sequence[int], types: Sequence[str]
 ) -> list[ConvConfig]:
-    axes = dict(_axes(direction, dict(given)))
     found: dict[ConvConfig, None] = {}
     combinations = list(itertools.product(dims, types, *axes.values()))
     for count, dtype, *values in combinations:
