@@ -32,8 +32,14 @@ _GATHER_SECONDS_PER_GROUP = 1.0 / 1.0e10
 """Copying one 32-bit group of an image whose pixels do not lie at one distance, before it is packed."""
 _ACROSS = 2.0
 """Packing across the pixels, as the gradient of the weights does, takes so much longer than along channels."""
-_DIRECT_CYCLES = 1.2
-"""Of one multiplication of vectors in a loop without register tiles: loads go with it."""
+_LINES_APART = 4.0
+"""How much longer that takes of channels-first images, whose channels are gathered one by one."""
+_ROW_SECONDS = 3.0e-9
+"""Finding one row's pixel for one tap: what decides where groups have few channels."""
+_DIRECT_FIRST = 1.5
+"""How much longer loops without register tiles take where channels come first: lines are short."""
+_DIRECT_CYCLES = {Direction.FORWARD: 2.0, Direction.BACKWARD_DATA: 2.6, Direction.BACKWARD_WEIGHT: 3.6}
+"""Of one multiplication of vectors in a loop without register tiles: loads, and sums that are kept, go with it."""
 
 
 def predict_conv(problem: ConvProblem, config: ConvConfig, device: DeviceInfo) -> Prediction:
@@ -79,7 +85,14 @@ def _implicit(problem: ConvProblem, phase: Phase, config: ConvConfig, device: De
     _, parts = blocked(phase.m, phase.n, k, alone, device, sizes[::-1] if config.image_is_b else sizes)
     if config.kind is Kind.IMPLICIT:
         gathered = (phase.n if config.image_is_b else phase.m) * -(-k // config.warp_tile[2])
-        parts["gather"] = gathered * _GATHER_SECONDS_PER_GROUP * _scattered(problem) / team
+        rows = (phase.n if config.image_is_b else phase.m) * phase.taps
+        if config.channels_first:
+            # Pixels of a line are found together, but their channels lie far apart.
+            across = 1.0 if problem.geometry.is_pointwise else _LINES_APART
+            seconds = gathered * _GATHER_SECONDS_PER_GROUP * across + rows * _ROW_SECONDS / 2
+        else:
+            seconds = gathered * _GATHER_SECONDS_PER_GROUP * _scattered(problem) + rows * _ROW_SECONDS
+        parts["gather"] = seconds / team
     return {name: value * rounds for name, value in parts.items()}
 
 
@@ -112,15 +125,23 @@ def _weights(phase: Phase, config: ConvConfig, device: DeviceInfo) -> dict[str, 
         "compute": tiles * mr * nr * groups * depth * 2 / speed / busy,
         "tiles": tiles * blocks * TILE_SECONDS / busy,
         "packing": packed * _ACROSS * PACK_SECONDS_PER_GROUP / busy,
+        "gather": phase.batch * phase.k * phase.taps * _ROW_SECONDS / busy,
     }
 
 
 def _loops(problem: ConvProblem, phase: Phase, config: ConvConfig, device: DeviceInfo) -> dict[str, float]:
     """Kernels without register tiles: a multiplication for each vector of channels (or pixels) and tap, or memory."""
     team = max(config.waves, 1)
-    vectors = phase.batch * phase.m * phase.n * phase.k / lanes(device.arch)
+    vectors = (
+        phase.batch
+        * phase.m
+        * phase.n
+        * phase.k
+        / lanes(device.arch)
+        * (_DIRECT_FIRST if config.channels_first else 1.0)
+    )
     moved = sum(item.desc.size * item.desc.dtype.bytes for item in problem.operands)
     return {
-        "compute": vectors * _DIRECT_CYCLES / clock(device) / team,
+        "compute": vectors * _DIRECT_CYCLES[problem.direction] / clock(device) / team,
         "memory": read(moved, device, team) / max(len(problem.phases(config.channels_first)), 1),
     }
