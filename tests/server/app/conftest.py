@@ -1,8 +1,9 @@
-"""The harness of ``tests/server/rpc``, for this folder too."""
+"""The harness of ``tests/server/rpc``, and the client of ``tests/server/local``, for this folder too."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "rpc"))
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent / "rpc"), str(HERE.parent / "local"), str(HERE)]
