@@ -112,6 +112,30 @@ class ConvGpuConfig(GpuConfig):
         return (self.channel_tile or 8 * vector) // vector
 
     @property
+    def merged(self) -> bool:
+        """Whether blocks of eight channels are multiplied by matrix instructions, whatever groups they are."""
+        return not self.is_matrix and self.groups_merged > 1
+
+    @property
+    def merged_bytes(self) -> int:
+        """Shared memory of a kernel of merged groups."""
+        channels = self.channel_tile or 8 * self.team
+        _, rows, run = self.pixels
+        spans, backward = [], self.direction == "backward_data"
+        for axis, size in ((1, rows), (2, run)):
+            absent = axis < 3 - self.ndim
+            taps, stride, dilation = (
+                1 if absent else values[axis] for values in (self.filter, self.stride, self.dilation)
+            )
+            if backward:
+                common = math.gcd(stride, dilation)
+                taps, stride, dilation = -(-taps // (stride // common)), 1, dilation // common
+            spans.append((size - 1) * stride + (taps - 1) * dilation + 1)
+        pixel = channels * 2 + 16
+        image = spans[0] * spans[1] * pixel
+        return 2 * (image + rows * run * pixel) if self.direction == "backward_weight" else image
+
+    @property
     def is_fixed(self) -> bool:
         """Without a product: whether the filter is compiled in."""
         axes = range(max(3 - self.ndim, 1), 3)
@@ -121,6 +145,8 @@ class ConvGpuConfig(GpuConfig):
     def pixels(self) -> Triple:
         """Without a product: tiles of a thread, rows and places along a row of a tile."""
         repeats, rows, run = self.pixel_tile
+        if self.merged:
+            return repeats or 1, rows or 8, run or 8
         return repeats or 1, rows or (2 if self.is_fixed else 1), run or 4
 
     def text(self, name: str) -> str:
@@ -402,7 +428,7 @@ class ConvCase:
         """Output tiles of every product; of depthwise kernels, workgroups."""
         if not self.config.is_matrix:
             repeats, rows, run = self.config.pixels
-            lanes = self.config.threads // self.config.threads_across * repeats
+            lanes = (1 if self.config.merged else self.config.threads // self.config.threads_across) * repeats
             return [
                 self._blocks(args)
                 * -(
@@ -422,6 +448,8 @@ class ConvCase:
     def _blocks(self, args: ConvArgs) -> int:
         """Without a product: workgroups along channels, or units."""
         config, g = self.config, self.geometry
+        if config.merged:
+            return -(-g.c // (config.channel_tile or 8 * config.team))
         if config.kind == "depthwise":
             units = -(-g.groups // (1 if config.channels_first else config.vectors[0]))
         elif config.direction == "backward_weight":
@@ -461,6 +489,8 @@ class ConvCase:
     def shared_bytes(self) -> int:
         """Of a workgroup."""
         config = self.config
+        if config.merged:
+            return config.merged_bytes
         if not config.is_matrix and config.direction == "backward_weight":
             return config.threads * config.vectors[0] * 4
         if not config.is_matrix:

@@ -38,6 +38,7 @@ FIXED = {"filter": (1, 3, 3), "stride": (1, 1, 1), "dilation": (1, 1, 1)}
 FIXED2 = {"filter": (1, 3, 3), "stride": (1, 2, 2), "dilation": (1, 1, 1)}
 DEPTH = ConvGpuConfig(kind="depthwise", wave=(2, 1))
 SMALL_GROUPS = ConvGpuConfig(kind="direct", wave=(2, 1), vectors=(4, 4, 4))
+MERGED = ConvGpuConfig(kind="direct", wave=(2, 1))
 FOURS = Shape(c=20, k=20, groups=5)
 EIGHTS = Shape(c=24, k=24, groups=3, size=(1, 7, 10))
 EIGHTS2 = Shape(c=24, k=24, groups=3, stride=(1, 2, 2), size=(1, 8, 13))
@@ -215,5 +216,86 @@ CASES: dict[str, tuple[ConvGpuConfig, Settings]] = {
     "groups_weight_3d": (
         SMALL_GROUPS.replace(direction="backward_weight", vectors=(2, 2, 2), ndim=3),
         shapes(ODD_CUBE, split_k=2),
+    ),
+    "merged_depthwise": (
+        MERGED.replace(kind="depthwise", groups_merged=16, **FIXED),
+        [*shapes(Shape(**DEEP)), {"shape": Shape(**DEEP), "gap": 8}],
+    ),
+    "merged_depthwise_data": (
+        MERGED.replace(kind="depthwise", groups_merged=16, direction="backward_data", **FIXED, accumulate=True),
+        shapes(Shape(**DEEP)),
+    ),
+    "merged_depthwise_weight": (
+        MERGED.replace(kind="depthwise", groups_merged=16, direction="backward_weight", **FIXED, channel_tile=32),
+        shapes(Shape(**DEEP), split_k=3),
+    ),
+    "merged_fours": (
+        MERGED.replace(
+            groups_merged=4,
+            filter=(1, 2, 5),
+            stride=(1, 2, 1),
+            dilation=(1, 1, 2),
+            bias="fp16",
+            unary="Relu",
+            d=("fp16",),
+            binary="Add",
+            pixel_tile=(2, 4, 16),
+        ),
+        shapes(
+            Shape(
+                n=3,
+                c=40,
+                k=40,
+                groups=10,
+                filter=(1, 2, 5),
+                stride=(1, 2, 1),
+                dilation=(1, 1, 2),
+                begin=(0, 1, 3),
+                end=(0, 0, 4),
+                size=(1, 11, 19),
+            ),
+            alpha=0.5,
+        ),
+    ),
+    "merged_eights": (
+        MERGED.replace(groups_merged=2, a="bf16", b="bf16", c="fp32", **FIXED2, channel_tile=32),
+        shapes(EIGHTS2),
+    ),
+    "merged_twos_data": (
+        MERGED.replace(groups_merged=8, direction="backward_data", **FIXED2, grouped=True, linear_rows=False),
+        shapes(Shape(c=24, k=24, groups=12, stride=(1, 2, 2), size=(1, 9, 14))),
+    ),
+    "merged_eights_data": (
+        MERGED.replace(
+            groups_merged=2,
+            direction="backward_data",
+            filter=(1, 3, 5),
+            stride=(1, 3, 2),
+            dilation=(1, 2, 2),
+            grouped=True,
+            linear_rows=False,
+            pixel_tile=(2, 2, 8),
+        ),
+        shapes(
+            Shape(
+                c=24,
+                k=24,
+                groups=3,
+                filter=(1, 3, 5),
+                stride=(1, 3, 2),
+                dilation=(1, 2, 2),
+                size=(1, 12, 14),
+                begin=(0, 2, 4),
+                end=(0, 2, 4),
+            )
+        ),
+    ),
+    "merged_eights_weight": (
+        MERGED.replace(groups_merged=2, direction="backward_weight", **FIXED2, c="fp32", accumulate=True),
+        [{"shape": EIGHTS2, "split_k": 4, "alpha": 0.5}],
+    ),
+    "merged_line": (
+        MERGED.replace(groups_merged=4, ndim=1, filter=(0, 0, 3), stride=(0, 0, 1), dilation=(0, 0, 1)),
+        shapes(Shape(c=16, k=16, groups=4, size=(1, 1, 21), filter=(1, 1, 3), begin=(0, 0, 1), end=(0, 0, 1), ndim=1)),
     ),
 }

@@ -6,6 +6,7 @@ python tests/native/conv_gpu_harness.py [--check] [--speed] [--filter WORD,WORD]
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -65,6 +66,9 @@ TILINGS = [
     ((128, 64, 32), (2, 2), 4),
     ((256, 64, 32), (4, 1), 4),
     ((64, 64, 64), (2, 2), 3),
+    ((64, 64, 64), (2, 2), 4),
+    ((64, 128, 64), (2, 2), 3),
+    ((256, 16, 32), (4, 1), 4),
     ((256, 128, 32), (4, 2), 3),
 ]
 
@@ -74,11 +78,12 @@ def matrix_configs(direction: str, shape: Shape) -> dict[str, ConvGpuConfig]:
     g, found = shape.geometry(), {}
     strided = direction == "backward_data" and max(shape.stride) > 1
     pointwise = g.is_pointwise and max(shape.stride) == 1
-    vector = min(8, math.gcd(g.cg, g.kg, 8))
+    narrow, gathered = math.gcd(g.cg, 8), math.gcd(g.kg, 8)
+    vectors = (narrow, narrow, 8) if direction == "forward" else (gathered, narrow, 8)
     for tile, wave, stages in TILINGS:
         config = ConvGpuConfig(
             tile=tile, wave=wave, stages=stages, direction=direction, ndim=shape.ndim,
-            vectors=(vector, vector, vector), kind="pointwise" if pointwise else "implicit",
+            vectors=vectors, kind="pointwise" if pointwise else "implicit",
         )  # fmt: skip
         name = f"{tile[0]}x{tile[1]}x{tile[2]}_w{wave[0]}x{wave[1]}_s{stages}"
         if direction == "backward_data":
@@ -89,6 +94,8 @@ def matrix_configs(direction: str, shape: Shape) -> dict[str, ConvGpuConfig]:
             found[f"{name}_2stage"] = config.replace(split_k=2, two_stage=True)
         else:
             found[name] = config
+            if tile[0] * tile[1] >= 64 * 128:
+                found[f"{name}_split"] = config.replace(split_k=2)
     return found
 
 
@@ -129,11 +136,35 @@ def group_configs(direction: str, shape: Shape) -> dict[str, ConvGpuConfig]:
     return found
 
 
+def merged_configs(direction: str, shape: Shape) -> dict[str, ConvGpuConfig]:
+    g = shape.geometry()
+    phases = direction == "backward_data" and max(shape.stride) > 1
+    more: dict[str, Any] = {"grouped": True, "linear_rows": False} if phases else {}
+    found = {}
+    wide = g.output[2] > 32
+    tiles = (
+        [(8, 8), (8, 56), (4, 56), (2, 56), (8, 16), (8, 24)]
+        if wide
+        else [(8, 8), (4, 32), (2, 32), (14, 16), (14, 32)]
+    )
+    for (rows, run), (channels, waves) in itertools.product(tiles, [(32, 4), (64, 4), (64, 8), (128, 8), (96, 4)]):
+        if g.c % channels:
+            continue
+        config = ConvGpuConfig(
+            kind="depthwise" if g.cg == 1 else "direct", direction=direction, groups_merged=16 // g.cg,
+            channel_tile=channels, pixel_tile=(1, rows, run), wave=(waves, 1), ndim=shape.ndim, filter=shape.filter,
+            stride=shape.stride, dilation=shape.dilation, **more,
+        )  # fmt: skip
+        if config.merged_bytes < 100_000:
+            found[f"merged_c{channels}_{rows}x{run}_w{waves}"] = config
+    return found
+
+
 def configs_for(direction: str, name: str, shape: Shape) -> dict[str, ConvGpuConfig]:
     if name == "depthwise_56":
-        return depthwise_configs(direction, shape)
+        return {**merged_configs(direction, shape), **dict(list(depthwise_configs(direction, shape).items())[:4])}
     if name in GROUPED:
-        return group_configs(direction, shape)
+        return {**merged_configs(direction, shape), **group_configs(direction, shape)}
     return matrix_configs(direction, shape)
 
 
@@ -185,9 +216,17 @@ def check_all(seed: int) -> int:
 
 def slices_for(config: ConvGpuConfig, shape: Shape) -> list[int]:
     """Numbers of slices worth a try."""
-    if config.direction != "backward_weight":
-        return [1]
     g = shape.geometry()
+    if config.direction != "backward_weight":
+        if config.split_k == 1:
+            return [1]
+        rows = g.n * (g.out_pixels if config.direction == "forward" else g.in_pixels)
+        columns = g.kg if config.direction == "forward" else g.cg
+        tiles = -(-rows // config.tile[0]) * -(-columns // config.tile[1]) * g.groups
+        return sorted({slices for waves in (1, 2, 3) if 1 < (slices := UNITS * waves // tiles) <= 16})
+    if config.merged:
+        blocks = -(-g.c // config.channel_tile)
+        return sorted({max(1, UNITS * waves // blocks) for waves in (1, 2, 4)})
     if not config.is_matrix:
         units = -(-g.groups // config.vectors[0])
         if config.kind == "direct":

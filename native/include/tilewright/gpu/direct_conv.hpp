@@ -3,6 +3,9 @@
 #pragma once
 #include "tilewright/gpu/depthwise_tile.hpp"
 #include "tilewright/gpu/scheduler.hpp"
+#if !defined(__HIP__)
+#include "tilewright/gpu/merged_conv.hpp"
+#endif
 
 namespace tw::gpu {
 
@@ -165,8 +168,19 @@ struct GroupConv : DepthwiseTile<Config> {
   }
 };
 
+template <class Config, bool kMerged = (Config::groups_merged > 1)>
+struct GroupConvFor {
+  using type = GroupConv<Config>;
+};
+#if !defined(__HIP__)
+template <class Config>
+struct GroupConvFor<Config, true> {
+  using type = MergedConv<Config>;
+};
+#endif
+
 }  // namespace tw::gpu
 
 #define TW_CONV_KERNEL(NAME, ...) \
-  TW_KERNEL(tw::gpu::GroupConv<__VA_ARGS__>::threads, 1, NAME, tw::ConvParams<__VA_ARGS__>, \
-            tw::gpu::GroupConv<__VA_ARGS__>::run_block(params);)
+  TW_KERNEL(tw::gpu::GroupConvFor<__VA_ARGS__>::type::threads, 1, NAME, tw::ConvParams<__VA_ARGS__>, \
+            tw::gpu::GroupConvFor<__VA_ARGS__>::type::run_block(params);)

@@ -10,6 +10,9 @@
 #pragma once
 #include "tilewright/gpu/conv_convert.hpp"
 #include "tilewright/gpu/depthwise_tile.hpp"
+#if !defined(__HIP__)
+#include "tilewright/gpu/merged_weight.hpp"
+#endif
 
 namespace tw::gpu {
 
@@ -243,8 +246,19 @@ struct DirectWeight : DepthwiseWeight<Config> {};
 template <class Config>
 struct DirectWeight<Config, false> : GroupWeight<Config> {};
 
+template <class Config, bool kMerged = (Config::groups_merged > 1)>
+struct DirectWeightFor {
+  using type = DirectWeight<Config>;
+};
+#if !defined(__HIP__)
+template <class Config>
+struct DirectWeightFor<Config, true> {
+  using type = MergedWeight<Config>;
+};
+#endif
+
 }  // namespace tw::gpu
 
 #define TW_CONV_KERNEL(NAME, ...) \
-  TW_KERNEL(tw::gpu::DirectWeight<__VA_ARGS__>::threads, 1, NAME, tw::ConvParams<__VA_ARGS__>, \
-            tw::gpu::DirectWeight<__VA_ARGS__>::run_block(params);)
+  TW_KERNEL(tw::gpu::DirectWeightFor<__VA_ARGS__>::type::threads, 1, NAME, tw::ConvParams<__VA_ARGS__>, \
+            tw::gpu::DirectWeightFor<__VA_ARGS__>::type::run_block(params);)
