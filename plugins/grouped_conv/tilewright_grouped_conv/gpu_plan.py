@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.config import ConvConfig
+from tilewright_grouped_conv.gpu_loops import loop_shared_bytes, loop_slices, loop_threads, loop_workgroups
 from tilewright_grouped_conv.phases import Phase
 from tilewright_grouped_conv.problem import ConvProblem
 from tilewright_grouped_conv.rows import operand_rows, problem_row
@@ -42,32 +44,42 @@ def gpu_stages(
     for part, moved in image_ranges(problem, config, acc):
         phases = [phase for phase in part.phases(config.channels_first) if phase.m and phase.n and phase.batch]
         some = [phases[first : first + MOST_TASKS] for first in range(0, len(phases), MOST_TASKS)]
-        launches.extend(_Launch(part, config, items, moved) for items in some)
+        launches.extend(_Launch(part, config, items, device.arch, moved) for items in some)
     for launch in launches:
         nbytes, counters = max(nbytes, launch.workspace), max(counters, launch.counters)
     # Launches follow one another, so they share what they leave behind.
     scratch = Pointer(WORKSPACE, layout.reserve(nbytes)) if nbytes else Pointer()
     for launch in launches:
-        stages += launch.stages(device, scratch)
+        stages += launch.stages(scratch)
     return stages, counters
 
 
 class _Launch:
     """One launch of the kernel (and, with two stages, of what adds its slices)."""
 
-    def __init__(self, problem: ConvProblem, config: ConvConfig, phases: list[Phase], acc: Pointer) -> None:
-        self.problem, self.config, self.phases, self.acc = problem, config, phases, acc
-        self.tiles = sum(tiles_of(phase, config) for phase in phases)
-        self.split = max((steps_of(phase, config) for phase in phases), default=1)
+    def __init__(
+        self, problem: ConvProblem, config: ConvConfig, phases: list[Phase], arch: ArchSpec, acc: Pointer
+    ) -> None:
+        self.problem, self.config, self.phases, self.arch, self.acc = problem, config, phases, arch, acc
+        self.tiles = sum(self._tiles(phase) for phase in phases)
+        self.split = max((_slices(phase, config) for phase in phases), default=1)
+        # Without a product the gradient of the weights always has its sums added by a second kernel.
+        self.converts = config.direction is Direction.BACKWARD_WEIGHT and (config.two_stage or not config.is_matrix)
         area = config.tile[0] * config.tile[1] * _PARTIAL_BYTES
         self.workspace = self.counters = 0
-        if config.two_stage:
+        if self.converts:
             self.workspace = sum(phase.batch * phase.m * phase.n for phase in phases) * self.split * _PARTIAL_BYTES
-        elif config.split_k > 1:
+        elif config.split_k > 1 and config.is_matrix:
             self.workspace, self.counters = self.tiles * self.split * area, self.tiles * _COUNTER_BYTES
 
-    def stages(self, device: DeviceInfo, scratch: Pointer) -> Iterator[Stage]:
-        config, arch = self.config, device.arch
+    def _tiles(self, phase: Phase) -> int:
+        """Workgroups of a phase, for one slice."""
+        if self.config.is_matrix:
+            return tiles_of(phase, self.config)
+        return loop_workgroups(phase, self.config, self.problem.geometry.n, self.arch)
+
+    def stages(self, scratch: Pointer) -> Iterator[Stage]:
+        config, arch = self.config, self.arch
         tasks = tuple(self._tasks())
         grouped = config.mapped_rows and config.direction is Direction.BACKWARD_DATA
         head: tuple[Arg, ...] = (
@@ -81,13 +93,14 @@ class _Launch:
             I64(0),
         )
         args = Struct(head if grouped else (*head, *tasks))
-        geometry = Geometry(
-            grid=(self.tiles * self.split, 1, 1),
-            block=(threads_of(config, arch), 1, 1),
-            shared_bytes=shared_bytes(config, arch),
-        )
+        if config.is_matrix:
+            threads, shared = threads_of(config, arch), shared_bytes(config, arch)
+        else:
+            threads = loop_threads(config, arch)
+            shared = max(loop_shared_bytes(phase, config, arch) for phase in self.phases)
+        geometry = Geometry(grid=(self.tiles * self.split, 1, 1), block=(threads, 1, 1), shared_bytes=shared)
         yield Stage("main", config, "main", args, geometry)
-        if config.two_stage:
+        if self.converts:
             elements = sum(phase.batch * phase.m * phase.n for phase in self.phases)
             grid = (max(-(-elements // CONVERT_THREADS), 1), 1, 1)
             yield Stage("convert", config, "convert", args, Geometry(grid=grid, block=(CONVERT_THREADS, 1, 1)))
@@ -98,7 +111,11 @@ class _Launch:
         for phase in self.phases:
             row = problem_row(self.problem, self.config, phase, Pointer(), self.acc)
             yield Struct((row, I64(first), *operand_rows(self.problem, self.config)))
-            first += tiles_of(phase, self.config)
+            first += self._tiles(phase)
+
+
+def _slices(phase: Phase, config: ConvConfig) -> int:
+    return steps_of(phase, config) if config.is_matrix else loop_slices(phase, config)
 
 
 def tiles_of(phase: Phase, config: ConvConfig) -> int:
