@@ -173,5 +173,10 @@ def _loops(problem: ConvProblem, config: ConvConfig, device: DeviceInfo, phases:
     access = (1.0 / pixels + (0.4 if any(config.filter) else 1.0)) * _ACCESS_CYCLES / config.vector_sizes[0]
     cycles = flops / lanes * (unrolled + access) * _LOOP_CYCLES / 2.0
     waves = sum(phase.batch * phase.m for phase in phases) / config.vector_sizes[0] / pixels / _LANES
-    busy = min(1.0, waves / (8.0 * units)) if problem.direction is not Direction.BACKWARD_WEIGHT else 1.0
+    # A thread with several channels has as many sums under way.
+    busy = (
+        min(1.0, waves * min(config.vector_sizes[0], 4) / (8.0 * units))
+        if problem.direction is not Direction.BACKWARD_WEIGHT
+        else 1.0
+    )
     return {"compute": cycles / (clock * units * max(busy, 0.05))}

@@ -1,0 +1,117 @@
+"""The model ranks kernels as they were found to rank, and its parts add up."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from conv_requests import backward_weight, first, forward, last
+
+import tilewright_arch
+from tilewright_grouped_conv.candidates import conv_candidates, needed_transforms
+from tilewright_grouped_conv.config import ConvConfig
+from tilewright_grouped_conv.cost import predict_conv
+from tilewright_grouped_conv.features import conv_features
+from tilewright_grouped_conv.parse import parse_conv
+from tilewright_grouped_conv.problem import ConvProblem
+from tilewright_grouped_conv.samples import conv_samples
+from tilewright_grouped_conv.words import Direction, Kind
+from tilewright_kit.check_plugin import device_of
+from tilewright_kit.device import DeviceInfo
+
+ARCHS = ("x86-64-v4", "gfx942", "gfx1201", "sm_90a")
+
+
+def best(problem: ConvProblem, device: DeviceInfo) -> ConvConfig:
+    return min(conv_candidates(problem, device), key=lambda config: predict_conv(problem, config, device).seconds)
+
+
+def seconds(problem: ConvProblem, device: DeviceInfo) -> float:
+    return predict_conv(problem, best(problem, device), device).seconds
+
+
+def resnet(n: int, c: int, k: int, size: int, taps: int, groups: int = 1, dtype: str = "fp16") -> ConvProblem:
+    tensors = {"x": last(dtype, n, c, size, size), "w": last(dtype, k, c // groups, taps, taps)}
+    return forward(tensors, padding=taps // 2, groups=groups)
+
+
+@pytest.mark.parametrize("name", ARCHS)
+def test_predictions_are_positive_and_finite(name: str) -> None:
+    device = device_of(tilewright_arch.load(name))
+    for direction in Direction:
+        for asked in conv_samples(direction):
+            problem = parse_conv(asked, direction)
+            for config in conv_candidates(problem, device):
+                found = predict_conv(problem, config, device)
+                assert math.isfinite(found.seconds) and found.seconds > 0
+                assert all(math.isfinite(part) and part >= 0 for part in found.parts.values())
+    empty = forward({"x": last("fp32", 0, 8, 5, 5), "w": last("fp32", 8, 8, 3, 3)})
+    for config in conv_candidates(empty, device):
+        assert predict_conv(empty, config, device).seconds > 0
+
+
+@pytest.mark.parametrize("name", ARCHS)
+def test_more_work_takes_longer(name: str) -> None:
+    device = device_of(tilewright_arch.load(name))
+    times = [seconds(resnet(n, 64, 64, 56, 3), device) for n in (8, 32, 128)]
+    assert times == sorted(times) and times[-1] > 8 * times[0] / 4
+    assert seconds(resnet(32, 256, 256, 28, 3), device) > seconds(resnet(32, 128, 256, 28, 3), device)
+
+
+def test_copies_are_counted(device: DeviceInfo) -> None:
+    problem = forward({"x": first("fp32", 8, 64, 28, 28), "w": first("fp32", 64, 64, 3, 3)}, padding=1)
+    plain = forward({"x": last("fp32", 8, 64, 28, 28), "w": last("fp32", 64, 64, 3, 3)}, padding=1)
+    config = conv_candidates(problem, device)[-1]
+    assert needed_transforms(problem, config, device)
+    assert predict_conv(problem, config, device).parts["copies"] > 0
+    assert predict_conv(plain, config, device).parts["copies"] == 0
+    assert predict_conv(problem, config, device).seconds > predict_conv(plain, config, device).seconds
+
+
+def test_on_a_cpu_large_channels_first_images_are_worth_copying(device: DeviceInfo) -> None:
+    """Measured: the copies of a 3x3 convolution of 64 channels cost less than gathering lines of pixels."""
+    problem = forward({"x": first("fp32", 8, 64, 56, 56), "w": first("fp32", 64, 64, 3, 3)}, padding=1)
+    assert not best(problem, device).channels_first
+    pointwise = forward({"x": first("fp32", 8, 64, 56, 56), "w": first("fp32", 256, 64, 1, 1)})
+    assert best(pointwise, device).channels_first, "a product of matrices reads them as they are"
+
+
+@pytest.mark.parametrize("name", ARCHS)
+def test_depthwise_problems_take_kernels_without_a_product(name: str) -> None:
+    device = device_of(tilewright_arch.load(name))
+    problem = backward_weight(
+        {"x": last("fp16", 16, 128, 56, 56), "dy": last("fp16", 16, 128, 56, 56)},
+        groups=128,
+        padding=1,
+        filter_size=(3, 3),
+    )
+    found = conv_candidates(problem, device)
+    assert {config.kind for config in found} >= {Kind.DEPTHWISE, Kind.IMPLICIT}
+    assert best(problem, device).kind is Kind.DEPTHWISE
+
+
+@pytest.mark.parametrize("name", ["gfx942", "sm_90a"])
+def test_large_products_of_gpus_take_large_tiles_and_small_ones_do_not(name: str) -> None:
+    device = device_of(tilewright_arch.load(name))
+    large, small = best(resnet(64, 256, 256, 28, 3), device), best(resnet(1, 64, 64, 14, 3), device)
+    assert large.tile[0] * large.tile[1] >= 128 * 128
+    assert small.tile[0] * small.tile[1] <= 64 * 128
+
+
+def test_features_keep_their_names_and_tell_kernels_apart() -> None:
+    names: tuple[str, ...] = ()
+    for name in ARCHS:
+        device = device_of(tilewright_arch.load(name))
+        for direction in Direction:
+            for asked in conv_samples(direction):
+                problem = parse_conv(asked, direction)
+                rows = [conv_features(problem, config, device) for config in conv_candidates(problem, device)]
+                for row in rows:
+                    names = names or tuple(row)
+                    assert tuple(row) == names
+                    assert all(math.isfinite(value) for value in row.values())
+    problem = resnet(8, 64, 64, 28, 3)
+    device = device_of(tilewright_arch.load("sm_90a"))
+    found = conv_candidates(problem, device)
+    distinct = {tuple(conv_features(problem, config, device).items()) for config in found}
+    assert len(distinct) >= len(found) // 2
