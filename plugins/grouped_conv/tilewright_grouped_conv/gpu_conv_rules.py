@@ -136,7 +136,7 @@ def warp_coverage(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
 
 def _vectors_of_threads(config: ConvConfig, arch: ArchSpec) -> Triple:
     """The widest vectors up to the configuration's of which every thread has a whole one of the tiles of A and B."""
-    threads, (m, n, k) = max(threads_of(config, arch), 1), config.tile
+    threads, (m, n, k) = max(config.waves * arch.wave_size, 1), config.tile
     sizes = config.vector_sizes
     for axis, size in enumerate((m * k, n * k)):
         if sizes[axis] > max(size // threads, 1):
@@ -150,17 +150,17 @@ def backward_data_vectors(config: ConvConfig, arch: ArchSpec) -> Iterator[Violat
         return
     fitting = _vectors_of_threads(config, arch)
     if fitting != config.vector_sizes:
-        reason = f"{threads_of(config, arch)} threads share the tiles: vectors are up to {_text(fitting)}"
+        reason = f"{config.waves} waves share the tiles: vectors are up to {_text(fitting)}"
         yield Violation("backward_data_vectors", "vector_sizes", config.vector_sizes, reason, {"vector_sizes": fitting})
 
 
 def compv6_vectors(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
     """``compv6`` gives every thread a whole vector of both tiles: with fewer it would divide by zero."""
-    if config.pipeline != "compv6" or not _sizes_known(config, arch):
+    if config.pipeline != "compv6" or arch.kind == "cpu" or not config.is_matrix or not is_positive(config):
         return
     fitting = _vectors_of_threads(config, arch)
     if fitting != config.vector_sizes:
-        reason = f"{threads_of(config, arch)} threads share the tiles: vectors are up to {_text(fitting)}"
+        reason = f"{config.waves} waves share the tiles: vectors are up to {_text(fitting)}"
         yield Violation("compv6_vectors", "vector_sizes", config.vector_sizes, reason, {"vector_sizes": fitting})
 
 

@@ -94,7 +94,8 @@ def ndim_of(layout: str) -> int:
 
 
 def layout_of(ndim: int, channels_first: bool = False) -> str:
-    return (CHANNELS_FIRST if channels_first else CHANNELS_LAST)[ndim - 1]
+    """The layout for so many axes; of numbers that there are no layouts for, the nearest."""
+    return (CHANNELS_FIRST if channels_first else CHANNELS_LAST)[min(max(ndim, 1), len(CHANNELS_LAST)) - 1]
 
 
 def same_order(layout: str, ndim: int) -> str:

@@ -171,9 +171,11 @@ def _narrower(config: Tiled, arch: ArchSpec) -> dict[str, object]:
     """Another warp tile, the nearest whose accumulators fit one to each wave; without promotion if none does."""
     axis, rows = columns_of(config), 1 - columns_of(config)
     for promote in dict.fromkeys((config.promote, 0)):
+        # Not every operation promotes, and those that do not have no such field.
+        own = config if promote == config.promote else config.replace(promote=promote)
         fits = []
         for warp in usable_warp_tiles(config, arch):
-            other = config.replace(warp_tile=warp, tile=_whole(config, warp), promote=promote)
+            other = own.replace(warp_tile=warp, tile=_whole(config, warp))
             same = warp[rows] == config.warp_tile[rows] and warp[2] == config.warp_tile[2]
             if same and fits_registers(other, arch):
                 fits.append(warp)
