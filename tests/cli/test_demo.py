@@ -21,9 +21,36 @@ def test_demo_checks_every_dtype_and_layout_and_says_ok(process, target):
         for dtype in ("fp32", "fp16", "bf16", "fp8", "bf8", "int8", "mixed")
         for layout in ("rcr", "rrr", "crr", "ccr")
     }
+    wanted |= {
+        f"{layer} fp32 {way}"
+        for layer in ("ResNet 3x3", "MobileNet depthwise", "3D 3x3x3")
+        for way in ("fwd", "bwd_data", "bwd_weight")
+    }
     assert wanted <= {row["what"] for row in rows}
     assert all(row["check"]["ok"] and row["kernel"] for row in rows)
     assert ran.json["ok"] is True
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd_data", "bwd_weight"])
+@pytest.mark.parametrize(
+    ("c", "k", "size", "groups"),
+    [(6, 10, "9x7", 2), (8, 8, "7x8", 8), (3, 5, "4x5x3", 1)],
+    ids=["groups", "depth", "3d"],
+)
+def test_the_convolution_that_is_timed_in_numpy_is_the_same(c, k, size, groups, direction):
+    import numpy as np
+
+    from tilewright_server.cli import conv_cases, demo_conv
+
+    case = conv_cases.case_of(n=2, c=c, k=k, size=size, filter="3", padding="1", groups=groups, direction=direction)
+    operation, problem, request = conv_cases.load(case)
+    rng = np.random.default_rng(3)
+    inputs = {name: rng.standard_normal(desc.shape).astype(np.float32) for name, desc in request.inputs.items()}
+    want = conv_cases.truth(operation, problem, inputs)
+    found = demo_conv.numpy_conv(case, inputs)()
+    if direction == "bwd_weight":  # [G, taps, K / G, C / G]
+        found = found.swapaxes(1, 2).reshape(k, *case.filters, c // groups)
+    np.testing.assert_allclose(np.moveaxis(found, -1, 1), want, rtol=1e-4, atol=1e-4)
 
 
 def test_demo_prints_a_table_and_a_closing_line(process, target):

@@ -1,15 +1,17 @@
-"""`tilewright demo`: a server, a client in another process, every GEMM dtype and layout, a transformer's layers."""
+"""`tilewright demo`: a server, a client in another process, every GEMM dtype and layout, layers of networks."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from tilewright_server.cli import cases
+from tilewright_server.cli.demo_conv import conv_row, layer_cases
+from tilewright_server.cli.demo_rows import Row, best_of
 from tilewright_server.cli.exits import Exit
 from tilewright_server.cli.output import examples, note, out, print_json, progress
 
@@ -28,28 +30,6 @@ EPILOG = examples(
     "tilewright demo --target unix:/tmp/tw.sock --json",
 )
 
-TURNS, TURN_S, SETTLE_S = 4, 0.02, 0.01
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table. Times are seconds of one call, through the service and back."""
-
-    what: str
-    kernel: str
-    seconds: float
-    numpy_seconds: float
-    flops: int
-    check: cases.Check
-
-    @property
-    def gflops(self) -> float:
-        return self.flops / self.seconds / 1e9
-
-    @property
-    def ratio(self) -> float:
-        return self.numpy_seconds / self.seconds
-
 
 def demo(
     size: int = typer.Option(1024, min=16, max=8192, help="M, N and K of the square products."),
@@ -58,10 +38,11 @@ def demo(
     target: str = typer.Option("", help="Use this server and start none."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Show it all in a minute: a server, every GEMM dtype and layout from another process, checked and timed.
+    """Show it all in a minute: a server, every GEMM dtype and layout and convolution in every direction from another
+    process, checked and timed.
 
     Operands and results lie in shared memory; each result is compared with float64 NumPy, each time with NumPy's own
-    float32 product. Exit code 1 if a result is off.
+    float32 products. Exit code 1 if a result is off.
     """
     from tilewright_server.cli.private import PrivateServer, connected
     from tilewright_server.cli.settings import rerun_with_numpy_at_its_best
@@ -107,6 +88,12 @@ def _tour(client: tilewright.Client, size: int, dtypes: Sequence[str], device: s
         if not dtypes:
             bar.update(task, description="transformer")
             rows += _transformer(client, device)
+            layers = layer_cases()
+            bar.update(task, total=len(todo) + len(layers))
+            for what, layer in layers:
+                bar.update(task, description=what)
+                rows.append(conv_row(client, what, layer, device))
+                bar.advance(task)
     return rows
 
 
@@ -123,7 +110,7 @@ def _square(client: tilewright.Client, case: cases.Case, device: str | None) -> 
     found = cases.check(c, cases.reference(a, b), case.k)
     # NumPy has a fast product for float32 alone; it gets the same numbers, converted beforehand.
     x, y = a.astype(np.float32), b.astype(np.float32)
-    seconds, numpy_seconds = _best(plan.bind(a, b, out=c), lambda: np.matmul(x, y))
+    seconds, numpy_seconds = best_of(plan.bind(a, b, out=c), lambda: np.matmul(x, y))
     name = report.kernels[0] if report.kernels else ""
     return Row(f"{case.dtype} {case.layout}", name, seconds, numpy_seconds, case.flops, found)
 
@@ -154,7 +141,7 @@ def _transformer(client: tilewright.Client, device: str | None) -> list[Row]:
         truth = cases.reference(x, layer.weight) + layer.bias
         found = cases.check(y, cases.activate(truth, "Gelu") if layer.gelu else truth, x.shape[1])
         plain = _numpy_linear(np.array(x), layer.weight, layer.bias)
-        seconds, numpy_seconds = _best(plan.bind(x, weight, bias, out=y), plain)
+        seconds, numpy_seconds = best_of(plan.bind(x, weight, bias, out=y), plain)
         flops = 2 * x.shape[0] * x.shape[1] * y.shape[1]
         rows.append(Row(f"MiniLM {layer.name}", plan.report.kernels[0], seconds, numpy_seconds, flops, found))
     return rows
@@ -174,21 +161,6 @@ def _numpy_linear(x: Array, weight: Array, bias: Array) -> Callable[[], object]:
     return lambda: x @ weight + bias
 
 
-def _best(ours: Callable[[], object], numpys: Callable[[], object]) -> tuple[float, float]:
-    """Seconds of the fastest of several calls of each. They take turns, so that both meet the same load."""
-    best = [float("inf"), float("inf")]
-    for _ in range(TURNS):
-        for index, call in enumerate((ours, numpys)):
-            time.sleep(SETTLE_S)  # threads of the one before, which spin for a while, go to sleep
-            end = time.perf_counter() + TURN_S
-            begun = 0.0
-            while begun < end:
-                begun = time.perf_counter()
-                call()
-                best[index] = min(best[index], time.perf_counter() - begun)
-    return best[0], best[1]
-
-
 def _record(row: Row) -> dict[str, Any]:
     record = asdict(row) | {"gflops": row.gflops, "ratio_to_numpy": row.ratio}
     record["check"]["ok"] = row.check.ok
@@ -200,7 +172,9 @@ def _show(rows: Sequence[Row], size: str) -> None:
     from rich.text import Text
 
     grid = Table(
-        title=f"GEMM {size}, and a transformer's layers on 128 tokens", title_justify="left", header_style="bold"
+        title=f"GEMM {size}, a transformer's layers on 128 tokens, convolutions",
+        title_justify="left",
+        header_style="bold",
     )
     grid.add_column("problem", no_wrap=True)
     grid.add_column("kernel", overflow="ellipsis", no_wrap=True, ratio=1)
