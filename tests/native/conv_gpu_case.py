@@ -133,7 +133,9 @@ class ConvGpuConfig(GpuConfig):
             spans.append((size - 1) * stride + (taps - 1) * dilation + 1)
         pixel = channels * 2 + 16
         image = spans[0] * spans[1] * pixel
-        return 2 * (image + rows * run * pixel) if self.direction == "backward_weight" else image
+        if self.direction == "backward_weight":
+            return 2 * (image + rows * run * pixel)
+        return image * (2 if self.pixels[0] > 1 else 1)
 
     @property
     def is_fixed(self) -> bool:
@@ -262,6 +264,8 @@ class ConvCase:
     split_k: int = 1
     at_end: bool = True
     gap: int = 0
+    result_gap: int | None = None
+    """The gap of what has the result's layout; None: as ``gap``."""
     keep: list[Any] = field(default_factory=list)
     whole: dict[int, Array] = field(default_factory=dict)
     """By address: tensors with the gaps between their pixels."""
@@ -277,13 +281,14 @@ class ConvCase:
             "y": image if backward_data else other if backward_weight else config.c,
             "w": config.c if backward_weight else other,
         }
-        self.x = self._tensor(types["x"], pixels_in, self.gap)
-        self.y = self._tensor(types["y"], pixels_out, self.gap)
+        own = self.gap if self.result_gap is None else self.result_gap
+        self.x = self._tensor(types["x"], pixels_in, own if backward_data else self.gap)
+        self.y = self._tensor(types["y"], pixels_out, self.gap if backward_data or backward_weight else own)
         self.w = self._tensor(types["w"], weights, 0)
         self.result = self.x if backward_data else self.w if backward_weight else self.y
-        self.before = self._tensor(config.c, self.result.shape, 0 if backward_weight else self.gap)
+        self.before = self._tensor(config.c, self.result.shape, 0 if backward_weight else own)
         self.bias = self._tensor(config.bias, (self.result.shape[-1],), 0) if config.bias else None
-        self.d = [self._tensor(dtype, self.result.shape, self.gap) for dtype in config.d]
+        self.d = [self._tensor(dtype, self.result.shape, own) for dtype in config.d]
         self._poison()
         self.phases = phases_of(g, DIRECTIONS[config.direction], False)
         self.table = (ConvArgs * len(self.phases))()
@@ -418,7 +423,7 @@ class ConvCase:
         assert np.all(error <= allowed), (
             self.config, self.shape, "at", worst, "got", wide[worst], "want", want[worst], int((error > allowed).sum()),
         )  # fmt: skip
-        if self.gap:
+        if self.whole[self.result.ctypes.data].shape != self.result.shape:
             between = self.whole[self.result.ctypes.data][..., self.result.shape[-1] :].astype(np.float64)
             assert np.all(np.isnan(between) | (between == -123456789)), "wrote between pixels"
 

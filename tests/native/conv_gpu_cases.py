@@ -298,4 +298,12 @@ CASES: dict[str, tuple[ConvGpuConfig, Settings]] = {
         MERGED.replace(groups_merged=4, ndim=1, filter=(0, 0, 3), stride=(0, 0, 1), dilation=(0, 0, 1)),
         shapes(Shape(c=16, k=16, groups=4, size=(1, 1, 21), filter=(1, 1, 3), begin=(0, 0, 1), end=(0, 0, 1), ndim=1)),
     ),
+    "merged_pairs": (
+        MERGED.replace(groups_merged=2, **FIXED2, channel_tile=32, pixel_tile=(3, 4, 8), bias="fp32"),
+        [*shapes(EIGHTS2), {"shape": EIGHTS2, "gap": 8}, {"shape": EIGHTS2, "result_gap": 3}],
+    ),
+    "merged_pairs_data": (
+        MERGED.replace(groups_merged=4, **FIXED, direction="backward_data", channel_tile=32, accumulate=True),
+        shapes(Shape(c=40, k=40, groups=10)),
+    ),
 }

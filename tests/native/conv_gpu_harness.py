@@ -47,6 +47,7 @@ SHAPES: dict[str, Shape] = {
     "first_7x7": Shape(32, 3, 64, **square(224, 7, 2, 3)),
     "first_padded": Shape(32, 8, 64, **square(224, 7, 2, 3)),
     "128x128_28": Shape(128, 128, 128, **square(28, 3, 1, 1)),
+    "matrix_128x128_28": Shape(128, 1152, 128, **square(28, 1, 1, 0)),
     "groups32_56": Shape(32, 128, 128, 32, **square(56, 3, 1, 1)),
     "groups32_28_s2": Shape(32, 256, 256, 32, **square(28, 3, 2, 1)),
     "depthwise_56": Shape(32, 96, 96, 96, **square(56, 3, 1, 1)),
@@ -55,8 +56,8 @@ SHAPES: dict[str, Shape] = {
 }
 GROUPED = ("groups32_56", "groups32_28_s2", "depthwise_56")
 DIRECTIONS = ("forward", "backward_data", "backward_weight")
-EXTRA = ("first_padded",)
-"""Not in the means: what first_7x7 is behind a stage that pads its channels."""
+EXTRA = ("first_padded", "matrix_128x128_28")
+"""Not in the means: first_7x7 behind a stage that pads its channels, and the product of 128x128_28 ungathered."""
 
 TILINGS = [
     ((128, 128, 32), (2, 2), 4),
@@ -142,21 +143,20 @@ def merged_configs(direction: str, shape: Shape) -> dict[str, ConvGpuConfig]:
     more: dict[str, Any] = {"grouped": True, "linear_rows": False} if phases else {}
     found = {}
     wide = g.output[2] > 32
-    tiles = (
-        [(8, 8), (8, 56), (4, 56), (2, 56), (8, 16), (8, 24)]
-        if wide
-        else [(8, 8), (4, 32), (2, 32), (14, 16), (14, 32)]
-    )
-    for (rows, run), (channels, waves) in itertools.product(tiles, [(32, 4), (64, 4), (64, 8), (128, 8), (96, 4)]):
+    tiles = [(8, 8), (8, 56), (4, 56), (2, 56), (8, 16)] if wide else [(8, 8), (4, 32), (14, 16), (14, 8), (2, 16)]
+    works = [(32, 2), (32, 4), (64, 4), (64, 8), (128, 8), (96, 6), (96, 3)]
+    for (rows, run), (channels, waves), repeats in itertools.product(tiles, works, (1, 4)):
+        if repeats > 1 and direction == "backward_weight":
+            continue
         if g.c % channels:
             continue
         config = ConvGpuConfig(
             kind="depthwise" if g.cg == 1 else "direct", direction=direction, groups_merged=16 // g.cg,
-            channel_tile=channels, pixel_tile=(1, rows, run), wave=(waves, 1), ndim=shape.ndim, filter=shape.filter,
-            stride=shape.stride, dilation=shape.dilation, **more,
+            channel_tile=channels, pixel_tile=(repeats, rows, run), wave=(waves, 1), ndim=shape.ndim,
+            filter=shape.filter, stride=shape.stride, dilation=shape.dilation, **more,
         )  # fmt: skip
         if config.merged_bytes < 100_000:
-            found[f"merged_c{channels}_{rows}x{run}_w{waves}"] = config
+            found[f"merged_c{channels}_{rows}x{run}_w{waves}_r{repeats}"] = config
     return found
 
 

@@ -7,6 +7,7 @@
 // for all taps. Each wave owns channel blocks of the tile. An instruction's 16 pixels are two rows of eight.
 //
 // Config: groups_merged > 1 (16 / channels of a group), kind depthwise or direct, fp16 or bf16, one or two axes;
+// a multiple of 8 channels;
 // channel_tile (a multiple of 8 * waves), pixel_tile (repeats, rows, run: rows even, run a multiple of 8; 0: 1, 8, 8),
 // filter, stride, dilation (all fixed). Every stride of the image is a multiple of 8 elements and groups lie side by
 // side. The table of a launch counts a task's workgroups as its tiles:
@@ -51,7 +52,9 @@ struct MergedTile {
   static constexpr int repeats = max_of(Config::pixel_tile[0], 1);
   static constexpr int waves = Config::wave_m * Config::wave_n, threads = waves * kWave;
   static constexpr int channel_tile = Config::channel_tile > 0 ? Config::channel_tile : 8 * waves;
-  static constexpr int blocks = channel_tile / 8, own_blocks = blocks / waves;
+  static constexpr int blocks = channel_tile / 8, own_blocks = blocks / waves;  // of the tile, and of a wave: neighbours
+  static constexpr int each = 16 / Config::groups_merged;                        // channels of a group
+  static_assert(each == 1 || each == 2 || each == 4 || each == 8, "a block holds whole groups");
   static constexpr int taps_h = down().taps, taps_w = across().taps, taps = taps_h * taps_w, pairs = (taps + 1) / 2;
   static_assert(rows % 2 == 0 && run % 8 == 0, "an instruction computes two rows of eight pixels");
   static_assert(channel_tile % (8 * waves) == 0 && taps > 0, "waves share the channels; the filter is compiled in");
@@ -108,16 +111,12 @@ struct MergedTile {
     const int t = min_of(tap, taps - 1);
     return (t / taps_w * down().tap_step * span_w + t % taps_w * across().tap_step) * pixel_bytes;
   }
-  // The weights' own tap that stands there, and whether it exists.
-  TW_DEVICE static int tap_of(const tw_conv_problem& p, int at, bool& exists) {
-    int th = at / taps_w, tw = at % taps_w;
-    if (is_backward) th = taps_h - 1 - th, tw = taps_w - 1 - tw;
+  // Where the weights of the tap that stands there lie, and whether it exists.
+  TW_DEVICE static int weight_offset(const tw_conv_problem& p, int at, bool& exists) {
+    const int th = is_backward ? taps_h - 1 - at / taps_w : at / taps_w;
+    const int tw = is_backward ? taps_w - 1 - at % taps_w : at % taps_w;
     exists = at < taps && th < (int)p.axes[1].taps && tw < (int)p.axes[2].taps;
-    return th * (int)p.axes[2].taps + tw;
-  }
-  TW_DEVICE static int64_t weight_offset(const tw_conv_problem& p, int tap) {
-    const Spot s = spot_of_tap<Config::ndim>(p.axes, tap);
-    return s.h * p.axes[1].tap_stride + s.w * p.axes[2].tap_stride;
+    return th * (int)p.axes[1].tap_stride + tw * (int)p.axes[2].tap_stride;
   }
 };
 

@@ -34,7 +34,7 @@ struct MergedWeight : MergedTile<Config> {
     const uint32_t dy = stage + Tile::image_bytes + (lane / 8 % 2 * Tile::run + lane % 8) * Tile::pixel_bytes;
     TW_UNROLL
     for (int own = 0; own < own_blocks; own++) {
-      const uint32_t block = (uint32_t)(own * Tile::waves + wave) * 16;
+      const uint32_t block = (uint32_t)(wave * own_blocks + own) * 16;
       TW_NO_UNROLL
       for (int step = 0; step < kSteps; step++) {
         const int row = step / kAcross * 2, column = step % kAcross * 8;
@@ -53,10 +53,10 @@ struct MergedWeight : MergedTile<Config> {
 
   TW_DEVICE static void store(const Sums& sum, const tw_conv_problem& p, char* partial, int first_block, int wave,
                               int lane) {
-    const int each = (int)p.channels;
+    constexpr int each = Tile::each;
     TW_UNROLL
     for (int own = 0; own < own_blocks; own++) {
-      const int block = first_block + own * Tile::waves + wave, input = block * 8 + lane / 4, group = input / each;
+      const int block = first_block + wave * own_blocks + own, input = block * 8 + lane / 4, group = input / each;
       if (input >= Tile::channels(p)) continue;
       TW_UNROLL
       for (int t = 0; t < pairs; t++)
