@@ -26,7 +26,7 @@ __all__ = ["gpu_algorithms", "splits"]
 
 _LEAST_STEPS = 4
 """Steps along k below which a slice is not worth its partial tile."""
-_MOST_SLICES = 64
+_MOST_SLICES, _FEW_SLICES = 64, 16
 _FULL = 0.85
 """Part of the device from which on tiles need not be split."""
 _UNROLLED_TAPS = 49
@@ -100,30 +100,26 @@ def _vector_choices(problem: ConvProblem) -> tuple[Triple, ...]:
 
 
 def _in_slices(problem: ConvProblem, config: ConvConfig, split: int) -> Iterator[ConvConfig]:
-    if split == 1:
-        yield config
-    elif problem.direction is Direction.BACKWARD_WEIGHT:
-        yield config.replace(split_k=split)
+    yield config.replace(split_k=split)
+    if split > 1 and problem.direction is Direction.BACKWARD_WEIGHT:
         yield config.replace(split_k=split, two_stage=True)
 
 
 def splits(problem: ConvProblem, phase: Phase, device: DeviceInfo, tile: Triple) -> tuple[int, ...]:
-    """Slices of the pixels to consider for the gradient of the weights: what the caller asked for; else none, and as
-    many as fill the device once and twice.
+    """Slices of the reduction to consider: what the caller asked for; else none, and as many as fill the device once
+    and twice. The phases of a strided gradient differ too much for one number.
     """
-    if problem.direction is not Direction.BACKWARD_WEIGHT:
-        return (1,)
+    weight = problem.direction is Direction.BACKWARD_WEIGHT
     if problem.split_k:
         return (problem.split_k,)
     units = max(device.units or device.arch.throughput.units, 1)
     tiles = ceil_div(phase.m, tile[0]) * ceil_div(phase.n, tile[1]) * phase.batch
     steps = ceil_div(phase.k, tile[2])
-    if not tiles or tiles >= 2 * units * _FULL:
+    if not tiles or tiles >= 2 * units * _FULL or (not weight and len(problem.phases(False)) > 1):
         return (1,)
-    most = min(steps // _LEAST_STEPS, _MOST_SLICES)
-    return tuple(
-        sorted({1, *(min(units * turns // tiles, most) for turns in (1, 2) if units * turns // tiles > 1)} - {0})
-    )
+    most = min(steps // _LEAST_STEPS, _MOST_SLICES if weight else _FEW_SLICES)
+    found = {min(turns * units // tiles, most) for turns in (1, 2)}
+    return tuple(sorted({1, *(split for split in found if split > 1)}))
 
 
 # ---- without a product ----

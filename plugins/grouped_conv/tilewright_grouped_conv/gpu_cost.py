@@ -34,8 +34,14 @@ _MEMORY_SHARE, _L2_SHARE = 0.85, 0.7
 _PORTABLE_SHARE = 0.6
 """What instructions of one wave reach of the peak of archs whose peak needs several waves together."""
 _SIMT_SHARE = 0.7
-_STEP_CYCLES = 48.0
-"""Waiting for, and giving back, one stage."""
+_STEP_CYCLES = 220.0
+"""Waiting for, and giving back, one stage: shared by the workgroups of a unit, of which others work meanwhile."""
+_ALONE, _FEW_WAVES = 1.4, 4
+"""How much longer a unit takes that has no more waves than these, which nobody stands in for while they wait."""
+_MANY_WAVES = 1.2
+"""How much longer workgroups of more waves take, which wait for each other."""
+_NOT_ASYNC = 2.5
+"""How much longer accesses take that are too short to be copied past the registers (CUDA: below four bytes)."""
 _WAIT_CYCLES = {"mem": 250.0, "compv3": 110.0}
 """The same with one buffer of shared memory, which everybody waits for twice."""
 _GATHER_CYCLES, _ACCESS_CYCLES = 5.0, 2.5
@@ -138,11 +144,19 @@ def _step_cycles(problem: ConvProblem, config: ConvConfig, arch: ArchSpec, toget
     )
     weight = problem.direction is Direction.BACKWARD_WEIGHT
     gathers = config.kind is Kind.IMPLICIT
-    accesses = [m * k / config.vector_sizes[0] / _LANES, n * k / config.vector_sizes[1] / _LANES]
+    accesses = [
+        size * k / vector / _LANES * (_NOT_ASYNC if vector * size_of(name) < 4 else 1.0)
+        for size, vector, name in zip((m, n), config.vector_sizes, (config.a, config.b), strict=False)
+    ]
     image = accesses[1] if weight else accesses[0]
     issue = sum(accesses) * _ACCESS_CYCLES + (image * _GATHER_CYCLES if gathers else 0.0)
     wait = _WAIT_CYCLES.get(config.pipeline, _STEP_CYCLES) if arch.kind == "hip" else _STEP_CYCLES
-    return max(multiply, lds) * 1.1 + 0.5 * issue + wait / max(together, 1)
+    busy = max(multiply, lds) * 1.1
+    if config.waves > _FEW_WAVES:
+        busy *= _MANY_WAVES
+    if config.waves * together <= _FEW_WAVES:
+        busy *= _ALONE
+    return busy + 0.5 * issue + wait / max(together, 1)
 
 
 def _resident(config: ConvConfig, arch: ArchSpec) -> int:
