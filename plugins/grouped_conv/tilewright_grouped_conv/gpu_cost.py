@@ -35,15 +35,15 @@ _PORTABLE_SHARE = 0.6
 """What instructions of one wave reach of the peak of archs whose peak needs several waves together."""
 _SIMT_SHARE = 0.7
 _STEP_CYCLES = 220.0
-"""Waiting for, and giving back, one stage: shared by the workgroups of a unit, of which others work meanwhile."""
+"""CUDA: waiting for, and giving back, one stage: shared by the workgroups of a unit, of which others work meanwhile."""
 _ALONE, _FEW_WAVES = 1.4, 4
-"""How much longer a unit takes that has no more waves than these, which nobody stands in for while they wait."""
+"""CUDA: how much longer a unit takes that has no more waves than these, which nobody stands in for while they wait."""
 _MANY_WAVES = 1.2
-"""How much longer workgroups of more waves take, which wait for each other."""
+"""CUDA: how much longer workgroups of more waves take, which wait for each other."""
 _NOT_ASYNC = 2.5
 """How much longer accesses take that are too short to be copied past the registers (CUDA: below four bytes)."""
-_WAIT_CYCLES = {"mem": 250.0, "compv3": 110.0}
-"""The same with one buffer of shared memory, which everybody waits for twice."""
+_WAIT_CYCLES, _USUAL_WAIT_CYCLES = {"mem": 250.0, "compv3": 110.0}, 48.0
+"""AMD: the same by pipeline; those with one buffer of LDS wait for everybody twice."""
 _GATHER_CYCLES, _ACCESS_CYCLES = 5.0, 2.5
 """Of a unit, to find one pixel (one line of a matrix) for every lane of a wave, and to read a vector there."""
 _LANES = 32
@@ -150,13 +150,14 @@ def _step_cycles(problem: ConvProblem, config: ConvConfig, arch: ArchSpec, toget
     ]
     image = accesses[1] if weight else accesses[0]
     issue = sum(accesses) * _ACCESS_CYCLES + (image * _GATHER_CYCLES if gathers else 0.0)
-    wait = _WAIT_CYCLES.get(config.pipeline, _STEP_CYCLES) if arch.kind == "hip" else _STEP_CYCLES
     busy = max(multiply, lds) * 1.1
+    if arch.kind == "hip":
+        return busy + 0.5 * issue + _WAIT_CYCLES.get(config.pipeline, _USUAL_WAIT_CYCLES) / max(together, 1)
     if config.waves > _FEW_WAVES:
         busy *= _MANY_WAVES
     if config.waves * together <= _FEW_WAVES:
         busy *= _ALONE
-    return busy + 0.5 * issue + wait / max(together, 1)
+    return busy + 0.5 * issue + _STEP_CYCLES / max(together, 1)
 
 
 def _resident(config: ConvConfig, arch: ArchSpec) -> int:
