@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 
 from tilewright_grouped_conv.config import ConvConfig
+from tilewright_grouped_conv.direct_workspace import direct_workspace
 from tilewright_grouped_conv.phases import Phase
 from tilewright_grouped_conv.problem import ConvProblem
 from tilewright_grouped_conv.words import Direction, Kind, Scale
@@ -26,7 +27,10 @@ _CHUNK_BYTES = 2 << 20
 _MARGIN = 128
 _WIDEST_LANES = 16
 _RUN = 128
-"""Pixels of a line that loops without a product hold at a time (``kRun``)."""
+_LINE_BYTES = 384 << 10
+_MOST_BLOCKS = 64
+"""Of loops without a product: pixels of a line, bytes of all lines, and vectors of channels that are held at a time
+(``kRun``, ``kLineBytes``, ``kMostBlocks``)."""
 _TILE_PIXELS, _LINE_PIXELS = 7, 1024
 """Pixels of a line that depthwise kernels hold, channels-last and channels-first (``depthwise.hpp``)."""
 _LEAST_BLOCKS = 4
@@ -80,6 +84,8 @@ def workspace_bytes(config: ConvConfig, phases: Sequence[Phase], split: int, lan
         return max(_direct_weight(config, phase, split, lanes) for phase in phases)
     if config.kind is Kind.DEPTHWISE:
         return _depthwise(config, phases)
+    if config.kind is Kind.DIRECT:
+        return direct_workspace(config, phases, lanes)
     return _implicit(config, phases, split)
 
 
@@ -130,7 +136,9 @@ def _direct_weight(config: ConvConfig, phase: Phase, split: int, lanes: int) -> 
     x_line = step * (-(-pixels // step) + 2 * lanes) if across else pixels * (1 if x_is_wide else narrow) * lanes
     dy_line = _up(run, lanes) if across else run * (narrow if x_is_wide else 1) * lanes
     partial = blocks * max(split, 1) * phase.taps * narrow * lanes * 4
-    member = _up(kept * x_line * 4, 64) + _up(dy_line * 4, 64) + _up(kept * 8, 64) + narrow * lanes * 4
+    fair = -(-blocks // (2 * config.waves)) if config.waves > 1 and split <= 1 else blocks
+    chunk = 1 if across else max(min(fair, max(_LINE_BYTES // max(kept * x_line * 4, 1), 1), _MOST_BLOCKS), 1)
+    member = chunk * (_up(kept * x_line * 4, 64) + _up(dy_line * 4, 64)) + _up(kept * 8, 64) + narrow * lanes * 4
     return partial + config.waves * member
 
 

@@ -280,10 +280,28 @@ struct ConvKernel {
 
   // ---- one group, slice and range of columns ----
 
+  // Adds a block's products to a tile of sums, or begins it with them. The sums of a block are made of short chains: one
+  // chain over thousands of pixels would lose in fp32 what its operands have of precision.
+  TW_NOINLINE void multiply_tile(const uint32_t* a, int64_t groups, bool fresh, float* out) const {
+    alignas(64) static const float zeros[nr] = {};
+    constexpr int64_t kChain = is_same<E, fp32> ? 64 : Plan::groups;
+    if (kChain >= Plan::groups || groups <= kChain) {
+      microkernel<Dot, mr, nr>(groups, a, memory.b, fresh ? zeros : out, fresh ? 0 : nr, out, nr,
+                               (const char*)(a + mr * groups), mr * 4);
+      return;
+    }
+    alignas(64) float block[Plan::tile];
+    float* const sums = fresh ? out : block;
+    for (int64_t g = 0; g < groups; g += kChain)
+      microkernel<Dot, mr, nr>(min_of(groups - g, kChain), a + g * mr, memory.b + g * nr, g ? sums : zeros, g ? nr : 0,
+                               sums, nr, (const char*)(a + mr * (groups + g)), mr * 4);
+    if (!fresh)
+      for (int64_t e = 0; e < Plan::tile; e += kLanes) store_as(out + e, load_as<f32v>(out + e) + load_as<f32v>(block + e));
+  }
+
   // Sums of tiles of columns [begin, end) over the slice's pixels: tile (i, j) at to + (j * row_tiles + i) * tile, j
   // counted from `begin`.
   void multiply(int64_t group, int64_t slice, int64_t begin, int64_t end, float* to) const {
-    alignas(64) static const float zeros[nr] = {};
     const char* const x = (const char*)problem.gemm.b + group * problem.image_g * size;
     const char* const dy = (const char*)problem.gemm.a + group * problem.row_g * size;
     const int64_t k0 = min_of(slice * plan.length, plan.k), k1 = min_of(k0 + plan.length, plan.k);
@@ -299,12 +317,8 @@ struct ConvKernel {
       for (int64_t j = begin; j < end; j++) {
         pack_b(x, j * nr, first, pixels, tap);
         float* out = to + (j - begin) * plan.row_tiles * Plan::tile;
-        for (int64_t i = 0; i < plan.row_tiles; i++, out += Plan::tile) {
-          const bool fresh = first == k0;
-          const uint32_t* const a = memory.a + i * mr * groups;
-          microkernel<Dot, mr, nr>(groups, a, memory.b, fresh ? zeros : out, fresh ? 0 : nr, out, nr,
-                                   (const char*)(a + mr * groups), mr * 4);
-        }
+        for (int64_t i = 0; i < plan.row_tiles; i++, out += Plan::tile)
+          multiply_tile(memory.a + i * mr * groups, groups, first == k0, out);
       }
     }
   }

@@ -16,7 +16,9 @@
 
 TW_NAMESPACE_BEGIN
 
-constexpr int64_t kRun = 128;  // pixels of a line that are held at a time
+constexpr int64_t kRun = 128;               // pixels of a line that are held at a time,
+constexpr int64_t kLineBytes = 384 << 10;   // and what all lines that are held may fill
+constexpr int64_t kMostBlocks = 64;
 
 // Lane i becomes x[index[i]].
 TW_INLINE f32v pick(f32v x, i32v index) {
@@ -31,6 +33,12 @@ TW_INLINE f32v pick(f32v x, i32v index) {
   for (int i = 0; i < kLanes; i++) y[i] = x[index[i]];
   return y;
 #endif
+}
+
+// The even (kOdd = 0) or odd lanes of a, then those of b.
+template <int kOdd, int... kI>
+TW_INLINE f32v every_second(f32v a, f32v b, Sequence<kI...>) {
+  return __builtin_shufflevector(a, b, (2 * kI + kOdd)...);
 }
 
 // How the channels are cut into blocks of lanes, and what that takes. Sizes in bytes, multiples of 64.
@@ -48,6 +56,7 @@ struct DirectPlan {
   int64_t taps, lines, split, length;  // lines of pixels in all, and of a slice
   int64_t run, pixels;    // of dy and of x that are held at a time
   int64_t kept;           // lines of x
+  int64_t chunk, chunks;  // blocks whose lines are read together, so that memory is read in its own order
 
   constexpr DirectPlan(const tw_conv_problem& p, int64_t slices)
       : groups(p.groups), x_channels(p.channels), dy_channels(p.gemm.m) {
@@ -64,6 +73,10 @@ struct DirectPlan {
     run = max_of(min_of(axes[2].rows, kRun), 1);
     pixels = (run - 1) * axes[2].row_step + (axes[2].taps - 1) * axes[2].tap_step + 1;
     kept = axes[0].taps * axes[1].taps;
+    const int64_t fitting = max_of(kLineBytes / max_of(kept * x_line_of(axes[2]) * 4, 1), 1);
+    const int64_t fair = team > 1 && split == 1 ? ceil_div(blocks, 2 * team) : blocks;
+    chunk = across ? 1 : max_of(min_of(min_of(fair, fitting), kMostBlocks), 1);
+    chunks = ceil_div(blocks, chunk);
   }
 
   // Sums of one block: [tap][narrow][lane].
@@ -78,8 +91,8 @@ struct DirectPlan {
   }
   constexpr int64_t dy_line() const { return across ? round_up(run, L) : run * (x_is_wide ? narrow : 1) * L; }
   constexpr int64_t member_bytes(const tw_conv_problem& p) const {
-    return round_up(kept * x_line_of(p.axes[2]) * 4, 64) + round_up(dy_line() * 4, 64) + round_up(kept * 8, 64) +
-           narrow * L * 4;
+    return chunk * (round_up(kept * x_line_of(p.axes[2]) * 4, 64) + round_up(dy_line() * 4, 64)) +
+           round_up(kept * 8, 64) + narrow * L * 4;
   }
 };
 
@@ -104,11 +117,15 @@ struct ConvKernel {
 
   ConvKernel(const tw_conv_args& args, int rank) : problem(args.problems[0]), plan(problem, args.split_k) {
     char* at = (char*)args.workspace + plan.partial_bytes() + rank * plan.member_bytes(problem);
-    memory.x = (float*)at, at += round_up(plan.kept * plan.x_line_of(problem.axes[2]) * 4, 64);
-    memory.dy = (float*)at, at += round_up(plan.dy_line() * 4, 64);
+    memory.x = (float*)at, at += plan.chunk * x_block() * 4;
+    memory.dy = (float*)at, at += plan.chunk * dy_block() * 4;
     memory.tags = (int64_t*)at, at += round_up(plan.kept * 8, 64);
     memory.index = (int32_t*)at;
   }
+
+  // Floats that the lines of one block take.
+  int64_t x_block() const { return round_up(plan.kept * plan.x_line_of(problem.axes[2]), 16); }
+  int64_t dy_block() const { return round_up(plan.dy_line(), 16); }
 
   static int64_t workspace(const tw_conv_args& args) {
     int64_t bytes = 0;
@@ -124,44 +141,45 @@ struct ConvKernel {
   // One block of lanes: its groups or part of a group.
   struct Block {
     int64_t group, first, lanes;  // first group, first wide channel in it, lanes in use
+    int64_t x, dy;                // where its channels begin in a pixel, in elements
   };
   Block block_at(int64_t index) const {
+    Block block = {index / plan.blocks_a_group, index % plan.blocks_a_group * L, 0, 0, 0};
     if (plan.block_groups > 0) {
-      const int64_t group = index * plan.block_groups;
-      return {group, 0, min_of(plan.groups - group, plan.block_groups) * plan.wide};
+      block.group = index * plan.block_groups, block.first = 0;
+      block.lanes = min_of(plan.groups - block.group, plan.block_groups) * plan.wide;
+    } else {
+      block.lanes = min_of(plan.wide - block.first, L);
     }
-    const int64_t first = index % plan.blocks_a_group * L;
-    return {index / plan.blocks_a_group, first, min_of(plan.wide - first, L)};
+    block.x = block.group * problem.image_g + (plan.x_is_wide ? block.first : 0);
+    block.dy = block.group * problem.row_g + (plan.x_is_wide ? 0 : block.first);
+    return block;
   }
 
-  // Pixels of a side with its channels in the lanes that they belong to. kIsWide: a vector each, else `narrow` of them.
-  template <class E>
-  TW_NOINLINE void widen(const char* from, int64_t pitch, int64_t count, float* to, const Block& block,
-                         bool is_wide) const {
-    const int64_t step = pitch * size_of<E>;
-    constexpr int64_t kAhead = 8;
-    if (depthwise || is_wide) {
-      from += block.first * size_of<E>;
-      if (block.lanes == L) {
-        for (int64_t i = 0; i < count; i++, from += step, to += L) {
-          __builtin_prefetch(from + kAhead * step, 0, 3);
-          store_as(to, load_f32<E>(from));
+  // Pixels of one side with the channels of `count` blocks in the lanes that they belong to: a vector each on the wide
+  // side, else `narrow` of them. Blocks go `each` floats apart.
+  template <class E, bool kIsX>
+  TW_NOINLINE void widen(const char* from, int64_t pitch, int64_t pixels, float* to, int64_t each, const Block* blocks,
+                         int64_t count) const {
+    const bool is_wide = depthwise || kIsX == plan.x_is_wide;
+    const int64_t step = pitch * size_of<E>, vectors = (is_wide ? 1 : plan.narrow) * L;
+    constexpr int64_t kAhead = 512;
+    for (int64_t i = 0; i < pixels; i++, from += step, to += vectors)
+      for (int64_t b = 0; b < count; b++) {
+        const Block& block = blocks[b];
+        const char* const at = from + (kIsX ? block.x : block.dy) * size_of<E>;
+        float* out = to + b * each;
+        __builtin_prefetch(at + kAhead, 0, 3);
+        if (is_wide) {
+          store_as(out, load_f32_partial<E>(at, block.lanes));
+        } else if (plan.block_groups > 0) {
+          const f32v x = load_f32_partial<E>(at, block.lanes / plan.wide * plan.narrow);
+          for (int64_t c = 0; c < plan.narrow; c++, out += L)
+            store_as(out, pick(x, load_as<i32v>(memory.index + c * L)));
+        } else {
+          for (int64_t c = 0; c < plan.narrow; c++, out += L) store_as(out, splat(to_float<E>(at + c * size_of<E>)));
         }
-      } else {
-        for (int64_t i = 0; i < count; i++, from += step, to += L)
-          store_as(to, load_f32_partial<E>(from, block.lanes));
       }
-    } else if (plan.block_groups > 0) {
-      const int64_t given = block.lanes / plan.wide * plan.narrow;
-      for (int64_t i = 0; i < count; i++, from += step) {
-        __builtin_prefetch(from + kAhead * step, 0, 3);
-        const f32v x = load_f32_partial<E>(from, given);
-        for (int64_t c = 0; c < plan.narrow; c++, to += L) store_as(to, pick(x, load_as<i32v>(memory.index + c * L)));
-      }
-    } else {
-      for (int64_t i = 0; i < count; i++, from += step)
-        for (int64_t c = 0; c < plan.narrow; c++, to += L) store_as(to, splat(to_float<E>(from + c * size_of<E>)));
-    }
   }
 
   // Where lanes find the narrow channels of their group among those that are loaded.
@@ -176,39 +194,54 @@ struct ConvKernel {
   }
 
   // Pixels [first, first + plan.pixels) along W of one line of x, zeros outside the image.
-  void load_x(const char* line, int64_t first, float* to, const Block& block) const {
+  void load_x(const char* line, int64_t first, float* to, const Block* blocks, int64_t count) const {
     const tw_conv_axis& axis = problem.axes[2];
-    const int64_t begin = min_of(max_of(-first, 0), plan.pixels), end = max_of(min_of(axis.size - first, plan.pixels), begin);
+    const int64_t begin = min_of(max_of(-first, 0), plan.pixels),
+                  end = max_of(min_of(axis.size - first, plan.pixels), begin);
     const char* const from = line + (first + begin) * axis.image_stride * size_of<X>;
     if constexpr (across) {
       const int64_t step = axis.row_step, each = ceil_div(plan.pixels, step) + 2 * L;
+      const char* const at = from + blocks[0].x * size_of<X>;
       clear(to, step * each);
       if (step == 1 && axis.image_stride <= 1) {
         for (int64_t i = begin; i < end; i += L)
-          store_lanes(to + i, load_f32_partial<X>(from + (i - begin) * size_of<X>, end - i), end - i);
+          store_lanes(to + i, load_f32_partial<X>(at + (i - begin) * size_of<X>, end - i), end - i);
+      } else if (step == 2 && axis.image_stride <= 1) {
+        float* const even = to + begin % 2 * each + begin / 2;
+        float* const odd = to + (begin + 1) % 2 * each + (begin + 1) / 2;
+        for (int64_t i = 0; i < end - begin; i += 2 * L) {
+          const int64_t left = end - begin - i;
+          const f32v low = load_f32_partial<X>(at + i * size_of<X>, min_of(left, L));
+          const f32v high = left > L ? load_f32_partial<X>(at + (i + L) * size_of<X>, left - L) : f32v{};
+          store_as(even + i / 2, every_second<0>(low, high, MakeSequence<kLanes>::type{}));
+          store_as(odd + i / 2, every_second<1>(low, high, MakeSequence<kLanes>::type{}));
+        }
       } else {
         for (int64_t i = begin; i < end; i++)
-          to[i % step * each + i / step] = to_float<X>(from + (i - begin) * axis.image_stride * size_of<X>);
+          to[i % step * each + i / step] = to_float<X>(at + (i - begin) * axis.image_stride * size_of<X>);
       }
     } else {
-      const int64_t vectors = depthwise || plan.x_is_wide ? 1 : plan.narrow;
-      clear(to, begin * vectors * L);
-      clear(to + end * vectors * L, (plan.pixels - end) * vectors * L);
-      widen<X>(from, axis.image_stride, end - begin, to + begin * vectors * L, block, plan.x_is_wide);
+      const int64_t vectors = (depthwise || plan.x_is_wide ? 1 : plan.narrow) * L;
+      for (int64_t b = 0; b < count; b++) {
+        clear(to + b * x_block(), begin * vectors);
+        clear(to + b * x_block() + end * vectors, (plan.pixels - end) * vectors);
+      }
+      widen<X, true>(from, axis.image_stride, end - begin, to + begin * vectors, x_block(), blocks, count);
     }
   }
 
-  void load_dy(const char* from, int64_t count, const Block& block) const {
+  void load_dy(const char* from, int64_t pixels, const Block* blocks, int64_t count) const {
     const tw_conv_axis& axis = problem.axes[2];
     if constexpr (across) {
-      clear(memory.dy, round_up(count, L));
-      for (int64_t i = 0; i < count; i += axis.row_stride <= 1 ? L : 1) {
+      from += blocks[0].dy * size_of<Dy>;
+      clear(memory.dy, round_up(pixels, L));
+      for (int64_t i = 0; i < pixels; i += axis.row_stride <= 1 ? L : 1) {
         const char* const at = from + i * axis.row_stride * size_of<Dy>;
-        if (axis.row_stride <= 1) store_lanes(memory.dy + i, load_f32_partial<Dy>(at, count - i), count - i);
+        if (axis.row_stride <= 1) store_lanes(memory.dy + i, load_f32_partial<Dy>(at, pixels - i), pixels - i);
         else memory.dy[i] = to_float<Dy>(at);
       }
     } else {
-      widen<Dy>(from, axis.row_stride, count, memory.dy, block, !plan.x_is_wide);
+      widen<Dy, false>(from, axis.row_stride, pixels, memory.dy, dy_block(), blocks, count);
     }
   }
 
@@ -259,63 +292,92 @@ struct ConvKernel {
   }
 
   template <int kTaps, int kNarrow>
-  void add_taps(const float* x, int64_t x_step, int64_t tap_step, int64_t dy_step, int64_t count, int64_t c,
-                float* sums) const {
+  void add_taps(const float* x, int64_t x_step, int64_t tap_step, const float* dy, int64_t dy_step, int64_t count,
+                int64_t c, float* sums) const {
     float* const to = sums + c * L;
     const int64_t sums_step = plan.narrow * L;
     if (!depthwise && plan.x_is_wide)
-      add<kTaps, kNarrow, true>(x, x_step, tap_step, memory.dy + c * L, dy_step, count, to, sums_step);
-    else add<kTaps, kNarrow, false>(x + c * L, x_step, tap_step, memory.dy, dy_step, count, to, sums_step);
+      add<kTaps, kNarrow, true>(x, x_step, tap_step, dy + c * L, dy_step, count, to, sums_step);
+    else add<kTaps, kNarrow, false>(x + c * L, x_step, tap_step, dy, dy_step, count, to, sums_step);
   }
   template <int kNarrow>
-  void add_narrow(const float* x, int64_t x_step, int64_t tap_step, int64_t dy_step, int64_t count, int64_t c,
-                  float* sums) const {
+  void add_narrow(const float* x, int64_t x_step, int64_t tap_step, const float* dy, int64_t dy_step, int64_t count,
+                  int64_t c, float* sums) const {
     const int64_t taps = problem.axes[2].taps, each = plan.narrow * L;
     int64_t t = 0;
     for (; t + 3 <= taps; t += 3)
-      add_taps<3, kNarrow>(x + t * tap_step, x_step, tap_step, dy_step, count, c, sums + t * each);
-    for (; t < taps; t++) add_taps<1, kNarrow>(x + t * tap_step, x_step, tap_step, dy_step, count, c, sums + t * each);
+      add_taps<3, kNarrow>(x + t * tap_step, x_step, tap_step, dy, dy_step, count, c, sums + t * each);
+    for (; t < taps; t++) add_taps<1, kNarrow>(x + t * tap_step, x_step, tap_step, dy, dy_step, count, c, sums + t * each);
+  }
+
+  // Three lines of x at once, with three taps each that lie `offsets` away: nine sums stay in registers.
+  static TW_NOINLINE void add_square(const float* const* x, int64_t x_step, const int64_t* offsets, const float* dy,
+                                     int64_t dy_step, int64_t count, float* sums) {
+    f32v sum[9];
+    const float* from[9];
+    TW_UNROLL
+    for (int t = 0; t < 9; t++) sum[t] = load_as<f32v>(sums + t * L), from[t] = x[t / 3] + offsets[t % 3];
+    for (int64_t i = 0; i < count; i++) {
+      const f32v y = load_as<f32v>(dy + i * dy_step);
+      TW_UNROLL
+      for (int t = 0; t < 9; t++) sum[t] += load_as<f32v>(from[t] + i * x_step) * y;
+    }
+    TW_UNROLL
+    for (int t = 0; t < 9; t++) store_as(sums + t * L, sum[t]);
+  }
+
+  // Where tap t of a line begins.
+  int64_t tap_offset(int64_t t) const {
+    const tw_conv_axis& axis = problem.axes[2];
+    const int64_t at = t * axis.tap_step;
+    if constexpr (across) return at % axis.row_step * (ceil_div(plan.pixels, axis.row_step) + 2 * L) + at / axis.row_step;
+    else return at * L;
   }
 
   // One line of x (as loaded) with the line of dy, all taps along W.
-  void add_line(const float* x, int64_t count, float* sums) const {
+  void add_line(const float* x, const float* dy, int64_t dy_step, int64_t count, float* sums) const {
     const tw_conv_axis& axis = problem.axes[2];
     if constexpr (across) {
-      const int64_t each = ceil_div(plan.pixels, axis.row_step) + 2 * L;
-      for (int64_t t = 0; t < axis.taps; t++) {
-        const int64_t at = t * axis.tap_step;
-        add<1, 1, false>(x + at % axis.row_step * each + at / axis.row_step, L, 0, memory.dy, L, ceil_div(count, L),
-                         sums + t * L, L);
-      }
+      for (int64_t t = 0; t < axis.taps; t++)
+        add<1, 1, false>(x + tap_offset(t), L, 0, dy, L, ceil_div(count, L), sums + t * L, L);
     } else {
       const int64_t x_pixel = depthwise || plan.x_is_wide ? L : plan.narrow * L;
-      const int64_t dy_pixel = !depthwise && plan.x_is_wide ? plan.narrow * L : L;
       const int64_t x_step = axis.row_step * x_pixel, tap_step = axis.tap_step * x_pixel;
       int64_t c = 0;
       if constexpr (!depthwise)
-        for (; c + 4 <= plan.narrow; c += 4) add_narrow<4>(x, x_step, tap_step, dy_pixel, count, c, sums);
-      for (; c < (depthwise ? 1 : plan.narrow); c++) add_narrow<1>(x, x_step, tap_step, dy_pixel, count, c, sums);
+        for (; c + 4 <= plan.narrow; c += 4) add_narrow<4>(x, x_step, tap_step, dy, dy_step, count, c, sums);
+      for (; c < (depthwise ? 1 : plan.narrow); c++) add_narrow<1>(x, x_step, tap_step, dy, dy_step, count, c, sums);
     }
   }
 
-  // The sums of one block over lines [begin, end) of dy.
-  void sum_block(const Block& block, int64_t begin, int64_t end, float* sums) const {
+  // The sums of `count` blocks over lines [begin, end) of dy.
+  void sum_blocks(int64_t first_block, int64_t count, int64_t begin, int64_t end, float* sums) const {
     const tw_conv_axis* const axes = problem.axes;
     const int64_t width = axes[2].rows, x_size = plan.x_line_of(axes[2]), each = axes[2].taps * plan.narrow * L;
-    const char* const x = (const char*)problem.gemm.b + block.group * problem.image_g * size_of<X>;
-    const char* const dy = (const char*)problem.gemm.a + block.group * problem.row_g * size_of<Dy>;
-    clear(sums, plan.block_sums());
+    const char* const x = (const char*)problem.gemm.b;
+    const char* const dy = (const char*)problem.gemm.a;
+    Block blocks[kMostBlocks];
+    for (int64_t b = 0; b < count; b++) blocks[b] = block_at(first_block + b);
+    // A gradient that is fp32 already is read where it lies.
+    const bool in_place = !across && is_same<Dy, fp32> && (depthwise || !plan.x_is_wide) && blocks[count - 1].lanes == L;
+    const int64_t dy_step = in_place ? axes[2].row_stride : (depthwise || !plan.x_is_wide ? L : plan.narrow * L);
+    // The usual filter, whose three lines are all kept at a time.
+    const bool square = depthwise && axes[1].taps == 3 && axes[2].taps == 3 && axes[1].tap_step % 3 != 0;
+    const int64_t offsets[3] = {tap_offset(0), tap_offset(1), tap_offset(2)};
+    clear(sums, count * plan.block_sums());
     for (int64_t w0 = 0; w0 < width; w0 += plan.run) {
-      const int64_t count = min_of(width - w0, plan.run), first = axes[2].origin + w0 * axes[2].row_step;
+      const int64_t pixels = min_of(width - w0, plan.run), first = axes[2].origin + w0 * axes[2].row_step;
       for (int64_t i = 0; i < plan.kept; i++) memory.tags[i] = -1;
       for (int64_t line = begin; line < end; line++) {
         const int64_t row = line % axes[1].rows, plane = line / axes[1].rows;
         const int64_t n = plane / axes[0].rows, depth = plane % axes[0].rows;
-        load_dy(dy + (n * problem.row_n + depth * axes[0].row_stride + row * axes[1].row_stride +
-                      w0 * axes[2].row_stride) * size_of<Dy>, count, block);
+        const char* const dy_line = dy + (n * problem.row_n + depth * axes[0].row_stride + row * axes[1].row_stride +
+                                          w0 * axes[2].row_stride) * size_of<Dy>;
+        if (!in_place) load_dy(dy_line, pixels, blocks, count);
         for (int64_t td = 0; td < axes[0].taps; td++) {
           const int64_t d = axes[0].origin + depth * axes[0].row_step + td * axes[0].tap_step;
           if (d < 0 || d >= axes[0].size) continue;
+          const float* lines[3] = {};
           for (int64_t th = 0; th < axes[1].taps; th++) {
             const int64_t h = axes[1].origin + row * axes[1].row_step + th * axes[1].tap_step;
             if (h < 0 || h >= axes[1].size) continue;
@@ -324,9 +386,30 @@ struct ConvKernel {
             float* const kept = memory.x + slot * x_size;
             if (memory.tags[slot] != tag)
               load_x(x + (n * problem.image_n + d * axes[0].image_stride + h * axes[1].image_stride) * size_of<X>,
-                     first, kept, block);
+                     first, kept, blocks, count);
             memory.tags[slot] = tag;
-            add_line(kept, count, sums + (td * axes[1].taps + th) * each);
+            if (square) {
+              lines[th] = kept;
+              continue;
+            }
+            for (int64_t b = 0; b < count; b++) {
+              const float* const of_block =
+                  in_place ? (const float*)dy_line + blocks[b].dy : memory.dy + b * dy_block();
+              add_line(kept + b * x_block(), of_block, dy_step, pixels,
+                       sums + b * plan.block_sums() + (td * axes[1].taps + th) * each);
+            }
+          }
+          for (int64_t b = 0; square && b < count; b++) {
+            const float* const of_block = in_place ? (const float*)dy_line + blocks[b].dy : memory.dy + b * dy_block();
+            float* const to = sums + b * plan.block_sums() + td * axes[1].taps * each;
+            const float* of_lines[3];
+            for (int th = 0; th < 3; th++) of_lines[th] = lines[th] ? lines[th] + b * x_block() : nullptr;
+            if (lines[0] && lines[1] && lines[2])
+              add_square(of_lines, across ? L : axes[2].row_step * L, offsets, of_block, across ? L : dy_step,
+                         across ? ceil_div(pixels, L) : pixels, to);
+            else
+              for (int th = 0; th < 3; th++)
+                if (lines[th]) add_line(of_lines[th], of_block, dy_step, pixels, to + th * each);
           }
         }
       }
@@ -345,18 +428,23 @@ struct ConvKernel {
       const float* const more = partial(args, slice, index);
       for (int64_t i = 0; i < plan.block_sums(); i += L) store_as(sums + i, load_as<f32v>(sums + i) + load_as<f32v>(more + i));
     }
-    alignas(64) float one[L] = {};
-    for (int64_t tap = 0; tap < plan.taps; tap++)
-      for (int64_t c = 0; c < plan.narrow; c++) {
-        const float* const lanes = sums + (tap * plan.narrow + c) * L;
-        for (int64_t lane = 0; lane < (across ? 1 : block.lanes); lane++) {
-          const int64_t in_group = plan.block_groups > 0 ? lane % plan.wide : block.first + lane;
-          const int64_t group = block.group + (across || plan.block_groups == 0 ? 0 : lane / plan.wide);
-          const int64_t k = plan.x_is_wide ? c : in_group, channel = plan.x_is_wide ? in_group : c;
-          one[0] = across ? sum_lanes(load_as<f32v>(lanes)) : lanes[lane];
-          WeightOutput<Config>(problem, group).store(k, tap * plan.x_channels + channel, 1, one);
+    const float alpha = (float)problem.gemm.alpha;
+    const WeightOutput<Config> output(problem, 0);
+    for (int64_t tap = 0; tap < plan.taps; tap++) {
+      const int64_t tap_offset = output.tap_offset(tap);
+      for (int64_t lane = 0; lane < (across ? 1 : block.lanes); lane++) {
+        const int64_t in_group = plan.block_groups > 0 ? lane % plan.wide : block.first + lane;
+        const int64_t group = block.group + (across || plan.block_groups == 0 ? 0 : lane / plan.wide);
+        const int64_t wide_step = plan.x_is_wide ? problem.weight_c : problem.weight_n,
+                      narrow_step = plan.x_is_wide ? problem.weight_n : problem.weight_c;
+        const int64_t at = group * problem.weight_g + tap_offset + in_group * wide_step;
+        const float* const of_tap = sums + tap * plan.narrow * L;
+        for (int64_t c = 0; c < plan.narrow; c++) {
+          const float sum = across ? sum_lanes(load_as<f32v>(of_tap)) : of_tap[c * L + lane];
+          output.store_one(at + c * narrow_step, sum, alpha);
         }
       }
+    }
   }
 
   // Sums of every slice and block; what is not partial is then finished, by whoever made it: there is one slice.
@@ -366,12 +454,13 @@ struct ConvKernel {
     const ConvKernel of(args, crew.rank);
     const Plan& plan = of.plan;
     if constexpr (!depthwise) of.fill_index();
-    const int64_t pieces = plan.split * plan.blocks;
+    const int64_t pieces = plan.split * plan.chunks;
     for (int64_t piece; (piece = crew.claim(pieces)) >= 0;) {
-      const int64_t slice = piece / plan.blocks, block = piece % plan.blocks;
+      const int64_t slice = piece / plan.chunks, first = piece % plan.chunks * plan.chunk,
+                    count = min_of(plan.blocks - first, plan.chunk);
       const int64_t begin = min_of(slice * plan.length, plan.lines), end = min_of(begin + plan.length, plan.lines);
-      of.sum_block(of.block_at(block), begin, end, of.partial(args, slice, block));
-      if (!partial) of.finish(args, block);
+      of.sum_blocks(first, count, begin, end, of.partial(args, slice, first));
+      for (int64_t b = 0; !partial && b < count; b++) of.finish(args, first + b);
     }
     crew.end_stage(pieces);
   }

@@ -40,15 +40,18 @@ struct WeightOutput {
           store_f32_partial<C>(to + (at + i) * size_of<C>, x, length - i);
         }
       } else {
-        for (int64_t i = 0; i < length; i++) {
-          const int64_t element = (at + i * problem.weight_c) * size_of<C>;
-          float x = sums[i] * alpha;
-          if constexpr (Config::accumulate) x += to_float<C>(earlier + element);
-          store_one(to + element, x);
-        }
+        for (int64_t i = 0; i < length; i++) store_one(at + i * problem.weight_c, sums[i], alpha);
       }
       sums += length, count -= length;
     }
+  }
+
+  // One element, by its distance from the group's first.
+  TW_INLINE void store_one(int64_t element, float sum, float alpha) const {
+    float x = sum * alpha;
+    if constexpr (Config::accumulate) x += to_float<C>(earlier + element * size_of<C>);
+    if constexpr (is_same<C, fp32>) store_as(to + element * size_of<C>, x);
+    else store_f32_partial<C>(to + element * size_of<C>, splat(x), 1);
   }
 
  private:
@@ -57,10 +60,6 @@ struct WeightOutput {
     if (count >= kLanes) return load_as<f32v>(from);
     __builtin_memcpy(&x, from, (size_t)count * 4);
     return x;
-  }
-  static TW_INLINE void store_one(char* to, float x) {
-    if constexpr (is_same<C, fp32>) store_as(to, x);
-    else store_f32_partial<C>(to, splat(x), 1);
   }
 };
 
