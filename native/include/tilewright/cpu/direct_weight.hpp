@@ -189,12 +189,25 @@ struct ConvKernel {
         memory.index[c * L + lane] = (int32_t)min_of(lane / plan.wide * plan.narrow + c, L - 1);
   }
 
-  static TW_NOINLINE void clear(float* to, int64_t count) {
-    for (int64_t i = 0; i < count; i++) to[i] = 0;
+  static TW_INLINE void clear(float* to, int64_t count) {
+    int64_t i = 0;
+    for (; i + L <= count; i += L) store_as(to + i, f32v{});
+    for (; i < count; i++) to[i] = 0;
   }
 
-  // Pixels [first, first + plan.pixels) along W of one line of x, zeros outside the image.
-  void load_x(const char* line, int64_t first, float* to, const Block* blocks, int64_t count) const {
+  // `count` elements, zeros behind them. `readable`: that many may be read.
+  template <class E>
+  static TW_INLINE f32v load_some(const char* from, int64_t count, int64_t readable) {
+    if (count >= L) return load_f32<E>(from);
+    if (readable < L) return load_f32_partial<E>(from, count);
+    i32v lane;
+    for (int i = 0; i < kLanes; i++) lane[i] = i;
+    return select(lane < (int32_t)count, load_f32<E>(from), f32v{});
+  }
+
+  // Pixels [first, first + plan.pixels) along W of one line of x, zeros outside the image. Behind the line `beyond`
+  // elements more may be read.
+  void load_x(const char* line, int64_t first, int64_t beyond, float* to, const Block* blocks, int64_t count) const {
     const tw_conv_axis& axis = problem.axes[2];
     const int64_t begin = min_of(max_of(-first, 0), plan.pixels),
                   end = max_of(min_of(axis.size - first, plan.pixels), begin);
@@ -205,14 +218,14 @@ struct ConvKernel {
       clear(to, step * each);
       if (step == 1 && axis.image_stride <= 1) {
         for (int64_t i = begin; i < end; i += L)
-          store_lanes(to + i, load_f32_partial<X>(at + (i - begin) * size_of<X>, end - i), end - i);
+          store_as(to + i, load_some<X>(at + (i - begin) * size_of<X>, end - i, end - i + beyond));
       } else if (step == 2 && axis.image_stride <= 1) {
         float* const even = to + begin % 2 * each + begin / 2;
         float* const odd = to + (begin + 1) % 2 * each + (begin + 1) / 2;
         for (int64_t i = 0; i < end - begin; i += 2 * L) {
           const int64_t left = end - begin - i;
-          const f32v low = load_f32_partial<X>(at + i * size_of<X>, min_of(left, L));
-          const f32v high = left > L ? load_f32_partial<X>(at + (i + L) * size_of<X>, left - L) : f32v{};
+          const f32v low = load_some<X>(at + i * size_of<X>, left, left + beyond);
+          const f32v high = left > L ? load_some<X>(at + (i + L) * size_of<X>, left - L, left - L + beyond) : f32v{};
           store_as(even + i / 2, every_second<0>(low, high, MakeSequence<kLanes>::type{}));
           store_as(odd + i / 2, every_second<1>(low, high, MakeSequence<kLanes>::type{}));
         }
@@ -230,24 +243,19 @@ struct ConvKernel {
     }
   }
 
-  void load_dy(const char* from, int64_t pixels, const Block* blocks, int64_t count) const {
+  void load_dy(const char* from, int64_t pixels, int64_t beyond, const Block* blocks, int64_t count) const {
     const tw_conv_axis& axis = problem.axes[2];
     if constexpr (across) {
       from += blocks[0].dy * size_of<Dy>;
-      clear(memory.dy, round_up(pixels, L));
+      if (axis.row_stride > 1) clear(memory.dy, round_up(pixels, L));
       for (int64_t i = 0; i < pixels; i += axis.row_stride <= 1 ? L : 1) {
         const char* const at = from + i * axis.row_stride * size_of<Dy>;
-        if (axis.row_stride <= 1) store_lanes(memory.dy + i, load_f32_partial<Dy>(at, pixels - i), pixels - i);
+        if (axis.row_stride <= 1) store_as(memory.dy + i, load_some<Dy>(at, pixels - i, pixels - i + beyond));
         else memory.dy[i] = to_float<Dy>(at);
       }
     } else {
       widen<Dy, false>(from, axis.row_stride, pixels, memory.dy, dy_block(), blocks, count);
     }
-  }
-
-  static TW_INLINE void store_lanes(float* to, f32v x, int64_t count) {
-    if (count >= L) store_as(to, x);
-    else __builtin_memcpy(to, &x, (size_t)count * 4);
   }
 
   // ---- sums ----
@@ -373,7 +381,7 @@ struct ConvKernel {
         const int64_t n = plane / axes[0].rows, depth = plane % axes[0].rows;
         const char* const dy_line = dy + (n * problem.row_n + depth * axes[0].row_stride + row * axes[1].row_stride +
                                           w0 * axes[2].row_stride) * size_of<Dy>;
-        if (!in_place) load_dy(dy_line, pixels, blocks, count);
+        if (!in_place) load_dy(dy_line, pixels, (axes[1].rows - 1 - row) * axes[1].row_stride, blocks, count);
         for (int64_t td = 0; td < axes[0].taps; td++) {
           const int64_t d = axes[0].origin + depth * axes[0].row_step + td * axes[0].tap_step;
           if (d < 0 || d >= axes[0].size) continue;
@@ -386,7 +394,7 @@ struct ConvKernel {
             float* const kept = memory.x + slot * x_size;
             if (memory.tags[slot] != tag)
               load_x(x + (n * problem.image_n + d * axes[0].image_stride + h * axes[1].image_stride) * size_of<X>,
-                     first, kept, blocks, count);
+                     first, (axes[1].size - 1 - h) * axes[1].image_stride, kept, blocks, count);
             memory.tags[slot] = tag;
             if (square) {
               lines[th] = kept;
