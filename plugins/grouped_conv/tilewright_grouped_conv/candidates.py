@@ -120,7 +120,7 @@ def _cpu_products(problem: ConvProblem, device: DeviceInfo, first: bool, team: i
     phase = max(problem.phases(first), key=lambda phase: phase.m * phase.n * phase.k)
     explicit = problem.geometry.is_dense_pointwise and problem.direction is not Direction.BACKWARD_WEIGHT
     for matrix in (True, False) if explicit else (False,):
-        for warp_tile in cpu_warp_tiles(arch, key, "compv3", 3):
+        for warp_tile in cpu_warp_tiles(arch, key, "compv3", 4):
             cuts = cpu_tiles(arch, "compv3", warp_tile, team)
             wide = phase.n > 2 * phase.m
             square = not wide and phase.m < 2 * phase.n and problem.direction is not Direction.BACKWARD_WEIGHT

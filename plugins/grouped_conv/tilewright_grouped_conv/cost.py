@@ -30,6 +30,11 @@ __all__ = ["predict_conv"]
 
 _GATHER_SECONDS_PER_GROUP = 1.0 / 1.0e10
 """Copying one 32-bit group of an image whose pixels do not lie at one distance, before it is packed."""
+_FOLDED_CHANNELS = 16
+_IN_PLACE_GROUPS, _IN_PLACE_TAPS = 4, 64
+"""Groups of a tap from which on, and taps up to which images are read where they lie."""
+_FEW_ROWS, _IN_PLACE_FEW, _IN_PLACE = 6, 0.93, 1.05
+"""Every row then has a pointer of its own, which tiles of few rows have room for."""
 _ACROSS = 2.0
 """Packing across the pixels, as the gradient of the weights does, takes so much longer than along channels."""
 _LINES_APART = 4.0
@@ -38,7 +43,10 @@ _ROW_SECONDS = 3.0e-9
 """Finding one row's pixel for one tap: what decides where groups have few channels."""
 _DIRECT_FIRST = 1.5
 """How much longer loops without register tiles take where channels come first: lines are short."""
-_DIRECT_CYCLES = {Direction.FORWARD: 2.0, Direction.BACKWARD_DATA: 2.6, Direction.BACKWARD_WEIGHT: 3.6}
+_DIRECT_CYCLES = {
+    Kind.DEPTHWISE: {Direction.FORWARD: 2.0, Direction.BACKWARD_DATA: 2.6, Direction.BACKWARD_WEIGHT: 3.6},
+    Kind.DIRECT: {Direction.FORWARD: 0.9, Direction.BACKWARD_DATA: 0.9, Direction.BACKWARD_WEIGHT: 3.6},
+}
 """Of one multiplication of vectors in a loop without register tiles: loads, and sums that are kept, go with it."""
 
 
@@ -83,9 +91,15 @@ def _implicit(problem: ConvProblem, phase: Phase, config: ConvConfig, device: De
     alone = config.replace(wave=(1, 1, 1)) if team == 1 and config.waves > 1 else config
     sizes = (problem.dtype_in.bytes, problem.dtype_wei.bytes)
     _, parts = blocked(phase.m, phase.n, k, alone, device, sizes[::-1] if config.image_is_b else sizes)
-    if config.kind is Kind.IMPLICIT:
+    if _in_place(problem, phase, config):
+        # The image is read where it lies: only weights are packed.
+        weights = -(-phase.n // config.warp_tile[1]) * config.warp_tile[1] * -(-k // config.warp_tile[2])
+        parts["packing"] = weights * PACK_SECONDS_PER_GROUP / team
+        parts["compute"] *= _IN_PLACE_FEW if config.warp_tile[0] <= _FEW_ROWS else _IN_PLACE
+        parts["gather"] = phase.m * phase.taps * _ROW_SECONDS / team
+    elif config.kind is Kind.IMPLICIT:
         gathered = (phase.n if config.image_is_b else phase.m) * -(-k // config.warp_tile[2])
-        rows = (phase.n if config.image_is_b else phase.m) * phase.taps
+        rows = (phase.n if config.image_is_b else phase.m) * _runs(problem, phase)
         if config.channels_first:
             # Pixels of a line are found together, but their channels lie far apart.
             across = 1.0 if problem.geometry.is_pointwise else _LINES_APART
@@ -94,6 +108,22 @@ def _implicit(problem: ConvProblem, phase: Phase, config: ConvConfig, device: De
             seconds = gathered * _GATHER_SECONDS_PER_GROUP * _scattered(problem) + rows * _ROW_SECONDS
         parts["gather"] = seconds / team
     return {name: value * rounds for name, value in parts.items()}
+
+
+def _runs(problem: ConvProblem, phase: Phase) -> int:
+    """Places that are found for one row: taps, or with few channels lines of taps."""
+    geometry = problem.geometry
+    few = geometry.groups == 1 and geometry.cg <= _FOLDED_CHANNELS and not problem.channels_first
+    folded = few and problem.direction is Direction.FORWARD and geometry.dilation[2] == 1
+    return phase.taps // phase.axes[2].taps if folded and phase.taps else phase.taps
+
+
+def _in_place(problem: ConvProblem, phase: Phase, config: ConvConfig) -> bool:
+    """Whether the kernel reads the image without packing it (``tilewright/cpu/conv_in_place.hpp``)."""
+    depth, size = config.warp_tile[2], problem.dtype_in.bytes
+    channels = phase.k // max(phase.taps, 1)
+    suits = channels % depth == 0 and channels >= _IN_PLACE_GROUPS * depth and 0 < phase.taps <= _IN_PLACE_TAPS
+    return suits and size * depth == 4 and config.tile[1] >= config.tile[0] and not config.channels_first
 
 
 def _scattered(problem: ConvProblem) -> float:
@@ -142,6 +172,6 @@ def _loops(problem: ConvProblem, phase: Phase, config: ConvConfig, device: Devic
     )
     moved = sum(item.desc.size * item.desc.dtype.bytes for item in problem.operands)
     return {
-        "compute": vectors * _DIRECT_CYCLES[problem.direction] / clock(device) / team,
+        "compute": vectors * _DIRECT_CYCLES[config.kind][problem.direction] / clock(device) / team,
         "memory": read(moved, device, team) / max(len(problem.phases(config.channels_first)), 1),
     }
