@@ -26,6 +26,7 @@ from tilewright_server.cli.generate import load_operation
 
 ARCHS = ("gfx942", "gfx950", "gfx90a", "gfx1100", "gfx1201")
 SHAPE = (4096, 4096, 4096)
+TEXT = ",".join(map(str, SHAPE))
 COLUMNS = [
     "kernel", "registers", "LDS KiB", "resident", "matrix of", "limit", "busy %", "in step %", "TFLOP/s", "% of peak",
 ]  # fmt: skip
@@ -62,7 +63,7 @@ def analyse(arch: ArchSpec, options: Options) -> Table:
 
     def one(config: KernelConfig) -> tuple[KernelConfig, Finding | str]:
         try:
-            return config, analyze_config(operation, config, arch, toolchain, shape=SHAPE, disassembler=disassembler)
+            return config, analyze_config(operation, config, arch, toolchain, shape=TEXT, disassembler=disassembler)
         except TilewrightError as error:
             return config, error.reason
 

@@ -54,7 +54,7 @@ def problem_of(sizes: tuple[int, int, int]) -> GemmProblem:
 
 @cache
 def finding(config: GemmConfig, name: str) -> Finding:
-    return analyze_config(GEMM, config, tilewright_arch.load(name), toolchain(), shape=SQUARE)
+    return analyze_config(GEMM, config, tilewright_arch.load(name), toolchain(), shape=",".join(map(str, SQUARE)))
 
 
 def bound(config: GemmConfig, name: str, sizes: tuple[int, int, int]) -> float:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from tilewright_arch import ArchSpec
 from tilewright_gemm import __version__
+from tilewright_gemm.analysis import DEFAULT_SHAPE, gemm_analysis_request, gemm_product
 from tilewright_gemm.candidates import gemm_candidates, gemm_mismatches, pack_b_candidates, pack_b_mismatches
 from tilewright_gemm.codegen import generate
 from tilewright_gemm.config import GemmConfig
@@ -26,7 +27,7 @@ from tilewright_gemm.sets import KERNEL_SETS, PACK_B_SETS, SPACES
 from tilewright_kit.declare import KernelSet
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.hookspecs import hookimpl
-from tilewright_kit.operation import Operation, Prediction
+from tilewright_kit.operation import Operation, Prediction, Product
 from tilewright_kit.plan import ExecutionPlan
 from tilewright_kit.problem import OperationRequest
 from tilewright_kit.rules import RuleBook, Violation
@@ -78,6 +79,15 @@ class GemmOperation:
     def select_set(self, arch: ArchSpec, **options: Any) -> Sequence[GemmConfig]:
         """The kernels that the options of the seeds' generator select, sweeps included; see ``generate_set``."""
         return select_set(arch, **options)
+
+    def analysis_shape(self, config: GemmConfig) -> str:  # noqa: ARG002
+        return DEFAULT_SHAPE
+
+    def analysis_request(self, config: GemmConfig, shape: str) -> OperationRequest:
+        return gemm_analysis_request(config, shape)
+
+    def product_of(self, problem: GemmProblem) -> Product:
+        return gemm_product(problem)
 
 
 class PackBOperation:

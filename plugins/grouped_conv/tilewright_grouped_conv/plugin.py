@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from tilewright_arch import ArchSpec
 from tilewright_grouped_conv import __version__
+from tilewright_grouped_conv.analysis import conv_analysis_request, conv_analysis_shape, conv_product
 from tilewright_grouped_conv.candidates import conv_candidates
 from tilewright_grouped_conv.codegen import generate
 from tilewright_grouped_conv.config import CONFIGS, ConvConfig
@@ -28,7 +29,7 @@ from tilewright_grouped_conv.words import VARIANT_ALIASES, Direction
 from tilewright_kit.declare import KernelSet
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.hookspecs import hookimpl
-from tilewright_kit.operation import Operation, Prediction
+from tilewright_kit.operation import Operation, Prediction, Product
 from tilewright_kit.plan import ExecutionPlan
 from tilewright_kit.problem import OperationRequest
 from tilewright_kit.rules import RuleBook, Violation
@@ -69,6 +70,15 @@ class ConvOperation:
 
     def select_set(self, arch: ArchSpec, **options: Any) -> Sequence[ConvConfig]:
         return select_set(arch, self.direction, **options)
+
+    def analysis_shape(self, config: ConvConfig) -> str:
+        return conv_analysis_shape(config)
+
+    def analysis_request(self, config: ConvConfig, shape: str) -> OperationRequest:
+        return conv_analysis_request(config, shape)
+
+    def product_of(self, problem: ConvProblem) -> Product:
+        return conv_product(problem)
 
     def plan(self, problem: ConvProblem, config: ConvConfig, device: DeviceInfo) -> ExecutionPlan:
         return plan_conv(problem, config, device)

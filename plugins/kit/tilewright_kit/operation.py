@@ -12,12 +12,13 @@ from tilewright_arch import ArchSpec
 from tilewright_kit.config import KernelConfig
 from tilewright_kit.declare import KernelSet
 from tilewright_kit.device import DeviceInfo
+from tilewright_kit.dtypes import DType
 from tilewright_kit.plan import ExecutionPlan
 from tilewright_kit.problem import OperationRequest, Problem
 from tilewright_kit.rules import RuleBook, Violation
 from tilewright_kit.source import SourceUnit
 
-__all__ = ["Operation", "Prediction"]
+__all__ = ["Operation", "Prediction", "Product"]
 
 P = TypeVar("P", bound=Problem)
 C = TypeVar("C", bound=KernelConfig)
@@ -32,8 +33,36 @@ class Prediction:
     parts: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A problem as the matrix products that its kernels compute: what static analysis goes by."""
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    """Products of that size."""
+    dtype: DType
+    """Of the first operand: whose peak rate counts."""
+    dtype_out: DType
+    bytes_in: int
+    """Of all operands in memory, each once."""
+    bytes_out: int
+
+
 class Operation(Protocol[P, C]):
-    """One operation. Implementations are stateless and thread-safe; no method touches a device or a compiler."""
+    """One operation. Implementations are stateless and thread-safe; no method touches a device or a compiler.
+
+    Beyond these an operation may offer what only some commands ask for:
+
+    - ``spaces``: kernel sets for tuning;
+    - ``refusal(problem, device)``: why there is nothing for a device, if so;
+    - ``select_set(arch, **options)`` with ``generate_options``, the names of its options: kernels as
+      ``kernels generate`` chooses them; ``variants``, other spellings of operations and which they are;
+    - ``analysis_shape(config)``, ``analysis_request(config, shape)`` and ``product_of(problem)``: for
+      ``kernels analyze`` a usual problem of a kernel as text, the request that such a text means, and the ``Product``
+      that a problem is.
+    """
 
     name: str
     """The word that callers use: ``gemm``."""

@@ -117,6 +117,10 @@ class Problem:
     element_bytes_out: int
     peak_dtype: str
     """Whose peak rate the bound is compared with."""
+    batch: int = 1
+    """Products of that size: all counts but m, n and k are of all of them."""
+    element_bytes_in: int = 0
+    """0: what ``bytes_in`` makes of it, where every element of A and B is one in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +261,7 @@ def bound_of(found: Analysis, problem: Problem) -> ProblemBound:
     memory = (problem.bytes_in + problem.bytes_out) / max(arch.throughput.memory_bytes_per_second, 1)
     parts = {"loop": loop / clock, "fill": fill / clock, "drain": drain / clock, "memory": memory}
     seconds = max(parts["loop"] + parts["fill"] + parts["drain"], memory)
-    flops = 2.0 * problem.m * problem.n * problem.k
+    flops = 2.0 * problem.m * problem.n * problem.k * problem.batch
     computed = math.ceil(problem.m / problem.tile[0]) * problem.tile[0] * math.ceil(problem.n / problem.tile[1])
     return ProblemBound(
         seconds=seconds,
@@ -282,5 +286,5 @@ def _peak(found: Analysis, dtype: str) -> float:
 
 def _tile_bytes(problem: Problem) -> float:
     """Of A and B that a workgroup needs before it can begin: one step along k of its tile."""
-    size = problem.bytes_in / max((problem.m + problem.n) * problem.k, 1)
+    size = problem.element_bytes_in or problem.bytes_in / max((problem.m + problem.n) * problem.k, 1)
     return (problem.tile[0] + problem.tile[1]) * problem.tile[2] * size

@@ -11,19 +11,14 @@ from typing import Any
 from tilewright_arch import ArchSpec
 from tilewright_kit.config import KernelConfig
 from tilewright_kit.device import DeviceInfo
-from tilewright_kit.dtypes import DType
 from tilewright_kit.errors import NotFoundError, UnsupportedError
-from tilewright_kit.operation import Operation
+from tilewright_kit.operation import Operation, Product
 from tilewright_kit.plan import Geometry
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.tensor import TensorDesc
 from tilewright_server.analysis.bound import Analysis, Problem, ProblemBound, analyze, bound_of
 from tilewright_server.analysis.disassembly import Disassembler
 from tilewright_server.build.toolchain import Toolchain
 
 __all__ = ["Finding", "analyze_config", "named_config", "summary"]
-
-DEFAULT_SHAPE = (4096, 4096, 4096)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +52,14 @@ def analyze_config(
     arch: ArchSpec,
     toolchain: Toolchain,
     *,
-    shape: tuple[int, int, int] = DEFAULT_SHAPE,
+    shape: str = "",
     resident: int = 0,
     disassembler: Disassembler | None = None,
 ) -> Finding:
-    """Build a GEMM configuration and analyse it for a product of (m, n, k) ``shape``.
+    """Build a configuration and analyse it for a problem, in the words that the operation has for shapes; empty is a
+    usual one.
 
-    Raises what building and ``analyze`` raise.
+    Raises what building and ``analyze`` raise, ``UnsupportedError`` for an operation that has no products.
     """
     if arch.kind != "hip":
         raise UnsupportedError(
@@ -73,7 +69,7 @@ def analyze_config(
             rule="arch_rates",
             fix="choose an AMD GPU's arch, for example --arch gfx942",
         )
-    geometry = _launch(operation, config, arch, shape)
+    product, geometry = _launch(operation, config, arch, shape)
     unit = operation.generate(config, arch)
     with tempfile.TemporaryDirectory(prefix="tilewright-") as folder:
         image = toolchain.compile(unit, Path(folder), arch).binary.read_bytes()
@@ -86,54 +82,50 @@ def analyze_config(
         resident=resident,
         disassembler=disassembler,
     )
-    problem = _problem(config.to_dict(), shape, math.prod(geometry.grid))
+    problem = _problem(config.to_dict(), product, math.prod(geometry.grid))
     return Finding(config, found, problem, bound_of(found, problem))
 
 
 def _launch(
-    operation: Operation[Any, Any], config: KernelConfig, arch: ArchSpec, shape: tuple[int, int, int]
-) -> Geometry:
-    """The launch of the plain product. What a kernel fuses to it changes nothing of its geometry."""
-    fields = config.to_dict()
-    (m, n, k), layout = shape, fields["layout"]
-    inputs = {
-        "a": TensorDesc.of(fields["dtype_a"], (m, k), (1, m) if layout[0] == "c" else (k, 1)),
-        "b": TensorDesc.of(fields["dtype_b"] or fields["dtype_a"], (k, n), (1, k) if layout[1] == "c" else (n, 1)),
-    }
-    attributes = {"out_dtype": fields["dtype_c"]} if fields["dtype_c"] else {}
-    problem = operation.parse(OperationRequest(operation.name, inputs, {}, attributes))
+    operation: Operation[Any, Any], config: KernelConfig, arch: ArchSpec, shape: str
+) -> tuple[Product, Geometry]:
+    """The product, and the launch of the kernel. What a kernel fuses to it changes nothing of its geometry."""
+    hooks: Any = operation
+    if not hasattr(hooks, "analysis_request"):
+        raise UnsupportedError(
+            f"{operation.name} does not say which product its kernels compute",
+            field="operation",
+            value=operation.name,
+            rule="analysis",
+            fix="analyse kernels of another operation",
+        )
+    problem = operation.parse(hooks.analysis_request(config, shape or hooks.analysis_shape(config)))
     device = DeviceInfo("hip:0", "hip", arch.description, arch, arch.throughput.units, 0)
-    geometry: Geometry = operation.plan(problem, config, device).stages[-1].geometry
-    return geometry
+    stages = operation.plan(problem, config, device).stages
+    main = [stage for stage in stages if stage.config.operation == operation.name and stage.role == "main"]
+    return hooks.product_of(problem), (main or stages)[-1].geometry
 
 
-def _problem(fields: dict[str, Any], shape: tuple[int, int, int], workgroups: int) -> Problem:
-    (m, n, k), (tile_m, tile_n, tile_k) = shape, fields["tile"]
-    dtype_a = DType(fields["dtype_a"])
-    dtype_b = DType(fields["dtype_b"] or dtype_a)
-    out = _out_bytes(fields, dtype_a)
+def _problem(fields: dict[str, Any], product: Product, workgroups: int) -> Problem:
+    tile_m, tile_n, tile_k = fields["tile"]
     split = fields["split_k"]
     # Slices of K are whole steps of the tile.
-    steps = math.ceil(math.ceil(k / tile_k) / split)
+    steps = math.ceil(math.ceil(product.k / tile_k) / split)
     return Problem(
-        m=m,
-        n=n,
-        k=k,
+        m=product.m,
+        n=product.n,
+        k=product.k,
+        batch=product.batch,
         tile=(tile_m, tile_n, tile_k),
         workgroups=workgroups,
-        slices=math.ceil(m / tile_m) * math.ceil(n / tile_n) * split,
+        slices=math.ceil(product.m / tile_m) * math.ceil(product.n / tile_n) * split * product.batch,
         k_per_slice=steps * tile_k,
-        bytes_in=m * k * dtype_a.bytes + k * n * dtype_b.bytes,
-        bytes_out=m * n * out,
-        element_bytes_out=out,
-        peak_dtype=dtype_a.value,
+        bytes_in=product.bytes_in,
+        bytes_out=product.bytes_out,
+        element_bytes_in=product.dtype.bytes,
+        element_bytes_out=product.dtype_out.bytes,
+        peak_dtype=product.dtype.value,
     )
-
-
-def _out_bytes(fields: dict[str, Any], dtype_a: DType) -> int:
-    if fields["dtype_c"]:
-        return DType(fields["dtype_c"]).bytes
-    return 4 if dtype_a is DType.INT8 else max(dtype_a.bytes, 2)
 
 
 def summary(finding: Finding) -> dict[str, Any]:

@@ -18,6 +18,7 @@ __all__ = ["EPILOG", "analyze"]
 EPILOG = examples(
     "tilewright kernels analyze NAME --arch gfx942",
     "tilewright kernels analyze NAME --arch gfx942 --shape 4096,4096,4096 --schedule",
+    "tilewright kernels analyze NAME --arch gfx942 --operation conv --shape 32,256,256,14x14,3x3,1,1,1",
     "tilewright kernels analyze --config config.json --arch gfx950 --json",
 )
 
@@ -25,7 +26,9 @@ EPILOG = examples(
 def analyze(
     name: str = typer.Argument("", help="Kernel, by name."),
     arch: str = typer.Option(..., "--arch", help="AMD GPU: gfx90a, gfx942, gfx950, gfx1100 or gfx1201."),
-    shape: str = typer.Option("4096,4096,4096", help="Problem that the bound is for: M,N,K."),
+    shape: str = typer.Option(
+        "", help="Problem that the bound is for: M,N,K; of convolutions N,C,K,HxW,RxS,stride,pad,groups."
+    ),
     config: str = typer.Option("", "--config", help="Analyse this configuration: a file, JSON text, or -."),
     operation: str = typer.Option("gemm", "--operation", help="Operation."),
     resident: int = typer.Option(0, min=0, help="Workgroups on a compute unit. 0: as many as fit."),
@@ -45,7 +48,6 @@ def analyze(
 
     if bool(name) == bool(config):
         raise typer.BadParameter("say what to analyse: a name, or --config (one of them)")
-    size = _shape(shape)
     settings = load()
     toolchain = HipToolchain([include_dir()], compiler=settings.hip_compiler)
     try:
@@ -54,7 +56,7 @@ def analyze(
             _config(operation, name, config, arch),
             tilewright_arch.load(arch),
             toolchain,
-            shape=size,
+            shape=shape,
             resident=resident,
             disassembler=Disassembler(settings.llvm_objdump),
         )
@@ -78,16 +80,6 @@ def _config(operation: str, name: str, text: str, arch: str) -> KernelConfig:
         return named_config(found, tilewright_arch.load(arch), name)
     config: KernelConfig = found.config_type.from_dict(read_config(text))
     return config
-
-
-def _shape(text: str) -> tuple[int, int, int]:
-    try:
-        m, n, k = (int(part) for part in text.lower().replace("x", ",").split(","))
-    except ValueError:
-        raise typer.BadParameter("a shape is M,N,K") from None
-    if min(m, n, k) < 1:
-        raise typer.BadParameter("a shape has positive sizes")
-    return m, n, k
 
 
 def _print(finding: Finding) -> None:
@@ -119,7 +111,10 @@ def _print(finding: Finding) -> None:
             f"{resources['workgroups_per_unit']} workgroups, {resources['waves_per_simd']} waves on a SIMD"
             f" (limited by {resources['occupancy_limit']})",
         ),
-        (f"{size.m} x {size.n} x {size.k}", ", ".join(f"{key} {value}" for key, value in parts.items())),
+        (
+            f"{size.m} x {size.n} x {size.k}" + f", {size.batch} of them" * (size.batch > 1),
+            ", ".join(f"{key} {value}" for key, value in parts.items()),
+        ),
         ("units used, edge", f"{bound['units_used']:.1%}, {bound['edge']:.1%}"),
         ("bound", f"{bound['tflops']:.0f} TFLOP/s, {bound['share_of_peak']:.1%} of {bound['peak_tflops']:.0f}"),
     ]

@@ -93,7 +93,8 @@ def numpy_conv(case: ConvCase, inputs: dict[str, Array]) -> Callable[[], Array]:
 
     def grouped(pixels: Array) -> Array:
         """[..., channels] as [G, pixels, channels / G]."""
-        return pixels.reshape(-1, groups, pixels.shape[-1] // groups).swapaxes(0, 1)
+        found: Array = pixels.reshape(-1, groups, pixels.shape[-1] // groups).swapaxes(0, 1)
+        return found
 
     def window_of(padded: Array, begins: tuple[int, ...], sizes: tuple[int, ...]) -> Array:
         place = (slice(None), *(slice(at, at + n) for at, n in zip(begins, sizes, strict=True)))

@@ -43,5 +43,5 @@ def test_it_expects_no_more_than_instructions_allow_and_not_much_less(
     inputs = {"a": of("fp16", (SIZE, SIZE)), "b": of("fp16", (SIZE, SIZE), (1, SIZE))}
     problem = operation.parse(OperationRequest("gemm", inputs))
     expected = operation.predict(problem, config, device).seconds
-    bound = analyze_config(operation, config, arch, toolchain, shape=(SIZE, SIZE, SIZE)).bound.seconds
+    bound = analyze_config(operation, config, arch, toolchain, shape=f"{SIZE},{SIZE},{SIZE}").bound.seconds
     assert bound <= expected <= 2 * bound

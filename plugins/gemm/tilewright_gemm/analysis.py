@@ -1,0 +1,48 @@
+"""Products for static analysis: which one a text means for a kernel, and what of it there is to compute."""
+
+from __future__ import annotations
+
+from tilewright_gemm.config import GemmConfig
+from tilewright_gemm.problem import GemmProblem
+from tilewright_kit.attributes import refuse
+from tilewright_kit.operation import Product
+from tilewright_kit.problem import OperationRequest
+from tilewright_kit.tensor import TensorDesc
+
+__all__ = ["DEFAULT_SHAPE", "gemm_analysis_request", "gemm_product"]
+
+DEFAULT_SHAPE = "4096,4096,4096"
+
+
+def gemm_analysis_request(config: GemmConfig, shape: str) -> OperationRequest:
+    """The plain product of ``M,N,K`` for a kernel: what it fuses changes nothing of its launch.
+
+    Raises ``InvalidArgumentError``.
+    """
+    try:
+        m, n, k = (int(part) for part in shape.lower().replace("x", ",").split(","))
+    except ValueError:
+        m = n = k = 0
+    if min(m, n, k) < 1:
+        raise refuse("a shape is three positive sizes", "shape", shape, "analysis_shape", "write it as M,N,K")
+    inputs = {
+        "a": TensorDesc.of(config.dtype_a, (m, k), (1, m) if config.layout[0] == "c" else (k, 1)),
+        "b": TensorDesc.of(config.dtype_b or config.dtype_a, (k, n), (1, k) if config.layout[1] == "c" else (n, 1)),
+    }
+    attributes = {"out_dtype": str(config.dtype_c)} if config.dtype_c else {}
+    return OperationRequest("gemm", inputs, {}, attributes)
+
+
+def gemm_product(problem: GemmProblem) -> Product:
+    """One plain product."""
+    m, n, k = problem.m, problem.n, problem.k
+    return Product(
+        m=m,
+        n=n,
+        k=k,
+        batch=len(problem.products),
+        dtype=problem.dtype_a,
+        dtype_out=problem.dtype_c,
+        bytes_in=len(problem.products) * (m * k * problem.dtype_a.bytes + k * n * problem.dtype_b.bytes),
+        bytes_out=len(problem.products) * m * n * problem.dtype_c.bytes,
+    )
