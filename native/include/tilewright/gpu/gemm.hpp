@@ -23,7 +23,7 @@ struct LoopFor {
 #if defined(__HIP__)
 template <class Config, class Sources>
 struct LoopFor<Config, Sources, false> {
-  using type = AmdLoop<Config>;
+  using type = AmdLoop<Config, Sources>;
 };
 #endif
 

@@ -24,7 +24,14 @@ constexpr bool kCopiesWait = true;
 constexpr bool kCopiesWait = false;
 #endif
 
-// What the operands of a product are: matrices. (Convolutions gather one of them from an image: see conv_sources.hpp.)
+#if defined(__HIP__)
+template <class Tile>
+struct Source;  // loader_amd.hpp
+template <class Tile, int kThreads>
+struct RegisterLoader;
+#endif
+
+// What the operands of a product are: matrices. (Convolutions gather one of them from an image: see conv.hpp.)
 struct MatrixSources {
   static constexpr bool any_alignment = true;  // which every workgroup finds out for its own task
   using Rows = LinearRows;
@@ -32,6 +39,10 @@ struct MatrixSources {
   struct A {
     using Place = Operand<Tile>;
     using Copy = Loader<Tile, kThreads>;
+#if defined(__HIP__)
+    using Fast = Source<Tile>;  // for AmdLoop
+    using Registers = RegisterLoader<Tile, kThreads>;
+#endif
   };
   template <class Tile, int kThreads>
   using B = A<Tile, kThreads>;

@@ -15,11 +15,8 @@
 // Every loop does whole steps of operands that are aligned; what is left (the rest of k, or everything) takes a plain
 // loop without prefetch. Shared memory: `bytes`.
 #pragma once
-#include "tilewright/gpu/direct_amd.hpp"
-#include "tilewright/gpu/loader_amd.hpp"
-#include "tilewright/gpu/mainloop.hpp"
-#include "tilewright/gpu/packed_amd.hpp"
 #include "tilewright/gpu/schedule_amd.hpp"
+#include "tilewright/gpu/step_amd.hpp"
 
 namespace tw::gpu {
 
@@ -31,70 +28,31 @@ TW_DEVICE void lds_barrier() {
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
 }
 
-template <class Config>
-struct AmdLoop {
-  static constexpr bool direct =
-      Config::pipeline == Pipeline::comp_async && kHasDirect && !Config::a_col && Config::b_col;
-  using TileA = LdsTile<typename Config::A, !Config::a_col, Config::tile_m, Config::tile_k, kLdsBanks, direct>;
-  using TileB = LdsTile<typename Config::B, Config::b_col, Config::tile_n, Config::tile_k, kLdsBanks, direct>;
-  static constexpr int threads = Config::wave_m * Config::wave_n * kWave;
-  using Atom = typename AtomFor<Config, TileA, TileB, Config::tile_m / Config::wave_m,
-                                Config::tile_n / Config::wave_n>::type;
-  using LoaderA = RegisterLoader<TileA, threads>;
-  using LoaderB = RegisterLoader<TileB, threads>;
-  using Fragments = typename Atom::Fragments;
-  static constexpr bool packed = Config::pipeline == Pipeline::preshufflev2;
-  static constexpr bool two_tiles =
-      Config::pipeline == Pipeline::compv4 || Config::pipeline == Pipeline::comp_async || packed;
-  static constexpr int held_steps = Config::pipeline == Pipeline::mem ? max_of(Config::stages, 2) : 1;
-  static constexpr int place_b = LoaderA::stored_bytes, tile_bytes = place_b + (packed ? 0 : LoaderB::stored_bytes);
-  static constexpr int bytes = (two_tiles ? 2 : 1) * tile_bytes;
-  static constexpr int flag_bytes = 0;  // tiles leave room for that word when they have been multiplied
-  static constexpr bool suits_two = false;
-  static constexpr int slices = Config::tile_k / Atom::depth;
+template <class Config, class Operands = MatrixSources>
+struct AmdLoop : AmdStep<Config, Operands> {
+  using Step = AmdStep<Config, Operands>;
+  using typename Step::TileA, typename Step::TileB, typename Step::LoaderA, typename Step::LoaderB, typename Step::Atom;
+  using typename Step::Fragments, typename Step::OperandA, typename Step::OperandB, typename Step::Sources;
+  using typename Step::Held, typename Step::SideA, typename Step::SideB;
+  using Step::ahead, Step::covering, Step::crowded, Step::direct, Step::fits, Step::held_steps, Step::load;
+  using Step::move_parts, Step::ordered, Step::packed, Step::place_b, Step::slice_products, Step::slice_reads;
+  using Step::slices, Step::step_fetches, Step::step_writes, Step::threads, Step::tile_bytes, Step::two_tiles;
 
-  using OperandA = Operand<TileA>;
-  template <bool kPacked, class Void = void>
-  struct OperandFor {
-    using type = Operand<TileB>;
-  };
-  template <class Void>
-  struct OperandFor<true, Void> {
-    using type = PackedOperand<typename Config::B, Config::warp_tile_n, Config::tile_k>;
-  };
-  using OperandB = typename OperandFor<packed>::type;
-
-  struct Sources {
-    Source<TileA> a;
-    Source<TileB> b;
-  };
-  struct Held {
-    typename LoaderA::Held a;
-    typename LoaderB::Held b;
-    // Part `part` of `parts`.
-    TW_DEVICE void fetch(const Sources& from, int step, const Where& at, int part = 0, int parts = 1) {
-      LoaderA::fetch(a, from.a, step, at.thread, part, parts);
-      LoaderB::fetch(b, from.b, step, at.thread, part, parts);
-    }
-    TW_DEVICE void fetch_parts(const Sources& from, int step, const Where& at) {  // as the loops do
-      TW_UNROLL
-      for (int part = 0; part < move_parts; part++) {
-        fetch(from, step, at, part, move_parts);
-        if (move_parts > 1) __builtin_amdgcn_sched_barrier(0);  // the counters of waits know the order
-      }
-    }
-    TW_DEVICE void put(uint32_t tile, const Where& at, int part = 0, int parts = 1) const {
-      LoaderA::put(a, tile, at.thread, part, parts);
-      LoaderB::put(b, tile + place_b, at.thread, part, parts);
-    }
-  };
-  TW_DEVICE static void load(Fragments& f, uint32_t tile, const Where& at, int kk) {
-    Atom::load(f, tile, tile + place_b, at.m0, at.n0, at.lane, kk);
+  TW_DEVICE static void run_steps(Atom& atom, const Sources& from, const Where& at) {
+    if (from.a.steps <= 0) return;
+    if constexpr (Config::pipeline == Pipeline::mem) run_stages(atom, from, at);
+    else if constexpr (direct) run_direct(atom, from, at);
+    else if constexpr (two_tiles && slices == 1 && ordered) run_single_slices(atom, from, at);
+    else if constexpr (two_tiles) run_two_tiles(atom, from, at);
+    else run_one_tile(atom, from, at);
   }
 
   TW_DEVICE static void run(Atom& atom, const OperandA& a, const OperandB& b, const Where& at) {
     int done = 0;
-    if constexpr (packed) {
+    if constexpr (!Operands::any_alignment) {
+      run_steps(atom, {typename SideA::Fast(a), typename SideB::Fast(b)}, at);
+      return;
+    } else if constexpr (packed) {
       const bool fast = Source<TileA>::suits(a) && a.k >= Config::tile_k;
       if (fast) run_packed(atom, Source<TileA>(a), b, at);
       run_slowly(atom, a, b, fast ? a.k / Config::tile_k : 0, at);
@@ -102,37 +60,10 @@ struct AmdLoop {
     } else if (Source<TileA>::suits(a) && Source<TileB>::suits(b)) {
       const Sources from = {Source<TileA>(a), Source<TileB>(b)};
       done = from.a.steps;
-      if (done > 0) {
-        if constexpr (Config::pipeline == Pipeline::mem) run_stages(atom, from, at);
-        else if constexpr (direct) run_direct(atom, from, at);
-        else if constexpr (two_tiles && slices == 1 && ordered) run_single_slices(atom, from, at);
-        else if constexpr (two_tiles) run_two_tiles(atom, from, at);
-        else run_one_tile(atom, from, at);
-      }
+      run_steps(atom, from, at);
     }
-    run_slowly(atom, a, b, done, at);
+    if constexpr (Operands::any_alignment) run_slowly(atom, a, b, done, at);
   }
-
-  // ---- what instructions a step takes, for their schedule ----
-
-  static constexpr int slice_products = Atom::rows * Atom::columns * Atom::products;
-  static constexpr int slice_reads =
-      Atom::rows * Atom::SideA::parts + Atom::columns * Atom::SideB::parts;
-  static constexpr int step_writes = LoaderA::writes + LoaderB::writes, step_fetches = LoaderA::loads + LoaderB::loads;
-  // Registers of a thread, and what a main loop keeps in them: sums, fragments, what is on its way to LDS, addresses.
-  static constexpr int registers = kWave == 32 ? 256 : min_of(512, 2048 / (threads / kWave));
-  static constexpr int fragment_registers = sizeof(Fragments) / 4, held_registers = held_steps * sizeof(Held) / 4;
-  static constexpr bool fits(int fragments) {
-    return Atom::count + fragments * fragment_registers + held_registers + 32 <= registers;
-  }
-  // Fragments are read a slice ahead of their products, where registers allow.
-  static constexpr bool ahead = fits(2);
-  // Sums that fill half of all registers leave the compiler no room to follow an order.
-  static constexpr bool ordered = ahead && Atom::count < 256;
-  // Matrix instructions that cover the time which a read or a write of LDS takes.
-  // Slices are ordered one by one, which is better and compiles sooner; bytes beside many sums lack the registers for it.
-  static constexpr bool crowded = size_of<typename Config::A> == 1 && Atom::count > 192;
-  static constexpr int covering = max_of(1, min_of(4, slice_products / 4));
 
   // ---- compv4 ----
 
@@ -144,7 +75,6 @@ struct AmdLoop {
                      {reads, share_of(writes, s, slices - 1), share_of(fetches, s, slices - 1)});
     __builtin_amdgcn_sched_barrier(0);
   }
-  static constexpr int move_parts = ordered && !crowded ? max_of(slices - 1, 1) : 1;  // of put and fetch
 
   TW_DEVICE static void run_two_tiles(Atom& atom, const Sources& from, const Where& at) {
     Fragments fragments[2];
@@ -249,23 +179,24 @@ struct AmdLoop {
     wait_direct();
     lds_barrier();
     copy(other, from, 1, at);
-    load(fragments[0], tile, at, 0);
+    if constexpr (ahead) load(fragments[0], tile, at, 0);
     TW_NO_UNROLL
     for (int step = 0; step < from.a.steps; step++) {
       TW_UNROLL
       for (int kk = 0; kk < slices; kk++) {
+        if (!ahead) load(fragments[kk % 2], tile, at, kk);
         if (kk + 1 < slices) {
-          load(fragments[(kk + 1) % 2], tile, at, kk + 1);
+          if constexpr (ahead) load(fragments[(kk + 1) % 2], tile, at, kk + 1);
           atom.multiply(fragments[kk % 2]);
-          schedule_before_barrier(kk, 0, 0, slice_reads);
+          if constexpr (ahead) schedule_before_barrier(kk, 0, 0, slice_reads);
         } else {
           wait_direct();
           lds_barrier();  // the other tile is complete; this one has been read
-          load(fragments[slices % 2], other, at, 0);
+          if constexpr (ahead) load(fragments[slices % 2], other, at, 0);
           multiply_and_copy(atom, fragments[kk % 2], tile, from, step + 2, at);
         }
       }
-      if (slices % 2 != 0) fragments[0] = fragments[1];
+      if (ahead && slices % 2 != 0) fragments[0] = fragments[1];
       const uint32_t swap = tile;
       tile = other;
       other = swap;
