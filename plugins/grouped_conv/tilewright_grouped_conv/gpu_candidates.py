@@ -6,16 +6,15 @@ cut. What a device has room for is the rules' business, which kernel is fastest 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
 from tilewright_grouped_conv.config import CONFIGS, ConvConfig, Triple
 from tilewright_grouped_conv.gpu_fit import VECTOR_BYTES, channel_vectors, strict_vectors
-from tilewright_grouped_conv.gpu_shapes import DEPTHWISE_STEPS, depthwise_fields, gpu_shapes
+from tilewright_grouped_conv.gpu_loop_candidates import loop_algorithms
+from tilewright_grouped_conv.gpu_shapes import gpu_shapes
 from tilewright_grouped_conv.phases import Phase
 from tilewright_grouped_conv.problem import ConvProblem
-from tilewright_grouped_conv.views import Order
 from tilewright_grouped_conv.words import Direction, Specialization, layout_of
 from tilewright_kit.cost import ceil_div
 from tilewright_kit.device import DeviceInfo
@@ -29,15 +28,13 @@ _LEAST_STEPS = 4
 _MOST_SLICES, _FEW_SLICES = 64, 16
 _FULL = 0.85
 """Part of the device from which on tiles need not be split."""
-_UNROLLED_TAPS = 49
-_LONGEST = 16
 _REACH = 2**31
 
 
 def gpu_algorithms(problem: ConvProblem, device: DeviceInfo) -> Iterator[ConvConfig]:
     """Configurations with the algorithm set, the signature not; the most general last."""
     split_image = _beyond(problem)
-    for config in (*_depthwise(problem), *_products(problem, device)):
+    for config in (*loop_algorithms(problem, device), *_products(problem, device)):
         yield config.replace(split_image=True) if split_image and not config.explicit_gemm else config
 
 
@@ -120,35 +117,3 @@ def splits(problem: ConvProblem, phase: Phase, device: DeviceInfo, tile: Triple)
     most = min(steps // _LEAST_STEPS, _MOST_SLICES if weight else _FEW_SLICES)
     found = {min(turns * units // tiles, most) for turns in (1, 2)}
     return tuple(sorted({1, *(split for split in found if split > 1)}))
-
-
-# ---- without a product ----
-
-
-def _depthwise(problem: ConvProblem) -> Iterator[ConvConfig]:
-    geometry = problem.geometry
-    if not geometry.cg == geometry.kg == 1:
-        return
-    most = min(VECTOR_BYTES, problem.alignment) // problem.dtype_in.bytes
-    width = max(math.gcd(most, geometry.groups), 1)
-    fixed = _compiled_in(problem)
-    split = max(problem.split_k, 1)
-    for step in DEPTHWISE_STEPS:
-        fields = depthwise_fields(step, problem.dtype_in, problem.dtype_out, problem.ndim)
-        if width > 1:
-            vectors = (width, width, min(width, VECTOR_BYTES // problem.dtype_out.bytes))
-            wide = {**fields, "vector_sizes": vectors, "channel_tile": step.vectors * width}
-            yield _base(problem).replace(**wide, **fixed, split_k=split)
-        single = {**fields, "vector_sizes": (1, 1, 1), "channel_tile": step.vectors}
-        yield _base(problem).replace(**single, **fixed, split_k=split)
-        if Order.FIRST in problem.image_orders and Order.FIRST in problem.own_pixel_orders and not problem.num_d:
-            yield _base(problem, first=True).replace(**{**single, "channel_tile": 0}, **fixed, split_k=split)
-
-
-def _compiled_in(problem: ConvProblem) -> dict[str, Triple]:
-    """Filter, stride and dilation where they are small, and the problem is one product."""
-    geometry = problem.geometry
-    small = geometry.taps <= _UNROLLED_TAPS and max(*geometry.filter, *geometry.stride, *geometry.dilation) <= _LONGEST
-    if not small or len(problem.phases(False)) > 1:
-        return {}
-    return {"filter": geometry.filter, "stride": geometry.stride, "dilation": geometry.dilation}

@@ -57,6 +57,8 @@ _LOOP_CYCLES = 2.0
 """Without a product: of one multiplication for every lane, with the reading that goes with it."""
 _CACHED_READS = 2.0
 """Without a product: how often the image comes from memory, filters overlapping as they do."""
+_MERGED_BLOCK, _MERGED_SHARE = 8, 0.25
+"""Channels of a block of merged groups, and what its instructions reach of the peak."""
 _MOST_RESIDENT = 4
 
 
@@ -180,18 +182,40 @@ def _loops(problem: ConvProblem, config: ConvConfig, device: DeviceInfo, phases:
     arch = device.arch
     clock = (arch.throughput.clock_mhz or 1500) * 1e6
     units = max(device.units or arch.throughput.units, 1)
-    flops = sum(phase.batch * phase.m * phase.n * phase.k for phase in phases)
-    lanes = 4.0 * _LANES
+    products = sum(phase.batch * phase.m * phase.n * phase.k for phase in phases)
+    if config.num_groups_to_merge > 1:
+        return _merged(problem, config, arch, products, units, clock)
     unrolled = 1.0 if any(config.filter) else 1.8
     pixels = max(math.prod(config.pixel_tile), 1) if any(config.pixel_tile) else 4
     # Every tap's weights are read once for all pixels of a step, every pixel once for all taps where these are fixed.
     access = (1.0 / pixels + (0.4 if any(config.filter) else 1.0)) * _ACCESS_CYCLES / config.vector_sizes[0]
-    cycles = flops / lanes * (unrolled + access) * _LOOP_CYCLES / 2.0
-    waves = sum(phase.batch * phase.m for phase in phases) / config.vector_sizes[0] / pixels / _LANES
+    cycles = products / (4.0 * _LANES) * (unrolled + access) * _LOOP_CYCLES / 2.0
+    waves = sum(phase.batch * phase.m * phase.n for phase in phases) / config.vector_sizes[0] / pixels / _LANES
     # A thread with several channels has as many sums under way.
-    busy = (
-        min(1.0, waves * min(config.vector_sizes[0], 4) / (8.0 * units))
-        if problem.direction is not Direction.BACKWARD_WEIGHT
-        else 1.0
-    )
+    busy = min(1.0, waves * min(config.vector_sizes[0], 4) / (8.0 * units))
+    if problem.direction is Direction.BACKWARD_WEIGHT:
+        busy = 1.0
     return {"compute": cycles / (clock * units * max(busy, 0.05))}
+
+
+def _merged(
+    problem: ConvProblem, config: ConvConfig, arch: ArchSpec, products: int, units: int, clock: float
+) -> dict[str, float]:
+    """Blocks of eight channels and two taps at a time: what instructions multiply besides is zero. Tiles read the edge
+    that they share with their neighbours, and the fewer columns they have, the more of it.
+    """
+    geometry, (_, rows, run) = problem.geometry, config.pixel_tile
+    wasted = _MERGED_BLOCK / max(geometry.cg, 1)
+    rate = float(arch.throughput.flops_per_cycle_per_unit.get(config.a, 1024)) * _MERGED_SHARE
+    spans = [
+        ((size - 1) * stride + (taps - 1) * dilation + 1) / (size * stride)
+        for size, stride, taps, dilation in zip(
+            (rows or 8, run or 8), geometry.stride[1:], geometry.filter[1:], geometry.dilation[1:], strict=True
+        )
+    ]
+    image = geometry.n * geometry.c * geometry.in_pixels * size_of(config.a)
+    l2 = arch.throughput.l2_bytes_per_second or _L2_BYTES_PER_CYCLE * clock * units
+    return {
+        "compute": 2.0 * products * wasted / (rate * units * clock),
+        "l2": math.prod(spans) * image / (l2 * _L2_SHARE),
+    }

@@ -15,6 +15,8 @@ from tilewright_kit.rules import Violation
 __all__ = ["channel_vectors", "gpu_mismatches", "gpu_transforms", "padded_channels", "strict_vectors"]
 
 VECTOR_BYTES = 16
+_BLOCK = 16
+"""Groups that are merged, times their channels."""
 _REACH = 2**31
 """Elements that offsets of 32 bits reach, and rows that are counted with them."""
 
@@ -154,9 +156,10 @@ def _wrong_of_loops(problem: ConvProblem, config: ConvConfig) -> Iterator[tuple[
     """Without a product: any strides one element at a time, or vectors of channels that lie side by side."""
     geometry, vector = problem.geometry, config.vector_sizes[0]
     if not config.channels_first and vector > 1:
-        for view in (problem.image, problem.pixels):
-            step = view.g if geometry.cg == geometry.kg == 1 else view.c
-            if geometry.groups > 1 and step != 1:
+        for view, per_group in ((problem.image, geometry.cg), (problem.pixels, geometry.kg)):
+            step, beside = (view.c, view.g == per_group or geometry.groups == 1) if per_group > 1 else (view.g, True)
+            merged = config.num_groups_to_merge > 1
+            if step != 1 or (merged and not beside):
                 yield view.operand, "the channels of a pixel do not lie side by side"
             elif any(stride % vector for stride in (view.n, *view.spatial, view.offset)):
                 yield view.operand, f"pixels do not begin at whole vectors of {vector}"
@@ -173,9 +176,14 @@ def gpu_mismatches(problem: ConvProblem, config: ConvConfig) -> Iterator[Violati
     geometry = problem.geometry
     if not config.is_matrix:
         vector = config.vector_sizes[0]
-        if vector > 1 and geometry.groups % vector:
-            reason = f"{geometry.groups} channels are no whole vectors of {vector}"
+        merged = config.num_groups_to_merge > 1
+        counts = (geometry.c, geometry.k) if merged or config.kind is Kind.DEPTHWISE else (geometry.cg, geometry.kg)
+        if any(count % vector for count in counts):
+            reason = f"{min(counts)} channels are no whole vectors of {vector}"
             yield Violation("vectors", "vector_sizes", config.vector_sizes, reason)
+        if merged and not geometry.cg == geometry.kg == _BLOCK // config.num_groups_to_merge:
+            reason = f"groups of {geometry.cg} and {geometry.kg} channels do not fill blocks of this kernel"
+            yield Violation("groups", "num_groups_to_merge", config.num_groups_to_merge, reason)
         if problem.alignment < vector * problem.dtype_in.bytes:
             reason = f"addresses are multiples of {problem.alignment} bytes only"
             yield Violation("vectors", "vector_sizes", config.vector_sizes, reason)

@@ -1,0 +1,174 @@
+"""Which GPU kernels without a product are worth considering: those of depthwise filters, of small groups, and of groups
+that are merged into blocks of eight channels for the matrix unit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from tilewright_grouped_conv.config import CONFIGS, DIRECT_PIPELINE, ConvConfig, Triple
+from tilewright_grouped_conv.gpu_fit import VECTOR_BYTES
+from tilewright_grouped_conv.gpu_shapes import DEPTHWISE_STEPS, depthwise_fields
+from tilewright_grouped_conv.problem import ConvProblem
+from tilewright_grouped_conv.views import Order
+from tilewright_grouped_conv.words import Direction, Specialization, layout_of
+from tilewright_kit.cost import ceil_div
+from tilewright_kit.device import DeviceInfo
+from tilewright_kit.words import Epilogue
+
+__all__ = ["MERGED_CHANNELS", "loop_algorithms"]
+
+FEW_CHANNELS = 16
+"""Channels of a group up to which a product would mostly multiply zeros."""
+MERGED_CHANNELS = 8
+"""Of a block: groups of 1, 2, 4 or 8 channels fill it."""
+_UNROLLED_TAPS = 49
+_LONGEST = 16
+_GROUP_STEPS = (
+    (4, 32, (1, 2, 4), 4),
+    (4, 64, (2, 2, 4), 4),
+    (4, 128, (2, 2, 4), 4),
+    (8, 64, (1, 2, 2), 4),
+    (4, 64, (1, 1, 4), 4),
+)
+"""Elements of an access, channels of a step, pixels of a thread, waves."""
+_MERGED_TILES, _WIDE_TILES = ((8, 8), (4, 32), (14, 16)), ((8, 8), (4, 56), (8, 16), (2, 56))
+_MERGED_STEPS = ((32, 4), (64, 4), (64, 8), (128, 8))
+"""Rows and columns of pixels that a workgroup computes (of images of many columns: the second), and its channels and
+waves.
+"""
+_WIDE = 32
+_ROUNDS = (2, 4)
+"""Workgroups that every unit gets, of the gradient of the weights, whose pixels are cut."""
+
+
+def loop_algorithms(problem: ConvProblem, device: DeviceInfo) -> Iterator[ConvConfig]:
+    """Configurations with the algorithm set, the signature not."""
+    geometry = problem.geometry
+    if geometry.groups == 1:
+        return
+    if device.arch.kind == "cuda" and _may_merge(problem):
+        yield from _merged(problem, device)
+    if geometry.cg == geometry.kg == 1:
+        yield from _depthwise(problem, device)
+    elif max(geometry.cg, geometry.kg) <= FEW_CHANNELS:
+        yield from _small_groups(problem, device)
+
+
+def _base(problem: ConvProblem, first: bool = False) -> ConvConfig:
+    return CONFIGS[problem.direction](
+        dtype_in=problem.dtype_in,
+        layout=layout_of(problem.ndim, first),
+        ndim=problem.ndim,
+        pipeline=DIRECT_PIPELINE,
+        epilogue=Epilogue.DEFAULT,
+        scheduler="default",
+        tile=(1, 1, 1),
+        warp_tile=(1, 1, 1),
+    )
+
+
+def _sliced(problem: ConvProblem, config: ConvConfig, device: DeviceInfo, blocks: int) -> Iterator[ConvConfig]:
+    """With as many slices of the pixels as give every unit some workgroups, for the gradient of the weights."""
+    if problem.direction is not Direction.BACKWARD_WEIGHT:
+        yield config
+        return
+    units = max(device.units or device.arch.throughput.units, 1)
+    for rounds in _ROUNDS if not problem.split_k else (0,):
+        yield config.replace(split_k=problem.split_k or min(max(rounds * units // max(blocks, 1), 1), 255))
+
+
+def _compiled_in(problem: ConvProblem, phases: bool) -> dict[str, Triple]:
+    """Filter, stride and dilation where they are small; ``phases``: also of several products."""
+    geometry = problem.geometry
+    small = geometry.taps <= _UNROLLED_TAPS and max(*geometry.filter, *geometry.stride, *geometry.dilation) <= _LONGEST
+    if not small or (not phases and len(problem.phases(False)) > 1):
+        return {}
+    return {"filter": geometry.filter, "stride": geometry.stride, "dilation": geometry.dilation}
+
+
+def _vectors(problem: ConvProblem, width: int) -> Triple:
+    return width, width, min(width, VECTOR_BYTES // problem.dtype_out.bytes)
+
+
+def _depthwise(problem: ConvProblem, device: DeviceInfo) -> Iterator[ConvConfig]:
+    geometry = problem.geometry
+    most = min(VECTOR_BYTES, problem.alignment) // problem.dtype_in.bytes
+    width = max(math.gcd(most, geometry.groups), 1)
+    fixed = _compiled_in(problem, phases=False)
+    for step in DEPTHWISE_STEPS:
+        fields = depthwise_fields(step, problem.dtype_in, problem.dtype_out, problem.ndim)
+        for vector in dict.fromkeys((width, 1)):
+            channels = step.vectors * vector
+            own = {**fields, "vector_sizes": _vectors(problem, vector), "channel_tile": channels}
+            blocks = ceil_div(geometry.groups, channels or MERGED_CHANNELS * vector)
+            yield from _sliced(problem, _base(problem).replace(**own, **fixed), device, blocks)
+        if Order.FIRST in problem.image_orders and Order.FIRST in problem.own_pixel_orders and not problem.num_d:
+            own = {**fields, "vector_sizes": (1, 1, 1), "channel_tile": 0}
+            yield from _sliced(problem, _base(problem, first=True).replace(**own, **fixed), device, geometry.groups)
+
+
+def _small_groups(problem: ConvProblem, device: DeviceInfo) -> Iterator[ConvConfig]:
+    geometry = problem.geometry
+    fixed = _compiled_in(problem, phases=False)
+    most = min(VECTOR_BYTES, problem.alignment) // problem.dtype_in.bytes
+    weight = problem.direction is Direction.BACKWARD_WEIGHT
+    for wanted, channels, pixels, waves in _GROUP_STEPS:
+        vector = math.gcd(min(wanted, most), geometry.cg, geometry.kg)
+        if weight and vector > MERGED_CHANNELS // 2:
+            continue
+        config = _base(problem).replace(
+            wave=(waves, 1, 1),
+            vector_sizes=_vectors(problem, vector),
+            specialization=Specialization.DIRECT,
+            channel_tile=max(channels * vector // wanted, vector),
+            pixel_tile=_pixels(problem, pixels),
+            **fixed,
+        )
+        blocks = geometry.taps * geometry.groups * ceil_div(geometry.kg, vector) * ceil_div(geometry.cg, vector)
+        yield from _sliced(problem, config, device, ceil_div(blocks, max(channels // wanted, 1)))
+
+
+def _pixels(problem: ConvProblem, pixels: Triple) -> Triple:
+    return (pixels[0], 1, pixels[2]) if problem.ndim == 1 else pixels
+
+
+# ---- merged groups ----
+
+
+def _may_merge(problem: ConvProblem) -> bool:
+    geometry = problem.geometry
+    return (
+        geometry.cg == geometry.kg
+        and geometry.cg in (1, 2, 4, MERGED_CHANNELS)
+        and geometry.c % MERGED_CHANNELS == 0
+        and problem.ndim <= 2
+        and problem.dtype_in.bytes == 2
+        and problem.dtype_wei == problem.dtype_in
+        and problem.alignment >= VECTOR_BYTES
+        and bool(_compiled_in(problem, phases=True))
+    )
+
+
+def _merged(problem: ConvProblem, device: DeviceInfo) -> Iterator[ConvConfig]:
+    geometry = problem.geometry
+    depthwise = geometry.cg == 1
+    wide = geometry.output[2] > _WIDE
+    for (rows, run), (channels, waves) in (
+        (tile, step) for tile in (_WIDE_TILES if wide else _MERGED_TILES) for step in _MERGED_STEPS
+    ):
+        if channels > geometry.c and channels > MERGED_CHANNELS * waves:
+            continue
+        more: dict[str, Any] = _compiled_in(problem, phases=True)
+        config = _base(problem).replace(
+            wave=(waves, 1, 1),
+            vector_sizes=_vectors(problem, MERGED_CHANNELS),
+            specialization=Specialization.DEPTHWISE if depthwise else Specialization.DIRECT,
+            num_groups_to_merge=2 * MERGED_CHANNELS // geometry.cg,
+            channel_tile=channels,
+            pixel_tile=(1, rows, run),
+            **more,
+        )
+        yield from _sliced(problem, config, device, ceil_div(geometry.c, channels))
