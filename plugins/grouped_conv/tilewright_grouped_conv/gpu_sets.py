@@ -92,7 +92,7 @@ def gpu_variants(config: type[ConvConfig], archs: tuple[str, ...], shape: Shape,
             yield product(config, archs, narrow, dtype, split_k=8, two_stage=[False, True])
     for dtype in _FLOATS:
         yield depthwise(config, archs, DEPTHWISE_STEPS[0], dtype)
-    constants = {"filter": (1, 3, 3), "stride": (1, 1, 1), "dilation": (1, 1, 1)}
+    constants: dict[str, Any] = {"filter": (1, 3, 3), "stride": (1, 1, 1), "dilation": (1, 1, 1)}
     for step in DEPTHWISE_STEPS[1:]:
         yield depthwise(config, archs, step, half, **constants)
     yield depthwise(config, archs, DEPTHWISE_STEPS[1], half, **{**constants, "stride": (1, 2, 2)})
