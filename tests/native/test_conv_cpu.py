@@ -86,10 +86,22 @@ def depthwise() -> dict[str, ConvConfig]:
     return configs
 
 
-DEPTHWISE = depthwise()
-GROUPS = {"implicit": IMPLICIT, "other": OTHERS, "depthwise": DEPTHWISE}
-HEADERS = {"implicit": "conv.hpp", "other": "conv.hpp", "depthwise": "depthwise.hpp"}
-LOWER = {"implicit": slice(0, 30, 5), "other": slice(0, 3, 2), "depthwise": slice(0, 20, 6)}
+def direct() -> dict[str, ConvConfig]:
+    configs = {}
+    for a, b, c, depth in TYPES[:7]:
+        configs[f"forward_{a}_{c}_{depth}"] = without_product("direct", a=a, b=b, c=c)
+    backward = without_product("direct", direction="backward_data", b_col=False)
+    configs["backward"] = backward
+    configs["accumulate"] = backward.replace(accumulate=True, a="bf16", b="bf16", c="fp32")  # type: ignore[assignment]
+    configs["epilogue"] = without_product("direct", bias="fp32", d=("fp32", "bf16"), binary="MultiDAdd", unary="Relu")
+    configs["int8"] = without_product("direct", a="int8", b="int8", c="bf16", bias="fp32", scale_b="column")
+    return configs
+
+
+DEPTHWISE, DIRECT = depthwise(), direct()
+GROUPS = {"implicit": IMPLICIT, "other": OTHERS, "depthwise": DEPTHWISE, "direct": DIRECT}
+HEADERS = {"implicit": "conv.hpp", "other": "conv.hpp", "depthwise": "depthwise.hpp", "direct": "direct_conv.hpp"}
+LOWER = {"implicit": slice(0, 30, 5), "other": slice(0, 3, 2), "depthwise": slice(0, 20, 6), "direct": slice(0, 12, 4)}
 
 
 def chosen(level: str, group: str) -> list[str]:
@@ -223,3 +235,24 @@ def test_depthwise(libraries: dict[str, Library], runtime: Runtime, name: str, r
     long = Shape(n=1, groups=2, cg=1, kg=1, size=(1, 1, 2500), filter=(1, 1, 5), begin=(0, 0, 2), end=(0, 0, 2))
     for shape in (*map(single, FIXED), large, long, *(single(drawn(rng)) for _ in range(8))):
         run(libraries["depthwise"], runtime, ConvCall(DEPTHWISE[name], shape, rng, **options(rng)))
+
+
+@each("direct")
+def test_few_channels(libraries: dict[str, Library], runtime: Runtime, name: str, rng: np.random.Generator) -> None:
+    small = [
+        Shape(n=2, groups=8, cg=cg, kg=kg, size=(1, 5, 30), stride=(1, stride, stride))
+        for cg, kg, stride in (
+            (4, 4, 1),
+            (4, 4, 2),
+            (8, 8, 1),
+            (1, 2, 1),
+            (3, 5, 1),
+            (16, 16, 1),
+            (2, 1, 2),
+            (5, 40, 1),
+        )
+    ]
+    first = Shape(n=1, groups=1, cg=3, kg=64, size=(1, 20, 21), filter=(1, 7, 7), stride=(1, 2, 2), end=(0, 3, 3))
+    long = Shape(n=1, groups=2, cg=2, kg=3, size=(1, 1, 700), filter=(1, 1, 5), begin=(0, 0, 2), end=(0, 0, 2))
+    for shape in (*FIXED, *small, first, long, *(drawn(rng) for _ in range(4))):
+        run(libraries["direct"], runtime, ConvCall(DIRECT[name], shape, rng, **options(rng)))

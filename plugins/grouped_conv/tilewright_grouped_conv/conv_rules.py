@@ -39,7 +39,7 @@ _PIPELINES = {"cpu": ("compv3", "mem"), "cuda": ("compv3", "compv4"), "hip": ("m
 _DIRECT_TEMPLATES = frozenset(
     {
         *(("cpu", Kind.DEPTHWISE, direction) for direction in Direction),
-        ("cpu", Kind.DIRECT, Direction.BACKWARD_WEIGHT),
+        *(("cpu", Kind.DIRECT, direction) for direction in Direction),
         *((kind, Kind.DEPTHWISE, direction) for kind in ("cuda", "hip") for direction in Direction),
     }
 )
@@ -75,10 +75,9 @@ def kind_template(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
 
 
 def direct_order(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """Where a group has several channels, the gradient of the weights reads them side by side."""
-    weights = arch.kind == "cpu" and config.kind is Kind.DIRECT and config.direction is Direction.BACKWARD_WEIGHT
-    if weights and config.channels_first:
-        reason = "only depthwise kernels of this direction read channels-first images"
+    """Where a group has several channels, loops without a product read them side by side."""
+    if arch.kind == "cpu" and config.kind is Kind.DIRECT and config.channels_first:
+        reason = "of the kernels without a product only depthwise ones read channels-first images"
         yield Violation("direct_order", "layout", config.layout, reason, {"layout": layout_of(config.ndim)})
 
 

@@ -163,7 +163,8 @@ struct DepthwiseConv {
         out.old = (const char*)v.p.acc + (out.data - (char*)v.p.gemm.c);
         for (int64_t c = 0; c < v.p.groups; c += kZeroChannels) {
           const Tile tile = {locate(n, z, y, x, c), v.reach(P), number + x, min_of(v.w->rows - x, P), c,
-                             min_of(v.p.groups - c, kZeroChannels)};
+                             min_of(v.p.groups - c, kZeroChannels),
+                             v.h->row_step * v.h->image_stride * size_of<E>};
           if (three && v.step == 1) multiply<3, 1>(tile, out);
           else if (three && v.step == 2) multiply<3, 2>(tile, out);
           else multiply<0, 0>(tile, out);
@@ -176,6 +177,7 @@ struct DepthwiseConv {
       int64_t number;        // of the first pixel
       int64_t pixels;        // that exist
       int64_t first, count;  // channels
+      int64_t ahead;
     };
 
     // Fills the table with the lines of taps that meet the image.
@@ -227,6 +229,7 @@ struct DepthwiseConv {
           TW_UNROLL
           for (int q = 0; q < (P - 1) * kS + kT; q++) {
             const f32v x = load<kWhole>(pixels[q], c, count);
+            if (q < P * kS && l + 1 == tile.lines) __builtin_prefetch(pixels[q] + c * size_of<E> + tile.ahead, 0, 2);
             TW_UNROLL
             for (int t = 0; t < kT; t++)
               if (q >= t && (q - t) % kS == 0 && (q - t) / kS < P) sums[(q - t) / kS] += x * w[t];

@@ -50,7 +50,7 @@ struct ChannelOperands {
 
   // Whether that is so for operands of groups with several channels.
   static bool suits(const tw_conv_problem& p, int64_t channels) {
-    bool suits = p.row_g == channels * p.row_c;
+    bool suits = p.row_g == channels && (channels == 1 || p.row_c == 1);
     if constexpr (BiasType<typename Config::Bias>::present) suits = suits && follows(p.gemm.bias, channels);
     if constexpr (Config::scale_b == Scale::column) suits = suits && follows(p.gemm.scale_b, channels);
     for (int i = 0; i < Config::D::size; i++) suits = suits && follows(p.gemm.d[i], channels);
@@ -62,7 +62,7 @@ struct ChannelOperands {
     if (channels == 1) operand.col_stride = operand.batch_stride;
   }
   static TW_INLINE bool follows(const tw_gemm_operand& operand, int64_t channels) {
-    return operand.batch_stride == channels * operand.col_stride;
+    return channels == 1 || operand.batch_stride == channels * operand.col_stride;
   }
 };
 
