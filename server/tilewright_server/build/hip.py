@@ -28,12 +28,10 @@ __all__ = ["HipToolchain", "resource_line", "unbundled"]
 
 _WORKER = "tilewright_server.build.hiprtc_worker"
 _LANGUAGE_FLAGS = ("-O3", "-std=c++17", "-DNDEBUG")
-# Without a CUID the bytes do not depend on the names of files. What follows it leaves out second rounds of scheduling:
-# a tenth of the time that large kernels take, for no better code.
+# Without a CUID the bytes do not depend on the names of files.
 _CLANG_FLAGS = (
     "-x", "hip", "--offload-device-only", "-nogpuinc", "-nogpulib", "-nostdinc", "--no-gpu-bundle-output",
-    "-fuse-cuid=none", "-mllvm", "-amdgpu-disable-clustered-low-occupancy-reschedule",
-    "-mllvm", "-amdgpu-disable-unclustered-high-rp-reschedule",
+    "-fuse-cuid=none",
 )  # fmt: skip
 _BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
 
@@ -60,7 +58,8 @@ class HipToolchain(InstalledToolchain[HipCompiler]):
         return f"{' '.join(found.command) or found.binary}: {found.identity}"
 
     def flags(self, unit: SourceUnit, arch: ArchSpec) -> tuple[str, ...]:
-        own = () if self._find().family == "hiprtc" else _CLANG_FLAGS
+        found = self._find()
+        own = () if found.family == "hiprtc" else (*_CLANG_FLAGS, *found.tuning)
         defines = tuple(f"-D{name}={value}" for name, value in sorted(unit.defines.items()))
         return (*own, *_LANGUAGE_FLAGS, *arch.toolchain.flags, *unit.flags, *defines)
 
@@ -69,6 +68,7 @@ class HipToolchain(InstalledToolchain[HipCompiler]):
     ) -> Compiled:
         begin = time.monotonic()
         found = self._find()
+        found.require(arch.toolchain.gpu_arch)
         (workdir / f"kernel{self.source_suffix}").write_text(unit.text, "utf-8")
         if found.family == "hiprtc":
             image, log = self._by_library(unit, arch, abort)

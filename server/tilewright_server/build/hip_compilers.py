@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from dataclasses import dataclass
@@ -19,7 +20,15 @@ HIPRTC, ZIGLANG = "hiprtc", "ziglang"
 """Names that the setting understands beside those of programs."""
 
 OLDEST = 19
-"""Release of clang that first knows every arch of ours."""
+"""Release of clang that first compiles our headers."""
+_KNOWN_SINCE = {"gfx950": 20}
+"""Releases of clang that first know an arch, where that is later."""
+_TUNING = (
+    ("-mllvm", "-amdgpu-disable-clustered-low-occupancy-reschedule"),
+    ("-mllvm", "-amdgpu-disable-unclustered-high-rp-reschedule"),
+)
+"""Options that leave out second rounds of scheduling: a tenth of the time that large kernels take, for no better code.
+They are a compiler's own affair, so each is given only to those that accept it."""
 _ROCM = ("/opt/rocm/llvm/bin/clang++", "/opt/rocm/lib/llvm/bin/clang++")
 _NAMES = ("clang++", *(f"clang++-{release}" for release in range(22, OLDEST - 1, -1)), *_ROCM)
 
@@ -34,6 +43,22 @@ class HipCompiler(InstalledCompiler):
     """One that works. hiprtc has no command, because it is a library."""
 
     family: Literal["hiprtc", "clang", "zig"]
+    release: int = 0
+    """Of clang; 0 if it is not known."""
+    tuning: tuple[str, ...] = ()
+    """Options that make it faster, beside those that every compiler is given."""
+
+    def require(self, gpu_arch: str) -> None:
+        """Raises ``ToolchainMissingError`` if it is too old to know ``gpu_arch``."""
+        since = _KNOWN_SINCE.get(gpu_arch, 0)
+        if 0 < self.release < since:
+            raise ToolchainMissingError(
+                f"the compiler for AMD GPUs is clang {self.release}, and {gpu_arch} needs clang {since} or later",
+                field="hip_compiler",
+                value=self.identity,
+                rule="toolchain",
+                fix=f"install clang and lld {since} or later, or a newer wheel ziglang, and name it in the setting",
+            )
 
 
 def find_compiler(name: str, search_path: str | None, helpers: HelperPool) -> HipCompiler:
@@ -100,7 +125,8 @@ def _clang(binary: Path) -> HipCompiler | str:
     if not linker.is_absolute() or not linker.is_file():
         return f"it finds no lld (Debian, Ubuntu: apt-get install lld-{release[1]})"
     identity = f"{version[0].strip()} [{digest(binary, linker)}]"
-    return HipCompiler((str(binary),), identity, binary, stamp, "clang")
+    command = (str(binary),)
+    return HipCompiler(command, identity, binary, stamp, "clang", int(release[1]), _tuning_of(command))
 
 
 def _ziglang() -> HipCompiler | str:
@@ -108,4 +134,17 @@ def _ziglang() -> HipCompiler | str:
     stamp = None if found is None else file_stamp(found[0])
     if found is None or stamp is None:
         return "the wheel is not installed"
-    return HipCompiler((str(found[0]), "clang"), f"clang of {found[1]}", found[0], stamp, "zig")
+    command = (str(found[0]), "clang")
+    release = re.search(r"clang version (\d+)", answer_of((*command, "--version")) or "")
+    if release is None:
+        return "it does not say which clang it is"
+    if int(release[1]) < OLDEST:
+        return f"it is clang {release[1]}, and {OLDEST} is needed (pip install -U ziglang)"
+    return HipCompiler(command, f"clang of {found[1]}", found[0], stamp, "zig", int(release[1]), _tuning_of(command))
+
+
+def _tuning_of(command: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of the options that the compiler accepts. They are read even where nothing is compiled."""
+    nothing = ("-x", "c", "-fsyntax-only", os.devnull)
+    kept = (option for option in _TUNING if answer_of((*command, *option, *nothing)) is not None)
+    return tuple(word for option in kept for word in option)

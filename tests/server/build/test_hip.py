@@ -85,11 +85,13 @@ def _script(path: Path, body: str) -> None:
     path.chmod(0o755)
 
 
-def _answers(release: str, *, target: str = "amdgcn", lld: Path | str = "", otherwise: str = "true") -> str:
+def _answers(
+    release: str, *, target: str = "amdgcn", lld: Path | str = "", options: str = "true", otherwise: str = "true"
+) -> str:
     """A shell script's body that answers what a clang is asked before it is used."""
     return (
         f'case "$1" in --version) echo "clang version {release}";; --print-targets) echo "  {target} - it";;'
-        f" --print-prog-name=lld) echo {lld};; *) {otherwise};; esac"
+        f" --print-prog-name=lld) echo {lld};; -mllvm) {options};; *) {otherwise};; esac"
     )
 
 
@@ -324,6 +326,50 @@ def test_upgraded_compiler_has_another_identity(tmp_path: Path) -> None:
     behave("22.1.0")
     assert first.startswith("clang version 21.1.0 [")
     assert toolchain.identity().startswith("clang version 22.1.0 [")
+
+
+def test_compiler_is_given_the_options_that_it_accepts(
+    compiler: str, arch: ArchSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = hip_compilers._TUNING
+    real = HipToolchain([], compiler=compiler).flags(hip_unit(), arch)
+    assert all(option[1] in real for option in options)
+    monkeypatch.setattr(hip_compilers, "_TUNING", (options[0], ("-mllvm", "-amdgpu-never-heard-of"), options[1]))
+    toolchain = HipToolchain([], compiler=compiler)
+    assert toolchain.flags(hip_unit(), arch) == real
+    toolchain.compile(hip_unit(), tmp_path, arch)
+
+
+def test_clang_that_knows_no_options_is_given_none(tmp_path: Path, arch: ArchSpec) -> None:
+    fake, lld = tmp_path / "clang++", tmp_path / "lld"
+    lld.write_text("linker")
+    _script(fake, _answers("23.1.0", lld=lld, options="exit 1"))
+    assert "-mllvm" not in HipToolchain([], compiler=str(fake)).flags(hip_unit(), arch)
+
+
+def test_arch_younger_than_the_compiler_is_refused_with_a_fix(tmp_path: Path, arch: ArchSpec) -> None:
+    fake, lld = tmp_path / "clang++", tmp_path / "lld"
+    lld.write_text("linker")
+    _script(fake, _answers("19.1.7", lld=lld))
+    toolchain = HipToolchain([], compiler=str(fake))
+    with pytest.raises(ToolchainMissingError, match=r"clang 19, and gfx950 needs clang 20 or later") as caught:
+        toolchain.compile(hip_unit(), tmp_path, tilewright_arch.load("gfx950"))
+    assert (caught.value.field, caught.value.rule) == ("hip_compiler", "toolchain")
+    assert "install clang and lld 20 or later" in caught.value.fix
+    with pytest.raises(BuildFailedError, match="wrote nothing"):
+        toolchain.compile(hip_unit(), tmp_path, arch)
+
+
+@pytest.mark.parametrize(("answer", "why"), [("clang version 18.1.6", "it is clang 18"), ("nonsense", "does not say")])
+def test_wheel_with_an_old_clang_is_refused(
+    answer: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = tmp_path / "zig"
+    _script(fake, f"echo {answer}")
+    monkeypatch.setattr(hip_compilers, "zig_binary", lambda: (fake, "zig 0.13.0"))
+    with pytest.raises(ToolchainMissingError) as caught:
+        HipToolchain([], compiler="ziglang").identity()
+    assert why in caught.value.log_tail
 
 
 def test_compiler_that_writes_nothing_or_nonsense_is_told_apart(tmp_path: Path, arch: ArchSpec) -> None:
