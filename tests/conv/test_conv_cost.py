@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 from conv_requests import backward_weight, first, forward, last
@@ -13,11 +14,15 @@ from tilewright_grouped_conv.config import ConvConfig
 from tilewright_grouped_conv.cost import predict_conv
 from tilewright_grouped_conv.features import conv_features
 from tilewright_grouped_conv.parse import parse_conv
+from tilewright_grouped_conv.plugin import ConvOperation
 from tilewright_grouped_conv.problem import ConvProblem
 from tilewright_grouped_conv.samples import conv_samples
 from tilewright_grouped_conv.words import Direction, Kind
 from tilewright_kit.check_plugin import device_of
 from tilewright_kit.device import DeviceInfo
+from tilewright_kit.measured import Measured
+from tilewright_kit.measurements import Measurement, class_of, point_of
+from tilewright_kit.select import Heuristic
 
 ARCHS = ("x86-64-v4", "gfx942", "gfx1201", "sm_90a")
 
@@ -115,3 +120,49 @@ def test_features_keep_their_names_and_tell_kernels_apart() -> None:
     found = conv_candidates(problem, device)
     distinct = {tuple(conv_features(problem, config, device).items()) for config in found}
     assert len(distinct) >= len(found) // 2
+
+
+class Rows:
+    """Measurements, as a strategy reads them."""
+
+    def __init__(self, *rows: Measurement) -> None:
+        self.all = rows
+
+    def generation(self) -> object:
+        return len(self.all)
+
+    def rows(self, operation: str, arch: str) -> Sequence[Measurement]:
+        return [item for item in self.all if (item.operation, item.arch) == (operation, arch)]
+
+
+def measured(problem: ConvProblem, config: ConvConfig, device: DeviceInfo, us: float) -> Measurement:
+    point = point_of(problem)
+    arch = device.arch.id
+    sizes = dict(point.sizes)
+    return Measurement(
+        problem.operation, point.signature, sizes, arch, device.name, config.to_dict(), us * 1e3, samples=5
+    )
+
+
+def test_measurements_of_a_convolution_decide_over_the_model() -> None:
+    device = device_of(tilewright_arch.load("sm_90a"))
+    operation = ConvOperation(Direction.FORWARD)
+    problem = resnet(32, 128, 128, 28, 3)
+    order = Heuristic().rank(operation, problem, operation.candidates(problem, device), device)
+    slow, fast = order[0].config, order[-1].config
+    assert isinstance(slow, ConvConfig) and isinstance(fast, ConvConfig)
+    rows = Rows(measured(problem, slow, device, 90.0), measured(problem, fast, device, 30.0))
+    again = Measured([rows]).rank(operation, problem, operation.candidates(problem, device), device)
+    assert again[0].config == fast and "measured" in again[0].reason
+    larger = resnet(48, 128, 128, 28, 3)
+    carried = Measured([rows]).rank(operation, larger, operation.candidates(larger, device), device)
+    assert "1 measured problems near it" in carried[0].reason
+
+
+def test_measurements_are_not_carried_to_other_filters() -> None:
+    signatures = {
+        class_of(point_of(resnet(32, 128, 128, 28, taps)).signature) for taps in (1, 3)
+    }  # fmt: skip
+    assert len(signatures) == 2
+    same = {class_of(point_of(resnet(n, c, 64, 28, 3)).signature) for n, c in ((1, 64), (32, 256))}
+    assert len(same) == 1

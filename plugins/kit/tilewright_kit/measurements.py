@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 _DERIVED = frozenset({"operation", "flops", "bytes", "bytes_moved"})
 """Entries of a description that follow from the others."""
-_CLASS = ("dtype", "layout", "packing", "grouped", "direction")
+_CLASS = ("dtype", "layout", "packing", "grouped", "direction", "ndim", "filter", "stride")
 """Beginnings of the names of entries that no measurement can be carried across."""
 
 
