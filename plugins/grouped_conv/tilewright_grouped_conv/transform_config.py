@@ -13,7 +13,6 @@ from tilewright_grouped_conv import __version__
 from tilewright_kit.config import KernelConfig
 from tilewright_kit.declare import KernelSet, declare
 from tilewright_kit.dtypes import DType
-from tilewright_kit.errors import UnsupportedError
 from tilewright_kit.naming import part, suffix
 from tilewright_kit.rules import RuleBook, Violation
 from tilewright_kit.source import SourceUnit
@@ -23,8 +22,7 @@ __all__ = ["CONVERTED", "TRANSFORM_RULES", "TRANSFORM_SETS", "TransformConfig", 
 
 CONVERTED = (DType.FP32, DType.FP16, DType.BF16)
 """Types that a copy converts into each other; all others it only moves."""
-_TEMPLATES = {"cpu": "transform_cpu.cpp.in"}
-_LANGUAGES = {"cpu": "c++"}
+_CPU, _GPU = "transform_cpu.cpp.in", "transform_gpu.cu.in"
 
 
 @dataclass(frozen=True)
@@ -71,25 +69,15 @@ TRANSFORM_SETS: dict[str, KernelSet[TransformConfig]] = {
 
 
 def generate_transform(config: TransformConfig, arch: ArchSpec) -> SourceUnit:
-    """The translation unit of a valid configuration.
-
-    Raises ``ConfigInvalidError``, or ``UnsupportedError`` for an arch whose kind has no template yet.
-    """
+    """The translation unit of a valid configuration. Raises ``ConfigInvalidError``."""
     TRANSFORM_RULES.require(config, arch)
-    if arch.kind not in _TEMPLATES:
-        raise UnsupportedError(
-            f"there is no template of {config.operation} for {arch.kind} devices yet",
-            field="arch",
-            value=arch.id,
-            rule="template",
-            fix="use tensors whose channels lie last",
-        )
-    symbol = symbol_of(config)
-    text = template(__package__, _TEMPLATES[arch.kind]).substitute(
+    symbol, on_cpu = symbol_of(config), arch.kind == "cpu"
+    text = template(__package__, _CPU if on_cpu else _GPU).substitute(
         name=config.name,
         record=json.dumps(config.to_dict(), sort_keys=True),
         dtype_in=config.dtype_in,
         dtype_out=config.to,
         symbol=symbol,
     )
-    return SourceUnit(config.name, _LANGUAGES[arch.kind], text, {"main": symbol}, plugin_version=__version__)
+    language = "c++" if on_cpu else arch.kind
+    return SourceUnit(config.name, language, text, {"main": symbol}, plugin_version=__version__)

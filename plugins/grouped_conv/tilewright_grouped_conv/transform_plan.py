@@ -17,16 +17,15 @@ __all__ = ["plan_transform", "team_of", "transform_args", "transform_seconds", "
 _DIMS = 6
 _SMALL_BYTES = 1 << 18
 """Copies below this stay with one thread: a team costs more than it saves."""
-_GPU_THREADS = 256
-_GPU_ELEMENTS = 2048
-"""Elements of the destination that one workgroup writes."""
+GPU_THREADS, GPU_TILE = 256, 32
+"""``kTransformThreads`` and ``kTransformTile`` of ``tilewright/gpu/transform.hpp``."""
 
 
 def plan_transform(problem: TransformProblem, config: TransformConfig, device: DeviceInfo) -> ExecutionPlan:
     """One stage, or none if there is nothing to write."""
     dims = (problem.sizes, problem.kept, problem.from_strides, problem.to_strides)
     args = transform_args(Pointer("x"), Pointer("out"), *dims)
-    stage = Stage("main", config, "main", args, _geometry(problem.sizes, problem.dtype_out, device))
+    stage = Stage("main", config, "main", args, _geometry(args, problem.dtype_out, device))
     return ExecutionPlan(
         operation=problem.operation,
         arch=device.arch.id,
@@ -45,7 +44,7 @@ def transform_stage(copy: Lowered, source: Pointer, target: Pointer, device: Dev
     sizes = copy.kept if back else copy.sizes
     strides = (copy.copy_strides, copy.strides) if back else (copy.strides, copy.copy_strides)
     args = transform_args(source, target, sizes, copy.kept, *strides)
-    return Stage(name or f"transform_{operand}", config, "main", args, _geometry(sizes, transform.dtype, device))
+    return Stage(name or f"transform_{operand}", config, "main", args, _geometry(args, transform.dtype, device))
 
 
 def transform_args(
@@ -57,7 +56,7 @@ def transform_args(
     to_strides: Sequence[int],
 ) -> Struct:
     """The argument block. Dimensions are sorted by the destination's strides and, where they follow one another in both
-    tensors, merged.
+    tensors, merged; the one that is fastest in the source comes last but one, unless it is the last.
     """
     order = sorted(range(len(sizes)), key=lambda dim: (sizes[dim] > 1, -to_strides[dim]))
     merged: list[tuple[int, int, int, int]] = []
@@ -71,9 +70,13 @@ def transform_args(
                 merged[-1] = (outer[0] * size, outer[1] * size, step, to)
                 continue
         merged.append((size, have, step, to))
+    if not merged:
+        merged.append((1, 1, 1, 1))
+    others = merged[:-1]
+    if others:
+        nearest = min(range(len(others)), key=lambda dim: (others[dim][2] or 2**62, -dim))
+        merged = [*others[:nearest], *others[nearest + 1 :], others[nearest], merged[-1]]
     merged = [(1, 1, 0, 0)] * (_DIMS - len(merged)) + merged
-    if merged[-1] == (1, 1, 0, 0):
-        merged[-1] = (1, 1, 1, 1)
     wide, have_all, steps, goals = zip(*merged, strict=True)
     numbers = (*wide, *steps, *goals, *have_all)
     return Struct((source, target, *(I64(number) for number in numbers)))
@@ -90,8 +93,10 @@ def transform_seconds(nbytes: int, device: DeviceInfo) -> float:
     return 2 * nbytes / bandwidth + (1.0e-6 if device.arch.kind == "cpu" else 4.0e-6)
 
 
-def _geometry(sizes: Sequence[int], dtype: DType, device: DeviceInfo) -> Geometry:
-    elements = math.prod(sizes)
+def _geometry(args: Struct, dtype: DType, device: DeviceInfo) -> Geometry:
+    sizes = [int(item.value) for item in args.fields[2 : 2 + _DIMS] if isinstance(item, I64)]
     if device.arch.kind == "cpu":
-        return Geometry(team=team_of(elements * dtype.bytes, device))
-    return Geometry(grid=(max(-(-elements // _GPU_ELEMENTS), 1), 1, 1), block=(_GPU_THREADS, 1, 1))
+        return Geometry(team=team_of(math.prod(sizes) * dtype.bytes, device))
+    tiles = math.prod(sizes[:4]) * math.prod(-(-size // GPU_TILE) for size in sizes[4:])
+    shared = GPU_TILE * (GPU_TILE + 1) * 4
+    return Geometry(grid=(max(tiles, 1), 1, 1), block=(GPU_THREADS, 1, 1), shared_bytes=shared)
