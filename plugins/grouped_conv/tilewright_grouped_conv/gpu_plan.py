@@ -109,7 +109,8 @@ class _Launch:
         """``ConvTask``: the problem, its first tile, its D operands."""
         first = 0
         for phase in self.phases:
-            row = problem_row(self.problem, self.config, phase, Pointer(), self.acc)
+            loops = not self.config.is_matrix
+            row = problem_row(self.problem, self.config, phase, Pointer(), self.acc, image_first=loops)
             yield Struct((row, I64(first), *operand_rows(self.problem, self.config)))
             first += self._tiles(phase)
 

@@ -22,20 +22,26 @@ _ACC = Pointer("acc")
 
 
 def problem_row(
-    problem: ConvProblem, config: ConvConfig, phase: Phase, d: Arg | None = None, acc: Pointer = _ACC
+    problem: ConvProblem,
+    config: ConvConfig,
+    phase: Phase,
+    d: Arg | None = None,
+    acc: Pointer = _ACC,
+    image_first: bool = False,
 ) -> Struct:
     """One product. ``d`` replaces the table of its D operands; the old gradient, laid out as the result, begins at
-    ``acc``.
+    ``acc``. ``image_first``: the gathered image is A even where it is the right operand of a product.
     """
     geometry, weights = problem.geometry, problem.filter
     image, rows = gathered(problem), row_view(problem)
+    operands = Table(operand_rows(problem, config)) if d is None else d
     backward = problem.direction is Direction.BACKWARD_DATA
     column, channel = (weights.c, weights.k) if backward else (weights.k, weights.c)
     axes = tuple(_axis(axis, index, image, rows, weights) for index, axis in enumerate(phase.axes))
     channels = geometry.kg if backward else geometry.cg
     return Struct(
         (
-            _product(problem, config, phase, Table(operand_rows(problem, config)) if d is None else d),
+            _product(problem, config, phase, operands, image_first),
             *axes,
             *(I64(value) for value in (geometry.n, geometry.groups, channels)),
             *(I64(value) for value in (image.n, image.g, image.c)),
@@ -81,7 +87,7 @@ def operand_row(operand: str, offset: int, row: int, column: int, item: int) -> 
 # ---- the implicit product ----
 
 
-def _product(problem: ConvProblem, config: ConvConfig, phase: Phase, d: Arg) -> Struct:
+def _product(problem: ConvProblem, config: ConvConfig, phase: Phase, d: Arg, image_first: bool) -> Struct:
     """``tw_gemm_problem``. Leading dimensions hold where a product has no filter to speak of, ldc wherever pixels of
     the result lie at one distance.
     """
@@ -97,7 +103,7 @@ def _product(problem: ConvProblem, config: ConvConfig, phase: Phase, d: Arg) -> 
         leading = (row_step, image_step, filter_view.k)
         items = (second.g, first.g, filter_view.g)
     elif config.channels_first:
-        pointers = (weights, image, result)
+        pointers = (image, weights, result) if image_first else (weights, image, result)
         leading = (filter_view.k, image_step, row_step)
         items = (filter_view.g, _item(first, problem, config), _item(second, problem, config))
     else:
