@@ -415,3 +415,34 @@ def test_the_asyncio_client_is_ordered_too(target, gpu, torch) -> None:
             assert await launch.synchronize() is out
 
     asyncio.run(main())
+
+
+def test_results_of_convolutions_lie_as_the_images_on_the_device(client, gpu, torch, monkeypatch) -> None:
+    base = gpu.allocate(1 << 20)
+    shape, last = (2, 32, 9, 8), (9 * 8 * 32, 1, 8 * 32, 32)
+    x = Interface(base, shape, "<f2", strides=tuple(2 * step for step in last), stream=gpu.stream())
+    w = Interface(base + PART, (64, 32, 3, 3), "<f2", strides=(2 * 9 * 32, 2, 2 * 3 * 32, 2 * 32))
+    y = client.conv(x, w, padding=1)
+    assert isinstance(y, tw.DeviceArray)
+    steps = (9 * 8 * 64, 1, 8 * 64, 64)
+    assert y.spec == tw.Spec.of((2, 64, 9, 8), "fp16", steps)
+    values = np.random.default_rng(0).standard_normal(y.shape).astype(np.float16)
+    y.copy_from(values)
+    found = y.numpy()
+    assert found.strides == tuple(2 * step for step in steps)
+    np.testing.assert_array_equal(found, values)
+    assert y.__cuda_array_interface__["strides"] == found.strides
+    assert client.conv(x, w, padding=1, channels_last=False).spec.strides is None
+    grad = client.conv_backward_weight(x, y, filter_size=3, padding=1)
+    assert client.conv_backward_weight(x, y, out=grad, accumulate=True, padding=1) is grad
+    made = []
+
+    def empty_strided(shape, strides, dtype, device):
+        made.append((shape, strides, dtype, device))
+        return torch.Tensor(gpu.allocate(PART), shape, dtype, strides)
+
+    monkeypatch.setattr(torch, "empty_strided", empty_strided, raising=False)
+    image = torch.Tensor(base, shape, "float16", last)
+    result = client.conv(image, w, padding=1)
+    assert isinstance(result, torch.Tensor)
+    assert made == [((2, 64, 9, 8), steps, "float16", "cuda:0")]

@@ -86,6 +86,7 @@ BAD: list[Any] = [
     (DATA, {"dx": floats(3, 6, 9, 8)}, {}, "dy.shape", "[2, 8, 7, 6]", "gradient_shape"),
     (DATA, {}, {"accumulate": True}, "acc", "", "operand_missing"),
     (DATA, {"acc": floats(2, 6, 9, 8)}, {}, "acc", "", "acc_without_accumulate"),
+    (DATA, {"acc": floats(2, 6, 9, 8), "dx": X}, {"accumulate": True}, "acc.strides", "432", "acc_strides"),
     (DATA, {"d[0]": floats(2, 6, 9, 8)}, {}, "d[0]", "d[0]", "operand_known"),
     (WEIGHT, {}, {"filter_size": None}, "attributes.filter_size", "", "needed"),
     (WEIGHT, {}, {"filter_size": (3, 4)}, "dy.shape", "[2, 8, 7, 6]", "gradient_shape"),
