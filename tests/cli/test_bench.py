@@ -13,7 +13,7 @@ RUN = Path(__file__).resolve().parents[2] / "bench" / "run.py"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("suite", ["gemm", "selection", "build", "service"])
+@pytest.mark.parametrize("suite", ["gemm", "conv", "selection", "build", "service"])
 def test_suite_writes_tables_for_people_and_programs(suite, tmp_path):
     output = tmp_path / "figures"
     command = [sys.executable, str(RUN), "--quick", "--suite", suite, "--threads", "1", "--output", str(output)]
