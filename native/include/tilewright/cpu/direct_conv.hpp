@@ -253,7 +253,9 @@ struct DirectConv {
       const int64_t pixels = min_of(v.w->rows - x0, v.segment());
       const bool three = v.w->taps == 3 && v.tap_step == 1;
       const int64_t wide = v.vectors == 4 ? 6 : v.vectors == 2 ? 12 : 14;
-      const bool narrow = pixels <= 7 && (v.vectors == 2 || (v.together > 1 && three && v.step == 1));
+      // Values that meet three taps are read once for all of them.
+      const bool shared = three && v.step == 1 && v.p.channels % depth == 0 && v.vectors <= 2;
+      const bool narrow = shared && (v.vectors == 2 || (v.together > 1 && pixels <= 7));
       const int64_t size = narrow ? 7 : wide;
       Tile tile;
       tile.block = block, tile.z = z, tile.y = y, tile.count = v.count_of(block);
@@ -264,15 +266,18 @@ struct DirectConv {
         out.data = (char*)v.p.gemm.c + (offset + (x0 + tile.x) * v.w->row_stride) * size_of<C>;
         out.old = (const char*)v.p.acc + (out.data - (char*)v.p.gemm.c);
         if (v.together > 1) {
-          if (three && v.step == 1 && size == 14) pick_tile<14, 3, 1>(tile, out);
-          else if (three && v.step == 2 && size == 14) pick_tile<14, 3, 2>(tile, out);
-          else if (three && v.step == 1) pick_tile<7, 3, 1>(tile, out);
-          else pick_tile<14, 0, 0>(tile, out);
+          if (three && v.step == 1 && size == 14) tap_tile<14, 1, 3, 1, true>(tile, out);
+          else if (three && v.step == 2) tap_tile<14, 1, 3, 2, true>(tile, out);
+          else if (three && v.step == 1) tap_tile<7, 1, 3, 1, true>(tile, out);
+          else tap_tile<14, 1, 0, 0, true>(tile, out);
+        } else if (shared && v.vectors == 1) {
+          tap_tile<14, 1, 3, 1, false>(tile, out);
+        } else if (shared && v.vectors == 2) {
+          tap_tile<7, 2, 3, 1, false>(tile, out);
         } else if (v.vectors == 1) {
           spread_tile<14, 1>(tile, out);
         } else if (v.vectors == 2) {
-          if (size == 12) spread_tile<12, 2>(tile, out);
-          else spread_tile<7, 2>(tile, out);
+          spread_tile<12, 2>(tile, out);
         } else {
           spread_tile<6, 4>(tile, out);
         }
@@ -331,43 +336,54 @@ struct DirectConv {
     }
 
     // kT taps that are neighbours and pixels kS apart, so that each value is picked once for all of its taps; or any.
-    template <int kP, int kT, int kS>
-    TW_NOINLINE void pick_tile(const Tile& tile, const LineOutput& out) const {
-      V sums[kP];
+    // kPick: each lane picks its group's value, else one value is spread over all lanes.
+    template <int kP, int kV, int kT, int kS, bool kPick>
+    TW_NOINLINE void tap_tile(const Tile& tile, const LineOutput& out) const {
+      static_assert(kV == 1 || !kPick, "groups that share a vector have no other");
+      V sums[kP * kV];
       TW_UNROLL
-      for (int p = 0; p < kP; p++) sums[p] = V{};
-      const int64_t words = v.words, step = v.step * v.pixel, tap_step = v.tap_step * v.pixel, taps = v.w->taps;
+      for (int i = 0; i < kP * kV; i++) sums[i] = V{};
+      const int64_t words = v.words, pixel = kPick ? kVectorBytes : v.pixel;
+      const int64_t step = v.step * pixel, tap_step = v.tap_step * pixel, taps = v.w->taps;
       for (int64_t l = 0; l < v.lines(); l++) {
         int64_t plane, row;
         if (!v.line_at(l, tile.z, tile.y, plane, row)) continue;
-        const char* const from = line_of(slot_of(l, row)) + tile.x * step;
-        const uint32_t* weights = v.weights + (tile.block * v.lines() + l) * v.line_words() * L;
+        const char* from = line_of(slot_of(l, row)) + tile.x * step;
+        const uint32_t* weights = v.weights + (tile.block * v.lines() + l) * v.line_words() * kV * L;
         i32v lanes = index;
-        for (int64_t j = 0; j < words; j++, lanes += 1, weights += L) {
+        for (int64_t j = 0; j < words; j++, lanes += 1, weights += kV * L, from += kPick ? 0 : 4) {
+          const auto value = [&](const char* at) {
+            if constexpr (kPick) return pick_lanes(load_as<u32v>(at), lanes);
+            else return splat_bits(load_as<uint32_t>(at));
+          };
           if constexpr (kT > 0) {
-            u32v w[kT];
+            u32v w[kT * kV];
             TW_UNROLL
-            for (int t = 0; t < kT; t++) w[t] = load_as<u32v>(weights + t * words * L);
+            for (int t = 0; t < kT; t++)
+              TW_UNROLL
+              for (int i = 0; i < kV; i++) w[t * kV + i] = load_as<u32v>(weights + (t * words * kV + i) * L);
+            const char* at = from;
             TW_UNROLL
-            for (int q = 0; q < (kP - 1) * kS + kT; q++) {
-              const u32v x = pick_lanes(load_as<u32v>(from + q * kVectorBytes), lanes);
+            for (int q = 0; q < (kP - 1) * kS + kT; q++, at += pixel) {
+              const u32v x = value(at);
               TW_UNROLL
               for (int t = 0; t < kT; t++)
                 if (q >= t && (q - t) % kS == 0 && (q - t) / kS < kP)
-                  sums[(q - t) / kS] = Dot::step(sums[(q - t) / kS], x, w[t]);
+                  TW_UNROLL
+                  for (int i = 0; i < kV; i++)
+                    sums[(q - t) / kS * kV + i] = Dot::step(sums[(q - t) / kS * kV + i], x, w[t * kV + i]);
             }
           } else {
             for (int64_t t = 0; t < taps; t++) {
               const u32v w = load_as<u32v>(weights + t * words * L);
               const char* const at = from + t * tap_step;
               TW_UNROLL
-              for (int p = 0; p < kP; p++)
-                sums[p] = Dot::step(sums[p], pick_lanes(load_as<u32v>(at + p * step), lanes), w);
+              for (int p = 0; p < kP; p++) sums[p] = Dot::step(sums[p], value(at + p * step), w);
             }
           }
         }
       }
-      finish<kP, 1>(tile, out, sums);
+      finish<kP, kV>(tile, out, sums);
     }
 
     template <int kP, int kV>
