@@ -129,11 +129,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arch = tilewright_arch.load(stamp.arch)
         units = given.units or arch.throughput.units or 1
         device = DeviceInfo(f"{arch.kind}:0", arch.kind, stamp.device, arch, units, 0)
-        scores = evaluate(results, plugins.operations[stamp.operation], device)
+        groups: dict[str, list[Result]] = {}
+        for result in results:
+            groups.setdefault(result.stamp.operation, []).append(result)
+        scores = {name: evaluate(found, plugins.operations[name], device) for name, found in groups.items()}
     except (TilewrightError, tilewright_arch.ArchError, KeyError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
-    sys.stdout.write("".join(f"{score}\n" for score in scores))
+    for name, found in scores.items():
+        sys.stdout.write(f"{name}:\n" * (len(scores) > 1) + "".join(f"{score}\n" for score in found))
     return 0
 
 

@@ -18,12 +18,14 @@ from tilewright_grouped_conv.words import Direction
 from tilewright_kit.check_plugin import device_of
 from tilewright_kit.compare import poison
 from tilewright_kit.errors import InvalidArgumentError, NotFoundError
+from tilewright_kit.measurements import point_of
 from tilewright_kit.problem import Role
-from tilewright_server.tuning import check, peer
+from tilewright_server.tuning import check, evaluate, peer
 from tilewright_server.tuning.check import Truth
 from tilewright_server.tuning.data import contents, view
 from tilewright_server.tuning.families import family_of, stored_case
 from tilewright_server.tuning.families.conv import CONV, ConvCase
+from tilewright_server.tuning.results import Output, Result, Stamp
 from tilewright_server.tuning.shapes import read_shapes
 from tilewright_server.tuning.timing import TimingOptions
 
@@ -167,6 +169,37 @@ def test_a_row_of_results_says_which_operations_problem_it_holds() -> None:
         assert stored_case(case.to_dict() | {"kernel": "x"}, "row", operation) == case
     with pytest.raises(NotFoundError, match="no problems"):
         family_of("attention")
+
+
+def test_strategies_are_judged_for_each_direction_of_a_sweep(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "out.csv"
+    with Output(path) as output:
+        for size in ("28x28", "29x29", "40x40"):
+            for case in (ConvCase(2, 64, 64, size, "3", padding="1", direction=way) for way in EVERY["direction"]):
+                for item in results_of(case):
+                    output.add(item)
+    assert evaluate.main([str(path), "--units", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.endswith(":")] == [f"{name}:" for name in OPERATIONS]
+    assert sum(line.startswith("heuristic") for line in lines) == 3
+
+
+def results_of(case: ConvCase) -> list[Result]:
+    """As if the model's favourites were the fastest."""
+    operation = OPERATIONS[case.operation]
+    problem = operation.parse(case.request())
+    point = point_of(problem)
+    stamp = Stamp(operation.name, DEVICE.arch.id, DEVICE.name)
+    return [
+        Result(
+            case, config.name, config.to_dict(), "ok", place=place, median_ns=1e4 * place, samples=9,
+            flops=problem.flops, signature=point.signature, sizes=dict(point.sizes), date="2026-11-20T12:00:00Z",
+            stamp=stamp, key=str(config.key(DEVICE.arch.id)),
+        )
+        for place, config in enumerate(operation.candidates(problem, DEVICE)[:3], 1)
+    ]  # fmt: skip
 
 
 @pytest.mark.torch
