@@ -10,6 +10,7 @@ from typing import Any
 
 from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.config import DIRECT_PIPELINE, ConvConfig, Triple
+from tilewright_grouped_conv.merged import is_merged
 from tilewright_grouped_conv.words import Direction, Kind, Specialization, layout_of
 from tilewright_kit.attributes import MAX_SPLIT_K
 from tilewright_kit.rules import Violation
@@ -41,6 +42,7 @@ _DIRECT_TEMPLATES = frozenset(
         *(("cpu", Kind.DEPTHWISE, direction) for direction in Direction),
         *(("cpu", Kind.DIRECT, direction) for direction in Direction),
         *((kind, Kind.DEPTHWISE, direction) for kind in ("cuda", "hip") for direction in Direction),
+        *((kind, Kind.DIRECT, direction) for kind in ("cuda", "hip") for direction in Direction),
     }
 )
 """Kernels without a product that have a template."""
@@ -147,7 +149,7 @@ def depthwise_shape(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
     absent = 3 - min(max(config.ndim, 1), 3)
     for name in _CONSTANTS:
         sizes: Triple = getattr(config, name)
-        if sizes == _NONE:
+        if sizes == _NONE or (name == "pixel_tile" and is_merged(config)):
             continue
         limit = limits.get(name, LONGEST_STEP**3)
         if any(not 1 <= size <= LONGEST_STEP for size in sizes) or any(size != 1 for size in sizes[:absent]):

@@ -10,6 +10,7 @@ import math
 
 from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.config import ConvConfig
+from tilewright_grouped_conv.merged import is_merged, merged_shared_bytes, merged_workgroups
 from tilewright_grouped_conv.phases import Phase
 from tilewright_grouped_conv.words import Direction, Kind
 from tilewright_kit.dtypes import DType
@@ -35,6 +36,8 @@ def loop_slices(phase: Phase, config: ConvConfig) -> int:
 
 def loop_workgroups(phase: Phase, config: ConvConfig, images: int, arch: ArchSpec) -> int:
     """Workgroups of a product's phase (of the gradient of the weights: for one slice)."""
+    if is_merged(config):
+        return merged_workgroups(phase, config, images)
     lanes = _lanes(config)
     if config.direction is Direction.BACKWARD_WEIGHT:
         return -(-_weight_units(phase, config) // lanes)
@@ -51,6 +54,8 @@ def loop_workgroups(phase: Phase, config: ConvConfig, images: int, arch: ArchSpe
 
 def loop_shared_bytes(phase: Phase, config: ConvConfig, arch: ArchSpec) -> int:
     """Of one workgroup: the weights of a tile in fp32, or the sums of all threads."""
+    if is_merged(config):
+        return merged_shared_bytes(config)
     if config.direction is Direction.BACKWARD_WEIGHT:
         return loop_threads(config, arch) * max(config.vector_sizes[:2]) * _SUM_BYTES
     taps = max(phase.taps, 1)

@@ -1,0 +1,104 @@
+"""Merged groups on CUDA devices: eight neighbouring channels are one block of a matrix instruction, whatever groups of
+1, 2, 4 or 8 channels they are. The figures are those of ``tilewright/gpu/merged_tile.hpp``.
+"""
+
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from tilewright_arch import ArchSpec
+from tilewright_grouped_conv.config import ConvConfig
+from tilewright_grouped_conv.phases import Phase
+from tilewright_grouped_conv.words import Direction, Kind
+from tilewright_kit.dtypes import DType
+from tilewright_kit.rules import Violation
+
+__all__ = ["BLOCK_CHANNELS", "MERGED_PRODUCT", "is_merged", "merged_shape", "merged_shared_bytes", "merged_workgroups"]
+
+BLOCK_CHANNELS = 8
+MERGED_PRODUCT = 16
+"""Groups that are merged, times their channels."""
+_LEAST_RUN = 8
+_DTYPES = (DType.FP16, DType.BF16)
+
+
+def is_merged(config: ConvConfig) -> bool:
+    return config.num_groups_to_merge > 1 and not config.is_matrix
+
+
+def merged_shape(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """Without a product: groups are merged on CUDA devices, in fp16 and bf16, of one or two axes with channels last,
+    and with the filter, stride and dilation compiled in.
+    """
+    if not is_merged(config) or arch.kind == "cpu":
+        return
+    merged, (_, rows, run) = config.num_groups_to_merge, config.pixel_tile
+    wanted = (MERGED_PRODUCT,) if config.kind is Kind.DEPTHWISE else (2, 4, 8)
+    constants = (config.filter, config.stride, config.dilation)
+    reasons = [
+        text
+        for text, holds in (
+            ("only CUDA devices have a template of it", arch.kind != "cuda"),
+            ("blocks are multiplied in fp16 and bf16", config.dtype_in not in _DTYPES or config.dtype_wei != ""),
+            ("images have one or two axes", config.ndim > 2),
+            ("channels lie last", config.channels_first),
+            (f"a {config.kind} kernel merges {' or '.join(map(str, wanted))} groups", merged not in wanted),
+            ("filter, stride and dilation are compiled in", any(min(sizes) < 1 for sizes in constants)),
+            (
+                "waves share whole blocks of channels",
+                config.channel_tile % (BLOCK_CHANNELS * max(config.waves, 1)) != 0,
+            ),
+            ("an instruction computes two rows of eight pixels", rows % 2 != 0 or run % _LEAST_RUN != 0),
+        )
+        if holds
+    ]
+    if not reasons and merged_shared_bytes(config) > arch.lds_bytes:
+        reasons = [f"the pixels of a tile take {merged_shared_bytes(config)} bytes of {arch.lds_bytes}"]
+    if reasons:
+        reason = f"groups are not merged here: {'; '.join(reasons)}"
+        yield Violation("merged_shape", "num_groups_to_merge", merged, reason, {"num_groups_to_merge": 1})
+
+
+def merged_workgroups(phase: Phase, config: ConvConfig, images: int) -> int:
+    """Workgroups of a phase (of the gradient of the weights: for one slice)."""
+    channels = phase.batch * MERGED_PRODUCT // config.num_groups_to_merge
+    blocks = -(-channels // _channels(config))
+    if config.direction is Direction.BACKWARD_WEIGHT:
+        return blocks
+    repeats, rows, run = _pixels(config)
+    tiles = images * -(-phase.axes[1].rows // rows) * -(-phase.axes[2].rows // run)
+    return blocks * -(-tiles // repeats)
+
+
+def merged_shared_bytes(config: ConvConfig) -> int:
+    """Pixels of the image that a tile meets, and of the gradient of the weights those of dy: twice, where one tile is
+    copied while another is computed.
+    """
+    repeats, rows, run = _pixels(config)
+    pixel = (_channels(config) // BLOCK_CHANNELS + 1) * 16
+    image = _span(config, 1, rows) * _span(config, 2, run) * pixel
+    if config.direction is Direction.BACKWARD_WEIGHT:
+        return 2 * (image + rows * run * pixel)
+    return image * (2 if repeats > 1 else 1)
+
+
+def _channels(config: ConvConfig) -> int:
+    return config.channel_tile or BLOCK_CHANNELS * config.waves
+
+
+def _pixels(config: ConvConfig) -> tuple[int, int, int]:
+    repeats, rows, run = config.pixel_tile
+    return max(repeats, 1), rows or 8, run or 8
+
+
+def _span(config: ConvConfig, axis: int, size: int) -> int:
+    """Pixels of the image that ``size`` pixels of the result meet."""
+    taps, stride, dilation = config.filter[axis], config.stride[axis], config.dilation[axis]
+    if axis < 3 - config.ndim:
+        taps = stride = dilation = 1
+    if config.direction is Direction.BACKWARD_DATA:
+        common = math.gcd(stride, dilation)
+        taps, stride, dilation = -(-taps // max(stride // max(common, 1), 1)), 1, dilation // max(common, 1)
+    return (size - 1) * stride + (taps - 1) * dilation + 1
