@@ -157,6 +157,14 @@ CUDA_CASES: tuple[Case, ...] = (
     Case("direct_vectors", "vector_sizes", _DEPTHWISE[Direction.FORWARD], {"layout": "ngchw"}, _HOPPER),
     Case("direct_tile", "channel_tile", _DEPTHWISE[Direction.FORWARD], {"channel_tile": 4}, _HOPPER),
     Case("direct_tile", "filter", _DEPTHWISE[Direction.FORWARD], {"filter": (1, 3, 3)}, _HOPPER),
+    Case("direct_tile", "pixel_tile", _DEPTHWISE[Direction.FORWARD], {"pixel_tile": (1, 4, 4)}, _HOPPER),
+    Case(
+        "direct_tile",
+        "filter",
+        _DEPTHWISE[Direction.FORWARD],
+        {"filter": (1, 5, 5), "stride": (1, 1, 1), "dilation": (1, 1, 1)},
+        _HOPPER,
+    ),
     Case(
         "direct_tile",
         "num_d_tensors",

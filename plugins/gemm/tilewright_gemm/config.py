@@ -176,6 +176,11 @@ class GemmConfig(KernelConfig):
         return True
 
     @property
+    def gather_registers(self) -> int:
+        """Operands are matrices."""
+        return 0
+
+    @property
     def fused(self) -> bool:
         """Whether the epilogue does more than to convert."""
         plain = self.unary is Unary.PASS and not self.bias and not self.num_d_tensors

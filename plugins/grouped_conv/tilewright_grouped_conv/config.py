@@ -235,6 +235,13 @@ class ConvConfig(KernelConfig):
         return False
 
     @property
+    def gather_registers(self) -> int:
+        """The place of a line in the image and of a chunk among taps and channels, as ptxas counts: for fp32, whose
+        products have no registers left for it otherwise.
+        """
+        return 24 if self.kind is Kind.IMPLICIT and self.dtype_in is DType.FP32 else 0
+
+    @property
     def block_size(self) -> int:
         return 0
 

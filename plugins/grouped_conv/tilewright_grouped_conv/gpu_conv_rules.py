@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.config import ConvConfig, Triple
+from tilewright_grouped_conv.merged import is_merged, merged_shape
 from tilewright_grouped_conv.words import Direction, Kind
 from tilewright_kit.rules import Violation
 from tilewright_kit.tiles.footprint import registers_of, shared_bytes, threads_of
@@ -23,6 +24,8 @@ __all__ = ["GPU_CONV_RULES", "blocks_that_fit", "deduced_blocks"]
 VECTOR_BYTES = 16
 MOST_MERGED = 32
 MOST_BLOCKS = 8
+MOST_SUMS, MOST_UNROLLED = 64, 100
+"""Of a thread without a product, before ptxas runs out of registers: sums of its pixels, and elements of the filter."""
 _HIP_BACKWARD = ("compv3", "mem")
 _INTERWAVE = ("mem", "basic_v1")
 _ALWAYS_DOUBLE = ("compv4", "comp_async")
@@ -70,6 +73,12 @@ def line_chunks(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
     axes = (2,) if config.direction is not Direction.BACKWARD_WEIGHT else (1, 2)
     threads, size = threads_of(config, arch), size_of(config.b if config.image_is_b else config.a)
     tile = config.tile
+    if 1 in axes and config.wave[1] & (config.wave[1] - 1):
+        even = [wave for wave in arch.waves if not wave[1] & (wave[1] - 1)]
+        fix = {"wave": nearest(config.wave, even)} if even else {}
+        reason = f"{config.wave[1]} waves along n have no power of two of columns together"
+        yield Violation("line_chunks", "wave", config.wave, reason, fix)
+        return
     for axis in axes:
         length = _power_below(tile[axis])
         while length > 1 and threads % max(length * size // VECTOR_BYTES, 1):
@@ -95,10 +104,11 @@ def direct_vectors(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
 
 
 def direct_tile(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """GPU, without a product: channels of a step are whole vectors, among which the threads divide evenly. What is
-    compiled in is compiled in for filter, stride and dilation together, and for one problem at a time, not for phases.
+    """GPU, without a product: channels of a step are whole vectors, among which the threads divide evenly, and its sums
+    fit their registers. What is compiled in is compiled in for filter, stride and dilation together, and for one
+    problem at a time, not for phases.
     """
-    if config.is_matrix or arch.kind == "cpu":
+    if config.is_matrix or arch.kind == "cpu" or is_merged(config):
         return
     vector = 1 if config.channels_first else _power_below(config.vector_sizes[0])
     tile, most = config.channel_tile, vector * (1 if config.channels_first else max(config.waves, 1) * arch.wave_size)
@@ -106,6 +116,16 @@ def direct_tile(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
         mended = min(max(tile, vector), most)
         reason = f"{tile} channels of a step are not 1 to {most // vector} vectors of {vector}"
         yield Violation("direct_tile", "channel_tile", tile, reason, {"channel_tile": mended})
+    width = max(config.vector_sizes[0], 1)
+    # What the template has where the configuration leaves it open.
+    pixels, taps = max(config.pixel_tile[1], 1) * (config.pixel_tile[2] or 4), config.filter[1] * config.filter[2]
+    if width * pixels > MOST_SUMS:
+        reason = f"a thread would hold {width * pixels} sums of a step; it has registers for {MOST_SUMS}"
+        yield Violation("direct_tile", "pixel_tile", config.pixel_tile, reason, {"pixel_tile": (0, 0, 0)})
+    if width * taps > MOST_UNROLLED:
+        reason = f"{taps} taps of {width} channels are too many to unroll; there are registers for {MOST_UNROLLED}"
+        fix_taps: dict[str, object] = dict.fromkeys(("filter", "stride", "dilation"), (0, 0, 0))
+        yield Violation("direct_tile", "filter", config.filter, reason, fix_taps)
     given = [name for name in ("filter", "stride", "dilation") if getattr(config, name) != (0, 0, 0)]
     if given and (len(given) < 3 or config.mapped_rows):
         reason = "phases come as a table, of any filter" if config.mapped_rows else "all three are compiled in, or none"
@@ -125,10 +145,14 @@ def warp_coverage(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
         return
     along = (config.tile[2 if config.direction is Direction.BACKWARD_DATA else 0], config.tile[1])
     sizes = config.vector_sizes
-    for axis, (size, name) in enumerate(zip(along, (config.a, config.b), strict=True)):
+    most = [VECTOR_BYTES // size_of(config.a), VECTOR_BYTES // size_of(config.b)]
+    if config.direction is Direction.BACKWARD_DATA:  # which has another bound: see below
+        whole = _vectors_of_threads(config.replace(vector_sizes=(*most, 1)), arch)
+        most = [min(one, other) for one, other in zip(most, whole, strict=False)]
+    for axis, size in enumerate(along):
         if sizes[axis] > 1 and size > arch.wave_size * sizes[axis]:
             wanted = _power_above(-(-size // arch.wave_size))
-            sizes = _with(sizes, axis, wanted if wanted <= VECTOR_BYTES // size_of(name) else 1)
+            sizes = _with(sizes, axis, wanted if wanted <= most[axis] else 1)
     if sizes != config.vector_sizes:
         reason = f"a wave of {arch.wave_size} reads less of A or B at a time than the tile's {along[0]} and {along[1]}"
         yield Violation("warp_coverage", "vector_sizes", config.vector_sizes, reason, {"vector_sizes": sizes})
@@ -196,7 +220,7 @@ def merge_groups(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
     leaves out what lies off the diagonal.
     """
     merged = config.num_groups_to_merge
-    if merged == 1 or arch.kind == "cpu":
+    if merged == 1 or arch.kind == "cpu" or is_merged(config):
         return
     if config.kind is not Kind.IMPLICIT:
         reason = f"a {config.kind} kernel has no groups to merge"
@@ -296,6 +320,7 @@ GPU_CONV_RULES = (
     interwave_pipeline,
     wave32_tiles,
     merge_groups,
+    merged_shape,
     block_per_cu,
     split_image_gpu,
 )

@@ -122,8 +122,9 @@ def cuda_defaults(config: type[ConvConfig]) -> Declarations:
     for shape in CUDA_SHAPES:
         yield product(config, _CUDA, shape, DType.FP16)
     for shape in (_SQUARE, _DEEP, _SMALL):
-        for dtype in (DType.BF16, DType.FP32):
-            yield product(config, _CUDA, shape, dtype)
+        yield product(config, _CUDA, shape, DType.BF16)
+        # Products of fp32 hold more in registers: more waves share the large tile.
+        yield product(config, _CUDA, CUDA_SHAPES[2] if shape is _SQUARE else shape, DType.FP32)
     if config.direction is Direction.FORWARD:
         for dtype, other in _EIGHT:
             yield product(config, _CUDA, _SMALL, dtype, dtype_wei=other)

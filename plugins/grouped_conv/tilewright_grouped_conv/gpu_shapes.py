@@ -93,7 +93,7 @@ class Step(NamedTuple):
     pixels: tuple[int, int] = (0, 0)
 
 
-DEPTHWISE_STEPS = (Step(4), Step(4, 4, (2, 4)), Step(4, 8, (4, 4)), Step(2, 8, (1, 8)))
+DEPTHWISE_STEPS = (Step(4), Step(4, 4, (2, 4)), Step(4, 8, (2, 4)), Step(2, 8, (1, 8)))
 
 
 def vectors(dtype: DType, out: DType, most: int = VECTOR_BYTES) -> Triple:

@@ -146,7 +146,8 @@ def _state_registers(config: Tiled) -> int:
     """Registers for fused steps, results as wide as their sums, Stream-K, and promoted sums that are joined."""
     steps = config.fused or size_of(config.c) == GROUP_BYTES
     stream, promoted = config.reduction is not Reduction.NONE, config.promote > 0 and config.split_k > 1
-    return (_STEP_REGISTERS if steps else 0) + (_STREAM_REGISTERS if stream or promoted else 0)
+    extra = (_STEP_REGISTERS if steps else 0) + (_STREAM_REGISTERS if stream or promoted else 0)
+    return extra + config.gather_registers
 
 
 def join_limit(config: Tiled) -> int:

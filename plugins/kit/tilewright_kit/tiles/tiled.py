@@ -62,6 +62,10 @@ class Tiled(Protocol):
         """Whether lines of A and B may begin at any address, so that shared memory has room for their first bytes."""
 
     @property
+    def gather_registers(self) -> int:
+        """What a GPU's thread keeps to find what it reads of A or B, beyond the addresses of matrices."""
+
+    @property
     def split_k(self) -> int: ...
     @property
     def stages(self) -> int: ...
