@@ -149,7 +149,8 @@ class ConvGpuConfig(GpuConfig):
         repeats, rows, run = self.pixel_tile
         if self.merged:
             return repeats or 1, rows or 8, run or 8
-        return repeats or 1, rows or (2 if self.is_fixed else 1), run or 4
+        tall = self.is_fixed and self.kind == "depthwise" and self.direction != "backward_weight"
+        return repeats or 1, rows or (2 if tall else 1), run or 4
 
     def text(self, name: str) -> str:
         def flag(value: bool) -> str:

@@ -94,7 +94,8 @@ def lds_pending(
 
 
 def _addresses(w: Waves, register: int, offset: int) -> Array:
-    return w.active(w.u32[register]).astype(np.int64) + offset
+    # 32-bit sums: LLVM gives an instruction bases below zero with offsets beyond them.
+    return (w.active(w.u32[register]).astype(np.int64) + offset) & 0xFFFFFFFF
 
 
 def _load(instruction: Instruction, arch: Arch) -> Step:

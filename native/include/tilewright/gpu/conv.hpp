@@ -15,6 +15,9 @@
 #include "tilewright/gpu/conv_params.hpp"
 #include "tilewright/gpu/gemm.hpp"
 #include "tilewright/gpu/image_loader.hpp"
+#if defined(__HIP__)
+#include "tilewright/gpu/image_loader_amd.hpp"
+#endif
 
 namespace tw::gpu {
 
@@ -39,21 +42,45 @@ struct ConvSources {
   struct Matrix {
     using Place = Operand<Tile>;
     using Copy = PanelLoader<Tile, kThreads, kVector>;
+#if defined(__HIP__)
+    using Fast = Checked<Place>;
+    using Registers = PanelRegisters<Place, Tile, kThreads, kVector>;
+#endif
   };
   template <class Tile, int kThreads>
   struct Image {
     using Place = ImageRows<Config, Tile, kThreads, Config::vector_a, by_taps>;
     using Copy = ImageRowsLoader<Place>;
+#if defined(__HIP__)
+    using Fast = Checked<Place>;
+    using Registers = ImageRowsRegisters<Place, Tile, kThreads>;
+#endif
   };
-  template <class Tile, int kThreads>
+#if defined(__HIP__)
+  template <class Tile, int kThreads, bool kLds = kIsLds<Tile>>
+#else
+  template <class Tile, int kThreads, bool kLds = false>
+#endif
   struct Lines {
     using Place = ImageColumns<Config, Tile, kThreads, Config::vector_b>;
     using Copy = ImageColumnsLoader<Place>;
   };
+#if defined(__HIP__)
+  template <class Tile, int kThreads>
+  struct Lines<Tile, kThreads, true> {
+    using Place = ImageBlocks<Config, Tile, Config::vector_b>;
+    using Fast = Checked<Place>;
+    using Registers = ImageBlocksRegisters<Config, Tile, kThreads, Config::vector_b>;
+  };
+#endif
   template <class Tile, int kThreads>
   struct Taps {
     using Place = TapPanels<Config, Tile>;
     using Copy = PanelLoader<Tile, kThreads, Config::vector_b>;
+#if defined(__HIP__)
+    using Fast = Checked<Place>;
+    using Registers = PanelRegisters<Place, Tile, kThreads, Config::vector_b>;
+#endif
   };
   template <bool kFirst, class First, class Second>
   struct Choose : First {};

@@ -173,6 +173,7 @@ struct Depthwise : DepthwiseTile<Config> {
 
 template <class Config, bool kMerged = (Config::groups_merged > 1)>
 struct DepthwiseFor {
+  static_assert(!kMerged, "merged groups take NVIDIA's matrix instructions");
   using type = Depthwise<Config>;
 };
 #if !defined(__HIP__)

@@ -5,7 +5,7 @@
 // take neighbouring units, the next ones the next pixels, and all of them `repeats` such tiles one after the other.
 //
 // Config: vector_a (elements of an access; 1: any strides), direct: vector_c (outputs), channel_tile (channels of the
-// result that a workgroup computes; 0: 8 threads' worth), pixel_tile (repeats, rows, run; 0: 1, 2, 4, or 1 row of a filter
+// result that a workgroup computes; 0: 8 threads' worth), pixel_tile (repeats, rows, run; 0: 1, 2, 4, or 1 row of weights, of groups and of a filter
 // that is known at run time), filter, stride, dilation (all fixed, or 0: known at run time), wave_m and wave_n (waves of a
 // workgroup). The table of a launch counts a task's workgroups as its tiles:
 //     ceil(units / lanes_c) * ceil(images * D * ceil(H / rows) * ceil(W / run) / (lanes_p * repeats))
@@ -15,11 +15,42 @@
 #include "tilewright/gpu/conv_params.hpp"
 #include "tilewright/gpu/epilogue.hpp"
 #include "tilewright/gpu/image.hpp"
+#if defined(__HIP__)
+#include "tilewright/gpu/loader_amd.hpp"
+#endif
 
 namespace tw::gpu {
 
+// Where a compiler shall not read ahead: LLVM would keep all weights, and the pixels of all rows, in registers at once.
+TW_DEVICE void keep_order() {
+#if defined(__HIP__)
+  asm volatile("" ::: "memory");
+  __builtin_amdgcn_sched_barrier(0);
+#endif
+}
+
+// A vector of 1 to 16 bytes at `offset` (times kUnit bytes) from an address that all threads share; zero if it does not exist. AMD: a
+// buffer load without a branch, of which a compiler keeps many under way in few registers.
+template <class Vector, int kUnit>
+TW_DEVICE Vector load_checked(const char* base, uint32_t offset, bool exists) {
+#if defined(__HIP__)
+  const auto buffer = __builtin_amdgcn_make_buffer_rsrc((char*)uniform(base), 0, (int)0x80000000u, kBufferFlags);
+  const int at = (int)(exists ? offset * kUnit : 0xfffffff0u);
+  if constexpr (sizeof(Vector) >= 4) return bits_as<Vector>(load_buffer<sizeof(Vector)>(buffer, (uint32_t)at));
+  else if constexpr (sizeof(Vector) == 2)
+    return bits_as<Vector>((uint16_t)__builtin_amdgcn_raw_buffer_load_b16(buffer, at, 0, 0));
+  else return bits_as<Vector>((uint8_t)__builtin_amdgcn_raw_buffer_load_b8(buffer, at, 0, 0));
+#else
+  Vector x = {};
+  if (exists) x = load_constant<Vector>(base + (uint64_t)offset * kUnit);
+  return x;
+#endif
+}
+
 template <class Config>
 struct DepthwiseTile {
+  static constexpr bool direct = Config::kind == ConvKind::direct;
+  static_assert(!direct || !Config::channels_first, "small groups: channels last");
   static constexpr bool is_backward = Config::direction == Direction::backward_data;
   static constexpr bool is_weight = Config::direction == Direction::backward_weight;
   template <bool kSecond, class First, class Second>
@@ -47,12 +78,10 @@ struct DepthwiseTile {
 
   static constexpr int image_bytes = size_of<Image>;
   static constexpr int vector = Config::channels_first ? 1 : min_of(Config::vector_a, 16 / image_bytes);
-  static constexpr bool direct = Config::kind == ConvKind::direct;
-  static_assert(!direct || !Config::channels_first, "small groups: channels last");
   static constexpr int outputs = direct && !is_weight ? Config::vector_c : vector;
   static constexpr int channel_tile =
       Config::channels_first ? 1 : Config::channel_tile > 0 ? Config::channel_tile : 8 * outputs;
-  static constexpr int rows = Config::pixel_tile[1] > 0 ? Config::pixel_tile[1] : fixed ? 2 : 1;
+  static constexpr int rows = Config::pixel_tile[1] > 0 ? Config::pixel_tile[1] : fixed && !is_weight && !direct ? 2 : 1;
   static constexpr int run = Config::pixel_tile[2] > 0 ? Config::pixel_tile[2] : 4;
   static constexpr int threads = Config::wave_m * Config::wave_n * kWave;
   static constexpr int lanes_c = channel_tile / outputs, lanes_p = threads / lanes_c;
@@ -100,22 +129,22 @@ struct DepthwiseTile {
   // ---- the image ----
 
   using Pixel = Packed<Image, vector>;
-  // A line of the image at these coordinates of D and H: base, and whether it exists.
+  // A line of the image at these coordinates of D and H: where it begins, and whether it exists.
   struct Line {
-    const char* base;
+    const char* image;
+    uint32_t offset;
     bool exists;
   };
   TW_DEVICE static Line line(const tw_conv_problem& p, const char* image, const Place& at, int d, int h) {
     const uint32_t offset = (uint32_t)at.n * (uint32_t)p.image_n + (uint32_t)d * (uint32_t)p.axes[0].image_stride +
                             (uint32_t)h * (uint32_t)p.axes[1].image_stride +
                             at.offset;
-    return {image + (uint64_t)offset * image_bytes,
+    return {image, offset,
             at.exists && (uint32_t)d < (uint32_t)p.axes[0].size && (uint32_t)h < (uint32_t)p.axes[1].size};
   }
   TW_DEVICE static void load(float (&x)[vector], const tw_conv_problem& p, const Line& line, int w) {
-    Pixel raw = {};
-    if (line.exists && (uint32_t)w < (uint32_t)p.axes[2].size)
-      raw = load_constant<Pixel>(line.base + (int64_t)w * p.axes[2].image_stride * image_bytes);
+    const uint32_t offset = line.offset + (uint32_t)w * (uint32_t)p.axes[2].image_stride;
+    const Pixel raw = load_checked<Pixel, image_bytes>(line.image, offset, line.exists && (uint32_t)w < (uint32_t)p.axes[2].size);
     TW_UNROLL
     for (int v = 0; v < vector; v++) x[v] = to_float<Image>(raw.get(v));
   }
@@ -132,6 +161,7 @@ struct DepthwiseTile {
     const int h = begin(p, 1, at.h), w = begin(p, 2, at.w);
     TW_UNROLL
     for (int row = 0; row < span_h; row++) {
+      keep_order();
       const Line from = line(p, image, at, d, h + row);
       float x[span_w > 0 ? span_w : 1][vector];
       TW_UNROLL

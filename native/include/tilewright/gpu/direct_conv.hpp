@@ -61,6 +61,7 @@ struct GroupConv : DepthwiseTile<Config> {
       const int h = Tile::begin(p, 1, at.h), w = Tile::begin(p, 2, at.w);
       TW_UNROLL
       for (int row = 0; row < Tile::span_h; row++) {
+        keep_order();
         const auto from = Tile::line(p, (const char*)p.gemm.a, at, d, h + row);
         float x[Tile::span_w > 0 ? Tile::span_w : 1][vector];
         TW_UNROLL
@@ -70,6 +71,7 @@ struct GroupConv : DepthwiseTile<Config> {
           TW_UNROLL
           for (int tw = 0; tw < Tile::taps_w; tw++) {
             const int tap = th * Tile::taps_w + tw;
+            keep_order();
             const uint32_t own = plane + (Tile::is_backward ? kPlane - 1 - tap : tap) * tap_bytes;
             TW_UNROLL
             for (int v = 0; v < vector; v++) {
@@ -103,6 +105,7 @@ struct GroupConv : DepthwiseTile<Config> {
       TW_UNROLL
       for (int r = 0; r < rows; r++) {
         const int h = Tile::begin(p, 1, at.h + r) + t.h * (int)p.axes[1].tap_step;
+        keep_order();
         const auto from = Tile::line(p, (const char*)p.gemm.a, at, d, h);
         float x[run][vector];
         TW_UNROLL
@@ -170,6 +173,7 @@ struct GroupConv : DepthwiseTile<Config> {
 
 template <class Config, bool kMerged = (Config::groups_merged > 1)>
 struct GroupConvFor {
+  static_assert(!kMerged, "merged groups take NVIDIA's matrix instructions");
   using type = GroupConv<Config>;
 };
 #if !defined(__HIP__)

@@ -180,6 +180,7 @@ struct GroupWeight : DepthwiseTile<Config> {
     for (int r = 0; r < rows; r++) {
       const int h = Tile::begin(p, 1, at.h + r) + u.tap.h * (int)p.axes[1].tap_step;
       const int w = Tile::begin(p, 2, at.w) + u.tap.w * (int)p.axes[2].tap_step, step = (int)p.axes[2].row_step;
+      keep_order();
       const auto from = Tile::line(p, (const char*)p.gemm.b, at, d, h);
       constexpr int kSpan = Tile::fixed ? Tile::span_w : run;
       float x[kSpan > 0 ? kSpan : 1][wide];
@@ -248,6 +249,7 @@ struct DirectWeight<Config, false> : GroupWeight<Config> {};
 
 template <class Config, bool kMerged = (Config::groups_merged > 1)>
 struct DirectWeightFor {
+  static_assert(!kMerged, "merged groups take NVIDIA's matrix instructions");
   using type = DirectWeight<Config>;
 };
 #if !defined(__HIP__)

@@ -128,7 +128,7 @@ struct TapPanels {
     TW_UNROLL
     for (int i = 3 - Config::ndim; i < 3; i++) offset += s.axis(i) * problem.axes[i].tap_stride;
     const char* const from = base + offset * Tile::element_bytes;
-    const int channels = min_of((int)problem.channels - channel, Tile::depth), columns = min_of(extent, Tile::extent);
+    const int channels = step < count ? min_of((int)problem.channels - channel, Tile::depth) : 0, columns = min_of(extent, Tile::extent);
     if constexpr (Tile::source_k_major) return {from, ld, columns, channels * Tile::element_bytes};
     else return {from, ld, channels, columns * Tile::element_bytes};
   }
@@ -181,8 +181,8 @@ struct ImageRows {
   };
   TW_DEVICE Step at(int step) const {
     if constexpr (kByTaps) {
-      const int tap = (begin + step) / each;
-      return {*this, tap, (begin + step - tap * each) * Tile::depth + own, (int)problem.channels};
+      const int tap = (begin + step) / each;  // of a step beyond the end nothing exists
+      return {*this, tap, (begin + step - tap * each) * Tile::depth + own, step < length ? (int)problem.channels : 0};
     } else {
       return {*this, 0, begin + step * Tile::depth + own, begin + length};
     }
