@@ -15,6 +15,7 @@
 // min(rows, kLinePixels).
 #pragma once
 #include "tilewright/cpu/direct_lines.hpp"
+#include "tilewright/cpu/dot.hpp"
 
 TW_NAMESPACE_BEGIN
 
@@ -46,15 +47,27 @@ struct DepthwiseConv {
   using E = typename Types<first>::image;
   using W = typename Types<first>::weight;
 
+  // Two lines of bf16 are multiplied at a time where the processor adds products of pairs.
+  static constexpr bool pairs = !first && TW_NATIVE_BF16 && is_same<E, bf16> && is_same<W, bf16>;
+  template <bool kPairs, class Unused = void>
+  struct Packed {
+    using type = fp32;
+  };
+  template <class Unused>
+  struct Packed<true, Unused> {
+    using type = bf16;
+  };
+  using PackedWeight = typename Packed<pairs>::type;
+
   // One problem as the loops see it: along W coordinates rise from tap to tap, be it that taps are counted backwards.
   struct View {
     const tw_conv_problem& p;
     const tw_conv_axis *d, *h, *w;
     int64_t step, tap_step, origin;  // along W
-    const float* weights;            // [tap][round_up(groups, 16)]
+    const char* weights;             // [tap][round_up(groups, 16)] of PackedWeight
     int64_t channels;                // from tap to tap
 
-    TW_INLINE View(const tw_conv_problem& problem, const float* packed)
+    TW_INLINE View(const tw_conv_problem& problem, const char* packed)
         : p(problem), d(problem.axes), h(problem.axes + 1), w(problem.axes + 2), weights(packed) {
       const int64_t last = w->taps > 0 ? w->taps - 1 : 0;
       step = w->row_step, tap_step = w->tap_step < 0 ? -w->tap_step : w->tap_step;
@@ -96,16 +109,20 @@ struct DepthwiseConv {
   }
   static int64_t workspace(const tw_conv_args& args) { return weight_bytes(args) + team * member_bytes(args); }
 
-  // Weights as fp32, [tap][channel]; a tap's number along W is counted as View counts it.
-  static TW_NOINLINE void pack_weights(const View& v, float* to, Crew& crew) {
+  // Weights as [tap][channel]; a tap's number along W is counted as View counts it.
+  static TW_NOINLINE void pack_weights(const View& v, char* to, Crew& crew) {
     const char* const from = (const char*)(first ? v.p.gemm.a : v.p.gemm.b);
     const int64_t pieces = v.taps();
     for (int64_t tap; (tap = crew.claim(pieces)) >= 0;) {
       const int64_t line = tap / v.w->taps, at = tap % v.w->taps, w = v.w->tap_step < 0 ? v.w->taps - 1 - at : at;
       const int64_t offset =
           line / v.h->taps * v.d->tap_stride + line % v.h->taps * v.h->tap_stride + w * v.w->tap_stride;
-      for (int64_t c = 0; c < v.channels; c++)
-        to[tap * v.channels + c] = c < v.p.groups ? to_float<W>(from + (offset + c * v.p.weight_g) * size_of<W>) : 0.0f;
+      for (int64_t c = 0; c < v.channels; c += L) {
+        alignas(64) char weights[L * size_of<W>] = {};
+        for (int64_t i = 0; i < L && c + i < v.p.groups; i++)
+          __builtin_memcpy(weights + i * size_of<W>, from + (offset + (c + i) * v.p.weight_g) * size_of<W>, size_of<W>);
+        store_f32<PackedWeight>(to + (tap * v.channels + c) * size_of<PackedWeight>, load_f32<W>(weights));
+      }
     }
     crew.end_stage(pieces);
   }
@@ -113,13 +130,13 @@ struct DepthwiseConv {
   static void run(const tw_conv_args& args, const tw_team* members, bool) {
     Crew crew = crew_of(members, team);
     if (crew.rank >= crew.size) return;
-    float* const weights = (float*)args.workspace;
+    char* const weights = (char*)args.workspace;
     char* const own = (char*)args.workspace + weight_bytes(args) + crew.rank * member_bytes(args);
-    float* packed = weights;
+    char* packed = weights;
     for (int64_t i = 0; i < args.count; i++) {
       const View v(args.problems[i], packed);
       if (v.p.gemm.batch > 0) pack_weights(v, packed, crew);
-      packed += v.weight_bytes() / 4;
+      packed += v.weight_bytes();
     }
     crew.barrier();
     packed = weights;
@@ -129,7 +146,7 @@ struct DepthwiseConv {
         if constexpr (first) FirstLoop{v, own}.run(crew);
         else LastLoop{v, (const char**)own}.run(crew);
       }
-      packed += v.weight_bytes() / 4;
+      packed += v.weight_bytes();
     }
   }
   static void reduce(const tw_conv_args&, const tw_team*) {}
@@ -189,10 +206,16 @@ struct DepthwiseConv {
       for (int64_t line = 0; line < v.lines(); line++) {
         int64_t plane, row;
         if (!v.line_at(line, z, y, plane, row)) continue;
-        *to++ = (const char*)(v.weights + line * v.w->taps * v.channels + c);
-        int64_t offset = plane * v.d->image_stride + row * v.h->image_stride + begin * v.w->image_stride;
-        for (int64_t at = begin; at < begin + reach; at++, offset += v.w->image_stride)
-          *to++ = at >= 0 && at < v.w->size ? image + offset * size_of<E> : zeros;
+        *to++ = v.weights + (line * v.w->taps * v.channels + c) * size_of<PackedWeight>;
+        const int64_t offset = plane * v.d->image_stride + row * v.h->image_stride + begin * v.w->image_stride;
+        const char* pixel = image + offset * size_of<E>;
+        const int64_t distance = v.w->image_stride * size_of<E>;
+        if (begin >= 0 && begin + reach <= v.w->size) {
+          for (int64_t i = 0; i < reach; i++, pixel += distance) *to++ = pixel;
+        } else {
+          for (int64_t at = begin; at < begin + reach; at++, pixel += distance)
+            *to++ = at >= 0 && at < v.w->size ? pixel : zeros;
+        }
       }
       return (to - table) / (reach + 1);
     }
@@ -202,6 +225,10 @@ struct DepthwiseConv {
     template <int kT, int kS>
     TW_NOINLINE void multiply(const Tile& tile, const LineOutput& out) const {
       int64_t c = 0;
+#if TW_NATIVE_BF16
+      if constexpr (pairs && kT > 0)
+        for (; c + 2 * L <= tile.count; c += 2 * L) multiply_pairs<kT, kS>(tile, out, c);
+#endif
       for (; c + L <= tile.count; c += L) multiply_lanes<kT, kS, true>(tile, out, c);
       if (c < tile.count) multiply_lanes<0, 0, false>(tile, out, c);
     }
@@ -214,18 +241,18 @@ struct DepthwiseConv {
 
     template <int kT, int kS, bool kWhole>
     TW_INLINE void multiply_lanes(const Tile& tile, const LineOutput& out, int64_t c) const {
-      const int64_t count = tile.count - c, j = tile.first + c;
+      const int64_t count = tile.count - c;
       f32v sums[P];
       TW_UNROLL
       for (int p = 0; p < P; p++) sums[p] = f32v{};
       const char* const* line = table;
       for (int64_t l = 0; l < tile.lines; l++, line += tile.reach + 1) {
-        const float* const weights = (const float*)line[0] + c;
+        const char* const weights = line[0] + c * size_of<PackedWeight>;
         const char* const* const pixels = line + 1;
         if constexpr (kT > 0) {
           f32v w[kT];
           TW_UNROLL
-          for (int t = 0; t < kT; t++) w[t] = load_as<f32v>(weights + t * v.channels);
+          for (int t = 0; t < kT; t++) w[t] = load_f32<PackedWeight>(weights + t * v.channels * size_of<PackedWeight>);
           TW_UNROLL
           for (int q = 0; q < (P - 1) * kS + kT; q++) {
             const f32v x = load<kWhole>(pixels[q], c, count);
@@ -236,12 +263,18 @@ struct DepthwiseConv {
           }
         } else {
           for (int64_t t = 0; t < v.w->taps; t++) {
-            const f32v w = load_as<f32v>(weights + t * v.channels);
+            const f32v w = load_f32<PackedWeight>(weights + t * v.channels * size_of<PackedWeight>);
             TW_UNROLL
             for (int p = 0; p < P; p++) sums[p] += load<kWhole>(pixels[p * v.step + t * v.tap_step], c, count) * w;
           }
         }
       }
+      finish<kWhole>(tile, out, c, sums);
+    }
+
+    template <bool kWhole>
+    TW_INLINE void finish(const Tile& tile, const LineOutput& out, int64_t c, const f32v* sums) const {
+      const int64_t j = tile.first + c;
       if constexpr (plain && kWhole) {
         const f32v alpha = splat((float)out.problem->alpha);
         TW_UNROLL
@@ -251,9 +284,65 @@ struct DepthwiseConv {
         alignas(64) float kept[P * L];
         TW_UNROLL
         for (int p = 0; p < P; p++) store_as(kept + p * L, sums[p]);
-        Out::store(out, tile.number, j, tile.pixels, min_of(count, L), kept, L, nullptr);
+        Out::store(out, tile.number, j, tile.pixels, min_of(tile.count - c, L), kept, L, nullptr);
       }
     }
+
+#if TW_NATIVE_BF16
+    // Pairs of values of two lines, of every other four channels: kHigh of each eight the last four.
+    template <bool kHigh, int... kI>
+    static TW_INLINE u32v interleave(u16v a, u16v b, Sequence<kI...>) {
+      return (u32v)__builtin_shufflevector(a, b, (kI / 8 * 8 + kHigh * 4 + kI % 8 / 2 + kI % 2 * 2 * L)...);
+    }
+    // Channels in their order again: kHalf * L and those after it.
+    template <int kHalf, int... kI>
+    static TW_INLINE f32v in_order(f32v low, f32v high, Sequence<kI...>) {
+      return __builtin_shufflevector(low, high, (kHalf * L / 2 + kI / 8 * 4 + kI % 4 + kI / 4 % 2 * L)...);
+    }
+
+    // 2 L channels; lines of taps two by two, the last of an odd number with zeros.
+    template <int kT, int kS>
+    TW_INLINE void multiply_pairs(const Tile& tile, const LineOutput& out, int64_t c) const {
+      constexpr auto both = typename MakeSequence<2 * L>::type{};
+      constexpr auto one = typename MakeSequence<L>::type{};
+      f32v low[P], high[P];
+      TW_UNROLL
+      for (int p = 0; p < P; p++) low[p] = high[p] = f32v{};
+      const char* const* line = table;
+      const int64_t next_tap = v.channels * 2, next_line = tile.reach + 1;
+      for (int64_t l = 0; l < tile.lines; l += 2, line += 2 * next_line) {
+        const bool two = l + 1 < tile.lines;
+        u32v w[2 * kT];
+        TW_UNROLL
+        for (int t = 0; t < kT; t++) {
+          const u16v a = load_as<u16v>(line[0] + c * 2 + t * next_tap);
+          const u16v b = two ? load_as<u16v>(line[next_line] + c * 2 + t * next_tap) : u16v{};
+          w[2 * t] = interleave<false>(a, b, both), w[2 * t + 1] = interleave<true>(a, b, both);
+        }
+        const char* const* const above = line + 1;
+        const char* const* const below = above + next_line;
+        TW_UNROLL
+        for (int q = 0; q < (P - 1) * kS + kT; q++) {
+          const u16v a = load_as<u16v>(above[q] + c * 2), b = two ? load_as<u16v>(below[q] + c * 2) : u16v{};
+          if (q < P * kS && !two) __builtin_prefetch(above[q] + c * 2 + tile.ahead, 0, 2);
+          const u32v x_low = interleave<false>(a, b, both), x_high = interleave<true>(a, b, both);
+          TW_UNROLL
+          for (int t = 0; t < kT; t++)
+            if (q >= t && (q - t) % kS == 0 && (q - t) / kS < P) {
+              low[(q - t) / kS] = DotBf16::step(low[(q - t) / kS], x_low, w[2 * t]);
+              high[(q - t) / kS] = DotBf16::step(high[(q - t) / kS], x_high, w[2 * t + 1]);
+            }
+        }
+      }
+      f32v sums[P];
+      TW_UNROLL
+      for (int p = 0; p < P; p++) sums[p] = in_order<0>(low[p], high[p], one);
+      finish<true>(tile, out, c, sums);
+      TW_UNROLL
+      for (int p = 0; p < P; p++) sums[p] = in_order<1>(low[p], high[p], one);
+      finish<true>(tile, out, c + L, sums);
+    }
+#endif
   };
 
   // ---- channels-first ----
@@ -323,7 +412,7 @@ struct DepthwiseConv {
         int64_t plane, row;
         if (!v.line_at(l, z, y, plane, row)) continue;
         const float* const from = line_of(l / v.h->taps * span + row % span) + at;
-        const float* const weights = v.weights + l * v.w->taps * v.channels + group;
+        const float* const weights = (const float*)v.weights + l * v.w->taps * v.channels + group;
         for (int64_t t = 0; t < v.w->taps; t++) {
           const int64_t shift = t * v.tap_step;
           const float* const pixels = from + shift % v.step * part + shift / v.step;
