@@ -112,9 +112,9 @@ def _weight(config: ConvConfig, phase: Phase, split: int) -> int:
     member = (
         _up(row_tiles * mr * groups * _GROUP_BYTES + _MARGIN, 64)
         + _up(nr * groups * _GROUP_BYTES + _MARGIN, 64)
-        + _up(block * (wide * size + 16) + _MARGIN, 64)
+        + 2 * _up(block * (wide * size + 16) + _MARGIN, 64)
         + 2 * _up((block + depth) * 8, 64)
-        + _up(max(channels, phase.m) * size + _MARGIN, 64)
+        + _up(max(channels, phase.m, nr) * size + _MARGIN, 64)
         + (0 if count > 1 else _up(row_tiles * chunk * tile_bytes, 64))
     )
     return partial + team * member

@@ -52,11 +52,11 @@ struct WeightPlan {
   static constexpr int64_t copy_bytes = round_up(block * (wide * size_of<E> + 16) + kMargin, 64);
   static constexpr int64_t table_bytes = round_up((block + depth) * 8, 64);
   constexpr int64_t zero_bytes(int64_t channels) const {
-    return round_up(max_of(channels, m) * size_of<E> + kMargin, 64);
+    return round_up(max_of(max_of(channels, m), nr) * size_of<E> + kMargin, 64);
   }
   constexpr int64_t sum_bytes() const { return slices > 1 ? 0 : row_tiles * chunk * tile * 4; }
   constexpr int64_t member_bytes(int64_t channels) const {
-    return a_bytes() + b_bytes + copy_bytes + 2 * table_bytes + zero_bytes(channels) + round_up(sum_bytes(), 64);
+    return a_bytes() + b_bytes + 2 * copy_bytes + 2 * table_bytes + zero_bytes(channels) + round_up(sum_bytes(), 64);
   }
 };
 
@@ -77,6 +77,7 @@ struct ConvKernel {
   using Dot = typename Plan::Dot;
   static constexpr int mr = Plan::mr, nr = Plan::nr, depth = Plan::depth, size = size_of<E>;
   static_assert(!Config::channels_first, "channels lie side by side");
+  static constexpr int64_t kCopyLine = Plan::wide * size + 16;
 
   // One member's part of the workspace.
   struct Memory {
@@ -86,6 +87,7 @@ struct ConvKernel {
     const char** dy;  // addresses of a block's pixels
     const char** x;   // and of what one tap sees of the image from there
     char* zeros;
+    char* edges;  // stretches of taps that reach over the image's edge
     float* sums;
   };
 
@@ -101,6 +103,7 @@ struct ConvKernel {
     memory.dy = (const char**)at, at += Plan::table_bytes;
     memory.x = (const char**)at, at += Plan::table_bytes;
     memory.zeros = at, at += plan.zero_bytes(problem.channels);
+    memory.edges = at, at += Plan::copy_bytes;
     memory.sums = (float*)at;
   }
 
@@ -164,6 +167,55 @@ struct ConvKernel {
     for (int d = 0; d < depth; d++) to[d] = zeros;
   }
 
+  // Whether the taps of a line follow one another in memory as their channels do: then a stretch of columns is a stretch
+  // of memory, over several taps.
+  bool taps_adjoin() const {
+    const tw_conv_axis& axis = problem.axes[2];
+    return axis.taps > 1 && axis.tap_step * axis.image_stride == problem.channels;
+  }
+
+  // As x_lines, for elements [begin, begin + length) of a line of taps (tap * channels + channel). What reaches over the
+  // image's edge is put together in `edges`, a line of which takes `pitch` bytes.
+  void x_stretches(const char* base, int64_t line_of_taps, int64_t begin, int64_t length, int64_t first,
+                   int64_t count) const {
+    const tw_conv_axis* const axes = problem.axes;
+    const int64_t channels = problem.channels, tap = begin / channels, last = (begin + length - 1) / channels;
+    const int64_t tap_h = line_of_taps % axes[1].taps, tap_d = line_of_taps / axes[1].taps;
+    const int64_t d0 = axes[0].origin + tap_d * axes[0].tap_step, h0 = axes[1].origin + tap_h * axes[1].tap_step;
+    const int64_t step = axes[2].row_step, width = axes[2].size, tap_step = axes[2].tap_step;
+    const int64_t reach = (last - tap) * tap_step, pitch = axes[2].image_stride * size;
+    const char** to = memory.x;
+    char* edge = memory.edges;
+    for (Pixel at = pixel_at(first); count > 0; next_line(at)) {
+      const int64_t run = min_of(axes[2].rows - at.w, count);
+      const int64_t d = d0 + at.d * axes[0].row_step, h = h0 + at.h * axes[1].row_step;
+      const bool inside = (uint64_t)d < (uint64_t)axes[0].size && (uint64_t)h < (uint64_t)axes[1].size;
+      const char* const from =
+          base + (at.n * problem.image_n + d * axes[0].image_stride + h * axes[1].image_stride) * size;
+      for (int64_t i = 0; i < run; i++) {
+        const int64_t w = axes[2].origin + (at.w + i) * step + tap * tap_step;
+        if (inside && w >= 0 && w + reach < width) {
+          to[i] = from + w * pitch + begin % channels * size;
+        } else if (!inside) {
+          to[i] = memory.zeros;
+        } else {
+          to[i] = edge;
+          int64_t done = 0;
+          for (int64_t t = tap, channel = begin % channels; done < length; t++, channel = 0) {
+            const int64_t x = w + (t - tap) * tap_step, some = min_of(channels - channel, length - done);
+            if ((uint64_t)x < (uint64_t)width)
+              __builtin_memcpy(edge + done * size, from + x * pitch + channel * size, (size_t)(some * size));
+            else __builtin_memset(edge + done * size, 0, (size_t)(some * size));
+            done += some;
+          }
+          edge += kCopyLine;
+        }
+      }
+      to += run, count -= run;
+    }
+    for (int d = 0; d < depth; d++) to[d] = memory.zeros;
+  }
+
   // ---- packing ----
 
   struct Table {
@@ -175,8 +227,7 @@ struct ConvKernel {
     const char* data;
     TW_INLINE const char* operator[](int64_t i) const { return data + i * kCopyLine; }
   };
-  static constexpr int64_t kCopyLine = Plan::wide * size + 16;
-
+  
   // A panel of kR channels of `groups` groups of pixels. Whole vectors are read; what lies beyond the channels gives
   // rows or columns of the result that nobody stores.
   template <int kR, class Lines>
@@ -269,6 +320,17 @@ struct ConvKernel {
       return pack<nr>(Table{memory.x, channel * size}, groups, memory.b);
     }
     const int64_t end = min_of(plan.n - column, nr);
+    if (taps_adjoin()) {
+      const int64_t each = problem.axes[2].taps * channels;
+      for (int64_t at = 0; at < end;) {
+        const int64_t begin = (column + at) % each, length = min_of(each - begin, end - at);
+        x_stretches(base, (column + at) / each, begin, length, first, pixels);
+        gather(memory.x, 0, length * size, at * size, groups * depth);
+        at += length;
+      }
+      tap = -1;
+      return pack<nr>(Copies{memory.copy}, groups, memory.b);
+    }
     for (int64_t at = 0; at < end; now++, channel = 0) {
       const int64_t length = min_of(channels - channel, end - at);
       turn_to(now);
