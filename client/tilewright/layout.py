@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewright.dtypes import DTypeLike, element_type, from_wire, wire_dtype
+from tilewright.dtypes import DTYPES, DTypeLike, element_type, from_wire, wire_dtype
 from tilewright.errors import InvalidArgumentError
 from tilewright_proto.v1 import tensor_pb2
 
@@ -33,6 +34,8 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 MAX_RANK = 8
+_TORCH_ONLY = {"torch.bfloat16": "bf16", "torch.float8_e4m3fn": "fp8", "torch.float8_e5m2": "bf8"}
+"""Types of PyTorch that NumPy has not."""
 _BYTE = np.dtype(np.uint8)
 MAX_BYTES = 1 << 50
 """Most bytes that a tensor may span, and the largest size and stride: far beyond any machine, far below overflow."""
@@ -225,6 +228,19 @@ def dense(array: Array) -> tuple[Array, tuple[int, ...]]:
     return source, tuple(strides)
 
 
+def _torch_bits(value: Any) -> Array | None:
+    """A tensor of PyTorch on the host, of a type that PyTorch does not give to NumPy, as it lies; else None."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.Tensor) or value.device.type != "cpu":
+        return None
+    name = _TORCH_ONLY.get(str(value.dtype))
+    if name is None:
+        return None
+    kind = DTYPES[name]
+    found: Array = value.view(torch.int16 if kind.itemsize == 2 else torch.int8).numpy().view(kind)
+    return found
+
+
 def as_array(value: Any, field: str) -> Array:
     """An array of anything that NumPy can read without guessing. Raises ``InvalidArgumentError`` for objects, text
     and unknown element types.
@@ -233,7 +249,7 @@ def as_array(value: Any, field: str) -> Array:
         array = value
     else:
         try:
-            array = np.asarray(value)
+            array = np.asarray(value) if (bits := _torch_bits(value)) is None else bits
         except (TypeError, ValueError, RuntimeError) as error:
             raise InvalidArgumentError(
                 f"{field} cannot be read as an array: {error}",

@@ -68,6 +68,26 @@ def test_completion_can_be_shown_for_a_shell(process):
     assert "Traceback" not in ran.err
 
 
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("run c", {"conv"}),
+        ("run conv --direction bwd", {"bwd_data", "bwd_weight"}),
+        ("kernels explain conv --direction f", {"fwd"}),
+        ("kernels generate --rule-set t", {"tests", "tiny"}),
+    ],
+)
+def test_the_shell_completes_commands_and_their_words(words, wanted, monkeypatch):
+    line = f"tilewright {words}"
+    monkeypatch.setenv("_TILEWRIGHT_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(len(line.split()) - 1))
+    command = [sys.executable, "-m", "tilewright_server.cli"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split()) == wanted
+
+
 def test_unknown_command_is_a_usage_error(cli):
     ran = cli("serv")
     assert ran.code == 2

@@ -302,3 +302,7 @@ def test_torch_tensors_are_read_in_their_own_memory_format(client: tw.Client) ->
     y = client.conv(x, w, padding=1)
     assert is_channels_last(y)
     close(y, torch.nn.functional.conv2d(x, w, padding=1).numpy())
+    half = client.conv(x.bfloat16(), w.bfloat16(), padding=1)
+    assert half.dtype == tw.DTYPES["bf16"]
+    assert is_channels_last(half)
+    close(half, y, 0.15)
