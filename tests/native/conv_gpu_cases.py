@@ -89,7 +89,10 @@ CASES: dict[str, tuple[ConvGpuConfig, Settings]] = {
     ),
     "forward_pointwise": (SMALL.replace(kind="pointwise"), [*shapes(POINT), {"shape": POINT, "gap": 8}]),
     "forward_split": (SMALL.replace(split_k=4), shapes(SOLID, STRIDED, split_k=3)),
-    "data": (SMALL.replace(**DATA), [*shapes(PLAIN, LEFT, DOT, SOLID), {"shape": POINT, "gap": 8}]),
+    "data": (
+        SMALL.replace(**DATA),
+        [*shapes(PLAIN, LEFT, DOT, SOLID, Shape(n=1, c=8, k=40)), {"shape": POINT, "gap": 8}],
+    ),
     "data_registers": (WIDE.replace(**DATA), shapes(PLAIN, SOLID)),
     "data_phases": (SMALL.replace(**PHASES), [*shapes(STRIDED, SPARSE, PLAIN), {"shape": STRIDED, "gap": 8}]),
     "data_elements": (SMALL.replace(**PHASES, **ONE), shapes(ODD, THREE)),
