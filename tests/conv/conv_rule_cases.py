@@ -150,7 +150,6 @@ _DEPTHWISE = {direction: depthwise(direction) for direction in Direction}
 
 CUDA_CASES: tuple[Case, ...] = (
     Case("layout_arch", "layout", CUDA, {"layout": "ngchw"}, _HOPPER),
-    Case("kind_template", "specialization", CUDA, {"specialization": Specialization.DIRECT}, "sm_80"),
     Case("direct_waves", "wave", _DEPTHWISE[Direction.FORWARD], {"wave": (2, 2, 1)}, _HOPPER),
     Case("direct_waves", "wave", _DEPTHWISE[Direction.FORWARD], {"wave": (64, 1, 1)}, _HOPPER),
     Case("direct_vectors", "vector_sizes", _DEPTHWISE[Direction.FORWARD], {"vector_sizes": (8, 1, 1)}, _HOPPER),
@@ -212,7 +211,8 @@ CUDA_CASES: tuple[Case, ...] = (
     Case("merge_groups", "num_groups_to_merge", CUDA, {"num_groups_to_merge": 64}, _HOPPER),
     Case("merge_groups", "num_groups_to_merge", CUDA, {"num_groups_to_merge": 0}, _HOPPER),
     Case("merge_groups", "num_groups_to_merge", CUDA_WEIGHT, {"num_groups_to_merge": 2}, _HOPPER),
-    Case("merge_groups", "num_groups_to_merge", _DEPTHWISE[Direction.FORWARD], {"num_groups_to_merge": 2}, _HOPPER),
+    Case("merged_shape", "num_groups_to_merge", _DEPTHWISE[Direction.FORWARD], {"num_groups_to_merge": 2}, _HOPPER),
+    Case("merged_shape", "num_groups_to_merge", _DEPTHWISE[Direction.FORWARD], {"num_groups_to_merge": 16}, _HOPPER),
     Case("block_per_cu", "block_per_cu", CUDA, {"block_per_cu": 9}, _HOPPER),
     Case("block_per_cu", "block_per_cu", CUDA, {"block_per_cu": 8}, _HOPPER),
     Case("block_per_cu", "block_per_cu", _DEPTHWISE[Direction.FORWARD], {"block_per_cu": 1}, _HOPPER),

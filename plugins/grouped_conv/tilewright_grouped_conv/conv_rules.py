@@ -37,17 +37,6 @@ _PIPELINES = {"cpu": ("compv3", "mem"), "cuda": ("compv3", "compv4"), "hip": ("m
 """Of which there are templates that gather, by kind of device."""
 
 
-_DIRECT_TEMPLATES = frozenset(
-    {
-        *(("cpu", Kind.DEPTHWISE, direction) for direction in Direction),
-        *(("cpu", Kind.DIRECT, direction) for direction in Direction),
-        *((kind, Kind.DEPTHWISE, direction) for kind in ("cuda", "hip") for direction in Direction),
-        *((kind, Kind.DIRECT, direction) for kind in ("cuda", "hip") for direction in Direction),
-    }
-)
-"""Kernels without a product that have a template."""
-
-
 def offered_pipelines(arch: ArchSpec) -> tuple[str, ...]:
     """Pipelines of the arch that convolutions have templates for."""
     return tuple(name for name in _PIPELINES.get(arch.kind, ()) if name in arch.pipelines)
@@ -65,15 +54,6 @@ def of_products(rule: Rule) -> Rule:
 
 
 # ---- kernels without a product ----
-
-
-def kind_template(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """There is a template of this kind of kernel without a product, for the device and the direction."""
-    if config.is_matrix or (arch.kind, config.kind, config.direction) in _DIRECT_TEMPLATES:
-        return
-    reason = f"no template of {config.kind} kernels of this direction for {arch.kind} devices"
-    fix: dict[str, object] = {"specialization": Specialization.DEFAULT, "scheduler": "intrawave"}
-    yield Violation("kind_template", "specialization", config.specialization.value, reason, fix)
 
 
 def direct_order(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
@@ -363,7 +343,6 @@ TILE_RULES: tuple[Rule, ...] = tuple(
 )
 
 CONV_RULES: tuple[Rule, ...] = (
-    kind_template,
     direct_order,
     direct_pipeline,
     direct_waves,
