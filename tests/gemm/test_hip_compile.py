@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,15 +14,18 @@ import tilewright_arch
 from tilewright_arch import ArchSpec
 from tilewright_gemm.codegen import generate
 from tilewright_gemm.config import GemmConfig
+from tilewright_gemm.hip_candidates import HipShape, hip_config
 from tilewright_gemm.hip_cost import resident_of
 from tilewright_gemm.plugin import GemmOperation
 from tilewright_gemm.rules import RULES
 from tilewright_gemm.sets import KERNEL_SETS, PACK_B_SETS
 from tilewright_kit.check_plugin import device_of
+from tilewright_kit.dtypes import DType
 from tilewright_kit.errors import BuildFailedError
 from tilewright_kit.problem import OperationRequest
 from tilewright_kit.tensor import TensorDesc
-from tilewright_kit.tiles.footprint import threads_of
+from tilewright_kit.tiles.choices import table_key
+from tilewright_kit.tiles.footprint import registers_of, threads_of
 from tilewright_server.analysis.code_object import KernelFacts, read_code_object
 
 pytestmark = pytest.mark.skipif(not HAVE_HIP, reason=WITHOUT_HIP)
@@ -107,6 +111,46 @@ def test_what_planners_propose_compiles(name: str, tmp_path: Path) -> None:
 def test_a_sample_of_the_default_set_compiles(name: str, tmp_path: Path) -> None:
     arch = tilewright_arch.load(name)
     assert not faults(spread(list(KERNEL_SETS["default"].expand(arch, RULES)), 12), arch, tmp_path)
+
+
+def crowded(arch: ArchSpec) -> list[GemmConfig]:
+    """Kernels of the default set of whose registers the most are taken, by the count of the footprint."""
+    configs = [item for item in KERNEL_SETS["default"].expand(arch, RULES) if item.a != "bf16"]
+    configs.sort(key=lambda item: -registers_of(item, arch) / arch.registers_per_thread(threads_of(item, arch)))
+    return configs[:6]
+
+
+def widest(arch: ArchSpec) -> Iterator[GemmConfig]:
+    """Bytes that are transposed beside the most sums: not in the default set, but planners may propose them."""
+    for dtype, pipeline, nbytes in itertools.product(
+        (DType.FP8, DType.INT8), ("comp_async", "compv4", "compv3"), (64, 128)
+    ):
+        key = table_key(dtype.value, dtype.value)
+        if pipeline not in arch.pipelines or key not in arch.warp_tiles:
+            continue
+        for shape in (HipShape((256, 224), (4, 1)), HipShape((256, 192), (4, 1))):
+            config = hip_config(arch, dtype, key, shape, pipeline, nbytes)
+            if config is not None and RULES.allows(config.replace(layout="rrr"), arch):
+                yield config.replace(layout="rrr")
+                break
+
+
+@pytest.mark.parametrize("name", HIP_ARCHS)
+def test_kernels_of_the_default_set_that_need_the_most_registers_compile(name: str, tmp_path: Path) -> None:
+    arch = tilewright_arch.load(name)
+    found = crowded(arch)
+    if name == "gfx950":  # 16 waves, whose threads have 128 registers each, half of them for sums
+        assert {(item.pipeline, item.a, item.tile) for item in found} > {("comp_async", "fp8", (256, 256, 128))}
+    assert not faults(found, arch, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gfx90a", "gfx942", "gfx950"])
+def test_the_widest_tiles_of_bytes_compile(name: str, tmp_path: Path) -> None:
+    arch = tilewright_arch.load(name)
+    found = list(widest(arch))
+    assert len(found) >= 4
+    assert not faults(found, arch, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["gfx90a", "gfx942", "gfx950"])

@@ -71,6 +71,18 @@ FAST = AmdConfig(
     pipeline="compv4", epilogue="cshuffle",
 )  # fmt: skip
 
+# Where fragments are read when they are due: registers have no room for two slices of them.
+CROWDED = {
+    f"{pipeline}_{tile[0]}x{tile[1]}x{tile[2]}": AmdConfig(
+        arch="gfx950", wave_size=64, a="fp8", b="fp8", c="bf16", a_col=False, b_col=pipeline == "comp_async",
+        tile=tile, wave=wave, warp_tile=(32, 32, 64), pipeline=pipeline, epilogue="default",
+    )
+    for pipeline, tile, wave in (
+        ("comp_async", (256, 256, 64), (4, 4)), ("comp_async", (256, 256, 128), (4, 4)),
+        ("compv3", (256, 224, 128), (4, 1)), ("compv4", (256, 224, 128), (4, 1)),
+    )
+}  # fmt: skip
+
 
 @pytest.fixture(scope="module")
 def kernels(build_folder: Path):  # type: ignore[no-untyped-def]
@@ -80,7 +92,7 @@ def kernels(build_folder: Path):  # type: ignore[no-untyped-def]
         pytest.skip("needs llvm-objdump 19 or later")
     from amd_emulation import AmdKernels
 
-    return AmdKernels(build_folder, [*CONFIGS.values(), FAST])
+    return AmdKernels(build_folder, [*CONFIGS.values(), *CROWDED.values(), FAST])
 
 
 def packed_b(config: AmdConfig, b: np.ndarray) -> tuple[np.ndarray, int]:  # type: ignore[type-arg]
@@ -151,6 +163,13 @@ def test_any_size_and_alignment(kernels, name: str, rng: np.random.Generator) ->
 def test_the_fast_kernel_is_right(kernels, rng: np.random.Generator) -> None:  # type: ignore[no-untyped-def]
     """With an odd number of warp tiles, and more lines than whole rounds of its threads."""
     run(kernels, Call(FAST, [Sizes(230, 256, 104)], rng))
+
+
+@pytest.mark.parametrize("name", CROWDED)
+def test_crowded_kernels_are_right(kernels, name: str, rng: np.random.Generator) -> None:  # type: ignore[no-untyped-def]
+    config = CROWDED[name]
+    m, n, k = config.tile
+    run(kernels, Call(config, [Sizes(m - 3, n, 3 * k + 16)], rng))
 
 
 # ---- the layout of tiles ----

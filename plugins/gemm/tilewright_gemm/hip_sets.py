@@ -17,7 +17,7 @@ from tilewright_kit.tiles.choices import warp_tile_for
 
 __all__ = ["ESSENTIAL", "HIP_DEFAULTS", "packing_kernels", "preferred"]
 
-_CDNA, _CDNA4, _RDNA = ("gfx9*",), ("gfx950",), ("gfx1*",)
+_CDNA, _CDNA3, _CDNA4, _RDNA = ("gfx9*",), ("gfx942",), ("gfx950",), ("gfx1*",)
 _HALVES = [DType.FP16, DType.BF16]
 _EIGHT = ((DType.FP8, ""), (DType.FP8, "bf8"), (DType.BF8, "fp8"), (DType.BF8, ""))
 _LINE_BYTES = 64
@@ -25,6 +25,11 @@ _LINE_BYTES = 64
 
 _FEW = 32
 """Rows or columns of tiles for problems that memory decides."""
+
+_SUMS, _LANES = 128, 64
+"""Sums of a lane, times lines of a tile along k, beyond which a kernel takes up to twice as long to compile for a loop
+that is no faster: fewer sums, and shorter lines, keep the matrix units as busy.
+"""
 
 Declarations = Iterator[Declaration[GemmConfig]]
 
@@ -130,10 +135,14 @@ ESSENTIAL = KernelSet(
 def _defaults() -> Declarations:
     """The essential kernels, and the shapes that are considered for problems, in the usual types."""
     yield from _essential()
+    # For the tiles, not for the loop: see the essential kernels.
     wide: dict[str, Any] = {"dtype_a": _HALVES, "layout": ["rcr", "rrr"], "epilogue": Epilogue.DEFAULT}
-    yield _kernels(_CDNA, (256, 224), (4, 1), pipeline="compv4", **wide)
+    yield _kernels(_CDNA3, (256, 224), (4, 1), pipeline="compv4", **wide)
     for shape in HIP_SHAPES:
+        sums = shape.tile[0] * shape.tile[1] // (shape.wave[0] * shape.wave[1] * _LANES)
         for lines in (1, 2):
+            if sums * lines > _SUMS:
+                continue
             for dtypes in ([DType.FP32], _HALVES, [DType.INT8], [DType.FP8]):
                 yield _kernels(
                     (*_CDNA, *_RDNA),

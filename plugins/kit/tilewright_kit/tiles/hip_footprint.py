@@ -82,13 +82,12 @@ def hip_operand_registers(config: Tiled, arch: ArchSpec, stages: int) -> int:
     """Registers of a thread for A and B: the fragments of two steps (of a pre-shuffled B, of a whole tile), and what
     waits for its place in the LDS, or to be transposed on the way there.
     """
-    m, n, k = config.tile
-    rows = m // max(config.wave[0] * config.warp_tile[0], 1)
-    columns = n // max(config.wave[1] * config.warp_tile[1], 1)
+    _, n, k = config.tile
     # Every step, a lane reads a vector of each row and column of warp tiles.
-    fragments = 2 * (rows + columns) * _VECTOR_BYTES // _REGISTER_BYTES
+    fragments = 2 * _warp_tiles(config) * _VECTOR_BYTES // _REGISTER_BYTES
     if config.preshuffle:
         groups = max(arch.wave_size // max(*config.warp_tile[:2], 1), 1)  # of lanes that hold different k
+        columns = n // max(config.wave[1] * config.warp_tile[1], 1)
         fragments += columns * (k * size_of(config.b) // groups // _REGISTER_BYTES)
     steps = 0 if config.pipeline == "comp_async" else stages if config.pipeline == "mem" else 1
     transposed = _across(config) * (32 if size_of(config.a) == 1 else 16)
@@ -96,12 +95,25 @@ def hip_operand_registers(config: Tiled, arch: ArchSpec, stages: int) -> int:
 
 
 def hip_copied_registers(config: Tiled, arch: ArchSpec) -> int:
-    """What a thread takes beyond that, if there is room, where lanes hold operands more than once."""
+    """What a thread takes beyond that, if there is room, where lanes hold operands more than once, or an instruction
+    takes more than a vector of each line.
+    """
+    groups = max(arch.wave_size // max(*config.warp_tile[:2], 1), 1)
+    deeper = max(config.warp_tile[2] // groups - _VECTOR_BYTES, 0) if size_of(config.a) == 1 else 0
+    return _operand_copies(config, arch) + 2 * _warp_tiles(config) * deeper // _REGISTER_BYTES
+
+
+def _operand_copies(config: Tiled, arch: ArchSpec) -> int:
+    """Registers for the copies that lanes hold of each other's operands."""
     instruction = arch.instruction(config.table_key, config.warp_tile)
     copies = (instruction.operand_copies if instruction else 1) - 1
-    rows = config.tile[0] // max(config.wave[0] * config.warp_tile[0], 1)
-    tiles = rows + config.tile[1] // max(config.wave[1] * config.warp_tile[1], 1)
-    return copies * 2 * tiles * _VECTOR_BYTES // _REGISTER_BYTES
+    return copies * 2 * _warp_tiles(config) * _VECTOR_BYTES // _REGISTER_BYTES
+
+
+def _warp_tiles(config: Tiled) -> int:
+    """Of A and of B that a wave multiplies with each other."""
+    sides = zip(config.tile[:2], config.wave[:2], config.warp_tile[:2], strict=True)
+    return sum(extent // max(waves * size, 1) for extent, waves, size in sides)
 
 
 def hip_crowding(config: Tiled, arch: ArchSpec) -> int:
@@ -110,7 +122,7 @@ def hip_crowding(config: Tiled, arch: ArchSpec) -> int:
         return 0
     if not uses_matrix_unit(config, arch):
         return _staged_registers(config, arch) + _ADDRESSES
-    copied, several = hip_copied_registers(config, arch), _staged_registers(config, arch) > _BLOCK_REGISTERS
+    copied, several = _operand_copies(config, arch), _staged_registers(config, arch) > _BLOCK_REGISTERS
     return copied + _TURNED_COPIES if copied and several and _across(config) else 0
 
 
