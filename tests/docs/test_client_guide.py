@@ -1,4 +1,4 @@
-"""The snippets of the client's guide run, in order, against a server."""
+"""The snippets of the guides for users run, in order, against a server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-GUIDE = Path(__file__).resolve().parents[2] / "docs" / "client.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 SNIPPET = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -27,9 +27,10 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         server.terminate()
 
 
-def test_every_snippet_runs(target: str) -> None:
-    snippets = SNIPPET.findall(GUIDE.read_text("utf-8"))
-    assert len(snippets) >= 6
+@pytest.mark.parametrize("guide", ["client.md", "convolution.md"])
+def test_every_snippet_runs(target: str, guide: str) -> None:
+    snippets = SNIPPET.findall((DOCS / guide).read_text("utf-8"))
+    assert len(snippets) >= 5
     environment = {**os.environ, "TILEWRIGHT_TARGET": target}
     command = [sys.executable, "-W", "error::ResourceWarning", "-c", "\n".join(snippets)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
