@@ -1,5 +1,5 @@
 """Scratch memory of a CPU launch: the Python mirror of the formulas in ``conv.hpp``, ``depthwise.hpp``,
-``conv_weight.hpp`` and ``direct_weight.hpp`` of ``tilewright/cpu``.
+``conv_weight.hpp`` and ``direct_plan.hpp`` of ``tilewright/cpu``.
 
 Every kernel exports its own figure (role ``workspace``); a test compares the two over many configurations and problems.
 """
@@ -93,7 +93,7 @@ def workspace_bytes(config: ConvConfig, phases: Sequence[Phase], split: int, lan
 
 
 def _weight(config: ConvConfig, phase: Phase, split: int) -> int:
-    """``weight_workspace`` of ``conv_weight.hpp``."""
+    """``weight_workspace`` of ``weight_plan.hpp``."""
     mr, nr, depth = config.warp_tile
     team = config.waves
     size = DType(config.a).bytes
@@ -121,7 +121,7 @@ def _weight(config: ConvConfig, phase: Phase, split: int) -> int:
 
 
 def _direct_weight(config: ConvConfig, phase: Phase, split: int, lanes: int) -> int:
-    """``DirectPlan`` of ``direct_weight.hpp``."""
+    """``DirectPlan`` of ``direct_plan.hpp``."""
     axes = phase.axes
     across = config.channels_first
     dy_channels, x_channels = phase.m, phase.n // phase.taps

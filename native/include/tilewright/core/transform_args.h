@@ -3,8 +3,8 @@
 #pragma once
 #include "tilewright/core/integers.hpp"
 
-// to[i] = from[i] where every index is below `kept`, else zero. The last dimension is the fastest of the destination, the
-// one before it the fastest of the source, unless that is the last too. Those that are absent come first, with size 1.
+// to[i] = from[i] where every index is below `kept`, else zero. The last dimension is the fastest of the destination,
+// the one before it the fastest of the source, unless that is the last too. Those that are absent come first, size 1.
 typedef struct tw_transform_args {
   const void* from;
   void* to;

@@ -1,100 +1,20 @@
 // The gradient of a convolution's weights without a product, for groups of few channels: a product would spend its time
 // packing panels that are mostly empty.
 //
-// Channels-last: lanes run over channels of the side that has more of them per group (the wide one, of x or dy); to each
-// belong the `narrow` channels of the other side's group. A line of pixels is widened to fp32 once, its narrow channels
-// spread over the lanes that they meet, with zeros where the filter looks outside the image. Lines of x are kept while
-// the filter moves down. Channels-first (depthwise only): lanes run over the pixels of a line.
+// Channels-last: lanes run over channels of the side that has more of them per group (the wide one, of x or dy); to
+// each belong the `narrow` channels of the other side's group. A line of pixels is widened to fp32 once, its narrow
+// channels spread over the lanes that they meet, with zeros where the filter looks outside the image. Lines of x are
+// kept while the filter moves down. Channels-first (depthwise only): lanes run over the pixels of a line.
 //
-// The lines of all images are cut into launch.split_k slices, whose sums (partials) are added in their order. Each
-// element is summed in an order that depends on the problem and the Config alone. What a unit exports: conv_entries.hpp.
+// The lines of all images are cut into split_k slices, whose sums (partials) are added in their order. Each element is
+// summed in an order that depends on the problem and the Config alone. What a unit exports: conv_entries.hpp.
 #pragma once
-#include "tilewright/cpu/blocking.hpp"
 #include "tilewright/cpu/conv_entries.hpp"
+#include "tilewright/cpu/direct_plan.hpp"
 #include "tilewright/cpu/team.hpp"
 #include "tilewright/cpu/weight_output.hpp"
 
 TW_NAMESPACE_BEGIN
-
-constexpr int64_t kRun = 128;               // pixels of a line that are held at a time,
-constexpr int64_t kLineBytes = 384 << 10;   // and what all lines that are held may fill
-constexpr int64_t kMostBlocks = 64;
-
-// Lane i becomes x[index[i]].
-TW_INLINE f32v pick(f32v x, i32v index) {
-#if !defined(__clang__)
-  return __builtin_shuffle(x, index);
-#elif TW_VECTOR_BYTES == 64
-  return __builtin_ia32_permvarsf512(x, index);
-#elif TW_VECTOR_BYTES == 32 && defined(__x86_64__)
-  return __builtin_ia32_permvarsf256(x, index);
-#else
-  f32v y = {};
-  for (int i = 0; i < kLanes; i++) y[i] = x[index[i]];
-  return y;
-#endif
-}
-
-// The even (kOdd = 0) or odd lanes of a, then those of b.
-template <int kOdd, int... kI>
-TW_INLINE f32v every_second(f32v a, f32v b, Sequence<kI...>) {
-  return __builtin_shufflevector(a, b, (2 * kI + kOdd)...);
-}
-
-// How the channels are cut into blocks of lanes, and what that takes. Sizes in bytes, multiples of 64.
-template <class Config>
-struct DirectPlan {
-  static constexpr bool depthwise = Config::kind == ConvKind::depthwise, across = Config::channels_first;
-  static_assert(!across || depthwise, "channels-first is for depthwise filters");
-  static constexpr int team = Config::wave_m * Config::wave_n;
-  static constexpr int64_t L = kLanes;
-
-  int64_t groups, x_channels, dy_channels, wide, narrow;  // of one group
-  bool x_is_wide;
-  int64_t block_groups;   // whole groups in a block of lanes; 0: a block is a part of a group
-  int64_t blocks_a_group, blocks;
-  int64_t taps, lines, split, length;  // lines of pixels in all, and of a slice
-  int64_t run, pixels;    // of dy and of x that are held at a time
-  int64_t kept;           // lines of x
-  int64_t chunk, chunks;  // blocks whose lines are read together, so that memory is read in its own order
-
-  constexpr DirectPlan(const tw_conv_problem& p, int64_t slices)
-      : groups(p.groups), x_channels(p.channels), dy_channels(p.gemm.m) {
-    const tw_conv_axis* const axes = p.axes;
-    x_is_wide = x_channels > dy_channels;
-    wide = x_is_wide ? x_channels : dy_channels, narrow = x_is_wide ? dy_channels : x_channels;
-    block_groups = across ? 1 : L / wide;
-    blocks_a_group = ceil_div(wide, L);
-    blocks = block_groups > 0 ? ceil_div(groups, block_groups) : groups * blocks_a_group;
-    taps = axes[0].taps * axes[1].taps * axes[2].taps;
-    lines = p.images * axes[0].rows * axes[1].rows;
-    split = max_of(slices, 1);
-    length = max_of(ceil_div(lines, split), 1);
-    run = max_of(min_of(axes[2].rows, kRun), 1);
-    pixels = (run - 1) * axes[2].row_step + (axes[2].taps - 1) * axes[2].tap_step + 1;
-    kept = axes[0].taps * axes[1].taps;
-    const int64_t fitting = max_of(kLineBytes / max_of(kept * x_line_of(axes[2]) * 4, 1), 1);
-    const int64_t fair = team > 1 && split == 1 ? ceil_div(blocks, 2 * team) : blocks;
-    chunk = across ? 1 : max_of(min_of(min_of(fair, fitting), kMostBlocks), 1);
-    chunks = ceil_div(blocks, chunk);
-  }
-
-  // Sums of one block: [tap][narrow][lane].
-  constexpr int64_t block_sums() const { return taps * narrow * L; }
-  constexpr int64_t partial_bytes() const { return blocks * split * block_sums() * 4; }
-  constexpr int64_t x_line() const {
-    // Across: one line for each remainder of a pixel by the stride, each whole vectors.
-    return across ? 0 : pixels * (x_is_wide ? 1 : narrow) * L;
-  }
-  constexpr int64_t x_line_of(const tw_conv_axis& axis) const {
-    return across ? axis.row_step * (ceil_div(pixels, axis.row_step) + 2 * L) : x_line();
-  }
-  constexpr int64_t dy_line() const { return across ? round_up(run, L) : run * (x_is_wide ? narrow : 1) * L; }
-  constexpr int64_t member_bytes(const tw_conv_problem& p) const {
-    return chunk * (round_up(kept * x_line_of(p.axes[2]) * 4, 64) + round_up(dy_line() * 4, 64)) +
-           round_up(kept * 8, 64) + narrow * L * 4;
-  }
-};
 
 template <class Config>
 struct ConvKernel {
@@ -296,7 +216,8 @@ struct ConvKernel {
     for (int t = 0; t < kTaps; t++)
       TW_UNROLL
       for (int c = 0; c < kNarrow; c++)
-        sum[t][c] += load_as<f32v>(x + t * tap_step + (kXIsWide ? 0 : c * L)) * load_as<f32v>(dy + (kXIsWide ? c * L : 0));
+        sum[t][c] +=
+            load_as<f32v>(x + t * tap_step + (kXIsWide ? 0 : c * L)) * load_as<f32v>(dy + (kXIsWide ? c * L : 0));
   }
 
   template <int kTaps, int kNarrow>
@@ -315,7 +236,8 @@ struct ConvKernel {
     int64_t t = 0;
     for (; t + 3 <= taps; t += 3)
       add_taps<3, kNarrow>(x + t * tap_step, x_step, tap_step, dy, dy_step, count, c, sums + t * each);
-    for (; t < taps; t++) add_taps<1, kNarrow>(x + t * tap_step, x_step, tap_step, dy, dy_step, count, c, sums + t * each);
+    for (; t < taps; t++)
+      add_taps<1, kNarrow>(x + t * tap_step, x_step, tap_step, dy, dy_step, count, c, sums + t * each);
   }
 
   // Three lines of x at once, with three taps each that lie `offsets` away: nine sums stay in registers.
@@ -338,7 +260,8 @@ struct ConvKernel {
   int64_t tap_offset(int64_t t) const {
     const tw_conv_axis& axis = problem.axes[2];
     const int64_t at = t * axis.tap_step;
-    if constexpr (across) return at % axis.row_step * (ceil_div(plan.pixels, axis.row_step) + 2 * L) + at / axis.row_step;
+    const int64_t phase = ceil_div(plan.pixels, axis.row_step) + 2 * L;
+    if constexpr (across) return at % axis.row_step * phase + at / axis.row_step;
     else return at * L;
   }
 
@@ -367,7 +290,8 @@ struct ConvKernel {
     Block blocks[kMostBlocks];
     for (int64_t b = 0; b < count; b++) blocks[b] = block_at(first_block + b);
     // A gradient that is fp32 already is read where it lies.
-    const bool in_place = !across && is_same<Dy, fp32> && (depthwise || !plan.x_is_wide) && blocks[count - 1].lanes == L;
+    const bool in_place =
+        !across && is_same<Dy, fp32> && (depthwise || !plan.x_is_wide) && blocks[count - 1].lanes == L;
     const int64_t dy_step = in_place ? axes[2].row_stride : (depthwise || !plan.x_is_wide ? L : plan.narrow * L);
     // The usual filter, whose three lines are all kept at a time.
     const bool square = depthwise && axes[1].taps == 3 && axes[2].taps == 3 && axes[1].tap_step % 3 != 0;
@@ -434,7 +358,8 @@ struct ConvKernel {
     float* const sums = partial(args, 0, index);
     for (int64_t slice = 1; slice < plan.split; slice++) {
       const float* const more = partial(args, slice, index);
-      for (int64_t i = 0; i < plan.block_sums(); i += L) store_as(sums + i, load_as<f32v>(sums + i) + load_as<f32v>(more + i));
+      for (int64_t i = 0; i < plan.block_sums(); i += L)
+        store_as(sums + i, load_as<f32v>(sums + i) + load_as<f32v>(more + i));
     }
     const float alpha = (float)problem.gemm.alpha;
     const WeightOutput<Config> output(problem, 0);

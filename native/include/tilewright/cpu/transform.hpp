@@ -55,7 +55,8 @@ struct Transform {
   static TW_NOINLINE void copy_line(const char* from, int64_t from_step, char* to, int64_t to_step, int64_t kept,
                                     int64_t size) {
     if (to_step == 1 && from_step == 1) {
-      for (int64_t i = 0; i < kept; i += kLanes) put(to + i * size_of<To>, get(from + i * size_of<From>, kept - i), kept - i);
+      for (int64_t i = 0; i < kept; i += kLanes)
+        put(to + i * size_of<To>, get(from + i * size_of<From>, kept - i), kept - i);
     } else {
       for (int64_t i = 0; i < kept; i++)
         put_one(to + i * to_step * size_of<To>, get(from + i * from_step * size_of<From>, 1));

@@ -1,5 +1,6 @@
-// A strided copy with conversion on GPUs: what brings tensors into an order that a kernel takes, and back. Config states
-// From and To; a generated source unit writes TW_TRANSFORM_KERNEL(symbol, Config). The parameter is tw_transform_args.
+// A strided copy with conversion on GPUs: what brings tensors into an order that a kernel takes, and back. Config
+// states From and To; a generated source unit writes TW_TRANSFORM_KERNEL(symbol, Config). The parameter is
+// tw_transform_args.
 //
 // A workgroup copies kTransformTile x kTransformTile elements of the last two dimensions by way of shared memory: it
 // reads along whichever of the two lies closer in the source, and writes along the last. Launch: as many workgroups as
@@ -36,7 +37,8 @@ struct Transform {
 
   TW_DEVICE static void run(const tw_transform_args& p) {
     const int thread = thread_index(), across = thread % kTransformTile, down = thread / kTransformTile;
-    const int64_t columns = ceil_div(p.sizes[5], (int64_t)kTransformTile), rows = ceil_div(p.sizes[4], (int64_t)kTransformTile);
+    constexpr int64_t kTile = kTransformTile;
+    const int64_t columns = ceil_div(p.sizes[5], kTile), rows = ceil_div(p.sizes[4], kTile);
     int64_t rest = block_index();
     const int64_t column = rest % columns * kTransformTile;
     rest /= columns;
