@@ -71,3 +71,54 @@ def test_the_catalog_of_a_server_has_convolutions(command, cli, target):
         kernels = ran.json["kernels"] if command == "export" else ran.json
         assert kernels
         assert all(item["name"].startswith("grouped_conv_") for item in kernels)
+
+
+def test_a_kernel_is_shown_and_built_by_its_name_alone(cli, target):
+    (kernel,) = cli(
+        "kernels", "list", "--operation", "conv_backward_data", "--limit", 1, "--json", "--target", target
+    ).json
+    ran = cli("kernels", "show", kernel["name"], "--target", target)
+    assert ran.code == 0, ran.err
+    assert "conv_backward_data" in ran.out or kernel["name"] in ran.out
+    ran = cli("kernels", "build", kernel["name"], "--json", "--target", target)
+    assert ran.code == 0, ran.err
+    assert ran.json[0]["state"] in ("built", "cached")
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx1201", "sm_90a", "x86-64-v3"])
+@pytest.mark.parametrize("rule_set", ["default", "tests", "tiny"])
+def test_rule_sets_list_kernels_of_every_kind_of_device(rule_set, arch, cli):
+    ran = cli("kernels", "generate", "--operation", "conv", "--variant", "bwdw", "--rule-set", rule_set, "--arch", arch,
+              "--list-configs", "--limit", 5, "--json")  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert 1 <= len(ran.json["kernels"]) <= 5
+    assert all(item["name"].startswith("grouped_conv_bwd_weight_") for item in ran.json["kernels"])
+
+
+@pytest.mark.parametrize(
+    ("rule_set", "options", "field", "value"),
+    [
+        ("full", ("--ndim", 3), "ndim", 3),
+        ("full", ("--datatype", "bf16"), "dtype_in", "bf16"),
+        ("profiler", ("--two-stage",), "two_stage", True),
+        ("profiler", ("--no-two-stage",), "two_stage", False),
+        ("profiler", ("--pipeline", "compv3"), "pipeline", "compv3"),
+    ],
+)
+def test_options_narrow_a_rule_set(rule_set, options, field, value, cli):
+    ran = cli("kernels", "generate", "--operation", "conv_backward_weight", "--rule-set", rule_set, "--arch", "gfx942",
+              *options, "--list-configs", "--limit", 8, "--json")  # fmt: skip
+    assert ran.code == 0, ran.err
+    assert ran.json["kernels"]
+    assert {item["config"][field] for item in ran.json["kernels"]} == {value}
+
+
+def test_sizes_describe_a_kernel_of_their_own(cli, tmp_path):
+    tile = [f"--{name}-{axis}={size}" for name, sizes in (("tile", (64, 64, 64)), ("warp", (4, 1, 1)),
+            ("warp-tile", (16, 16, 16))) for axis, size in zip("mnk", sizes, strict=True)]  # fmt: skip
+    ran = cli("kernels", "generate", "--operation", "conv", *tile, "--pipeline", "compv3", "--arch", "gfx942",
+              "-o", tmp_path, "--verbose")  # fmt: skip
+    assert ran.code == 0, ran.err
+    (source,) = tmp_path.glob("*.hip")
+    assert "_64x64x64_4x1x1_16x16x16" in source.name
+    assert source.stem in ran.err

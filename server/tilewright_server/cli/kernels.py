@@ -50,6 +50,7 @@ def explain() -> None:
 
 
 _OPERATION = typer.Option("gemm", "--operation", help="Operation.")
+_ANY_OPERATION = typer.Option("", "--operation", help="Operation. Default: whichever has the kernel.")
 _ARCH = typer.Option("", "--arch", help="Architecture. Default: that of the server's device.")
 _TARGET = typer.Option("", "--target", help="Server. Default: your own if it runs, else a private one.")
 _JSON = typer.Option(False, "--json", help="Print JSON.")
@@ -97,7 +98,7 @@ def list_kernels(
 def show(
     name: str = typer.Argument(help="Kernel, by name."),
     arch: str = _ARCH,
-    operation: str = _OPERATION,
+    operation: str = _ANY_OPERATION,
     source: bool = typer.Option(False, "--source", help="Print its generated source alone."),
     target: str = _TARGET,
     as_json: bool = _JSON,
@@ -192,7 +193,7 @@ def build(
     kernel_set: str = _SET,
     config: str = typer.Option("", "--config", help="Build this configuration: a file, JSON text, or -."),
     arch: str = _ARCH,
-    operation: str = _OPERATION,
+    operation: str = _ANY_OPERATION,
     retry_failed: bool = typer.Option(False, "--retry-failed", help="Forget cached failures and try again."),
     target: str = _TARGET,
     as_json: bool = _JSON,
