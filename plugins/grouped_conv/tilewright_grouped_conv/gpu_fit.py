@@ -153,16 +153,29 @@ def _aligned(problem: ConvProblem, view: ImageView | FilterView, vector: int) ->
 
 
 def _wrong_of_loops(problem: ConvProblem, config: ConvConfig) -> Iterator[tuple[str, str]]:
-    """Without a product: any strides one element at a time, or vectors of channels that lie side by side."""
+    """Without a product: operands have any strides where they are read one element at a time, else vectors of channels
+    lie side by side. Results are written as rows of channels, or channels-first one by one.
+    """
     geometry, vector = problem.geometry, config.vector_sizes[0]
-    if not config.channels_first and vector > 1:
-        for view, per_group in ((problem.image, geometry.cg), (problem.pixels, geometry.kg)):
-            step, beside = (view.c, view.g == per_group or geometry.groups == 1) if per_group > 1 else (view.g, True)
-            merged = config.num_groups_to_merge > 1
-            if step != 1 or (merged and not beside):
-                yield view.operand, "the channels of a pixel do not lie side by side"
-            elif any(stride % vector for stride in (view.n, *view.spatial, view.offset)):
-                yield view.operand, f"pixels do not begin at whole vectors of {vector}"
+    result = {Direction.FORWARD: "y", Direction.BACKWARD_DATA: "dx"}.get(problem.direction, "")
+    merged, one_product = config.num_groups_to_merge > 1, len(problem.phases(config.channels_first)) == 1
+    for view, per_group, sizes in (
+        (problem.image, geometry.cg, geometry.input),
+        (problem.pixels, geometry.kg, geometry.output),
+    ):
+        written = view.operand == result
+        if config.channels_first or (vector == 1 and not written):
+            continue
+        step = view.c if per_group > 1 else view.g
+        beside = per_group == 1 or geometry.groups == 1 or view.g == per_group
+        if (step != 1 and per_group * geometry.groups > 1) or ((merged or written) and not beside):
+            yield view.operand, "the channels of a pixel do not lie side by side"
+        elif any(stride % vector for stride in (view.n, *view.spatial, view.offset)):
+            yield view.operand, f"pixels do not begin at whole vectors of {vector}"
+        elif written and one_product and collapses(view, sizes, geometry.n) is None:
+            yield view.operand, "its pixels do not lie at one distance"
+    if not result and (reason := _wrong_filter(problem, config, 1)):
+        yield problem.filter.operand, reason
     for item in problem.d:
         if collapses(item, geometry.output, geometry.n) is None:
             yield item.operand, "its pixels do not lie at one distance"
