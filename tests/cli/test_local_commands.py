@@ -187,7 +187,9 @@ def test_analyze_tells_cycles_limit_and_bound(cli):
 
 def test_analyze_says_what_is_wrong(cli):
     assert "say what to analyse" in cli("kernels", "analyze", "--arch", "gfx942").err
-    assert "M,N,K" in cli("kernels", "analyze", "x", "--arch", "gfx942", "--shape", "12").err
+    assert "M,N,K" in cli("kernels", "analyze", "--config", "{}", "--arch", "gfx942", "--shape", "12").err
+    ran = cli("kernels", "analyze", "--config", "{}", "--operation", "conv", "--arch", "gfx942", "--shape", "1,2,3")
+    assert "N,C,K,HxW,RxS" in ran.err
     ran = cli("kernels", "analyze", "gemm_nonsense", "--arch", "gfx942")
     assert ran.code == 2
     assert "kernel_name" in ran.err
