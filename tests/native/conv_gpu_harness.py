@@ -143,9 +143,9 @@ def merged_configs(direction: str, shape: Shape) -> dict[str, ConvGpuConfig]:
     more: dict[str, Any] = {"grouped": True, "linear_rows": False} if phases else {}
     found = {}
     wide = g.output[2] > 32
-    tiles = [(8, 8), (8, 56), (4, 56), (2, 56), (8, 16)] if wide else [(8, 8), (4, 32), (14, 16), (14, 8), (2, 16)]
-    works = [(32, 2), (32, 4), (64, 4), (64, 8), (128, 8), (96, 6), (96, 3)]
-    for (rows, run), (channels, waves), repeats in itertools.product(tiles, works, (1, 4)):
+    tiles = [(8, 8), (4, 8), (14, 8), (8, 16)] if wide else [(8, 8), (14, 8), (4, 16), (2, 16)]
+    works = [(32, 2), (64, 4), (64, 8), (128, 8), (96, 6), (96, 3), (48, 3), (48, 6)]
+    for (rows, run), (channels, waves), repeats in itertools.product(tiles, works, (1, 2, 4)):
         if repeats > 1 and direction == "backward_weight":
             continue
         if g.c % channels:
@@ -162,9 +162,9 @@ def merged_configs(direction: str, shape: Shape) -> dict[str, ConvGpuConfig]:
 
 def configs_for(direction: str, name: str, shape: Shape) -> dict[str, ConvGpuConfig]:
     if name == "depthwise_56":
-        return {**merged_configs(direction, shape), **dict(list(depthwise_configs(direction, shape).items())[:4])}
+        return {**merged_configs(direction, shape), **dict(list(depthwise_configs(direction, shape).items())[:2])}
     if name in GROUPED:
-        return {**merged_configs(direction, shape), **group_configs(direction, shape)}
+        return {**merged_configs(direction, shape), **dict(list(group_configs(direction, shape).items())[:2])}
     return matrix_configs(direction, shape)
 
 

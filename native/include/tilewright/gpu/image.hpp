@@ -145,6 +145,7 @@ struct ConvRows {
       return offset;
     }
   }
+  TW_DEVICE int64_t distance() const { return problem.gemm.ldc; }  // of linear rows
   TW_DEVICE bool divisible(int elements) const {
     if constexpr (Config::linear_rows) return problem.gemm.ldc % elements == 0;
     bool divides = problem.row_n % elements == 0;

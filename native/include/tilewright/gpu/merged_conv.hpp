@@ -58,12 +58,11 @@ struct MergedConv : MergedTile<Config> {
   TW_DEVICE static void multiply(const Weights& w, int first, const Finish& finish, const tw_conv_problem& p,
                                  const typename Tile::Place& at, int block, uint32_t image, bool aligned, int lane) {
     constexpr int kAcross = Tile::run / 8, kDown = Tile::rows / 2, kBlocks = blocks_at_once;
-    constexpr int kRowStep = Tile::down().row_step, kRunStep = Tile::across().row_step;
+    constexpr int kRowStep = Tile::row_step, kRunStep = Tile::run_step;
     // Matrices: the upper row and the lower one of the first tap, then of the second.
     const bool lower = lane / 8 % 2 != 0, second = lane / 16 != 0;
-    const uint32_t own = image + block % Tile::blocks * 16 +
-                         ((lower ? kRowStep * Tile::span_w : 0) + lane % 8 * kRunStep) * Tile::pixel_bytes;
-    uint32_t offset[pairs];
+    const uint32_t own = image + block % Tile::blocks * 16 + Tile::lane_offset(lane, lower);
+    uint32_t offset[pairs];  // without shared rows
     TW_UNROLL
     for (int t = 0; t < pairs; t++) offset[t] = own + (second ? Tile::tap_offset(2 * t + 1) : Tile::tap_offset(2 * t));
     const int j = block * 8 + lane % 4 * 2, height = (int)p.axes[1].rows, width = (int)p.axes[2].rows;
@@ -72,6 +71,10 @@ struct MergedConv : MergedTile<Config> {
     for (int b = 0; b < kBlocks; b++)
       columns[b] = finish.template columns<2>(j + b * 8 < Tile::channels(p) ? j + b * 8 : 0, 2);
     const int line = (at.n * height + at.h) * width + at.w;
+    // The vector that the lane stores of the first pixels, and how far it is to the next ones.
+    const int64_t pixel = finish.rows.distance() * size_of<typename Config::C>;
+    char* const to = finish.c + (line + lane / 2 % 2 * width + lane / 4) * pixel +
+                     (block + lane % 2) * 8 * size_of<typename Config::C>;
     TW_NO_UNROLL
     for (int down = 0; down < kDown; down++) {
       const int row = down * 2;
@@ -85,9 +88,20 @@ struct MergedConv : MergedTile<Config> {
           for (int l = 0; l < 4; l++) sum[b][l] = 0.0f;
           const uint32_t moved =
               (uint32_t)((row * kRowStep * Tile::span_w + across * 8 * kRunStep) * Tile::pixel_bytes + b * 16);
-          TW_UNROLL
-          for (int t = 0; t < pairs; t++)
-            mma_16x8<E, E>(sum[b], load_matrices<4, false>(offset[t] + moved), w[first + b][t]);
+          if constexpr (Tile::shares_rows) {
+            typename Tile::Window x;
+            Tile::template load_window<false>(x, own + moved, lane);
+            TW_UNROLL
+            for (int t = 0; t < pairs; t++)
+              mma_16x8<E, E>(sum[b],
+                             {Tile::matrix(x, 2 * t, 0), Tile::matrix(x, 2 * t, 1), Tile::matrix(x, 2 * t + 1, 0),
+                              Tile::matrix(x, 2 * t + 1, 1)},
+                             w[first + b][t]);
+          } else {
+            TW_UNROLL
+            for (int t = 0; t < pairs; t++)
+              mma_16x8<E, E>(sum[b], load_matrices<4, false>(offset[t] + moved), w[first + b][t]);
+          }
         }
         const int column = across * 8 + lane / 4;
         const bool exists = at.w + column < width;
@@ -104,7 +118,10 @@ struct MergedConv : MergedTile<Config> {
             const Words<4> whole = gather_vector(words, lane);
             const int half = lane / 2 % 2, b = lane % 2;
             if (exists && at.h + row + half < height && block + b < Tile::channels(p) / 8)
-              store_global(finish.c + (finish.rows(i + half * width) + (block + b) * 8) * 2, whole);
+              store_global(Config::linear_rows
+                               ? to + (row * width + across * 8) * pixel
+                               : finish.c + (finish.rows(i + half * width) + (block + b) * 8) * 2,
+                           whole);
             continue;
           }
         }
@@ -153,16 +170,18 @@ struct MergedConv : MergedTile<Config> {
     const bool aligned = is_aligned(finish.c, 16) && where.divisible(8);
     const int block = part * Tile::blocks + wave * own_blocks, channel = part * Tile::channel_tile;
     const int count = min_of(Tile::repeats, Tile::tiles(p) - first);
-    Tile::copy_image(shared, p, p.gemm.a, Tile::place(p, first), channel, thread);
+    auto next = Tile::place(p, first);
+    Tile::copy_image(shared, p, p.gemm.a, next, channel, thread);
     commit_async();
     Weights w;
     load_weights(w, p, block, lane);
     TW_NO_UNROLL
     for (int i = 0; i < count; i++) {
-      const auto at = Tile::place(p, first + i);
-      if (Tile::repeats > 1 && i + 1 < count)
-        Tile::copy_image(shared + (i + 1) % 2 * Tile::image_bytes, p, p.gemm.a, Tile::place(p, first + i + 1), channel,
-                         thread);
+      const auto at = next;
+      if (Tile::repeats > 1 && i + 1 < count) {
+        next = Tile::place(p, first + i + 1);
+        Tile::copy_image(shared + (i + 1) % 2 * Tile::image_bytes, p, p.gemm.a, next, channel, thread);
+      }
       commit_async();
       wait_async<1>();
       barrier();

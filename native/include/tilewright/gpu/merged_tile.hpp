@@ -86,16 +86,18 @@ struct MergedTile {
   template <int kHeight, int kWidth>
   TW_DEVICE static void copy(uint32_t to, const char* from, int n_stride, const int (&strides)[2], const int (&sizes)[2],
                              int n, int h, int w, int channel, int channels, int thread) {
-    constexpr int kTotal = kHeight * kWidth * blocks;
-    const uint32_t base = (uint32_t)n * (uint32_t)n_stride + (uint32_t)channel;
-    TW_UNROLL_BY(4)
-    for (int id = thread; id < kTotal; id += threads) {
+    constexpr int kTotal = kHeight * kWidth * blocks, kPasses = ceil_div(kTotal, threads);
+    const uint32_t base = (uint32_t)n * (uint32_t)n_stride + (uint32_t)h * (uint32_t)strides[0] +
+                          (uint32_t)w * (uint32_t)strides[1] + (uint32_t)channel;
+    TW_UNROLL_BY(4)  // of all of them, what a thread copies would stay in registers: slower
+    for (int pass = 0; pass < kPasses; pass++) {
+      const int id = thread + pass * threads;
       const int block = id % blocks, pixel = id / blocks, row = pixel / kWidth, column = pixel - row * kWidth;
       const bool in = (uint32_t)(h + row) < (uint32_t)sizes[0] && (uint32_t)(w + column) < (uint32_t)sizes[1] &&
                       channel + block * 8 < channels;
-      const uint32_t offset = base + (uint32_t)(h + row) * (uint32_t)strides[0] +
-                              (uint32_t)(w + column) * (uint32_t)strides[1] + block * 8;
-      copy_async(to + pixel * pixel_bytes + block * 16, from + (uint64_t)offset * 2, in ? 16 : 0);
+      const uint32_t own = (uint32_t)row * (uint32_t)strides[0] + (uint32_t)column * (uint32_t)strides[1] + block * 8;
+      if (kTotal % threads == 0 || id < kTotal)
+        copy_async(to + pixel * pixel_bytes + block * 16, from + (uint64_t)(base + own) * 2, in ? 16 : 0);
     }
   }
   TW_DEVICE static void copy_image(uint32_t to, const tw_conv_problem& p, const void* image, const Place& at, int channel,
@@ -111,6 +113,42 @@ struct MergedTile {
     const int t = min_of(tap, taps - 1);
     return (t / taps_w * down().tap_step * span_w + t % taps_w * across().tap_step) * pixel_bytes;
   }
+  // ---- fragments ----
+
+  // Where the lower row of an instruction's pixels meets with one tap what the upper one meets with the next, rows of the
+  // image are read once for both.
+  static constexpr bool shares_rows = down().row_step == down().tap_step;
+  static constexpr int window_rows = shares_rows ? taps_h + 1 : 1;
+  static constexpr int row_step = down().row_step, run_step = across().row_step;
+  struct Window {
+    uint32_t m[window_rows][taps_w];  // one 8 x 8 matrix of (pixels, channels) each
+  };
+
+  // What a lane adds to the address of an instruction's first pixel (without sharing: for its matrix's pixels).
+  TW_DEVICE static uint32_t lane_offset(int lane, bool lower) {
+    return (uint32_t)(((!shares_rows && lower ? row_step * span_w : 0) + lane % 8 * run_step) * pixel_bytes);
+  }
+  template <bool kTransposed>
+  TW_DEVICE static void load_window(Window& x, uint32_t from, int lane) {
+    TW_UNROLL
+    for (int first = 0; first < window_rows; first += 4) {
+      const int row = min_of(first + lane / 8, window_rows - 1);
+      const uint32_t own = from + (uint32_t)(row * down().tap_step * span_w * pixel_bytes);
+      TW_UNROLL
+      for (int tw = 0; tw < taps_w; tw++) {
+        const Words<4> w = load_matrices<4, kTransposed>(own + tw * across().tap_step * pixel_bytes);
+        TW_UNROLL
+        for (int l = 0; l < 4; l++)
+          if (first + l < window_rows) x.m[first + l][tw] = w.w[l];
+      }
+    }
+  }
+  // Of tap `tap` (an odd last one is taken twice) and the upper or lower row of pixels.
+  TW_DEVICE static uint32_t matrix(const Window& x, int tap, int lower) {
+    const int t = min_of(tap, taps - 1);
+    return x.m[t / taps_w + lower][t % taps_w];
+  }
+
   // Where the weights of the tap that stands there lie, and whether it exists.
   TW_DEVICE static int weight_offset(const tw_conv_problem& p, int at, bool& exists) {
     const int th = is_backward ? taps_h - 1 - at / taps_w : at / taps_w;

@@ -27,10 +27,10 @@ struct MergedWeight : MergedTile<Config> {
 
   TW_DEVICE static void multiply(Sums& sum, uint32_t stage, int wave, int lane) {
     constexpr int kAcross = Tile::run / 8, kSteps = Tile::rows / 2 * kAcross;
-    constexpr int kRowStep = Tile::down().row_step, kRunStep = Tile::across().row_step;
+    constexpr int kRowStep = Tile::row_step, kRunStep = Tile::run_step;
     // Matrices of x: the first and the second tap of the upper row of pixels, then of the lower one.
     const bool second = lane / 8 % 2 != 0, lower = lane / 16 != 0;
-    const uint32_t x = stage + ((lower ? kRowStep * Tile::span_w : 0) + lane % 8 * kRunStep) * Tile::pixel_bytes;
+    const uint32_t x = stage + Tile::lane_offset(lane, lower);
     const uint32_t dy = stage + Tile::image_bytes + (lane / 8 % 2 * Tile::run + lane % 8) * Tile::pixel_bytes;
     TW_UNROLL
     for (int own = 0; own < own_blocks; own++) {
@@ -42,11 +42,22 @@ struct MergedWeight : MergedTile<Config> {
             load_matrices<2, true>(dy + block + (uint32_t)((row * Tile::run + column) * Tile::pixel_bytes));
         const uint32_t from =
             x + block + (uint32_t)((row * kRowStep * Tile::span_w + column * kRunStep) * Tile::pixel_bytes);
-        TW_UNROLL
-        for (int t = 0; t < pairs; t++)
-          mma_16x8<E, E>(sum[own][t],
-                         load_matrices<4, true>(from + (second ? Tile::tap_offset(2 * t + 1) : Tile::tap_offset(2 * t))),
-                         b);
+        if constexpr (Tile::shares_rows) {
+          typename Tile::Window pixels;
+          Tile::template load_window<true>(pixels, from, lane);
+          TW_UNROLL
+          for (int t = 0; t < pairs; t++)
+            mma_16x8<E, E>(sum[own][t],
+                           {Tile::matrix(pixels, 2 * t, 0), Tile::matrix(pixels, 2 * t + 1, 0),
+                            Tile::matrix(pixels, 2 * t, 1), Tile::matrix(pixels, 2 * t + 1, 1)},
+                           b);
+        } else {
+          TW_UNROLL
+          for (int t = 0; t < pairs; t++)
+            mma_16x8<E, E>(
+                sum[own][t],
+                load_matrices<4, true>(from + (second ? Tile::tap_offset(2 * t + 1) : Tile::tap_offset(2 * t))), b);
+        }
       }
     }
   }
