@@ -15,7 +15,7 @@
 // that is max(n, words) <= L / 2, else channels * 4 / depth.
 #pragma once
 #include "tilewright/cpu/direct_lines.hpp"
-#include "tilewright/cpu/dot.hpp"
+#include "tilewright/cpu/pack.hpp"
 
 TW_NAMESPACE_BEGIN
 
@@ -154,10 +154,43 @@ struct DirectConv {
   }
   static int64_t workspace(const tw_conv_args& args) { return weight_bytes(args) + team * member_bytes(args); }
 
+  // The weights of one block as panels of pack.hpp, if its lanes and values lie at one distance each.
+  template <int kVectors>
+  static TW_NOINLINE void pack_panels_of(const View& v, int64_t block, bool flat) {
+    using Panels = Rows<W, Config::b_col>;
+    constexpr int kR = kVectors * L;
+    const tw_conv_problem& p = v.p;
+    const int64_t ld = Config::b_col ? p.weight_n : p.weight_c, count = v.count_of(block);
+    const int64_t first = v.group_of(block) * p.weight_g + v.channel_of(block) * p.weight_n;
+    for (int64_t line = 0; line < v.lines(); line++)
+      for (int64_t t = 0; t < (flat ? 1 : v.w->taps); t++) {
+        const int64_t tap = v.w->tap_step < 0 ? v.w->taps - 1 - t : t;
+        const int64_t offset = first + line / v.h->taps * v.d->tap_stride +
+                               line % v.h->taps * v.h->tap_stride + tap * v.w->tap_stride;
+        uint32_t* const to = v.weights + block * v.block_words() + (line * v.line_words() + t * v.words) * kR;
+        pack_panels<W, Dot, kR, Config::b_col, false>(Panels{(const char*)p.gemm.b + offset * size_of<W>, ld}, count,
+                                                      flat ? v.w->taps * p.channels : p.channels, to, 0, nullptr);
+      }
+  }
+
+  static TW_INLINE bool pack_fast(const View& v, int64_t block) {
+    const tw_conv_problem& p = v.p;
+    const bool whole = p.channels % depth == 0;  // values of a tap fill their groups
+    const bool flat = v.runs == 1 && Config::b_col && v.w->tap_step > 0 && v.w->tap_stride == p.channels;
+    if ((Config::b_col ? p.weight_c : p.weight_n) != 1 || (v.runs == 1 && !whole && !flat) ||
+        (v.together > 1 && p.weight_g != v.n * p.weight_n))
+      return false;
+    if (v.vectors == 1) pack_panels_of<1>(v, block, flat);
+    else if (v.vectors == 2) pack_panels_of<2>(v, block, flat);
+    else pack_panels_of<4>(v, block, flat);
+    return true;
+  }
+
   // Weights as groups, those of one block together.
   static TW_NOINLINE void pack_weights(const View& v, Crew& crew) {
     const int64_t pieces = v.blocks;
     for (int64_t block; (block = crew.claim(pieces)) >= 0;) {
+      if (v.taps() > 0 && pack_fast(v, block)) continue;
       const int64_t count = v.count_of(block), first = v.channel_of(block), group = v.group_of(block);
       char* const to = (char*)(v.weights + block * v.block_words());
       __builtin_memset(to, 0, (size_t)v.block_words() * 4);

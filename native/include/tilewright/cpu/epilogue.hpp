@@ -182,6 +182,22 @@ struct Epilogue {
     const char* const scale_b = batch_base<fp32>(problem.scale_b, of);
     const char* const bias = batch_base<typename Bias::type>(problem.bias, of);
     const typename Rows::Offsets offsets(out, i0, rows);
+    if constexpr (plain && !Dot::offset_a && !Rows::accumulates) {
+      // Row by row: neighbours in memory are written one after the other.
+      const f32v alpha = splat((float)problem.alpha);
+      for (int64_t i = 0; i < rows; i++) {
+        char* const to = out.data + (offsets[i] + j0) * size_of<C>;
+        const Accumulator* const from = tile + i * tile_ld;
+        for (int64_t j = 0; j < cols; j += kLanes) {
+          const V sum = load_as<V>(from + j);
+          f32v x;
+          if constexpr (Dot::is_float) x = sum * alpha;
+          else x = __builtin_convertvector(sum, f32v) * alpha;
+          store_f32_partial<C>(to + j * size_of<C>, x, cols - j);
+        }
+      }
+      return;
+    }
     const Ds ds(problem.d, out.item);
     const float lo = (float)problem.clamp_lo, hi = (float)problem.clamp_hi;
     for (int64_t j = 0; j < cols; j += kLanes) {
