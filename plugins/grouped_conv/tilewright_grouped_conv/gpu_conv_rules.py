@@ -13,6 +13,7 @@ from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.config import ConvConfig, Triple
 from tilewright_grouped_conv.merged import is_merged, merged_shape
 from tilewright_grouped_conv.words import Direction, Kind
+from tilewright_kit.dtypes import DType
 from tilewright_kit.rules import Violation
 from tilewright_kit.tiles.footprint import registers_of, shared_bytes, threads_of
 from tilewright_kit.tiles.rules import is_positive
@@ -135,6 +136,13 @@ def direct_tile(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
         reason = "no template without a product reads D operands of channels-first images"
         fix_d: dict[str, object] = {"binary": Binary.PASS, "num_d_tensors": 0, "dtype_d": ()}
         yield Violation("direct_tile", "num_d_tensors", config.num_d_tensors, reason, fix_d)
+
+
+def direct_sums(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """GPU, without a product: sums are in fp32, which an int32 result is not."""
+    if not config.is_matrix and arch.kind != "cpu" and config.c == DType.INT32.value:
+        reason = f"a {config.kind} kernel of a GPU sums in fp32"
+        yield Violation("direct_sums", "dtype_out", config.dtype_out, reason, {"dtype_out": DType.FP32.value})
 
 
 def warp_coverage(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
@@ -313,6 +321,7 @@ GPU_CONV_RULES = (
     vector_sizes,
     direct_vectors,
     direct_tile,
+    direct_sums,
     line_chunks,
     warp_coverage,
     backward_data_vectors,
