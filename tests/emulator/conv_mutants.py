@@ -9,8 +9,8 @@ from pathlib import Path
 
 from amd_config import FLAGS, Built, compiler
 from conv_amd_emulation import for_arch, unit
-from conv_gpu_case import ConvGpuConfig
 from conv_gpu_cases import CASES
+from conv_gpu_config import ConvGpuConfig
 from native_harness import INCLUDE
 
 

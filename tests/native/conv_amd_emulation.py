@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 from amd_config import WAVE, Built, compile_text
 from amd_emulation import aligned
-from conv_gpu_case import ConvCase, ConvGpuConfig
+from conv_gpu_case import ConvCase
+from conv_gpu_config import ConvGpuConfig
 from conv_gpu_emulation import CONVERT_THREADS, launches
 from gpu_emulation import LaunchHead
 

@@ -1,4 +1,4 @@
-"""Convolutions for the GPU kernels: configurations, problems in guarded memory, and the truth in float64."""
+"""Convolutions for the GPU kernels: problems in guarded memory, ready to launch, and what they should give."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from gpu_config import GpuConfig
+from conv_gpu_config import ConvGpuConfig
+from conv_gpu_truth import Shape, convolve, convolve_backward_data, convolve_backward_weight
 from native_case import UNARY, UNIT
 from native_harness import DTYPES, Guarded, Operand, ProblemArgs, guarded
 
 from tilewright_grouped_conv.divide import divisor
-from tilewright_grouped_conv.geometry import ConvGeometry, output_size
 from tilewright_grouped_conv.phases import Axis, Phase, phases_of
 from tilewright_grouped_conv.words import Direction
 
 Array = np.ndarray[Any, Any]
-Triple = tuple[int, int, int]
 
 DIRECTIONS = {
     "forward": Direction.FORWARD,
@@ -53,202 +52,6 @@ class ConvArgs(ctypes.Structure):
         ),
         ("acc", ctypes.c_void_p),
     ]  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ConvGpuConfig(GpuConfig):
-    """One kernel; ``kind`` depthwise and direct have no product (``tile`` is idle)."""
-
-    direction: str = "forward"
-    kind: str = "implicit"
-    ndim: int = 2
-    accumulate: bool = False
-    linear_rows: bool = True
-    two_stage: bool = False
-    vectors: Triple = (8, 8, 8)
-    groups_merged: int = 1
-    channel_tile: int = 0
-    pixel_tile: Triple = (0, 0, 0)
-    filter: Triple = (0, 0, 0)
-    stride: Triple = (0, 0, 0)
-    dilation: Triple = (0, 0, 0)
-    channels_first: bool = False
-
-    @property
-    def is_matrix(self) -> bool:
-        return self.kind in ("implicit", "pointwise")
-
-    @property
-    def header(self) -> str:
-        weight = self.direction == "backward_weight"
-        if self.is_matrix:
-            return "conv_weight.hpp" if weight else "conv.hpp"
-        return "direct_weight.hpp" if weight else "depthwise.hpp" if self.kind == "depthwise" else "direct_conv.hpp"
-
-    @property
-    def image_vector(self) -> int:
-        """Elements of one access to the image."""
-        return self.vectors[1] if self.direction == "backward_weight" else self.vectors[0]
-
-    @property
-    def converts(self) -> bool:
-        """Whether a second kernel adds the slices."""
-        return self.direction == "backward_weight" and (self.two_stage or not self.is_matrix)
-
-    @property
-    def shared_bytes(self) -> int:
-        if not self.is_matrix:
-            return 98304  # as much as any of these kernels asks for
-        return super().shared_bytes
-
-    @property
-    def threads_across(self) -> int:
-        """Without a product: threads that compute different channels (of the weights, or units) of the same pixels."""
-        if self.channels_first:
-            return 1
-        vector = self.vectors[2] if self.kind == "direct" and self.direction != "backward_weight" else self.vectors[0]
-        if self.kind == "direct" and self.direction == "backward_weight":
-            return self.channel_tile // vector if self.channel_tile else 32
-        return (self.channel_tile or 8 * vector) // vector
-
-    @property
-    def merged(self) -> bool:
-        """Whether blocks of eight channels are multiplied by matrix instructions, whatever groups they are."""
-        return not self.is_matrix and self.groups_merged > 1
-
-    @property
-    def merged_bytes(self) -> int:
-        """Shared memory of a kernel of merged groups."""
-        channels = self.channel_tile or 8 * self.team
-        _, rows, run = self.pixels
-        spans, backward = [], self.direction == "backward_data"
-        for axis, size in ((1, rows), (2, run)):
-            absent = axis < 3 - self.ndim
-            taps, stride, dilation = (
-                1 if absent else values[axis] for values in (self.filter, self.stride, self.dilation)
-            )
-            if backward:
-                common = math.gcd(stride, dilation)
-                taps, stride, dilation = -(-taps // (stride // common)), 1, dilation // common
-            spans.append((size - 1) * stride + (taps - 1) * dilation + 1)
-        pixel = channels * 2 + 16
-        image = spans[0] * spans[1] * pixel
-        if self.direction == "backward_weight":
-            return 2 * (image + rows * run * pixel)
-        return image * (2 if self.pixels[0] > 1 else 1)
-
-    @property
-    def is_fixed(self) -> bool:
-        """Without a product: whether the filter is compiled in."""
-        axes = range(max(3 - self.ndim, 1), 3)
-        return not self.grouped and all(self.filter[i] and self.stride[i] and self.dilation[i] for i in axes)
-
-    @property
-    def pixels(self) -> Triple:
-        """Without a product: tiles of a thread, rows and places along a row of a tile."""
-        repeats, rows, run = self.pixel_tile
-        if self.merged:
-            return repeats or 1, rows or 8, run or 8
-        tall = self.is_fixed and self.kind == "depthwise" and self.direction != "backward_weight"
-        return repeats or 1, rows or (2 if tall else 1), run or 4
-
-    def text(self, name: str) -> str:
-        def flag(value: bool) -> str:
-            return "true" if value else "false"
-
-        def triple(values: Triple) -> str:
-            return f"{{{', '.join(map(str, values))}}}"
-
-        more = [
-            f"static constexpr tw::Direction direction = tw::Direction::{self.direction};",
-            f"static constexpr tw::ConvKind kind = tw::ConvKind::{self.kind};",
-            f"static constexpr int ndim = {self.ndim}, groups_merged = {self.groups_merged}, blocks_per_unit = 0;",
-            f"static constexpr int vector_a = {self.vectors[0]}, vector_b = {self.vectors[1]};",
-            f"static constexpr int vector_c = {self.vectors[2]}, channel_tile = {self.channel_tile};",
-            f"static constexpr bool channels_first = {flag(self.channels_first)}, bias_rows = channels_first;",
-            f"static constexpr bool accumulate = {flag(self.accumulate)}, linear_rows = {flag(self.linear_rows)};",
-            f"static constexpr bool two_stage = {flag(self.two_stage)};",
-            f"static constexpr int pixel_tile[3] = {triple(self.pixel_tile)}, filter[3] = {triple(self.filter)};",
-            f"static constexpr int stride[3] = {triple(self.stride)}, dilation[3] = {triple(self.dilation)};",
-        ]
-        ends = f"TW_CONV_KERNEL({name}, Config_{name})\n"
-        if self.converts:
-            ends += f"TW_CONV_CONVERT({name}_convert, Config_{name})\n"
-        before, after = super().text(name).split("\n};\nTW_GEMM_KERNEL", 1)
-        return before + "\n  " + "\n  ".join(more) + "\n};\n" + ends + after.split("\n", 1)[1]
-
-    def unit(self, name: str) -> str:
-        return f'#include "tilewright/gpu/{self.header}"\n{self.text(name)}'
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of a convolution; two-dimensional unless said otherwise, triples are (D, H, W)."""
-
-    n: int = 2
-    c: int = 16
-    k: int = 24
-    groups: int = 1
-    size: Triple = (1, 9, 7)
-    filter: Triple = (1, 3, 3)
-    stride: Triple = (1, 1, 1)
-    dilation: Triple = (1, 1, 1)
-    begin: Triple = (0, 1, 1)
-    end: Triple = (0, 1, 1)
-    ndim: int = 2
-
-    def geometry(self) -> ConvGeometry:
-        output = tuple(
-            output_size(*each)
-            for each in zip(self.size, self.filter, self.stride, self.dilation, self.begin, self.end, strict=True)
-        )
-        assert min(output) > 0, self
-        return ConvGeometry(
-            self.ndim, self.n, self.c, self.k, self.groups, self.size, self.filter, output, self.stride, self.dilation,
-            self.begin, self.end,
-        )  # type: ignore[arg-type]  # fmt: skip
-
-
-def convolve(shape: Shape, x: Array, w: Array) -> Array:
-    """y[n, d, h, w, k] of x[n, d, h, w, c] and w[k, d, h, w, c / groups], in the type of the operands."""
-    g = shape.geometry()
-    y = np.zeros((g.n, *g.output, g.groups, g.kg), x.dtype)
-    padded = np.pad(x, ((0, 0), *zip(shape.begin, shape.end, strict=True), (0, 0)))
-    weights = w.reshape(g.groups, g.kg, *g.filter, g.cg)
-    for tap in np.ndindex(*g.filter):
-        part = padded[(slice(None), *_reach(g, tap))].reshape(g.n, *g.output, g.groups, g.cg)
-        y += np.einsum("ndhwgc,gkc->ndhwgk", part, weights[:, :, tap[0], tap[1], tap[2]])
-    return y.reshape(g.n, *g.output, g.k)
-
-
-def convolve_backward_data(shape: Shape, dy: Array, w: Array) -> Array:
-    g = shape.geometry()
-    sizes = [s + b + e for s, b, e in zip(shape.size, shape.begin, shape.end, strict=True)]
-    dx = np.zeros((g.n, *sizes, g.c), dy.dtype)
-    weights, dys = w.reshape(g.groups, g.kg, *g.filter, g.cg), dy.reshape(g.n, *g.output, g.groups, g.kg)
-    for tap in np.ndindex(*g.filter):
-        part = np.einsum("ndhwgk,gkc->ndhwgc", dys, weights[:, :, tap[0], tap[1], tap[2]])
-        dx[(slice(None), *_reach(g, tap))] += part.reshape(g.n, *g.output, g.c)
-    inner = tuple(slice(b, b + s) for b, s in zip(shape.begin, shape.size, strict=True))
-    return dx[(slice(None), *inner)]
-
-
-def convolve_backward_weight(shape: Shape, x: Array, dy: Array) -> Array:
-    g = shape.geometry()
-    padded = np.pad(x, ((0, 0), *zip(shape.begin, shape.end, strict=True), (0, 0)))
-    dys = dy.reshape(g.n, *g.output, g.groups, g.kg)
-    dw = np.zeros((g.groups, g.kg, *g.filter, g.cg), x.dtype)
-    for tap in np.ndindex(*g.filter):
-        part = padded[(slice(None), *_reach(g, tap))].reshape(g.n, *g.output, g.groups, g.cg)
-        dw[:, :, tap[0], tap[1], tap[2]] = np.einsum("ndhwgk,ndhwgc->gkc", dys, part)
-    return dw.reshape(g.k, *g.filter, g.cg)
-
-
-def _reach(g: ConvGeometry, tap: tuple[int, ...]) -> tuple[slice, ...]:
-    return tuple(
-        slice(t * dilation, t * dilation + (out - 1) * stride + 1, stride)
-        for t, dilation, out, stride in zip(tap, g.dilation, g.output, g.stride, strict=True)
-    )
 
 
 @dataclass

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from conv_gpu_case import ConvGpuConfig, Shape
+from conv_gpu_config import ConvGpuConfig
+from conv_gpu_truth import Shape
 
 Settings = list[dict[str, Any]]
 

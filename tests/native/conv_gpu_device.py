@@ -8,7 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from conv_gpu_case import ConvArgs, ConvCase, ConvGpuConfig
+from conv_gpu_case import ConvArgs, ConvCase
+from conv_gpu_config import ConvGpuConfig
 from conv_gpu_emulation import CONVERT_THREADS, launches
 from cuda.bindings import driver
 from gpu_device import TORCH, Arena, check

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from conv_gpu_case import ConvCase, ConvGpuConfig
+from conv_gpu_case import ConvCase
+from conv_gpu_config import ConvGpuConfig
 from gpu_emulation import FLAGS, LaunchHead
 from native_harness import Guarded, build_once
 

@@ -19,8 +19,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
-from conv_gpu_case import ConvCase, ConvGpuConfig, Shape
+from conv_gpu_case import ConvCase
 from conv_gpu_cases import CASES
+from conv_gpu_config import ConvGpuConfig
+from conv_gpu_truth import Shape
 from gpu_config import compile_text, say
 
 UNITS = 132

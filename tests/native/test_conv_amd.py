@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from amd_config import ARCHS, missing_tools
-from conv_gpu_case import ConvCase, ConvGpuConfig
+from conv_gpu_case import ConvCase
 from conv_gpu_cases import CASES
+from conv_gpu_config import ConvGpuConfig
 
 import tilewright_arch
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from conv_gpu_case import ConvGpuConfig
 from conv_gpu_cases import CASES, DATA, DEPTH, FIXED, FIXED2, MERGED, PHASES, SMALL_GROUPS, WEIGHT
+from conv_gpu_config import ConvGpuConfig
 from gpu_config import compile_text
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="needs the packages of the extra `cuda`")
