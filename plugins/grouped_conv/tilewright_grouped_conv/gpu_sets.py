@@ -13,6 +13,7 @@ from tilewright_grouped_conv.gpu_shapes import (
     Shape,
     Step,
     depthwise_fields,
+    shared_vectors,
     vectors,
 )
 from tilewright_grouped_conv.words import Direction, Scale, Specialization, layout_of
@@ -20,11 +21,12 @@ from tilewright_kit.declare import ANY, Declaration, declare
 from tilewright_kit.dtypes import DType
 from tilewright_kit.words import Binary, Epilogue, Unary, default_output
 
-__all__ = ["cuda_defaults", "cuda_essential", "cuda_full", "every_shape", "gpu_variants", "product"]
+__all__ = ["CDNA", "RDNA", "cuda_defaults", "cuda_essential", "cuda_full", "every_shape", "gpu_variants", "product"]
 
 Declarations = Iterator[Declaration[ConvConfig]]
 
-_CUDA = ("sm_*",)
+CDNA, RDNA, _CUDA = ("gfx9*",), ("gfx1*",), ("sm_*",)
+"""Archs with waves of 64 and of 32 on AMD GPUs; CUDA devices."""
 _FLOATS = (DType.FP32, DType.FP16, DType.BF16)
 _EIGHT = ((DType.INT8, ""), (DType.FP8, ""), (DType.BF8, ""), (DType.FP8, "bf8"), (DType.BF8, "fp8"))
 _SQUARE, _DEEP, _NARROW, _SMALL = CUDA_SHAPES[0], CUDA_SHAPES[6], CUDA_SHAPES[10], CUDA_SHAPES[8]
@@ -36,14 +38,18 @@ def product(
 ) -> Declaration[ConvConfig]:
     """Kernels of one shape and type, with the widest accesses unless ``fields`` say otherwise."""
     out = DType(fields["dtype_out"]) if isinstance(fields.get("dtype_out"), str) else default_output(dtype)
+    tile, access = (*shape.tile, shape.line // dtype.bytes), vectors(dtype, out)
+    if config.direction is Direction.BACKWARD_DATA:
+        lanes = 64 if archs == CDNA else 32
+        access = shared_vectors(access, tile, shape.wave[0] * shape.wave[1] * lanes)
     shaped: dict[str, Any] = {
         "dtype_in": dtype,
         "pipeline": shape.pipeline,
-        "tile": (*shape.tile, shape.line // dtype.bytes),
+        "tile": tile,
         "wave": (*shape.wave, 1),
         "warp_tile": ANY,
         "stages": shape.stages,
-        "vector_sizes": vectors(dtype, out),
+        "vector_sizes": access,
     }
     return declare(config, **{**shaped, **fields}).on(*archs)
 

@@ -26,6 +26,7 @@ __all__ = [
     "gpu_shapes",
     "shape_fields",
     "shape_warp_tiles",
+    "shared_vectors",
     "vectors",
 ]
 
@@ -100,6 +101,16 @@ def vectors(dtype: DType, out: DType, most: int = VECTOR_BYTES) -> Triple:
     """Accesses of up to ``most`` bytes to A, B and C."""
     width = max(min(most, VECTOR_BYTES) // dtype.bytes, 1)
     return width, width, VECTOR_BYTES // out.bytes
+
+
+def shared_vectors(sizes: Triple, tile: Triple, threads: int) -> Triple:
+    """Accesses of which every thread has a whole one of the tiles of A and B, as the image's gradient wants them."""
+    m, n, k = tile
+    a, b = (
+        min(size, 1 << (max(extent * k // max(threads, 1), 1).bit_length() - 1))
+        for size, extent in zip(sizes, (m, n), strict=False)
+    )
+    return a, b, sizes[2]
 
 
 def shape_fields(shape: Shape, dtype: DType, arch: ArchSpec, key: str) -> dict[str, Any] | None:

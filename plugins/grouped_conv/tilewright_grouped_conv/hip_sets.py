@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tilewright_grouped_conv.config import ConvConfig
-from tilewright_grouped_conv.gpu_sets import every_shape, gpu_variants, product
+from tilewright_grouped_conv.gpu_sets import CDNA, RDNA, every_shape, gpu_variants, product
 from tilewright_grouped_conv.gpu_shapes import HIP_SHAPES, Shape
 from tilewright_grouped_conv.words import Direction
 from tilewright_kit.declare import Declaration
@@ -15,12 +15,11 @@ __all__ = ["hip_defaults", "hip_essential", "hip_full"]
 
 Declarations = Iterator[Declaration[ConvConfig]]
 
-_CDNA, _RDNA = ("gfx9*",), ("gfx1*",)
 _FLOATS = (DType.FP32, DType.FP16, DType.BF16)
 _EIGHT = ((DType.INT8, ""), (DType.FP8, ""), (DType.BF8, ""), (DType.FP8, "bf8"), (DType.BF8, "fp8"))
 _USUAL = (
-    (_CDNA, Shape((128, 64), (2, 2), "compv3"), Shape((128, 32), (4, 1), "mem")),
-    (_RDNA, Shape((128, 64), (4, 2), "compv3"), Shape((128, 16), (8, 1), "mem")),
+    (CDNA, Shape((128, 64), (2, 2), "compv3"), Shape((128, 32), (4, 1), "mem")),
+    (RDNA, Shape((128, 64), (4, 2), "compv3"), Shape((128, 16), (8, 1), "mem")),
 )
 """Archs, and a usual and a narrow tile of them."""
 
@@ -45,9 +44,11 @@ def hip_defaults(config: type[ConvConfig]) -> Declarations:
     """The essential kernels, and the shapes that are considered for problems in half precision."""
     yield from hip_essential(config)
     for shape in HIP_SHAPES:
-        yield product(config, (*_CDNA, *_RDNA), shape, DType.FP16)
+        for archs in (CDNA, RDNA):
+            yield product(config, archs, shape, DType.FP16)
 
 
 def hip_full(config: type[ConvConfig]) -> Declarations:
     """Every shape with every type, dimension and access."""
-    yield from every_shape(config, (*_CDNA, *_RDNA), HIP_SHAPES)
+    for archs in (CDNA, RDNA):
+        yield from every_shape(config, archs, HIP_SHAPES)

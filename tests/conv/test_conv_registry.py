@@ -1,0 +1,121 @@
+"""Registries of convolution kernels: exported, read back, told to people, and matched with problems in full."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from conv_requests import backward_data, forward, last
+
+import tilewright_arch
+from tilewright_arch import ArchSpec
+from tilewright_grouped_conv.config import CONFIGS, ConvConfig
+from tilewright_grouped_conv.fit import conv_mismatches
+from tilewright_grouped_conv.plugin import ConvOperation
+from tilewright_grouped_conv.rules import RULES
+from tilewright_grouped_conv.sets import KERNEL_SETS
+from tilewright_grouped_conv.summary import format_config, format_registry
+from tilewright_grouped_conv.words import Direction
+from tilewright_kit.check_plugin import device_of
+from tilewright_kit.errors import InvalidArgumentError
+from tilewright_kit.registry import Registry
+from tilewright_kit.words import Unary
+
+TYPES: dict[str, Any] = {config.operation: config for config in CONFIGS.values()}
+HOPPER = tilewright_arch.load("sm_90a")
+PLAIN = RULES.correct(ConvConfig(vector_sizes=(8, 8, 8)), HOPPER).config
+
+
+def filled(arch: ArchSpec) -> Registry:
+    registry = Registry("convolutions")
+    for sets in KERNEL_SETS.values():
+        registry.register_set(sets["default"].expand(arch, RULES), arch)
+    return registry
+
+
+def test_kernels_of_all_directions_live_in_one_registry_and_come_back(arch: ArchSpec) -> None:
+    registry = filled(arch)
+    document = json.loads(json.dumps(registry.to_dict()))
+    again = Registry("again")
+    again.import_json(document, TYPES)
+    assert [entry.config for entry in again] == [entry.config for entry in registry]
+    assert len(registry) == sum(len(sets["default"].expand(arch, RULES)) for sets in KERNEL_SETS.values())
+    counts = document["statistics"]["by_variant"]
+    assert set(counts) == {direction.value for direction in Direction}
+    assert sum(counts.values()) == len(registry)
+    assert set(document["statistics"]["by_ndim"]) == {"1d", "2d", "3d"}
+
+
+def test_a_file_that_was_changed_in_one_half_is_not_read() -> None:
+    registry = Registry()
+    registry.register(PLAIN, HOPPER)
+    document = json.loads(json.dumps(registry.to_dict()))
+    document["kernels"][0]["config"]["num_groups_to_merge"] = 4
+    with pytest.raises(InvalidArgumentError):
+        Registry().import_json(document, TYPES)
+
+
+def test_directions_with_equal_fields_are_kernels_of_their_own() -> None:
+    registry = Registry()
+    for config in CONFIGS.values():
+        registry.register(config(), "gfx942")
+    assert len(registry) == len(CONFIGS)
+    assert len({entry.name for entry in registry}) == len(CONFIGS)
+
+
+def problem(dtype: str = "fp16", **attributes: Any) -> Any:
+    tensors = {"x": last(dtype, 2, 64, 9, 9), "w": last(dtype, 64, 64 // attributes.get("groups", 1), 3, 3)}
+    return forward(tensors, **{"padding": 1, **attributes})
+
+
+def test_a_kernel_matches_its_problem() -> None:
+    assert conv_mismatches(problem(), PLAIN, device_of(HOPPER)) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"dtype_in": "bf16"}, "dtype_in"),
+        ({"dtype_out": "fp32"}, "dtype_out"),
+        ({"ndim": 3, "layout": "ndhwgc"}, "ndim"),
+        ({"unary": "Relu"}, "unary"),
+        ({"bias": "fp32"}, "bias"),
+        ({"specialization": "filter1x1_pad0"}, "filter"),
+        ({"specialization": "depthwise"}, "specialization"),
+    ],
+)
+def test_what_differs_is_named(changes: dict[str, Any], field: str) -> None:
+    # The original matched the direction alone.
+    values = {name: ConvConfig.coerce(name, value) for name, value in changes.items()}
+    found = conv_mismatches(problem(), PLAIN.replace(**values), device_of(HOPPER))
+    assert field in {item.field for item in found}
+    assert all(item.reason for item in found)
+
+
+def test_the_kernel_of_another_direction_is_none_of_the_candidates() -> None:
+    backward = backward_data(
+        {"dy": last("fp16", 2, 64, 9, 9), "w": last("fp16", 64, 64, 3, 3)}, padding=1, input_size=[9, 9]
+    )
+    for direction, asked in ((Direction.FORWARD, problem()), (Direction.BACKWARD_DATA, backward)):
+        candidates = ConvOperation(direction).candidates(asked, device_of(HOPPER))
+        assert candidates
+        assert {config.direction for config in candidates} == {direction}
+
+
+def test_people_read_what_a_kernel_is() -> None:
+    config = PLAIN.replace(unary=Unary.RELU, bias="fp32")
+    assert format_config(config) == (
+        "forward 2d fp16 nhwgc: compv4 128x128x32, waves 2x2x1 of 16x8x16; accesses of 8/8/8; bias fp32; Relu"
+    )
+    for sets in KERNEL_SETS.values():
+        texts = [format_config(item) for item in sets["default"].expand(HOPPER, RULES)]
+        assert all(text.startswith(("forward", "bwd_")) for text in texts)
+
+
+def test_people_read_what_a_registry_holds() -> None:
+    registry = filled(HOPPER)
+    lines = format_registry(registry).splitlines()
+    assert lines[0] == f"convolutions: {len(registry)} kernels of convolution"
+    assert any(line.startswith("  bwd_weight 3d fp16 sm_90a: ") for line in lines)
+    assert sum(int(line.rpartition(" ")[2]) for line in lines[1:]) == len(registry)
