@@ -23,8 +23,10 @@ __all__ = ["conv_candidates", "conv_mismatches", "needed_transforms", "with_sign
 MOST_CPU, MOST_GPU = 12, 32
 _ALONE_FLOPS, _ALONE_BYTES = 2 * 96**3, 1 << 18
 """Below both, a team saves a microsecond or two at best, and waking it takes the processor from the server."""
-_FEW_CHANNELS, _FIRST_CHANNELS = 16, 4
-"""Channels of a group, and of an image that has no groups, up to which kernels without a product are considered."""
+_FEW_CHANNELS, _FEW_SUMMED, _FIRST_CHANNELS = 32, 16, 4
+"""Channels of a group (where pixels are summed: the second), and of an image that has no groups, up to which kernels
+without a product are considered.
+"""
 _ONE: Triple = (1, 1, 1)
 _verdicts: dict[tuple[ConvConfig, str, int, Caches], bool] = {}
 _REMEMBERED = 8192
@@ -85,9 +87,10 @@ def _cpu_orders(problem: ConvProblem) -> tuple[bool, ...]:
 def _cpu_loops(problem: ConvProblem, first: bool, team: int) -> Iterator[ConvConfig]:
     """Kernels without a product, for groups of so few channels that packing them would take most of the time."""
     geometry = problem.geometry
+    few = _FEW_SUMMED if problem.direction is Direction.BACKWARD_WEIGHT else _FEW_CHANNELS
     if geometry.cg == geometry.kg == 1:
         special = Specialization.DEPTHWISE
-    elif max(geometry.cg, geometry.kg) <= _FEW_CHANNELS if geometry.groups > 1 else geometry.cg <= _FIRST_CHANNELS:
+    elif max(geometry.cg, geometry.kg) <= few if geometry.groups > 1 else geometry.cg <= _FIRST_CHANNELS:
         special = Specialization.DIRECT
     else:
         return

@@ -11,6 +11,7 @@ from tilewright_grouped_conv.transform_plan import transform_seconds
 from tilewright_grouped_conv.words import Direction, Kind
 from tilewright_grouped_conv.workspace import padded_k, slices
 from tilewright_kit.device import DeviceInfo
+from tilewright_kit.dtypes import DType
 from tilewright_kit.operation import Prediction
 from tilewright_kit.tiles.cpu_cost import (
     CALL_SECONDS,
@@ -48,6 +49,11 @@ _DIRECT_CYCLES = {
     Kind.DIRECT: {Direction.FORWARD: 0.9, Direction.BACKWARD_DATA: 0.9, Direction.BACKWARD_WEIGHT: 3.6},
 }
 """Of one multiplication of vectors in a loop without register tiles: loads, and sums that are kept, go with it."""
+_ONE_GROUP, _IN_PAIRS = 0.62, 0.38
+"""The part of that which remains of forward and backward data where a vector holds channels of one group, whose values
+are then spread instead of picked; and if its values are multiplied in pairs as well.
+"""
+_PAIRED = frozenset({DType.BF16, DType.INT8, DType.FP8, DType.BF8})
 
 
 def predict_conv(problem: ConvProblem, config: ConvConfig, device: DeviceInfo) -> Prediction:
@@ -171,7 +177,11 @@ def _loops(problem: ConvProblem, phase: Phase, config: ConvConfig, device: Devic
         * (_DIRECT_FIRST if config.channels_first else 1.0)
     )
     moved = sum(item.desc.size * item.desc.dtype.bytes for item in problem.operands)
+    cycles = _DIRECT_CYCLES[config.kind][problem.direction]
+    products = config.kind is Kind.DIRECT and problem.direction is not Direction.BACKWARD_WEIGHT
+    if products and 2 * phase.n > lanes(device.arch):
+        cycles *= _IN_PAIRS if problem.dtype_in in _PAIRED else _ONE_GROUP
     return {
-        "compute": vectors * _DIRECT_CYCLES[config.kind][problem.direction] / clock(device) / team,
+        "compute": vectors * cycles / clock(device) / team,
         "memory": read(moved, device, team) / max(len(problem.phases(config.channels_first)), 1),
     }
