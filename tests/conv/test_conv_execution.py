@@ -10,7 +10,9 @@ from conv_truth import CONVS, check, planned, require_right
 
 from tilewright_grouped_conv.views import Order
 from tilewright_grouped_conv.words import Direction
+from tilewright_kit.compare import relative_error, unit_roundoff
 from tilewright_kit.device import DeviceInfo
+from tilewright_kit.dtypes import DType
 from tilewright_kit.tensor import TensorDesc
 
 FWD, DATA, WEIGHT = Direction
@@ -168,3 +170,14 @@ def test_nan_and_infinity_reach_the_results_that_they_belong_to(conv_runner: Con
         result = conv_runner.run(item.plan, inputs)["y"].view
         assert np.isnan(result).any() and np.isfinite(result).any()
         require_right(item, inputs, result)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 8], ids=["dense", "groups", "depthwise"])
+def test_long_sums_of_weights_keep_their_precision(conv_runner: ConvRunner, device: DeviceInfo, groups: int) -> None:
+    """One chain of additions over all pixels would be off by some thirty units of roundoff."""
+    case = Case(4, 8, 8, groups, (64, 60), (3, 3), padding=(1, 1, 1, 1))
+    item = planned(case.request(WEIGHT, "fp32"), device)
+    inputs = item.draw(4)
+    result = conv_runner.run(item.plan, inputs)["dw"].view
+    truth = CONVS[item.problem.operation].reference(item.problem, inputs)["dw"]
+    assert relative_error(result, truth) < 5 * unit_roundoff(DType.FP32)

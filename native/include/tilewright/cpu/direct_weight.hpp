@@ -84,6 +84,16 @@ struct ConvKernel {
     const bool is_wide = depthwise || kIsX == plan.x_is_wide;
     const int64_t step = pitch * size_of<E>, vectors = (is_wide ? 1 : plan.narrow) * L;
     constexpr int64_t kAhead = 512;
+    if (is_wide && plan.block_groups > 0 && blocks[count - 1].lanes == L) {
+      // Whole vectors, one behind the other.
+      from += (kIsX ? blocks[0].x : blocks[0].dy) * size_of<E>;
+      for (int64_t i = 0; i < pixels; i++, from += step, to += L)
+        for (int64_t b = 0; b < count; b++) {
+          __builtin_prefetch(from + b * L * size_of<E> + kAhead, 0, 3);
+          store_as(to + b * each, load_f32<E>(from + b * L * size_of<E>));
+        }
+      return;
+    }
     for (int64_t i = 0; i < pixels; i++, from += step, to += vectors)
       for (int64_t b = 0; b < count; b++) {
         const Block& block = blocks[b];
@@ -240,20 +250,22 @@ struct ConvKernel {
       add_taps<1, kNarrow>(x + t * tap_step, x_step, tap_step, dy, dy_step, count, c, sums + t * each);
   }
 
-  // Three lines of x at once, with three taps each that lie `offsets` away: nine sums stay in registers.
-  static TW_NOINLINE void add_square(const float* const* x, int64_t x_step, const int64_t* offsets, const float* dy,
+  // Three lines of x at once, with three taps each that lie `offsets` away: nine sums stay in registers. Elements of dy
+  // are of type E, and dy_step bytes apart.
+  template <class E>
+  static TW_NOINLINE void add_square(const float* const* x, int64_t x_step, const int64_t* offsets, const char* dy,
                                      int64_t dy_step, int64_t count, float* sums) {
     f32v sum[9];
     const float* from[9];
     TW_UNROLL
-    for (int t = 0; t < 9; t++) sum[t] = load_as<f32v>(sums + t * L), from[t] = x[t / 3] + offsets[t % 3];
+    for (int t = 0; t < 9; t++) sum[t] = f32v{}, from[t] = x[t / 3] + offsets[t % 3];
     for (int64_t i = 0; i < count; i++) {
-      const f32v y = load_as<f32v>(dy + i * dy_step);
+      const f32v y = load_f32<E>(dy + i * dy_step);
       TW_UNROLL
       for (int t = 0; t < 9; t++) sum[t] += load_as<f32v>(from[t] + i * x_step) * y;
     }
     TW_UNROLL
-    for (int t = 0; t < 9; t++) store_as(sums + t * L, sum[t]);
+    for (int t = 0; t < 9; t++) store_as(sums + t * L, load_as<f32v>(sums + t * L) + sum[t]);
   }
 
   // Where tap t of a line begins.
@@ -289,9 +301,9 @@ struct ConvKernel {
     const char* const dy = (const char*)problem.gemm.a;
     Block blocks[kMostBlocks];
     for (int64_t b = 0; b < count; b++) blocks[b] = block_at(first_block + b);
-    // A gradient that is fp32 already is read where it lies.
-    const bool in_place =
-        !across && is_same<Dy, fp32> && (depthwise || !plan.x_is_wide) && blocks[count - 1].lanes == L;
+    // A gradient that is fp32 already is read where it lies, any other where it is read but once.
+    const bool whole = !across && (depthwise || !plan.x_is_wide) && blocks[count - 1].lanes == L;
+    const bool in_place = whole && is_same<Dy, fp32>;
     const int64_t dy_step = in_place ? axes[2].row_stride : (depthwise || !plan.x_is_wide ? L : plan.narrow * L);
     // The usual filter, whose three lines are all kept at a time.
     const bool square = depthwise && axes[1].taps == 3 && axes[2].taps == 3 && axes[1].tap_step % 3 != 0;
@@ -305,7 +317,8 @@ struct ConvKernel {
         const int64_t n = plane / axes[0].rows, depth = plane % axes[0].rows;
         const char* const dy_line = dy + (n * problem.row_n + depth * axes[0].row_stride + row * axes[1].row_stride +
                                           w0 * axes[2].row_stride) * size_of<Dy>;
-        if (!in_place) load_dy(dy_line, pixels, (axes[1].rows - 1 - row) * axes[1].row_stride, blocks, count);
+        const int64_t beyond = (axes[1].rows - 1 - row) * axes[1].row_stride;
+        if (!in_place && !(whole && square)) load_dy(dy_line, pixels, beyond, blocks, count);
         for (int64_t td = 0; td < axes[0].taps; td++) {
           const int64_t d = axes[0].origin + depth * axes[0].row_step + td * axes[0].tap_step;
           if (d < 0 || d >= axes[0].size) continue;
@@ -331,14 +344,20 @@ struct ConvKernel {
                        sums + b * plan.block_sums() + (td * axes[1].taps + th) * each);
             }
           }
-          for (int64_t b = 0; square && b < count; b++) {
-            const float* const of_block = in_place ? (const float*)dy_line + blocks[b].dy : memory.dy + b * dy_block();
+          if (!square) continue;
+          const bool all = lines[0] && lines[1] && lines[2];
+          if (!all && whole && !in_place) load_dy(dy_line, pixels, beyond, blocks, count);
+          for (int64_t b = 0; b < count; b++) {
             float* const to = sums + b * plan.block_sums() + td * axes[1].taps * each;
+            const char* const raw = dy_line + blocks[b].dy * size_of<Dy>;
+            const float* const of_block = in_place ? (const float*)raw : memory.dy + b * dy_block();
             const float* of_lines[3];
             for (int th = 0; th < 3; th++) of_lines[th] = lines[th] ? lines[th] + b * x_block() : nullptr;
-            if (lines[0] && lines[1] && lines[2])
-              add_square(of_lines, across ? L : axes[2].row_step * L, offsets, of_block, across ? L : dy_step,
-                         across ? ceil_div(pixels, L) : pixels, to);
+            if (all && whole)
+              add_square<Dy>(of_lines, axes[2].row_step * L, offsets, raw, axes[2].row_stride * size_of<Dy>, pixels, to);
+            else if (all)
+              add_square<fp32>(of_lines, across ? L : axes[2].row_step * L, offsets, (const char*)of_block, L * 4,
+                               across ? ceil_div(pixels, L) : pixels, to);
             else
               for (int th = 0; th < 3; th++)
                 if (lines[th]) add_line(of_lines[th], of_block, dy_step, pixels, to + th * each);
