@@ -33,6 +33,7 @@ IMAGES = {"pointwise": 16, "3D": 2}
 code of its own that takes two to ten times as long.
 """
 DTYPES = ("fp32", "bf16")
+COLUMNS = ("N", "layer", "dtype", *(text for label in DIRECTIONS.values() for text in (label, "ratio")))
 TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2}
 """Relative difference, in norm, beyond which one of the two computed something else."""
 ODD = (
@@ -87,23 +88,23 @@ def compare(here: local.Local, torch: Any, options: Options) -> list[Table]:
     by_network, by_kind = Ratios(), Ratios()
     tables = []
     for name, label in NETWORKS.items():
-        table = Table(
-            title(f"Convolution: {label}", options) + " (GFLOP/s)",
-            ["N", "layer", "dtype", "direction", "ours", "PyTorch", "ours / PyTorch", "kernel"],
-        )
+        table = Table(title(f"Convolution: {label}", options) + " (ours in GFLOP/s, and ours / PyTorch)", list(COLUMNS))
         for case in cases(name, options):
             for dtype in DTYPES:
+                row: list[Any] = [case.n, geometry(case), dtype]
                 for direction in DIRECTIONS:
                     asked = dataclasses.replace(case, dtype=dtype, direction=direction)
                     try:
-                        row, ratio = one(here, torch, asked, options)
+                        rate, ratio, kernel = one(here, torch, asked, options)
                     except (TilewrightError, ValueError) as error:
                         table.notes.append(f"- {asked.label}: {error}")
+                        row += [None, None]
                         continue
-                    table.rows.append(row)
+                    row += [rate, ratio]
                     by_network.add(label, dtype, direction, ratio)
                     by_kind.add(kind_of(case), dtype, direction, ratio)
-                    print(row, file=sys.stderr, flush=True)
+                    print(f"{asked.label}: {rate:.0f} GFLOP/s, {ratio:.2f}, {kernel}", file=sys.stderr, flush=True)
+                table.rows.append(row)
         tables.append(table)
     return [
         by_network.table(title("Convolution against PyTorch by network, geometric means of ours / PyTorch", options)),
@@ -112,7 +113,8 @@ def compare(here: local.Local, torch: Any, options: Options) -> list[Table]:
     ]
 
 
-def one(here: local.Local, torch: Any, case: ConvCase, options: Options) -> tuple[list[Any], float]:
+def one(here: local.Local, torch: Any, case: ConvCase, options: Options) -> tuple[float, float, str]:
+    """Our GFLOP/s, the ratio to the peer's, and our kernel."""
     item = Convolution.of(here, case)
     ours, theirs = item.ours(here), conv_peer.peer(torch, item)
     ours.timed(1)
@@ -125,10 +127,8 @@ def one(here: local.Local, torch: Any, case: ConvCase, options: Options) -> tupl
         measured = timing.alternate(calls, rounds=5, round_s=0.01, settle_s=0.0)
     else:
         measured = timing.alternate(calls, rounds=3 if options.quick else 7, round_s=0.02)
-    rate = {name: case.flops / found.best / 1e9 for name, found in measured.items()}
-    ratio = rate["ours"] / rate["PyTorch"]
-    direction = DIRECTIONS[case.direction]
-    return [case.n, geometry(case), case.dtype, direction, *rate.values(), ratio, brief(ours.kernel)], ratio
+    mine = measured["ours"].best
+    return case.flops / mine / 1e9, measured["PyTorch"].best / mine, brief(ours.kernel)
 
 
 def processor_time(call: timing.Timed) -> timing.Timed:
@@ -164,8 +164,9 @@ def brief(kernels: str) -> str:
 
 def errors(here: local.Local, torch: Any, options: Options) -> Table:
     """Errors against float64, ours over the peer's."""
+    heads = [text for label in DIRECTIONS.values() for text in (label, "ratio")]
     table = Table(
-        "Convolution: relative error against float64", ["layer", "dtype", "direction", "ours", "ours / PyTorch"]
+        "Convolution: our relative error against float64, and its ratio to PyTorch's", ["layer", "dtype", *heads]
     )
     worst: dict[str, float] = {}
     firsts: dict[str, ConvCase] = {}
@@ -175,6 +176,7 @@ def errors(here: local.Local, torch: Any, options: Options) -> Table:
     odd = [CONV.from_record(row, "odd") for row in ODD]
     for case in (*firsts.values(), *odd):
         for dtype in DTYPES:
+            row: list[Any] = [geometry(case), dtype]
             for direction in DIRECTIONS:
                 asked = dataclasses.replace(case, dtype=dtype, direction=direction)
                 item = Convolution.of(here, asked)
@@ -182,13 +184,15 @@ def errors(here: local.Local, torch: Any, options: Options) -> Table:
                     item.ours(here).timed(1)
                 except TilewrightError as error:
                     table.notes.append(f"- {asked.label}: {error}")
+                    row += [None, None]
                     continue
                 want = conv_peer.truth(torch, item)
                 mine = conv_peer.relative(tensor(torch, item), want)
                 theirs = conv_peer.relative(conv_peer.peer(torch, item)(), want)
                 ratio = mine / theirs if theirs else float(mine > 0)
                 worst[dtype] = max(worst.get(dtype, 0.0), ratio)
-                table.rows.append([geometry(asked), dtype, DIRECTIONS[direction], f"{mine:.1e}", ratio])
+                row += [f"{mine:.1e}", ratio]
+            table.rows.append(row)
     table.notes += [f"- {dtype}: at most {ratio:.2f} times the error of PyTorch" for dtype, ratio in worst.items()]
     return table
 
