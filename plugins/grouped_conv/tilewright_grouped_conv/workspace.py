@@ -125,7 +125,7 @@ def _direct_weight(config: ConvConfig, phase: Phase, split: int, lanes: int) -> 
     axes = phase.axes
     across = config.channels_first
     dy_channels, x_channels = phase.m, phase.n // phase.taps
-    x_is_wide = x_channels > dy_channels
+    x_is_wide = config.kind is Kind.DIRECT and x_channels >= dy_channels
     wide, narrow = (x_channels, dy_channels) if x_is_wide else (dy_channels, x_channels)
     together = 1 if across else lanes // wide
     blocks = -(-phase.batch // together) if together else phase.batch * -(-wide // lanes)

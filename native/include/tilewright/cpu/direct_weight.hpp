@@ -107,7 +107,11 @@ struct ConvKernel {
           for (int64_t c = 0; c < plan.narrow; c++, out += L)
             store_as(out, pick(x, load_as<i32v>(memory.index + c * L)));
         } else {
-          for (int64_t c = 0; c < plan.narrow; c++, out += L) store_as(out, splat(to_float<E>(at + c * size_of<E>)));
+          for (int64_t first = 0; first < plan.narrow; first += L) {
+            const f32v x = load_f32_partial<E>(at + first * size_of<E>, plan.narrow - first);
+            for (int64_t c = 0; c < min_of(plan.narrow - first, L); c++, out += L)
+              store_as(out, pick(x, i32v{} + (int32_t)c));
+          }
         }
       }
   }
@@ -354,7 +358,8 @@ struct ConvKernel {
             const float* of_lines[3];
             for (int th = 0; th < 3; th++) of_lines[th] = lines[th] ? lines[th] + b * x_block() : nullptr;
             if (all && whole)
-              add_square<Dy>(of_lines, axes[2].row_step * L, offsets, raw, axes[2].row_stride * size_of<Dy>, pixels, to);
+              add_square<Dy>(of_lines, axes[2].row_step * L, offsets, raw, axes[2].row_stride * size_of<Dy>, pixels,
+                             to);
             else if (all)
               add_square<fp32>(of_lines, across ? L : axes[2].row_step * L, offsets, (const char*)of_block, L * 4,
                                across ? ceil_div(pixels, L) : pixels, to);
