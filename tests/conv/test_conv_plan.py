@@ -362,3 +362,28 @@ def test_nothing_to_write_means_no_stages(device: DeviceInfo) -> None:
     assert isinstance(request, OperationRequest)
     plan = planned(request, device).plan
     assert not plan.stages and not plan.workspace_bytes
+
+
+def test_split_images_are_launched_in_ranges_that_32_bits_reach() -> None:
+    device = DeviceInfo("cuda:0", "cuda", "imagined", tilewright_arch.load("sm_90a"), 132, 1 << 37)
+    case = Case(7, 16, 16, 1, (8, 8), (3, 3), padding=(1, 1, 1, 1))
+    far = 2**30 // 3
+    for direction in (FWD, DATA):
+        request = case.request(direction, "fp16")
+        gathered = "x" if direction is FWD else "dy"
+        inputs = {**request.inputs, gathered: TensorDesc.of("fp16", (7, 16, 8, 8), (far, 1, 128, 16))}
+        request = OperationRequest(request.operation, inputs, {}, request.attributes)
+        problem = CONVS[request.operation].parse(request)
+        config = gpu_config(direction, mapped=False)
+        assert len(plan_conv(problem, config, device).stages) == 1
+        plan = plan_conv(problem, config.replace(split_image=True), device)
+        seen = []
+        for stage in plan.stages:
+            block, _, at = block_of(plan, stage)
+            row = ConvArgs.from_buffer(block, ctypes.sizeof(GpuLaunch))
+            output = next(item for item in plan.operands if item.name in ("y", "dx"))
+            seen.append((row.images, (row.gemm.a - at[gathered]) // 2 // far))
+            assert (row.gemm.c - at[output.name]) // 2 == sum(images for images, _ in seen[:-1]) * 16 * 64
+            assert row.images * far < 2**31
+        assert [first for _, first in seen] == list(itertools.accumulate([0, *(images for images, _ in seen[:-1])]))
+        assert sum(images for images, _ in seen) == 7 and len(seen) == 2
