@@ -200,13 +200,6 @@ CUDA_CASES: tuple[Case, ...] = (
     Case("vector_sizes", "vector_sizes", CUDA, {"vector_sizes": (0, 8, 8)}, _HOPPER),
     Case("line_chunks", "tile", CUDA, {"tile": (128, 128, 48)}, _HOPPER),
     Case("line_chunks", "tile", CUDA_WEIGHT, {"tile": (128, 96, 32)}, _HOPPER),
-    Case(
-        "backward_data_vectors",
-        "vector_sizes",
-        CUDA_DATA.replace(tile=(16, 128, 16), wave=(1, 8, 1), vector_sizes=(1, 8, 8)),
-        {"vector_sizes": (4, 8, 8)},
-        _HOPPER,
-    ),
     Case("merge_groups", "num_groups_to_merge", CUDA, {"num_groups_to_merge": 3}, _HOPPER),
     Case("merge_groups", "num_groups_to_merge", CUDA, {"num_groups_to_merge": 64}, _HOPPER),
     Case("merge_groups", "num_groups_to_merge", CUDA, {"num_groups_to_merge": 0}, _HOPPER),

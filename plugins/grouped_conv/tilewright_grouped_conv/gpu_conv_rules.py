@@ -23,10 +23,11 @@ from tilewright_kit.words import Binary, size_of
 __all__ = ["GPU_CONV_RULES", "blocks_that_fit", "deduced_blocks"]
 
 VECTOR_BYTES = 16
-MOST_MERGED = 32
 MOST_BLOCKS = 8
 MOST_SUMS, MOST_UNROLLED = 64, 100
 """Of a thread without a product, before ptxas runs out of registers: sums of its pixels, and elements of the filter."""
+MOST_READ = 112
+"""Elements of a line of the image that it holds besides: 136 were too many."""
 _HIP_BACKWARD = ("compv3", "mem")
 _INTERWAVE = ("mem", "basic_v1")
 _ALWAYS_DOUBLE = ("compv4", "comp_async")
@@ -123,6 +124,12 @@ def direct_tile(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
     if width * pixels > MOST_SUMS:
         reason = f"a thread would hold {width * pixels} sums of a step; it has registers for {MOST_SUMS}"
         yield Violation("direct_tile", "pixel_tile", config.pixel_tile, reason, {"pixel_tile": (0, 0, 0)})
+    if width * _columns(config) > MOST_READ:
+        reason = f"a thread would read {_columns(config)} vectors of a line for its pixels; there is room for fewer"
+        whole = _columns(config.replace(pixel_tile=(0, 0, 0))) * width > MOST_READ
+        fix_line: dict[str, object] = {"pixel_tile": (0, 0, 0)}
+        fix_line |= dict.fromkeys(("filter", "stride", "dilation"), (0, 0, 0)) if whole else {}
+        yield Violation("direct_tile", "pixel_tile", config.pixel_tile, reason, fix_line)
     if width * taps > MOST_UNROLLED:
         reason = f"{taps} taps of {width} channels are too many to unroll; there are registers for {MOST_UNROLLED}"
         fix_taps: dict[str, object] = dict.fromkeys(("filter", "stride", "dilation"), (0, 0, 0))
@@ -136,6 +143,14 @@ def direct_tile(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
         reason = "no template without a product reads D operands of channels-first images"
         fix_d: dict[str, object] = {"binary": Binary.PASS, "num_d_tensors": 0, "dtype_d": ()}
         yield Violation("direct_tile", "num_d_tensors", config.num_d_tensors, reason, fix_d)
+
+
+def _columns(config: ConvConfig) -> int:
+    """Neighbouring pixels of the image that a thread's pixels meet, where the filter is compiled in."""
+    if not min(config.filter[2], config.stride[2], config.dilation[2]):
+        return 0
+    step = 1 if config.direction is Direction.BACKWARD_DATA else config.stride[2]
+    return ((config.pixel_tile[2] or 4) - 1) * step + (config.filter[2] - 1) * config.dilation[2] + 1
 
 
 def direct_sums(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
@@ -177,8 +192,8 @@ def _vectors_of_threads(config: ConvConfig, arch: ArchSpec) -> Triple:
 
 
 def backward_data_vectors(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """Backward data: every thread of the workgroup has a whole vector of both tiles."""
-    if config.direction is not Direction.BACKWARD_DATA or not _sizes_known(config, arch):
+    """AMD, backward data: every thread of the workgroup has a whole vector of both tiles. (On CUDA threads may be idle.)"""
+    if config.direction is not Direction.BACKWARD_DATA or arch.kind != "hip" or not _sizes_known(config, arch):
         return
     fitting = _vectors_of_threads(config, arch)
     if fitting != config.vector_sizes:
@@ -223,31 +238,16 @@ def wave32_tiles(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
 
 
 def merge_groups(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """Groups that a tile computes together are a power of two, and have columns of their own in it. Only kernels that
-    gather can: matrices and kernels without a product have none to merge, and of the weights' gradient no template
-    leaves out what lies off the diagonal.
+    """GPU: groups are merged by kernels without a product (``merged_shape`` says how): no template of a product leaves
+    out what lies between groups.
     """
     merged = config.num_groups_to_merge
     if merged == 1 or arch.kind == "cpu" or is_merged(config):
         return
-    if config.kind is not Kind.IMPLICIT:
-        reason = f"a {config.kind} kernel has no groups to merge"
-    elif config.direction is Direction.BACKWARD_WEIGHT:
-        reason = "no template merges groups of the weights' gradient"
-    elif config.channels_first:
-        reason = "no template merges groups of channels-first images"
-    elif not 1 <= merged <= MOST_MERGED or merged & (merged - 1):
-        reason = f"groups are merged by powers of two up to {MOST_MERGED}"
-        lower = _power_below(min(max(merged, 1), MOST_MERGED))
-        yield Violation("merge_groups", "num_groups_to_merge", merged, reason, {"num_groups_to_merge": lower})
-        return
-    elif merged > config.tile[1] > 0:
-        reason = f"{merged} groups do not fit the {config.tile[1]} columns of the tile"
-        lower = _power_below(config.tile[1])
-        yield Violation("merge_groups", "num_groups_to_merge", merged, reason, {"num_groups_to_merge": lower})
-        return
+    if config.is_matrix:
+        reason = "no template of a product merges groups; depthwise and direct kernels do"
     else:
-        return
+        reason = f"{merged} groups cannot be merged"
     yield Violation("merge_groups", "num_groups_to_merge", merged, reason, {"num_groups_to_merge": 1})
 
 
