@@ -29,7 +29,17 @@ CDNA, RDNA, _CUDA = ("gfx9*",), ("gfx1*",), ("sm_*",)
 """Archs with waves of 64 and of 32 on AMD GPUs; CUDA devices."""
 _FLOATS = (DType.FP32, DType.FP16, DType.BF16)
 _EIGHT = ((DType.INT8, ""), (DType.FP8, ""), (DType.BF8, ""), (DType.FP8, "bf8"), (DType.BF8, "fp8"))
-_SQUARE, _DEEP, _NARROW, _SMALL = CUDA_SHAPES[0], CUDA_SHAPES[6], CUDA_SHAPES[10], CUDA_SHAPES[8]
+_SQUARE, _DEEP = Shape((128, 128), (2, 2), "compv4", 64, 4), Shape((128, 64), (2, 2), "compv4", 128, 3)
+_WIDE = Shape((128, 128), (2, 4), "compv4", 64, 4)
+"""For fp32, whose products hold more in registers: more waves share the large tile."""
+_NARROW, _SMALL = Shape((128, 32), (4, 1), "compv4", 64, 4), Shape((64, 64), (2, 2), "compv4", 64, 4)
+_MERGED = (
+    (Specialization.DEPTHWISE, 16),
+    (Specialization.DIRECT, 2),
+    (Specialization.DIRECT, 4),
+    (Specialization.DIRECT, 8),
+)
+"""Groups of 1, 8, 4 and 2 channels, of which blocks of eight channels are made."""
 _ELEMENT = (1, 1, 8)
 
 
@@ -39,7 +49,7 @@ def product(
     """Kernels of one shape and type, with the widest accesses unless ``fields`` say otherwise."""
     out = DType(fields["dtype_out"]) if isinstance(fields.get("dtype_out"), str) else default_output(dtype)
     tile, access = (*shape.tile, shape.line // dtype.bytes), vectors(dtype, out)
-    if config.direction is Direction.BACKWARD_DATA:
+    if config.direction is Direction.BACKWARD_DATA and archs != _CUDA:
         lanes = 64 if archs == CDNA else 32
         access = shared_vectors(access, tile, shape.wave[0] * shape.wave[1] * lanes)
     shaped: dict[str, Any] = {
@@ -64,7 +74,7 @@ def depthwise(
 
 
 def gpu_variants(config: type[ConvConfig], archs: tuple[str, ...], shape: Shape, narrow: Shape) -> Declarations:
-    """What each direction has beside plain products: fused steps, phases, slices, merged groups, depthwise kernels."""
+    """What each direction has beside plain products: fused steps, phases, slices, depthwise kernels."""
     direction, half = config.direction, DType.FP16
 
     def one(**fields: Any) -> Declaration[ConvConfig]:
@@ -77,8 +87,6 @@ def gpu_variants(config: type[ConvConfig], archs: tuple[str, ...], shape: Shape,
     yield one(specialization=[Specialization.FILTER1X1_PAD0, Specialization.FILTER3X3])
     yield one(specialization=Specialization.FILTER1X1_STRIDE1_PAD0, explicit_gemm=[False, True])
     if direction is not Direction.BACKWARD_WEIGHT:
-        for merged in (2, 4, 8, 16):
-            yield product(config, archs, narrow, half, num_groups_to_merge=merged)
         yield one(mapped_rows=True)
     if direction is Direction.FORWARD:
         yield one(bias="fp32", unary=[Unary.PASS, Unary.RELU])
@@ -110,6 +118,16 @@ def gpu_variants(config: type[ConvConfig], archs: tuple[str, ...], shape: Shape,
         yield depthwise(config, archs, DEPTHWISE_STEPS[0], half, mapped_rows=True)
 
 
+def _loops(config: type[ConvConfig]) -> Declarations:
+    """Merged groups, and small groups without a product."""
+    constants = {"filter": (1, 3, 3), "stride": (1, 1, 1), "dilation": (1, 1, 1)}
+    for special, merged in _MERGED:
+        fields: dict[str, Any] = {"specialization": special, "num_groups_to_merge": merged, "pixel_tile": (1, 8, 8)}
+        yield depthwise(config, _CUDA, Step(4, 8), DType.FP16, **{**fields, **constants})
+    for dtype in (DType.FP16, DType.FP32):
+        yield depthwise(config, _CUDA, Step(4, 8), dtype, specialization=Specialization.DIRECT, vector_sizes=(4, 4, 4))
+
+
 def cuda_essential(config: type[ConvConfig], tiny: bool = False) -> Declarations:
     """Every type in one tile, and every variant; ``tiny``: one kernel."""
     if tiny:
@@ -121,6 +139,7 @@ def cuda_essential(config: type[ConvConfig], tiny: bool = False) -> Declarations
         for dtype, other in _EIGHT:
             yield product(config, _CUDA, _SMALL, dtype, dtype_wei=other)
     yield from gpu_variants(config, _CUDA, _SMALL, _NARROW)
+    yield from _loops(config)
 
 
 def cuda_defaults(config: type[ConvConfig]) -> Declarations:
@@ -129,12 +148,12 @@ def cuda_defaults(config: type[ConvConfig]) -> Declarations:
         yield product(config, _CUDA, shape, DType.FP16)
     for shape in (_SQUARE, _DEEP, _SMALL):
         yield product(config, _CUDA, shape, DType.BF16)
-        # Products of fp32 hold more in registers: more waves share the large tile.
-        yield product(config, _CUDA, CUDA_SHAPES[2] if shape is _SQUARE else shape, DType.FP32)
+        yield product(config, _CUDA, _WIDE if shape is _SQUARE else shape, DType.FP32)
     if config.direction is Direction.FORWARD:
         for dtype, other in _EIGHT:
             yield product(config, _CUDA, _SMALL, dtype, dtype_wei=other)
     yield from gpu_variants(config, _CUDA, _SQUARE, _NARROW)
+    yield from _loops(config)
 
 
 def cuda_full(config: type[ConvConfig]) -> Declarations:
