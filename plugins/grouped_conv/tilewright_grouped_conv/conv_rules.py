@@ -89,7 +89,7 @@ def direct_pipeline(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
 
 def direct_waves(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
     """Waves without a product lie in one line; a CPU's team is one that the arch lists, a GPU's workgroup has a power
-    of two of them.
+    of two of them, unless they merge groups.
     """
     if config.is_matrix:
         return
@@ -99,6 +99,8 @@ def direct_waves(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
     else:
         most = arch.max_threads_per_workgroup // arch.wave_size
         counts = [1 << bit for bit in range(most.bit_length()) if 1 << bit <= most]
+        if is_merged(config):  # waves of which share whole blocks of channels, and no pixels
+            counts = list(range(1, most + 1))
     close = max((item for item in counts if item <= count), default=1)
     if config.wave != (close, 1, 1):
         listed = ", ".join(map(str, counts))
@@ -141,7 +143,7 @@ def depthwise_shape(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
             reason = f"{math.prod(sizes)} are too many to unroll; {limit} may be"
             yield Violation("depthwise_shape", name, sizes, reason, {name: _NONE})
     tile = config.channel_tile
-    if tile and (not 1 <= tile <= MOST_CHANNELS or tile & (tile - 1)):
+    if tile and (not 1 <= tile <= MOST_CHANNELS or (tile & (tile - 1) and not is_merged(config))):
         lower = 1 << (min(max(tile, 1), MOST_CHANNELS).bit_length() - 1)
         reason = f"channels of a step are a power of two up to {MOST_CHANNELS}, or 0"
         yield Violation("depthwise_shape", "channel_tile", tile, reason, {"channel_tile": lower})

@@ -6,9 +6,11 @@ cut. What a device has room for is the rules' business, which kernel is fastest 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
+from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.config import CONFIGS, ConvConfig, Triple
 from tilewright_grouped_conv.gpu_fit import VECTOR_BYTES, channel_vectors, strict_vectors
 from tilewright_grouped_conv.gpu_loop_candidates import loop_algorithms
@@ -62,7 +64,8 @@ def _products(problem: ConvProblem, device: DeviceInfo) -> Iterator[ConvConfig]:
         special = Specialization.FILTER1X1_STRIDE1_PAD0 if matrix else Specialization.DEFAULT
         for fields in _suited(list(gpu_shapes(arch, problem.dtype_in, key, problem.direction)), phase):
             offer = arch.pipeline(fields["pipeline"])
-            for vectors in _vector_choices(problem):
+            for wanted in _vector_choices(problem):
+                vectors = _whole(problem, wanted, fields, arch)
                 config = base.replace(
                     **fields,
                     scheduler=offer.schedulers[0],
@@ -94,6 +97,15 @@ def _vector_choices(problem: ConvProblem) -> tuple[Triple, ...]:
     if problem.direction is Direction.FORWARD and found[-1][0] < width:
         found.append((width, width, found[-1][2]))
     return tuple(dict.fromkeys(found[::-1]))
+
+
+def _whole(problem: ConvProblem, vectors: Triple, fields: dict[str, Any], arch: ArchSpec) -> Triple:
+    """Backward data: every thread has a whole vector of both tiles."""
+    if problem.direction is not Direction.BACKWARD_DATA:
+        return vectors
+    (m, n, k), threads = fields["tile"], math.prod(fields["wave"]) * arch.wave_size
+    most = [1 << (max(size * k // threads, 1).bit_length() - 1) for size in (m, n)]
+    return min(vectors[0], most[0]), min(vectors[1], most[1]), vectors[2]
 
 
 def _in_slices(problem: ConvProblem, config: ConvConfig, split: int) -> Iterator[ConvConfig]:

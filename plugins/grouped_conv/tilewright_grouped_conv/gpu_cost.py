@@ -12,6 +12,7 @@ import math
 from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.config import ConvConfig
 from tilewright_grouped_conv.gpu_fit import padded_channels
+from tilewright_grouped_conv.merged import merged_shared_bytes, merged_workgroups
 from tilewright_grouped_conv.phases import Phase
 from tilewright_grouped_conv.problem import ConvProblem
 from tilewright_grouped_conv.transforms import Transform
@@ -25,6 +26,8 @@ from tilewright_kit.words import Epilogue
 __all__ = ["predict_gpu_conv"]
 
 _LAUNCH_SECONDS = {"cuda": 3.0e-6, "hip": 5.0e-6}
+_COPY_RATE = 1.5e11
+"""Bytes of a copy per second: strided copies move elements one by one."""
 _FILL_SECONDS = 1.5e-6
 """From a workgroup's start until its first operands have arrived."""
 _SHARED_BYTES_PER_CYCLE, _L2_BYTES_PER_CYCLE = 128.0, 64.0
@@ -55,10 +58,13 @@ _JOIN_SECONDS = 1.5e-6
 """Until the last part of a tile knows that it is the last."""
 _LOOP_CYCLES = 2.0
 """Without a product: of one multiplication for every lane, with the reading that goes with it."""
-_CACHED_READS = 2.0
-"""Without a product: how often the image comes from memory, filters overlapping as they do."""
+_LOOP_MEMORY = {False: 0.4, True: 0.55}
+"""Without a product: part of memory's rate that kernels reach, those of merged groups more than others."""
+_GROUP_CYCLES = {Direction.FORWARD: 6.0, Direction.BACKWARD_DATA: 6.0, Direction.BACKWARD_WEIGHT: 14.0}
+"""The same for groups of several channels, whose weights are read again for every pixel."""
 _MERGED_BLOCK, _MERGED_SHARE = 8, 0.25
 """Channels of a block of merged groups, and what its instructions reach of the peak."""
+_MOST_WAVES, _ENOUGH_WAVES = 48, 12
 _MOST_RESIDENT = 4
 
 
@@ -69,7 +75,7 @@ def predict_gpu_conv(
     rates = device.arch.throughput
     memory = (rates.memory_bytes_per_second or 1e12) * _MEMORY_SHARE
     launch = _LAUNCH_SECONDS[device.arch.kind]
-    parts = {"launch": launch + _FILL_SECONDS, "copies": sum(launch + 2.2 * copy.nbytes / memory for copy in copies)}
+    parts = {"launch": launch + _FILL_SECONDS, "copies": sum(launch + copy.nbytes / _COPY_RATE for copy in copies)}
     phases = [phase for phase in problem.phases(config.channels_first) if phase.m and phase.n and phase.batch]
     moved = sum(item.desc.size * item.desc.dtype.bytes for item in problem.operands)
     if config.is_matrix:
@@ -77,7 +83,7 @@ def predict_gpu_conv(
         parts["memory"] = moved / memory
     else:
         parts |= _loops(problem, config, device, phases)
-        parts["memory"] = (1.0 + 0.25 * (_CACHED_READS - 1.0)) * moved / memory
+        parts["memory"] = moved / (memory * _LOOP_MEMORY[config.num_groups_to_merge > 1])
     shown = max(parts["compute"], parts.get("l2", 0.0), parts["memory"])
     behind = 0.15 * min(parts["compute"], max(parts.get("l2", 0.0), parts["memory"]))
     other = sum(value for name, value in parts.items() if name not in ("compute", "l2", "memory"))
@@ -190,6 +196,8 @@ def _loops(problem: ConvProblem, config: ConvConfig, device: DeviceInfo, phases:
     # Every tap's weights are read once for all pixels of a step, every pixel once for all taps where these are fixed.
     access = (1.0 / pixels + (0.4 if any(config.filter) else 1.0)) * _ACCESS_CYCLES / config.vector_sizes[0]
     cycles = products / (4.0 * _LANES) * (unrolled + access) * _LOOP_CYCLES / 2.0
+    if config.kind is Kind.DIRECT:
+        cycles *= _GROUP_CYCLES[problem.direction]
     waves = sum(phase.batch * phase.m * phase.n for phase in phases) / config.vector_sizes[0] / pixels / _LANES
     # A thread with several channels has as many sums under way.
     busy = min(1.0, waves * min(config.vector_sizes[0], 4) / (8.0 * units))
@@ -207,6 +215,11 @@ def _merged(
     geometry, (_, rows, run) = problem.geometry, config.pixel_tile
     wasted = _MERGED_BLOCK / max(geometry.cg, 1)
     rate = float(arch.throughput.flops_per_cycle_per_unit.get(config.a, 1024)) * _MERGED_SHARE
+    resident = max(min(arch.lds_bytes // max(merged_shared_bytes(config), 1), _MOST_WAVES // config.waves), 1)
+    groups = merged_workgroups(problem.largest, config, geometry.n) * max(config.split_k, 1)
+    # Few waves on a unit, or units without any, leave memory idle; tiles that follow one another are copied ahead.
+    idle = 1.0 if resident * config.waves >= _ENOUGH_WAVES else 1.25
+    idle *= max(1.0, units / max(groups, 1)) * (0.9 if config.pixel_tile[0] > 1 else 1.0)
     spans = [
         ((size - 1) * stride + (taps - 1) * dilation + 1) / (size * stride)
         for size, stride, taps, dilation in zip(
@@ -218,4 +231,5 @@ def _merged(
     return {
         "compute": 2.0 * products * wasted / (rate * units * clock),
         "l2": math.prod(spans) * image / (l2 * _L2_SHARE),
+        "idle": (idle - 0.9) * image / (l2 * _L2_SHARE),
     }

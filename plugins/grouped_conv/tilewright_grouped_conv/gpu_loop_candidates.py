@@ -4,6 +4,7 @@ that are merged into blocks of eight channels for the matrix unit.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +21,7 @@ from tilewright_kit.words import Epilogue
 
 __all__ = ["MERGED_CHANNELS", "loop_algorithms"]
 
-FEW_CHANNELS = 16
+FEW_CHANNELS = 8
 """Channels of a group up to which a product would mostly multiply zeros."""
 MERGED_CHANNELS = 8
 """Of a block: groups of 1, 2, 4 or 8 channels fill it."""
@@ -34,11 +35,12 @@ _GROUP_STEPS = (
     (4, 64, (1, 1, 4), 4),
 )
 """Elements of an access, channels of a step, pixels of a thread, waves."""
-_MERGED_TILES, _WIDE_TILES = ((8, 8), (4, 32), (14, 16)), ((8, 8), (4, 56), (8, 16), (2, 56))
-_MERGED_STEPS = ((32, 4), (64, 4), (64, 8), (128, 8))
-"""Rows and columns of pixels that a workgroup computes (of images of many columns: the second), and its channels and
-waves.
-"""
+_LARGE_IMAGES = ((4, 8, 8), (2, 8, 8), (1, 8, 8), (4, 4, 8), (1, 14, 8), (2, 8, 16))
+_SMALL_IMAGES = ((1, 14, 8), (1, 8, 8), (2, 8, 8), (4, 8, 8), (1, 4, 16))
+"""Merged groups: tiles that a workgroup computes, rows and columns of one."""
+_MERGED_STEPS = ((128, 8), (96, 6), (64, 4), (48, 3), (32, 2), (64, 8))
+"""Channels and waves of a workgroup: two blocks for each wave, and one for a variant."""
+_MOST_STEPS = 3
 _WIDE = 32
 _ROUNDS = (2, 4)
 """Workgroups that every unit gets, of the gradient of the weights, whose pixels are cut."""
@@ -154,21 +156,21 @@ def _may_merge(problem: ConvProblem) -> bool:
 
 def _merged(problem: ConvProblem, device: DeviceInfo) -> Iterator[ConvConfig]:
     geometry = problem.geometry
-    depthwise = geometry.cg == 1
-    wide = geometry.output[2] > _WIDE
-    for (rows, run), (channels, waves) in (
-        (tile, step) for tile in (_WIDE_TILES if wide else _MERGED_TILES) for step in _MERGED_STEPS
-    ):
-        if channels > geometry.c and channels > MERGED_CHANNELS * waves:
-            continue
-        more: dict[str, Any] = _compiled_in(problem, phases=True)
+    weight = problem.direction is Direction.BACKWARD_WEIGHT
+    tiles: tuple[Triple, ...] = _LARGE_IMAGES if geometry.output[2] > _WIDE else _SMALL_IMAGES
+    if weight:
+        tiles = (*(tile for tile in tiles if tile[0] == 1), (1, 8, 16))
+    whole = [step for step in _MERGED_STEPS if geometry.c % step[0] == 0]
+    steps = (whole or [_MERGED_STEPS[-2]])[:_MOST_STEPS]
+    constants: dict[str, Any] = _compiled_in(problem, phases=True)
+    for (channels, waves), (repeats, rows, run) in itertools.product(steps, dict.fromkeys(tiles)):
         config = _base(problem).replace(
             wave=(waves, 1, 1),
             vector_sizes=_vectors(problem, MERGED_CHANNELS),
-            specialization=Specialization.DEPTHWISE if depthwise else Specialization.DIRECT,
+            specialization=Specialization.DEPTHWISE if geometry.cg == 1 else Specialization.DIRECT,
             num_groups_to_merge=2 * MERGED_CHANNELS // geometry.cg,
             channel_tile=channels,
-            pixel_tile=(1, rows, run),
-            **more,
+            pixel_tile=(repeats, 2 if problem.ndim == 1 else rows, run),
+            **constants,
         )
         yield from _sliced(problem, config, device, ceil_div(geometry.c, channels))
