@@ -128,47 +128,12 @@ TW_INLINE f32v load_f32(const void* from) {  // L elements as fp32
   else return decode_lanes<E>(load_raw<E>(from));
 }
 
-#if defined(__AVX512BF16__) && TW_VECTOR_BYTES == 64
-#define TW_NATIVE_BF16 1
-#if defined(__clang__) || __GNUC__ >= 13
-typedef __bf16 bf16_half __attribute__((vector_size(32)));
-#else
-typedef short bf16_half __attribute__((vector_size(32)));
-#endif
-#else
-#define TW_NATIVE_BF16 0
-#endif
-
-TW_NOINLINE inline void store_bf16_exactly(void* to, const f32v& value) {
-  store_low_u16(to, encode_lanes<bf16>(value));
-}
-
-// The processor's own conversion takes subnormals for zeros: where there are any, ours does the work.
-TW_INLINE void store_bf16(void* to, f32v value) {
-#if TW_NATIVE_BF16
-  const u32v subnormal = ((u32v)value & 0x7fffffffu) - 1u;  // of a zero: the largest number
-#if defined(__clang__)
-  const bool any = __builtin_reduce_min(subnormal) < 0x7fffffu;
-#else
-  const bool any = __builtin_ia32_ucmpd512_mask((i32v)subnormal, i32v{} + 0x7fffff, 1, (unsigned short)-1) != 0;
-#endif
-  if (__builtin_expect(any, 0)) return store_bf16_exactly(to, value);
-#if defined(__clang__)
-  store_as(to, (bf16_half)__builtin_ia32_cvtneps2bf16_512_mask(value, bf16_half{}, (unsigned short)-1));
-#else
-  store_as(to, (bf16_half)__builtin_ia32_cvtneps2bf16_v16sf(value));
-#endif
-#else
-  store_low_u16(to, encode_lanes<bf16>(value));
-#endif
-}
-
 template <class E>
 TW_INLINE void store_f32(void* to, f32v value) {  // L elements from fp32
   if constexpr (is_same<E, fp32>) store_as(to, value);
   else if constexpr (is_same<E, int32>) store_as(to, round_to_i32(value));
   else if constexpr (is_same<E, fp16>) store_fp16(to, value);
-  else if constexpr (is_same<E, bf16>) store_bf16(to, value);
+  else if constexpr (is_same<E, bf16>) store_low_u16(to, encode_lanes<bf16>(value));
   else if constexpr (is_same<E, int8>) {
     const i32v whole = round_to_i32(value);
     const i32v low = (i32v)select(whole < -128, (u32v)(i32v{} - 128), (u32v)whole);

@@ -19,6 +19,12 @@
 
 TW_NAMESPACE_BEGIN
 
+#if defined(__AVX512BF16__) && TW_VECTOR_BYTES == 64
+#define TW_PAIRS_OF_BF16 1
+#else
+#define TW_PAIRS_OF_BF16 0
+#endif
+
 constexpr int kTilePixels = 7;            // divides the widths that networks have
 constexpr int64_t kLinePixels = 1024;     // channels-first: pixels of a line at a time
 constexpr int64_t kZeroChannels = 1024;   // channels-last: channels that share a table of addresses
@@ -48,7 +54,7 @@ struct DepthwiseConv {
   using W = typename Types<first>::weight;
 
   // Two lines of bf16 are multiplied at a time where the processor adds products of pairs.
-  static constexpr bool pairs = !first && TW_NATIVE_BF16 && is_same<E, bf16> && is_same<W, bf16>;
+  static constexpr bool pairs = !first && TW_PAIRS_OF_BF16 && is_same<E, bf16> && is_same<W, bf16>;
   template <bool kPairs, class Unused = void>
   struct Packed {
     using type = fp32;
@@ -225,7 +231,7 @@ struct DepthwiseConv {
     template <int kT, int kS>
     TW_NOINLINE void multiply(const Tile& tile, const LineOutput& out) const {
       int64_t c = 0;
-#if TW_NATIVE_BF16
+#if TW_PAIRS_OF_BF16
       if constexpr (pairs && kT > 0)
         for (; c + 2 * L <= tile.count; c += 2 * L) multiply_pairs<kT, kS>(tile, out, c);
 #endif
@@ -288,7 +294,7 @@ struct DepthwiseConv {
       }
     }
 
-#if TW_NATIVE_BF16
+#if TW_PAIRS_OF_BF16
     // Pairs of values of two lines, of every other four channels: kHigh of each eight the last four.
     template <bool kHigh, int... kI>
     static TW_INLINE u32v interleave(u16v a, u16v b, Sequence<kI...>) {

@@ -460,7 +460,7 @@ struct DirectConv {
     template <int kP, int kV>
     TW_INLINE void finish(const Tile& tile, const LineOutput& out, const V* sums) const {
       const float alpha = (float)out.problem->alpha;
-      if constexpr (plain && !is_same<C, int32>) {
+      if constexpr (plain && is_same<C, fp32>) {
         if (tile.count == kV * L) {
           TW_UNROLL
           for (int p = 0; p < kP; p++)
