@@ -100,8 +100,8 @@ def _vector_choices(problem: ConvProblem) -> tuple[Triple, ...]:
 
 
 def _whole(problem: ConvProblem, vectors: Triple, fields: dict[str, Any], arch: ArchSpec) -> Triple:
-    """Backward data: every thread has a whole vector of both tiles."""
-    if problem.direction is not Direction.BACKWARD_DATA:
+    """AMD, backward data: every thread has a whole vector of both tiles."""
+    if problem.direction is not Direction.BACKWARD_DATA or arch.kind != "hip":
         return vectors
     (m, n, k), threads = fields["tile"], math.prod(fields["wave"]) * arch.wave_size
     most = [1 << (max(size * k // threads, 1).bit_length() - 1) for size in (m, n)]
