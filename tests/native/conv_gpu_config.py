@@ -105,6 +105,7 @@ class ConvGpuConfig(GpuConfig):
         if self.merged:
             return repeats or 1, rows or 8, run or 8
         tall = self.is_fixed and self.kind == "depthwise" and self.direction != "backward_weight"
+        tall = tall and (self.direction == "backward_data" or self.stride[1] in (0, 1))
         return repeats or 1, rows or (2 if tall else 1), run or 4
 
     def text(self, name: str) -> str:

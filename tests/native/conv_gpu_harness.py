@@ -146,7 +146,7 @@ def merged_configs(direction: str, shape: Shape) -> dict[str, ConvGpuConfig]:
     found = {}
     wide = g.output[2] > 32
     tiles = [(8, 8), (4, 8), (14, 8), (8, 16)] if wide else [(8, 8), (14, 8), (4, 16), (2, 16)]
-    works = [(32, 2), (64, 4), (64, 8), (128, 8), (96, 6), (96, 3), (48, 3), (48, 6)]
+    works = [(32, 2), (32, 4), (64, 4), (64, 8), (128, 8), (96, 6), (48, 3)]
     for (rows, run), (channels, waves), repeats in itertools.product(tiles, works, (1, 2, 4)):
         if repeats > 1 and direction == "backward_weight":
             continue

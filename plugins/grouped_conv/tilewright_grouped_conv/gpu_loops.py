@@ -102,7 +102,9 @@ def _vector(config: ConvConfig) -> int:
 def _pixels(config: ConvConfig) -> tuple[int, int, int]:
     """Rows and columns of pixels of a thread, and how many such tiles it computes."""
     repeats, rows, run = config.pixel_tile
-    return rows or (2 if _fixed(config) else 1), run or 4, max(repeats, 1)
+    weight, data = (config.direction is each for each in (Direction.BACKWARD_WEIGHT, Direction.BACKWARD_DATA))
+    two = _fixed(config) and config.kind is Kind.DEPTHWISE and not weight and (data or config.stride[1] in (0, 1))
+    return rows or (2 if two else 1), run or 4, max(repeats, 1)
 
 
 def _fixed(config: ConvConfig) -> bool:

@@ -81,7 +81,8 @@ struct DepthwiseTile {
   static constexpr int outputs = direct && !is_weight ? Config::vector_c : vector;
   static constexpr int channel_tile =
       Config::channels_first ? 1 : Config::channel_tile > 0 ? Config::channel_tile : 8 * outputs;
-  static constexpr int rows = Config::pixel_tile[1] > 0 ? Config::pixel_tile[1] : fixed && !is_weight && !direct ? 2 : 1;
+  static constexpr int rows =
+      Config::pixel_tile[1] > 0 ? Config::pixel_tile[1] : fixed && !is_weight && !direct && row_h == 1 ? 2 : 1;
   static constexpr int run = Config::pixel_tile[2] > 0 ? Config::pixel_tile[2] : 4;
   static constexpr int threads = Config::wave_m * Config::wave_n * kWave;
   static constexpr int lanes_c = channel_tile / outputs, lanes_p = threads / lanes_c;
@@ -142,12 +143,36 @@ struct DepthwiseTile {
     return {image, offset,
             at.exists && (uint32_t)d < (uint32_t)p.axes[0].size && (uint32_t)h < (uint32_t)p.axes[1].size};
   }
-  TW_DEVICE static void load(float (&x)[vector], const tw_conv_problem& p, const Line& line, int w) {
+  TW_DEVICE static Pixel load_raw(const tw_conv_problem& p, const Line& line, int w) {
     const uint32_t offset = line.offset + (uint32_t)w * (uint32_t)p.axes[2].image_stride;
-    const Pixel raw = load_checked<Pixel, image_bytes>(line.image, offset, line.exists && (uint32_t)w < (uint32_t)p.axes[2].size);
+    return load_checked<Pixel, image_bytes>(line.image, offset, line.exists && (uint32_t)w < (uint32_t)p.axes[2].size);
+  }
+  TW_DEVICE static void load(float (&x)[vector], const tw_conv_problem& p, const Line& line, int w) {
+    const Pixel raw = load_raw(p, line, w);
     TW_UNROLL
     for (int v = 0; v < vector; v++) x[v] = to_float<Image>(raw.get(v));
   }
+  // A line of pixels: as floats, or where these would fill the registers as they are in memory, to be converted for
+  // every use.
+  static constexpr bool keeps_raw = span_w * vector > 48 && image_bytes < 4;
+  template <bool kRaw, class Void = void>
+  struct Span {
+    float x[span_w > 0 ? span_w : 1][vector];
+    TW_DEVICE void load_at(int i, const tw_conv_problem& p, const Line& line, int w) { load(x[i], p, line, w); }
+    TW_DEVICE void get(float (&y)[vector], int i) const {
+      TW_UNROLL
+      for (int v = 0; v < vector; v++) y[v] = x[i][v];
+    }
+  };
+  template <class Void>
+  struct Span<true, Void> {
+    Pixel x[span_w > 0 ? span_w : 1];
+    TW_DEVICE void load_at(int i, const tw_conv_problem& p, const Line& line, int w) { x[i] = load_raw(p, line, w); }
+    TW_DEVICE void get(float (&y)[vector], int i) const {
+      TW_UNROLL
+      for (int v = 0; v < vector; v++) y[v] = to_float<Image>(x[i].get(v));
+    }
+  };
 
   // Coordinate of the first pixel that meets tap 0 (backward, whose taps run the other way: the last one).
   TW_DEVICE static int begin(const tw_conv_problem& p, int axis, int row) {
@@ -159,13 +184,31 @@ struct DepthwiseTile {
   template <class Use>
   TW_DEVICE static void for_fixed(const tw_conv_problem& p, const char* image, const Place& at, int d, const Use& use) {
     const int h = begin(p, 1, at.h), w = begin(p, 2, at.w);
+    if constexpr (rows == 1 && keeps_raw && !is_weight) {  // one line of pixels at a time: all at once would fill them too
+      TW_NO_UNROLL
+      for (int th = 0; th < taps_h; th++) {
+        const Line from = line(p, image, at, d, h + th * tap_h);
+        Span<true> x;
+        TW_UNROLL
+        for (int i = 0; i < span_w; i++) x.load_at(i, p, from, w + i);
+        TW_UNROLL
+        for (int tw = 0; tw < taps_w; tw++)
+          TW_UNROLL
+          for (int s = 0; s < run; s++) {
+            float y[vector];
+            x.get(y, s * row_w + tw * tap_w);
+            use(0, s, th, tw, y);
+          }
+      }
+      return;
+    }
     TW_UNROLL
     for (int row = 0; row < span_h; row++) {
       keep_order();
       const Line from = line(p, image, at, d, h + row);
-      float x[span_w > 0 ? span_w : 1][vector];
+      Span<keeps_raw> x;
       TW_UNROLL
-      for (int i = 0; i < span_w; i++) load(x[i], p, from, w + i);
+      for (int i = 0; i < span_w; i++) x.load_at(i, p, from, w + i);
       TW_UNROLL
       for (int r = 0; r < rows; r++)
         TW_UNROLL
@@ -174,7 +217,11 @@ struct DepthwiseTile {
             TW_UNROLL
             for (int tw = 0; tw < taps_w; tw++)
               TW_UNROLL
-              for (int s = 0; s < run; s++) use(r, s, th, tw, x[s * row_w + tw * tap_w]);
+              for (int s = 0; s < run; s++) {
+                float y[vector];
+                x.get(y, s * row_w + tw * tap_w);
+                use(r, s, th, tw, y);
+              }
           }
     }
   }
