@@ -1,5 +1,5 @@
-// Forward convolution and the image's gradient as products whose operand is gathered (see conv_gather.hpp), on the loops
-// of GEMM. What a unit exports: see conv_entries.hpp.
+// Forward convolution and the image's gradient as products whose operand is gathered (see conv_gather.hpp), on the
+// loops of GEMM. What a unit exports: see conv_entries.hpp.
 //
 // Workspace, in bytes, every part a multiple of 64, `sizes` being those of Blocking for the m and n of each problem and
 // one slice of its padded k, and each part the largest of any problem:
@@ -78,7 +78,8 @@ struct ImplicitConv {
 
   static TW_NOINLINE void describe(ConvProduct& product, const Cursor& at, bool partial) {
     const tw_conv_problem& p = at.args.problems[at.problem];
-    const int64_t image = items_are_images ? at.item / p.groups : 0, group = items_are_images ? at.item % p.groups : at.item;
+    const int64_t image = items_are_images ? at.item / p.groups : 0;
+    const int64_t group = items_are_images ? at.item % p.groups : at.item;
     const char* const first = (const char*)(image_is_b ? p.gemm.b : p.gemm.a);
     const char* const other = (const char*)(image_is_b ? p.gemm.a : p.gemm.b);
     using Image = typename Config::A;  // both operands have elements of one size

@@ -1,9 +1,9 @@
 // Operands of the implicit product: the image, of which every row of the product gathers what its taps meet, and the
 // weights. They are packed into the panels of pack.hpp, tap by tap, and no image is ever unrolled in memory.
 //
-// k runs over taps and, within a tap, over channels; the channels of one tap are filled up to whole groups (see dot.hpp)
-// with zeros, in both operands. A tap may also be a whole line of the filter ("folded"): with few channels its taps are
-// neighbours in memory, and make one longer run.
+// k runs over taps and, within a tap, over channels; the channels of one tap are filled up to whole groups (see
+// dot.hpp) with zeros, in both operands. A tap may also be a whole line of the filter ("folded"): with few channels its
+// taps are neighbours in memory, and make one longer run.
 #pragma once
 #include "tilewright/cpu/blocked.hpp"
 #include "tilewright/cpu/conv_output.hpp"
@@ -141,8 +141,8 @@ TW_NOINLINE void pack_scattered(const char* from, int64_t row, int64_t step, int
     }
 }
 
-// The sources of forward and backward data. The image is A, its pixels rows, and lies along k; or, channels-first, it is
-// B, its pixels columns, and k lies across them.
+// The sources of forward and backward data. The image is A, its pixels rows, and lies along k; or, channels-first, it
+// is B, its pixels columns, and k lies across them.
 template <class Config>
 struct ImageSources {
   using Product = ConvProduct;
@@ -271,10 +271,12 @@ struct ImageSources {
         return at.inside(axes, 0, tap.at[0]) && at.inside(axes, 1, tap.at[1]) && at.inside(axes, 2, tap.at[2]);
       };
       if (!inside(i)) continue;
-      while (end < gathered.count && gathered.rows[end].offset == gathered.rows[end - 1].offset + 1 && inside(end)) end++;
+      while (end < gathered.count && gathered.rows[end].offset == gathered.rows[end - 1].offset + 1 && inside(end))
+        end++;
       for (int64_t line = 0; line < lines; line++)
         __builtin_memcpy(to + (line * Plan::nr + i) * size_of<B>,
-                         from + (gathered.rows[i].offset + line * channel) * size_of<B>, (size_t)(end - i) * size_of<B>);
+                         from + (gathered.rows[i].offset + line * channel) * size_of<B>,
+                         (size_t)(end - i) * size_of<B>);
     }
   }
 };

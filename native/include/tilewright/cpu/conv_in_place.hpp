@@ -1,6 +1,6 @@
-// The image read where it lies: with channels last, the values that a tap meets are groups already, if an element of the
-// image is a whole group or the channels fill groups. The microkernel then follows one pointer per row, tap by tap, and
-// nothing of the image is packed. Rows that a tap leads outside the image point to zeros.
+// The image read where it lies: with channels last, the values that a tap meets are groups already, if an element of
+// the image is a whole group or the channels fill groups. The microkernel then follows one pointer per row, tap by tap,
+// and nothing of the image is packed. Rows that a tap leads outside the image point to zeros.
 #pragma once
 #include "tilewright/cpu/conv_gather.hpp"
 
@@ -20,7 +20,8 @@ struct LocatedSources : ImageSources<Config> {
   using Base = ImageSources<Config>;
   using Dot = typename Base::Dot;
   using Accumulator = typename Dot::scalar;
-  static constexpr int mr = Base::Plan::mr, nr = Base::Plan::nr, depth = Dot::depth, bytes = size_of<typename Config::A>;
+  static constexpr int mr = Base::Plan::mr, nr = Base::Plan::nr, depth = Dot::depth;
+  static constexpr int bytes = size_of<typename Config::A>;
   static constexpr bool a_in_place = true;
   static constexpr int64_t located_panel = sizeof(LocatedRows<mr>), zero_bytes = 4096;
   // Values of the image are read as groups, packed weights as B, and the rows' places fit where a slab would be packed.
@@ -61,7 +62,8 @@ struct LocatedSources : ImageSources<Config> {
     int64_t r = 0;
     while (begin < end) {
       // One line of pixels.
-      const int64_t d = axes[0].origin + pixel.at[0] * axes[0].row_step, h = axes[1].origin + pixel.at[1] * axes[1].row_step;
+      const int64_t d = axes[0].origin + pixel.at[0] * axes[0].row_step;
+      const int64_t h = axes[1].origin + pixel.at[1] * axes[1].row_step;
       const uint64_t d_inside = taps_inside(axes[0], d), h_inside = taps_inside(axes[1], h);
       uint64_t lines = 0;  // bit of tap (td, th, 0)
       for (int64_t td = 0; td < axes[0].taps; td++)

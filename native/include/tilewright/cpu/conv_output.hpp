@@ -1,5 +1,5 @@
-// Where the results of a convolution go: the rows of its product are pixels, which may lie anywhere, and gradients may be
-// added to what is there.
+// Where the results of a convolution go: the rows of its product are pixels, which may lie anywhere, and gradients may
+// be added to what is there.
 #pragma once
 #include "tilewright/core/conv_args.h"
 #include "tilewright/cpu/epilogue.hpp"
