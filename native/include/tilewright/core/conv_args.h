@@ -36,8 +36,8 @@ typedef struct tw_conv_axis {
 // begin at the phase's first pixel and first tap, and whose strides reach from one of its pixels or taps to the next.
 typedef struct tw_conv_problem {
   // The implicit product: m, n, k, batch, alpha, clamps, epilogue operands; c, ldc (pixels at one distance) and
-  // stride_c. a, b: first elements of the image, the weights or the gradient; where pointwise filters make a plain product
-  // of it, lda, ldb, stride_a and stride_b hold as well.
+  // stride_c. a, b: first elements of the image, the weights or the gradient; where pointwise filters make a plain
+  // product of it, lda, ldb, stride_a and stride_b hold as well.
   tw_gemm_problem gemm;
   tw_conv_axis axes[3];
   int64_t images, groups;
