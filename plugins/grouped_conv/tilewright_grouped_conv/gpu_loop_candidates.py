@@ -102,6 +102,7 @@ def _depthwise(problem: ConvProblem, device: DeviceInfo) -> Iterator[ConvConfig]
     fixed = _compiled_in(problem, phases=False)
     for step in DEPTHWISE_STEPS:
         fields = depthwise_fields(step, problem.dtype_in, problem.dtype_out, problem.ndim)
+        fields["pixel_tile"] = _fewer_pixels(problem, fields["pixel_tile"])
         for vector in dict.fromkeys((width, 1)):
             channels = step.vectors * vector
             own = {**fields, "vector_sizes": _vectors(problem, vector), "channel_tile": channels}
@@ -110,6 +111,16 @@ def _depthwise(problem: ConvProblem, device: DeviceInfo) -> Iterator[ConvConfig]
         if Order.FIRST in problem.image_orders and Order.FIRST in problem.own_pixel_orders and not problem.num_d:
             own = {**fields, "vector_sizes": (1, 1, 1), "channel_tile": 0}
             yield from _sliced(problem, _base(problem, first=True).replace(**own, **fixed), device, geometry.groups)
+
+
+def _fewer_pixels(problem: ConvProblem, pixels: Triple) -> Triple:
+    """Of what would fill the registers: one row where a stride keeps rows apart, short runs beside sums of all taps."""
+    repeats, rows, run = pixels
+    if max(problem.geometry.stride) > 1 and problem.direction is not Direction.BACKWARD_DATA:
+        rows = min(rows, 1)
+    if problem.direction is Direction.BACKWARD_WEIGHT:
+        run = min(run, 4)
+    return repeats, rows, run
 
 
 def _small_groups(problem: ConvProblem, device: DeviceInfo) -> Iterator[ConvConfig]:
