@@ -42,7 +42,7 @@ _LINES_APART = 4.0
 """How much longer that takes of channels-first images, whose channels are gathered one by one."""
 _ROW_SECONDS = 3.0e-9
 """Finding one row's pixel for one tap: what decides where groups have few channels."""
-_DIRECT_FIRST = 1.5
+_DIRECT_FIRST = {Direction.FORWARD: 1.5, Direction.BACKWARD_DATA: 1.5, Direction.BACKWARD_WEIGHT: 3.0}
 """How much longer loops without register tiles take where channels come first: lines are short."""
 _DIRECT_CYCLES = {
     Kind.DEPTHWISE: {Direction.FORWARD: 2.0, Direction.BACKWARD_DATA: 2.6, Direction.BACKWARD_WEIGHT: 3.6},
@@ -174,7 +174,7 @@ def _loops(problem: ConvProblem, phase: Phase, config: ConvConfig, device: Devic
         * phase.n
         * phase.k
         / lanes(device.arch)
-        * (_DIRECT_FIRST if config.channels_first else 1.0)
+        * (_DIRECT_FIRST[problem.direction] if config.channels_first else 1.0)
     )
     moved = sum(item.desc.size * item.desc.dtype.bytes for item in problem.operands)
     cycles = _DIRECT_CYCLES[config.kind][problem.direction]
