@@ -2,7 +2,6 @@
 1, 2, 4 or 8 channels they are. The figures are those of ``tilewright/gpu/merged_tile.hpp``.
 """
 
-
 from __future__ import annotations
 
 import math
