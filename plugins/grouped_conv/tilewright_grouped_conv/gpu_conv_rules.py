@@ -192,7 +192,7 @@ def _vectors_of_threads(config: ConvConfig, arch: ArchSpec) -> Triple:
 
 
 def backward_data_vectors(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """AMD, backward data: every thread of the workgroup has a whole vector of both tiles; on CUDA threads may be idle."""
+    """AMD, backward data: every thread has a whole vector of both tiles; on CUDA threads may be idle."""
     if config.direction is not Direction.BACKWARD_DATA or arch.kind != "hip" or not _sizes_known(config, arch):
         return
     fitting = _vectors_of_threads(config, arch)
