@@ -148,7 +148,7 @@ CONV_MUTANTS = [
         DEPTHWISE,
         "at.h + r < (int)p.axes[1].rows && at.w + s < (int)p.axes[2].rows",
         "at.w + s < (int)p.axes[2].rows",
-        "depthwise_stride",
+        "depthwise",
     ),
     ConvMutant(
         "depthwise: no barrier between the sums of two taps",
