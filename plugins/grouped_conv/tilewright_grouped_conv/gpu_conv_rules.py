@@ -24,8 +24,11 @@ __all__ = ["GPU_CONV_RULES", "blocks_that_fit", "deduced_blocks"]
 
 VECTOR_BYTES = 16
 MOST_BLOCKS = 8
+_ONE_LINE: Triple = (1, 1, 4)
 MOST_SUMS, MOST_UNROLLED = 64, 100
 """Of a thread without a product, before ptxas runs out of registers: sums of its pixels, and elements of the filter."""
+MOST_WITH_TAPS, WIDE_VECTOR = 132, 8
+"""Sums of pixels and of taps together; channels of a vector that leave little room beside them."""
 MOST_READ = 112
 """Elements of a line of the image that it holds besides: 136 were too many."""
 _HIP_BACKWARD = ("compv3", "mem")
@@ -118,18 +121,13 @@ def direct_tile(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
         mended = min(max(tile, vector), most)
         reason = f"{tile} channels of a step are not 1 to {most // vector} vectors of {vector}"
         yield Violation("direct_tile", "channel_tile", tile, reason, {"channel_tile": mended})
-    width = max(config.vector_sizes[0], 1)
-    # What the template has where the configuration leaves it open.
-    pixels, taps = max(config.pixel_tile[1], 1) * (config.pixel_tile[2] or 4), config.filter[1] * config.filter[2]
-    if width * pixels > MOST_SUMS:
-        reason = f"a thread would hold {width * pixels} sums of a step; it has registers for {MOST_SUMS}"
-        yield Violation("direct_tile", "pixel_tile", config.pixel_tile, reason, {"pixel_tile": (0, 0, 0)})
-    if width * _columns(config) > MOST_READ:
-        reason = f"a thread would read {_columns(config)} vectors of a line for its pixels; there is room for fewer"
-        whole = _columns(config.replace(pixel_tile=(0, 0, 0))) * width > MOST_READ
-        fix_line: dict[str, object] = {"pixel_tile": (0, 0, 0)}
-        fix_line |= dict.fromkeys(("filter", "stride", "dilation"), (0, 0, 0)) if whole else {}
-        yield Violation("direct_tile", "pixel_tile", config.pixel_tile, reason, fix_line)
+    width, taps = max(config.vector_sizes[0], 1), config.filter[1] * config.filter[2]
+    if _crowded(config):
+        reason = f"a thread has no registers for {width} channels of so many pixels, and what they meet of the image"
+        line = config.replace(pixel_tile=_ONE_LINE)
+        fix_step: dict[str, object] = {"pixel_tile": _ONE_LINE}
+        fix_step |= dict.fromkeys(("filter", "stride", "dilation"), (0, 0, 0)) if _crowded(line) else {}
+        yield Violation("direct_tile", "pixel_tile", config.pixel_tile, reason, fix_step)
     if width * taps > MOST_UNROLLED:
         reason = f"{taps} taps of {width} channels are too many to unroll; there are registers for {MOST_UNROLLED}"
         fix_taps: dict[str, object] = dict.fromkeys(("filter", "stride", "dilation"), (0, 0, 0))
@@ -143,6 +141,22 @@ def direct_tile(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
         reason = "no template without a product reads D operands of channels-first images"
         fix_d: dict[str, object] = {"binary": Binary.PASS, "num_d_tensors": 0, "dtype_d": ()}
         yield Violation("direct_tile", "num_d_tensors", config.num_d_tensors, reason, fix_d)
+
+
+def _crowded(config: ConvConfig) -> bool:
+    """Whether a step spills: by its sums; by the line of the image that they meet; for the gradient of the weights by
+    the sums of all taps beside them; and with a stride, where rows of pixels share no row of the image.
+    """
+    width, weights = max(config.vector_sizes[0], 1), config.direction is Direction.BACKWARD_WEIGHT
+    taps = config.filter[1] * config.filter[2]
+    # Where the configuration leaves it open, as the template has it.
+    rows, run = config.pixel_tile[1] or (1 if weights or not taps else 2), config.pixel_tile[2] or 4
+    if width * rows * run > MOST_SUMS or width * _columns(config) > MOST_READ:
+        return True
+    if weights:
+        return taps > 0 and width * (rows * run + taps) > MOST_WITH_TAPS
+    apart = config.direction is Direction.FORWARD and rows > 1 and max(config.stride[1:]) > 1
+    return apart and width >= WIDE_VECTOR and width * rows * run > MOST_SUMS // 2
 
 
 def _columns(config: ConvConfig) -> int:

@@ -109,7 +109,8 @@ def gpu_variants(config: type[ConvConfig], archs: tuple[str, ...], shape: Shape,
     constants: dict[str, Any] = {"filter": (1, 3, 3), "stride": (1, 1, 1), "dilation": (1, 1, 1)}
     for step in DEPTHWISE_STEPS[1:]:
         yield depthwise(config, archs, step, half, **constants)
-    yield depthwise(config, archs, DEPTHWISE_STEPS[1], half, **{**constants, "stride": (1, 2, 2)})
+    yield depthwise(config, archs, Step(4, 4, (1, 4)), half, **constants)
+    yield depthwise(config, archs, Step(4, 4, (1, 4)), half, **{**constants, "stride": (1, 2, 2)})
     for ndim in (1, 3):
         yield depthwise(config, archs, DEPTHWISE_STEPS[0], half, ndim)
     first: dict[str, Any] = {"layout": layout_of(2, True), "vector_sizes": (1, 1, 1)}
