@@ -108,14 +108,14 @@ def test_stages_that_are_left_open_are_stated_as_a_number() -> None:
 
 def test_a_depthwise_unit_states_its_step() -> None:
     constants: dict[str, Any] = {"filter": (1, 3, 3), "stride": (1, 2, 2), "dilation": (1, 1, 1)}
-    config = depthwise(Direction.FORWARD, channel_tile=32, pixel_tile=(1, 2, 4), **constants)
+    config = depthwise(Direction.FORWARD, channel_tile=32, pixel_tile=(1, 1, 4), **constants)
     text = generate(config, HOPPER).text
     for line in (
         "pipeline = tw::Pipeline::direct;",
         "scheduler = tw::Scheduler::default_;",
         "kind = tw::ConvKind::depthwise;",
         "int channel_tile = 32;",
-        "pixel_tile[3] = {1, 2, 4}, filter[3] = {1, 3, 3};",
+        "pixel_tile[3] = {1, 1, 4}, filter[3] = {1, 3, 3};",
         "stride[3] = {1, 2, 2}, dilation[3] = {1, 1, 1};",
         "stages = 0,",
     ):

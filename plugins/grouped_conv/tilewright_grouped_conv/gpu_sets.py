@@ -149,7 +149,8 @@ def cuda_defaults(config: type[ConvConfig]) -> Declarations:
         yield product(config, _CUDA, shape, DType.FP16)
     for shape in (_SQUARE, _DEEP, _SMALL):
         yield product(config, _CUDA, shape, DType.BF16)
-        yield product(config, _CUDA, _WIDE if shape is _SQUARE else shape, DType.FP32)
+        wide = shape is _SQUARE and config.direction is not Direction.BACKWARD_WEIGHT
+        yield product(config, _CUDA, _WIDE if wide else shape, DType.FP32)
     if config.direction is Direction.FORWARD:
         for dtype, other in _EIGHT:
             yield product(config, _CUDA, _SMALL, dtype, dtype_wei=other)
