@@ -12,7 +12,7 @@ from typing import Any
 from suite import Options, Table
 
 import tilewright_arch
-from tilewright_kit.errors import ToolchainMissingError
+from tilewright_kit.errors import BuildFailedError, ToolchainMissingError
 from tilewright_kit.plugins import PluginManager
 from tilewright_kit.source import SourceUnit
 from tilewright_native import include_dir
@@ -80,9 +80,14 @@ def measure_conv_compile(manager: PluginManager, arch: tilewright_arch.ArchSpec,
             operation = manager.operations[name]
             configs = list(operation.kernel_sets["default"].iterate(target, operation.rules))
             step = max(1, len(configs) // (2 if options.quick else 10))
-            timed = [compiled(operation, toolchain, config, target) for config in configs[::step]]
-            seconds, busy = zip(*timed, strict=True)
-            slowest = configs[::step][busy.index(max(busy))].name
+            timed: dict[str, tuple[float, float]] = {}
+            for config in configs[::step]:
+                try:
+                    timed[config.name] = compiled(operation, toolchain, config, target)
+                except BuildFailedError as error:  # noqa: PERF203  (it must not hide the others)
+                    table.notes.append(f"- {target.id}: {error}")
+            seconds, busy = zip(*timed.values(), strict=True)
+            slowest = max(timed, key=lambda name, found=timed: found[name][1])  # type: ignore[misc]
             spread = [statistics.median(seconds), max(seconds), statistics.median(busy), max(busy)]
             row = [target.id, direction, *spread, len(seconds)]
             table.rows.append([*row, slowest])
