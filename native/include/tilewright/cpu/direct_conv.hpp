@@ -7,6 +7,7 @@
 //     up to four vectors of one group, whose values are spread one by one; taps that are neighbours make one run.
 #pragma once
 #include "tilewright/cpu/direct_view.hpp"
+#include "tilewright/cpu/short_chains.hpp"
 
 TW_NAMESPACE_BEGIN
 
@@ -24,6 +25,8 @@ struct DirectConv {
   using View = DirectView<Config>;
   static constexpr int team = Config::wave_m * Config::wave_n, L = kLanes, depth = Kept::depth, bytes = Kept::bytes;
   static constexpr bool plain = Out::plain && !Config::accumulate;
+  template <int kCount>
+  using Chains = ShortChains<V, kCount, is_same<E, fp32>>;
 
   static int64_t weight_bytes(const View& v) {
     return round_up(4 * v.taps() * v.words * v.p.groups * round_up(v.n, v.lanes), 64);
@@ -262,6 +265,7 @@ struct DirectConv {
     TW_NOINLINE void tap_tile(const Tile& tile, const LineOutput& out) const {
       static_assert(kV == 1 || !kPick, "groups that share a vector have no other");
       V sums[kP * kV];
+      Chains<kP * kV> chains;
       TW_UNROLL
       for (int i = 0; i < kP * kV; i++) sums[i] = V{};
       const int64_t words = v.words, pixel = kPick ? kVectorBytes : v.pixel;
@@ -302,14 +306,17 @@ struct DirectConv {
               for (int p = 0; p < kP; p++) sums[p] = Dot::step(sums[p], value(at + p * step), w);
             }
           }
+          chains.passed(sums, taps);
         }
       }
+      chains.end(sums);
       finish<kP, kV>(tile, out, sums);
     }
 
     template <int kP, int kV>
     TW_NOINLINE void spread_tile(const Tile& tile, const LineOutput& out) const {
       V sums[kP * kV];
+      Chains<kP * kV> chains;
       TW_UNROLL
       for (int i = 0; i < kP * kV; i++) sums[i] = V{};
       const int64_t step = v.step * v.pixel, whole = v.run_words - (v.rest > 0);
@@ -320,8 +327,10 @@ struct DirectConv {
         const uint32_t* weights = v.weights + (tile.block * v.lines() + l) * v.line_words() * kV * L;
         for (int64_t r = 0; r < v.runs; r++) {
           const char* from = line + r * v.tap_step * v.pixel;
-          for (int64_t i = 0; i < whole; i++, from += 4, weights += kV * L)
+          for (int64_t i = 0; i < whole; i++, from += 4, weights += kV * L) {
             spread<kP, kV>(from, step, ~0u, weights, sums);
+            chains.passed(sums, 1);
+          }
           if (whole < v.run_words) {
             // The last group has a value too few: what stands there belongs to another pixel.
             spread<kP, kV>(from, step, 0xffffu, weights, sums);
@@ -329,6 +338,7 @@ struct DirectConv {
           }
         }
       }
+      chains.end(sums);
       finish<kP, kV>(tile, out, sums);
     }
 

@@ -59,13 +59,7 @@ TW_DEVICE void load_operand(float (&x)[kCount], const tw_gemm_operand& operand, 
     return to_float<E>(kConstant ? load_constant<Storage>(p) : load_global<Storage>(p));
   };
   constexpr int kVector = min_of(16, kCount * size_of<E>);
-  if constexpr (kConstant && kCount <= 2) {
-    // One or two elements of what all rows share: they come from the cache, and without branches. Compilers take long
-    // over three ways to load each of a hundred pairs. What lies beyond the end gets the last element's value.
-    TW_UNROLL
-    for (int l = 0; l < kCount; l++)
-      x[l] = one(from + (l < count ? l : count - 1) * operand.col_stride * size_of<E>);
-  } else if (operand.col_stride == 1 && count >= kCount && is_aligned(from, kVector)) {
+  if (operand.col_stride == 1 && count >= kCount && is_aligned(from, kVector)) {
     const auto v = load_vector<E, kCount, kConstant>(from);
     TW_UNROLL
     for (int l = 0; l < kCount; l++) x[l] = to_float<E>(v.get(l));
