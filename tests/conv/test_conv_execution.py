@@ -9,7 +9,7 @@ from conv_runner import ConvRunner
 from conv_truth import CONVS, check, planned, require_right
 
 from tilewright_grouped_conv.views import Order
-from tilewright_grouped_conv.words import Direction
+from tilewright_grouped_conv.words import Direction, Specialization
 from tilewright_kit.compare import relative_error, unit_roundoff
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.dtypes import DType
@@ -180,4 +180,17 @@ def test_long_sums_of_weights_keep_their_precision(conv_runner: ConvRunner, devi
     inputs = item.draw(4)
     result = conv_runner.run(item.plan, inputs)["dw"].view
     truth = CONVS[item.problem.operation].reference(item.problem, inputs)["dw"]
+    assert relative_error(result, truth) < 5 * unit_roundoff(DType.FP32)
+
+
+def test_long_sums_of_images_gradients_keep_their_precision(conv_runner: ConvRunner, device: DeviceInfo) -> None:
+    """Of a first layer, which is computed without a product: 1728 terms each."""
+    request = Case(1, 3, 64, 1, (6, 14, 18), (3, 3, 3), padding=(1,) * 6).request(DATA, "fp32")
+    operation = CONVS[request.operation]
+    offered = operation.candidates(operation.parse(request), device)
+    direct = next(config for config in offered if config.specialization is Specialization.DIRECT)
+    item = planned(request, device, direct)
+    inputs = item.draw(5)
+    result = conv_runner.run(item.plan, inputs)["dx"].view
+    truth = CONVS[item.problem.operation].reference(item.problem, inputs)["dx"]
     assert relative_error(result, truth) < 5 * unit_roundoff(DType.FP32)
