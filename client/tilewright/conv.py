@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
@@ -64,27 +65,29 @@ class _Asked:
 
 
 def _running(ask: Callable[Concatenate[Core, P], _Asked]) -> Callable[Concatenate[Core, P], Flow[Any]]:
-    @functools.wraps(ask)
+    called = _called(ask, ask.__name__.lstrip("_"), "Flow[Any]")
+
+    @functools.wraps(called)
     def flow(core: Core, /, *args: P.args, **kwargs: P.kwargs) -> Flow[Any]:
-        asked = ask(core, *args, **kwargs)
+        asked = called(core, *args, **kwargs)
         outputs = {asked.output: asked.target}
         results = yield from run(core, asked.operation, asked.inputs, outputs, asked.attributes, **asked.choice)
         return deliver(core, asked.out, results[asked.output])
 
-    flow.__name__ = ask.__name__.lstrip("_")
     return flow
 
 
 def _planning(ask: Callable[Concatenate[Core, P], _Asked]) -> Callable[Concatenate[Core, P], Flow[PlanState]]:
-    @functools.wraps(ask)
+    name = ask.__name__.lstrip("_")
+    called = _called(ask, f"plan_{name}", "Flow[PlanState]")
+
+    @functools.wraps(called)
     def flow(core: Core, /, *args: P.args, **kwargs: P.kwargs) -> Flow[PlanState]:
-        asked = ask(core, *args, **kwargs)
+        asked = called(core, *args, **kwargs)
         outputs = {asked.output: asked.target}
         state = yield from prepare(core, asked.operation, asked.inputs, outputs, asked.attributes, **asked.choice)
         return state
 
-    name = ask.__name__.lstrip("_")
-    flow.__name__ = f"plan_{name}"
     flow.__doc__ = f"""Prepare ``{name}`` for operands like these: arrays, ``Spec``, or ``(shape, dtype)``. Calling the
     plan does no planning.
 
@@ -92,6 +95,20 @@ def _planning(ask: Callable[Concatenate[Core, P], _Asked]) -> Callable[Concatena
     to) last, or by name, and ``out=``. It is made for the strides that it was given.
     """
     return flow
+
+
+def _called(ask: Callable[P, _Asked], name: str, result: str) -> Callable[P, _Asked]:
+    """The same function by its public name, which Python's own errors about arguments tell, and with the public result
+    in its signature.
+    """
+    assert isinstance(ask, FunctionType)
+    found = FunctionType(ask.__code__, ask.__globals__, name, ask.__defaults__, ask.__closure__)
+    functools.update_wrapper(found, ask)
+    found.__kwdefaults__ = ask.__kwdefaults__
+    found.__name__ = found.__qualname__ = name
+    found.__annotations__ = ask.__annotations__ | {"return": result}
+    del found.__wrapped__  # type: ignore[attr-defined]
+    return found
 
 
 def _conv(
@@ -319,7 +336,7 @@ def _sizes(value: Any) -> Any:
         value = value.tolist()
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [item.item() if isinstance(item, np.generic) else item for item in value]
-    return value
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _for_each(size: Any, image: Any, field: str) -> Any:
@@ -353,7 +370,8 @@ def _transposed_size(
                 rule="output_padding",
                 fix="give zero or more, and less than the stride",
             )
-    both = isinstance(padding, Sequence) and len(padding) == 2 * count
+    padding = _sizes(padding)
+    both = isinstance(padding, list) and len(padding) == 2 * count
     pads = _each("padding", padding, 2 * count if both else count)
     ends = pads[count:] if both else pads
     return [

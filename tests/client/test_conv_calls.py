@@ -174,6 +174,13 @@ def test_transposed_convolution_is_the_gradient_of_the_image_by_name(
     close(client.plan_conv_transpose(x, w, bias=bias, **more)(x, w, bias), truth)
 
 
+@pytest.mark.parametrize("padding", [[1, 0, 0, 1], np.array([1, 0, 0, 1])], ids=["list", "numpy"])
+def test_transposed_convolution_takes_uneven_padding_from_any_sequence(client: tw.Client, padding: Any) -> None:
+    x, w = random(1, 2, 4, 4), random(2, 3, 3, 3)
+    y = client.conv_transpose(x, w, padding=padding, stride=np.int64(1))
+    close(y, by_hand.backward_data(x, w, (1, 3, 5, 5), padding=(1, 0, 0, 1)))
+
+
 def test_prepared_plans_plan_nothing_when_they_run(client: tw.Client) -> None:
     x, w, bias = (client.asarray(item) for item in (random(2, 4, 6, 5), random(6, 4, 3, 3), random(6)))
     plan = client.plan_conv(x, w, bias=bias, padding=1)
@@ -290,6 +297,14 @@ def test_what_cannot_be_meant_names_field_rule_and_fix(client: tw.Client, call: 
     assert field in error.field
     assert rule in error.rule
     assert error.fix
+
+
+@pytest.mark.parametrize("name", ["conv", "conv_backward_data", "conv_backward_weight", "conv_transpose"])
+@pytest.mark.parametrize("prefix", ["", "plan_"])
+def test_an_unknown_argument_is_told_with_the_name_that_was_called(client: tw.Client, prefix: str, name: str) -> None:
+    one = np.ones((1, 1, 1), np.float32)
+    with pytest.raises(TypeError, match=rf"^{prefix}{name}\(\) got an unexpected keyword argument 'strides'"):
+        getattr(client, prefix + name)(one, one, strides=2)
 
 
 @pytest.mark.torch
