@@ -29,6 +29,9 @@ from tilewright_server.engine.call import Call
 from tilewright_server.engine.types import Outcome, Selection
 from tilewright_server.memory.shm import view
 
+BEGUN = 0xBE
+"""What launches that take their time put into the first byte of their output as they begin."""
+
 
 class FakeDevice:
     """Host memory; ``kind`` may be one that does not share the host's addresses, to see that everything is staged."""
@@ -137,6 +140,8 @@ class FakeEngine:
     def _copy(self, prepared: Any, addresses: Sequence[int]) -> Outcome:
         x, y = prepared.operands
         if prepared.seconds:
+            if y.desc.size:
+                ctypes.memset(addresses[1], BEGUN, 1)
             time.sleep(prepared.seconds)
         if x.desc.size == 0:
             return Outcome(0)
