@@ -9,11 +9,11 @@ BIN := $(VENV)/bin
 DEMO_READY := $(VENV)/.ready-demo
 DEV_READY := $(VENV)/.ready-dev
 
-.PHONY: help setup demo test test-gpu lint format proto bench wheel clean
+.PHONY: help setup demo test test-exhaustive test-gpu lint format proto bench wheel clean
 .DEFAULT_GOAL := help
 
 help: ## This list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-8s %s\n", $$1, $$2 }'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-16s %s\n", $$1, $$2 }'
 	@echo
 	@echo "  Variables: PYTHON ($(PYTHON)), VENV ($(VENV)), WORKERS ($(WORKERS)), PYTEST_ARGS, BENCH_ARGS"
 
@@ -33,6 +33,9 @@ demo: $(DEMO_READY) ## Start a server, run every GEMM dtype and layout and a tra
 
 test: $(DEV_READY) ## The whole test suite; needs no GPU and no PyTorch
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+test-exhaustive: $(DEV_READY) ## All of the sets of which `make test` has a covering part; minutes
+	@$(BIN)/python -m pytest -n $(WORKERS) -m exhaustive $(PYTEST_ARGS) tests
 
 test-gpu: $(DEV_READY) ## The tests that need an NVIDIA GPU (and PyTorch built for it in the environment)
 	@$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS) tests

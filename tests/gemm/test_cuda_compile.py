@@ -1,13 +1,16 @@
-"""Every kernel of the default sets compiles for its device: no spills, no warning that the hardware's speed is lost."""
+"""Kernels of the default sets compile for their device: no spills, no warning that the hardware's speed is lost.
+
+Every run compiles a covering part of each set; the marker ``exhaustive`` has all of it.
+"""
 
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from covering import covering
 from cuda_units import HAVE_NVRTC, WITHOUT_NVRTC
 
 import tilewright_arch
@@ -27,10 +30,6 @@ from tilewright_server.build.nvrtc import NvrtcToolchain, resources_of
 
 pytestmark = pytest.mark.skipif(not HAVE_NVRTC, reason=WITHOUT_NVRTC)
 
-SAMPLED = 32
-"""Kernels that are compiled in every run; the marker ``slow`` has all of them."""
-SECONDS = 60.0
-
 
 @pytest.fixture(scope="module")
 def toolchain() -> Iterator[NvrtcToolchain]:
@@ -39,7 +38,7 @@ def toolchain() -> Iterator[NvrtcToolchain]:
     toolchain.close()
 
 
-def faults(configs: list[GemmConfig], arch: ArchSpec, toolchain: NvrtcToolchain, folder: Path) -> dict[str, str]:
+def faults(configs: Sequence[GemmConfig], arch: ArchSpec, toolchain: NvrtcToolchain, folder: Path) -> dict[str, str]:
     """What is wrong with kernels, by name: what the toolchain refuses, and registers that the launch would not have."""
     found: dict[str, str] = {}
     for config in configs:
@@ -54,21 +53,16 @@ def faults(configs: list[GemmConfig], arch: ArchSpec, toolchain: NvrtcToolchain,
     return found
 
 
-def spread(configs: list[GemmConfig], count: int) -> list[GemmConfig]:
-    """``count`` of them, evenly: declarations of one kind stand together."""
-    step = max(len(configs) / count, 1.0)
-    return [configs[int(index * step)] for index in range(min(count, len(configs)))]
+def default_set(arch: ArchSpec) -> tuple[GemmConfig, ...]:
+    return KERNEL_SETS["default"].expand(arch, RULES)
 
 
-@pytest.mark.parametrize(("name", "share"), [("sm_80", 0.3), ("sm_90a", 0.7)])
-def test_a_sample_of_the_default_set_compiles(
-    name: str, share: float, toolchain: NvrtcToolchain, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", ["sm_80", "sm_90a"])
+def test_what_covers_the_default_set_compiles(name: str, toolchain: NvrtcToolchain, tmp_path: Path) -> None:
     arch = tilewright_arch.load(name)
-    configs = list(KERNEL_SETS["default"].expand(arch, RULES))
-    start = time.monotonic()
-    assert not faults(spread(configs, int(SAMPLED * share)), arch, toolchain, tmp_path)
-    assert time.monotonic() - start < SECONDS
+    configs = covering(default_set(arch))
+    assert {config.a for config in configs} == {config.a for config in default_set(arch)}
+    assert not faults(configs, arch, toolchain, tmp_path)
 
 
 def proposed(arch: ArchSpec) -> list[GemmConfig]:
@@ -85,22 +79,42 @@ def proposed(arch: ArchSpec) -> list[GemmConfig]:
     return list(found)
 
 
-@pytest.mark.parametrize("count", [12, pytest.param(200, marks=pytest.mark.slow)])
-def test_what_planners_propose_compiles(count: int, toolchain: NvrtcToolchain, tmp_path: Path) -> None:
+def test_what_planners_propose_beyond_the_default_set_compiles(toolchain: NvrtcToolchain, tmp_path: Path) -> None:
     arch = tilewright_arch.load("sm_90a")
-    assert not faults(spread(proposed(arch), count), arch, toolchain, tmp_path)
+    configs = covering(proposed(arch), default_set(arch))
+    assert configs
+    assert not faults(configs, arch, toolchain, tmp_path)
+
+
+def test_what_tuning_tries_beyond_the_default_set_compiles(toolchain: NvrtcToolchain, tmp_path: Path) -> None:
+    arch = tilewright_arch.load("sm_90a")
+    configs = covering(SPACES["tune_hopper"].iterate(arch, RULES), default_set(arch))
+    assert configs
+    assert not faults(configs, arch, toolchain, tmp_path)
+
+
+# ---- all of it, and much of what has no end ----
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["sm_80", "sm_90a"])
 def test_the_whole_default_set_compiles(name: str, toolchain: NvrtcToolchain, tmp_path: Path) -> None:
     arch = tilewright_arch.load(name)
-    assert not faults(list(KERNEL_SETS["default"].expand(arch, RULES)), arch, toolchain, tmp_path)
+    assert not faults(default_set(arch), arch, toolchain, tmp_path)
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
+def test_what_planners_propose_compiles(toolchain: NvrtcToolchain, tmp_path: Path) -> None:
+    arch = tilewright_arch.load("sm_90a")
+    assert not faults(proposed(arch), arch, toolchain, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("space", ["tune_hopper", "sweep_hopper"])
 def test_a_sample_of_hoppers_whole_space_compiles(space: str, toolchain: NvrtcToolchain, tmp_path: Path) -> None:
     arch = tilewright_arch.load("sm_90a")
     configs = list(SPACES[space].iterate(arch, RULES))
-    assert not faults(spread(configs, 60), arch, toolchain, tmp_path)
+    assert not faults(configs[:: len(configs) // 60], arch, toolchain, tmp_path)
