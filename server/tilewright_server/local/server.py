@@ -7,6 +7,7 @@ import logging
 import socket
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,13 +68,12 @@ class LocalServer:
         self.drain()
         with self._lock:
             threads = dict(self._open)
+        deadline = time.monotonic() + timeout
+        # The replies to what has just ended are still to be sent; only clients that do not read them are cut off.
+        _join(threads.values(), time.monotonic() + timeout / 2)
         for connection in threads:
             connection.stop()
-        deadline = time.monotonic() + timeout
-        for thread in threads.values():
-            thread.join(max(0.0, deadline - time.monotonic()))
-        if self._accepting.is_alive():
-            self._accepting.join(max(0.0, deadline - time.monotonic()))
+        _join([*threads.values(), self._accepting], deadline)
         return not self._open
 
     # For connections
@@ -135,6 +135,12 @@ class LocalServer:
         if len(self._open) >= self._limit:
             return _too_many(f"no more than {self._limit} local connections may be open")
         return None
+
+
+def _join(threads: Iterable[threading.Thread], deadline: float) -> None:
+    for thread in threads:
+        if thread.is_alive():
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _too_many(reason: str) -> ResourceExhaustedError:

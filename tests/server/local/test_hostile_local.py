@@ -423,6 +423,24 @@ def test_a_server_stops_with_connections_open(tmp_path: Path) -> None:
         file.close()
 
 
+def test_a_reply_on_its_way_arrives_though_the_server_closes(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    sending = threading.Event()
+    send = packets.Wire.send
+
+    def slowly(wire: packets.Wire, data: bytes, descriptor: int = -1) -> None:
+        sending.set()
+        time.sleep(0.2)
+        send(wire, data, descriptor)
+
+    with house.connect() as wire:
+        monkeypatch.setattr(packets.Wire, "send", slowly)
+        wire.send(launches(4711))
+        assert sending.wait(5)
+        assert house.server.close(timeout=5)
+        expect(wire.receive(), "not_found")
+        assert wire.is_closed()
+
+
 def test_grpc_is_complete_without_the_local_socket(tmp_path: Path) -> None:
     file = MemoryFile(4096)
     with ServerProcess(tmp_path, local_socket="off") as server, Client(server.addresses[0]) as client:
