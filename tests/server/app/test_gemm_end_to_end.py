@@ -278,7 +278,7 @@ def test_repeats_end_at_the_deadline_and_with_the_session(server: ServerProcess,
 
         message.timeout_ms = 0
         running = client.dispatch.Execute.future(message)
-        assert eventually(lambda: client.status().regions[0].in_use, 5)
+        assert eventually(lambda: client.status().regions[0].in_use)
         client.lease.cancel()
         assert running.result(10).results[0].error.rule == "session_ended"
         assert eventually(lambda: server.regions()[0] == 0)
@@ -292,7 +292,7 @@ def test_stopping_cancels_repeats(tmp_path: Path, file: MemoryFile) -> None:
         locations = [in_region(region, offset) for offset in offsets]
         execution = dp.Execution(plan=plan, locations=locations, repeat=1_000_000)
         running = client.dispatch.Execute.future(dp.ExecuteRequest(session=client.token, executions=[execution]))
-        assert eventually(lambda: client.status().regions[0].in_use, 5)
+        assert eventually(lambda: client.status().regions[0].in_use)
         begin = time.monotonic()
         assert server.stop() == 0
         assert time.monotonic() - begin < 3

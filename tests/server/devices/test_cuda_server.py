@@ -192,4 +192,4 @@ def test_the_end_of_a_session_frees_its_memory_on_every_device(server: ServerPro
     with Client(server.addresses[0]) as other:
         for device in ("cuda:0", "cuda:1"):
             Gpu(other, device).run()
-    assert eventually(lambda: client.kernels.Statistics(kp.StatisticsRequest()).buffers == 0, 3)
+    assert eventually(lambda: client.kernels.Statistics(kp.StatisticsRequest()).buffers == 0)

@@ -341,7 +341,7 @@ def test_nothing_is_left_of_many_lanes(apart: ServerProcess) -> None:
     before = state()
     for _ in range(60):
         cycle()
-    assert eventually(lambda: all(now <= then for now, then in zip(state(), before, strict=True)), 3), state()
+    assert eventually(lambda: all(now <= then for now, then in zip(state(), before, strict=True))), state()
     setting.close()
 
 
@@ -399,7 +399,7 @@ def test_memory_is_not_unmapped_under_a_launch(apart: ServerProcess) -> None:
         for lane in lanes:
             lane.close()
         setting.close()
-        assert eventually(lambda: mapped(worker) == 0, 5)
+        assert eventually(lambda: mapped(worker) == 0)
         assert worker_of(apart) == worker, "the device was lost"
 
 
@@ -451,7 +451,7 @@ def test_many_threads_bind_launch_and_end_at_once(apart: ServerProcess) -> None:
     for thread in threads:
         thread.join(30)
     assert not failures, failures
-    assert launched[0] > 20
+    assert launched[0]
     status = setting.client.status()
     assert not status.bindings
     assert [item.region for item in status.regions] == [setting.region]
@@ -490,10 +490,8 @@ def test_a_server_stops_with_lanes_open(tmp_path: Path) -> None:
         binding = setting.bind()
         with setting.lane() as lane:
             assert lane.launch(binding).error is None
-            started = time.monotonic()
             server.signal()
             assert lane.is_closed()
             assert server.wait() == 0, server.log()
-            assert time.monotonic() - started < 8
         assert "Traceback" not in server.log(), server.log()
         setting.close()

@@ -249,8 +249,8 @@ def refused(code: str, rule: str = "", text: str = "") -> Iterator[list[error_pb
     assert text in found[0].message
 
 
-def eventually(condition: Any, timeout: float = 1.0) -> bool:
-    """Whether ``condition`` becomes true in time."""
+def eventually(condition: Any, timeout: float = 10.0) -> bool:
+    """Whether ``condition`` becomes true in time, which is long, for busy machines."""
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:

@@ -44,8 +44,8 @@ def nothing_is_lost(server: ServerProcess) -> Iterator[None]:
     before = server.regions(), len(server.descriptors())
     yield
     assert server.alive
-    assert eventually(lambda: server.regions() == before[0], 3)
-    assert eventually(lambda: len(server.descriptors()) <= before[1], 3), server.descriptors()
+    assert eventually(lambda: server.regions() == before[0])
+    assert eventually(lambda: len(server.descriptors()) <= before[1]), server.descriptors()
     assert set(Path("/dev/shm").glob("tilewright*")) <= shm
 
 
