@@ -30,8 +30,8 @@ GPU = "sm_90a"
 BuildAll = Callable[[list[SourceUnit], tilewright_arch.ArchSpec, int], float]
 
 
-def chosen(manager: PluginManager, arch: tilewright_arch.ArchSpec) -> list[SourceUnit]:
-    """Six kernels: what the server would build for a layer in three directions and two types."""
+def chosen(manager: PluginManager, arch: tilewright_arch.ArchSpec, options: Options) -> list[SourceUnit]:
+    """Six kernels: what the server would build for a layer in three directions and two types. A check has two."""
     (info,) = manager.devices["cpu"].discover()
     found = []
     for dtype in ("fp32", "bf16"):
@@ -44,25 +44,30 @@ def chosen(manager: PluginManager, arch: tilewright_arch.ArchSpec) -> list[Sourc
                 key=lambda config, op=operation, asked=problem: op.predict(asked, config, info).seconds,  # type: ignore[misc]
             )
             found.append(operation.generate(best, arch))
-    return found
+    return found[:2] if options.quick else found
 
 
 def measure_conv_pool(
     units: list[SourceUnit], arch: tilewright_arch.ArchSpec, options: Options, build_all: BuildAll
 ) -> Table:
     """The table that the predecessor shows, with our figures beside its own."""
-    cores = len(os.sched_getaffinity(0))
+    cores, counts = len(os.sched_getaffinity(0)), COUNTS[:2] if options.quick else COUNTS
     table = Table(
         f"Building convolution kernels on {cores} cores (seconds), and what the predecessor reports for its own",
-        ["workers", "", *(f"{count} kernel{'s' * (count > 1)}" for count in COUNTS), "6 kernels / 1 kernel"],
+        [
+            "workers",
+            "",
+            *(f"{count} kernel{'s' * (count > 1)}" for count in counts),
+            f"{counts[-1]} kernels / 1 kernel",
+        ],
     )
     for workers, theirs in SEEDS.items():
         ours = []
-        for count in COUNTS:
+        for count in counts:
             turns = [build_all(units[:count], arch, workers) for _ in range(1 if options.quick else 3)]
             ours.append(min(turns))
         table.rows.append([workers, "ours", *ours, ours[-1] / ours[0]])
-        table.rows.append([workers, "predecessor", *theirs, theirs[-1] / theirs[0]])
+        table.rows.append([workers, "predecessor", *theirs[: len(counts)], theirs[len(counts) - 1] / theirs[0]])
     return table
 
 
@@ -79,7 +84,7 @@ def measure_conv_compile(manager: PluginManager, arch: tilewright_arch.ArchSpec,
         for direction, name in DIRECTIONS.items():
             operation = manager.operations[name]
             configs = list(operation.kernel_sets["default"].iterate(target, operation.rules))
-            step = max(1, len(configs) // (2 if options.quick else 10))
+            step = max(1, len(configs) if options.quick else len(configs) // 10)
             timed: dict[str, tuple[float, float]] = {}
             for config in configs[::step]:
                 try:

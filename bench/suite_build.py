@@ -46,12 +46,12 @@ def request(dtype: str, size: int = 512) -> OperationRequest:
     return OperationRequest("gemm", {"a": a, "b": b})
 
 
-def units(manager: PluginManager, arch: tilewright_arch.ArchSpec) -> list[SourceUnit]:
-    """One kernel for each element type: what the server would build for a square product."""
+def units(manager: PluginManager, arch: tilewright_arch.ArchSpec, options: Options) -> list[SourceUnit]:
+    """One kernel for each element type: what the server would build for a square product. A check has two types."""
     operation = manager.operations["gemm"]
     (info,) = manager.devices["cpu"].discover()
     found = []
-    for dtype in DTYPES:
+    for dtype in DTYPES[:2] if options.quick else DTYPES:
         problem = operation.parse(request(dtype))
         candidates = operation.candidates(problem, info)
         best = min(candidates, key=lambda config: operation.predict(problem, config, info).seconds)
@@ -154,7 +154,7 @@ def build_all(all_units: list[SourceUnit], arch: tilewright_arch.ArchSpec, worke
 def measure_pool(all_units: list[SourceUnit], arch: tilewright_arch.ArchSpec, options: Options) -> Table:
     table = Table(f"Building {len(all_units)} kernels (seconds)", ["workers", "median", "speed-up"])
     turns: dict[int, list[float]] = {1: [], 2: []}
-    for _ in range(2 if options.quick else 5):
+    for _ in range(1 if options.quick else 5):
         for workers, values in turns.items():
             values.append(build_all(all_units, arch, workers))
     one = statistics.median(turns[1])
@@ -215,14 +215,14 @@ def measure_plans(manager: PluginManager) -> Table:
 def measure(options: Options) -> list[Table]:
     manager = plugins()
     arch = tilewright_arch.detect_cpu()
-    all_units = units(manager, arch)
+    all_units = units(manager, arch, options)
     tables = [
         measure_compile(all_units, arch, options),
         measure_hip(manager, options),
         measure_essential(manager, options),
         measure_pool(all_units, arch, options),
         measure_conv_compile(manager, arch, options),
-        measure_conv_pool(chosen(manager, arch), arch, options, build_all),
+        measure_conv_pool(chosen(manager, arch, options), arch, options, build_all),
         measure_warm(all_units, arch),
         measure_plans(manager),
     ]

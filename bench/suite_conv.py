@@ -28,6 +28,13 @@ from tilewright_server.tuning.families.conv import CONV, ConvCase
 
 NETWORKS = {"resnet50": "ResNet-50", "resnext50": "ResNeXt-50", "mobilenet_v2": "MobileNetV2", "conv3d": "3D"}
 """Lists of the family of convolutions. Each layer comes once, however often the network has it."""
+CHECKED = {
+    "resnet50": ("first layer", "dense"),
+    "resnext50": ("grouped",),
+    "mobilenet_v2": ("depthwise", "pointwise"),
+    "conv3d": ("3D",),
+}
+"""The kinds of layers of each network in a check: the first of each, every kind once."""
 IMAGES = {"pointwise": 16, "3D": 2}
 """Images of a layer, by kind, where 8 are not it. With fewer of these PyTorch would leave oneDNN on one thread, for
 code of its own that takes two to ten times as long.
@@ -46,12 +53,12 @@ ODD = (
 
 
 def cases(name: str, options: Options) -> Iterator[ConvCase]:
-    """The layers of a network; those of a check only are the first of each kind."""
+    """The layers of a network, of a check those in ``CHECKED``."""
     kinds: set[str] = set()
     for row in CONV.named[name]:
         case = CONV.from_record(row, name)
         case = dataclasses.replace(case, n=IMAGES.get(kind_of(case), 8))
-        if options.quick and kind_of(case) in kinds:
+        if options.quick and (kind_of(case) in kinds or kind_of(case) not in CHECKED[name]):
             continue
         kinds.add(kind_of(case))
         yield case
@@ -90,7 +97,7 @@ def compare(here: local.Local, torch: Any, options: Options) -> list[Table]:
     for name, label in NETWORKS.items():
         table = Table(title(f"Convolution: {label}", options) + " (ours in GFLOP/s, and ours / PyTorch)", list(COLUMNS))
         for case in cases(name, options):
-            for dtype in DTYPES:
+            for dtype in DTYPES[:1] if options.quick else DTYPES:
                 row: list[Any] = [case.n, geometry(case), dtype]
                 for direction in DIRECTIONS:
                     asked = dataclasses.replace(case, dtype=dtype, direction=direction)
@@ -170,12 +177,12 @@ def errors(here: local.Local, torch: Any, options: Options) -> Table:
     )
     worst: dict[str, float] = {}
     firsts: dict[str, ConvCase] = {}
-    for name in NETWORKS:
+    for name in () if options.quick else NETWORKS:
         for case in cases(name, options):
             firsts.setdefault(kind_of(case), dataclasses.replace(case, n=1))
     odd = [CONV.from_record(row, "odd") for row in ODD]
-    for case in (*firsts.values(), *odd):
-        for dtype in DTYPES:
+    for case in (*firsts.values(), *odd[: 2 if options.quick else None]):
+        for dtype in DTYPES[1:] if options.quick else DTYPES:
             row: list[Any] = [geometry(case), dtype]
             for direction in DIRECTIONS:
                 asked = dataclasses.replace(case, dtype=dtype, direction=direction)

@@ -54,7 +54,7 @@ PACKED = tuple((m, 2048, 2048) for m in (1, 4, 8, 16, 32, 64, 128, 256, 1024))
 
 def cases(quick: bool) -> Iterator[Case]:
     for dtype in DTYPES[:1] if quick else DTYPES:
-        for size in (32, 256) if quick else SQUARE:
+        for size in (32,) if quick else SQUARE:
             yield Case("square", dtype, size, size, size)
         if quick:
             yield Case("packed", dtype, 16, 256, 256, packed=True)
