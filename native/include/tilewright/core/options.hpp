@@ -33,4 +33,17 @@ enum class ConvKind { implicit, pointwise, depthwise, direct };
 enum class Binary { PassThrough, Add, Multiply, MultiDAdd, MultiDMultiply };
 enum class Unary { PassThrough, Relu, Gelu, FastGelu, Silu, Sigmoid, Tanh, HardSwish, Clamp };
 
+// Attention: what a kernel computes. split, paged and prefill are forward ones; the last three make up the backward.
+enum class FmhaFamily { forward, split, combine, paged, prefill, append, dot_do_o, dq_dk_dv, convert_dq };
+enum class FmhaPipeline {
+  qr, qr_async, qs, qr_async_trload, v3, qr_pagedkv, qr_nwarp_sshuffle, appendkv, batch_prefill_async, bwd,
+  splitkv_combine, ws
+};
+enum class FmhaMask { no, causal, window };
+enum class FmhaBias { no, elementwise, alibi };
+enum class FmhaScale { no, pertensor, blockscale, kv_blockscale };
+enum class FmhaRope { none, interleaved, half };
+enum class KvLayout { linear, vectorized };
+enum class KvLookup { vllm, sglang };
+
 }  // namespace tw
