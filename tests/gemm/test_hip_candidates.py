@@ -15,6 +15,7 @@ from tilewright_gemm.plugin import GemmOperation
 from tilewright_gemm.problem import GemmProblem
 from tilewright_gemm.rules import RULES
 from tilewright_gemm.words import LAYOUTS
+from tilewright_kit.candidates import Verdicts
 from tilewright_kit.check_plugin import device_of, plan_findings
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.errors import UnsupportedError
@@ -155,7 +156,7 @@ def test_planning_judges_a_kernel_once_and_estimates_few(monkeypatch: pytest.Mon
         estimated.append(config)
         return predict(problem, config, target)
 
-    monkeypatch.setattr(candidates, "_verdicts", {})
+    monkeypatch.setattr(candidates, "_verdicts", Verdicts(RULES))
     monkeypatch.setattr(type(RULES), "allows", judge)
     monkeypatch.setattr(candidates, "predict_hip", estimate)
     target = device("gfx942")

@@ -131,7 +131,7 @@ def test_units_of_a_preselected_set_are_for_the_arch() -> None:
 
 
 def test_units_of_a_cpu_set_are_distinct() -> None:
-    units = generate_set(tilewright_arch.load("x86-64-v3"), ["fp32", "bf16"], ["rcr"])
+    units = generate_set(tilewright_arch.load("x86-64-v3"), datatypes=["fp32", "bf16"], layouts=["rcr"])
     assert len({unit.name for unit in units}) == len(units) == len({unit.text for unit in units}) > 20
     assert all(isinstance(unit.text, str) and "$" not in unit.text for unit in units)
 

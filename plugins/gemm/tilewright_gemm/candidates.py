@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tilewright_arch import Caches
 from tilewright_gemm.choices import cpu_teams, cpu_tiles, cpu_warp_tiles
 from tilewright_gemm.config import GemmConfig, Triple
 from tilewright_gemm.gpu_candidates import gpu_algorithms
@@ -17,8 +16,10 @@ from tilewright_gemm.pack_b import PackBConfig
 from tilewright_gemm.packing import format_of, packing_of
 from tilewright_gemm.problem import GemmProblem, PackBProblem
 from tilewright_gemm.rules import RULES
-from tilewright_gemm.words import Binary, Epilogue, Reduction
+from tilewright_gemm.words import Epilogue, Reduction
+from tilewright_kit.candidates import Verdicts, shortlist, teams_for
 from tilewright_kit.device import DeviceInfo
+from tilewright_kit.fit import canonical, other_signature, slices_asked, team_too_large, unpadded_sizes
 from tilewright_kit.rules import Violation
 
 __all__ = ["gemm_candidates", "gemm_mismatches", "pack_b_candidates", "pack_b_mismatches", "with_signature"]
@@ -29,10 +30,8 @@ SKINNY = 8
 """Rows or columns up to which the streaming pipeline is worth considering; it is the kernel's own register block."""
 _STREAM_UP_TO = 4 * SKINNY
 _SMALL_FLOPS = 2 * 256**3
-_ALONE_FLOPS, _ALONE_BYTES = 2 * 96**3, 1 << 18
-"""Below both, a team saves a microsecond or two at best, and waking it takes the processor from the server."""
 
-_CANONICAL = {Binary.MULTI_D_ADD: Binary.ADD, Binary.MULTI_D_MULTIPLY: Binary.MULTIPLY}
+_verdicts = Verdicts(RULES)
 
 
 def with_signature(problem: GemmProblem, config: GemmConfig) -> GemmConfig:
@@ -65,39 +64,19 @@ def gemm_candidates(problem: GemmProblem, device: DeviceInfo) -> tuple[GemmConfi
     else:
         algorithms = hip_algorithms(problem, device)
     found = list(dict.fromkeys(with_signature(problem, algorithm) for algorithm in algorithms))
-    if device.arch.kind != "cpu" and len(found) > MOST:
-        # Rules take longer than the model, so what has no chance need not be judged. The most general stays.
+    if device.arch.kind != "cpu":
+        # Rules take longer than the model, so what has no chance need not be judged.
         predict = predict_gpu if device.arch.kind == "cuda" else predict_hip
-        best = sorted(found[:-1], key=lambda config: predict(problem, config, device).seconds)[: MOST - 1]
-        kept = {id(config) for config in (*best, found[-1])}
-        found = [config for config in found if id(config) in kept]
+        found = shortlist(found, MOST, lambda config: predict(problem, config, device).seconds)
     return tuple(
-        config for config in found if _allowed(config, device) and not gemm_mismatches(problem, config, device)
+        config for config in found if _verdicts.allows(config, device) and not gemm_mismatches(problem, config, device)
     )
-
-
-_verdicts: dict[tuple[GemmConfig, str, int, Caches], bool] = {}
-_REMEMBERED = 8192
-
-
-def _allowed(config: GemmConfig, device: DeviceInfo) -> bool:
-    """What the rules say of a kernel, remembered: problems of other sizes have the same candidates."""
-    arch = device.arch
-    # Of an arch's limits only these differ from device to device.
-    key = (config, arch.id, arch.lds_bytes, arch.caches)
-    verdict = _verdicts.get(key)
-    if verdict is None:
-        if len(_verdicts) >= _REMEMBERED:
-            _verdicts.clear()
-        verdict = _verdicts[key] = RULES.allows(config, arch)
-    return verdict
 
 
 def _cpu_algorithms(problem: GemmProblem, device: DeviceInfo) -> Iterator[GemmConfig]:
     arch, key = device.arch, f"{problem.dtype_a}_{problem.dtype_b}_{problem.dtype_acc}"
     m, n = problem.m, problem.n
-    alone = problem.flops < _ALONE_FLOPS and problem.bytes_moved < _ALONE_BYTES
-    teams = (1,) if alone else cpu_teams(arch, device.units)
+    teams = teams_for(problem, device)
     if problem.packing:
         pipelines = [name for name in arch.preshuffle_pipelines if name in arch.pipelines]
     else:
@@ -165,7 +144,7 @@ def _mismatches(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) ->
         "dtype_b": (config.b, problem.dtype_b.value),
         "dtype_c": (config.c, problem.dtype_c.value),
         "layout": (config.layout, problem.layout),
-        "binary": (_CANONICAL.get(config.binary, config.binary), _CANONICAL.get(problem.binary, problem.binary)),
+        "binary": (canonical(config.binary), canonical(problem.binary)),
         "dtype_d": (config.d, tuple(dtype.value for dtype in problem.dtype_d)),
         "unary": (config.unary, problem.unary),
         "bias": (config.bias, problem.dtype_bias.value if problem.dtype_bias else ""),
@@ -174,41 +153,23 @@ def _mismatches(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) ->
     }
     if device.arch.kind != "cuda":  # which refuses a packed B with a reason of its own
         wanted["preshuffle"] = (config.preshuffle, problem.packing is not None)
-    for field, (have, want) in wanted.items():
-        if have != want:
-            fix = {} if field == "dtype_d" else {field: want}
-            yield Violation("signature", field, str(have), f"the problem has {field} {want}, the kernel {have}", fix)
+    yield from other_signature(wanted, unmendable=("dtype_d",))
     if problem.grouped and not config.grouped:
         yield Violation("variant", "grouped", False, "the problem has several products", {"grouped": True})
     elif problem.is_batched and not (config.batched or config.grouped):
         yield Violation("variant", "batched", False, "the problem is batched", {"batched": True})
-    if problem.split_k > 1 and config.split_k != problem.split_k and not problem.grouped:
-        reason = f"the caller asked for {problem.split_k} slices of K"
-        yield Violation("variant", "split_k", config.split_k, reason, {"split_k": problem.split_k})
+    if not problem.grouped:
+        yield from slices_asked(problem.split_k, config.split_k, "K")
     if config.reduction is not Reduction.NONE and problem.grouped:
         yield Violation("variant", "reduction", config.reduction.value, "Stream-K takes one product")
     reads = packing_of(config, device.arch)
     if problem.packing and device.arch.kind != "cuda" and reads != problem.packing:
         reason = f"B is packed as {problem.packing}, the kernel reads {reads}"
         yield Violation("packing", "warp_tile", config.warp_tile, reason)
-    yield from _unpadded(problem, config)
-    yield from _team(config, device)
+    yield from unpadded_sizes(config, problem.products)
+    yield from team_too_large(config, device)
     if device.arch.kind != "cpu":
         yield from gpu_mismatches(problem, config, device.arch)
-
-
-def _unpadded(problem: GemmProblem, config: GemmConfig) -> Iterator[Violation]:
-    for axis, (name, padded) in enumerate((("m", config.pad_m), ("n", config.pad_n), ("k", config.pad_k))):
-        tile = config.tile[axis]
-        if not padded and any(getattr(product, name) % tile for product in problem.products):
-            reason = f"{name.upper()} is not a multiple of tile_{name} {tile}, and the kernel does not pad"
-            yield Violation("padding", f"pad_{name}", False, reason, {f"pad_{name}": True})
-
-
-def _team(config: GemmConfig, device: DeviceInfo) -> Iterator[Violation]:
-    if device.arch.kind == "cpu" and config.waves > max(device.units, 1):
-        reason = f"the kernel runs on a team of {config.waves}, the device has {device.units} units"
-        yield Violation("team", "wave", config.wave, reason)
 
 
 # ---- packing ----
@@ -265,4 +226,4 @@ def pack_b_mismatches(problem: PackBProblem, config: GemmConfig, device: DeviceI
         found.append(Violation("signature", "preshuffle", False, "only pre-shuffle kernels pack", {"preshuffle": True}))
     if problem.packing and packing_of(config, device.arch) != problem.packing:
         found.append(Violation("packing", "warp_tile", config.warp_tile, f"the format asked for is {problem.packing}"))
-    return (*found, *_team(config, device))
+    return (*found, *team_too_large(config, device))

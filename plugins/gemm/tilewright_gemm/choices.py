@@ -12,9 +12,9 @@ from typing import Any
 
 from tilewright_arch import ArchSpec
 from tilewright_gemm.config import Triple
-from tilewright_gemm.words import LAYOUTS, Epilogue
+from tilewright_gemm.words import LAYOUTS
 from tilewright_kit.dtypes import DType
-from tilewright_kit.tiles.choices import cpu_teams, cpu_tiles, cpu_warp_tiles, table_key
+from tilewright_kit.tiles.choices import cpu_teams, cpu_tiles, cpu_warp_tiles, offered_dtypes, offered_traits, table_key
 
 __all__ = ["cpu_teams", "cpu_tiles", "cpu_warp_tiles", "offered", "table_key"]
 
@@ -26,24 +26,17 @@ _GPU_TILES = (64, 128, 192, 256)
 def offered(field: str, arch: ArchSpec, partial: Mapping[str, Any]) -> Iterable[Any] | None:
     """What ``ANY`` stands for in declarations of GEMM kernels."""
     if field == "dtype_a":
-        return [dtype for dtype in DType if dtype != DType.INT32 and arch.acc_dtype(dtype.value, dtype.value)]
+        return offered_dtypes(arch)
     if field == "layout":
         return LAYOUTS
     if field == "pipeline":
         shuffled = bool(partial.get("preshuffle"))
         return [name for name in arch.pipelines if (name in arch.preshuffle_pipelines) == shuffled]
     if field in ("epilogue", "scheduler"):
-        return _traits(field, arch, str(partial.get("pipeline", "")))
+        return offered_traits(field, arch, str(partial.get("pipeline", "")))
     if field in ("tile", "wave", "warp_tile"):
         return _cpu_shapes(field, arch, partial) if arch.kind == "cpu" else _gpu_shapes(field, arch, partial)
     return None
-
-
-def _traits(field: str, arch: ArchSpec, pipeline: str) -> list[Any]:
-    if pipeline not in arch.pipelines:
-        return []
-    found = arch.pipeline(pipeline)
-    return list(found.schedulers) if field == "scheduler" else [Epilogue(name) for name in found.epilogues]
 
 
 def _gpu_shapes(field: str, arch: ArchSpec, partial: Mapping[str, Any]) -> Iterable[Triple]:

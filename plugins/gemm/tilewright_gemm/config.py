@@ -20,10 +20,10 @@ from tilewright_gemm.words import (
 from tilewright_kit.config import KernelConfig
 from tilewright_kit.dtypes import DType
 from tilewright_kit.naming import part, suffix
+from tilewright_kit.tiles.forms import TiledForms
+from tilewright_kit.tiles.tiled import Triple
 
 __all__ = ["GemmConfig", "Triple"]
-
-Triple = tuple[int, int, int]
 
 
 def _epilogue_text(value: Epilogue) -> str:
@@ -31,7 +31,7 @@ def _epilogue_text(value: Epilogue) -> str:
 
 
 @dataclass(frozen=True)
-class GemmConfig(KernelConfig):
+class GemmConfig(TiledForms, KernelConfig):
     """One GEMM kernel. Equal kernels have equal configurations: what follows from other fields is stored as its
     default.
 
@@ -117,19 +117,15 @@ class GemmConfig(KernelConfig):
         layout = self.layout
         if len(layout) == 3 and (self.transpose_a or self.transpose_b):
             a, b = (_flip(layout[0], self.transpose_a), _flip(layout[1], self.transpose_b))
-            self._set(layout=a + b + layout[2], transpose_a=False, transpose_b=False)
+            self._store(layout=a + b + layout[2], transpose_a=False, transpose_b=False)
         if self.dtype_b == self.dtype_a.value:
-            self._set(dtype_b="")
+            self._store(dtype_b="")
         if self.dtype_c == default_output(self.dtype_a).value:
-            self._set(dtype_c="")
+            self._store(dtype_c="")
         if self.dtype_acc == accumulator(self.dtype_a).value:
-            self._set(dtype_acc="")
-        if self.dtype_d and len(self.dtype_d) == self.num_d_tensors and set(self.dtype_d) == {self.c}:
-            self._set(dtype_d=())
-
-    def _set(self, **values: object) -> None:
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+            self._store(dtype_acc="")
+        if self.d_as_c:
+            self._store(dtype_d=())
 
     # ---- what the short forms mean ----
 
@@ -149,21 +145,6 @@ class GemmConfig(KernelConfig):
     @property
     def acc(self) -> str:
         return self.dtype_acc or accumulator(self.dtype_a).value
-
-    @property
-    def d(self) -> tuple[str, ...]:
-        """Element type of every D, by name."""
-        return self.dtype_d or (self.c,) * max(self.num_d_tensors, 0)
-
-    @property
-    def table_key(self) -> str:
-        """The key of arch tables: ``{a}_{b}_{acc}``."""
-        return f"{self.a}_{self.b}_{self.acc}"
-
-    @property
-    def waves(self) -> int:
-        """Waves of a workgroup (CPU: threads of the team)."""
-        return self.wave[0] * self.wave[1] * self.wave[2]
 
     @property
     def letters(self) -> str:

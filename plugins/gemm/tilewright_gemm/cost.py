@@ -11,7 +11,6 @@ from tilewright_gemm.gpu_cost import predict_gpu
 from tilewright_gemm.hip_cost import predict_hip
 from tilewright_gemm.hip_pack import predict_hip_pack
 from tilewright_gemm.problem import GemmProblem, PackBProblem, Product
-from tilewright_gemm.workspace import slices
 from tilewright_kit.cost import padded
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.operation import Prediction
@@ -28,6 +27,7 @@ from tilewright_kit.tiles.cpu_cost import (
     read,
     tile_rate,
 )
+from tilewright_kit.tiles.cpu_workspace import slices
 from tilewright_kit.tiles.footprint import lanes
 
 __all__ = ["predict_gemm", "predict_pack_b"]

@@ -12,29 +12,19 @@ from tilewright_gemm.config import GemmConfig
 from tilewright_gemm.rules import RULES
 from tilewright_gemm.sets import KERNEL_SETS, SWEEPS
 from tilewright_kit.declare import Declaration, KernelSet
-from tilewright_kit.errors import InvalidArgumentError, NotFoundError
+from tilewright_kit.errors import InvalidArgumentError
+from tilewright_kit.options import as_list, named, triple_axes
 from tilewright_kit.source import SourceUnit
 
 __all__ = ["generate_set", "select_set"]
 
-_TRIPLES = {"tile": "tile", "warp": "wave", "warp_tile": "warp_tile"}
-"""Groups of keys in a tile configuration, and our fields: there, ``warp_m`` counts waves."""
 _TRAITS = ("pipeline", "epilogue", "scheduler", "pad_m", "pad_n", "pad_k", "persistent")
 _SECTIONS = ("tile_config", "trait_config", "multi_d_config")
 
 
-def generate_set(
-    arch: ArchSpec,
-    datatypes: Sequence[str] = ("fp16",),
-    layouts: Sequence[str] = ("rcr",),
-    variants: Sequence[str] = ("standard",),
-    preselected: str = "",
-    tile_config: Mapping[str, Any] | None = None,
-) -> list[SourceUnit]:
+def generate_set(arch: ArchSpec, **options: Any) -> list[SourceUnit]:
     """The units of ``select_set``. Raises as it does, and ``UnsupportedError`` for an arch without a template."""
-    return [
-        generate(config, arch) for config in select_set(arch, datatypes, layouts, variants, preselected, tile_config)
-    ]
+    return [generate(config, arch) for config in select_set(arch, **options)]
 
 
 def select_set(
@@ -54,10 +44,10 @@ def select_set(
     unknown set or variant and ``InvalidArgumentError`` for a malformed configuration.
     """
     if preselected:
-        return list(_named(KERNEL_SETS, preselected, "kernel set").expand(arch, RULES))
+        return list(named(KERNEL_SETS, preselected, "kernel set").expand(arch, RULES))
     found: dict[GemmConfig, None] = {}
     for variant in variants:
-        base = _named(SWEEPS, variant, "variant")
+        base = named(SWEEPS, variant, "variant")
         if tile_config:
             chosen: Iterable[GemmConfig] = _configured(base, tile_config, padded=arch.kind == "cuda")
         elif arch.kind == "cpu":
@@ -74,18 +64,6 @@ def select_set(
     return list(found)
 
 
-def _named(sets: Mapping[str, KernelSet[GemmConfig]], name: str, what: str) -> KernelSet[GemmConfig]:
-    if name not in sets:
-        raise NotFoundError(
-            f"there is no {what} {name!r}",
-            field=what,
-            value=name,
-            rule="known_name",
-            fix=f"use one of: {', '.join(sets)}",
-        )
-    return sets[name]
-
-
 def _configured(base: KernelSet[GemmConfig], given: Mapping[str, Any], *, padded: bool) -> Iterable[GemmConfig]:
     """Every combination of a tile configuration, on the signature of the variant ``base``. ``padded``: unless it says
     otherwise."""
@@ -93,18 +71,13 @@ def _configured(base: KernelSet[GemmConfig], given: Mapping[str, Any], *, padded
     for key, value in given.items():
         flat.update(value if key in _SECTIONS and isinstance(value, Mapping) else {key: value})
     axes: dict[str, list[Any]] = {"pad_m": [padded], "pad_n": [padded], "pad_k": [padded], "persistent": [False]}
-    for group, field in _TRIPLES.items():
-        keys = [f"{group}_{letter}" for letter in "mnk"]
-        if any(key in flat for key in keys):
-            default = getattr(GemmConfig(), field)
-            lists = [_list(flat.pop(key, size)) for key, size in zip(keys, default, strict=True)]
-            axes[field] = [list(sizes) for sizes in itertools.product(*lists)]
+    axes |= dict(triple_axes(flat, lambda field: getattr(GemmConfig(), field)))
     for field in _TRAITS:
         if field in flat:
-            axes[field] = _list(flat.pop(field))
+            axes[field] = as_list(flat.pop(field))
     for key, field in (("elementwise_ops", "binary"), ("num_d_tensors", "num_d_tensors")):
         if key in flat:
-            axes[field] = _list(flat.pop(key))
+            axes[field] = as_list(flat.pop(key))
     if flat:
         raise InvalidArgumentError(
             f"a tile configuration has no key {min(flat)!r}",
@@ -126,7 +99,3 @@ def _marks(declaration: Declaration[GemmConfig]) -> dict[str, Any]:
         for name, values in fields.items()
         if name in ("preshuffle", "batched", "grouped", "reduction", "binary", "num_d_tensors")
     }
-
-
-def _list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [value]

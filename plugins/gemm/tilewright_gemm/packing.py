@@ -20,14 +20,13 @@ from tilewright_gemm.attributes import refuse
 from tilewright_gemm.config import GemmConfig
 from tilewright_kit.dtypes import DType
 from tilewright_kit.errors import InvalidArgumentError
-from tilewright_kit.tiles.tiled import GROUP_BYTES
+from tilewright_kit.tiles.cpu_workspace import packed_bytes
 
 __all__ = ["UNDECIDED", "PackedFormat", "Packing", "VectorFormat", "format_of", "packing_of", "parse_packing"]
 
 UNDECIDED = "bpanel"
 """The packing of an output whose format the planner has yet to choose."""
 
-_ALIGNMENT = 64
 _VECTOR_BYTES, _DEPTH_BYTES = 16, 128
 _VECTORS = re.compile(r"bvector-(fp32|fp16|bf16|fp8|bf8|int8)-n([1-9][0-9]{0,2})")
 _FORMAT = re.compile(r"bpanel-(fp32|bf16|int32|int16|int8)-nr([1-9][0-9]{0,3})-vk([1-9][0-9]{0,2})")
@@ -100,13 +99,6 @@ Packing = PackedFormat | VectorFormat
 def parse_packing(text: str, field: str) -> Packing:
     """A format by its text. Raises ``InvalidArgumentError`` naming ``field``."""
     return VectorFormat.parse(text, field) if _VECTORS.fullmatch(text) else PackedFormat.parse(text, field)
-
-
-def packed_bytes(extent: int, k: int, rows: int, depth: int, with_sums: bool) -> int:
-    """Size of a packed operand of ``extent`` rows (A) or columns (B): the formula of ``tilewright/cpu/pack.hpp``."""
-    groups = -(-k // depth) + with_sums
-    nbytes = -(-extent // rows) * rows * GROUP_BYTES * groups
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def format_of(dtype_a: DType, warp_tile: tuple[int, int, int]) -> PackedFormat:

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from tilewright_gemm.attributes import DEFAULT_ALIGNMENT, Attributes, read_attributes, refuse
+from tilewright_gemm.attributes import Attributes, read_attributes, refuse
 from tilewright_gemm.operands import Group, read_groups
 from tilewright_gemm.packing import Packing, parse_packing
 from tilewright_gemm.problem import GemmProblem, Product, View
 from tilewright_gemm.products import products_of, slots_of
-from tilewright_gemm.strided import broadcast_shapes, overlaps
+from tilewright_gemm.strided import broadcast_shapes
 from tilewright_gemm.words import (
-    MAX_D,
     Binary,
     ScaleA,
     ScaleB,
     Unary,
     default_output,
     epilogue_dtypes,
-    is_pair,
     output_dtypes,
 )
 from tilewright_kit.dtypes import DType
 from tilewright_kit.problem import Operand, OperationRequest, Role
+from tilewright_kit.requests import (
+    binary_step,
+    check_dtype_agrees,
+    check_epilogue_dtype,
+    check_exact_integers,
+    check_output,
+    check_pair,
+    in_order,
+)
 from tilewright_kit.tensor import MAX_ELEMENTS, TensorDesc
 
 __all__ = ["parse_gemm"]
@@ -76,8 +84,7 @@ def parse_gemm(request: OperationRequest) -> GemmProblem:
         scale_a=scale_a,
         scale_b=scale_b,
         split_k=attributes.split_k,
-        # No kernel asks for more, so promises beyond that do not make other problems.
-        alignment=min(attributes.alignment, DEFAULT_ALIGNMENT),
+        alignment=attributes.alignment,
         fast_accumulation=attributes.fast_accumulation,
     )
 
@@ -92,16 +99,7 @@ def _parse_group(group: Group, attributes: Attributes) -> _Parsed:
         raise refuse(
             "only B may be packed", f"{a_name}.packing", a.packing, "packed_operand", "pass a as a plain tensor"
         )
-    if not is_pair(a.dtype, b.dtype):
-        raise refuse(
-            f"there is no GEMM of {a.dtype} with {b.dtype}",
-            f"{b_name}.dtype",
-            b.dtype.value,
-            "dtype_pair",
-            f"convert b to {a.dtype} (fp8 and bf8 mix with each other; the rest must be equal)"
-            if a.dtype != DType.INT32
-            else "use int8 or floating-point operands",
-        )
+    check_pair("GEMM", a.dtype, b_name, b.dtype, "b")
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     if b.shape[-2] != k:
         raise refuse(
@@ -161,10 +159,7 @@ def _output(group: Group, attributes: Attributes, shape: tuple[int, ...], dtype_
     wanted = attributes.out_dtype
     if group.out is None:
         name = "out" + group.inputs["a"][0][1:]
-        elements = 1
-        for size in shape:
-            elements *= size
-        if elements > MAX_ELEMENTS:
+        if math.prod(shape) > MAX_ELEMENTS:
             raise refuse(
                 "the result has more than 2**48 elements",
                 f"{name}.shape",
@@ -175,34 +170,12 @@ def _output(group: Group, attributes: Attributes, shape: tuple[int, ...], dtype_
         desc = TensorDesc.of(wanted or default_output(dtype_a), shape)
     else:
         name, desc = group.out
-        if desc.shape != shape:
-            raise refuse(
-                f"{name} has shape {list(desc.shape)}, but the product has {list(shape)}",
-                f"{name}.shape",
-                desc.shape,
-                "output_shape",
-                f"give an output of shape {list(shape)}",
-            )
-        if wanted is not None and wanted != desc.dtype:
-            raise refuse(
-                f"{name} is {desc.dtype}, but out_dtype says {wanted}",
-                "attributes.out_dtype",
-                wanted.value,
-                "output_dtype",
-                "leave out_dtype out, or let both agree",
-            )
         if desc.packing:
             raise refuse(
                 f"{name} cannot be packed", f"{name}.packing", desc.packing, "packed_operand", "give a plain output"
             )
-        if desc.span and overlaps(desc):
-            raise refuse(
-                f"elements of {name} overlap in memory",
-                f"{name}.strides",
-                desc.strides,
-                "output_overlap",
-                "use strides that give every element its own place",
-            )
+        check_output(name, desc, shape, "product")
+        check_dtype_agrees(name, desc, wanted)
     if desc.dtype not in output_dtypes(dtype_a):
         raise refuse(
             f"a GEMM of {dtype_a} cannot write {desc.dtype}",
@@ -240,17 +213,7 @@ def _packed_b(name: str, b: TensorDesc) -> Packing | None:
 
 def _binary(group: Group, attributes: Attributes) -> tuple[Binary, list[tuple[str, TensorDesc]]]:
     """The canonical binary step (``MultiD`` forms only for two or more D) and its operands, the addend ``c`` last."""
-    if len(group.d) > MAX_D:
-        raise refuse(f"at most {MAX_D} D operands fit a kernel", "d", len(group.d), "d_count", "add some up first")
-    if sorted(group.d) != list(range(len(group.d))):
-        raise refuse(
-            "the D operands are not numbered from 0 without gaps",
-            "d",
-            sorted(group.d),
-            "d_numbering",
-            "name them d[0], d[1], ...",
-        )
-    d = [group.d[index] for index in range(len(group.d))]
+    d = in_order(group.d)
     given = attributes.binary
     if "c" in group.inputs:
         if given not in (None, Binary.ADD, Binary.MULTI_D_ADD) and (d or given is not Binary.PASS):
@@ -261,32 +224,9 @@ def _binary(group: Group, attributes: Attributes) -> tuple[Binary, list[tuple[st
                 "one_binary_step",
                 "use binary=MultiDAdd, or leave c out",
             )
+        given = None
         d.append(group.inputs["c"])
-    elif given is not None:
-        _check_d_count(given, len(d))
-    if not d:
-        return Binary.PASS, d
-    if given in (Binary.MULTIPLY, Binary.MULTI_D_MULTIPLY):
-        return Binary.MULTIPLY if len(d) == 1 else Binary.MULTI_D_MULTIPLY, d
-    return Binary.ADD if len(d) == 1 else Binary.MULTI_D_ADD, d
-
-
-def _check_d_count(given: Binary, count: int) -> None:
-    if given is Binary.PASS and count:
-        reason, fix = (
-            "D operands are given, but no step uses them",
-            "set binary to Add, Multiply, MultiDAdd or MultiDMultiply, or leave d out",
-        )
-    elif given in (Binary.MULTI_D_ADD, Binary.MULTI_D_MULTIPLY) and not count:
-        reason, fix = f"{given} needs D operands", "give d[0], d[1], ..."
-    elif given in (Binary.ADD, Binary.MULTIPLY) and count != 1:
-        reason, fix = (
-            f"{given} takes exactly one D operand, not {count}",
-            f"use MultiD{given} for several, and give at least d[0]",
-        )
-    else:
-        return
-    raise refuse(reason, "attributes.binary", given.value, "d_count", fix)
+    return binary_step(given, len(d)), d
 
 
 def _check_epilogue_dtype(name: str, key: str, desc: TensorDesc, dtype_a: DType) -> None:
@@ -295,14 +235,7 @@ def _check_epilogue_dtype(name: str, key: str, desc: TensorDesc, dtype_a: DType)
         raise refuse(
             f"{name} cannot be packed", f"{name}.packing", desc.packing, "packed_operand", "give a plain tensor"
         )
-    if desc.dtype not in allowed:
-        raise refuse(
-            f"{name} cannot be {desc.dtype} in a GEMM of {dtype_a}",
-            f"{name}.dtype",
-            desc.dtype.value,
-            "epilogue_dtype",
-            f"use one of: {', '.join(allowed)}",
-        )
+    check_epilogue_dtype(name, desc, allowed, f"a GEMM of {dtype_a}")
 
 
 # ---- all groups together ----
@@ -365,27 +298,14 @@ def _scale_kind(products: tuple[Product, ...], which: str, vector: str) -> str:
 
 
 def _check_integer_output(parsed: _Parsed, attributes: Attributes, scale_a: ScaleA, scale_b: ScaleB) -> None:
-    """An int32 result is the exact sum: the epilogue computes in fp32, which would round."""
-    if parsed.dtypes[2] != DType.INT32:
-        return
-    rounding = [
-        (field, value)
-        for field, value, rounds in (
+    check_exact_integers(
+        parsed.dtypes[2],
+        (
             ("attributes.alpha", attributes.alpha, attributes.alpha != 1.0),
             ("scale_a", "", scale_a is not ScaleA.NONE),
             ("scale_b", "", scale_b is not ScaleB.NONE),
             ("attributes.unary", attributes.unary.value, attributes.unary is not Unary.PASS),
             ("bias", "", parsed.dtype_bias is not None),
             ("d" if parsed.binary is not Binary.ADD else "c", "", parsed.binary is not Binary.PASS),
-        )
-        if rounds
-    ]
-    if rounding:
-        field, value = rounding[0]
-        raise refuse(
-            f"an int32 result is the exact sum of products and takes no {field.split('.')[-1]}",
-            field,
-            value,
-            "integer_output",
-            "set out_dtype to fp32, fp16 or bf16",
-        )
+        ),
+    )

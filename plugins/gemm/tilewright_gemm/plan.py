@@ -14,12 +14,13 @@ from tilewright_gemm.hip_pack import hip_pack_stage
 from tilewright_gemm.packing import VectorFormat, packing_of
 from tilewright_gemm.problem import GemmProblem, PackBProblem, Product, View
 from tilewright_gemm.rows import bare_row, problem_row
-from tilewright_gemm.workspace import slices, workspace_bytes
+from tilewright_gemm.workspace import workspace_bytes
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.dtypes import DType
 from tilewright_kit.plan import I64, WORKSPACE, ExecutionPlan, Geometry, Pointer, Stage, Struct, Table
 from tilewright_kit.problem import Operand, Role
 from tilewright_kit.tensor import TensorDesc
+from tilewright_kit.tiles.cpu_workspace import slices
 
 __all__ = ["plan_gemm", "plan_pack_b"]
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from tilewright_gemm.attributes import DEFAULT_ALIGNMENT
 from tilewright_gemm.packing import Packing
 from tilewright_gemm.words import Binary, ScaleA, ScaleB, Unary, accumulator
+from tilewright_kit.describe import describe_steps, describe_unusual
 from tilewright_kit.dtypes import DType
 from tilewright_kit.problem import Operand, Problem
 
@@ -161,23 +162,12 @@ class GemmProblem(Problem):
             "products": sizes,
             "num_products": len(self.products),
             "grouped": self.grouped,
-            "alpha": self.alpha,
-            "binary": self.binary.value,
-            "unary": self.unary.value,
-            "bias": self.dtype_bias.value if self.dtype_bias else None,
-            "d": [dtype.value for dtype in self.dtype_d],
+            **describe_steps(self),
             "scale_a": self.scale_a.value,
             "scale_b": self.scale_b.value,
-            "split_k": self.split_k,
             "flops": self.flops,
+            **describe_unusual(self),
         }
-        # What is not usual only: measurements are found by what describes a problem.
-        if self.alignment != DEFAULT_ALIGNMENT:
-            record["alignment"] = self.alignment
-        if self.fast_accumulation:
-            record["fast_accumulation"] = True
-        if self.unary is Unary.CLAMP:
-            record |= {"clamp_lo": self.clamp_lo, "clamp_hi": self.clamp_hi}
         if self.packing:
             record["packing"] = str(self.packing)
         return record

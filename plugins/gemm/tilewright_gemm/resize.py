@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from tilewright_gemm.parse import parse_gemm
 from tilewright_gemm.problem import GemmProblem
-from tilewright_gemm.words import ScaleA, ScaleB, Unary
-from tilewright_kit.problem import Attribute, OperationRequest
+from tilewright_gemm.words import ScaleA, ScaleB
+from tilewright_kit.describe import step_attributes
+from tilewright_kit.problem import OperationRequest
 from tilewright_kit.tensor import TensorDesc
 
 __all__ = ["resized_gemm"]
@@ -31,23 +32,10 @@ def resized_gemm(problem: GemmProblem, sizes: Mapping[str, int]) -> GemmProblem 
         inputs["scale_a"] = TensorDesc.of("fp32", (m, 1) if problem.scale_a is ScaleA.ROW else ())
     if problem.scale_b is not ScaleB.NONE:
         inputs["scale_b"] = TensorDesc.of("fp32", (n,) if problem.scale_b is ScaleB.COLUMN else ())
-    return parse_gemm(OperationRequest("gemm", inputs, {}, _attributes(problem, sizes)))
+    attributes = {"out_dtype": problem.dtype_c.value, **step_attributes(problem, sizes)}
+    return parse_gemm(OperationRequest("gemm", inputs, {}, attributes))
 
 
 def _matrix(dtype: str, lead: tuple[int, ...], rows: int, columns: int, letter: str) -> TensorDesc:
     strides = (columns, 1) if letter == "r" else (1, rows)
     return TensorDesc.of(dtype, (*lead, rows, columns), (*(rows * columns for _ in lead), *strides))
-
-
-def _attributes(problem: GemmProblem, sizes: Mapping[str, int]) -> dict[str, Attribute]:
-    found: dict[str, Attribute] = {
-        "out_dtype": problem.dtype_c.value,
-        "unary": problem.unary.value,
-        "alpha": problem.alpha,
-        "split_k": sizes.get("split_k", problem.split_k),
-    }
-    if problem.unary is Unary.CLAMP:
-        found |= {"clamp_lo": problem.clamp_lo, "clamp_hi": problem.clamp_hi}
-    if problem.dtype_d:
-        found["binary"] = problem.binary.value
-    return found

@@ -14,30 +14,18 @@ from tilewright_gemm.words import (
     ScaleB,
     Unary,
     accumulator,
-    is_pair,
     output_dtypes,
 )
-from tilewright_kit.dtypes import DType
 from tilewright_kit.rules import Violation
 from tilewright_kit.tiles.epilogue_rules import elementwise_operands, epilogue_operand_dtypes
+from tilewright_kit.tiles.signature_rules import exact_integers, multiplied_dtypes
 
 __all__ = ["SIGNATURE_RULES"]
 
 
 def dtype_pair(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
     """A and B are of types that can be multiplied, and the arch has an instruction for the pair."""
-    b = _dtype(config.b)
-    if b is None or not is_pair(config.dtype_a, b):
-        fix = {"dtype_b": ""} if is_pair(config.dtype_a, config.dtype_a) else {"dtype_a": DType.INT8, "dtype_b": ""}
-        yield Violation(
-            "dtype_pair",
-            "dtype_b",
-            config.b,
-            f"{config.a} cannot be multiplied with {config.b}: types are equal, or fp8 and bf8",
-            fix,
-        )
-    elif arch.acc_dtype(config.a, config.b) is None:
-        yield Violation("dtype_pair", "dtype_a", config.a, f"{arch.id} has no instruction for {config.a} x {config.b}")
+    yield from multiplied_dtypes(config, arch, config.dtype_a, config.b, ("dtype_a", "dtype_b"))
 
 
 def accumulator_dtype(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
@@ -66,22 +54,14 @@ def layout(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
 
 def integer_output(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
     """An int32 result is exact: it is the accumulator itself, for the epilogue computes in fp32, which would round."""
-    if config.c != DType.INT32:
-        return
-    rounding = [
-        name
-        for name, rounds in (
-            ("unary", config.unary is not Unary.PASS),
-            ("scale_a", config.scale_a is not ScaleA.NONE),
-            ("scale_b", config.scale_b is not ScaleB.NONE),
-            ("bias", config.bias != ""),
-            ("binary", config.binary is not Binary.PASS),
-        )
-        if rounds
-    ]
-    if rounding:
-        reason = f"an int32 result is exact and cannot take {', '.join(rounding)}"
-        yield Violation("integer_output", rounding[0], str(getattr(config, rounding[0])), reason, {"dtype_c": "fp32"})
+    steps = (
+        ("unary", config.unary is not Unary.PASS),
+        ("scale_a", config.scale_a is not ScaleA.NONE),
+        ("scale_b", config.scale_b is not ScaleB.NONE),
+        ("bias", config.bias != ""),
+        ("binary", config.binary is not Binary.PASS),
+    )
+    yield from exact_integers(config, "dtype_c", steps)
 
 
 def structured_sparsity(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
@@ -90,10 +70,6 @@ def structured_sparsity(config: GemmConfig, arch: ArchSpec) -> Iterator[Violatio
         reason = f"no template for {arch.id} multiplies 2:4 sparse operands"
         fix = {"structured_sparsity": False}
         yield Violation("structured_sparsity", "structured_sparsity", True, reason, fix)
-
-
-def _dtype(name: str) -> DType | None:
-    return DType(name) if name in DType._value2member_map_ else None
 
 
 SIGNATURE_RULES = (

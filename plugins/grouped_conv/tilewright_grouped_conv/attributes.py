@@ -10,22 +10,16 @@ from tilewright_grouped_conv.geometry import Triple, extent
 from tilewright_grouped_conv.views import Order
 from tilewright_grouped_conv.words import Direction
 from tilewright_kit.attributes import (
-    DEFAULT_ALIGNMENT,
-    MAX_SPLIT_K,
+    PRODUCT_ATTRIBUTES,
+    ProductAttributes,
     known_names,
     refuse,
     suggest,
-    take_alignment,
-    take_choice,
-    take_clamp,
-    take_dtype,
-    take_finite,
     take_flag,
-    take_int,
+    take_product,
     wrong_type,
 )
-from tilewright_kit.dtypes import DType
-from tilewright_kit.words import UNARY_ALIASES, Binary, Unary
+from tilewright_kit.words import Binary, Unary
 
 __all__ = ["PADDING_WORDS", "Attributes", "pads_of", "read_attributes", "take_sizes", "triple"]
 
@@ -34,8 +28,7 @@ LAYOUT_WORDS = ("", Order.LAST.value, Order.FIRST.value)
 MOST = 2**31 - 1
 """Strides, dilations and pads are 32-bit numbers in every framework."""
 _COMMON = (
-    "stride", "dilation", "padding", "groups", "alpha", "accumulate", "binary", "unary", "clamp_lo", "clamp_hi",
-    "out_dtype", "split_k", "deterministic", "alignment", "layout", "fast_accumulation",
+    "stride", "dilation", "padding", "groups", "accumulate", "deterministic", "layout", *PRODUCT_ATTRIBUTES,
 )  # fmt: skip
 _KNOWN = {
     Direction.FORWARD: _COMMON,
@@ -45,56 +38,35 @@ _KNOWN = {
 
 
 @dataclass(frozen=True, slots=True)
-class Attributes:
+class Attributes(ProductAttributes):
     """Checked, but for the padding, which may depend on sizes."""
 
-    stride: Triple
-    dilation: Triple
-    padding: str | tuple[Triple, Triple]
+    stride: Triple = (1, 1, 1)
+    dilation: Triple = (1, 1, 1)
+    padding: str | tuple[Triple, Triple] = "valid"
     """One of ``PADDING_WORDS``, or begins and ends."""
-    groups: int
-    size: Triple | None
+    groups: int = 1
+    size: Triple | None = None
     """``input_size`` or ``filter_size``."""
-    alpha: float
-    accumulate: bool
-    binary: Binary | None
-    """None if the caller named none."""
-    unary: Unary
-    clamp_lo: float
-    clamp_hi: float
-    out_dtype: DType | None
-    split_k: int
-    deterministic: bool
-    alignment: int
-    layout: Order | None
+    accumulate: bool = False
+    deterministic: bool = True
+    layout: Order | None = None
     """Of an output that the caller did not describe."""
-    fast_accumulation: bool
 
 
 def read_attributes(given: Mapping[str, Any], ndim: int, direction: Direction) -> Attributes:
     """Check all attributes of a request. Raises ``InvalidArgumentError``."""
     known_names(given, _KNOWN[direction])
-    unary = take_choice(given, "unary", Unary, UNARY_ALIASES) or Unary.PASS
-    lo, hi = take_clamp(given, unary)
     found = Attributes(
         stride=_positive(given, "stride", ndim),
         dilation=_positive(given, "dilation", ndim),
         padding=_padding(given, ndim),
         groups=_groups(given),
         size=take_sizes(given, "input_size", ndim) or take_sizes(given, "filter_size", ndim),
-        alpha=take_finite(given, "alpha", 1.0),
         accumulate=take_flag(given, "accumulate"),
-        binary=take_choice(given, "binary", Binary, {}),
-        unary=unary,
-        clamp_lo=lo,
-        clamp_hi=hi,
-        out_dtype=take_dtype(given, "out_dtype"),
-        split_k=take_int(given, "split_k", 0, 0, MAX_SPLIT_K),
         deterministic=take_flag({"deterministic": True, **given}, "deterministic"),
-        # No kernel asks for more, so promises beyond that do not make other problems.
-        alignment=min(take_alignment(given), DEFAULT_ALIGNMENT),
         layout=_layout(given),
-        fast_accumulation=take_flag(given, "fast_accumulation"),
+        **take_product(given),
     )
     _check_direction(found, direction)
     return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tilewright_arch import Caches
 from tilewright_grouped_conv.config import CONFIGS, DIRECT_PIPELINE, ConvConfig, Triple
 from tilewright_grouped_conv.cost import predict_conv
 from tilewright_grouped_conv.fit import conv_mismatches, needed_transforms, with_signature
@@ -14,22 +13,20 @@ from tilewright_grouped_conv.rules import RULES
 from tilewright_grouped_conv.views import Order
 from tilewright_grouped_conv.words import Direction, Specialization, layout_of
 from tilewright_grouped_conv.workspace import weight_split
+from tilewright_kit.candidates import Verdicts, shortlist, teams_for
 from tilewright_kit.device import DeviceInfo
-from tilewright_kit.tiles.choices import cpu_teams, cpu_tiles, cpu_warp_tiles, table_key
+from tilewright_kit.tiles.choices import cpu_tiles, cpu_warp_tiles, table_key
 from tilewright_kit.words import Epilogue
 
 __all__ = ["conv_candidates", "conv_mismatches", "needed_transforms", "with_signature"]
 
 MOST_CPU, MOST_GPU = 12, 32
-_ALONE_FLOPS, _ALONE_BYTES = 2 * 96**3, 1 << 18
-"""Below both, a team saves a microsecond or two at best, and waking it takes the processor from the server."""
 _FEW_CHANNELS, _FEW_SUMMED, _FIRST_CHANNELS = 32, 16, 4
 """Channels of a group (where pixels are summed: the second), and of an image that has no groups, up to which kernels
 without a product are considered.
 """
 _ONE: Triple = (1, 1, 1)
-_verdicts: dict[tuple[ConvConfig, str, int, Caches], bool] = {}
-_REMEMBERED = 8192
+_verdicts = Verdicts(RULES)
 
 
 def conv_candidates(problem: ConvProblem, device: DeviceInfo) -> tuple[ConvConfig, ...]:
@@ -37,35 +34,18 @@ def conv_candidates(problem: ConvProblem, device: DeviceInfo) -> tuple[ConvConfi
     cpu = device.arch.kind == "cpu"
     algorithms = _cpu_algorithms(problem, device) if cpu else gpu_algorithms(problem, device)
     found = list(dict.fromkeys(with_signature(problem, algorithm, device) for algorithm in algorithms))
-    kept = [config for config in found if _allowed(config, device) and not conv_mismatches(problem, config, device)]
+    kept = [
+        config for config in found if _verdicts.allows(config, device) and not conv_mismatches(problem, config, device)
+    ]
     most = MOST_CPU if cpu else MOST_GPU
-    if len(kept) > most:
-        # The most general stays, whatever the model thinks of it.
-        best = sorted(kept[:-1], key=lambda config: predict_conv(problem, config, device).seconds)[: most - 1]
-        chosen = {id(config) for config in (*best, kept[-1])}
-        kept = [config for config in kept if id(config) in chosen]
-    return tuple(kept)
-
-
-def _allowed(config: ConvConfig, device: DeviceInfo) -> bool:
-    """What the rules say of a kernel, remembered: problems of other sizes have the same candidates."""
-    arch = device.arch
-    # Of an arch's limits only these differ from device to device.
-    key = (config, arch.id, arch.lds_bytes, arch.caches)
-    verdict = _verdicts.get(key)
-    if verdict is None:
-        if len(_verdicts) >= _REMEMBERED:
-            _verdicts.clear()
-        verdict = _verdicts[key] = RULES.allows(config, arch)
-    return verdict
+    return tuple(shortlist(kept, most, lambda config: predict_conv(problem, config, device).seconds))
 
 
 # ---- CPU ----
 
 
 def _cpu_algorithms(problem: ConvProblem, device: DeviceInfo) -> Iterator[ConvConfig]:
-    alone = problem.flops < _ALONE_FLOPS and problem.bytes_moved < _ALONE_BYTES
-    teams = (1,) if alone else cpu_teams(device.arch, device.units)
+    teams = teams_for(problem, device)
     for first in (True, False) if problem.order is not Order.LAST else (False,):
         for team in teams:
             yield from _cpu_loops(problem, first, team)

@@ -11,8 +11,14 @@ from tilewright_grouped_conv.conv_rules import offered_pipelines
 from tilewright_grouped_conv.gpu_shapes import shape_warp_tiles
 from tilewright_grouped_conv.words import CHANNELS_LAST
 from tilewright_kit.dtypes import DType
-from tilewright_kit.tiles.choices import cpu_tiles, cpu_warp_tiles, table_key, warp_tile_for
-from tilewright_kit.words import Epilogue
+from tilewright_kit.tiles.choices import (
+    cpu_tiles,
+    cpu_warp_tiles,
+    offered_dtypes,
+    offered_traits,
+    table_key,
+    warp_tile_for,
+)
 
 __all__ = ["first_offered", "offered"]
 
@@ -21,7 +27,7 @@ def offered(field: str, arch: ArchSpec, partial: Mapping[str, Any]) -> Iterable[
     """Values for a field, given those that are known. None: flags and enumerations take all their values."""
     pipeline = str(partial.get("pipeline", ""))
     if field == "dtype_in":
-        return [dtype for dtype in DType if dtype != DType.INT32 and arch.acc_dtype(dtype.value, dtype.value)]
+        return offered_dtypes(arch)
     if field == "layout":
         return CHANNELS_LAST
     if field == "ndim":
@@ -29,10 +35,7 @@ def offered(field: str, arch: ArchSpec, partial: Mapping[str, Any]) -> Iterable[
     if field == "pipeline":
         return offered_pipelines(arch)
     if field in ("epilogue", "scheduler"):
-        if pipeline not in arch.pipelines:
-            return ()
-        offer = arch.pipeline(pipeline)
-        return offer.schedulers if field == "scheduler" else [Epilogue(name) for name in offer.epilogues]
+        return offered_traits(field, arch, pipeline)
     if field == "wave":
         return arch.waves
     if field in ("tile", "warp_tile") and arch.kind == "cpu":

@@ -11,6 +11,8 @@ from tilewright_grouped_conv.words import Direction, Kind, Scale, Specialization
 from tilewright_kit.config import KernelConfig
 from tilewright_kit.dtypes import DType
 from tilewright_kit.naming import part, suffix
+from tilewright_kit.tiles.forms import PlainForms, TiledForms
+from tilewright_kit.tiles.tiled import Triple
 from tilewright_kit.words import Binary, Epilogue, Reduction, Switch, Unary, accumulator, default_output
 
 __all__ = [
@@ -21,8 +23,6 @@ __all__ = [
     "ConvConfig",
     "Triple",
 ]
-
-Triple = tuple[int, int, int]
 
 DIRECT_PIPELINE = "direct"
 """The pipeline of kernels without a matrix instruction: a word of this operation, not of archs."""
@@ -42,7 +42,7 @@ def _epilogue_text(value: Epilogue) -> str:
 
 
 @dataclass(frozen=True)
-class ConvConfig(KernelConfig):
+class ConvConfig(TiledForms, PlainForms, KernelConfig):
     """One kernel of forward convolution; the other directions have the same fields. Equal kernels have equal
     configurations: what follows from other fields is stored as its default.
 
@@ -128,15 +128,11 @@ class ConvConfig(KernelConfig):
 
     def __post_init__(self) -> None:
         if self.dtype_wei == self.dtype_in.value:
-            self._set(dtype_wei="")
+            self._store(dtype_wei="")
         if self.dtype_out == default_output(self.dtype_in).value:
-            self._set(dtype_out="")
-        if self.dtype_d and len(self.dtype_d) == self.num_d_tensors and set(self.dtype_d) == {self.c}:
-            self._set(dtype_d=())
-
-    def _set(self, **values: object) -> None:
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+            self._store(dtype_out="")
+        if self.d_as_c:
+            self._store(dtype_d=())
 
     def statistics(self) -> dict[str, str]:
         return {**super().statistics(), "by_variant": self.direction.value, "by_ndim": _dimensions(self.ndim)}
@@ -193,21 +189,6 @@ class ConvConfig(KernelConfig):
         return accumulator(self.dtype_in).value
 
     @property
-    def d(self) -> tuple[str, ...]:
-        """Element type of every D, by name."""
-        return self.dtype_d or (self.c,) * max(self.num_d_tensors, 0)
-
-    @property
-    def table_key(self) -> str:
-        """The key of arch tables: ``{a}_{b}_{acc}``."""
-        return f"{self.a}_{self.b}_{self.acc}"
-
-    @property
-    def waves(self) -> int:
-        """Waves of a workgroup (CPU: threads of the team)."""
-        return self.wave[0] * self.wave[1] * self.wave[2]
-
-    @property
     def letters(self) -> str:
         """How A, B and C of the product lie, as in GEMM: ``r`` row-major, ``c`` column-major.
 
@@ -240,30 +221,6 @@ class ConvConfig(KernelConfig):
         products have no registers left for it otherwise.
         """
         return 24 if self.kind is Kind.IMPLICIT and self.dtype_in is DType.FP32 else 0
-
-    @property
-    def block_size(self) -> int:
-        return 0
-
-    @property
-    def reduction(self) -> Reduction:
-        return Reduction.NONE
-
-    @property
-    def preshuffle(self) -> bool:
-        return False
-
-    @property
-    def transpose_c(self) -> bool:
-        return False
-
-    @property
-    def cluster(self) -> Triple:
-        return _ONE
-
-    @property
-    def promote(self) -> int:
-        return 0
 
     @property
     def variant(self) -> str:

@@ -9,7 +9,7 @@ from tilewright_grouped_conv.phases import Phase
 from tilewright_grouped_conv.problem import ConvProblem
 from tilewright_grouped_conv.transform_plan import transform_seconds
 from tilewright_grouped_conv.words import Direction, Kind
-from tilewright_grouped_conv.workspace import padded_k, slices
+from tilewright_grouped_conv.workspace import padded_k
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.dtypes import DType
 from tilewright_kit.operation import Prediction
@@ -25,6 +25,7 @@ from tilewright_kit.tiles.cpu_cost import (
     read,
     tile_rate,
 )
+from tilewright_kit.tiles.cpu_workspace import slices
 from tilewright_kit.tiles.footprint import lanes
 
 __all__ = ["predict_conv"]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from tilewright_grouped_conv.config import ConvConfig
 from tilewright_grouped_conv.phases import Phase
+from tilewright_kit.cost import padded
 from tilewright_kit.dtypes import DType
 
 __all__ = ["direct_workspace"]
@@ -31,10 +32,6 @@ def direct_workspace(config: ConvConfig, phases: Sequence[Phase], lanes: int) ->
         kept = depth_axis.taps * span if phase.taps else 0
         pixels = max(min(width.rows, _DIRECT_PIXELS), 1) + _OVERHANG
         reach = (pixels - 1) * width.row_step + max(width.taps - 1, 0) * abs(width.tap_step) + 1
-        weights += _up(4 * phase.taps * words * phase.batch * _up(phase.n, vectors * lanes), 64)
-        member = max(member, _up(8 * kept, 64) + kept * _up(reach * pixel, 64))
+        weights += padded(4 * phase.taps * words * phase.batch * padded(phase.n, vectors * lanes), 64)
+        member = max(member, padded(8 * kept, 64) + kept * padded(reach * pixel, 64))
     return weights + config.waves * member
-
-
-def _up(value: int, unit: int) -> int:
-    return -(-value // unit) * unit

@@ -11,12 +11,10 @@ from tilewright_grouped_conv.transforms import Transform, transform_of
 from tilewright_grouped_conv.views import ImageView, Order, collapses
 from tilewright_grouped_conv.words import Direction, Kind, layout_of
 from tilewright_kit.device import DeviceInfo
+from tilewright_kit.fit import canonical, other_signature, slices_asked, team_too_large, unpadded_sizes
 from tilewright_kit.rules import Violation
-from tilewright_kit.words import Binary
 
 __all__ = ["conv_mismatches", "needed_transforms", "needs_mapped_rows", "with_signature"]
-
-_CANONICAL = {Binary.MULTI_D_ADD: Binary.ADD, Binary.MULTI_D_MULTIPLY: Binary.MULTIPLY}
 
 
 # ---- how tensors must lie ----
@@ -127,16 +125,13 @@ def _mismatches(problem: ConvProblem, config: ConvConfig, device: DeviceInfo) ->
     if mapped and not config.mapped_rows:
         reason = "pixels of the result lie at several distances"
         yield Violation("rows", "mapped_rows", False, reason, {"mapped_rows": True})
-    if problem.split_k > 1 and config.split_k != problem.split_k:
-        reason = f"the caller asked for {problem.split_k} slices of the reduction"
-        yield Violation("variant", "split_k", config.split_k, reason, {"split_k": problem.split_k})
+    yield from slices_asked(problem.split_k, config.split_k, "the reduction")
     yield from _shape(problem, config)
-    yield from _unpadded(problem, config)
+    if config.is_matrix:
+        yield from unpadded_sizes(config, problem.phases(config.channels_first))
+    yield from team_too_large(config, device)
     if device.arch.kind != "cpu":
         yield from gpu_mismatches(problem, config)
-    elif config.waves > max(device.units, 1):
-        reason = f"the kernel runs on a team of {config.waves}, the device has {device.units} units"
-        yield Violation("team", "wave", config.wave, reason)
 
 
 def _signature(problem: ConvProblem, config: ConvConfig) -> Iterator[Violation]:
@@ -145,17 +140,14 @@ def _signature(problem: ConvProblem, config: ConvConfig) -> Iterator[Violation]:
         "dtype_wei": (config.other_dtype, problem.dtype_wei.value),
         "dtype_out": (config.c, problem.dtype_out.value),
         "ndim": (config.ndim, problem.ndim),
-        "binary": (_CANONICAL.get(config.binary, config.binary), _CANONICAL.get(problem.binary, problem.binary)),
+        "binary": (canonical(config.binary), canonical(problem.binary)),
         "dtype_d": (config.d, tuple(dtype.value for dtype in problem.dtype_d)),
         "unary": (config.unary, problem.unary),
         "bias": (config.bias, problem.dtype_bias.value if problem.dtype_bias else ""),
         "scale": (config.scale, problem.scale),
         "accumulate": (config.accumulate, problem.accumulate),
     }
-    for field, (have, want) in wanted.items():
-        if have != want:
-            fix = {} if field in ("dtype_d", "ndim") else {field: want}
-            yield Violation("signature", field, str(have), f"the problem has {field} {want}, the kernel {have}", fix)
+    yield from other_signature(wanted, unmendable=("dtype_d", "ndim"))
 
 
 def _shape(problem: ConvProblem, config: ConvConfig) -> Iterator[Violation]:
@@ -183,14 +175,3 @@ def _shape(problem: ConvProblem, config: ConvConfig) -> Iterator[Violation]:
         ):
             reason = "pixels do not lie at one distance"
             yield Violation("matrix", "explicit_gemm", True, reason, {"explicit_gemm": False})
-
-
-def _unpadded(problem: ConvProblem, config: ConvConfig) -> Iterator[Violation]:
-    if not config.is_matrix:
-        return
-    phases = problem.phases(config.channels_first)
-    for axis, (name, padded) in enumerate((("m", config.pad_m), ("n", config.pad_n), ("k", config.pad_k))):
-        tile = config.tile[axis]
-        if not padded and any(getattr(phase, name) % tile for phase in phases):
-            reason = f"{name.upper()} is not a multiple of tile_{name} {tile}, and the kernel does not pad"
-            yield Violation("padding", f"pad_{name}", False, reason, {f"pad_{name}": True})

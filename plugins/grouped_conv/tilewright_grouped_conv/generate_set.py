@@ -13,19 +13,18 @@ from tilewright_grouped_conv.defaults import default_config, direction_of
 from tilewright_grouped_conv.rules import RULES
 from tilewright_grouped_conv.sets import KERNEL_SETS, RULE_SETS
 from tilewright_grouped_conv.words import Direction, same_order
-from tilewright_kit.errors import InvalidArgumentError, NotFoundError
+from tilewright_kit.errors import InvalidArgumentError
+from tilewright_kit.options import TRIPLES, as_list, named, triple_axes
 from tilewright_kit.source import SourceUnit
 from tilewright_kit.words import Switch
 
 __all__ = ["GENERATE_OPTIONS", "generate_set", "select_set"]
 
-_TRIPLES = {"tile": "tile", "warp": "wave", "warp_tile": "warp_tile"}
-"""Groups of options, and our fields: ``warp_m`` counts waves."""
 _VECTORS = ("vector_a", "vector_b", "vector_c")
 _FLAGS = ("pad_m", "pad_n", "pad_k", "split_image", "two_stage", "explicit_gemm", "streamk_persistent")
 _WORDS = ("pipeline", "scheduler", "epilogue", "layout", "specialization")
 _COUNTS = ("num_wave_groups", "num_groups_to_merge", "split_k")
-_SHAPES = tuple(f"{group}_{letter}" for group in _TRIPLES for letter in "mnk")
+_SHAPES = tuple(f"{group}_{letter}" for group in TRIPLES for letter in "mnk")
 
 GENERATE_OPTIONS = (
     "rule_set", "variant", "ndim", "datatype", *_SHAPES, *_WORDS, *_VECTORS, *_FLAGS, *_COUNTS, "double_smem_buffer",
@@ -68,15 +67,8 @@ def select_set(
         return _described(arch, direction, axes, dims or [2], types or ["fp16"])
     name = (rule_set or "default").replace("-", "_")
     sets = KERNEL_SETS[direction]
-    if name not in sets:
-        raise NotFoundError(
-            f"there is no rule set {rule_set!r}",
-            field="rule_set",
-            value=rule_set,
-            rule="known_name",
-            fix=f"use one of: {', '.join(RULE_SETS)}",
-        )
-    declared = sets[name].expand(arch, RULES) or sets["default"].expand(arch, RULES)
+    chosen = named(sets, name, "rule set", "rule_set", RULE_SETS)
+    declared = chosen.expand(arch, RULES) or sets["default"].expand(arch, RULES)
     found: dict[ConvConfig, None] = {}
     for config, dtype, count in itertools.product(declared, types or [""], dims or [0]):
         changes: dict[str, Any] = {}
@@ -127,18 +119,15 @@ def _described(
 
 def _axes(direction: Direction, given: dict[str, Any]) -> Iterable[tuple[str, list[Any]]]:
     """Fields and the values that options give them; in triples None stands for what is not given."""
-    for group, field in _TRIPLES.items():
-        keys = [f"{group}_{letter}" for letter in "mnk"]
-        if any(key in given for key in keys):
-            yield field, [list(sizes) for sizes in itertools.product(*(_list(given.pop(key, None)) for key in keys))]
+    yield from triple_axes(given, lambda _: (None, None, None))
     if any(key in given for key in _VECTORS):
-        lists = [_list(given.pop(key, None)) for key in _VECTORS]
+        lists = [as_list(given.pop(key, None)) for key in _VECTORS]
         yield "vector_sizes", [list(sizes) for sizes in itertools.product(*lists)]
     for field in (*_WORDS, *_FLAGS, *_COUNTS):
         if field in given:
-            yield field, [_checked(field, value) for value in _list(given.pop(field))]
+            yield field, [_checked(field, value) for value in as_list(given.pop(field))]
     if "double_smem_buffer" in given:
-        values = [_checked("double_smem_buffer", value) for value in _list(given.pop("double_smem_buffer"))]
+        values = [_checked("double_smem_buffer", value) for value in as_list(given.pop("double_smem_buffer"))]
         yield "double_smem_buffer", [(Switch.ON if value else Switch.OFF).value for value in values]
     enabled = _checked("streamk_enabled", given.pop("streamk_enabled", False))
     strategy = str(given.pop("streamk_reduction_strategy", "linear")).lower()
@@ -165,7 +154,3 @@ def _checked(option: str, value: Any) -> Any:
             fix="give true or false",
         )
     return value
-
-
-def _list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -17,9 +17,9 @@ from tilewright_grouped_conv.problem import ConvProblem
 from tilewright_grouped_conv.rows import operand_rows, problem_row
 from tilewright_grouped_conv.views import ImageView
 from tilewright_grouped_conv.words import Direction
-from tilewright_grouped_conv.workspace import slices
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.plan import COUNTERS, I64, WORKSPACE, Arg, Geometry, Pointer, Stage, Struct, Table, WorkspaceLayout
+from tilewright_kit.tiles.cpu_workspace import slices
 from tilewright_kit.tiles.footprint import shared_bytes, threads_of
 
 __all__ = ["CONVERT_THREADS", "gpu_stages", "image_ranges", "steps_of", "tiles_of"]

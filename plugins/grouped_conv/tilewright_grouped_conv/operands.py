@@ -11,8 +11,8 @@ from tilewright_grouped_conv.words import Direction
 from tilewright_kit.attributes import check_tensor, refuse
 from tilewright_kit.dtypes import DType
 from tilewright_kit.problem import OperationRequest
-from tilewright_kit.tensor import MAX_ELEMENTS, TensorDesc, contiguous_strides, overlaps
-from tilewright_kit.words import MAX_D
+from tilewright_kit.requests import check_output, in_order
+from tilewright_kit.tensor import TensorDesc, contiguous_strides
 
 __all__ = ["NAMES", "Names", "Tensors", "describe_output", "order_like", "read_tensors", "strides_in"]
 
@@ -97,7 +97,7 @@ def read_tensors(request: OperationRequest, direction: Direction) -> Tensors:
                 "ranks_agree",
                 f"give both {ndim} spatial axes (of size 1 where there is nothing along an axis)",
             )
-    return Tensors(names, plain, output, ndim, _in_order(numbered))
+    return Tensors(names, plain, output, ndim, in_order(numbered))
 
 
 def _unknown(name: object, names: Names) -> Exception:
@@ -115,20 +115,6 @@ def _rank(name: str, desc: TensorDesc) -> int:
             "give images or samples, channels, and one to three spatial axes",
         )
     return len(desc.shape) - 2
-
-
-def _in_order(numbered: dict[int, TensorDesc]) -> list[TensorDesc]:
-    if len(numbered) > MAX_D:
-        raise refuse(f"at most {MAX_D} D operands fit a kernel", "d", len(numbered), "d_count", "add some up first")
-    if sorted(numbered) != list(range(len(numbered))):
-        raise refuse(
-            "the D operands are not numbered from 0 without gaps",
-            "d",
-            sorted(numbered),
-            "d_numbering",
-            "name them d[0], d[1], ...",
-        )
-    return [numbered[index] for index in range(len(numbered))]
 
 
 def order_like(desc: TensorDesc) -> Order:
@@ -157,28 +143,6 @@ def describe_output(
     """
     name, given = tensors.names.output, tensors.output
     if given is None:
-        elements = 1
-        for size in shape:
-            elements *= size
-        if elements > MAX_ELEMENTS:
-            raise refuse(
-                f"{name} has more than 2**48 elements", f"{name}.shape", shape, "size_overflow", "split the problem"
-            )
         return TensorDesc.of(dtype, shape, like.strides if like is not None else strides_in(order, shape))
-    if given.shape != shape:
-        raise refuse(
-            f"{name} has shape {list(given.shape)}, but the result has {list(shape)}",
-            f"{name}.shape",
-            given.shape,
-            "output_shape",
-            f"give an output of shape {list(shape)}",
-        )
-    if given.span and overlaps(given):
-        raise refuse(
-            f"elements of {name} overlap in memory",
-            f"{name}.strides",
-            given.strides,
-            "output_overlap",
-            "use strides that give every element its own place",
-        )
+    check_output(name, given, shape)
     return given

@@ -16,8 +16,9 @@ from tilewright_kit.attributes import refuse
 from tilewright_kit.dtypes import DType
 from tilewright_kit.errors import UnsupportedError
 from tilewright_kit.problem import Operand, OperationRequest, Role
+from tilewright_kit.requests import check_dtype_agrees, check_pair
 from tilewright_kit.tensor import MAX_ELEMENTS, TensorDesc, overlaps
-from tilewright_kit.words import default_output, is_pair, output_dtypes
+from tilewright_kit.words import default_output, output_dtypes
 
 __all__ = ["parse_conv"]
 
@@ -319,28 +320,12 @@ def _output(tensors: Tensors, attributes: Attributes, geometry: ConvGeometry, di
     shape, acc = shapes[names.output](), tensors.inputs.get("acc")
     like = acc if acc is not None and acc.shape == shape and not overlaps(acc) else None
     output = describe_output(tensors, shape, dtype, order, like)
-    if attributes.out_dtype not in (None, output.dtype):
-        raise refuse(
-            f"{names.output} is {output.dtype}, but out_dtype says {attributes.out_dtype}",
-            "attributes.out_dtype",
-            str(attributes.out_dtype),
-            "output_dtype",
-            "leave out_dtype out, or let both agree",
-        )
+    check_dtype_agrees(names.output, output, attributes.out_dtype)
     return output
 
 
 def _check_pair(direction: Direction, first: str, a: DType, second: str, b: DType) -> None:
-    if not is_pair(a, b):
-        raise refuse(
-            f"there is no convolution of {a} with {b}",
-            f"{second}.dtype",
-            b.value,
-            "dtype_pair",
-            "use int8 or floating-point operands"
-            if a == DType.INT32
-            else f"convert {second} to {a} (fp8 and bf8 mix with each other; the rest must be equal)",
-        )
+    check_pair("convolution", a, second, b, second)
     if direction is not Direction.FORWARD and a not in _FLOATS:
         raise UnsupportedError(
             f"gradients are computed in fp32, fp16 and bf16, not in {a}",

@@ -17,11 +17,12 @@ from tilewright_grouped_conv.rows import problem_row
 from tilewright_grouped_conv.transform_plan import transform_stage
 from tilewright_grouped_conv.transforms import Transform, copied, lowered_problem
 from tilewright_grouped_conv.words import Direction
-from tilewright_grouped_conv.workspace import padded_k, slices, workspace_bytes
+from tilewright_grouped_conv.workspace import padded_k, workspace_bytes
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.dtypes import DType
 from tilewright_kit.plan import I64, WORKSPACE, ExecutionPlan, Geometry, Pointer, Stage, Struct, Table, WorkspaceLayout
 from tilewright_kit.problem import Role
+from tilewright_kit.tiles.cpu_workspace import slices
 from tilewright_kit.tiles.footprint import lanes
 
 __all__ = ["plan_conv"]

@@ -9,7 +9,6 @@ x [N, C, *spatial], w [K, C/G, *filter], y [N, K, *out]. ``parse`` makes problem
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +19,7 @@ from tilewright_grouped_conv.phases import Phase, phases_of
 from tilewright_grouped_conv.views import FilterOrder, FilterView, ImageView, Order, VectorView, filter_orders, orders
 from tilewright_grouped_conv.words import Direction, Scale, layout_of
 from tilewright_kit.attributes import DEFAULT_ALIGNMENT
+from tilewright_kit.describe import describe_steps, describe_unusual
 from tilewright_kit.dtypes import DType
 from tilewright_kit.problem import Operand, Problem
 from tilewright_kit.words import Binary, Unary, accumulator
@@ -38,11 +38,6 @@ __all__ = [
 def layout_name(order: Order, ndim: int) -> str:
     """``nhwgc``, ``ngchw`` and their like for one and three dimensions; ``mixed``."""
     return "mixed" if order is Order.MIXED else layout_of(ndim, order is Order.FIRST)
-
-
-def _finite(number: float) -> float | str:
-    """JSON has no infinity."""
-    return number if math.isfinite(number) else str(number)
 
 
 @dataclass(frozen=True, eq=True)
@@ -218,25 +213,14 @@ class ConvProblem(Problem):
         names = ("depth", "height", "width")[3 - ndim :]
         record |= dict(zip(names, geometry.input[3 - ndim :], strict=True))
         record |= {
-            "alpha": self.alpha,
+            **describe_steps(self),
             "accumulate": self.accumulate,
-            "binary": self.binary.value,
-            "unary": self.unary.value,
-            "bias": self.dtype_bias.value if self.dtype_bias else None,
-            "d": [dtype.value for dtype in self.dtype_d],
             "scale": self.scale.value,
-            "split_k": self.split_k,
             "flops": self.flops,
+            **describe_unusual(self),
         }
-        # What is not usual only, for the same reason.
         if not self.deterministic:
             record["deterministic"] = False
-        if self.alignment != DEFAULT_ALIGNMENT:
-            record["alignment"] = self.alignment
-        if self.fast_accumulation:
-            record["fast_accumulation"] = True
-        if self.unary is Unary.CLAMP:
-            record |= {"clamp_lo": _finite(self.clamp_lo), "clamp_hi": _finite(self.clamp_hi)}
         return record
 
 

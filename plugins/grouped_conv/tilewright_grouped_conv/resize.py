@@ -10,10 +10,10 @@ from tilewright_grouped_conv.parse import parse_conv
 from tilewright_grouped_conv.problem import ConvProblem
 from tilewright_grouped_conv.views import Order
 from tilewright_grouped_conv.words import Direction, Scale
+from tilewright_kit.describe import step_attributes
 from tilewright_kit.errors import TilewrightError
 from tilewright_kit.problem import Attribute, OperationRequest
 from tilewright_kit.tensor import TensorDesc
-from tilewright_kit.words import Binary, Unary
 
 __all__ = ["resized_conv"]
 
@@ -77,22 +77,15 @@ def _tensor(dtype: str, shape: Sequence[int], order: Order) -> TensorDesc:
 
 def _attributes(problem: ConvProblem, sizes: Mapping[str, int], groups: int) -> dict[str, Attribute]:
     geometry, ndim = problem.geometry, problem.ndim
-    found: dict[str, Attribute] = {
+    return {
         "stride": _own(geometry.stride, ndim),
         "dilation": _own(geometry.dilation, ndim),
         "padding": (*_own(geometry.pad_begin, ndim), *_own(geometry.pad_end, ndim)),
         "groups": groups,
         "out_dtype": problem.dtype_out.value,
-        "unary": problem.unary.value,
-        "alpha": problem.alpha,
         "accumulate": problem.accumulate,
-        "split_k": sizes.get("split_k", problem.split_k),
         "deterministic": problem.deterministic,
         "alignment": problem.alignment,
         "fast_accumulation": problem.fast_accumulation,
+        **step_attributes(problem, sizes),
     }
-    if problem.unary is Unary.CLAMP:
-        found |= {"clamp_lo": problem.clamp_lo, "clamp_hi": problem.clamp_hi}
-    if problem.binary is not Binary.PASS:
-        found["binary"] = problem.binary.value
-    return found

@@ -11,7 +11,8 @@ from tilewright_grouped_conv.words import LAYOUTS, Direction, Kind, Scale, layou
 from tilewright_kit.dtypes import DType
 from tilewright_kit.rules import Violation
 from tilewright_kit.tiles.epilogue_rules import elementwise_operands, epilogue_operand_dtypes
-from tilewright_kit.words import Binary, Unary, is_pair, output_dtypes
+from tilewright_kit.tiles.signature_rules import exact_integers, multiplied_dtypes
+from tilewright_kit.words import Binary, Unary, output_dtypes
 
 __all__ = ["SIGNATURE_RULES"]
 
@@ -55,15 +56,7 @@ def layout_arch(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
 
 def dtype_pair(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
     """Image and weights are of types that can be multiplied, and the arch has an instruction for the pair."""
-    other = _dtype(config.other_dtype)
-    if other is None or not is_pair(config.dtype_in, other):
-        fixable = is_pair(config.dtype_in, config.dtype_in)
-        fix: dict[str, object] = {"dtype_wei": ""} if fixable else {"dtype_in": DType.INT8, "dtype_wei": ""}
-        reason = f"{config.dtype_in} cannot be multiplied with {config.other_dtype}: types are equal, or fp8 and bf8"
-        yield Violation("dtype_pair", "dtype_wei", config.other_dtype, reason, fix)
-    elif arch.acc_dtype(config.a, config.b) is None:
-        reason = f"{arch.id} has no instruction for {config.a} x {config.b}"
-        yield Violation("dtype_pair", "dtype_in", config.dtype_in.value, reason)
+    yield from multiplied_dtypes(config, arch, config.dtype_in, config.other_dtype, ("dtype_in", "dtype_wei"))
 
 
 def dtype_direction(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
@@ -120,22 +113,13 @@ def accumulate_direction(config: ConvConfig, arch: ArchSpec) -> Iterator[Violati
 
 def integer_output(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
     """An int32 result is exact: it is the accumulator itself, for the epilogue computes in fp32, which would round."""
-    if config.c != DType.INT32.value:
-        return
-    rounding = [
-        name
-        for name, rounds in (
-            ("unary", config.unary is not Unary.PASS),
-            ("scale", config.scale is not Scale.NONE),
-            ("bias", config.bias != ""),
-            ("binary", config.binary is not Binary.PASS),
-        )
-        if rounds
-    ]
-    if rounding:
-        reason = f"an int32 result is exact and cannot take {', '.join(rounding)}"
-        value = str(getattr(config, rounding[0]))
-        yield Violation("integer_output", rounding[0], value, reason, {"dtype_out": "fp32"})
+    steps = (
+        ("unary", config.unary is not Unary.PASS),
+        ("scale", config.scale is not Scale.NONE),
+        ("bias", config.bias != ""),
+        ("binary", config.binary is not Binary.PASS),
+    )
+    yield from exact_integers(config, "dtype_out", steps)
 
 
 def mapped_rows(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
@@ -153,10 +137,6 @@ def mapped_rows(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
     else:
         return
     yield Violation("mapped_rows", "mapped_rows", True, reason, {"mapped_rows": False})
-
-
-def _dtype(name: str) -> DType | None:
-    return DType(name) if name in DType._value2member_map_ else None
 
 
 SIGNATURE_RULES = (

@@ -5,16 +5,19 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tilewright_kit.dtypes import DType
 from tilewright_kit.errors import InvalidArgumentError
 from tilewright_kit.tensor import TensorDesc
-from tilewright_kit.words import Unary, Word
+from tilewright_kit.words import UNARY_ALIASES, Binary, Unary, Word
 
 __all__ = [
     "DEFAULT_ALIGNMENT",
     "MAX_SPLIT_K",
+    "PRODUCT_ATTRIBUTES",
+    "ProductAttributes",
     "check_tensor",
     "known_names",
     "refuse",
@@ -26,6 +29,7 @@ __all__ = [
     "take_finite",
     "take_flag",
     "take_int",
+    "take_product",
     "wrong_type",
 ]
 
@@ -36,10 +40,52 @@ DEFAULT_ALIGNMENT = 16
 """What every allocator gives; a view that begins elsewhere needs the attribute ``alignment``."""
 MAX_ALIGNMENT = 128
 
+PRODUCT_ATTRIBUTES = (
+    "alpha", "binary", "unary", "clamp_lo", "clamp_hi", "out_dtype", "split_k", "alignment", "fast_accumulation",
+)  # fmt: skip
+"""What every operation takes that computes products of matrices and elementwise steps behind them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProductAttributes:
+    """``PRODUCT_ATTRIBUTES``, checked. Operations add their own."""
+
+    alpha: float = 1.0
+    binary: Binary | None = None
+    """None if the caller named none."""
+    unary: Unary = Unary.PASS
+    clamp_lo: float = 0.0
+    clamp_hi: float = 0.0
+    out_dtype: DType | None = None
+    split_k: int = 0
+    alignment: int = DEFAULT_ALIGNMENT
+    """Bytes of which the caller promises that the address of every operand is a multiple; at most what kernels ask
+    for, so that promises beyond that do not make other problems.
+    """
+    fast_accumulation: bool = False
+    """8-bit floats may be summed as the matrix unit does it, with fewer bits than fp32."""
+
 
 def refuse(reason: str, field: str, value: object, rule: str, fix: str) -> InvalidArgumentError:
     """The error for a request that breaks ``rule``."""
     return InvalidArgumentError(reason, field=field, value=value, rule=rule, fix=fix)
+
+
+def take_product(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of ``ProductAttributes``."""
+    unary = take_choice(given, "unary", Unary, UNARY_ALIASES) or Unary.PASS
+    lo, hi = take_clamp(given, unary)
+    return {
+        "alpha": take_finite(given, "alpha", 1.0),
+        "binary": take_choice(given, "binary", Binary, {}),
+        "unary": unary,
+        "clamp_lo": lo,
+        "clamp_hi": hi,
+        "out_dtype": take_dtype(given, "out_dtype"),
+        "split_k": take_int(given, "split_k", 0, 0, MAX_SPLIT_K),
+        "alignment": min(take_alignment(given), DEFAULT_ALIGNMENT),
+        "fast_accumulation": take_flag(given, "fast_accumulation"),
+    }
 
 
 def take_alignment(given: Mapping[str, Any]) -> int:

@@ -52,6 +52,13 @@ class KernelConfig:
             if unknown and not made:
                 raise TypeError(f"{cls.__name__}.{group} names no field: {', '.join(sorted(unknown))}")
 
+    def _store(self, **values: object) -> None:
+        """For ``__post_init__``: what follows from other fields is stored as its default, so that equal kernels have
+        equal configurations.
+        """
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
     @property
     def name(self) -> str:
         """Readable and unique: a function of all fields."""

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from tilewright_arch import ArchSpec
 from tilewright_kit.dtypes import DType
 from tilewright_kit.tiles.tiled import GROUP_BYTES, Triple
-from tilewright_kit.words import accumulator
+from tilewright_kit.words import Epilogue, accumulator
 
-__all__ = ["cpu_teams", "cpu_tiles", "cpu_warp_tiles", "table_key", "warp_tile_for"]
+__all__ = [
+    "cpu_teams",
+    "cpu_tiles",
+    "cpu_warp_tiles",
+    "offered_dtypes",
+    "offered_traits",
+    "table_key",
+    "warp_tile_for",
+]
 
 _BLOCK_GROUPS = 512
 """Groups of 32 bits along k that a cache block holds: long enough to amortise C, short enough for a panel of B to stay
@@ -26,6 +35,19 @@ _SLAB_SHARE = 0.5
 def table_key(a: str, b: str = "") -> str:
     """The key of arch tables for A of dtype ``a`` and B of ``b`` (default: the same)."""
     return f"{a}_{b or a}_{accumulator(DType(a))}"
+
+
+def offered_dtypes(arch: ArchSpec) -> list[DType]:
+    """Element types of which the arch multiplies equal ones: what ``ANY`` stands for in declarations."""
+    return [dtype for dtype in DType if dtype != DType.INT32 and arch.acc_dtype(dtype.value, dtype.value)]
+
+
+def offered_traits(field: str, arch: ArchSpec, pipeline: str) -> list[Any]:
+    """Likewise what the arch has of ``scheduler`` and ``epilogue`` for a pipeline; nothing if it lacks the pipeline."""
+    if pipeline not in arch.pipelines:
+        return []
+    offer = arch.pipeline(pipeline)
+    return list(offer.schedulers) if field == "scheduler" else [Epilogue(name) for name in offer.epilogues]
 
 
 def cpu_warp_tiles(arch: ArchSpec, key: str, pipeline: str, count: int = 4) -> tuple[Triple, ...]:
