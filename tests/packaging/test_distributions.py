@@ -16,6 +16,7 @@ import pytest
 PACKAGES = {
     "tilewright": "client",
     "tilewright_arch": "arch",
+    "tilewright_fmha": "plugins/fmha",
     "tilewright_gemm": "plugins/gemm",
     "tilewright_grouped_conv": "plugins/grouped_conv",
     "tilewright_kit": "plugins/kit",

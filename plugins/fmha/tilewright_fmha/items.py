@@ -77,7 +77,8 @@ def pages_of(problem: FmhaProblem, inputs: Mapping[str, Array], b: int, rows: in
         own = table[max(first, 0) : max(last, 0)]
     place = np.arange(rows) // paging.page_size
     pages = np.where(place < len(own), own[np.minimum(place, max(len(own) - 1, 0))], -1) if len(own) else place * 0 - 1
-    return np.where((pages >= 0) & (pages < paging.pages), pages, -1)
+    inside: Array = np.where((pages >= 0) & (pages < paging.pages), pages, -1)
+    return inside
 
 
 def gather(problem: FmhaProblem, inputs: Mapping[str, Array], name: str, item: Item, head: int) -> Array:

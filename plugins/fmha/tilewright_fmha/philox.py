@@ -46,7 +46,8 @@ def random_bytes(seed: int, offset: int, batch_head: int, rows: int, columns: in
     words = philox4x32(counter, (seed & _WORD, (seed >> 32) & _WORD))
     # Byte 2 * octet + odd of call ``pair`` belongs to column 64 * block + 8 * octet + 2 * pair + odd.
     octets = words.astype("<u4").view(np.uint8).reshape(rows, blocks, 4, 8, 2)
-    return octets.transpose(0, 1, 3, 2, 4).reshape(rows, blocks * 64)[:, :columns]
+    drawn: npt.NDArray[np.uint8] = octets.transpose(0, 1, 3, 2, 4).reshape(rows, blocks * 64)[:, :columns]
+    return drawn
 
 
 def drop_below(probability: float) -> int:

@@ -13,7 +13,7 @@ from tilewright_fmha.masks import Mask
 from tilewright_fmha.philox import random_bytes
 from tilewright_fmha.problem import FmhaProblem
 
-__all__ = ["attention_truth", "reference_attention", "score", "scores", "softmax_of"]
+__all__ = ["attention_truth", "reference_attention", "score", "scores", "softmax_of", "weighted"]
 
 Array = npt.NDArray[Any]
 _EVERYTHING = Mask()
@@ -25,7 +25,7 @@ _EVERYTHING = Mask()
 def score(q: Array, k: Array, scale: float, softcap: float = 0.0, bias: Any = None, slope: float = 0.0,
           off: int = 0) -> Array:  # fmt: skip
     """[queries, keys]: ``softcap(scale * q k^T) + bias - slope * |i + off - j|``."""
-    s = scale * (np.asarray(q, np.float64) @ np.asarray(k, np.float64).T)
+    s: Array = scale * (np.asarray(q, np.float64) @ np.asarray(k, np.float64).T)
     if softcap > 0:
         s = softcap * np.tanh(s / softcap)
     if bias is not None:
@@ -47,6 +47,16 @@ def softmax_of(s: Array, visible: Array, sink: float | None = None) -> tuple[Arr
         total = p.sum(axis=1) + (0.0 if sink is None else np.exp(sink - most))
         lse = np.where(total == 0, -np.inf, most + np.log(total))
         return np.where(total[:, None] == 0, 0.0, p / total[:, None]), lse
+
+
+def weighted(p: Array, v: Array, visible: Array) -> Array:
+    """``p v``, to which only what a row sees contributes: values that nobody may see can be anything, NaN included."""
+    odd = ~np.isfinite(v).all(axis=1)
+    o: Array = p @ np.where(odd[:, None], 0.0, v)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for row in np.flatnonzero((visible & odd).any(axis=1)):
+            o[row] = p[row, visible[row]] @ v[visible[row]]
+    return o
 
 
 def attention_truth(
@@ -75,15 +85,14 @@ def attention_truth(
     queries, keys = len(q), len(k)
     with np.errstate(invalid="ignore", over="ignore"):
         q, k, v = (_rows(array, factor) for array, factor in zip((q, k, v), descale, strict=True))
-        s = score(
-            q, k, q.shape[1] ** -0.5 if scale is None else scale, softcap, bias, slope, mask.offset(queries, keys)
-        )
-        p, lse = softmax_of(s, mask.visible(queries, keys) & np.asarray(present), sink)
+        scale = q.shape[1] ** -0.5 if scale is None else scale
+        s = score(q, k, scale, softcap, bias, slope, mask.offset(queries, keys))
+        visible = mask.visible(queries, keys) & np.asarray(present)
+        p, lse = softmax_of(s, visible, sink)
         if drop_below:
             kept = random_bytes(seed, offset, batch_head, queries, keys) >= drop_below
             p = np.where(kept, p * (256 / (256 - drop_below)), 0.0)
-        # A value that nobody sees may be anything, NaN included.
-        o = np.where(p[:, :, None] != 0, p[:, :, None] * v[None], 0.0).sum(1) if not np.isfinite(v).all() else p @ v
+        o = weighted(p, v, visible)
     return o, lse
 
 
@@ -114,7 +123,9 @@ def _bias(inputs: Mapping[str, Array], item: Item, h: int) -> Array | None:
     bias = np.asarray(inputs["bias"])
     own = bias[0 if bias.shape[0] == 1 else item.b, 0 if bias.shape[1] == 1 else h].astype(np.float64)
     rows = item.queries if own.shape[0] > 1 else 1
-    return own[:rows, : item.keys if own.shape[1] > 1 else 1]
+    columns = item.keys if own.shape[1] > 1 else 1
+    seen: Array = own[:rows, :columns]
+    return seen
 
 
 def _slope(inputs: Mapping[str, Array], item: Item, h: int) -> float:
@@ -161,9 +172,7 @@ def _one(
         p = np.where(drawn >= problem.dropout, p * problem.keep_scale, 0.0)
         if "randval" in out:
             _put(problem, out["randval"], item, h, drawn.view(np.int8))
-    v = np.where(item.present[:, None], v, 0.0)
-    seen = visible.any(axis=0)
-    o = p[:, seen] @ v[seen]
+    o = weighted(p, v, visible)
     rows = slice(item.q_first, item.q_first + item.queries)
     if problem.varlen:
         out["o"][rows, h] = o
