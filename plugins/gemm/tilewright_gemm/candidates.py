@@ -22,7 +22,14 @@ from tilewright_kit.device import DeviceInfo
 from tilewright_kit.fit import canonical, other_signature, slices_asked, team_too_large, unpadded_sizes
 from tilewright_kit.rules import Violation
 
-__all__ = ["gemm_candidates", "gemm_mismatches", "pack_b_candidates", "pack_b_mismatches", "with_signature"]
+__all__ = [
+    "gemm_candidates",
+    "gemm_mismatches",
+    "pack_b_candidates",
+    "pack_b_mismatches",
+    "pack_b_refusal",
+    "with_signature",
+]
 
 MOST = 32
 """Candidates of a GPU."""
@@ -209,6 +216,14 @@ def pack_b_candidates(problem: PackBProblem, device: DeviceInfo) -> tuple[PackBC
         if RULES.allows(config, arch) and not pack_b_mismatches(problem, config, device):
             seen.setdefault(str(format_of(config.dtype_a, config.warp_tile)), config)
     return tuple(seen.values())
+
+
+def pack_b_refusal(problem: PackBProblem, device: DeviceInfo) -> Violation | None:
+    """Why there is nothing that packs for a device of this kind."""
+    if device.arch.preshuffle_pipelines:
+        return None
+    reason = f"kernels of {device.arch.id} read a plain B as fast: there is nothing to gain by packing it"
+    return Violation("packing", "b", str(problem.layout[1]), reason)
 
 
 def pack_b_mismatches(problem: PackBProblem, config: GemmConfig, device: DeviceInfo) -> tuple[Violation, ...]:

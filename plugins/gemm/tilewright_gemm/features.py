@@ -11,12 +11,12 @@ import math
 from collections.abc import Mapping
 
 from tilewright_gemm.config import GemmConfig
-from tilewright_gemm.problem import GemmProblem
+from tilewright_gemm.problem import GemmProblem, PackBProblem
 from tilewright_gemm.words import LAYOUTS
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.tiles.footprint import size_of, staging_bytes, staging_limit
 
-__all__ = ["CATEGORICAL", "EPILOGUES", "NAMES", "PIPELINES", "SCHEDULERS", "gemm_features"]
+__all__ = ["CATEGORICAL", "EPILOGUES", "NAMES", "PIPELINES", "SCHEDULERS", "gemm_features", "pack_b_features"]
 
 LAYOUT_CODES = {layout: code for code, layout in enumerate(LAYOUTS)}
 PIPELINES = {
@@ -28,6 +28,18 @@ SCHEDULERS = {"intrawave": 0, "interwave": 1, "auto": 2, "default": 3, "cooperat
 EPILOGUES = {"default": 0, "cshuffle": 1, "none": 2, "bias": 3, "activation": 4, "bias_activation": 5}
 CATEGORICAL = ("layout", "pipeline", "scheduler", "epilogue")
 _UNKNOWN = -1
+
+
+def pack_b_features(problem: PackBProblem, config: GemmConfig, device: DeviceInfo) -> dict[str, float]:
+    """What packing depends on; ``m`` is that of the products to come."""
+    return {
+        "m": float(problem.m),
+        "n": float(problem.n),
+        "k": float(problem.k),
+        "nr": float(config.warp_tile[1]),
+        "vk": float(config.warp_tile[2]),
+        "units": float(device.units),
+    }
 
 
 def gemm_features(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) -> dict[str, float]:

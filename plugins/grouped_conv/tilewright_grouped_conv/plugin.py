@@ -27,13 +27,10 @@ from tilewright_grouped_conv.sets import KERNEL_SETS
 from tilewright_grouped_conv.transform_operation import TransformOperation
 from tilewright_grouped_conv.words import VARIANT_ALIASES, Direction
 from tilewright_kit.declare import KernelSet
-from tilewright_kit.device import DeviceInfo
 from tilewright_kit.hookspecs import hookimpl
-from tilewright_kit.operation import Operation, Prediction, Product
-from tilewright_kit.plan import ExecutionPlan
+from tilewright_kit.operation import Operation
 from tilewright_kit.problem import OperationRequest
-from tilewright_kit.rules import RuleBook, Violation
-from tilewright_kit.source import SourceUnit
+from tilewright_kit.rules import RuleBook
 
 __all__ = ["ConvOperation", "TransformOperation", "tilewright_operations"]
 
@@ -59,41 +56,23 @@ class ConvOperation:
     def parse(self, request: OperationRequest) -> ConvProblem:
         return parse_conv(request, self.direction)
 
-    def candidates(self, problem: ConvProblem, device: DeviceInfo) -> Sequence[ConvConfig]:
-        return conv_candidates(problem, device)
-
-    def mismatches(self, problem: ConvProblem, config: ConvConfig, device: DeviceInfo) -> Sequence[Violation]:
-        return conv_mismatches(problem, config, device)
-
-    def generate(self, config: ConvConfig, arch: ArchSpec) -> SourceUnit:
-        return generate(config, arch)
-
     def select_set(self, arch: ArchSpec, **options: Any) -> Sequence[ConvConfig]:
         return select_set(arch, self.direction, **options)
 
-    def analysis_shape(self, config: ConvConfig) -> str:
-        return conv_analysis_shape(config)
-
-    def analysis_request(self, config: ConvConfig, shape: str) -> OperationRequest:
-        return conv_analysis_request(config, shape)
-
-    def product_of(self, problem: ConvProblem) -> Product:
-        return conv_product(problem)
-
-    def plan(self, problem: ConvProblem, config: ConvConfig, device: DeviceInfo) -> ExecutionPlan:
-        return plan_conv(problem, config, device)
-
-    def predict(self, problem: ConvProblem, config: ConvConfig, device: DeviceInfo) -> Prediction:
-        return predict_conv(problem, config, device)
-
-    def features(self, problem: ConvProblem, config: ConvConfig, device: DeviceInfo) -> Mapping[str, float]:
-        return conv_features(problem, config, device)
-
-    def reference(self, problem: ConvProblem, inputs: Arrays) -> Arrays:
-        return reference_conv(problem, inputs)
-
     def samples(self) -> Iterable[OperationRequest]:
         return conv_samples(self.direction)
+
+    candidates = staticmethod(conv_candidates)
+    mismatches = staticmethod(conv_mismatches)
+    generate = staticmethod(generate)
+    plan = staticmethod(plan_conv)
+    predict = staticmethod(predict_conv)
+    features = staticmethod(conv_features)
+    reference = staticmethod(reference_conv)
+
+    analysis_shape = staticmethod(conv_analysis_shape)
+    analysis_request = staticmethod(conv_analysis_request)
+    product_of = staticmethod(conv_product)
 
 
 @hookimpl

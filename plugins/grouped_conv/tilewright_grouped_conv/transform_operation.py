@@ -4,12 +4,11 @@ that it can be tested, measured and used like any other kernel.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy.typing as npt
 
-from tilewright_arch import ArchSpec
 from tilewright_grouped_conv import __version__
 from tilewright_grouped_conv.problem import TransformProblem
 from tilewright_grouped_conv.reference import reference_transform
@@ -25,10 +24,7 @@ from tilewright_grouped_conv.transform_plan import plan_transform, transform_sec
 from tilewright_kit.declare import KernelSet
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.operation import Prediction
-from tilewright_kit.plan import ExecutionPlan
-from tilewright_kit.problem import OperationRequest
 from tilewright_kit.rules import RuleBook, Violation
-from tilewright_kit.source import SourceUnit
 
 __all__ = ["TransformOperation"]
 
@@ -44,9 +40,6 @@ class TransformOperation:
     rules: RuleBook[TransformConfig] = TRANSFORM_RULES
     kernel_sets: Mapping[str, KernelSet[TransformConfig]] = TRANSFORM_SETS
 
-    def parse(self, request: OperationRequest) -> TransformProblem:
-        return parse_transform(request)
-
     def candidates(self, problem: TransformProblem, device: DeviceInfo) -> Sequence[TransformConfig]:
         config = TransformConfig(problem.dtype_in, problem.dtype_out.value)
         return () if self.rules.check(config, device.arch) else (config,)
@@ -60,12 +53,6 @@ class TransformOperation:
             if wanted[field] != have[field]
         )
 
-    def generate(self, config: TransformConfig, arch: ArchSpec) -> SourceUnit:
-        return generate_transform(config, arch)
-
-    def plan(self, problem: TransformProblem, config: TransformConfig, device: DeviceInfo) -> ExecutionPlan:
-        return plan_transform(problem, config, device)
-
     def predict(self, problem: TransformProblem, _: TransformConfig, device: DeviceInfo) -> Prediction:
         seconds = transform_seconds(problem.bytes_moved // 2, device)
         return Prediction(seconds, {"copy": seconds})
@@ -73,8 +60,8 @@ class TransformOperation:
     def features(self, problem: TransformProblem, _: TransformConfig, device: DeviceInfo) -> Mapping[str, float]:
         return {"bytes": float(problem.bytes_moved), "units": float(device.units)}
 
-    def reference(self, problem: TransformProblem, inputs: Arrays) -> Arrays:
-        return reference_transform(problem, inputs)
-
-    def samples(self) -> Iterable[OperationRequest]:
-        return transform_samples()
+    parse = staticmethod(parse_transform)
+    generate = staticmethod(generate_transform)
+    plan = staticmethod(plan_transform)
+    reference = staticmethod(reference_transform)
+    samples = staticmethod(transform_samples)
