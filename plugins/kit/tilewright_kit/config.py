@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import typing
 from collections.abc import Mapping
@@ -134,7 +135,7 @@ class KernelConfig:
 
     @classmethod
     def _field(cls, name: str, value: Any) -> dataclasses.Field[Any]:
-        known = {item.name: item for item in dataclasses.fields(cls)}
+        known = _fields(cls)
         if name not in known:
             raise InvalidArgumentError(
                 f"a {cls.operation} configuration has no field {name!r}",
@@ -144,6 +145,12 @@ class KernelConfig:
                 fix=f"use one of: {', '.join(sorted(known))}",
             )
         return known[name]
+
+
+@functools.cache
+def _fields(config_type: type[KernelConfig]) -> dict[str, dataclasses.Field[Any]]:
+    """By name; declarations of kernels ask some ten thousand times when a plugin is imported."""
+    return {item.name: item for item in dataclasses.fields(config_type)}
 
 
 _hints_of: dict[type[Any], dict[str, Any]] = {}
