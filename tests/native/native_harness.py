@@ -46,7 +46,7 @@ LEVELS: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
         frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni"}),
     ),
 }
-FLAGS = ("-std=c++17", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", "-Wno-unused-const-variable")
+FLAGS = ("-std=c++17", "-O1", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", "-Wno-unused-const-variable")
 
 
 def missing_features(level: str) -> list[str]:
@@ -279,7 +279,7 @@ class Library:
     ) -> None:
         self.names = {config: f"k{index}" for index, config in enumerate(dict.fromkeys(configs))}
         self._handles: dict[str, ctypes.CDLL] = {}
-        groups = _chunks(list(self.names.items()), 2)
+        groups = _chunks(list(self.names.items()), 4)
 
         def build(index: int) -> None:
             text = "".join(config.source(name) for config, name in groups[index])
