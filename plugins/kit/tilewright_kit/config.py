@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import typing
 from collections.abc import Mapping
@@ -147,10 +146,14 @@ class KernelConfig:
         return known[name]
 
 
-@functools.cache
+_fields_of: dict[type[Any], dict[str, dataclasses.Field[Any]]] = {}
+
+
 def _fields(config_type: type[KernelConfig]) -> dict[str, dataclasses.Field[Any]]:
     """By name; declarations of kernels ask some ten thousand times when a plugin is imported."""
-    return {item.name: item for item in dataclasses.fields(config_type)}
+    if config_type not in _fields_of:
+        _fields_of[config_type] = {item.name: item for item in dataclasses.fields(config_type)}
+    return _fields_of[config_type]
 
 
 _hints_of: dict[type[Any], dict[str, Any]] = {}
