@@ -41,41 +41,14 @@ def root() -> None:
         "tilewright bench gemm --shapes 1x4096x4096 --filter '*_mem_*' --flush-cache --json",
     ),
 )
+@o.swept
 def gemm(
     shapes: str = typer.Option(..., "--shapes", help=_SHAPES),
     dtype: str = typer.Option("", help="Types of rows that name none, comma-separated. Default: fp32 on a CPU, bf16."),
     layout: str = typer.Option("rcr", help="Layouts of rows that name none, comma-separated."),
-    configs: o.Configs = "candidates",
-    name: o.Name = "",
-    limit: o.Limit = 0,
-    device: o.Device = "",
-    shard: o.Shard = "",
-    output: o.OutputFile = None,
-    resume: o.Resume = False,
-    record: o.Record = False,
-    database: o.Database = None,
-    init: o.Init = "normal",
-    warmup: o.Warmup = 3,
-    repeat: o.Repeat = 20,
-    rotating_count: o.Rotating = 0,
-    flush_cache: o.FlushCache = False,
-    timer: o.Timer = "device",
-    timeout: o.Timeout = 30.0,
-    seconds: o.Seconds = 0.0,
-    cut_off: o.CutOff = 1.5,
-    explore: o.Explore = 0,
-    finalists: o.Finalists = 4,
-    check: o.Check = True,
-    peer: o.Peer = "",
-    seed: o.Seed = None,
-    workers: o.Workers = 0,
-    plugin: o.Plugins = [],  # noqa: B006 (read only, as all defaults of options)
-    cache_dir: o.CacheDir = None,
-    as_json: o.AsJson = False,
-) -> None:
+) -> o.Problems:
     """Time kernels on products; exit code 1 if one gives wrong results, crashes, hangs or does not build."""
-    given = dict(locals())
-    o.sweep("gemm", {"dtype": dtype, "layout": layout}, given)
+    return o.Problems("gemm", shapes, {"dtype": dtype, "layout": layout})
 
 
 app.command("conv", epilog=bench_conv.EPILOG)(bench_conv.conv)

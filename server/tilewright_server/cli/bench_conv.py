@@ -22,6 +22,7 @@ _SHAPES = (
 )
 
 
+@o.swept
 def conv(
     shapes: str = typer.Option(..., "--shapes", help=_SHAPES),
     direction: str = typer.Option(
@@ -32,35 +33,7 @@ def conv(
         "channels_last", help="Layouts of rows that name none, comma-separated: channels_last, channels_first."
     ),
     batch: int = typer.Option(0, min=0, help="Images of every problem; 0: as its row says."),
-    configs: o.Configs = "candidates",
-    name: o.Name = "",
-    limit: o.Limit = 0,
-    device: o.Device = "",
-    shard: o.Shard = "",
-    output: o.OutputFile = None,
-    resume: o.Resume = False,
-    record: o.Record = False,
-    database: o.Database = None,
-    init: o.Init = "normal",
-    warmup: o.Warmup = 3,
-    repeat: o.Repeat = 20,
-    rotating_count: o.Rotating = 0,
-    flush_cache: o.FlushCache = False,
-    timer: o.Timer = "device",
-    timeout: o.Timeout = 30.0,
-    seconds: o.Seconds = 0.0,
-    cut_off: o.CutOff = 1.5,
-    explore: o.Explore = 0,
-    finalists: o.Finalists = 4,
-    check: o.Check = True,
-    peer: o.Peer = "",
-    seed: o.Seed = None,
-    workers: o.Workers = 0,
-    plugin: o.Plugins = [],  # noqa: B006 (read only, as all defaults of options)
-    cache_dir: o.CacheDir = None,
-    as_json: o.AsJson = False,
-) -> None:
+) -> o.Problems:
     """Time kernels on convolutions; exit code 1 if one gives wrong results, crashes, hangs or does not build."""
-    given = dict(locals())
-    changed = {"n": batch} if batch else {}
-    o.sweep("conv", {"direction": direction, "dtype": dtype, "layout": layout}, given, **changed)
+    columns = {"direction": direction, "dtype": dtype, "layout": layout}
+    return o.Problems("conv", shapes, columns, {"n": batch} if batch else {})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 TOLD = 20
 """Failures that are spelled out."""
 
-Shapes = Annotated[str, typer.Option("--shapes", help="Problems; see the examples.")]
 Configs = Annotated[
     str,
     typer.Option(help="candidates (what would be considered), all, a kernel set, or a file of configurations."),
@@ -63,11 +63,73 @@ CacheDir = Annotated[Path | None, typer.Option(help="Folder of compiled kernels.
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def sweep(operation: str, columns: Mapping[str, str], given: Mapping[str, Any], **changed: Any) -> None:
-    """Run one command. ``columns`` are the words, comma-separated, of rows that name none; an empty dtype is the
-    device's usual one. ``given`` are the options above by the names of the commands' arguments; ``changed`` are
-    columns that take the same value in every row. Exits with 1 if a kernel failed.
+@dataclass(frozen=True)
+class Problems:
+    """What a command's own arguments say."""
+
+    operation: str
+    shapes: str
+    """As given: files, names of lists, or shapes."""
+    columns: Mapping[str, str]
+    """The words, comma-separated, of rows that name none; an empty dtype is the device's usual one."""
+    changed: Mapping[str, Any] = field(default_factory=dict)
+    """Columns that take the same value in every row."""
+
+
+def _options(
+    configs: Configs = "candidates",
+    name: Name = "",
+    limit: Limit = 0,
+    device: Device = "",
+    shard: Shard = "",
+    output: OutputFile = None,
+    resume: Resume = False,
+    record: Record = False,
+    database: Database = None,
+    init: Init = "normal",
+    warmup: Warmup = 3,
+    repeat: Repeat = 20,
+    rotating_count: Rotating = 0,
+    flush_cache: FlushCache = False,
+    timer: Timer = "device",
+    timeout: Timeout = 30.0,
+    seconds: Seconds = 0.0,
+    cut_off: CutOff = 1.5,
+    explore: Explore = 0,
+    finalists: Finalists = 4,
+    check: Check = True,
+    peer: Peer = "",
+    seed: Seed = None,
+    workers: Workers = 0,
+    plugin: Plugins = [],  # noqa: B006 (read only, as all defaults of options)
+    cache_dir: CacheDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """The options of every sweep."""
+
+
+def swept(command: Callable[..., Problems]) -> Callable[..., None]:
+    """The command of `tilewright bench` that sweeps over the problems that ``command`` makes of its arguments. It takes
+    the options of every sweep as well, and exits with 1 if a kernel failed.
     """
+    own = inspect.signature(command, eval_str=True)
+    shared = inspect.signature(_options, eval_str=True)
+
+    def run(**given: Any) -> None:
+        problems = command(**{name: given.pop(name) for name in own.parameters})
+        sweep(problems, given)
+
+    parameters = [*own.parameters.values(), *shared.parameters.values()]
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in parameters], return_annotation=None
+    )
+    run.__annotations__ = {item.name: item.annotation for item in parameters}
+    return run
+
+
+def sweep(problems: Problems, given: Mapping[str, Any]) -> None:
+    """``given`` are the options by name. Exits with 1 if a kernel failed."""
     from tilewright_server.tuning.sweep import SweepOptions
     from tilewright_server.tuning.timing import TimingOptions
 
@@ -90,7 +152,7 @@ def sweep(operation: str, columns: Mapping[str, str], given: Mapping[str, Any], 
     setup, path = _setup(given["cache_dir"], given["database"], given["workers"], given["plugin"])
     if given["resume"] and given["output"] is None:
         raise typer.BadParameter("there is nothing to resume without --output", param_hint="--resume")
-    run = _Run(setup, options, operation, given["shapes"], columns, changed, _shard(given["shard"]))
+    run = _Run(setup, options, problems, _shard(given["shard"]))
     with ExitStack() as stack:
         run.open(stack, given["output"], given["resume"], path if given["record"] else None)
         run.all()
@@ -128,10 +190,7 @@ class _Run:
 
     setup: Setup
     options: SweepOptions
-    operation: str
-    shapes: str
-    columns: Mapping[str, str]
-    changed: Mapping[str, Any]
+    problems: Problems
     shard: slice
     results: list[Result] = field(default_factory=list)
     peers: dict[Case, PeerTime] = field(default_factory=dict)
@@ -160,10 +219,11 @@ class _Run:
         from tilewright_server.tuning.shapes import read_shapes
 
         usual = "fp32" if self.sweep.device.kind == "cpu" else "bf16"
-        words = {name: _words(text or (usual if name == "dtype" else "")) for name, text in self.columns.items()}
-        stdin = sys.stdin if "-" in self.shapes else ()
-        cases: list[Any] = read_shapes(family_of(self.operation), self.shapes, words, stdin)[self.shard]
-        return [replace(case, **self.changed) for case in cases] if self.changed else cases
+        given = self.problems
+        words = {name: _words(text or (usual if name == "dtype" else "")) for name, text in given.columns.items()}
+        stdin = sys.stdin if "-" in given.shapes else ()
+        cases: list[Any] = read_shapes(family_of(given.operation), given.shapes, words, stdin)[self.shard]
+        return [replace(case, **given.changed) for case in cases] if given.changed else cases
 
     def all(self) -> None:
         """Measure, and keep every result at once: a sweep may be ended at any time."""

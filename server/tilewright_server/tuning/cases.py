@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from tilewright_kit.dtypes import DType
 from tilewright_kit.errors import InvalidArgumentError
-from tilewright_kit.problem import OperationRequest
+from tilewright_kit.problem import Attribute, OperationRequest
+from tilewright_kit.tensor import TensorDesc
 
 __all__ = [
     "DTYPES",
@@ -26,9 +27,13 @@ __all__ = [
     "CaseFamily",
     "Part",
     "Projection",
+    "add_bias",
+    "check_dtype",
+    "check_positive",
     "check_words",
     "columns_of",
     "read_case",
+    "step_attributes",
     "wrong",
 ]
 
@@ -176,6 +181,40 @@ def check_words(case: Any, where: str, allowed: Mapping[str, Sequence[str]]) -> 
         if value.lower() not in words:
             fix = f"use {', '.join(word for word in words if word)}"
             raise wrong(where, name, value, f"{value!r} is no {name.replace('_', ' ')}", fix)
+
+
+def check_positive(case: Any, where: str, names: Sequence[str]) -> None:
+    """Raises ``InvalidArgumentError`` for a column of these that is not a positive number."""
+    for name in names:
+        if getattr(case, name) < 1:
+            raise wrong(where, name, getattr(case, name), f"{name} must be at least 1", "give a positive number")
+
+
+def check_dtype(case: Any, where: str) -> None:
+    """Raises ``InvalidArgumentError`` for a type that is not in ``DTYPES``."""
+    if case.dtype not in DTYPES:
+        raise wrong(where, "dtype", case.dtype, f"there is no type {case.dtype!r}", f"use {', '.join(DTYPES)}")
+
+
+def add_bias(case: Any, inputs: dict[str, TensorDesc], size: int) -> None:
+    """The operand that the column ``bias`` asks for: of an element type, or with ``yes`` of the output's (fp32 if that
+    is whole numbers).
+    """
+    bias = case.bias.lower()
+    if bias not in NO:
+        dtype = float_output(case.dtype, case.out_dtype) if bias in YES else bias
+        inputs["bias"] = TensorDesc.of(dtype, (size,))
+
+
+def step_attributes(case: Any) -> dict[str, Attribute]:
+    """Attributes from the columns ``out_dtype``, ``activation``, ``d`` with ``binary``, and ``split_k``."""
+    words: dict[str, Attribute] = {
+        "out_dtype": case.out_dtype,
+        "unary": case.activation,
+        "binary": (case.binary or "MultiDAdd") if case.d else "",
+        "split_k": case.split_k,
+    }
+    return {name: value for name, value in words.items() if value}
 
 
 def float_output(dtype: str, out_dtype: str) -> str:

@@ -20,9 +20,13 @@ from tilewright_server.tuning.cases import (
     YES,
     Part,
     Projection,
+    add_bias,
+    check_dtype,
+    check_positive,
     check_words,
     float_output,
     read_case,
+    step_attributes,
     wrong,
 )
 from tilewright_server.tuning.families.layers import NAMED
@@ -80,11 +84,8 @@ class ConvCase:
 
     def written(self, where: str) -> ConvCase:
         """Itself, if its words can be read. Raises ``InvalidArgumentError``."""
-        for name in ("n", "c", "k", "groups"):
-            if getattr(self, name) < 1:
-                raise wrong(where, name, getattr(self, name), f"{name} must be at least 1", "give a positive number")
-        if self.dtype not in DTYPES:
-            raise wrong(where, "dtype", self.dtype, f"there is no type {self.dtype!r}", f"use {', '.join(DTYPES)}")
+        check_positive(self, where, ("n", "c", "k", "groups"))
+        check_dtype(self, where)
         allowed = {"scale": ("", "tensor", "channel"), "accumulate": (*YES, *NO)}
         check_words(self, where, {"direction": tuple(DIRECTIONS), "layout": LAYOUTS} | allowed)
         for name in ("size", "filter", "stride", "dilation"):
@@ -227,9 +228,7 @@ class ConvCase:
         else:
             inputs, out = {"x": self.tensor(first, x), "dy": self.tensor(second, y)}, w
             attributes["filter_size"] = self.filters
-        bias = self.bias.lower()
-        if bias not in NO:
-            inputs["bias"] = TensorDesc.of(float_out if bias in YES else bias, (out[1],))
+        add_bias(self, inputs, out[1])
         for index in range(self.d):
             inputs[f"d[{index}]"] = self.tensor(float_out, out)
         if self.scale:
@@ -237,11 +236,7 @@ class ConvCase:
         if self.accumulates:
             inputs["acc"] = self.tensor(self.out_dtype or first, out)
             attributes["accumulate"] = True
-        if self.d:
-            attributes["binary"] = self.binary or "MultiDAdd"
-        words: dict[str, str | int] = {"out_dtype": self.out_dtype, "unary": self.activation, "split_k": self.split_k}
-        attributes |= {name: value for name, value in words.items() if value}
-        return OperationRequest(self.operation, inputs, {}, attributes)
+        return OperationRequest(self.operation, inputs, {}, attributes | step_attributes(self))
 
 
 def _each(text: str, count: int) -> tuple[int, ...]:

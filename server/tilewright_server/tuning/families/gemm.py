@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from tilewright_kit.problem import Attribute, OperationRequest
+from tilewright_kit.problem import OperationRequest
 from tilewright_kit.tensor import TensorDesc
 from tilewright_server.tuning.cases import (
     DTYPES,
@@ -20,9 +20,13 @@ from tilewright_server.tuning.cases import (
     YES,
     Part,
     Projection,
+    add_bias,
+    check_dtype,
+    check_positive,
     check_words,
     float_output,
     read_case,
+    step_attributes,
     wrong,
 )
 
@@ -72,11 +76,8 @@ class GemmCase:
     """``yes``: 8-bit floats may be summed with the fewer bits of the matrix unit."""
 
     def checked(self, where: str) -> GemmCase:
-        for name in ("m", "n", "k"):
-            if getattr(self, name) < 1:
-                raise wrong(where, name, getattr(self, name), f"{name} must be at least 1", "give a positive number")
-        if self.dtype not in DTYPES:
-            raise wrong(where, "dtype", self.dtype, f"there is no type {self.dtype!r}", f"use {', '.join(DTYPES)}")
+        check_positive(self, where, ("m", "n", "k"))
+        check_dtype(self, where)
         if self.layout not in LAYOUTS:
             reason = f"there is no layout {self.layout!r}"
             raise wrong(where, "layout", self.layout, reason, f"use {', '.join(LAYOUTS)}")
@@ -128,24 +129,15 @@ class GemmCase:
             "a": self._matrix(a_type, self.m, self.k, self.layout[0]),
             "b": self._matrix(b_type, self.k, self.n, self.layout[1]),
         }
-        bias, float_out = self.bias.lower(), float_output(self.dtype, self.out_dtype)
-        if bias not in NO:
-            inputs["bias"] = TensorDesc.of(float_out if bias in YES else bias, (self.n,))
+        add_bias(self, inputs, self.n)
+        float_out = float_output(self.dtype, self.out_dtype)
         for index in range(self.d):
             inputs[f"d[{index}]"] = TensorDesc.of(float_out, (*lead, self.m, self.n))
         if self.scale_a:
             inputs["scale_a"] = TensorDesc.of("fp32", (self.m,) if self.scale_a == "row" else ())
         if self.scale_b:
             inputs["scale_b"] = TensorDesc.of("fp32", (self.n,) if self.scale_b == "column" else ())
-        attributes: dict[str, Attribute] = {}
-        if self.out_dtype:
-            attributes["out_dtype"] = self.out_dtype
-        if self.activation:
-            attributes["unary"] = self.activation
-        if self.d:
-            attributes["binary"] = self.binary or "MultiDAdd"
-        if self.split_k:
-            attributes["split_k"] = self.split_k
+        attributes = step_attributes(self)
         if self.fast:
             attributes["fast_accumulation"] = True
         return OperationRequest("gemm", inputs, {}, attributes)
