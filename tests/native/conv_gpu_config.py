@@ -22,6 +22,7 @@ class ConvGpuConfig(GpuConfig):
     two_stage: bool = False
     vectors: Triple = (8, 8, 8)
     groups_merged: int = 1
+    blocks_per_unit: int = 0
     channel_tile: int = 0
     pixel_tile: Triple = (0, 0, 0)
     filter: Triple = (0, 0, 0)
@@ -118,7 +119,8 @@ class ConvGpuConfig(GpuConfig):
         more = [
             f"static constexpr tw::Direction direction = tw::Direction::{self.direction};",
             f"static constexpr tw::ConvKind kind = tw::ConvKind::{self.kind};",
-            f"static constexpr int ndim = {self.ndim}, groups_merged = {self.groups_merged}, blocks_per_unit = 0;",
+            f"static constexpr int ndim = {self.ndim}, groups_merged = {self.groups_merged};",
+            f"static constexpr int blocks_per_unit = {self.blocks_per_unit};",
             f"static constexpr int vector_a = {self.vectors[0]}, vector_b = {self.vectors[1]};",
             f"static constexpr int vector_c = {self.vectors[2]}, channel_tile = {self.channel_tile};",
             f"static constexpr bool channels_first = {flag(self.channels_first)}, bias_rows = channels_first;",

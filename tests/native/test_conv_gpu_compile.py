@@ -70,6 +70,13 @@ def test_what_is_emulated_compiles(name: str) -> None:
     assert compile_text(CASES[name][0].unit("kernel")).spilled_bytes == 0
 
 
+def test_a_number_of_workgroups_that_a_unit_shall_hold_is_what_the_compiler_leaves_registers_for() -> None:
+    for count in (1, 3):
+        built = compile_text(WIDE.replace(tile=(64, 64, 64), blocks_per_unit=count).unit("kernel"))
+        assert f".minnctapersm {count}" in built.ptx
+        assert count * built.registers * WIDE.threads <= 65536
+
+
 def test_shared_memory_is_as_documented() -> None:
     """Python's formula is the template's own, but for room that only unaligned lines of matrices need."""
     for config in (WIDE, WIDE.replace(**DATA), WIDE.replace(**WEIGHT, pipeline="compv3")):

@@ -102,7 +102,7 @@ class ConvConfig(TiledForms, PlainForms, KernelConfig):
     split_k: int = suffix("splitk", 1)
     """Slices of the reduction, added in a fixed order."""
     block_per_cu: int = suffix("bpc", 0)
-    """Workgroups that a unit shall hold at once; 0: the template's choice."""
+    """CUDA: workgroups that a unit shall hold at once, so many registers each may have; 0: the template's choice."""
     stages: int = suffix("st", 0)
     """Stages of A and B in shared memory; 0: as many as fit."""
     bias: str = suffix("bias", "")

@@ -33,7 +33,7 @@ MOST_CHANNELS = 256
 LONGEST_STEP = 16
 """Strides and dilations that are compiled in."""
 _CONSTANTS = ("pixel_tile", "filter", "stride", "dilation")
-_PIPELINES = {"cpu": ("compv3", "mem"), "cuda": ("compv3", "compv4"), "hip": ("mem", "compv3", "compv4")}
+_PIPELINES = {"cpu": ("compv3",), "cuda": ("compv3", "compv4"), "hip": ("mem", "compv3", "compv4")}
 """Of which there are templates that gather, by kind of device."""
 
 
@@ -154,13 +154,12 @@ def depthwise_shape(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
 
 def pipeline_template(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
     """There are templates that gather an image for some of an arch's pipelines: not (yet) for producers of their own,
-    for copies past the registers, or for weights that were shuffled ahead of time. A CPU streams (``mem``) matrices
-    only.
+    for copies past the registers, or for weights that were shuffled ahead of time. Those of CPUs pack blocks
+    (``compv3``), also of an image that is a matrix: none streams.
     """
     if not config.is_matrix or config.pipeline not in arch.pipelines:
         return
-    streams = arch.kind != "cpu" or config.explicit_gemm
-    offered = [name for name in offered_pipelines(arch) if streams or name != "mem"]
+    offered = offered_pipelines(arch)
     if config.pipeline not in offered and offered:
         other = preferred_pipeline(offered)
         listed = ", ".join(offered)
@@ -274,7 +273,10 @@ def cpu_defaults(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
     """What says nothing about a CPU's kernel has its default, so that equal kernels have equal names."""
     if arch.kind != "cpu":
         return
-    for name in ("vector_sizes", "num_groups_to_merge", "double_smem_buffer", "block_per_cu", "split_image"):
+    for name in (
+        "vector_sizes", "num_groups_to_merge", "double_smem_buffer", "block_per_cu", "split_image", "channel_tile",
+        *_CONSTANTS,
+    ):  # fmt: skip
         default = config.__dataclass_fields__[name].default
         if getattr(config, name) != default:
             reason = f"a CPU's kernel does not depend on it: it is {_text(default)}"

@@ -266,14 +266,16 @@ def merge_groups(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
 
 
 def block_per_cu(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """Workgroups that a unit holds at once are 0 (the template's choice), or another number that its registers and
-    shared memory have room for.
+    """Workgroups that a unit holds at once are 0 (the template's choice), or on CUDA another number that its registers
+    and shared memory have room for. Kernels of AMD GPUs are not compiled for a number.
     """
     count = config.block_per_cu
     if arch.kind == "cpu" or count == 0:
         return
     if not config.is_matrix:
         reason = f"workgroups of a {config.kind} kernel are as many as fit"
+    elif arch.kind != "cuda":
+        reason = f"kernels of {arch.id} are not compiled for a number of workgroups"
     elif not 1 <= count <= MOST_BLOCKS:
         reason = f"a unit holds 1 to {MOST_BLOCKS} workgroups"
     elif not _sizes_known(config, arch):

@@ -59,7 +59,6 @@ def _cpu_defaults(config: type[ConvConfig]) -> Declarations:
         yield _cpu(config, dtype_in=DType.FP32, layout=layout_of(ndim, True), ndim=ndim)
     pointwise = {"explicit_gemm": True, "specialization": Specialization.FILTER1X1_STRIDE1_PAD0}
     yield _cpu(config, dtype_in=[DType.FP32, DType.BF16], **pointwise)
-    yield _cpu(config, dtype_in=DType.FP32, pipeline="mem", **pointwise)
     for kind in (Specialization.DEPTHWISE, Specialization.DIRECT):
         yield _cpu_direct(config, kind, dtype_in=_FLOATS)
         yield _cpu_direct(config, kind, dtype_in=DType.FP32, layout=layout_of(2, True))

@@ -124,6 +124,7 @@ struct Conv : Gemm<typename ConvFinish<Config>::type, ConvSources<Config>> {
   using TileA = typename Base::TileA;
   using TileB = typename Base::TileB;
   using Params = ConvParams<Config>;
+  static constexpr int min_blocks = Config::blocks_per_unit > 0 ? Config::blocks_per_unit : Base::min_blocks;
 
   TW_DEVICE static const char* moved(const void* p, int64_t elements, int size) {
     return (const char*)p + elements * size;
