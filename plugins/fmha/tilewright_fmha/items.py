@@ -84,21 +84,24 @@ def pages_of(problem: FmhaProblem, inputs: Mapping[str, Array], b: int, rows: in
 def gather(problem: FmhaProblem, inputs: Mapping[str, Array], name: str, item: Item, head: int) -> Array:
     """Rows [length, elements] of a head of ``q``, ``k``, ``v`` or what lies as these do, as they are stored."""
     array = np.asarray(inputs[name])
-    paging = problem.paging
-    if name in ("k", "v") and paging is not None:
-        rows = np.arange(item.keys)
-        pages, row = np.maximum(item.pages, 0), rows % paging.page_size
-        if paging.layout is KvLayout.LINEAR:
-            return array[pages, row, head]
-        width = array.shape[-1]
-        if name == "k":  # [P, Hk, D/x, page, x]
-            return array[pages, head, :, row, :].reshape(item.keys, -1)
-        return array[pages, head, row // width, :, row % width]  # [P, Hk, page/x, Dv, x]
     keys = name in ("k", "v", "dk", "dv")
     first, length = (item.k_first, item.keys) if keys else (item.q_first, item.queries)
-    if problem.varlen:
-        return array[first : first + length, head]
-    return array[item.cache if keys else item.b, head, :length]
+    found: Array
+    if keys and problem.paging is not None:
+        rows = np.arange(item.keys)
+        pages, row = np.maximum(item.pages, 0), rows % problem.paging.page_size
+        width = array.shape[-1]
+        if problem.paging.layout is KvLayout.LINEAR:
+            found = array[pages, row, head]
+        elif name == "k":  # [P, Hk, D/x, page, x]
+            found = array[pages, head, :, row, :].reshape(item.keys, array.shape[2] * width)
+        else:  # [P, Hk, page/x, Dv, x]
+            found = array[pages, head, row // width, :, row % width]
+    elif problem.varlen:
+        found = array[first : first + length, head]
+    else:
+        found = array[item.cache if keys else item.b, head, :length]
+    return found
 
 
 def scales_of(problem: FmhaProblem, inputs: Mapping[str, Array], name: str, item: Item, head: int) -> Any:

@@ -51,7 +51,7 @@ def softmax_of(s: Array, visible: Array, sink: float | None = None) -> tuple[Arr
 
 def weighted(p: Array, v: Array, visible: Array) -> Array:
     """``p v``, to which only what a row sees contributes: values that nobody may see can be anything, NaN included."""
-    odd = ~np.isfinite(v).all(axis=1)
+    odd = np.asarray(~np.isfinite(v).all(axis=1))
     o: Array = p @ np.where(odd[:, None], 0.0, v)
     with np.errstate(invalid="ignore", over="ignore"):
         for row in np.flatnonzero((visible & odd).any(axis=1)):

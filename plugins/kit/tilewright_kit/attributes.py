@@ -29,7 +29,9 @@ __all__ = [
     "take_finite",
     "take_flag",
     "take_int",
+    "take_number",
     "take_product",
+    "take_word",
     "wrong_type",
 ]
 
@@ -155,6 +157,14 @@ def take_dtype(given: Mapping[str, Any], name: str) -> DType | None:
 
 
 def take_choice(given: Mapping[str, Any], name: str, words: type[W], aliases: Mapping[str, str]) -> W | None:
+    """An elementwise step; None if the attribute is not there."""
+    return take_word(given, name, words, aliases, "an elementwise step")
+
+
+def take_word(given: Mapping[str, Any], name: str, words: type[W], aliases: Mapping[str, str], what: str) -> W | None:
+    """One of ``words`` by its value or an alias; None if the attribute is not there. ``what`` it is, as a phrase:
+    ``a mask``.
+    """
     if name not in given:
         return None
     value = given[name]
@@ -164,7 +174,7 @@ def take_choice(given: Mapping[str, Any], name: str, words: type[W], aliases: Ma
     choices = [word.value for word in words]
     if value not in choices:
         raise refuse(
-            f"{name} {value!r} is not an elementwise step",
+            f"{name} {value!r} is not {what}",
             f"attributes.{name}",
             value,
             "attribute_choice",
@@ -186,6 +196,28 @@ def _number(given: Mapping[str, Any], name: str, default: float, fits: Callable[
     if not fits(number):
         raise refuse(f"{name} must be {what}", f"attributes.{name}", value, "attribute_range", f"give {what}")
     return number
+
+
+def take_number(
+    given: Mapping[str, Any],
+    name: str,
+    default: float,
+    lowest: float,
+    highest: float,
+    *,
+    above: bool = False,
+    below: bool = False,
+) -> float:
+    """A number from ``lowest`` to ``highest``; ``above`` and ``below`` exclude the ends themselves."""
+
+    def fits(number: float) -> bool:
+        return (lowest < number if above else lowest <= number) and (number < highest if below else number <= highest)
+
+    if math.isfinite(highest):
+        what = f"a number {'above' if above else 'from'} {lowest:g} {'to below' if below else 'to'} {highest:g}"
+    else:
+        what = f"a finite number {'above' if above else 'of at least'} {lowest:g}"
+    return _number(given, name, default, lambda number: math.isfinite(number) and fits(number), what)
 
 
 def take_finite(given: Mapping[str, Any], name: str, default: float) -> float:
