@@ -154,11 +154,10 @@ def read_tensors(request: OperationRequest) -> Tensors:
 
 
 def place_of(name: str, desc: TensorDesc, axes: str) -> Strides:
-    """Strides of a tensor whose dimensions ``axes`` names; 0 along those of one element, which is where it broadcasts."""
+    """Strides of a tensor whose dimensions ``axes`` names; 0 along those of one element: there it broadcasts."""
     steps = {"b": 0, "h": 0, "r": 0, "c": 0 if "c" in axes else 1, "k": 0}
-    for axis, size, stride in zip(axes, desc.shape, desc.strides, strict=True):
-        if axis != "x" and size > 1:
-            steps[axis] = stride
+    named = zip(axes, desc.shape, desc.strides, strict=True)
+    steps |= {axis: stride for axis, size, stride in named if axis != "x" and size > 1}
     return Strides(name, steps["b"], steps["h"], steps["r"], steps["c"], steps["k"])
 
 

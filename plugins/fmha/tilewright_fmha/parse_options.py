@@ -34,7 +34,7 @@ def read_bias(tensors: Tensors, sizes: Sizes, q: DType) -> tuple[BiasKind, DType
                 "alibi_slopes.shape",
                 slopes.shape,
                 "slopes_shape",
-                f"give one slope for each query head, [{sizes.heads_q}] or [{sizes.batch}, {sizes.heads_q}], side by side",
+                f"give a slope for each query head, [{sizes.heads_q}] or [{sizes.batch}, {sizes.heads_q}], without gaps",
             )
         return BiasKind.ALIBI, None
     if bias is None:
@@ -125,7 +125,7 @@ def read_rng(tensors: Tensors, attributes: Attributes) -> tuple[int, int]:
 
 def read_dtype(tensors: Tensors, attributes: Attributes, names: tuple[str, str, str], output: str) -> FmhaDType:
     """The word for the element types of queries, keys, values and the output."""
-    q_name, k_name, v_name = names
+    _, k_name, v_name = names
     q, k, v = (tensors.inputs[name].dtype for name in names)
     if v != k:
         raise refuse(
@@ -217,7 +217,7 @@ def read_scaling(
             "use qscale=blockscale, or give block_table and keys and values in pages",
         )
     blocks = kind is QScale.BLOCKSCALE
-    places = {name: _factor(tensors, name, desc, kind, attributes, sizes, paging) for name, desc in given.items()}
+    places = {name: _factor(name, desc, kind, attributes, sizes, paging) for name, desc in given.items()}
     absent = Strides()
     return Scaling(
         kind,
@@ -242,7 +242,6 @@ def _deduced(given: dict[str, TensorDesc], sizes: Sizes, paging: Paging | None) 
 
 
 def _factor(
-    tensors: Tensors,
     name: str,
     desc: TensorDesc,
     kind: QScale,

@@ -1,4 +1,4 @@
-"""Keys and values of a request: one tensor for each item, sequences end to end, or pages and the tables that name them."""
+"""Keys and values of a request: items of one size, sequences end to end, or pages and the tables that name them."""
 
 from __future__ import annotations
 
