@@ -34,7 +34,7 @@ def read_bias(tensors: Tensors, sizes: Sizes, q: DType) -> tuple[BiasKind, DType
                 "alibi_slopes.shape",
                 slopes.shape,
                 "slopes_shape",
-                f"give a slope for each query head, [{sizes.heads_q}] or [{sizes.batch}, {sizes.heads_q}], without gaps",
+                f"give one slope a query head, without gaps: [{sizes.heads_q}] or [{sizes.batch}, {sizes.heads_q}]",
             )
         return BiasKind.ALIBI, None
     if bias is None:

@@ -13,7 +13,7 @@ from tilewright_fmha.masks import Mask
 from tilewright_fmha.philox import random_bytes
 from tilewright_fmha.problem import FmhaProblem
 
-__all__ = ["attention_truth", "reference_attention", "score", "scores", "softmax_of", "weighted"]
+__all__ = ["attention_truth", "put_rows", "reference_attention", "score", "scores", "softmax_of", "weighted"]
 
 Array = npt.NDArray[Any]
 _EVERYTHING = Mask()
@@ -162,31 +162,42 @@ def _one(
     out: dict[str, Array],
     random: tuple[int, int],
 ) -> None:
-    b, head = item.b, h // problem.group
-    s, visible = scores(problem, inputs, b, h)
+    head = h // problem.group
+    s, visible = scores(problem, inputs, item.b, h)
     sink = float(np.asarray(inputs["sinks"])[h]) if "sinks" in inputs else None
     p, lse = softmax_of(s, visible, sink)
     v = _rows(gather(problem, inputs, "v", item, head), scales_of(problem, inputs, "v", item, head))
     if problem.dropout:
-        drawn = random_bytes(*random, b * problem.heads_q + h, item.queries, item.keys)
+        drawn = random_bytes(*random, item.b * problem.heads_q + h, item.queries, item.keys)
         p = np.where(drawn >= problem.dropout, p * problem.keep_scale, 0.0)
         if "randval" in out:
-            _put(problem, out["randval"], item, h, drawn.view(np.int8))
+            put_rows(problem, out["randval"], item, h, drawn.view(np.int8), "hrc")
     o = weighted(p, v, visible)
-    rows = slice(item.q_first, item.q_first + item.queries)
-    if problem.varlen:
-        out["o"][rows, h] = o
-    else:
-        out["o"][b, h, : item.queries] = o
+    put_rows(problem, out["o"], item, h, o)
     if "lse" in out:
-        if problem.varlen:
-            out["lse"][h, rows] = lse
-        else:
-            out["lse"][b, h, : item.queries] = lse
+        put_rows(problem, out["lse"], item, h, lse, "hr")
 
 
-def _put(problem: FmhaProblem, randval: Array, item: Item, h: int, drawn: Array) -> None:
-    if problem.varlen:
-        randval[h, item.q_first : item.q_first + item.queries, : item.keys] = drawn
+def put_rows(
+    problem: FmhaProblem,
+    tensor: Array,
+    item: Item,
+    head: int,
+    rows: Array,
+    axes: str = "rh",
+    keys: bool = False,
+    add: bool = False,
+) -> None:
+    """Store what one head of an item gives. ``axes``: how a tensor of sequences end to end begins: with rows or heads;
+    ``hrc`` is one that has a column for each key.
+    """
+    first = item.k_first if keys else item.q_first
+    if not problem.varlen:
+        own = tensor[item.b, head, : len(rows)]
+    elif axes == "rh":
+        own = tensor[first : first + len(rows), head]
     else:
-        randval[item.b, h, : item.queries, : item.keys] = drawn
+        own = tensor[head, first : first + len(rows)]
+    if axes == "hrc":
+        own = own[:, : rows.shape[1]]
+    own[...] = own + rows if add else rows
