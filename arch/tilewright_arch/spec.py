@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from .attention import AttentionSpec
 from .errors import UnknownFeatureError, UnknownPipelineError
 from .frozen import FrozenMap
 from .rates import Rates
@@ -226,6 +227,7 @@ class ArchSpec:
     rates: Rates | None
     toolchain: Toolchain
     match: Match
+    attention: AttentionSpec | None
     operations: FrozenMap[str, object]
 
     @property
