@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 
 import numpy as np
 import pytest
+from effort import calls_of
 
 import tilewright_arch
 from tilewright_arch import ArchSpec
@@ -22,6 +22,8 @@ from tilewright_kit.select import Selector
 from tilewright_kit.tensor import TensorDesc
 
 GEMM = GemmOperation()
+CALLS = 50_000
+"""Of functions, for a plan that is new: that many take five milliseconds."""
 
 
 def problem(m: int, n: int, k: int, dtype: str = "fp32") -> GemmProblem:
@@ -97,13 +99,13 @@ def test_candidates_are_few_valid_and_cheap_to_rank(device: DeviceInfo) -> None:
     ):
         wanted = problem(*sizes)
         assert 1 <= len(GEMM.candidates(wanted, device)) <= 32
-        times = []
-        for _ in range(5):
-            start = time.perf_counter()
-            best = Selector().select(GEMM, wanted, device)
-            GEMM.plan(wanted, best.config, device)  # type: ignore[arg-type]
-            times.append(time.perf_counter() - start)
-        assert min(times) < 0.02, times  # the aim is 5 ms; test machines are shared
+
+        def planned(asked: GemmProblem = wanted) -> None:
+            best = Selector().select(GEMM, asked, device)
+            GEMM.plan(asked, best.config, device)  # type: ignore[arg-type]
+
+        planned()
+        assert 0 < calls_of(planned) < CALLS
 
 
 def test_features_are_the_seeds_seventy_two(arch: ArchSpec) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
+from effort import calls_of
 
 import tilewright_arch
 from tilewright_gemm.candidates import with_signature
@@ -24,6 +24,8 @@ from tilewright_kit.select import Heuristic, Selector
 from tilewright_kit.tensor import TensorDesc
 
 GEMM = GemmOperation()
+CALLS = 100_000
+"""Of functions, for a plan that is new: that many take ten milliseconds."""
 of = TensorDesc.of
 SHAPES = (
     (1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096), (8192, 8192, 8192), (16, 4096, 4096), (1, 4096, 4096),
@@ -89,15 +91,13 @@ def test_every_type_and_layout_has_few_valid_kernels_in_a_fixed_order(
             assert all(GEMM.rules.allows(config, device.arch) for config in found)
 
 
-def test_a_plan_that_is_not_cached_takes_milliseconds(hopper: DeviceInfo) -> None:
+def test_a_plan_that_is_not_cached_is_little_work(hopper: DeviceInfo) -> None:
     for sizes in SHAPES:
-        times = []
-        for _ in range(5):
-            problem = problem_of(*sizes)
-            start = time.perf_counter()
-            GEMM.plan(problem, best(problem, hopper), hopper)
-            times.append(time.perf_counter() - start)
-        assert min(times) < 0.02, (sizes, times)  # the aim is 10 ms; test machines are shared
+        problem = problem_of(*sizes)
+        GEMM.plan(problem, best(problem, hopper), hopper)  # what is read and expanded once for a device
+        problem = problem_of(*sizes)
+        calls = calls_of(lambda asked=problem: GEMM.plan(asked, best(asked, hopper), hopper))  # type: ignore[misc]
+        assert 0 < calls < CALLS, (sizes, calls)
 
 
 @pytest.mark.parametrize("sizes", [size for size in SHAPES if size[1:] not in ((512, 0), (1, 1))], ids=str)
@@ -267,8 +267,6 @@ def test_thousands_of_groups_are_predicted_from_a_sample(hopper: DeviceInfo) -> 
     problem = GEMM.parse(OperationRequest("gemm", inputs))
     config = best(problem, hopper)
     whole = sum(-(-(group + 1) // config.tile[0]) for group in range(512)) * -(-256 // config.tile[1])
-    start = time.perf_counter()
-    for _ in range(20):
-        GEMM.predict(problem, config, hopper)
-    assert (time.perf_counter() - start) / 20 < 0.01
+    calls = calls_of(lambda: GEMM.predict(problem, config, hopper))
+    assert 0 < calls < CALLS / 10, "each of 512 groups was looked at"
     assert GEMM.plan(problem, config, hopper).stages[0].geometry.grid[0] <= max(whole, 132)
