@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from hip_batches import batches, chosen, faults_of, loop_fault, resource_fault
 from hip_units import HAVE_HIP, HIP_ARCHS, WITHOUT_HIP, toolchain
 
 import tilewright_arch
@@ -15,13 +18,12 @@ from tilewright_arch import ArchSpec
 from tilewright_gemm.codegen import generate
 from tilewright_gemm.config import GemmConfig
 from tilewright_gemm.hip_candidates import HipShape, hip_config
-from tilewright_gemm.hip_cost import resident_of
+from tilewright_gemm.pack_b import PackBConfig
 from tilewright_gemm.plugin import GemmOperation
 from tilewright_gemm.rules import RULES
 from tilewright_gemm.sets import KERNEL_SETS, PACK_B_SETS
 from tilewright_kit.check_plugin import device_of
 from tilewright_kit.dtypes import DType
-from tilewright_kit.errors import BuildFailedError
 from tilewright_kit.problem import OperationRequest
 from tilewright_kit.tensor import TensorDesc
 from tilewright_kit.tiles.choices import table_key
@@ -30,13 +32,11 @@ from tilewright_server.analysis.code_object import KernelFacts, read_code_object
 
 pytestmark = pytest.mark.skipif(not HAVE_HIP, reason=WITHOUT_HIP)
 
-GRAIN = 8
-"""Registers are handed out in blocks of so many."""
-EXPECTED = 2
-"""Workgroups that share a unit, where the cost model counts on more than one."""
+SAMPLE = 48
+"""Kernels of each arch's default set that every run compiles; the exhaustive one compiles them all."""
 
 
-def facts_of(config: GemmConfig, arch: ArchSpec, folder: Path) -> KernelFacts:
+def facts_of(config: GemmConfig | PackBConfig, arch: ArchSpec, folder: Path) -> KernelFacts:
     """Compiles one kernel. Raises ``BuildFailedError``, for spills too."""
     unit = generate(config, arch)
     folder.mkdir()
@@ -45,29 +45,12 @@ def facts_of(config: GemmConfig, arch: ArchSpec, folder: Path) -> KernelFacts:
     return read_code_object(compiled.binary.read_bytes()).kernel(symbol)
 
 
-def fault(config: GemmConfig, arch: ArchSpec, folder: Path) -> str:
-    """What is wrong with a kernel; empty if nothing is."""
-    try:
-        facts = facts_of(config, arch, folder)
-    except BuildFailedError as error:
-        return f"{config.name}: {error.rule}: {error.value}\n{error.log_tail[-500:]}"
-    limit = arch.registers_per_thread(threads_of(config, arch))
-    if facts.vgprs > limit:
-        return f"{config.name}: {facts.vgprs} registers, of which {threads_of(config, arch)} threads have {limit} each"
-    room = arch.register_file // (threads_of(config, arch) * (-(-facts.vgprs // GRAIN) * GRAIN))
-    if room < min(resident_of(config, arch), EXPECTED):
-        return (
-            f"{config.name}: {facts.vgprs} registers leave room for {room} workgroups, not {resident_of(config, arch)}"
-        )
-    if (facts.wave, facts.max_workgroup) != (arch.wave_size, threads_of(config, arch)) or facts.lds_bytes:
-        return f"{config.name}: {facts}"
-    return ""
-
-
-def faults(configs: list[GemmConfig], arch: ArchSpec, folder: Path) -> list[str]:
+def faults(configs: Sequence[GemmConfig], arch: ArchSpec, folder: Path) -> list[str]:
+    """What is wrong with kernels: spills, registers, LDS, waves, matrix instructions of the main loop."""
+    assert configs
     with ThreadPoolExecutor(2) as pool:
-        found = pool.map(lambda item: fault(item[1], arch, folder / str(item[0])), enumerate(configs))
-        return [text for text in found if text]
+        found = pool.map(lambda item: faults_of(item[1], arch, folder / str(item[0])), enumerate(batches(configs)))
+        return [text for texts in found for text in texts]
 
 
 @pytest.mark.parametrize("name", HIP_ARCHS)
@@ -106,11 +89,37 @@ def test_what_planners_propose_compiles(name: str, tmp_path: Path) -> None:
     assert not faults(spread(proposed(arch), 12), arch, tmp_path)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", HIP_ARCHS)
 def test_a_sample_of_the_default_set_compiles(name: str, tmp_path: Path) -> None:
     arch = tilewright_arch.load(name)
-    assert not faults(spread(list(KERNEL_SETS["default"].expand(arch, RULES)), 12), arch, tmp_path)
+    assert not faults(chosen(list(KERNEL_SETS["default"].expand(arch, RULES)), SAMPLE), arch, tmp_path)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", HIP_ARCHS)
+def test_the_whole_default_set_compiles(name: str, tmp_path: Path) -> None:
+    arch = tilewright_arch.load(name)
+    assert not faults(list(KERNEL_SETS["default"].expand(arch, RULES)), arch, tmp_path)
+
+
+def test_what_is_wrong_with_a_kernel_is_found(tmp_path: Path) -> None:
+    arch = tilewright_arch.load("gfx942")
+    config = next(item for item in KERNEL_SETS["essential"].expand(arch, RULES) if item.a == "fp16")
+    facts = facts_of(config, arch, tmp_path / "kernel")
+    assert not resource_fault(config, arch, facts)
+    for wrong, said in (
+        ({"vgpr_spills": 1}, "spills"), ({"sgpr_spills": 1}, "spills"), ({"scratch_bytes": 4}, "spills"),
+        ({"vgprs": 513}, "513 registers"), ({"wave": 32}, "wave=32"), ({"max_workgroup": 1024}, "max_workgroup=1024"),
+        ({"lds_bytes": 64}, "lds_bytes=64"),
+    ):  # fmt: skip
+        assert said in resource_fault(config, arch, dataclasses.replace(facts, **wrong)), wrong
+    sums = math.prod(
+        tile // wave // warp
+        for tile, wave, warp in list(zip(config.tile, config.wave, config.warp_tile, strict=True))[:2]
+    )
+    assert not loop_fault(config, arch, sums)
+    assert loop_fault(config, arch, 0) and loop_fault(config, arch, sums + 1)
 
 
 def crowded(arch: ArchSpec) -> list[GemmConfig]:
