@@ -55,13 +55,14 @@ def sample_inputs(request: OperationRequest, rng: np.random.Generator) -> dict[s
 
 
 def _starts(rng: np.random.Generator, count: int, total: int, most: int) -> Array:
-    """Starts of ``count`` sequences of at most ``most`` rows in ``total``: the first full, the second empty."""
+    """Starts of ``count`` sequences of at most ``most`` rows in ``total``: the first full, the second empty, the last the rest."""
     lengths = np.zeros(count, np.int64)
     left = total
     for index in range(count):
         if index == 1 and count > 2:
             continue
-        lengths[index] = min(left, most if index == 0 else int(rng.integers(1, most + 1)))
+        full = index in (0, count - 1)
+        lengths[index] = min(left, most if full else int(rng.integers(1, most + 1)))
         left -= int(lengths[index])
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
 

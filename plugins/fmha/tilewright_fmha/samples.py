@@ -48,10 +48,10 @@ def _attention() -> Iterator[OperationRequest]:
     yield of(_qkv("fp32", (1, 2, 9, 32), (1, 2, 12, 32)), softcap=3.0)
     starts = {"cu_seqlens_q": _int(4), "cu_seqlens_k": _int(4)}
     lengths = {"max_seqlen_q": 16, "max_seqlen_k": 24}
-    yield of({**_qkv("bf16", (40, 4, 32), (60, 2, 32)), **starts}, **lengths, mask="b", return_lse=True)
+    yield of({**_qkv("bf16", (30, 4, 32), (44, 2, 32)), **starts}, **lengths, mask="b", return_lse=True)
     paged = {**_qkv("fp16", (3, 4, 1, 64), (12, 16, 2, 64)), "block_table": _int(3, 4), "seqlens_k": _int(3)}
     yield of(paged)
-    flat = {**_qkv("fp32", (20, 4, 32), (24, 4, 2, 32)), "cu_seqlens_q": _int(4)}
+    flat = {**_qkv("fp32", (19, 4, 32), (24, 4, 2, 32)), "cu_seqlens_q": _int(4)}
     flat |= {"block_table": _int(40), "page_starts": _int(4), "seqlens_k": _int(3)}
     yield of(flat, max_seqlen_q=10, max_seqlen_k=30, causal=True, mask_align="bottom_right")
     scales = {"q_descale": _fp32(), "k_descale": _fp32(), "v_descale": _fp32()}
@@ -72,7 +72,7 @@ def _backward() -> Iterator[OperationRequest]:
     yield of("fp32", {**_qkv("fp32", (2, 2, 11, 40), (2, 2, 21, 40)), "bias": bias}, return_dbias=True, dropout_p=0.2)
     starts = {"cu_seqlens_q": _int(4), "cu_seqlens_k": _int(4)}
     lengths = {"max_seqlen_q": 16, "max_seqlen_k": 24}
-    yield of("fp32", {**_qkv("fp32", (40, 2, 32), (60, 1, 32)), **starts}, **lengths, mask="b")
+    yield of("fp32", {**_qkv("fp32", (30, 2, 32), (44, 1, 32)), **starts}, **lengths, mask="b")
 
 
 def _append() -> Iterator[OperationRequest]:
