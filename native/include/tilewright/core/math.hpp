@@ -39,6 +39,49 @@ TW_INLINE f32v exp(f32v x) {
   return select(x == x, scaled, x);
 }
 
+// Lane by lane; y where one of the two is a NaN. g++ 12 would make two instructions of each comparison.
+TW_INLINE f32v max(f32v x, f32v y) {
+#if TW_VECTOR_BYTES == 64 && !defined(__clang__)
+  return __builtin_ia32_maxps512_mask(x, y, f32v{}, (unsigned short)-1, 4);
+#elif TW_VECTOR_BYTES == 32 && !defined(__clang__)
+  return __builtin_ia32_maxps256(x, y);
+#else
+  return x > y ? x : y;
+#endif
+}
+TW_INLINE f32v min(f32v x, f32v y) {
+#if TW_VECTOR_BYTES == 64 && !defined(__clang__)
+  return __builtin_ia32_minps512_mask(x, y, f32v{}, (unsigned short)-1, 4);
+#elif TW_VECTOR_BYTES == 32 && !defined(__clang__)
+  return __builtin_ia32_minps256(x, y);
+#else
+  return x < y ? x : y;
+#endif
+}
+
+// 2^x, relative error below 2e-7. What would be less than 2^-126 is something from 0 to 2^-126, and 0 from x = -127
+// down; from 127.5 up it is infinity. x = n + r, |r| <= 1/2: a polynomial in r (minimax, and 2^0 is 1), times 2^n.
+TW_INLINE f32v exp2(f32v x) {
+  const f32v bounded = min(splat(128.0f), max(splat(-127.0f), x));
+  const f32v shifted = bounded + 12582912.0f;  // 1.5 * 2^23: the integer is in the low bits
+  const f32v r = bounded - (shifted - 12582912.0f);
+  const f32v p = horner(r, 1.0f, 0.69314720f, 0.24022648f, 0.055503324f, 0.009618437f, 0.0013398875f, 0.00015353362f);
+  return p * (f32v)(((i32v)shifted << 23) + 0x3f800000);
+}
+
+// ln x, absolute error below 2e-7 or relative error below 2e-7, whichever is more (Cephes, logf); -inf for zero. A
+// subnormal x counts as 2^-126.
+TW_INLINE f32v log(f32v x) {
+  const i32v bits = (i32v)max(splat(1.17549435e-38f), x) - 0x3f3504f3;  // of sqrt(1/2): the significand begins there
+  const f32v r = (f32v)((bits & 0x007fffff) + 0x3f3504f3) - 1.0f, e = __builtin_convertvector(bits >> 23, f32v);
+  const f32v p = horner(r, 3.3333331174e-1f, -2.4999993993e-1f, 2.0000714765e-1f, -1.6668057665e-1f, 1.4249322787e-1f,
+                        -1.2420140846e-1f, 1.1676998740e-1f, -1.1514610310e-1f, 7.0376836292e-2f);
+  const f32v z = r * r;
+  const f32v y = r + (z * (r * p - 0.5f) + e * -2.12194440e-4f) + e * 0.693359375f;
+  const f32v special = select(x == 0.0f, splat(-__builtin_inff()), select(x < 0.0f, splat(__builtin_nanf("")), x));
+  return select((x > 0.0f) & (x < __builtin_inff()), y, special);
+}
+
 // Relative error below 3e-7: an odd polynomial (Cephes, tanhf) near zero, where 1 - e^-2x would cancel.
 TW_INLINE f32v tanh(f32v x) {
   const f32v z = x * x, magnitude = abs(x);
