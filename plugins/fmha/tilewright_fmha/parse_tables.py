@@ -265,7 +265,7 @@ def _table(
     check_index(tensors, "block_table", table.shape, "lookup_operands", "")
     count = sizes.batch + 1
     check_index(tensors, "page_starts", (count,), "batch_agrees", f"give {count} numbers")
-    return Paging(page, pages, lookup, layout), min(table.shape[0] * page, MOST)
+    return Paging(page, pages, lookup, layout, table.shape[0]), min(table.shape[0] * page, MOST)
 
 
 def _vllm(
@@ -291,9 +291,9 @@ def _vllm(
         raise refuse(
             f"block_table is {table.dtype}", "block_table.dtype", table.dtype.value, "index_dtype", "give int32 numbers"
         )
-    if table.strides[1] != 1 and table.shape[1] > 1:
+    if (table.strides[1] != 1 and table.shape[1] > 1) or (table.strides[0] < table.shape[1] and table.shape[0] > 1):
         raise refuse(
-            "the rows of block_table have gaps",
+            "the rows of block_table have gaps or overlap",
             "block_table.strides",
             table.strides,
             "index_strides",

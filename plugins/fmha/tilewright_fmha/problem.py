@@ -70,7 +70,9 @@ _EVERYTHING = Mask()
 
 @dataclass(frozen=True, slots=True)
 class Paging:
-    """A cache in pages. ``table_stride``: from one sequence's row of the table to the next (``vllm``)."""
+    """A cache in pages. ``table_stride``: from one sequence's row of the table to the next (``vllm``), or
+    the entries of all (``sglang``).
+    """
 
     page_size: int
     pages: int
