@@ -58,9 +58,9 @@ def process() -> Run:
 
 
 @pytest.fixture(scope="session")
-def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An artifact cache that only these tests use."""
-    return tmp_path_factory.mktemp("cli") / "cache"
+def cache_dir(kernel_cache: Path) -> Path:
+    """Where the server of a module builds; a module that looks into it has one of its own."""
+    return kernel_cache
 
 
 @pytest.fixture(scope="module")

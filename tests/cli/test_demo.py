@@ -12,15 +12,33 @@ import pytest
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "minilm.py"
 
 
-def test_demo_checks_every_dtype_and_layout_and_says_ok(process, target):
-    ran = process("demo", "--size", "96", "--json", "--target", target, timeout=280)
+DTYPES = ("fp32", "fp16", "bf16", "fp8", "bf8", "int8", "mixed")
+LAYOUTS = ("rcr", "rrr", "crr", "ccr")
+
+
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        LAYOUTS[1:2],
+        pytest.param(LAYOUTS, marks=[pytest.mark.slow, pytest.mark.exhaustive]),
+    ],
+    ids=" ".join,
+)
+def test_demo_checks_every_dtype_and_layer_and_says_ok(cli, target, monkeypatch, layouts):
+    """Every run has one layout of each type; all layouts of fp32 are in another test."""
+    from tilewright_server.cli import cases, demo_conv, demo_rows
+
+    monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
+    monkeypatch.setattr(cases, "LAYOUTS", layouts)
+    monkeypatch.setattr(demo_rows, "TURNS", 1)  # its times are no matter here
+    monkeypatch.setattr(demo_rows, "TURN_S", 0.0)
+    sizes = {"56x56": "9x11", "8x28x28": "3x5x7"}
+    small = tuple((name, {**layer, "size": sizes[layer["size"]]}, ways) for name, layer, ways in demo_conv.LAYERS)
+    monkeypatch.setattr(demo_conv, "LAYERS", small)
+    ran = cli("demo", "--size", 96, "--json", "--target", target)
     assert ran.code == 0, ran.err
     rows = ran.json["rows"]
-    wanted = {
-        f"{dtype} {layout}"
-        for dtype in ("fp32", "fp16", "bf16", "fp8", "bf8", "int8", "mixed")
-        for layout in ("rcr", "rrr", "crr", "ccr")
-    }
+    wanted = {f"{dtype} {layout}" for dtype in DTYPES for layout in layouts}
     wanted |= {
         f"{layer} fp32 {way}"
         for layer in ("ResNet 3x3", "MobileNet depthwise", "3D 3x3x3")

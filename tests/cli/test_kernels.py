@@ -8,6 +8,12 @@ import pytest
 
 
 @pytest.fixture(scope="module")
+def cache_dir(tmp_path_factory):
+    """A cache that only these tests use: they list it, damage it and empty it."""
+    return tmp_path_factory.mktemp("cli") / "cache"
+
+
+@pytest.fixture(scope="module")
 def some_name(target):
     import tilewright
 

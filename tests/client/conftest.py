@@ -52,12 +52,12 @@ def fake(target: str) -> Server:
     return Server(target, [str(HERE / "fake_server.py"), target])
 
 
-def service(folder: Path, *more: str) -> Server:
-    """The service itself, with a kernel cache of its own."""
+def service(folder: Path, cache: Path, *more: str) -> Server:
+    """The service itself."""
     if not entry_points(group="tilewright.plugins"):
         pytest.skip("the distribution is not installed, so the service has no plugins")
     target = f"unix:{folder}/s"
-    flags = ["--listen", target, "--cache-dir", str(folder / "cache"), "--log-level", "warning", *more]
+    flags = ["--listen", target, "--cache-dir", str(cache), "--log-level", "warning", *more]
     return Server(target, ["-m", "tilewright_server.cli", "serve", *flags])
 
 
@@ -84,31 +84,31 @@ def tcp_server() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    running = service(tmp_path_factory.mktemp("service")).start()
+def real_server(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Iterator[Server]:
+    running = service(tmp_path_factory.mktemp("service"), kernel_cache).start()
     yield running
     running.kill()
 
 
 @pytest.fixture
-def remote_target(tmp_path: Path) -> Iterator[str]:
+def remote_target(tmp_path: Path, kernel_cache: Path) -> Iterator[str]:
     """Where the service can be reached without shared memory."""
-    running = service(tmp_path, "--listen", "127.0.0.1:0", "--insecure").start()
+    running = service(tmp_path, kernel_cache, "--listen", "127.0.0.1:0", "--insecure").start()
     yield next(word for word in running.ready.split() if word.startswith("127.0.0.1:"))
     running.kill()
 
 
 @pytest.fixture
-def isolating_server(tmp_path: Path) -> Iterator[Server]:
+def isolating_server(tmp_path: Path, kernel_cache: Path) -> Iterator[Server]:
     """The service with its CPU in a process of its own, as GPUs are: connections are attached to that process."""
-    running = service(tmp_path, "--cpu-isolated").start()
+    running = service(tmp_path, kernel_cache, "--cpu-isolated").start()
     yield running
     running.kill()
 
 
 @pytest.fixture
-def own_real_server(tmp_path: Path) -> Iterator[Server]:
-    running = service(tmp_path).start()
+def own_real_server(tmp_path: Path, kernel_cache: Path) -> Iterator[Server]:
+    running = service(tmp_path, kernel_cache).start()
     yield running
     running.kill()
 

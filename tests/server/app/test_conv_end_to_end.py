@@ -33,8 +33,8 @@ CALLS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("conv"), COMMAND) as process:
+def server(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("conv"), COMMAND, cache_dir=kernel_cache) as process:
         assert process.ready, process.log()
         yield process
         assert process.stop() == 0, process.log()

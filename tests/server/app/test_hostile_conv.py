@@ -99,8 +99,8 @@ OUTPUTS = frozenset(cm.OUTPUTS.values())
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("hostile"), COMMAND) as process:
+def server(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("hostile"), COMMAND, cache_dir=kernel_cache) as process:
         yield process
         assert process.alive
         assert process.stop() == 0

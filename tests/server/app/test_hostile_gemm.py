@@ -24,8 +24,8 @@ DIMENSIONS = st.sampled_from([0, 1, 2, 7, 64, -1, 2**31, 2**48, 2**62, 2**63 - 1
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("hostile"), COMMAND) as process:
+def server(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("hostile"), COMMAND, cache_dir=kernel_cache) as process:
         yield process
         assert process.alive
         assert process.stop() == 0
