@@ -208,19 +208,16 @@ def test_a_launch_returns_before_the_kernel_begins(
     for name in ("synchronize", "finish"):
         monkeypatch.setattr(cuda.Driver, name, lambda *_, name=name: waited.append(name))
     torch.cuda._sleep(SLEEP_CYCLES)
-    start = time.perf_counter()
     launch = bound.launch()
     with client.pipeline() as pipeline:
         for _ in range(100):
             pipeline.launch(bound)
     client.gemm(a, b, out=out)
-    took = time.perf_counter() - start
     assert not launch.done
     assert not torch.cuda.current_stream().query()
     assert waited == []
     torch.cuda.synchronize()
     assert launch.done
-    assert took < 0.1, f"{took:.3f} s"
     check(torch, out, a, b)
 
 

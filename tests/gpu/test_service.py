@@ -44,9 +44,8 @@ def test_a_launch_returns_before_the_kernel_ends(torch: Any, client: tilewright.
     bound.launch()
     torch.cuda.synchronize()
     torch.cuda._sleep(400_000_000)  # a fifth of a second, at least
-    begun = time.perf_counter()
     bound.launch()
-    assert time.perf_counter() - begun < 0.1
+    assert not torch.cuda.current_stream().query(), "what was launched before has not ended"
     torch.cuda.synchronize()
     assert relative(torch, out, truth(torch, a, b)) < 4e-3
 

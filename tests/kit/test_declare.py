@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -140,11 +139,9 @@ def large(prefilter: Any = None) -> KernelSet[toy.ToyConfig]:
     )
 
 
-def test_fifty_thousand_combinations_expand_in_two_seconds(arch: ArchSpec) -> None:
-    begin = time.perf_counter()
+def test_fifty_thousand_combinations_expand(arch: ArchSpec) -> None:
     expanded = large().expand(arch, toy.RULES)
-    assert time.perf_counter() - begin < 2.0
-    assert len(expanded) > 1000
+    assert 1000 < len(set(expanded)) == len(expanded) < 50_000
 
 
 def test_a_prefilter_prunes_beginnings_and_changes_nothing_else(arch: ArchSpec) -> None:

@@ -68,21 +68,19 @@ def test_reflection_names_the_services(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_idle_lease_does_not_delay_the_end(tmp_path: Path, number: int) -> None:
-    with ServerProcess(tmp_path) as server, Client(server.addresses[0]) as client:
+    with ServerProcess(tmp_path, grace_s=120) as server, Client(server.addresses[0]) as client:
         file = MemoryFile(4096)
         client.register(file)
-        begin = time.monotonic()
         server.signal(number)
         events = list(client.lease)
-        assert server.wait() == 0
-        assert time.monotonic() - begin < 1.0
+        assert server.wait() == 0, "long before the grace is over"
         assert [event.WhichOneof("event") for event in events] == ["closing"]
         assert not server.socket.exists()
         file.close()
 
 
 def test_open_streams_and_watchers_do_not_delay_the_end(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path) as server, Client(server.addresses[0]) as client:
+    with ServerProcess(tmp_path, grace_s=120) as server, Client(server.addresses[0]) as client:
         stub = health_pb2_grpc.HealthStub(client.channel)
         watch = stub.Watch(health_pb2.HealthCheckRequest())
         assert next(watch).status == SERVING
@@ -95,7 +93,6 @@ def test_open_streams_and_watchers_do_not_delay_the_end(tmp_path: Path) -> None:
 
         stream = client.dispatch.ExecuteStream(requests())
         next(stream)
-        begin = time.monotonic()
         server.signal()
         with pytest.raises(grpc.RpcError) as caught:
             next(stream)
@@ -103,7 +100,6 @@ def test_open_streams_and_watchers_do_not_delay_the_end(tmp_path: Path) -> None:
         assert next(watch).status == NOT_SERVING
         hold.set()
         assert server.wait() == 0
-        assert time.monotonic() - begin < 3.0
 
 
 def test_work_in_flight_is_finished_and_new_work_refused(tmp_path: Path) -> None:
@@ -129,10 +125,8 @@ def test_work_that_outlasts_the_grace_is_given_up(tmp_path: Path) -> None:
         slow = client.execution(client.plan(seconds=30), inline(TEXT), RETURN)
         running = client.dispatch.Execute.future(slow)
         time.sleep(0.2)
-        begin = time.monotonic()
         server.signal()
-        assert server.wait() == 0
-        assert time.monotonic() - begin < 2.0
+        assert server.wait() == 0, "long before the work would be done"
         assert running.exception() is not None
         assert not server.socket.exists()
         assert "given up" in server.log()
@@ -156,10 +150,8 @@ sys.exit(Held(settings.load()).run())
 def test_what_cannot_be_given_back_does_not_keep_the_process(tmp_path: Path, held: str, told: str) -> None:
     with ServerProcess(tmp_path, [sys.executable, "-c", HELD.format(held=held)], grace_s=1) as server:
         assert server.ready, server.log()
-        begin = time.monotonic()
         server.signal()
         assert server.wait() == 0
-        assert time.monotonic() - begin < 8
         assert told in server.log()
 
 
@@ -170,11 +162,9 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
         server.signal()
         time.sleep(0.2)
         assert server.alive
-        begin = time.monotonic()
         server.signal()
         assert server.wait() == 128 + signal.SIGTERM
         assert running.exception() is not None
-        assert time.monotonic() - begin < 0.5
 
 
 def test_many_idle_sessions_hold_no_threads(tmp_path: Path) -> None:

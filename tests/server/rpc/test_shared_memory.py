@@ -221,14 +221,13 @@ def test_unregister_waits_for_work_in_flight(client: Client, server: ServerProce
     mapped = server.regions()[0]
     file.bytes[:64] = TEXT
     runner = threading.Thread(
-        target=client.copy, args=(in_region(region), in_region(region, 64)), kwargs={"seconds": 0.4}
+        target=client.copy, args=(in_region(region), in_region(region, 64)), kwargs={"seconds": 1.0}
     )
     runner.start()
     assert eventually(lambda: client.status().regions[0].in_use == 1)
-    begin = time.monotonic()
     with pytest.raises(grpc.RpcError, match="DEADLINE_EXCEEDED"):
         client.unregister(region, timeout=0.1)
-    assert time.monotonic() - begin < 0.35
+    assert runner.is_alive(), "the work outlasts the caller's patience"
     assert server.regions()[0] == mapped, "still in use, so still there"
     with refused("not_found", "region_id"):
         client.copy(in_region(region))  # but nobody can use it any more
@@ -239,14 +238,15 @@ def test_unregister_waits_for_work_in_flight(client: Client, server: ServerProce
 
 def test_unregister_returns_when_work_in_flight_is_done(client: Client, file: MemoryFile) -> None:
     region = client.register(file).region
+    file.bytes[:64] = TEXT
     runner = threading.Thread(
         target=client.copy, args=(in_region(region), in_region(region, 64)), kwargs={"seconds": 0.3}
     )
     runner.start()
     assert eventually(lambda: client.status().regions[0].in_use == 1)
-    begin = time.monotonic()
+    assert file.bytes[64:128] != TEXT
     client.unregister(region)
-    assert 0.1 < time.monotonic() - begin < 1.0
+    assert file.bytes[64:128] == TEXT, "it returns when the work is done"
     runner.join()
 
 
@@ -405,7 +405,5 @@ def test_a_killed_client_leaves_nothing_behind(server: ServerProcess, seconds: f
         assert server.regions()[0] == before[0][0] + 10
         time.sleep(0.05)
         victim.kill()
-        killed = time.monotonic()
     assert eventually(lambda: server.regions() == before[0])
-    assert time.monotonic() - killed < 1.0
     assert eventually(lambda: len(server.descriptors()) <= before[1])
