@@ -85,6 +85,7 @@ def test_wheel_declares_the_script_and_the_plugins(wheel: Path) -> None:
     assert "[tilewright.plugins]" in text
     assert "gemm = tilewright_gemm.plugin" in text
     assert "grouped_conv = tilewright_grouped_conv.plugin" in text
+    assert "fmha = tilewright_fmha.plugin" in text
 
 
 def test_sdist_has_the_sources_and_no_leftovers(sdist: Path) -> None:

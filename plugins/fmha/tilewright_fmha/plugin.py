@@ -1,0 +1,102 @@
+"""What the plugin gives to the server: ``attention``, ``attention_backward`` and ``kv_append``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewright_arch import ArchSpec
+from tilewright_fmha import __version__
+from tilewright_fmha.candidates import fmha_candidates
+from tilewright_fmha.codegen import generate
+from tilewright_fmha.config import CONFIGS, FmhaConfig
+from tilewright_fmha.cost import predict_fmha
+from tilewright_fmha.features import fmha_features
+from tilewright_fmha.fit import fmha_mismatches
+from tilewright_fmha.plan import plan_fmha
+from tilewright_fmha.problem import FmhaProblem
+from tilewright_fmha.reference import reference_attention
+from tilewright_fmha.reference_append import reference_append
+from tilewright_fmha.reference_backward import reference_backward
+from tilewright_fmha.rules import RULES
+from tilewright_fmha.sample_inputs import PARSERS, sample_inputs
+from tilewright_fmha.samples import fmha_samples
+from tilewright_fmha.sets import KERNEL_SETS
+from tilewright_fmha.values import check_values, value_operands
+from tilewright_fmha.words import ATTENTION, ATTENTION_BACKWARD, KV_APPEND, OPERATIONS, VARIANT_ALIASES
+from tilewright_kit.declare import KernelSet
+from tilewright_kit.device import DeviceInfo
+from tilewright_kit.hookspecs import hookimpl
+from tilewright_kit.operation import Operation, Prediction
+from tilewright_kit.plan import ExecutionPlan
+from tilewright_kit.problem import OperationRequest
+from tilewright_kit.rules import RuleBook, Violation
+from tilewright_kit.source import SourceUnit
+
+__all__ = ["FmhaOperation", "tilewright_operations"]
+
+Array = npt.NDArray[Any]
+Arrays = Mapping[str, Array]
+
+_REFERENCES = {
+    ATTENTION: reference_attention,
+    ATTENTION_BACKWARD: reference_backward,
+    KV_APPEND: reference_append,
+}
+
+
+class FmhaOperation:
+    """One of the three operations: what differs is in its problems, configurations and reference."""
+
+    version = __version__
+    variants: Mapping[str, str] = VARIANT_ALIASES
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.config_type: type[FmhaConfig] = CONFIGS[name]
+        self.rules: RuleBook[FmhaConfig] = RuleBook(RULES.rules)
+        self.kernel_sets: Mapping[str, KernelSet[FmhaConfig]] = KERNEL_SETS[name]
+
+    def parse(self, request: OperationRequest) -> FmhaProblem:
+        return PARSERS[self.name](request)
+
+    def value_operands(self, problem: FmhaProblem) -> tuple[str, ...]:
+        return value_operands(problem)
+
+    def check_values(self, problem: FmhaProblem, values: Arrays) -> None:
+        check_values(problem, values)
+
+    def candidates(self, problem: FmhaProblem, device: DeviceInfo) -> Sequence[FmhaConfig]:
+        return fmha_candidates(problem, device)
+
+    def mismatches(self, problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> Sequence[Violation]:
+        return fmha_mismatches(problem, config, device)
+
+    def generate(self, config: FmhaConfig, arch: ArchSpec) -> SourceUnit:
+        return generate(config, arch)
+
+    def plan(self, problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> ExecutionPlan:
+        return plan_fmha(problem, config, device)
+
+    def predict(self, problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> Prediction:
+        return predict_fmha(problem, config, device)
+
+    def features(self, problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> Mapping[str, float]:
+        return fmha_features(problem, config, device)
+
+    def reference(self, problem: FmhaProblem, inputs: Arrays) -> Arrays:
+        return _REFERENCES[self.name](problem, inputs)
+
+    def samples(self) -> Iterable[OperationRequest]:
+        return fmha_samples(self.name)
+
+    def sample_inputs(self, request: OperationRequest, rng: np.random.Generator) -> dict[str, Array]:
+        return sample_inputs(request, rng)
+
+
+@hookimpl
+def tilewright_operations() -> Sequence[Operation[Any, Any]]:
+    return tuple(FmhaOperation(name) for name in OPERATIONS)
