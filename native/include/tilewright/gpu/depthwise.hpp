@@ -34,15 +34,6 @@ struct Depthwise : DepthwiseTile<Config> {
     }
     barrier();
   }
-  TW_DEVICE static void load_weight(float (&x)[vector], uint32_t from) {
-    constexpr int kWords = min_of(vector, 4);
-    TW_UNROLL
-    for (int v = 0; v < vector; v += kWords) {
-      const Words<kWords> w = load_shared<kWords>(from + v * 4);
-      TW_UNROLL
-      for (int l = 0; l < kWords; l++) x[v + l] = float_of(w.w[l]);
-    }
-  }
 
   using Sums = float[rows][run][vector];
 
@@ -158,12 +149,7 @@ struct Depthwise : DepthwiseTile<Config> {
       const int tile = (within / blocks * Tile::repeats + i) * Tile::lanes_p + thread / Tile::lanes_c;
       const Place at = Tile::place(p, tile, block, thread);
       Sums sum;
-      TW_UNROLL
-      for (int r = 0; r < rows; r++)
-        TW_UNROLL
-        for (int s = 0; s < run; s++)
-          TW_UNROLL
-          for (int v = 0; v < vector; v++) sum[r][s][v] = 0.0f;
+      clear(sum);
       if constexpr (Tile::fixed) add_fixed(sum, p, at, weights);
       else add_any(sum, p, at, weights, taps);
       store(sum, p, task->operands(), at);

@@ -47,6 +47,28 @@ TW_DEVICE Vector load_checked(const char* base, uint32_t offset, bool exists) {
 #endif
 }
 
+// kCount floats that lie side by side in shared memory.
+template <int kCount>
+TW_DEVICE void load_weight(float (&x)[kCount], uint32_t from) {
+  constexpr int kWords = min_of(kCount, 4);
+  TW_UNROLL
+  for (int v = 0; v < kCount; v += kWords) {
+    const Words<kWords> w = load_shared<kWords>(from + v * 4);
+    TW_UNROLL
+    for (int l = 0; l < kWords; l++) x[v + l] = float_of(w.w[l]);
+  }
+}
+
+template <int kRows, int kRun, int kCount>
+TW_DEVICE void clear(float (&sum)[kRows][kRun][kCount]) {
+  TW_UNROLL
+  for (int r = 0; r < kRows; r++)
+    TW_UNROLL
+    for (int s = 0; s < kRun; s++)
+      TW_UNROLL
+      for (int v = 0; v < kCount; v++) sum[r][s][v] = 0.0f;
+}
+
 template <class Config>
 struct DepthwiseTile {
   static constexpr bool direct = Config::kind == ConvKind::direct;

@@ -38,15 +38,6 @@ struct GroupConv : DepthwiseTile<Config> {
     }
     barrier();
   }
-  TW_DEVICE static void load_weight(float (&x)[outputs], uint32_t from) {
-    constexpr int kWords = min_of(outputs, 4);
-    TW_UNROLL
-    for (int v = 0; v < outputs; v += kWords) {
-      const Words<kWords> w = load_shared<kWords>(from + v * 4);
-      TW_UNROLL
-      for (int l = 0; l < kWords; l++) x[v + l] = float_of(w.w[l]);
-    }
-  }
 
   using Sums = float[rows][run][outputs];
 
@@ -154,12 +145,7 @@ struct GroupConv : DepthwiseTile<Config> {
       const int tile = (within / blocks * Tile::repeats + i) * Tile::lanes_p + thread / Tile::lanes_c;
       Place at = Tile::place(p, tile, block, thread);
       Sums sum;
-      TW_UNROLL
-      for (int r = 0; r < rows; r++)
-        TW_UNROLL
-        for (int s = 0; s < run; s++)
-          TW_UNROLL
-          for (int o = 0; o < outputs; o++) sum[r][s][o] = 0.0f;
+      clear(sum);
       TW_NO_UNROLL
       for (int channel = 0; channel < (int)p.channels; channel += vector) {
         if constexpr (Tile::fixed) add_fixed(sum, p, at, weights + channel * line_bytes);
