@@ -28,7 +28,9 @@ of = TensorDesc.of
 def test_every_direction_type_and_order_is_right_for_all_sizes(
     conv_runner: ConvRunner, device: DeviceInfo, direction: Direction, dtype: str, order: Order
 ) -> None:
-    requests = [case.request(direction, dtype, order) for case in SMALL]
+    """fp32 has every case in both orders, the others every case in one."""
+    half = SMALL[(order == FIRST) ^ (dtype == "bf16") :: 2]
+    requests = [case.request(direction, dtype, order) for case in (SMALL if dtype == "fp32" else half)]
     conv_runner.prepare([planned(request, device).plan for request in requests])
     for request in requests:
         check(conv_runner, device, request)
@@ -38,15 +40,14 @@ def test_every_direction_type_and_order_is_right_for_all_sizes(
 def test_every_candidate_of_a_problem_is_right(
     conv_runner: ConvRunner, device: DeviceInfo, direction: Direction
 ) -> None:
-    for case in (SMALL[2], SMALL[5], SMALL[7]):
-        for order in (LAST, FIRST):
-            request = case.request(direction, "fp32", order)
-            operation = CONVS[request.operation]
-            candidates = operation.candidates(operation.parse(request), device)
-            assert candidates
-            conv_runner.prepare([planned(request, device, config).plan for config in candidates])
-            for config in candidates:
-                check(conv_runner, device, request, config)
+    for case, order in ((SMALL[2], LAST), (SMALL[2], FIRST), (SMALL[5], LAST), (SMALL[7], FIRST)):
+        request = case.request(direction, "fp32", order)
+        operation = CONVS[request.operation]
+        candidates = operation.candidates(operation.parse(request), device)
+        assert candidates
+        conv_runner.prepare([planned(request, device, config).plan for config in candidates])
+        for config in candidates:
+            check(conv_runner, device, request, config)
 
 
 @pytest.mark.parametrize(("first", "second"), [("fp8", "fp8"), ("bf8", "fp8"), ("fp8", "bf8"), ("bf8", "bf8")])
