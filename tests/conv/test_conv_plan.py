@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import itertools
 import random
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from conv_cases import FIRST, LAST, SMALL, Case
 from conv_runner import ConvRunner
 from conv_truth import CONVS, planned
+from kernel_structs import CpuLaunch, GpuLaunch, OperandArgs, ProductArgs, declared_fields
 
 import tilewright_arch
 from tilewright_grouped_conv.config import CONFIGS, ConvConfig
@@ -29,28 +29,6 @@ from tilewright_kit.tensor import TensorDesc
 
 FWD, DATA, WEIGHT = Direction
 CORE = Path(__file__).resolve().parents[2] / "native" / "include" / "tilewright" / "core"
-
-
-class OperandArgs(ctypes.Structure):
-    _fields_ = (
-        ("ptr", ctypes.c_uint64),
-        ("row_stride", ctypes.c_int64),
-        ("col_stride", ctypes.c_int64),
-        ("batch_stride", ctypes.c_int64),
-    )
-
-
-class ProductArgs(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_uint64) for name in ("a", "b", "c")),
-        *(
-            (name, ctypes.c_int64)
-            for name in ("m", "n", "k", "lda", "ldb", "ldc", "batch", "stride_a", "stride_b", "stride_c")
-        ),
-        *((name, ctypes.c_double) for name in ("alpha", "clamp_lo", "clamp_hi")),
-        *((name, OperandArgs) for name in ("scale_a", "scale_b", "bias")),
-        ("d", ctypes.c_uint64),
-    )
 
 
 class DivisorArgs(ctypes.Structure):
@@ -78,52 +56,12 @@ class ConvArgs(ctypes.Structure):
     )
 
 
-class LaunchArgs(ctypes.Structure):
-    """``tw_conv_args``."""
-
-    _fields_ = (
-        ("problems", ctypes.c_uint64),
-        ("count", ctypes.c_int64),
-        ("workspace", ctypes.c_uint64),
-        ("workspace_bytes", ctypes.c_int64),
-        ("split_k", ctypes.c_int64),
-    )
-
-
-class GpuLaunch(ctypes.Structure):
-    """``tw_gemm_launch``."""
-
-    _fields_ = (
-        ("tasks", ctypes.c_uint64),
-        ("count", ctypes.c_int64),
-        ("tiles", ctypes.c_int64),
-        ("workspace", ctypes.c_uint64),
-        ("counters", ctypes.c_uint64),
-        ("split_k", ctypes.c_int64),
-        ("workspace_bytes", ctypes.c_int64),
-        ("reserved", ctypes.c_int64),
-    )
-
-
 class CopyArgs(ctypes.Structure):
     _fields_ = (
         ("from", ctypes.c_uint64),
         ("to", ctypes.c_uint64),
         *((name, ctypes.c_int64 * 6) for name in ("sizes", "from_strides", "to_strides", "kept")),
     )
-
-
-def declared_fields(struct: str, header: str) -> list[str]:
-    """Names of a struct's fields in the header, in order."""
-    body = re.search(rf"typedef struct {struct} {{(.*?)}} {struct};", (CORE / header).read_text(), re.DOTALL)
-    assert body
-    text = re.sub(r"//[^\n]*", "", body[1])
-    return [
-        re.sub(r"\[\d+\]", "", name).strip(" *\n").split()[-1].strip("*")
-        for line in text.split(";")
-        if line.strip()
-        for name in line.split(",")
-    ]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +73,7 @@ def declared_fields(struct: str, header: str) -> list[str]:
         ("tw_divisor", "conv_args.h", DivisorArgs),
         ("tw_conv_axis", "conv_args.h", AxisArgs),
         ("tw_conv_problem", "conv_args.h", ConvArgs),
-        ("tw_conv_args", "conv_args.h", LaunchArgs),
+        ("tw_conv_args", "conv_args.h", CpuLaunch),
         ("tw_transform_args", "transform_args.h", CopyArgs),
     ],
 )
@@ -158,10 +96,10 @@ def block_of(plan: ExecutionPlan, stage: Stage) -> tuple[bytearray, int, dict[st
     return block, base, at
 
 
-def bound(plan: ExecutionPlan, index: int = 0) -> tuple[LaunchArgs, list[ConvArgs], dict[str, int]]:
+def bound(plan: ExecutionPlan, index: int = 0) -> tuple[CpuLaunch, list[ConvArgs], dict[str, int]]:
     """The arguments of a CPU kernel."""
     block, base, at = block_of(plan, plan.stages[index])
-    args = LaunchArgs.from_buffer(block)
+    args = CpuLaunch.from_buffer(block)
     size = ctypes.sizeof(ConvArgs)
     return args, [ConvArgs.from_buffer(block, args.problems - base + i * size) for i in range(args.count)], at
 

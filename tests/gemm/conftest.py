@@ -7,38 +7,16 @@ from pathlib import Path
 
 import pytest
 
-import tilewright_arch
 from tilewright_arch import ArchSpec
-from tilewright_kit.device import DeviceInfo
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from gemm_runner import Runner, compiler
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "arch_name" in metafunc.fixturenames:
-        metafunc.parametrize("arch_name", tilewright_arch.names())
-
-
-@pytest.fixture
-def arch(arch_name: str) -> ArchSpec:
-    """Every architecture that has a spec, in turn."""
-    return tilewright_arch.load(arch_name)
+from kernel_fixtures import arch, cpu, device, pytest_generate_tests  # noqa: F401
 
 
 @pytest.fixture(scope="session")
-def cpu() -> ArchSpec:
-    """The level of the machine that runs the tests."""
-    return tilewright_arch.detect_cpu()
-
-
-@pytest.fixture(scope="session")
-def device(cpu: ArchSpec) -> DeviceInfo:
-    return DeviceInfo("cpu:0", "cpu", "test machine", cpu, 2, 1 << 32)
-
-
-@pytest.fixture(scope="session")
-def runner(cpu: ArchSpec, tmp_path_factory: pytest.TempPathFactory) -> Runner:
+def runner(cpu: ArchSpec, tmp_path_factory: pytest.TempPathFactory) -> Runner:  # noqa: F811
     """Builds kernels and runs plans on this machine."""
     return Runner(cpu, compiler(), tmp_path_factory.mktemp("kernels"))

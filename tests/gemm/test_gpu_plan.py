@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from cuda_units import HAVE_NVRTC, WITHOUT_NVRTC, compile_text, statement_of
+from kernel_structs import GpuLaunch, OperandArgs, ProductArgs
 
 import tilewright_arch
 from tilewright_gemm.candidates import with_signature
@@ -39,44 +40,10 @@ SWAPPED = WS.replace(tile=(16, 128, 64), wave=(1, 2, 1), warp_tile=(16, 64, 16),
 PORTABLE = GemmConfig(dtype_a=DType.BF16, tile=(128, 128, 32), wave=(2, 2, 1), warp_tile=(16, 8, 16), stages=4)
 
 
-class Operand(ctypes.Structure):
-    _fields_ = (
-        ("ptr", ctypes.c_uint64),
-        ("row_stride", ctypes.c_int64),
-        ("col_stride", ctypes.c_int64),
-        ("batch_stride", ctypes.c_int64),
-    )
-
-
 class Task(ctypes.Structure):
     """``TaskProblem``."""
 
-    _fields_ = (
-        *((name, ctypes.c_uint64) for name in ("a", "b", "c")),
-        *(
-            (name, ctypes.c_int64)
-            for name in ("m", "n", "k", "lda", "ldb", "ldc", "batch", "stride_a", "stride_b", "stride_c")
-        ),
-        *((name, ctypes.c_double) for name in ("alpha", "clamp_lo", "clamp_hi")),
-        *((name, Operand) for name in ("scale_a", "scale_b", "bias")),
-        ("d", ctypes.c_uint64),
-        ("first_tile", ctypes.c_int64),
-    )
-
-
-class Launch(ctypes.Structure):
-    """``tw_gemm_launch``."""
-
-    _fields_ = (
-        ("tasks", ctypes.c_uint64),
-        ("count", ctypes.c_int64),
-        ("tiles", ctypes.c_int64),
-        ("workspace", ctypes.c_uint64),
-        ("counters", ctypes.c_uint64),
-        ("split_k", ctypes.c_int64),
-        ("workspace_bytes", ctypes.c_int64),
-        ("reserved", ctypes.c_int64),
-    )
+    _fields_ = (*ProductArgs._fields_, ("first_tile", ctypes.c_int64))
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +103,7 @@ def test_every_field_of_a_task_is_where_the_kernel_reads_it(config: GemmConfig, 
     plan = planned(problem, config, hopper)
     block, packed, at = bound(plan)
     assert packed.root_bytes == len(packed.template)
-    launch = Launch.from_buffer(block)
+    launch = GpuLaunch.from_buffer(block)
     assert (launch.tasks, launch.count, launch.split_k, launch.workspace, launch.counters) == (0, 1, 1, 0, 0)
     assert launch.tiles == math.prod(plan.stages[0].geometry.grid) or config.persistent
     task = Task.from_buffer(block, 64 + maps * MAP_BYTES)
@@ -151,7 +118,7 @@ def test_every_field_of_a_task_is_where_the_kernel_reads_it(config: GemmConfig, 
         at["bias"],
         1,
     )
-    first, second = (Operand.from_buffer(block, 64 + maps * MAP_BYTES + 240 + 32 * i) for i in range(2))
+    first, second = (OperandArgs.from_buffer(block, 64 + maps * MAP_BYTES + 240 + 32 * i) for i in range(2))
     assert (first.ptr, first.row_stride, first.batch_stride) == (at["d[0]"], 96, 40 * 96)
     assert (second.ptr, second.row_stride, second.col_stride) == (at["d[1]"], 1, 0)
     assert [offset for offset, _ in packed.maps] == [64 + MAP_BYTES * index for index in range(maps)]
@@ -181,7 +148,7 @@ def test_the_parameter_has_the_layout_that_the_compiler_gives_it(config: GemmCon
                 f'static_assert(sizeof(tw::GemmParams<Config>) == {packed.root_bytes}, "root");\n'
                 f'static_assert(sizeof(tw::GemmTaskOf<Config>) == {size}, "task");\n'
                 f'static_assert(sizeof(tw_gemm_problem) == {Task.first_tile.offset}, "problem");\n'
-                f'static_assert(sizeof(tw_gemm_launch) == {ctypes.sizeof(Launch)}, "launch");',
+                f'static_assert(sizeof(tw_gemm_launch) == {ctypes.sizeof(GpuLaunch)}, "launch");',
             )
         )
     headers = ("tilewright/gpu/gemm.hpp", "tilewright/sm90/gemm_plan.hpp")
@@ -199,7 +166,7 @@ def test_groups_are_a_table_in_device_memory_with_running_tile_numbers(hopper: D
     for config, maps in ((PORTABLE, 0), (WS, 3), (WS.replace(cluster=(2, 1, 1)), 3)):
         plan = planned(problem, config, hopper)
         block, packed, at = bound(plan)
-        launch = Launch.from_buffer(block)
+        launch = GpuLaunch.from_buffer(block)
         assert packed.root_bytes == 64 and launch.tasks == (1 << 40) + 64 and launch.count == 3
         size = 640 if maps else 240
         tasks = [Task.from_buffer(block, 64 + index * size + maps * MAP_BYTES) for index in range(3)]
@@ -290,7 +257,7 @@ def test_grids_are_tiles_times_slices_or_what_runs_at_a_time(
     plan = planned(problem_of(matrices(*sizes)), config, hopper)
     geometry = plan.stages[0].geometry
     block, _, _ = bound(plan)
-    assert Launch.from_buffer(block).tiles == tiles
+    assert GpuLaunch.from_buffer(block).tiles == tiles
     assert geometry.grid == (grid, 1, 1)
     assert geometry.cluster == (math.prod(config.cluster), 1, 1)
     assert geometry.block[0] == (128 if config.pipeline == "compv4" else 384)
@@ -313,7 +280,7 @@ def test_partial_tiles_and_counters_have_room(hopper: DeviceInfo) -> None:
         assert plan.workspace_bytes == tiles * 4 * config.tile[0] * config.tile[1] * 4
         assert plan.counter_bytes == tiles * 4
         block, _, at = bound(plan)
-        launch = Launch.from_buffer(block)
+        launch = GpuLaunch.from_buffer(block)
         assert (launch.workspace, launch.counters) == (at[WORKSPACE], at[COUNTERS])
         assert (launch.split_k, launch.workspace_bytes) == (4, plan.workspace_bytes)
     few = problem_of(matrices(16, 512, 4096))
@@ -323,7 +290,7 @@ def test_partial_tiles_and_counters_have_room(hopper: DeviceInfo) -> None:
         assert plan.workspace_bytes == plan.counter_bytes == 0
         assert plan.stages[0].geometry.grid[0] == 4 * split and plan.stages[0].geometry.cluster == (split, 1, 1)
         short = planned(problem_of(matrices(16, 512, 64)), cluster, hopper)
-        assert Launch.from_buffer(bound(short)[0]).split_k == split  # empty slices run too
+        assert GpuLaunch.from_buffer(bound(short)[0]).split_k == split  # empty slices run too
     stream = planned(problem, WS.replace(reduction=Reduction.LINEAR), hopper)
     assert stream.workspace_bytes == 132 * 2 * 128 * 256 * 4 and stream.counter_bytes == 6 * 4
     plain = planned(problem, WS, hopper)
@@ -333,7 +300,7 @@ def test_partial_tiles_and_counters_have_room(hopper: DeviceInfo) -> None:
 def test_a_short_k_has_fewer_slices_than_the_kernel_may_take(hopper: DeviceInfo) -> None:
     plan = planned(problem_of(matrices(128, 256, 130, layout="rrr")), PORTABLE.replace(split_k=32), hopper)
     block, _, _ = bound(plan)
-    assert Launch.from_buffer(block).split_k == 5 and plan.notes
+    assert GpuLaunch.from_buffer(block).split_k == 5 and plan.notes
     assert plan.workspace_bytes == 2 * 5 * 128 * 128 * 4
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
+from kernel_structs import CpuLaunch, OperandArgs, ProductArgs, declared_fields
 
 from tilewright_gemm.config import GemmConfig
 from tilewright_gemm.plugin import GemmOperation, PackBOperation
@@ -17,61 +16,15 @@ from tilewright_kit.problem import OperationRequest, Role
 from tilewright_kit.tensor import TensorDesc
 
 GEMM, PACK_B = GemmOperation(), PackBOperation()
-HEADER = Path(__file__).resolve().parents[2] / "native" / "include" / "tilewright" / "core" / "gemm_args.h"
 of = TensorDesc.of
-
-
-class OperandArgs(ctypes.Structure):
-    _fields_ = (
-        ("ptr", ctypes.c_uint64),
-        ("row_stride", ctypes.c_int64),
-        ("col_stride", ctypes.c_int64),
-        ("batch_stride", ctypes.c_int64),
-    )
-
-
-class ProblemArgs(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_uint64) for name in ("a", "b", "c")),
-        *(
-            (name, ctypes.c_int64)
-            for name in ("m", "n", "k", "lda", "ldb", "ldc", "batch", "stride_a", "stride_b", "stride_c")
-        ),
-        *((name, ctypes.c_double) for name in ("alpha", "clamp_lo", "clamp_hi")),
-        *((name, OperandArgs) for name in ("scale_a", "scale_b", "bias")),
-        ("d", ctypes.c_uint64),
-    )
-
-
-class GemmArgs(ctypes.Structure):
-    _fields_ = (
-        ("problems", ctypes.c_uint64),
-        ("count", ctypes.c_int64),
-        ("workspace", ctypes.c_uint64),
-        ("workspace_bytes", ctypes.c_int64),
-        ("split_k", ctypes.c_int64),
-    )
-
-
-def declared_fields(struct: str) -> list[str]:
-    """Names of a struct's fields in the header, in order."""
-    body = re.search(rf"typedef struct {struct} {{(.*?)}} {struct};", HEADER.read_text(), re.DOTALL)
-    assert body
-    text = re.sub(r"//[^\n]*", "", body[1])
-    return [
-        name.strip(" *\n").split()[-1].strip("*")
-        for line in text.split(";")
-        if line.strip()
-        for name in line.split(",")
-    ]
 
 
 @pytest.mark.parametrize(
     ("struct", "mirror"),
-    [("tw_gemm_operand", OperandArgs), ("tw_gemm_problem", ProblemArgs), ("tw_gemm_args", GemmArgs)],
+    [("tw_gemm_operand", OperandArgs), ("tw_gemm_problem", ProductArgs), ("tw_gemm_args", CpuLaunch)],
 )
 def test_the_mirror_has_the_fields_of_the_header(struct: str, mirror: Any) -> None:
-    assert [name for name, _ in mirror._fields_] == declared_fields(struct)
+    assert [name for name, _ in mirror._fields_] == declared_fields(struct, "gemm_args.h")
 
 
 def plan_of(
@@ -83,15 +36,15 @@ def plan_of(
 
 def bound(
     plan: ExecutionPlan, stage: int = 0
-) -> tuple[GemmArgs, list[ProblemArgs], list[list[OperandArgs]], dict[str, int]]:
+) -> tuple[CpuLaunch, list[ProductArgs], list[list[OperandArgs]], dict[str, int]]:
     """The block of a stage as a kernel would read it, operands at made-up addresses."""
     addresses = {item.name: 0x10000 * (index + 1) for index, item in enumerate(plan.operands)} | {WORKSPACE: 0x7000000}
     packed = pack(plan.stages[stage].args)
     block, base = bytearray(len(packed.template)), 0x5000
     packed.bind(addresses, block, base)
-    args = GemmArgs.from_buffer(block)
-    size = ctypes.sizeof(ProblemArgs)
-    rows = [ProblemArgs.from_buffer(block, args.problems - base + index * size) for index in range(args.count)]
+    args = CpuLaunch.from_buffer(block)
+    size = ctypes.sizeof(ProductArgs)
+    rows = [ProductArgs.from_buffer(block, args.problems - base + index * size) for index in range(args.count)]
     counts = len(plan.stages[stage].config.d)  # type: ignore[attr-defined]
     d = [
         [OperandArgs.from_buffer(block, row.d - base + i * ctypes.sizeof(OperandArgs)) for i in range(counts)]
