@@ -20,7 +20,7 @@ class AttentionSpec:
     """Words are those of configurations of attention; sizes of heads are elements of (q and k, v).
 
     ``tiles`` are the cuts worth trying, by ``"{q}x{v}"``; ``sweep`` are all that m0, n0 and k0
-    may be (no entry: anything). ``waves`` are those that may share a tile's
+    may be (no entry: anything), and ``forms`` narrow that for some sizes of heads, ``"*"`` for all others. ``waves`` are those that may share a tile's
     rows. Empty tables leave a question open.
     """
 
@@ -30,6 +30,7 @@ class AttentionSpec:
     v3: bool
     hdims: FrozenMap[str, tuple[Hdim, ...]]
     sweep: FrozenMap[str, Numbers]
+    forms: FrozenMap[str, FrozenMap[str, Numbers]]
     tiles: FrozenMap[str, tuple[Numbers, ...]]
     backward_tiles: FrozenMap[str, tuple[Numbers, ...]]
     waves: Numbers
@@ -43,9 +44,11 @@ class AttentionSpec:
     kv_layouts: tuple[str, ...]
     kv_lookups: tuple[str, ...]
 
-    def hdim_for(self, dtype: str, q: int, v: int) -> Hdim | None:
-        """The smallest sizes of heads that hold ``q`` and ``v``; None if there are none."""
-        fitting = [pair for pair in self.hdims.get(dtype, ()) if pair[0] >= q and pair[1] >= v]
+    def hdim_for(self, dtype: str, q: int, v: int, columns: int = 1) -> Hdim | None:
+        """The smallest sizes of heads that hold ``q`` and ``v``, v's a multiple of ``columns``; None if there are none."""
+        fitting = [
+            pair for pair in self.hdims.get(dtype, ()) if pair[0] >= q and pair[1] >= v and pair[1] % columns == 0
+        ]
         return min(fitting, key=lambda pair: (sum(pair), pair), default=None)
 
 
@@ -58,6 +61,7 @@ def read_attention(fields: Fields) -> AttentionSpec:
         v3=fields.boolean("v3", False),
         hdims=_hdims(fields.fields("hdims")),
         sweep=_lists(fields.fields("sweep", {})),
+        forms=FrozenMap({name: _lists(entry) for name, entry in fields.fields("forms", {}).entries()}),
         tiles=_tuples(fields.fields("tiles", {}), 6),
         backward_tiles=_tuples(fields.fields("backward_tiles", {}), 9),
         waves=_numbers(fields, "waves", []),
