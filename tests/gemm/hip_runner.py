@@ -19,7 +19,7 @@ from tilewright_gemm.codegen import generate
 from tilewright_gemm.config import GemmConfig
 from tilewright_gemm.pack_b import PackBConfig
 from tilewright_kit.compare import poison
-from tilewright_kit.plan import COUNTERS, WORKSPACE, ExecutionPlan, pack
+from tilewright_kit.plan import COUNTERS, WORKSPACE, ExecutionPlan, Geometry, pack
 from tilewright_kit.problem import Operand, Role
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "emulator"))
@@ -73,6 +73,9 @@ class Storage:
 class HipRunner:
     """Builds each kernel once."""
 
+    first = _FIRST
+    """Where operands begin."""
+
     def __init__(self, arch: ArchSpec) -> None:
         self.arch = arch
         self._built: dict[str, tuple[bytes, str]] = {}
@@ -93,10 +96,10 @@ class HipRunner:
         found = {}
         for number, item in enumerate(plan.operands):
             values = inputs[item.name] if item.role is Role.INPUT else None
-            found[item.name] = Storage.of(item, values, _FIRST + number * _APART, 0 if item.desc.packing else lead)
+            found[item.name] = Storage.of(item, values, self.first + number * _APART, 0 if item.desc.packing else lead)
         workspace = np.full(-(-max(plan.workspace_bytes, 1) // _GRAIN) * _GRAIN, _CANARY, np.uint8)
         counters = np.zeros(plan.counter_bytes // 4 + 4, np.uint32)
-        scratch = _FIRST + len(found) * _APART
+        scratch = self.first + len(found) * _APART
         places = {WORKSPACE: scratch, COUNTERS: scratch + _APART}
         before = {name: storage.raw.copy() for name, storage in found.items()}
         for stage in plan.stages:
@@ -118,19 +121,22 @@ class HipRunner:
     def _launch(self, stage: Any, memory: Memory, addresses: Mapping[str, int]) -> None:
         packed, geometry = pack(stage.args), stage.geometry
         block = bytearray(len(packed.template))
-        table = _FIRST - _APART
+        table = self.first - _APART
         packed.bind(addresses, block, table)
         if len(block) > packed.root_bytes:  # tables of tasks lie behind the parameter itself
             whole = np.zeros(-(-len(block) // _GRAIN) * _GRAIN, np.uint8)
             whole[: len(block)] = np.frombuffer(bytes(block), np.uint8)
             memory.map(table, whole, "tables", writable=False)
-        image, symbol = self.image(stage.config)
+        self.execute(*self.image(stage.config), memory, geometry, bytes(block[: packed.root_bytes]))
+
+    def execute(self, image: bytes, symbol: str, memory: Memory, geometry: Geometry, arguments: bytes) -> None:
+        """One launch."""
         kernel = CodeObject.load(image).kernel(symbol)
         report = kernel.launch(
             memory,
             grid=geometry.grid,
             block=geometry.block,
-            arguments=bytes(block[: packed.root_bytes]),
+            arguments=arguments,
             dynamic_lds=geometry.shared_bytes,
         )
         self.reports.append(report)

@@ -32,7 +32,7 @@ from tilewright_server.analysis.code_object import KernelFacts, read_code_object
 
 pytestmark = pytest.mark.skipif(not HAVE_HIP, reason=WITHOUT_HIP)
 
-SAMPLE = 48
+SAMPLE = 32
 """Kernels of each arch's default set that every run compiles; the exhaustive one compiles them all."""
 
 
@@ -89,6 +89,7 @@ def test_what_planners_propose_compiles(name: str, tmp_path: Path) -> None:
     assert not faults(spread(proposed(arch), 12), arch, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HIP_ARCHS)
 def test_a_sample_of_the_default_set_compiles(name: str, tmp_path: Path) -> None:
     arch = tilewright_arch.load(name)
