@@ -18,7 +18,7 @@ help: ## This list
 	@echo "  Variables: PYTHON ($(PYTHON)), VENV ($(VENV)), WORKERS ($(WORKERS)), PYTEST_ARGS, BENCH_ARGS"
 
 $(DEMO_READY): pyproject.toml scripts/bootstrap.py
-	@$(PYTHON) scripts/bootstrap.py --venv $(VENV) --extras server,examples
+	@$(PYTHON) scripts/bootstrap.py --venv $(VENV) --extras server,demo
 	@touch $@
 
 $(DEV_READY): pyproject.toml scripts/bootstrap.py

@@ -394,7 +394,7 @@ def main() -> int:
         image, title = picture(options.image)
         models = {name: load(name) for name in MODELS}
         theirs = Onnxruntime(models)
-    except MissingPackageError as error:
+    except (MissingPackageError, NotImplementedError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 4
     # The first is what stands for no character, the last a space.

@@ -86,7 +86,7 @@ class Graph:
 
 
 def read(path: Path) -> Graph:
-    """The graph of a model file, its convolutions as layers."""
+    """The graph of a model file, its convolutions as layers. Raises ``NotImplementedError`` for what they cannot be."""
     try:
         import onnx
         from onnx import helper, numpy_helper
@@ -243,7 +243,7 @@ Convolve = Callable[[Layer, Array], Array]
 
 
 def run(graph: Graph, x: Array, convolve: Convolve) -> list[Array]:
-    """The outputs for one input."""
+    """The outputs for one input. Raises ``NotImplementedError`` for an operator, or a form of it, that is not here."""
     values: dict[str, Array] = {graph.input: x}
     left: Counter[str] = Counter(name for node in graph.nodes for name in node.inputs)
     left.update(graph.outputs)
