@@ -57,6 +57,10 @@ class Operation(Protocol[P, C]):
 
     - ``spaces``: kernel sets for tuning;
     - ``refusal(problem, device)``: why there is nothing for a device, if so;
+    - ``value_operands(problem)`` and ``check_values(problem, values)``: the names of operands whose content must make
+      sense (lengths, indices), and a check of it, which raises ``InvalidArgumentError``. The server makes it before
+      every launch with those of them whose memory it can read, so it should take a few microseconds;
+    - ``sample_inputs(request, rng)``: content for inputs of ``samples`` that must mean something, by name;
     - ``select_set(arch, **options)`` with ``generate_options``, the names of its options: kernels as
       ``kernels generate`` chooses them; ``variants``, other spellings of operations and which they are;
     - ``analysis_shape(config)``, ``analysis_request(config, shape)`` and ``product_of(problem)``: for
@@ -81,7 +85,10 @@ class Operation(Protocol[P, C]):
         ...
 
     def candidates(self, problem: P, device: DeviceInfo) -> Sequence[C]:
-        """Valid configurations that compute ``problem`` on the device, in a fixed order, the most general last."""
+        """Valid configurations that compute ``problem`` on the device, in a fixed order, the most general last.
+
+        Where there is none the operation may say why: it may raise ``UnsupportedError``, which names what there is.
+        """
         ...
 
     def mismatches(self, problem: P, config: C, device: DeviceInfo) -> Sequence[Violation]:

@@ -35,9 +35,9 @@ def samples_on(
     for request in operation.samples():
         try:
             problem = operation.parse(request)
+            candidates = operation.candidates(problem, device)
         except UnsupportedError:
             continue
-        candidates = operation.candidates(problem, device)
         if candidates:
             yield request, problem, candidates
 
@@ -164,7 +164,10 @@ def _candidates(operation: Operation[Any, Any], device: DeviceInfo) -> Iterator[
 def _same_candidates(operation: Operation[Any, Any], device: DeviceInfo) -> Iterator[str]:
     for request in operation.samples():
         problem = operation.parse(request)
-        runs = [tuple(operation.candidates(problem, device)) for _ in range(3)]
+        try:
+            runs = [tuple(operation.candidates(problem, device)) for _ in range(3)]
+        except UnsupportedError:
+            continue
         runs.append(tuple(operation.candidates(operation.parse(request), device)))
         if any(run != runs[0] for run in runs):
             yield f"candidates of {_label(request)} differ from call to call"
