@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from native_harness import DTYPES, Guarded, Library, Runtime, guarded
 from tilewright_fmha.masks import Mask
+from tilewright_fmha.philox import random_bytes
 from tilewright_fmha.reference import attention_truth
 
 Array = np.ndarray[Any, Any]
@@ -118,9 +118,10 @@ class FmhaKernel:
 
     def source(self, name: str) -> str:
         body = "\n  ".join(self.lines())
-        macro = {"combine": "TW_FMHA_COMBINE", "append": "TW_FMHA_APPEND"}.get(self.family, "TW_FMHA_FORWARD")
-        text = f"namespace {{ struct Config_{name} {{\n  {body}\n}}; }}\n{macro}({name}, Config_{name})\n"
-        return text + (f"TW_FMHA_WORKSPACE({name}, Config_{name})\n" if macro == "TW_FMHA_FORWARD" else "")
+        kind = self.family if self.family in ("combine", "append") else "forward"
+        text = f'#include "tilewright/cpu/fmha_{kind}.hpp"\nnamespace {{ struct Config_{name} {{\n  {body}\n}}; }}\n'
+        text += f"TW_FMHA_{kind.upper()}({name}, Config_{name})\n"
+        return text + (f"TW_FMHA_WORKSPACE({name}, Config_{name})\n" if kind == "forward" else "")
 
 
 @dataclass(frozen=True)
@@ -411,6 +412,8 @@ class FmhaCall:
         self.args.workspace, self.args.workspace_bytes = workspace.address, bytes_
         runtime.launch(library.entry(self.kernel), self.args, team or self.kernel.team)
         self.args.workspace = None
+        if self.kernel.family == "split":
+            runtime.launch(library.entry(combine_of(self.kernel)), self.args, team or self.kernel.team)
 
     def truth(self, b: int, h: int) -> tuple[Array, Array, Array]:
         """o and lse of one head, and what the rounding of o is relative to."""
@@ -471,8 +474,20 @@ class FmhaCall:
                     np.testing.assert_allclose(lines[:n], lse, rtol=2e-6, atol=4e-6 * (1 + s.hdim[0] / 64))
                     if not kernel.varlen:
                         assert np.all(lines[n:] == -np.inf)
+        if kernel.randval:
+            self._check_random()
         assert self.status[0] == status, (self.status, status)
         self.untouched()
+
+    def _check_random(self) -> None:
+        for b, (rows, columns) in enumerate(zip(self.lens_q, self.lens_k, strict=True)):
+            for h in range(self.shape.heads[0]):
+                got = self.rows_of(self.randval, b, h)[: rows if self.kernel.varlen else None]
+                want = np.zeros(got.shape, np.uint8)
+                if not (self.kernel.skip_min and rows < self.shape.min_q):
+                    head = b * self.shape.heads[0] + h
+                    want[:rows, :columns] = random_bytes(self.seed, self.offset, head, rows, columns)
+                assert np.array_equal(got.view(np.uint8), want), (b, h)
 
     def untouched(self) -> None:
         """What was given, and what lies beside the results, is as before."""
@@ -497,6 +512,14 @@ class FmhaCall:
             assert np.array_equal(now[outside], before[outside]), f"written beside {name}"
 
 
+def combine_of(kernel: FmhaKernel) -> FmhaKernel:
+    """The second stage of a split kernel."""
+    return FmhaKernel(
+        q=kernel.q, kv=kernel.kv, o=kernel.o, family="combine", hdim=kernel.hdim, varlen=kernel.varlen, lse=kernel.lse,
+        learned_sinks=kernel.learned_sinks, skip_min=kernel.skip_min,
+    )  # fmt: skip
+
+
 ROUNDING = {"fp32": 2.0**-23, "fp16": 2.0**-11, "bf16": 2.0**-8}
 
 
@@ -506,14 +529,3 @@ def near(got: Array, want: Array, bound: Array, dtype: str, pairs: bool, where: 
     allowed = ROUNDING[dtype] * np.abs(want) + (2.0**-8 if pairs else 1e-5) * bound + 1e-6
     worst = np.nanmax(np.abs(got - want) / allowed, initial=0.0)
     assert worst <= 1, (where, float(worst), dtype)
-
-
-def shapes_of_lengths(lengths: tuple[int, ...], pairs: int, rng: np.random.Generator) -> list[tuple[int, int]]:
-    """Some pairs of lengths, the extremes among them."""
-    drawn = [(int(rng.choice(lengths)), int(rng.choice(lengths))) for _ in range(pairs)]
-    return [(lengths[0], lengths[-1]), (lengths[-1], lengths[0]), *drawn]
-
-
-def total(shape: FmhaShape) -> int:
-    """Scores in all."""
-    return shape.batch * shape.heads[0] * math.prod(shape.seq)

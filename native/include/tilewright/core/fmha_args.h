@@ -53,7 +53,9 @@ typedef struct tw_fmha_args {
   int64_t left, right, bottom_right, sink_size;  // which columns a row sees: fmha_visible in fmha_item.hpp
   int64_t seed, offset, drop_below;              // dropout: see philox.hpp
   int64_t splits, split_rows;      // parts of the keys; rows of each, or 0: an equal share of what there is to see
-  int64_t q_tiles, k_tiles, tiles;  // ceil(seq_q / m0) (packed GQA: ceil(seq_q * group / m0)), ceil(seq_k / n0), all
+  // ceil(seq_q / m0) (packed GQA: ceil(seq_q * group / m0)), ceil(seq_k / n0) (appending: positions of the rotary
+  // tables), work items in all.
+  int64_t q_tiles, k_tiles, tiles;
   int64_t new_rows, rotary_dim, rotary_stride, workspace_bytes;
   int64_t min_q;                           // items with fewer queries are not computed: o = 0, lse = -inf
   double scale, softcap, keep_scale, p_scale;  // p_scale: what P is multiplied by before it is rounded to 8 bits

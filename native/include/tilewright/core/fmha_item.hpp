@@ -30,6 +30,7 @@ enum : int32_t {
 struct FmhaItem {
   int64_t q_first, q_rows;  // rows of this item; q_first is 0 unless varlen
   int64_t k_first, k_rows;
+  int64_t k_room;   // rows that k_rows may grow to: what a cache has room for
   int64_t off;      // column of row 0's diagonal: k_rows - q_rows if bottom_right, else 0
   int64_t cache;    // the batch item of k and v (not used where they are paged or varlen)
   bool skip;        // too few queries: nothing is computed, its rows are o = 0, lse = -inf
@@ -59,7 +60,8 @@ TW_EVERYWHERE void fmha_starts(FmhaItem& item, const int32_t* starts, int64_t b,
 template <class Config>
 TW_EVERYWHERE FmhaItem fmha_item(const tw_fmha_args& args, int64_t b) {
   constexpr bool kAppend = Config::family == FmhaFamily::append;
-  constexpr bool kBackward = Config::family == FmhaFamily::dot_do_o || Config::family == FmhaFamily::convert_dq;
+  constexpr bool kQueries = Config::family == FmhaFamily::dot_do_o || Config::family == FmhaFamily::convert_dq ||
+                            Config::family == FmhaFamily::combine;  // these look at no keys
   FmhaItem item = {};
   item.cache = b;
   int64_t room = kAppend ? args.new_rows : args.seq_q;
@@ -74,8 +76,8 @@ TW_EVERYWHERE FmhaItem fmha_item(const tw_fmha_args& args, int64_t b) {
     if (item.q_rows > args.seq_q) item.q_rows = fmha_checked(item, item.q_rows, args.seq_q, kFmhaBadLength);
 
   room = args.seq_k;
-  if constexpr (kBackward) {
-    room = 0;  // these two look at queries only
+  if constexpr (kQueries) {
+    room = 0;
   } else if constexpr (Config::paged) {
     const int64_t page = Config::page_size > 0 ? Config::page_size : args.page_size;
     int64_t pages = args.table_stride, first = 0;
@@ -93,9 +95,9 @@ TW_EVERYWHERE FmhaItem fmha_item(const tw_fmha_args& args, int64_t b) {
       item.cache = 0, room = 0;
     }
   }
-  item.k_rows = room;
-  if (!kBackward && args.len_k) item.k_rows = fmha_checked(item, args.len_k[b], room, kFmhaBadLength);
-  if (!kBackward && item.k_rows > args.seq_k) item.k_rows = fmha_checked(item, item.k_rows, args.seq_k, kFmhaBadLength);
+  item.k_rows = item.k_room = room;
+  if (!kQueries && args.len_k) item.k_rows = fmha_checked(item, args.len_k[b], room, kFmhaBadLength);
+  if (!kQueries && item.k_rows > args.seq_k) item.k_rows = fmha_checked(item, item.k_rows, args.seq_k, kFmhaBadLength);
   item.off = args.bottom_right ? item.k_rows - item.q_rows : 0;
   if constexpr (Config::skip_min) item.skip = item.q_rows < args.min_q;
   return item;

@@ -6,43 +6,9 @@
 #pragma once
 #include "tilewright/cpu/fmha_pack.hpp"
 #include "tilewright/cpu/fmha_softmax.hpp"
+#include "tilewright/cpu/fmha_status.hpp"
 
 TW_NAMESPACE_BEGIN
-
-// What was found wrong with lengths and tables: the bits of all members, and one culprit, in counters of the launch.
-struct FmhaStatus {
-  static constexpr int kBits = TW_TEAM_COUNTERS - 1;
-  int32_t bits = 0;
-  int64_t item = 0, culprit = 0;
-
-  TW_INLINE void add(int32_t bad, int64_t b, int64_t what) {
-    if (!bits && bad) item = b, culprit = what;
-    bits |= bad;
-  }
-  // Every member calls this once, at the end.
-  TW_NOINLINE void publish(Crew& crew, int32_t* status) const {
-    if (!status) return;
-    if (crew.size == 1) {
-      status[0] = bits, status[1] = (int32_t)item, status[2] = (int32_t)culprit, status[3] = 0;
-      return;
-    }
-    // Item and culprit of whoever has the first item: one word to compare.
-    int64_t* const all = &crew.state->counters[kBits].value;
-    int64_t* const first = &crew.state->counters[kBits - 1].value;
-    if (bits) {
-      __atomic_fetch_or(all, (int64_t)bits, __ATOMIC_RELAXED);
-      const int64_t mine = ((int64_t)1 << 62) - ((item << 32) | (culprit & 0xffffffff));
-      int64_t seen = __atomic_load_n(first, __ATOMIC_RELAXED);
-      while (mine > seen && !__atomic_compare_exchange_n(first, &seen, mine, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
-      }
-    }
-    crew.barrier();
-    if (crew.rank > 0) return;
-    const int64_t found = __atomic_load_n(all, __ATOMIC_RELAXED), where = __atomic_load_n(first, __ATOMIC_RELAXED);
-    const int64_t what = found ? ((int64_t)1 << 62) - where : 0;
-    status[0] = (int32_t)found, status[1] = (int32_t)(what >> 32), status[2] = (int32_t)what, status[3] = 0;
-  }
-};
 
 template <class Config>
 struct FmhaForward {
@@ -146,7 +112,7 @@ struct FmhaForward {
         const int64_t page = fmha_page<Config>(args, keys.b, first + j);
         if (page >= 0) to[j] = scale.ptr[page * scale.batch + keys.head * scale.head];
       } else {
-        to[j] = scale.ptr[keys.item.cache * scale.batch + keys.head * scale.head +
+        to[j] = scale.ptr[keys.b * scale.batch + keys.head * scale.head +
                           (scale.block_rows ? (first + j) / scale.block_rows * scale.block : 0)];
       }
     }
@@ -210,31 +176,15 @@ struct FmhaForward {
       if constexpr (split) {
         const int64_t row = Config::varlen ? (part_of * args.heads_q + h) * args.total_q + item.q_first + i
                                            : ((part_of * args.batch + b) * args.heads_q + h) * args.seq_q + i;
-        store_line<fp32>(from, factor, Config::hdim_v, (char*)(args.o_acc + row * Config::hdim_v), 1);
+        fmha_store_line<fp32>(from, factor, Config::hdim_v, (char*)(args.o_acc + row * Config::hdim_v), 1);
         args.lse_acc[row] = lse;
       } else {
-        store_line<O>(from, factor, args.hdim_v,
+        fmha_store_line<O>(from, factor, args.hdim_v,
                       (char*)args.o.ptr + (batch_of(b) * args.o.batch + h * args.o.head +
                                            (item.q_first + i) * args.o.row) * size_of<O>, args.o.col);
         if constexpr (Config::lse)
           ((float*)args.lse.ptr)[batch_of(b) * args.lse.batch + h * args.lse.head + (item.q_first + i) * args.lse.row] =
               lse;
-      }
-    }
-  }
-
-  template <class E>
-  static TW_INLINE void store_line(const float* from, float factor, int64_t count, char* to, int64_t col) {
-    for (int64_t c = 0; c < count; c += kLanes) {
-      const f32v x = from ? load_as<f32v>(from + c) * factor : f32v{};
-      const int64_t now = min_of(count - c, kLanes);
-      if (col == 1) {
-        store_f32_partial<E>(to + c * size_of<E>, x, now);
-      } else {
-        char line[kVectorBytes];
-        store_f32<E>(line, x);
-        for (int64_t k = 0; k < now; k++)
-          __builtin_memcpy(to + (c + k) * col * size_of<E>, line + k * size_of<E>, size_of<E>);
       }
     }
   }
@@ -261,9 +211,6 @@ struct FmhaForward {
 
 TW_NAMESPACE_END
 
-#if !defined(TW_EXPORT)
-#define TW_EXPORT extern "C" __attribute__((visibility("default")))
-#endif
 #define TW_FMHA_FORWARD(NAME, CONFIG)                          \
   TW_EXPORT void NAME(const void* args, tw_team* team) {       \
     tw::FmhaForward<CONFIG>::run(*(const tw_fmha_args*)args, team); \
