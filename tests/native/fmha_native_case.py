@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 from native_harness import DTYPES, Guarded, Library, Runtime, guarded
+
 from tilewright_fmha.masks import Mask
 from tilewright_fmha.philox import random_bytes
 from tilewright_fmha.reference import attention_truth
 
 Array = np.ndarray[Any, Any]
 
+EVERYTHING = Mask()
 TENSORS = (
     "q", "k", "v", "o", "lse", "bias", "randval", "d_o", "dq", "dk", "dv", "dbias", "k_new", "v_new", "k_past",
     "v_past",
@@ -132,7 +134,7 @@ class FmhaShape:
     heads: tuple[int, int] = (2, 2)
     seq: tuple[int, int] = (17, 65)
     hdim: tuple[int, int] = (64, 64)
-    mask: Mask = Mask()
+    mask: Mask = EVERYTHING
     layout: str = "bhsd"
     lens_q: tuple[int, ...] = ()
     lens_k: tuple[int, ...] = ()
@@ -159,6 +161,7 @@ class FmhaCall:
     def __init__(self, kernel: FmhaKernel, shape: FmhaShape, rng: np.random.Generator, at_end: bool = True) -> None:
         self.kernel, self.shape, self.rng, self.at_end = kernel, shape, rng, at_end
         self.keep: list[Any] = []
+        self.arrays: dict[str, Array] = {}
         self.args = FmhaArgs()
         b = shape.batch
         self.lens_q = list(shape.lens_q) or [shape.seq[0]] * b
@@ -183,7 +186,12 @@ class FmhaCall:
         """An operand that is a plain array."""
         array = self.place(values)
         setattr(self.args, name, array.ctypes.data)
+        self.arrays[name] = array
         return array
+
+    def array(self, name: str) -> Array:
+        """What a pointer of the struct points to."""
+        return self.arrays[name]
 
     def random(self, dtype: str, sizes: tuple[int, ...]) -> Array:
         values = self.rng.standard_normal(sizes).astype(np.float32)
@@ -246,7 +254,7 @@ class FmhaCall:
             starts = np.cumsum([3, *(n + s.room[0] for n in self.lens_q)]).astype(np.int32)
             self.pointer("cu_q", starts)
             self.q_at, self.args.total_q = [int(x) for x in starts[:-1]], int(starts[-1]) + 2
-        if kernel.varlen and s.room[0] or (not kernel.varlen and s.lens_q):
+        if (kernel.varlen and s.room[0]) or (not kernel.varlen and s.lens_q):
             self.pointer("len_q", np.array(self.lens_q, np.int32))
         if kernel.varlen and not kernel.paged:
             starts = np.cumsum([1, *(n + s.room[1] for n in self.lens_k)]).astype(np.int32)
@@ -420,7 +428,7 @@ class FmhaCall:
         s, kernel = self.shape, self.kernel
         hk = h // (s.heads[0] // s.heads[1])
         k, v = self.k[b][hk], self.v[b][hk]
-        options: dict[str, Any] = {"mask": s.mask, "scale": self.scale, "softcap": s.softcap}
+        options: dict[str, Any] = {"mask": s.mask, "scale": self.scale, "softcap": s.softcap if kernel.softcap else 0.0}
         if self.bias is not None:
             own = self.bias[b if s.bias_axes[0] and not kernel.varlen else 0, h if s.bias_axes[1] else 0]
             options["bias"] = own[: self.lens_q[b] if s.bias_axes[2] else 1, : self.lens_k[b] if s.bias_axes[3] else 1]

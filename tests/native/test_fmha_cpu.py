@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from fmha_native_case import FmhaCall, FmhaKernel, FmhaShape
 from native_harness import LEVELS, Library, Runtime, missing_features
+
 from tilewright_fmha.masks import Mask
 
 BEST = next((name for name in reversed(LEVELS) if not missing_features(name)), "")

@@ -73,12 +73,13 @@ struct FmhaForward {
     const Softmax softmax{args, item, seed, b, hk * g, g, this->template part<float>(at.m),
                           this->template part<float>(at.l), this->template part<float>(at.scale),
                           this->template part<float>(at.rescale), this->template part<uint8_t>(at.random)};
-    for (int64_t c0 = 0; c0 < range.last; c0 += B::n0) {
+    const int64_t last = range.first < range.last ? range.last : range.sink_last;
+    for (int64_t c0 = 0; c0 < last; c0 += B::n0) {
       if (c0 >= range.sink_last && c0 + B::n0 <= range.first) {
         c0 = range.first / B::n0 * B::n0 - B::n0;
         continue;
       }
-      const FmhaColumns columns = load_block(keys, values, c0, min_of(range.last - c0, B::n0));
+      const FmhaColumns columns = load_block(keys, values, c0, min_of(last - c0, B::n0));
       for (int64_t r = 0; r < rows; r += B::m0)
         block(softmax, item, p0 + r, r, min_of(rows - r, B::m0), columns);
     }
