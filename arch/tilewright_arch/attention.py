@@ -20,8 +20,8 @@ class AttentionSpec:
     """Words are those of configurations of attention; sizes of heads are elements of (q and k, v).
 
     ``tiles`` are the cuts worth trying, by ``"{q}x{v}"``; ``sweep`` are all that m0, n0 and k0
-    may be (no entry: anything), and ``forms`` narrow that for some sizes of heads, ``"*"`` for all others. ``waves`` are those that may share a tile's
-    rows. Empty tables leave a question open.
+    may be (no entry: anything), and ``forms`` narrow that for some sizes of heads, ``"*"`` for all
+    others. ``waves`` are those that may share a tile's rows. Empty tables leave a question open.
     """
 
     dtypes: tuple[str, ...]
@@ -45,7 +45,9 @@ class AttentionSpec:
     kv_lookups: tuple[str, ...]
 
     def hdim_for(self, dtype: str, q: int, v: int, columns: int = 1) -> Hdim | None:
-        """The smallest sizes of heads that hold ``q`` and ``v``, v's a multiple of ``columns``; None if there are none."""
+        """The smallest sizes of heads that hold ``q`` and ``v``, the latter a multiple of ``columns``;
+        None if there are none.
+        """
         fitting = [
             pair for pair in self.hdims.get(dtype, ()) if pair[0] >= q and pair[1] >= v and pair[1] % columns == 0
         ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import cache
 from typing import Any
 
 from tilewright_arch import ArchSpec, AttentionSpec
@@ -14,17 +15,24 @@ from tilewright_kit.dtypes import DType
 from tilewright_kit.errors import UnsupportedError
 
 __all__ = [
-    "backward_tile",
+    "ELEMENTWISE",
     "cpu_algorithm",
+    "cpu_columns",
     "cpu_depth",
     "cpu_register_tiles",
+    "cpu_tile",
     "default_of",
+    "elementwise_algorithm",
+    "elementwise_tile",
     "spec_of",
 ]
 
+ELEMENTWISE = (Family.COMBINE, Family.APPENDKV, Family.DOT_DO_O, Family.CONVERT_DQ)
+"""Families without a product of matrices."""
+
 _CPU_ROWS, _CPU_COLUMNS = 64, 128
 """Rows of queries and columns of keys of a CPU's block, about."""
-_CPU_PIPELINES = {
+_PIPELINES = {
     Family.COMBINE: "splitkv_combine",
     Family.APPENDKV: "appendkv",
     Family.DQ_DK_DV: "bwd",
@@ -47,6 +55,7 @@ def spec_of(arch: ArchSpec) -> AttentionSpec:
     return arch.attention
 
 
+@cache
 def default_of(name: str, family: Family = Family.FWD) -> Any:
     """The default of a configuration's field."""
     return next(item.default for item in fields(config_of(family)) if item.name == name)
@@ -69,10 +78,32 @@ def cpu_columns(arch: ArchSpec, columns: int, depth: int, wanted: int) -> int:
     return max(round(wanted / unit), 1) * unit
 
 
-def backward_tile(m0: int, n0: int, hdim: tuple[int, int]) -> tuple[int, ...]:
-    """The nine numbers of a CPU's gradients, which are products of whole blocks."""
-    q, v = hdim
-    return (m0, n0, q, m0, v, m0, n0, q, v)
+def cpu_tile(config: FmhaConfig, m0: int, n0: int) -> tuple[int, ...]:
+    """The tile of a CPU's kernel, whose products are of whole blocks: heads are not cut."""
+    q, v = config.hdim
+    return (m0, n0, q, m0, v, m0, n0, q, v) if config.family is Family.DQ_DK_DV else (m0, n0, q, v, n0, q)
+
+
+def elementwise_tile(config: FmhaConfig, arch: ArchSpec) -> tuple[int, ...]:
+    """The tile of a kernel without a product: m0 rows at a time."""
+    q, v = config.hdim
+    if config.family is Family.COMBINE:
+        columns = spec_of(arch).combine_columns
+        return (32, v, 32, columns, 32, v)
+    if config.family is Family.DOT_DO_O:
+        return (64, max(v, 128), 32, max(v, 128), 32, max(q, 128))
+    return (64, v, 32, v, 32, q) if config.family is Family.APPENDKV else (64, q, 32, q, 32, q)
+
+
+def elementwise_algorithm(config: FmhaConfig, arch: ArchSpec, team: int = 1) -> Mapping[str, Any]:
+    """Pipeline, tile and waves of a kernel without a product; ``team`` is a CPU's."""
+    waves = team if arch.kind == "cpu" else 128 // arch.wave_size
+    return {
+        "pipeline": _PIPELINES[config.family],
+        "tile": elementwise_tile(config, arch),
+        "wave": (waves, *(1,) * 8),
+        "warp_tile": (1,) * 9,
+    }
 
 
 def cpu_algorithm(
@@ -84,14 +115,14 @@ def cpu_algorithm(
     columns: int = _CPU_COLUMNS,
 ) -> Mapping[str, Any]:
     """Pipeline, tile, waves and register tile of a CPU's kernel with the signature of ``config``."""
+    if config.family in ELEMENTWISE:
+        return elementwise_algorithm(config, arch, team)
     mr, nr = register_tile or cpu_register_tiles(arch)[0]
     depth = cpu_depth(config.dtype)
     m0, n0 = max(rows // mr, 1) * mr, cpu_columns(arch, nr, depth, columns)
-    q, v = config.hdim
-    tile = backward_tile(m0, n0, config.hdim) if config.family is Family.DQ_DK_DV else (m0, n0, q, v, n0, q)
     return {
-        "pipeline": _CPU_PIPELINES.get(config.family, "qr"),
-        "tile": tile,
+        "pipeline": _PIPELINES.get(config.family, "qr"),
+        "tile": cpu_tile(config, m0, n0),
         "wave": (team, *(1,) * 8),
         "warp_tile": (mr, nr, depth) * 3,
     }

@@ -1,0 +1,318 @@
+"""Rules on how GPU kernels are cut: waves, warp tiles, shared memory and registers."""
+
+# ruff: noqa: ARG001  (all rules have the same signature)
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any
+
+from tilewright_arch import ArchSpec
+from tilewright_fmha.config import FmhaConfig
+from tilewright_fmha.defaults import ELEMENTWISE
+from tilewright_fmha.gpu_shared import registers_estimate, shared_bytes
+from tilewright_fmha.rule_parts import is_well_formed, must_be, replaced
+from tilewright_fmha.stages_view import products_of, threads_of
+from tilewright_fmha.words import QScale, Scheduling
+from tilewright_kit.cost import padded
+from tilewright_kit.rules import Violation
+
+__all__ = ["GPU_RULES", "is_async", "of_products", "tiles_for"]
+
+Rule = Callable[[FmhaConfig, ArchSpec], Iterator[Violation]]
+
+MOST_CONSUMERS = 3
+_WS_HDIMS = ((64, 64), (128, 128), (192, 128), (256, 256))
+_WS_STEP = 64
+"""Rows of one warpgroup."""
+
+
+def of_products(rule: Rule) -> Rule:
+    """A rule on tiles of GPU kernels that have products, for configurations that have tiles at all."""
+
+    @wraps(rule)
+    def judged(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
+        if arch.kind != "cpu" and config.family not in ELEMENTWISE and is_well_formed(config) and arch.attention:
+            yield from rule(config, arch)
+
+    return judged
+
+
+def is_async(config: FmhaConfig) -> bool:
+    """The pipeline copies from global to shared memory without registers."""
+    return config.pipeline in ("qr_async", "qr_async_trload", "v3", "batch_prefill_async")
+
+
+def tiles_for(config: FmhaConfig, arch: ArchSpec) -> tuple[tuple[int, ...], ...]:
+    """Cuts of the arch that are worth trying for the heads of ``config``."""
+    spec = arch.attention
+    if spec is None:
+        return ()
+    table = spec.backward_tiles if len(config.tile) == 9 else spec.tiles
+    return table.get("x".join(map(str, config.hdim)), ())
+
+
+@of_products
+def softmax_rows(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """Forward kernels: a row of scores lives in one wave, so waves share out rows. Only ``qr_nwarp_sshuffle`` has few
+    rows, whose columns waves share.
+    """
+    if not config.is_forward:
+        return
+    spec = arch.attention
+    most = max(spec.waves, default=8) if spec else 8
+    waves = min(config.waves, most)
+    if config.pipeline == "qr_nwarp_sshuffle":
+        wanted: tuple[int, ...] = (1, waves, 1, 1, waves, 1, 1, 1, 1)
+        reason = "waves share the columns of few rows"
+    else:
+        wanted = (waves, 1, 1, waves, 1, 1, 1, 1, 1)
+        reason = "a row of scores lives in one wave: waves share out rows"
+    yield from must_be("softmax_rows", config, "wave", wanted, reason)
+    if config.pipeline == "qr_nwarp_sshuffle" and config.m0 != config.warp_tile[0]:
+        tile = replaced(config.tile, 0, config.warp_tile[0])
+        reason = f"all waves have the same rows: m0 is those of one warp tile, {config.warp_tile[0]}"
+        yield Violation("softmax_rows", "tile", config.tile, reason, {"tile": tile})
+
+
+@of_products
+def wave_table(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """The arch lists how many waves may share a tile; all products of a kernel have the same."""
+    spec = arch.attention
+    offered = (1, 2, 3) if config.pipeline == "ws" else spec.waves if spec else ()
+    if offered and config.waves not in offered:
+        count = max((item for item in offered if item <= config.waves), default=offered[0])
+        reason = f"a tile has {', '.join(map(str, offered))} waves"
+        yield Violation("wave_table", "wave", config.wave, reason, {"wave": _waves(config, count)})
+    elif config.is_backward:
+        counts = {item.wave[0] * item.wave[1] * item.wave[2] for item in products_of(config)}
+        if len(counts) > 1:
+            reason = "all products of a kernel are made by the same waves"
+            yield Violation("wave_table", "wave", config.wave, reason, {"wave": _waves(config, config.waves)})
+
+
+def _waves(config: FmhaConfig, count: int) -> tuple[int, ...]:
+    if config.is_backward:
+        return (1, count, 1, count, 1, 1, 1, count, 1)
+    if config.pipeline == "qr_nwarp_sshuffle":
+        return (1, count, 1, 1, count, 1, 1, 1, 1)
+    return (count, 1, 1, count, 1, 1, 1, 1, 1)
+
+
+@of_products
+def warp_tile_table(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """The arch lists warp tiles of attention; the third is of gradients only."""
+    spec = arch.attention
+    offered = spec.warp_tiles.get(config.dtype.value, ()) if spec else ()
+    if not offered or config.pipeline == "ws":
+        return
+    mended = []
+    for start in (0, 3, 6):
+        own = config.warp_tile[start : start + 3]
+        close = next((item for item in offered if item[:2] == own[:2]), offered[0])
+        mended += list(own if own in offered else close)
+    if not config.is_backward:
+        mended[6:] = [16, 16, 16]
+    listed = ", ".join("x".join(map(str, item)) for item in offered)
+    reason = f"warp tiles of {config.dtype} on {arch.id} are {listed}; the third, of gradients, is else 16x16x16"
+    yield from must_be("warp_tile_table", config, "warp_tile", tuple(mended), reason)
+
+
+@of_products
+def warp_divides_tile(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """Waves times their warp tiles divide what a tile has along each axis."""
+    tile = list(config.tile)
+    for item in products_of(config):
+        for axis, index in enumerate(item.fields):
+            unit = item.warp_tile[axis] * item.wave[axis]
+            # The last numbers of gradients are the heads themselves, which cannot grow.
+            if tile[index] % unit and not (len(tile) == 9 and index in (7, 8)):
+                tile[index] = padded(tile[index], unit)
+    reason = "waves times their warp tiles divide m0, n0 and k0, and m0, n1 and k1"
+    yield from must_be("warp_divides_tile", config, "tile", tuple(tile), reason)
+
+
+@of_products
+def hdim_tile_table(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """m0, n0 and k0 are sizes that the arch lists; the second product has the whole head of v; gradients keep whole
+    heads.
+    """
+    spec = arch.attention
+    if spec is None or config.pipeline == "ws":
+        return
+    tile = list(config.tile)
+    if config.is_backward:
+        # Scores, and what is subtracted from them, are sums over whole heads.
+        tile[2], tile[4], tile[7], tile[8] = config.hdim[0], config.hdim[1], *config.hdim
+        reason = f"heads of {config.hdim} are not cut"
+        yield from must_be("hdim_tile_table", config, "tile", tuple(tile), reason)
+        return
+    for index, name in enumerate(("m0", "n0", "k0")):
+        listed = spec.sweep.get(name, ())
+        if listed and tile[index] not in listed:
+            tile[index] = max((size for size in listed if size <= tile[index]), default=listed[0])
+    tile[3] = config.hdim[1]
+    reason = f"m0, n0 and k0 are sizes that {arch.id} lists, and n1 is the whole head of v, {config.hdim[1]}"
+    yield from must_be("hdim_tile_table", config, "tile", tuple(tile), reason)
+
+
+@of_products
+def k0_divides_hdim(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """Steps along heads of q divide them."""
+    q = config.hdim[0]
+    if config.is_backward or (config.k0 <= q and q % config.k0 == 0):
+        return
+    spec = arch.attention
+    listed = (spec.sweep.get("k0", ()) if spec else ()) or (16, 32, 64, 128, q)
+    step = max((size for size in listed if size <= config.k0 and q % size == 0), default=16)
+    reason = f"steps of {config.k0} do not divide heads of {q}"
+    yield Violation("k0_divides_hdim", "tile", config.tile, reason, {"tile": replaced(config.tile, 2, step)})
+
+
+@of_products
+def k0max_table(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """How many elements of q are kept follows from its heads."""
+    spec = arch.attention
+    if config.is_backward or spec is None:
+        return
+    kept = spec.k0max.get(str(config.hdim[0]), config.hdim[0])
+    if config.k0max != kept:
+        reason = f"of heads of {config.hdim[0]} elements {kept} are kept"
+        yield Violation("k0max_table", "tile", config.tile, reason, {"tile": replaced(config.tile, 5, kept)})
+
+
+@of_products
+def k1_divides_tile(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """Steps of the second product divide the columns of a block."""
+    if config.is_backward or config.n0 % config.k1 == 0:
+        return
+    step = config.warp_tile[5]
+    while step * 2 <= config.k1 and config.n0 % (step * 2) == 0:
+        step *= 2
+    reason = f"steps of k1 = {config.k1} do not divide n0 = {config.n0}"
+    fix = {"tile": replaced(config.tile, 4, step)} if config.n0 % step == 0 else {}
+    yield Violation("k1_divides_tile", "tile", config.tile, reason, fix)
+
+
+@of_products
+def scale_block_tile(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """A factor for each page: one of a tile of keys and a page divides the other, where pages are compiled in."""
+    if config.qscale is not QScale.KV_BLOCKSCALE or not config.page_size:
+        return
+    if config.n0 % config.page_size and config.page_size % config.n0:
+        reason = f"a tile of {config.n0} keys cuts pages of {config.page_size}, each of which has a factor"
+        yield Violation("scale_block_tile", "page_size", config.page_size, reason, {"page_size": 0})
+
+
+@of_products
+def workgroup_threads(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """A workgroup has no more threads than the arch allows."""
+    threads = threads_of(config, arch)
+    if threads > arch.max_threads_per_workgroup:
+        count = config.waves
+        while (
+            count > 1 and threads_of(config.replace(wave=_waves(config, count)), arch) > arch.max_threads_per_workgroup
+        ):
+            count //= 2
+        reason = f"{threads} threads are more than {arch.max_threads_per_workgroup}"
+        yield Violation("workgroup_threads", "wave", config.wave, reason, {"wave": _waves(config, count)})
+
+
+@of_products
+def lds_budget(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """What a workgroup keeps in shared memory fits into it."""
+    if not is_async(config):
+        yield from _budget("lds_budget", config, arch, arch.lds_bytes)
+
+
+@of_products
+def lds_budget_async(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """The same for pipelines with direct copies, which have several tiles on their way. (The limit is the arch's own;
+    where this rule comes from, it was that of one arch.)
+    """
+    if not is_async(config):
+        return
+    spec = arch.attention
+    limit = min(spec.async_lds_bytes, arch.lds_bytes) if spec else 0
+    if limit:
+        yield from _budget("lds_budget_async", config, arch, limit)
+
+
+def _budget(rule: str, config: FmhaConfig, arch: ArchSpec, limit: int) -> Iterator[Violation]:
+    need = shared_bytes(config, arch)
+    if need <= limit:
+        return
+    smaller = (config.replace(tile=tile) for tile in tiles_for(config, arch))
+    other = next((item for item in smaller if shared_bytes(item, arch) <= limit), None)
+    fix = {"tile": other.tile} if other else {}
+    reason = f"the tile needs {need} bytes of shared memory, and {limit} may be used"
+    yield Violation(rule, "tile", config.tile, reason, fix)
+
+
+@of_products
+def accumulators_fit_registers(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """Results of products fit into a thread's registers."""
+    if config.pipeline == "ws":
+        return
+    need, have = registers_estimate(config, arch), arch.registers_per_thread(threads_of(config, arch))
+    if need <= have:
+        return
+    fix: dict[str, Any] = {}
+    for count in (2, 4, 8):
+        other = config.replace(wave=_waves(config, count))
+        fits = registers_estimate(other, arch) <= arch.registers_per_thread(threads_of(other, arch))
+        if count > config.waves and fits and not list(warp_divides_tile(other, arch)):
+            fix = {"wave": other.wave}
+            break
+    if not fix:
+        smaller = (config.replace(tile=tile) for tile in tiles_for(config, arch))
+        found = next((item for item in smaller if registers_estimate(item, arch) <= have), None)
+        fix = {"tile": found.tile} if found else {}
+    reason = f"a thread would need about {need} registers and has {have}"
+    yield Violation("accumulators_fit_registers", "tile", config.tile, reason, fix)
+
+
+def cuda_padding(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """CUDA: kernels handle every size; there is none without."""
+    if arch.kind != "cuda":
+        return
+    for name in ("pad_s", "pad_sk", "pad_d", "pad_dv"):
+        yield from must_be("cuda_padding", config, name, True, "kernels of CUDA devices handle every size")
+
+
+@of_products
+def ws_form(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """Warp-specialised kernels: each consumer warpgroup has 64 rows, heads of a few sizes, whole in shared memory."""
+    if config.pipeline != "ws":
+        if config.is_forward and config.stages:
+            yield from must_be("ws_form", config, "stages", 0, "the pipeline says how many tiles are on their way")
+        return
+    if config.hdim not in _WS_HDIMS:
+        other = next((item for item in _WS_HDIMS if item[0] >= config.hdim[0] and item[1] >= config.hdim[1]), None)
+        reason = f"its heads are {', '.join(f'{q}x{v}' for q, v in _WS_HDIMS)}"
+        yield Violation("ws_form", "hdim", config.hdim, reason, {"hdim": other or _WS_HDIMS[-1]})
+        return
+    consumers = min(max(config.m0 // _WS_STEP, 1), MOST_CONSUMERS)
+    q, v = config.hdim
+    columns = min(max(config.n0 // 16, 1) * 16, 256)
+    wanted: dict[str, tuple[int, ...]] = {
+        "tile": (consumers * _WS_STEP, columns, q, v, columns, q),
+        "wave": (consumers, 1, 1, consumers, 1, 1, 1, 1, 1),
+        "warp_tile": (_WS_STEP, columns, 16, _WS_STEP, v, 16, 16, 16, 16),
+    }
+    for name, value in wanted.items():
+        reason = f"each of 1 to {MOST_CONSUMERS} consumers has {_WS_STEP} rows, blocks whole heads: {name} is {value}"
+        yield from must_be("ws_form", config, name, value, reason)
+    if config.stages > 4 or config.stages < 0:
+        yield Violation("ws_form", "stages", config.stages, "2 to 4 tiles are on their way", {"stages": 0})
+    if config.scheduler is Scheduling.PINGPONG and consumers < 2:
+        reason = "one consumer has nobody to alternate with"
+        fix = {"scheduler": Scheduling.DEFAULT}
+        yield Violation("ws_form", "scheduler", config.scheduler.value, reason, fix)
+
+
+GPU_RULES = (
+    softmax_rows, wave_table, warp_tile_table, ws_form, hdim_tile_table, k0_divides_hdim, k0max_table,
+    warp_divides_tile, k1_divides_tile, scale_block_tile, workgroup_threads, cuda_padding, lds_budget, lds_budget_async,
+    accumulators_fit_registers,
+)  # fmt: skip

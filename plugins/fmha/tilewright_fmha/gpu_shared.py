@@ -1,0 +1,52 @@
+"""Shared memory and registers of GPU kernels: the Python mirror of what the templates declare."""
+
+from __future__ import annotations
+
+from tilewright_arch import ArchSpec
+from tilewright_fmha.config import FmhaConfig
+from tilewright_fmha.defaults import ELEMENTWISE
+from tilewright_fmha.stages_view import products_of, wave_threads
+from tilewright_fmha.words import Family
+
+__all__ = ["registers_estimate", "shared_bytes"]
+
+_PAD_BYTES = 16
+"""Of a row in shared memory, against conflicts of banks."""
+_OTHER_REGISTERS = 64
+"""Addresses, maxima and sums, fragments that are on their way."""
+
+
+def shared_bytes(config: FmhaConfig, arch: ArchSpec) -> int:
+    """Bytes of shared memory of a workgroup."""
+    if config.family in ELEMENTWISE:
+        return 0
+    element = max(config.q.bytes, config.kv.bytes) if config.dtype.is_mixed or arch.kind == "cuda" else config.q.bytes
+    element = max(element, 2) if arch.kind == "cuda" else element
+    q, v = config.hdim
+
+    def rows(count: int, length: int, size: int = element) -> int:
+        return count * (length * size + _PAD_BYTES)
+
+    if config.family is Family.DQ_DK_DV:
+        held = rows(config.m0, q) + rows(config.m0, v) + rows(config.n0, q) + rows(config.n0, v)
+        return held + 2 * rows(config.m0, config.n0) + 8 * config.m0
+    buffers = 2 if config.pipeline == "qr_async" else 1
+    keys = buffers * (rows(config.n0, q) + rows(config.n0, v)) if buffers > 1 else rows(config.n0, max(q, v))
+    staged = rows(config.m0, q)
+    through = rows(config.m0, config.n0) if arch.kind == "hip" or config.wave[1] > 1 else 0
+    if config.pipeline == "qs":
+        return staged + keys + through
+    return max(staged, keys + through)
+
+
+def registers_estimate(config: FmhaConfig, arch: ArchSpec) -> int:
+    """Registers of a thread, about: results of products that live side by side."""
+    if config.family in ELEMENTWISE:
+        return _OTHER_REGISTERS
+    threads = wave_threads(config, arch)
+    products = {item.name: item.accumulators // threads for item in products_of(config)}
+    if config.family is Family.DQ_DK_DV:
+        return products["dv"] + products["dk"] + max(products["scores"] + products["dp"], products["dq"]) + 96
+    held = products["scores"] + products["values"] + _OTHER_REGISTERS
+    q_fragments = config.m0 // max(config.wave[0], 1) * config.hdim[0] * config.q.bytes // 4 // threads
+    return held + (q_fragments if config.pipeline not in ("qs", "ws") else 0)
