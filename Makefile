@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 DEMO_READY := $(VENV)/.ready-demo
 DEV_READY := $(VENV)/.ready-dev
 
-.PHONY: help setup demo test test-exhaustive test-gpu lint format proto bench wheel clean
+.PHONY: help setup demo test test-exhaustive gates test-gpu lint format proto bench wheel clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -36,6 +36,9 @@ test: $(DEV_READY) ## The whole test suite; needs no GPU and no PyTorch
 
 test-exhaustive: $(DEV_READY) ## All of the sets of which `make test` has a covering part; minutes
 	@$(BIN)/python -m pytest -n $(WORKERS) -m exhaustive $(PYTEST_ARGS) tests
+
+gates: $(DEV_READY) ## Compile all kernels of the default sets and record that they passed; minutes
+	@$(BIN)/python -m pytest -n 0 --gates -k default_set $(PYTEST_ARGS) tests/gemm
 
 test-gpu: $(DEV_READY) ## The tests that need an NVIDIA GPU (and PyTorch built for it in the environment)
 	@$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS) tests

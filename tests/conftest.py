@@ -18,6 +18,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="COMMAND",
         help="another emulator of AMD GPUs (tests/emulator/foreign.py)",
     )
+    parser.addoption(
+        "--gates", action="store_true", help="compile whole sets and record what passed (tests/kernels/gated.py)"
+    )
 
 
 @pytest.fixture(scope="session")
