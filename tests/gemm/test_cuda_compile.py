@@ -61,13 +61,13 @@ def default_set(arch: ArchSpec) -> tuple[GemmConfig, ...]:
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", ["sm_80", "sm_90a"])
-def test_every_kernel_of_the_default_set_compiles(
+def test_every_kernel_of_the_shipped_sets_compiles(
     name: str, toolchain: NvrtcToolchain, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
     arch = tilewright_arch.load(name)
     configs = default_set(arch)
     units = [generate(config, arch) for config in configs]
-    gate = gate_of(f"gemm/default/{name}", units, arch, toolchain, [Path(__file__)])
+    gate = gate_of(f"gemm/shipped/{name}", units, arch, toolchain, [Path(__file__)])
     again = pytestconfig.getoption("--gates")
     if gate.is_passed and not again:
         return
