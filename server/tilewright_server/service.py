@@ -147,6 +147,8 @@ class Service:
             start = clock()
             copied = binding.begin()
             copy_in = clock() - start
+            if prepared.values is not None and not binding.target.on_host:
+                prepared.values.contents(binding.contents(prepared.values.names))
             outcome = self.engine.execute(prepared, binding.addresses, call, binding.repeat)
             start = clock()
             copied_out, outputs = binding.finish()

@@ -19,6 +19,7 @@ from tilewright_server.engine.kernels import KernelStore, Unit
 from tilewright_server.engine.prepared import Prepared
 from tilewright_server.engine.quarantine import Quarantine
 from tilewright_server.engine.statistics import Statistics
+from tilewright_server.engine.values import ValueCheck
 
 __all__ = ["Assembler"]
 
@@ -72,6 +73,7 @@ class Assembler:
         call: Call,
         *,
         note: str = "",
+        values: ValueCheck | None = None,
     ) -> Prepared:
         """Load ``units``, one for each of ``plan.kernels``.
 
@@ -105,6 +107,7 @@ class Assembler:
             kernel_counters=[self._statistics.kernel(stage.config.name) for stage in plan.stages],
             notes=(note,) if note else (),
             is_fallback=bool(note),
+            values=values,
         )
 
     def revive(self, prepared: Prepared, call: Call) -> Prepared:
@@ -117,7 +120,13 @@ class Assembler:
             if current.lost:
                 units = [use.unit for use in current.uses]
                 fresh = self.assemble(
-                    current.plan.operation, current.problem, current.device, current.plan, units, call
+                    current.plan.operation,
+                    current.problem,
+                    current.device,
+                    current.plan,
+                    units,
+                    call,
+                    values=current.values,
                 )
                 fresh.notes, fresh.is_fallback = current.notes, current.is_fallback
                 current.successor = current = fresh

@@ -79,6 +79,7 @@ class Executor:
     def run(self, prepared: Prepared, addresses: Sequence[int], call: Call, repeat: int = 1) -> Outcome:
         """See ``Engine.execute``."""
         prepared.check(addresses)
+        prepared.check_values(addresses)
         call.check()
         weight = min(prepared.weight, self.lanes)
         if repeat > 1:
@@ -110,6 +111,7 @@ class Executor:
         try:
             call.check()
             prepared.check(addresses)
+            prepared.check_values(addresses)
             if self._waiting:
                 turn.yield_to_waiters()
             if repeat > 1:

@@ -28,6 +28,7 @@ from tilewright_server.engine.prepared import Prepared
 from tilewright_server.engine.quarantine import Quarantine, refusal
 from tilewright_server.engine.statistics import Statistics
 from tilewright_server.engine.types import Selection
+from tilewright_server.engine.values import value_check
 
 __all__ = ["Planner", "request_key"]
 
@@ -282,9 +283,7 @@ class Planner:
         """Load and lay out, once; those who planned with the fallback get this from now on."""
         with entry.lock:
             if entry.best is None:
-                entry.best = self._assembler.assemble(
-                    question.operation.name, question.problem, question.device, choice.plan, choice.units, call
-                )
+                entry.best = self._assemble(question, choice, call)
                 if entry.fallback is not None:
                     entry.fallback.successor = entry.best
                     entry.fallback = None
@@ -319,21 +318,20 @@ class Planner:
                 if entry.best is not None:
                     return entry.best
                 if entry.fallback is None:
-                    entry.fallback = self._assembler.assemble(
-                        question.operation.name,
-                        question.problem,
-                        question.device,
-                        choice.plan,
-                        choice.units,
-                        call,
-                        note=note,
-                    )
+                    entry.fallback = self._assemble(question, choice, call, note)
                 fallback = entry.fallback
                 begin, entry.upgrading = not entry.upgrading, True
             if begin:
                 _Upgrade(self, entry, question, best).begin()
             return fallback
         return None
+
+    def _assemble(self, question: _Question, choice: _Choice, call: Call, note: str = "") -> Prepared:
+        operation, problem, device, plan = question.operation, question.problem, question.device, choice.plan
+        values = value_check(operation, problem, plan, device)
+        return self._assembler.assemble(
+            operation.name, problem, device, plan, choice.units, call, note=note, values=values
+        )
 
     def _usable(self, question: _Question, config: KernelConfig) -> _Choice | None:
         try:

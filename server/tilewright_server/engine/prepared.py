@@ -14,6 +14,7 @@ from tilewright_server.devices.base import Program
 from tilewright_server.devices.lifetime import Lifetime
 from tilewright_server.engine.overlap import OverlapCheck
 from tilewright_server.engine.statistics import KernelCounters, OperationCounters
+from tilewright_server.engine.values import ValueCheck
 
 if TYPE_CHECKING:
     from tilewright_server.engine.executor import Executor
@@ -52,6 +53,7 @@ class Prepared:
         "program",
         "successor",
         "uses",
+        "values",
         "weight",
         "workspace_bytes",
     )
@@ -70,6 +72,7 @@ class Prepared:
         args_bytes: int = 0,
         notes: Sequence[str] = (),
         is_fallback: bool = False,
+        values: ValueCheck | None = None,
     ) -> None:
         self.problem = problem
         self.plan = plan
@@ -89,6 +92,8 @@ class Prepared:
         self.weight = program.weight if program is not None else 0
         self.operation_counters = operation_counters
         self.kernel_counters = tuple(kernel_counters)
+        self.values = values
+        """Of operands whose content must make sense; None: the operation asks for no check."""
         self.uses = tuple(uses)
         """Keeps the kernels loaded."""
         self.life: Lifetime = getattr(program, "life", _FOREVER)
@@ -140,6 +145,13 @@ class Prepared:
             if addresses[index] % nbytes:
                 raise self._misaligned(index, gcd(addresses[index], nbytes), nbytes)
         self._overlap.check(addresses)
+
+    def check_values(self, addresses: Sequence[int]) -> None:
+        """Raise ``InvalidArgumentError`` if operands of this process' memory hold what the operation cannot mean: to be
+        made right before a launch, as what ran before may have written them.
+        """
+        if self.values is not None:
+            self.values.at(addresses)
 
     def _misaligned(self, index: int, actual: int, nbytes: int) -> InvalidArgumentError:
         name = self.operands[index].name

@@ -123,6 +123,11 @@ class Binding:
     def keep(self, data: bytes) -> None:
         self._keep.append(data)
 
+    def contents(self, names: Sequence[str]) -> dict[str, bytes]:
+        """The bytes of those inputs among ``names`` that are on their way to a device."""
+        found = {item.slot.name: item.content() for item in self.staged if item.slot.name in names}
+        return {name: content for name, content in found.items() if content is not None}
+
     def begin(self) -> int:
         """Take staging memory and copy inputs in. Returns the bytes copied."""
         copied = 0

@@ -48,6 +48,10 @@ class Staged(ABC):
     def address(self) -> int:
         return 0 if self._staging is None else self._staging.address
 
+    def content(self) -> bytes | None:
+        """What the operation will read, where it is in this process' memory."""
+        return None
+
     @abstractmethod
     def begin(self) -> int:
         """Take memory and copy in what the operation reads. Returns the bytes copied."""
@@ -83,6 +87,9 @@ class StagedInline(Staged):
         super().__init__(slot, pool)
         self._data = data
 
+    def content(self) -> bytes:
+        return self._data
+
     def begin(self) -> int:
         self._take().write(memoryview(self._data))
         return len(self._data)
@@ -97,6 +104,11 @@ class StagedRegion(Staged):
         super().__init__(slot, pool)
         self._region = region
         self._offset = offset
+
+    def content(self) -> bytes:
+        found = memoryview(bytearray(self.slot.nbytes))
+        self._region.read(self._offset, found)
+        return bytes(found)
 
     def begin(self) -> int:
         staging = self._take()

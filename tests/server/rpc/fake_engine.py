@@ -75,6 +75,7 @@ class FakePrepared:
     plan: Any = field(default_factory=lambda: SimpleNamespace(flops=0, to_dict=dict, operation="copy"))
     problem: Any = None
     program: Any = None
+    values: Any = None
 
     def check(self, addresses: Sequence[int]) -> None:
         assert len(addresses) == len(self.operands)
