@@ -60,8 +60,10 @@ def generate(config: FmhaConfig, arch: ArchSpec) -> SourceUnit:
 def render(config: FmhaConfig) -> SourceUnit:
     """The unit of any configuration for CPUs, valid or not. ``generate`` checks first."""
     symbol, (header, macro) = symbol_of(config), HEADERS[config.family]
-    exports = f"{macro}({symbol}, Config)\nTW_FMHA_WORKSPACE({symbol}, Config)"
-    entries = {"main": symbol, "workspace": f"{symbol}_workspace"}
+    exports, entries = f"{macro}({symbol}, Config)", {"main": symbol}
+    if config.is_forward or config.family is Family.DQ_DK_DV:  # the others need no scratch memory
+        exports += f"\nTW_FMHA_WORKSPACE({symbol}, Config)"
+        entries["workspace"] = f"{symbol}_workspace"
     text = _template("fmha_cpu.cpp.in").substitute(
         _head(config), header=f"cpu/{header}", config=_struct(config, "cpu"), exports=exports
     )

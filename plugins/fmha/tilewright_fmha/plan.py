@@ -1,51 +1,123 @@
-"""From problem and kernel to stages."""
+"""From problem and kernel to stages. The stages of gradients are in ``backward_plan``, how GPUs launch in ``gpu_plan``."""
 
 from __future__ import annotations
 
+from tilewright_arch import ArchSpec
+from tilewright_fmha.backward_plan import backward_parts
+from tilewright_fmha.companions import combine_of
 from tilewright_fmha.config import FmhaConfig
+from tilewright_fmha.gpu_plan import launch_of
+from tilewright_fmha.parts import Parts
 from tilewright_fmha.problem import FmhaProblem
 from tilewright_fmha.rows import args_of
+from tilewright_fmha.splits import choose_splits
+from tilewright_fmha.template_table import nearest, templates_of
+from tilewright_fmha.words import KV_APPEND, Family
 from tilewright_fmha.workspace import forward_bytes, lanes_of
 from tilewright_kit.cost import ceil_div
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.errors import UnsupportedError
-from tilewright_kit.plan import ExecutionPlan, Geometry, Stage
+from tilewright_kit.plan import ExecutionPlan, Stage
 
 __all__ = ["plan_fmha"]
 
+STATUS_BYTES = 64
+"""Counters of GPU kernels that tell what was wrong with lengths and pages, or write lengths when all have read them."""
+
 
 def plan_fmha(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> ExecutionPlan:
-    """One stage ``forward``."""
-    if device.arch.kind != "cpu" or not config.is_forward:
-        raise UnsupportedError(
-            f"there is no plan for {config.family} on {device.arch.kind} devices yet",
-            field="config.family",
-            value=config.family.value,
-            rule="template_exists",
-            fix="use a device of kind cpu, and attention without splits",
-        )
+    """One stage for most families; two for split keys (parts, then their sum), three for gradients. None if there is
+    nothing to write.
+    """
+    _check_template(config, device.arch)
+    parts = Parts()
     if problem.is_empty:
-        return _plan(problem, device, (), 0)
-    nbytes = forward_bytes(problem, config, lanes_of(device.arch))
-    args = args_of(
-        problem,
-        parts={"workspace": 0},
-        workspace_bytes=nbytes,
-        q_tiles=ceil_div(problem.seq_q, config.m0),
-        k_tiles=ceil_div(problem.seq_k, config.n0),
-        tiles=problem.batch * problem.heads_q * ceil_div(problem.seq_q, config.m0),
-    )
-    return _plan(problem, device, (Stage("forward", config, "main", args, Geometry(team=config.team)),), nbytes)
+        return _plan(problem, device, (), parts)
+    if config.family is Family.DQ_DK_DV:
+        stages = backward_parts(problem, config, device, parts)
+    elif config.family is Family.SPLITKV:
+        stages = _split(problem, config, device, parts)
+    elif config.family is Family.APPENDKV:
+        stages = (_stage("append", problem, config, device, parts, k_tiles=problem.rotary_rows),)
+    else:
+        stages = (_forward("forward", problem, config, device, parts, 1),)
+    return _plan(problem, device, stages, parts)
 
 
-def _plan(problem: FmhaProblem, device: DeviceInfo, stages: tuple[Stage, ...], nbytes: int) -> ExecutionPlan:
+def _split(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, parts: Parts) -> tuple[Stage, ...]:
+    splits = choose_splits(problem, config, device)
+    rows = splits * problem.heads_q * (problem.total_q if problem.varlen else problem.batch * problem.seq_q)
+    parts.reserve("o_acc", 4 * rows * config.hdim[1])
+    parts.reserve("lse_acc", 4 * rows)
+    first = _forward("split", problem, config, device, parts, splits)
+    combine = combine_of(config, device.arch)
+    return (first, _stage("combine", problem, combine, device, parts, splits=splits))
+
+
+def _forward(
+    name: str, problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, parts: Parts, splits: int
+) -> Stage:
+    nbytes = forward_bytes(problem, config, lanes_of(device.arch)) if device.arch.kind == "cpu" else 0
+    if nbytes:
+        parts.reserve("workspace", nbytes)
+    return _stage(name, problem, config, device, parts, splits=splits, workspace_bytes=nbytes)
+
+
+def _stage(
+    name: str, problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, parts: Parts, **numbers: int
+) -> Stage:
+    rows = problem.seq_q * (problem.group if config.pack_gqa else 1)
+    heads = problem.heads_k if config.pack_gqa else problem.heads_q
+    q_tiles = ceil_div(rows, max(config.m0, 1))
+    tiles = {
+        "q_tiles": q_tiles,
+        "k_tiles": ceil_div(problem.seq_k, max(config.n0, 1)),
+        "tiles": problem.batch * heads * q_tiles * numbers.get("splits", 1),
+    }
+    geometry = launch_of(problem, config, device, numbers.get("splits", 1))
+    counters = device.arch.kind != "cpu" and _tells(problem)
+    args = args_of(problem, parts=parts.offsets, counters=counters, **{**tiles, **numbers})
+    return Stage(name, config, "main", args, geometry)
+
+
+def _tells(problem: FmhaProblem) -> bool:
+    return problem.has("status") or problem.has("seqlens_out")
+
+
+def _plan(problem: FmhaProblem, device: DeviceInfo, stages: tuple[Stage, ...], parts: Parts) -> ExecutionPlan:
+    details: dict[str, object] = {"alignment": {"*": problem.alignment}}
+    if problem.operation == KV_APPEND:
+        pairs = [["k_cache", "k_past"], ["v_cache", "v_past"]]
+        details["in_place"] = pairs + [["seqlens_out", "seqlens_k"]] * problem.has("seqlens_out")
+    if len(stages) == 2:
+        details["splits"] = choose_splits(problem, _config_of(stages[0]), device)
     return ExecutionPlan(
         operation=problem.operation,
         arch=device.arch.id,
         operands=problem.operands,
         stages=stages,
-        workspace_bytes=nbytes,
+        workspace_bytes=parts.bytes,
         flops=problem.flops,
         bytes_moved=problem.bytes_moved,
-        details={"alignment": {"*": problem.alignment}},
+        counter_bytes=STATUS_BYTES if stages and device.arch.kind != "cpu" and _tells(problem) else 0,
+        details=details,
+    )
+
+
+def _config_of(stage: Stage) -> FmhaConfig:
+    assert isinstance(stage.config, FmhaConfig)
+    return stage.config
+
+
+def _check_template(config: FmhaConfig, arch: ArchSpec) -> None:
+    """Kernels without a template have rules against them; nothing is planned for one that nobody asked."""
+    if config.pipeline in templates_of(arch.kind, config.family):
+        return
+    other = nearest(config, arch.kind)
+    raise UnsupportedError(
+        f"there is no template of {config.family} by pipeline {config.pipeline} for {arch.kind} devices",
+        field="config.pipeline" if other else "config.family",
+        value=config.pipeline if other else config.family.value,
+        rule="template_exists",
+        fix=f"use {other.name}" if other else "use a device of another kind",
     )

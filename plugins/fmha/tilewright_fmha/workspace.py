@@ -1,4 +1,5 @@
-"""Scratch memory of CPU launches: the Python mirror of ``FmhaBlocking::layout`` of ``tilewright/cpu/fmha_block.hpp``.
+"""Scratch memory of CPU launches: the Python mirror of ``FmhaBlocking::layout`` of ``tilewright/cpu/fmha_block.hpp``
+and of ``GradBlocking`` of ``tilewright/cpu/fmha_backward_block.hpp``.
 
 Every kernel exports its own figure (role ``workspace``); a test compares the two over many configurations and problems.
 """
@@ -10,7 +11,7 @@ from tilewright_fmha.config import FmhaConfig
 from tilewright_fmha.problem import FmhaProblem
 from tilewright_kit.cost import ceil_div, padded
 
-__all__ = ["ALIGNMENT", "MOST_ROWS", "forward_bytes", "lanes_of"]
+__all__ = ["ALIGNMENT", "MOST_ROWS", "backward_bytes", "forward_bytes", "lanes_of"]
 
 ALIGNMENT = 64
 MOST_ROWS = 384
@@ -51,3 +52,31 @@ def _member_bytes(problem: FmhaProblem, config: FmhaConfig, lanes: int) -> int:
             padded(n0, 64),
         )
     )
+
+
+def backward_bytes(config: FmhaConfig, lanes: int) -> int:
+    """What all members of a team that computes gradients need: blocks of a size that the configuration fixes."""
+    mr, _, depth = config.warp_tile[:3]
+    m0, n0 = padded(config.m0, mr * depth), config.n0
+    q, v = (padded(size, lanes) for size in config.hdim)
+    words_q, words_v = (ceil_div(size, depth) for size in config.hdim)
+    scores = padded(m0 * n0 * 4, 64) + 256
+    parts = (
+        n0 * words_q * 4,
+        n0 * words_v * 4,
+        n0 // depth * q * 4,
+        m0 * words_q * 4,
+        m0 * words_v * 4,
+        m0 // depth * q * 4,
+        m0 // depth * v * 4,
+        scores,
+        scores,
+        m0 * n0 // 2 * 4 if depth == 2 else 0,
+        padded(n0, mr) * q * 4,
+        padded(n0, mr) * v * 4,
+        mr * q * 4,
+        2 * padded(m0, 64) * 4,
+        2 * (padded(n0, 64) + 64),
+        max(m0, n0) * max(config.hdim) * max(config.q.bytes, config.kv.bytes),
+    )
+    return config.team * sum(padded(size, 64) for size in parts)

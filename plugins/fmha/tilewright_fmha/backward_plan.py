@@ -1,0 +1,86 @@
+"""The three stages of gradients: sums of rows and zeros, then the products, then slices added and rounded."""
+
+from __future__ import annotations
+
+import math
+
+from tilewright_fmha.companions import convert_of, dot_of
+from tilewright_fmha.config import FmhaConfig
+from tilewright_fmha.gpu_plan import launch_of
+from tilewright_fmha.parts import Parts
+from tilewright_fmha.problem import FmhaProblem
+from tilewright_fmha.rows import args_of
+from tilewright_fmha.workspace import backward_bytes, lanes_of
+from tilewright_kit.cost import ceil_div
+from tilewright_kit.device import DeviceInfo
+from tilewright_kit.plan import Stage
+
+__all__ = ["backward_parts", "choose_slices", "dbias_copies"]
+
+MOST_SLICES = 32
+_EVEN = 4
+"""Pieces of work for each thread above which it does not matter that the last ones are left over."""
+
+
+def choose_slices(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> int:
+    """Parts that the keys are dealt out to. Each has gradients of all queries of its own, which are added in their
+    order; a bias that broadcasts over items or heads leaves them as the only thing to share out.
+    """
+    blocks = max(ceil_div(problem.seq_k, max(config.n0, 1)), 1)
+    items = max(math.prod(_owners(problem)), 1)
+    if device.arch.kind == "cpu":
+        team = config.team
+        if items % team == 0 or items >= _EVEN * team:
+            return 1
+        return min(blocks, ceil_div(_EVEN * team, items), MOST_SLICES)
+    if not config.deterministic:
+        return 1
+    return min(blocks, ceil_div(2 * max(device.units, 1), items), MOST_SLICES)
+
+
+def _owners(problem: FmhaProblem) -> tuple[int, int]:
+    """Batch items and key heads that are computed independently of each other: not those that share a gradient of the
+    bias.
+    """
+    if not problem.dbias:
+        return problem.batch, problem.heads_k
+    place = problem.place("dbias")
+    return (problem.batch if place.batch else 1), (problem.heads_k if place.head else 1)
+
+
+def dbias_copies(problem: FmhaProblem, slices: int) -> int:
+    """One for each slice where a bias broadcasts along keys: slices share out the keys, and only then share an element."""
+    return slices if problem.place("dbias").col == 0 else 1
+
+
+def backward_parts(
+    problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, parts: Parts
+) -> tuple[Stage, ...]:
+    """``dot_do_o``, ``dq_dk_dv``, ``convert_dq``; what they hand on is reserved in ``parts``."""
+    cpu = device.arch.kind == "cpu"
+    slices = choose_slices(problem, config, device)
+    rows = problem.heads_q * (problem.total_q if problem.varlen else problem.batch * problem.seq_q)
+    parts.reserve("delta", 4 * rows)
+    parts.reserve("dq_acc", 4 * slices * rows * config.hdim[0])
+    if problem.dbias:
+        size = problem.operand("dbias").desc.size
+        parts.reserve("dbias_acc", 4 * size * dbias_copies(problem, slices))
+    nbytes = backward_bytes(config, lanes_of(device.arch)) if cpu else 0
+    if nbytes:
+        parts.reserve("workspace", nbytes)
+    tiles = {
+        "splits": slices,
+        "q_tiles": ceil_div(problem.seq_q, config.m0),
+        "k_tiles": ceil_div(problem.seq_k, config.n0),
+        "workspace_bytes": nbytes,
+    }
+    tiles["tiles"] = math.prod(_owners(problem)) * slices
+    args = args_of(problem, parts=parts.offsets, **tiles)
+    return tuple(
+        Stage(name, kernel, "main", args, launch_of(problem, kernel, device, slices))
+        for name, kernel in (
+            ("dot_do_o", dot_of(config, device.arch)),
+            ("dq_dk_dv", config),
+            ("convert_dq", convert_of(config, device.arch)),
+        )
+    )

@@ -1,0 +1,63 @@
+"""How the kernels of a plan are launched: a team of threads, or a one-dimensional grid of workgroups."""
+
+from __future__ import annotations
+
+from tilewright_arch import ArchSpec
+from tilewright_fmha.config import FmhaConfig
+from tilewright_fmha.gpu_shared import shared_bytes
+from tilewright_fmha.problem import FmhaProblem
+from tilewright_fmha.stages_view import threads_of
+from tilewright_fmha.words import Family
+from tilewright_kit.cost import ceil_div
+from tilewright_kit.device import DeviceInfo
+from tilewright_kit.errors import UnsupportedError
+from tilewright_kit.plan import Geometry
+
+__all__ = ["launch_of"]
+
+_THREADS = 128
+"""Of workgroups without a product of matrices."""
+_ROWS = {Family.COMBINE: 32, Family.DOT_DO_O: 64, Family.CONVERT_DQ: 64, Family.APPENDKV: 16}
+"""Rows of such a workgroup: of queries, or new rows of a cache."""
+
+
+def launch_of(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, splits: int) -> Geometry:
+    """``splits``: parts of the keys, or slices of the gradients of queries."""
+    if device.arch.kind == "cpu":
+        return Geometry(team=config.team)
+    if config.pipeline == "ws":
+        raise UnsupportedError(
+            "plans of warp-specialised kernels of attention are not made yet",
+            field="config.pipeline",
+            value=config.pipeline,
+            rule="template_exists",
+            fix="use a kernel of another pipeline",
+        )
+    if config.family in _ROWS:
+        return Geometry(grid=(_row_blocks(problem, config), 1, 1), block=(_THREADS, 1, 1))
+    grid = _tiles(problem, config, splits)
+    if config.persistent:
+        grid = min(grid, max(device.units, 1) * max(config.block_per_cu, 1))
+    block = (threads_of(config, device.arch), 1, 1)
+    return Geometry(grid=(max(grid, 1), 1, 1), block=block, shared_bytes=_shared(config, device.arch))
+
+
+def _shared(config: FmhaConfig, arch: ArchSpec) -> int:
+    return shared_bytes(config, arch)
+
+
+def _row_blocks(problem: FmhaProblem, config: FmhaConfig) -> int:
+    if config.family is Family.APPENDKV:
+        return max(problem.batch * (problem.heads_k + problem.heads_q) * ceil_div(problem.new_rows, 16), 1)
+    blocks = ceil_div(problem.seq_q, _ROWS[config.family])
+    return max(problem.batch * problem.heads_q * blocks, 1)
+
+
+def _tiles(problem: FmhaProblem, config: FmhaConfig, splits: int) -> int:
+    if config.family is Family.DQ_DK_DV:
+        pieces = splits if config.deterministic else ceil_div(problem.seq_k, config.n0)
+        return problem.batch * problem.heads_k * pieces
+    rows, heads = problem.seq_q, problem.heads_q
+    if config.pack_gqa:
+        rows, heads = rows * problem.group, problem.heads_k
+    return problem.batch * heads * ceil_div(rows, config.m0) * splits
