@@ -36,6 +36,42 @@ def test_every_direction_type_and_order_is_right_for_all_sizes(
         check(conv_runner, device, request)
 
 
+SQUARE = {"filter": (3, 3), "padding": (1, 1, 1, 1)}
+VECTORS = (
+    Case(2, 48, 48, 48, (9, 17), **SQUARE),
+    Case(1, 70, 70, 70, (8, 15), stride=(2, 2), **SQUARE),
+    Case(3, 33, 33, 33, (7, 7), filter=(3, 3), padding=(2, 0, 0, 3)),
+    Case(1, 32, 32, 32, (11, 9), dilation=(2, 1), filter=(3, 3), padding=(2, 1, 2, 1)),
+    Case(1, 64, 64, 64, (10, 9), dilation=(1, 2), stride=(1, 2), filter=(3, 3), padding=(1, 2, 1, 2)),
+    Case(2, 40, 40, 40, (5, 3, 2), filter=(3, 3, 3), padding=(1, 1, 1, 1, 1, 1)),
+    Case(1, 36, 36, 36, (8, 19), filter=(5, 5), stride=(2, 2), padding=(2, 2, 2, 2)),
+)
+"""Depthwise, with whole vectors of channels."""
+SMALL_GROUPS = (
+    Case(2, 32, 32, 2, (9, 17), **SQUARE),
+    Case(1, 96, 96, 3, (7, 8), stride=(2, 2), **SQUARE),
+    Case(2, 32, 32, 4, (5, 6), filter=(3, 3), padding=(2, 0, 0, 3)),
+    Case(1, 24, 24, 3, (6, 9), dilation=(2, 1), **SQUARE),
+    Case(3, 32, 32, 8, (8, 7), dilation=(1, 2), stride=(1, 2), filter=(2, 3), padding=(1, 2, 0, 2)),
+    Case(1, 64, 32, 4, (11, 10), stride=(2, 2), filter=(3, 3), padding=(0, 1, 1, 0)),
+    Case(1, 32, 32, 2, (3, 5, 2), filter=(3, 3, 3), padding=(1, 1, 1, 1, 1, 1)),
+    Case(2, 48, 48, 3, (140,), filter=(3,), padding=(1, 1)),
+)
+"""Groups of as many channels as a vector holds, of parts and of multiples of that."""
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("direction", Direction, ids=str)
+@pytest.mark.parametrize("cases", [VECTORS, SMALL_GROUPS], ids=["depthwise", "groups"])
+def test_whole_vectors_of_channels_are_right(
+    conv_runner: ConvRunner, device: DeviceInfo, direction: Direction, dtype: str, cases: tuple[Case, ...]
+) -> None:
+    requests = [case.request(direction, dtype) for case in cases]
+    conv_runner.prepare([planned(request, device).plan for request in requests])
+    for request in requests:
+        check(conv_runner, device, request)
+
+
 @pytest.mark.parametrize("direction", Direction, ids=str)
 def test_every_candidate_of_a_problem_is_right(
     conv_runner: ConvRunner, device: DeviceInfo, direction: Direction

@@ -216,7 +216,7 @@ def test_other_teams_compute_the_same_bits(
     for group, library in libraries.items():
         for config in GROUPS[group].values():
             if config in library.names and not config.accumulate:
-                shape = FIXED[9] if group in ("implicit", "other") else FIXED[6]
+                shape = FIXED[9] if group in ("implicit", "other") else VECTORS[3] if group == "depthwise" else FIXED[6]
                 call = ConvCall(config, fitting(config, shape), rng)
                 run(library, runtime, call)
                 first = call.result.view.tobytes()
@@ -229,11 +229,27 @@ def single(shape: Shape) -> Shape:
     return dataclasses.replace(shape, groups=shape.groups * shape.cg, cg=1, kg=1)
 
 
+def vectors(groups: int, size: tuple[int, int, int], **more: object) -> Shape:
+    return Shape(n=2, groups=groups, cg=1, kg=1, size=size, **more)  # type: ignore[arg-type]
+
+
+VECTORS = [
+    vectors(48, (1, 9, 17)),
+    vectors(49, (1, 8, 16), stride=(1, 2, 2)),
+    vectors(70, (1, 7, 7), begin=(0, 2, 0), end=(0, 0, 2)),
+    vectors(33, (4, 5, 9), filter=(3, 3, 3), begin=(1, 1, 1), end=(1, 1, 1)),
+    vectors(64, (1, 7, 23), filter=(1, 5, 5), begin=(0, 2, 2), end=(0, 2, 2)),
+    vectors(32, (1, 9, 15), dilation=(1, 2, 1), begin=(0, 2, 1), end=(0, 2, 1)),
+    vectors(40, (1, 9, 15), dilation=(1, 1, 2), stride=(1, 2, 1), begin=(0, 1, 2), end=(0, 1, 2)),
+]
+"""Depthwise, with whole vectors of channels and tiles of pixels that do not meet an edge."""
+
+
 @each("depthwise")
 def test_depthwise(libraries: dict[str, Library], runtime: Runtime, name: str, rng: np.random.Generator) -> None:
     large = Shape(n=1, groups=1100, cg=1, kg=1, size=(1, 3, 4))
     long = Shape(n=1, groups=2, cg=1, kg=1, size=(1, 1, 2500), filter=(1, 1, 5), begin=(0, 0, 2), end=(0, 0, 2))
-    for shape in (*map(single, FIXED), large, long, *(single(drawn(rng)) for _ in range(8))):
+    for shape in (*map(single, FIXED), large, long, *VECTORS, *(single(drawn(rng)) for _ in range(8))):
         run(libraries["depthwise"], runtime, ConvCall(DEPTHWISE[name], shape, rng, **options(rng)))
 
 
@@ -248,10 +264,13 @@ def test_few_channels(libraries: dict[str, Library], runtime: Runtime, name: str
             (1, 2, 1),
             (3, 5, 1),
             (16, 16, 1),
+            (16, 16, 2),
+            (32, 32, 2),
             (2, 1, 2),
             (5, 40, 1),
         )
     ]
+    small.append(Shape(n=1, groups=2, cg=16, kg=64, size=(3, 10, 8), filter=(3, 3, 3), stride=(2, 2, 2)))
     first = Shape(n=1, groups=1, cg=3, kg=64, size=(1, 20, 21), filter=(1, 7, 7), stride=(1, 2, 2), end=(0, 3, 3))
     long = Shape(n=1, groups=2, cg=2, kg=3, size=(1, 1, 700), filter=(1, 1, 5), begin=(0, 0, 2), end=(0, 0, 2))
     for shape in (*FIXED, *small, first, long, *(drawn(rng) for _ in range(4))):

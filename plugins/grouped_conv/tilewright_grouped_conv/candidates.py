@@ -21,7 +21,7 @@ from tilewright_kit.words import Epilogue
 __all__ = ["conv_candidates", "conv_mismatches", "needed_transforms", "with_signature"]
 
 MOST_CPU, MOST_GPU = 12, 32
-_FEW_CHANNELS, _FEW_SUMMED, _FIRST_CHANNELS = 32, 16, 4
+_FEW_CHANNELS, _FEW_SUMMED, _FIRST_CHANNELS = 32, 32, 4
 """Channels of a group (where pixels are summed: the second), and of an image that has no groups, up to which kernels
 without a product are considered.
 """

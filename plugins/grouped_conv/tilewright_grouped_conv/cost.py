@@ -54,6 +54,10 @@ _ONE_GROUP, _IN_PAIRS = 0.62, 0.38
 """The part of that which remains of forward and backward data where a vector holds channels of one group, whose values
 are then spread instead of picked; and if its values are multiplied in pairs as well.
 """
+_SPREAD_CHANNELS, _SPREAD_TAPS = 16, 3
+_SPREAD = {False: 0.75, True: 0.45}
+"""Cycles of that in the gradient of weights of groups whose channels fill whole vectors; and likewise in pairs
+(``group_weight.hpp``)."""
 _PAIRED = frozenset({DType.BF16, DType.INT8, DType.FP8, DType.BF8})
 
 
@@ -166,6 +170,14 @@ def _weights(phase: Phase, config: ConvConfig, device: DeviceInfo) -> dict[str, 
     }
 
 
+def _spread(problem: ConvProblem) -> bool:
+    """Whether sums of several channels stay in registers (``GroupWeight::suits``)."""
+    geometry = problem.geometry
+    whole = geometry.cg >= geometry.kg and geometry.cg % _SPREAD_CHANNELS == 0 and geometry.kg % 8 == 0
+    together = geometry.cg == geometry.kg and geometry.cg in (4, 8) and geometry.groups * geometry.cg % 16 == 0
+    return (whole or together) and geometry.filter[2] == _SPREAD_TAPS
+
+
 def _loops(problem: ConvProblem, phase: Phase, config: ConvConfig, device: DeviceInfo) -> dict[str, float]:
     """Kernels without register tiles: a multiplication for each vector of channels (or pixels) and tap, or memory."""
     team = max(config.waves, 1)
@@ -182,6 +194,8 @@ def _loops(problem: ConvProblem, phase: Phase, config: ConvConfig, device: Devic
     products = config.kind is Kind.DIRECT and problem.direction is not Direction.BACKWARD_WEIGHT
     if products and 2 * phase.n > lanes(device.arch):
         cycles *= _IN_PAIRS if problem.dtype_in in _PAIRED else _ONE_GROUP
+    if config.kind is Kind.DIRECT and not products and _spread(problem):
+        cycles = _SPREAD[problem.dtype_in is DType.BF16]
     return {
         "compute": vectors * cycles / clock(device) / team,
         "memory": read(moved, device, team) / max(len(problem.phases(config.channels_first)), 1),

@@ -30,8 +30,9 @@ _LINE_BYTES = 384 << 10
 _MOST_BLOCKS = 64
 """Of loops without a product: pixels of a line, bytes of all lines, and vectors of channels that are held at a time
 (``kRun``, ``kLineBytes``, ``kMostBlocks``)."""
-_TILE_PIXELS, _LINE_PIXELS = 7, 1024
-"""Pixels of a line that depthwise kernels hold, channels-last and channels-first (``depthwise.hpp``)."""
+_LINE_PIXELS, _LINE_TABLE_BYTES = 1024, 48
+"""Pixels of a line that depthwise kernels hold channels-first, and what they note channels-last of one line of taps
+(``depthwise_view.hpp``)."""
 _LEAST_BLOCKS = 4
 _MOST_PARTIAL_BYTES = 8 << 20
 
@@ -140,13 +141,16 @@ def _depthwise(config: ConvConfig, phases: Sequence[Phase]) -> int:
     weights = member = 0
     for phase in phases:
         depth, height, width = phase.axes
-        pixels = min(width.rows, _LINE_PIXELS) if config.channels_first else _TILE_PIXELS
-        reach = (max(pixels, 1) - 1) * width.row_step + max(width.taps - 1, 0) * abs(width.tap_step) + 1
+        reach = (
+            (max(min(width.rows, _LINE_PIXELS), 1) - 1) * width.row_step
+            + max(width.taps - 1, 0) * abs(width.tap_step)
+            + 1
+        )
         if config.channels_first:
             span = (height.taps - 1) * abs(height.tap_step) + 1 if height.taps else 0
             own = 4 * depth.taps * span * (width.row_step * (-(-reach // width.row_step) + 64) + 2)
         else:
-            own = 8 * depth.taps * height.taps * (reach + 1)
+            own = _LINE_TABLE_BYTES * depth.taps * height.taps
         weights += 4 * phase.taps * padded(phase.batch, 16)
         member = max(member, padded(own, 64))
     return weights + config.waves * member

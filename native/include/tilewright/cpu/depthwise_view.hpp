@@ -3,11 +3,10 @@
 //
 // Workspace, in bytes, every part a multiple of 64, maxima over problems:
 //     weights                  4 * sum over problems of taps * round_up(batch, 16)
-//     then for each member:    channels-last 8 * lines * (reach + 1);
+//     then for each member:    channels-last 48 * lines;
 //                              channels-first 4 * kept * (step * (ceil(reach / step) + 64) + 2)
 // with lines = taps along D and H, kept = taps along D times the lines that H's taps span, step = the row step of W,
-// reach = (pixels - 1) * step + (taps - 1) * |tap_step| + 1 along W, pixels = kTilePixels, or channels-first
-// min(rows, kLinePixels).
+// reach = (pixels - 1) * step + (taps - 1) * |tap_step| + 1 along W, pixels = min(rows, kLinePixels).
 #pragma once
 #include "tilewright/cpu/direct_lines.hpp"
 
@@ -15,7 +14,8 @@ TW_NAMESPACE_BEGIN
 
 constexpr int kTilePixels = 7;            // divides the widths that networks have
 constexpr int64_t kLinePixels = 1024;     // channels-first: pixels of a line at a time
-constexpr int64_t kZeroChannels = 1024;   // channels-last: channels that share a table of addresses
+constexpr int64_t kTileChannels = 1024;   // channels-last: channels of a tile at a time
+constexpr int64_t kLineTableBytes = 48;   // channels-last: of one line of taps, for all lines of a tile
 
 // One problem as the loops see it: along W coordinates rise from tap to tap, be it that taps are counted backwards.
 template <class Config>
@@ -47,7 +47,7 @@ struct DepthwiseView {
   TW_INLINE int64_t segment() const { return max_of(min_of(w->rows, kLinePixels), 1); }
   TW_INLINE int64_t line_part() const { return ceil_div(reach(segment()), step) + 64; }
   TW_INLINE int64_t member_bytes() const {
-    return round_up(first ? 4 * kept() * (step * line_part() + 2) : 8 * lines() * (reach(kTilePixels) + 1), 64);
+    return round_up(first ? 4 * kept() * (step * line_part() + 2) : kLineTableBytes * lines(), 64);
   }
   TW_INLINE int64_t weight_bytes() const { return 4 * taps() * round_up(max_of(p.gemm.batch, 0), 16); }
   // What a line of taps meets for a pixel at (d, h), and whether that lies in the image.

@@ -6,8 +6,9 @@
 //     some whole groups, each lane of which picks its group's values from one vector of the pixel, or
 //     up to four vectors of one group, whose values are spread one by one; taps that are neighbours make one run.
 #pragma once
-#include "tilewright/cpu/direct_view.hpp"
+#include "tilewright/cpu/direct_weights.hpp"
 #include "tilewright/cpu/short_chains.hpp"
+#include "tilewright/cpu/stream_store.hpp"
 
 TW_NAMESPACE_BEGIN
 
@@ -25,6 +26,8 @@ struct DirectConv {
   using View = DirectView<Config>;
   static constexpr int team = Config::wave_m * Config::wave_n, L = kLanes, depth = Kept::depth, bytes = Kept::bytes;
   static constexpr bool plain = Out::plain && !Config::accumulate;
+  static constexpr bool forward = Config::direction == Direction::forward;
+  static constexpr int64_t kStripBytes = 256 << 10, kStripLines = 4;  // of a result: about, and at least
   template <int kCount>
   using Chains = ShortChains<V, kCount, is_same<E, fp32>>;
 
@@ -43,69 +46,6 @@ struct DirectConv {
   }
   static int64_t workspace(const tw_conv_args& args) { return weight_bytes(args) + team * member_bytes(args); }
 
-  // The weights of one block as panels of pack.hpp, if its lanes and values lie at one distance each.
-  template <int kVectors>
-  static TW_NOINLINE void pack_panels_of(const View& v, int64_t block, bool flat) {
-    using Panels = Rows<W, Config::b_col>;
-    constexpr int kR = kVectors * L;
-    const tw_conv_problem& p = v.p;
-    const int64_t ld = Config::b_col ? p.weight_n : p.weight_c, count = v.count_of(block);
-    const int64_t first = v.group_of(block) * p.weight_g + v.channel_of(block) * p.weight_n;
-    for (int64_t line = 0; line < v.lines(); line++)
-      for (int64_t t = 0; t < (flat ? 1 : v.w->taps); t++) {
-        const int64_t tap = v.w->tap_step < 0 ? v.w->taps - 1 - t : t;
-        const int64_t offset = first + line / v.h->taps * v.d->tap_stride +
-                               line % v.h->taps * v.h->tap_stride + tap * v.w->tap_stride;
-        uint32_t* const to = v.weights + block * v.block_words() + (line * v.line_words() + t * v.words) * kR;
-        pack_panels<W, Dot, kR, Config::b_col, false>(Panels{(const char*)p.gemm.b + offset * size_of<W>, ld}, count,
-                                                      flat ? v.w->taps * p.channels : p.channels, to, 0, nullptr);
-      }
-  }
-
-  static TW_INLINE bool pack_fast(const View& v, int64_t block) {
-    const tw_conv_problem& p = v.p;
-    const bool whole = p.channels % depth == 0;  // values of a tap fill their groups
-    const bool flat = v.runs == 1 && Config::b_col && v.w->tap_step > 0 && v.w->tap_stride == p.channels;
-    if ((Config::b_col ? p.weight_c : p.weight_n) != 1 || (v.runs == 1 && !whole && !flat) ||
-        (v.together > 1 && p.weight_g != v.n * p.weight_n))
-      return false;
-    if (v.vectors == 1) pack_panels_of<1>(v, block, flat);
-    else if (v.vectors == 2) pack_panels_of<2>(v, block, flat);
-    else pack_panels_of<4>(v, block, flat);
-    return true;
-  }
-
-  // Weights as groups, those of one block together.
-  static TW_NOINLINE void pack_weights(const View& v, Crew& crew) {
-    const int64_t pieces = v.blocks;
-    for (int64_t block; (block = crew.claim(pieces)) >= 0;) {
-      if (v.taps() > 0 && pack_fast(v, block)) continue;
-      const int64_t count = v.count_of(block), first = v.channel_of(block), group = v.group_of(block);
-      char* const to = (char*)(v.weights + block * v.block_words());
-      __builtin_memset(to, 0, (size_t)v.block_words() * 4);
-      for (int64_t lane = 0; lane < count; lane++) {
-        const int64_t of_group = v.together > 1 ? group + lane / v.n : group;
-        const int64_t own = v.together > 1 ? lane % v.n : first + lane;
-        const char* const from =
-            (const char*)v.p.gemm.b + (of_group * v.p.weight_g + own * v.p.weight_n) * size_of<W>;
-        for (int64_t line = 0; line < v.lines(); line++)
-          for (int64_t t = 0; t < v.w->taps; t++) {
-            const int64_t tap = v.w->tap_step < 0 ? v.w->taps - 1 - t : t;
-            const int64_t offset =
-                line / v.h->taps * v.d->tap_stride + line % v.h->taps * v.h->tap_stride + tap * v.w->tap_stride;
-            const bool one_run = v.runs == 1;
-            for (int64_t c = 0; c < v.p.channels; c++) {
-              const int64_t value = one_run ? t * v.p.channels + c : c, run = one_run ? 0 : t;
-              const int64_t word = (line * v.runs + run) * v.run_words + value / depth;
-              Kept::template copy<W>(from + (offset + c * v.p.weight_c) * size_of<W>,
-                                     to + (word * v.lanes + lane) * 4 + value % depth * bytes, 1);
-            }
-          }
-      }
-    }
-    crew.end_stage(pieces);
-  }
-
   static void run(const tw_conv_args& args, const tw_team* members, bool) {
     Crew crew = crew_of(members, team);
     if (crew.rank >= crew.size) return;
@@ -113,48 +53,69 @@ struct DirectConv {
     char* packed = (char*)args.workspace;
     for (int64_t i = 0; i < args.count; i++) {
       const View v(args.problems[i], (uint32_t*)packed);
-      pack_weights(v, crew);
+      DirectWeights<Config>::pack(v, crew);
       packed += weight_bytes(v);
     }
     crew.barrier();
-    packed = (char*)args.workspace;
+    run_all(args, own, crew);
+  }
+
+  // Strips of a few lines that all blocks, and all phases of a gradient, have in turns: what they share of pixels stays
+  // in a cache.
+  static void run_all(const tw_conv_args& args, char* own, Crew& crew) {
+    int64_t height = 0, depth_rows = 0, images = 0, blocks = 0, line_bytes = 1;
     for (int64_t i = 0; i < args.count; i++) {
-      const View v(args.problems[i], (uint32_t*)packed);
-      if (v.p.gemm.batch > 0) Loop(v, own).run(crew);
-      packed += weight_bytes(v);
+      const View v(args.problems[i], nullptr);
+      if (v.p.gemm.batch <= 0) continue;
+      height = max_of(height, v.h->rows), depth_rows = max_of(depth_rows, v.d->rows);
+      images = max_of(images, v.p.images), blocks = max_of(blocks, v.blocks);
+      line_bytes = max_of(line_bytes, args.count * v.w->rows * v.p.groups * v.n * size_of<C>);
     }
+    Strips strips(height, images * depth_rows * blocks, crew.size);
+    strips.length = min_of(strips.length, max_of(kStripBytes / line_bytes, kStripLines));
+    strips.planes = images * depth_rows;
+    const int64_t turns = args.count * blocks, pieces = height > 0 ? strips.pieces() * turns : 0;
+    char* packed = (char*)args.workspace;
+    int64_t reached = 0;  // the problem whose weights lie at `packed`
+    for (int64_t piece; (piece = crew.claim(pieces)) >= 0;) {
+      const int64_t strip = piece / turns, number = piece % turns / blocks, block = piece % blocks;
+      const int64_t plane = strip / strips.per_plane(), begin = strip % strips.per_plane() * strips.length;
+      if (number < reached) packed = (char*)args.workspace, reached = 0;
+      for (; reached < number; reached++) packed += weight_bytes(View(args.problems[reached], nullptr));
+      const View v(args.problems[number], (uint32_t*)packed);
+      const int64_t n = plane / depth_rows, z = plane % depth_rows;
+      if (v.p.gemm.batch > 0 && block < v.blocks && n < v.p.images && z < v.d->rows)
+        Loop(v, own).lines(block, n, z, begin, min_of(begin + strips.length, v.h->rows));
+    }
+    end_streams();
+    crew.end_stage(pieces);
   }
   static void reduce(const tw_conv_args&, const tw_team*) {}
 
   struct Loop {
     const View& v;
     char* own;  // tags of the kept lines, then the lines
-    i32v index;  // of each lane's first value in a pixel's vector
+    bool stream;  // results are not kept in a cache
+    i32v index;   // of each lane's first value in a pixel's vector
 
     TW_INLINE Loop(const View& view, char* scratch) : v(view), own(scratch) {
       int32_t lanes[L];
       for (int64_t lane = 0; lane < L; lane++)
         lanes[lane] = (int32_t)(v.together > 1 ? min_of(lane / v.n, v.together - 1) * v.words : 0);
       index = load_as<i32v>(lanes);
+      stream = plain && is_same<C, fp32> && v.p.row_g == v.n && (v.together > 1 ? v.together * v.n : v.n) % L == 0 &&
+               streams_result(v.p, v.p.groups * v.n, size_of<C>);
     }
 
     TW_INLINE int64_t* tags() const { return (int64_t*)own; }
     TW_INLINE char* line_of(int64_t slot) const { return own + round_up(8 * v.kept(), 64) + slot * v.line_bytes(); }
 
-    void run(Crew& crew) const {
-      const Strips strips(v.h->rows, v.p.images * v.d->rows * v.blocks, crew.size);
+    void lines(int64_t block, int64_t n, int64_t z, int64_t begin, int64_t end) const {
       const ChannelOperands<Config> operands(v.p, v.n);
-      const int64_t pieces = strips.pieces();
-      for (int64_t piece; (piece = crew.claim(pieces)) >= 0;) {
-        const int64_t block = piece % v.blocks, strip = piece / v.blocks;
-        const int64_t plane = strip / strips.per_plane(), begin = strip % strips.per_plane() * strips.length;
-        for (int64_t x = 0; x < v.w->rows; x += v.segment()) {
-          for (int64_t slot = 0; slot < v.kept(); slot++) tags()[slot] = -1;
-          for (int64_t y = begin; y < min_of(begin + strips.length, strips.lines); y++)
-            line(operands.problem, block, plane / v.d->rows, plane % v.d->rows, y, x);
-        }
+      for (int64_t x = 0; x < v.w->rows; x += v.segment()) {
+        for (int64_t slot = 0; slot < v.kept(); slot++) tags()[slot] = -1;
+        for (int64_t y = begin; y < end; y++) line(operands.problem, block, n, z, y, x);
       }
-      crew.end_stage(pieces);
     }
 
     // Some pixels of one line of the result.
@@ -174,12 +135,12 @@ struct DirectConv {
       const int64_t of_group = v.together > 1 ? 0 : group * v.p.gemm.stride_c;
       const int64_t offset = of_group + n * v.p.row_n + z * v.d->row_stride + y * v.h->row_stride;
       const int64_t pixels = min_of(v.w->rows - x0, v.segment());
-      const bool three = v.w->taps == 3 && v.tap_step == 1;
+      const bool near = v.tap_step == 1 && (forward || v.step == 1) && v.step <= 2;
+      const bool three = v.w->taps == 3 && near, two = !forward && v.w->taps == 2 && near;
       const int64_t wide = v.vectors == 4 ? 6 : v.vectors == 2 ? 12 : 14;
-      // Values that meet three taps are read once for all of them.
-      const bool shared = three && v.step == 1 && v.p.channels % depth == 0 && v.vectors <= 2;
-      const bool narrow = shared && (v.vectors == 2 || (v.together > 1 && pixels <= 7));
-      const int64_t size = narrow ? 7 : wide;
+      // Values that meet some taps are read once for all of them.
+      const bool shared = (three || two) && v.p.channels % depth == 0 && v.vectors <= 2;
+      const int64_t size = shared && v.vectors == 2 ? 7 : wide;
       Tile tile;
       tile.block = block, tile.z = z, tile.y = y, tile.count = v.count_of(block);
       tile.column = v.together > 1 ? group * v.n : v.channel_of(block);
@@ -188,15 +149,18 @@ struct DirectConv {
         tile.pixels = min_of(pixels - tile.x, size);
         out.data = (char*)v.p.gemm.c + (offset + (x0 + tile.x) * v.w->row_stride) * size_of<C>;
         out.old = (const char*)v.p.acc + (out.data - (char*)v.p.gemm.c);
+        constexpr int kTwo = forward ? 3 : 2, kStep = forward ? 2 : 1;  // what else there is but 3 and 1
+        const bool usual = v.w->taps == 3 && v.step == 1;
         if (v.together > 1) {
-          if (three && v.step == 1 && size == 14) tap_tile<14, 1, 3, 1, true>(tile, out);
-          else if (three && v.step == 2) tap_tile<14, 1, 3, 2, true>(tile, out);
-          else if (three && v.step == 1) tap_tile<7, 1, 3, 1, true>(tile, out);
+          if (three && usual) tap_tile<14, 1, 3, 1, true>(tile, out);
+          else if (three || two) tap_tile<14, 1, kTwo, kStep, true>(tile, out);
           else tap_tile<14, 1, 0, 0, true>(tile, out);
         } else if (shared && v.vectors == 1) {
-          tap_tile<14, 1, 3, 1, false>(tile, out);
+          if (usual) tap_tile<14, 1, 3, 1, false>(tile, out);
+          else tap_tile<14, 1, kTwo, kStep, false>(tile, out);
         } else if (shared && v.vectors == 2) {
-          tap_tile<7, 2, 3, 1, false>(tile, out);
+          if (usual) tap_tile<7, 2, 3, 1, false>(tile, out);
+          else tap_tile<7, 2, kTwo, kStep, false>(tile, out);
         } else if (v.vectors == 1) {
           spread_tile<14, 1>(tile, out);
         } else if (v.vectors == 2) {
@@ -255,7 +219,16 @@ struct DirectConv {
           }
         }
       } else {
-        for (int64_t i = low; i < high; i++, from += distance, to += v.pixel) Kept::template copy<E>(from, to, values);
+        const bool same = size_of<E> == bytes && (is_same<E, bf16> || is_same<E, fp32>);
+        constexpr int64_t kHalf = sizeof(u16_half);
+        if (same && values * bytes % kHalf == 0) {
+          // Here a call for every pixel would take longer than the copy.
+          for (int64_t i = low; i < high; i++, from += distance, to += v.pixel)
+            for (int64_t at = 0; at < values * bytes; at += kHalf) store_as(to + at, load_as<u16_half>(from + at));
+        } else {
+          for (int64_t i = low; i < high; i++, from += distance, to += v.pixel)
+            Kept::template copy<E>(from, to, values);
+        }
       }
     }
 
@@ -360,16 +333,46 @@ struct DirectConv {
       const float alpha = (float)out.problem->alpha;
       if constexpr (plain && is_same<C, fp32>) {
         if (tile.count == kV * L) {
+          char* to = out.data + tile.column * size_of<C>;
           TW_UNROLL
-          for (int p = 0; p < kP; p++)
-            if (p < tile.pixels)
-              TW_UNROLL
-              for (int i = 0; i < kV; i++)
-                store_f32<C>(out.data + (p * out.ld + tile.column + i * L) * size_of<C>,
-                             widened(sums[p * kV + i]) * alpha);
+          for (int p = 0; p < kP; p++, to += out.ld * size_of<C>) {
+            if (p >= tile.pixels) break;
+            TW_UNROLL
+            for (int i = 0; i < kV; i++) {
+              const f32v x = widened(sums[p * kV + i]) * alpha;
+              if (stream) stream_as(to + i * L * size_of<C>, x);
+              else store_as(to + i * L * size_of<C>, x);
+            }
+          }
           return;
         }
       }
+#if TW_PAIRS_OF_BF16
+      if constexpr (plain && is_same<C, bf16> && is_same<Dot, DotBf16>) {
+        // No sum of products of pairs is subnormal, and so all of them are rounded as elsewhere.
+        if (tile.count == kV * L && alpha == 1.0f) {
+          constexpr int kStep = kV == 1 ? 2 : 1;
+          char* to = out.data + tile.column * size_of<C>;
+          TW_UNROLL
+          for (int p = 0; p < kP; p += kStep, to += kStep * out.ld * size_of<C>) {
+            if (p >= tile.pixels) break;
+            TW_UNROLL
+            for (int i = 0; i < kV; i += 2) {
+              const int next = kV > 1 ? p * kV + i + 1 : min_of(p + 1, kP - 1);
+              const u16v x = narrow_to_bf16(sums[p * kV + i], sums[next]);
+              if constexpr (kV > 1) {
+                store_as(to + i * L * size_of<C>, x);
+              } else {
+                store_as(to, half_of<0>(x, MakeSequence<L>::type{}));
+                if (p + 1 < kP && p + 1 < tile.pixels)
+                  store_as(to + out.ld * size_of<C>, half_of<L>(x, MakeSequence<L>::type{}));
+              }
+            }
+          }
+          return;
+        }
+      }
+#endif
       alignas(64) Accumulator kept[kP * kV * L];
       TW_UNROLL
       for (int i = 0; i < kP * kV; i++) store_as(kept + i * L, sums[i]);
@@ -381,6 +384,10 @@ struct DirectConv {
         }
       }
       Out::store(out, tile.number, tile.column, tile.pixels, tile.count, kept, kV * L, nullptr);
+    }
+    template <int kFirst, int... kI>
+    static TW_INLINE u16_half half_of(u16v x, Sequence<kI...>) {
+      return __builtin_shufflevector(x, x, (kFirst + kI)...);
     }
     static TW_INLINE f32v widened(V sum) {
       if constexpr (Dot::is_float) return sum;

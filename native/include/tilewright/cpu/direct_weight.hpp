@@ -4,13 +4,17 @@
 // Channels-last: lanes run over channels of the side that has more of them per group (the wide one, of x or dy); to
 // each belong the `narrow` channels of the other side's group. A line of pixels is widened to fp32 once, its narrow
 // channels spread over the lanes that they meet, with zeros where the filter looks outside the image. Lines of x are
-// kept while the filter moves down. Channels-first (depthwise only): lanes run over the pixels of a line.
+// kept while the filter moves down. Channels-first (depthwise only): lanes run over the pixels of a line. The usual
+// filters have loops of their own: depthwise_weight.hpp and group_weight.hpp.
 //
 // The lines of all images are cut into split_k slices, whose sums (partials) are added in their order. Each element is
 // summed in an order that depends on the problem and the Config alone. What a unit exports: conv_entries.hpp.
 #pragma once
 #include "tilewright/cpu/conv_entries.hpp"
+#include "tilewright/cpu/depthwise_weight.hpp"
 #include "tilewright/cpu/direct_plan.hpp"
+#include "tilewright/cpu/group_weight.hpp"
+#include "tilewright/cpu/line_sums.hpp"
 #include "tilewright/cpu/team.hpp"
 #include "tilewright/cpu/weight_output.hpp"
 
@@ -194,54 +198,14 @@ struct ConvKernel {
 
   // ---- sums ----
 
-  // Adds a line's products with kTaps taps along W (tap_step vectors apart) and kNarrow narrow channels to `sums`.
-  template <int kTaps, int kNarrow, bool kXIsWide>
-  static TW_NOINLINE void add(const float* x, int64_t x_step, int64_t tap_step, const float* dy, int64_t dy_step,
-                              int64_t count, float* sums, int64_t sums_step) {
-    constexpr int kChains = kTaps * kNarrow >= 8 ? 1 : kTaps * kNarrow >= 4 ? 2 : 4;
-    f32v sum[kChains][kTaps][kNarrow];
-    TW_UNROLL
-    for (int u = 0; u < kChains; u++)
-      TW_UNROLL
-      for (int t = 0; t < kTaps; t++)
-        TW_UNROLL
-        for (int c = 0; c < kNarrow; c++) sum[u][t][c] = f32v{};
-    int64_t i = 0;
-    for (; i + kChains <= count; i += kChains) {
-      TW_UNROLL
-      for (int u = 0; u < kChains; u++)
-        step<kTaps, kNarrow, kXIsWide>(x + (i + u) * x_step, tap_step, dy + (i + u) * dy_step, sum[u]);
-    }
-    for (; i < count; i++) step<kTaps, kNarrow, kXIsWide>(x + i * x_step, tap_step, dy + i * dy_step, sum[0]);
-    TW_UNROLL
-    for (int t = 0; t < kTaps; t++)
-      TW_UNROLL
-      for (int c = 0; c < kNarrow; c++) {
-        f32v all = sum[0][t][c];
-        TW_UNROLL
-        for (int u = 1; u < kChains; u++) all += sum[u][t][c];
-        float* const to = sums + t * sums_step + c * L;
-        store_as(to, load_as<f32v>(to) + all);
-      }
-  }
-  template <int kTaps, int kNarrow, bool kXIsWide>
-  static TW_INLINE void step(const float* x, int64_t tap_step, const float* dy, f32v (*sum)[kNarrow]) {
-    TW_UNROLL
-    for (int t = 0; t < kTaps; t++)
-      TW_UNROLL
-      for (int c = 0; c < kNarrow; c++)
-        sum[t][c] +=
-            load_as<f32v>(x + t * tap_step + (kXIsWide ? 0 : c * L)) * load_as<f32v>(dy + (kXIsWide ? c * L : 0));
-  }
-
   template <int kTaps, int kNarrow>
   void add_taps(const float* x, int64_t x_step, int64_t tap_step, const float* dy, int64_t dy_step, int64_t count,
                 int64_t c, float* sums) const {
     float* const to = sums + c * L;
     const int64_t sums_step = plan.narrow * L;
     if (!depthwise && plan.x_is_wide)
-      add<kTaps, kNarrow, true>(x, x_step, tap_step, dy + c * L, dy_step, count, to, sums_step);
-    else add<kTaps, kNarrow, false>(x + c * L, x_step, tap_step, dy, dy_step, count, to, sums_step);
+      LineSums::add<kTaps, kNarrow, true>(x, x_step, tap_step, dy + c * L, dy_step, count, to, sums_step);
+    else LineSums::add<kTaps, kNarrow, false>(x + c * L, x_step, tap_step, dy, dy_step, count, to, sums_step);
   }
   template <int kNarrow>
   void add_narrow(const float* x, int64_t x_step, int64_t tap_step, const float* dy, int64_t dy_step, int64_t count,
@@ -252,24 +216,6 @@ struct ConvKernel {
       add_taps<3, kNarrow>(x + t * tap_step, x_step, tap_step, dy, dy_step, count, c, sums + t * each);
     for (; t < taps; t++)
       add_taps<1, kNarrow>(x + t * tap_step, x_step, tap_step, dy, dy_step, count, c, sums + t * each);
-  }
-
-  // Three lines of x at once, with three taps each that lie `offsets` away: nine sums stay in registers. Elements of dy
-  // are of type E, and dy_step bytes apart.
-  template <class E>
-  static TW_NOINLINE void add_square(const float* const* x, int64_t x_step, const int64_t* offsets, const char* dy,
-                                     int64_t dy_step, int64_t count, float* sums) {
-    f32v sum[9];
-    const float* from[9];
-    TW_UNROLL
-    for (int t = 0; t < 9; t++) sum[t] = f32v{}, from[t] = x[t / 3] + offsets[t % 3];
-    for (int64_t i = 0; i < count; i++) {
-      const f32v y = load_f32<E>(dy + i * dy_step);
-      TW_UNROLL
-      for (int t = 0; t < 9; t++) sum[t] += load_as<f32v>(from[t] + i * x_step) * y;
-    }
-    TW_UNROLL
-    for (int t = 0; t < 9; t++) store_as(sums + t * L, load_as<f32v>(sums + t * L) + sum[t]);
   }
 
   // Where tap t of a line begins.
@@ -286,7 +232,7 @@ struct ConvKernel {
     const tw_conv_axis& axis = problem.axes[2];
     if constexpr (across) {
       for (int64_t t = 0; t < axis.taps; t++)
-        add<1, 1, false>(x + tap_offset(t), L, 0, dy, L, ceil_div(count, L), sums + t * L, L);
+        LineSums::add<1, 1, false>(x + tap_offset(t), L, 0, dy, L, ceil_div(count, L), sums + t * L, L);
     } else {
       const int64_t x_pixel = depthwise || plan.x_is_wide ? L : plan.narrow * L;
       const int64_t x_step = axis.row_step * x_pixel, tap_step = axis.tap_step * x_pixel;
@@ -299,6 +245,40 @@ struct ConvKernel {
 
   // The sums of `count` blocks over lines [begin, end) of dy.
   void sum_blocks(int64_t first_block, int64_t count, int64_t begin, int64_t end, float* sums) const {
+    if constexpr (depthwise && !across) {
+      const int64_t whole = min_of(count, problem.groups / L - first_block);
+      if (DepthwiseWeight<X, Dy>::suits(problem) && whole + min_of(first_block, 1) >= 2) {
+        clear(sums, whole * plan.block_sums());
+        DepthwiseWeight<X, Dy>::add_blocks(problem, first_block * L, whole, begin, end, sums, plan.block_sums());
+        first_block += whole, count -= whole, sums += whole * plan.block_sums();
+      }
+    }
+    if constexpr (!depthwise && !across) {
+      if (GroupWeight<X, Dy>::suits(problem, plan)) {
+        clear(sums, count * plan.block_sums());
+        sum_groups(first_block, count, begin, end, sums);
+        return;
+      }
+    }
+    if (count > 0) sum_copies(first_block, count, begin, end, sums);
+  }
+
+  // Plane by plane, so that all blocks read it from a cache.
+  void sum_groups(int64_t first_block, int64_t count, int64_t begin, int64_t end, float* sums) const {
+    const int64_t rows = problem.axes[1].rows;
+    for (int64_t line = begin; line < end;) {
+      const int64_t next = min_of(end, (line / rows + 1) * rows);
+      for (int64_t b = 0; b < count; b++) {
+        const Block block = block_at(first_block + b);
+        GroupWeight<X, Dy>::add_block(problem, block.x, block.dy, plan.narrow, plan.block_groups, plan.run, line, next,
+                                      sums + b * plan.block_sums(), (uint32_t*)memory.x, (uint32_t*)memory.dy);
+      }
+      line = next;
+    }
+  }
+
+  // The same from copies of lines.
+  void sum_copies(int64_t first_block, int64_t count, int64_t begin, int64_t end, float* sums) const {
     const tw_conv_axis* const axes = problem.axes;
     const int64_t width = axes[2].rows, x_size = plan.x_line_of(axes[2]), each = axes[2].taps * plan.narrow * L;
     const char* const x = (const char*)problem.gemm.b;
@@ -358,11 +338,11 @@ struct ConvKernel {
             const float* of_lines[3];
             for (int th = 0; th < 3; th++) of_lines[th] = lines[th] ? lines[th] + b * x_block() : nullptr;
             if (all && whole)
-              add_square<Dy>(of_lines, axes[2].row_step * L, offsets, raw, axes[2].row_stride * size_of<Dy>, pixels,
-                             to);
+              LineSums::add_square<Dy>(of_lines, axes[2].row_step * L, offsets, raw,
+                                       axes[2].row_stride * size_of<Dy>, pixels, to);
             else if (all)
-              add_square<fp32>(of_lines, across ? L : axes[2].row_step * L, offsets, (const char*)of_block, L * 4,
-                               across ? ceil_div(pixels, L) : pixels, to);
+              LineSums::add_square<fp32>(of_lines, across ? L : axes[2].row_step * L, offsets, (const char*)of_block,
+                                         L * 4, across ? ceil_div(pixels, L) : pixels, to);
             else
               for (int th = 0; th < 3; th++)
                 if (lines[th]) add_line(of_lines[th], of_block, dy_step, pixels, to + th * each);
@@ -389,6 +369,13 @@ struct ConvKernel {
     const WeightOutput<Config> output(problem, 0);
     for (int64_t tap = 0; tap < plan.taps; tap++) {
       const int64_t tap_offset = output.tap_offset(tap);
+      if constexpr (depthwise && !across) {
+        const float* const from = sums + tap * L;
+        int64_t at = block.group * problem.weight_g + tap_offset;
+        for (int64_t lane = 0; lane < block.lanes; lane++, at += problem.weight_g)
+          output.store_one(at, from[lane], alpha);
+        continue;
+      }
       for (int64_t lane = 0; lane < (across ? 1 : block.lanes); lane++) {
         const int64_t in_group = plan.block_groups > 0 ? lane % plan.wide : block.first + lane;
         const int64_t group = block.group + (across || plan.block_groups == 0 ? 0 : lane / plan.wide);

@@ -17,22 +17,31 @@ struct ShortChains {
 template <class V, int kCount>
 struct ShortChains<V, kCount, true> {
   static constexpr int64_t kTerms = 96;  // of a chain, about: putting it aside costs a thirtieth of it
-  alignas(64) V wholes[kCount];
+  alignas(64) V wholes[kCount];  // in memory: the registers are for the sums
   int64_t left = kTerms;
+  bool any = false;
 
-  TW_INLINE ShortChains() {
-    for (int i = 0; i < kCount; i++) wholes[i] = V{};
-    __asm__ volatile("" : : "r"(wholes) : "memory");  // in memory: the registers are for the sums
-  }
   TW_INLINE void passed(V* sums, int64_t terms) {
     if ((left -= terms) > 0) return;
     left = kTerms;
-    TW_UNROLL
-    for (int i = 0; i < kCount; i++) wholes[i] += sums[i], sums[i] = V{};
+    put_aside(sums);
   }
   TW_INLINE void end(V* sums) {
+    if (!any) return;
     TW_UNROLL
     for (int i = 0; i < kCount; i++) sums[i] += wholes[i];
+  }
+
+ private:
+  TW_INLINE void put_aside(V* sums) {
+    if (!any) {
+      TW_UNROLL
+      for (int i = 0; i < kCount; i++) wholes[i] = V{};
+      __asm__ volatile("" : : "r"(wholes) : "memory");
+    }
+    any = true;
+    TW_UNROLL
+    for (int i = 0; i < kCount; i++) wholes[i] += sums[i], sums[i] = V{};
   }
 };
 
