@@ -52,11 +52,7 @@ from tilewright_kit.problem import Role
         (batch_of(), {}, Family.FWD),
         (varlen_of(), VARLEN, Family.FWD),
         (paged_of(), {}, Family.PAGEDKV),
-        (
-            {**paged_of(), "q": desc("fp16", 9, 4, 16), "cu_seqlens_q": ints(4)},
-            {"max_seqlen_q": 4},
-            Family.BATCH_PREFILL,
-        ),
+        (prefill_of(), {"max_seqlen_q": 4}, Family.BATCH_PREFILL),
     ],
 )
 def test_the_family_follows_from_the_operands(tensors: Any, words: Any, family: Family) -> None:
