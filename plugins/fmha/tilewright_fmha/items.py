@@ -122,7 +122,7 @@ def scales_of(problem: FmhaProblem, inputs: Mapping[str, Array], name: str, item
 
 def random_of(problem: FmhaProblem, inputs: Mapping[str, Array]) -> tuple[int, int]:
     """Seed and offset of dropout."""
-    if "rng" not in inputs:
+    if not problem.has("rng"):
         return problem.seed, problem.offset
     low, high, offset = (int(word) & 0xFFFFFFFF for word in np.asarray(inputs["rng"])[:3])
     return high << 32 | low, offset

@@ -75,6 +75,10 @@ def _lengths(problem: FmhaProblem, names: set[str], found: dict[str, Array], rng
         room = np.full(problem.batch, problem.seq_q if name == "seqlens_q" else problem.seq_k)
         if starts is not None:
             room = np.diff(starts)
+        if name == "seqlens_k" and problem.has("page_starts") and problem.paging is not None:
+            # The table has room for all of them together.
+            entries = problem.operand("block_table").desc.shape[0] // max(problem.batch, 1)
+            room = np.minimum(room, entries * problem.paging.page_size)
         if problem.operation == KV_APPEND:
             room = room - problem.new_rows
         lengths = np.array([rng.integers(0, most + 1) if most > 0 else 0 for most in room], np.int32)
