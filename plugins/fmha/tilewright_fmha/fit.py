@@ -7,6 +7,7 @@ from typing import Any
 
 from tilewright_fmha.config import FmhaConfig, config_of
 from tilewright_fmha.defaults import cpu_algorithm, spec_of
+from tilewright_fmha.gpu_tiles import valid_algorithms
 from tilewright_fmha.problem import FmhaProblem
 from tilewright_fmha.signature import signature_of
 from tilewright_fmha.words import Family
@@ -33,7 +34,8 @@ def signature_fields(problem: FmhaProblem, family: Family, device: DeviceInfo) -
     larger ones that the arch has. Raises ``UnsupportedError`` where it has none.
     """
     spec = spec_of(device.arch)
-    hdim = spec.hdim_for(problem.dtype.value, problem.hdim_q, problem.hdim_v)
+    columns = spec.combine_columns if family is Family.SPLITKV else 1
+    hdim = spec.hdim_for(problem.dtype.value, problem.hdim_q, problem.hdim_v, columns)
     if hdim is None:
         raise _no_kernels(problem, device, spec.hdims.get(problem.dtype.value, ()), spec.dtypes)
     return {**signature_of(problem), "family": family, "hdim": hdim}
@@ -64,13 +66,8 @@ def with_signature(problem: FmhaProblem, family: Family, device: DeviceInfo) -> 
     config = config_of(family)(**signature_fields(problem, family, device))
     if device.arch.kind == "cpu":
         return config.replace(**cpu_algorithm(config, device.arch))
-    raise UnsupportedError(
-        f"there is no attention for {device.arch.kind} devices yet",
-        field="arch",
-        value=device.arch.id,
-        rule="template_exists",
-        fix="use a device of kind cpu",
-    )
+    cuts = valid_algorithms(config, device.arch)
+    return config.replace(**cuts[0]) if cuts else config
 
 
 def fmha_mismatches(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> tuple[Violation, ...]:

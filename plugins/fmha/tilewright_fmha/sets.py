@@ -1,30 +1,181 @@
-"""Kernel sets of the three operations: what is worth having on every arch."""
+"""Kernel sets of the three operations: what is worth having on every arch, and the receipts.
+
+``default``: examples of everything that candidates come from, at most some dozens for an arch. ``essential``: what is
+built and checked for every GPU. ``tiny``: one kernel. ``tests``: a few of each kind. ``full``: every type, size of
+heads and cut. Each receipt is a set of its own, of usual heads in the preferred
+cut.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+from tilewright_fmha.choices import first_offered, offered
 from tilewright_fmha.config import CONFIGS, FmhaConfig
-from tilewright_fmha.words import ATTENTION, FmhaDType
-from tilewright_kit.declare import Declaration, KernelSet, declare
+from tilewright_fmha.profiles import PROFILES
+from tilewright_fmha.receipts import Receipt
+from tilewright_fmha.words import (
+    ATTENTION,
+    ATTENTION_BACKWARD,
+    BiasKind,
+    Family,
+    FmhaDType,
+    KvLayout,
+    KvLookup,
+    MaskKind,
+    Mode,
+    QScale,
+    Rope,
+    SmallType,
+)
+from tilewright_kit.declare import ANY, Declaration, KernelSet, declare
 
-__all__ = ["KERNEL_SETS"]
+__all__ = ["KERNEL_SETS", "SET_NAMES"]
 
-_CPUS = ("x86*", "aarch64*")
+Declarations = Iterator[Declaration[FmhaConfig]]
+
+SET_NAMES = ("default", "essential", "tiny", "tests", "full")
+_FLOATS = [FmhaDType.FP32, FmhaDType.FP16, FmhaDType.BF16]
+_HALF = [FmhaDType.FP16, FmhaDType.BF16]
+_HEADS = [(64, 64), (128, 128)]
+_MORE_HEADS = [(32, 32), (48, 80), (80, 96), (96, 128), (160, 160), (192, 128), (192, 192), (256, 256)]
+_ALL_HEADS = [*_MORE_HEADS, *_HEADS, (48, 48), (80, 80), (96, 96)]
+_CUT: Mapping[str, Any] = {"pipeline": ANY, "tile": ANY, "wave": ANY, "warp_tile": ANY}
+_DECODE = (Family.SPLITKV, Family.PAGEDKV, Family.BATCH_PREFILL)
+
+
+def _kernels(config: type[FmhaConfig], **fields: Any) -> Declaration[FmhaConfig]:
+    return declare(config, **{**_CUT, **fields})
+
+
+def _attention(config: type[FmhaConfig], few: bool = False) -> Declarations:
+    """Forward kernels: each feature alone, the families that read caches, and what combines parts."""
+    yield _kernels(config, dtype=_FLOATS, hdim=_HEADS[:1] if few else _HEADS, lse=[False, True])
+    yield _kernels(config, dtype=_HALF, hdim=(128, 128), mask=[MaskKind.CAUSAL, MaskKind.WINDOW])
+    plain: dict[str, Any] = {"dtype": FmhaDType.BF16, "hdim": (64, 64)}
+    yield _kernels(config, **plain, mode=Mode.GROUP, mask=MaskKind.CAUSAL, lse=True)
+    yield _kernels(config, **plain, bias=[BiasKind.ELEMENTWISE, BiasKind.ALIBI])
+    yield _kernels(config, **plain, bias=BiasKind.ELEMENTWISE, dtype_bias=SmallType.FP32)
+    yield _kernels(config, **plain, dropout=True, randval=[False, True], lse=True)
+    yield _kernels(config, **plain, softcap=True, mask=MaskKind.CAUSAL)
+    yield _kernels(config, **plain, mask=MaskKind.WINDOW, sink=True, learned_sinks=True)
+    yield _kernels(config, **plain, mode=Mode.GROUP, skip_min_seqlen_q=True)
+    yield _kernels(config, dtype=FmhaDType.FP16, hdim=(64, 64), v_layout="vc")
+    yield _kernels(config, dtype=ANY, hdim=(128, 128))
+    eight = [FmhaDType.FP8BF16, FmhaDType.FP8FP32]
+    yield _kernels(config, dtype=eight, hdim=(128, 128), qscale=[QScale.PERTENSOR, QScale.BLOCKSCALE])
+    if not few:
+        yield _kernels(config, dtype=FmhaDType.FP16, hdim=_MORE_HEADS)
+        yield _kernels(config, dtype=FmhaDType.FP32, hdim=_MORE_HEADS, mask=MaskKind.CAUSAL)
+    yield from _decoding(config)
+
+
+def _decoding(config: type[FmhaConfig]) -> Declarations:
+    split: dict[str, Any] = {"family": Family.SPLITKV, "max_splits_log2": 5}
+    yield _kernels(config, **split, dtype=_FLOATS, hdim=(128, 128), lse=True)
+    yield _kernels(config, **split, dtype=FmhaDType.BF16, hdim=(128, 128), paged=True, learned_sinks=True)
+    yield _kernels(config, **split, dtype=FmhaDType.BF16, hdim=(64, 64), mode=Mode.GROUP, mask=MaskKind.CAUSAL)
+    combine: dict[str, Any] = {"family": Family.COMBINE, "max_splits_log2": 5}
+    yield _kernels(config, **combine, dtype=_FLOATS, hdim=(128, 128), lse=[False, True])
+    yield _kernels(config, **combine, dtype=FmhaDType.BF16, hdim=(64, 64), mode=Mode.GROUP, learned_sinks=True)
+    paged: dict[str, Any] = {"dtype": FmhaDType.BF16, "hdim": (128, 128), "paged": True, "kv_layout": ANY}
+    yield _kernels(config, family=Family.PAGEDKV, **paged, kv_lookup=ANY)
+    yield _kernels(config, family=Family.BATCH_PREFILL, **paged, kv_lookup=ANY, mode=Mode.GROUP, mask=MaskKind.CAUSAL)
+    scaled: dict[str, Any] = {"dtype": FmhaDType.FP8BF16, "qscale": QScale.KV_BLOCKSCALE}
+    yield _kernels(config, family=Family.BATCH_PREFILL, **{**paged, **scaled}, mode=Mode.GROUP)
+    mixed = {**paged, "dtype": FmhaDType.BF16FP8, "qscale": QScale.PERTENSOR}
+    yield _kernels(config, family=Family.PAGEDKV, **mixed)
+
+
+def _backward(config: type[FmhaConfig], few: bool = False) -> Declarations:
+    for family in (Family.DQ_DK_DV, Family.DOT_DO_O, Family.CONVERT_DQ):
+        yield _kernels(config, family=family, dtype=_FLOATS, hdim=_HEADS[:1] if few else _HEADS, deterministic=True)
+    plain: dict[str, Any] = {"dtype": FmhaDType.BF16, "hdim": (64, 64), "deterministic": True}
+    yield _kernels(config, **{**plain, "deterministic": False})
+    yield _kernels(config, **plain, mode=[Mode.BATCH, Mode.GROUP], mask=MaskKind.CAUSAL)
+    yield _kernels(config, **plain, mask=MaskKind.WINDOW, sink=True, learned_sinks=True)
+    yield _kernels(config, **plain, bias=BiasKind.ELEMENTWISE, dbias=[False, True])
+    yield _kernels(config, **plain, bias=BiasKind.ALIBI, softcap=True)
+    yield _kernels(config, **plain, dropout=True, mask=MaskKind.CAUSAL)
+    if not few:
+        yield _kernels(config, dtype=FmhaDType.FP16, hdim=_MORE_HEADS, deterministic=True)
+
+
+def _append(config: type[FmhaConfig], few: bool = False) -> Declarations:
+    yield _kernels(config, dtype=ANY, hdim=_HEADS[:1] if few else _HEADS)
+    yield _kernels(config, dtype=_HALF, hdim=(128, 128), rope=[Rope.INTERLEAVED, Rope.HALF])
+    yield _kernels(config, dtype=FmhaDType.BF16, hdim=(128, 128), rope=Rope.HALF, rope_dtype=SmallType.FP32)
+    yield _kernels(config, dtype=FmhaDType.BF16, hdim=(128, 128), paged=True, kv_layout=ANY, kv_lookup=ANY)
+    yield _kernels(config, dtype=FmhaDType.BF16, hdim=(128, 128), mode=Mode.GROUP, paged=True)
+
+
+_KINDS = {ATTENTION: _attention, ATTENTION_BACKWARD: _backward}
+
+
+def _tests(config: type[FmhaConfig]) -> Declarations:
+    yield _kernels(config, dtype=_FLOATS, hdim=(64, 64))
+    if config.operation == ATTENTION:
+        yield _kernels(config, dtype=FmhaDType.BF16, hdim=(128, 128), mask=MaskKind.CAUSAL, lse=True)
+        yield _kernels(config, dtype=FmhaDType.BF16, hdim=(64, 64), mode=Mode.GROUP)
+        for family in _DECODE:
+            fields: dict[str, Any] = {"dtype": FmhaDType.BF16, "hdim": (64, 64), "family": family, "paged": True}
+            yield _kernels(config, **fields, mode=Mode.GROUP if family is Family.BATCH_PREFILL else Mode.BATCH)
+
+
+def _full(config: type[FmhaConfig]) -> Declarations:
+    yield _kernels(config, dtype=ANY, hdim=_ALL_HEADS)
+    if config.operation == ATTENTION:
+        for family in _DECODE:
+            fields: dict[str, Any] = {"paged": True, "kv_layout": [KvLayout.LINEAR], "kv_lookup": [KvLookup.VLLM]}
+            mode = Mode.GROUP if family is Family.BATCH_PREFILL else Mode.BATCH
+            yield _kernels(config, family=family, dtype=ANY, hdim=_ALL_HEADS, mode=mode, **fields)
+
+
+def _of_receipt(config: type[FmhaConfig], receipt: Receipt) -> Declarations:
+    """Usual heads with every mask and bias that the receipt has, in batches and groups."""
+    if config.operation not in receipt.operations:
+        return
+    dtypes = list(receipt.fields.get("dtype", FmhaDType))
+    fields: dict[str, Any] = {"mask": ANY, "mode": list(receipt.fields.get("mode", Mode))}
+    if config.operation == ATTENTION:
+        fields["bias"] = list(receipt.fields.get("bias", BiasKind))
+        fields["lse"] = list(receipt.fields.get("lse", (False, True)))
+    elif config.operation == ATTENTION_BACKWARD:
+        fields["bias"] = list(receipt.fields.get("bias", BiasKind))
+        fields["deterministic"] = [False, True]
+    else:
+        fields = {"rope": ANY, "mode": fields["mode"]}
+    for dtype in dtypes:
+        heads = receipt.heads or (receipt.eight_bit_heads if dtype.kv.bytes == 1 else ())
+        pairs = [(size, 128 if size == 192 else size) for size in heads] or _HEADS
+        yield _kernels(config, dtype=dtype, hdim=pairs, receipt=receipt.number, **fields)
 
 
 def _sets(config: type[FmhaConfig]) -> dict[str, KernelSet[FmhaConfig]]:
-    tile = (64, 128, 64, 64, 128, 64) if config.operation == ATTENTION else config().tile
-    plain: Declaration[FmhaConfig] = declare(
-        config,
-        dtype=FmhaDType.FP32,
-        hdim=(64, 64),
-        pipeline="qr",
-        tile=tile,
-        wave=(1,) * 9,
-        warp_tile=(8, 32, 1) * 3,
-    ).on(*_CPUS)
-    return {"default": KernelSet("default", "What candidates come from", (plain,))}
+    kinds = _KINDS.get(config.operation, _append)
+    found: dict[str, tuple[str, tuple[Declaration[FmhaConfig], ...]]] = {
+        "default": ("What candidates come from, with every feature", tuple(kinds(config))),
+        "essential": ("GPUs: every feature in the usual cut", tuple(kinds(config, True))),
+        "tiny": ("One kernel", (_kernels(config, dtype=FmhaDType.FP32, hdim=(64, 64)),)),
+        "tests": ("A few kernels of each kind", tuple(_tests(config))),
+        "full": ("Every type, size of heads and cut", tuple(_full(config))),
+    }
+    for name, receipt in PROFILES.items():
+        declared = tuple(_of_receipt(config, receipt))
+        if declared:
+            found[name] = (f"Receipt {receipt.number}: usual heads in the preferred cut", declared)
+    whole = ("full",)
+    return {
+        name: KernelSet(name, text, declarations, offered if name in whole else first_offered_shapes)
+        for name, (text, declarations) in found.items()
+    }
+
+
+def first_offered_shapes(field: str, arch: Any, partial: Mapping[str, Any]) -> Any:
+    """The preferred cut; of all other fields everything."""
+    choose = first_offered if field in _CUT else offered
+    return choose(field, arch, partial)
 
 
 KERNEL_SETS: Mapping[str, Mapping[str, KernelSet[FmhaConfig]]] = {

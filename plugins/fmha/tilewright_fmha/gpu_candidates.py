@@ -1,0 +1,57 @@
+"""Kernels of GPUs that could compute a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tilewright_fmha.config import FmhaConfig, config_of
+from tilewright_fmha.fit import signature_fields
+from tilewright_fmha.gpu_tiles import valid_algorithms
+from tilewright_fmha.problem import FmhaProblem
+from tilewright_fmha.splits import wants_splits
+from tilewright_fmha.template_table import TEMPLATES
+from tilewright_fmha.words import Family
+from tilewright_kit.device import DeviceInfo
+
+__all__ = ["gpu_algorithms_for"]
+
+MOST_SPLITS_LOG2 = 7
+
+
+def gpu_algorithms_for(problem: FmhaProblem, device: DeviceInfo) -> Iterator[FmhaConfig]:
+    """Split kernels where there is too little work, then specialised ones, then those of every problem; the most
+    general last. Only what there is a template for.
+    """
+    if problem.family in (Family.FWD, Family.PAGEDKV, Family.BATCH_PREFILL):
+        yield from _split(problem, device)
+    own = list(_cuts(problem, problem.family, device))
+    general = [config for config in own if config.pipeline != "ws"]
+    yield from (config for config in own if config.pipeline == "ws")
+    yield from general
+    if problem.paging is not None and general:
+        page = problem.paging.page_size
+        yield from (config.replace(page_size=page) for config in general[:2] if page in _pages(device))
+        yield general[-1]
+
+
+def _pages(device: DeviceInfo) -> tuple[int, ...]:
+    spec = device.arch.attention
+    return spec.page_sizes if spec else ()
+
+
+def _split(problem: FmhaProblem, device: DeviceInfo) -> Iterator[FmhaConfig]:
+    for config in _cuts(problem, Family.SPLITKV, device):
+        cut = config.replace(max_splits_log2=MOST_SPLITS_LOG2)
+        packed = cut.replace(pack_gqa=True) if problem.group > 1 else cut
+        if problem.num_splits or wants_splits(problem, packed, device):
+            yield packed
+            if packed != cut:
+                yield cut
+
+
+def _cuts(problem: FmhaProblem, family: Family, device: DeviceInfo) -> Iterator[FmhaConfig]:
+    fields = signature_fields(problem, family, device)
+    plain = config_of(family)(**fields)
+    for item in valid_algorithms(plain, device.arch):
+        if (device.arch.kind, item["pipeline"], family) in TEMPLATES:
+            yield plain.replace(**item)

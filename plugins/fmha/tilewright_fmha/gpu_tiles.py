@@ -1,0 +1,139 @@
+"""How GPU kernels are cut: for a signature and a pipeline, tiles from the arch's table, with waves and warp tiles that
+the rules take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+from tilewright_arch import ArchSpec
+from tilewright_fmha.config import FmhaConfig
+from tilewright_fmha.defaults import ELEMENTWISE, elementwise_algorithm
+from tilewright_fmha.gpu_rules import GPU_RULES
+from tilewright_fmha.hip_rules import HIP_RULES, k1_for
+from tilewright_fmha.rule_parts import family_pipelines, replaced
+from tilewright_fmha.words import Family
+
+__all__ = ["gpu_algorithms", "valid_algorithms"]
+
+Triple = tuple[int, int, int]
+_WS_COLUMNS = {64: (192, 128), 128: (128, 176), 192: (112, 96), 256: (80, 64)}
+"""Columns of a block by heads of q, so that a thread's registers hold the scores beside the results."""
+
+
+def gpu_algorithms(config: FmhaConfig, arch: ArchSpec) -> Iterator[Mapping[str, Any]]:
+    """Pipeline, tile, waves and warp tiles worth trying, the preferred first; not all of them need be valid."""
+    if config.family in ELEMENTWISE:
+        yield elementwise_algorithm(config, arch)
+        return
+    for pipeline in family_pipelines(config.family, arch):
+        for shapes in _shapes(config, arch, pipeline):
+            yield {"pipeline": pipeline, "use_trload": pipeline == "qr_async_trload", **shapes}
+
+
+def valid_algorithms(config: FmhaConfig, arch: ArchSpec) -> tuple[Mapping[str, Any], ...]:
+    """Those of them that fit the device; whether there are templates is for other rules to say."""
+    names = ("family", "dtype", "mode", "hdim", "v_layout", "qscale", "paged", "page_size")
+    bare = type(config)(**{name: getattr(config, name) for name in names})
+    return _valid(bare, arch)
+
+
+@lru_cache(maxsize=1024)
+def _valid(config: FmhaConfig, arch: ArchSpec) -> tuple[Mapping[str, Any], ...]:
+    found = []
+    for item in gpu_algorithms(config, arch):
+        cut = config.replace(**item)
+        if not any(True for rule in (*GPU_RULES, *HIP_RULES) for _ in rule(cut, arch)):
+            found.append(item)
+    return tuple(found)
+
+
+def _shapes(config: FmhaConfig, arch: ArchSpec, pipeline: str) -> Iterator[Mapping[str, Any]]:
+    if config.family is Family.DQ_DK_DV:
+        yield from _backward(config, arch)
+    elif pipeline == "ws":
+        yield from _specialised(config)
+    elif pipeline == "qr_nwarp_sshuffle":
+        yield from _few_rows(config, arch)
+    else:
+        yield from _rows(config, arch, pipeline)
+
+
+def _warps(config: FmhaConfig, arch: ArchSpec) -> tuple[Triple, ...]:
+    spec = arch.attention
+    return spec.warp_tiles.get(config.dtype.value, ()) if spec else ()
+
+
+def _tiles(config: FmhaConfig, arch: ArchSpec) -> tuple[tuple[int, ...], ...]:
+    spec = arch.attention
+    if spec is None:
+        return ()
+    table = spec.backward_tiles if config.family is Family.DQ_DK_DV else spec.tiles
+    return table.get("x".join(map(str, config.hdim)), ())
+
+
+def _rows(config: FmhaConfig, arch: ArchSpec, pipeline: str) -> Iterator[Mapping[str, Any]]:
+    """Waves share out rows."""
+    warps, spec = _warps(config, arch), arch.attention
+    waves = sorted(spec.waves if spec else (4,), key=lambda count: (abs(count - 4), count))
+    for tile in _tiles(config, arch):
+        for warp in warps:
+            if tile[1] % warp[1] or config.hdim[1] % warp[1] or tile[2] % warp[2] or tile[1] % warp[2]:
+                continue
+            cut = tile
+            if arch.kind == "hip":
+                cut = replaced(tile, 4, k1_for(config.replace(tile=tile, pipeline=pipeline)))
+            for count in [item for item in waves if tile[0] % (item * warp[0]) == 0][:2]:
+                wave = (count, 1, 1, count, 1, 1, 1, 1, 1)
+                yield {"tile": cut, "wave": wave, "warp_tile": (*warp, *warp, 16, 16, 16)}
+
+
+def _few_rows(config: FmhaConfig, arch: ArchSpec) -> Iterator[Mapping[str, Any]]:
+    """All waves have the rows of one warp tile, and share its columns."""
+    tiles = _tiles(config, arch)
+    if not tiles:
+        return
+    for warp in sorted(_warps(config, arch), key=lambda item: item[0]):
+        for count in (4, 2, 1):
+            n0 = max(64, count * warp[1])
+            v = config.hdim[1]
+            if n0 % (count * warp[1]) or v % (count * warp[1]) or n0 % warp[2] or tiles[0][2] % warp[2]:
+                continue
+            k0, k0max = tiles[0][2], tiles[0][5]
+            tile: tuple[int, ...] = (warp[0], n0, k0, v, warp[2], k0max)
+            if arch.kind == "hip":
+                tile = replaced(tile, 4, k1_for(config.replace(tile=tile, pipeline="qr_nwarp_sshuffle")))
+            yield {"tile": tile, "wave": (1, count, 1, 1, count, 1, 1, 1, 1), "warp_tile": (*warp, *warp, 16, 16, 16)}
+            break
+
+
+def _specialised(config: FmhaConfig) -> Iterator[Mapping[str, Any]]:
+    q, v = config.hdim
+    for consumers in (2, 3, 1):
+        for columns in _WS_COLUMNS.get(q, ()):
+            yield {
+                "tile": (64 * consumers, columns, q, v, columns, q),
+                "wave": (consumers, 1, 1, consumers, 1, 1, 1, 1, 1),
+                "warp_tile": (64, columns, 16, 64, v, 16, 16, 16, 16),
+            }
+
+
+def _backward(config: FmhaConfig, arch: ArchSpec) -> Iterator[Mapping[str, Any]]:
+    """Waves share out the columns of scores, and the rows of what is summed over queries."""
+    for tile in _tiles(config, arch):
+        for warp in sorted(_warps(config, arch), key=lambda item: (item[0], item[1])):
+            for count in (4, 8, 2, 1):
+                wave = (1, count, 1, count, 1, 1, 1, count, 1)
+                if _divides(tile, wave, warp):
+                    yield {"tile": tile, "wave": wave, "warp_tile": warp * 3}
+
+
+def _divides(tile: tuple[int, ...], wave: tuple[int, ...], warp: Triple) -> bool:
+    places = (((0, 1, 2), 0), ((1, 8, 3), 3), ((0, 1, 4), 0), ((1, 7, 5), 3), ((0, 7, 6), 6))
+    return all(
+        tile[index] % (warp[axis] * wave[stage + axis]) == 0
+        for fields, stage in places
+        for axis, index in enumerate(fields)
+    )
