@@ -16,7 +16,8 @@ from tilewright_kit.errors import InvalidArgumentError
 SETTERS = (
     "api_family", "kernel_family", "gfx_arch", "data_type", "dims", "nheads", "mask_type", "bias_type", "lse",
     "dropout", "qscale_type", "rope_type", "logits_soft_cap", "v_rowmajor", "group_mode", "paged_kv",
-    "fp8_static_quant", "skip_min_seqlen_q", "sink", "kv_cache", "window", "sink_size", "max_seqlen", "num_splits", "bwd_flags",
+    "fp8_static_quant", "skip_min_seqlen_q", "sink", "kv_cache", "window", "sink_size", "max_seqlen",
+    "num_splits", "bwd_flags",
 )  # fmt: skip
 
 

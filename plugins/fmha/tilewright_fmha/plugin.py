@@ -25,8 +25,17 @@ from tilewright_fmha.rules import RULES
 from tilewright_fmha.sample_inputs import PARSERS, sample_inputs
 from tilewright_fmha.samples import fmha_samples
 from tilewright_fmha.sets import KERNEL_SETS
+from tilewright_fmha.template_table import TEMPLATES
 from tilewright_fmha.values import check_values, value_operands
-from tilewright_fmha.words import ATTENTION, ATTENTION_BACKWARD, KV_APPEND, OPERATIONS, VARIANT_ALIASES
+from tilewright_fmha.words import (
+    ATTENTION,
+    ATTENTION_BACKWARD,
+    FAMILY_OPERATIONS,
+    KV_APPEND,
+    MAIN_FAMILIES,
+    OPERATIONS,
+    VARIANT_ALIASES,
+)
 from tilewright_kit.declare import KernelSet
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.hookspecs import hookimpl
@@ -99,4 +108,6 @@ class FmhaOperation:
 
 @hookimpl
 def tilewright_operations() -> Sequence[Operation[Any, Any]]:
-    return tuple(FmhaOperation(name) for name in OPERATIONS)
+    # A server takes only operations that have a kernel somewhere.
+    computed = {FAMILY_OPERATIONS[family] for _, _, family in TEMPLATES if family in MAIN_FAMILIES}
+    return tuple(FmhaOperation(name) for name in OPERATIONS if name in computed)
