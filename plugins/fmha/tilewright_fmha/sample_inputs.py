@@ -55,7 +55,7 @@ def sample_inputs(request: OperationRequest, rng: np.random.Generator) -> dict[s
 
 
 def _starts(rng: np.random.Generator, count: int, total: int, most: int) -> Array:
-    """Starts of ``count`` sequences of at most ``most`` rows: the first full, the second empty, the last all the rest."""
+    """Starts of ``count`` sequences of at most ``most`` rows: the first full, the second empty, the last the rest."""
     lengths = np.zeros(count, np.int64)
     left = total
     for index in range(count):
