@@ -10,12 +10,13 @@ import numpy.typing as npt
 
 from tilewright_arch import ArchSpec
 from tilewright_fmha import __version__
-from tilewright_fmha.candidates import fmha_candidates
+from tilewright_fmha.candidates import fmha_candidates, fmha_refusal
 from tilewright_fmha.codegen import generate
 from tilewright_fmha.config import CONFIGS, FmhaConfig
 from tilewright_fmha.cost import predict_fmha
 from tilewright_fmha.features import fmha_features
 from tilewright_fmha.fit import fmha_mismatches
+from tilewright_fmha.generate_set import GENERATE_OPTIONS, select_set
 from tilewright_fmha.plan import plan_fmha
 from tilewright_fmha.problem import FmhaProblem
 from tilewright_fmha.reference import reference_attention
@@ -62,6 +63,8 @@ class FmhaOperation:
 
     version = __version__
     variants: Mapping[str, str] = VARIANT_ALIASES
+    generate_options = GENERATE_OPTIONS
+    """What ``select_set`` takes, beside the arch."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -80,6 +83,12 @@ class FmhaOperation:
 
     def candidates(self, problem: FmhaProblem, device: DeviceInfo) -> Sequence[FmhaConfig]:
         return fmha_candidates(problem, device)
+
+    def refusal(self, problem: FmhaProblem, device: DeviceInfo) -> Violation | None:
+        return fmha_refusal(problem, device)
+
+    def select_set(self, arch: ArchSpec, **options: Any) -> Sequence[FmhaConfig]:
+        return select_set(arch, self.name, **options)
 
     def mismatches(self, problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> Sequence[Violation]:
         return fmha_mismatches(problem, config, device)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tilewright_server.cli import generate_conv as c
+from tilewright_server.cli import generate_fmha as f
 from tilewright_server.cli.exits import Exit
 from tilewright_server.cli.output import examples, note, out, print_json, progress
 
@@ -26,6 +27,7 @@ EPILOG = examples(
     "tilewright kernels generate --output-dir out --gpu-target gfx942 --preselected fp16_rcr_essential",
     "tilewright kernels generate --output-dir out --variants standard --variants multi_d --limit 20",
     "tilewright kernels generate --operation conv --rule-set tiny --arch gfx942 --list-configs",
+    "tilewright kernels generate -o out --operation attention --receipt 4 --hdim 128",
     "tilewright kernels generate -o out --operation conv --variant bwd_weight --ndim 3 --datatype bf16 --two-stage",
     'tilewright kernels generate --output-dir out --tile-config-json \'{"tile_m": [64, 128], "tile_n": [64]}\'',
 )
@@ -86,6 +88,25 @@ def generate(
     streamk_enabled: c.StreamK = None,
     streamk_reduction_strategy: c.StreamKReduction = "",
     streamk_persistent: c.StreamKPersistent = None,
+    family: f.Family = "",
+    receipt: f.Receipt = "",
+    profile: f.Profile = "",
+    hdim: f.Hdim = [],  # noqa: B006 (typer reads it)
+    hdim_v: f.HdimV = [],  # noqa: B006
+    mask: f.Mask = "",
+    bias: f.Bias = "",
+    mode: f.Mode = "",
+    tile_m0: f.TileM0 = None,
+    tile_n0: f.TileN0 = None,
+    tile_k0: f.TileK0 = None,
+    tile_n1: f.TileN1 = None,
+    tile_k1: f.TileK1 = None,
+    tile_k0max: f.TileK0Max = None,
+    lse: f.Lse = None,
+    dropout: f.Dropout = None,
+    softcap: f.Softcap = None,
+    paged: f.Paged = None,
+    deterministic: f.Deterministic = None,
 ) -> None:
     """Write the source of every kernel that matches, and `kernels.json`, which describes them.
 
@@ -93,7 +114,7 @@ def generate(
     """
     import tilewright_arch
 
-    options = c.chosen_options(locals())
+    options = c.chosen_options(locals()) | f.chosen_options(locals())
     arch = tilewright_arch.load(gpu_target) if gpu_target else tilewright_arch.detect_cpu()
     if show_arch_info:
         print_json(arch.to_dict())
