@@ -53,9 +53,7 @@ def dbias_copies(problem: FmhaProblem, slices: int) -> int:
     return slices if problem.place("dbias").col == 0 else 1
 
 
-def backward_parts(
-    problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, parts: Parts
-) -> tuple[Stage, ...]:
+def backward_parts(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, parts: Parts) -> tuple[Stage, ...]:
     """``dot_do_o``, ``dq_dk_dv``, ``convert_dq``; what they hand on is reserved in ``parts``."""
     cpu = device.arch.kind == "cpu"
     slices = choose_slices(problem, config, device)

@@ -34,6 +34,9 @@ TEMPLATES: Mapping[tuple[str, str, Family], frozenset[str]] = {
     **{("cpu", "qr", family): _ALL_FORWARD for family in _FORWARD},
     ("cpu", "splitkv_combine", _F.COMBINE): _COMBINE,
     ("cpu", "appendkv", _F.APPENDKV): _APPEND,
+    ("cpu", "bwd", _F.DQ_DK_DV): _BACKWARD,
+    ("cpu", "bwd", _F.DOT_DO_O): _BACKWARD_PARTS,
+    ("cpu", "bwd", _F.CONVERT_DQ): _BACKWARD_PARTS,
 }
 """Every template adds its line with the commit that adds it."""
 
