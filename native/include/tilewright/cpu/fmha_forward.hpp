@@ -4,6 +4,7 @@
 //                                      Config::family is split, o_acc and lse_acc of all parts
 //   TW_FMHA_WORKSPACE(name, Config)    name_workspace: bytes of scratch that a launch with these args needs
 #pragma once
+#include "tilewright/cpu/fmha_few.hpp"
 #include "tilewright/cpu/fmha_pack.hpp"
 #include "tilewright/cpu/fmha_softmax.hpp"
 #include "tilewright/cpu/fmha_status.hpp"
@@ -16,6 +17,7 @@ struct FmhaForward {
   using Pack = FmhaPack<Config>;
   using Softmax = FmhaSoftmax<Config>;
   using Products = FmhaProducts<Config>;
+  using Few = FmhaFew<Config>;
   using Layout = typename B::Layout;
   using O = typename Config::O;
   static constexpr bool split = Config::family == FmhaFamily::split, quantized = Config::qscale != FmhaScale::no;
@@ -73,29 +75,44 @@ struct FmhaForward {
     const Softmax softmax{args, item, seed, b, hk * g, g, this->template part<float>(at.m),
                           this->template part<float>(at.l), this->template part<float>(at.scale),
                           this->template part<float>(at.rescale), this->template part<uint8_t>(at.random)};
+    alignas(64) uint32_t queries[max_of(Few::most, 1) * Few::q_words];
+    const bool few = Few::fits(args, rows);
+    if (few) Few::queries(this->template part<uint32_t>(at.q), rows, ceil_div(args.hdim_q, B::depth), queries);
     const int64_t last = range.first < range.last ? range.last : range.sink_last;
     for (int64_t c0 = 0; c0 < last; c0 += B::n0) {
       if (c0 >= range.sink_last && c0 + B::n0 <= range.first) {
         c0 = range.first / B::n0 * B::n0 - B::n0;
         continue;
       }
-      const FmhaColumns columns = load_block(keys, values, c0, min_of(last - c0, B::n0));
+      const int64_t count = min_of(last - c0, B::n0);
+      const FmhaColumns columns = load_block(keys, values, c0, count, few);
+      if (few) {
+        float* const s = this->template part<float>(at.s);
+        Few::scores(keys, values, c0, count, rows, queries, s);
+        softmax.run(s, p0, 0, rows, columns);
+        Few::add_values(values, keys, c0, count, min_of(last - c0 - count, B::n0), rows, (const uint32_t*)s,
+                        this->template part<float>(at.o), softmax.rescale);
+        continue;
+      }
       for (int64_t r = 0; r < rows; r += B::m0)
         block(softmax, item, p0 + r, r, min_of(rows - r, B::m0), columns);
     }
     store(item, b, hk, p0, rows, part, 0);
   }
 
+  // few: keys and values stay where they are.
   TW_INLINE FmhaColumns load_block(const typename Pack::Keys& keys, const typename Pack::Values& values, int64_t first,
-                                   int64_t count) {
+                                   int64_t count, bool few) {
     FmhaColumns columns = {first, count, nullptr, nullptr, nullptr};
     if constexpr (Config::paged)
       if (keys.find_absent(first, count, part<uint8_t>(at.absent))) {
         columns.absent = part<uint8_t>(at.absent);
         status.add(kFmhaBadPage, keys.b, first);
       }
-    Pack::keys(keys, first, count, part<uint32_t>(at.k), part<char>(at.gathered));
-    Pack::values(values, first, count, part<uint32_t>(at.v), part<char>(at.gathered));
+    if (!few) {
+      Pack::keys(keys, first, count, part<uint32_t>(at.k), part<char>(at.gathered));
+      Pack::values(values, first, count, part<uint32_t>(at.v), part<char>(at.gathered));
+    }
     if constexpr (Softmax::varying) {
       load_scales(args.k_scale, keys, first, count, part<float>(at.k_scale));
       load_scales(args.v_scale, keys, first, count, part<float>(at.v_scale));

@@ -1,0 +1,201 @@
+// The products of attention for a few rows (decoding): keys and values are read once, where they lie. Packing them would
+// take longer than fetching them from memory.
+//
+// S: some keys and some rows at a time, each pair with a vector of partial sums along the head dimension. O: as the
+// register tiles do it, with values straight from their rows. Values are asked for while the keys of the same columns
+// are multiplied, the next keys while the values are: memory is busy all the time.
+#pragma once
+#include "tilewright/cpu/fmha_paged.hpp"
+
+TW_NAMESPACE_BEGIN
+
+// Of a, b (vectors of partial sums in runs of kRun lanes each): half as many runs, a's sums in the lower lanes of each
+// pair of runs, b's in the upper ones.
+template <int kRun, int... kI>
+TW_INLINE f32v fold_pair(f32v a, f32v b, Sequence<kI...>) {
+  const f32v low = __builtin_shufflevector(a, b, (kI % (2 * kRun) < kRun ? kI : kI - kRun + kLanes)...);
+  const f32v high = __builtin_shufflevector(a, b, (kI % (2 * kRun) < kRun ? kI + kRun : kI + kLanes)...);
+  return low + high;
+}
+template <int kRun>
+TW_INLINE void fold_all(f32v* x) {
+  TW_UNROLL
+  for (int i = 0; i < kRun; i++) x[i] = fold_pair<kRun>(x[i], x[i + kRun], MakeSequence<kLanes>::type{});
+  if constexpr (kRun > 1) fold_all<kRun / 2>(x);
+}
+// Lane i: the sum of the lanes of x[i], L vectors in all. Changes x.
+TW_INLINE f32v fold(f32v* x) {
+  fold_all<kLanes / 2>(x);
+  return x[0];
+}
+
+template <class Config>
+struct FmhaFew {
+  using B = FmhaBlocking<Config>;
+  using Dot = typename B::Dot;
+  using K = typename Config::K;
+  using V = typename Config::V;
+  using Keys = FmhaSource<Config, K, false>;
+  using Values = FmhaSource<Config, V, true>;
+  static constexpr int keys = 4, rows = kLanes / keys;                  // of a tile of S
+  static constexpr int most = B::m0 >= 8 ? 8 : B::m0 >= 4 ? 4 : 0;      // rows of an item, a multiple of `rows`
+  static constexpr int q_words = (B::q_words + kLanes - 1) / kLanes * kLanes;
+  static constexpr int columns = 4;                                     // vectors of a tile of O
+
+  // Whether these operands can be read where they lie.
+  static TW_INLINE bool fits(const tw_fmha_args& args, int64_t count) {
+    if (Keys::vectorized || count > most || args.k.col != 1 || args.v.col != 1) return false;
+    return !Config::paged || Keys::page_size(args) >= 4;
+  }
+
+  // Queries as groups, each row a whole number of vectors, zeros behind and below.
+  static TW_INLINE void queries(const uint32_t* from, int64_t count, int64_t words, uint32_t* to) {
+    __builtin_memset(to, 0, sizeof(uint32_t) * (size_t)most * q_words);
+    for (int64_t r = 0; r < count; r++)
+      __builtin_memcpy(to + r * q_words, from + r * B::q_words, (size_t)words * 4);
+  }
+
+  static TW_NOINLINE void scores(const Keys& source, const Values& values, int64_t first, int64_t count, int64_t of_rows,
+                                 const uint32_t* q, float* s) {
+    for (int64_t j = 0; j < count;) {
+      const FmhaRun run = source.run(first + j), ahead = values.run(first + j);
+      const int64_t here = min_of(run.count, count - j);
+      for (int64_t i = 0; run.at && i < here; i += keys)
+        tile(run, i, min_of(here - i, keys), source.hdim, of_rows, q, s + j + i, ahead);
+      j += here;
+    }
+  }
+
+  // Asks for a line of `bytes` bytes at `at` to come nearer.
+  template <int kBytes>
+  static TW_INLINE void ask_for(const char* at) {
+    TW_UNROLL
+    for (int byte = 0; byte < kBytes; byte += 64) __builtin_prefetch(at + byte, 0, 3);
+  }
+
+  static TW_INLINE void tile(const FmhaRun& run, int64_t i, int64_t count, int64_t hdim, int64_t of_rows,
+                             const uint32_t* q, float* s, const FmhaRun& ahead) {
+    constexpr int kStep = kLanes * Dot::depth, kAhead = 8;
+    const char *at[keys], *ends[keys];
+    alignas(64) char copy[keys][kStep * size_of<K>];
+    const int64_t whole = hdim / kStep * kStep, left = hdim - whole;
+    TW_UNROLL
+    for (int n = 0; n < keys; n++) {
+      at[n] = run.at + (i + (n < count ? n : 0)) * run.row * size_of<K>;
+      ask_for<Config::hdim_q * size_of<K>>(at[n] + kAhead * run.row * size_of<K>);
+      ask_for<Config::hdim_v * size_of<V>>(ahead.at + (i + n) * ahead.row * size_of<V>);
+      ends[n] = copy[n];
+      if (left > 0) {  // the last elements of a row, with zeros behind them
+        __builtin_memset(copy[n], 0, sizeof copy[n]);
+        __builtin_memcpy(copy[n], at[n] + whole * size_of<K>, (size_t)left * size_of<K>);
+      }
+    }
+    for (int64_t r = 0; r < of_rows; r += rows) {
+      f32v c[kLanes];
+      TW_UNROLL
+      for (int k = 0; k < kLanes; k++) c[k] = f32v{};
+      const uint32_t* words = q + r * q_words;
+      for (int64_t e = 0; e < whole; e += kStep, words += kLanes) step(c, words, at, e * size_of<K>);
+      if (left > 0) step(c, words, ends, 0);
+      const f32v sums = fold(c);
+      // Lane k * keys + n: row k, key n.
+      struct Four {
+        float x[keys];
+      } four[rows];
+      static_assert(sizeof four == sizeof sums, "one lane for each pair");
+      store_as(&four, sums);
+      TW_UNROLL
+      for (int k = 0; k < rows; k++) store_as(s + (r + k) * B::s_words, four[k]);
+    }
+  }
+
+  static TW_INLINE void step(f32v* c, const uint32_t* words, const char* const* at, int64_t byte) {
+    u32v x[keys];
+    TW_UNROLL
+    for (int n = 0; n < keys; n++) x[n] = load_groups_along_k<K, Dot>(at[n] + byte);
+    TW_UNROLL
+    for (int k = 0; k < rows; k++) {
+      const u32v of_row = load_as<u32v>(words + k * q_words);
+      TW_UNROLL
+      for (int n = 0; n < keys; n++) c[k * keys + n] = Dot::step(c[k * keys + n], of_row, x[n]);
+    }
+  }
+
+  // O = O * rescale + P V.
+  static TW_NOINLINE void add_values(const Values& source, const Keys& next, int64_t first, int64_t count,
+                                     int64_t next_count, int64_t of_rows, const uint32_t* p, float* o,
+                                     const float* rescale) {
+    for (int64_t r = 0; r < of_rows; r++)
+      for (int64_t c = 0; c < B::hdim_v; c += kLanes)
+        store_as(o + r * B::hdim_v + c, load_as<f32v>(o + r * B::hdim_v + c) * rescale[r]);
+    const FmhaRun ahead = next_count > 0 ? next.run(first + count) : FmhaRun{nullptr, 0, 0, 0};
+    for (int64_t j = 0; j < count;) {
+      const FmhaRun run = source.run(first + j);
+      const int64_t here = min_of(run.count, count - j);
+      if (run.at)
+        for (int64_t i = 0; i < here; i += kChunk) {
+          const int64_t now = min_of(here - i, kChunk);
+          if (ahead.at && j + i < min_of(ahead.count, next_count))
+            for (int64_t n = 0; n < min_of(now, min_of(ahead.count, next_count) - j - i); n++)
+              ask_for<Config::hdim_q * size_of<K>>(ahead.at + (j + i + n) * ahead.row * size_of<K>);
+          chunk(run.at + i * run.row * size_of<V>, run.row * size_of<V>, now, source.hdim, of_rows,
+                p + (j + i) / Dot::depth, o);
+        }
+      j += here;
+    }
+  }
+
+  static constexpr int kChunk = 32;  // keys that stay in the first-level cache while all rows use them
+  static TW_INLINE void chunk(const char* at, int64_t line, int64_t count, int64_t hdim, int64_t of_rows,
+                              const uint32_t* p, float* o) {
+    for (int64_t r = 0; r < of_rows; r += rows) {
+      const uint32_t* const own = p + r * B::s_words;
+      int64_t c = 0;
+      for (; c + columns * kLanes <= hdim; c += columns * kLanes)
+        value_tile<columns>(at + c * size_of<V>, line, count, columns * kLanes, own, o + r * B::hdim_v + c);
+      for (; c < hdim; c += kLanes)
+        value_tile<1>(at + c * size_of<V>, line, count, min_of(hdim - c, kLanes), own, o + r * B::hdim_v + c);
+    }
+  }
+
+  template <int kColumns>
+  static TW_NOINLINE void value_tile(const char* at, int64_t line, int64_t count, int64_t width, const uint32_t* p,
+                                     float* o) {
+    f32v c[rows][kColumns];
+    TW_UNROLL
+    for (int r = 0; r < rows; r++)
+      TW_UNROLL
+      for (int v = 0; v < kColumns; v++) c[r][v] = load_as<f32v>(o + r * B::hdim_v + v * kLanes);
+    int64_t j = 0;
+    const bool whole = width == kColumns * kLanes;
+    for (; whole && j + Dot::depth <= count; j += Dot::depth, at += Dot::depth * line, p++) {
+      u32v x[kColumns];
+      TW_UNROLL
+      for (int v = 0; v < kColumns; v++) x[v] = load_groups_across_k<V, Dot>(at + v * kLanes * size_of<V>, line);
+      multiply<kColumns>(c, p, x);
+    }
+    for (; j < count; j += Dot::depth, at += Dot::depth * line, p++) {
+      u32v x[kColumns];
+      TW_UNROLL
+      for (int v = 0; v < kColumns; v++)
+        x[v] = load_groups_across_k<V, Dot>(at + v * kLanes * size_of<V>, line, count - j, width - v * kLanes);
+      multiply<kColumns>(c, p, x);
+    }
+    TW_UNROLL
+    for (int r = 0; r < rows; r++)
+      TW_UNROLL
+      for (int v = 0; v < kColumns; v++) store_as(o + r * B::hdim_v + v * kLanes, c[r][v]);
+  }
+
+  template <int kColumns>
+  static TW_INLINE void multiply(f32v (&c)[rows][kColumns], const uint32_t* p, const u32v* x) {
+    TW_UNROLL
+    for (int r = 0; r < rows; r++) {
+      const u32v spread = splat_bits(load_as<uint32_t>(p + r * B::s_words));
+      TW_UNROLL
+      for (int v = 0; v < kColumns; v++) c[r][v] = Dot::step(c[r][v], spread, x[v]);
+    }
+  }
+};
+
+TW_NAMESPACE_END
