@@ -15,8 +15,10 @@ from typing import Any, TypeVar
 import grpc
 
 from tilewright import arrays, catalog, device_array, dispatch, exports, plans, resident
+from tilewright import attention as _attention
 from tilewright import conv as _conv
 from tilewright import gemm as _gemm
+from tilewright import kv_append as _kv_append
 from tilewright import settings as _settings
 from tilewright.core import Core, Session, check_timeout
 from tilewright.driving import blocking, blocking_as
@@ -111,6 +113,11 @@ class Client:
     conv_backward_data = blocking(_conv.conv_backward_data)
     conv_backward_weight = blocking(_conv.conv_backward_weight)
     conv_transpose = blocking(_conv.conv_transpose)
+    attention = blocking(_attention.attention)
+    attention_varlen = blocking(_attention.attention_varlen)
+    attention_paged = blocking(_attention.attention_paged)
+    attention_backward = blocking(_attention.attention_backward)
+    kv_append = blocking(_kv_append.kv_append)
     run = blocking(dispatch.run)
     explain = blocking(dispatch.explain)
     plan = blocking_as(plans.prepare, Plan)
@@ -119,6 +126,11 @@ class Client:
     plan_conv_backward_data = blocking_as(_conv.plan_conv_backward_data, Plan)
     plan_conv_backward_weight = blocking_as(_conv.plan_conv_backward_weight, Plan)
     plan_conv_transpose = blocking_as(_conv.plan_conv_transpose, Plan)
+    plan_attention = blocking_as(_attention.plan_attention, Plan)
+    plan_attention_varlen = blocking_as(_attention.plan_attention_varlen, Plan)
+    plan_attention_paged = blocking_as(_attention.plan_attention_paged, Plan)
+    plan_attention_backward = blocking_as(_attention.plan_attention_backward, Plan)
+    plan_kv_append = blocking_as(_kv_append.plan_kv_append, Plan)
 
     # ---- memory ----
 

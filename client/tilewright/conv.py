@@ -10,20 +10,19 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
 
 from tilewright.core import Core
-from tilewright.device_arrays import alignment, all_recognised, recognise_output
+from tilewright.device_arrays import alignment, all_recognised
 from tilewright.dispatch import BuildPolicy, run, spec_of
+from tilewright.driving import renamed
 from tilewright.dtypes import DTypeLike
 from tilewright.elementwise import addends, elementwise, scale_operand
 from tilewright.errors import InvalidArgumentError
-from tilewright.layout import Array, Spec, dense, element_strides, span_bytes
-from tilewright.matrices import deliver, fold_scales
-from tilewright.operands import address_of
+from tilewright.layout import Array, Spec
+from tilewright.matrices import deliver, fold_scales, laid_out
 from tilewright.plans import PlanState, prepare
 from tilewright.steps import Flow
 
@@ -65,7 +64,7 @@ class _Asked:
 
 
 def _running(ask: Callable[Concatenate[Core, P], _Asked]) -> Callable[Concatenate[Core, P], Flow[Any]]:
-    called = _called(ask, ask.__name__.lstrip("_"), "Flow[Any]")
+    called = renamed(ask, ask.__name__.lstrip("_"), "Flow[Any]")
 
     @functools.wraps(called)
     def flow(core: Core, /, *args: P.args, **kwargs: P.kwargs) -> Flow[Any]:
@@ -79,7 +78,7 @@ def _running(ask: Callable[Concatenate[Core, P], _Asked]) -> Callable[Concatenat
 
 def _planning(ask: Callable[Concatenate[Core, P], _Asked]) -> Callable[Concatenate[Core, P], Flow[PlanState]]:
     name = ask.__name__.lstrip("_")
-    called = _called(ask, f"plan_{name}", "Flow[PlanState]")
+    called = renamed(ask, f"plan_{name}", "Flow[PlanState]")
 
     @functools.wraps(called)
     def flow(core: Core, /, *args: P.args, **kwargs: P.kwargs) -> Flow[PlanState]:
@@ -95,20 +94,6 @@ def _planning(ask: Callable[Concatenate[Core, P], _Asked]) -> Callable[Concatena
     to) last, or by name, and ``out=``. It is made for the strides that it was given.
     """
     return flow
-
-
-def _called(ask: Callable[P, _Asked], name: str, result: str) -> Callable[P, _Asked]:
-    """The same function by its public name, which Python's own errors about arguments tell, and with the public result
-    in its signature.
-    """
-    assert isinstance(ask, FunctionType)
-    found = FunctionType(ask.__code__, ask.__globals__, name, ask.__defaults__, ask.__closure__)
-    functools.update_wrapper(found, ask)
-    found.__kwdefaults__ = ask.__kwdefaults__
-    found.__name__ = found.__qualname__ = name
-    found.__annotations__ = ask.__annotations__ | {"return": result}
-    del found.__wrapped__  # type: ignore[attr-defined]
-    return found
 
 
 def _conv(
@@ -307,22 +292,10 @@ def _asked(
             )
         given["acc"] = out
         words["accumulate"] = True
-    given, target = all_recognised(given), _writable(core, out)
+    given, target = all_recognised(given), laid_out(core, out)
     if (least := alignment((*list(given.values())[:2], target))) is not None:
         words["alignment"] = least
     return _Asked(operation, given, output, out, target, words, choice)
-
-
-def _writable(core: Core, out: Any) -> Any:
-    """What to have the server write for ``out``: for an array of other than shared memory a fresh one in its layout,
-    to be copied.
-    """
-    if (tensor := recognise_output(out, "out")) is not None:
-        return tensor
-    if not isinstance(out, np.ndarray) or out.flags.c_contiguous or not out.size or not out.flags.writeable:
-        return out
-    shared = element_strides(out) is not None and core.pool.find(address_of(out), span_bytes(out)) is not None
-    return out if shared else Spec.of(out.shape, out.dtype, dense(out)[1])
 
 
 def _geometry(stride: Any, padding: Any, dilation: Any, groups: Any) -> dict[str, Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Coroutine
+from types import FunctionType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from tilewright.steps import Flow
 
-__all__ = ["awaiting", "awaiting_as", "blocking", "blocking_as"]
+__all__ = ["awaiting", "awaiting_as", "blocking", "blocking_as", "renamed"]
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -56,3 +57,17 @@ def awaiting_as(
         return wrap(self, await self._drive(flow(self._subject, *args, **kwargs)))
 
     return method
+
+
+def renamed(ask: Callable[P, T], name: str, result: str) -> Callable[P, T]:
+    """The same function by its public name, which Python's own errors about arguments tell, and with the public result
+    in its signature.
+    """
+    assert isinstance(ask, FunctionType)
+    found = FunctionType(ask.__code__, ask.__globals__, name, ask.__defaults__, ask.__closure__)
+    functools.update_wrapper(found, ask)
+    found.__kwdefaults__ = ask.__kwdefaults__
+    found.__name__ = found.__qualname__ = name
+    found.__annotations__ = ask.__annotations__ | {"return": result}
+    del found.__wrapped__  # type: ignore[attr-defined]
+    return found

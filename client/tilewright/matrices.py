@@ -10,9 +10,10 @@ import numpy as np
 from tilewright.core import Core
 from tilewright.device_arrays import recognise, recognise_output
 from tilewright.elementwise import number
-from tilewright.layout import Array, Spec
+from tilewright.layout import Array, Spec, dense, element_strides, span_bytes
+from tilewright.operands import address_of
 
-__all__ = ["deliver", "fold_scales", "readable", "writable"]
+__all__ = ["deliver", "fold_scales", "laid_out", "readable", "writable"]
 
 
 def fold_scales(a: Any, alpha: Any, scale_a: Any, scale_b: Any) -> tuple[Any, Any, Any]:
@@ -56,6 +57,18 @@ def writable(out: Any) -> Any:
     if isinstance(out, np.ndarray) and out.ndim >= 2 and out.flags.writeable and not _adjacent(out, -1):
         return Spec.of(out.shape, out.dtype)
     return out
+
+
+def laid_out(core: Core, out: Any) -> Any:
+    """What to have the server write for ``out``: for an array of other than shared memory a fresh one in its layout,
+    to be copied.
+    """
+    if (tensor := recognise_output(out, "out")) is not None:
+        return tensor
+    if not isinstance(out, np.ndarray) or out.flags.c_contiguous or not out.size or not out.flags.writeable:
+        return out
+    shared = element_strides(out) is not None and core.pool.find(address_of(out), span_bytes(out)) is not None
+    return out if shared else Spec.of(out.shape, out.dtype, dense(out)[1])
 
 
 def deliver(core: Core, out: Any, result: Any) -> Any:

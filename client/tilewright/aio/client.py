@@ -13,8 +13,10 @@ import grpc
 import grpc.aio
 
 from tilewright import arrays, catalog, device_array, dispatch, exports, plans, resident
+from tilewright import attention as _attention
 from tilewright import conv as _conv
 from tilewright import gemm as _gemm
+from tilewright import kv_append as _kv_append
 from tilewright import settings as _settings
 from tilewright.aio.plan import Pipeline, Plan
 from tilewright.core import Core, Session, check_timeout
@@ -102,6 +104,11 @@ class Client:
     conv_backward_data = awaiting(_conv.conv_backward_data)
     conv_backward_weight = awaiting(_conv.conv_backward_weight)
     conv_transpose = awaiting(_conv.conv_transpose)
+    attention = awaiting(_attention.attention)
+    attention_varlen = awaiting(_attention.attention_varlen)
+    attention_paged = awaiting(_attention.attention_paged)
+    attention_backward = awaiting(_attention.attention_backward)
+    kv_append = awaiting(_kv_append.kv_append)
     run = awaiting(dispatch.run)
     explain = awaiting(dispatch.explain)
     empty = awaiting(arrays.empty)
@@ -114,6 +121,11 @@ class Client:
     plan_conv_backward_data = awaiting_as(_conv.plan_conv_backward_data, Plan)
     plan_conv_backward_weight = awaiting_as(_conv.plan_conv_backward_weight, Plan)
     plan_conv_transpose = awaiting_as(_conv.plan_conv_transpose, Plan)
+    plan_attention = awaiting_as(_attention.plan_attention, Plan)
+    plan_attention_varlen = awaiting_as(_attention.plan_attention_varlen, Plan)
+    plan_attention_paged = awaiting_as(_attention.plan_attention_paged, Plan)
+    plan_attention_backward = awaiting_as(_attention.plan_attention_backward, Plan)
+    plan_kv_append = awaiting_as(_kv_append.plan_kv_append, Plan)
 
     device_empty = awaiting(device_array.device_empty)
     release_exports = awaiting(exports.forget_exports)

@@ -77,4 +77,5 @@ def _parse(desc: TensorDesc, content: bytes) -> Array:
 
 def _view(desc: TensorDesc, memory: Any) -> Array:
     item = desc.dtype.bytes
-    return np.ndarray(desc.shape, desc.dtype.numpy, memory, strides=[stride * item for stride in desc.strides])
+    found: Array = np.ndarray(desc.shape, desc.dtype.numpy, memory, strides=[stride * item for stride in desc.strides])
+    return found
