@@ -49,7 +49,7 @@ def _owners(problem: FmhaProblem) -> tuple[int, int]:
 
 
 def dbias_copies(problem: FmhaProblem, slices: int) -> int:
-    """One for each slice where a bias broadcasts along keys: slices share out the keys, and only then share an element."""
+    """One for each slice where a bias broadcasts along keys: only then do slices, which share out keys, meet."""
     return slices if problem.place("dbias").col == 0 else 1
 
 

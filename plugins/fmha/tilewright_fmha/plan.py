@@ -1,4 +1,4 @@
-"""From problem and kernel to stages. The stages of gradients are in ``backward_plan``, how GPUs launch in ``gpu_plan``."""
+"""From problem and kernel to stages. Those of gradients are in ``backward_plan``, how GPUs launch in ``gpu_plan``."""
 
 from __future__ import annotations
 
