@@ -21,8 +21,6 @@ from tilewright_fmha.words import (
     BiasKind,
     Family,
     FmhaDType,
-    KvLayout,
-    KvLookup,
     MaskKind,
     Mode,
     QScale,
@@ -113,8 +111,13 @@ def _append(config: type[FmhaConfig], few: bool = False) -> Declarations:
 _KINDS = {ATTENTION: _attention, ATTENTION_BACKWARD: _backward}
 
 
+def _plain(config: type[FmhaConfig]) -> Mapping[str, Any]:
+    """Gradients are the same in every run, unless somebody asks for others."""
+    return {"family": Family.DQ_DK_DV, "deterministic": True} if config.operation == ATTENTION_BACKWARD else {}
+
+
 def _tests(config: type[FmhaConfig]) -> Declarations:
-    yield _kernels(config, dtype=_FLOATS, hdim=(64, 64))
+    yield _kernels(config, dtype=_FLOATS, hdim=(64, 64), **_plain(config))
     if config.operation == ATTENTION:
         yield _kernels(config, dtype=FmhaDType.BF16, hdim=(128, 128), mask=MaskKind.CAUSAL, lse=True)
         yield _kernels(config, dtype=FmhaDType.BF16, hdim=(64, 64), mode=Mode.GROUP)
@@ -124,12 +127,11 @@ def _tests(config: type[FmhaConfig]) -> Declarations:
 
 
 def _full(config: type[FmhaConfig]) -> Declarations:
-    yield _kernels(config, dtype=ANY, hdim=_ALL_HEADS)
+    yield _kernels(config, dtype=ANY, hdim=_ALL_HEADS, **_plain(config))
     if config.operation == ATTENTION:
         for family in _DECODE:
-            fields: dict[str, Any] = {"paged": True, "kv_layout": [KvLayout.LINEAR], "kv_lookup": [KvLookup.VLLM]}
             mode = Mode.GROUP if family is Family.BATCH_PREFILL else Mode.BATCH
-            yield _kernels(config, family=family, dtype=ANY, hdim=_ALL_HEADS, mode=mode, **fields)
+            yield _kernels(config, family=family, dtype=FmhaDType.BF16, hdim=_ALL_HEADS, mode=mode, paged=True)
 
 
 def _of_receipt(config: type[FmhaConfig], receipt: Receipt) -> Declarations:
@@ -157,7 +159,7 @@ def _sets(config: type[FmhaConfig]) -> dict[str, KernelSet[FmhaConfig]]:
     found: dict[str, tuple[str, tuple[Declaration[FmhaConfig], ...]]] = {
         "default": ("What candidates come from, with every feature", tuple(kinds(config))),
         "essential": ("GPUs: every feature in the usual cut", tuple(kinds(config, True))),
-        "tiny": ("One kernel", (_kernels(config, dtype=FmhaDType.FP32, hdim=(64, 64)),)),
+        "tiny": ("One kernel", (_kernels(config, dtype=FmhaDType.FP32, hdim=(64, 64), **_plain(config)),)),
         "tests": ("A few kernels of each kind", tuple(_tests(config))),
         "full": ("Every type, size of heads and cut", tuple(_full(config))),
     }
