@@ -170,12 +170,18 @@ def _lacking(rule: str, config: FmhaConfig, arch: ArchSpec, words: frozenset[str
     other = nearest(config, arch.kind) if lacked else None
     if other is None:
         return
-    fix = {name: getattr(other, name) for name in config.field_names() if getattr(other, name) != getattr(config, name)}
+    fix = _changes(config, other)
     reason = (
         f"no kernel of {config.family} by pipeline {config.pipeline} on {arch.kind} devices has {', '.join(lacked)}; "
         f"the nearest is {other.name}"
     )
     yield Violation(rule, field, plain(getattr(config, field)), reason, fix)
+
+
+def _changes(config: FmhaConfig, other: FmhaConfig) -> dict[str, Any]:
+    return {
+        name: getattr(other, name) for name in config.field_names() if getattr(other, name) != getattr(config, name)
+    }
 
 
 _DTYPES = frozenset(item.value for item in FmhaDType)
@@ -220,8 +226,7 @@ def template_exists(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
         reason = (
             f"there is no template of pipeline {config.pipeline} for {arch.kind} devices; the nearest: {other.name}"
         )
-        fix = {"pipeline": other.pipeline}
-        yield Violation("template_exists", "pipeline", config.pipeline, reason, fix)
+        yield Violation("template_exists", "pipeline", config.pipeline, reason, _changes(config, other))
         return
     rest = features_of(config) - _NAMED
     yield from _lacking("template_exists", config, arch, frozenset(rest), "pipeline")

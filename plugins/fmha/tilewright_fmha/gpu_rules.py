@@ -3,6 +3,7 @@
 # ruff: noqa: ARG001  (all rules have the same signature)
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
@@ -13,7 +14,7 @@ from tilewright_fmha.defaults import ELEMENTWISE
 from tilewright_fmha.gpu_shared import registers_estimate, shared_bytes
 from tilewright_fmha.rule_parts import is_well_formed, must_be, replaced
 from tilewright_fmha.stages_view import products_of, threads_of
-from tilewright_fmha.words import QScale, Scheduling
+from tilewright_fmha.words import Family, QScale, Scheduling
 from tilewright_kit.cost import padded
 from tilewright_kit.rules import Violation
 
@@ -36,6 +37,10 @@ def of_products(rule: Rule) -> Rule:
             yield from rule(config, arch)
 
     return judged
+
+
+def _is_gradient(config: FmhaConfig) -> bool:
+    return config.family is Family.DQ_DK_DV
 
 
 def is_async(config: FmhaConfig) -> bool:
@@ -84,7 +89,7 @@ def wave_table(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
         count = max((item for item in offered if item <= config.waves), default=offered[0])
         reason = f"a tile has {', '.join(map(str, offered))} waves"
         yield Violation("wave_table", "wave", config.wave, reason, {"wave": _waves(config, count)})
-    elif config.is_backward:
+    elif _is_gradient(config):
         counts = {item.wave[0] * item.wave[1] * item.wave[2] for item in products_of(config)}
         if len(counts) > 1:
             reason = "all products of a kernel are made by the same waves"
@@ -92,7 +97,7 @@ def wave_table(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
 
 
 def _waves(config: FmhaConfig, count: int) -> tuple[int, ...]:
-    if config.is_backward:
+    if _is_gradient(config):
         return (1, count, 1, count, 1, 1, 1, count, 1)
     if config.pipeline == "qr_nwarp_sshuffle":
         return (1, count, 1, 1, count, 1, 1, 1, 1)
@@ -111,7 +116,7 @@ def warp_tile_table(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
         own = config.warp_tile[start : start + 3]
         close = next((item for item in offered if item[:2] == own[:2]), offered[0])
         mended += list(own if own in offered else close)
-    if not config.is_backward:
+    if not _is_gradient(config):
         mended[6:] = [16, 16, 16]
     listed = ", ".join("x".join(map(str, item)) for item in offered)
     reason = f"warp tiles of {config.dtype} on {arch.id} are {listed}; the third, of gradients, is else 16x16x16"
@@ -121,15 +126,20 @@ def warp_tile_table(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
 @of_products
 def warp_divides_tile(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     """Waves times their warp tiles divide what a tile has along each axis."""
-    tile = list(config.tile)
+    units: dict[int, int] = {}
     for item in products_of(config):
         for axis, index in enumerate(item.fields):
-            unit = item.warp_tile[axis] * item.wave[axis]
-            # The last numbers of gradients are the heads themselves, which cannot grow.
-            if tile[index] % unit and not (len(tile) == 9 and index in (7, 8)):
-                tile[index] = padded(tile[index], unit)
+            units[index] = math.lcm(units.get(index, 1), item.warp_tile[axis] * item.wave[axis])
+    heads = (7, 8) if _is_gradient(config) else (3,)
+    tile = tuple(
+        size if index in heads else padded(size, units.get(index, 1)) for index, size in enumerate(config.tile)
+    )
     reason = "waves times their warp tiles divide m0, n0 and k0, and m0, n1 and k1"
-    yield from must_be("warp_divides_tile", config, "tile", tuple(tile), reason)
+    yield from must_be("warp_divides_tile", config, "tile", tile, reason)
+    for index in heads:
+        if config.tile[index] % units[index]:
+            reason = f"{units[index]} columns of all waves do not divide heads of {config.tile[index]}"
+            yield Violation("warp_divides_tile", "wave", config.wave, reason)
 
 
 @of_products
@@ -141,7 +151,7 @@ def hdim_tile_table(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     if spec is None or config.pipeline == "ws":
         return
     tile = list(config.tile)
-    if config.is_backward:
+    if _is_gradient(config):
         # Scores, and what is subtracted from them, are sums over whole heads.
         tile[2], tile[4], tile[7], tile[8] = config.hdim[0], config.hdim[1], *config.hdim
         reason = f"heads of {config.hdim} are not cut"
@@ -160,7 +170,7 @@ def hdim_tile_table(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
 def k0_divides_hdim(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     """Steps along heads of q divide them."""
     q = config.hdim[0]
-    if config.is_backward or (config.k0 <= q and q % config.k0 == 0):
+    if _is_gradient(config) or (config.k0 <= q and q % config.k0 == 0):
         return
     spec = arch.attention
     listed = (spec.sweep.get("k0", ()) if spec else ()) or (16, 32, 64, 128, q)
@@ -173,7 +183,7 @@ def k0_divides_hdim(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
 def k0max_table(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     """How many elements of q are kept follows from its heads."""
     spec = arch.attention
-    if config.is_backward or spec is None:
+    if _is_gradient(config) or spec is None:
         return
     kept = spec.k0max.get(str(config.hdim[0]), config.hdim[0])
     if config.k0max != kept:
@@ -184,7 +194,7 @@ def k0max_table(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
 @of_products
 def k1_divides_tile(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     """Steps of the second product divide the columns of a block."""
-    if config.is_backward or config.n0 % config.k1 == 0:
+    if _is_gradient(config) or config.n0 % config.k1 == 0:
         return
     step = config.warp_tile[5]
     while step * 2 <= config.k1 and config.n0 % (step * 2) == 0:
