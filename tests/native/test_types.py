@@ -42,6 +42,8 @@ CONVERSIONS(fp16) CONVERSIONS(bf16) CONVERSIONS(fp8) CONVERSIONS(bf8)
   }
 INTEGERS(int8) INTEGERS(int32)
 EXPORT map_exp(const float* in, float* out, int64_t n) { map(in, out, n, [](f32v x) { return tw::exp(x); }); }
+EXPORT map_exp2(const float* in, float* out, int64_t n) { map(in, out, n, [](f32v x) { return tw::exp2(x); }); }
+EXPORT map_log(const float* in, float* out, int64_t n) { map(in, out, n, [](f32v x) { return tw::log(x); }); }
 EXPORT map_erf(const float* in, float* out, int64_t n) { map(in, out, n, [](f32v x) { return tw::erf(x); }); }
 #define UNARY(OP) EXPORT map_##OP(const float* in, float* out, int64_t n) {                                          \\
     map(in, out, n, [](f32v x) { return apply_unary<Unary::OP>(x, -0.5f, 0.75f); }); }
@@ -134,6 +136,32 @@ def test_exp_keeps_its_stated_error(library: ctypes.CDLL, rng: np.random.Generat
     assert np.array_equal(
         call(library.map_exp, ends, DTYPES["fp32"]),
         np.array([0, 0, 1, np.inf, np.inf, np.inf, np.nan], np.float32),
+        equal_nan=True,
+    )
+
+
+def test_exp2_keeps_its_stated_error(library: ctypes.CDLL, rng: np.random.Generator) -> None:
+    x = np.concatenate([rng.uniform(-125.9, 127.4, 100_000), rng.uniform(-1, 1, 20_000)]).astype(np.float32)
+    want = np.exp2(x.astype(np.float64))
+    assert np.max(np.abs(call(library.map_exp2, x, DTYPES["fp32"]) - want) / want) < 2e-7
+    tiny = call(library.map_exp2, rng.uniform(-130, -126, 1000).astype(np.float32), DTYPES["fp32"])
+    assert np.all((tiny >= 0) & (tiny <= 2.0**-126))
+    ends = np.array([-np.inf, -200, -127, 0, 1, 128, 200, np.inf, np.nan], np.float32)
+    assert np.array_equal(
+        call(library.map_exp2, ends, DTYPES["fp32"]),
+        np.array([0, 0, 0, 1, 2, np.inf, np.inf, np.inf, np.nan], np.float32),
+        equal_nan=True,
+    )
+
+
+def test_log_keeps_its_stated_error(library: ctypes.CDLL, rng: np.random.Generator) -> None:
+    x = np.concatenate([np.exp(rng.uniform(-87, 88, 100_000)), rng.uniform(0.5, 2, 20_000)]).astype(np.float32)
+    want = np.log(x.astype(np.float64))
+    assert np.max(np.abs(call(library.map_log, x, DTYPES["fp32"]) - want) / np.maximum(np.abs(want), 1)) < 2e-7
+    ends = np.array([0, 1, np.inf, -1, -np.inf, np.nan], np.float32)
+    assert np.array_equal(
+        call(library.map_log, ends, DTYPES["fp32"]),
+        np.array([-np.inf, 0, np.inf, np.nan, np.nan, np.nan], np.float32),
         equal_nan=True,
     )
 
