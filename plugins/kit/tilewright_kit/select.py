@@ -173,7 +173,7 @@ class Selector:
             field=violations[0].field if violations else "problem",
             value=violations[0].value if violations else problem.describe(),
             rule=violations[0].rule if violations else "no_candidates",
-            fix=violations[0].fix_text if violations else "",
+            fix=(violations[0].fix_text if violations else "") or "change what the reason names, or use another device",
             violations=violations,
         )
 

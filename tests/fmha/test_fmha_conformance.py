@@ -1,0 +1,56 @@
+"""Our operations under the conformance test that any plugin author can run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from cpu_kernels import Array
+from fmha_runner import FmhaRunner, outputs_of
+
+import tilewright_arch
+from tilewright_fmha import plugin
+from tilewright_fmha.words import OPERATIONS
+from tilewright_kit.check_plugin import check_plugin, device_of
+from tilewright_kit.conformance.problems import samples_on
+from tilewright_kit.device import DeviceInfo
+from tilewright_kit.errors import UnsupportedError
+from tilewright_kit.problem import OperationRequest
+from tilewright_kit.select import Selector
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", plugin.tilewright_operations(), ids=lambda operation: operation.name)
+def test_operation_conforms_and_its_samples_are_right(
+    operation: Any, fmha_runner: FmhaRunner, device: DeviceInfo
+) -> None:
+    def build(unit: Any, arch: Any) -> None:
+        assert unit.text and arch
+
+    def run(op: Any, request: OperationRequest, inputs: dict[str, Array]) -> dict[str, Array]:
+        problem = op.parse(request)
+        plan = op.plan(problem, Selector().select(op, problem, device).config, device)
+        return outputs_of(plan, fmha_runner.run(plan, inputs))
+
+    report = check_plugin(operation, device, build, run, archs=[tilewright_arch.load("x86-64-v2")])
+    report.raise_if_failed()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", plugin.tilewright_operations(), ids=lambda operation: operation.name)
+@pytest.mark.parametrize("name", ["sm_90a", "gfx942"])
+def test_operation_conforms_on_devices_that_are_not_here(operation: Any, name: str) -> None:
+    arch = tilewright_arch.load(name)
+    report = check_plugin(operation, device_of(arch), archs=[arch, tilewright_arch.load("x86-64-v3")])
+    if next(samples_on(operation, device_of(arch)), None) is None:
+        # Nothing is offered there: every sample is refused, with a reason, and all else must hold.
+        report.checks = [check for check in report.checks if check.name != "samples.present"]
+        for request in operation.samples():
+            with pytest.raises(UnsupportedError) as caught:
+                Selector().select(operation, operation.parse(request), device_of(arch))
+            assert caught.value.rule not in ("", "no_candidates") and caught.value.fix
+    report.raise_if_failed()
+
+
+def test_the_plugin_offers_attention_its_gradients_and_appending() -> None:
+    assert [operation.name for operation in plugin.tilewright_operations()] == list(OPERATIONS)
