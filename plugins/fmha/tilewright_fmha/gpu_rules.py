@@ -3,6 +3,7 @@
 # ruff: noqa: ARG001  (all rules have the same signature)
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from functools import wraps
@@ -139,7 +140,21 @@ def warp_divides_tile(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]
     for index in heads:
         if config.tile[index] % units[index]:
             reason = f"{units[index]} columns of all waves do not divide heads of {config.tile[index]}"
-            yield Violation("warp_divides_tile", "wave", config.wave, reason)
+            counts = [count for count in (4, 2, 1) if count < config.waves]
+            fitting = (config.replace(wave=_waves(config, count)) for count in counts)
+            other = next((item for item in fitting if _heads_divide(item, heads)), None)
+            fix = {"wave": other.wave} if other else {}
+            yield Violation("warp_divides_tile", "wave", config.wave, reason, fix)
+            return
+
+
+def _heads_divide(config: FmhaConfig, heads: tuple[int, ...]) -> bool:
+    return all(
+        config.tile[index] % (item.warp_tile[axis] * item.wave[axis]) == 0
+        for item in products_of(config)
+        for axis, index in enumerate(item.fields)
+        if index in heads
+    )
 
 
 @of_products
@@ -252,11 +267,27 @@ def _budget(rule: str, config: FmhaConfig, arch: ArchSpec, limit: int) -> Iterat
     need = shared_bytes(config, arch)
     if need <= limit:
         return
-    smaller = (config.replace(tile=tile) for tile in tiles_for(config, arch))
-    other = next((item for item in smaller if shared_bytes(item, arch) <= limit), None)
-    fix = {"tile": other.tile} if other else {}
+    fix = _other_cut(config, arch, lambda item: shared_bytes(item, arch) <= limit)
+    if not fix and is_async(config):
+        fix = {"pipeline": "qr"} if config.family is Family.FWD else {}
     reason = f"the tile needs {need} bytes of shared memory, and {limit} may be used"
     yield Violation(rule, "tile", config.tile, reason, fix)
+
+
+def _other_cut(config: FmhaConfig, arch: ArchSpec, fits: Callable[[FmhaConfig], bool]) -> dict[str, Any]:
+    """The first of the arch's tiles, with as few other waves and warp tiles as may be, that ``fits``."""
+    spec = arch.attention
+    own = tuple(config.warp_tile[:3])
+    warps = [own, *(item for item in (spec.warp_tiles.get(config.dtype.value, ()) if spec else ()) if item != own)]
+    counts = [config.waves, *(item for item in (spec.waves if spec else ()) if item != config.waves)]
+    tiles = [config.tile, *tiles_for(config, arch)]
+    for warp, tile, count in itertools.product(warps, tiles, counts):
+        third = warp if _is_gradient(config) else (16, 16, 16)
+        cut = {"tile": tile, "wave": _waves(config, count), "warp_tile": (*warp, *warp, *third)}
+        other = config.replace(**cut)
+        if fits(other) and not any(True for _ in warp_divides_tile(other, arch)):
+            return {name: value for name, value in cut.items() if getattr(config, name) != value}
+    return {}
 
 
 @of_products
@@ -267,17 +298,9 @@ def accumulators_fit_registers(config: FmhaConfig, arch: ArchSpec) -> Iterator[V
     need, have = registers_estimate(config, arch), arch.registers_per_thread(threads_of(config, arch))
     if need <= have:
         return
-    fix: dict[str, Any] = {}
-    for count in (2, 4, 8):
-        other = config.replace(wave=_waves(config, count))
-        fits = registers_estimate(other, arch) <= arch.registers_per_thread(threads_of(other, arch))
-        if count > config.waves and fits and not list(warp_divides_tile(other, arch)):
-            fix = {"wave": other.wave}
-            break
-    if not fix:
-        smaller = (config.replace(tile=tile) for tile in tiles_for(config, arch))
-        found = next((item for item in smaller if registers_estimate(item, arch) <= have), None)
-        fix = {"tile": found.tile} if found else {}
+    fix = _other_cut(
+        config, arch, lambda item: registers_estimate(item, arch) <= arch.registers_per_thread(threads_of(item, arch))
+    )
     reason = f"a thread would need about {need} registers and has {have}"
     yield Violation("accumulators_fit_registers", "tile", config.tile, reason, fix)
 

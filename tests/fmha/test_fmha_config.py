@@ -1,0 +1,106 @@
+"""Configurations: names, identity, and what the fields mean."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from fmha_configs import AMD, CPU, valid
+
+from tilewright_fmha.config import ADVICE_FIELDS, CONFIGS, FLAGS, SIGNATURE_FIELDS, FmhaConfig, config_of
+from tilewright_fmha.declarations import backward_tile, tile, warp, wave
+from tilewright_fmha.words import FAMILY_OPERATIONS, Family, FmhaDType, MaskKind, SmallType
+from tilewright_kit.declare import ANY, KernelSet, declare
+from tilewright_kit.dtypes import DType
+from tilewright_kit.errors import InvalidArgumentError
+from tilewright_kit.naming import require_naming
+from tilewright_kit.rules import RuleBook
+
+
+@pytest.mark.parametrize("kind", CONFIGS.values(), ids=lambda kind: kind.operation)
+def test_names_are_functions_of_all_fields(kind: type[FmhaConfig]) -> None:
+    require_naming(kind)
+    plain = kind()
+    names = {plain.name}
+    for item in dataclasses.fields(kind):
+        value = getattr(plain, item.name)
+        other: object
+        if isinstance(value, bool):
+            other = not value
+        elif isinstance(value, int):
+            other = value + 3
+        elif isinstance(value, tuple):
+            other = (*value[:-1], value[-1] + 8)
+        elif type(value) is str:
+            other = value + "x"
+        else:
+            other = next(member for member in type(value) if member != value)  # type: ignore[arg-type,var-annotated]
+        changed = plain.replace(**{item.name: other})
+        assert changed.name not in names, item.name
+        names.add(changed.name)
+        assert changed.key("x").digest != plain.key("x").digest
+        assert kind.from_dict(changed.to_dict()) == changed
+
+
+def test_the_operations_have_names_of_their_own() -> None:
+    prefixes = {kind.prefix for kind in CONFIGS.values()}
+    assert prefixes == {"fmha", "fmha_grad", "fmha_cache"}
+    for family, operation in FAMILY_OPERATIONS.items():
+        assert config_of(family).operation == operation
+
+
+def test_every_field_is_of_the_signature_or_the_algorithm() -> None:
+    config = valid(CPU)
+    fields = set(config.field_names())
+    assert set(SIGNATURE_FIELDS) <= fields and set(ADVICE_FIELDS) <= fields and set(FLAGS) <= set(SIGNATURE_FIELDS)
+    assert set(config.signature()) == set(SIGNATURE_FIELDS)
+    assert set(config.signature()) | set(config.algorithm()) == fields
+
+
+def test_a_name_tells_what_the_kernel_is() -> None:
+    config = valid(AMD, dtype=FmhaDType.FP16, hdim=(128, 128), mask=MaskKind.CAUSAL, lse=True, pad_s=False)
+    assert config.name.startswith("fmha_fwd_fp16_batch_vr_h128x128_qr-async_")
+    assert config.name.endswith("_maskcausal_lse_padsoff")
+
+
+def test_element_types_follow_from_the_word() -> None:
+    config = valid(CPU, dtype=FmhaDType.FP16FP8)
+    assert (config.q, config.kv, config.o, config.p) == (DType.FP16, DType.FP8, DType.FP16, DType.FP16)
+    eight = config.replace(dtype=FmhaDType.FP8BF16)
+    assert (eight.q, eight.kv, eight.o, eight.p) == (DType.FP8, DType.FP8, DType.BF16, DType.FP8)
+    assert config.bias_type == config.rope_type == DType.FP32
+    biased = config.replace(bias=type(config.bias).ELEMENTWISE, rope=type(config.rope).HALF)
+    assert biased.bias_type == biased.rope_type == DType.FP16
+    assert biased.replace(dtype_bias=SmallType.FP32).bias_type == DType.FP32
+
+
+def test_a_record_with_an_unknown_field_or_word_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="no field 'colour'"):
+        config_of(Family.FWD).from_dict({"colour": "red"})
+    with pytest.raises(InvalidArgumentError, match="diagonal"):
+        config_of(Family.FWD).from_dict({"mask": "diagonal"})
+
+
+def test_named_setters_fill_in_what_is_not_said() -> None:
+    assert tile(m0=128, n0=64, k0=32) == (128, 64, 32, 64, 32, 32)
+    assert tile(m0=128, n0=64, k0=32, n1=128, k1=16, k0max=128) == (128, 64, 32, 128, 16, 128)
+    assert wave(m0=4) == (4, 1, 1, 4, 1, 1, 1, 1, 1)
+    assert warp(m0=16, n0=8, k0=16, m1=32) == (16, 8, 16, 32, 8, 16, 16, 16, 16)
+    assert backward_tile(m0=32)[:2] == (32, ANY)
+
+
+def test_a_declaration_by_named_setters_is_found_among_what_the_arch_offers() -> None:
+    from tilewright_fmha.choices import offered
+    from tilewright_fmha.rules import SHAPE_RULES
+
+    declared = declare(
+        config_of(Family.FWD),
+        dtype=FmhaDType.BF16,
+        hdim=(128, 128),
+        pipeline=["qr", "qr_async"],
+        tile=tile(m0=64, n1=128, k1=ANY, k0max=128),
+        wave=wave(m0=4),
+        warp_tile=ANY,
+    )
+    found = KernelSet("mine", "", (declared,), offered).expand(AMD, RuleBook(SHAPE_RULES))
+    assert found and {config.m0 for config in found} == {64} and {config.wave[0] for config in found} == {4}
