@@ -19,14 +19,18 @@ def combine_of(config: FmhaConfig, arch: ArchSpec) -> FmhaConfig:
 
 def dot_of(config: FmhaConfig, arch: ArchSpec) -> FmhaConfig:
     """What prepares the gradients of a kernel: a number for each row, and zeros where they add up."""
-    names = ("learned_sinks", "skip_min_seqlen_q", "bias", "dtype_bias", "dbias", "deterministic")
-    return _companion(config, arch, Family.DOT_DO_O, *names)
+    return _companion(config, arch, Family.DOT_DO_O, "learned_sinks", *_gradient_fields(config))
 
 
 def convert_of(config: FmhaConfig, arch: ArchSpec) -> FmhaConfig:
     """What makes the gradients of queries, and of a bias, of what a kernel added up."""
-    names = ("skip_min_seqlen_q", "bias", "dtype_bias", "dbias", "deterministic")
-    return _companion(config, arch, Family.CONVERT_DQ, *names)
+    return _companion(config, arch, Family.CONVERT_DQ, *_gradient_fields(config))
+
+
+def _gradient_fields(config: FmhaConfig) -> tuple[str, ...]:
+    """A bias matters to these only if it has a gradient."""
+    bias = ("bias", "dtype_bias", "dbias") if config.dbias else ()
+    return ("skip_min_seqlen_q", "deterministic", *bias)
 
 
 def _companion(config: FmhaConfig, arch: ArchSpec, family: Family, *names: str) -> FmhaConfig:
