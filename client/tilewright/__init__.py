@@ -16,6 +16,7 @@ from tilewright.settings import ask_for_fork_support
 ask_for_fork_support()  # before the first import of gRPC
 
 from tilewright import aio
+from tilewright.caches import KVCache
 from tilewright.catalog import BuildEvent, Correction, Kernel, KernelDetails, Validation
 from tilewright.client import Buffer, Client, connect
 from tilewright.device_array import DeviceArray
@@ -63,6 +64,7 @@ __all__ = [
     "DeviceError",
     "InternalError",
     "InvalidArgumentError",
+    "KVCache",
     "Kernel",
     "KernelDetails",
     "Launch",

@@ -19,7 +19,9 @@ from tilewright import attention as _attention
 from tilewright import conv as _conv
 from tilewright import gemm as _gemm
 from tilewright import kv_append as _kv_append
+from tilewright import kv_cache as _kv_cache
 from tilewright import settings as _settings
+from tilewright.caches import KVCache
 from tilewright.core import Core, Session, check_timeout
 from tilewright.driving import blocking, blocking_as
 from tilewright.errors import InvalidArgumentError
@@ -145,6 +147,7 @@ class Client:
         return Buffer(self, self._drive(resident.create(self._subject, nbytes, device)))
 
     device_empty = blocking(device_array.device_empty)
+    kv_cache = blocking_as(_kv_cache.create, KVCache)
     release_exports = blocking(exports.forget_exports)
 
     # ---- launches ----

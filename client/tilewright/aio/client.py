@@ -17,7 +17,9 @@ from tilewright import attention as _attention
 from tilewright import conv as _conv
 from tilewright import gemm as _gemm
 from tilewright import kv_append as _kv_append
+from tilewright import kv_cache as _kv_cache
 from tilewright import settings as _settings
+from tilewright.aio.caches import KVCache
 from tilewright.aio.plan import Pipeline, Plan
 from tilewright.core import Core, Session, check_timeout
 from tilewright.driving import awaiting, awaiting_as
@@ -128,6 +130,7 @@ class Client:
     plan_kv_append = awaiting_as(_kv_append.plan_kv_append, Plan)
 
     device_empty = awaiting(device_array.device_empty)
+    kv_cache = awaiting_as(_kv_cache.create, KVCache)
     release_exports = awaiting(exports.forget_exports)
 
     def pipeline(self, stream: Any = None) -> Pipeline:

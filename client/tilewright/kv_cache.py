@@ -1,0 +1,291 @@
+"""A cache of keys and values that the server keeps for a session: pages, a table of whose they are, and lengths.
+
+It is made of resident buffers and prepared plans, nothing else: pages are handed out here, rows of the table are
+written when a sequence gets a page, and lengths advance where they lie, by the kernels that append.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilewright import resident
+from tilewright.attention_words import indices
+from tilewright.cache_state import INT, CacheState
+from tilewright.core import Core
+from tilewright.device_arrays import recognise
+from tilewright.dispatch import spec_of
+from tilewright.dtypes import DTypeLike, element_type
+from tilewright.errors import InvalidArgumentError
+from tilewright.layout import Spec
+from tilewright.plans import PlanState, prepare, result_of
+from tilewright.resident import ResidentTensor
+from tilewright.steps import Flow
+
+__all__ = ["append", "attend", "create"]
+
+
+def create(
+    core: Core,
+    pages: int,
+    page_size: int,
+    kv_heads: int,
+    hdim: int,
+    hdim_v: int | None = None,
+    *,
+    dtype: DTypeLike = "bf16",
+    sequences: int = 64,
+    max_pages: int | None = None,
+    device: str | None = None,
+    layout: str = "linear",
+) -> Flow[CacheState]:
+    """A cache of ``pages`` pages of ``page_size`` tokens (a power of two up to 1024) for up to ``sequences`` sequences
+    of at most ``max_pages`` pages each (all of them, if it is left out), kept by the server on ``device``.
+
+    ``layout="vectorized"`` keeps tokens in chunks of sixteen bytes. The cache ends with ``close``, with its last
+    reference, or with the session.
+    """
+    sizes = {"pages": pages, "page_size": page_size, "kv_heads": kv_heads, "hdim": hdim, "sequences": sequences}
+    sizes |= {"hdim_v": hdim if hdim_v is None else hdim_v, "max_pages": pages if max_pages is None else max_pages}
+    for name, value in sizes.items():
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 < value <= 1 << 30:
+            raise InvalidArgumentError(
+                f"{name} is a number of at least 1", field=name, value=value, rule="size", fix="give an int"
+            )
+    if layout not in ("linear", "vectorized"):
+        raise InvalidArgumentError(
+            f"there is no layout {layout!r} of caches",
+            field="layout",
+            value=layout,
+            rule="layout_known",
+            fix="use linear or vectorized",
+        )
+    kind = element_type(dtype)
+    sizes["max_pages"] = min(sizes["max_pages"], pages)
+    state = CacheState(core, sizes, device, layout)
+    shapes = _shapes(sizes, 16 // kind.itemsize if layout == "vectorized" else 0)
+    for name, shape in shapes.items():
+        spec = Spec.of(shape, INT if name in ("block_table", "lengths") else kind)
+        state.buffers[name] = yield from resident.create(core, spec.nbytes, device)
+        if name in "kv":
+            setattr(state, name, ResidentTensor(state.buffers[name], spec))
+    return state
+
+
+def _shapes(sizes: dict[str, int], width: int) -> dict[str, tuple[int, ...]]:
+    pages, page, heads, k, v = (sizes[name] for name in ("pages", "page_size", "kv_heads", "hdim", "hdim_v"))
+    found: dict[str, tuple[int, ...]] = {"k": (pages, page, heads, k), "v": (pages, page, heads, v)}
+    if width:
+        if page % width or k % width:
+            raise InvalidArgumentError(
+                f"pages of {page} tokens and heads of {k} elements do not fall into chunks of {width}",
+                field="page_size",
+                value=page,
+                rule="vectorized_page",
+                fix=f"use multiples of {width}, or layout=linear",
+            )
+        found = {"k": (pages, heads, k // width, page, width), "v": (pages, heads, page // width, v, width)}
+    return found | {"block_table": (sizes["sequences"], sizes["max_pages"]), "lengths": (sizes["sequences"],)}
+
+
+def append(
+    state: CacheState,
+    ids: Any,
+    k: Any,
+    v: Any,
+    *,
+    cu_seqlens: Any = None,
+    rotary_cos: Any = None,
+    rotary_sin: Any = None,
+    rotary: str = "interleaved",
+    timeout: float | None = None,
+) -> Flow[None]:
+    """Append keys ``[B, Hk, N, D]`` and values ``[B, Hk, N, Dv]`` to sequences ``ids``; or ``[T, Hk, D]``, end to end,
+    where ``cu_seqlens`` (a list of B + 1 numbers) says whose is what.
+
+    With ``rotary_cos`` and ``rotary_sin`` keys are rotated by their position. Raises ``ResourceExhaustedError`` if
+    there are not enough pages, before anything is written.
+    """
+    known, rows, starts = _rows(state, ids, k, cu_seqlens)
+    rope = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rope": rotary}
+    yield from _ready(state, known, rows)
+    load, in_place = yield from _append_load(state, known, k, v, None, None, starts, rope, max(rows, default=0))
+    results = yield from _send(state, [load], timeout)
+    result_of(results[0])
+    _advance(state, known, rows, in_place)
+
+
+def attend(
+    state: CacheState,
+    ids: Any,
+    q: Any,
+    *,
+    k: Any = None,
+    v: Any = None,
+    cu_seqlens: Any = None,
+    rotary_cos: Any = None,
+    rotary_sin: Any = None,
+    rotary: str = "interleaved",
+    mask: str | None = None,
+    window: tuple[int, int] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    num_splits: int | None = None,
+    out: Any = None,
+    timeout: float | None = None,
+) -> Flow[Any]:
+    """Attention of queries ``[B, Hq, N, D]`` (``[T, Hq, D]`` with ``cu_seqlens``) over the tokens of sequences ``ids``;
+    the result has their shape with Dv.
+
+    With ``k`` and ``v`` these are appended first, in the same message: a step of decoding sends the new token and
+    nothing else. Rotary tables then rotate queries too. The last query stands for the last token (``mask`` is
+    "bottom_right" unless it is given); the other options are those of ``attention``.
+    """
+    known, rows, starts = _rows(state, ids, q, cu_seqlens)
+    words: dict[str, Any] = {"scale": scale, "softcap": softcap, "num_splits": num_splits}
+    longest = max(rows, default=0)
+    words["mask"] = mask or (None if longest == 1 else "bottom_right")
+    if window is not None:
+        words["window_left"], words["window_right"] = window
+        words["mask_align"] = "bottom_right"
+        words["mask"] = mask
+    loads, turned, in_place = [], q, True
+    if (k is None) != (v is None):
+        raise InvalidArgumentError(
+            "keys and values are appended together", field="v" if v is None else "k", rule="operand_missing",
+            fix="give both, or none to attend to what is there",
+        )  # fmt: skip
+    if k is not None:
+        yield from _ready(state, known, rows)
+        rope = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rope": rotary}
+        rotated = None
+        if rotary_cos is not None:
+            turned = rotated = yield from _scratch(state, spec_of(q, "q"))
+        first, in_place = yield from _append_load(
+            state, known, k, v, q if rotated is not None else None, rotated, starts, rope, longest
+        )
+        loads.append(first)
+    else:
+        yield from _ready(state, known, [0] * len(known))
+    table, lengths, _ = state.tables(known)
+    if k is not None and not in_place:
+        lengths = lengths + np.array(rows, INT)
+    inputs = {"q": turned, "k": state.k, "v": state.v, "block_table": table, "seqlens_k": lengths}
+    if starts is not None:
+        inputs["cu_seqlens_q"] = starts
+        words["max_seqlen_q"] = _power(longest)
+    plan = yield from _plan(state, "attention", inputs, {"o": None}, words)
+    loads.append((plan, (yield from plan.load((), out, inputs))))
+    results = yield from _send(state, loads, timeout)
+    if k is not None:
+        result_of(results[0])
+        _advance(state, known, rows, in_place)
+    return result_of(results[-1])
+
+
+# ---- steps ----
+
+
+def _rows(state: CacheState, ids: Any, tensor: Any, cu_seqlens: Any) -> tuple[list[int], list[int], Any]:
+    """Sequences, how many rows each has in ``tensor``, and where they start."""
+    known, shape = state.known(ids), spec_of(tensor, "q").shape
+    if cu_seqlens is None:
+        return known, [shape[2] if len(shape) == 4 else 0] * len(known), None
+    starts = np.asarray(indices(cu_seqlens, "cu_seqlens"))
+    if starts.shape != (len(known) + 1,) or starts[0] != 0 or (np.diff(starts) < 0).any() or starts[-1] > shape[0]:
+        raise InvalidArgumentError(
+            f"cu_seqlens does not divide {shape[0]} rows among {len(known)} sequences",
+            field="cu_seqlens",
+            value=starts.tolist(),
+            rule="cu_seqlens_ascending",
+            fix="give the first row of each sequence in ascending order, and the end of the last",
+        )
+    return known, np.diff(starts).tolist(), starts
+
+
+def _ready(state: CacheState, ids: Sequence[int], rows: Sequence[int]) -> Flow[None]:
+    """Pages for new rows, and the device's table and lengths as they are here."""
+    state.reserve(ids, rows)
+    width = state.max_pages * 4
+    for item in sorted(state.changed):
+        yield from resident.write(state.buffers["block_table"], state.table[item], item * width)
+    state.changed.clear()
+    if state.stale:
+        yield from resident.write(state.buffers["lengths"], state.lengths)
+        state.stale = False
+
+
+def _append_load(
+    state: CacheState, ids: Sequence[int], k: Any, v: Any, q: Any, rotated: Any, starts: Any, rope: Any, longest: int
+) -> Flow[tuple[tuple[PlanState, Any], bool]]:
+    """The execution that appends, and whether it advances the lengths on the device."""
+    table, lengths, in_place = state.tables(ids)
+    inputs = {"k_new": k, "v_new": v, "k_past": state.k, "v_past": state.v, "seqlens_k": lengths, "block_table": table}
+    outputs = {"k_cache": state.k, "v_cache": state.v}
+    words: dict[str, Any] = {}
+    if starts is not None:
+        inputs["cu_seqlens_q"] = starts
+        words["max_seqlen_q"] = _power(longest)
+    if rope["rotary_cos"] is not None or rope["rotary_sin"] is not None:
+        inputs |= {name: rope[name] for name in ("rotary_cos", "rotary_sin") if rope[name] is not None}
+        words["rope"] = rope["rope"]
+    if q is not None:
+        inputs["q"], outputs["q_out"] = q, rotated
+    if in_place:
+        outputs["seqlens_out"] = lengths
+    plan = yield from _plan(state, "kv_append", inputs, outputs, words)
+    load = yield from plan.load((), outputs, inputs)
+    return (plan, load), in_place
+
+
+def _send(state: CacheState, loads: Sequence[tuple[PlanState, Any]], timeout: float | None) -> Flow[list[Any]]:
+    try:
+        results = yield from loads[-1][0].send([load for _, load in loads], timeout)
+    except BaseException:  # whatever was appended does not count: what is known here is sent again
+        state.stale = True
+        raise
+    return results
+
+
+def _advance(state: CacheState, ids: Sequence[int], rows: Iterable[int], in_place: bool) -> None:
+    state.lengths[list(ids)] += np.array(list(rows), INT)
+    state.stale = state.stale or not in_place
+
+
+def _plan(state: CacheState, operation: str, inputs: Any, outputs: Any, words: Any) -> Flow[PlanState]:
+    if state.layout != "linear":
+        words["kv_layout"] = state.layout
+    given = {name: value for name, value in words.items() if value is not None}
+    specs = {name: spec_of(value, name) for name, value in inputs.items()}
+    key = (
+        operation,
+        tuple((name, spec.shape, spec.dtype, spec.strides) for name, spec in specs.items()),
+        tuple(outputs),
+        tuple(given.items()),
+    )
+    plan = state.plans.get(key)
+    if plan is None:
+        device = state.device or state.buffers["k"].device
+        if recognise(inputs.get("q"), "q") is not None:
+            device = ""  # the one that the queries are on
+        described = {name: spec_of(value, name) for name, value in outputs.items() if value is not None}
+        plan = yield from prepare(state.core, operation, specs, described, given, device=device or None)
+        state.core.remember(state.plans, key, plan)
+    return plan
+
+
+def _scratch(state: CacheState, spec: Spec) -> Flow[ResidentTensor]:
+    key = (spec.shape, spec.dtype)
+    found = state.scratch.get(key)
+    if found is None:
+        plain = Spec.of(spec.shape, spec.dtype)
+        buffer = yield from resident.create(state.core, max(plain.nbytes, 1), state.device)
+        found = state.scratch[key] = ResidentTensor(buffer, plain)
+    return found
+
+
+def _power(length: int) -> int:
+    """A capacity that serves lengths like this one, so that few plans are made."""
+    return 1 << max(length - 1, 0).bit_length()
