@@ -17,6 +17,7 @@ from tilewright_kit.check_plugin import CheckFailed, Status, check_plugin
 from tilewright_kit.config import KernelConfig
 from tilewright_kit.declare import KernelSet, declare
 from tilewright_kit.dtypes import DType
+from tilewright_kit.errors import UnsupportedError
 from tilewright_kit.naming import part, suffix
 from tilewright_kit.operation import Prediction
 from tilewright_kit.plan import WORKSPACE, Pointer, Stage, Struct
@@ -42,6 +43,16 @@ def test_a_report_is_readable_and_names_what_was_not_done() -> None:
     report = check_plugin(toy.ToyOperation(), archs=ARCHS)
     assert report.passed
     assert "skipped run: no run callback was given" in str(report)
+
+
+def test_an_operation_may_say_why_nothing_computes_a_problem() -> None:
+    def candidates(self: Any, problem: toy.ToyProblem, device: Any) -> Any:
+        if problem.x.dtype is DType.FP16:
+            raise UnsupportedError("there are no such kernels", field="x", value="fp16", rule="dtype", fix="use fp32")
+        return toy.ToyOperation.candidates(self, problem, device)
+
+    report = check_plugin(with_(candidates=candidates), archs=ARCHS, run=compute)
+    report.raise_if_failed()
 
 
 # ---- planted faults: an operation, and the check that must name it ----
