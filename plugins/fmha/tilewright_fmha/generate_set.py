@@ -177,7 +177,7 @@ def _described(
             fields["family"] = family
         config = CONFIGS[operation](**fields)
         config = config.replace(hdim=_filled(heads, config.hdim))
-        cut = _cut(config, arch, "pipeline" in fields)
+        cut = _cut(config, arch, "pipeline" in fields, numbers)
         config = config.replace(**cut)
         sizes = {name: _filled(given, getattr(config, name)) for name, given in numbers.items()}
         config = config.replace(**{name: config.coerce(name, value) for name, value in sizes.items()})
@@ -192,7 +192,11 @@ def _filled(given: tuple[int | None, ...], own: tuple[int, ...]) -> tuple[int, .
     return tuple(size if want is None else want for want, size in itertools.zip_longest(given[: len(own)], own))
 
 
-def _cut(config: FmhaConfig, arch: ArchSpec, keep_pipeline: bool) -> Mapping[str, Any]:
+def _cut(
+    config: FmhaConfig, arch: ArchSpec, keep_pipeline: bool, numbers: Mapping[str, tuple[int | None, ...]]
+) -> Mapping[str, Any]:
+    """The preferred cut, if there is one with the numbers that are given, else the preferred of all."""
     cuts = (cpu_algorithm(config, arch),) if arch.kind == "cpu" else valid_algorithms(config, arch)
     fitting = [cut for cut in cuts if not keep_pipeline or cut["pipeline"] == config.pipeline]
-    return fitting[0] if fitting else {}
+    exact = (cut for cut in fitting if all(_filled(given, cut[name]) == cut[name] for name, given in numbers.items()))
+    return next(exact, fitting[0] if fitting else {})

@@ -1,0 +1,111 @@
+"""Receipts and profiles: which kernels each list takes, and the sets that they make."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fmha_configs import CPU, valid
+
+from tilewright_fmha.generate_set import select_set
+from tilewright_fmha.profiles import DEFAULT_PROFILE, PROFILES, profile_of
+from tilewright_fmha.receipts import RECEIPTS, receipt_of
+from tilewright_fmha.rules import RULES
+from tilewright_fmha.sets import KERNEL_SETS
+from tilewright_fmha.words import BiasKind, Family, FmhaDType, MaskKind, Mode, QScale, VLayout
+from tilewright_kit.errors import NotFoundError
+
+D = FmhaDType
+NAMES = {
+    0: "ck_default", 1: "ck_extended", 2: "flash_fwd", 3: "flash_bwd", 4: "pytorch", 100: "aiter_batch",
+    200: "aiter_group", 300: "aiter_bwd_batch", 400: "aiter_bwd_group", 600: "aiter_cpp", 800: "fp32_all",
+    801: "fp32_min", 888: "fp8_test",
+}  # fmt: skip
+
+
+def test_the_lists_have_the_seeds_numbers_and_names() -> None:
+    assert {number: item.name for number, item in RECEIPTS.items()} == NAMES
+    assert set(PROFILES) == {*NAMES.values(), "all"}
+    assert DEFAULT_PROFILE == "ck_default"
+    assert receipt_of(4) is profile_of("pytorch")
+
+
+def test_unknown_lists_are_not_found() -> None:
+    with pytest.raises(NotFoundError, match="no profile 'torch'") as error:
+        profile_of("torch")
+    assert "pytorch" in error.value.fix
+    with pytest.raises(NotFoundError, match="no receipt '5'"):
+        receipt_of(5)
+    with pytest.raises(NotFoundError):
+        select_set(CPU, receipt="nobody")
+
+
+@pytest.mark.parametrize(
+    ("name", "takes", "refuses"),
+    [
+        ("ck_default", [{"dtype": D.BF16}, {"dtype": D.FP8BF16}], [{"dtype": D.FP32}]),
+        (
+            "flash_fwd",
+            [{}, {"bias": BiasKind.ALIBI}, {"softcap": True}],
+            [
+                {"dtype": D.FP32},
+                {"bias": BiasKind.ELEMENTWISE},
+                {"mode": Mode.GROUP, "skip_min_seqlen_q": True},
+                {"mask": MaskKind.WINDOW, "sink": True},
+                {"family": Family.DQ_DK_DV},
+            ],
+        ),
+        ("flash_bwd", [{"family": Family.DQ_DK_DV}], [{}, {"family": Family.DQ_DK_DV, "dtype": D.FP32}]),
+        (
+            "pytorch",
+            [{}, {"bias": BiasKind.ELEMENTWISE}, {"family": Family.DQ_DK_DV}],
+            [{"bias": BiasKind.ALIBI}, {"softcap": True}, {"v_layout": VLayout.VC}, {"family": Family.APPENDKV}],
+        ),
+        (
+            "aiter_batch",
+            [{}, {"dtype": D.FP8BF16, "hdim": (128, 128)}],
+            [{"mode": Mode.GROUP}, {"dtype": D.FP8BF16, "hdim": (64, 64)}, {"dtype": D.FP8FP16}],
+        ),
+        ("aiter_group", [{"mode": Mode.GROUP}, {"mode": Mode.GROUP, "dtype": D.FP8BF16}], [{}]),
+        ("aiter_bwd_batch", [{"family": Family.DQ_DK_DV}], [{"family": Family.DQ_DK_DV, "mode": Mode.GROUP}]),
+        ("aiter_bwd_group", [{"family": Family.DQ_DK_DV, "mode": Mode.GROUP}], [{"family": Family.DQ_DK_DV}]),
+        ("aiter_cpp", [{}, {"mode": Mode.GROUP}], [{"v_layout": VLayout.VC}]),
+        ("fp32_all", [{"dtype": D.FP32}, {"dtype": D.FP32, "lse": True}], [{}, {"dtype": D.FP32, "softcap": True}]),
+        (
+            "fp32_min",
+            [{"dtype": D.FP32, "hdim": (48, 48)}],
+            [{"dtype": D.FP32}, {"dtype": D.FP32, "hdim": (128, 128), "lse": True}],
+        ),
+        (
+            "fp8_test",
+            [{"dtype": D.FP8FP32, "hdim": (192, 128), "qscale": QScale.PERTENSOR}],
+            [{"dtype": D.FP8FP32}, {"hdim": (128, 128)}],
+        ),
+        ("all", [{}, {"dtype": D.FP32}, {"family": Family.APPENDKV}], []),
+    ],
+    ids=lambda item: item if isinstance(item, str) else "",
+)
+def test_what_a_list_takes(name: str, takes: list[dict[str, Any]], refuses: list[dict[str, Any]]) -> None:
+    profile = profile_of(name)
+    assert [fields for fields in takes if not profile.takes(valid(CPU, **fields))] == []
+    assert [fields for fields in refuses if profile.takes(valid(CPU, **fields))] == []
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_set_has_only_what_its_list_takes(name: str) -> None:
+    profile, count = profile_of(name), 0
+    for operation, sets in KERNEL_SETS.items():
+        assert (name in sets) == (operation in profile.operations)
+        for config in sets[name].expand(CPU, RULES) if name in sets else ():
+            assert profile.takes(config) and config.receipt == profile.number
+            count += 1
+    assert count
+
+
+def test_options_choose_from_a_list() -> None:
+    found = select_set(CPU, receipt=4)
+    assert found == select_set(CPU, profile="pytorch") == select_set(CPU, receipt="pytorch")
+    causal = select_set(CPU, receipt=4, hdim=128, mask="causal")
+    assert causal and all(config.hdim == (128, 128) and config.receipt == 4 for config in causal)
+    chosen = select_set(CPU, receipt=2, rule_set="default")
+    assert chosen and all(RECEIPTS[2].takes(config) and config.receipt == -1 for config in chosen)
