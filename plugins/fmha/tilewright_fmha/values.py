@@ -212,10 +212,11 @@ def _check_page_starts(starts: Array, counts: Array, entries: int, append: bool)
 
 def _check_shared(paging: Paging, used: Array, ends: Array, counts: Array, lengths: Array) -> None:
     """A page that is written to belongs to one sequence alone, and to it once."""
-    written = np.arange(used.size) >= np.repeat(ends - counts + lengths // paging.page_size, counts)
-    if not written.any():
+    fresh = counts - lengths // paging.page_size
+    owners = np.bincount(used)
+    if int(owners.max()) < 2:
         return
-    owners = np.bincount(used, minlength=0)
+    written = np.arange(used.size) >= np.repeat(ends - fresh, counts)
     shared = written & (owners[used] > 1)
     if shared.any():
         at = int(np.flatnonzero(shared)[0])
