@@ -124,8 +124,8 @@ struct FmhaForward {
   TW_NOINLINE void load_scales(const tw_fmha_scale& scale, const typename Pack::Keys& keys, int64_t first, int64_t count,
                                float* to) const {
     for (int64_t j = 0; j < B::n0; j++) {
-      to[j] = 0;
-      if (j >= count) continue;
+      to[j] = j < count && !scale.ptr ? 1.0f : 0.0f;  // a factor that is not given
+      if (j >= count || !scale.ptr) continue;
       if constexpr (Config::qscale == FmhaScale::kv_blockscale) {
         const int64_t page = fmha_page<Config>(args, keys.b, first + j);
         if (page >= 0) to[j] = scale.ptr[page * scale.batch + keys.head * scale.head];
@@ -176,6 +176,7 @@ struct FmhaForward {
   }
 
   static TW_INLINE float scale_at(const tw_fmha_scale& scale, int64_t b, int64_t h, int64_t row) {
+    if (!scale.ptr) return 1.0f;
     return scale.ptr[b * scale.batch + h * scale.head + (scale.block_rows ? row / scale.block_rows * scale.block : 0)];
   }
 
