@@ -1,0 +1,214 @@
+"""Attention on a CPU, through plans, against the reference: every family, features in pairs, every way a cache lies."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from cpu_kernels import Array, compiler
+from fmha_cases import Case, pairwise, request_of
+from fmha_requests import (
+    ROTARY,
+    append_of,
+    append_paged_of,
+    batch_of,
+    desc,
+    drawn,
+    ints,
+    paged_of,
+    prefill_of,
+    varlen_of,
+    vectorized_of,
+)
+from fmha_runner import outputs_of
+from fmha_units import UnitRunner
+
+from tilewright_arch import ArchSpec
+from tilewright_fmha.fit import with_signature
+from tilewright_fmha.items import item_of
+from tilewright_fmha.plan import plan_fmha
+from tilewright_fmha.problem import FmhaProblem
+from tilewright_fmha.reference import reference_attention
+from tilewright_fmha.reference_append import reference_append
+from tilewright_fmha.sample_inputs import PARSERS
+from tilewright_fmha.words import ATTENTION, KV_APPEND, Family
+from tilewright_kit.compare import compare
+from tilewright_kit.device import DeviceInfo
+from tilewright_kit.dtypes import DType
+from tilewright_kit.plan import ExecutionPlan
+from tilewright_kit.problem import OperationRequest
+
+COMPILED: dict[str, list[Any]] = {
+    "dtype": ["fp32", "bf16", "fp16"],
+    "mode": ["batch", "varlen", "lengths"],
+    "mask": ["no", "causal", "window"],
+    "bias": ["no", "full", "alibi"],
+    "drop": [False, True],
+    "softcap": [False, True],
+    "sinks": [False, True],
+}
+SIZED: dict[str, list[Any]] = {
+    "heads": [(2, 2), (4, 1), (6, 2)],
+    "hdim": [(32, 32), (24, 32), (32, 8)],
+    "seq": [(17, 65), (1, 1), (3, 200), (64, 17), (127, 65)],
+    "layout": ["bhsd", "bshd"],
+}
+
+
+def cases() -> list[Case]:
+    rng = np.random.default_rng(6)
+    return [
+        dataclasses.replace(case, **{name: values[int(rng.integers(len(values)))] for name, values in SIZED.items()})
+        for case in pairwise(COMPILED, 3)
+    ]
+
+
+def _scales(**shapes: tuple[int, ...]) -> dict[str, Any]:
+    return {f"{name}_descale": desc("fp32", *shape) for name, shape in shapes.items()}
+
+
+LONG = {"q": desc("fp32", 2, 4, 3, 16), "k": desc("fp32", 2, 2, 700, 16), "v": desc("fp32", 2, 2, 700, 24)}
+REQUESTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "split": (LONG, {"num_splits": 3, "return_lse": True}),
+    "split_sinks": ({**LONG, "sinks": desc("fp32", 4), "seqlens_k": ints(2)}, {"num_splits": 4, "causal": True}),
+    "split_varlen": (
+        {**varlen_of("bf16"), "k": desc("bf16", 900, 2, 16), "v": desc("bf16", 900, 2, 24)},
+        {"max_seqlen_q": 8, "max_seqlen_k": 400, "num_splits": 2, "dropout_p": 0.4, "return_lse": True},
+    ),
+    "split_paged": (paged_of("fp32"), {"num_splits": 2, "return_status": True}),
+    "paged": (paged_of("fp32"), {"causal": True, "mask_align": "bottom_right", "return_lse": True}),
+    "paged_vectorized": (vectorized_of("bf16"), {"kv_layout": "vectorized"}),
+    "prefill": (prefill_of("fp32"), {"max_seqlen_q": 8}),
+    "prefill_flat": (
+        {**prefill_of("bf16"), "block_table": ints(12), "page_starts": ints(4)},
+        {"max_seqlen_q": 8, "max_seqlen_k": 32, "kv_lookup": "sglang", "causal": True},
+    ),
+    "cache_index": ({**batch_of("fp32"), "cache_index": ints(2)}, {}),
+    "random_values": (batch_of("fp32"), {"dropout_p": 0.5, "seed": 1 << 40, "offset": 9, "return_randval": True}),
+    "fp8": ({**batch_of("fp8"), **_scales(q=(), k=(), v=())}, {"out_dtype": "bf16"}),
+    "fp8_heads": ({**batch_of("fp8"), **_scales(q=(2, 4), k=(2, 2), v=(2, 2))}, {"out_dtype": "fp32"}),
+    "fp8_one_scale": ({**batch_of("fp8"), **_scales(k=())}, {"out_dtype": "fp32"}),
+    "fp8_blocks": (
+        {**batch_of("fp8"), **_scales(q=(2, 4, 2), k=(2, 2, 2), v=(2, 2, 2))},
+        {"scale_block_q": 4, "scale_block_k": 4, "out_dtype": "fp16"},
+    ),
+    "fp8_pages": ({**paged_of("fp8"), **_scales(q=(), k=(10, 2), v=(10, 2))}, {"qscale": "kv_blockscale"}),
+}
+APPENDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "rows": (append_of("fp32"), {}),
+    "turned": ({**append_of("bf16"), **ROTARY, "q": desc("bf16", 2, 4, 3, 16)}, {"rope": "half"}),
+    "pages": ({**append_paged_of("fp16"), **ROTARY}, {"rope": "interleaved", "return_status": True}),
+    "chosen": (
+        {
+            **append_of("fp32"),
+            **{f"{name}_past": desc("fp32", 5, 2, 20, size) for name, size in (("k", 16), ("v", 24))},
+            "cache_index": ints(2),
+        },
+        {},
+    ),
+}
+
+
+def planned(request: OperationRequest, device: DeviceInfo) -> tuple[FmhaProblem, ExecutionPlan]:
+    problem = PARSERS[request.operation](request)
+    family = Family.SPLITKV if problem.num_splits > 1 else problem.family
+    config = with_signature(problem, family, device)
+    if family is Family.SPLITKV:
+        config = config.replace(max_splits_log2=3, wave=(2, *config.wave[1:]))
+    return problem, plan_fmha(problem, config, device)
+
+
+def of_case(case: Case) -> OperationRequest:
+    return request_of(case, ATTENTION, return_lse=True)
+
+
+def of_words(name: str) -> OperationRequest:
+    tensors, words = REQUESTS[name]
+    return OperationRequest(ATTENTION, tensors, {}, words)
+
+
+def appending(name: str) -> OperationRequest:
+    tensors, words = APPENDS[name]
+    outputs = {"seqlens_out": ints(3 if name == "pages" else 2)} if name != "rows" else {}
+    return OperationRequest(KV_APPEND, tensors, outputs, words)
+
+
+@pytest.fixture(scope="module")
+def runner(cpu: ArchSpec, device: DeviceInfo, tmp_path_factory: pytest.TempPathFactory) -> UnitRunner:
+    made = UnitRunner(cpu, compiler(), tmp_path_factory.mktemp("execution"))
+    requests = [of_case(case) for case in cases()]
+    requests += [of_words(name) for name in REQUESTS] + [appending(name) for name in APPENDS]
+    made.prepare([planned(request, device)[1] for request in requests])
+    return made
+
+
+def check(problem: FmhaProblem, inputs: Mapping[str, Array], got: Mapping[str, Array]) -> None:
+    truth = reference_attention(problem, inputs)
+    for name, have in got.items():
+        if name == "status":
+            assert not have.any()
+            continue
+        seen = np.ones(have.shape, bool)
+        if problem.varlen:
+            seen[:] = False
+            for b in range(problem.batch):
+                item = item_of(problem, inputs, b)
+                rows = slice(item.q_first, item.q_first + item.queries)
+                seen[(slice(None), rows) if name in ("lse", "randval") else rows] = True
+            assert not np.isfinite(have[~seen].astype(np.float64)).any() or name == "randval"
+        dtype = problem.operand(name).desc.dtype
+        # Probabilities are rounded to bf16 where the products are of bf16; lse is of unrounded ones.
+        pairs = name == "o" and problem.dtype.q in (DType.BF16, DType.FP8)
+        result = compare(have[seen], truth[name][seen], DType.BF16 if pairs else dtype, problem.seq_k + problem.hdim_q)
+        assert result.unwritten == 0 and result.misplaced == 0, f"{name}: {result}"
+        near = name == "lse" and np.allclose(have[seen], truth[name][seen], rtol=2e-6, atol=1e-5)
+        assert near or result.error <= (1.5 if pairs else 1.0) * result.bound, f"{name}: {result}"
+
+
+@pytest.mark.parametrize("case", cases(), ids=str)
+def test_pairs_of_features(runner: UnitRunner, case: Case, device: DeviceInfo) -> None:
+    request = of_case(case)
+    problem, plan = planned(request, device)
+    inputs = drawn(request, 5)
+    check(problem, inputs, outputs_of(plan, runner.run(plan, inputs)))
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_families(runner: UnitRunner, name: str, device: DeviceInfo) -> None:
+    request = of_words(name)
+    problem, plan = planned(request, device)
+    inputs = drawn(request, 6)
+    check(problem, inputs, outputs_of(plan, runner.run(plan, inputs)))
+
+
+def test_parts_are_added_in_one_order(runner: UnitRunner, device: DeviceInfo) -> None:
+    """Whoever computes a part, and however many do, the result is the same to the last bit."""
+    request = of_words("split")
+    _, plan = planned(request, device)
+    inputs = drawn(request, 7)
+    first = outputs_of(plan, runner.run(plan, inputs, 2))
+    again = outputs_of(plan, runner.run(plan, inputs, 1))
+    for name, have in first.items():
+        assert np.array_equal(have.view(np.uint8), again[name].view(np.uint8)), name
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("name", APPENDS)
+def test_appending(runner: UnitRunner, name: str, in_place: bool, device: DeviceInfo) -> None:
+    request = appending(name)
+    problem, plan = planned(request, device)
+    inputs = drawn(request, 8)
+    memory = runner.run(plan, inputs, in_place=in_place)
+    truth = reference_append(problem, inputs)
+    for output, have in outputs_of(plan, memory).items():
+        if output == "status":
+            assert not have.any()
+            continue
+        if have.dtype.kind == "i":
+            assert np.array_equal(have, truth[output]), output
+            continue
+        result = compare(have, truth[output], problem.operand(output).desc.dtype)
+        assert result.passed, f"{output}: {result}"
