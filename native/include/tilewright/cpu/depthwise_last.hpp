@@ -376,7 +376,7 @@ struct DepthwiseLast {
         char* to = out.data + (tile.first + c) * 2;
         TW_UNROLL
         for (int p = 0; p < P; p++, to += out.ld * 2) {
-          if (p >= tile.pixels) break;
+          if (p >= tile.pixels) continue;
           const u16v x = in_order(narrow_to_bf16(low[p], high[p]), both);
           if (tile.stream) stream_as(to, x);
           else store_as(to, x);

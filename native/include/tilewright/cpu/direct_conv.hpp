@@ -336,7 +336,7 @@ struct DirectConv {
           char* to = out.data + tile.column * size_of<C>;
           TW_UNROLL
           for (int p = 0; p < kP; p++, to += out.ld * size_of<C>) {
-            if (p >= tile.pixels) break;
+            if (p >= tile.pixels) continue;
             TW_UNROLL
             for (int i = 0; i < kV; i++) {
               const f32v x = widened(sums[p * kV + i]) * alpha;
@@ -355,7 +355,7 @@ struct DirectConv {
           char* to = out.data + tile.column * size_of<C>;
           TW_UNROLL
           for (int p = 0; p < kP; p += kStep, to += kStep * out.ld * size_of<C>) {
-            if (p >= tile.pixels) break;
+            if (p >= tile.pixels) continue;
             TW_UNROLL
             for (int i = 0; i < kV; i += 2) {
               const int next = kV > 1 ? p * kV + i + 1 : min_of(p + 1, kP - 1);
