@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from tilewright_server.cli import bench_conv
+from tilewright_server.cli import bench_attention, bench_conv
 from tilewright_server.cli import sweeping as o
 from tilewright_server.cli.output import examples
 
@@ -16,6 +16,7 @@ app = typer.Typer(
     epilog=examples(
         "tilewright bench gemm --shapes decode --dtype bf16 --record",
         "tilewright bench conv --shapes resnet50 --direction fwd,bwd_data,bwd_weight --record",
+        "tilewright bench attention --shapes performance --record",
     ),
 )
 
@@ -52,3 +53,4 @@ def gemm(
 
 
 app.command("conv", epilog=bench_conv.EPILOG)(bench_conv.conv)
+app.command("attention", epilog=bench_attention.EPILOG)(bench_attention.attention)

@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from tilewright_server.cli import analyze, cases, explain_conv, generate
+from tilewright_server.cli import analyze, cases, explain_attention, explain_conv, generate
 from tilewright_server.cli.exits import Exit
 from tilewright_server.cli.output import (
     examples,
@@ -292,6 +292,7 @@ def export(
 
 
 explain_app.command("conv", epilog=explain_conv.EPILOG)(explain_conv.explain_conv)
+explain_app.command("attention", epilog=explain_attention.EPILOG)(explain_attention.explain_attention)
 app.command("generate", epilog=generate.EPILOG)(generate.generate)
 app.command("analyze", epilog=analyze.EPILOG)(analyze.analyze)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from tilewright_server.cli import cases, run_conv, running
+from tilewright_server.cli import cases, run_attention, run_conv, running
 from tilewright_server.cli.output import examples
 
 __all__ = ["app"]
@@ -17,6 +17,7 @@ app = typer.Typer(
     epilog=examples(
         "tilewright run gemm 512 512 512 --validate",
         "tilewright run conv 1 64 64 56x56 3x3 --padding 1 --validate",
+        "tilewright run attention 2 8 128 64 --validate",
     ),
 )
 
@@ -80,3 +81,4 @@ def gemm(
 
 
 app.command("conv", epilog=run_conv.EPILOG)(run_conv.conv)
+app.command("attention", epilog=run_attention.EPILOG)(run_attention.attention)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-__all__ = ["execute", "poison", "report", "show", "validate"]
+__all__ = ["execute", "execute_all", "note_check", "poison", "report", "show", "validate"]
 
 
 def execute(
@@ -32,14 +32,30 @@ def execute(
     repeat: int,
 ) -> tuple[dict[str, Any], Array]:
     """Run and time an operation with one output: the record in the seeds' words, and what the plan wrote."""
-    ((name, out),) = client.run(operation, inputs, attributes=attributes, **chosen).items()
+    record, outputs = execute_all(client, operation, inputs, attributes, chosen, flops, repeat)
+    (out,) = outputs.values()
+    return record, out
+
+
+def execute_all(
+    client: tilewright.Client,
+    operation: str,
+    inputs: Mapping[str, Any],
+    attributes: Mapping[str, Any],
+    chosen: Mapping[str, Any],
+    flops: int,
+    repeat: int,
+) -> tuple[dict[str, Any], dict[str, Array]]:
+    """``execute``, of an operation with any number of outputs."""
+    outputs = client.run(operation, inputs, attributes=attributes, **chosen)
     first = client.report
     assert first is not None, "a call that returned has a report"
-    plan = client.plan(operation, inputs, {name: out}, attributes, **chosen)
-    poison(out)  # what is checked is what the plan writes
+    plan = client.plan(operation, inputs, outputs, attributes, **chosen)
+    for out in outputs.values():
+        poison(out)  # what is checked is what the plan writes
     samples = []
     for _ in range(repeat):
-        plan(**inputs, out=out)
+        plan(**inputs, out=outputs)
         report = client.report
         assert report is not None
         samples.append(report.timing.device_ns)
@@ -61,7 +77,7 @@ def execute(
     }
     if first.notes:
         record["notes"] = list(first.notes)
-    return record, out
+    return record, outputs
 
 
 def poison(out: Array) -> None:
@@ -73,7 +89,10 @@ def poison(out: Array) -> None:
 
 def validate(record: dict[str, Any], out: Array, truth: Array, depth: int) -> None:
     """Compare what was written with the truth, and note it in the record."""
-    found = cases.check(out, truth, depth)
+    note_check(record, cases.check(out, truth, depth))
+
+
+def note_check(record: dict[str, Any], found: cases.Check) -> None:
     record["validation"] = {
         "accuracy": found.accuracy,
         "max_error": found.max_error,

@@ -7,12 +7,13 @@ from typing import Any
 
 from tilewright_kit.errors import NotFoundError
 from tilewright_server.tuning.cases import Case, CaseFamily
+from tilewright_server.tuning.families.attention import ATTENTION
 from tilewright_server.tuning.families.conv import CONV
 from tilewright_server.tuning.families.gemm import GEMM
 
 __all__ = ["FAMILIES", "family_of", "stored_case"]
 
-FAMILIES: Mapping[str, CaseFamily] = {name: family for family in (GEMM, CONV) for name in family.operations}
+FAMILIES: Mapping[str, CaseFamily] = {name: family for family in (GEMM, CONV, ATTENTION) for name in family.operations}
 """By operation."""
 
 
