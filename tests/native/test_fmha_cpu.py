@@ -126,6 +126,14 @@ def test_windows(features: Library, runtime: Runtime, seq: tuple[int, int], rng:
         run(features, runtime, SCORES, FmhaShape(batch=1, seq=seq, heads=heads, mask=mask, softcap=3.0), rng)
 
 
+def test_blocks_that_are_nearly_whole(features: Library, runtime: Runtime, rng: np.random.Generator) -> None:
+    """The first row of 24 does not see the last column of a block of 64, or the last row not its first one."""
+    for right in range(12, 17):
+        run(features, runtime, SCORES, FmhaShape(batch=1, seq=(60, 74), mask=Mask(-1, right), softcap=3.0), rng)
+    for left in range(5, 10):
+        run(features, runtime, SCORES, FmhaShape(batch=1, seq=(96, 130), mask=Mask(left, -1), softcap=3.0), rng)
+
+
 def test_random_bytes(build_folder: Path, level: str) -> None:
     """A vector of calls draws what every device draws."""
     handle = ctypes.CDLL(str(build_once(build_folder, RANDOM, LEVELS[level][0])))

@@ -54,7 +54,7 @@ def test_absent_pages_hold_nothing(library: Library, runtime: Runtime, name: str
     kernel = KERNELS[name]
     call = FmhaCall(kernel, LENGTHS.replace(page=16), rng)
     table = call.array("block_table")
-    for slot, number in ((2, call.args.num_pages), (5, -1), (6, 1 << 30)):
+    for slot, number in ((2, call.args.num_pages), (5, -1), (6, 1 << 30), (7, -(1 << 30))):
         at = call.args.table_stride if kernel.kv_lookup == "vllm" else int(call.array("page_starts")[1])
         table[at + slot] = number
         call.present[1][16 * slot : 16 * slot + 16] = False

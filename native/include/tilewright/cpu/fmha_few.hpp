@@ -37,10 +37,9 @@ struct FmhaFew {
   using V = typename Config::V;
   using Keys = FmhaSource<Config, K, false>;
   using Values = FmhaSource<Config, V, true>;
-  static constexpr int keys = 4, rows = kLanes / keys;                  // of a tile of S
-  static constexpr int most = B::m0 >= 8 ? 8 : B::m0 >= 4 ? 4 : 0;      // rows of an item, a multiple of `rows`
+  static constexpr int most = B::m0 >= 8 ? 8 : B::m0 >= 4 ? 4 : 0;      // rows of an item
+  static constexpr int together = kLanes / 4;                           // rows of a tile, unless there are fewer
   static constexpr int q_words = (B::q_words + kLanes - 1) / kLanes * kLanes;
-  static constexpr int columns = 4;                                     // vectors of a tile of O
 
   // Whether these operands can be read where they lie.
   static TW_INLINE bool fits(const tw_fmha_args& args, int64_t count) {
@@ -55,13 +54,22 @@ struct FmhaFew {
       __builtin_memcpy(to + r * q_words, from + r * B::q_words, (size_t)words * 4);
   }
 
-  static TW_NOINLINE void scores(const Keys& source, const Values& values, int64_t first, int64_t count, int64_t of_rows,
-                                 const uint32_t* q, float* s) {
+  static TW_INLINE void scores(const Keys& source, const Values& values, int64_t first, int64_t count, int64_t of_rows,
+                               const uint32_t* q, float* s) {
+    if constexpr (together > 1)
+      if (of_rows > 1) return scores_of<together>(source, values, first, count, of_rows, q, s);
+    scores_of<1>(source, values, first, count, of_rows, q, s);
+  }
+
+  template <int kRows>
+  static TW_NOINLINE void scores_of(const Keys& source, const Values& values, int64_t first, int64_t count,
+                                    int64_t of_rows, const uint32_t* q, float* s) {
+    constexpr int keys = kLanes / kRows;
     for (int64_t j = 0; j < count;) {
       const FmhaRun run = source.run(first + j), ahead = values.run(first + j);
       const int64_t here = min_of(run.count, count - j);
       for (int64_t i = 0; run.at && i < here; i += keys)
-        tile(run, i, min_of(here - i, keys), source.hdim, of_rows, q, s + j + i, ahead);
+        tile<kRows>(run, i, min_of(here - i, keys), source.hdim, of_rows, q, s + j + i, ahead);
       j += here;
     }
   }
@@ -73,9 +81,11 @@ struct FmhaFew {
     for (int byte = 0; byte < kBytes; byte += 64) __builtin_prefetch(at + byte, 0, 3);
   }
 
+  // kRows rows times L / kRows keys: a vector of sums for each pair.
+  template <int kRows>
   static TW_INLINE void tile(const FmhaRun& run, int64_t i, int64_t count, int64_t hdim, int64_t of_rows,
                              const uint32_t* q, float* s, const FmhaRun& ahead) {
-    constexpr int kStep = kLanes * Dot::depth, kAhead = 8;
+    constexpr int kStep = kLanes * Dot::depth, kAhead = 8, keys = kLanes / kRows;
     const char *at[keys], *ends[keys];
     alignas(64) char copy[keys][kStep * size_of<K>];
     const int64_t whole = hdim / kStep * kStep, left = hdim - whole;
@@ -90,31 +100,37 @@ struct FmhaFew {
         __builtin_memcpy(copy[n], at[n] + whole * size_of<K>, (size_t)left * size_of<K>);
       }
     }
-    for (int64_t r = 0; r < of_rows; r += rows) {
+    for (int64_t r = 0; r < of_rows; r += kRows) {
       f32v c[kLanes];
       TW_UNROLL
       for (int k = 0; k < kLanes; k++) c[k] = f32v{};
       const uint32_t* words = q + r * q_words;
-      for (int64_t e = 0; e < whole; e += kStep, words += kLanes) step(c, words, at, e * size_of<K>);
-      if (left > 0) step(c, words, ends, 0);
+      for (int64_t e = 0; e < whole; e += kStep, words += kLanes) step<kRows>(c, words, at, e * size_of<K>);
+      if (left > 0) step<kRows>(c, words, ends, 0);
       const f32v sums = fold(c);
       // Lane k * keys + n: row k, key n.
-      struct Four {
+      struct Line {
         float x[keys];
-      } four[rows];
-      static_assert(sizeof four == sizeof sums, "one lane for each pair");
-      store_as(&four, sums);
+      } lines[kRows];
+      static_assert(sizeof lines == sizeof sums, "one lane for each pair");
+      store_as(&lines, sums);
       TW_UNROLL
-      for (int k = 0; k < rows; k++) store_as(s + (r + k) * B::s_words, four[k]);
+      for (int k = 0; k < kRows; k++) {
+        float* const to = s + (r + k) * B::s_words;
+        if (count == keys) store_as(to, lines[k]);
+        else __builtin_memcpy(to, &lines[k], (size_t)count * 4);
+      }
     }
   }
 
+  template <int kRows>
   static TW_INLINE void step(f32v* c, const uint32_t* words, const char* const* at, int64_t byte) {
+    constexpr int keys = kLanes / kRows;
     u32v x[keys];
     TW_UNROLL
     for (int n = 0; n < keys; n++) x[n] = load_groups_along_k<K, Dot>(at[n] + byte);
     TW_UNROLL
-    for (int k = 0; k < rows; k++) {
+    for (int k = 0; k < kRows; k++) {
       const u32v of_row = load_as<u32v>(words + k * q_words);
       TW_UNROLL
       for (int n = 0; n < keys; n++) c[k * keys + n] = Dot::step(c[k * keys + n], of_row, x[n]);
@@ -148,53 +164,56 @@ struct FmhaFew {
   static constexpr int kChunk = 32;  // keys that stay in the first-level cache while all rows use them
   static TW_INLINE void chunk(const char* at, int64_t line, int64_t count, int64_t hdim, int64_t of_rows,
                               const uint32_t* p, float* o) {
-    for (int64_t r = 0; r < of_rows; r += rows) {
-      const uint32_t* const own = p + r * B::s_words;
-      int64_t c = 0;
-      for (; c + columns * kLanes <= hdim; c += columns * kLanes)
-        value_tile<columns>(at + c * size_of<V>, line, count, columns * kLanes, own, o + r * B::hdim_v + c);
-      for (; c < hdim; c += kLanes)
-        value_tile<1>(at + c * size_of<V>, line, count, min_of(hdim - c, kLanes), own, o + r * B::hdim_v + c);
-    }
+    int64_t r = 0;
+    if constexpr (together > 1)
+      for (; of_rows > 1 && r < of_rows; r += together)
+        lines<together, 4>(at, line, count, hdim, p + r * B::s_words, o + r * B::hdim_v);
+    for (; r < of_rows; r++) lines<1, 8>(at, line, count, hdim, p + r * B::s_words, o + r * B::hdim_v);
   }
 
-  template <int kColumns>
-  static TW_NOINLINE void value_tile(const char* at, int64_t line, int64_t count, int64_t width, const uint32_t* p,
-                                     float* o) {
-    f32v c[rows][kColumns];
+  template <int kRows, int kColumns>
+  static TW_NOINLINE void lines(const char* at, int64_t line, int64_t count, int64_t hdim, const uint32_t* p, float* o) {
+    int64_t c = 0;
+    for (; c + kColumns * kLanes <= hdim; c += kColumns * kLanes)
+      value_tile<kRows, kColumns>(at + c * size_of<V>, line, count, kColumns * kLanes, p, o + c);
+    for (; c < hdim; c += kLanes)
+      value_tile<kRows, 1>(at + c * size_of<V>, line, count, min_of(hdim - c, kLanes), p, o + c);
+  }
+
+  template <int kRows, int kColumns>
+  static TW_INLINE void value_tile(const char* at, int64_t line, int64_t count, int64_t width, const uint32_t* p,
+                                   float* o) {
+    f32v c[kRows][kColumns];
     TW_UNROLL
-    for (int r = 0; r < rows; r++)
+    for (int r = 0; r < kRows; r++)
       TW_UNROLL
       for (int v = 0; v < kColumns; v++) c[r][v] = load_as<f32v>(o + r * B::hdim_v + v * kLanes);
+    const auto multiply = [&c, &p](const u32v* x) {
+      TW_UNROLL
+      for (int r = 0; r < kRows; r++) {
+        const u32v spread = splat_bits(load_as<uint32_t>(p + r * B::s_words));
+        TW_UNROLL
+        for (int v = 0; v < kColumns; v++) c[r][v] = Dot::step(c[r][v], spread, x[v]);
+      }
+    };
     int64_t j = 0;
     const bool whole = width == kColumns * kLanes;
     for (; whole && j + Dot::depth <= count; j += Dot::depth, at += Dot::depth * line, p++) {
       u32v x[kColumns];
       TW_UNROLL
       for (int v = 0; v < kColumns; v++) x[v] = load_groups_across_k<V, Dot>(at + v * kLanes * size_of<V>, line);
-      multiply<kColumns>(c, p, x);
+      multiply(x);
     }
     for (; j < count; j += Dot::depth, at += Dot::depth * line, p++) {
       u32v x[kColumns];
-      TW_UNROLL
       for (int v = 0; v < kColumns; v++)
         x[v] = load_groups_across_k<V, Dot>(at + v * kLanes * size_of<V>, line, count - j, width - v * kLanes);
-      multiply<kColumns>(c, p, x);
+      multiply(x);
     }
     TW_UNROLL
-    for (int r = 0; r < rows; r++)
+    for (int r = 0; r < kRows; r++)
       TW_UNROLL
       for (int v = 0; v < kColumns; v++) store_as(o + r * B::hdim_v + v * kLanes, c[r][v]);
-  }
-
-  template <int kColumns>
-  static TW_INLINE void multiply(f32v (&c)[rows][kColumns], const uint32_t* p, const u32v* x) {
-    TW_UNROLL
-    for (int r = 0; r < rows; r++) {
-      const u32v spread = splat_bits(load_as<uint32_t>(p + r * B::s_words));
-      TW_UNROLL
-      for (int v = 0; v < kColumns; v++) c[r][v] = Dot::step(c[r][v], spread, x[v]);
-    }
   }
 };
 
