@@ -82,7 +82,7 @@ def test_options_choose_from_a_set() -> None:
 def test_options_alone_describe_kernels() -> None:
     (one,) = select_set(CPU, hdim=128, datatype="bf16", mask="causal", lse=True)
     assert (one.hdim, one.dtype, one.mask, one.lse) == ((128, 128), FmhaDType.BF16, MaskKind.CAUSAL, True)
-    rows = select_set(AMD, hdim=128, datatype="fp16", pipeline="qr", tile_m0=[64, 128])
+    rows = select_set(AMD, hdim=64, datatype="fp16", pipeline="qr", tile_m0=[64, 128])
     assert [config.m0 for config in rows] == [64, 128]
     (split,) = select_set(CPU, family="fwd_splitkv", hdim=64, datatype="fp32")
     assert split.family is Family.SPLITKV

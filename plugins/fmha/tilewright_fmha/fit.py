@@ -10,9 +10,9 @@ from tilewright_fmha.defaults import cpu_algorithm, spec_of
 from tilewright_fmha.gpu_tiles import valid_algorithms
 from tilewright_fmha.problem import FmhaProblem
 from tilewright_fmha.signature import signature_of
+from tilewright_fmha.template_table import templates_of
 from tilewright_fmha.words import Family
 from tilewright_kit.device import DeviceInfo
-from tilewright_kit.errors import UnsupportedError
 from tilewright_kit.fit import other_signature
 from tilewright_kit.rules import Violation
 
@@ -31,34 +31,17 @@ def families_of(problem: FmhaProblem) -> tuple[Family, ...]:
 
 def signature_fields(problem: FmhaProblem, family: Family, device: DeviceInfo) -> dict[str, Any]:
     """The signature of a kernel of ``family`` that computes ``problem`` on the device: sizes of heads are the next
-    larger ones that the arch has. Raises ``UnsupportedError`` where it has none.
+    larger ones that the arch has, the problem's own where it has none, which rules then refuse.
     """
     spec = spec_of(device.arch)
     columns = spec.combine_columns if family is Family.SPLITKV else 1
-    hdim = spec.hdim_for(problem.dtype.value, problem.hdim_q, problem.hdim_v, columns)
-    if hdim is None:
-        raise _no_kernels(problem, device, spec.hdims.get(problem.dtype.value, ()), spec.dtypes)
-    return {**signature_of(problem), "family": family, "hdim": hdim}
-
-
-def _no_kernels(
-    problem: FmhaProblem, device: DeviceInfo, hdims: tuple[tuple[int, int], ...], dtypes: tuple[str, ...]
-) -> UnsupportedError:
-    if not hdims:
-        return UnsupportedError(
-            f"attention on {device.arch.id} has no kernels of element types {problem.dtype}",
-            field="q.dtype",
-            value=problem.dtype.value,
-            rule="dtype_arch",
-            fix=f"use one of: {', '.join(dtypes)}",
-        )
-    return UnsupportedError(
-        f"attention on {device.arch.id} has no kernels for heads of {problem.hdim_q} and {problem.hdim_v} elements",
-        field="q.shape",
-        value=(problem.hdim_q, problem.hdim_v),
-        rule="hdim_range",
-        fix=f"use heads of up to {hdims[-1][0]} and {hdims[-1][1]} elements",
-    )
+    own = (problem.hdim_q, problem.hdim_v)
+    hdim = spec.hdim_for(problem.dtype.value, *own, columns) or own
+    found = {**signature_of(problem), "family": family, "hdim": hdim}
+    templates = templates_of(device.arch.kind, Family.DQ_DK_DV).values()
+    if problem.family is Family.DQ_DK_DV and not any("atomics" in words for words in templates):
+        found["deterministic"] = True  # nobody minds an order that is always the same
+    return found
 
 
 def with_signature(problem: FmhaProblem, family: Family, device: DeviceInfo) -> FmhaConfig:

@@ -19,7 +19,7 @@ from tilewright_fmha.words import Family, QScale, Scheduling
 from tilewright_kit.cost import padded
 from tilewright_kit.rules import Violation
 
-__all__ = ["GPU_RULES", "is_async", "of_products", "tiles_for"]
+__all__ = ["GPU_RULES", "is_async", "k0_of", "of_products", "tiles_for"]
 
 Rule = Callable[[FmhaConfig, ArchSpec], Iterator[Violation]]
 
@@ -56,6 +56,14 @@ def tiles_for(config: FmhaConfig, arch: ArchSpec) -> tuple[tuple[int, ...], ...]
         return ()
     table = spec.backward_tiles if len(config.tile) == 9 else spec.tiles
     return table.get("x".join(map(str, config.hdim)), ())
+
+
+def k0_of(config: FmhaConfig, arch: ArchSpec, n0: int) -> int:
+    """Steps along heads of q, as the arch's table has them for blocks of ``n0`` columns. Loops that keep whole heads in
+    shared memory take no steps: for them it is only a number in the name, and so has one value.
+    """
+    rows = tiles_for(config, arch)
+    return next((tile[2] for tile in rows if tile[1] == n0), rows[0][2] if rows else config.hdim[0])
 
 
 @of_products
@@ -118,9 +126,13 @@ def warp_tile_table(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
         close = next((item for item in offered if item[:2] == own[:2]), offered[0])
         mended += list(own if own in offered else close)
     if not _is_gradient(config):
-        mended[6:] = [16, 16, 16]
+        # Rows of scores and of results are the same lanes'.
+        mended[3:] = [*mended[:3], 16, 16, 16]
     listed = ", ".join("x".join(map(str, item)) for item in offered)
-    reason = f"warp tiles of {config.dtype} on {arch.id} are {listed}; the third, of gradients, is else 16x16x16"
+    reason = (
+        f"warp tiles of {config.dtype} on {arch.id} are {listed}; both forward products have the same, and the third "
+        "is of gradients, else 16x16x16"
+    )
     yield from must_be("warp_tile_table", config, "warp_tile", tuple(mended), reason)
 
 
@@ -159,8 +171,8 @@ def _heads_divide(config: FmhaConfig, heads: tuple[int, ...]) -> bool:
 
 @of_products
 def hdim_tile_table(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """m0, n0 and k0 are sizes that the arch lists; the second product has the whole head of v; gradients keep whole
-    heads.
+    """m0 and n0 are sizes that the arch lists, k0 is its table's for the heads; the second product has the whole head
+    of v; gradients keep whole heads.
     """
     spec = arch.attention
     if spec is None or config.pipeline == "ws":
@@ -172,12 +184,13 @@ def hdim_tile_table(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
         reason = f"heads of {config.hdim} are not cut"
         yield from must_be("hdim_tile_table", config, "tile", tuple(tile), reason)
         return
-    for index, name in enumerate(("m0", "n0", "k0")):
+    for index, name in enumerate(("m0", "n0")):
         listed = spec.sweep.get(name, ())
         if listed and tile[index] not in listed:
             tile[index] = max((size for size in listed if size <= tile[index]), default=listed[0])
+    tile[2] = k0_of(config, arch, tile[1])
     tile[3] = config.hdim[1]
-    reason = f"m0, n0 and k0 are sizes that {arch.id} lists, and n1 is the whole head of v, {config.hdim[1]}"
+    reason = f"m0 and n0 are sizes that {arch.id} lists, k0 is {tile[2]}, and n1 the whole head of v, {config.hdim[1]}"
     yield from must_be("hdim_tile_table", config, "tile", tuple(tile), reason)
 
 

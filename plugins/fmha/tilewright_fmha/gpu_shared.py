@@ -20,8 +20,7 @@ def shared_bytes(config: FmhaConfig, arch: ArchSpec) -> int:
     """Bytes of shared memory of a workgroup."""
     if config.family in ELEMENTWISE:
         return 0
-    element = max(config.q.bytes, config.kv.bytes) if config.dtype.is_mixed or arch.kind == "cuda" else config.q.bytes
-    element = max(element, 2) if arch.kind == "cuda" else element
+    element = max(config.q.bytes, 2)  # 8-bit floats are widened on their way
     q, v = config.hdim
 
     def rows(count: int, length: int, size: int = element) -> int:
@@ -32,11 +31,8 @@ def shared_bytes(config: FmhaConfig, arch: ArchSpec) -> int:
         return held + 2 * rows(config.m0, config.n0) + 8 * config.m0
     buffers = 2 if config.pipeline == "qr_async" else 1
     keys = buffers * (rows(config.n0, q) + rows(config.n0, v)) if buffers > 1 else rows(config.n0, max(q, v))
-    staged = rows(config.m0, q)
     through = rows(config.m0, config.n0) if arch.kind == "hip" or config.wave[1] > 1 else 0
-    if config.pipeline == "qs":
-        return staged + keys + through
-    return max(staged, keys + through)
+    return rows(config.m0, q) + keys + through
 
 
 def registers_estimate(config: FmhaConfig, arch: ArchSpec) -> int:
@@ -46,7 +42,6 @@ def registers_estimate(config: FmhaConfig, arch: ArchSpec) -> int:
     threads = wave_threads(config, arch)
     products = {item.name: item.accumulators // threads for item in products_of(config)}
     if config.family is Family.DQ_DK_DV:
-        return products["dv"] + products["dk"] + max(products["scores"] + products["dp"], products["dq"]) + 96
-    held = products["scores"] + products["values"] + _OTHER_REGISTERS
-    q_fragments = config.m0 // max(config.wave[0], 1) * config.hdim[0] * config.q.bytes // 4 // threads
-    return held + (q_fragments if config.pipeline not in ("qs", "ws") else 0)
+        passing = max(products["scores"] + products["dp"], products["dq"])
+        return products["dv"] + products["dk"] + passing + _OTHER_REGISTERS
+    return products["scores"] + products["values"] + _OTHER_REGISTERS

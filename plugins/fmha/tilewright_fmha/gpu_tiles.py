@@ -11,7 +11,7 @@ from typing import Any
 from tilewright_arch import ArchSpec
 from tilewright_fmha.config import FmhaConfig
 from tilewright_fmha.defaults import ELEMENTWISE, elementwise_algorithm
-from tilewright_fmha.gpu_rules import GPU_RULES
+from tilewright_fmha.gpu_rules import GPU_RULES, k0_of
 from tilewright_fmha.hip_rules import HIP_RULES, k1_for
 from tilewright_fmha.rule_parts import family_pipelines, replaced
 from tilewright_fmha.words import Family
@@ -82,9 +82,8 @@ def _rows(config: FmhaConfig, arch: ArchSpec, pipeline: str) -> Iterator[Mapping
         for warp in warps:
             if tile[1] % warp[1] or config.hdim[1] % warp[1] or tile[2] % warp[2] or tile[1] % warp[2]:
                 continue
-            cut = tile
-            if arch.kind == "hip":
-                cut = replaced(tile, 4, k1_for(config.replace(tile=tile, pipeline=pipeline)))
+            whole = replaced(tile, 2, k0_of(config.replace(tile=tile), arch, tile[1]))
+            cut = replaced(whole, 4, k1_for(config.replace(tile=whole, pipeline=pipeline)))
             for count in [item for item in waves if tile[0] % (item * warp[0]) == 0][:2]:
                 wave = (count, 1, 1, count, 1, 1, 1, 1, 1)
                 yield {"tile": cut, "wave": wave, "warp_tile": (*warp, *warp, 16, 16, 16)}
@@ -99,12 +98,11 @@ def _few_rows(config: FmhaConfig, arch: ArchSpec) -> Iterator[Mapping[str, Any]]
         for count in (4, 2, 1):
             n0 = max(64, count * warp[1])
             v = config.hdim[1]
-            if n0 % (count * warp[1]) or v % (count * warp[1]) or n0 % warp[2] or tiles[0][2] % warp[2]:
+            k0, k0max = k0_of(config, arch, n0), tiles[0][5]
+            if n0 % (count * warp[1]) or v % (count * warp[1]) or n0 % warp[2] or k0 % warp[2]:
                 continue
-            k0, k0max = tiles[0][2], tiles[0][5]
             tile: tuple[int, ...] = (warp[0], n0, k0, v, warp[2], k0max)
-            if arch.kind == "hip":
-                tile = replaced(tile, 4, k1_for(config.replace(tile=tile, pipeline="qr_nwarp_sshuffle")))
+            tile = replaced(tile, 4, k1_for(config.replace(tile=tile, pipeline="qr_nwarp_sshuffle")))
             yield {"tile": tile, "wave": (1, count, 1, 1, count, 1, 1, 1, 1), "warp_tile": (*warp, *warp, 16, 16, 16)}
             break
 
@@ -124,8 +122,9 @@ def _backward(config: FmhaConfig, arch: ArchSpec) -> Iterator[Mapping[str, Any]]
     """Waves share out the columns of scores, and the rows of what is summed over queries."""
     for tile in _tiles(config, arch):
         for warp in sorted(_warps(config, arch), key=lambda item: (item[0], item[1])):
-            for count in (4, 8, 2, 1):
-                wave = (1, count, 1, count, 1, 1, 1, count, 1)
+            lines = [(1, count, 1, count, 1, 1, 1, count, 1) for count in (4, 8, 2, 1)]
+            squares = [(rows, columns, 1) * 3 for rows, columns in ((2, 2), (2, 4), (4, 2))]
+            for wave in (*lines, *squares):
                 if _divides(tile, wave, warp):
                     yield {"tile": tile, "wave": wave, "warp_tile": warp * 3}
 

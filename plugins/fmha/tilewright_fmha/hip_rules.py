@@ -109,17 +109,19 @@ def trload_symmetric(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
 
 
 def k1_for(config: FmhaConfig) -> int:
-    """Steps of the second product on AMD GPUs: 32 keys, in some tiles 16; of 8-bit floats k0."""
-    if config.q.bytes == 1:
-        return min(config.k0, config.n0)
+    """Steps of the second product: 32 keys, in some tiles of AMD GPUs 16. (There, of 8-bit floats they were k0; here
+    these are widened.)
+    """
     m0, n0, k0 = config.tile[:3]
     return _HALF if (m0, n0, k0, config.hdim[0]) in _HALF_STEPS else min(_STEP, config.n0)
 
 
 @of_products
 def k1_value(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """AMD: how far the second product steps follows from the tile."""
-    if arch.kind != "hip" or not config.is_forward:
+    """How far the second product steps follows from the tile. Loops that have a block's keys at once take no steps:
+    for them it is only a number in the name, and so has one value.
+    """
+    if not config.is_forward or config.pipeline == "ws":
         return
     step = k1_for(config)
     if config.k1 != step and step % config.warp_tile[5] == 0:

@@ -26,7 +26,7 @@ _PIPELINES: Mapping[Family, tuple[str, ...]] = {
     Family.FWD: _FORWARD,
     Family.SPLITKV: ("qr_nwarp_sshuffle", "qr", "ws"),
     Family.PAGEDKV: ("qr_pagedkv", "ws"),
-    Family.BATCH_PREFILL: ("qr_async", "batch_prefill_async", "ws"),
+    Family.BATCH_PREFILL: ("qr_async", "batch_prefill_async", "qr", "ws"),
     Family.COMBINE: ("splitkv_combine",),
     Family.APPENDKV: ("appendkv",),
     Family.DOT_DO_O: ("bwd",),
@@ -36,7 +36,10 @@ _PIPELINES: Mapping[Family, tuple[str, ...]] = {
 
 
 def family_pipelines(family: Family, arch: ArchSpec) -> tuple[str, ...]:
-    """Pipelines of a family that the arch has, the preferred first; ``qr`` where it has none of the family's own."""
+    """Pipelines of a family that the arch has, the preferred first; ``qr`` where it has none of the family's own.
+    (Batch prefill had one pipeline there. Large heads leave no room for two tiles of keys on their way, so ``qr`` is
+    another.)
+    """
     spec = arch.attention
     offered = spec.pipelines if spec else ()
     return tuple(name for name in _PIPELINES[family] if name in offered) or ("qr",)

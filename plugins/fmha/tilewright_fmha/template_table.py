@@ -67,6 +67,8 @@ _SWITCHES: Mapping[str, Mapping[str, Any]] = {
     "pack_gqa": {"pack_gqa": False},
     "persistent": {"persistent": False},
     "stages": {"stages": 0},
+    "trload": {"use_trload": False},
+    "blocks": {"block_per_cu": -1},
     "unpadded": {"pad_s": True, "pad_sk": True, "pad_d": True, "pad_dv": True},
 }
 """What makes a kernel do without a feature."""
@@ -106,6 +108,8 @@ def features_of(config: FmhaConfig) -> frozenset[str]:
         "pack_gqa": config.pack_gqa,
         "persistent": config.persistent,
         "stages": config.stages > 0,
+        "trload": config.use_trload,
+        "blocks": config.block_per_cu != -1,
         "unpadded": not (config.pad_s and config.pad_sk and config.pad_d and config.pad_dv),
     }
     words = {word for word, holds in asked.items() if holds}
