@@ -67,7 +67,7 @@ def _backward() -> Iterator[OperationRequest]:
         return _of(ATTENTION_BACKWARD, {**tensors, **given, "lse": _fp32(*lse)}, **attributes)
 
     yield of("fp32", _qkv("fp32", (2, 4, 17, 32), (2, 2, 29, 32)))
-    yield of("bf16", _qkv("bf16", (1, 2, 40, 64), (1, 2, 40, 64)), causal=True)
+    yield of("bf16", _qkv("bf16", (1, 2, 40, 64), (1, 2, 40, 64)), causal=True, deterministic=False)
     bias = TensorDesc.of("fp32", (1, 2, 11, 21))
     yield of("fp32", {**_qkv("fp32", (2, 2, 11, 40), (2, 2, 21, 40)), "bias": bias}, return_dbias=True, dropout_p=0.2)
     starts = {"cu_seqlens_q": _int(4), "cu_seqlens_k": _int(4)}
