@@ -153,6 +153,16 @@ struct MatrixAtom {
   };
   TW_DEVICE Place at(int i) { return {acc[i / (columns * results)][i / results % columns], i % results}; }
 
+  // As in MmaAtom.
+  static constexpr int slots = rows, row_bits = kWave - kTileM;
+  static constexpr int row_at(int lane, int slot) { return slot * strip_rows + run_row(lane, 0); }
+  static constexpr bool repeats = true;
+  TW_DEVICE void set(const Accumulator (&x)[run], int strip, int index) {
+    TW_UNROLL
+    for (int e = 0; e < run; e++)
+      acc[strip][index / runs_per_tile][index % runs_per_tile * run + e] = x[e];
+  }
+
  private:
   // What instruction p takes of a fragment.
   template <class E, class Fragment>

@@ -77,10 +77,14 @@ struct MmaAtom {
 
   // Step kk of the tile in shared memory, for the wave's part that begins at row m0 and column n0.
   TW_DEVICE static void load(Fragments& f, uint32_t tile_a, uint32_t tile_b, int m0, int n0, int lane, int kk) {
-    const MatrixPlace pa = matrix_place<TileA, true>(lane), pb = matrix_place<TileB, false>(lane);
+    const MatrixPlace pa = matrix_place<TileA, true>(lane);
     TW_UNROLL
     for (int i = 0; i < rows; i++)
       f.a[i] = load_a(address<TileA>(tile_a, pa, m0, i, kk));
+    load_b(f, tile_b, n0, lane, kk);
+  }
+  TW_DEVICE static void load_b(Fragments& f, uint32_t tile_b, int n0, int lane, int kk) {
+    const MatrixPlace pb = matrix_place<TileB, false>(lane);
     TW_UNROLL
     for (int p = 0; p < pairs; p++) {
       const Words<4> w = load_matrices<4, !TileB::k_major>(address<TileB>(tile_b, pb, n0, p, kk));
@@ -127,6 +131,16 @@ struct MmaAtom {
   // The accumulators as a flat list, for partial sums.
   static constexpr int count = rows * columns * 4;
   TW_DEVICE Accumulator& at(int i) { return acc[i / (columns * 4)][i / 4 % columns][i % 4]; }
+
+  // The rows that a lane has results of; lanes whose numbers differ in these bits have the same ones.
+  static constexpr int slots = rows * 2, row_bits = 3;
+  static constexpr int row_at(int lane, int slot) { return slot / 2 * strip_rows + run_row(lane, slot % 2 * runs_per_row); }
+  static constexpr bool repeats = true;  // runs of a lane begin at one column modulo 8
+  TW_DEVICE void set(const Accumulator (&x)[run], int strip, int index) {
+    static_assert(!swaps_columns, "of elements of 16 bits");
+    TW_UNROLL
+    for (int e = 0; e < run; e++) acc[strip][index % runs_per_row][index / runs_per_row * 2 + e] = x[e];
+  }
 
  private:
   // Step kk of the i-th 16 rows or columns from `first` on. Keys repeat after as many lines: what i or kk moves by

@@ -139,6 +139,18 @@ struct SimtAtom {
 
   static constexpr int count = rows * columns;
   TW_DEVICE float& at(int i) { return acc[i / columns][i % columns]; }
+
+  // As in MmaAtom.
+  static constexpr int slots = rows, row_bits = 1 | (kWave - 16);
+  static constexpr int row_at(int lane, int slot) {
+    return slot / SideA::vector * strip_rows + run_row(lane, slot % SideA::vector * runs_per_row);
+  }
+  static constexpr bool repeats = run == 1 && lanes_n % 8 == 0;
+  TW_DEVICE void set(const float (&x)[run], int strip, int index) {
+    TW_UNROLL
+    for (int e = 0; e < run; e++)
+      acc[strip * SideA::vector + index / runs_per_row][index % runs_per_row * run + e] = x[e];
+  }
 };
 
 }  // namespace tw::gpu

@@ -29,6 +29,7 @@ TW_DEVICE void barrier() { __syncthreads(); }
 TW_DEVICE void wave_barrier() { __syncwarp(); }
 
 TW_DEVICE int shuffle(int x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
+TW_DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 TW_DEVICE int count_lanes(bool condition) { return __popc(__ballot_sync(0xffffffffu, condition)); }
 
 TW_DEVICE uint32_t bits_of(float x) { return __float_as_uint(x); }
@@ -42,6 +43,11 @@ TW_DEVICE float reciprocal(float x) {
 TW_DEVICE float exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+TW_DEVICE float log2(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 TW_DEVICE uint32_t funnel_right(uint32_t low, uint32_t high, uint32_t bits) {
@@ -101,6 +107,10 @@ TW_DEVICE void store_shared(uint32_t address, Words<kCount> x) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.w[0]), "r"(x.w[1]), "r"(x.w[2]),
                  "r"(x.w[3])
                  : "memory");
+}
+
+TW_DEVICE void store_shared_short(uint32_t address, uint16_t x) {
+  asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(x) : "memory");
 }
 
 // ---- global memory ----
@@ -185,6 +195,16 @@ TW_DEVICE uint32_t arrive(uint32_t* counter) {
   asm volatile("atom.global.acq_rel.gpu.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
   __threadfence();
   return before;
+}
+
+TW_DEVICE void or_global(uint32_t* to, uint32_t bits) {
+  asm volatile("red.global.or.b32 [%0], %1;" ::"l"(to), "r"(bits) : "memory");
+}
+TW_DEVICE void max_global(uint64_t* to, uint64_t x) {
+  asm volatile("red.global.max.u64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
+}
+TW_DEVICE void add_global(float* to, float x) {
+  asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
 }
 
 // ---- asynchronous copies ----

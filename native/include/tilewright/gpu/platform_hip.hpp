@@ -70,6 +70,9 @@ TW_DEVICE void wave_barrier() {
 }
 
 TW_DEVICE int shuffle(int x, int lane) { return __builtin_amdgcn_ds_bpermute(lane * 4, x); }
+TW_DEVICE float shuffle_xor(float x, int mask) {
+  return __builtin_bit_cast(float, shuffle(__builtin_bit_cast(int, x), lane_index() ^ mask));
+}
 TW_DEVICE int count_lanes(bool condition) {
   if constexpr (kWave == 64) return __builtin_popcountll(__builtin_amdgcn_ballot_w64(condition));
   else return __builtin_popcount(__builtin_amdgcn_ballot_w32(condition));
@@ -92,6 +95,7 @@ TW_DEVICE float float_of(uint32_t bits) { return bits_as<float>(bits); }
 TW_DEVICE float fma(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 TW_DEVICE float reciprocal(float x) { return __builtin_amdgcn_rcpf(x); }
 TW_DEVICE float exp2(float x) { return __builtin_amdgcn_exp2f(x); }
+TW_DEVICE float log2(float x) { return __builtin_amdgcn_logf(x); }
 TW_DEVICE uint32_t funnel_right(uint32_t low, uint32_t high, uint32_t bits) {
   return __builtin_amdgcn_alignbit(high, low, bits);  // bits modulo 32
 }
@@ -141,6 +145,8 @@ TW_DEVICE void store_shared(uint32_t address, Words<kCount> x) {
   *(TW_SHARED Vector<uint32_t, kCount>*)address = bits_as<Vector<uint32_t, kCount>>(x);
 }
 
+TW_DEVICE void store_shared_short(uint32_t address, uint16_t x) { *(TW_SHARED uint16_t*)address = x; }
+
 // ---- global memory ----
 
 #define TW_GLOBAL __attribute__((address_space(1)))
@@ -189,6 +195,16 @@ TW_DEVICE void store_coherent(void* to, Words<kCount> x) {
 }
 TW_DEVICE uint32_t arrive(uint32_t* counter) {
   return __hip_atomic_fetch_add(counter, 1u, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT);
+}
+
+TW_DEVICE void or_global(uint32_t* to, uint32_t bits) {
+  __hip_atomic_fetch_or((TW_GLOBAL uint32_t*)to, bits, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+TW_DEVICE void max_global(uint64_t* to, uint64_t x) {
+  __hip_atomic_fetch_max((TW_GLOBAL uint64_t*)to, x, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+TW_DEVICE void add_global(float* to, float x) {
+  __hip_atomic_fetch_add((TW_GLOBAL float*)to, x, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
 
 // ---- copies: none of these GPUs copies asynchronously what is shorter than its place, so they are made at once ----

@@ -188,6 +188,13 @@ inline int shuffle(int x, int lane) {
   host::meet_wave();
   return y;
 }
+inline float shuffle_xor(float x, int mask) {
+  int bits;
+  memcpy(&bits, &x, sizeof bits);
+  bits = shuffle(bits, lane_index() ^ mask);
+  memcpy(&x, &bits, sizeof bits);
+  return x;
+}
 inline int count_lanes(bool condition) {
   host::slot(lane_index()).words[0] = condition;
   host::meet_wave();
@@ -209,6 +216,7 @@ inline float float_of(uint32_t bits) { return bits_as<float>(bits); }
 inline float fma(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 inline float reciprocal(float x) { return 1.0f / x; }
 inline float exp2(float x) { return __builtin_exp2f(x); }
+inline float log2(float x) { return __builtin_log2f(x); }
 inline uint32_t funnel_right(uint32_t low, uint32_t high, uint32_t bits) {
   return (uint32_t)(((uint64_t)high << 32 | low) >> (bits % 32));
 }
@@ -245,6 +253,8 @@ void store_shared(uint32_t address, Words<kCount> x) {
   memcpy(host::shared_at(address, sizeof x), &x, sizeof x);
 }
 
+inline void store_shared_short(uint32_t address, uint16_t x) { memcpy(host::shared_at(address, 2), &x, 2); }
+
 template <class T>
 T load_global(const void* from) {
   if ((uintptr_t)from % sizeof(T) != 0) host::fail("misaligned read");
@@ -270,6 +280,9 @@ void store_coherent(void* to, Words<kCount> x) {
   store_global(to, x);
 }
 inline uint32_t arrive(uint32_t* counter) { return (*counter)++; }
+inline void or_global(uint32_t* to, uint32_t bits) { *to |= bits; }
+inline void max_global(uint64_t* to, uint64_t x) { *to = x > *to ? x : *to; }
+inline void add_global(float* to, float x) { *to += x; }
 
 inline void copy_async(uint32_t address, const void* from, int bytes) {
   if ((uintptr_t)from % 16 != 0) host::fail("misaligned asynchronous copy");

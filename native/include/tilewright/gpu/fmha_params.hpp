@@ -1,0 +1,179 @@
+// What the attention kernels share: types of products, tiles and atoms, and how what was wrong with lengths and tables
+// is told. See core/fmha_args.h for the only parameter.
+#pragma once
+#include "tilewright/core/philox.hpp"
+#include "tilewright/gpu/atoms.hpp"
+#include "tilewright/gpu/convert.hpp"
+#if defined(__HIP__)
+#include "tilewright/gpu/loader_amd.hpp"
+#endif
+
+namespace tw::gpu {
+
+constexpr float kLog2E = 1.44269504088896341f, kLn2 = 0.693147180559945309f;
+TW_DEVICE float minus_infinity() { return float_of(0xff800000u); }
+
+// What a matrix unit multiplies: 8-bit floats are widened, exactly, on their way to shared memory, so that probabilities
+// keep more than three bits. gfx90a takes subnormal fp16 values for zero.
+template <class Q>
+struct FmhaProduct {
+  using type = Q;
+};
+template <>
+struct FmhaProduct<fp8> {
+#if defined(__gfx90a__)
+  using type = bf16;
+#else
+  using type = fp16;
+#endif
+};
+
+// Which atom multiplies elements of type X, in warp tiles of kM x kN x kK.
+template <class X, int kM, int kN, int kK>
+struct FmhaAtoms {
+  static constexpr bool simt = is_same<X, fp32> && !(kMultipliesFp32 && kM == kN);
+#if defined(__HIP__)
+  static constexpr bool k_major_only = !simt;  // tiles of both operands
+  template <bool kKMajor, int kExtent, int kDepth, bool kSimt, class Void = void>
+  struct TileOf {
+    using type = OperandTile<X, kKMajor, kExtent, kDepth>;
+  };
+  template <bool kKMajor, int kExtent, int kDepth, class Void>
+  struct TileOf<kKMajor, kExtent, kDepth, false, Void> {
+    using type = LdsTile<X, kKMajor, kExtent, kDepth>;
+  };
+  template <class A, class B, int kRows, int kColumns, bool kSimt, class Void = void>
+  struct AtomOf {
+    using type = SimtAtom<A, B, kRows, kColumns>;
+  };
+  template <class A, class B, int kRows, int kColumns, class Void>
+  struct AtomOf<A, B, kRows, kColumns, false, Void> {
+    using type = MatrixAtom<A, B, kRows, kColumns, kM, kN, kK>;
+  };
+#else
+  static constexpr bool k_major_only = false;
+  template <bool kKMajor, int kExtent, int kDepth, bool kSimt>
+  struct TileOf {
+    using type = OperandTile<X, kKMajor, kExtent, kDepth>;
+  };
+  template <class A, class B, int kRows, int kColumns, bool kSimt, class Void = void>
+  struct AtomOf {
+    using type = SimtAtom<A, B, kRows, kColumns>;
+  };
+  template <class A, class B, int kRows, int kColumns, class Void>
+  struct AtomOf<A, B, kRows, kColumns, false, Void> {
+    using type = MmaAtom<A, B, kRows, kColumns>;
+  };
+#endif
+  template <bool kKMajor, int kExtent, int kDepth>
+  using Tile = typename TileOf<kKMajor, kExtent, kDepth, simt>::type;
+  template <class A, class B, int kRows, int kColumns>
+  using Atom = typename AtomOf<A, B, kRows, kColumns, simt>::type;
+};
+
+// The product of two tiles in shared memory, added to the atom: the wave's part from row m0 and column n0 on.
+template <class Atom, class TileA>
+TW_DEVICE void fmha_multiply(Atom& atom, uint32_t a, uint32_t b, int m0, int n0, int lane) {
+  constexpr int kSteps = TileA::depth / Atom::depth;
+  TW_UNROLL_BY(kSteps <= 4 ? kSteps : 2)
+  for (int kk = 0; kk < kSteps; kk++) {
+    typename Atom::Fragments f;
+    Atom::load(f, a, b, m0, n0, lane, kk);
+    atom.multiply(f);
+  }
+}
+
+// Results of 8-bit operands are scaled on some GPUs; these are never 8-bit.
+template <class Atom, class F>
+TW_DEVICE void fmha_each_run(Atom& atom, F f) {
+  TW_UNROLL
+  for (int strip = 0; strip < Atom::strips; strip++)
+    TW_UNROLL
+    for (int index = 0; index < Atom::strip_runs; index++) {
+      float x[Atom::run];
+      atom.get(x, strip, index);
+      f(x, strip * (Atom::strip_runs / Atom::runs_per_row) + index / Atom::runs_per_row, strip, index);
+    }
+}
+
+// Over the lanes that hold results of one row.
+template <class Atom>
+TW_DEVICE float fmha_row_max(float x) {
+  TW_UNROLL
+  for (int mask = kWave / 2; mask > 0; mask /= 2)
+    if ((Atom::row_bits & mask) != 0) {
+      const float y = shuffle_xor(x, mask);
+      x = y > x ? y : x;
+    }
+  return x;
+}
+template <class Atom>
+TW_DEVICE float fmha_row_sum(float x) {
+  TW_UNROLL
+  for (int mask = kWave / 2; mask > 0; mask /= 2)
+    if ((Atom::row_bits & mask) != 0) x += shuffle_xor(x, mask);
+  return x;
+}
+
+// A factor of 8-bit floats; one that is not given is 1.
+TW_DEVICE float fmha_scale_at(const tw_fmha_scale& scale, int64_t b, int64_t h, int64_t row) {
+  if (!scale.ptr) return 1.0f;
+  const int64_t block = scale.block_rows ? row / scale.block_rows * scale.block : 0;
+  return load_constant<float>(scale.ptr + b * scale.batch + h * scale.head + block);
+}
+
+// A run of neighbouring elements of a row, of which those below `count` exist, `step` elements apart.
+template <class E, int kRun>
+TW_DEVICE void fmha_store_run(char* to, const float (&x)[kRun], int count, int64_t step) {
+  constexpr int kBytes = kRun * size_of<E>;
+  if constexpr (kBytes % 4 == 0 && kBytes <= 16) {
+    if (count >= kRun && step == 1 && ((uintptr_t)to & (kBytes - 1)) == 0) {
+      store_global(to, pack<E, kRun>(x));
+      return;
+    }
+  }
+  if constexpr (kBytes > 16 && kRun % 2 == 0) {
+    float low[kRun / 2], high[kRun / 2];
+    TW_UNROLL
+    for (int e = 0; e < kRun / 2; e++) low[e] = x[e], high[e] = x[kRun / 2 + e];
+    fmha_store_run<E, kRun / 2>(to, low, count, step);
+    fmha_store_run<E, kRun / 2>(to + kRun / 2 * step * size_of<E>, high, count - kRun / 2, step);
+  } else {
+    TW_UNROLL
+    for (int e = 0; e < kRun; e++)
+      if (e < count) store_global<typename E::storage>(to + e * step * size_of<E>, from_float<E>(x[e]));
+  }
+}
+
+// ---- what was wrong with lengths and tables ----
+
+// counters[0]: workgroups that are done; [1]: bits; [2] and [3]: the first item concerned and its length or page.
+TW_DEVICE void fmha_tell(const tw_fmha_args& args, int32_t bits, int64_t b, int64_t culprit) {
+  if (!bits || !args.counters) return;
+  or_global(args.counters + 1, (uint32_t)bits);
+  max_global((uint64_t*)(args.counters + 2), (uint64_t)(0x7fffffff - b) << 32 | (uint32_t)culprit);
+}
+
+// All threads of every workgroup call this, once, at the end; the last workgroup runs `last` and writes the status.
+template <class Last>
+TW_DEVICE void fmha_publish(const tw_fmha_args& args, int thread, Last last) {
+  if (!args.status && !args.lens_out) return;
+  barrier();
+  if (thread != 0) return;
+  if (arrive(args.counters) + 1 != (uint32_t)block_count()) return;
+  last();
+  const uint32_t bits = load_coherent<1>(args.counters + 1).w[0];
+  const Words<2> first = load_coherent<2>(args.counters + 2);
+  if (args.status) {
+    int32_t* const to = args.status;
+    store_global<int32_t>(to, (int32_t)bits);
+    store_global<int32_t>(to + 1, bits ? (int32_t)(0x7fffffffu - first.w[1]) : 0);
+    store_global<int32_t>(to + 2, bits ? (int32_t)first.w[0] : 0);
+    store_global<int32_t>(to + 3, 0);
+  }
+  store_coherent(args.counters, Words<1>{0});
+  store_coherent(args.counters + 1, Words<1>{0});
+  store_coherent(args.counters + 2, Words<2>{0, 0});
+}
+
+}  // namespace tw::gpu
