@@ -68,7 +68,8 @@ def _read(desc: TensorDesc, address: int) -> Array:
     if not desc.nbytes:
         return np.empty(desc.shape, desc.dtype.numpy)
     memory: Any = (ctypes.c_uint8 * desc.nbytes).from_address(address)
-    return _view(desc, memory).copy()
+    found: Array = _view(desc, memory).copy()
+    return found
 
 
 def _parse(desc: TensorDesc, content: bytes) -> Array:
