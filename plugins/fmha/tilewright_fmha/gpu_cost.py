@@ -1,19 +1,96 @@
-"""What a plan costs on a GPU."""
+"""What a plan costs on a GPU: products, exponentials, and bytes through the second-level cache and from memory.
+
+What an arch does not state is assumed once, here: the assumptions shift all candidates alike.
+"""
 
 from __future__ import annotations
 
+from tilewright_arch import ArchSpec
 from tilewright_fmha.config import FmhaConfig
+from tilewright_fmha.gpu_shared import registers_estimate, shared_bytes
 from tilewright_fmha.problem import FmhaProblem
+from tilewright_fmha.splits import choose_splits
+from tilewright_fmha.stages_view import threads_of
+from tilewright_fmha.words import BiasKind, Family
+from tilewright_kit.cost import ceil_div, padded, unit_efficiency
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.operation import Prediction
 
-__all__ = ["predict_gpu"]
+__all__ = ["predict_gpu", "resident"]
+
+_LAUNCH_SECONDS = 4.0e-6
+_EXP_PER_CYCLE = {"cuda": 16, "hip": 16}
+"""Exponentials that one unit starts in a cycle: CUDA programming guide, throughput of special functions; AMD: a quarter
+of its 64 lanes (ISA guides: transcendental functions).
+"""
+_STEPS = 3.0
+"""Vector operations on a score besides its exponential, as parts of one: scale, maximum, sum, conversion."""
+_STEP_COST = {"bias": 1.0, "softcap": 2.5, "dropout": 4.0}
+_L2_PER_BYTE = 4.0
+"""How much faster the second-level cache is than memory where the arch does not say."""
+_REACHED = {"ws": 0.75, "qr_async": 0.45, "qr": 0.35, "bwd": 0.3}
+"""Part of the peak rate of products that loops reach: matrix instructions that wait for nothing are ``ws``'s alone."""
+_MOST_RESIDENT = 8
 
 
 def predict_gpu(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> Prediction:
     """Seconds of the whole plan, and what they are made of."""
-    throughput = device.arch.throughput
-    peak = throughput.peak_flops(config.q.value, units=device.units) or 1e12
-    compute = problem.flops / peak
-    memory = problem.bytes_moved / (throughput.memory_bytes_per_second or 1e12)
-    return Prediction(max(compute, memory, 1e-9), {"compute": compute, "memory": memory})
+    arch = device.arch
+    if config.family is Family.APPENDKV:
+        return _append(problem, config, arch)
+    units, clock = max(device.units or arch.throughput.units, 1), (arch.throughput.clock_mhz or 1500) * 1e6
+    backward = config.family is Family.DQ_DK_DV
+    splits = choose_splits(problem, config, device) if config.family is Family.SPLITKV else 1
+    packed = config.pack_gqa
+    rows = problem.seq_q * (problem.group if packed else 1)
+    heads = problem.batch * (problem.heads_k if packed else problem.heads_q)
+    tiles = ceil_div(max(problem.seq_k, 1), config.n0) if backward else ceil_div(max(rows, 1), config.m0)
+    blocks = heads * tiles * splits
+    busy = unit_efficiency(blocks, units, resident(config, arch))
+    every = problem.batch * problem.heads_q * problem.seq_q * problem.seq_k
+    share = min((problem.pairs / every if every else 1.0) + config.n0 / max(2 * problem.seq_k, 1), 1.0)
+    pairs = heads * padded(max(rows, 1), config.m0) * padded(max(problem.seq_k, 1), config.n0) * share
+    q, v = config.hdim
+    products = 3 * q + 2 * v if backward else q + v
+    rate = (arch.throughput.peak_flops(_rate_of(config), units=units) or 1e12) * _REACHED.get(config.pipeline, 0.35)
+    compute = 2.0 * pairs * products / rate / busy
+    steps = 1.0 + _STEPS / 4 + _STEP_COST["bias"] * (config.bias is not BiasKind.NO)
+    steps += sum(_STEP_COST[name] for name in ("softcap", "dropout") if getattr(config, name))
+    scores = pairs * steps * (1.5 if backward else 1.0) / (_EXP_PER_CYCLE.get(arch.kind, 16) * clock * units) / busy
+    memory_rate = arch.throughput.memory_bytes_per_second or 1e12
+    l2_rate = arch.throughput.l2_bytes_per_second or memory_rate * _L2_PER_BYTE
+    # Every tile of rows reads all keys and values that it sees; few workgroups do not draw the full rate.
+    keys = heads * tiles * problem.seq_k * share * (q + v) * config.kv.bytes * (2 if backward else 1)
+    drawn = min(1.0, blocks / units)
+    cached = keys / (l2_rate * drawn)
+    partial = 8.0 * splits * rows * heads * v if splits > 1 else 0.0
+    memory = (problem.bytes_moved + partial) / (memory_rate * min(1.0, 1.5 * drawn))
+    launches = {Family.SPLITKV: 2, Family.DQ_DK_DV: 3}.get(config.family, 1)
+    # A specialised kernel makes products of one block while it makes exponentials of another.
+    inner = max(compute, scores) if config.pipeline == "ws" else compute + scores
+    seconds = max(inner, cached, memory) + launches * _LAUNCH_SECONDS
+    parts = {"compute": compute, "scores": scores, "l2": cached, "memory": memory, "launch": launches * _LAUNCH_SECONDS}
+    return Prediction(max(seconds, 1e-9), parts)
+
+
+def resident(config: FmhaConfig, arch: ArchSpec) -> int:
+    """Workgroups that share a unit, by shared memory and registers."""
+    threads = threads_of(config, arch)
+    most = _MOST_RESIDENT
+    if needed := shared_bytes(config, arch):
+        most = min(most, arch.lds_bytes // needed)
+    if arch.register_file and (registers := registers_estimate(config, arch)):
+        most = min(most, arch.register_file // (registers * threads))
+    return max(most, 1)
+
+
+def _rate_of(config: FmhaConfig) -> str:
+    """8-bit floats are multiplied as 16 bits, except by specialised kernels."""
+    return "fp16" if config.q.bytes == 1 and config.pipeline != "ws" else config.q.value
+
+
+def _append(problem: FmhaProblem, config: FmhaConfig, arch: ArchSpec) -> Prediction:
+    new = problem.batch * problem.heads_k * problem.new_rows * (problem.hdim_q + problem.hdim_v) * config.kv.bytes
+    queries = problem.batch * problem.heads_q * problem.seq_q * problem.hdim_q * config.q.bytes
+    memory = 2.0 * (new + queries) / (arch.throughput.memory_bytes_per_second or 1e12)
+    return Prediction(memory + _LAUNCH_SECONDS, {"memory": memory, "launch": _LAUNCH_SECONDS})

@@ -1,0 +1,112 @@
+"""The analytic model: positive and finite, and larger where there is more to do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fmha_configs import AMD, CPU, NVIDIA, all_templates
+from fmha_requests import desc
+
+from tilewright_arch import ArchSpec
+from tilewright_fmha.candidates import fmha_candidates
+from tilewright_fmha.cost import predict_fmha
+from tilewright_fmha.features import fmha_features
+from tilewright_fmha.problem import FmhaProblem
+from tilewright_fmha.sample_inputs import PARSERS
+from tilewright_fmha.words import ATTENTION, ATTENTION_BACKWARD, Family
+from tilewright_kit.check_plugin import device_of
+from tilewright_kit.device import DeviceInfo
+from tilewright_kit.problem import OperationRequest
+
+ARCHS = [CPU, AMD, NVIDIA]
+
+
+@pytest.fixture(autouse=True)
+def _templates() -> Iterator[None]:
+    with all_templates():
+        yield
+
+
+def _problem(batch: int = 1, heads: int = 8, queries: int = 512, keys: int = 512, **attributes: Any) -> FmhaProblem:
+    tensors = {
+        "q": desc("bf16", batch, heads, queries, 64),
+        "k": desc("bf16", batch, heads, keys, 64),
+        "v": desc("bf16", batch, heads, keys, 64),
+    }
+    problem: FmhaProblem = PARSERS[ATTENTION](OperationRequest(ATTENTION, tensors, {}, attributes))
+    return problem
+
+
+def _device(arch: ArchSpec) -> DeviceInfo:
+    return device_of(arch, 4 if arch is CPU else 0)
+
+
+def _best(problem: FmhaProblem, device: DeviceInfo) -> float:
+    return min(predict_fmha(problem, item, device).seconds for item in fmha_candidates(problem, device))
+
+
+@pytest.mark.parametrize("arch", ARCHS, ids=lambda arch: arch.name)
+def test_every_candidate_has_a_cost_that_its_parts_explain(arch: ArchSpec) -> None:
+    device = _device(arch)
+    for problem in (_problem(), _problem(queries=1, keys=8192), _problem(queries=3, keys=5), _problem(causal=True)):
+        for config in fmha_candidates(problem, device):
+            found = predict_fmha(problem, config, device)
+            assert math.isfinite(found.seconds) and found.seconds > 0
+            assert all(math.isfinite(part) and part >= 0 for part in found.parts.values())
+            assert max(found.parts.values()) <= found.seconds * 1.0001
+            assert predict_fmha(problem, config, device) == found
+
+
+@pytest.mark.parametrize("arch", ARCHS, ids=lambda arch: arch.name)
+def test_more_work_costs_more(arch: ArchSpec) -> None:
+    device = _device(arch)
+    plain = _best(_problem(queries=4096, keys=4096), device)
+    assert _best(_problem(queries=4096, keys=8192), device) > plain
+    assert _best(_problem(batch=4, queries=4096, keys=4096), device) > 2 * plain
+    assert _best(_problem(queries=4096, keys=4096, causal=True), device) < 0.8 * plain
+    assert _best(_problem(queries=4096, keys=4096, dropout_p=0.1), device) > plain
+
+
+@pytest.mark.parametrize("arch", ARCHS, ids=lambda arch: arch.name)
+def test_few_queries_over_many_keys_are_split(arch: ArchSpec) -> None:
+    device, problem = _device(arch), _problem(heads=1, queries=1, keys=65536)
+    ranked = sorted(fmha_candidates(problem, device), key=lambda item: predict_fmha(problem, item, device).seconds)
+    assert ranked[0].family is Family.SPLITKV
+    many = _problem(batch=8, heads=16, queries=2048, keys=2048)
+    best = min(fmha_candidates(many, device), key=lambda item: predict_fmha(many, item, device).seconds)
+    assert best.family is Family.FWD
+
+
+def test_a_team_is_worth_waking_for_large_problems_only() -> None:
+    device = _device(CPU)
+
+    def team(problem: FmhaProblem) -> int:
+        found = fmha_candidates(problem, device)
+        return min(found, key=lambda item: predict_fmha(problem, item, device).seconds).team
+
+    assert team(_problem(queries=2048, keys=2048)) == 4
+    assert team(_problem(heads=1, queries=4, keys=4)) == 1
+
+
+@pytest.mark.parametrize("arch", ARCHS, ids=lambda arch: arch.name)
+def test_gradients_cost_more_than_the_forward_kernel(arch: ArchSpec) -> None:
+    device, forward = _device(arch), _problem(queries=1024, keys=1024)
+    tensors = {item.name: item.desc for item in forward.tensors}
+    inputs = {**tensors, "do": tensors["o"], "lse": desc("fp32", 1, 8, 1024)}
+    backward: FmhaProblem = PARSERS[ATTENTION_BACKWARD](OperationRequest(ATTENTION_BACKWARD, inputs, {}, {}))
+    assert _best(backward, device) > _best(forward, device)
+
+
+@pytest.mark.parametrize("arch", ARCHS, ids=lambda arch: arch.name)
+def test_features_have_the_same_names_for_all(arch: ArchSpec) -> None:
+    device = _device(arch)
+    names = None
+    for problem in (_problem(), _problem(queries=1, keys=4096, causal=True)):
+        for config in fmha_candidates(problem, device):
+            found = fmha_features(problem, config, device)
+            names = names or list(found)
+            assert list(found) == names and all(math.isfinite(value) for value in found.values())
+    assert names and len(names) == len(set(names)) > 60
