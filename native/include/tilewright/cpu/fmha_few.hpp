@@ -2,8 +2,8 @@
 // take longer than fetching them from memory.
 //
 // S: some keys and some rows at a time, each pair with a vector of partial sums along the head dimension. O: as the
-// register tiles do it, with values straight from their rows. Values are asked for while the keys of the same columns
-// are multiplied, the next keys while the values are: memory is busy all the time.
+// register tiles do it, with values straight from their rows. Rows ahead are asked for by hand: what the processor
+// fetches on its own account ends with every page, and the products keep it from looking far ahead.
 #pragma once
 #include "tilewright/cpu/fmha_paged.hpp"
 
@@ -54,22 +54,22 @@ struct FmhaFew {
       __builtin_memcpy(to + r * q_words, from + r * B::q_words, (size_t)words * 4);
   }
 
-  static TW_INLINE void scores(const Keys& source, const Values& values, int64_t first, int64_t count, int64_t of_rows,
+  static TW_INLINE void scores(const Keys& source, int64_t first, int64_t count, int64_t of_rows,
                                const uint32_t* q, float* s) {
     if constexpr (together > 1)
-      if (of_rows > 1) return scores_of<together>(source, values, first, count, of_rows, q, s);
-    scores_of<1>(source, values, first, count, of_rows, q, s);
+      if (of_rows > 1) return scores_of<together>(source, first, count, of_rows, q, s);
+    scores_of<1>(source, first, count, of_rows, q, s);
   }
 
   template <int kRows>
-  static TW_NOINLINE void scores_of(const Keys& source, const Values& values, int64_t first, int64_t count,
-                                    int64_t of_rows, const uint32_t* q, float* s) {
+  static TW_NOINLINE void scores_of(const Keys& source, int64_t first, int64_t count, int64_t of_rows,
+                                    const uint32_t* q, float* s) {
     constexpr int keys = kLanes / kRows;
     for (int64_t j = 0; j < count;) {
-      const FmhaRun run = source.run(first + j), ahead = values.run(first + j);
+      const FmhaRun run = source.run(first + j);
       const int64_t here = min_of(run.count, count - j);
       for (int64_t i = 0; run.at && i < here; i += keys)
-        tile<kRows>(run, i, min_of(here - i, keys), source.hdim, of_rows, q, s + j + i, ahead);
+        tile<kRows>(run, i, min_of(here - i, keys), source.hdim, of_rows, q, s + j + i);
       j += here;
     }
   }
@@ -84,8 +84,8 @@ struct FmhaFew {
   // kRows rows times L / kRows keys: a vector of sums for each pair.
   template <int kRows>
   static TW_INLINE void tile(const FmhaRun& run, int64_t i, int64_t count, int64_t hdim, int64_t of_rows,
-                             const uint32_t* q, float* s, const FmhaRun& ahead) {
-    constexpr int kStep = kLanes * Dot::depth, kAhead = 8, keys = kLanes / kRows;
+                             const uint32_t* q, float* s) {
+    constexpr int kStep = kLanes * Dot::depth, kAhead = 16, keys = kLanes / kRows;
     const char *at[keys], *ends[keys];
     alignas(64) char copy[keys][kStep * size_of<K>];
     const int64_t whole = hdim / kStep * kStep, left = hdim - whole;
@@ -93,7 +93,6 @@ struct FmhaFew {
     for (int n = 0; n < keys; n++) {
       at[n] = run.at + (i + (n < count ? n : 0)) * run.row * size_of<K>;
       ask_for<Config::hdim_q * size_of<K>>(at[n] + kAhead * run.row * size_of<K>);
-      ask_for<Config::hdim_v * size_of<V>>(ahead.at + (i + n) * ahead.row * size_of<V>);
       ends[n] = copy[n];
       if (left > 0) {  // the last elements of a row, with zeros behind them
         __builtin_memset(copy[n], 0, sizeof copy[n]);
@@ -138,25 +137,17 @@ struct FmhaFew {
   }
 
   // O = O * rescale + P V.
-  static TW_NOINLINE void add_values(const Values& source, const Keys& next, int64_t first, int64_t count,
-                                     int64_t next_count, int64_t of_rows, const uint32_t* p, float* o,
-                                     const float* rescale) {
+  static TW_NOINLINE void add_values(const Values& source, int64_t first, int64_t count, int64_t of_rows,
+                                     const uint32_t* p, float* o, const float* rescale) {
     for (int64_t r = 0; r < of_rows; r++)
       for (int64_t c = 0; c < B::hdim_v; c += kLanes)
         store_as(o + r * B::hdim_v + c, load_as<f32v>(o + r * B::hdim_v + c) * rescale[r]);
-    const FmhaRun ahead = next_count > 0 ? next.run(first + count) : FmhaRun{nullptr, 0, 0, 0};
     for (int64_t j = 0; j < count;) {
       const FmhaRun run = source.run(first + j);
       const int64_t here = min_of(run.count, count - j);
-      if (run.at)
-        for (int64_t i = 0; i < here; i += kChunk) {
-          const int64_t now = min_of(here - i, kChunk);
-          if (ahead.at && j + i < min_of(ahead.count, next_count))
-            for (int64_t n = 0; n < min_of(now, min_of(ahead.count, next_count) - j - i); n++)
-              ask_for<Config::hdim_q * size_of<K>>(ahead.at + (j + i + n) * ahead.row * size_of<K>);
-          chunk(run.at + i * run.row * size_of<V>, run.row * size_of<V>, now, source.hdim, of_rows,
-                p + (j + i) / Dot::depth, o);
-        }
+      for (int64_t i = 0; run.at && i < here; i += kChunk)
+        chunk(run.at + i * run.row * size_of<V>, run.row * size_of<V>, min_of(here - i, kChunk), source.hdim, of_rows,
+              p + (j + i) / Dot::depth, o);
       j += here;
     }
   }
@@ -199,6 +190,9 @@ struct FmhaFew {
     int64_t j = 0;
     const bool whole = width == kColumns * kLanes;
     for (; whole && j + Dot::depth <= count; j += Dot::depth, at += Dot::depth * line, p++) {
+      TW_UNROLL
+      for (int d = 0; d < Dot::depth; d++)
+        ask_for<kColumns * kLanes * size_of<V>>(at + (kChunk + d) * line);
       u32v x[kColumns];
       TW_UNROLL
       for (int v = 0; v < kColumns; v++) x[v] = load_groups_across_k<V, Dot>(at + v * kLanes * size_of<V>, line);

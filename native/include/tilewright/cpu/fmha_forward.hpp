@@ -88,10 +88,9 @@ struct FmhaForward {
       const FmhaColumns columns = load_block(keys, values, c0, count, few);
       if (few) {
         float* const s = this->template part<float>(at.s);
-        Few::scores(keys, values, c0, count, rows, queries, s);
+        Few::scores(keys, c0, count, rows, queries, s);
         softmax.run(s, p0, 0, rows, columns);
-        Few::add_values(values, keys, c0, count, min_of(last - c0 - count, B::n0), rows, (const uint32_t*)s,
-                        this->template part<float>(at.o), softmax.rescale);
+        Few::add_values(values, c0, count, rows, (const uint32_t*)s, this->template part<float>(at.o), softmax.rescale);
         continue;
       }
       for (int64_t r = 0; r < rows; r += B::m0)
