@@ -78,9 +78,12 @@ class GpuFmhaKernel(FmhaKernel):
         """Sets what depends on the tile; workgroups."""
         m0, n0 = self.block
         packed = args.heads_q // args.heads_k if self.pack_gqa else 1
-        args.q_tiles, args.k_tiles = -(-args.seq_q * packed // m0), -(-args.seq_k // n0)
+        if self.family != "append":  # which has the rows of the rotary tables there
+            args.q_tiles, args.k_tiles = -(-args.seq_q * packed // m0), -(-args.seq_k // n0)
         heads = args.heads_k if self.pack_gqa else args.heads_q
         rows = {"combine": 32, "dot_do_o": 64, "convert_dq": 64}.get(self.family)
+        if self.family == "append":
+            return int(args.batch * (args.heads_k + args.heads_q) * -(-args.new_rows // 16))
         if rows:
             args.tiles = args.batch * args.heads_q * -(-args.seq_q // rows)
         else:

@@ -1,5 +1,5 @@
-"""Attention kernels for AMD GPUs, in the emulator of their instructions, against float64. What all devices share is tested
-in the CUDA form (test_fmha_gpu.py): here every arch has its atoms, and features take turns.
+"""Attention kernels for AMD GPUs, in the emulator of their instructions, against float64. What all devices share is
+tested in the CUDA form (test_fmha_gpu.py): here every arch has its atoms, and features take turns.
 """
 
 from __future__ import annotations
