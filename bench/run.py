@@ -30,6 +30,7 @@ HERE = Path(__file__).resolve().parent
 SUITES = {
     "gemm": True,
     "conv": True,
+    "attention": True,
     "selection": True,
     "build": False,
     "service": False,
