@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from cpu_kernels import compiler
 from fmha_cases import Case, request_of
+from fmha_configs import all_templates, valid
 from fmha_requests import ROTARY, VARLEN, append_of, append_paged_of, batch_of, paged_of, parsed, prefill_of, varlen_of
 from fmha_units import UnitRunner
 from kernel_structs import declared_fields
@@ -15,8 +16,10 @@ from kernel_structs import declared_fields
 import tilewright_arch
 from tilewright_arch import ArchSpec
 from tilewright_fmha.backward_plan import MOST_SLICES, choose_slices
+from tilewright_fmha.candidates import fmha_candidates
 from tilewright_fmha.config import CONFIGS, FmhaConfig, config_of
 from tilewright_fmha.fit import with_signature
+from tilewright_fmha.gpu_shared import shared_bytes
 from tilewright_fmha.parse import parse_attention, parse_backward
 from tilewright_fmha.plan import plan_fmha
 from tilewright_fmha.problem import FmhaProblem
@@ -222,3 +225,39 @@ def test_what_has_no_template_is_refused(name: str) -> None:
     with pytest.raises(UnsupportedError) as caught:
         plan_fmha(problem, config, device)
     assert caught.value.rule == "template_exists" and caught.value.fix
+
+
+@pytest.mark.parametrize("name", ["sm_90a", "gfx942"])
+def test_grids_of_gpus(name: str) -> None:
+    """A workgroup for every tile, or so many rows; counters where kernels must tell something at the end."""
+    arch = tilewright_arch.load(name)
+    device = DeviceInfo("gpu:0", arch.kind, name, arch, 100, 1 << 36)
+    case = Case(dtype="bf16", mask="causal", heads=(6, 2), hdim=(64, 64), seq=(200, 300))
+    with all_templates():
+        forward = parse_attention(request_of(case, return_status=True))
+        kernel = next(
+            item for item in fmha_candidates(forward, device) if item.family is Family.FWD and not item.pack_gqa
+        )
+        plan = plan_fmha(forward, kernel, device)
+        assert plan.counter_bytes == 64 and plan.workspace_bytes == 0
+        (stage,) = plan.stages
+        tiles = -(-200 // kernel.m0)
+        assert stage.geometry.grid == (3 * 6 * tiles, 1, 1) and scalars(stage)["q_tiles"] == tiles
+        assert stage.geometry.block[0] == kernel.waves * arch.wave_size
+        assert stage.geometry.shared_bytes == shared_bytes(kernel, arch) > 0
+        assert COUNTERS in {item.operand for item in _pointers(stage.args)}
+        split = valid(arch, Family.SPLITKV, mask=kernel.mask, num_splits=4)
+        first, combine = plan_fmha(parse_attention(request_of(case)), split, device).stages
+        tiles = -(-200 // split.m0)
+        heads = 2 * -(-200 * 3 // split.m0) if split.pack_gqa else 6 * tiles
+        assert first.geometry.grid[0] == 4 * 3 * heads and combine.geometry.grid[0] == 3 * 6 * 7
+        problem = parse_backward(request_of(case, ATTENTION_BACKWARD))
+        kernel = fmha_candidates(problem, device)[0]
+        dot, main, convert = plan_fmha(problem, kernel, device).stages
+        slices = scalars(main)["splits"]
+        assert main.geometry.grid[0] == 3 * 2 * slices and 1 <= slices <= -(-300 // kernel.n0)
+        assert dot.geometry.grid[0] == convert.geometry.grid[0] == 3 * 6 * 4
+        assert dot.geometry.block[0] == combine.geometry.block[0] == 128
+        append = parsed(KV_APPEND, append_of("fp32"), {"seqlens_out": TensorDesc.of("int32", (2,))})
+        plan = plan_fmha(append, fmha_candidates(append, device)[0], device)
+        assert plan.counter_bytes == 64 and plan.stages[0].geometry.grid[0] >= 2 * 2

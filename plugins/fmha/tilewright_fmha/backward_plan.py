@@ -27,7 +27,7 @@ def choose_slices(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) 
     order; a bias that broadcasts over items or heads leaves them as the only thing to share out.
     """
     blocks = max(ceil_div(problem.seq_k, max(config.n0, 1)), 1)
-    items = max(math.prod(_owners(problem)), 1)
+    items = max(math.prod(_owners(problem, device)), 1)
     if device.arch.kind == "cpu":
         team = config.team
         if items % team == 0 or items >= _EVEN * team:
@@ -38,11 +38,11 @@ def choose_slices(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) 
     return min(blocks, ceil_div(2 * max(device.units, 1), items), MOST_SLICES)
 
 
-def _owners(problem: FmhaProblem) -> tuple[int, int]:
-    """Batch items and key heads that are computed independently of each other: not those that share a gradient of the
-    bias.
+def _owners(problem: FmhaProblem, device: DeviceInfo) -> tuple[int, int]:
+    """Batch items and key heads that are computed independently of each other. On a CPU these are not those that share
+    a gradient of the bias; a GPU adds that in any order.
     """
-    if not problem.dbias:
+    if not problem.dbias or device.arch.kind != "cpu":
         return problem.batch, problem.heads_k
     place = problem.place("dbias")
     return (problem.batch if place.batch else 1), (problem.heads_k if place.head else 1)
@@ -72,7 +72,7 @@ def backward_parts(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo,
         "k_tiles": ceil_div(problem.seq_k, config.n0),
         "workspace_bytes": nbytes,
     }
-    tiles["tiles"] = math.prod(_owners(problem)) * slices
+    tiles["tiles"] = math.prod(_owners(problem, device)) * slices
     args = args_of(problem, parts=parts.offsets, **tiles)
     return tuple(
         Stage(name, kernel, "main", args, launch_of(problem, kernel, device, slices))
