@@ -73,7 +73,7 @@ def backward_parts(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo,
         "workspace_bytes": nbytes,
     }
     tiles["tiles"] = math.prod(_owners(problem, device)) * slices
-    args = args_of(problem, parts=parts.offsets, **tiles)
+    args = args_of(problem, parts=parts.offsets, counters=False, **tiles)
     return tuple(
         Stage(name, kernel, "main", args, launch_of(problem, kernel, device, slices))
         for name, kernel in (
