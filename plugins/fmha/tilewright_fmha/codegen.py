@@ -121,7 +121,6 @@ def _constants(config: FmhaConfig, kind: str) -> dict[str, str]:
         "skip_min": config.skip_min_seqlen_q,
         "align_q": config.hdim_align[0],
         "align_v": config.hdim_align[1],
-        "max_splits": config.max_splits,
         "team": config.team if kind == "cpu" else 1,
     }
     tile = (*config.tile, *(0,) * 9)

@@ -14,7 +14,7 @@ __all__ = ["combine_of", "convert_of", "dot_of"]
 
 def combine_of(config: FmhaConfig, arch: ArchSpec) -> FmhaConfig:
     """What adds up the parts of a split kernel."""
-    return _companion(config, arch, Family.COMBINE, "lse", "learned_sinks", "max_splits_log2")
+    return _companion(config, arch, Family.COMBINE, "lse", "learned_sinks")
 
 
 def dot_of(config: FmhaConfig, arch: ArchSpec) -> FmhaConfig:

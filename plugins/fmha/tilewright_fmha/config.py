@@ -52,7 +52,9 @@ FLAGS = (
     "lse", "dropout", "softcap", "sink", "learned_sinks", "skip_min_seqlen_q", "dbias", "randval", "deterministic",
     "paged",
 )  # fmt: skip
-ADVICE_FIELDS = ("num_splits", "max_seq_len_q", "selection_rank", "constraint_tag", "receipt")
+ADVICE_FIELDS = (
+    "max_splits_log2", "num_splits", "max_seq_len_q", "selection_rank", "constraint_tag", "receipt",
+)  # fmt: skip
 """Fields that choice and planning read; the source is the same whatever they say."""
 
 

@@ -67,8 +67,7 @@ def _meaningless(config: FmhaConfig, arch: ArchSpec) -> Iterator[tuple[str, Any,
             yield name, default_of(name), "there are no pages"
     if config.family is not Family.SPLITKV:
         yield "num_splits", 0, "only split kernels cut keys"
-        if config.family is not Family.COMBINE:
-            yield "max_splits_log2", 0, "only split kernels cut keys"
+        yield "max_splits_log2", 0, "only split kernels cut keys"
     if not config.is_main:
         for name in ADVICE_FIELDS:
             yield name, default_of(name, config.family), "a kernel that only takes part in plans is not chosen"

@@ -41,7 +41,8 @@ def _pages(device: DeviceInfo) -> tuple[int, ...]:
 
 def _split(problem: FmhaProblem, device: DeviceInfo) -> Iterator[FmhaConfig]:
     for config in _cuts(problem, Family.SPLITKV, device):
-        cut = config.replace(max_splits_log2=MOST_SPLITS_LOG2)
+        asked = max(problem.num_splits - 1, 0).bit_length()
+        cut = config.replace(max_splits_log2=max(MOST_SPLITS_LOG2, asked))
         packed = cut.replace(pack_gqa=True) if problem.group > 1 else cut
         if problem.num_splits or wants_splits(problem, packed, device):
             yield packed

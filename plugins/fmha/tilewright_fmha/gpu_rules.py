@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from typing import Any
 
@@ -15,15 +15,16 @@ from tilewright_fmha.defaults import ELEMENTWISE
 from tilewright_fmha.gpu_shared import registers_estimate, shared_bytes
 from tilewright_fmha.rule_parts import is_well_formed, must_be, replaced
 from tilewright_fmha.stages_view import products_of, threads_of
-from tilewright_fmha.words import Family, QScale, Scheduling
+from tilewright_fmha.words import Family, FmhaDType, QScale, Scheduling
 from tilewright_kit.cost import padded
 from tilewright_kit.rules import Violation
 
-__all__ = ["GPU_RULES", "is_async", "k0_of", "of_products", "tiles_for"]
+__all__ = ["GPU_RULES", "forms_of", "is_async", "k0_of", "of_products", "tiles_for"]
 
 Rule = Callable[[FmhaConfig, ArchSpec], Iterator[Violation]]
 
 MOST_CONSUMERS = 3
+_LOOPS = ("qr", "qr_async", "qs")
 _WS_HDIMS = ((64, 64), (128, 128), (192, 128), (256, 256))
 _WS_STEP = 64
 """Rows of one warpgroup."""
@@ -56,6 +57,14 @@ def tiles_for(config: FmhaConfig, arch: ArchSpec) -> tuple[tuple[int, ...], ...]
         return ()
     table = spec.backward_tiles if len(config.tile) == 9 else spec.tiles
     return table.get("x".join(map(str, config.hdim)), ())
+
+
+def forms_of(config: FmhaConfig, arch: ArchSpec) -> Mapping[str, tuple[int, ...]]:
+    """What m0, n0 and k0 may be by the arch's lists for these heads; only of the three oldest loops, in 16 bits."""
+    spec = arch.attention
+    if spec is None or config.pipeline not in _LOOPS or not config.is_forward or config.dtype is FmhaDType.FP32:
+        return {}
+    return spec.forms.get("x".join(map(str, config.hdim)), spec.forms.get("*", {}))
 
 
 def k0_of(config: FmhaConfig, arch: ArchSpec, n0: int) -> int:
@@ -293,7 +302,8 @@ def _other_cut(config: FmhaConfig, arch: ArchSpec, fits: Callable[[FmhaConfig], 
     own = tuple(config.warp_tile[:3])
     warps = [own, *(item for item in (spec.warp_tiles.get(config.dtype.value, ()) if spec else ()) if item != own)]
     counts = [config.waves, *(item for item in (spec.waves if spec else ()) if item != config.waves)]
-    tiles = [config.tile, *tiles_for(config, arch)]
+    rows = forms_of(config, arch).get("async_m0" if is_async(config) else "m0", ())
+    tiles = [tile for tile in (config.tile, *tiles_for(config, arch)) if not rows or tile[0] in rows]
     for warp, tile, count in itertools.product(warps, tiles, counts):
         third = warp if _is_gradient(config) else (16, 16, 16)
         cut = {"tile": tile, "wave": _waves(config, count), "warp_tile": (*warp, *warp, *third)}

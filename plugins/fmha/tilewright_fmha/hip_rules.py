@@ -10,14 +10,12 @@ from collections.abc import Iterator, Mapping
 
 from tilewright_arch import ArchSpec
 from tilewright_fmha.config import FmhaConfig
-from tilewright_fmha.gpu_rules import is_async, of_products
+from tilewright_fmha.gpu_rules import forms_of, is_async, of_products
 from tilewright_fmha.rule_parts import must_be, replaced
-from tilewright_fmha.words import FmhaDType
 from tilewright_kit.rules import Violation
 
 __all__ = ["HIP_RULES", "k1_for"]
 
-_LOOPS = ("qr", "qr_async", "qs")
 _HALF_STEPS = ((128, 64, 32, 128), (32, 128, 32, 128), (32, 128, 16, 48))
 """(m0, n0, k0, heads of q) whose second product takes half steps."""
 _SYMMETRIC = ((64, 64), (128, 128))
@@ -58,24 +56,18 @@ def async_vectors(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
         yield Violation("async_vectors", "tile", config.tile, reason, fix)
 
 
-def _forms(config: FmhaConfig, arch: ArchSpec, key: str) -> Mapping[str, tuple[int, ...]]:
-    spec = arch.attention
-    loops = config.pipeline in _LOOPS and config.is_forward and config.dtype is not FmhaDType.FP32
-    return spec.forms.get(key, {}) if spec and loops else {}
-
-
 @of_products
 def tile_128_form(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     """Heads of 128 have tiles that the arch lists for them."""
     if config.hdim == (128, 128):
-        yield from _listed("tile_128_form", config, _forms(config, arch, "128x128"))
+        yield from _listed("tile_128_form", config, forms_of(config, arch))
 
 
 @of_products
 def bm0_list(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     """Heads of other sizes have numbers of rows that the arch lists."""
     if config.hdim != (128, 128):
-        yield from _listed("bm0_list", config, _forms(config, arch, "*"))
+        yield from _listed("bm0_list", config, forms_of(config, arch))
 
 
 def _listed(rule: str, config: FmhaConfig, forms: Mapping[str, tuple[int, ...]]) -> Iterator[Violation]:

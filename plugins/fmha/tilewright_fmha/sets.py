@@ -74,9 +74,9 @@ def _decoding(config: type[FmhaConfig]) -> Declarations:
     yield _kernels(config, **split, dtype=_FLOATS, hdim=(128, 128), lse=True)
     yield _kernels(config, **split, dtype=FmhaDType.BF16, hdim=(128, 128), paged=True, learned_sinks=True)
     yield _kernels(config, **split, dtype=FmhaDType.BF16, hdim=(64, 64), mode=Mode.GROUP, mask=MaskKind.CAUSAL)
-    combine: dict[str, Any] = {"family": Family.COMBINE, "max_splits_log2": 5}
-    yield _kernels(config, **combine, dtype=_FLOATS, hdim=(128, 128), lse=[False, True])
-    yield _kernels(config, **combine, dtype=FmhaDType.BF16, hdim=(64, 64), mode=Mode.GROUP, learned_sinks=True)
+    combine = Family.COMBINE
+    yield _kernels(config, family=combine, dtype=_FLOATS, hdim=(128, 128), lse=[False, True])
+    yield _kernels(config, family=combine, dtype=FmhaDType.BF16, hdim=(64, 64), mode=Mode.GROUP, learned_sinks=True)
     paged: dict[str, Any] = {"dtype": FmhaDType.BF16, "hdim": (128, 128), "paged": True, "kv_layout": ANY}
     yield _kernels(config, family=Family.PAGEDKV, **paged, kv_lookup=ANY)
     yield _kernels(config, family=Family.BATCH_PREFILL, **paged, kv_lookup=ANY, mode=Mode.GROUP, mask=MaskKind.CAUSAL)
