@@ -123,18 +123,29 @@ struct FmhaProducts {
   using Dot = typename B::Dot;
   static constexpr int mr = B::mr, few = mr >= 4 ? mr / 2 : mr;  // the last rows of a block: half a tile if they fit
 
+  // Sums of fp32 are made of chains of so many terms at most: longer ones lose what the operands have of precision.
+  static constexpr int64_t chain = 128;
+  static constexpr bool chains = B::depth == 1 && Config::hdim_q > chain;
+
   // S = Q K^T for `rows` rows and `columns` columns; steps: groups along the head dimension.
   static TW_INLINE void scores(int64_t rows, int64_t columns, int64_t steps, const uint32_t* q, const uint32_t* k,
                                float* s) {
     for (int64_t j = 0; j < columns; j += B::nr, k += B::nr * steps) {
-      int64_t i = 0;
-      for (; rows - i > few; i += mr)
-        fmha_tile<Dot, mr, B::nr, B::q_words, B::s_words, false>(steps, q + i * B::q_words, k,
-                                                                 s + i * B::s_words + j, nullptr);
-      if (i < rows)
-        fmha_tile<Dot, few, B::nr, B::q_words, B::s_words, false>(steps, q + i * B::q_words, k,
-                                                                  s + i * B::s_words + j, nullptr);
+      score_panel<false>(rows, chains ? min_of(steps, chain) : steps, q, k, s + j);
+      if constexpr (chains)
+        if (steps > chain) score_panel<true>(rows, steps - chain, q + chain, k + chain * B::nr, s + j);
     }
+  }
+
+  template <bool kAdd>
+  static TW_INLINE void score_panel(int64_t rows, int64_t steps, const uint32_t* q, const uint32_t* k, float* s) {
+    float ones[mr];
+    for (int i = 0; i < mr; i++) ones[i] = 1.0f;
+    int64_t i = 0;
+    for (; rows - i > few; i += mr)
+      fmha_tile<Dot, mr, B::nr, B::q_words, B::s_words, kAdd>(steps, q + i * B::q_words, k, s + i * B::s_words, ones);
+    if (i < rows)
+      fmha_tile<Dot, few, B::nr, B::q_words, B::s_words, kAdd>(steps, q + i * B::q_words, k, s + i * B::s_words, ones);
   }
 
   // O = O * rescale + P V; steps: groups of columns.

@@ -37,8 +37,8 @@ struct FmhaFew {
   using V = typename Config::V;
   using Keys = FmhaSource<Config, K, false>;
   using Values = FmhaSource<Config, V, true>;
-  static constexpr int most = B::m0 >= 8 ? 8 : B::m0 >= 4 ? 4 : 0;      // rows of an item
-  static constexpr int together = kLanes / 4;                           // rows of a tile, unless there are fewer
+  static constexpr int most = (int)min_of(B::m0 / 4 * 4, 16);  // rows of an item
+  static constexpr int together = kLanes / 4;                  // rows of a tile, unless there is one
   static constexpr int q_words = (B::q_words + kLanes - 1) / kLanes * kLanes;
 
   // Whether these operands can be read where they lie.

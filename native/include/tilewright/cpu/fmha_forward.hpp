@@ -76,7 +76,7 @@ struct FmhaForward {
                           this->template part<float>(at.l), this->template part<float>(at.scale),
                           this->template part<float>(at.rescale), this->template part<uint8_t>(at.random)};
     alignas(64) uint32_t queries[max_of(Few::most, 1) * Few::q_words];
-    const bool few = Few::fits(args, rows);
+    const bool few = Few::fits(args, item.q_rows * g);  // however rows were shared out
     if (few) Few::queries(this->template part<uint32_t>(at.q), rows, ceil_div(args.hdim_q, B::depth), queries);
     const int64_t last = range.first < range.last ? range.last : range.sink_last;
     for (int64_t c0 = 0; c0 < last; c0 += B::n0) {
