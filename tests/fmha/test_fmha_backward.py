@@ -75,6 +75,7 @@ ALONE = {
     "bias_column": Case(bias="column", dbias=True, heads=(4, 2), seq=(40, 300)),
     "token_sinks": Case(mask="sink", seq=(65, 127)),
     "token_sinks_bf16": Case(mask="sink", dtype="bf16", seq=(65, 127)),
+    "capped_rows_in_pairs": Case(dtype="bf16", softcap=True, seq=(3, 65)),
     "hdim_72": Case(dtype="bf16", hdim=(72, 40), seq=(33, 70)),
 }
 

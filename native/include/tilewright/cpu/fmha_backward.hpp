@@ -286,7 +286,8 @@ struct FmhaBackward {
         store_f32_partial<fp32>(to, load_f32_partial<fp32>(to, count - c) + grad, min_of(count - c, kLanes));
       }
     }
-    if constexpr (Config::softcap) grad *= slope;
+    // Rows beyond the last are there to fill pairs: their scores are whatever lay there, and so is the slope.
+    if constexpr (Config::softcap) grad = select(grad == 0.0f, f32v{}, grad * slope);
   }
 
   TW_INLINE f32v bias_at(const char* row, int64_t j, int64_t count) const {
