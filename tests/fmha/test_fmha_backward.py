@@ -92,7 +92,28 @@ def inputs_of(request: OperationRequest, problem: FmhaProblem, rng: np.random.Ge
         inputs["bias"] = np.where(hidden, -np.inf, inputs["bias"].astype(np.float32)).astype(inputs["bias"].dtype)
         given = {name: inputs[name] for name in inputs if name not in ("o", "lse")}
         inputs |= forward_of(request, given)
-    return inputs
+    return poisoned(problem, inputs)
+
+
+def poisoned(problem: FmhaProblem, inputs: dict[str, Array]) -> dict[str, Array]:
+    """NaN in every row that no sequence has."""
+    found = dict(inputs)
+    for name in ("q", "o", "do", "k", "v", "lse"):
+        array = np.array(inputs[name])
+        rows = np.moveaxis(array, (1 if name == "lse" else 0) if problem.varlen else 2, 0)
+        if problem.varlen:
+            outside = np.ones(len(rows), bool)
+        for b in range(problem.batch):
+            item = item_of(problem, inputs, b)
+            first, count = (item.k_first, item.keys) if name in ("k", "v") else (item.q_first, item.queries)
+            if problem.varlen:
+                outside[first : first + count] = False
+            else:
+                rows[count:, b] = np.nan
+        if problem.varlen:
+            rows[outside] = np.nan
+        found[name] = array
+    return found
 
 
 def forward_of(request: OperationRequest, inputs: dict[str, Array]) -> dict[str, Array]:
