@@ -1,4 +1,4 @@
-"""`tilewright demo`: a server, a client in another process, every GEMM dtype and layout, layers of networks."""
+"""`tilewright demo`: a server, a client in another process, every GEMM dtype and layout, layers, attention."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tilewright_server.cli import cases
+from tilewright_server.cli import cases, demo_attention
 from tilewright_server.cli.demo_conv import conv_row, layer_cases
 from tilewright_server.cli.demo_rows import Row, best_of
 from tilewright_server.cli.exits import Exit
@@ -38,8 +38,8 @@ def demo(
     target: str = typer.Option("", help="Use this server and start none."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Show it all in a minute: a server, every GEMM dtype and layout and convolution in every direction from another
-    process, checked and timed.
+    """Show it all in a minute: a server, every GEMM dtype and layout, convolution in every direction and attention from
+    another process, checked and timed.
 
     Operands and results lie in shared memory; each result is compared with float64 NumPy, each time with NumPy's own
     float32 products. Exit code 1 if a result is off.
@@ -89,10 +89,15 @@ def _tour(client: tilewright.Client, size: int, dtypes: Sequence[str], device: s
             bar.update(task, description="transformer")
             rows += _transformer(client, device)
             layers = layer_cases()
-            bar.update(task, total=len(todo) + len(layers))
+            attended = demo_attention.cases()
+            bar.update(task, total=len(todo) + len(layers) + len(attended))
             for what, layer in layers:
                 bar.update(task, description=what)
                 rows.append(conv_row(client, what, layer, device))
+                bar.advance(task)
+            for what, case_of_attention in attended:
+                bar.update(task, description=what)
+                rows.append(demo_attention.attention_row(client, what, case_of_attention, device))
                 bar.advance(task)
     return rows
 
@@ -172,7 +177,7 @@ def _show(rows: Sequence[Row], size: str) -> None:
     from rich.text import Text
 
     grid = Table(
-        title=f"GEMM {size}, a transformer's layers on 128 tokens, convolutions",
+        title=f"GEMM {size}, a transformer's layers on 128 tokens, convolutions, attention",
         title_justify="left",
         header_style="bold",
     )
