@@ -66,6 +66,7 @@ ALONE = {
     "sizes_1": Case(seq=(1, 1)),
     "sizes_odd": Case(seq=(127, 200), heads=(4, 2)),
     "no_keys": Case(seq=(5, 0)),
+    "no_queries": Case(seq=(0, 5)),
     "bottom": Case(mask="bottom", seq=(64, 17)),
     "wide": Case(mask="causal", seq=(65, 129), heads=(3, 1)),
     "sinks_columns": Case(mask="causal", layout="bshd", columns=True),

@@ -86,6 +86,10 @@ REQUESTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**prefill_of("bf16"), "block_table": ints(12), "page_starts": ints(4)},
         {"max_seqlen_q": 8, "max_seqlen_k": 32, "kv_lookup": "sglang", "causal": True},
     ),
+    "no_keys": (
+        {"q": desc("fp32", 2, 4, 5, 16), "k": desc("fp32", 2, 2, 0, 16), "v": desc("fp32", 2, 2, 0, 24)},
+        {"return_lse": True},
+    ),
     "cache_index": ({**batch_of("fp32"), "cache_index": ints(2)}, {}),
     "random_values": (batch_of("fp32"), {"dropout_p": 0.5, "seed": 1 << 40, "offset": 9, "return_randval": True}),
     "fp8": ({**batch_of("fp8"), **_scales(q=(), k=(), v=())}, {"out_dtype": "bf16"}),
