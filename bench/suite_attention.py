@@ -178,10 +178,8 @@ def compare(here: local.Local, torch: Any, options: Options) -> list[Table]:
 def decode(here: local.Local, torch: Any, options: Options) -> Table:
     """Bytes of keys and values a second, against a copy of as many bytes (which reads and writes: half of it each)."""
     columns = ["problem", "dtype", "form", "GB/s", "of a copy's", "ours / PyTorch"]
-    table = Table(
-        f"Decoding, {options.threads} thread{'s' if options.threads > 1 else ''} (bytes of the cache a second, beside a copy's traffic)",
-        columns,
-    )
+    threads = f"{options.threads} thread{'s' if options.threads > 1 else ''}"
+    table = Table(f"Decoding, {threads} (bytes of the cache a second, beside a copy's traffic)", columns)
     for row in DECODE[:1] if options.quick else DECODE:
         for dtype in DTYPES:
             for page in (0, 64):

@@ -1,4 +1,4 @@
-"""Encode sentences with all-MiniLM-L6-v2, all matrix products by Tilewright, and compare with a plain NumPy encoder.
+"""Encode sentences with all-MiniLM-L6-v2, products and attention by Tilewright, and compare with a plain NumPy encoder.
 
     tilewright serve &                        # or give no --target: a server is started for the run
     python examples/minilm.py
@@ -11,6 +11,7 @@ What is worth copying into an application:
 - Activations lie in shared memory (`client.empty`): operands and results travel as handles, never as bytes.
 - Each layer's products are prepared once (`client.plan`); a call then does no planning.
 - Bias and GELU run inside the product's kernel.
+- Attention reads queries, keys and values where their product wrote them, as views, and writes what the next one reads.
 """
 
 from __future__ import annotations
@@ -51,14 +52,14 @@ class MissingPackageError(RuntimeError):
 
 
 class Products(Protocol):
-    """The matrix products of the encoder: what differs between the two encoders compared here."""
+    """Products and attention of the encoder: what differs between the two encoders compared here."""
 
     def linear(self, name: str, x: F32, *, gelu: bool = False) -> F32:
         """x [rows, in] by the weights called ``name`` [in, out], plus their bias, through exact GELU if asked."""
         ...
 
-    def batched(self, name: str, a: F32, b: F32, alpha: float = 1.0) -> F32:
-        """alpha * a [batch, m, k] by b [batch, k, n]; ``name`` says what for."""
+    def attend(self, name: str, q: F32, k: F32, v: F32, bias: F32) -> F32:
+        """softmax(q k / sqrt(width) + bias) v, each [sentences, heads, length, width]; with rows before heads."""
         ...
 
 
@@ -129,12 +130,8 @@ def encode(weights: dict[str, F32], tokens: Tokens, products: Products) -> F32:
     bias = np.where(tokens.mask, 0.0, -1e9).astype(np.float32)[:, None, None, :]
     for layer in range(LAYERS):
         qkv = products.linear(f"{layer}.qkv", x).reshape(sentences, length, 3, HEADS, width).transpose(2, 0, 3, 1, 4)
-        q, k, v = (part.reshape(sentences * HEADS, length, width) for part in qkv)
-        scores = products.batched("scores", q, k.transpose(0, 2, 1), alpha=width**-0.5)
-        scores = scores.reshape(sentences, HEADS, length, length) + bias
-        attention = softmax(scores).reshape(sentences * HEADS, length, length)
-        mixed = products.batched("mix", attention, v).reshape(sentences, HEADS, length, width)
-        joined = mixed.transpose(0, 2, 1, 3).reshape(sentences * length, hidden)
+        q, k, v = qkv
+        joined = products.attend(f"{layer}.attention", q, k, v, bias).reshape(sentences * length, hidden)
         x = normalize(x + products.linear(f"{layer}.out", joined), weights, f"{layer}.norm1")
         up = products.linear(f"{layer}.up", x, gelu=True)
         x = normalize(x + products.linear(f"{layer}.down", up), weights, f"{layer}.norm2")
@@ -176,18 +173,18 @@ class NumpyProducts:
         y: F32 = x @ self._weights[f"{name}.weight"] + self._weights[f"{name}.bias"]
         return np.asarray(0.5 * y * (1.0 + erf(y * np.float32(0.5**0.5))), np.float32) if gelu else y
 
-    def batched(self, name: str, a: F32, b: F32, alpha: float = 1.0) -> F32:
-        del name  # every product is the same to NumPy
-        result: F32 = np.float32(alpha) * np.matmul(a, b)
+    def attend(self, name: str, q: F32, k: F32, v: F32, bias: F32) -> F32:
+        del name  # every layer is the same to NumPy
+        scores = np.matmul(q, k.swapaxes(2, 3)) * np.float32(q.shape[3] ** -0.5) + bias
+        result: F32 = np.matmul(softmax(scores), v).swapaxes(1, 2)
         return result
 
 
 @dataclass
 class _Call:
-    """A prepared product: its operands' memory, which the server sees too, and the plan bound to it."""
+    """A prepared call: its operands' memory, which the server sees too, and the plan bound to it."""
 
     x: F32
-    b: Any
     y: F32
     run: Any
 
@@ -211,10 +208,10 @@ class TilewrightProducts:
         call.x[...] = x
         return self._run(call)
 
-    def batched(self, name: str, a: F32, b: F32, alpha: float = 1.0) -> F32:
-        call = self._calls.get((name, a.shape, b.shape)) or self._prepare_batched(name, a, b, alpha)
-        call.x[...] = a
-        call.b[...] = b
+    def attend(self, name: str, q: F32, k: F32, v: F32, bias: F32) -> F32:
+        # They are views of what the product before gave, which is the same memory each time.
+        call = self._calls.get((name, q.shape)) or self._prepare_attention(name, q, k, v, bias)
+        call.x[...] = bias
         return self._run(call)
 
     def _prepare_linear(self, name: str, shape: tuple[int, ...], gelu: bool) -> _Call:
@@ -226,21 +223,19 @@ class TilewrightProducts:
         packed, bias = self._packed[name], self._bias[name]
         plan = client.plan_gemm(x, packed, bias=bias, activation="gelu" if gelu else None, out=y)
         self._remember(name.split(".")[1], plan)
-        call = _Call(x, packed, y, plan.bind(x, packed, bias, out=y))
+        call = _Call(x, y, plan.bind(x, packed, bias, out=y))
         self._calls[name, shape] = call
         return call
 
-    def _prepare_batched(self, name: str, a: F32, b: F32, alpha: float) -> _Call:
+    def _prepare_attention(self, name: str, q: F32, k: F32, v: F32, bias: F32) -> _Call:
         client = self._client
-        x, y = client.empty(a.shape, "fp32"), client.empty((*a.shape[:2], b.shape[2]), "fp32")
-        if b.strides[-1] == b.itemsize:
-            second = client.empty(b.shape, "fp32")
-        else:  # keys come transposed, and the product takes them as they lie
-            second = client.empty((b.shape[0], b.shape[2], b.shape[1]), "fp32").transpose(0, 2, 1)
-        plan = client.plan_gemm(x, second, alpha=alpha, out=y)
-        self._remember(name, plan)
-        call = _Call(x, second, y, plan.bind(x, second, out=y))
-        self._calls[name, a.shape, b.shape] = call
+        sentences, heads, length, width = q.shape
+        x, y = client.empty(bias.shape, "fp32"), client.empty((sentences, length, heads, width), "fp32")
+        out = y.swapaxes(1, 2)
+        plan = client.plan_attention(q, k, v, bias=x, out=out)
+        self._remember("attention", plan)
+        call = _Call(x, y, plan.bind(q=q, k=k, v=v, bias=x, out=out))
+        self._calls[name, q.shape] = call
         return call
 
     def _remember(self, kind: str, plan: Any) -> None:
@@ -294,7 +289,7 @@ def main() -> int:
         first_s, _ = best_of(lambda: encode(weights, tokens, products), 1)
         products.device_ns = products.count = 0
         ours_s, found = best_of(lambda: encode(weights, tokens, products))
-        runs = products.count // (LAYERS * 6)
+        runs = products.count // (LAYERS * 5)
     cosines = (found * expected).sum(axis=1)
     rows, length = tokens.ids.shape
     print(f"all-MiniLM-L6-v2, {rows} sentences of up to {length} tokens; similarities by Tilewright's embeddings:")
@@ -305,10 +300,10 @@ def main() -> int:
         print(f"  {sentence[:56]:56} {scores[nearest]:5.2f}  {options.sentences[nearest][:56]}")
     print("kernels:")
     for kind, kernel in products.kernels.items():
-        print(f"  {kind:7} {kernel}")
+        print(f"  {kind:9} {kernel}")
     device_ms = products.device_ns / runs / 1e6
     print(
-        f"time: {ours_s * 1e3:.1f} ms, of it {device_ms:.1f} ms in {LAYERS * 6} products; "
+        f"time: {ours_s * 1e3:.1f} ms, of it {device_ms:.1f} ms in {LAYERS * 5} calls; "
         f"NumPy alone {plain_s * 1e3:.1f} ms; first run, with its builds, {first_s:.2f} s"
     )
     lowest = float(cosines.min())
