@@ -148,11 +148,11 @@ struct FmhaProducts {
       fmha_tile<Dot, few, B::nr, B::q_words, B::s_words, kAdd>(steps, q + i * B::q_words, k, s + i * B::s_words, ones);
   }
 
-  // O = O * rescale + P V; steps: groups of columns.
-  static TW_INLINE void values(int64_t rows, int64_t steps, int64_t hdim, const uint32_t* p, const uint32_t* v, float* o,
-                               const float* rescale) {
+  // O = O * rescale + P V; steps: groups of columns, of `packed` that a panel has.
+  static TW_INLINE void values(int64_t rows, int64_t steps, int64_t packed, int64_t hdim, const uint32_t* p,
+                               const uint32_t* v, float* o, const float* rescale) {
     int64_t j = 0;
-    for (; j + B::nr <= B::hdim_v && j < hdim; j += B::nr, v += B::nr * steps)
+    for (; j + B::nr <= B::hdim_v && j < hdim; j += B::nr, v += B::nr * packed)
       panel<B::nr>(rows, steps, p, v, o + j, rescale);
     if constexpr (B::last_nr != B::nr)
       if (j < hdim) panel<B::last_nr>(rows, steps, p, v, o + j, rescale);

@@ -136,18 +136,20 @@ struct FmhaForward {
   }
 
   TW_INLINE void block(const Softmax& softmax, const FmhaItem& item, int64_t p, int64_t r, int64_t rows,
-                       const FmhaColumns& c) {
+                       const FmhaColumns& packed) {
     const int64_t g = group();
+    FmhaColumns c = packed;
     if constexpr (Config::mask != FmhaMask::no) {
       const FmhaRange range = fmha_range(args, item, p / g, (p + rows - 1) / g + 1);
       if (c.first >= range.last || (c.first >= range.sink_last && c.first + c.count <= range.first)) return;
+      c.count = min_of(c.count, range.last - c.first);
     }
     float* const s = part<float>(at.s);
     Products::scores(rows, c.count, ceil_div(args.hdim_q, B::depth), part<uint32_t>(at.q) + r * B::q_words,
                      part<uint32_t>(at.k), s);
     softmax.run(s, p, r, rows, c);
-    Products::values(rows, ceil_div(c.count, B::depth), args.hdim_v, (const uint32_t*)s, part<uint32_t>(at.v),
-                     part<float>(at.o) + r * B::hdim_v, softmax.rescale);
+    Products::values(rows, ceil_div(c.count, B::depth), ceil_div(packed.count, B::depth), args.hdim_v,
+                     (const uint32_t*)s, part<uint32_t>(at.v), part<float>(at.o) + r * B::hdim_v, softmax.rescale);
   }
 
   // Queries as groups, and the state before any column.
