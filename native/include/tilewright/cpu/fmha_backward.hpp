@@ -1,5 +1,5 @@
 // The gradients of q, k and v, from what forward stored (lse) and delta = rowsum(do * o), with the scores made again:
-//     P = 2^(t - lse log2(e))   dP = dO V^T   dS = P * (dP - delta)   dV = P^T dO   dK = scale dS^T Q   dQ = scale dS K
+//     P = e^(s - lse)   dP = dO V^T   dS = P * (dP - delta)   dV = P^T dO   dK = scale dS^T Q   dQ = scale dS K
 //   TW_FMHA_BACKWARD(name, Config)     name: tw_cpu_kernel with tw_fmha_args as args: dk and dv, and what convert_dq makes
 //                                      dq and dbias of
 //   TW_FMHA_WORKSPACE(name, Config)    name_workspace: bytes of scratch that a launch with these args needs
@@ -146,7 +146,7 @@ struct FmhaBackward {
     float *const lse = part<float>(at.lines), *const delta = lse + round_up(B::m0, 64);
     for (int64_t r = 0; r < rows; r++) {
       const float x = ((const float*)args.lse.ptr)[batch_of(b) * args.lse.batch + h * args.lse.head + (row + r) * args.lse.row];
-      lse[r] = x == -__builtin_inff() ? __builtin_inff() : x * kLog2E;  // a row that saw nothing has no probabilities
+      lse[r] = x == -__builtin_inff() ? __builtin_inff() : x;  // a row that saw nothing has no probabilities
       delta[r] = args.delta[line_of(item, b, h, i + r)];
     }
   }
@@ -177,7 +177,7 @@ struct FmhaBackward {
       row.bias = (const char*)args.bias.ptr + (b * args.bias.batch + h * args.bias.head + (i + r) * args.bias.row +
                                                first * args.bias.col) * size_of<Bias>;
     if constexpr (Config::bias == FmhaBias::alibi) {
-      row.slope = -kLog2E * args.slopes[b * args.slope_batch + h];
+      row.slope = -args.slopes[b * args.slope_batch + h];
       row.diagonal = (float)(place - first);
     }
     if constexpr (Config::dropout)
@@ -256,15 +256,15 @@ struct FmhaBackward {
       const float cap = (float)args.softcap;
       const f32v bent = tanh(x * ((float)args.scale / cap));
       slope = 1.0f - bent * bent;
-      t = bent * (cap * kLog2E);
+      t = bent * cap;
     } else {
-      t = x * (float)(args.scale * 1.4426950408889634);
+      t = x * (float)args.scale;
     }
     if constexpr (Config::bias == FmhaBias::elementwise) {
-      if (row.bias) t += bias_at(row.bias, c, count - c) * kLog2E;
+      if (row.bias) t += bias_at(row.bias, c, count - c);
     }
     if constexpr (Config::bias == FmhaBias::alibi) t += row.slope * abs((row.diagonal - (float)c) - lane_numbers());
-    p = exp2(t - row.lse);
+    p = exp2((t - row.lse) * kLog2E);  // lse times log2(e) would be rounded once more
     if constexpr (kEdges) {
       const i32v column = __builtin_convertvector(lane_numbers(), i32v) + (int32_t)c;
       p = select(((column >= row.lo) | (column < sink)) & (column < row.hi), p, f32v{});
