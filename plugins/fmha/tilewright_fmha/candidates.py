@@ -8,7 +8,7 @@ from typing import Any
 from tilewright_fmha.config import FmhaConfig
 from tilewright_fmha.cost import predict_fmha
 from tilewright_fmha.defaults import cpu_algorithm, cpu_register_tiles
-from tilewright_fmha.fit import fmha_mismatches, with_signature
+from tilewright_fmha.fit import families_of, fmha_mismatches, with_signature
 from tilewright_fmha.gpu_candidates import gpu_algorithms_for
 from tilewright_fmha.problem import FmhaProblem
 from tilewright_fmha.rules import RULES
@@ -22,7 +22,7 @@ from tilewright_kit.rules import Violation
 __all__ = ["MOST_CPU", "MOST_GPU", "fmha_candidates", "fmha_mismatches", "fmha_refusal", "with_signature"]
 
 MOST_CPU, MOST_GPU = 12, 32
-_COLUMNS = (128, 256)
+_COLUMNS = (256, 128)
 """Of a CPU's blocks."""
 _SPLITS_LOG2 = 5
 """A CPU cuts keys into up to 32 parts, more only for who asks for them."""
@@ -48,7 +48,8 @@ def fmha_candidates(problem: FmhaProblem, device: DeviceInfo) -> tuple[FmhaConfi
 
 def fmha_refusal(problem: FmhaProblem, device: DeviceInfo) -> Violation | None:
     """Why there is no kernel for the problem, and which is the nearest; None if there are some."""
-    config = with_signature(problem, problem.family, device)
+    split = problem.num_splits > 1 and Family.SPLITKV in families_of(problem)
+    config = with_signature(problem, Family.SPLITKV if split else problem.family, device)
     violations = (*RULES.check(config, device.arch), *fmha_mismatches(problem, config, device))
     return violations[0] if violations else None
 
@@ -70,10 +71,11 @@ def _cpu_algorithms(problem: FmhaProblem, device: DeviceInfo) -> Iterator[FmhaCo
     if problem.operation == KV_APPEND:
         yield from (plain.replace(**cpu_algorithm(plain, device.arch, team)) for team in teams)
         return
+    columns = _COLUMNS if problem.seq_k > _COLUMNS[-1] and problem.family is not Family.DQ_DK_DV else _COLUMNS[-1:]
     for team in teams:
         for register_tile in cpu_register_tiles(device.arch)[:2]:
-            for columns in _COLUMNS if problem.seq_k > _COLUMNS[0] else _COLUMNS[:1]:
-                yield plain.replace(**_cut(plain, device, team, register_tile, columns))
+            for count in columns:
+                yield plain.replace(**_cut(plain, device, team, register_tile, count))
 
 
 def _cut(
@@ -81,6 +83,6 @@ def _cut(
     device: DeviceInfo,
     team: int,
     register_tile: tuple[int, int] | None = None,
-    columns: int = _COLUMNS[0],
+    columns: int = 0,
 ) -> Mapping[str, Any]:
     return cpu_algorithm(config, device.arch, team, register_tile, columns=columns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tilewright_fmha.config import FmhaConfig
+from tilewright_fmha.defaults import cpu_register_tiles
 from tilewright_fmha.gpu_cost import predict_gpu
 from tilewright_fmha.problem import FmhaProblem
 from tilewright_fmha.splits import choose_splits
@@ -24,6 +25,8 @@ _PACK_CYCLES = 2.0
 """Of a vector of keys or values, on top of reading it."""
 _PART = 0.85
 """Part of the peak rate that products of whole register tiles reach from L2."""
+_BLOCK_SECONDS = 1.5e-7
+"""Entering and leaving a block of scores."""
 _STAGES = {Family.SPLITKV: 2, Family.DQ_DK_DV: 3}
 
 
@@ -63,7 +66,8 @@ def _attention(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> 
     q, v = padded(config.hdim[0], lanes), padded(config.hdim[1], lanes)
     products = (3 * q + 2 * v) if backward else q + v
     flops = 2.0 * pairs * products
-    compute = flops / (_rate(config, device) * _PART * _reuse(config)) / team / busy
+    compute = flops / (_rate(config, device) * _PART * _preference(config, device)) / team / busy
+    blocks = pairs / (max(config.m0, 1) * config.n0) * _BLOCK_SECONDS / team / busy
     cycles = _EXP_CYCLES * (1.5 if backward else 1.0)
     cycles += _STEP_CYCLES["bias"] * (config.bias is not BiasKind.NO)
     cycles += sum(_STEP_CYCLES[name] for name in ("softcap", "dropout") if getattr(config, name))
@@ -75,7 +79,14 @@ def _attention(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> 
     launches = _STAGES.get(config.family, 1)
     launch = launches * (CALL_SECONDS + (TEAM_SECONDS if team > 1 else 0.0)) + (launches - 1) * BARRIER_SECONDS
     combine = read(2.0 * 4 * splits * rows * heads * v, device, team) if splits > 1 else 0.0
-    parts = {"compute": compute, "scores": scores, "packing": packing, "launch": launch, "combine": combine}
+    parts = {
+        "compute": compute,
+        "blocks": blocks,
+        "scores": scores,
+        "packing": packing,
+        "launch": launch,
+        "combine": combine,
+    }
     return Prediction(max(sum(parts.values()), memory, 1e-9), {**parts, "memory": memory})
 
 
@@ -95,7 +106,8 @@ def _rate(config: FmhaConfig, device: DeviceInfo) -> float:
     return float(per_cycle.get(dtype, per_cycle.get("fp32", 16))) * clock(device)
 
 
-def _reuse(config: FmhaConfig) -> float:
-    """Register tiles with more products for each load come closer to the peak."""
-    rows, columns = config.warp_tile[:2]
-    return min(1.0, rows * columns / (rows + columns) / 9.0)
+def _preference(config: FmhaConfig, device: DeviceInfo) -> float:
+    """Register tiles differ by few per cent, in the order of ``cpu_register_tiles``."""
+    tiles = cpu_register_tiles(device.arch)
+    place = tiles.index(config.warp_tile[:2]) if config.warp_tile[:2] in tiles else len(tiles)
+    return 1.0 / (1.0 + 0.01 * place)

@@ -30,8 +30,12 @@ __all__ = [
 ELEMENTWISE = (Family.COMBINE, Family.APPENDKV, Family.DOT_DO_O, Family.CONVERT_DQ)
 """Families without a product of matrices."""
 
-_CPU_ROWS, _CPU_COLUMNS = 64, 128
-"""Rows of queries and columns of keys of a CPU's block, about."""
+_CPU_ROWS, _CPU_COLUMNS, _FEW_COLUMNS = 64, 256, 128
+"""Rows of queries and columns of keys of a CPU's block, about; fewer columns where the second-level cache is small, and
+of gradients, which keep more blocks in it.
+"""
+_LARGE_CACHE = 3 << 18
+_REGISTER_ROWS = 8
 _PIPELINES = {
     Family.COMBINE: "splitkv_combine",
     Family.APPENDKV: "appendkv",
@@ -67,9 +71,12 @@ def cpu_depth(dtype: FmhaDType) -> int:
 
 
 def cpu_register_tiles(arch: ArchSpec) -> tuple[tuple[int, int], ...]:
-    """Register tiles, the preferred first: those of products of matrices that have whole vectors of columns."""
-    tiles = arch.warp_tiles_for("fp32_fp32_fp32", "compv3")
-    return tuple(dict.fromkeys(tile[:2] for tile in tiles if tile[0] > 1))
+    """Register tiles of products of matrices, the preferred first: two vectors of columns and about eight rows, which
+    were the fastest of a sweep over tiles, rows and columns at heads of 64 and 128, in fp32 and bf16.
+    """
+    tiles = dict.fromkeys(tile[:2] for tile in arch.warp_tiles_for("fp32_fp32_fp32", "compv3") if tile[0] > 1)
+    vector = arch.vector_bytes // 4
+    return tuple(sorted(tiles, key=lambda tile: (abs(tile[1] - 2 * vector), abs(tile[0] - _REGISTER_ROWS))))
 
 
 def cpu_columns(arch: ArchSpec, columns: int, depth: int, wanted: int) -> int:
@@ -112,13 +119,16 @@ def cpu_algorithm(
     team: int = 1,
     register_tile: tuple[int, int] | None = None,
     rows: int = _CPU_ROWS,
-    columns: int = _CPU_COLUMNS,
+    columns: int = 0,
 ) -> Mapping[str, Any]:
     """Pipeline, tile, waves and register tile of a CPU's kernel with the signature of ``config``."""
     if config.family in ELEMENTWISE:
         return elementwise_algorithm(config, arch, team)
     mr, nr = register_tile or cpu_register_tiles(arch)[0]
     depth = cpu_depth(config.dtype)
+    if not columns:
+        few = config.family is Family.DQ_DK_DV or arch.caches.l2_bytes < _LARGE_CACHE
+        columns = _FEW_COLUMNS if few else _CPU_COLUMNS
     m0, n0 = max(rows // mr, 1) * mr, cpu_columns(arch, nr, depth, columns)
     return {
         "pipeline": _PIPELINES.get(config.family, "qr"),
