@@ -1,4 +1,4 @@
-"""Appending to a cache on GPUs: the cases and checks of the CPU's kernels, in the emulation of the CUDA form and, some of
+"""Appending to a cache on GPUs: cases and checks of the CPU kernels, in the emulation of the CUDA form and, some of
 them, in the emulator of AMD instructions.
 """
 

@@ -6,7 +6,7 @@ from tilewright_arch import ArchSpec
 from tilewright_fmha.config import FmhaConfig
 from tilewright_fmha.defaults import ELEMENTWISE
 from tilewright_fmha.stages_view import products_of, wave_threads
-from tilewright_fmha.words import Family
+from tilewright_fmha.words import Family, QScale
 
 __all__ = ["registers_estimate", "shared_bytes"]
 
@@ -14,6 +14,9 @@ _PAD_BYTES = 16
 """Of a row in shared memory, against conflicts of banks."""
 _OTHER_REGISTERS = 64
 """Addresses, maxima and sums, fragments that are on their way."""
+
+_MORE_ROWS = 100
+"""RDNA: beside results, of every row of matrix instructions of a wave beyond the first (measured: fewer spill)."""
 
 
 def shared_bytes(config: FmhaConfig, arch: ArchSpec) -> int:
@@ -29,10 +32,13 @@ def shared_bytes(config: FmhaConfig, arch: ArchSpec) -> int:
     if config.family is Family.DQ_DK_DV:
         held = rows(config.m0, q) + rows(config.m0, v) + rows(config.n0, q) + rows(config.n0, v)
         return held + 2 * rows(config.m0, config.n0) + 8 * config.m0
-    buffers = 2 if config.pipeline == "qr_async" else 1
-    keys = buffers * (rows(config.n0, q) + rows(config.n0, v)) if buffers > 1 else rows(config.n0, max(q, v))
-    through = rows(config.m0, config.n0) if arch.kind == "hip" or config.wave[1] > 1 else 0
-    return rows(config.m0, q) + keys + through
+    keys, values = (config.n0 * length * element for length in (q, v))
+    both = config.pipeline == "qr_async"
+    # Probabilities lie in registers as mma.sync takes them; other atoms read them from shared memory.
+    through = 0 if arch.kind == "cuda" and element == 2 else config.m0 * config.n0 * element
+    words = int(config.paged) + 2 * int(config.qscale in (QScale.BLOCKSCALE, QScale.KV_BLOCKSCALE))
+    looked_up = (2 if both else 1) * words * config.n0 * 4
+    return config.m0 * q * element + (keys + values if both else max(keys, values)) + through + looked_up
 
 
 def registers_estimate(config: FmhaConfig, arch: ArchSpec) -> int:
@@ -44,4 +50,7 @@ def registers_estimate(config: FmhaConfig, arch: ArchSpec) -> int:
     if config.family is Family.DQ_DK_DV:
         passing = max(products["scores"] + products["dp"], products["dq"])
         return products["dv"] + products["dk"] + passing + _OTHER_REGISTERS
-    return products["scores"] + products["values"] + _OTHER_REGISTERS
+    held = products["scores"] + products["values"] + _OTHER_REGISTERS
+    if arch.kind == "hip" and arch.wave_size == 32 and config.q.bytes < 4:
+        held += _MORE_ROWS * (config.m0 // max(config.wave[0] * config.warp_tile[0], 1) - 1)
+    return held

@@ -30,8 +30,21 @@ _APPEND = _TYPES | _FP8 | _MIXED | _PAGES | {"group", "rope_interleaved", "rope_
 _BACKWARD = _TYPES | _SCORES | {"group", "learned_sink", "skip_min", "dbias", "deterministic", "column_v"}
 _BACKWARD_PARTS = _TYPES | {"group", "learned_sink", "skip_min", "bias", "dbias", "deterministic"}
 
+_PORTABLE = (
+    ("qr_async", _F.FWD), ("qr", _F.FWD), ("qr", _F.SPLITKV), ("qr_pagedkv", _F.PAGEDKV),
+    ("qr_async", _F.BATCH_PREFILL), ("qr", _F.BATCH_PREFILL),
+)  # fmt: skip
+"""Loops on the portable blocks of GPUs."""
+
 TEMPLATES: Mapping[tuple[str, str, Family], frozenset[str]] = {
     **{("cpu", "qr", family): _ALL_FORWARD for family in _FORWARD},
+    **{
+        (kind, pipeline, family): _ALL_FORWARD | {"pack_gqa"}
+        for kind in ("cuda", "hip")
+        for pipeline, family in _PORTABLE
+    },
+    **{(kind, "splitkv_combine", _F.COMBINE): _COMBINE for kind in ("cuda", "hip")},
+    **{(kind, "appendkv", _F.APPENDKV): _APPEND for kind in ("cuda", "hip")},
     ("cpu", "splitkv_combine", _F.COMBINE): _COMBINE,
     ("cpu", "appendkv", _F.APPENDKV): _APPEND,
     ("cpu", "bwd", _F.DQ_DK_DV): _BACKWARD,

@@ -99,7 +99,8 @@ struct FmhaForward {
       load_queries(item, work.b, head, group, first);
       loop(softmax, o, item, range, work.b, key_head, wave_first);
     }
-    store(softmax, o, item, work, all, skipped);
+    const FmhaForward again = {read_again(args), thread, lane, shared};  // fewer scalar registers in the loop
+    again.store(softmax, o, item, work, all, skipped);
   }
 
   TW_DEVICE void load_queries(const FmhaItem& item, int b, int head, int group, int first) const {

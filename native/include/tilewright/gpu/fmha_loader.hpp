@@ -128,7 +128,7 @@ TW_DEVICE void fmha_load_across(uint32_t to, int thread, At at) {
 template <class Config, class E, class X, bool kValues>
 struct FmhaSource {
   static constexpr bool vectorized = Config::paged && Config::kv_layout == KvLayout::vectorized;
-  static constexpr bool along_rows = kValues && (Config::v_col || vectorized);  // chunks run along rows
+  static constexpr bool along_rows = kValues && (vectorized || (Config::v_col && !Config::paged));  // as chunks run
   static constexpr int x = 16 / size_of<E>, elements = 16 / size_of<X>;
 
   const tw_fmha_tensor& tensor;
@@ -179,7 +179,6 @@ struct FmhaSource {
       at = page * tensor.batch + place / x * tensor.chunk + c * tensor.col + place % x;
       chunk.step = size_of<E>;
     } else {
-      static_assert(!Config::paged || vectorized, "values of a linear cache lie row by row");
       at = j * tensor.row + c * tensor.col;
     }
     chunk.from = base + at * size_of<E>;

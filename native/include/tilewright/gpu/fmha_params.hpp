@@ -75,7 +75,7 @@ struct FmhaAtoms {
 template <class Atom, class TileA>
 TW_DEVICE void fmha_multiply(Atom& atom, uint32_t a, uint32_t b, int m0, int n0, int lane) {
   constexpr int kSteps = TileA::depth / Atom::depth;
-  TW_UNROLL_BY(kSteps <= 4 ? kSteps : 2)
+  TW_UNROLL_BY(Atom::depth <= 4 ? 1 : 2)
   for (int kk = 0; kk < kSteps; kk++) {
     typename Atom::Fragments f;
     Atom::load(f, a, b, m0, n0, lane, kk);
