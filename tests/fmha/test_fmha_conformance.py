@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from cpu_kernels import Array
+from fmha_requests import batch_of, desc, parsed
 from fmha_runner import FmhaRunner, outputs_of
 
 import tilewright_arch
@@ -50,6 +51,21 @@ def test_operation_conforms_on_devices_that_are_not_here(operation: Any, name: s
                 Selector().select(operation, operation.parse(request), device_of(arch))
             assert caught.value.rule not in ("", "no_candidates") and caught.value.fix
     report.raise_if_failed()
+
+
+@pytest.mark.parametrize(
+    "tensors, words, rule",
+    [
+        ({**batch_of(), "v": desc("fp16", 2, 2, 7, 24, strides=(336, 168, 1, 7))}, {"num_splits": 3}, "splitkv_form"),
+        (batch_of("bf8"), {}, "dtype_arch"),
+    ],
+)
+def test_what_no_kernel_has_is_refused_by_name(tensors: Any, words: Any, rule: str, device: DeviceInfo) -> None:
+    operation = plugin.FmhaOperation("attention")
+    with pytest.raises(UnsupportedError) as caught:
+        Selector().select(operation, parsed("attention", tensors, **words), device)
+    assert caught.value.rule == rule
+    assert caught.value.fix
 
 
 def test_the_plugin_offers_attention_its_gradients_and_appending() -> None:
