@@ -1,0 +1,112 @@
+"""Portable GPU kernels of attention, generated and planned as for a device, run on the CPU: what a plan says is what a
+kernel reads. The host platform of the kernels makes every thread of a workgroup a fiber.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from closed_memory import CANARY, scratch_of, stored
+from cpu_kernels import INCLUDE, Array, compiler
+from fmha_requests import ROTARY, append_of, batch_of, desc, drawn, ints, paged_of
+
+import tilewright_arch
+from tilewright_fmha.candidates import fmha_candidates
+from tilewright_fmha.codegen import generate
+from tilewright_fmha.config import FmhaConfig
+from tilewright_fmha.plan import plan_fmha
+from tilewright_fmha.reference import reference_attention
+from tilewright_fmha.reference_append import reference_append
+from tilewright_fmha.sample_inputs import PARSERS
+from tilewright_fmha.words import ATTENTION, KV_APPEND, Family
+from tilewright_kit.check_plugin import device_of
+from tilewright_kit.compare import compare
+from tilewright_kit.device import DeviceInfo
+from tilewright_kit.plan import COUNTERS, WORKSPACE, ExecutionPlan, pack
+from tilewright_kit.problem import OperationRequest, Role
+
+FLAGS = (
+    "-std=c++17", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-DTW_PLATFORM_HOST", "-DTW_HOST_WAVE=32",
+    "-Wno-unknown-pragmas",
+)  # fmt: skip
+LONG = {name: desc("bf16", 1, 2, rows, 32) for name, rows in (("q", 3), ("k", 300), ("v", 300))}
+REQUESTS: dict[str, tuple[str, dict[str, Any], dict[str, Any], Family]] = {
+    "forward": (ATTENTION, batch_of("fp16"), {"causal": True, "return_lse": True, "return_status": True}, Family.FWD),
+    "paged": (ATTENTION, paged_of("fp16"), {"return_status": True}, Family.PAGEDKV),
+    "split": (ATTENTION, LONG, {"num_splits": 3, "return_lse": True}, Family.SPLITKV),
+    "append": (KV_APPEND, {**append_of("fp16"), **ROTARY, "q": desc("fp16", 2, 4, 3, 16)}, {}, Family.APPENDKV),
+}
+
+
+@pytest.fixture(scope="module")
+def gpu() -> DeviceInfo:
+    return dataclasses.replace(device_of(tilewright_arch.load("sm_90a")), units=4)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("emulated")
+
+
+def built(config: FmhaConfig, device: DeviceInfo, folder: Path, stem: str) -> Any:
+    unit = generate(config, device.arch)
+    source, library = folder / f"{stem}.cpp", folder / f"{stem}.so"
+    source.write_text(unit.text)
+    command = [*compiler(), *FLAGS, f"-I{INCLUDE}", str(source), "-o", str(library)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[:3000]
+    return getattr(ctypes.CDLL(str(library)), unit.entries["main"])
+
+
+def run(plan: ExecutionPlan, inputs: Mapping[str, Array], device: DeviceInfo, folder: Path) -> dict[str, Array]:
+    memory = {
+        item.name: stored(item.desc, inputs[item.name] if item.role is Role.INPUT else None) for item in plan.operands
+    }
+    scratch, first = scratch_of(plan.workspace_bytes)
+    counters = np.zeros(plan.counter_bytes // 4 + 1, np.uint32)
+    addresses = {name: item.address for name, item in memory.items()}
+    addresses |= {WORKSPACE: scratch.ctypes.data + first, COUNTERS: counters.ctypes.data}
+    for stage in plan.stages:
+        packed, geometry = pack(stage.args), stage.geometry
+        block = bytearray(len(packed.template))
+        store = (ctypes.c_char * (len(block) + 64))()
+        base = -(-ctypes.addressof(store) // 64) * 64
+        packed.bind(addresses, block, base)
+        ctypes.memmove(base, bytes(block), len(block))
+        config = stage.config
+        assert isinstance(config, FmhaConfig)
+        function = built(config, device, folder, f"{stage.name}_{abs(hash(config.name))}")
+        status = function(ctypes.c_void_p(base), geometry.grid[0], geometry.shared_bytes, ctypes.c_uint(1))
+        assert status == 0, f"{config.name} failed"
+    assert not counters.any(), "the launch leaves its counters as it found them"
+    assert np.all(scratch[first + plan.workspace_bytes :] == CANARY), "the workspace was overrun"
+    assert not any(item.overrun() for item in memory.values())
+    return {item.name: np.array(memory[item.name].view) for item in plan.operands if item.role is Role.OUTPUT}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_planned_kernels_are_right(name: str, gpu: DeviceInfo, folder: Path) -> None:
+    operation, tensors, words, family = REQUESTS[name]
+    outputs = {"seqlens_out": ints(2)} if name == "append" else {}
+    request = OperationRequest(operation, tensors, outputs, words)
+    problem = PARSERS[operation](request)
+    config = next(item for item in fmha_candidates(problem, gpu) if item.family is family and item.waves <= 4)
+    plan = plan_fmha(problem, config, gpu)
+    inputs = drawn(request, 3)
+    truth = (reference_attention if operation == ATTENTION else reference_append)(problem, inputs)
+    for output, have in run(plan, inputs, gpu, folder).items():
+        if have.dtype.kind == "i":
+            assert np.array_equal(have, truth[output]), output
+            continue
+        result = compare(have, truth[output], problem.operand(output).desc.dtype, problem.seq_k + problem.hdim_q)
+        near = output == "lse" and np.allclose(have, truth[output], rtol=1e-3, atol=1e-3)
+        # Probabilities are rounded to the type of the queries.
+        fine = result.error <= 2 * result.bound and result.unwritten == 0 and result.misplaced == 0
+        assert near or fine, f"{output}: {result}"
