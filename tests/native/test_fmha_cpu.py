@@ -143,3 +143,22 @@ def test_random_bytes(build_folder: Path, level: str) -> None:
             arguments = (*(ctypes.c_int64(x) for x in (seed, offset, b * heads + h, row, first, column + 1 - first)),)
             handle.random_row(*arguments, ctypes.c_void_p(got.ctypes.data))
             assert got[column - first] == byte
+
+
+@pytest.mark.parametrize("name, index, value, bit", [
+    ("cu_q", 2, 1 << 30, 4), ("cu_q", 3, -9, 4), ("cu_q", 2, 1, 4), ("cu_k", 0, 1 << 30, 4), ("cu_k", 5, -1, 4),
+    ("len_q", 1, 99999, 1), ("len_k", 4, -3, 1), ("cache_index", 2, 5, 32), ("cache_index", 0, -1, 32),
+])  # fmt: skip
+def test_wrong_lengths_reach_nothing(features: Library, runtime: Runtime, name: str, index: int, value: int, bit: int,
+                                     rng: np.random.Generator) -> None:  # fmt: skip
+    """Nothing outside the operands is touched (they lie between guard pages), and the status says what was wrong."""
+    kernel, shape = FEATURES["cache_index" if name == "cache_index" else "varlen"]
+    if name.startswith("len"):
+        shape = shape.replace(room=(2, 3))
+    call = FmhaCall(kernel, shape, rng)
+    call.array(name)[index] = value
+    call.launch(features, runtime, 2)
+    assert call.status[0] & bit, list(call.status)
+    assert index - 1 <= call.status[1] <= index
+    for each in ("q", "k", "v"):
+        assert np.array_equal(call.flats[each].view(np.uint8), call.before[each]), each

@@ -39,6 +39,8 @@ TW_INLINE f32v exp(f32v x) {
   return select(x == x, scaled, x);
 }
 
+constexpr float kLog2E = 1.44269504088896341f, kLn2 = 0.693147180559945309f;
+
 // Lane by lane; y where one of the two is a NaN. g++ 12 would make two instructions of each comparison.
 TW_INLINE f32v max(f32v x, f32v y) {
 #if TW_VECTOR_BYTES == 64 && !defined(__clang__)

@@ -12,7 +12,6 @@ template <class Config>
 struct FmhaCombine {
   using O = typename Config::O;
   static constexpr int kRows = 32;
-  static constexpr float kLog2E = 1.44269504088896341f;
 
   static TW_INLINE float exp_of(float x) { return exp2(splat(x * kLog2E))[0]; }
 
@@ -29,7 +28,8 @@ struct FmhaCombine {
     crew.end_stage(pieces);
   }
 
-  static TW_NOINLINE void row(const tw_fmha_args& args, const FmhaItem& item, int64_t b, int64_t h, int64_t i, bool empty) {
+  static TW_NOINLINE void row(const tw_fmha_args& args, const FmhaItem& item, int64_t b, int64_t h, int64_t i,
+                              bool empty) {
     const int64_t heads = args.heads_q, place = item.q_first + i, items = Config::varlen ? 0 : b;
     const int64_t row = Config::varlen ? h * args.total_q + place : (b * heads + h) * args.seq_q + i;
     const int64_t step = Config::varlen ? heads * args.total_q : args.batch * heads * args.seq_q;
@@ -37,7 +37,10 @@ struct FmhaCombine {
     alignas(64) float sum[round_up(Config::hdim_v, 16)] = {};
     float most = sink, total = 0;
     if (!empty)
-      for (int64_t s = 0; s < args.splits; s++) most = args.lse_acc[row + s * step] > most ? args.lse_acc[row + s * step] : most;
+      for (int64_t s = 0; s < args.splits; s++) {
+        const float own = args.lse_acc[row + s * step];
+        most = own > most ? own : most;
+      }
     const float safe = most == -__builtin_inff() ? 0.0f : most;
     if (Config::learned_sinks && sink > -__builtin_inff()) total = exp_of(sink - safe);
     for (int64_t s = 0; s < (empty ? 0 : args.splits); s++) {

@@ -52,8 +52,9 @@ struct FmhaPack {
     for (int64_t j = 0; j < count;) {
       FmhaRun run = source.run(first + j);
       int64_t rows = min_of(run.count, count - j);
-      const bool in_place = run.at && !Values::vectorized && (run.col == 1 || (Config::v_col && !Config::paged && run.row == 1)) &&
-                            (rows == count - j || rows % Dot::depth == 0);
+      const bool lines = run.col == 1 || (Config::v_col && !Config::paged && run.row == 1);
+      const bool in_place =
+          run.at && !Values::vectorized && lines && (rows == count - j || rows % Dot::depth == 0);
       if (!in_place) {  // several pages together, up to the end
         constexpr int64_t line = Config::hdim_v;
         rows = count - j;
@@ -79,7 +80,8 @@ struct FmhaPack {
   template <int kNR>
   static TW_INLINE void panel(const FmhaRun& run, int64_t c, int64_t hdim, int64_t rows, uint32_t* to) {
     const char* const at = run.at + c * run.col * size_of<V>;
-    if (run.col == 1) pack_panels<V, Dot, kNR, false, false>(Rows<V, false>{at, run.row}, hdim - c, rows, to, 0, nullptr);
+    if (run.col == 1)
+      pack_panels<V, Dot, kNR, false, false>(Rows<V, false>{at, run.row}, hdim - c, rows, to, 0, nullptr);
     else if constexpr (Config::v_col)
       pack_panels<V, Dot, kNR, true, false>(Rows<V, true>{at, run.col}, hdim - c, rows, to, 0, nullptr);
   }

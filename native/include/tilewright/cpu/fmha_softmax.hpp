@@ -9,8 +9,6 @@
 
 TW_NAMESPACE_BEGIN
 
-constexpr float kLog2E = 1.44269504088896341f, kLn2 = 0.693147180559945309f;
-
 TW_INLINE f32v lane_numbers() {
   f32v x = {};
   TW_UNROLL
