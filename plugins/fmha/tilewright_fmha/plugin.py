@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from tilewright_arch import ArchSpec
 from tilewright_fmha import __version__
+from tilewright_fmha.analysis import fmha_analysis_request, fmha_analysis_shape, fmha_product
 from tilewright_fmha.candidates import fmha_candidates, fmha_refusal
 from tilewright_fmha.codegen import generate
 from tilewright_fmha.config import CONFIGS, FmhaConfig
@@ -38,13 +38,10 @@ from tilewright_fmha.words import (
     VARIANT_ALIASES,
 )
 from tilewright_kit.declare import KernelSet
-from tilewright_kit.device import DeviceInfo
 from tilewright_kit.hookspecs import hookimpl
-from tilewright_kit.operation import Operation, Prediction
-from tilewright_kit.plan import ExecutionPlan
+from tilewright_kit.operation import Operation
 from tilewright_kit.problem import OperationRequest
-from tilewright_kit.rules import RuleBook, Violation
-from tilewright_kit.source import SourceUnit
+from tilewright_kit.rules import RuleBook
 
 __all__ = ["FmhaOperation", "tilewright_operations"]
 
@@ -75,44 +72,30 @@ class FmhaOperation:
     def parse(self, request: OperationRequest) -> FmhaProblem:
         return PARSERS[self.name](request)
 
-    def value_operands(self, problem: FmhaProblem) -> tuple[str, ...]:
-        return value_operands(problem)
-
-    def check_values(self, problem: FmhaProblem, values: Arrays) -> None:
-        check_values(problem, values)
-
-    def candidates(self, problem: FmhaProblem, device: DeviceInfo) -> Sequence[FmhaConfig]:
-        return fmha_candidates(problem, device)
-
-    def refusal(self, problem: FmhaProblem, device: DeviceInfo) -> Violation | None:
-        return fmha_refusal(problem, device)
-
-    def select_set(self, arch: ArchSpec, **options: Any) -> Sequence[FmhaConfig]:
-        return select_set(arch, self.name, **options)
-
-    def mismatches(self, problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> Sequence[Violation]:
-        return fmha_mismatches(problem, config, device)
-
-    def generate(self, config: FmhaConfig, arch: ArchSpec) -> SourceUnit:
-        return generate(config, arch)
-
-    def plan(self, problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> ExecutionPlan:
-        return plan_fmha(problem, config, device)
-
-    def predict(self, problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> Prediction:
-        return predict_fmha(problem, config, device)
-
-    def features(self, problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> Mapping[str, float]:
-        return fmha_features(problem, config, device)
-
     def reference(self, problem: FmhaProblem, inputs: Arrays) -> Arrays:
         return _REFERENCES[self.name](problem, inputs)
 
     def samples(self) -> Iterable[OperationRequest]:
         return fmha_samples(self.name)
 
-    def sample_inputs(self, request: OperationRequest, rng: np.random.Generator) -> dict[str, Array]:
-        return sample_inputs(request, rng)
+    def select_set(self, arch: ArchSpec, **options: Any) -> Sequence[FmhaConfig]:
+        return select_set(arch, self.name, **options)
+
+    candidates = staticmethod(fmha_candidates)
+    refusal = staticmethod(fmha_refusal)
+    mismatches = staticmethod(fmha_mismatches)
+    generate = staticmethod(generate)
+    plan = staticmethod(plan_fmha)
+    predict = staticmethod(predict_fmha)
+    features = staticmethod(fmha_features)
+
+    value_operands = staticmethod(value_operands)
+    check_values = staticmethod(check_values)
+    sample_inputs = staticmethod(sample_inputs)
+
+    analysis_shape = staticmethod(fmha_analysis_shape)
+    analysis_request = staticmethod(fmha_analysis_request)
+    product_of = staticmethod(fmha_product)
 
 
 @hookimpl
