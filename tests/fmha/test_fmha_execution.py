@@ -74,6 +74,10 @@ LONG = {"q": desc("fp32", 2, 4, 3, 16), "k": desc("fp32", 2, 2, 700, 16), "v": d
 REQUESTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "split": (LONG, {"num_splits": 3, "return_lse": True}),
     "split_sinks": ({**LONG, "sinks": desc("fp32", 4), "seqlens_k": ints(2)}, {"num_splits": 4, "causal": True}),
+    "split_skipped": (
+        {**LONG, "sinks": desc("fp32", 4), "seqlens_q": ints(2)},
+        {"num_splits": 2, "min_seqlen_q": 3, "return_lse": True},
+    ),
     "split_varlen": (
         {**varlen_of("bf16"), "k": desc("bf16", 900, 2, 16), "v": desc("bf16", 900, 2, 24)},
         {"max_seqlen_q": 8, "max_seqlen_k": 400, "num_splits": 2, "dropout_p": 0.4, "return_lse": True},

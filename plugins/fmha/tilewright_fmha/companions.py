@@ -14,7 +14,7 @@ __all__ = ["combine_of", "convert_of", "dot_of"]
 
 def combine_of(config: FmhaConfig, arch: ArchSpec) -> FmhaConfig:
     """What adds up the parts of a split kernel."""
-    return _companion(config, arch, Family.COMBINE, "lse", "learned_sinks")
+    return _companion(config, arch, Family.COMBINE, "lse", "learned_sinks", "skip_min_seqlen_q")
 
 
 def dot_of(config: FmhaConfig, arch: ArchSpec) -> FmhaConfig:

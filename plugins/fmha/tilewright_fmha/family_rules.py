@@ -26,7 +26,7 @@ _CACHE = frozenset({"paged", "kv_layout", "kv_lookup", "page_size"})
 _MEANT: Mapping[Family, frozenset[str]] = {
     Family.FWD: _FORWARD,
     **dict.fromkeys((Family.SPLITKV, Family.PAGEDKV, Family.BATCH_PREFILL), _FORWARD | _CACHE),
-    Family.COMBINE: _ALWAYS | {"lse", "learned_sinks"},
+    Family.COMBINE: _ALWAYS | {"lse", "learned_sinks", "skip_min_seqlen_q"},
     Family.APPENDKV: _ALWAYS | _CACHE | {"rope", "rope_dtype"},
     Family.DQ_DK_DV: _ALWAYS | _SCORES | {"v_layout", "dbias", "deterministic"},
     Family.DOT_DO_O: _ALWAYS | {"learned_sinks", "skip_min_seqlen_q", "bias", "dtype_bias", "dbias", "deterministic"},

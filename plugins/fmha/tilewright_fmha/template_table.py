@@ -25,7 +25,7 @@ _SCORES = _MASKS | {"bias", "alibi", "dropout", "randval", "softcap", "softcap_b
 _ALL_FORWARD = (
     _TYPES | _FP8 | _MIXED | _SCALES | _PAGES | _SCORES | {"group", "lse", "learned_sink", "skip_min", "column_v"}
 )
-_COMBINE = _TYPES | _FP8 | _MIXED | {"group", "lse", "learned_sink"}
+_COMBINE = _TYPES | _FP8 | _MIXED | {"group", "lse", "learned_sink", "skip_min"}
 _APPEND = _TYPES | _FP8 | _MIXED | _PAGES | {"group", "rope_interleaved", "rope_half"}
 _BACKWARD = _TYPES | _SCORES | {"group", "learned_sink", "skip_min", "dbias", "deterministic", "column_v"}
 _BACKWARD_PARTS = _TYPES | {"group", "learned_sink", "skip_min", "bias", "dbias", "deterministic"}
