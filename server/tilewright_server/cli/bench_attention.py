@@ -25,7 +25,7 @@ _SHAPES = (
 def attention(
     shapes: str = typer.Option(..., "--shapes", help=_SHAPES),
     dtype: str = typer.Option("", help="Types of rows that name none, comma-separated. Default: fp32 on a CPU, bf16."),
-    mask: str = typer.Option("", help="Masks of rows that name none: top_left, bottom_right."),
+    mask: str = typer.Option("no", help="Masks of rows that name none, comma-separated: no, top_left, bottom_right."),
     layout: str = typer.Option("bhsd", help="Layouts of rows that name none, comma-separated: bhsd, bshd."),
     batch: int = typer.Option(0, min=0, help="Sequences of every problem; 0: as its row says."),
 ) -> o.Problems:
