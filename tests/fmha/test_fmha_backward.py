@@ -54,7 +54,7 @@ def cases() -> list[Case]:
     """Pairs of compiled features, each with other sizes."""
     rng = np.random.default_rng(5)
     found = []
-    for case in pairwise(COMPILED, 11):
+    for case in pairwise(COMPILED, 4):
         sizes = {name: values[int(rng.integers(len(values)))] for name, values in SIZED.items()}
         sizes["columns"] = False
         found.append(Case(**{**{name: getattr(case, name) for name in COMPILED}, **sizes}))

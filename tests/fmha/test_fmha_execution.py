@@ -62,7 +62,7 @@ def cases() -> list[Case]:
     rng = np.random.default_rng(6)
     return [
         dataclasses.replace(case, **{name: values[int(rng.integers(len(values)))] for name, values in SIZED.items()})
-        for case in pairwise(COMPILED, 3)
+        for case in pairwise(COMPILED, 4)
     ]
 
 
