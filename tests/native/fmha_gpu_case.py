@@ -51,7 +51,8 @@ class GpuFmhaKernel(FmhaKernel):
             "align_v": 8, "block_per_cu": -1, "num_wave_groups": 1, "max_splits": 8, "stages": 0, "team": 1,
         }  # fmt: skip
         for stage in range(3):
-            numbers |= {f"wave_m{stage}": self.waves, f"wave_n{stage}": 1, f"wave_k{stage}": 1}
+            rows = self.waves if stage == 1 or (stage == 0 and self.family != "dq_dk_dv") else 1
+            numbers |= {f"wave_m{stage}": rows, f"wave_n{stage}": self.waves // rows, f"wave_k{stage}": 1}
             numbers |= dict(zip((f"warp_m{stage}", f"warp_n{stage}", f"warp_k{stage}"), self.warp, strict=True))
         lines += [f"static constexpr int {name} = {value};" for name, value in numbers.items()]
         lines.append(f"static constexpr tw::FmhaPipeline pipeline = tw::FmhaPipeline::{self.pipeline};")
@@ -84,7 +85,9 @@ class GpuFmhaKernel(FmhaKernel):
         rows = {"combine": 32, "dot_do_o": 64, "convert_dq": 64}.get(self.family)
         if self.family == "append":
             return int(args.batch * (args.heads_k + args.heads_q) * -(-args.new_rows // 16))
-        if rows:
+        if self.family == "dq_dk_dv":
+            args.tiles = args.batch * args.heads_k * (args.splits if self.deterministic else args.k_tiles)
+        elif rows:
             args.tiles = args.batch * args.heads_q * -(-args.seq_q // rows)
         else:
             args.tiles = args.q_tiles * heads * args.batch * (args.splits if self.family == "split" else 1)
@@ -100,6 +103,8 @@ def gpu_combine_of(kernel: GpuFmhaKernel) -> GpuFmhaKernel:
 
 
 def stages_of(kernel: GpuFmhaKernel) -> list[GpuFmhaKernel]:
+    if kernel.family == "dq_dk_dv":
+        return [kernel.replace(family="dot_do_o"), kernel, kernel.replace(family="convert_dq")]
     return [kernel, gpu_combine_of(kernel)] if kernel.family == "split" else [kernel]
 
 

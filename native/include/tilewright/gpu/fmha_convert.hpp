@@ -35,6 +35,7 @@ struct FmhaConvert {
       const int64_t place = items * to.batch + h * to.head + (item.q_first + i) * to.row + c * to.col;
       fmha_store_run<Q>((char*)to.ptr + place * size_of<Q>, sum, (int)args.hdim_q - c, to.col);
     }
+    if (args.dsinks && first == 0 && b == 0 && thread < kWave) sink(args, h, thread);
     if constexpr (Config::dbias) {
       const tw_fmha_tensor& to = args.dbias;
       const int64_t heads = to.head ? args.heads_q : 1, lines = to.row ? args.seq_q : 1;
@@ -48,6 +49,27 @@ struct FmhaConvert {
         store_global<typename Bias::storage>((char*)to.ptr + place * size_of<Bias>, from_float<Bias>(sum));
       }
     }
+  }
+
+  // The gradient of a learned sink, -sum of 2^((sink - lse) log2(e)) * delta over all items, by one wave.
+  TW_DEVICE static void sink(const tw_fmha_args& args, int h, int lane) {
+    const float own = load_constant<float>(args.sinks + h);
+    float sum = 0.0f;
+    TW_NO_UNROLL
+    for (int b = 0; b < (int)args.batch; b++) {
+      const FmhaItem item = fmha_item<Config>(args, b);
+      const int64_t from = (Config::varlen ? 0 : b) * args.lse.batch + h * args.lse.head;
+      TW_NO_UNROLL
+      for (int i = lane; i < (int)item.q_rows; i += kWave) {  // delta of items that are skipped is 0
+        const float lse = load_constant<float>((const float*)args.lse.ptr + from + (item.q_first + i) * args.lse.row);
+        if (lse == minus_infinity()) continue;
+        const float delta = load_constant<float>(args.delta + fmha_line_of<Config>(args, item, b, h, i));
+        sum -= exp2((own - lse) * kLog2E) * delta;
+      }
+    }
+    TW_UNROLL
+    for (int mask = kWave / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
+    if (lane == 0) store_global(args.dsinks + h, sum);
   }
 };
 

@@ -71,6 +71,20 @@ struct FmhaAtoms {
   using Atom = typename AtomOf<A, B, kRows, kColumns, simt>::type;
 };
 
+// All lanes of a wave take part in an instruction of the matrix unit. Not every compiler knows that of WMMA: what only some
+// lanes use, it would compute in these lanes alone.
+template <class Atom>
+TW_DEVICE void fmha_settle(Atom&) {}
+#if defined(__HIP__)
+template <class TileA, class TileB, int kM, int kN, int kTileM, int kTileN, int kTileK>
+TW_DEVICE void fmha_settle(MatrixAtom<TileA, TileB, kM, kN, kTileM, kTileN, kTileK>& atom) {
+  TW_UNROLL
+  for (int i = 0; i < atom.rows; i++)
+    TW_UNROLL
+    for (int j = 0; j < atom.columns; j++) asm volatile("" : "+v"(atom.acc[i][j]));
+}
+#endif
+
 // The product of two tiles in shared memory, added to the atom: the wave's part from row m0 and column n0 on.
 template <class Atom, class TileA>
 TW_DEVICE void fmha_multiply(Atom& atom, uint32_t a, uint32_t b, int m0, int n0, int lane) {
@@ -81,6 +95,7 @@ TW_DEVICE void fmha_multiply(Atom& atom, uint32_t a, uint32_t b, int m0, int n0,
     Atom::load(f, a, b, m0, n0, lane, kk);
     atom.multiply(f);
   }
+  fmha_settle(atom);
 }
 
 // Results of 8-bit operands are scaled on some GPUs; these are never 8-bit.

@@ -4,6 +4,7 @@
 //   TW_KERNEL(threads, min_blocks, name, Params, body)   min_blocks: workgroups that share a multiprocessor
 //   kWave                    lanes of a wave
 //   read_again(params)       a kernel's parameter, not to be kept in registers from an earlier reading
+//   compute_again(x)         x, of which nothing is kept in registers from an earlier use
 //   thread_index(), block_index(), block_count(), lane_index()
 //   barrier(), wave_barrier()
 //   shuffle(x, lane), shuffle_xor(x, mask), count_lanes(condition)   over the lanes of a wave, all of which take part

@@ -23,6 +23,10 @@ template <class Params>
 TW_DEVICE const Params& read_again(const Params& params) {
   return params;
 }
+TW_DEVICE int compute_again(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
 TW_DEVICE int lane_index() { return (int)(threadIdx.x % 32); }
 
 TW_DEVICE void barrier() { __syncthreads(); }

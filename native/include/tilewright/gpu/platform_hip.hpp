@@ -31,6 +31,10 @@ TW_DEVICE const Params& read_again(const Params&) {
   asm volatile("" : "+s"(from));
   return *(const Params*)from;
 }
+TW_DEVICE int compute_again(int x) {
+  asm volatile("" : "+v"(x));
+  return x;
+}
 TW_DEVICE int lane_index() { return thread_index() % kWave; }
 
 // This wave's operations on shared memory are done. The fence of a barrier asks for the same, but not every compiler

@@ -177,6 +177,7 @@ template <class Params>
 const Params& read_again(const Params& params) {
   return params;
 }
+inline int compute_again(int x) { return x; }
 inline int lane_index() { return thread_index() % kWave; }
 
 inline void barrier() { host::meet(host::group.all, host::group.threads); }

@@ -1,0 +1,275 @@
+// The gradients of q, k and v on the portable building blocks, with the scores made again:
+//     P = 2^(t - lse log2(e))   dP = dO V^T   dS = P * (dP - delta)   dV = P^T dO   dK = scale dS^T Q   dQ = scale dS K
+//   TW_FMHA_BACKWARD_KERNEL(symbol, Config)   its only parameter is tw_fmha_args: dk and dv, and what convert_dq makes dq
+//                                             and dbias of
+// A workgroup has a slice of one key head: blocks of n0 keys, `splits` apart (not deterministic: one block), with all
+// queries of all heads of its group, m0 at a time. It owns its rows of dk and dv, and its slice of dq_acc, and goes through
+// all in order: sums do not depend on who came first. Scores are made transposed, keys as rows, which waves share out: so
+// a wave's P^T and dS^T are the first operands of dV and dK. Of dQ, waves share out columns.
+//
+// mma.sync reads 16-bit tiles along either axis. Other atoms want k side by side: they have a second copy of Q, dO and K.
+#pragma once
+#include "tilewright/gpu/fmha_dot.hpp"
+#include "tilewright/gpu/fmha_loader.hpp"
+#include "tilewright/gpu/fmha_softmax.hpp"
+
+namespace tw::gpu {
+
+template <class Config>
+struct FmhaBackward {
+  using X = typename Config::Q;
+  static_assert(is_same<X, typename Config::K> && is_same<X, typename Config::O>, "all operands are of one type");
+  using Atoms = FmhaAtoms<X, Config::warp_m0, Config::warp_n0, Config::warp_k0>;
+  static constexpr int waves = Config::wave_n0, threads = waves * kWave, min_blocks = 1;
+  static constexpr int m0 = Config::m0, n0 = Config::n0, hq = Config::hdim_q, hv = Config::hdim_v;
+  static constexpr int wave_keys = n0 / waves, wave_columns = hq / waves;
+  static_assert(Config::wave_m0 == 1 && Config::wave_m1 == waves && Config::wave_n2 == waves && Config::wave_m2 == 1,
+                "waves share out keys, and columns of dQ");
+  // One copy serves products over either axis.
+#if defined(__HIP__)
+  static constexpr bool shares = false;
+#else
+  static constexpr bool shares = !Atoms::simt;
+#endif
+  static constexpr bool across = Atoms::k_major_only;
+  using TileK = typename Atoms::template Tile<true, n0, hq>;
+  using TileV = typename Atoms::template Tile<true, n0, hv>;
+  using TileQ = typename Atoms::template Tile<true, m0, hq>;
+  using TileO = typename Atoms::template Tile<true, m0, hv>;
+  using TileKx = typename Atoms::template Tile<across, hq, n0>;
+  using TileQx = typename Atoms::template Tile<across, hq, m0>;
+  using TileOx = typename Atoms::template Tile<across, hv, m0>;
+  using TileT = typename Atoms::template Tile<true, n0, m0>;     // P^T, dS^T
+  using TileS = typename Atoms::template Tile<!shares, m0, n0>;  // dS
+  using ScoreAtom = typename Atoms::template Atom<TileK, TileQ, wave_keys, m0>;
+  using StepAtom = typename Atoms::template Atom<TileV, TileO, wave_keys, m0>;
+  using KeyAtom = typename Atoms::template Atom<TileT, TileQx, wave_keys, hq>;
+  using ValueAtom = typename Atoms::template Atom<TileT, TileOx, wave_keys, hv>;
+  using QueryAtom = typename Atoms::template Atom<TileS, TileKx, m0, wave_columns>;
+
+  static constexpr int k_at = 0, v_at = k_at + TileK::bytes, q_at = v_at + TileV::bytes, o_at = q_at + TileQ::bytes;
+  static constexpr int p_at = o_at + TileO::bytes, ds_at = p_at + TileT::bytes, lines_at = ds_at + TileT::bytes;
+  static constexpr int random_at = lines_at + 2 * m0 * 4;
+  static constexpr int groups = (n0 > 64 ? n0 / 64 : 1) * 4;  // calls of the generator for a row
+  static constexpr int copies_at = random_at + m0 * groups * 16;
+  static constexpr int kx_at = shares ? k_at : copies_at, qx_at = shares ? q_at : kx_at + TileKx::bytes;
+  static constexpr int ox_at = shares ? o_at : qx_at + TileQx::bytes, s_at = shares ? ds_at : ox_at + TileOx::bytes;
+  static constexpr int shared_bytes = shares ? copies_at : s_at + TileS::bytes;
+  static_assert(!Config::dropout || n0 % 64 == 0 || 64 % n0 == 0, "blocks of columns divide 64, or the reverse");
+
+  const tw_fmha_args& args;
+  const int thread, lane, wave;
+  const uint32_t shared;
+
+  TW_DEVICE static void run(const tw_fmha_args& args) {
+    const int thread = thread_index();
+    const FmhaBackward self = {args, thread, lane_index(), thread / kWave, shared_base()};
+    const int pieces = Config::deterministic ? (int)args.splits : (int)args.k_tiles, id = block_index();
+    const int piece = id % pieces, hk = id / pieces % (int)args.heads_k, b = id / pieces / (int)args.heads_k;
+    FmhaItem item = fmha_item<Config>(args, b);
+    if (Config::skip_min && item.skip) item.q_rows = 0;
+    const int room = (int)(Config::varlen ? item.k_rows : args.seq_k);
+    TW_NO_UNROLL
+    for (int block = piece; block * n0 < room; block += pieces)
+      self.keys(item, b, hk, block * n0, room, Config::deterministic ? piece : 0);
+  }
+
+  // Row r, from column c on, of `count` rows of a tensor.
+  template <class E>
+  TW_DEVICE static FmhaChunk chunk(const char* base, const tw_fmha_tensor& tensor, int r, int count, int c, int hdim) {
+    FmhaChunk chunk = {nullptr, tensor.col * size_of<E>, min_of(hdim - c, 16 / size_of<E>)};
+    if (r < count && c < hdim) chunk.from = base + (r * tensor.row + c * tensor.col) * size_of<E>;
+    return chunk;
+  }
+  TW_DEVICE static const char* rows_of(const tw_fmha_tensor& tensor, int64_t b, int64_t h, int64_t row) {
+    return (const char*)tensor.ptr +
+           ((Config::varlen ? 0 : b * tensor.batch) + h * tensor.head + row * tensor.row) * size_of<X>;
+  }
+  template <class Tile, class Across>
+  TW_DEVICE void load(int to, int copy, const char* base, const tw_fmha_tensor& tensor, int count, int hdim) const {
+    const auto at = [&](int r, int c) { return chunk<X>(base, tensor, r, count, c, hdim); };
+    fmha_load_lines<X, X, Tile, threads, false>(shared + to, thread, at);
+    if constexpr (!is_same<Across, void> && !shares)
+      fmha_load_across<X, X, Across, threads, false>(shared + copy, thread, at);
+  }
+
+  TW_DEVICE void keys(const FmhaItem& item, int b, int hk, int j0, int room, int slice) const {
+    const int group = (int)(args.heads_q / args.heads_k), count = max_of((int)item.k_rows - j0, 0);
+    const int64_t row = item.k_first + j0;
+    barrier();  // the tiles are free
+    load<TileK, TileKx>(k_at, kx_at, rows_of(args.k, b, hk, row), args.k, count, (int)args.hdim_q);
+    load<TileV, void>(v_at, 0, rows_of(args.v, b, hk, row), args.v, count, (int)args.hdim_v);
+    KeyAtom dk;
+    ValueAtom dv;
+    dk.clear(), dv.clear();
+    if (count > 0) {
+      TW_NO_UNROLL
+      for (int h = hk * group; h < hk * group + group; h++)
+        TW_NO_UNROLL
+        for (int i0 = 0; i0 < (int)item.q_rows; i0 += m0) {
+          if constexpr (Config::mask != FmhaMask::no) {
+            const FmhaRange range = fmha_range(args, item, i0, fmha_min(i0 + m0, item.q_rows));
+            if (j0 >= range.last || (j0 >= range.sink_last && j0 + n0 <= range.first)) continue;
+          }
+          // Addresses are made again, which takes less time than so many registers.
+          const int own = compute_again(thread);
+          const FmhaBackward self = {read_again(args), own, own % kWave, own / kWave, shared};
+          self.queries(dk, dv, item, b, h, i0, j0, slice);
+        }
+    }
+    const tw_fmha_args& again = read_again(args);
+    const float keep = Config::dropout ? (float)again.keep_scale : 1.0f;
+    store(dk, again.dk, item, b, hk, j0, room, (int)again.hdim_q, (float)again.scale);
+    store(dv, again.dv, item, b, hk, j0, room, (int)again.hdim_v, keep);
+  }
+
+  template <class Atom>
+  TW_DEVICE void store(Atom& atom, const tw_fmha_tensor& to, const FmhaItem& item, int b, int hk, int j0, int room,
+                       int hdim, float factor) const {
+    char* const base = (char*)rows_of(to, b, hk, item.k_first + j0);
+    fmha_each_run(atom, [&](float (&x)[Atom::run], int slot, int, int index) {
+      const int r = wave * wave_keys + Atom::row_at(lane, slot), c = Atom::run_column(lane, index);
+      if (j0 + r >= room) return;
+      TW_UNROLL
+      for (int e = 0; e < Atom::run; e++) x[e] *= factor;
+      fmha_store_run<X>(base + (r * to.row + c * to.col) * size_of<X>, x, hdim - c, to.col);
+    });
+  }
+
+  TW_DEVICE void queries(KeyAtom& dk, ValueAtom& dv, const FmhaItem& item, int b, int h, int i0, int j0,
+                         int slice) const {
+    const int count = (int)item.q_rows - i0;
+    const int64_t row = item.q_first + i0;
+    barrier();  // the tiles are free
+    load<TileQ, TileQx>(q_at, qx_at, rows_of(args.q, b, h, row), args.q, count, (int)args.hdim_q);
+    load<TileO, TileOx>(o_at, ox_at, rows_of(args.d_o, b, h, row), args.d_o, count, (int)args.hdim_v);
+    for (int r = thread; r < m0; r += threads) {
+      float lse = -minus_infinity(), delta = 0.0f;  // a row that saw nothing has no probabilities
+      if (r < count) {
+        const int64_t at = (Config::varlen ? 0 : b * args.lse.batch) + h * args.lse.head + (row + r) * args.lse.row;
+        const float x = load_constant<float>((const float*)args.lse.ptr + at);
+        if (x != minus_infinity()) lse = x * kLog2E;
+        delta = load_constant<float>(args.delta + fmha_line_of<Config>(args, item, b, h, i0 + r));
+      }
+      store_shared(shared + lines_at + r * 4, Words<1>{bits_of(lse)});
+      store_shared(shared + lines_at + (m0 + r) * 4, Words<1>{bits_of(delta)});
+    }
+    if constexpr (Config::dropout) {
+      const FmhaSeed seed = fmha_seed(args);
+      TW_NO_UNROLL
+      for (int id = thread; id < m0 * groups; id += threads) {
+        const PhiloxWords words = fmha_random(seed, (int64_t)b * args.heads_q + h, i0 + id / groups,
+                                              (j0 >> 6) * 4 + id % groups);
+        store_shared(shared + random_at + id * 16, Words<4>{words.w[0], words.w[1], words.w[2], words.w[3]});
+      }
+    }
+    barrier();
+    {
+      ScoreAtom s;
+      StepAtom dp;
+      s.clear(), dp.clear();
+      fmha_multiply<ScoreAtom, TileK>(s, shared + k_at, shared + q_at, wave * wave_keys, 0, lane);
+      fmha_multiply<StepAtom, TileV>(dp, shared + v_at, shared + o_at, wave * wave_keys, 0, lane);
+      scores(s, dp, item, b, h, i0, j0, slice);
+    }
+    barrier();
+    fmha_multiply<ValueAtom, TileT>(dv, shared + p_at, shared + ox_at, wave * wave_keys, 0, lane);
+    fmha_multiply<KeyAtom, TileT>(dk, shared + ds_at, shared + qx_at, wave * wave_keys, 0, lane);
+    QueryAtom dq;
+    dq.clear();
+    fmha_multiply<QueryAtom, TileS>(dq, shared + s_at, shared + kx_at, 0, wave * wave_columns, lane);
+    float* const to = args.dq_acc + (slice * fmha_lines<Config>(args) + fmha_line_of<Config>(args, item, b, h, i0)) * hq;
+    fmha_each_run(dq, [&](float (&x)[QueryAtom::run], int slot, int, int index) {
+      const int r = QueryAtom::row_at(lane, slot), c = wave * wave_columns + QueryAtom::run_column(lane, index);
+      if (r >= count) return;
+      TW_UNROLL
+      for (int e = 0; e < QueryAtom::run; e++) {
+        float* const at = to + r * hq + c + e;
+        if constexpr (Config::deterministic) store_global(at, load_global<float>(at) + x[e]);
+        else add_global(at, x[e]);
+      }
+    });
+  }
+
+  // P^T and dS^T from S^T and dP^T, to shared memory.
+  TW_DEVICE void scores(ScoreAtom& s, StepAtom& dp, const FmhaItem& item, int b, int h, int i0, int j0,
+                        int slice) const {
+    constexpr int kFar = 1 << 30;
+    const int right = args.right < 0 || args.right > kFar ? kFar : (int)args.right;
+    const int left = args.left < 0 || args.left > kFar ? kFar : (int)args.left;
+    const int sinks = (int)fmha_min(args.sink_size, kFar), off = (int)item.off, rows = (int)item.q_rows;
+    const float cap = (float)args.softcap, factor = (float)args.scale * (Config::softcap ? 1.0f / cap : kLog2E);
+    float slope = 0.0f;
+    if constexpr (Config::bias == FmhaBias::alibi)
+      slope = load_constant<float>(args.slopes + b * args.slope_batch + h) * kLog2E;
+    fmha_each_run(s, [&](float (&x)[ScoreAtom::run], int slot, int strip, int index) {
+      const int r = wave * wave_keys + ScoreAtom::row_at(lane, slot), j = j0 + r;
+      const int column = ScoreAtom::run_column(lane, index);
+      float y[ScoreAtom::run];
+      dp.get(y, strip, index);
+      TW_UNROLL
+      for (int e = 0; e < ScoreAtom::run; e++) {
+        const int i = i0 + column + e, d = j - i - off;
+        const float lse = float_of(load_shared<1>(shared + lines_at + (column + e) * 4).w[0]);
+        const float delta = float_of(load_shared<1>(shared + lines_at + (m0 + column + e) * 4).w[0]);
+        const bool exists = j < (int)item.k_rows && i < rows;
+        float t = x[e] * factor, bent = 0.0f;
+        if constexpr (Config::softcap) bent = fmha_tanh(t), t = bent * (cap * kLog2E);
+        if constexpr (Config::bias == FmhaBias::elementwise) {
+          using E = typename Config::Bias;
+          const int64_t at = b * args.bias.batch + h * args.bias.head + i * args.bias.row + j * args.bias.col;
+          if (exists)
+            t += to_float<E>(load_constant<typename E::storage>((const char*)args.bias.ptr + at * size_of<E>)) * kLog2E;
+        }
+        if constexpr (Config::bias == FmhaBias::alibi) t -= slope * (float)(d < 0 ? -d : d);
+        float p = exp2(t - lse);
+        if (!exists) p = 0.0f;
+        if constexpr (Config::mask != FmhaMask::no)
+          if (d > right || (d < -left && j >= sinks)) p = 0.0f;
+        float step = y[e], kept = p;
+        if constexpr (Config::dropout) {
+          const bool drops = dropped(column + e, j, j0);
+          step = drops ? 0.0f : step * (float)args.keep_scale;
+          kept = drops ? 0.0f : p;
+        }
+        float grad = p == 0.0f ? 0.0f : p * (step - delta);
+        if constexpr (Config::dbias)
+          if (exists) add_bias(b, h, i, j, slice, grad);
+        if constexpr (Config::softcap) grad *= 1.0f - bent * bent;
+        x[e] = kept, y[e] = grad;
+      }
+      const int byte = column * size_of<X>;
+      const uint32_t at = shared + TileT::offset(r, byte / 16) + byte % 16;
+      store_shared(at + p_at, pack<X, ScoreAtom::run>(x).data);
+      store_shared(at + ds_at, pack<X, ScoreAtom::run>(y).data);
+      if constexpr (!shares) {
+        TW_UNROLL
+        for (int e = 0; e < ScoreAtom::run; e++) {
+          const uint32_t to = shared + s_at + TileS::offset(column + e, r * size_of<X> / 16) + r * size_of<X> % 16;
+          if constexpr (size_of<X> == 4) store_shared(to, Words<1>{bits_of(y[e])});
+          else store_shared_short(to, from_float<X>(y[e]));
+        }
+      }
+    });
+  }
+
+  TW_DEVICE bool dropped(int i, int j, int j0) const {
+    const int group = ((j >> 6) - (j0 >> 6)) * 4 + ((j & 7) >> 1), byte = ((j >> 3) & 7) * 2 + (j & 1);
+    const uint32_t word = load_shared<1>(shared + random_at + (i * groups + group) * 16 + byte / 4 * 4).w[0];
+    return (word >> (byte % 4 * 8) & 255u) < (uint32_t)args.drop_below;
+  }
+
+  TW_DEVICE void add_bias(int b, int h, int i, int j, int slice, float x) const {
+    const tw_fmha_tensor& to = args.dbias;
+    const int64_t items = to.batch ? args.batch : 1, heads = to.head ? args.heads_q : 1, lines = to.row ? args.seq_q : 1;
+    const int64_t columns = to.col ? args.seq_k : 1, copy = to.col ? 0 : slice * items;
+    add_global(args.dbias_acc + (((copy + (to.batch ? b : 0)) * heads + (to.head ? h : 0)) * lines + (to.row ? i : 0)) *
+                                    columns + (to.col ? j : 0), x);
+  }
+};
+
+}  // namespace tw::gpu
+
+#define TW_FMHA_BACKWARD_KERNEL(NAME, ...)                                                                     \
+  TW_KERNEL(tw::gpu::FmhaBackward<__VA_ARGS__>::threads, tw::gpu::FmhaBackward<__VA_ARGS__>::min_blocks, NAME, \
+            tw_fmha_args, tw::gpu::FmhaBackward<__VA_ARGS__>::run(params);)
