@@ -68,7 +68,7 @@ def test_convolutions_are_right(kernels: dict[str, AmdConvKernels], turn: str, r
         pytest.skip(f"{arch} has no matrix instruction for {CASES[name][0].a}")
     built, symbol = kernels[arch].built(config)
     facts = built.resources(symbol)
-    assert facts.scratch_bytes == facts.vgpr_spills == 0
+    assert facts.scratch_bytes == facts.vgpr_spills == facts.sgpr_spills == 0
     assert facts.vgprs <= tilewright_arch.load(arch).max_vgprs
     for more in CASES[name][1][:2]:
         case = ConvCase(config, rng=rng, at_end=bool(rng.integers(0, 2)), **more)

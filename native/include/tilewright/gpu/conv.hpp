@@ -26,6 +26,7 @@ struct ConvSources {
   static constexpr bool any_alignment = false;
   static constexpr bool implicit = Config::kind == ConvKind::implicit;
   static constexpr bool is_weight = Config::direction == Direction::backward_weight;
+  static constexpr bool has_wide = implicit && !is_weight;  // see ImageRows
   static constexpr bool by_taps = implicit && Config::direction == Direction::backward_data;
 
   template <bool kPartial, class Void = void>
@@ -53,6 +54,7 @@ struct ConvSources {
     using Copy = ImageRowsLoader<Place>;
 #if defined(__HIP__)
     using Fast = Checked<Place>;
+    using Wide = Checked<Place, true>;
     using Registers = ImageRowsRegisters<Place, Tile, kThreads>;
 #endif
   };
@@ -130,15 +132,16 @@ struct Conv : Gemm<typename ConvFinish<Config>::type, ConvSources<Config>> {
     return (const char*)p + elements * size;
   }
 
-  TW_DEVICE static void multiply(typename Base::Atom& atom, const tw_conv_problem& problem, int64_t item, int i0, int j0,
-                                 int slices, int slice, const Where& at) {
+  // loop: the problem again, see task_again.
+  TW_DEVICE static void multiply(typename Base::Atom& atom, const tw_conv_problem& problem, const tw_conv_problem& loop,
+                                 int64_t item, int i0, int j0, int slices, int slice, const Where& at) {
     const tw_gemm_problem& g = problem.gemm;
     if constexpr (Sources::by_taps) {
       const int each = ceil_div((int)problem.channels, Config::tile_k);
       const int total = g.k > 0 ? divide((int)g.k, problem.by_channels) * each : 0;
       const Slice range = slice_of(total, slices, slice, 1);
-      const A a(problem, item, i0, each, range.begin, range.length, at.thread);
-      const B b(problem, item, j0, each, range.begin, range.length);
+      const A a(problem, loop, item, i0, each, range.begin, range.length, at.thread);
+      const B b(loop, item, j0, each, range.begin, range.length);
       Loop::run(atom, a, b, at);
     } else {
       const Slice range = slice_of((int)g.k, slices, slice, Config::tile_k);
@@ -152,7 +155,7 @@ struct Conv : Gemm<typename ConvFinish<Config>::type, ConvSources<Config>> {
         const B b(problem, item, j0, range.begin, range.length, at.thread);
         Loop::run(atom, a, b, at);
       } else {
-        const A a(problem, item, i0, 0, range.begin, range.length, at.thread);
+        const A a(problem, loop, item, i0, 0, range.begin, range.length, at.thread);
         const B b(moved(g.b, item * problem.weight_g, TileB::element_bytes), problem.weight_n, j0, (int)g.n,
                   range.begin, range.length);
         Loop::run(atom, a, b, at);
@@ -171,7 +174,7 @@ struct Conv : Gemm<typename ConvFinish<Config>::type, ConvSources<Config>> {
     const int i0 = job.tile.row * Config::tile_m, j0 = job.tile.column * Config::tile_n;
     typename Base::Atom atom;
     atom.clear();
-    multiply(atom, problem, job.item, i0, j0, slices, slice, at);
+    multiply(atom, problem, task_again<Config>(params, job.task).conv, job.item, i0, j0, slices, slice, at);
     if constexpr (Config::two_stage) {
       tw_gemm_problem partial = problem.gemm;
       partial.alpha = 1.0;
@@ -182,8 +185,9 @@ struct Conv : Gemm<typename ConvFinish<Config>::type, ConvSources<Config>> {
     } else {
       if constexpr (Config::split_k > 1)
         if (slices > 1 && !Base::gather(atom, params.launch, job.index, slice, at)) return;
-      const ConvRows<Config> rows(problem, job.item, size_of<typename Config::C>);
-      Base::finish_tile(atom, typename Base::Finish(problem.gemm, job.task->operands(), job.item, rows), i0, j0, at);
+      const auto& task = task_again<Config>(params, job.task);
+      const ConvRows<Config> rows(task.conv, job.item, size_of<typename Config::C>);
+      Base::finish_tile(atom, typename Base::Finish(task.conv.gemm, task.operands(), job.item, rows), i0, j0, at);
     }
   }
 };

@@ -146,13 +146,15 @@ struct GroupConv : DepthwiseTile<Config> {
       Place at = Tile::place(p, tile, block, thread);
       Sums sum;
       clear(sum);
+      const tw_conv_problem& again = task_again<Config>(params, task).conv;
       TW_NO_UNROLL
-      for (int channel = 0; channel < (int)p.channels; channel += vector) {
-        if constexpr (Tile::fixed) add_fixed(sum, p, at, weights + channel * line_bytes);
-        else add_any(sum, p, at, weights + channel * line_bytes, taps);
-        at.offset += vector == 1 ? (uint32_t)p.image_c : (uint32_t)vector;
+      for (int channel = 0; channel < (int)again.channels; channel += vector) {
+        if constexpr (Tile::fixed) add_fixed(sum, again, at, weights + channel * line_bytes);
+        else add_any(sum, again, at, weights + channel * line_bytes, taps);
+        at.offset += vector == 1 ? (uint32_t)again.image_c : (uint32_t)vector;
       }
-      store(sum, p, task->operands(), at);
+      const auto& end = task_again<Config>(params, task);
+      store(sum, end.conv, end.operands(), at);
     }
   }
 };

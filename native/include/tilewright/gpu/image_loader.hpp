@@ -128,7 +128,8 @@ struct TapPanels {
     TW_UNROLL
     for (int i = 3 - Config::ndim; i < 3; i++) offset += s.axis(i) * problem.axes[i].tap_stride;
     const char* const from = base + offset * Tile::element_bytes;
-    const int channels = step < count ? min_of((int)problem.channels - channel, Tile::depth) : 0, columns = min_of(extent, Tile::extent);
+    const int left = min_of((int)problem.channels - channel, Tile::depth), channels = step < count ? left : 0;
+    const int columns = min_of(extent, Tile::extent);
     if constexpr (Tile::source_k_major) return {from, ld, columns, channels * Tile::element_bytes};
     else return {from, ld, channels, columns * Tile::element_bytes};
   }
@@ -153,9 +154,10 @@ struct ImageRows {
   int begin, length;  // of k; by taps: of steps
   bool wide;
 
-  TW_DEVICE ImageRows(const tw_conv_problem& of, int64_t item, int first_row, int each_tap, int from, int many,
-                      int thread)
-      : problem(of),
+  // loop: the same problem, for what is read later.
+  TW_DEVICE ImageRows(const tw_conv_problem& of, const tw_conv_problem& loop, int64_t item, int first_row, int each_tap,
+                      int from, int many, int thread)
+      : problem(loop),
         base((const char*)of.gemm.a + item * of.image_g * size),
         first(first_row),
         own(Places::place(thread, 0).chunk * (16 / size)),
@@ -166,10 +168,10 @@ struct ImageRows {
     TW_UNROLL
     for (int j = 0; j < per_thread; j++) {
       const int row = first + Places::place(thread, j).line;
-      const Pixel pixel = pixel_of<Config::ndim>(problem, row);
-      const bool exists = row < (int)problem.gemm.m;
+      const Pixel pixel = pixel_of<Config::ndim>(of, row);
+      const bool exists = row < (int)of.gemm.m;
       offset[j] = pixel.offset;
-      taps[j] = exists ? Bits::of_pixel(problem, pixel) : 0;
+      taps[j] = exists ? Bits::of_pixel(of, pixel) : 0;
     }
   }
 
@@ -181,8 +183,9 @@ struct ImageRows {
   };
   TW_DEVICE Step at(int step) const {
     if constexpr (kByTaps) {
-      const int tap = (begin + step) / each;  // of a step beyond the end nothing exists
-      return {*this, tap, (begin + step - tap * each) * Tile::depth + own, step < length ? (int)problem.channels : 0};
+      const int tap = (begin + step) / each, channels = (int)problem.channels;
+      const int end = step < length ? channels : 0;  // of a step beyond the end nothing exists
+      return {*this, tap, (begin + step - tap * each) * Tile::depth + own, end};
     } else {
       return {*this, 0, begin + step * Tile::depth + own, begin + length};
     }

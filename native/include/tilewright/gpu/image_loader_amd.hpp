@@ -19,6 +19,10 @@ TW_DEVICE __amdgpu_buffer_rsrc_t checked_buffer(const char* base) {
   return __builtin_amdgcn_make_buffer_rsrc((char*)uniform(base), 0, (int)kBufferEnd, kBufferFlags);
 }
 
+// Both values stand ready, so that the compiler chooses between them without a branch. Of a loop with branches it moves
+// products to where their sums are needed, many steps on, and keeps the fragments of all these steps until then.
+TW_DEVICE uint32_t offset_or_beyond(bool exists, uint32_t offset) { return exists ? offset : kBeyond; }
+
 // kWidth bytes in pieces of kBytes; offset_of(i) is where piece i lies, or kBeyond.
 template <int kWidth, int kBytes, class Offset>
 TW_DEVICE Words<kWidth / 4> load_pieces(__amdgpu_buffer_rsrc_t buffer, const Offset& offset_of) {
@@ -44,8 +48,8 @@ TW_DEVICE Words<kWidth / 4> load_pieces(__amdgpu_buffer_rsrc_t buffer, const Off
   }
 }
 
-// An operand with its steps, as the loops ask for it.
-template <class Operand>
+// An operand with its steps, as the loops ask for it. kWide: a filter with more taps than TapBits has bits for.
+template <class Operand, bool kWide = false>
 struct Checked {
   const Operand& operand;
   int steps;
@@ -72,8 +76,8 @@ struct PanelRegisters : RegisterLoader<Tile, kThreads> {
         const int line = Tile::source_k_major ? at.across : at.along * Base::rows + r;
         const int byte = (Tile::source_k_major ? at.along : at.across) * Base::width;
         held.data[j][r] = load_pieces<Base::width, bytes>(buffer, [&](int i) {
-          const bool in = line < panel.lines && byte + i * bytes < panel.bytes;
-          return in ? (uint32_t)line * ld + (uint32_t)(byte + i * bytes) : kBeyond;
+          const bool in = (line < panel.lines) & (byte + i * bytes < panel.bytes);
+          return offset_or_beyond(in, (uint32_t)line * ld + (uint32_t)(byte + i * bytes));
         });
       }
     }
@@ -88,7 +92,8 @@ struct ImageRowsRegisters : RegisterLoader<Tile, kThreads> {
   using Piece = typename Rows::Piece;
   static_assert(Base::per_thread == Rows::per_thread, "a thread keeps to its lines");
 
-  TW_DEVICE static void fetch(Held& held, const Checked<Rows>& from, int step, int thread, int part = 0,
+  template <bool kWide>
+  TW_DEVICE static void fetch(Held& held, const Checked<Rows, kWide>& from, int step, int thread, int part = 0,
                               int parts = 1) {
     const Rows& image = from.operand;
     const auto buffer = checked_buffer(image.base);
@@ -99,9 +104,9 @@ struct ImageRowsRegisters : RegisterLoader<Tile, kThreads> {
     TW_UNROLL
     for (int j = Base::per_thread * part / parts; j < Base::per_thread * (part + 1) / parts; j++)
       held.data[j][0] = load_pieces<16, Piece::bytes>(buffer, [&](int i) {
-        bool in = image.inside(reads[i], j);
-        if (image.wide) image.wide_address(reads[i], Rows::Places::place(thread, j).line, in);
-        return in ? (image.offset[j] + reads[i].offset) * Rows::size : kBeyond;
+        bool in = reads[i].exists & ((image.taps[j] & reads[i].bits) == reads[i].bits);
+        if constexpr (kWide) image.wide_address(reads[i], Rows::Places::place(thread, j).line, in);
+        return offset_or_beyond(in, (image.offset[j] + reads[i].offset) * Rows::size);
       });
   }
 };
@@ -154,8 +159,8 @@ struct ImageBlocksRegisters : RegisterLoader<Tile, kThreads> {
         const int row = image.begin + step * Tile::depth + at.along * Base::rows + r;
         const Pixel pixel = pixel_of<ndim>(p, row);
         held.data[j][r] = load_pieces<Base::width, bytes>(buffer, [&](int i) {
-          const bool in = exists[i] && row < end && is_inside<ndim>(p, pixel, taps[i]);
-          return in ? (pixel.offset + taps[i].offset) * size : kBeyond;
+          const bool in = exists[i] & (row < end) & is_inside<ndim>(p, pixel, taps[i]);
+          return offset_or_beyond(in, (pixel.offset + taps[i].offset) * size);
         });
       }
     }

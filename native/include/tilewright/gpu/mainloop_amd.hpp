@@ -50,6 +50,8 @@ struct AmdLoop : AmdStep<Config, Operands> {
   TW_DEVICE static void run(Atom& atom, const OperandA& a, const OperandB& b, const Where& at) {
     int done = 0;
     if constexpr (!Operands::any_alignment) {
+      if constexpr (Operands::has_wide)
+        if (a.wide) return run_wide(atom, typename SideA::Wide(a), typename SideB::Fast(b), at);
       run_steps(atom, {typename SideA::Fast(a), typename SideB::Fast(b)}, at);
       return;
     } else if constexpr (packed) {
@@ -347,6 +349,28 @@ struct AmdLoop : AmdStep<Config, Operands> {
         if (!ahead) load(fragments[kk % 2], at.shared, at, kk);
         else if (kk + 1 < slices) load(fragments[(kk + 1) % 2], at.shared, at, kk + 1);
         atom.multiply(fragments[kk % 2]);
+      }
+    }
+  }
+
+  // ---- images under filters of very many taps: by themselves, so that other loops have neither branches for them nor
+  //      the scalars that they take ----
+
+  template <class A, class B>
+  TW_DEVICE static void run_wide(Atom& atom, const A& a, const B& b, const Where& at) {
+    TW_NO_UNROLL
+    for (int step = 0; step < a.steps; step++) {
+      Held held;
+      LoaderA::fetch(held.a, a, step, at.thread);
+      LoaderB::fetch(held.b, b, step, at.thread);
+      lds_barrier();  // the tile before has been multiplied
+      held.put(at.shared, at);
+      lds_barrier();
+      TW_NO_UNROLL
+      for (int kk = 0; kk < slices; kk++) {
+        Fragments fragments;
+        load(fragments, at.shared, at, kk);
+        atom.multiply(fragments);
       }
     }
   }

@@ -63,6 +63,23 @@ TW_DEVICE const typename Params::Task* task_of(const Params& params, int index) 
   }
 }
 
+// That task, as if read for the first time: what the beginning, the loop and the end of a convolution take from it is
+// more than AMD GPUs have scalar registers for at a time.
+template <class Config, class Params>
+TW_DEVICE const typename Params::Task& task_again(const Params& params, const typename Params::Task* task) {
+  if constexpr (!Config::grouped) {
+    return read_again(params).task;
+  } else {
+#if defined(__HIP__)
+    using Task = typename Params::Task;
+    auto from = (const __attribute__((address_space(4))) Task*)task;
+    asm volatile("" : "+s"(from));
+    task = (const Task*)from;
+#endif
+    return *task;
+  }
+}
+
 template <class Config, class Params>
 TW_DEVICE Work<typename Params::Task> find_work(const Params& params, int index) {
   const auto* const task = task_of<Config>(params, index);
