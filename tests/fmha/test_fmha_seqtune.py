@@ -12,9 +12,7 @@ from tilewright_fmha.seqtune import category, seeds_category, seeds_order, seqtu
 def _rows(*rows: int, ranks: tuple[int, ...] = ()) -> list[FmhaConfig]:
     base = valid(AMD, hdim=(128, 128))
     ranks = ranks or (0,) * len(rows)
-    return [
-        base.replace(tile=(m0, *base.tile[1:]), selection_rank=rank) for m0, rank in zip(rows, ranks, strict=True)
-    ]
+    return [base.replace(tile=(m0, *base.tile[1:]), selection_rank=rank) for m0, rank in zip(rows, ranks, strict=True)]
 
 
 @pytest.mark.parametrize(
