@@ -107,11 +107,10 @@ def wave_table(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
         count = max((item for item in offered if item <= config.waves), default=offered[0])
         reason = f"a tile has {', '.join(map(str, offered))} waves"
         yield Violation("wave_table", "wave", config.wave, reason, {"wave": _waves(config, count)})
-    elif _is_gradient(config):
-        counts = {item.wave[0] * item.wave[1] * item.wave[2] for item in products_of(config)}
-        if len(counts) > 1:
-            reason = "all products of a kernel are made by the same waves"
-            yield Violation("wave_table", "wave", config.wave, reason, {"wave": _waves(config, config.waves)})
+    elif _is_gradient(config) and config.wave != _waves(config, config.waves):
+        # Scores are made transposed: what a wave has of them is its part of what is summed over queries.
+        reason = "waves share out the columns of scores, the rows of dK and dV and the columns of dQ"
+        yield Violation("wave_table", "wave", config.wave, reason, {"wave": _waves(config, config.waves)})
 
 
 def _waves(config: FmhaConfig, count: int) -> tuple[int, ...]:

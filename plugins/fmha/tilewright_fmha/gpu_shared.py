@@ -10,8 +10,6 @@ from tilewright_fmha.words import Family, QScale
 
 __all__ = ["registers_estimate", "shared_bytes"]
 
-_PAD_BYTES = 16
-"""Of a row in shared memory, against conflicts of banks."""
 _OTHER_REGISTERS = 64
 """Addresses, maxima and sums, fragments that are on their way."""
 
@@ -26,12 +24,12 @@ def shared_bytes(config: FmhaConfig, arch: ArchSpec) -> int:
     element = max(config.q.bytes, 2)  # 8-bit floats are widened on their way
     q, v = config.hdim
 
-    def rows(count: int, length: int, size: int = element) -> int:
-        return count * (length * size + _PAD_BYTES)
-
     if config.family is Family.DQ_DK_DV:
-        held = rows(config.m0, q) + rows(config.m0, v) + rows(config.n0, q) + rows(config.n0, v)
-        return held + 2 * rows(config.m0, config.n0) + 8 * config.m0
+        m0, n0 = config.m0, config.n0
+        random = m0 * max(n0 // 64, 1) * 4 * 16
+        held = (n0 + m0) * (q + v) * element + 2 * n0 * m0 * element + 8 * m0 + random
+        # mma.sync reads what has 16 bits along either axis; others have a second copy.
+        return held if arch.kind == "cuda" and element == 2 else held + (n0 * q + m0 * (q + v) + m0 * n0) * element
     keys, values = (config.n0 * length * element for length in (q, v))
     both = config.pipeline == "qr_async"
     # Probabilities lie in registers as mma.sync takes them; other atoms read them from shared memory.

@@ -45,6 +45,8 @@ TEMPLATES: Mapping[tuple[str, str, Family], frozenset[str]] = {
     },
     **{(kind, "splitkv_combine", _F.COMBINE): _COMBINE for kind in ("cuda", "hip")},
     **{(kind, "appendkv", _F.APPENDKV): _APPEND for kind in ("cuda", "hip")},
+    **{(kind, "bwd", _F.DQ_DK_DV): _BACKWARD - {"randval"} | {"atomics"} for kind in ("cuda", "hip")},
+    **{(kind, "bwd", family): _BACKWARD_PARTS for kind in ("cuda", "hip") for family in (_F.DOT_DO_O, _F.CONVERT_DQ)},
     ("cpu", "splitkv_combine", _F.COMBINE): _COMBINE,
     ("cpu", "appendkv", _F.APPENDKV): _APPEND,
     ("cpu", "bwd", _F.DQ_DK_DV): _BACKWARD,
