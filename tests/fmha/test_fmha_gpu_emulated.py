@@ -15,17 +15,15 @@ import numpy as np
 import pytest
 from closed_memory import CANARY, scratch_of, stored
 from cpu_kernels import INCLUDE, Array, compiler
-from fmha_requests import ROTARY, append_of, batch_of, desc, drawn, ints, paged_of
+from fmha_requests import REFERENCES, ROTARY, append_of, backward_of, batch_of, desc, drawn, ints, paged_of
 
 import tilewright_arch
 from tilewright_fmha.candidates import fmha_candidates
 from tilewright_fmha.codegen import generate
 from tilewright_fmha.config import FmhaConfig
 from tilewright_fmha.plan import plan_fmha
-from tilewright_fmha.reference import reference_attention
-from tilewright_fmha.reference_append import reference_append
 from tilewright_fmha.sample_inputs import PARSERS
-from tilewright_fmha.words import ATTENTION, KV_APPEND, Family
+from tilewright_fmha.words import ATTENTION, ATTENTION_BACKWARD, KV_APPEND, Family
 from tilewright_kit.check_plugin import device_of
 from tilewright_kit.compare import compare
 from tilewright_kit.device import DeviceInfo
@@ -41,6 +39,12 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], dict[str, Any], Family]] = {
     "forward": (ATTENTION, batch_of("fp16"), {"causal": True, "return_lse": True, "return_status": True}, Family.FWD),
     "paged": (ATTENTION, paged_of("fp16"), {"return_status": True}, Family.PAGEDKV),
     "split": (ATTENTION, LONG, {"num_splits": 3, "return_lse": True}, Family.SPLITKV),
+    "gradients": (
+        ATTENTION_BACKWARD,
+        {**backward_of("fp16"), "sinks": desc("fp32", 4), "bias": desc("fp32", 2, 4, 5, 7)},
+        {"causal": True, "return_dbias": True},
+        Family.DQ_DK_DV,
+    ),
     "append": (KV_APPEND, {**append_of("fp16"), **ROTARY, "q": desc("fp16", 2, 4, 3, 16)}, {}, Family.APPENDKV),
 }
 
@@ -100,7 +104,7 @@ def test_planned_kernels_are_right(name: str, gpu: DeviceInfo, folder: Path) -> 
     config = next(item for item in fmha_candidates(problem, gpu) if item.family is family and item.waves <= 4)
     plan = plan_fmha(problem, config, gpu)
     inputs = drawn(request, 3)
-    truth = (reference_attention if operation == ATTENTION else reference_append)(problem, inputs)
+    truth = REFERENCES[operation](problem, inputs)
     for output, have in run(plan, inputs, gpu, folder).items():
         if have.dtype.kind == "i":
             assert np.array_equal(have, truth[output]), output
