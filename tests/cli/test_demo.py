@@ -26,7 +26,7 @@ LAYOUTS = ("rcr", "rrr", "crr", "ccr")
 )
 def test_demo_checks_every_dtype_and_layer_and_says_ok(cli, target, monkeypatch, layouts):
     """Every run has one layout of each type; all layouts of fp32 are in another test."""
-    from tilewright_server.cli import cases, demo_conv, demo_rows
+    from tilewright_server.cli import cases, demo_attention, demo_conv, demo_rows
 
     monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
     monkeypatch.setattr(cases, "LAYOUTS", layouts)
@@ -35,6 +35,8 @@ def test_demo_checks_every_dtype_and_layer_and_says_ok(cli, target, monkeypatch,
     sizes = {"56x56": "9x11", "8x28x28": "3x5x7"}
     small = tuple((name, {**layer, "size": sizes[layer["size"]]}, ways) for name, layer, ways in demo_conv.LAYERS)
     monkeypatch.setattr(demo_conv, "LAYERS", small)
+    shown = tuple((what, case) for what, case in demo_attention.SHOWN if "fp32" in what)
+    monkeypatch.setattr(demo_attention, "SHOWN", shown)
     ran = cli("demo", "--size", 96, "--json", "--target", target)
     assert ran.code == 0, ran.err
     rows = ran.json["rows"]
@@ -44,6 +46,7 @@ def test_demo_checks_every_dtype_and_layer_and_says_ok(cli, target, monkeypatch,
         for layer in ("ResNet 3x3", "MobileNet depthwise", "3D 3x3x3")
         for way in ("fwd", "bwd_data", "bwd_weight")
     }
+    wanted |= {"attention fp32", "attention fp32 varlen", "attention fp32 gradients"}
     assert wanted <= {row["what"] for row in rows}
     assert all(row["check"]["ok"] and row["kernel"] for row in rows)
     assert ran.json["ok"] is True

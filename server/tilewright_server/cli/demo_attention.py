@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-__all__ = ["attention_row", "cases", "numpy_attention"]
+__all__ = ["SHOWN", "attention_row", "cases", "numpy_attention"]
 
 _PREFILL = {"batch": 2, "heads": 8, "seq_k": 256, "hdim": 64}
-_SHOWN: tuple[tuple[str, dict[str, Any]], ...] = (
+SHOWN: tuple[tuple[str, dict[str, Any]], ...] = (
     ("attention fp32", _PREFILL),
     ("attention bf16 causal", {**_PREFILL, "dtype": "bf16", "causal": True}),
     ("attention fp16 8/2 heads", {**_PREFILL, "dtype": "fp16", "heads_k": 2}),
@@ -36,7 +36,7 @@ _SHOWN: tuple[tuple[str, dict[str, Any]], ...] = (
 
 def cases() -> list[tuple[str, AttentionCase]]:
     """What is shown, in order, with what it is called."""
-    return [(name, attention_cases.case_of(**fields)) for name, fields in _SHOWN]
+    return [(name, attention_cases.case_of(**fields)) for name, fields in SHOWN]
 
 
 def attention_row(client: tilewright.Client, what: str, case: AttentionCase, device: str | None) -> Row:
