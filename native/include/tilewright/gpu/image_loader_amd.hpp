@@ -159,7 +159,10 @@ struct ImageBlocksRegisters : RegisterLoader<Tile, kThreads> {
         const int row = image.begin + step * Tile::depth + at.along * Base::rows + r;
         const Pixel pixel = pixel_of<ndim>(p, row);
         held.data[j][r] = load_pieces<Base::width, bytes>(buffer, [&](int i) {
-          const bool in = exists[i] & (row < end) & is_inside<ndim>(p, pixel, taps[i]);
+          bool in = exists[i] & (row < end);  // and is_inside, without branches
+          TW_UNROLL
+          for (int axis = 3 - ndim; axis < 3; axis++)
+            in = in & ((uint32_t)(pixel.at[axis] + taps[i].at[axis]) < (uint32_t)p.axes[axis].size);
           return offset_or_beyond(in, (pixel.offset + taps[i].offset) * size);
         });
       }
