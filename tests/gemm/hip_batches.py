@@ -16,11 +16,12 @@ from tilewright_kit.errors import BuildFailedError
 from tilewright_kit.source import SourceUnit
 from tilewright_kit.tiles.footprint import threads_of
 from tilewright_server.analysis.code_object import KernelFacts, read_code_object
-from tilewright_server.analysis.disassembly import Disassembler
+from tilewright_server.analysis.disassembly import Disassembler, Instruction
+from tilewright_server.analysis.instructions import Kind, work_of
 from tilewright_server.analysis.loops import main_loop
 from tilewright_server.build.compilers import ALLOW_SPILLS
 
-__all__ = ["batches", "chosen", "faults_of", "loop_fault", "resource_fault"]
+__all__ = ["batches", "chosen", "faults_of", "loop_fault", "resource_fault", "width_fault"]
 
 SIZE = 12
 """Kernels of one unit: with more, a compiler's run is no cheaper, and two of them no longer share the work evenly."""
@@ -57,6 +58,7 @@ def faults_of(configs: Sequence[GemmConfig], arch: ArchSpec, folder: Path) -> li
         why = resource_fault(config, arch, code.kernel(symbol))
         loop = main_loop(functions[symbol])
         why = why or loop_fault(config, arch, loop.matrix_instructions if loop else 0)
+        why = why or width_fault(config, arch, loop.body if loop else ())
         if why:
             found.append(f"{config.name}: {why}")
     return found
@@ -87,6 +89,22 @@ def loop_fault(config: GemmConfig, arch: ArchSpec, matrix: int) -> str:
         sums *= tile // waves // warp
     if not matrix or matrix % sums:
         return f"{matrix} matrix instructions in the main loop, for {sums} warp tiles of sums"
+    return ""
+
+
+def width_fault(config: GemmConfig, arch: ArchSpec, body: Sequence[Instruction]) -> str:
+    """What is wrong with how much the main loop's accesses move at once; empty if nothing is.
+
+    Without matrix instructions the loops for aligned and for other operands are one, so that nothing can be told apart.
+    """
+    if not _has_matrix(config, arch):
+        return ""
+    along_k = config.layout.startswith("rc")  # what does not lie along k is turned on its way into LDS
+    least = {"loads": 16 if along_k else 8, "LDS reads": 16, "LDS writes": 16 if along_k else 4}
+    for work in map(work_of, body):
+        what = {Kind.GLOBAL: "loads", Kind.LDS: "LDS writes" if work.store else "LDS reads"}.get(work.kind, "")
+        if what and work.lane_bytes < (4 if work.also_lds else least[what]):  # gfx942 moves 4 to LDS at once
+            return f"{what} of {work.lane_bytes} bytes in the main loop, where {least[what]} are due"
     return ""
 
 

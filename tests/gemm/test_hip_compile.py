@@ -12,7 +12,7 @@ from pathlib import Path
 import hip_batches
 import pytest
 from gated import gate_of
-from hip_batches import batches, chosen, faults_of, loop_fault, resource_fault
+from hip_batches import batches, chosen, faults_of, loop_fault, resource_fault, width_fault
 from hip_units import HAVE_HIP, HIP_ARCHS, WITHOUT_HIP, toolchain
 
 import tilewright_arch
@@ -31,6 +31,7 @@ from tilewright_kit.tensor import TensorDesc
 from tilewright_kit.tiles.choices import table_key
 from tilewright_kit.tiles.footprint import registers_of, threads_of
 from tilewright_server.analysis.code_object import KernelFacts, read_code_object
+from tilewright_server.analysis.disassembly import Instruction
 
 pytestmark = pytest.mark.skipif(not HAVE_HIP, reason=WITHOUT_HIP)
 
@@ -120,6 +121,9 @@ def test_what_is_wrong_with_a_kernel_is_found(tmp_path: Path) -> None:
     )
     assert not loop_fault(config, arch, sums)
     assert loop_fault(config, arch, 0) and loop_fault(config, arch, sums + 1)
+    narrow = Instruction(0, "ds_read_b64", ("v[0:1]", "v2"), (), (0, 0))
+    assert "LDS reads of 8 bytes" in width_fault(config, arch, [narrow])
+    assert not width_fault(config, arch, [dataclasses.replace(narrow, mnemonic="ds_read_b128")])
 
 
 def crowded(arch: ArchSpec) -> list[GemmConfig]:
