@@ -90,8 +90,8 @@ CONV_MUTANTS = [
         "max_of((int)problem.channels / Config::tile_k, 1)",
         "data",
     ),
-    ConvMutant("weights of channels that do not exist", AMD, "line < panel.lines && byte", "byte"),
-    ConvMutant("steps beyond the last tap", ROWS, "step < count ? min_of", "true ? min_of", "data"),
+    ConvMutant("weights of channels that do not exist", AMD, "(line < panel.lines) & (byte", "(true) & (byte"),
+    ConvMutant("steps beyond the last tap", ROWS, "step < count ? left : 0", "left", "data"),
     ConvMutant("channels of another tap", ROWS, "channel = k - tap * (int)p.channels;", "channel = k;"),
     ConvMutant(
         "weights of the tap before",
@@ -100,7 +100,7 @@ CONV_MUTANTS = [
         "offset += (s.axis(i) > 0 ? s.axis(i) - 1 : 0) * problem.axes[i].tap_stride;",
         "data",
     ),
-    ConvMutant("pixels beyond a slice count twice", AMD, "exists[i] && row < end &&", "exists[i] &&", "weight_split"),
+    ConvMutant("pixels beyond a slice count twice", AMD, "exists[i] & (row < end);", "exists[i];", "weight_split"),
     ConvMutant(
         "the first channel for all columns", AMD, "channel = column - tap * (int)p.channels;", "channel = 0;", "weight"
     ),
@@ -125,8 +125,8 @@ CONV_MUTANTS = [
     ConvMutant(
         "depthwise: no barrier behind the weights",
         DEPTHWISE,
-        "    barrier();\n  }\n  TW_DEVICE static void load_weight(",
-        "  }\n  TW_DEVICE static void load_weight(",
+        "    barrier();\n  }\n\n  using Sums",
+        "  }\n\n  using Sums",
         "depthwise",
     ),
     ConvMutant(
@@ -163,7 +163,7 @@ CONV_MUTANTS = [
     ConvMutant(
         "groups: only the first channels are gathered",
         GROUPS,
-        "channel < (int)p.channels; channel += vector",
+        "channel < (int)again.channels; channel += vector",
         "channel < vector; channel += vector",
         "groups",
     ),

@@ -168,7 +168,7 @@ def test_a_row_of_results_says_which_operations_problem_it_holds() -> None:
         assert family_of(operation) is CONV
         assert stored_case(case.to_dict() | {"kernel": "x"}, "row", operation) == case
     with pytest.raises(NotFoundError, match="no problems"):
-        family_of("attention")
+        family_of("sorting")
 
 
 def test_strategies_are_judged_for_each_direction_of_a_sweep(
