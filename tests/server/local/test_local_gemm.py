@@ -111,11 +111,15 @@ class Setting:
         return bound.binding
 
     def lane(self) -> Wire:
-        """A connection for launches."""
-        wire = self.connect()
-        if self.isolated:
-            assert wire.ask(ATTACH, payload=b"cpu:0").error is None
-        return wire
+        """A connection for launches. A device that was lost just now is asked for again, as its error says."""
+        while True:
+            wire = self.connect()
+            error = wire.ask(ATTACH, payload=b"cpu:0").error if self.isolated else None
+            if error is None:
+                return wire
+            wire.close()
+            assert error.rule == "device_lost", error
+            time.sleep(error.retry_after_ms / 1000)
 
     def close(self) -> None:
         self.a = self.b = self.out = np.zeros((0, 0), np.float32)
