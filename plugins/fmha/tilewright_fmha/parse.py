@@ -6,7 +6,8 @@ from tilewright_fmha.attributes import Attributes, read_attributes
 from tilewright_fmha.operands import Tensors, read_tensors
 from tilewright_fmha.parse_append import parse_append
 from tilewright_fmha.parse_backward import parse_backward
-from tilewright_fmha.parse_options import need_dropout, read_bias, read_dtype, read_rng, read_scaling, read_sinks
+from tilewright_fmha.parse_options import need_dropout, read_dtype, read_scaling
+from tilewright_fmha.parse_scores import score_fields
 from tilewright_fmha.parse_tables import read_keys
 from tilewright_fmha.problem import AttentionProblem
 from tilewright_fmha.sizes import Sizes, check_heads, check_lengths, check_work, read_queries
@@ -27,43 +28,21 @@ def parse_attention(request: OperationRequest) -> AttentionProblem:
     check_lengths(tensors, sizes)
     check_work(0, sizes, "q", tensors.inputs["q"])
     dtype = read_dtype(tensors, attributes, ("q", "k", "v"), "o")
-    bias, dtype_bias = read_bias(tensors, sizes, dtype.q)
-    learned_sinks = read_sinks(tensors, sizes)
-    seed, offset = read_rng(tensors, attributes)
+    scores = score_fields(tensors, attributes, sizes, dtype)
     scaling = read_scaling(tensors, attributes, sizes, dtype, paging)
     _outputs(tensors, attributes, sizes, dtype)
     problem = AttentionProblem(
-        dtype=dtype,
-        batch=sizes.batch,
-        heads_q=sizes.heads_q,
-        heads_k=sizes.heads_k,
-        seq_q=sizes.seq_q,
-        seq_k=sizes.seq_k,
-        hdim_q=sizes.hdim_q,
-        hdim_v=sizes.hdim_v,
+        **scores,
         tensors=tensors.operands(),
         places=tuple(tensors.places.values()),
-        varlen=sizes.varlen,
-        total_q=sizes.total_q,
-        total_k=sizes.total_k,
-        mask=attributes.mask,
-        scale=attributes.scale or sizes.hdim_q**-0.5,
-        softcap=attributes.softcap,
-        dropout=attributes.dropout,
-        seed=seed,
-        offset=offset,
-        bias=bias,
-        dtype_bias=dtype_bias,
         lse="lse" in tensors.outputs,
         randval="randval" in tensors.outputs,
         status="status" in tensors.outputs,
-        learned_sinks=learned_sinks,
         paging=paging,
         scaling=scaling,
         cache_items=0 if paging or sizes.varlen else tensors.inputs["k"].shape[0],
         num_splits=attributes.num_splits,
         min_q=attributes.min_q,
-        alignment=attributes.alignment,
     )
     check_work(problem.num_ops, sizes, "q", tensors.inputs["q"])
     return problem

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tilewright_fmha.attributes import Attributes, read_attributes
 from tilewright_fmha.operands import Tensors, read_tensors
-from tilewright_fmha.parse_options import need_dropout, read_bias, read_dtype, read_rng, read_sinks
+from tilewright_fmha.parse_options import need_dropout, read_dtype
+from tilewright_fmha.parse_scores import score_fields
 from tilewright_fmha.parse_tables import read_keys
 from tilewright_fmha.problem import AttentionBackwardProblem
 from tilewright_fmha.sizes import Sizes, check_heads, check_lengths, check_work, read_queries
@@ -27,40 +28,18 @@ def parse_backward(request: OperationRequest) -> AttentionBackwardProblem:
     check_work(0, sizes, "q", tensors.inputs["q"])
     dtype = read_dtype(tensors, attributes, ("q", "k", "v"), "o")
     _check_saved(tensors, sizes)
-    bias, dtype_bias = read_bias(tensors, sizes, dtype.q)
-    learned_sinks = read_sinks(tensors, sizes)
-    seed, offset = read_rng(tensors, attributes)
-    _outputs(tensors, attributes, sizes, bias)
+    scores = score_fields(tensors, attributes, sizes, dtype)
+    _outputs(tensors, attributes, sizes, scores["bias"])
     problem = AttentionBackwardProblem(
-        dtype=dtype,
-        batch=sizes.batch,
-        heads_q=sizes.heads_q,
-        heads_k=sizes.heads_k,
-        seq_q=sizes.seq_q,
-        seq_k=sizes.seq_k,
-        hdim_q=sizes.hdim_q,
-        hdim_v=sizes.hdim_v,
+        **scores,
         tensors=tensors.operands(),
         places=tuple(tensors.places.values()),
-        varlen=sizes.varlen,
-        total_q=sizes.total_q,
-        total_k=sizes.total_k,
-        mask=attributes.mask,
-        scale=attributes.scale or sizes.hdim_q**-0.5,
-        softcap=attributes.softcap,
-        dropout=attributes.dropout,
-        seed=seed,
-        offset=offset,
-        bias=bias,
-        dtype_bias=dtype_bias,
         lse=True,
         randval="randval" in tensors.outputs,
         dbias="dbias" in tensors.outputs,
         dsinks="dsinks" in tensors.outputs,
-        learned_sinks=learned_sinks,
         deterministic=attributes.deterministic,
         cache_items=0 if sizes.varlen else sizes.batch,
-        alignment=attributes.alignment,
     )
     check_work(2 * problem.num_ops, sizes, "q", tensors.inputs["q"])
     return problem
