@@ -7,8 +7,9 @@
 Every suite runs in a process of its own, with the environment in which NumPy and PyTorch are at their best
 (OPENBLAS_CORETYPE and its kin unset, thread counts stated), and compares only within that process, in turns. Leave the
 machine alone meanwhile: whatever else runs on one of two cores halves what a team of two can do. `selection` builds
-some hundred kernels and takes a quarter of an hour. Some suites run only when they are named: `cuda` and `cuda-conv`
-need an NVIDIA GPU, and PyTorch built for it; `amd-static` measures nothing, it analyses kernels for AMD GPUs.
+some hundred kernels and takes a quarter of an hour. Some suites run only when they are named: `cuda`, `cuda-conv` and
+`cuda-attention` need an NVIDIA GPU, and PyTorch built for it; `amd-static` measures nothing, it analyses kernels for
+AMD GPUs.
 `--output NAME` writes NAME.json and NAME.md, with date, hardware and versions; the tables are printed in any case.
 """
 
@@ -36,10 +37,11 @@ SUITES = {
     "service": False,
     "cuda": False,
     "cuda-conv": False,
+    "cuda-attention": False,
     "amd-static": False,
 }
 """Suites, and whether they are run once for each number of threads."""
-NAMED_ONLY = ("cuda", "cuda-conv", "amd-static")
+NAMED_ONLY = ("cuda", "cuda-conv", "cuda-attention", "amd-static")
 
 
 def run_suite(name: str, threads: int, quick: bool) -> list[dict[str, Any]]:
