@@ -12,7 +12,7 @@ from typing import Any
 
 from tilewright_kit.config import KernelConfig
 from tilewright_kit.device import DeviceInfo
-from tilewright_kit.errors import TilewrightError
+from tilewright_kit.errors import BuildFailedError, TilewrightError
 from tilewright_kit.operation import Operation
 from tilewright_kit.plan import ExecutionPlan
 from tilewright_kit.problem import OperationRequest, Problem
@@ -42,6 +42,10 @@ _REFUSAL_BYTES = 2000
 _SHARES = 8
 _DROPPED_AT_ONCE = 4
 """Plans that are forgotten for a new one when too many kernels are loaded."""
+_DOES_NOT_FIT = frozenset({"kernel_spills", "compiler_warning"})
+"""Rules of builds that fail since a kernel is too much for the machine. Only the compiler knows that for sure."""
+_NEXT_TRIED = 8
+"""Kernels of a problem that may fail so before the caller is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ class _Choice:
 class _Entry:
     """What is known of one problem on one device under one selection. ``lock`` makes planning happen once."""
 
-    __slots__ = ("best", "fallback", "key", "lock", "plan", "ranked", "upgrading")
+    __slots__ = ("best", "fallback", "key", "lock", "passed_over", "plan", "ranked", "upgrading")
 
     def __init__(self, key: tuple[object, ...]) -> None:
         self.key = key
@@ -67,6 +71,8 @@ class _Entry:
         self.best: Prepared | None = None
         self.fallback: Prepared | None = None
         self.upgrading = False
+        self.passed_over: list[str] = []
+        """Better-ranked kernels that turned out not to fit the machine."""
 
     @property
     def is_lost(self) -> bool:
@@ -265,9 +271,26 @@ class Planner:
             fallback = self._fallback(entry, question, call)
             if fallback is not None:
                 return fallback
-        choice = self._best(entry, question)
-        self._kernels.obtain(choice.units, question.device.id, question.device.arch, call)
-        return self._finish(entry, question, choice, call)
+        while True:
+            choice = self._best(entry, question)
+            try:
+                self._kernels.obtain(choice.units, question.device.id, question.device.arch, call)
+                return self._finish(entry, question, choice, call)
+            except BuildFailedError as error:
+                if error.rule not in _DOES_NOT_FIT or not self._pass_over(entry, choice):
+                    raise
+                log.warning("the next kernel is taken, since this one does not fit: %s", error)
+
+    def _pass_over(self, entry: _Entry, choice: _Choice) -> bool:
+        """Go on to the next kernel of the ranking; False if there is none, or too many did not fit."""
+        with entry.lock:
+            if entry.plan is not choice.plan:  # somebody else who waited has done it
+                return True
+            if len(entry.ranked) < 2 or len(entry.passed_over) >= _NEXT_TRIED:
+                return False
+            entry.passed_over.append(entry.ranked[0].config.name)
+            entry.ranked, entry.plan = entry.ranked[1:], None
+            return True
 
     def _best(self, entry: _Entry, question: _Question) -> _Choice:
         with entry.lock:
@@ -283,7 +306,8 @@ class Planner:
         """Load and lay out, once; those who planned with the fallback get this from now on."""
         with entry.lock:
             if entry.best is None:
-                entry.best = self._assemble(question, choice, call)
+                note = f"does not fit the machine: {', '.join(entry.passed_over)}" if entry.passed_over else ""
+                entry.best = self._assemble(question, choice, call, note)
                 if entry.fallback is not None:
                     entry.fallback.successor = entry.best
                     entry.fallback = None

@@ -172,6 +172,45 @@ def test_failed_build_is_told_with_its_log_and_not_retried(engine: Engine) -> No
     assert engine.statistics.snapshot().artifact_failures == 1
 
 
+class Small(CpuToolchain):
+    """Finds that these kernels would spill registers."""
+
+    def __init__(self, *spilling: str) -> None:
+        super().__init__([include_dir()])
+        self.spilling, self.compiled = spilling, list[str]()
+
+    def compile(self, unit: Any, workdir: Path, arch: Any, abort: threading.Event | None = None) -> Any:
+        self.compiled.append(unit.name)
+        if unit.name in self.spilling:
+            raise BuildFailedError(f"{unit.name} would spill", rule="kernel_spills", fix="choose another kernel")
+        return super().compile(unit, workdir, arch, abort)
+
+
+def small_engine(make_engine: Any, tmp_path: Path, *spilling: str) -> tuple[Engine, Small]:
+    toolchain = Small(*spilling)
+    return make_engine({"c++": toolchain}, cache_dir=tmp_path / "cache"), toolchain
+
+
+def test_a_kernel_that_does_not_fit_gives_way_to_the_next(make_engine: Any, tmp_path: Path) -> None:
+    engine, toolchain = small_engine(make_engine, tmp_path, BEST)
+    with ThreadPoolExecutor(4) as pool:
+        plans = list(pool.map(lambda _: plan(engine, 100), range(8)))
+    prepared = plans[0]
+    assert all(item is prepared for item in plans)
+    assert BEST not in prepared.kernels
+    assert any(BEST in note and "fit" in note for note in prepared.notes)
+    assert toolchain.compiled.count(BEST) == 1
+    vectors = Vectors(100)
+    engine.execute(prepared, vectors.addresses, call())
+    assert vectors.right()
+
+
+def test_a_kernel_that_was_asked_for_by_name_and_does_not_fit_is_told(make_engine: Any, tmp_path: Path) -> None:
+    engine, _ = small_engine(make_engine, tmp_path, BEST)
+    with pytest.raises(BuildFailedError, match="would spill"):
+        plan(engine, 100, Selection(kernel=BEST))
+
+
 def test_missing_compiler_is_told(make_engine: Any, tmp_path: Path) -> None:
     engine = make_engine(cache_dir=tmp_path / "cache", compiler="no-such-compiler")
     with pytest.raises(ToolchainMissingError):
