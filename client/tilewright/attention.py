@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilewright.arguments import flag, number, unless
 from tilewright.attention_calls import Asked, asked_for, forward, operands, planning, running
 from tilewright.attention_words import indices, is_bshd
 from tilewright.core import Core
@@ -157,7 +158,7 @@ def _attention_varlen(
         "cu_seqlens_q": indices(cu_seqlens_q, "cu_seqlens_q"),
         "cu_seqlens_k": indices(cu_seqlens_k, "cu_seqlens_k"),
     }
-    words = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k, "min_seqlen_q": min_seqlen_q or None}
+    words = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k, "min_seqlen_q": unless(min_seqlen_q, 0)}
     return forward(given, {"q": q, "k": k, "v": v}, "", more, words)
 
 
@@ -218,6 +219,13 @@ def _attention_paged(
     bytes. Queries are as a rule the last tokens of their sequences: ``mask="bottom_right"`` is what is causal then. The
     other arguments are those of ``attention``.
     """
+    if block_table is None:
+        raise InvalidArgumentError(
+            "pages without a table are nobody's",
+            field="block_table",
+            rule="operand_missing",
+            fix="give the pages of each sequence, int32 [B, n] (caches of items: attention with cache_index)",
+        )
     given = dict(locals())
     more = {
         "block_table": indices(block_table, "block_table"),
@@ -225,7 +233,7 @@ def _attention_paged(
         "cu_seqlens_q": indices(cu_seqlens_q, "cu_seqlens_q"),
     }
     words = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k, "kv_lookup": kv_lookup}
-    words["kv_layout"] = None if kv_layout == "linear" else kv_layout
+    words["kv_layout"] = unless(kv_layout, "linear")
     tensors = {"q": q, "k": k_pages, "v": v_pages}
     return forward(given, tensors, "q" if is_bshd(layout) and cu_seqlens_q is None else "", more, words)
 
@@ -282,7 +290,7 @@ def _attention_backward(
     gave it, or ``seed``. ``dq``, ``dk`` and ``dv`` are arrays to write into. With ``deterministic`` sums are made in a
     fixed order, so equal calls have equal results; on CPUs they always are.
     """
-    if dropout_p and seed is None and rng is None:
+    if seed is None and rng is None and number("dropout_p", dropout_p) != 0:
         raise InvalidArgumentError(
             "which weights were dropped follows from the seeds of the forward pass",
             field="rng",
@@ -298,10 +306,10 @@ def _attention_backward(
         "cu_seqlens_q": indices(cu_seqlens_q, "cu_seqlens_q"),
         "cu_seqlens_k": indices(cu_seqlens_k, "cu_seqlens_k"),
     }
-    words |= {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k, "return_dbias": return_dbias or None}
+    words |= {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k, "return_dbias": unless(return_dbias, False)}
     words["deterministic"] = None if deterministic is True else deterministic
     outs = {"dq": dq, "dk": dk, "dv": dv}
-    if return_dbias:
+    if flag("return_dbias", return_dbias):
         outs["dbias"] = None
     if sinks is not None:
         outs["dsinks"] = None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec
 
+from tilewright.arguments import flag
 from tilewright.attention_words import (
     bias_operand,
     heads_first,
@@ -100,7 +101,7 @@ def operands(given: Given, tensors: Given, swapped: Collection[str]) -> tuple[di
     inputs["rng"] = seeds(given["dropout_p"], given["seed"], given["offset"], given["rng"])
     words = mask_words(*(given[name] for name in ("is_causal", "mask", "window", "mask_align", "sink_size")))
     heads = {}
-    if not given.get("enable_gqa", True):
+    if not flag("enable_gqa", given.get("enable_gqa", True)):
         heads = {name: spec_of(inputs[name], name).shape[1:2] for name in ("q", "k")}
     return inputs, words | score_words(
         scale=given["scale"], softcap=given["softcap"], dropout_p=given["dropout_p"], heads=heads
@@ -116,13 +117,13 @@ def forward(given: Given, tensors: Given, swapped: Collection[str], more: Given,
     found |= {"num_splits": given["num_splits"], "out_dtype": type_word(given["out_dtype"])}
     outs = {"o": given["out"]}
     for name, wanted in (
-        ("lse", given["return_lse"] or given["lse"] is not None),
-        ("randval", given["return_randval"]),
+        ("lse", flag("return_lse", given["return_lse"]) or given["lse"] is not None),
+        ("randval", flag("return_randval", given["return_randval"])),
     ):
         if wanted:
             outs[name] = given.get(name)
             found[f"return_{name}"] = True
-    extra = (inputs["rng"],) if given["return_rng"] else ()
+    extra = (inputs["rng"],) if flag("return_rng", given["return_rng"]) else ()
     return asked_for(given, "attention", inputs, outs, found, ("o",) if "q" in swapped else (), extra)
 
 

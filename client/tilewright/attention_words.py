@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.arguments import flag, number, unless
 from tilewright.device_arrays import DeviceTensor, recognise
 from tilewright.dispatch import spec_of
 from tilewright.dtypes import dtype_name
-from tilewright.elementwise import number, scale_operand
+from tilewright.elementwise import scale_operand
 from tilewright.errors import InvalidArgumentError
-from tilewright.layout import Spec, as_array, contiguous_strides
+from tilewright.layout import Array, Spec, as_array, contiguous_strides
 from tilewright.resident import ResidentTensor
 
 __all__ = [
@@ -98,9 +99,9 @@ def indices(value: Any, field: str) -> Any:
         return value  # (shape, dtype)
     if recognise(value, field) is not None:
         return value
-    array = np.asarray(value)
-    if array.dtype == np.int32 or array.dtype.kind not in "iu":
-        return value if isinstance(value, np.ndarray) else array.astype(np.int32) if not array.size else array
+    array = as_indices(value, field)
+    if array.dtype == np.int32:
+        return array
     if array.size and (int(array.min()) < _INT32.min or int(array.max()) > _INT32.max):
         raise InvalidArgumentError(
             f"{field} has numbers beyond 32 bits",
@@ -110,6 +111,23 @@ def indices(value: Any, field: str) -> Any:
             fix="correct them: nothing here is that long",
         )
     return array.astype(np.int32)
+
+
+def as_indices(value: Any, field: str) -> Array:
+    """Whole numbers as an array, of whatever width. Raises ``InvalidArgumentError``."""
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):
+        array = np.asarray(None)
+    if array.dtype.kind not in "iu" and (array.size or isinstance(value, np.ndarray)):
+        raise InvalidArgumentError(
+            f"{field} has something in it that is no whole number",
+            field=field,
+            value=array.dtype.name,
+            rule="index_dtype",
+            fix="give int32 numbers: x.astype(numpy.int32)",
+        )
+    return array if array.size else array.astype(np.int32)
 
 
 def bias_operand(attn_mask: Any, bias: Any) -> Any:
@@ -147,7 +165,7 @@ def bias_operand(attn_mask: Any, bias: Any) -> Any:
 
 def seeds(dropout_p: Any, seed: Any, offset: Any, rng: Any) -> Any:
     """The operand that seeds dropout, so that one plan serves all seeds; None if nothing is dropped."""
-    if isinstance(dropout_p, (int, float)) and not dropout_p:
+    if number("dropout_p", dropout_p) == 0:
         return None
     if rng is not None:
         if seed is not None or offset:
@@ -179,27 +197,32 @@ def seeds(dropout_p: Any, seed: Any, offset: Any, rng: Any) -> Any:
 def mask_words(is_causal: Any, mask: Any, window: Any, mask_align: Any, sink_size: Any) -> dict[str, Any]:
     """Attributes of the mask. Raises ``InvalidArgumentError`` for a window that is no pair."""
     found: dict[str, Any] = {"mask": mask, "mask_align": mask_align}
-    if is_causal:
-        found["causal"] = is_causal if isinstance(is_causal, bool) else bool(is_causal)
+    if flag("is_causal", is_causal):
+        found["causal"] = True
     if window is not None:
-        pair = [window, window] if isinstance(window, (int, np.integer)) and not isinstance(window, bool) else window
-        if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
-            raise InvalidArgumentError(
-                "a window is how many keys are seen to the left and to the right of the diagonal",
-                field="window",
-                value=window,
-                rule="window_pair",
-                fix="give (left, right), None or -1 for no bound, or one number for both",
-            )
-        found["window_left"], found["window_right"] = (-1 if side is None else side for side in pair)
-    if sink_size:
-        found["sink_size"] = sink_size
+        found |= window_words(window)
+    found["sink_size"] = unless(sink_size, 0)
     return found
+
+
+def window_words(window: Any) -> dict[str, Any]:
+    """Attributes of a window. Raises ``InvalidArgumentError`` for what is no pair and no number."""
+    pair = [window, window] if isinstance(window, (int, np.integer)) and not isinstance(window, bool) else window
+    if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
+        raise InvalidArgumentError(
+            "a window is how many keys are seen to the left and to the right of the diagonal",
+            field="window",
+            value=window,
+            rule="window_pair",
+            fix="give (left, right), None or -1 for no bound, or one number for both",
+        )
+    left, right = (-1 if side is None else side for side in pair)
+    return {"window_left": left, "window_right": right}
 
 
 def score_words(*, scale: Any, softcap: Any, dropout_p: Any, heads: Mapping[str, Any]) -> dict[str, Any]:
     """Attributes of scores. ``heads`` are those of queries and keys, if they must be as many."""
-    found: dict[str, Any] = {"softcap": softcap}
+    found: dict[str, Any] = {"softcap": softcap, "dropout_p": unless(number("dropout_p", dropout_p), 0)}
     if scale is not None:
         if number("scale", scale) == 0:
             raise InvalidArgumentError(
@@ -210,8 +233,6 @@ def score_words(*, scale: Any, softcap: Any, dropout_p: Any, heads: Mapping[str,
                 fix="leave it out for 1 / sqrt(D), or give another number",
             )
         found["scale"] = float(scale)
-    if not isinstance(dropout_p, (int, float)) or dropout_p:
-        found["dropout_p"] = dropout_p if isinstance(dropout_p, str) else float(dropout_p)
     if heads and heads["q"] != heads["k"]:
         raise InvalidArgumentError(
             f"there are {heads['q'][0]} heads of queries and {heads['k'][0]} of keys, and enable_gqa is False",
@@ -226,7 +247,7 @@ def score_words(*, scale: Any, softcap: Any, dropout_p: Any, heads: Mapping[str,
 def scales_of(q: Any, k: Any, v: Any) -> dict[str, Any]:
     """Factors of fp8 operands: plain numbers as arrays of fp32."""
     given = {"q_descale": q, "k_descale": k, "v_descale": v}
-    return {name: scale_operand(value) for name, value in given.items()}
+    return {name: scale_operand(value, name) for name, value in given.items()}
 
 
 def type_word(out_dtype: Any) -> str | None:

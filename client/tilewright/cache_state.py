@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -73,7 +73,8 @@ class CacheState:
     def known(self, ids: Any) -> list[int]:
         """``ids`` as distinct numbers of live sequences."""
         self.check_open()
-        given = [ids] if isinstance(ids, (int, np.integer)) and not isinstance(ids, bool) else list(ids)
+        plain = ids.tolist() if isinstance(ids, np.ndarray) else ids
+        given = list(plain) if isinstance(plain, Collection) and not isinstance(plain, str) else [plain]
         for place, item in enumerate(given):
             if isinstance(item, bool) or not isinstance(item, (int, np.integer)) or int(item) not in self.live:
                 raise NotFoundError(

@@ -14,6 +14,7 @@ from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
 
+from tilewright.arguments import flag
 from tilewright.core import Core
 from tilewright.device_arrays import alignment, all_recognised
 from tilewright.dispatch import BuildPolicy, run, spec_of
@@ -281,7 +282,7 @@ def _asked(
 ) -> _Asked:
     given = {name: value for name, value in inputs.items() if value is not None}
     words = {name: value for name, value in words.items() if value is not None}
-    if accumulate:
+    if flag("accumulate", accumulate):
         if out is None:
             raise InvalidArgumentError(
                 "there is nothing to add the gradient to",
@@ -320,7 +321,7 @@ def _for_each(size: Any, image: Any, field: str) -> Any:
 def _layout(channels_last: bool | None) -> str | None:
     if channels_last is None:
         return None
-    return "channels_last" if channels_last else "channels_first"
+    return "channels_last" if flag("channels_last", channels_last) else "channels_first"
 
 
 def _transposed_size(

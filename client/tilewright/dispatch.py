@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from tilewright import steps
+from tilewright.arguments import check_name
 from tilewright.core import Core, Session, check_timeout
 from tilewright.device_arrays import DeviceTensor, recognise
 from tilewright.dtypes import element_type
@@ -170,15 +171,12 @@ def selection(
     kernel: str | None, strategy: str | None, build: BuildPolicy, device: str | None
 ) -> dispatch_pb2.Selection:
     """How a kernel is to be chosen; naming one implies the strategy ``explicit``. Raises ``InvalidArgumentError``."""
-    if build not in _POLICIES:
+    if not isinstance(build, str) or build not in _POLICIES:
         raise InvalidArgumentError(
             "there is no such build policy", field="build", value=build, rule="build_policy", fix="use wait or fallback"
         )
     for field, value in (("kernel", kernel), ("strategy", strategy), ("device", device)):
-        if value is not None and not isinstance(value, str):
-            raise InvalidArgumentError(
-                f"{field} is not a name", field=field, value=value, rule="name", fix="give a str"
-            )
+        check_name(field, value)
     return dispatch_pb2.Selection(
         strategy=strategy or ("explicit" if kernel else ""),
         kernel=kernel or "",

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.arguments import number
 from tilewright.dtypes import DTypeLike, dtype_name
 from tilewright.errors import InvalidArgumentError
-from tilewright.resident import ResidentTensor
 
-__all__ = ["ACTIVATIONS", "addends", "elementwise", "number", "scale_operand"]
+__all__ = ["ACTIVATIONS", "addends", "elementwise", "scale_operand"]
 
 ACTIVATIONS = {
     "relu": "Relu",
@@ -46,14 +46,14 @@ def elementwise(
     if number("alpha", alpha) != 1:
         found["alpha"] = float(alpha)
     if binary is not None:
-        if binary not in _BINARY:
+        if not isinstance(binary, str) or binary not in _BINARY:
             raise _word("binary", binary, _BINARY)
         if count_d:
             found["binary"] = _BINARY[binary][count_d > 1]
     if activation is None and clamp is not None:
         activation = "clamp"
     if activation is not None:
-        if activation not in ACTIVATIONS:
+        if not isinstance(activation, str) or activation not in ACTIVATIONS:
             raise _word("activation", activation, ACTIVATIONS)
         found["unary"] = ACTIVATIONS[activation]
     if clamp is not None:
@@ -75,23 +75,27 @@ def elementwise(
 
 def addends(d: Sequence[Any], group: str = "") -> dict[str, Any]:
     """The operands of ``binary`` by name. Raises ``InvalidArgumentError`` for a tensor in place of a list of them."""
-    if isinstance(d, (np.ndarray, ResidentTensor)) or hasattr(d, "__dlpack__"):
+    if not isinstance(d, (list, tuple)):
         raise InvalidArgumentError("d is a list of tensors", field="d", rule="operand_list", fix="pass d=[tensor]")
     return {f"d{group}[{index}]": value for index, value in enumerate(d)}
 
 
-def scale_operand(scale: Any) -> Any:
-    """A scale as an operand: plain numbers, and lists of them, as arrays of fp32."""
-    plain = isinstance(scale, (int, float, list, np.generic)) and not isinstance(scale, bool)
-    return np.asarray(scale, np.float32) if plain else scale
-
-
-def number(field: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+def scale_operand(scale: Any, field: str = "scale") -> Any:
+    """A scale as an operand: plain numbers, and lists of them, as arrays of fp32. Raises ``InvalidArgumentError`` for
+    lists of anything else.
+    """
+    if isinstance(scale, bool) or not isinstance(scale, (int, float, list, np.generic)):
+        return scale
+    try:
+        return np.asarray(scale, np.float32)
+    except (TypeError, ValueError):
         raise InvalidArgumentError(
-            f"{field} must be a number", field=field, value=value, rule="attribute_type", fix="give an int or a float"
-        )
-    return float(value)
+            f"{field} has something in it that is no number",
+            field=field,
+            value=scale,
+            rule="array_like",
+            fix="give a number, or as many as there are channels, rows or blocks",
+        ) from None
 
 
 def _word(field: str, value: object, known: Mapping[str, object]) -> InvalidArgumentError:

@@ -49,7 +49,7 @@ def operands(
     found |= listed
     for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
         if scale is not None:
-            found[f"{name}{group}"] = scale_operand(scale)
+            found[f"{name}{group}"] = scale_operand(scale, name)
     return all_recognised(found)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilewright.arguments import unless
 from tilewright.attention_calls import Asked, asked_for, planning, running
 from tilewright.attention_words import heads_first, indices, is_bshd
 from tilewright.core import Core
@@ -71,7 +72,7 @@ def _kv_append(
         "rotary_cos": rotary_cos, "rotary_sin": rotary_sin,
     }  # fmt: skip
     words = {"max_seqlen_q": max_seqlen_q, "kv_lookup": kv_lookup}
-    words["kv_layout"] = None if kv_layout == "linear" else kv_layout
+    words["kv_layout"] = unless(kv_layout, "linear")
     words["rope"] = None if rotary_cos is None and rotary_sin is None else rotary
     outs: dict[str, Any] = {"k_cache": k_cache, "v_cache": v_cache}
     if q is not None:

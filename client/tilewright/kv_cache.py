@@ -6,13 +6,13 @@ written when a sequence gets a page, and lengths advance where they lie, by the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tilewright import resident
-from tilewright.attention_words import indices
+from tilewright.attention_words import indices, window_words
 from tilewright.cache_state import INT, CacheState
 from tilewright.core import Core
 from tilewright.device_arrays import recognise
@@ -25,6 +25,15 @@ from tilewright.resident import ResidentTensor
 from tilewright.steps import Flow
 
 __all__ = ["append", "attend", "create"]
+
+MOST = 1 << 30
+_ARGUMENTS = {
+    ("page_size_power", ""): "page_size",
+    ("hdim_range", "k"): "hdim",
+    ("hdim_range", "v"): "hdim_v",
+    ("dtype_combination", ""): "dtype",
+}
+"""What a cache's maker calls what the server refuses, by rule and the first letter of the operand."""
 
 
 def create(
@@ -45,16 +54,21 @@ def create(
     of at most ``max_pages`` pages each (all of them, if it is left out), kept by the server on ``device``.
 
     ``layout="vectorized"`` keeps tokens in chunks of sixteen bytes. The cache ends with ``close``, with its last
-    reference, or with the session.
+    reference, or with the session. The kernel that appends is built now. Raises ``InvalidArgumentError`` for sizes and
+    types that no kernel reads, ``ResourceExhaustedError`` if the session may not have so much.
     """
     sizes = {"pages": pages, "page_size": page_size, "kv_heads": kv_heads, "hdim": hdim, "sequences": sequences}
     sizes |= {"hdim_v": hdim if hdim_v is None else hdim_v, "max_pages": pages if max_pages is None else max_pages}
     for name, value in sizes.items():
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 < value <= 1 << 30:
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 < value <= MOST:
             raise InvalidArgumentError(
-                f"{name} is a number of at least 1", field=name, value=value, rule="size", fix="give an int"
+                f"{name} is a number from 1 to {MOST}",
+                field=name,
+                value=value,
+                rule="size",
+                fix="give an int in that range",
             )
-    if layout not in ("linear", "vectorized"):
+    if not isinstance(layout, str) or layout not in ("linear", "vectorized"):
         raise InvalidArgumentError(
             f"there is no layout {layout!r} of caches",
             field="layout",
@@ -64,8 +78,17 @@ def create(
         )
     kind = element_type(dtype)
     sizes["max_pages"] = min(sizes["max_pages"], pages)
+    if sizes["sequences"] * sizes["max_pages"] > MOST:
+        raise InvalidArgumentError(
+            f"the table of {sequences} sequences with up to {sizes['max_pages']} pages has more than {MOST} entries",
+            field="max_pages",
+            value=max_pages,
+            rule="size",
+            fix="give the most pages that one sequence will have, or fewer sequences",
+        )
     state = CacheState(core, sizes, device, layout)
     shapes = _shapes(sizes, 16 // kind.itemsize if layout == "vectorized" else 0)
+    yield from _check(core, shapes, kind, device, layout)
     for name, shape in shapes.items():
         spec = Spec.of(shape, INT if name in ("block_table", "lengths") else kind)
         state.buffers[name] = yield from resident.create(core, spec.nbytes, device)
@@ -88,6 +111,31 @@ def _shapes(sizes: dict[str, int], width: int) -> dict[str, tuple[int, ...]]:
             )
         found = {"k": (pages, heads, k // width, page, width), "v": (pages, heads, page // width, v, width)}
     return found | {"block_table": (sizes["sequences"], sizes["max_pages"]), "lengths": (sizes["sequences"],)}
+
+
+def _check(core: Core, shapes: Mapping[str, Any], kind: Any, device: str | None, layout: str) -> Flow[None]:
+    """Ask the server whether there are such caches, by a plan that appends no rows. It builds the kernel that the first
+    append needs.
+    """
+    heads = 1 if layout == "vectorized" else 2
+    hdims = (shapes["k"][2] * shapes["k"][4], shapes["v"][3]) if heads == 1 else (shapes["k"][3], shapes["v"][3])
+    inputs = {
+        **{
+            f"{name}_new": Spec.of((1, shapes["k"][heads], 0, hdim), kind)
+            for name, hdim in zip("kv", hdims, strict=True)
+        },
+        **{f"{name}_past": Spec.of(shapes[name], kind) for name in "kv"},
+        "seqlens_k": Spec.of((1,), INT),
+        "block_table": Spec.of((1, shapes["block_table"][1]), INT),
+    }
+    words = {} if layout == "linear" else {"kv_layout": layout}
+    try:
+        yield from prepare(core, "kv_append", inputs, {}, words, device=device)
+    except InvalidArgumentError as error:
+        field = _ARGUMENTS.get((error.rule, error.field[:1]), _ARGUMENTS.get((error.rule, ""), error.field))
+        raise InvalidArgumentError(
+            error.message, field=field, value=error.value, rule=error.rule, fix=error.fix
+        ) from None
 
 
 def append(
@@ -146,11 +194,11 @@ def attend(
     known, rows, starts = _rows(state, ids, q, cu_seqlens)
     words: dict[str, Any] = {"scale": scale, "softcap": softcap, "num_splits": num_splits}
     longest = max(rows, default=0)
-    words["mask"] = mask or (None if longest == 1 else "bottom_right")
+    words["mask"] = mask
     if window is not None:
-        words["window_left"], words["window_right"] = window
-        words["mask_align"] = "bottom_right"
-        words["mask"] = mask
+        words |= window_words(window) | {"mask_align": "bottom_right"}
+    elif mask is None and longest != 1:
+        words["mask"] = "bottom_right"
     loads, turned, in_place = [], q, True
     if (k is None) != (v is None):
         raise InvalidArgumentError(
@@ -263,7 +311,7 @@ def _plan(state: CacheState, operation: str, inputs: Any, outputs: Any, words: A
         operation,
         tuple((name, spec.shape, spec.dtype, spec.strides) for name, spec in specs.items()),
         tuple(outputs),
-        tuple(given.items()),
+        repr(given),  # what is no attribute may not be hashable either; the server refuses it
     )
     plan = state.plans.get(key)
     if plan is None:

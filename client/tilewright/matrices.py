@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.arguments import number
 from tilewright.core import Core
 from tilewright.device_arrays import recognise, recognise_output
-from tilewright.elementwise import number
 from tilewright.layout import Array, Spec, dense, element_strides, span_bytes
 from tilewright.operands import address_of
 

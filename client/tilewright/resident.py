@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tilewright import steps
+from tilewright.arguments import check_name
 from tilewright.core import Core, Session
 from tilewright.dtypes import DTypeLike
 from tilewright.errors import InvalidArgumentError
@@ -112,6 +113,7 @@ def create(core: Core, nbytes: int, device: str | None = None, *, exportable: bo
             rule="size",
             fix="give an int in that range",
         )
+    check_name("device", device)
     session = core.require()
     request = memory_pb2.CreateBufferRequest(
         session=session.token, bytes=nbytes, device=device or "", exportable=exportable

@@ -163,3 +163,90 @@ def test_pages_have_no_gradients_and_features_without_a_kernel_name_what_there_i
     with pytest.raises(tw.TilewrightError) as caught:
         client.attention_backward(*small, small[0], lse)
     assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "rule"),
+    [
+        ({"dropout_p": None}, "dropout_p", "attribute_type"),
+        ({"dropout_p": True}, "dropout_p", "attribute_type"),
+        ({"is_causal": "no"}, "is_causal", "attribute_type"),
+        ({"return_lse": np.zeros((0,), np.int32)}, "return_lse", "attribute_type"),
+        ({"enable_gqa": np.ones(2)}, "enable_gqa", "attribute_type"),
+        ({"build": []}, "build", "build_policy"),
+        ({"q_descale": ["a"]}, "q_descale", "array_like"),
+        ({"seqlens_k": [1.5]}, "seqlens_k", "index_dtype"),
+        ({"seqlens_k": ["a"]}, "seqlens_k", "index_dtype"),
+        ({"seqlens_k": [[1], [2, 3]]}, "seqlens_k", "index_dtype"),
+    ],
+)
+def test_arguments_that_mean_nothing_are_refused_by_name(
+    client: tw.Client, changes: Any, field: str, rule: str
+) -> None:
+    q, k, v = random(1, H, 3, D), random(1, HK, 5, D), random(1, HK, 5, D)
+    with pytest.raises(tw.InvalidArgumentError) as caught:
+        client.attention(q, k, v, **changes)
+    assert (caught.value.field, caught.value.rule) == (field, rule)
+    assert caught.value.fix
+
+
+def test_pages_without_a_table_are_refused(client: tw.Client) -> None:
+    with pytest.raises(tw.InvalidArgumentError) as caught:
+        client.attention_paged(**paged(block_table=None))
+    assert (caught.value.field, caught.value.rule) == ("block_table", "operand_missing")
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "rule"),
+    [
+        ({"page_size": 12}, "page_size", "page_size_power"),
+        ({"hdim": 7}, "hdim", "hdim_range"),
+        ({"hdim_v": 264}, "hdim_v", "hdim_range"),
+        ({"dtype": "int8"}, "dtype", "dtype_combination"),
+        ({"pages": 1 << 40}, "pages", "size"),
+        ({"pages": 1 << 20, "page_size": 1, "sequences": 1 << 20}, "max_pages", "size"),
+        ({"device": 3}, "device", "name"),
+        ({"layout": np.zeros(2)}, "layout", "layout_known"),
+    ],
+)
+def test_caches_that_no_kernel_reads_are_refused_when_they_are_made(
+    client: tw.Client, changes: Any, field: str, rule: str
+) -> None:
+    given = {"pages": 4, "page_size": 16, "kv_heads": HK, "hdim": D, "dtype": "fp32", "sequences": 2, **changes}
+    with pytest.raises(tw.InvalidArgumentError) as caught:
+        client.kv_cache(**given)
+    assert (caught.value.field, caught.value.rule) == (field, rule)
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp8"])
+@pytest.mark.parametrize("layout", ["linear", "vectorized"])
+def test_a_cache_that_was_made_has_the_kernel_that_appends(client: tw.Client, dtype: str, layout: str) -> None:
+    with client.kv_cache(4, 16, HK, 64, 32, dtype=dtype, sequences=2, layout=layout) as cache:
+        before = client.kernels.statistics()["artifact_builds"]
+        k, v = (random(1, HK, 3, size).astype(tw.DTYPES[dtype]) for size in (64, 32))
+        cache.append([cache.add()], k, v)
+        assert client.kernels.statistics()["artifact_builds"] == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "rule"),
+    [
+        ({"ids": None}, "ids[0]", "cache_sequence"),
+        ({"ids": 1.5}, "ids[0]", "cache_sequence"),
+        ({"window": 1.5}, "window", "window_pair"),
+        ({"window": (1, 2, 3)}, "window", "window_pair"),
+        ({"mask": ["causal"]}, "attributes.mask", "attribute_type"),
+        ({"softcap": [1.0]}, "attributes.softcap", "attribute_type"),
+    ],
+)
+def test_steps_that_mean_nothing_are_refused_and_the_cache_lives_on(
+    client: tw.Client, changes: Any, field: str, rule: str
+) -> None:
+    with client.kv_cache(4, 16, HK, D, dtype="fp32", sequences=2) as cache:
+        given = {"ids": [cache.add()], "q": random(1, H, 1, D), "k": random(1, HK, 1, D), "v": random(1, HK, 1, D)}
+        with pytest.raises((tw.InvalidArgumentError, tw.NotFoundError)) as caught:
+            cache.attend(**{**given, **changes})
+        assert (caught.value.field, caught.value.rule) == (field, rule)
+        assert np.isfinite(cache.attend(**given)).all()
+        assert cache.lengths == {0: 1}

@@ -1,5 +1,6 @@
 import gc
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -139,3 +140,18 @@ def test_threads_share_a_pool() -> None:
     assert not wrong
     assert pool.used_bytes == 0
     pool.close()
+
+
+def test_more_than_the_machine_has_is_refused_before_any_page_is_used() -> None:
+    pool = Pool(1 << 20)
+    with pytest.raises(tw.ResourceExhaustedError) as caught:
+        pool.empty((1 << 48,), np.dtype(np.uint8))
+    assert (caught.value.field, caught.value.rule) == ("nbytes", "shared_memory")
+    assert caught.value.fix
+    assert pool.total_bytes == 0
+    assert pool.empty((8,), FP32).shape == (8,)
+
+
+def test_where_nothing_tells_how_much_there_is_the_system_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilewright.memory._MEMINFO", Path("/nowhere"))
+    assert Pool(1 << 20).empty((8,), FP32).shape == (8,)

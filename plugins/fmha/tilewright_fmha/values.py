@@ -183,7 +183,9 @@ def _refuse_page(paging: Paging, page: int, place: int, sequence: int) -> None:
         f"block_table[{place}]",
         page,
         "block_table_range",
-        f"give pages from 0 to {paging.pages - 1} (entries beyond a sequence's length may be anything)",
+        f"give pages from 0 to {paging.pages - 1} (entries beyond a sequence's length may be anything)"
+        if paging.pages
+        else "make a cache with pages, or say with seqlens_k that nothing is in it",
     )
 
 

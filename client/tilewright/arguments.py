@@ -1,0 +1,44 @@
+"""Plain arguments of calls: numbers, flags and words, so that what is none of these is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tilewright.errors import InvalidArgumentError
+
+__all__ = ["check_name", "flag", "number", "unless"]
+
+
+def check_name(field: str, value: Any) -> None:
+    """Raises ``InvalidArgumentError`` for what is given and no text."""
+    if value is not None and not isinstance(value, str):
+        raise InvalidArgumentError(f"{field} is not a name", field=field, value=value, rule="name", fix="give a str")
+
+
+def number(field: str, value: Any) -> float:
+    """Raises ``InvalidArgumentError`` for what is no number, true and false included."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise InvalidArgumentError(
+            f"{field} must be a number", field=field, value=value, rule="attribute_type", fix="give an int or a float"
+        )
+    return float(value)
+
+
+def flag(field: str, value: Any) -> bool:
+    """Whether something is wanted; None: it is not. Raises ``InvalidArgumentError`` for what is neither true nor false:
+    of texts and arrays Python would take most for true.
+    """
+    if value is None:
+        return False
+    if not isinstance(value, (bool, np.bool_)) and not (isinstance(value, (int, np.integer)) and value in (0, 1)):
+        raise InvalidArgumentError(
+            f"{field} is true or false", field=field, value=value, rule="attribute_type", fix="give True or False"
+        )
+    return bool(value)
+
+
+def unless(value: Any, default: float | str) -> Any:
+    """None for the default, which the server knows, and else the value: what is neither is the server's to refuse."""
+    return None if isinstance(value, (int, float, str, np.generic)) and value == default else value
