@@ -212,7 +212,7 @@ CUDA_CASES: tuple[Case, ...] = (
     Case("merge_groups", "num_groups_to_merge", CUDA_WEIGHT, {"num_groups_to_merge": 2}, _HOPPER),
     Case("direct_sums", "dtype_out", _DEPTHWISE[Direction.FORWARD], {"dtype_in": DType.INT8}, _HOPPER),
     Case("merged_shape", "num_groups_to_merge", _DEPTHWISE[Direction.FORWARD], {"num_groups_to_merge": 2}, _HOPPER),
-    Case("merged_shape", "num_groups_to_merge", _DEPTHWISE[Direction.FORWARD], {"num_groups_to_merge": 16}, _HOPPER),
+    Case("merged_shape", "num_groups_to_merge", _DEPTHWISE[Direction.FORWARD], {"num_groups_to_merge": 64}, _HOPPER),
     Case("block_per_cu", "block_per_cu", CUDA, {"block_per_cu": 9}, _HOPPER),
     Case("block_per_cu", "block_per_cu", CUDA, {"block_per_cu": 8}, _HOPPER),
     Case("block_per_cu", "block_per_cu", _DEPTHWISE[Direction.FORWARD], {"block_per_cu": 1}, _HOPPER),

@@ -222,20 +222,28 @@ CASES: dict[str, tuple[ConvGpuConfig, Settings]] = {
         shapes(ODD_CUBE, split_k=2),
     ),
     "merged_depthwise": (
-        MERGED.replace(kind="depthwise", groups_merged=16, **FIXED),
+        MERGED.replace(kind="depthwise", groups_merged=64, **FIXED),
         [*shapes(Shape(**DEEP)), {"shape": Shape(**DEEP), "gap": 8}],
     ),
     "merged_depthwise_data": (
-        MERGED.replace(kind="depthwise", groups_merged=16, direction="backward_data", **FIXED, accumulate=True),
+        MERGED.replace(kind="depthwise", groups_merged=64, direction="backward_data", **FIXED, accumulate=True),
         shapes(Shape(**DEEP)),
     ),
+    "merged_weight_many_slices": (
+        MERGED.replace(groups_merged=16, direction="backward_weight", **FIXED, channel_tile=32, split_k=20),
+        shapes(Shape(n=5, c=40, k=40, groups=10), split_k=17),
+    ),
+    "depthwise_weight_many_slices": (
+        DEPTH.replace(**FIXED, direction="backward_weight", split_k=66),
+        shapes(Shape(n=9, **DEEP), split_k=65),
+    ),
     "merged_depthwise_weight": (
-        MERGED.replace(kind="depthwise", groups_merged=16, direction="backward_weight", **FIXED, channel_tile=32),
+        MERGED.replace(kind="depthwise", groups_merged=64, direction="backward_weight", **FIXED, channel_tile=32),
         shapes(Shape(**DEEP), split_k=3),
     ),
     "merged_fours": (
         MERGED.replace(
-            groups_merged=4,
+            groups_merged=16,
             filter=(1, 2, 5),
             stride=(1, 2, 1),
             dilation=(1, 1, 2),
@@ -262,16 +270,16 @@ CASES: dict[str, tuple[ConvGpuConfig, Settings]] = {
         ),
     ),
     "merged_eights": (
-        MERGED.replace(groups_merged=2, a="bf16", b="bf16", c="fp32", **FIXED2, channel_tile=32),
+        MERGED.replace(groups_merged=8, a="bf16", b="bf16", c="fp32", **FIXED2, channel_tile=32),
         shapes(EIGHTS2),
     ),
     "merged_twos_data": (
-        MERGED.replace(groups_merged=8, direction="backward_data", **FIXED2, grouped=True, linear_rows=False),
+        MERGED.replace(groups_merged=32, direction="backward_data", **FIXED2, grouped=True, linear_rows=False),
         shapes(Shape(c=24, k=24, groups=12, stride=(1, 2, 2), size=(1, 9, 14))),
     ),
     "merged_eights_data": (
         MERGED.replace(
-            groups_merged=2,
+            groups_merged=8,
             direction="backward_data",
             filter=(1, 3, 5),
             stride=(1, 3, 2),
@@ -295,19 +303,56 @@ CASES: dict[str, tuple[ConvGpuConfig, Settings]] = {
         ),
     ),
     "merged_eights_weight": (
-        MERGED.replace(groups_merged=2, direction="backward_weight", **FIXED2, c="fp32", accumulate=True),
+        MERGED.replace(groups_merged=8, direction="backward_weight", **FIXED2, c="fp32", accumulate=True),
         [{"shape": EIGHTS2, "split_k": 4, "alpha": 0.5}],
     ),
     "merged_line": (
-        MERGED.replace(groups_merged=4, ndim=1, filter=(0, 0, 3), stride=(0, 0, 1), dilation=(0, 0, 1)),
+        MERGED.replace(groups_merged=16, ndim=1, filter=(0, 0, 3), stride=(0, 0, 1), dilation=(0, 0, 1)),
         shapes(Shape(c=16, k=16, groups=4, size=(1, 1, 21), filter=(1, 1, 3), begin=(0, 0, 1), end=(0, 0, 1), ndim=1)),
     ),
     "merged_pairs": (
-        MERGED.replace(groups_merged=2, **FIXED2, channel_tile=32, pixel_tile=(3, 4, 8), bias="fp32"),
-        [*shapes(EIGHTS2), {"shape": EIGHTS2, "gap": 8}, {"shape": EIGHTS2, "result_gap": 3}],
+        MERGED.replace(groups_merged=8, **FIXED2, channel_tile=32, pixel_tile=(3, 4, 8), bias="fp32"),
+        [*shapes(EIGHTS2), {"shape": EIGHTS2, "gap": 8}, {"shape": EIGHTS2, "result_gap": 8}],
+    ),
+    "merged_steps": (  # four waves on two blocks of channels; several steps of a tile, and strips of 16 pixels
+        MERGED.replace(groups_merged=16, **FIXED2, wave=(4, 1), channel_tile=32, pixel_tile=(2, 16, 32), bias="fp16"),
+        shapes(Shape(c=40, k=40, groups=10, stride=(1, 2, 2), size=(1, 41, 45))),
+    ),
+    "merged_sixteens": (
+        MERGED.replace(groups_merged=4, **FIXED, channel_tile=32, pixel_tile=(1, 8, 16)),
+        shapes(Shape(c=48, k=48, groups=3, size=(1, 9, 19))),
+    ),
+    "merged_sixteens_data": (
+        MERGED.replace(
+            groups_merged=4,
+            direction="backward_data",
+            **FIXED2,
+            channel_tile=32,
+            wave=(4, 1),
+            grouped=True,
+            linear_rows=False,
+        ),
+        shapes(Shape(c=48, k=48, groups=3, stride=(1, 2, 2), size=(1, 9, 14))),
+    ),
+    "merged_thirty_twos": (
+        MERGED.replace(groups_merged=2, **FIXED, channel_tile=64, pixel_tile=(1, 8, 8)),
+        shapes(Shape(c=96, k=96, groups=3, size=(1, 7, 7))),
+    ),
+    "merged_thirty_twos_data": (
+        MERGED.replace(
+            groups_merged=2,
+            **FIXED,
+            direction="backward_data",
+            channel_tile=32,
+            a="bf16",
+            b="bf16",
+            c="bf16",
+            accumulate=True,
+        ),
+        shapes(Shape(c=64, k=64, groups=2, size=(1, 7, 9))),
     ),
     "merged_pairs_data": (
-        MERGED.replace(groups_merged=4, **FIXED, direction="backward_data", channel_tile=32, accumulate=True),
+        MERGED.replace(groups_merged=16, **FIXED, direction="backward_data", channel_tile=32, accumulate=True),
         shapes(Shape(c=40, k=40, groups=10)),
     ),
 }

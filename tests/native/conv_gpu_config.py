@@ -52,6 +52,13 @@ class ConvGpuConfig(GpuConfig):
         return self.direction == "backward_weight" and (self.two_stage or not self.is_matrix)
 
     @property
+    def convert_lanes(self) -> int:
+        """Threads of that kernel that share the slices of an element."""
+        if self.wave_size != 32 or not self.converts:
+            return 1
+        return next((lanes for slices, lanes in ((64, 16), (16, 8), (8, 4)) if self.split_k >= slices), 1)
+
+    @property
     def shared_bytes(self) -> int:
         if not self.is_matrix:
             return 98304  # as much as any of these kernels asks for
@@ -86,7 +93,8 @@ class ConvGpuConfig(GpuConfig):
             if backward:
                 common = math.gcd(stride, dilation)
                 taps, stride, dilation = -(-taps // (stride // common)), 1, dilation // common
-            spans.append((size - 1) * stride + (taps - 1) * dilation + 1)
+            span = (size - 1) * stride + (taps - 1) * dilation + 1
+            spans.append(span if axis == 1 else -(-span // stride) * stride)
         pixel = channels * 2 + 16
         image = spans[0] * spans[1] * pixel
         if self.direction == "backward_weight":

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from conv_gpu_case import ConvArgs, ConvCase
 from conv_gpu_config import ConvGpuConfig
-from conv_gpu_emulation import CONVERT_THREADS, launches
+from conv_gpu_emulation import CONVERT_SHARED, CONVERT_THREADS, launches
 from cuda.bindings import driver
 from gpu_device import TORCH, Arena, check
 from gpu_emulation import LaunchHead
@@ -46,7 +46,11 @@ class ConvKernel:
                 self.function, grid, 1, 1, self.config.threads, 1, 1, shared, stream, place, 0
             ))  # fmt: skip
             if self.convert is not None:
-                check(driver.cuLaunchKernel(self.convert, convert, 1, 1, CONVERT_THREADS, 1, 1, 0, stream, place, 0))
+                check(
+                    driver.cuLaunchKernel(
+                        self.convert, convert, 1, 1, CONVERT_THREADS, 1, 1, CONVERT_SHARED, stream, place, 0
+                    )
+                )
 
         return launch
 

@@ -13,6 +13,7 @@ from gpu_emulation import FLAGS, LaunchHead
 from native_harness import Guarded, build_once
 
 CONVERT_THREADS = 256
+CONVERT_SHARED = 4 * CONVERT_THREADS
 
 
 class ConvEmulator:
@@ -54,7 +55,7 @@ class ConvEmulator:
             status = getattr(library, name)(block, grid, case.shared_bytes(), ctypes.c_uint(seed))
             assert status == 0, f"{config} failed, or its threads wait for each other for ever"
         if convert:
-            status = getattr(library, f"{name}_convert")(block, convert, 0, ctypes.c_uint(seed))
+            status = getattr(library, f"{name}_convert")(block, convert, CONVERT_SHARED, ctypes.c_uint(seed))
             assert status == 0, f"{config}: the conversion failed"
         assert not counters.any(), "the launch leaves its counters at zero"
 
@@ -62,5 +63,5 @@ class ConvEmulator:
 def launches(case: ConvCase) -> tuple[int, int]:
     """Workgroups of the kernel, and of the one that adds its partial sums (0: none)."""
     config = case.config
-    convert = -(-case.w.size // CONVERT_THREADS) if config.converts else 0
+    convert = -(-case.w.size * config.convert_lanes // CONVERT_THREADS) if config.converts else 0
     return case.grid(), convert

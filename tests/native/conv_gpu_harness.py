@@ -153,7 +153,7 @@ def merged_configs(direction: str, shape: Shape) -> dict[str, ConvGpuConfig]:
         if g.c % channels:
             continue
         config = ConvGpuConfig(
-            kind="depthwise" if g.cg == 1 else "direct", direction=direction, groups_merged=16 // g.cg,
+            kind="depthwise" if g.cg == 1 else "direct", direction=direction, groups_merged=64 // g.cg,
             channel_tile=channels, pixel_tile=(repeats, rows, run), wave=(waves, 1), ndim=shape.ndim,
             filter=shape.filter, stride=shape.stride, dilation=shape.dilation, **more,
         )  # fmt: skip

@@ -12,6 +12,7 @@ from gpu_config import compile_text
 pytest.importorskip("cuda.bindings.nvrtc", reason="needs the packages of the extra `cuda`")
 
 WIDE = ConvGpuConfig(tile=(128, 128, 64), wave=(2, 2), stages=3)
+BLOCKS = "m16n8k8.row.col.f32.f16"
 MMA, ASYNC, TURNED = "m16n8k16.row.col.f32.f16", "cp.async.cg.shared.global", "ldmatrix.sync.aligned.m8n8.x4.trans"
 KERNELS: dict[str, tuple[ConvGpuConfig, tuple[str, ...]]] = {
     "forward": (WIDE, (MMA, ASYNC)),
@@ -41,14 +42,14 @@ KERNELS: dict[str, tuple[ConvGpuConfig, tuple[str, ...]]] = {
     ),
     "groups": (SMALL_GROUPS.replace(**FIXED, wave=(4, 1), channel_tile=64), ("fma.rn.f32",)),
     "merged": (
-        MERGED.replace(**FIXED, groups_merged=4, wave=(8, 1), channel_tile=128, pixel_tile=(4, 8, 8)), (MMA, ASYNC),
+        MERGED.replace(**FIXED, groups_merged=16, wave=(8, 1), channel_tile=128, pixel_tile=(4, 8, 8)), (BLOCKS, ASYNC),
     ),
     "merged_data": (
-        MERGED.replace(**FIXED2, groups_merged=2, wave=(4, 1), channel_tile=64, grouped=True, linear_rows=False,
-                       direction="backward_data"), (MMA, ASYNC),
+        MERGED.replace(**FIXED2, groups_merged=8, wave=(4, 1), channel_tile=64, grouped=True, linear_rows=False,
+                       direction="backward_data"), (BLOCKS, ASYNC),
     ),
     "merged_weight": (
-        MERGED.replace(**FIXED, groups_merged=4, wave=(8, 1), channel_tile=64, direction="backward_weight"),
+        MERGED.replace(**FIXED, groups_merged=16, wave=(8, 1), channel_tile=64, direction="backward_weight"),
         (MMA, ASYNC, TURNED),
     ),
 }  # fmt: skip
@@ -103,8 +104,8 @@ def test_invalid_configurations_are_refused_with_a_reason() -> None:
         "tile_k is a power of two": WIDE.replace(tile=(128, 128, 48)),
         "tile_n is a power of two": WIDE.replace(**WEIGHT, tile=(128, 96, 64)),
         "vectors are powers of two": WIDE.replace(vectors=(3, 8, 8)),
-        "two rows of eight pixels": MERGED.replace(**FIXED, groups_merged=4, pixel_tile=(1, 3, 8)),
-        "waves share the channels": MERGED.replace(**FIXED, groups_merged=4, channel_tile=24),
+        "two rows of eight pixels": MERGED.replace(**FIXED, groups_merged=16, pixel_tile=(1, 3, 8)),
+        "waves share the channels": MERGED.replace(**FIXED, groups_merged=16, channel_tile=24),
         "a block holds whole groups": MERGED.replace(**FIXED, groups_merged=3),
         "threads share the channels": DEPTH.replace(channel_tile=24),
     }

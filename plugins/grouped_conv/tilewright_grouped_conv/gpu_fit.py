@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from tilewright_grouped_conv.config import ConvConfig, Triple
+from tilewright_grouped_conv.merged import MERGED_PRODUCT
 from tilewright_grouped_conv.problem import ConvProblem
 from tilewright_grouped_conv.transforms import Transform, transform_of
 from tilewright_grouped_conv.views import FilterOrder, FilterView, ImageView, Order, collapses
@@ -15,8 +16,6 @@ from tilewright_kit.rules import Violation
 __all__ = ["channel_vectors", "gpu_mismatches", "gpu_transforms", "padded_channels", "strict_vectors"]
 
 VECTOR_BYTES = 16
-_BLOCK = 16
-"""Groups that are merged, times their channels."""
 _REACH = 2**31
 """Elements that offsets of 32 bits reach, and rows that are counted with them."""
 
@@ -138,6 +137,12 @@ def _wrong_filter(problem: ConvProblem, config: ConvConfig, vector: int) -> str:
     return ""
 
 
+def _in_pairs(problem: ConvProblem) -> bool:
+    """Whether merged groups can read two channels of the weights at a time."""
+    view = problem.filter
+    return problem.geometry.cg == 1 or (view.c == 1 and not any(step % 2 for step in (view.k, *_strides(view))))
+
+
 def _is_flat(view: FilterView, taps: Triple, channels: int) -> bool:
     step = channels
     for size, stride in zip(taps[::-1], view.spatial[::-1], strict=True):
@@ -176,6 +181,8 @@ def _wrong_of_loops(problem: ConvProblem, config: ConvConfig) -> Iterator[tuple[
             yield view.operand, "its pixels do not lie at one distance"
     if not result and (reason := _wrong_filter(problem, config, 1)):
         yield problem.filter.operand, reason
+    if merged and problem.direction is Direction.FORWARD and not _in_pairs(problem):
+        yield problem.filter.operand, "the weights of a tap do not lie side by side, in pairs"
     for item in problem.d:
         if collapses(item, geometry.output, geometry.n) is None:
             yield item.operand, "its pixels do not lie at one distance"
@@ -194,7 +201,7 @@ def gpu_mismatches(problem: ConvProblem, config: ConvConfig) -> Iterator[Violati
         if any(count % vector for count in counts):
             reason = f"{min(counts)} channels are no whole vectors of {vector}"
             yield Violation("vectors", "vector_sizes", config.vector_sizes, reason)
-        if merged and not geometry.cg == geometry.kg == _BLOCK // config.num_groups_to_merge:
+        if merged and not geometry.cg == geometry.kg == MERGED_PRODUCT // config.num_groups_to_merge:
             reason = f"groups of {geometry.cg} and {geometry.kg} channels do not fill blocks of this kernel"
             yield Violation("groups", "num_groups_to_merge", config.num_groups_to_merge, reason)
         if problem.alignment < vector * problem.dtype_in.bytes:

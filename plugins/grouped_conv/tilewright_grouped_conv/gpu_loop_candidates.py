@@ -12,6 +12,7 @@ from typing import Any
 from tilewright_grouped_conv.config import CONFIGS, DIRECT_PIPELINE, ConvConfig, Triple
 from tilewright_grouped_conv.gpu_fit import VECTOR_BYTES
 from tilewright_grouped_conv.gpu_shapes import DEPTHWISE_STEPS, depthwise_fields
+from tilewright_grouped_conv.merged import MERGED_PRODUCT
 from tilewright_grouped_conv.problem import ConvProblem
 from tilewright_grouped_conv.views import Order
 from tilewright_grouped_conv.words import Direction, Specialization, layout_of
@@ -25,6 +26,8 @@ FEW_CHANNELS = 8
 """Channels of a group up to which a product would mostly multiply zeros."""
 MERGED_CHANNELS = 8
 """Of a block: groups of 1, 2, 4 or 8 channels fill it."""
+_BLOCK_GROUPS = (1, 2, 4, MERGED_CHANNELS)
+_MERGED_GROUPS = (*_BLOCK_GROUPS, 16, 32)
 _UNROLLED_TAPS = 49
 _LONGEST = 16
 _GROUP_STEPS = (
@@ -35,14 +38,15 @@ _GROUP_STEPS = (
     (4, 64, (1, 1, 4), 4),
 )
 """Elements of an access, channels of a step, pixels of a thread, waves."""
-_LARGE_IMAGES = ((4, 8, 8), (2, 8, 8), (1, 8, 8), (4, 4, 8), (1, 14, 8), (2, 8, 16))
-_SMALL_IMAGES = ((1, 14, 8), (1, 8, 8), (2, 8, 8), (4, 8, 8), (1, 4, 16))
+_LARGE_IMAGES: tuple[Triple, ...] = ((4, 8, 8), (2, 8, 8), (1, 8, 8), (1, 8, 64), (1, 8, 32), (2, 8, 16), (1, 16, 16))
+_SMALL_IMAGES: tuple[Triple, ...] = ((1, 14, 8), (1, 8, 8), (2, 8, 8), (1, 14, 16), (1, 8, 16), (1, 4, 16), (1, 4, 8))
 """Merged groups: tiles that a workgroup computes, rows and columns of one."""
-_MERGED_STEPS = ((128, 8), (96, 6), (64, 4), (48, 3), (32, 2), (64, 8))
-"""Channels and waves of a workgroup: two blocks for each wave, and one for a variant."""
-_MOST_STEPS = 3
+_WEIGHT_TILES: tuple[Triple, ...] = ((1, 8, 8), (1, 14, 8), (1, 8, 16), (1, 4, 8))
+_MERGED_STEPS = ((32, 2), (64, 4), (32, 4), (64, 8), (96, 6), (48, 3), (128, 8), (16, 2))
+"""Channels and waves of a workgroup."""
+_MOST_STEPS = 4
 _WIDE = 32
-_ROUNDS = (2, 4)
+_ROUNDS = (4, 8)
 """Workgroups that every unit gets, of the gradient of the weights, whose pixels are cut."""
 
 
@@ -155,7 +159,7 @@ def _may_merge(problem: ConvProblem) -> bool:
     geometry = problem.geometry
     return (
         geometry.cg == geometry.kg
-        and geometry.cg in (1, 2, 4, MERGED_CHANNELS)
+        and geometry.cg in (_BLOCK_GROUPS if problem.direction is Direction.BACKWARD_WEIGHT else _MERGED_GROUPS)
         and geometry.c % MERGED_CHANNELS == 0
         and problem.ndim <= 2
         and problem.dtype_in.bytes == 2
@@ -167,19 +171,18 @@ def _may_merge(problem: ConvProblem) -> bool:
 
 def _merged(problem: ConvProblem, device: DeviceInfo) -> Iterator[ConvConfig]:
     geometry = problem.geometry
-    weight = problem.direction is Direction.BACKWARD_WEIGHT
-    tiles: tuple[Triple, ...] = _LARGE_IMAGES if geometry.output[2] > _WIDE else _SMALL_IMAGES
-    if weight:
-        tiles = (*(tile for tile in tiles if tile[0] == 1), (1, 8, 16))
-    whole = [step for step in _MERGED_STEPS if geometry.c % step[0] == 0]
-    steps = (whole or [_MERGED_STEPS[-2]])[:_MOST_STEPS]
+    tiles = _LARGE_IMAGES if problem.largest.axes[2].rows > _WIDE else _SMALL_IMAGES
+    if problem.direction is Direction.BACKWARD_WEIGHT:
+        tiles = _WEIGHT_TILES
+    steps = [(channels, waves) for channels, waves in _MERGED_STEPS if channels % geometry.cg == 0]
+    steps = ([step for step in steps if geometry.c % step[0] == 0] or steps[:1])[:_MOST_STEPS]
     constants: dict[str, Any] = _compiled_in(problem, phases=True)
     for (channels, waves), (repeats, rows, run) in itertools.product(steps, dict.fromkeys(tiles)):
         config = _base(problem).replace(
             wave=(waves, 1, 1),
             vector_sizes=_vectors(problem, MERGED_CHANNELS),
             specialization=Specialization.DEPTHWISE if geometry.cg == 1 else Specialization.DIRECT,
-            num_groups_to_merge=2 * MERGED_CHANNELS // geometry.cg,
+            num_groups_to_merge=MERGED_PRODUCT // geometry.cg,
             channel_tile=channels,
             pixel_tile=(repeats, 2 if problem.ndim == 1 else rows, run),
             **constants,

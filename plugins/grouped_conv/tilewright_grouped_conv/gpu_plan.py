@@ -22,12 +22,13 @@ from tilewright_kit.plan import COUNTERS, I64, WORKSPACE, Arg, Geometry, Pointer
 from tilewright_kit.tiles.cpu_workspace import slices
 from tilewright_kit.tiles.footprint import shared_bytes, threads_of
 
-__all__ = ["CONVERT_THREADS", "gpu_stages", "image_ranges", "steps_of", "tiles_of"]
+__all__ = ["CONVERT_THREADS", "convert_lanes", "gpu_stages", "image_ranges", "steps_of", "tiles_of"]
 
 _PARTIAL_BYTES = 4
 _COUNTER_BYTES = 4
 CONVERT_THREADS = 256
 """``kConvertThreads`` of ``tilewright/gpu/conv_convert.hpp``."""
+_CONVERT_LANES = ((64, 16), (16, 8), (8, 4))
 MOST_TASKS = 64
 """Products of one launch; more phases take several."""
 _REACH = 2**31
@@ -102,8 +103,11 @@ class _Launch:
         yield Stage("main", config, "main", args, geometry)
         if self.converts:
             elements = sum(phase.batch * phase.m * phase.n for phase in self.phases)
-            grid = (max(-(-elements // CONVERT_THREADS), 1), 1, 1)
-            yield Stage("convert", config, "convert", args, Geometry(grid=grid, block=(CONVERT_THREADS, 1, 1)))
+            lanes = convert_lanes(config, arch)
+            grid = (max(-(-elements * lanes // CONVERT_THREADS), 1), 1, 1)
+            shared = CONVERT_THREADS * _PARTIAL_BYTES if lanes > 1 else 0
+            geometry = Geometry(grid=grid, block=(CONVERT_THREADS, 1, 1), shared_bytes=shared)
+            yield Stage("convert", config, "convert", args, geometry)
 
     def _tasks(self) -> Iterator[Struct]:
         """``ConvTask``: the problem, its first tile, its D operands."""
@@ -113,6 +117,13 @@ class _Launch:
             row = problem_row(self.problem, self.config, phase, Pointer(), self.acc, image_first=loops)
             yield Struct((row, I64(first), *operand_rows(self.problem, self.config)))
             first += self._tiles(phase)
+
+
+def convert_lanes(config: ConvConfig, arch: ArchSpec) -> int:
+    """Threads that share the slices of an element: ``convert_lanes`` of ``conv_convert.hpp``."""
+    if arch.kind == "hip":
+        return 1
+    return next((lanes for slices, lanes in _CONVERT_LANES if config.split_k >= slices), 1)
 
 
 def _slices(phase: Phase, config: ConvConfig) -> int:

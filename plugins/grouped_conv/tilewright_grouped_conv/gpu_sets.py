@@ -34,12 +34,14 @@ _WIDE = Shape((128, 128), (2, 4), "compv4", 64, 4)
 """For fp32, whose products hold more in registers: more waves share the large tile."""
 _NARROW, _SMALL = Shape((128, 32), (4, 1), "compv4", 64, 4), Shape((64, 64), (2, 2), "compv4", 64, 4)
 _MERGED = (
-    (Specialization.DEPTHWISE, 16),
-    (Specialization.DIRECT, 2),
-    (Specialization.DIRECT, 4),
+    (Specialization.DEPTHWISE, 64),
+    (Specialization.DIRECT, 32),
+    (Specialization.DIRECT, 16),
     (Specialization.DIRECT, 8),
+    (Specialization.DIRECT, 4),
+    (Specialization.DIRECT, 2),
 )
-"""Groups of 1, 8, 4 and 2 channels, of which blocks of eight channels are made."""
+"""Groups of 1, 2, 4 and 8 channels, of which blocks of eight channels are made; of 16 and 32, which are blocks."""
 _ELEMENT = (1, 1, 8)
 
 
@@ -122,7 +124,8 @@ def gpu_variants(config: type[ConvConfig], archs: tuple[str, ...], shape: Shape,
 def _loops(config: type[ConvConfig]) -> Declarations:
     """Merged groups, and small groups without a product."""
     constants = {"filter": (1, 3, 3), "stride": (1, 1, 1), "dilation": (1, 1, 1)}
-    for special, merged in _MERGED:
+    weight = config.direction is Direction.BACKWARD_WEIGHT
+    for special, merged in _MERGED[:4] if weight else _MERGED:
         fields: dict[str, Any] = {"specialization": special, "num_groups_to_merge": merged, "pixel_tile": (1, 8, 8)}
         yield depthwise(config, _CUDA, Step(4, 8), DType.FP16, **{**fields, **constants})
     for dtype in (DType.FP16, DType.FP32):

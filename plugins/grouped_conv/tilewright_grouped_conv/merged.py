@@ -1,5 +1,6 @@
 """Merged groups on CUDA devices: eight neighbouring channels are one block of a matrix instruction, whatever groups of
-1, 2, 4 or 8 channels they are. The figures are those of ``tilewright/gpu/merged_tile.hpp``.
+1, 2, 4 or 8 channels they are; groups of 16 or 32 are whole blocks. The figures are those of
+``tilewright/gpu/merged_tile.hpp``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tilewright_kit.rules import Violation
 __all__ = ["BLOCK_CHANNELS", "MERGED_PRODUCT", "is_merged", "merged_shape", "merged_shared_bytes", "merged_workgroups"]
 
 BLOCK_CHANNELS = 8
-MERGED_PRODUCT = 16
+MERGED_PRODUCT = 64
 """Groups that are merged, times their channels."""
 _LEAST_RUN = 8
 _DTYPES = (DType.FP16, DType.BF16)
@@ -34,7 +35,7 @@ def merged_shape(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
     if not is_merged(config) or arch.kind == "cpu":
         return
     merged, (_, rows, run) = config.num_groups_to_merge, config.pixel_tile
-    wanted = (MERGED_PRODUCT,) if config.kind is Kind.DEPTHWISE else (2, 4, 8)
+    wanted = (MERGED_PRODUCT,) if config.kind is Kind.DEPTHWISE else (2, 4, 8, 16, 32)
     constants = (config.filter, config.stride, config.dilation)
     reasons = [
         text
@@ -48,6 +49,11 @@ def merged_shape(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
             (
                 "waves share whole blocks of channels",
                 config.channel_tile % (BLOCK_CHANNELS * max(config.waves, 1)) != 0,
+            ),
+            ("a tile of channels holds whole groups", bool(config.channel_tile % max(MERGED_PRODUCT // merged, 1))),
+            (
+                "the gradient of the weights has blocks of whole groups alone",
+                config.direction is Direction.BACKWARD_WEIGHT and BLOCK_CHANNELS * merged < MERGED_PRODUCT,
             ),
             ("an instruction computes two rows of eight pixels", rows % 2 != 0 or run % _LEAST_RUN != 0),
         )
@@ -77,7 +83,7 @@ def merged_shared_bytes(config: ConvConfig) -> int:
     """
     repeats, rows, run = _pixels(config)
     pixel = (_channels(config) // BLOCK_CHANNELS + 1) * 16
-    image = _span(config, 1, rows) * _span(config, 2, run) * pixel
+    image = _span(config, 1, rows) * _span(config, 2, run, whole=True) * pixel
     if config.direction is Direction.BACKWARD_WEIGHT:
         return 2 * (image + rows * run * pixel)
     return image * (2 if repeats > 1 else 1)
@@ -92,12 +98,13 @@ def _pixels(config: ConvConfig) -> tuple[int, int, int]:
     return max(repeats, 1), rows or 8, run or 8
 
 
-def _span(config: ConvConfig, axis: int, size: int) -> int:
-    """Pixels of the image that ``size`` pixels of the result meet."""
+def _span(config: ConvConfig, axis: int, size: int, whole: bool = False) -> int:
+    """Pixels of the image that ``size`` pixels of the result meet; ``whole``: filled up to whole strides."""
     taps, stride, dilation = config.filter[axis], config.stride[axis], config.dilation[axis]
     if axis < 3 - config.ndim:
         taps = stride = dilation = 1
     if config.direction is Direction.BACKWARD_DATA:
         common = math.gcd(stride, dilation)
         taps, stride, dilation = -(-taps // max(stride // max(common, 1), 1)), 1, dilation // max(common, 1)
-    return (size - 1) * stride + (taps - 1) * dilation + 1
+    span = (size - 1) * stride + (taps - 1) * dilation + 1
+    return -(-span // stride) * stride if whole and stride else span

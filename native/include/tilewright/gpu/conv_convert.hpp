@@ -1,5 +1,7 @@
-// The second stage of a gradient of the weights: adds the partial sums of all slices in their order, and stores the
-// result. Launched with kConvertThreads threads, a workgroup for every so many elements of the result.
+// The second stage of a gradient of the weights: adds the partial sums of all slices in a fixed order, and stores the
+// result. Launched with kConvertThreads threads. Of many slices a workgroup converts fewer elements, of which several
+// threads add a part of the slices each: one thread would wait for memory many times over. Shared memory: four bytes for
+// every thread, where lanes are more than one.
 #pragma once
 #include "tilewright/gpu/conv_params.hpp"
 #include "tilewright/gpu/epilogue.hpp"
@@ -9,19 +11,39 @@ namespace tw::gpu {
 
 constexpr int kConvertThreads = 256;
 
-// Thread t converts element t of [item][m][n]; the workspace is launch.split_k times as many sums in fp32.
+#if defined(__HIP__)
+template <class Config>
+constexpr int convert_lanes = 1;
+#else
+template <class Config>
+constexpr int convert_lanes = Config::split_k >= 64 ? 16 : Config::split_k >= 16 ? 8 : Config::split_k >= 8 ? 4 : 1;
+#endif
+
+// Element t of [item][m][n] is thread t's, over all workgroups; the workspace is launch.split_k times as many sums in fp32.
 template <class Config>
 TW_DEVICE void convert_partial_sums(const ConvParams<Config>& params) {
+  constexpr int kLanes = convert_lanes<Config>, kElements = kConvertThreads / kLanes;
   const tw_conv_problem& problem = params.task.conv;
   const tw_gemm_problem& g = problem.gemm;
   const int64_t each = g.m * g.n, total = each * g.batch;
-  const int64_t at = (int64_t)block_index() * kConvertThreads + thread_index();
-  if (at >= total) return;
-  const int64_t item = at / each, i = (at - item * each) / g.n, j = at - item * each - i * g.n;
+  const int thread = thread_index(), first = kLanes > 1 ? thread / kElements : 0;
+  const int64_t at = (int64_t)block_index() * kElements + (kLanes > 1 ? thread % kElements : thread);
+  if (kLanes == 1 && at >= total) return;
   const char* const from = (const char*)params.launch.workspace + at * 4;
   float sum = 0.0f;
-  TW_UNROLL_BY(8)
-  for (int s = 0; s < (int)params.launch.split_k; s++) sum += load_constant<float>(from + s * total * 4);
+  if (kLanes == 1 || at < total) {
+    TW_UNROLL_BY(8)
+    for (int s = first; s < (int)params.launch.split_k; s += kLanes) sum += load_constant<float>(from + s * total * 4);
+  }
+  if constexpr (kLanes > 1) {
+    const uint32_t shared = shared_base() + thread * 4;
+    store_shared<1>(shared, {bits_of(sum)});
+    barrier();
+    if (first > 0 || at >= total) return;
+    TW_UNROLL
+    for (int lane = 1; lane < kLanes; lane++) sum += float_of(load_shared<1>(shared + lane * (kElements * 4)).w[0]);
+  }
+  const int64_t item = at / each, i = (at - item * each) / g.n, j = at - item * each - i * g.n;
   using Finish = Epilogue<Config, float, ConvRows<Config>>;
   const ConvRows<Config> rows(problem, item, size_of<typename Config::C>);
   const Finish finish(g, nullptr, item, rows);

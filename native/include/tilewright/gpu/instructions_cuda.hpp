@@ -56,4 +56,17 @@ TW_DEVICE void mma_16x8(int32_t (&c)[4], const Words<4>& a, const Words<2>& b) {
 }
 #undef TW_MMA
 
+#define TW_MMA_HALF(WHAT)                                                                                  \
+  asm volatile("mma.sync.aligned." WHAT " {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"             \
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                            \
+               : "r"(a0), "r"(a1), "r"(b))
+
+// The same with 16 bytes along k, of fp16 or bf16: a0, a1 and b are a[0], a[1] and b[0] of atom_mma.hpp.
+template <class E>
+TW_DEVICE void mma_16x8_half(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+  if constexpr (is_same<E, fp16>) TW_MMA_HALF("m16n8k8.row.col.f32.f16.f16.f32");
+  else TW_MMA_HALF("m16n8k8.row.col.f32.bf16.bf16.f32");
+}
+#undef TW_MMA_HALF
+
 }  // namespace tw::gpu

@@ -1,42 +1,120 @@
 // Merged groups, forward and backward data: see merged_tile.hpp.
+//
+// An instruction multiplies 16 pixels (beside one another where `run` is a multiple of 16, else two rows of eight) and one
+// tap. Rows of the image come one after the other, each is read once for all taps that it meets, and the sums of a row of
+// the result are stored as soon as its last tap has been added. A tile is copied and computed in steps of `depth` rows.
 #pragma once
 #include "tilewright/gpu/merged_tile.hpp"
 #include "tilewright/gpu/scheduler.hpp"
 
 namespace tw::gpu {
 
+// Waits until at most `pending` of the groups of copies, of which there are at most kMost, are under way.
+template <int kMost>
+TW_DEVICE void wait_for_copies(int pending) {
+  if constexpr (kMost == 0) wait_async<0>();
+  else if (pending >= kMost) wait_async<kMost>();
+  else wait_for_copies<kMost - 1>(pending);
+}
+
 template <class Config>
 struct MergedConv : MergedTile<Config> {
   using Tile = MergedTile<Config>;
   using E = typename Tile::E;
-  static constexpr int pairs = Tile::pairs, threads = Tile::threads;
-  static constexpr int own_blocks = Tile::own_blocks;
-  using Weights = Words<2>[own_blocks][pairs];
+  using C = typename Config::C;
+  using Place = typename Tile::Place;
+  static constexpr int threads = Tile::threads, taps = Tile::taps, taps_w = Tile::taps_w, each = Tile::each;
+  static constexpr int pair = Tile::blocks % 2 == 0 ? 2 : 1;  // blocks that a wave computes at a time
+  static constexpr int channel_waves = gcd_of(Tile::waves, Tile::blocks / pair), pixel_waves = Tile::waves / channel_waves;
+  static constexpr int own_blocks = Tile::blocks / channel_waves;
+  static constexpr bool whole = each >= 16;               // groups of whole pairs of blocks
+  static constexpr int depths = whole ? each / 16 : 1;    // pairs of blocks of the image that a pair of the result meets
+  static constexpr int words = whole ? 2 * depths : 1;    // of the weights of a tap, of one block
+  static_assert(!whole || pair == 2, "groups of 16 channels are pairs of blocks");
+  // Workgroups that a unit shall hold: compilers would read ahead until all registers are taken.
+  static constexpr int min_blocks = max_of(65536 / ((each <= 8 ? 104 : each == 16 ? 136 : 200) * threads), 1);
 
+  static constexpr bool wide = Tile::run % 16 == 0;
+  static constexpr int unit_rows = wide ? 1 : 2, unit_run = wide ? 16 : 8, strips = Tile::run / unit_run;
+  static constexpr int deepest(int most) { return Tile::rows % most == 0 && most % unit_rows == 0 ? most : deepest(most - 1); }
+  static constexpr int depth = deepest(min_of(Tile::rows, 8 * unit_rows));  // rows of a step
+  static constexpr int units = depth / unit_rows, steps = Tile::rows / depth;
+  static constexpr int step_span = Tile::down().span(depth), step_rows = depth * Tile::row_step;
+
+  // ---- weights ----
+
+  struct Weights {
+    uint32_t w[own_blocks][taps][words];
+  };
+  // Forward, the weights of a tap lie side by side.
+  static constexpr bool in_pairs = !Tile::is_backward && each > 1;
   // Of output channel lane / 4 and input channels 2 * (lane % 4), 2 * (lane % 4) + 1 of every block.
-  TW_DEVICE static void load_weights(Weights& w, const tw_conv_problem& p, int block, int lane) {
-    constexpr int each = Tile::each;
+  TW_DEVICE static void load_weights(Weights& to, const tw_conv_problem& p, int block, int lane) {
     const int step = (int)p.weight_c;
     TW_UNROLL
     for (int own = 0; own < own_blocks; own++) {
       const int output = (block + own) * 8 + lane / 4, group = output / each;
-      const char* const from =
-          (const char*)p.gemm.b + (group * p.weight_g + output % each * p.weight_n) * size_of<E>;
+      const char* const from = (const char*)p.gemm.b + (group * p.weight_g + output % each * p.weight_n) * size_of<E>;
       TW_UNROLL
-      for (int half = 0; half < 2 * pairs; half++) {
-        bool exists;
-        const int offset = Tile::weight_offset(p, half, exists);
-        uint32_t word = 0;
+      for (int word = 0; word < words; word++) {
+        const int input = (whole ? group * each + word * 8 : (block + own) * 8) + lane % 4 * 2;
+        const bool meets = output < Tile::channels(p) && (each == 1 ? input == output - output % 2 : input / each == group);
+        const char* const first = from + (each == 1 ? 0 : input % each * (in_pairs ? 1 : step)) * size_of<E>;
         TW_UNROLL
-        for (int e = 0; e < 2; e++) {
-          const int input = (block + own) * 8 + lane % 4 * 2 + e;
-          if (exists && output < Tile::channels(p) && input / each == group)
-            word |= (uint32_t)load_constant<uint16_t>(from + (offset + input % each * step) * size_of<E>) << (16 * e);
+        for (int tap = 0; tap < taps; tap++) {
+          bool exists;
+          const int offset = Tile::weight_offset(p, tap, exists) * size_of<E>;
+          uint32_t x = 0, y = 0;
+          if constexpr (in_pairs) {
+            if (exists && meets) x = load_constant<Words<1>>(first + offset).w[0];
+          } else {
+            if (exists && meets) x = load_constant<uint16_t>(first + offset);
+            if (each > 1 && exists && meets) y = load_constant<uint16_t>(first + offset + step * size_of<E>);
+            x = each == 1 && output % 2 != 0 ? x << 16 : x | y << 16;
+          }
+          to.w[own][tap][word] = x;
         }
-        w[own][half / 2].w[half % 2] = word;
       }
     }
   }
+
+  // ---- products ----
+
+  using Sums = float[pair][4];
+  // A row of the image: pixels and channels that the taps of one row meet.
+  struct Row {
+    uint32_t x[depths][taps_w][2 * pair];
+  };
+  TW_DEVICE static void load_row(Row& row, uint32_t from) {
+    TW_UNROLL
+    for (int d = 0; d < depths; d++)
+      TW_UNROLL
+      for (int tw = 0; tw < taps_w; tw++) {
+        const auto m =
+            load_matrices<2 * pair, false>(from + d * 32 + Tile::column_bytes(tw * Tile::across().tap_step));
+        TW_UNROLL
+        for (int l = 0; l < 2 * pair; l++) row.x[d][tw][l] = m.w[l];
+      }
+  }
+  TW_DEVICE static void multiply(Sums& sum, const Row& row, const Weights& w, int own, int th) {
+    TW_UNROLL
+    for (int tw = 0; tw < taps_w; tw++)
+      TW_UNROLL
+      for (int b = 0; b < pair; b++) {
+        const uint32_t(&v)[words] = w.w[own + b][th * taps_w + tw];
+        if constexpr (whole) {
+          TW_UNROLL
+          for (int d = 0; d < depths; d++) {
+            const uint32_t(&x)[2 * pair] = row.x[d][tw];
+            mma_16x8<E, E>(sum[b], {x[0], x[1], x[2], x[3]}, {v[2 * d], v[2 * d + 1]});
+          }
+        } else {
+          mma_16x8_half<E>(sum[b], row.x[0][tw][2 * b], row.x[0][tw][2 * b + 1], v[0]);
+        }
+      }
+  }
+
+  // ---- the result ----
 
   // Four lanes hold two neighbouring channels each of four vectors of eight; lane q gets the whole of vector q.
   TW_DEVICE static Words<4> gather_vector(const uint32_t (&v)[4], int lane) {
@@ -49,91 +127,104 @@ struct MergedConv : MergedTile<Config> {
     return {upper ? c : x[0], upper ? d : x[1], upper ? x[2] : c, upper ? x[3] : d};
   }
 
-  // Whether pairs of blocks are stored as vectors, which takes fewer and whole sectors of memory.
-  static constexpr bool pairs_blocks = own_blocks % 2 == 0 && size_of<typename Config::C> == 2;
-  static constexpr int blocks_at_once = pairs_blocks ? 2 : 1;
-
-  // All pixels of a tile, for blocks `block` and on, of which `first` is the wave's.
+  // Where the results of a step belong. A lane has those of pixel lane / 4 of both halves of an instruction; vectors of 16
+  // bytes, which fill whole sectors of memory, it stores of one half and one block alone.
+  static constexpr bool gathers = pair == 2 && size_of<C> == 2;
+  struct Out {
+    Place at;
+    int block, column;     // the first block; of the lane's pixel of the first half
+    int height, width, channels;
+    char* to;              // the lane's vector of the first row
+    int64_t row_bytes;
+    bool exists;           // whether the vector's column and channels do
+  };
+  TW_DEVICE static Out out_of(const tw_conv_problem& p, char* c, const Place& at, int block, int lane) {
+    Out y = {at, block, at.w + lane / 4, (int)p.axes[1].rows, (int)p.axes[2].rows, Tile::channels(p), c, 0, false};
+    if constexpr (gathers) {
+      const int half = lane / 2 % 2, own = block + lane % 2, row = at.h + (wide ? 0 : half);
+      const int column = y.column + (wide ? half * 8 : 0);
+      y.row_bytes = p.axes[1].row_stride * size_of<C>;
+      y.to = c + (at.n * p.row_n + column * p.axes[2].row_stride + own * 8) * size_of<C> + row * y.row_bytes;
+      y.exists = column < y.width && own * 8 < y.channels;
+    }
+    return y;
+  }
   template <class Finish>
-  TW_DEVICE static void multiply(const Weights& w, int first, const Finish& finish, const tw_conv_problem& p,
-                                 const typename Tile::Place& at, int block, uint32_t image, bool aligned, int lane) {
-    constexpr int kAcross = Tile::run / 8, kDown = Tile::rows / 2, kBlocks = blocks_at_once;
-    constexpr int kRowStep = Tile::row_step, kRunStep = Tile::run_step;
-    // Matrices: the upper row and the lower one of the first tap, then of the second.
-    const bool lower = lane / 8 % 2 != 0, second = lane / 16 != 0;
-    const uint32_t own = image + block % Tile::blocks * 16 + Tile::lane_offset(lane, lower);
-    uint32_t offset[pairs];  // without shared rows
+  TW_DEVICE static void store(const Sums& sum, const Finish& finish, const Columns<2> (&columns)[pair], const Out& y,
+                              int row, int lane) {
+    const int j = y.block * 8 + lane % 4 * 2;
+    uint32_t packed[4];
     TW_UNROLL
-    for (int t = 0; t < pairs; t++) offset[t] = own + (second ? Tile::tap_offset(2 * t + 1) : Tile::tap_offset(2 * t));
-    const int j = block * 8 + lane % 4 * 2, height = (int)p.axes[1].rows, width = (int)p.axes[2].rows;
-    Columns<2> columns[kBlocks];
-    TW_UNROLL
-    for (int b = 0; b < kBlocks; b++)
-      columns[b] = finish.template columns<2>(j + b * 8 < Tile::channels(p) ? j + b * 8 : 0, 2);
-    const int line = (at.n * height + at.h) * width + at.w;
-    // The vector that the lane stores of the first pixels, and how far it is to the next ones.
-    const int64_t pixel = finish.rows.distance() * size_of<typename Config::C>;
-    char* const to = finish.c + (line + lane / 2 % 2 * width + lane / 4) * pixel +
-                     (block + lane % 2) * 8 * size_of<typename Config::C>;
-    TW_NO_UNROLL
-    for (int down = 0; down < kDown; down++) {
-      const int row = down * 2;
-      if (at.h + row >= height) break;
-      TW_UNROLL_BY(2)
-      for (int across = 0; across < kAcross; across++) {
-        float sum[kBlocks][4];
-        TW_UNROLL
-        for (int b = 0; b < kBlocks; b++) {
-          TW_UNROLL
-          for (int l = 0; l < 4; l++) sum[b][l] = 0.0f;
-          const uint32_t moved =
-              (uint32_t)((row * kRowStep * Tile::span_w + across * 8 * kRunStep) * Tile::pixel_bytes + b * 16);
-          if constexpr (Tile::shares_rows) {
-            typename Tile::Window x;
-            Tile::template load_window<false>(x, own + moved, lane);
-            TW_UNROLL
-            for (int t = 0; t < pairs; t++)
-              mma_16x8<E, E>(sum[b],
-                             {Tile::matrix(x, 2 * t, 0), Tile::matrix(x, 2 * t, 1), Tile::matrix(x, 2 * t + 1, 0),
-                              Tile::matrix(x, 2 * t + 1, 1)},
-                             w[first + b][t]);
-          } else {
-            TW_UNROLL
-            for (int t = 0; t < pairs; t++)
-              mma_16x8<E, E>(sum[b], load_matrices<4, false>(offset[t] + moved), w[first + b][t]);
-          }
-        }
-        const int column = across * 8 + lane / 4;
-        const bool exists = at.w + column < width;
-        const int i = line + row * width + (exists ? column : 0);
-        if constexpr (pairs_blocks) {
-          if (aligned) {
-            uint32_t words[4];
-            TW_UNROLL
-            for (int l = 0; l < 4; l++) {
-              const int b = l % 2, half = at.h + row + l / 2 < height ? l / 2 : 0;
-              const float x[2] = {sum[b][l / 2 * 2], sum[b][l / 2 * 2 + 1]};
-              words[l] = finish.finish(x, columns[b], i + half * width, j + b * 8, Tile::channels(p) - j - b * 8).data.w[0];
-            }
-            const Words<4> whole = gather_vector(words, lane);
-            const int half = lane / 2 % 2, b = lane % 2;
-            if (exists && at.h + row + half < height && block + b < Tile::channels(p) / 8)
-              store_global(Config::linear_rows
-                               ? to + (row * width + across * 8) * pixel
-                               : finish.c + (finish.rows(i + half * width) + (block + b) * 8) * 2,
-                           whole);
-            continue;
-          }
-        }
-        TW_UNROLL
-        for (int b = 0; b < kBlocks; b++)
-          TW_UNROLL
-          for (int half = 0; half < 2; half++) {
-            if (!exists || at.h + row + half >= height || j + b * 8 >= Tile::channels(p)) continue;
-            const float x[2] = {sum[b][half * 2], sum[b][half * 2 + 1]};
-            finish.store(x, columns[b], i + half * width, j + b * 8, 2);
-          }
+    for (int half = 0; half < 2; half++) {
+      const int down = wide ? 0 : half, column = y.column + (wide ? half * 8 : 0);
+      const int line = y.at.h + row + down;
+      const bool in = column < y.width && line < y.height;
+      // What does not exist is finished as its neighbour, and not stored.
+      const int i = (y.at.n * y.height + min_of(line, y.height - 1)) * y.width + (column < y.width ? column : y.at.w);
+      TW_UNROLL
+      for (int b = 0; b < pair; b++) {
+        const float x[2] = {sum[b][half * 2], sum[b][half * 2 + 1]};
+        const int left = y.channels - j - b * 8;
+        if constexpr (gathers) packed[half * 2 + b] = finish.finish(x, columns[b], i, j + b * 8, left).data.w[0];
+        else if (in && left > 0) finish.store(x, columns[b], i, j + b * 8, 2);
       }
+    }
+    if constexpr (gathers) {
+      const Words<4> whole_vector = gather_vector(packed, lane);
+      if (y.exists && y.at.h + row + (wide ? 0 : lane / 2 % 2) < y.height)
+        store_global(y.to + row * y.row_bytes, whole_vector);
+    }
+  }
+
+  // `depth` rows of a strip of pixels, whose first pixel of the image a lane reads at `from`.
+  template <class Finish>
+  TW_DEVICE static void compute(const Weights& w, int own, const Finish& finish, const Out& y, uint32_t from, int lane) {
+    constexpr int kStep = Tile::row_step * unit_rows, kTap = Tile::down().tap_step;
+    Columns<2> columns[pair];
+    const int j = y.block * 8 + lane % 4 * 2;
+    TW_UNROLL
+    for (int b = 0; b < pair; b++) columns[b] = finish.template columns<2>(j + b * 8 < y.channels ? j + b * 8 : 0, 2);
+    Sums sum[units];
+    TW_UNROLL
+    for (int u = 0; u < units; u++)
+      TW_UNROLL
+      for (int b = 0; b < pair; b++)
+        TW_UNROLL
+        for (int l = 0; l < 4; l++) sum[u][b][l] = 0.0f;
+    TW_UNROLL
+    for (int row = 0; row <= (units - 1) * kStep + (Tile::taps_h - 1) * kTap; row++) {
+      if (!is_met(row)) continue;
+      Row x;
+      load_row(x, from + row * Tile::row_bytes);
+      TW_UNROLL
+      for (int u = 0; u < units; u++)
+        TW_UNROLL
+        for (int th = 0; th < Tile::taps_h; th++)
+          if (u * kStep + th * kTap == row) multiply(sum[u], x, w, own, th);
+      TW_UNROLL
+      for (int u = 0; u < units; u++)
+        if (u * kStep + (Tile::taps_h - 1) * kTap == row) store(sum[u], finish, columns, y, u * unit_rows, lane);
+    }
+  }
+  static constexpr bool is_met(int row) {
+    for (int th = 0; th < Tile::taps_h; th++) {
+      const int first = row - th * Tile::down().tap_step;
+      if (first >= 0 && first % (Tile::row_step * unit_rows) == 0 && first / (Tile::row_step * unit_rows) < units)
+        return true;
+    }
+    return false;
+  }
+
+  // ---- tiles ----
+
+  // The pixels that a tile meets, in as many groups of copies as it has steps.
+  TW_DEVICE static void copy(uint32_t to, const tw_conv_problem& p, const Place& at, int channel, int thread) {
+    Tile::template copy_image<step_span>(to, p, p.gemm.a, at, 0, channel, thread);
+    commit_async();
+    TW_NO_UNROLL
+    for (int first = step_span; first < Tile::span_h; first += step_rows) {
+      Tile::template copy_image<step_rows>(to, p, p.gemm.a, at, first, channel, thread);
+      commit_async();
     }
   }
 
@@ -163,31 +254,51 @@ struct MergedConv : MergedTile<Config> {
     const tw_conv_problem& p = task->conv;
     const int within = Config::grouped ? index - (int)task->first_tile : index;
     const int parts = Tile::channel_blocks(p), part = within % parts, first = within / parts * Tile::repeats;
+    const int channel = part * Tile::channel_tile, count = min_of(Tile::repeats, Tile::tiles(p) - first);
     const uint32_t shared = shared_base();
-    const Operands operands = by_channel(p, task->operands());
-    const ConvRows<Config> where(p, 0, size_of<typename Config::C>);
-    const Epilogue<Config, float, ConvRows<Config>> finish(operands.problem, operands.d, 0, where);
-    const bool aligned = is_aligned(finish.c, 16) && where.divisible(8);
-    const int block = part * Tile::blocks + wave * own_blocks, channel = part * Tile::channel_tile;
-    const int count = min_of(Tile::repeats, Tile::tiles(p) - first);
-    auto next = Tile::place(p, first);
-    Tile::copy_image(shared, p, p.gemm.a, next, channel, thread);
-    commit_async();
+    Place next = Tile::place(p, first);
+    copy(shared, p, next, channel, thread);
+    const int inside = wave % channel_waves * own_blocks, block = part * Tile::blocks + inside;
     Weights w;
     load_weights(w, p, block, lane);
+    const Operands operands = by_channel(p, task->operands());
+    const ConvRows<Config> where(p, 0, size_of<C>);
+    const Epilogue<Config, float, ConvRows<Config>> finish(operands.problem, operands.d, 0, where);
+    // The pixel, and (of a pair of blocks) the block, that a lane reads for the matrix instruction.
+    const int pixel = lane % 16;
+    const uint32_t own_pixel =
+        (uint32_t)(wide ? pixel * Tile::pixel_bytes
+                        : pixel / 8 * Tile::row_step * Tile::row_bytes + pixel % 8 * Tile::pixel_bytes);
+    const uint32_t own_image = shared + own_pixel + lane / 16 % pair * 16;
     TW_NO_UNROLL
     for (int i = 0; i < count; i++) {
-      const auto at = next;
+      const Place at = next;
       if (Tile::repeats > 1 && i + 1 < count) {
         next = Tile::place(p, first + i + 1);
-        Tile::copy_image(shared + (i + 1) % 2 * Tile::image_bytes, p, p.gemm.a, next, channel, thread);
+        copy(shared + (i + 1) % 2 * Tile::image_bytes, p, next, channel, thread);
       }
-      commit_async();
-      wait_async<1>();
-      barrier();
-      TW_UNROLL
-      for (int own = 0; own < own_blocks; own += blocks_at_once)
-        multiply(w, own, finish, p, at, block + own, shared + i % 2 * Tile::image_bytes, aligned, lane);
+      const int later = Tile::repeats > 1 && i + 1 < count ? steps : 0;
+      const uint32_t image = own_image + i % 2 * Tile::image_bytes;
+      TW_NO_UNROLL
+      for (int step = 0; step < steps; step++) {
+        wait_for_copies<(Tile::repeats > 1 ? 2 : 1) * steps - 1>(later + steps - 1 - step);
+        barrier();
+        const int h = at.h + step * depth;
+        if (h >= (int)p.axes[1].rows) continue;
+        TW_NO_UNROLL
+        for (int strip = (wave / channel_waves + step * strips) % pixel_waves; strip < strips; strip += pixel_waves) {
+          const int column = at.w + strip * unit_run;
+          if (column >= (int)p.axes[2].rows) break;
+          TW_UNROLL
+          for (int own = 0; own < own_blocks; own += pair) {
+            // A group of 32 channels is two pairs of the image.
+            const int from = whole ? (inside + own) * 8 / each * each * 2 : (inside + own) * 16;
+            const Out y = out_of(p, finish.c, {at.n, h, column}, block + own, lane);
+            compute(w, own, finish, y, image + step * step_rows * Tile::row_bytes + strip * unit_run * Tile::pixel_bytes + from,
+                    lane);
+          }
+        }
+      }
       if (Tile::repeats > 1) barrier();  // the tile has been read
     }
     wait_async<0>();

@@ -11,26 +11,64 @@ template <class Config>
 struct MergedWeight : MergedTile<Config> {
   using Tile = MergedTile<Config>;
   using E = typename Tile::E;
-  static constexpr int pairs = Tile::pairs, threads = Tile::threads, own_blocks = Tile::own_blocks;
+  static constexpr int threads = Tile::threads, pairs = (Tile::taps + 1) / 2;
+  static constexpr int own_blocks = Tile::blocks / Tile::waves;  // of a wave: neighbours
+  static_assert(Tile::each <= 8, "a block holds whole groups");
   static constexpr int gradient_bytes = Tile::rows * Tile::run * Tile::pixel_bytes;
   static constexpr int stage_bytes = Tile::image_bytes + gradient_bytes, stages = 2;
   using Sums = float[own_blocks][pairs][4];  // rows: input channels of two taps; columns: output channels
 
   TW_DEVICE static void copy(uint32_t to, const tw_conv_problem& p, int tile, int channel, int thread) {
     const auto at = Tile::place(p, tile);
-    Tile::copy_image(to, p, p.gemm.b, at, channel, thread);
-    Tile::template copy<Tile::rows, Tile::run>(
-        to + Tile::image_bytes, (const char*)p.gemm.a, (int)p.row_n,
-        {(int)p.axes[1].row_stride, (int)p.axes[2].row_stride}, {(int)p.axes[1].rows, (int)p.axes[2].rows}, at.n, at.h,
-        at.w, channel, Tile::channels(p), thread);
+    Tile::template copy_image<Tile::span_h>(to, p, p.gemm.b, at, 0, channel, thread);
+    const typename Tile::Pixels gradient = {(const char*)p.gemm.a,       (int)p.row_n,
+                                            (int)p.axes[1].row_stride,   (int)p.axes[2].row_stride,
+                                            (int)p.axes[1].rows,         (int)p.axes[2].rows,
+                                            Tile::channels(p)};
+    Tile::template copy<Tile::rows, Tile::run, 1>(to + Tile::image_bytes, gradient, at.n, at.h, at.w, channel, thread);
+  }
+
+  // ---- fragments ----
+
+  // Where the lower row of an instruction's pixels meets with one tap what the upper one meets with the next, rows of the
+  // image are read once for both.
+  static constexpr bool shares_rows = Tile::down().row_step == Tile::down().tap_step;
+  static constexpr int window_rows = shares_rows ? Tile::taps_h + 1 : 1;
+  struct Window {
+    uint32_t m[window_rows][Tile::taps_w];  // one 8 x 8 matrix of (pixels, channels) each
+  };
+
+  // What a lane adds to the address of an instruction's first pixel (without sharing: for its matrix's pixels).
+  TW_DEVICE static uint32_t lane_offset(int lane, bool lower) {
+    return (uint32_t)((!shares_rows && lower ? Tile::row_step * Tile::row_bytes : 0) + lane % 8 * Tile::pixel_bytes);
+  }
+  // An odd last tap is taken twice.
+  static constexpr int tap_bytes(int tap) { return Tile::tap_bytes(min_of(tap, Tile::taps - 1)); }
+  TW_DEVICE static void load_window(Window& x, uint32_t from, int lane) {
+    TW_UNROLL
+    for (int first = 0; first < window_rows; first += 4) {
+      const int row = min_of(first + lane / 8, window_rows - 1);
+      const uint32_t own = from + (uint32_t)(row * Tile::down().tap_step * Tile::row_bytes);
+      TW_UNROLL
+      for (int tw = 0; tw < Tile::taps_w; tw++) {
+        const Words<4> w = load_matrices<4, true>(own + Tile::column_bytes(tw * Tile::across().tap_step));
+        TW_UNROLL
+        for (int l = 0; l < 4; l++)
+          if (first + l < window_rows) x.m[first + l][tw] = w.w[l];
+      }
+    }
+  }
+  // Of tap `tap` and the upper or lower row of pixels.
+  TW_DEVICE static uint32_t matrix(const Window& x, int tap, int lower) {
+    const int t = min_of(tap, Tile::taps - 1);
+    return x.m[t / Tile::taps_w + lower][t % Tile::taps_w];
   }
 
   TW_DEVICE static void multiply(Sums& sum, uint32_t stage, int wave, int lane) {
     constexpr int kAcross = Tile::run / 8, kSteps = Tile::rows / 2 * kAcross;
-    constexpr int kRowStep = Tile::row_step, kRunStep = Tile::run_step;
     // Matrices of x: the first and the second tap of the upper row of pixels, then of the lower one.
     const bool second = lane / 8 % 2 != 0, lower = lane / 16 != 0;
-    const uint32_t x = stage + Tile::lane_offset(lane, lower);
+    const uint32_t x = stage + lane_offset(lane, lower);
     const uint32_t dy = stage + Tile::image_bytes + (lane / 8 % 2 * Tile::run + lane % 8) * Tile::pixel_bytes;
     TW_UNROLL
     for (int own = 0; own < own_blocks; own++) {
@@ -41,22 +79,22 @@ struct MergedWeight : MergedTile<Config> {
         const Words<2> b =
             load_matrices<2, true>(dy + block + (uint32_t)((row * Tile::run + column) * Tile::pixel_bytes));
         const uint32_t from =
-            x + block + (uint32_t)((row * kRowStep * Tile::span_w + column * kRunStep) * Tile::pixel_bytes);
-        if constexpr (Tile::shares_rows) {
-          typename Tile::Window pixels;
-          Tile::template load_window<true>(pixels, from, lane);
+            x + block + (uint32_t)(row * Tile::row_step * Tile::row_bytes + column * Tile::pixel_bytes);
+        if constexpr (shares_rows) {
+          Window pixels;
+          load_window(pixels, from, lane);
           TW_UNROLL
           for (int t = 0; t < pairs; t++)
             mma_16x8<E, E>(sum[own][t],
-                           {Tile::matrix(pixels, 2 * t, 0), Tile::matrix(pixels, 2 * t + 1, 0),
-                            Tile::matrix(pixels, 2 * t, 1), Tile::matrix(pixels, 2 * t + 1, 1)},
+                           {matrix(pixels, 2 * t, 0), matrix(pixels, 2 * t + 1, 0),
+                            matrix(pixels, 2 * t, 1), matrix(pixels, 2 * t + 1, 1)},
                            b);
         } else {
           TW_UNROLL
           for (int t = 0; t < pairs; t++)
             mma_16x8<E, E>(
                 sum[own][t],
-                load_matrices<4, true>(from + (second ? Tile::tap_offset(2 * t + 1) : Tile::tap_offset(2 * t))), b);
+                load_matrices<4, true>(from + (second ? tap_bytes(2 * t + 1) : tap_bytes(2 * t))), b);
         }
       }
     }

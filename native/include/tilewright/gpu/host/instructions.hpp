@@ -58,6 +58,10 @@ void multiply(Sum (&c)[4], const Words<4>& a, const Words<2>& b) {
 
 }  // namespace host
 
+template <class E>
+void mma_16x8_half(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+  host::multiply<E, E>(c, {a0, a1, 0, 0}, {b, 0});
+}
 template <class A, class B>
 void mma_16x8(float (&c)[4], const Words<4>& a, const Words<2>& b) {
   host::multiply<A, B>(c, a, b);
