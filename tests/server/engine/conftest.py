@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from tilewright_kit.plugins import PluginManager
 from tilewright_server.engine.engine import Engine
-from tilewright_server.engine.types import EngineOptions
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from vector_operation import VectorOperation, VectorPlugin
+from engine_harness import open_engine
+from executor_bench import Bench
+from vector_operation import VectorOperation
 
 MakeEngine = Callable[..., Engine]
 
@@ -31,13 +31,8 @@ def make_engine(warm_cache: Path) -> Iterator[MakeEngine]:
     engines: list[Engine] = []
 
     def make(toolchains: Any = None, **options: Any) -> Engine:
-        plugins = PluginManager()
-        plugins.load_object(VectorPlugin(), "vector")
-        plugins.load_module("tilewright_server.devices.cpu.plugin", "cpu")
-        assert not plugins.failures
-        engine = Engine(EngineOptions(**{"cache_dir": warm_cache, **options}), plugins, toolchains)
-        engines.append(engine)
-        return engine
+        engines.append(open_engine(options.pop("cache_dir", warm_cache), toolchains, **options))
+        return engines[-1]
 
     yield make
     for engine in engines:
@@ -54,3 +49,10 @@ def operation(engine: Engine) -> VectorOperation:
     operation = engine.operations["vector"]
     assert isinstance(operation, VectorOperation)
     return operation
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench()
+    yield bench
+    bench.threads.shutdown()

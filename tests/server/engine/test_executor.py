@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vector_operation import VectorConfig, VectorOperation, VectorProblem, request
+from executor_bench import ADDRESSES, LANES, Bench, FakeProgram, slow
 
-import tilewright_arch
-from tilewright_kit.device import Buffer, DeviceInfo
 from tilewright_kit.errors import (
     CancelledError,
     DeadlineError,
@@ -23,132 +20,8 @@ from tilewright_kit.errors import (
     TilewrightError,
     UnavailableError,
 )
-from tilewright_server.engine.arena import Arena
 from tilewright_server.engine.call import Call
-from tilewright_server.engine.executor import Executor
-from tilewright_server.engine.prepared import Prepared
-from tilewright_server.engine.statistics import Statistics
 from tilewright_server.engine.types import Outcome
-
-LANES = 4
-ADDRESSES = [1 << 20, 2 << 20, 3 << 20]
-INFO = DeviceInfo("cpu:0", "cpu", "fake", tilewright_arch.load("x86-64-v2"), LANES, 1 << 40)
-
-
-class FakeDevice:
-    """Memory that is only counted."""
-
-    info = INFO
-
-    def __init__(self) -> None:
-        self.live: dict[int, int] = {}
-        self.allocations = 0
-
-    def allocate(self, nbytes: int) -> Buffer:
-        self.allocations += 1
-        address = 1 << 30 | self.allocations << 12
-        self.live[address] = nbytes
-        return Buffer(address, nbytes)
-
-    def free(self, buffer: Buffer) -> None:
-        del self.live[buffer.address]
-
-
-class FakeProgram:
-    """Runs until it is let go, and notes who ran beside it."""
-
-    running = 0
-    most = 0
-    order: list[str] = []  # noqa: RUF012
-    _lock = threading.Lock()
-
-    def __init__(self, name: str, weight: int, gate: threading.Event | None = None) -> None:
-        self.name, self.weight, self.gate = name, weight, gate
-        self.started = threading.Event()
-        self.fail: Exception | None = None
-        self.workspaces: list[int] = []
-
-    def run(self, addresses: Sequence[int], workspace: int, repeat: int = 1) -> tuple[int, ...]:
-        cls = FakeProgram
-        self.workspaces.append(workspace)
-        with self._lock:
-            cls.running += self.weight
-            cls.most = max(cls.most, cls.running)
-            cls.order.append(self.name)
-        self.started.set()
-        try:
-            if self.fail is not None:
-                raise self.fail
-            if self.gate is not None:
-                assert self.gate.wait(20)
-        finally:
-            with self._lock:
-                cls.running -= self.weight
-        return (1000 * repeat,)
-
-
-class SlowProgram(FakeProgram):
-    """Takes its time for each repeat, and counts them."""
-
-    seconds = 0.001
-    done = 0
-
-    def run(self, addresses: Sequence[int], workspace: int, repeat: int = 1) -> tuple[int, ...]:
-        super().run(addresses, workspace, repeat)
-        time.sleep(self.seconds * repeat)
-        self.done += repeat
-        return (1000 * repeat,)
-
-
-Make = Callable[..., Prepared]
-
-
-class Bench:
-    """An executor with a fake device under it."""
-
-    def __init__(self, queue_limit: int = 100, workspace: int = 1 << 30) -> None:
-        FakeProgram.running = FakeProgram.most = 0
-        FakeProgram.order = []
-        self.device = FakeDevice()
-        self.statistics = Statistics()
-        self.arena = Arena(self.device, workspace)  # type: ignore[arg-type]
-        self.executor = Executor(self.device, LANES, self.arena, self.statistics, queue_limit)  # type: ignore[arg-type]
-        self.threads = ThreadPoolExecutor(32)
-
-    def prepare(self, name: str, weight: int = 1, gate: threading.Event | None = None, workspace: int = 0) -> Prepared:
-        operation = VectorOperation()
-        problem: VectorProblem = operation.parse(request(10))
-        plan = operation.plan(problem, VectorConfig(stages=2 if workspace else 1), INFO)
-        prepared = Prepared(
-            problem,
-            plan,
-            INFO,
-            program=FakeProgram(name, weight, gate),
-            executor=self.executor,
-            operation_counters=self.statistics.operation("vector"),
-            kernel_counters=[self.statistics.kernel(name)],
-        )
-        prepared.workspace_bytes = workspace
-        return prepared
-
-    def start(self, prepared: Prepared, call: Call | None = None) -> Future[Outcome]:
-        """Run in another thread, and return when it runs or waits."""
-        depth = self.executor.queue_depth
-        program: Any = prepared.program
-        program.started.clear()
-        future = self.threads.submit(self.executor.run, prepared, ADDRESSES, call or Call.within(20))
-        for _ in range(2000):
-            if program.started.is_set() or self.executor.queue_depth > depth or future.done():
-                break
-            time.sleep(0.001)
-        return future
-
-
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    bench = Bench()
-    yield bench
-    bench.threads.shutdown()
 
 
 def test_callers_own_thread_runs_the_launch(bench: Bench) -> None:
@@ -283,16 +156,6 @@ def test_draining_finishes_what_runs_and_waits(bench: Bench) -> None:
     assert FakeProgram.order == ["0", "1", "2"]
 
 
-# Long work makes way, and ends when nobody wants it any more
-
-
-def slow(bench: Bench, name: str = "slow", weight: int = LANES) -> tuple[Prepared, SlowProgram]:
-    prepared = bench.prepare(name)
-    program = SlowProgram(name, weight)
-    prepared.program, prepared.weight = program, weight
-    return prepared, program
-
-
 def test_every_repeat_is_done_once(bench: Bench) -> None:
     prepared, program = slow(bench)
     program.seconds = 1e-5
@@ -366,89 +229,6 @@ def test_work_that_made_way_is_neither_turned_away_nor_forgotten_by_draining() -
     assert long.done() or long.result(1)
     assert program.done == 300
     bench.threads.shutdown()
-
-
-# Workspace
-
-
-def test_workspace_is_reused(bench: Bench) -> None:
-    prepared = bench.prepare("x", workspace=100_000)
-    for _ in range(50):
-        bench.executor.run(prepared, ADDRESSES, Call())
-    assert bench.device.allocations == 1
-    assert len(set(prepared.program.workspaces)) == 1  # type: ignore[union-attr]
-
-
-def test_executions_at_the_same_time_have_workspaces_of_their_own(bench: Bench) -> None:
-    gate = threading.Event()
-    plans = [bench.prepare(f"{number}", 1, gate, workspace=1000) for number in range(4)]
-    futures = [bench.start(prepared) for prepared in plans]
-    gate.set()
-    for future in futures:
-        future.result(20)
-    assert len({prepared.program.workspaces[0] for prepared in plans}) == 4  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize("nbytes", [1, 65536, 65537, 98304, 98305, 131072, 10**6, 10**9])
-def test_size_classes_waste_little(nbytes: int) -> None:
-    device = FakeDevice()
-    arena = Arena(device, 1 << 40)  # type: ignore[arg-type]
-    buffer = arena.take(nbytes)
-    assert nbytes <= buffer.nbytes <= max(65536, nbytes * 3 // 2)
-    arena.give_back(buffer)
-    assert arena.take(nbytes) is buffer
-
-
-def test_workspace_limit_is_kept_and_idle_sizes_make_room() -> None:
-    device = FakeDevice()
-    arena = Arena(device, 1 << 20)  # type: ignore[arg-type]
-    held = arena.take(512 << 10)
-    arena.give_back(arena.take(256 << 10))
-    with pytest.raises(ResourceExhaustedError) as caught:
-        arena.take(768 << 10)
-    assert caught.value.retry_after_s
-    big = arena.take(512 << 10)  # the idle quarter was given back for it
-    assert sum(device.live.values()) == arena.reserved_bytes == 1 << 20
-    with pytest.raises(ResourceExhaustedError) as caught:
-        arena.take(2 << 20)
-    assert caught.value.retry_after_s is None, "waiting does not help against the limit itself"
-    for buffer in (held, big):
-        arena.give_back(buffer)
-    arena.close()
-    assert not device.live
-    assert arena.reserved_bytes == 0
-
-
-def test_idle_workspace_is_given_back_in_time() -> None:
-    device = FakeDevice()
-    arena = Arena(device, 1 << 30, idle_s=0.05)  # type: ignore[arg-type]
-    arena.give_back(arena.take(1 << 20))
-    time.sleep(0.1)
-    arena.give_back(arena.take(100))
-    assert arena.reserved_bytes == 65536
-
-
-def test_the_arena_counts_what_others_take() -> None:
-    arena = Arena(FakeDevice(), 1 << 20)  # type: ignore[arg-type]
-    arena.give_back(arena.take(512 << 10))
-    arena.claim(768 << 10)  # what is idle makes room
-    for nbytes, later in ((512 << 10, 0.05), (2 << 20, None)):
-        with pytest.raises(ResourceExhaustedError) as caught:
-            arena.claim(nbytes)
-        assert (caught.value.rule, caught.value.retry_after_s) == ("workspace_limit", later)
-    with pytest.raises(ResourceExhaustedError):
-        arena.take(512 << 10)
-    arena.disclaim(768 << 10)
-    assert arena.reserved_bytes == 0
-
-
-def test_refused_allocation_is_not_counted() -> None:
-    device = FakeDevice()
-    arena = Arena(device, 1 << 30)  # type: ignore[arg-type]
-    device.allocate = lambda nbytes: (_ for _ in ()).throw(ResourceExhaustedError("none"))  # type: ignore[method-assign]
-    with pytest.raises(ResourceExhaustedError):
-        arena.take(100)
-    assert arena.reserved_bytes == 0
 
 
 # Calls
