@@ -8,6 +8,7 @@ from tilewright.arguments import unless
 from tilewright.attention_calls import Asked, asked_for, planning, running
 from tilewright.attention_words import heads_first, indices, is_bshd
 from tilewright.core import Core
+from tilewright.device_arrays import recognise_output
 from tilewright.dispatch import BuildPolicy
 
 __all__ = ["kv_append", "plan_kv_append"]
@@ -79,7 +80,8 @@ def _kv_append(
         outs["q_out"] = q_out
     asked = asked_for(given, "kv_append", inputs, outs, words, turned if swapped else ())
     if seqlens_out is not None:
-        asked.targets["seqlens_out"] = seqlens_out
+        tensor = recognise_output(seqlens_out, "seqlens_out")
+        asked.targets["seqlens_out"] = seqlens_out if tensor is None else tensor
     return asked
 
 
