@@ -228,6 +228,17 @@ class Attention:
         total.backward()
         return {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
 
+    def saved(self) -> tuple[Any, Any]:
+        """What a forward pass keeps for gradients, o and lse; NaN and zeros where no sequence is."""
+        outs = self.poisoned()
+        outs["lse"].zero_()
+        for piece, o, lse in self.each(self.doubles()):
+            self.of(outs["out"], piece).copy_(o.detach())
+            begin, end = piece.q
+            own = outs["lse"][:, begin:end] if self.case.mode == "varlen" else outs["lse"][piece.item, :, begin:end]
+            own.copy_(lse.detach())
+        return outs["out"], outs["lse"]
+
     # ---- how far it may be off ----
 
     @property
