@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from amd_config import Built, compile_text
 from amd_emulation import aligned
-from fmha_native_case import FmhaArgs, FmhaCall, FmhaKernel
+from fmha_native_args import FmhaArgs, FmhaKernel
+from fmha_native_case import FmhaCall
 from gpu_emulation import FLAGS
 from native_harness import Guarded, build_once
 from tilewright_emulator import Checks, CodeObject, Memory, Report

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fmha_native_case import FmhaArgs, FmhaKernel, Tensor
+from fmha_native_args import FmhaArgs, FmhaKernel, Tensor
 from native_harness import DTYPES, LEVELS, Library, Runtime, guarded, missing_features
 
 from tilewright_fmha.reference_append import rotate

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from amd_config import ARCHS, WAVE, missing_tools
 from fmha_gpu_case import AmdKernels, GpuFmhaCall, GpuFmhaKernel, HostKernels
-from fmha_native_case import FmhaShape
+from fmha_native_args import FmhaShape
 
 from tilewright_fmha.masks import Mask
 from tilewright_fmha.philox import random_bytes

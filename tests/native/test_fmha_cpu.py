@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fmha_native_case import FmhaCall, FmhaKernel, FmhaShape
+from fmha_native_args import FmhaKernel, FmhaShape
+from fmha_native_case import FmhaCall
 from native_harness import LEVELS, Library, Runtime, build_once, missing_features
 
 from tilewright_fmha.masks import Mask

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fmha_gpu_case import GpuFmhaCall, GpuFmhaKernel, HostKernels
-from fmha_native_case import FmhaShape
+from fmha_native_args import FmhaShape
 
 from tilewright_fmha.masks import Mask
 

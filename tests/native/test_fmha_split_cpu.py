@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fmha_native_case import FmhaCall, FmhaKernel, FmhaShape, combine_of
+from fmha_native_args import FmhaKernel, FmhaShape, combine_of
+from fmha_native_case import FmhaCall
 from native_harness import LEVELS, Library, Runtime, missing_features
 
 from tilewright_fmha.masks import Mask
