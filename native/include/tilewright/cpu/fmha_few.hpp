@@ -1,9 +1,12 @@
-// The products of attention for a few rows (decoding): keys and values are read once, where they lie. Packing them would
-// take longer than fetching them from memory.
-//
+// The products of attention for a few rows (decoding): keys and values are read once, where they lie. Packing them
+// would take longer than fetching them from memory, and what counts is that memory is always being read:
+//  * A row of one head takes keys as they lie, by few instructions in a loop: the processor then fetches ahead by
+//    itself, farther than it can be asked to.
+//  * Several rows, or several heads whose lines lie side by side, use what is in the caches in their own order, while
+//    lines farther on are asked for in the order of memory, a few at every step: of many at once most are dropped. They
+//    are asked into the second-level cache, since the first one can wait for no more than two dozen lines.
 // S: some keys and some rows at a time, each pair with a vector of partial sums along the head dimension. O: as the
-// register tiles do it, with values straight from their rows. Rows ahead are asked for by hand: what the processor
-// fetches on its own account ends with every page, and the products keep it from looking far ahead.
+// register tiles do it, with values straight from their rows.
 #pragma once
 #include "tilewright/cpu/fmha_paged.hpp"
 
@@ -29,6 +32,28 @@ TW_INLINE f32v fold(f32v* x) {
   return x[0];
 }
 
+// Lines of keys (or values) in the order of memory: those of all heads of one key, then those of the next key.
+struct FmhaLines {
+  const char* at;
+  int64_t row, head;  // bytes from key to key, and from head to head
+  int64_t heads;
+  int64_t of = 0;  // the head of `at`
+
+  TW_INLINE void next() {
+    at += head;
+    if (++of == heads) at += row - heads * head, of = 0;
+  }
+  TW_INLINE FmhaLines ahead(int64_t lines) const {
+    return {at + lines / heads * row + lines % heads * head, row, head, heads, lines % heads};
+  }
+  // Asks for a piece of `kBytes` bytes, `from` bytes behind the beginning of the line.
+  template <int kBytes>
+  TW_INLINE void ask(int64_t from = 0) const {
+    TW_UNROLL
+    for (int byte = 0; byte < kBytes; byte += 64) __builtin_prefetch(at + from + byte, 0, 2);
+  }
+};
+
 template <class Config>
 struct FmhaFew {
   using B = FmhaBlocking<Config>;
@@ -37,9 +62,12 @@ struct FmhaFew {
   using V = typename Config::V;
   using Keys = FmhaSource<Config, K, false>;
   using Values = FmhaSource<Config, V, true>;
-  static constexpr int most = (int)min_of(B::m0 / 4 * 4, 16);  // rows of an item
-  static constexpr int together = kLanes / 4;                  // rows of a tile, unless there is one
-  static constexpr int q_words = (B::q_words + kLanes - 1) / kLanes * kLanes;
+  static constexpr int most = (int)min_of(B::m0 / 4 * 4, 16);         // rows of a head
+  static constexpr int most_merged = (int)min_of(B::m0 / 4 * 4, 32);  // rows of heads that an item has together
+  static constexpr int together = kLanes / 4;                         // rows of a tile, unless there is one
+  static constexpr int steps = (B::q_words + kLanes - 1) / kLanes, q_words = steps * kLanes;
+  static constexpr int step_bytes = kLanes * Dot::depth * size_of<K>, line_bytes = steps * step_bytes;
+  static constexpr int64_t kAhead = 16384;  // bytes
 
   // Whether these operands can be read where they lie.
   static TW_INLINE bool fits(const tw_fmha_args& args, int64_t count) {
@@ -47,133 +75,252 @@ struct FmhaFew {
     return !Config::paged || Keys::page_size(args) >= 4;
   }
 
+  // Key heads of an item: several where there is one query and their lines lie side by side, so that memory is read in
+  // its order; but so few that every member has some items, unless lines become short.
+  static TW_INLINE int64_t heads(const tw_fmha_args& args, int64_t members) {
+    constexpr int64_t kShort = 2048;  // bytes
+    const int64_t sharing = args.heads_q / args.heads_k, others = args.batch * max_of(args.splits, 1);
+    if (args.seq_q != 1 || !fits(args, sharing) || args.k.head >= args.k.row || args.v.head >= args.v.row) return 1;
+    const int64_t wanted = members > 1 ? 2 * members : 1;
+    int64_t n = max_of(min_of(args.heads_k, most_merged / sharing), 1);
+    while (n > 1 && (args.heads_k % n > 0 ||
+                     (args.heads_k / n * others < wanted && n * args.hdim_q * size_of<K> > kShort)))
+      n--;
+    return n;
+  }
+
   // Queries as groups, each row a whole number of vectors, zeros behind and below.
   static TW_INLINE void queries(const uint32_t* from, int64_t count, int64_t words, uint32_t* to) {
-    __builtin_memset(to, 0, sizeof(uint32_t) * (size_t)most * q_words);
+    __builtin_memset(to, 0, sizeof(uint32_t) * (size_t)most_merged * q_words);
     for (int64_t r = 0; r < count; r++)
       __builtin_memcpy(to + r * q_words, from + r * B::q_words, (size_t)words * 4);
   }
 
-  static TW_INLINE void scores(const Keys& source, int64_t first, int64_t count, int64_t of_rows,
-                               const uint32_t* q, float* s) {
-    if constexpr (together > 1)
-      if (of_rows > 1) return scores_of<together>(source, first, count, of_rows, q, s);
-    scores_of<1>(source, first, count, of_rows, q, s);
+  template <class E, class Source>
+  static TW_INLINE FmhaLines lines_of(const Source& source, const FmhaRun& run, int64_t heads) {
+    return {run.at, run.row * size_of<E>, source.tensor.head * size_of<E>, heads};
   }
+  // Asks for the first lines of what comes after something else.
+  template <class E, class Source>
+  static TW_NOINLINE void expect(const Source& source, int64_t j, int64_t heads) {
+    constexpr int kBytes = 4096, kLine = (int)min_of(source_bytes<Source>, kBytes);
+    const FmhaRun run = source.run(j);
+    if (!run.at) return;
+    FmhaLines line = lines_of<E>(source, run, heads);
+    for (int n = 0; n < kBytes / kLine && n < run.count * heads; n++, line.next()) line.template ask<kLine>();
+  }
+  template <class Source>
+  static constexpr int source_bytes = is_same<Source, Keys> ? line_bytes : Config::hdim_v * size_of<V>;
 
-  template <int kRows>
-  static TW_NOINLINE void scores_of(const Keys& source, int64_t first, int64_t count, int64_t of_rows,
-                                    const uint32_t* q, float* s) {
-    constexpr int keys = kLanes / kRows;
+  // S of the key heads from the source's on, `each` rows of every one.
+  static TW_INLINE void scores(const Keys& source, int64_t first, int64_t count, int64_t heads, int64_t each,
+                               const uint32_t* q, float* s) {
     for (int64_t j = 0; j < count;) {
       const FmhaRun run = source.run(first + j);
       const int64_t here = min_of(run.count, count - j);
-      for (int64_t i = 0; run.at && i < here; i += keys)
-        tile<kRows>(run, i, min_of(here - i, keys), source.hdim, of_rows, q, s + j + i);
+      if (j + here < count) expect<K>(source, first + j + here, heads);
+      if (run.at && source.hdim * size_of<K> == line_bytes)
+        scores_of(lines_of<K>(source, run, heads), here, each, q, s + j);
+      else if (run.at) scores_of_copies(lines_of<K>(source, run, heads), here, source.hdim, each, q, s + j);
       j += here;
     }
   }
 
-  // Asks for a line of `bytes` bytes at `at` to come nearer.
-  template <int kBytes>
-  static TW_INLINE void ask_for(const char* at) {
-    TW_UNROLL
-    for (int byte = 0; byte < kBytes; byte += 64) __builtin_prefetch(at + byte, 0, 3);
+  // Of lines that are no whole number of vectors: with zeros behind them.
+  static TW_NOINLINE void scores_of_copies(const FmhaLines& line, int64_t keys, int64_t hdim, int64_t each,
+                                           const uint32_t* q, float* s) {
+    alignas(64) char copy[kLanes * line_bytes] = {};
+    for (int64_t j = 0; j < keys; j += kLanes)
+      for (int64_t h = 0; h < line.heads; h++) {
+        const int64_t now = min_of(keys - j, kLanes);
+        for (int64_t n = 0; n < now; n++)
+          __builtin_memcpy(copy + n * line_bytes, line.at + (j + n) * line.row + h * line.head,
+                           (size_t)hdim * size_of<K>);
+        scores_of({copy, line_bytes, 0, 1}, now, each, q + h * each * q_words, s + h * each * B::s_words + j);
+      }
   }
 
-  // kRows rows times L / kRows keys: a vector of sums for each pair.
-  template <int kRows>
-  static TW_INLINE void tile(const FmhaRun& run, int64_t i, int64_t count, int64_t hdim, int64_t of_rows,
-                             const uint32_t* q, float* s) {
-    constexpr int kStep = kLanes * Dot::depth, kAhead = 16, keys = kLanes / kRows;
-    const char *at[keys], *ends[keys];
-    alignas(64) char copy[keys][kStep * size_of<K>];
-    const int64_t whole = hdim / kStep * kStep, left = hdim - whole;
+  static TW_NOINLINE void scores_of(const FmhaLines& line, int64_t keys, int64_t each, const uint32_t* q, float* s) {
+    if (together > 1 && each > 1) return scores_of_rows(line, keys, each, q, s);
+    for (int64_t r = 0; r < each; r++)
+      if (line.heads == 1) scores_of_row(line.at, line.row, keys, q + r * q_words, s + r * B::s_words);
+      else scores_of_heads(line, keys, each, q + r * q_words, s + r * B::s_words);
+  }
+
+  static TW_INLINE f32v dot(const char* at, const uint32_t* q) {
+    f32v c = {};
     TW_UNROLL
-    for (int n = 0; n < keys; n++) {
-      at[n] = run.at + (i + (n < count ? n : 0)) * run.row * size_of<K>;
-      ask_for<Config::hdim_q * size_of<K>>(at[n] + kAhead * run.row * size_of<K>);
-      ends[n] = copy[n];
-      if (left > 0) {  // the last elements of a row, with zeros behind them
-        __builtin_memset(copy[n], 0, sizeof copy[n]);
-        __builtin_memcpy(copy[n], at[n] + whole * size_of<K>, (size_t)left * size_of<K>);
-      }
+    for (int e = 0; e < steps; e++)
+      c = Dot::step(c, load_as<u32v>(q + e * kLanes), load_groups_along_k<K, Dot>(at + e * step_bytes));
+    return c;
+  }
+  static TW_INLINE f32v sum_of_all(const f32v* x) {
+    f32v c[kLanes];
+    TW_UNROLL
+    for (int n = 0; n < kLanes; n++) c[n] = load_as<f32v>(x + n);
+    return fold(c);
+  }
+
+  // A row of one head: sums wait in memory, since a loop over keys is what the processor fetches ahead for.
+  static TW_INLINE void scores_of_row(const char* at, int64_t row, int64_t keys, const uint32_t* q, float* s) {
+    alignas(64) f32v sums[kLanes] = {};
+    for (int64_t j = 0; j < keys; j += kLanes) {
+      const int64_t now = min_of(keys - j, kLanes);
+      for (int64_t n = 0; n < now; n++, at += row) store_as(sums + n, dot(at, q));
+      const f32v found = sum_of_all(sums);
+      if (now == kLanes) store_as(s + j, found);
+      else __builtin_memcpy(s + j, &found, (size_t)now * 4);
     }
-    for (int64_t r = 0; r < of_rows; r += kRows) {
+  }
+
+  // kKeys sums of each of some rows: row i's to s + i * step.
+  template <int kKeys>
+  static TW_INLINE void store_sums(f32v sums, int64_t rows, int64_t keys, float* s, int64_t step) {
+    struct Line {
+      float x[kKeys];
+    } of_rows[kLanes / kKeys];
+    static_assert(sizeof of_rows == sizeof sums, "one lane for each pair");
+    store_as(&of_rows, sums);
+    for (int64_t i = 0; i < rows; i++)
+      if (keys >= kKeys) store_as(s + i * step, of_rows[i]);
+      else __builtin_memcpy(s + i * step, &of_rows[i], (size_t)keys * 4);
+  }
+
+  // A row of each of several heads, some keys at a time, so that queries are fetched less often.
+  static TW_INLINE void scores_of_heads(const FmhaLines& line, int64_t keys, int64_t each, const uint32_t* q,
+                                        float* s) {
+    constexpr int kKeys = 4, kHeads = kLanes / kKeys;
+    alignas(64) f32v sums[kLanes] = {};
+    FmhaLines ahead = line.ahead(max_of(kAhead / line_bytes, 1));
+    for (int64_t j = 0; j < keys; j += kKeys)
+      for (int64_t h = 0; h < line.heads; h += kHeads) {
+        const int64_t now = min_of(keys - j, kKeys), heads = min_of(line.heads - h, kHeads);
+        for (int64_t i = 0; i < heads; i++) {
+          const char* at = line.at + j * line.row + (h + i) * line.head;
+          for (int64_t n = 0; n < now; n++, at += line.row, ahead.next()) {
+            ahead.template ask<line_bytes>();
+            store_as(sums + i * kKeys + n, dot(at, q + (h + i) * each * q_words));
+          }
+        }
+        store_sums<kKeys>(sum_of_all(sums), heads, now, s + h * each * B::s_words + j, each * B::s_words);
+      }
+  }
+
+  // Several rows of each head.
+  static TW_INLINE void scores_of_rows(const FmhaLines& line, int64_t keys, int64_t each, const uint32_t* q, float* s) {
+    constexpr int kKeys = kLanes / together;
+    FmhaLines ahead = line.ahead(max_of(kAhead / 2 / line_bytes, 1));
+    for (int64_t j = 0; j < keys; j += kKeys)
+      for (int64_t h = 0; h < line.heads; h++)
+        tile(line.at + j * line.row + h * line.head, line.row, min_of(keys - j, kKeys), ahead, each,
+             q + h * each * q_words, s + h * each * B::s_words + j);
+  }
+
+  static TW_INLINE void tile(const char* from, int64_t row, int64_t count, FmhaLines& ahead, int64_t each,
+                             const uint32_t* q, float* s) {
+    constexpr int kKeys = kLanes / together;
+    const char *at[kKeys], *next[kKeys];
+    TW_UNROLL
+    for (int n = 0; n < kKeys; n++, ahead.next()) at[n] = from + (n < count ? n : 0) * row, next[n] = ahead.at;
+    for (int64_t r = 0; r < each; r += together) {
       f32v c[kLanes];
       TW_UNROLL
       for (int k = 0; k < kLanes; k++) c[k] = f32v{};
-      const uint32_t* words = q + r * q_words;
-      for (int64_t e = 0; e < whole; e += kStep, words += kLanes) step<kRows>(c, words, at, e * size_of<K>);
-      if (left > 0) step<kRows>(c, words, ends, 0);
-      const f32v sums = fold(c);
-      // Lane k * keys + n: row k, key n.
-      struct Line {
-        float x[keys];
-      } lines[kRows];
-      static_assert(sizeof lines == sizeof sums, "one lane for each pair");
-      store_as(&lines, sums);
       TW_UNROLL
-      for (int k = 0; k < kRows; k++) {
-        float* const to = s + (r + k) * B::s_words;
-        if (count == keys) store_as(to, lines[k]);
-        else __builtin_memcpy(to, &lines[k], (size_t)count * 4);
+      for (int e = 0; e < steps; e++) {
+        u32v x[kKeys];
+        TW_UNROLL
+        for (int n = 0; n < kKeys; n++) {
+          const int place = e * kKeys + n;
+          x[n] = load_groups_along_k<K, Dot>(at[n] + e * step_bytes);
+          if (r == 0) __builtin_prefetch(next[place / steps] + place % steps * step_bytes, 0, 2);
+        }
+        TW_UNROLL
+        for (int k = 0; k < together; k++) {
+          const u32v of_row = load_as<u32v>(q + (r + k) * q_words + e * kLanes);
+          TW_UNROLL
+          for (int n = 0; n < kKeys; n++) c[k * kKeys + n] = Dot::step(c[k * kKeys + n], of_row, x[n]);
+        }
       }
-    }
-  }
-
-  template <int kRows>
-  static TW_INLINE void step(f32v* c, const uint32_t* words, const char* const* at, int64_t byte) {
-    constexpr int keys = kLanes / kRows;
-    u32v x[keys];
-    TW_UNROLL
-    for (int n = 0; n < keys; n++) x[n] = load_groups_along_k<K, Dot>(at[n] + byte);
-    TW_UNROLL
-    for (int k = 0; k < kRows; k++) {
-      const u32v of_row = load_as<u32v>(words + k * q_words);
-      TW_UNROLL
-      for (int n = 0; n < keys; n++) c[k * keys + n] = Dot::step(c[k * keys + n], of_row, x[n]);
+      store_sums<kKeys>(fold(c), min_of(each - r, together), count, s + r * B::s_words, B::s_words);
     }
   }
 
   // O = O * rescale + P V.
-  static TW_NOINLINE void add_values(const Values& source, int64_t first, int64_t count, int64_t of_rows,
+  static TW_NOINLINE void add_values(const Values& source, int64_t first, int64_t count, int64_t heads, int64_t each,
                                      const uint32_t* p, float* o, const float* rescale) {
-    for (int64_t r = 0; r < of_rows; r++)
+    for (int64_t r = 0; r < heads * each; r++)
       for (int64_t c = 0; c < B::hdim_v; c += kLanes)
         store_as(o + r * B::hdim_v + c, load_as<f32v>(o + r * B::hdim_v + c) * rescale[r]);
     for (int64_t j = 0; j < count;) {
       const FmhaRun run = source.run(first + j);
       const int64_t here = min_of(run.count, count - j);
-      for (int64_t i = 0; run.at && i < here; i += kChunk)
-        chunk(run.at + i * run.row * size_of<V>, run.row * size_of<V>, min_of(here - i, kChunk), source.hdim, of_rows,
-              p + (j + i) / Dot::depth, o);
+      if (j + here < count) expect<V>(source, first + j + here, heads);
+      if (run.at) values_of(lines_of<V>(source, run, heads), here, source.hdim, each, p + j / Dot::depth, o);
       j += here;
     }
   }
 
-  static constexpr int kChunk = 32;  // keys that stay in the first-level cache while all rows use them
-  static TW_INLINE void chunk(const char* at, int64_t line, int64_t count, int64_t hdim, int64_t of_rows,
-                              const uint32_t* p, float* o) {
+  // What a head's rows use before the next keys come: `count` keys.
+  struct Part {
+    const char* at;
+    int64_t line, count, hdim;
+  };
+  // Asks for pieces of lines farther on.
+  struct Ahead {
+    FmhaLines line;
+    int64_t bytes, done = 0;
+
+    template <int kBytes>
+    TW_INLINE void ask() {
+      line.template ask<kBytes>(done);
+      done += kBytes;
+      if (done >= bytes) done = 0, line.next();
+    }
+  };
+  // Keys of a part: lines that stay in the first-level cache while several rows use them; of several heads fewer, since
+  // their lines often lie in the same places of that cache.
+  static constexpr int64_t kPart = max_of(8192 / (Config::hdim_v * size_of<V>) / 4 * 4, 4), kOfHeads = min_of(kPart, 8);
+
+  static TW_INLINE void values_of(const FmhaLines& line, int64_t keys, int64_t hdim, int64_t each, const uint32_t* p,
+                                  float* o) {
+    // A row of one head whose sums are all in registers takes values as they lie.
+    const bool alone = each == 1 && line.heads == 1 && Dot::depth == 1 && hdim <= 8 * kLanes;
+    const int64_t count = alone ? keys : line.heads > 1 ? kOfHeads : kPart;
+    const int64_t room = line.heads == 1 ? round_up(each, together) : each;
+    Ahead ahead = {line.ahead(max_of(kAhead / (Config::hdim_v * size_of<V>), 1)), hdim * size_of<V>};
+    for (int64_t j = 0; j < keys; j += count)
+      for (int64_t h = 0; h < line.heads; h++) {
+        const Part part = {line.at + j * line.row + h * line.head, line.row, min_of(keys - j, count), hdim};
+        add_part(part, alone ? nullptr : &ahead, room, each, p + h * each * B::s_words + j / Dot::depth,
+                 o + h * each * B::hdim_v);
+      }
+  }
+
+  // `room` rows of P and O can be used, `rows` are.
+  static TW_INLINE void add_part(const Part& part, Ahead* ahead, int64_t room, int64_t rows, const uint32_t* p,
+                                 float* o) {
     int64_t r = 0;
     if constexpr (together > 1)
-      for (; of_rows > 1 && r < of_rows; r += together)
-        lines<together, 4>(at, line, count, hdim, p + r * B::s_words, o + r * B::hdim_v);
-    for (; r < of_rows; r++) lines<1, 8>(at, line, count, hdim, p + r * B::s_words, o + r * B::hdim_v);
+      for (; rows > 1 && r < rows && r + together <= room; r += together)
+        lines<together, 4>(part, r == 0 ? ahead : nullptr, p + r * B::s_words, o + r * B::hdim_v);
+    for (; r < rows; r++) lines<1, 8>(part, r == 0 ? ahead : nullptr, p + r * B::s_words, o + r * B::hdim_v);
   }
 
   template <int kRows, int kColumns>
-  static TW_NOINLINE void lines(const char* at, int64_t line, int64_t count, int64_t hdim, const uint32_t* p, float* o) {
+  static TW_NOINLINE void lines(const Part& part, Ahead* ahead, const uint32_t* p, float* o) {
     int64_t c = 0;
-    for (; c + kColumns * kLanes <= hdim; c += kColumns * kLanes)
-      value_tile<kRows, kColumns>(at + c * size_of<V>, line, count, kColumns * kLanes, p, o + c);
-    for (; c < hdim; c += kLanes)
-      value_tile<kRows, 1>(at + c * size_of<V>, line, count, min_of(hdim - c, kLanes), p, o + c);
+    for (; c + kColumns * kLanes <= part.hdim; c += kColumns * kLanes)
+      value_tile<kRows, kColumns>(part, c, kColumns * kLanes, ahead, p, o + c);
+    for (; c < part.hdim; c += kLanes) value_tile<kRows, 1>(part, c, min_of(part.hdim - c, kLanes), ahead, p, o + c);
   }
 
+  // Columns from `first` on, `width` of them.
   template <int kRows, int kColumns>
-  static TW_INLINE void value_tile(const char* at, int64_t line, int64_t count, int64_t width, const uint32_t* p,
+  static TW_INLINE void value_tile(const Part& part, int64_t first, int64_t width, Ahead* ahead, const uint32_t* p,
                                    float* o) {
+    const char* at = part.at + first * size_of<V>;
+    const int64_t line = part.line, count = part.count;
     f32v c[kRows][kColumns];
     TW_UNROLL
     for (int r = 0; r < kRows; r++)
@@ -190,9 +337,9 @@ struct FmhaFew {
     int64_t j = 0;
     const bool whole = width == kColumns * kLanes;
     for (; whole && j + Dot::depth <= count; j += Dot::depth, at += Dot::depth * line, p++) {
-      TW_UNROLL
-      for (int d = 0; d < Dot::depth; d++)
-        ask_for<kColumns * kLanes * size_of<V>>(at + (kChunk + d) * line);
+      if (ahead)
+        TW_UNROLL
+        for (int d = 0; d < Dot::depth; d++) ahead->template ask<kColumns * kLanes * size_of<V>>();
       u32v x[kColumns];
       TW_UNROLL
       for (int v = 0; v < kColumns; v++) x[v] = load_groups_across_k<V, Dot>(at + v * kLanes * size_of<V>, line);

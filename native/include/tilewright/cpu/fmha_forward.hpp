@@ -25,6 +25,7 @@ struct FmhaForward {
   const tw_fmha_args& args;
   const Layout at;
   char* const own;
+  int64_t together = 1;  // key heads of an item
   FmhaStatus status = {};
   FmhaSeed seed = {};
 
@@ -32,7 +33,9 @@ struct FmhaForward {
   TW_INLINE T* part(int64_t offset) const {
     return (T*)(own + offset);
   }
-  TW_INLINE int64_t group() const { return args.heads_q / args.heads_k; }
+  // Heads of queries that share a key head, and those of an item.
+  TW_INLINE int64_t sharing() const { return args.heads_q / args.heads_k; }
+  TW_INLINE int64_t group() const { return together * sharing(); }
   static TW_INLINE int64_t batch_of(int64_t b) { return Config::varlen ? 0 : b; }
 
   static int64_t workspace(const tw_fmha_args& args) { return Config::team * B::layout(args).bytes; }
@@ -42,23 +45,25 @@ struct FmhaForward {
     if (crew.rank >= crew.size) return;
     const Layout at = B::layout(args);
     FmhaForward self{args, at, (char*)args.workspace + crew.rank * at.bytes};
+    if constexpr (!Softmax::varying) self.together = Few::heads(args, crew.size);
     self.all(crew);
   }
 
   void all(Crew& crew) {
     if constexpr (Config::dropout) seed = fmha_seed(args);
-    const int64_t rows = args.seq_q * group(), each = B::item_rows(args, crew.size), splits = split ? args.splits : 1;
-    const int64_t tiles = ceil_div(rows, each), pieces = args.batch * args.heads_k * tiles * splits;
+    const int64_t rows = args.seq_q * group(), splits = split ? args.splits : 1, heads = args.heads_k / together;
+    const int64_t each = together > 1 ? rows : B::item_rows(args, crew.size);
+    const int64_t tiles = ceil_div(rows, each), pieces = args.batch * heads * tiles * splits;
     for (int64_t piece; (piece = crew.claim(pieces)) >= 0;) {
       const int64_t part = piece % splits, of_head = piece / splits, tile = tiles - 1 - of_head % tiles;  // long ones first
       const int64_t head = of_head / tiles;
-      compute(head / args.heads_k, head % args.heads_k, tile * each, min_of(tile * each + each, rows), part);
+      compute(head / heads, head % heads * together, tile * each, min_of(tile * each + each, rows), part);
     }
     crew.end_stage(pieces);
     status.publish(crew, args.status);
   }
 
-  // Packed rows [p0, p1) of key head hk of item b.
+  // Packed rows [p0, p1) of the key heads from hk on of item b.
   TW_NOINLINE void compute(int64_t b, int64_t hk, int64_t p0, int64_t p1, int64_t part) {
     const FmhaItem item = fmha_item<Config>(args, b);
     if (item.bad) status.add(item.bad, b, item.culprit);
@@ -72,11 +77,11 @@ struct FmhaForward {
     load_queries(item, b, hk, p0, rows);
     const typename Pack::Keys keys{args, args.k, item, b, hk, args.hdim_q};
     const typename Pack::Values values{args, args.v, item, b, hk, args.hdim_v};
-    const Softmax softmax{args, item, seed, b, hk * g, g, this->template part<float>(at.m),
+    const Softmax softmax{args, item, seed, b, hk * sharing(), g, this->template part<float>(at.m),
                           this->template part<float>(at.l), this->template part<float>(at.scale),
                           this->template part<float>(at.rescale), this->template part<uint8_t>(at.random)};
-    alignas(64) uint32_t queries[max_of(Few::most, 1) * Few::q_words];
-    const bool few = Few::fits(args, item.q_rows * g);  // however rows were shared out
+    alignas(64) uint32_t queries[max_of(Few::most_merged, 1) * Few::q_words];
+    const bool few = Few::fits(args, item.q_rows * sharing());  // however rows were shared out
     if (few) Few::queries(this->template part<uint32_t>(at.q), rows, ceil_div(args.hdim_q, B::depth), queries);
     const int64_t last = range.first < range.last ? range.last : range.sink_last;
     for (int64_t c0 = 0; c0 < last; c0 += B::n0) {
@@ -88,9 +93,12 @@ struct FmhaForward {
       const FmhaColumns columns = load_block(keys, values, c0, count, few);
       if (few) {
         float* const s = this->template part<float>(at.s);
-        Few::scores(keys, c0, count, rows, queries, s);
+        Few::scores(keys, c0, count, together, rows / together, queries, s);
+        Few::template expect<typename Config::V>(values, c0, together);
         softmax.run(s, p0, 0, rows, columns);
-        Few::add_values(values, c0, count, rows, (const uint32_t*)s, this->template part<float>(at.o), softmax.rescale);
+        Few::add_values(values, c0, count, together, rows / together, (const uint32_t*)s,
+                        this->template part<float>(at.o), softmax.rescale);
+        if (c0 + B::n0 < last) Few::template expect<typename Config::K>(keys, c0 + B::n0, together);
         continue;
       }
       for (int64_t r = 0; r < rows; r += B::m0)
@@ -157,11 +165,11 @@ struct FmhaForward {
     using Q = typename Config::Q;
     const int64_t g = group();
     for (int64_t r = 0; r < rows; r++) {
-      const int64_t i = (p0 + r) / g, h = hk * g + (p0 + r) % g;
+      const int64_t i = (p0 + r) / g, h = hk * sharing() + (p0 + r) % g;
       float factor = (float)args.scale;
       if constexpr (quantized) {
         factor *= scale_at(args.q_scale, b, h, i);
-        if constexpr (!Softmax::varying) factor *= scale_at(args.k_scale, b, hk, 0);
+        if constexpr (!Softmax::varying) factor *= scale_at(args.k_scale, b, h / sharing(), 0);
       }
       const int kind = factor < 0 ? -1 : factor == 0 ? 0 : 1;  // scores keep their order when they are scaled
       factor = kind < 0 ? -factor : kind == 0 ? 1.0f : factor;
@@ -186,11 +194,11 @@ struct FmhaForward {
                          int64_t r) const {
     const int64_t g = group();
     for (int64_t k = 0; k < rows; k++) {
-      const int64_t i = (p + k) / g, h = hk * g + (p + k) % g;
+      const int64_t i = (p + k) / g, h = hk * sharing() + (p + k) % g;
       const float l = r < 0 ? 0.0f : part<float>(at.l)[r + k], m = r < 0 ? 0.0f : part<float>(at.m)[r + k];
       float factor = l == 0.0f ? 0.0f : 1.0f / l;
       if constexpr (Config::dropout) factor *= (float)args.keep_scale;
-      if constexpr (quantized && !Softmax::varying) factor *= scale_at(args.v_scale, b, hk, 0);
+      if constexpr (quantized && !Softmax::varying) factor *= scale_at(args.v_scale, b, h / sharing(), 0);
       const float lse = l == 0.0f ? -__builtin_inff() : m * kLn2 + log(splat(l))[0];
       const float* const from = l == 0.0f ? nullptr : part<float>(at.o) + (r + k) * B::hdim_v;
       if constexpr (split) {
@@ -217,7 +225,7 @@ struct FmhaForward {
     const int64_t first = min_of(part_of * share, args.seq_k), last = min_of(first + share, args.seq_k);
     uint8_t* const random = part<uint8_t>(at.random);
     for (int64_t p = p0; p < p1; p++) {
-      const int64_t i = p / g, h = hk * g + p % g, drawn = item.skip || i >= item.q_rows ? 0 : item.k_rows;
+      const int64_t i = p / g, h = hk * sharing() + p % g, drawn = item.skip || i >= item.q_rows ? 0 : item.k_rows;
       char* const to = (char*)args.randval.ptr + batch_of(b) * args.randval.batch + h * args.randval.head +
                        (item.q_first + i) * args.randval.row;
       for (int64_t j = first; j < last; j += B::n0) {
