@@ -30,12 +30,26 @@ def test_a_sweep_checks_and_writes_its_results(bench: Any, tmp_path: Path) -> No
     assert {row["operation"] for row in rows} == {"attention"}
 
 
+def test_gradients_and_pages_are_swept(bench: Any, tmp_path: Path) -> None:
+    output = tmp_path / "out.csv"
+    ran = bench("--shapes", "2x4/2x17/29x32c", "--direction", "fwd,bwd", "--dtype", "fp32,bf16", "--output", output)
+    assert ran.code == Exit.OK, ran.err
+    ran = bench("--shapes", "2x4/2x1/300x32", "--page", "0,16")
+    assert ran.code == Exit.OK, ran.err
+    assert "pages of 16" in ran.out
+    rows = list(csv.DictReader(output.read_text().splitlines()))
+    assert [row["status"] for row in rows] == ["ok"] * 4
+    assert {row["operation"] for row in rows} == {"attention", "attention_backward"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (("--shapes", "no_such_list"), "decode"),
         (("--shapes", "1x2x33x32", "--layout", "sbhd"), "bshd"),
         (("--shapes", "1x2x33x32", "--mask", "diagonal"), "bottom_right"),
+        (("--shapes", "1x2x33x32", "--direction", "sideways"), "bwd"),
+        (("--shapes", "1x2x33x32", "--direction", "bwd", "--page", "16"), "no gradients of pages"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(bench: Any, arguments: tuple[str, ...], says: str) -> None:

@@ -87,6 +87,8 @@ class Part:
     """That part of the whole output."""
     request: OperationRequest
     inputs: Mapping[str, Array]
+    output: str = ""
+    """Of which output, where there are several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,10 @@ class CaseFamily(Protocol):
         """A case from a row of names and values; see ``read_case``."""
         ...
 
+    def settle(self, case: Any, inputs: Mapping[str, Array], rng: np.random.Generator) -> None:
+        """Write to the inputs that are not free, such as page numbers, what has a meaning."""
+        ...
+
     def parts(self, case: Any, inputs: Mapping[str, Array], rng: np.random.Generator, budget: int) -> list[Part]:
         """Parts of a large problem's output that are compared element by element, of ``budget`` products at most where
         that can be."""
@@ -157,7 +163,8 @@ def read_case(
     """
     columns = columns_of(case_type)
     counts = {item.name for item in dataclasses.fields(case_type) if item.type == "int"}  # type: ignore[arg-type]
-    values: dict[str, Any] = dict(defaults or {})
+    given = dict(defaults or {})
+    values = {name: _number(value, where, name) if name in counts else value for name, value in given.items()}
     for name, value in record.items():
         column = str(name).strip().lower()
         if column not in columns:

@@ -77,15 +77,24 @@ class Truth:
         elif not self._parts:
             assert self._case is not None
             family = family_of(self._problem.operation)
-            parts = family.parts(self._case, self._inputs, self._rng, PART)
-            self._parts = [(part, self._reference(part.request, part.inputs)) for part in parts]
+            right: dict[int, Mapping[str, Array]] = {}  # parts of several outputs may have the same inputs
+            for part in family.parts(self._case, self._inputs, self._rng, PART):
+                if id(part.inputs) not in right:
+                    right[id(part.inputs)] = self._references(part.request, part.inputs)
+                self._parts.append((part, right[id(part.inputs)][self._name_of(part)]))
             if self._case.is_plain:
                 self._projection = family.projection(self._case, self._inputs, self._rng, self._reference)
 
+    def _name_of(self, part: Part) -> str:
+        return part.output or next(iter(self._outputs))
+
+    def _references(self, request: OperationRequest, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """The right outputs of a smaller problem of the same kind."""
+        return self._operation.reference(self._operation.parse(request), inputs)
+
     def _reference(self, request: OperationRequest, inputs: Mapping[str, Array]) -> Array:
-        """The right output of a smaller problem of the same kind."""
-        problem = self._operation.parse(request)
-        (out,) = self._operation.reference(problem, inputs).values()
+        """The only one."""
+        (out,) = self._references(request, inputs).values()
         return np.asarray(out)
 
     def check(self, outputs: Mapping[str, Array], poisoned: Mapping[str, Array]) -> Verdict:
@@ -93,8 +102,7 @@ class Truth:
         self.prepare()
         if self._whole is not None:
             return self._check_whole(self._whole, outputs, poisoned)
-        (name,) = self._outputs
-        return self._check_parts(outputs[name], poisoned[name], self._outputs[name].dtype)
+        return self._check_parts(outputs, poisoned)
 
     def _check_whole(
         self, whole: Mapping[str, Array], outputs: Mapping[str, Array], poisoned: Mapping[str, Array]
@@ -125,18 +133,25 @@ class Truth:
 
     # ---- large problems ----
 
-    def _check_parts(self, out: Array, poisoned: Array, dtype: DType) -> Verdict:
+    def _check_parts(self, outputs: Mapping[str, Array], poisoned: Mapping[str, Array]) -> Verdict:
         worst = 0.0
         for part, want in self._parts:
-            verdict = self._compare(part.take(out), want, part.take(poisoned), dtype, "some rows and columns")
+            name = self._name_of(part)
+            where = f"some rows and columns{f' of {name}' if part.output else ''}"
+            have, before = part.take(outputs[name]), part.take(poisoned[name])
+            verdict = self._compare(have, want, before, self._outputs[name].dtype, where)
             if verdict.reason:
                 return verdict
             worst = max(worst, verdict.error)
-        if self._projection is not None:
-            verdict = self._project(out, dtype, self._projection)
-        else:
-            verdict = _written(out, poisoned, dtype)
-        return Verdict(max(worst, verdict.error), verdict.reason)
+        for name, desc in self._outputs.items():
+            if self._projection is not None:
+                verdict = self._project(outputs[name], desc.dtype, self._projection)
+            else:
+                verdict = _written(outputs[name], poisoned[name], desc.dtype)
+            worst = max(worst, verdict.error)
+            if verdict.reason:
+                return Verdict(worst, verdict.reason)
+        return Verdict(worst)
 
     def _project(self, out: Array, dtype: DType, projection: Projection) -> Verdict:
         """The output's lines times signs against what they should be, line by line."""

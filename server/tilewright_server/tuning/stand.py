@@ -23,6 +23,7 @@ from tilewright_server.engine.engine import Engine
 from tilewright_server.tuning.cases import Case
 from tilewright_server.tuning.check import Truth, Verdict
 from tilewright_server.tuning.data import contents, view
+from tilewright_server.tuning.families import family_of
 from tilewright_server.tuning.timing import Timing, TimingOptions, measure
 
 __all__ = ["Stand"]
@@ -100,6 +101,8 @@ class Stand:
         self.inputs = {
             item.name: view(self._memory[item.name], item.desc) for item in problem.operands if item.role is Role.INPUT
         }
+        if case is not None:
+            family_of(problem.operation).settle(case, self.inputs, rng)
         self.truth = Truth(self._operation, problem, case, self.inputs, device.info, rng)
         self._poison = {
             item.name: poison(item.desc.dtype, (item.desc.span,))

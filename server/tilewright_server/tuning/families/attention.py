@@ -114,12 +114,17 @@ class AttentionCase:
 
     def _seen(self) -> int:
         """Pairs of a query and a key that it sees, of sequences as long as there is room."""
+        return int(self.seen_by_row().sum())
+
+    def seen_by_row(self) -> Array:
+        """Keys that each query sees."""
         rows = np.arange(self.queries) + (self.seq_k - self.queries if self.mask == "bottom_right" else 0)
         left, right = map(int, self.window.split(",")) if self.window else (-1, -1)
         right = 0 if self.mask not in ("", "no") else right
         first = np.clip(rows - left, 0, self.seq_k) if left >= 0 else np.zeros_like(rows)
         last = np.clip(rows + right + 1, 0, self.seq_k) if right >= 0 else np.full_like(rows, self.seq_k)
-        return int(np.maximum(last - first, 0).sum())
+        seen: Array = np.maximum(last - first, 0)
+        return seen
 
     @property
     def depth(self) -> int:
@@ -202,8 +207,7 @@ NAMED: Mapping[str, Sequence[Mapping[str, Any]]] = {
 
 class AttentionFamily:
     name = "attention"
-    operations: Sequence[str] = ("attention",)
-    """Gradients have three outputs, of which sweeps know no checks yet."""
+    operations: Sequence[str] = tuple(DIRECTIONS.values())
     case_type: type[Any] = AttentionCase
     required: Sequence[str] = ("batch", "heads", "seq_k", "hdim")
     plain: Sequence[str] = ("batch", "heads", "seq_k", "hdim", "seq_q", "heads_k", "mask")
@@ -225,18 +229,34 @@ class AttentionFamily:
         self, record: Mapping[str, Any], where: str, defaults: Mapping[str, Any] | None = None
     ) -> AttentionCase:
         case = read_case(AttentionCase, record, where, defaults, self.required).checked(where)
-        if case.direction != "fwd" or case.is_varlen or case.page:
-            fix = "use items of one size, forward; run attention does the others"
-            raise wrong(where, "direction", case.label, "sweeps do not know this form of attention", fix)
+        if case.is_varlen:
+            fix = "use items of one size; run attention does the others"
+            raise wrong(where, "varlen", case.varlen, "sweeps do not know sequences end to end", fix)
         return case
+
+    def settle(self, case: AttentionCase, inputs: Mapping[str, Array], rng: np.random.Generator) -> None:
+        """Pages lie in any order. What gradients are made from belongs to no forward pass: they are a function of
+        ``o`` and ``lse`` as of the others, and weights add up to about one if rows of scores are normal.
+        """
+        if case.page:
+            table = inputs["block_table"]
+            table[...] = rng.permutation(table.size).reshape(table.shape)
+            inputs["seqlens_k"][...] = case.seq_k
+        if case.direction == "bwd":
+            seen = case.seen_by_row()
+            inputs["lse"][...] = np.where(seen > 0, np.log(np.maximum(seen, 1)) + 0.5, -np.inf)
 
     def parts(
         self, case: AttentionCase, inputs: Mapping[str, Array], rng: np.random.Generator, budget: int
     ) -> list[Part]:
-        """A head of queries with the first and with the last head of keys, of one item."""
+        """A head of queries with the first and with the last head of keys, of one item; of gradients all that share
+        these.
+        """
         del budget  # a head is the least that can be asked for
-        item = int(rng.integers(case.batch))
-        return [_part(case, inputs, item, head) for head in sorted({0, case.kv_heads - 1})]
+        item, heads = int(rng.integers(case.batch)), sorted({0, case.kv_heads - 1})
+        if case.direction == "bwd":
+            return [part for head in heads for part in _gradients(case, inputs, item, head)]
+        return [_part(case, inputs, item, head) for head in heads]
 
     def projection(
         self, case: Any, inputs: Mapping[str, Array], rng: np.random.Generator, reference: Callable[..., Array]
@@ -253,8 +273,30 @@ def _part(case: AttentionCase, inputs: Mapping[str, Array], item: int, head: int
     """One query head of one key head: a problem of its own."""
     own = head * (case.heads // case.kv_heads)
     smaller = dataclasses.replace(case, batch=1, heads=1, heads_k=1, lse="", layout="bhsd")
-    picked = {name: inputs[name][item : item + 1, at : at + 1] for name, at in (("q", own), ("k", head), ("v", head))}
-    return Part(lambda out: out[item : item + 1, own : own + 1], smaller.request(), picked)
+    picked = {"q": inputs["q"][item : item + 1, own : own + 1]}
+    if case.page:
+        pages = inputs["block_table"][item]
+        picked |= {name: inputs[name][pages][:, :, head : head + 1] for name in "kv"}
+        picked["block_table"] = np.arange(len(pages), dtype=np.int32)[None]
+        picked["seqlens_k"] = inputs["seqlens_k"][item : item + 1]
+    else:
+        picked |= {name: inputs[name][item : item + 1, head : head + 1] for name in "kv"}
+    return Part(lambda out: out[item : item + 1, own : own + 1], smaller.request(), picked, "o")
+
+
+def _gradients(case: AttentionCase, inputs: Mapping[str, Array], item: int, head: int) -> list[Part]:
+    """One key head with all its query heads."""
+    group = case.heads // case.kv_heads
+    smaller = dataclasses.replace(case, batch=1, heads=group, heads_k=1, layout="bhsd")
+    request = smaller.request()
+    mine = (slice(item, item + 1), slice(head * group, (head + 1) * group))
+    keys = (slice(item, item + 1), slice(head, head + 1))
+    picked = {name: inputs[name][keys if name in ("k", "v") else mine] for name in request.inputs}
+    places = {"dq": mine, "dk": keys, "dv": keys}
+    return [
+        Part(lambda out, place=place: out[place], request, picked, name)  # type: ignore[misc]
+        for name, place in places.items()
+    ]
 
 
 ATTENTION = AttentionFamily()

@@ -12,7 +12,11 @@ __all__ = ["peer_call", "torch_mask"]
 
 
 def peer_call(torch: Any, case: AttentionCase, operands: Mapping[str, Any]) -> Callable[[], object]:
-    """PyTorch's ``scaled_dot_product_attention``. Raises ``NotImplementedError`` for what it has no fast way for."""
+    """PyTorch's ``scaled_dot_product_attention``, or what autograd does of it backwards. Raises
+    ``NotImplementedError`` for what it has no fast way for.
+    """
+    if case.page:
+        raise NotImplementedError("attention over pages")
     q, k, v = (operands[name] for name in "qkv")
     causal = case.mask == "top_left" or (case.mask == "bottom_right" and case.queries == case.seq_k)
     mask = None
@@ -20,6 +24,10 @@ def peer_call(torch: Any, case: AttentionCase, operands: Mapping[str, Any]) -> C
         mask, causal = torch_mask(torch, case, q.device), False
     attend = torch.nn.functional.scaled_dot_product_attention
     more = {"enable_gqa": True} if case.kv_heads != case.heads else {}
+    if case.direction == "bwd":
+        leaves = [item.detach().requires_grad_() for item in (q, k, v)]
+        o = attend(*leaves, attn_mask=mask, is_causal=causal, **more)
+        return lambda: torch.autograd.grad(o, leaves, operands["do"], retain_graph=True)
     return lambda: attend(q, k, v, attn_mask=mask, is_causal=causal, **more)
 
 

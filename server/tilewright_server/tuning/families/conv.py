@@ -265,6 +265,9 @@ class ConvFamily:
     def from_record(self, record: Mapping[str, Any], where: str, defaults: Mapping[str, Any] | None = None) -> ConvCase:
         return read_case(ConvCase, record, where, defaults, self.required).checked(where)
 
+    def settle(self, case: Any, inputs: Mapping[str, Array], rng: np.random.Generator) -> None:
+        """All inputs are free."""
+
     def parts(self, case: ConvCase, inputs: Mapping[str, Array], rng: np.random.Generator, budget: int) -> list[Part]:
         from tilewright_server.tuning.families.conv_check import parts_of
 

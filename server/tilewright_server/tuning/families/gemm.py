@@ -188,6 +188,9 @@ class GemmFamily:
     def from_record(self, record: Mapping[str, Any], where: str, defaults: Mapping[str, Any] | None = None) -> GemmCase:
         return read_case(GemmCase, record, where, defaults, self.required).checked(where)
 
+    def settle(self, case: Any, inputs: Mapping[str, Array], rng: np.random.Generator) -> None:
+        """All inputs are free."""
+
     def parts(self, case: GemmCase, inputs: Mapping[str, Array], rng: np.random.Generator, budget: int) -> list[Part]:  # noqa: ARG002
         """Some rows and some columns of C, of one product of a batch."""
         lead = int(rng.integers(case.batch)) if case.batch else None
