@@ -77,6 +77,14 @@ class Attended:
                 array[...] = peers.random(item.desc.shape, item.desc.dtype.value, seed)
         return cls(case, replace(request, outputs=described), arrays)
 
+    def filled(self) -> Attended:
+        """Itself, with a cache of pages that is full and has each page once, in no order."""
+        if self.case.page:
+            table = self.arrays["block_table"]
+            table[...] = np.random.default_rng(7).permutation(table.size).reshape(table.shape)
+            self.arrays["seqlens_k"][...] = self.case.seq_k
+        return self
+
     def ours(self, here: local.Local) -> local.Product:
         return here.product(self.request, self.arrays)
 
@@ -184,7 +192,7 @@ def decode(here: local.Local, torch: Any, options: Options) -> Table:
         for dtype in DTYPES:
             for page in (0, 64):
                 case = AttentionCase(**row, dtype=dtype, page=page)
-                item = Attended.of(here, case)
+                item = Attended.of(here, case).filled()
                 ours = item.ours(here)
                 ours.timed(1)
                 nbytes = item.arrays["k"].nbytes + item.arrays["v"].nbytes

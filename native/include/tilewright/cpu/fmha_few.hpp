@@ -37,14 +37,21 @@ struct FmhaLines {
   const char* at;
   int64_t row, head;  // bytes from key to key, and from head to head
   int64_t heads;
-  int64_t of = 0;  // the head of `at`
+  int64_t left = 0;            // lines from `at` on
+  const char* then = nullptr;  // where memory goes on after them, null: nowhere
+  int64_t of = 0;              // the head of `at`
 
   TW_INLINE void next() {
     at += head;
     if (++of == heads) at += row - heads * head, of = 0;
+    if (--left == 0 && then) at = then, of = 0;
   }
   TW_INLINE FmhaLines ahead(int64_t lines) const {
-    return {at + lines / heads * row + lines % heads * head, row, head, heads, lines % heads};
+    FmhaLines x = *this;
+    if (then && lines >= left) x.at = then, lines -= left, x.then = nullptr;
+    x.at += lines / heads * row + lines % heads * head;
+    x.of = lines % heads, x.left -= lines;
+    return x;
   }
   // Asks for a piece of `kBytes` bytes, `from` bytes behind the beginning of the line.
   template <int kBytes>
@@ -96,33 +103,38 @@ struct FmhaFew {
       __builtin_memcpy(to + r * q_words, from + r * B::q_words, (size_t)words * 4);
   }
 
+  // The lines of a run's first `keys` keys. then: the run that comes next.
   template <class E, class Source>
-  static TW_INLINE FmhaLines lines_of(const Source& source, const FmhaRun& run, int64_t heads) {
-    return {run.at, run.row * size_of<E>, source.tensor.head * size_of<E>, heads};
+  static TW_INLINE FmhaLines lines_of(const Source& source, const FmhaRun& run, int64_t heads, int64_t keys,
+                                      const char* then) {
+    return {run.at, run.row * size_of<E>, source.tensor.head * size_of<E>, heads, keys * heads, then};
   }
-  // Asks for the first lines of what comes after something else.
-  template <class E, class Source>
-  static TW_NOINLINE void expect(const Source& source, int64_t j, int64_t heads) {
-    constexpr int kBytes = 4096, kLine = (int)min_of(source_bytes<Source>, kBytes);
-    const FmhaRun run = source.run(j);
-    if (!run.at) return;
-    FmhaLines line = lines_of<E>(source, run, heads);
-    for (int n = 0; n < kBytes / kLine && n < run.count * heads; n++, line.next()) line.template ask<kLine>();
+  // Asks for the beginning of a run; kLine: bytes of a line.
+  template <int kLine>
+  static TW_NOINLINE void expect(FmhaLines line) {
+    constexpr int kBytes = 4096, kAsked = (int)min_of(kLine, kBytes);
+    if (!line.then) return;
+    line.at = line.then, line.then = nullptr;
+    for (int n = 0; n < kBytes / kAsked; n++, line.next()) line.template ask<kAsked>();
   }
-  template <class Source>
-  static constexpr int source_bytes = is_same<Source, Keys> ? line_bytes : Config::hdim_v * size_of<V>;
+  // Whether values lie as keys do.
+  static TW_INLINE bool alike(const tw_fmha_args& args) {
+    return size_of<K> == size_of<V> && args.hdim_q == args.hdim_v && args.k.row == args.v.row &&
+           args.k.head == args.v.head;
+  }
 
-  // S of the key heads from the source's on, `each` rows of every one.
+  // S of the key heads from the source's on, `each` rows of every one. then: where the values begin.
   static TW_INLINE void scores(const Keys& source, int64_t first, int64_t count, int64_t heads, int64_t each,
-                               const uint32_t* q, float* s) {
+                               const uint32_t* q, float* s, const char* then) {
+    if (!alike(source.args)) then = nullptr;
+    FmhaRun run = source.run(first);
     for (int64_t j = 0; j < count;) {
-      const FmhaRun run = source.run(first + j);
-      const int64_t here = min_of(run.count, count - j);
-      if (j + here < count) expect<K>(source, first + j + here, heads);
-      if (run.at && source.hdim * size_of<K> == line_bytes)
-        scores_of(lines_of<K>(source, run, heads), here, each, q, s + j);
-      else if (run.at) scores_of_copies(lines_of<K>(source, run, heads), here, source.hdim, each, q, s + j);
-      j += here;
+      const int64_t here = min_of(run.count, count - j), next = j + here;
+      const FmhaRun after = next < count ? source.run(first + next) : FmhaRun{then, 0, 0, 0};
+      const FmhaLines line = lines_of<K>(source, run, heads, here, after.at);
+      if (run.at && source.hdim * size_of<K> == line_bytes) scores_of(line, here, each, q, s + j);
+      else if (run.at) scores_of_copies(line, here, source.hdim, each, q, s + j);
+      run = after, j = next;
     }
   }
 
@@ -136,7 +148,7 @@ struct FmhaFew {
         for (int64_t n = 0; n < now; n++)
           __builtin_memcpy(copy + n * line_bytes, line.at + (j + n) * line.row + h * line.head,
                            (size_t)hdim * size_of<K>);
-        scores_of({copy, line_bytes, 0, 1}, now, each, q + h * each * q_words, s + h * each * B::s_words + j);
+        scores_of({copy, line_bytes, 0, 1, now}, now, each, q + h * each * q_words, s + h * each * B::s_words + j);
       }
   }
 
@@ -145,6 +157,7 @@ struct FmhaFew {
     for (int64_t r = 0; r < each; r++)
       if (line.heads == 1) scores_of_row(line.at, line.row, keys, q + r * q_words, s + r * B::s_words);
       else scores_of_heads(line, keys, each, q + r * q_words, s + r * B::s_words);
+    if (line.heads == 1) expect<line_bytes>(line);
   }
 
   static TW_INLINE f32v dot(const char* at, const uint32_t* q) {
@@ -246,18 +259,20 @@ struct FmhaFew {
     }
   }
 
-  // O = O * rescale + P V.
+  // O = O * rescale + P V. then: where the next keys begin, null: there are none.
   static TW_NOINLINE void add_values(const Values& source, int64_t first, int64_t count, int64_t heads, int64_t each,
-                                     const uint32_t* p, float* o, const float* rescale) {
+                                     const uint32_t* p, float* o, const float* rescale, const char* then) {
+    if (!alike(source.args)) then = nullptr;
     for (int64_t r = 0; r < heads * each; r++)
       for (int64_t c = 0; c < B::hdim_v; c += kLanes)
         store_as(o + r * B::hdim_v + c, load_as<f32v>(o + r * B::hdim_v + c) * rescale[r]);
+    FmhaRun run = source.run(first);
     for (int64_t j = 0; j < count;) {
-      const FmhaRun run = source.run(first + j);
-      const int64_t here = min_of(run.count, count - j);
-      if (j + here < count) expect<V>(source, first + j + here, heads);
-      if (run.at) values_of(lines_of<V>(source, run, heads), here, source.hdim, each, p + j / Dot::depth, o);
-      j += here;
+      const int64_t here = min_of(run.count, count - j), next = j + here;
+      const FmhaRun after = next < count ? source.run(first + next) : FmhaRun{then, 0, 0, 0};
+      if (run.at)
+        values_of(lines_of<V>(source, run, heads, here, after.at), here, source.hdim, each, p + j / Dot::depth, o);
+      run = after, j = next;
     }
   }
 
@@ -295,6 +310,7 @@ struct FmhaFew {
         add_part(part, alone ? nullptr : &ahead, room, each, p + h * each * B::s_words + j / Dot::depth,
                  o + h * each * B::hdim_v);
       }
+    if (alone) expect<Config::hdim_v * size_of<V>>(line);
   }
 
   // `room` rows of P and O can be used, `rows` are.

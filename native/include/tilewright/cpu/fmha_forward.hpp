@@ -93,12 +93,11 @@ struct FmhaForward {
       const FmhaColumns columns = load_block(keys, values, c0, count, few);
       if (few) {
         float* const s = this->template part<float>(at.s);
-        Few::scores(keys, c0, count, together, rows / together, queries, s);
-        Few::template expect<typename Config::V>(values, c0, together);
+        Few::scores(keys, c0, count, together, rows / together, queries, s, values.run(c0).at);
         softmax.run(s, p0, 0, rows, columns);
         Few::add_values(values, c0, count, together, rows / together, (const uint32_t*)s,
-                        this->template part<float>(at.o), softmax.rescale);
-        if (c0 + B::n0 < last) Few::template expect<typename Config::K>(keys, c0 + B::n0, together);
+                        this->template part<float>(at.o), softmax.rescale,
+                        c0 + count < last ? keys.run(c0 + count).at : nullptr);
         continue;
       }
       for (int64_t r = 0; r < rows; r += B::m0)
