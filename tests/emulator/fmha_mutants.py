@@ -1,0 +1,171 @@
+"""Bugs to plant in the project's attention kernels: edits of headers, each with a case of the native tests."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import test_fmha_append_gpu as append
+import test_fmha_backward_gpu as backward
+import test_fmha_gpu as forward
+from fmha_gpu_case import GpuFmhaCall, GpuFmhaKernel, HostKernels
+from native_harness import INCLUDE
+
+__all__ = ["FMHA_MUTANTS", "FmhaMutant", "kernel_of", "planted", "run"]
+
+
+@dataclass(frozen=True)
+class FmhaMutant:
+    """``old`` becomes ``new``, wherever it stands, in header ``file``; ``case`` of ``suite`` meets it."""
+
+    kind: str
+    file: str
+    old: str
+    new: str
+    case: str
+    suite: str = "forward"
+
+
+ITEM, FORWARD, APPEND = "core/fmha_item.hpp", "gpu/fmha_forward.hpp", "gpu/fmha_append.hpp"
+COMBINE, DOT, CONVERT = "gpu/fmha_combine.hpp", "gpu/fmha_dot.hpp", "gpu/fmha_convert.hpp"
+BACKWARD = "gpu/fmha_backward.hpp"
+
+FMHA_MUTANTS = [
+    # which keys a query sees
+    FmhaMutant(
+        "the diagonal begins in the wrong corner",
+        ITEM,
+        "item.off = args.bottom_right ? item.k_rows - item.q_rows : 0;",
+        "item.off = 0;",
+        "bottom_right",
+    ),
+    FmhaMutant("a block of keys too few", ITEM, "r1 + item.off + args.right", "r0 + item.off + args.right", "causal"),
+    FmhaMutant(
+        "sinks are out of sight",
+        ITEM,
+        "range.sink_last = fmha_min(args.sink_size, range.first);",
+        "range.sink_last = 0;",
+        "window_sinks",
+    ),
+    FmhaMutant(
+        "all sequences have the first one's pages",
+        ITEM,
+        "int64_t at = b * args.table_stride + slot;",
+        "int64_t at = slot;",
+        "vllm",
+    ),
+    FmhaMutant(
+        "parts of the keys overlap", ITEM, "start + (split + 1) * rows", "start + (split + 1) * rows + n0", "split"
+    ),
+    FmhaMutant(
+        "too few queries are computed all the same",
+        ITEM,
+        "item.skip = item.q_rows < args.min_q;",
+        "item.skip = false;",
+        "skip_min",
+    ),
+    # forward
+    FmhaMutant("other random numbers", "core/philox.hpp", "0xD2511F53", "0xD2511F55", "dropout"),
+    FmhaMutant(
+        "keys are replaced while others multiply", FORWARD, "barrier();\n      c0 = next;", "c0 = next;", "fp32"
+    ),
+    FmhaMutant(
+        "pages of the block before",
+        FORWARD,
+        "look_up(item, b, key_head, next, columns);",
+        "look_up(item, b, key_head, c0, columns);",
+        "prefill",
+    ),
+    FmhaMutant(
+        "packed heads all read the first one's queries",
+        FORWARD,
+        "p / g * args.q.row + p % g * args.q.head",
+        "p / g * args.q.row",
+        "packed",
+    ),
+    FmhaMutant(
+        "all parts of a row weigh the same",
+        COMBINE,
+        "const float weight = exp_of(",
+        "const float weight = 0.0f * exp_of(",
+        "split_scores",
+    ),
+    # appending
+    FmhaMutant("keys turn the other way", APPEND, "? sin : -sin", "? -sin : sin", "interleaved", "append"),
+    FmhaMutant("halves are neighbours", APPEND, "kHalf ? c % pairs : c / 2", "c / 2", "half", "append"),
+    FmhaMutant("old rows overwrite new ones", APPEND, "if (is_new(page, r)) continue;", "", "copied", "append"),
+    FmhaMutant(
+        "rows lie one too far",
+        APPEND,
+        "position = item.k_rows + n",
+        "position = item.k_rows + n + 1",
+        "batch",
+        "append",
+    ),
+    FmhaMutant(
+        "lengths do not advance",
+        APPEND,
+        "(int32_t)fmha_min(item.k_rows + item.q_rows, item.k_room)",
+        "(int32_t)item.k_rows",
+        "batch",
+        "append",
+    ),
+    FmhaMutant(
+        "rows of a chunk lie in one place",
+        APPEND,
+        "base + r / x * cache.chunk + c * cache.col + r % x",
+        "base + r / x * cache.chunk + c * cache.col",
+        "vectorized",
+        "append",
+    ),
+    # gradients
+    FmhaMutant(
+        "delta has half of its columns",
+        DOT,
+        "mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);",
+        "mask > 1; mask /= 2) sum += shuffle_xor(sum, mask);",
+        "fp32",
+        "backward",
+    ),
+    FmhaMutant("dQ is not scaled", CONVERT, "sum[e] *= (float)args.scale", "sum[e] *= 1.0f", "fp32", "backward"),
+    FmhaMutant(
+        "a sink's gradient has the wrong sign", CONVERT, "sum -= exp2(", "sum += exp2(", "alibi_sinks", "backward"
+    ),
+    FmhaMutant("dQ of the last keys alone", BACKWARD, "load_global<float>(at) + x[e]", "x[e]", "fp32", "backward"),
+]
+
+
+def kernel_of(mutant: FmhaMutant) -> GpuFmhaKernel:
+    if mutant.suite == "append":
+        return append.kernel_of(mutant.case)[0]
+    return {"forward": forward, "backward": backward}[mutant.suite].CASES[mutant.case][0]
+
+
+def planted(mutant: FmhaMutant, folder: Path) -> Path:
+    """A copy of all headers with the bug. Raises ``ValueError`` if the place to change is not there (any more)."""
+    include = folder / "include"
+    shutil.copytree(INCLUDE, include)
+    header = include / "tilewright" / mutant.file
+    text = header.read_text()
+    if mutant.old not in text:
+        raise ValueError(f"{mutant.kind}: {mutant.file} has no {mutant.old!r}")
+    header.write_text(text.replace(mutant.old, mutant.new))
+    return include
+
+
+def run(mutant: FmhaMutant, kernels: HostKernels) -> None:
+    """Launches and compares. Raises ``AssertionError``."""
+    rng = np.random.default_rng(1)
+    if mutant.suite == "append":
+        append.run(kernels, *append.kernel_of(mutant.case), rng)
+        return
+    if mutant.suite == "backward":
+        call = backward.Gradients(*backward.CASES[mutant.case], rng)
+        call.run(kernels)
+        call.check_gradients()
+        return
+    own = GpuFmhaCall(*forward.CASES[mutant.case], rng)
+    own.run(kernels)
+    own.check()

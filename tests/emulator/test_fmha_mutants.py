@@ -1,0 +1,39 @@
+"""Bugs planted in the project's attention kernels: every kind is caught by a wrong result, of threads that are fibers.
+
+What is not changed gives the right result, so that it is the change that was caught.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import fmha_gpu_case
+import pytest
+from fmha_mutants import FMHA_MUTANTS, FmhaMutant, kernel_of, planted, run
+
+PLAIN = {(mutant.suite, mutant.case): mutant for mutant in FMHA_MUTANTS}
+
+
+@pytest.fixture(scope="module")
+def unchanged(tmp_path_factory: pytest.TempPathFactory) -> fmha_gpu_case.HostKernels:
+    kernels = [kernel_of(mutant) for mutant in PLAIN.values()]
+    return fmha_gpu_case.HostKernels(tmp_path_factory.mktemp("unchanged"), kernels)
+
+
+@pytest.mark.parametrize("mutant", PLAIN.values(), ids=lambda mutant: f"{mutant.suite}_{mutant.case}")
+def test_what_is_not_changed_is_right(unchanged: fmha_gpu_case.HostKernels, mutant: FmhaMutant) -> None:
+    run(mutant, unchanged)
+
+
+@pytest.mark.parametrize("mutant", FMHA_MUTANTS, ids=lambda mutant: mutant.kind.replace(" ", "_"))
+def test_planted_bugs_are_caught(mutant: FmhaMutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    include = planted(mutant, tmp_path)
+    # Headers in quotes are looked for there first.
+    monkeypatch.setattr(fmha_gpu_case, "FLAGS", (*fmha_gpu_case.FLAGS, "-iquote", str(include)))
+    kernels = fmha_gpu_case.HostKernels(tmp_path, [kernel_of(mutant)])
+    with pytest.raises(AssertionError):
+        run(mutant, kernels)
+
+
+def test_there_are_many_kinds() -> None:
+    assert len({mutant.kind for mutant in FMHA_MUTANTS}) == len(FMHA_MUTANTS) >= 20
