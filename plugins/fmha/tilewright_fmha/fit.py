@@ -12,6 +12,7 @@ from tilewright_fmha.problem import FmhaProblem
 from tilewright_fmha.signature import signature_of
 from tilewright_fmha.template_table import templates_of
 from tilewright_fmha.words import Family
+from tilewright_fmha.ws_plan import ws_mismatches
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.fit import other_signature
 from tilewright_kit.rules import Violation
@@ -74,6 +75,7 @@ def _mismatches(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) ->
         reason = f"pages have {problem.paging.page_size} tokens, the kernel is for {config.page_size}"
         yield Violation("signature", "page_size", config.page_size, reason, {"page_size": 0})
     yield from _capacities(problem, config)
+    yield from ws_mismatches(problem, config)
     if device.arch.kind == "cpu" and config.team > max(device.units, 1):
         reason = f"the kernel runs on a team of {config.team}, the device has {device.units} units"
         yield Violation("team", "wave", config.wave, reason)

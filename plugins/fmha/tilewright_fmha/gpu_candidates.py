@@ -8,9 +8,11 @@ from tilewright_fmha.config import FmhaConfig, config_of
 from tilewright_fmha.fit import signature_fields
 from tilewright_fmha.gpu_tiles import valid_algorithms
 from tilewright_fmha.problem import FmhaProblem
+from tilewright_fmha.rule_parts import family_pipelines
 from tilewright_fmha.splits import wants_splits
 from tilewright_fmha.template_table import TEMPLATES
 from tilewright_fmha.words import Family
+from tilewright_fmha.ws_config import specialised_heads
 from tilewright_kit.device import DeviceInfo
 
 __all__ = ["gpu_algorithms_for"]
@@ -26,7 +28,7 @@ def gpu_algorithms_for(problem: FmhaProblem, device: DeviceInfo) -> Iterator[Fmh
         yield from _split(problem, device)
     own = list(_cuts(problem, problem.family, device))
     general = [config for config in own if config.pipeline != "ws"]
-    yield from (config for config in own if config.pipeline == "ws")
+    yield from _specialised(problem, device)
     yield from general
     if problem.paging is not None and general:
         page = problem.paging.page_size
@@ -37,6 +39,20 @@ def gpu_algorithms_for(problem: FmhaProblem, device: DeviceInfo) -> Iterator[Fmh
 def _pages(device: DeviceInfo) -> tuple[int, ...]:
     spec = device.arch.attention
     return spec.page_sizes if spec else ()
+
+
+def _specialised(problem: FmhaProblem, device: DeviceInfo) -> Iterator[FmhaConfig]:
+    """Specialised kernels hold heads of a few sizes, into which the copy engine pads others."""
+    if (device.arch.kind, "ws", problem.family) not in TEMPLATES or "ws" not in family_pipelines(
+        problem.family, device.arch
+    ):
+        return
+    fields = signature_fields(problem, problem.family, device)
+    if hdim := specialised_heads(problem.hdim_q, problem.hdim_v):
+        plain = config_of(problem.family)(**{**fields, "hdim": hdim})
+        for item in valid_algorithms(plain, device.arch):
+            if item["pipeline"] == "ws":
+                yield plain.replace(**item)
 
 
 def _split(problem: FmhaProblem, device: DeviceInfo) -> Iterator[FmhaConfig]:

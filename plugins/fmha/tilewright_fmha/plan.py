@@ -14,6 +14,8 @@ from tilewright_fmha.splits import choose_splits
 from tilewright_fmha.template_table import nearest, templates_of
 from tilewright_fmha.words import KV_APPEND, Family
 from tilewright_fmha.workspace import forward_bytes, lanes_of
+from tilewright_fmha.ws_config import draws_tiles
+from tilewright_fmha.ws_plan import with_maps
 from tilewright_kit.cost import ceil_div
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.errors import UnsupportedError
@@ -22,7 +24,9 @@ from tilewright_kit.plan import ExecutionPlan, Stage
 __all__ = ["plan_fmha"]
 
 STATUS_BYTES = 64
-"""Counters of GPU kernels that tell what was wrong with lengths and pages, or write lengths when all have read them."""
+"""Counters of GPU kernels that tell what was wrong with lengths and pages, write lengths when all have read them, or
+draw tiles.
+"""
 
 
 def plan_fmha(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> ExecutionPlan:
@@ -75,9 +79,15 @@ def _stage(
         "tiles": problem.batch * heads * q_tiles * numbers.get("splits", 1),
     }
     geometry = launch_of(problem, config, device, numbers.get("splits", 1))
-    counters = device.arch.kind != "cpu" and _tells(problem)
+    counters = device.arch.kind != "cpu" and (_tells(problem) or draws_tiles(config))
     args = args_of(problem, parts=parts.offsets, counters=counters, **{**tiles, **numbers})
+    if config.pipeline == "ws":
+        args = with_maps(problem, config, args)
     return Stage(name, config, "main", args, geometry)
+
+
+def _counts(problem: FmhaProblem, stages: tuple[Stage, ...]) -> bool:
+    return _tells(problem) or any(draws_tiles(_config_of(stage)) for stage in stages)
 
 
 def _tells(problem: FmhaProblem) -> bool:
@@ -99,7 +109,7 @@ def _plan(problem: FmhaProblem, device: DeviceInfo, stages: tuple[Stage, ...], p
         workspace_bytes=parts.bytes,
         flops=problem.flops,
         bytes_moved=problem.bytes_moved,
-        counter_bytes=STATUS_BYTES if stages and device.arch.kind != "cpu" and _tells(problem) else 0,
+        counter_bytes=STATUS_BYTES if stages and device.arch.kind != "cpu" and _counts(problem, stages) else 0,
         details=details,
     )
 

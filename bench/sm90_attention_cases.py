@@ -1,0 +1,230 @@
+"""What sm90_attention.py tries: cases of attention, and the kernels for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tilewright_arch import load
+from tilewright_fmha.config import AttentionConfig
+from tilewright_fmha.rules import RULES
+from tilewright_fmha.words import FmhaDType, MaskKind, Mode, Scheduling
+
+__all__ = ["SUITES", "Case", "Experiment", "Variant"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One attention. Lengths are data where lists are given; ``starts_*`` put sequences end to end."""
+
+    batch: int = 1
+    heads_q: int = 2
+    heads_k: int = 2
+    seq_q: int = 256
+    seq_k: int = 256
+    hdim: int = 128
+    hdim_v: int = 0
+    dtype: str = "bf16"
+    left: int = -1
+    right: int = -1
+    bottom_right: bool = False
+    token_sinks: int = 0
+    softcap: float = 0.0
+    lse: bool = False
+    sinks: bool = False
+    layout: str = "bhsd"
+    lengths_q: tuple[int, ...] = ()
+    lengths_k: tuple[int, ...] = ()
+    varlen: bool = False
+    """``lengths_*`` are those of sequences end to end; ``seq_*`` rows more lie behind the last."""
+    cache_index: tuple[int, ...] = ()
+    items: int = 0
+    """Of a cache; 0: batch."""
+    min_q: int = 0
+    status: bool = False
+    scale: float = 0.0
+
+    @property
+    def v(self) -> int:
+        return self.hdim_v or self.hdim
+
+    @property
+    def mask(self) -> MaskKind:
+        if self.left < 0 and self.right < 0:
+            return MaskKind.NO
+        return MaskKind.CAUSAL if self.left < 0 else MaskKind.WINDOW
+
+    @property
+    def label(self) -> str:
+        default = Case()
+        shape = f"{self.batch}x{self.heads_q}/{self.heads_k}x{self.seq_q}/{self.seq_k}x{self.hdim}/{self.v}"
+        named = ("batch", "heads_q", "heads_k", "seq_q", "seq_k", "hdim", "hdim_v")
+        rest = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in named}
+        words = [f"{name}={value}" for name, value in rest.items() if value != getattr(default, name)]
+        return " ".join([shape, *words])
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How a kernel is cut."""
+
+    n0: int
+    consumers: int = 2
+    persistent: bool = True
+    pingpong: bool = False
+    stages: int = 0
+
+    @property
+    def label(self) -> str:
+        flags = ("p" * self.persistent) + ("t" * self.pingpong) + (f"s{self.stages}" if self.stages else "")
+        return f"{64 * self.consumers}x{self.n0}{flags}"
+
+    def config(self, case: Case, hdim: tuple[int, int]) -> AttentionConfig:
+        q, v = hdim
+        n, count = self.n0, self.consumers
+        return AttentionConfig(
+            dtype=FmhaDType(case.dtype),
+            mode=Mode.GROUP if case.varlen else Mode.BATCH,
+            hdim=hdim,
+            pipeline="ws",
+            tile=(64 * count, n, q, v, n, q),
+            wave=(count, 1, 1, count, 1, 1, 1, 1, 1),
+            warp_tile=(64, n, 16, 64, v, 16, 16, 16, 16),
+            mask=case.mask,
+            sink=case.token_sinks > 0 and case.left >= 0,
+            softcap=case.softcap > 0,
+            lse=case.lse,
+            learned_sinks=case.sinks,
+            skip_min_seqlen_q=case.min_q > 0,
+            persistent=self.persistent,
+            scheduler=Scheduling.PINGPONG if self.pingpong else Scheduling.DEFAULT,
+            stages=self.stages,
+        )
+
+
+HEADS = ((64, 64), (128, 128), (192, 128), (256, 256))
+_64 = (Variant(128, 3, pingpong=True), Variant(128, 3), Variant(192, 2, pingpong=True), Variant(128, 1))
+_128 = (Variant(128), Variant(128, pingpong=True), Variant(160, pingpong=True), Variant(176))
+_192 = (Variant(112), Variant(96, pingpong=True), Variant(128))
+_256 = (Variant(80), Variant(80, persistent=False), Variant(64))
+FAST: Mapping[tuple[int, int], tuple[Variant, ...]] = dict(zip(HEADS, (_64, _128, _192, _256), strict=True))
+
+
+def fitting(case: Case, hdim: tuple[int, int]) -> tuple[Variant, ...]:
+    """Variants that the rules take with the case's features, one with a single consumer among them."""
+    arch = load("sm_90a")
+    found = [*FAST[hdim], Variant(64, 1), Variant(96, 3), Variant(64), Variant(112, pingpong=True)]
+    valid = [item for item in found if not RULES.check(item.config(case, hdim), arch)]
+    return tuple(valid[:4])
+
+
+@dataclass(frozen=True)
+class Experiment:
+    case: Case
+    variants: tuple[Variant, ...] = ()
+    checked: bool = True
+    timed: bool = False
+    seconds: float = 0.1
+    portable: bool = False
+    """The portable kernel that the planner would take runs too."""
+
+    @property
+    def hdim(self) -> tuple[int, int]:
+        return next(item for item in HEADS if item[0] >= self.case.hdim and item[1] >= self.case.v)
+
+    @property
+    def configs(self) -> tuple[AttentionConfig, ...]:
+        return tuple(item.config(self.case, self.hdim) for item in self.variants or fitting(self.case, self.hdim))
+
+    def name_of(self, config: AttentionConfig) -> str:
+        variants = self.variants or fitting(self.case, self.hdim)
+        return next((item.label for item in variants if item.config(self.case, self.hdim) == config), config.pipeline)
+
+
+CAUSAL = {"right": 0, "bottom_right": True}
+
+
+def first() -> list[Experiment]:
+    """The least that must work."""
+    found = [Experiment(Case(hdim=q, hdim_v=v, **more)) for q, v in HEADS for more in ({}, CAUSAL)]  # type: ignore[arg-type]
+    return [*found, Experiment(Case(seq_q=1000, seq_k=1500, batch=3, heads_q=40, heads_k=8, lse=True))]
+
+
+def correct() -> list[Experiment]:
+    """Every feature at odd sizes."""
+    odd = Case(batch=2, heads_q=6, heads_k=2, seq_q=333, seq_k=777)
+    options: list[dict[str, Any]] = [
+        {"lse": True, "layout": "bshd"},
+        {**CAUSAL, "lse": True, "dtype": "fp16"},
+        {"right": 0, "lse": True},
+        {**CAUSAL, "seq_q": 777, "seq_k": 333, "lse": True},
+        {"left": 100, "right": 30, "bottom_right": True, "lse": True},
+        {"left": 64, "right": 0, "token_sinks": 5, "bottom_right": True},
+        {"left": 3, "right": -1, "token_sinks": 300, "lse": True},
+        {"softcap": 20.0, **CAUSAL, "lse": True},
+        {"sinks": True, "lse": True, "right": 0},
+        {"lengths_k": (700, 65), "lengths_q": (333, 100), "lse": True},
+        {"lengths_k": (0, 513), **CAUSAL, "lse": True, "status": True},
+        {"lengths_k": (40, 777), "cache_index": (3, 1), "items": 4},
+        {"varlen": True, "batch": 4, "lengths_q": (100, 0, 333, 257), "lengths_k": (130, 64, 777, 1), "lse": True,
+         "seq_q": 40, "seq_k": 50},
+        {"varlen": True, "batch": 4, "lengths_q": (100, 0, 333, 64), "lengths_k": (130, 64, 333, 0), "lse": True,
+         **CAUSAL, "seq_q": 0, "seq_k": 0, "sinks": True, "status": True},
+        {"varlen": True, "batch": 3, "lengths_q": (200, 3, 180), "lengths_k": (250, 64, 180), "min_q": 5, "left": 70,
+         "right": 0, "token_sinks": 3, "softcap": 30.0, "sinks": True, "lse": True, "dtype": "fp16"},
+        {"batch": 5, "heads_q": 48, "heads_k": 12, "seq_q": 1100, "seq_k": 1100, **CAUSAL, "lse": True},
+        {"seq_q": 1, "seq_k": 1, "lse": True},
+        {"scale": 2.5, "lse": True},
+    ]  # fmt: skip
+    found = [replace(odd, hdim=q, hdim_v=v, **more) for more in options for q, v in HEADS]
+    found += [
+        replace(odd, hdim=q, hdim_v=v, **CAUSAL, lse=True) for q, v in ((40, 40), (96, 96), (72, 128), (200, 136))
+    ]
+    return [Experiment(case) for case in found]
+
+
+def shapes() -> list[Case]:
+    """Those of the table, forward."""
+    found = []
+    for hdim, heads in ((64, 32), (128, 32), (256, 16)):
+        for batch, seq in ((8, 1024), (4, 2048), (2, 4096), (2, 8192), (1, 16384)):
+            if seq > 1024:
+                found += [
+                    Case(batch, heads, heads, seq, seq, hdim),
+                    Case(batch, heads, heads, seq, seq, hdim, right=0, bottom_right=True),
+                ]
+    return [*found, Case(4, 32, 8, 4096, 4096, 128, right=0, bottom_right=True)]
+
+
+def small() -> list[Experiment]:
+    """Problems that do not fill the device, beside the best portable kernel."""
+    found = [
+        Case(1, 8, 8, 128, 128, 128), Case(1, 8, 8, 512, 512, 128), Case(1, 8, 8, 512, 512, 64),
+        Case(8, 16, 16, 256, 256, 64), Case(1, 16, 16, 1024, 1024, 128, **CAUSAL), Case(8, 8, 8, 512, 512, 256),
+        Case(2, 16, 4, 1000, 1000, 96, **CAUSAL), Case(16, 16, 16, 128, 4096, 128),
+        Case(2, 32, 32, 1024, 1024, 64, **CAUSAL),
+    ]  # fmt: skip
+    more = {64: (Variant(128, 1), Variant(128, 2)), 128: (Variant(128, 1),), 256: (Variant(64, 1),)}
+    return [
+        Experiment(
+            case, (*fitting(case, Experiment(case).hdim), *more[Experiment(case).hdim[0]]), False, True, 0.02, True
+        )
+        for case in found
+    ]
+
+
+def fast() -> list[Experiment]:
+    more = [Case(2, 16, 16, 8192, 8192, 192, 128, right=right, bottom_right=right == 0) for right in (-1, 0)]
+    return [
+        Experiment(case, FAST[case.hdim, case.v], checked=False, timed=True, seconds=0.03)
+        for case in (*shapes(), *more)
+    ]
+
+
+SUITES: Mapping[str, Callable[[], list[Experiment]]] = {
+    "first": first,
+    "correct": correct,
+    "fast": fast,
+    "small": small,
+}

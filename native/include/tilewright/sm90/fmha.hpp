@@ -1,0 +1,364 @@
+// The attention of Hopper's ws pipeline: one producer warpgroup feeds rings of keys and values through the copy engine,
+// each consumer warpgroup has 64 rows of queries, makes their scores and sums (wgmma) and keeps both in registers. P goes to
+// the second product straight from registers. A unit states a Config and exports
+//   TW_FMHA_WS_KERNEL(symbol, Config)   its only parameter is tw_fmha_ws_params; 1-D grid
+//
+// Valid configurations (FmhaPlan asserts all of it):
+//   types     fp16 or bf16, the same of q, k, v and o
+//   heads     multiples of 64 elements, of v 64, 128, 192 or 256; shorter ones are padded by the copy engine
+//   tiles     m0 = 64 rows for each of 1 to 3 consumers; n0 a multiple of 16. Registers of a thread: n0 * 3 / 4 + v / 2 and
+//             about 30 more, of 240 with up to two consumers, 160 with three
+//   features  masks (token sinks too), soft cap, learned sinks, lse, lengths as data, sequences end to end, cache_index,
+//             skip_min, status. Not: bias, ALiBi, dropout, 8-bit types, pages, split keys
+//   scale     above zero: maxima are those of scores not yet scaled
+//   tensors   rows of q, k, v and o begin at multiples of 16 bytes, elements of a head are neighbours
+//
+// Maps: q, k, v, o, of (elements, rows, heads, items); boxes 64 x (m0, n0, n0, 64) x 1 x 1. Grid: a workgroup for each
+// tile, or, persistent, one for each multiprocessor. Persistent kernels whose tiles differ in length need `counters`:
+// word 4 counts tiles.
+#pragma once
+#include "tilewright/sm90/fmha_copy.hpp"
+#include "tilewright/sm90/fmha_softmax.hpp"
+#include "tilewright/sm90/registers.hpp"
+#include "tilewright/sm90/store.hpp"
+#include "tilewright/sm90/wgmma_rs.hpp"
+
+namespace tw::sm90 {
+
+template <class C>
+struct Fmha {
+  using Plan = FmhaPlan<C>;
+  using X = typename Plan::X;
+  using Ring = RingState<Plan::stages>;
+  using Rows = FmhaRows<C>;
+  static constexpr int threads = Plan::threads, m0 = C::m0, n0 = C::n0, scores = n0 / 2, results = C::hdim_v / 2;
+  static constexpr int kTilesWord = 4;
+  // Named barriers: one per consumer, then the turns of pingpong.
+  static constexpr int kConsumerBarrier = 1, kTurnBarrier = 4;
+
+  const tw_fmha_ws_params& params;
+  const tw_fmha_args& args;
+  const uint32_t shared;
+  const FmhaBarriers<Plan> barriers;
+  const FmhaTiles<Plan> tiles;
+  const int total;
+
+  static TW_SM90 void run(const tw_fmha_ws_params& params) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const uint32_t shared = shared_address(memory);
+    const tw_fmha_args& args = params.args;
+    const Fmha self = {params, args, shared, {shared + Plan::barriers_at}, {args}, (int)args.tiles};
+    const int warpgroup = warpgroup_index();
+    if (warpgroup == 0) {
+      if constexpr (Plan::consumers > 1) give_registers_up<Plan::registers_producer>();
+      if (threadIdx.x == 0) self.barriers.init();
+      if (threadIdx.x == kWarp)
+        for (int i = 0; i < 4; i++) prefetch_map(params.maps[i]);
+      __syncthreads();
+      release_next_launch();
+      wait_for_previous_launch();
+      if (threadIdx.x == 0) self.load_keys();
+      else if (threadIdx.x == kWarp) self.load_queries();
+      else if (threadIdx.x == 2 * kWarp) self.load_values();
+      __syncwarp();
+    } else {
+      if constexpr (Plan::consumers > 1) take_registers<Plan::registers_consumer>();
+      __syncthreads();
+      wait_for_previous_launch();
+      self.consume(warpgroup - 1);
+    }
+    gpu::fmha_publish(args, (int)threadIdx.x, [] {});
+  }
+
+  // ---- which tile is next ----
+
+  // For all threads of a warp, or for one that is alone.
+  TW_SM90 int following(int id, RingState<2>& ring, bool alone) const {
+    if constexpr (!Plan::dynamic) return id + (int)gridDim.x;
+    barriers.next().wait_full(ring);
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(id) : "r"(barriers.slot(ring.stage)) : "memory");
+    if (!alone) __syncwarp();
+    if (alone || threadIdx.x % kWarp == 0) arrive(barriers.next().empty(ring.stage));
+    ring.next();
+    return id;
+  }
+
+  // The producer's, when all loads of a tile are on their way: as late as that, for who draws early holds what others
+  // could have begun.
+  TW_SM90 int draw(int id, RingState<2>& ring) const {
+    if constexpr (!Plan::dynamic) return id + (int)gridDim.x;
+    uint32_t drawn;
+    asm volatile("atom.global.relaxed.gpu.add.u32 %0, [%1], 1;"
+                 : "=r"(drawn)
+                 : "l"(args.counters + kTilesWord)
+                 : "memory");
+    // Every tile draws once; the last one to draw leaves the counter as it was.
+    if ((int)drawn == total - 1) gpu::store_coherent(args.counters + kTilesWord, gpu::Words<1>{0});
+    id = (int)(drawn + gridDim.x);
+    barriers.next().wait_empty(ring);
+    store_word(barriers.slot(ring.stage), (uint32_t)id);
+    arrive(barriers.next().full(ring.stage));
+    ring.next();
+    return id;
+  }
+
+  // ---- the producer: a thread for each of keys, values and queries ----
+
+  // The one that also draws tiles.
+  TW_SM90 void load_keys() const {
+    Ring keys;
+    RingState<2> ring;
+    int id = (int)blockIdx.x;
+    while (id < total) {
+      const FmhaTile tile = tiles.at(id);
+      const FmhaSpan span = fmha_span<C>(args, tile);
+      if (args.status && span.bad) gpu::fmha_tell(args, span.bad, tile.b, span.culprit);
+      load_ring<C::hdim_q>(1, Plan::k_at, barriers.keys(), keys, span, tile);
+      id = draw(id, ring);
+    }
+  }
+
+  TW_SM90 void load_values() const {
+    Ring values;
+    RingState<2> ring;
+    for (int id = (int)blockIdx.x; id < total; id = following(id, ring, true)) {
+      const FmhaTile tile = tiles.at(id);
+      load_ring<C::hdim_v>(2, Plan::v_at, barriers.values(), values, fmha_span<C>(args, tile), tile);
+    }
+  }
+
+  template <int kElements>
+  TW_SM90 void load_ring(int map, uint32_t ring_at, RingBarriers<Plan::stages> ring, Ring& at, const FmhaSpan& span,
+                         FmhaTile tile) const {
+    constexpr int kBytes = n0 * kElements * 2;
+    const int key_head = tile.head / ((int)args.heads_q / (int)args.heads_k);
+#pragma unroll 1
+    for (int i = 0; i < span.count; i++) {
+      const uint32_t full = ring.full(at.stage);
+      ring.wait_empty(at);
+      arrive_expecting(full, kBytes);
+      load_panels<kElements>(shared + ring_at + at.stage * kBytes, params.maps[map], n0 * 128,
+                             {span.k_first + span.block(i) * n0, key_head, span.cache}, full);
+      at.next();
+    }
+  }
+
+  TW_SM90 void load_queries() const {
+    RingState<1> queries;
+    RingState<2> ring;
+    for (int id = (int)blockIdx.x; id < total; id = following(id, ring, true)) {
+      const FmhaTile tile = tiles.at(id);
+      const FmhaSpan span = fmha_span<C>(args, tile);
+      if (span.count == 0) continue;
+      barriers.queries().wait_empty(queries);
+      const uint32_t full = barriers.queries().full(0);
+      arrive_expecting(full, Plan::q_bytes);
+      load_panels<C::hdim_q>(shared, params.maps[0], m0 * 128,
+                             {span.q_first + span.first, tile.head, C::varlen ? 0 : tile.b}, full);
+      queries.next();
+    }
+  }
+
+  // ---- consumers ----
+
+  struct Consumer {
+    Ring keys, values;
+    RingState<1> queries;
+    int index, thread;  // which consumer, and the thread in its warpgroup
+  };
+
+  TW_SM90 void consume(int index) const {
+    Consumer own = {{}, {}, {}, index, (int)threadIdx.x % kWarpgroup};
+    RingState<2> ring;
+    if constexpr (Plan::pingpong)
+      if (index == Plan::consumers - 1) signal_barrier(kTurnBarrier, 2 * kWarpgroup);
+    for (int id = (int)blockIdx.x; id < total; id = following(id, ring, false)) {
+      const FmhaTile tile = tiles.at(id);
+      const FmhaSpan span = fmha_span<C>(args, tile);
+      if (span.first >= span.all) continue;
+      const int top = span.first + index * 64, row = top + own.thread / 32 * 16 + own.thread % 32 / 4;
+      Rows rows(args, span, top, row);
+      float o[results];
+#pragma unroll
+      for (int i = 0; i < results; i++) o[i] = 0.0f;
+      if (span.count > 0) attend(own, span, rows, o);
+      store(own, tile, span, rows, o, top, row);
+    }
+    if (own.thread == 0) wait_stores_read<0>();  // shared memory lives until then
+  }
+
+  TW_SM90 void multiply_keys(const Consumer& own, float (&s)[scores]) const {
+    const Descriptor q = k_major(shared + own.index * 64 * 128);
+    const Descriptor k = k_major(shared + Plan::k_at + own.keys.stage * Plan::k_bytes);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < C::hdim_q / 16; i++)
+      wgmma<WgmmaText<X, X, false, false>>(s, q.plus(i / 4 * (m0 * 8) + i % 4 * 2), k.plus(i / 4 * (n0 * 8) + i % 4 * 2),
+                                           i > 0);
+    wgmma_commit();
+  }
+
+  TW_SM90 void multiply_values(const Consumer& own, const uint32_t (&p)[n0 / 4], float (&o)[results]) const {
+    const Descriptor v = mn_major(shared + Plan::v_at + own.values.stage * Plan::v_bytes, n0 * 128);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < n0 / 16; i++) wgmma_rs<X>(o, p + 4 * i, v.plus(i * 128), 1);
+    wgmma_commit();
+  }
+
+  static TW_SM90 uint32_t round(float x, float y) {
+    return is_same<X, fp16> ? gpu::pack_halves(x, y) : gpu::pack_bfloats(x, y);
+  }
+
+  // Values beyond an item's keys are not to be multiplied, not even by zero: the copy engine knows only where the tensor
+  // ends. Each consumer clears them for itself.
+  TW_SM90 void clear_tail(const Consumer& own, int rows) const {
+    barriers.values().wait_full(own.values);
+    const uint32_t stage = shared + Plan::v_at + own.values.stage * Plan::v_bytes;
+    constexpr int kChunks = C::hdim_v / 8;
+    for (int i = own.thread; i < (n0 - rows) * kChunks; i += kWarpgroup) {
+      const int row = rows + i / kChunks, chunk = i % kChunks;
+      const uint32_t to = stage + chunk / 8 * (n0 * 128) + row * 128 + chunk % 8 * 16;
+      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
+    }
+    fence_async_proxy();
+    join_barrier(kConsumerBarrier + own.index, kWarpgroup);
+  }
+
+  TW_SM90 void attend(Consumer& own, const FmhaSpan& span, Rows& rows, float (&o)[results]) const {
+    const int64_t room = C::varlen ? args.total_k - span.k_first : args.seq_k;
+    const int k_rows = span.k_rows, ragged = k_rows < room ? k_rows : 0x7fffffff;
+    const auto release = [&](uint32_t barrier) {
+      if (own.thread == 0) arrive(barrier);
+    };
+    const auto scored = [&](float (&s)[scores], int i) {  // the products of block i's keys are complete
+      pin(s);
+      release(barriers.keys().empty(own.keys.stage));
+      own.keys.next();
+      if constexpr (Plan::own_output)
+        if (i == span.count - 1) release(barriers.queries().empty(0));
+    };
+    const auto clear = [&](int i) {
+      const int c0 = span.block(i) * n0;
+      if (c0 + n0 > ragged) clear_tail(own, max(k_rows - c0, 0));
+    };
+    float s[scores], rescale[2];
+    uint32_t p[n0 / 4];
+    const auto pack = [&] {
+#pragma unroll
+      for (int i = 0; i < n0 / 4; i++) p[i] = round(s[2 * i], s[2 * i + 1]);
+    };
+    barriers.queries().wait_full(own.queries);
+    own.queries.next();
+    barriers.keys().wait_full(own.keys);
+    multiply_keys(own, s);
+    wgmma_wait<0>();
+    scored(s, 0);
+    rows.run(s, span.block(0) * n0, rescale);
+    pack();
+#pragma unroll 1
+    for (int i = 1; i < span.count; i++) {
+      clear(i - 1);
+      barriers.keys().wait_full(own.keys);
+      if constexpr (Plan::pingpong) join_barrier(kTurnBarrier + own.index, 2 * kWarpgroup);
+      multiply_keys(own, s);
+      barriers.values().wait_full(own.values);
+      multiply_values(own, p, o);
+      if constexpr (Plan::pingpong)
+        signal_barrier(kTurnBarrier + (own.index + 1) % Plan::consumers, 2 * kWarpgroup);
+      wgmma_wait<1>();
+      scored(s, i);
+      rows.run(s, span.block(i) * n0, rescale);
+      wgmma_wait<0>();
+      pin(o);
+      release(barriers.values().empty(own.values.stage));
+      own.values.next();
+#pragma unroll
+      for (int j = 0; j < results; j++) o[j] *= rescale[j / 2 % 2];
+      pack();
+    }
+    clear(span.count - 1);
+    barriers.values().wait_full(own.values);
+    multiply_values(own, p, o);
+    wgmma_wait<0>();
+    pin(o);
+    release(barriers.values().empty(own.values.stage));
+    own.values.next();
+  }
+
+  // ---- results ----
+
+  TW_SM90 void store(const Consumer& own, FmhaTile tile, const FmhaSpan& span, Rows& rows, float (&o)[results], int top,
+                     int row) const {
+    float scale[2], lse[2];
+    rows.finish(tile.head, scale, lse);
+    const int end = span.first + span.rows, first = span.q_first, b = C::varlen ? 0 : tile.b;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      if (row + h * 8 >= end) scale[h] = 0.0f, lse[h] = minus_infinity();
+      if constexpr (C::lse)
+        if (own.thread % 4 == 0 && row + h * 8 < span.all)
+          gpu::store_global((float*)args.lse.ptr + b * args.lse.batch + tile.head * args.lse.head +
+                                (first + row + h * 8) * args.lse.row, lse[h]);
+    }
+    uint32_t x[results / 2];
+#pragma unroll
+    for (int i = 0; i < results / 2; i++) {
+      const float factor = scale[i % 2], low = o[2 * i] * factor, high = o[2 * i + 1] * factor;
+      x[i] = factor == 0.0f ? 0u : round(low, high);
+    }
+    // Rows of the next item may follow; what has no keys has no place in shared memory either.
+    const bool whole = !C::varlen || top + 64 <= span.all, staged = whole && span.count > 0;
+    if (staged) {
+      if (top < span.all) store_tile(own, x, {first + top, tile.head, b});
+    } else {
+      store_each(x, tile.head, b, first, row, span.all);
+    }
+    if constexpr (!Plan::own_output)
+      if (span.count > 0 && own.thread == 0) {
+        wait_stores_read<0>();
+        arrive(barriers.queries().empty(0));
+      }
+  }
+
+  TW_SM90 void store_tile(const Consumer& own, const uint32_t (&x)[results / 2], FmhaPlace at) const {
+    const uint32_t base = shared + Plan::o_at + own.index * 64 * 128;
+    if constexpr (Plan::own_output) {
+      if (own.thread == 0) wait_stores_read<0>();
+      join_barrier(kConsumerBarrier + own.index, kWarpgroup);
+    }
+    // Four 8 x 8 pieces at a time: both halves of 16 rows, 16 columns.
+    const int lane = own.thread % 32, line = own.thread / 32 * 16 + lane % 16;
+#pragma unroll
+    for (int j = 0; j < results / 8; j++) {
+      const int block = 2 * j + lane / 16;
+      const uint32_t four[4] = {x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]};
+      store_fragments(swizzled(base + j / 4 * (m0 * 128), line, block % 8), four);
+    }
+    fence_async_proxy();
+    join_barrier(kConsumerBarrier + own.index, kWarpgroup);
+    if (own.thread == 0) {
+#pragma unroll
+      for (int i = 0; i < C::hdim_v / 64; i++) store_rows(params.maps[3], base + i * (m0 * 128), i * 64, at);
+      commit_stores();
+    }
+  }
+
+  TW_SM90 void store_each(const uint32_t (&x)[results / 2], int head, int b, int first, int row, int all) const {
+#pragma unroll
+    for (int i = 0; i < results / 2; i++) {
+      const int r = row + i % 2 * 8, c = i / 2 * 8 + threadIdx.x % 4 * 2;
+      if (r < all && c < (int)args.hdim_v)
+        gpu::store_global((char*)args.o.ptr +
+                              (b * args.o.batch + head * args.o.head + (int64_t)(first + r) * args.o.row + c) * 2, x[i]);
+    }
+  }
+};
+
+}  // namespace tw::sm90
+
+#define TW_FMHA_WS_KERNEL(NAME, ...)                                                                               \
+  extern "C" __global__ void __launch_bounds__(tw::sm90::Fmha<__VA_ARGS__>::threads, 1)                            \
+      NAME(const __grid_constant__ tw_fmha_ws_params params) {                                                     \
+    tw::sm90::Fmha<__VA_ARGS__>::run(params);                                                                      \
+  }

@@ -1,0 +1,89 @@
+"""Specialised kernels in plans: tensor maps for the copy engine, and which problems it cannot reach.
+
+The kernel's parameter is ``tw_fmha_ws_params`` of ``tilewright/core/fmha_args.h``: four maps, then the arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tilewright_fmha.config import FmhaConfig
+from tilewright_fmha.problem import FmhaProblem, Strides
+from tilewright_kit.plan import Struct, TensorMap
+from tilewright_kit.rules import Violation
+
+__all__ = ["with_maps", "ws_mismatches"]
+
+_UNIT = 16
+"""Bytes; ``cuTensorMapEncodeTiled``: addresses and strides are multiples of it."""
+_LARGEST_STRIDE = 2**40
+_PANEL = 64
+"""Elements of a box: 128 bytes, over which it is swizzled."""
+_STORED_ROWS = 64
+"""Rows that one consumer stores."""
+
+
+def with_maps(problem: FmhaProblem, config: FmhaConfig, args: Struct) -> Struct:
+    """The kernel's parameter: maps of q, k, v and o before the arguments."""
+    rows = {"q": config.m0, "k": config.n0, "v": config.n0, "o": _STORED_ROWS}
+    return Struct((*(_map(problem, name, count) for name, count in rows.items()), args))
+
+
+def _sizes(problem: FmhaProblem, name: str) -> tuple[int, int, int, int]:
+    """Elements of a head, rows, heads, batch items."""
+    hdim = problem.hdim_v if name in ("v", "o") else problem.hdim_q
+    if name in ("q", "o"):
+        rows, heads, items = problem.seq_q, problem.heads_q, problem.batch
+        total = problem.total_q
+    else:
+        rows, heads, items = problem.seq_k, problem.heads_k, problem.cache_items
+        total = problem.total_k
+    return (hdim, total, heads, 1) if problem.varlen else (hdim, rows, heads, items)
+
+
+def _steps(place: Strides) -> tuple[int, int, int]:
+    return (place.row, place.head, place.batch)
+
+
+def _map(problem: FmhaProblem, name: str, rows: int) -> TensorMap:
+    sizes, size = _sizes(problem, name), problem.operand(name).desc.dtype.bytes
+    # What has one element along an axis may claim any stride there: it gets one that the engine takes.
+    smallest = sizes[0] * size
+    strides = tuple(
+        step * size if count > 1 else smallest
+        for count, step in zip(sizes[1:], _steps(problem.place(name)), strict=True)
+    )
+    return TensorMap(name, 0, problem.operand(name).desc.dtype.value, sizes, strides, (_PANEL, rows, 1, 1))
+
+
+def ws_mismatches(problem: FmhaProblem, config: FmhaConfig) -> Iterator[Violation]:
+    """What keeps the copy engine, or how maxima are found, from a problem that the kernel's features would suit."""
+    if config.pipeline != "ws":
+        return
+    if problem.alignment < _UNIT:
+        reason = f"operands lie at multiples of {problem.alignment} bytes; the kernel needs {_UNIT}"
+        yield Violation("alignment", "pipeline", config.pipeline, reason)
+    if problem.scale <= 0:
+        reason = f"it compares scores before they are scaled, and the scale is {problem.scale:g}"
+        yield Violation("positive_scale", "pipeline", config.pipeline, reason)
+    if not problem.is_empty and min(problem.seq_k, problem.total_k) == 0:
+        yield Violation("empty_keys", "pipeline", config.pipeline, "there is nothing to copy where there are no keys")
+        return
+    for name in ("q", "k", "v", "o"):
+        if fault := _fault(problem, name):
+            yield Violation("copy_strides", "pipeline", config.pipeline, f"{name}: {fault}")
+
+
+def _fault(problem: FmhaProblem, name: str) -> str:
+    """Why the copy engine cannot reach an operand; empty if it can."""
+    place, size = problem.place(name), problem.operand(name).desc.dtype.bytes
+    sizes = _sizes(problem, name)
+    if place.col != 1 and sizes[0] > 1:
+        return "elements of a head are not neighbours"
+    if sizes[0] * size % _UNIT:
+        return f"a head has {sizes[0] * size} bytes, not a multiple of {_UNIT}"
+    for what, count, step in zip(("rows", "heads", "items"), sizes[1:], _steps(place), strict=True):
+        apart = step * size
+        if count > 1 and (apart <= 0 or apart % _UNIT or apart >= _LARGEST_STRIDE):
+            return f"its {what} are {apart} bytes apart, not a positive multiple of {_UNIT}"
+    return ""
