@@ -21,21 +21,7 @@ if TYPE_CHECKING:
     Array = npt.NDArray[Any]
 
 __all__ = [
-    "Backward",
-    "Batch",
-    "Causal",
-    "Dtype",
-    "Hdim",
-    "HdimV",
-    "Heads",
-    "HeadsK",
-    "Keys",
-    "Layout",
-    "Mask",
-    "Paged",
-    "Queries",
-    "Varlen",
-    "Window",
+    "arguments",
     "case_of",
     "check",
     "load",
@@ -60,6 +46,31 @@ Paged = Annotated[int, typer.Option(help="Keys and values in pages of so many to
 Backward = Annotated[bool, typer.Option("--backward", help="The gradients of queries, keys and values.")]
 Dtype = Annotated[str, typer.Option(help="Element type: fp32, fp16, bf16, fp8.")]
 Layout = Annotated[str, typer.Option(help="bhsd: heads before rows; bshd: rows before heads.")]
+
+
+def arguments(
+    batch: Batch,
+    heads: Heads,
+    keys: Keys,
+    hdim: Hdim,
+    heads_k: HeadsK = 0,
+    queries: Queries = 0,
+    hdim_v: HdimV = 0,
+    causal: Causal = False,
+    mask: Mask = "",
+    window: Window = "",
+    varlen: Varlen = False,
+    paged: Paged = 0,
+    backward: Backward = False,
+    dtype: Dtype = "fp32",
+    layout: Layout = "bhsd",
+) -> dict[str, Any]:
+    """What a command's arguments say, as ``case_of`` takes it."""
+    return {
+        "batch": batch, "heads": heads, "seq_k": keys, "hdim": hdim, "heads_k": heads_k, "seq_q": queries,
+        "hdim_v": hdim_v, "causal": causal, "mask": mask, "window": window, "varlen": varlen, "page": paged,
+        "backward": backward, "dtype": dtype, "layout": layout,
+    }  # fmt: skip
 
 
 def case_of(causal: bool = False, backward: bool = False, varlen: bool = False, **fields: Any) -> AttentionCase:

@@ -1,9 +1,13 @@
-"""GEMM problems for `run gemm` and `demo`: operands in shared memory, the float64 truth, and the tolerance."""
+"""GEMM problems for `run gemm`, `kernels explain gemm` and `demo`: the arguments that say which, operands in shared
+memory, the float64 truth, and the tolerance.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from tilewright_kit.errors import InvalidArgumentError
 
@@ -15,7 +19,18 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-__all__ = ["ACTIVATIONS", "DTYPES", "LAYOUTS", "Case", "Check", "activate", "check", "reference", "tolerance"]
+__all__ = [
+    "ACTIVATIONS",
+    "DTYPES",
+    "LAYOUTS",
+    "Case",
+    "Check",
+    "activate",
+    "arguments",
+    "check",
+    "reference",
+    "tolerance",
+]
 
 DTYPES = {
     "fp32": ("fp32", "fp32"),
@@ -35,6 +50,17 @@ ACTIVATIONS = ("Relu", "Gelu", "FastGelu", "Silu", "Sigmoid", "Tanh", "HardSwish
 _TOLERANCE = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 8e-3, "int32": 0.0}
 # What the seeds' helper counts as a right element.
 _ELEMENT = 0.02
+
+
+def arguments(
+    m: Annotated[int, typer.Argument(help="Rows of A and C.")],
+    n: Annotated[int, typer.Argument(help="Columns of B and C.")],
+    k: Annotated[int, typer.Argument(help="Columns of A, rows of B.")],
+    dtype: Annotated[str, typer.Option(help=f"Element type: {', '.join(DTYPES)} (mixed: A fp8, B bf8).")] = "fp32",
+    layout: Annotated[str, typer.Option(help="Layouts of A, B, C: r row-major, c column-major; C is r.")] = "rcr",
+) -> dict[str, Any]:
+    """What a command's arguments say, as ``Case`` takes it."""
+    return {"m": m, "n": n, "k": k, "dtype": dtype, "layout": layout}
 
 
 @dataclass(frozen=True)

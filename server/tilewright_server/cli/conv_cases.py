@@ -21,19 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ACTIVATIONS",
-    "DIRECTIONS",
-    "Channels",
-    "Dilation",
-    "Direction",
-    "Dtype",
-    "Filter",
-    "Groups",
-    "Images",
-    "Layout",
-    "OutChannels",
-    "Padding",
-    "Size",
-    "Stride",
+    "arguments",
     "case_of",
     "load",
     "operands",
@@ -63,6 +51,28 @@ Direction = Annotated[
 ]
 Dtype = Annotated[str, typer.Option(help="Element type: fp32, fp16, bf16, fp8, bf8, int8, mixed (x fp8, w bf8).")]
 Layout = Annotated[str, typer.Option(help="Layout of all tensors: channels_last or channels_first.")]
+
+
+def arguments(
+    images: Images,
+    channels: Channels,
+    out_channels: OutChannels,
+    size: Size,
+    taps: Filter,
+    stride: Stride = "1",
+    padding: Padding = "0",
+    dilation: Dilation = "1",
+    groups: Groups = 1,
+    direction: Direction = "fwd",
+    dtype: Dtype = "fp32",
+    layout: Layout = "channels_last",
+) -> dict[str, Any]:
+    """What a command's arguments say, as ``case_of`` takes it."""
+    return {
+        "n": images, "c": channels, "k": out_channels, "size": size, "filter": taps, "stride": stride,
+        "padding": padding, "dilation": dilation, "groups": groups, "direction": direction, "dtype": dtype,
+        "layout": layout,
+    }  # fmt: skip
 
 
 def case_of(**fields: Any) -> ConvCase:

@@ -12,12 +12,12 @@ import typer
 
 from tilewright_server.cli import analyze, cases, explain_attention, explain_conv, generate
 from tilewright_server.cli.exits import Exit
+from tilewright_server.cli.explaining import Question, explained
 from tilewright_server.cli.output import (
     examples,
     note,
     out,
     print_error,
-    print_explanation,
     print_json,
     progress,
     table,
@@ -241,30 +241,10 @@ def build(
         "tilewright kernels explain gemm 1 4096 4096 --dtype bf16 --layout rcr --json",
     ),
 )
-def explain_gemm(
-    m: int = typer.Argument(help="Rows of A and C."),
-    n: int = typer.Argument(help="Columns of B and C."),
-    k: int = typer.Argument(help="Columns of A, rows of B."),
-    dtype: str = typer.Option("fp32", help=f"Element type: {', '.join(cases.DTYPES)}."),
-    layout: str = typer.Option("rcr", help="Layouts of A, B, C."),
-    strategy: str = typer.Option("", help="Way to choose a kernel."),
-    kernel: str = typer.Option("", help="Why, or why not, this kernel."),
-    device: str = typer.Option("", help="Device: cpu:0, cuda:0, hip:0, ... Default: the server's."),
-    top: int = typer.Option(10, min=1, help="Candidates to print."),
-    target: str = _TARGET,
-    as_json: bool = _JSON,
-) -> None:
+@explained(cases.arguments)
+def explain_gemm(fields: dict[str, Any]) -> Question:
     """Say which kernel a product would run, what was predicted of the others, and why the rest was refused."""
-    from tilewright_server.cli.private import connected
-
-    case = cases.Case(m, n, k, dtype, layout)
-    with connected(target) as client:
-        inputs = dict(zip(("a", "b"), case.specs(), strict=True))
-        found = client.explain("gemm", inputs, strategy=strategy or None, kernel=kernel or None, device=device or None)
-    if as_json:
-        print_json(found)
-        return
-    print_explanation(found, top)
+    return Question("gemm", dict(zip(("a", "b"), cases.Case(**fields).specs(), strict=True)))
 
 
 @app.command("export", epilog=examples("tilewright kernels export --statistics > kernels.json"))

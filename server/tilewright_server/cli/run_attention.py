@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import typer
-
 from tilewright_server.cli import attention_cases as a
-from tilewright_server.cli import running
+from tilewright_server.cli.cases import Check
 from tilewright_server.cli.output import examples
+from tilewright_server.cli.running import Job, ran
 
 __all__ = ["EPILOG", "attention"]
 
@@ -21,54 +20,27 @@ EPILOG = examples(
 )
 
 
-def attention(
-    batch: a.Batch,
-    heads: a.Heads,
-    keys: a.Keys,
-    hdim: a.Hdim,
-    heads_k: a.HeadsK = 0,
-    queries: a.Queries = 0,
-    hdim_v: a.HdimV = 0,
-    causal: a.Causal = False,
-    mask: a.Mask = "",
-    window: a.Window = "",
-    varlen: a.Varlen = False,
-    paged: a.Paged = 0,
-    backward: a.Backward = False,
-    dtype: a.Dtype = "fp32",
-    layout: a.Layout = "bhsd",
-    kernel: str = typer.Option("", help="Run this kernel, by name."),
-    strategy: str = typer.Option("", help="Way to choose a kernel: auto, measured, heuristic, first_fit."),
-    validate: bool = typer.Option(False, "--validate", help="Compare with float64 NumPy; exit code 1 if it is off."),
-    repeat: int = typer.Option(20, min=1, help="Timed executions."),
-    device: str = typer.Option("", help="Device: cpu:0, cuda:0, hip:0, ... Default: the server's."),
-    seed: int = typer.Option(0, help="Seed of the data."),
-    target: str = typer.Option("", help="Server. Default: your own if it runs, else a private one."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
-) -> None:
+@ran(a.arguments)
+def attention(given: dict[str, Any]) -> Job:
     """Attend with random queries to random keys and values, or compute the gradients of that."""
-    from tilewright_server.cli.private import connected
-
-    case = a.case_of(
-        batch=batch, heads=heads, seq_k=keys, hdim=hdim, heads_k=heads_k, seq_q=queries, hdim_v=hdim_v, causal=causal,
-        mask=mask, window=window, varlen=varlen, page=paged, backward=backward, dtype=dtype, layout=layout,
-    )  # fmt: skip
+    case = a.case_of(**given)
     operation, problem, request = a.load(case)
-    chosen: dict[str, Any] = {"kernel": kernel or None, "strategy": strategy or None, "device": device or None}
 
-    def run() -> dict[str, Any]:
-        with connected(target) as client:
-            inputs = a.operands(client, operation, request, seed)
-            record, outputs = running.execute_all(
-                client, case.operation, inputs, request.attributes, chosen, case.flops, repeat
-            )
-            if validate:
-                running.note_check(record, a.check(case, inputs, outputs, a.truth(operation, problem, inputs)))
-            return record
+    def check(inputs: dict[str, Any], outputs: dict[str, Any]) -> Check:
+        return a.check(case, inputs, outputs, a.truth(operation, problem, inputs))
 
     words = {
-        "batch": batch, "heads": heads, "heads_k": case.kv_heads, "queries": case.queries, "keys": keys, "D": hdim,
-        "Dv": case.values, "mask": case.mask, "window": window, "varlen": varlen, "page": paged,
-        "direction": case.direction, "dtype": dtype, "layout": layout,
+        "batch": case.batch, "heads": case.heads, "heads_k": case.kv_heads, "queries": case.queries,
+        "keys": case.seq_k, "D": case.hdim, "Dv": case.values, "mask": case.mask, "window": case.window,
+        "varlen": case.is_varlen, "page": case.page, "direction": case.direction, "dtype": case.dtype,
+        "layout": case.layout,
     }  # fmt: skip
-    running.report({"problem": words}, run, as_json, case.operation, case.label)
+    return Job(
+        operation=case.operation,
+        label=case.label,
+        words=words,
+        attributes=request.attributes,
+        flops=case.flops,
+        operands=lambda client, seed: a.operands(client, operation, request, seed),
+        check=check,
+    )

@@ -6,9 +6,11 @@ from typing import Any
 
 import typer
 
+from tilewright_server.cli import cases
 from tilewright_server.cli import conv_cases as c
-from tilewright_server.cli import running
+from tilewright_server.cli.cases import Check
 from tilewright_server.cli.output import examples
+from tilewright_server.cli.running import Job, ran
 
 __all__ = ["EPILOG", "conv"]
 
@@ -22,58 +24,34 @@ EPILOG = examples(
 )
 
 
+@ran(c.arguments)
 def conv(
-    images: c.Images,
-    channels: c.Channels,
-    out_channels: c.OutChannels,
-    size: c.Size,
-    taps: c.Filter,
-    stride: c.Stride = "1",
-    padding: c.Padding = "0",
-    dilation: c.Dilation = "1",
-    groups: c.Groups = 1,
-    direction: c.Direction = "fwd",
-    dtype: c.Dtype = "fp32",
-    layout: c.Layout = "channels_last",
+    given: dict[str, Any],
     out_dtype: str = typer.Option("", "--out-dtype", help="Element type of the result. Default: the operation's."),
     bias: bool = typer.Option(False, "--bias", help="Add a bias for each output channel."),
     activation: str = typer.Option("", help=f"One of {', '.join(c.ACTIVATIONS)}."),
     accumulate: bool = typer.Option(False, "--accumulate", help="Add a gradient to an older one."),
     split_k: int = typer.Option(0, min=0, help="Parts that the sums are made in; 0: the planner decides."),
-    kernel: str = typer.Option("", help="Run this kernel, by name."),
-    strategy: str = typer.Option("", help="Way to choose a kernel: auto, measured, heuristic, first_fit."),
-    validate: bool = typer.Option(False, "--validate", help="Compare with float64 NumPy; exit code 1 if it is off."),
-    repeat: int = typer.Option(20, min=1, help="Timed executions."),
-    device: str = typer.Option("", help="Device: cpu:0, cuda:0, hip:0, ... Default: the server's."),
-    seed: int = typer.Option(0, help="Seed of the data."),
-    target: str = typer.Option("", help="Server. Default: your own if it runs, else a private one."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
-) -> None:
+) -> Job:
     """Convolve random images, in one to three dimensions, or compute a gradient of that."""
-    from tilewright_server.cli.private import connected
-
     if activation and activation not in c.ACTIVATIONS:
         raise typer.BadParameter(f"use one of {', '.join(c.ACTIVATIONS)}", param_hint="--activation")
     case = c.case_of(
-        n=images, c=channels, k=out_channels, size=size, filter=taps, stride=stride, padding=padding,
-        dilation=dilation, groups=groups, direction=direction, dtype=dtype, layout=layout, out_dtype=out_dtype,
-        bias="yes" if bias else "", activation=activation, accumulate="yes" if accumulate else "", split_k=split_k,
+        **given, out_dtype=out_dtype, bias="yes" if bias else "", activation=activation,
+        accumulate="yes" if accumulate else "", split_k=split_k,
     )  # fmt: skip
     operation, problem, request = c.load(case)
-    chosen: dict[str, Any] = {"kernel": kernel or None, "strategy": strategy or None, "device": device or None}
 
-    def run() -> dict[str, Any]:
-        with connected(target) as client:
-            inputs = c.operands(client, request, seed)
-            attributes = request.attributes
-            record, out = running.execute(client, case.operation, inputs, attributes, chosen, case.flops, repeat)
-            if validate:
-                running.validate(record, out, c.truth(operation, problem, inputs), case.depth)
-            return record
+    def check(inputs: dict[str, Any], outputs: dict[str, Any]) -> Check:
+        (out,) = outputs.values()
+        return cases.check(out, c.truth(operation, problem, inputs), case.depth)
 
-    words = {
-        "N": images, "C": channels, "K": out_channels, "size": size, "filter": taps, "stride": stride,
-        "padding": padding, "dilation": dilation, "groups": groups, "direction": direction, "dtype": dtype,
-        "layout": layout,
-    }  # fmt: skip
-    running.report({"problem": words}, run, as_json, case.operation, case.label)
+    return Job(
+        operation=case.operation,
+        label=case.label,
+        words={name.upper() if len(name) == 1 else name: value for name, value in given.items()},
+        attributes=request.attributes,
+        flops=case.flops,
+        operands=lambda client, seed: c.operands(client, request, seed),
+        check=check,
+    )

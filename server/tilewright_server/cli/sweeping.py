@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewright_server.cli.exits import Exit
+from tilewright_server.cli.options import AsJson, command_of, parameters_of, taken
 from tilewright_server.cli.output import note, print_json, progress, table
 
 if TYPE_CHECKING:
@@ -60,7 +60,6 @@ Seed = Annotated[int | None, typer.Option(help="Seed of the operands. Default: a
 Workers = Annotated[int, typer.Option(min=0, help="Compilers at a time; 0: one per core.")]
 Plugins = Annotated[list[str], typer.Option("--plugin", help="Further plugin to load, by import path.")]
 CacheDir = Annotated[Path | None, typer.Option(help="Folder of compiled kernels. Default: the server's.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @dataclass(frozen=True)
@@ -112,20 +111,8 @@ def swept(command: Callable[..., Problems]) -> Callable[..., None]:
     """The command of `tilewright bench` that sweeps over the problems that ``command`` makes of its arguments. It takes
     the options of every sweep as well, and exits with 1 if a kernel failed.
     """
-    own = inspect.signature(command, eval_str=True)
-    shared = inspect.signature(_options, eval_str=True)
-
-    def run(**given: Any) -> None:
-        problems = command(**{name: given.pop(name) for name in own.parameters})
-        sweep(problems, given)
-
-    parameters = [*own.parameters.values(), *shared.parameters.values()]
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in parameters], return_annotation=None
-    )
-    run.__annotations__ = {item.name: item.annotation for item in parameters}
-    return run
+    own, shared = parameters_of(command), parameters_of(_options)
+    return command_of(lambda given: sweep(command(**taken(given, own)), taken(given, shared)), command, own, shared)
 
 
 def sweep(problems: Problems, given: Mapping[str, Any]) -> None:
