@@ -43,8 +43,7 @@ def test_every_arch_has_default_kernels_of_every_kind_of_its_own(arch: ArchSpec,
     assert any(config.channels_first for config in kernels)
     assert {"fp32", "fp16", "bf16"} <= {config.a for config in kernels}
     if arch.kind == "cuda":
-        blocks = set() if direction is Direction.BACKWARD_WEIGHT else {2, 4}
-        assert {1, 8, 16, 32, 64} | blocks == {config.num_groups_to_merge for config in kernels}
+        assert {1, 2, 4, 8, 16, 32, 64} == {config.num_groups_to_merge for config in kernels}
     if direction is Direction.BACKWARD_WEIGHT:
         assert any(config.split_k > 1 for config in kernels)
         assert any(config.two_stage for config in kernels) == (arch.kind != "cpu")

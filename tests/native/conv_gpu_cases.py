@@ -237,6 +237,25 @@ CASES: dict[str, tuple[ConvGpuConfig, Settings]] = {
         DEPTH.replace(**FIXED, direction="backward_weight", split_k=66),
         shapes(Shape(n=9, **DEEP), split_k=65),
     ),
+    "merged_sixteens_weight": (
+        MERGED.replace(
+            groups_merged=4, direction="backward_weight", **FIXED2, wave=(4, 1), channel_tile=32, pixel_tile=(1, 4, 16)
+        ),
+        shapes(Shape(n=3, c=48, k=48, groups=3, stride=(1, 2, 2), size=(1, 9, 45)), split_k=2),
+    ),
+    "merged_thirty_twos_weight": (
+        MERGED.replace(
+            groups_merged=2,
+            direction="backward_weight",
+            **FIXED,
+            wave=(4, 1),
+            channel_tile=32,
+            a="bf16",
+            b="bf16",
+            c="bf16",
+        ),
+        shapes(Shape(n=3, c=64, k=64, groups=2, size=(1, 7, 9)), split_k=2),
+    ),
     "merged_depthwise_weight": (
         MERGED.replace(kind="depthwise", groups_merged=64, direction="backward_weight", **FIXED, channel_tile=32),
         shapes(Shape(**DEEP), split_k=3),
@@ -335,7 +354,7 @@ CASES: dict[str, tuple[ConvGpuConfig, Settings]] = {
         shapes(Shape(c=48, k=48, groups=3, stride=(1, 2, 2), size=(1, 9, 14))),
     ),
     "merged_thirty_twos": (
-        MERGED.replace(groups_merged=2, **FIXED, channel_tile=64, pixel_tile=(1, 8, 8)),
+        MERGED.replace(groups_merged=2, **FIXED, wave=(4, 1), channel_tile=64, pixel_tile=(1, 8, 8)),
         shapes(Shape(c=96, k=96, groups=3, size=(1, 7, 7))),
     ),
     "merged_thirty_twos_data": (

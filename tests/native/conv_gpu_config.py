@@ -98,8 +98,14 @@ class ConvGpuConfig(GpuConfig):
         pixel = channels * 2 + 16
         image = spans[0] * spans[1] * pixel
         if self.direction == "backward_weight":
-            return 2 * (image + rows * run * pixel)
-        return image * (2 if self.pixels[0] > 1 else 1)
+            handed = channels // 16 * max(4 // self.groups_merged, 1) * self.taps_hw * 8 * 32 * 4
+            return max(2 * (image + rows * run * pixel), handed)
+        return image * (2 if self.pixels[0] > 1 else 1) + self.team * 512
+
+    @property
+    def taps_hw(self) -> int:
+        """Taps that are compiled in."""
+        return math.prod(self.filter[axis] for axis in range(3 - self.ndim, 3))
 
     @property
     def is_fixed(self) -> bool:

@@ -26,8 +26,7 @@ FEW_CHANNELS = 8
 """Channels of a group up to which a product would mostly multiply zeros."""
 MERGED_CHANNELS = 8
 """Of a block: groups of 1, 2, 4 or 8 channels fill it."""
-_BLOCK_GROUPS = (1, 2, 4, MERGED_CHANNELS)
-_MERGED_GROUPS = (*_BLOCK_GROUPS, 16, 32)
+_MERGED_GROUPS = (1, 2, 4, 8, 16, 32)
 _UNROLLED_TAPS = 49
 _LONGEST = 16
 _GROUP_STEPS = (
@@ -159,7 +158,7 @@ def _may_merge(problem: ConvProblem) -> bool:
     geometry = problem.geometry
     return (
         geometry.cg == geometry.kg
-        and geometry.cg in (_BLOCK_GROUPS if problem.direction is Direction.BACKWARD_WEIGHT else _MERGED_GROUPS)
+        and geometry.cg in _MERGED_GROUPS
         and geometry.c % MERGED_CHANNELS == 0
         and problem.ndim <= 2
         and problem.dtype_in.bytes == 2

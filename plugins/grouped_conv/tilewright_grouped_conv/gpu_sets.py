@@ -124,8 +124,7 @@ def gpu_variants(config: type[ConvConfig], archs: tuple[str, ...], shape: Shape,
 def _loops(config: type[ConvConfig]) -> Declarations:
     """Merged groups, and small groups without a product."""
     constants = {"filter": (1, 3, 3), "stride": (1, 1, 1), "dilation": (1, 1, 1)}
-    weight = config.direction is Direction.BACKWARD_WEIGHT
-    for special, merged in _MERGED[:4] if weight else _MERGED:
+    for special, merged in _MERGED:
         fields: dict[str, Any] = {"specialization": special, "num_groups_to_merge": merged, "pixel_tile": (1, 8, 8)}
         yield depthwise(config, _CUDA, Step(4, 8), DType.FP16, **{**fields, **constants})
     for dtype in (DType.FP16, DType.FP32):

@@ -20,7 +20,10 @@ __all__ = ["BLOCK_CHANNELS", "MERGED_PRODUCT", "is_merged", "merged_shape", "mer
 BLOCK_CHANNELS = 8
 MERGED_PRODUCT = 64
 """Groups that are merged, times their channels."""
+PAIR_CHANNELS = 16
 _LEAST_RUN = 8
+_RESULT_BYTES = 512
+_LANES, _SUM_BYTES = 32, 4
 _DTYPES = (DType.FP16, DType.BF16)
 
 
@@ -52,8 +55,9 @@ def merged_shape(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
             ),
             ("a tile of channels holds whole groups", bool(config.channel_tile % max(MERGED_PRODUCT // merged, 1))),
             (
-                "the gradient of the weights has blocks of whole groups alone",
-                config.direction is Direction.BACKWARD_WEIGHT and BLOCK_CHANNELS * merged < MERGED_PRODUCT,
+                "a wave owns two blocks of the gradient of the weights",
+                config.direction is Direction.BACKWARD_WEIGHT
+                and bool(config.channel_tile % PAIR_CHANNELS or config.waves % (config.channel_tile // PAIR_CHANNELS)),
             ),
             ("an instruction computes two rows of eight pixels", rows % 2 != 0 or run % _LEAST_RUN != 0),
         )
@@ -79,14 +83,24 @@ def merged_workgroups(phase: Phase, config: ConvConfig, images: int) -> int:
 
 def merged_shared_bytes(config: ConvConfig) -> int:
     """Pixels of the image that a tile meets, and of the gradient of the weights those of dy: twice, where one tile is
-    copied while another is computed.
+    copied while another is computed; and what waves hand to one another.
     """
     repeats, rows, run = _pixels(config)
     pixel = (_channels(config) // BLOCK_CHANNELS + 1) * 16
     image = _span(config, 1, rows) * _span(config, 2, run, whole=True) * pixel
     if config.direction is Direction.BACKWARD_WEIGHT:
-        return 2 * (image + rows * run * pixel)
-    return image * (2 if repeats > 1 else 1)
+        return max(2 * (image + rows * run * pixel), _sum_bytes(config))
+    return image * (2 if repeats > 1 else 1) + config.waves * _RESULT_BYTES
+
+
+def _sum_bytes(config: ConvConfig) -> int:
+    """The gradient of the weights: sums that waves of the same channels hand to one another."""
+    pairs = _channels(config) // PAIR_CHANNELS
+    if config.waves == pairs:
+        return 0
+    depths = max(MERGED_PRODUCT // config.num_groups_to_merge // PAIR_CHANNELS, 1)
+    axes = range(3 - config.ndim, 3)
+    return pairs * depths * math.prod(config.filter[axis] for axis in axes) * 8 * _LANES * _SUM_BYTES
 
 
 def _channels(config: ConvConfig) -> int:

@@ -31,9 +31,20 @@ TW_DEVICE void convert_partial_sums(const ConvParams<Config>& params) {
   if (kLanes == 1 && at >= total) return;
   const char* const from = (const char*)params.launch.workspace + at * 4;
   float sum = 0.0f;
-  if (kLanes == 1 || at < total) {
+  if constexpr (kLanes > 1) {
+    constexpr int kMost = (Config::split_k + kLanes - 1) / kLanes;  // all of them at once
+    float x[kMost];
+    TW_UNROLL
+    for (int i = 0; i < kMost; i++) {
+      const int s = first + i * kLanes;
+      x[i] = 0.0f;
+      if (at < total && s < (int)params.launch.split_k) x[i] = load_constant<float>(from + s * total * 4);
+    }
+    TW_UNROLL
+    for (int i = 0; i < kMost; i++) sum += x[i];
+  } else {
     TW_UNROLL_BY(8)
-    for (int s = first; s < (int)params.launch.split_k; s += kLanes) sum += load_constant<float>(from + s * total * 4);
+    for (int s = 0; s < (int)params.launch.split_k; s++) sum += load_constant<float>(from + s * total * 4);
   }
   if constexpr (kLanes > 1) {
     const uint32_t shared = shared_base() + thread * 4;

@@ -251,16 +251,19 @@ template <class Config, bool kMerged = (Config::groups_merged > 1)>
 struct DirectWeightFor {
   static_assert(!kMerged, "merged groups take NVIDIA's matrix instructions");
   using type = DirectWeight<Config>;
+  static constexpr int min_blocks = 1;
 };
 #if !defined(__HIP__)
 template <class Config>
 struct DirectWeightFor<Config, true> {
   using type = MergedWeight<Config>;
+  static constexpr int min_blocks = type::min_blocks;
 };
 #endif
 
 }  // namespace tw::gpu
 
 #define TW_CONV_KERNEL(NAME, ...) \
-  TW_KERNEL(tw::gpu::DirectWeightFor<__VA_ARGS__>::type::threads, 1, NAME, tw::ConvParams<__VA_ARGS__>, \
+  TW_KERNEL(tw::gpu::DirectWeightFor<__VA_ARGS__>::type::threads, tw::gpu::DirectWeightFor<__VA_ARGS__>::min_blocks, NAME, \
+            tw::ConvParams<__VA_ARGS__>, \
             tw::gpu::DirectWeightFor<__VA_ARGS__>::type::run_block(params);)

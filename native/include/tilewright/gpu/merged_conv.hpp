@@ -1,8 +1,7 @@
 // Merged groups, forward and backward data: see merged_tile.hpp.
 //
-// An instruction multiplies 16 pixels (beside one another where `run` is a multiple of 16, else two rows of eight) and one
-// tap. Rows of the image come one after the other, each is read once for all taps that it meets, and the sums of a row of
-// the result are stored as soon as its last tap has been added. A tile is copied and computed in steps of `depth` rows.
+// An instruction multiplies a unit of pixels and one tap. The sums of a unit are stored as soon as its last tap has been
+// added. Steps of a tile are copied apart: the first is computed while later ones are on their way.
 #pragma once
 #include "tilewright/gpu/merged_tile.hpp"
 #include "tilewright/gpu/scheduler.hpp"
@@ -27,19 +26,14 @@ struct MergedConv : MergedTile<Config> {
   static constexpr int pair = Tile::blocks % 2 == 0 ? 2 : 1;  // blocks that a wave computes at a time
   static constexpr int channel_waves = gcd_of(Tile::waves, Tile::blocks / pair), pixel_waves = Tile::waves / channel_waves;
   static constexpr int own_blocks = Tile::blocks / channel_waves;
-  static constexpr bool whole = each >= 16;               // groups of whole pairs of blocks
-  static constexpr int depths = whole ? each / 16 : 1;    // pairs of blocks of the image that a pair of the result meets
+  static constexpr bool whole = Tile::whole, wide = Tile::wide;
+  static constexpr int depths = Tile::depths;
   static constexpr int words = whole ? 2 * depths : 1;    // of the weights of a tap, of one block
   static_assert(!whole || pair == 2, "groups of 16 channels are pairs of blocks");
   // Workgroups that a unit shall hold: compilers would read ahead until all registers are taken.
-  static constexpr int min_blocks = max_of(65536 / ((each <= 8 ? 104 : each == 16 ? 136 : 200) * threads), 1);
+  static constexpr int min_blocks = max_of((depths > 1 ? 8 : whole || own_blocks > 2 ? 16 : 20) / Tile::waves, 1);
 
-  static constexpr bool wide = Tile::run % 16 == 0;
-  static constexpr int unit_rows = wide ? 1 : 2, unit_run = wide ? 16 : 8, strips = Tile::run / unit_run;
-  static constexpr int deepest(int most) { return Tile::rows % most == 0 && most % unit_rows == 0 ? most : deepest(most - 1); }
-  static constexpr int depth = deepest(min_of(Tile::rows, 8 * unit_rows));  // rows of a step
-  static constexpr int units = depth / unit_rows, steps = Tile::rows / depth;
-  static constexpr int step_span = Tile::down().span(depth), step_rows = depth * Tile::row_step;
+  static constexpr int unit_rows = Tile::unit_rows, units = Tile::units, steps = Tile::steps;
 
   // ---- weights ----
 
@@ -130,19 +124,25 @@ struct MergedConv : MergedTile<Config> {
   // Where the results of a step belong. A lane has those of pixel lane / 4 of both halves of an instruction; vectors of 16
   // bytes, which fill whole sectors of memory, it stores of one half and one block alone.
   static constexpr bool gathers = pair == 2 && size_of<C> == 2;
+  // Lanes exchange them through shared memory, or by shuffles; the half and the block that a lane gets, and of which pixel.
+  TW_DEVICE static int own_half(int lane) { return kStoresMatrices ? lane / 16 : lane / 2 % 2; }
+  TW_DEVICE static int own_block(int lane) { return kStoresMatrices ? lane / 8 % 2 : lane % 2; }
+  TW_DEVICE static int own_pixel(int lane) { return kStoresMatrices ? lane % 8 : lane / 4; }
   struct Out {
     Place at;
     int block, column;     // the first block; of the lane's pixel of the first half
     int height, width, channels;
+    uint32_t exchange;     // shared memory of the wave
     char* to;              // the lane's vector of the first row
     int64_t row_bytes;
     bool exists;           // whether the vector's column and channels do
   };
-  TW_DEVICE static Out out_of(const tw_conv_problem& p, char* c, const Place& at, int block, int lane) {
-    Out y = {at, block, at.w + lane / 4, (int)p.axes[1].rows, (int)p.axes[2].rows, Tile::channels(p), c, 0, false};
+  TW_DEVICE static Out out_of(const tw_conv_problem& p, char* c, const Place& at, int block, uint32_t exchange, int lane) {
+    Out y = {at,       block, at.w + lane / 4, (int)p.axes[1].rows, (int)p.axes[2].rows, Tile::channels(p),
+             exchange, c,     0,               false};
     if constexpr (gathers) {
-      const int half = lane / 2 % 2, own = block + lane % 2, row = at.h + (wide ? 0 : half);
-      const int column = y.column + (wide ? half * 8 : 0);
+      const int half = own_half(lane), own = block + own_block(lane), row = at.h + (wide ? 0 : half);
+      const int column = at.w + own_pixel(lane) + (wide ? half * 8 : 0);
       y.row_bytes = p.axes[1].row_stride * size_of<C>;
       y.to = c + (at.n * p.row_n + column * p.axes[2].row_stride + own * 8) * size_of<C> + row * y.row_bytes;
       y.exists = column < y.width && own * 8 < y.channels;
@@ -170,16 +170,24 @@ struct MergedConv : MergedTile<Config> {
       }
     }
     if constexpr (gathers) {
-      const Words<4> whole_vector = gather_vector(packed, lane);
-      if (y.exists && y.at.h + row + (wide ? 0 : lane / 2 % 2) < y.height)
-        store_global(y.to + row * y.row_bytes, whole_vector);
+      Words<4> vector;
+      if constexpr (kStoresMatrices) {
+        wave_barrier();  // what was there has been read
+        store_matrices(y.exchange + lane * 16, {packed[0], packed[1], packed[2], packed[3]});
+        wave_barrier();
+        vector = load_shared<4>(y.exchange + lane * 16);
+      } else {
+        vector = gather_vector(packed, lane);
+      }
+      if (y.exists && y.at.h + row + (wide ? 0 : own_half(lane)) < y.height)
+        store_global(y.to + row * y.row_bytes, vector);
     }
   }
 
   // `depth` rows of a strip of pixels, whose first pixel of the image a lane reads at `from`.
   template <class Finish>
   TW_DEVICE static void compute(const Weights& w, int own, const Finish& finish, const Out& y, uint32_t from, int lane) {
-    constexpr int kStep = Tile::row_step * unit_rows, kTap = Tile::down().tap_step;
+    constexpr int kStep = Tile::unit_step, kTap = Tile::tap_step;
     Columns<2> columns[pair];
     const int j = y.block * 8 + lane % 4 * 2;
     TW_UNROLL
@@ -192,8 +200,8 @@ struct MergedConv : MergedTile<Config> {
         TW_UNROLL
         for (int l = 0; l < 4; l++) sum[u][b][l] = 0.0f;
     TW_UNROLL
-    for (int row = 0; row <= (units - 1) * kStep + (Tile::taps_h - 1) * kTap; row++) {
-      if (!is_met(row)) continue;
+    for (int row = 0; row <= Tile::last_row; row++) {
+      if (!Tile::is_met(row)) continue;
       Row x;
       load_row(x, from + row * Tile::row_bytes);
       TW_UNROLL
@@ -206,24 +214,15 @@ struct MergedConv : MergedTile<Config> {
         if (u * kStep + (Tile::taps_h - 1) * kTap == row) store(sum[u], finish, columns, y, u * unit_rows, lane);
     }
   }
-  static constexpr bool is_met(int row) {
-    for (int th = 0; th < Tile::taps_h; th++) {
-      const int first = row - th * Tile::down().tap_step;
-      if (first >= 0 && first % (Tile::row_step * unit_rows) == 0 && first / (Tile::row_step * unit_rows) < units)
-        return true;
-    }
-    return false;
-  }
-
   // ---- tiles ----
 
   // The pixels that a tile meets, in as many groups of copies as it has steps.
   TW_DEVICE static void copy(uint32_t to, const tw_conv_problem& p, const Place& at, int channel, int thread) {
-    Tile::template copy_image<step_span>(to, p, p.gemm.a, at, 0, channel, thread);
+    Tile::template copy_image<Tile::step_span>(to, p, p.gemm.a, at, 0, channel, thread);
     commit_async();
     TW_NO_UNROLL
-    for (int first = step_span; first < Tile::span_h; first += step_rows) {
-      Tile::template copy_image<step_rows>(to, p, p.gemm.a, at, first, channel, thread);
+    for (int first = Tile::step_span; first < Tile::span_h; first += Tile::step_rows) {
+      Tile::template copy_image<Tile::step_rows>(to, p, p.gemm.a, at, first, channel, thread);
       commit_async();
     }
   }
@@ -249,13 +248,14 @@ struct MergedConv : MergedTile<Config> {
   }
 
   TW_DEVICE static void run_block(const ConvParams<Config>& params) {
-    const int index = block_index(), thread = thread_index(), lane = lane_index(), wave = thread / kWave;
+    const int index = block_index(), thread = thread_index(), lane = lane_index(), wave = quotient(thread, kWave);
     const auto* const task = task_of<Config>(params, index);
     const tw_conv_problem& p = task->conv;
     const int within = Config::grouped ? index - (int)task->first_tile : index;
-    const int parts = Tile::channel_blocks(p), part = within % parts, first = within / parts * Tile::repeats;
+    const int parts = Tile::channel_blocks(p), at_tile = quotient(within, parts), part = within - at_tile * parts, first = at_tile * Tile::repeats;
     const int channel = part * Tile::channel_tile, count = min_of(Tile::repeats, Tile::tiles(p) - first);
-    const uint32_t shared = shared_base();
+    const uint32_t exchange = shared_base() + wave * Tile::result_bytes;
+    const uint32_t shared = shared_base() + Tile::waves * Tile::result_bytes;
     Place next = Tile::place(p, first);
     copy(shared, p, next, channel, thread);
     const int inside = wave % channel_waves * own_blocks, block = part * Tile::blocks + inside;
@@ -283,19 +283,18 @@ struct MergedConv : MergedTile<Config> {
       for (int step = 0; step < steps; step++) {
         wait_for_copies<(Tile::repeats > 1 ? 2 : 1) * steps - 1>(later + steps - 1 - step);
         barrier();
-        const int h = at.h + step * depth;
+        const int h = at.h + step * Tile::depth;
         if (h >= (int)p.axes[1].rows) continue;
         TW_NO_UNROLL
-        for (int strip = (wave / channel_waves + step * strips) % pixel_waves; strip < strips; strip += pixel_waves) {
-          const int column = at.w + strip * unit_run;
+        for (int strip = (wave / channel_waves + step * Tile::strips) % pixel_waves; strip < Tile::strips; strip += pixel_waves) {
+          const int column = at.w + strip * Tile::unit_run;
           if (column >= (int)p.axes[2].rows) break;
+          const uint32_t from =
+              image + step * Tile::step_rows * Tile::row_bytes + strip * Tile::unit_run * Tile::pixel_bytes;
           TW_UNROLL
           for (int own = 0; own < own_blocks; own += pair) {
-            // A group of 32 channels is two pairs of the image.
-            const int from = whole ? (inside + own) * 8 / each * each * 2 : (inside + own) * 16;
-            const Out y = out_of(p, finish.c, {at.n, h, column}, block + own, lane);
-            compute(w, own, finish, y, image + step * step_rows * Tile::row_bytes + strip * unit_run * Tile::pixel_bytes + from,
-                    lane);
+            const Out y = out_of(p, finish.c, {at.n, h, column}, block + own, exchange, lane);
+            compute(w, own, finish, y, from + Tile::met_bytes(inside + own), lane);
           }
         }
       }

@@ -22,6 +22,9 @@ namespace tw::gpu {
 
 constexpr int gcd_of(int a, int b) { return b == 0 ? a : gcd_of(b, a % b); }
 
+// Of numbers that are not negative, which takes half the instructions.
+TW_DEVICE int quotient(int n, int d) { return (int)((uint32_t)n / (uint32_t)d); }
+
 // One axis as it is compiled in: pixels are row_step apart in the image, taps tap_step.
 struct FixedAxis {
   int taps, row_step, tap_step;
@@ -68,14 +71,32 @@ struct MergedTile {
   static constexpr int span_h = down().span(rows), span_w = across().span(run);
   static constexpr int phase_pixels = (span_w + run_step - 1) / run_step, row_bytes = run_step * phase_pixels * pixel_bytes;
   static constexpr int image_bytes = span_h * row_bytes;
+  static constexpr int result_bytes = 512;  // forward and backward data: a unit and pair of blocks of each wave
   // Bytes from the first pixel of a row to this column.
   static constexpr int column_bytes(int column) {
     return (column % run_step * phase_pixels + column / run_step) * pixel_bytes;
   }
-  // Bytes from the pixel that a result meets with its first tap, in the order of pixels, to the one of tap `tap`.
-  static constexpr int tap_bytes(int tap) {
-    return tap / taps_w * down().tap_step * row_bytes + column_bytes(tap % taps_w * across().tap_step);
+  // Sixteen pixels of an instruction, a unit, lie beside one another or are two rows of eight. Rows of the image come one
+  // after the other, each is read once for all taps that it meets. A tile is computed in steps of `depth` rows.
+  static constexpr bool wide = run % 16 == 0;
+  static constexpr int unit_rows = wide ? 1 : 2, unit_run = wide ? 16 : 8, strips = run / unit_run;
+  static constexpr int deepest(int most) { return rows % most == 0 && most % unit_rows == 0 ? most : deepest(most - 1); }
+  static constexpr int depth = deepest(min_of(rows, 7 * unit_rows)), units = depth / unit_rows, steps = rows / depth;
+  static constexpr int step_span = down().span(depth), step_rows = depth * row_step;
+  // Rows of the image from a unit to the next, and from a tap to the next.
+  static constexpr int unit_step = row_step * unit_rows, tap_step = down().tap_step;
+  static constexpr int last_row = (units - 1) * unit_step + (taps_h - 1) * tap_step;
+  static constexpr bool is_met(int row) {
+    for (int th = 0; th < taps_h; th++) {
+      const int first = row - th * tap_step;
+      if (first >= 0 && first % unit_step == 0 && first / unit_step < units) return true;
+    }
+    return false;
   }
+  static constexpr bool whole = each >= 16;             // groups of whole pairs of blocks
+  static constexpr int depths = whole ? each / 16 : 1;  // pairs of blocks of the image that a pair of the result meets
+  // Bytes from a pixel's first channel of the tile to the first pair of blocks that block `inside` of the result meets.
+  TW_DEVICE static int met_bytes(int inside) { return whole ? inside * 8 / each * each * 2 : inside * 16; }
 
   struct Place {
     int n, h, w;
@@ -86,7 +107,7 @@ struct MergedTile {
   TW_DEVICE static int channels(const tw_conv_problem& p) { return (int)(p.groups * p.channels); }
   TW_DEVICE static int channel_blocks(const tw_conv_problem& p) { return ceil_div(channels(p), channel_tile); }
   TW_DEVICE static Place place(const tw_conv_problem& p, int tile) {
-    const int line = tile / tiles_w(p), image = line / tiles_h(p);
+    const int line = quotient(tile, tiles_w(p)), image = quotient(line, tiles_h(p));
     return {image, (line - image * tiles_h(p)) * rows, (tile - line * tiles_w(p)) * run};
   }
   // Coordinate of the first pixel that meets a tap; backward, taps run the other way.
@@ -119,10 +140,10 @@ struct MergedTile {
     const char* const first =
         from.first + ((int64_t)n * from.n + ((int64_t)h * from.h + (w * from.w + channel))) * size_of<E>;
     const int64_t step = (int64_t)from.h * (kLines * size_of<E>);
-    const int row = kLines > 1 ? thread / kLine : 0;
+    const int row = kLines > 1 ? quotient(thread, kLine) : 0;
     TW_UNROLL
     for (int part = 0; part < ceil_div(kLine, threads); part++) {
-      const int id = thread + part * threads - row * kLine, column = id / blocks, block = id - column * blocks;
+      const int id = thread + part * threads - row * kLine, column = quotient(id, blocks), block = id - column * blocks;
       if (kLines > 1 ? row >= kLines : kLine % threads != 0 && id >= kLine) continue;
       const bool in = (uint32_t)(w + column) < (uint32_t)from.width && channel + block * 8 < from.channels;
       const uint32_t own = to + (kStep == 1 ? column : column % kStep * kPhase + column / kStep) * pixel_bytes + block * 16 +

@@ -1,6 +1,10 @@
 // Merged groups, the gradient of the weights: see merged_tile.hpp. A workgroup adds up the products of one slice of the
 // tiles; the sums of every slice go to the workspace in fp32, [slice][group][m][n], and the kernel of conv_convert.hpp
 // adds them. Workgroups: ceil(channels / channel_tile) * launch.split_k. (repeats is idle.)
+//
+// A wave owns 16 output channels, all taps, and the input channels that these meet. An instruction multiplies 16 input
+// channels, a unit of pixels and eight output channels; of groups of less than 16 channels the sums of other groups are
+// left where they are. Of more waves than there are such channels, each takes a part of the units.
 #pragma once
 #include "tilewright/gpu/conv_convert.hpp"
 #include "tilewright/gpu/merged_tile.hpp"
@@ -11,144 +15,139 @@ template <class Config>
 struct MergedWeight : MergedTile<Config> {
   using Tile = MergedTile<Config>;
   using E = typename Tile::E;
-  static constexpr int threads = Tile::threads, pairs = (Tile::taps + 1) / 2;
-  static constexpr int own_blocks = Tile::blocks / Tile::waves;  // of a wave: neighbours
-  static_assert(Tile::each <= 8, "a block holds whole groups");
+  static constexpr int threads = Tile::threads, taps = Tile::taps, taps_w = Tile::taps_w, units = Tile::units;
+  static constexpr int depths = Tile::depths, each = Tile::each;
+  static constexpr int channel_waves = Tile::blocks / 2, pixel_waves = Tile::waves / channel_waves;
+  static_assert(Tile::blocks % 2 == 0 && Tile::waves == channel_waves * pixel_waves, "a wave owns a pair of blocks");
   static constexpr int gradient_bytes = Tile::rows * Tile::run * Tile::pixel_bytes;
   static constexpr int stage_bytes = Tile::image_bytes + gradient_bytes, stages = 2;
-  using Sums = float[own_blocks][pairs][4];  // rows: input channels of two taps; columns: output channels
+  static constexpr int sums = depths * taps * 2 * 4;
+  static constexpr int sum_bytes = pixel_waves > 1 ? channel_waves * sums * kWave * 4 : 0;  // once all tiles are done
+  static constexpr int min_blocks = max_of((depths > 1 ? 8 : 12) / Tile::waves, 1);
+  // Rows: input channels; columns: output channels of the two blocks.
+  using Sums = float[depths][taps][2][4];
 
   TW_DEVICE static void copy(uint32_t to, const tw_conv_problem& p, int tile, int channel, int thread) {
     const auto at = Tile::place(p, tile);
     Tile::template copy_image<Tile::span_h>(to, p, p.gemm.b, at, 0, channel, thread);
-    const typename Tile::Pixels gradient = {(const char*)p.gemm.a,       (int)p.row_n,
-                                            (int)p.axes[1].row_stride,   (int)p.axes[2].row_stride,
-                                            (int)p.axes[1].rows,         (int)p.axes[2].rows,
+    const typename Tile::Pixels gradient = {(const char*)p.gemm.a,
+                                            (int)p.row_n,
+                                            (int)p.axes[1].row_stride,
+                                            (int)p.axes[2].row_stride,
+                                            (int)p.axes[1].rows,
+                                            (int)p.axes[2].rows,
                                             Tile::channels(p)};
     Tile::template copy<Tile::rows, Tile::run, 1>(to + Tile::image_bytes, gradient, at.n, at.h, at.w, channel, thread);
   }
 
-  // ---- fragments ----
-
-  // Where the lower row of an instruction's pixels meets with one tap what the upper one meets with the next, rows of the
-  // image are read once for both.
-  static constexpr bool shares_rows = Tile::down().row_step == Tile::down().tap_step;
-  static constexpr int window_rows = shares_rows ? Tile::taps_h + 1 : 1;
-  struct Window {
-    uint32_t m[window_rows][Tile::taps_w];  // one 8 x 8 matrix of (pixels, channels) each
-  };
-
-  // What a lane adds to the address of an instruction's first pixel (without sharing: for its matrix's pixels).
-  TW_DEVICE static uint32_t lane_offset(int lane, bool lower) {
-    return (uint32_t)((!shares_rows && lower ? Tile::row_step * Tile::row_bytes : 0) + lane % 8 * Tile::pixel_bytes);
-  }
-  // An odd last tap is taken twice.
-  static constexpr int tap_bytes(int tap) { return Tile::tap_bytes(min_of(tap, Tile::taps - 1)); }
-  TW_DEVICE static void load_window(Window& x, uint32_t from, int lane) {
+  // `depth` rows of a strip, of whose first pixels a lane reads x and dy there.
+  TW_DEVICE static void multiply(Sums& sum, uint32_t image, uint32_t gradient) {
+    Words<4> dy[units];
     TW_UNROLL
-    for (int first = 0; first < window_rows; first += 4) {
-      const int row = min_of(first + lane / 8, window_rows - 1);
-      const uint32_t own = from + (uint32_t)(row * Tile::down().tap_step * Tile::row_bytes);
+    for (int row = 0; row <= Tile::last_row; row++) {
+      if (!Tile::is_met(row)) continue;
+      Words<4> x[depths][taps_w];
       TW_UNROLL
-      for (int tw = 0; tw < Tile::taps_w; tw++) {
-        const Words<4> w = load_matrices<4, true>(own + Tile::column_bytes(tw * Tile::across().tap_step));
+      for (int d = 0; d < depths; d++)
         TW_UNROLL
-        for (int l = 0; l < 4; l++)
-          if (first + l < window_rows) x.m[first + l][tw] = w.w[l];
-      }
-    }
-  }
-  // Of tap `tap` and the upper or lower row of pixels.
-  TW_DEVICE static uint32_t matrix(const Window& x, int tap, int lower) {
-    const int t = min_of(tap, Tile::taps - 1);
-    return x.m[t / Tile::taps_w + lower][t % Tile::taps_w];
-  }
-
-  TW_DEVICE static void multiply(Sums& sum, uint32_t stage, int wave, int lane) {
-    constexpr int kAcross = Tile::run / 8, kSteps = Tile::rows / 2 * kAcross;
-    // Matrices of x: the first and the second tap of the upper row of pixels, then of the lower one.
-    const bool second = lane / 8 % 2 != 0, lower = lane / 16 != 0;
-    const uint32_t x = stage + lane_offset(lane, lower);
-    const uint32_t dy = stage + Tile::image_bytes + (lane / 8 % 2 * Tile::run + lane % 8) * Tile::pixel_bytes;
-    TW_UNROLL
-    for (int own = 0; own < own_blocks; own++) {
-      const uint32_t block = (uint32_t)(wave * own_blocks + own) * 16;
-      TW_NO_UNROLL
-      for (int step = 0; step < kSteps; step++) {
-        const int row = step / kAcross * 2, column = step % kAcross * 8;
-        const Words<2> b =
-            load_matrices<2, true>(dy + block + (uint32_t)((row * Tile::run + column) * Tile::pixel_bytes));
-        const uint32_t from =
-            x + block + (uint32_t)(row * Tile::row_step * Tile::row_bytes + column * Tile::pixel_bytes);
-        if constexpr (shares_rows) {
-          Window pixels;
-          load_window(pixels, from, lane);
-          TW_UNROLL
-          for (int t = 0; t < pairs; t++)
-            mma_16x8<E, E>(sum[own][t],
-                           {matrix(pixels, 2 * t, 0), matrix(pixels, 2 * t + 1, 0),
-                            matrix(pixels, 2 * t, 1), matrix(pixels, 2 * t + 1, 1)},
-                           b);
-        } else {
-          TW_UNROLL
-          for (int t = 0; t < pairs; t++)
-            mma_16x8<E, E>(
-                sum[own][t],
-                load_matrices<4, true>(from + (second ? tap_bytes(2 * t + 1) : tap_bytes(2 * t))), b);
-        }
-      }
-    }
-  }
-
-  TW_DEVICE static void store(const Sums& sum, const tw_conv_problem& p, char* partial, int first_block, int wave,
-                              int lane) {
-    constexpr int each = Tile::each;
-    TW_UNROLL
-    for (int own = 0; own < own_blocks; own++) {
-      const int block = first_block + wave * own_blocks + own, input = block * 8 + lane / 4, group = input / each;
-      if (input >= Tile::channels(p)) continue;
+        for (int tw = 0; tw < taps_w; tw++)
+          x[d][tw] = load_matrices<4, true>(image + row * Tile::row_bytes + d * 32 +
+                                            Tile::column_bytes(tw * Tile::across().tap_step));
       TW_UNROLL
-      for (int t = 0; t < pairs; t++)
+      for (int u = 0; u < units; u++) {
+        if (u * Tile::unit_step == row)
+          dy[u] = load_matrices<4, true>(gradient + u * Tile::unit_rows * Tile::run * Tile::pixel_bytes);
+        TW_UNROLL
+        for (int th = 0; th < Tile::taps_h; th++)
+          if (u * Tile::unit_step + th * Tile::tap_step == row) {
+            TW_UNROLL
+            for (int tw = 0; tw < taps_w; tw++)
+              TW_UNROLL
+              for (int d = 0; d < depths; d++)
+                TW_UNROLL
+                for (int b = 0; b < 2; b++)
+                  mma_16x8<E, E>(sum[d][th * taps_w + tw][b], x[d][tw], {dy[u].w[2 * b], dy[u].w[2 * b + 1]});
+          }
+      }
+    }
+  }
+
+  // Calls use(value, index) for every sum of a lane.
+  template <class Use>
+  TW_DEVICE static void for_each(Sums& sum, const Use& use) {
+    TW_UNROLL
+    for (int i = 0; i < sums; i++) use(sum[i / (taps * 8)][i / 8 % taps][i / 4 % 2][i % 4], i);
+  }
+  // Adds what the waves of the same channels have, in their order, to the sums of the first.
+  TW_DEVICE static void add_waves(Sums& sum, uint32_t shared, int wave, int lane) {
+    const uint32_t own = shared + (wave % channel_waves * sums * kWave + lane) * 4;
+    TW_NO_UNROLL
+    for (int other = 1; other < pixel_waves; other++) {
+      barrier();
+      if (wave / channel_waves == other)
+        for_each(sum, [&](float& x, int i) { store_shared<1>(own + i * (kWave * 4), {bits_of(x)}); });
+      barrier();
+      if (wave < channel_waves)
+        for_each(sum, [&](float& x, int i) { x += float_of(load_shared<1>(own + i * (kWave * 4)).w[0]); });
+    }
+  }
+
+  TW_DEVICE static void store(const Sums& sum, const tw_conv_problem& p, char* partial, int pair, int lane) {
+    const int first = pair * 16, input0 = Tile::whole ? first / each * each : first;
+    TW_UNROLL
+    for (int d = 0; d < depths; d++)
+      TW_UNROLL
+      for (int b = 0; b < 2; b++)
         TW_UNROLL
         for (int l = 0; l < 4; l++) {
-          const int tap = 2 * t + l / 2, output = block * 8 + lane % 4 * 2 + l % 2;
-          if (tap >= Tile::taps || output / each != group) continue;
-          const int64_t at =
-              (output * p.gemm.n) + (int64_t)tap * each + (input - group * each);  // groups lie side by side
-          store_global(partial + at * 4, sum[own][t][l]);
+          const int input = input0 + d * 16 + lane / 4 + l / 2 * 8, output = first + b * 8 + lane % 4 * 2 + l % 2;
+          if (output / each != input / each || output >= Tile::channels(p)) continue;
+          // Groups lie side by side.
+          char* const to = partial + ((int64_t)output * p.gemm.n + input % each) * 4;
+          TW_UNROLL
+          for (int tap = 0; tap < taps; tap++) store_global(to + tap * each * 4, sum[d][tap][b][l]);
         }
-    }
   }
 
   TW_DEVICE static void run_block(const ConvParams<Config>& params) {
-    const int thread = thread_index(), lane = lane_index(), wave = thread / kWave, slices = (int)params.launch.split_k;
+    const int thread = thread_index(), lane = lane_index(), wave = quotient(thread, kWave);
+    const int slices = (int)params.launch.split_k;
     const tw_conv_problem& p = params.task.conv;
-    const int part = block_index() / slices, slice = block_index() % slices, channel = part * Tile::channel_tile;
-    const int total = Tile::tiles(p), each = ceil_div(total, slices);
-    const int begin = min_of(slice * each, total), end = min_of(begin + each, total);
-    Sums sum;
-    TW_UNROLL
-    for (int own = 0; own < own_blocks; own++)
-      TW_UNROLL
-      for (int t = 0; t < pairs; t++)
-        TW_UNROLL
-        for (int l = 0; l < 4; l++) sum[own][t][l] = 0.0f;
+    const int part = quotient(block_index(), slices), slice = block_index() - part * slices;
+    const int channel = part * Tile::channel_tile, total = Tile::tiles(p), share = quotient(total + slices - 1, slices);
+    const int begin = min_of(slice * share, total), end = min_of(begin + share, total);
+    const int pair = wave % channel_waves, pixels = wave / channel_waves;
     const uint32_t shared = shared_base();
     if (begin < end) copy(shared, p, begin, channel, thread);
     commit_async();
+    Sums sum;
+    for_each(sum, [&](float& x, int) { x = 0.0f; });
+    // Eight pixels of a unit and one block that a lane reads, of x (whose blocks come first) and of dy.
+    constexpr int kHalf = Tile::wide ? 8 * Tile::pixel_bytes : Tile::row_step * Tile::row_bytes;
+    constexpr int kGradientHalf = Tile::wide ? 8 * Tile::pixel_bytes : Tile::run * Tile::pixel_bytes;
+    const int own = lane % 8 * Tile::pixel_bytes, low = lane / 8 % 2, high = lane / 16;
+    const uint32_t image = shared + own + Tile::met_bytes(pair * 2) + low * 16 + high * kHalf;
+    const uint32_t gradient = shared + Tile::image_bytes + own + pair * 32 + high * 16 + low * kGradientHalf;
     TW_NO_UNROLL
     for (int tile = begin; tile < end; tile++) {
-      const uint32_t stage = shared + (tile - begin) % stages * stage_bytes;
+      const uint32_t stage = (tile - begin) % stages * stage_bytes;
       if (tile + 1 < end) copy(shared + (tile + 1 - begin) % stages * stage_bytes, p, tile + 1, channel, thread);
       commit_async();
       wait_async<1>();
       barrier();
-      multiply(sum, stage, wave, lane);
+      TW_NO_UNROLL
+      for (int i = pixels; i < Tile::steps * Tile::strips; i += pixel_waves) {
+        const int step = i / Tile::strips, strip = i - step * Tile::strips;
+        multiply(sum,
+                 image + stage + step * Tile::step_rows * Tile::row_bytes + strip * Tile::unit_run * Tile::pixel_bytes,
+                 gradient + stage + (step * Tile::depth * Tile::run + strip * Tile::unit_run) * Tile::pixel_bytes);
+      }
       barrier();
     }
     wait_async<0>();
+    if constexpr (pixel_waves > 1) add_waves(sum, shared, wave, lane);
     char* const partial = (char*)params.launch.workspace + (int64_t)slice * p.groups * p.gemm.m * p.gemm.n * 4;
-    store(sum, p, partial, part * Tile::blocks, wave, lane);
+    if (pixels == 0) store(sum, p, partial, part * channel_waves + pair, lane);
   }
 };
 
