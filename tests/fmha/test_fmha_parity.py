@@ -26,10 +26,14 @@ pytestmark = [
 ]
 
 FACTOR = 1.2
-"""Errors that are allowed, in those of PyTorch."""
-FLOOR = {"fp32": 2e-7, "fp16": 2e-4, "bf16": 2.2e-3}
-"""What rounding the result costs, and rounding weights to bf16 for the second product, as flash kernels do: where
-PyTorch takes none of these (for values wider or narrower than keys) it has the weights in fp32."""
+"""Errors that are allowed, in those of PyTorch, in norm. The largest element is one draw of chance on either side: over
+seeds its ratio goes from 0.6 to 1.4 and averages to 1.
+"""
+UNFUSED = {"fp32": 4e-7, "bf16": 2.2e-3}
+"""Errors that are allowed where values are wider or narrower than keys. PyTorch has no fused kernel there: its weights
+are fp32 to the end where ours are rounded to bf16 for the second product, and its gradients have them from the forward
+pass where ours are made again from logarithms of sums, which fp32 rounds.
+"""
 
 # dtype, batch, heads, heads of keys, queries, keys, D, Dv, and what is asked for
 CONFIGS: dict[str, tuple[Any, ...]] = {
@@ -111,6 +115,12 @@ def error(got: Any, want: Any) -> float:
     return float((got.detach().double() - want.detach()).norm() / want.detach().norm())
 
 
+def limit(name: str, theirs: float) -> float:
+    """The error that is allowed where PyTorch's is ``theirs``."""
+    dtype, hdim, hdim_v = (CONFIGS[name][index] for index in (0, 6, 7))
+    return max(FACTOR * theirs, UNFUSED[dtype] if hdim != hdim_v else 0.0)
+
+
 def plan_of(request: OperationRequest, device: DeviceInfo) -> Any:
     problem = (parse_attention if request.operation == "attention" else parse_backward)(request)
     return plan_fmha(problem, fmha_candidates(problem, device)[0], device)
@@ -132,8 +142,7 @@ def test_outputs_are_as_near_to_float64_as_pytorchs(
     found = outputs_of(plan, fmha_runner.run(plan, arrays))
     want, _ = peer(name, arrays, double=True)
     theirs, _ = peer(name, arrays)
-    limit = max(FACTOR * error(theirs, want), FLOOR[CONFIGS[name][0]])
-    assert error(tensor(found["o"]), want) <= limit
+    assert error(tensor(found["o"]), want) <= limit(name, error(theirs, want))
     assert np.isfinite(found["lse"]).all()
 
 
@@ -158,5 +167,4 @@ def test_gradients_are_as_near_to_float64_as_pytorchs(
         out.backward(do.double() if double else do)
         results.append([leaf.grad for leaf in leaves])
     for key, want, theirs in zip(("dq", "dk", "dv"), *results, strict=True):
-        limit = max(FACTOR * error(theirs, want), 2 * FLOOR[CONFIGS[name][0]])
-        assert error(tensor(found[key]), want) <= limit, key
+        assert error(tensor(found[key]), want) <= limit(name, error(theirs, want)), key
