@@ -250,7 +250,7 @@ def test_grids_of_gpus(name: str) -> None:
         first, combine = plan_fmha(parse_attention(request_of(case)), split, device).stages
         tiles = -(-200 // split.m0)
         heads = 2 * -(-200 * 3 // split.m0) if split.pack_gqa else 6 * tiles
-        assert first.geometry.grid[0] == 4 * 3 * heads and combine.geometry.grid[0] == 3 * 6 * 7
+        assert first.geometry.grid[0] == 4 * 3 * heads and combine.geometry.grid[0] == 3 * 6 * 200
         problem = parse_backward(request_of(case, ATTENTION_BACKWARD))
         kernel = fmha_candidates(problem, device)[0]
         dot, main, convert = plan_fmha(problem, kernel, device).stages

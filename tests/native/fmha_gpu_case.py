@@ -83,7 +83,7 @@ class GpuFmhaKernel(FmhaKernel):
         if self.family != "append":  # which has the rows of the rotary tables there
             args.q_tiles, args.k_tiles = -(-args.seq_q * packed // m0), -(-args.seq_k // n0)
         heads = args.heads_k if self.pack_gqa else args.heads_q
-        rows = {"combine": 32, "dot_do_o": 64, "convert_dq": 64}.get(self.family)
+        rows = {"combine": 1, "dot_do_o": 64, "convert_dq": 64}.get(self.family)
         if self.family == "append":
             return int(args.batch * (args.heads_k + args.heads_q) * -(-args.new_rows // 16))
         if self.family == "dq_dk_dv":

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from tilewright_arch import ArchSpec
 from tilewright_fmha.config import FmhaConfig
-from tilewright_fmha.gpu_shared import registers_estimate, shared_bytes
+from tilewright_fmha.gpu_shared import resident
 from tilewright_fmha.problem import FmhaProblem
 from tilewright_fmha.splits import choose_splits
-from tilewright_fmha.stages_view import threads_of
 from tilewright_fmha.words import BiasKind, Family
 from tilewright_kit.cost import ceil_div, padded, unit_efficiency
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.operation import Prediction
 
-__all__ = ["predict_gpu", "resident"]
+__all__ = ["predict_gpu"]
 
 _LAUNCH_SECONDS = 4.0e-6
 _EXP_PER_CYCLE = {"cuda": 16, "hip": 16}
@@ -30,7 +29,6 @@ _L2_PER_BYTE = 4.0
 """How much faster the second-level cache is than memory where the arch does not say."""
 _REACHED = {"ws": 0.75, "qr_async": 0.45, "qr": 0.35, "bwd": 0.3}
 """Part of the peak rate of products that loops reach: matrix instructions that wait for nothing are ``ws``'s alone."""
-_MOST_RESIDENT = 8
 
 
 def predict_gpu(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> Prediction:
@@ -71,17 +69,6 @@ def predict_gpu(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) ->
     seconds = max(inner, cached, memory) + launches * _LAUNCH_SECONDS
     parts = {"compute": compute, "scores": scores, "l2": cached, "memory": memory, "launch": launches * _LAUNCH_SECONDS}
     return Prediction(max(seconds, 1e-9), parts)
-
-
-def resident(config: FmhaConfig, arch: ArchSpec) -> int:
-    """Workgroups that share a unit, by shared memory and registers."""
-    threads = threads_of(config, arch)
-    most = _MOST_RESIDENT
-    if needed := shared_bytes(config, arch):
-        most = min(most, arch.lds_bytes // needed)
-    if arch.register_file and (registers := registers_estimate(config, arch)):
-        most = min(most, arch.register_file // (registers * threads))
-    return max(most, 1)
 
 
 def _rate_of(config: FmhaConfig) -> str:

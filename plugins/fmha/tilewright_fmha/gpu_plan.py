@@ -17,7 +17,7 @@ __all__ = ["launch_of"]
 
 _THREADS = 128
 """Of workgroups without a product of matrices."""
-_ROWS = {Family.COMBINE: 32, Family.DOT_DO_O: 64, Family.CONVERT_DQ: 64, Family.APPENDKV: 16}
+_ROWS = {Family.COMBINE: 1, Family.DOT_DO_O: 64, Family.CONVERT_DQ: 64, Family.APPENDKV: 16}
 """Rows of such a workgroup: of queries, or new rows of a cache."""
 
 
@@ -34,7 +34,10 @@ def launch_of(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, spli
             fix="use a kernel of another pipeline",
         )
     if config.family in _ROWS:
-        return Geometry(grid=(_row_blocks(problem, config), 1, 1), block=(_THREADS, 1, 1))
+        # What adds up the parts of split keys waits for them by itself.
+        dependent = config.family is Family.COMBINE and device.arch.bulk_copy is not None
+        grid, shared = (_row_blocks(problem, config), 1, 1), _shared(config, device.arch)
+        return Geometry(grid=grid, block=(_THREADS, 1, 1), shared_bytes=shared, dependent=dependent)
     grid = _tiles(problem, config, splits)
     if config.persistent:
         grid = min(grid, max(device.units, 1) * max(config.block_per_cu, 1))

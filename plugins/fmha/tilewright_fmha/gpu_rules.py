@@ -86,8 +86,8 @@ def softmax_rows(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     most = max(spec.waves, default=8) if spec else 8
     waves = min(config.waves, most)
     if config.pipeline == "qr_nwarp_sshuffle":
-        wanted: tuple[int, ...] = (1, waves, 1, 1, waves, 1, 1, 1, 1)
-        reason = "waves share the columns of few rows"
+        wanted: tuple[int, ...] = (1, waves, 1, 1, 1, waves, 1, 1, 1)
+        reason = "waves share the columns of few rows: of scores, and along k of the second product"
     else:
         wanted = (waves, 1, 1, waves, 1, 1, 1, 1, 1)
         reason = "a row of scores lives in one wave: waves share out rows"
@@ -117,7 +117,7 @@ def _waves(config: FmhaConfig, count: int) -> tuple[int, ...]:
     if _is_gradient(config):
         return (1, count, 1, count, 1, 1, 1, count, 1)
     if config.pipeline == "qr_nwarp_sshuffle":
-        return (1, count, 1, 1, count, 1, 1, 1, 1)
+        return (1, count, 1, 1, 1, count, 1, 1, 1)
     return (count, 1, 1, count, 1, 1, 1, 1, 1)
 
 
@@ -151,6 +151,8 @@ def warp_divides_tile(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]
     for item in products_of(config):
         for axis, index in enumerate(item.fields):
             units[index] = math.lcm(units.get(index, 1), item.warp_tile[axis] * item.wave[axis])
+    if config.pipeline == "qr_nwarp_sshuffle":  # the second product steps by a whole block, of which waves have parts
+        units[1] = math.lcm(units[1], units.pop(4, 1))
     heads = (7, 8) if _is_gradient(config) else (3,)
     tile = tuple(
         size if index in heads else padded(size, units.get(index, 1)) for index, size in enumerate(config.tile)

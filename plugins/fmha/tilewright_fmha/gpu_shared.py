@@ -5,13 +5,21 @@ from __future__ import annotations
 from tilewright_arch import ArchSpec
 from tilewright_fmha.config import FmhaConfig
 from tilewright_fmha.defaults import ELEMENTWISE
-from tilewright_fmha.stages_view import products_of, wave_threads
+from tilewright_fmha.stages_view import products_of, threads_of, wave_threads
 from tilewright_fmha.words import Family, QScale
 
-__all__ = ["registers_estimate", "shared_bytes"]
+__all__ = ["registers_estimate", "resident", "shared_bytes"]
+
+_THREADS = 128
+"""Of workgroups without a product of matrices."""
 
 _OTHER_REGISTERS = 64
 """Addresses, maxima and sums, fragments that are on their way."""
+
+_ON_THEIR_WAY = 96 << 10
+"""Bytes of keys and values that a workgroup asks for ahead."""
+
+_MOST_RESIDENT = 8
 
 _MORE_ROWS = 100
 """RDNA: beside results, of every row of matrix instructions of a wave beyond the first (measured: fewer spill)."""
@@ -20,7 +28,8 @@ _MORE_ROWS = 100
 def shared_bytes(config: FmhaConfig, arch: ArchSpec) -> int:
     """Bytes of shared memory of a workgroup."""
     if config.family in ELEMENTWISE:
-        return 0
+        # A row of results from each group of threads that has 8 columns each.
+        return _THREADS // (config.hdim[1] // 8) * config.hdim[1] * 4 if config.family is Family.COMBINE else 0
     element = max(config.q.bytes, 2)  # 8-bit floats are widened on their way
     q, v = config.hdim
 
@@ -30,13 +39,24 @@ def shared_bytes(config: FmhaConfig, arch: ArchSpec) -> int:
         held = (n0 + m0) * (q + v) * element + 2 * n0 * m0 * element + 8 * m0 + random
         # mma.sync reads what has 16 bits along either axis; others have a second copy.
         return held if arch.kind == "cuda" and element == 2 else held + (n0 * q + m0 * (q + v) + m0 * n0) * element
+    words = int(config.paged) + 2 * int(config.qscale in (QScale.BLOCKSCALE, QScale.KV_BLOCKSCALE))
+    if config.pipeline == "qr_nwarp_sshuffle" and arch.kind == "cuda":
+        return config.m0 * q * element + _rings(config, element, words)
     keys, values = (config.n0 * length * element for length in (q, v))
     both = config.pipeline == "qr_async"
     # Probabilities lie in registers as mma.sync takes them; other atoms read them from shared memory.
     through = 0 if arch.kind == "cuda" and element == 2 else config.m0 * config.n0 * element
-    words = int(config.paged) + 2 * int(config.qscale in (QScale.BLOCKSCALE, QScale.KV_BLOCKSCALE))
     looked_up = (2 if both else 1) * words * config.n0 * 4
     return config.m0 * q * element + (keys + values if both else max(keys, values)) + through + looked_up
+
+
+def _rings(config: FmhaConfig, element: int, words: int) -> int:
+    """Of the waves that share keys: slots for blocks on their way, and a tile for what is widened (FmhaRing)."""
+    q, v = config.hdim
+    block = config.n0 * (q + v) * config.kv.bytes
+    slots = min(max(_ON_THEIR_WAY // block, 2), 4)
+    wide = config.n0 * max(q, v) * element if config.kv.bytes < element else 0
+    return slots * (block + words * config.n0 * 4) + wide
 
 
 def registers_estimate(config: FmhaConfig, arch: ArchSpec) -> int:
@@ -52,3 +72,14 @@ def registers_estimate(config: FmhaConfig, arch: ArchSpec) -> int:
     if arch.kind == "hip" and arch.wave_size == 32 and config.q.bytes < 4:
         held += _MORE_ROWS * (config.m0 // max(config.wave[0] * config.warp_tile[0], 1) - 1)
     return held
+
+
+def resident(config: FmhaConfig, arch: ArchSpec) -> int:
+    """Workgroups that share a unit, by shared memory and registers."""
+    threads = threads_of(config, arch)
+    most = _MOST_RESIDENT
+    if needed := shared_bytes(config, arch):
+        most = min(most, arch.lds_bytes // needed)
+    if arch.register_file and (registers := registers_estimate(config, arch)):
+        most = min(most, arch.register_file // (registers * threads))
+    return max(most, 1)

@@ -96,14 +96,13 @@ def _few_rows(config: FmhaConfig, arch: ArchSpec) -> Iterator[Mapping[str, Any]]
         return
     for warp in sorted(_warps(config, arch), key=lambda item: item[0]):
         for count in (4, 2, 1):
-            n0 = max(64, count * warp[1])
-            v = config.hdim[1]
+            n0 = max(64, count * max(warp[1], warp[2]))
             k0, k0max = k0_of(config, arch, n0), tiles[0][5]
-            if n0 % (count * warp[1]) or v % (count * warp[1]) or n0 % warp[2] or k0 % warp[2]:
+            if n0 % (count * warp[1]) or n0 % (count * warp[2]) or config.hdim[1] % warp[1] or k0 % warp[2]:
                 continue
-            tile: tuple[int, ...] = (warp[0], n0, k0, v, warp[2], k0max)
+            tile: tuple[int, ...] = (warp[0], n0, k0, config.hdim[1], warp[2], k0max)
             tile = replaced(tile, 4, k1_for(config.replace(tile=tile, pipeline="qr_nwarp_sshuffle")))
-            yield {"tile": tile, "wave": (1, count, 1, 1, count, 1, 1, 1, 1), "warp_tile": (*warp, *warp, 16, 16, 16)}
+            yield {"tile": tile, "wave": (1, count, 1, 1, 1, count, 1, 1, 1), "warp_tile": (*warp, *warp, 16, 16, 16)}
             break
 
 

@@ -101,10 +101,12 @@ def trload_symmetric(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
 
 
 def k1_for(config: FmhaConfig) -> int:
-    """Steps of the second product: 32 keys, in some tiles of AMD GPUs 16. (There, of 8-bit floats they were k0; here
-    these are widened.)
+    """Steps of the second product: 32 keys, in some tiles of AMD GPUs 16; a whole block where waves share its keys.
+    (There, of 8-bit floats they were k0; here these are widened.)
     """
     m0, n0, k0 = config.tile[:3]
+    if config.pipeline == "qr_nwarp_sshuffle":
+        return n0
     return _HALF if (m0, n0, k0, config.hdim[0]) in _HALF_STEPS else min(_STEP, config.n0)
 
 

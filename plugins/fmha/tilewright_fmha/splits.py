@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tilewright_fmha.config import FmhaConfig
+from tilewright_fmha.gpu_shared import resident
 from tilewright_fmha.problem import FmhaProblem
 from tilewright_fmha.words import Family
 from tilewright_kit.cost import ceil_div
@@ -12,8 +13,16 @@ __all__ = ["LEAST_BLOCKS", "choose_splits", "wants_splits", "work_items"]
 
 LEAST_BLOCKS = 4
 """Blocks of keys below which cutting them does not pay."""
+FEW_ROWS = "qr_nwarp_sshuffle"
+"""The pipeline whose waves share the keys of few rows."""
+_MOST_TILES = 4
+"""Tiles of rows up to which it pays: every one reads all keys."""
 _PER_UNIT = 2
 """Pieces for each unit: so many, for lengths differ."""
+_START = 1.5
+"""What it costs to begin a piece and to end it, in blocks of keys."""
+_PART = 1 / 64
+"""What it costs to add a part to the others, in blocks."""
 
 
 def work_items(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> int:
@@ -24,7 +33,12 @@ def work_items(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> 
 
 
 def wants_splits(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> bool:
-    """Whether cutting the keys could pay: too little work for all units, and keys enough."""
+    """Whether cutting the keys could pay: too little work for all units, and keys enough. Kernels for few rows are only
+    split ones.
+    """
+    if config.pipeline == FEW_ROWS:
+        rows = problem.seq_q * (problem.group if config.pack_gqa else 1)
+        return rows <= _MOST_TILES * config.m0 and problem.seq_k >= LEAST_BLOCKS * config.n0
     units = config.team if device.arch.kind == "cpu" else device.units
     return work_items(problem, config, device) < units and problem.seq_k >= LEAST_BLOCKS * config.n0
 
@@ -42,5 +56,26 @@ def choose_splits(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) 
     units = config.team if cpu else max(device.units, 1)
     items = max(work_items(problem, config, device), 1)
     blocks = ceil_div(max(problem.seq_k, 1), max(config.n0, 1))
+    if config.pipeline == FEW_ROWS and not cpu:
+        slots = units * resident(config, device.arch)
+        ragged = problem.varlen or problem.has("seqlens_k")
+        return _even(items, blocks, slots, config.max_splits, ragged)
     wanted = ceil_div(units * (1 if cpu and config.team <= items else _PER_UNIT), items)
     return max(min(wanted, blocks, config.max_splits), 1)
+
+
+def _even(items: int, blocks: int, slots: int, most: int, ragged: bool) -> int:
+    """Parts that let pieces fill whole rounds of the workgroups that a device holds at once. Where lengths differ, a
+    piece that begins late is counted as well.
+    """
+
+    def cost(parts: int) -> float:
+        piece = ceil_div(blocks, parts) + _START
+        return piece * (ceil_div(items * parts, slots) + ragged) + parts * _PART
+
+    return min((parts for parts in range(1, min(most, blocks) + 1) if _is_whole(blocks, parts)), key=cost)
+
+
+def _is_whole(blocks: int, parts: int) -> bool:
+    """None of them would be empty."""
+    return ceil_div(blocks, ceil_div(blocks, parts)) == parts

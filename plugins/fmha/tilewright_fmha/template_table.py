@@ -43,6 +43,7 @@ TEMPLATES: Mapping[tuple[str, str, Family], frozenset[str]] = {
         for kind in ("cuda", "hip")
         for pipeline, family in _PORTABLE
     },
+    ("cuda", "qr_nwarp_sshuffle", _F.SPLITKV): _ALL_FORWARD - {"fp32"} | {"pack_gqa"},
     **{(kind, "splitkv_combine", _F.COMBINE): _COMBINE for kind in ("cuda", "hip")},
     **{(kind, "appendkv", _F.APPENDKV): _APPEND for kind in ("cuda", "hip")},
     **{(kind, "bwd", _F.DQ_DK_DV): _BACKWARD - {"randval"} | {"atomics"} for kind in ("cuda", "hip")},

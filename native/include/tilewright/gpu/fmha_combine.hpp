@@ -1,7 +1,8 @@
-// The second stage of split attention: the parts of a row are weighed by their sums and added, in their order.
-//   TW_FMHA_COMBINE_KERNEL(symbol, Config)   its only parameter is tw_fmha_args; a workgroup for 32 rows of a head
-// Each part is o_acc = (P V) / l of its columns and lse_acc = log(l) (natural); -inf: it saw nothing. Learned sinks enter
-// here, once.
+// The second stage of split attention: the parts of a row are weighed by their sums and added, in a fixed order.
+//   TW_FMHA_COMBINE_KERNEL(symbol, Config)   its only parameter is tw_fmha_args; a workgroup for each row of a head
+// Each part is o_acc = (P V) / l of its columns and lse_acc = log(l) (natural); -inf: it saw nothing, and o_acc is zero.
+// Learned sinks enter here, once. Groups of threads, a row's columns each, share out the parts, so that all reads of a
+// row are on their way at once.
 #pragma once
 #include "tilewright/gpu/fmha_params.hpp"
 
@@ -10,54 +11,68 @@ namespace tw::gpu {
 template <class Config>
 struct FmhaCombine {
   using O = typename Config::O;
-  static constexpr int threads = 128, min_blocks = 1, rows = 32, shared_bytes = 0;
-  static constexpr int columns = 8, per_row = Config::hdim_v / columns;
-  static_assert(Config::hdim_v % columns == 0, "a thread has 8 columns");
+  static constexpr int threads = 128, min_blocks = 1, columns = 8, per_row = Config::hdim_v / columns;
+  static constexpr int groups = threads / per_row, shared_bytes = groups * Config::hdim_v * 4;
+  static_assert(Config::hdim_v % columns == 0 && groups > 0, "a thread has 8 columns");
 
   TW_DEVICE static float exp_of(float x) { return exp2(x * kLog2E); }
 
   TW_DEVICE static void run(const tw_fmha_args& args) {
-    const int thread = thread_index(), blocks = ceil_div((int)args.seq_q, rows);
-    const int id = block_index(), first = id % blocks * rows, h = id / blocks % (int)args.heads_q;
-    const int b = id / blocks / (int)args.heads_q;
+    fmha_wait_for_previous();
+    const int id = block_index(), i = id % (int)args.seq_q, h = id / (int)args.seq_q % (int)args.heads_q;
+    const int b = id / (int)args.seq_q / (int)args.heads_q;
     const FmhaItem item = fmha_item<Config>(args, b);
-    const int end = min_of(first + rows, (int)(Config::varlen ? item.q_rows : args.seq_q));
-    TW_NO_UNROLL
-    for (int at = thread; at < rows * per_row; at += threads) {
-      const int i = first + at / per_row, c = at % per_row * columns;
-      if (i < end) add(args, item, b, h, i, c, i >= (int)item.q_rows || (Config::skip_min && item.skip));
-    }
+    if (Config::varlen && i >= (int)item.q_rows) return;
+    const bool empty = i >= (int)item.q_rows || (Config::skip_min && item.skip);
+    add(args, item, b, h, i, empty ? 0 : (int)args.splits, thread_index());
   }
 
-  TW_DEVICE static void add(const tw_fmha_args& args, const FmhaItem& item, int b, int h, int i, int c, bool empty) {
+  TW_DEVICE static void add(const tw_fmha_args& args, const FmhaItem& item, int b, int h, int i, int splits, int thread) {
     const int64_t heads = args.heads_q, place = item.q_first + i, items = Config::varlen ? 0 : b;
     const int64_t row = Config::varlen ? h * args.total_q + place : (b * heads + h) * args.seq_q + i;
     const int64_t step = Config::varlen ? heads * args.total_q : args.batch * heads * args.seq_q;
-    const int splits = empty ? 0 : (int)args.splits;
-    float most = minus_infinity(), total = 0.0f, sum[columns] = {};
+    const int group = thread / per_row, c = thread % per_row * columns;
+
+    // Every wave finds the row's maximum by itself.
+    float most = minus_infinity(), sink = minus_infinity(), total = 0.0f, sum[columns] = {};
     if constexpr (Config::learned_sinks)
-      if (!empty) most = load_constant<float>(args.sinks + h);
-    const float sink = most;
-    for (int s = 0; s < splits; s++) {
-      const float lse = load_constant<float>(args.lse_acc + row + s * step);
-      most = lse > most ? lse : most;
-    }
+      if (splits > 0) most = sink = load_constant<float>(args.sinks + h);
+    for (int s = lane_index(); s < splits; s += kWave) most = max_of(most, load_constant<float>(args.lse_acc + row + s * step));
+    TW_UNROLL
+    for (int mask = kWave / 2; mask > 0; mask /= 2) most = max_of(most, shuffle_xor(most, mask));
     const float safe = most == minus_infinity() ? 0.0f : most;
-    if (Config::learned_sinks && sink != minus_infinity()) total = exp_of(sink - safe);
-    TW_NO_UNROLL
-    for (int s = 0; s < splits; s++) {
-      const float lse = load_constant<float>(args.lse_acc + row + s * step);
-      if (lse == minus_infinity()) continue;  // it saw nothing
-      const float weight = exp_of(lse - safe);
-      total += weight;
-      const float* const from = args.o_acc + (row + s * step) * Config::hdim_v + c;
+    for (int s = lane_index(); s < splits; s += kWave) total += exp_of(load_constant<float>(args.lse_acc + row + s * step) - safe);
+    TW_UNROLL
+    for (int mask = kWave / 2; mask > 0; mask /= 2) total += shuffle_xor(total, mask);
+    if (Config::learned_sinks && sink != minus_infinity()) total += exp_of(sink - safe);
+
+    if (group < groups) {
+      TW_UNROLL_BY(4)
+      for (int s = group; s < splits; s += groups) {
+        const float weight = exp_of(load_constant<float>(args.lse_acc + row + s * step) - safe);
+        const float* const from = args.o_acc + (row + s * step) * Config::hdim_v + c;
+        TW_UNROLL
+        for (int e = 0; e < columns; e += 4) {
+          const Words<4> w = load_constant<Words<4>>(from + e);
+          TW_UNROLL
+          for (int l = 0; l < 4; l++) sum[e + l] = fma(weight, float_of(w.w[l]), sum[e + l]);
+        }
+      }
+      const uint32_t to = shared_base() + (group * Config::hdim_v + c) * 4;
+      TW_UNROLL
+      for (int e = 0; e < columns; e += 4)
+        store_shared(to + e * 4, Words<4>{bits_of(sum[e]), bits_of(sum[e + 1]), bits_of(sum[e + 2]), bits_of(sum[e + 3])});
+    }
+    barrier();
+    if (group != 0) return;
+    TW_UNROLL_BY(4)
+    for (int g = 1; g < groups; g++)
       TW_UNROLL
       for (int e = 0; e < columns; e += 4) {
-        const Words<4> w = load_constant<Words<4>>(from + e);
+        const Words<4> w = load_shared<4>(shared_base() + (g * Config::hdim_v + c + e) * 4);
         TW_UNROLL
-        for (int l = 0; l < 4; l++) sum[e + l] = fma(weight, float_of(w.w[l]), sum[e + l]);
+        for (int l = 0; l < 4; l++) sum[e + l] += float_of(w.w[l]);
       }
-    }
     TW_UNROLL
     for (int e = 0; e < columns; e++) sum[e] = total == 0.0f ? 0.0f : sum[e] / total;
     const int64_t at = items * args.o.batch + h * args.o.head + place * args.o.row + c * args.o.col;

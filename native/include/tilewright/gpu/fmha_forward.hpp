@@ -6,36 +6,50 @@
 // where the atom's results lie as its operand does (mma.sync), else through the wave's own part of shared memory.
 //
 // Pipelines: qr has one buffer for keys and values in turn. qr_async has one for each, which asynchronous copies fill
-// while the other is multiplied.
+// while the other is multiplied. qr_nwarp_sshuffle is for few rows, which all waves have: see fmha_decode.hpp.
 #pragma once
-#include "tilewright/gpu/fmha_loader.hpp"
+#include "tilewright/gpu/fmha_decode.hpp"
 #include "tilewright/gpu/fmha_softmax.hpp"
 
 namespace tw::gpu {
 
-template <class Config>
+template <class Configuration>
 struct FmhaForward {
+  using Config = Configuration;
   using Q = typename Config::Q;
   using K = typename Config::K;
   using V = typename Config::V;
   using X = typename FmhaProduct<Q>::type;
   using Atoms = FmhaAtoms<X, Config::warp_m0, Config::warp_n0, Config::warp_k0>;
   using ValueAtoms = FmhaAtoms<X, Config::warp_m1, Config::warp_n1, Config::warp_k1>;
-  static constexpr int waves = Config::wave_m0, threads = waves * kWave, m0 = Config::m0, n0 = Config::n0;
-  static constexpr int wave_rows = m0 / waves, min_blocks = 1;
-  static_assert(Config::wave_n0 == 1 && Config::wave_k0 == 1 && Config::wave_m1 == waves && Config::wave_n1 == 1,
-                "waves share out rows");
-  static constexpr bool split = Config::family == FmhaFamily::split;
-  static constexpr bool is_async = Config::pipeline == FmhaPipeline::qr_async;
   using Keys = FmhaSource<Config, K, X, false>;
   using Values = FmhaSource<Config, V, X, true>;
+  static constexpr bool split = Config::family == FmhaFamily::split;
+  static constexpr bool is_async = Config::pipeline == FmhaPipeline::qr_async;
+#if defined(__HIP__)
+  static constexpr bool copies = false;
+#else
+  static constexpr bool copies = is_async && is_same<K, X>;  // whole rows, as they are
+#endif
+  static constexpr bool varying = Config::qscale == FmhaScale::blockscale || Config::qscale == FmhaScale::kv_blockscale;
+  static constexpr bool has_columns = Config::paged || varying;  // what is looked up for each column
+  static constexpr int column_words = (Config::paged ? 1 : 0) + (varying ? 2 : 0);
+  using Ring = FmhaRing<Config, X, Values::along_rows, column_words>;
+  static constexpr bool few_rows = Ring::few_rows;
+  static constexpr int waves = Ring::waves, threads = waves * kWave, m0 = Config::m0, n0 = Config::n0;
+  static constexpr int wave_rows = few_rows ? m0 : m0 / waves, columns = Ring::columns, min_blocks = 1;
+  static_assert(few_rows ? Config::wave_m0 == 1 && Config::wave_k1 == waves
+                         : Config::wave_n0 == 1 && Config::wave_m1 == waves,
+                "waves share out rows, or keys");
+  static_assert(Config::wave_k0 == 1 && Config::wave_n1 == 1, "a wave has whole rows of its part");
   using TileQ = typename Atoms::template Tile<true, m0, Config::hdim_q>;
-  using TileK = typename Atoms::template Tile<true, n0, Config::hdim_q>;
-  using TileP = typename ValueAtoms::template Tile<true, m0, n0>;
-  using TileV = typename ValueAtoms::template Tile<Values::along_rows || ValueAtoms::k_major_only, Config::hdim_v, n0>;
-  using ScoreAtom = typename Atoms::template Atom<TileQ, TileK, wave_rows, n0>;
+  using TileK = typename Atoms::template Tile<true, columns, Config::hdim_q>;
+  using TileP = typename ValueAtoms::template Tile<true, m0, columns>;
+  using TileV =
+      typename ValueAtoms::template Tile<Values::along_rows || ValueAtoms::k_major_only, Config::hdim_v, columns>;
+  using ScoreAtom = typename Atoms::template Atom<TileQ, TileK, wave_rows, columns>;
   using ValueAtom = typename ValueAtoms::template Atom<TileP, TileV, wave_rows, Config::hdim_v>;
-  using Softmax = FmhaSoftmax<Config, ScoreAtom>;
+  using Softmax = FmhaSoftmax<Config, ScoreAtom, columns>;
   static_assert(ScoreAtom::slots == ValueAtom::slots && ScoreAtom::row_bits == ValueAtom::row_bits,
                 "both products have rows in the same places");
 #if defined(__HIP__)
@@ -49,10 +63,10 @@ struct FmhaForward {
   static constexpr int v_at = TileQ::bytes + (is_async ? TileK::bytes : 0);
   static constexpr int p_at = is_async ? v_at + TileV::bytes : v_at + max_of(TileK::bytes, TileV::bytes);
   static constexpr int pages_at = p_at + (through_registers ? 0 : TileP::bytes);
-  static constexpr bool has_columns = Config::paged || Softmax::varying;  // what threads look up for each column
-  static constexpr int column_words = (Config::paged ? 1 : 0) + (Softmax::varying ? 2 : 0);
   static constexpr int column_bytes = column_words * n0 * 4;
-  static constexpr int shared_bytes = pages_at + (is_async ? 2 : 1) * column_bytes;
+  static constexpr int shared_bytes = few_rows ? TileQ::bytes + waves * Ring::bytes
+                                               : pages_at + (is_async ? 2 : 1) * column_bytes;
+  static_assert(!few_rows || through_registers, "a wave multiplies its own probabilities");
 
   const tw_fmha_args& args;
   const int thread, lane;
@@ -75,6 +89,7 @@ struct FmhaForward {
   TW_DEVICE static void run(const tw_fmha_args& args) {
     const int thread = thread_index();
     FmhaForward self = {args, thread, lane_index(), shared_base()};
+    if constexpr (split) fmha_release_next();
     self.compute(work_of(args, block_index()));
     fmha_publish(args, thread, [] {});
   }
@@ -89,15 +104,25 @@ struct FmhaForward {
     if (first >= all) return;
     const bool skipped = Config::skip_min && item.skip;
     const int rows = skipped ? 0 : min_of(m0, (int)item.q_rows * g - first);
-    const int wave_first = thread / kWave * wave_rows;
+    const int wave_first = few_rows ? 0 : thread / kWave * wave_rows;
     Softmax softmax(args, item, work.b, head, group, lane, first + wave_first);
     ValueAtom o;
     o.clear();
     if (rows > 0) {
       FmhaRange range = fmha_range(args, item, first / g, (first + rows - 1) / g + 1);
       if constexpr (split) range = fmha_split(args, range, work.part, n0);
-      load_queries(item, work.b, head, group, first);
-      loop(softmax, o, item, range, work.b, key_head, wave_first);
+      if constexpr (few_rows) {
+        FmhaDecode<FmhaForward>(*this, item, work.b, key_head).run(softmax, o, range, [&] {
+          load_queries(item, work.b, head, group, first);
+          barrier();
+        });
+        if (thread >= kWave) return;
+      } else {
+        load_queries(item, work.b, head, group, first);
+        loop(softmax, o, item, range, work.b, key_head, wave_first);
+      }
+    } else if (few_rows && thread >= kWave) {
+      return;
     }
     const FmhaForward again = {read_again(args), thread, lane, shared};  // fewer scalar registers in the loop
     again.store(softmax, o, item, work, all, skipped);
@@ -107,7 +132,7 @@ struct FmhaForward {
     const char* const base = (const char*)args.q.ptr + ((Config::varlen ? 0 : b * args.q.batch) + head * args.q.head +
                                                         item.q_first * args.q.row) * size_of<Q>;
     const int g = Config::pack_gqa ? group : 1, rows = (int)item.q_rows * g, hdim = (int)args.hdim_q;
-    fmha_load_lines<Q, X, TileQ, threads, false>(shared, thread, [&](int line, int c) {
+    fmha_load_lines<Q, X, TileQ, threads, false, few_rows ? 1 : 2>(shared, thread, [&](int line, int c) {
       const int p = first + line;
       FmhaChunk chunk = {nullptr, args.q.col * size_of<Q>, min_of(hdim - c, 16 / size_of<X>)};
       if (p >= rows || c >= hdim) return chunk;
@@ -118,42 +143,57 @@ struct FmhaForward {
     });
   }
 
-  // Pages and factors of a block's columns.
+  // The page and the factors of column j, which may not exist.
+  TW_DEVICE void look_up_column(const FmhaItem& item, int b, int key_head, int j, int& page, float& k, float& v) const {
+    const bool exists = j < (int)item.k_rows;
+    page = 0, k = 0.0f, v = 0.0f;
+    if constexpr (Config::paged) {
+      page = exists ? (int)fmha_page<Config>(args, b, j) : -1;
+      if (exists && page < 0) fmha_tell(args, kFmhaBadPage, b, j);
+    }
+    factors(item, b, key_head, j, page, k, v);
+  }
+  // Those of an existing column of an existing page.
+  TW_DEVICE void factors(const FmhaItem& item, int b, int key_head, int j, int page, float& k, float& v) const {
+    if (!varying || page < 0 || j >= (int)item.k_rows) return;
+    constexpr bool kPages = Config::qscale == FmhaScale::kv_blockscale;
+    k = fmha_scale_at(args.k_scale, kPages ? page : b, key_head, kPages ? 0 : j);
+    v = fmha_scale_at(args.v_scale, kPages ? page : b, key_head, kPages ? 0 : j);
+  }
+  // To its words among those of `count` columns.
+  TW_DEVICE static void store_column(uint32_t to, int count, int page, float k, float v) {
+    if constexpr (Config::paged) store_shared(to, Words<1>{(uint32_t)page});
+    const uint32_t at = to + (Config::paged ? count * 4 : 0);
+    if constexpr (varying) store_shared(at, Words<1>{bits_of(k)}), store_shared(at + count * 4, Words<1>{bits_of(v)});
+  }
   TW_DEVICE void look_up(const FmhaItem& item, int b, int key_head, int c0, uint32_t to) const {
     for (int j = thread; j < n0; j += threads) {
-      int64_t page = 0;
-      const bool exists = c0 + j < (int)item.k_rows;
-      if constexpr (Config::paged) {
-        page = exists ? fmha_page<Config>(args, b, c0 + j) : -1;
-        if (exists && page < 0) fmha_tell(args, kFmhaBadPage, b, c0 + j);
-        store_shared(to + j * 4, Words<1>{(uint32_t)(int32_t)page});
-      }
-      if constexpr (Softmax::varying) {
-        float k = 0.0f, v = 0.0f;
-        if (exists && page >= 0) {
-          constexpr bool kPages = Config::qscale == FmhaScale::kv_blockscale;
-          k = fmha_scale_at(args.k_scale, kPages ? page : b, key_head, kPages ? 0 : c0 + j);
-          v = fmha_scale_at(args.v_scale, kPages ? page : b, key_head, kPages ? 0 : c0 + j);
-        }
-        const uint32_t at = to + (Config::paged ? n0 * 4 : 0) + j * 4;
-        store_shared(at, Words<1>{bits_of(k)});
-        store_shared(at + n0 * 4, Words<1>{bits_of(v)});
-      }
+      int page;
+      float k, v;
+      look_up_column(item, b, key_head, c0 + j, page, k, v);
+      store_column(to + j * 4, n0, page, k, v);
     }
   }
 
   TW_DEVICE void load_keys(const Keys& keys, int c0) const {
-    fmha_load_lines<K, X, TileK, threads, is_async>(shared + TileQ::bytes, thread,
-                                                    [&](int r, int c) { return keys.row(args, c0, r, c); });
+    const uint32_t to = shared + TileQ::bytes;
+    if constexpr (copies) {
+      if (keys.aligned) return keys.template copy<TileK, threads>(args, to, thread, c0);
+    }
+    fmha_load_lines<K, X, TileK, threads, is_async, copies ? 1 : 2>(
+        to, thread, [&](int r, int c) { return keys.row(args, c0, r, c); });
   }
   TW_DEVICE void load_values(const Values& values, int c0) const {
     const uint32_t to = shared + v_at;
+    if constexpr (copies && !Values::along_rows) {
+      if (values.aligned) return values.template copy<TileV, threads>(args, to, thread, c0);
+    }
     if constexpr (Values::along_rows)
       fmha_load_lines<V, X, TileV, threads, is_async>(to, thread,
                                                       [&](int c, int r) { return values.column(args, c0, c, r); });
     else
-      fmha_load_across<V, X, TileV, threads, is_async>(to, thread,
-                                                       [&](int r, int c) { return values.row(args, c0, r, c); });
+      fmha_load_across<V, X, TileV, threads, is_async, copies ? 1 : 2>(
+          to, thread, [&](int r, int c) { return values.row(args, c0, r, c); });
   }
 
   TW_DEVICE static int after(int c0, const FmhaRange& range) {
@@ -210,15 +250,11 @@ struct FmhaForward {
       }
       float rescale[Softmax::slots];
       softmax.run(s, c0, !softmax.whole(c0, wave_rows), own, own + (Config::paged ? n0 * 4 : 0), rescale);
-      fmha_each_run(o, [&](float (&x)[ValueAtom::run], int slot, int strip, int index) {
-        TW_UNROLL
-        for (int e = 0; e < ValueAtom::run; e++) x[e] *= rescale[slot];
-        o.set(x, strip, index);
-      });
+      Softmax::apply(o, rescale);
       if constexpr (!through_registers) stage(s, wave_first);
       if constexpr (is_async) wait_async<1>();
       barrier();
-      if constexpr (through_registers) multiply_values(s, o);
+      if constexpr (through_registers) multiply_values(s, o, shared + v_at);
       else fmha_multiply<ValueAtom, TileP>(o, shared + p_at, shared + v_at, wave_first, 0, lane);
       barrier();
       c0 = next;
@@ -237,11 +273,11 @@ struct FmhaForward {
   }
 
   // Two neighbouring results of 8 columns are what the second product takes as 16 of k.
-  TW_DEVICE void multiply_values(const ScoreAtom& s, ValueAtom& o) const {
+  TW_DEVICE void multiply_values(const ScoreAtom& s, ValueAtom& o, uint32_t v) const {
     if constexpr (through_registers) {
       constexpr bool kHalf = is_same<X, fp16>;
       TW_UNROLL
-      for (int kk = 0; kk < n0 / 16; kk++) {
+      for (int kk = 0; kk < columns / 16; kk++) {
         typename ValueAtom::Fragments f;
         TW_UNROLL
         for (int i = 0; i < ValueAtom::rows; i++)
@@ -250,7 +286,7 @@ struct FmhaForward {
             const float low = s.acc[i][2 * kk + w / 2][w % 2 * 2], high = s.acc[i][2 * kk + w / 2][w % 2 * 2 + 1];
             f.a[i].w[w] = kHalf ? pack_halves(low, high) : pack_bfloats(low, high);
           }
-        ValueAtom::load_b(f, shared + v_at, 0, lane, kk);
+        ValueAtom::load_b(f, v, 0, lane, kk);
         o.multiply(f);
       }
     }
@@ -260,40 +296,46 @@ struct FmhaForward {
                        bool skipped) const {
     float scale[Softmax::slots], lse[Softmax::slots];
     softmax.finish(scale, lse);
-    const int items = Config::varlen ? 0 : work.b;
-    const auto line_of = [&](int slot) {  // in o_acc and lse_acc
-      const int64_t h = softmax.head_of(slot), i = softmax.query(slot), part = work.part;
-      return Config::varlen ? (part * args.heads_q + h) * args.total_q + item.q_first + i
-                            : ((part * args.batch + work.b) * args.heads_q + h) * args.seq_q + i;
-    };
-    const auto exists = [&](int slot) { return softmax.place(slot) < all; };
-    const auto empty = [&](int slot) { return skipped || softmax.query(slot) >= (int)item.q_rows; };
-    fmha_each_run(o, [&](float (&x)[ValueAtom::run], int slot, int, int index) {
-      const int c = ValueAtom::run_column(lane, index);
-      if (!exists(slot)) return;
-      TW_UNROLL
-      for (int e = 0; e < ValueAtom::run; e++) x[e] = empty(slot) || scale[slot] == 0.0f ? 0.0f : x[e] * scale[slot];
+    const int64_t items = Config::varlen ? 0 : work.b, col = split ? 1 : args.o.col;
+    using To = typename Stored<split>::type;
+    char* to[Softmax::slots];  // null: no such row
+    TW_UNROLL
+    for (int slot = 0; slot < Softmax::slots; slot++) {
+      to[slot] = nullptr;
+      if (softmax.place(slot) >= all) continue;
+      const int64_t h = softmax.head_of(slot), i = softmax.query(slot), place = item.q_first + i;
+      if (skipped || i >= (int)item.q_rows) scale[slot] = 0.0f, lse[slot] = minus_infinity();
+      const bool writes = (lane & ScoreAtom::row_bits) == 0;
       if constexpr (split) {
-        fmha_store_run<fp32>((char*)(args.o_acc + line_of(slot) * Config::hdim_v + c), x, Config::hdim_v - c, 1);
+        const int64_t line = Config::varlen
+                                 ? (work.part * args.heads_q + h) * args.total_q + place
+                                 : ((work.part * args.batch + work.b) * args.heads_q + h) * args.seq_q + i;
+        to[slot] = (char*)(args.o_acc + line * Config::hdim_v);
+        if (writes) store_global(args.lse_acc + line, lse[slot]);
       } else {
-        using O = typename Config::O;
-        const int64_t at = items * args.o.batch + softmax.head_of(slot) * args.o.head +
-                           (item.q_first + softmax.query(slot)) * args.o.row + c * args.o.col;
-        fmha_store_run<O>((char*)args.o.ptr + at * size_of<O>, x, (int)args.hdim_v - c, args.o.col);
-      }
-    });
-    if constexpr (split || Config::lse) {
-      TW_UNROLL
-      for (int slot = 0; slot < Softmax::slots; slot++) {
-        if (!exists(slot) || (lane & ScoreAtom::row_bits) != 0) continue;
-        const float value = empty(slot) ? minus_infinity() : lse[slot];
-        if constexpr (split) store_global(args.lse_acc + line_of(slot), value);
-        else
-          store_global((float*)args.lse.ptr + items * args.lse.batch + softmax.head_of(slot) * args.lse.head +
-                           (item.q_first + softmax.query(slot)) * args.lse.row, value);
+        to[slot] = (char*)args.o.ptr + (items * args.o.batch + h * args.o.head + place * args.o.row) * size_of<To>;
+        if (Config::lse && writes)
+          store_global((float*)args.lse.ptr + items * args.lse.batch + h * args.lse.head + place * args.lse.row, lse[slot]);
       }
     }
+    const int hdim = split ? Config::hdim_v : (int)args.hdim_v;
+    fmha_each_run(o, [&](float (&x)[ValueAtom::run], int slot, int, int index) {
+      if (!to[slot]) return;
+      const int c = ValueAtom::run_column(lane, index);
+      TW_UNROLL
+      for (int e = 0; e < ValueAtom::run; e++) x[e] = scale[slot] == 0.0f ? 0.0f : x[e] * scale[slot];
+      if constexpr (split && ValueAtom::run <= 4) store_global(to[slot] + c * 4, pack<fp32, ValueAtom::run>(x).data);
+      else fmha_store_run<To>(to[slot] + c * col * size_of<To>, x, hdim - c, col);
+    });
   }
+  template <bool kParts, class Void = void>
+  struct Stored {
+    using type = fp32;
+  };
+  template <class Void>
+  struct Stored<false, Void> {
+    using type = typename Config::O;
+  };
 
   // The bytes of rows [p0, p1), seen or not; zeros beyond the item's rows and columns. Of split plans each part stores
   // its share of the columns.

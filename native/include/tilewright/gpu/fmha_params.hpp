@@ -28,6 +28,20 @@ struct FmhaProduct<fp8> {
 #endif
 };
 
+// A launch may overlap the end of the one before (programmatic dependent launch, which a plan asks for where it pays):
+// the later kernel waits until all that the earlier one wrote is there, and the earlier one tells when the later one's
+// workgroups may take their places. Neither does anything elsewhere.
+TW_DEVICE void fmha_wait_for_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+TW_DEVICE void fmha_release_next() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // Which atom multiplies elements of type X, in warp tiles of kM x kN x kK.
 template <class X, int kM, int kN, int kK>
 struct FmhaAtoms {
@@ -111,15 +125,22 @@ TW_DEVICE void fmha_each_run(Atom& atom, F f) {
     }
 }
 
+// The larger one; x if y is NaN.
+TW_DEVICE float fmha_larger(float x, float y) {
+#if defined(__CUDA_ARCH__)
+  asm("max.f32 %0, %0, %1;" : "+f"(x) : "f"(y));
+  return x;
+#else
+  return y > x ? y : x;
+#endif
+}
+
 // Over the lanes that hold results of one row.
 template <class Atom>
 TW_DEVICE float fmha_row_max(float x) {
   TW_UNROLL
   for (int mask = kWave / 2; mask > 0; mask /= 2)
-    if ((Atom::row_bits & mask) != 0) {
-      const float y = shuffle_xor(x, mask);
-      x = y > x ? y : x;
-    }
+    if ((Atom::row_bits & mask) != 0) x = fmha_larger(x, shuffle_xor(x, mask));
   return x;
 }
 template <class Atom>

@@ -9,9 +9,10 @@ namespace tw::gpu {
 // 2^x - 1 over 2^x + 1 of x = 2 y log2(e): to 2^-22 of 1.
 TW_DEVICE float fmha_tanh(float y) { return 1.0f - 2.0f * reciprocal(exp2(y * (2.0f * kLog2E)) + 1.0f); }
 
-template <class Config, class Atom>
+// kColumns: of a block of scores that one wave has.
+template <class Config, class Atom, int kColumns = Config::n0>
 struct FmhaSoftmax {
-  static constexpr int slots = Atom::slots, n0 = Config::n0;
+  static constexpr int slots = Atom::slots, n0 = kColumns;
   static constexpr bool varying = Config::qscale == FmhaScale::blockscale || Config::qscale == FmhaScale::kv_blockscale;
   static constexpr bool by_row = Config::pack_gqa || varying;  // rows have factors of their own
   static constexpr bool modifies = Config::softcap || Config::bias != FmhaBias::no;
@@ -64,7 +65,8 @@ struct FmhaSoftmax {
   // What row i sees (fmha_visible): columns of [0, sinks) and [first, last).
   struct Seen {
     int first, last, sinks;
-    TW_DEVICE bool sees(int j) const { return j < last && (j >= first || j < sinks); }
+    // Without short circuits: LLVM 22.1 makes wrong code of those for AMD GPUs (docs/kernels-amd.md).
+    TW_DEVICE bool sees(int j) const { return (j < last) & ((j >= first) | (j < sinks)); }
   };
   TW_DEVICE Seen seen_by(int i) const {
     const int64_t rows = item.k_rows, diagonal = i + item.off;
@@ -100,34 +102,75 @@ struct FmhaSoftmax {
     return x;
   }
 
+  // Where a score is only multiplied by a factor, that is left to the exponential's argument.
+  static constexpr bool folds = !varying && !modifies;
+#if defined(__HIP__)
+  static constexpr bool branches = false;  // see docs/kernels-amd.md: elements of vectors are selected, never branched over
+#else
+  static constexpr bool branches = true;
+#endif
+
   // Makes P of S. rescale: what the sums of earlier blocks are to be multiplied by. pages, k_scales, v_scales: of the
   // block's columns, in shared memory.
   TW_DEVICE void run(Atom& s, int c0, bool edge, uint32_t pages, uint32_t scales, float (&rescale)[slots]) {
-    float most[slots];
+    float f[slots];
+    bool odd = false;
     TW_UNROLL
-    for (int i = 0; i < slots; i++) most[i] = m[i];
+    for (int i = 0; i < slots; i++) {
+      f[i] = factor[by_row ? i : 0];
+      odd |= folds && !(f[i] > 0.0f);
+    }
     Seen seen[slots];
     TW_UNROLL
     for (int i = 0; i < slots; i++) seen[i] = seen_by(query(i));
+    const auto masked = [&](float (&x)[Atom::run], int slot, int column) {
+      TW_UNROLL
+      for (int e = 0; e < Atom::run; e++)
+        if (!seen[slot].sees(c0 + column + e)) x[e] = minus_infinity();
+    };
+    if (branches && folds && odd) {  // a largest score need not have the largest product
+      fmha_each_run(s, [&](float (&x)[Atom::run], int slot, int strip, int index) {
+        TW_UNROLL
+        for (int e = 0; e < Atom::run; e++) x[e] *= f[slot];
+        s.set(x, strip, index);
+      });
+      TW_UNROLL
+      for (int i = 0; i < slots; i++) f[i] = 1.0f;
+    }
+    if constexpr (branches && folds) {
+      if (edge)
+        fmha_each_run(s, [&](float (&x)[Atom::run], int slot, int strip, int index) {
+          masked(x, slot, Atom::run_column(lane, index));
+          s.set(x, strip, index);
+        });
+    }
+    float most[slots];
+    TW_UNROLL
+    for (int i = 0; i < slots; i++) most[i] = minus_infinity();
     fmha_each_run(s, [&](float (&x)[Atom::run], int slot, int strip, int index) {
       const int column = Atom::run_column(lane, index), i = query(slot);
+      constexpr bool kLater = branches && folds;
       TW_UNROLL
       for (int e = 0; e < Atom::run; e++) {
         const int j = c0 + column + e;
-        x[e] *= factor[by_row ? slot : 0];
+        if constexpr (!kLater) x[e] *= f[slot];
         if constexpr (varying) x[e] *= float_of(load_shared<1>(scales + (column + e) * 4).w[0]);
         if constexpr (modifies) x[e] = modify(x[e], slot, i, j);
-        if (edge && !seen[slot].sees(j)) x[e] = minus_infinity();
+        if (!kLater && edge && !seen[slot].sees(j)) x[e] = minus_infinity();
         if constexpr (Config::paged)
           if ((int)load_shared<1>(pages + (column + e) * 4).w[0] < 0) x[e] = minus_infinity();
-        most[slot] = x[e] > most[slot] ? x[e] : most[slot];
+        most[slot] = fmha_larger(most[slot], x[e]);
       }
-      s.set(x, strip, index);
+      if constexpr (!kLater || Config::paged) s.set(x, strip, index);
     });
+    if constexpr (!(branches && folds)) {
+      TW_UNROLL
+      for (int i = 0; i < slots; i++) f[i] = 1.0f;
+    }
     float safe[slots];
     TW_UNROLL
     for (int i = 0; i < slots; i++) {
-      most[i] = fmha_row_max<Atom>(most[i]);
+      most[i] = fmha_larger(m[i], fmha_row_max<Atom>(most[i]) * f[i]);
       safe[i] = most[i] == minus_infinity() ? 0.0f : most[i];
       rescale[i] = exp2(m[i] - safe[i]);
       m[i] = most[i];
@@ -136,7 +179,7 @@ struct FmhaSoftmax {
     fmha_each_run(s, [&](float (&x)[Atom::run], int slot, int strip, int index) {
       TW_UNROLL
       for (int e = 0; e < Atom::run; e++) {
-        x[e] = exp2(x[e] - safe[slot]);
+        x[e] = exp2(branches && folds ? fma(x[e], f[slot], -safe[slot]) : x[e] - safe[slot]);
         l[slot] += x[e];
         if constexpr (varying)
           x[e] *= float_of(load_shared<1>(scales + (n0 + Atom::run_column(lane, index) + e) * 4).w[0]);
@@ -144,6 +187,20 @@ struct FmhaSoftmax {
       s.set(x, strip, index);
     });
     if constexpr (Config::dropout) drop(s, c0);
+  }
+
+  // Multiplies results of earlier blocks: on most blocks no maximum has grown, and there is nothing to do.
+  template <class Results>
+  TW_DEVICE static void apply(Results& o, const float (&rescale)[slots]) {
+    bool grown = !branches;
+    TW_UNROLL
+    for (int i = 0; i < slots; i++) grown |= rescale[i] != 1.0f;
+    if (branches && count_lanes(grown) == 0) return;
+    fmha_each_run(o, [&](float (&x)[Results::run], int slot, int strip, int index) {
+      TW_UNROLL
+      for (int e = 0; e < Results::run; e++) x[e] *= rescale[slot];
+      o.set(x, strip, index);
+    });
   }
 
   // One call of the generator for each row, pair of columns modulo 8 and 64 columns.

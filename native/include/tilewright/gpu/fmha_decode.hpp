@@ -1,0 +1,251 @@
+// Few rows of queries and many keys (decoding): pipeline qr_nwarp_sshuffle. All waves of a workgroup have the same rows.
+// Each has keys of its own, n0 / waves of every block, in a ring of shared memory that asynchronous copies fill some
+// blocks ahead, and maxima, sums and results of its own: no wave waits for another before the end, where the first one
+// adds up what all have. So the bytes on their way are those of whole rings, and memory is what limits the kernel.
+#pragma once
+#include "tilewright/gpu/fmha_loader.hpp"
+
+namespace tw::gpu {
+
+// The shared memory of one wave: slots for a block's keys and values as they are in global memory, a tile for what is to
+// be widened, and what was looked up for the columns of each slot.
+template <class Config, class X, bool kAlongRows, int kColumnWords>
+struct FmhaRing {
+  using K = typename Config::K;
+  using V = typename Config::V;
+  static constexpr bool few_rows = Config::pipeline == FmhaPipeline::qr_nwarp_sshuffle;
+  static constexpr int waves = few_rows ? Config::wave_n0 : Config::wave_m0;
+  static constexpr int columns = few_rows ? Config::n0 / waves : Config::n0;
+  static constexpr bool widens = !is_same<K, X>;
+  using TileK = OperandTile<K, true, columns, Config::hdim_q>;
+  using TileV = OperandTile<V, kAlongRows, Config::hdim_v, columns>;
+  static constexpr int slot_bytes = TileK::bytes + TileV::bytes;
+  // 96 KB on their way let two workgroups share a multiprocessor of 227 KB. (The same sum is in gpu_shared.py.)
+  static constexpr int fitting = (96 << 10) / (waves * slot_bytes);
+  static constexpr int stages = fitting < 2 ? 2 : fitting > 4 ? 4 : fitting;
+  static constexpr int wide_bytes = widens ? columns * max_of(Config::hdim_q, Config::hdim_v) * size_of<X> : 0;
+  static constexpr int word_bytes = kColumnWords * columns * 4;
+  static constexpr int words_at = stages * slot_bytes + wide_bytes;
+  static constexpr int bytes = words_at + stages * word_bytes;  // of one wave
+};
+
+// Elements of 8 bits in shared memory become those of a tile of the same lines.
+template <class E, class X, class From, class To>
+TW_DEVICE void fmha_widen_tile(uint32_t to, uint32_t from, int lane) {
+  constexpr int kPieces = From::line_bytes / 8, kTotal = From::lines * kPieces;
+  static_assert(From::lines == To::lines && To::line_bytes == 2 * From::line_bytes, "tiles of the same elements");
+  TW_UNROLL_BY(2)
+  for (int id = lane; id < kTotal; id += kWave) {
+    const int line = id / kPieces, piece = id % kPieces;
+    const Words<2> x = load_shared<2>(from + From::offset(line, piece / 2) + piece % 2 * 8);
+    const Words<2> low = fmha_widen<X>(x.w[0]), high = fmha_widen<X>(x.w[1]);
+    store_shared(to + To::offset(line, piece), Words<4>{low.w[0], low.w[1], high.w[0], high.w[1]});
+  }
+}
+
+// Forward: the FmhaForward of the same Config.
+template <class Forward>
+struct FmhaDecode {
+  using Config = typename Forward::Config;
+  using Ring = typename Forward::Ring;
+  using X = typename Forward::X;
+  using K = typename Ring::K;
+  using V = typename Ring::V;
+  using Keys = FmhaSource<Config, K, K, false>;
+  using Values = FmhaSource<Config, V, V, true>;
+  using TileQ = typename Forward::TileQ;
+  using ScoreAtom = typename Forward::ScoreAtom;
+  using ValueAtom = typename Forward::ValueAtom;
+  using Softmax = typename Forward::Softmax;
+  static constexpr int columns = Ring::columns, stages = Ring::stages, n0 = Config::n0;
+  static constexpr int state_runs = ValueAtom::strips * ValueAtom::strip_runs;
+  static constexpr int state_bytes = (state_runs * ValueAtom::run + 2 * Softmax::slots) * kWave * 4;
+  static_assert(state_bytes <= Ring::words_at, "what a wave has fits into its ring");
+
+  const Forward& forward;
+  const FmhaItem& item;
+  const int b, key_head;
+  const uint32_t ring;  // of this wave
+  Keys keys;
+  Values values;
+  const int32_t* table;  // of the item
+  int page_bits;         // log2 of the rows of a page
+
+  TW_DEVICE FmhaDecode(const Forward& forward, const FmhaItem& item, int b, int key_head)
+      : forward(forward),
+        item(item),
+        b(b),
+        key_head(key_head),
+        ring(ring_of(forward, forward.thread / kWave)),
+        keys(forward.args.k, item, key_head, forward.args.hdim_q, 0),
+        values(forward.args.v, item, key_head, forward.args.hdim_v, 0) {
+    const tw_fmha_args& args = forward.args;
+    table = nullptr, page_bits = 0;
+    if constexpr (Config::paged) {
+      table = args.block_table + (Config::kv_lookup == KvLookup::sglang ? fmha_max(args.page_starts[b], 0) : b * args.table_stride);
+      while ((1 << page_bits) < (int)Keys::page_size(args)) page_bits++;
+    }
+  }
+
+  TW_DEVICE static uint32_t ring_of(const Forward& forward, int wave) {
+    return forward.shared + TileQ::bytes + wave * Ring::bytes;
+  }
+  TW_DEVICE uint32_t words(int slot) const { return ring + Ring::words_at + slot * Ring::word_bytes; }
+
+  // The number in the table for the wave's column of this lane's number, not yet looked at: it is on its way while
+  // another block is multiplied.
+  TW_DEVICE int look_up(int c0, int last) const {
+    const int j = c0 + forward.lane;
+    if constexpr (Config::paged)
+      if (forward.lane < columns && c0 < last && j < keys.rows) return load_constant<int32_t>(table + (j >> page_bits));
+    return Config::paged ? -1 : 0;
+  }
+
+  // Copies the wave's keys and values from row c0 on, if there are any. `page`: what look_up gave.
+  TW_DEVICE void fill(int page, int c0, int last, int slot) {
+    const tw_fmha_args& args = forward.args;
+    const int lane = forward.lane;
+    if (c0 < last) {
+      if constexpr (Forward::has_columns) {
+        const int j = c0 + lane;
+        if (Config::paged && (page < 0 || page >= args.num_pages)) {
+          if (lane < columns && j < keys.rows) fmha_tell(args, kFmhaBadPage, b, j);
+          page = -1;
+        }
+        if (lane < columns) {
+          float k = 0.0f, v = 0.0f;
+          forward.factors(item, b, key_head, j, page, k, v);
+          Forward::store_column(words(slot) + lane * 4, columns, page, k, v);
+        }
+        keys.pages = values.pages = words(slot);
+        wave_barrier();
+      }
+      const uint32_t to = ring + slot * Ring::slot_bytes, v = to + Ring::TileK::bytes;
+      if (keys.aligned)
+        copy<typename Ring::TileK>(keys, to, page, c0);
+      else
+        fmha_load_lines<K, K, typename Ring::TileK, kWave, true, 1>(
+            to, lane, [&](int r, int c) { return keys.row(args, c0, r, c); });
+      if constexpr (Values::along_rows) {
+        fmha_load_lines<V, V, typename Ring::TileV, kWave, true, 1>(
+            v, lane, [&](int c, int r) { return values.column(args, c0, c, r); });
+      } else {
+        if (values.aligned)
+          copy<typename Ring::TileV>(values, v, page, c0);
+        else
+          fmha_load_lines<V, V, typename Ring::TileV, kWave, true, 1>(
+              v, lane, [&](int r, int c) { return values.row(args, c0, r, c); });
+      }
+    }
+    commit_async();
+  }
+  // A lane knows the page of the row of its number: it finds the row's place for all.
+  template <class Tile, class Source>
+  TW_DEVICE void copy(const Source& source, uint32_t to, int page, int c0) const {
+    const tw_fmha_args& args = forward.args;
+    if constexpr (Config::paged && Tile::lines * Tile::chunks % kWave == 0) {
+      const int j = c0 + forward.lane;
+      const int64_t own = (int64_t)(uintptr_t)(j < source.rows ? source.line(args, j, page) : nullptr);
+      fmha_copy_rows<Tile, kWave, true>(to, forward.lane, columns, source.hdim * size_of<K> / 16, source.chunk_bytes(), [&](int r) {
+        const uint32_t low = (uint32_t)shuffle((int)own, r), high = (uint32_t)shuffle((int)(own >> 32), r);
+        return (const char*)(uintptr_t)((uint64_t)high << 32 | low);
+      });
+    } else {
+      source.template copy<Tile, kWave>(args, to, forward.lane, c0);
+    }
+  }
+
+  // `ready` is called once, when the first copies are on their way, and ends with a barrier of the workgroup.
+  template <class Ready>
+  TW_DEVICE void run(Softmax& softmax, ValueAtom& o, const FmhaRange& range, Ready ready) {
+    const int last = (int)(range.first < range.last ? range.last : range.sink_last);
+    const int own = forward.thread / kWave * columns;  // of every block
+    int c0 = range.sink_last > 0 ? 0 : (int)range.first / n0 * n0, ahead = c0, slot = 0, free = 0;
+    int page = look_up(ahead + own, last), idle = stages - 1;  // turns before the first block is multiplied
+    TW_NO_UNROLL
+    while (idle > 0 || c0 < last) {
+      if (idle == 0) {
+        wait_async<stages - 2>();
+        wave_barrier();  // the block has come for all lanes, and all are done with the one before
+      }
+      fill(page, ahead + own, last, free);
+      ahead = Forward::after(ahead, range);
+      page = look_up(ahead + own, last);
+      free = free + 1 == stages ? 0 : free + 1;
+      if (idle > 0) {
+        if (--idle == 0) ready();
+        continue;
+      }
+      if (c0 + own < last) add(softmax, o, c0 + own, slot);
+      c0 = Forward::after(c0, range);
+      slot = slot + 1 == stages ? 0 : slot + 1;
+    }
+    wait_async<0>();
+    gather(softmax, o);
+  }
+
+  // Adds a block's part to the sums.
+  TW_DEVICE void add(Softmax& softmax, ValueAtom& o, int c0, int slot) const {
+    const int lane = forward.lane;
+    const uint32_t k = ring + slot * Ring::slot_bytes, v = k + Ring::TileK::bytes, own = words(slot);
+    const uint32_t wide = ring + stages * Ring::slot_bytes;
+    ScoreAtom s;
+    s.clear();
+    if constexpr (Ring::widens) {
+      fmha_widen_tile<K, X, typename Ring::TileK, typename Forward::TileK>(wide, k, lane);
+      wave_barrier();
+    }
+    fmha_multiply<ScoreAtom, TileQ>(s, forward.shared, Ring::widens ? wide : k, 0, 0, lane);
+    if constexpr (Ring::widens) {
+      wave_barrier();
+      fmha_widen_tile<V, X, typename Ring::TileV, typename Forward::TileV>(wide, v, lane);
+    }
+    float rescale[Softmax::slots];
+    softmax.run(s, c0, !softmax.whole(c0, Config::m0), own, own + (Config::paged ? columns * 4 : 0), rescale);
+    Softmax::apply(o, rescale);
+    if constexpr (Ring::widens) wave_barrier();
+    forward.multiply_values(s, o, Ring::widens ? wide : v);
+  }
+
+  // The first wave gets the sums of all; a lane has the same places in every wave.
+  TW_DEVICE void gather(Softmax& softmax, ValueAtom& o) const {
+    const int wave = forward.thread / kWave, lane = forward.lane;
+    constexpr int kSlots = Softmax::slots, kRun = ValueAtom::run;
+    const uint32_t stats = state_runs * kRun * kWave * 4 + lane * 4;
+    if (wave > 0) {
+      wave_barrier();
+      fmha_each_run(o, [&](float (&x)[kRun], int, int strip, int index) {
+        store_shared(ring + ((strip * ValueAtom::strip_runs + index) * kWave + lane) * kRun * 4, pack<fp32, kRun>(x).data);
+      });
+      TW_UNROLL
+      for (int i = 0; i < kSlots; i++) {
+        store_shared(ring + stats + i * kWave * 4, Words<1>{bits_of(softmax.m[i])});
+        store_shared(ring + stats + (kSlots + i) * kWave * 4, Words<1>{bits_of(softmax.l[i])});
+      }
+    }
+    barrier();
+    if (wave > 0) return;
+    TW_NO_UNROLL
+    for (int w = 1; w < Ring::waves; w++) {
+      const uint32_t from = ring_of(forward, w);
+      float own[kSlots], other[kSlots];
+      TW_UNROLL
+      for (int i = 0; i < kSlots; i++) {
+        const float m = float_of(load_shared<1>(from + stats + i * kWave * 4).w[0]);
+        const float l = float_of(load_shared<1>(from + stats + (kSlots + i) * kWave * 4).w[0]);
+        const float most = max_of(m, softmax.m[i]), safe = most == minus_infinity() ? 0.0f : most;
+        own[i] = exp2(softmax.m[i] - safe), other[i] = exp2(m - safe);
+        softmax.m[i] = most;
+        softmax.l[i] = softmax.l[i] * own[i] + l * other[i];
+      }
+      fmha_each_run(o, [&](float (&x)[kRun], int row, int strip, int index) {
+        const Words<kRun> y = load_shared<kRun>(from + ((strip * ValueAtom::strip_runs + index) * kWave + lane) * kRun * 4);
+        TW_UNROLL
+        for (int e = 0; e < kRun; e++) x[e] = x[e] * own[row] + float_of(y.w[e]) * other[row];
+        o.set(x, strip, index);
+      });
+    }
+  }
+};
+
+}  // namespace tw::gpu

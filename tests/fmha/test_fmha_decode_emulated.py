@@ -1,0 +1,113 @@
+"""Kernels for few rows and many keys, planned as for a device and run on the CPU: every wave has keys of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fmha_requests import Descs, desc, drawn, ints
+from test_fmha_gpu_emulated import folder, gpu, run
+
+from tilewright_fmha.candidates import fmha_candidates
+from tilewright_fmha.parse import parse_attention
+from tilewright_fmha.plan import plan_fmha
+from tilewright_fmha.reference import reference_attention
+from tilewright_fmha.splits import FEW_ROWS
+from tilewright_fmha.words import ATTENTION
+from tilewright_kit.compare import compare
+from tilewright_kit.device import DeviceInfo
+from tilewright_kit.problem import OperationRequest
+
+__all__ = ["folder", "gpu"]
+
+
+def dense(dtype: str, rows: int, columns: int, q: int, v: int, cache: str = "", heads: int = 2) -> Descs:
+    kept = cache or dtype
+    tensors = {"q": desc(dtype, 2, 4, rows, q)}
+    return {**tensors, "k": desc(kept, 2, heads, columns, q), "v": desc(kept, 2, heads, columns, v)}
+
+
+def paged(dtype: str, page: int, pages: int, q: int = 32, v: int = 32) -> Descs:
+    """Three sequences of at most ``pages`` pages."""
+    tensors = {"q": desc(dtype, 3, 4, 1, q), "block_table": ints(3, pages), "seqlens_k": ints(3)}
+    return {**tensors, "k": desc(dtype, 3 * pages, page, 2, q), "v": desc(dtype, 3 * pages, page, 2, v)}
+
+
+def vectorized(dtype: str, page: int, pages: int) -> Descs:
+    k, v = desc(dtype, 3 * pages, 2, 4, page, 8), desc(dtype, 3 * pages, 2, page // 8, 32, 8)
+    return {**paged(dtype, page, pages), "k": k, "v": v}
+
+
+def strided(dtype: str) -> Descs:
+    """Rows that no vector can read, of keys and of values."""
+    tensors = dense(dtype, 1, 300, 32, 32)
+    far = (2 * 300 * 33, 300 * 33, 33, 1)
+    return {**tensors, "k": desc(dtype, 2, 2, 300, 32, strides=far), "v": desc(dtype, 2, 2, 300, 32, strides=far)}
+
+
+LSE = {"return_lse": True}
+CASES: dict[str, tuple[Descs, dict[str, Any]]] = {
+    "long": (dense("bf16", 1, 700, 64, 64), LSE),
+    "heads_of_other_sizes": (dense("fp16", 1, 300, 40, 72), LSE),
+    "some_queries_causal": (dense("bf16", 3, 300, 32, 32), {"causal": True, "mask_align": "bottom_right", **LSE}),
+    "window": (
+        dense("bf16", 2, 400, 32, 32),
+        {"window_left": 100, "window_right": 0, "sink_size": 3, "mask_align": "bottom_right"},
+    ),
+    "several_tiles": (dense("fp16", 11, 270, 32, 32), LSE),
+    "scores": (dense("fp16", 1, 300, 32, 32), {"softcap": 5.0, "dropout_p": 0.3, "seed": 7, "num_splits": 2, **LSE}),
+    "eight_bits": (dense("bf16", 1, 300, 64, 32, cache="fp8"), LSE),
+    "rows_that_are_not_aligned": (strided("bf16"), LSE),
+    "pages": (paged("bf16", 16, 20), {"return_status": True, **LSE}),
+    "small_pages": (paged("fp16", 2, 140), {"return_status": True}),
+    "pages_in_chunks": (vectorized("fp16", 16, 20), {"kv_layout": "vectorized", "return_status": True}),
+    "sinks": ({**dense("bf16", 1, 300, 32, 32), "sinks": desc("fp32", 4)}, LSE),
+    "lengths": ({**dense("bf16", 1, 500, 32, 32), "seqlens_k": ints(2)}, {"num_splits": 3, **LSE}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_waves_share_keys(name: str, gpu: DeviceInfo, folder: Path) -> None:
+    tensors, words = CASES[name]
+    request = OperationRequest(ATTENTION, tensors, {}, words)
+    problem = parse_attention(request)
+    few = (item for item in fmha_candidates(problem, gpu) if item.pipeline == FEW_ROWS)
+    config = next(item for item in few if item.pack_gqa or problem.group == 1)
+    inputs = drawn(request, 3)
+    truth = reference_attention(problem, inputs)
+    have = run(plan_fmha(problem, config, gpu), inputs, gpu, folder)
+    for output, values in have.items():
+        if values.dtype.kind == "i":
+            assert np.array_equal(values, truth[output]), output
+            continue
+        result = compare(values, truth[output], problem.operand(output).desc.dtype, problem.seq_k + problem.hdim_q)
+        near = output == "lse" and np.allclose(values, truth[output], rtol=1e-3, atol=1e-3)
+        # Probabilities are rounded to the type of the queries.
+        assert near or (result.error <= 2 * result.bound and result.unwritten == 0), f"{output}: {result}"
+
+
+def test_pages_outside_the_cache_are_told_and_not_read(gpu: DeviceInfo, folder: Path) -> None:
+    request = OperationRequest(ATTENTION, paged("bf16", 16, 20), {}, {"return_status": True, **LSE})
+    problem = parse_attention(request)
+    config = next(item for item in fmha_candidates(problem, gpu) if item.pipeline == FEW_ROWS and item.pack_gqa)
+    inputs = drawn(request, 3)
+    inputs["seqlens_k"][:] = 320
+    inputs["block_table"][...] = np.arange(60, dtype=np.int32).reshape(3, 20)
+    inputs["block_table"][1, 7], inputs["block_table"][2, 19] = -1, 1 << 30
+    truth = reference_attention(problem, inputs)
+    have = run(plan_fmha(problem, config, gpu), inputs, gpu, folder)
+    assert have["status"].tolist() == [2, 1, 127, 0]  # a bad page; the first item that has one, its last column there
+    assert np.allclose(have["lse"], truth["lse"], rtol=1e-3, atol=1e-3)
+
+
+def test_empty_caches_give_zeros(gpu: DeviceInfo, folder: Path) -> None:
+    request = OperationRequest(ATTENTION, paged("bf16", 16, 20), {}, LSE)
+    problem = parse_attention(request)
+    config = next(item for item in fmha_candidates(problem, gpu) if item.pipeline == FEW_ROWS and item.pack_gqa)
+    inputs = drawn(request, 3)
+    inputs["seqlens_k"][:] = 0, 1, 320
+    have = run(plan_fmha(problem, config, gpu), inputs, gpu, folder)
+    assert not have["o"][0].any() and np.all(np.isneginf(have["lse"][0]))
+    assert np.all(np.isfinite(have["lse"][1:]))
