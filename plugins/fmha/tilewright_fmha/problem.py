@@ -333,11 +333,8 @@ class FmhaProblem(Problem):
         return words
 
 
-@dataclass(frozen=True, eq=True)
 class AttentionProblem(FmhaProblem):
     operation: ClassVar[str] = ATTENTION
-
-    __hash__ = FmhaProblem.__hash__
 
     @property
     def family(self) -> Family:
@@ -346,13 +343,10 @@ class AttentionProblem(FmhaProblem):
         return Family.BATCH_PREFILL if self.varlen else Family.PAGEDKV
 
 
-@dataclass(frozen=True, eq=True)
 class AttentionBackwardProblem(FmhaProblem):
     """Gradients of q, k and v, and of a bias and of learned sinks where asked for."""
 
     operation: ClassVar[str] = ATTENTION_BACKWARD
-
-    __hash__ = FmhaProblem.__hash__
 
     @property
     def family(self) -> Family:
@@ -364,13 +358,10 @@ class AttentionBackwardProblem(FmhaProblem):
         return 2 * self.pairs * (3 * self.hdim_q + 2 * self.hdim_v)
 
 
-@dataclass(frozen=True, eq=True)
 class KvAppendProblem(FmhaProblem):
     """Rows that are written behind the others of a cache, rotated on the way if asked for."""
 
     operation: ClassVar[str] = KV_APPEND
-
-    __hash__ = FmhaProblem.__hash__
 
     @property
     def family(self) -> Family:

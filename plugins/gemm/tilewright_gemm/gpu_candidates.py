@@ -17,7 +17,7 @@ from tilewright_gemm.gpu_fit import copy_fault
 from tilewright_gemm.gpu_plan import matrices
 from tilewright_gemm.problem import GemmProblem
 from tilewright_gemm.words import Epilogue, Reduction
-from tilewright_kit.cost import ceil_div
+from tilewright_kit.cost import ceil_div, units_of
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.dtypes import DType
 
@@ -30,7 +30,6 @@ __all__ = [
     "splits",
     "swapped_shapes",
     "tile_count",
-    "units_of",
     "ws_shapes",
 ]
 
@@ -281,10 +280,6 @@ def splits(problem: GemmProblem, device: DeviceInfo, tile: Triple, cluster: int,
 
 def tile_count(problem: GemmProblem, tile: Triple) -> int:
     return sum(ceil_div(item.m, tile[0]) * ceil_div(item.n, tile[1]) * item.batch for item in problem.products)
-
-
-def units_of(device: DeviceInfo) -> int:
-    return max(device.units or device.arch.throughput.units, 1)
 
 
 def _wants_stream(problem: GemmProblem, device: DeviceInfo, tile: Triple, shape: Shape) -> bool:

@@ -16,7 +16,7 @@ from tilewright_gemm.config import GemmConfig
 from tilewright_gemm.gpu_plan import grid_of
 from tilewright_gemm.problem import GemmProblem
 from tilewright_gemm.words import Epilogue, Reduction
-from tilewright_kit.cost import ceil_div
+from tilewright_kit.cost import ceil_div, clock_of, units_of
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.operation import Prediction
 from tilewright_kit.tiles.footprint import consumers, is_specialised, shared_bytes, size_of, stages_of, threads_of
@@ -58,9 +58,7 @@ _SHAPES = 64
 def predict_gpu(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) -> Prediction:
     """Seconds of the one launch, and what they are made of."""
     arch = device.arch
-    clock = (arch.throughput.clock_mhz or 1500) * 1e6
-    units = max(device.units or arch.throughput.units, 1)
-    shapes = shapes_of(problem)
+    clock, units, shapes = clock_of(arch), units_of(device), shapes_of(problem)
     slices, steps = slices_of(config, shapes)
     step = _step_cycles(config, arch) * (_UNALIGNED if is_unaligned(problem, config, arch) else 1.0)
     resident = 1 if config.persistent else _resident(config, arch)
@@ -169,7 +167,7 @@ def _loads(
     """Seconds that operands take from L2 to the units, and from memory."""
     arch = device.arch
     rates, size = arch.throughput, problem.dtype_a.bytes
-    clock = (rates.clock_mhz or 1500) * 1e6
+    clock = clock_of(arch)
     near = far = 0.0
     for m, n, k, count in shapes:
         tiles_m, tiles_n = ceil_div(m, config.tile[0]), ceil_div(n, config.tile[1])

@@ -13,7 +13,7 @@ from tilewright_gemm.gpu_cost import busiest_of, is_unaligned, shapes_of, slices
 from tilewright_gemm.gpu_plan import grid_of
 from tilewright_gemm.problem import GemmProblem
 from tilewright_gemm.words import Epilogue
-from tilewright_kit.cost import ceil_div
+from tilewright_kit.cost import ceil_div, clock_of, units_of
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.operation import Prediction
 from tilewright_kit.tiles.footprint import registers_of, shared_bytes, size_of, threads_of
@@ -57,9 +57,7 @@ _MOST_RESIDENT = 8
 def predict_hip(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) -> Prediction:
     """Seconds of the one launch, and what they are made of."""
     arch = device.arch
-    clock = (arch.throughput.clock_mhz or 1500) * 1e6
-    units = max(device.units or arch.throughput.units, 1)
-    shapes = shapes_of(problem)
+    clock, units, shapes = clock_of(arch), units_of(device), shapes_of(problem)
     slices, steps = slices_of(config, shapes)
     resident = min(resident_of(config, arch), max(ceil_div(int(slices), units), 1))
     if config.persistent:
@@ -135,7 +133,7 @@ def _loads(
 ) -> tuple[float, float]:
     """Seconds that operands take from L2 to ``active`` units, and from memory."""
     rates = device.arch.throughput
-    clock = (rates.clock_mhz or 1500) * 1e6
+    clock = clock_of(device.arch)
     size_a, size_b = problem.dtype_a.bytes, problem.dtype_b.bytes
     near = far = 0.0
     for m, n, k, count in shapes:

@@ -10,12 +10,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tilewright_arch import ArchSpec
+from tilewright_kit.device import DeviceInfo
 from tilewright_kit.operation import Prediction
 
 __all__ = [
     "Traffic",
     "Work",
     "ceil_div",
+    "clock_of",
     "estimate",
     "padded",
     "reduction_seconds",
@@ -23,7 +26,10 @@ __all__ = [
     "tile_efficiency",
     "tiled_traffic",
     "unit_efficiency",
+    "units_of",
 ]
+
+_CLOCK_MHZ = 1500
 
 
 def ceil_div(size: int, step: int) -> int:
@@ -34,6 +40,16 @@ def ceil_div(size: int, step: int) -> int:
 def padded(size: int, step: int) -> int:
     """``size`` rounded up to a multiple of ``step``."""
     return ceil_div(size, step) * step
+
+
+def clock_of(arch: ArchSpec) -> float:
+    """Cycles of a GPU's unit in a second; a usual figure where the arch states none."""
+    return (arch.throughput.clock_mhz or _CLOCK_MHZ) * 1e6
+
+
+def units_of(device: DeviceInfo) -> int:
+    """Units of a GPU, at least one: of the device itself where it told, else of its arch."""
+    return max(device.units or device.arch.throughput.units, 1)
 
 
 def tile_efficiency(sizes: Sequence[int], tiles: Sequence[int]) -> float:
