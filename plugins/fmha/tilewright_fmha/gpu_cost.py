@@ -11,6 +11,7 @@ from tilewright_fmha.gpu_shared import resident
 from tilewright_fmha.problem import FmhaProblem
 from tilewright_fmha.splits import choose_splits
 from tilewright_fmha.words import BiasKind, Family
+from tilewright_fmha.ws_cost import predict_specialised
 from tilewright_kit.cost import ceil_div, padded, unit_efficiency
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.operation import Prediction
@@ -27,8 +28,14 @@ _STEPS = 3.0
 _STEP_COST = {"bias": 1.0, "softcap": 2.5, "dropout": 4.0}
 _L2_PER_BYTE = 4.0
 """How much faster the second-level cache is than memory where the arch does not say."""
-_REACHED = {"ws": 0.75, "qr_async": 0.45, "qr": 0.35, "bwd": 0.3}
-"""Part of the peak rate of products that loops reach: matrix instructions that wait for nothing are ``ws``'s alone."""
+_REACHED = {"qr_async": 0.45, "qr": 0.35, "bwd": 0.3}
+"""Part of the peak rate of products that loops reach."""
+_MANY_QUERIES = 64
+"""So many that products, not bytes, bind split kernels."""
+_BESIDE_WS = 0.2
+"""Of that, forward loops on archs whose peak rate only instructions of specialised kernels reach: measured on an H200,
+40 to 90 TFLOP/s.
+"""
 
 
 def predict_gpu(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> Prediction:
@@ -36,6 +43,8 @@ def predict_gpu(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) ->
     arch = device.arch
     if config.family is Family.APPENDKV:
         return _append(problem, config, arch)
+    if config.pipeline == "ws":
+        return predict_specialised(problem, config, device, _more_steps(problem), _LAUNCH_SECONDS)
     units, clock = max(device.units or arch.throughput.units, 1), (arch.throughput.clock_mhz or 1500) * 1e6
     backward = config.family is Family.DQ_DK_DV
     splits = choose_splits(problem, config, device) if config.family is Family.SPLITKV else 1
@@ -51,9 +60,11 @@ def predict_gpu(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) ->
     q, v = config.hdim
     products = 3 * q + 2 * v if backward else q + v
     rate = (arch.throughput.peak_flops(_rate_of(config), units=units) or 1e12) * _REACHED.get(config.pipeline, 0.35)
+    many = config.family is Family.FWD or (config.family is Family.SPLITKV and problem.seq_q >= _MANY_QUERIES)
+    if many and arch.attention and "ws" in arch.attention.pipelines:
+        rate *= _BESIDE_WS
     compute = 2.0 * pairs * products / rate / busy
-    steps = 1.0 + _STEPS / 4 + _STEP_COST["bias"] * (config.bias is not BiasKind.NO)
-    steps += sum(_STEP_COST[name] for name in ("softcap", "dropout") if getattr(config, name))
+    steps = 1.0 + _STEPS / 4 + _more_steps(problem)
     scores = pairs * steps * (1.5 if backward else 1.0) / (_EXP_PER_CYCLE.get(arch.kind, 16) * clock * units) / busy
     memory_rate = arch.throughput.memory_bytes_per_second or 1e12
     l2_rate = arch.throughput.l2_bytes_per_second or memory_rate * _L2_PER_BYTE
@@ -64,16 +75,19 @@ def predict_gpu(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) ->
     partial = 8.0 * splits * rows * heads * v if splits > 1 else 0.0
     memory = (problem.bytes_moved + partial) / (memory_rate * min(1.0, 1.5 * drawn))
     launches = {Family.SPLITKV: 2, Family.DQ_DK_DV: 3}.get(config.family, 1)
-    # A specialised kernel makes products of one block while it makes exponentials of another.
-    inner = max(compute, scores) if config.pipeline == "ws" else compute + scores
-    seconds = max(inner, cached, memory) + launches * _LAUNCH_SECONDS
+    seconds = max(compute + scores, cached, memory) + launches * _LAUNCH_SECONDS
     parts = {"compute": compute, "scores": scores, "l2": cached, "memory": memory, "launch": launches * _LAUNCH_SECONDS}
     return Prediction(max(seconds, 1e-9), parts)
 
 
+def _more_steps(problem: FmhaProblem) -> float:
+    features = {"bias": problem.bias is not BiasKind.NO, "softcap": problem.softcap > 0, "dropout": problem.has_dropout}
+    return sum(_STEP_COST[name] for name, asked in features.items() if asked)
+
+
 def _rate_of(config: FmhaConfig) -> str:
-    """8-bit floats are multiplied as 16 bits, except by specialised kernels."""
-    return "fp16" if config.q.bytes == 1 and config.pipeline != "ws" else config.q.value
+    """8-bit floats are multiplied as 16 bits."""
+    return "fp16" if config.q.bytes == 1 else config.q.value
 
 
 def _append(problem: FmhaProblem, config: FmhaConfig, arch: ArchSpec) -> Prediction:

@@ -10,7 +10,6 @@ from tilewright_fmha.stages_view import threads_of
 from tilewright_fmha.words import Family
 from tilewright_kit.cost import ceil_div
 from tilewright_kit.device import DeviceInfo
-from tilewright_kit.errors import UnsupportedError
 from tilewright_kit.plan import Geometry
 
 __all__ = ["launch_of"]
@@ -25,24 +24,21 @@ def launch_of(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, spli
     """``splits``: parts of the keys, or slices of the gradients of queries."""
     if device.arch.kind == "cpu":
         return Geometry(team=config.team)
-    if config.pipeline == "ws":
-        raise UnsupportedError(
-            "plans of warp-specialised kernels of attention are not made yet",
-            field="config.pipeline",
-            value=config.pipeline,
-            rule="template_exists",
-            fix="use a kernel of another pipeline",
-        )
     if config.family in _ROWS:
         # What adds up the parts of split keys waits for them by itself.
         dependent = config.family is Family.COMBINE and device.arch.bulk_copy is not None
-        grid, shared = (_row_blocks(problem, config), 1, 1), _shared(config, device.arch)
-        return Geometry(grid=grid, block=(_THREADS, 1, 1), shared_bytes=shared, dependent=dependent)
+        rows, shared = (_row_blocks(problem, config), 1, 1), _shared(config, device.arch)
+        return Geometry(grid=rows, block=(_THREADS, 1, 1), shared_bytes=shared, dependent=dependent)
     grid = _tiles(problem, config, splits)
     if config.persistent:
         grid = min(grid, max(device.units, 1) * max(config.block_per_cu, 1))
     block = (threads_of(config, device.arch), 1, 1)
-    return Geometry(grid=(max(grid, 1), 1, 1), block=block, shared_bytes=_shared(config, device.arch))
+    return Geometry(
+        grid=(max(grid, 1), 1, 1),
+        block=block,
+        shared_bytes=_shared(config, device.arch),
+        dependent=config.pipeline == "ws",
+    )
 
 
 def _shared(config: FmhaConfig, arch: ArchSpec) -> int:
