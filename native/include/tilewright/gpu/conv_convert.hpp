@@ -33,12 +33,13 @@ TW_DEVICE void convert_partial_sums(const ConvParams<Config>& params) {
   float sum = 0.0f;
   if constexpr (kLanes > 1) {
     constexpr int kMost = (Config::split_k + kLanes - 1) / kLanes;  // all of them at once
+    const int slices = (int)params.launch.split_k;
     float x[kMost];
     TW_UNROLL
     for (int i = 0; i < kMost; i++) {
       const int s = first + i * kLanes;
       x[i] = 0.0f;
-      if (at < total && s < (int)params.launch.split_k) x[i] = load_constant<float>(from + s * total * 4);
+      if (at < total && s < slices) x[i] = load_constant<float>(from + s * total * 4);
     }
     TW_UNROLL
     for (int i = 0; i < kMost; i++) sum += x[i];
