@@ -79,7 +79,15 @@ def render_gpu(config: FmhaConfig, arch: ArchSpec) -> SourceUnit:
     text = _template("fmha_gpu.cu.in").substitute(
         _head(config), header=header, config=_struct(config, arch.kind), macro=macro, symbol=symbol
     )
-    return SourceUnit(config.name, arch.kind, text, {"main": symbol}, plugin_version=__version__)
+    defines = {"TW_ALLOW_SPILLS": "1"} if _keeps_words(config, arch) else {}
+    return SourceUnit(config.name, arch.kind, text, {"main": symbol}, defines=defines, plugin_version=__version__)
+
+
+def _keeps_words(config: FmhaConfig, arch: ArchSpec) -> bool:
+    """Gradients in 16 bits on NVIDIA GPUs take all registers that there are: with some features a few words, which a
+    block of queries needs once, lie in memory.
+    """
+    return arch.kind == "cuda" and config.family is Family.DQ_DK_DV and config.q.bytes == 2
 
 
 def product_type(config: FmhaConfig, kind: str) -> DType:

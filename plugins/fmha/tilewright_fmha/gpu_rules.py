@@ -13,6 +13,7 @@ from tilewright_arch import ArchSpec
 from tilewright_fmha.config import FmhaConfig
 from tilewright_fmha.defaults import ELEMENTWISE
 from tilewright_fmha.gpu_shared import registers_estimate, shared_bytes
+from tilewright_fmha.gradient_cut import gradient_waves, misplaced_waves
 from tilewright_fmha.rule_parts import is_well_formed, must_be, replaced
 from tilewright_fmha.stages_view import products_of, threads_of
 from tilewright_fmha.words import Family, FmhaDType, QScale, Scheduling
@@ -107,10 +108,8 @@ def wave_table(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
         count = max((item for item in offered if item <= config.waves), default=offered[0])
         reason = f"a tile has {', '.join(map(str, offered))} waves"
         yield Violation("wave_table", "wave", config.wave, reason, {"wave": _waves(config, count)})
-    elif _is_gradient(config) and config.wave != _waves(config, config.waves):
-        # Scores are made transposed: what a wave has of them is its part of what is summed over queries.
-        reason = "waves share out the columns of scores, the rows of dK and dV and the columns of dQ"
-        yield Violation("wave_table", "wave", config.wave, reason, {"wave": _waves(config, config.waves)})
+    elif _is_gradient(config):
+        yield from misplaced_waves(config, arch)
 
 
 def _waves(config: FmhaConfig, count: int) -> tuple[int, ...]:
@@ -305,12 +304,14 @@ def _other_cut(config: FmhaConfig, arch: ArchSpec, fits: Callable[[FmhaConfig], 
     counts = [config.waves, *(item for item in (spec.waves if spec else ()) if item != config.waves)]
     rows = forms_of(config, arch).get("async_m0" if is_async(config) else "m0", ())
     tiles = [tile for tile in (config.tile, *tiles_for(config, arch)) if not rows or tile[0] in rows]
-    for warp, tile, count in itertools.product(warps, tiles, counts):
+    for warp, tile in itertools.product(warps, tiles):
         third = warp if _is_gradient(config) else (16, 16, 16)
-        cut = {"tile": tile, "wave": _waves(config, count), "warp_tile": (*warp, *warp, *third)}
-        other = config.replace(**cut)
-        if fits(other) and not any(True for _ in warp_divides_tile(other, arch)):
-            return {name: value for name, value in cut.items() if getattr(config, name) != value}
+        plain = config.replace(tile=tile, warp_tile=(*warp, *warp, *third))
+        waves = gradient_waves(plain, arch) if _is_gradient(config) else (_waves(config, count) for count in counts)
+        for other in (plain.replace(wave=wave) for wave in waves):
+            if fits(other) and not any(True for _ in warp_divides_tile(other, arch)):
+                fields = ("tile", "wave", "warp_tile")
+                return {name: getattr(other, name) for name in fields if getattr(config, name) != getattr(other, name)}
     return {}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tilewright_arch import ArchSpec
 from tilewright_fmha.config import FmhaConfig
 from tilewright_fmha.defaults import ELEMENTWISE
+from tilewright_fmha.gradient_cut import gradient_bytes, gradient_registers
 from tilewright_fmha.stages_view import products_of, threads_of, wave_threads
 from tilewright_fmha.words import Family, QScale
 
@@ -34,11 +35,7 @@ def shared_bytes(config: FmhaConfig, arch: ArchSpec) -> int:
     q, v = config.hdim
 
     if config.family is Family.DQ_DK_DV:
-        m0, n0 = config.m0, config.n0
-        random = m0 * max(n0 // 64, 1) * 4 * 16
-        held = (n0 + m0) * (q + v) * element + 2 * n0 * m0 * element + 8 * m0 + random
-        # mma.sync reads what has 16 bits along either axis; others have a second copy.
-        return held if arch.kind == "cuda" and element == 2 else held + (n0 * q + m0 * (q + v) + m0 * n0) * element
+        return gradient_bytes(config, arch)
     words = int(config.paged) + 2 * int(config.qscale in (QScale.BLOCKSCALE, QScale.KV_BLOCKSCALE))
     if config.pipeline == "qr_nwarp_sshuffle" and arch.kind == "cuda":
         return config.m0 * q * element + _rings(config, element, words)
@@ -66,8 +63,7 @@ def registers_estimate(config: FmhaConfig, arch: ArchSpec) -> int:
     threads = wave_threads(config, arch)
     products = {item.name: item.accumulators // threads for item in products_of(config)}
     if config.family is Family.DQ_DK_DV:
-        passing = max(products["scores"] + products["dp"], products["dq"])
-        return products["dv"] + products["dk"] + passing + _OTHER_REGISTERS
+        return gradient_registers(config, arch)
     held = products["scores"] + products["values"] + _OTHER_REGISTERS
     if arch.kind == "hip" and arch.wave_size == 32 and config.q.bytes < 4:
         held += _MORE_ROWS * (config.m0 // max(config.wave[0] * config.warp_tile[0], 1) - 1)

@@ -12,6 +12,7 @@ from tilewright_arch import ArchSpec
 from tilewright_fmha.config import FmhaConfig
 from tilewright_fmha.defaults import ELEMENTWISE, elementwise_algorithm
 from tilewright_fmha.gpu_rules import GPU_RULES, k0_of
+from tilewright_fmha.gradient_cut import gradient_waves, on_mma
 from tilewright_fmha.hip_rules import HIP_RULES, k1_for
 from tilewright_fmha.rule_parts import family_pipelines, replaced
 from tilewright_fmha.words import Family
@@ -118,14 +119,15 @@ def _specialised(config: FmhaConfig) -> Iterator[Mapping[str, Any]]:
 
 
 def _backward(config: FmhaConfig, arch: ArchSpec) -> Iterator[Mapping[str, Any]]:
-    """Waves share out the columns of scores, and the rows of what is summed over queries."""
+    """Waves share out keys: the columns of scores, and the rows of what is summed over queries."""
     for tile in _tiles(config, arch):
         for warp in sorted(_warps(config, arch), key=lambda item: (item[0], item[1])):
-            lines = [(1, count, 1, count, 1, 1, 1, count, 1) for count in (4, 8, 2, 1)]
-            squares = [(rows, columns, 1) * 3 for rows, columns in ((2, 2), (2, 4), (4, 2))]
-            for wave in (*lines, *squares):
+            cut = config.replace(tile=tile, warp_tile=warp * 3)
+            for wave in gradient_waves(cut, arch):
                 if _divides(tile, wave, warp):
                     yield {"tile": tile, "wave": wave, "warp_tile": warp * 3}
+                    if on_mma(cut, arch):
+                        break
 
 
 def _divides(tile: tuple[int, ...], wave: tuple[int, ...], warp: Triple) -> bool:

@@ -2,21 +2,24 @@
 //     P = 2^(t - lse log2(e))   dP = dO V^T   dS = P * (dP - delta)   dV = P^T dO   dK = scale dS^T Q   dQ = scale dS K
 //   TW_FMHA_BACKWARD_KERNEL(symbol, Config)   its only parameter is tw_fmha_args: dk and dv, and what convert_dq makes dq
 //                                             and dbias of
+// In 16 bits on NVIDIA GPUs: fmha_backward_mma.hpp. Here is the template for the other atoms, which want k side by side
+// and so have a second copy of Q, dO and K.
+//
 // A workgroup has a slice of one key head: blocks of n0 keys, `splits` apart (not deterministic: one block), with all
 // queries of all heads of its group, m0 at a time. It owns its rows of dk and dv, and its slice of dq_acc, and goes through
-// all in order: sums do not depend on who came first. Scores are made transposed, keys as rows, which waves share out: so
-// a wave's P^T and dS^T are the first operands of dV and dK. Of dQ, waves share out columns.
-//
-// mma.sync reads 16-bit tiles along either axis. Other atoms want k side by side: they have a second copy of Q, dO and K.
+// all in order: sums do not depend on who came first. Scores are made transposed, keys as rows, which waves share out. Of
+// dQ, waves share out columns.
 #pragma once
-#include "tilewright/gpu/fmha_dot.hpp"
+#if !defined(__HIP__)
+#include "tilewright/gpu/fmha_backward_mma.hpp"
+#endif
+#include "tilewright/gpu/fmha_gradient.hpp"
 #include "tilewright/gpu/fmha_loader.hpp"
-#include "tilewright/gpu/fmha_softmax.hpp"
 
 namespace tw::gpu {
 
 template <class Config>
-struct FmhaBackward {
+struct FmhaBackwardAtoms {
   using X = typename Config::Q;
   static_assert(is_same<X, typename Config::K> && is_same<X, typename Config::O>, "all operands are of one type");
   using Atoms = FmhaAtoms<X, Config::warp_m0, Config::warp_n0, Config::warp_k0>;
@@ -25,12 +28,6 @@ struct FmhaBackward {
   static constexpr int wave_keys = n0 / waves, wave_columns = hq / waves;
   static_assert(Config::wave_m0 == 1 && Config::wave_m1 == waves && Config::wave_n2 == waves && Config::wave_m2 == 1,
                 "waves share out keys, and columns of dQ");
-  // One copy serves products over either axis.
-#if defined(__HIP__)
-  static constexpr bool shares = false;
-#else
-  static constexpr bool shares = !Atoms::simt;
-#endif
   static constexpr bool across = Atoms::k_major_only;
   using TileK = typename Atoms::template Tile<true, n0, hq>;
   using TileV = typename Atoms::template Tile<true, n0, hv>;
@@ -40,7 +37,8 @@ struct FmhaBackward {
   using TileQx = typename Atoms::template Tile<across, hq, m0>;
   using TileOx = typename Atoms::template Tile<across, hv, m0>;
   using TileT = typename Atoms::template Tile<true, n0, m0>;     // P^T, dS^T
-  using TileS = typename Atoms::template Tile<!shares, m0, n0>;  // dS
+  using TileS = typename Atoms::template Tile<true, m0, n0>;  // dS
+  using Drops = FmhaDrops<Config>;
   using ScoreAtom = typename Atoms::template Atom<TileK, TileQ, wave_keys, m0>;
   using StepAtom = typename Atoms::template Atom<TileV, TileO, wave_keys, m0>;
   using KeyAtom = typename Atoms::template Atom<TileT, TileQx, wave_keys, hq>;
@@ -50,12 +48,8 @@ struct FmhaBackward {
   static constexpr int k_at = 0, v_at = k_at + TileK::bytes, q_at = v_at + TileV::bytes, o_at = q_at + TileQ::bytes;
   static constexpr int p_at = o_at + TileO::bytes, ds_at = p_at + TileT::bytes, lines_at = ds_at + TileT::bytes;
   static constexpr int random_at = lines_at + 2 * m0 * 4;
-  static constexpr int groups = (n0 > 64 ? n0 / 64 : 1) * 4;  // calls of the generator for a row
-  static constexpr int copies_at = random_at + m0 * groups * 16;
-  static constexpr int kx_at = shares ? k_at : copies_at, qx_at = shares ? q_at : kx_at + TileKx::bytes;
-  static constexpr int ox_at = shares ? o_at : qx_at + TileQx::bytes, s_at = shares ? ds_at : ox_at + TileOx::bytes;
-  static constexpr int shared_bytes = shares ? copies_at : s_at + TileS::bytes;
-  static_assert(!Config::dropout || n0 % 64 == 0 || 64 % n0 == 0, "blocks of columns divide 64, or the reverse");
+  static constexpr int kx_at = random_at + Drops::bytes, qx_at = kx_at + TileKx::bytes;
+  static constexpr int ox_at = qx_at + TileQx::bytes, s_at = ox_at + TileOx::bytes, shared_bytes = s_at + TileS::bytes;
 
   const tw_fmha_args& args;
   const int thread, lane, wave;
@@ -63,7 +57,7 @@ struct FmhaBackward {
 
   TW_DEVICE static void run(const tw_fmha_args& args) {
     const int thread = thread_index();
-    const FmhaBackward self = {args, thread, lane_index(), thread / kWave, shared_base()};
+    const FmhaBackwardAtoms self = {args, thread, lane_index(), thread / kWave, shared_base()};
     const int pieces = Config::deterministic ? (int)args.splits : (int)args.k_tiles, id = block_index();
     const int piece = id % pieces, hk = id / pieces % (int)args.heads_k, b = id / pieces / (int)args.heads_k;
     FmhaItem item = fmha_item<Config>(args, b);
@@ -89,7 +83,7 @@ struct FmhaBackward {
   TW_DEVICE void load(int to, int copy, const char* base, const tw_fmha_tensor& tensor, int count, int hdim) const {
     const auto at = [&](int r, int c) { return chunk<X>(base, tensor, r, count, c, hdim); };
     fmha_load_lines<X, X, Tile, threads, false>(shared + to, thread, at);
-    if constexpr (!is_same<Across, void> && !shares)
+    if constexpr (!is_same<Across, void>)
       fmha_load_across<X, X, Across, threads, false>(shared + copy, thread, at);
   }
 
@@ -113,7 +107,7 @@ struct FmhaBackward {
           }
           // Addresses are made again, which takes less time than so many registers.
           const int own = compute_again(thread);
-          const FmhaBackward self = {read_again(args), own, own % kWave, own / kWave, shared};
+          const FmhaBackwardAtoms self = {read_again(args), own, own % kWave, own / kWave, shared};
           self.queries(dk, dv, item, b, h, i0, j0, slice);
         }
     }
@@ -144,25 +138,11 @@ struct FmhaBackward {
     load<TileQ, TileQx>(q_at, qx_at, rows_of(args.q, b, h, row), args.q, count, (int)args.hdim_q);
     load<TileO, TileOx>(o_at, ox_at, rows_of(args.d_o, b, h, row), args.d_o, count, (int)args.hdim_v);
     for (int r = thread; r < m0; r += threads) {
-      float lse = -minus_infinity(), delta = 0.0f;  // a row that saw nothing has no probabilities
-      if (r < count) {
-        const int64_t at = (Config::varlen ? 0 : b * args.lse.batch) + h * args.lse.head + (row + r) * args.lse.row;
-        const float x = load_constant<float>((const float*)args.lse.ptr + at);
-        if (x != minus_infinity()) lse = x * kLog2E;
-        delta = load_constant<float>(args.delta + fmha_line_of<Config>(args, item, b, h, i0 + r));
-      }
-      store_shared(shared + lines_at + r * 4, Words<1>{bits_of(lse)});
-      store_shared(shared + lines_at + (m0 + r) * 4, Words<1>{bits_of(delta)});
+      const FmhaLine line = fmha_line<Config>(args, item, b, h, i0 + r);
+      store_shared(shared + lines_at + r * 4, Words<1>{bits_of(line.lse)});
+      store_shared(shared + lines_at + (m0 + r) * 4, Words<1>{bits_of(line.delta)});
     }
-    if constexpr (Config::dropout) {
-      const FmhaSeed seed = fmha_seed(args);
-      TW_NO_UNROLL
-      for (int id = thread; id < m0 * groups; id += threads) {
-        const PhiloxWords words = fmha_random(seed, (int64_t)b * args.heads_q + h, i0 + id / groups,
-                                              (j0 >> 6) * 4 + id % groups);
-        store_shared(shared + random_at + id * 16, Words<4>{words.w[0], words.w[1], words.w[2], words.w[3]});
-      }
-    }
+    if constexpr (Config::dropout) Drops::draw(args, shared + random_at, b, h, i0, j0, thread, threads);
     barrier();
     {
       ScoreAtom s;
@@ -194,79 +174,48 @@ struct FmhaBackward {
   // P^T and dS^T from S^T and dP^T, to shared memory.
   TW_DEVICE void scores(ScoreAtom& s, StepAtom& dp, const FmhaItem& item, int b, int h, int i0, int j0,
                         int slice) const {
-    constexpr int kFar = 1 << 30;
-    const int right = args.right < 0 || args.right > kFar ? kFar : (int)args.right;
-    const int left = args.left < 0 || args.left > kFar ? kFar : (int)args.left;
-    const int sinks = (int)fmha_min(args.sink_size, kFar), off = (int)item.off, rows = (int)item.q_rows;
-    const float cap = (float)args.softcap, factor = (float)args.scale * (Config::softcap ? 1.0f / cap : kLog2E);
-    float slope = 0.0f;
-    if constexpr (Config::bias == FmhaBias::alibi)
-      slope = load_constant<float>(args.slopes + b * args.slope_batch + h) * kLog2E;
+    const FmhaGradient<Config> gradient(args, item, b, h);
     fmha_each_run(s, [&](float (&x)[ScoreAtom::run], int slot, int strip, int index) {
       const int r = wave * wave_keys + ScoreAtom::row_at(lane, slot), j = j0 + r;
       const int column = ScoreAtom::run_column(lane, index);
+      const FmhaSeers seers = FmhaGradient<Config>::seers(args, item, j);
       float y[ScoreAtom::run];
       dp.get(y, strip, index);
       TW_UNROLL
       for (int e = 0; e < ScoreAtom::run; e++) {
-        const int i = i0 + column + e, d = j - i - off;
-        const float lse = float_of(load_shared<1>(shared + lines_at + (column + e) * 4).w[0]);
-        const float delta = float_of(load_shared<1>(shared + lines_at + (m0 + column + e) * 4).w[0]);
-        const bool exists = j < (int)item.k_rows && i < rows;
-        float t = x[e] * factor, bent = 0.0f;
-        if constexpr (Config::softcap) bent = fmha_tanh(t), t = bent * (cap * kLog2E);
-        if constexpr (Config::bias == FmhaBias::elementwise) {
-          using E = typename Config::Bias;
-          const int64_t at = b * args.bias.batch + h * args.bias.head + i * args.bias.row + j * args.bias.col;
-          if (exists)
-            t += to_float<E>(load_constant<typename E::storage>((const char*)args.bias.ptr + at * size_of<E>)) * kLog2E;
-        }
-        if constexpr (Config::bias == FmhaBias::alibi) t -= slope * (float)(d < 0 ? -d : d);
-        float p = exp2(t - lse);
-        if (!exists) p = 0.0f;
-        if constexpr (Config::mask != FmhaMask::no)
-          if (d > right || (d < -left && j >= sinks)) p = 0.0f;
-        float step = y[e], kept = p;
-        if constexpr (Config::dropout) {
-          const bool drops = dropped(column + e, j, j0);
-          step = drops ? 0.0f : step * (float)args.keep_scale;
-          kept = drops ? 0.0f : p;
-        }
-        float grad = p == 0.0f ? 0.0f : p * (step - delta);
-        if constexpr (Config::dbias)
-          if (exists) add_bias(b, h, i, j, slice, grad);
-        if constexpr (Config::softcap) grad *= 1.0f - bent * bent;
-        x[e] = kept, y[e] = grad;
+        const int c = column + e;
+        const float lse = float_of(load_shared<1>(shared + lines_at + c * 4).w[0]);
+        const float delta = float_of(load_shared<1>(shared + lines_at + (m0 + c) * 4).w[0]);
+        bool drops = false;
+        if constexpr (Config::dropout) drops = Drops::dropped(args, shared + random_at, c, j, j0);
+        gradient.run(x[e], y[e], i0 + c, j, seers.have(i0 + c), drops, lse, delta, slice);
       }
       const int byte = column * size_of<X>;
       const uint32_t at = shared + TileT::offset(r, byte / 16) + byte % 16;
       store_shared(at + p_at, pack<X, ScoreAtom::run>(x).data);
       store_shared(at + ds_at, pack<X, ScoreAtom::run>(y).data);
-      if constexpr (!shares) {
-        TW_UNROLL
-        for (int e = 0; e < ScoreAtom::run; e++) {
-          const uint32_t to = shared + s_at + TileS::offset(column + e, r * size_of<X> / 16) + r * size_of<X> % 16;
-          if constexpr (size_of<X> == 4) store_shared(to, Words<1>{bits_of(y[e])});
-          else store_shared_short(to, from_float<X>(y[e]));
-        }
+      TW_UNROLL
+      for (int e = 0; e < ScoreAtom::run; e++) {
+        const uint32_t to = shared + s_at + TileS::offset(column + e, r * size_of<X> / 16) + r * size_of<X> % 16;
+        if constexpr (size_of<X> == 4) store_shared(to, Words<1>{bits_of(y[e])});
+        else store_shared_short(to, from_float<X>(y[e]));
       }
     });
   }
-
-  TW_DEVICE bool dropped(int i, int j, int j0) const {
-    const int group = ((j >> 6) - (j0 >> 6)) * 4 + ((j & 7) >> 1), byte = ((j >> 3) & 7) * 2 + (j & 1);
-    const uint32_t word = load_shared<1>(shared + random_at + (i * groups + group) * 16 + byte / 4 * 4).w[0];
-    return (word >> (byte % 4 * 8) & 255u) < (uint32_t)args.drop_below;
-  }
-
-  TW_DEVICE void add_bias(int b, int h, int i, int j, int slice, float x) const {
-    const tw_fmha_tensor& to = args.dbias;
-    const int64_t items = to.batch ? args.batch : 1, heads = to.head ? args.heads_q : 1, lines = to.row ? args.seq_q : 1;
-    const int64_t columns = to.col ? args.seq_k : 1, copy = to.col ? 0 : slice * items;
-    add_global(args.dbias_acc + (((copy + (to.batch ? b : 0)) * heads + (to.head ? h : 0)) * lines + (to.row ? i : 0)) *
-                                    columns + (to.col ? j : 0), x);
-  }
 };
+
+template <class Config, bool kMma>
+struct FmhaBackwardOf {
+  using type = FmhaBackwardAtoms<Config>;
+};
+#if !defined(__HIP__)
+template <class Config>
+struct FmhaBackwardOf<Config, true> {
+  using type = FmhaBackwardMma<Config>;
+};
+#endif
+template <class Config>
+using FmhaBackward = typename FmhaBackwardOf<Config, FmhaQueryPlace<Config>::mixes>::type;
 
 }  // namespace tw::gpu
 

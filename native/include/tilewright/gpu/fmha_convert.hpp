@@ -2,7 +2,7 @@
 // rounded to dbias.
 //   TW_FMHA_CONVERT_DQ_KERNEL(symbol, Config)   its only parameter is tw_fmha_args; a workgroup for 64 rows of a head
 #pragma once
-#include "tilewright/gpu/fmha_dot.hpp"
+#include "tilewright/gpu/fmha_gradient.hpp"
 
 namespace tw::gpu {
 
@@ -18,22 +18,27 @@ struct FmhaConvert {
     const FmhaItem item = fmha_item<Config>(args, b);
     const int end = min_of(first + rows, (int)(Config::varlen ? item.q_rows : args.seq_q));
     const int64_t items = Config::varlen ? 0 : b, slice = fmha_lines<Config>(args) * Config::hdim_q;
+    constexpr int kAtOnce = 4, kQuads = rows * per_row;  // reads on their way
     TW_NO_UNROLL
-    for (int at = thread; at < rows * per_row; at += threads) {
-      const int i = first + at / per_row, c = at % per_row * 4;
-      if (i >= end) continue;
-      const float* const from = args.dq_acc + fmha_line_of<Config>(args, item, b, h, i) * Config::hdim_q + c;
-      float sum[4] = {};
-      for (int64_t s = 0; s < args.splits; s++) {
-        const Words<4> w = load_constant<Words<4>>(from + s * slice);
+    for (int base = thread; base < kQuads; base += threads * kAtOnce) {
+      float sum[kAtOnce][4] = {};
+      TW_NO_UNROLL
+      for (int s = 0; s < (int)args.splits; s++)
         TW_UNROLL
-        for (int e = 0; e < 4; e++) sum[e] += float_of(w.w[e]);
-      }
+        for (int u = 0; u < kAtOnce; u++) {
+          const int at = base + u * threads, i = first + at / per_row;
+          if (at >= kQuads || i >= end) continue;
+          const int64_t line = s * slice + fmha_line_of<Config>(args, item, b, h, i) * Config::hdim_q;
+          const Words<4> w = load_constant<Words<4>>(args.dq_acc + line + at % per_row * 4);
+          TW_UNROLL
+          for (int e = 0; e < 4; e++) sum[u][e] += float_of(w.w[e]);
+        }
       TW_UNROLL
-      for (int e = 0; e < 4; e++) sum[e] *= (float)args.scale;
-      const tw_fmha_tensor& to = args.dq;
-      const int64_t place = items * to.batch + h * to.head + (item.q_first + i) * to.row + c * to.col;
-      fmha_store_run<Q>((char*)to.ptr + place * size_of<Q>, sum, (int)args.hdim_q - c, to.col);
+      for (int u = 0; u < kAtOnce; u++) {
+        const int at = base + u * threads;
+        const int i = first + at / per_row;
+        if (at < kQuads && i < end) store(args, item, items, h, i, at % per_row * 4, sum[u]);
+      }
     }
     if (args.dsinks && first == 0 && b == 0 && thread < kWave) sink(args, h, thread);
     if constexpr (Config::dbias) {
@@ -48,6 +53,20 @@ struct FmhaConvert {
         const int64_t place = of / heads * to.batch + of % heads * to.head + r * to.row + c * to.col;
         store_global<typename Bias::storage>((char*)to.ptr + place * size_of<Bias>, from_float<Bias>(sum));
       }
+    }
+  }
+
+  // What stands at place c of row i.
+  TW_DEVICE static void store(const tw_fmha_args& args, const FmhaItem& item, int64_t b, int h, int i, int c,
+                              const float (&sum)[4]) {
+    const tw_fmha_tensor& to = args.dq;
+    char* const line = (char*)to.ptr + (b * to.batch + h * to.head + (item.q_first + i) * to.row) * size_of<Q>;
+    const float scale = (float)args.scale;
+    TW_UNROLL
+    for (int e = 0; e < 4; e += 2) {
+      const int column = FmhaQueryPlace<Config>::column(c + e);
+      const float two[2] = {sum[e] * scale, sum[e + 1] * scale};
+      fmha_store_run<Q>(line + column * to.col * size_of<Q>, two, (int)args.hdim_q - column, to.col);
     }
   }
 

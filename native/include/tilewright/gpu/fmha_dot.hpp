@@ -24,6 +24,25 @@ struct FmhaDot {
   TW_DEVICE static float element(const char* from) {
     return to_float<O>(load_constant<typename O::storage>(from));
   }
+  // A lane's part of a row: vectors of 16 bytes where both tensors have them, else elements.
+  TW_DEVICE static float part(const char* x, const char* y, int64_t step_x, int64_t step_y, int count, int lane) {
+    constexpr int kElements = 16 / size_of<O>;
+    float sum = 0.0f;
+    if (step_x == 1 && step_y == 1 && (((uintptr_t)x | (uintptr_t)y) & 15) == 0 && count % kElements == 0) {
+      TW_UNROLL_BY(2)
+      for (int c = lane * kElements; c < count; c += lanes * kElements) {
+        const auto a = load_constant<Packed<O, kElements>>(x + c * size_of<O>);
+        const auto b = load_constant<Packed<O, kElements>>(y + c * size_of<O>);
+        TW_UNROLL
+        for (int e = 0; e < kElements; e++) sum = fma(to_float<O>(a.get(e)), to_float<O>(b.get(e)), sum);
+      }
+      return sum;
+    }
+    TW_NO_UNROLL
+    for (int c = lane; c < count; c += lanes)
+      sum = fma(element(x + c * step_x * size_of<O>), element(y + c * step_y * size_of<O>), sum);
+    return sum;
+  }
 
   TW_DEVICE static void run(const tw_fmha_args& args) {
     const int thread = thread_index(), blocks = ceil_div((int)args.seq_q, rows), id = block_index();
@@ -40,8 +59,7 @@ struct FmhaDot {
         const tw_fmha_tensor &o = args.o, &d = args.d_o;
         const char* const x = (const char*)o.ptr + (items * o.batch + h * o.head + place * o.row) * size_of<O>;
         const char* const y = (const char*)d.ptr + (items * d.batch + h * d.head + place * d.row) * size_of<O>;
-        for (int c = lane; c < (int)args.hdim_v; c += lanes)
-          sum = fma(element(x + c * o.col * size_of<O>), element(y + c * d.col * size_of<O>), sum);
+        sum = part(x, y, o.col, d.col, (int)args.hdim_v, lane);
       }
       TW_UNROLL
       for (int mask = lanes / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);

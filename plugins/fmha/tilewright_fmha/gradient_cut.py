@@ -1,0 +1,110 @@
+"""How the products of gradients are shared out among the waves of a GPU kernel, and what that takes: the Python mirror
+of ``gpu/fmha_backward.hpp`` and ``gpu/fmha_backward_mma.hpp``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from tilewright_arch import ArchSpec
+from tilewright_fmha.config import FmhaConfig
+from tilewright_fmha.stages_view import products_of, wave_threads
+from tilewright_kit.rules import Violation
+
+__all__ = ["gradient_bytes", "gradient_registers", "gradient_waves", "misplaced_waves", "on_mma"]
+
+Wave = tuple[int, int, int, int, int, int, int, int, int]
+_STEP = 16
+"""Rows and columns of a matrix instruction that a wave has at least."""
+_LAYOUTS = ((1, 4), (2, 4), (1, 2), (2, 2), (4, 2), (1, 8), (1, 1))
+"""Parts by groups of keys, the preferred first."""
+_KEYS = 32
+"""Of a wave, that make it read the least from shared memory (measured on an H200)."""
+_OTHER_REGISTERS = 64
+_MMA_REGISTERS = 60
+"""Beside results: addresses, fragments that are on their way."""
+
+
+def on_mma(config: FmhaConfig, arch: ArchSpec) -> bool:
+    """Whether the template is that of ``mma.sync``, whose 16-bit tiles are read along either axis."""
+    return arch.kind == "cuda" and config.q.bytes == 2
+
+
+def gradient_waves(config: FmhaConfig, arch: ArchSpec) -> Iterator[Wave]:
+    """Layouts worth trying for the tile of ``config``, the preferred first. On ``mma.sync`` groups of waves share out
+    keys, and the waves of a group queries of scores and columns of dK and dV.
+    """
+    if not on_mma(config, arch):
+        for count in (4, 8, 2, 1):
+            yield (1, count, 1, count, 1, 1, 1, count, 1)
+        return
+    for parts, keys in sorted(_LAYOUTS, key=lambda item: config.n0 // item[1] != _KEYS or math.prod(item) < 4):
+        for rows, columns in _parts_of_dq(config, parts * keys):
+            wave = (parts, keys, 1, keys, parts, 1, rows, columns, 1)
+            if _has_sixteens(config, wave) and _fits(config.replace(wave=wave), arch):
+                yield wave
+                break
+
+
+def _parts_of_dq(config: FmhaConfig, waves: int) -> list[tuple[int, int]]:
+    """Rows by columns, those that read the least first."""
+    found = [(rows, waves // rows) for rows in (1, 2, 4, 8) if waves % rows == 0]
+    return sorted(found, key=lambda item: (config.m0 / item[0] + config.hdim[0] / item[1], abs(item[0] - 2)))
+
+
+def _has_sixteens(config: FmhaConfig, wave: tuple[int, ...]) -> bool:
+    parts, keys, (rows, columns) = wave[0], wave[1], wave[6:8]
+    (q, v), m0, n0 = config.hdim, config.m0, config.n0
+    sizes = ((m0, parts), (n0, keys), (q, parts), (v, parts), (m0, rows), (q, columns))
+    return all(size % (_STEP * count) == 0 for size, count in sizes)
+
+
+def _fits(config: FmhaConfig, arch: ArchSpec) -> bool:
+    return gradient_registers(config, arch) <= arch.registers_per_thread(config.waves * arch.wave_size)
+
+
+def misplaced_waves(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """What a wave has of scores, which are made transposed, is its part of what is summed over queries."""
+    wave, waves = config.wave, config.waves
+    if on_mma(config, arch):
+        parts, keys, rows, columns = wave[0], wave[1], wave[6], wave[7]
+        formed = wave == (parts, keys, 1, keys, parts, 1, rows, columns, 1) and rows * columns == waves
+        if formed and _has_sixteens(config, wave):
+            return
+        reason = (
+            "groups of waves share out keys, the waves of a group queries of scores and columns of dK and dV; all "
+            f"share out dQ; each has a multiple of {_STEP} of everything"
+        )
+    else:
+        if wave == (1, waves, 1, waves, 1, 1, 1, waves, 1):
+            return
+        reason = "waves share out the columns of scores, the rows of dK and dV and the columns of dQ"
+    other = next(gradient_waves(config, arch), None)
+    yield Violation("wave_table", "wave", wave, reason, {"wave": other} if other and other != wave else {})
+
+
+def gradient_bytes(config: FmhaConfig, arch: ArchSpec) -> int:
+    """Bytes of shared memory of a workgroup."""
+    element, (q, v), m0, n0 = config.q.bytes, config.hdim, config.m0, config.n0
+    keys, queries, scores = n0 * (q + v) * element, m0 * (q + v) * element + 8 * m0, n0 * m0 * element
+    random = m0 * max(n0 // 64, 1) * 4 * 16
+    if on_mma(config, arch):
+        # Queries come in while those before are multiplied; P is there where it goes from wave to wave.
+        return keys + 2 * queries + (3 if config.wave[0] > 1 else 2) * scores + random
+    copies = (n0 * q + m0 * (q + v) + m0 * n0) * element
+    return keys + queries + 2 * scores + random + copies
+
+
+def gradient_registers(config: FmhaConfig, arch: ArchSpec) -> int:
+    """Registers of a thread, about."""
+    threads = wave_threads(config, arch)
+    products = {item.name: item.accumulators // threads for item in products_of(config)}
+    if on_mma(config, arch):
+        keys, queries = config.n0 // max(config.wave[1], 1), config.m0 // max(config.wave[0], 1)
+        passes = config.wave[0] > 1
+        held = 32 if queries % 32 == 0 and (passes or keys == _STEP) else _STEP
+        passing = max(2 * keys * held // threads, products["dq"])
+        return products["dv"] + products["dk"] + passing + _MMA_REGISTERS
+    passing = max(products["scores"] + products["dp"], products["dq"])
+    return products["dv"] + products["dk"] + passing + _OTHER_REGISTERS
