@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +10,17 @@ from pathlib import Path
 import numpy as np
 import test_fmha_append_gpu as append
 import test_fmha_backward_gpu as backward
+import test_fmha_decode_emulated as decode
 import test_fmha_gpu as forward
 from fmha_gpu_case import GpuFmhaCall, GpuFmhaKernel, HostKernels
 from native_harness import INCLUDE
 
-__all__ = ["FMHA_MUTANTS", "FmhaMutant", "kernel_of", "planted", "run"]
+import tilewright_arch
+from tilewright_kit.check_plugin import device_of
+
+__all__ = ["FMHA_MUTANTS", "FmhaMutant", "kernel_of", "planted", "run", "run_planned"]
+
+DEVICE = dataclasses.replace(device_of(tilewright_arch.load("sm_90a")), units=4)
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,7 @@ class FmhaMutant:
 
 ITEM, FORWARD, APPEND = "core/fmha_item.hpp", "gpu/fmha_forward.hpp", "gpu/fmha_append.hpp"
 COMBINE, DOT, CONVERT = "gpu/fmha_combine.hpp", "gpu/fmha_dot.hpp", "gpu/fmha_convert.hpp"
-BACKWARD = "gpu/fmha_backward.hpp"
+BACKWARD, DECODE = "gpu/fmha_backward.hpp", "gpu/fmha_decode.hpp"
 
 FMHA_MUTANTS = [
     # which keys a query sees
@@ -91,6 +98,31 @@ FMHA_MUTANTS = [
         "const float weight = exp_of(",
         "const float weight = 0.0f * exp_of(",
         "split_scores",
+    ),
+    # few rows and many keys
+    FmhaMutant(
+        "sums of other waves are lost",
+        DECODE,
+        "softmax.l[i] = softmax.l[i] * own[i] + l * other[i];",
+        "softmax.l[i] = softmax.l[i] * own[i];",
+        "long",
+        "decode",
+    ),
+    FmhaMutant(
+        "all waves have the same keys",
+        DECODE,
+        "const int own = forward.thread / kWave * columns;",
+        "const int own = 0;",
+        "long",
+        "decode",
+    ),
+    FmhaMutant(
+        "one page for all keys of a wave",
+        DECODE,
+        "table + (j >> page_bits)",
+        "table + (c0 >> page_bits)",
+        "small_pages",
+        "decode",
     ),
     # appending
     FmhaMutant("keys turn the other way", APPEND, "? sin : -sin", "? -sin : sin", "interleaved", "append"),
@@ -153,6 +185,11 @@ def planted(mutant: FmhaMutant, folder: Path) -> Path:
         raise ValueError(f"{mutant.kind}: {mutant.file} has no {mutant.old!r}")
     header.write_text(text.replace(mutant.old, mutant.new))
     return include
+
+
+def run_planned(mutant: FmhaMutant, folder: Path) -> None:
+    """Builds, launches and compares a case of kernels that a device's plans have. Raises ``AssertionError``."""
+    decode.test_waves_share_keys(mutant.case, DEVICE, folder)
 
 
 def run(mutant: FmhaMutant, kernels: HostKernels) -> None:

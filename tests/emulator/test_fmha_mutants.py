@@ -9,9 +9,11 @@ from pathlib import Path
 
 import fmha_gpu_case
 import pytest
-from fmha_mutants import FMHA_MUTANTS, FmhaMutant, kernel_of, planted, run
+import test_fmha_gpu_emulated
+from fmha_mutants import FMHA_MUTANTS, FmhaMutant, kernel_of, planted, run, run_planned
 
-PLAIN = {(mutant.suite, mutant.case): mutant for mutant in FMHA_MUTANTS}
+PLANNED = {mutant.case: mutant for mutant in FMHA_MUTANTS if mutant.suite == "decode"}
+PLAIN = {(item.suite, item.case): item for item in FMHA_MUTANTS if item.suite != "decode"}
 
 
 @pytest.fixture(scope="module")
@@ -25,11 +27,20 @@ def test_what_is_not_changed_is_right(unchanged: fmha_gpu_case.HostKernels, muta
     run(mutant, unchanged)
 
 
+@pytest.mark.parametrize("mutant", PLANNED.values(), ids=lambda mutant: mutant.case)
+def test_planned_kernels_that_are_not_changed_are_right(mutant: FmhaMutant, tmp_path: Path) -> None:
+    run_planned(mutant, tmp_path)
+
+
 @pytest.mark.parametrize("mutant", FMHA_MUTANTS, ids=lambda mutant: mutant.kind.replace(" ", "_"))
 def test_planted_bugs_are_caught(mutant: FmhaMutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     include = planted(mutant, tmp_path)
-    # Headers in quotes are looked for there first.
-    monkeypatch.setattr(fmha_gpu_case, "FLAGS", (*fmha_gpu_case.FLAGS, "-iquote", str(include)))
+    for module in (fmha_gpu_case, test_fmha_gpu_emulated):  # headers in quotes are looked for there first
+        monkeypatch.setattr(module, "FLAGS", (*module.FLAGS, "-iquote", str(include)))
+    if mutant.suite == "decode":
+        with pytest.raises(AssertionError):
+            run_planned(mutant, tmp_path)
+        return
     kernels = fmha_gpu_case.HostKernels(tmp_path, [kernel_of(mutant)])
     with pytest.raises(AssertionError):
         run(mutant, kernels)
