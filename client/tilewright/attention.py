@@ -6,15 +6,18 @@ Nothing is copied for its layout: strides go to the server, so both orders of he
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilewright.arguments import flag, number, unless
-from tilewright.attention_calls import Asked, asked_for, forward, operands, planning, running
+from tilewright.attention_calls import asked_for, forward, operands
+from tilewright.attention_options import BACKWARD, FORWARD, PAGED, Backward, Forward, Paged
 from tilewright.attention_words import indices, is_bshd
+from tilewright.calls import Asked, planning, running, with_defaults
 from tilewright.core import Core
-from tilewright.dispatch import BuildPolicy
-from tilewright.dtypes import DTypeLike
 from tilewright.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = [
     "attention",
@@ -33,6 +36,7 @@ Operand = Any
 
 def _attention(
     core: Core,
+    /,
     q: Operand,
     k: Operand,
     v: Operand,
@@ -43,35 +47,8 @@ def _attention(
     enable_gqa: bool = True,
     *,
     layout: str = "bhsd",
-    mask: str | None = None,
-    window: Any = None,
-    mask_align: str | None = None,
-    bias: Operand | None = None,
-    alibi_slopes: Operand | None = None,
-    softcap: float | None = None,
-    sinks: Operand | None = None,
-    sink_size: int = 0,
-    seed: int | None = None,
-    offset: int = 0,
-    rng: Operand | None = None,
-    return_lse: bool = False,
-    return_randval: bool = False,
-    return_rng: bool = False,
-    q_descale: Operand | float | None = None,
-    k_descale: Operand | float | None = None,
-    v_descale: Operand | float | None = None,
-    seqlens_q: Operand | None = None,
-    seqlens_k: Operand | None = None,
     cache_index: Operand | None = None,
-    num_splits: int | None = None,
-    out_dtype: DTypeLike | None = None,
-    out: Any = None,
-    lse: Any = None,
-    kernel: str | None = None,
-    strategy: str | None = None,
-    build: BuildPolicy = "wait",
-    device: str | None = None,
-    timeout: float | None = None,
+    **options: Unpack[Forward],
 ) -> Asked:
     """``softmax(scale * q @ k.T + bias) @ v`` in one pass; names and meaning are those of PyTorch's
     ``scaled_dot_product_attention``.
@@ -96,13 +73,14 @@ def _attention(
 
         >>> y = client.attention(q, k, v, is_causal=True)  # doctest: +SKIP
     """
-    given = dict(locals())
+    given = {**with_defaults(FORWARD, options, "attention"), **locals()}
     more = {"cache_index": indices(cache_index, "cache_index")}
     return forward(given, {"q": q, "k": k, "v": v}, "qkv" if is_bshd(layout) else "", more)
 
 
 def _attention_varlen(
     core: Core,
+    /,
     q: Operand,
     k: Operand,
     v: Operand,
@@ -114,35 +92,8 @@ def _attention_varlen(
     is_causal: bool = False,
     scale: float | None = None,
     *,
-    mask: str | None = None,
-    window: Any = None,
-    mask_align: str | None = None,
-    bias: Operand | None = None,
-    alibi_slopes: Operand | None = None,
-    softcap: float | None = None,
-    sinks: Operand | None = None,
-    sink_size: int = 0,
-    seed: int | None = None,
-    offset: int = 0,
-    rng: Operand | None = None,
-    return_lse: bool = False,
-    return_randval: bool = False,
-    return_rng: bool = False,
-    q_descale: Operand | float | None = None,
-    k_descale: Operand | float | None = None,
-    v_descale: Operand | float | None = None,
-    seqlens_q: Operand | None = None,
-    seqlens_k: Operand | None = None,
     min_seqlen_q: int = 0,
-    num_splits: int | None = None,
-    out_dtype: DTypeLike | None = None,
-    out: Any = None,
-    lse: Any = None,
-    kernel: str | None = None,
-    strategy: str | None = None,
-    build: BuildPolicy = "wait",
-    device: str | None = None,
-    timeout: float | None = None,
+    **options: Unpack[Forward],
 ) -> Asked:
     """``attention`` of sequences of different lengths, end to end: ``q`` is ``[Tq, Hq, D]``, ``k`` and ``v``
     ``[Tk, Hk, D]``.
@@ -153,7 +104,7 @@ def _attention_varlen(
     ``min_seqlen_q`` queries are skipped (zeros). ``lse`` is ``[Hq, Tq]``. Masks count within a sequence. The other
     arguments are those of ``attention``.
     """
-    given = dict(locals())
+    given = {**with_defaults(FORWARD, options, "attention_varlen"), **locals()}
     more = {
         "cu_seqlens_q": indices(cu_seqlens_q, "cu_seqlens_q"),
         "cu_seqlens_k": indices(cu_seqlens_k, "cu_seqlens_k"),
@@ -164,6 +115,7 @@ def _attention_varlen(
 
 def _attention_paged(
     core: Core,
+    /,
     q: Operand,
     k_pages: Operand,
     v_pages: Operand,
@@ -179,34 +131,8 @@ def _attention_paged(
     max_seqlen_k: int | None = None,
     kv_layout: str = "linear",
     kv_lookup: str | None = None,
-    mask: str | None = None,
-    window: Any = None,
-    mask_align: str | None = None,
-    bias: Operand | None = None,
-    alibi_slopes: Operand | None = None,
-    softcap: float | None = None,
-    sinks: Operand | None = None,
-    sink_size: int = 0,
     dropout_p: float = 0.0,
-    seed: int | None = None,
-    offset: int = 0,
-    rng: Operand | None = None,
-    return_lse: bool = False,
-    return_randval: bool = False,
-    return_rng: bool = False,
-    q_descale: Operand | float | None = None,
-    k_descale: Operand | float | None = None,
-    v_descale: Operand | float | None = None,
-    seqlens_q: Operand | None = None,
-    num_splits: int | None = None,
-    out_dtype: DTypeLike | None = None,
-    out: Any = None,
-    lse: Any = None,
-    kernel: str | None = None,
-    strategy: str | None = None,
-    build: BuildPolicy = "wait",
-    device: str | None = None,
-    timeout: float | None = None,
+    **options: Unpack[Paged],
 ) -> Asked:
     """``attention`` over keys and values in pages: ``k_pages`` is ``[pages, page size, Hk, D]``, ``v_pages``
     ``[pages, page size, Hk, Dv]``.
@@ -226,7 +152,7 @@ def _attention_paged(
             rule="operand_missing",
             fix="give the pages of each sequence, int32 [B, n] (caches of items: attention with cache_index)",
         )
-    given = dict(locals())
+    given = {**with_defaults(PAGED, options, "attention_paged"), **locals()}
     more = {
         "block_table": indices(block_table, "block_table"),
         "page_starts": indices(page_starts, "page_starts"),
@@ -240,6 +166,7 @@ def _attention_paged(
 
 def _attention_backward(
     core: Core,
+    /,
     do: Operand,
     q: Operand,
     k: Operand,
@@ -257,29 +184,12 @@ def _attention_backward(
     cu_seqlens_k: Operand | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
-    mask: str | None = None,
-    window: Any = None,
-    mask_align: str | None = None,
-    bias: Operand | None = None,
-    alibi_slopes: Operand | None = None,
-    softcap: float | None = None,
-    sinks: Operand | None = None,
-    sink_size: int = 0,
-    seed: int | None = None,
-    offset: int = 0,
-    rng: Operand | None = None,
-    seqlens_q: Operand | None = None,
-    seqlens_k: Operand | None = None,
     return_dbias: bool = False,
     deterministic: bool = True,
     dq: Any = None,
     dk: Any = None,
     dv: Any = None,
-    kernel: str | None = None,
-    strategy: str | None = None,
-    build: BuildPolicy = "wait",
-    device: str | None = None,
-    timeout: float | None = None,
+    **options: Unpack[Backward],
 ) -> Asked:
     """The gradients ``(dq, dk, dv)`` of ``attention`` for the gradient ``do`` of its output ``o``; ``lse`` is what it
     gave with ``return_lse``.
@@ -290,14 +200,14 @@ def _attention_backward(
     gave it, or ``seed``. ``dq``, ``dk`` and ``dv`` are arrays to write into. With ``deterministic`` sums are made in a
     fixed order, so equal calls have equal results; on CPUs they always are.
     """
-    if seed is None and rng is None and number("dropout_p", dropout_p) != 0:
+    given = {**with_defaults(BACKWARD, options, "attention_backward"), **locals()}
+    if given["seed"] is None and given["rng"] is None and number("dropout_p", dropout_p) != 0:
         raise InvalidArgumentError(
             "which weights were dropped follows from the seeds of the forward pass",
             field="rng",
             rule="seed_given_once",
             fix="pass rng, as attention(..., return_rng=True) gave it, or the same seed and offset",
         )
-    given = dict(locals())
     rows_first = is_bshd(layout) and cu_seqlens_q is None
     tensors = {"q": q, "k": k, "v": v, "o": o, "do": do}
     inputs, words = operands(given, tensors, tensors if rows_first else ())
@@ -311,12 +221,18 @@ def _attention_backward(
     outs = {"dq": dq, "dk": dk, "dv": dv}
     if flag("return_dbias", return_dbias):
         outs["dbias"] = None
-    if sinks is not None:
+    if given["sinks"] is not None:
         outs["dsinks"] = None
     return asked_for(given, "attention_backward", inputs, outs, words, ("dq", "dk", "dv") if rows_first else ())
 
 
-attention, plan_attention = running(_attention), planning(_attention)
-attention_varlen, plan_attention_varlen = running(_attention_varlen), planning(_attention_varlen)
-attention_paged, plan_attention_paged = running(_attention_paged), planning(_attention_paged)
-attention_backward, plan_attention_backward = running(_attention_backward), planning(_attention_backward)
+_TAKES = """Lengths, starts, pages and seeds are read anew at every call. The plan takes its tensors by the operation's
+    names (``plan(q=q, k=k, v=v, out=o)``), heads before rows also where ``layout="bshd"`` was said: pass
+    ``x.swapaxes(1, 2)``. With several outputs it gives a dict."""
+
+attention, plan_attention = running(_attention, FORWARD), planning(_attention, _TAKES, FORWARD)
+attention_varlen = running(_attention_varlen, FORWARD)
+plan_attention_varlen = planning(_attention_varlen, _TAKES, FORWARD)
+attention_paged, plan_attention_paged = running(_attention_paged, PAGED), planning(_attention_paged, _TAKES, PAGED)
+attention_backward = running(_attention_backward, BACKWARD)
+plan_attention_backward = planning(_attention_backward, _TAKES, BACKWARD)

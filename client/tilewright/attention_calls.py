@@ -1,17 +1,14 @@
-"""What calls of attention have in common: operands and attributes out of arguments, runs and plans out of both."""
+"""What calls of attention have in common: operands and attributes out of arguments."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import Any, Concatenate, ParamSpec
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from tilewright.arguments import flag
 from tilewright.attention_words import (
     bias_operand,
     heads_first,
-    heads_last,
     indices,
     mask_words,
     scales_of,
@@ -19,77 +16,15 @@ from tilewright.attention_words import (
     seeds,
     type_word,
 )
-from tilewright.core import Core
+from tilewright.calls import Asked, choice_of
 from tilewright.device_arrays import alignment, all_recognised
-from tilewright.dispatch import run, spec_of
-from tilewright.driving import renamed
-from tilewright.matrices import deliver, laid_out
-from tilewright.plans import PlanState, prepare
-from tilewright.steps import Flow
+from tilewright.dispatch import spec_of
+from tilewright.matrices import laid_out
 
-__all__ = ["Asked", "asked_for", "forward", "operands", "planning", "running"]
+__all__ = ["asked_for", "forward", "operands"]
 
-P = ParamSpec("P")
 Given = Mapping[str, Any]
 """Arguments by name."""
-_CHOICE = ("kernel", "strategy", "build", "device", "timeout")
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A call, in the generic call's terms."""
-
-    operation: str
-    inputs: Given
-    attributes: Given
-    choice: Given
-    outs: Given
-    """What the caller gave for outputs, in the order of the results; None: fresh ones."""
-    targets: dict[str, Any]
-    """What the server is to write."""
-    swapped: Collection[str] = ()
-    """Outputs whose rows come before their heads."""
-    extra: tuple[Any, ...] = ()
-    """Results that are known already."""
-
-
-def running(ask: Callable[Concatenate[Core, P], Asked]) -> Callable[Concatenate[Core, P], Flow[Any]]:
-    """The flow that makes a call; a single result comes alone, several as a tuple."""
-    named = renamed(ask, ask.__name__.lstrip("_"), "Flow[Any]")
-
-    @functools.wraps(named)
-    def flow(core: Core, /, *args: P.args, **kwargs: P.kwargs) -> Flow[Any]:
-        asked = named(core, *args, **kwargs)
-        results = yield from run(core, asked.operation, asked.inputs, asked.targets, asked.attributes, **asked.choice)
-        found: list[Any] = []
-        for name, out in asked.outs.items():
-            swapped = name in asked.swapped
-            result = deliver(core, heads_first(out, name) if swapped else out, results[name])
-            found.append(out if out is not None else heads_last(result) if swapped else result)
-        found += asked.extra
-        return found[0] if len(found) == 1 else tuple(found)
-
-    return flow
-
-
-def planning(ask: Callable[Concatenate[Core, P], Asked]) -> Callable[Concatenate[Core, P], Flow[PlanState]]:
-    """The flow that prepares a plan for such calls."""
-    name = ask.__name__.lstrip("_")
-    named = renamed(ask, f"plan_{name}", "Flow[PlanState]")
-
-    @functools.wraps(named)
-    def flow(core: Core, /, *args: P.args, **kwargs: P.kwargs) -> Flow[PlanState]:
-        asked = named(core, *args, **kwargs)
-        state = yield from prepare(core, asked.operation, asked.inputs, asked.targets, asked.attributes, **asked.choice)
-        return state
-
-    flow.__doc__ = f"""Prepare ``{name}`` for operands like these: arrays, ``Spec``, or ``(shape, dtype)``. Calling the
-    plan does no planning; lengths, starts, pages and seeds are read anew at every call.
-
-    The plan takes its tensors by the operation's names (``plan(q=q, k=k, v=v, out=o)``), heads before rows also where
-    ``layout="bshd"`` was said: pass ``x.swapaxes(1, 2)``. With several outputs it gives a dict.
-    """
-    return flow
 
 
 def operands(given: Given, tensors: Given, swapped: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -143,5 +78,4 @@ def asked_for(
     targets = {name: laid_out(core, heads_first(out, name) if name in swapped else out) for name, out in outs.items()}
     if (least := alignment((*present.values(), *targets.values()))) is not None:
         attributes["alignment"] = least
-    choice = {name: given[name] for name in _CHOICE}
-    return Asked(operation, present, attributes, choice, outs, targets, swapped, extra)
+    return Asked(operation, present, attributes, choice_of(given), outs, targets, swapped, extra)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilewright.arguments import unless
-from tilewright.attention_calls import Asked, asked_for, planning, running
+from tilewright.attention_calls import asked_for
 from tilewright.attention_words import heads_first, indices, is_bshd
+from tilewright.calls import CHOICE, Asked, Choice, planning, running, with_defaults
 from tilewright.core import Core
 from tilewright.device_arrays import recognise_output
-from tilewright.dispatch import BuildPolicy
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["kv_append", "plan_kv_append"]
 
@@ -18,6 +21,7 @@ Operand = Any
 
 def _kv_append(
     core: Core,
+    /,
     k_new: Operand,
     v_new: Operand,
     k_cache: Operand,
@@ -38,11 +42,7 @@ def _kv_append(
     rotary: str = "interleaved",
     seqlens_out: Any = None,
     q_out: Any = None,
-    kernel: str | None = None,
-    strategy: str | None = None,
-    build: BuildPolicy = "wait",
-    device: str | None = None,
-    timeout: float | None = None,
+    **options: Unpack[Choice],
 ) -> Asked:
     """Write new keys and values behind those that a cache holds, in place: row n of sequence b becomes its token
     ``seqlens_k[b] + n``. Returns ``(k_cache, v_cache)``, and the rotated queries third if ``q`` is given.
@@ -57,7 +57,7 @@ def _kv_append(
     array. The caches must be arrays that the server can write in place (of ``empty``, on a GPU, or resident); others
     are copied there and back.
     """
-    given = dict(locals())
+    given = {**with_defaults(CHOICE, options, "kv_append"), "core": core}
     swapped = is_bshd(layout) and cu_seqlens_q is None
     turned = ("k_new", "v_new", "q", "q_out", *(("k_cache", "v_cache") if block_table is None else ()))
 
@@ -85,4 +85,7 @@ def _kv_append(
     return asked
 
 
-kv_append, plan_kv_append = running(_kv_append), planning(_kv_append)
+_TAKES = """Lengths, pages and tables are read anew at every call. The plan takes its tensors by the operation's names,
+    and gives a dict."""
+
+kv_append, plan_kv_append = running(_kv_append), planning(_kv_append, _TAKES)

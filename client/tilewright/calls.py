@@ -1,0 +1,140 @@
+"""What calls of named operations have in common: the arguments that all take, and runs and plans out of what they ask.
+
+A function that says what a call asks (an ``Asked``) becomes two flows, one that runs it and one that prepares it.
+Arguments that several such functions take are a ``TypedDict`` with its defaults beside it, and come as ``**options``.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Concatenate, ParamSpec, TypedDict
+
+from tilewright.attention_words import heads_first, heads_last
+from tilewright.core import Core
+from tilewright.dispatch import BuildPolicy, run
+from tilewright.driving import renamed
+from tilewright.matrices import deliver
+from tilewright.plans import PlanState, prepare
+from tilewright.steps import Flow
+
+__all__ = ["CHOICE", "Asked", "Choice", "choice_of", "planning", "running", "with_defaults"]
+
+P = ParamSpec("P")
+
+
+class Choice(TypedDict, total=False):
+    """How a call is to be made: the arguments that every operation takes; see ``run``."""
+
+    kernel: str | None
+    strategy: str | None
+    build: BuildPolicy
+    device: str | None
+    timeout: float | None
+
+
+CHOICE: Choice = {"kernel": None, "strategy": None, "build": "wait", "device": None, "timeout": None}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A call, in the generic call's terms."""
+
+    operation: str
+    inputs: Mapping[str, Any]
+    attributes: Mapping[str, Any]
+    choice: Mapping[str, Any]
+    outs: Mapping[str, Any]
+    """What the caller gave for outputs, in the order of the results; None: fresh ones."""
+    targets: dict[str, Any]
+    """What the server is to write."""
+    swapped: Collection[str] = ()
+    """Outputs whose rows come before their heads."""
+    extra: tuple[Any, ...] = ()
+    """Results that are known already."""
+
+
+def with_defaults(defaults: Mapping[str, Any], options: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """All options. Raises ``TypeError`` for one that there is not, as Python does."""
+    for name in options:
+        if name not in defaults:
+            raise TypeError(f"{what}() got an unexpected keyword argument {name!r}")
+    return {**defaults, **options}
+
+
+def choice_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: given[name] for name in CHOICE}
+
+
+def running(
+    ask: Callable[Concatenate[Core, P], Asked], defaults: Mapping[str, Any] = CHOICE
+) -> Callable[Concatenate[Core, P], Flow[Any]]:
+    """The flow that makes a call; a single result comes alone, several as a tuple."""
+    named = _named(ask, ask.__name__.lstrip("_"), "Flow[Any]", defaults)
+
+    @functools.wraps(named)
+    def flow(core: Core, /, *args: P.args, **kwargs: P.kwargs) -> Flow[Any]:
+        asked = named(core, *args, **kwargs)
+        results = yield from run(core, asked.operation, asked.inputs, asked.targets, asked.attributes, **asked.choice)
+        found: list[Any] = []
+        for name, out in asked.outs.items():
+            if name in asked.swapped:
+                result = deliver(core, heads_first(out, name), results[name])
+                found.append(heads_last(result) if out is None else out)
+            else:
+                found.append(deliver(core, out, results[name]))
+        found += asked.extra
+        return found[0] if len(found) == 1 else tuple(found)
+
+    return flow
+
+
+def planning(
+    ask: Callable[Concatenate[Core, P], Asked], takes: str, defaults: Mapping[str, Any] = CHOICE
+) -> Callable[Concatenate[Core, P], Flow[PlanState]]:
+    """The flow that prepares a plan for such calls. ``takes`` says in its help how the plan is called."""
+    name = ask.__name__.lstrip("_")
+    named = _named(ask, f"plan_{name}", "Flow[PlanState]", defaults)
+
+    @functools.wraps(named)
+    def flow(core: Core, /, *args: P.args, **kwargs: P.kwargs) -> Flow[PlanState]:
+        asked = named(core, *args, **kwargs)
+        state = yield from prepare(core, asked.operation, asked.inputs, asked.targets, asked.attributes, **asked.choice)
+        return state
+
+    flow.__doc__ = (
+        f"Prepare ``{name}`` for operands like these: arrays, ``Spec``, or ``(shape, dtype)``. Calling the plan does\n"
+        f"    no planning.\n\n    {takes}\n    "
+    )
+    return flow
+
+
+def _named(
+    ask: Callable[Concatenate[Core, P], Asked], name: str, result: str, defaults: Mapping[str, Any]
+) -> Callable[Concatenate[Core, P], Asked]:
+    """``ask`` by its public name, its help with the options one by one."""
+    found = renamed(ask, name, result)
+    signature = inspect.signature(found)
+    plain = [item for item in signature.parameters.values() if item.kind is not inspect.Parameter.VAR_KEYWORD]
+    if len(plain) < len(signature.parameters):
+        types = _annotations(ask)
+        more = [
+            inspect.Parameter(
+                option, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=types.get(option, "Any")
+            )
+            for option, value in defaults.items()
+        ]
+        found.__signature__ = signature.replace(parameters=[*plain, *more])  # type: ignore[attr-defined]
+    return found
+
+
+def _annotations(ask: Callable[..., Any]) -> dict[str, Any]:
+    """The types of options, as they are written where they are declared."""
+    kind = ask.__annotations__["options"].removeprefix("Unpack[").removesuffix("]")
+    found: dict[str, Any] = {}
+    declared: Any = getattr(ask, "__globals__")[kind]  # noqa: B009
+    for name, value in declared.__annotations__.items():
+        found[name] = getattr(value, "__forward_arg__", value)
+    return found
