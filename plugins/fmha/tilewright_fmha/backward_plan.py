@@ -7,6 +7,7 @@ import math
 from tilewright_fmha.companions import convert_of, dot_of
 from tilewright_fmha.config import FmhaConfig
 from tilewright_fmha.gpu_plan import launch_of
+from tilewright_fmha.gpu_shared import resident
 from tilewright_fmha.parts import Parts
 from tilewright_fmha.problem import FmhaProblem
 from tilewright_fmha.rows import args_of
@@ -20,11 +21,16 @@ __all__ = ["backward_parts", "choose_slices", "dbias_copies"]
 MOST_SLICES = 32
 _EVEN = 4
 """Pieces of work for each thread above which it does not matter that the last ones are left over."""
+_SLICE = 0.4
+"""What zeros of a slice of dq and its way to the sum take, in blocks of keys: eight bytes an element at the rate of
+memory, against the products of a block of 128 keys.
+"""
 
 
 def choose_slices(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> int:
     """Parts that the keys are dealt out to. Each has gradients of all queries of its own, which are added in their
-    order; a bias that broadcasts over items or heads leaves them as the only thing to share out.
+    order; a bias that broadcasts over items or heads leaves them as the only thing to share out. On a GPU as many as
+    let workgroups fill whole rounds of what the device holds at once: each is as large as dq in fp32.
     """
     blocks = max(ceil_div(problem.seq_k, max(config.n0, 1)), 1)
     items = max(math.prod(_owners(problem, device)), 1)
@@ -35,7 +41,12 @@ def choose_slices(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) 
         return min(blocks, ceil_div(_EVEN * team, items), MOST_SLICES)
     if not config.deterministic:
         return 1
-    return min(blocks, ceil_div(2 * max(device.units, 1), items), MOST_SLICES)
+    slots = max(device.units, 1) * resident(config, device.arch)
+
+    def cost(slices: int) -> float:
+        return ceil_div(items * slices, slots) * ceil_div(blocks, slices) + _SLICE * slices * items / slots
+
+    return min(range(1, min(blocks, MOST_SLICES) + 1), key=cost)
 
 
 def _owners(problem: FmhaProblem, device: DeviceInfo) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from tilewright_fmha.config import FmhaConfig
 from tilewright_fmha.stages_view import products_of, wave_threads
 from tilewright_kit.rules import Violation
 
-__all__ = ["gradient_bytes", "gradient_registers", "gradient_waves", "misplaced_waves", "on_mma"]
+__all__ = ["gradient_bytes", "gradient_clocks", "gradient_registers", "gradient_waves", "misplaced_waves", "on_mma"]
 
 Wave = tuple[int, int, int, int, int, int, int, int, int]
 _STEP = 16
@@ -24,6 +24,8 @@ _KEYS = 32
 _OTHER_REGISTERS = 64
 _MMA_REGISTERS = 60
 """Beside results: addresses, fragments that are on their way."""
+_PRODUCTS, _READS, _SCORES, _MEETING, _SHARED_PER_CLOCK = 1.6, 0.43, 0.18, 800.0, 128
+"""See ``gradient_clocks``."""
 
 
 def on_mma(config: FmhaConfig, arch: ArchSpec) -> bool:
@@ -101,10 +103,32 @@ def gradient_registers(config: FmhaConfig, arch: ArchSpec) -> int:
     threads = wave_threads(config, arch)
     products = {item.name: item.accumulators // threads for item in products_of(config)}
     if on_mma(config, arch):
-        keys, queries = config.n0 // max(config.wave[1], 1), config.m0 // max(config.wave[0], 1)
-        passes = config.wave[0] > 1
-        held = 32 if queries % 32 == 0 and (passes or keys == _STEP) else _STEP
-        passing = max(2 * keys * held // threads, products["dq"])
+        keys = config.n0 // max(config.wave[1], 1)
+        passing = max(2 * keys * _held(config) // threads, products["dq"])
         return products["dv"] + products["dk"] + passing + _MMA_REGISTERS
     passing = max(products["scores"] + products["dp"], products["dq"])
     return products["dv"] + products["dk"] + passing + _OTHER_REGISTERS
+
+
+def _held(config: FmhaConfig) -> int:
+    """Queries whose scores a wave has in registers at a time."""
+    parts, groups = max(config.wave[0], 1), max(config.wave[1], 1)
+    few = parts > 1 or config.n0 // groups == _STEP
+    return 32 if few and config.m0 // parts % 32 == 0 else _STEP
+
+
+def gradient_clocks(config: FmhaConfig, flops_per_clock: float) -> float:
+    """Clocks of a unit for a block of m0 queries and n0 keys on ``mma.sync``: what its products take, what its waves
+    read from shared memory for them, its scores, and the waves' meeting. The weights are fitted to an H200, where they
+    tell tiles apart, not more.
+    """
+    (q, v), m0, n0 = config.hdim, config.m0, config.n0
+    parts, groups, rows, columns = config.wave[0], config.wave[1], config.wave[6], config.wave[7]
+    keys, queries, passes = n0 // groups, m0 // parts, parts > 1
+    again = queries // _held(config)  # reads of a wave's keys
+    of_scores = (keys * again + queries) * (q + v)
+    of_keys = (2 * keys if passes else 0) * m0 + m0 * (q + v) // parts
+    of_queries = m0 // rows * n0 + n0 * q // columns
+    moved = 2 * (config.waves * (of_scores + of_keys + of_queries) + n0 * m0 * (1 + passes) + m0 * (q + v))
+    products = 2.0 * m0 * n0 * (3 * q + 2 * v) / flops_per_clock
+    return _PRODUCTS * products + _READS * moved / _SHARED_PER_CLOCK + _SCORES * m0 * n0 + _MEETING
