@@ -42,6 +42,8 @@ class GpuFmhaKernel(FmhaKernel):
     pack_gqa: bool = False
     dbias: bool = False
     deterministic: bool = True
+    parts: int = 1  # gradients: waves that share keys, and
+    dq_rows: int = 1  # parts of the rows of dQ
     arch: str = ""  # of AMD; empty: the CUDA form
 
     def lines(self) -> list[str]:
@@ -54,6 +56,9 @@ class GpuFmhaKernel(FmhaKernel):
         for stage in range(3):
             rows = self.waves if stage == 1 or (stage == 0 and self.family != "dq_dk_dv") else 1
             numbers |= {f"wave_m{stage}": rows, f"wave_n{stage}": self.waves // rows, f"wave_k{stage}": 1}
+            if self.parts > 1:
+                rows = (self.parts, self.waves // self.parts, self.dq_rows)[stage]
+                numbers |= {f"wave_m{stage}": rows, f"wave_n{stage}": self.waves // rows}
             numbers |= dict(zip((f"warp_m{stage}", f"warp_n{stage}", f"warp_k{stage}"), self.warp, strict=True))
         lines += [f"static constexpr int {name} = {value};" for name, value in numbers.items()]
         lines.append(f"static constexpr tw::FmhaPipeline pipeline = tw::FmhaPipeline::{self.pipeline};")

@@ -22,6 +22,7 @@ Array = np.ndarray[Any, Any]
 PLAIN = GpuFmhaKernel(family="dq_dk_dv", block=(32, 32), waves=2)
 BF16 = PLAIN.replace(q="bf16", kv="bf16", o="bf16", register=(1, 1, 2), block=(32, 64), waves=4)
 FP16 = BF16.replace(q="fp16", kv="fp16", o="fp16")
+PARTS = BF16.replace(parts=2, dq_rows=2)
 LENGTHS = FmhaShape(batch=4, seq=(40, 80), heads=(2, 1), lens_q=(17, 0, 40, 1), lens_k=(65, 9, 0, 1), splits=2)
 WINDOW = Mask(20, 4, True, 3)
 SCORES = {"mask": "window", "token_sinks": True, "softcap": True, "dropout": True}
@@ -44,6 +45,19 @@ CASES: dict[str, tuple[GpuFmhaKernel, FmhaShape]] = {
     "scores_bf16": (
         BF16.replace(**SCORES, learned_sinks=True, varlen=True),
         LENGTHS.replace(mask=WINDOW, softcap=2.0, drop_below=77),
+    ),
+    "parts": (PARTS, FmhaShape(seq=(33, 130), heads=(4, 2), splits=2)),
+    "parts_causal": (
+        PARTS.replace(block=(64, 64), dq_rows=4, mask="causal", hdim=(96, 96), deterministic=False),
+        FmhaShape(seq=(100, 90), hdim=(72, 96), mask=Mask(-1, 0, True), batch=1),
+    ),
+    "parts_scores": (
+        PARTS.replace(**SCORES, bias="elementwise", dbias=True),
+        LENGTHS.replace(mask=WINDOW, softcap=2.0, drop_below=77),
+    ),
+    "parts_256": (
+        PARTS.replace(block=(64, 64), parts=4, waves=8, hdim=(256, 256)),
+        FmhaShape(seq=(70, 65), hdim=(256, 200), batch=1),
     ),
 }  # fmt: skip
 
