@@ -128,6 +128,8 @@ class Experiment:
     seconds: float = 0.1
     portable: bool = False
     """The portable kernel that the planner would take runs too."""
+    chosen: bool = False
+    """The kernel is the planner's choice."""
 
     @property
     def hdim(self) -> tuple[int, int]:
@@ -139,7 +141,8 @@ class Experiment:
 
     def name_of(self, config: AttentionConfig) -> str:
         variants = self.variants or fitting(self.case, self.hdim)
-        return next((item.label for item in variants if item.config(self.case, self.hdim) == config), config.pipeline)
+        found = (item.label for item in variants if item.config(self.case, self.hdim) == config)
+        return next(found, f"{config.pipeline} {config.m0}x{config.n0}")
 
 
 CAUSAL = {"right": 0, "bottom_right": True}
@@ -222,9 +225,16 @@ def fast() -> list[Experiment]:
     ]
 
 
+def chosen() -> list[Experiment]:
+    """What the planner takes for the timed cases, features of the others at their sizes."""
+    timed = [Experiment(item.case, (), False, True, 0.05, chosen=True) for item in (*fast(), *small())]
+    return [*timed, *(Experiment(item.case, chosen=True) for item in correct()[::5])]
+
+
 SUITES: Mapping[str, Callable[[], list[Experiment]]] = {
     "first": first,
     "correct": correct,
     "fast": fast,
     "small": small,
+    "chosen": chosen,
 }

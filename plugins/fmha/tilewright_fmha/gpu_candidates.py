@@ -12,7 +12,7 @@ from tilewright_fmha.rule_parts import family_pipelines
 from tilewright_fmha.splits import wants_splits
 from tilewright_fmha.template_table import TEMPLATES
 from tilewright_fmha.words import Family
-from tilewright_fmha.ws_config import specialised_heads
+from tilewright_fmha.ws_config import specialised_algorithms, specialised_heads
 from tilewright_kit.device import DeviceInfo
 
 __all__ = ["gpu_algorithms_for"]
@@ -50,9 +50,7 @@ def _specialised(problem: FmhaProblem, device: DeviceInfo) -> Iterator[FmhaConfi
     fields = signature_fields(problem, problem.family, device)
     if hdim := specialised_heads(problem.hdim_q, problem.hdim_v):
         plain = config_of(problem.family)(**{**fields, "hdim": hdim})
-        for item in valid_algorithms(plain, device.arch):
-            if item["pipeline"] == "ws":
-                yield plain.replace(**item)
+        yield from (plain.replace(**item) for item in specialised_algorithms(hdim))
 
 
 def _split(problem: FmhaProblem, device: DeviceInfo) -> Iterator[FmhaConfig]:

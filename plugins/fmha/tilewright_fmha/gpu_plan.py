@@ -8,6 +8,7 @@ from tilewright_fmha.gpu_shared import shared_bytes
 from tilewright_fmha.problem import FmhaProblem
 from tilewright_fmha.stages_view import threads_of
 from tilewright_fmha.words import Family
+from tilewright_fmha.ws_config import specialised_bytes
 from tilewright_kit.cost import ceil_div
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.plan import Geometry
@@ -42,7 +43,7 @@ def launch_of(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, spli
 
 
 def _shared(config: FmhaConfig, arch: ArchSpec) -> int:
-    return shared_bytes(config, arch)
+    return specialised_bytes(config, arch) if config.pipeline == "ws" else shared_bytes(config, arch)
 
 
 def _row_blocks(problem: FmhaProblem, config: FmhaConfig) -> int:

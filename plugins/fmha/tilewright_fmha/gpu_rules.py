@@ -16,7 +16,8 @@ from tilewright_fmha.gpu_shared import registers_estimate, shared_bytes
 from tilewright_fmha.gradient_cut import gradient_waves, misplaced_waves
 from tilewright_fmha.rule_parts import is_well_formed, must_be, replaced
 from tilewright_fmha.stages_view import products_of, threads_of
-from tilewright_fmha.words import Family, FmhaDType, QScale, Scheduling
+from tilewright_fmha.words import Family, FmhaDType, MaskKind, QScale, Scheduling
+from tilewright_fmha.ws_config import HEADS, specialised_bytes, specialised_heads
 from tilewright_kit.cost import padded
 from tilewright_kit.rules import Violation
 
@@ -25,10 +26,15 @@ __all__ = ["GPU_RULES", "forms_of", "is_async", "k0_of", "of_products", "tiles_f
 Rule = Callable[[FmhaConfig, ArchSpec], Iterator[Violation]]
 
 MOST_CONSUMERS = 3
+_WS_MOST_TURNS = 128
+"""Elements of v up to which consumers may take turns."""
 _LOOPS = ("qr", "qr_async", "qs")
-_WS_HDIMS = ((64, 64), (128, 128), (192, 128), (256, 256))
 _WS_STEP = 64
 """Rows of one warpgroup."""
+_WS_REGISTERS, _WS_REGISTERS_OF_THREE = 196, 128
+"""Of a thread, for scores, probabilities and results: with one or two consumers, with three."""
+_WS_CAPPING, _WS_WINDOWS = 20, 16
+"""Registers that a soft cap, and windows, take of them."""
 
 
 def of_products(rule: Rule) -> Rule:
@@ -345,10 +351,10 @@ def ws_form(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
         if config.is_forward and config.stages:
             yield from must_be("ws_form", config, "stages", 0, "the pipeline says how many tiles are on their way")
         return
-    if config.hdim not in _WS_HDIMS:
-        other = next((item for item in _WS_HDIMS if item[0] >= config.hdim[0] and item[1] >= config.hdim[1]), None)
-        reason = f"its heads are {', '.join(f'{q}x{v}' for q, v in _WS_HDIMS)}"
-        yield Violation("ws_form", "hdim", config.hdim, reason, {"hdim": other or _WS_HDIMS[-1]})
+    if config.hdim not in HEADS:
+        other = specialised_heads(*config.hdim)
+        reason = f"its heads are {', '.join(f'{q}x{v}' for q, v in HEADS)}"
+        yield Violation("ws_form", "hdim", config.hdim, reason, {"hdim": other or HEADS[-1]})
         return
     consumers = min(max(config.m0 // _WS_STEP, 1), MOST_CONSUMERS)
     q, v = config.hdim
@@ -361,12 +367,35 @@ def ws_form(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     for name, value in wanted.items():
         reason = f"each of 1 to {MOST_CONSUMERS} consumers has {_WS_STEP} rows, blocks whole heads: {name} is {value}"
         yield from must_be("ws_form", config, name, value, reason)
+    yield from _ws_registers(config, consumers)
+    if (need := specialised_bytes(config, arch)) > arch.lds_bytes:
+        reason = f"the tile needs {need} bytes of shared memory, and {arch.lds_bytes} may be used"
+        yield Violation("ws_form", "stages", config.stages, reason, {"stages": 0} if config.stages > 2 else {})
     if config.stages > 4 or config.stages < 0:
         yield Violation("ws_form", "stages", config.stages, "2 to 4 tiles are on their way", {"stages": 0})
-    if config.scheduler is Scheduling.PINGPONG and consumers < 2:
-        reason = "one consumer has nobody to alternate with"
+    if config.scheduler is Scheduling.PINGPONG and (consumers < 2 or v > _WS_MOST_TURNS):
+        reason = "one consumer has nobody to alternate with, and heads of more than 128 elements leave no registers"
         fix = {"scheduler": Scheduling.DEFAULT}
         yield Violation("ws_form", "scheduler", config.scheduler.value, reason, fix)
+
+
+def _ws_registers(config: FmhaConfig, consumers: int) -> Iterator[Violation]:
+    """A thread holds scores and results in fp32 and probabilities in 16 bits. What is beside them was measured: more
+    where scores are capped, or windows have two sides.
+    """
+    v = config.hdim[1]
+    room = _WS_REGISTERS_OF_THREE if consumers > 2 else _WS_REGISTERS
+    if config.softcap:
+        room -= _WS_CAPPING
+    elif config.mask is MaskKind.WINDOW and consumers < 3:
+        room -= _WS_WINDOWS
+    most = (room - v // 2) * 4 // 3 // 16 * 16
+    if config.n0 > most > 0:
+        q = config.hdim[0]
+        warp = (_WS_STEP, most, 16, _WS_STEP, v, 16, 16, 16, 16)
+        fix = {"tile": (config.m0, most, q, v, most, q), "warp_tile": warp}
+        reason = f"registers of {consumers} consumers hold the scores of {most} columns beside their results"
+        yield Violation("ws_form", "tile", config.tile, reason, fix)
 
 
 GPU_RULES = (

@@ -25,6 +25,10 @@ _SCORES = _MASKS | {"bias", "alibi", "dropout", "randval", "softcap", "softcap_b
 _ALL_FORWARD = (
     _TYPES | _FP8 | _MIXED | _SCALES | _PAGES | _SCORES | {"group", "lse", "learned_sink", "skip_min", "column_v"}
 )
+_SPECIALISED = frozenset({
+    "fp16", "bf16", "group", "causal", "window", "token_sink", "softcap", "lse", "learned_sink", "skip_min",
+    "persistent", "stages",
+})  # fmt: skip
 _COMBINE = _TYPES | _FP8 | _MIXED | {"group", "lse", "learned_sink", "skip_min"}
 _APPEND = _TYPES | _FP8 | _MIXED | _PAGES | {"group", "rope_interleaved", "rope_half"}
 _BACKWARD = _TYPES | _SCORES | {"group", "learned_sink", "skip_min", "dbias", "deterministic", "column_v"}
@@ -43,6 +47,7 @@ TEMPLATES: Mapping[tuple[str, str, Family], frozenset[str]] = {
         for kind in ("cuda", "hip")
         for pipeline, family in _PORTABLE
     },
+    ("cuda", "ws", _F.FWD): _SPECIALISED,
     ("cuda", "qr_nwarp_sshuffle", _F.SPLITKV): _ALL_FORWARD - {"fp32"} | {"pack_gqa"},
     **{(kind, "splitkv_combine", _F.COMBINE): _COMBINE for kind in ("cuda", "hip")},
     **{(kind, "appendkv", _F.APPENDKV): _APPEND for kind in ("cuda", "hip")},

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 from tilewright_arch import ArchSpec
 from tilewright_fmha.config import FmhaConfig
-from tilewright_fmha.words import MaskKind
+from tilewright_fmha.words import MaskKind, Scheduling
 
-__all__ = ["HEADS", "draws_tiles", "has_own_results", "specialised_bytes", "specialised_heads"]
+__all__ = [
+    "HEADS",
+    "draws_tiles",
+    "has_own_results",
+    "specialised_algorithms",
+    "specialised_bytes",
+    "specialised_heads",
+]
 
-HEADS = ((64, 64), (128, 128), (192, 128), (256, 256))
+_SHAPES: Mapping[tuple[int, int], tuple[tuple[int, int, bool], ...]] = {
+    (64, 64): ((3, 128, True), (2, 192, True), (2, 128, True), (1, 128, False)),
+    (128, 128): ((2, 128, True), (2, 128, False), (2, 160, True), (2, 176, False), (1, 128, False)),
+    (192, 128): ((2, 128, False), (2, 112, False), (1, 96, False)),
+    (256, 256): ((2, 80, False), (2, 64, False), (1, 64, False)),
+}
+"""Consumers, columns of a block, and whether consumers take turns, by heads: what was fastest on an H200 somewhere."""
+HEADS = tuple(_SHAPES)
 """Elements of heads of q and v that there are kernels for; the copy engine pads others."""
 
 _BARRIER_BYTES = 256
@@ -19,6 +36,20 @@ _BYTES = 2
 def specialised_heads(q: int, v: int) -> tuple[int, int] | None:
     """The smallest heads of specialised kernels that hold those of ``q`` and ``v`` elements; None if there are none."""
     return next((item for item in HEADS if item[0] >= q and item[1] >= v), None)
+
+
+def specialised_algorithms(hdim: tuple[int, int]) -> Iterator[Mapping[str, Any]]:
+    """How kernels of these heads are cut, the preferred first; rules say for which a signature has registers."""
+    q, v = hdim
+    for consumers, columns, turns in _SHAPES.get(hdim, ()):
+        yield {
+            "pipeline": "ws",
+            "tile": (64 * consumers, columns, q, v, columns, q),
+            "wave": (consumers, 1, 1, consumers, 1, 1, 1, 1, 1),
+            "warp_tile": (64, columns, 16, 64, v, 16, 16, 16, 16),
+            "persistent": True,
+            "scheduler": Scheduling.PINGPONG if turns else Scheduling.DEFAULT,
+        }
 
 
 def draws_tiles(config: FmhaConfig) -> bool:
