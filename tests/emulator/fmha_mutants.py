@@ -12,14 +12,17 @@ import test_fmha_append_gpu as append
 import test_fmha_backward_gpu as backward
 import test_fmha_decode_emulated as decode
 import test_fmha_gpu as forward
+import test_fmha_gpu_emulated as plans
 from fmha_gpu_case import GpuFmhaCall, GpuFmhaKernel, HostKernels
 from native_harness import INCLUDE
 
 import tilewright_arch
 from tilewright_kit.check_plugin import device_of
 
-__all__ = ["FMHA_MUTANTS", "FmhaMutant", "kernel_of", "planted", "run", "run_planned"]
+__all__ = ["FMHA_MUTANTS", "PLANNED", "FmhaMutant", "kernel_of", "planted", "run", "run_planned"]
 
+PLANNED = ("decode", "planned")
+"""Suites of kernels as a device's plans have them."""
 DEVICE = dataclasses.replace(device_of(tilewright_arch.load("sm_90a")), units=4)
 
 
@@ -38,6 +41,7 @@ class FmhaMutant:
 ITEM, FORWARD, APPEND = "core/fmha_item.hpp", "gpu/fmha_forward.hpp", "gpu/fmha_append.hpp"
 COMBINE, DOT, CONVERT = "gpu/fmha_combine.hpp", "gpu/fmha_dot.hpp", "gpu/fmha_convert.hpp"
 BACKWARD, DECODE = "gpu/fmha_backward.hpp", "gpu/fmha_decode.hpp"
+GRADIENT, MMA = "gpu/fmha_gradient.hpp", "gpu/fmha_backward_mma.hpp"
 
 FMHA_MUTANTS = [
     # which keys a query sees
@@ -161,11 +165,51 @@ FMHA_MUTANTS = [
         "fp32",
         "backward",
     ),
-    FmhaMutant("dQ is not scaled", CONVERT, "sum[e] *= (float)args.scale", "sum[e] *= 1.0f", "fp32", "backward"),
+    FmhaMutant(
+        "dQ is not scaled",
+        CONVERT,
+        "const float scale = (float)args.scale;",
+        "const float scale = 1.0f;",
+        "fp32",
+        "backward",
+    ),
     FmhaMutant(
         "a sink's gradient has the wrong sign", CONVERT, "sum -= exp2(", "sum += exp2(", "alibi_sinks", "backward"
     ),
     FmhaMutant("dQ of the last keys alone", BACKWARD, "load_global<float>(at) + x[e]", "x[e]", "fp32", "backward"),
+    FmhaMutant("delta is left out", GRADIENT, "p * (step - delta)", "p * step", "fp32", "backward"),
+    FmhaMutant(
+        "dropped weights have gradients",
+        GRADIENT,
+        "x = Config::dropout && drops ? 0.0f : p;",
+        "x = p;",
+        "scores",
+        "backward",
+    ),
+    FmhaMutant(
+        "hidden queries have gradients",
+        GRADIENT,
+        "? 0 : fmha_max(j - item.off - args.right, 0);",
+        "? 0 : 0;",
+        "gradients",
+        "planned",
+    ),
+    FmhaMutant(
+        "dK of the last head of queries alone",
+        MMA,
+        "later = {hk * group, first}",
+        "later = {hk * group + group - 1, first}",
+        "gradients",
+        "planned",
+    ),
+    FmhaMutant(
+        "rows of dQ lie over each other",
+        MMA,
+        "add_global_four(to + row * hq + pair * 16, four)",
+        "add_global_four(to + row / 2 * hq + pair * 16, four)",
+        "gradients",
+        "planned",
+    ),
 ]
 
 
@@ -189,7 +233,10 @@ def planted(mutant: FmhaMutant, folder: Path) -> Path:
 
 def run_planned(mutant: FmhaMutant, folder: Path) -> None:
     """Builds, launches and compares a case of kernels that a device's plans have. Raises ``AssertionError``."""
-    decode.test_waves_share_keys(mutant.case, DEVICE, folder)
+    if mutant.suite == "decode":
+        decode.test_waves_share_keys(mutant.case, DEVICE, folder)
+    else:
+        plans.test_planned_kernels_are_right(mutant.case, DEVICE, folder)
 
 
 def run(mutant: FmhaMutant, kernels: HostKernels) -> None:
