@@ -28,19 +28,59 @@ struct MergedConv : MergedTile<Config> {
   static constexpr int own_blocks = Tile::blocks / channel_waves;
   static constexpr bool whole = Tile::whole, wide = Tile::wide;
   static constexpr int depths = Tile::depths;
+  static constexpr int unit_rows = Tile::unit_rows, units = Tile::units, steps = Tile::steps;
   static constexpr int words = whole ? 2 * depths : 1;    // of the weights of a tap, of one block
   static_assert(!whole || pair == 2, "groups of 16 channels are pairs of blocks");
   // Workgroups that a unit shall hold: compilers would read ahead until all registers are taken.
-  static constexpr int min_blocks = max_of((depths > 1 ? 8 : whole || own_blocks > 2 ? 16 : 20) / Tile::waves, 1);
+  static constexpr int resident_waves = depths > 1 ? 8 : whole || own_blocks > 2 || units > 4 ? 12 : 20;
+  static constexpr int min_blocks = max_of(resident_waves / Tile::waves, 1);
 
-  static constexpr int unit_rows = Tile::unit_rows, units = Tile::units, steps = Tile::steps;
 
   // ---- weights ----
 
   struct Weights {
     uint32_t w[own_blocks][taps][words];
   };
-  // Forward, the weights of a tap lie side by side.
+  // Of groups of 8 channels and more, through shared memory: lines of a channel of y, all taps, the channels of its group.
+  static constexpr bool staged = each >= 8;
+  static constexpr int chunks = taps * each / 8;  // of 16 bytes, of a line
+  static constexpr int line_bytes = (chunks | 1) * 16, weight_bytes = staged ? Tile::channel_tile * line_bytes : 0;
+  TW_DEVICE static void copy_weights(uint32_t to, const tw_conv_problem& p, int channel, int thread) {
+    constexpr int kTotal = Tile::channel_tile * chunks;
+    const int64_t step = Tile::is_backward ? p.weight_c : p.weight_n;
+    TW_UNROLL_BY(2)
+    for (int id = thread; id < kTotal; id += threads) {
+      const int line = quotient(id, chunks), chunk = id - line * chunks, tap = quotient(chunk * 8, each);
+      const int own = channel + line, group = quotient(own, each);
+      bool exists;
+      const int64_t at = group * p.weight_g + (own - group * each) * step + Tile::weight_offset(p, tap, exists) +
+                         (chunk * 8 - tap * each);
+      copy_async(to + line * line_bytes + chunk * 16, (const char*)p.gemm.b + at * size_of<E>,
+                 exists && own < Tile::channels(p) ? 16 : 0);
+    }
+  }
+  // Likewise of every block, of lines of the tile that begin with block `inside`.
+  TW_DEVICE static void read_weights(Weights& to, uint32_t from, int inside, int lane) {
+    constexpr int kTotal = taps * words;
+    const int own_word = lane / 8 % words, own_tap = lane / 8 / words;
+    TW_UNROLL
+    for (int own = 0; own < own_blocks; own++) {
+      // Backward, lines are the input channels of the product.
+      const int channel = (inside + own) * 8, first = channel / each * each;
+      const int line = Tile::is_backward ? first + own_word * 8 : channel;
+      const uint32_t at =
+          from + (line + lane % 8) * line_bytes + (Tile::is_backward ? (channel - first) / 8 : own_word) * 16;
+      TW_UNROLL
+      for (int i = 0; i < kTotal; i += 4) {
+        const Words<4> w = load_matrices<4, Tile::is_backward>(at + min_of(i / words + own_tap, taps - 1) * (each * 2));
+        TW_UNROLL
+        for (int l = 0; l < 4; l++)
+          if (i + l < kTotal) to.w[own][(i + l) / words][(i + l) % words] = w.w[l];
+      }
+    }
+  }
+
+  // Of smaller groups, to registers at once. Forward, the weights of a tap lie side by side.
   static constexpr bool in_pairs = !Tile::is_backward && each > 1;
   // Of output channel lane / 4 and input channels 2 * (lane % 4), 2 * (lane % 4) + 1 of every block.
   TW_DEVICE static void load_weights(Weights& to, const tw_conv_problem& p, int block, int lane) {
@@ -149,11 +189,12 @@ struct MergedConv : MergedTile<Config> {
     }
     return y;
   }
+  // What a lane has of a unit, as elements of C; or, where these are not exchanged, stores it.
   template <class Finish>
-  TW_DEVICE static void store(const Sums& sum, const Finish& finish, const Columns<2> (&columns)[pair], const Out& y,
-                              int row, int lane) {
+  TW_DEVICE static Words<4> finish_unit(const Sums& sum, const Finish& finish, const Columns<2> (&columns)[pair],
+                                        const Out& y, int row, int lane) {
     const int j = y.block * 8 + lane % 4 * 2;
-    uint32_t packed[4];
+    Words<4> packed = {};
     TW_UNROLL
     for (int half = 0; half < 2; half++) {
       const int down = wide ? 0 : half, column = y.column + (wide ? half * 8 : 0);
@@ -165,23 +206,29 @@ struct MergedConv : MergedTile<Config> {
       for (int b = 0; b < pair; b++) {
         const float x[2] = {sum[b][half * 2], sum[b][half * 2 + 1]};
         const int left = y.channels - j - b * 8;
-        if constexpr (gathers) packed[half * 2 + b] = finish.finish(x, columns[b], i, j + b * 8, left).data.w[0];
+        if constexpr (gathers) packed.w[half * 2 + b] = finish.finish(x, columns[b], i, j + b * 8, left).data.w[0];
         else if (in && left > 0) finish.store(x, columns[b], i, j + b * 8, 2);
       }
     }
-    if constexpr (gathers) {
-      Words<4> vector;
-      if constexpr (kStoresMatrices) {
-        wave_barrier();  // what was there has been read
-        store_matrices(y.exchange + lane * 16, {packed[0], packed[1], packed[2], packed[3]});
-        wave_barrier();
-        vector = load_shared<4>(y.exchange + lane * 16);
-      } else {
-        vector = gather_vector(packed, lane);
-      }
-      if (y.exists && y.at.h + row + (wide ? 0 : own_half(lane)) < y.height)
-        store_global(y.to + row * y.row_bytes, vector);
+    return packed;
+  }
+  // All units at once: what goes through shared memory comes back late.
+  TW_DEVICE static void store(const Words<4> (&packed)[units], const Out& y, int lane) {
+    const uint32_t own = y.exchange + lane * 16;
+    if constexpr (kStoresMatrices) {
+      wave_barrier();  // what was there has been read
+      TW_UNROLL
+      for (int u = 0; u < units; u++) store_matrices(own + u * 512, packed[u]);
+      wave_barrier();
     }
+    Words<4> vectors[units];
+    TW_UNROLL
+    for (int u = 0; u < units; u++)
+      vectors[u] = kStoresMatrices ? load_shared<4>(own + u * 512) : gather_vector(packed[u].w, lane);
+    const int row = y.at.h + (wide ? 0 : own_half(lane));
+    TW_UNROLL
+    for (int u = 0; u < units; u++)
+      if (y.exists && row + u * unit_rows < y.height) store_global(y.to + u * unit_rows * y.row_bytes, vectors[u]);
   }
 
   // `depth` rows of a strip of pixels, whose first pixel of the image a lane reads at `from`.
@@ -193,6 +240,7 @@ struct MergedConv : MergedTile<Config> {
     TW_UNROLL
     for (int b = 0; b < pair; b++) columns[b] = finish.template columns<2>(j + b * 8 < y.channels ? j + b * 8 : 0, 2);
     Sums sum[units];
+    Words<4> packed[units];
     TW_UNROLL
     for (int u = 0; u < units; u++)
       TW_UNROLL
@@ -211,8 +259,10 @@ struct MergedConv : MergedTile<Config> {
           if (u * kStep + th * kTap == row) multiply(sum[u], x, w, own, th);
       TW_UNROLL
       for (int u = 0; u < units; u++)
-        if (u * kStep + (Tile::taps_h - 1) * kTap == row) store(sum[u], finish, columns, y, u * unit_rows, lane);
+        if (u * kStep + (Tile::taps_h - 1) * kTap == row)
+          packed[u] = finish_unit(sum[u], finish, columns, y, u * unit_rows, lane);
     }
+    if constexpr (gathers) store(packed, y, lane);
   }
   // ---- tiles ----
 
@@ -255,12 +305,13 @@ struct MergedConv : MergedTile<Config> {
     const int parts = Tile::channel_blocks(p), at_tile = quotient(within, parts), part = within - at_tile * parts, first = at_tile * Tile::repeats;
     const int channel = part * Tile::channel_tile, count = min_of(Tile::repeats, Tile::tiles(p) - first);
     const uint32_t exchange = shared_base() + wave * Tile::result_bytes;
-    const uint32_t shared = shared_base() + Tile::waves * Tile::result_bytes;
+    const uint32_t weights = shared_base() + Tile::waves * Tile::result_bytes, shared = weights + weight_bytes;
     Place next = Tile::place(p, first);
+    if constexpr (staged) copy_weights(weights, p, channel, thread);
     copy(shared, p, next, channel, thread);
     const int inside = wave % channel_waves * own_blocks, block = part * Tile::blocks + inside;
     Weights w;
-    load_weights(w, p, block, lane);
+    if constexpr (!staged) load_weights(w, p, block, lane);
     const Operands operands = by_channel(p, task->operands());
     const ConvRows<Config> where(p, 0, size_of<C>);
     const Epilogue<Config, float, ConvRows<Config>> finish(operands.problem, operands.d, 0, where);
@@ -283,6 +334,8 @@ struct MergedConv : MergedTile<Config> {
       for (int step = 0; step < steps; step++) {
         wait_for_copies<(Tile::repeats > 1 ? 2 : 1) * steps - 1>(later + steps - 1 - step);
         barrier();
+        if constexpr (staged)
+          if (i == 0 && step == 0) read_weights(w, weights, inside, lane);
         const int h = at.h + step * Tile::depth;
         if (h >= (int)p.axes[1].rows) continue;
         TW_NO_UNROLL

@@ -71,7 +71,6 @@ struct MergedTile {
   static constexpr int span_h = down().span(rows), span_w = across().span(run);
   static constexpr int phase_pixels = (span_w + run_step - 1) / run_step, row_bytes = run_step * phase_pixels * pixel_bytes;
   static constexpr int image_bytes = span_h * row_bytes;
-  static constexpr int result_bytes = 512;  // forward and backward data: a unit and pair of blocks of each wave
   // Bytes from the first pixel of a row to this column.
   static constexpr int column_bytes(int column) {
     return (column % run_step * phase_pixels + column / run_step) * pixel_bytes;
@@ -83,6 +82,7 @@ struct MergedTile {
   static constexpr int deepest(int most) { return rows % most == 0 && most % unit_rows == 0 ? most : deepest(most - 1); }
   static constexpr int depth = deepest(min_of(rows, 7 * unit_rows)), units = depth / unit_rows, steps = rows / depth;
   static constexpr int step_span = down().span(depth), step_rows = depth * row_step;
+  static constexpr int result_bytes = units * 512;  // of a wave, forward and backward data: a strip of a step
   // Rows of the image from a unit to the next, and from a tap to the next.
   static constexpr int unit_step = row_step * unit_rows, tap_step = down().tap_step;
   static constexpr int last_row = (units - 1) * unit_step + (taps_h - 1) * tap_step;
