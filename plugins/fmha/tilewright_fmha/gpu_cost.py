@@ -37,8 +37,10 @@ _BESIDE_WS = 0.55
 """Of that, forward loops on archs whose peak rate only instructions of specialised kernels reach: measured on an H200,
 200 to 270 TFLOP/s where a wave has 16 rows.
 """
-_MORE_ROWS = 1.25
-"""How much faster waves of 32 rows are on CUDA devices: they read keys and values half as often (measured: 1.13 to 1.3)."""
+_MORE_ROWS, _OF_BLOCK, _OF_TILE = 1.15, 8, 16
+"""CUDA devices, measured: waves of 32 rows read keys and values half as often; what a block of keys costs beside its
+columns, and what its copies cost beside a tile's rows.
+"""
 _DRAWN = {"qr": 0.4, "qr_pagedkv": 0.4, "qr_async": 0.7}
 """Part of the rate of memory that loops draw which ask for little, or nothing, ahead."""
 
@@ -68,8 +70,8 @@ def predict_gpu(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) ->
     many = config.family is Family.FWD or (config.family is Family.SPLITKV and problem.seq_q >= _MANY_QUERIES)
     if many and arch.attention and "ws" in arch.attention.pipelines:
         rate *= _BESIDE_WS
-    if arch.kind == "cuda" and config.is_forward and config.m0 >= 32 * config.wave[0] and config.pipeline != "ws":
-        rate *= _MORE_ROWS
+    if arch.kind == "cuda" and config.is_forward and config.pipeline != "ws":
+        rate *= _loop_share(config)
     compute = 2.0 * pairs * products / rate / busy
     steps = 1.0 + _STEPS / 4 + _more_steps(problem)
     scores = pairs * steps * (1.5 if backward else 1.0) / (_EXP_PER_CYCLE.get(arch.kind, 16) * clock * units) / busy
@@ -94,6 +96,12 @@ def predict_gpu(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) ->
 def _more_steps(problem: FmhaProblem) -> float:
     features = {"bias": problem.bias is not BiasKind.NO, "softcap": problem.softcap > 0, "dropout": problem.has_dropout}
     return sum(_STEP_COST[name] for name, asked in features.items() if asked)
+
+
+def _loop_share(config: FmhaConfig) -> float:
+    """How much of a loop's time is its products', in parts of what ``_REACHED`` says."""
+    rows = _MORE_ROWS if config.m0 >= 32 * config.wave[0] else 1.0
+    return rows * config.n0 / (config.n0 + _OF_BLOCK) * config.m0 / (config.m0 + _OF_TILE) * 1.25
 
 
 def _rate_of(config: FmhaConfig) -> str:

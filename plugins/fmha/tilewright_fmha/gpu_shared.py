@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from tilewright_arch import ArchSpec
 from tilewright_fmha.config import FmhaConfig
 from tilewright_fmha.defaults import ELEMENTWISE
 from tilewright_fmha.gradient_cut import gradient_bytes, gradient_registers
 from tilewright_fmha.stages_view import products_of, threads_of, wave_threads
-from tilewright_fmha.words import Family, QScale
+from tilewright_fmha.words import BiasKind, Family, MaskKind, QScale
 
 __all__ = ["registers_estimate", "resident", "shared_bytes"]
+
+_CUDA_REGISTERS = -4
+"""Measured: 128 x 64 scores of heads of 128 by four waves fit into 254 registers."""
 
 _THREADS = 128
 """Of workgroups without a product of matrices."""
@@ -65,9 +70,19 @@ def registers_estimate(config: FmhaConfig, arch: ArchSpec) -> int:
     if config.family is Family.DQ_DK_DV:
         return gradient_registers(config, arch)
     held = products["scores"] + products["values"] + _OTHER_REGISTERS
+    if arch.kind == "cuda" and config.q.bytes < 4:
+        held += _CUDA_REGISTERS + sum(more for feature, more in _features(config) if feature)
     if arch.kind == "hip" and arch.wave_size == 32 and config.q.bytes < 4:
         held += _MORE_ROWS * (config.m0 // max(config.wave[0] * config.warp_tile[0], 1) - 1)
     return held
+
+
+def _features(config: FmhaConfig) -> Iterator[tuple[bool, int]]:
+    """What features of scores add to a thread's registers on CUDA devices, about."""
+    yield config.softcap or config.bias is not BiasKind.NO, 16
+    yield config.dropout, 24
+    yield config.mask is MaskKind.WINDOW, 8
+    yield config.pack_gqa, 8
 
 
 def resident(config: FmhaConfig, arch: ArchSpec) -> int:

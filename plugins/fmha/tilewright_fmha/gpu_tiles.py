@@ -4,7 +4,7 @@ the rules take.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -85,9 +85,18 @@ def _rows(config: FmhaConfig, arch: ArchSpec, pipeline: str) -> Iterator[Mapping
                 continue
             whole = replaced(tile, 2, k0_of(config.replace(tile=tile), arch, tile[1]))
             cut = replaced(whole, 4, k1_for(config.replace(tile=whole, pipeline=pipeline)))
-            for count in [item for item in waves if tile[0] % (item * warp[0]) == 0][:2]:
+            for count in _counts(arch, [item for item in waves if tile[0] % (item * warp[0]) == 0], tile[0]):
                 wave = (count, 1, 1, count, 1, 1, 1, 1, 1)
                 yield {"tile": cut, "wave": wave, "warp_tile": (*warp, *warp, 16, 16, 16)}
+
+
+def _counts(arch: ArchSpec, fitting: Sequence[int], rows: int) -> Sequence[int]:
+    """The best two numbers of waves. CUDA devices have one: four or more, or sixteen rows each. With more rows, few
+    waves spill, and more than four waves wait for each other.
+    """
+    if arch.kind != "cuda":
+        return fitting[:2]
+    return [count for count in fitting if count >= 4 or rows == count * 16][:1]
 
 
 def _few_rows(config: FmhaConfig, arch: ArchSpec) -> Iterator[Mapping[str, Any]]:

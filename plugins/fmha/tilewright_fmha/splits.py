@@ -21,6 +21,8 @@ _PER_UNIT = 2
 """Pieces for each unit: so many, for lengths differ."""
 _START = 1.5
 """What it costs to begin a piece and to end it, in blocks of keys."""
+_RAGGED = 0.1
+"""How much of a piece is waited for where lengths differ."""
 _PART = 1 / 64
 """What it costs to add a part to the others, in blocks."""
 
@@ -71,7 +73,7 @@ def _even(items: int, blocks: int, slots: int, most: int, ragged: bool) -> int:
 
     def cost(parts: int) -> float:
         piece = ceil_div(blocks, parts) + _START
-        return piece * (ceil_div(items * parts, slots) + ragged) + parts * _PART
+        return piece * (ceil_div(items * parts, slots) + _RAGGED * ragged) + parts * _PART
 
     return min((parts for parts in range(1, min(most, blocks) + 1) if _is_whole(blocks, parts)), key=cost)
 

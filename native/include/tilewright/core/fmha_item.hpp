@@ -142,7 +142,7 @@ TW_EVERYWHERE FmhaRange fmha_split(const tw_fmha_args& args, FmhaRange range, in
   const int64_t start = range.first / n0 * n0;
   int64_t rows = args.split_rows;
   if (rows <= 0) {
-    const int64_t share = (range.last - start + args.splits - 1) / args.splits;
+    const int64_t share = (uint32_t)(range.last - start + args.splits - 1) / (uint32_t)args.splits;  // GPUs: 32 bits
     rows = fmha_max((share + n0 - 1) / n0, 1) * n0;
   }
   const int64_t end = range.last;

@@ -33,30 +33,61 @@ struct FmhaCombine {
     const int64_t step = Config::varlen ? heads * args.total_q : args.batch * heads * args.seq_q;
     const int group = thread / per_row, c = thread % per_row * columns;
 
-    // Every wave finds the row's maximum by itself.
-    float most = minus_infinity(), sink = minus_infinity(), total = 0.0f, sum[columns] = {};
+    // The first parts of each group are on their way while the row's maximum is found. (Coherent reads: the launch that
+    // writes them may still run when this one begins.)
+    struct Part {
+      float lse;
+      Words<4> o[columns / 4];
+    };
+    const auto load = [&](Part& part, int s) {
+      part.lse = float_of(load_coherent<1>(args.lse_acc + row + s * step).w[0]);
+      TW_UNROLL
+      for (int e = 0; e < columns / 4; e++)
+        part.o[e] = load_coherent<4>(args.o_acc + (row + s * step) * Config::hdim_v + c + e * 4);
+    };
+    constexpr int kEarly = 4;
+    Part early[kEarly];
+    TW_UNROLL
+    for (int n = 0; n < kEarly; n++)
+      if (group < groups && group + n * groups < splits) load(early[n], group + n * groups);
+
+    // Every wave finds it by itself.
+    constexpr int kHeld = 2;
+    float held[kHeld], most = minus_infinity(), sink = minus_infinity(), total = 0.0f, sum[columns] = {};
+    const auto lse_of = [&](int s) {
+      return s < splits ? float_of(load_coherent<1>(args.lse_acc + row + s * step).w[0]) : minus_infinity();
+    };
     if constexpr (Config::learned_sinks)
       if (splits > 0) most = sink = load_constant<float>(args.sinks + h);
-    for (int s = lane_index(); s < splits; s += kWave) most = max_of(most, load_constant<float>(args.lse_acc + row + s * step));
     TW_UNROLL
-    for (int mask = kWave / 2; mask > 0; mask /= 2) most = max_of(most, shuffle_xor(most, mask));
+    for (int n = 0; n < kHeld; n++) held[n] = lse_of(lane_index() + n * kWave);
+    TW_UNROLL
+    for (int n = 0; n < kHeld; n++) most = fmha_larger(most, held[n]);
+    for (int s = lane_index() + kHeld * kWave; s < splits; s += kWave) most = fmha_larger(most, lse_of(s));
+    TW_UNROLL
+    for (int mask = kWave / 2; mask > 0; mask /= 2) most = fmha_larger(most, shuffle_xor(most, mask));
     const float safe = most == minus_infinity() ? 0.0f : most;
-    for (int s = lane_index(); s < splits; s += kWave) total += exp_of(load_constant<float>(args.lse_acc + row + s * step) - safe);
+    TW_UNROLL
+    for (int n = 0; n < kHeld; n++) total += exp_of(held[n] - safe);
+    for (int s = lane_index() + kHeld * kWave; s < splits; s += kWave) total += exp_of(lse_of(s) - safe);
     TW_UNROLL
     for (int mask = kWave / 2; mask > 0; mask /= 2) total += shuffle_xor(total, mask);
     if (Config::learned_sinks && sink != minus_infinity()) total += exp_of(sink - safe);
 
+    const auto add_part = [&](const Part& part) {
+      const float weight = exp_of(part.lse - safe);
+      TW_UNROLL
+      for (int e = 0; e < columns; e++) sum[e] = fma(weight, float_of(part.o[e / 4].w[e % 4]), sum[e]);
+    };
     if (group < groups) {
-      TW_UNROLL_BY(4)
-      for (int s = group; s < splits; s += groups) {
-        const float weight = exp_of(load_constant<float>(args.lse_acc + row + s * step) - safe);
-        const float* const from = args.o_acc + (row + s * step) * Config::hdim_v + c;
-        TW_UNROLL
-        for (int e = 0; e < columns; e += 4) {
-          const Words<4> w = load_constant<Words<4>>(from + e);
-          TW_UNROLL
-          for (int l = 0; l < 4; l++) sum[e + l] = fma(weight, float_of(w.w[l]), sum[e + l]);
-        }
+      TW_UNROLL
+      for (int n = 0; n < kEarly; n++)
+        if (group + n * groups < splits) add_part(early[n]);
+      TW_UNROLL_BY(2)
+      for (int s = group + kEarly * groups; s < splits; s += groups) {
+        Part part;
+        load(part, s);
+        add_part(part);
       }
       const uint32_t to = shared_base() + (group * Config::hdim_v + c) * 4;
       TW_UNROLL

@@ -82,7 +82,8 @@ struct FmhaDecode {
     const tw_fmha_args& args = forward.args;
     table = nullptr, page_bits = 0;
     if constexpr (Config::paged) {
-      table = args.block_table + (Config::kv_lookup == KvLookup::sglang ? fmha_max(args.page_starts[b], 0) : b * args.table_stride);
+      constexpr bool kStarts = Config::kv_lookup == KvLookup::sglang;
+      table = args.block_table + (kStarts ? fmha_max(args.page_starts[b], 0) : b * args.table_stride);
       while ((1 << page_bits) < (int)Keys::page_size(args)) page_bits++;
     }
   }
@@ -146,7 +147,8 @@ struct FmhaDecode {
     if constexpr (Config::paged && Tile::lines * Tile::chunks % kWave == 0) {
       const int j = c0 + forward.lane;
       const int64_t own = (int64_t)(uintptr_t)(j < source.rows ? source.line(args, j, page) : nullptr);
-      fmha_copy_rows<Tile, kWave, true>(to, forward.lane, columns, source.hdim * size_of<K> / 16, source.chunk_bytes(), [&](int r) {
+      const int chunks = source.hdim * size_of<K> / 16;
+      fmha_copy_rows<Tile, kWave, true>(to, forward.lane, columns, chunks, source.chunk_bytes(), [&](int r) {
         const uint32_t low = (uint32_t)shuffle((int)own, r), high = (uint32_t)shuffle((int)(own >> 32), r);
         return (const char*)(uintptr_t)((uint64_t)high << 32 | low);
       });

@@ -97,7 +97,7 @@ struct FmhaForward {
   TW_DEVICE void compute(const Work& work) const {
     const FmhaItem item = fmha_item<Config>(args, work.b);
     if (item.bad && thread == 0) fmha_tell(args, item.bad, work.b, item.culprit);
-    const int group = (int)(args.heads_q / args.heads_k), g = Config::pack_gqa ? group : 1;
+    const int group = (int)args.heads_q / (int)args.heads_k, g = Config::pack_gqa ? group : 1;
     const int head = Config::pack_gqa ? work.head * group : work.head, key_head = head / group;
     const int first = work.tile * m0, all = (int)(Config::varlen ? item.q_rows : args.seq_q) * g;
     if constexpr (Config::randval) store_random(item, work, first, min_of(first + m0, all), group);

@@ -24,6 +24,14 @@ struct FmhaSoftmax {
   int row0;                  // the wave's first row in the item's (packed) rows
   float factor[by_row ? slots : 1];
   float m[slots], l[slots];
+#if defined(__HIP__)
+  // Elements of vectors are selected, never branched over (docs/kernels-amd.md), and registers are for results.
+  static constexpr bool branches = false;
+#else
+  static constexpr bool branches = true;
+#endif
+  static constexpr bool keeps_rows = branches && Config::bias == FmhaBias::elementwise;
+  const char* biases[keeps_rows ? slots : 1];
 
   TW_DEVICE int place(int slot) const { return row0 + Atom::row_at(lane, slot); }
   TW_DEVICE int query(int slot) const { return Config::pack_gqa ? place(slot) / group : place(slot); }
@@ -34,6 +42,9 @@ struct FmhaSoftmax {
       : args(args), item(item), b(b), head(head), group(group), lane(lane), row0(row0) {
     if constexpr (Config::dropout) seed = fmha_seed(args);
     else seed = {};
+    TW_UNROLL
+    for (int s = 0; s < slots; s++)
+      if constexpr (keeps_rows) biases[s] = bias_row(s);
     float all = (float)args.scale * (Config::softcap ? 1.0f / (float)args.softcap : kLog2E);
     if constexpr (Config::qscale != FmhaScale::no && !varying) all *= fmha_scale_at(args.k_scale, b, key_head(), 0);
     TW_UNROLL
@@ -52,6 +63,13 @@ struct FmhaSoftmax {
       if constexpr (Config::qscale != FmhaScale::no) all *= fmha_scale_at(args.q_scale, b, head, 0);
       factor[0] = all;
     }
+  }
+
+  // Column 0 of the bias; null: there is no such row.
+  TW_DEVICE const char* bias_row(int slot) const {
+    if (query(slot) >= (int)item.q_rows) return nullptr;
+    return (const char*)args.bias.ptr + (b * args.bias.batch + head_of(slot) * args.bias.head +
+                                         query(slot) * args.bias.row) * size_of<typename Config::Bias>;
   }
 
   // Every column of the block is visible to every row of the wave.
@@ -88,11 +106,9 @@ struct FmhaSoftmax {
     if constexpr (Config::softcap) x = fmha_tanh(x) * ((float)args.softcap * kLog2E);
     if constexpr (Config::bias == FmhaBias::elementwise) {
       using E = typename Config::Bias;
-      if (i < (int)item.q_rows && j < (int)item.k_rows) {
-        const char* const from = (const char*)args.bias.ptr + (b * args.bias.batch + h * args.bias.head +
-                                                               i * args.bias.row + j * args.bias.col) * size_of<E>;
-        x += to_float<E>(load_constant<typename E::storage>(from)) * kLog2E;
-      }
+      const char* const row = keeps_rows ? biases[keeps_rows ? slot : 0] : bias_row(slot);
+      if (j < (int)item.k_rows && row)
+        x += to_float<E>(load_constant<typename E::storage>(row + j * args.bias.col * size_of<E>)) * kLog2E;
     }
     if constexpr (Config::bias == FmhaBias::alibi) {
       const float slope = load_constant<float>(args.slopes + b * args.slope_batch + h);
@@ -104,11 +120,6 @@ struct FmhaSoftmax {
 
   // Where a score is only multiplied by a factor, that is left to the exponential's argument.
   static constexpr bool folds = !varying && !modifies;
-#if defined(__HIP__)
-  static constexpr bool branches = false;  // see docs/kernels-amd.md: elements of vectors are selected, never branched over
-#else
-  static constexpr bool branches = true;
-#endif
 
   // Makes P of S. rescale: what the sums of earlier blocks are to be multiplied by. pages, k_scales, v_scales: of the
   // block's columns, in shared memory.
