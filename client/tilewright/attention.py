@@ -12,7 +12,7 @@ from tilewright.arguments import flag, number, unless
 from tilewright.attention_calls import asked_for, forward, operands
 from tilewright.attention_options import BACKWARD, FORWARD, PAGED, Backward, Forward, Paged
 from tilewright.attention_words import indices, is_bshd
-from tilewright.calls import Asked, planning, running, with_defaults
+from tilewright.calls import Asked, planning, running
 from tilewright.core import Core
 from tilewright.errors import InvalidArgumentError
 
@@ -73,7 +73,7 @@ def _attention(
 
         >>> y = client.attention(q, k, v, is_causal=True)  # doctest: +SKIP
     """
-    given = {**with_defaults(FORWARD, options, "attention"), **locals()}
+    given = {**FORWARD, **options, **locals()}
     more = {"cache_index": indices(cache_index, "cache_index")}
     return forward(given, {"q": q, "k": k, "v": v}, "qkv" if is_bshd(layout) else "", more)
 
@@ -104,7 +104,7 @@ def _attention_varlen(
     ``min_seqlen_q`` queries are skipped (zeros). ``lse`` is ``[Hq, Tq]``. Masks count within a sequence. The other
     arguments are those of ``attention``.
     """
-    given = {**with_defaults(FORWARD, options, "attention_varlen"), **locals()}
+    given = {**FORWARD, **options, **locals()}
     more = {
         "cu_seqlens_q": indices(cu_seqlens_q, "cu_seqlens_q"),
         "cu_seqlens_k": indices(cu_seqlens_k, "cu_seqlens_k"),
@@ -152,7 +152,7 @@ def _attention_paged(
             rule="operand_missing",
             fix="give the pages of each sequence, int32 [B, n] (caches of items: attention with cache_index)",
         )
-    given = {**with_defaults(PAGED, options, "attention_paged"), **locals()}
+    given = {**PAGED, **options, **locals()}
     more = {
         "block_table": indices(block_table, "block_table"),
         "page_starts": indices(page_starts, "page_starts"),
@@ -200,7 +200,7 @@ def _attention_backward(
     gave it, or ``seed``. ``dq``, ``dk`` and ``dv`` are arrays to write into. With ``deterministic`` sums are made in a
     fixed order, so equal calls have equal results; on CPUs they always are.
     """
-    given = {**with_defaults(BACKWARD, options, "attention_backward"), **locals()}
+    given = {**BACKWARD, **options, **locals()}
     if given["seed"] is None and given["rng"] is None and number("dropout_p", dropout_p) != 0:
         raise InvalidArgumentError(
             "which weights were dropped follows from the seeds of the forward pass",

@@ -20,7 +20,7 @@ from tilewright.matrices import deliver
 from tilewright.plans import PlanState, prepare
 from tilewright.steps import Flow
 
-__all__ = ["CHOICE", "Asked", "Choice", "choice_of", "planning", "running", "with_defaults"]
+__all__ = ["CHOICE", "Asked", "Choice", "choice_of", "planning", "running"]
 
 P = ParamSpec("P")
 
@@ -56,14 +56,6 @@ class Asked:
     """Results that are known already."""
 
 
-def with_defaults(defaults: Mapping[str, Any], options: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """All options. Raises ``TypeError`` for one that there is not, as Python does."""
-    for name in options:
-        if name not in defaults:
-            raise TypeError(f"{what}() got an unexpected keyword argument {name!r}")
-    return {**defaults, **options}
-
-
 def choice_of(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: given[name] for name in CHOICE}
 
@@ -72,10 +64,11 @@ def running(
     ask: Callable[Concatenate[Core, P], Asked], defaults: Mapping[str, Any] = CHOICE
 ) -> Callable[Concatenate[Core, P], Flow[Any]]:
     """The flow that makes a call; a single result comes alone, several as a tuple."""
-    named = _named(ask, ask.__name__.lstrip("_"), "Flow[Any]", defaults)
+    named, known = _named(ask, ask.__name__.lstrip("_"), "Flow[Any]", defaults)
 
     @functools.wraps(named)
     def flow(core: Core, /, *args: P.args, **kwargs: P.kwargs) -> Flow[Any]:
+        _check_names(named.__name__, kwargs, known)
         asked = named(core, *args, **kwargs)
         results = yield from run(core, asked.operation, asked.inputs, asked.targets, asked.attributes, **asked.choice)
         found: list[Any] = []
@@ -96,10 +89,11 @@ def planning(
 ) -> Callable[Concatenate[Core, P], Flow[PlanState]]:
     """The flow that prepares a plan for such calls. ``takes`` says in its help how the plan is called."""
     name = ask.__name__.lstrip("_")
-    named = _named(ask, f"plan_{name}", "Flow[PlanState]", defaults)
+    named, known = _named(ask, f"plan_{name}", "Flow[PlanState]", defaults)
 
     @functools.wraps(named)
     def flow(core: Core, /, *args: P.args, **kwargs: P.kwargs) -> Flow[PlanState]:
+        _check_names(named.__name__, kwargs, known)
         asked = named(core, *args, **kwargs)
         state = yield from prepare(core, asked.operation, asked.inputs, asked.targets, asked.attributes, **asked.choice)
         return state
@@ -113,8 +107,8 @@ def planning(
 
 def _named(
     ask: Callable[Concatenate[Core, P], Asked], name: str, result: str, defaults: Mapping[str, Any]
-) -> Callable[Concatenate[Core, P], Asked]:
-    """``ask`` by its public name, its help with the options one by one."""
+) -> tuple[Callable[Concatenate[Core, P], Asked], frozenset[str]]:
+    """``ask`` by its public name, its help with the options one by one; and the names of all arguments."""
     found = renamed(ask, name, result)
     signature = inspect.signature(found)
     plain = [item for item in signature.parameters.values() if item.kind is not inspect.Parameter.VAR_KEYWORD]
@@ -126,8 +120,15 @@ def _named(
             )
             for option, value in defaults.items()
         ]
-        found.__signature__ = signature.replace(parameters=[*plain, *more])  # type: ignore[attr-defined]
-    return found
+        signature = found.__signature__ = signature.replace(parameters=[*plain, *more])  # type: ignore[attr-defined]
+    return found, frozenset(signature.parameters)
+
+
+def _check_names(what: str, given: Mapping[str, Any], known: frozenset[str]) -> None:
+    """Raise ``TypeError`` for a name that is none of an argument, as Python does."""
+    if not given.keys() <= known:
+        (name, *_) = (item for item in given if item not in known)
+        raise TypeError(f"{what}() got an unexpected keyword argument {name!r}")
 
 
 def _annotations(ask: Callable[..., Any]) -> dict[str, Any]:

@@ -7,25 +7,24 @@ transposed view in NumPy) are read as they lie.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Concatenate, ParamSpec
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tilewright.arguments import flag
+from tilewright.calls import CHOICE, Asked, Choice, choice_of, planning, running
 from tilewright.core import Core
 from tilewright.device_arrays import alignment, all_recognised
-from tilewright.dispatch import BuildPolicy, run, spec_of
-from tilewright.driving import renamed
+from tilewright.dispatch import spec_of
 from tilewright.dtypes import DTypeLike
 from tilewright.elementwise import addends, elementwise, scale_operand
 from tilewright.errors import InvalidArgumentError
 from tilewright.layout import Array, Spec
-from tilewright.matrices import deliver, fold_scales, laid_out
-from tilewright.plans import PlanState, prepare
-from tilewright.steps import Flow
+from tilewright.matrices import fold_scales, laid_out
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = [
     "conv",
@@ -38,7 +37,6 @@ __all__ = [
     "plan_conv_transpose",
 ]
 
-P = ParamSpec("P")
 Operand = Any
 """An array, a nested list of numbers that NumPy reads, or a tensor that the server keeps."""
 Sizes = int | Sequence[int]
@@ -49,80 +47,42 @@ _WORDS = {"same": "same_upper"}
 """PyTorch's words for padding, and the operation's."""
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """A call, in the generic call's terms."""
+class _Common(Choice, total=False):
+    """What every direction takes."""
 
-    operation: str
-    inputs: Mapping[str, Any]
-    output: str
-    out: Any
-    """As the caller gave it."""
-    target: Any
-    """What the server is to write for it."""
-    attributes: Mapping[str, Any]
-    choice: Mapping[str, Any]
+    stride: Sizes
+    dilation: Sizes
+    groups: int
+    alpha: float
+    out_dtype: DTypeLike | None
+    out: Array | None
+    channels_last: bool | None
 
 
-def _running(ask: Callable[Concatenate[Core, P], _Asked]) -> Callable[Concatenate[Core, P], Flow[Any]]:
-    called = renamed(ask, ask.__name__.lstrip("_"), "Flow[Any]")
-
-    @functools.wraps(called)
-    def flow(core: Core, /, *args: P.args, **kwargs: P.kwargs) -> Flow[Any]:
-        asked = called(core, *args, **kwargs)
-        outputs = {asked.output: asked.target}
-        results = yield from run(core, asked.operation, asked.inputs, outputs, asked.attributes, **asked.choice)
-        return deliver(core, asked.out, results[asked.output])
-
-    return flow
-
-
-def _planning(ask: Callable[Concatenate[Core, P], _Asked]) -> Callable[Concatenate[Core, P], Flow[PlanState]]:
-    name = ask.__name__.lstrip("_")
-    called = renamed(ask, f"plan_{name}", "Flow[PlanState]")
-
-    @functools.wraps(called)
-    def flow(core: Core, /, *args: P.args, **kwargs: P.kwargs) -> Flow[PlanState]:
-        asked = called(core, *args, **kwargs)
-        outputs = {asked.output: asked.target}
-        state = yield from prepare(core, asked.operation, asked.inputs, outputs, asked.attributes, **asked.choice)
-        return state
-
-    flow.__doc__ = f"""Prepare ``{name}`` for operands like these: arrays, ``Spec``, or ``(shape, dtype)``. Calling the
-    plan does no planning.
-
-    The plan takes the tensors in the order of ``{name}``'s arguments, the old gradient (``acc``, if it is to be added
-    to) last, or by name, and ``out=``. It is made for the strides that it was given.
-    """
-    return flow
+_COMMON: dict[str, Any] = {
+    "stride": 1, "dilation": 1, "groups": 1, "alpha": 1.0, "out_dtype": None, "out": None, "channels_last": None,
+    **CHOICE,
+}  # fmt: skip
+_TAKES = """The plan takes the tensors in the order of the call's arguments, the old gradient (``acc``, if it is to be
+    added to) last, or by name, and ``out=``. It is made for the strides that it was given."""
 
 
 def _conv(
     core: Core,
+    /,
     x: Operand,
     w: Operand,
     *,
     bias: Operand | None = None,
-    stride: Sizes = 1,
     padding: Padding = 0,
-    dilation: Sizes = 1,
-    groups: int = 1,
     activation: str | None = None,
     clamp: tuple[float | None, float | None] | None = None,
     d: Sequence[Operand] = (),
     binary: str | None = None,
-    alpha: float = 1.0,
     scale: Operand | float | None = None,
-    out_dtype: DTypeLike | None = None,
-    out: Array | None = None,
-    channels_last: bool | None = None,
     split_k: int | None = None,
-    kernel: str | None = None,
-    strategy: str | None = None,
-    build: BuildPolicy = "wait",
-    device: str | None = None,
-    timeout: float | None = None,
-) -> _Asked:
+    **options: Unpack[_Common],
+) -> Asked:
     """``activation(binary(alpha * scale * (x convolved with w) + bias, d...))``, in one pass; as PyTorch's ``conv1d``,
     ``conv2d`` and ``conv3d``.
 
@@ -139,41 +99,28 @@ def _conv(
 
         >>> y = client.conv(x, w, bias=b, padding=1, activation="relu")  # doctest: +SKIP
     """
-    alpha, scale, _ = fold_scales(x, alpha, scale, None)
+    given = {**_COMMON, **options}
+    given["alpha"], scale, _ = fold_scales(x, given["alpha"], scale, None)
     inputs = {"x": x, "w": w, "bias": bias, **addends(d), "scale": scale_operand(scale)}
-    words = elementwise(
-        alpha=alpha, binary=binary, count_d=len(d), activation=activation, clamp=clamp, out_dtype=out_dtype
-    )
-    words |= _geometry(stride, padding, dilation, groups) | {"layout": _layout(channels_last), "split_k": split_k}
-    choice = {"kernel": kernel, "strategy": strategy, "build": build, "device": device, "timeout": timeout}
-    return _asked(core, "conv", inputs, "y", out, words, choice)
+    words = _words(given, padding, binary=binary, count_d=len(d), activation=activation, clamp=clamp)
+    return _asked(core, "conv", inputs, "y", given, words | {"split_k": split_k})
 
 
 def _conv_backward_data(
     core: Core,
+    /,
     dy: Operand,
     w: Operand,
     *,
     input_size: Sizes | None = None,
     bias: Operand | None = None,
-    stride: Sizes = 1,
     padding: Padding = 0,
-    dilation: Sizes = 1,
-    groups: int = 1,
     activation: str | None = None,
     clamp: tuple[float | None, float | None] | None = None,
-    alpha: float = 1.0,
     accumulate: bool = False,
-    out_dtype: DTypeLike | None = None,
-    out: Array | None = None,
-    channels_last: bool | None = None,
     split_k: int | None = None,
-    kernel: str | None = None,
-    strategy: str | None = None,
-    build: BuildPolicy = "wait",
-    device: str | None = None,
-    timeout: float | None = None,
-) -> _Asked:
+    **options: Unpack[_Common],
+) -> Asked:
     """The gradient of ``conv`` for its ``x``, from ``dy`` ``[N, K, *out]`` and ``w`` ``[K, C / groups, *filter]``:
     ``[N, C, *input_size]``.
 
@@ -181,36 +128,25 @@ def _conv_backward_data(
     gradient is added to what ``out`` holds. ``bias`` ``[C]`` and ``activation`` are for transposed convolution; the
     other arguments are those of ``conv``.
     """
+    given = {**_COMMON, **options}
     inputs = {"dy": dy, "w": w, "bias": bias}
-    words = elementwise(alpha=alpha, activation=activation, clamp=clamp, out_dtype=out_dtype)
-    words |= _geometry(stride, padding, dilation, groups)
-    words |= {"input_size": _for_each(input_size, dy, "dy"), "layout": _layout(channels_last), "split_k": split_k}
-    choice = {"kernel": kernel, "strategy": strategy, "build": build, "device": device, "timeout": timeout}
-    return _asked(core, "conv_backward_data", inputs, "dx", out, words, choice, accumulate)
+    words = _words(given, padding, activation=activation, clamp=clamp)
+    words |= {"input_size": _for_each(input_size, dy, "dy"), "split_k": split_k}
+    return _asked(core, "conv_backward_data", inputs, "dx", given, words, accumulate)
 
 
 def _conv_backward_weight(
     core: Core,
+    /,
     x: Operand,
     dy: Operand,
     *,
     filter_size: Sizes | None = None,
-    stride: Sizes = 1,
     padding: Padding = 0,
-    dilation: Sizes = 1,
-    groups: int = 1,
-    alpha: float = 1.0,
     accumulate: bool = False,
-    out_dtype: DTypeLike | None = None,
-    out: Array | None = None,
-    channels_last: bool | None = None,
     split_k: int | None = None,
-    kernel: str | None = None,
-    strategy: str | None = None,
-    build: BuildPolicy = "wait",
-    device: str | None = None,
-    timeout: float | None = None,
-) -> _Asked:
+    **options: Unpack[_Common],
+) -> Asked:
     """The gradient of ``conv`` for its ``w``, from ``x`` ``[N, C, *spatial]`` and ``dy`` ``[N, K, *out]``:
     ``[K, C / groups, *filter_size]``.
 
@@ -218,35 +154,24 @@ def _conv_backward_weight(
     is added to what ``out`` holds. The sums are made in a fixed order, so equal calls have equal results. The other
     arguments are those of ``conv``.
     """
-    words = elementwise(alpha=alpha, out_dtype=out_dtype) | _geometry(stride, padding, dilation, groups)
-    words |= {"filter_size": _for_each(filter_size, x, "x"), "layout": _layout(channels_last), "split_k": split_k}
-    choice = {"kernel": kernel, "strategy": strategy, "build": build, "device": device, "timeout": timeout}
-    return _asked(core, "conv_backward_weight", {"x": x, "dy": dy}, "dw", out, words, choice, accumulate)
+    given = {**_COMMON, **options}
+    words = _words(given, padding) | {"filter_size": _for_each(filter_size, x, "x"), "split_k": split_k}
+    return _asked(core, "conv_backward_weight", {"x": x, "dy": dy}, "dw", given, words, accumulate)
 
 
 def _conv_transpose(
     core: Core,
+    /,
     x: Operand,
     w: Operand,
     *,
     bias: Operand | None = None,
-    stride: Sizes = 1,
     padding: int | Sequence[int] = 0,
     output_padding: Sizes = 0,
-    dilation: Sizes = 1,
-    groups: int = 1,
     activation: str | None = None,
     clamp: tuple[float | None, float | None] | None = None,
-    alpha: float = 1.0,
-    out_dtype: DTypeLike | None = None,
-    out: Array | None = None,
-    channels_last: bool | None = None,
-    kernel: str | None = None,
-    strategy: str | None = None,
-    build: BuildPolicy = "wait",
-    device: str | None = None,
-    timeout: float | None = None,
-) -> _Asked:
+    **options: Unpack[_Common],
+) -> Asked:
     """Transposed convolution, as PyTorch's ``conv_transpose1d``, ``conv_transpose2d`` and ``conv_transpose3d``:
     ``conv_backward_data`` by another name.
 
@@ -255,19 +180,20 @@ def _conv_transpose(
     output_padding + 1``. ``output_padding`` is less than ``stride``: it says which of the sizes is meant that a
     convolution with that stride maps to those of ``x``. The other arguments are those of ``conv``.
     """
+    given = {**_COMMON, **options}
+    stride, dilation = given["stride"], given["dilation"]
     size = _transposed_size(spec_of(x, "x"), spec_of(w, "w"), stride, padding, output_padding, dilation)
     inputs = {"dy": x, "w": w, "bias": bias}
-    words = elementwise(alpha=alpha, activation=activation, clamp=clamp, out_dtype=out_dtype)
-    words |= _geometry(stride, padding, dilation, groups)
-    words |= {"input_size": size, "layout": _layout(channels_last)}
-    choice = {"kernel": kernel, "strategy": strategy, "build": build, "device": device, "timeout": timeout}
-    return _asked(core, "conv_backward_data", inputs, "dx", out, words, choice)
+    words = _words(given, padding, activation=activation, clamp=clamp) | {"input_size": size}
+    return _asked(core, "conv_backward_data", inputs, "dx", given, words)
 
 
-conv, plan_conv = _running(_conv), _planning(_conv)
-conv_backward_data, plan_conv_backward_data = _running(_conv_backward_data), _planning(_conv_backward_data)
-conv_backward_weight, plan_conv_backward_weight = _running(_conv_backward_weight), _planning(_conv_backward_weight)
-conv_transpose, plan_conv_transpose = _running(_conv_transpose), _planning(_conv_transpose)
+conv, plan_conv = running(_conv, _COMMON), planning(_conv, _TAKES, _COMMON)
+conv_backward_data = running(_conv_backward_data, _COMMON)
+plan_conv_backward_data = planning(_conv_backward_data, _TAKES, _COMMON)
+conv_backward_weight = running(_conv_backward_weight, _COMMON)
+plan_conv_backward_weight = planning(_conv_backward_weight, _TAKES, _COMMON)
+conv_transpose, plan_conv_transpose = running(_conv_transpose, _COMMON), planning(_conv_transpose, _TAKES, _COMMON)
 
 
 def _asked(
@@ -275,13 +201,13 @@ def _asked(
     operation: str,
     inputs: Mapping[str, Any],
     output: str,
-    out: Any,
+    given: Mapping[str, Any],
     words: Mapping[str, Any],
-    choice: Mapping[str, Any],
     accumulate: bool = False,
-) -> _Asked:
-    given = {name: value for name, value in inputs.items() if value is not None}
+) -> Asked:
+    operands = {name: value for name, value in inputs.items() if value is not None}
     words = {name: value for name, value in words.items() if value is not None}
+    out = given["out"]
     if flag("accumulate", accumulate):
         if out is None:
             raise InvalidArgumentError(
@@ -291,17 +217,20 @@ def _asked(
                 rule="accumulate_output",
                 fix="pass the gradient so far as out, or leave accumulate out",
             )
-        given["acc"] = out
+        operands["acc"] = out
         words["accumulate"] = True
-    given, target = all_recognised(given), laid_out(core, out)
-    if (least := alignment((*list(given.values())[:2], target))) is not None:
+    operands, target = all_recognised(operands), laid_out(core, out)
+    if (least := alignment((*list(operands.values())[:2], target))) is not None:
         words["alignment"] = least
-    return _Asked(operation, given, output, out, target, words, choice)
+    return Asked(operation, operands, words, choice_of(given), {output: out}, {output: target})
 
 
-def _geometry(stride: Any, padding: Any, dilation: Any, groups: Any) -> dict[str, Any]:
-    padding = _WORDS.get(padding, padding) if isinstance(padding, str) else _sizes(padding)
-    return {"stride": _sizes(stride), "padding": padding, "dilation": _sizes(dilation), "groups": groups}
+def _words(given: Mapping[str, Any], padding: Any, **epilogue: Any) -> dict[str, Any]:
+    """Attributes that every direction has. Raises ``InvalidArgumentError`` for words that are none."""
+    found = elementwise(alpha=given["alpha"], out_dtype=given["out_dtype"], **epilogue)
+    found["padding"] = _WORDS.get(padding, padding) if isinstance(padding, str) else _sizes(padding)
+    found |= {name: _sizes(given[name]) for name in ("stride", "dilation")}
+    return found | {"groups": given["groups"], "layout": _layout(given["channels_last"])}
 
 
 def _sizes(value: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tilewright.arguments import unless
 from tilewright.attention_calls import asked_for
 from tilewright.attention_words import heads_first, indices, is_bshd
-from tilewright.calls import CHOICE, Asked, Choice, planning, running, with_defaults
+from tilewright.calls import CHOICE, Asked, Choice, planning, running
 from tilewright.core import Core
 from tilewright.device_arrays import recognise_output
 
@@ -57,7 +57,7 @@ def _kv_append(
     array. The caches must be arrays that the server can write in place (of ``empty``, on a GPU, or resident); others
     are copied there and back.
     """
-    given = {**with_defaults(CHOICE, options, "kv_append"), "core": core}
+    given = {**CHOICE, **options, "core": core}
     swapped = is_bshd(layout) and cu_seqlens_q is None
     turned = ("k_new", "v_new", "q", "q_out", *(("k_cache", "v_cache") if block_table is None else ()))
 
