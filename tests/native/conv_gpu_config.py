@@ -84,7 +84,7 @@ class ConvGpuConfig(GpuConfig):
         """Shared memory of a kernel of merged groups."""
         channels = self.channel_tile or 8 * self.team
         _, rows, run = self.pixels
-        spans, taps_hw, backward = [], 1, self.direction == "backward_data"
+        spans, backward = [], self.direction == "backward_data"
         for axis, size in ((1, rows), (2, run)):
             absent = axis < 3 - self.ndim
             taps, stride, dilation = (
@@ -93,7 +93,6 @@ class ConvGpuConfig(GpuConfig):
             if backward:
                 common = math.gcd(stride, dilation)
                 taps, stride, dilation = -(-taps // (stride // common)), 1, dilation // common
-            taps_hw *= taps
             span = (size - 1) * stride + (taps - 1) * dilation + 1
             spans.append(span if axis == 1 else -(-span // stride) * stride)
         pixel = channels * 2 + 16
@@ -101,11 +100,7 @@ class ConvGpuConfig(GpuConfig):
         if self.direction == "backward_weight":
             handed = channels // 16 * max(4 // self.groups_merged, 1) * self.taps_hw * 8 * 32 * 4
             return max(2 * (image + rows * run * pixel), handed)
-        each = 1 if run % 16 == 0 else 2
-        depth = max(deep for deep in range(each, 7 * each + 1, each) if rows % deep == 0)
-        group = 64 // self.groups_merged
-        weights = channels * 16 * (taps_hw * group // 8 | 1) if group >= 8 else 0
-        return image * (2 if self.pixels[0] > 1 else 1) + weights + self.team * 512 * depth // each
+        return image * (2 if self.pixels[0] > 1 else 1)
 
     @property
     def taps_hw(self) -> int:

@@ -92,9 +92,8 @@ def test_shared_memory_is_as_documented() -> None:
     for config in (KERNELS["merged"][0], KERNELS["merged_data"][0]):
         text = config.unit("kernel").replace(
             "TW_CONV_KERNEL(",
-            f"using Tile = tw::gpu::MergedConv<Config_kernel>;\n"
-            f"static_assert(Tile::image_bytes * (Tile::repeats > 1 ? 2 : 1) + Tile::waves * Tile::result_bytes + "
-            f"Tile::weight_bytes == {config.merged_bytes});\nTW_CONV_KERNEL(",
+            f"static_assert(tw::gpu::MergedTile<Config_kernel>::image_bytes * "
+            f"(tw::gpu::MergedTile<Config_kernel>::repeats > 1 ? 2 : 1) == {config.merged_bytes});\nTW_CONV_KERNEL(",
             1,
         )
         compile_text(text)

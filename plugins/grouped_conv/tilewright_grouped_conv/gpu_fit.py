@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from tilewright_grouped_conv.config import ConvConfig, Triple
-from tilewright_grouped_conv.merged import BLOCK_CHANNELS, MERGED_PRODUCT
+from tilewright_grouped_conv.merged import MERGED_PRODUCT
 from tilewright_grouped_conv.problem import ConvProblem
 from tilewright_grouped_conv.transforms import Transform, transform_of
 from tilewright_grouped_conv.views import FilterOrder, FilterView, ImageView, Order, collapses
@@ -137,14 +137,10 @@ def _wrong_filter(problem: ConvProblem, config: ConvConfig, vector: int) -> str:
     return ""
 
 
-def _merges(problem: ConvProblem) -> bool:
-    """Whether merged groups can read the weights: of 8 channels and more by vectors, of fewer, forward, in pairs."""
-    view, channels = problem.filter, problem.geometry.cg
-    vectors = {Direction.FORWARD: channels > 1, Direction.BACKWARD_DATA: channels >= BLOCK_CHANNELS}
-    if not vectors.get(problem.direction, False):
-        return True
-    vector = BLOCK_CHANNELS if channels >= BLOCK_CHANNELS else 2
-    return view.c == 1 and not any(step % vector for step in _strides(view))
+def _in_pairs(problem: ConvProblem) -> bool:
+    """Whether merged groups can read two channels of the weights at a time."""
+    view = problem.filter
+    return problem.geometry.cg == 1 or (view.c == 1 and not any(step % 2 for step in (view.k, *_strides(view))))
 
 
 def _is_flat(view: FilterView, taps: Triple, channels: int) -> bool:
@@ -185,8 +181,8 @@ def _wrong_of_loops(problem: ConvProblem, config: ConvConfig) -> Iterator[tuple[
             yield view.operand, "its pixels do not lie at one distance"
     if not result and (reason := _wrong_filter(problem, config, 1)):
         yield problem.filter.operand, reason
-    if merged and not _merges(problem):
-        yield problem.filter.operand, "the weights of a tap do not lie side by side, in whole vectors"
+    if merged and problem.direction is Direction.FORWARD and not _in_pairs(problem):
+        yield problem.filter.operand, "the weights of a tap do not lie side by side, in pairs"
     for item in problem.d:
         if collapses(item, geometry.output, geometry.n) is None:
             yield item.operand, "its pixels do not lie at one distance"

@@ -22,8 +22,6 @@ MERGED_PRODUCT = 64
 """Groups that are merged, times their channels."""
 PAIR_CHANNELS = 16
 _LEAST_RUN = 8
-_RESULT_BYTES = 512
-UNIT_PIXELS, _MOST_UNITS = 16, 7
 _LANES, _SUM_BYTES = 32, 4
 _DTYPES = (DType.FP16, DType.BF16)
 
@@ -84,22 +82,14 @@ def merged_workgroups(phase: Phase, config: ConvConfig, images: int) -> int:
 
 def merged_shared_bytes(config: ConvConfig) -> int:
     """Pixels of the image that a tile meets, and of the gradient of the weights those of dy: twice, where one tile is
-    copied while another is computed; weights of large groups; and what waves hand to one another.
+    copied while another is computed; and what waves hand to one another.
     """
     repeats, rows, run = _pixels(config)
     pixel = (_channels(config) // BLOCK_CHANNELS + 1) * 16
     image = _span(config, 1, rows) * _span(config, 2, run, whole=True) * pixel
     if config.direction is Direction.BACKWARD_WEIGHT:
         return max(2 * (image + rows * run * pixel), _sum_bytes(config))
-    weights = _channels(config) * 16 * _weight_chunks(config)
-    return image * (2 if repeats > 1 else 1) + weights + config.waves * _units(rows, run) * _RESULT_BYTES
-
-
-def _units(rows: int, run: int) -> int:
-    """Units of 16 pixels that a wave computes of a strip at a time: rows, or where strips are narrow pairs of rows."""
-    each = 1 if run % UNIT_PIXELS == 0 else 2
-    depths = range(min(rows, _MOST_UNITS * each), 0, -1)
-    return next(depth for depth in depths if rows % depth == 0 and depth % each == 0) // each
+    return image * (2 if repeats > 1 else 1)
 
 
 def _sum_bytes(config: ConvConfig) -> int:
@@ -121,29 +111,13 @@ def _pixels(config: ConvConfig) -> tuple[int, int, int]:
     return max(repeats, 1), rows or 8, run or 8
 
 
-def _weight_chunks(config: ConvConfig) -> int:
-    """Of 16 bytes, of a channel's line of weights in shared memory, where groups are so large that weights go there: an
-    odd number, so that neighbouring lines stand in different banks.
-    """
-    each = MERGED_PRODUCT // config.num_groups_to_merge
-    if each < BLOCK_CHANNELS:
-        return 0
-    return _axis(config, 1)[0] * _axis(config, 2)[0] * each // BLOCK_CHANNELS | 1
-
-
 def _span(config: ConvConfig, axis: int, size: int, whole: bool = False) -> int:
     """Pixels of the image that ``size`` pixels of the result meet; ``whole``: filled up to whole strides."""
-    taps, stride, dilation = _axis(config, axis)
-    span = (size - 1) * stride + (taps - 1) * dilation + 1
-    return -(-span // stride) * stride if whole and stride else span
-
-
-def _axis(config: ConvConfig, axis: int) -> tuple[int, int, int]:
-    """Taps, stride and dilation of a product: backward data, of the phase with the most taps."""
     taps, stride, dilation = config.filter[axis], config.stride[axis], config.dilation[axis]
     if axis < 3 - config.ndim:
         taps = stride = dilation = 1
     if config.direction is Direction.BACKWARD_DATA:
         common = math.gcd(stride, dilation)
         taps, stride, dilation = -(-taps // max(stride // max(common, 1), 1)), 1, dilation // max(common, 1)
-    return taps, stride, dilation
+    span = (size - 1) * stride + (taps - 1) * dilation + 1
+    return -(-span // stride) * stride if whole and stride else span

@@ -29,19 +29,6 @@ TW_DEVICE Words<kCount> load_matrices(uint32_t address) {
   return x;
 }
 
-// Four such matrices to shared memory, addressed likewise, of values that lanes hold likewise. sm_90 and later.
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-constexpr bool kStoresMatrices = true;
-TW_DEVICE void store_matrices(uint32_t address, const Words<4>& x) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.w[0]),
-               "r"(x.w[1]), "r"(x.w[2]), "r"(x.w[3])
-               : "memory");
-}
-#else
-constexpr bool kStoresMatrices = false;
-TW_DEVICE void store_matrices(uint32_t, const Words<4>&) {}
-#endif
-
 #define TW_MMA(WHAT, KIND)                                                                                    \
   asm volatile("mma.sync.aligned." WHAT " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"    \
                : "+" KIND(c[0]), "+" KIND(c[1]), "+" KIND(c[2]), "+" KIND(c[3])                               \

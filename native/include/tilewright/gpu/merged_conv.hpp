@@ -24,63 +24,24 @@ struct MergedConv : MergedTile<Config> {
   using Place = typename Tile::Place;
   static constexpr int threads = Tile::threads, taps = Tile::taps, taps_w = Tile::taps_w, each = Tile::each;
   static constexpr int pair = Tile::blocks % 2 == 0 ? 2 : 1;  // blocks that a wave computes at a time
-  static constexpr int channel_waves = gcd_of(Tile::waves, Tile::blocks / pair), pixel_waves = Tile::waves / channel_waves;
+  static constexpr int channel_waves = gcd_of(Tile::waves, Tile::blocks / pair);
+  static constexpr int pixel_waves = Tile::waves / channel_waves;
   static constexpr int own_blocks = Tile::blocks / channel_waves;
   static constexpr bool whole = Tile::whole, wide = Tile::wide;
   static constexpr int depths = Tile::depths;
-  static constexpr int unit_rows = Tile::unit_rows, units = Tile::units, steps = Tile::steps;
   static constexpr int words = whole ? 2 * depths : 1;    // of the weights of a tap, of one block
   static_assert(!whole || pair == 2, "groups of 16 channels are pairs of blocks");
   // Workgroups that a unit shall hold: compilers would read ahead until all registers are taken.
-  static constexpr int resident_waves = depths > 1 ? 8 : whole || own_blocks > 2 || units > 4 ? 12 : 20;
-  static constexpr int min_blocks = max_of(resident_waves / Tile::waves, 1);
+  static constexpr int min_blocks = max_of(65536 / ((each <= 8 ? 104 : each == 16 ? 136 : 200) * threads), 1);
 
+  static constexpr int unit_rows = Tile::unit_rows, units = Tile::units, steps = Tile::steps;
 
   // ---- weights ----
 
   struct Weights {
     uint32_t w[own_blocks][taps][words];
   };
-  // Of groups of 8 channels and more, through shared memory: lines of a channel of y, all taps, the channels of its group.
-  static constexpr bool staged = each >= 8;
-  static constexpr int chunks = taps * each / 8;  // of 16 bytes, of a line
-  static constexpr int line_bytes = (chunks | 1) * 16, weight_bytes = staged ? Tile::channel_tile * line_bytes : 0;
-  TW_DEVICE static void copy_weights(uint32_t to, const tw_conv_problem& p, int channel, int thread) {
-    constexpr int kTotal = Tile::channel_tile * chunks;
-    const int64_t step = Tile::is_backward ? p.weight_c : p.weight_n;
-    TW_UNROLL_BY(2)
-    for (int id = thread; id < kTotal; id += threads) {
-      const int line = quotient(id, chunks), chunk = id - line * chunks, tap = quotient(chunk * 8, each);
-      const int own = channel + line, group = quotient(own, each);
-      bool exists;
-      const int64_t at = group * p.weight_g + (own - group * each) * step + Tile::weight_offset(p, tap, exists) +
-                         (chunk * 8 - tap * each);
-      copy_async(to + line * line_bytes + chunk * 16, (const char*)p.gemm.b + at * size_of<E>,
-                 exists && own < Tile::channels(p) ? 16 : 0);
-    }
-  }
-  // Likewise of every block, of lines of the tile that begin with block `inside`.
-  TW_DEVICE static void read_weights(Weights& to, uint32_t from, int inside, int lane) {
-    constexpr int kTotal = taps * words;
-    const int own_word = lane / 8 % words, own_tap = lane / 8 / words;
-    TW_UNROLL
-    for (int own = 0; own < own_blocks; own++) {
-      // Backward, lines are the input channels of the product.
-      const int channel = (inside + own) * 8, first = channel / each * each;
-      const int line = Tile::is_backward ? first + own_word * 8 : channel;
-      const uint32_t at =
-          from + (line + lane % 8) * line_bytes + (Tile::is_backward ? (channel - first) / 8 : own_word) * 16;
-      TW_UNROLL
-      for (int i = 0; i < kTotal; i += 4) {
-        const Words<4> w = load_matrices<4, Tile::is_backward>(at + min_of(i / words + own_tap, taps - 1) * (each * 2));
-        TW_UNROLL
-        for (int l = 0; l < 4; l++)
-          if (i + l < kTotal) to.w[own][(i + l) / words][(i + l) % words] = w.w[l];
-      }
-    }
-  }
-
-  // Of smaller groups, to registers at once. Forward, the weights of a tap lie side by side.
+  // Forward, the weights of a tap lie side by side.
   static constexpr bool in_pairs = !Tile::is_backward && each > 1;
   // Of output channel lane / 4 and input channels 2 * (lane % 4), 2 * (lane % 4) + 1 of every block.
   TW_DEVICE static void load_weights(Weights& to, const tw_conv_problem& p, int block, int lane) {
@@ -92,7 +53,8 @@ struct MergedConv : MergedTile<Config> {
       TW_UNROLL
       for (int word = 0; word < words; word++) {
         const int input = (whole ? group * each + word * 8 : (block + own) * 8) + lane % 4 * 2;
-        const bool meets = output < Tile::channels(p) && (each == 1 ? input == output - output % 2 : input / each == group);
+        const bool meets =
+            output < Tile::channels(p) && (each == 1 ? input == output - output % 2 : input / each == group);
         const char* const first = from + (each == 1 ? 0 : input % each * (in_pairs ? 1 : step)) * size_of<E>;
         TW_UNROLL
         for (int tap = 0; tap < taps; tap++) {
@@ -164,37 +126,30 @@ struct MergedConv : MergedTile<Config> {
   // Where the results of a step belong. A lane has those of pixel lane / 4 of both halves of an instruction; vectors of 16
   // bytes, which fill whole sectors of memory, it stores of one half and one block alone.
   static constexpr bool gathers = pair == 2 && size_of<C> == 2;
-  // Lanes exchange them through shared memory, or by shuffles; the half and the block that a lane gets, and of which pixel.
-  TW_DEVICE static int own_half(int lane) { return kStoresMatrices ? lane / 16 : lane / 2 % 2; }
-  TW_DEVICE static int own_block(int lane) { return kStoresMatrices ? lane / 8 % 2 : lane % 2; }
-  TW_DEVICE static int own_pixel(int lane) { return kStoresMatrices ? lane % 8 : lane / 4; }
   struct Out {
     Place at;
     int block, column;     // the first block; of the lane's pixel of the first half
     int height, width, channels;
-    uint32_t exchange;     // shared memory of the wave
     char* to;              // the lane's vector of the first row
     int64_t row_bytes;
     bool exists;           // whether the vector's column and channels do
   };
-  TW_DEVICE static Out out_of(const tw_conv_problem& p, char* c, const Place& at, int block, uint32_t exchange, int lane) {
-    Out y = {at,       block, at.w + lane / 4, (int)p.axes[1].rows, (int)p.axes[2].rows, Tile::channels(p),
-             exchange, c,     0,               false};
+  TW_DEVICE static Out out_of(const tw_conv_problem& p, char* c, const Place& at, int block, int lane) {
+    Out y = {at, block, at.w + lane / 4, (int)p.axes[1].rows, (int)p.axes[2].rows, Tile::channels(p), c, 0, false};
     if constexpr (gathers) {
-      const int half = own_half(lane), own = block + own_block(lane), row = at.h + (wide ? 0 : half);
-      const int column = at.w + own_pixel(lane) + (wide ? half * 8 : 0);
+      const int half = lane / 2 % 2, own = block + lane % 2, row = at.h + (wide ? 0 : half);
+      const int column = y.column + (wide ? half * 8 : 0);
       y.row_bytes = p.axes[1].row_stride * size_of<C>;
       y.to = c + (at.n * p.row_n + column * p.axes[2].row_stride + own * 8) * size_of<C> + row * y.row_bytes;
       y.exists = column < y.width && own * 8 < y.channels;
     }
     return y;
   }
-  // What a lane has of a unit, as elements of C; or, where these are not exchanged, stores it.
   template <class Finish>
-  TW_DEVICE static Words<4> finish_unit(const Sums& sum, const Finish& finish, const Columns<2> (&columns)[pair],
-                                        const Out& y, int row, int lane) {
+  TW_DEVICE static void store(const Sums& sum, const Finish& finish, const Columns<2> (&columns)[pair], const Out& y,
+                              int row, int lane) {
     const int j = y.block * 8 + lane % 4 * 2;
-    Words<4> packed = {};
+    uint32_t packed[4];
     TW_UNROLL
     for (int half = 0; half < 2; half++) {
       const int down = wide ? 0 : half, column = y.column + (wide ? half * 8 : 0);
@@ -206,29 +161,15 @@ struct MergedConv : MergedTile<Config> {
       for (int b = 0; b < pair; b++) {
         const float x[2] = {sum[b][half * 2], sum[b][half * 2 + 1]};
         const int left = y.channels - j - b * 8;
-        if constexpr (gathers) packed.w[half * 2 + b] = finish.finish(x, columns[b], i, j + b * 8, left).data.w[0];
+        if constexpr (gathers) packed[half * 2 + b] = finish.finish(x, columns[b], i, j + b * 8, left).data.w[0];
         else if (in && left > 0) finish.store(x, columns[b], i, j + b * 8, 2);
       }
     }
-    return packed;
-  }
-  // All units at once: what goes through shared memory comes back late.
-  TW_DEVICE static void store(const Words<4> (&packed)[units], const Out& y, int lane) {
-    const uint32_t own = y.exchange + lane * 16;
-    if constexpr (kStoresMatrices) {
-      wave_barrier();  // what was there has been read
-      TW_UNROLL
-      for (int u = 0; u < units; u++) store_matrices(own + u * 512, packed[u]);
-      wave_barrier();
+    if constexpr (gathers) {
+      const Words<4> vector = gather_vector(packed, lane);
+      if (y.exists && y.at.h + row + (wide ? 0 : lane / 2 % 2) < y.height)
+        store_global(y.to + row * y.row_bytes, vector);
     }
-    Words<4> vectors[units];
-    TW_UNROLL
-    for (int u = 0; u < units; u++)
-      vectors[u] = kStoresMatrices ? load_shared<4>(own + u * 512) : gather_vector(packed[u].w, lane);
-    const int row = y.at.h + (wide ? 0 : own_half(lane));
-    TW_UNROLL
-    for (int u = 0; u < units; u++)
-      if (y.exists && row + u * unit_rows < y.height) store_global(y.to + u * unit_rows * y.row_bytes, vectors[u]);
   }
 
   // `depth` rows of a strip of pixels, whose first pixel of the image a lane reads at `from`.
@@ -240,7 +181,6 @@ struct MergedConv : MergedTile<Config> {
     TW_UNROLL
     for (int b = 0; b < pair; b++) columns[b] = finish.template columns<2>(j + b * 8 < y.channels ? j + b * 8 : 0, 2);
     Sums sum[units];
-    Words<4> packed[units];
     TW_UNROLL
     for (int u = 0; u < units; u++)
       TW_UNROLL
@@ -259,10 +199,8 @@ struct MergedConv : MergedTile<Config> {
           if (u * kStep + th * kTap == row) multiply(sum[u], x, w, own, th);
       TW_UNROLL
       for (int u = 0; u < units; u++)
-        if (u * kStep + (Tile::taps_h - 1) * kTap == row)
-          packed[u] = finish_unit(sum[u], finish, columns, y, u * unit_rows, lane);
+        if (u * kStep + (Tile::taps_h - 1) * kTap == row) store(sum[u], finish, columns, y, u * unit_rows, lane);
     }
-    if constexpr (gathers) store(packed, y, lane);
   }
   // ---- tiles ----
 
@@ -302,16 +240,15 @@ struct MergedConv : MergedTile<Config> {
     const auto* const task = task_of<Config>(params, index);
     const tw_conv_problem& p = task->conv;
     const int within = Config::grouped ? index - (int)task->first_tile : index;
-    const int parts = Tile::channel_blocks(p), at_tile = quotient(within, parts), part = within - at_tile * parts, first = at_tile * Tile::repeats;
+    const int parts = Tile::channel_blocks(p), some = quotient(within, parts), part = within - some * parts;
+    const int first = some * Tile::repeats;
     const int channel = part * Tile::channel_tile, count = min_of(Tile::repeats, Tile::tiles(p) - first);
-    const uint32_t exchange = shared_base() + wave * Tile::result_bytes;
-    const uint32_t weights = shared_base() + Tile::waves * Tile::result_bytes, shared = weights + weight_bytes;
+    const uint32_t shared = shared_base();
     Place next = Tile::place(p, first);
-    if constexpr (staged) copy_weights(weights, p, channel, thread);
     copy(shared, p, next, channel, thread);
     const int inside = wave % channel_waves * own_blocks, block = part * Tile::blocks + inside;
     Weights w;
-    if constexpr (!staged) load_weights(w, p, block, lane);
+    load_weights(w, p, block, lane);
     const Operands operands = by_channel(p, task->operands());
     const ConvRows<Config> where(p, 0, size_of<C>);
     const Epilogue<Config, float, ConvRows<Config>> finish(operands.problem, operands.d, 0, where);
@@ -334,19 +271,18 @@ struct MergedConv : MergedTile<Config> {
       for (int step = 0; step < steps; step++) {
         wait_for_copies<(Tile::repeats > 1 ? 2 : 1) * steps - 1>(later + steps - 1 - step);
         barrier();
-        if constexpr (staged)
-          if (i == 0 && step == 0) read_weights(w, weights, inside, lane);
         const int h = at.h + step * Tile::depth;
         if (h >= (int)p.axes[1].rows) continue;
+        const int own_strip = (wave / channel_waves + step * Tile::strips) % pixel_waves;
         TW_NO_UNROLL
-        for (int strip = (wave / channel_waves + step * Tile::strips) % pixel_waves; strip < Tile::strips; strip += pixel_waves) {
+        for (int strip = own_strip; strip < Tile::strips; strip += pixel_waves) {
           const int column = at.w + strip * Tile::unit_run;
           if (column >= (int)p.axes[2].rows) break;
           const uint32_t from =
               image + step * Tile::step_rows * Tile::row_bytes + strip * Tile::unit_run * Tile::pixel_bytes;
           TW_UNROLL
           for (int own = 0; own < own_blocks; own += pair) {
-            const Out y = out_of(p, finish.c, {at.n, h, column}, block + own, exchange, lane);
+            const Out y = out_of(p, finish.c, {at.n, h, column}, block + own, lane);
             compute(w, own, finish, y, from + Tile::met_bytes(inside + own), lane);
           }
         }

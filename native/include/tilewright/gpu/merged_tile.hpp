@@ -69,7 +69,8 @@ struct MergedTile {
   // side: so eight of them stand in different banks.
   static constexpr int pixel_bytes = (blocks + 1) * 16;
   static constexpr int span_h = down().span(rows), span_w = across().span(run);
-  static constexpr int phase_pixels = (span_w + run_step - 1) / run_step, row_bytes = run_step * phase_pixels * pixel_bytes;
+  static constexpr int phase_pixels = (span_w + run_step - 1) / run_step;
+  static constexpr int row_bytes = run_step * phase_pixels * pixel_bytes;
   static constexpr int image_bytes = span_h * row_bytes;
   // Bytes from the first pixel of a row to this column.
   static constexpr int column_bytes(int column) {
@@ -79,10 +80,13 @@ struct MergedTile {
   // after the other, each is read once for all taps that it meets. A tile is computed in steps of `depth` rows.
   static constexpr bool wide = run % 16 == 0;
   static constexpr int unit_rows = wide ? 1 : 2, unit_run = wide ? 16 : 8, strips = run / unit_run;
-  static constexpr int deepest(int most) { return rows % most == 0 && most % unit_rows == 0 ? most : deepest(most - 1); }
-  static constexpr int depth = deepest(min_of(rows, 7 * unit_rows)), units = depth / unit_rows, steps = rows / depth;
+  static constexpr int deepest(int most) {
+    return rows % most == 0 && most % unit_rows == 0 ? most : deepest(most - 1);
+  }
+  // Of weights, whose sums stay in registers, fewer.
+  static constexpr int most_units = Config::direction == Direction::backward_weight ? 7 : 8;
+  static constexpr int depth = deepest(min_of(rows, most_units * unit_rows)), units = depth / unit_rows, steps = rows / depth;
   static constexpr int step_span = down().span(depth), step_rows = depth * row_step;
-  static constexpr int result_bytes = units * 512;  // of a wave, forward and backward data: a strip of a step
   // Rows of the image from a unit to the next, and from a tap to the next.
   static constexpr int unit_step = row_step * unit_rows, tap_step = down().tap_step;
   static constexpr int last_row = (units - 1) * unit_step + (taps_h - 1) * tap_step;

@@ -26,19 +26,6 @@ Words<kCount> load_matrices(uint32_t address) {
   return x;
 }
 
-constexpr bool kStoresMatrices = true;
-inline void store_matrices(uint32_t address, const Words<4>& x) {
-  const int lane = lane_index();
-  host::slot(lane).words[0] = address;
-  host::meet_wave();
-  for (int i = 0; i < 4; i++) {
-    const uint32_t to = host::slot(8 * i + lane / 4).words[0];
-    if (to % 16 != 0) host::fail("a row of a matrix store is not 16-byte aligned");
-    memcpy(host::shared_at(to + (uint32_t)lane % 4 * 4, 4), &x.w[i], 4);
-  }
-  host::meet_wave();
-}
-
 namespace host {
 
 // Element `byte` / size of E of a register.
