@@ -62,10 +62,19 @@ def kernel(problem: FmhaProblem, **fields: Any) -> FmhaConfig:
     return next(item for item in fmha_candidates(problem, DEVICE) if item.pipeline == "ws").replace(**fields)
 
 
-def test_every_size_of_heads_has_kernels_with_one_consumer_and_with_more() -> None:
-    for hdim in HEADS:
-        counts = {item["wave"][0] for heads, item in CUTS if heads == hdim}
-        assert 1 in counts and max(counts) >= 2
+def test_every_size_of_heads_has_kernels_with_two_consumers_and_more() -> None:
+    assert {hdim for hdim, item in CUTS if item["wave"][0] > 1} == set(HEADS)
+
+
+def test_one_consumer_is_offered_for_problems_without_features() -> None:
+    def consumers(problem: FmhaProblem) -> set[int]:
+        return {item.waves for item in fmha_candidates(problem, DEVICE) if item.pipeline == "ws"}
+
+    assert 1 in consumers(described()) and 1 in consumers(described(causal=True))
+    for options in ({"return_lse": True}, {"window_left": 64}, {"softcap": 30.0}, {"dtype": "fp16"}):
+        found = consumers(described(**options))  # type: ignore[arg-type]
+        assert found and 1 not in found
+    assert not consumers(described(return_status=True))
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from tilewright_fmha.gpu_tiles import valid_algorithms
 from tilewright_fmha.problem import FmhaProblem
 from tilewright_fmha.rule_parts import family_pipelines
 from tilewright_fmha.splits import wants_splits
-from tilewright_fmha.template_table import TEMPLATES
+from tilewright_fmha.template_table import TEMPLATES, features_of
 from tilewright_fmha.words import Family
 from tilewright_fmha.ws_config import specialised_algorithms, specialised_heads
 from tilewright_kit.device import DeviceInfo
@@ -42,15 +42,22 @@ def _pages(device: DeviceInfo) -> tuple[int, ...]:
 
 
 def _specialised(problem: FmhaProblem, device: DeviceInfo) -> Iterator[FmhaConfig]:
-    """Specialised kernels hold heads of a few sizes, into which the copy engine pads others."""
+    """Specialised kernels hold heads of a few sizes, into which the copy engine pads others. What has not run on a GPU
+    is left to who names it: one consumer with features, and bits that tell of wrong lengths.
+    """
     if (device.arch.kind, "ws", problem.family) not in TEMPLATES or "ws" not in family_pipelines(
         problem.family, device.arch
     ):
         return
     fields = signature_fields(problem, problem.family, device)
-    if hdim := specialised_heads(problem.hdim_q, problem.hdim_v):
-        plain = config_of(problem.family)(**{**fields, "hdim": hdim})
-        yield from (plain.replace(**item) for item in specialised_algorithms(hdim))
+    hdim = specialised_heads(problem.hdim_q, problem.hdim_v)
+    if hdim is None or problem.status:
+        return
+    plain = config_of(problem.family)(**{**fields, "hdim": hdim})
+    bare = features_of(plain) <= {"bf16", "causal"}
+    for item in specialised_algorithms(hdim):
+        if bare or item["wave"][0] > 1:
+            yield plain.replace(**item)
 
 
 def _split(problem: FmhaProblem, device: DeviceInfo) -> Iterator[FmhaConfig]:

@@ -37,6 +37,8 @@ _BESIDE_WS = 0.55
 """Of that, forward loops on archs whose peak rate only instructions of specialised kernels reach: measured on an H200,
 200 to 270 TFLOP/s where a wave has 16 rows.
 """
+_WAVES_OF_UNIT = 8
+"""So many take turns where a unit reaches that: one alone mostly waits for its own results (measured)."""
 _MORE_ROWS, _OF_BLOCK, _OF_TILE = 1.15, 8, 16
 """CUDA devices, measured: waves of 32 rows read keys and values half as often; what a block of keys costs beside its
 columns, and what its copies cost beside a tile's rows.
@@ -69,7 +71,7 @@ def predict_gpu(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) ->
     rate = (arch.throughput.peak_flops(_rate_of(config), units=units) or 1e12) * _REACHED.get(config.pipeline, 0.35)
     many = config.family is Family.FWD or (config.family is Family.SPLITKV and problem.seq_q >= _MANY_QUERIES)
     if many and arch.attention and "ws" in arch.attention.pipelines:
-        rate *= _BESIDE_WS
+        rate *= _BESIDE_WS * min(1.0, max(blocks / units, 1.0) * config.waves / _WAVES_OF_UNIT)
     if arch.kind == "cuda" and config.is_forward and config.pipeline != "ws":
         rate *= _loop_share(config)
     compute = 2.0 * pairs * products / rate / busy

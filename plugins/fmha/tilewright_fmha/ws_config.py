@@ -19,9 +19,9 @@ __all__ = [
 ]
 
 _SHAPES: Mapping[tuple[int, int], tuple[tuple[int, int, bool], ...]] = {
-    (64, 64): ((3, 128, True), (2, 192, True), (2, 128, True), (1, 128, False)),
+    (64, 64): ((3, 128, True), (2, 192, True), (1, 128, False)),
     (128, 128): ((2, 128, True), (2, 128, False), (2, 160, True), (2, 176, False), (1, 128, False)),
-    (192, 128): ((2, 128, False), (2, 112, False), (1, 96, False)),
+    (192, 128): ((2, 128, False), (2, 112, False)),
     (256, 256): ((2, 80, False), (2, 64, False), (1, 64, False)),
 }
 """Consumers, columns of a block, and whether consumers take turns, by heads: what was fastest on an H200 somewhere."""
