@@ -57,8 +57,7 @@ class GpuFmhaKernel(FmhaKernel):
             rows = self.waves if stage == 1 or (stage == 0 and self.family != "dq_dk_dv") else 1
             numbers |= {f"wave_m{stage}": rows, f"wave_n{stage}": self.waves // rows, f"wave_k{stage}": 1}
             if self.parts > 1:
-                rows = (self.parts, self.waves // self.parts, self.dq_rows)[stage]
-                numbers |= {f"wave_m{stage}": rows, f"wave_n{stage}": self.waves // rows}
+                numbers |= self.shared_out(stage)
             numbers |= dict(zip((f"warp_m{stage}", f"warp_n{stage}", f"warp_k{stage}"), self.warp, strict=True))
         lines += [f"static constexpr int {name} = {value};" for name, value in numbers.items()]
         lines.append(f"static constexpr tw::FmhaPipeline pipeline = tw::FmhaPipeline::{self.pipeline};")
@@ -68,6 +67,16 @@ class GpuFmhaKernel(FmhaKernel):
         }  # fmt: skip
         lines += [f"static constexpr bool {name} = {'true' if on else 'false'};" for name, on in flags.items()]
         return lines
+
+    def shared_out(self, stage: int) -> dict[str, int]:
+        """Waves of a product of gradients, where several have the same keys."""
+        keys = self.waves // self.parts
+        if self.arch or self.q == "fp32":
+            m, n, k = ((1, keys, self.parts), (keys, self.parts, 1), (1, self.waves, 1))[stage]
+        else:
+            m, k = (self.parts, keys, self.dq_rows)[stage], 1
+            n = self.waves // m
+        return {f"wave_m{stage}": m, f"wave_n{stage}": n, f"wave_k{stage}": k}
 
     def definition(self, name: str) -> str:
         """The struct, the kernel, and what a launch needs to know."""

@@ -55,6 +55,10 @@ CASES: dict[str, tuple[GpuFmhaKernel, FmhaShape]] = {
         PARTS.replace(**SCORES, bias="elementwise", dbias=True),
         LENGTHS.replace(mask=WINDOW, softcap=2.0, drop_below=77),
     ),
+    "parts_fp32": (
+        PLAIN.replace(**SCORES, block=(16, 32), parts=2, waves=4, hdim=(192, 128), bias="elementwise", dbias=True),
+        LENGTHS.replace(mask=WINDOW, softcap=2.0, drop_below=77, hdim=(192, 128)),
+    ),
     "parts_256": (
         PARTS.replace(block=(64, 64), parts=4, waves=8, hdim=(256, 256)),
         FmhaShape(seq=(70, 65), hdim=(256, 200), batch=1),
@@ -72,6 +76,9 @@ def amd_cases(arch: str) -> dict[str, tuple[GpuFmhaKernel, FmhaShape]]:
         "bf16": (bf16, FmhaShape(batch=2, seq=(20, 40), heads=(2, 1), lens_q=(17, 3), lens_k=(40, 9), mask=WINDOW,
                                  softcap=2.0, drop_below=77)),
     }  # fmt: skip
+    if arch in ("gfx90a", "gfx1201"):
+        long = fp16.replace(block=(16, 16), parts=4, waves=4, hdim=(256, 256))
+        found["fp16_256"] = (long, FmhaShape(batch=1, seq=(20, 20), heads=(1, 1), hdim=(256, 248), mask=Mask(-1, 0)))
     if arch in ("gfx942", "gfx1100"):
         found["fp32"] = (plain.replace(hdim=(32, 32)), FmhaShape(batch=1, seq=(33, 40), hdim=(24, 32), heads=(2, 1)))
         found["fp16"] = (fp16, FmhaShape(batch=1, seq=(20, 70), heads=(2, 2), mask=Mask(-1, 0, True), splits=2))

@@ -17,10 +17,12 @@ __all__ = ["gradient_bytes", "gradient_clocks", "gradient_registers", "gradient_
 Wave = tuple[int, int, int, int, int, int, int, int, int]
 _STEP = 16
 """Rows and columns of a matrix instruction that a wave has at least."""
-_LAYOUTS = ((1, 4), (2, 4), (1, 2), (2, 2), (4, 2), (1, 8), (1, 1))
+_LAYOUTS = ((1, 4), (2, 4), (1, 2), (2, 2), (4, 2), (1, 8))
 """Parts by groups of keys, the preferred first."""
 _KEYS = 32
 """Of a wave, that make it read the least from shared memory (measured on an H200)."""
+_LONG = 128
+"""Heads whose dK and dV are many for one wave: elsewhere than on ``mma.sync`` waves share their columns."""
 _OTHER_REGISTERS = 64
 _MMA_REGISTERS = 60
 """Beside results: addresses, fragments that are on their way."""
@@ -38,15 +40,27 @@ def gradient_waves(config: FmhaConfig, arch: ArchSpec) -> Iterator[Wave]:
     keys, and the waves of a group queries of scores and columns of dK and dV.
     """
     if not on_mma(config, arch):
-        for count in (4, 8, 2, 1):
-            yield (1, count, 1, count, 1, 1, 1, count, 1)
+        yield from _shared_lines(config, arch)
         return
     for parts, keys in sorted(_LAYOUTS, key=lambda item: config.n0 // item[1] != _KEYS or math.prod(item) < 4):
         for rows, columns in _parts_of_dq(config, parts * keys):
             wave = (parts, keys, 1, keys, parts, 1, rows, columns, 1)
-            if _has_sixteens(config, wave) and _fits(config.replace(wave=wave), arch):
+            if _has_sixteens(config, wave) and _holds(config, arch, wave):
                 yield wave
                 break
+
+
+def _shared_lines(config: FmhaConfig, arch: ArchSpec) -> Iterator[Wave]:
+    """Waves that share out keys; of long heads, where no two fit, the columns of dK and dV."""
+    least = max(config.warp_tile[:2], default=_STEP)
+    lines: list[Wave] = [(1, count, 1, count, 1, 1, 1, count, 1) for count in (4, 8, 2)]
+    fitting = (config.n0 % (wave[1] * least) == 0 and _holds(config, arch, wave) for wave in lines)
+    several = any(fitting)
+    yield from lines
+    if max(config.hdim) >= _LONG and not several:
+        for parts, keys in ((2, 2), (4, 1), (2, 1)):
+            yield (1, keys, parts, keys, parts, 1, 1, parts * keys, 1)
+    yield (1, 1, 1, 1, 1, 1, 1, 1, 1)
 
 
 def _parts_of_dq(config: FmhaConfig, waves: int) -> list[tuple[int, int]]:
@@ -62,8 +76,9 @@ def _has_sixteens(config: FmhaConfig, wave: tuple[int, ...]) -> bool:
     return all(size % (_STEP * count) == 0 for size, count in sizes)
 
 
-def _fits(config: FmhaConfig, arch: ArchSpec) -> bool:
-    return gradient_registers(config, arch) <= arch.registers_per_thread(config.waves * arch.wave_size)
+def _holds(config: FmhaConfig, arch: ArchSpec, wave: Wave) -> bool:
+    cut = config.replace(wave=wave)
+    return gradient_registers(cut, arch) <= arch.registers_per_thread(cut.waves * arch.wave_size)
 
 
 def misplaced_waves(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
@@ -79,9 +94,13 @@ def misplaced_waves(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
             f"share out dQ; each has a multiple of {_STEP} of everything"
         )
     else:
-        if wave == (1, waves, 1, waves, 1, 1, 1, waves, 1):
+        keys, parts = wave[1], wave[2]
+        if wave == (1, keys, parts, keys, parts, 1, 1, waves, 1):
             return
-        reason = "waves share out the columns of scores, the rows of dK and dV and the columns of dQ"
+        reason = (
+            "groups of waves share out the columns of scores and the rows of dK and dV, the waves of a group (third "
+            "number) columns of dK and dV, and all waves those of dQ"
+        )
     other = next(gradient_waves(config, arch), None)
     yield Violation("wave_table", "wave", wave, reason, {"wave": other} if other and other != wave else {})
 

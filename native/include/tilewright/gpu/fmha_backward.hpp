@@ -7,8 +7,9 @@
 //
 // A workgroup has a slice of one key head: blocks of n0 keys, `splits` apart (not deterministic: one block), with all
 // queries of all heads of its group, m0 at a time. It owns its rows of dk and dv, and its slice of dq_acc, and goes through
-// all in order: sums do not depend on who came first. Scores are made transposed, keys as rows, which waves share out. Of
-// dQ, waves share out columns.
+// all in order: sums do not depend on who came first. Scores are made transposed, keys as rows, which groups of waves share
+// out. Where dK and dV of a head are too many for one wave, wave_k0 waves of a group share their columns, and make the same
+// scores. Of dQ, all waves share out columns.
 #pragma once
 #if !defined(__HIP__)
 #include "tilewright/gpu/fmha_backward_mma.hpp"
@@ -23,11 +24,13 @@ struct FmhaBackwardAtoms {
   using X = typename Config::Q;
   static_assert(is_same<X, typename Config::K> && is_same<X, typename Config::O>, "all operands are of one type");
   using Atoms = FmhaAtoms<X, Config::warp_m0, Config::warp_n0, Config::warp_k0>;
-  static constexpr int waves = Config::wave_n0, threads = waves * kWave, min_blocks = 1;
+  static constexpr int key_waves = Config::wave_n0, parts = Config::wave_k0, waves = key_waves * parts;
+  static constexpr int threads = waves * kWave, min_blocks = 1;
   static constexpr int m0 = Config::m0, n0 = Config::n0, hq = Config::hdim_q, hv = Config::hdim_v;
-  static constexpr int wave_keys = n0 / waves, wave_columns = hq / waves;
-  static_assert(Config::wave_m0 == 1 && Config::wave_m1 == waves && Config::wave_n2 == waves && Config::wave_m2 == 1,
-                "waves share out keys, and columns of dQ");
+  static constexpr int wave_keys = n0 / key_waves, wave_q = hq / parts, wave_v = hv / parts, wave_columns = hq / waves;
+  static_assert(Config::wave_m0 == 1 && Config::wave_m1 == key_waves && Config::wave_n1 == parts &&
+                    Config::wave_n2 == waves && Config::wave_m2 == 1,
+                "groups of waves share out keys, the waves of a group columns of dK and dV, and all those of dQ");
   static constexpr bool across = Atoms::k_major_only;
   using TileK = typename Atoms::template Tile<true, n0, hq>;
   using TileV = typename Atoms::template Tile<true, n0, hv>;
@@ -41,8 +44,8 @@ struct FmhaBackwardAtoms {
   using Drops = FmhaDrops<Config>;
   using ScoreAtom = typename Atoms::template Atom<TileK, TileQ, wave_keys, m0>;
   using StepAtom = typename Atoms::template Atom<TileV, TileO, wave_keys, m0>;
-  using KeyAtom = typename Atoms::template Atom<TileT, TileQx, wave_keys, hq>;
-  using ValueAtom = typename Atoms::template Atom<TileT, TileOx, wave_keys, hv>;
+  using KeyAtom = typename Atoms::template Atom<TileT, TileQx, wave_keys, wave_q>;
+  using ValueAtom = typename Atoms::template Atom<TileT, TileOx, wave_keys, wave_v>;
   using QueryAtom = typename Atoms::template Atom<TileS, TileKx, m0, wave_columns>;
 
   static constexpr int k_at = 0, v_at = k_at + TileK::bytes, q_at = v_at + TileV::bytes, o_at = q_at + TileQ::bytes;
@@ -54,6 +57,8 @@ struct FmhaBackwardAtoms {
   const tw_fmha_args& args;
   const int thread, lane, wave;
   const uint32_t shared;
+  TW_DEVICE int key0() const { return wave % key_waves * wave_keys; }  // the wave's first key of a block
+  TW_DEVICE int part() const { return parts > 1 ? wave / key_waves : 0; }
 
   TW_DEVICE static void run(const tw_fmha_args& args) {
     const int thread = thread_index();
@@ -113,16 +118,16 @@ struct FmhaBackwardAtoms {
     }
     const tw_fmha_args& again = read_again(args);
     const float keep = Config::dropout ? (float)again.keep_scale : 1.0f;
-    store(dk, again.dk, item, b, hk, j0, room, (int)again.hdim_q, (float)again.scale);
-    store(dv, again.dv, item, b, hk, j0, room, (int)again.hdim_v, keep);
+    store(dk, again.dk, item, b, hk, j0, room, (int)again.hdim_q, part() * wave_q, (float)again.scale);
+    store(dv, again.dv, item, b, hk, j0, room, (int)again.hdim_v, part() * wave_v, keep);
   }
 
   template <class Atom>
   TW_DEVICE void store(Atom& atom, const tw_fmha_tensor& to, const FmhaItem& item, int b, int hk, int j0, int room,
-                       int hdim, float factor) const {
+                       int hdim, int column0, float factor) const {
     char* const base = (char*)rows_of(to, b, hk, item.k_first + j0);
     fmha_each_run(atom, [&](float (&x)[Atom::run], int slot, int, int index) {
-      const int r = wave * wave_keys + Atom::row_at(lane, slot), c = Atom::run_column(lane, index);
+      const int r = key0() + Atom::row_at(lane, slot), c = column0 + Atom::run_column(lane, index);
       if (j0 + r >= room) return;
       TW_UNROLL
       for (int e = 0; e < Atom::run; e++) x[e] *= factor;
@@ -148,13 +153,13 @@ struct FmhaBackwardAtoms {
       ScoreAtom s;
       StepAtom dp;
       s.clear(), dp.clear();
-      fmha_multiply<ScoreAtom, TileK>(s, shared + k_at, shared + q_at, wave * wave_keys, 0, lane);
-      fmha_multiply<StepAtom, TileV>(dp, shared + v_at, shared + o_at, wave * wave_keys, 0, lane);
+      fmha_multiply<ScoreAtom, TileK>(s, shared + k_at, shared + q_at, key0(), 0, lane);
+      fmha_multiply<StepAtom, TileV>(dp, shared + v_at, shared + o_at, key0(), 0, lane);
       scores(s, dp, item, b, h, i0, j0, slice);
     }
     barrier();
-    fmha_multiply<ValueAtom, TileT>(dv, shared + p_at, shared + ox_at, wave * wave_keys, 0, lane);
-    fmha_multiply<KeyAtom, TileT>(dk, shared + ds_at, shared + qx_at, wave * wave_keys, 0, lane);
+    fmha_multiply<ValueAtom, TileT>(dv, shared + p_at, shared + ox_at, key0(), part() * wave_v, lane);
+    fmha_multiply<KeyAtom, TileT>(dk, shared + ds_at, shared + qx_at, key0(), part() * wave_q, lane);
     QueryAtom dq;
     dq.clear();
     fmha_multiply<QueryAtom, TileS>(dq, shared + s_at, shared + kx_at, 0, wave * wave_columns, lane);
@@ -176,7 +181,7 @@ struct FmhaBackwardAtoms {
                         int slice) const {
     const FmhaGradient<Config> gradient(args, item, b, h);
     fmha_each_run(s, [&](float (&x)[ScoreAtom::run], int slot, int strip, int index) {
-      const int r = wave * wave_keys + ScoreAtom::row_at(lane, slot), j = j0 + r;
+      const int r = key0() + ScoreAtom::row_at(lane, slot), j = j0 + r;
       const int column = ScoreAtom::run_column(lane, index);
       const FmhaSeers seers = FmhaGradient<Config>::seers(args, item, j);
       float y[ScoreAtom::run];
@@ -188,8 +193,9 @@ struct FmhaBackwardAtoms {
         const float delta = float_of(load_shared<1>(shared + lines_at + (m0 + c) * 4).w[0]);
         bool drops = false;
         if constexpr (Config::dropout) drops = Drops::dropped(args, shared + random_at, c, j, j0);
-        gradient.run(x[e], y[e], i0 + c, j, seers.have(i0 + c), drops, lse, delta, slice);
+        gradient.run(x[e], y[e], i0 + c, j, seers.have(i0 + c), drops, lse, delta, part() == 0 ? slice : -1);
       }
+      if (part() != 0) return;  // the waves of a group have the same scores
       const int byte = column * size_of<X>;
       const uint32_t at = shared + TileT::offset(r, byte / 16) + byte % 16;
       store_shared(at + p_at, pack<X, ScoreAtom::run>(x).data);

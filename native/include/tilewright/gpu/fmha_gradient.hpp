@@ -44,7 +44,7 @@ struct FmhaGradient {
   }
 
   // x: a score q . k, of which P is made, as it was kept; y: dO . v, of which dS is made. lse: in log2, infinite for a
-  // row that saw nothing.
+  // row that saw nothing. slice: of dbias_acc; -1: another wave adds to it.
   TW_DEVICE void run(float& x, float& y, int i, int j, bool seen, bool drops, float lse, float delta, int slice) const {
     float t = x * factor, bent = 0.0f;
     if constexpr (Config::softcap) bent = fmha_tanh(t), t = bent * (cap * kLog2E);
@@ -63,7 +63,7 @@ struct FmhaGradient {
     if constexpr (Config::dropout) step = drops ? 0.0f : step * (float)args.keep_scale;
     float grad = p == 0.0f ? 0.0f : p * (step - delta);
     if constexpr (Config::dbias)
-      if (exists(i, j)) add_bias(i, j, slice, grad);
+      if (slice >= 0 && exists(i, j)) add_bias(i, j, slice, grad);
     if constexpr (Config::softcap) grad *= 1.0f - bent * bent;
     x = Config::dropout && drops ? 0.0f : p;
     y = grad;
