@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import local
@@ -223,17 +224,39 @@ def decode(here: local.Local, torch: Any, options: Options) -> Table:
     return table
 
 
-def memory(here: local.Local) -> Table:
-    """What a forward pass takes beside its operands."""
-    columns = ["keys", "operands, MiB", "workspace, MiB", "scores would be, MiB"]
+def peak_bytes(call: Callable[[], object]) -> int | None:
+    """How far the memory of this process rises at its highest while ``call`` runs; None where Linux does not tell."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        before = status_bytes("VmRSS")
+        call()
+        return max(status_bytes("VmHWM") - before, 0)
+    except OSError:
+        return None
+
+
+def status_bytes(name: str) -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+    return int(line.split()[1]) * 1024
+
+
+def memory(here: local.Local, torch: Any, options: Options) -> Table:
+    """What a forward pass takes beside its operands: as planned, and by how much the process grew meanwhile."""
+    columns = ["keys", "operands, MiB", "workspace, MiB", "peak, MiB", "PyTorch's peak, MiB", "scores would be, MiB"]
     table = Table("Memory of a forward pass, 8 heads of 64, fp32", columns)
-    for length in LENGTHS:
+    for length in LENGTHS[:2] if options.quick else LENGTHS:
         case = AttentionCase(batch=1, heads=8, seq_k=length, hdim=64)
         item = Attended.of(here, case)
         ours = item.ours(here)
+        peak = peak_bytes(functools.partial(ours.timed, 1))
+        theirs = peak_bytes(ATTENTION.peer_call(torch, case, {name: item.tensor(torch, name) for name in "qkv"}))
         operands = sum(array.nbytes for array in item.arrays.values())
-        values = (operands, ours.prepared.workspace_bytes, 4 * case.heads * length * length)
-        table.rows.append([length, *(value / 2**20 for value in values)])
+        values = (operands, ours.prepared.workspace_bytes, peak, theirs, 4 * case.heads * length * length)
+        table.rows.append([length, *(None if value is None else value / 2**20 for value in values)])
+        print(*table.rows[-1], file=sys.stderr, flush=True)
+    table.notes.append(
+        "PyTorch's peak has its result in it, which we write where we are told to; our workspace stays for later calls."
+    )
     return table
 
 
@@ -244,7 +267,7 @@ def measure(options: Options) -> list[Table]:
     peers.set_threads(options.threads)
     with local.Local(options.threads) as here, torch.inference_mode():
         found = [*compare(here, torch, options), decode(here, torch, options)]
-        return [*found, memory(here)] if options.threads == 1 else found
+        return [*found, memory(here, torch, options)] if options.threads == 1 else found
 
 
 if __name__ == "__main__":
