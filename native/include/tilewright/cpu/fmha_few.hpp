@@ -46,6 +46,8 @@ struct FmhaLines {
     if (++of == heads) at += row - heads * head, of = 0;
     if (--left == 0 && then) at = then, of = 0;
   }
+  // Lines of the run that comes next, if there is one.
+  TW_INLINE FmhaLines after() const { return {then ? then : at, row, head, heads}; }
   TW_INLINE FmhaLines ahead(int64_t lines) const {
     FmhaLines x = *this;
     if (then && lines >= left) x.at = then, lines -= left, x.then = nullptr;
@@ -109,14 +111,6 @@ struct FmhaFew {
                                       const char* then) {
     return {run.at, run.row * size_of<E>, source.tensor.head * size_of<E>, heads, keys * heads, then};
   }
-  // Asks for the beginning of a run; kLine: bytes of a line.
-  template <int kLine>
-  static TW_NOINLINE void expect(FmhaLines line) {
-    constexpr int kBytes = 4096, kAsked = (int)min_of(kLine, kBytes);
-    if (!line.then) return;
-    line.at = line.then, line.then = nullptr;
-    for (int n = 0; n < kBytes / kAsked; n++, line.next()) line.template ask<kAsked>();
-  }
   // Whether values lie as keys do.
   static TW_INLINE bool alike(const tw_fmha_args& args) {
     return size_of<K> == size_of<V> && args.hdim_q == args.hdim_v && args.k.row == args.v.row &&
@@ -155,9 +149,8 @@ struct FmhaFew {
   static TW_NOINLINE void scores_of(const FmhaLines& line, int64_t keys, int64_t each, const uint32_t* q, float* s) {
     if (together > 1 && each > 1) return scores_of_rows(line, keys, each, q, s);
     for (int64_t r = 0; r < each; r++)
-      if (line.heads == 1) scores_of_row(line.at, line.row, keys, q + r * q_words, s + r * B::s_words);
+      if (line.heads == 1) scores_of_row(line, keys, q + r * q_words, s + r * B::s_words);
       else scores_of_heads(line, keys, each, q + r * q_words, s + r * B::s_words);
-    if (line.heads == 1) expect<line_bytes>(line);
   }
 
   static TW_INLINE f32v dot(const char* at, const uint32_t* q) {
@@ -174,12 +167,19 @@ struct FmhaFew {
     return fold(c);
   }
 
-  // A row of one head: sums wait in memory, since a loop over keys is what the processor fetches ahead for.
-  static TW_INLINE void scores_of_row(const char* at, int64_t row, int64_t keys, const uint32_t* q, float* s) {
+  // A row of one head: sums wait in memory, since a loop over keys is what the processor fetches ahead for. Only what
+  // it cannot know of, the next run, is asked for along with the last lines.
+  static TW_INLINE void scores_of_row(const FmhaLines& line, int64_t keys, const uint32_t* q, float* s) {
     alignas(64) f32v sums[kLanes] = {};
+    FmhaLines after = line.after();
+    const int64_t last = line.then ? keys - max_of(kAhead / line_bytes, 1) : keys;
+    const char* at = line.at;
     for (int64_t j = 0; j < keys; j += kLanes) {
       const int64_t now = min_of(keys - j, kLanes);
-      for (int64_t n = 0; n < now; n++, at += row) store_as(sums + n, dot(at, q));
+      for (int64_t n = 0; n < now; n++, at += line.row) {
+        if (j + n >= last) after.template ask<line_bytes>(), after.next();
+        store_as(sums + n, dot(at, q));
+      }
       const f32v found = sum_of_all(sums);
       if (now == kLanes) store_as(s + j, found);
       else __builtin_memcpy(s + j, &found, (size_t)now * 4);
@@ -222,7 +222,7 @@ struct FmhaFew {
   // Several rows of each head.
   static TW_INLINE void scores_of_rows(const FmhaLines& line, int64_t keys, int64_t each, const uint32_t* q, float* s) {
     constexpr int kKeys = kLanes / together;
-    FmhaLines ahead = line.ahead(max_of(kAhead / 2 / line_bytes, 1));
+    FmhaLines ahead = line.ahead(max_of(kAhead / line_bytes, 1));
     for (int64_t j = 0; j < keys; j += kKeys)
       for (int64_t h = 0; h < line.heads; h++)
         tile(line.at + j * line.row + h * line.head, line.row, min_of(keys - j, kKeys), ahead, each,
@@ -299,18 +299,23 @@ struct FmhaFew {
 
   static TW_INLINE void values_of(const FmhaLines& line, int64_t keys, int64_t hdim, int64_t each, const uint32_t* p,
                                   float* o) {
-    // A row of one head whose sums are all in registers takes values as they lie.
-    const bool alone = each == 1 && line.heads == 1 && Dot::depth == 1 && hdim <= 8 * kLanes;
-    const int64_t count = alone ? keys : line.heads > 1 ? kOfHeads : kPart;
+    constexpr int64_t kLines = max_of(kAhead / (Config::hdim_v * size_of<V>), 1);
+    // A row of one head whose sums are all in registers takes values as they lie, like scores_of_row.
+    if (each == 1 && line.heads == 1 && Dot::depth == 1 && hdim <= 8 * kLanes) {
+      const int64_t last = line.then ? max_of(keys - kLines, 0) : keys;
+      Ahead after = {line.after(), hdim * size_of<V>};
+      add_part({line.at, line.row, last, hdim}, nullptr, each, each, p, o);
+      add_part({line.at + last * line.row, line.row, keys - last, hdim}, &after, each, each, p + last, o);
+      return;
+    }
+    const int64_t count = line.heads > 1 ? kOfHeads : kPart;
     const int64_t room = line.heads == 1 ? round_up(each, together) : each;
-    Ahead ahead = {line.ahead(max_of(kAhead / (Config::hdim_v * size_of<V>), 1)), hdim * size_of<V>};
+    Ahead ahead = {line.ahead(kLines), hdim * size_of<V>};
     for (int64_t j = 0; j < keys; j += count)
       for (int64_t h = 0; h < line.heads; h++) {
         const Part part = {line.at + j * line.row + h * line.head, line.row, min_of(keys - j, count), hdim};
-        add_part(part, alone ? nullptr : &ahead, room, each, p + h * each * B::s_words + j / Dot::depth,
-                 o + h * each * B::hdim_v);
+        add_part(part, &ahead, room, each, p + h * each * B::s_words + j / Dot::depth, o + h * each * B::hdim_v);
       }
-    if (alone) expect<Config::hdim_v * size_of<V>>(line);
   }
 
   // `room` rows of P and O can be used, `rows` are.
