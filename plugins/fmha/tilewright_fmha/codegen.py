@@ -84,10 +84,10 @@ def render_gpu(config: FmhaConfig, arch: ArchSpec) -> SourceUnit:
 
 
 def _keeps_words(config: FmhaConfig, arch: ArchSpec) -> bool:
-    """Gradients in 16 bits on NVIDIA GPUs take all registers that there are: with some features a few words, which a
-    block of queries needs once, lie in memory.
+    """Gradients on NVIDIA GPUs take all registers that there are: with some features a few words, which a block of
+    queries needs once, lie in memory.
     """
-    return arch.kind == "cuda" and config.family is Family.DQ_DK_DV and config.q.bytes == 2
+    return arch.kind == "cuda" and config.family is Family.DQ_DK_DV
 
 
 def product_type(config: FmhaConfig, kind: str) -> DType:
