@@ -13,8 +13,10 @@ from tilewright_fmha.words import BiasKind, Family, MaskKind, QScale
 
 __all__ = ["registers_estimate", "resident", "shared_bytes"]
 
-_CUDA_REGISTERS = -4
-"""Measured: 128 x 64 scores of heads of 128 by four waves fit into 254 registers."""
+_CUDA_REGISTERS = -6
+"""Measured: 128 x 64 scores of heads of 128 by four waves fit into 254 registers, and causal ones into 255; 128 x 128
+of heads of 64 fit into 252, and causal ones do not.
+"""
 
 _THREADS = 128
 """Of workgroups without a product of matrices."""
@@ -71,7 +73,8 @@ def registers_estimate(config: FmhaConfig, arch: ArchSpec) -> int:
         return gradient_registers(config, arch)
     held = products["scores"] + products["values"] + _OTHER_REGISTERS
     if arch.kind == "cuda" and config.q.bytes < 4:
-        held += _CUDA_REGISTERS + sum(more for feature, more in _features(config) if feature)
+        held += _CUDA_REGISTERS + products["scores"] // 32
+        held += sum(more for feature, more in _features(config) if feature)
     if arch.kind == "hip" and arch.wave_size == 32 and config.q.bytes < 4:
         held += _MORE_ROWS * (config.m0 // max(config.wave[0] * config.warp_tile[0], 1) - 1)
     return held
@@ -81,6 +84,7 @@ def _features(config: FmhaConfig) -> Iterator[tuple[bool, int]]:
     """What features of scores add to a thread's registers on CUDA devices, about."""
     yield config.softcap or config.bias is not BiasKind.NO, 16
     yield config.dropout, 24
+    yield config.mask is MaskKind.CAUSAL, 3
     yield config.mask is MaskKind.WINDOW, 8
     yield config.pack_gqa, 8
 

@@ -127,8 +127,9 @@ TW_DEVICE void fmha_load_turned(uint32_t to, int thread, At at) {
 TW_DEVICE void fmha_copy_chunk(uint32_t to, const char* from, bool exists) {
 #if defined(__CUDA_ARCH__)
   asm volatile(
-      "{.reg .pred absent; setp.eq.b32 absent, %2, 0;"
-      "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, absent;}" ::"r"(to), "l"(from), "r"((int)exists)
+      "{.reg .pred exists; setp.ne.b32 exists, %2, 0;"
+      "@exists cp.async.cg.shared.global.L2::128B [%0], [%1], 16;"
+      "@!exists st.shared.v4.b32 [%0], {%3, %3, %3, %3};}" ::"r"(to), "l"(from), "r"((int)exists), "r"(0)
       : "memory");
 #else
   copy_async(to, from, exists ? 16 : 0);
