@@ -58,7 +58,8 @@ def _shared_lines(config: FmhaConfig, arch: ArchSpec) -> Iterator[Wave]:
     several = any(fitting)
     yield from lines
     if max(config.hdim) >= _LONG and not several:
-        for parts, keys in ((2, 2), (4, 1), (2, 1)):
+        four = all(size % (4 * _STEP) == 0 for size in config.hdim)
+        for parts, keys in ((2, 2), (4 if four else 2, 1)):
             yield (1, keys, parts, keys, parts, 1, 1, parts * keys, 1)
     yield (1, 1, 1, 1, 1, 1, 1, 1, 1)
 
