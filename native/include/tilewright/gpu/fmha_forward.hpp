@@ -110,6 +110,7 @@ struct FmhaForward {
     o.clear();
     if (rows > 0) {
       FmhaRange range = fmha_range(args, item, first / g, (first + rows - 1) / g + 1);
+      if constexpr (!Config::token_sinks) range.sink_last = 0;  // kernels without this feature look at no sinks
       if constexpr (split) range = fmha_split(args, range, work.part, n0);
       if constexpr (few_rows) {
         FmhaDecode<FmhaForward>(*this, item, work.b, key_head).run(softmax, o, range, [&] {

@@ -95,7 +95,7 @@ struct FmhaSoftmax {
     if constexpr (Config::mask == FmhaMask::window) {
       if (args.left >= 0) {
         seen.first = (int)fmha_min(rows, fmha_max(diagonal - args.left, 0));
-        seen.sinks = (int)fmha_min(rows, args.sink_size);
+        if constexpr (Config::token_sinks) seen.sinks = (int)fmha_min(rows, args.sink_size);
       }
     }
     return seen;
