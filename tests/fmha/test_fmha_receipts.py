@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from fmha_configs import CPU, valid
 
+import tilewright_arch
 from tilewright_fmha.generate_set import select_set
 from tilewright_fmha.profiles import DEFAULT_PROFILE, PROFILES, profile_of
 from tilewright_fmha.receipts import RECEIPTS, receipt_of
@@ -109,3 +110,20 @@ def test_options_choose_from_a_list() -> None:
     assert causal and all(config.hdim == (128, 128) and config.receipt == 4 for config in causal)
     chosen = select_set(CPU, receipt=2, rule_set="default")
     assert chosen and all(RECEIPTS[2].takes(config) and config.receipt == -1 for config in chosen)
+
+
+def test_kernels_of_a_list_have_the_features_that_options_name() -> None:
+    arch = tilewright_arch.load("gfx942")
+    dropped = select_set(arch, receipt=2, dropout=True, mask="no")
+    assert dropped
+    assert all(config.dropout and config.mask is MaskKind.NO for config in dropped)
+    assert len(dropped) == len(select_set(arch, receipt=2, mask="no"))
+    assert not select_set(arch, receipt="pytorch", softcap=True), "that list has no soft cap"
+
+
+def test_the_extended_list_also_has_kernels_that_wait_for_what_they_load() -> None:
+    arch = tilewright_arch.load("gfx942")
+    usual, more = (set(select_set(arch, receipt=number)) for number in (0, 1))
+    assert {config.pipeline for config in usual} == {"qr_async"}
+    assert {config.pipeline for config in more} == {"qr", "qr_async"}
+    assert {config.pipeline for config in select_set(arch, receipt=1, dropout=True)} == {"qr", "qr_async"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tilewright_arch import ArchSpec
@@ -77,7 +77,8 @@ def select_set(
 ) -> list[FmhaConfig]:
     """The valid kernels of a kernel set (``rule_set``; default: those of the receipt or profile, else ``default``) of
     which the receipt or profile has some, and that all options allow; without set, receipt and profile, but with other
-    options: the kernel that these describe, or every valid one where options are lists.
+    options: the kernel that these describe, or every valid one where options are lists. Kernels of a receipt have what
+    options name, dropout for example, in place of what is usual, as far as the receipt has such kernels.
 
     An option that is None counts as not given; flags are true or false, not texts. Raises ``NotFoundError`` for an
     unknown set, receipt, profile or family, ``InvalidArgumentError`` for an unknown or malformed option, and
@@ -95,13 +96,31 @@ def select_set(
     sets = KERNEL_SETS[operation]
     own = chosen.name if chosen is not None and chosen.name in sets else "default"
     kernels = named(sets, (rule_set or own).replace("-", "_"), "kernel set", "rule_set", (*SET_NAMES, *sets))
+    members = kernels.expand(arch, RULES)
     return [
         config
-        for config in kernels.expand(arch, RULES)
+        for config in (members if chosen is None or rule_set else _with_options(members, axes, arch))
         if (wanted is None or config.family is wanted)
         and (chosen is None or chosen.takes(config))
         and _allowed_by(config, axes)
     ]
+
+
+def _with_options(
+    configs: Iterable[FmhaConfig], axes: Mapping[str, list[Any]], arch: ArchSpec
+) -> dict[FmhaConfig, None]:
+    """The kernels with every combination of what options name but for sizes, cut anew where that makes them others."""
+    words = {name: values for name, values in axes.items() if name != "hdim" and name not in TILE_OPTIONS}
+    found: dict[FmhaConfig, None] = {}
+    for config in configs:
+        for values in itertools.product(*words.values()):
+            other = config.replace(**dict(zip(words, values, strict=True)))
+            if other != config:  # the same pipeline if that can have the option
+                other = other.replace(**(_cut(other, arch, True, {}) or _cut(other, arch, False, {})))
+                if not RULES.allows(other, arch):
+                    continue
+            found[other] = None
+    return found
 
 
 def _receipt(number: int | str | None, profile: str) -> Receipt | None:

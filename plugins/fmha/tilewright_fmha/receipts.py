@@ -22,7 +22,7 @@ from tilewright_fmha.words import (
 )
 from tilewright_kit.options import named
 
-__all__ = ["EVERY", "RECEIPTS", "Receipt", "receipt_of"]
+__all__ = ["EVERY", "EXTENDED", "RECEIPTS", "Receipt", "receipt_of"]
 
 _FORWARD, _BACKWARD = (ATTENTION,), (ATTENTION_BACKWARD,)
 _HALF = (FmhaDType.FP16, FmhaDType.BF16)
@@ -63,11 +63,14 @@ _BATCH, _GROUP = {"mode": (Mode.BATCH,)}, {"mode": (Mode.GROUP,)}
 _ROWS = {"v_layout": (VLayout.VR,)}
 _FLASH_BIAS = {"bias": (BiasKind.NO, BiasKind.ALIBI)}
 
+EXTENDED = 1
+"""The list that also has kernels that wait for what they load, beside those that do not."""
+
 RECEIPTS: Mapping[int, Receipt] = {
     item.number: item
     for item in (
         Receipt(0, "ck_default", fields={"dtype": _NOT_FP32}),
-        Receipt(1, "ck_extended", fields={"dtype": _NOT_FP32}),
+        Receipt(EXTENDED, "ck_extended", fields={"dtype": _NOT_FP32}),
         Receipt(
             2,
             "flash_fwd",

@@ -14,7 +14,7 @@ from typing import Any
 from tilewright_fmha.choices import first_offered, offered
 from tilewright_fmha.config import CONFIGS, FmhaConfig
 from tilewright_fmha.profiles import PROFILES
-from tilewright_fmha.receipts import Receipt
+from tilewright_fmha.receipts import EXTENDED, Receipt
 from tilewright_fmha.words import (
     ATTENTION,
     ATTENTION_BACKWARD,
@@ -151,7 +151,10 @@ def _of_receipt(config: type[FmhaConfig], receipt: Receipt) -> Declarations:
     for dtype in dtypes:
         heads = receipt.heads or (receipt.eight_bit_heads if dtype.kv.bytes == 1 else ())
         pairs = [(size, 128 if size == 192 else size) for size in heads] or _HEADS
-        yield _kernels(config, dtype=dtype, hdim=pairs, receipt=receipt.number, **fields)
+        fields |= {"dtype": dtype, "hdim": pairs, "receipt": receipt.number}
+        yield _kernels(config, **fields)
+        if receipt.number == EXTENDED and config.operation == ATTENTION:
+            yield _kernels(config, **fields, pipeline="qr")
 
 
 def _sets(config: type[FmhaConfig]) -> dict[str, KernelSet[FmhaConfig]]:
