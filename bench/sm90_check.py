@@ -23,6 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import sm90_config
 from sm90_config import ELEMENT_BYTES, Built, Config, compile_source, source_of
 from sm90_suites import SUITES, Experiment
 
@@ -224,12 +225,15 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=15.0, help="seconds for one experiment")
     parser.add_argument("--budget", type=float, default=1e9, help="seconds after which experiments are skipped")
     parser.add_argument("--log", type=Path, help="write the records as JSON")
+    parser.add_argument("--include", type=Path, help="the headers, if not the shipped ones")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     deadline = time.monotonic() + args.budget
     if args.worker:
         serve()
         return 0
+    if args.include:
+        sm90_config.INCLUDE = args.include
     experiments = [e for suite in args.suite or ["correct", "wide"] for e in SUITES[suite]()]
     experiments = [e for e in experiments if args.filter in line_of(e, {})]
     built = build_all((e.config for e in experiments), args.jobs)
