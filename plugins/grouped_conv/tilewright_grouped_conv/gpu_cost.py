@@ -58,7 +58,7 @@ _JOIN_SECONDS = 1.5e-6
 """Until the last part of a tile knows that it is the last."""
 _LOOP_CYCLES = 2.0
 """Without a product: of one multiplication for every lane, with the reading that goes with it."""
-_LOOP_MEMORY = {False: 0.4, True: 0.55}
+_LOOP_MEMORY = {False: 0.4, True: 0.65}
 """Without a product: part of memory's rate that kernels reach, those of merged groups more than others."""
 _GROUP_CYCLES = {Direction.FORWARD: 6.0, Direction.BACKWARD_DATA: 6.0, Direction.BACKWARD_WEIGHT: 14.0}
 """The same for groups of several channels, whose weights are read again for every pixel."""
@@ -209,11 +209,16 @@ def _loops(problem: ConvProblem, config: ConvConfig, device: DeviceInfo, phases:
 def _merged(
     problem: ConvProblem, config: ConvConfig, arch: ArchSpec, products: int, units: int, clock: float
 ) -> dict[str, float]:
-    """Blocks of eight channels and two taps at a time: what instructions multiply besides is zero. Tiles read the edge
-    that they share with their neighbours, and the fewer columns they have, the more of it.
+    """Blocks of eight channels (of weights, pairs of them): what instructions multiply besides is zero, as it is beyond
+    the edges of images. Tiles read the edge that they share with their neighbours, and the fewer columns they have, the
+    more of it.
     """
     geometry, (_, rows, run) = problem.geometry, config.pixel_tile
-    wasted = _MERGED_BLOCK / max(geometry.cg, 1)
+    block = _MERGED_BLOCK * (2 if problem.direction is Direction.BACKWARD_WEIGHT else 1)
+    wasted = max(block / max(geometry.cg, 1), 1.0)
+    for axis, size in ((1, rows or 8), (2, run or 8)):
+        extent = max(problem.largest.axes[axis].rows, 1)
+        wasted *= ceil_div(extent, size) * size / extent
     rate = float(arch.throughput.flops_per_cycle_per_unit.get(config.a, 1024)) * _MERGED_SHARE
     resident = max(min(arch.lds_bytes // max(merged_shared_bytes(config), 1), _MOST_WAVES // config.waves), 1)
     groups = merged_workgroups(problem.largest, config, geometry.n) * max(config.split_k, 1)

@@ -37,15 +37,15 @@ _GROUP_STEPS = (
     (4, 64, (1, 1, 4), 4),
 )
 """Elements of an access, channels of a step, pixels of a thread, waves."""
-_LARGE_IMAGES: tuple[Triple, ...] = ((4, 8, 8), (2, 8, 8), (1, 8, 8), (1, 8, 64), (1, 8, 32), (2, 8, 16), (1, 16, 16))
-_SMALL_IMAGES: tuple[Triple, ...] = ((1, 14, 8), (1, 8, 8), (2, 8, 8), (1, 14, 16), (1, 8, 16), (1, 4, 16), (1, 4, 8))
+_LARGE_IMAGES: tuple[Triple, ...] = ((4, 8, 8), (2, 8, 8), (2, 8, 16), (4, 4, 16), (1, 4, 16), (1, 14, 16), (1, 4, 8))
+_SMALL_IMAGES: tuple[Triple, ...] = ((1, 8, 8), (2, 8, 8), (1, 14, 8), (2, 4, 16), (1, 4, 8), (1, 14, 16), (1, 8, 16))
 """Merged groups: tiles that a workgroup computes, rows and columns of one."""
-_WEIGHT_TILES: tuple[Triple, ...] = ((1, 8, 8), (1, 14, 8), (1, 8, 16), (1, 4, 8))
-_MERGED_STEPS = ((32, 2), (64, 4), (32, 4), (64, 8), (96, 6), (48, 3), (128, 8), (16, 2))
+_WEIGHT_TILES: tuple[Triple, ...] = ((1, 8, 8), (1, 14, 8), (1, 16, 16), (1, 4, 16))
+_MERGED_STEPS = ((64, 4), (32, 2), (96, 6), (48, 3), (128, 8), (32, 4), (16, 1), (16, 2))
 """Channels and waves of a workgroup."""
 _MOST_STEPS = 4
 _WIDE = 32
-_ROUNDS = (4, 8)
+_ROUNDS = (2, 4)
 """Workgroups that every unit gets, of the gradient of the weights, whose pixels are cut."""
 
 
