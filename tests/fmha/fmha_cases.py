@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,25 @@ from tilewright_fmha.words import ATTENTION, ATTENTION_BACKWARD
 from tilewright_kit.problem import OperationRequest
 from tilewright_kit.tensor import TensorDesc
 
-__all__ = ["Case", "pairwise", "request_of"]
+__all__ = ["COMPILED", "SIZED", "Case", "drawn_cases", "pairwise", "request_of"]
+
+COMPILED: Mapping[str, Sequence[Any]] = {
+    "dtype": ["fp32", "bf16", "fp16"],
+    "mode": ["batch", "varlen", "lengths"],
+    "mask": ["no", "causal", "window"],
+    "bias": ["no", "full", "alibi"],
+    "drop": [False, True],
+    "softcap": [False, True],
+    "sinks": [False, True],
+}
+"""What kernels differ in."""
+SIZED: Mapping[str, Sequence[Any]] = {
+    "heads": [(2, 2), (4, 1), (6, 2)],
+    "hdim": [(32, 32), (24, 32), (32, 8)],
+    "seq": [(17, 65), (1, 1), (3, 200), (64, 17), (127, 65)],
+    "layout": ["bhsd", "bshd"],
+}
+"""What they are told at run time (but that heads are padded)."""
 
 MASKS: Mapping[str, Mapping[str, Any]] = {
     "no": {},
@@ -154,3 +173,12 @@ def _strides(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
         strides[axis] = step
         step *= max(shape[axis], 1)
     return tuple(strides)
+
+
+def drawn_cases(axes: Mapping[str, Sequence[Any]], seed: int) -> list[Case]:
+    """Pairs of what kernels differ in, each case with other sizes."""
+    rng = np.random.default_rng(seed)
+    return [
+        dataclasses.replace(case, **{name: values[int(rng.integers(len(values)))] for name, values in SIZED.items()})
+        for case in pairwise(axes, 4)
+    ]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import pytest
 from cpu_kernels import Array, compiler, draw
-from fmha_cases import Case, pairwise, request_of
+from fmha_cases import COMPILED, Case, drawn_cases, request_of
 from fmha_runner import outputs_of
 from fmha_units import UnitRunner
 
@@ -29,39 +28,7 @@ from tilewright_kit.dtypes import DType
 from tilewright_kit.plan import I64, ExecutionPlan
 from tilewright_kit.problem import OperationRequest, Role
 
-COMPILED: dict[str, list[Any]] = {
-    "dtype": ["fp32", "bf16", "fp16"],
-    "mode": ["batch", "varlen", "lengths"],
-    "mask": ["no", "causal", "window"],
-    "bias": ["no", "full", "alibi"],
-    "dbias": [False, True],
-    "drop": [False, True],
-    "softcap": [False, True],
-    "sinks": [False, True],
-}
-"""What kernels differ in."""
-SIZED: dict[str, list[Any]] = {
-    "heads": [(2, 2), (4, 1), (6, 2)],
-    "hdim": [(32, 32), (24, 32), (32, 8)],
-    "seq": [(17, 65), (1, 1), (3, 200), (64, 17), (127, 65)],
-    "layout": ["bhsd", "bshd"],
-    "columns": [False, True],
-}
-"""What they are told at run time (but that heads are padded, and columns of values)."""
-
-
-def cases() -> list[Case]:
-    """Pairs of compiled features, each with other sizes."""
-    rng = np.random.default_rng(5)
-    found = []
-    for case in pairwise(COMPILED, 4):
-        sizes = {name: values[int(rng.integers(len(values)))] for name, values in SIZED.items()}
-        sizes["columns"] = False
-        found.append(Case(**{**{name: getattr(case, name) for name in COMPILED}, **sizes}))
-    return found
-
-
-CASES = cases()
+CASES = drawn_cases({**COMPILED, "dbias": [False, True]}, 5)
 ALONE = {
     "sizes_1": Case(seq=(1, 1)),
     "sizes_odd": Case(seq=(127, 200), heads=(4, 2)),

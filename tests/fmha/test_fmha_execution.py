@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 from cpu_kernels import Array, compiler
-from fmha_cases import Case, pairwise, request_of
+from fmha_cases import COMPILED, Case, drawn_cases, request_of
 from fmha_requests import (
     ROTARY,
     append_of,
@@ -40,30 +39,6 @@ from tilewright_kit.device import DeviceInfo
 from tilewright_kit.dtypes import DType
 from tilewright_kit.plan import ExecutionPlan
 from tilewright_kit.problem import OperationRequest
-
-COMPILED: dict[str, list[Any]] = {
-    "dtype": ["fp32", "bf16", "fp16"],
-    "mode": ["batch", "varlen", "lengths"],
-    "mask": ["no", "causal", "window"],
-    "bias": ["no", "full", "alibi"],
-    "drop": [False, True],
-    "softcap": [False, True],
-    "sinks": [False, True],
-}
-SIZED: dict[str, list[Any]] = {
-    "heads": [(2, 2), (4, 1), (6, 2)],
-    "hdim": [(32, 32), (24, 32), (32, 8)],
-    "seq": [(17, 65), (1, 1), (3, 200), (64, 17), (127, 65)],
-    "layout": ["bhsd", "bshd"],
-}
-
-
-def cases() -> list[Case]:
-    rng = np.random.default_rng(6)
-    return [
-        dataclasses.replace(case, **{name: values[int(rng.integers(len(values)))] for name, values in SIZED.items()})
-        for case in pairwise(COMPILED, 4)
-    ]
 
 
 def _scales(**shapes: tuple[int, ...]) -> dict[str, Any]:
@@ -147,7 +122,7 @@ def appending(name: str) -> OperationRequest:
 @pytest.fixture(scope="module")
 def runner(cpu: ArchSpec, device: DeviceInfo, tmp_path_factory: pytest.TempPathFactory) -> UnitRunner:
     made = UnitRunner(cpu, compiler(), tmp_path_factory.mktemp("execution"))
-    requests = [of_case(case) for case in cases()]
+    requests = [of_case(case) for case in drawn_cases(COMPILED, 6)]
     requests += [of_words(name) for name in REQUESTS] + [appending(name) for name in APPENDS]
     made.prepare([planned(request, device)[1] for request in requests])
     return made
@@ -176,7 +151,7 @@ def check(problem: FmhaProblem, inputs: Mapping[str, Array], got: Mapping[str, A
         assert near or result.error <= (1.5 if pairs else 1.0) * result.bound, f"{name}: {result}"
 
 
-@pytest.mark.parametrize("case", cases(), ids=str)
+@pytest.mark.parametrize("case", drawn_cases(COMPILED, 6), ids=str)
 def test_pairs_of_features(runner: UnitRunner, case: Case, device: DeviceInfo) -> None:
     request = of_case(case)
     problem, plan = planned(request, device)
