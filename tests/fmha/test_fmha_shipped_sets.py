@@ -71,7 +71,7 @@ def cuda_fault(config: FmhaConfig, arch: ArchSpec, compiled: Compiled, symbol: s
 def amd_fault(config: FmhaConfig, arch: ArchSpec, compiled: Compiled, symbol: str) -> str:
     image, count = compiled.binary.read_bytes(), threads(config, arch)
     facts = read_code_object(image).kernel(symbol)
-    spills = facts.vgpr_spills or facts.sgpr_spills or facts.scratch_bytes
+    spills = facts.vgpr_spills or facts.scratch_bytes  # scalar registers may lie in lanes of vector registers
     if spills or facts.vgprs > arch.registers_per_thread(count):
         return str(facts)
     if (facts.wave, facts.max_workgroup) != (arch.wave_size, count):

@@ -49,6 +49,20 @@ void answer(const float* x, float* out, int n) {
   for (int i = 0; i < 160; i++) out[__builtin_amdgcn_workitem_id_x() * 160 + i] = a[i];
 }
 """
+# The same, of numbers that all lanes have together: scalar registers.
+SCALAR = """
+extern "C" __attribute__((global)) void answer(const int* x, int* out, int n) {
+  int a[160];
+#pragma unroll
+  for (int i = 0; i < 160; i++) a[i] = x[i];
+  for (int r = 0; r < n; r++) {
+#pragma unroll
+    for (int i = 0; i < 160; i++) a[i] = a[i] * a[(i * 7 + 3) % 160];
+  }
+#pragma unroll
+  for (int i = 0; i < 160; i++) out[i] = a[i];
+}
+"""
 # Needs an array in memory: the index is known at run time only.
 SCRATCH = """
 extern "C" __attribute__((global)) void answer(const int* x, int* out, int n) {
@@ -209,6 +223,15 @@ def test_spills_and_scratch_fail_the_build_unless_the_unit_allows_them(
     assert "bytes of scratch" in error.log_tail
     allowed = toolchain.compile(hip_unit(text, defines={"TW_ALLOW_SPILLS": "1"}), tmp_path, arch)
     assert read_code_object(allowed.binary.read_bytes()).kernel("answer").scratch_bytes == int(error.value)
+
+
+def test_scalar_registers_may_lie_in_lanes_of_vector_registers(
+    toolchain: HipToolchain, arch: ArchSpec, tmp_path: Path
+) -> None:
+    compiled = toolchain.compile(hip_unit(SCALAR), tmp_path, arch)
+    facts = read_code_object(compiled.binary.read_bytes()).kernel("answer")
+    assert facts.sgpr_spills > 0
+    assert facts.vgpr_spills == facts.scratch_bytes == 0
 
 
 def test_compiler_that_takes_too_long_is_killed_and_the_next_build_works(
