@@ -46,6 +46,20 @@ SIZED: dict[str, list[Any]] = {
     "layout": ["bhsd", "bshd"],
 }
 """What they are told at run time."""
+PLAIN: dict[str, list[Any]] = {
+    "dtype": ["bf16", "fp16"],
+    "mode": ["batch", "varlen", "lengths"],
+    "mask": ["no", "causal", "bottom", "window", "sink"],
+    "softcap": [False, True],
+    "sinks": [False, True],
+    "hdim": [(64, 64), (128, 128), (192, 128), (256, 256)],
+}
+"""What GPUs have specialised kernels for, where there is work for all of them."""
+LARGE: dict[str, list[Any]] = {
+    "heads": [(12, 4), (12, 12)],
+    "seq": [(700, 700), (530, 1000)],
+    "layout": ["bhsd", "bshd"],
+}
 WIDE = [
     Case("bf16", hdim=(256, 256), seq=(100, 300), mask="causal", heads=(4, 2)),
     Case("fp16", hdim=(192, 128), seq=(130, 130), mask="bottom"),
@@ -62,11 +76,11 @@ STEEP = [
 ]
 
 
-def covering(axes: dict[str, list[Any]], seed: int) -> list[Case]:
+def covering(axes: dict[str, list[Any]], seed: int, sized: dict[str, list[Any]] = SIZED) -> list[Case]:
     """Pairs of compiled features, each case with other sizes."""
     rng, found = np.random.default_rng(seed), []
     for case in pairwise(axes, seed):
-        sizes = {name: values[int(rng.integers(len(values)))] for name, values in SIZED.items()}
+        sizes = {name: values[int(rng.integers(len(values)))] for name, values in sized.items()}
         found.append(replace(case, **sizes))
     return found
 
@@ -123,6 +137,14 @@ def untouched(asked: Attention, outs: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", [*covering(COMPILED, 3), *WIDE], ids=name_of)
 def test_forward(torch: Any, client: tilewright.Client, case: Case) -> None:
     forward(torch, client, case)
+
+
+@pytest.mark.parametrize("case", covering(PLAIN, 5, LARGE), ids=name_of)
+def test_forward_with_work_for_all(torch: Any, client: tilewright.Client, case: Case) -> None:
+    forward(torch, client, case)
+    assert client.report is not None
+    if torch.cuda.get_device_capability()[0] == 9 and case.mask in ("no", "causal", "bottom"):
+        assert "_ws_" in str(client.report.kernels)
 
 
 @pytest.mark.parametrize("case", [*covering(BACKWARD, 4), *STEEP], ids=name_of)
