@@ -87,9 +87,19 @@ struct FmhaBackwardAtoms {
   template <class Tile, class Across>
   TW_DEVICE void load(int to, int copy, const char* base, const tw_fmha_tensor& tensor, int count, int hdim) const {
     const auto at = [&](int r, int c) { return chunk<X>(base, tensor, r, count, c, hdim); };
-    fmha_load_lines<X, X, Tile, threads, false>(shared + to, thread, at);
-    if constexpr (!is_same<Across, void>)
-      fmha_load_across<X, X, Across, threads, false>(shared + copy, thread, at);
+    if constexpr (Atoms::simt) {
+      // Both copies have the same lines; only chunks may change places.
+      TW_NO_UNROLL
+      for (int id = thread; id < Tile::lines * Tile::chunks; id += threads) {
+        const int line = id / Tile::chunks, chunk = id % Tile::chunks;
+        const Words<4> x = fmha_load_chunk<X, X>(at(line, chunk * (16 / size_of<X>)));
+        store_shared(shared + to + Tile::offset(line, chunk), x);
+        if constexpr (!is_same<Across, void>) store_shared(shared + copy + Across::offset(line, chunk), x);
+      }
+    } else {
+      fmha_load_lines<X, X, Tile, threads, false>(shared + to, thread, at);
+      if constexpr (!is_same<Across, void>) fmha_load_across<X, X, Across, threads, false>(shared + copy, thread, at);
+    }
   }
 
   TW_DEVICE void keys(const FmhaItem& item, int b, int hk, int j0, int room, int slice) const {
