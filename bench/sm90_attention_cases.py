@@ -9,7 +9,8 @@ from typing import Any
 from tilewright_arch import load
 from tilewright_fmha.config import AttentionConfig
 from tilewright_fmha.rules import RULES
-from tilewright_fmha.words import FmhaDType, MaskKind, Mode, Scheduling
+from tilewright_fmha.template_table import TEMPLATES
+from tilewright_fmha.words import Family, FmhaDType, MaskKind, Mode, Scheduling
 
 __all__ = ["SUITES", "Case", "Experiment", "Variant"]
 
@@ -44,6 +45,16 @@ class Case:
     min_q: int = 0
     status: bool = False
     scale: float = 0.0
+    page: int = 0
+    """Rows of a page of the cache; 0: keys and values lie as they are. ``lengths_k`` must be given."""
+    absent: bool = False
+    """The table lacks the second page of the first sequence."""
+
+    @property
+    def family(self) -> Family:
+        if not self.page:
+            return Family.FWD
+        return Family.BATCH_PREFILL if self.varlen else Family.PAGEDKV
 
     @property
     def v(self) -> int:
@@ -84,6 +95,8 @@ class Variant:
         q, v = hdim
         n, count = self.n0, self.consumers
         return AttentionConfig(
+            family=case.family,
+            paged=case.page > 0,
             dtype=FmhaDType(case.dtype),
             mode=Mode.GROUP if case.varlen else Mode.BATCH,
             hdim=hdim,
@@ -111,12 +124,18 @@ _256 = (Variant(80), Variant(80, persistent=False), Variant(64))
 FAST: Mapping[tuple[int, int], tuple[Variant, ...]] = dict(zip(HEADS, (_64, _128, _192, _256), strict=True))
 
 
+_CACHED = (Family.PAGEDKV, Family.BATCH_PREFILL)
+_PAGES = {"paged_vllm", "paged_sglang"}
+
+
+def fits(case: Case, hdim: tuple[int, int], variant: Variant) -> bool:
+    return not RULES.check(variant.config(case, hdim), load("sm_90a"))
+
+
 def fitting(case: Case, hdim: tuple[int, int]) -> tuple[Variant, ...]:
     """Variants that the rules take with the case's features, one with a single consumer among them."""
-    arch = load("sm_90a")
     found = [*FAST[hdim], Variant(64, 1), Variant(96, 3), Variant(64), Variant(112, pingpong=True)]
-    valid = [item for item in found if not RULES.check(item.config(case, hdim), arch)]
-    return tuple(valid[:4])
+    return tuple([item for item in found if fits(case, hdim, item)][:4])
 
 
 @dataclass(frozen=True)
@@ -231,10 +250,35 @@ def chosen() -> list[Experiment]:
     return [*timed, *(Experiment(item.case, chosen=True) for item in correct()[::5])]
 
 
+def unproven() -> list[Experiment]:
+    """What no GPU had run when this was written, and is not offered: one consumer with features, caches in pages."""
+    table: Any = TEMPLATES
+    table.update({("cuda", "ws", family): TEMPLATES["cuda", "ws", Family.FWD] | _PAGES for family in _CACHED})
+    alone = [
+        Experiment(item.case, (Variant(n0, 1),))
+        for item in correct()
+        for n0 in {(64, 64): (128,), (128, 128): (128,), (192, 128): (96,), (256, 256): (64,)}[item.hdim]
+    ]
+    alone = [item for item in alone if fits(item.case, item.hdim, item.variants[0])]
+    lengths = Case(batch=3, heads_q=6, heads_k=2, seq_q=200, seq_k=500, lengths_k=(500, 77, 300), page=16, lse=True)
+    ragged = replace(lengths, varlen=True, lengths_q=(150, 1, 200), seq_q=30)
+    cached = [
+        replace(case, hdim=q, hdim_v=v, page=page, **more)
+        for case in (lengths, ragged)
+        for q, v in HEADS[:3]
+        for page in (8, 16, 64, 256)
+        for more in ({}, {**CAUSAL, "absent": True})
+    ]
+    long = Case(4, 32, 8, 0, 4096, 128, lengths_q=(1024,) * 4, lengths_k=(4096,) * 4, varlen=True, **CAUSAL)
+    timed = [Experiment(replace(long, page=page), (), True, True, 0.05, True) for page in (16, 64, 256)]
+    return [*alone, *(Experiment(case) for case in cached), *timed]
+
+
 SUITES: Mapping[str, Callable[[], list[Experiment]]] = {
     "first": first,
     "correct": correct,
     "fast": fast,
     "small": small,
     "chosen": chosen,
+    "unproven": unproven,
 }

@@ -25,6 +25,7 @@ class Attended:
     def __init__(self, cuda: Cuda, operation: Any, case: Case) -> None:
         self.cuda, self.operation, self.case = cuda, operation, case
         self._loaded: list[Loaded] = []
+        self.plain: dict[str, torch.Tensor] = {}  # keys and values before they were cut into pages
         torch.manual_seed(7)
         self.tensors: dict[str, torch.Tensor] = {}
         self.attributes: dict[str, Any] = {"window_left": case.left, "window_right": case.right}
@@ -40,6 +41,8 @@ class Attended:
         if case.min_q:
             self.attributes["min_seqlen_q"] = case.min_q
         (self._varlen if case.varlen else self._dense)()
+        if case.page:
+            self._cut()
         if case.sinks:
             self.tensors["sinks"] = torch.randn(case.heads_q, device="cuda") * 2
         self.outputs = {"o", "lse", "status"} & set(self.tensors)
@@ -95,6 +98,35 @@ class Attended:
             starts = torch.tensor((0, *lengths), device="cuda").cumsum(0)
             tensors[name] = starts.to(torch.int32)
         self.attributes |= {"max_seqlen_q": max(case.lengths_q), "max_seqlen_k": max(case.lengths_k)}
+
+    def _cut(self) -> None:
+        """Keys and values into pages, in any order; what lies behind a length, and pages of nobody, hold NaN."""
+        case, tensors = self.case, self.tensors
+        room = -(-max(case.lengths_k) // case.page)
+        count = case.batch * room + 3
+        table = torch.randperm(count)[: case.batch * room].reshape(case.batch, room)
+        self.plain = {name: tensors[name] for name in "kv"}
+        first = 0
+        caches = {
+            name: torch.full((count, case.page, case.heads_k, self.plain[name].shape[-1]), math.nan) for name in "kv"
+        }
+        for b, length in enumerate(case.lengths_k):
+            for name in "kv":
+                plain = self.plain[name]
+                rows = plain[first : first + length] if case.varlen else plain[b, :, :length].transpose(0, 1)
+                for row in range(0, length, case.page):
+                    part = rows[row : row + case.page]
+                    caches[name][table[b, row // case.page], : part.shape[0]] = part.float().cpu()
+            first += length
+        if case.absent:
+            table[0, 1] = -1
+        for name in "kv":
+            tensors[name] = caches[name].to("cuda", self.plain[name].dtype)
+        tensors["block_table"] = table.to("cuda", torch.int32)
+        tensors["seqlens_k"] = torch.tensor(case.lengths_k, dtype=torch.int32, device="cuda")
+        for name in ("cu_seqlens_k",):
+            tensors.pop(name, None)
+        self.attributes.pop("max_seqlen_k", None)
 
     # ---- launches ----
 
@@ -189,7 +221,7 @@ class Attended:
         return f"o: {error:.1e}, worst {worst:.1e}" if not error < limit or worst > 40 * limit else ""
 
     def _truth(self) -> tuple[torch.Tensor, torch.Tensor]:
-        case, tensors = self.case, self.tensors
+        case, tensors = self.case, self.tensors | self.plain
         o = torch.full(tensors["o"].shape, math.nan, device="cuda")
         shape = (case.heads_q, o.shape[0]) if case.varlen else (case.batch, case.heads_q, case.seq_q)
         lse = torch.full(shape, math.nan, device="cuda")
@@ -202,7 +234,7 @@ class Attended:
                 q = tensors["q"][at].transpose(0, 1)
                 k, v = (tensors[name][first_k : first_k + keys].transpose(0, 1) for name in "kv")
                 first_q, first_k = first_q + rows, first_k + keys
-                own, sums = self._item(q, k, v)
+                own, sums = self._item(q, k, v, hidden=self._hidden(b))
                 o[at], lse[:, at] = own.transpose(0, 1), sums
             else:
                 item = case.cache_index[b] if case.cache_index else b
@@ -213,8 +245,13 @@ class Attended:
                 o[b, :, :rows], lse[b, :, :rows] = own, sums
         return o, lse
 
+    def _hidden(self, b: int) -> slice:
+        """Keys of a page that is not there."""
+        page = self.case.page if self.case.absent and b == 0 else 0
+        return slice(page, 2 * page)
+
     def _item(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, skipped: int = 0
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, skipped: int = 0, hidden: slice = slice(0, 0)
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """[heads, rows, elements] each; ``skipped`` rows of the item come before."""
         case = self.case
@@ -234,6 +271,7 @@ class Attended:
             s = s.masked_fill(j > i + case.right, -math.inf)
         if case.left >= 0:
             s = s.masked_fill((j < i - case.left) & (j >= case.token_sinks), -math.inf)
+        s[..., hidden] = -math.inf
         if case.sinks:
             s = torch.cat([s, self.tensors["sinks"][:, None, None].expand(-1, s.shape[1], 1)], 2)
         lse = torch.logsumexp(s, 2) if s.shape[2] else torch.full(s.shape[:2], -math.inf, device="cuda")

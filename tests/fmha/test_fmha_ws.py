@@ -11,14 +11,14 @@ import pytest
 
 import tilewright_arch
 from tilewright_fmha.candidates import fmha_candidates, fmha_mismatches
-from tilewright_fmha.codegen import generate
+from tilewright_fmha.codegen import generate, render_gpu
 from tilewright_fmha.config import AttentionConfig, FmhaConfig
 from tilewright_fmha.cost import predict_fmha
 from tilewright_fmha.parse import parse_attention
 from tilewright_fmha.plan import plan_fmha
 from tilewright_fmha.problem import FmhaProblem
 from tilewright_fmha.rules import RULES
-from tilewright_fmha.words import BiasKind, FmhaDType, MaskKind, Mode, Scheduling
+from tilewright_fmha.words import BiasKind, Family, FmhaDType, MaskKind, Mode, Scheduling
 from tilewright_fmha.ws_config import HEADS, specialised_algorithms, specialised_bytes
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.plan import COUNTERS, Pointer, Struct, TensorMap
@@ -97,6 +97,17 @@ def test_kernels_that_the_rules_take_compile_without_spills(
     cuts = [AttentionConfig(**{"dtype": FmhaDType.BF16, "hdim": hdim, **features, **item}) for _, item in cuts_of(hdim)]
     config = next(item for item in cuts if not RULES.check(item, ARCH))
     toolchain.compile(generate(config, ARCH), tmp_path, ARCH)
+
+
+@pytest.mark.parametrize("family", [Family.PAGEDKV, Family.BATCH_PREFILL], ids=str)
+def test_caches_in_pages_have_a_template_that_is_not_offered_before_a_gpu_has_run_it(
+    family: Family, toolchain: NvrtcToolchain, tmp_path: Path
+) -> None:
+    mode = Mode.GROUP if family is Family.BATCH_PREFILL else Mode.BATCH
+    hdim, item = next((hdim, item) for hdim, item in CUTS if item["tile"][:2] == (128, 128))
+    config = AttentionConfig(family=family, paged=True, mode=mode, dtype=FmhaDType.BF16, hdim=hdim, **item)
+    assert {found.rule for found in RULES.check(config, ARCH)} == {"template_exists"}
+    toolchain.compile(render_gpu(config, ARCH), tmp_path, ARCH)
 
 
 def test_a_kernel_that_would_need_more_registers_is_corrected() -> None:

@@ -33,8 +33,8 @@ _WS_STEP = 64
 """Rows of one warpgroup."""
 _WS_REGISTERS, _WS_REGISTERS_OF_THREE = 196, 128
 """Of a thread, for scores, probabilities and results: with one or two consumers, with three."""
-_WS_CAPPING, _WS_WINDOWS = 20, 16
-"""Registers that a soft cap, and windows, take of them."""
+_WS_CAPPING, _WS_WINDOWS, _WS_PAGES = 20, 16, 24
+"""Registers that a soft cap, windows, and pages beside large heads take of them."""
 
 
 def of_products(rule: Rule) -> Rule:
@@ -367,11 +367,14 @@ def ws_form(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     for name, value in wanted.items():
         reason = f"each of 1 to {MOST_CONSUMERS} consumers has {_WS_STEP} rows, blocks whole heads: {name} is {value}"
         yield from must_be("ws_form", config, name, value, reason)
+    if config.paged and columns & (columns - 1):
+        reason = "pages divide its blocks, or the reverse: n0 is a power of two"
+        yield Violation("ws_form", "tile", config.tile, reason, _of_columns(config, 1 << (columns.bit_length() - 1)))
     yield from _ws_registers(config, consumers)
     if (need := specialised_bytes(config, arch)) > arch.lds_bytes:
         reason = f"the tile needs {need} bytes of shared memory, and {arch.lds_bytes} may be used"
         yield Violation("ws_form", "stages", config.stages, reason, {"stages": 0} if config.stages > 2 else {})
-    if config.stages > 4 or config.stages < 0:
+    if config.stages not in (0, 2, 3, 4):
         yield Violation("ws_form", "stages", config.stages, "2 to 4 tiles are on their way", {"stages": 0})
     if config.scheduler is Scheduling.PINGPONG and (consumers < 2 or v > _WS_MOST_TURNS):
         reason = "one consumer has nobody to alternate with, and heads of more than 128 elements leave no registers"
@@ -389,13 +392,19 @@ def _ws_registers(config: FmhaConfig, consumers: int) -> Iterator[Violation]:
         room -= _WS_CAPPING
     elif config.mask is MaskKind.WINDOW and consumers < 3:
         room -= _WS_WINDOWS
+    if config.paged and v > _WS_MOST_TURNS:
+        room -= _WS_PAGES
     most = (room - v // 2) * 4 // 3 // 16 * 16
     if config.n0 > most > 0:
-        q = config.hdim[0]
-        warp = (_WS_STEP, most, 16, _WS_STEP, v, 16, 16, 16, 16)
-        fix = {"tile": (config.m0, most, q, v, most, q), "warp_tile": warp}
         reason = f"registers of {consumers} consumers hold the scores of {most} columns beside their results"
-        yield Violation("ws_form", "tile", config.tile, reason, fix)
+        yield Violation("ws_form", "tile", config.tile, reason, _of_columns(config, most))
+
+
+def _of_columns(config: FmhaConfig, columns: int) -> dict[str, Any]:
+    """What makes a specialised kernel one with other blocks of keys."""
+    q, v = config.hdim
+    warp_tile = (_WS_STEP, columns, 16, _WS_STEP, v, 16, 16, 16, 16)
+    return {"tile": (config.m0, columns, q, v, columns, q), "warp_tile": warp_tile}
 
 
 GPU_RULES = (

@@ -19,19 +19,24 @@ _UNIT = 16
 _LARGEST_STRIDE = 2**40
 _PANEL = 64
 """Elements of a box: 128 bytes, over which it is swizzled."""
+_LEAST_PAGE = 8
+"""Rows over which the pattern of the swizzle goes."""
 _STORED_ROWS = 64
 """Rows that one consumer stores."""
 
 
 def with_maps(problem: FmhaProblem, config: FmhaConfig, args: Struct) -> Struct:
     """The kernel's parameter: maps of q, k, v and o before the arguments."""
-    rows = {"q": config.m0, "k": config.n0, "v": config.n0, "o": _STORED_ROWS}
+    keys = min(problem.paging.page_size, config.n0) if problem.paging is not None else config.n0
+    rows = {"q": config.m0, "k": keys, "v": keys, "o": _STORED_ROWS}
     return Struct((*(_map(problem, name, count) for name, count in rows.items()), args))
 
 
 def _sizes(problem: FmhaProblem, name: str) -> tuple[int, int, int, int]:
-    """Elements of a head, rows, heads, batch items."""
+    """Elements of a head, rows, heads, batch items. Of a cache in pages: those of a page, and pages."""
     hdim = problem.hdim_v if name in ("v", "o") else problem.hdim_q
+    if name in ("k", "v") and problem.paging is not None:
+        return hdim, problem.paging.page_size, problem.heads_k, problem.paging.pages
     if name in ("q", "o"):
         rows, heads, items = problem.seq_q, problem.heads_q, problem.batch
         total = problem.total_q
@@ -66,9 +71,13 @@ def ws_mismatches(problem: FmhaProblem, config: FmhaConfig) -> Iterator[Violatio
     if problem.scale <= 0:
         reason = f"it compares scores before they are scaled, and the scale is {problem.scale:g}"
         yield Violation("positive_scale", "pipeline", config.pipeline, reason)
-    if not problem.is_empty and min(problem.seq_k, problem.total_k) == 0:
+    rows = problem.seq_k if problem.paging is not None else min(problem.seq_k, problem.total_k)
+    if not problem.is_empty and rows == 0:
         yield Violation("empty_keys", "pipeline", config.pipeline, "there is nothing to copy where there are no keys")
         return
+    if problem.paging is not None and problem.paging.page_size < _LEAST_PAGE:
+        reason = f"it copies at least {_LEAST_PAGE} rows at a time, and pages have {problem.paging.page_size}"
+        yield Violation("page_rows", "pipeline", config.pipeline, reason)
     for name in ("q", "k", "v", "o"):
         if fault := _fault(problem, name):
             yield Violation("copy_strides", "pipeline", config.pipeline, f"{name}: {fault}")

@@ -9,7 +9,7 @@
 //   tiles     m0 = 64 rows for each of 1 to 3 consumers; n0 a multiple of 16. Registers of a thread: n0 * 3 / 4 + v / 2 and
 //             about 30 more, of 240 with up to two consumers, 160 with three
 //   features  masks (token sinks too), soft cap, learned sinks, lse, lengths as data, sequences end to end, cache_index,
-//             skip_min, status. Not: bias, ALiBi, dropout, 8-bit types, pages, split keys
+//             skip_min, status, pages of at least 8 rows. Not: bias, ALiBi, dropout, 8-bit types, split keys
 //   scale     above zero: maxima are those of scores not yet scaled
 //   tensors   rows of q, k, v and o begin at multiples of 16 bytes, elements of a head are neighbours
 //
@@ -57,9 +57,16 @@ struct Fmha {
       __syncthreads();
       release_next_launch();
       wait_for_previous_launch();
-      if (threadIdx.x == 0) self.load_keys();
-      else if (threadIdx.x == kWarp) self.load_queries();
-      else if (threadIdx.x == 2 * kWarp) self.load_values();
+      if constexpr (C::paged) {
+        const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / kWarp, 0);
+        if (warp == 0) self.load_keys();
+        else if (threadIdx.x == kWarp) self.load_queries();
+        else if (warp == 2) self.load_values();
+      } else {
+        if (threadIdx.x == 0) self.load_keys();
+        else if (threadIdx.x == kWarp) self.load_queries();
+        else if (threadIdx.x == 2 * kWarp) self.load_values();
+      }
       __syncwarp();
     } else {
       if constexpr (Plan::consumers > 1) take_registers<Plan::registers_consumer>();
@@ -101,8 +108,14 @@ struct Fmha {
     ring.next();
     return id;
   }
+  TW_SM90 int draw_for_warp(int id, RingState<2>& ring) const {
+    RingState<2> own = ring;
+    if (threadIdx.x == 0) id = draw(id, own);
+    ring.next();
+    return __shfl_sync(0xffffffffu, id, 0);
+  }
 
-  // ---- the producer: a thread for each of keys, values and queries ----
+  // ---- the producer: a thread for each of keys, values and queries; of pages, a warp ----
 
   // The one that also draws tiles.
   TW_SM90 void load_keys() const {
@@ -112,16 +125,17 @@ struct Fmha {
     while (id < total) {
       const FmhaTile tile = tiles.at(id);
       const FmhaSpan span = fmha_span<C>(args, tile);
-      if (args.status && span.bad) gpu::fmha_tell(args, span.bad, tile.b, span.culprit);
+      if (args.status && span.bad && (!C::paged || threadIdx.x == 0)) gpu::fmha_tell(args, span.bad, tile.b, span.culprit);
       load_ring<C::hdim_q>(1, Plan::k_at, barriers.keys(), keys, span, tile);
-      id = draw(id, ring);
+      if constexpr (C::paged) id = draw_for_warp(id, ring);
+      else id = draw(id, ring);
     }
   }
 
   TW_SM90 void load_values() const {
     Ring values;
     RingState<2> ring;
-    for (int id = (int)blockIdx.x; id < total; id = following(id, ring, true)) {
+    for (int id = (int)blockIdx.x; id < total; id = following(id, ring, !C::paged)) {
       const FmhaTile tile = tiles.at(id);
       load_ring<C::hdim_v>(2, Plan::v_at, barriers.values(), values, fmha_span<C>(args, tile), tile);
     }
@@ -134,12 +148,39 @@ struct Fmha {
     const int key_head = tile.head / ((int)args.heads_q / (int)args.heads_k);
 #pragma unroll 1
     for (int i = 0; i < span.count; i++) {
-      const uint32_t full = ring.full(at.stage);
-      ring.wait_empty(at);
-      arrive_expecting(full, kBytes);
-      load_panels<kElements>(shared + ring_at + at.stage * kBytes, params.maps[map], n0 * 128,
-                             {span.k_first + span.block(i) * n0, key_head, span.cache}, full);
+      if constexpr (C::paged) {
+        load_pages<kElements>(map, ring_at, ring, at, tile.b, key_head, span.block(i) * n0, span.k_rows);
+      } else {
+        const uint32_t full = ring.full(at.stage);
+        ring.wait_empty(at);
+        arrive_expecting(full, kBytes);
+        load_panels<kElements>(shared + ring_at + at.stage * kBytes, params.maps[map], n0 * 128,
+                               {span.k_first + span.block(i) * n0, key_head, span.cache}, full);
+      }
       at.next();
+    }
+  }
+
+  // Every lane asks for a page of the block from column c0 on, or for its part of one. What is absent, or beyond the keys,
+  // is asked for behind the last page, where the copy engine finds zeros; consumers are told of keys that are absent.
+  template <int kElements>
+  TW_SM90 void load_pages(int map, uint32_t ring_at, RingBarriers<Plan::stages> ring, Ring at, int b, int key_head, int c0,
+                          int k_rows) const {
+    constexpr int kBytes = n0 * kElements * 2;
+    const int size = (int)args.page_size, rows = min(size, n0), lane = threadIdx.x % kWarp;
+    const int column = c0 + lane * rows;
+    const bool mine = lane * rows < n0, exists = mine && column < k_rows;
+    const int page = exists ? (int)fmha_page<C>(args, b, column) : -1;
+    if (map == 1 && args.status && exists && page < 0) gpu::fmha_tell(args, kFmhaBadPage, b, column);
+    const uint32_t absent = __ballot_sync(0xffffffffu, exists && page < 0);
+    ring.wait_empty(at);
+    if (mine)
+      load_panels<kElements>(shared + ring_at + at.stage * kBytes + lane * rows * 128, params.maps[map], n0 * 128,
+                             {column & (size - 1), key_head, page < 0 ? (int)args.num_pages : page}, ring.full(at.stage));
+    __syncwarp();
+    if (lane == 0) {
+      if (map == 1) store_word(barriers.absent(at.stage), absent);
+      arrive_expecting(ring.full(at.stage), kBytes);  // the phase cannot end before this
     }
   }
 
@@ -227,9 +268,15 @@ struct Fmha {
 
   TW_SM90 void attend(Consumer& own, const FmhaSpan& span, Rows& rows, float (&o)[results]) const {
     const int64_t room = C::varlen ? args.total_k - span.k_first : args.seq_k;
-    const int k_rows = span.k_rows, ragged = k_rows < room ? k_rows : 0x7fffffff;
+    const int k_rows = span.k_rows, ragged = C::paged || k_rows < room ? k_rows : 0x7fffffff;
+    uint32_t absent = 0;
     const auto release = [&](uint32_t barrier) {
       if (own.thread == 0) arrive(barrier);
+    };
+    const auto wait_keys = [&] {
+      barriers.keys().wait_full(own.keys);
+      if constexpr (C::paged)
+        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(absent) : "r"(barriers.absent(own.keys.stage)) : "memory");
     };
     const auto scored = [&](float (&s)[scores], int i) {  // the products of block i's keys are complete
       pin(s);
@@ -250,16 +297,16 @@ struct Fmha {
     };
     barriers.queries().wait_full(own.queries);
     own.queries.next();
-    barriers.keys().wait_full(own.keys);
+    wait_keys();
     multiply_keys(own, s);
     wgmma_wait<0>();
     scored(s, 0);
-    rows.run(s, span.block(0) * n0, rescale);
+    rows.run(s, span.block(0) * n0, rescale, absent);
     pack();
 #pragma unroll 1
     for (int i = 1; i < span.count; i++) {
       clear(i - 1);
-      barriers.keys().wait_full(own.keys);
+      wait_keys();
       if constexpr (Plan::pingpong) join_barrier(kTurnBarrier + own.index, 2 * kWarpgroup);
       multiply_keys(own, s);
       barriers.values().wait_full(own.values);
@@ -268,7 +315,7 @@ struct Fmha {
         signal_barrier(kTurnBarrier + (own.index + 1) % Plan::consumers, 2 * kWarpgroup);
       wgmma_wait<1>();
       scored(s, i);
-      rows.run(s, span.block(i) * n0, rescale);
+      rows.run(s, span.block(i) * n0, rescale, absent);
       wgmma_wait<0>();
       pin(o);
       release(barriers.values().empty(own.values.stage));

@@ -21,6 +21,8 @@ struct FmhaPlan {
   static_assert(is_same<X, fp16> || is_same<X, bf16>, "the tensor cores' P comes from registers in 16 bits");
   static_assert(is_same<X, typename C::K> && is_same<X, typename C::O>, "one type for all");
   static_assert(m0 == 64 * consumers && consumers <= 3, "64 rows for each consumer");
+  static_assert(!C::paged || ((n0 & (n0 - 1)) == 0 && n0 / 8 <= kWarp && C::kv_layout == KvLayout::linear),
+                "pages divide blocks, or the reverse");
   static_assert(n0 % 16 == 0 && n0 <= 256 && q % 64 == 0 && v % 64 == 0, "panels of 64 elements, steps of 16 keys");
 
   // Shared memory: Q, rings of K and V, O. Rows are cut in panels of 128 bytes, one after the other. Where there is no
@@ -47,7 +49,9 @@ struct FmhaBarriers {
   TW_SM90 uint32_t slot(int stage) const {
     return base + rings + RingBarriers<1>::bytes + RingBarriers<2>::bytes + stage * 8;
   }
-  static_assert(rings + 16 + 32 + 16 <= Plan::barrier_bytes);
+  // One for each stage of keys: which of a block's pages are absent.
+  TW_SM90 uint32_t absent(int stage) const { return slot(2) + stage * 8; }
+  static_assert(rings + 16 + 32 + 16 + 8 * Plan::stages <= Plan::barrier_bytes);
 
   // One thread.
   TW_SM90 void init() const {

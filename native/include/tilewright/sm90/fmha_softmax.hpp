@@ -64,13 +64,23 @@ struct FmhaRows {
     }
   }
 
+  // Columns of pages that are not there; `rows` of them in a page, or in a block if that is less.
+  static TW_SM90 void hide_pages(float (&s)[scores], uint32_t absent, int rows) {
+    const int shift = 31 - __clz(rows), column = (threadIdx.x & 3) * 2;
+#pragma unroll
+    for (int i = 0; i < scores; i++)
+      if (absent >> ((i / 4 * 8 + i % 2 + column) >> shift) & 1) s[i] = minus_infinity();
+  }
+
   // Makes P of S, the block from column c0 on. rescale: what the sums of earlier blocks are to be multiplied by.
-  TW_SM90 void run(float (&s)[scores], int c0, float (&rescale)[2]) {
+  TW_SM90 void run(float (&s)[scores], int c0, float (&rescale)[2], uint32_t absent) {
     if constexpr (C::softcap) {
 #pragma unroll
       for (int i = 0; i < scores; i++) s[i] = fmha_tanh(s[i] * inner) * cap;
     }
     if (c0 < whole_first || c0 + n0 > whole_last) hide(s, c0);
+    if constexpr (C::paged)
+      if (absent) hide_pages(s, absent, min((int)args.page_size, n0));
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       float most = m[h];
