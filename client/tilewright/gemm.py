@@ -5,8 +5,9 @@ server's.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from tilewright.calls import CHOICE, Asked, Choice, planning, running
 from tilewright.core import Core
 from tilewright.device_arrays import alignment, all_recognised
 from tilewright.dispatch import BuildPolicy, run
@@ -15,9 +16,11 @@ from tilewright.elementwise import addends, elementwise, scale_operand
 from tilewright.errors import InvalidArgumentError, UnsupportedError
 from tilewright.layout import Array, Spec
 from tilewright.matrices import deliver, fold_scales, readable, writable
-from tilewright.plans import PlanState, prepare
 from tilewright.resident import PackedTensor
 from tilewright.steps import Flow
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["gemm", "grouped_gemm", "pack_b", "plan_gemm"]
 
@@ -53,8 +56,9 @@ def operands(
     return all_recognised(found)
 
 
-def gemm(
-    core: Core,
+def _gemm(
+    core: Core,  # noqa: ARG001 (of every call; others need it)
+    /,
     a: Operand,
     b: Operand,
     *,
@@ -68,14 +72,10 @@ def gemm(
     scale_a: Operand | float | None = None,
     scale_b: Operand | float | None = None,
     out_dtype: DTypeLike | None = None,
-    out: Array | None = None,
-    kernel: str | None = None,
-    strategy: str | None = None,
+    out: Array | Spec | None = None,
     split_k: int | None = None,
-    build: BuildPolicy = "wait",
-    device: str | None = None,
-    timeout: float | None = None,
-) -> Flow[Any]:
+    **options: Unpack[Choice],
+) -> Asked:
     """``activation(binary(alpha * scale_a * scale_b * (a @ b) + bias, d...))``, in one pass.
 
     ``a`` is ``[..., M, K]``, ``b`` is ``[..., K, N]`` (leading dimensions broadcast) or a ``PackedTensor`` of
@@ -94,8 +94,7 @@ def gemm(
         >>> y = client.gemm(x, w.T, bias=b, activation="gelu")  # doctest: +SKIP
     """
     alpha, scale_a, scale_b = fold_scales(a, alpha, scale_a, scale_b)
-    inputs = operands(a, b, bias, c, d, scale_a, scale_b)
-    target = writable(out)
+    inputs, target = operands(a, b, bias, c, d, scale_a, scale_b), writable(out)
     words = attributes(
         alpha=alpha,
         binary=binary,
@@ -106,19 +105,13 @@ def gemm(
         split_k=split_k,
         tensors=(inputs["a"], inputs["b"], target),
     )
-    results = yield from run(
-        core,
-        "gemm",
-        inputs,
-        {"out": target},
-        words,
-        kernel=kernel,
-        strategy=strategy,
-        build=build,
-        device=device,
-        timeout=timeout,
-    )
-    return deliver(core, out, results["out"])
+    return Asked("gemm", inputs, words, {**CHOICE, **options}, {"out": out}, {"out": target})
+
+
+gemm = running(_gemm)
+plan_gemm = planning(
+    _gemm, "The plan takes a, b and then what else was given here (by name: ``plan(a, b, bias=bias, out=c)``)."
+)
 
 
 def grouped_gemm(
@@ -234,58 +227,3 @@ def pack_b(
             "the server's packing is of another kind than this client knows", fix="update the client"
         )
     return packed
-
-
-def plan_gemm(
-    core: Core,
-    a: Operand | Spec,
-    b: Operand | Spec,
-    *,
-    c: Operand | Spec | None = None,
-    alpha: float = 1.0,
-    bias: Operand | Spec | None = None,
-    d: Sequence[Operand | Spec] = (),
-    binary: str | None = None,
-    activation: str | None = None,
-    clamp: tuple[float | None, float | None] | None = None,
-    scale_a: Operand | Spec | float | None = None,
-    scale_b: Operand | Spec | float | None = None,
-    out_dtype: DTypeLike | None = None,
-    out: Array | Spec | None = None,
-    kernel: str | None = None,
-    strategy: str | None = None,
-    split_k: int | None = None,
-    build: BuildPolicy = "wait",
-    device: str | None = None,
-    timeout: float | None = None,
-) -> Flow[PlanState]:
-    """Prepare ``gemm`` for operands like these: arrays, ``Spec``, or ``(shape, dtype)``. Calling the plan does no
-    planning.
-
-    The plan takes a, b and then what else was given here (by name: ``plan(a, b, bias=bias, out=c)``).
-    """
-    alpha, scale_a, scale_b = fold_scales(a, alpha, scale_a, scale_b)
-    inputs, target = operands(a, b, bias, c, d, scale_a, scale_b), writable(out)
-    words = attributes(
-        alpha=alpha,
-        binary=binary,
-        count_d=len(d),
-        activation=activation,
-        clamp=clamp,
-        out_dtype=out_dtype,
-        split_k=split_k,
-        tensors=(inputs["a"], inputs["b"], target),
-    )
-    state = yield from prepare(
-        core,
-        "gemm",
-        inputs,
-        {"out": target},
-        words,
-        kernel=kernel,
-        strategy=strategy,
-        build=build,
-        device=device,
-        timeout=timeout,
-    )
-    return state
