@@ -95,3 +95,13 @@ def test_no_server_is_said_at_once(tmp_path) -> None:
             await tw.aio.connect(f"unix:{tmp_path}/none")
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["gemm", "conv", "conv_transpose", "attention", "attention_backward", "kv_append"])
+def test_help_names_every_argument_of_both_clients_and_of_plans(name: str) -> None:
+    calls = [getattr(kind, prefix + name) for kind in (tw.Client, tw.aio.Client) for prefix in ("", "plan_")]
+    one, *others = ([*inspect.signature(call).parameters.values()] for call in calls)
+    assert all(other == one for other in others)
+    assert {"kernel", "strategy", "build", "device", "timeout"} <= {item.name for item in one}
+    assert all(item.kind is not inspect.Parameter.VAR_KEYWORD for item in one)
+    assert all(item.annotation is not inspect.Parameter.empty for item in one)
