@@ -15,6 +15,7 @@ struct Gemm {
   using Params = GemmParams<C>;
   using Queue = typename GemmQueue<Plan>::type;
   using Cluster = typename Plan::Cluster;
+  using Registers = typename Output<Plan>::Registers;
   using Ring = RingState<Plan::stages>;
   static constexpr int threads = Plan::threads;
   // Named barriers: one per consumer, the two by which pingpong's consumers take turns, the start.
@@ -29,7 +30,7 @@ struct Gemm {
     SumsOf<Plan>::declare();
 
     if (warpgroup == 0) {
-      if constexpr (Plan::Registers::moves) give_registers_up<Plan::Registers::producer>();
+      if constexpr (Registers::moves) give_registers_up<Registers::producer>();
       if (threadIdx.x == 0) make_barriers(barriers);
       if (threadIdx.x == kWarp) prefetch_maps(params);
       started(threadIdx.x < kWarp);
@@ -41,7 +42,7 @@ struct Gemm {
       }
       if constexpr (Plan::cluster_k > 1) cluster_wait();
     } else {
-      if constexpr (Plan::Registers::moves) take_registers<Plan::Registers::consumer>();
+      if constexpr (Registers::moves) take_registers<Registers::consumer>();
       started(false);
       wait_for_previous_launch();
       const Queue queue(tasks, (int)params.launch.split_k, rank);

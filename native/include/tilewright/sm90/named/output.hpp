@@ -29,7 +29,12 @@ struct Output {
   // time. Plain kernels are straight code, which is quicker where there are few tiles.
   static constexpr int kPortions = kRepeats * kChunks, kPerPiece = Plan::swap ? kChunks : Plan::piece_columns / 32;
   static constexpr int kAcross = Plan::pieces / kRepeats, kAhead = 2;  // chunks for which D is on its way
-  static constexpr int kUnroll = Epilogue::plain ? kPortions : kResidual ? kAhead : 1;
+  // A loop holds all sums to its end: with operands D registers move earlier. Where enough are left, two chunks at a
+  // time hide more of the latency of D.
+  static constexpr int kSums = Plan::accumulators * (Plan::promote ? 2 : 1);
+  using Registers = RegisterShares<Plan::consumers, kSums + Plan::joining + (Config::D::size > 0 ? 16 : 0)>;
+  static constexpr int kLeft = Registers::consumer - kSums;
+  static constexpr int kUnroll = Epilogue::plain ? kPortions : kResidual && kLeft >= 104 ? 2 : 1;
   static constexpr bool kColumnsAhead = !Plan::swap && !kResidual;  // D leaves no registers for them
   static constexpr bool kScaledRows = Config::scale_a != Scale::none;
   // Whether the steps between scaling and conversion are stated here, with all operands at hand.
@@ -100,8 +105,10 @@ struct Output {
         if constexpr (kColumnsAhead) load_columns(ahead, q + 1 < kPortions ? q + 1 : q);
         uint32_t d[2][4] = {};
         if constexpr (kResidual) {
-          take_d(d, now.d[q % kAhead], q);
-          load_d(ahead.d[q % kAhead], q + kAhead);
+          take_d(d, now.d[0], q);
+#pragma unroll
+          for (int i = 0; i < 8; i++) ahead.d[0][i / 4][i % 4] = now.d[1][i / 4][i % 4];
+          load_d(ahead.d[1], q + kAhead);
         }
         if constexpr (Plan::staged) write_rows(x, now, d, r, chunk, buffer);
         else store_rows(x, now, r, chunk);
