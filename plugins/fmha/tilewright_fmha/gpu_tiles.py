@@ -16,12 +16,11 @@ from tilewright_fmha.gradient_cut import gradient_waves, on_mma
 from tilewright_fmha.hip_rules import HIP_RULES, k1_for
 from tilewright_fmha.rule_parts import family_pipelines, replaced
 from tilewright_fmha.words import Family
+from tilewright_fmha.ws_config import specialised_algorithms
 
 __all__ = ["gpu_algorithms", "valid_algorithms"]
 
 Triple = tuple[int, int, int]
-_WS_COLUMNS = {64: (192, 128), 128: (128, 176), 192: (112, 96), 256: (80, 64)}
-"""Columns of a block by heads of q, so that a thread's registers hold the scores beside the results."""
 
 
 def gpu_algorithms(config: FmhaConfig, arch: ArchSpec) -> Iterator[Mapping[str, Any]]:
@@ -55,7 +54,7 @@ def _shapes(config: FmhaConfig, arch: ArchSpec, pipeline: str) -> Iterator[Mappi
     if config.family is Family.DQ_DK_DV:
         yield from _backward(config, arch)
     elif pipeline == "ws":
-        yield from _specialised(config)
+        yield from specialised_algorithms(config.hdim)
     elif pipeline == "qr_nwarp_sshuffle":
         yield from _few_rows(config, arch)
     else:
@@ -114,17 +113,6 @@ def _few_rows(config: FmhaConfig, arch: ArchSpec) -> Iterator[Mapping[str, Any]]
             tile = replaced(tile, 4, k1_for(config.replace(tile=tile, pipeline="qr_nwarp_sshuffle")))
             yield {"tile": tile, "wave": (1, count, 1, 1, 1, count, 1, 1, 1), "warp_tile": (*warp, *warp, 16, 16, 16)}
             break
-
-
-def _specialised(config: FmhaConfig) -> Iterator[Mapping[str, Any]]:
-    q, v = config.hdim
-    for consumers in (2, 3, 1):
-        for columns in _WS_COLUMNS.get(q, ()):
-            yield {
-                "tile": (64 * consumers, columns, q, v, columns, q),
-                "wave": (consumers, 1, 1, consumers, 1, 1, 1, 1, 1),
-                "warp_tile": (64, columns, 16, 64, v, 16, 16, 16, 16),
-            }
 
 
 def _backward(config: FmhaConfig, arch: ArchSpec) -> Iterator[Mapping[str, Any]]:
