@@ -1,0 +1,66 @@
+"""How gradients are cut on GPUs: what the planner says of a tile is what the template declares, and layouts of waves
+that it does not know are refused with one that it does.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cpu_kernels import INCLUDE, compiler
+from fmha_requests import backward_of, desc
+
+import tilewright_arch
+from tilewright_fmha.candidates import fmha_candidates
+from tilewright_fmha.codegen import render_gpu
+from tilewright_fmha.config import FmhaConfig
+from tilewright_fmha.gpu_shared import shared_bytes
+from tilewright_fmha.parse import parse_backward
+from tilewright_fmha.rules import RULES
+from tilewright_fmha.stages_view import threads_of
+from tilewright_fmha.words import ATTENTION_BACKWARD, Family
+from tilewright_kit.check_plugin import device_of
+from tilewright_kit.problem import OperationRequest
+
+HOPPER = tilewright_arch.load("sm_90a")
+HEADS = (32, 64, 80, 96, 128, 160, 192, 256)
+
+
+def cuts(dtype: str) -> Iterator[FmhaConfig]:
+    for hdim in HEADS:
+        rows = desc(dtype, 2, 4, 70, hdim)
+        names = {**backward_of(dtype), **dict.fromkeys(("do", "q", "k", "v", "o"), rows), "lse": desc("fp32", 2, 4, 70)}
+        problem = parse_backward(OperationRequest(ATTENTION_BACKWARD, names, {}, {}))
+        yield from (item for item in fmha_candidates(problem, device_of(HOPPER)) if item.family is Family.DQ_DK_DV)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_shared_memory_and_threads_are_the_template_s(dtype: str, tmp_path: Path) -> None:
+    found = list(cuts(dtype))
+    assert {item.hdim[0] for item in found} == set(HEADS), "every head has a kernel"
+    text = ""
+    for index, config in enumerate(found):
+        unit = render_gpu(config, HOPPER).text.partition("TW_FMHA_BACKWARD_KERNEL")[0]
+        text += unit.replace("struct Config", f"struct Config{index}")
+        kind = f"tw::gpu::FmhaBackward<Config{index}>"
+        text += f'static_assert({kind}::shared_bytes == {shared_bytes(config, HOPPER)}, "{config.name}");\n'
+        text += f'static_assert({kind}::threads == {threads_of(config, HOPPER)}, "{config.name}");\n'
+    source = tmp_path / "asserts.cpp"
+    source.write_text(text)
+    flags = ("-std=c++17", "-fsyntax-only", "-DTW_PLATFORM_HOST", "-DTW_HOST_WAVE=32", "-Wno-unknown-pragmas")
+    done = subprocess.run([*compiler(), *flags, f"-I{INCLUDE}", str(source)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[:3000]
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize(
+    "wave", [(2, 2, 1, 4, 1, 1, 2, 2, 1), (1, 4, 1, 4, 1, 1, 4, 2, 1), (2, 4, 1, 2, 4, 1, 8, 1, 1)]
+)
+def test_other_layouts_of_waves_are_refused(dtype: str, wave: tuple[int, ...]) -> None:
+    config = next(item for item in cuts(dtype) if item.hdim == (128, 128)).replace(wave=wave)
+    broken = [item for item in RULES.check(config, HOPPER) if item.rule == "wave_table"]
+    assert broken, "the rule says so"
+    mended = config.replace(**broken[0].fix)
+    assert not [item for item in RULES.check(mended, HOPPER) if item.rule == "wave_table"]
