@@ -9,7 +9,7 @@ from tilewright_fmha.config import FmhaConfig
 from tilewright_fmha.defaults import ELEMENTWISE
 from tilewright_fmha.gradient_cut import gradient_bytes, gradient_registers
 from tilewright_fmha.stages_view import products_of, threads_of, wave_threads
-from tilewright_fmha.words import BiasKind, Family, MaskKind, QScale
+from tilewright_fmha.words import BiasKind, Family, KvLayout, MaskKind, QScale, VLayout
 
 __all__ = ["registers_estimate", "resident", "shared_bytes"]
 
@@ -86,7 +86,13 @@ def _features(config: FmhaConfig) -> Iterator[tuple[bool, int]]:
     yield config.dropout, 24
     yield config.mask is MaskKind.CAUSAL, 3
     yield config.mask is MaskKind.WINDOW, 8
-    yield config.pack_gqa, 8
+    if config.pipeline != "qr_nwarp_sshuffle":
+        yield config.pack_gqa, 8
+        return
+    # Fragments of values of whole heads; values whose chunks run along keys are read another way.
+    along = config.v_layout is VLayout.VC or config.kv_layout is KvLayout.VECTORIZED
+    yield along, 26
+    yield True, config.hdim[1] // 4 - 28
 
 
 def resident(config: FmhaConfig, arch: ArchSpec) -> int:
