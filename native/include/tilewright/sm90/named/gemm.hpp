@@ -100,9 +100,9 @@ struct Gemm {
         }
         mine = false;
       }
-      const Output<Plan> output(tasks.at(work.task), work, wave, staging, barrier);
+      const auto output = [&] { return Output<Plan>(tasks.at(work.task), work, wave, staging, barrier); };
       typename Output<Plan>::Ahead ahead = {};
-      if constexpr (!Plan::partial) output.begin(ahead);
+      if constexpr (!Plan::partial) output().begin(ahead);
       if constexpr (Plan::pingpong) join_barrier(kTurnBarrier + consumer, 2 * kWarpgroup);
       const auto pass_turn = [&] {
         if constexpr (Plan::pingpong) signal_barrier(kTurnBarrier + 1 - consumer, 2 * kWarpgroup);
@@ -114,8 +114,8 @@ struct Gemm {
       else if constexpr (Plan::partial)
         if (work.parts > 1) complete = combine(params, work, consumer, wave, shared, barrier, thread);
       if (!complete) continue;
-      if constexpr (Plan::partial) output.begin(ahead);
-      output.store(ahead);
+      if constexpr (Plan::partial) output().begin(ahead);
+      output().store(ahead);
     }
     if constexpr (Plan::staged)
       if (thread == 0) wait_stores_read<0>();  // shared memory lives until then; the launch ends with the writes

@@ -34,7 +34,7 @@ struct Output {
   static constexpr int kSums = Plan::accumulators * (Plan::promote ? 2 : 1);
   using Registers = RegisterShares<Plan::consumers, kSums + Plan::joining + (Config::D::size > 0 ? 16 : 0)>;
   static constexpr int kLeft = Registers::consumer - kSums;
-  static constexpr int kUnroll = Epilogue::plain ? kPortions : kResidual && kLeft >= 104 ? 2 : 1;
+  static constexpr int kUnroll = Epilogue::plain ? kPortions : kResidual && !Plan::partial && kLeft >= 104 ? 2 : 1;
   static constexpr bool kColumnsAhead = !Plan::swap && !kResidual;  // D leaves no registers for them
   static constexpr bool kScaledRows = Config::scale_a != Scale::none;
   // Whether the steps between scaling and conversion are stated here, with all operands at hand.
