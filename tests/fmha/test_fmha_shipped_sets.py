@@ -27,7 +27,7 @@ from tilewright_native import include_dir
 from tilewright_server.analysis.code_object import read_code_object
 from tilewright_server.analysis.disassembly import Disassembler
 from tilewright_server.analysis.loops import main_loop
-from tilewright_server.build.hip import HipToolchain
+from tilewright_server.build.hip import HipToolchain, scratch_in_use
 from tilewright_server.build.nvrtc import NvrtcToolchain, resources_of
 from tilewright_server.build.toolchain import Compiled, Toolchain
 
@@ -71,7 +71,7 @@ def cuda_fault(config: FmhaConfig, arch: ArchSpec, compiled: Compiled, symbol: s
 def amd_fault(config: FmhaConfig, arch: ArchSpec, compiled: Compiled, symbol: str) -> str:
     image, count = compiled.binary.read_bytes(), threads(config, arch)
     facts = read_code_object(image).kernel(symbol)
-    spills = facts.vgpr_spills or facts.scratch_bytes  # scalar registers may lie in lanes of vector registers
+    spills = facts.vgpr_spills or scratch_in_use(facts)  # scalar registers may lie in lanes of vector registers
     if spills or facts.vgprs > arch.registers_per_thread(count):
         return str(facts)
     if (facts.wave, facts.max_workgroup) != (arch.wave_size, count):

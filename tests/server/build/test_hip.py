@@ -24,7 +24,7 @@ from tilewright_server.analysis.code_object import read_code_object
 from tilewright_server.build import helper as helper_module
 from tilewright_server.build import hip_compilers
 from tilewright_server.build.artifacts import ArtifactCache, artifact_key
-from tilewright_server.build.hip import HipToolchain, unbundled
+from tilewright_server.build.hip import HipToolchain, scratch_in_use, unbundled
 from tilewright_server.build.pool import BuildPool, PoolOptions
 from tilewright_server.build.process import Limits
 from tilewright_server.engine.call import Call
@@ -231,7 +231,11 @@ def test_scalar_registers_may_lie_in_lanes_of_vector_registers(
     compiled = toolchain.compile(hip_unit(SCALAR), tmp_path, arch)
     facts = read_code_object(compiled.binary.read_bytes()).kernel("answer")
     assert facts.sgpr_spills > 0
-    assert facts.vgpr_spills == facts.scratch_bytes == 0
+    assert facts.vgpr_spills == scratch_in_use(facts) == 0
+    assert scratch_in_use(replace(facts, sgpr_spills=8, scratch_bytes=36)) == 0
+    assert scratch_in_use(replace(facts, sgpr_spills=8, scratch_bytes=40)) == 40
+    assert scratch_in_use(replace(facts, sgpr_spills=0, scratch_bytes=4)) == 4
+    assert scratch_in_use(replace(facts, sgpr_spills=8, vgpr_spills=1, scratch_bytes=8)) == 8
 
 
 def test_compiler_that_takes_too_long_is_killed_and_the_next_build_works(
