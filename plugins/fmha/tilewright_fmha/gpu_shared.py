@@ -14,8 +14,8 @@ from tilewright_fmha.words import BiasKind, Family, KvLayout, MaskKind, QScale, 
 __all__ = ["registers_estimate", "resident", "shared_bytes"]
 
 _CUDA_REGISTERS = -6
-"""Measured: 128 x 64 scores of heads of 128 by four waves fit into 254 registers, and causal ones into 255; 128 x 128
-of heads of 64 fit into 252, and causal ones do not.
+"""Measured: 128 x 64 scores of heads of 128 by four waves fit into 254 registers, and causal ones do not; nor do
+those of 128 x 128 and heads of 64, of which plain ones take 252.
 """
 
 _THREADS = 128
@@ -83,8 +83,9 @@ def registers_estimate(config: FmhaConfig, arch: ArchSpec) -> int:
 def _features(config: FmhaConfig) -> Iterator[tuple[bool, int]]:
     """What features of scores add to a thread's registers on CUDA devices, about."""
     yield config.softcap or config.bias is not BiasKind.NO, 16
-    yield config.dropout, 24
-    yield config.mask is MaskKind.CAUSAL, 3
+    yield config.dropout, 24 if config.m0 <= 16 * config.wave[0] else 130  # random words of all rows are made at once
+    yield config.mask is MaskKind.CAUSAL, 4
+    yield config.qscale in (QScale.BLOCKSCALE, QScale.KV_BLOCKSCALE), 20
     yield config.mask is MaskKind.WINDOW, 8
     if config.pipeline != "qr_nwarp_sshuffle":
         yield config.pack_gqa, 8
