@@ -174,7 +174,8 @@ def scratch_in_use(kernel: KernelFacts) -> int:
     """Bytes of memory that a lane has of its own. Where scalar registers went to lanes of vector registers, the
     compiler leaves places in its frame that it had first set aside for them, and a word beside: nothing uses these.
     """
-    left = 4 * (kernel.sgpr_spills + 1) if kernel.sgpr_spills and not kernel.vgpr_spills else 0
+    groups = -(-kernel.sgpr_spills // 8)  # places are for up to eight registers that belong together
+    left = 4 + 32 * groups if groups and not kernel.vgpr_spills else 0
     return kernel.scratch_bytes if kernel.scratch_bytes > left else 0
 
 
