@@ -73,13 +73,14 @@ class Assembler:
         call: Call,
         *,
         note: str = "",
+        is_fallback: bool = False,
         values: ValueCheck | None = None,
     ) -> Prepared:
         """Load ``units``, one for each of ``plan.kernels``.
 
         Without stages there is nothing to load, and no device is opened. Raises what opening it raises,
-        ``DeadlineError``, ``DeviceError``, or ``InternalError`` for a plan that contradicts itself. A ``note`` makes it
-        a fallback.
+        ``DeadlineError``, ``DeviceError``, or ``InternalError`` for a plan that contradicts itself. The ``note``
+        is for people: why it is this kernel.
         """
         counters = self._statistics.operation(operation)
         if not plan.stages:
@@ -106,7 +107,7 @@ class Assembler:
             operation_counters=counters,
             kernel_counters=[self._statistics.kernel(stage.config.name) for stage in plan.stages],
             notes=(note,) if note else (),
-            is_fallback=bool(note),
+            is_fallback=is_fallback,
             values=values,
         )
 

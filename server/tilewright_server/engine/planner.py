@@ -277,12 +277,15 @@ class Planner:
                 self._kernels.obtain(choice.units, question.device.id, question.device.arch, call)
                 return self._finish(entry, question, choice, call)
             except BuildFailedError as error:
-                if error.rule not in _DOES_NOT_FIT or not self._pass_over(entry, choice):
+                if not self._passed_over(entry, choice, error):
                     raise
-                log.warning("the next kernel is taken, since this one does not fit: %s", error)
 
-    def _pass_over(self, entry: _Entry, choice: _Choice) -> bool:
-        """Go on to the next kernel of the ranking; False if there is none, or too many did not fit."""
+    def _passed_over(self, entry: _Entry, choice: _Choice, error: TilewrightError | None) -> bool:
+        """Whether to go on, with the next kernel of the ranking, since this one does not fit the machine; not if there
+        is none, or too many did not fit.
+        """
+        if error is None or error.rule not in _DOES_NOT_FIT:
+            return False
         with entry.lock:
             if entry.plan is not choice.plan:  # somebody else who waited has done it
                 return True
@@ -290,7 +293,8 @@ class Planner:
                 return False
             entry.passed_over.append(entry.ranked[0].config.name)
             entry.ranked, entry.plan = entry.ranked[1:], None
-            return True
+        log.warning("the next kernel is taken, since this one does not fit: %s", error)
+        return True
 
     def _best(self, entry: _Entry, question: _Question) -> _Choice:
         with entry.lock:
@@ -342,7 +346,7 @@ class Planner:
                 if entry.best is not None:
                     return entry.best
                 if entry.fallback is None:
-                    entry.fallback = self._assemble(question, choice, call, note)
+                    entry.fallback = self._assemble(question, choice, call, note, is_fallback=True)
                 fallback = entry.fallback
                 begin, entry.upgrading = not entry.upgrading, True
             if begin:
@@ -350,11 +354,21 @@ class Planner:
             return fallback
         return None
 
-    def _assemble(self, question: _Question, choice: _Choice, call: Call, note: str = "") -> Prepared:
+    def _assemble(
+        self, question: _Question, choice: _Choice, call: Call, note: str, *, is_fallback: bool = False
+    ) -> Prepared:
         operation, problem, device, plan = question.operation, question.problem, question.device, choice.plan
         values = value_check(operation, problem, plan, device)
         return self._assembler.assemble(
-            operation.name, problem, device, plan, choice.units, call, note=note, values=values
+            operation.name,
+            problem,
+            device,
+            plan,
+            choice.units,
+            call,
+            note=note,
+            is_fallback=is_fallback,
+            values=values,
         )
 
     def _usable(self, question: _Question, config: KernelConfig) -> _Choice | None:
@@ -378,6 +392,7 @@ class _Upgrade:
         self._question = question
         self._choice = choice
         self._left = len(choice.units)
+        self._failed = False
         self._lock = threading.Lock()
 
     def begin(self) -> None:
@@ -387,8 +402,11 @@ class _Upgrade:
 
     def _heard(self, event: BuildEvent) -> None:
         if event.state == "failed":
-            # The fallback stays; who asks with the policy `wait` is told why.
-            self._entry.upgrading = False
+            # The fallback stays until there is a kernel that fits. Who asks with the policy `wait` is told why not.
+            with self._lock:
+                first, self._failed = not self._failed, True
+            if first and not (self._planner._passed_over(self._entry, self._choice, event.error) and self._go_on()):
+                self._entry.upgrading = False
             return
         if event.state in ("built", "cached"):
             with self._lock:
@@ -396,6 +414,16 @@ class _Upgrade:
                 if self._left:
                     return
             self._swap()
+
+    def _go_on(self) -> bool:
+        """Build the next kernel of the ranking instead; False if it cannot be planned."""
+        try:
+            choice = self._planner._best(self._entry, self._question)
+        except TilewrightError as error:
+            log.warning("a better kernel than the fallback could not be planned: %s", error)
+            return False
+        _Upgrade(self._planner, self._entry, self._question, choice).begin()
+        return True
 
     def _swap(self) -> None:
         try:

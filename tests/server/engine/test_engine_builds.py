@@ -66,6 +66,10 @@ def test_a_kernel_that_does_not_fit_gives_way_to_the_next(make_engine: Any, tmp_
     assert all(item is prepared for item in plans)
     assert BEST not in prepared.kernels
     assert any(BEST in note and "fit" in note for note in prepared.notes)
+    assert not prepared.is_fallback, "nothing better is to come"
+    again = call()
+    assert engine.plan(request(100), Selection(), again) is prepared
+    assert again.plan_cached
     assert toolchain.compiled.count(BEST) == 1
     vectors = Vectors(100)
     engine.execute(prepared, vectors.addresses, call())
@@ -76,6 +80,26 @@ def test_a_kernel_that_was_asked_for_by_name_and_does_not_fit_is_told(make_engin
     engine, _ = small_engine(make_engine, tmp_path, BEST)
     with pytest.raises(BuildFailedError, match="would spill"):
         plan(engine, 100, Selection(kernel=BEST))
+
+
+def test_a_fallback_gives_way_to_the_best_kernel_that_fits(make_engine: Any, tmp_path: Path) -> None:
+    engine, toolchain = small_engine(make_engine, tmp_path, BEST)
+    plan(engine, 100, Selection(kernel=TWO_STAGES))
+    prepared = plan(engine, 100, Selection(build="fallback"))
+    assert prepared.kernels == (TWO_STAGES,)
+    for _ in range(500):
+        if not prepared.current.is_fallback:
+            break
+        time.sleep(0.02)
+    better = prepared.current
+    assert not better.is_fallback, "nothing took its place"
+    assert BEST not in better.kernels
+    assert any(BEST in note and "fit" in note for note in better.notes)
+    assert plan(engine, 100) is better, "who waits gets the same"
+    assert toolchain.compiled.count(BEST) == 1
+    vectors = Vectors(100)
+    engine.execute(prepared, vectors.addresses, call())
+    assert vectors.right()
 
 
 def test_missing_compiler_is_told(make_engine: Any, tmp_path: Path) -> None:
