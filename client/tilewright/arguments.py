@@ -18,12 +18,19 @@ def check_name(field: str, value: Any) -> None:
 
 
 def number(field: str, value: Any) -> float:
-    """Raises ``InvalidArgumentError`` for what is no number, true and false included."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise InvalidArgumentError(
-            f"{field} must be a number", field=field, value=value, rule="attribute_type", fix="give an int or a float"
-        )
-    return float(value)
+    """Raises ``InvalidArgumentError`` for what is no number (true and false included), or an int too large for one."""
+    try:
+        if not isinstance(value, bool) and isinstance(value, (int, float, np.integer, np.floating)):
+            return float(value)
+    except OverflowError:
+        pass
+    raise InvalidArgumentError(
+        f"{field} must be a number",
+        field=field,
+        value=value,
+        rule="attribute_type",
+        fix="give a float, or an int that fits into one",
+    )
 
 
 def flag(field: str, value: Any) -> bool:

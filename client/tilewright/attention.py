@@ -216,10 +216,11 @@ def _attention_backward(
         "cu_seqlens_q": indices(cu_seqlens_q, "cu_seqlens_q"),
         "cu_seqlens_k": indices(cu_seqlens_k, "cu_seqlens_k"),
     }
-    words |= {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k, "return_dbias": unless(return_dbias, False)}
-    words["deterministic"] = None if deterministic is True else deterministic
+    gives_dbias = flag("return_dbias", return_dbias)
+    words |= {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k, "return_dbias": gives_dbias or None}
+    words["deterministic"] = None if deterministic is None or flag("deterministic", deterministic) else False
     outs = {"dq": dq, "dk": dk, "dv": dv}
-    if flag("return_dbias", return_dbias):
+    if gives_dbias:
         outs["dbias"] = None
     if given["sinks"] is not None:
         outs["dsinks"] = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,7 +74,7 @@ class CacheState:
         """``ids`` as distinct numbers of live sequences."""
         self.check_open()
         plain = ids.tolist() if isinstance(ids, np.ndarray) else ids
-        given = list(plain) if isinstance(plain, Collection) and not isinstance(plain, str) else [plain]
+        given = list(plain) if isinstance(plain, Iterable) and not isinstance(plain, str) else [plain]
         for place, item in enumerate(given):
             if isinstance(item, bool) or not isinstance(item, (int, np.integer)) or int(item) not in self.live:
                 raise NotFoundError(

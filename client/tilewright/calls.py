@@ -108,7 +108,7 @@ def planning(
 def _named(
     ask: Callable[Concatenate[Core, P], Asked], name: str, result: str, defaults: Mapping[str, Any]
 ) -> tuple[Callable[Concatenate[Core, P], Asked], frozenset[str]]:
-    """``ask`` by its public name, its help with the options one by one; and the names of all arguments."""
+    """``ask`` by its public name, its help with the options one by one; and the names that arguments may have."""
     found = renamed(ask, name, result)
     signature = inspect.signature(found)
     plain = [item for item in signature.parameters.values() if item.kind is not inspect.Parameter.VAR_KEYWORD]
@@ -121,7 +121,8 @@ def _named(
             for option, value in defaults.items()
         ]
         signature = found.__signature__ = signature.replace(parameters=[*plain, *more])  # type: ignore[attr-defined]
-    return found, frozenset(signature.parameters)
+    by_name = (item for item in signature.parameters.values() if item.kind is not inspect.Parameter.POSITIONAL_ONLY)
+    return found, frozenset(item.name for item in by_name)
 
 
 def _check_names(what: str, given: Mapping[str, Any], known: frozenset[str]) -> None:

@@ -84,13 +84,13 @@ def scale_operand(scale: Any, field: str = "scale") -> Any:
     """A scale as an operand: plain numbers, and lists of them, as arrays of fp32. Raises ``InvalidArgumentError`` for
     lists of anything else.
     """
-    if isinstance(scale, bool) or not isinstance(scale, (int, float, list, np.generic)):
+    if isinstance(scale, (bool, np.bool_)) or not isinstance(scale, (int, float, list, np.generic)):
         return scale
     try:
         return np.asarray(scale, np.float32)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise InvalidArgumentError(
-            f"{field} has something in it that is no number",
+            f"{field} has something in it that is no number of fp32",
             field=field,
             value=scale,
             rule="array_like",

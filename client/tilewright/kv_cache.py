@@ -77,7 +77,8 @@ def create(
             fix="use linear or vectorized",
         )
     kind = element_type(dtype)
-    sizes["max_pages"] = min(sizes["max_pages"], pages)
+    sizes = {name: int(value) for name, value in sizes.items()}  # NumPy's would overflow
+    sizes["max_pages"] = min(sizes["max_pages"], sizes["pages"])
     if sizes["sequences"] * sizes["max_pages"] > MOST:
         raise InvalidArgumentError(
             f"the table of {sequences} sequences with up to {sizes['max_pages']} pages has more than {MOST} entries",
@@ -86,14 +87,15 @@ def create(
             rule="size",
             fix="give the most pages that one sequence will have, or fewer sequences",
         )
-    state = CacheState(core, sizes, device, layout)
     shapes = _shapes(sizes, 16 // kind.itemsize if layout == "vectorized" else 0)
     yield from _check(core, shapes, kind, device, layout)
+    buffers = {}
     for name, shape in shapes.items():
         spec = Spec.of(shape, INT if name in ("block_table", "lengths") else kind)
-        state.buffers[name] = yield from resident.create(core, spec.nbytes, device)
-        if name in "kv":
-            setattr(state, name, ResidentTensor(state.buffers[name], spec))
+        buffers[name] = yield from resident.create(core, spec.nbytes, device)
+    state = CacheState(core, sizes, device, layout)  # now: what the server refuses may be too much here as well
+    state.buffers = buffers
+    state.k, state.v = (ResidentTensor(buffers[name], Spec.of(shapes[name], kind)) for name in "kv")
     return state
 
 
@@ -156,7 +158,7 @@ def append(
     With ``rotary_cos`` and ``rotary_sin`` keys are rotated by their position. Raises ``ResourceExhaustedError`` if
     there are not enough pages, before anything is written.
     """
-    known, rows, starts = _rows(state, ids, k, cu_seqlens)
+    known, rows, starts = _rows(state, ids, "k", k, cu_seqlens)
     rope = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rope": rotary}
     yield from _ready(state, known, rows)
     load, in_place = yield from _append_load(state, known, k, v, None, None, starts, rope, max(rows, default=0))
@@ -191,7 +193,7 @@ def attend(
     nothing else. Rotary tables then rotate queries too. The last query stands for the last token (``mask`` is
     "bottom_right" unless it is given); the other options are those of ``attention``.
     """
-    known, rows, starts = _rows(state, ids, q, cu_seqlens)
+    known, rows, starts = _rows(state, ids, "q", q, cu_seqlens)
     words: dict[str, Any] = {"scale": scale, "softcap": softcap, "num_splits": num_splits}
     longest = max(rows, default=0)
     words["mask"] = mask
@@ -206,6 +208,7 @@ def attend(
             fix="give both, or none to attend to what is there",
         )  # fmt: skip
     if k is not None:
+        _check_new(k, q)
         yield from _ready(state, known, rows)
         rope = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rope": rotary}
         rotated = None
@@ -236,9 +239,24 @@ def attend(
 # ---- steps ----
 
 
-def _rows(state: CacheState, ids: Any, tensor: Any, cu_seqlens: Any) -> tuple[list[int], list[int], Any]:
+def _check_new(k: Any, q: Any) -> None:
+    """Raise ``InvalidArgumentError`` unless there are as many new keys as queries: lengths advance by queries here, and
+    by keys on the device. (Rows end to end are as many as ``cu_seqlens`` says, of both.)
+    """
+    keys, queries = spec_of(k, "k").shape, spec_of(q, "q").shape
+    if len(keys) == len(queries) == 4 and keys[2] != queries[2]:
+        raise InvalidArgumentError(
+            "new keys are as many as queries",
+            field="k.shape",
+            value=keys,
+            rule="rows_agree",
+            fix="append them first (append), and attend without k and v",
+        )
+
+
+def _rows(state: CacheState, ids: Any, field: str, tensor: Any, cu_seqlens: Any) -> tuple[list[int], list[int], Any]:
     """Sequences, how many rows each has in ``tensor``, and where they start."""
-    known, shape = state.known(ids), spec_of(tensor, "q").shape
+    known, shape = state.known(ids), spec_of(tensor, field).shape or (0,)
     if cu_seqlens is None:
         return known, [shape[2] if len(shape) == 4 else 0] * len(known), None
     starts = np.asarray(indices(cu_seqlens, "cu_seqlens"))

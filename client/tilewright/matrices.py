@@ -27,7 +27,7 @@ def fold_scales(a: Any, alpha: Any, scale_a: Any, scale_b: Any) -> tuple[Any, An
     left: list[Any] = []
     for scale in (scale_a, scale_b):
         plain = isinstance(scale, (int, float, np.floating)) and not isinstance(scale, bool)
-        factor *= float(scale) if plain else 1.0
+        factor *= number("scale", scale) if plain else 1.0
         left.append(None if plain else scale)
     return factor, left[0], left[1]
 

@@ -175,6 +175,8 @@ def test_pages_have_no_gradients_and_features_without_a_kernel_name_what_there_i
         ({"enable_gqa": np.ones(2)}, "enable_gqa", "attribute_type"),
         ({"build": []}, "build", "build_policy"),
         ({"q_descale": ["a"]}, "q_descale", "array_like"),
+        ({"q_descale": 10**400}, "q_descale", "array_like"),
+        ({"scale": 10**400}, "scale", "attribute_type"),
         ({"seqlens_k": [1.5]}, "seqlens_k", "index_dtype"),
         ({"seqlens_k": ["a"]}, "seqlens_k", "index_dtype"),
         ({"seqlens_k": [[1], [2, 3]]}, "seqlens_k", "index_dtype"),

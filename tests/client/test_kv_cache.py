@@ -137,6 +137,22 @@ def test_a_call_that_fails_leaves_the_cache_as_it_was(client: tw.Client) -> None
         close(cache.attend(a, q)[0], told.attend(a, q[0]))
 
 
+def test_as_many_keys_as_queries_are_appended(client: tw.Client) -> None:
+    told = Told()
+    with client.kv_cache(8, 16, HK, D, dtype="fp32", sequences=2) as cache:
+        a, b = cache.add(), cache.add()
+        k, v, q = random(2, HK, 2, D), random(2, HK, 2, D), random(2, H, 1, D)
+        with pytest.raises(tw.InvalidArgumentError) as caught:
+            cache.attend([a, b], q, k=k, v=v)
+        assert (caught.value.field, caught.value.rule) == ("k.shape", "rows_agree")
+        assert cache.lengths == {a: 0, b: 0}
+        cache.append(iter([a, b]), k, v)
+        told.append([a, b], k, v)
+        y = cache.attend([a, b], q)
+        for place, item in enumerate((a, b)):
+            close(y[place], told.attend(item, q[place]))
+
+
 def test_the_server_frees_a_cache_when_it_is_closed(client: tw.Client) -> None:
     before = objects(client)
     cache = client.kv_cache(4, 16, HK, D, dtype="fp32", sequences=1)
@@ -167,6 +183,7 @@ def test_a_cache_ends_with_its_session(own_real_server: Any) -> None:
         ((4, 16, HK, D), {"layout": "tiled"}, "layout"),
         ((4, 16, HK, D), {"dtype": "fp128"}, "dtype"),
         ((4, 2, HK, D), {"layout": "vectorized"}, "page_size"),
+        ((np.int32(1 << 20), 16, HK, D), {"sequences": np.int32(1 << 20)}, "max_pages"),
     ],
 )
 def test_sizes_that_make_no_cache_are_refused(client: tw.Client, sizes: Any, words: Any, field: str) -> None:
