@@ -153,6 +153,17 @@ CUDA_WEIGHT = ConvBackwardWeightConfig(**_CUDA_FIELDS)
 CUDA_INT8 = CUDA.replace(dtype_in=DType.INT8, warp_tile=(16, 8, 32), tile=(64, 64, 64), vector_sizes=(16, 16, 4))
 _HOPPER = "sm_90a"
 _DEPTHWISE = {direction: depthwise(direction) for direction in Direction}
+_MERGED = {
+    direction: kernel.replace(
+        num_groups_to_merge=64,
+        channel_tile=64,
+        pixel_tile=(1, 8, 8),
+        filter=(1, 3, 3),
+        stride=(1, 1, 1),
+        dilation=(1, 1, 1),
+    )
+    for direction, kernel in _DEPTHWISE.items()
+}
 
 CUDA_CASES: tuple[Case, ...] = (
     Case("layout_arch", "layout", CUDA, {"layout": "ngchw"}, _HOPPER),
@@ -213,6 +224,16 @@ CUDA_CASES: tuple[Case, ...] = (
     Case("direct_sums", "dtype_out", _DEPTHWISE[Direction.FORWARD], {"dtype_in": DType.INT8}, _HOPPER),
     Case("merged_shape", "num_groups_to_merge", _DEPTHWISE[Direction.FORWARD], {"num_groups_to_merge": 2}, _HOPPER),
     Case("merged_shape", "num_groups_to_merge", _DEPTHWISE[Direction.FORWARD], {"num_groups_to_merge": 64}, _HOPPER),
+    *(
+        Case("merged_shape", "num_groups_to_merge", _MERGED[direction], changes, _HOPPER)
+        for direction, changes in (
+            (Direction.FORWARD, {"vector_sizes": (4, 4, 4)}),
+            (Direction.FORWARD, {"pixel_tile": (-1, -2, 8)}),
+            (Direction.FORWARD, {"filter": (1, 11, 11)}),
+            (Direction.BACKWARD_WEIGHT, {"channel_tile": 0, "wave": (3, 1, 1)}),
+            (Direction.BACKWARD_WEIGHT, {"filter": (1, 7, 7)}),
+        )
+    ),
     Case("block_per_cu", "block_per_cu", CUDA, {"block_per_cu": 9}, _HOPPER),
     Case("block_per_cu", "block_per_cu", CUDA, {"block_per_cu": 8}, _HOPPER),
     Case("block_per_cu", "block_per_cu", _DEPTHWISE[Direction.FORWARD], {"block_per_cu": 1}, _HOPPER),

@@ -13,6 +13,7 @@ from cpu_kernels import INCLUDE, compiler
 from fmha_requests import backward_of, desc
 
 import tilewright_arch
+from tilewright_fmha.backward_plan import choose_slices
 from tilewright_fmha.candidates import fmha_candidates
 from tilewright_fmha.codegen import render_gpu
 from tilewright_fmha.config import FmhaConfig
@@ -23,6 +24,7 @@ from tilewright_fmha.stages_view import threads_of
 from tilewright_fmha.words import ATTENTION_BACKWARD, Family
 from tilewright_kit.check_plugin import device_of
 from tilewright_kit.problem import OperationRequest
+from tilewright_server.engine.types import EngineOptions
 
 HOPPER = tilewright_arch.load("sm_90a")
 HEADS = (32, 64, 80, 96, 128, 160, 192, 256)
@@ -52,6 +54,24 @@ def test_shared_memory_and_threads_are_the_template_s(dtype: str, tmp_path: Path
     flags = ("-std=c++17", "-fsyntax-only", "-DTW_PLATFORM_HOST", "-DTW_HOST_WAVE=32", "-Wno-unknown-pragmas")
     done = subprocess.run([*compiler(), *flags, f"-I{INCLUDE}", str(source)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[:3000]
+
+
+def large(batch: int, heads: int, heads_k: int, rows: int) -> OperationRequest:
+    """Gradients in bf16 of heads of 128."""
+    queries, keys = desc("bf16", batch, heads, rows, 128), desc("bf16", batch, heads_k, rows, 128)
+    names = dict.fromkeys(("do", "q", "o"), queries) | dict.fromkeys(("k", "v"), keys)
+    inputs = {name: names.get(name, item) for name, item in backward_of("bf16").items()}
+    return OperationRequest(ATTENTION_BACKWARD, {**inputs, "lse": desc("fp32", batch, heads, rows)}, {}, {})
+
+
+@pytest.mark.parametrize("sizes", [(1, 32, 8, 16384), (2, 32, 8, 16384), (1, 28, 4, 16384), (1, 64, 8, 32768)])
+def test_slices_of_dq_leave_room_for_other_plans(sizes: tuple[int, int, int, int], tmp_path: Path) -> None:
+    """What is asked for by default fits into what a server gives by default."""
+    problem, device = parse_backward(large(*sizes)), device_of(HOPPER)
+    config = next(item for item in fmha_candidates(problem, device) if item.deterministic)
+    slices = choose_slices(problem, config, device)
+    assert slices >= 1
+    assert slices * 4 * 128 * sizes[0] * sizes[1] * sizes[3] <= EngineOptions(tmp_path).workspace_bytes // 2
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])

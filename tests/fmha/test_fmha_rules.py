@@ -104,6 +104,10 @@ CASES: list[Case] = [
     ("cpu_defaults", CPU, {}, {"warp_tile": (3, 5, 7) * 3}),
     ("softmax_rows", AMD, {}, {"wave": (2, 2, 1, 2, 2, 1, 1, 1, 1)}),
     ("softmax_rows", AMD, {"family": F.SPLITKV, "pipeline": "qr_nwarp_sshuffle"}, {"tile": (64, 64, 32, 64, 32, 64)}),
+    (
+        "softmax_rows", NVIDIA, {"family": F.SPLITKV, "pipeline": "qr_nwarp_sshuffle"},
+        {"tile": (16, 512, 64, 64, 512, 64)},
+    ),
     ("wave_table", AMD, {"family": F.DQ_DK_DV}, {"wave": (1, 3, 1, 3, 1, 1, 1, 3, 1)}),
     ("wave_table", AMD, {"family": F.DQ_DK_DV}, {"wave": (1, 4, 1, 2, 1, 1, 1, 4, 1)}),
     ("warp_tile_table", AMD, {}, {"warp_tile": (64, 4, 16) * 3}),

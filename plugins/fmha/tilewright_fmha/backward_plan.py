@@ -19,6 +19,8 @@ from tilewright_kit.plan import Stage
 __all__ = ["backward_parts", "choose_slices", "dbias_copies"]
 
 MOST_SLICES = 32
+_MOST_BYTES = 2 << 30
+"""Of slices of dq on a GPU: a server has a few GiB for the workspaces of all plans."""
 _EVEN = 4
 """Pieces of work for each thread above which it does not matter that the last ones are left over."""
 _SLICE = 0.4
@@ -30,7 +32,8 @@ memory, against the products of a block of 128 keys.
 def choose_slices(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> int:
     """Parts that the keys are dealt out to. Each has gradients of all queries of its own, which are added in their
     order; a bias that broadcasts over items or heads leaves them as the only thing to share out. On a GPU as many as
-    let workgroups fill whole rounds of what the device holds at once: each is as large as dq in fp32.
+    let workgroups fill whole rounds of what the device holds at once, if there is memory: each is as large as dq in
+    fp32.
     """
     blocks = max(ceil_div(problem.seq_k, max(config.n0, 1)), 1)
     items = max(math.prod(_owners(problem, device)), 1)
@@ -46,7 +49,13 @@ def choose_slices(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) 
     def cost(slices: int) -> float:
         return ceil_div(items * slices, slots) * ceil_div(blocks, slices) + _SLICE * slices * items / slots
 
-    return min(range(1, min(blocks, MOST_SLICES) + 1), key=cost)
+    room = _MOST_BYTES // max(4 * _query_rows(problem) * config.hdim[0], 1)
+    return min(range(1, max(min(blocks, MOST_SLICES, room), 1) + 1), key=cost)
+
+
+def _query_rows(problem: FmhaProblem) -> int:
+    """Of all heads and items."""
+    return problem.heads_q * (problem.total_q if problem.varlen else problem.batch * problem.seq_q)
 
 
 def _owners(problem: FmhaProblem, device: DeviceInfo) -> tuple[int, int]:
@@ -68,7 +77,7 @@ def backward_parts(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo,
     """``dot_do_o``, ``dq_dk_dv``, ``convert_dq``; what they hand on is reserved in ``parts``."""
     cpu = device.arch.kind == "cpu"
     slices = choose_slices(problem, config, device)
-    rows = problem.heads_q * (problem.total_q if problem.varlen else problem.batch * problem.seq_q)
+    rows = _query_rows(problem)
     parts.reserve("delta", 4 * rows)
     parts.reserve("dq_acc", 4 * slices * rows * config.hdim[0])
     if problem.dbias:
@@ -80,7 +89,7 @@ def backward_parts(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo,
     tiles = {
         "splits": slices,
         "q_tiles": ceil_div(problem.seq_q, config.m0),
-        "k_tiles": ceil_div(problem.seq_k, config.n0),
+        "k_tiles": max(ceil_div(problem.seq_k, config.n0), 1),
         "workspace_bytes": nbytes,
     }
     tiles["tiles"] = math.prod(_owners(problem, device)) * slices

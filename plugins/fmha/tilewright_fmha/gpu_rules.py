@@ -103,6 +103,11 @@ def softmax_rows(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
         tile = replaced(config.tile, 0, config.warp_tile[0])
         reason = f"all waves have the same rows: m0 is those of one warp tile, {config.warp_tile[0]}"
         yield Violation("softmax_rows", "tile", config.tile, reason, {"tile": tile})
+    if config.pipeline == "qr_nwarp_sshuffle" and config.n0 > config.waves * arch.wave_size:
+        columns = config.waves * arch.wave_size
+        reason = f"each lane looks up one of its wave's columns: n0 is at most {columns}"
+        tile = replaced(replaced(config.tile, 1, columns), 4, min(config.tile[4], columns))
+        yield Violation("softmax_rows", "tile", config.tile, reason, {"tile": tile})
 
 
 @of_products

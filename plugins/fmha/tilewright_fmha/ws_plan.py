@@ -21,6 +21,8 @@ _PANEL = 64
 """Elements of a box: 128 bytes, over which it is swizzled."""
 _LEAST_PAGE = 8
 """Rows over which the pattern of the swizzle goes."""
+_LEAST_SCALE = 1e-30
+"""Less would be zero, or nearly, in fp32."""
 _STORED_ROWS = 64
 """Rows that one consumer stores."""
 
@@ -68,8 +70,8 @@ def ws_mismatches(problem: FmhaProblem, config: FmhaConfig) -> Iterator[Violatio
     if problem.alignment < _UNIT:
         reason = f"operands lie at multiples of {problem.alignment} bytes; the kernel needs {_UNIT}"
         yield Violation("alignment", "pipeline", config.pipeline, reason)
-    if problem.scale <= 0:
-        reason = f"it compares scores before they are scaled, and the scale is {problem.scale:g}"
+    if problem.scale < _LEAST_SCALE:
+        reason = f"it compares scores before they are scaled, by what fp32 must hold above zero, not {problem.scale:g}"
         yield Violation("positive_scale", "pipeline", config.pipeline, reason)
     rows = problem.seq_k if problem.paging is not None else min(problem.seq_k, problem.total_k)
     if not problem.is_empty and rows == 0:

@@ -52,18 +52,24 @@ def merged_shape(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
                 "waves share whole blocks of channels",
                 config.channel_tile % (BLOCK_CHANNELS * max(config.waves, 1)) != 0,
             ),
-            ("a tile of channels holds whole groups", bool(config.channel_tile % max(MERGED_PRODUCT // merged, 1))),
+            ("a tile of channels holds whole groups", bool(_channels(config) % max(MERGED_PRODUCT // merged, 1))),
+            ("blocks are read and written whole", config.vector_sizes[0] != BLOCK_CHANNELS),
             (
                 "a wave owns two blocks of the gradient of the weights",
                 config.direction is Direction.BACKWARD_WEIGHT
-                and bool(config.channel_tile % PAIR_CHANNELS or config.waves % (config.channel_tile // PAIR_CHANNELS)),
+                and bool(_channels(config) % PAIR_CHANNELS or config.waves % _pairs(config)),
             ),
-            ("an instruction computes two rows of eight pixels", rows % 2 != 0 or run % _LEAST_RUN != 0),
+            (
+                "an instruction computes two rows of eight pixels",
+                rows % 2 != 0 or run % _LEAST_RUN != 0 or min(config.pixel_tile) < 0,
+            ),
         )
         if holds
     ]
     if not reasons and merged_shared_bytes(config) > arch.lds_bytes:
         reasons = [f"the pixels of a tile take {merged_shared_bytes(config)} bytes of {arch.lds_bytes}"]
+    if not reasons and (held := _held(config)) > (most := _most_held(config)):
+        reasons = [f"a thread would keep {held} registers of weights or of their gradients, and has room for {most}"]
     if reasons:
         reason = f"groups are not merged here: {'; '.join(reasons)}"
         yield Violation("merged_shape", "num_groups_to_merge", merged, reason, {"num_groups_to_merge": 1})
@@ -92,18 +98,44 @@ def merged_shared_bytes(config: ConvConfig) -> int:
     return image * (2 if repeats > 1 else 1)
 
 
+def _most_held(config: ConvConfig) -> int:
+    return 200 if config.direction is Direction.BACKWARD_WEIGHT else 100
+
+
+def _held(config: ConvConfig) -> int:
+    """Registers of a thread for the whole loop: sums of the gradient of the weights, or the weights of all taps."""
+    depths = _depths(config)
+    if config.direction is Direction.BACKWARD_WEIGHT:
+        return 8 * depths * _taps(config)
+    blocks = max(_channels(config) // BLOCK_CHANNELS, 1)
+    own = blocks // math.gcd(config.waves, max(blocks // (2 if blocks % 2 == 0 else 1), 1))
+    whole = MERGED_PRODUCT // config.num_groups_to_merge >= PAIR_CHANNELS
+    return own * _taps(config) * (2 * depths if whole else 1)
+
+
+def _depths(config: ConvConfig) -> int:
+    return max(MERGED_PRODUCT // config.num_groups_to_merge // PAIR_CHANNELS, 1)
+
+
+def _taps(config: ConvConfig) -> int:
+    """Of the whole filter; of backward data those of the phase that has most."""
+    return math.prod(_shape(config, axis)[0] for axis in range(3 - config.ndim, 3))
+
+
 def _sum_bytes(config: ConvConfig) -> int:
     """The gradient of the weights: sums that waves of the same channels hand to one another."""
-    pairs = _channels(config) // PAIR_CHANNELS
+    pairs = _pairs(config)
     if config.waves == pairs:
         return 0
-    depths = max(MERGED_PRODUCT // config.num_groups_to_merge // PAIR_CHANNELS, 1)
-    axes = range(3 - config.ndim, 3)
-    return pairs * depths * math.prod(config.filter[axis] for axis in axes) * 8 * _LANES * _SUM_BYTES
+    return pairs * _depths(config) * _taps(config) * 8 * _LANES * _SUM_BYTES
 
 
 def _channels(config: ConvConfig) -> int:
     return config.channel_tile or BLOCK_CHANNELS * config.waves
+
+
+def _pairs(config: ConvConfig) -> int:
+    return max(_channels(config) // PAIR_CHANNELS, 1)
 
 
 def _pixels(config: ConvConfig) -> tuple[int, int, int]:
@@ -113,11 +145,17 @@ def _pixels(config: ConvConfig) -> tuple[int, int, int]:
 
 def _span(config: ConvConfig, axis: int, size: int, whole: bool = False) -> int:
     """Pixels of the image that ``size`` pixels of the result meet; ``whole``: filled up to whole strides."""
-    taps, stride, dilation = config.filter[axis], config.stride[axis], config.dilation[axis]
-    if axis < 3 - config.ndim:
-        taps = stride = dilation = 1
-    if config.direction is Direction.BACKWARD_DATA:
-        common = math.gcd(stride, dilation)
-        taps, stride, dilation = -(-taps // max(stride // max(common, 1), 1)), 1, dilation // max(common, 1)
+    taps, stride, dilation = _shape(config, axis)
     span = (size - 1) * stride + (taps - 1) * dilation + 1
     return -(-span // stride) * stride if whole and stride else span
+
+
+def _shape(config: ConvConfig, axis: int) -> tuple[int, int, int]:
+    """Taps, stride and dilation along an axis; of backward data those of a phase."""
+    if axis < 3 - config.ndim:
+        return 1, 1, 1
+    taps, stride, dilation = config.filter[axis], config.stride[axis], config.dilation[axis]
+    if config.direction is not Direction.BACKWARD_DATA:
+        return taps, stride, dilation
+    common = max(math.gcd(stride, dilation), 1)
+    return -(-taps // max(stride // common, 1)), 1, dilation // common

@@ -80,7 +80,8 @@ struct FmhaForward {
     const Softmax softmax{args, item, seed, b, hk * sharing(), g, this->template part<float>(at.m),
                           this->template part<float>(at.l), this->template part<float>(at.scale),
                           this->template part<float>(at.rescale), this->template part<uint8_t>(at.random)};
-    alignas(64) uint32_t queries[max_of(Few::most_merged, 1) * Few::q_words];
+    // Rows are read a few at a time, also behind the last one.
+    alignas(64) uint32_t queries[(max_of(Few::most_merged, 1) + Few::together) * Few::q_words];
     const bool few = Few::fits(args, item.q_rows * sharing());  // however rows were shared out
     if (few) Few::queries(this->template part<uint32_t>(at.q), rows, ceil_div(args.hdim_q, B::depth), queries);
     const int64_t last = range.first < range.last ? range.last : range.sink_last;

@@ -13,7 +13,7 @@ struct FmhaConvert {
   static constexpr int threads = 128, min_blocks = 1, rows = 64, shared_bytes = 0, per_row = Config::hdim_q / 4;
 
   TW_DEVICE static void run(const tw_fmha_args& args) {
-    const int thread = thread_index(), blocks = ceil_div((int)args.seq_q, rows), id = block_index();
+    const int thread = thread_index(), blocks = max_of(ceil_div((int)args.seq_q, rows), 1), id = block_index();
     const int first = id % blocks * rows, h = id / blocks % (int)args.heads_q, b = id / blocks / (int)args.heads_q;
     const FmhaItem item = fmha_item<Config>(args, b);
     const int end = min_of(first + rows, (int)(Config::varlen ? item.q_rows : args.seq_q));

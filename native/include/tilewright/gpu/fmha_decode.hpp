@@ -58,6 +58,7 @@ struct FmhaDecode {
   using ValueAtom = typename Forward::ValueAtom;
   using Softmax = typename Forward::Softmax;
   static constexpr int columns = Ring::columns, stages = Ring::stages, n0 = Config::n0;
+  static_assert(columns <= kWave, "a lane looks up a column");
   static constexpr int state_runs = ValueAtom::strips * ValueAtom::strip_runs;
   static constexpr int state_bytes = (state_runs * ValueAtom::run + 2 * Softmax::slots) * kWave * 4;
   static_assert(state_bytes <= Ring::words_at, "what a wave has fits into its ring");

@@ -32,7 +32,8 @@ struct MergedConv : MergedTile<Config> {
   static constexpr int words = whole ? 2 * depths : 1;    // of the weights of a tap, of one block
   static_assert(!whole || pair == 2, "groups of 16 channels are pairs of blocks");
   // Workgroups that a unit shall hold: compilers would read ahead until all registers are taken.
-  static constexpr int min_blocks = max_of(65536 / ((each <= 8 ? 104 : each == 16 ? 136 : 208) * threads), 1);
+  static constexpr int registers = taps > 9 ? 240 : each <= 8 ? 104 : each == 16 ? 136 : 208;
+  static constexpr int min_blocks = max_of(65536 / (registers * threads), 1);
 
   static constexpr int unit_rows = Tile::unit_rows, units = Tile::units, steps = Tile::steps;
 

@@ -23,7 +23,7 @@ struct MergedWeight : MergedTile<Config> {
   static constexpr int stage_bytes = Tile::image_bytes + gradient_bytes, stages = 2;
   static constexpr int sums = depths * taps * 2 * 4;
   static constexpr int sum_bytes = pixel_waves > 1 ? channel_waves * sums * kWave * 4 : 0;  // once all tiles are done
-  static constexpr int min_blocks = max_of((depths > 1 ? 8 : 12) / Tile::waves, 1);
+  static constexpr int min_blocks = max_of((sums > 144 ? 4 : depths > 1 ? 8 : 12) / Tile::waves, 1);
   // Rows: input channels; columns: output channels of the two blocks.
   using Sums = float[depths][taps][2][4];
 
