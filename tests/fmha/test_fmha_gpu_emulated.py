@@ -114,3 +114,18 @@ def test_planned_kernels_are_right(name: str, gpu: DeviceInfo, folder: Path) -> 
         # Probabilities are rounded to the type of the queries.
         fine = result.error <= 2 * result.bound and result.unwritten == 0 and result.misplaced == 0
         assert near or fine, f"{output}: {result}"
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize(("queries", "keys"), [(5, 0), (0, 7)])
+def test_gradients_without_queries_or_keys_are_zeros(
+    queries: int, keys: int, deterministic: bool, gpu: DeviceInfo, folder: Path
+) -> None:
+    q, k, lse = desc("fp16", 2, 4, queries, 32), desc("fp16", 2, 2, keys, 32), desc("fp32", 2, 4, queries)
+    tensors = {"q": q, "k": k, "v": k, "o": q, "do": q, "lse": lse}
+    request = OperationRequest(ATTENTION_BACKWARD, tensors, {}, {"deterministic": deterministic})
+    problem = PARSERS[ATTENTION_BACKWARD](request)
+    plan = plan_fmha(problem, fmha_candidates(problem, gpu)[0], gpu)
+    found = run(plan, drawn(request, 3), gpu, folder)
+    assert sorted(found) == ["dk", "dq", "dv"]
+    assert not any(np.any(value) for value in found.values())
