@@ -26,7 +26,7 @@ from tilewright_proto.v1 import kernels_pb2 as kp
 from tilewright_proto.v1 import memory_pb2 as mp
 from tilewright_proto.v1 import tensor_pb2 as tp
 
-COMMAND = [sys.executable, str(Path(__file__).with_name("attention_server.py"))]
+COMMAND = [sys.executable, str(Path(__file__).with_name("operation_server.py")), "fmha"]
 PAGE = 4096
 REFERENCES = {
     "attention": reference_attention,

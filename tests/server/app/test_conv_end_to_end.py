@@ -21,7 +21,7 @@ from tilewright_proto.v1 import kernels_pb2 as kp
 from tilewright_proto.v1 import memory_pb2 as mp
 from tilewright_proto.v1 import tensor_pb2 as tp
 
-COMMAND = [sys.executable, str(Path(__file__).with_name("conv_server.py"))]
+COMMAND = [sys.executable, str(Path(__file__).with_name("operation_server.py")), "grouped_conv"]
 PAGE = 4096
 X, W, Y = (2, 6, 9, 7), (10, 3, 3, 3), (2, 10, 9, 7)
 WORDS: dict[str, Any] = {"padding": 1, "groups": 2}

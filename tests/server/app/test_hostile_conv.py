@@ -22,7 +22,7 @@ from tilewright_proto.v1 import dispatch_pb2 as dp
 from tilewright_proto.v1 import kernels_pb2 as kp
 from tilewright_proto.v1 import tensor_pb2 as tp
 
-COMMAND = [sys.executable, str(Path(__file__).with_name("conv_server.py"))]
+COMMAND = [sys.executable, str(Path(__file__).with_name("operation_server.py")), "grouped_conv"]
 SETTINGS = settings(deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
 DIMENSIONS = st.sampled_from([0, 1, 2, 3, 7, 64, -1, 2**31, 2**48, 2**62, 2**63 - 1])
 

@@ -21,7 +21,7 @@ from tilewright_proto.v1 import dispatch_pb2 as dp
 from tilewright_proto.v1 import memory_pb2 as mp
 from tilewright_proto.v1 import tensor_pb2 as tp
 
-COMMAND = [sys.executable, str(Path(__file__).parents[1] / "app" / "gemm_server.py")]
+COMMAND = [sys.executable, str(Path(__file__).parents[1] / "app" / "operation_server.py"), "gemm"]
 SIDE = 64
 STEP = SIDE * SIDE * 4
 

@@ -1,4 +1,7 @@
-"""A server of the real engine with attention, installed or not."""
+"""A server of the real engine with the CPU and one operation of this repository, installed or not.
+
+The argument is the operation's plugin: ``gemm``, ``grouped_conv`` or ``fmha``.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,11 @@ from tilewright_kit.plugins import PluginManager
 from tilewright_server import settings
 from tilewright_server.app import Application
 
-PLUGINS = {"cpu": "tilewright_server.devices.cpu.plugin", "fmha": "tilewright_fmha.plugin"}
+OPERATION = sys.argv[1]
+PLUGINS = {"cpu": "tilewright_server.devices.cpu.plugin", OPERATION: f"tilewright_{OPERATION}.plugin"}
 
 
-class AttentionServer(Application):
+class OperationServer(Application):
     def load_plugins(self) -> PluginManager:
         plugins = PluginManager(self.settings.plugins or None, self.settings.disabled_plugins)
         for name, module in PLUGINS.items():
@@ -20,4 +24,4 @@ class AttentionServer(Application):
 
 
 if __name__ == "__main__":
-    sys.exit(AttentionServer(settings.load()).run())
+    sys.exit(OperationServer(settings.load()).run())
