@@ -4,25 +4,22 @@ know. Kernels leave their outputs as they were; all else is as on a machine with
 
 import ctypes
 import importlib.util
-import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from producers import Capsules, Interface, torch_like
+from simulated_gpu import HERE, SIMULATED, TAG, Gpu, built, service
 
 import tilewright as tw
 from tilewright import cuda
 
-HERE = Path(__file__).parent
-SIMULATED = HERE.parent / "server" / "devices" / "cuda_simulated"
-TAG = f"c{os.getpid() % 10**6}"
 PART = 1 << 17
 pytestmark = [
     pytest.mark.skipif(
@@ -31,20 +28,6 @@ pytestmark = [
     ),
     pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler (cc)"),
 ]
-SERVE = """
-import os, sys
-from tilewright_server.devices.cuda import discovery
-discovery._LIBRARIES = (os.environ["TW_SIMULATED_CUDA"],)
-from tilewright_server.cli import main
-sys.argv[0] = "tilewright"
-main()
-"""
-
-
-def built(source: Path, target: Path) -> Path:
-    flags = ["-O1", "-shared", "-fPIC", f"-Wl,-soname,{target.name}", f"-I{SIMULATED}"]
-    subprocess.run(["cc", *flags, "-o", str(target), str(source), "-lpthread", "-lrt"], check=True)
-    return target
 
 
 @pytest.fixture(scope="module")
@@ -57,84 +40,8 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, 
 
 @pytest.fixture(scope="module")
 def target(libraries: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("service")
-    driver = {"LD_LIBRARY_PATH": str(libraries[0].parent), "TW_SIMULATED_CUDA": str(libraries[0])}
-    flags = ["--listen", f"unix:{folder}/s", "--cache-dir", str(folder / "cache"), "--device", "cuda:0"]
-    command = [sys.executable, "-c", SERVE, "serve", *flags, "--log-level", "warning"]
-    environment = {**os.environ, **driver, "TW_SIM_TAG": TAG, "TW_SIM_DEVICES": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("ready")
-        yield f"unix:{folder}/s"
-        process.terminate()
-
-
-class Gpu:
-    """What a framework would do in this process: streams, memory, and holding a stream."""
-
-    def __init__(self, library: Path) -> None:
-        self.library = ctypes.CDLL(str(library))
-        context = ctypes.c_void_p()
-        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
-        self.call("cuCtxSetCurrent", context)
-
-    def call(self, name: str, *arguments: Any) -> None:
-        assert getattr(self.library, name)(*arguments) == 0, name
-
-    def made(self, name: str, *arguments: Any) -> int:
-        found = ctypes.c_uint64()
-        self.call(name, ctypes.byref(found), *arguments)
-        return found.value
-
-    def stream(self) -> int:
-        return self.made("cuStreamCreate", 1)
-
-    def allocate(self, nbytes: int) -> int:
-        return self.made("cuMemAlloc_v2", ctypes.c_size_t(nbytes))
-
-    def pooled(self, nbytes: int, stream: int) -> int:
-        properties = (ctypes.c_int * 64)(1, 1, 1, 0)
-        pool = self.made("cuMemPoolCreate", properties)
-        self.call("simPool", ctypes.c_uint64(pool))
-        size, handle = ctypes.c_size_t(nbytes), ctypes.c_uint64(stream)
-        return self.made("cuMemAllocFromPoolAsync", size, ctypes.c_uint64(pool), handle)
-
-    def mapped(self, nbytes: int) -> int:
-        size, zero = ctypes.c_size_t(nbytes), ctypes.c_uint64()
-        handle = self.made("cuMemCreate", size, (ctypes.c_int * 32)(1, 1, 1, 0), zero)
-        address = self.made("cuMemAddressReserve", size, zero, zero, zero)
-        self.call("cuMemMap", ctypes.c_uint64(address), size, zero, ctypes.c_uint64(handle), zero)
-        self.call("cuMemSetAccess", ctypes.c_uint64(address), size, (ctypes.c_int * 3)(1, 0, 3), ctypes.c_size_t(1))
-        return address
-
-    def parts(self, count: int) -> int:
-        """Allocations of 2 MiB, mapped one behind the other, as PyTorch's expandable segments are."""
-        size, zero = ctypes.c_size_t(2 << 20), ctypes.c_uint64()
-        whole = ctypes.c_size_t(count * (2 << 20))
-        address = self.made("cuMemAddressReserve", whole, zero, zero, zero)
-        for at in range(address, address + whole.value, 2 << 20):
-            handle = self.made("cuMemCreate", size, (ctypes.c_int * 32)(1, 1, 1, 0), zero)
-            self.call("cuMemMap", ctypes.c_uint64(at), size, zero, ctypes.c_uint64(handle), zero)
-        self.call("cuMemSetAccess", ctypes.c_uint64(address), whole, (ctypes.c_int * 3)(1, 0, 3), ctypes.c_size_t(1))
-        return address
-
-    def hold(self, stream: int) -> Callable[[], None]:
-        event = ctypes.c_uint64(self.made_behind("simHold", stream))
-        return lambda: self.call("simRelease", event)
-
-    def made_behind(self, name: str, stream: int) -> int:
-        found = ctypes.c_uint64()
-        self.call(name, ctypes.c_uint64(stream), ctypes.byref(found))
-        return found.value
-
-    def idle(self, stream: int) -> bool:
-        return bool(self.library.cuStreamQuery(ctypes.c_uint64(stream)) == 0)
-
-    def comes_to_rest(self, stream: int) -> bool:
-        deadline = time.monotonic() + 10
-        while not self.idle(stream) and time.monotonic() < deadline:
-            time.sleep(0.005)
-        return self.idle(stream)
+    with service(libraries, tmp_path_factory.mktemp("service")) as address:
+        yield address
 
 
 @pytest.fixture
@@ -366,7 +273,8 @@ sys.path.insert(0, {here!r})
 from pathlib import Path
 import tilewright as tw
 from producers import torch_like
-from test_simulated_gpu import Gpu, tensors, cuda
+from simulated_gpu import Gpu
+from test_simulated_gpu import tensors, cuda
 cuda.LIBRARY = {library!r}
 gpu = Gpu(Path({library!r}))
 sys.modules["torch"] = torch = torch_like(gpu.stream())
@@ -381,11 +289,23 @@ os.kill(os.getpid(), 9)
 """
 
 
-def test_the_death_of_a_client_leaves_nothing(client, gpu, torch, target, libraries) -> None:
+@pytest.fixture
+def own_target(libraries: tuple[Path, Path], tmp_path: Path) -> Iterator[str]:
+    """A service whose device may be lost: seconds after the death of a client whose launch waits, it is replaced."""
+    with service(libraries, tmp_path) as address:
+        yield address
+
+
+def test_the_death_of_a_client_leaves_nothing(own_target, gpu, torch, libraries) -> None:
+    with tw.connect(own_target) as client:
+        check_that_death_leaves_nothing(client, own_target, gpu, torch, libraries[1])
+
+
+def check_that_death_leaves_nothing(client: tw.Client, target: str, gpu: Gpu, torch: Any, library: Path) -> None:
     a, b, out = tensors(torch, gpu.allocate(1 << 20))
     client.gemm(a, b, out=out)
     before = client.kernels.statistics()
-    code = DYING.format(here=str(HERE), library=str(libraries[1]), target=target)
+    code = DYING.format(here=str(HERE), library=str(library), target=target)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (-9, "ready\n"), done.stderr
     deadline = time.monotonic() + 5

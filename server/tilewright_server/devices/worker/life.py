@@ -169,8 +169,9 @@ class WorkerProcess(Lifetime):
         root.socket.settimeout(START_S)
         try:
             request = {"info": info_record(self.info), "spec": spec_record(self._spec)}
-            root.send(Op.CALL, payload=json.dumps(request, default=str).encode())
-            reply = root.receive()
+            with self._lock:  # a process that says why it cannot open the device ends: the answer is read before that
+                root.send(Op.CALL, payload=json.dumps(request, default=str).encode())
+                reply = root.receive()
             if reply is None:
                 raise ConnectionResetError
             if reply.flags & FAILED:
