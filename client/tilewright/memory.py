@@ -13,13 +13,11 @@ import math
 import mmap
 import os
 import secrets
-import sys
 import threading
 import weakref
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Hashable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +25,7 @@ import numpy as np
 from tilewright.errors import ResourceExhaustedError
 from tilewright.freelist import GRAIN, FreeList, round_up
 from tilewright.layout import MAX_BYTES, Array, too_large
+from tilewright.room import available
 
 __all__ = ["SEGMENT_BYTES", "Pool", "Segment"]
 
@@ -34,7 +33,6 @@ SEGMENT_BYTES = 64 << 20
 KEEP_BYTES = 512 << 20
 """Empty segments beyond this many bytes are given back."""
 PAGE = mmap.PAGESIZE
-_MEMINFO = Path("/proc/meminfo")
 LARGE = 64 << 10
 """Arrays of this size or more begin on a page of their own."""
 HUGE = 2 << 20
@@ -241,29 +239,18 @@ class Pool:
 
 
 def _check_room(size: int) -> None:
-    """Raise ``ResourceExhaustedError`` for what the machine cannot hold: the system promises any size, and ends the
-    process when the pages are used.
+    """Raise ``ResourceExhaustedError`` for what the machine or the container cannot hold: the system promises any size,
+    and ends the process when the pages are used.
     """
-    room = _available()
+    room = available()
     if size > room:
         raise ResourceExhaustedError(
             f"{size} bytes of shared memory are more than the {room} that are left",
             field="nbytes",
             value=size,
             rule="shared_memory",
-            fix="correct the sizes, work in parts, or free arrays",
+            fix="correct the sizes, work in parts, free arrays, or give the container more memory",
         )
-
-
-def _available() -> int:
-    """Bytes that the system could still give, without what limits of groups say."""
-    names = ("MemAvailable:", "SwapFree:")
-    try:
-        with _MEMINFO.open(encoding="ascii") as lines:
-            found = [int(line.split()[1]) << 10 for line in lines if line.startswith(names)]
-    except (OSError, ValueError, IndexError):
-        found = []
-    return sum(found) or sys.maxsize
 
 
 def _size_class(nbytes: int) -> int:

@@ -11,6 +11,7 @@ import tilewright as tw
 from tilewright.freelist import GRAIN, FreeList
 from tilewright.memory import PAGE, Pool
 from tilewright.operands import address_of
+from tilewright.room import available
 
 FP32 = np.dtype(np.float32)
 
@@ -153,5 +154,75 @@ def test_more_than_the_machine_has_is_refused_before_any_page_is_used() -> None:
 
 
 def test_where_nothing_tells_how_much_there_is_the_system_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tilewright.memory._MEMINFO", Path("/nowhere"))
+    monkeypatch.setattr("tilewright.memory.available", lambda: available(Path("/nowhere")))
     assert Pool(1 << 20).empty((8,), FP32).shape == (8,)
+
+
+def test_more_than_the_container_has_left_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = {**MACHINE, "proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": str(60 * MIB)}
+    system(tmp_path, {**machine, "sys/fs/cgroup/memory.current": str(40 * MIB)})
+    monkeypatch.setattr("tilewright.memory.available", lambda: available(tmp_path))
+    pool = Pool(1 << 20)
+    with pytest.raises(tw.ResourceExhaustedError, match=f"{30 * MIB} that are left"):
+        pool.empty((31 * MIB,), np.dtype(np.uint8))
+    assert pool.empty((27 * MIB,), np.dtype(np.uint8)).nbytes == 27 * MIB
+
+
+# What is left, of a machine with 100 MiB free and 10 MiB of swap
+
+MIB = 1 << 20
+MACHINE = {"proc/meminfo": f"MemTotal: 500000 kB\nMemAvailable: {100 << 10} kB\nSwapFree: {10 << 10} kB\n"}
+
+
+def system(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def group(folder: str, **sizes: int | str) -> dict[str, str]:
+    """Files of a group: a double underscore stands for a dot; numbers are MiB."""
+    return {
+        f"sys/fs/cgroup/{folder}/{name.replace('__', '.')}": str(size * MIB if isinstance(size, int) else size)
+        for name, size in sizes.items()
+    }
+
+
+LIMITED = {"memory__max": 80, "memory__current": 50, "memory__swap__max": 0}
+OLD = {"memory__limit_in_bytes": 60, "memory__usage_in_bytes": 50}
+NO_LIMIT = str((1 << 63) - 4096)
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "left"),
+    [
+        ("", {}, 110),
+        ("0::/\n", {}, 110),
+        ("0::/box\n", group("box", memory__max="max", memory__current=50), 110),
+        ("0::/box\n", group("box", **LIMITED), 30),
+        ("0::/box/inner\n", group("box", **LIMITED), 30),
+        ("0::/not/seen/from/here\n", group(".", **LIMITED), 30),
+        ("0::/box\n", group("unified/box", **LIMITED), 30),
+        ("0::/box\n", group("box", memory__max=80, memory__current=50), 40),
+        ("0::/box\n", group("box", **LIMITED) | group("box", memory__swap__max=7, memory__swap__current=3), 34),
+        ("0::/box\n", group("box", **LIMITED, memory__stat=f"inactive_file {4 * MIB}\nactive_file {MIB}\n"), 35),
+        ("0::/box\n", group("box", memory__max=80, memory__current=95), 0),
+        ("0::/box\n", group("box", memory__max=800, memory__current=50), 110),
+        ("9:cpu:/a\n4:memory:/a/b\n", group("memory/a/b", **OLD), 20),
+        ("4:memory:/a/b\n", group("memory", **OLD), 20),
+        ("4:memory:/b\n", group("memory/b", **OLD, memory__stat=f"total_inactive_file {2 * MIB}\n"), 22),
+        (
+            "4:memory:/b\n",
+            group("memory/b", **OLD, memory__memsw__limit_in_bytes=64, memory__memsw__usage_in_bytes=50),
+            14,
+        ),
+        ("4:memory:/b\n", group("memory/b", memory__limit_in_bytes=NO_LIMIT, memory__usage_in_bytes=50), 110),
+    ],
+)
+def test_what_is_left_is_the_least_of_the_machine_and_of_every_group(
+    groups: str, files: dict[str, str], left: int, tmp_path: Path
+) -> None:
+    system(tmp_path, {**MACHINE, "proc/self/cgroup": groups, **files})
+    assert available(tmp_path) == left * MIB
