@@ -121,15 +121,24 @@ class Arena:
         if over > 0:
             self._trim(time.monotonic(), over)
             if self.reserved_bytes + size > self._limit:
-                raise ResourceExhaustedError(
-                    f"the workspace of this device is used up ({self._limit} bytes)",
-                    field="workspace_bytes",
-                    value=size,
-                    rule="workspace_limit",
-                    fix="run fewer executions at a time, bind fewer plans that split k, or raise the limit",
-                    retry_after_s=None if size > self._limit else 0.05,
-                )
+                raise self._used_up(size)
         self.reserved_bytes += size
+
+    def _used_up(self, size: int) -> ResourceExhaustedError:
+        """Waiting helps against what others hold, not against the limit itself."""
+        alone = size > self._limit
+        return ResourceExhaustedError(
+            f"the plan needs {size} bytes of workspace, more than the {self._limit} that this device may have"
+            if alone
+            else f"the workspace of this device is used up ({self._limit} bytes)",
+            field="workspace_bytes",
+            value=size,
+            rule="workspace_limit",
+            fix="work in smaller parts, choose a kernel that needs less workspace, or raise the server's workspace_bytes"
+            if alone
+            else "run fewer executions at a time, release bindings, or raise the server's workspace_bytes",
+            retry_after_s=None if alone else 0.05,
+        )
 
     def close(self) -> None:
         """Give back everything that is idle."""

@@ -65,6 +65,17 @@ def test_workspace_limit_is_kept_and_idle_sizes_make_room() -> None:
     assert arena.reserved_bytes == 0
 
 
+def test_errors_of_the_limit_name_a_remedy_for_their_cause_and_no_operation() -> None:
+    arena = Arena(FakeDevice(), 1 << 20)  # type: ignore[arg-type]
+    arena.claim(512 << 10)
+    for nbytes, remedy in ((768 << 10, "fewer executions"), (2 << 20, "smaller parts")):
+        with pytest.raises(ResourceExhaustedError) as caught:
+            arena.claim(nbytes)
+        assert remedy in caught.value.fix
+        assert "workspace_bytes" in caught.value.fix, "the setting"
+        assert "split" not in caught.value.fix, "k is a word of products"
+
+
 def test_idle_workspace_is_given_back_in_time() -> None:
     device = FakeDevice()
     arena = Arena(device, 1 << 30, idle_s=0.05)  # type: ignore[arg-type]
