@@ -127,16 +127,17 @@ class Arena:
     def _used_up(self, size: int) -> ResourceExhaustedError:
         """Waiting helps against what others hold, not against the limit itself."""
         alone = size > self._limit
+        message = f"the workspace of this device is used up ({self._limit} bytes)"
+        remedy = "run fewer executions at a time, release bindings"
+        if alone:
+            message = f"{size} bytes of workspace are more than the {self._limit} that this device may have"
+            remedy = "work in smaller parts, choose a kernel that needs less workspace"
         return ResourceExhaustedError(
-            f"the plan needs {size} bytes of workspace, more than the {self._limit} that this device may have"
-            if alone
-            else f"the workspace of this device is used up ({self._limit} bytes)",
+            message,
             field="workspace_bytes",
             value=size,
             rule="workspace_limit",
-            fix="work in smaller parts, choose a kernel that needs less workspace, or raise the server's workspace_bytes"
-            if alone
-            else "run fewer executions at a time, release bindings, or raise the server's workspace_bytes",
+            fix=f"{remedy}, or raise the server's workspace_bytes",
             retry_after_s=None if alone else 0.05,
         )
 
