@@ -119,10 +119,6 @@ CASES: list[Case] = [
     ("k0max_table", AMD, {}, {"tile": (64, 64, 32, 64, 32, 128)}),
     ("k1_divides_tile", NVIDIA, {}, {"tile": (64, 64, 64, 64, 48, 64)}),
     ("k1_value", AMD, {}, {"tile": (64, 64, 32, 64, 16, 64)}),
-    (
-        "scale_block_tile", AMD, {"family": F.BATCH_PREFILL, "dtype": D.FP8BF16, "hdim": (128, 128)},
-        {"qscale": QScale.KV_BLOCKSCALE, "tile": (64, 96, 32, 128, 32, 128), "page_size": 64},
-    ),
     ("workgroup_threads", AMD, {"family": F.DQ_DK_DV}, {"wave": (1, 32, 1, 32, 1, 1, 1, 32, 1)}),
     ("lds_budget", AMD, {"pipeline": "qr", "hdim": (128, 128)}, {"tile": (128, 384, 32, 128, 32, 128)}),
     ("lds_budget_async", AMD, {"hdim": (128, 128)}, {"tile": (128, 128, 32, 128, 32, 128)}),

@@ -16,7 +16,7 @@ from tilewright_fmha.gpu_shared import registers_estimate, shared_bytes
 from tilewright_fmha.gradient_cut import gradient_waves, misplaced_waves
 from tilewright_fmha.rule_parts import is_well_formed, must_be, replaced
 from tilewright_fmha.stages_view import products_of, threads_of
-from tilewright_fmha.words import Family, FmhaDType, MaskKind, QScale, Scheduling
+from tilewright_fmha.words import Family, FmhaDType, MaskKind, Scheduling
 from tilewright_fmha.ws_config import HEADS, specialised_bytes, specialised_heads
 from tilewright_kit.cost import padded
 from tilewright_kit.rules import Violation
@@ -253,16 +253,6 @@ def k1_divides_tile(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
 
 
 @of_products
-def scale_block_tile(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """A factor for each page: one of a tile of keys and a page divides the other, where pages are compiled in."""
-    if config.qscale is not QScale.KV_BLOCKSCALE or not config.page_size:
-        return
-    if config.n0 % config.page_size and config.page_size % config.n0:
-        reason = f"a tile of {config.n0} keys cuts pages of {config.page_size}, each of which has a factor"
-        yield Violation("scale_block_tile", "page_size", config.page_size, reason, {"page_size": 0})
-
-
-@of_products
 def workgroup_threads(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     """A workgroup has no more threads than the arch allows."""
     threads = threads_of(config, arch)
@@ -414,6 +404,6 @@ def _of_columns(config: FmhaConfig, columns: int) -> dict[str, Any]:
 
 GPU_RULES = (
     softmax_rows, wave_table, warp_tile_table, ws_form, hdim_tile_table, k0_divides_hdim, k0max_table,
-    warp_divides_tile, k1_divides_tile, scale_block_tile, workgroup_threads, cuda_padding, lds_budget, lds_budget_async,
+    warp_divides_tile, k1_divides_tile, workgroup_threads, cuda_padding, lds_budget, lds_budget_async,
     accumulators_fit_registers,
 )  # fmt: skip
