@@ -256,6 +256,12 @@ CASES: dict[str, tuple[ConvGpuConfig, Settings]] = {
         ),
         shapes(Shape(n=3, c=64, k=64, groups=2, size=(1, 7, 9)), split_k=2),
     ),
+    "merged_weight_ahead": (  # three tiles on their way, of slices of five, five and one
+        MERGED.replace(
+            groups_merged=2, direction="backward_weight", **FIXED, wave=(4, 1), channel_tile=32, pixel_tile=(3, 8, 8)
+        ),
+        shapes(Shape(n=11, c=64, k=64, groups=2, size=(1, 7, 7)), split_k=3),
+    ),
     "merged_depthwise_weight": (
         MERGED.replace(kind="depthwise", groups_merged=64, direction="backward_weight", **FIXED, channel_tile=32),
         shapes(Shape(**DEEP), split_k=3),

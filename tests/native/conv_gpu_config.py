@@ -99,7 +99,7 @@ class ConvGpuConfig(GpuConfig):
         image = spans[0] * spans[1] * pixel
         if self.direction == "backward_weight":
             handed = channels // 16 * max(4 // self.groups_merged, 1) * self.taps_hw * 8 * 32 * 4
-            return max(2 * (image + rows * run * pixel), handed)
+            return max((self.pixels[0] + 1) * (image + rows * run * pixel), handed)
         return image * (2 if self.pixels[0] > 1 else 1)
 
     @property

@@ -87,14 +87,15 @@ def merged_workgroups(phase: Phase, config: ConvConfig, images: int) -> int:
 
 
 def merged_shared_bytes(config: ConvConfig) -> int:
-    """Pixels of the image that a tile meets, and of the gradient of the weights those of dy: twice, where one tile is
-    copied while another is computed; and what waves hand to one another.
+    """Pixels of the image that a tile meets: twice, where one tile is copied while another is computed. Of the gradient
+    of the weights those of dy too, of as many tiles as are on their way beside the one; and what waves hand to one
+    another.
     """
     repeats, rows, run = _pixels(config)
     pixel = (_channels(config) // BLOCK_CHANNELS + 1) * 16
     image = _span(config, 1, rows) * _span(config, 2, run, whole=True) * pixel
     if config.direction is Direction.BACKWARD_WEIGHT:
-        return max(2 * (image + rows * run * pixel), _sum_bytes(config))
+        return max((repeats + 1) * (image + rows * run * pixel), _sum_bytes(config))
     return image * (2 if repeats > 1 else 1)
 
 

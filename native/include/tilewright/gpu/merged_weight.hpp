@@ -1,6 +1,7 @@
 // Merged groups, the gradient of the weights: see merged_tile.hpp. A workgroup adds up the products of one slice of the
 // tiles; the sums of every slice go to the workspace in fp32, [slice][group][m][n], and the kernel of conv_convert.hpp
-// adds them. Workgroups: ceil(channels / channel_tile) * launch.split_k. (repeats is idle.)
+// adds them. Workgroups: ceil(channels / channel_tile) * launch.split_k. While a tile is computed, as many as `repeats` says
+// are on their way: one is enough for large tiles, small ones take less time than memory to answer.
 //
 // A wave owns 16 output channels, all taps, and the input channels that these meet. An instruction multiplies 16 input
 // channels, a unit of pixels and eight output channels; of groups of less than 16 channels the sums of other groups are
@@ -20,7 +21,7 @@ struct MergedWeight : MergedTile<Config> {
   static constexpr int channel_waves = Tile::blocks / 2, pixel_waves = Tile::waves / channel_waves;
   static_assert(Tile::blocks % 2 == 0 && Tile::waves == channel_waves * pixel_waves, "a wave owns a pair of blocks");
   static constexpr int gradient_bytes = Tile::rows * Tile::run * Tile::pixel_bytes;
-  static constexpr int stage_bytes = Tile::image_bytes + gradient_bytes, stages = 2;
+  static constexpr int stage_bytes = Tile::image_bytes + gradient_bytes, ahead = Tile::repeats, stages = ahead + 1;
   static constexpr int sums = depths * taps * 2 * 4;
   static constexpr int sum_bytes = pixel_waves > 1 ? channel_waves * sums * kWave * 4 : 0;  // once all tiles are done
   static constexpr int min_blocks = max_of((sums > 144 ? 4 : depths > 1 ? 8 : 12) / Tile::waves, 1);
@@ -118,8 +119,11 @@ struct MergedWeight : MergedTile<Config> {
     const int begin = min_of(slice * share, total), end = min_of(begin + share, total);
     const int pair = wave % channel_waves, pixels = wave / channel_waves;
     const uint32_t shared = shared_base();
-    if (begin < end) copy(shared, p, begin, channel, thread);
-    commit_async();
+    TW_NO_UNROLL
+    for (int i = 0; i < ahead; i++) {
+      if (begin + i < end) copy(shared + i * stage_bytes, p, begin + i, channel, thread);
+      commit_async();
+    }
     Sums sum;
     for_each(sum, [&](float& x, int) { x = 0.0f; });
     // Eight pixels of a unit and one block that a lane reads, of x (whose blocks come first) and of dy.
@@ -128,12 +132,12 @@ struct MergedWeight : MergedTile<Config> {
     const int own = lane % 8 * Tile::pixel_bytes, low = lane / 8 % 2, high = lane / 16;
     const uint32_t image = shared + own + Tile::met_bytes(pair * 2) + low * 16 + high * kHalf;
     const uint32_t gradient = shared + Tile::image_bytes + own + pair * 32 + high * 16 + low * kGradientHalf;
+    uint32_t stage = 0, next = ahead * stage_bytes;
     TW_NO_UNROLL
     for (int tile = begin; tile < end; tile++) {
-      const uint32_t stage = (tile - begin) % stages * stage_bytes;
-      if (tile + 1 < end) copy(shared + (tile + 1 - begin) % stages * stage_bytes, p, tile + 1, channel, thread);
+      if (tile + ahead < end) copy(shared + next, p, tile + ahead, channel, thread);
       commit_async();
-      wait_async<1>();
+      wait_async<ahead>();
       barrier();
       TW_NO_UNROLL
       for (int i = pixels; i < Tile::steps * Tile::strips; i += pixel_waves) {
@@ -142,6 +146,8 @@ struct MergedWeight : MergedTile<Config> {
                  image + stage + step * Tile::step_rows * Tile::row_bytes + strip * Tile::unit_run * Tile::pixel_bytes,
                  gradient + stage + (step * Tile::depth * Tile::run + strip * Tile::unit_run) * Tile::pixel_bytes);
       }
+      next = stage;
+      stage = stage + stage_bytes < stages * stage_bytes ? stage + stage_bytes : 0;
       barrier();
     }
     wait_async<0>();
