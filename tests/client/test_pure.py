@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 
 import grpc
 import numpy as np
@@ -114,20 +113,18 @@ def test_words_of_gemm_are_checked_before_anything_is_sent() -> None:
 
 def test_import_is_cheap_and_starts_nothing() -> None:
     code = """
-import os, sys, threading, time
-import grpc, numpy, ml_dtypes
-threads, files = threading.active_count(), set(os.listdir("/proc/self/fd"))
-started = time.process_time()
+import os, sys, threading
+import grpc, numpy, ml_dtypes, google.protobuf.descriptor_pb2
+threads, files, known = threading.active_count(), set(os.listdir("/proc/self/fd")), set(sys.modules)
 import tilewright
-took = time.process_time() - started
 assert threading.active_count() == threads, threading.enumerate()
 assert set(os.listdir("/proc/self/fd")) == files
-assert not {name.split(".")[0] for name in sys.modules} & {"tilewright_kit", "tilewright_server", "pluggy", "typer"}
-print(took)
+print("\\n".join(set(sys.modules) - known))
 """
-    took = []
-    for _ in range(3):
-        command = [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{code}"]
-        took.append(float(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
-        time.sleep(0.05)
-    assert min(took) < 0.15
+    command = [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{code}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.split())
+    heavy = {"tilewright_kit", "tilewright_server", "pluggy", "typer", "rich", "torch", "cuda", "asyncio", "inspect"}
+    assert not {name.split(".")[0] for name in loaded} & heavy
+    assert len(loaded) < 130, sorted(loaded)  # a fraction of what NumPy and gRPC load

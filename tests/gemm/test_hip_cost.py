@@ -30,7 +30,7 @@ SHAPES = (SQUARE, (8192, 8192, 8192), (4096, 8192, 2048))
 """So large that slices of K, whose joining the bounds leave out, are of no use."""
 CLOSE = 1.03
 """How much longer than the shortest bound that of the first choice may be."""
-RIVALS, ALL = 6, 1 << 20
+RIVALS, ALL = 3, 1 << 20
 """Candidates that the first choice is compared with, in every run and at all."""
 
 

@@ -103,7 +103,7 @@ def test_new_kernels_run_while_another_stream_stands_still(
     stream.launch(gate, (flag.address,), 0, 0)
     begin = time.monotonic()
     gpu.program([stage(function, args, grid=(1, 1, 1), shared_bytes=100 << 10)], ["out"]).run([out.address], 0)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 30
     assert not stream.lane.is_idle
     assert get(gpu, out, np.int64)[0] == 25 << 10
     gpu.write(flag, 0, memoryview(np.ones(1, np.int64)))

@@ -134,7 +134,7 @@ def test_answers_that_are_none_are_survived(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(discovery, "_ends", lambda process: process.wait() is None)  # one that no signal reaches
     begin = time.monotonic()
     assert "did not answer" in find(root=tmp_path, command=("sleep", "30")).problem
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 20  # not the 30 s of the command
     monkeypatch.setattr(discovery, "_TIMEOUT_S", 10.0)
     good = find(root=tmp_path, command=("echo", json.dumps(answer(H200))))
     assert [info.id for info in good.devices] == ["cuda:0"]

@@ -202,7 +202,7 @@ def test_events_order_two_processes_without_a_host_thread_waiting(
     add = gpu.program([stage(entry("add"), ADD)], ["x", "y", "out"])
     begin = time.perf_counter()
     stream.launch(add, (x.address, x.address, out.address), WAIT | RECORD, 1)
-    assert time.perf_counter() - begin < 5
+    assert time.perf_counter() - begin < 30
     assert not stream.lane.is_idle  # the client's gate is closed still
     client.ask("open_gate")
     assert client.ask("consume", offset=65536, count=N)["values"] == [6.0] * N

@@ -90,7 +90,7 @@ buffer = put(gpu, np.ones(N, np.float32))
 add.run([buffer.address] * 3, 0)
 assert (get(gpu, buffer) == 2).all()
 gpu.close()
-assert time.monotonic() - begin < 10
+assert time.monotonic() - begin < 30
 print("went on")
 """
 
