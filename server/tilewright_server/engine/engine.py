@@ -320,6 +320,7 @@ class Engine:
             return
         self._closed = self._draining = True
         self.pool.close()
+        self._planner.close()
         for executor in self._assembler.executors():
             executor.drain(None)  # a module must not go while its code runs
             executor.close()

@@ -5,23 +5,24 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from functools import partial
 
 from tilewright_kit.config import KernelConfig
 from tilewright_kit.device import DeviceInfo
-from tilewright_kit.errors import BuildFailedError, TilewrightError
-from tilewright_kit.operation import Operation
+from tilewright_kit.errors import BuildFailedError, DeviceError, TilewrightError
 from tilewright_kit.plan import ExecutionPlan
-from tilewright_kit.problem import OperationRequest, Problem
-from tilewright_kit.select import FirstFit, Ranked, Selector, Strategy
+from tilewright_kit.problem import OperationRequest
+from tilewright_kit.select import FirstFit, Ranked, Selector
 from tilewright_server.build.pool import BuildEvent
 from tilewright_server.devices.registry import DeviceRegistry
 from tilewright_server.engine.assembler import Assembler
 from tilewright_server.engine.call import Call
-from tilewright_server.engine.kernels import KernelStore, Unit
+from tilewright_server.engine.entry import OPERAND_BYTES, Choice, Entry, Question
+from tilewright_server.engine.kernels import KernelStore
+from tilewright_server.engine.later import Later
 from tilewright_server.engine.lookup import Catalogs
 from tilewright_server.engine.lru import Lru
 from tilewright_server.engine.prepared import Prepared
@@ -36,8 +37,8 @@ log = logging.getLogger(__name__)
 
 _FALLBACKS_TRIED = 64
 """Candidates that are looked at for one that is built already."""
-_OPERAND_BYTES = 400
-_RANKED_BYTES = 1500
+_FALLBACKS_FAILED = 3
+"""So many that are built may turn out not to load before it is no use to try another."""
 _REFUSAL_BYTES = 2000
 _SHARES = 8
 _DROPPED_AT_ONCE = 4
@@ -46,56 +47,9 @@ _DOES_NOT_FIT = frozenset({"kernel_spills", "compiler_warning"})
 """Rules of builds that fail since a kernel is too much for the machine. Only the compiler knows that for sure."""
 _NEXT_TRIED = 8
 """Kernels of a problem that may fail so before the caller is told."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """A kernel for a problem, with everything but its binaries."""
-
-    plan: ExecutionPlan
-    units: tuple[Unit, ...]
-
-
-class _Entry:
-    """What is known of one problem on one device under one selection. ``lock`` makes planning happen once."""
-
-    __slots__ = ("best", "fallback", "key", "lock", "passed_over", "plan", "ranked", "upgrading")
-
-    def __init__(self, key: tuple[object, ...]) -> None:
-        self.key = key
-        self.lock = threading.Lock()
-        self.ranked: Sequence[Ranked] = ()
-        """Empty again once ``best`` is there: then nobody asks."""
-        self.plan: ExecutionPlan | None = None
-        """Of the best-ranked kernel."""
-        self.best: Prepared | None = None
-        self.fallback: Prepared | None = None
-        self.upgrading = False
-        self.passed_over: list[str] = []
-        """Better-ranked kernels that turned out not to fit the machine."""
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether it was made for a device that was lost since."""
-        plans = (self.best, self.fallback)
-        return any(prepared is not None and prepared.current.lost for prepared in plans)
-
-    @property
-    def nbytes(self) -> int:
-        """About how much memory it takes."""
-        plans = sum(plan.nbytes for plan in (self.best, self.fallback) if plan is not None)
-        described = _OPERAND_BYTES * len(self.plan.operands) if self.plan is not None else 0
-        return described + _RANKED_BYTES * len(self.ranked) + plans
-
-
-@dataclass(frozen=True, slots=True)
-class _Question:
-    """A parsed request."""
-
-    operation: Operation[Any, Any]
-    problem: Problem
-    device: DeviceInfo
-    strategy: Strategy
+_RETRY_S = 5.0
+"""After so long a better kernel than a fallback is tried again; twice as long after every further failure."""
+_LONGEST_RETRY_S = 600.0
 
 
 def request_key(request: OperationRequest, selection: Selection) -> tuple[object, ...]:
@@ -115,7 +69,7 @@ def request_key(request: OperationRequest, selection: Selection) -> tuple[object
     )
 
 
-def _settled(question: _Question, plan: ExecutionPlan) -> ExecutionPlan:
+def _settled(question: Question, plan: ExecutionPlan) -> ExecutionPlan:
     """``plan``, but without stages for a problem that has nothing to compute.
 
     Such a problem is planned all the same: the plan may know more of the operands than the problem does, a format for
@@ -126,7 +80,7 @@ def _settled(question: _Question, plan: ExecutionPlan) -> ExecutionPlan:
 
 def _request_bytes(request: OperationRequest) -> int:
     """About how much memory it takes to remember a request."""
-    return _OPERAND_BYTES * (1 + len(request.inputs) + len(request.outputs)) + len(repr(request.attributes))
+    return OPERAND_BYTES * (1 + len(request.inputs) + len(request.outputs)) + len(repr(request.attributes))
 
 
 class Planner:
@@ -152,14 +106,19 @@ class Planner:
         self._statistics = statistics
         self._quarantine = quarantine
         self._negative_ttl_s = negative_ttl_s
+        self._later = Later("tilewright-upgrades")
         # A plan weighs in both that may keep it: it stays while one of them does.
         share = max_bytes // _SHARES
         self._requests: Lru[tuple[object, ...], Prepared] = Lru(limit, 3 * share)
-        self._entries: Lru[tuple[object, ...], _Entry] = Lru(limit, 4 * share)
+        self._entries: Lru[tuple[object, ...], Entry] = Lru(limit, 4 * share)
         self._refused: Lru[tuple[object, ...], tuple[TilewrightError, float]] = Lru(limit, share)
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def close(self) -> None:
+        """End what goes on behind fallbacks. Idempotent. To be called when builds have ended, and before devices do."""
+        self._later.close()
 
     def plan(self, request: OperationRequest, selection: Selection, call: Call) -> Prepared:
         """See ``Engine.plan``."""
@@ -188,7 +147,7 @@ class Planner:
         )
         return prepared
 
-    def question(self, request: OperationRequest, selection: Selection) -> _Question:
+    def question(self, request: OperationRequest, selection: Selection) -> Question:
         """Look everything up and parse. Raises ``NotFoundError``, ``InvalidArgumentError``, ``UnsupportedError``."""
         operation = self._catalogs.operation(request.operation)
         strategy = self._catalogs.strategy(selection)
@@ -196,7 +155,7 @@ class Planner:
         problem = operation.parse(request)
         if problem.is_empty and not selection.kernel:
             strategy = FirstFit()  # there is no time to predict
-        return _Question(operation, problem, device, strategy)
+        return Question(operation, problem, device, strategy)
 
     def forget(self) -> None:
         """Forget all plans; sessions keep theirs."""
@@ -228,7 +187,7 @@ class Planner:
         finally:
             self._entries.weigh(entry.key, entry, entry.nbytes)
 
-    def _entry(self, question: _Question, selection: Selection) -> _Entry:
+    def _entry(self, question: Question, selection: Selection) -> Entry:
         key = (
             question.device.id,
             question.operation.name,
@@ -236,13 +195,13 @@ class Planner:
             question.strategy.name,
             selection.kernel,
         )
-        entry = self._entries.get_or_make(key, lambda: _Entry(key))
+        entry = self._entries.get_or_make(key, lambda: Entry(key))
         if entry.is_lost:
             self._entries.discard(key)
-            entry = self._entries.get_or_make(key, lambda: _Entry(key))
+            entry = self._entries.get_or_make(key, lambda: Entry(key))
         return entry
 
-    def _rank(self, entry: _Entry, question: _Question) -> None:
+    def _rank(self, entry: Entry, question: Question) -> None:
         with entry.lock:
             if not entry.ranked and entry.best is None:
                 selector = Selector(question.strategy)
@@ -260,7 +219,7 @@ class Planner:
             raise refusal(ranked[0].config.name)
         return trusted
 
-    def _ready(self, entry: _Entry, question: _Question, selection: Selection, call: Call) -> Prepared:
+    def _ready(self, entry: Entry, question: Question, selection: Selection, call: Call) -> Prepared:
         if entry.best is not None:
             call.plan_cached = True
             return entry.best
@@ -280,7 +239,7 @@ class Planner:
                 if not self._passed_over(entry, choice, error):
                     raise
 
-    def _passed_over(self, entry: _Entry, choice: _Choice, error: TilewrightError | None) -> bool:
+    def _passed_over(self, entry: Entry, choice: Choice, error: TilewrightError | None) -> bool:
         """Whether to go on, with the next kernel of the ranking, since this one does not fit the machine; not if there
         is none, or too many did not fit.
         """
@@ -296,27 +255,30 @@ class Planner:
         log.warning("the next kernel is taken, since this one does not fit: %s", error)
         return True
 
-    def _best(self, entry: _Entry, question: _Question) -> _Choice:
+    def _best(self, entry: Entry, question: Question) -> Choice:
         with entry.lock:
             if entry.plan is None:
                 config = entry.ranked[0].config
                 entry.plan = _settled(question, question.operation.plan(question.problem, config, question.device))
         return self._with_units(question, entry.plan)
 
-    def _with_units(self, question: _Question, plan: ExecutionPlan) -> _Choice:
-        return _Choice(plan, tuple(self._kernels.unit(item, question.device.arch) for item in plan.kernels))
+    def _with_units(self, question: Question, plan: ExecutionPlan) -> Choice:
+        return Choice(plan, tuple(self._kernels.unit(item, question.device.arch) for item in plan.kernels))
 
-    def _finish(self, entry: _Entry, question: _Question, choice: _Choice, call: Call) -> Prepared:
+    def _finish(self, entry: Entry, question: Question, choice: Choice, call: Call) -> Prepared:
         """Load and lay out, once; those who planned with the fallback get this from now on."""
-        with entry.lock:
-            if entry.best is None:
-                note = f"does not fit the machine: {', '.join(entry.passed_over)}" if entry.passed_over else ""
-                entry.best = self._assemble(question, choice, call, note)
-                if entry.fallback is not None:
-                    entry.fallback.successor = entry.best
-                    entry.fallback = None
-                entry.ranked = ()
+        with entry.assembling.held(call):
             best = entry.best
+            if best is None:
+                passed_over = ", ".join(entry.passed_over)
+                note = f"does not fit the machine: {passed_over}" if passed_over else ""
+                best = self._assemble(question, choice, call, note)
+                with entry.lock:
+                    entry.best = best
+                    if entry.fallback is not None:
+                        entry.fallback.successor = best
+                        entry.fallback = None
+                    entry.ranked = ()
         self._entries.weigh(entry.key, entry, entry.nbytes)
         self._make_room()
         return best
@@ -330,32 +292,46 @@ class Planner:
             self._entries.drop_oldest()
         self._kernels.trim()
 
-    def _fallback(self, entry: _Entry, question: _Question, call: Call) -> Prepared | None:
+    def _fallback(self, entry: Entry, question: Question, call: Call) -> Prepared | None:
         """The best-ranked plan whose kernels are built, while the best of all is being built; None if that one is built
         already, or nothing is."""
         ranked = entry.ranked
         best = self._best(entry, question)
         if not ranked or self._is_ready(best, question.device):
             return None
-        for item in ranked[1:_FALLBACKS_TRIED]:
+        note = f"fallback: {ranked[0].config.name} is being built"
+        with entry.assembling.held(call):
+            if entry.best is not None:
+                return entry.best
+            if entry.fallback is None:
+                entry.fallback = self._assemble_first(question, ranked[1:_FALLBACKS_TRIED], call, note)
+            fallback = entry.fallback
+        if fallback is None:
+            return None
+        with entry.lock:
+            begin, entry.upgrading = not entry.upgrading, True
+        if begin:
+            _Upgrade(self, entry, question).begin(best)
+        return fallback
+
+    def _assemble_first(self, question: Question, ranked: Sequence[Ranked], call: Call, note: str) -> Prepared | None:
+        """The first whose kernels are built and can be loaded."""
+        failed = 0
+        for item in ranked:
             choice = self._usable(question, item.config)
             if choice is None:
                 continue
-            note = f"fallback: {ranked[0].config.name} is being built"
-            with entry.lock:
-                if entry.best is not None:
-                    return entry.best
-                if entry.fallback is None:
-                    entry.fallback = self._assemble(question, choice, call, note, is_fallback=True)
-                fallback = entry.fallback
-                begin, entry.upgrading = not entry.upgrading, True
-            if begin:
-                _Upgrade(self, entry, question, best).begin()
-            return fallback
+            try:
+                return self._assemble(question, choice, call, note, is_fallback=True)
+            except (BuildFailedError, DeviceError) as error:  # of this kernel, or else of the device
+                log.warning("a kernel that is built cannot serve as a fallback: %s", error)
+                failed += 1
+                if failed == _FALLBACKS_FAILED:
+                    break
         return None
 
     def _assemble(
-        self, question: _Question, choice: _Choice, call: Call, note: str, *, is_fallback: bool = False
+        self, question: Question, choice: Choice, call: Call, note: str, *, is_fallback: bool = False
     ) -> Prepared:
         operation, problem, device, plan = question.operation, question.problem, question.device, choice.plan
         values = value_check(operation, problem, plan, device)
@@ -371,7 +347,7 @@ class Planner:
             values=values,
         )
 
-    def _usable(self, question: _Question, config: KernelConfig) -> _Choice | None:
+    def _usable(self, question: Question, config: KernelConfig) -> Choice | None:
         try:
             plan = question.operation.plan(question.problem, config, question.device)
             choice = self._with_units(question, plan)
@@ -379,56 +355,80 @@ class Planner:
             return None
         return choice if self._is_ready(choice, question.device) else None
 
-    def _is_ready(self, choice: _Choice, device: DeviceInfo) -> bool:
+    def _knows(self, entry: Entry) -> bool:
+        return self._entries.get(entry.key) is entry
+
+    def _is_ready(self, choice: Choice, device: DeviceInfo) -> bool:
         return all(self._kernels.is_ready(device.id, unit) for unit in choice.units)
 
 
 class _Upgrade:
-    """Builds the better kernels behind a fallback and puts them in its place, in the thread of the last build."""
+    """Builds the best kernel behind a fallback and puts it in its place, in the planner's own thread: what is loaded
+    may have to be built once more, which a thread that builds must not wait for. What fails is tried again, less and
+    less often, for as long as the planner knows the problem.
+    """
 
-    def __init__(self, planner: Planner, entry: _Entry, question: _Question, choice: _Choice) -> None:
+    def __init__(self, planner: Planner, entry: Entry, question: Question, failures: int = 0) -> None:
         self._planner = planner
         self._entry = entry
         self._question = question
-        self._choice = choice
-        self._left = len(choice.units)
-        self._failed = False
+        self._failures = failures
+        self._left = 0
+        self._over = False
         self._lock = threading.Lock()
 
-    def begin(self) -> None:
-        arch = self._question.device.arch
-        for unit in self._choice.units:
-            self._planner._kernels.submit(unit, arch).listen(self._heard)
+    def begin(self, choice: Choice) -> None:
+        self._left = len(choice.units)
+        try:
+            for unit in choice.units:
+                build = self._planner._kernels.submit(unit, self._question.device.arch)
+                build.listen(lambda event: self._heard(event, choice))
+        except TilewrightError as error:
+            self._end(partial(self._failed, error))
 
-    def _heard(self, event: BuildEvent) -> None:
+    def _heard(self, event: BuildEvent, choice: Choice) -> None:
         if event.state == "failed":
-            # The fallback stays until there is a kernel that fits. Who asks with the policy `wait` is told why not.
-            with self._lock:
-                first, self._failed = not self._failed, True
-            if first and not (self._planner._passed_over(self._entry, self._choice, event.error) and self._go_on()):
-                self._entry.upgrading = False
-            return
-        if event.state in ("built", "cached"):
+            self._end(partial(self._build_failed, event, choice))
+        elif event.state in ("built", "cached"):
             with self._lock:
                 self._left -= 1
-                if self._left:
-                    return
-            self._swap()
+                left = self._left
+            if not left:
+                self._end(partial(self._swap, choice))
 
-    def _go_on(self) -> bool:
-        """Build the next kernel of the ranking instead; False if it cannot be planned."""
-        try:
-            choice = self._planner._best(self._entry, self._question)
-        except TilewrightError as error:
-            log.warning("a better kernel than the fallback could not be planned: %s", error)
-            return False
-        _Upgrade(self._planner, self._entry, self._question, choice).begin()
-        return True
+    def _end(self, work: Callable[[], None]) -> None:
+        """Do this, and nothing after it: of several builds, more than one may fail."""
+        with self._lock:
+            first, self._over = not self._over, True
+        if first:
+            self._planner._later.run(work)
 
-    def _swap(self) -> None:
+    def _build_failed(self, event: BuildEvent, choice: Choice) -> None:
+        """The fallback stays until there is a kernel that fits. Who asks with the policy `wait` is told why not."""
+        if self._planner._passed_over(self._entry, choice, event.error):
+            self._next(self._failures)
+        else:
+            self._failed(event.error)
+
+    def _swap(self, choice: Choice) -> None:
         try:
-            self._planner._finish(self._entry, self._question, self._choice, Call())
+            self._planner._finish(self._entry, self._question, choice, Call())
         except TilewrightError as error:
-            log.warning("a better kernel could not take the place of its fallback: %s", error)
-        except Exception:
-            log.exception("a better kernel could not take the place of its fallback")
+            self._failed(error)
+
+    def _failed(self, error: TilewrightError | None) -> None:
+        log.warning("a better kernel could not take the place of its fallback, and is tried again later: %s", error)
+        pause = min(_LONGEST_RETRY_S, _RETRY_S * 2 ** min(self._failures, 30))
+        if error is not None and error.retry_after_s is not None:
+            pause = max(pause, error.retry_after_s)
+        self._planner._later.run(lambda: self._next(self._failures + 1), pause)
+
+    def _next(self, failures: int) -> None:
+        """Go on with what is the best kernel now."""
+        if self._entry.best is not None or not self._planner._knows(self._entry):
+            return
+        following = _Upgrade(self._planner, self._entry, self._question, failures)
+        try:
+            following.begin(self._planner._best(self._entry, self._question))
+        except TilewrightError as error:
+            following._failed(error)
