@@ -17,6 +17,7 @@ struct Output {
   using Epilogue = gpu::Epilogue<Config, T>;
   using Sums = SumsOf<Plan>;
   static constexpr int kRepeats = Plan::repeats, kChunks = Sums::chunks, kBlocks = Plan::columns / 8;
+  static constexpr int kColumns = Plan::swap ? kRepeats * 64 : Plan::columns;  // of C
   static constexpr int kChunkBlocks = kBlocks < 4 ? kBlocks : 4;
   static constexpr bool kHalf = Plan::c_size == 2;
   // A staged piece: lines of 128 bytes, each a row of C; with transpose_c and 4-byte elements two such blocks.
@@ -28,7 +29,11 @@ struct Output {
   // Sums are finished chunk by chunk. Fused steps are in a loop: as straight code they take the compiler most of its
   // time. Plain kernels are straight code, which is quicker where there are few tiles.
   static constexpr int kPortions = kRepeats * kChunks, kPerPiece = Plan::swap ? kChunks : Plan::piece_columns / 32;
-  static constexpr int kAcross = Plan::pieces / kRepeats, kAhead = 2;  // chunks for which D is on its way
+  static constexpr int kAhead = 2;  // chunks for which D is on its way
+  // Straight code states once what only the last columns of C take: it ends with the piece in which they lie, which
+  // takes those of all rows side by side.
+  static constexpr bool kEndsEarly = Plan::staged && Epilogue::plain && (Plan::swap || kRepeats <= Plan::buffers);
+  static constexpr bool kColumnsFirst = kEndsEarly && !Plan::swap;
   // A loop holds all sums to its end: with operands D registers move earlier. Where enough are left, two chunks at a
   // time hide more of the latency of D.
   static constexpr int kSums = Plan::accumulators * (Plan::promote ? 2 : 1);
@@ -36,6 +41,7 @@ struct Output {
   static constexpr int kLeft = Registers::consumer - kSums;
   static constexpr int kUnroll = Epilogue::plain ? kPortions : kResidual && !Plan::partial && kLeft >= 104 ? 2 : 1;
   static constexpr bool kColumnsAhead = !Plan::swap && !kResidual;  // D leaves no registers for them
+  static constexpr bool kExact = Epilogue::plain && is_same<C, int32>;  // sums beyond 2^24 are to stay exact
   static constexpr bool kScaledRows = Config::scale_a != Scale::none;
   // Whether the steps between scaling and conversion are stated here, with all operands at hand.
   static constexpr bool kAtHand = kResidual || (Config::D::size == 0 && !Epilogue::plain && !Plan::swap);
@@ -86,16 +92,18 @@ struct Output {
 
   TW_SM90 void store(Ahead& ahead) const {
     asm volatile("" ::"f"(epilogue.alpha));  // converted here, not again for each chunk
+    const bool cut = (uint32_t)n * Plan::c_size % 16 != 0;  // rows of C end within a unit of the copy engine
 #pragma unroll kUnroll
     for (int q = 0; q < kPortions; q++) {
-      const int r = q / kChunks, chunk = q % kChunks;
-      const uint32_t buffer = staging + q / kPerPiece % Plan::buffers * Plan::piece_bytes;
+      const int r = repeat_of(q), chunk = chunk_of(q);
+      const uint32_t buffer = buffer_of(q / kPerPiece);
       if constexpr (Plan::staged)
         if (q % kPerPiece == 0) begin_piece(q / kPerPiece);
       if constexpr (kRepeats > 1)
         if (chunk == 0 && q > 0) load_rows(ahead, r);
       uint32_t x[kChunk];
-      Sums::template read<kPortions>(x, q);
+      Sums::template read<kPortions>(x, r * kChunks + chunk);
+      if constexpr (kExact) convert(x);
       if constexpr (Plan::swap) {
         if constexpr (Plan::staged) write_transposed(x, ahead.turned, r, chunk, buffer);
         else store_transposed(x, ahead.turned, r, chunk);
@@ -114,23 +122,51 @@ struct Output {
         else store_rows(x, now, r, chunk);
       }
       if constexpr (Plan::staged)
-        if (q % kPerPiece == kPerPiece - 1) store_piece(q / kPerPiece, buffer);
+        if (q % kPerPiece == kPerPiece - 1) {
+          const int c = chunk / kPerPiece, end = store_piece(r, c, buffer, cut);
+          if constexpr (kEndsEarly)
+            if (cut && end > n && (Plan::swap || r == kRepeats - 1)) break;
+        }
     }
+    if constexpr (kEndsEarly)
+      if (cut && n < column + kColumns) store_end();
   }
 
  private:
+  // ---- order ----
+
+  static TW_SM90 int repeat_of(int q) { return kColumnsFirst ? q / kPerPiece % kRepeats : q / kChunks; }
+  static TW_SM90 int chunk_of(int q) {
+    return kColumnsFirst ? q / kPerPiece / kRepeats * kPerPiece + q % kPerPiece : q % kChunks;
+  }
+  TW_SM90 uint32_t buffer_of(int piece) const { return staging + piece % Plan::buffers * Plan::piece_bytes; }
+
   // ---- elements of C, packed ----
 
   static TW_SM90 T number(uint32_t x) {
     if constexpr (is_same<T, float>) return gpu::float_of(x);
     else return (T)x;
   }
+  // The sums of a chunk to elements of C, where those are of 4 bytes and all that there is to do is alpha: one branch for
+  // the chunk.
+  TW_SM90 void convert(uint32_t (&x)[kChunk]) const {
+    if (epilogue.alpha == 1.0f) return;
+#pragma unroll
+    for (int i = 0; i < kChunk; i++) {
+      const T values[1] = {number(x[i])};
+      x[i] = epilogue.finish(values, gpu::Columns<1>{{epilogue.alpha}, {0.0f}}, 0, 0, 1).data.w[0];
+    }
+  }
   // Two neighbours of row i, from column j on; of half h and block b of a chunk.
   TW_SM90 auto pair(const uint32_t (&x)[kChunk], const Ahead& at_hand, int b, int h, int i, int j,
                     uint32_t d = 0) const {
     const T values[2] = {number(x[b * 4 + h * 2]), number(x[b * 4 + h * 2 + 1])};
     const gpu::Columns<2>& columns = at_hand.columns[b];
-    if constexpr (kAtHand) {
+    if constexpr (kExact) {
+      gpu::Packed<C, 2> raw;
+      raw.data.w[0] = x[b * 4 + h * 2], raw.data.w[1] = x[b * 4 + h * 2 + 1];
+      return raw;
+    } else if constexpr (kAtHand) {
       float y[2];
 #pragma unroll
       for (int l = 0; l < 2; l++) {
@@ -199,8 +235,14 @@ struct Output {
   }
   // Element (i, j).
   TW_SM90 auto single(uint32_t x, const gpu::Columns<1>& columns, int i, int j) const {
-    const T values[1] = {number(x)};
-    return epilogue.finish(values, columns, inside(i), j, n - j);
+    if constexpr (kExact) {
+      gpu::Packed<C, 1> raw;
+      raw.data.w[0] = x;
+      return raw;
+    } else {
+      const T values[1] = {number(x)};
+      return epilogue.finish(values, columns, inside(i), j, n - j);
+    }
   }
   // Elements (i, j) and (i + 1, j) of 16 bits in one register.
   TW_SM90 uint32_t column_pair(const uint32_t (&x)[kChunk], int at, const gpu::Columns<1>& columns, int i,
@@ -218,8 +260,8 @@ struct Output {
     }
     join_barrier(barrier, kWarpgroup);
   }
-  TW_SM90 void store_piece(int index, uint32_t buffer) const {
-    const int r = index / kAcross, c = index % kAcross;
+  // Returns the column of C in which the piece ends. `cut`: see `store`.
+  TW_SM90 int store_piece(int r, int c, uint32_t buffer, bool cut) const {
     fence_async_proxy();
     join_barrier(barrier, kWarpgroup);
     const int first_row = Plan::swap ? row : row + r * 64;
@@ -228,10 +270,29 @@ struct Output {
     for (int half = 0; half < kHalves; half++) {
       const uint32_t lines = buffer + half * kLines * 128;
       const int at = first_column + half * kLineElements;
-      if (at + kLineElements > n && (uint32_t)n * Plan::c_size % 16 != 0) copy_lines(lines, first_row, at);
-      else if (thread == 0) store_box(map, lines, {at, first_row, batch});
+      if (at + kLineElements <= n || !cut) {
+        if (thread == 0) store_box(map, lines, {at, first_row, batch});
+      } else if constexpr (!kEndsEarly) {
+        copy_lines(lines, first_row, at);
+      }
     }
     if (thread == 0) commit_stores();
+    return first_column + kHalves * kLineElements;
+  }
+
+  // The last columns of C, from the buffers in which `store` left them.
+  TW_SM90 void store_end() const {
+    constexpr int kPiece = kHalves * kLineElements;
+    if (thread == 0) wait_stores_read<0>();  // the next tile's pieces count from the first buffer
+    if (n <= column) return;
+    const int c = (n - column) / kPiece, first_column = column + c * kPiece;
+    if constexpr (Plan::swap) {
+      const int half = (n - first_column) / kLineElements;
+      copy_lines(buffer_of(c) + half * kLines * 128, row, first_column + half * kLineElements);
+    } else {
+#pragma unroll 1
+      for (int r = 0; r < kRepeats; r++) copy_lines(buffer_of(c * kRepeats + r), row + r * 64, first_column);
+    }
   }
 
   // The copy engine writes whole units of 16 bytes: where C's rows end within one, threads write instead.
