@@ -54,6 +54,8 @@ class Asked:
     """Outputs whose rows come before their heads."""
     extra: tuple[Any, ...] = ()
     """Results that are known already."""
+    listed: bool = False
+    """The results come as a list, however many they are; for none there is nothing to call."""
 
 
 def choice_of(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,13 +65,17 @@ def choice_of(given: Mapping[str, Any]) -> dict[str, Any]:
 def running(
     ask: Callable[Concatenate[Core, P], Asked], defaults: Mapping[str, Any] = CHOICE
 ) -> Callable[Concatenate[Core, P], Flow[Any]]:
-    """The flow that makes a call; a single result comes alone, several as a tuple."""
+    """The flow that makes a call; a single result comes alone, several as a tuple, or any number as a list where the
+    call is ``listed``.
+    """
     named, known = _named(ask, ask.__name__.lstrip("_"), "Flow[Any]", defaults)
 
     @functools.wraps(named)
     def flow(core: Core, /, *args: P.args, **kwargs: P.kwargs) -> Flow[Any]:
         _check_names(named.__name__, kwargs, known)
         asked = named(core, *args, **kwargs)
+        if asked.listed and not asked.outs:
+            return []
         results = yield from run(core, asked.operation, asked.inputs, asked.targets, asked.attributes, **asked.choice)
         found: list[Any] = []
         for name, out in asked.outs.items():
@@ -79,6 +85,8 @@ def running(
             else:
                 found.append(deliver(core, out, results[name]))
         found += asked.extra
+        if asked.listed:
+            return found
         return found[0] if len(found) == 1 else tuple(found)
 
     return flow

@@ -22,9 +22,8 @@ from tilewright import kv_append as _kv_append
 from tilewright import kv_cache as _kv_cache
 from tilewright import settings as _settings
 from tilewright.caches import KVCache
-from tilewright.core import Core, Session, check_timeout
+from tilewright.core import Core, Session, opening
 from tilewright.driving import blocking, blocking_as
-from tilewright.errors import InvalidArgumentError
 from tilewright.pipeline import Pipeline
 from tilewright.plan import Plan
 from tilewright.report import Report
@@ -360,13 +359,7 @@ def connect(
         >>> with connect() as client:  # doctest: +SKIP
         ...     c = client.gemm(a, b)
     """
-    place = _settings.default_target() if target is None else _settings.normalise_target(target)
-    wait = check_timeout(timeout)
-    if wait is None:
-        raise InvalidArgumentError(
-            "waiting for ever is not offered", field="timeout", rule="timeout_range", fix="give seconds"
-        )
-    return Client(Core(place, name or f"python-{os.getpid()}", check_timeout(call_timeout)), wait)
+    return Client(*opening(target, timeout, call_timeout, name))
 
 
 _CLIENTS: weakref.WeakSet[Client] = weakref.WeakSet()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
 
-from tilewright import steps
+from tilewright import settings, steps
 from tilewright.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from tilewright.lanes import Lanes
 from tilewright.layout import Spec
@@ -21,7 +22,7 @@ from tilewright.report import Report
 from tilewright.steps import Rpc
 from tilewright_proto.v1 import dispatch_pb2, memory_pb2
 
-__all__ = ["Core", "Session", "check_timeout"]
+__all__ = ["Core", "Session", "check_timeout", "opening"]
 
 MESSAGE_MARGIN = 64 << 10
 """Bytes of a message that are left for everything but operands."""
@@ -305,3 +306,14 @@ def check_timeout(timeout: float | None) -> float | None:
             fix="give seconds, or leave it out; connect(call_timeout=None) makes calls without a limit",
         )
     return float(timeout)
+
+
+def opening(target: str | None, timeout: float, call_timeout: float | None, name: str | None) -> tuple[Core, float]:
+    """What ``connect`` opens, and for how many seconds it waits. Raises ``InvalidArgumentError``."""
+    place = settings.default_target() if target is None else settings.normalise_target(target)
+    wait = check_timeout(timeout)
+    if wait is None:
+        raise InvalidArgumentError(
+            "waiting for ever is not offered", field="timeout", rule="timeout_range", fix="give seconds"
+        )
+    return Core(place, name or f"python-{os.getpid()}", check_timeout(call_timeout)), wait

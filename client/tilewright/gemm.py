@@ -15,7 +15,7 @@ from tilewright.dtypes import DTypeLike, dtype_name
 from tilewright.elementwise import addends, elementwise, scale_operand
 from tilewright.errors import InvalidArgumentError, UnsupportedError
 from tilewright.layout import Array, Spec
-from tilewright.matrices import deliver, fold_scales, readable, writable
+from tilewright.matrices import fold_scales, readable, writable
 from tilewright.resident import PackedTensor
 from tilewright.steps import Flow
 
@@ -114,8 +114,9 @@ plan_gemm = planning(
 )
 
 
-def grouped_gemm(
-    core: Core,
+def _grouped_gemm(
+    core: Core,  # noqa: ARG001 (as above)
+    /,
     a: Sequence[Operand],
     b: Sequence[Operand],
     *,
@@ -130,13 +131,9 @@ def grouped_gemm(
     scale_b: Sequence[Any] | None = None,
     out_dtype: DTypeLike | None = None,
     out: Sequence[Array] | None = None,
-    kernel: str | None = None,
-    strategy: str | None = None,
     split_k: int | None = None,
-    build: BuildPolicy = "wait",
-    device: str | None = None,
-    timeout: float | None = None,
-) -> Flow[list[Any]]:
+    **options: Unpack[Choice],
+) -> Asked:
     """Products of different sizes in one dispatch: ``[gemm(a[0], b[0]), gemm(a[1], b[1]), ...]``.
 
     Every list has one entry for each group; element types and the kinds of operands are the same in all groups.
@@ -153,8 +150,6 @@ def grouped_gemm(
                 rule="group_count",
                 fix="give one entry for each group",
             )
-    if count == 0:
-        return []
     inputs: dict[str, Any] = {}
     for group in range(count):
         inputs |= operands(
@@ -172,27 +167,26 @@ def grouped_gemm(
     words = attributes(
         alpha=alpha,
         binary=binary,
-        count_d=len(d[0]) if d is not None else 0,
+        count_d=len(d[0]) if d else 0,
         activation=activation,
         clamp=clamp,
         out_dtype=out_dtype,
         split_k=split_k,
         tensors=(*(value for name, value in inputs.items() if name[0] in "ab" and name[1] == "["), *written.values()),
     )
-    results = yield from run(
-        core,
+    targets = out if out is not None else [None] * count
+    return Asked(
         "gemm",
         inputs,
-        written,
         words | {"groups": count},
-        kernel=kernel,
-        strategy=strategy,
-        build=build,
-        device=device,
-        timeout=timeout,
+        {**CHOICE, **options},
+        dict(zip(names, targets, strict=True)),
+        written,
+        listed=True,
     )
-    targets = out if out is not None else [None] * count
-    return [deliver(core, target, results[name]) for name, target in zip(names, targets, strict=True)]
+
+
+grouped_gemm = running(_grouped_gemm)
 
 
 def pack_b(

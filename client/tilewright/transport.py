@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import grpc
@@ -71,7 +72,7 @@ def no_server(target: str, error: Any, timeout: float) -> TilewrightError:
     """The error of a session that could not be opened."""
     if error is None:
         reason = "it ended the session at once"
-    elif error.code() is grpc.StatusCode.CANCELLED:
+    elif isinstance(error, asyncio.TimeoutError) or error.code() is grpc.StatusCode.CANCELLED:
         reason = f"no answer within {timeout:g} s"
     elif error.code() is grpc.StatusCode.UNAVAILABLE:
         found = from_rpc(error)

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import socket
 
 import numpy as np
 import pytest
@@ -18,8 +19,27 @@ def test_both_clients_have_the_same_methods() -> None:
     for name in ("Client", "Plan", "Bound", "Buffer", "Kernels"):
         blocking, asynchronous = getattr(tw.client, name, None) or getattr(tw, name), getattr(tw.aio, name)
         assert public(blocking) <= public(asynchronous), name
-    assert inspect.signature(tw.Client.gemm) == inspect.signature(tw.aio.Client.gemm)
-    assert tw.Client.gemm.__doc__
+        for method in public(blocking) - {"close", "pipeline", "reconnect", "stream"}:
+            one, other = getattr(blocking, method), getattr(asynchronous, method)
+            if callable(one):
+                assert [*inspect.signature(one).parameters.values()] == [*inspect.signature(other).parameters.values()]
+                assert one.__doc__, f"{name}.{method}"
+    assert inspect.signature(tw.connect).parameters == inspect.signature(tw.aio.connect).parameters
+
+
+def test_a_server_that_is_silent_is_told_in_the_same_words_by_both_clients() -> None:
+    async def main(target: str) -> None:
+        await tw.aio.connect(target, timeout=0.2)
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        target = f"127.0.0.1:{silent.getsockname()[1]}"
+        told = []
+        for connecting in (lambda: tw.connect(target, timeout=0.2), lambda: asyncio.run(main(target))):
+            with pytest.raises(tw.UnavailableError) as caught:
+                connecting()
+            told.append((str(caught.value), caught.value.rule, caught.value.field, caught.value.fix))
+    assert told[0] == told[1]
+    assert told[0][3], "it says what to do"
 
 
 def test_calls_plans_and_streams(server) -> None:

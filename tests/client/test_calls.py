@@ -1,6 +1,7 @@
 """Calls against a server in another process."""
 
 import gc
+import inspect
 import threading
 
 import ml_dtypes
@@ -9,6 +10,7 @@ import pytest
 from client_helpers import close, objects, random
 
 import tilewright as tw
+from tilewright import calls
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -89,6 +91,19 @@ def test_batches_and_groups(client: tw.Client) -> None:
         close(result, x @ y)
     with pytest.raises(tw.InvalidArgumentError, match="groups"):
         client.grouped_gemm([a], [])
+    assert client.grouped_gemm([], []) == []
+    out = client.empty((5, 5))
+    (alone,) = client.grouped_gemm([b], [b.T], out=[out], split_k=1)
+    assert alone is out
+    close(out, b @ b.T)
+
+
+def test_groups_take_the_arguments_of_every_call(client: tw.Client) -> None:
+    one, many = (inspect.signature(getattr(client, name)).parameters for name in ("gemm", "grouped_gemm"))
+    assert one.keys() == many.keys()
+    assert all(one[name].annotation == many[name].annotation for name in calls.CHOICE)
+    with pytest.raises(TypeError, match=r"grouped_gemm\(\) got an unexpected keyword argument 'kernels'"):
+        client.grouped_gemm([random(3, 3)], [random(3, 3)], kernels="x")
 
 
 def test_empty_problems_are_legal(client: tw.Client) -> None:

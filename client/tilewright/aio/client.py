@@ -18,12 +18,11 @@ from tilewright import conv as _conv
 from tilewright import gemm as _gemm
 from tilewright import kv_append as _kv_append
 from tilewright import kv_cache as _kv_cache
-from tilewright import settings as _settings
 from tilewright.aio.caches import KVCache
 from tilewright.aio.plan import Pipeline, Plan
-from tilewright.core import Core, Session, check_timeout
+from tilewright.core import Core, Session, opening
 from tilewright.driving import awaiting, awaiting_as
-from tilewright.errors import InvalidArgumentError, UnavailableError
+from tilewright.errors import UnavailableError
 from tilewright.report import Report
 from tilewright.resident import BufferState
 from tilewright.steps import OPEN_SESSION, Flow, Rpc, Work
@@ -60,12 +59,8 @@ class Connection:
             self.lease = self.channel.unary_stream(OPEN_SESSION)(open_request(core.name))
             try:
                 first = await asyncio.wait_for(self.lease.read(), timeout)
-            except grpc.RpcError as error:
+            except (grpc.RpcError, asyncio.TimeoutError) as error:
                 raise no_server(core.target, error, timeout) from None
-            except asyncio.TimeoutError:
-                raise UnavailableError(
-                    f"no Tilewright server answers at {core.target} within {timeout:g} s", rule="server_reachable"
-                ) from None
             if first is grpc.aio.EOF:
                 raise no_server(core.target, None, timeout)
             self.session = opened(first)
@@ -339,10 +334,4 @@ def connect(
     """Open a session: ``async with connect() as client`` or ``client = await connect()``. Arguments and errors as for
     ``tilewright.connect``.
     """
-    place = _settings.default_target() if target is None else _settings.normalise_target(target)
-    wait = check_timeout(timeout)
-    if wait is None:
-        raise InvalidArgumentError(
-            "waiting for ever is not offered", field="timeout", rule="timeout_range", fix="give seconds"
-        )
-    return _Connecting(Client(Core(place, name or f"python-{os.getpid()}", check_timeout(call_timeout)), wait))
+    return _Connecting(Client(*opening(target, timeout, call_timeout, name)))
