@@ -40,7 +40,7 @@ class FmhaMutant:
 
 ITEM, FORWARD, APPEND = "core/fmha_item.hpp", "gpu/fmha_forward.hpp", "gpu/fmha_append.hpp"
 COMBINE, DOT, CONVERT = "gpu/fmha_combine.hpp", "gpu/fmha_dot.hpp", "gpu/fmha_convert.hpp"
-BACKWARD, DECODE = "gpu/fmha_backward.hpp", "gpu/fmha_decode.hpp"
+BACKWARD, DECODE, JOIN = "gpu/fmha_backward.hpp", "gpu/fmha_decode.hpp", "gpu/fmha_join.hpp"
 GRADIENT, MMA = "gpu/fmha_gradient.hpp", "gpu/fmha_backward_mma.hpp"
 
 FMHA_MUTANTS = [
@@ -106,10 +106,58 @@ FMHA_MUTANTS = [
     # few rows and many keys
     FmhaMutant(
         "sums of other waves are lost",
-        DECODE,
-        "softmax.l[i] = softmax.l[i] * own[i] + l * other[i];",
-        "softmax.l[i] = softmax.l[i] * own[i];",
+        JOIN,
+        "total += l[w] * m[w];",
+        "total = l[w] * m[w];",
         "long",
+        "decode",
+    ),
+    FmhaMutant(
+        "the last workgroup but one adds the parts",
+        JOIN,
+        "+ 1 != (int)args.splits) return;",
+        "+ 2 != (int)args.splits) return;",
+        "more_parts_than_blocks",
+        "decode",
+    ),
+    FmhaMutant(
+        "tickets are left as they are",
+        JOIN,
+        "store_coherent(args.counters + kFmhaTickets + work.ticket, Words<1>{0});",
+        "{}",
+        "long",
+        "decode",
+    ),
+    FmhaMutant(
+        "all tiles have one ticket",
+        JOIN,
+        "kFmhaTickets + work.ticket",
+        "kFmhaTickets",
+        "more_parts_than_blocks",
+        "decode",
+    ),
+    FmhaMutant(
+        "parts weigh as much as the first of them",
+        JOIN,
+        "first % kWave + n",
+        "0",
+        "more_parts_than_blocks",
+        "decode",
+    ),
+    FmhaMutant(
+        "a sink counts in every part",
+        JOIN,
+        "if (alone && row.exists) most",
+        "if (row.exists) most",
+        "sinks",
+        "decode",
+    ),
+    FmhaMutant(
+        "parts skip the blocks that do not divide",
+        DECODE,
+        "from = start + part * each + min_of((uint32_t)part, more);",
+        "from = start + part * each;",
+        "more_parts_than_blocks",
         "decode",
     ),
     FmhaMutant(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,10 @@ def built(config: FmhaConfig, device: DeviceInfo, folder: Path, stem: str) -> An
     return getattr(ctypes.CDLL(str(library)), unit.entries["main"])
 
 
-def run(plan: ExecutionPlan, inputs: Mapping[str, Array], device: DeviceInfo, folder: Path) -> dict[str, Array]:
+def run(
+    plan: ExecutionPlan, inputs: Mapping[str, Array], device: DeviceInfo, folder: Path, seeds: Sequence[int] = (1,)
+) -> dict[str, Array]:
+    """A run for each seed, from which the order of workgroups is drawn, with the same workspace and counters."""
     memory = {
         item.name: stored(item.desc, inputs[item.name] if item.role is Role.INPUT else None) for item in plan.operands
     }
@@ -77,8 +80,9 @@ def run(plan: ExecutionPlan, inputs: Mapping[str, Array], device: DeviceInfo, fo
     counters = np.zeros(plan.counter_bytes // 4 + 1, np.uint32)
     addresses = {name: item.address for name, item in memory.items()}
     addresses |= {WORKSPACE: scratch.ctypes.data + first, COUNTERS: counters.ctypes.data}
+    launches = []
     for stage in plan.stages:
-        packed, geometry = pack(stage.args), stage.geometry
+        packed = pack(stage.args)
         block = bytearray(len(packed.template))
         store = (ctypes.c_char * (len(block) + 64))()
         base = -(-ctypes.addressof(store) // 64) * 64
@@ -87,12 +91,20 @@ def run(plan: ExecutionPlan, inputs: Mapping[str, Array], device: DeviceInfo, fo
         config = stage.config
         assert isinstance(config, FmhaConfig)
         function = built(config, device, folder, f"{stage.name}_{abs(hash(config.name))}")
-        status = function(ctypes.c_void_p(base), geometry.grid[0], geometry.shared_bytes, ctypes.c_uint(1))
-        assert status == 0, f"{config.name} failed"
+        launches.append((function, base, store, stage.geometry))
+    outputs: dict[str, Array] = {}
+    for seed in seeds:
+        for function, base, _, geometry in launches:
+            status = function(ctypes.c_void_p(base), geometry.grid[0], geometry.shared_bytes, ctypes.c_uint(seed))
+            assert status == 0, f"{plan.operation} failed"
+        before = outputs
+        outputs = {item.name: np.array(memory[item.name].view) for item in plan.operands if item.role is Role.OUTPUT}
+        for name, values in before.items():
+            assert np.array_equal(values.view(np.uint8), outputs[name].view(np.uint8)), f"{name}: another order of sums"
     assert not counters.any(), "the launch leaves its counters as it found them"
     assert np.all(scratch[first + plan.workspace_bytes :] == CANARY), "the workspace was overrun"
     assert not any(item.overrun() for item in memory.values())
-    return {item.name: np.array(memory[item.name].view) for item in plan.operands if item.role is Role.OUTPUT}
+    return outputs
 
 
 @pytest.mark.parametrize("name", REQUESTS)

@@ -24,6 +24,7 @@ from tilewright_fmha.parse import parse_attention, parse_backward
 from tilewright_fmha.plan import plan_fmha
 from tilewright_fmha.problem import FmhaProblem
 from tilewright_fmha.rows import ARRAYS, POINTERS, SCALARS, SCALES, TENSORS
+from tilewright_fmha.splits import FEW_ROWS
 from tilewright_fmha.words import ATTENTION, ATTENTION_BACKWARD, KV_APPEND, Family
 from tilewright_fmha.workspace import backward_bytes, forward_bytes, lanes_of
 from tilewright_kit.device import DeviceInfo
@@ -227,6 +228,22 @@ def test_what_has_no_template_is_refused(name: str) -> None:
     assert caught.value.rule == "template_exists" and caught.value.fix
 
 
+@pytest.mark.parametrize("splits", [1, 5])
+def test_waves_that_share_keys_add_up_their_parts(splits: int) -> None:
+    """One stage; a ticket for each tile of rows, and parts in the workspace, where there are several."""
+    arch = tilewright_arch.load("sm_90a")
+    device = DeviceInfo("gpu:0", arch.kind, arch.id, arch, 100, 1 << 36)
+    problem = parse_attention(
+        request_of(Case(dtype="bf16", heads=(6, 2), hdim=(64, 64), seq=(1, 900)), num_splits=splits)
+    )
+    kernel = next(item for item in fmha_candidates(problem, device) if item.pipeline == FEW_ROWS and item.pack_gqa)
+    plan = plan_fmha(problem, kernel, device)
+    (stage,) = plan.stages
+    assert stage.geometry.grid[0] == 3 * 2 * splits and plan.details["splits"] == splits
+    assert plan.counter_bytes == (0 if splits == 1 else 64 + 4 * 3 * 2)
+    assert (plan.workspace_bytes > 0) == (splits > 1) == (COUNTERS in {item.operand for item in _pointers(stage.args)})
+
+
 @pytest.mark.parametrize("name", ["sm_90a", "gfx942"])
 def test_grids_of_gpus(name: str) -> None:
     """A workgroup for every tile, or so many rows; counters where kernels must tell something at the end."""
@@ -246,7 +263,7 @@ def test_grids_of_gpus(name: str) -> None:
         assert stage.geometry.block[0] == kernel.waves * arch.wave_size
         assert stage.geometry.shared_bytes == shared_bytes(kernel, arch) > 0
         assert COUNTERS in {item.operand for item in _pointers(stage.args)}
-        split = valid(arch, Family.SPLITKV, mask=kernel.mask, num_splits=4)
+        split = valid(arch, Family.SPLITKV, "qr", mask=kernel.mask, num_splits=4)
         first, combine = plan_fmha(parse_attention(request_of(case)), split, device).stages
         tiles = -(-200 // split.m0)
         heads = 2 * -(-200 * 3 // split.m0) if split.pack_gqa else 6 * tiles

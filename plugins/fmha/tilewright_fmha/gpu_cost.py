@@ -10,7 +10,7 @@ from tilewright_fmha.config import FmhaConfig
 from tilewright_fmha.gpu_shared import resident
 from tilewright_fmha.gradient_cut import gradient_clocks, on_mma
 from tilewright_fmha.problem import FmhaProblem
-from tilewright_fmha.splits import choose_splits
+from tilewright_fmha.splits import adds_parts, choose_splits
 from tilewright_fmha.words import BiasKind, Family
 from tilewright_fmha.ws_cost import predict_specialised
 from tilewright_kit.cost import ceil_div, padded, unit_efficiency
@@ -89,7 +89,7 @@ def predict_gpu(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) ->
     cached = keys / (l2_rate * drawn)
     partial = 8.0 * splits * rows * heads * v if splits > 1 else 0.0
     memory = (problem.bytes_moved + partial) / (memory_rate * min(1.0, 1.5 * drawn))
-    launches = {Family.SPLITKV: 2, Family.DQ_DK_DV: 3}.get(config.family, 1)
+    launches = {Family.SPLITKV: 1 if adds_parts(config, device) else 2, Family.DQ_DK_DV: 3}.get(config.family, 1)
     seconds = max(compute + scores, cached, memory) + launches * _LAUNCH_SECONDS
     parts = {"compute": compute, "scores": scores, "l2": cached, "memory": memory, "launch": launches * _LAUNCH_SECONDS}
     return Prediction(max(seconds, 1e-9), parts)

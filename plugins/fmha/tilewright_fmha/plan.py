@@ -10,7 +10,7 @@ from tilewright_fmha.gpu_plan import launch_of
 from tilewright_fmha.parts import Parts
 from tilewright_fmha.problem import FmhaProblem
 from tilewright_fmha.rows import args_of
-from tilewright_fmha.splits import choose_splits
+from tilewright_fmha.splits import adds_parts, choose_splits
 from tilewright_fmha.template_table import nearest, templates_of
 from tilewright_fmha.words import KV_APPEND, Family
 from tilewright_fmha.workspace import forward_bytes, lanes_of
@@ -25,13 +25,14 @@ __all__ = ["plan_fmha"]
 
 STATUS_BYTES = 64
 """Counters of GPU kernels that tell what was wrong with lengths and pages, write lengths when all have read them, or
-draw tiles.
+draw tiles. Behind them: a ticket for each tile of rows, where workgroups add up the parts of the keys
+(``kFmhaTickets``).
 """
 
 
 def plan_fmha(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> ExecutionPlan:
-    """One stage for most families; two for split keys (parts, then their sum), three for gradients. None if there is
-    nothing to write.
+    """One stage for most families; two for split keys (parts, then their sum) unless the kernel adds its parts itself,
+    three for gradients. None if there is nothing to write.
     """
     _check_template(config, device.arch)
     parts = Parts()
@@ -50,10 +51,15 @@ def plan_fmha(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> E
 
 def _split(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, parts: Parts) -> tuple[Stage, ...]:
     splits = choose_splits(problem, config, device)
+    joins = adds_parts(config, device)
+    if joins and splits == 1:
+        return (_forward("split", problem, config, device, parts, splits),)
     rows = splits * problem.heads_q * (problem.total_q if problem.varlen else problem.batch * problem.seq_q)
     parts.reserve("o_acc", 4 * rows * config.hdim[1])
     parts.reserve("lse_acc", 4 * rows)
     first = _forward("split", problem, config, device, parts, splits)
+    if joins:
+        return (first,)
     combine = combine_of(config, device.arch)
     return (first, _stage("combine", problem, combine, device, parts, splits=splits))
 
@@ -79,19 +85,20 @@ def _stage(
         "tiles": problem.batch * heads * q_tiles * numbers.get("splits", 1),
     }
     geometry = launch_of(problem, config, device, numbers.get("splits", 1))
-    counters = device.arch.kind != "cpu" and (_tells(problem) or draws_tiles(config))
+    counters = device.arch.kind != "cpu" and bool(_counter_bytes(problem, config, device, tiles["tiles"]))
     args = args_of(problem, parts=parts.offsets, counters=counters, **{**tiles, **numbers})
     if config.pipeline == "ws":
         args = with_maps(problem, config, args)
     return Stage(name, config, "main", args, geometry)
 
 
-def _counts(problem: FmhaProblem, stages: tuple[Stage, ...]) -> bool:
-    return _tells(problem) or any(draws_tiles(_config_of(stage)) for stage in stages)
-
-
-def _tells(problem: FmhaProblem) -> bool:
-    return problem.has("status") or problem.has("seqlens_out")
+def _counter_bytes(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, workgroups: int) -> int:
+    """Of a stage on a GPU."""
+    splits = choose_splits(problem, config, device)
+    if splits > 1 and adds_parts(config, device):
+        return STATUS_BYTES + 4 * (workgroups // splits)
+    tells = problem.has("status") or problem.has("seqlens_out")
+    return STATUS_BYTES if tells or draws_tiles(config) else 0
 
 
 def _plan(problem: FmhaProblem, device: DeviceInfo, stages: tuple[Stage, ...], parts: Parts) -> ExecutionPlan:
@@ -99,7 +106,7 @@ def _plan(problem: FmhaProblem, device: DeviceInfo, stages: tuple[Stage, ...], p
     if problem.operation == KV_APPEND:
         pairs = [["k_cache", "k_past"], ["v_cache", "v_past"]]
         details["in_place"] = pairs + [["seqlens_out", "seqlens_k"]] * problem.has("seqlens_out")
-    if len(stages) == 2:
+    if stages and _config_of(stages[0]).family is Family.SPLITKV:
         details["splits"] = choose_splits(problem, _config_of(stages[0]), device)
     return ExecutionPlan(
         operation=problem.operation,
@@ -109,9 +116,15 @@ def _plan(problem: FmhaProblem, device: DeviceInfo, stages: tuple[Stage, ...], p
         workspace_bytes=parts.bytes,
         flops=problem.flops,
         bytes_moved=problem.bytes_moved,
-        counter_bytes=STATUS_BYTES if stages and device.arch.kind != "cpu" and _counts(problem, stages) else 0,
+        counter_bytes=max((_counters_of(problem, stage, device) for stage in stages), default=0),
         details=details,
     )
+
+
+def _counters_of(problem: FmhaProblem, stage: Stage, device: DeviceInfo) -> int:
+    if device.arch.kind == "cpu":
+        return 0
+    return _counter_bytes(problem, _config_of(stage), device, stage.geometry.grid[0])
 
 
 def _config_of(stage: Stage) -> FmhaConfig:

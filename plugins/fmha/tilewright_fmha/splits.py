@@ -9,7 +9,7 @@ from tilewright_fmha.words import Family
 from tilewright_kit.cost import ceil_div
 from tilewright_kit.device import DeviceInfo
 
-__all__ = ["LEAST_BLOCKS", "choose_splits", "wants_splits", "work_items"]
+__all__ = ["LEAST_BLOCKS", "adds_parts", "choose_splits", "wants_splits", "work_items"]
 
 LEAST_BLOCKS = 4
 """Blocks of keys below which cutting them does not pay."""
@@ -25,6 +25,11 @@ _RAGGED = 0.1
 """How much of a piece is waited for where lengths differ."""
 _PART = 1 / 64
 """What it costs to add a part to the others, in blocks."""
+
+
+def adds_parts(config: FmhaConfig, device: DeviceInfo) -> bool:
+    """Whether a split kernel adds the parts of the keys itself (``gpu/fmha_join.hpp``); else a second stage does."""
+    return config.pipeline == FEW_ROWS and device.arch.kind == "cuda"
 
 
 def work_items(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> int:
@@ -75,9 +80,4 @@ def _even(items: int, blocks: int, slots: int, most: int, ragged: bool) -> int:
         piece = ceil_div(blocks, parts) + _START
         return piece * (ceil_div(items * parts, slots) + _RAGGED * ragged) + parts * _PART
 
-    return min((parts for parts in range(1, min(most, blocks) + 1) if _is_whole(blocks, parts)), key=cost)
-
-
-def _is_whole(blocks: int, parts: int) -> bool:
-    """None of them would be empty."""
-    return ceil_div(blocks, ceil_div(blocks, parts)) == parts
+    return min(range(1, min(most, blocks) + 1), key=cost)

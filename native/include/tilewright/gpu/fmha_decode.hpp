@@ -1,8 +1,10 @@
 // Few rows of queries and many keys (decoding): pipeline qr_nwarp_sshuffle. All waves of a workgroup have the same rows.
 // Each has keys of its own, n0 / waves of every block, in a ring of shared memory that asynchronous copies fill some
-// blocks ahead, and maxima, sums and results of its own: no wave waits for another before the end, where the first one
-// adds up what all have. So the bytes on their way are those of whole rings, and memory is what limits the kernel.
+// blocks ahead, and maxima, sums and results of its own: no wave waits for another before the end (fmha_join.hpp). So the
+// bytes on their way are those of whole rings, and memory is what limits the kernel. What little comes before the first
+// copies counts in full: instructions too come from memory where caches are cold.
 #pragma once
+#include "tilewright/gpu/fmha_join.hpp"
 #include "tilewright/gpu/fmha_loader.hpp"
 
 namespace tw::gpu {
@@ -28,6 +30,15 @@ struct FmhaRing {
   static constexpr int words_at = stages * slot_bytes + wide_bytes;
   static constexpr int bytes = words_at + stages * word_bytes;  // of one wave
 };
+
+// 16 bytes that exist.
+TW_DEVICE void fmha_copy_whole_chunk(uint32_t to, const char* from) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+#else
+  copy_async(to, from, 16);
+#endif
+}
 
 // Elements of 8 bits in shared memory become those of a tile of the same lines.
 template <class E, class X, class From, class To>
@@ -59,9 +70,8 @@ struct FmhaDecode {
   using Softmax = typename Forward::Softmax;
   static constexpr int columns = Ring::columns, stages = Ring::stages, n0 = Config::n0;
   static_assert(columns <= kWave, "a lane looks up a column");
-  static constexpr int state_runs = ValueAtom::strips * ValueAtom::strip_runs;
-  static constexpr int state_bytes = (state_runs * ValueAtom::run + 2 * Softmax::slots) * kWave * 4;
-  static_assert(state_bytes <= Ring::words_at, "what a wave has fits into its ring");
+  using Join = FmhaJoin<Forward>;
+  static_assert(Join::state_bytes <= Ring::bytes, "what a wave has fits into its ring");
 
   const Forward& forward;
   const FmhaItem& item;
@@ -71,6 +81,59 @@ struct FmhaDecode {
   Values values;
   const int32_t* table;  // of the item
   int page_bits;         // log2 of the rows of a page
+  bool whole;            // rows fill the lines of their tiles, by whole chunks
+
+  // A tile of rows and a part of the keys, to the end: number `id` of them.
+  TW_DEVICE static void compute(const Forward& forward, uint32_t id) {
+    const tw_fmha_args& args = forward.args;
+    // As Forward::work_of has it, by divisions that take half as many instructions.
+    const uint32_t heads = (uint32_t)(Config::pack_gqa ? args.heads_k : args.heads_q), tiles = (uint32_t)args.q_tiles;
+    const uint32_t ticket = id / (uint32_t)args.splits, line = tiles == 1 ? ticket : ticket / tiles;
+    typename Forward::Work work;
+    work.part = (int)(id - ticket * (uint32_t)args.splits), work.tile = (int)(ticket - line * tiles);
+    if constexpr (Config::mask != FmhaMask::no) work.tile = (int)tiles - 1 - work.tile;  // long ones first
+    work.b = (int)(line / heads), work.head = (int)(line - (uint32_t)work.b * heads);
+    const FmhaItem item = fmha_item<Config>(args, work.b);
+    if (item.bad && forward.thread == 0) fmha_tell(args, item.bad, work.b, item.culprit);
+    const int group = (int)((uint32_t)args.heads_q / (uint32_t)args.heads_k), g = Config::pack_gqa ? group : 1;
+    const int head = Config::pack_gqa ? work.head * group : work.head;
+    const int key_head = Config::pack_gqa ? work.head : work.head / group;
+    const int first = work.tile * Config::m0, all = (int)(Config::varlen ? item.q_rows : args.seq_q) * g;
+    if constexpr (Config::randval) forward.store_random(item, work, first, min_of(first + Config::m0, all), group);
+    if (first >= all) return;
+    const bool skipped = Config::skip_min && item.skip;
+    const int rows = skipped ? 0 : min_of(Config::m0, (int)item.q_rows * g - first);
+    FmhaDecode self(forward, item, work.b, key_head);
+    Softmax softmax(args, item, work.b, head, group, forward.lane, first);
+    ValueAtom o;
+    o.clear();
+    if (rows > 0) {
+      const FmhaRange range = part_of(args, item, work.part, first / g, (first + rows - 1) / g + 1);
+      self.run(softmax, o, range, [&] {
+        forward.load_queries(item, work.b, head, group, first);
+        barrier();
+      });
+    }
+    const FmhaRows stored = {work.part, work.b,  head, key_head, group, first, min_of(Config::m0, all - first),
+                             (int)ticket, skipped};
+    const uint32_t states = ring_of(forward, 0);
+    Join{args, item, stored, forward.thread / kWave, forward.lane, forward.shared, states, Ring::bytes}.run(softmax, o);
+  }
+
+  // What part `part` of the keys has of the columns that rows [r0, r1) may see: whole blocks, as many as other parts
+  // have, or one more. Sink columns belong to part 0.
+  TW_DEVICE static FmhaRange part_of(const tw_fmha_args& args, const FmhaItem& item, int part, int64_t r0, int64_t r1) {
+    FmhaRange range = {0, item.k_rows, 0};
+    if constexpr (Config::mask != FmhaMask::no) range = fmha_range(args, item, r0, r1);
+    if (!Config::token_sinks || part > 0) range.sink_last = 0;  // kernels without this feature look at no sinks
+    const uint32_t start = (uint32_t)range.first / n0, count = ((uint32_t)range.last + n0 - 1) / n0 - start;
+    const uint32_t splits = (uint32_t)args.splits, each = count / splits, more = count - each * splits;
+    const uint32_t from = start + part * each + min_of((uint32_t)part, more);
+    const int64_t first = (int64_t)from * n0, last = (int64_t)(from + each + ((uint32_t)part < more ? 1 : 0)) * n0;
+    range.first = min_of(max_of(range.first, first), range.last);
+    range.last = max_of(min_of(range.last, last), range.first);
+    return range;
+  }
 
   TW_DEVICE FmhaDecode(const Forward& forward, const FmhaItem& item, int b, int key_head)
       : forward(forward),
@@ -81,6 +144,10 @@ struct FmhaDecode {
         keys(forward.args.k, item, key_head, forward.args.hdim_q, 0),
         values(forward.args.v, item, key_head, forward.args.hdim_v, 0) {
     const tw_fmha_args& args = forward.args;
+    using K = typename Ring::TileK;
+    using V = typename Ring::TileV;
+    whole = copies_whole<K> && copies_whole<V> && keys.aligned && values.aligned && keys.hdim == Config::hdim_q &&
+            values.hdim == Config::hdim_v;
     table = nullptr, page_bits = 0;
     if constexpr (Config::paged) {
       constexpr bool kStarts = Config::kv_lookup == KvLookup::sglang;
@@ -123,6 +190,12 @@ struct FmhaDecode {
         wave_barrier();
       }
       const uint32_t to = ring + slot * Ring::slot_bytes, v = to + Ring::TileK::bytes;
+      if (lies_whole(page, c0)) {
+        copy_whole<typename Ring::TileK>(keys, to, page, c0);
+        copy_whole<typename Ring::TileV>(values, v, page, c0);
+        commit_async();
+        return;
+      }
       if (keys.aligned)
         copy<typename Ring::TileK>(keys, to, page, c0);
       else
@@ -141,6 +214,27 @@ struct FmhaDecode {
     }
     commit_async();
   }
+  // All rows of the block exist, and each is as far from the one before: no chunk of them need be looked at.
+  TW_DEVICE bool lies_whole(int page, int c0) const {
+    if (!whole || c0 + columns > keys.rows) return false;
+    if constexpr (Config::paged) return (1 << page_bits) >= columns && shuffle(page, 0) >= 0;
+    return true;
+  }
+  template <class Tile, class Source>
+  TW_DEVICE void copy_whole(const Source& source, uint32_t to, int page, int c0) const {
+    if constexpr (copies_whole<Tile>) {
+      constexpr int kRows = kWave / Tile::chunks;  // of a round
+      const int row = forward.lane / Tile::chunks, chunk = forward.lane % Tile::chunks;
+      const char* from = source.line(forward.args, c0, Config::paged ? shuffle(page, 0) : 0);
+      from += row * source.row_bytes + chunk * source.chunk_bytes();
+      TW_UNROLL
+      for (int line = 0; line < Tile::lines; line += kRows, from += kRows * source.row_bytes)
+        fmha_copy_whole_chunk(to + Tile::offset(line + row, chunk), from);
+    }
+  }
+  template <class Tile>
+  static constexpr bool copies_whole = kWave % Tile::chunks == 0;
+
   // A lane knows the page of the row of its number: it finds the row's place for all.
   template <class Tile, class Source>
   TW_DEVICE void copy(const Source& source, uint32_t to, int page, int c0) const {
@@ -184,7 +278,6 @@ struct FmhaDecode {
       slot = slot + 1 == stages ? 0 : slot + 1;
     }
     wait_async<0>();
-    gather(softmax, o);
   }
 
   // Adds a block's part to the sums.
@@ -208,46 +301,6 @@ struct FmhaDecode {
     Softmax::apply(o, rescale);
     if constexpr (Ring::widens) wave_barrier();
     forward.multiply_values(s, o, Ring::widens ? wide : v);
-  }
-
-  // The first wave gets the sums of all; a lane has the same places in every wave.
-  TW_DEVICE void gather(Softmax& softmax, ValueAtom& o) const {
-    const int wave = forward.thread / kWave, lane = forward.lane;
-    constexpr int kSlots = Softmax::slots, kRun = ValueAtom::run;
-    const uint32_t stats = state_runs * kRun * kWave * 4 + lane * 4;
-    if (wave > 0) {
-      wave_barrier();
-      fmha_each_run(o, [&](float (&x)[kRun], int, int strip, int index) {
-        store_shared(ring + ((strip * ValueAtom::strip_runs + index) * kWave + lane) * kRun * 4, pack<fp32, kRun>(x).data);
-      });
-      TW_UNROLL
-      for (int i = 0; i < kSlots; i++) {
-        store_shared(ring + stats + i * kWave * 4, Words<1>{bits_of(softmax.m[i])});
-        store_shared(ring + stats + (kSlots + i) * kWave * 4, Words<1>{bits_of(softmax.l[i])});
-      }
-    }
-    barrier();
-    if (wave > 0) return;
-    TW_NO_UNROLL
-    for (int w = 1; w < Ring::waves; w++) {
-      const uint32_t from = ring_of(forward, w);
-      float own[kSlots], other[kSlots];
-      TW_UNROLL
-      for (int i = 0; i < kSlots; i++) {
-        const float m = float_of(load_shared<1>(from + stats + i * kWave * 4).w[0]);
-        const float l = float_of(load_shared<1>(from + stats + (kSlots + i) * kWave * 4).w[0]);
-        const float most = max_of(m, softmax.m[i]), safe = most == minus_infinity() ? 0.0f : most;
-        own[i] = exp2(softmax.m[i] - safe), other[i] = exp2(m - safe);
-        softmax.m[i] = most;
-        softmax.l[i] = softmax.l[i] * own[i] + l * other[i];
-      }
-      fmha_each_run(o, [&](float (&x)[kRun], int row, int strip, int index) {
-        const Words<kRun> y = load_shared<kRun>(from + ((strip * ValueAtom::strip_runs + index) * kWave + lane) * kRun * 4);
-        TW_UNROLL
-        for (int e = 0; e < kRun; e++) x[e] = x[e] * own[row] + float_of(y.w[e]) * other[row];
-        o.set(x, strip, index);
-      });
-    }
   }
 };
 

@@ -89,8 +89,12 @@ struct FmhaForward {
   TW_DEVICE static void run(const tw_fmha_args& args) {
     const int thread = thread_index();
     FmhaForward self = {args, thread, lane_index(), shared_base()};
-    if constexpr (split) fmha_release_next();
-    self.compute(work_of(args, block_index()));
+    if constexpr (few_rows) {
+      FmhaDecode<FmhaForward>::compute(self, block_index());
+    } else {
+      if constexpr (split) fmha_release_next();
+      self.compute(work_of(args, block_index()));
+    }
     fmha_publish(args, thread, [] {});
   }
 
@@ -104,7 +108,7 @@ struct FmhaForward {
     if (first >= all) return;
     const bool skipped = Config::skip_min && item.skip;
     const int rows = skipped ? 0 : min_of(m0, (int)item.q_rows * g - first);
-    const int wave_first = few_rows ? 0 : thread / kWave * wave_rows;
+    const int wave_first = thread / kWave * wave_rows;
     Softmax softmax(args, item, work.b, head, group, lane, first + wave_first);
     ValueAtom o;
     o.clear();
@@ -112,18 +116,8 @@ struct FmhaForward {
       FmhaRange range = fmha_range(args, item, first / g, (first + rows - 1) / g + 1);
       if constexpr (!Config::token_sinks) range.sink_last = 0;  // kernels without this feature look at no sinks
       if constexpr (split) range = fmha_split(args, range, work.part, n0);
-      if constexpr (few_rows) {
-        FmhaDecode<FmhaForward>(*this, item, work.b, key_head).run(softmax, o, range, [&] {
-          load_queries(item, work.b, head, group, first);
-          barrier();
-        });
-        if (thread >= kWave) return;
-      } else {
-        load_queries(item, work.b, head, group, first);
-        loop(softmax, o, item, range, work.b, key_head, wave_first);
-      }
-    } else if (few_rows && thread >= kWave) {
-      return;
+      load_queries(item, work.b, head, group, first);
+      loop(softmax, o, item, range, work.b, key_head, wave_first);
     }
     const FmhaForward again = {read_again(args), thread, lane, shared};  // fewer scalar registers in the loop
     again.store(softmax, o, item, work, all, skipped);

@@ -185,7 +185,7 @@ TW_DEVICE void fmha_store_run(char* to, const float (&x)[kRun], int count, int64
 
 // counters[0]: workgroups that are done; [1]: bits; [2] and [3]: the first item concerned and its length or page.
 TW_DEVICE void fmha_tell(const tw_fmha_args& args, int32_t bits, int64_t b, int64_t culprit) {
-  if (!bits || !args.counters) return;
+  if (!bits || !args.status) return;
   or_global(args.counters + 1, (uint32_t)bits);
   max_global((uint64_t*)(args.counters + 2), (uint64_t)(0x7fffffff - b) << 32 | (uint32_t)culprit);
 }

@@ -250,11 +250,17 @@ struct FmhaSoftmax {
     return (place & 4 ? high : low) >> ((place & 1) * 16 + (j & 1) * 8) & 255u;
   }
 
-  // After the last block: the whole sums, with the sinks; o is multiplied by factor[slot].
-  TW_DEVICE void finish(float (&scale)[slots], float (&lse)[slots]) {
+  // What results are multiplied by besides 1 / l.
+  TW_DEVICE static float result_factor(const tw_fmha_args& args, int b, int key_head) {
     float all = 1.0f;
     if constexpr (Config::dropout) all *= (float)args.keep_scale;
-    if constexpr (Config::qscale != FmhaScale::no && !varying) all *= fmha_scale_at(args.v_scale, b, key_head(), 0);
+    if constexpr (Config::qscale != FmhaScale::no && !varying) all *= fmha_scale_at(args.v_scale, b, key_head, 0);
+    return all;
+  }
+
+  // After the last block: the whole sums, with the sinks; o is multiplied by factor[slot].
+  TW_DEVICE void finish(float (&scale)[slots], float (&lse)[slots]) {
+    const float all = result_factor(args, b, key_head());
     TW_UNROLL
     for (int s = 0; s < slots; s++) {
       l[s] = fmha_row_sum<Atom>(l[s]);

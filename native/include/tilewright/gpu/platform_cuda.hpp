@@ -195,9 +195,7 @@ TW_DEVICE void store_coherent(void* to, Words<kCount> x) {
 
 TW_DEVICE uint32_t arrive(uint32_t* counter) {
   uint32_t before;
-  __threadfence();
   asm volatile("atom.global.acq_rel.gpu.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
-  __threadfence();
   return before;
 }
 
