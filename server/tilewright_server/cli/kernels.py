@@ -6,7 +6,7 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -23,6 +23,9 @@ from tilewright_server.cli.output import (
     table,
     violation_line,
 )
+
+if TYPE_CHECKING:
+    from tilewright.catalog import Correction, Validation
 
 __all__ = ["app", "read_config"]
 
@@ -54,6 +57,7 @@ _ANY_OPERATION = typer.Option("", "--operation", help="Operation. Default: which
 _ARCH = typer.Option("", "--arch", help="Architecture. Default: that of the server's device.")
 _TARGET = typer.Option("", "--target", help="Server. Default: your own if it runs, else a private one.")
 _JSON = typer.Option(False, "--json", help="Print JSON.")
+_CONFIG = typer.Argument(help="JSON: a file, the text itself, or - for standard input.")
 _NAME = typer.Option("", "--name", help="Only names that match this shell pattern.")
 _SET = typer.Option("", "--set", help="Only this kernel set.")
 
@@ -129,7 +133,7 @@ def show(
     ),
 )
 def validate(
-    config: str = typer.Argument(help="JSON: a file, the text itself, or - for standard input."),
+    config: str = _CONFIG,
     arch: str = _ARCH,
     operation: str = _OPERATION,
     target: str = _TARGET,
@@ -140,14 +144,11 @@ def validate(
 
     with connected(target) as client:
         found = client.kernels.validate(operation, read_config(config), arch=arch)
-    if as_json:
-        print_json(asdict(found))
-    else:
+    if not as_json:
         out().print(f"{'valid' if found.valid else 'invalid'}: {found.name}", markup=False)
         for item in found.violations:
             out().print(violation_line(item), markup=False)
-    if not found.valid:
-        raise typer.Exit(Exit.FAILED)
+    _judged(found, as_json)
 
 
 @app.command(
@@ -155,7 +156,7 @@ def validate(
     epilog=examples("tilewright kernels correct config.json", "tilewright kernels correct config.json --json"),
 )
 def correct(
-    config: str = typer.Argument(help="JSON: a file, the text itself, or - for standard input."),
+    config: str = _CONFIG,
     arch: str = _ARCH,
     operation: str = _OPERATION,
     target: str = _TARGET,
@@ -166,15 +167,19 @@ def correct(
 
     with connected(target) as client:
         found = client.kernels.correct(operation, read_config(config), arch=arch)
-    if as_json:
-        print_json(asdict(found))
-    else:
-        for item in found.applied:
-            note("applied" + violation_line(item).removeprefix("  -"))
-        for item in found.remaining:
-            note("remaining" + violation_line(item).removeprefix("  -"))
+    if not as_json:
+        for done, items in (("applied", found.applied), ("remaining", found.remaining)):
+            for item in items:
+                note(done + violation_line(item).removeprefix("  -"))
         note(f"{'valid' if found.valid else 'still invalid'}: {found.name}")
         print_json(found.config)
+    _judged(found, as_json)
+
+
+def _judged(found: Validation | Correction, as_json: bool) -> None:
+    """End with what was found as JSON, if that is wanted, and with the exit code."""
+    if as_json:
+        print_json(asdict(found))
     if not found.valid:
         raise typer.Exit(Exit.FAILED)
 
