@@ -13,7 +13,7 @@ from tilewright_fmha.problem import FmhaProblem
 from tilewright_fmha.splits import adds_parts, choose_splits
 from tilewright_fmha.words import BiasKind, Family
 from tilewright_fmha.ws_cost import predict_specialised
-from tilewright_kit.cost import ceil_div, padded, unit_efficiency
+from tilewright_kit.cost import ceil_div, clock_of, padded, unit_efficiency, units_of
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.operation import Prediction
 
@@ -54,7 +54,7 @@ def predict_gpu(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) ->
         return _append(problem, config, arch)
     if config.pipeline == "ws":
         return predict_specialised(problem, config, device, _more_steps(problem), _LAUNCH_SECONDS)
-    units, clock = max(device.units or arch.throughput.units, 1), (arch.throughput.clock_mhz or 1500) * 1e6
+    units, clock = units_of(device), clock_of(arch)
     backward = config.family is Family.DQ_DK_DV
     splits = choose_splits(problem, config, device) if config.family is Family.SPLITKV else 1
     packed = config.pack_gqa

@@ -8,7 +8,7 @@ from tilewright_fmha.config import FmhaConfig
 from tilewright_fmha.problem import FmhaProblem
 from tilewright_fmha.words import MaskKind, Scheduling
 from tilewright_fmha.ws_config import draws_tiles, has_own_results
-from tilewright_kit.cost import ceil_div, padded, unit_efficiency
+from tilewright_kit.cost import ceil_div, padded, unit_efficiency, units_of
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.operation import Prediction
 
@@ -38,7 +38,7 @@ def predict_specialised(
 ) -> Prediction:
     """Seconds of the whole plan. ``steps``: vector operations on a score besides the usual; ``launch``: seconds."""
     arch, (q, v) = device.arch, config.hdim
-    units = max(device.units or arch.throughput.units, 1)
+    units = units_of(device)
     blocks = problem.batch * problem.heads_q * ceil_div(max(problem.seq_q, 1), config.m0)
     pairs = problem.batch * problem.heads_q * padded(max(problem.seq_q, 1), config.m0)
     every = problem.batch * problem.heads_q * problem.seq_q * problem.seq_k

@@ -16,6 +16,7 @@ from tilewright_gemm.config import GemmConfig
 from tilewright_gemm.problem import GemmProblem, Product, View
 from tilewright_gemm.rows import operand_rows, problem_row
 from tilewright_gemm.words import Epilogue, Reduction
+from tilewright_kit.cost import units_of
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.dtypes import DType
 from tilewright_kit.plan import COUNTERS, I64, WORKSPACE, Arg, Geometry, Pointer, Stage, Struct, Table, TensorMap
@@ -85,7 +86,7 @@ def _along(product: Product, config: GemmConfig) -> Iterator[tuple[int, int, int
 def grid_of(config: GemmConfig, device: DeviceInfo, slices: int) -> int:
     """Workgroups for that many slices of tiles: one each, or as many as run at a time."""
     size = math.prod(config.cluster)
-    units = max((device.units or device.arch.throughput.units) // size, 1) * size
+    units = max(units_of(device) // size, 1) * size
     if config.reduction is not Reduction.NONE:
         return units
     return min(units, slices) if config.persistent else slices

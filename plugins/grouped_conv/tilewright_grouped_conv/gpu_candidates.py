@@ -18,7 +18,7 @@ from tilewright_grouped_conv.gpu_shapes import gpu_shapes
 from tilewright_grouped_conv.phases import Phase
 from tilewright_grouped_conv.problem import ConvProblem
 from tilewright_grouped_conv.words import Direction, Specialization, layout_of
-from tilewright_kit.cost import ceil_div
+from tilewright_kit.cost import ceil_div, units_of
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.tiles.choices import table_key
 from tilewright_kit.words import Epilogue
@@ -121,7 +121,7 @@ def splits(problem: ConvProblem, phase: Phase, device: DeviceInfo, tile: Triple)
     weight = problem.direction is Direction.BACKWARD_WEIGHT
     if problem.split_k:
         return (problem.split_k,)
-    units = max(device.units or device.arch.throughput.units, 1)
+    units = units_of(device)
     tiles = ceil_div(phase.m, tile[0]) * ceil_div(phase.n, tile[1]) * phase.batch
     steps = ceil_div(phase.k, tile[2])
     if not tiles or tiles >= 2 * units * _FULL or (not weight and len(problem.phases(False)) > 1):

@@ -17,7 +17,7 @@ from tilewright_grouped_conv.phases import Phase
 from tilewright_grouped_conv.problem import ConvProblem
 from tilewright_grouped_conv.transforms import Transform
 from tilewright_grouped_conv.words import Direction, Kind
-from tilewright_kit.cost import ceil_div
+from tilewright_kit.cost import ceil_div, clock_of, units_of
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.operation import Prediction
 from tilewright_kit.tiles.footprint import registers_of, shared_bytes, size_of, threads_of
@@ -92,8 +92,8 @@ def predict_gpu_conv(
 
 def _products(problem: ConvProblem, config: ConvConfig, device: DeviceInfo, phases: list[Phase]) -> dict[str, float]:
     arch, (m, n, _) = device.arch, config.tile
-    clock = (arch.throughput.clock_mhz or 1500) * 1e6
-    units = max(device.units or arch.throughput.units, 1)
+    clock = clock_of(arch)
+    units = units_of(device)
     split = max(config.split_k, 1)
     resident = _resident(config, arch)
     tiles = work = 0
@@ -186,8 +186,8 @@ def _epilogue_cycles(config: ConvConfig) -> float:
 def _loops(problem: ConvProblem, config: ConvConfig, device: DeviceInfo, phases: list[Phase]) -> dict[str, float]:
     """Vectors of channels, a multiplication for each of them and every tap; accesses of one element cost as much."""
     arch = device.arch
-    clock = (arch.throughput.clock_mhz or 1500) * 1e6
-    units = max(device.units or arch.throughput.units, 1)
+    clock = clock_of(arch)
+    units = units_of(device)
     products = sum(phase.batch * phase.m * phase.n * phase.k for phase in phases)
     if config.num_groups_to_merge > 1:
         return _merged(problem, config, arch, products, units, clock)

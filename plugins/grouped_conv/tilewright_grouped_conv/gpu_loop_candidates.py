@@ -16,7 +16,7 @@ from tilewright_grouped_conv.merged import MERGED_PRODUCT
 from tilewright_grouped_conv.problem import ConvProblem
 from tilewright_grouped_conv.views import Order
 from tilewright_grouped_conv.words import Direction, Specialization, layout_of
-from tilewright_kit.cost import ceil_div
+from tilewright_kit.cost import ceil_div, units_of
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.words import Epilogue
 
@@ -80,7 +80,7 @@ def _sliced(problem: ConvProblem, config: ConvConfig, device: DeviceInfo, blocks
     if problem.direction is not Direction.BACKWARD_WEIGHT:
         yield config
         return
-    units = max(device.units or device.arch.throughput.units, 1)
+    units = units_of(device)
     for rounds in _ROUNDS if not problem.split_k else (0,):
         yield config.replace(split_k=problem.split_k or min(max(rounds * units // max(blocks, 1), 1), 255))
 
