@@ -66,7 +66,7 @@ struct Consumer : sm90::Consumer<Plan> {
  private:
   static TW_SM90 void add_parts() {
     constexpr int kCount = kRepeats * Sums::chunks;
-    for_each_index<0, kCount>([](auto q) { Sums::template add_chunk<q.value, kCount + q.value>(); });
+    for_each_index<0, kCount>([](auto q) { Sums::template add<q.value, kCount + q.value>(); });
   }
 };
 

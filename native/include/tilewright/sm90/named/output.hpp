@@ -41,6 +41,8 @@ struct Output {
   static constexpr int kLeft = Registers::consumer - kSums;
   static constexpr int kUnroll = Epilogue::plain ? kPortions : kResidual && !Plan::partial && kLeft >= 104 ? 2 : 1;
   static constexpr bool kColumnsAhead = !Plan::swap && !kResidual;  // D leaves no registers for them
+  // Chunks that are elements of C when they are read: pairs of 16 bits, which are what `pair` and `column_pair` give.
+  static constexpr bool kPairs = Epilogue::plain && kHalf && is_same<T, float>;
   static constexpr bool kExact = Epilogue::plain && is_same<C, int32>;  // sums beyond 2^24 are to stay exact
   static constexpr bool kScaledRows = Config::scale_a != Scale::none;
   // Whether the steps between scaling and conversion are stated here, with all operands at hand.
@@ -102,7 +104,8 @@ struct Output {
       if constexpr (kRepeats > 1)
         if (chunk == 0 && q > 0) load_rows(ahead, r);
       uint32_t x[kChunk];
-      Sums::template read<kPortions>(x, r * kChunks + chunk);
+      if constexpr (kPairs) Sums::template read_pairs<C, kPortions>(x, r * kChunks + chunk, epilogue.alpha);
+      else Sums::template read<kPortions>(x, r * kChunks + chunk);
       if constexpr (kExact) convert(x);
       if constexpr (Plan::swap) {
         if constexpr (Plan::staged) write_transposed(x, ahead.turned, r, chunk, buffer);
@@ -162,7 +165,11 @@ struct Output {
                     uint32_t d = 0) const {
     const T values[2] = {number(x[b * 4 + h * 2]), number(x[b * 4 + h * 2 + 1])};
     const gpu::Columns<2>& columns = at_hand.columns[b];
-    if constexpr (kExact) {
+    if constexpr (kPairs) {
+      gpu::Packed<C, 2> word;
+      word.data.w[0] = x[b * 2 + h];
+      return word;
+    } else if constexpr (kExact) {
       gpu::Packed<C, 2> raw;
       raw.data.w[0] = x[b * 4 + h * 2], raw.data.w[1] = x[b * 4 + h * 2 + 1];
       return raw;
@@ -247,8 +254,10 @@ struct Output {
   // Elements (i, j) and (i + 1, j) of 16 bits in one register.
   TW_SM90 uint32_t column_pair(const uint32_t (&x)[kChunk], int at, const gpu::Columns<1>& columns, int i,
                                int j) const {
-    return (uint32_t)(uint16_t)single(x[at], columns, i, j).get(0) |
-           (uint32_t)(uint16_t)single(x[at + 1], columns, i + 1, j).get(0) << 16;
+    if constexpr (kPairs) return x[at / 2];
+    else
+      return (uint32_t)(uint16_t)single(x[at], columns, i, j).get(0) |
+             (uint32_t)(uint16_t)single(x[at + 1], columns, i + 1, j).get(0) << 16;
   }
 
   // ---- through shared memory ----

@@ -5,57 +5,41 @@
 
 namespace tw::sm90::named {
 
-// A slot holds one warpgroup's sums, the registers by fours: 16 bytes a thread, those of all threads side by side.
-// `fours` calls f(the first of four registers, their place in the slot), for those of a chunk of Plan's sums.
-constexpr int kFourBytes = kWarpgroup * 16;
-template <class Plan, int kWhich, class F>
-TW_SM90 void fours(const F& f) {
-  using Sums = SumsOf<Plan>;
-  constexpr int kBegin = kWhich / Sums::chunks * (Plan::columns / 2) + kWhich % Sums::chunks * kChunk;
-#pragma unroll
-  for (int i = 0; i < Sums::size(kWhich); i += 4) f(i, (kBegin + i) / 4);
-}
+// A slot holds one warpgroup's sums (Sums::place), each chunk of them moved by one statement.
+template <class Plan>
+constexpr int kSumChunks = Plan::repeats * SumsOf<Plan>::chunks;
 
 template <class Plan>
 TW_SM90 void write_partial(char* slot, int thread) {
-  for_each_index<0, Plan::repeats * SumsOf<Plan>::chunks>([&](auto which) {
-    uint32_t x[kChunk];
-    SumsOf<Plan>::template read_chunk<which.value>(x);
-    fours<Plan, which.value>([&](int i, int at) {
-      gpu::store_coherent<4>(slot + at * kFourBytes + thread * 16, gpu::Words<4>{x[i], x[i + 1], x[i + 2], x[i + 3]});
-    });
-  });
+  char* const to = slot + thread * 16;
+  for_each_index<0, kSumChunks<Plan>>([&](auto q) { SumsOf<Plan>::template leave<q.value>(to); });
 }
 
 // The sums of all parts, added in their order. Several chunks, or parts, are on their way at once.
 template <class Plan, class SlotOf>
 TW_SM90 void add_partials(const SlotOf& slot_of, int parts, int thread) {
   using Sums = SumsOf<Plan>;
-  constexpr int kChunks = Plan::repeats * SumsOf<Plan>::chunks, kBatch = kChunks < 4 ? kChunks : 4, kParts = 4 / kBatch;
+  constexpr int kChunks = kSumChunks<Plan>, kBatch = kChunks < kTakenChunks ? kChunks : kTakenChunks;
+  constexpr int kParts = kTakenChunks / kBatch;
   Sums::template clear<0, kChunks>();
 #pragma unroll 1
-  for (int part = 0; part < parts; part += kParts) {
+  for (int part = 0; part < parts; part += kParts)
     for_each_index<0, (kChunks + kBatch - 1) / kBatch>([&](auto batch) {
       constexpr int kBegin = batch.value * kBatch, kEnd = kBegin + kBatch < kChunks ? kBegin + kBatch : kChunks;
-      uint32_t x[kParts][kBatch][kChunk];
       for_each_index<0, kParts>([&](auto p) {
-        if (p.value == 0 || part + p.value < parts)
-          for_each_index<kBegin, kEnd>([&](auto which) {
-            fours<Plan, which.value>([&](int i, int at) {
-              const char* const from = slot_of(part + p.value) + at * kFourBytes + thread * 16;
-              const auto words = gpu::load_coherent<4>(from);
-#pragma unroll
-              for (int l = 0; l < 4; l++) x[p.value][which.value - kBegin][i + l] = words.w[l];
-            });
-          });
+        constexpr int kAt = p.value * kBatch - kBegin;
+        if (p.value > 0 && part + p.value >= parts) return;
+        const char* const from = slot_of(part + p.value) + thread * 16;
+        for_each_index<kBegin, kEnd>(
+            [&](auto q) { Sums::template take<q.value, kAt + q.value>(from); });
       });
       for_each_index<0, kParts>([&](auto p) {
-        if (p.value == 0 || part + p.value < parts)
-          for_each_index<kBegin, kEnd>(
-              [&](auto which) { Sums::template add_words<which.value>(x[p.value][which.value - kBegin]); });
+        constexpr int kAt = p.value * kBatch - kBegin;
+        if (p.value > 0 && part + p.value >= parts) return;
+        for_each_index<kBegin, kEnd>(
+            [&](auto q) { Sums::template add_taken<q.value, kAt + q.value>(); });
       });
     });
-  }
 }
 
 // The same within a cluster, of which each workgroup has one part. `send_sums`: a warpgroup's sums go to slot `part` -
@@ -63,27 +47,17 @@ TW_SM90 void add_partials(const SlotOf& slot_of, int parts, int thread) {
 template <class Plan>
 TW_SM90 void send_sums(uint32_t slot, uint32_t barrier, int thread) {
   const uint32_t to = shared_address_in(slot, 0) + thread * 16, at_barrier = shared_address_in(barrier, 0);
-  for_each_index<0, Plan::repeats * SumsOf<Plan>::chunks>([&](auto which) {
-    uint32_t x[kChunk];
-    SumsOf<Plan>::template read_chunk<which.value>(x);
-    fours<Plan, which.value>([&](int i, int at) {
-      send_words(to + at * kFourBytes, at_barrier, x[i], x[i + 1], x[i + 2], x[i + 3]);
-    });
-  });
+  for_each_index<0, kSumChunks<Plan>>([&](auto q) { SumsOf<Plan>::template send<q.value>(to, at_barrier); });
 }
 template <class Plan>
 TW_SM90 void gather_sums(uint32_t slots, int slot_bytes, int count, uint32_t barrier, int thread) {
   wait(barrier, 0);
+  slots += thread * 16;
 #pragma unroll 1
   for (int slot = 0; slot < count; slot++, slots += slot_bytes)
-    for_each_index<0, Plan::repeats * SumsOf<Plan>::chunks>([&](auto which) {
-      uint32_t x[kChunk];
-      fours<Plan, which.value>([&](int i, int at) {
-        const gpu::Words<4> words = gpu::load_shared<4>(slots + at * kFourBytes + thread * 16);
-#pragma unroll
-        for (int l = 0; l < 4; l++) x[i + l] = words.w[l];
-      });
-      SumsOf<Plan>::template add_words<which.value>(x);
+    for_each_index<0, kSumChunks<Plan>>([&](auto q) {
+      SumsOf<Plan>::template take_shared<q.value, q.value % kTakenChunks>(slots);
+      SumsOf<Plan>::template add_taken<q.value, q.value % kTakenChunks>();
     });
 }
 
