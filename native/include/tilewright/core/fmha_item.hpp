@@ -107,8 +107,8 @@ TW_EVERYWHERE FmhaItem fmha_item(const tw_fmha_args& args, int64_t b) {
 // cache there, and the column counts as masked. The column's place is column % page_size.
 template <class Config>
 TW_EVERYWHERE int64_t fmha_page(const tw_fmha_args& args, int64_t b, int64_t column) {
-  const int64_t size = Config::page_size > 0 ? Config::page_size : args.page_size;
-  const int64_t slot = (int64_t)((uint64_t)column / (uint64_t)size);
+  const uint32_t size = (uint32_t)(Config::page_size > 0 ? Config::page_size : args.page_size);
+  const int64_t slot = (uint32_t)column / size;  // columns are fewer than 2^31, and GPUs divide 64 bits by a long way
   int64_t at = b * args.table_stride + slot;
   if constexpr (Config::kv_lookup == KvLookup::sglang) at = fmha_max(args.page_starts[b], 0) + slot;
   const int64_t page = args.block_table[at];

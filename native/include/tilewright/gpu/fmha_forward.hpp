@@ -162,6 +162,7 @@ struct FmhaForward {
     if constexpr (varying) store_shared(at, Words<1>{bits_of(k)}), store_shared(at + count * 4, Words<1>{bits_of(v)});
   }
   TW_DEVICE void look_up(const FmhaItem& item, int b, int key_head, int c0, uint32_t to) const {
+    TW_NO_UNROLL  // few turns, mostly one
     for (int j = thread; j < n0; j += threads) {
       int page;
       float k, v;
@@ -170,10 +171,11 @@ struct FmhaForward {
     }
   }
 
+  template <int kMost = 16>
   TW_DEVICE void load_keys(const Keys& keys, int c0) const {
     const uint32_t to = shared + TileQ::bytes;
     if constexpr (copies) {
-      if (keys.aligned) return keys.template copy<TileK, threads>(args, to, thread, c0);
+      if (keys.aligned) return keys.template copy<TileK, threads, kMost>(args, to, thread, c0);
     }
     fmha_load_lines<K, X, TileK, threads, is_async, copies ? 1 : 2>(
         to, thread, [&](int r, int c) { return keys.row(args, c0, r, c); });
@@ -209,7 +211,7 @@ struct FmhaForward {
         look_up(item, b, key_head, c0, columns);
         barrier();
       }
-      load_keys(keys, c0);
+      load_keys<4>(keys, c0);
       commit_async();
     }
     TW_NO_UNROLL
@@ -314,14 +316,12 @@ struct FmhaForward {
       }
     }
     const int hdim = split ? Config::hdim_v : (int)args.hdim_v;
-    fmha_each_run(o, [&](float (&x)[ValueAtom::run], int slot, int, int index) {
-      if (!to[slot]) return;
-      const int c = ValueAtom::run_column(lane, index);
+    fmha_each_run(o, [&](float (&x)[ValueAtom::run], int slot, int strip, int index) {
       TW_UNROLL
       for (int e = 0; e < ValueAtom::run; e++) x[e] = scale[slot] == 0.0f ? 0.0f : x[e] * scale[slot];
-      if constexpr (split && ValueAtom::run <= 4) store_global(to[slot] + c * 4, pack<fp32, ValueAtom::run>(x).data);
-      else fmha_store_run<To>(to[slot] + c * col * size_of<To>, x, hdim - c, col);
+      o.set(x, strip, index);
     });
+    fmha_store_results<To>(o, to, lane, hdim, col);
   }
   template <bool kParts, class Void = void>
   struct Stored {

@@ -138,14 +138,14 @@ TW_DEVICE void fmha_copy_chunk(uint32_t to, const char* from, bool exists) {
 
 // A tile whose lines are rows of aligned memory, by asynchronous copies. `row(line)` is where a row begins, called in
 // turn for those of the thread; lines from `count` on, and null rows (kNulls), do not exist. `chunks` of 16 bytes of a
-// row exist, `step` bytes apart.
-template <class Tile, int kThreads, bool kNulls, class Row>
+// row exist, `step` bytes apart. What is asked for once is not worth much code: kMost copies for each turn of the loop.
+template <class Tile, int kThreads, bool kNulls, int kMost = 16, class Row>
 TW_DEVICE void fmha_copy_rows(uint32_t to, int thread, int count, int chunks, int64_t step, Row row) {
   constexpr int kTotal = Tile::lines * Tile::chunks, kRounds = (kTotal + kThreads - 1) / kThreads;
   constexpr bool kSame = kThreads % Tile::chunks == 0;  // a thread's chunks stand in one column
   const int chunk0 = thread % Tile::chunks;
   if (kSame && chunk0 >= chunks) count = 0;
-  TW_UNROLL_BY(kRounds > 16 ? 4 : kRounds)
+  TW_UNROLL_BY(kRounds > kMost ? 4 : kRounds)
   for (int i = 0; i < kRounds; i++) {
     const int id = thread + i * kThreads;
     if (kTotal % kThreads != 0 && id >= kTotal) return;
@@ -206,22 +206,23 @@ struct FmhaSource {
     return base + (page * tensor.batch * size_of<E> + (j & (int)(page_size(args) - 1)) * row_bytes);
   }
   // All rows from c0 on to a tile; `aligned` holds.
-  template <class Tile, int kThreads>
+  template <class Tile, int kThreads, int kMost = 16>
   TW_DEVICE void copy(const tw_fmha_args& args, uint32_t to, int thread, int c0) const {
     const int count = rows - c0, chunks = hdim * size_of<E> / 16;
     if constexpr (Config::paged) {
-      fmha_copy_rows<Tile, kThreads, true>(to, thread, count, chunks, chunk_bytes(), [&](int r) {
+      fmha_copy_rows<Tile, kThreads, true, kMost>(to, thread, count, chunks, chunk_bytes(), [&](int r) {
         return line(args, c0 + r, (int)load_shared<1>(pages + r * 4).w[0]);
       });
     } else if constexpr (kThreads % Tile::chunks == 0) {
       const char* from = base + (c0 + thread / Tile::chunks) * row_bytes;
-      fmha_copy_rows<Tile, kThreads, false>(to, thread, count, chunks, 16, [&](int) {
+      fmha_copy_rows<Tile, kThreads, false, kMost>(to, thread, count, chunks, 16, [&](int) {
         const char* const here = from;
         from += kThreads / Tile::chunks * row_bytes;
         return here;
       });
     } else {
-      fmha_copy_rows<Tile, kThreads, false>(to, thread, count, chunks, 16, [&](int r) { return line(args, c0 + r, 0); });
+      fmha_copy_rows<Tile, kThreads, false, kMost>(to, thread, count, chunks, 16,
+                                                   [&](int r) { return line(args, c0 + r, 0); });
     }
   }
 

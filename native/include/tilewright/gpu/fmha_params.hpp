@@ -181,6 +181,64 @@ TW_DEVICE void fmha_store_run(char* to, const float (&x)[kRun], int count, int64
   }
 }
 
+// As vectors of at most 16 bytes.
+template <class E, int kRun>
+TW_DEVICE void fmha_store_vectors(char* to, const float (&x)[kRun]) {
+  if constexpr (kRun * size_of<E> <= 16) {
+    store_global(to, pack<E, kRun>(x));
+  } else {
+    float low[kRun / 2], high[kRun / 2];
+    TW_UNROLL
+    for (int e = 0; e < kRun / 2; e++) low[e] = x[e], high[e] = x[kRun / 2 + e];
+    fmha_store_vectors<E>(to, low), fmha_store_vectors<E>(to + kRun / 2 * size_of<E>, high);
+  }
+}
+
+// Runs of every lane lie as those of lane 0 do, moved.
+template <class Atom>
+constexpr bool fmha_runs_move() {
+  for (int index = 0; index < Atom::runs_per_row; index++)
+    for (int lane = 1; lane < kWave; lane *= 2)
+      if (Atom::run_column(lane, index) - Atom::run_column(lane, 0) !=
+          Atom::run_column(0, index) - Atom::run_column(0, 0))
+        return false;
+  return true;
+}
+
+// The atom's results, rows whole: slot s begins at to[s] (null: there is no such row), of which `hdim` elements exist, a
+// multiple of 8, `step` elements apart. What can be stored as runs is asked once, not for every run.
+template <class E, class Atom>
+TW_DEVICE void fmha_store_results(Atom& atom, char* const (&to)[Atom::slots], int lane, int hdim, int64_t step) {
+  constexpr int kRun = Atom::run, kBytes = kRun * size_of<E>, kVector = kBytes < 16 ? kBytes : 16;
+  static_assert(8 % kRun == 0, "a run exists as a whole, or not at all");
+  static_assert(fmha_runs_move<Atom>(), "instructions add constants to an address and to what is left of a row");
+  const int first = Atom::run_column(lane, 0);
+  bool whole = kBytes % 4 == 0 && step == 1;
+  int left[Atom::slots];
+  char* at[Atom::slots];
+  TW_UNROLL
+  for (int s = 0; s < Atom::slots; s++) {
+    whole &= ((uintptr_t)to[s] & (kVector - 1)) == 0;
+    left[s] = to[s] ? hdim - first : 0;
+    at[s] = to[s] + first * step * size_of<E>;
+  }
+  if (whole) {
+    if constexpr (kBytes % 4 == 0)
+      fmha_each_run(atom, [&](float (&x)[kRun], int slot, int, int index) {
+        const int c = Atom::run_column(0, index) - Atom::run_column(0, 0);
+        if (left[slot] > c) fmha_store_vectors<E>(at[slot] + c * size_of<E>, x);
+      });
+    return;
+  }
+  fmha_each_run(atom, [&](float (&x)[kRun], int slot, int, int index) {
+    const int c = Atom::run_column(0, index) - Atom::run_column(0, 0);
+    if (left[slot] <= c) return;
+    TW_UNROLL
+    for (int e = 0; e < kRun; e++)
+      store_global<typename E::storage>(at[slot] + (c + e) * step * size_of<E>, from_float<E>(x[e]));
+  });
+}
+
 // ---- what was wrong with lengths and tables ----
 
 // counters[0]: workgroups that are done; [1]: bits; [2] and [3]: the first item concerned and its length or page.
