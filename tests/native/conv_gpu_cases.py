@@ -39,7 +39,7 @@ FIXED = {"filter": (1, 3, 3), "stride": (1, 1, 1), "dilation": (1, 1, 1)}
 FIXED2 = {"filter": (1, 3, 3), "stride": (1, 2, 2), "dilation": (1, 1, 1)}
 DEPTH = ConvGpuConfig(kind="depthwise", wave=(2, 1))
 SMALL_GROUPS = ConvGpuConfig(kind="direct", wave=(2, 1), vectors=(4, 4, 4))
-MERGED = ConvGpuConfig(kind="direct", wave=(2, 1))
+MERGED = ConvGpuConfig(kind="direct", wave=(2, 1), epilogue="default")
 FOURS = Shape(c=20, k=20, groups=5)
 EIGHTS = Shape(c=24, k=24, groups=3, size=(1, 7, 10))
 EIGHTS2 = Shape(c=24, k=24, groups=3, stride=(1, 2, 2), size=(1, 8, 13))
@@ -381,3 +381,36 @@ CASES: dict[str, tuple[ConvGpuConfig, Settings]] = {
         shapes(Shape(c=40, k=40, groups=10)),
     ),
 }
+# Merged groups whose lanes store their own channels: as above, of pairs of blocks at least.
+CASES |= {
+    name.replace("merged", "lanes"): (config.replace(epilogue="cshuffle"), settings)
+    for name, (config, settings) in CASES.items()
+    if config.merged and config.direction != "backward_weight" and (config.channel_tile or 8 * config.team) % 16 == 0
+}
+CASES |= {
+    "lanes_of_four": (  # blocks, which have the channels of 32 beside one another
+        MERGED.replace(
+            kind="depthwise", groups_merged=64, epilogue="cshuffle", **FIXED, channel_tile=96, wave=(3, 1), bias="fp16",
+            pixel_tile=(2, 8, 8),
+        ),
+        [*shapes(Shape(c=104, k=104, groups=104, size=(1, 9, 13))), {"shape": Shape(**DEEP), "gap": 8, "alpha": 0.5}],
+    ),
+    "lanes_of_four_strided": (
+        MERGED.replace(
+            kind="depthwise", groups_merged=64, epilogue="cshuffle", **FIXED2, channel_tile=64, wave=(2, 1),
+            pixel_tile=(1, 14, 16), a="bf16", b="bf16", c="fp32",
+        ),
+        shapes(Shape(c=72, k=72, groups=72, stride=(1, 2, 2), size=(1, 29, 37))),
+    ),
+    "lanes_of_four_data": (
+        MERGED.replace(
+            kind="depthwise", groups_merged=64, epilogue="cshuffle", **FIXED2, channel_tile=32, wave=(1, 1),
+            direction="backward_data", grouped=True, linear_rows=False, accumulate=True,
+        ),
+        shapes(Shape(c=40, k=40, groups=40, stride=(1, 2, 2), size=(1, 9, 14))),
+    ),
+    "lanes_of_twos": (
+        MERGED.replace(groups_merged=32, epilogue="cshuffle", **FIXED, channel_tile=32, pixel_tile=(1, 4, 32)),
+        shapes(Shape(c=40, k=40, groups=20, size=(1, 5, 35))),
+    ),
+}  # fmt: skip

@@ -100,7 +100,19 @@ class ConvGpuConfig(GpuConfig):
         if self.direction == "backward_weight":
             handed = channels // 16 * max(4 // self.groups_merged, 1) * self.taps_hw * 8 * 32 * 4
             return max((self.pixels[0] + 1) * (image + rows * run * pixel), handed)
-        return image * (2 if self.pixels[0] > 1 else 1)
+        return image * (2 if self.pixels[0] > 1 else 1) + self.staged_bytes(channels)
+
+    def staged_bytes(self, channels: int) -> int:
+        """Of it, the weights of groups of 16 channels and more, where lanes store their own channels; of backward data
+        the most taps of a phase.
+        """
+        if self.epilogue != "cshuffle" or self.groups_merged > 4:
+            return 0
+        taps = 1
+        for axis in range(3 - self.ndim, 3):
+            every = self.stride[axis] // math.gcd(self.stride[axis], self.dilation[axis])
+            taps *= -(-self.filter[axis] // (every if self.direction == "backward_data" else 1))
+        return channels * (taps * (64 // self.groups_merged) * 2 + 16)
 
     @property
     def taps_hw(self) -> int:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from tilewright_grouped_conv.config import ConvConfig, Triple
-from tilewright_grouped_conv.merged import MERGED_PRODUCT
+from tilewright_grouped_conv.merged import MERGED_PRODUCT, stages_weights
 from tilewright_grouped_conv.problem import ConvProblem
 from tilewright_grouped_conv.transforms import Transform, transform_of
 from tilewright_grouped_conv.views import FilterOrder, FilterView, ImageView, Order, collapses
@@ -137,10 +137,14 @@ def _wrong_filter(problem: ConvProblem, config: ConvConfig, vector: int) -> str:
     return ""
 
 
-def _in_pairs(problem: ConvProblem) -> bool:
-    """Whether merged groups can read two channels of the weights at a time."""
-    view = problem.filter
-    return problem.geometry.cg == 1 or (view.c == 1 and not any(step % 2 for step in (view.k, *_strides(view))))
+def _in_vectors(problem: ConvProblem, config: ConvConfig) -> bool:
+    """Whether merged groups can read the weights of neighbouring channels at a time: forward two, and whole vectors
+    where these pass through shared memory.
+    """
+    view, count = problem.filter, 8 if stages_weights(config) else 2
+    if problem.geometry.cg == 1 or (count == 2 and problem.direction is not Direction.FORWARD):
+        return True
+    return view.c == 1 and not any(step % count for step in (view.k, *_strides(view)))
 
 
 def _is_flat(view: FilterView, taps: Triple, channels: int) -> bool:
@@ -181,8 +185,8 @@ def _wrong_of_loops(problem: ConvProblem, config: ConvConfig) -> Iterator[tuple[
             yield view.operand, "its pixels do not lie at one distance"
     if not result and (reason := _wrong_filter(problem, config, 1)):
         yield problem.filter.operand, reason
-    if merged and problem.direction is Direction.FORWARD and not _in_pairs(problem):
-        yield problem.filter.operand, "the weights of a tap do not lie side by side, in pairs"
+    if merged and result and not _in_vectors(problem, config):
+        yield problem.filter.operand, "the weights of a tap do not lie side by side, in pairs or vectors"
     for item in problem.d:
         if collapses(item, geometry.output, geometry.n) is None:
             yield item.operand, "its pixels do not lie at one distance"

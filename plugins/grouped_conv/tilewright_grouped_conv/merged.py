@@ -14,8 +14,18 @@ from tilewright_grouped_conv.phases import Phase
 from tilewright_grouped_conv.words import Direction, Kind
 from tilewright_kit.dtypes import DType
 from tilewright_kit.rules import Violation
+from tilewright_kit.words import Epilogue
 
-__all__ = ["BLOCK_CHANNELS", "MERGED_PRODUCT", "is_merged", "merged_shape", "merged_shared_bytes", "merged_workgroups"]
+__all__ = [
+    "BLOCK_CHANNELS",
+    "MERGED_PRODUCT",
+    "in_lanes",
+    "is_merged",
+    "merged_shape",
+    "merged_shared_bytes",
+    "merged_workgroups",
+    "stages_weights",
+]
 
 BLOCK_CHANNELS = 8
 MERGED_PRODUCT = 64
@@ -28,6 +38,13 @@ _DTYPES = (DType.FP16, DType.BF16)
 
 def is_merged(config: ConvConfig) -> bool:
     return config.num_groups_to_merge > 1 and not config.is_matrix
+
+
+def in_lanes(config: ConvConfig) -> bool:
+    """Of merged groups, forward and backward data: whether taps are multiplied in pairs, and results leave as what
+    one or two lanes have (``tilewright/gpu/merged_lanes.hpp``); else ``merged_conv.hpp`` has the kernel.
+    """
+    return is_merged(config) and config.epilogue is Epilogue.CSHUFFLE and not _is_weight(config)
 
 
 def merged_shape(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
@@ -56,9 +73,9 @@ def merged_shape(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
             ("blocks are read and written whole", config.vector_sizes[0] != BLOCK_CHANNELS),
             (
                 "a wave owns two blocks of the gradient of the weights",
-                config.direction is Direction.BACKWARD_WEIGHT
-                and bool(_channels(config) % PAIR_CHANNELS or config.waves % _pairs(config)),
+                _is_weight(config) and bool(_channels(config) % PAIR_CHANNELS or config.waves % _pairs(config)),
             ),
+            ("lanes store channels of two blocks", in_lanes(config) and bool(_channels(config) % PAIR_CHANNELS)),
             (
                 "an instruction computes two rows of eight pixels",
                 rows % 2 != 0 or run % _LEAST_RUN != 0 or min(config.pixel_tile) < 0,
@@ -79,7 +96,7 @@ def merged_workgroups(phase: Phase, config: ConvConfig, images: int) -> int:
     """Workgroups of a phase (of the gradient of the weights: for one slice)."""
     channels = phase.batch * MERGED_PRODUCT // config.num_groups_to_merge
     blocks = -(-channels // _channels(config))
-    if config.direction is Direction.BACKWARD_WEIGHT:
+    if _is_weight(config):
         return blocks
     repeats, rows, run = _pixels(config)
     tiles = images * -(-phase.axes[1].rows // rows) * -(-phase.axes[2].rows // run)
@@ -89,29 +106,43 @@ def merged_workgroups(phase: Phase, config: ConvConfig, images: int) -> int:
 def merged_shared_bytes(config: ConvConfig) -> int:
     """Pixels of the image that a tile meets: twice, where one tile is copied while another is computed. Of the gradient
     of the weights those of dy too, of as many tiles as are on their way beside the one; and what waves hand to one
-    another.
+    another. Besides, weights that pass through it.
     """
     repeats, rows, run = _pixels(config)
     pixel = (_channels(config) // BLOCK_CHANNELS + 1) * 16
     image = _span(config, 1, rows) * _span(config, 2, run, whole=True) * pixel
-    if config.direction is Direction.BACKWARD_WEIGHT:
+    if _is_weight(config):
         return max((repeats + 1) * (image + rows * run * pixel), _sum_bytes(config))
-    return image * (2 if repeats > 1 else 1)
+    return image * (2 if repeats > 1 else 1) + _staged_bytes(config)
+
+
+def stages_weights(config: ConvConfig) -> bool:
+    """Whether weights pass through shared memory, as vectors of eight channels."""
+    return in_lanes(config) and MERGED_PRODUCT // config.num_groups_to_merge >= PAIR_CHANNELS
+
+
+def _staged_bytes(config: ConvConfig) -> int:
+    each = MERGED_PRODUCT // config.num_groups_to_merge
+    return _channels(config) * (_taps(config) * each * 2 + 16) if stages_weights(config) else 0
 
 
 def _most_held(config: ConvConfig) -> int:
-    return 200 if config.direction is Direction.BACKWARD_WEIGHT else 100
+    return 200 if _is_weight(config) else 100
 
 
 def _held(config: ConvConfig) -> int:
     """Registers of a thread for the whole loop: sums of the gradient of the weights, or the weights of all taps."""
     depths = _depths(config)
-    if config.direction is Direction.BACKWARD_WEIGHT:
+    if _is_weight(config):
         return 8 * depths * _taps(config)
     blocks = max(_channels(config) // BLOCK_CHANNELS, 1)
     own = blocks // math.gcd(config.waves, max(blocks // (2 if blocks % 2 == 0 else 1), 1))
     whole = MERGED_PRODUCT // config.num_groups_to_merge >= PAIR_CHANNELS
     return own * _taps(config) * (2 * depths if whole else 1)
+
+
+def _is_weight(config: ConvConfig) -> bool:
+    return config.direction is Direction.BACKWARD_WEIGHT
 
 
 def _depths(config: ConvConfig) -> int:

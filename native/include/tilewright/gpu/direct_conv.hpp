@@ -4,7 +4,7 @@
 #include "tilewright/gpu/depthwise_tile.hpp"
 #include "tilewright/gpu/scheduler.hpp"
 #if !defined(__HIP__)
-#include "tilewright/gpu/merged_conv.hpp"
+#include "tilewright/gpu/merged_lanes.hpp"
 #endif
 
 namespace tw::gpu {
@@ -168,7 +168,7 @@ struct GroupConvFor {
 #if !defined(__HIP__)
 template <class Config>
 struct GroupConvFor<Config, true> {
-  using type = MergedConv<Config>;
+  using type = typename MergedFor<Config>::type;
   static constexpr int min_blocks = type::min_blocks;
 };
 #endif

@@ -65,6 +65,10 @@ struct MergedTile {
   static_assert(channel_tile % (8 * waves) == 0 && taps > 0, "waves share the channels; the filter is compiled in");
   static constexpr int row_step = down().row_step, run_step = across().row_step;
 
+  // Which of the two forms of forward and backward data it is: see merged_lanes.hpp.
+  static constexpr bool in_lanes =
+      Config::epilogue == EpilogueKind::cshuffle && Config::direction != Direction::backward_weight;
+
   // Pixels lie 16 bytes further apart than they are long, and columns that neighbouring results meet with one tap side by
   // side: so eight of them stand in different banks.
   static constexpr int pixel_bytes = (blocks + 1) * 16;
