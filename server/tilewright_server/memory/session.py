@@ -12,7 +12,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -37,6 +37,13 @@ P = TypeVar("P", bound=Pinned)
 AnyRegion = Region | DeviceRegion
 R = TypeVar("R", Region, DeviceRegion)
 _counter = itertools.count(1)
+_REMEDIES = {
+    "regions": "unregister regions, or put several tensors into one",
+    "buffers": "free buffers that are no longer used",
+    "bindings": "unbind what is no longer launched",
+    "plans": "release plans that are no longer used",
+}
+"""For each quota of ``Limits`` that counts objects."""
 
 
 def new_id() -> int:
@@ -96,9 +103,7 @@ class Session:
     def add_plan(self, plan: Any, nbytes: int = 0) -> int:
         """Keep a prepared plan that takes about ``nbytes`` of memory; ``ResourceExhaustedError`` at the quota."""
         with self._changed:
-            self._check_open()
-            if len(self._plans) >= self._limits.plans:
-                raise over_quota("plans", self._limits.plans, "release plans that are no longer used")
+            self._check_room("plans", self._plans)
             if self._plan_bytes + nbytes > self._limits.plan_bytes:
                 raise over_quota("bytes of plans", self._limits.plan_bytes, "release plans, or prepare smaller ones")
             plan_id = new_id()
@@ -147,14 +152,12 @@ class Session:
                 fix="connect over the server's Unix socket, or send operands inline or in resident buffers",
             )
         with self._changed:
-            self._check_open()
-            if len(self._regions) >= self._limits.regions:
-                raise over_quota("regions", self._limits.regions, "unregister regions, or put several tensors into one")
+            self._check_room("regions", self._regions)
 
     def _adopted(self, region: R, owner: object) -> R:
         region.owner = owner
         try:
-            self._adopt(region, self._regions)
+            self._adopt(region, "regions", self._regions)
         except TilewrightError:
             self._release(region)
             raise
@@ -188,9 +191,7 @@ class Session:
             )
         taken = takes(nbytes)
         with self._changed:
-            self._check_open()
-            if len(self._buffers) >= self._limits.buffers:
-                raise over_quota("buffers", self._limits.buffers, "free buffers that are no longer used")
+            self._check_room("buffers", self._buffers)
             if self._buffer_bytes + taken > self._limits.buffer_bytes:
                 raise over_quota("bytes", self._limits.buffer_bytes, "free buffers, or ask for a smaller one")
             self._buffer_bytes += taken
@@ -202,7 +203,7 @@ class Session:
             raise
         buffer.taken_bytes = taken
         try:
-            self._adopt(buffer, self._buffers)
+            self._adopt(buffer, "buffers", self._buffers)
         except TilewrightError:
             self._release(buffer)
             raise
@@ -224,9 +225,7 @@ class Session:
         """Keep a binding, with all that it uses. ``publish`` makes it known elsewhere, under its id, before anybody can
         name it; ``attaching`` is held meanwhile. ``NotFoundError`` if something that it uses has ended."""
         with self._changed:
-            self._check_open()
-            if len(self._bindings) >= self._limits.bindings:
-                raise over_quota("bindings", self._limits.bindings, "unbind what is no longer launched")
+            self._check_room("bindings", self._bindings)
         self.pin(bound.objects)
         try:
             bound.id = new_id()
@@ -243,7 +242,7 @@ class Session:
 
     def _keep(self, bound: BoundExecution) -> None:
         with self._changed:
-            self._check_open()
+            self._check_room("bindings", self._bindings)
             for item in bound.objects:  # what ends from now on ends the binding; what has ended would wait for it
                 if item.closing:
                     raise unknown(item.kind, item.id)
@@ -335,7 +334,7 @@ class Session:
             free = self._close_items([item for table in self._tables() for item in table.values()])
             watchers = list(self._watchers)
         for watcher in watchers:
-            watcher()
+            _tell(watcher)
         for item in free:
             self._release(item)
 
@@ -344,9 +343,9 @@ class Session:
         with self._changed:
             return self._changed.wait_for(lambda: not self._ending, timeout)
 
-    def _adopt(self, item: P, table: dict[int, P]) -> None:
+    def _adopt(self, item: P, what: str, table: dict[int, P]) -> None:
         with self._changed:
-            self._check_open()
+            self._check_room(what, table)  # others may have come first while it was made
             item.id = new_id()
             table[item.id] = item
 
@@ -396,10 +395,11 @@ class Session:
         """Give memory back, outside the lock: unmapping much memory takes a while."""
         try:
             item.release()
-        except (
-            TilewrightError
-        ) as error:  # of a device that is lost, say: what is left to do here must be done all the same
+        # What is left to do, here and with other items, must be done all the same.
+        except TilewrightError as error:  # of a device that is lost, say
             log.warning("a %s could not be given back: %s", item.kind, error)
+        except Exception:
+            log.exception("a %s could not be given back", item.kind)
         finally:
             if isinstance(item, Region):
                 self._inodes.drop(item.inode)
@@ -415,6 +415,21 @@ class Session:
         self.epoch += 1
         self.memo.empty()
 
+    def _check_room(self, what: str, table: Sized) -> None:
+        """Whether the session is open, and has room for one more. Lock held."""
+        self._check_open()
+        limit: int = getattr(self._limits, what)
+        if len(table) >= limit:
+            raise over_quota(what, limit, _REMEDIES[what])
+
     def _check_open(self) -> None:
         if self._closed:
             raise unknown_session()
+
+
+def _tell(watcher: Callable[[], None]) -> None:
+    """The others are to hear of the end as well, and everything is to be given back."""
+    try:
+        watcher()
+    except Exception:
+        log.exception("telling of the end of a session failed")

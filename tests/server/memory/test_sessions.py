@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from tilewright_server.memory.buffers import ResidentBuffer
 from tilewright_server.memory.memo import MEMO_BYTES
 from tilewright_server.memory.session import Limits, new_id
 from tilewright_server.memory.sessions import Sessions
+from tilewright_server.memory.shm import OpenedFile, open_memfd
 
 
 def descriptors() -> int:
@@ -158,6 +161,68 @@ def test_quotas_count_what_is_there(sessions: Sessions) -> None:
         sessions.open("", local=True)
     with pytest.raises(ResourceExhaustedError):
         sessions.open("", local=True)
+
+
+def test_quotas_hold_for_requests_at_the_same_time() -> None:
+    """What is made takes a while, and is counted when it is there."""
+    session = Sessions(Limits(regions=2, buffers=2)).open("", local=True)
+    device, together = FakeDevice(), threading.Barrier(5, timeout=10)
+    files = [MemoryFile(4096) for _ in range(5)]
+    before = descriptors()
+
+    def region(number: int) -> object:
+        source = files[number].source()
+
+        def opened() -> OpenedFile:
+            together.wait()
+            return open_memfd(source.pid, source.fd, source.name, 4096)
+
+        return session.register(opened)
+
+    def buffer(_: int) -> object:
+        def allocate(size: int) -> ResidentBuffer:
+            together.wait()
+            return ResidentBuffer(device, size)
+
+        return session.create_buffer(8, allocate)
+
+    for make in (region, buffer):
+        with ThreadPoolExecutor(5) as threads:
+            made = [threads.submit(make, number) for number in range(5)]
+        refused = [item.exception() for item in made if item.exception() is not None]
+        assert len(made) - len(refused) == 2
+        assert {type(error) for error in refused} == {ResourceExhaustedError}
+    assert len(device.live) == 2
+    session.close()
+    assert not device.live
+    assert descriptors() == before
+    for file in files:
+        file.close()
+
+
+class Stubborn(ResidentBuffer):
+    """Cannot be given back, for a reason that nobody thought of."""
+
+    def release(self) -> None:
+        super().release()
+        raise BufferError("exported pointers exist")
+
+
+def test_what_cannot_be_given_back_does_not_keep_the_rest(sessions: Sessions) -> None:
+    session, device, told = sessions.open("", local=True), FakeDevice(), list[int]()
+
+    def watcher(number: int) -> None:
+        told.append(number)
+        raise RuntimeError("a watcher that fails")
+
+    for number in range(3):
+        session.on_close(partial(watcher, number))
+    for _ in range(2):
+        session.create_buffer(10, lambda size: Stubborn(device, size))
+    session.close()
+    assert sorted(told) == [0, 1, 2], "every watcher hears of the end"
+    assert not device.live
+    assert session.wait_released(0)
 
 
 def _no_memory(_: int) -> ResidentBuffer:
