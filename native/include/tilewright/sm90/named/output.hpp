@@ -39,12 +39,14 @@ struct Output {
   static constexpr int kSums = Plan::accumulators * (Plan::promote ? 2 : 1);
   using Registers = RegisterShares<Plan::consumers, kSums + Plan::joining + (Config::D::size > 0 ? 16 : 0)>;
   static constexpr int kLeft = Registers::consumer - kSums;
-  static constexpr int kUnroll = Epilogue::plain ? kPortions : kResidual && !Plan::partial && kLeft >= 104 ? 2 : 1;
+  static constexpr int kUnroll = Epilogue::plain ? kPortions : kResidual && !Plan::partial && kLeft >= 104 && Config::unary == Unary::PassThrough
+                                                            ? 2 : 1;
   static constexpr bool kColumnsAhead = !Plan::swap && !kResidual;  // D leaves no registers for them
   // Chunks that are elements of C when they are read: pairs of 16 bits, which are what `pair` and `column_pair` give.
   static constexpr bool kPairs = Epilogue::plain && kHalf && is_same<T, float>;
   static constexpr bool kExact = Epilogue::plain && is_same<C, int32>;  // sums beyond 2^24 are to stay exact
-  static constexpr bool kScaledRows = Config::scale_a != Scale::none;
+  static constexpr bool kScaledRows = Config::scale_a != Scale::none, kScaledColumns = Config::scale_b == Scale::column;
+  static constexpr bool kColumnsVary = Epilogue::Bias::present || kScaledColumns;
   // Whether the steps between scaling and conversion are stated here, with all operands at hand.
   static constexpr bool kAtHand = kResidual || (Config::D::size == 0 && !Epilogue::plain && !Plan::swap);
 
@@ -64,6 +66,7 @@ struct Output {
   uint32_t staging;  // this warpgroup's buffers
   int barrier;       // and its named barrier
   int thread, warp, lane, quad;
+  bool columns_whole;  // what columns have in common can be read by twos
 
   template <class Task>
   TW_SM90 Output(const Task& task, const Work& work, int wave, uint32_t buffers, int named_barrier)
@@ -77,7 +80,8 @@ struct Output {
         thread(threadIdx.x % kWarpgroup),
         warp(thread / kWarp),
         lane(thread % kWarp),
-        quad(thread % 4) {
+        quad(thread % 4),
+        columns_whole(are_columns_whole()) {
     const int x = wave % Plan::x_waves * kRepeats * 64, y = wave / Plan::x_waves * Plan::columns;
     row = work.tile_m * Plan::tile_m + (Plan::swap ? y : x);
     column = work.tile_n * Plan::tile_n + (Plan::swap ? x : y);
@@ -189,12 +193,56 @@ struct Output {
       return epilogue.finish(values, columns, inside(i), j, n - j);
     }
   }
+  // What the columns of a chunk have in common: by vectors where all are there and lie side by side.
   TW_SM90 void load_columns(Ahead& ahead, int q) const {
+    const int first = column + q % kChunks * 32;
+    if (!kColumnsVary || (columns_whole && first + 32 <= n)) {
 #pragma unroll
-    for (int b = 0; b < kChunkBlocks; b++) {
-      const int j = column + q % kChunks * 32 + b * 8 + quad * 2;
-      ahead.columns[b] = epilogue.template columns<2>(j, n - j);
+      for (int b = 0; b < kChunkBlocks; b++) ahead.columns[b] = whole_columns(first + b * 8 + quad * 2);
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < kChunkBlocks * 2; i++) {
+        const int j = first + i / 2 * 8 + quad * 2 + i % 2;
+        const gpu::Columns<1> one = epilogue.template columns<1>(j, n - j);
+#pragma unroll
+        for (int to = 0; to < kChunkBlocks * 2; to++)
+          if (to == i) {
+            ahead.columns[to / 2].scale[to % 2] = one.scale[0];
+            ahead.columns[to / 2].shift[to % 2] = one.shift[0];
+          }
+      }
     }
+  }
+  template <class E>
+  TW_SM90 bool is_whole(const tw_gemm_operand& of) const {
+    return of.col_stride == 1 && gpu::is_aligned((const char*)of.ptr + batch * of.batch_stride * size_of<E>, 2 * size_of<E>);
+  }
+  TW_SM90 bool are_columns_whole() const {
+    bool whole = true;
+    if constexpr (Epilogue::Bias::present) whole = is_whole<typename Epilogue::Bias::type>(epilogue.problem.bias);
+    if constexpr (kScaledColumns) whole = whole && is_whole<fp32>(epilogue.problem.scale_b);
+    return whole;
+  }
+  template <class E>
+  static TW_SM90 gpu::Packed<E, 2> two_of(const tw_gemm_operand& of, int batch, int j) {
+    return gpu::load_constant<gpu::Packed<E, 2>>((const char*)of.ptr + (batch * of.batch_stride + j) * size_of<E>);
+  }
+  TW_SM90 gpu::Columns<2> whole_columns(int j) const {
+    using E = typename Epilogue::Bias::type;
+    gpu::Columns<2> y = {{epilogue.alpha, epilogue.alpha}, {0.0f, 0.0f}};
+    if constexpr (kScaledColumns) {
+      const auto x = two_of<fp32>(epilogue.problem.scale_b, batch, j);
+      y.scale[0] *= gpu::to_float<fp32>(x.get(0)), y.scale[1] *= gpu::to_float<fp32>(x.get(1));
+    } else if constexpr (Config::scale_b != Scale::none) {
+      const tw_gemm_operand& scale = epilogue.problem.scale_b;
+      const float x = gpu::load_constant<float>((const float*)scale.ptr + batch * scale.batch_stride);
+      y.scale[0] *= x, y.scale[1] *= x;
+    }
+    if constexpr (Epilogue::Bias::present) {
+      const auto x = two_of<E>(epilogue.problem.bias, batch, j);
+      y.shift[0] = gpu::to_float<E>(x.get(0)), y.shift[1] = gpu::to_float<E>(x.get(1));
+    }
+    return y;
   }
   // What stays for all chunks of 64 rows (with transpose_c: columns).
   TW_SM90 void load_rows(Ahead& ahead, int r) const {
