@@ -41,7 +41,7 @@ class FmhaMutant:
 ITEM, FORWARD, APPEND = "core/fmha_item.hpp", "gpu/fmha_forward.hpp", "gpu/fmha_append.hpp"
 COMBINE, DOT, CONVERT = "gpu/fmha_combine.hpp", "gpu/fmha_dot.hpp", "gpu/fmha_convert.hpp"
 BACKWARD, DECODE, JOIN = "gpu/fmha_backward.hpp", "gpu/fmha_decode.hpp", "gpu/fmha_join.hpp"
-GRADIENT, MMA = "gpu/fmha_gradient.hpp", "gpu/fmha_backward_mma.hpp"
+BYTES, GRADIENT, MMA = "gpu/fmha_bytes.hpp", "gpu/fmha_gradient.hpp", "gpu/fmha_backward_mma.hpp"
 
 FMHA_MUTANTS = [
     # which keys a query sees
@@ -174,6 +174,22 @@ FMHA_MUTANTS = [
         "table + (j >> page_bits)",
         "table + (c0 >> page_bits)",
         "small_pages",
+        "decode",
+    ),
+    FmhaMutant(
+        "queries of sixteen columns keep their places",
+        BYTES,
+        "{w[0], w[2], w[4], w[6]}",
+        "{w[0], w[1], w[2], w[3]}",
+        "eight_bits",
+        "decode",
+    ),
+    FmhaMutant(
+        "values of even columns stand in odd ones",
+        BYTES,
+        "tile / 2 * 16 + lane % 4 * 4 + tile % 2",
+        "tile / 2 * 16 + lane % 4 * 4 + 1 - tile % 2",
+        "eight_bits_halves",
         "decode",
     ),
     # appending

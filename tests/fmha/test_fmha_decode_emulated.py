@@ -29,14 +29,16 @@ def dense(dtype: str, rows: int, columns: int, q: int, v: int, cache: str = "", 
     return {**tensors, "k": desc(kept, 2, heads, columns, q), "v": desc(kept, 2, heads, columns, v)}
 
 
-def paged(dtype: str, page: int, pages: int, q: int = 32, v: int = 32) -> Descs:
+def paged(dtype: str, page: int, pages: int, q: int = 32, v: int = 32, cache: str = "") -> Descs:
     """Three sequences of at most ``pages`` pages."""
+    kept = cache or dtype
     tensors = {"q": desc(dtype, 3, 4, 1, q), "block_table": ints(3, pages), "seqlens_k": ints(3)}
-    return {**tensors, "k": desc(dtype, 3 * pages, page, 2, q), "v": desc(dtype, 3 * pages, page, 2, v)}
+    return {**tensors, "k": desc(kept, 3 * pages, page, 2, q), "v": desc(kept, 3 * pages, page, 2, v)}
 
 
-def vectorized(dtype: str, page: int, pages: int) -> Descs:
-    k, v = desc(dtype, 3 * pages, 2, 4, page, 8), desc(dtype, 3 * pages, 2, page // 8, 32, 8)
+def vectorized(dtype: str, page: int, pages: int, cache: str = "") -> Descs:
+    kept, x = cache or dtype, 16 if cache else 8
+    k, v = desc(kept, 3 * pages, 2, 32 // x, page, x), desc(kept, 3 * pages, 2, page // x, 32, x)
     return {**paged(dtype, page, pages), "k": k, "v": v}
 
 
@@ -59,6 +61,10 @@ CASES: dict[str, tuple[Descs, dict[str, Any]]] = {
     "several_tiles": (dense("fp16", 11, 270, 32, 32), LSE),
     "scores": (dense("fp16", 1, 300, 32, 32), {"softcap": 5.0, "dropout_p": 0.3, "seed": 7, "num_splits": 2, **LSE}),
     "eight_bits": (dense("bf16", 1, 300, 64, 32, cache="fp8"), LSE),
+    "eight_bits_halves": (dense("fp16", 3, 300, 128, 128, cache="fp8"), {"num_splits": 3, **LSE}),
+    "eight_bits_not_aligned": (dense("bf16", 1, 300, 40, 72, cache="fp8"), {"softcap": 5.0, **LSE}),
+    "eight_bits_pages": (paged("bf16", 16, 20, cache="fp8"), {"return_status": True, **LSE}),
+    "eight_bits_chunks": (vectorized("bf16", 16, 20, cache="fp8"), {"kv_layout": "vectorized"}),
     "rows_that_are_not_aligned": (strided("bf16"), LSE),
     "pages": (paged("bf16", 16, 20), {"return_status": True, **LSE}),
     "small_pages": (paged("fp16", 2, 140), {"return_status": True}),
@@ -106,6 +112,22 @@ def test_pages_outside_the_cache_are_told_and_not_read(gpu: DeviceInfo, folder: 
     have = run(plan_fmha(problem, config, gpu), inputs, gpu, folder)
     assert have["status"].tolist() == [2, 1, 127, 0]  # a bad page; the first item that has one, its last column there
     assert np.allclose(have["lse"], truth["lse"], rtol=1e-3, atol=1e-3)
+
+
+def test_queries_beside_an_eight_bit_cache_may_be_large(gpu: DeviceInfo, folder: Path) -> None:
+    """They are multiplied as fp16, scaled by a power of two: others times such a power give the same bits."""
+    tensors = dense("bf16", 1, 300, 64, 32, cache="fp8")
+    results = []
+    for power in (0, 60, -60):
+        request = OperationRequest(ATTENTION, tensors, {}, {"scale": 0.125 * 2.0**-power, **LSE})
+        problem = parse_attention(request)
+        config = next(item for item in fmha_candidates(problem, gpu) if item.pipeline == FEW_ROWS and item.pack_gqa)
+        inputs = drawn(request, 3)
+        inputs["q"] = (inputs["q"].astype(np.float32) * np.float32(2.0**power)).astype(inputs["q"].dtype)
+        results.append(run(plan_fmha(problem, config, gpu), inputs, gpu, folder))
+    assert all(np.isfinite(results[0][name].astype(np.float32)).all() for name in ("o", "lse"))
+    for other in results[1:]:
+        assert all(np.array_equal(other[name].view(np.uint8), results[0][name].view(np.uint8)) for name in other)
 
 
 def test_empty_caches_give_zeros(gpu: DeviceInfo, folder: Path) -> None:

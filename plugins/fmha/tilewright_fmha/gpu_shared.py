@@ -55,11 +55,11 @@ def shared_bytes(config: FmhaConfig, arch: ArchSpec) -> int:
 
 
 def _rings(config: FmhaConfig, element: int, words: int) -> int:
-    """Of the waves that share keys: slots for blocks on their way, and a tile for what is widened (FmhaRing)."""
+    """Of the waves that share keys: slots for blocks on their way, and a tile for what is widened there (FmhaRing)."""
     q, v = config.hdim
     block = config.n0 * (q + v) * config.kv.bytes
     slots = min(max(_ON_THEIR_WAY // block, 2), 4)
-    wide = config.n0 * max(q, v) * element if config.kv.bytes < element else 0
+    wide = config.n0 * v * element if config.kv.bytes < element and _along_keys(config) else 0
     return slots * (block + words * config.n0 * 4) + wide
 
 
@@ -91,9 +91,13 @@ def _features(config: FmhaConfig) -> Iterator[tuple[bool, int]]:
         yield config.pack_gqa, 8
         return
     # Fragments of values of whole heads; values whose chunks run along keys are read another way.
-    along = config.v_layout is VLayout.VC or config.kv_layout is KvLayout.VECTORIZED
-    yield along, 26
-    yield True, config.hdim[1] // 4 - 28
+    yield _along_keys(config), 26
+    yield True, min(config.hdim[1] * 3 // 16 + 2, 36)
+
+
+def _along_keys(config: FmhaConfig) -> bool:
+    """Chunks of values run along keys."""
+    return config.v_layout is VLayout.VC or config.kv_layout is KvLayout.VECTORIZED
 
 
 def resident(config: FmhaConfig, arch: ArchSpec) -> int:

@@ -5,12 +5,11 @@
 // copies counts in full: instructions too come from memory where caches are cold.
 #pragma once
 #include "tilewright/gpu/fmha_join.hpp"
-#include "tilewright/gpu/fmha_loader.hpp"
 
 namespace tw::gpu {
 
-// The shared memory of one wave: slots for a block's keys and values as they are in global memory, a tile for what is to
-// be widened, and what was looked up for the columns of each slot.
+// The shared memory of one wave: slots for a block's keys and values as they are in global memory, a tile for 8-bit values
+// whose lines run along keys, to be widened, and what was looked up for the columns of each slot.
 template <class Config, class X, bool kAlongRows, int kColumnWords>
 struct FmhaRing {
   using K = typename Config::K;
@@ -19,13 +18,22 @@ struct FmhaRing {
   static constexpr int waves = few_rows ? Config::wave_n0 : Config::wave_m0;
   static constexpr int columns = few_rows ? Config::n0 / waves : Config::n0;
   static constexpr bool widens = !is_same<K, X>;
+  static constexpr bool pairs = few_rows && widens && !kAlongRows;  // 8-bit values are multiplied as they lie
+  template <bool kPairs, class Void = void>
+  struct Values {
+    using type = OperandTile<V, kAlongRows, Config::hdim_v, columns>;
+  };
+  template <class Void>
+  struct Values<true, Void> {
+    using type = OperandTile<V, true, columns, Config::hdim_v>;  // a line is a key
+  };
   using TileK = OperandTile<K, true, columns, Config::hdim_q>;
-  using TileV = OperandTile<V, kAlongRows, Config::hdim_v, columns>;
+  using TileV = typename Values<pairs>::type;
   static constexpr int slot_bytes = TileK::bytes + TileV::bytes;
   // 96 KB on their way let two workgroups share a multiprocessor of 227 KB. (The same sum is in gpu_shared.py.)
   static constexpr int fitting = (96 << 10) / (waves * slot_bytes);
   static constexpr int stages = fitting < 2 ? 2 : fitting > 4 ? 4 : fitting;
-  static constexpr int wide_bytes = widens ? columns * max_of(Config::hdim_q, Config::hdim_v) * size_of<X> : 0;
+  static constexpr int wide_bytes = widens && kAlongRows ? columns * Config::hdim_v * size_of<X> : 0;
   static constexpr int word_bytes = kColumnWords * columns * 4;
   static constexpr int words_at = stages * slot_bytes + wide_bytes;
   static constexpr int bytes = words_at + stages * word_bytes;  // of one wave
@@ -82,6 +90,7 @@ struct FmhaDecode {
   const int32_t* table;  // of the item
   int page_bits;         // log2 of the rows of a page
   bool whole;            // rows fill the lines of their tiles, by whole chunks
+  const char *own_key, *own_value;  // see copy_whole
 
   // A tile of rows and a part of the keys, to the end: number `id` of them.
   TW_DEVICE static void compute(const Forward& forward, uint32_t id) {
@@ -112,6 +121,13 @@ struct FmhaDecode {
       self.run(softmax, o, range, [&] {
         forward.load_queries(item, work.b, head, group, first);
         barrier();
+        if constexpr (Ring::widens) {
+          const float back = fmha_prepare_queries<typename Config::Q, TileQ, Forward::threads>(
+              forward.shared, forward.thread, forward.lane);
+          TW_UNROLL
+          for (int i = 0; i < (Softmax::by_row ? Softmax::slots : 1); i++) softmax.factor[i] *= back;
+          barrier();
+        }
       });
     }
     const FmhaRows stored = {work.part, work.b,  head, key_head, group, first, min_of(Config::m0, all - first),
@@ -140,7 +156,7 @@ struct FmhaDecode {
         item(item),
         b(b),
         key_head(key_head),
-        ring(ring_of(forward, forward.thread / kWave)),
+        ring((uint32_t)compute_again((int)ring_of(forward, forward.thread / kWave))),
         keys(forward.args.k, item, key_head, forward.args.hdim_q, 0),
         values(forward.args.v, item, key_head, forward.args.hdim_v, 0) {
     const tw_fmha_args& args = forward.args;
@@ -148,6 +164,7 @@ struct FmhaDecode {
     using V = typename Ring::TileV;
     whole = copies_whole<K> && copies_whole<V> && keys.aligned && values.aligned && keys.hdim == Config::hdim_q &&
             values.hdim == Config::hdim_v;
+    own_key = own_chunk<K>(keys), own_value = own_chunk<V>(values);
     table = nullptr, page_bits = 0;
     if constexpr (Config::paged) {
       constexpr bool kStarts = Config::kv_lookup == KvLookup::sglang;
@@ -191,8 +208,8 @@ struct FmhaDecode {
       }
       const uint32_t to = ring + slot * Ring::slot_bytes, v = to + Ring::TileK::bytes;
       if (lies_whole(page, c0)) {
-        copy_whole<typename Ring::TileK>(keys, to, page, c0);
-        copy_whole<typename Ring::TileV>(values, v, page, c0);
+        copy_whole<typename Ring::TileK>(keys, own_key, to, page, c0);
+        copy_whole<typename Ring::TileV>(values, own_value, v, page, c0);
         commit_async();
         return;
       }
@@ -220,20 +237,24 @@ struct FmhaDecode {
     if constexpr (Config::paged) return (1 << page_bits) >= columns && shuffle(page, 0) >= 0;
     return true;
   }
+  // `own`: where the lane's chunk of the head's first row would be.
   template <class Tile, class Source>
-  TW_DEVICE void copy_whole(const Source& source, uint32_t to, int page, int c0) const {
+  TW_DEVICE void copy_whole(const Source& source, const char* own, uint32_t to, int page, int c0) const {
     if constexpr (copies_whole<Tile>) {
-      constexpr int kRows = kWave / Tile::chunks;  // of a round
-      const int row = forward.lane / Tile::chunks, chunk = forward.lane % Tile::chunks;
-      const char* from = source.line(forward.args, c0, Config::paged ? shuffle(page, 0) : 0);
-      from += row * source.row_bytes + chunk * source.chunk_bytes();
+      constexpr int kRows = kWave / Tile::chunks;  // of a round: keys of their lines and of the round's first one add up
+      const uint32_t place = Tile::offset(forward.lane / Tile::chunks, forward.lane % Tile::chunks);
+      const char* from = own + (source.line(forward.args, c0, Config::paged ? shuffle(page, 0) : 0) - source.base);
       TW_UNROLL
       for (int line = 0; line < Tile::lines; line += kRows, from += kRows * source.row_bytes)
-        fmha_copy_whole_chunk(to + Tile::offset(line + row, chunk), from);
+        fmha_copy_whole_chunk(to + (place ^ (uint32_t)Tile::key(line) * 16) + line * Tile::line_bytes, from);
     }
   }
   template <class Tile>
   static constexpr bool copies_whole = kWave % Tile::chunks == 0;
+  template <class Tile, class Source>
+  TW_DEVICE const char* own_chunk(const Source& source) const {
+    return source.base + forward.lane / Tile::chunks * source.row_bytes + forward.lane % Tile::chunks * source.chunk_bytes();
+  }
 
   // A lane knows the page of the row of its number: it finds the row's place for all.
   template <class Tile, class Source>
@@ -284,23 +305,23 @@ struct FmhaDecode {
   TW_DEVICE void add(Softmax& softmax, ValueAtom& o, int c0, int slot) const {
     const int lane = forward.lane;
     const uint32_t k = ring + slot * Ring::slot_bytes, v = k + Ring::TileK::bytes, own = words(slot);
-    const uint32_t wide = ring + stages * Ring::slot_bytes;
     ScoreAtom s;
     s.clear();
-    if constexpr (Ring::widens) {
-      fmha_widen_tile<K, X, typename Ring::TileK, typename Forward::TileK>(wide, k, lane);
-      wave_barrier();
-    }
-    fmha_multiply<ScoreAtom, TileQ>(s, forward.shared, Ring::widens ? wide : k, 0, 0, lane);
-    if constexpr (Ring::widens) {
-      wave_barrier();
-      fmha_widen_tile<V, X, typename Ring::TileV, typename Forward::TileV>(wide, v, lane);
-    }
+    if constexpr (Ring::widens) fmha_multiply_bytes<ScoreAtom, TileQ, typename Ring::TileK>(s, forward.shared, k, lane);
+    else fmha_multiply<ScoreAtom, TileQ>(s, forward.shared, k, 0, 0, lane);
     float rescale[Softmax::slots];
     softmax.run(s, c0, !softmax.whole(c0, Config::m0), own, own + (Config::paged ? columns * 4 : 0), rescale);
     Softmax::apply(o, rescale);
-    if constexpr (Ring::widens) wave_barrier();
-    forward.multiply_values(s, o, Ring::widens ? wide : v);
+    if constexpr (Ring::pairs) {
+      fmha_add_bytes<X, typename Ring::TileV>(o, s, v, lane);
+    } else if constexpr (Ring::widens) {
+      const uint32_t wide = ring + stages * Ring::slot_bytes;
+      fmha_widen_tile<V, X, typename Ring::TileV, typename Forward::TileV>(wide, v, lane);
+      wave_barrier();
+      forward.multiply_values(s, o, wide);
+    } else {
+      forward.multiply_values(s, o, v);
+    }
   }
 };
 

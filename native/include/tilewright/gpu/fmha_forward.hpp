@@ -19,7 +19,9 @@ struct FmhaForward {
   using Q = typename Config::Q;
   using K = typename Config::K;
   using V = typename Config::V;
-  using X = typename FmhaProduct<Q>::type;
+  static constexpr bool varying = Config::qscale == FmhaScale::blockscale || Config::qscale == FmhaScale::kv_blockscale;
+  static constexpr bool few_rows = Config::pipeline == FmhaPipeline::qr_nwarp_sshuffle;
+  using X = typename FmhaFewRowsProduct<typename FmhaProduct<Q>::type, few_rows && size_of<K> == 1, varying>::type;
   using Atoms = FmhaAtoms<X, Config::warp_m0, Config::warp_n0, Config::warp_k0>;
   using ValueAtoms = FmhaAtoms<X, Config::warp_m1, Config::warp_n1, Config::warp_k1>;
   using Keys = FmhaSource<Config, K, X, false>;
@@ -31,11 +33,9 @@ struct FmhaForward {
 #else
   static constexpr bool copies = is_async && is_same<K, X>;  // whole rows, as they are
 #endif
-  static constexpr bool varying = Config::qscale == FmhaScale::blockscale || Config::qscale == FmhaScale::kv_blockscale;
   static constexpr bool has_columns = Config::paged || varying;  // what is looked up for each column
   static constexpr int column_words = (Config::paged ? 1 : 0) + (varying ? 2 : 0);
   using Ring = FmhaRing<Config, X, Values::along_rows, column_words>;
-  static constexpr bool few_rows = Ring::few_rows;
   static constexpr int waves = Ring::waves, threads = waves * kWave, m0 = Config::m0, n0 = Config::n0;
   static constexpr int wave_rows = few_rows ? m0 : m0 / waves, columns = Ring::columns, min_blocks = 1;
   static_assert(few_rows ? Config::wave_m0 == 1 && Config::wave_k1 == waves
@@ -123,11 +123,20 @@ struct FmhaForward {
     again.store(softmax, o, item, work, all, skipped);
   }
 
+  template <bool kAsTheyAre, class Void = void>
+  struct Loaded {
+    using type = X;
+  };
+  template <class Void>
+  struct Loaded<true, Void> {
+    using type = Q;
+  };
   TW_DEVICE void load_queries(const FmhaItem& item, int b, int head, int group, int first) const {
     const char* const base = (const char*)args.q.ptr + ((Config::varlen ? 0 : b * args.q.batch) + head * args.q.head +
                                                         item.q_first * args.q.row) * size_of<Q>;
     const int g = Config::pack_gqa ? group : 1, rows = (int)item.q_rows * g, hdim = (int)args.hdim_q;
-    fmha_load_lines<Q, X, TileQ, threads, false, few_rows ? 1 : 2>(shared, thread, [&](int line, int c) {
+    using To = typename Loaded<few_rows && is_same<Q, bf16>>::type;  // fmha_prepare_queries has the rest to do
+    fmha_load_lines<Q, To, TileQ, threads, false, few_rows ? 1 : 2>(shared, thread, [&](int line, int c) {
       const int p = first + line;
       FmhaChunk chunk = {nullptr, args.q.col * size_of<Q>, min_of(hdim - c, 16 / size_of<X>)};
       if (p >= rows || c >= hdim) return chunk;

@@ -5,6 +5,7 @@
 // Launches without counters leave parts to the combine stage. A part is what that stage takes: o_acc = (P V) / l of its
 // columns and lse_acc = log(l), natural; -inf and zeros where it saw nothing. Learned sinks enter once, at the very end.
 #pragma once
+#include "tilewright/gpu/fmha_bytes.hpp"
 #include "tilewright/gpu/fmha_dot.hpp"
 
 namespace tw::gpu {
@@ -74,8 +75,14 @@ struct FmhaJoin {
     }
     fmha_each_run(o, [&](float (&x)[ValueAtom::run], int slot, int, int index) {
       const int r = ScoreAtom::row_at(lane, slot);
-      if (r < work.rows)
-        store_shared(own + r * row_bytes + ValueAtom::run_column(lane, index) * 4, pack<fp32, ValueAtom::run>(x).data);
+      if (r >= work.rows) return;
+      const uint32_t to = own + r * row_bytes;
+      if constexpr (Forward::Ring::pairs) {
+        const int c = fmha_paired_column<ValueAtom>(lane, index);
+        store_shared(to + c * 4, Words<1>{bits_of(x[0])}), store_shared(to + c * 4 + 8, Words<1>{bits_of(x[1])});
+      } else {
+        store_shared(to + ValueAtom::run_column(lane, index) * 4, pack<fp32, ValueAtom::run>(x).data);
+      }
     });
   }
 
