@@ -1,29 +1,31 @@
-"""Grouped and depthwise convolution on the GPU: every candidate kernel of every such layer of the suite, built, checked
-against cuDNN, and timed in turns with it.
+"""Grouped and depthwise convolution on the GPU: kernels of every such layer of the suite, built, checked against cuDNN,
+and timed in turns with it.
 
-    python bench/cuda_groups.py --output groups.jsonl                 # fp16 and bf16, all three directions
-    python -m tilewright_server.tuning.ship --database groups.jsonl --arch sm_90a --operation conv --out ...
+    python bench/cuda_groups.py --output groups.jsonl   # fp16 and bf16, all three directions, 12 kernels of each layer
+    python bench/ship_groups.py groups.jsonl            # what the plugin ships from then on
 
-Prints the fastest kernel of each layer beside cuDNN, and the geometric means: over the layers that the goal names (the
-first three), and over all. The lines of the output are measurements, as a sweep records them.
+Which kernels come first is written in ``group_tries.py``, which lists and builds them without a GPU. Prints the fastest
+kernel of each layer beside cuDNN, and the geometric means: over the layers that the goal names (the first three), and
+over all. The lines of the output are measurements, as a sweep records them, written layer by layer.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
-from conv_peer import DIRECTIONS, kind_of, relative
+from conv_peer import DIRECTIONS, relative
 from cuda_local import Cuda, Product, describe
-from suite import Options
-from suite_cuda_conv import DTYPES, LIGHT, TOLERANCE, cases, operands
+from group_tries import LIMIT, asked, offered
+from suite_cuda_conv import DTYPES, TOLERANCE, operands
 
 from tilewright_kit.errors import TilewrightError
 from tilewright_kit.measurements import Measurement, point_of
@@ -35,17 +37,6 @@ NAMED = 3
 """Layers of the list that the goal names; they come first."""
 FINALISTS = 4
 _FINAL_SECONDS = 0.05
-
-
-def layers() -> list[ConvCase]:
-    """The suite's layers of groups, those that the goal names first."""
-    return [case for case in cases(Options(threads=1, quick=False)) if kind_of(case) in LIGHT]
-
-
-def kernels(cuda: Cuda, case: ConvCase) -> list[Any]:
-    request = case.request()
-    operation = cuda.engine.operations[request.operation]
-    return list(operation.candidates(operation.parse(request), cuda.info))
 
 
 def build(cuda: Cuda, configs: Sequence[Any]) -> set[Any]:
@@ -107,34 +98,47 @@ def measure(cuda: Cuda, case: ConvCase, configs: Sequence[Any]) -> tuple[list[Me
     return sorted(rows, key=lambda row: row.median_ns), final["cuDNN"]
 
 
+def sweep(cuda: Cuda, cases: Sequence[ConvCase], limit: int, file: TextIO) -> list[float]:
+    """Builds and measures the kernels of some layers; returns how much faster than cuDNN the fastest of each is. What
+    is measured is in the file when the next layer begins.
+    """
+    kernels = {}
+    for case in cases:
+        operation = cuda.engine.operations[case.request().operation]
+        kernels[case], refused = offered(case, operation, cuda.info, limit)
+        for text in refused:
+            print(f"{case.label}: refused: {text}")
+    failed = build(cuda, list(dict.fromkeys(config for configs in kernels.values() for config in configs)))
+    ratios = []
+    for case, configs in kernels.items():
+        rows, peer = measure(cuda, case, [config for config in configs if config not in failed])
+        file.writelines(json.dumps(row.to_dict()) + "\n" for row in rows)
+        file.flush()
+        if not rows:
+            print(f"{case.label}: no kernel is right")
+            continue
+        ratios.append(peer * 1e9 / rows[0].median_ns)
+        kernel = cuda.engine.operations[rows[0].operation].config_type.from_dict(rows[0].config).name
+        print(
+            f"{case.label}: {rows[0].median_ns / 1e3:.1f} us, cuDNN {peer * 1e6:.1f} us, {ratios[-1]:.2f}: {kernel}",
+            flush=True,
+        )
+    return ratios
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=list(DTYPES))
-    parser.add_argument("--limit", type=int, default=32, help="kernels of each layer, the model's favourites first")
+    parser.add_argument("--directions", nargs="+", default=list(DIRECTIONS), choices=list(DIRECTIONS))
+    parser.add_argument("--limit", type=int, default=LIMIT, help="kernels of each layer, the promising ones first")
     parser.add_argument("--cache", type=Path, default=None, help="artifact cache to keep")
     given = parser.parse_args()
     torch.backends.cudnn.benchmark = True
+    ratios: dict[tuple[str, str], list[float]] = {}
     with Cuda(given.cache) as cuda, torch.inference_mode(), given.output.open("w") as file:
-        asked = [
-            dataclasses.replace(case, dtype=dtype, direction=direction)
-            for dtype in given.dtypes
-            for direction in DIRECTIONS
-            for case in layers()
-        ]
-        offered = {case: kernels(cuda, case)[: given.limit] for case in asked}
-        failed = build(cuda, list(dict.fromkeys(config for configs in offered.values() for config in configs)))
-        ratios: dict[tuple[str, str], list[float]] = {}
-        for case, configs in offered.items():
-            rows, peer = measure(cuda, case, [config for config in configs if config not in failed])
-            for row in rows:
-                file.write(json.dumps(row.to_dict()) + "\n")
-            if not rows:
-                print(f"{case.label}: no kernel is right")
-                continue
-            ratio = peer * 1e9 / rows[0].median_ns
-            ratios.setdefault((case.dtype, case.direction), []).append(ratio)
-            print(f"{case.label}: {rows[0].median_ns / 1e3:.1f} us, cuDNN {peer * 1e6:.1f} us, {ratio:.2f}", flush=True)
+        for dtype, direction in itertools.product(given.dtypes, given.directions):
+            ratios[dtype, direction] = sweep(cuda, asked([dtype], [direction]), given.limit, file)
         for (dtype, direction), found in ratios.items():
             means = [statistics.geometric_mean(some) for some in (found[:NAMED], found)]
             print(f"{dtype} {DIRECTIONS[direction]}: {means[0]:.2f} over the first {NAMED}, {means[1]:.2f} over all")
