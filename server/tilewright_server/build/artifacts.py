@@ -29,6 +29,7 @@ __all__ = ["META", "Artifact", "ArtifactCache", "ArtifactMeta", "CacheCounters",
 
 FORMAT = 1
 META = "meta.json"
+LOG = "log.txt"
 _QUARANTINE_LIMIT = 16
 _TOUCH_AFTER_S = 60.0
 
@@ -74,17 +75,36 @@ class ArtifactMeta:
     @classmethod
     def from_json(cls, data: bytes) -> ArtifactMeta:
         """Raises ``ValueError`` if anything is not as ``to_json`` writes it."""
-        record: Any = json.loads(data)
+        try:
+            record: Any = json.loads(data)
+        except RecursionError as error:
+            raise ValueError("nested too deeply") from error
         if not isinstance(record, dict) or set(record) != set(cls.__dataclass_fields__):
             raise ValueError("not the fields of an artifact")
         if record["format"] != FORMAT:
             raise ValueError("another format")
-        for name in ("key", "name", "source", "binary", "binary_sha256"):
-            if not isinstance(record[name], str):
-                raise ValueError(f"{name} is not text")
-        if Path(record["binary"]).name != record["binary"] or Path(record["source"]).name != record["source"]:
-            raise ValueError("a file outside the entry")
+        for name, field in cls.__dataclass_fields__.items():
+            if not _fits(record[name], str(field.type)):
+                raise ValueError(f"{name} is not {field.type}")
+        files = (record["source"], record["binary"], META, LOG)
+        if len(set(files)) < len(files) or not all(map(_is_plain, files)):
+            raise ValueError("a file outside the entry, or two in one place")
         return cls(**{**record, "flags": tuple(record["flags"])})
+
+
+def _fits(value: Any, kind: str) -> bool:
+    """Whether a value of JSON is one of a field that is annotated so."""
+    if kind == "tuple[str, ...]":
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    if kind == "dict[str, str]":
+        return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
+    kinds: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
+    return isinstance(value, kinds[kind])
+
+
+def _is_plain(name: str) -> bool:
+    """Whether it names a file in a folder."""
+    return name not in ("", ".", "..") and "/" not in name and "\0" not in name
 
 
 class Artifact:
@@ -230,7 +250,7 @@ class ArtifactCache:
             self.files.make_dir(entry)
             self.files.write(entry / meta.source, unit.text.encode())
             self.files.write(entry / meta.binary, binary)
-            self.files.write(entry / "log.txt", log.encode("utf-8", "replace"))
+            self.files.write(entry / LOG, log.encode("utf-8", "replace"))
             self.files.write(entry / META, meta.to_json())
             self.files.sync(entry)
             if not target.parent.is_dir():
@@ -280,9 +300,12 @@ class ArtifactCache:
     def evict(self, key: str) -> bool:
         """Remove an entry unless it is loaded or being built, here or in another process."""
         folder = self.entry(key)
-        if self.is_building(key):
-            return False
-        lock = self.files.lock_entry(folder, exclusive=True)
+        try:
+            if self.is_building(key):
+                return False
+            lock = self.files.lock_entry(folder, exclusive=True)
+        except OSError as error:
+            raise io_error(error, "removing an entry") from error
         if lock is None:
             return False
         # Out of sight first: a reader sees the whole entry or none.

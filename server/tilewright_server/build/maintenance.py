@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import io
+import logging
+import lzma
 import tarfile
 import threading
 import time
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilewright_kit.errors import InvalidArgumentError
+from tilewright_kit.errors import InvalidArgumentError, TilewrightError
 from tilewright_kit.source import SourceUnit
-from tilewright_server.build.artifacts import META, ArtifactCache, ArtifactMeta
+from tilewright_server.build.artifacts import LOG, META, ArtifactCache, ArtifactMeta
 from tilewright_server.build.files import io_error
 
 __all__ = [
@@ -30,7 +33,13 @@ __all__ = [
     "verify",
 ]
 
-_MAX_MEMBER = 256 << 20
+log = logging.getLogger(__name__)
+
+_MAX_ENTRY = 256 << 20
+_MAX_MEMBERS = 8
+"""Source, binary, log and record, and some that later versions may add."""
+_DAMAGED = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError)
+"""What reading an archive raises that is cut off or damaged, besides an ``OSError`` without a number."""
 _GRACE_S = 5.0
 _RESCAN_EVERY = 64
 
@@ -138,8 +147,11 @@ class Budget:
                 self._bytes, self._until_scan = total_bytes(self._cache), _RESCAN_EVERY
             self._until_scan -= 1
             if self._bytes > self._cache.max_bytes:
-                # Some room is made at once, or every publication would prune.
-                self._bytes = prune(self._cache, max_bytes=self._cache.max_bytes * 9 // 10).kept_bytes
+                try:
+                    # Some room is made at once, or every publication would prune.
+                    self._bytes = prune(self._cache, max_bytes=self._cache.max_bytes * 9 // 10).kept_bytes
+                except TilewrightError as error:  # what was published is there all the same
+                    log.warning("the kernel cache could not be kept to its size: %s", error)
 
 
 def export_entries(cache: ArtifactCache, archive: Path, keys: Iterable[str] | None = None) -> int:
@@ -179,9 +191,11 @@ def import_entries(cache: ArtifactCache, archive: Path) -> Imported:
             for key, members in _grouped(tar):
                 meta = _checked(key, members)
                 (added if _publish(cache, meta, members) else present).append(key)
-    except tarfile.TarError as error:
-        raise _refused("it is not a tar archive", str(error)) from error
+    except _DAMAGED as error:
+        raise _refused("it is no tar archive, or only a part of one", str(error)) from error
     except OSError as error:
+        if error.errno is None:
+            raise _refused("it cannot be unpacked", str(error)) from error
         raise io_error(error, "reading the archive") from error
     return Imported(tuple(added), tuple(present))
 
@@ -209,16 +223,18 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
 
 def _grouped(tar: tarfile.TarFile) -> Iterable[tuple[str, dict[str, bytes]]]:
     """Members by key. Nothing is trusted: names are split, never joined to a path; only plain files of a sane size."""
-    current = ""
+    current, nbytes = "", 0
     members: dict[str, bytes] = {}
     for info in tar:
         key, _, name = info.name.partition("/")
-        if not info.isfile() or info.size > _MAX_MEMBER or len(key) != 64 or set(key) - set("0123456789abcdef"):
+        if not info.isfile() or len(key) != 64 or set(key) - set("0123456789abcdef"):
             raise _refused("a member that is no part of an artifact", info.name)
         if key != current and members:
             yield current, members
-            members = {}
-        current = key
+            members, nbytes = {}, 0
+        current, nbytes = key, nbytes + info.size
+        if nbytes > _MAX_ENTRY or len(members) == _MAX_MEMBERS:
+            raise _refused("an artifact that is too large", key)
         source = tar.extractfile(info)
         members[name] = source.read() if source is not None else b""
     if members:
@@ -233,7 +249,8 @@ def _checked(key: str, members: dict[str, bytes]) -> ArtifactMeta:
         members[meta.source].decode()
     except (KeyError, ValueError, TypeError) as error:
         raise _refused("an incomplete artifact", f"{key}: {error}") from error
-    if meta.key != key or hashlib.sha256(binary).hexdigest() != meta.binary_sha256:
+    whole = len(binary) == meta.binary_bytes and hashlib.sha256(binary).hexdigest() == meta.binary_sha256
+    if meta.key != key or not whole:
         raise _refused("a damaged artifact", key)
     return meta
 
@@ -247,9 +264,7 @@ def _publish(cache: ArtifactCache, meta: ArtifactMeta, members: dict[str, bytes]
         meta.name, meta.language, members[meta.source].decode(), meta.entries, meta.flags, meta.plugin_version
     )
     with cache.staging() as folder:
-        return cache.publish(
-            unit, meta, members[meta.binary], members.get("log.txt", b"").decode("utf-8", "replace"), folder
-        )
+        return cache.publish(unit, meta, members[meta.binary], members.get(LOG, b"").decode("utf-8", "replace"), folder)
 
 
 def _refused(why: str, value: str) -> InvalidArgumentError:

@@ -12,7 +12,7 @@ from tilewright_kit.config import KernelConfig
 from tilewright_kit.errors import NotFoundError, TilewrightError
 from tilewright_kit.operation import Operation
 from tilewright_kit.registry import Registry
-from tilewright_server.build.artifacts import ArtifactCache
+from tilewright_server.build.artifacts import LOG, ArtifactCache
 from tilewright_server.engine.kernels import KernelStore
 from tilewright_server.engine.lookup import Catalogs, close_kernels, close_names
 
@@ -161,7 +161,7 @@ class KernelCatalog:
         if artifact is None:
             return ""
         try:
-            return (artifact.folder / "log.txt").read_text("utf-8", "replace")
+            return (artifact.folder / LOG).read_text("utf-8", "replace")
         except OSError:
             return ""
         finally:
