@@ -121,7 +121,8 @@ struct Sums {
     for_each_index<0, count>([](auto q) {
       asm volatile(".reg .b32 tw%0_%1_<%2>;" ::"n"(q.value / chunks), "n"(q.value % chunks), "n"(size(q.value)));
     });
-    for_each_index<0, kTaken>([](auto at) { asm volatile(".reg .b32 tw%0_%1_<16>;" ::"n"(kSets), "n"(at.value)); });
+    for_each_index<0, kTaken>(
+        [](auto at) { asm volatile(".reg .b32 tw%0_%1_<16>;" ::"n"(kSets), "n"(at.value)); });
   }
   // kCount chunks from kFirst on become zero.
   template <int kFirst, int kCount>
@@ -147,8 +148,8 @@ struct Sums {
   static TW_SM90 void send(uint32_t base, uint32_t barrier) {
     send_chunk<q>(Index<size(q)>{}, base, barrier);
   }
-  // What was left of chunk q, from device memory that other multiprocessors write or from shared memory, on its way into
-  // taken chunk kAt; and its addition.
+  // What was left of chunk q, from device memory that other multiprocessors write or from shared memory, on its way
+  // into taken chunk kAt; and its addition.
   template <int q, int kAt>
   static TW_SM90 void take(const char* base) {
     take_chunk<q, kAt>(Index<size(q)>{}, base);
@@ -212,7 +213,8 @@ struct Sums {
 #define TW_TAKE_SHARED(AT, I, J, K, L) "ld.shared.v4.b32 " TW_FOUR(I, J, K, L) ", [%2+%" #AT "];\n"
 #define TW_SEND(AT, I, J, K, L) \
   "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%2+%" #AT "], " TW_FOUR(I, J, K, L) ", [%7];\n"
-#define TW_PLACES(q) "n"(place(q)), "n"(place(q) + kFourBytes), "n"(place(q) + 2 * kFourBytes), "n"(place(q) + 3 * kFourBytes)
+#define TW_PLACES(q) \
+  "n"(place(q)), "n"(place(q) + kFourBytes), "n"(place(q) + 2 * kFourBytes), "n"(place(q) + 3 * kFourBytes)
 #define TW_CHUNK_OF(N)                                                                              \
   template <int q>                                                                                  \
   static TW_SM90 void clear_chunk(Index<N>) {                                                       \
