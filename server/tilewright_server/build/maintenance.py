@@ -150,7 +150,7 @@ class Budget:
                 try:
                     # Some room is made at once, or every publication would prune.
                     self._bytes = prune(self._cache, max_bytes=self._cache.max_bytes * 9 // 10).kept_bytes
-                except TilewrightError as error:  # what was published is there all the same
+                except (OSError, TilewrightError) as error:  # what was published is there all the same
                     log.warning("the kernel cache could not be kept to its size: %s", error)
 
 

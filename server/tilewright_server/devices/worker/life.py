@@ -65,7 +65,10 @@ class WorkerProcess(Lifetime):
         """Start it and wait until the device is open. Raises what opening raises, ``UnavailableError`` if the process
         cannot be started or ends. ``lost`` is called, from a thread of this object, if it ends unasked."""
         self.info = info
-        self.area = Area()
+        try:
+            self.area = Area()
+        except OSError as error:
+            raise _not_started(info, error) from error
         self.connections: dict[int, Callable[[], None]] = {}
         """Clients' connections, with what is to be called at their end."""
         self.programs: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -95,37 +98,41 @@ class WorkerProcess(Lifetime):
     # Start and end
 
     def _start(self) -> None:
-        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        events, their_events = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._root = Channel(control)
-        outcome: queue.SimpleQueue[OSError | None] = queue.SimpleQueue()
-        with theirs, their_events:
+        ends: list[socket.socket] = []
+        try:
+            for _ in range(2):
+                ends += socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            control, theirs, events, their_events = ends
+            self._root = Channel(control)
             given = (theirs.fileno(), their_events.fileno(), self.area.fd)
-            threading.Thread(
+            outcome: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+            watch = threading.Thread(
                 target=self._watch, args=(given, Channel(events), outcome), name=self.info.id, daemon=True
-            ).start()
+            )
+            watch.start()
             error = outcome.get()
-        self.area.close_fd()
-        if error is not None:
-            self._root.close()
-            raise UnavailableError(
-                "the process for this device cannot be started",
-                field="device",
-                value=self.info.id,
-                rule="device_worker",
-                fix="the machine is short of memory or processes: try again, or free some",
-                retry_after_s=1.0,
-            ) from error
+        except (OSError, RuntimeError) as raised:  # there is no descriptor, or no thread, to be had
+            error = raised
+        if error is None:
+            theirs.close()
+            their_events.close()
+            self.area.close_fd()
+            return
+        for end in ends:
+            end.close()
+        self.lost = True
+        self.area.close()
+        self.buried.set()
+        raise _not_started(self.info, error) from error
 
-    def _watch(self, fds: Sequence[int], events: Channel, outcome: queue.SimpleQueue[OSError | None]) -> None:
+    def _watch(self, fds: Sequence[int], events: Channel, outcome: queue.SimpleQueue[Exception | None]) -> None:
         """Start the process, hear what it says, bury it. The process asks for its own end with that of the thread that
         started it, so this thread stays for as long as it lives."""
         try:
             command = run_module("tilewright_server.devices.worker", *map(str, fds))
             # What it prints belongs to the log; stdout may be a pipe that somebody reads the server's address from.
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=fds)
-        except OSError as error:
-            self._end_nothing(events)
+        except Exception as error:  # whatever it is: somebody waits for the outcome
             outcome.put(error)
             return
         outcome.put(None)
@@ -136,12 +143,6 @@ class WorkerProcess(Lifetime):
                 if ended is not None:
                     _call(ended)
         self._bury(self._process.wait(), events)
-
-    def _end_nothing(self, events: Channel) -> None:
-        self.lost = True
-        events.close()
-        self.area.close()
-        self.buried.set()
 
     def _bury(self, status: int, events: Channel) -> None:
         self.lost = True
@@ -384,6 +385,18 @@ def _answer_within(connection: socket.socket, seconds: float) -> None:
     """Unlike Python's own timeouts, this costs nothing."""
     whole, rest = divmod(seconds, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(whole), int(rest * 1e6)))
+
+
+def _not_started(info: DeviceInfo, error: Exception) -> UnavailableError:
+    log.warning("the process of %s cannot be started: %s", info.id, error)
+    return UnavailableError(
+        "the process for this device cannot be started",
+        field="device",
+        value=info.id,
+        rule="device_worker",
+        fix="the machine is short of memory, processes or descriptors: try again, or free some",
+        retry_after_s=1.0,
+    )
 
 
 def _short_of(error: OSError) -> ResourceExhaustedError:

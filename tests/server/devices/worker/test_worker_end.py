@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -11,6 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -226,6 +229,47 @@ def test_worker_that_cannot_open_the_device_is_an_error_and_leaves_nothing(bench
         open_with(bench, name)
     eventually(lambda: descriptors(os.getpid()) == before)
     assert children() == {bench.device.pid}
+
+
+class NoThread(threading.Thread):
+    def start(self) -> None:
+        raise RuntimeError("can't start new thread")
+
+
+def _fails(error: Exception, works: int = 0) -> Callable[..., Any]:
+    """What fails after it has worked so often."""
+    left, pair = iter(range(works)), socket.socketpair
+
+    def call(*args: Any, **_: Any) -> Any:
+        if next(left, None) is None:
+            raise error
+        return pair(*args)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("what", "failing"),
+    [
+        ("threading.Thread", NoThread),
+        ("subprocess.Popen", _fails(OSError(errno.EAGAIN, "no process"))),
+        ("subprocess.Popen", _fails(ValueError("embedded null byte"))),
+        ("socket.socketpair", _fails(OSError(errno.EMFILE, "no descriptor"))),
+        ("socket.socketpair", _fails(OSError(errno.EMFILE, "no descriptor"), works=1)),
+        ("Area", _fails(OSError(errno.EMFILE, "no descriptor"))),
+    ],
+    ids=["thread", "process", "command", "socket", "second-socket", "area"],
+)
+def test_a_process_that_cannot_be_started_is_told_and_leaves_nothing(
+    what: str, failing: Any, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info, spec, before = bench.device.info, bench.device._spec, descriptors(os.getpid())
+    with monkeypatch.context() as patch, pytest.raises(UnavailableError) as caught:
+        patch.setattr(f"tilewright_server.devices.worker.life.{what}", failing)
+        WorkerDevice(info, spec)
+    assert (caught.value.rule, caught.value.retry_after_s) == ("device_worker", 1.0)
+    eventually(lambda: descriptors(os.getpid()) == before)
+    WorkerDevice(info, spec).close()
 
 
 def test_closing_leaves_no_process_thread_or_descriptor(bench: Bench) -> None:
