@@ -2,36 +2,78 @@
 
 Not a suite: ``python bench/attention_portable.py [decode|prefill] ...`` says for a handful of problems what every
 kernel takes that is worth trying, beside cuDNN and PyTorch's flash kernel. Results are compared with float32 first,
-some of lengths that no tile divides: rows and chunks that do not exist are to be zeros.
+some of lengths that no tile divides: rows and chunks that do not exist are to be zeros. Of decoding also: how many
+parts of the keys pay, whether one kernel or a second stage should add them, and how long it takes to copy or read as
+many bytes as the cache has.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from cuda_local import Cuda, Product, describe
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+import tilewright_arch
 from tilewright_fmha.candidates import fmha_candidates
+from tilewright_fmha.codegen import generate
 from tilewright_fmha.config import FmhaConfig
 from tilewright_fmha.parse import parse_attention
-from tilewright_fmha.splits import FEW_ROWS
+from tilewright_fmha.plan import plan_fmha
+from tilewright_fmha.problem import FmhaProblem
+from tilewright_fmha.splits import FEW_ROWS, choose_splits
+from tilewright_kit.check_plugin import device_of
+from tilewright_kit.device import DeviceInfo
 from tilewright_kit.errors import TilewrightError
+from tilewright_kit.plan import ExecutionPlan
 from tilewright_kit.problem import OperationRequest
 
 Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One query for each sequence against a cache of bf16 or fp8."""
+
+    batch: int
+    heads: int
+    heads_k: int
+    keys: int
+    hdim: int
+    page: int = 0
+    """Tokens of a page; 0: items of one room."""
+    cache: str = "bf16"
+    ragged: bool = False
+    """Lengths differ: what lies behind them is NaN (of pages)."""
+
+    @property
+    def title(self) -> str:
+        words = [f"decode {self.batch}x{self.heads}/{self.heads_k}x{self.keys}x{self.hdim}"]
+        words += [f"pages of {self.page}"] * bool(self.page) + ["fp8 cache"] * (self.cache == "fp8")
+        return " ".join(words + ["ragged"] * self.ragged)
+
+
+LONG, WIDE = (1, 32, 8, 65536, 128), (64, 32, 8, 4096, 128)
 STEPS = (
-    (64, 32, 8, 4096, 128, 0), (64, 32, 8, 4096, 128, 16), (64, 32, 8, 4096, 128, 128), (1, 32, 8, 65536, 128, 0),
-    (1, 32, 8, 65536, 128, 16), (64, 32, 8, 4096, 64, 0), (64, 16, 4, 4096, 256, 0), (1, 32, 8, 4096, 128, 0),
-    (3, 32, 8, 1001, 128, 0), (3, 32, 8, 1008, 72, 16),
+    Step(*LONG), Step(*LONG, page=16), Step(*WIDE), Step(*WIDE, page=16), Step(*WIDE, page=128),
+    Step(*WIDE, cache="fp8"), Step(*WIDE, cache="fp8", page=16), Step(*LONG, cache="fp8"), Step(64, 32, 8, 4096, 64),
+    Step(64, 32, 8, 4096, 64, cache="fp8"), Step(64, 16, 4, 4096, 256), Step(1, 32, 8, 4096, 128),
+    Step(*WIDE, page=16, ragged=True),
 )  # fmt: skip
-"""Batch, heads of queries and of keys, keys, elements, tokens of a page (0: items of one room)."""
+CHECKS = (
+    Step(3, 32, 8, 1001, 128), Step(3, 32, 8, 1008, 72, page=16), Step(3, 8, 8, 1001, 80, cache="fp8"),
+    Step(5, 32, 8, 1040, 128, page=16, ragged=True), Step(5, 32, 8, 1040, 64, page=16, cache="fp8", ragged=True),
+    Step(5, 32, 4, 1040, 128, page=4, cache="fp8", ragged=True),
+)  # fmt: skip
+"""Too small to be worth timing."""
 PREFILLS: tuple[tuple[int, int, int, int, Mapping[str, Any]], ...] = (
     (2, 16, 4096, 128, {}), (2, 16, 4096, 128, {"causal": True}), (2, 32, 4096, 64, {}), (2, 8, 4096, 256, {}),
     (2, 16, 4096, 128, {"softcap": 30.0}), (2, 16, 4096, 128, {"dropout_p": 0.1, "seed": 3}),
@@ -59,30 +101,43 @@ def truth(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, words: Mapping[str,
     return torch.softmax(scores, -1) @ v
 
 
-def report(
-    cuda: Cuda, title: str, runs: Mapping[str, Product], peers: Mapping[str, Callable[[], object]],
-    tensors: Tensors, want: torch.Tensor | None, said: Callable[[float], str],
-) -> None:  # fmt: skip
+def checked(runs: Mapping[str, Product], tensors: Tensors, want: torch.Tensor | None) -> dict[str, float]:
+    """Relative errors of each; of two launches in one workspace, which have to agree to the last bit."""
     errors = {}
     for name, product in runs.items():
-        tensors["o"].fill_(math.nan)
-        torch.cuda.synchronize()
-        product()
-        torch.cuda.synchronize()
-        got = tensors["o"].float()
+        results = []
+        for _ in range(2):
+            tensors["o"].fill_(math.nan)
+            torch.cuda.synchronize()
+            product()
+            torch.cuda.synchronize()
+            results.append(tensors["o"].clone())
+        got = results[1].float()
         error = math.nan if want is None else float((got - want).norm() / want.norm())
-        errors[name] = error if torch.isfinite(got).all() else math.inf
-    seconds = cuda.alternate({**runs, **peers}, 0.06)
+        errors[name] = error if torch.isfinite(got).all() and torch.equal(*results) else math.inf
+    return errors
+
+
+def report(
+    cuda: Cuda, title: str, runs: Mapping[str, Product], peers: Mapping[str, Callable[[], object]],
+    tensors: Tensors, want: torch.Tensor | None, said: Callable[[float], str], *, both: bool = False,
+) -> None:  # fmt: skip
+    """``both``: times after a flush by reading as well."""
+    errors = checked(runs, tensors, want)
     print(title)
-    for name, value in seconds.items():
-        print(f"  {name:28} {value * 1e6:8.1f} us {said(value):14} error {errors.get(name, 0.0):.1e}", flush=True)
+    seconds = [cuda.alternate({**runs, **peers}, 0.05, by_reading=reading) for reading in (False, True)[: 1 + both]]
+    for name in seconds[0]:
+        times = "   ".join(f"{value[name] * 1e6:8.1f} us {said(value[name]):14}" for value in seconds)
+        print(f"  {name:28} {times} error {errors.get(name, 0.0):.1e}", flush=True)
 
 
 def built(
-    cuda: Cuda, pool: ThreadPoolExecutor, wanted: Mapping[str, tuple[OperationRequest, FmhaConfig]], tensors: Tensors
-) -> dict[str, Product]:
+    cuda: Cuda, pool: ThreadPoolExecutor, wanted: Mapping[str, tuple[OperationRequest, FmhaConfig]], tensors: Tensors,
+    plan_of: Callable[[Any, Any, DeviceInfo], ExecutionPlan] | None = None,
+) -> dict[str, Product]:  # fmt: skip
     jobs = {
-        name: pool.submit(Product, cuda, request, tensors, config.name) for name, (request, config) in wanted.items()
+        name: pool.submit(Product, cuda, request, tensors, config.name, plan_of)
+        for name, (request, config) in wanted.items()
     }
     wait(jobs.values())
     for name, job in jobs.items():
@@ -105,31 +160,110 @@ def library(tensors: Tensors, k: torch.Tensor, v: torch.Tensor, causal: bool) ->
         yield name, call
 
 
+def two_stages(problem: Any, config: Any, device: DeviceInfo) -> ExecutionPlan:
+    """Parts of the keys are added by a second launch: what the kernel still knows, but no plan asks for."""
+    with patch("tilewright_fmha.plan.adds_parts", lambda *_: False):
+        return plan_fmha(problem, config, device)
+
+
+def tensors_of(step: Step, device: str) -> tuple[Tensors, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """What the kernel gets; keys and values in heads, in bf16; lengths."""
+    room = (step.batch, step.keys, step.heads_k, step.hdim)
+    kept = torch.float8_e4m3fn if step.cache == "fp8" else torch.bfloat16
+    lengths = None
+    if step.page:
+        lengths = torch.full((step.batch,), step.keys, dtype=torch.int32)
+    if lengths is not None and step.ragged:
+        lengths = torch.randint(0, step.keys + 1, (step.batch,), dtype=torch.int32)
+        lengths[:3] = torch.tensor([0, 1, step.keys])
+    k, v = (torch.randn(room, device=device, dtype=torch.bfloat16) for _ in range(2))
+    for b, length in enumerate([] if lengths is None else lengths.tolist()):
+        k[b, length:], v[b, length:] = math.nan, math.nan
+    k, v = k.to(kept), v.to(kept)
+    q = torch.randn(step.batch, step.heads, 1, step.hdim, device=device, dtype=torch.bfloat16)
+    tensors = {"q": q, "o": torch.empty_like(q), "k": k.transpose(1, 2), "v": v.transpose(1, 2)}
+    if lengths is not None:
+        count = step.batch * step.keys // step.page
+        order = torch.randperm(count, device="cpu").to(device)
+        for name, whole in (("k", k), ("v", v)):
+            paged = torch.empty(count, step.page, step.heads_k, step.hdim, device=device, dtype=kept)
+            paged.view(torch.uint8)[order] = whole.view(torch.uint8).view(count, step.page, step.heads_k, -1)
+            tensors[name] = paged
+        tensors["block_table"] = order.view(step.batch, -1).int()
+        tensors["seqlens_k"] = lengths.to(device)
+    return tensors, k.to(torch.bfloat16).transpose(1, 2), v.to(torch.bfloat16).transpose(1, 2), lengths
+
+
+def decoded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor | None) -> torch.Tensor:
+    if lengths is None:
+        return torch.cat([truth(q[b : b + 1], k[b : b + 1], v[b : b + 1], {}, None) for b in range(len(q))])
+    found = torch.zeros_like(q, dtype=torch.float32)
+    for b, length in enumerate(lengths.tolist()):
+        if length:
+            found[b] = truth(q[b : b + 1], k[b : b + 1, :, :length], v[b : b + 1, :, :length], {}, None)[0]
+    return found
+
+
+def few_rows(problem: FmhaProblem, device: DeviceInfo) -> FmhaConfig:
+    group = problem.group > 1
+    return next(c for c in fmha_candidates(problem, device) if c.pipeline == FEW_ROWS and c.pack_gqa == group)
+
+
 def decode(cuda: Cuda, pool: ThreadPoolExecutor) -> None:
-    for batch, heads, heads_k, keys, hdim, page in STEPS:
-        k, v = (torch.randn(batch, keys, heads_k, hdim, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-        q = torch.randn(batch, heads, 1, hdim, device="cuda", dtype=torch.bfloat16)
-        tensors = {"q": q, "o": torch.empty_like(q), "k": k.transpose(1, 2), "v": v.transpose(1, 2)}
-        if page:
-            order = torch.randperm(batch * keys // page, device="cuda")
-            for name, whole in (("k", k), ("v", v)):
-                tensors[name] = torch.empty(len(order), page, heads_k, hdim, device="cuda", dtype=torch.bfloat16)
-                tensors[name][order] = whole.view(-1, page, heads_k, hdim)
-            tensors["block_table"] = order.view(batch, -1).int()
-            tensors["seqlens_k"] = torch.full((batch,), keys, dtype=torch.int32, device="cuda")
+    for step in (*CHECKS, *STEPS):
+        tensors, k, v, lengths = tensors_of(step, "cuda")
         plain = request_of(tensors, {})
         problem = parse_attention(plain)
-        chosen = cuda.choose(cuda.engine.operations["attention"], problem, "")
-        few = next(c for c in fmha_candidates(problem, cuda.info) if c.pipeline == FEW_ROWS and c.pack_gqa)
-        wanted = {f"chosen: {chosen.pipeline}": (plain, chosen)}
-        for parts in (1, 2, 4) if batch > 1 else (16, 32, 33, 64):
-            wanted[f"{parts} parts"] = (request_of(tensors, {"num_splits": parts}), few)
-        want = truth(q, k.transpose(1, 2), v.transpose(1, 2), {}, None)
-        traffic = 2 * k.numel() * k.element_size()
-        peers = {} if page else dict(library(tensors, tensors["k"], tensors["v"], False))
-        title = f"decode {batch}x{heads}/{heads_k}x{keys}x{hdim}" + (f" pages of {page}" if page else "")
+        few = few_rows(problem, cuda.info)
+        planned = choose_splits(problem, few, cuda.info)
+        wanted = {f"{planned} parts, planned": (plain, few)}
+        for parts in (1, 2, 3, 4) if step.batch > 1 else (16, 32, 33, 64, 66):
+            if parts != planned:
+                wanted[f"{parts} parts"] = (request_of(tensors, {"num_splits": parts}), few)
         runs = built(cuda, pool, wanted, tensors)
-        report(cuda, title, runs, peers, tensors, want, lambda s, traffic=traffic: f"{traffic / s / 1e9:.0f} GB/s")
+        if planned > 1:
+            runs |= built(cuda, pool, {f"{planned} parts, two stages": (plain, few)}, tensors, two_stages)
+        chosen = cuda.choose(cuda.engine.operations["attention"], problem, "")
+        if chosen != few:
+            runs |= built(cuda, pool, {f"chosen: {chosen.pipeline}": (plain, chosen)}, tensors)
+        want = decoded(tensors["q"], k, v, lengths)
+        if step in CHECKS:
+            errors = checked(runs, tensors, want)
+            print(step.title, *(f"{name}: {error:.1e};" for name, error in errors.items()))
+            continue
+        rows = step.batch * step.keys if lengths is None else int(lengths.sum())
+        traffic = 2 * rows * step.heads_k * step.hdim * tensors["k"].element_size()
+        peers: dict[str, Callable[[], object]] = {}
+        if not step.page and step.cache == "bf16":
+            peers |= dict(library(tensors, tensors["k"], tensors["v"], False))
+        peers |= same_bytes(traffic)
+        report(
+            cuda, step.title, runs, peers, tensors, want,
+            lambda s, traffic=traffic: f"{traffic / s / 1e9:.0f} GB/s", both=True,
+        )  # fmt: skip
+
+
+def same_bytes(traffic: int) -> Iterator[tuple[str, Callable[[], object]]]:
+    """What moving as many bytes takes, the beginning and the end of a launch included."""
+    words = torch.empty(traffic // 4, dtype=torch.int32, device="cuda").zero_()
+    half = words.numel() // 2
+    yield "copy of as many bytes", lambda: words[:half].copy_(words[half : 2 * half])
+    yield "reading as many bytes", lambda: words.amax()
+
+
+def dry_run() -> None:
+    """Plans and sources of every kernel of ``decode``, without a GPU."""
+    arch = tilewright_arch.load("sm_90a")
+    device = replace(device_of(arch), units=132)
+    for step in (*CHECKS, *STEPS):
+        small = replace(step, batch=min(step.batch, 3), keys=min(step.keys, 2048)) if step in STEPS else step
+        tensors, k, v, lengths = tensors_of(small, "cpu")
+        decoded(tensors["q"], k, v, lengths)
+        problem = parse_attention(request_of(tensors, {}))
+        few = few_rows(problem, device)
+        generate(few, arch)
+        plans = [plan_of(problem, few, device) for plan_of in (plan_fmha, two_stages)]
+        print(step.title, few.name, *([stage.name for stage in plan.stages] for plan in plans))
 
 
 def prefill(cuda: Cuda, pool: ThreadPoolExecutor) -> None:
@@ -162,9 +296,18 @@ def copy_rate(cuda: Cuda) -> float:
 
 def main() -> None:
     parts = {"decode": decode, "prefill": prefill}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="decode|prefill", help="what is measured (all of it)")
+    parser.add_argument("--dry-run", action="store_true", help="only plan and generate the kernels of decoding; no GPU")
+    given = parser.parse_args()
+    if unknown := set(given.parts) - set(parts):
+        parser.error(f"there is no part {', '.join(sorted(unknown))}")
+    if given.dry_run:
+        dry_run()
+        return
     with Cuda() as cuda, ThreadPoolExecutor(12) as pool:
-        print(f"a copy moves {copy_rate(cuda) / 1e9:.0f} GB/s")
-        for name in sys.argv[1:] or parts:
+        print(f"a copy moves {copy_rate(cuda) / 1e9:.0f} GB/s; times: after a flush by writing, after one by reading")
+        for name in given.parts or parts:
             parts[name](cuda, pool)
 
 

@@ -2,7 +2,8 @@
 
 Ours and the library's take turns. Before each launch the caches are flushed by a write of twice their size, and events
 on one stream stand directly around the launch, so that neither launches nor warm caches count: what
-``triton.testing.do_bench`` does, for two contenders at a time.
+``triton.testing.do_bench`` does, for two contenders at a time. What was written last still has to go to memory while
+the launch runs; a flush by reading leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from typing import Any
 import torch
 
 from tilewright_kit.config import KernelConfig
+from tilewright_kit.device import DeviceInfo
 from tilewright_kit.operation import Operation
+from tilewright_kit.plan import ExecutionPlan
 from tilewright_kit.plugins import PluginManager
 from tilewright_kit.problem import OperationRequest
 from tilewright_kit.select import Selector
@@ -49,11 +52,19 @@ def describe(tensor: torch.Tensor) -> TensorDesc:
 class Product:
     """A kernel, loaded and bound to tensors."""
 
-    def __init__(self, cuda: Cuda, request: OperationRequest, tensors: Mapping[str, torch.Tensor], kernel: str) -> None:
+    def __init__(
+        self,
+        cuda: Cuda,
+        request: OperationRequest,
+        tensors: Mapping[str, torch.Tensor],
+        kernel: str,
+        plan_of: Callable[[Any, Any, DeviceInfo], ExecutionPlan] | None = None,
+    ) -> None:
+        """``plan_of``: instead of the operation's own way to plan a kernel."""
         operation = cuda.engine.operations[request.operation]
         problem = operation.parse(request)
         self.config = cuda.choose(operation, problem, kernel)
-        plan = operation.plan(problem, self.config, cuda.info)
+        plan = (plan_of or operation.plan)(problem, self.config, cuda.info)
         for result in cuda.engine.build(list(plan.kernels), cuda.info.arch, lambda _: None, Call()):
             if result.error is not None:
                 raise result.error
@@ -110,23 +121,31 @@ class Cuda:
         outputs = {"out": describe(tensors["out"])}
         return Product(self, OperationRequest("gemm", inputs, outputs, dict(attributes or {})), tensors, kernel)
 
-    def alternate(self, calls: Mapping[str, Callable[[], object]], seconds: float = 0.15) -> dict[str, float]:
-        """Median seconds of each call on the device, in turns, with cold caches."""
+    def alternate(
+        self, calls: Mapping[str, Callable[[], object]], seconds: float = 0.15, *, by_reading: bool = False
+    ) -> dict[str, float]:
+        """Median seconds of each call on the device, in turns, with cold caches: flushed by a write, or by reading."""
         samples: dict[str, list[float]] = {name: [] for name in calls}
         torch.cuda.synchronize()
         with torch.cuda.stream(self.torch_stream):
-            once = max(self._round(calls, samples, 3), 1e-6)
+            once = max(self._round(calls, samples, 3, by_reading), 1e-6)
             for times in samples.values():
                 times.clear()
-            self._round(calls, samples, max(15, min(300, round(seconds / once))))
+            self._round(calls, samples, max(15, min(300, round(seconds / once))), by_reading)
         return {name: statistics.median(times) for name, times in samples.items()}
 
-    def _round(self, calls: Mapping[str, Callable[[], object]], samples: dict[str, list[float]], count: int) -> float:
+    def _round(
+        self, calls: Mapping[str, Callable[[], object]], samples: dict[str, list[float]], count: int, by_reading: bool
+    ) -> float:
+        words = self._flush.view(torch.int32)
         events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
         for _ in range(count):
             for name, call in calls.items():
                 begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-                self._flush.zero_()
+                if by_reading:
+                    words.amax()
+                else:
+                    words.zero_()
                 begin.record()
                 call()
                 end.record()

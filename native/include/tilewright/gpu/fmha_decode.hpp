@@ -119,6 +119,7 @@ struct FmhaDecode {
     if (rows > 0) {
       const FmhaRange range = part_of(args, item, work.part, first / g, (first + rows - 1) / g + 1);
       self.run(softmax, o, range, [&] {
+        if (!args.counters) fmha_release_next();  // a second stage adds the parts, if there are several
         forward.load_queries(item, work.b, head, group, first);
         barrier();
         if constexpr (Ring::widens) {
