@@ -123,6 +123,10 @@ CASES: list[Case] = [
     ("lds_budget", AMD, {"pipeline": "qr", "hdim": (128, 128)}, {"tile": (128, 384, 32, 128, 32, 128)}),
     ("lds_budget_async", AMD, {"hdim": (128, 128)}, {"tile": (128, 128, 32, 128, 32, 128)}),
     (
+        "accumulators_fit_registers", RDNA, {"family": F.DQ_DK_DV, "hdim": (128, 128), "dtype": D.FP16},
+        {"wave": (1, 2, 1, 2, 1, 1, 1, 2, 1)},
+    ),
+    (
         "accumulators_fit_registers", NVIDIA, {"hdim": (128, 128)},
         {"tile": (128, 64, 128, 128, 32, 128), "wave": (1, 1, 1, 1, 1, 1, 1, 1, 1)},
     ),

@@ -26,6 +26,10 @@ _LONG = 128
 _OTHER_REGISTERS = 64
 _MMA_REGISTERS = 60
 """Beside results: addresses, fragments that are on their way."""
+_WMMA_REGISTERS, _WMMA_COPY, _WMMA_ROW = 8, 32, 30
+"""RDNA, 16 bits: what operands on their way take beside that, what they take more where both halves of a wave hold
+them, and for every sixteen keys of a wave beyond the first (measured: what is above 256 by this spills).
+"""
 _PRODUCTS, _READS, _SCORES, _MEETING, _SHARED_PER_CLOCK = 1.6, 0.43, 0.18, 800.0, 128
 """See ``gradient_clocks``."""
 
@@ -127,7 +131,15 @@ def gradient_registers(config: FmhaConfig, arch: ArchSpec) -> int:
         passing = max(2 * keys * _held(config) // threads, products["dq"])
         return products["dv"] + products["dk"] + passing + _MMA_REGISTERS
     passing = max(products["scores"] + products["dp"], products["dq"])
-    return products["dv"] + products["dk"] + passing + _OTHER_REGISTERS
+    return products["dv"] + products["dk"] + passing + _OTHER_REGISTERS + _wmma_operands(config, arch)
+
+
+def _wmma_operands(config: FmhaConfig, arch: ArchSpec) -> int:
+    instruction = arch.instructions.get("wmma")
+    if instruction is None or config.q.bytes != 2:
+        return 0
+    sixteens = config.n0 // (max(config.wave[1], 1) * _STEP)
+    return _WMMA_REGISTERS + _WMMA_COPY * (instruction.operand_copies - 1) + _WMMA_ROW * max(sixteens - 1, 0)
 
 
 def _held(config: FmhaConfig) -> int:

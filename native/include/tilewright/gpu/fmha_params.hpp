@@ -103,7 +103,8 @@ TW_DEVICE void fmha_settle(MatrixAtom<TileA, TileB, kM, kN, kTileM, kTileN, kTil
 template <class Atom, class TileA>
 TW_DEVICE void fmha_multiply(Atom& atom, uint32_t a, uint32_t b, int m0, int n0, int lane) {
   constexpr int kSteps = TileA::depth / Atom::depth;
-  TW_UNROLL_BY(Atom::depth <= 4 ? 1 : 2)
+  // What is left of an odd number of steps would make compilers unroll all of them, with all their operands at once.
+  TW_UNROLL_BY(Atom::depth <= 4 || kSteps % 2 != 0 ? 1 : 2)
   for (int kk = 0; kk < kSteps; kk++) {
     typename Atom::Fragments f;
     Atom::load(f, a, b, m0, n0, lane, kk);
