@@ -69,7 +69,8 @@ def test_one_kernel_of_every_kind_is_right(
     operation = CONVS[request.operation]
     kinds: dict[object, ConvConfig] = {}
     for config in operation.candidates(operation.parse(request), hopper):
-        kinds.setdefault((config.kind, config.pipeline, config.split_k > 1, config.num_groups_to_merge > 1), config)
+        merged = (config.num_groups_to_merge > 1, config.epilogue)
+        kinds.setdefault((config.kind, config.pipeline, config.split_k > 1, *merged), config)
     assert kinds
     for config in kinds.values():
         check(emulated, hopper, request, config)

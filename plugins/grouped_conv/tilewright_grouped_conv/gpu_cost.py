@@ -12,7 +12,7 @@ import math
 from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.config import ConvConfig
 from tilewright_grouped_conv.gpu_fit import padded_channels
-from tilewright_grouped_conv.merged import merged_shared_bytes, merged_workgroups
+from tilewright_grouped_conv.merged import in_lanes, merged_shared_bytes, merged_workgroups
 from tilewright_grouped_conv.phases import Phase
 from tilewright_grouped_conv.problem import ConvProblem
 from tilewright_grouped_conv.transforms import Transform
@@ -64,6 +64,8 @@ _GROUP_CYCLES = {Direction.FORWARD: 6.0, Direction.BACKWARD_DATA: 6.0, Direction
 """The same for groups of several channels, whose weights are read again for every pixel."""
 _MERGED_BLOCK, _MERGED_SHARE = 8, 0.25
 """Channels of a block of merged groups, and what its instructions reach of the peak."""
+_NOT_RUN_SECONDS = 5e-8
+"""Of the form of merged groups that no GPU has run yet: enough that the other one stays ahead until it is measured."""
 _MOST_WAVES, _ENOUGH_WAVES = 48, 12
 _MOST_RESIDENT = 4
 
@@ -224,7 +226,8 @@ def _merged(
     groups = merged_workgroups(problem.largest, config, geometry.n) * max(config.split_k, 1)
     # Few waves on a unit, or units without any, leave memory idle; tiles that follow one another are copied ahead.
     idle = 1.0 if resident * config.waves >= _ENOUGH_WAVES else 1.25
-    idle *= max(1.0, units / max(groups, 1)) * (0.9 if config.pixel_tile[0] > 1 else 1.0)
+    ahead = config.pixel_tile[0] > 1 and problem.direction is not Direction.BACKWARD_WEIGHT
+    idle *= max(1.0, units / max(groups, 1)) * (0.9 if ahead else 1.0)
     spans = [
         ((size - 1) * stride + (taps - 1) * dilation + 1) / (size * stride)
         for size, stride, taps, dilation in zip(
@@ -237,4 +240,5 @@ def _merged(
         "compute": 2.0 * products * wasted / (rate * units * clock),
         "l2": math.prod(spans) * image / (l2 * _L2_SHARE),
         "idle": (idle - 0.9) * image / (l2 * _L2_SHARE),
+        "form": _NOT_RUN_SECONDS if in_lanes(config) else 0.0,
     }

@@ -12,7 +12,7 @@ from typing import Any
 from tilewright_grouped_conv.config import CONFIGS, DIRECT_PIPELINE, ConvConfig, Triple
 from tilewright_grouped_conv.gpu_fit import VECTOR_BYTES
 from tilewright_grouped_conv.gpu_shapes import DEPTHWISE_STEPS, depthwise_fields
-from tilewright_grouped_conv.merged import MERGED_PRODUCT
+from tilewright_grouped_conv.merged import MERGED_PRODUCT, PAIR_CHANNELS
 from tilewright_grouped_conv.problem import ConvProblem
 from tilewright_grouped_conv.views import Order
 from tilewright_grouped_conv.words import Direction, Specialization, layout_of
@@ -41,6 +41,9 @@ _LARGE_IMAGES: tuple[Triple, ...] = ((4, 8, 8), (2, 8, 8), (2, 8, 16), (4, 4, 16
 _SMALL_IMAGES: tuple[Triple, ...] = ((1, 8, 8), (2, 8, 8), (1, 14, 8), (2, 4, 16), (1, 4, 8), (1, 14, 16), (1, 8, 16))
 """Merged groups: tiles that a workgroup computes, rows and columns of one."""
 _WEIGHT_TILES: tuple[Triple, ...] = ((1, 8, 8), (1, 14, 8), (1, 16, 16), (1, 4, 16))
+_SMALL_WEIGHT_TILES: tuple[Triple, ...] = ((1, 8, 8), (1, 14, 8), (3, 8, 8), (1, 16, 16))
+"""Of the gradient of the weights, where the first number is that of tiles on their way; of images of few pixels."""
+_FEW_PIXELS = 256
 _MERGED_STEPS = ((64, 4), (32, 2), (96, 6), (48, 3), (128, 8), (32, 4), (16, 1), (16, 2))
 """Channels and waves of a workgroup."""
 _MOST_STEPS = 4
@@ -172,7 +175,8 @@ def _merged(problem: ConvProblem, device: DeviceInfo) -> Iterator[ConvConfig]:
     geometry = problem.geometry
     tiles = _LARGE_IMAGES if problem.largest.axes[2].rows > _WIDE else _SMALL_IMAGES
     if problem.direction is Direction.BACKWARD_WEIGHT:
-        tiles = _WEIGHT_TILES
+        small = problem.geometry.input[1] * problem.geometry.input[2] <= _FEW_PIXELS
+        tiles = _SMALL_WEIGHT_TILES if small else _WEIGHT_TILES
     steps = [(channels, waves) for channels, waves in _MERGED_STEPS if channels % geometry.cg == 0]
     steps = ([step for step in steps if geometry.c % step[0] == 0] or steps[:1])[:_MOST_STEPS]
     constants: dict[str, Any] = _compiled_in(problem, phases=True)
@@ -187,3 +191,5 @@ def _merged(problem: ConvProblem, device: DeviceInfo) -> Iterator[ConvConfig]:
             **constants,
         )
         yield from _sliced(problem, config, device, ceil_div(geometry.c, channels))
+        if problem.direction is not Direction.BACKWARD_WEIGHT and channels % PAIR_CHANNELS == 0:
+            yield config.replace(epilogue=Epilogue.CSHUFFLE)

@@ -19,6 +19,7 @@ from tilewright_kit.words import Epilogue
 __all__ = [
     "BLOCK_CHANNELS",
     "MERGED_PRODUCT",
+    "PAIR_CHANNELS",
     "in_lanes",
     "is_merged",
     "merged_shape",
@@ -31,6 +32,7 @@ BLOCK_CHANNELS = 8
 MERGED_PRODUCT = 64
 """Groups that are merged, times their channels."""
 PAIR_CHANNELS = 16
+"""Of two blocks: of an instruction of the gradient of the weights, and of what lanes store together."""
 _LEAST_RUN = 8
 _LANES, _SUM_BYTES = 32, 4
 _DTYPES = (DType.FP16, DType.BF16)

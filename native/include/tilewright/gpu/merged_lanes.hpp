@@ -28,7 +28,7 @@ struct MergedLanes : MergedConv<Config> {
   static constexpr int own_blocks = Base::own_blocks, depths = Tile::depths, words = Base::words;
   static constexpr int units = Tile::units, unit_rows = Tile::unit_rows, steps = Tile::steps;
   // Workgroups that a unit shall hold: compilers would read ahead until all registers are taken.
-  static constexpr int light = units > 4 || wide ? 120 : Tile::repeats > 1 ? 104 : 88, heavy = units > 4 ? 176 : 144;
+  static constexpr int light = units > 4 ? 144 : wide ? 120 : 104, heavy = units > 4 ? 176 : 144;
   static constexpr int registers =
       taps > 9 ? 240 : depths > 1 ? 168 : whole ? heavy : own_blocks > 2 ? (Tile::is_backward ? 168 : 144) : light;
   static constexpr int min_blocks = max_of(65536 / (registers * threads), 1);
