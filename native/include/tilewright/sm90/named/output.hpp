@@ -28,7 +28,7 @@ struct Output : Elements<Plan> {
   // A loop holds all sums to its end: with operands D registers move earlier. Where enough are left, two chunks at a
   // time hide more of the latency of D, unless the steps after it hide it anyway.
   static constexpr int kSums = Plan::accumulators * (Plan::promote ? 2 : 1);
-  using Registers = RegisterShares<Plan::consumers, kSums + Plan::joining + (Config::D::size > 0 ? 16 : 0)>;
+  using Registers = RegisterShares<Plan::consumers, kSums + Plan::joining + (Config::D::size > 0 ? 24 : 0)>;
   static constexpr bool kTwo = kResidual && !Plan::partial && Registers::consumer - kSums >= 104 &&
                                Config::unary == Unary::PassThrough;
   static constexpr int kUnroll = Epilogue::plain ? kPortions : kTwo ? 2 : 1;
