@@ -44,6 +44,38 @@ def test_a_variant_or_family_picks_the_operation(cli):
     assert all(name.startswith("fmha_cache_") for name in append.out.split())
 
 
+def test_waves_and_matrix_instructions_choose_among_kernels(cli):
+    options = ("--rule-set", "default", "--wave", "4x1x1", "--warp-tile", "16x*x4", "--arch", "sm_90a")
+    ran = cli("kernels", "generate", "--operation", "attention", *options, "--list-configs")
+    assert ran.code == 0, ran.err
+    names = ran.out.split()
+    assert names
+    assert all("_4x1x1x4x1x1x1x1x1_16x8x4x" in name for name in names)
+
+
+def test_features_choose_among_kernels(cli):
+    def names(operation, *options):
+        ran = cli("kernels", "generate", "--operation", operation, "--rule-set", "default", *options, "--list-configs")
+        assert ran.code == 0, ran.err
+        assert ran.out.split()
+        return ran.out.split()
+
+    arch = ("--arch", "sm_90a")
+    assert all("_rope" in name for name in names("kv_append", "--rope", "half_rotated", *arch))
+    assert all("_qspertensor" in name for name in names("attention", "--qscale", "pertensor", *arch))
+    assert all("_sink" in name for name in names("attention", "--sink", *arch))
+    sinks, none = (names("attention", option, *arch) for option in ("--learned-sinks", "--no-learned-sinks"))
+    assert all("_lsink" in name for name in sinks)
+    assert not any("_lsink" in name for name in none)
+
+
+def test_malformed_numbers_are_refused_with_a_form_that_is_not(cli):
+    for text in ("4x1xfour", "4x1x1x4x1x1x1x1x1x1", "4,1,1"):
+        ran = cli("kernels", "generate", "--operation", "attention", "--wave", text, "--list-configs")
+        assert ran.code == 2
+        assert "numbers_joined" in ran.err and "4x1x1x4x1x1" in ran.err
+
+
 def test_unknown_receipts_and_options_are_refused(cli):
     unknown = cli("kernels", "generate", "--operation", "attention", "--profile", "nobody", "--list-configs")
     assert unknown.code == 2
