@@ -21,6 +21,12 @@ struct FmhaFewRowsProduct<bf16, true, false> {
   using type = fp16;
 };
 
+#if defined(__HIP__)  // on AMD GPUs there are no such kernels, only their names
+template <class Atom, class TileQ, class TileK>
+TW_DEVICE void fmha_multiply_bytes(Atom& s, uint32_t q, uint32_t k, int lane);
+template <class X, class TileV, class Scores, class Atom>
+TW_DEVICE void fmha_add_bytes(Atom& o, const Scores& p, uint32_t v, int lane);
+#else
 // Sixteen rows of scores: queries times keys. Tiles of lines along k.
 template <class Atom, class TileQ, class TileK>
 TW_DEVICE void fmha_multiply_bytes(Atom& s, uint32_t q, uint32_t k, int lane) {
@@ -75,6 +81,7 @@ TW_DEVICE void fmha_add_bytes(Atom& o, const Scores& p, uint32_t v, int lane) {
     }
   }
 }
+#endif
 
 // Where the first of a run of two results belongs, after fmha_add_bytes; the other one is two columns further.
 template <class Atom>
