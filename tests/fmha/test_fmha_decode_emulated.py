@@ -100,6 +100,21 @@ def test_waves_share_keys(name: str, gpu: DeviceInfo, folder: Path) -> None:
         assert near or (result.error <= 2 * result.bound and result.unwritten == 0), f"{output}: {result}"
 
 
+def test_parts_may_be_left_to_a_second_stage(gpu: DeviceInfo, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What launches without counters do: no plan asks for it, but measurements compare the two."""
+    monkeypatch.setattr("tilewright_fmha.plan.adds_parts", lambda *_: False)
+    request = OperationRequest(ATTENTION, dense("bf16", 1, 700, 64, 64), {}, {"num_splits": 5, **LSE})
+    problem = parse_attention(request)
+    config = next(item for item in fmha_candidates(problem, gpu) if item.pipeline == FEW_ROWS and item.pack_gqa)
+    inputs = drawn(request, 3)
+    plan = plan_fmha(problem, config, gpu)
+    assert [stage.name for stage in plan.stages] == ["split", "combine"] and plan.counter_bytes == 0
+    have, truth = run(plan, inputs, gpu, folder, seeds=(1, 2)), reference_attention(problem, inputs)
+    assert np.allclose(have["lse"], truth["lse"], rtol=1e-3, atol=1e-3)
+    result = compare(have["o"], truth["o"], problem.operand("o").desc.dtype, problem.seq_k + problem.hdim_q)
+    assert result.error <= 2 * result.bound and result.unwritten == 0
+
+
 def test_pages_outside_the_cache_are_told_and_not_read(gpu: DeviceInfo, folder: Path) -> None:
     request = OperationRequest(ATTENTION, paged("bf16", 16, 20), {}, {"return_status": True, **LSE})
     problem = parse_attention(request)
