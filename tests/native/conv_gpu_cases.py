@@ -409,6 +409,12 @@ CASES |= {
         ),
         shapes(Shape(c=40, k=40, groups=40, stride=(1, 2, 2), size=(1, 9, 14))),
     ),
+    "lanes_sixteens_steps": (  # weights arrive behind the steps of the first tile
+        MERGED.replace(
+            groups_merged=4, epilogue="cshuffle", **FIXED, wave=(4, 1), channel_tile=32, pixel_tile=(2, 32, 8),
+        ),
+        shapes(Shape(c=48, k=48, groups=3, size=(1, 35, 17))),
+    ),
     "lanes_of_twos": (
         MERGED.replace(groups_merged=32, epilogue="cshuffle", **FIXED, channel_tile=32, pixel_tile=(1, 4, 32)),
         shapes(Shape(c=40, k=40, groups=20, size=(1, 5, 35))),

@@ -48,6 +48,18 @@ KERNELS: dict[str, tuple[ConvGpuConfig, tuple[str, ...]]] = {
         MERGED.replace(**FIXED2, groups_merged=8, wave=(4, 1), channel_tile=64, grouped=True, linear_rows=False,
                        direction="backward_data"), (BLOCKS, ASYNC),
     ),
+    "lanes": (
+        MERGED.replace(**FIXED, kind="depthwise", groups_merged=64, wave=(6, 1), channel_tile=96, pixel_tile=(4, 8, 8),
+                       epilogue="cshuffle"), (BLOCKS, MMA, ASYNC, "shfl.sync", "st.global.v2.b32"),
+    ),
+    "lanes_whole": (
+        MERGED.replace(**FIXED, groups_merged=2, wave=(4, 1), channel_tile=64, pixel_tile=(2, 8, 8),
+                       epilogue="cshuffle"), (MMA, ASYNC, "st.global.v2.b32"),
+    ),
+    "lanes_whole_data": (
+        MERGED.replace(**FIXED, groups_merged=4, wave=(4, 1), channel_tile=64, pixel_tile=(1, 8, 16),
+                       direction="backward_data", epilogue="cshuffle"), (MMA, ASYNC, TURNED, "shfl.sync"),
+    ),
     "merged_weight": (
         MERGED.replace(**FIXED, groups_merged=16, wave=(8, 1), channel_tile=64, direction="backward_weight"),
         (MMA, ASYNC, TURNED),
@@ -97,6 +109,15 @@ def test_shared_memory_is_as_documented() -> None:
             1,
         )
         compile_text(text)
+    for config in (KERNELS["lanes"][0], KERNELS["lanes_whole"][0], KERNELS["lanes_whole_data"][0]):
+        text = config.unit("kernel").replace(
+            "TW_CONV_KERNEL(",
+            "using Lanes = tw::gpu::MergedLanes<Config_kernel>;\n"
+            "static_assert(Lanes::weight_bytes + Lanes::image_bytes * (Lanes::repeats > 1 ? 2 : 1) == "
+            f"{config.merged_bytes});\nTW_CONV_KERNEL(",
+            1,
+        )
+        compile_text(text)
 
 
 def test_invalid_configurations_are_refused_with_a_reason() -> None:
@@ -107,6 +128,9 @@ def test_invalid_configurations_are_refused_with_a_reason() -> None:
         "two rows of eight pixels": MERGED.replace(**FIXED, groups_merged=16, pixel_tile=(1, 3, 8)),
         "waves share the channels": MERGED.replace(**FIXED, groups_merged=16, channel_tile=24),
         "a block holds whole groups": MERGED.replace(**FIXED, groups_merged=3),
+        "channels of two blocks": MERGED.replace(
+            **FIXED, groups_merged=16, channel_tile=24, wave=(1, 1), epilogue="cshuffle"
+        ),
         "threads share the channels": DEPTH.replace(channel_tile=24),
     }
     for reason, config in refused.items():

@@ -269,8 +269,11 @@ struct MergedLanes : MergedConv<Config> {
     const int channel = part * Tile::channel_tile, count = min_of(Tile::repeats, Tile::tiles(p) - first);
     const uint32_t weights = shared_base(), shared = weights + weight_bytes;
     Place next = Tile::place(p, first);
-    if constexpr (staged) copy_weights(weights, p, channel, thread);
     Base::copy(shared, p, next, channel, thread);
+    if constexpr (staged) {
+      copy_weights(weights, p, channel, thread);
+      commit_async();
+    }
     const int inside = wave % channel_waves * own_blocks, block = part * Tile::blocks + inside;
     Weights w;
     if constexpr (!staged) load_weights(w, p, block, lane);
@@ -293,10 +296,11 @@ struct MergedLanes : MergedConv<Config> {
       const uint32_t image = own_image + i % 2 * Tile::image_bytes;
       TW_NO_UNROLL
       for (int step = 0; step < steps; step++) {
-        wait_for_copies<(Tile::repeats > 1 ? 2 : 1) * steps - 1>((more ? steps : 0) + steps - 1 - step);
+        const bool reads = staged && i == 0 && step == 0;  // the weights, which come behind all steps
+        wait_for_copies<(Tile::repeats > 1 ? 2 : 1) * steps - 1>((more ? steps : 0) + (reads ? 0 : steps - 1 - step));
         barrier();
         if constexpr (staged)
-          if (i == 0 && step == 0) read_weights(w, weights, inside, lane);
+          if (reads) read_weights(w, weights, inside, lane);
         const int h = at.h + step * Tile::depth;
         if (h >= (int)p.axes[1].rows) continue;
         const uint32_t line = image + step * Tile::step_rows * Tile::row_bytes;
