@@ -115,10 +115,10 @@ struct FmhaDecode {
     FmhaDecode self(forward, item, work.b, key_head);
     Softmax softmax(args, item, work.b, head, group, forward.lane, first);
     ValueAtom o;
-    o.clear();
     if (rows > 0) {
       const FmhaRange range = part_of(args, item, work.part, first / g, (first + rows - 1) / g + 1);
       self.run(softmax, o, range, [&] {
+        o.clear();
         if (!args.counters) fmha_release_next();  // a second stage adds the parts, if there are several
         forward.load_queries(item, work.b, head, group, first);
         barrier();
@@ -130,6 +130,8 @@ struct FmhaDecode {
           barrier();
         }
       });
+    } else {
+      o.clear();
     }
     const FmhaRows stored = {work.part, work.b,  head, key_head, group, first, min_of(Config::m0, all - first),
                              (int)ticket, skipped};
@@ -146,10 +148,9 @@ struct FmhaDecode {
     const uint32_t start = (uint32_t)range.first / n0, count = ((uint32_t)range.last + n0 - 1) / n0 - start;
     const uint32_t splits = (uint32_t)args.splits, each = count / splits, more = count - each * splits;
     const uint32_t from = start + part * each + min_of((uint32_t)part, more);
-    const int64_t first = (int64_t)from * n0, last = (int64_t)(from + each + ((uint32_t)part < more ? 1 : 0)) * n0;
-    range.first = min_of(max_of(range.first, first), range.last);
-    range.last = max_of(min_of(range.last, last), range.first);
-    return range;
+    const uint32_t end = (uint32_t)range.last, last = (from + each + ((uint32_t)part < more ? 1 : 0)) * n0;
+    const uint32_t first = min_of(max_of((uint32_t)range.first, from * n0), end);
+    return {first, max_of(min_of(end, last), first), range.sink_last};
   }
 
   TW_DEVICE FmhaDecode(const Forward& forward, const FmhaItem& item, int b, int key_head)
