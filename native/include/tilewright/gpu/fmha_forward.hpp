@@ -220,7 +220,7 @@ struct FmhaForward {
         look_up(item, b, key_head, c0, columns);
         barrier();
       }
-      load_keys<4>(keys, c0);
+      load_keys<Config::paged ? 4 : 16>(keys, c0);  // there, addresses are much code
       commit_async();
     }
     TW_NO_UNROLL
