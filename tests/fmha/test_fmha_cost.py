@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fmha_configs import AMD, CPU, NVIDIA, all_templates
+from fmha_configs import AMD, CPU, NVIDIA, RDNA, all_templates
 from fmha_requests import desc
 
 from tilewright_arch import ArchSpec
@@ -94,10 +94,25 @@ def test_a_team_is_worth_waking_for_large_problems_only() -> None:
 @pytest.mark.parametrize("arch", ARCHS, ids=lambda arch: arch.name)
 def test_gradients_cost_more_than_the_forward_kernel(arch: ArchSpec) -> None:
     device, forward = _device(arch), _problem(queries=1024, keys=1024)
+    assert _best(_gradients(forward), device) > _best(forward, device)
+
+
+def _gradients(forward: FmhaProblem) -> FmhaProblem:
     tensors = {item.name: item.desc for item in forward.tensors}
-    inputs = {**tensors, "do": tensors["o"], "lse": desc("fp32", 1, 8, 1024)}
-    backward: FmhaProblem = PARSERS[ATTENTION_BACKWARD](OperationRequest(ATTENTION_BACKWARD, inputs, {}, {}))
-    assert _best(backward, device) > _best(forward, device)
+    lse = desc("fp32", *tensors["q"].shape[:3])
+    inputs = {**tensors, "do": tensors["o"], "lse": lse}
+    problem: FmhaProblem = PARSERS[ATTENTION_BACKWARD](OperationRequest(ATTENTION_BACKWARD, inputs, {}, {}))
+    return problem
+
+
+@pytest.mark.parametrize("arch", [AMD, RDNA], ids=lambda arch: arch.name)
+def test_gradients_of_long_sequences_take_the_largest_tile_there_is(arch: ArchSpec) -> None:
+    """Small blocks make the same products, but read more, and wait for memory as often as there are blocks."""
+    problem, device = _gradients(_problem(heads=64, queries=4096, keys=4096)), _device(arch)
+    found = [item for item in fmha_candidates(problem, device) if item.family is Family.DQ_DK_DV]
+    best = min(found, key=lambda item: predict_fmha(problem, item, device).seconds)
+    assert best.m0 * best.n0 == max(item.m0 * item.n0 for item in found) > min(item.m0 * item.n0 for item in found)
+    assert best.waves > 1
 
 
 @pytest.mark.parametrize("arch", ARCHS, ids=lambda arch: arch.name)

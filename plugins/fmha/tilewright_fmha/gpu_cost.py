@@ -8,7 +8,7 @@ from __future__ import annotations
 from tilewright_arch import ArchSpec
 from tilewright_fmha.config import FmhaConfig
 from tilewright_fmha.gpu_shared import resident
-from tilewright_fmha.gradient_cut import gradient_clocks, on_mma
+from tilewright_fmha.gradient_cut import counted_clocks, gradient_clocks, on_mma
 from tilewright_fmha.problem import FmhaProblem
 from tilewright_fmha.splits import adds_parts, choose_splits
 from tilewright_fmha.words import BiasKind, Family
@@ -81,10 +81,16 @@ def predict_gpu(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) ->
         per_clock = (arch.throughput.peak_flops(_rate_of(config), units=1) or 1e12) / clock
         compute = pairs / (config.m0 * config.n0) * gradient_clocks(config, per_clock) / (clock * units) / busy
         scores *= 0.5
+    elif backward and arch.rates:
+        per_clock = (arch.throughput.peak_flops(_rate_of(config), units=1) or 1e12) / clock
+        clocks = counted_clocks(config, arch.rates, per_clock, resident(config, arch))
+        compute = pairs / (config.m0 * config.n0) * clocks / (clock * units) / busy
     memory_rate = (arch.throughput.memory_bytes_per_second or 1e12) * _DRAWN.get(config.pipeline, 1.0)
     l2_rate = arch.throughput.l2_bytes_per_second or memory_rate * _L2_PER_BYTE
     # Every tile of rows reads all keys and values that it sees; few workgroups do not draw the full rate.
     keys = heads * tiles * problem.seq_k * share * (q + v) * config.kv.bytes * (2 if backward else 1)
+    if backward and arch.rates:
+        keys += pairs / config.n0 * q * 8  # the sums of dq, read and written in fp32
     drawn = min(1.0, blocks / units)
     cached = keys / (l2_rate * drawn)
     partial = 8.0 * splits * rows * heads * v if splits > 1 else 0.0

@@ -7,12 +7,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from tilewright_arch import ArchSpec
+from tilewright_arch import ArchSpec, Rates
 from tilewright_fmha.config import FmhaConfig
 from tilewright_fmha.stages_view import products_of, wave_threads
 from tilewright_kit.rules import Violation
 
-__all__ = ["gradient_bytes", "gradient_clocks", "gradient_registers", "gradient_waves", "misplaced_waves", "on_mma"]
+__all__ = [
+    "counted_clocks",
+    "gradient_bytes",
+    "gradient_clocks",
+    "gradient_registers",
+    "gradient_waves",
+    "misplaced_waves",
+    "on_mma",
+]
 
 Wave = tuple[int, int, int, int, int, int, int, int, int]
 _STEP = 16
@@ -164,3 +172,19 @@ def gradient_clocks(config: FmhaConfig, flops_per_clock: float) -> float:
     moved = 2 * (config.waves * (of_scores + of_keys + of_queries) + n0 * m0 * (1 + passes) + m0 * (q + v))
     products = 2.0 * m0 * n0 * (3 * q + 2 * v) / flops_per_clock
     return _PRODUCTS * products + _READS * moved / _SHARED_PER_CLOCK + _SCORES * m0 * n0 + _MEETING
+
+
+def counted_clocks(config: FmhaConfig, rates: Rates, flops_per_clock: float, resident: int) -> float:
+    """The same elsewhere, counted from the template and the arch's rates: products on the SIMDs that ``resident``
+    workgroups have waves for, what waves read from and write to shared memory, and a block's trip to memory, which only
+    other workgroups fill. Nothing of it is fitted.
+    """
+    (q, v), m0, n0 = config.hdim, config.m0, config.n0
+    waves, keys, parts = config.waves, n0 // max(config.wave[1], 1), max(config.wave[2], 1)
+    of_scores = (keys + m0) * (q + v)
+    of_keys = 2 * keys * m0 + m0 * (q + v) // parts
+    of_queries = m0 * n0 + n0 * q // waves
+    stored = 2 * m0 * (q + v) + 3 * m0 * n0
+    moved = (waves * (of_scores + of_keys + of_queries) + stored) * config.q.bytes
+    products = 2.0 * m0 * n0 * (3 * q + 2 * v) / flops_per_clock / min(1.0, waves * resident / rates.simds)
+    return products + moved / rates.lds_bytes_per_cycle + rates.global_latency / resident
