@@ -48,7 +48,7 @@ struct MatrixSources {
   using Plan = Blocking<Config>;
   using Dot = typename Plan::Dot;
   // A is read by the microkernel wherever it lies, and never packed.
-  static constexpr bool a_in_place = false;
+  static constexpr bool a_in_place = false, short_chains = false;
   static constexpr int together_a = panels_together<typename Config::A, Plan::mr, !Config::a_col>;
   static constexpr int together_b = panels_together<typename Config::B, Plan::nr, Config::b_col>;
 
@@ -206,7 +206,6 @@ struct BlockedGemm {
   TW_INLINE void multiply_tile(const Tile& tile, int64_t group, int64_t groups, const uint32_t* a,
                                const uint32_t* b) const {
     alignas(64) static const Accumulator zeros[nr] = {};
-    (void)group;  // only operands that lie in place ask for it
     alignas(64) Accumulator buffer[mr * nr];
     const Output& out = product.out;
     const bool full = (!Config::pad_m || tile.rows == mr) && (!Config::pad_n || tile.cols == nr);
@@ -220,20 +219,34 @@ struct BlockedGemm {
       if (full && !finish) to = c, to_ld = out.ld;
       if (!tile.first && full) start = c, start_ld = out.ld;
       if (!tile.first && !full) start = buffer, start_ld = nr, fetch_edge(c, tile, buffer);
-      if constexpr (Sources::a_in_place)
-        Sources::multiply(product, group, groups, a, b, start, start_ld, to, to_ld, tile.ahead, tile.ahead_step);
-      else microkernel<Dot, mr, nr>(groups, a, b, start, start_ld, to, to_ld, tile.ahead, tile.ahead_step);
+      sum_tile(tile, group, groups, a, b, start, start_ld, to, to_ld);
       if (to == c) return;
       if (!tile.last) return store_edge(buffer, tile, c);
     } else {
       if (!tile.first) start = tile.unfinished, start_ld = nr;
       if (!tile.last) to = tile.unfinished;
-      if constexpr (Sources::a_in_place)
-        Sources::multiply(product, group, groups, a, b, start, start_ld, to, to_ld, tile.ahead, tile.ahead_step);
-      else microkernel<Dot, mr, nr>(groups, a, b, start, start_ld, to, to_ld, tile.ahead, tile.ahead_step);
+      sum_tile(tile, group, groups, a, b, start, start_ld, to, to_ld);
       if (!tile.last) return;
     }
     Out::store(out, tile.i0, tile.j0, tile.rows, tile.cols, buffer, nr, tile.correction);
+  }
+
+  // start + A x B: in one chain, or, where the product's sums are to be short (short_chains.hpp), in several.
+  TW_INLINE void sum_tile(const Tile& tile, int64_t group, int64_t groups, const uint32_t* a, const uint32_t* b,
+                          const Accumulator* start, int64_t start_ld, Accumulator* to, int64_t to_ld) const {
+    (void)group;  // only operands that lie in place ask for it
+    int64_t done = 0;
+    do {
+      int64_t now = groups;
+      if constexpr (Sources::short_chains) now = min_of(groups - done, product.chain);
+      if constexpr (Sources::a_in_place)
+        Sources::multiply(product, group + done, now, a, b + done * nr, start, start_ld, to, to_ld, tile.ahead,
+                          tile.ahead_step);
+      else
+        microkernel<Dot, mr, nr>(now, a + done * mr, b + done * nr, start, start_ld, to, to_ld, tile.ahead,
+                                 tile.ahead_step);
+      start = to, start_ld = to_ld, done += now;
+    } while (Sources::short_chains && done < groups);
   }
 
   TW_NOINLINE void fetch_edge(const Accumulator* c, const Tile& tile, Accumulator* buffer) const {

@@ -89,7 +89,8 @@ struct ImplicitConv {
     product.weights = other + group * p.weight_g * size_of<Image>;
     product.a = product.b = nullptr, product.lda = product.ldb = 0;
     product.m = p.gemm.m, product.n = p.gemm.n;
-    describe_taps(product, Dot::depth, !image_is_b && (p.channels < 4 * Dot::depth || p.channels % Dot::depth));
+    describe_taps(product, image_is_b ? product.m : product.n, Dot::depth,
+                  !image_is_b && (p.channels < 4 * Dot::depth || p.channels % Dot::depth));
     const int64_t length = slice_length(product.k, at.slices, Config::tile_k);
     product.k0 = min_of(at.slice * length, product.k), product.k1 = min_of(product.k0 + length, product.k);
     product.out = output_of(p, at.item);

@@ -7,6 +7,7 @@
 #pragma once
 #include "tilewright/cpu/blocked.hpp"
 #include "tilewright/cpu/conv_output.hpp"
+#include "tilewright/cpu/short_chains.hpp"
 
 TW_NAMESPACE_BEGIN
 
@@ -19,6 +20,7 @@ struct ConvProduct : ProductOf<ConvOutput> {
   const char* weights;
   int64_t taps[3], run, padded;  // of a folded filter taps[2] is 1; values of k per tap, and with zeros
   bool folded, flat_weights;     // flat: the weights of a column lie one after the other for all k
+  int64_t chain;                 // groups of k that are summed at a time (short_chains.hpp)
   int64_t tap_offsets[64];       // in place: elements from what the first tap meets to what each meets
 
   TW_INLINE int64_t tap_count() const { return taps[0] * taps[1] * taps[2]; }
@@ -47,7 +49,8 @@ TW_INLINE int64_t padded_k(const tw_conv_problem& problem, int depth) {
   return problem.axes[0].taps * problem.axes[1].taps * problem.axes[2].taps * round_up(problem.channels, depth);
 }
 
-TW_INLINE void describe_taps(ConvProduct& product, int depth, bool may_fold) {
+// `others`: channels of the result.
+TW_INLINE void describe_taps(ConvProduct& product, int64_t others, int depth, bool may_fold) {
   const tw_conv_problem& p = *product.conv;
   const tw_conv_axis& w = p.axes[2];
   product.folded = may_fold && w.taps > 1 && w.tap_step == 1 && p.channels <= kFoldedChannels && p.image_c == 1 &&
@@ -64,6 +67,8 @@ TW_INLINE void describe_taps(ConvProduct& product, int depth, bool may_fold) {
     step *= p.axes[axis].taps;
   }
   product.flat_weights = flat;
+  const bool short_chains = product.k > p.channels && odd_channels(p.channels, others, p.groups);
+  product.chain = short_chains ? odd_chain(product.k / depth) : max_of(product.k / depth, 1);
 }
 
 // What one row of the product reads: the coordinates of its first tap, and the offset of that element (which need not
@@ -152,6 +157,7 @@ struct ImageSources {
   using A = typename Config::A;
   using B = typename Config::B;
   static constexpr bool image_is_b = Config::channels_first, a_in_place = false;
+  static constexpr bool short_chains = is_same<A, fp32>;
   static constexpr int depth = Dot::depth;
   static constexpr int together_a = image_is_b ? panels_together<A, Plan::mr, !Config::a_col> : 1;
   static constexpr int together_b = image_is_b ? 1 : panels_together<B, Plan::nr, Config::b_col>;

@@ -7,6 +7,7 @@
 #pragma once
 #include "tilewright/cpu/conv_entries.hpp"
 #include "tilewright/cpu/microkernel.hpp"
+#include "tilewright/cpu/short_chains.hpp"
 #include "tilewright/cpu/team.hpp"
 #include "tilewright/cpu/weight_output.hpp"
 #include "tilewright/cpu/weight_plan.hpp"
@@ -37,8 +38,10 @@ struct ConvKernel {
   const tw_conv_problem& problem;
   const Plan plan;
   Memory memory;
+  int64_t chain = Plan::groups;  // groups of pixels that are summed at a time
 
   ConvKernel(const tw_conv_args& args, int rank) : problem(args.problems[0]), plan(problem, args.split_k) {
+    if (is_same<E, fp32>) chain = odd_channels(problem.channels, plan.m, problem.groups) ? odd_chain(plan.k) : 64;
     char* at = (char*)args.workspace + plan.partial_bytes() + rank * plan.member_bytes(problem.channels);
     memory.a = (uint32_t*)at, at += plan.a_bytes();
     memory.b = (uint32_t*)at, at += Plan::b_bytes;
@@ -285,20 +288,19 @@ struct ConvKernel {
 
   // ---- one group, slice and range of columns ----
 
-  // Adds a block's products to a tile of sums, or begins it with them. The sums of a block are made of short chains:
-  // one chain over thousands of pixels would lose in fp32 what its operands have of precision.
+  // Adds a block's products to a tile of sums, or begins it with them. In fp32 the sums of a block are made of chains of
+  // 64, or of shorter ones (short_chains.hpp).
   TW_NOINLINE void multiply_tile(const uint32_t* a, int64_t groups, bool fresh, float* out) const {
     alignas(64) static const float zeros[nr] = {};
-    constexpr int64_t kChain = is_same<E, fp32> ? 64 : Plan::groups;
-    if (kChain >= Plan::groups || groups <= kChain) {
+    if (groups <= chain) {
       microkernel<Dot, mr, nr>(groups, a, memory.b, fresh ? zeros : out, fresh ? 0 : nr, out, nr,
                                (const char*)(a + mr * groups), mr * 4);
       return;
     }
     alignas(64) float block[Plan::tile];
     float* const sums = fresh ? out : block;
-    for (int64_t g = 0; g < groups; g += kChain)
-      microkernel<Dot, mr, nr>(min_of(groups - g, kChain), a + g * mr, memory.b + g * nr, g ? sums : zeros, g ? nr : 0,
+    for (int64_t g = 0; g < groups; g += chain)
+      microkernel<Dot, mr, nr>(min_of(groups - g, chain), a + g * mr, memory.b + g * nr, g ? sums : zeros, g ? nr : 0,
                                sums, nr, (const char*)(a + mr * (groups + g)), mr * 4);
     if (!fresh)
       for (int64_t e = 0; e < Plan::tile; e += kLanes)

@@ -6,6 +6,7 @@
 //     some whole groups, each lane of which picks its group's values from one vector of the pixel, or
 //     up to four vectors of one group, whose values are spread one by one; taps that are neighbours make one run.
 #pragma once
+#include "tilewright/cpu/direct_results.hpp"
 #include "tilewright/cpu/direct_weights.hpp"
 #include "tilewright/cpu/short_chains.hpp"
 #include "tilewright/cpu/stream_store.hpp"
@@ -21,15 +22,15 @@ struct DirectConv {
   using Kept = KeptFor<E, W>;
   using Dot = typename Kept::Dot;
   using V = typename Dot::accumulator;
-  using Accumulator = typename Dot::scalar;
-  using Out = Epilogue<Config, Dot, LineRows<Config>>;
+  using Results = DirectResults<Config>;
   using View = DirectView<Config>;
   static constexpr int team = Config::wave_m * Config::wave_n, L = kLanes, depth = Kept::depth, bytes = Kept::bytes;
-  static constexpr bool plain = Out::plain && !Config::accumulate;
+  static constexpr bool plain = Results::plain;
   static constexpr bool forward = Config::direction == Direction::forward;
   static constexpr int64_t kStripBytes = 256 << 10, kStripLines = 4;  // of a result: about, and at least
-  template <int kCount>
-  using Chains = ShortChains<V, kCount, is_same<E, fp32>>;
+  static constexpr bool chains = is_same<E, fp32>;
+  static constexpr bool in_place = plain && is_same<C, fp32> && Dot::is_float;  // sums may go where results lie
+  static constexpr int kMostVectors = 24, kMostLines = 32;  // of a tile; of taps whose places are known at a time
 
   static int64_t weight_bytes(const View& v) {
     return round_up(4 * v.taps() * v.words * v.p.groups * round_up(v.n, v.lanes), 64);
@@ -95,14 +96,17 @@ struct DirectConv {
   struct Loop {
     const View& v;
     char* own;  // tags of the kept lines, then the lines
-    bool stream;  // results are not kept in a cache
-    i32v index;   // of each lane's first value in a pixel's vector
+    bool stream;    // results are not kept in a cache
+    int64_t chain;  // terms that are summed at a time
+    i32v index;     // of each lane's first value in a pixel's vector
 
     TW_INLINE Loop(const View& view, char* scratch) : v(view), own(scratch) {
       int32_t lanes[L];
       for (int64_t lane = 0; lane < L; lane++)
         lanes[lane] = (int32_t)(v.together > 1 ? min_of(lane / v.n, v.together - 1) * v.words : 0);
       index = load_as<i32v>(lanes);
+      const bool odd = odd_channels(v.p.channels, v.n, v.p.groups);
+      chain = odd ? odd_chain(v.taps() * v.p.channels) : kUsualChain;
       stream = plain && is_same<C, fp32> && v.p.row_g == v.n && (v.together > 1 ? v.together * v.n : v.n) % L == 0 &&
                streams_result(v.p, v.p.groups * v.n, size_of<C>);
     }
@@ -124,7 +128,22 @@ struct DirectConv {
       int64_t number;         // of the first pixel
       int64_t pixels, count;  // that exist, and channels
       int64_t column;         // of the first channel
+      int64_t lines, words;   // that are summed at a time
+      int64_t located;        // the first line of taps in `places`: what each meets for the segment's first pixel, NULL
+      const char* places[kMostLines];  // outside the image
     };
+
+    // What is summed at a time: lines of taps, and of each line of each of its runs some words.
+    struct Stretch {
+      int64_t line, end;
+      int64_t word, words;
+      const V* before;  // what the stretch is added to
+      char* to;         // where the sums go, those of a pixel `step` bytes behind those of the one before
+      int64_t step;
+      float alpha;      // and times what, if they are in_place
+      bool stream;
+    };
+    using Sum = void (Loop::*)(const Tile& tile, const Stretch& stretch) const;
 
     void line(const tw_gemm_problem& operands, int64_t block, int64_t n, int64_t z, int64_t y, int64_t x0) const {
       keep_lines(block, n, z, y, x0);
@@ -137,36 +156,100 @@ struct DirectConv {
       const int64_t pixels = min_of(v.w->rows - x0, v.segment());
       const bool near = v.tap_step == 1 && (forward || v.step == 1) && v.step <= 2;
       const bool three = v.w->taps == 3 && near, two = !forward && v.w->taps == 2 && near;
-      const int64_t wide = v.vectors == 4 ? 6 : v.vectors == 2 ? 12 : 14;
       // Values that meet some taps are read once for all of them.
       const bool shared = (three || two) && v.p.channels % depth == 0 && v.vectors <= 2;
-      const int64_t size = shared && v.vectors == 2 ? 7 : wide;
+      const Sum sum = sum_of(three, two, shared);
+      const int64_t size = v.vectors == 1 ? 14 : v.vectors == 4 ? 6 : shared ? 7 : 12;
+      const bool tapped = v.together > 1 || shared;
       Tile tile;
       tile.block = block, tile.z = z, tile.y = y, tile.count = v.count_of(block);
       tile.column = v.together > 1 ? group * v.n : v.channel_of(block);
+      cut_chains(tile, tapped);
+      locate(tile, 0);
       for (tile.x = 0; tile.x < pixels; tile.x += size) {
         tile.number = ((n * v.d->rows + z) * v.h->rows + y) * v.w->rows + x0 + tile.x;
         tile.pixels = min_of(pixels - tile.x, size);
         out.data = (char*)v.p.gemm.c + (offset + (x0 + tile.x) * v.w->row_stride) * size_of<C>;
         out.old = (const char*)v.p.acc + (out.data - (char*)v.p.gemm.c);
-        constexpr int kTwo = forward ? 3 : 2, kStep = forward ? 2 : 1;  // what else there is but 3 and 1
-        const bool usual = v.w->taps == 3 && v.step == 1;
-        if (v.together > 1) {
-          if (three && usual) tap_tile<14, 1, 3, 1, true>(tile, out);
-          else if (three || two) tap_tile<14, 1, kTwo, kStep, true>(tile, out);
-          else tap_tile<14, 1, 0, 0, true>(tile, out);
-        } else if (shared && v.vectors == 1) {
-          if (usual) tap_tile<14, 1, 3, 1, false>(tile, out);
-          else tap_tile<14, 1, kTwo, kStep, false>(tile, out);
-        } else if (shared && v.vectors == 2) {
-          if (usual) tap_tile<7, 2, 3, 1, false>(tile, out);
-          else tap_tile<7, 2, kTwo, kStep, false>(tile, out);
-        } else if (v.vectors == 1) {
-          spread_tile<14, 1>(tile, out);
-        } else if (v.vectors == 2) {
-          spread_tile<12, 2>(tile, out);
-        } else {
-          spread_tile<6, 4>(tile, out);
+        alignas(64) V sums[kMostVectors];
+        const bool direct = in_place && tile.pixels == size && tile.count == v.lanes;
+        sum_tile(tile, sum, tapped ? v.words : v.run_words, sums, direct ? &out : nullptr);
+        if (!direct) Results::store(out, tile.number, tile.column, tile.pixels, tile.count, v.vectors, sums);
+      }
+    }
+
+    Sum sum_of(bool three, bool two, bool shared) const {
+      constexpr int kTwo = forward ? 3 : 2, kStep = forward ? 2 : 1;  // what else there is but 3 and 1
+      const bool usual = v.w->taps == 3 && v.step == 1;
+      if (v.together > 1) {
+        if (three && usual) return &Loop::template sum_taps<14, 1, 3, 1, true>;
+        if (three || two) return &Loop::template sum_taps<14, 1, kTwo, kStep, true>;
+        return &Loop::template sum_taps<14, 1, 0, 0, true>;
+      }
+      if (shared && v.vectors == 1) {
+        if (usual) return &Loop::template sum_taps<14, 1, 3, 1, false>;
+        return &Loop::template sum_taps<14, 1, kTwo, kStep, false>;
+      }
+      if (shared) {
+        if (usual) return &Loop::template sum_taps<7, 2, 3, 1, false>;
+        return &Loop::template sum_taps<7, 2, kTwo, kStep, false>;
+      }
+      if (v.vectors == 1) return &Loop::template sum_spread<14, 1>;
+      if (v.vectors == 2) return &Loop::template sum_spread<12, 2>;
+      return &Loop::template sum_spread<6, 4>;
+    }
+
+    // What makes a chain: some whole lines of taps, or equal parts of one.
+    TW_INLINE void cut_chains(Tile& tile, bool tapped) const {
+      tile.lines = min_of(max_of(v.lines(), 1), kMostLines), tile.words = max_of(tapped ? v.words : v.run_words, 1);
+      if constexpr (chains) {
+        const int64_t terms = max_of(tile.words * (tapped ? v.w->taps : v.runs), 1);  // of a line
+        tile.lines = min_of(max_of(chain / terms, 1), kMostLines);
+        if (terms > chain) tile.words = ceil_div(tile.words, ceil_div(terms, chain));
+      }
+    }
+
+    // All products of a tile, one chain after the other; the last one's sums go to `out` if that is given.
+    TW_INLINE void sum_tile(Tile& tile, Sum sum, int64_t words, V* sums, const LineOutput* out) const {
+      alignas(64) static const V zeros[kMostVectors] = {};
+      const int64_t lines = v.lines();
+      Stretch stretch = {0, 0, 0, 0, zeros, (char*)sums, v.vectors * kVectorBytes, 1.0f, false};
+      do {
+        stretch.end = min_of(stretch.line + tile.lines, lines);
+        stretch.word = 0;
+        if (lines > kMostLines) locate(tile, stretch.line);
+        do {
+          stretch.words = min_of(words - stretch.word, tile.words);
+          if (out && stretch.end == lines && stretch.word + tile.words >= words) {
+            stretch.to = out->data + tile.column * size_of<C>, stretch.step = out->ld * size_of<C>;
+            stretch.alpha = (float)out->problem->alpha, stretch.stream = stream;
+          }
+          (this->*sum)(tile, stretch);
+          stretch.before = sums;
+          stretch.word += tile.words;
+        } while (stretch.word < words);
+        stretch.line += tile.lines;
+      } while (stretch.line < lines);
+    }
+    template <int kP, int kV>
+    static TW_INLINE void put(V* sums, const Stretch& stretch) {
+      TW_UNROLL
+      for (int i = 0; i < kP * kV; i++) {
+        sums[i] += stretch.before[i];
+        if constexpr (in_place) sums[i] *= stretch.alpha;
+      }
+      char* to = stretch.to;
+      if (in_place && stretch.stream) {
+        TW_UNROLL
+        for (int i = 0; i < kP * kV; i++) {
+          stream_as(to + i % kV * kVectorBytes, sums[i]);
+          if (i % kV == kV - 1) to += stretch.step;
+        }
+      } else {
+        TW_UNROLL
+        for (int i = 0; i < kP * kV; i++) {
+          store_as(to + i % kV * kVectorBytes, sums[i]);
+          if (i % kV == kV - 1) to += stretch.step;
         }
       }
     }
@@ -232,24 +315,36 @@ struct DirectConv {
       }
     }
 
+    TW_NOINLINE void locate(Tile& tile, int64_t first) const {
+      tile.located = first;
+      for (int64_t l = first; l < min_of(v.lines(), first + kMostLines); l++) {
+        int64_t plane, row;
+        const bool inside = v.line_at(l, tile.z, tile.y, plane, row);
+        tile.places[l - first] = inside ? line_of(slot_of(l, row)) : nullptr;
+      }
+    }
+    TW_INLINE const uint32_t* weights_of(const Tile& tile, const Stretch& stretch) const {
+      return v.weights + ((tile.block * v.lines() + stretch.line) * v.line_words() + stretch.word) * v.lanes;
+    }
+
     // kT taps that are neighbours and pixels kS apart, so that each value is picked once for all of its taps; or any.
     // kPick: each lane picks its group's value, else one value is spread over all lanes.
     template <int kP, int kV, int kT, int kS, bool kPick>
-    TW_NOINLINE void tap_tile(const Tile& tile, const LineOutput& out) const {
+    TW_NOINLINE void sum_taps(const Tile& tile, const Stretch& stretch) const {
       static_assert(kV == 1 || !kPick, "groups that share a vector have no other");
       V sums[kP * kV];
-      Chains<kP * kV> chains;
       TW_UNROLL
       for (int i = 0; i < kP * kV; i++) sums[i] = V{};
       const int64_t words = v.words, pixel = kPick ? kVectorBytes : v.pixel;
       const int64_t step = v.step * pixel, tap_step = v.tap_step * pixel, taps = v.w->taps;
-      for (int64_t l = 0; l < v.lines(); l++) {
-        int64_t plane, row;
-        if (!v.line_at(l, tile.z, tile.y, plane, row)) continue;
-        const char* from = line_of(slot_of(l, row)) + tile.x * step;
-        const uint32_t* weights = v.weights + (tile.block * v.lines() + l) * v.line_words() * kV * L;
-        i32v lanes = index;
-        for (int64_t j = 0; j < words; j++, lanes += 1, weights += kV * L, from += kPick ? 0 : 4) {
+      const uint32_t* of_line = weights_of(tile, stretch);
+      for (int64_t l = stretch.line; l < stretch.end; l++, of_line += v.line_words() * kV * L) {
+        const char* from = tile.places[l - tile.located];
+        if (!from) continue;
+        const uint32_t* weights = of_line;
+        from += tile.x * step + (kPick ? 0 : 4 * stretch.word);
+        i32v lanes = index + (int32_t)stretch.word;
+        for (int64_t j = 0; j < stretch.words; j++, lanes += 1, weights += kV * L, from += kPick ? 0 : 4) {
           const auto value = [&](const char* at) {
             if constexpr (kPick) return pick_lanes(load_as<u32v>(at), lanes);
             else return splat_bits(load_as<uint32_t>(at));
@@ -279,40 +374,32 @@ struct DirectConv {
               for (int p = 0; p < kP; p++) sums[p] = Dot::step(sums[p], value(at + p * step), w);
             }
           }
-          chains.passed(sums, taps);
         }
       }
-      chains.end(sums);
-      finish<kP, kV>(tile, out, sums);
+      put<kP, kV>(sums, stretch);
     }
 
     template <int kP, int kV>
-    TW_NOINLINE void spread_tile(const Tile& tile, const LineOutput& out) const {
+    TW_NOINLINE void sum_spread(const Tile& tile, const Stretch& stretch) const {
       V sums[kP * kV];
-      Chains<kP * kV> chains;
       TW_UNROLL
       for (int i = 0; i < kP * kV; i++) sums[i] = V{};
-      const int64_t step = v.step * v.pixel, whole = v.run_words - (v.rest > 0);
-      for (int64_t l = 0; l < v.lines(); l++) {
-        int64_t plane, row;
-        if (!v.line_at(l, tile.z, tile.y, plane, row)) continue;
-        const char* const line = line_of(slot_of(l, row)) + tile.x * step;
-        const uint32_t* weights = v.weights + (tile.block * v.lines() + l) * v.line_words() * kV * L;
-        for (int64_t r = 0; r < v.runs; r++) {
-          const char* from = line + r * v.tap_step * v.pixel;
-          for (int64_t i = 0; i < whole; i++, from += 4, weights += kV * L) {
+      const int64_t step = v.step * v.pixel, end = stretch.word + stretch.words;
+      const int64_t whole = min_of(end, v.run_words - (v.rest > 0));
+      const uint32_t* of_run = weights_of(tile, stretch);
+      for (int64_t l = stretch.line; l < stretch.end; l++) {
+        const char* const line = tile.places[l - tile.located];
+        for (int64_t r = 0; r < v.runs; r++, of_run += v.run_words * kV * L) {
+          if (!line) continue;
+          const char* from = line + tile.x * step + r * v.tap_step * v.pixel + 4 * stretch.word;
+          const uint32_t* weights = of_run;
+          for (int64_t i = stretch.word; i < whole; i++, from += 4, weights += kV * L)
             spread<kP, kV>(from, step, ~0u, weights, sums);
-            chains.passed(sums, 1);
-          }
-          if (whole < v.run_words) {
-            // The last group has a value too few: what stands there belongs to another pixel.
-            spread<kP, kV>(from, step, 0xffffu, weights, sums);
-            weights += kV * L;
-          }
+          // The last group has a value too few: what stands there belongs to another pixel.
+          if (depth > 1 && whole < end) spread<kP, kV>(from, step, 0xffffu, weights, sums);
         }
       }
-      chains.end(sums);
-      finish<kP, kV>(tile, out, sums);
+      put<kP, kV>(sums, stretch);
     }
 
     template <int kP, int kV>
@@ -326,72 +413,6 @@ struct DirectConv {
         TW_UNROLL
         for (int i = 0; i < kV; i++) sums[p * kV + i] = Dot::step(sums[p * kV + i], x, w[i]);
       }
-    }
-
-    template <int kP, int kV>
-    TW_INLINE void finish(const Tile& tile, const LineOutput& out, const V* sums) const {
-      const float alpha = (float)out.problem->alpha;
-      if constexpr (plain && is_same<C, fp32>) {
-        if (tile.count == kV * L) {
-          char* to = out.data + tile.column * size_of<C>;
-          TW_UNROLL
-          for (int p = 0; p < kP; p++, to += out.ld * size_of<C>) {
-            if (p >= tile.pixels) continue;
-            TW_UNROLL
-            for (int i = 0; i < kV; i++) {
-              const f32v x = widened(sums[p * kV + i]) * alpha;
-              if (stream) stream_as(to + i * L * size_of<C>, x);
-              else store_as(to + i * L * size_of<C>, x);
-            }
-          }
-          return;
-        }
-      }
-#if TW_PAIRS_OF_BF16
-      if constexpr (plain && is_same<C, bf16> && is_same<Dot, DotBf16>) {
-        // No sum of products of pairs is subnormal, and so all of them are rounded as elsewhere.
-        if (tile.count == kV * L && alpha == 1.0f) {
-          constexpr int kStep = kV == 1 ? 2 : 1;
-          char* to = out.data + tile.column * size_of<C>;
-          TW_UNROLL
-          for (int p = 0; p < kP; p += kStep, to += kStep * out.ld * size_of<C>) {
-            if (p >= tile.pixels) continue;
-            TW_UNROLL
-            for (int i = 0; i < kV; i += 2) {
-              const int next = kV > 1 ? p * kV + i + 1 : min_of(p + 1, kP - 1);
-              const u16v x = narrow_to_bf16(sums[p * kV + i], sums[next]);
-              if constexpr (kV > 1) {
-                store_as(to + i * L * size_of<C>, x);
-              } else {
-                store_as(to, half_of<0>(x, MakeSequence<L>::type{}));
-                if (p + 1 < kP && p + 1 < tile.pixels)
-                  store_as(to + out.ld * size_of<C>, half_of<L>(x, MakeSequence<L>::type{}));
-              }
-            }
-          }
-          return;
-        }
-      }
-#endif
-      alignas(64) Accumulator kept[kP * kV * L];
-      TW_UNROLL
-      for (int i = 0; i < kP * kV; i++) store_as(kept + i * L, sums[i]);
-      if constexpr (plain && is_same<C, int32>) {
-        if (alpha == 1.0f) {  // integers as they are
-          for (int64_t p = 0; p < tile.pixels; p++)
-            __builtin_memcpy(out.data + (p * out.ld + tile.column) * 4, kept + p * kV * L, (size_t)tile.count * 4);
-          return;
-        }
-      }
-      Out::store(out, tile.number, tile.column, tile.pixels, tile.count, kept, kV * L, nullptr);
-    }
-    template <int kFirst, int... kI>
-    static TW_INLINE u16_half half_of(u16v x, Sequence<kI...>) {
-      return __builtin_shufflevector(x, x, (kFirst + kI)...);
-    }
-    static TW_INLINE f32v widened(V sum) {
-      if constexpr (Dot::is_float) return sum;
-      else return __builtin_convertvector(sum, f32v);
     }
   };
 };

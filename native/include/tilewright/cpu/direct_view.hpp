@@ -78,7 +78,7 @@ struct DirectView {
   int64_t runs, run_words, rest;   // of a line of taps; values that its last group has too few
   uint32_t* weights;               // [block][line of taps][run][word][lane]
 
-  TW_INLINE DirectView(const tw_conv_problem& problem, uint32_t* packed)
+  TW_NOINLINE DirectView(const tw_conv_problem& problem, uint32_t* packed)
       : p(problem), d(problem.axes), h(problem.axes + 1), w(problem.axes + 2), weights(packed) {
     n = p.gemm.n, words = ceil_div(p.channels, depth);
     together = L / max_of(max_of(n, words), 1);

@@ -13,23 +13,29 @@ struct DirectWeights {
   using View = DirectView<Config>;
   static constexpr int L = kLanes, depth = Kept::depth, bytes = Kept::bytes;
 
-  // The weights of one block as panels of pack.hpp, if its lanes and values lie at one distance each.
+  using Panels = Rows<W, Config::b_col>;
   template <int kVectors>
-  static TW_NOINLINE void pack_panels_of(const View& v, int64_t block, bool flat) {
-    using Panels = Rows<W, Config::b_col>;
-    constexpr int kR = kVectors * L;
+  static TW_NOINLINE void pack_panel(Panels from, int64_t count, int64_t values, uint32_t* to) {
+    pack_panels<W, Dot, kVectors * L, Config::b_col, false>(from, count, values, to, 0, nullptr);
+  }
+
+  // The weights of one block as panels of pack.hpp, if its lanes and values lie at one distance each.
+  static TW_INLINE void pack_block(const View& v, int64_t block, bool flat) {
+    const auto pack = v.vectors == 1 ? &pack_panel<1> : v.vectors == 2 ? &pack_panel<2> : &pack_panel<4>;
     const tw_conv_problem& p = v.p;
     const int64_t ld = Config::b_col ? p.weight_n : p.weight_c, count = v.count_of(block);
     const int64_t first = v.group_of(block) * p.weight_g + v.channel_of(block) * p.weight_n;
     for (int64_t line = 0; line < v.lines(); line++)
       for (int64_t t = 0; t < (flat ? 1 : v.w->taps); t++) {
         const int64_t tap = v.w->tap_step < 0 ? v.w->taps - 1 - t : t;
-        const int64_t offset = first + line / v.h->taps * v.d->tap_stride +
-                               line % v.h->taps * v.h->tap_stride + tap * v.w->tap_stride;
-        uint32_t* const to = v.weights + block * v.block_words() + (line * v.line_words() + t * v.words) * kR;
-        pack_panels<W, Dot, kR, Config::b_col, false>(Panels{(const char*)p.gemm.b + offset * size_of<W>, ld}, count,
-                                                      flat ? v.w->taps * p.channels : p.channels, to, 0, nullptr);
+        const int64_t offset = first + tap_offset(v, line, tap);
+        uint32_t* const to = v.weights + block * v.block_words() + (line * v.line_words() + t * v.words) * v.lanes;
+        pack(Panels{(const char*)p.gemm.b + offset * size_of<W>, ld}, count,
+             flat ? v.w->taps * p.channels : p.channels, to);
       }
+  }
+  static TW_NOINLINE int64_t tap_offset(const View& v, int64_t line, int64_t tap) {
+    return line / v.h->taps * v.d->tap_stride + line % v.h->taps * v.h->tap_stride + tap * v.w->tap_stride;
   }
 
   static TW_INLINE bool pack_fast(const View& v, int64_t block) {
@@ -39,9 +45,7 @@ struct DirectWeights {
     if ((Config::b_col ? p.weight_c : p.weight_n) != 1 || (v.runs == 1 && !whole && !flat) ||
         (v.together > 1 && p.weight_g != v.n * p.weight_n))
       return false;
-    if (v.vectors == 1) pack_panels_of<1>(v, block, flat);
-    else if (v.vectors == 2) pack_panels_of<2>(v, block, flat);
-    else pack_panels_of<4>(v, block, flat);
+    pack_block(v, block, flat);
     return true;
   }
 
@@ -61,8 +65,7 @@ struct DirectWeights {
         for (int64_t line = 0; line < v.lines(); line++)
           for (int64_t t = 0; t < v.w->taps; t++) {
             const int64_t tap = v.w->tap_step < 0 ? v.w->taps - 1 - t : t;
-            const int64_t offset =
-                line / v.h->taps * v.d->tap_stride + line % v.h->taps * v.h->tap_stride + tap * v.w->tap_stride;
+            const int64_t offset = tap_offset(v, line, tap);
             const bool one_run = v.runs == 1;
             for (int64_t c = 0; c < v.p.channels; c++) {
               const int64_t value = one_run ? t * v.p.channels + c : c, run = one_run ? 0 : t;
