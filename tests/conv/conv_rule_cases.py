@@ -231,6 +231,7 @@ CUDA_CASES: tuple[Case, ...] = (
             (Direction.FORWARD, {"pixel_tile": (-1, -2, 8)}),
             (Direction.FORWARD, {"filter": (1, 11, 11)}),
             (Direction.FORWARD, {"epilogue": Epilogue.CSHUFFLE, "channel_tile": 8, "wave": (1, 1, 1)}),
+            (Direction.FORWARD, {"epilogue": Epilogue.CSHUFFLE, "filter": (1, 5, 5)}),
             (Direction.BACKWARD_WEIGHT, {"channel_tile": 0, "wave": (3, 1, 1)}),
             (Direction.BACKWARD_WEIGHT, {"filter": (1, 7, 7)}),
         )

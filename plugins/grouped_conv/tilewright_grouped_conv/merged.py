@@ -33,6 +33,8 @@ MERGED_PRODUCT = 64
 """Groups that are merged, times their channels."""
 PAIR_CHANNELS = 16
 """Of two blocks: of an instruction of the gradient of the weights, and of what lanes store together."""
+MOST_LANE_TAPS = 9
+"""Of larger filters, compilers read more of a row ahead than there are registers for."""
 _LEAST_RUN = 8
 _LANES, _SUM_BYTES = 32, 4
 _DTYPES = (DType.FP16, DType.BF16)
@@ -85,6 +87,8 @@ def merged_shape(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
         )
         if holds
     ]
+    if not reasons and in_lanes(config) and _taps(config) > MOST_LANE_TAPS:
+        reasons = [f"taps in pairs are {MOST_LANE_TAPS} at most"]
     if not reasons and merged_shared_bytes(config) > arch.lds_bytes:
         reasons = [f"the pixels of a tile take {merged_shared_bytes(config)} bytes of {arch.lds_bytes}"]
     if not reasons and (held := _held(config)) > (most := _most_held(config)):

@@ -2,8 +2,8 @@
 // is computed, and merged_conv.hpp for the first one. It takes fewer instructions:
 // - Groups of less than 16 channels fill half the depth of an instruction; here it multiplies two taps of a row.
 // - A lane stores four neighbouring channels of a pixel. Which channel a column of the product computes is free in
-//   groups of 16 channels and more: forward, a lane's columns of two blocks are chosen to be neighbours. Else lanes 2i and
-//   2i + 1 exchange two channels each.
+//   groups of 16 channels and more: forward, a lane's columns of two blocks are chosen to be neighbours. Else lanes 2i
+//   and 2i + 1 exchange two channels each.
 // - Weights of groups of 16 channels and more are copied to shared memory, 16 bytes at a time (their strides are
 //   multiples of 8 elements), and read there as matrices.
 // - Where a pixel's results belong is worked out once for a strip, in elements from C (less than 2^32).
@@ -28,9 +28,9 @@ struct MergedLanes : MergedConv<Config> {
   static constexpr int own_blocks = Base::own_blocks, depths = Tile::depths, words = Base::words;
   static constexpr int units = Tile::units, unit_rows = Tile::unit_rows, steps = Tile::steps;
   // Workgroups that a unit shall hold: compilers would read ahead until all registers are taken.
-  static constexpr int light = units > 4 ? 144 : wide ? 120 : 104, heavy = units > 4 ? 176 : 144;
-  static constexpr int registers =
-      taps > 9 ? 240 : depths > 1 ? 168 : whole ? heavy : own_blocks > 2 ? (Tile::is_backward ? 168 : 144) : light;
+  static constexpr int light = units > 4 ? 144 : wide || Tile::is_backward ? 128 : 104, heavy = units > 4 ? 176 : 144;
+  static constexpr int several = Tile::is_backward ? 168 : 144;
+  static constexpr int registers = depths > 1 ? 168 : whole ? heavy : own_blocks > 2 ? several : light;
   static constexpr int min_blocks = max_of(65536 / (registers * threads), 1);
 
   // ---- weights ----

@@ -92,7 +92,8 @@ struct MergedTile {
   static constexpr bool is_weight = Config::direction == Direction::backward_weight;
   static constexpr int sharing = max_of(waves / max_of(blocks / 2, 1), 1);
   static constexpr int shared_units = max_of(rows / unit_rows / ceil_div(sharing, strips), 1);
-  static constexpr int most_units = is_weight ? min_of(7, shared_units) : 8;
+  static constexpr int lane_units = each == 32 ? 4 : 7;  // of the second form, which reads more ahead
+  static constexpr int most_units = is_weight ? min_of(7, shared_units) : in_lanes ? lane_units : 8;
   static constexpr int depth = deepest(min_of(rows, most_units * unit_rows)), units = depth / unit_rows, steps = rows / depth;
   static constexpr int step_span = down().span(depth), step_rows = depth * row_step;
   // Rows of the image from a unit to the next, and from a tap to the next.
