@@ -7,30 +7,19 @@ import sys
 from importlib.metadata import version
 
 import pytest
+from typer.main import get_command
 
-COMMANDS = [
-    (),
-    ("serve",),
-    ("demo",),
-    ("run",),
-    ("run", "gemm"),
-    ("run", "conv"),
-    ("bench", "gemm"),
-    ("bench", "conv"),
-    ("kernels",),
-    *(
-        ("kernels", name)
-        for name in ("list", "show", "validate", "correct", "build", "export", "explain", "generate", "analyze")
-    ),
-    ("kernels", "explain", "gemm"),
-    ("kernels", "explain", "conv"),
-    ("cache",),
-    *(("cache", name) for name in ("list", "verify", "prune", "export", "import")),
-    ("arch",),
-    *(("arch", name) for name in ("list", "show", "detect")),
-    ("plugins",),
-    ("doctor",),
-]
+from tilewright_server.cli.app import app
+
+
+def words(command, path=()):
+    """The words of every command, groups of commands included."""
+    yield path
+    for name, part in getattr(command, "commands", {}).items():
+        yield from words(part, (*path, name))
+
+
+COMMANDS = list(words(get_command(app)))
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
