@@ -71,6 +71,7 @@ CASES: dict[str, tuple[Descs, dict[str, Any]]] = {
     "pages_in_chunks": (vectorized("fp16", 16, 20), {"kv_layout": "vectorized", "return_status": True}),
     "one_part": (dense("bf16", 1, 300, 64, 128), {"num_splits": 1, **LSE}),
     "more_parts_than_blocks": (dense("bf16", 1, 300, 32, 32), {"num_splits": 40, **LSE}),
+    "more_parts_than_lanes": (dense("fp16", 1, 2300, 32, 32), {"num_splits": 35, **LSE}),
     "wide_heads": (dense("fp16", 1, 200, 256, 256), {"num_splits": 3}),
     "sinks": ({**dense("bf16", 1, 300, 32, 32), "sinks": desc("fp32", 4)}, LSE),
     "sinks_of_one_part": ({**dense("bf16", 1, 300, 32, 32), "sinks": desc("fp32", 4)}, {"num_splits": 1, **LSE}),
