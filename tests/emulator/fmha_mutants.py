@@ -41,6 +41,7 @@ class FmhaMutant:
 ITEM, FORWARD, APPEND = "core/fmha_item.hpp", "gpu/fmha_forward.hpp", "gpu/fmha_append.hpp"
 COMBINE, DOT, CONVERT = "gpu/fmha_combine.hpp", "gpu/fmha_dot.hpp", "gpu/fmha_convert.hpp"
 BACKWARD, DECODE, JOIN = "gpu/fmha_backward.hpp", "gpu/fmha_decode.hpp", "gpu/fmha_join.hpp"
+PARAMS = "gpu/fmha_params.hpp"
 BYTES, GRADIENT, MMA = "gpu/fmha_bytes.hpp", "gpu/fmha_gradient.hpp", "gpu/fmha_backward_mma.hpp"
 
 FMHA_MUTANTS = [
@@ -88,6 +89,13 @@ FMHA_MUTANTS = [
         "look_up(item, b, key_head, next, columns);",
         "look_up(item, b, key_head, c0, columns);",
         "prefill",
+    ),
+    FmhaMutant(
+        "results whose columns lie apart are stored side by side",
+        PARAMS,
+        "bool whole = kBytes % 4 == 0 && step == 1;",
+        "bool whole = kBytes % 4 == 0;",
+        "columns",
     ),
     FmhaMutant(
         "packed heads all read the first one's queries",

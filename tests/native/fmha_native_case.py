@@ -91,7 +91,7 @@ class FmhaCall:
         return self.flats[name].view(np.uint8)
 
     def order(self) -> tuple[int, int, int, int]:
-        return {"bhsd": (0, 1, 2, 3), "bshd": (0, 2, 1, 3)}[self.shape.layout]
+        return {"bhsd": (0, 1, 2, 3), "bshd": (0, 2, 1, 3), "bhds": (0, 1, 3, 2)}[self.shape.layout]
 
     # ---- what the struct says ----
 

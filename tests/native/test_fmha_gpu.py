@@ -31,6 +31,8 @@ CASES: dict[str, tuple[GpuFmhaKernel, FmhaShape]] = {
     "fp32": (PLAIN, FmhaShape(seq=(33, 65), hdim=(40, 64), heads=(4, 2), layout="bshd")),
     "bf16": (BF16.replace(hdim=(64, 32)), FmhaShape(seq=(33, 65), hdim=(64, 24))),
     "fp16": (FP16.replace(hdim=(128, 64)), FmhaShape(seq=(17, 130), hdim=(72, 64))),
+    "columns": (BF16, FmhaShape(seq=(17, 70), layout="bhds")),
+    "columns_fp32": (PLAIN, FmhaShape(seq=(17, 70), layout="bhds")),
     "one": (BF16, FmhaShape(batch=1, seq=(1, 1))),
     "causal": (FP16.replace(mask="causal"), FmhaShape(seq=(70, 100), mask=Mask(-1, 0), batch=1)),
     "bottom_right": (PLAIN.replace(mask="causal"), LENGTHS.replace(mask=Mask(-1, 0, True))),
