@@ -7,8 +7,10 @@ transposed view in NumPy) are read as they lie.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -19,9 +21,10 @@ from tilewright.device_arrays import alignment, all_recognised
 from tilewright.dispatch import spec_of
 from tilewright.dtypes import DTypeLike
 from tilewright.elementwise import addends, elementwise, scale_operand
-from tilewright.errors import InvalidArgumentError
+from tilewright.errors import InvalidArgumentError, TilewrightError
 from tilewright.layout import Array, Spec
 from tilewright.matrices import fold_scales, laid_out
+from tilewright.steps import Flow
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -36,6 +39,9 @@ __all__ = [
     "plan_conv_backward_weight",
     "plan_conv_transpose",
 ]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 Operand = Any
 """An array, a nested list of numbers that NumPy reads, or a tensor that the server keeps."""
@@ -193,7 +199,29 @@ conv_backward_data = running(_conv_backward_data, _COMMON)
 plan_conv_backward_data = planning(_conv_backward_data, _TAKES, _COMMON)
 conv_backward_weight = running(_conv_backward_weight, _COMMON)
 plan_conv_backward_weight = planning(_conv_backward_weight, _TAKES, _COMMON)
-conv_transpose, plan_conv_transpose = running(_conv_transpose, _COMMON), planning(_conv_transpose, _TAKES, _COMMON)
+
+
+def _by_own_names(flow: Callable[Concatenate[Core, P], Flow[T]]) -> Callable[Concatenate[Core, P], Flow[T]]:
+    """The same flow of a transposed convolution, whose errors name its arguments as its caller does: what is ``x`` here
+    is ``dy`` to the server, and its result ``dx``.
+    """
+
+    @functools.wraps(flow)
+    def named(core: Core, /, *args: P.args, **kwargs: P.kwargs) -> Flow[T]:
+        try:
+            return (yield from flow(core, *args, **kwargs))
+        except TilewrightError as error:
+            for part in ("message", "field", "fix"):
+                text = re.sub(r"\bd[xy]\b", lambda found: {"dy": "x", "dx": "out"}[found[0]], getattr(error, part))
+                setattr(error, part, text)
+            error.args = (error.message,)
+            raise
+
+    return named
+
+
+conv_transpose = _by_own_names(running(_conv_transpose, _COMMON))
+plan_conv_transpose = _by_own_names(planning(_conv_transpose, _TAKES, _COMMON))
 
 
 def _asked(

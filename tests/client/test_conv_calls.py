@@ -301,6 +301,28 @@ def test_what_cannot_be_meant_names_field_rule_and_fix(client: tw.Client, call: 
     assert error.fix
 
 
+@pytest.mark.parametrize(
+    ("x", "w", "more", "field"),
+    [
+        ((2, 3, 6, 5), (4, 2, 3, 3), {}, "w.shape"),  # weights of other channels
+        ((2, 4, 6), (4, 2, 3, 3), {}, ""),  # of another rank
+        ((2, 4, 6, 5), (4, 2, 3, 3), {"groups": 3}, "attributes.groups"),
+        ((2, 4, 6, 5), (4, 2, 3, 3), {"out": np.zeros((1, 2, 8, 7), np.float32)}, "x.shape"),
+    ],
+)
+@pytest.mark.parametrize("prefix", ["", "plan_"])
+def test_errors_of_transposed_convolution_name_its_own_arguments(
+    client: tw.Client, prefix: str, x: tuple[int, ...], w: tuple[int, ...], more: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(tw.InvalidArgumentError) as caught:
+        getattr(client, f"{prefix}conv_transpose")(random(*x), random(*w), **more)
+    error = caught.value
+    assert field in error.field
+    assert error.fix
+    told = f"{error} {error.field} {error.fix}".replace("_", " ").replace(".", " ").split()
+    assert not {"dy", "dx", "dy's", "dx's"} & set(told)
+
+
 @pytest.mark.parametrize("name", ["conv", "conv_backward_data", "conv_backward_weight", "conv_transpose"])
 @pytest.mark.parametrize("prefix", ["", "plan_"])
 def test_an_unknown_argument_is_told_with_the_name_that_was_called(client: tw.Client, prefix: str, name: str) -> None:
