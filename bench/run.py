@@ -2,6 +2,7 @@
 
     make bench
     python bench/run.py --suite gemm --suite service --threads 1 --threads 2 --output results/today
+    python bench/run.py --suite conv --suite attention --threads 2 --sample
     python bench/run.py --quick
 
 Every suite runs in a process of its own, with the environment in which NumPy and PyTorch are at their best
@@ -41,10 +42,11 @@ SUITES = {
     "amd-static": False,
 }
 """Suites, and whether they are run once for each number of threads."""
+SAMPLED = ("conv", "attention")
 NAMED_ONLY = ("cuda", "cuda-conv", "cuda-attention", "amd-static")
 
 
-def run_suite(name: str, threads: int, quick: bool) -> list[dict[str, Any]]:
+def run_suite(name: str, threads: int, quick: bool, sample: bool = False) -> list[dict[str, Any]]:
     """The tables of one suite, from a process of its own."""
     with tempfile.TemporaryDirectory() as scratch:
         result = Path(scratch) / "tables.json"
@@ -57,6 +59,7 @@ def run_suite(name: str, threads: int, quick: bool) -> list[dict[str, Any]]:
             str(result),
         ]
         command += ["--quick"] if quick else []
+        command += ["--sample"] if sample else []
         done = subprocess.run(command, env=timing.peer_environment(threads), check=False)
         if done.returncode != 0:
             return [
@@ -102,6 +105,11 @@ def main() -> int:
     parser.add_argument(
         "--quick", action="store_true", help="fewer shapes and rounds: a check that it works, not a figure"
     )
+    parser.add_argument(
+        "--sample",
+        action="store_true",
+        help="conv: two layers of each kind of each network; attention: decoding alone; all measured as carefully",
+    )
     parser.add_argument("--output", type=Path, help="write NAME.json and NAME.md")
     options = parser.parse_args()
     machine = timing.machine()
@@ -111,11 +119,11 @@ def main() -> int:
     failed = False
     for name in options.suite or (name for name in SUITES if name not in NAMED_ONLY):
         for count in threads if SUITES[name] else threads[-1:]:
-            found = run_suite(name, count, options.quick)
+            found = run_suite(name, count, options.quick, options.sample and name in SAMPLED)
             failed |= any(not table["columns"] for table in found)
             tables += found
             print(markdown(machine, found).partition("\n\n")[2], flush=True)
-    record = {"machine": machine, "quick": options.quick, "tables": tables}
+    record = {"machine": machine, "quick": options.quick, "sample": options.sample, "tables": tables}
     if options.output:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")

@@ -266,6 +266,8 @@ def measure(options: Options) -> list[Table]:
         return [Table("Attention", [""], [["PyTorch is not installed: there is nothing to compare with"]])]
     peers.set_threads(options.threads)
     with local.Local(options.threads) as here, torch.inference_mode():
+        if options.sample:
+            return [decode(here, torch, options)]
         found = [*compare(here, torch, options), decode(here, torch, options)]
         return [*found, memory(here, torch, options)] if options.threads == 1 else found
 

@@ -52,9 +52,20 @@ ODD = (
 """For the table of errors: nothing here is a multiple of anything."""
 
 
+SAMPLED = 2
+"""Layers of each kind of each network in a sample: the first, and the one in the middle of the others."""
+
+
 def cases(name: str, options: Options) -> Iterator[ConvCase]:
-    """The layers of a network, of a check those in ``CHECKED``."""
+    """The layers of a network, of a check those in ``CHECKED``, of a sample ``SAMPLED`` of each kind."""
     kinds: set[str] = set()
+    if options.sample:
+        by_kind: dict[str, list[ConvCase]] = {}
+        for case in cases(name, dataclasses.replace(options, sample=False)):
+            by_kind.setdefault(kind_of(case), []).append(case)
+        for found in by_kind.values():
+            yield from (found[0], *found[1:][len(found[1:]) // 2 :][: SAMPLED - 1])
+        return
     for row in CONV.named[name]:
         case = CONV.from_record(row, name)
         case = dataclasses.replace(case, n=IMAGES.get(kind_of(case), 8))
@@ -210,7 +221,9 @@ def measure(options: Options) -> list[Table]:
         return [Table("Convolution", [""], [["PyTorch is not installed: there is nothing to compare with"]])]
     peers.set_threads(options.threads)
     with local.Local(options.threads) as here, torch.inference_mode():
-        return [*compare(here, torch, options), errors(here, torch, options)]
+        tables = compare(here, torch, options)
+        # Errors are the same for any number of threads.
+        return tables if options.sample else [*tables, errors(here, torch, options)]
 
 
 if __name__ == "__main__":
