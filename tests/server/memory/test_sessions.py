@@ -166,7 +166,7 @@ def test_quotas_count_what_is_there(sessions: Sessions) -> None:
 def test_quotas_hold_for_requests_at_the_same_time() -> None:
     """What is made takes a while, and is counted when it is there."""
     session = Sessions(Limits(regions=2, buffers=2)).open("", local=True)
-    device, together = FakeDevice(), threading.Barrier(5, timeout=10)
+    device, together = FakeDevice(), threading.Barrier(5, timeout=60)
     files = [MemoryFile(4096) for _ in range(5)]
     before = descriptors()
 
