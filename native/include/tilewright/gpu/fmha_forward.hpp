@@ -171,7 +171,6 @@ struct FmhaForward {
     if constexpr (varying) store_shared(at, Words<1>{bits_of(k)}), store_shared(at + count * 4, Words<1>{bits_of(v)});
   }
   TW_DEVICE void look_up(const FmhaItem& item, int b, int key_head, int c0, uint32_t to) const {
-    TW_NO_UNROLL  // few turns, mostly one
     for (int j = thread; j < n0; j += threads) {
       int page;
       float k, v;
