@@ -68,7 +68,7 @@ def cases(name: str, options: Options) -> Iterator[ConvCase]:
         return
     for row in CONV.named[name]:
         case = CONV.from_record(row, name)
-        case = dataclasses.replace(case, n=IMAGES.get(kind_of(case), 8))
+        case = dataclasses.replace(case, n=1 if options.quick else IMAGES.get(kind_of(case), 8))
         if options.quick and (kind_of(case) in kinds or kind_of(case) not in CHECKED[name]):
             continue
         kinds.add(kind_of(case))
