@@ -145,7 +145,7 @@ def test_a_better_kernel_that_cannot_be_asked_for_now_does_not_keep_the_fallback
 
 
 def test_a_fallback_that_cannot_be_loaded_gives_way_to_another(make_engine: Any, tmp_path: Path) -> None:
-    engine, _ = faulty_engine(make_engine, tmp_path)
+    engine, toolchain = faulty_engine(make_engine, tmp_path)
     second = VectorConfig(rank=2).name
     plan(engine, 100, Selection(kernel=second))
     store, use = engine._store, engine._store.use
@@ -157,6 +157,7 @@ def test_a_fallback_that_cannot_be_loaded_gives_way_to_another(make_engine: Any,
 
     store.use = use_no_second  # type: ignore[method-assign]
     assert plan(engine, 100, SOON).kernels == (TWO_STAGES,)
+    toolchain.go.set()  # or the engine's end would wait for it
 
 
 def test_who_waits_for_another_to_load_a_kernel_keeps_its_own_deadline(make_engine: Any) -> None:

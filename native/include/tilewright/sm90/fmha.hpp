@@ -57,8 +57,16 @@ struct Fmha {
       __syncthreads();
       release_next_launch();
       wait_for_previous_launch();
-      const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / kWarp, 0);
-      if (warp <= kValues && (is_alone(warp) ? threadIdx.x % kWarp == 0 : true)) self.produce(warp);
+      if constexpr (C::paged) {
+        const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / kWarp, 0);
+        if (warp == 0) self.load_keys();
+        else if (threadIdx.x == kWarp) self.load_queries();
+        else if (warp == 2) self.load_values();
+      } else {
+        if (threadIdx.x == 0) self.load_keys();
+        else if (threadIdx.x == kWarp) self.load_queries();
+        else if (threadIdx.x == 2 * kWarp) self.load_values();
+      }
       __syncwarp();
     } else {
       if constexpr (Plan::consumers > 1) take_registers<Plan::registers_consumer>();
@@ -107,41 +115,37 @@ struct Fmha {
     return __shfl_sync(0xffffffffu, id, 0);
   }
 
-  // ---- the producer: a thread for each of keys, queries and values; of pages, a warp ----
+  // ---- the producer: a thread for each of keys, values and queries; of pages, a warp ----
 
-  static constexpr int kKeys = 0, kQueries = 1, kValues = 2;  // warps; that of keys also draws tiles
-  static TW_SM90 bool is_alone(int role) { return !C::paged || role == kQueries; }
-
-  // All roles in one loop: its code, and what says where a tile's rows and keys are, is there once.
-  TW_SM90 void produce(int role) const {
-    Ring ring;
-    RingState<1> queries;
-    RingState<2> next;
+  // The one that also draws tiles.
+  TW_SM90 void load_keys() const {
+    Ring keys;
+    RingState<2> ring;
     int id = (int)blockIdx.x;
     while (id < total) {
       const FmhaTile tile = tiles.at(id);
       const FmhaSpan span = fmha_span<C>(args, tile);
-      if (role == kQueries) {
-        load_queries(queries, span, tile);
-      } else {
-        if (role == kKeys && args.status && span.bad && (!C::paged || threadIdx.x == 0))
-          gpu::fmha_tell(args, span.bad, tile.b, span.culprit);
-        if (C::hdim_q == C::hdim_v || role == kKeys)
-          load_ring<C::hdim_q>(role, role == kKeys ? Plan::k_at : Plan::v_at, ring, span, tile);
-        else load_ring<C::hdim_v>(role, Plan::v_at, ring, span, tile);
-      }
-      if (role != kKeys) id = following(id, next, is_alone(role));
-      else if constexpr (C::paged) id = draw_for_warp(id, next);
-      else id = draw(id, next);
+      if (args.status && span.bad && (!C::paged || threadIdx.x == 0)) gpu::fmha_tell(args, span.bad, tile.b, span.culprit);
+      load_ring<C::hdim_q>(1, Plan::k_at, barriers.keys(), keys, span, tile);
+      if constexpr (C::paged) id = draw_for_warp(id, ring);
+      else id = draw(id, ring);
+    }
+  }
+
+  TW_SM90 void load_values() const {
+    Ring values;
+    RingState<2> ring;
+    for (int id = (int)blockIdx.x; id < total; id = following(id, ring, !C::paged)) {
+      const FmhaTile tile = tiles.at(id);
+      load_ring<C::hdim_v>(2, Plan::v_at, barriers.values(), values, fmha_span<C>(args, tile), tile);
     }
   }
 
   template <int kElements>
-  TW_SM90 void load_ring(int role, uint32_t ring_at, Ring& at, const FmhaSpan& span, FmhaTile tile) const {
+  TW_SM90 void load_ring(int map, uint32_t ring_at, RingBarriers<Plan::stages> ring, Ring& at, const FmhaSpan& span,
+                         FmhaTile tile) const {
     constexpr int kBytes = n0 * kElements * 2;
     const int key_head = tile.head / ((int)args.heads_q / (int)args.heads_k);
-    const RingBarriers<Plan::stages> ring = role == kKeys ? barriers.keys() : barriers.values();
-    const int map = role == kKeys ? 1 : 2;
 #pragma unroll 1
     for (int i = 0; i < span.count; i++) {
       if constexpr (C::paged) {
@@ -180,14 +184,20 @@ struct Fmha {
     }
   }
 
-  TW_SM90 void load_queries(RingState<1>& queries, const FmhaSpan& span, FmhaTile tile) const {
-    if (span.count == 0) return;
-    barriers.queries().wait_empty(queries);
-    const uint32_t full = barriers.queries().full(0);
-    arrive_expecting(full, Plan::q_bytes);
-    load_panels<C::hdim_q>(shared, params.maps[0], m0 * 128, {span.q_first + span.first, tile.head, C::varlen ? 0 : tile.b},
-                           full);
-    queries.next();
+  TW_SM90 void load_queries() const {
+    RingState<1> queries;
+    RingState<2> ring;
+    for (int id = (int)blockIdx.x; id < total; id = following(id, ring, true)) {
+      const FmhaTile tile = tiles.at(id);
+      const FmhaSpan span = fmha_span<C>(args, tile);
+      if (span.count == 0) continue;
+      barriers.queries().wait_empty(queries);
+      const uint32_t full = barriers.queries().full(0);
+      arrive_expecting(full, Plan::q_bytes);
+      load_panels<C::hdim_q>(shared, params.maps[0], m0 * 128,
+                             {span.q_first + span.first, tile.head, C::varlen ? 0 : tile.b}, full);
+      queries.next();
+    }
   }
 
   // ---- consumers ----
