@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from tilewright_server.build.artifacts import ArtifactCache
 from tilewright_server.build.pool import BuildPool, PoolOptions
 from tilewright_server.build.process import Limits
 from tilewright_server.build.toolchain import CpuToolchain
+
+sys.path.insert(0, str(Path(__file__).parent))  # tests are imported by path: their helpers are found here
 
 GOOD = 'extern "C" __attribute__((visibility("default"))) int answer() { return NUMBER; }\n'
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
 import json
 import random
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from artifact_meta import meta_of
 
 from tilewright_kit.errors import InvalidArgumentError, ResourceExhaustedError
 from tilewright_kit.source import SourceUnit
@@ -25,23 +25,7 @@ BINARY = random.Random(0).randbytes(4000)
 
 def record(**changes: Any) -> bytes:
     """What an entry says of itself."""
-    meta = ArtifactMeta(
-        key=KEY,
-        name="kernel",
-        language="c++",
-        arch="x86-64-v3",
-        compiler="fake",
-        flags=("-O2",),
-        plugin_version="1",
-        entries={"main": "f"},
-        source="kernel.cpp",
-        binary="kernel.so",
-        binary_sha256=hashlib.sha256(BINARY).hexdigest(),
-        binary_bytes=len(BINARY),
-        build_ns=1,
-        created=0.0,
-    )
-    return json.dumps(json.loads(meta.to_json()) | changes).encode()
+    return json.dumps(json.loads(meta_of(KEY, BINARY).to_json()) | changes).encode()
 
 
 def members(meta: bytes | None = None, **more: bytes) -> dict[str, bytes]:
@@ -114,7 +98,7 @@ def test_the_archive_that_they_were_made_from_is_good(cache: ArtifactCache, tmp_
         archive.write_bytes(data)
         imported = maintenance.import_entries(cache, archive)
         assert imported.added + imported.present == (KEY,)
-    assert maintenance.verify(cache) == [maintenance.Checked(KEY, "kernel", "")]
+    assert maintenance.verify(cache) == [maintenance.Checked(KEY, meta_of(KEY).name, "")]
 
 
 def test_an_entry_is_not_read_beyond_a_size(

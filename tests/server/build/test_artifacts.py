@@ -14,35 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from artifact_meta import BINARY, meta_of
 
 from tilewright_kit.errors import AccessError, InternalError, InvalidArgumentError, ResourceExhaustedError
 from tilewright_kit.source import SourceUnit
 from tilewright_server.build import maintenance
-from tilewright_server.build.artifacts import Artifact, ArtifactCache, ArtifactMeta
+from tilewright_server.build.artifacts import Artifact, ArtifactCache
 from tilewright_server.build.files import Files
-
-BINARY = b"\x7fELF not really"
-
-
-def meta_of(key: str, binary: bytes = BINARY) -> ArtifactMeta:
-    import hashlib
-
-    return ArtifactMeta(
-        key=key,
-        name=f"kernel-{key[:4]}",
-        language="c++",
-        arch="x86-64-v3",
-        compiler="fake",
-        flags=("-O2",),
-        plugin_version="1",
-        entries={"main": "f"},
-        source="kernel.cpp",
-        binary="kernel.so",
-        binary_sha256=hashlib.sha256(binary).hexdigest(),
-        binary_bytes=len(binary),
-        build_ns=1,
-        created=0.0,
-    )
 
 
 def key_of(number: int) -> str:
