@@ -62,7 +62,7 @@ def measure(cuda: Cuda, case: ConvCase, configs: Sequence[Any]) -> tuple[list[Me
     calls = {}
     for config in configs:
         try:
-            product = Product(cuda, asked, tensors | {out.name: result}, config.name)
+            product = Product(cuda, asked, tensors | {out.name: result}, config)
         except TilewrightError as error:
             print(f"refused: {config.name}: {error}")
             continue

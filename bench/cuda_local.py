@@ -23,7 +23,7 @@ from tilewright_kit.operation import Operation
 from tilewright_kit.plan import ExecutionPlan
 from tilewright_kit.plugins import PluginManager
 from tilewright_kit.problem import OperationRequest
-from tilewright_kit.select import Selector
+from tilewright_kit.select import Explicit, Selector
 from tilewright_kit.tensor import TensorDesc
 from tilewright_server.devices.cuda.provider import CudaProvider
 from tilewright_server.engine.call import Call
@@ -57,10 +57,12 @@ class Product:
         cuda: Cuda,
         request: OperationRequest,
         tensors: Mapping[str, torch.Tensor],
-        kernel: str,
+        kernel: KernelConfig | str,
         plan_of: Callable[[Any, Any, DeviceInfo], ExecutionPlan] | None = None,
     ) -> None:
-        """``plan_of``: instead of the operation's own way to plan a kernel."""
+        """``kernel``: one, or the name of one that the operation knows. ``plan_of``: instead of the operation's own
+        way to plan a kernel.
+        """
         operation = cuda.engine.operations[request.operation]
         problem = operation.parse(request)
         self.config = cuda.choose(operation, problem, kernel)
@@ -108,8 +110,10 @@ class Cuda:
         self.engine.close()
         self._scratch.cleanup()
 
-    def choose(self, operation: Operation[Any, Any], problem: Any, kernel: str) -> KernelConfig:
-        """The kernel that the server would take, or the one of that name."""
+    def choose(self, operation: Operation[Any, Any], problem: Any, kernel: KernelConfig | str) -> KernelConfig:
+        """The kernel that the server would take, or the one given or named."""
+        if isinstance(kernel, KernelConfig):
+            return Selector(Explicit(kernel)).select(operation, problem, self.info).config
         strategy = self.engine.catalogs.strategy(Selection(strategy="" if kernel else self.strategy, kernel=kernel))
         return Selector(strategy).select(operation, problem, self.info).config
 
