@@ -1,13 +1,13 @@
 """Hopper GEMMs from two sets of headers, the shipped ones and others: what is right, how fast, how long they compile.
 
-    python bench/sm90_compare.py                   # on a GPU: about 100 s; exit status 0 if the others may be shipped
-    python bench/sm90_compare.py --compile-only    # without one: seconds of the compiler and what ptxas says
+    python bench/sm90_compare.py --headers FOLDER  # on a GPU: about 100 s; exit status 0 if the others may be shipped
+    python bench/sm90_compare.py --headers FOLDER --compile-only    # without one: seconds and what ptxas says
     python bench/sm90_compare.py --compile-set     # without one: cold builds of the default set, one at a time
 
-The others are those of tilewright/sm90/named, unless --headers names a folder in which they take the place of the
-shipped ones. Kernels are those that the server's selection takes for the benchmarks' problems and for fused ones. Both
-sets run in turns, on the same operands, in one process; their results must have the same bits. What fails for one
-problem is a fault of its row; the others go on.
+The others are those of the folder that --headers names, a changed copy of native/include; without it --compile-set
+takes the shipped ones. Kernels are those that the server's selection takes for the benchmarks' problems and for fused
+ones. Both sets run in turns, on the same operands, in one process; their results must have the same bits. What fails
+for one problem is a fault of its row; the others go on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import shutil
 import statistics
 import subprocess
 import sys
@@ -51,14 +50,6 @@ SLOWEST = 10
 AGAIN_SECONDS = 0.45
 """A kernel that takes longer is compiled twice more; the median counts."""
 Shape = tuple[int, int, int]
-
-
-def replaced(folder: Path) -> Path:
-    """A copy of the headers in which the GEMM is the one of sm90/named."""
-    target = folder / "include"
-    shutil.copytree(include_dir(), target)
-    (target / "tilewright/sm90/gemm.hpp").write_text('#include "tilewright/sm90/named/gemm.hpp"\n')
-    return target
 
 
 @dataclass
@@ -310,15 +301,16 @@ def main() -> int:
     parser.add_argument("--check-seconds", type=float, default=60.0, help="for sm90_check.py")
     parser.add_argument("--log", type=Path, default=Path(tempfile.gettempdir()) / "sm90_compare.json")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        headers = {"shipped": include_dir(), "others": args.headers or replaced(Path(folder))}
-        good = "the others may be shipped"
-        if args.compile_only:
-            faults, good = compile_only(headers), "they compile clean"
-        elif args.compile_set is not None:
-            faults, good = compile_set(headers["others"], args.compile_set), "they compile in time"
-        else:
-            faults = compare(headers, args.log, args.seconds, args.check_seconds)
+    if args.headers is None and args.compile_set is None:
+        parser.error("--headers names the folder of headers to compare")
+    headers = {"shipped": include_dir(), "others": args.headers or include_dir()}
+    good = "the others may be shipped"
+    if args.compile_only:
+        faults, good = compile_only(headers), "they compile clean"
+    elif args.compile_set is not None:
+        faults, good = compile_set(headers["others"], args.compile_set), "they compile in time"
+    else:
+        faults = compare(headers, args.log, args.seconds, args.check_seconds)
     for fault in faults:
         print(fault)
     print(f"{len(faults)} faults" if faults else good)

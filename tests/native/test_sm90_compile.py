@@ -21,6 +21,8 @@ from sm90_config import BARRIER_BYTES, SHARED_BYTES, Config, compile_source, sou
 PINGPONG = Config(scheduler="pingpong", wave=(1, 1), tile=(64, 256, 64))
 DECODE = Config(tile=(16, 64, 128), wave=(1, 1), swap=True, persistent=False)
 FP8 = Config(a="fp8", b="fp8", tile=(128, 128, 128))
+NARROW = Config(tile=(40, 128, 64), wave=(1, 2), swap=True, persistent=False)
+SCALES = Config(scale_a="row", scale_b="column", bias="bf16")
 INT8 = Config(a="int8", b="int8", c="int32", tile=(128, 128, 128))
 
 SAMPLE = [
@@ -53,6 +55,15 @@ SAMPLE = [
     Config(bias="bf16", unary="Gelu", tile=(128, 128, 64)),
     replace(PINGPONG, tile=(128, 128, 64), d=("fp16",), binary="Add", c="fp32"),
     Config(d=("bf16", "fp32"), binary="Multiply", unary="Clamp", tile=(128, 128, 64)),
+    Config(bias="bf16", unary="Gelu", d=("bf16",), binary="Add"),
+    replace(SCALES, scheduler="pingpong", wave=(1, 1), tile=(128, 128, 64), d=("fp16",), binary="Add", unary="Gelu"),
+    replace(NARROW, split_k=3, bias="bf16"),
+    replace(NARROW, epilogue="default", grouped=True),
+    Config(tile=(128, 128, 64), split_k=2, cluster_k=2, persistent=False),
+    replace(FP8, tile=(256, 96, 128), wave=(1, 2), epilogue="default", promote=4),
+    replace(FP8, scale_a="row", scale_b="column", d=("bf16",), binary="Multiply", c="fp32"),
+    Config(a="int8", b="int8", c="int32", tile=(128, 224, 128), epilogue="default"),
+    Config(d=("bf16", "fp32"), binary="Multiply", unary="Clamp", tile=(128, 128, 64), layout="crr"),
 ]
 
 

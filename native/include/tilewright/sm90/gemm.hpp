@@ -67,8 +67,8 @@ struct Gemm {
   using Params = GemmParams<C>;
   using Queue = typename GemmQueue<Plan>::type;
   using Cluster = typename Plan::Cluster;
+  using Registers = typename Output<Plan>::Registers;
   using Ring = RingState<Plan::stages>;
-  using T = typename Plan::Accumulator;
   static constexpr int threads = Plan::threads;
   // Named barriers: one per consumer, the two by which pingpong's consumers take turns, the start.
   static constexpr int kConsumerBarrier = 1, kTurnBarrier = 8, kStartBarrier = 10;
@@ -79,9 +79,10 @@ struct Gemm {
     const RingBarriers<Plan::stages> barriers{shared + Plan::barriers_at};
     const int warpgroup = warpgroup_index(), rank = Cluster::size == 1 ? 0 : (int)cluster_rank();
     const GemmTasks<C> tasks{params};
+    SumsOf<Plan>::declare();
 
     if (warpgroup == 0) {
-      if constexpr (Plan::Registers::moves) give_registers_up<Plan::Registers::producer>();
+      if constexpr (Registers::moves) give_registers_up<Registers::producer>();
       if (threadIdx.x == 0) make_barriers(barriers);
       if (threadIdx.x == kWarp) prefetch_maps(params);
       started(threadIdx.x < kWarp);
@@ -93,7 +94,7 @@ struct Gemm {
       }
       if constexpr (Plan::cluster_k > 1) cluster_wait();
     } else {
-      if constexpr (Plan::Registers::moves) take_registers<Plan::Registers::consumer>();
+      if constexpr (Registers::moves) take_registers<Registers::consumer>();
       started(false);
       wait_for_previous_launch();
       const Queue queue(tasks, (int)params.launch.split_k, rank);
@@ -150,56 +151,57 @@ struct Gemm {
           continue;
         }
         mine = false;
-        join_barrier(kTurnBarrier + consumer, 2 * kWarpgroup);
       }
-      T acc[Plan::repeats][Plan::columns / 2];  // one tile's: nothing is carried to the next
-      if constexpr (Plan::partial) products.clear(acc);
+      const auto output = [&] { return Output<Plan>(tasks.at(work.task), work, wave, staging, barrier); };
+      typename Output<Plan>::Ahead ahead = {};
+      if constexpr (!Plan::partial) output().begin(ahead);
+      if constexpr (Plan::pingpong) join_barrier(kTurnBarrier + consumer, 2 * kWarpgroup);
       const auto pass_turn = [&] {
         if constexpr (Plan::pingpong) signal_barrier(kTurnBarrier + 1 - consumer, 2 * kWarpgroup);
       };
-      if constexpr (Plan::promote != 0) products.multiply_promoting(acc, work.steps, pass_turn);
-      else products.multiply(acc, work.steps, pass_turn);
+      if constexpr (Plan::promote != 0) products.multiply_promoting(work.steps, pass_turn);
+      else products.multiply(work.steps, pass_turn);
       bool complete = true;
-      if constexpr (Plan::cluster_k > 1) complete = gather(acc, consumer, shared, thread);
+      if constexpr (Plan::cluster_k > 1) complete = gather(consumer, shared, thread);
       else if constexpr (Plan::partial)
-        if (work.parts > 1) complete = combine(params, acc, work, consumer, wave, shared, barrier, thread);
-      if (complete) Output<Plan>(tasks.at(work.task), work, wave, staging, barrier).store(acc);
+        if (work.parts > 1) complete = combine(params, work, consumer, wave, shared, barrier, thread);
+      if (!complete) continue;
+      if constexpr (Plan::partial) output().begin(ahead);
+      output().store(ahead);
     }
     if constexpr (Plan::staged)
       if (thread == 0) wait_stores_read<0>();  // shared memory lives until then; the launch ends with the writes
   }
 
   // Sends this part's sums to the cluster's first workgroup, which adds them to its own and returns true.
-  static TW_SM90 bool gather(T (&acc)[Plan::repeats][Plan::columns / 2], int consumer, uint32_t shared, int thread) {
-    T(&sums)[Plan::accumulators] = reinterpret_cast<T(&)[Plan::accumulators]>(acc);
+  static TW_SM90 bool gather(int consumer, uint32_t shared, int thread) {
     const uint32_t barrier = shared + Plan::flags_at + consumer * 8, rank = cluster_rank();
     const uint32_t slots = shared + Plan::gather_at + consumer * Plan::sums_bytes;
     constexpr int kSlot = Plan::waves * Plan::sums_bytes;
     cluster_wait();  // the first has made its barriers
-    if (rank != 0) send_sums(sums, slots + (rank - 1) * kSlot, barrier, thread);
-    else gather_sums(sums, slots, kSlot, Plan::cluster_k - 1, barrier, thread);
+    if (rank != 0) send_sums<Plan>(slots + (rank - 1) * kSlot, barrier, thread);
+    else gather_sums<Plan>(slots, kSlot, Plan::cluster_k - 1, barrier, thread);
     return rank == 0;
   }
 
   // Leaves this part's sums in the workspace; the last part of the tile gets them all and returns true.
-  static TW_SM90 bool combine(const Params& params, T (&acc)[Plan::repeats][Plan::columns / 2], const Work& work,
-                              int consumer, int wave, uint32_t shared, int barrier, int thread) {
-    T(&sums)[Plan::accumulators] = reinterpret_cast<T(&)[Plan::accumulators]>(acc);
-    T* const base = (T*)params.launch.workspace + wave * Plan::accumulators * kWarpgroup;
-    const auto slot_of = [&](int part) { return base + (int64_t)work.slot(part) * (Plan::tile_m * Plan::tile_n); };
-    write_partial(slot_of(work.part), sums, thread);
+  static TW_SM90 bool combine(const Params& params, const Work& work, int consumer, int wave, uint32_t shared,
+                              int barrier, int thread) {
+    char* const base = (char*)params.launch.workspace + wave * Plan::sums_bytes;
+    const auto slot_of = [&](int part) { return base + (int64_t)work.slot(part) * (Plan::tile_m * Plan::tile_n * 4); };
+    write_partial<Plan>(slot_of(work.part), thread);
     const uint32_t flag = shared + Plan::flags_at + consumer * 8;
     if (!arrive_last<Plan::waves>(params.launch.counters + work.tile, work.parts, wave, flag, barrier, thread))
       return false;
-    add_partials(sums, slot_of, work.parts, thread);
+    add_partials<Plan>(slot_of, work.parts, thread);
     return true;
   }
 };
 
 }  // namespace tw::sm90
 
-#define TW_GEMM_KERNEL(NAME, CONFIG)                                                                                  \
-  extern "C" __global__ void __launch_bounds__(tw::sm90::Gemm<CONFIG>::threads, 1)                                    \
-      NAME(const __grid_constant__ tw::GemmParams<CONFIG> params) {                                                   \
-    tw::sm90::Gemm<CONFIG>::run(params);                                                                              \
+#define TW_GEMM_KERNEL(NAME, CONFIG)                                               \
+  extern "C" __global__ void __launch_bounds__(tw::sm90::Gemm<CONFIG>::threads, 1) \
+      NAME(const __grid_constant__ tw::GemmParams<CONFIG> params) {                \
+    tw::sm90::Gemm<CONFIG>::run(params);                                           \
   }

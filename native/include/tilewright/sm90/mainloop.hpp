@@ -2,6 +2,7 @@
 // multiply them.
 #pragma once
 #include "tilewright/sm90/gemm_plan.hpp"
+#include "tilewright/sm90/sums.hpp"
 #include "tilewright/sm90/tma.hpp"
 
 namespace tw::sm90 {
@@ -57,9 +58,9 @@ TW_SM90 void produce(Queue queue, const Tasks& tasks, RingBarriers<Plan::stages>
 // One consumer warpgroup's view of the ring.
 template <class Plan>
 struct Consumer {
-  using T = typename Plan::Accumulator;
+  using Sums = SumsOf<Plan>;
   using Ring = RingState<Plan::stages>;
-  static constexpr int kRepeats = Plan::repeats, kRegisters = Plan::columns / 2;
+  static constexpr int kRepeats = Plan::repeats;
   // Units of 16 bytes from one step of 32 bytes along k to the next within a line of 128 bytes, and from line to line.
   static constexpr int kXRepeat = Plan::x_mn ? Plan::panel_bytes / 16 : 64 * 128 / 16;
 
@@ -99,29 +100,31 @@ struct Consumer {
     return Plan::y_mn ? step * 128 : step / 4 * (Plan::y_tile * 128 / 16) + step % 4 * 2;
   }
 
-  // Issues the products of the next stage; `keep` is 0 if the accumulators are to be overwritten.
-  TW_SM90 void issue(T (&acc)[kRepeats][kRegisters], int keep) {
+  // Issues the products of the next stage into sets kInto, ...; `keep` is 0 if they are to be overwritten.
+  template <int kInto>
+  TW_SM90 void issue(int keep) {
     barriers.wait_full(ring);
     const Descriptor xs = {x.low + ring.stage * (Plan::x_bytes / 16), x.high};
     const Descriptor ys = {y.low + ring.stage * (Plan::y_bytes / 16), y.high};
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < Plan::k_steps; step++)
-#pragma unroll
-      for (int r = 0; r < kRepeats; r++)
-        wgmma<typename Plan::Text>(acc[r], xs.plus(x_offset(step) + r * kXRepeat), ys.plus(y_offset(step)),
-                                   step | keep);
+      for_each_index<0, kRepeats>([&](auto r) {
+        multiply_into<typename Plan::Text, kInto + r.value>(Index<Plan::columns>{},
+                                                            xs.plus(x_offset(step) + r.value * kXRepeat),
+                                                            ys.plus(y_offset(step)), step | keep);
+      });
     wgmma_commit();
   }
 
   // The sums of the products of `steps` stages; one group is issued while the one before runs. `issued` is called when
   // all are issued, before they are complete.
-  template <class Issued>
-  TW_SM90 void multiply(T (&acc)[kRepeats][kRegisters], int steps, const Issued& issued) {
+  template <int kInto = 0, class Issued>
+  TW_SM90 void multiply(int steps, const Issued& issued) {
     int previous = 0;
 #pragma unroll 1
     for (int step = 0; step < steps; step++) {
-      issue(acc, step);
+      issue<kInto>(step);
       wgmma_wait<1>();
       if (step) release(previous);
       previous = ring.stage;
@@ -130,39 +133,28 @@ struct Consumer {
     issued();
     wgmma_wait<0>();
     if (steps) release(previous);
-#pragma unroll
-    for (int r = 0; r < kRepeats; r++) pin(acc[r]);
-    if (steps == 0) clear(acc);
+    else Sums::template clear<kInto * Sums::chunks, kRepeats * Sums::chunks>();
   }
 
-  // The same with the sums of every `promote` products added to `acc` in fp32: the tensor cores keep fewer bits.
+  // The same with the sums of every `promote` products added to others in fp32: the tensor cores keep fewer bits.
   template <class Issued>
-  TW_SM90 void multiply_promoting(T (&acc)[kRepeats][kRegisters], int steps, const Issued& issued) {
+  TW_SM90 void multiply_promoting(int steps, const Issued& issued) {
     constexpr int kStages = Plan::promote / Plan::k_steps;
-    clear(acc);
-    T part[kRepeats][kRegisters];
+    Sums::template clear<0, kRepeats * Sums::chunks>();
 #pragma unroll 1
     while (steps > kStages) {
-      multiply(part, kStages, [] {});
-      add(acc, part);
+      multiply<kRepeats>(kStages, [] {});
+      add_parts();
       steps -= kStages;
     }
-    multiply(part, steps, issued);
-    add(acc, part);
+    multiply<kRepeats>(steps, issued);
+    add_parts();
   }
 
-  static TW_SM90 void clear(T (&acc)[kRepeats][kRegisters]) {
-#pragma unroll
-    for (int r = 0; r < kRepeats; r++)
-#pragma unroll
-      for (int i = 0; i < kRegisters; i++) acc[r][i] = 0;
-  }
  private:
-  static TW_SM90 void add(T (&acc)[kRepeats][kRegisters], const T (&part)[kRepeats][kRegisters]) {
-#pragma unroll
-    for (int r = 0; r < kRepeats; r++)
-#pragma unroll
-      for (int i = 0; i < kRegisters; i++) acc[r][i] += part[r][i];
+  static TW_SM90 void add_parts() {
+    constexpr int kCount = kRepeats * Sums::chunks;
+    for_each_index<0, kCount>([](auto q) { Sums::template add<q.value, kCount + q.value>(); });
   }
 };
 

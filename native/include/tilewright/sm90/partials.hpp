@@ -2,82 +2,65 @@
 // in the order of the parts. The result does not depend on who that is. Or, within a cluster, the first part gets them
 // all.
 #pragma once
-#include "tilewright/gpu/platform.hpp"
 #include "tilewright/sm90/mbarrier.hpp"
+#include "tilewright/sm90/sums.hpp"
 
 namespace tw::sm90 {
 
-TW_SM90 uint32_t bits(float x) { return gpu::bits_of(x); }
-TW_SM90 uint32_t bits(int32_t x) { return (uint32_t)x; }
-TW_SM90 void from_bits(float& x, uint32_t from) { x = gpu::float_of(from); }
-TW_SM90 void from_bits(int32_t& x, uint32_t from) { x = (int32_t)from; }
+// A slot holds one warpgroup's sums (Sums::place), each chunk of them moved by one statement.
+template <class Plan>
+constexpr int kSumChunks = Plan::repeats * SumsOf<Plan>::chunks;
 
-// One warpgroup's sums, kCount per thread (a multiple of 4), in a slot: registers by fours, 16 bytes a thread.
-template <class T, int kCount>
-TW_SM90 void write_partial(T* slot, const T (&sums)[kCount], int thread) {
-#pragma unroll
-  for (int i = 0; i < kCount; i += 4)
-    gpu::store_coherent<4>(slot + (i / 4 * kWarpgroup + thread) * 4,
-                           gpu::Words<4>{bits(sums[i]), bits(sums[i + 1]), bits(sums[i + 2]), bits(sums[i + 3])});
+template <class Plan>
+TW_SM90 void write_partial(char* slot, int thread) {
+  char* const to = slot + thread * 16;
+  for_each_index<0, kSumChunks<Plan>>([&](auto q) { SumsOf<Plan>::template leave<q.value>(to); });
 }
 
-// The sums of all parts, added in their order. Several parts are on their way at once.
-template <class T, int kCount, class SlotOf>
-TW_SM90 void add_partials(T (&sums)[kCount], const SlotOf& slot_of, int parts, int thread) {
-  constexpr int kBatch = kCount >= 64 ? 64 : kCount, kParts = kCount >= 64 ? 1 : 64 / kCount;
-#pragma unroll
-  for (int i = 0; i < kCount; i++) sums[i] = 0;
+// The sums of all parts, added in their order. Several chunks, or parts, are on their way at once.
+template <class Plan, class SlotOf>
+TW_SM90 void add_partials(const SlotOf& slot_of, int parts, int thread) {
+  using Sums = SumsOf<Plan>;
+  constexpr int kChunks = kSumChunks<Plan>, kBatch = kChunks < kTakenChunks ? kChunks : kTakenChunks;
+  constexpr int kParts = kTakenChunks / kBatch;
+  Sums::template clear<0, kChunks>();
 #pragma unroll 1
-  for (int part = 0; part < parts; part += kParts) {
-#pragma unroll
-    for (int begin = 0; begin < kCount; begin += kBatch) {
-      gpu::Words<4> loaded[kParts][kBatch / 4];
-#pragma unroll
-      for (int p = 0; p < kParts; p++)
-        if (p == 0 || part + p < parts)
-#pragma unroll
-          for (int i = 0; i < kBatch / 4 && begin + i * 4 < kCount; i++)
-            loaded[p][i] =
-                gpu::load_coherent<4>(slot_of(part + p) + ((begin / 4 + i) * kWarpgroup + thread) * 4);
-#pragma unroll
-      for (int p = 0; p < kParts; p++)
-        if (p == 0 || part + p < parts)
-#pragma unroll
-          for (int i = 0; i < kBatch && begin + i < kCount; i++) {
-            T value;
-            from_bits(value, loaded[p][i / 4].w[i % 4]);
-            sums[begin + i] += value;
-          }
-    }
-  }
+  for (int part = 0; part < parts; part += kParts)
+    for_each_index<0, (kChunks + kBatch - 1) / kBatch>([&](auto batch) {
+      constexpr int kBegin = batch.value * kBatch, kEnd = kBegin + kBatch < kChunks ? kBegin + kBatch : kChunks;
+      for_each_index<0, kParts>([&](auto p) {
+        constexpr int kAt = p.value * kBatch - kBegin;
+        if (p.value > 0 && part + p.value >= parts) return;
+        const char* const from = slot_of(part + p.value) + thread * 16;
+        for_each_index<kBegin, kEnd>(
+            [&](auto q) { Sums::template take<q.value, kAt + q.value>(from); });
+      });
+      for_each_index<0, kParts>([&](auto p) {
+        constexpr int kAt = p.value * kBatch - kBegin;
+        if (p.value > 0 && part + p.value >= parts) return;
+        for_each_index<kBegin, kEnd>(
+            [&](auto q) { Sums::template add_taken<q.value, kAt + q.value>(); });
+      });
+    });
 }
 
 // The same within a cluster, of which each workgroup has one part. `send_sums`: a warpgroup's sums go to slot `part` -
 // 1 of workgroup 0, whose barrier expects them. `gather_sums`: workgroup 0 adds the slots to its own.
-template <class T, int kCount>
-TW_SM90 void send_sums(const T (&sums)[kCount], uint32_t slot, uint32_t barrier, int thread) {
-  const uint32_t to = shared_address_in(slot, 0) + thread * 16, at = shared_address_in(barrier, 0);
-#pragma unroll
-  for (int i = 0; i < kCount; i += 4)
-    send_words(to + i / 4 * (kWarpgroup * 16), at, bits(sums[i]), bits(sums[i + 1]), bits(sums[i + 2]),
-               bits(sums[i + 3]));
+template <class Plan>
+TW_SM90 void send_sums(uint32_t slot, uint32_t barrier, int thread) {
+  const uint32_t to = shared_address_in(slot, 0) + thread * 16, at_barrier = shared_address_in(barrier, 0);
+  for_each_index<0, kSumChunks<Plan>>([&](auto q) { SumsOf<Plan>::template send<q.value>(to, at_barrier); });
 }
-template <class T, int kCount>
-TW_SM90 void gather_sums(T (&sums)[kCount], uint32_t slots, int slot_bytes, int count, uint32_t barrier, int thread) {
+template <class Plan>
+TW_SM90 void gather_sums(uint32_t slots, int slot_bytes, int count, uint32_t barrier, int thread) {
   wait(barrier, 0);
+  slots += thread * 16;
 #pragma unroll 1
-  for (int slot = 0; slot < count; slot++, slots += slot_bytes) {
-#pragma unroll
-    for (int i = 0; i < kCount; i += 4) {
-      const gpu::Words<4> words = gpu::load_shared<4>(slots + (i / 4 * kWarpgroup + thread) * 16);
-#pragma unroll
-      for (int l = 0; l < 4; l++) {
-        T value;
-        from_bits(value, words.w[l]);
-        sums[i + l] += value;
-      }
-    }
-  }
+  for (int slot = 0; slot < count; slot++, slots += slot_bytes)
+    for_each_index<0, kSumChunks<Plan>>([&](auto q) {
+      SumsOf<Plan>::template take_shared<q.value, q.value % kTakenChunks>(slots);
+      SumsOf<Plan>::template add_taken<q.value, q.value % kTakenChunks>();
+    });
 }
 
 // Counts the calling warpgroup as arrived at its tile; true for the last of `parts`. A counter serves kConsumers

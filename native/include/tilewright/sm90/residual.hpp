@@ -1,5 +1,5 @@
-// One D operand of 16-bit elements as the accumulators are arranged, read 16 bytes a thread where it can be: a quarter
-// of the loads that pairs of elements take, and early enough for their latency to pass.
+// One D operand of 16-bit elements as the sums are arranged, read 16 bytes a thread where it can be: a quarter of the
+// loads that pairs of elements take, on their way while rows before are finished.
 #pragma once
 #include "tilewright/gpu/epilogue.hpp"
 #include "tilewright/sm90/store.hpp"
@@ -32,29 +32,26 @@ struct Residual {
         wide(d.col_stride == 1 && d.row_stride % 8 == 0 && gpu::is_aligned(base, 16)) {}
 
   // Row i of four blocks of 8 columns from column j on: for the calling lane x[b] is to hold columns 2*quad and the
-  // next of block b. `load` begins it, `arrange` ends it; all lanes of the warp call both with the same j.
+  // next of block b. Where all of them can be read 16 bytes at a time (`whole`), `load` begins it and transpose_quad
+  // ends it, else `gather` does all of it. What lies beyond n is unspecified.
+  TW_SM90 bool whole(int j) const { return wide && j + 32 <= n; }
   TW_SM90 void load(uint32_t (&x)[4], int i, int j, int quad) const {
-    const char* const from = base + (int64_t)i * row_stride * 2;
-    if (whole(j)) {
-      const auto words = gpu::load_global<gpu::Words<4>>(from + (j + quad * 8) * 2);
+    const auto words = gpu::load_global<gpu::Words<4>>(base + ((int64_t)i * row_stride + j + quad * 8) * 2);
 #pragma unroll
-      for (int b = 0; b < 4; b++) x[b] = words.w[b];
-    } else {
-#pragma unroll
-      for (int b = 0; b < 4; b++) {
-        const int at = j + b * 8 + quad * 2;
-        x[b] = element(from, at) | element(from, at + 1) << 16;
-      }
-    }
+    for (int b = 0; b < 4; b++) x[b] = words.w[b];
   }
-  TW_SM90 void arrange(uint32_t (&x)[4], int j) const {
-    if (whole(j)) transpose_quad(x);
+  TW_SM90 void gather(uint32_t (&x)[4], int i, int j, int quad) const {
+    const char* const from = base + (int64_t)i * row_stride * 2;
+#pragma unroll
+    for (int b = 0; b < 4; b++) {
+      const int at = j + b * 8 + quad * 2;
+      x[b] = element(from, at) | element(from, at + 1) << 16;
+    }
   }
 
  private:
-  TW_SM90 bool whole(int j) const { return wide && j + 32 <= n; }
-  TW_SM90 uint32_t element(const char* from, int j) const {
-    return j < n ? (uint32_t)gpu::load_global<uint16_t>(from + j * col_stride * 2) : 0;
+  TW_SM90 uint32_t element(const char* from, int j) const {  // without a branch
+    return gpu::load_global<uint16_t>(from + (j < n ? j : n - 1) * col_stride * 2);
   }
 };
 

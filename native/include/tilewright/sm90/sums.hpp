@@ -8,7 +8,7 @@
 #pragma once
 #include "tilewright/sm90/wgmma.hpp"
 
-namespace tw::sm90::named {
+namespace tw::sm90 {
 
 constexpr int kChunk = 16;
 
@@ -276,4 +276,4 @@ template <class Plan>
 using SumsOf = Sums<typename Plan::Accumulator, Plan::repeats*(Plan::promote ? 2 : 1), Plan::columns / 2,
                     (Plan::partial || Plan::cluster_k > 1) ? kTakenChunks : 0>;
 
-}  // namespace tw::sm90::named
+}  // namespace tw::sm90

@@ -2,10 +2,10 @@
 #pragma once
 #include "tilewright/gpu/epilogue.hpp"
 #include "tilewright/sm90/gemm_plan.hpp"
-#include "tilewright/sm90/named/residual.hpp"
-#include "tilewright/sm90/named/sums.hpp"
+#include "tilewright/sm90/residual.hpp"
+#include "tilewright/sm90/sums.hpp"
 
-namespace tw::sm90::named {
+namespace tw::sm90 {
 
 template <class Plan>
 struct Elements {
@@ -245,4 +245,4 @@ struct Elements {
   TW_SM90 int row_of(int r, int h) const { return row + r * 64 + warp * 16 + lane / 4 + h * 8; }
 };
 
-}  // namespace tw::sm90::named
+}  // namespace tw::sm90
