@@ -51,13 +51,6 @@ class Worker:
         failed = {config.name: str(item.error) for config, item in zip(configs, results, strict=True) if item.error}
         return {"built": len(configs), "seconds": round(time.perf_counter() - begun, 1), "failed": failed}
 
-    def _built(self, config: Any) -> None:
-        from tilewright_server.engine.call import Call
-
-        (result,) = self.cuda.engine.build([config], self.cuda.info.arch, lambda _: None, Call())
-        if result.error is not None:
-            raise result.error
-
     def run(self, number: int) -> dict[str, Any]:
         from sm90_attention_run import Attended
 
@@ -70,7 +63,6 @@ class Worker:
         for config in (*chosen, *(attended.portable() if item.portable else ())):
             name = item.name_of(config)
             try:
-                self._built(config)
                 call = attended.call(config)
                 answer["errors"][name] = attended.check(call) if item.checked else attended.glance(call)
                 calls[name] = call

@@ -12,6 +12,7 @@ from sm90_attention_cases import Case
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tilewright_kit.problem import OperationRequest
+from tilewright_server.engine.call import Call
 from tilewright_server.tuning.stand import Loaded
 
 __all__ = ["Attended"]
@@ -136,13 +137,16 @@ class Attended:
         if found:
             raise ValueError("; ".join(f"{item.rule}: {item.reason}" for item in found))
         plan = self.operation.plan(self.problem, config, cuda.info)
+        for result in cuda.engine.build(list(plan.kernels), cuda.info.arch, lambda _: None, Call()):
+            if result.error is not None:
+                raise result.error
         loaded = Loaded(cuda.engine, cuda.device, plan)
         names = [item.name for item in plan.operands]
         program = cuda.device.program(loaded.stages, names, counter_bytes=plan.counter_bytes)
         addresses = [self.tensors[name].data_ptr() for name in names]
-
+        workspace = torch.empty(max(plan.workspace_bytes, 16), dtype=torch.uint8, device="cuda")
         self._loaded.append(loaded)  # modules live as long as what is launched from them
-        return lambda: cuda.stream.launch(program, addresses, 0, 0, 0)
+        return lambda: cuda.stream.launch(program, addresses, 0, 0, workspace.data_ptr())
 
     def portable(self) -> tuple[Any, ...]:
         """The kernel that the planner would take if there were no specialised ones."""
@@ -238,9 +242,8 @@ class Attended:
                 o[at], lse[:, at] = own.transpose(0, 1), sums
             else:
                 item = case.cache_index[b] if case.cache_index else b
-                own, sums = self._item(
-                    tensors["q"][b, :, :rows], tensors["k"][item, :, :keys], tensors["v"][item, :, :keys]
-                )
+                q, k, v = tensors["q"][b, :, :rows], tensors["k"][item, :, :keys], tensors["v"][item, :, :keys]
+                own, sums = self._item(q, k, v, hidden=self._hidden(b))
                 o[b], lse[b] = 0.0, -math.inf
                 o[b, :, :rows], lse[b, :, :rows] = own, sums
         return o, lse
