@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Hashable, Iterable, Sequence
+
+import sampling
 
 from tilewright_gemm.config import GemmConfig
 
@@ -12,8 +13,8 @@ __all__ = ["covering"]
 
 def features(config: GemmConfig) -> set[Hashable]:
     """What a configuration shows: the value of every field, alone and in its schedule, and each type in each place."""
-    values: dict[str, Hashable] = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    schedule = (values.pop("pipeline"), values.pop("scheduler"))
+    values = sampling.fields_of(config, "pipeline", "scheduler")
+    schedule = (config.pipeline, config.scheduler)
     dtypes = (config.a, config.b)
     shown: set[Hashable] = {(schedule, name, value) for name, value in values.items()}
     return shown | {(dtypes, value) for value in (schedule, config.layout, config.c, config.epilogue)}
@@ -25,14 +26,9 @@ def covering(configs: Iterable[GemmConfig], shown: Sequence[GemmConfig] = ()) ->
     Of configurations that show as much, the one with the most accumulators in a thread is taken: it is the likeliest to
     lack registers.
     """
-    left = {config: features(config) for config in configs}
-    missing = set().union(*left.values()).difference(*map(features, shown))
-    chosen: list[GemmConfig] = []
-    while missing:
-        best = max(left, key=lambda config: (len(left[config] & missing), pressure(config), config.name))
-        chosen.append(best)
-        missing -= left.pop(best)
-    return chosen
+    known = set[Hashable]().union(*map(features, shown))
+    ordered = sorted(set(configs), key=lambda config: (pressure(config), config.name), reverse=True)
+    return [ordered[place] for place in sampling.covering(ordered, lambda config: features(config) - known)]
 
 
 def pressure(config: GemmConfig) -> float:

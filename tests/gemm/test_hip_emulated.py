@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Hashable
 from functools import cache
 
 import numpy as np
@@ -10,6 +12,7 @@ from gemm_runner import draw
 from hip_cases import STEPS, VARIANTS, Case, cases, pairs_of
 from hip_runner import HipRunner
 from hip_units import HAVE_HIP, HIP_ARCHS, WITHOUT_HIP
+from sampling import partly
 
 import tilewright_arch
 from tilewright_gemm.config import GemmConfig
@@ -64,8 +67,20 @@ def label(value: object) -> str:
     return "-".join(value.marks.values()) if isinstance(value, Case) else str(value)
 
 
+TOGETHER = (("pair", "layout"), ("pipeline", "layout"), ("variant", "step"), ("layout", "epilogue"))
+"""What meets in a kernel, in every pair of values."""
+
+
+def shown(case: tuple[str, Case]) -> set[Hashable]:
+    """What every run has: all values on each arch, each warp tile of each pair of types, and what meets, on some."""
+    name, marks = case[0], case[1].marks
+    found: set[Hashable] = {(name, kind, value) for kind, value in marks.items()}
+    found |= {(name, marks["pipeline"], marks["epilogue"]), (marks["pair"], marks["warp_tile"])}
+    return found | {(first, marks[first], second, marks[second]) for first, second in TOGETHER}
+
+
 @needs_compiler
-@pytest.mark.parametrize(("name", "case"), ALL, ids=label)
+@pytest.mark.parametrize(("name", "case"), partly(ALL, shown), ids=label)
 def test_every_kind_of_kernel_computes_its_problem(name: str, case: Case) -> None:
     check(name, case.request, case.config, case.lead)
 
@@ -91,7 +106,7 @@ def test_the_cases_hold_every_kind_of_kernel(name: str) -> None:
 
 
 def test_all_archs_together_hold_every_pair_of_what_meets_in_a_kernel() -> None:
-    for first, second in (("pair", "layout"), ("pipeline", "layout"), ("variant", "step"), ("layout", "epilogue")):
+    for first, second in TOGETHER:
         found = {(case.marks[first], case.marks[second]) for _, case in ALL}
         firsts, seconds = ({case.marks[kind] for _, case in ALL} for kind in (first, second))
         assert found == {(one, two) for one in firsts for two in seconds}, (first, second)
@@ -120,9 +135,14 @@ ODD = ((1, 3), (1, 5), (1, 7), (3, 1), (3, 3))
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", ["gfx942", "gfx950"])
-@pytest.mark.parametrize("pipeline", ["compv3", "compv4"])
-@pytest.mark.parametrize("repeats", ODD, ids=str)
+@pytest.mark.parametrize(
+    ("repeats", "pipeline", "name"),
+    partly(
+        itertools.product(ODD, ("compv3", "compv4"), ("gfx942", "gfx950")),
+        lambda case: {case[0], case[1:]},
+    ),
+    ids=str,
+)
 def test_results_of_waves_with_odd_numbers_of_warp_tiles_are_shuffled(
     repeats: tuple[int, int], pipeline: str, name: str
 ) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 
 import numpy as np
 from amd_config import ARCHS, WAVE, AmdConfig
 from native_case import UNARY, Call
+from sampling import covering, fields_of
 
 import tilewright_arch
 
@@ -104,7 +105,18 @@ def epilogues() -> dict[str, AmdConfig]:
 
 
 EPILOGUES = epilogues()
-ALL = [*PRODUCTS.values(), *GROUPED.values(), *EPILOGUES.values()]
+
+
+def shown(config: AmdConfig) -> set[Hashable]:
+    """What products of every run have: all values on each arch, and each atom on one arch of each kind of wave."""
+    fields = fields_of(config, "arch", "wave_size", "tile", "wave", "warp_tile", "stages")
+    found: set[Hashable] = {(config.arch, name, value) for name, value in fields.items()}
+    return found | {(config.wave_size, config.a, config.b, config.warp_tile)}
+
+
+COMMON = dict([*PRODUCTS.items()][place] for place in covering([*PRODUCTS.values()], shown))
+"""The products of every run."""
+ALL = [*COMMON.values(), *GROUPED.values(), *EPILOGUES.values(), *PRODUCTS.values()]
 
 
 def drop_subnormals(call: Call) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 sys.path.insert(0, str(Path(__file__).parent))  # tests are imported by path: their helpers are found here
 
 from native_harness import LEVELS, RUNTIME, Runtime, build_once, missing_features

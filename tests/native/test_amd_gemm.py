@@ -1,8 +1,9 @@
 """Whole GEMM kernels for AMD GPUs, executed in the project's emulator, against float64 (int8: exactly).
 
-Every matrix atom of every arch spec is run. Operands end where allocations end; LDS, registers, outputs and workspace
-begin poisoned; the emulator refuses races and reads of what has not arrived. Sizes and values are drawn anew in every
-run; the seed is shown when a test fails.
+Every matrix atom is run, on one arch of each kind of wave at least; the marker ``exhaustive`` has those of every arch
+spec. Operands end where allocations end; LDS, registers, outputs and workspace begin poisoned; the emulator refuses
+races and reads of what has not arrived. Sizes and values are drawn anew in every run; the seed is shown when a test
+fails.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from amd_cases import ALL, ARCHS, EPILOGUES, GROUPED, PRODUCTS, drop_subnormals
+from amd_cases import ALL, ARCHS, COMMON, EPILOGUES, GROUPED, PRODUCTS, drop_subnormals, shown
 from amd_config import missing_tools
 from native_case import DTYPES, UNARY, Array, Call, Sizes
+from sampling import partly
 
 if TYPE_CHECKING:
     from amd_emulation import AmdKernels
@@ -44,7 +46,7 @@ def run(kernels: AmdKernels, call: Call) -> None:
     call.check()
 
 
-@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("name", partly(PRODUCTS, lambda name: shown(PRODUCTS[name])))
 def test_products_are_right(kernels: AmdKernels, name: str, rng: np.random.Generator) -> None:
     config = PRODUCTS[name]
     run(kernels, Call(config, [sizes(rng)], rng, alpha=0.5, at_end=bool(rng.integers(0, 2))))
@@ -52,7 +54,7 @@ def test_products_are_right(kernels: AmdKernels, name: str, rng: np.random.Gener
     run(kernels, Call(config, [Sizes(m + 8, n, 3 * k + 16)], rng))
 
 
-@pytest.mark.parametrize("name", [name for name, config in PRODUCTS.items() if config.split_k > 1])
+@pytest.mark.parametrize("name", [name for name, config in COMMON.items() if config.split_k > 1])
 def test_split_k_adds_up_and_never_varies(kernels: AmdKernels, name: str, rng: np.random.Generator) -> None:
     config = PRODUCTS[name]
     call = Call(config, [Sizes(config.tile[0], config.tile[1] - 1, 5 * config.tile[2] + 3)], rng, split_k=3)
@@ -71,7 +73,7 @@ def test_groups_of_different_sizes_in_one_launch(kernels: AmdKernels, name: str,
 
 
 def test_no_steps_along_k_give_the_epilogue_of_zero(kernels: AmdKernels, rng: np.random.Generator) -> None:
-    for config in list(PRODUCTS.values())[::7]:
+    for config in list(COMMON.values())[::4]:
         run(kernels, Call(config, [sizes(rng, k=0)], rng))
 
 
@@ -86,8 +88,8 @@ def test_epilogues_match_float64(kernels: AmdKernels, name: str, rng: np.random.
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_nan_and_infinity_stay_in_their_place(kernels: AmdKernels, arch: str, rng: np.random.Generator) -> None:
-    plain = [c for c in PRODUCTS.values() if c.arch == arch and c.a in ("fp32", "fp16", "bf16")]
-    for config in plain[::3]:
+    plain = [c for c in COMMON.values() if c.arch == arch and c.a in ("fp32", "fp16", "bf16")]
+    for config in plain[::2]:
         call = Call(config, [Sizes(19, 35, 33)], rng)
         view = call.views[0]
         view["a"][0, 3, 5] = np.nan
@@ -100,7 +102,7 @@ def test_nan_and_infinity_stay_in_their_place(kernels: AmdKernels, arch: str, rn
         assert np.array_equal(np.isinf(got), np.isinf(want)), config
 
 
-SMALL_FLOATS = {name: config for name, config in PRODUCTS.items() if config.a in ("fp8", "bf8") and config.c == "fp32"}
+SMALL_FLOATS = {name: config for name, config in COMMON.items() if config.a in ("fp8", "bf8") and config.c == "fp32"}
 
 
 def set_bits(view: Array, codes: Array) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import shutil
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from amd_config import WAVE, AmdConfig, compile_kernels, compiler
 from gpu_emulation import FLAGS
 from native_case import DTYPES, Call, Sizes
 from native_harness import Guarded, build_once
+from sampling import partly
 
 import tilewright_arch
 from tilewright_server.analysis.bound import Problem as BoundProblem
@@ -66,6 +67,17 @@ def configs() -> Iterator[tuple[str, AmdConfig]]:
 
 
 CONFIGS = dict(configs())
+
+
+def shown(name: str) -> set[Hashable]:
+    """What every run has: each pipeline on each arch, each type and layout in each pipeline and on each arch."""
+    config = CONFIGS[name]
+    operands = (config.a, config.a_col, config.b_col)
+    schedule = (config.pipeline, config.scheduler, config.stages, config.split_k)
+    return {(config.arch, config.pipeline), (config.pipeline, operands), (config.arch, operands), schedule}
+
+
+LOOPS = partly(CONFIGS, shown)
 FAST = AmdConfig(
     arch="gfx942", wave_size=64, tile=(224, 256, 32), wave=(1, 4), warp_tile=(32, 32, 8), a_col=False, b_col=True,
     pipeline="compv4", epilogue="cshuffle",
@@ -92,7 +104,8 @@ def kernels(build_folder: Path):  # type: ignore[no-untyped-def]
         pytest.skip("needs llvm-objdump 19 or later")
     from amd_emulation import AmdKernels
 
-    return AmdKernels(build_folder, [*CONFIGS.values(), *CROWDED.values(), FAST])
+    ordered = [CONFIGS[item.values[0]] for item in LOOPS]  # what is run together is compiled together
+    return AmdKernels(build_folder, [FAST, *CROWDED.values(), *ordered])
 
 
 def packed_b(config: AmdConfig, b: np.ndarray) -> tuple[np.ndarray, int]:  # type: ignore[type-arg]
@@ -132,7 +145,7 @@ def run(kernels, call: Call, **kwargs):  # type: ignore[no-untyped-def]
     return report
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", LOOPS)
 def test_whole_steps_meet_no_bank_twice(kernels, name: str, rng: np.random.Generator) -> None:  # type: ignore[no-untyped-def]
     """Aligned operands, whole tiles and steps: all accesses of LDS are the main loop's."""
     from amd_emulation import Checks
@@ -144,7 +157,7 @@ def test_whole_steps_meet_no_bank_twice(kernels, name: str, rng: np.random.Gener
     assert report.traffic.lds_conflicts == 0
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", LOOPS)
 def test_any_size_and_alignment(kernels, name: str, rng: np.random.Generator) -> None:  # type: ignore[no-untyped-def]
     config = CONFIGS[name]
     m, n, k = config.tile

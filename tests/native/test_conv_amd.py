@@ -7,6 +7,7 @@ not arrived. Values are drawn anew in every run; the seed is shown when a test f
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from amd_config import ARCHS, missing_tools
 from conv_gpu_case import ConvCase
 from conv_gpu_cases import CASES
 from conv_gpu_config import ConvGpuConfig
+from sampling import partly
 
 import tilewright_arch
 
@@ -50,17 +52,27 @@ def config_of(name: str, arch: str) -> ConvGpuConfig | None:
 TURNS = turns()
 
 
+def shown(turn: str) -> set[Hashable]:
+    """What every run has: each case on one arch at least, each direction on each arch."""
+    name, arch = TURNS[turn]
+    return {name, (CASES[name][0].direction, arch)}
+
+
+ORDERED = partly(TURNS, shown)
+
+
 @pytest.fixture(scope="module")
 def kernels(build_folder: Path) -> dict[str, AmdConvKernels]:
     if missing := missing_tools(build_folder):
         pytest.skip(f"needs {missing}")
     from conv_amd_emulation import AmdConvKernels
 
-    configs = {arch: [config_of(name, arch) for name, own in TURNS.values() if own == arch] for arch in ARCHS}
+    ordered = [TURNS[item.values[0]] for item in ORDERED]  # what is run together is compiled together
+    configs = {arch: [config_of(name, arch) for name, own in ordered if own == arch] for arch in ARCHS}
     return {arch: AmdConvKernels(build_folder, arch, [c for c in each if c]) for arch, each in configs.items()}
 
 
-@pytest.mark.parametrize("turn", TURNS)
+@pytest.mark.parametrize("turn", ORDERED)
 def test_convolutions_are_right(kernels: dict[str, AmdConvKernels], turn: str, rng: np.random.Generator) -> None:
     name, arch = TURNS[turn]
     config = config_of(name, arch)
