@@ -32,7 +32,7 @@ demo: $(DEMO_READY) ## Start a server, run every GEMM dtype and layout and a tra
 	@$(BIN)/python examples/minilm.py
 
 test: $(DEV_READY) ## The whole test suite; needs no GPU and no PyTorch
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-exhaustive: $(DEV_READY) ## All of the sets of which `make test` has a covering part; minutes
 	@$(BIN)/python -m pytest -n $(WORKERS) -m exhaustive $(PYTEST_ARGS) tests

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--gates", action="store_true", help="compile whole sets and record what passed (tests/kernels/gated.py)"
     )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first, then those with many: at the end no worker waits long for another's file."""
+    counts = Counter(item.path for item in items)
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (item.path not in slow, -counts[item.path], str(item.path)))
 
 
 @pytest.fixture(scope="session")
