@@ -9,8 +9,7 @@ from typing import Any
 from tilewright_arch import load
 from tilewright_fmha.config import AttentionConfig
 from tilewright_fmha.rules import RULES
-from tilewright_fmha.template_table import TEMPLATES
-from tilewright_fmha.words import Family, FmhaDType, MaskKind, Mode, Scheduling
+from tilewright_fmha.words import Family, FmhaDType, KvLookup, MaskKind, Mode, Scheduling
 
 __all__ = ["SUITES", "Case", "Experiment", "Variant"]
 
@@ -49,6 +48,8 @@ class Case:
     """Rows of a page of the cache; 0: keys and values lie as they are. ``lengths_k`` must be given."""
     absent: bool = False
     """The table lacks the second page of the first sequence."""
+    sglang: bool = False
+    """The table is one list of all sequences' pages."""
 
     @property
     def family(self) -> Family:
@@ -97,6 +98,7 @@ class Variant:
         return AttentionConfig(
             family=case.family,
             paged=case.page > 0,
+            kv_lookup=KvLookup.SGLANG if case.sglang else KvLookup.VLLM,
             dtype=FmhaDType(case.dtype),
             mode=Mode.GROUP if case.varlen else Mode.BATCH,
             hdim=hdim,
@@ -122,10 +124,6 @@ _128 = (Variant(128), Variant(128, pingpong=True), Variant(160, pingpong=True), 
 _192 = (Variant(112), Variant(96, pingpong=True), Variant(128))
 _256 = (Variant(80), Variant(80, persistent=False), Variant(64))
 FAST: Mapping[tuple[int, int], tuple[Variant, ...]] = dict(zip(HEADS, (_64, _128, _192, _256), strict=True))
-
-
-_CACHED = (Family.PAGEDKV, Family.BATCH_PREFILL)
-_PAGES = {"paged_vllm", "paged_sglang"}
 
 
 def fits(case: Case, hdim: tuple[int, int], variant: Variant) -> bool:
@@ -251,15 +249,14 @@ def chosen() -> list[Experiment]:
 
 
 def unproven() -> list[Experiment]:
-    """What no GPU had run when this was written, and is not offered: one consumer with features, caches in pages."""
-    table: Any = TEMPLATES
-    table.update({("cuda", "ws", family): TEMPLATES["cuda", "ws", Family.FWD] | _PAGES for family in _CACHED})
-    alone = [
-        Experiment(item.case, (Variant(n0, 1),))
-        for item in correct()
-        for n0 in {(64, 64): (128,), (128, 128): (128,), (192, 128): (96,), (256, 256): (64,)}[item.hdim]
-    ]
-    alone = [item for item in alone if fits(item.case, item.hdim, item.variants[0])]
+    """One consumer with features: what is not offered."""
+    columns = {(64, 64): 128, (128, 128): 128, (192, 128): 96, (256, 256): 64}
+    alone = [Experiment(item.case, (Variant(columns[item.hdim], 1),)) for item in correct()]
+    return [item for item in alone if fits(item.case, item.hdim, item.variants[0])]
+
+
+def paged() -> list[Experiment]:
+    """Caches in pages; those of the planner's choice are timed beside portable kernels."""
     lengths = Case(batch=3, heads_q=6, heads_k=2, seq_q=200, seq_k=500, lengths_k=(500, 77, 300), page=16, lse=True)
     ragged = replace(lengths, varlen=True, lengths_q=(150, 1, 200), seq_q=30)
     cached = [
@@ -269,9 +266,12 @@ def unproven() -> list[Experiment]:
         for page in (8, 16, 64, 256)
         for more in ({}, {**CAUSAL, "absent": True})
     ]
+    cached += [replace(ragged, hdim=q, hdim_v=v, **CAUSAL, sglang=True) for q, v in HEADS[:3]]
     long = Case(4, 32, 8, 0, 4096, 128, lengths_q=(1024,) * 4, lengths_k=(4096,) * 4, varlen=True, **CAUSAL)
-    timed = [Experiment(replace(long, page=page), (), True, True, 0.05, True) for page in (16, 64, 256)]
-    return [*alone, *(Experiment(case) for case in cached), *timed]
+    cases = [replace(long, page=page, hdim=hdim) for hdim in (128, 64) for page in (16, 64, 256)]
+    timed = [Experiment(case, (), True, True, 0.03, True) for case in cases]
+    first = [Experiment(replace(case, page=16), chosen=True) for case in (lengths, ragged)]
+    return [*(Experiment(case) for case in cached), *first, *timed]
 
 
 SUITES: Mapping[str, Callable[[], list[Experiment]]] = {
@@ -280,5 +280,6 @@ SUITES: Mapping[str, Callable[[], list[Experiment]]] = {
     "fast": fast,
     "small": small,
     "chosen": chosen,
+    "paged": paged,
     "unproven": unproven,
 }

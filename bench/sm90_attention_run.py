@@ -124,6 +124,13 @@ class Attended:
         for name in "kv":
             tensors[name] = caches[name].to("cuda", self.plain[name].dtype)
         tensors["block_table"] = table.to("cuda", torch.int32)
+        if case.sglang:
+            used = [-(-length // case.page) for length in case.lengths_k]
+            tensors["block_table"] = torch.cat([table[b, :count] for b, count in enumerate(used)]).to(
+                "cuda", torch.int32
+            )
+            tensors["page_starts"] = torch.tensor((0, *used), device="cuda").cumsum(0).to(torch.int32)
+            self.attributes["kv_lookup"] = "sglang"
         tensors["seqlens_k"] = torch.tensor(case.lengths_k, dtype=torch.int32, device="cuda")
         for name in ("cu_seqlens_k",):
             tensors.pop(name, None)

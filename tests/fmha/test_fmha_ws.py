@@ -11,7 +11,7 @@ import pytest
 
 import tilewright_arch
 from tilewright_fmha.candidates import fmha_candidates, fmha_mismatches
-from tilewright_fmha.codegen import generate, render_gpu
+from tilewright_fmha.codegen import generate
 from tilewright_fmha.config import AttentionConfig, FmhaConfig
 from tilewright_fmha.cost import predict_fmha
 from tilewright_fmha.parse import parse_attention
@@ -99,15 +99,29 @@ def test_kernels_that_the_rules_take_compile_without_spills(
     toolchain.compile(generate(config, ARCH), tmp_path, ARCH)
 
 
-@pytest.mark.parametrize("family", [Family.PAGEDKV, Family.BATCH_PREFILL], ids=str)
-def test_caches_in_pages_have_a_template_that_is_not_offered_before_a_gpu_has_run_it(
-    family: Family, toolchain: NvrtcToolchain, tmp_path: Path
+PAGED = ({"family": Family.PAGEDKV}, {"family": Family.BATCH_PREFILL, "mode": Mode.GROUP})
+
+
+@pytest.mark.parametrize("fields", PAGED, ids=lambda item: str(item["family"]))
+def test_kernels_of_caches_in_pages_compile_without_spills(
+    fields: dict[str, Any], toolchain: NvrtcToolchain, tmp_path: Path
 ) -> None:
-    mode = Mode.GROUP if family is Family.BATCH_PREFILL else Mode.BATCH
-    hdim, item = next((hdim, item) for hdim, item in CUTS if item["tile"][:2] == (128, 128))
-    config = AttentionConfig(family=family, paged=True, mode=mode, dtype=FmhaDType.BF16, hdim=hdim, **item)
-    assert {found.rule for found in RULES.check(config, ARCH)} == {"template_exists"}
-    toolchain.compile(render_gpu(config, ARCH), tmp_path, ARCH)
+    more = {"mask": MaskKind.CAUSAL, "lse": True, "learned_sinks": True, "paged": True, "dtype": FmhaDType.BF16}
+    hdim = HEADS[0 if fields["family"] is Family.PAGEDKV else 1]
+    cuts = [AttentionConfig(**{**fields, **more, "hdim": hdim, **item}) for _, item in cuts_of(hdim)]
+    config = next(item for item in cuts if not RULES.check(item, ARCH))
+    toolchain.compile(generate(config, ARCH), tmp_path, ARCH)
+
+
+@pytest.mark.parametrize("fields", PAGED, ids=lambda item: str(item["family"]))
+def test_a_tile_that_no_page_suits_is_corrected(fields: dict[str, Any]) -> None:
+    """Three consumers leave few registers to who looks pages up; pages divide blocks, or the reverse."""
+    for shape, wanted in (((192, 128), (128, 128)), ((128, 192), (128, 128)), ((128, 160), (128, 128))):
+        hdim, item = next((hdim, item) for hdim, item in CUTS if item["tile"][:2] == shape)
+        config = AttentionConfig(**{**fields, "dtype": FmhaDType.BF16, "paged": True, "hdim": hdim, **item})
+        assert {found.rule for found in RULES.check(config, ARCH)} == {"ws_form"}
+        mended = RULES.correct(config, ARCH).config
+        assert mended.tile[:2] == wanted and not RULES.check(mended, ARCH)
 
 
 def test_a_kernel_that_would_need_more_registers_is_corrected() -> None:
@@ -148,8 +162,8 @@ def test_results_have_room_of_their_own_where_there_is_any() -> None:
         (hdim[0], item["tile"][:2]): AttentionConfig(dtype=FmhaDType.BF16, hdim=hdim, **item) for hdim, item in CUTS
     }
     rings = 2 * 128 * (128 + 128) * 2
-    assert specialised_bytes(sizes[128, (128, 128)], ARCH) == 128 * 128 * 2 * 2 + rings + 256
-    assert specialised_bytes(sizes[128, (128, 176)], ARCH) == 128 * 128 * 2 + 2 * 176 * 256 * 2 + 256
+    assert specialised_bytes(sizes[128, (128, 128)], ARCH) == 128 * 128 * 2 * 2 + rings + 320
+    assert specialised_bytes(sizes[128, (128, 176)], ARCH) == 128 * 128 * 2 + 2 * 176 * 256 * 2 + 320
     assert all(specialised_bytes(item, ARCH) <= ARCH.lds_bytes for item in sizes.values())
 
 
@@ -161,6 +175,43 @@ def test_the_planner_takes_specialised_kernels_of_the_next_larger_heads() -> Non
         problem = described((2, 16, 2048, elements), (2, 4, 2048, elements))
         best = min(fmha_candidates(problem, DEVICE), key=lambda item: predict_fmha(problem, item, DEVICE).seconds)
         assert best.pipeline == "ws" and best.hdim == (held, held)
+
+
+def pages_of(page: int, heads: int = 128, rows: int = 1024, varlen: bool = True, **attributes: Any) -> FmhaProblem:
+    """Four sequences of 4096 keys, 8 heads of them, and ``rows`` queries each."""
+    inputs = {
+        "block_table": TensorDesc.of("int32", (4, 4096 // page)),
+        "seqlens_k": TensorDesc.of("int32", (4,)),
+    }
+    q = (4, 32, rows, heads)
+    if varlen:
+        q, attributes = (4 * rows, 32, heads), {**attributes, "max_seqlen_q": rows}
+        inputs["cu_seqlens_q"] = TensorDesc.of("int32", (5,))
+    return described(q, (4 * 4096 // page, page, 8, heads), inputs=inputs, **attributes)
+
+
+@pytest.mark.parametrize("varlen", [False, True])
+@pytest.mark.parametrize("heads", [64, 128])
+def test_the_planner_takes_specialised_kernels_for_prompts_over_pages(heads: int, varlen: bool) -> None:
+    problem = pages_of(16, heads, varlen=varlen, causal=True)
+    best = min(fmha_candidates(problem, DEVICE), key=lambda item: predict_fmha(problem, item, DEVICE).seconds)
+    assert best.pipeline == "ws" and best.paged and best.waves == 2
+    few = pages_of(16, heads, rows=1, varlen=varlen)
+    best = min(fmha_candidates(few, DEVICE), key=lambda item: predict_fmha(few, item, DEVICE).seconds)
+    assert best.pipeline != "ws"
+
+
+def test_pages_of_a_few_rows_have_portable_kernels() -> None:
+    assert "page_rows" in {found.rule for found in fmha_mismatches(pages_of(4), kernel(pages_of(16)), DEVICE)}
+    found = fmha_candidates(pages_of(4), DEVICE)
+    assert found and all(item.pipeline != "ws" for item in found)
+
+
+@pytest.mark.parametrize(("page", "rows"), [(16, 16), (256, 128)])
+def test_maps_of_pages_are_cut_by_page_or_by_block(page: int, rows: int) -> None:
+    problem = pages_of(page)
+    _, k, v, _ = maps_of(problem, kernel(problem))
+    assert k.sizes == v.sizes == (128, page, 8, 4 * 4096 // page) and k.box == v.box == (64, rows, 1, 1)
 
 
 def test_kernels_for_a_few_queries_are_not_specialised() -> None:

@@ -365,6 +365,10 @@ def ws_form(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     if config.paged and columns & (columns - 1):
         reason = "pages divide its blocks, or the reverse: n0 is a power of two"
         yield Violation("ws_form", "tile", config.tile, reason, _of_columns(config, 1 << (columns.bit_length() - 1)))
+    if config.paged and consumers > 2:
+        reason = "three consumers leave too few registers to who looks pages up"
+        cut = {"tile": replaced(config.tile, 0, 2 * _WS_STEP), "wave": (2, 1, 1, 2, 1, 1, 1, 1, 1)}
+        yield Violation("ws_form", "tile", config.tile, reason, cut)
     yield from _ws_registers(config, consumers)
     if (need := specialised_bytes(config, arch)) > arch.lds_bytes:
         reason = f"the tile needs {need} bytes of shared memory, and {arch.lds_bytes} may be used"

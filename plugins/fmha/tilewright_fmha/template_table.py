@@ -19,7 +19,8 @@ _TYPES = frozenset({"fp32", "fp16", "bf16"})
 _FP8 = frozenset({"fp8fp16", "fp8bf16", "fp8fp32"})
 _MIXED = frozenset({"fp16fp8", "bf16fp8"})
 _SCALES = frozenset({"pertensor", "blockscale", "kv_blockscale"})
-_PAGES = frozenset({"paged_vllm", "paged_sglang", "vectorized", "page_compiled"})
+_PLAIN_PAGES = frozenset({"paged_vllm", "paged_sglang"})
+_PAGES = _PLAIN_PAGES | {"vectorized", "page_compiled"}
 _MASKS = frozenset({"causal", "window", "token_sink"})
 _SCORES = _MASKS | {"bias", "alibi", "dropout", "randval", "softcap", "softcap_bias"}
 _ALL_FORWARD = (
@@ -48,6 +49,7 @@ TEMPLATES: Mapping[tuple[str, str, Family], frozenset[str]] = {
         for pipeline, family in _PORTABLE
     },
     ("cuda", "ws", _F.FWD): _SPECIALISED,
+    **{("cuda", "ws", family): _SPECIALISED | _PLAIN_PAGES for family in (_F.PAGEDKV, _F.BATCH_PREFILL)},
     ("cuda", "qr_nwarp_sshuffle", _F.SPLITKV): _ALL_FORWARD - {"fp32"} | {"pack_gqa"},
     **{(kind, "splitkv_combine", _F.COMBINE): _COMBINE for kind in ("cuda", "hip")},
     **{(kind, "appendkv", _F.APPENDKV): _APPEND for kind in ("cuda", "hip")},

@@ -19,7 +19,7 @@ __all__ = [
 ]
 
 _SHAPES: Mapping[tuple[int, int], tuple[tuple[int, int, bool], ...]] = {
-    (64, 64): ((3, 128, True), (2, 192, True), (1, 128, False)),
+    (64, 64): ((3, 128, True), (2, 192, True), (2, 128, True), (1, 128, False)),
     (128, 128): ((2, 128, True), (2, 128, False), (2, 160, True), (2, 176, False), (1, 128, False)),
     (192, 128): ((2, 128, False), (2, 112, False)),
     (256, 256): ((2, 80, False), (2, 64, False), (1, 64, False)),
@@ -28,7 +28,7 @@ _SHAPES: Mapping[tuple[int, int], tuple[tuple[int, int, bool], ...]] = {
 HEADS = tuple(_SHAPES)
 """Elements of heads of q and v that there are kernels for; the copy engine pads others."""
 
-_BARRIER_BYTES = 256
+_BARRIER_BYTES = 320
 _BYTES = 2
 """Of an element."""
 

@@ -9,7 +9,8 @@
 //   tiles     m0 = 64 rows for each of 1 to 3 consumers; n0 a multiple of 16. Registers of a thread: n0 * 3 / 4 + v / 2 and
 //             about 30 more, of 240 with up to two consumers, 160 with three
 //   features  masks (token sinks too), soft cap, learned sinks, lse, lengths as data, sequences end to end, cache_index,
-//             skip_min, status, pages of at least 8 rows. Not: bias, ALiBi, dropout, 8-bit types, split keys
+//             skip_min, status, pages of at least 8 rows (up to two consumers). Not: bias, ALiBi, dropout, 8-bit types,
+//             split keys
 //   scale     above zero: maxima are those of scores not yet scaled
 //   tensors   rows of q, k, v and o begin at multiples of 16 bytes, elements of a head are neighbours
 //
@@ -77,22 +78,28 @@ struct Fmha {
     gpu::fmha_publish(args, (int)threadIdx.x, [] {});
   }
 
-  // ---- which tile is next ----
+  // ---- which tile is next: the thread of keys says so ----
 
-  // For all threads of a warp, or for one that is alone.
-  TW_SM90 int following(int id, RingState<2>& ring, bool alone) const {
-    if constexpr (!Plan::dynamic) return id + (int)gridDim.x;
+  TW_SM90 void tell(const FmhaSpan& span, RingState<2>& ring) const {
+    barriers.next().wait_empty(ring);
+    store_span(barriers.slot(ring.stage), span);
+    arrive(barriers.next().full(ring.stage));
+    ring.next();
+  }
+
+  // For all threads of a warp, or for one that is alone. False: there is none.
+  template <int kQuads>
+  TW_SM90 bool told(FmhaSpan& span, RingState<2>& ring, bool alone) const {
     barriers.next().wait_full(ring);
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(id) : "r"(barriers.slot(ring.stage)) : "memory");
+    span = load_span<kQuads>(barriers.slot(ring.stage));
     if (!alone) __syncwarp();
     if (alone || threadIdx.x % kWarp == 0) arrive(barriers.next().empty(ring.stage));
     ring.next();
-    return id;
+    return span.count >= 0;
   }
 
-  // The producer's, when all loads of a tile are on their way: as late as that, for who draws early holds what others
-  // could have begun.
-  TW_SM90 int draw(int id, RingState<2>& ring) const {
+  // When all loads of a tile are on their way: as late as that, for who draws early holds what others could have begun.
+  TW_SM90 int draw(int id) const {
     if constexpr (!Plan::dynamic) return id + (int)gridDim.x;
     uint32_t drawn;
     asm volatile("atom.global.relaxed.gpu.add.u32 %0, [%1], 1;"
@@ -101,61 +108,58 @@ struct Fmha {
                  : "memory");
     // Every tile draws once; the last one to draw leaves the counter as it was.
     if ((int)drawn == total - 1) gpu::store_coherent(args.counters + kTilesWord, gpu::Words<1>{0});
-    id = (int)(drawn + gridDim.x);
-    barriers.next().wait_empty(ring);
-    store_word(barriers.slot(ring.stage), (uint32_t)id);
-    arrive(barriers.next().full(ring.stage));
-    ring.next();
-    return id;
-  }
-  TW_SM90 int draw_for_warp(int id, RingState<2>& ring) const {
-    RingState<2> own = ring;
-    if (threadIdx.x == 0) id = draw(id, own);
-    ring.next();
-    return __shfl_sync(0xffffffffu, id, 0);
+    return (int)(drawn + gridDim.x);
   }
 
   // ---- the producer: a thread for each of keys, values and queries; of pages, a warp ----
 
-  // The one that also draws tiles.
   TW_SM90 void load_keys() const {
     Ring keys;
     RingState<2> ring;
-    int id = (int)blockIdx.x;
-    while (id < total) {
-      const FmhaTile tile = tiles.at(id);
-      const FmhaSpan span = fmha_span<C>(args, tile);
-      if (args.status && span.bad && (!C::paged || threadIdx.x == 0)) gpu::fmha_tell(args, span.bad, tile.b, span.culprit);
-      load_ring<C::hdim_q>(1, Plan::k_at, barriers.keys(), keys, span, tile);
-      if constexpr (C::paged) id = draw_for_warp(id, ring);
-      else id = draw(id, ring);
+    const bool speaks = !C::paged || threadIdx.x == 0;
+    FmhaSpan span;
+    for (int id = (int)blockIdx.x;;) {
+      const bool more = id < total;
+      if (more) span = fmha_span<C>(args, tiles.at(id));
+      else span.count = -1;
+      if (more && args.status && span.bad && speaks) gpu::fmha_tell(args, span.bad, span.b, span.culprit);
+      const bool written = more && span.first < span.all;
+      if (speaks && (written || !more)) tell(span, ring);
+      if (!more) return;
+      if (written) load_ring<C::hdim_q>(1, Plan::k_at, barriers.keys(), keys, span);
+      if (speaks) id = draw(id);
+      if constexpr (C::paged) id = __shfl_sync(0xffffffffu, id, 0);
     }
   }
 
   TW_SM90 void load_values() const {
     Ring values;
     RingState<2> ring;
-    for (int id = (int)blockIdx.x; id < total; id = following(id, ring, !C::paged)) {
-      const FmhaTile tile = tiles.at(id);
-      load_ring<C::hdim_v>(2, Plan::v_at, barriers.values(), values, fmha_span<C>(args, tile), tile);
-    }
+    FmhaSpan span;
+    while (told<2>(span, ring, !C::paged)) load_ring<C::hdim_v>(2, Plan::v_at, barriers.values(), values, span);
+  }
+
+  // The i-th block of keys that a tile reads: from the diagonal on downwards, then those of token sinks.
+  static TW_SM90 int block_of(const FmhaSpan& span, int i) {
+    return !C::token_sinks || i < span.blocks ? span.last - 1 - i : span.count - 1 - i;
   }
 
   template <int kElements>
-  TW_SM90 void load_ring(int map, uint32_t ring_at, RingBarriers<Plan::stages> ring, Ring& at, const FmhaSpan& span,
-                         FmhaTile tile) const {
+  TW_SM90 void load_ring(int map, uint32_t ring_at, RingBarriers<Plan::stages> ring, Ring& at,
+                         const FmhaSpan& span) const {
     constexpr int kBytes = n0 * kElements * 2;
-    const int key_head = tile.head / ((int)args.heads_q / (int)args.heads_k);
+    const int key_head = span.head / ((int)args.heads_q / (int)args.heads_k);
 #pragma unroll 1
     for (int i = 0; i < span.count; i++) {
       if constexpr (C::paged) {
-        load_pages<kElements>(map, ring_at, ring, at, tile.b, key_head, span.block(i) * n0, span.k_rows);
+        load_pages<kElements>(map, ring_at, ring, at, span.b, key_head, block_of(span, i) * n0, span.k_rows);
       } else {
         const uint32_t full = ring.full(at.stage);
         ring.wait_empty(at);
         arrive_expecting(full, kBytes);
+        const int first = C::varlen ? span.k_place : 0, item = C::varlen ? 0 : span.k_place;
         load_panels<kElements>(shared + ring_at + at.stage * kBytes, params.maps[map], n0 * 128,
-                               {span.k_first + span.block(i) * n0, key_head, span.cache}, full);
+                               {first + block_of(span, i) * n0, key_head, item}, full);
       }
       at.next();
     }
@@ -187,15 +191,14 @@ struct Fmha {
   TW_SM90 void load_queries() const {
     RingState<1> queries;
     RingState<2> ring;
-    for (int id = (int)blockIdx.x; id < total; id = following(id, ring, true)) {
-      const FmhaTile tile = tiles.at(id);
-      const FmhaSpan span = fmha_span<C>(args, tile);
+    FmhaSpan span;
+    while (told<3>(span, ring, true)) {
       if (span.count == 0) continue;
       barriers.queries().wait_empty(queries);
       const uint32_t full = barriers.queries().full(0);
       arrive_expecting(full, Plan::q_bytes);
       load_panels<C::hdim_q>(shared, params.maps[0], m0 * 128,
-                             {span.q_first + span.first, tile.head, C::varlen ? 0 : tile.b}, full);
+                             {span.q_first + span.first, span.head, C::varlen ? 0 : span.b}, full);
       queries.next();
     }
   }
@@ -213,19 +216,28 @@ struct Fmha {
     RingState<2> ring;
     if constexpr (Plan::pingpong)
       if (index == Plan::consumers - 1) signal_barrier(kTurnBarrier, 2 * kWarpgroup);
-    for (int id = (int)blockIdx.x; id < total; id = following(id, ring, false)) {
-      const FmhaTile tile = tiles.at(id);
-      const FmhaSpan span = fmha_span<C>(args, tile);
-      if (span.first >= span.all) continue;
-      const int top = span.first + index * 64, row = top + own.thread / 32 * 16 + own.thread % 32 / 4;
-      Rows rows(args, span, top, row);
+    for (;;) {
+      barriers.next().wait_full(ring);
+      const uint32_t slot = barriers.slot(ring.stage);
+      const FmhaSpan span = load_span(slot);
+      if (span.count < 0) break;
+      Rows rows(args, span, top_of(own, span), row_of(own, span));
       float o[results];
 #pragma unroll
       for (int i = 0; i < results; i++) o[i] = 0.0f;
       if (span.count > 0) attend(own, span, rows, o);
-      store(own, tile, span, rows, o, top, row);
+      store(own, load_span(slot), rows, o);  // again, rather than in registers all along
+      __syncwarp();
+      if (own.thread % kWarp == 0) arrive(barriers.next().empty(ring.stage));
+      ring.next();
     }
     if (own.thread == 0) wait_stores_read<0>();  // shared memory lives until then
+  }
+
+  // The consumer's first row in its item, and the thread's.
+  static TW_SM90 int top_of(const Consumer& own, const FmhaSpan& span) { return span.first + own.index * 64; }
+  static TW_SM90 int row_of(const Consumer& own, const FmhaSpan& span) {
+    return top_of(own, span) + own.thread / 32 * 16 + own.thread % 32 / 4;
   }
 
   TW_SM90 void multiply_keys(const Consumer& own, float (&s)[scores]) const {
@@ -267,8 +279,8 @@ struct Fmha {
   }
 
   TW_SM90 void attend(Consumer& own, const FmhaSpan& span, Rows& rows, float (&o)[results]) const {
-    const int64_t room = C::varlen ? args.total_k - span.k_first : args.seq_k;
-    const int k_rows = span.k_rows, ragged = C::paged || k_rows < room ? k_rows : 0x7fffffff;
+    const int64_t room = C::varlen ? args.total_k - span.k_place : args.seq_k;
+    const int ragged = C::paged || span.k_rows < room ? span.k_rows : 0x7fffffff;
     uint32_t absent = 0;
     const auto release = [&](uint32_t barrier) {
       if (own.thread == 0) arrive(barrier);
@@ -286,8 +298,8 @@ struct Fmha {
         if (i == span.count - 1) release(barriers.queries().empty(0));
     };
     const auto clear = [&](int i) {
-      const int c0 = span.block(i) * n0;
-      if (c0 + n0 > ragged) clear_tail(own, max(k_rows - c0, 0));
+      const int c0 = block_of(span, i) * n0;
+      if (c0 + n0 > ragged) clear_tail(own, max(ragged - c0, 0));
     };
     float s[scores], rescale[2];
     uint32_t p[n0 / 4];
@@ -301,7 +313,7 @@ struct Fmha {
     multiply_keys(own, s);
     wgmma_wait<0>();
     scored(s, 0);
-    rows.run(s, span.block(0) * n0, rescale, absent);
+    rows.run(s, block_of(span, 0) * n0, rescale, absent);
     pack();
 #pragma unroll 1
     for (int i = 1; i < span.count; i++) {
@@ -315,7 +327,7 @@ struct Fmha {
         signal_barrier(kTurnBarrier + (own.index + 1) % Plan::consumers, 2 * kWarpgroup);
       wgmma_wait<1>();
       scored(s, i);
-      rows.run(s, span.block(i) * n0, rescale, absent);
+      rows.run(s, block_of(span, i) * n0, rescale, absent);
       wgmma_wait<0>();
       pin(o);
       release(barriers.values().empty(own.values.stage));
@@ -335,17 +347,17 @@ struct Fmha {
 
   // ---- results ----
 
-  TW_SM90 void store(const Consumer& own, FmhaTile tile, const FmhaSpan& span, Rows& rows, float (&o)[results], int top,
-                     int row) const {
+  TW_SM90 void store(const Consumer& own, const FmhaSpan& span, Rows& rows, float (&o)[results]) const {
     float scale[2], lse[2];
-    rows.finish(tile.head, scale, lse);
-    const int end = span.first + span.rows, first = span.q_first, b = C::varlen ? 0 : tile.b;
+    rows.finish(span.head, scale, lse);
+    const int top = top_of(own, span), row = row_of(own, span);
+    const int end = span.end, first = span.q_first, b = C::varlen ? 0 : span.b;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       if (row + h * 8 >= end) scale[h] = 0.0f, lse[h] = minus_infinity();
       if constexpr (C::lse)
         if (own.thread % 4 == 0 && row + h * 8 < span.all)
-          gpu::store_global((float*)args.lse.ptr + b * args.lse.batch + tile.head * args.lse.head +
+          gpu::store_global((float*)args.lse.ptr + b * args.lse.batch + span.head * args.lse.head +
                                 (first + row + h * 8) * args.lse.row, lse[h]);
     }
     uint32_t x[results / 2];
@@ -357,9 +369,9 @@ struct Fmha {
     // Rows of the next item may follow; what has no keys has no place in shared memory either.
     const bool whole = !C::varlen || top + 64 <= span.all, staged = whole && span.count > 0;
     if (staged) {
-      if (top < span.all) store_tile(own, x, {first + top, tile.head, b});
+      if (top < span.all) store_tile(own, x, {first + top, span.head, b});
     } else {
-      store_each(x, tile.head, b, first, row, span.all);
+      store_each(x, span.head, b, first, row, span.all);
     }
     if constexpr (!Plan::own_output)
       if (span.count > 0 && own.thread == 0) {

@@ -21,6 +21,7 @@ struct FmhaPlan {
   static_assert(is_same<X, fp16> || is_same<X, bf16>, "the tensor cores' P comes from registers in 16 bits");
   static_assert(is_same<X, typename C::K> && is_same<X, typename C::O>, "one type for all");
   static_assert(m0 == 64 * consumers && consumers <= 3, "64 rows for each consumer");
+  static_assert(!C::paged || consumers < 3, "three consumers leave too few registers to who looks pages up");
   static_assert(!C::paged || ((n0 & (n0 - 1)) == 0 && n0 / 8 <= kWarp && C::kv_layout == KvLayout::linear),
                 "pages divide blocks, or the reverse");
   static_assert(n0 % 16 == 0 && n0 <= 256 && q % 64 == 0 && v % 64 == 0, "panels of 64 elements, steps of 16 keys");
@@ -29,14 +30,47 @@ struct FmhaPlan {
   // room for O, a consumer leaves its results where its rows of Q were.
   static constexpr int q_bytes = m0 * q * 2, k_bytes = n0 * q * 2, v_bytes = n0 * v * 2, o_bytes = m0 * v * 2;
   static constexpr int k_at = q_bytes, v_at = k_at + stages * k_bytes, loaded = v_at + stages * v_bytes;
-  static constexpr int barrier_bytes = 256, most_bytes = 232448;
+  static constexpr int barrier_bytes = 320, most_bytes = 232448;
   static constexpr bool own_output = loaded + o_bytes + barrier_bytes <= most_bytes;
   static constexpr int o_at = own_output ? loaded : 0, barriers_at = loaded + (own_output ? o_bytes : 0);
   static constexpr int shared_bytes = barriers_at + barrier_bytes;
   static_assert(shared_bytes <= most_bytes && (own_output || v <= q), "fits");
 };
 
-// Barriers of a workgroup, and the slots through which the producer tells which tile is next.
+// Rows and keys of a tile. Rows of tensors count through all items where these follow each other. The first words are
+// what the thread of keys tells the others.
+struct FmhaSpan {
+  int count;                     // blocks of keys: [last - blocks, last), then [0, count - blocks); below 0: no tile
+  int last, blocks, k_rows;      // k_rows, off: as in FmhaItem
+  int k_place, head, b, off;     // where keys and values begin: a row if items follow each other, else an item
+  int q_first, first, end, all;  // the item's first row of q and o; in it: the tile's, behind those computed and written
+  int bad, culprit;
+  static constexpr int quads = 3, bytes = quads * 16;
+};
+
+TW_SM90 void store_span(uint32_t to, const FmhaSpan& span) {
+  const int* const words = &span.count;
+#pragma unroll
+  for (int i = 0; i < FmhaSpan::quads; i++)
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to + i * 16), "r"(words[4 * i]), "r"(words[4 * i + 1]),
+                 "r"(words[4 * i + 2]), "r"(words[4 * i + 3])
+                 : "memory");
+}
+// The first kQuads times four words.
+template <int kQuads = FmhaSpan::quads>
+TW_SM90 FmhaSpan load_span(uint32_t from) {
+  FmhaSpan span;
+  int* const words = &span.count;
+#pragma unroll
+  for (int i = 0; i < kQuads; i++)
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[4 * i]), "=r"(words[4 * i + 1]), "=r"(words[4 * i + 2]), "=r"(words[4 * i + 3])
+                 : "r"(from + i * 16)
+                 : "memory");
+  return span;
+}
+
+// Barriers of a workgroup, and the slots through which the thread of keys tells which tile is next.
 template <class Plan>
 struct FmhaBarriers {
   static constexpr int rings = 2 * RingBarriers<Plan::stages>::bytes;
@@ -46,12 +80,13 @@ struct FmhaBarriers {
   TW_SM90 RingBarriers<Plan::stages> values() const { return {base + RingBarriers<Plan::stages>::bytes}; }
   TW_SM90 RingBarriers<1> queries() const { return {base + rings}; }
   TW_SM90 RingBarriers<2> next() const { return {base + rings + RingBarriers<1>::bytes}; }
-  TW_SM90 uint32_t slot(int stage) const {
+  // Which of a block's pages are absent: one for each stage of keys.
+  TW_SM90 uint32_t absent(int stage) const {
     return base + rings + RingBarriers<1>::bytes + RingBarriers<2>::bytes + stage * 8;
   }
-  // One for each stage of keys: which of a block's pages are absent.
-  TW_SM90 uint32_t absent(int stage) const { return slot(2) + stage * 8; }
-  static_assert(rings + 16 + 32 + 16 + 8 * Plan::stages <= Plan::barrier_bytes);
+  TW_SM90 uint32_t slot(int stage) const { return base + slots_at + stage * FmhaSpan::bytes; }
+  static constexpr int slots_at = Plan::barrier_bytes - 2 * FmhaSpan::bytes;
+  static_assert(rings + 16 + 32 + 8 * Plan::stages <= slots_at && slots_at % 16 == 0);
 
   // One thread.
   TW_SM90 void init() const {
@@ -93,29 +128,20 @@ struct FmhaTiles {
   }
 };
 
-// Rows and keys of a tile. Rows of tensors count through all items where these follow each other.
-struct FmhaSpan {
-  int q_first, k_first, cache;  // the item's first row of q and o, of k and v, and its item of k and v
-  int k_rows, off;              // as in FmhaItem
-  int first, all, rows;         // the tile's first row in its item; rows of the item that are written; that are computed
-  int last, blocks, count;      // blocks [last - blocks, last) of keys, then [0, count - blocks) of them; count in all
-  int bad, culprit;
-
-  TW_SM90 int block(int i) const { return i < blocks ? last - 1 - i : count - 1 - i; }
-};
-
 template <class C>
 TW_SM90 FmhaSpan fmha_span(const tw_fmha_args& args, FmhaTile tile) {
   const FmhaItem item = fmha_item<C>(args, tile.b);
-  FmhaSpan span = {(int)item.q_first, (int)item.k_first, C::varlen ? 0 : (int)item.cache, (int)item.k_rows, (int)item.off};
+  FmhaSpan span;
+  span.q_first = (int)item.q_first, span.k_place = (int)(C::varlen ? item.k_first : item.cache);
+  span.k_rows = (int)item.k_rows, span.off = (int)item.off, span.head = tile.head, span.b = tile.b;
   span.bad = item.bad, span.culprit = item.culprit;
   span.first = tile.block * C::m0;
   span.all = (int)(C::varlen ? item.q_rows : args.seq_q);
   const bool skipped = C::skip_min && item.skip;
-  span.rows = skipped ? 0 : max(min(C::m0, (int)item.q_rows - span.first), 0);
+  span.end = skipped ? span.first : max(min(span.first + C::m0, (int)item.q_rows), span.first);
   span.last = span.blocks = span.count = 0;
-  if (span.rows > 0) {
-    const FmhaRange range = fmha_range(args, item, span.first, span.first + span.rows);
+  if (span.end > span.first) {
+    const FmhaRange range = fmha_range(args, item, span.first, span.end);
     const int from = (int)range.first / C::n0, to = ((int)range.last + C::n0 - 1) / C::n0;
     span.last = to;
     span.blocks = range.first < range.last ? to - from : 0;

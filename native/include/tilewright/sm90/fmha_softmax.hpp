@@ -23,10 +23,11 @@ struct FmhaRows {
   const float factor, inner, cap;
   const tw_fmha_args& args;
   float m[2], l[2];             // the largest score so far, and the sum of exponentials in this thread's columns
-  int keys, diagonal;           // columns that exist; the one that lies on the diagonal of the thread's first row
+  int keys, seen, from;         // columns that exist; behind the last one that the thread's first row sees, and the first
   int whole_first, whole_last;  // columns that all of the consumer's 64 rows see
 
   // Bounds of masks without a sum that overflows: sizes are below this (a rule).
+  static constexpr int kAll = 1 << 30;
   static TW_SM90 int bound(int64_t x) { return (int)fmha_min(x, 1 << 29); }
 
   // row: the thread's first row in its item, top: the consumer's.
@@ -34,12 +35,18 @@ struct FmhaRows {
       : factor(C::softcap ? 1.0f : (float)args.scale * kLog2E),
         inner(C::softcap ? (float)args.scale / (float)args.softcap : 1.0f), cap((float)args.softcap * kLog2E), args(args) {
     m[0] = m[1] = minus_infinity(), l[0] = l[1] = 0.0f;
-    keys = span.k_rows, diagonal = row + span.off;
+    keys = span.k_rows, seen = kAll, from = -kAll;
     whole_first = 0, whole_last = keys;
     if constexpr (C::mask != FmhaMask::no)
-      if (args.right >= 0) whole_last = min(keys, top + span.off + bound(args.right) + 1);
+      if (args.right >= 0) {
+        const int right = span.off + bound(args.right) + 1;
+        seen = row + right, whole_last = min(keys, top + right);
+      }
     if constexpr (C::mask == FmhaMask::window)
-      if (args.left >= 0) whole_first = top + 63 + span.off - bound(args.left);
+      if (args.left >= 0) {
+        const int left = span.off - bound(args.left);
+        from = row + left, whole_first = top + 63 + left;
+      }
   }
 
   // Of the block's columns, counted from the thread's first one, a row sees those in [first, last) and below `sinks`.
@@ -50,10 +57,8 @@ struct FmhaRows {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       int last = keys - column, first = 0;
-      if constexpr (C::mask != FmhaMask::no)
-        if (args.right >= 0) last = min(last, diagonal + h * 8 + bound(args.right) + 1 - column);
-      if constexpr (C::mask == FmhaMask::window)
-        if (args.left >= 0) first = diagonal + h * 8 - bound(args.left) - column;
+      if constexpr (C::mask != FmhaMask::no) last = min(last, seen + h * 8 - column);
+      if constexpr (C::mask == FmhaMask::window) first = from + h * 8 - column;
 #pragma unroll
       for (int i = 2 * h; i < scores; i += i % 2 ? 3 : 1) {
         const int j = i / 4 * 8 + i % 2;
