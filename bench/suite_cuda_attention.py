@@ -302,12 +302,17 @@ def backward_row(cuda: Cuda, case: AttentionCase, tensors: Tensors, peer: Peer, 
     return [*rate.values(), *ratios, worst, brief(calls["ours"].config.name)]
 
 
+FLUSHES = ("", " (read)")
+"""How caches are made cold: by a write, or by reading. What was written last still goes to memory while a launch runs, up
+to 50 MiB, for which who reads has to wait; steps of decoding come after reads of weights.
+"""
+STEP = ("ours", "theirs", "copy", "ours / copy", "ours / theirs")
+
+
 def decoding(cuda: Cuda, options: Options) -> Table:
     """Bytes of keys and values a second, beside what a copy of as many bytes moves."""
-    table = Table(
-        "Steps of decoding, bf16 (GB/s of keys and values)",
-        ["B, heads, keys, D", "form", "ours", "theirs", "copy", "ours / copy", "ours / theirs", "peer", "kernel"],
-    )
+    columns = ["B, heads, keys, D", "form", *(name + flush for flush in FLUSHES for name in STEP), "peer", "kernel"]
+    table = Table("Steps of decoding, bf16 (GB/s of keys and values; cold by a write, and by reading)", columns)
     for case in (item for item in cases(options) if is_step(item)):
         for page in pages(options):
             asked = replace(case, page=page)
@@ -319,8 +324,10 @@ def decoding(cuda: Cuda, options: Options) -> Table:
                 continue
             table.rows.append([label(case), f"pages of {page}" if page else "dense", *row])
             print(table.rows[-1], flush=True)
-    if parts := [row[5] for row in table.rows]:
-        table.notes.append(f"- of a copy's traffic: geometric mean {timing.geomean(parts):.2f}, least {min(parts):.2f}")
+    for flush in FLUSHES:
+        if parts := [row[columns.index(f"ours / copy{flush}")] for row in table.rows]:
+            mean = timing.geomean(parts)
+            table.notes.append(f"- of a copy's traffic{flush}: geometric mean {mean:.2f}, least {min(parts):.2f}")
     return table
 
 
@@ -330,17 +337,18 @@ def step_row(cuda: Cuda, case: AttentionCase, tensors: Tensors) -> list[Any]:
     source, target = (torch.empty(moved // 2, dtype=torch.int8, device="cuda") for _ in range(2))
     calls: dict[str, Callable[[], object]] = {"ours": product, "copy": lambda: target.copy_(source)}
     checked(product, outputs, truth(replace(case, page=0), in_order(case, tensors))[0])
-    if case.page:
-        measured, name = cuda.alternate(calls), None
-    else:
-        peer = Peer(cuda, case, tensors)
-        with sdpa_kernel(peer.backend):
-            measured, name = cuda.alternate(calls | {"theirs": peer.plain}), peer.name
-    rate = {who: moved / seconds / 1e9 for who, seconds in measured.items()}
-    theirs = rate.get("theirs")
-    ratio = rate["ours"] / theirs if theirs else None
-    ours, copy = rate["ours"], rate["copy"]
-    return [ours, theirs, copy, ours / copy, ratio, name, brief(product.config.name)]
+    peer = None if case.page else Peer(cuda, case, tensors)
+    row: list[Any] = []
+    for flush in FLUSHES:
+        if peer is None:
+            measured = cuda.alternate(calls, by_reading=bool(flush))
+        else:
+            with sdpa_kernel(peer.backend):
+                measured = cuda.alternate(calls | {"theirs": peer.plain}, by_reading=bool(flush))
+        rate = {who: moved / seconds / 1e9 for who, seconds in measured.items()}
+        ours, copy, theirs = rate["ours"], rate["copy"], rate.get("theirs")
+        row += [ours, theirs, copy, ours / copy, ours / theirs if theirs else None]
+    return [*row, peer.name if peer else None, brief(product.config.name)]
 
 
 def in_order(case: AttentionCase, tensors: Tensors) -> Tensors:
