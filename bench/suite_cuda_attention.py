@@ -303,8 +303,8 @@ def backward_row(cuda: Cuda, case: AttentionCase, tensors: Tensors, peer: Peer, 
 
 
 FLUSHES = ("", " (read)")
-"""How caches are made cold: by a write, or by reading. What was written last still goes to memory while a launch runs, up
-to 50 MiB, for which who reads has to wait; steps of decoding come after reads of weights.
+"""How caches are made cold: by a write, or by reading. What was written last still goes to memory while a launch runs,
+up to 50 MiB, for which who reads has to wait; steps of decoding come after reads of weights.
 """
 STEP = ("ours", "theirs", "copy", "ours / copy", "ours / theirs")
 
