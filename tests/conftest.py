@@ -32,7 +32,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An artifact cache for all servers of a run, in all its workers: for tests to which it is no matter who built."""
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of the run, for all its workers."""
     base = tmp_path_factory.getbasetemp()
-    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "kernel_cache"
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def kernel_cache(shared_folder: Path) -> Path:
+    """An artifact cache for all servers of a run, in all its workers: for tests to which it is no matter who built."""
+    return shared_folder / "kernel_cache"
+
+
+@pytest.fixture(scope="session")
+def kernel_folder(shared_folder: Path) -> Path:
+    """Where all workers keep kernels that are built without a server (``kernels/cpu_kernels.py``)."""
+    folder = shared_folder / "cpu_kernels"
+    folder.mkdir(exist_ok=True)
+    return folder

@@ -17,6 +17,6 @@ from kernel_fixtures import arch, cpu, device, pytest_generate_tests  # noqa: F4
 
 
 @pytest.fixture(scope="session")
-def conv_runner(cpu: ArchSpec, tmp_path_factory: pytest.TempPathFactory) -> ConvRunner:  # noqa: F811
+def conv_runner(cpu: ArchSpec, kernel_folder: Path) -> ConvRunner:  # noqa: F811
     """Builds kernels and runs plans on this machine."""
-    return ConvRunner(cpu, compiler(), tmp_path_factory.mktemp("kernels"))
+    return ConvRunner(cpu, compiler(), kernel_folder)

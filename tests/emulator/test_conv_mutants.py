@@ -5,6 +5,7 @@ What is not changed gives the right result without a complaint, so that it is th
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from conv_amd_emulation import launch
 from conv_gpu_case import ConvCase
 from conv_gpu_cases import CASES
 from conv_mutants import CONV_MUTANTS, ConvMutant, build_conv
+from native_harness import INCLUDE
+from sampling import partly
 from tilewright_emulator import Checks, EmulationError
 
 LIMIT = Checks(instruction_limit=400_000)
@@ -32,15 +35,35 @@ def run(mutant: ConvMutant, planted: bool, folder: Path) -> None:
         case.check()
 
 
-@pytest.mark.parametrize("mutant", PLAIN.values(), ids=lambda mutant: str(mutant.case))
+def shown(mutant: ConvMutant) -> set[Hashable]:
+    """What every run has: bugs in each header, in each kind of kernel and direction, on each arch that has some."""
+    config = CASES[mutant.case][0]
+    return {mutant.file, mutant.arch, (config.kind, config.direction)}
+
+
+MUTANTS = partly(CONV_MUTANTS, shown)
+MET = {mutant.values[0].case for mutant in MUTANTS if not mutant.marks}
+"""Cases that are met by bugs of every run."""
+UNCHANGED = partly(PLAIN.values(), lambda mutant: {mutant.case} & MET)
+
+
+@pytest.mark.parametrize("mutant", UNCHANGED, ids=lambda mutant: str(mutant.case))
 def test_what_is_not_changed_is_right(mutant: ConvMutant, tmp_path: Path) -> None:
     run(mutant, False, tmp_path)
 
 
-@pytest.mark.parametrize("mutant", CONV_MUTANTS, ids=lambda mutant: mutant.kind.replace(" ", "_"))
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.kind.replace(" ", "_"))
 def test_planted_bugs_are_caught(mutant: ConvMutant, tmp_path: Path) -> None:
     with pytest.raises((EmulationError, AssertionError)):
         run(mutant, True, tmp_path)
+
+
+def test_every_bug_has_its_place() -> None:
+    """Of those too that are planted under the marker ``exhaustive`` only."""
+    headers = INCLUDE / "tilewright"
+    assert [
+        mutant.kind for mutant in CONV_MUTANTS if mutant.old not in (headers / "gpu" / mutant.file).read_text()
+    ] == []
 
 
 def test_there_are_many_kinds() -> None:

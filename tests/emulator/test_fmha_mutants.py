@@ -5,15 +5,28 @@ What is not changed gives the right result, so that it is the change that was ca
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from pathlib import Path
 
 import fmha_gpu_case
 import pytest
 import test_fmha_gpu_emulated
 from fmha_mutants import FMHA_MUTANTS, PLANNED, FmhaMutant, kernel_of, planted, run, run_planned
+from native_harness import INCLUDE
+from sampling import partly
 
 CASES = {(mutant.suite, mutant.case): mutant for mutant in FMHA_MUTANTS}
 PLAIN = [mutant for mutant in CASES.values() if mutant.suite not in PLANNED]
+
+
+def shown(mutant: FmhaMutant) -> set[Hashable]:
+    """What every run has: bugs in each header, and some that each suite meets."""
+    return {mutant.file, mutant.suite}
+
+
+MUTANTS = partly(FMHA_MUTANTS, shown)
+MET = {(mutant.values[0].suite, mutant.values[0].case) for mutant in MUTANTS if not mutant.marks}
+"""Cases that are met by bugs of every run."""
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +41,18 @@ def test_what_is_not_changed_is_right(unchanged: fmha_gpu_case.HostKernels, muta
 
 
 @pytest.mark.parametrize(
-    "mutant", [mutant for mutant in CASES.values() if mutant.suite in PLANNED], ids=lambda mutant: mutant.case
+    "mutant",
+    partly(
+        [mutant for mutant in CASES.values() if mutant.suite in PLANNED],
+        lambda mutant: {(mutant.suite, mutant.case)} & MET,
+    ),
+    ids=lambda mutant: mutant.case,
 )
 def test_planned_kernels_that_are_not_changed_are_right(mutant: FmhaMutant, tmp_path: Path) -> None:
     run_planned(mutant, tmp_path)
 
 
-@pytest.mark.parametrize("mutant", FMHA_MUTANTS, ids=lambda mutant: mutant.kind.replace(" ", "_"))
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.kind.replace(" ", "_"))
 def test_planted_bugs_are_caught(mutant: FmhaMutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     include = planted(mutant, tmp_path)
     for module in (fmha_gpu_case, test_fmha_gpu_emulated):  # headers in quotes are looked for there first
@@ -46,6 +64,12 @@ def test_planted_bugs_are_caught(mutant: FmhaMutant, tmp_path: Path, monkeypatch
     kernels = fmha_gpu_case.HostKernels(tmp_path, [kernel_of(mutant)])
     with pytest.raises(AssertionError):
         run(mutant, kernels)
+
+
+def test_every_bug_has_its_place() -> None:
+    """Of those too that are planted under the marker ``exhaustive`` only."""
+    headers = INCLUDE / "tilewright"
+    assert [mutant.kind for mutant in FMHA_MUTANTS if mutant.old not in (headers / mutant.file).read_text()] == []
 
 
 def test_there_are_many_kinds() -> None:

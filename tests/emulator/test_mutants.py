@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ import pytest
 from amd_config import AmdConfig, Built, compiler
 from gemm_mutants import COMPV3, COMPV4, DIRECT_LDS, MEM, MUTANTS, Mutant, build
 from native_case import Call, Sizes
+from native_harness import INCLUDE
+from sampling import partly
 from tilewright_emulator import Checks, CodeObject, EmulationError, Report
 from tilewright_emulator.errors import ToolMissing
 from tilewright_emulator.instruction import Instruction
@@ -63,9 +65,17 @@ def test_what_is_not_changed_is_right(case: Mutant, tmp_path: Path) -> None:
     assert report.by_class["matrix"] > 0
 
 
+def shown(case: tuple[Mutant, str]) -> set[Hashable]:
+    """What every run has: bugs in each header, of each area of it, in each kernel and problem that meets some, on each
+    arch."""
+    mutant, arch = case
+    area = mutant.kind.partition(":")[0] if ":" in mutant.kind else mutant.file
+    return {mutant.file, area, str(mutant.config), str(mutant.sizes), mutant.split_k, arch}
+
+
 @pytest.mark.parametrize(
     ("mutant", "arch"),
-    [(m, m.arch or ("gfx942", "gfx942", "gfx950", "gfx90a")[i % 4]) for i, m in enumerate(MUTANTS)],
+    partly([(m, m.arch or ("gfx942", "gfx942", "gfx950", "gfx90a")[i % 4]) for i, m in enumerate(MUTANTS)], shown),
     ids=lambda part: part if isinstance(part, str) else part.kind,
 )
 def test_planted_bugs_are_caught(mutant: Mutant, arch: str, tmp_path: Path) -> None:
@@ -73,6 +83,12 @@ def test_planted_bugs_are_caught(mutant: Mutant, arch: str, tmp_path: Path) -> N
     kernel = made(mutant, arch, config, tmp_path)
     with pytest.raises((EmulationError, AssertionError)):
         kernel.run(config, mutant.sizes, mutant.split_k)
+
+
+def test_every_bug_has_its_place() -> None:
+    """Of those too that are planted under the marker ``exhaustive`` only."""
+    headers = INCLUDE / "tilewright"
+    assert [mutant.kind for mutant in MUTANTS if mutant.old not in (headers / "gpu" / mutant.file).read_text()] == []
 
 
 def test_there_are_many_kinds() -> None:

@@ -18,6 +18,6 @@ from kernel_fixtures import arch, cpu, device, pytest_generate_tests  # noqa: F4
 
 
 @pytest.fixture(scope="session")
-def fmha_runner(cpu: ArchSpec, tmp_path_factory: pytest.TempPathFactory) -> FmhaRunner:  # noqa: F811
+def fmha_runner(cpu: ArchSpec, kernel_folder: Path) -> FmhaRunner:  # noqa: F811
     """Builds kernels and runs plans on this machine."""
-    return FmhaRunner(cpu, compiler(), tmp_path_factory.mktemp("kernels"))
+    return FmhaRunner(cpu, compiler(), kernel_folder)

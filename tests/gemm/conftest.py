@@ -17,6 +17,6 @@ from kernel_fixtures import arch, cpu, device, pytest_generate_tests  # noqa: F4
 
 
 @pytest.fixture(scope="session")
-def runner(cpu: ArchSpec, tmp_path_factory: pytest.TempPathFactory) -> Runner:  # noqa: F811
+def runner(cpu: ArchSpec, kernel_folder: Path) -> Runner:  # noqa: F811
     """Builds kernels and runs plans on this machine."""
-    return Runner(cpu, compiler(), tmp_path_factory.mktemp("kernels"))
+    return Runner(cpu, compiler(), kernel_folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import shutil
 import subprocess
 import sys
@@ -39,7 +40,10 @@ class Team(ctypes.Structure):
 
 
 class CpuKernels:
-    """Builds each kernel once and launches stages. ``generate`` makes the unit of a configuration."""
+    """Builds each kernel once and launches stages. ``generate`` makes the unit of a configuration.
+
+    Other processes may build the same ones in ``folder`` at the same time.
+    """
 
     def __init__(
         self, arch: ArchSpec, command: Sequence[str], folder: Path, generate: Callable[[Any, ArchSpec], SourceUnit]
@@ -61,16 +65,24 @@ class CpuKernels:
                 return self._libraries[symbol]
         unit = self._generate(config, self.arch)
         stem = f"{config.operation}_{symbol[-12:]}"
-        source, library = self.folder / f"{stem}.cpp", self.folder / f"{stem}.so"
-        source.write_text(unit.text)
-        flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", f"-I{INCLUDE}"]
-        command = [*self.command, *flags, *self.arch.toolchain.flags, *unit.flags, str(source), "-o", str(library)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"{config.name} does not build:\n{done.stderr[:4000]}")
+        library = self.folder / f"{stem}.so"
+        with (self.folder / f"{stem}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not library.exists():
+                self._compile(unit, self.folder / f"{stem}.cpp", library)
         with self._lock:
             self._libraries[symbol] = (ctypes.CDLL(str(library)), unit)
             return self._libraries[symbol]
+
+    def _compile(self, unit: SourceUnit, source: Path, library: Path) -> None:
+        source.write_text(unit.text)
+        flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", f"-I{INCLUDE}"]
+        partial = library.with_suffix(".partial")
+        command = [*self.command, *flags, *self.arch.toolchain.flags, *unit.flags, str(source), "-o", str(partial)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{unit.name} does not build:\n{done.stderr[:4000]}")
+        partial.rename(library)
 
     def launch(self, stage: Stage, addresses: Mapping[str, int], team: int | None = None) -> None:
         """Run a stage on a team of threads, of the plan's size unless another is given."""

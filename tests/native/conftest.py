@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +16,9 @@ from native_harness import LEVELS, RUNTIME, Runtime, build_once, missing_feature
 
 
 @pytest.fixture(scope="session")
-def build_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def build_folder(shared_folder: Path) -> Path:
     """Shared by the workers of a parallel run, who build each unit once between them."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "native_units"
+    folder = shared_folder / "native_units"
     folder.mkdir(exist_ok=True)
     return folder
 
