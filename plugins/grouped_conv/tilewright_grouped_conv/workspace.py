@@ -129,7 +129,8 @@ def _direct_weight(config: ConvConfig, phase: Phase, split: int, lanes: int) -> 
     fair = -(-blocks // (2 * config.waves)) if config.waves > 1 and split <= 1 else blocks
     chunk = 1 if across else max(min(fair, max(_LINE_BYTES // max(kept * x_line * 4, 1), 1), _MOST_BLOCKS), 1)
     lines = padded(kept * x_line * 4, 64) + padded(dy_line * 4, 64)
-    member = chunk * lines + padded(kept * 8, 64) + narrow * lanes * 4
+    fresh = phase.taps * narrow * lanes * 4 if config.a == "fp32" else 0
+    member = chunk * (lines + fresh) + padded(kept * 8, 64) + narrow * lanes * 4
     return partial + config.waves * member
 
 

@@ -235,16 +235,14 @@ struct BlockedGemm {
   TW_INLINE void sum_tile(const Tile& tile, int64_t group, int64_t groups, const uint32_t* a, const uint32_t* b,
                           const Accumulator* start, int64_t start_ld, Accumulator* to, int64_t to_ld) const {
     (void)group;  // only operands that lie in place ask for it
+    if constexpr (Sources::a_in_place)
+      return Sources::multiply(product, group, groups, a, b, start, start_ld, to, to_ld, tile.ahead, tile.ahead_step);
     int64_t done = 0;
     do {
       int64_t now = groups;
       if constexpr (Sources::short_chains) now = min_of(groups - done, product.chain);
-      if constexpr (Sources::a_in_place)
-        Sources::multiply(product, group + done, now, a, b + done * nr, start, start_ld, to, to_ld, tile.ahead,
-                          tile.ahead_step);
-      else
-        microkernel<Dot, mr, nr>(now, a + done * mr, b + done * nr, start, start_ld, to, to_ld, tile.ahead,
-                                 tile.ahead_step);
+      microkernel<Dot, mr, nr>(now, a + done * mr, b + done * nr, start, start_ld, to, to_ld, tile.ahead,
+                               tile.ahead_step);
       start = to, start_ld = to_ld, done += now;
     } while (Sources::short_chains && done < groups);
   }

@@ -67,8 +67,8 @@ TW_INLINE void describe_taps(ConvProduct& product, int64_t others, int depth, bo
     step *= p.axes[axis].taps;
   }
   product.flat_weights = flat;
-  const bool short_chains = product.k > p.channels && odd_channels(p.channels, others, p.groups);
-  product.chain = short_chains ? odd_chain(product.k / depth) : max_of(product.k / depth, 1);
+  const int64_t groups = product.k / depth;
+  product.chain = chain_of(p, others, groups, kUsualChain);
 }
 
 // What one row of the product reads: the coordinates of its first tap, and the offset of that element (which need not

@@ -86,7 +86,7 @@ struct LocatedSources : ImageSources<Config> {
     for (; r > 0 && r < mr; r++) panel->offset[r] = 0, panel->taps[r] = 0;
   }
 
-  // As microkernel, A being rows of the image.
+  // As microkernel, A being rows of the image. Of fp32, chains are added to one another at `out` (short_chains.hpp).
   static TW_NOINLINE void multiply(const ConvProduct& product, int64_t group, int64_t groups, const uint32_t* a,
                                    const uint32_t* b, const Accumulator* start, int64_t start_ld, Accumulator* out,
                                    int64_t out_ld, const char* ahead, int64_t ahead_step) {
@@ -97,47 +97,53 @@ struct LocatedSources : ImageSources<Config> {
     const char* const image = product.image;
     const int64_t tap_groups = product.padded / depth, first = product.k0 / depth + group;
     int64_t tap = first / tap_groups, at = first % tap_groups;
-    V c[mr][kNV];
     const Accumulator* const fetched = start_ld ? start : out;
     const int64_t fetched_ld = start_ld ? start_ld : out_ld;
     TW_UNROLL
     for (int i = 0; i < mr; i++)
       TW_UNROLL
-      for (int v = 0; v < kNV; v++) {
-        c[i][v] = V{};
-        __builtin_prefetch(fetched + i * fetched_ld + v * kLanes, 1, 3);
-      }
-    while (groups > 0) {
-      const int64_t now = min_of(min_of(tap_groups - at, groups), zero_bytes / 4);
-      const int64_t shift = product.tap_offsets[tap] + at * depth;
-      const char* row[mr];
+      for (int v = 0; v < kNV; v++) __builtin_prefetch(fetched + i * fetched_ld + v * kLanes, 1, 3);
+    do {
+      V c[mr][kNV];
       TW_UNROLL
       for (int i = 0; i < mr; i++)
-        row[i] = rows.taps[i] >> tap & 1 ? image + (rows.offset[i] + shift) * bytes : zeros;
-      TW_UNROLL_BY_2
-      for (int64_t s = 0; s < now; s++) {
-        u32v line[kNV];
-        __builtin_prefetch(ahead, 0, 2);
-        ahead += ahead_step;
         TW_UNROLL
-        for (int v = 0; v < kNV; v++) line[v] = load_as<u32v>(b + v * kLanes);
+        for (int v = 0; v < kNV; v++) c[i][v] = V{};
+      int64_t left = Base::short_chains ? min_of(groups, product.chain) : groups;
+      groups -= left;
+      while (left > 0) {
+        const int64_t now = min_of(min_of(tap_groups - at, left), zero_bytes / 4);
+        const int64_t shift = product.tap_offsets[tap] + at * depth;
+        const char* row[mr];
         TW_UNROLL
-        for (int i = 0; i < mr; i++) {
-          u32v spread = splat_bits(load_as<uint32_t>(row[i] + s * 4));
-          if constexpr (Dot::offset_a) spread ^= 0x80808080u;
+        for (int i = 0; i < mr; i++)
+          row[i] = rows.taps[i] >> tap & 1 ? image + (rows.offset[i] + shift) * bytes : zeros;
+        TW_UNROLL_BY_2
+        for (int64_t s = 0; s < now; s++) {
+          u32v line[kNV];
+          __builtin_prefetch(ahead, 0, 2);
+          ahead += ahead_step;
           TW_UNROLL
-          for (int v = 0; v < kNV; v++) c[i][v] = Dot::step(c[i][v], spread, line[v]);
+          for (int v = 0; v < kNV; v++) line[v] = load_as<u32v>(b + v * kLanes);
+          TW_UNROLL
+          for (int i = 0; i < mr; i++) {
+            u32v spread = splat_bits(load_as<uint32_t>(row[i] + s * 4));
+            if constexpr (Dot::offset_a) spread ^= 0x80808080u;
+            TW_UNROLL
+            for (int v = 0; v < kNV; v++) c[i][v] = Dot::step(c[i][v], spread, line[v]);
+          }
+          b += nr;
         }
-        b += nr;
+        left -= now, at += now;
+        if (at == tap_groups) at = 0, tap++;
       }
-      groups -= now, at += now;
-      if (at == tap_groups) at = 0, tap++;
-    }
-    TW_UNROLL
-    for (int i = 0; i < mr; i++)
       TW_UNROLL
-      for (int v = 0; v < kNV; v++)
-        store_as(out + i * out_ld + v * kLanes, c[i][v] + load_as<V>(start + i * start_ld + v * kLanes));
+      for (int i = 0; i < mr; i++)
+        TW_UNROLL
+        for (int v = 0; v < kNV; v++)
+          store_as(out + i * out_ld + v * kLanes, c[i][v] + load_as<V>(start + i * start_ld + v * kLanes));
+      start = out, start_ld = out_ld;
+    } while (Base::short_chains && groups > 0);
   }
 };
 

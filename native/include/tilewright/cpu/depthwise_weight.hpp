@@ -8,6 +8,7 @@
 #pragma once
 #include "tilewright/cpu/direct_plan.hpp"
 #include "tilewright/cpu/dot.hpp"
+#include "tilewright/cpu/short_chains.hpp"
 #include "tilewright/cpu/stream_store.hpp"
 
 TW_NAMESPACE_BEGIN
@@ -17,7 +18,7 @@ struct DepthwiseWeight {
   static constexpr int L = kLanes;
   static constexpr bool pairs = TW_PAIRS_OF_BF16 && is_same<X, bf16> && is_same<Dy, bf16>;
   static constexpr int kLines = pairs ? 2 : 1;  // of the gradient, at a time
-  static constexpr int64_t kChain = 448;        // pixels that are summed before sums are put aside
+  static constexpr int64_t kChain = 448;        // pixels, at most, that are summed before sums are put aside
 
   // What may be computed here, if all channels of two vectors exist.
   static bool suits(const tw_conv_problem& p) {
@@ -159,7 +160,9 @@ struct DepthwiseWeight {
                          float* sums, int64_t each) {
     const tw_conv_axis* const axes = p.axes;
     const bool next = axes[2].row_step == 1 && axes[2].tap_step == 1;
-    const int64_t most = max_of(kChain / max_of(axes[2].rows, 1) / kLines, 1) * kLines;
+    const int64_t pixels = p.images * axes[0].rows * axes[1].rows * axes[2].rows;
+    const int64_t chain = pairs ? kChain : short_chain(pixels / 2, kChain);
+    const int64_t most = max_of(chain / max_of(axes[2].rows, 1) / kLines, 1) * kLines;
     for (int64_t line = begin; line < end;) {
       const int64_t plane = line / axes[1].rows, row = line % axes[1].rows;
       const int64_t n = plane / axes[0].rows, z = plane % axes[0].rows;

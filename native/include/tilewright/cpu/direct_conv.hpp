@@ -105,8 +105,7 @@ struct DirectConv {
       for (int64_t lane = 0; lane < L; lane++)
         lanes[lane] = (int32_t)(v.together > 1 ? min_of(lane / v.n, v.together - 1) * v.words : 0);
       index = load_as<i32v>(lanes);
-      const bool odd = odd_channels(v.p.channels, v.n, v.p.groups);
-      chain = odd ? odd_chain(v.taps() * v.p.channels) : kUsualChain;
+      chain = chain_of(v.p, v.n, v.taps() * v.p.channels, v.p.groups > 1 ? kUsualGroupChain : kUsualDirectChain);
       stream = plain && is_same<C, fp32> && v.p.row_g == v.n && (v.together > 1 ? v.together * v.n : v.n) % L == 0 &&
                streams_result(v.p, v.p.groups * v.n, size_of<C>);
     }

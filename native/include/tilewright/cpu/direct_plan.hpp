@@ -39,6 +39,8 @@ struct DirectPlan {
   static_assert(!across || depthwise, "channels-first is for depthwise filters");
   static constexpr int team = Config::wave_m * Config::wave_n;
   static constexpr int64_t L = kLanes;
+  // Sums of a few lines are put aside together (short_chains.hpp).
+  static constexpr bool folds = is_same<typename Config::A, fp32>;
 
   int64_t groups, x_channels, dy_channels, wide, narrow;  // of one group
   bool x_is_wide;
@@ -84,7 +86,7 @@ struct DirectPlan {
   constexpr int64_t dy_line() const { return across ? round_up(run, L) : run * (x_is_wide ? narrow : 1) * L; }
   constexpr int64_t member_bytes(const tw_conv_problem& p) const {
     return chunk * (round_up(kept * x_line_of(p.axes[2]) * 4, 64) + round_up(dy_line() * 4, 64)) +
-           round_up(kept * 8, 64) + narrow * L * 4;
+           round_up(kept * 8, 64) + narrow * L * 4 + (folds ? chunk * block_sums() * 4 : 0);
   }
 };
 

@@ -15,6 +15,7 @@
 #include "tilewright/cpu/direct_plan.hpp"
 #include "tilewright/cpu/group_weight.hpp"
 #include "tilewright/cpu/line_sums.hpp"
+#include "tilewright/cpu/short_chains.hpp"
 #include "tilewright/cpu/team.hpp"
 #include "tilewright/cpu/weight_output.hpp"
 
@@ -27,12 +28,15 @@ struct ConvKernel {
   using Dy = typename Config::A;
   static constexpr bool depthwise = Plan::depthwise, across = Plan::across;
   static constexpr int64_t L = kLanes;
+  static constexpr int64_t kGroupLines = 21, kCopiedLines = 8;  // whose sums are put aside together
+  static constexpr int64_t kPiece = 12;                         // pixels of a line that make a chain
 
   struct Memory {
     float* x;
     float* dy;
     int64_t* tags;  // which line of x each of the kept ones is
     int32_t* index;  // for every narrow channel, from which lane of the loaded ones each lane takes it
+    float* fresh;    // of fp32: sums of a few lines, those of some blocks
   };
 
   const tw_conv_problem& problem;
@@ -44,7 +48,8 @@ struct ConvKernel {
     memory.x = (float*)at, at += plan.chunk * x_block() * 4;
     memory.dy = (float*)at, at += plan.chunk * dy_block() * 4;
     memory.tags = (int64_t*)at, at += round_up(plan.kept * 8, 64);
-    memory.index = (int32_t*)at;
+    memory.index = (int32_t*)at, at += plan.narrow * L * 4;
+    memory.fresh = (float*)at;
   }
 
   // Floats that the lines of one block take.
@@ -236,26 +241,29 @@ struct ConvKernel {
     } else {
       const int64_t x_pixel = depthwise || plan.x_is_wide ? L : plan.narrow * L;
       const int64_t x_step = axis.row_step * x_pixel, tap_step = axis.tap_step * x_pixel;
-      int64_t c = 0;
-      if constexpr (!depthwise)
-        for (; c + 4 <= plan.narrow; c += 4) add_narrow<4>(x, x_step, tap_step, dy, dy_step, count, c, sums);
-      for (; c < (depthwise ? 1 : plan.narrow); c++) add_narrow<1>(x, x_step, tap_step, dy, dy_step, count, c, sums);
+      const int64_t most = Plan::folds ? kPiece : count;
+      for (; count > 0; count -= most, x += most * x_step, dy += most * dy_step) {
+        const int64_t some = min_of(count, most);
+        int64_t c = 0;
+        if constexpr (!depthwise)
+          for (; c + 4 <= plan.narrow; c += 4) add_narrow<4>(x, x_step, tap_step, dy, dy_step, some, c, sums);
+        for (; c < (depthwise ? 1 : plan.narrow); c++) add_narrow<1>(x, x_step, tap_step, dy, dy_step, some, c, sums);
+      }
     }
   }
 
   // The sums of `count` blocks over lines [begin, end) of dy.
   void sum_blocks(int64_t first_block, int64_t count, int64_t begin, int64_t end, float* sums) const {
+    clear(sums, count * plan.block_sums());
     if constexpr (depthwise && !across) {
       const int64_t whole = min_of(count, problem.groups / L - first_block);
       if (DepthwiseWeight<X, Dy>::suits(problem) && whole + min_of(first_block, 1) >= 2) {
-        clear(sums, whole * plan.block_sums());
         DepthwiseWeight<X, Dy>::add_blocks(problem, first_block * L, whole, begin, end, sums, plan.block_sums());
         first_block += whole, count -= whole, sums += whole * plan.block_sums();
       }
     }
     if constexpr (!depthwise && !across) {
       if (GroupWeight<X, Dy>::suits(problem, plan)) {
-        clear(sums, count * plan.block_sums());
         sum_groups(first_block, count, begin, end, sums);
         return;
       }
@@ -263,18 +271,37 @@ struct ConvKernel {
     if (count > 0) sum_copies(first_block, count, begin, end, sums);
   }
 
-  // Plane by plane, so that all blocks read it from a cache.
+  // Where the sums of some lines are gathered: apart, and then added to those of the lines before.
+  float* begin_lines(int64_t count, float* sums) const {
+    if constexpr (!Plan::folds) return sums;
+    clear(memory.fresh, count * plan.block_sums());
+    return memory.fresh;
+  }
+  TW_NOINLINE void end_lines(int64_t count, float* sums) const {
+    if constexpr (Plan::folds)
+      for (int64_t i = 0; i < count * plan.block_sums(); i += L) {
+        store_as(sums + i, load_as<f32v>(sums + i) + load_as<f32v>(memory.fresh + i));
+        store_as(memory.fresh + i, f32v{});
+      }
+  }
+
+  // Plane by plane (or fewer lines), so that all blocks read it from a cache.
   void sum_groups(int64_t first_block, int64_t count, int64_t begin, int64_t end, float* sums) const {
-    const int64_t rows = problem.axes[1].rows;
+    const int64_t rows = problem.axes[1].rows, most = Plan::folds ? kGroupLines : rows;
+    int64_t fresh = 0;
+    float* const to = begin_lines(count, sums);
     for (int64_t line = begin; line < end;) {
-      const int64_t next = min_of(end, (line / rows + 1) * rows);
+      const int64_t next = min_of(end, min_of((line / rows + 1) * rows, line + most));
+      if (fresh + next - line > most) end_lines(count, sums), fresh = 0;
+      fresh += next - line;
       for (int64_t b = 0; b < count; b++) {
         const Block block = block_at(first_block + b);
         GroupWeight<X, Dy>::add_block(problem, block.x, block.dy, plan.narrow, plan.block_groups, plan.run, line, next,
-                                      sums + b * plan.block_sums(), (uint32_t*)memory.x, (uint32_t*)memory.dy);
+                                      to + b * plan.block_sums(), (uint32_t*)memory.x, (uint32_t*)memory.dy);
       }
       line = next;
     }
+    end_lines(count, sums);
   }
 
   // The same from copies of lines.
@@ -292,7 +319,8 @@ struct ConvKernel {
     // The usual filter, whose three lines are all kept at a time.
     const bool square = depthwise && axes[1].taps == 3 && axes[2].taps == 3 && axes[1].tap_step % 3 != 0;
     const int64_t offsets[3] = {tap_offset(0), tap_offset(1), tap_offset(2)};
-    clear(sums, count * plan.block_sums());
+    float* const all = sums;
+    sums = begin_lines(count, all);
     for (int64_t w0 = 0; w0 < width; w0 += plan.run) {
       const int64_t pixels = min_of(width - w0, plan.run), first = axes[2].origin + w0 * axes[2].row_step;
       for (int64_t i = 0; i < plan.kept; i++) memory.tags[i] = -1;
@@ -302,6 +330,7 @@ struct ConvKernel {
         const char* const dy_line = dy + (n * problem.row_n + depth * axes[0].row_stride + row * axes[1].row_stride +
                                           w0 * axes[2].row_stride) * size_of<Dy>;
         const int64_t beyond = (axes[1].rows - 1 - row) * axes[1].row_stride;
+        if (Plan::folds && (line - begin) % kCopiedLines == 0 && line > begin) end_lines(count, all);
         if (!in_place && !(whole && square)) load_dy(dy_line, pixels, beyond, blocks, count);
         for (int64_t td = 0; td < axes[0].taps; td++) {
           const int64_t d = axes[0].origin + depth * axes[0].row_step + td * axes[0].tap_step;
@@ -349,6 +378,7 @@ struct ConvKernel {
           }
         }
       }
+      end_lines(count, all);
     }
   }
 
