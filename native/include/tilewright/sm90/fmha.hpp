@@ -22,7 +22,7 @@
 #include "tilewright/sm90/fmha_softmax.hpp"
 #include "tilewright/sm90/registers.hpp"
 #include "tilewright/sm90/store.hpp"
-#include "tilewright/sm90/wgmma_rs.hpp"
+#include "tilewright/sm90/wgmma_chain.hpp"
 
 namespace tw::sm90 {
 
@@ -245,17 +245,19 @@ struct Fmha {
     const Descriptor k = k_major(shared + Plan::k_at + own.keys.stage * Plan::k_bytes);
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < C::hdim_q / 16; i++)
-      wgmma<WgmmaText<X, X, false, false>>(s, q.plus(i / 4 * (m0 * 8) + i % 4 * 2), k.plus(i / 4 * (n0 * 8) + i % 4 * 2),
-                                           i > 0);
+    for (int i = 0; i < C::hdim_q / 64; i++)
+      wgmma_panel<WgmmaText<X, X, false, false>>(s, moved(q, i * (m0 * 8)), moved(k, i * (n0 * 8)), i > 0);
     wgmma_commit();
   }
 
   TW_SM90 void multiply_values(const Consumer& own, const uint32_t (&p)[n0 / 4], float (&o)[results]) const {
     const Descriptor v = mn_major(shared + Plan::v_at + own.values.stage * Plan::v_bytes, n0 * 128);
     wgmma_fence();
+    constexpr int kFours = n0 / 64;
 #pragma unroll
-    for (int i = 0; i < n0 / 16; i++) wgmma_rs<X>(o, p + 4 * i, v.plus(i * 128), 1);
+    for (int i = 0; i < kFours; i++) wgmma_rs_four<X>(o, p + 16 * i, moved(v, i * 512));
+#pragma unroll
+    for (int i = kFours * 4; i < n0 / 16; i++) wgmma_rs<X>(o, p + 4 * i, v.plus(i * 128), 1);
     wgmma_commit();
   }
 
