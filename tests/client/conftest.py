@@ -14,6 +14,7 @@ import pytest
 import tilewright as tw
 
 HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent / "kernels"))
 sys.path.insert(0, str(HERE))  # tests are imported by path: their helpers are found here
 
 

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+
+from driver_calls import DriverCalls
 
 HERE = Path(__file__).parent
 SIMULATED = HERE.parent / "server" / "devices" / "cuda_simulated"
@@ -42,22 +43,14 @@ def service(libraries: tuple[Path, Path], folder: Path) -> Iterator[str]:
         process.terminate()
 
 
-class Gpu:
+class Gpu(DriverCalls):
     """What a framework would do in this process: streams, memory, and holding a stream."""
 
     def __init__(self, library: Path) -> None:
-        self.library = ctypes.CDLL(str(library))
+        super().__init__(library)
         context = ctypes.c_void_p()
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
         self.call("cuCtxSetCurrent", context)
-
-    def call(self, name: str, *arguments: Any) -> None:
-        assert getattr(self.library, name)(*arguments) == 0, name
-
-    def made(self, name: str, *arguments: Any) -> int:
-        found = ctypes.c_uint64()
-        self.call(name, ctypes.byref(found), *arguments)
-        return found.value
 
     def stream(self) -> int:
         return self.made("cuStreamCreate", 1)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from driver_calls import DriverCalls
 
 import tilewright as tw
 from tilewright import hip
@@ -34,19 +35,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         left.unlink(missing_ok=True)
 
 
-class Runtime:
+class Runtime(DriverCalls):
     """What a framework would do in this process."""
-
-    def __init__(self, library: Path) -> None:
-        self.library = ctypes.CDLL(str(library))
-
-    def call(self, name: str, *arguments: Any) -> None:
-        assert getattr(self.library, name)(*arguments) == 0, name
-
-    def made(self, name: str, *arguments: Any) -> int:
-        found = ctypes.c_uint64()
-        self.call(name, ctypes.byref(found), *arguments)
-        return found.value
 
     def allocate(self, nbytes: int) -> int:
         return self.made("hipMalloc", ctypes.c_size_t(nbytes))

@@ -26,6 +26,7 @@ from tilewright_server.engine.call import Call
 
 # For the helpers beside the tests, and those of other folders.
 sys.path.extend(str(Path(__file__).parents[1] / name) for name in ("devices", "rpc", "local"))
+sys.path.append(str(Path(__file__).parents[2] / "kernels"))
 
 import hip_device_cases
 from gpu_device_harness import GPUS, Client, Gpu

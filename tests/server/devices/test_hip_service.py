@@ -17,6 +17,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from driver_calls import DriverCalls
 from simulated_hip import environment, library, marks  # noqa: F401
 
 import tilewright as tw
@@ -58,19 +59,8 @@ def target(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield address
 
 
-class Gpu:
+class Gpu(DriverCalls):
     """What a framework would do in this process."""
-
-    def __init__(self, path: Path) -> None:
-        self.library = ctypes.CDLL(str(path))
-
-    def call(self, name: str, *arguments: Any) -> None:
-        assert getattr(self.library, name)(*arguments) == 0, name
-
-    def made(self, name: str, *arguments: Any) -> int:
-        found = ctypes.c_uint64()
-        self.call(name, ctypes.byref(found), *arguments)
-        return found.value
 
     def use(self, device: int) -> None:
         self.call("hipSetDevice", device)

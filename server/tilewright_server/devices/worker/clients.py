@@ -8,6 +8,7 @@ work under way.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
@@ -30,6 +31,8 @@ whether the process is dead: it lives in another process namespace."""
 MAX_LEFT = 64
 """Streams that may be under way without a connection before there are no new ones."""
 _CREDENTIALS = struct.Struct("3i")
+_SO_PEERPIDFD = getattr(socket, "SO_PEERPIDFD", 77)
+"""Linux 6.5; the number is that of every arch but PA-RISC and SPARC."""
 
 
 @runtime_checkable
@@ -46,14 +49,11 @@ class Peer:
     """The process at the other end of a connection. ``close`` it."""
 
     def __init__(self, connection: socket.socket) -> None:
-        data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        pid = int(_CREDENTIALS.unpack(data)[0])
         self._fd = -1
-        self.is_known = pid > 0
+        self.is_known = True
         """Whether ``is_dead`` means anything."""
         try:
-            if self.is_known:
-                self._fd = os.pidfd_open(pid)
+            self._fd = _process_of(connection)
         except ProcessLookupError:  # dead already
             pass
         except (OSError, AttributeError):  # an old kernel, or a Python that was built for one
@@ -71,6 +71,24 @@ class Peer:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+def _process_of(connection: socket.socket) -> int:
+    """A descriptor of the process that connected. Raises ``ProcessLookupError`` if it is dead; another ``OSError`` or
+    ``AttributeError`` if nobody can tell."""
+    try:
+        return connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError as error:
+        if error.errno in (errno.ESRCH, errno.EINVAL):  # of which kernels before 6.13 say the latter
+            raise ProcessLookupError(errno.ESRCH, "the process has ended") from error
+        if error.errno != errno.ENOPROTOOPT:
+            raise
+    # An older kernel has its number only, which by now may be that of another process.
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid = int(_CREDENTIALS.unpack(data)[0])
+    if pid <= 0:
+        raise OSError(errno.ENODATA, "the process is of another namespace")
+    return os.pidfd_open(pid)
 
 
 @dataclass(slots=True, eq=False)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import select
 import socket
 import subprocess
 import sys
 import threading
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -42,6 +44,8 @@ from tilewright_server.devices.base import (
 from tilewright_server.devices.worker import clients
 from tilewright_server.devices.worker.frames import HEADER, REPLY_KIND, Kind
 
+NO_OPTION = 9999
+"""No option of a socket, as on a kernel that lacks one."""
 DYING = """
 import socket, sys
 connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -146,11 +150,55 @@ def test_a_client_that_nobody_can_watch_is_not_taken_for_dead(monkeypatch: pytes
         assert peer.is_known
         assert not peer.is_dead
         peer.close()
+        monkeypatch.setattr(clients, "_SO_PEERPIDFD", NO_OPTION)
         monkeypatch.delattr(os, "pidfd_open")
         peer = clients.Peer(ours)
         assert not peer.is_known
         assert not peer.is_dead
         peer.close()
+
+
+@pytest.mark.parametrize("option", [clients._SO_PEERPIDFD, NO_OPTION], ids=["by descriptor", "by number"])
+def test_the_end_of_a_clients_process_is_seen(option: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "_SO_PEERPIDFD", option)
+    with connected(tmp_path / "s") as (accept, process):
+        peer = clients.Peer(accept())
+        assert (peer.is_known, peer.is_dead) == (True, False)
+        process.communicate("\n\n")
+        assert peer.is_dead
+        peer.close()
+
+
+def test_a_client_that_dies_before_it_is_seen_is_not_taken_for_another_of_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with connected(tmp_path / "s") as (accept, process):
+        process.communicate("\n\n")
+        accepted = accept()
+        try:
+            os.close(accepted.getsockopt(socket.SOL_SOCKET, clients._SO_PEERPIDFD))
+        except OSError as error:
+            if error.errno == errno.ENOPROTOOPT:
+                pytest.skip("this kernel has no descriptors of peers (Linux 6.5)")
+        opened, own = os.pidfd_open, os.getpid()
+        monkeypatch.setattr(os, "pidfd_open", lambda pid: opened(own))  # as if the number were ours by now
+        peer = clients.Peer(accepted)
+        assert (peer.is_known, peer.is_dead) == (True, True)
+        peer.close()
+
+
+@contextlib.contextmanager
+def connected(path: Path) -> Iterator[tuple[Callable[[], socket.socket], subprocess.Popen[str]]]:
+    """A process that has connected to a socket, and how to accept it. It ends after two lines."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, contextlib.ExitStack() as stack:
+        listener.bind(str(path))
+        listener.listen()
+        command = [sys.executable, "-c", DYING, str(path)]
+        process = stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, text=True))
+        poll = select.poll()
+        poll.register(listener, select.POLLIN)
+        assert poll.poll(60_000), "the process did not connect"
+        yield lambda: stack.enter_context(listener.accept()[0]), process
 
 
 def test_connections_that_leave_launches_under_way_are_limited(hosted: Callable[[str], Bench]) -> None:
