@@ -68,6 +68,8 @@ class ConvCase:
     split_k: int = 1
     at_end: bool = True
     gap: int = 0
+    skew: int = 0
+    """Elements from an address that is a multiple of 16 bytes to the weights, of what is not their gradient."""
     result_gap: int | None = None
     """The gap of what has the result's layout; None: as ``gap``."""
     keep: list[Any] = field(default_factory=list)
@@ -88,7 +90,7 @@ class ConvCase:
         own = self.gap if self.result_gap is None else self.result_gap
         self.x = self._tensor(types["x"], pixels_in, own if backward_data else self.gap)
         self.y = self._tensor(types["y"], pixels_out, self.gap if backward_data or backward_weight else own)
-        self.w = self._tensor(types["w"], weights, 0)
+        self.w = self._tensor(types["w"], weights, 0) if not self.skew else self._skewed(types["w"], weights)
         self.result = self.x if backward_data else self.w if backward_weight else self.y
         self.before = self._tensor(config.c, self.result.shape, 0 if backward_weight else own)
         self.bias = self._tensor(config.bias, (self.result.shape[-1],), 0) if config.bias else None
@@ -108,6 +110,12 @@ class ConvCase:
         whole = flat.reshape(*outer, inner + gap)
         self.whole[flat.ctypes.data] = whole
         return whole[..., :inner]
+
+    def _skewed(self, dtype: str | None, shape: tuple[int, ...]) -> Array:
+        assert dtype is not None
+        count = math.prod(shape)
+        flat = self._place(self._random(dtype, count + 2 * self.skew))
+        return flat[self.skew : self.skew + count].reshape(shape)
 
     def _random(self, dtype: str, count: int) -> Array:
         if dtype == "int8":

@@ -393,7 +393,10 @@ CASES |= {
             kind="depthwise", groups_merged=64, epilogue="cshuffle", **FIXED, channel_tile=96, wave=(3, 1), bias="fp16",
             pixel_tile=(2, 8, 8),
         ),
-        [*shapes(Shape(c=104, k=104, groups=104, size=(1, 9, 13))), {"shape": Shape(**DEEP), "gap": 8, "alpha": 0.5}],
+        [
+            *shapes(Shape(c=104, k=104, groups=104, size=(1, 9, 13))), {"shape": Shape(**DEEP), "gap": 8, "alpha": 0.5},
+            {"shape": Shape(**DEEP), "skew": 2},
+        ],
     ),
     "lanes_of_four_strided": (
         MERGED.replace(
@@ -417,6 +420,6 @@ CASES |= {
     ),
     "lanes_of_twos": (
         MERGED.replace(groups_merged=32, epilogue="cshuffle", **FIXED, channel_tile=32, pixel_tile=(1, 4, 32)),
-        shapes(Shape(c=40, k=40, groups=20, size=(1, 5, 35))),
+        [{"shape": Shape(c=40, k=40, groups=20, size=(1, 5, 35)), "skew": skew} for skew in (0, 2)],
     ),
 }  # fmt: skip

@@ -103,16 +103,17 @@ class ConvGpuConfig(GpuConfig):
         return image * (2 if self.pixels[0] > 1 else 1) + self.staged_bytes(channels)
 
     def staged_bytes(self, channels: int) -> int:
-        """Of it, the weights of groups of 16 channels and more, where lanes store their own channels; of backward data
-        the most taps of a phase.
+        """Of it, the weights where lanes store their own channels: of groups of 16 channels and more, of backward data
+        the most taps of a phase; of smaller groups forward alone.
         """
-        if self.epilogue != "cshuffle" or self.groups_merged > 4:
+        small = self.groups_merged > 4
+        if self.epilogue != "cshuffle" or (small and self.direction != "forward"):
             return 0
         taps = 1
         for axis in range(3 - self.ndim, 3):
             every = self.stride[axis] // math.gcd(self.stride[axis], self.dilation[axis])
             taps *= -(-self.filter[axis] // (every if self.direction == "backward_data" else 1))
-        return channels * (taps * (64 // self.groups_merged) * 2 + 16)
+        return channels * (taps * (64 // self.groups_merged) * 2 + (0 if small else 16))
 
     @property
     def taps_hw(self) -> int:

@@ -123,13 +123,19 @@ def merged_shared_bytes(config: ConvConfig) -> int:
 
 
 def stages_weights(config: ConvConfig) -> bool:
-    """Whether weights pass through shared memory, as vectors of eight channels."""
+    """Whether weights always pass through shared memory, as vectors of eight channels. Those of smaller groups do so
+    forward, where they lie without gaps.
+    """
     return in_lanes(config) and MERGED_PRODUCT // config.num_groups_to_merge >= PAIR_CHANNELS
 
 
 def _staged_bytes(config: ConvConfig) -> int:
+    """Room for the weights of a tile: where they are staged, 16 bytes more for each channel."""
     each = MERGED_PRODUCT // config.num_groups_to_merge
-    return _channels(config) * (_taps(config) * each * 2 + 16) if stages_weights(config) else 0
+    line = _taps(config) * each * 2
+    if stages_weights(config):
+        return _channels(config) * (line + 16)
+    return _channels(config) * line if in_lanes(config) and config.direction is Direction.FORWARD else 0
 
 
 def _most_held(config: ConvConfig) -> int:

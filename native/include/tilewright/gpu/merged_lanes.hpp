@@ -5,7 +5,7 @@
 //   groups of 16 channels and more: forward, a lane's columns of two blocks are chosen to be neighbours. Else lanes 2i
 //   and 2i + 1 exchange two channels each.
 // - Weights of groups of 16 channels and more are copied to shared memory, 16 bytes at a time (their strides are
-//   multiples of 8 elements), and read there as matrices.
+//   multiples of 8 elements), and read there as matrices. Those of smaller groups are copied as well, forward.
 // - Where a pixel's results belong is worked out once for a strip, in elements from C (less than 2^32).
 #pragma once
 #include "tilewright/gpu/merged_conv.hpp"
@@ -28,7 +28,9 @@ struct MergedLanes : MergedConv<Config> {
   static constexpr int own_blocks = Base::own_blocks, depths = Tile::depths, words = Base::words;
   static constexpr int units = Tile::units, unit_rows = Tile::unit_rows, steps = Tile::steps;
   // Workgroups that a unit shall hold: compilers would read ahead until all registers are taken.
-  static constexpr int light = units > 4 ? 144 : wide || Tile::is_backward ? 128 : 104, heavy = units > 4 ? 176 : 144;
+  // Of tiles that follow one another more, which are copied ahead.
+  static constexpr int alone = wide || Tile::is_backward ? 128 : 104, heavy = units > 4 ? 176 : 144;
+  static constexpr int light = units > 4 ? 144 : Tile::repeats > 1 ? 80 : alone;
   static constexpr int several = Tile::is_backward ? 168 : 144;
   static constexpr int registers = depths > 1 ? 168 : whole ? heavy : own_blocks > 2 ? several : light;
   static constexpr int min_blocks = max_of(65536 / (registers * threads), 1);
@@ -44,7 +46,9 @@ struct MergedLanes : MergedConv<Config> {
 
   // To shared memory: a line for every channel of y, with all taps and the channels of x of its group.
   static constexpr int tap_bytes = each * size_of<E>, line_bytes = taps * tap_bytes + 16;
-  static constexpr int weight_bytes = staged ? Tile::channel_tile * line_bytes : 0;
+  static constexpr int weight_bytes = staged ? Tile::channel_tile * line_bytes
+                                      : Tile::is_backward ? 0
+                                                          : Tile::channel_tile * taps * each * (int)size_of<E>;
   TW_DEVICE static void copy_weights(uint32_t to, const tw_conv_problem& p, int channel, int thread) {
     constexpr int kChunks = tap_bytes / 16, kLines = max_of(threads / kChunks, 1);
     const int chunk = thread % kChunks, step = (int)(Tile::is_backward ? p.weight_c : p.weight_n);
@@ -83,8 +87,81 @@ struct MergedLanes : MergedConv<Config> {
     }
   }
 
-  // Of smaller groups, to registers at once: of the output channel of column lane / 4 and of input channels
-  // 2 * (lane % 4), 2 * (lane % 4) + 1 of every block.
+  // Of smaller groups, forward, a tile's weights mostly lie in memory without a gap, tap by tap: they are copied as they
+  // lie.
+  static constexpr bool copies = !whole && !Tile::is_backward;
+  static constexpr int line_elements = taps * each, word_bytes = Tile::channel_tile * line_elements * size_of<E>;
+  TW_DEVICE static bool are_packed(const tw_conv_problem& p) {
+    return (int64_t)p.gemm.b % 16 == 0 && (each == 1 || (p.weight_n == line_elements && p.weight_c == 1)) &&
+           p.weight_g == each * line_elements && (taps_w == 1 || p.axes[2].tap_stride == each) &&
+           (Tile::taps_h == 1 || p.axes[1].tap_stride == each * taps_w);
+  }
+  // In 16 bytes each, which whole tiles of channels are.
+  TW_DEVICE static void copy_packed(uint32_t to, const tw_conv_problem& p, int channel, int thread) {
+    constexpr int kChunks = word_bytes / 16;
+    const int there = (Tile::channels(p) - channel) * line_elements / 8;
+    const char* const from = (const char*)p.gemm.b + ((int64_t)channel * line_elements + thread * 8) * size_of<E>;
+    TW_UNROLL
+    for (int i = 0; i < kChunks; i += threads)
+      if (thread + i < kChunks)
+        copy_async(to + (thread + i) * 16, from + i * 16, thread + i < there ? 16 : 0);
+  }
+  // Others are gathered as they would lie.
+  TW_DEVICE static void gather_packed(uint32_t to, const tw_conv_problem& p, int channel, int thread) {
+    TW_NO_UNROLL
+    for (int id = thread; id < word_bytes / 4; id += threads) {
+      uint32_t two = 0;
+      TW_UNROLL
+      for (int half = 0; half < 2; half++) {
+        const int element = id * 2 + half, line = quotient(element, line_elements);
+        const int within = element - line * line_elements;
+        const int tap = quotient(within, each), output = channel + line;
+        bool exists;
+        const int64_t at = output / each * p.weight_g + output % each * p.weight_n + within % each * p.weight_c;
+        const int64_t offset = at + Tile::weight_offset(p, tap, exists);
+        if (output < Tile::channels(p))
+          two |= (uint32_t)load_constant<uint16_t>((const char*)p.gemm.b + offset * size_of<E>) << half * 16;
+      }
+      store_shared<1>(to + id * 4, {two});
+    }
+  }
+
+  TW_DEVICE static void take_packed(uint32_t to, const tw_conv_problem& p, int channel, int thread) {
+    if (are_packed(p)) copy_packed(to, p, channel, thread);
+    else gather_packed(to, p, channel, thread);
+  }
+  // Of the output channel of column lane / 4 and of input channels 2 * (lane % 4) and the next of every block.
+  TW_DEVICE static void read_packed(Weights& to, uint32_t from, int inside, int lane) {
+    const int output = lane / 4, input = lane % 4 * 2;
+    const bool meets = each == 1 ? input == output - output % 2 : input / each == output / each;
+    TW_UNROLL
+    for (int own = 0; own < own_blocks; own++) {
+      // Of channels by themselves two taps are a word; those of a channel may begin with its second half.
+      const int first = ((inside + own) * 8 + output) * line_elements;
+      const uint32_t at = from + (each == 1 ? first / 2 * 4 : (first + input % each) * size_of<E>);
+      if constexpr (each == 1) {
+        constexpr int kWords = (taps + 2) / 2;
+        uint32_t x[kWords + 1] = {};
+        TW_UNROLL
+        for (int i = 0; i < kWords; i++) x[i] = load_shared<1>(at + i * 4).w[0];
+        TW_UNROLL
+        for (int tap = 0; tap < taps; tap++) {
+          const uint32_t two = funnel_right(x[tap / 2], x[tap / 2 + 1], (uint32_t)(first % 2 * 16));
+          const uint32_t one = tap % 2 == 0 ? two & 0xffff : two >> 16;
+          to.w[own][tap][0] = meets ? one << output % 2 * 16 : 0;
+        }
+      } else {
+        TW_UNROLL
+        for (int tap = 0; tap < taps; tap++) {
+          const uint32_t x = load_shared<1>(at + tap * each * size_of<E>).w[0];
+          to.w[own][tap][0] = meets ? x : 0;
+        }
+      }
+    }
+  }
+
+  // Backward, to registers at once: of the output channel of column lane / 4 and of input channels 2 * (lane % 4) and the
+  // next of every block.
   TW_DEVICE static void load_weights(Weights& to, const tw_conv_problem& p, int block, int lane) {
     const int step = (int)p.weight_c;
     TW_UNROLL
@@ -94,21 +171,15 @@ struct MergedLanes : MergedConv<Config> {
       const int input = (block + own) * 8 + lane % 4 * 2;
       const bool meets =
           output < Tile::channels(p) && (each == 1 ? input == output - output % 2 : input / each == group);
-      const char* const first = from + (each == 1 ? 0 : input % each * (Base::in_pairs ? 1 : step)) * size_of<E>;
+      const char* const first = from + (each == 1 ? 0 : input % each * step) * size_of<E>;
       TW_UNROLL
       for (int tap = 0; tap < taps; tap++) {
         bool exists;
         const int offset = Tile::weight_offset(p, tap, exists) * size_of<E>;
-        if (!Tile::is_backward) exists = true;  // the filter is compiled in; backward, phases have fewer taps
         uint32_t x = 0, y = 0;
-        if constexpr (Base::in_pairs) {
-          if (exists && meets) x = load_constant<Words<1>>(first + offset).w[0];
-        } else {
-          if (exists && meets) x = load_constant<uint16_t>(first + offset);
-          if (each > 1 && exists && meets) y = load_constant<uint16_t>(first + offset + step * size_of<E>);
-          x = each == 1 ? x << output % 2 * 16 : x | y << 16;
-        }
-        to.w[own][tap][0] = x;
+        if (exists && meets) x = load_constant<uint16_t>(first + offset);
+        if (each > 1 && exists && meets) y = load_constant<uint16_t>(first + offset + step * size_of<E>);
+        to.w[own][tap][0] = each == 1 ? x << output % 2 * 16 : x | y << 16;
       }
     }
   }
@@ -269,14 +340,20 @@ struct MergedLanes : MergedConv<Config> {
     const int channel = part * Tile::channel_tile, count = min_of(Tile::repeats, Tile::tiles(p) - first);
     const uint32_t weights = shared_base(), shared = weights + weight_bytes;
     Place next = Tile::place(p, first);
+    // Weights are there with the first step; those of a single step come behind the image, which they would delay.
+    if constexpr (copies && steps > 1) take_packed(weights, p, channel, thread);
     Base::copy(shared, p, next, channel, thread);
+    if constexpr (copies && steps == 1) {
+      take_packed(weights, p, channel, thread);
+      commit_async();
+    }
     if constexpr (staged) {
       copy_weights(weights, p, channel, thread);
       commit_async();
     }
     const int inside = wave % channel_waves * own_blocks, block = part * Tile::blocks + inside;
     Weights w;
-    if constexpr (!staged) load_weights(w, p, block, lane);
+    if constexpr (!staged && !copies) load_weights(w, p, block, lane);
     const typename Base::Operands operands = Base::by_channel(p, task->operands());
     const ConvRows<Config> where(p, 0, size_of<C>);
     const Epilogue<Config, float, ConvRows<Config>> finish(operands.problem, operands.d, 0, where);
@@ -290,7 +367,7 @@ struct MergedLanes : MergedConv<Config> {
       const Place at = next;
       const bool more = Tile::repeats > 1 && i + 1 < count;
       if (more) {
-        next = Tile::place(p, first + i + 1);
+        Tile::advance(p, next);
         Base::copy(shared + (i + 1) % 2 * Tile::image_bytes, p, next, channel, thread);
       }
       const uint32_t image = own_image + i % 2 * Tile::image_bytes;
@@ -301,6 +378,8 @@ struct MergedLanes : MergedConv<Config> {
         barrier();
         if constexpr (staged)
           if (reads) read_weights(w, weights, inside, lane);
+        if constexpr (copies)
+          if (i == 0 && step == 0) read_packed(w, weights, inside, lane);
         const int h = at.h + step * Tile::depth;
         if (h >= (int)p.axes[1].rows) continue;
         const uint32_t line = image + step * Tile::step_rows * Tile::row_bytes;

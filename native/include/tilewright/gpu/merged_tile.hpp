@@ -123,6 +123,14 @@ struct MergedTile {
     const int line = quotient(tile, tiles_w(p)), image = quotient(line, tiles_h(p));
     return {image, (line - image * tiles_h(p)) * rows, (tile - line * tiles_w(p)) * run};
   }
+  // The tile that follows.
+  TW_DEVICE static void advance(const tw_conv_problem& p, Place& at) {
+    at.w += run;
+    if (at.w < (int)p.axes[2].rows) return;
+    at.w = 0, at.h += rows;
+    if (at.h < (int)p.axes[1].rows) return;
+    at.h = 0, at.n++;
+  }
   // Coordinate of the first pixel that meets a tap; backward, taps run the other way.
   TW_DEVICE static int begin(const tw_conv_problem& p, int axis, int row) {
     const FixedAxis fixed = fixed_axis<Config>(axis);
