@@ -262,13 +262,13 @@ def paged() -> list[Experiment]:
     cached = [
         replace(case, hdim=q, hdim_v=v, page=page, **more)
         for case in (lengths, ragged)
-        for q, v in HEADS[:3]
+        for q, v in HEADS
         for page in (8, 16, 64, 256)
         for more in ({}, {**CAUSAL, "absent": True})
     ]
-    cached += [replace(ragged, hdim=q, hdim_v=v, **CAUSAL, sglang=True) for q, v in HEADS[:3]]
+    cached += [replace(ragged, hdim=q, hdim_v=v, **CAUSAL, sglang=True) for q, v in HEADS]
     long = Case(4, 32, 8, 0, 4096, 128, lengths_q=(1024,) * 4, lengths_k=(4096,) * 4, varlen=True, **CAUSAL)
-    cases = [replace(long, page=page, hdim=hdim) for hdim in (128, 64) for page in (16, 64, 256)]
+    cases = [replace(long, page=page, hdim=hdim) for hdim in (128, 64, 256) for page in (16, 64, 256)]
     timed = [Experiment(case, (), True, True, 0.03, True) for case in cases]
     first = [Experiment(replace(case, page=16), chosen=True) for case in (lengths, ragged)]
     return [*(Experiment(case) for case in cached), *first, *timed]

@@ -33,8 +33,8 @@ _WS_STEP = 64
 """Rows of one warpgroup."""
 _WS_REGISTERS, _WS_REGISTERS_OF_THREE = 196, 128
 """Of a thread, for scores, probabilities and results: with one or two consumers, with three."""
-_WS_CAPPING, _WS_WINDOWS, _WS_PAGES = 20, 16, 24
-"""Registers that a soft cap, windows, and pages beside large heads take of them."""
+_WS_CAPPING, _WS_WINDOWS = 20, 16
+"""Registers that a soft cap and windows take of them."""
 
 
 def of_products(rule: Rule) -> Rule:
@@ -391,8 +391,6 @@ def _ws_registers(config: FmhaConfig, consumers: int) -> Iterator[Violation]:
         room -= _WS_CAPPING
     elif config.mask is MaskKind.WINDOW and consumers < 3:
         room -= _WS_WINDOWS
-    if config.paged and v > _WS_MOST_TURNS:
-        room -= _WS_PAGES
     most = (room - v // 2) * 4 // 3 // 16 * 16
     if config.n0 > most > 0:
         reason = f"registers of {consumers} consumers hold the scores of {most} columns beside their results"
