@@ -14,6 +14,7 @@ from tilewright_fmha.candidates import fmha_candidates, fmha_mismatches
 from tilewright_fmha.codegen import generate
 from tilewright_fmha.config import AttentionConfig, FmhaConfig
 from tilewright_fmha.cost import predict_fmha
+from tilewright_fmha.gpu_tiles import valid_algorithms
 from tilewright_fmha.parse import parse_attention
 from tilewright_fmha.plan import plan_fmha
 from tilewright_fmha.problem import FmhaProblem
@@ -122,6 +123,18 @@ def test_a_tile_that_no_page_suits_is_corrected(fields: dict[str, Any]) -> None:
         assert {found.rule for found in RULES.check(config, ARCH)} == {"ws_form"}
         mended = RULES.correct(config, ARCH).config
         assert mended.tile[:2] == wanted and not RULES.check(mended, ARCH)
+
+
+@pytest.mark.parametrize("hdim", [(128, 128), (256, 256)], ids=str)
+def test_portable_kernels_of_windows_over_pages_compile_without_spills(
+    hdim: tuple[int, int], toolchain: NvrtcToolchain, tmp_path: Path
+) -> None:
+    """The last resort where the copy engine cannot go, in its preferred cut."""
+    fields = {"family": Family.BATCH_PREFILL, "mode": Mode.GROUP, "paged": True, "mask": MaskKind.WINDOW, "hdim": hdim}
+    plain = AttentionConfig(**{**fields, "dtype": FmhaDType.BF16, "lse": True})
+    cuts = [plain.replace(**item) for item in valid_algorithms(plain, ARCH) if item["pipeline"] == "qr"]
+    config = next(item for item in cuts if not RULES.check(item, ARCH))
+    toolchain.compile(generate(config, ARCH), tmp_path, ARCH)
 
 
 def test_a_kernel_that_would_need_more_registers_is_corrected() -> None:
