@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-HERE = Path(__file__).parent
-sys.path.append(str(HERE.parent / "kernels"))  # for processes that tests start, too
+sys.path.append(str(Path(__file__).parents[1] / "kernels"))  # for processes that tests start, too
 
 from driver_calls import DriverCalls
 
+HERE = Path(__file__).parent
 SIMULATED = HERE.parent / "server" / "devices" / "cuda_simulated"
 TAG = f"c{os.getpid() % 10**6}"
 SERVE = """
