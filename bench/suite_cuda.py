@@ -274,7 +274,9 @@ with tilewright.connect(sys.argv[1]) as client:
 
 
 def memory_by_process() -> dict[int, int]:
-    query = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
+    """MiB of the first GPU by process: what others of the machine are used for does not count."""
+    first = f"--id=GPU-{torch.cuda.get_device_properties(0).uuid}"
+    query = ["nvidia-smi", first, "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
     answer = subprocess.run(query, capture_output=True, text=True, check=True).stdout
     return {int(pid): int(mib) for pid, mib in (line.split(",") for line in answer.strip().splitlines())}
 
