@@ -79,10 +79,11 @@ def spread(configs: list[GemmConfig], count: int) -> list[GemmConfig]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("count", [5, pytest.param(12, marks=pytest.mark.exhaustive)], ids="{}-kernels".format)
 @pytest.mark.parametrize("name", HIP_ARCHS)
-def test_what_planners_propose_compiles(name: str, tmp_path: Path) -> None:
+def test_what_planners_propose_compiles(name: str, count: int, tmp_path: Path) -> None:
     arch = tilewright_arch.load(name)
-    assert not faults(spread(proposed(arch), 12), arch, tmp_path)
+    assert not faults(spread(proposed(arch), count), arch, tmp_path)
 
 
 @pytest.mark.slow
@@ -158,7 +159,9 @@ def test_kernels_of_the_default_set_that_need_the_most_registers_compile(name: s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gfx90a", "gfx942", "gfx950"])
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("gfx90a", "gfx942")), "gfx950"]
+)
 def test_the_widest_tiles_of_bytes_compile(name: str, tmp_path: Path) -> None:
     arch = tilewright_arch.load(name)
     found = list(widest(arch))

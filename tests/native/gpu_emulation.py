@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -45,25 +43,28 @@ def task_bytes(config: GpuConfig, args: ProblemArgs, first_tile: int) -> bytes:
     return bytes(plain) + first_tile.to_bytes(8, "little") + operands
 
 
+PER_UNIT = 4
+
+
 class Emulator:
-    """Compiled kernels under names of their own."""
+    """Kernels under names of their own, built when they are first wanted, with a few others."""
 
     def __init__(self, folder: Path, configs: Sequence[GpuConfig]) -> None:
         self.names = {config: f"k{index}" for index, config in enumerate(dict.fromkeys(configs))}
+        self._folder = folder
         self._libraries: dict[str, ctypes.CDLL] = {}
-        groups = []
-        for wave in (32, 64):
-            items = [item for item in self.names.items() if item[0].wave_size == wave]
-            groups += [items[i : i + 4] for i in range(0, len(items), 4)]
 
-        def build(group: list[tuple[GpuConfig, str]]) -> None:
-            text = '#include "tilewright/gpu/gemm.hpp"\n' + "".join(config.text(name) for config, name in group)
-            flags = (*FLAGS, f"-DTW_HOST_WAVE={group[0][0].wave_size}")
-            library = ctypes.CDLL(str(build_once(folder, text, flags)))
-            self._libraries.update({name: library for _, name in group})
-
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(build, groups))
+    def library(self, config: GpuConfig) -> ctypes.CDLL:
+        """The one that has the configuration's kernel."""
+        name = self.names[config]
+        if name not in self._libraries:
+            same = [item for item in self.names if item.wave_size == config.wave_size]
+            at = same.index(config) // PER_UNIT * PER_UNIT
+            group = same[at : at + PER_UNIT]
+            text = '#include "tilewright/gpu/gemm.hpp"\n' + "".join(item.text(self.names[item]) for item in group)
+            library = ctypes.CDLL(str(build_once(self._folder, text, (*FLAGS, f"-DTW_HOST_WAVE={config.wave_size}"))))
+            self._libraries.update({self.names[item]: library for item in group})
+        return self._libraries[name]
 
     def launch(self, call: Call, grid: int = 0, seed: int = 1) -> None:
         """One launch of the call's kernel; ``grid`` is the number of workgroups of a persistent kernel."""
@@ -84,7 +85,7 @@ class Emulator:
         block = bytes(head) + (b"" if config.grouped else tasks)
         total = tiles * call.split_k
         name = self.names[config]
-        function = getattr(self._libraries[name], name)
+        function = getattr(self.library(config), name)
         status = function(block, grid if config.persistent else total, config.shared_bytes, ctypes.c_uint(seed))
         assert status == 0, f"{config} failed, or its threads wait for each other for ever"
         assert not counters.any(), "the launch leaves its counters at zero"

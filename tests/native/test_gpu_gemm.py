@@ -8,6 +8,7 @@ fails.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Hashable
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 from gpu_config import GpuConfig
 from gpu_emulation import Emulator
 from native_case import UNARY, Call, Sizes
+from sampling import fields_of, partly
 
 SIZES = (1, 2, 3, 5, 8, 13, 16, 31, 33, 63, 64, 65, 96, 100, 129, 130)
 TYPES = [
@@ -72,6 +74,20 @@ def products() -> dict[str, GpuConfig]:
 
 PRODUCTS = products()
 
+
+def shown(config: GpuConfig) -> set[Hashable]:
+    """What every run has: each value of each field, each type with each layout of A, and with each of B, each layout in
+    each pipeline with each epilogue."""
+    fields = fields_of(config)
+    types, layout = (config.a, config.b, config.c), (config.a_col, config.b_col)
+    found: set[Hashable] = {*fields.items(), (types, "a", config.a_col), (types, "b", config.b_col)}
+    return found | {(layout, config.pipeline), (layout, config.epilogue), (config.pipeline, config.epilogue)}
+
+
+ORDERED = partly(PRODUCTS, lambda name: shown(PRODUCTS[name]))
+COMMON = [item.values[0] for item in ORDERED if not item.marks]
+"""The products of every run."""
+
 WIDE_WAVES = {  # as AMD's compute GPUs have
     letters(config): config.replace(pipeline="compv3", wave_size=64, epilogue=epilogue, wave=(2, 1), tile=(64, 64, 16))
     for (a_col, b_col), epilogue in zip(LAYOUTS, ("cshuffle", "default") * 2, strict=True)
@@ -107,8 +123,8 @@ D_LAYOUTS = ("full", "row", "column", "scalar", "transposed", "row_batch")
 
 @pytest.fixture(scope="module")
 def emulator(build_folder: Path) -> Emulator:
-    configs = [*PRODUCTS.values(), *WIDE_WAVES.values(), *GROUPED.values(), *EPILOGUES.values()]
-    return Emulator(build_folder, configs)
+    ordered = [PRODUCTS[item.values[0]] for item in ORDERED]  # what is run together is compiled together
+    return Emulator(build_folder, [*GROUPED.values(), *EPILOGUES.values(), *WIDE_WAVES.values(), *ordered])
 
 
 def sizes(rng: np.random.Generator, **fixed: int) -> Sizes:
@@ -123,7 +139,7 @@ def run(emulator: Emulator, call: Call) -> None:
     call.check()
 
 
-@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("name", ORDERED)
 def test_products_are_right_at_odd_sizes(emulator: Emulator, name: str, rng: np.random.Generator) -> None:
     config = PRODUCTS[name]
     for at_end in (True, False):
@@ -139,7 +155,7 @@ def test_waves_of_64_lanes_compute_the_same(emulator: Emulator, name: str, rng: 
     run(emulator, Call(WIDE_WAVES[name], [Sizes(128, 64, 48)], rng))
 
 
-@pytest.mark.parametrize("name", [name for name, config in PRODUCTS.items() if config.split_k > 1])
+@pytest.mark.parametrize("name", [name for name in COMMON if PRODUCTS[name].split_k > 1])
 def test_split_k_adds_up_and_never_varies(emulator: Emulator, name: str, rng: np.random.Generator) -> None:
     call = Call(PRODUCTS[name], [sizes(rng, k=257)], rng, alpha=0.5, split_k=int(rng.integers(2, 5)))
     results = []
@@ -166,7 +182,7 @@ def test_a_group_of_many_tasks_finds_each(emulator: Emulator, rng: np.random.Gen
         run(emulator, Call(config, [*table, Sizes(5, 5, 5)], rng))
 
 
-@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("name", ORDERED)
 def test_no_steps_along_k_give_the_epilogue_of_zero(emulator: Emulator, name: str, rng: np.random.Generator) -> None:
     run(emulator, Call(PRODUCTS[name], [sizes(rng, k=0)], rng))
 
