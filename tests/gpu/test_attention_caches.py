@@ -100,6 +100,34 @@ def test_pages(
     close(torch, out, torch.stack(pages.truth(list(q))), dtype, client)
 
 
+@pytest.mark.parametrize("varlen", [False, True], ids=["batch", "end to end"])
+@pytest.mark.parametrize(
+    ("dtype", "page", "hdim", "form"),
+    [("bf16", 16, 128, "vllm"), ("fp16", 256, 64, "sglang"), ("bf16", 64, 256, "vllm"), ("fp16", 8, 128, "sglang")],
+)
+def test_prompts_over_pages(
+    torch: Any, client: tilewright.Client, dtype: str, page: int, hdim: int, form: str, varlen: bool
+) -> None:
+    """Work for all units: Hopper's own kernels read the pages."""
+    lengths, rows, heads = (1300, 0, 333, 700), 700, 24
+    pages = Pages(torch, dtype, page, 4, (hdim, hdim), lengths)
+    q = torch.randn(len(lengths), rows, heads, hdim, device=DEVICE).to(torch_dtype(torch, dtype))
+    words: dict[str, Any] = pages.sglang() if form == "sglang" else {"block_table": pages.table}
+    if varlen:
+        starts = torch.arange(len(lengths) + 1, dtype=torch.int32, device=DEVICE) * rows
+        words |= {"cu_seqlens_q": starts, "max_seqlen_q": rows}
+    given = q.flatten(0, 1) if varlen else q.transpose(1, 2)
+    out = torch.full_like(given, float("nan"))
+    client.attention_paged(
+        given, pages.k, pages.v, words.pop("block_table"), pages.seqlens, mask="bottom_right", out=out, **words
+    )
+    torch.cuda.synchronize()
+    want = torch.stack(pages.truth(list(q.transpose(1, 2)))).transpose(1, 2)
+    close(torch, out.view(q.shape) if varlen else out.transpose(1, 2), want, dtype, client)
+    if torch.cuda.get_device_capability() == (9, 0):
+        assert "_ws_" in str(client.report.kernels)
+
+
 @pytest.mark.parametrize(("dtype", "page"), [("bf16", 64), ("fp16", 16)])
 def test_queries_of_different_numbers_over_pages(torch: Any, client: tilewright.Client, dtype: str, page: int) -> None:
     pages, rows = Pages(torch, dtype, page, 2, (64, 64)), (70, 0, 33, 1)
