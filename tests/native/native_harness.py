@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -266,8 +265,11 @@ def guarded(values: np.ndarray[Any, Any], at_end: bool = True) -> tuple[Guarded,
     return memory, array
 
 
+PER_UNIT = 4
+
+
 class Library:
-    """Compiled units: every configuration under a name of its own."""
+    """Every configuration under a name of its own, built when it is first wanted, with a few others."""
 
     def __init__(
         self,
@@ -279,24 +281,22 @@ class Library:
     ) -> None:
         self.names = {config: f"k{index}" for index, config in enumerate(dict.fromkeys(configs))}
         self._handles: dict[str, ctypes.CDLL] = {}
-        groups = _chunks(list(self.names.items()), 4)
+        self._folder, self._level, self._command, self._header = folder, level, command, header
 
-        def build(index: int) -> None:
-            text = "".join(config.source(name) for config, name in groups[index])
-            output = build_once(folder, f'#include "tilewright/cpu/{header}"\n{text}', LEVELS[level][0], command)
-            handle = ctypes.CDLL(str(output))
-            self._handles.update({name: handle for _, name in groups[index]})
-
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(build, range(len(groups))))
+    def _build(self, config: Config) -> None:
+        every = list(self.names.items())
+        at = list(self.names).index(config) // PER_UNIT * PER_UNIT
+        group = every[at : at + PER_UNIT]
+        text = "".join(config.source(name) for config, name in group)
+        text = f'#include "tilewright/cpu/{self._header}"\n{text}'
+        handle = ctypes.CDLL(str(build_once(self._folder, text, LEVELS[self._level][0], self._command)))
+        self._handles.update({name: handle for _, name in group})
 
     def entry(self, config: Config, suffix: str = "") -> Any:
         name = self.names[config]
+        if name not in self._handles:
+            self._build(config)
         function = getattr(self._handles[name], name + suffix)
         if suffix in ("_workspace", "_packed_b"):
             function.restype = ctypes.c_int64
         return function
-
-
-def _chunks(items: list[Any], size: int) -> list[list[Any]]:
-    return [items[i : i + size] for i in range(0, len(items), size)]
