@@ -12,7 +12,7 @@ import math
 from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.config import ConvConfig
 from tilewright_grouped_conv.gpu_fit import padded_channels
-from tilewright_grouped_conv.merged import in_lanes, merged_shared_bytes, merged_workgroups
+from tilewright_grouped_conv.merged import merged_shared_bytes, merged_workgroups
 from tilewright_grouped_conv.phases import Phase
 from tilewright_grouped_conv.problem import ConvProblem
 from tilewright_grouped_conv.transforms import Transform
@@ -64,8 +64,6 @@ _GROUP_CYCLES = {Direction.FORWARD: 6.0, Direction.BACKWARD_DATA: 6.0, Direction
 """The same for groups of several channels, whose weights are read again for every pixel."""
 _MERGED_BLOCK, _MERGED_SHARE = 8, 0.25
 """Channels of a block of merged groups, and what its instructions reach of the peak."""
-_NOT_RUN_SECONDS = 5e-8
-"""Of the form of merged groups that no GPU has run yet: enough that the other one stays ahead until it is measured."""
 _MOST_WAVES, _ENOUGH_WAVES = 48, 12
 _MOST_RESIDENT = 4
 
@@ -240,5 +238,4 @@ def _merged(
         "compute": 2.0 * products * wasted / (rate * units * clock),
         "l2": math.prod(spans) * image / (l2 * _L2_SHARE),
         "idle": (idle - 0.9) * image / (l2 * _L2_SHARE),
-        "form": _NOT_RUN_SECONDS if in_lanes(config) else 0.0,
     }

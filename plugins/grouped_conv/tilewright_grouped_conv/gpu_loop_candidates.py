@@ -12,7 +12,7 @@ from typing import Any
 from tilewright_grouped_conv.config import CONFIGS, DIRECT_PIPELINE, ConvConfig, Triple
 from tilewright_grouped_conv.gpu_fit import VECTOR_BYTES
 from tilewright_grouped_conv.gpu_shapes import DEPTHWISE_STEPS, depthwise_fields
-from tilewright_grouped_conv.merged import MERGED_PRODUCT, PAIR_CHANNELS
+from tilewright_grouped_conv.merged import MERGED_PRODUCT, fits_lanes
 from tilewright_grouped_conv.problem import ConvProblem
 from tilewright_grouped_conv.views import Order
 from tilewright_grouped_conv.words import Direction, Specialization, layout_of
@@ -190,6 +190,6 @@ def _merged(problem: ConvProblem, device: DeviceInfo) -> Iterator[ConvConfig]:
             pixel_tile=(repeats, 2 if problem.ndim == 1 else rows, run),
             **constants,
         )
+        if fits_lanes(config):
+            config = config.replace(epilogue=Epilogue.CSHUFFLE)
         yield from _sliced(problem, config, device, ceil_div(geometry.c, channels))
-        if problem.direction is not Direction.BACKWARD_WEIGHT and channels % PAIR_CHANNELS == 0:
-            yield config.replace(epilogue=Epilogue.CSHUFFLE)

@@ -20,6 +20,7 @@ __all__ = [
     "BLOCK_CHANNELS",
     "MERGED_PRODUCT",
     "PAIR_CHANNELS",
+    "fits_lanes",
     "in_lanes",
     "is_merged",
     "merged_shape",
@@ -49,6 +50,11 @@ def in_lanes(config: ConvConfig) -> bool:
     one or two lanes have (``tilewright/gpu/merged_lanes.hpp``); else ``merged_conv.hpp`` has the kernel.
     """
     return is_merged(config) and config.epilogue is Epilogue.CSHUFFLE and not _is_weight(config)
+
+
+def fits_lanes(config: ConvConfig) -> bool:
+    """Whether merged groups may be computed in lanes, which is faster where it may be."""
+    return not _is_weight(config) and _channels(config) % PAIR_CHANNELS == 0 and _taps(config) <= MOST_LANE_TAPS
 
 
 def merged_shape(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
