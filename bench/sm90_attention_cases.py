@@ -119,7 +119,7 @@ class Variant:
 
 
 HEADS = ((64, 64), (128, 128), (192, 128), (256, 256))
-_64 = (Variant(128, 3, pingpong=True), Variant(128, 3), Variant(192, 2, pingpong=True), Variant(128, 1))
+_64 = (Variant(128, 3, pingpong=True), Variant(128, pingpong=True), Variant(192, pingpong=True), Variant(128, 1))
 _128 = (Variant(128), Variant(128, pingpong=True), Variant(160, pingpong=True), Variant(176))
 _192 = (Variant(112), Variant(96, pingpong=True), Variant(128))
 _256 = (Variant(80), Variant(80, persistent=False), Variant(64))
