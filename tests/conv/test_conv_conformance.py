@@ -15,11 +15,15 @@ from tilewright_kit.device import DeviceInfo
 from tilewright_kit.problem import OperationRequest, Role
 from tilewright_kit.select import Selector
 
+KERNELS = pytest.mark.parametrize("per_arch", [16, pytest.param(48, marks=pytest.mark.exhaustive)])
+"""Of each arch: few in every run, since sets and rules have tests of their own."""
+
 
 @pytest.mark.slow
+@KERNELS
 @pytest.mark.parametrize("operation", plugin.tilewright_operations(), ids=lambda operation: operation.name)
 def test_operation_conforms_and_its_samples_are_right(
-    operation: Any, conv_runner: ConvRunner, device: DeviceInfo
+    operation: Any, conv_runner: ConvRunner, device: DeviceInfo, per_arch: int
 ) -> None:
     def build(unit: Any, arch: Any) -> None:
         assert unit.text and arch
@@ -31,17 +35,18 @@ def test_operation_conforms_and_its_samples_are_right(
         return {item.name: np.array(memory[item.name].view) for item in plan.operands if item.role is Role.OUTPUT}
 
     archs = [tilewright_arch.load(name) for name in ("x86-64-v2", "gfx942", "sm_90a")]
-    report = check_plugin(operation, device, build, run, archs=archs)
+    report = check_plugin(operation, device, build, run, archs=archs, per_arch=per_arch)
     report.raise_if_failed()
 
 
 @pytest.mark.slow
+@KERNELS
 @pytest.mark.parametrize("operation", plugin.tilewright_operations(), ids=lambda operation: operation.name)
 @pytest.mark.parametrize("name", ["sm_90a", "gfx942"])
-def test_operation_conforms_on_devices_that_are_not_here(operation: Any, name: str) -> None:
+def test_operation_conforms_on_devices_that_are_not_here(operation: Any, name: str, per_arch: int) -> None:
     arch = tilewright_arch.load(name)
     # Some sets are for AMD GPUs alone.
-    report = check_plugin(operation, device_of(arch), archs=[arch, tilewright_arch.load("gfx942")])
+    report = check_plugin(operation, device_of(arch), archs=[arch, tilewright_arch.load("gfx942")], per_arch=per_arch)
     report.raise_if_failed()
 
 
