@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 from conv_runner import Array, ConvRunner
+from sampling import partly
 
 import tilewright_arch
 from tilewright_grouped_conv import plugin
@@ -41,9 +43,14 @@ def test_operation_conforms_and_its_samples_are_right(
 
 @pytest.mark.slow
 @KERNELS
-@pytest.mark.parametrize("operation", plugin.tilewright_operations(), ids=lambda operation: operation.name)
-@pytest.mark.parametrize("name", ["sm_90a", "gfx942"])
-def test_operation_conforms_on_devices_that_are_not_here(operation: Any, name: str, per_arch: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "operation"),
+    partly(
+        itertools.product(("sm_90a", "gfx942"), plugin.tilewright_operations()), lambda case: {case[0], case[1].name}
+    ),
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_operation_conforms_on_devices_that_are_not_here(name: str, operation: Any, per_arch: int) -> None:
     arch = tilewright_arch.load(name)
     # Some sets are for AMD GPUs alone.
     report = check_plugin(operation, device_of(arch), archs=[arch, tilewright_arch.load("gfx942")], per_arch=per_arch)
