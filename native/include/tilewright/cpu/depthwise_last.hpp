@@ -241,43 +241,51 @@ struct DepthwiseLast {
 
   template <int kT, int kS, bool kEdge, bool kWhole>
   TW_INLINE void multiply(const Tile& tile, const LineOutput& out, int64_t c) const {
+    if constexpr (kT == 0) return multiply_any<kEdge, kWhole>(tile, out, c);
     f32v sums[kRows][P];
     TW_UNROLL
     for (int r = 0; r < kRows; r++)
       TW_UNROLL
       for (int p = 0; p < P; p++) sums[r][p] = f32v{};
-    if constexpr (kT > 0) {
-      fetch<kS>(tile, c);
-      for (int64_t i = 0; i < tile.lines; i++) {
-        const Line& line = lines[i];
-        if constexpr (kRows == 1) {
-          add<kT, kS, kEdge, 1>(tile, line, c, sums);
-        } else {
-          if (line.weights[0] && line.weights[kRows - 1]) add<kT, kS, kEdge, 3>(tile, line, c, sums);
-          else if (line.weights[0]) add<kT, kS, kEdge, 1>(tile, line, c, sums);
-          else add<kT, kS, kEdge, 2>(tile, line, c, sums);
-        }
+    fetch<kS>(tile, c);
+    for (int64_t i = 0; i < tile.lines; i++) {
+      const Line& line = lines[i];
+      if constexpr (kRows == 1) {
+        add<kT, kS, kEdge, 1>(tile, line, c, sums);
+      } else {
+        if (line.weights[0] && line.weights[kRows - 1]) add<kT, kS, kEdge, 3>(tile, line, c, sums);
+        else if (line.weights[0]) add<kT, kS, kEdge, 1>(tile, line, c, sums);
+        else add<kT, kS, kEdge, 2>(tile, line, c, sums);
       }
-    } else {
-      const int64_t pixel = v.w->image_stride * size_of<E>;
-      for (int64_t i = 0; i < tile.lines; i++)
-        TW_UNROLL
-        for (int r = 0; r < kRows; r++) {
-          if (!lines[i].weights[r]) continue;
-          for (int64_t t = 0; t < v.w->taps; t++) {
-            const f32v w = load_f32<PackedWeight>(lines[i].weights[r] +
-                                                  (t * v.channels + c) * size_of<PackedWeight>);
-            const char* at = lines[i].image + tile.offset + t * v.tap_step * pixel + c * size_of<E>;
-            int64_t x = tile.begin + t * v.tap_step;
-            TW_UNROLL
-            for (int p = 0; p < P; p++, at += v.step * pixel, x += v.step)
-              sums[r][p] += load<kWhole>(kEdge && !(x >= 0 && x < v.w->size) ? zeros : at, tile.count - c) * w;
-          }
-        }
     }
     TW_UNROLL
     for (int r = 0; r < kRows; r++)
       if (r < tile.rows) finish<kWhole>(tile, out, r, c, sums[r]);
+  }
+
+  // Any taps, for one line of the result after the other: they share nothing.
+  template <bool kEdge, bool kWhole>
+  TW_INLINE void multiply_any(const Tile& tile, const LineOutput& out, int64_t c) const {
+    const int64_t pixel = v.w->image_stride * size_of<E>;
+    for (int r = 0; r < tile.rows; r++) {
+      f32v sums[P];
+      TW_UNROLL
+      for (int p = 0; p < P; p++) sums[p] = f32v{};
+      for (int64_t i = 0; i < tile.lines; i++) {
+        const char* weights = lines[i].weights[r];
+        if (!weights) continue;
+        weights += c * size_of<PackedWeight>;
+        for (int64_t t = 0; t < v.w->taps; t++, weights += v.channels * size_of<PackedWeight>) {
+          const f32v w = load_f32<PackedWeight>(weights);
+          const char* at = lines[i].image + tile.offset + t * v.tap_step * pixel + c * size_of<E>;
+          int64_t x = tile.begin + t * v.tap_step;
+          TW_UNROLL
+          for (int p = 0; p < P; p++, at += v.step * pixel, x += v.step)
+            sums[p] += load<kWhole>(kEdge && !(x >= 0 && x < v.w->size) ? zeros : at, tile.count - c) * w;
+        }
+      }
+      finish<kWhole>(tile, out, r, c, sums);
+    }
   }
 
   template <int kS>

@@ -18,8 +18,8 @@ TW_INLINE int64_t even_part(int64_t terms, int64_t most) {
   return max_of(ceil_div(terms, max_of(ceil_div(terms, most), 1)), 1);
 }
 
-// Terms of a chain whose sum is hardly less exact than in chains of sqrt(terms), the most exact ones: nearly twice that,
-// for to end a chain takes time. At most `most`.
+// Terms of a chain whose sum is hardly less exact than in chains of sqrt(terms), the most exact ones: nearly twice as
+// long, for to end a chain takes time. At most `most`.
 TW_INLINE int64_t short_chain(int64_t terms, int64_t most) {
   int64_t length = 1;
   while (length < most && length * length < 3 * terms) length++;
@@ -36,8 +36,8 @@ TW_INLINE bool usual_channels(int64_t gathered, int64_t others, int64_t groups) 
 }
 
 // The longest chain that serves a convolution, of which `most` is what serves convolutions such as networks have: every
-// hundredth of their time counts, and others sum them in long chains too. Half of that where H and W differ by a tap (as
-// in phases of strided gradients). 0: the convolution is no such one. `others`: channels of the result.
+// hundredth of their time counts, and others sum them in long chains too. Half of that where H and W differ by a tap (in
+// phases of strided gradients). 0: the convolution is no such one. `others`: channels of the result.
 TW_NOINLINE int64_t usual_chain(const tw_conv_problem& p, int64_t others, int64_t most) {
   const tw_conv_axis &h = p.axes[1], &w = p.axes[2];
   int64_t values = p.images * p.groups * p.channels, results = p.images * p.groups * others, taps = 1;
