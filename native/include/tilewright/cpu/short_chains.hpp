@@ -36,8 +36,8 @@ TW_INLINE bool usual_channels(int64_t gathered, int64_t others, int64_t groups) 
 }
 
 // The longest chain that serves a convolution, of which `most` is what serves convolutions such as networks have: every
-// hundredth of their time counts, and others sum them in long chains too. Half of that where H and W differ by a tap (in
-// phases of strided gradients). 0: the convolution is no such one. `others`: channels of the result.
+// hundredth of their time counts, and others sum them in long chains too. Half of that where H and W differ by a tap
+// (in phases of strided gradients). 0: the convolution is no such one. `others`: channels of the result.
 TW_NOINLINE int64_t usual_chain(const tw_conv_problem& p, int64_t others, int64_t most) {
   const tw_conv_axis &h = p.axes[1], &w = p.axes[2];
   int64_t values = p.images * p.groups * p.channels, results = p.images * p.groups * others, taps = 1;
