@@ -1,4 +1,4 @@
-"""Sums of fp32 over odd numbers of channels are made of short chains: what rounding adds to them stays small."""
+"""Sums of fp32 are made of short chains where a convolution is not such as networks have: rounding adds little."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ ODD = (
     Case(1, 60, 60, 3, (90,), (5,), padding=(2, 2)),
     Case(2, 55, 35, 5, (12, 21), (3, 3), padding=(1, 1, 1, 1)),
 )
-SHAPES, LIMIT, FEW = 200, 1.2, 1.4
-"""Of the sweep against PyTorch; our error over its error, at most; and where a sum has a dozen terms at most, as in
-gradients of strided convolutions, of which chains are not cut.
+SHAPES, LIMIT, FEW = 200, 1.2, 1.5
+"""Of the sweep against PyTorch; our error over its error, at most; and of one shape in ten: where sums have few terms,
+as in gradients of strided convolutions, or results few elements.
 """
 
 
@@ -57,8 +57,8 @@ def test_errors_are_those_of_short_chains(
 
 
 def odd_case(rng: random.Random) -> Case:
-    """A convolution of odd channels, filter, stride and padding that has a result."""
-    channels = (3, 5, 7, 9, 11, 13, 17, 20, 29, 33, 47)
+    """A convolution of odd filter, stride and padding, mostly of odd channels, that has a result."""
+    channels = (3, 5, 7, 8, 9, 11, 13, 16, 17, 20, 24, 29, 33, 47, 64)
     while True:
         ndim, groups = rng.choice((1, 2, 2, 2, 3)), rng.choice((1, 1, 2, 3, 5))
         size = tuple(rng.randrange(5, (90, 33, 13)[ndim - 1]) for _ in range(ndim))
@@ -78,7 +78,7 @@ def odd_case(rng: random.Random) -> Case:
 @pytest.mark.exhaustive
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
-@pytest.mark.parametrize("direction", [FWD, DATA], ids=str)
+@pytest.mark.parametrize("direction", [FWD, DATA, WEIGHT], ids=str)
 def test_errors_of_odd_shapes_are_hardly_above_those_of_pytorch(
     conv_runner: ConvRunner, device: DeviceInfo, direction: Direction
 ) -> None:
@@ -103,14 +103,15 @@ def test_errors_of_odd_shapes_are_hardly_above_those_of_pytorch(
                 theirs = torch.conv2d if case.ndim == 2 else torch.conv1d if case.ndim == 1 else torch.conv3d
                 peer = theirs(given["x"], given["w"], None, *words, case.groups)
             else:
-                zero = [0] * case.ndim
-                peer, _, _ = torch.ops.aten.convolution_backward(
-                    given["dy"], given["x"], given["w"], None, *words, False, zero, case.groups, [True, False, False]
+                wanted = [direction is DATA, direction is WEIGHT, False]
+                both = torch.ops.aten.convolution_backward(
+                    given["dy"], given["x"], given["w"], None, *words, False, [0] * case.ndim, case.groups, wanted
                 )
+                peer = both[0 if direction is DATA else 1]
             mine, other = relative_error(ours, truth), relative_error(peer.numpy(), truth)
             if mine > LIMIT * other:
                 above.append((case, mine / other))
     finally:
         torch.set_num_threads(before)
     assert all(ratio < FEW for _, ratio in above)
-    assert len(above) <= (0 if direction is FWD else SHAPES // 10)
+    assert len(above) <= SHAPES // 10
