@@ -21,7 +21,7 @@ _PER_UNIT = 2
 """Pieces for each unit: so many, for lengths differ."""
 _START = 9.0
 """What it costs to begin a piece and to end it, in blocks of keys. This and ``_PART`` are a fit to 13 steps of decoding
-on an H200: what they choose takes at most 3 % longer than the best number of parts, and 4 % where lengths differ.
+on an H200: what they choose takes at most 3 % longer than the best number of parts, and up to 7 % where lengths differ.
 """
 _RAGGED = 0.1
 """How much of a piece is waited for where lengths differ."""
