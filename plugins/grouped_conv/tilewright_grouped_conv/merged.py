@@ -34,8 +34,10 @@ MERGED_PRODUCT = 64
 """Groups that are merged, times their channels."""
 PAIR_CHANNELS = 16
 """Of two blocks: of an instruction of the gradient of the weights, and of what lanes store together."""
-MOST_LANE_TAPS = 9
-"""Of larger filters, compilers read more of a row ahead than there are registers for."""
+MOST_LANE_TAPS, MOST_PHASE_TAPS = 9, 4
+"""Of larger filters, compilers read more of a row ahead than there are registers for; the phases of strided gradients
+take some of these.
+"""
 _LEAST_RUN = 8
 _LANES, _SUM_BYTES = 32, 4
 _DTYPES = (DType.FP16, DType.BF16)
@@ -54,7 +56,8 @@ def in_lanes(config: ConvConfig) -> bool:
 
 def fits_lanes(config: ConvConfig) -> bool:
     """Whether merged groups may be computed in lanes, which is faster where it may be."""
-    return not _is_weight(config) and _channels(config) % PAIR_CHANNELS == 0 and _taps(config) <= MOST_LANE_TAPS
+    fits = _channels(config) % PAIR_CHANNELS == 0 and _taps(config) <= _most_lane_taps(config)
+    return fits and not _is_weight(config)
 
 
 def merged_shape(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
@@ -93,8 +96,8 @@ def merged_shape(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
         )
         if holds
     ]
-    if not reasons and in_lanes(config) and _taps(config) > MOST_LANE_TAPS:
-        reasons = [f"taps in pairs are {MOST_LANE_TAPS} at most"]
+    if not reasons and in_lanes(config) and _taps(config) > (most := _most_lane_taps(config)):
+        reasons = [f"taps in pairs are {most} at most"]
     if not reasons and merged_shared_bytes(config) > arch.lds_bytes:
         reasons = [f"the pixels of a tile take {merged_shared_bytes(config)} bytes of {arch.lds_bytes}"]
     if not reasons and (held := _held(config)) > (most := _most_held(config)):
@@ -170,6 +173,11 @@ def _depths(config: ConvConfig) -> int:
 def _taps(config: ConvConfig) -> int:
     """Of the whole filter; of backward data those of the phase that has most."""
     return math.prod(_shape(config, axis)[0] for axis in range(3 - config.ndim, 3))
+
+
+def _most_lane_taps(config: ConvConfig) -> int:
+    in_phases = config.direction is Direction.BACKWARD_DATA and max(config.stride) > 1
+    return MOST_PHASE_TAPS if in_phases else MOST_LANE_TAPS
 
 
 def _sum_bytes(config: ConvConfig) -> int:
