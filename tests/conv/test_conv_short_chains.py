@@ -26,10 +26,12 @@ ODD = (
     Case(1, 60, 60, 3, (90,), (5,), padding=(2, 2)),
     Case(2, 55, 35, 5, (12, 21), (3, 3), padding=(1, 1, 1, 1)),
 )
-SHAPES, LIMIT, FEW = 200, 1.2, 1.5
-"""Of the sweep against PyTorch; our error over its error, at most; and of one shape in ten: where sums have few terms,
+SHAPES, LIMIT, FEW = 200, 1.2, 1.4
+"""Of the sweep against PyTorch; our error over its error, at most; and that of a few shapes: where sums have few terms,
 as in gradients of strided convolutions, or results few elements.
 """
+ABOVE = {FWD: 0, DATA: 10, WEIGHT: 20}
+"""How many such shapes there may be."""
 
 
 def bound(terms: int) -> float:
@@ -114,4 +116,4 @@ def test_errors_of_odd_shapes_are_hardly_above_those_of_pytorch(
     finally:
         torch.set_num_threads(before)
     assert all(ratio < FEW for _, ratio in above)
-    assert len(above) <= SHAPES // 10
+    assert len(above) <= ABOVE[direction]
