@@ -42,8 +42,8 @@ def _pages(device: DeviceInfo) -> tuple[int, ...]:
 
 
 def _specialised(problem: FmhaProblem, device: DeviceInfo) -> Iterator[FmhaConfig]:
-    """Specialised kernels hold heads of a few sizes, into which the copy engine pads others. What has not run on a GPU
-    is left to who names it: one consumer with features, and bits that tell of wrong lengths.
+    """Specialised kernels hold heads of a few sizes, into which the copy engine pads others. Left to who names it
+    are one consumer with features, and bits that tell of wrong lengths, of which no GPU has seen one.
     """
     if (device.arch.kind, "ws", problem.family) not in TEMPLATES or "ws" not in family_pipelines(
         problem.family, device.arch
