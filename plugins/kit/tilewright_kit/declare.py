@@ -94,7 +94,28 @@ def declare(config_type: type[C], **fields: Any) -> Declaration[C]:
     A tuple may have wildcards for members: ``wave=(ANY, ANY, 1)``. Values are converted as in
     ``KernelConfig.from_dict``. Raises ``InvalidArgumentError`` for an unknown field or a value of the wrong type.
     """
-    return Declaration(config_type, {name: _values(config_type, name, value) for name, value in fields.items()})
+    return Declaration(config_type, {name: _known_values(config_type, name, value) for name, value in fields.items()})
+
+
+_known: dict[Any, Any] = {}
+
+
+def _known_values(config_type: type[KernelConfig], name: str, value: Any) -> Any:
+    """``_values``, of the same value once: plugins declare thousands of kernels whenever they are imported."""
+    key = (config_type, name, _typed(value))
+    try:
+        is_known = key in _known
+    except TypeError:  # an unhashable value, which the field refuses or not
+        return _values(config_type, name, value)
+    if not is_known:
+        _known[key] = _values(config_type, name, value)
+    return _known[key]
+
+
+def _typed(value: Any) -> Any:
+    """What tells values apart that are equal: 1, 1.0 and True are different values of a field."""
+    kind = type(value)
+    return (kind, *map(_typed, value)) if kind is tuple or kind is list else (kind, value)
 
 
 def _values(config_type: type[KernelConfig], name: str, value: Any) -> tuple[Any, ...] | AnyValue | _Pattern:
