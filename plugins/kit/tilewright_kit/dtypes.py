@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from enum import Enum
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = ["DType"]
 
@@ -29,7 +29,12 @@ class DType(str, Enum):
     @cached_property
     def numpy(self) -> np.dtype[Any]:
         """The NumPy dtype with the same bits (``ml_dtypes`` for bf16, fp8 and bf8)."""
-        dtype: np.dtype[Any] = np.dtype(_NUMPY[self.value])
+        # Here, for processes that name types but hold no arrays: to import both is half of a device worker's start.
+        import ml_dtypes
+        import numpy as np
+
+        name = _NUMPY[self.value]
+        dtype: np.dtype[Any] = np.dtype(getattr(np, name, None) or getattr(ml_dtypes, name))
         return dtype
 
     @property
@@ -44,6 +49,8 @@ class DType(str, Enum):
     @classmethod
     def from_numpy(cls, dtype: Any) -> DType:
         """The element type of a NumPy dtype; ``KeyError`` names the dtype if there is none."""
+        import numpy as np
+
         wanted = np.dtype(dtype)
         for member in cls:
             if member.numpy == wanted:
@@ -52,12 +59,12 @@ class DType(str, Enum):
 
 
 _BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "bf8": 1, "int8": 1, "int32": 4}
-_NUMPY: dict[str, Any] = {
-    "fp32": np.float32,
-    "fp16": np.float16,
-    "bf16": ml_dtypes.bfloat16,
-    "fp8": ml_dtypes.float8_e4m3fn,
-    "bf8": ml_dtypes.float8_e5m2,
-    "int8": np.int8,
-    "int32": np.int32,
+_NUMPY = {
+    "fp32": "float32",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "fp8": "float8_e4m3fn",
+    "bf8": "float8_e5m2",
+    "int8": "int8",
+    "int32": "int32",
 }
