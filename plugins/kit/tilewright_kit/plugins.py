@@ -110,12 +110,13 @@ class PluginManager:
 
         Never raises for a plugin; see ``failures``. A name in ``enable`` that nothing provides is a failure too.
         """
-        points = list(entry_points(group=ENTRY_POINT_GROUP) if found is None else found)
-        points.sort(key=lambda point: (_origin(point)[0] != "tilewright", _origin(point)[0], point.name))
-        for point in points:
+        given = entry_points(group=ENTRY_POINT_GROUP) if found is None else found
+        points = [(_origin(point), point) for point in given]
+        points.sort(key=lambda item: (item[0][0] != "tilewright", item[0][0], item[1].name))
+        for origin, point in points:
             if (self._enable is None or point.name in self._enable) and point.name not in self._disable:
-                self._load(point.name, *_origin(point), point.load)
-        for missing in sorted((self._enable or frozenset()) - {point.name for point in points}):
+                self._load(point.name, *origin, point.load)
+        for missing in sorted((self._enable or frozenset()) - {point.name for _, point in points}):
             self._fail(missing, "", "", "no installed distribution provides a plugin of this name")
 
     def load_module(self, module: str, name: str = "") -> LoadedPlugin | PluginFailure:

@@ -27,14 +27,14 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def plain(cache_dir: Path) -> Setup:
-    return Setup(str(cache_dir), cpu_threads=1)
+    return Setup(str(cache_dir), ("cpu", "gemm"), cpu_threads=1)
 
 
 @pytest.fixture
 def planted(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
     """GEMM with faults, also in the worker."""
     monkeypatch.setenv("PYTHONPATH", str(HERE))
-    return Setup(str(cache_dir), disabled_plugins=("gemm",), modules=("planted_gemm",), cpu_threads=1)
+    return Setup(str(cache_dir), ("cpu",), modules=("planted_gemm",), cpu_threads=1)
 
 
 @pytest.fixture
