@@ -185,6 +185,7 @@ def _attention_backward(
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     return_dbias: bool = False,
+    return_randval: bool = False,
     deterministic: bool = True,
     dq: Any = None,
     dk: Any = None,
@@ -194,11 +195,12 @@ def _attention_backward(
     """The gradients ``(dq, dk, dv)`` of ``attention`` for the gradient ``do`` of its output ``o``; ``lse`` is what it
     gave with ``return_lse``.
 
-    With ``return_dbias`` the gradient of ``bias`` (or ``attn_mask``), in its shape, comes next, and with ``sinks``
-    theirs comes last. The other arguments are those of the forward pass (of ``attention_varlen``, where
-    ``cu_seqlens_q`` is given): a dropped weight is dropped again for the same seeds, so pass ``rng`` as ``return_rng``
-    gave it, or ``seed``. ``dq``, ``dk`` and ``dv`` are arrays to write into. With ``deterministic`` sums are made in a
-    fixed order, so equal calls have equal results; on CPUs they always are.
+    With ``return_dbias`` the gradient of ``bias`` (or ``attn_mask``), in its shape, comes next, then with ``sinks``
+    theirs, and with ``return_randval`` the random bytes, as the forward pass gives them. The other arguments are those
+    of the forward pass (of ``attention_varlen``, where ``cu_seqlens_q`` is given): a dropped weight is dropped again
+    for the same seeds, so pass ``rng`` as ``return_rng`` gave it, or ``seed``. ``dq``, ``dk`` and ``dv`` are arrays to
+    write into. With ``deterministic`` sums are made in a fixed order, so equal calls have equal results; on CPUs they
+    always are.
     """
     given = {**BACKWARD, **options, **locals()}
     if given["seed"] is None and given["rng"] is None and number("dropout_p", dropout_p) != 0:
@@ -224,6 +226,8 @@ def _attention_backward(
         outs["dbias"] = None
     if given["sinks"] is not None:
         outs["dsinks"] = None
+    if flag("return_randval", return_randval):
+        outs["randval"], words["return_randval"] = None, True
     return asked_for(given, "attention_backward", inputs, outs, words, ("dq", "dk", "dv") if rows_first else ())
 
 

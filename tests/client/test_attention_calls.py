@@ -100,6 +100,13 @@ def test_dropout_follows_its_seeds(client: tw.Client, qkv: Any) -> None:
     assert (plan(q=q, k=k, v=v, rng=rng) == first).all()
 
 
+def test_gradients_give_the_random_values_of_the_forward_pass(client: tw.Client, qkv: Any) -> None:
+    o, lse, values, rng = client.attention(*qkv, dropout_p=0.3, return_lse=True, return_randval=True, return_rng=True)
+    found = client.attention_backward(o, *qkv, o, lse, dropout_p=0.3, rng=rng, return_randval=True)
+    assert len(found) == 4
+    assert (found[3] == values).all()
+
+
 def sequences() -> tuple[Any, Any, Any, Any, Any]:
     starts_q, starts_k = np.array([0, 9, 9, 20], np.int32), np.array([0, 14, 20, 20], np.int32)
     return random(20, H, D), random(20, HK, D), random(20, HK, D), starts_q, starts_k

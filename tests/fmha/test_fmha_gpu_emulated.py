@@ -42,7 +42,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], dict[str, Any], Family]] = {
     "gradients": (
         ATTENTION_BACKWARD,
         {**backward_of("fp16"), "sinks": desc("fp32", 4), "bias": desc("fp32", 2, 4, 5, 7)},
-        {"causal": True, "return_dbias": True},
+        {"causal": True, "return_dbias": True, "dropout_p": 0.3, "seed": 1 << 40, "return_randval": True},
         Family.DQ_DK_DV,
     ),
     "append": (KV_APPEND, {**append_of("fp16"), **ROTARY, "q": desc("fp16", 2, 4, 3, 16)}, {}, Family.APPENDKV),

@@ -185,6 +185,27 @@ def test_dropout_drops_what_the_reference_drops(torch: Any, client: tilewright.C
     assert torch.equal(first, again) and not torch.equal(first, other)
 
 
+@pytest.mark.parametrize("mode", ["batch", "varlen", "lengths"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_gradients_give_the_random_values_of_the_forward_pass(
+    torch: Any, client: tilewright.Client, dtype: str, mode: str
+) -> None:
+    asked = Attention(torch, Case(dtype, mode=mode, drop=True, heads=(4, 2), seq=(70, 130), hdim=(64, 64)))
+    q, k, v = (asked.leaves[name] for name in "qkv")
+    o, lse = asked.saved()
+    call = client.attention_varlen if mode == "varlen" else client.attention
+    _, drawn = call(q, k, v, return_randval=True, **asked.words())
+    dq, dk, dv, again = client.attention_backward(asked.gradient, q, k, v, o, lse, return_randval=True, **asked.words())
+    torch.cuda.synchronize()
+    rows = asked.pieces[-1].q[1] if mode == "varlen" else drawn.shape[-2]
+    assert drawn.any() and torch.equal(again[..., :rows, :], drawn[..., :rows, :])
+    want = asked.gradients()
+    pairs = (("q", dq, False), ("k", dk, True), ("v", dv, True))
+    have = {f"d{name}": joined(asked, {name: got}, name, keys) for name, got, keys in pairs}
+    right = {f"d{name}": joined(asked, want, name, keys) for name, _, keys in pairs}
+    check(asked, client, have, right, True)
+
+
 @pytest.mark.parametrize("drop", [False, True], ids=["", "drop"])
 def test_equal_gradients_have_equal_bits(torch: Any, client: tilewright.Client, drop: bool) -> None:
     asked = Attention(torch, Case("bf16", heads=(8, 2), seq=(300, 520), hdim=(64, 64), mask="causal", drop=drop))

@@ -352,11 +352,11 @@ class FmhaCall:
                     if not kernel.varlen:
                         assert np.all(lines[n:] == -np.inf)
         if kernel.randval:
-            self._check_random()
+            self.check_random()
         assert self.status[0] == status, (self.status, status)
         self.untouched()
 
-    def _check_random(self) -> None:
+    def check_random(self) -> None:
         for b, (rows, columns) in enumerate(zip(self.lens_q, self.lens_k, strict=True)):
             for h in range(self.shape.heads[0]):
                 got = self.rows_of(self.randval, b, h)[: rows if self.kernel.varlen else None]

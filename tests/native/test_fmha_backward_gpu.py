@@ -35,6 +35,15 @@ CASES: dict[str, tuple[GpuFmhaKernel, FmhaShape]] = {
     "lengths": (BF16.replace(v_col=True), LENGTHS),
     "varlen": (PLAIN.replace(varlen=True, mask="causal"), LENGTHS.replace(mask=Mask(-1, 0, True))),
     "varlen_skip": (FP16.replace(varlen=True, skip_min=True, learned_sinks=True), LENGTHS.replace(min_q=4)),
+    "random_bytes": (FP16.replace(dropout=True, randval=True), LENGTHS.replace(drop_below=77)),
+    "random_bytes_varlen": (
+        PARTS.replace(dropout=True, randval=True, varlen=True, skip_min=True, deterministic=False),
+        LENGTHS.replace(drop_below=77, min_q=4),
+    ),
+    "random_bytes_fp32": (
+        PLAIN.replace(dropout=True, randval=True, varlen=True, mask="causal"),
+        LENGTHS.replace(drop_below=77, mask=Mask(-1, 0, True)),
+    ),
     "bias": (BF16.replace(bias="elementwise", dbias=True), FmhaShape(seq=(17, 70), splits=2)),
     "bias_rows": (
         PLAIN.replace(bias="elementwise", dbias=True, softcap=True, deterministic=False),
@@ -70,7 +79,7 @@ def amd_cases(arch: str) -> dict[str, tuple[GpuFmhaKernel, FmhaShape]]:
     wide = WAVE[arch] == 64
     plain = PLAIN.replace(arch=arch, warp=(16, 16, 4) if wide else (16, 8, 4))
     half = {"register": (1, 1, 2), "warp": (16, 16, 16)}
-    bf16 = plain.replace(q="bf16", kv="bf16", o="bf16", **half, **SCORES, varlen=True)
+    bf16 = plain.replace(q="bf16", kv="bf16", o="bf16", **half, **SCORES, randval=True, varlen=True)
     fp16 = plain.replace(q="fp16", kv="fp16", o="fp16", **half, mask="causal", learned_sinks=True)
     found = {
         "bf16": (bf16, FmhaShape(batch=2, seq=(20, 40), heads=(2, 1), lens_q=(17, 3), lens_k=(40, 9), mask=WINDOW,
@@ -169,6 +178,8 @@ class Gradients(GpuFmhaCall):
                 self.near(self.keys_of("dv", b, hk), dv, m, ("dv", b, hk))
         if kernel.learned_sinks:
             np.testing.assert_allclose(self.dsinks, dsinks, rtol=1e-3, atol=1e-3)
+        if kernel.randval:
+            self.check_random()
         if dbias is not None:
             self.near(self.out["dbias"].reshape(-1, 1), dbias.reshape(-1, 1), dbias.size, "dbias")
 

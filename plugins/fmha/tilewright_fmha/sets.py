@@ -95,7 +95,7 @@ def _backward(config: type[FmhaConfig], few: bool = False) -> Declarations:
     yield _kernels(config, **plain, mask=MaskKind.WINDOW, sink=True, learned_sinks=True)
     yield _kernels(config, **plain, bias=BiasKind.ELEMENTWISE, dbias=[False, True])
     yield _kernels(config, **plain, bias=BiasKind.ALIBI, softcap=True)
-    yield _kernels(config, **plain, dropout=True, mask=MaskKind.CAUSAL)
+    yield _kernels(config, **plain, dropout=True, randval=[False, True], mask=MaskKind.CAUSAL)
     if not few:
         yield _kernels(config, dtype=FmhaDType.FP16, hdim=_MORE_HEADS, deterministic=True)
 

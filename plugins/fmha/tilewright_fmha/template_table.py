@@ -49,11 +49,12 @@ TEMPLATES: Mapping[tuple[str, str, Family], frozenset[str]] = {
         for pipeline, family in _PORTABLE
     },
     ("cuda", "ws", _F.FWD): _SPECIALISED,
+    ("cuda", "ws", _F.SPLITKV): _SPECIALISED | _MIXED | _PLAIN_PAGES | {"pack_gqa", "pertensor"},
     **{("cuda", "ws", family): _SPECIALISED | _PLAIN_PAGES for family in (_F.PAGEDKV, _F.BATCH_PREFILL)},
     ("cuda", "qr_nwarp_sshuffle", _F.SPLITKV): _ALL_FORWARD - {"fp32"} | {"pack_gqa"},
     **{(kind, "splitkv_combine", _F.COMBINE): _COMBINE for kind in ("cuda", "hip")},
     **{(kind, "appendkv", _F.APPENDKV): _APPEND for kind in ("cuda", "hip")},
-    **{(kind, "bwd", _F.DQ_DK_DV): _BACKWARD - {"randval"} | {"atomics"} for kind in ("cuda", "hip")},
+    **{(kind, "bwd", _F.DQ_DK_DV): _BACKWARD | {"atomics"} for kind in ("cuda", "hip")},
     **{(kind, "bwd", family): _BACKWARD_PARTS for kind in ("cuda", "hip") for family in (_F.DOT_DO_O, _F.CONVERT_DQ)},
     ("cpu", "splitkv_combine", _F.COMBINE): _COMBINE,
     ("cpu", "appendkv", _F.APPENDKV): _APPEND,

@@ -66,8 +66,10 @@ struct FmhaBackwardAtoms {
     const int pieces = Config::deterministic ? (int)args.splits : (int)args.k_tiles, id = block_index();
     const int piece = id % pieces, hk = id / pieces % (int)args.heads_k, b = id / pieces / (int)args.heads_k;
     FmhaItem item = fmha_item<Config>(args, b);
+    const int rows = (int)(Config::varlen ? item.q_rows : args.seq_q);
     if (Config::skip_min && item.skip) item.q_rows = 0;
     const int room = (int)(Config::varlen ? item.k_rows : args.seq_k);
+    if constexpr (Config::randval) Drops::store(args, item, rows, b, hk, piece, pieces, thread, threads);
     TW_NO_UNROLL
     for (int block = piece; block * n0 < room; block += pieces)
       self.keys(item, b, hk, block * n0, room, Config::deterministic ? piece : 0);

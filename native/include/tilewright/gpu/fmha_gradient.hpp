@@ -104,6 +104,36 @@ struct FmhaDrops {
     const uint32_t word = load_shared<1>(from + (i * groups + group) * 16 + byte / 4 * 4).w[0];
     return (word >> (byte % 4 * 8) & 255u) < (uint32_t)args.drop_below;
   }
+
+  // To the caller: the bytes of a workgroup's blocks of keys, `pieces` apart, for `rows` queries of all heads of a group,
+  // seen or not; zeros beyond the item's rows and keys.
+  TW_DEVICE static void store(const tw_fmha_args& args, const FmhaItem& item, int rows, int b, int hk, int piece,
+                              int pieces, int thread, int threads) {
+    const int group = (int)(args.heads_q / args.heads_k), columns = (int)args.seq_k;
+    TW_NO_UNROLL
+    for (int j0 = piece * Config::n0; j0 < columns; j0 += pieces * Config::n0)
+      TW_NO_UNROLL
+      for (int h = hk * group; h < hk * group + group; h++)
+        TW_NO_UNROLL
+        for (int id = thread; id < rows * groups; id += threads)
+          store_call(args, item, b, h, id / groups, j0, min_of(j0 + Config::n0, columns), (j0 >> 6) * 4 + id % groups);
+  }
+
+ private:
+  // Those of one call of the generator that are of keys [j0, j1).
+  TW_DEVICE static void store_call(const tw_fmha_args& args, const FmhaItem& item, int b, int h, int i, int j0, int j1,
+                                   int call) {
+    const PhiloxWords words = fmha_random(fmha_seed(args), (int64_t)b * args.heads_q + h, i, call);
+    const int drawn = i < (int)item.q_rows ? (int)item.k_rows : 0;
+    char* const to = (char*)args.randval.ptr + (Config::varlen ? 0 : b * args.randval.batch) + h * args.randval.head +
+                     (item.q_first + i) * args.randval.row;
+    TW_UNROLL
+    for (int byte = 0; byte < 16; byte++) {
+      const int j = call / 4 * 64 + byte / 2 * 8 + call % 4 * 2 + byte % 2;
+      const uint32_t x = words.w[byte / 4] >> (byte % 4 * 8) & 255u;
+      if (j >= j0 && j < j1) store_global<uint8_t>(to + j * args.randval.col, (uint8_t)(j < drawn ? x : 0));
+    }
+  }
 };
 
 // Where a row of dq_acc has column c. What one thread adds at a time (see fmha_backward_mma.hpp) stands together: of
