@@ -8,13 +8,20 @@ import pytest
 from fmha_configs import AMD, ARCHS, CPU, NVIDIA, all_templates
 
 from tilewright_arch import ArchSpec
+from tilewright_fmha.candidates import fmha_candidates
 from tilewright_fmha.companions import combine_of, convert_of, dot_of
+from tilewright_fmha.cost import predict_fmha
 from tilewright_fmha.generate_set import GENERATE_OPTIONS, select_set
+from tilewright_fmha.parse import parse_attention
 from tilewright_fmha.rules import RULES
 from tilewright_fmha.sets import KERNEL_SETS, SET_NAMES
 from tilewright_fmha.words import ATTENTION, ATTENTION_BACKWARD, OPERATIONS, Family, FmhaDType, MaskKind
+from tilewright_fmha.ws_config import HEADS
+from tilewright_kit.check_plugin import device_of
 from tilewright_kit.errors import ConfigInvalidError, InvalidArgumentError, NotFoundError
+from tilewright_kit.problem import OperationRequest
 from tilewright_kit.rules import RuleBook
+from tilewright_kit.tensor import TensorDesc
 
 # The sets remember their expansions by arch and rules: those of this module are of its own book.
 BOOK = RuleBook(RULES.rules)
@@ -32,7 +39,8 @@ def _templates() -> Iterator[None]:
 def test_every_set_has_kernels_everywhere(arch: ArchSpec, operation: str, name: str) -> None:
     found = KERNEL_SETS[operation][name].expand(arch, BOOK)
     assert found and all(RULES.allows(config, arch) for config in found[::7])
-    assert len(found) == 1 if name == "tiny" else len(found) <= 100
+    most = 140 if name == "default" and arch.name == "sm_90a" else 100  # Hopper has kernels of its own as well
+    assert len(found) == 1 if name == "tiny" else len(found) <= most
 
 
 @pytest.mark.parametrize("arch", [CPU, AMD, NVIDIA], ids=lambda arch: arch.name)
@@ -44,6 +52,19 @@ def test_the_default_set_shows_every_family_and_feature(arch: ArchSpec) -> None:
     for name in ("mask", "bias", "qscale", "rope", "mode"):
         kinds = {getattr(config, name) for config in found}
         assert kinds == set(type(next(iter(kinds)))), name
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("hdim", HEADS)
+def test_the_default_set_has_what_hopper_takes_for_plain_problems(hdim: tuple[int, int], causal: bool) -> None:
+    device, known = device_of(NVIDIA), set(KERNEL_SETS[ATTENTION]["default"].expand(NVIDIA, BOOK))
+    for batch, heads, rows in ((4, 16, 4096), (1, 32, 2048), (1, 8, 1000), (8, 12, 512)):
+        sizes = {"q": hdim[0], "k": hdim[0], "v": hdim[1]}
+        tensors = {name: TensorDesc.of("bf16", (batch, heads, rows, size)) for name, size in sizes.items()}
+        problem = parse_attention(OperationRequest(ATTENTION, tensors, {}, {"causal": causal}))
+        found = fmha_candidates(problem, device)
+        chosen = min(found, key=lambda config: predict_fmha(problem, config, device).seconds)
+        assert chosen.pipeline == "ws" and chosen in known, chosen.name
 
 
 @pytest.mark.parametrize("arch", ARCHS.values(), ids=lambda arch: arch.name)

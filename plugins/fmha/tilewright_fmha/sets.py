@@ -1,6 +1,6 @@
 """Kernel sets of the three operations: what is worth having on every arch, and the receipts.
 
-``default``: examples of everything that candidates come from, at most some dozens for an arch. ``essential``: what is
+``default``: examples of everything that candidates come from, some dozens for an arch. ``essential``: what is
 built and checked for every GPU. ``tiny``: one kernel. ``tests``: a few of each kind. ``full``: every type, size of
 heads and cut. Each receipt is a set of its own, of usual heads in the preferred
 cut.
@@ -21,12 +21,14 @@ from tilewright_fmha.words import (
     BiasKind,
     Family,
     FmhaDType,
+    KvLookup,
     MaskKind,
     Mode,
     QScale,
     Rope,
     SmallType,
 )
+from tilewright_fmha.ws_config import HEADS, specialised_algorithms
 from tilewright_kit.declare import ANY, Declaration, KernelSet, declare
 
 __all__ = ["KERNEL_SETS", "SET_NAMES"]
@@ -39,6 +41,11 @@ _HALF = [FmhaDType.FP16, FmhaDType.BF16]
 _HEADS = [(64, 64), (128, 128)]
 _MORE_HEADS = [(32, 32), (48, 80), (80, 96), (96, 128), (160, 160), (192, 128), (192, 192), (256, 256)]
 _ALL_HEADS = [*_MORE_HEADS, *_HEADS, (48, 48), (80, 80), (96, 96)]
+_HOPPER = ("sm_90*",)
+_USUAL: Mapping[tuple[int, int], tuple[tuple[int, int], ...]] = {
+    (64, 64): ((192, 128), (128, 128)), (128, 128): ((128, 128),), (192, 128): ((128, 128),), (256, 256): ((128, 64),),
+}  # fmt: skip
+"""Queries and keys of the tiles that planners mostly take of Hopper's own kernels, by heads."""
 _CUT: Mapping[str, Any] = {"pipeline": ANY, "tile": ANY, "wave": ANY, "warp_tile": ANY}
 _DECODE = (Family.SPLITKV, Family.PAGEDKV, Family.BATCH_PREFILL)
 
@@ -66,7 +73,28 @@ def _attention(config: type[FmhaConfig], few: bool = False) -> Declarations:
     if not few:
         yield _kernels(config, dtype=FmhaDType.FP16, hdim=_MORE_HEADS)
         yield _kernels(config, dtype=FmhaDType.FP32, hdim=_MORE_HEADS, mask=MaskKind.CAUSAL)
+        yield from _specialised(config)
     yield from _decoding(config)
+
+
+def _specialised(config: type[FmhaConfig]) -> Declarations:
+    """Hopper's own: every cut with a causal mask and without, and each feature in a cut that most problems get."""
+    plain: dict[str, Any] = {"mask": MaskKind.CAUSAL, "lse": True}
+    pages: dict[str, Any] = {**plain, "paged": True}
+    features: tuple[dict[str, Any], ...] = (
+        {**plain, "dtype": FmhaDType.FP16},
+        {**plain, "mode": Mode.GROUP},
+        {"mask": MaskKind.CAUSAL, "softcap": True, "learned_sinks": True},
+        {"mask": MaskKind.WINDOW, "sink": True, "skip_min_seqlen_q": True, "mode": Mode.GROUP},
+        {**pages, "family": Family.PAGEDKV},
+        {**pages, "family": Family.BATCH_PREFILL, "mode": Mode.GROUP, "kv_lookup": KvLookup.SGLANG},
+    )
+    for hdim in HEADS:
+        for cut in specialised_algorithms(hdim):
+            own = {"dtype": FmhaDType.BF16, "hdim": hdim, **cut}
+            yield declare(config, **own, mask=[MaskKind.NO, MaskKind.CAUSAL]).on(*_HOPPER)
+            if cut["tile"][:2] in _USUAL[hdim]:
+                yield from (declare(config, **{**own, **fields}).on(*_HOPPER) for fields in features)
 
 
 def _decoding(config: type[FmhaConfig]) -> Declarations:
