@@ -63,13 +63,17 @@ def _attention(
     ``softcap * tanh(score / softcap)``; ``alibi_slopes`` ``[Hq]`` or ``[B, Hq]`` subtract slope times distance;
     ``sinks`` ``[Hq]`` are learned logits that take their part of every row. ``seqlens_q`` and ``seqlens_k`` ``[B]`` are
     true lengths where tensors are longer; ``cache_index`` ``[B]`` says which item of ``k`` and ``v`` is whose.
-    ``q_descale`` and the like are factors of fp8 operands.
+    ``q_descale`` and the like are factors of fp8 operands: one number, ``[B, H]``, or ``[B, H, blocks]``, one for every
+    ``scale_block_q`` rows of ``q`` and ``scale_block_k`` of ``k`` and ``v`` (128, if left out).
 
     ``dropout_p`` drops weights by ``seed`` and ``offset`` (or ``rng``, as ``return_rng`` gives it): equal ones drop the
-    same; without a seed one is drawn. With ``return_lse``, ``return_randval`` or ``return_rng`` the result is a tuple
-    of the output, the logarithms ``[B, Hq, Sq]`` of the rows' sums, the random bytes, and the seeds, as far as asked
-    for. ``out`` and ``lse`` are arrays to write into. A row that sees nothing gives zeros, and ``-inf`` in ``lse``. The
-    other arguments, and the errors, are those of ``run``.
+    same; without a seed one is drawn. With ``return_lse``, ``return_randval``, ``return_status`` or ``return_rng`` the
+    result is a tuple of the output, the logarithms ``[B, Hq, Sq]`` of the rows' sums, the random bytes, what the kernel
+    found wrong with lengths and pages, and the seeds, as far as asked for. What was wrong is int32 [4]: bits (1: a
+    length, 2: a page, 4: starts that do not ascend, 8: no room to append, 16: no angle for a position, 32: an item of a
+    cache), the first sequence concerned, what it has there, and 0; zeros if nothing was. ``out`` and ``lse`` are arrays
+    to write into. A row that sees nothing gives zeros, and ``-inf`` in ``lse``. The other arguments, and the errors,
+    are those of ``run``.
 
         >>> y = client.attention(q, k, v, is_causal=True)  # doctest: +SKIP
     """
@@ -142,8 +146,9 @@ def _attention_paged(
     sequence's length may be anything. ``q`` is ``[B, Hq, Sq, D]``, or ``[Tq, Hq, D]`` with ``cu_seqlens_q`` and
     ``max_seqlen_q``. Pages are powers of two up to 1024 tokens; ``kv_layout="vectorized"`` has keys as
     ``[pages, Hk, D / x, page size, x]`` and values as ``[pages, Hk, page size / x, Dv, x]``, x elements being sixteen
-    bytes. Queries are as a rule the last tokens of their sequences: ``mask="bottom_right"`` is what is causal then. The
-    other arguments are those of ``attention``.
+    bytes. Queries are as a rule the last tokens of their sequences: ``mask="bottom_right"`` is what is causal then.
+    ``k_descale`` and ``v_descale`` may be ``[pages, Hk]`` (``qscale="kv_blockscale"`` says so where there are as many
+    pages as sequences). The other arguments are those of ``attention``.
     """
     if block_table is None:
         raise InvalidArgumentError(

@@ -49,11 +49,13 @@ def forward(given: Given, tensors: Given, swapped: Collection[str], more: Given,
     inputs |= more
     inputs |= scales_of(given["q_descale"], given["k_descale"], given["v_descale"])
     found |= words or {}
-    found |= {"num_splits": given["num_splits"], "out_dtype": type_word(given["out_dtype"])}
+    found |= {name: given[name] for name in ("qscale", "scale_block_q", "scale_block_k", "num_splits")}
+    found["out_dtype"] = type_word(given["out_dtype"])
     outs = {"o": given["out"]}
     for name, wanted in (
         ("lse", flag("return_lse", given["return_lse"]) or given["lse"] is not None),
         ("randval", flag("return_randval", given["return_randval"])),
+        ("status", flag("return_status", given["return_status"])),
     ):
         if wanted:
             outs[name] = given.get(name)

@@ -32,10 +32,14 @@ class Paged(_Scores, total=False):
 
     return_lse: bool
     return_randval: bool
+    return_status: bool
     return_rng: bool
     q_descale: Any
     k_descale: Any
     v_descale: Any
+    qscale: str | None
+    scale_block_q: int | None
+    scale_block_k: int | None
     num_splits: int | None
     out_dtype: DTypeLike | None
     out: Any
@@ -57,8 +61,9 @@ _SCORES: dict[str, Any] = {
     "sinks": None, "sink_size": 0, "seed": None, "offset": 0, "rng": None, "seqlens_q": None,
 }  # fmt: skip
 _RESULTS: dict[str, Any] = {
-    "return_lse": False, "return_randval": False, "return_rng": False, "q_descale": None, "k_descale": None,
-    "v_descale": None, "num_splits": None, "out_dtype": None, "out": None, "lse": None,
+    "return_lse": False, "return_randval": False, "return_status": False, "return_rng": False, "q_descale": None,
+    "k_descale": None, "v_descale": None, "qscale": None, "scale_block_q": None, "scale_block_k": None,
+    "num_splits": None, "out_dtype": None, "out": None, "lse": None,
 }  # fmt: skip
 BACKWARD: dict[str, Any] = {**_SCORES, "seqlens_k": None, **CHOICE}
 PAGED: dict[str, Any] = {**_SCORES, **_RESULTS, **CHOICE}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tilewright.arguments import unless
+from tilewright.arguments import flag, unless
 from tilewright.attention_calls import asked_for
 from tilewright.attention_words import heads_first, indices, is_bshd
 from tilewright.calls import CHOICE, Asked, Choice, planning, running
@@ -40,12 +40,14 @@ def _kv_append(
     rotary_cos: Operand | None = None,
     rotary_sin: Operand | None = None,
     rotary: str = "interleaved",
+    return_status: bool = False,
     seqlens_out: Any = None,
     q_out: Any = None,
     **options: Unpack[Choice],
 ) -> Asked:
     """Write new keys and values behind those that a cache holds, in place: row n of sequence b becomes its token
-    ``seqlens_k[b] + n``. Returns ``(k_cache, v_cache)``, and the rotated queries third if ``q`` is given.
+    ``seqlens_k[b] + n``. Returns ``(k_cache, v_cache)``, the rotated queries next if ``q`` is given, and with
+    ``return_status`` what the kernel found wrong, as ``attention`` gives it.
 
     ``k_new`` and ``v_new`` are ``[B, Hk, N, D]`` (or ``[Tn, Hk, D]`` with ``cu_seqlens_q`` and ``max_seqlen_q``), the
     caches ``[items, Hk, room, D]`` (``cache_index`` says which item is whose), or pages with a ``block_table``, as for
@@ -78,6 +80,8 @@ def _kv_append(
     outs: dict[str, Any] = {"k_cache": k_cache, "v_cache": v_cache}
     if q is not None:
         outs["q_out"] = q_out
+    if flag("return_status", return_status):
+        outs["status"], words["return_status"] = None, True
     asked = asked_for(given, "kv_append", inputs, outs, words, turned if swapped else ())
     if seqlens_out is not None:
         tensor = recognise_output(seqlens_out, "seqlens_out")

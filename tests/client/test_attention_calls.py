@@ -107,6 +107,39 @@ def test_gradients_give_the_random_values_of_the_forward_pass(client: tw.Client,
     assert (found[3] == values).all()
 
 
+def test_blocks_of_rows_have_factors_of_their_own(client: tw.Client) -> None:
+    q, k, v = (random(1, heads, 24, D).astype(tw.DTYPES["fp8"]) for heads in (H, HK, HK))
+    factors = [(np.abs(random(1, heads, count)) + 0.5) for heads, count in ((H, 3), (HK, 2), (HK, 2))]
+    rows = [8, 12, 12]
+    wide = [
+        item.astype(np.float32) * np.repeat(factor, block, 2)[..., None]
+        for item, factor, block in zip((q, k, v), factors, rows, strict=True)
+    ]
+    words = dict(zip(("q_descale", "k_descale", "v_descale"), factors, strict=True))
+    o = client.attention(q, k, v, **words, scale_block_q=8, scale_block_k=12, out_dtype="fp32")
+    close(o, by_hand.attend(*wide)[0], 3e-2)
+
+
+def test_as_many_pages_as_sequences_want_a_word(client: tw.Client) -> None:
+    pages = [random(2, 16, HK, D).astype(tw.DTYPES["fp8"]) for _ in "kv"]
+    q, table, factors = random(2, H, 1, D).astype(tw.DTYPES["fp8"]), [[1], [0]], np.array([[1, 1], [2, 2]], np.float32)
+    given = {"block_table": table, "seqlens_k": [16, 9], "v_descale": factors, "out_dtype": "fp32"}
+    with pytest.raises(tw.InvalidArgumentError) as caught:
+        client.attention_paged(q, *pages, **given)
+    assert (caught.value.field, caught.value.rule) == ("v_descale.shape", "descale_shape")
+    plain = client.attention_paged(q, *pages, table, [16, 9], out_dtype="fp32")
+    by_page = client.attention_paged(q, *pages, **given, qscale="kv_blockscale")
+    by_sequence = client.attention_paged(q, *pages, **given, qscale="pertensor")
+    close(by_page, plain * np.array([2, 1], np.float32)[:, None, None, None])
+    close(by_sequence, plain * np.array([1, 2], np.float32)[:, None, None, None])
+
+
+def test_kernels_say_what_they_found_wrong(client: tw.Client, qkv: Any) -> None:
+    o, lse, status = client.attention(*qkv, return_lse=True, return_status=True)
+    assert o.shape[:3] == lse.shape
+    assert status.tolist() == [0, 0, 0, 0]
+
+
 def sequences() -> tuple[Any, Any, Any, Any, Any]:
     starts_q, starts_k = np.array([0, 9, 9, 20], np.int32), np.array([0, 14, 20, 20], np.int32)
     return random(20, H, D), random(20, HK, D), random(20, HK, D), starts_q, starts_k

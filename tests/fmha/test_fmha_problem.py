@@ -43,6 +43,7 @@ from tilewright_fmha.words import (
     VLayout,
 )
 from tilewright_kit.dtypes import DType
+from tilewright_kit.errors import InvalidArgumentError
 from tilewright_kit.problem import Role
 
 
@@ -209,6 +210,16 @@ def test_factors_of_pages_are_told_from_factors_of_heads() -> None:
     assert problem.qscale is QScale.KV_BLOCKSCALE
     assert problem.scaling.k == Strides("k_descale", 2, 1, 0, 0)
     assert not problem.scaling.q.operand
+
+
+def test_as_many_pages_as_sequences_have_factors_of_whom_the_caller_says() -> None:
+    tensors = {**paged_of("fp8"), "k": desc("fp8", 3, 8, 2, 16), "v": desc("fp8", 3, 8, 2, 24)}
+    tensors["k_descale"] = desc("fp32", 3, 2)
+    with pytest.raises(InvalidArgumentError, match="qscale=kv_blockscale") as caught:
+        parsed(ATTENTION, tensors)
+    assert (caught.value.field, caught.value.rule) == ("k_descale.shape", "descale_shape")
+    for kind in (QScale.KV_BLOCKSCALE, QScale.PERTENSOR):
+        assert parsed(ATTENTION, tensors, qscale=kind.value).qscale is kind
 
 
 def test_a_signature_names_exactly_what_the_problem_has() -> None:

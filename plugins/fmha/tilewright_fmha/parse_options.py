@@ -235,10 +235,18 @@ def _deduced(given: dict[str, TensorDesc], sizes: Sizes, paging: Paging | None) 
     if any(len(desc.shape) == 3 for desc in given.values()):
         return QScale.BLOCKSCALE
     pages = (paging.pages, sizes.heads_k) if paging else None
-    own = [given[name].shape for name in "kv" if name in given]
-    if pages is not None and pages != (sizes.batch, sizes.heads_k) and pages in own:
-        return QScale.KV_BLOCKSCALE
-    return QScale.PERTENSOR
+    name = next((name for name in "kv" if name in given and given[name].shape == pages), "")
+    if not name:
+        return QScale.PERTENSOR
+    if pages == (sizes.batch, sizes.heads_k) and sizes.batch > 1:
+        raise refuse(
+            f"{name}_descale has a factor for each of {pages[0]} pages, or for each of as many sequences",
+            f"{name}_descale.shape",
+            pages,
+            "descale_shape",
+            "say which: qscale=kv_blockscale (pages) or qscale=pertensor (sequences)",
+        )
+    return QScale.KV_BLOCKSCALE
 
 
 def _factor(
