@@ -5,6 +5,7 @@ A plain reader of text: it knows how instructions are written, and nothing of wh
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import subprocess
@@ -26,7 +27,8 @@ _TIMEOUT_S = 60.0
 _FIX = "install LLVM 19 or later (Debian, Ubuntu: apt-get install llvm-22, from apt.llvm.org), or ROCm"
 
 _HEADER = re.compile(r"^([0-9a-f]+) <(.+)>:$")
-_LINE = re.compile(r"^\s+(\S.*?)\s*// ([0-9A-F]+): ((?:[0-9A-F]{8} ?)+)")
+_COMMENT = "// "
+_ENCODING = re.compile(r"([0-9A-F]+): ((?:[0-9A-F]{8} ?)+)")
 _WORD_LISTS = ("s_waitcnt", "s_delay_alu", "s_sendmsg")
 """Begin the names of instructions whose words are one operand each, with no commas between them."""
 
@@ -77,14 +79,15 @@ class Function:
     instructions: tuple[Instruction, ...]
 
 
-def parse(text: str) -> tuple[Function, ...]:
+def parse(listing: str) -> tuple[Function, ...]:
     """The functions in the output of ``llvm-objdump -d``, in its order. Lines of another form are passed over."""
     found: list[Function] = []
     name, address, body = "", 0, list[Instruction]()
-    for line in text.splitlines():
-        if match := _LINE.match(line):
-            words = tuple(int(word, 16) for word in match[3].split())
-            body.append(_instruction(match[1], int(match[2], 16), words))
+    for line in listing.splitlines():
+        written, _, comment = line.partition(_COMMENT)
+        if line[:1].isspace() and (text := written.strip()) and (match := _ENCODING.match(comment)):
+            words = tuple([int(word, 16) for word in match[2].split()])
+            body.append(_instruction(text, int(match[1], 16), words))
         elif match := _HEADER.match(line):
             if body:
                 found.append(Function(name, address, tuple(body)))
@@ -97,26 +100,29 @@ def parse(text: str) -> tuple[Function, ...]:
 def _instruction(text: str, address: int, words: tuple[int, ...]) -> Instruction:
     first, _, second = text.partition(" :: ")
     dual = _instruction(second.strip(), address, ()) if second else None
-    mnemonic, _, rest = first.strip().partition(" ")
+    mnemonic, operands, modifiers = _parts(first.strip())
+    return Instruction(address, mnemonic, operands, modifiers, words, _target(mnemonic, address, words), dual)
+
+
+@functools.lru_cache(maxsize=1 << 15)
+def _parts(text: str) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """Mnemonic, operands and modifiers. Kept, since much of a kernel is the same few instructions."""
+    mnemonic, _, rest = text.partition(" ")
     if mnemonic.startswith(_WORD_LISTS):
-        return Instruction(address, mnemonic, tuple(rest.split()), (), words)
+        return mnemonic, tuple(rest.split()), ()
     operands = [part.strip() for part in _split(rest, ",")]
     modifiers: list[str] = []
     if operands:
         operands[-1], *modifiers = [part for part in _split(operands[-1], " ") if part] or [""]
-    return Instruction(
-        address,
-        mnemonic,
-        tuple(operand for operand in operands if operand),
-        tuple(modifiers),
-        words,
-        _target(mnemonic, address, words),
-        dual,
-    )
+    return mnemonic, tuple(operand for operand in operands if operand), tuple(modifiers)
 
 
 def _split(text: str, separator: str) -> Iterator[str]:
     """The parts between separators that stand outside all brackets."""
+    if "[" not in text and "(" not in text:
+        parts = text.split(separator)
+        yield from parts if parts[-1] else parts[:-1]
+        return
     depth = begin = 0
     for at, letter in enumerate(text):
         if letter in "[(":

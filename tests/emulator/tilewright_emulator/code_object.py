@@ -42,9 +42,7 @@ class CodeObject:
             raise ToolMissing(str(error)) from error
         except InternalError as error:
             raise BadCodeObject(str(error)) from error
-        self.instructions: tuple[Instruction, ...] = tuple(
-            _read(printed) for function in functions for printed in function.instructions
-        )
+        self.printed = [printed for function in functions for printed in function.instructions]
         self._kernels: dict[str, Kernel] = {}
 
     @staticmethod
@@ -82,10 +80,10 @@ class Kernel:
         entries = {entry[".name"]: entry for entry in code.elf.metadata.get("amdhsa.kernels", ())}
         self.metadata: dict[str, Any] = entries[name]
         # Everything the kernel can reach: functions that it calls, too.
-        first = next((i for i, ins in enumerate(code.instructions) if ins.address == self.descriptor.entry), None)
+        first = next((i for i, printed in enumerate(code.printed) if printed.address == self.descriptor.entry), None)
         if first is None:
             raise BadCodeObject(f"{name}: its entry is not in the disassembly")
-        self.program = Program(name, _reachable(code.instructions, first, code, name), self.arch)
+        self.program = Program(name, [_read(printed) for printed in _reachable(first, code, name)], self.arch)
         if self.metadata[".wavefront_size"] != self.arch.lanes:
             raise BadCodeObject(f"{name}: waves of {self.metadata['.wavefront_size']} are not emulated")
         if (mode := self.descriptor.rsrc1 >> 12 & 0xFF) != FLOAT_MODE:
@@ -122,15 +120,12 @@ class Kernel:
         return launch(self, memory, grid, block, arguments, dynamic_lds, checks or Checks())
 
 
-def _reachable(
-    instructions: tuple[Instruction, ...], first: int, code: CodeObject, name: str
-) -> tuple[Instruction, ...]:
+def _reachable(first: int, code: CodeObject, name: str) -> list[Printed]:
     """The function's own instructions, or all if it calls others."""
     size = code.elf.symbols.get(name, (0, 0))[1]
-    end = instructions[first].address + size
-    own = tuple(ins for ins in instructions[first:] if size == 0 or ins.address < end)
-    calls = any(ins.name in CALLS for ins in own)
-    if not calls:
+    end = code.printed[first].address + size
+    own = [printed for printed in code.printed[first:] if size == 0 or printed.address < end]
+    if not any(printed.mnemonic in CALLS for printed in own):
         return own
-    places = {ins.address for ins in own}
-    return own + tuple(ins for ins in instructions if ins.address not in places)
+    places = {printed.address for printed in own}
+    return own + [printed for printed in code.printed if printed.address not in places]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 
 from .arch import Arch
@@ -47,6 +49,12 @@ def parse(text: str, address: int = 0, size: int = 4, target: int | None = None)
     if " :: " in text:
         first, second = (parse(half, address, size) for half in text.split(" :: "))
         return replace(first, dual=second, text=text, mnemonic=text.split()[0])
+    return Instruction(address, *_words(text), target, None, text, size)
+
+
+@functools.lru_cache(maxsize=1 << 15)
+def _words(text: str) -> tuple[str, str, str, tuple[str, ...], Mapping[str, str]]:
+    """Mnemonic, name, encoding, operands and modifiers."""
     mnemonic, _, rest = text.partition(" ")
     name, encoding = mnemonic, ""
     for suffix in ENCODINGS:
@@ -55,11 +63,11 @@ def parse(text: str, address: int = 0, size: int = 4, target: int | None = None)
             break
     name = name.replace("v_dual_", "v_", 1)
     if name in NO_OPERANDS:
-        return Instruction(address, mnemonic, name, encoding, (rest.strip(),), {}, target, None, text, size)
+        return mnemonic, name, encoding, (rest.strip(),), {}
     operands, modifiers = _modifiers(split_operands(rest))
     if mnemonic == "v_dual_cndmask_b32":  # its mask is vcc and is not printed
         operands.append("vcc_lo")
-    return Instruction(address, mnemonic, name, encoding, tuple(operands), modifiers, target, None, text, size)
+    return mnemonic, name, encoding, tuple(operands), modifiers
 
 
 def make_step(instruction: Instruction, arch: Arch) -> Step:

@@ -14,7 +14,7 @@ from .arch import Arch
 from .errors import UnknownInstruction
 from .instruction import Instruction, Operand
 from .registry import Semantic, Step, is_implicit
-from .state import EXEC, NULL, VCC, Array, Waves
+from .state import EXEC, NULL, VCC, Array, Waves, widened
 
 Reader = Callable[[Waves], Array]
 Writer = Callable[[Waves, Array], None]
@@ -252,7 +252,7 @@ register_type("mask", read_mask, write_mask)
 
 
 def _write_scc(w: Waves, value: Array) -> None:
-    w.scc = np.broadcast_to(value, (w.count, 1)).astype(bool)
+    w.scc = widened(value, (w.count, 1)).astype(bool)
 
 
 IMPLICIT_READERS: dict[str, Reader] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,10 +12,16 @@ from .decode import make_step
 from .errors import MissingWait, UninitialisedRegister, UnknownInstruction
 from .instruction import Instruction, Operand, register_bits
 from .registry import Step, find
-from .state import Waves
+from .state import ACCUMULATORS, Waves
 
 CALLS = ("s_swappc_b64", "s_call_b64", "s_setpc_b64")
 FAMILIES = ("ds_", "global_", "buffer_", "flat_", "scratch_")
+PLACED = ("s_getpc_b64", *CALLS)  # what they do depends on where they stand
+EVERY_REGISTER = -1
+VECTORS = re.compile(r"\b([va])\[?(?:\d+:)?(\d+)")
+KEPT = 1 << 16
+# Kernels of one arch have half of their instructions in common.
+_MEANINGS: dict[tuple[str, str], tuple[Step, Touched] | str] = {}
 
 
 @dataclass(frozen=True)
@@ -84,40 +91,44 @@ def _operands(instruction: Instruction) -> list[Operand]:
 
 
 class Program:
-    """The instructions of one function, with their steps. An unknown one fails when it is reached, not before."""
+    """The instructions of one function, with their steps. An unknown one fails when it is reached, not before.
+
+    An instruction is decoded when it is first reached: of a kernel's instructions a launch executes a part.
+    """
 
     def __init__(self, name: str, instructions: Sequence[Instruction], arch: Arch) -> None:
         self.name, self.arch = name, arch
         self.instructions = list(instructions)
         self.at = {instruction.address: i for i, instruction in enumerate(self.instructions)}
-        self.steps: list[Step] = []
-        self._unknown: list[int] = []
-        self.touched: list[Touched] = []
-        for instruction in self.instructions:
-            step, registers = self._decoded(instruction)
-            self.steps.append(step)
-            self.touched.append(registers)
+        count = len(self.instructions)
+        self.steps: list[Step] = [self._first(at) for at in range(count)]
         self.steps.append(_unknown(f"{name}: ran past the end of the program"))
-        self.touched.append(Touched(0, 0, ""))
-        self.masks = [one.reads | one.writes for one in self.touched]
+        self.touched: list[Touched | None] = [None] * count + [Touched(0, 0, "")]
+        self.masks = [EVERY_REGISTER] * count + [0]
         # Functions save registers that their callers may not have written.
         self.calls = any(instruction.name in CALLS for instruction in self.instructions)
-        self.registers = _highest(self.masks)
+        self.registers = _highest(self.instructions)
 
     def unknown(self) -> list[str]:
         """The instructions without semantics, as text."""
-        return [self.instructions[at].text for at in self._unknown]
+        return [item.text for item in self.instructions if isinstance(_meaning(item, self.arch), str)]
 
-    def _decoded(self, instruction: Instruction) -> tuple[Step, Touched]:
-        try:
-            return make_step(instruction, self.arch), touched(instruction, self.arch)
-        except UnknownInstruction as error:
-            self._unknown.append(len(self.steps))
-            return _unknown(str(error)), Touched(0, 0, "")
+    def _first(self, at: int) -> Step:
+        return lambda w: self._decode(at)(w)
+
+    def _decode(self, at: int) -> Step:
+        """Puts an instruction's own step into its place, and what it touches."""
+        meaning = _meaning(self.instructions[at], self.arch)
+        step, one = (_unknown(meaning), Touched(0, 0, "")) if isinstance(meaning, str) else meaning
+        self.steps[at], self.touched[at], self.masks[at] = step, one, one.reads | one.writes
+        return step
 
     def guard(self, w: Waves, at: int) -> None:
         """An instruction touches registers that are not simply there. Raises ``MissingWait`` and others."""
+        if self.touched[at] is None:
+            self._decode(at)
         one = self.touched[at]
+        assert one is not None
         pending = w.queues.registers if w.run.checks.waits else 0
         if wrong := pending & one.reads:
             raise MissingWait(f"reads {name_register(wrong)} before its load has been waited for")
@@ -140,6 +151,25 @@ class Program:
         return kinds == {"lds" if one.family == "ds_" else "load"}
 
 
+def _meaning(instruction: Instruction, arch: Arch) -> tuple[Step, Touched] | str:
+    """An instruction's step and registers, or why it has none."""
+    if instruction.target is not None or instruction.name in PLACED:
+        return _decoded(instruction, arch)
+    key = (arch.name, instruction.text)
+    if key not in _MEANINGS:
+        if len(_MEANINGS) >= KEPT:
+            _MEANINGS.clear()
+        _MEANINGS[key] = _decoded(instruction, arch)
+    return _MEANINGS[key]
+
+
+def _decoded(instruction: Instruction, arch: Arch) -> tuple[Step, Touched] | str:
+    try:
+        return make_step(instruction, arch), touched(instruction, arch)
+    except UnknownInstruction as error:
+        return str(error)
+
+
 def _unknown(text: str) -> Step:
     def step(w: Waves) -> None:
         raise UnknownInstruction(text)
@@ -147,12 +177,10 @@ def _unknown(text: str) -> Step:
     return step
 
 
-def _highest(masks: Sequence[int]) -> int:
+def _highest(instructions: Sequence[Instruction]) -> int:
     """Vector registers to hold: the highest that is named, and one."""
-    vectors = 0
-    for mask in masks:
-        vectors |= mask & ((1 << 512) - 1)
-    return max(vectors.bit_length(), 1)
+    named = VECTORS.findall("\n".join(item.text for item in instructions))
+    return 1 + max((int(last) + (ACCUMULATORS if kind == "a" else 0) for kind, last in named), default=0)
 
 
 def name_register(bits: int) -> str:

@@ -25,6 +25,11 @@ ACCUMULATORS = 256  # the first accumulation register's index among vector regis
 POISON = 0x7FC0DEAD  # what registers hold before anything is written: a NaN, as a float
 
 
+def widened(values: Array, shape: tuple[int, ...]) -> Array:
+    """``np.broadcast_to``, which takes longer than an instruction, only where it changes something."""
+    return values if values.shape == shape else np.broadcast_to(values, shape)
+
+
 class Waves:
     """Registers and position of one or more waves in lock-step.
 
@@ -57,12 +62,9 @@ class Waves:
         self.u32: list[Array] = list(vectors)
         self.i32: list[Array] = list(vectors.view(np.int32))
         self.f32: list[Array] = list(vectors.view(np.float32))
-        columns = [slice(i, i + 1) for i in range(SCALARS)]
-        signed, floats, pairs = (scalars.view(t) for t in (np.int32, np.float32, np.uint64))
-        self.s_u32: list[Array] = [scalars[:, c] for c in columns]
-        self.s_i32: list[Array] = [signed[:, c] for c in columns]
-        self.s_f32: list[Array] = [floats[:, c] for c in columns]
-        self.s_u64: list[Array] = [pairs[:, c] for c in columns[: SCALARS // 2]]
+        self.s_u32, self.s_i32, self.s_f32, self.s_u64 = (
+            list(scalars.view(t).T[:, :, np.newaxis]) for t in (np.uint32, np.int32, np.float32, np.uint64)
+        )
         self.scc: Array = np.zeros((self.count, 1), bool)
         self.exec: Array = np.ones((self.count, lanes), bool)
         self.full = True
@@ -76,11 +78,12 @@ class Waves:
     def write_mask(self, register: int, mask: Array) -> None:
         """Stores bool ``(waves, lanes)`` to scalar registers (exec too)."""
         words = self.lanes // 32
-        packed = np.packbits(np.broadcast_to(mask, (self.count, self.lanes)), axis=1, bitorder="little")
+        mask = widened(mask, (self.count, self.lanes))
+        packed = np.packbits(mask, axis=1, bitorder="little")
         if register != NULL:
             self.scalars[:, register : register + words] = packed.view(np.uint32)
         if register == EXEC:
-            self.exec = np.array(np.broadcast_to(mask, (self.count, self.lanes)))
+            self.exec = np.array(mask)
             self.full = bool(self.exec.all())
 
     def set_exec(self, mask: Array) -> None:
@@ -101,8 +104,7 @@ class Waves:
 
     def active(self, values: Array) -> Array:
         """``(waves, lanes)`` or narrower to one value for each active lane, in order."""
-        if values.shape != self.exec.shape:
-            values = np.broadcast_to(values, self.exec.shape)
+        values = widened(values, self.exec.shape)
         return values.reshape(-1) if self.full else values[self.exec]
 
     def load_registers(self, first: int, data: Array) -> None:
