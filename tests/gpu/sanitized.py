@@ -109,15 +109,15 @@ def sample(operation: Any, device: Any) -> list[Case]:
     return ordered
 
 
-def build(engine: Any, cases: list[Case], device: Any) -> list[str]:
-    """All kernels, in parallel; those in the cache are left as they are. Returns what did not compile."""
+def build(engine: Any, cases: list[Case], device: Any) -> dict[str, str]:
+    """All kernels, in parallel; those in the cache are left as they are. Returns why which of them did not compile."""
     from tilewright_server.engine.call import Call
 
     operation = engine.operations["gemm"]
     plans = [operation.plan(operation.parse(request_of(c.problem, c.grouped)), c.config, device) for c in cases]
     kernels = list({kernel.name: kernel for plan in plans for kernel in plan.kernels}.values())
     results = engine.build(kernels, device.arch, lambda _: None, Call())
-    return [f"{result.config.name}: {result.error}" for result in results if result.error is not None]
+    return {result.config.name: str(result.error) for result in results if result.error is not None}
 
 
 def run(torch: Any, cuda: Any, case: Case) -> float:
@@ -162,10 +162,11 @@ def main() -> int:
     begun, failures, count = time.monotonic(), 0, 0
     with Cuda(args.cache) as cuda:
         cases = sample(cuda.engine.operations["gemm"], cuda.info)
-        for fault in build(cuda.engine, cases, cuda.info):
+        broken = build(cuda.engine, cases, cuda.info)
+        for name, fault in broken.items():
             failures += 1
-            say(fault)
-        for case in cases:
+            say(f"does not compile: {name}: {fault}")
+        for case in [case for case in cases if case.config.name not in broken]:
             if time.monotonic() - begun > args.seconds:
                 break
             error = run(torch, cuda, case)
