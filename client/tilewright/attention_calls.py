@@ -19,6 +19,7 @@ from tilewright.attention_words import (
 from tilewright.calls import Asked, choice_of
 from tilewright.device_arrays import alignment, all_recognised
 from tilewright.dispatch import spec_of
+from tilewright.elementwise import scale_operand
 from tilewright.matrices import laid_out
 
 __all__ = ["asked_for", "forward", "operands"]
@@ -31,7 +32,7 @@ def operands(given: Given, tensors: Given, swapped: Collection[str]) -> tuple[di
     """Inputs and attributes that forward and backward pass share."""
     inputs = {name: heads_first(value, name) if name in swapped else value for name, value in tensors.items()}
     inputs["bias"] = bias_operand(given.get("attn_mask"), given["bias"])
-    inputs |= {name: given[name] for name in ("alibi_slopes", "sinks")}
+    inputs |= {name: scale_operand(given[name], name) for name in ("alibi_slopes", "sinks")}
     inputs |= {name: indices(given[name], name) for name in ("seqlens_q", "seqlens_k")}
     inputs["rng"] = seeds(given["dropout_p"], given["seed"], given["offset"], given["rng"])
     words = mask_words(*(given[name] for name in ("is_causal", "mask", "window", "mask_align", "sink_size")))

@@ -156,7 +156,10 @@ def bias_operand(attn_mask: Any, bias: Any) -> Any:
         if value.dtype is torch.bool:
             value = value.new_zeros(value.shape, dtype=torch.float32).masked_fill_(~value, -float("inf"))
     elif recognise(value, field) is None:
-        value = np.asarray(value) if not isinstance(value, np.ndarray) else value
+        if not isinstance(value, np.ndarray):
+            plain = isinstance(value, (int, float, list))  # numbers of Python's, which have no type of their own
+            value = np.asarray(value)
+            value = value.astype(np.float32) if plain and value.dtype == np.float64 else value
         if value.dtype == np.bool_:
             value = np.where(value, np.float32(0), np.float32(-np.inf))
     lead = 4 - len(value.shape) if hasattr(value, "shape") and hasattr(value, "__getitem__") else 0

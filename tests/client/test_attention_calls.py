@@ -70,6 +70,14 @@ def test_masks_of_bools_and_of_numbers_are_added(client: tw.Client, qkv: Any) ->
     close(client.attention(*qkv, bias=bias[None]), by_hand.attend(*qkv, bias=bias)[0])
 
 
+def test_numbers_of_python_are_fp32(client: tw.Client, qkv: Any) -> None:
+    slopes, sinks, bias = [0.5, 0.25, 0.125, 0.0625], [0.1, 0.2, 0.3, 0.4], [float(j) / 9 for j in range(SK)]
+    arrays = [np.array(item, np.float32) for item in (slopes, sinks, bias)]
+    first = client.attention(*qkv, alibi_slopes=slopes, sinks=sinks)
+    assert (first == client.attention(*qkv, alibi_slopes=arrays[0], sinks=arrays[1])).all()
+    assert (client.attention(*qkv, bias) == client.attention(*qkv, arrays[2])).all()
+
+
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 def test_results_are_written_where_the_caller_wants_them(client: tw.Client, qkv: Any, layout: str) -> None:
     given = [item if layout == "bhsd" else np.ascontiguousarray(item.swapaxes(1, 2)) for item in qkv]

@@ -238,6 +238,7 @@ def test_kernels_for_a_few_queries_are_not_specialised() -> None:
     [
         ("alignment", {"alignment": 4}),
         ("positive_scale", {"scale": -0.5}),
+        ("softcap_digits", {"softcap": 5000.0}),
         ("empty_keys", {"k": (2, 2, 0, 128)}),
         ("copy_strides", {"strides": {"q": (8 * 300 * 132, 300 * 132, 132, 1)}}),
         ("copy_strides", {"strides": {"k": (2 * 500 * 128, 500 * 128, 1, 500)}}),

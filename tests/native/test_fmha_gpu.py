@@ -52,6 +52,7 @@ CASES: dict[str, tuple[GpuFmhaKernel, FmhaShape]] = {
         bias_axes=(True, False, False, True), softcap=2.0)),
     "alibi": (BF16.replace(bias="alibi"), FmhaShape(seq=(17, 70), heads=(4, 2), mask=Mask(bottom_right=True))),
     "softcap": (PLAIN.replace(softcap=True), FmhaShape(softcap=1.5)),
+    "large_softcap": (PLAIN.replace(softcap=True), FmhaShape(softcap=3e5)),
     "dropout": (PLAIN.replace(dropout=True, randval=True), FmhaShape(seq=(17, 140), **DROPPED)),
     "dropout_rng": (FP16.replace(dropout=True), FmhaShape(seq=(30, 130), rng=True, drop_below=100)),
     "dropout_varlen": (BF16.replace(dropout=True, randval=True, varlen=True), LENGTHS.replace(**DROPPED)),

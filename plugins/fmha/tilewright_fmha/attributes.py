@@ -49,6 +49,9 @@ MAX_PAGE_SIZE = 1024
 MOST = 2**31 - 1
 """Lengths and places of sequences are int32 tensors."""
 
+_LEAST = 1e-30
+"""Of a factor of scores: what is made of it with scores is a normal number of fp32."""
+
 _MASKED = ("scale", "causal", "mask", "window_left", "window_right", "mask_align", "sink_size", "softcap")
 _DROPPED = ("dropout_p", "seed", "offset")
 _LENGTHS = ("max_seqlen_q", "max_seqlen_k", "alignment")
@@ -109,7 +112,7 @@ def read_attributes(given: Mapping[str, Any], operation: str) -> Attributes:
             "give dropout_p above 0, or leave return_randval out",
         )
     return Attributes(
-        scale=take_finite(given, "scale", 0.0),
+        scale=_factor(given, "scale"),
         mask=_mask(given),
         softcap=_softcap(given),
         dropout=dropout,
@@ -158,8 +161,22 @@ def _dropout(given: Mapping[str, Any]) -> int:
     return drop_below(float(value))
 
 
+def _factor(given: Mapping[str, Any], name: str) -> float:
+    """A number that scores are multiplied by or divided by; 0 if it is not given."""
+    value = take_finite(given, name, 0.0)
+    if value and not _LEAST <= abs(value) <= 1 / _LEAST:
+        raise refuse(
+            f"fp32, in which scores are computed, has no room for a {name} of {value:g}",
+            f"attributes.{name}",
+            value,
+            "attribute_range",
+            f"give a number from {_LEAST:g} to {1 / _LEAST:g} in size",
+        )
+    return value
+
+
 def _softcap(given: Mapping[str, Any]) -> float:
-    value = take_finite(given, "softcap", 0.0)
+    value = _factor(given, "softcap")
     if "softcap" in given and value <= 0:
         raise refuse(
             f"a soft cap of {value:g} leaves no scores",

@@ -19,6 +19,8 @@ from tilewright_kit.rules import Violation
 
 __all__ = ["families_of", "fmha_mismatches", "signature_fields", "with_signature"]
 
+_MOST_CAP = 1000.0
+"""Of scores in Hopper's own kernels, whose hyperbolic tangents are right to 2^-22 of 1."""
 _LOOSE = ("family", "hdim", "page_size", "deterministic")
 """Fields in which a kernel may do more than the problem asks."""
 
@@ -75,6 +77,9 @@ def _mismatches(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) ->
         reason = f"pages have {problem.paging.page_size} tokens, the kernel is for {config.page_size}"
         yield Violation("signature", "page_size", config.page_size, reason, {"page_size": 0})
     yield from _capacities(problem, config)
+    if config.pipeline == "ws" and problem.softcap > _MOST_CAP:
+        reason = f"it bends scores to seven digits of the cap, which at {problem.softcap:g} are too few of the scores"
+        yield Violation("softcap_digits", "pipeline", config.pipeline, reason)
     yield from ws_mismatches(problem, config)
     if device.arch.kind == "cpu" and config.team > max(device.units, 1):
         reason = f"the kernel runs on a team of {config.team}, the device has {device.units} units"

@@ -152,9 +152,9 @@ def read_dtype(tensors: Tensors, attributes: Attributes, names: tuple[str, str, 
             f"{k_name}.dtype",
             k.value,
             "dtype_combination",
-            f"give {k_name} and {v_name} as {q}"
-            + (" or fp8" if q in (DType.FP16, DType.BF16) else "")
-            + ("" if q.is_float else ", in a floating-point type"),
+            f"give {k_name} and {v_name} as {q}" + (" or fp8" if q in (DType.FP16, DType.BF16) else "")
+            if any(word.q == q for word in FmhaDType)
+            else "give queries, keys and values in one of fp32, fp16, bf16, fp8",
         )
     if asked is None:
         return choices[0]
