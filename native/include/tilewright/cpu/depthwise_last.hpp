@@ -7,6 +7,7 @@
 #pragma once
 #include "tilewright/cpu/depthwise_view.hpp"
 #include "tilewright/cpu/dot.hpp"
+#include "tilewright/cpu/line_pairs.hpp"
 #include "tilewright/cpu/stream_store.hpp"
 
 TW_NAMESPACE_BEGIN
@@ -100,7 +101,8 @@ struct DepthwiseLast {
     int64_t first, count;  // channels
     int64_t ahead;         // bytes from a line to one that is read soon,
     int64_t fresh;         // and the first line that is so; none if the image lies in a cache
-    bool stream;
+    bool edge;             // meets pixels outside the image
+    bool stream;           // results are not kept in a cache
   };
 
   // `rows` lines of the result and some of their channels.
@@ -121,18 +123,18 @@ struct DepthwiseLast {
       out.old = (const char*)v.p.acc + (out.data - (char*)v.p.gemm.c);
       tile.begin = v.origin + x * v.step, tile.offset = tile.begin * v.w->image_stride * size_of<E>;
       tile.number = number + x, tile.pixels = min_of(v.w->rows - x, P);
-      const bool edge = tile.begin < 0 || tile.begin + reach > v.w->size;
-      if (edge && reach <= 64) {
+      tile.edge = tile.begin < 0 || tile.begin + reach > v.w->size;
+      if (tile.edge && reach <= 64) {
         const int64_t low = min_of(max_of(-tile.begin, 0), 63), high = v.w->size - tile.begin;
         tile.inside = high <= low ? 0 : (~0ull >> (64 - min_of(high, 64))) & (~0ull << low);
       }
       const bool near = v.tap_step == 1 || taps == 1;
-      if (!near) any_taps(tile, out, edge);
-      else if (taps == 3 && v.step == 1) taps_of<3, 1>(tile, out, edge);
-      else if (forward && taps == 3 && v.step == 2) taps_of<3, forward ? 2 : 1>(tile, out, edge);
-      else if (!forward && taps == 2 && v.step == 1) taps_of<forward ? 3 : 2, 1>(tile, out, edge);
-      else if (!forward && taps == 1 && v.step == 1) taps_of<forward ? 3 : 1, 1>(tile, out, edge);
-      else any_taps(tile, out, edge);
+      if (!near) all_channels<0, 0, false>(tile, out);
+      else if (taps == 3 && v.step == 1) taps_of<3, 1>(tile, out);
+      else if (forward && taps == 3 && v.step == 2) taps_of<3, forward ? 2 : 1>(tile, out);
+      else if (!forward && taps == 2 && v.step == 1) taps_of<forward ? 3 : 2, 1>(tile, out);
+      else if (!forward && taps == 1 && v.step == 1) taps_of<forward ? 3 : 1, 1>(tile, out);
+      else all_channels<0, 0, false>(tile, out);
     }
   }
 
@@ -166,14 +168,10 @@ struct DepthwiseLast {
   }
 
   template <int kT, int kS>
-  void taps_of(const Tile& tile, const LineOutput& out, bool edge) const {
+  void taps_of(const Tile& tile, const LineOutput& out) const {
     static_assert((P - 1) * kS + kT <= 64, "bits of Tile::inside");
-    if (edge) all_channels<kT, kS, true>(tile, out);
+    if (tile.edge && !keeps<kT, kS>) all_channels<kT, kS, true>(tile, out);
     else all_channels<kT, kS, false>(tile, out);
-  }
-  TW_NOINLINE void any_taps(const Tile& tile, const LineOutput& out, bool edge) const {
-    if (edge) all_channels<0, 0, true>(tile, out);
-    else all_channels<0, 0, false>(tile, out);
   }
 
   // kT taps that are neighbours and pixels kS apart; or any. What is left of an odd number of vectors is computed with
@@ -197,10 +195,11 @@ struct DepthwiseLast {
 #if TW_PAIRS_OF_BF16
     if constexpr (kTwo) return multiply_pairs<kT, kS, kEdge>(tile, out, c);
 #endif
-    multiply<kT, kS, kEdge, true>(tile, out, c);
+    if constexpr (kT == 0) multiply_any<true>(tile, out, c);
+    else multiply<kT, kS, kEdge>(tile, out, c);
   }
   TW_NOINLINE void rest(const Tile& tile, const LineOutput& out, int64_t c) const {
-    for (; c < tile.count; c += L) multiply<0, 0, true, false>(tile, out, c);
+    for (; c < tile.count; c += L) multiply_any<false>(tile, out, c);
   }
 
   alignas(64) static constexpr char zeros[64] = {};
@@ -239,34 +238,67 @@ struct DepthwiseLast {
     }
   }
 
-  template <int kT, int kS, bool kEdge, bool kWhole>
+  // Whether the pixels of a line that its taps meet fit into registers beside all sums.
+  template <int kT, int kS>
+  static constexpr bool keeps = kRows > 1 && kS == 1 && kT > 0;
+
+  // The same with all pixels in registers, which lines of the result and tiles at an edge share.
+  template <int kT>
+  TW_INLINE void add_kept(const Tile& tile, const Line& line, const char* at, int64_t c, int64_t pixel, int64_t next,
+                          f32v (&sums)[kRows][P]) const {
+    f32v x[P - 1 + kT];
+    if (tile.edge) {
+      TW_UNROLL
+      for (int q = 0; q < P - 1 + kT; q++, at += pixel) x[q] = load_f32<E>(inside<true>(tile, q, at));
+    } else {
+      TW_UNROLL
+      for (int q = 0; q < P - 1 + kT; q++, at += pixel) x[q] = load_f32<E>(at);
+    }
+    TW_UNROLL
+    for (int r = 0; r < kRows; r++) {
+      const char* weights = line.weights[r];
+      if (!weights) continue;
+      weights += c * size_of<PackedWeight>;
+      TW_UNROLL
+      for (int t = 0; t < kT; t++, weights += next) {
+        const f32v w = load_f32<PackedWeight>(weights);
+        TW_UNROLL
+        for (int p = 0; p < P; p++) sums[r][p] += x[p + t] * w;
+      }
+    }
+  }
+
+  template <int kT, int kS, bool kEdge>
   TW_INLINE void multiply(const Tile& tile, const LineOutput& out, int64_t c) const {
-    if constexpr (kT == 0) return multiply_any<kEdge, kWhole>(tile, out, c);
     f32v sums[kRows][P];
     TW_UNROLL
     for (int r = 0; r < kRows; r++)
       TW_UNROLL
       for (int p = 0; p < P; p++) sums[r][p] = f32v{};
     fetch<kS>(tile, c);
-    for (int64_t i = 0; i < tile.lines; i++) {
-      const Line& line = lines[i];
-      if constexpr (kRows == 1) {
-        add<kT, kS, kEdge, 1>(tile, line, c, sums);
+    const int64_t pixel = v.w->image_stride * size_of<E>, next = v.channels * size_of<PackedWeight>;
+    const int64_t offset = tile.offset + c * size_of<E>, count = tile.lines;
+    const Line* line = lines;
+    for (int64_t i = 0; i < count; i++, line++) {
+      if constexpr (keeps<kT, kS>) {
+        add_kept<kT>(tile, *line, line->image + offset, c, pixel, next, sums);
+      } else if constexpr (kRows == 1) {
+        add<kT, kS, kEdge, 1>(tile, *line, c, sums);
       } else {
-        if (line.weights[0] && line.weights[kRows - 1]) add<kT, kS, kEdge, 3>(tile, line, c, sums);
-        else if (line.weights[0]) add<kT, kS, kEdge, 1>(tile, line, c, sums);
-        else add<kT, kS, kEdge, 2>(tile, line, c, sums);
+        if (line->weights[0] && line->weights[kRows - 1]) add<kT, kS, kEdge, 3>(tile, *line, c, sums);
+        else if (line->weights[0]) add<kT, kS, kEdge, 1>(tile, *line, c, sums);
+        else add<kT, kS, kEdge, 2>(tile, *line, c, sums);
       }
     }
-    TW_UNROLL
-    for (int r = 0; r < kRows; r++)
-      if (r < tile.rows) finish<kWhole>(tile, out, r, c, sums[r]);
+    finish<kRows, true>(tile, out, 0, c, sums[0]);
   }
 
   // Any taps, for one line of the result after the other: they share nothing.
-  template <bool kEdge, bool kWhole>
+  template <bool kWhole>
   TW_INLINE void multiply_any(const Tile& tile, const LineOutput& out, int64_t c) const {
-    const int64_t pixel = v.w->image_stride * size_of<E>;
+    const int64_t pixel = v.w->image_stride * size_of<E>, next = v.channels * size_of<PackedWeight>;
+    const int64_t taps = v.w->taps, step = v.step * pixel, tap_step = v.tap_step * pixel;
+    const int64_t offset = tile.offset + c * size_of<E>;
     for (int r = 0; r < tile.rows; r++) {
       f32v sums[P];
       TW_UNROLL
@@ -275,16 +307,26 @@ struct DepthwiseLast {
         const char* weights = lines[i].weights[r];
         if (!weights) continue;
         weights += c * size_of<PackedWeight>;
-        for (int64_t t = 0; t < v.w->taps; t++, weights += v.channels * size_of<PackedWeight>) {
-          const f32v w = load_f32<PackedWeight>(weights);
-          const char* at = lines[i].image + tile.offset + t * v.tap_step * pixel + c * size_of<E>;
-          int64_t x = tile.begin + t * v.tap_step;
-          TW_UNROLL
-          for (int p = 0; p < P; p++, at += v.step * pixel, x += v.step)
-            sums[p] += load<kWhole>(kEdge && !(x >= 0 && x < v.w->size) ? zeros : at, tile.count - c) * w;
+        const char* from = lines[i].image + offset;
+        if (kWhole && !tile.edge) {
+          for (int64_t t = 0; t < taps; t++, weights += next, from += tap_step) {
+            const f32v w = load_f32<PackedWeight>(weights);
+            const char* at = from;
+            TW_UNROLL
+            for (int p = 0; p < P; p++, at += step) sums[p] += load_f32<E>(at) * w;
+          }
+        } else {
+          for (int64_t t = 0; t < taps; t++, weights += next, from += tap_step) {
+            const f32v w = load_f32<PackedWeight>(weights);
+            const char* at = from;
+            uint64_t x = (uint64_t)(tile.begin + t * v.tap_step);  // more than any size if it lies before the image
+            TW_UNROLL
+            for (int p = 0; p < P; p++, at += step, x += (uint64_t)v.step)
+              sums[p] += load<kWhole>(x < (uint64_t)v.w->size ? at : zeros, tile.count - c) * w;
+          }
         }
       }
-      finish<kWhole>(tile, out, r, c, sums);
+      finish<1, kWhole>(tile, out, r, c, sums);
     }
   }
 
@@ -298,27 +340,33 @@ struct DepthwiseLast {
     }
   }
 
-  template <bool kWhole>
+  // Stores kCount lines of the result from line r on, of those that exist.
+  template <int kCount, bool kWhole>
   TW_INLINE void finish(const Tile& tile, const LineOutput& of, int r, int64_t c, const f32v* sums) const {
-    const int64_t j = tile.first + c;
     if constexpr (plain && kWhole) {
       if (tile.pixels == P && of.problem->alpha == 1.0) {
-        char* to = of.data + (r * v.h->row_stride + j) * size_of<C>;
+        char* line = of.data + (r * v.h->row_stride + tile.first + c) * size_of<C>;
         const int64_t next = v.w->row_stride * size_of<C>;
-        if (is_same<C, fp32> && tile.stream) {
-          TW_UNROLL
-          for (int p = 0; p < P; p++, to += next) stream_as(to, sums[p]);
-        } else {
-          TW_UNROLL
-          for (int p = 0; p < P; p++, to += next) store_f32<C>(to, sums[p]);
+        TW_UNROLL
+        for (int k = 0; k < kCount; k++, line += v.h->row_stride * size_of<C>) {
+          if (k > 0 && k >= tile.rows) break;
+          char* to = line;
+          if (is_same<C, fp32> && tile.stream) {
+            TW_UNROLL
+            for (int p = 0; p < P; p++, to += next) stream_as(to, sums[k * P + p]);
+          } else {
+            TW_UNROLL
+            for (int p = 0; p < P; p++, to += next) store_f32<C>(to, sums[k * P + p]);
+          }
         }
         return;
       }
     }
-    alignas(64) float kept[P * L];
+    alignas(64) float kept[kCount * P * L];
     TW_UNROLL
-    for (int p = 0; p < P; p++) store_as(kept + p * L, sums[p]);
-    finish_kept(tile, of, r, c, kept);
+    for (int i = 0; i < kCount * P; i++) store_as(kept + i * L, sums[i]);
+    for (int k = 0; k < kCount; k++)
+      if (k == 0 || k < tile.rows) finish_kept(tile, of, r + k, c, kept + k * P * L);
   }
   TW_NOINLINE void finish_kept(const Tile& tile, const LineOutput& of, int r, int64_t c, const float* kept) const {
     LineOutput out = of;
@@ -328,21 +376,6 @@ struct DepthwiseLast {
   }
 
 #if TW_PAIRS_OF_BF16
-  // Pairs of values of two lines, of every other four channels: kHigh of each eight the last four.
-  template <bool kHigh, int... kI>
-  static TW_INLINE u32v interleave(u16v a, u16v b, Sequence<kI...>) {
-    return (u32v)__builtin_shufflevector(a, b, (kI / 8 * 8 + kHigh * 4 + kI % 8 / 2 + kI % 2 * 2 * L)...);
-  }
-  // Channels in their order again: kHalf * L and those after it.
-  template <int kHalf, int... kI>
-  static TW_INLINE f32v in_order(f32v low, f32v high, Sequence<kI...>) {
-    return __builtin_shufflevector(low, high, (kHalf * L / 2 + kI / 8 * 4 + kI % 4 + kI / 4 % 2 * L)...);
-  }
-  template <int... kI>
-  static TW_INLINE u16v in_order(u16v low_and_high, Sequence<kI...>) {
-    return __builtin_shufflevector(low_and_high, low_and_high, (kI / 8 * 4 + kI % 4 + kI / 4 % 2 * L)...);
-  }
-
   // 2 L channels; lines of the image two by two, the last of an odd number with zeros.
   template <int kT, int kS, bool kEdge>
   TW_INLINE void multiply_pairs(const Tile& tile, const LineOutput& out, int64_t c) const {
@@ -352,6 +385,7 @@ struct DepthwiseLast {
     TW_UNROLL
     for (int p = 0; p < P; p++) low[p] = high[p] = f32v{};
     fetch<kS>(tile, c);
+    constexpr int kPixels = (P - 1) * kS + kT;
     const int64_t pixel = v.w->image_stride * 2;
     for (int64_t l = 0; l < tile.lines; l += 2) {
       const bool two = l + 1 < tile.lines;
@@ -361,15 +395,21 @@ struct DepthwiseLast {
       TW_UNROLL
       for (int t = 0; t < kT; t++, first += v.channels * 2, second += two ? v.channels * 2 : 0) {
         const u16v a = load_as<u16v>(first), b = load_as<u16v>(second);
-        w[2 * t] = interleave<false>(a, b, both), w[2 * t + 1] = interleave<true>(a, b, both);
+        w[2 * t] = interleave<0>(a, b, both), w[2 * t + 1] = interleave<4>(a, b, both);
       }
       const char* above = lines[l].image + tile.offset + c * 2;
       const char* below = two ? lines[l + 1].image + tile.offset + c * 2 : zeros;
       const int64_t below_pixel = two ? pixel : 0;
+      // At stride 1 the second line's pixels fit into registers beside all sums.
+      u16v second_line[kPixels] = {};
+      if (kS == 1 && two)
+        TW_UNROLL
+        for (int q = 0; q < kPixels; q++, below += pixel) second_line[q] = load_as<u16v>(inside<kEdge>(tile, q, below));
       TW_UNROLL
-      for (int q = 0; q < (P - 1) * kS + kT; q++, above += pixel, below += below_pixel) {
-        const u16v a = load_as<u16v>(inside<kEdge>(tile, q, above)), b = load_as<u16v>(inside<kEdge>(tile, q, below));
-        const u32v x_low = interleave<false>(a, b, both), x_high = interleave<true>(a, b, both);
+      for (int q = 0; q < kPixels; q++, above += pixel, below += below_pixel) {
+        const u16v a = load_as<u16v>(inside<kEdge>(tile, q, above));
+        const u16v b = kS == 1 ? second_line[q] : load_as<u16v>(inside<kEdge>(tile, q, below));
+        const u32v x_low = interleave<0>(a, b, both), x_high = interleave<4>(a, b, both);
         TW_UNROLL
         for (int t = 0; t < kT; t++)
           if (q >= t && (q - t) % kS == 0 && (q - t) / kS < P) {

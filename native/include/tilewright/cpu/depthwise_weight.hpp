@@ -8,6 +8,7 @@
 #pragma once
 #include "tilewright/cpu/direct_plan.hpp"
 #include "tilewright/cpu/dot.hpp"
+#include "tilewright/cpu/line_pairs.hpp"
 #include "tilewright/cpu/short_chains.hpp"
 #include "tilewright/cpu/stream_store.hpp"
 
@@ -46,14 +47,6 @@ struct DepthwiseWeight {
       const char* const at = from.at[0] + pixel * from.step[0];
       return {(u32v)load_f32<E>(at), (u32v)load_f32<E>(at + L * size_of<E>)};
     }
-  }
-  template <int kFrom, int... kI>
-  static TW_INLINE u32v interleave(u16v a, u16v b, Sequence<kI...>) {
-    return (u32v)__builtin_shufflevector(a, b, (kI / 8 * 8 + kFrom + kI % 8 / 2 + kI % 2 * 2 * L)...);
-  }
-  template <int kHalf, int... kI>
-  static TW_INLINE f32v in_order(f32v low, f32v high, Sequence<kI...>) {
-    return __builtin_shufflevector(low, high, (kHalf * L / 2 + kI / 8 * 4 + kI % 4 + kI / 4 % 2 * L)...);
   }
   static TW_INLINE f32v step(f32v sum, u32v x, u32v dy) {
     if constexpr (pairs) return DotBf16::step(sum, x, dy);

@@ -6,11 +6,7 @@
 //     some whole groups, each lane of which picks its group's values from one vector of the pixel, or
 //     up to four vectors of one group, whose values are spread one by one; taps that are neighbours make one run.
 #pragma once
-#if defined(__GNUC__) && !defined(__clang__)
-// Loops are written as they are to run: these passes take a fifth of the time to compile, and gain nothing here.
-#pragma GCC optimize("no-tree-pre,no-gcse,no-tree-vrp,no-tree-vectorize,no-tree-slp-vectorize,no-code-hoisting")
-#pragma GCC optimize("no-tree-tail-merge,no-crossjumping,no-cse-follow-jumps,no-rerun-cse-after-loop,no-thread-jumps")
-#endif
+#include "tilewright/cpu/few_passes.hpp"  // first: it is about all code after it
 #include "tilewright/cpu/direct_results.hpp"
 #include "tilewright/cpu/direct_weights.hpp"
 #include "tilewright/cpu/short_chains.hpp"
