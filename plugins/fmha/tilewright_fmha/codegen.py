@@ -46,6 +46,7 @@ names below ``gpu/``, and macros that end in ``_KERNEL``.
 
 _GPU_FORWARD = "TW_FMHA_KERNEL"
 _SPECIALISED = ("sm90/fmha.hpp", "TW_FMHA_WS_KERNEL")
+_SPECIALISED_FEW_ROWS = ("sm90/fmha_decode.hpp", "TW_FMHA_WS_DECODE_KERNEL")
 _template = partial(template, __package__)
 
 
@@ -75,7 +76,7 @@ def render_gpu(config: FmhaConfig, arch: ArchSpec) -> SourceUnit:
     symbol, (header, macro) = symbol_of(config), HEADERS[config.family]
     header, macro = f"gpu/{header}", _GPU_FORWARD if config.is_forward else f"{macro}_KERNEL"
     if config.pipeline == "ws":
-        header, macro = _SPECIALISED
+        header, macro = _SPECIALISED_FEW_ROWS if config.family is Family.SPLITKV else _SPECIALISED
     text = _template("fmha_gpu.cu.in").substitute(
         _head(config), header=header, config=_struct(config, arch.kind), macro=macro, symbol=symbol
     )

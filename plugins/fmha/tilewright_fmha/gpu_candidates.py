@@ -13,6 +13,7 @@ from tilewright_fmha.splits import wants_splits
 from tilewright_fmha.template_table import TEMPLATES, features_of
 from tilewright_fmha.words import Family
 from tilewright_fmha.ws_config import specialised_algorithms, specialised_heads
+from tilewright_fmha.ws_decode import decode_algorithms, decode_heads
 from tilewright_kit.device import DeviceInfo
 
 __all__ = ["gpu_algorithms_for"]
@@ -61,8 +62,8 @@ def _specialised(problem: FmhaProblem, device: DeviceInfo) -> Iterator[FmhaConfi
 
 
 def _split(problem: FmhaProblem, device: DeviceInfo) -> Iterator[FmhaConfig]:
-    for config in _cuts(problem, Family.SPLITKV, device):
-        asked = max(problem.num_splits - 1, 0).bit_length()
+    asked = max(problem.num_splits - 1, 0).bit_length()
+    for config in (*_few_rows(problem, device), *_cuts(problem, Family.SPLITKV, device)):
         cut = config.replace(max_splits_log2=max(MOST_SPLITS_LOG2, asked))
         packed = cut.replace(pack_gqa=True) if problem.group > 1 else cut
         if problem.num_splits or wants_splits(problem, packed, device):
@@ -71,9 +72,23 @@ def _split(problem: FmhaProblem, device: DeviceInfo) -> Iterator[FmhaConfig]:
                 yield cut
 
 
+def _few_rows(problem: FmhaProblem, device: DeviceInfo) -> Iterator[FmhaConfig]:
+    """Specialised kernels, of the fewest rows that hold all query heads of a key head."""
+    if "ws" not in family_pipelines(Family.SPLITKV, device.arch):
+        return
+    hdim = decode_heads(problem.dtype, problem.hdim_q, problem.hdim_v)
+    if hdim is None:
+        return
+    plain = config_of(Family.SPLITKV)(**{**signature_fields(problem, Family.SPLITKV, device), "hdim": hdim})
+    found = [plain.replace(**item) for item in decode_algorithms(hdim, problem.dtype)]
+    rows = problem.seq_q * problem.group
+    yield next((item for item in found if item.m0 >= rows), found[-1])
+
+
 def _cuts(problem: FmhaProblem, family: Family, device: DeviceInfo) -> Iterator[FmhaConfig]:
     fields = signature_fields(problem, family, device)
     plain = config_of(family)(**fields)
     for item in valid_algorithms(plain, device.arch):
-        if (device.arch.kind, item["pipeline"], family) in TEMPLATES:
+        few = item["pipeline"] == "ws" and family is Family.SPLITKV  # see _few_rows
+        if (device.arch.kind, item["pipeline"], family) in TEMPLATES and not few:
             yield plain.replace(**item)

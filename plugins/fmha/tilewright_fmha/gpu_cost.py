@@ -12,7 +12,8 @@ from tilewright_fmha.gradient_cut import counted_clocks, gradient_clocks, on_mma
 from tilewright_fmha.problem import FmhaProblem
 from tilewright_fmha.splits import adds_parts, choose_splits
 from tilewright_fmha.words import BiasKind, Family
-from tilewright_fmha.ws_cost import predict_specialised
+from tilewright_fmha.ws_cost import predict_few_rows, predict_specialised
+from tilewright_fmha.ws_decode import decodes
 from tilewright_kit.cost import ceil_div, clock_of, padded, unit_efficiency, units_of
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.operation import Prediction
@@ -52,6 +53,8 @@ def predict_gpu(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) ->
     arch = device.arch
     if config.family is Family.APPENDKV:
         return _append(problem, config, arch)
+    if decodes(config):
+        return predict_few_rows(problem, config, device, _LAUNCH_SECONDS)
     if config.pipeline == "ws":
         return predict_specialised(problem, config, device, _more_steps(problem), _LAUNCH_SECONDS)
     units, clock = units_of(device), clock_of(arch)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from tilewright_arch import ArchSpec
 from tilewright_fmha.config import FmhaConfig
-from tilewright_fmha.gpu_shared import shared_bytes
+from tilewright_fmha.gpu_shared import resident, shared_bytes
 from tilewright_fmha.problem import FmhaProblem
 from tilewright_fmha.stages_view import threads_of
 from tilewright_fmha.words import Family
 from tilewright_fmha.ws_config import specialised_bytes
+from tilewright_fmha.ws_decode import decodes
 from tilewright_kit.cost import ceil_div
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.plan import Geometry
@@ -32,7 +33,8 @@ def launch_of(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, spli
         return Geometry(grid=rows, block=(_THREADS, 1, 1), shared_bytes=shared, dependent=dependent)
     grid = _tiles(problem, config, splits)
     if config.persistent:
-        grid = min(grid, max(device.units, 1) * max(config.block_per_cu, 1))
+        each = resident(config, device.arch) if decodes(config) else max(config.block_per_cu, 1)
+        grid = min(grid, max(device.units, 1) * each)
     block = (threads_of(config, device.arch), 1, 1)
     return Geometry(
         grid=(max(grid, 1), 1, 1),
@@ -43,7 +45,8 @@ def launch_of(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, spli
 
 
 def _shared(config: FmhaConfig, arch: ArchSpec) -> int:
-    return specialised_bytes(config, arch) if config.pipeline == "ws" else shared_bytes(config, arch)
+    whole = config.pipeline == "ws" and not decodes(config)
+    return specialised_bytes(config, arch) if whole else shared_bytes(config, arch)
 
 
 def _row_blocks(problem: FmhaProblem, config: FmhaConfig) -> int:

@@ -18,6 +18,7 @@ from tilewright_fmha.rule_parts import is_well_formed, must_be, replaced
 from tilewright_fmha.stages_view import products_of, threads_of
 from tilewright_fmha.words import Family, FmhaDType, MaskKind, Scheduling
 from tilewright_fmha.ws_config import HEADS, specialised_bytes, specialised_heads
+from tilewright_fmha.ws_decode import decode_form
 from tilewright_kit.cost import padded
 from tilewright_kit.rules import Violation
 
@@ -345,6 +346,9 @@ def ws_form(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     if config.pipeline != "ws":
         if config.is_forward and config.stages:
             yield from must_be("ws_form", config, "stages", 0, "the pipeline says how many tiles are on their way")
+        return
+    if config.family is Family.SPLITKV:
+        yield from decode_form(config, arch)
         return
     if config.hdim not in HEADS:
         other = specialised_heads(*config.hdim)

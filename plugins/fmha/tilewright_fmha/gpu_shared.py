@@ -10,6 +10,7 @@ from tilewright_fmha.defaults import ELEMENTWISE
 from tilewright_fmha.gradient_cut import gradient_bytes, gradient_registers
 from tilewright_fmha.stages_view import products_of, threads_of, wave_threads
 from tilewright_fmha.words import BiasKind, Family, KvLayout, MaskKind, QScale, VLayout
+from tilewright_fmha.ws_decode import decode_bytes, decode_resident, decodes
 
 __all__ = ["registers_estimate", "resident", "shared_bytes"]
 
@@ -35,6 +36,8 @@ _MORE_ROWS = 100
 
 def shared_bytes(config: FmhaConfig, arch: ArchSpec) -> int:
     """Bytes of shared memory of a workgroup."""
+    if decodes(config):
+        return decode_bytes(config, arch)
     if config.family in ELEMENTWISE:
         # A row of results from each group of threads that has 8 columns each.
         return _THREADS // (config.hdim[1] // 8) * config.hdim[1] * 4 if config.family is Family.COMBINE else 0
@@ -104,6 +107,8 @@ def _along_keys(config: FmhaConfig) -> bool:
 
 def resident(config: FmhaConfig, arch: ArchSpec) -> int:
     """Workgroups that share a unit, by shared memory and registers."""
+    if decodes(config):
+        return decode_resident(config)
     threads = threads_of(config, arch)
     most = _MOST_RESIDENT
     if needed := shared_bytes(config, arch):

@@ -17,6 +17,7 @@ from tilewright_fmha.hip_rules import HIP_RULES, k1_for
 from tilewright_fmha.rule_parts import family_pipelines, replaced
 from tilewright_fmha.words import Family
 from tilewright_fmha.ws_config import specialised_algorithms
+from tilewright_fmha.ws_decode import decode_algorithms
 
 __all__ = ["gpu_algorithms", "valid_algorithms"]
 
@@ -54,7 +55,8 @@ def _shapes(config: FmhaConfig, arch: ArchSpec, pipeline: str) -> Iterator[Mappi
     if config.family is Family.DQ_DK_DV:
         yield from _backward(config, arch)
     elif pipeline == "ws":
-        yield from specialised_algorithms(config.hdim)
+        few = config.family is Family.SPLITKV
+        yield from decode_algorithms(config.hdim, config.dtype) if few else specialised_algorithms(config.hdim)
     elif pipeline == "qr_nwarp_sshuffle":
         yield from _few_rows(config, arch)
     else:

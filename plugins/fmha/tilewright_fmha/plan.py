@@ -10,7 +10,7 @@ from tilewright_fmha.gpu_plan import launch_of
 from tilewright_fmha.parts import Parts
 from tilewright_fmha.problem import FmhaProblem
 from tilewright_fmha.rows import args_of
-from tilewright_fmha.splits import adds_parts, choose_splits
+from tilewright_fmha.splits import adds_parts, choose_splits, work_items
 from tilewright_fmha.template_table import nearest, templates_of
 from tilewright_fmha.words import KV_APPEND, Family
 from tilewright_fmha.workspace import forward_bytes, lanes_of
@@ -85,18 +85,18 @@ def _stage(
         "tiles": problem.batch * heads * q_tiles * numbers.get("splits", 1),
     }
     geometry = launch_of(problem, config, device, numbers.get("splits", 1))
-    counters = device.arch.kind != "cpu" and bool(_counter_bytes(problem, config, device, tiles["tiles"]))
+    counters = device.arch.kind != "cpu" and bool(_counter_bytes(problem, config, device))
     args = args_of(problem, parts=parts.offsets, counters=counters, **{**tiles, **numbers})
     if config.pipeline == "ws":
         args = with_maps(problem, config, args)
     return Stage(name, config, "main", args, geometry)
 
 
-def _counter_bytes(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, workgroups: int) -> int:
+def _counter_bytes(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> int:
     """Of a stage on a GPU."""
     splits = choose_splits(problem, config, device)
     if splits > 1 and adds_parts(config, device):
-        return STATUS_BYTES + 4 * (workgroups // splits)
+        return STATUS_BYTES + 4 * work_items(problem, config, device)
     tells = problem.has("status") or problem.has("seqlens_out")
     return STATUS_BYTES if tells or draws_tiles(config) else 0
 
@@ -124,7 +124,7 @@ def _plan(problem: FmhaProblem, device: DeviceInfo, stages: tuple[Stage, ...], p
 def _counters_of(problem: FmhaProblem, stage: Stage, device: DeviceInfo) -> int:
     if device.arch.kind == "cpu":
         return 0
-    return _counter_bytes(problem, _config_of(stage), device, stage.geometry.grid[0])
+    return _counter_bytes(problem, _config_of(stage), device)
 
 
 def _config_of(stage: Stage) -> FmhaConfig:

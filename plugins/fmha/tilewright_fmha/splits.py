@@ -6,6 +6,7 @@ from tilewright_fmha.config import FmhaConfig
 from tilewright_fmha.gpu_shared import resident
 from tilewright_fmha.problem import FmhaProblem
 from tilewright_fmha.words import Family
+from tilewright_fmha.ws_decode import decodes
 from tilewright_kit.cost import ceil_div
 from tilewright_kit.device import DeviceInfo
 
@@ -31,7 +32,7 @@ _PART = 1 / 4
 
 def adds_parts(config: FmhaConfig, device: DeviceInfo) -> bool:
     """Whether a split kernel adds the parts of the keys itself (``gpu/fmha_join.hpp``); else a second stage does."""
-    return config.pipeline == FEW_ROWS and device.arch.kind == "cuda"
+    return (config.pipeline == FEW_ROWS and device.arch.kind == "cuda") or decodes(config)
 
 
 def work_items(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> int:
@@ -45,7 +46,7 @@ def wants_splits(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -
     """Whether cutting the keys could pay: too little work for all units, and keys enough. Kernels for few rows are only
     split ones.
     """
-    if config.pipeline == FEW_ROWS:
+    if config.pipeline == FEW_ROWS or decodes(config):
         rows = problem.seq_q * (problem.group if config.pack_gqa else 1)
         return rows <= _MOST_TILES * config.m0 and problem.seq_k >= LEAST_BLOCKS * config.n0
     units = config.team if device.arch.kind == "cpu" else device.units
@@ -65,7 +66,7 @@ def choose_splits(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) 
     units = config.team if cpu else max(device.units, 1)
     items = max(work_items(problem, config, device), 1)
     blocks = ceil_div(max(problem.seq_k, 1), max(config.n0, 1))
-    if config.pipeline == FEW_ROWS and not cpu:
+    if (config.pipeline == FEW_ROWS or decodes(config)) and not cpu:
         slots = units * resident(config, device.arch)
         ragged = problem.varlen or problem.has("seqlens_k")
         return _even(items, blocks, slots, config.max_splits, ragged)

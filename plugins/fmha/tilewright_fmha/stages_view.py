@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tilewright_arch import ArchSpec
 from tilewright_fmha.config import FmhaConfig
 from tilewright_fmha.words import Family
+from tilewright_fmha.ws_decode import DECODE_THREADS, decodes
 from tilewright_kit.cost import ceil_div
 
 __all__ = ["ProductView", "products_of", "threads_of", "wave_threads"]
@@ -73,5 +74,7 @@ def wave_threads(config: FmhaConfig, arch: ArchSpec) -> int:
 
 def threads_of(config: FmhaConfig, arch: ArchSpec) -> int:
     """Threads of a workgroup, producers included."""
+    if decodes(config):
+        return DECODE_THREADS
     producers = 128 if config.pipeline == "ws" else 0
     return config.waves * wave_threads(config, arch) + producers

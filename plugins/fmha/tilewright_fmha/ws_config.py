@@ -8,6 +8,7 @@ from typing import Any
 from tilewright_arch import ArchSpec
 from tilewright_fmha.config import FmhaConfig
 from tilewright_fmha.words import MaskKind, Scheduling
+from tilewright_fmha.ws_decode import decodes
 
 __all__ = [
     "HEADS",
@@ -54,7 +55,8 @@ def specialised_algorithms(hdim: tuple[int, int]) -> Iterator[Mapping[str, Any]]
 
 def draws_tiles(config: FmhaConfig) -> bool:
     """Workgroups stay and draw tiles from a counter: those that differ in length."""
-    return config.pipeline == "ws" and config.persistent and (config.varlen or config.mask is not MaskKind.NO)
+    differ = config.varlen or config.mask is not MaskKind.NO or decodes(config)
+    return config.pipeline == "ws" and config.persistent and differ
 
 
 def specialised_bytes(config: FmhaConfig, arch: ArchSpec) -> int:

@@ -17,8 +17,8 @@ __all__ = ["with_maps", "ws_mismatches"]
 _UNIT = 16
 """Bytes; ``cuTensorMapEncodeTiled``: addresses and strides are multiples of it."""
 _LARGEST_STRIDE = 2**40
-_PANEL = 64
-"""Elements of a box: 128 bytes, over which it is swizzled."""
+_LINE = 128
+"""Bytes of a box's rows, over which it is swizzled, where heads are not shorter."""
 _LEAST_PAGE = 8
 """Rows over which the pattern of the swizzle goes."""
 _LEAST_SCALE = 1e-30
@@ -31,7 +31,8 @@ def with_maps(problem: FmhaProblem, config: FmhaConfig, args: Struct) -> Struct:
     """The kernel's parameter: maps of q, k, v and o before the arguments."""
     keys = min(problem.paging.page_size, config.n0) if problem.paging is not None else config.n0
     rows = {"q": config.m0, "k": keys, "v": keys, "o": _STORED_ROWS}
-    return Struct((*(_map(problem, name, count) for name, count in rows.items()), args))
+    lines = {"k": config.hdim[0] * config.kv.bytes, "v": config.hdim[1] * config.kv.bytes}
+    return Struct((*(_map(problem, name, count, lines.get(name, _LINE)) for name, count in rows.items()), args))
 
 
 def _sizes(problem: FmhaProblem, name: str) -> tuple[int, int, int, int]:
@@ -52,7 +53,8 @@ def _steps(place: Strides) -> tuple[int, int, int]:
     return (place.row, place.head, place.batch)
 
 
-def _map(problem: FmhaProblem, name: str, rows: int) -> TensorMap:
+def _map(problem: FmhaProblem, name: str, rows: int, line: int) -> TensorMap:
+    """``line``: bytes of the kernel's heads."""
     sizes, size = _sizes(problem, name), problem.operand(name).desc.dtype.bytes
     # What has one element along an axis may claim any stride there: it gets one that the engine takes.
     smallest = sizes[0] * size
@@ -60,7 +62,8 @@ def _map(problem: FmhaProblem, name: str, rows: int) -> TensorMap:
         step * size if count > 1 else smallest
         for count, step in zip(sizes[1:], _steps(problem.place(name)), strict=True)
     )
-    return TensorMap(name, 0, problem.operand(name).desc.dtype.value, sizes, strides, (_PANEL, rows, 1, 1))
+    line = min(line, _LINE)
+    return TensorMap(name, 0, problem.operand(name).desc.dtype.value, sizes, strides, (line // size, rows, 1, 1), line)
 
 
 def ws_mismatches(problem: FmhaProblem, config: FmhaConfig) -> Iterator[Violation]:

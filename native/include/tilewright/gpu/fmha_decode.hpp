@@ -116,7 +116,7 @@ struct FmhaDecode {
     Softmax softmax(args, item, work.b, head, group, forward.lane, first);
     ValueAtom o;
     if (rows > 0) {
-      const FmhaRange range = part_of(args, item, work.part, first / g, (first + rows - 1) / g + 1);
+      const FmhaRange range = fmha_part<Config>(args, item, work.part, first / g, (first + rows - 1) / g + 1);
       self.run(softmax, o, range, [&] {
         o.clear();
         if (!args.counters) fmha_release_next();  // a second stage adds the parts, if there are several
@@ -137,20 +137,6 @@ struct FmhaDecode {
                              (int)ticket, skipped};
     const uint32_t states = ring_of(forward, 0);
     Join{args, item, stored, forward.thread / kWave, forward.lane, forward.shared, states, Ring::bytes}.run(softmax, o);
-  }
-
-  // What part `part` of the keys has of the columns that rows [r0, r1) may see: whole blocks, as many as other parts
-  // have, or one more. Sink columns belong to part 0.
-  TW_DEVICE static FmhaRange part_of(const tw_fmha_args& args, const FmhaItem& item, int part, int64_t r0, int64_t r1) {
-    FmhaRange range = {0, item.k_rows, 0};
-    if constexpr (Config::mask != FmhaMask::no) range = fmha_range(args, item, r0, r1);
-    if (!Config::token_sinks || part > 0) range.sink_last = 0;  // kernels without this feature look at no sinks
-    const uint32_t start = (uint32_t)range.first / n0, count = ((uint32_t)range.last + n0 - 1) / n0 - start;
-    const uint32_t splits = (uint32_t)args.splits, each = count / splits, more = count - each * splits;
-    const uint32_t from = start + part * each + min_of((uint32_t)part, more);
-    const uint32_t end = (uint32_t)range.last, last = (from + each + ((uint32_t)part < more ? 1 : 0)) * n0;
-    const uint32_t first = min_of(max_of((uint32_t)range.first, from * n0), end);
-    return {first, max_of(min_of(end, last), first), range.sink_last};
   }
 
   TW_DEVICE FmhaDecode(const Forward& forward, const FmhaItem& item, int b, int key_head)

@@ -18,8 +18,30 @@ struct FmhaRows {
   bool skipped;
 };
 
-// Forward: the FmhaForward of the same Config.
-template <class Forward>
+// What part `part` of the keys has of the columns that rows [r0, r1) may see: whole blocks, as many as other parts have, or
+// one more. Sink columns belong to part 0.
+template <class Config>
+TW_DEVICE FmhaRange fmha_part(const tw_fmha_args& args, const FmhaItem& item, int part, int64_t r0, int64_t r1) {
+  constexpr int n0 = Config::n0;
+  FmhaRange range = {0, item.k_rows, 0};
+  if constexpr (Config::mask != FmhaMask::no) range = fmha_range(args, item, r0, r1);
+  if (!Config::token_sinks || part > 0) range.sink_last = 0;  // kernels without this feature look at no sinks
+  const uint32_t start = (uint32_t)range.first / n0, count = ((uint32_t)range.last + n0 - 1) / n0 - start;
+  const uint32_t splits = (uint32_t)args.splits, each = count / splits, more = count - each * splits;
+  const uint32_t from = start + part * each + min_of((uint32_t)part, more);
+  const uint32_t end = (uint32_t)range.last, last = (from + each + ((uint32_t)part < more ? 1 : 0)) * n0;
+  const uint32_t first = min_of(max_of((uint32_t)range.first, from * n0), end);
+  return {first, max_of(min_of(end, last), first), range.sink_last};
+}
+
+// All threads of a workgroup wait for each other.
+struct FmhaWorkgroup {
+  TW_DEVICE static void meet() { barrier(); }
+};
+
+// Forward: the FmhaForward of the same Config. kStates: who has rows of results, all waves if they share keys; Team: the
+// waves that add them.
+template <class Forward, int kStates = Forward::waves, class Team = FmhaWorkgroup>
 struct FmhaJoin {
   using Config = typename Forward::Config;
   using ScoreAtom = typename Forward::ScoreAtom;
@@ -47,14 +69,19 @@ struct FmhaJoin {
   TW_DEVICE void run(Softmax& softmax, const ValueAtom& o) const {
     wave_barrier();  // all lanes have read what lay there
     put(softmax, o);
-    barrier();
+    add();
+  }
+
+  // The same of states that are on their way into shared memory.
+  TW_DEVICE void add() const {
+    Team::meet();
     const bool alone = args.splits == 1;
     TW_NO_UNROLL
     for (int r = wave; r < work.rows; r += waves) add_waves(r, alone);
     if (alone || !args.counters) return;
-    barrier();
+    Team::meet();
     if (wave == 0 && lane == 0) store_shared(shared, Words<1>{arrive(args.counters + kFmhaTickets + work.ticket)});
-    barrier();
+    Team::meet();
     if ((int)load_shared<1>(shared).w[0] + 1 != (int)args.splits) return;
     if (wave == 0 && lane == 0) store_coherent(args.counters + kFmhaTickets + work.ticket, Words<1>{0});
     TW_NO_UNROLL
@@ -104,11 +131,11 @@ struct FmhaJoin {
 
   TW_DEVICE void add_waves(int r, bool alone) const {
     const Row row = row_of(r);
-    float m[waves], l[waves], most = minus_infinity(), sink = minus_infinity();
+    float m[kStates], l[kStates], most = minus_infinity(), sink = minus_infinity();
     if constexpr (Config::learned_sinks)
       if (alone && row.exists) most = sink = load_constant<float>(args.sinks + row.head) * kLog2E;
     TW_UNROLL
-    for (int w = 0; w < waves; w++) {
+    for (int w = 0; w < kStates; w++) {
       const Words<2> words = load_shared<2>(state(w) + stats_at + r * 8);
       m[w] = float_of(words.w[0]), l[w] = float_of(words.w[1]);
       most = fmha_larger(most, m[w]);
@@ -116,7 +143,7 @@ struct FmhaJoin {
     const float safe = most == minus_infinity() ? 0.0f : most;
     float total = 0.0f;
     TW_UNROLL
-    for (int w = 0; w < waves; w++) {
+    for (int w = 0; w < kStates; w++) {
       m[w] = exp2(m[w] - safe);
       total += l[w] * m[w];
     }
@@ -131,7 +158,7 @@ struct FmhaJoin {
       if (c >= hdim) continue;
       float x[columns] = {};
       TW_UNROLL
-      for (int w = 0; w < waves; w++) {
+      for (int w = 0; w < kStates; w++) {
         const Words<columns> y = load_shared<columns>(state(w) + r * row_bytes + c * 4);
         TW_UNROLL
         for (int e = 0; e < columns; e++) x[e] = fma(m[w], float_of(y.w[e]), x[e]);
