@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from fmha_configs import AMD, ARCHS, CPU, NVIDIA, all_templates
@@ -109,6 +110,12 @@ def test_options_alone_describe_kernels() -> None:
     assert split.family is Family.SPLITKV
     (gradient,) = select_set(CPU, ATTENTION_BACKWARD, hdim=64, datatype="fp32", deterministic=True)
     assert gradient.family is Family.DQ_DK_DV
+
+
+def test_options_alone_get_a_cut_that_has_room_for_their_features() -> None:
+    wide: dict[str, Any] = {"family": "fwd_pagedkv", "hdim": 256, "datatype": "bf16", "paged": True, "lse": True}
+    (plain,), (window,) = select_set(NVIDIA, **wide), select_set(NVIDIA, **wide, mask="generic")
+    assert plain.n0 > window.n0 and window.mask is MaskKind.WINDOW
 
 
 def test_a_family_names_its_operation() -> None:

@@ -214,8 +214,11 @@ def _filled(given: tuple[int | None, ...], own: tuple[int, ...]) -> tuple[int, .
 def _cut(
     config: FmhaConfig, arch: ArchSpec, keep_pipeline: bool, numbers: Mapping[str, tuple[int | None, ...]]
 ) -> Mapping[str, Any]:
-    """The preferred cut, if there is one with the numbers that are given, else the preferred of all."""
+    """The preferred cut of those with the numbers that are given, of all if there is none; one that the kernel's
+    features leave registers for, if there is any.
+    """
     cuts = (cpu_algorithm(config, arch),) if arch.kind == "cpu" else valid_algorithms(config, arch)
     fitting = [cut for cut in cuts if not keep_pipeline or cut["pipeline"] == config.pipeline]
-    exact = (cut for cut in fitting if all(_filled(given, cut[name]) == cut[name] for name, given in numbers.items()))
-    return next(exact, fitting[0] if fitting else {})
+    exact = [cut for cut in fitting if all(_filled(given, cut[name]) == cut[name] for name, given in numbers.items())]
+    found = exact or fitting
+    return next((cut for cut in found if RULES.allows(config.replace(**cut), arch)), found[0] if found else {})
