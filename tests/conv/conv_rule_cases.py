@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import tilewright_arch
 from tilewright_grouped_conv.config import (
+    BULK_PIPELINE,
     CONFIGS,
     DIRECT_PIPELINE,
     ConvBackwardDataConfig,
@@ -164,6 +165,8 @@ _MERGED = {
     )
     for direction, kernel in _DEPTHWISE.items()
 }
+_BULK_FIELDS: dict[str, Any] = {"pipeline": BULK_PIPELINE, "epilogue": Epilogue.CSHUFFLE, "pixel_tile": (2, 8, 8)}
+_BULK = {direction: kernel.replace(**_BULK_FIELDS) for direction, kernel in _MERGED.items()}
 
 CUDA_CASES: tuple[Case, ...] = (
     Case("layout_arch", "layout", CUDA, {"layout": "ngchw"}, _HOPPER),
@@ -236,6 +239,20 @@ CUDA_CASES: tuple[Case, ...] = (
             (Direction.BACKWARD_WEIGHT, {"filter": (1, 7, 7)}),
         )
     ),
+    *(
+        Case("bulk_shape", "pipeline", _BULK[direction], changes, _HOPPER)
+        for direction, changes in (
+            (Direction.FORWARD, {"dtype_out": "fp32", "vector_sizes": (8, 8, 4)}),
+            (Direction.FORWARD, {"channel_tile": 96, "wave": (6, 1, 1)}),
+            (Direction.FORWARD, {"wave": (3, 1, 1)}),
+            (Direction.FORWARD, {"filter": (1, 5, 5)}),
+            (Direction.FORWARD, {"pixel_tile": (3, 14, 56)}),
+            (Direction.FORWARD, {"num_groups_to_merge": 1}),
+            (Direction.BACKWARD_DATA, {"stride": (1, 2, 2)}),
+        )
+    ),
+    Case("bulk_shape", "pipeline", _MERGED[Direction.FORWARD], _BULK_FIELDS, "sm_80"),
+    Case("bulk_shape", "pipeline", _MERGED[Direction.BACKWARD_WEIGHT], _BULK_FIELDS, _HOPPER),
     Case("block_per_cu", "block_per_cu", CUDA, {"block_per_cu": 9}, _HOPPER),
     Case("block_per_cu", "block_per_cu", CUDA, {"block_per_cu": 8}, _HOPPER),
     Case("block_per_cu", "block_per_cu", _DEPTHWISE[Direction.FORWARD], {"block_per_cu": 1}, _HOPPER),

@@ -8,6 +8,13 @@ import pytest
 from gpu_cases import relative, torch_dtype
 
 import tilewright
+import tilewright_arch
+from tilewright_grouped_conv.candidates import conv_candidates
+from tilewright_grouped_conv.config import BULK_PIPELINE, CONFIGS
+from tilewright_grouped_conv.parse import parse_conv
+from tilewright_kit.check_plugin import device_of
+from tilewright_kit.problem import OperationRequest
+from tilewright_kit.tensor import TensorDesc
 
 FLOOR = {"fp32": 3e-7, "fp16": 2.5e-4, "bf16": 2e-3}
 """Rounding of the result alone."""
@@ -20,6 +27,10 @@ GEOMETRIES: dict[str, tuple[Any, ...]] = {
     "grouped": (2, 64, 128, 8, (15, 14), (3, 3), (2, 1), (1, 1), (1, 1)),
     "small groups": (2, 128, 128, 32, (16, 15), (3, 3), (1, 1), (1, 1), (1, 1)),
     "odd groups": (2, 15, 25, 5, (11, 13), (3, 2), (1, 1), (2, 0), (1, 2)),
+    "eights strided": (3, 64, 64, 8, (19, 23), (3, 3), (2, 2), (1, 1), (1, 1)),
+    "sixteens": (2, 96, 96, 6, (15, 17), (3, 3), (1, 1), (1, 1), (1, 1)),
+    "thirty-twos": (3, 64, 64, 2, (9, 11), (3, 3), (1, 1), (1, 1), (1, 1)),
+    "twos dilated": (2, 48, 48, 24, (20, 31), (3, 3), (1, 1), (2, 1), (2, 1)),
     "depthwise": (3, 96, 96, 96, (21, 18), (3, 3), (1, 1), (1, 1), (1, 1)),
     "depthwise strided": (2, 48, 48, 48, (17, 19), (5, 5), (2, 2), (2, 2), (1, 1)),
     "dilated": (1, 24, 16, 1, (20, 22), (3, 3), (1, 1), (2, 3), (2, 3)),
@@ -29,6 +40,8 @@ GEOMETRIES: dict[str, tuple[Any, ...]] = {
     "3d": (2, 16, 24, 1, (7, 9, 11), (3, 3, 3), (1, 2, 1), (1, 1, 1), (1, 1, 1)),
 }
 DTYPES = ["fp32", "fp16", "bf16"]
+MERGED = ["small groups", "sixteens", "twos dilated", "depthwise"]
+"""Groups of 1 to 16 channels in 16 bits, without a stride."""
 
 
 class Convolution:
@@ -126,6 +139,58 @@ def test_gradients_are_added_in_place(torch: Any, client: tilewright.Client, nam
         torch.cuda.synchronize()
         want = old.double() + case.want[output]
         assert relative(torch, out, want) < 3e-6, output
+
+
+def copied_in_boxes(case: Convolution, operation: str, tensors: dict[str, Any], **more: Any) -> list[str]:
+    """The kernels with a copy engine that are considered for a problem."""
+    described = {
+        name: TensorDesc.of(case.dtype, tuple(tensor.shape), tuple(tensor.stride())) for name, tensor in tensors.items()
+    }
+    direction = {item.operation: direction for direction, item in CONFIGS.items()}[operation]
+    problem = parse_conv(OperationRequest(operation, described, {}, {**case.words, **more}), direction)
+    device = device_of(tilewright_arch.load("sm_90a"))
+    return [config.name for config in conv_candidates(problem, device) if config.pipeline == BULK_PIPELINE]
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("name", [*MERGED, "eights strided"])
+def test_a_copy_engine_moves_merged_groups(torch: Any, client: tilewright.Client, name: str, dtype: str) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("only sm_90 has kernels with a copy engine")
+    case = Convolution(torch, name, dtype, last=True)
+    theirs = case.theirs()
+    kernels = copied_in_boxes(case, "conv", {"x": case.x, "w": case.w})
+    assert kernels
+    for kernel in kernels:
+        y = case.poisoned(case.dy)
+        client.conv(case.x, case.w, out=y, kernel=kernel, **case.words)
+        torch.cuda.synchronize()
+        case.check("y", y, theirs["y"], kernel)
+    if name in MERGED:
+        kernels = copied_in_boxes(case, "conv_backward_data", {"dy": case.dy, "w": case.w}, input_size=case.size)
+        assert kernels
+        for kernel in kernels:
+            dx = case.poisoned(case.x)
+            client.conv_backward_data(case.dy, case.w, out=dx, kernel=kernel, **case.words)
+            torch.cuda.synchronize()
+            case.check("dx", dx, theirs["dx"], kernel)
+
+
+@pytest.mark.parametrize("name", ["sixteens", "depthwise"])
+def test_a_copy_engine_stores_what_an_epilogue_made(torch: Any, client: tilewright.Client, name: str) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("only sm_90 has kernels with a copy engine")
+    case = Convolution(torch, name, "fp16", last=True)
+    bias = torch.randn(case.w.shape[0], device="cuda").half()
+    tensors = {"x": case.x, "w": case.w, "bias": bias, "d[0]": case.dy}
+    want = torch.relu(case.want["y"] + bias.double().view(1, -1, 1, 1) + case.dy.double())
+    kernels = copied_in_boxes(case, "conv", tensors, binary="Add", unary="Relu")
+    assert kernels
+    for kernel in kernels:
+        out = case.poisoned(case.dy)
+        client.conv(case.x, case.w, bias=bias, d=[case.dy], activation="relu", out=out, kernel=kernel, **case.words)
+        torch.cuda.synchronize()
+        assert relative(torch, out, want) < 1e-3, kernel
 
 
 def test_bias_residual_and_activation_are_fused(torch: Any, client: tilewright.Client) -> None:

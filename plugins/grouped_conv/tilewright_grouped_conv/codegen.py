@@ -8,6 +8,7 @@ from functools import partial
 from tilewright_arch import ArchSpec
 from tilewright_grouped_conv import __version__
 from tilewright_grouped_conv.config import ConvConfig, Triple
+from tilewright_grouped_conv.merged import is_bulk
 from tilewright_grouped_conv.rules import RULES
 from tilewright_grouped_conv.words import Direction, Kind, Scale
 from tilewright_kit.source import SourceUnit
@@ -92,6 +93,8 @@ def header_of(config: ConvConfig) -> str:
     """The header of a kernel's templates, on CPUs and GPUs alike. A unit includes one, so that its compiler reads no
     other kind of kernel.
     """
+    if is_bulk(config):
+        return "merged_bulk.hpp"
     if config.direction is Direction.BACKWARD_WEIGHT and not config.is_matrix:
         return "direct_weight.hpp"
     if config.kind is Kind.DEPTHWISE:

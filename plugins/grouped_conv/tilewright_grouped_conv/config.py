@@ -16,6 +16,7 @@ from tilewright_kit.tiles.tiled import Triple
 from tilewright_kit.words import Binary, Epilogue, Reduction, Switch, Unary, accumulator, default_output
 
 __all__ = [
+    "BULK_PIPELINE",
     "CONFIGS",
     "DIRECT_PIPELINE",
     "ConvBackwardDataConfig",
@@ -26,6 +27,8 @@ __all__ = [
 
 DIRECT_PIPELINE = "direct"
 """The pipeline of kernels without a matrix instruction: a word of this operation, not of archs."""
+BULK_PIPELINE = "bulk"
+"""Likewise: of merged groups whose tensors are moved by a copy engine."""
 _ONE: Triple = (1, 1, 1)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.config import DIRECT_PIPELINE, ConvConfig, Triple
-from tilewright_grouped_conv.merged import in_lanes, is_merged
+from tilewright_grouped_conv.merged import in_lanes, is_bulk, is_merged
 from tilewright_grouped_conv.words import Direction, Kind, Specialization, layout_of
 from tilewright_kit.attributes import MAX_SPLIT_K
 from tilewright_kit.rules import Violation
@@ -64,15 +64,16 @@ def direct_order(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
 
 
 def direct_pipeline(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """Depthwise and direct kernels have the pipeline ``direct``, and neither tiles nor traits; merged groups choose how
-    results are stored.
+    """Depthwise and direct kernels have the pipeline ``direct`` (or ``bulk``, of which ``bulk_shape`` says more), and
+    neither tiles nor traits; merged groups choose how results are stored.
     """
     if config.is_matrix:
         return
+    shuffles = (in_lanes(config) or is_bulk(config)) and arch.kind == "cuda"
     wanted: dict[str, Any] = {
-        "pipeline": DIRECT_PIPELINE,
+        "pipeline": config.pipeline if is_bulk(config) else DIRECT_PIPELINE,
         "scheduler": "default",
-        "epilogue": Epilogue.CSHUFFLE if in_lanes(config) and arch.kind == "cuda" else Epilogue.DEFAULT,
+        "epilogue": Epilogue.CSHUFFLE if shuffles else Epilogue.DEFAULT,
         "tile": _ONE,
         "warp_tile": _ONE,
         "pad_m": True,

@@ -15,7 +15,9 @@ __all__ = ["conv_features"]
 
 _DIRECTIONS = {direction: code for code, direction in enumerate(Direction)}
 _KINDS = {kind: code for code, kind in enumerate(Kind)}
-_PIPELINES = ("compv3", "compv4", "compv5", "mem", "basic_v1", "compv6", "compv1", "compv2", "comp_async", "direct")
+_PIPELINES = (
+    "compv3", "compv4", "compv5", "mem", "basic_v1", "compv6", "compv1", "compv2", "comp_async", "direct", "bulk"
+)  # fmt: skip
 """Codes are places in this list: new words are appended, never moved."""
 
 

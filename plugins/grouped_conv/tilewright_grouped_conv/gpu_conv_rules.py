@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tilewright_arch import ArchSpec
+from tilewright_grouped_conv.bulk import bulk_shape
 from tilewright_grouped_conv.config import ConvConfig, Triple
 from tilewright_grouped_conv.merged import is_merged, merged_shape
 from tilewright_grouped_conv.words import Direction, Kind
@@ -346,6 +347,7 @@ GPU_CONV_RULES = (
     wave32_tiles,
     merge_groups,
     merged_shape,
+    bulk_shape,
     block_per_cu,
     split_image_gpu,
 )

@@ -12,7 +12,8 @@ import math
 from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.config import ConvConfig
 from tilewright_grouped_conv.gpu_fit import padded_channels
-from tilewright_grouped_conv.merged import merged_shared_bytes, merged_workgroups
+from tilewright_grouped_conv.gpu_loops import loop_shared_bytes, loop_workgroups
+from tilewright_grouped_conv.merged import is_bulk
 from tilewright_grouped_conv.phases import Phase
 from tilewright_grouped_conv.problem import ConvProblem
 from tilewright_grouped_conv.transforms import Transform
@@ -64,7 +65,7 @@ _GROUP_CYCLES = {Direction.FORWARD: 6.0, Direction.BACKWARD_DATA: 6.0, Direction
 """The same for groups of several channels, whose weights are read again for every pixel."""
 _MERGED_BLOCK, _MERGED_SHARE = 8, 0.25
 """Channels of a block of merged groups, and what its instructions reach of the peak."""
-_MOST_WAVES, _ENOUGH_WAVES = 48, 12
+_MOST_WAVES, _ENOUGH_WAVES, _BULK_IDLE = 48, 12, 0.7
 _MOST_RESIDENT = 4
 
 
@@ -220,12 +221,15 @@ def _merged(
         extent = max(problem.largest.axes[axis].rows, 1)
         wasted *= ceil_div(extent, size) * size / extent
     rate = float(arch.throughput.flops_per_cycle_per_unit.get(config.a, 1024)) * _MERGED_SHARE
-    resident = max(min(arch.lds_bytes // max(merged_shared_bytes(config), 1), _MOST_WAVES // config.waves), 1)
-    groups = merged_workgroups(problem.largest, config, geometry.n) * max(config.split_k, 1)
-    # Few waves on a unit, or units without any, leave memory idle; tiles that follow one another are copied ahead.
-    idle = 1.0 if resident * config.waves >= _ENOUGH_WAVES else 1.25
+    shared = loop_shared_bytes(problem.largest, config, arch)
+    resident = max(min(arch.lds_bytes // max(shared, 1), _MOST_WAVES // config.waves), 1)
+    groups = loop_workgroups(problem.largest, config, geometry.n, arch) * max(config.split_k, 1)
+    # Few waves on a unit, or units without any, leave memory idle; tiles that follow one another are copied ahead. A
+    # copy engine needs no waves.
     ahead = config.pixel_tile[0] > 1 and problem.direction is not Direction.BACKWARD_WEIGHT
-    idle *= max(1.0, units / max(groups, 1)) * (0.9 if ahead else 1.0)
+    idle = 1.0 if resident * config.waves >= _ENOUGH_WAVES else 1.25
+    idle = _BULK_IDLE if is_bulk(config) else idle * (0.9 if ahead else 1.0)
+    idle *= max(1.0, units / max(groups, 1))
     spans = [
         ((size - 1) * stride + (taps - 1) * dilation + 1) / (size * stride)
         for size, stride, taps, dilation in zip(

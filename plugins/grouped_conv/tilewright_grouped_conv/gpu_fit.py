@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from tilewright_grouped_conv.bulk import bulk_mismatches
 from tilewright_grouped_conv.config import ConvConfig, Triple
-from tilewright_grouped_conv.merged import MERGED_PRODUCT, stages_weights
+from tilewright_grouped_conv.merged import MERGED_PRODUCT, is_bulk, stages_weights
 from tilewright_grouped_conv.problem import ConvProblem
 from tilewright_grouped_conv.transforms import Transform, transform_of
 from tilewright_grouped_conv.views import FilterOrder, FilterView, ImageView, Order, collapses
@@ -156,6 +157,15 @@ def _is_flat(view: FilterView, taps: Triple, channels: int) -> bool:
     return True
 
 
+def _is_packed(problem: ConvProblem) -> bool:
+    """Whether weights lie one after the other, all taps of a channel of the result, all channels of a tap."""
+    geometry, view = problem.geometry, problem.filter
+    channel = geometry.taps * geometry.cg
+    steps = ((geometry.cg, view.c, 1), (geometry.kg, view.k, channel), (geometry.groups, view.g, geometry.kg * channel))
+    packed = all(have == wanted for count, have, wanted in steps if count > 1)
+    return packed and _is_flat(view, geometry.filter, geometry.cg)
+
+
 def _aligned(problem: ConvProblem, view: ImageView | FilterView, vector: int) -> bool:
     enough = vector * problem.dtype_in.bytes <= max(problem.alignment, problem.dtype_in.bytes)
     return vector == 1 or (enough and all(stride % vector == 0 for stride in _strides(view)))
@@ -187,6 +197,8 @@ def _wrong_of_loops(problem: ConvProblem, config: ConvConfig) -> Iterator[tuple[
         yield problem.filter.operand, reason
     if merged and result and not _in_vectors(problem, config):
         yield problem.filter.operand, "the weights of a tap do not lie side by side, in pairs or vectors"
+    elif is_bulk(config) and not _is_packed(problem):
+        yield problem.filter.operand, "there are gaps between the weights"
     for item in problem.d:
         if collapses(item, geometry.output, geometry.n) is None:
             yield item.operand, "its pixels do not lie at one distance"
@@ -223,6 +235,7 @@ def gpu_mismatches(problem: ConvProblem, config: ConvConfig) -> Iterator[Violati
     if config.channels_first and config.kind is not Kind.DEPTHWISE:
         reason = "only depthwise kernels of GPUs read channels-first images"
         yield Violation("layout", "layout", config.layout, reason)
+    yield from bulk_mismatches(problem, config)
     yield from _ranges(problem, config)
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from tilewright_grouped_conv.config import CONFIGS, DIRECT_PIPELINE, ConvConfig, Triple
+from tilewright_grouped_conv.config import BULK_PIPELINE, CONFIGS, DIRECT_PIPELINE, ConvConfig, Triple
 from tilewright_grouped_conv.gpu_fit import VECTOR_BYTES
 from tilewright_grouped_conv.gpu_shapes import DEPTHWISE_STEPS, depthwise_fields
 from tilewright_grouped_conv.merged import MERGED_PRODUCT, fits_lanes
@@ -46,6 +46,11 @@ _SMALL_WEIGHT_TILES: tuple[Triple, ...] = ((1, 8, 8), (1, 14, 8), (3, 8, 8), (1,
 _FEW_PIXELS = 256
 _MERGED_STEPS = ((64, 4), (32, 2), (96, 6), (48, 3), (128, 8), (32, 4), (16, 1), (16, 2))
 """Channels and waves of a workgroup."""
+_BULK_STEPS = ((32, 2), (64, 4))
+_BULK_TILES: tuple[Triple, ...] = ((4, 8, 8), (1, 8, 8), (3, 14, 8), (2, 4, 8), (1, 14, 8))
+"""Where a copy engine moves the tensors: channels and waves of a workgroup; stages, rows and columns of a tile."""
+_BULK_CHANNELS = 16
+"""Of a group, at most: of more, weights take the registers that pixels would need."""
 _MOST_STEPS = 4
 _WIDE = 32
 _ROUNDS = (2, 4)
@@ -58,6 +63,8 @@ def loop_algorithms(problem: ConvProblem, device: DeviceInfo) -> Iterator[ConvCo
     if geometry.groups == 1:
         return
     if device.arch.kind == "cuda" and _may_merge(problem):
+        if device.arch.bulk_copy:
+            yield from _bulk(problem)
         yield from _merged(problem, device)
     if geometry.cg == geometry.kg == 1:
         yield from _depthwise(problem, device)
@@ -180,16 +187,36 @@ def _merged(problem: ConvProblem, device: DeviceInfo) -> Iterator[ConvConfig]:
     steps = [(channels, waves) for channels, waves in _MERGED_STEPS if channels % geometry.cg == 0]
     steps = ([step for step in steps if geometry.c % step[0] == 0] or steps[:1])[:_MOST_STEPS]
     constants: dict[str, Any] = _compiled_in(problem, phases=True)
-    for (channels, waves), (repeats, rows, run) in itertools.product(steps, dict.fromkeys(tiles)):
-        config = _base(problem).replace(
-            wave=(waves, 1, 1),
-            vector_sizes=_vectors(problem, MERGED_CHANNELS),
-            specialization=Specialization.DEPTHWISE if geometry.cg == 1 else Specialization.DIRECT,
-            num_groups_to_merge=MERGED_PRODUCT // geometry.cg,
-            channel_tile=channels,
-            pixel_tile=(repeats, 2 if problem.ndim == 1 else rows, run),
-            **constants,
-        )
+    for (channels, waves), pixels in itertools.product(steps, dict.fromkeys(tiles)):
+        config = _blocks(problem, channels, waves, pixels).replace(**constants)
         if fits_lanes(config):
             config = config.replace(epilogue=Epilogue.CSHUFFLE)
         yield from _sliced(problem, config, device, ceil_div(geometry.c, channels))
+
+
+def _blocks(problem: ConvProblem, channels: int, waves: int, pixels: Triple) -> ConvConfig:
+    repeats, rows, run = pixels
+    groups = problem.geometry.cg
+    return _base(problem).replace(
+        wave=(waves, 1, 1),
+        vector_sizes=_vectors(problem, MERGED_CHANNELS),
+        specialization=Specialization.DEPTHWISE if groups == 1 else Specialization.DIRECT,
+        num_groups_to_merge=MERGED_PRODUCT // groups,
+        channel_tile=channels,
+        pixel_tile=(repeats, 2 if problem.ndim == 1 else rows, run),
+    )
+
+
+def _bulk(problem: ConvProblem) -> Iterator[ConvConfig]:
+    """Merged groups whose tensors a copy engine moves, in boxes of few columns, of which a unit holds many."""
+    channels = problem.geometry.cg
+    constants: dict[str, Any] = _compiled_in(problem, phases=False)
+    sizes = {problem.dtype_in.bytes, problem.dtype_out.bytes}
+    if problem.direction is Direction.BACKWARD_WEIGHT or len(sizes) > 1 or channels > _BULK_CHANNELS or not constants:
+        return
+    for (tile, waves), pixels in itertools.product(_BULK_STEPS, _BULK_TILES):
+        config = _blocks(problem, tile, waves, pixels).replace(**constants)
+        yield config.replace(pipeline=BULK_PIPELINE, epilogue=Epilogue.CSHUFFLE)
+    if channels == _BULK_CHANNELS:
+        config = _blocks(problem, channels, 2, (1, 14, 16)).replace(**constants)
+        yield config.replace(pipeline=BULK_PIPELINE, epilogue=Epilogue.CSHUFFLE)

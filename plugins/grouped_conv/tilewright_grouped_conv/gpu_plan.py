@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tilewright_arch import ArchSpec
+from tilewright_grouped_conv.bulk import bulk_grid, bulk_row
 from tilewright_grouped_conv.config import ConvConfig
 from tilewright_grouped_conv.gpu_loops import loop_shared_bytes, loop_slices, loop_threads, loop_workgroups
+from tilewright_grouped_conv.merged import is_bulk
 from tilewright_grouped_conv.phases import Phase
 from tilewright_grouped_conv.problem import ConvProblem
 from tilewright_grouped_conv.rows import operand_rows, problem_row
@@ -45,7 +47,7 @@ def gpu_stages(
     for part, moved in image_ranges(problem, config, acc):
         phases = [phase for phase in part.phases(config.channels_first) if phase.m and phase.n and phase.batch]
         some = [phases[first : first + MOST_TASKS] for first in range(0, len(phases), MOST_TASKS)]
-        launches.extend(_Launch(part, config, items, device.arch, moved) for items in some)
+        launches.extend(_Launch(part, config, items, device, moved) for items in some)
     for launch in launches:
         nbytes, counters = max(nbytes, launch.workspace), max(counters, launch.counters)
     # Launches follow one another, so they share what they leave behind.
@@ -59,9 +61,10 @@ class _Launch:
     """One launch of the kernel (and, with two stages, of what adds its slices)."""
 
     def __init__(
-        self, problem: ConvProblem, config: ConvConfig, phases: list[Phase], arch: ArchSpec, acc: Pointer
+        self, problem: ConvProblem, config: ConvConfig, phases: list[Phase], device: DeviceInfo, acc: Pointer
     ) -> None:
-        self.problem, self.config, self.phases, self.arch, self.acc = problem, config, phases, arch, acc
+        self.problem, self.config, self.phases, self.device, self.acc = problem, config, phases, device, acc
+        self.arch = device.arch
         self.tiles = sum(self._tiles(phase) for phase in phases)
         self.split = max((_slices(phase, config) for phase in phases), default=1)
         # Without a product the gradient of the weights always has its sums added by a second kernel.
@@ -99,7 +102,10 @@ class _Launch:
         else:
             threads = loop_threads(config, arch)
             shared = max(loop_shared_bytes(phase, config, arch) for phase in self.phases)
-        geometry = Geometry(grid=(self.tiles * self.split, 1, 1), block=(threads, 1, 1), shared_bytes=shared)
+        grid = (self.tiles * self.split, 1, 1)
+        if is_bulk(config):
+            grid = bulk_grid(self.phases[0], config, self.problem.geometry.n, self.device)
+        geometry = Geometry(grid=grid, block=(threads, 1, 1), shared_bytes=shared)
         yield Stage("main", config, "main", args, geometry)
         if self.converts:
             elements = sum(phase.batch * phase.m * phase.n for phase in self.phases)
@@ -110,12 +116,13 @@ class _Launch:
             yield Stage("convert", config, "convert", args, geometry)
 
     def _tasks(self) -> Iterator[Struct]:
-        """``ConvTask``: the problem, its first tile, its D operands."""
+        """``ConvTask``: what a copy engine needs, the problem, its first tile, its D operands."""
         first = 0
         for phase in self.phases:
             loops = not self.config.is_matrix
             row = problem_row(self.problem, self.config, phase, Pointer(), self.acc, image_first=loops)
-            yield Struct((row, I64(first), *operand_rows(self.problem, self.config)))
+            bulk = (bulk_row(self.problem, phase, self.config),) if is_bulk(self.config) else ()
+            yield Struct((*bulk, row, I64(first), *operand_rows(self.problem, self.config)))
             first += self._tiles(phase)
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 
 from tilewright_arch import ArchSpec
-from tilewright_grouped_conv.config import ConvConfig
+from tilewright_grouped_conv.config import BULK_PIPELINE, ConvConfig
 from tilewright_grouped_conv.phases import Phase
 from tilewright_grouped_conv.words import Direction, Kind
 from tilewright_kit.dtypes import DType
@@ -20,8 +20,10 @@ __all__ = [
     "BLOCK_CHANNELS",
     "MERGED_PRODUCT",
     "PAIR_CHANNELS",
+    "axis_shape",
     "fits_lanes",
     "in_lanes",
+    "is_bulk",
     "is_merged",
     "merged_shape",
     "merged_shared_bytes",
@@ -47,11 +49,17 @@ def is_merged(config: ConvConfig) -> bool:
     return config.num_groups_to_merge > 1 and not config.is_matrix
 
 
+def is_bulk(config: ConvConfig) -> bool:
+    """Whether a copy engine moves the tensors (``tilewright/gpu/merged_bulk.hpp``); ``bulk.py`` has the figures."""
+    return config.pipeline == BULK_PIPELINE
+
+
 def in_lanes(config: ConvConfig) -> bool:
     """Of merged groups, forward and backward data: whether taps are multiplied in pairs, and results leave as what
     one or two lanes have (``tilewright/gpu/merged_lanes.hpp``); else ``merged_conv.hpp`` has the kernel.
     """
-    return is_merged(config) and config.epilogue is Epilogue.CSHUFFLE and not _is_weight(config)
+    shuffles = config.epilogue is Epilogue.CSHUFFLE and not is_bulk(config)
+    return is_merged(config) and shuffles and not _is_weight(config)
 
 
 def fits_lanes(config: ConvConfig) -> bool:
@@ -80,7 +88,7 @@ def merged_shape(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
             ("filter, stride and dilation are compiled in", any(min(sizes) < 1 for sizes in constants)),
             (
                 "waves share whole blocks of channels",
-                config.channel_tile % (BLOCK_CHANNELS * max(config.waves, 1)) != 0,
+                not is_bulk(config) and config.channel_tile % (BLOCK_CHANNELS * max(config.waves, 1)) != 0,
             ),
             ("a tile of channels holds whole groups", bool(_channels(config) % max(MERGED_PRODUCT // merged, 1))),
             ("blocks are read and written whole", config.vector_sizes[0] != BLOCK_CHANNELS),
@@ -98,6 +106,8 @@ def merged_shape(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
     ]
     if not reasons and in_lanes(config) and _taps(config) > (most := _most_lane_taps(config)):
         reasons = [f"taps in pairs are {most} at most"]
+    if is_bulk(config) and not reasons:
+        return
     if not reasons and merged_shared_bytes(config) > arch.lds_bytes:
         reasons = [f"the pixels of a tile take {merged_shared_bytes(config)} bytes of {arch.lds_bytes}"]
     if not reasons and (held := _held(config)) > (most := _most_held(config)):
@@ -172,7 +182,7 @@ def _depths(config: ConvConfig) -> int:
 
 def _taps(config: ConvConfig) -> int:
     """Of the whole filter; of backward data those of the phase that has most."""
-    return math.prod(_shape(config, axis)[0] for axis in range(3 - config.ndim, 3))
+    return math.prod(axis_shape(config, axis)[0] for axis in range(3 - config.ndim, 3))
 
 
 def _most_lane_taps(config: ConvConfig) -> int:
@@ -203,12 +213,12 @@ def _pixels(config: ConvConfig) -> tuple[int, int, int]:
 
 def _span(config: ConvConfig, axis: int, size: int, whole: bool = False) -> int:
     """Pixels of the image that ``size`` pixels of the result meet; ``whole``: filled up to whole strides."""
-    taps, stride, dilation = _shape(config, axis)
+    taps, stride, dilation = axis_shape(config, axis)
     span = (size - 1) * stride + (taps - 1) * dilation + 1
     return -(-span // stride) * stride if whole and stride else span
 
 
-def _shape(config: ConvConfig, axis: int) -> tuple[int, int, int]:
+def axis_shape(config: ConvConfig, axis: int) -> tuple[int, int, int]:
     """Taps, stride and dilation along an axis; of backward data those of a phase."""
     if axis < 3 - config.ndim:
         return 1, 1, 1

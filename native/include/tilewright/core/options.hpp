@@ -10,8 +10,9 @@ struct types {
   static constexpr int size = sizeof...(Ts);
 };
 
-// direct: no product at all, but loops of their own (depthwise and small convolutions).
-enum class Pipeline { mem, compv1, compv3, compv4, comp_async, preshufflev1, preshufflev2, ws, direct };
+// direct: no product at all, but loops of their own (depthwise and small convolutions). bulk: the same, with tensors
+// moved by a copy engine.
+enum class Pipeline { mem, compv1, compv3, compv4, comp_async, preshufflev1, preshufflev2, ws, direct, bulk };
 // default_: the order of instructions is the compiler's.
 enum class Scheduler { intrawave, interwave, cooperative, pingpong, default_ };
 // How results leave the registers: default_ stores them where they stand, cshuffle passes them through shared memory, so

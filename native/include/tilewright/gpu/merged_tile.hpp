@@ -62,7 +62,8 @@ struct MergedTile {
   static_assert(channel_tile % each == 0, "a tile holds whole groups");
   static constexpr int taps_h = down().taps, taps_w = across().taps, taps = taps_h * taps_w;
   static_assert(rows % 2 == 0 && run % 8 == 0, "an instruction computes two rows of eight pixels");
-  static_assert(channel_tile % (8 * waves) == 0 && taps > 0, "waves share the channels; the filter is compiled in");
+  static constexpr bool is_bulk = Config::pipeline == Pipeline::bulk;  // whose waves share the pixels as well
+  static_assert((is_bulk || channel_tile % (8 * waves) == 0) && taps > 0, "waves share the channels; the filter is compiled in");
   static constexpr int row_step = down().row_step, run_step = across().row_step;
 
   // Which of the two forms of forward and backward data it is: see merged_lanes.hpp.
