@@ -4,8 +4,9 @@ it lists and builds them.
     python bench/group_tries.py                  # every layer's kernels, and those that today's rules refuse
     python bench/group_tries.py --build          # compiles them all, as the sweep will
 
-Entries read ``[L]channels/waves/repeats x rows x run[/slices]``; L is the form of ``merged_lanes.hpp``. What has been
-measured before stands among them, so that a sweep tells whether something else is faster.
+Entries read ``[L|B]channels/waves/repeats x rows x run[/slices]``; L is the form of ``merged_lanes.hpp``, B that of
+``merged_bulk.hpp``, whose first number of pixels is that of its stages. What has been measured before stands among
+them, so that a sweep tells whether something else is faster.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 
 import tilewright_arch
 from tilewright_grouped_conv.candidates import conv_candidates, conv_mismatches
-from tilewright_grouped_conv.config import ConvConfig
+from tilewright_grouped_conv.config import BULK_PIPELINE, DIRECT_PIPELINE, ConvConfig
 from tilewright_grouped_conv.rules import RULES
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.plugins import PluginManager
@@ -37,25 +38,40 @@ __all__ = ["DTYPES", "LIMIT", "asked", "layers", "offered"]
 SHAPES = Path(__file__).resolve().parent / "shapes" / "conv.csv"
 DTYPES = ("fp16", "bf16")
 LIMIT = 12
-_ENTRY = re.compile(r"(L?)(\d+)/(\d+)/(\d+)x(\d+)x(\d+)(?:/(\d+))?")
+_ENTRY = re.compile(r"([LB]?)(\d+)/(\d+)/(\d+)x(\d+)x(\d+)(?:/(\d+))?")
 
 # By channels; forward also serves backward data without a stride.
 _FORWARD = {
-    128: "L64/2/4x8x8 L64/4/4x8x8 L128/8/6x8x8 L64/4/5x8x8 L64/4/2x8x8 L64/4/2x8x16 L128/8/4x8x8 L32/2/5x8x8 "
-    "L32/2/4x8x8 L64/4/1x14x16 L128/8/3x8x8 L64/4/3x8x8",
-    256: "L64/4/2x4x8 L64/4/1x4x8 L128/8/1x4x16 L64/4/1x4x16 L32/2/1x4x16 L64/4/1x2x16 L128/8/2x4x8 L32/2/2x4x8 "
-    "L32/2/3x4x8 L64/4/2x4x16 L32/2/1x14x8 L64/4/3x4x8",
-    96: "L96/6/3x8x8 L96/6/4x8x8 L48/3/3x8x8 L48/3/4x8x8 L32/2/3x8x8 L32/2/4x8x8 L96/3/4x8x8 L96/6/2x8x8 "
-    "L48/3/5x8x8 L32/4/1x14x56 L96/6/2x8x16 96/6/4x8x8",
-    512: "L32/2/1x14x16 L64/4/1x14x16 L64/4/4x4x16 L16/1/1x14x16 L32/4/1x14x16 L32/2/4x4x16 L32/2/2x14x16 "
+    128: "B64/4/4x8x8 B64/4/3x8x8 B64/4/3x14x8 B64/4/4x4x8 B64/4/2x8x8 B64/4/5x8x8 B64/4/2x14x8 B64/8/3x8x16 "
+    "B64/4/1x14x8 L64/4/4x8x8 L128/8/4x8x8 L64/4/5x8x8 B32/2/4x14x8 B64/4/3x4x8 B32/2/1x14x8 B32/2/3x14x8 "
+    "B32/2/4x8x8 L64/2/4x8x8 L128/8/6x8x8 L64/4/2x8x8 L64/4/2x8x16 L32/2/5x8x8 L32/2/4x8x8 L64/4/1x14x16 "
+    "L128/8/3x8x8 L64/4/3x8x8",
+    256: "B32/2/1x8x8 B32/2/2x8x8 B32/2/1x4x8 B64/4/4x4x8 B64/4/1x4x8 B32/2/1x4x16 B32/2/1x14x8 B64/4/2x4x8 "
+    "B64/8/1x4x16 L64/4/3x4x8 L32/2/3x4x8 L64/4/2x8x8 B64/4/1x14x8 B32/4/1x4x16 B64/4/2x4x16 B32/4/3x4x16 "
+    "B32/4/2x8x16 L64/4/2x4x8 L64/4/1x4x8 L128/8/1x4x16 L64/4/1x4x16 L32/2/1x4x16 L64/4/1x2x16 L128/8/2x4x8 "
+    "L32/2/2x4x8 L64/4/2x4x16 L32/2/1x14x8",
+    96: "B32/2/4x14x8 B32/2/3x14x8 B32/2/1x8x8 B32/2/4x8x8 B32/2/6x8x8 B32/2/1x14x8 B32/2/5x8x8 B32/2/3x8x8 "
+    "B64/4/4x8x8 L96/6/3x8x8 L96/6/4x8x8 L32/2/3x8x8 B32/4/3x8x16 B32/8/3x4x56 B64/4/5x8x8 B32/2/2x8x8 "
+    "B32/14/3x4x56 L48/3/3x8x8 L48/3/4x8x8 L32/2/4x8x8 L96/3/4x8x8 L96/6/2x8x8 L48/3/5x8x8 L32/4/1x14x56 "
+    "L96/6/2x8x16 96/6/4x8x8",
+    512: "B16/2/1x14x16 B32/2/1x14x8 B32/4/1x14x16 B32/4/2x14x16 B64/4/1x14x8 B64/8/1x14x16 B32/2/1x14x16 "
+    "B32/4/2x4x16 B16/2/2x14x16 L32/2/2x14x16 L64/4/1x14x16 L32/2/1x14x16 B64/8/2x14x16 B64/8/2x8x16 "
+    "B32/2/2x14x8 B64/4/1x14x16 B32/4/3x4x16 L64/4/4x4x16 L16/1/1x14x16 L32/4/1x14x16 L32/2/4x4x16 "
     "L64/4/3x4x16 L64/4/2x4x16",
-    1024: "L32/2/4x8x8 L64/4/4x8x8 L32/2/2x8x8 L64/4/2x8x8 L32/2/3x8x8 L64/4/3x8x8 L128/8/2x8x8 L32/2/6x8x8",
-    144: "L144/9/1x4x8 L48/3/1x4x8 L48/3/4x4x16 L48/3/2x4x8 L48/3/4x4x8 L48/3/3x4x8 L48/3/1x4x16 L144/9/2x4x8 "
-    "L144/9/1x2x16 L16/1/4x4x8 L48/3/2x4x16 L16/1/2x4x16",
-    384: "L32/2/1x14x16 L64/4/1x8x16 L96/6/1x14x8 L32/4/1x14x16 L32/2/1x8x16 L64/4/1x14x16 L64/4/1x14x8 "
-    "L16/1/1x8x16 L32/2/2x8x8 L64/4/2x8x8 L64/4/2x8x16 L32/2/1x8x8",
-    960: "L32/2/2x8x8 L48/3/1x8x8 L32/2/1x8x8 L64/4/1x8x8 L96/6/1x8x8 L48/3/2x8x8 L64/4/2x8x8 L32/2/3x8x8 "
-    "L96/6/2x8x8 L96/6/1x4x8",
+    1024: "L32/2/4x8x8 L64/4/4x8x8 L32/2/2x8x8 L64/4/2x8x8 L32/2/3x8x8 L128/8/2x8x8 L64/4/3x8x8 B64/4/4x8x8 "
+    "B32/4/3x8x8 B64/4/1x8x8 B64/8/3x8x8 B32/2/4x8x8 B64/4/3x4x8 B64/4/2x8x8 B64/4/2x4x8 B32/2/3x8x8 "
+    "B32/2/3x4x8 L32/2/6x8x8",
+    144: "B32/2/2x4x8 B32/2/3x4x8 B64/4/2x8x8 B32/2/3x8x8 B32/8/2x4x32 B64/4/1x4x8 B64/4/3x4x8 B32/8/3x2x32 "
+    "B32/4/2x4x32 L48/3/4x4x8 L48/3/4x4x16 L144/9/1x4x8 B32/2/4x4x8 B64/4/2x4x8 B32/4/3x2x32 B32/2/1x4x8 "
+    "B32/2/2x14x8 L48/3/1x4x8 L48/3/2x4x8 L48/3/3x4x8 L48/3/1x4x16 L144/9/2x4x8 L144/9/1x2x16 L16/1/4x4x8 "
+    "L48/3/2x4x16 L16/1/2x4x16",
+    384: "B32/2/1x8x8 B32/2/1x14x8 B16/1/1x14x8 B32/2/2x14x8 B16/2/1x14x16 B64/4/1x8x8 B32/4/1x8x16 B16/2/2x14x16 "
+    "B32/4/2x14x16 L32/2/1x8x16 L64/4/2x4x16 L96/6/1x14x16 B64/4/1x14x8 B32/4/2x8x16 B32/4/3x4x16 "
+    "B32/4/1x14x16 B32/4/2x4x16 L32/2/1x14x16 L64/4/1x8x16 L96/6/1x14x8 L32/4/1x14x16 L64/4/1x14x16 "
+    "L64/4/1x14x8 L16/1/1x8x16 L32/2/2x8x8 L64/4/2x8x8 L64/4/2x8x16 L32/2/1x8x8",
+    960: "B32/2/1x8x8 B32/2/2x8x8 B16/1/1x8x8 B64/4/1x8x8 B64/4/3x8x8 B32/2/3x4x8 B64/4/2x8x8 B16/1/2x8x8 "
+    "B32/2/3x8x8 L32/2/1x8x8 L48/3/1x8x8 L32/2/2x8x8 B32/4/3x8x8 B64/4/3x4x8 B32/4/3x4x8 B32/2/1x4x8 "
+    "B64/8/3x8x8 L64/4/1x8x8 L96/6/1x8x8 L48/3/2x8x8 L64/4/2x8x8 L32/2/3x8x8 L96/6/2x8x8 L96/6/1x4x8",
 }
 _STRIDED_DATA = {
     256: "L64/2/1x14x16 L32/2/1x14x16 L32/2/4x8x8 L32/2/2x8x16 L16/1/1x14x16 L64/4/2x8x8 L64/4/4x8x8 L64/4/2x8x16 "
@@ -132,6 +148,7 @@ def _tries(case: ConvCase, base: ConvConfig) -> Iterator[tuple[str, ConvConfig]]
                 wave=(waves, 1, 1),
                 pixel_tile=(repeats, rows, run),
                 epilogue=Epilogue.CSHUFFLE if match[1] else Epilogue.DEFAULT,
+                pipeline=BULK_PIPELINE if match[1] == "B" else DIRECT_PIPELINE,
                 **({"split_k": slices} if case.direction == "bwd_weight" else {}),
             ),
         )
