@@ -7,9 +7,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Before anything imports gRPC: the client asks it to survive forks, which tests of forked children need.
 import tilewright  # noqa: F401
+
+# An example that takes long on a busy machine is no failure.
+settings.register_profile("tilewright", deadline=None)
+settings.load_profile("tilewright")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

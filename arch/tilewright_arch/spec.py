@@ -14,6 +14,7 @@ from .rates import Rates
 
 Triple = tuple[int, int, int]
 TileTable = FrozenMap[str, tuple[Triple, ...]]
+_NONE: FrozenMap[Triple, str] = FrozenMap()
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,12 +260,12 @@ class ArchSpec:
         """
         allowed = self.pipeline(pipeline).instructions
         table = self.preshuffle_warp_tiles if pipeline in self.preshuffle_pipelines else self.warp_tiles
-        issued_by = self.tile_instructions.get(key, FrozenMap())
+        issued_by = self.tile_instructions.get(key, _NONE)
         return tuple(tile for tile in table.get(key, ()) if issued_by[tile] in allowed)
 
     def instruction(self, key: str, warp_tile: Triple) -> Instruction | None:
         """The instruction behind ``warp_tile`` for dtype key ``key``; None if it has none."""
-        name = self.tile_instructions.get(key, FrozenMap()).get(warp_tile)
+        name = self.tile_instructions.get(key, _NONE).get(warp_tile)
         return None if name is None else self.instructions[name]
 
     def threads_per_workgroup(self, pipeline: str, wave: Triple, key: str, warp_tile: Triple) -> int:

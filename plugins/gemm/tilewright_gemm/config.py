@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 from tilewright_gemm.words import (
@@ -129,20 +130,20 @@ class GemmConfig(TiledForms, KernelConfig):
 
     # ---- what the short forms mean ----
 
-    @property
+    @cached_property
     def a(self) -> str:
         """Element type of A, by name."""
         return self.dtype_a.value
 
-    @property
+    @cached_property
     def b(self) -> str:
         return self.dtype_b or self.a
 
-    @property
+    @cached_property
     def c(self) -> str:
         return self.dtype_c or default_output(self.dtype_a).value
 
-    @property
+    @cached_property
     def acc(self) -> str:
         return self.dtype_acc or accumulator(self.dtype_a).value
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 from tilewright_grouped_conv.words import Direction, Kind, Scale, Specialization, is_channels_first
@@ -142,7 +143,7 @@ class ConvConfig(TiledForms, PlainForms, KernelConfig):
 
     # ---- what the short forms mean ----
 
-    @property
+    @cached_property
     def kind(self) -> Kind:
         if self.specialization is Specialization.DEPTHWISE:
             return Kind.DEPTHWISE
@@ -150,7 +151,7 @@ class ConvConfig(TiledForms, PlainForms, KernelConfig):
             return Kind.DIRECT
         return Kind.POINTWISE if self.explicit_gemm else Kind.IMPLICIT
 
-    @property
+    @cached_property
     def is_matrix(self) -> bool:
         """Whether the kernel is a product with matrix instructions (CPU: register tiles)."""
         return self.kind in (Kind.IMPLICIT, Kind.POINTWISE)
@@ -159,7 +160,7 @@ class ConvConfig(TiledForms, PlainForms, KernelConfig):
     def channels_first(self) -> bool:
         return is_channels_first(self.layout)
 
-    @property
+    @cached_property
     def image_is_b(self) -> bool:
         """Whether the image is the right operand of the product rather than the left."""
         return self.channels_first or self.direction is Direction.BACKWARD_WEIGHT
@@ -174,20 +175,20 @@ class ConvConfig(TiledForms, PlainForms, KernelConfig):
         """Of the other operand."""
         return self.dtype_wei or self.dtype_in.value
 
-    @property
+    @cached_property
     def a(self) -> str:
         """Element type of the product's left operand, by name."""
         return self.other_dtype if self.image_is_b else self.image_dtype
 
-    @property
+    @cached_property
     def b(self) -> str:
         return self.image_dtype if self.image_is_b else self.other_dtype
 
-    @property
+    @cached_property
     def c(self) -> str:
         return self.dtype_out or default_output(self.dtype_in).value
 
-    @property
+    @cached_property
     def acc(self) -> str:
         return accumulator(self.dtype_in).value
 

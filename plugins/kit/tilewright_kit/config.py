@@ -7,6 +7,7 @@ import inspect
 import typing
 from collections.abc import Mapping
 from enum import Enum
+from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
 from tilewright_kit.errors import InvalidArgumentError
@@ -59,7 +60,7 @@ class KernelConfig:
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Readable and unique: a function of all fields."""
         require_naming(type(self))
@@ -71,7 +72,7 @@ class KernelConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON values."""
-        return {item.name: _plain(getattr(self, item.name)) for item in dataclasses.fields(self)}
+        return {name: _plain(getattr(self, name)) for name in _fields(type(self))}
 
     def signature(self) -> dict[str, Any]:
         """What the kernel computes, for export: ``signature_fields`` as ``export_field`` writes them."""
@@ -110,13 +111,20 @@ class KernelConfig:
         return {group: "_".join(filter(None, words)) for group, words in texts.items() if any(words)}
 
     def replace(self: Self, **changes: Any) -> Self:
-        return dataclasses.replace(self, **changes)
+        """``dataclasses.replace``. Rules and candidates make configurations by ten thousands."""
+        known, own = _fields(type(self)), self.__dict__
+        if not (changes.keys() <= known.keys() <= own.keys()):  # a mistake, or a class with slots
+            return dataclasses.replace(self, **changes)
+        made = object.__new__(type(self))
+        made.__dict__.update({name: own[name] for name in known}, **changes)
+        if finish := getattr(made, "__post_init__", None):
+            finish()
+        return made
 
     @classmethod
     def field_names(cls) -> tuple[str, ...]:
         """The fields in order."""
-        # Not __dataclass_fields__, which has the class variables as well.
-        return tuple(item.name for item in dataclasses.fields(cls))
+        return tuple(_fields(cls))
 
     @classmethod
     def coerce(cls, name: str, value: Any) -> Any:
@@ -150,12 +158,13 @@ _fields_of: dict[type[Any], dict[str, dataclasses.Field[Any]]] = {}
 
 
 def _fields(config_type: type[KernelConfig]) -> dict[str, dataclasses.Field[Any]]:
-    """By name; declarations of kernels ask some ten thousand times when a plugin is imported."""
-    if config_type not in _fields_of:
+    """By name, in order; declarations of kernels ask some ten thousand times when a plugin is imported."""
+    if config_type not in _fields_of:  # not __dataclass_fields__, which has the class variables as well
         _fields_of[config_type] = {item.name: item for item in dataclasses.fields(config_type)}
     return _fields_of[config_type]
 
 
+_JSON = (str, int, bool)
 _hints_of: dict[type[Any], dict[str, Any]] = {}
 
 
@@ -169,6 +178,8 @@ def _hints(config_type: type[KernelConfig]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
+    if type(value) in _JSON:
+        return value
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, (tuple, list)):

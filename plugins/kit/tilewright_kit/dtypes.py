@@ -37,12 +37,12 @@ class DType(str, Enum):
         dtype: np.dtype[Any] = np.dtype(getattr(np, name, None) or getattr(ml_dtypes, name))
         return dtype
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """Size of one element in bytes."""
         return _BYTES[self.value]
 
-    @property
+    @cached_property
     def is_float(self) -> bool:
         return self not in (DType.INT8, DType.INT32)
 

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, field, fields
 from enum import Enum
+from functools import cache
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -143,14 +144,19 @@ class _Words(NamedTuple):
 def compose_name(prefix: str, config: Any) -> str:
     """The readable name: ``prefix``, all parts, then the suffixes that differ from their defaults, with underscores."""
     parts, suffixes = [prefix], []
-    for item in fields(config):
-        kind, tag, text = item.metadata[_NAMING]
-        value = getattr(config, item.name)
+    for name, default, (kind, tag, text) in _named_fields(config.__class__):
+        value = getattr(config, name)
         if kind == "part":
             parts.append(_word(text(value)))
-        elif value != item.default:
+        elif value != default:
             suffixes.append(tag if value is True else tag + _word(text(value)))
     return "_".join(parts + suffixes)
+
+
+@cache
+def _named_fields(config_type: type[Any]) -> tuple[tuple[str, Any, Any], ...]:
+    """Name, default and naming of each field."""
+    return tuple((item.name, item.default, item.metadata[_NAMING]) for item in fields(config_type))
 
 
 def _word(text: str) -> str:

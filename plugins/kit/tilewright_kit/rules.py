@@ -82,7 +82,10 @@ class RuleBook(Generic[C]):
 
     def allows(self, config: C, arch: ArchSpec) -> bool:
         """Whether ``config`` is valid on ``arch``; stops at the first broken rule."""
-        return not any(True for rule in self.rules for _ in rule(config, arch))
+        for rule in self.rules:
+            for _ in rule(config, arch):
+                return False
+        return True
 
     def require(self, config: C, arch: ArchSpec) -> None:
         """Raise ``ConfigInvalidError`` with all violations if there are any."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Protocol
 
 from tilewright_kit.tiles.tiled import Triple
@@ -42,7 +43,7 @@ class TiledForms:
         """Whether ``dtype_d`` says no more than its default."""
         return bool(self.dtype_d) and self.dtype_d == (self.c,) * self.num_d_tensors
 
-    @property
+    @cached_property
     def table_key(self: _Fields) -> str:
         """The key of arch tables: ``{a}_{b}_{acc}``."""
         return f"{self.a}_{self.b}_{self.acc}"
