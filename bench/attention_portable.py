@@ -30,6 +30,7 @@ from tilewright_fmha.parse import parse_attention
 from tilewright_fmha.plan import plan_fmha
 from tilewright_fmha.problem import FmhaProblem
 from tilewright_fmha.splits import FEW_ROWS, choose_splits
+from tilewright_fmha.ws_decode import decodes
 from tilewright_kit.check_plugin import device_of
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.errors import TilewrightError
@@ -224,8 +225,12 @@ def decode(cuda: Cuda, pool: ThreadPoolExecutor) -> None:
         if planned > 1:
             runs |= built(cuda, pool, {f"{planned} parts, two stages": (plain, few)}, tensors, two_stages)
         chosen = cuda.choose(cuda.engine.operations["attention"], problem, "")
-        if chosen != few:
-            runs |= built(cuda, pool, {f"chosen: {chosen.pipeline}": (plain, chosen)}, tensors)
+        own = next(filter(decodes, fmha_candidates(problem, cuda.info)), chosen)
+        for item in dict.fromkeys((own, chosen)):
+            if item != few:
+                name = "Hopper's own" if decodes(item) else item.pipeline
+                label = f"{name}, {choose_splits(problem, item, cuda.info)} parts" + ", chosen" * (item == chosen)
+                runs |= built(cuda, pool, {label: (plain, item)}, tensors)
         want = decoded(tensors["q"], k, v, lengths)
         if step in CHECKS:
             errors = checked(runs, tensors, want)

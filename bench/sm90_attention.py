@@ -46,7 +46,8 @@ class Worker:
         from tilewright_server.engine.call import Call
 
         begun = time.perf_counter()
-        configs = list(dict.fromkeys(config for item in self.experiments if not item.chosen for config in item.configs))
+        named = [item for item in self.experiments if not (item.chosen or item.few)]
+        configs = list(dict.fromkeys(config for item in named for config in item.configs))
         results = self.cuda.engine.build(configs, self.cuda.info.arch, lambda _: None, Call())
         failed = {config.name: str(item.error) for config, item in zip(configs, results, strict=True) if item.error}
         return {"built": len(configs), "seconds": round(time.perf_counter() - begun, 1), "failed": failed}
@@ -59,7 +60,10 @@ class Worker:
         attended = Attended(self.cuda, self.operation, item.case)
         answer: dict[str, Any] = {"case": item.case.label, "errors": {}}
         calls = {}
-        chosen = (self.cuda.choose(self.operation, attended.problem, ""),) if item.chosen else item.configs
+        if item.few:
+            chosen = attended.few_rows()
+        else:
+            chosen = (self.cuda.choose(self.operation, attended.problem, ""),) if item.chosen else item.configs
         for config in (*chosen, *(attended.portable() if item.portable else ())):
             name = item.name_of(config)
             try:

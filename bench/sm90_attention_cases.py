@@ -147,6 +147,8 @@ class Experiment:
     """The portable kernel that the planner would take runs too."""
     chosen: bool = False
     """The kernel is the planner's choice."""
+    few: bool = False
+    """Kernels are those for few rows of queries, with keys in one part, in three and in as many as are planned."""
 
     @property
     def hdim(self) -> tuple[int, int]:
@@ -159,7 +161,8 @@ class Experiment:
     def name_of(self, config: AttentionConfig) -> str:
         variants = self.variants or fitting(self.case, self.hdim)
         found = (item.label for item in variants if item.config(self.case, self.hdim) == config)
-        return next(found, f"{config.pipeline} {config.m0}x{config.n0}")
+        parts = f" {config.num_splits} parts" if config.num_splits else ""
+        return next(found, f"{config.pipeline} {config.m0}x{config.n0}{parts}")
 
 
 CAUSAL = {"right": 0, "bottom_right": True}
@@ -274,12 +277,37 @@ def paged() -> list[Experiment]:
     return [*(Experiment(case) for case in cached), *first, *timed]
 
 
+def decode() -> list[Experiment]:
+    """Few queries and many keys: every feature, odd lengths and pages."""
+    odd = Case(batch=3, heads_q=8, heads_k=2, seq_q=1, seq_k=1001, lse=True)
+    ragged = {"lengths_k": (0, 700, 1001)}
+    options: list[dict[str, Any]] = [
+        {}, {"hdim": 64}, {"hdim": 256}, {"hdim": 192, "hdim_v": 128}, {"hdim": 72}, {"hdim": 40}, {"dtype": "fp16"},
+        {"heads_k": 8}, {"heads_q": 32}, {"heads_q": 64}, {"heads_q": 64, "seq_q": 2}, {"layout": "bshd"},
+        {"seq_q": 5, **CAUSAL}, {"seq_q": 5, "right": 0}, {"seq_q": 3, "left": 100, "right": 20, "sinks": True},
+        {"seq_q": 3, "left": 100, **CAUSAL, "token_sinks": 70, "sinks": True},
+        {"left": 10, **CAUSAL, "token_sinks": 4, "softcap": 20.0}, {"lengths_k": (0, 1, 1001)},
+        {"lengths_k": (64, 63, 65), "sinks": True}, {"lengths_k": (5, 6, 7), "status": True},
+        {"seq_q": 4, "lengths_q": (4, 0, 1), "lengths_k": (77, 500, 1000), **CAUSAL},
+        {"seq_q": 4, "lengths_q": (4, 1, 2), "lengths_k": (77, 500, 1000), "min_q": 2},
+        {"cache_index": (2, 0, 4), "items": 5, "lengths_k": (900, 5, 1001)},
+        {"seq_q": 4, "seq_k": 1000, "varlen": True, "lengths_q": (4, 0, 1), "lengths_k": (77, 500, 1000), **CAUSAL},
+        *({**ragged, "page": page} for page in (8, 16, 64, 128, 1024)),
+        {"lengths_k": (100, 700, 1001), "page": 16, "absent": True},
+        {"lengths_k": (100, 700, 1001), "page": 16, "sglang": True, "hdim": 64},
+        {"seq_q": 3, "hdim": 256, "page": 32, "lengths_k": (5, 700, 1001), "left": 50, **CAUSAL, "token_sinks": 3},
+        {"batch": 1, "heads_k": 1, "seq_q": 2, "seq_k": 20000, **CAUSAL},
+    ]  # fmt: skip
+    return [Experiment(replace(odd, **more), few=True) for more in options]
+
+
 SUITES: Mapping[str, Callable[[], list[Experiment]]] = {
     "first": first,
     "correct": correct,
     "fast": fast,
     "small": small,
     "chosen": chosen,
+    "decode": decode,
     "paged": paged,
     "unproven": unproven,
 }

@@ -11,6 +11,7 @@ from cuda_local import Cuda, describe
 from sm90_attention_cases import Case
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from tilewright_fmha.ws_decode import decodes
 from tilewright_kit.problem import OperationRequest
 from tilewright_server.engine.call import Call
 from tilewright_server.tuning.stand import Loaded
@@ -161,6 +162,11 @@ class Attended:
         found = [item for item in found if item.family is self.problem.family]
         predicted = [(self.operation.predict(self.problem, item, self.cuda.info).seconds, item.name) for item in found]
         return tuple(item for item in found if item.name == min(predicted)[1])
+
+    def few_rows(self) -> tuple[Any, ...]:
+        """The specialised kernel for few rows, keys in as many parts as are planned, in one and in three."""
+        found = next(item for item in self.operation.candidates(self.problem, self.cuda.info) if decodes(item))
+        return tuple(found.replace(num_splits=parts) for parts in (0, 1, 3))
 
     def peer(self) -> Callable[[], object]:
         case, (q, k, v) = self.case, (self.tensors[name] for name in "qkv")

@@ -20,6 +20,7 @@ from tilewright_fmha.parse import parse_attention
 from tilewright_fmha.plan import STATUS_BYTES, plan_fmha
 from tilewright_fmha.problem import FmhaProblem
 from tilewright_fmha.rules import RULES
+from tilewright_fmha.splits import choose_splits
 from tilewright_fmha.words import BiasKind, Family, FmhaDType, MaskKind, Mode, QScale, Scheduling, VLayout
 from tilewright_fmha.ws_decode import DECODE_THREADS, decode_algorithms, decode_bytes, decode_resident, decodes
 from tilewright_kit.device import DeviceInfo
@@ -163,7 +164,7 @@ def test_features_that_it_lacks_are_refused_by_name(fields: dict[str, Any], rule
 
 @pytest.mark.parametrize(
     ("heads", "queries", "rows"),
-    [((32, 8), 1, 8), ((8, 8), 1, 8), ((32, 2), 1, 16), ((32, 2), 2, 32), ((32, 2), 5, 32)],
+    [((32, 8), 1, 8), ((8, 8), 1, 8), ((32, 2), 1, 16), ((32, 2), 2, 32), ((32, 2), 4, 32)],
 )
 def test_tiles_are_the_smallest_that_hold_all_heads_of_a_key_head(
     heads: tuple[int, int], queries: int, rows: int
@@ -209,6 +210,13 @@ def test_boxes_are_lines_of_a_block_or_of_a_page(cache: str, hdim: int, elements
     _, k, v, _ = (item for item in stage.args.fields if isinstance(item, TensorMap))
     rows = min(page or kernel.n0, kernel.n0)
     assert k.box == v.box == (elements, rows, 1, 1) and k.swizzle == v.swizzle == swizzle
+    assert k.fetch == v.fetch == 128
+
+
+def test_pieces_are_many_where_lengths_differ() -> None:
+    for problem, parts in ((step(batch=64, keys=4096), 1), (step(batch=64, keys=4096, page=16), 4)):
+        (kernel,) = kernels(problem)
+        assert choose_splits(problem, kernel, DEVICE) == parts
 
 
 @pytest.mark.parametrize(("batch", "splits"), [(64, 1), (1, 32)])
@@ -223,11 +231,19 @@ def test_workgroups_stay_and_tiles_have_tickets(batch: int, splits: int) -> None
     assert bool(plan.workspace_bytes) == (splits > 1)
 
 
+@pytest.mark.parametrize("batch", [1, 64])
 @pytest.mark.parametrize(
     ("change", "specialised"),
-    [({"cache": "fp8"}, True), ({"cache": "fp8", "page": 16}, True), ({"hdim": 64}, True), ({}, False)],
+    [
+        ({}, True),
+        ({"cache": "fp8"}, True),
+        ({"cache": "fp8", "page": 16}, True),
+        ({"hdim": 256, "page": 64}, True),
+        ({"page": 4}, False),
+        ({"inputs": {"bias": TensorDesc.of("bf16", (1, 32, 1, 8192))}}, False),
+    ],
 )
-def test_planners_take_them_for_caches_of_8_bits_and_short_heads(change: dict[str, Any], specialised: bool) -> None:
-    problem = step(batch=64, **change)
+def test_the_planner_takes_them_where_it_can(change: dict[str, Any], specialised: bool, batch: int) -> None:
+    problem = step(batch=batch, **change)
     best = min(fmha_candidates(problem, DEVICE), key=lambda item: predict_fmha(problem, item, DEVICE).seconds)
     assert decodes(best) is specialised and best.family is Family.SPLITKV

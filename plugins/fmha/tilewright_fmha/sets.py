@@ -29,6 +29,7 @@ from tilewright_fmha.words import (
     SmallType,
 )
 from tilewright_fmha.ws_config import HEADS, specialised_algorithms
+from tilewright_fmha.ws_decode import decode_algorithms
 from tilewright_kit.declare import ANY, Declaration, KernelSet, declare
 
 __all__ = ["KERNEL_SETS", "SET_NAMES"]
@@ -95,6 +96,22 @@ def _specialised(config: type[FmhaConfig]) -> Declarations:
             yield declare(config, **own, mask=[MaskKind.NO, MaskKind.CAUSAL]).on(*_HOPPER)
             if cut["tile"][:2] in _USUAL[hdim]:
                 yield from (declare(config, **{**own, **fields}).on(*_HOPPER) for fields in features)
+    yield from _specialised_decoding(config, pages)
+
+
+def _specialised_decoding(config: type[FmhaConfig], pages: Mapping[str, Any]) -> Declarations:
+    """Hopper's own for few rows: every cut, and what caches in pages and windows need with the fewest rows."""
+    features: tuple[Mapping[str, Any], ...] = (
+        pages,
+        {**pages, "mode": Mode.GROUP, "kv_lookup": KvLookup.SGLANG},
+        {"mask": MaskKind.WINDOW, "sink": True, "softcap": True, "learned_sinks": True, "skip_min_seqlen_q": True},
+    )
+    for dtype, heads in ((FmhaDType.BF16, HEADS), (FmhaDType.BF16FP8, _HEADS)):
+        for hdim in heads:
+            own: dict[str, Any] = {"family": Family.SPLITKV, "max_splits_log2": 5, "dtype": dtype, "hdim": hdim}
+            cuts = list(decode_algorithms(hdim, dtype))
+            yield from (declare(config, **own, **cut).on(*_HOPPER) for cut in cuts)
+            yield from (declare(config, **{**own, **cuts[0], **fields}).on(*_HOPPER) for fields in features)
 
 
 def _decoding(config: type[FmhaConfig]) -> Declarations:

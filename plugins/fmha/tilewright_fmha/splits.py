@@ -18,6 +18,12 @@ FEW_ROWS = "qr_nwarp_sshuffle"
 """The pipeline whose waves share the keys of few rows."""
 _MOST_TILES = 4
 """Tiles of rows up to which it pays: every one reads all keys."""
+_MOST_ROWS = 64
+"""The same of specialised kernels."""
+_ROUNDS, _LEAST_KEYS = 7, 1024
+"""Rounds of pieces that are drawn where lengths differ, and keys of a piece: four parts of 64 sequences of up to 4096
+keys took a twelfth less than one (H200).
+"""
 _PER_UNIT = 2
 """Pieces for each unit: so many, for lengths differ."""
 _START = 9.0
@@ -46,7 +52,9 @@ def wants_splits(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -
     """Whether cutting the keys could pay: too little work for all units, and keys enough. Kernels for few rows are only
     split ones.
     """
-    if config.pipeline == FEW_ROWS or decodes(config):
+    if decodes(config):
+        return problem.seq_q * problem.group <= _MOST_ROWS and problem.seq_k >= LEAST_BLOCKS * config.n0
+    if config.pipeline == FEW_ROWS:
         rows = problem.seq_q * (problem.group if config.pack_gqa else 1)
         return rows <= _MOST_TILES * config.m0 and problem.seq_k >= LEAST_BLOCKS * config.n0
     units = config.team if device.arch.kind == "cpu" else device.units
@@ -69,6 +77,8 @@ def choose_splits(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) 
     if (config.pipeline == FEW_ROWS or decodes(config)) and not cpu:
         slots = units * resident(config, device.arch)
         ragged = problem.varlen or problem.has("seqlens_k")
+        if ragged and decodes(config) and items >= slots:
+            return max(min(ceil_div(_ROUNDS * slots, items), problem.seq_k // _LEAST_KEYS, config.max_splits), 1)
         return _even(items, blocks, slots, config.max_splits, ragged)
     wanted = ceil_div(units * (1 if cpu and config.team <= items else _PER_UNIT), items)
     return max(min(wanted, blocks, config.max_splits), 1)

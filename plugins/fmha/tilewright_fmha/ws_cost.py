@@ -9,7 +9,6 @@ from tilewright_fmha.problem import FmhaProblem
 from tilewright_fmha.splits import choose_splits, work_items
 from tilewright_fmha.words import MaskKind, Scheduling
 from tilewright_fmha.ws_config import draws_tiles, has_own_results
-from tilewright_fmha.ws_decode import decode_resident
 from tilewright_kit.cost import ceil_div, padded, unit_efficiency, units_of
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.operation import Prediction
@@ -31,26 +30,26 @@ _TILE_SECONDS, _LATE_SECONDS, _ABREAST_SECONDS = 1.5e-6, 1.5e-6, 1.0e-6
 """What a tile takes besides its blocks; where results have no room of their own, so that the next queries come late;
 where two consumers do not take turns, and so are at the same step.
 """
-_DRAWN = {(1, 64): 1.05, (1, 128): 1.15, (2, 64): 1.03}
-_DRAWN_ELSE = 0.93
-"""Part of the rate of memory that kernels for few rows draw, by bytes of an element of the cache and elements of q,
-where portable ones count as 1: measured on an H200.
+_DRAWN = {1: 1.1, 2: 1.02}
+"""How much faster kernels for few rows draw keys and values from memory than portable ones do, by bytes of an element:
+measured on an H200.
 """
 _LAST = 0.3
 """Tiles that differ in length are drawn: part of a tile for which some units wait at the end."""
 
 
 def predict_few_rows(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, launch: float) -> Prediction:
-    """Of kernels for few rows: memory binds them, which workgroups that stay draw at an even rate."""
-    arch, (q, v) = device.arch, config.hdim
+    """Of kernels for few rows: memory binds them. Every tile of rows reads all keys; few pieces do not draw the full
+    rate.
+    """
+    rows = problem.seq_q * problem.group
     splits = choose_splits(problem, config, device)
     pieces = work_items(problem, config, device) * splits
-    slots = units_of(device) * decode_resident(config)
-    tiles = ceil_div(max(problem.seq_q * problem.group, 1), config.m0)
     keys = problem.batch * problem.heads_k * problem.seq_k * (problem.hdim_q + problem.hdim_v) * config.kv.bytes
-    partial = 8.0 * splits * problem.batch * problem.heads_q * problem.seq_q * v if splits > 1 else 0.0
-    rate = (arch.throughput.memory_bytes_per_second or 1e12) * _DRAWN.get((config.kv.bytes, q), _DRAWN_ELSE)
-    memory = (problem.bytes_moved + (tiles - 1) * keys + partial) / (rate * min(1.0, 1.5 * pieces / slots))
+    again = (ceil_div(max(rows, 1), config.m0) - 1) * keys
+    partial = 8.0 * splits * problem.batch * problem.heads_k * rows * config.hdim[1] if splits > 1 else 0.0
+    rate = (device.arch.throughput.memory_bytes_per_second or 1e12) * _DRAWN[config.kv.bytes]
+    memory = (problem.bytes_moved + again + partial) / (rate * min(1.0, 1.5 * pieces / units_of(device)))
     return Prediction(memory + launch, {"memory": memory, "launch": launch})
 
 

@@ -33,12 +33,11 @@ _STEP = 64
 """Keys of an instruction."""
 _SLOT_BYTES, _LEAST_KEYS, _MOST_KEYS = 16 << 10, 64, 256
 """Of keys or values of a block: so many bytes keep instructions busy, and few slots are few barriers."""
-_MOST_STAGES, _BYTES_STAGES = 12, 3
-"""Slots of a ring: more of 8 bits were slower on an H200."""
+_MOST_STAGES = 12
+_STAGES, _STAGES_ALONE = 3, 6
+"""Slots of a ring: more were slower on an H200. A workgroup that has its multiprocessor alone has as many as two."""
 _SHARE = (228 << 10) // 2 - 1024
 """Shared memory of each of two workgroups of a multiprocessor of 228 KiB, of which each takes one beside its own."""
-_FEW_SLOTS = 3
-"""What two workgroups have room for at least, else there is one."""
 _BARRIER_BYTES = 512
 _EIGHT_BITS = (FmhaDType.FP16FP8, FmhaDType.BF16FP8)
 
@@ -91,7 +90,7 @@ def _beside(config: FmhaConfig) -> int:
 
 def decode_resident(config: FmhaConfig) -> int:
     """Workgroups that share a multiprocessor."""
-    return 2 if _beside(config) + _FEW_SLOTS * _slot(config) <= _SHARE else 1
+    return 2 if _beside(config) + _STAGES * _slot(config) <= _SHARE else 1
 
 
 def _slots(config: FmhaConfig, arch: ArchSpec) -> int:
@@ -100,8 +99,7 @@ def _slots(config: FmhaConfig, arch: ArchSpec) -> int:
 
 
 def _stages(config: FmhaConfig, arch: ArchSpec) -> int:
-    most = _BYTES_STAGES if config.dtype in _EIGHT_BITS else _MOST_STAGES
-    return config.stages or min(_slots(config, arch), most)
+    return config.stages or min(_slots(config, arch), _STAGES if decode_resident(config) == 2 else _STAGES_ALONE)
 
 
 def decode_bytes(config: FmhaConfig, arch: ArchSpec) -> int:

@@ -76,6 +76,8 @@ class TensorMap:
     box: tuple[int, ...]
     swizzle: int = 128
     """Bytes over which the shared-memory side is swizzled: 0, 32, 64 or 128."""
+    fetch: int = 256
+    """Bytes of a line's neighbourhood that the second-level cache gets from memory at a time: 0, 64, 128 or 256."""
 
 
 @dataclass(frozen=True, slots=True)

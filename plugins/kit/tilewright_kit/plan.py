@@ -184,7 +184,14 @@ def _to_json(arg: Arg) -> Any:
         return {"i64": arg.value}
     if isinstance(arg, TensorMap):
         sizes = {name: list(getattr(arg, name)) for name in _MAP_SIZES}
-        return {"map": arg.operand, "offset": arg.offset, "dtype": arg.dtype, "swizzle": arg.swizzle, **sizes}
+        return {
+            "map": arg.operand,
+            "offset": arg.offset,
+            "dtype": arg.dtype,
+            "swizzle": arg.swizzle,
+            "fetch": arg.fetch,
+            **sizes,
+        }
     # JSON has no infinities and no NaN.
     return {"f64": arg.value if math.isfinite(arg.value) else str(float(arg.value))}
 
@@ -301,4 +308,5 @@ class _Reader:
             sizes("strides"),
             sizes("box"),
             self.count(record, "swizzle", where),
+            self.count(record, "fetch", where),
         )

@@ -39,7 +39,8 @@ struct FmhaDecodePlan {
   static constexpr int share = (228 << 10) / 2 - 1024, all = 232448;
   static constexpr int resident = share >= beside + 3 * slot_bytes ? 2 : 1;
   static constexpr int fitting = ((resident == 2 ? share : all) - beside) / slot_bytes;
-  static constexpr int most = bytes ? 3 : 12, stages = C::stages ? C::stages : fitting < most ? fitting : most;
+  static constexpr int wanted = resident == 2 ? 3 : 6;  // more were slower
+  static constexpr int stages = C::stages ? C::stages : fitting < wanted ? fitting : wanted;
   static constexpr int rows_at = stages * slot_bytes, p_at = rows_at + q_bytes, warps_at = rows_at + rows_bytes;
   static constexpr int barriers_at = warps_at + warps_bytes, shared_bytes = barriers_at + barrier_bytes;
   static_assert(stages >= 2 && stages <= 12 && shared_bytes <= all, "fits");

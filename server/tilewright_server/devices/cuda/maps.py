@@ -23,6 +23,7 @@ _TYPES = {
     "bf8": "UINT8",
 }
 _SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
+_FETCHES = {0: "NONE", 64: "L2_64B", 128: "L2_128B", 256: "L2_256B"}
 
 
 class CudaMapEncoder:
@@ -37,6 +38,7 @@ class CudaMapEncoder:
         if (
             tensor_map.dtype not in _TYPES
             or tensor_map.swizzle not in _SWIZZLES
+            or tensor_map.fetch not in _FETCHES
             or not 1 <= rank <= 5
             or len(tensor_map.box) != rank
             or len(tensor_map.strides) != rank - 1
@@ -61,7 +63,7 @@ class CudaMapEncoder:
             [api.cuuint32_t(1)] * rank,
             api.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
             getattr(api.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{_SWIZZLES[tensor_map.swizzle]}"),
-            api.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            getattr(api.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_{_FETCHES[tensor_map.fetch]}"),
             api.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
 

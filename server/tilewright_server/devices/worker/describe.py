@@ -125,8 +125,8 @@ def stages_from(records: Sequence[Mapping[str, Any]]) -> list[ProgramStage]:
 
 
 def _tensor_map(record: Sequence[Any]) -> TensorMap:
-    operand, offset, dtype, sizes, strides, box, swizzle = record
-    return TensorMap(operand, offset, dtype, tuple(sizes), tuple(strides), tuple(box), swizzle)
+    operand, offset, dtype, sizes, strides, box, swizzle, fetch = record
+    return TensorMap(operand, offset, dtype, tuple(sizes), tuple(strides), tuple(box), swizzle, fetch)
 
 
 def handle_record(handle: MemoryHandle) -> dict[str, Any]:
