@@ -18,6 +18,8 @@ from tilewright_kit.device import DeviceInfo
 from tilewright_kit.dtypes import DType
 from tilewright_kit.tensor import TensorDesc
 
+pytestmark = pytest.mark.slow
+
 FWD, DATA, WEIGHT = Direction
 GRADIENTS = [DATA, WEIGHT]
 FLOATS = ["fp32", "fp16", "bf16"]

@@ -21,6 +21,8 @@ from sampling import partly
 
 import tilewright_arch
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from conv_amd_emulation import AmdConvKernels
 

@@ -22,6 +22,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "fmha"))
 
 from philox_answers import ANSWERS
 
+pytestmark = pytest.mark.slow
+
 RANDOM = """
 #include "tilewright/cpu/philox.hpp"
 extern "C" __attribute__((visibility("default"))) void random_row(int64_t seed, int64_t offset, int64_t head,

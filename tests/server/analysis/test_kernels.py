@@ -17,6 +17,8 @@ from tilewright_server.analysis.bound import Problem, analyze, bound_of
 from tilewright_server.analysis.kernels import Finding, analyze_config, named_config, summary
 from tilewright_server.build.hip import HipToolchain
 
+pytestmark = pytest.mark.slow
+
 MATRIX = {
     "gfx90a": "v_mfma_f32_32x32x8f16",
     "gfx942": "v_mfma_f32_32x32x8_f16",

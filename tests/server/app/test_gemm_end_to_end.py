@@ -18,6 +18,8 @@ from tilewright_proto.v1 import dispatch_pb2 as dp
 from tilewright_proto.v1 import kernels_pb2 as kp
 from tilewright_proto.v1 import tensor_pb2 as tp
 
+pytestmark = pytest.mark.slow
+
 COMMAND = [sys.executable, str(Path(__file__).with_name("operation_server.py")), "gemm"]
 SIZE = 48 << 20
 

@@ -17,6 +17,8 @@ from rpc_harness import REAL, Client, MemoryFile, ServerProcess, detail_of, even
 from tilewright_proto.v1 import kernels_pb2 as kp
 from tilewright_proto.v1 import tensor_pb2 as tp
 
+pytestmark = pytest.mark.slow
+
 TEXT = bytes(range(64))
 RETURN = tp.Location(return_inline=tp.ReturnInline())
 SERVING = health_pb2.HealthCheckResponse.SERVING

@@ -17,6 +17,8 @@ from rpc_harness import Client, MemoryFile, ServerProcess, in_region
 from tilewright_proto.v1 import dispatch_pb2 as dp
 from tilewright_proto.v1 import memory_pb2 as mp
 
+pytestmark = pytest.mark.slow
+
 COMMAND = [sys.executable, str(Path(__file__).with_name("operation_server.py")), "grouped_conv"]
 X, W, Y = (2, 8, 9, 7), (12, 4, 3, 3), (2, 12, 5, 4)
 WORDS: dict[str, Any] = {"padding": 1, "stride": 2, "groups": 2}

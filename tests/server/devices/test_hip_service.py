@@ -23,7 +23,7 @@ from simulated_hip import environment, library, marks  # noqa: F401
 import tilewright as tw
 from tilewright import hip
 
-pytestmark = marks
+pytestmark = [*marks, pytest.mark.slow]
 ARCHS = ("gfx942", "gfx1201")
 DEVICES = ("hip:0", "hip:1")
 SERVE = """

@@ -30,6 +30,8 @@ from tilewright_server.memory.session import Session
 from tilewright_server.memory.sessions import Sessions
 from tilewright_server.service import Service
 
+pytestmark = pytest.mark.slow
+
 BEST = VectorConfig(rank=1).name
 FAULTY = VectorConfig(rank=0, faults=True)
 TWO_STAGES = VectorConfig(rank=4, stages=2).name

@@ -19,6 +19,7 @@ from tilewright_server.tuning.timing import TimingOptions
 
 DRIVER = Path(__file__).parents[1] / "devices" / "cuda_simulated" / "libcuda.c"
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(
         importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("cuda") is None,
         reason="NVIDIA's packages are not installed: pip install 'tilewright[cuda]'",

@@ -21,6 +21,8 @@ from tilewright_server.tuning.setup import Setup
 from tilewright_server.tuning.sweep import Event, Sweep
 from tilewright_server.tuning.timing import TimingOptions
 
+pytestmark = pytest.mark.slow
+
 CASE = Case(64, 48, 1100)
 
 

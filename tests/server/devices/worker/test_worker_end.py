@@ -43,6 +43,8 @@ from tilewright_server.devices.registry import DeviceRegistry
 from tilewright_server.devices.worker import proxy
 from tilewright_server.devices.worker.proxy import WorkerDevice
 
+pytestmark = pytest.mark.slow
+
 # The end of a worker
 
 
