@@ -207,6 +207,11 @@ def attend(
             "keys and values are appended together", field="v" if v is None else "k", rule="operand_missing",
             fix="give both, or none to attend to what is there",
         )  # fmt: skip
+    if k is None and (rotary_cos is not None or rotary_sin is not None):
+        raise InvalidArgumentError(
+            "queries are rotated with the keys that are appended", field="rotary_cos", rule="rotary_without_keys",
+            fix="give k and v, or queries that are rotated already",
+        )  # fmt: skip
     if k is not None:
         _check_new(k, q)
         yield from _ready(state, known, rows)

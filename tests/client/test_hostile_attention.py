@@ -240,6 +240,12 @@ def test_a_cache_that_was_made_has_the_kernel_that_appends(client: tw.Client, dt
         ({"window": (1, 2, 3)}, "window", "window_pair"),
         ({"mask": ["causal"]}, "attributes.mask", "attribute_type"),
         ({"softcap": [1.0]}, "attributes.softcap", "attribute_type"),
+        (
+            {"k": None, "v": None, "rotary_cos": np.ones((30, 16)), "rotary_sin": np.zeros((30, 16))},
+            "rotary_cos",
+            "rotary_without_keys",
+        ),
+        ({"rotary_sin": np.zeros((30, 16), np.float32)}, "rotary_cos", "rotary_shape"),
     ],
 )
 def test_steps_that_mean_nothing_are_refused_and_the_cache_lives_on(
