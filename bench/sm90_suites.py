@@ -106,7 +106,7 @@ def correct() -> list[Experiment]:
         shapes = [(512, 1024, 512), (333, 777, 200), (130, 24, 1040)]
         alpha = 1.0 if config.c == "int32" else 0.5
         out += [Experiment(config, shape, guard=True, alpha=alpha) for shape in shapes]
-        out.append(Experiment(config, (77, 136, 0)))
+        out.append(Experiment(config, (77, 136, 8)))
         if not config.grouped:
             out.append(Experiment(config, (200, 264, 192), batch=3, guard=True))
     return out

@@ -246,7 +246,7 @@ struct Fmha {
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < C::hdim_q / 64; i++)
-      wgmma_panel<WgmmaText<X, X, false, false>>(s, moved(q, i * (m0 * 8)), moved(k, i * (n0 * 8)), i > 0);
+      wgmma_panel<WgmmaText<X, X, false, false>>(s, q.moved(i * (m0 * 8)), k.moved(i * (n0 * 8)), i > 0);
     wgmma_commit();
   }
 
@@ -255,7 +255,7 @@ struct Fmha {
     wgmma_fence();
     constexpr int kFours = n0 / 64;
 #pragma unroll
-    for (int i = 0; i < kFours; i++) wgmma_rs_four<X>(o, p + 16 * i, moved(v, i * 512));
+    for (int i = 0; i < kFours; i++) wgmma_rs_four<X>(o, p + 16 * i, v.moved(i * 512));
 #pragma unroll
     for (int i = kFours * 4; i < n0 / 16; i++) wgmma_rs<X>(o, p + 4 * i, v.plus(i * 128), 1);
     wgmma_commit();

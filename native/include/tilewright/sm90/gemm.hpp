@@ -26,6 +26,7 @@
 //   cshuffle   N * sizeof(C) a multiple of 128 (transpose_c: any N, one y wave); rows of C aligned to 16 bytes (base,
 //              ldc, batch stride); any n
 //   default_   any N, any alignment of C
+//   k          at least 1: the copy engine fills in zeros beyond it, but has to have something to copy
 //   A and B: aligned to 16 bytes, row and batch strides too.
 //
 // Shared memory: stages * (tile_m + tile_n) * tile_k * sizeof(A) + staging + gather + 512 bytes, at most 232448.

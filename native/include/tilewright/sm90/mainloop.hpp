@@ -52,6 +52,7 @@ TW_SM90 void produce(Queue queue, const Tasks& tasks, RingBarriers<Plan::stages>
     }
   }
   if constexpr (Cluster::size > 1)  // peers still announce free stages here: this workgroup must live until they have
+#pragma unroll 1
     for (int i = 0; i < Plan::stages; i++, ring.next()) barriers.wait_empty(ring);
 }
 
@@ -61,6 +62,11 @@ struct Consumer {
   using Sums = SumsOf<Plan>;
   using Ring = RingState<Plan::stages>;
   static constexpr int kRepeats = Plan::repeats;
+  // Compilers take long over products that hold many sums: so steps along k are a loop, each a group of its own. Not
+  // where it would hold up the tensor cores: small products take less than a turn of the loop, and with promotion
+  // nothing else is under way.
+  static constexpr bool kLoop = kRepeats * Plan::columns >= 192 && Plan::k_steps == 4 && Plan::promote == 0;
+  static constexpr int kUnroll = kLoop ? 1 : Plan::k_steps;
   // Units of 16 bytes from one step of 32 bytes along k to the next within a line of 128 bytes, and from line to line.
   static constexpr int kXRepeat = Plan::x_mn ? Plan::panel_bytes / 16 : 64 * 128 / 16;
 
@@ -94,46 +100,48 @@ struct Consumer {
   }
 
   static TW_SM90 constexpr int x_offset(int step) {
-    return Plan::x_mn ? step * 128 : step / 4 * (Plan::x_tile * 128 / 16) + step % 4 * 2;
+    return Plan::x_mn ? step * 128 : k_major_offset(step, Plan::x_tile);
   }
   static TW_SM90 constexpr int y_offset(int step) {
-    return Plan::y_mn ? step * 128 : step / 4 * (Plan::y_tile * 128 / 16) + step % 4 * 2;
+    return Plan::y_mn ? step * 128 : k_major_offset(step, Plan::y_tile);
+  }
+  static TW_SM90 constexpr int k_major_offset(int step, int rows) {
+    return Plan::k_steps == 4 ? step * 2 : step / 4 * (rows * 128 / 16) + step % 4 * 2;
   }
 
   // Issues the products of the next stage into sets kInto, ...; `keep` is 0 if they are to be overwritten.
   template <int kInto>
   TW_SM90 void issue(int keep) {
     barriers.wait_full(ring);
-    const Descriptor xs = {x.low + ring.stage * (Plan::x_bytes / 16), x.high};
-    const Descriptor ys = {y.low + ring.stage * (Plan::y_bytes / 16), y.high};
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < Plan::k_steps; step++)
+    const Descriptor xs = x.moved(ring.stage * (Plan::x_bytes / 16)), ys = y.moved(ring.stage * (Plan::y_bytes / 16));
+#pragma unroll kUnroll
+    for (int step = 0; step < Plan::k_steps; step++) {
+      if (kLoop || step == 0) wgmma_fence();
       for_each_index<0, kRepeats>([&](auto r) {
         multiply_into<typename Plan::Text, kInto + r.value>(Index<Plan::columns>{},
                                                             xs.plus(x_offset(step) + r.value * kXRepeat),
                                                             ys.plus(y_offset(step)), step | keep);
       });
-    wgmma_commit();
+      if (kLoop || step == Plan::k_steps - 1) wgmma_commit();
+    }
   }
 
-  // The sums of the products of `steps` stages; one group is issued while the one before runs. `issued` is called when
-  // all are issued, before they are complete.
+  // The sums of the products of `steps` stages, at least one; one stage's are issued while those before run. `issued` is
+  // called when all are issued, before they are complete.
   template <int kInto = 0, class Issued>
   TW_SM90 void multiply(int steps, const Issued& issued) {
     int previous = 0;
 #pragma unroll 1
     for (int step = 0; step < steps; step++) {
       issue<kInto>(step);
-      wgmma_wait<1>();
+      wgmma_wait<kLoop ? Plan::k_steps : 1>();
       if (step) release(previous);
       previous = ring.stage;
       ring.next();
     }
     issued();
     wgmma_wait<0>();
-    if (steps) release(previous);
-    else Sums::template clear<kInto * Sums::chunks, kRepeats * Sums::chunks>();
+    release(previous);
   }
 
   // The same with the sums of every `promote` products added to others in fp32: the tensor cores keep fewer bits.

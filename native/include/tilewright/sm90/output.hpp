@@ -18,8 +18,8 @@ struct Output : Elements<Plan> {
   // A staged piece: lines of 128 bytes, each a row of C; with transpose_c and 4-byte elements two such blocks.
   static constexpr int kLineElements = 128 / Plan::c_size, kLines = Plan::swap ? Plan::columns : 64;
   static constexpr int kHalves = Plan::swap ? Plan::c_size / 2 : 1;
-  // Sums are finished chunk by chunk. Fused steps are in a loop: as straight code they take the compiler most of its
-  // time. Plain kernels are straight code, which is quicker where there are few tiles.
+  // Sums are finished chunk by chunk. Fused steps and stores by the threads are in a loop: as straight code they take
+  // the compiler most of its time. Plain staged kernels are straight code, which is quicker where there are few tiles.
   static constexpr int kPerPiece = Plan::swap ? kChunks : Plan::piece_columns / 32;
   // Straight code states once what only the last columns of C take: it ends with the piece in which they lie, which
   // takes those of all rows side by side.
@@ -31,7 +31,7 @@ struct Output : Elements<Plan> {
   using Registers = RegisterShares<Plan::consumers, kSums + Plan::joining + (Config::D::size > 0 ? 24 : 0)>;
   static constexpr bool kTwo = kResidual && !Plan::partial && Registers::consumer - kSums >= 104 &&
                                Config::unary == Unary::PassThrough;
-  static constexpr int kUnroll = Epilogue::plain ? kPortions : kTwo ? 2 : 1;
+  static constexpr int kUnroll = Epilogue::plain && Plan::staged ? kPortions : kTwo ? 2 : 1;
 
   const void* map;
   uint32_t staging;  // this warpgroup's buffers

@@ -35,7 +35,7 @@ struct Extent {
 struct Work {
   int task = 0;
   int tile_m, tile_n, batch;  // this workgroup's tile, in tiles
-  int first_step, steps;      // its range of k steps, which may be empty
+  int first_step, steps;      // its range of k steps, at least one, which may lie beyond the last: all zeros
   int tile;                   // number of the tile among all of all tasks: its counter
   int part, parts;            // which part of the tile this is, by position along k; parts == 1: all of it
   int first_slot;             // see slot()
@@ -88,7 +88,7 @@ struct TileQueue {
     const int chunk = kSplit ? quotient(extent.steps + split - 1, split) : extent.steps;
     work.first_step = work.part * chunk;
     const int left = extent.steps - work.first_step;
-    work.steps = left < 0 ? 0 : left < chunk ? left : chunk;
+    work.steps = left < 1 ? 1 : left < chunk ? left : chunk;
     work.first_slot = work.tile * split;
     work.slot_step = 1;
     work.slot_skip = 0;
@@ -113,7 +113,6 @@ struct StreamQueue {
     tiles = tasks.tiles();
     const int rest = tiles % clusters;
     shared_tiles = tiles < clusters ? tiles : rest == 0 ? 0 : rest + clusters;
-    if (extent.steps == 0) shared_tiles = 0;
     active = clusters < steps_shared() ? clusters : steps_shared();
     at = cluster < active ? begin_of(cluster) : 0;
     end = cluster < active ? begin_of(cluster + 1) : 0;

@@ -35,6 +35,7 @@ TW_SM90 void pin(int32_t (&d)[kCount]) {
 // A descriptor's halves: the low word carries the address, and sums of it with offsets in units of 16 bytes stay valid.
 struct Descriptor {
   uint32_t low, high;
+  TW_SM90 Descriptor moved(uint32_t offset) const { return {low + offset, high}; }
   TW_SM90 uint64_t plus(uint32_t offset) const { return ((uint64_t)high << 32) | (low + offset); }
 };
 // K-major: rows of 128 bytes along k, 8 rows (1024 bytes) after 8 rows; the address is a multiple of 1024 bytes. A step

@@ -5,8 +5,6 @@
 
 namespace tw::sm90 {
 
-TW_SM90 Descriptor moved(Descriptor from, uint32_t offset) { return {from.low + offset, from.high}; }
-
 // The product of a panel: 64 x 64 elements of A by 64 x N of B, both K-major, four steps of 16.
 // N; the numbers of the descriptors' halves, of `accumulate`, and of the texts.
 #define TW_PANEL_STEP(N, P, TYPES, TAIL) \
