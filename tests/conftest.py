@@ -31,8 +31,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests first, then those with many: at the end no worker waits long for another's file."""
-    counts = Counter(item.path for item in items)
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    usual = [item for item in items if not item.get_closest_marker("exhaustive")]
+    counts = Counter(item.path for item in usual)
+    slow = {item.path for item in usual if item.get_closest_marker("slow")}
     items.sort(key=lambda item: (item.path not in slow, -counts[item.path], str(item.path)))
 
 
