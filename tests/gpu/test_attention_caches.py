@@ -100,6 +100,35 @@ def test_pages(
     close(torch, out, torch.stack(pages.truth(list(q))), dtype, client)
 
 
+@pytest.mark.parametrize("rows", [1, 4], ids=["one query", "four"])
+@pytest.mark.parametrize(
+    ("cache", "page", "hdim", "form"),
+    [
+        ("bf16", 16, 128, "vllm"),
+        ("fp8", 64, 128, "sglang"),
+        ("fp8", 16, 64, "vllm"),
+        ("bf16", 8, 256, "sglang"),
+        ("bf16", 1024, 72, "vllm"),
+    ],
+)
+def test_few_queries_over_pages(
+    torch: Any, client: tilewright.Client, cache: str, page: int, hdim: int, form: str, rows: int
+) -> None:
+    """Memory limits them: Hopper's own kernels read the pages, cut into parts."""
+    pages = Pages(torch, cache, page, 2, (hdim, hdim), (3001, 0, 1, 2048))
+    q = torch.randn(4, 8, rows, hdim, device=DEVICE).bfloat16()
+    words: dict[str, Any] = pages.sglang() if form == "sglang" else {"block_table": pages.table}
+    out, lse = torch.full_like(q, float("nan")), torch.full(q.shape[:3], float("nan"), device=DEVICE)
+    client.attention_paged(
+        q, pages.k, pages.v, words.pop("block_table"), pages.seqlens, mask="bottom_right", out=out, lse=lse, **words
+    )
+    torch.cuda.synchronize()
+    close(torch, out, torch.stack(pages.truth(list(q))), "bf16", client)
+    assert torch.equal(lse.isinf().all(-1), (out == 0).all(-1).all(-1))
+    if torch.cuda.get_device_capability() == (9, 0):
+        assert "splitkv" in str(client.report.kernels) and "_ws_" in str(client.report.kernels)
+
+
 @pytest.mark.parametrize("varlen", [False, True], ids=["batch", "end to end"])
 @pytest.mark.parametrize(
     ("dtype", "page", "hdim", "form"),
