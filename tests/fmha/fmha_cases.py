@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from tilewright_fmha.words import ATTENTION, ATTENTION_BACKWARD
 from tilewright_kit.problem import OperationRequest
 from tilewright_kit.tensor import TensorDesc
 
-__all__ = ["COMPILED", "SIZED", "Case", "drawn_cases", "pairwise", "request_of"]
+__all__ = ["CACHES", "COMPILED", "SIZED", "CacheCase", "Case", "cache_request", "drawn_cases", "pairwise", "request_of"]
 
 COMPILED: Mapping[str, Sequence[Any]] = {
     "dtype": ["fp32", "bf16", "fp16"],
@@ -33,6 +33,22 @@ SIZED: Mapping[str, Sequence[Any]] = {
     "layout": ["bhsd", "bshd"],
 }
 """What they are told at run time (but that heads are padded)."""
+
+CACHES: Mapping[str, Sequence[Any]] = {
+    "dtype": ["fp8", "fp32", "bf16fp8", "bf16"],
+    "lookup": ["vllm", "sglang"],
+    "layout": ["linear", "vectorized"],
+    "page": [16, 1],
+    "varlen": [False, True],
+    "mask": ["no", "bottom", "sink"],
+    "bias": ["no", "keys", "alibi"],
+    "drop": [False, True],
+    "softcap": [False, True],
+    "sinks": [False, True],
+    "splits": [0, 3],
+    "scales": ["no", "heads", "pages", "blocks"],
+}
+"""What kernels over caches in pages differ in."""
 
 MASKS: Mapping[str, Mapping[str, Any]] = {
     "no": {},
@@ -79,15 +95,54 @@ class Case:
         return not self.dbias or self.bias not in ("no", "alibi")
 
 
-def pairwise(axes: Mapping[str, Sequence[Any]], seed: int, legal: Callable[[Case], bool] | None = None) -> list[Case]:
+@dataclass(frozen=True)
+class CacheCase:
+    """One value of every feature of attention over a cache in pages: 3 sequences of up to 5 queries and 96 keys."""
+
+    dtype: str = "fp32"
+    """Of queries, and of the cache where that is another."""
+    lookup: str = "vllm"
+    layout: str = "linear"
+    page: int = 16
+    varlen: bool = False
+    mask: str = "no"
+    bias: str = "no"
+    drop: bool = False
+    softcap: bool = False
+    sinks: bool = False
+    splits: int = 0
+    scales: str = "no"
+
+    @property
+    def legal(self) -> bool:
+        """False if the parser refuses it: chunks are of sixteen bytes, factors of 8 bits."""
+        own = {"blocks": ("fp8",), "heads": ("fp8", "bf16fp8"), "pages": ("fp8", "bf16fp8")}
+        return (self.layout == "linear" or self.page >= 16) and self.dtype in own.get(self.scales, (self.dtype,))
+
+
+AnyCase = TypeVar("AnyCase", Case, CacheCase)
+
+
+def pairwise(
+    axes: Mapping[str, Sequence[Any]],
+    seed: int,
+    legal: Callable[[AnyCase], bool] | None = None,
+    kind: type[AnyCase] = Case,  # type: ignore[assignment]
+) -> list[AnyCase]:
     """Cases that hold every legal pair of values of two axes, greedily chosen."""
     names = list(axes)
     rng = np.random.default_rng(seed)
-    allowed = legal or (lambda case: case.legal)
+
+    def case_of(chosen: Mapping[str, int]) -> AnyCase:
+        return kind(**{name: axes[name][index] for name, index in chosen.items()})
+
+    def allowed(case: AnyCase) -> bool:
+        return case.legal if legal is None else legal(case)
+
     left = set()
     for one, other in itertools.combinations(names, 2):
         for x, y in itertools.product(range(len(axes[one])), range(len(axes[other]))):
-            if _legal_with(axes, {one: x, other: y}, allowed):
+            if any(allowed(case_of({**end, one: x, other: y})) for end in _ends(axes)):
                 left.add((one, x, other, y))
     cases = []
     while left:
@@ -96,14 +151,14 @@ def pairwise(axes: Mapping[str, Sequence[Any]], seed: int, legal: Callable[[Case
         for _ in range(40):
             chosen = {name: int(rng.integers(len(axes[name]))) for name in names}
             chosen |= {start[0]: start[1], start[2]: start[3]}
-            if not allowed(_case(axes, chosen)):
+            if not allowed(case_of(chosen)):
                 continue
             found = len(left & set(_pairs(chosen, names)))
             if found > gain:
                 best, gain = chosen, found
         if best is not None:
             left -= set(_pairs(best, names))
-            cases.append(_case(axes, best))
+            cases.append(case_of(best))
     return cases
 
 
@@ -112,14 +167,9 @@ def _pairs(chosen: Mapping[str, int], names: Sequence[str]) -> Iterator[tuple[st
         yield one, chosen[one], other, chosen[other]
 
 
-def _case(axes: Mapping[str, Sequence[Any]], chosen: Mapping[str, int]) -> Case:
-    return Case(**{name: axes[name][index] for name, index in chosen.items()})
-
-
-def _legal_with(axes: Mapping[str, Sequence[Any]], fixed: Mapping[str, int], legal: Callable[[Case], bool]) -> bool:
-    """Some case has these values and is legal: that of the first values, or of the last ones, of all other axes."""
-    ends = (dict.fromkeys(axes, 0), {name: len(axes[name]) - 1 for name in axes})
-    return any(legal(_case(axes, {**end, **fixed})) for end in ends)
+def _ends(axes: Mapping[str, Sequence[Any]]) -> tuple[dict[str, int], ...]:
+    """A pair counts as legal if some case has it and the first values, or the last ones, of all other axes."""
+    return dict.fromkeys(axes, 0), {name: len(axes[name]) - 1 for name in axes}
 
 
 def request_of(case: Case, operation: str = ATTENTION, batch: int = 3, **more: Any) -> OperationRequest:
@@ -182,3 +232,50 @@ def drawn_cases(axes: Mapping[str, Sequence[Any]], seed: int) -> list[Case]:
         dataclasses.replace(case, **{name: values[int(rng.integers(len(values)))] for name, values in SIZED.items()})
         for case in pairwise(axes, 4)
     ]
+
+
+def cache_request(case: CacheCase) -> OperationRequest:
+    batch, rows, keys, (hq, hk), (d, dv) = 3, 5, 96, (4, 2), (48, 40)
+    q, kv = ("bf16", "fp8") if case.dtype == "bf16fp8" else (case.dtype, case.dtype)
+    each = keys // case.page
+    pages, width = batch * each + 2, 16 // TensorDesc.of(kv, ()).dtype.bytes
+    shapes: dict[str, tuple[int, ...]] = {"k": (pages, case.page, hk, d), "v": (pages, case.page, hk, dv)}
+    attributes: dict[str, Any] = {**MASKS[case.mask], "return_lse": True}
+    if case.layout == "vectorized":
+        shapes = {"k": (pages, hk, d // width, case.page, width), "v": (pages, hk, case.page // width, dv, width)}
+        attributes["kv_layout"] = case.layout
+    tensors = {name: TensorDesc.of(kv, shape) for name, shape in shapes.items()}
+    ints: dict[str, tuple[int, ...]] = {"seqlens_k": (batch,), "block_table": (batch, each)}
+    if case.lookup == "sglang":
+        ints |= {"block_table": (batch * each,), "page_starts": (batch + 1,)}
+        attributes["max_seqlen_k"] = keys
+    tensors["q"] = TensorDesc.of(q, (rows * batch, hq, d) if case.varlen else (batch, hq, rows, d))
+    if case.varlen:
+        ints["cu_seqlens_q"], attributes["max_seqlen_q"] = (batch + 1,), rows
+    if case.drop:
+        ints["rng"], attributes["dropout_p"] = (4,), 0.3
+    factors: dict[str, tuple[int, ...]] = {}
+    if axes := BIASES[case.bias]:
+        sizes = zip((1 if case.varlen else batch, hq, rows, keys), axes, strict=True)
+        factors["bias"] = tuple(1 if axis == "_" else size for size, axis in sizes)
+    factors |= {"alibi_slopes": (batch, hq)} if case.bias == "alibi" else {}
+    factors |= {"sinks": (hq,)} if case.sinks else {}
+    factors |= {f"{name}_descale": shape for name, shape in _factors(case, batch, pages, (hq, hk)).items()}
+    tensors |= {name: TensorDesc.of("int32", shape) for name, shape in ints.items()}
+    tensors |= {name: TensorDesc.of("fp32", shape) for name, shape in factors.items()}
+    attributes |= {"softcap": 2.0} if case.softcap else {}
+    attributes |= {"num_splits": case.splits} if case.splits else {}
+    attributes |= {"scale_block_q": 4, "scale_block_k": 24} if case.scales == "blocks" else {}
+    return OperationRequest(ATTENTION, tensors, {}, attributes)
+
+
+def _factors(case: CacheCase, batch: int, pages: int, heads: tuple[int, int]) -> dict[str, tuple[int, ...]]:
+    """Shapes of the factors of q (where it has 8 bits), k and v."""
+    lead: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+        "no": ((), ()), "heads": ((batch, heads[0]), (batch, heads[1])), "pages": ((), (pages, heads[1])),
+        "blocks": ((batch, heads[0], 2), (batch, heads[1], 4)),
+    }  # fmt: skip
+    if case.scales == "no":
+        return {}
+    q, kv = lead[case.scales]
+    return {**({"q": q} if case.dtype == "fp8" else {}), "k": kv, "v": kv}

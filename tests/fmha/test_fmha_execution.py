@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cpu_kernels import Array, compiler
-from fmha_cases import COMPILED, Case, drawn_cases, request_of
+from fmha_cases import CACHES, COMPILED, CacheCase, Case, cache_request, drawn_cases, pairwise, request_of
 from fmha_requests import (
     ROTARY,
     append_of,
@@ -95,6 +95,9 @@ APPENDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+CACHED = pairwise(CACHES, 3, kind=CacheCase)
+
+
 def planned(request: OperationRequest, device: DeviceInfo) -> tuple[FmhaProblem, ExecutionPlan]:
     problem = PARSERS[request.operation](request)
     family = Family.SPLITKV if problem.num_splits > 1 else problem.family
@@ -122,7 +125,7 @@ def appending(name: str) -> OperationRequest:
 @pytest.fixture(scope="module")
 def runner(cpu: ArchSpec, device: DeviceInfo, tmp_path_factory: pytest.TempPathFactory) -> UnitRunner:
     made = UnitRunner(cpu, compiler(), tmp_path_factory.mktemp("execution"))
-    requests = [of_case(case) for case in drawn_cases(COMPILED, 6)]
+    requests = [of_case(case) for case in drawn_cases(COMPILED, 6)] + [cache_request(case) for case in CACHED]
     requests += [of_words(name) for name in REQUESTS] + [appending(name) for name in APPENDS]
     made.prepare([planned(request, device)[1] for request in requests])
     return made
@@ -154,6 +157,14 @@ def check(problem: FmhaProblem, inputs: Mapping[str, Array], got: Mapping[str, A
 @pytest.mark.parametrize("case", drawn_cases(COMPILED, 6), ids=str)
 def test_pairs_of_features(runner: UnitRunner, case: Case, device: DeviceInfo) -> None:
     request = of_case(case)
+    problem, plan = planned(request, device)
+    inputs = drawn(request, 5)
+    check(problem, inputs, outputs_of(plan, runner.run(plan, inputs)))
+
+
+@pytest.mark.parametrize("case", CACHED, ids=str)
+def test_pairs_of_features_over_pages(runner: UnitRunner, case: CacheCase, device: DeviceInfo) -> None:
+    request = cache_request(case)
     problem, plan = planned(request, device)
     inputs = drawn(request, 5)
     check(problem, inputs, outputs_of(plan, runner.run(plan, inputs)))
