@@ -1,6 +1,7 @@
 // Online softmax of scores that stand transposed: a row of what wgmma left is a key, a column a query, of which a thread
 // has every fourth pair; the keys of a column are those of eight lanes and four warps. See fmha_decode.hpp.
 #pragma once
+#include "tilewright/gpu/fmha_softmax.hpp"
 #include "tilewright/sm90/fmha_decode_plan.hpp"
 
 namespace tw::sm90 {
@@ -119,8 +120,7 @@ struct FmhaColumns {
       for (int i = 0; i < m0 / 2; i++) {
         float& x = s[t][i];
         x *= factor[scaled ? i / 4 * 2 + i % 2 : 0];
-        if constexpr (C::softcap)
-          x = (1.0f - 2.0f * gpu::reciprocal(gpu::exp2(x * (2.0f * gpu::kLog2E)) + 1.0f)) * ((float)args.softcap * gpu::kLog2E);
+        if constexpr (C::softcap) x = gpu::fmha_tanh(x) * ((float)args.softcap * gpu::kLog2E);
       }
     if (c0 < whole_first || c0 + n0 > whole_last) hide(s, c0 + own);
     if constexpr (C::paged)

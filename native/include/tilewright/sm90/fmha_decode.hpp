@@ -221,8 +221,9 @@ struct FmhaFewRows {
       const int key_head = C::pack_gqa ? piece.head : piece.head / group;
       FmhaItem item = {};
       item.q_first = piece.q_first, item.q_rows = piece.q_rows;
-      const gpu::FmhaRows rows = {piece.part,  piece.b,    C::pack_gqa ? piece.head * group : piece.head, key_head, group,
-                                  piece.first, piece.rows, piece.ticket,                                  (bool)piece.skipped};
+      const int head = C::pack_gqa ? piece.head * group : piece.head;
+      const gpu::FmhaRows rows = {piece.part,  piece.b,    head,         key_head,           group,
+                                  piece.first, piece.rows, piece.ticket, (bool)piece.skipped};
       const uint32_t state = shared + Plan::rows_at;
       Join{args, item, rows, warp, lane, shared + Plan::warps_at, state, 0}.add();
     }
@@ -290,8 +291,9 @@ struct FmhaFewRows {
       const int i = n * kWarpgroup + thread, row = i / kParts, part = i % kParts;
       const uint32_t to = shared + Plan::rows_at + part / 4 * (m0 * 128);
       const uint32_t (&x)[8] = w[n];
-      const gpu::Words<4> low = Plan::bytes ? gpu::Words<4>{x[0], x[2], x[4], x[6]} : gpu::Words<4>{x[0], x[1], x[2], x[3]};
-      const gpu::Words<4> high = Plan::bytes ? gpu::Words<4>{x[1], x[3], x[5], x[7]} : gpu::Words<4>{x[4], x[5], x[6], x[7]};
+      constexpr int kStep = Plan::bytes ? 2 : 1, kHigh = Plan::bytes ? 1 : 4;
+      const gpu::Words<4> low = {x[0], x[kStep], x[2 * kStep], x[3 * kStep]};
+      const gpu::Words<4> high = {x[kHigh], x[kHigh + kStep], x[kHigh + 2 * kStep], x[kHigh + 3 * kStep]};
       if (kAll % kWarpgroup == 0 || i < kAll) {
         gpu::store_shared(swizzled(to, row, part % 4 * 2), low);
         gpu::store_shared(swizzled(to, row, part % 4 * 2 + 1), high);
