@@ -29,8 +29,8 @@ struct MergedLanes : MergedConv<Config> {
   static constexpr int units = Tile::units, unit_rows = Tile::unit_rows, steps = Tile::steps;
   // Workgroups that a unit shall hold: compilers would read ahead until all registers are taken.
   // Of tiles that follow one another more, which are copied ahead.
-  static constexpr int alone = wide || Tile::is_backward ? 128 : 104, heavy = units > 4 ? 176 : 144;
-  static constexpr int light = units > 4 ? 144 : Tile::repeats > 1 ? 80 : alone;
+  static constexpr int alone = wide || Tile::is_backward ? 128 : 104, heavy = units > 4 ? 208 : 144;
+  static constexpr int light = units > 4 ? 168 : Tile::repeats > 1 ? 80 : alone;
   static constexpr int several = Tile::is_backward ? 168 : 144;
   static constexpr int registers = depths > 1 ? 168 : whole ? heavy : own_blocks > 2 ? several : light;
   static constexpr int min_blocks = max_of(65536 / (registers * threads), 1);
