@@ -283,8 +283,9 @@ def test_repeats_end_at_the_deadline_and_with_the_session(server: ServerProcess,
         assert eventually(lambda: server.regions()[0] == 0)
 
 
-def test_stopping_cancels_repeats(tmp_path: Path, file: MemoryFile) -> None:
-    with ServerProcess(tmp_path, COMMAND, grace_s=0.3) as server, Client(server.addresses[0]) as client:
+def test_stopping_cancels_repeats(tmp_path: Path, file: MemoryFile, kernel_cache: Path) -> None:
+    started = ServerProcess(tmp_path, COMMAND, grace_s=0.3, cache_dir=kernel_cache)
+    with started as server, Client(server.addresses[0]) as client:
         _, _, _, offsets = matrices(file, 256, 256, 256)
         region = client.register(file).region
         plan = client.dispatch.Plan(request(dp.PlanRequest, client.token, 256, 256, 256)).plan

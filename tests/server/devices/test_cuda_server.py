@@ -32,11 +32,15 @@ STEP = SIDE * SIDE * 4
 
 
 @pytest.fixture(scope="module")
-def server(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:  # noqa: F811
+def server(
+    library: Path,  # noqa: F811
+    tmp_path_factory: pytest.TempPathFactory,
+    kernel_cache: Path,
+) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("gpus")
     driver = {"LD_LIBRARY_PATH": library.parent, "TW_SIMULATED_CUDA": library, "TW_SIM_TAG": TAG, "TW_SIM_DEVICES": 2}
     command = ["env", *(f"{name}={value}" for name, value in driver.items()), sys.executable, "-c", SERVE]
-    with ServerProcess(folder, command, buffer_bytes=2**50, cpu_threads=1) as process:
+    with ServerProcess(folder, command, cache_dir=kernel_cache, buffer_bytes=2**50, cpu_threads=1) as process:
         assert process.ready, process.log()
         yield process
         assert process.stop() == 0, process.log()

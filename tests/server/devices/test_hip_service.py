@@ -40,9 +40,9 @@ FLOAT8 = ml_dtypes.float8_e4m3fn
 
 
 @contextmanager
-def serving(folder: Path, variables: dict[str, str], device: str = "hip:0") -> Iterator[str]:
+def serving(folder: Path, cache: Path, variables: dict[str, str], device: str = "hip:0") -> Iterator[str]:
     """A server's address."""
-    flags = ["--listen", f"unix:{folder}/s", "--cache-dir", str(folder / "cache"), "--device", device]
+    flags = ["--listen", f"unix:{folder}/s", "--cache-dir", str(cache), "--device", device]
     command = [sys.executable, "-c", SERVE, "serve", *flags, "--log-level", "warning"]
     env = {**os.environ, **variables}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
@@ -54,8 +54,12 @@ def serving(folder: Path, variables: dict[str, str], device: str = "hip:0") -> I
 
 
 @pytest.fixture(scope="module")
-def target(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:  # noqa: F811
-    with serving(tmp_path_factory.mktemp("service"), environment(library, ",".join(ARCHS))) as address:
+def target(
+    library: Path,  # noqa: F811
+    tmp_path_factory: pytest.TempPathFactory,
+    kernel_cache: Path,
+) -> Iterator[str]:
+    with serving(tmp_path_factory.mktemp("service"), kernel_cache, environment(library, ",".join(ARCHS))) as address:
         yield address
 
 
@@ -289,10 +293,14 @@ def test_arrays_and_streams_of_hip_python_are_taken(target: str, library: Path) 
     assert done.returncode == 0, done.stderr
 
 
-def test_a_faulty_launch_loses_the_device_until_it_is_opened_again(library: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_faulty_launch_loses_the_device_until_it_is_opened_again(
+    library: Path,  # noqa: F811
+    tmp_path: Path,
+    kernel_cache: Path,
+) -> None:
     a, b = operands(np.float16)
     variables = environment(library, TW_SIM_FAULT_LAUNCH="2")  # of each process that has the device
-    with serving(tmp_path, variables) as address, tw.connect(address) as client:
+    with serving(tmp_path, kernel_cache, variables) as address, tw.connect(address) as client:
         check(client.gemm(a, b), a, b)
         with pytest.raises(tw.TilewrightError) as caught:
             client.gemm(a, b)
@@ -311,11 +319,11 @@ WITHOUT = [
 @pytest.mark.parametrize(("arch", "more", "reason", "fix"), WITHOUT)
 def test_who_asks_for_a_gpu_that_cannot_be_used_is_told_why(
     library: Path,  # noqa: F811
-    tmp_path: Path, arch: str, more: dict[str, str], reason: str, fix: str
+    tmp_path: Path, kernel_cache: Path, arch: str, more: dict[str, str], reason: str, fix: str
 ) -> None:  # fmt: skip
     a, b = operands(np.float32)
     variables = environment(library, arch, emulator=False, **more)
-    with serving(tmp_path, variables, device="") as address:
+    with serving(tmp_path, kernel_cache, variables, device="") as address:
         with tw.connect(address) as client, pytest.raises(tw.NotFoundError) as caught:
             client.gemm(a, b, device="hip:0")
         assert reason in caught.value.message

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,9 +40,9 @@ def isolated(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, isolated: bool) -> Iterator[ServerProcess]:
+def server(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path, isolated: bool) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("gemm")
-    with ServerProcess(folder, COMMAND, cpu_isolated=isolated, cpu_threads=2) as process:
+    with ServerProcess(folder, COMMAND, cache_dir=kernel_cache, cpu_isolated=isolated, cpu_threads=2) as process:
         assert process.ready, process.log()
         yield process
         assert process.stop() == 0, process.log()

@@ -35,9 +35,9 @@ from tilewright_proto.v1 import memory_pb2 as mp
 
 
 @pytest.fixture(scope="module")
-def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def apart(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("apart")
-    with ServerProcess(folder, COMMAND, cpu_isolated=True, cpu_threads=1) as process:
+    with ServerProcess(folder, COMMAND, cache_dir=kernel_cache, cpu_isolated=True, cpu_threads=1) as process:
         assert process.ready, process.log()
         yield process
         assert process.stop() == 0, process.log()
@@ -210,8 +210,8 @@ def test_garbage_on_a_lane_gets_typed_errors(apart: ServerProcess) -> None:
     setting.close()
 
 
-def test_a_server_stops_with_lanes_open(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path, COMMAND, cpu_isolated=True, cpu_threads=1) as server:
+def test_a_server_stops_with_lanes_open(tmp_path: Path, kernel_cache: Path) -> None:
+    with ServerProcess(tmp_path, COMMAND, cache_dir=kernel_cache, cpu_isolated=True, cpu_threads=1) as server:
         setting = Setting(server, isolated=True)
         binding = setting.bind()
         with setting.lane() as lane:
