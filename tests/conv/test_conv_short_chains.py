@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib.util
 import math
 import random
+from pathlib import Path
 
+import numpy as np
 import pytest
 from conv_cases import Case
-from conv_runner import ConvRunner
+from conv_runner import Array, ConvRunner, compiler
 from conv_truth import CONVS, Planned, planned
 
+from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.words import Direction
 from tilewright_kit.compare import relative_error, unit_roundoff
 from tilewright_kit.device import DeviceInfo
@@ -26,12 +29,14 @@ ODD = (
     Case(1, 60, 60, 3, (90,), (5,), padding=(2, 2)),
     Case(2, 55, 35, 5, (12, 21), (3, 3), padding=(1, 1, 1, 1)),
 )
-SHAPES, LIMIT, FEW = 200, 1.2, 1.4
-"""Of the sweep against PyTorch; our error over its error, at most; and that of a few shapes: where sums have few terms,
-as in gradients of strided convolutions, or results few elements.
+SHAPES, DRAWS = 200, 20
+"""Of the sweep against PyTorch, and how often inputs are drawn for a shape that looks near the limit: a single ratio is
+as much chance as rule where results are few, or sums of few terms (0.8 to 1.7 for the same shape of 24 results).
 """
-ABOVE = {FWD: 0, DATA: 10, WEIGHT: 20}
-"""How many such shapes there may be."""
+NEAR, LIMIT = 1.1, 1.2
+"""Our error over its error in one draw, from which on a shape is looked at; and the ratio of the root mean squares over
+all draws, at most.
+"""
 
 
 def bound(terms: int) -> float:
@@ -58,6 +63,14 @@ def test_errors_are_those_of_short_chains(
         assert error_of(conv_runner, item, seed) < bound(channels * math.prod(case.filter))
 
 
+@pytest.fixture(scope="module")
+def shipped(cpu: ArchSpec, kernel_folder: Path) -> ConvRunner:
+    """Kernels as servers build them: how often they round is what is measured."""
+    folder = kernel_folder / "shipped"
+    folder.mkdir(exist_ok=True)
+    return ConvRunner(cpu, compiler(), folder, "-O2")
+
+
 def odd_case(rng: random.Random) -> Case:
     """A convolution of odd filter, stride and padding, mostly of odd channels, that has a result."""
     channels = (3, 5, 7, 8, 9, 11, 13, 16, 17, 20, 24, 29, 33, 47, 64)
@@ -76,13 +89,42 @@ def odd_case(rng: random.Random) -> Case:
             return case
 
 
+def peer(case: Case, direction: Direction, inputs: dict[str, Array]) -> Array:
+    """PyTorch's result."""
+    import torch
+
+    words = (list(case.stride), list(case.padding[: case.ndim]), list(case.dilation))
+    zeros = {name: torch.zeros(case.shapes()[name]) for name in ("x", "w", "dy")}
+    given = zeros | {name: torch.from_numpy(array.copy()) for name, array in inputs.items()}
+    if direction is FWD:
+        theirs = (torch.conv1d, torch.conv2d, torch.conv3d)[case.ndim - 1]
+        result = theirs(given["x"], given["w"], None, *words, case.groups)
+    else:
+        wanted = [direction is DATA, direction is WEIGHT, False]
+        result = torch.ops.aten.convolution_backward(
+            given["dy"], given["x"], given["w"], None, *words, False, [0] * case.ndim, case.groups, wanted
+        )[0 if direction is DATA else 1]
+    return np.asarray(result.numpy())
+
+
+def ratio_of(runner: ConvRunner, item: Planned, case: Case, direction: Direction, seeds: range) -> float:
+    """Our error over PyTorch's, each the root mean square over draws."""
+    ours, theirs = 0.0, 0.0
+    for seed in seeds:
+        inputs = item.draw(seed)
+        truth = CONVS[item.problem.operation].reference(item.problem, inputs)[item.output]
+        ours += relative_error(runner.run(item.plan, inputs)[item.output].view, truth) ** 2
+        theirs += relative_error(peer(case, direction, inputs), truth) ** 2
+    return math.sqrt(ours / theirs) if theirs else float(ours > 0)
+
+
 @pytest.mark.torch
 @pytest.mark.exhaustive
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
 @pytest.mark.parametrize("direction", [FWD, DATA, WEIGHT], ids=str)
 def test_errors_of_odd_shapes_are_hardly_above_those_of_pytorch(
-    conv_runner: ConvRunner, device: DeviceInfo, direction: Direction
+    shipped: ConvRunner, device: DeviceInfo, direction: Direction
 ) -> None:
     """On one thread, where it takes the ways that sum most carefully."""
     import torch
@@ -90,30 +132,15 @@ def test_errors_of_odd_shapes_are_hardly_above_those_of_pytorch(
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     rng = random.Random(1)
-    above = []
+    above = {}
     try:
-        for seed in range(SHAPES):
+        for number in range(SHAPES):
             case = odd_case(rng)
             item = planned(case.request(direction, "fp32"), device)
-            inputs = item.draw(seed)
-            ours = conv_runner.run(item.plan, inputs)[item.output].view
-            truth = CONVS[item.problem.operation].reference(item.problem, inputs)[item.output]
-            words = (list(case.stride), list(case.padding[: case.ndim]), list(case.dilation))
-            x, w, dy = (torch.zeros(case.shapes()[name]) for name in ("x", "w", "dy"))
-            given = {"x": x, "w": w, "dy": dy} | {name: torch.from_numpy(a.copy()) for name, a in inputs.items()}
-            if direction is FWD:
-                theirs = torch.conv2d if case.ndim == 2 else torch.conv1d if case.ndim == 1 else torch.conv3d
-                peer = theirs(given["x"], given["w"], None, *words, case.groups)
-            else:
-                wanted = [direction is DATA, direction is WEIGHT, False]
-                both = torch.ops.aten.convolution_backward(
-                    given["dy"], given["x"], given["w"], None, *words, False, [0] * case.ndim, case.groups, wanted
-                )
-                peer = both[0 if direction is DATA else 1]
-            mine, other = relative_error(ours, truth), relative_error(peer.numpy(), truth)
-            if mine > LIMIT * other:
-                above.append((case, mine / other))
+            if ratio_of(shipped, item, case, direction, range(number, number + 1)) > NEAR:
+                ratio = ratio_of(shipped, item, case, direction, range(DRAWS))
+                if ratio > LIMIT:
+                    above[case] = ratio
     finally:
         torch.set_num_threads(before)
-    assert all(ratio < FEW for _, ratio in above)
-    assert len(above) <= ABOVE[direction]
+    assert not above
