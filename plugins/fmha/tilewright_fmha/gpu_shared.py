@@ -92,8 +92,11 @@ def _features(config: FmhaConfig) -> Iterator[tuple[bool, int]]:
     yield config.mask is MaskKind.WINDOW, 8
     if config.pipeline != "qr_nwarp_sshuffle":
         yield config.pack_gqa, 8
-        # Measured: heads of 256 and blocks of 64 leave nothing for both bounds of a window and where pages lie.
-        yield config.paged and config.mask is MaskKind.WINDOW and config.kv.bytes > 1 and config.n0 > 32, 32
+        # Measured: heads of 256 and blocks of 64 leave nothing for both bounds of a window and where pages lie; of 8
+        # bits, where sequences of queries differ in length, without a mask either.
+        eight = config.kv.bytes == 1
+        lost = config.varlen and max(config.hdim) > 192 if eight else config.mask is MaskKind.WINDOW
+        yield config.paged and config.n0 > 32 and lost, 40 if eight else 32
         return
     # Fragments of values of whole heads; values whose chunks run along keys are read another way.
     yield _along_keys(config), 26
