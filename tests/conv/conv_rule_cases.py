@@ -247,6 +247,7 @@ CUDA_CASES: tuple[Case, ...] = (
             (Direction.FORWARD, {"wave": (3, 1, 1)}),
             (Direction.FORWARD, {"filter": (1, 5, 5)}),
             (Direction.FORWARD, {"pixel_tile": (3, 14, 56)}),
+            (Direction.FORWARD, {"pixel_tile": (1, 14, 8), "dilation": (1, 2, 1)}),
             (Direction.FORWARD, {"num_groups_to_merge": 1}),
             (Direction.BACKWARD_DATA, {"stride": (1, 2, 2)}),
         )

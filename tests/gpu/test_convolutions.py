@@ -142,14 +142,15 @@ def test_gradients_are_added_in_place(torch: Any, client: tilewright.Client, nam
 
 
 def copied_in_boxes(case: Convolution, operation: str, tensors: dict[str, Any], **more: Any) -> list[str]:
-    """The kernels with a copy engine that are considered for a problem."""
+    """Some of the kernels with a copy engine that are considered for a problem."""
     described = {
         name: TensorDesc.of(case.dtype, tuple(tensor.shape), tuple(tensor.stride())) for name, tensor in tensors.items()
     }
     direction = {item.operation: direction for direction, item in CONFIGS.items()}[operation]
     problem = parse_conv(OperationRequest(operation, described, {}, {**case.words, **more}), direction)
     device = device_of(tilewright_arch.load("sm_90a"))
-    return [config.name for config in conv_candidates(problem, device) if config.pipeline == BULK_PIPELINE]
+    found = [config.name for config in conv_candidates(problem, device) if config.pipeline == BULK_PIPELINE]
+    return found[::4]
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])

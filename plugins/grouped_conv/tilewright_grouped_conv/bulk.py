@@ -26,14 +26,16 @@ __all__ = ["bulk_grid", "bulk_mismatches", "bulk_row", "bulk_shape", "bulk_share
 
 MOST_TAPS = 9
 """Of which a wave keeps all weights, and the rows of the image that a pair of rows meets."""
+MOST_WAITING = 4
+"""Pairs of rows whose sums stay in registers."""
 _CHANNELS = (16, 32, 64)
 """Of a tile: a pixel is as long as a swizzle of the engine."""
 _PATTERN, _BARRIER, _RESERVED = 1024, 8, 1024
 """Bytes: of what a swizzle repeats after, of a barrier, of what a workgroup takes besides."""
 _MOST_THREADS, _MOST_BLOCKS = 2048, 65535
 """Of a unit; of the second number of a grid."""
-_REGISTERS = ((32, 128), (16, 96), (0, 72))
-"""Of a thread, by channels of a group."""
+_REGISTERS = ((32, 128, 168), (16, 96, 128), (0, 72, 104))
+"""Of a thread, by channels of a group: of most kernels, and beside operands of an epilogue or taps that lie apart."""
 
 
 def bulk_shape(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
@@ -63,6 +65,8 @@ def bulk_shape(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
     ]
     if not reasons and _taps(config) > MOST_TAPS:
         reasons = [f"taps are {MOST_TAPS} at most"]
+    if not reasons and (waiting := _waiting(config)) > MOST_WAITING:
+        reasons = [f"{waiting} pairs of rows would wait for their last tap, and there are registers for {MOST_WAITING}"]
     if not reasons and arch.bulk_copy and max(_box(config)) > arch.bulk_copy.max_box:
         reasons = [f"a box has {max(_box(config))} rows or columns, and may have {arch.bulk_copy.max_box}"]
     if not reasons and bulk_shared_bytes(config) > arch.lds_bytes:
@@ -124,7 +128,8 @@ def _resident(config: ConvConfig, arch: ArchSpec) -> int:
     """Workgroups that a unit holds: as many as its shared memory, threads and registers allow."""
     threads = config.waves * arch.wave_size
     shared = (arch.lds_bytes + _RESERVED) // (bulk_shared_bytes(config) + _RESERVED)
-    registers = next(count for each, count in _REGISTERS if MERGED_PRODUCT // config.num_groups_to_merge >= each)
+    channels, roomy = MERGED_PRODUCT // config.num_groups_to_merge, config.fused or axis_shape(config, 1)[2] > 1
+    registers = next(more if roomy else few for each, few, more in _REGISTERS if channels >= each)
     return max(min(shared, _MOST_THREADS // threads, arch.register_file // (threads * registers)), 1)
 
 
@@ -172,6 +177,11 @@ def _box(config: ConvConfig) -> tuple[int, int]:
     _, rows, run = _pixels(config)
     (taps_h, step_h, apart_h), (taps_w, step_w, apart_w) = (axis_shape(config, axis) for axis in (1, 2))
     return (run - 1) * step_w + (taps_w - 1) * apart_w + 1, (rows - 1) * step_h + (taps_h - 1) * apart_h + 1
+
+
+def _waiting(config: ConvConfig) -> int:
+    taps, stride, dilation = axis_shape(config, 1)
+    return min(_pixels(config)[1] // 2, (taps - 1) * dilation // max(stride, 1) + 1)
 
 
 def _taps(config: ConvConfig) -> int:

@@ -62,7 +62,11 @@ struct MergedBulk : MergedConv<Config> {
   static constexpr int bulk_bytes = stages * stage_bytes + results * result_bytes + stages * 8;
   static_assert(columns <= 256 && span <= 256, "as long as a box may be");
 
-  static constexpr int registers = each == 32 ? 128 : each == 16 ? 96 : 72;
+  // Workgroups that a unit shall hold: compilers would read ahead until all registers are taken. Operands of an epilogue
+  // and taps that lie apart, whose sums wait longer, take more.
+  using Finish = Epilogue<Config, float, ConvRows<Config>>;
+  static constexpr bool roomy = !Finish::plain || tap_step > 1;
+  static constexpr int registers = each == 32 ? (roomy ? 168 : 128) : each == 16 ? (roomy ? 128 : 96) : roomy ? 104 : 72;
   static constexpr int min_blocks = max_of(65536 / (registers * threads), 1);
 
   // Where the byte at this address, counted as if pixels lay one after the other, lies.
@@ -162,7 +166,6 @@ struct MergedBulk : MergedConv<Config> {
     int n, h, w, height, width, channel, channels;
   };
   // Eight pixels of a row, and of the one half a tile below; a lane writes one pixel of a block to `to`.
-  template <class Finish>
   TW_DEVICE static void store(const float (&sum)[2][4], const Finish& finish, const Columns<2> (&columns)[2], const Out& y,
                               int row, uint32_t to, int lane) {
     uint32_t packed[4];
@@ -180,7 +183,6 @@ struct MergedBulk : MergedConv<Config> {
     }
     sm90::store_fragments(swizzled(to), packed);
   }
-  template <class Finish>
   TW_DEVICE static void compute(const Weights& w, const Finish& finish, const Columns<2> (&columns)[2], const Out& y,
                                 uint32_t from, uint32_t to, int lane) {
     float sum[units][2][4] = {};
@@ -246,7 +248,6 @@ struct MergedBulk : MergedConv<Config> {
     load_weights(weights, bulk, block, lane);
     const typename Base::Operands operands = Base::by_channel(p, params.task.operands());
     const ConvRows<Config> where(p, 0, size_of<C>);
-    using Finish = Epilogue<Config, float, ConvRows<Config>>;
     const Finish finish(operands.problem, operands.d, 0, where);
     Out y = {0, 0, 0, (int)p.axes[1].rows, (int)p.axes[2].rows, block * 8, (int)bulk.channels};
     Columns<2> columns_of[2];
