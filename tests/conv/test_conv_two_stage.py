@@ -7,9 +7,15 @@ from conv_cases import FIRST, LAST, SMALL, Case
 from conv_runner import ConvRunner
 from conv_truth import check, planned
 
+import tilewright_arch
+from tilewright_grouped_conv.candidates import conv_candidates
+from tilewright_grouped_conv.gpu_plan import gpu_stages
+from tilewright_grouped_conv.parse import parse_conv
 from tilewright_grouped_conv.views import Order
 from tilewright_grouped_conv.words import Direction
+from tilewright_kit.check_plugin import device_of
 from tilewright_kit.device import DeviceInfo
+from tilewright_kit.plan import Pointer, WorkspaceLayout
 
 WEIGHT = Direction.BACKWARD_WEIGHT
 DENSE = Case(5, 20, 36, 1, (17, 19), (3, 3), padding=(1, 1, 1, 1), name="dense")
@@ -63,3 +69,13 @@ def test_nothing_is_read_where_the_workspace_was_not_written(conv_runner: ConvRu
     for case in (DENSE, GROUPS, DEPTHWISE):
         for split in (1, 2, 7):
             check(conv_runner, device, case.request(WEIGHT, "fp32", split_k=split))
+
+
+@pytest.mark.parametrize(("name", "early"), [("sm_90a", True), ("sm_80", False)])
+def test_the_second_launch_begins_early_where_its_kernel_waits_for_the_first(name: str, early: bool) -> None:
+    device = device_of(tilewright_arch.load(name))
+    problem = parse_conv(Case(5, 24, 24, 24, (17, 19), (3, 3), name="").request(WEIGHT, "fp16"), WEIGHT)
+    config = next(config for config in conv_candidates(problem, device) if not config.is_matrix)
+    main, convert = gpu_stages(problem, config, device, WorkspaceLayout(), Pointer())[0]
+    assert (main.role, convert.role) == ("main", "convert")
+    assert not main.geometry.dependent and convert.geometry.dependent is early

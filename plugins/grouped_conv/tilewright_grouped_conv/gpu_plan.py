@@ -112,7 +112,12 @@ class _Launch:
             lanes = convert_lanes(config, arch)
             grid = (max(-(-elements * lanes // CONVERT_THREADS), 1), 1, 1)
             shared = CONVERT_THREADS * _PARTIAL_BYTES if lanes > 1 else 0
-            geometry = Geometry(grid=grid, block=(CONVERT_THREADS, 1, 1), shared_bytes=shared)
+            geometry = Geometry(
+                grid=grid,
+                block=(CONVERT_THREADS, 1, 1),
+                shared_bytes=shared,
+                dependent=arch.bulk_copy is not None,  # where kernels wait for the launch before theirs by themselves
+            )
             yield Stage("convert", config, "convert", args, geometry)
 
     def _tasks(self) -> Iterator[Struct]:

@@ -19,6 +19,26 @@ template <class Config>
 constexpr int convert_lanes = Config::split_k >= 64 ? 16 : Config::split_k >= 16 ? 8 : Config::split_k >= 8 ? 4 : 1;
 #endif
 
+// A plan may let the second launch begin before the first has ended (sm_90 and later): the first says so as soon as its
+// workgroups have their places, and the second waits for all that it wrote. Neither does anything elsewhere.
+TW_DEVICE void release_convert() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+TW_DEVICE void wait_for_sums() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+TW_DEVICE float load_sum(const char* from) {
+#if defined(__HIP__)
+  return load_constant<float>(from);
+#else
+  return float_of(load_coherent<1>(from).w[0]);  // which stays behind the wait
+#endif
+}
+
 // Element t of [item][m][n] is thread t's, over all workgroups; the workspace is launch.split_k times as many sums in fp32.
 template <class Config>
 TW_DEVICE void convert_partial_sums(const ConvParams<Config>& params) {
@@ -31,6 +51,7 @@ TW_DEVICE void convert_partial_sums(const ConvParams<Config>& params) {
   if (kLanes == 1 && at >= total) return;
   const char* const from = (const char*)params.launch.workspace + at * 4;
   float sum = 0.0f;
+  wait_for_sums();
   if constexpr (kLanes > 1) {
     constexpr int kMost = (Config::split_k + kLanes - 1) / kLanes;  // all of them at once
     const int slices = (int)params.launch.split_k;
@@ -39,13 +60,13 @@ TW_DEVICE void convert_partial_sums(const ConvParams<Config>& params) {
     for (int i = 0; i < kMost; i++) {
       const int s = first + i * kLanes;
       x[i] = 0.0f;
-      if (at < total && s < slices) x[i] = load_constant<float>(from + s * total * 4);
+      if (at < total && s < slices) x[i] = load_sum(from + s * total * 4);
     }
     TW_UNROLL
     for (int i = 0; i < kMost; i++) sum += x[i];
   } else {
     TW_UNROLL_BY(8)
-    for (int s = 0; s < (int)params.launch.split_k; s++) sum += load_constant<float>(from + s * total * 4);
+    for (int s = 0; s < (int)params.launch.split_k; s++) sum += load_sum(from + s * total * 4);
   }
   if constexpr (kLanes > 1) {
     const uint32_t shared = shared_base() + thread * 4;

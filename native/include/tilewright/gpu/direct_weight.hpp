@@ -266,4 +266,5 @@ struct DirectWeightFor<Config, true> {
 #define TW_CONV_KERNEL(NAME, ...) \
   TW_KERNEL(tw::gpu::DirectWeightFor<__VA_ARGS__>::type::threads, tw::gpu::DirectWeightFor<__VA_ARGS__>::min_blocks, NAME, \
             tw::ConvParams<__VA_ARGS__>, \
+            tw::gpu::release_convert(); \
             tw::gpu::DirectWeightFor<__VA_ARGS__>::type::run_block(params);)
