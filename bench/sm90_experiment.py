@@ -35,7 +35,7 @@ def problems_of(experiment: Experiment) -> list[Problem]:
     m, n, k = experiment.shape
     shapes = [(m, n, k)]
     if experiment.config.grouped:  # tasks of several sizes
-        shapes = [(m, n, k), (max(1, m // 3), n, k), (m, max(8, n // 2), k // 2 + 8), (1, n, k), (m, n, 0)]
+        shapes = [(m, n, k), (max(1, m // 3), n, k), (m, max(8, n // 2), k // 2 + 8), (1, n, k), (m, n, 8)]
     return [
         Problem(experiment.config, *shape, batch=experiment.batch, alpha=experiment.alpha, guard=experiment.guard)
         for shape in shapes

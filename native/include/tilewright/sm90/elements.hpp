@@ -27,8 +27,11 @@ struct Elements {
   static constexpr bool kExact = Epilogue::plain && is_same<C, int32>;  // sums beyond 2^24 are to stay exact
   static constexpr bool kScaledRows = Config::scale_a != Scale::none, kScaledColumns = Config::scale_b == Scale::column;
   static constexpr bool kColumnsVary = Epilogue::Bias::present || kScaledColumns;
+  // All other operands D are applied to a whole chunk at once: compilers take long over a choice of ways to read for
+  // each pair of elements.
+  static constexpr bool kByChunk = !Plan::swap && Config::D::size > 0 && !kResidual;
   // Whether the steps between scaling and conversion are stated here, with all operands at hand.
-  static constexpr bool kAtHand = kResidual || (Config::D::size == 0 && !Epilogue::plain && !Plan::swap);
+  static constexpr bool kAtHand = kResidual || kByChunk || (Config::D::size == 0 && !Epilogue::plain && !Plan::swap);
 
   // What the next chunks take. Rows of fragments: two halves, h * 8.
   struct Ahead {
@@ -190,16 +193,79 @@ struct Elements {
     else Sums::template read<kPortions>(x, q);
     if constexpr (kExact) convert(x);
   }
+  // The sums of a chunk to elements of C, where operands D take part by chunks.
+  TW_SM90 void finish_chunk(uint32_t (&x)[kChunk], const Ahead& at_hand, int r, int chunk) const {
+    float y[kChunk];
+#pragma unroll
+    for (int i = 0; i < kChunkBlocks * 4; i++) {
+      const int b = i / 4, h = i / 2 % 2, l = i % 2;
+      y[i] = (float)number(x[i]) * at_hand.columns[b].scale[l];
+      if constexpr (kScaledRows) y[i] *= at_hand.row_scale[h];
+      if constexpr (Epilogue::Bias::present) y[i] += at_hand.columns[b].shift[l];
+    }
+    apply_all(y, epilogue.d, r, column + chunk * 32, typename Config::D{});
+#pragma unroll
+    for (int i = 0; i < kChunkBlocks * 4; i += 2) {
+      float two[2];
+#pragma unroll
+      for (int l = 0; l < 2; l++) two[l] = gpu::apply_unary<Config::unary>(y[i + l], epilogue.lo, epilogue.hi);
+      const auto packed = gpu::pack<C>(two);
+      if constexpr (kHalf) x[i / 2] = packed.data.w[0];
+      else x[i] = packed.data.w[0], x[i + 1] = packed.data.w[1];
+    }
+  }
+  // Operands D in their order: of one type in a loop, so that the kernel does not grow with their number.
+  TW_SM90 void apply_all(float (&)[kChunk], const tw_gemm_operand*, int, int, types<>) const {}
+  template <class E, class... Rest>
+  TW_SM90 void apply_all(float (&y)[kChunk], const tw_gemm_operand* d, int r, int j, types<E, Rest...>) const {
+    if constexpr ((is_same<E, Rest> && ...)) {
+#pragma unroll 1
+      for (int i = 0; i < 1 + (int)sizeof...(Rest); i++) apply<E>(y, d[i], r, j);
+    } else {
+      apply<E>(y, *d, r, j);
+      apply_all(y, d + 1, r, j, types<Rest...>{});
+    }
+  }
+  // One of them to the chunk of columns from j on: by pairs where all are there and lie so, else one by one.
+  template <class E>
+  TW_SM90 void apply(float (&y)[kChunk], const tw_gemm_operand& d, int r, int j) const {
+    constexpr int kPair = 2 * size_of<E>;
+    const char* const base = (const char*)d.ptr + batch * d.batch_stride * size_of<E>;
+    if (d.col_stride == 1 && d.row_stride % 2 == 0 && gpu::is_aligned(base, kPair) && j + 32 <= n) {
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const char* const from = base + (inside(row_of(r, h)) * d.row_stride + j + quad * 2) * size_of<E>;
+#pragma unroll
+        for (int b = 0; b < kChunkBlocks; b++) {
+          const auto two = gpu::load_global<gpu::Packed<E, 2>>(from + b * 4 * kPair);
+#pragma unroll
+          for (int l = 0; l < 2; l++) step(y[b * 4 + h * 2 + l], gpu::to_float<E>(two.get(l)));
+        }
+      }
+    } else {
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const char* const from = base + inside(row_of(r, h)) * d.row_stride * size_of<E>;
+#pragma unroll
+        for (int i = 0; i < kChunkBlocks * 2; i++) {
+          const int at = j + i / 2 * 8 + quad * 2 + i % 2;
+          const char* const place = from + (at < n ? at : n - 1) * d.col_stride * size_of<E>;
+          step(y[i / 2 * 4 + h * 2 + i % 2], gpu::to_float<E>(gpu::load_global<typename E::storage>(place)));
+        }
+      }
+    }
+  }
+  static TW_SM90 void step(float& y, float d) { y = gpu::apply_binary<Config::binary>(y, d); }
   // Two neighbours of row i, from column j on; of half h and block b of a chunk.
   TW_SM90 auto pair(const uint32_t (&x)[kChunk], const Ahead& at_hand, int b, int h, int i, int j,
                     uint32_t d = 0) const {
     const T values[2] = {number(x[b * 4 + h * 2]), number(x[b * 4 + h * 2 + 1])};
     const gpu::Columns<2>& columns = at_hand.columns[b];
-    if constexpr (kPairs) {
+    if constexpr (kPairs || (kByChunk && kHalf)) {
       gpu::Packed<C, 2> word;
       word.data.w[0] = x[b * 2 + h];
       return word;
-    } else if constexpr (kExact) {
+    } else if constexpr (kExact || kByChunk) {
       gpu::Packed<C, 2> raw;
       raw.data.w[0] = x[b * 4 + h * 2], raw.data.w[1] = x[b * 4 + h * 2 + 1];
       return raw;

@@ -126,8 +126,8 @@ struct Consumer {
     }
   }
 
-  // The sums of the products of `steps` stages, at least one; one stage's are issued while those before run. `issued` is
-  // called when all are issued, before they are complete.
+  // The sums of the products of `steps` stages, at least one; one stage's are issued while those before run. `issued`
+  // is called when all are issued, before they are complete.
   template <int kInto = 0, class Issued>
   TW_SM90 void multiply(int steps, const Issued& issued) {
     int previous = 0;

@@ -68,6 +68,7 @@ struct Output : Elements<Plan> {
           for (int i = 0; i < 8; i++) ahead.d[0][i / 4][i % 4] = now.d[1][i / 4][i % 4];
           load_d(ahead.d[1], q + kAhead);
         }
+        if constexpr (Base::kByChunk) this->finish_chunk(x, now, r, chunk);
         if constexpr (Plan::staged) write_rows(x, now, d, r, chunk, buffer);
         else store_rows(x, now, r, chunk);
       }
