@@ -213,8 +213,10 @@ def test_boxes_are_lines_of_a_block_or_of_a_page(cache: str, hdim: int, elements
     assert k.fetch == v.fetch == 128
 
 
-def test_pieces_are_many_where_lengths_differ() -> None:
-    for problem, parts in ((step(batch=64, keys=4096), 1), (step(batch=64, keys=4096, page=16), 4)):
+@pytest.mark.parametrize("page", [0, 16])
+def test_keys_are_cut_where_workgroups_would_idle(page: int) -> None:
+    for batch, keys, parts in ((64, 4096, 1), (1, 65536, 32)):
+        problem = step(batch=batch, keys=keys, page=page)
         (kernel,) = kernels(problem)
         assert choose_splits(problem, kernel, DEVICE) == parts
 

@@ -108,7 +108,7 @@ def test_pages(
         ("fp8", 64, 128, "sglang"),
         ("fp8", 16, 64, "vllm"),
         ("bf16", 8, 256, "sglang"),
-        ("bf16", 1024, 72, "vllm"),
+        ("bf16", 1024, 128, "vllm"),
     ],
 )
 def test_few_queries_over_pages(

@@ -111,7 +111,8 @@ def _specialised_decoding(config: type[FmhaConfig], pages: Mapping[str, Any]) ->
             own: dict[str, Any] = {"family": Family.SPLITKV, "max_splits_log2": 5, "dtype": dtype, "hdim": hdim}
             cuts = list(decode_algorithms(hdim, dtype))
             yield from (declare(config, **own, **cut).on(*_HOPPER) for cut in cuts)
-            yield from (declare(config, **{**own, **cuts[0], **fields}).on(*_HOPPER) for fields in features)
+            if hdim in _HEADS:
+                yield from (declare(config, **{**own, **cuts[0], **fields}).on(*_HOPPER) for fields in features)
 
 
 def _decoding(config: type[FmhaConfig]) -> Declarations:

@@ -20,10 +20,6 @@ _MOST_TILES = 4
 """Tiles of rows up to which it pays: every one reads all keys."""
 _MOST_ROWS = 64
 """The same of specialised kernels."""
-_ROUNDS, _LEAST_KEYS = 7, 1024
-"""Rounds of pieces that are drawn where lengths differ, and keys of a piece: four parts of 64 sequences of up to 4096
-keys took a twelfth less than one (H200).
-"""
 _PER_UNIT = 2
 """Pieces for each unit: so many, for lengths differ."""
 _START = 9.0
@@ -77,8 +73,6 @@ def choose_splits(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) 
     if (config.pipeline == FEW_ROWS or decodes(config)) and not cpu:
         slots = units * resident(config, device.arch)
         ragged = problem.varlen or problem.has("seqlens_k")
-        if ragged and decodes(config) and items >= slots:
-            return max(min(ceil_div(_ROUNDS * slots, items), problem.seq_k // _LEAST_KEYS, config.max_splits), 1)
         return _even(items, blocks, slots, config.max_splits, ragged)
     wanted = ceil_div(units * (1 if cpu and config.team <= items else _PER_UNIT), items)
     return max(min(wanted, blocks, config.max_splits), 1)
