@@ -8,7 +8,7 @@ import pytest
 
 import tilewright_arch
 from tilewright_arch import ArchSpec
-from tilewright_grouped_conv.config import CONFIGS, ConvConfig
+from tilewright_grouped_conv.config import BULK_PIPELINE, CONFIGS, ConvConfig
 from tilewright_grouped_conv.generate_set import GENERATE_OPTIONS, generate_set, select_set
 from tilewright_grouped_conv.plugin import ConvOperation
 from tilewright_grouped_conv.rules import RULES
@@ -17,7 +17,7 @@ from tilewright_grouped_conv.sets import KERNEL_SETS, RULE_SETS
 from tilewright_grouped_conv.words import VARIANT_ALIASES, Direction, Kind, Specialization
 from tilewright_kit.errors import ConfigInvalidError, InvalidArgumentError, NotFoundError
 
-MOST = 64
+MOST = 80
 """Kernels of a default set, for an arch and a direction: who looks for one reads all names."""
 TABLES_AND_RESOURCES = {
     "wave_table",
@@ -44,6 +44,9 @@ def test_every_arch_has_default_kernels_of_every_kind_of_its_own(arch: ArchSpec,
     assert {"fp32", "fp16", "bf16"} <= {config.a for config in kernels}
     if arch.kind == "cuda":
         assert {1, 2, 4, 8, 16, 32, 64} == {config.num_groups_to_merge for config in kernels}
+        boxes = {config.num_groups_to_merge for config in kernels if config.pipeline == BULK_PIPELINE}
+        has_boxes = arch.bulk_copy is not None and direction is not Direction.BACKWARD_WEIGHT
+        assert boxes == ({2, 4, 8, 16, 32, 64} if has_boxes else set())
     if direction is Direction.BACKWARD_WEIGHT:
         assert any(config.split_k > 1 for config in kernels)
         assert any(config.two_stage for config in kernels) == (arch.kind != "cpu")

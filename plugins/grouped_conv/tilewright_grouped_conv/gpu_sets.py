@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tilewright_grouped_conv.config import ConvConfig
+from tilewright_grouped_conv.config import BULK_PIPELINE, ConvConfig
 from tilewright_grouped_conv.gpu_shapes import (
     CUDA_SHAPES,
     DEPTHWISE_STEPS,
@@ -25,8 +25,8 @@ __all__ = ["CDNA", "RDNA", "cuda_defaults", "cuda_essential", "cuda_full", "ever
 
 Declarations = Iterator[Declaration[ConvConfig]]
 
-CDNA, RDNA, _CUDA = ("gfx9*",), ("gfx1*",), ("sm_*",)
-"""Archs with waves of 64 and of 32 on AMD GPUs; CUDA devices."""
+CDNA, RDNA, _CUDA, _COPY_ENGINE = ("gfx9*",), ("gfx1*",), ("sm_*",), ("sm_90a",)
+"""Archs with waves of 64 and of 32 on AMD GPUs; CUDA devices, and those that copy boxes of tensors."""
 _FLOATS = (DType.FP32, DType.FP16, DType.BF16)
 _EIGHT = ((DType.INT8, ""), (DType.FP8, ""), (DType.BF8, ""), (DType.FP8, "bf8"), (DType.BF8, "fp8"))
 _SQUARE, _DEEP = Shape((128, 128), (2, 2), "compv4", 64, 4), Shape((128, 64), (2, 2), "compv4", 128, 3)
@@ -127,8 +127,20 @@ def _loops(config: type[ConvConfig]) -> Declarations:
     for special, merged in _MERGED:
         fields: dict[str, Any] = {"specialization": special, "num_groups_to_merge": merged, "pixel_tile": (1, 8, 8)}
         yield depthwise(config, _CUDA, Step(4, 8), DType.FP16, **{**fields, **constants})
+        if config.direction is not Direction.BACKWARD_WEIGHT:
+            yield from _faster_loops(config, {**fields, **constants})
     for dtype in (DType.FP16, DType.FP32):
         yield depthwise(config, _CUDA, Step(4, 8), dtype, specialization=Specialization.DIRECT, vector_sizes=(4, 4, 4))
+
+
+def _faster_loops(config: type[ConvConfig], fields: dict[str, Any]) -> Declarations:
+    """The other forms of merged groups: sums in lanes, of the most common sizes; tensors that a copy engine moves."""
+    stored = {**fields, "epilogue": Epilogue.CSHUFFLE}
+    boxes = {**stored, "pipeline": BULK_PIPELINE, "pixel_tile": (2, 4, 8)}
+    yield depthwise(config, _COPY_ENGINE, Step(4, 8), DType.FP16, **boxes)
+    if fields["num_groups_to_merge"] in (64, 16):
+        yield depthwise(config, _CUDA, Step(4, 8), DType.FP16, **stored)
+        yield depthwise(config, _COPY_ENGINE, Step(4, 8), DType.BF16, **boxes)
 
 
 def cuda_essential(config: type[ConvConfig], tiny: bool = False) -> Declarations:
