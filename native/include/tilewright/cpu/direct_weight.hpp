@@ -28,7 +28,7 @@ struct ConvKernel {
   using Dy = typename Config::A;
   static constexpr bool depthwise = Plan::depthwise, across = Plan::across;
   static constexpr int64_t L = kLanes;
-  static constexpr int64_t kGroupLines = 21, kCopiedLines = 8;  // whose sums are put aside together
+  static constexpr int64_t kGroupLines = 21, kCopiedLines = 12;  // whose sums are put aside together, at most
   static constexpr int64_t kPiece = 12;                         // pixels of a line that make a chain
 
   struct Memory {
@@ -133,9 +133,8 @@ struct ConvKernel {
   }
 
   static TW_INLINE void clear(float* to, int64_t count) {
-    int64_t i = 0;
-    for (; i + L <= count; i += L) store_as(to + i, f32v{});
-    for (; i < count; i++) to[i] = 0;
+    for (; count >= L; count -= L, to += L) store_as(to, f32v{});
+    for (; count > 0; count--) *to++ = 0;
   }
 
   // `count` elements, zeros behind them. `readable`: that many may be read.
@@ -226,8 +225,7 @@ struct ConvKernel {
   // Where tap t of a line begins.
   int64_t tap_offset(int64_t t) const {
     const tw_conv_axis& axis = problem.axes[2];
-    const int64_t at = t * axis.tap_step;
-    const int64_t phase = ceil_div(plan.pixels, axis.row_step) + 2 * L;
+    const int64_t at = t * axis.tap_step, phase = ceil_div(plan.pixels, axis.row_step) + 2 * L;
     if constexpr (across) return at % axis.row_step * phase + at / axis.row_step;
     else return at * L;
   }
@@ -241,7 +239,7 @@ struct ConvKernel {
     } else {
       const int64_t x_pixel = depthwise || plan.x_is_wide ? L : plan.narrow * L;
       const int64_t x_step = axis.row_step * x_pixel, tap_step = axis.tap_step * x_pixel;
-      const int64_t most = Plan::folds ? kPiece : count;
+      const int64_t most = Plan::folds ? even_part(count, kPiece) : count;
       for (; count > 0; count -= most, x += most * x_step, dy += most * dy_step) {
         const int64_t some = min_of(count, most);
         int64_t c = 0;
@@ -280,8 +278,10 @@ struct ConvKernel {
   TW_NOINLINE void end_lines(int64_t count, float* sums) const {
     if constexpr (Plan::folds)
       for (int64_t i = 0; i < count * plan.block_sums(); i += L) {
-        store_as(sums + i, load_as<f32v>(sums + i) + load_as<f32v>(memory.fresh + i));
-        store_as(memory.fresh + i, f32v{});
+        const f32v old = load_as<f32v>(sums + i), more = load_as<f32v>(memory.fresh + i), all = old + more;
+        const f32v of_old = all - more, lost = (old - of_old) + (more - (all - of_old));
+        store_as(sums + i, all);
+        store_as(memory.fresh + i, select(lost == lost, lost, f32v{}));  // by rounding: the next lines' begin with it
       }
   }
 
@@ -319,8 +319,8 @@ struct ConvKernel {
     // The usual filter, whose three lines are all kept at a time.
     const bool square = depthwise && axes[1].taps == 3 && axes[2].taps == 3 && axes[1].tap_step % 3 != 0;
     const int64_t offsets[3] = {tap_offset(0), tap_offset(1), tap_offset(2)};
-    float* const all = sums;
-    sums = begin_lines(count, all);
+    const int64_t together = lines_aside(end - begin, square ? 1 : ceil_div(plan.run, kPiece), kCopiedLines);
+    float *const all = sums, *const fresh = begin_lines(count, all);
     for (int64_t w0 = 0; w0 < width; w0 += plan.run) {
       const int64_t pixels = min_of(width - w0, plan.run), first = axes[2].origin + w0 * axes[2].row_step;
       for (int64_t i = 0; i < plan.kept; i++) memory.tags[i] = -1;
@@ -330,7 +330,7 @@ struct ConvKernel {
         const char* const dy_line = dy + (n * problem.row_n + depth * axes[0].row_stride + row * axes[1].row_stride +
                                           w0 * axes[2].row_stride) * size_of<Dy>;
         const int64_t beyond = (axes[1].rows - 1 - row) * axes[1].row_stride;
-        if (Plan::folds && (line - begin) % kCopiedLines == 0 && line > begin) end_lines(count, all);
+        if (Plan::folds && (line - begin) % together == 0 && line > begin) end_lines(count, all);
         if (!in_place && !(whole && square)) load_dy(dy_line, pixels, beyond, blocks, count);
         for (int64_t td = 0; td < axes[0].taps; td++) {
           const int64_t d = axes[0].origin + depth * axes[0].row_step + td * axes[0].tap_step;
@@ -354,14 +354,14 @@ struct ConvKernel {
               const float* const of_block =
                   in_place ? (const float*)dy_line + blocks[b].dy : memory.dy + b * dy_block();
               add_line(kept + b * x_block(), of_block, dy_step, pixels,
-                       sums + b * plan.block_sums() + (td * axes[1].taps + th) * each);
+                       fresh + b * plan.block_sums() + (td * axes[1].taps + th) * each);
             }
           }
           if (!square) continue;
           const bool all = lines[0] && lines[1] && lines[2];
           if (!all && whole && !in_place) load_dy(dy_line, pixels, beyond, blocks, count);
           for (int64_t b = 0; b < count; b++) {
-            float* const to = sums + b * plan.block_sums() + td * axes[1].taps * each;
+            float* const to = fresh + b * plan.block_sums() + td * axes[1].taps * each;
             const char* const raw = dy_line + blocks[b].dy * size_of<Dy>;
             const float* const of_block = in_place ? (const float*)raw : memory.dy + b * dy_block();
             const float* of_lines[3];
