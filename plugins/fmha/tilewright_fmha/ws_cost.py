@@ -39,18 +39,19 @@ _LAST = 0.3
 
 
 def predict_few_rows(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, launch: float) -> Prediction:
-    """Of kernels for few rows: memory binds them. Every tile of rows reads all keys; few pieces do not draw the full
-    rate.
+    """Of kernels for few rows: memory binds them, or, as every tile of rows reads all keys, the second-level cache. Few
+    pieces do not draw the full rate.
     """
-    rows = problem.seq_q * problem.group
+    rows, throughput = problem.seq_q * problem.group, device.arch.throughput
     splits = choose_splits(problem, config, device)
     pieces = work_items(problem, config, device) * splits
     keys = problem.batch * problem.heads_k * problem.seq_k * (problem.hdim_q + problem.hdim_v) * config.kv.bytes
-    again = (ceil_div(max(rows, 1), config.m0) - 1) * keys
     partial = 8.0 * splits * problem.batch * problem.heads_k * rows * config.hdim[1] if splits > 1 else 0.0
-    rate = (device.arch.throughput.memory_bytes_per_second or 1e12) * _DRAWN[config.kv.bytes]
-    memory = (problem.bytes_moved + again + partial) / (rate * min(1.0, 1.5 * pieces / units_of(device)))
-    return Prediction(memory + launch, {"memory": memory, "launch": launch})
+    rate = (throughput.memory_bytes_per_second or 1e12) * _DRAWN[config.kv.bytes]
+    drawn = min(1.0, 1.5 * pieces / units_of(device))
+    memory = (problem.bytes_moved + partial) / (rate * drawn)
+    cached = ceil_div(max(rows, 1), config.m0) * keys / ((throughput.l2_bytes_per_second or rate) * drawn)
+    return Prediction(max(memory, cached) + launch, {"memory": memory, "l2": cached, "launch": launch})
 
 
 def predict_specialised(
