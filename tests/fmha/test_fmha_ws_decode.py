@@ -213,12 +213,22 @@ def test_boxes_are_lines_of_a_block_or_of_a_page(cache: str, hdim: int, elements
     assert k.fetch == v.fetch == 128
 
 
-@pytest.mark.parametrize("page", [0, 16])
-def test_keys_are_cut_where_workgroups_would_idle(page: int) -> None:
-    for batch, keys, parts in ((64, 4096, 1), (1, 65536, 32)):
-        problem = step(batch=batch, keys=keys, page=page)
-        (kernel,) = kernels(problem)
-        assert choose_splits(problem, kernel, DEVICE) == parts
+@pytest.mark.parametrize(
+    ("batch", "keys", "page", "cache", "parts"),
+    [
+        (64, 8192, 0, "bf16", 1),  # work for all
+        (1, 65536, 0, "bf16", 32),
+        (1, 65536, 16, "bf16", 32),
+        (64, 8192, 16, "bf16", 4),  # lengths differ: pieces are drawn
+        (64, 4096, 16, "bf16", 2),
+        (64, 4096, 16, "fp8", 1),
+        (256, 8192, 16, "bf16", 1),
+    ],
+)
+def test_keys_are_cut_where_workgroups_would_idle(batch: int, keys: int, page: int, cache: str, parts: int) -> None:
+    problem = step(batch=batch, keys=keys, page=page, cache=cache)
+    (kernel,) = kernels(problem)
+    assert choose_splits(problem, kernel, DEVICE) == parts
 
 
 @pytest.mark.parametrize(("batch", "splits"), [(64, 1), (1, 32)])

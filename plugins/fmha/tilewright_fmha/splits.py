@@ -20,6 +20,11 @@ _MOST_TILES = 4
 """Tiles of rows up to which it pays: every one reads all keys."""
 _MOST_ROWS = 64
 """The same of specialised kernels."""
+_ROUNDS, _PIECE_KEYS = 7, {1: 8192, 2: 2048}
+"""Where lengths differ and there is work for all, specialised kernels draw pieces, in so many rounds at most, of at
+least so many keys, by bytes of an element: 64 sequences of up to 4096 and 8192 keys of bf16 took 8 and 18 % less than
+in one part (H200), where equal lengths take 1 to 3 % more; of fp8 2 % less, and 5 % more.
+"""
 _PER_UNIT = 2
 """Pieces for each unit: so many, for lengths differ."""
 _START = 9.0
@@ -73,6 +78,9 @@ def choose_splits(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) 
     if (config.pipeline == FEW_ROWS or decodes(config)) and not cpu:
         slots = units * resident(config, device.arch)
         ragged = problem.varlen or problem.has("seqlens_k")
+        if ragged and decodes(config) and items >= slots:
+            pieces = problem.seq_k // _PIECE_KEYS[config.kv.bytes]
+            return max(min(pieces, ceil_div(_ROUNDS * slots, items), config.max_splits), 1)
         return _even(items, blocks, slots, config.max_splits, ragged)
     wanted = ceil_div(units * (1 if cpu and config.team <= items else _PER_UNIT), items)
     return max(min(wanted, blocks, config.max_splits), 1)
