@@ -162,7 +162,7 @@ FMHA_MUTANTS = [
     ),
     FmhaMutant(
         "parts skip the blocks that do not divide",
-        DECODE,
+        JOIN,
         "from = start + part * each + min_of((uint32_t)part, more);",
         "from = start + part * each;",
         "more_parts_than_blocks",

@@ -113,7 +113,9 @@ def test_planned_kernels_are_right(name: str, gpu: DeviceInfo, folder: Path) -> 
     outputs = {"seqlens_out": ints(2)} if name == "append" else {}
     request = OperationRequest(operation, tensors, outputs, words)
     problem = PARSERS[operation](request)
-    config = next(item for item in fmha_candidates(problem, gpu) if item.family is family and item.waves <= 4)
+    # Hopper's own kernels want its copy engine, which a CPU has not.
+    portable = (item for item in fmha_candidates(problem, gpu) if item.pipeline != "ws")
+    config = next(item for item in portable if item.family is family and item.waves <= 4)
     plan = plan_fmha(problem, config, gpu)
     inputs = drawn(request, 3)
     truth = REFERENCES[operation](problem, inputs)

@@ -70,6 +70,11 @@ class Case(Protocol):
         ...
 
     @property
+    def roundings(self) -> int:
+        """How often what becomes an output is rounded to its type: once as the result, and before it is multiplied."""
+        ...
+
+    @property
     def is_plain(self) -> bool:
         """Whether the output is linear in every operand: then it can be tested by projection."""
         ...

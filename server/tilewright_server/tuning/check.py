@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewright_kit.compare import bound, compare
+from tilewright_kit.compare import bound, compare, unit_roundoff
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.dtypes import DType
 from tilewright_kit.operation import Operation
@@ -126,7 +126,7 @@ class Truth:
         """Allowed relative error of the norm."""
         if self._case is None:
             return bound(dtype, 4096)
-        limit = bound(dtype, self._case.depth)
+        limit = bound(dtype, self._case.depth) + (self._case.roundings - 1) * unit_roundoff(dtype)
         if self._device.kind != "cpu" and DTYPES[self._case.dtype][0] in ("fp8", "bf8"):
             limit += EIGHT_BIT_GPU * math.sqrt(self._case.depth / 4096)
         return limit

@@ -131,6 +131,11 @@ class AttentionCase:
         return self.hdim + self.seq_k
 
     @property
+    def roundings(self) -> int:
+        """Gradients of the scores are operands, in the type of queries and keys."""
+        return 2 if self.direction == "bwd" else 1
+
+    @property
     def is_plain(self) -> bool:
         """Scores are not linear in queries and keys."""
         return False

@@ -186,6 +186,10 @@ class ConvCase:
         return taps * (self.c if self.direction == "fwd" else self.k) // self.groups
 
     @property
+    def roundings(self) -> int:
+        return 1
+
+    @property
     def is_plain(self) -> bool:
         return not (self.bias or self.activation or self.d or self.scale or self.accumulates)
 

@@ -109,6 +109,10 @@ class GemmCase:
         return self.k
 
     @property
+    def roundings(self) -> int:
+        return 1
+
+    @property
     def is_plain(self) -> bool:
         """Whether C is the product and nothing else."""
         return not (self.bias or self.activation or self.d or self.scale_a or self.scale_b)
