@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 from conv_requests import backward_data, forward, last
+from conv_rule_cases import depthwise
 
 import tilewright_arch
 from tilewright_grouped_conv.bulk import bulk_shared_bytes, bulk_tiles
 from tilewright_grouped_conv.candidates import conv_candidates
 from tilewright_grouped_conv.codegen import generate, header_of
-from tilewright_grouped_conv.config import BULK_PIPELINE, CONFIGS, ConvConfig
+from tilewright_grouped_conv.config import BULK_PIPELINE, ConvConfig
 from tilewright_grouped_conv.fit import conv_mismatches
 from tilewright_grouped_conv.gpu_plan import gpu_stages
 from tilewright_grouped_conv.problem import ConvProblem
@@ -37,12 +38,7 @@ def bulk(direction: Direction = Direction.FORWARD, each: int = 4, **fields: Any)
     """A kernel of groups of ``each`` channels, 3 x 3 taps."""
     given: dict[str, Any] = {
         "pipeline": BULK_PIPELINE,
-        "scheduler": "default",
         "epilogue": Epilogue.CSHUFFLE,
-        "tile": (1, 1, 1),
-        "wave": (4, 1, 1),
-        "warp_tile": (1, 1, 1),
-        "vector_sizes": (8, 8, 8),
         "specialization": Specialization.DEPTHWISE if each == 1 else Specialization.DIRECT,
         "num_groups_to_merge": 64 // each,
         "channel_tile": 32,
@@ -51,7 +47,7 @@ def bulk(direction: Direction = Direction.FORWARD, each: int = 4, **fields: Any)
         "stride": (1, 1, 1),
         "dilation": (1, 1, 1),
     }
-    return CONFIGS[direction](**{**given, **fields})
+    return depthwise(direction, **{**given, **fields})
 
 
 def problem(channels: int = 96, groups: int = 24, size: int = 23, stride: int = 1, images: int = 3) -> ConvProblem:

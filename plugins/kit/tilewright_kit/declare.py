@@ -98,6 +98,8 @@ def declare(config_type: type[C], **fields: Any) -> Declaration[C]:
 
 
 _known: dict[Any, Any] = {}
+_MOST_KNOWN = 1 << 14
+"""Values that are kept: several times those of all plugins, and no more however many are asked about."""
 
 
 def _known_values(config_type: type[KernelConfig], name: str, value: Any) -> Any:
@@ -107,9 +109,12 @@ def _known_values(config_type: type[KernelConfig], name: str, value: Any) -> Any
         is_known = key in _known
     except TypeError:  # an unhashable value, which the field refuses or not
         return _values(config_type, name, value)
-    if not is_known:
-        _known[key] = _values(config_type, name, value)
-    return _known[key]
+    if is_known:
+        return _known[key]
+    found = _values(config_type, name, value)
+    if len(_known) < _MOST_KNOWN:
+        _known[key] = found
+    return found
 
 
 def _typed(value: Any) -> Any:
