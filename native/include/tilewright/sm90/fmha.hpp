@@ -82,7 +82,7 @@ struct Fmha {
 
   TW_SM90 void tell(const FmhaSpan& span, RingState<2>& ring) const {
     barriers.next().wait_empty(ring);
-    store_span(barriers.slot(ring.stage), span);
+    store_message(barriers.slot(ring.stage), span);
     arrive(barriers.next().full(ring.stage));
     ring.next();
   }
@@ -91,7 +91,7 @@ struct Fmha {
   template <int kQuads>
   TW_SM90 bool told(FmhaSpan& span, RingState<2>& ring, bool alone) const {
     barriers.next().wait_full(ring);
-    span = load_span<kQuads>(barriers.slot(ring.stage));
+    span = load_message<FmhaSpan, kQuads>(barriers.slot(ring.stage));
     if (!alone) __syncwarp();
     if (alone || threadIdx.x % kWarp == 0) arrive(barriers.next().empty(ring.stage));
     ring.next();
@@ -219,14 +219,14 @@ struct Fmha {
     for (;;) {
       barriers.next().wait_full(ring);
       const uint32_t slot = barriers.slot(ring.stage);
-      const FmhaSpan span = load_span(slot);
+      const FmhaSpan span = load_message<FmhaSpan>(slot);
       if (span.count < 0) break;
       Rows rows(args, span, top_of(own, span), row_of(own, span));
       float o[results];
 #pragma unroll
       for (int i = 0; i < results; i++) o[i] = 0.0f;
       if (span.count > 0) attend(own, span, rows, o);
-      store(own, load_span(slot), rows, o);  // again, rather than in registers all along
+      store(own, load_message<FmhaSpan>(slot), rows, o);  // again, rather than in registers all along
       __syncwarp();
       if (own.thread % kWarp == 0) arrive(barriers.next().empty(ring.stage));
       ring.next();

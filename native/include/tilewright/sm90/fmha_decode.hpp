@@ -93,7 +93,7 @@ struct FmhaFewRows {
       if (!more || piece.rows > 0) {
         barriers.next().wait_empty(next);
         if (lane == 0) {
-          store_piece(barriers.slot(next.stage), piece);
+          store_message(barriers.slot(next.stage), piece);
           arrive(barriers.next().full(next.stage));
         }
         next.next();
@@ -181,7 +181,7 @@ struct FmhaFewRows {
     uint32_t turn = 0;  // which of the places for maxima
     for (;;) {
       barriers.next().wait_full(next);
-      const FmhaPiece piece = load_piece(barriers.slot(next.stage));
+      const FmhaPiece piece = load_message<FmhaPiece>(barriers.slot(next.stage));
       __syncwarp();
       if (lane == 0) arrive(barriers.next().empty(next.stage));
       next.next();

@@ -1,6 +1,7 @@
 // What a specialised kernel for few rows keeps where, and what its producer tells of a piece of work. See fmha_decode.hpp.
 #pragma once
 #include "tilewright/gpu/fmha_join.hpp"
+#include "tilewright/sm90/fmha_message.hpp"
 #include "tilewright/sm90/mbarrier.hpp"
 
 namespace tw::sm90 {
@@ -55,26 +56,6 @@ struct FmhaPiece {
   int part, ticket, skipped, unused;
   static constexpr int quads = 4, bytes = quads * 16;
 };
-
-TW_SM90 void store_piece(uint32_t to, const FmhaPiece& piece) {
-  const int* const words = &piece.count;
-#pragma unroll
-  for (int i = 0; i < FmhaPiece::quads; i++)
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to + i * 16), "r"(words[4 * i]), "r"(words[4 * i + 1]),
-                 "r"(words[4 * i + 2]), "r"(words[4 * i + 3])
-                 : "memory");
-}
-TW_SM90 FmhaPiece load_piece(uint32_t from) {
-  FmhaPiece piece;
-  int* const words = &piece.count;
-#pragma unroll
-  for (int i = 0; i < FmhaPiece::quads; i++)
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(words[4 * i]), "=r"(words[4 * i + 1]), "=r"(words[4 * i + 2]), "=r"(words[4 * i + 3])
-                 : "r"(from + i * 16)
-                 : "memory");
-  return piece;
-}
 
 // The barriers of the ring and of two slots for pieces.
 template <class Plan>

@@ -1,6 +1,7 @@
 // What a specialised attention kernel keeps where, which tile comes next, and which keys a tile reads. See fmha.hpp.
 #pragma once
 #include "tilewright/gpu/fmha_params.hpp"
+#include "tilewright/sm90/fmha_message.hpp"
 #include "tilewright/sm90/mbarrier.hpp"
 
 namespace tw::sm90 {
@@ -47,28 +48,6 @@ struct FmhaSpan {
   int bad, culprit;
   static constexpr int quads = 3, bytes = quads * 16;
 };
-
-TW_SM90 void store_span(uint32_t to, const FmhaSpan& span) {
-  const int* const words = &span.count;
-#pragma unroll
-  for (int i = 0; i < FmhaSpan::quads; i++)
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to + i * 16), "r"(words[4 * i]), "r"(words[4 * i + 1]),
-                 "r"(words[4 * i + 2]), "r"(words[4 * i + 3])
-                 : "memory");
-}
-// The first kQuads times four words.
-template <int kQuads = FmhaSpan::quads>
-TW_SM90 FmhaSpan load_span(uint32_t from) {
-  FmhaSpan span;
-  int* const words = &span.count;
-#pragma unroll
-  for (int i = 0; i < kQuads; i++)
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(words[4 * i]), "=r"(words[4 * i + 1]), "=r"(words[4 * i + 2]), "=r"(words[4 * i + 3])
-                 : "r"(from + i * 16)
-                 : "memory");
-  return span;
-}
 
 // Barriers of a workgroup, and the slots through which the thread of keys tells which tile is next.
 template <class Plan>
