@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,3 +75,11 @@ def check(
     memory = runner.run(item.plan, inputs, team, in_place)
     require_right(item, inputs, memory[item.output].view)
     return item
+
+
+def check_all(
+    runner: ConvRunner, device: DeviceInfo, requests: Sequence[OperationRequest], in_place: bool = False
+) -> list[Planned]:
+    """All of several, whose kernels are built together."""
+    runner.prepare([planned(request, device).plan for request in requests])
+    return [check(runner, device, request, in_place=in_place) for request in requests]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conv_cases import FIRST, LAST, SMALL, Case
 from conv_runner import ConvRunner
-from conv_truth import CONVS, check, planned, require_right
+from conv_truth import CONVS, check, check_all, planned, require_right
 from sampling import partly
 
 from tilewright_grouped_conv.views import Order
@@ -16,6 +16,7 @@ from tilewright_grouped_conv.words import Direction, Specialization
 from tilewright_kit.compare import relative_error, unit_roundoff
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.dtypes import DType
+from tilewright_kit.problem import OperationRequest
 from tilewright_kit.tensor import TensorDesc
 
 pytestmark = pytest.mark.slow
@@ -41,9 +42,7 @@ def test_every_direction_type_and_order_is_right_for_all_sizes(
     """fp32 has every case in both orders, the others every case in one."""
     half = SMALL[(order == FIRST) ^ (dtype == "bf16") :: 2]
     requests = [case.request(direction, dtype, order) for case in (SMALL if dtype == "fp32" else half)]
-    conv_runner.prepare([planned(request, device).plan for request in requests])
-    for request in requests:
-        check(conv_runner, device, request)
+    check_all(conv_runner, device, requests)
 
 
 SQUARE = {"filter": (3, 3), "padding": (1, 1, 1, 1)}
@@ -81,10 +80,7 @@ SMALL_GROUPS = (
 def test_whole_vectors_of_channels_are_right(
     conv_runner: ConvRunner, device: DeviceInfo, direction: Direction, dtype: str, cases: tuple[Case, ...]
 ) -> None:
-    requests = [case.request(direction, dtype) for case in cases]
-    conv_runner.prepare([planned(request, device).plan for request in requests])
-    for request in requests:
-        check(conv_runner, device, request)
+    check_all(conv_runner, device, [case.request(direction, dtype) for case in cases])
 
 
 @pytest.mark.parametrize("direction", Direction, ids=str)
@@ -107,8 +103,9 @@ def test_forward_takes_floats_of_8_bits_in_any_pair(
     conv_runner: ConvRunner, device: DeviceInfo, first: str, second: str, order: Order
 ) -> None:
     more = {"scale": of("fp32", (PLAIN.k,))}
-    check(conv_runner, device, PLAIN.request(FWD, first, order, other=second))
-    check(conv_runner, device, PLAIN.request(FWD, first, order, other=second, more=more, out_dtype="fp32"))
+    plain = PLAIN.request(FWD, first, order, other=second)
+    scaled = PLAIN.request(FWD, first, order, other=second, more=more, out_dtype="fp32")
+    check_all(conv_runner, device, [plain, scaled])
 
 
 @pytest.mark.parametrize("out", ["int32", "fp32", "int8"])
@@ -121,21 +118,25 @@ def test_forward_takes_integers(conv_runner: ConvRunner, device: DeviceInfo, ord
 
 @pytest.mark.parametrize("order", [LAST, FIRST], ids=str)
 def test_the_epilogue_of_forward_is_that_of_products(conv_runner: ConvRunner, device: DeviceInfo, order: Order) -> None:
-    more = {"bias": of("fp32", (PLAIN.k,)), "d[0]": PLAIN.tensor("y", "fp32", order)}
-    check(conv_runner, device, PLAIN.request(FWD, "fp32", order, more=more, unary="Silu", alpha=0.5))
-    more["d[1]"] = PLAIN.tensor("y", "bf16", order)
-    check(conv_runner, device, PLAIN.request(FWD, "bf16", order, more=more, binary="MultiDAdd", unary="Relu"))
+    one = {"bias": of("fp32", (PLAIN.k,)), "d[0]": PLAIN.tensor("y", "fp32", order)}
+    two = {**one, "d[1]": PLAIN.tensor("y", "bf16", order)}
     clamp = {"unary": "Clamp", "clamp_lo": -1.0, "clamp_hi": 0.5}
-    check(conv_runner, device, PLAIN.request(FWD, "fp16", order, more={"bias": of("fp16", (PLAIN.k,))}, **clamp))
+    requests = [
+        PLAIN.request(FWD, "fp32", order, more=one, unary="Silu", alpha=0.5),
+        PLAIN.request(FWD, "bf16", order, more=two, binary="MultiDAdd", unary="Relu"),
+        PLAIN.request(FWD, "fp16", order, more={"bias": of("fp16", (PLAIN.k,))}, **clamp),
+    ]
+    check_all(conv_runner, device, requests)
 
 
 @pytest.mark.parametrize("order", [LAST, FIRST], ids=str)
-@pytest.mark.parametrize("case", [SMALL[1], SMALL[2], SMALL[5]], ids=str)
 def test_transposed_convolution_takes_a_bias_and_an_activation(
-    conv_runner: ConvRunner, device: DeviceInfo, case: Case, order: Order
+    conv_runner: ConvRunner, device: DeviceInfo, order: Order
 ) -> None:
-    more = {"bias": of("fp32", (case.c,))}
-    check(conv_runner, device, case.request(DATA, "fp32", order, more=more, unary="Relu", alpha=2.0))
+    def request(case: Case) -> OperationRequest:
+        return case.request(DATA, "fp32", order, more={"bias": of("fp32", (case.c,))}, unary="Relu", alpha=2.0)
+
+    check_all(conv_runner, device, [request(case) for case in (SMALL[1], SMALL[2], SMALL[5])])
 
 
 @pytest.mark.parametrize("in_place", [False, True])
@@ -146,19 +147,20 @@ def test_gradients_are_added_to_what_is_there(
     conv_runner: ConvRunner, device: DeviceInfo, direction: Direction, dtype: str, order: Order, in_place: bool
 ) -> None:
     name = "dx" if direction is DATA else "dw"
-    for case in (SMALL[1], SMALL[2], SMALL[5], SMALL[8]):
+
+    def request(case: Case) -> OperationRequest:
         old = case.tensor(name, dtype, order)
-        request = case.request(
-            direction, dtype, order, more={"acc": old}, outputs={name: old}, accumulate=True, alpha=0.5
-        )
-        item = check(conv_runner, device, request, in_place=in_place)
+        return case.request(direction, dtype, order, more={"acc": old}, outputs={name: old}, accumulate=True, alpha=0.5)
+
+    requests = [request(case) for case in (SMALL[1], SMALL[2], SMALL[5], SMALL[8])]
+    for item in check_all(conv_runner, device, requests, in_place):
         assert [name, "acc"] in item.plan.details["in_place"]
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_gradients_of_weights_come_in_fp32_too(conv_runner: ConvRunner, device: DeviceInfo, dtype: str) -> None:
-    for case in (SMALL[3], SMALL[5]):
-        item = check(conv_runner, device, case.request(WEIGHT, dtype, out_dtype="fp32"))
+    requests = [case.request(WEIGHT, dtype, out_dtype="fp32") for case in (SMALL[3], SMALL[5])]
+    for item in check_all(conv_runner, device, requests):
         assert item.problem.dtype_out == "fp32"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import pytest
@@ -57,8 +56,7 @@ def check(
 ) -> ExecutionPlan:
     """Parse, select, plan, build, run and compare."""
     problem = GEMM.parse(request)
-    chosen = config or Selector().select(GEMM, problem, device).config
-    assert isinstance(chosen, GemmConfig)
+    chosen = config or selected(request, device)
     assert not GEMM.mismatches(problem, chosen, device)
     plan = GEMM.plan(problem, chosen, device)
     rng = np.random.default_rng(seed)
@@ -71,6 +69,13 @@ def check(
             result = compare(memory[item.name].view, truth[item.name], item.desc.dtype, k, problem.dtype_acc)
             assert result.passed, f"{item.name} of {chosen.name}: {result}"
     return plan
+
+
+def selected(request: OperationRequest, device: DeviceInfo) -> GemmConfig:
+    """The kernel that the cost model picks."""
+    config = Selector().select(GEMM, GEMM.parse(request), device).config
+    assert isinstance(config, GemmConfig)
+    return config
 
 
 def blocked_by_two(request: OperationRequest, device: DeviceInfo, scheduler: str = "intrawave") -> GemmConfig:
@@ -88,12 +93,17 @@ def test_every_type_and_layout_is_right_with_padded_leading_dimensions(
     runner: Runner, device: DeviceInfo, a: str, b: str, layout: str
 ) -> None:
     m, n, k = 61, 83, 147
-    request = OperationRequest(
-        "gemm",
-        {"a": matrix(a, m, k, layout[0], 3), "b": matrix(b, k, n, layout[1], 5)},
-        {"out": matrix("int32" if a == "int8" else "fp32", m, n, "r", 7)},
-    )
-    check(runner, device, request, blocked_by_two(request, device))
+    requests = {
+        each: OperationRequest(
+            "gemm",
+            {"a": matrix(a, m, k, each[0], 3), "b": matrix(b, k, n, each[1], 5)},
+            {"out": matrix("int32" if a == "int8" else "fp32", m, n, "r", 7)},
+        )
+        for each in LAYOUTS
+    }
+    kernels = {each: blocked_by_two(request, device) for each, request in requests.items()}
+    runner.prepare(kernels.values())  # those of all layouts are built together
+    check(runner, device, requests[layout], kernels[layout])
 
 
 @pytest.mark.parametrize(
@@ -120,7 +130,12 @@ def test_every_candidate_of_a_problem_is_right(runner: Runner, device: DeviceInf
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "fp8", "int8"])
 def test_results_are_written_in_every_float_type(runner: Runner, device: DeviceInfo, dtype: str, out: str) -> None:
     inputs = {"a": matrix(dtype, 20, 65, "r"), "b": matrix(dtype, 65, 50, "c")}
-    check(runner, device, OperationRequest("gemm", inputs, {}, {"out_dtype": out, "alpha": 0.01}))
+    requests = {
+        each: OperationRequest("gemm", inputs, {}, {"out_dtype": each, "alpha": 0.01})
+        for each in ("fp32", "fp16", "bf16")
+    }
+    runner.prepare(selected(request, device) for request in requests.values())
+    check(runner, device, requests[out])
 
 
 UNARY = ("Relu", "Gelu", "FastGelu", "Silu", "Sigmoid", "Tanh", "HardSwish", "Clamp")
@@ -128,11 +143,14 @@ UNARY = ("Relu", "Gelu", "FastGelu", "Silu", "Sigmoid", "Tanh", "HardSwish", "Cl
 
 @pytest.mark.parametrize("unary", UNARY)
 def test_every_unary_step_is_right(runner: Runner, device: DeviceInfo, unary: str) -> None:
-    attributes: dict[str, Any] = {"unary": unary, "alpha": 0.25}
-    if unary == "Clamp":
-        attributes |= {"clamp_lo": -0.5, "clamp_hi": 1.25}
     inputs = {"a": matrix("fp32", 19, 30, "r"), "b": matrix("fp32", 30, 45, "c"), "bias": TensorDesc.of("fp32", (45,))}
-    check(runner, device, OperationRequest("gemm", inputs, {}, attributes))
+    limits = {"Clamp": {"clamp_lo": -0.5, "clamp_hi": 1.25}}
+    requests = {
+        each: OperationRequest("gemm", inputs, {}, {"unary": each, "alpha": 0.25, **limits.get(each, {})})
+        for each in UNARY
+    }
+    runner.prepare(selected(request, device) for request in requests.values())
+    check(runner, device, requests[unary])
 
 
 @pytest.mark.parametrize("binary", ["Add", "Multiply"])
