@@ -16,7 +16,6 @@ __all__ = [
     "digest",
     "environment",
     "file_stamp",
-    "first_line",
     "have_module",
     "without_folders",
     "zig_binary",
@@ -63,7 +62,7 @@ def answer_of(argv: Sequence[str]) -> str | None:
     return answer.stdout.decode("utf-8", "replace") if answer.returncode == 0 else None
 
 
-def first_line(argv: Sequence[str]) -> str | None:
+def _first_line(argv: Sequence[str]) -> str | None:
     """The first line of the answer, which names version and packaging revision; None if there is no good answer."""
     lines = (answer_of(argv) or "").splitlines()
     return lines[0].strip() if lines else None
@@ -85,7 +84,7 @@ def zig_binary() -> tuple[Path, str] | None:
     spec = importlib.util.find_spec("ziglang")
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         binary = Path(folder) / "zig"
-        version = first_line((str(binary), "version")) if binary.is_file() else None
+        version = _first_line((str(binary), "version")) if binary.is_file() else None
         stamp = file_stamp(binary)
         if version is not None and stamp is not None:
             # Size instead of a digest: the binary has well over 100 MB, and a released wheel never changes.

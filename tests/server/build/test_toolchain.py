@@ -85,6 +85,14 @@ def test_upgraded_compiler_has_another_identity(fake, fake_toolchain: CpuToolcha
     assert fake_toolchain.identity() != before
 
 
+def test_only_gcc_is_told_which_of_its_passes_to_leave_out(
+    fake, fake_toolchain: CpuToolchain, unit: Unit, arch: ArchSpec
+) -> None:
+    assert "-fno-tree-pre" not in fake_toolchain.flags(unit(), arch)
+    fake.behave("exit 1", version="g++ 12.2.0\nCopyright (C) 2022 Free Software Foundation, Inc.")
+    assert "-fno-tree-pre" in fake_toolchain.flags(unit(), arch)
+
+
 def test_refusal_carries_the_end_of_the_log_and_no_paths(unit: Unit, tmp_path: Path, arch: ArchSpec) -> None:
     source = unit(text='#include "tilewright/cpu/team.h"\nint x = tw_team();\n#error planted\n')
     error = refused(CpuToolchain([include_dir()]), source, tmp_path / "work", arch)

@@ -5,7 +5,6 @@
 // lines that the filter covers are widened to fp32 with zeros around them, one line for each remainder of a coordinate
 // by the stride.
 #pragma once
-#include "tilewright/cpu/few_passes.hpp"  // first: it is about all code after it
 #include "tilewright/cpu/depthwise_last.hpp"
 
 TW_NAMESPACE_BEGIN

@@ -6,7 +6,6 @@
 //     some whole groups, each lane of which picks its group's values from one vector of the pixel, or
 //     up to four vectors of one group, whose values are spread one by one; taps that are neighbours make one run.
 #pragma once
-#include "tilewright/cpu/few_passes.hpp"  // first: it is about all code after it
 #include "tilewright/cpu/direct_results.hpp"
 #include "tilewright/cpu/direct_weights.hpp"
 #include "tilewright/cpu/short_chains.hpp"
