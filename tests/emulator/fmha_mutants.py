@@ -93,8 +93,8 @@ FMHA_MUTANTS = [
     FmhaMutant(
         "results whose columns lie apart are stored side by side",
         PARAMS,
-        "bool whole = kBytes % 4 == 0 && step == 1;",
-        "bool whole = kBytes % 4 == 0;",
+        "if (step == 1 && ((uintptr_t)to & 15) == 0)",
+        "if (((uintptr_t)to & 15) == 0)",
         "columns",
     ),
     FmhaMutant(

@@ -130,14 +130,15 @@ struct FmhaBackwardAtoms {
     }
     const tw_fmha_args& again = read_again(args);
     const float keep = Config::dropout ? (float)again.keep_scale : 1.0f;
-    store(dk, again.dk, item, b, hk, j0, room, (int)again.hdim_q, part() * wave_q, (float)again.scale);
-    store(dv, again.dv, item, b, hk, j0, room, (int)again.hdim_v, part() * wave_v, keep);
+    store<wave_q>(dk, again.dk, item, b, hk, j0, room, (int)again.hdim_q, part() * wave_q, (float)again.scale);
+    store<wave_v>(dv, again.dv, item, b, hk, j0, room, (int)again.hdim_v, part() * wave_v, keep);
   }
 
-  template <class Atom>
+  template <int kColumns, class Atom>
   TW_DEVICE void store(Atom& atom, const tw_fmha_tensor& to, const FmhaItem& item, int b, int hk, int j0, int room,
                        int hdim, int column0, float factor) const {
     char* const base = (char*)rows_of(to, b, hk, item.k_first + j0);
+#if defined(__HIP__)
     fmha_each_run(atom, [&](float (&x)[Atom::run], int slot, int, int index) {
       const int r = key0() + Atom::row_at(lane, slot), c = column0 + Atom::run_column(lane, index);
       if (j0 + r >= room) return;
@@ -145,6 +146,22 @@ struct FmhaBackwardAtoms {
       for (int e = 0; e < Atom::run; e++) x[e] *= factor;
       fmha_store_run<X>(base + (r * to.row + c * to.col) * size_of<X>, x, hdim - c, to.col);
     });
+#else
+    // Through the wave's own part of shared memory: so few instructions store them.
+    using Rows = FmhaStagedRows<X, kColumns>;
+    constexpr int kBytes = wave_keys * FmhaStagedRows<X, max_of(wave_q, wave_v)>::bytes;
+    static_assert(waves * kBytes <= shared_bytes, "there is room for results");
+    const uint32_t rows = shared + wave * kBytes;
+    fmha_each_run(atom, [&](float (&x)[Atom::run], int, int strip, int index) {
+      TW_UNROLL
+      for (int e = 0; e < Atom::run; e++) x[e] *= factor;
+      atom.set(x, strip, index);
+    });
+    barrier();  // nobody reads operands any more
+    Rows::stage(atom, rows, lane);
+    Rows::store(rows, lane, min_of(wave_keys, room - j0 - key0()), hdim - column0, to.col,
+                [&](int r) { return base + ((key0() + r) * to.row + column0 * to.col) * size_of<X>; });
+#endif
   }
 
   TW_DEVICE void queries(KeyAtom& dk, ValueAtom& dv, const FmhaItem& item, int b, int h, int i0, int j0,

@@ -33,7 +33,15 @@ struct FmhaForward {
 #else
   static constexpr bool copies = is_async && is_same<K, X>;  // whole rows, as they are
 #endif
+  static constexpr int most_copies = Config::paged ? 4 : 8;  // in a row: of pages, addresses are much code
   static constexpr bool has_columns = Config::paged || varying;  // what is looked up for each column
+  // The first turn of the loop only asks for keys: once in the code is enough, for most of it is addresses. (clang 22.1
+  // crashes on some such kernels.)
+#if defined(__HIP__)
+  static constexpr bool asks_first = false;
+#else
+  static constexpr bool asks_first = is_async && Config::m0 >= 64;
+#endif
   static constexpr int column_words = (Config::paged ? 1 : 0) + (varying ? 2 : 0);
   using Ring = FmhaRing<Config, X, Values::along_rows, column_words>;
   static constexpr int waves = Ring::waves, threads = waves * kWave, m0 = Config::m0, n0 = Config::n0;
@@ -179,11 +187,10 @@ struct FmhaForward {
     }
   }
 
-  template <int kMost = 16>
   TW_DEVICE void load_keys(const Keys& keys, int c0) const {
     const uint32_t to = shared + TileQ::bytes;
     if constexpr (copies) {
-      if (keys.aligned) return keys.template copy<TileK, threads, kMost>(args, to, thread, c0);
+      if (keys.aligned) return keys.template copy<TileK, threads, most_copies>(args, to, thread, c0);
     }
     fmha_load_lines<K, X, TileK, threads, is_async, copies ? 1 : 2>(
         to, thread, [&](int r, int c) { return keys.row(args, c0, r, c); });
@@ -191,7 +198,7 @@ struct FmhaForward {
   TW_DEVICE void load_values(const Values& values, int c0) const {
     const uint32_t to = shared + v_at;
     if constexpr (copies && !Values::along_rows) {
-      if (values.aligned) return values.template copy<TileV, threads>(args, to, thread, c0);
+      if (values.aligned) return values.template copy<TileV, threads, most_copies>(args, to, thread, c0);
     }
     if constexpr (Values::along_rows)
       fmha_load_lines<V, X, TileV, threads, is_async>(to, thread,
@@ -212,35 +219,39 @@ struct FmhaForward {
     uint32_t columns = shared + pages_at;
     Keys keys(args.k, item, key_head, args.hdim_q, columns);
     Values values(args.v, item, key_head, args.hdim_v, columns);
-    int c0 = range.sink_last > 0 ? 0 : (int)range.first / n0 * n0;
-    if (c0 >= last) return;
-    if constexpr (is_async) {
+    const int begin = range.sink_last > 0 ? 0 : (int)range.first / n0 * n0;
+    if (begin >= last) return;
+    int c0 = asks_first ? -1 : begin;
+    if constexpr (is_async && !asks_first) {
       if constexpr (has_columns) {
         look_up(item, b, key_head, c0, columns);
         barrier();
       }
-      load_keys<Config::paged ? 4 : 16>(keys, c0);  // there, addresses are much code
+      load_keys(keys, c0);
       commit_async();
     }
     TW_NO_UNROLL
     while (c0 < last) {
-      const int next = after(c0, range);
+      const bool asks = asks_first && c0 < 0;
+      const int next = asks ? begin : after(c0, range);
       const uint32_t own = columns;
-      if constexpr (is_async) {
-        load_values(values, c0);
-        commit_async();
-        wait_async<1>();
-      } else {
-        if constexpr (has_columns) {
-          look_up(item, b, key_head, c0, columns);
-          barrier();
-        }
-        load_keys(keys, c0);
-      }
-      barrier();
       ScoreAtom s;
-      s.clear();
-      fmha_multiply<ScoreAtom, TileQ>(s, shared, shared + TileQ::bytes, wave_first, 0, lane);
+      if (!asks) {
+        if constexpr (is_async) {
+          load_values(values, c0);
+          commit_async();
+          wait_async<1>();
+        } else {
+          if constexpr (has_columns) {
+            look_up(item, b, key_head, c0, columns);
+            barrier();
+          }
+          load_keys(keys, c0);
+        }
+        barrier();
+        s.clear();
+        fmha_multiply<ScoreAtom, TileQ>(s, shared, shared + TileQ::bytes, wave_first, 0, lane);
+      }
       if constexpr (is_async && has_columns) {
         columns = columns == shared + pages_at ? columns + column_bytes : columns - column_bytes;
         keys.pages = values.pages = columns;
@@ -250,6 +261,10 @@ struct FmhaForward {
       if constexpr (is_async) {
         if (next < last) load_keys(keys, next);
         commit_async();
+        if (asks) {
+          c0 = next;
+          continue;
+        }
       } else {
         load_values(values, c0);
       }
@@ -297,40 +312,6 @@ struct FmhaForward {
     }
   }
 
-  TW_DEVICE void store(Softmax& softmax, ValueAtom& o, const FmhaItem& item, const Work& work, int all,
-                       bool skipped) const {
-    float scale[Softmax::slots], lse[Softmax::slots];
-    softmax.finish(scale, lse);
-    const int64_t items = Config::varlen ? 0 : work.b, col = split ? 1 : args.o.col;
-    using To = typename Stored<split>::type;
-    char* to[Softmax::slots];  // null: no such row
-    TW_UNROLL
-    for (int slot = 0; slot < Softmax::slots; slot++) {
-      to[slot] = nullptr;
-      if (softmax.place(slot) >= all) continue;
-      const int64_t h = softmax.head_of(slot), i = softmax.query(slot), place = item.q_first + i;
-      if (skipped || i >= (int)item.q_rows) scale[slot] = 0.0f, lse[slot] = minus_infinity();
-      const bool writes = (lane & ScoreAtom::row_bits) == 0;
-      if constexpr (split) {
-        const int64_t line = Config::varlen
-                                 ? (work.part * args.heads_q + h) * args.total_q + place
-                                 : ((work.part * args.batch + work.b) * args.heads_q + h) * args.seq_q + i;
-        to[slot] = (char*)(args.o_acc + line * Config::hdim_v);
-        if (writes) store_global(args.lse_acc + line, lse[slot]);
-      } else {
-        to[slot] = (char*)args.o.ptr + (items * args.o.batch + h * args.o.head + place * args.o.row) * size_of<To>;
-        if (Config::lse && writes)
-          store_global((float*)args.lse.ptr + items * args.lse.batch + h * args.lse.head + place * args.lse.row, lse[slot]);
-      }
-    }
-    const int hdim = split ? Config::hdim_v : (int)args.hdim_v;
-    fmha_each_run(o, [&](float (&x)[ValueAtom::run], int slot, int strip, int index) {
-      TW_UNROLL
-      for (int e = 0; e < ValueAtom::run; e++) x[e] = scale[slot] == 0.0f ? 0.0f : x[e] * scale[slot];
-      o.set(x, strip, index);
-    });
-    fmha_store_results<To>(o, to, lane, hdim, col);
-  }
   template <bool kParts, class Void = void>
   struct Stored {
     using type = fp32;
@@ -339,6 +320,67 @@ struct FmhaForward {
   struct Stored<false, Void> {
     using type = typename Config::O;
   };
+  using Result = typename Stored<split>::type;
+  // Results pass through shared memory where they have room: so few instructions store them.
+#if defined(__HIP__)
+  static constexpr bool stages_results = false;
+#else
+  static constexpr bool stages_results = m0 * FmhaStagedRows<Result, Config::hdim_v>::bytes <= shared_bytes;
+#endif
+
+  // Row i of head h, of the results or of the work's part of them.
+  TW_DEVICE int64_t part_line(const FmhaItem& item, const Work& work, int64_t h, int64_t i) const {
+    return Config::varlen ? (work.part * args.heads_q + h) * args.total_q + item.q_first + i
+                          : ((work.part * args.batch + work.b) * args.heads_q + h) * args.seq_q + i;
+  }
+  TW_DEVICE char* row_of(const FmhaItem& item, const Work& work, int64_t h, int64_t i) const {
+    if constexpr (split) return (char*)(args.o_acc + part_line(item, work, h, i) * Config::hdim_v);
+    return (char*)args.o.ptr + ((Config::varlen ? 0 : work.b * args.o.batch) + h * args.o.head +
+                                (item.q_first + i) * args.o.row) * size_of<Result>;
+  }
+
+  TW_DEVICE void store(Softmax& softmax, ValueAtom& o, const FmhaItem& item, const Work& work, int all,
+                       bool skipped) const {
+    float scale[Softmax::slots], lse[Softmax::slots];
+    softmax.finish(scale, lse);
+    const int64_t items = Config::varlen ? 0 : work.b, col = split ? 1 : args.o.col;
+    char* to[Softmax::slots];  // null: no such row
+    TW_UNROLL
+    for (int slot = 0; slot < Softmax::slots; slot++) {
+      to[slot] = nullptr;
+      if (softmax.place(slot) >= all) continue;
+      const int64_t h = softmax.head_of(slot), i = softmax.query(slot);
+      if (skipped || i >= (int)item.q_rows) scale[slot] = 0.0f, lse[slot] = minus_infinity();
+      to[slot] = row_of(item, work, h, i);
+      const bool writes = (lane & ScoreAtom::row_bits) == 0;
+      if constexpr (split) {
+        if (writes) store_global(args.lse_acc + part_line(item, work, h, i), lse[slot]);
+      } else {
+        if (Config::lse && writes)
+          store_global((float*)args.lse.ptr + items * args.lse.batch + h * args.lse.head +
+                           (item.q_first + i) * args.lse.row, lse[slot]);
+      }
+    }
+    const int hdim = split ? Config::hdim_v : (int)args.hdim_v;
+    fmha_each_run(o, [&](float (&x)[ValueAtom::run], int slot, int strip, int index) {
+      TW_UNROLL
+      for (int e = 0; e < ValueAtom::run; e++) x[e] = scale[slot] == 0.0f ? 0.0f : x[e] * scale[slot];
+      o.set(x, strip, index);
+    });
+    if constexpr (stages_results) {
+      using Rows = FmhaStagedRows<Result, Config::hdim_v>;
+      barrier();  // nobody reads or writes operands any more
+      const uint32_t rows = shared + thread / kWave * wave_rows * Rows::bytes;
+      Rows::stage(o, rows, lane);
+      Rows::store(rows, lane, min_of(wave_rows, all - softmax.row0), hdim, col, [&](int r) {
+        const int p = softmax.row0 + r;
+        return Config::pack_gqa ? row_of(item, work, softmax.head + p % softmax.group, p / softmax.group)
+                                : row_of(item, work, softmax.head, p);
+      });
+    } else {
+      fmha_store_results<Result>(o, to, lane, hdim, col);
+    }
+  }
 
   // The bytes of rows [p0, p1), seen or not; zeros beyond the item's rows and columns. Of split plans each part stores
   // its share of the columns.

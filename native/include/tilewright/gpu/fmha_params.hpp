@@ -240,6 +240,44 @@ TW_DEVICE void fmha_store_results(Atom& atom, char* const (&to)[Atom::slots], in
   });
 }
 
+// Results of a wave on their way through shared memory: rows of kElements of type E, one after the other.
+template <class E, int kElements>
+struct FmhaStagedRows {
+  static constexpr int size = size_of<E>, bytes = kElements * size + 16;  // neighbouring rows begin in different banks
+  static constexpr int vector = 16 / size, vectors = kElements / vector;
+  static_assert(kElements % vector == 0, "rows are whole vectors");
+
+  template <class Atom>
+  TW_DEVICE static void stage(Atom& atom, uint32_t to, int lane) {
+    fmha_each_run(atom, [&](float (&x)[Atom::run], int slot, int, int index) {
+      store_shared(to + Atom::row_at(lane, slot) * bytes + Atom::run_column(lane, index) * size,
+                   pack<E, Atom::run>(x).data);
+    });
+    wave_barrier();
+  }
+
+  // The first `count` rows, to where row(r) says; `hdim` elements of each exist, `step` elements apart.
+  template <class Row>
+  TW_DEVICE static void store(uint32_t from, int lane, int count, int hdim, int64_t step, Row row) {
+    TW_NO_UNROLL
+    for (int id = lane; id < count * vectors; id += kWave) {
+      const int r = id / vectors, column = id % vectors * vector;
+      if (column >= hdim) continue;
+      const Words<4> x = load_shared<4>(from + r * bytes + column * size);
+      char* const to = row(r) + column * step * size;
+      if (step == 1 && ((uintptr_t)to & 15) == 0) {  // vectors exist as a whole, or not at all
+        store_global(to, x);
+        continue;
+      }
+      TW_UNROLL
+      for (int e = 0; e < vector; e++) {
+        if constexpr (size == 4) store_global(to + e * step * 4, x.w[e]);
+        else store_global(to + e * step * 2, (uint16_t)(x.w[e / 2] >> (e % 2 * 16)));
+      }
+    }
+  }
+};
+
 // ---- what was wrong with lengths and tables ----
 
 // counters[0]: workgroups that are done; [1]: bits; [2] and [3]: the first item concerned and its length or page.

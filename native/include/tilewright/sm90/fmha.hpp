@@ -305,22 +305,31 @@ struct Fmha {
     };
     float s[scores], rescale[2];
     uint32_t p[n0 / 4];
-    const auto pack = [&] {
-#pragma unroll
-      for (int i = 0; i < n0 / 4; i++) p[i] = round(s[2 * i], s[2 * i + 1]);
-    };
     barriers.queries().wait_full(own.queries);
     own.queries.next();
     wait_keys();
     multiply_keys(own, s);
     wgmma_wait<0>();
-    scored(s, 0);
-    rows.run(s, block_of(span, 0) * n0, rescale, absent);
-    pack();
+    // The scores of block i are there, and the products of the values before it on their way: of the first block there
+    // are none, and its softmax is in the loop all the same, for in the code it is long.
 #pragma unroll 1
-    for (int i = 1; i < span.count; i++) {
-      clear(i - 1);
-      wait_keys();
+    for (int i = 0;;) {
+      scored(s, i);
+      rows.run(s, block_of(span, i) * n0, rescale, absent);
+      const bool more = i + 1 < span.count;
+      if constexpr (Plan::exponentials_first)
+        if (more) wait_keys();
+      wgmma_wait<0>();
+      pin(o);
+      if (own.thread == 0 && i > 0) arrive(barriers.values().empty(own.values.stage));
+      if (i > 0) own.values.next();
+#pragma unroll
+      for (int j = 0; j < results; j++) o[j] *= rescale[j / 2 % 2];
+#pragma unroll
+      for (int j = 0; j < n0 / 4; j++) p[j] = round(s[2 * j], s[2 * j + 1]);
+      clear(i++);
+      if (!more) break;
+      if constexpr (!Plan::exponentials_first) wait_keys();
       if constexpr (Plan::pingpong) join_barrier(kTurnBarrier + own.index, 2 * kWarpgroup);
       multiply_keys(own, s);
       barriers.values().wait_full(own.values);
@@ -328,17 +337,7 @@ struct Fmha {
       if constexpr (Plan::pingpong)
         signal_barrier(kTurnBarrier + (own.index + 1) % Plan::consumers, 2 * kWarpgroup);
       wgmma_wait<1>();
-      scored(s, i);
-      rows.run(s, block_of(span, i) * n0, rescale, absent);
-      wgmma_wait<0>();
-      pin(o);
-      release(barriers.values().empty(own.values.stage));
-      own.values.next();
-#pragma unroll
-      for (int j = 0; j < results; j++) o[j] *= rescale[j / 2 % 2];
-      pack();
     }
-    clear(span.count - 1);
     barriers.values().wait_full(own.values);
     multiply_values(own, p, o);
     wgmma_wait<0>();
@@ -368,13 +367,12 @@ struct Fmha {
       const float factor = scale[i % 2], low = o[2 * i] * factor, high = o[2 * i + 1] * factor;
       x[i] = factor == 0.0f ? 0u : round(low, high);
     }
-    // Rows of the next item may follow; what has no keys has no place in shared memory either.
-    const bool whole = !C::varlen || top + 64 <= span.all, staged = whole && span.count > 0;
-    if (staged) {
-      if (top < span.all) store_tile(own, x, {first + top, span.head, b});
-    } else {
-      store_each(x, span.head, b, first, row, span.all);
-    }
+    const bool staged = span.count > 0;  // what has no keys has no place in shared memory either
+    if (staged) stage_results(own, x);
+    // Rows of the next item may follow.
+    const bool whole = staged && (!C::varlen || top + 64 <= span.all);
+    if (whole) store_tile(own, {first + top, span.head, b}, top < span.all);
+    else store_each(own, span, staged);
     if constexpr (!Plan::own_output)
       if (span.count > 0 && own.thread == 0) {
         wait_stores_read<0>();
@@ -382,8 +380,10 @@ struct Fmha {
       }
   }
 
-  TW_SM90 void store_tile(const Consumer& own, const uint32_t (&x)[results / 2], FmhaPlace at) const {
-    const uint32_t base = shared + Plan::o_at + own.index * 64 * 128;
+  TW_SM90 uint32_t results_at(const Consumer& own) const { return shared + Plan::o_at + own.index * 64 * 128; }
+
+  TW_SM90 void stage_results(const Consumer& own, const uint32_t (&x)[results / 2]) const {
+    const uint32_t base = results_at(own);
     if constexpr (Plan::own_output) {
       if (own.thread == 0) wait_stores_read<0>();
       join_barrier(kConsumerBarrier + own.index, kWarpgroup);
@@ -398,25 +398,30 @@ struct Fmha {
     }
     fence_async_proxy();
     join_barrier(kConsumerBarrier + own.index, kWarpgroup);
-    if (own.thread == 0) {
-#pragma unroll
-      for (int i = 0; i < C::hdim_v / 64; i++) store_rows(params.maps[3], base + i * (m0 * 128), i * 64, at);
-      commit_stores();
-    }
   }
 
-  TW_SM90 void store_each(const uint32_t (&x)[results / 2], int head, int b, int first, int row, int all) const {
-    // Columns of a thread are constants apart, which instructions add to an address and to what is left of a row.
-    const int column = threadIdx.x % 4 * 2;
+  TW_SM90 void store_tile(const Consumer& own, FmhaPlace at, bool exists) const {
+    if (own.thread != 0 || !exists) return;
+#pragma unroll
+    for (int i = 0; i < C::hdim_v / 64; i++) store_rows(params.maps[3], results_at(own) + i * (m0 * 128), i * 64, at);
+    commit_stores();
+  }
+
+  // Row by row, those that exist; zeros unless results are in shared memory.
+  TW_SM90 void store_each(const Consumer& own, const FmhaSpan& span, bool staged) const {
+    constexpr int kChunks = C::hdim_v / 8;
+    const int top = top_of(own, span), b = C::varlen ? 0 : span.b;
     char* const to = (char*)args.o.ptr +
-                     (b * args.o.batch + head * args.o.head + (int64_t)(first + row) * args.o.row + column) * 2;
-    char* const rows[2] = {to, to + 16 * args.o.row};
-    int left[2];
-#pragma unroll
-    for (int h = 0; h < 2; h++) left[h] = row + h * 8 < all ? (int)args.hdim_v - column : 0;
-#pragma unroll
-    for (int i = 0; i < results / 2; i++)
-      if (left[i % 2] > i / 2 * 8) gpu::store_global(rows[i % 2] + i / 2 * 16, x[i]);
+                     (b * args.o.batch + span.head * args.o.head + (int64_t)(span.q_first + top) * args.o.row) * 2;
+#pragma unroll 1
+    for (int i = own.thread; i < 64 * kChunks; i += kWarpgroup) {
+      const int line = i / kChunks, chunk = i % kChunks;
+      if (top + line >= span.all || chunk * 8 >= (int)args.hdim_v) continue;
+      gpu::Words<4> x = {};
+      if (staged) x = gpu::load_shared<4>(swizzled(results_at(own) + chunk / 8 * (m0 * 128), line, chunk % 8));
+      gpu::store_global(to + line * args.o.row * 2 + chunk * 16, x);
+    }
+    if (staged) join_barrier(kConsumerBarrier + own.index, kWarpgroup);  // the memory is free
   }
 };
 
