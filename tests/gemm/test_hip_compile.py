@@ -1,4 +1,7 @@
-"""Kernels of AMD GPUs compile: no spills, no scratch, registers and LDS as the specs and the footprint say."""
+"""Kernels of AMD GPUs compile: no spills, no scratch, registers and LDS as the specs and the footprint say.
+
+See ``gated.py`` for what is compiled, and when.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +40,8 @@ pytestmark = pytest.mark.skipif(not HAVE_HIP, reason=WITHOUT_HIP)
 
 SAMPLE = 32
 """Kernels of each arch's default set that a compiler compiles of which there is no record."""
+PROPOSED, OF_PROPOSED = 12, 5
+"""Kernels that planners propose beyond the default set, and those that such a compiler compiles."""
 
 
 def facts_of(config: GemmConfig | PackBConfig, arch: ArchSpec, folder: Path) -> KernelFacts:
@@ -54,6 +59,20 @@ def faults(configs: Sequence[GemmConfig], arch: ArchSpec, folder: Path) -> list[
     with ThreadPoolExecutor(2) as pool:
         found = pool.map(lambda item: faults_of(item[1], arch, folder / str(item[0])), enumerate(batches(configs)))
         return [text for texts in found for text in texts]
+
+
+def judge(
+    name: str, arch: ArchSpec, configs: Sequence[GemmConfig], some: Sequence[GemmConfig], folder: Path, again: bool
+) -> None:
+    """Holds kernels to their gate. ``some``: of which a compiler without a record compiles these."""
+    units = [generate(config, arch) for config in configs]
+    gate = gate_of(f"gemm/{name}/{arch.id}", units, arch, toolchain(), [Path(hip_batches.__file__)])
+    gate.require(lambda whole: faults(configs if whole else some, arch, folder), again)
+
+
+def shipped(arch: ArchSpec) -> tuple[tuple[GemmConfig, ...], tuple[GemmConfig, ...]]:
+    """The essential and the default set."""
+    return KERNEL_SETS["essential"].expand(arch, RULES), KERNEL_SETS["default"].expand(arch, RULES)
 
 
 def proposed(arch: ArchSpec) -> list[GemmConfig]:
@@ -79,30 +98,26 @@ def spread(configs: list[GemmConfig], count: int) -> list[GemmConfig]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [5, pytest.param(12, marks=pytest.mark.exhaustive)], ids="{}-kernels".format)
-@pytest.mark.parametrize("name", HIP_ARCHS)
-def test_what_planners_propose_compiles(name: str, count: int, tmp_path: Path) -> None:
-    arch = tilewright_arch.load(name)
-    assert not faults(spread(proposed(arch), count), arch, tmp_path)
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", HIP_ARCHS)
 def test_every_kernel_of_the_shipped_sets_compiles(name: str, tmp_path: Path, pytestconfig: pytest.Config) -> None:
-    """See ``gated.py`` for what is compiled, and when."""
     arch = tilewright_arch.load(name)
-    essential, default = (KERNEL_SETS[which].expand(arch, RULES) for which in ("essential", "default"))
+    essential, default = shipped(arch)
     configs = list(dict.fromkeys([*essential, *default]))
-    units = [generate(config, arch) for config in configs]
-    gate = gate_of(f"gemm/shipped/{name}", units, arch, toolchain(), [Path(hip_batches.__file__)])
+    some = list(dict.fromkeys([*essential, *chosen(default, SAMPLE), *crowded(arch)]))
+    judge("shipped", arch, configs, some, tmp_path, pytestconfig.getoption("--gates"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HIP_ARCHS)
+def test_what_planners_propose_beyond_the_shipped_sets_compiles(
+    name: str, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    arch = tilewright_arch.load(name)
+    known = set[GemmConfig]().union(*shipped(arch))
+    configs = spread([config for config in proposed(arch) if config not in known], PROPOSED)
     again = pytestconfig.getoption("--gates")
-    if gate.is_passed and not again:
-        return
-    some = [*essential, *chosen(default, SAMPLE)]
-    assert not faults(configs if again or gate.is_to_be_proved else some, arch, tmp_path)
-    if again:
-        gate.record()
+    judge("proposed", arch, configs, spread(configs, OF_PROPOSED), tmp_path, again)
 
 
 def test_what_is_wrong_with_a_kernel_is_found(tmp_path: Path) -> None:
@@ -149,24 +164,21 @@ def widest(arch: ArchSpec) -> Iterator[GemmConfig]:
                 break
 
 
-@pytest.mark.parametrize("name", HIP_ARCHS)
-def test_kernels_of_the_default_set_that_need_the_most_registers_compile(name: str, tmp_path: Path) -> None:
-    arch = tilewright_arch.load(name)
-    found = crowded(arch)
-    if name == "gfx950":  # 16 waves, whose threads have 128 registers each, half of them for sums
-        assert {(item.pipeline, item.a, item.tile) for item in found} > {("comp_async", "fp8", (256, 256, 128))}
-    assert not faults(found, arch, tmp_path)
+def test_the_fullest_workgroups_are_among_the_kernels_that_need_the_most_registers() -> None:
+    """16 waves, whose threads have 128 registers each, half of them for sums."""
+    found = {(item.pipeline, item.a, item.tile) for item in crowded(tilewright_arch.load("gfx950"))}
+    assert found > {("comp_async", "fp8", (256, 256, 128))}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [*(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("gfx90a", "gfx942")), "gfx950"]
-)
-def test_the_widest_tiles_of_bytes_compile(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["gfx90a", "gfx942", "gfx950"])
+def test_the_widest_tiles_of_bytes_beyond_the_shipped_sets_compile(
+    name: str, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
     arch = tilewright_arch.load(name)
     found = list(widest(arch))
     assert len(found) >= 4
-    assert not faults(found, arch, tmp_path)
+    judge("widest", arch, found, found, tmp_path, pytestconfig.getoption("--gates"))
 
 
 @pytest.mark.parametrize("name", ["gfx90a", "gfx942", "gfx950"])

@@ -8,9 +8,10 @@ would read something else, the whole set is compiled. Another compiler judges a 
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,10 +43,24 @@ class Gate:
         """The compiler of the record would read something else now."""
         return _records().get(self.name, [""])[0] == self.compiler
 
+    def require(self, faults: Callable[[bool], Collection[str]], again: bool) -> None:
+        """Fails with what is wrong with the kernels, unless these very kernels have passed. ``faults``: what is wrong
+        with all of them, or, asked with False, with those that a compiler judges of which there is no record.
+        ``again``: judge all of them in any case, and record that they passed.
+        """
+        if self.is_passed and not again:
+            return
+        found = faults(again or self.is_to_be_proved)
+        assert not found, found
+        if again:
+            self.record()
+
     def record(self) -> None:
-        """Say that it passed."""
-        records = _records() | {self.name: [self.compiler, self.digest]}
-        RECORD.write_text(json.dumps(records, indent=1, sort_keys=True) + "\n")
+        """Say that it passed. Other processes may record others at the same time."""
+        with RECORD.open("a+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            records = _records() | {self.name: [self.compiler, self.digest]}
+            RECORD.write_text(json.dumps(records, indent=1, sort_keys=True) + "\n")
 
 
 def gate_of(
@@ -61,5 +76,6 @@ def gate_of(
 
 
 def _records() -> dict[str, list[str]]:
-    found: dict[str, list[str]] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    text = RECORD.read_text() if RECORD.exists() else ""
+    found: dict[str, list[str]] = json.loads(text or "{}")
     return found
