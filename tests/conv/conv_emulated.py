@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from conv_runner import INCLUDE, NAN, Array, Tensor, compiler, stored
+from libraries import Libraries
 
 from tilewright_grouped_conv.codegen import generate
 from tilewright_grouped_conv.transform_config import TransformConfig, generate_transform
@@ -17,6 +17,7 @@ from tilewright_kit.config import KernelConfig
 from tilewright_kit.device import DeviceInfo
 from tilewright_kit.plan import COUNTERS, WORKSPACE, ExecutionPlan, pack
 from tilewright_kit.problem import Role
+from tilewright_kit.source import SourceUnit
 
 FLAGS = (
     "-std=c++17", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-DTW_PLATFORM_HOST", "-DTW_HOST_WAVE=32",
@@ -29,23 +30,15 @@ class ConvEmulated:
     """Builds kernels of CUDA devices for the CPU, and runs plans."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._built: dict[str, ctypes.CDLL] = {}
+        self._units = Libraries(compiler(), [*FLAGS, f"-I{INCLUDE}"], folder)
+
+    def prepare(self, plans: Sequence[ExecutionPlan], device: DeviceInfo) -> None:
+        """Build the kernels of several plans together."""
+        self._units.build(_unit(config, device) for plan in plans for config in plan.kernels)
 
     def function(self, config: KernelConfig, role: str, device: DeviceInfo) -> Any:
-        if isinstance(config, TransformConfig):
-            unit = generate_transform(config, device.arch)
-        else:
-            unit = generate(config, device.arch)  # type: ignore[arg-type]
-        if unit.text not in self._built:
-            stem = f"kernel{len(self._built)}"
-            source, library = self.folder / f"{stem}.cpp", self.folder / f"{stem}.so"
-            source.write_text(unit.text)
-            command = [*compiler(), *FLAGS, f"-I{INCLUDE}", str(source), "-o", str(library)]
-            done = subprocess.run(command, capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr[:3000]
-            self._built[unit.text] = ctypes.CDLL(str(library))
-        return getattr(self._built[unit.text], unit.entries[role])
+        unit = _unit(config, device)
+        return getattr(self._units.load(unit), unit.entries[role])
 
     def run(self, plan: ExecutionPlan, inputs: Mapping[str, Array], device: DeviceInfo) -> dict[str, Tensor]:
         """Execute the plan's launches; returns every tensor's memory."""
@@ -73,3 +66,9 @@ class ConvEmulated:
         for name, item in memory.items():
             assert not item.overrun(), f"{name} was overrun"
         return memory
+
+
+def _unit(config: KernelConfig, device: DeviceInfo) -> SourceUnit:
+    if isinstance(config, TransformConfig):
+        return generate_transform(config, device.arch)
+    return generate(config, device.arch)  # type: ignore[arg-type]

@@ -55,16 +55,23 @@ def check(
     require_right(item, inputs, memory[item.output].view)
 
 
-@pytest.mark.parametrize(
-    ("direction", "case", "order"),
-    partly(
-        itertools.product(Direction, (EVEN, GROUPS, DEPTHWISE, STRIDED, SMALL[0], SMALL[3], SMALL[10]), (LAST, FIRST)),
-        lambda case: {case[:2], case[1:], (case[0], case[2])},
-    ),
-    ids=str,
+SELECTED = partly(
+    itertools.product(Direction, (EVEN, GROUPS, DEPTHWISE, STRIDED, SMALL[0], SMALL[3], SMALL[10]), (LAST, FIRST)),
+    lambda case: {case[:2], case[1:], (case[0], case[2])},
 )
+
+
+@pytest.fixture(scope="module")
+def selected(emulated: ConvEmulated, hopper: DeviceInfo) -> None:
+    """What every run has is built together."""
+    usual = [item.values for item in SELECTED if not item.marks]
+    requests = [case.request(direction, "fp16", order) for direction, case, order in usual]
+    emulated.prepare([planned(request, hopper).plan for request in requests], hopper)
+
+
+@pytest.mark.parametrize(("direction", "case", "order"), SELECTED, ids=str)
 def test_what_is_selected_is_right(
-    emulated: ConvEmulated, hopper: DeviceInfo, direction: Direction, case: Case, order: Order
+    emulated: ConvEmulated, selected: None, hopper: DeviceInfo, direction: Direction, case: Case, order: Order
 ) -> None:
     check(emulated, hopper, case.request(direction, "fp16", order))
 
@@ -81,6 +88,7 @@ def test_one_kernel_of_every_kind_is_right(
         merged = (config.num_groups_to_merge > 1, config.epilogue)
         kinds.setdefault((config.kind, config.pipeline, config.split_k > 1, *merged), config)
     assert kinds
+    emulated.prepare([planned(request, hopper, config).plan for config in kinds.values()], hopper)
     for config in kinds.values():
         check(emulated, hopper, request, config)
 
@@ -88,13 +96,17 @@ def test_one_kernel_of_every_kind_is_right(
 @pytest.mark.parametrize("direction", [DATA, WEIGHT], ids=str)
 def test_gradients_are_added_to_what_is_there(emulated: ConvEmulated, hopper: DeviceInfo, direction: Direction) -> None:
     name = "dx" if direction is DATA else "dw"
-    for case, order in itertools.product((EVEN, GROUPS, DEPTHWISE), (LAST, FIRST)):
+
+    def request(case: Case, order: Order) -> OperationRequest:
         old = case.tensor(name, "fp16", order)
-        check(
-            emulated,
-            hopper,
-            case.request(direction, "fp16", order, more={"acc": old}, outputs={name: old}, accumulate=True, alpha=0.5),
+        return case.request(
+            direction, "fp16", order, more={"acc": old}, outputs={name: old}, accumulate=True, alpha=0.5
         )
+
+    requests = [request(*each) for each in itertools.product((EVEN, GROUPS, DEPTHWISE), (LAST, FIRST))]
+    emulated.prepare([planned(request, hopper).plan for request in requests], hopper)
+    for each in requests:
+        check(emulated, hopper, each)
 
 
 def test_slices_of_pixels_are_added(emulated: ConvEmulated, hopper: DeviceInfo) -> None:

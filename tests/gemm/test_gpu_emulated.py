@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from gemm_runner import INCLUDE, Array, Memory, compiler, draw
+from libraries import Libraries
 
 import tilewright_arch
 from tilewright_gemm.candidates import with_signature
@@ -23,6 +23,7 @@ from tilewright_gemm.config import GemmConfig
 from tilewright_gemm.plugin import GemmOperation
 from tilewright_gemm.problem import GemmProblem
 from tilewright_gemm.samples import gemm_samples
+from tilewright_gemm.words import LAYOUTS
 from tilewright_kit.check_plugin import device_of
 from tilewright_kit.compare import compare
 from tilewright_kit.device import DeviceInfo
@@ -44,20 +45,15 @@ class Emulated:
     """Builds kernels of CUDA devices for the CPU, and runs plans."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._built: dict[str, Any] = {}
+        self._units = Libraries(compiler(), [*FLAGS, f"-I{INCLUDE}"], folder)
+
+    def prepare(self, configs: Iterable[GemmConfig], device: DeviceInfo) -> None:
+        """Build several kernels together."""
+        self._units.build(generate(config, device.arch) for config in configs)
 
     def function(self, config: GemmConfig, device: DeviceInfo) -> Any:
         unit = generate(config, device.arch)
-        if unit.text not in self._built:
-            stem = f"kernel{len(self._built)}"
-            source, library = self.folder / f"{stem}.cpp", self.folder / f"{stem}.so"
-            source.write_text(unit.text)
-            command = [*compiler(), *FLAGS, f"-I{INCLUDE}", str(source), "-o", str(library)]
-            done = subprocess.run(command, capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr[:3000]
-            self._built[unit.text] = getattr(ctypes.CDLL(str(library)), unit.entries["main"])
-        return self._built[unit.text]
+        return getattr(self._units.load(unit), unit.entries["main"])
 
     def run(self, plan: ExecutionPlan, inputs: Mapping[str, Array], device: DeviceInfo) -> dict[str, Memory]:
         """Execute the plan's launch; returns every tensor's memory."""
@@ -136,19 +132,24 @@ def check(emulated: Emulated, request: OperationRequest, device: DeviceInfo, **f
 
 @pytest.mark.parametrize("request_", list(gemm_samples()), ids=lambda request: "-".join(map(str, request.inputs)))
 def test_samples_are_right(request_: OperationRequest, emulated: Emulated, hopper: DeviceInfo) -> None:
+    emulated.prepare([small(GEMM.parse(request)) for request in gemm_samples()], hopper)  # for all of these tests
     check(emulated, request_, hopper)
 
 
-@pytest.mark.parametrize("layout", ["rcr", "rrr", "crr", "ccr"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("fields", [{}, {"pipeline": "compv3"}, {"persistent": True}], ids=str)
 def test_odd_sizes_in_every_layout(layout: str, fields: dict[str, Any], emulated: Emulated, hopper: DeviceInfo) -> None:
-    m, n, k = 45, 77, 51
-    inputs = {
-        "a": of("bf16", (m, k), (k + 3, 1) if layout[0] == "r" else (1, m + 2)),
-        "b": of("bf16", (k, n), (n + 1, 1) if layout[1] == "r" else (1, k + 5)),
-        "bias": of("fp32", (n,)),
-    }
-    check(emulated, OperationRequest("gemm", inputs, {}, {"unary": "Relu"}), hopper, **fields)
+    def request(layout: str) -> OperationRequest:
+        m, n, k = 45, 77, 51
+        inputs = {
+            "a": of("bf16", (m, k), (k + 3, 1) if layout[0] == "r" else (1, m + 2)),
+            "b": of("bf16", (k, n), (n + 1, 1) if layout[1] == "r" else (1, k + 5)),
+            "bias": of("fp32", (n,)),
+        }
+        return OperationRequest("gemm", inputs, {}, {"unary": "Relu"})
+
+    emulated.prepare([small(GEMM.parse(request(each)), **fields) for each in LAYOUTS], hopper)
+    check(emulated, request(layout), hopper, **fields)
 
 
 def test_slices_of_k_and_groups_and_batches(emulated: Emulated, hopper: DeviceInfo) -> None:

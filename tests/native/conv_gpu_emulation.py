@@ -14,6 +14,7 @@ from native_harness import Guarded, build_once
 
 CONVERT_THREADS = 256
 CONVERT_SHARED = 4 * CONVERT_THREADS
+PER_UNIT = 8  # kernels that are compiled together: what they share is compiled once
 
 
 class ConvEmulator:
@@ -28,8 +29,8 @@ class ConvEmulator:
         name = self.names[config]
         if name not in self._libraries:
             same = [c for c in self.names if (c.header, c.wave_size) == (config.header, config.wave_size)]
-            at = same.index(config) // 4 * 4
-            group = same[at : at + 4]
+            at = same.index(config) // PER_UNIT * PER_UNIT
+            group = same[at : at + PER_UNIT]
             text = f'#include "tilewright/gpu/{config.header}"\n' + "".join(c.text(self.names[c]) for c in group)
             flags = (*FLAGS, f"-DTW_HOST_WAVE={config.wave_size}")
             library = ctypes.CDLL(str(build_once(self._folder, text, flags)))
