@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,18 +12,24 @@ import conv_by_hand as by_hand
 import numpy as np
 import pytest
 from client_helpers import close, random
+from sampling import partly
 
 import tilewright as tw
 
-SHAPES: list[Any] = [
+SHAPES: dict[str, Any] = {
     # x, w, and the rest of the geometry
-    ((2, 6, 9, 7), (10, 3, 3, 3), {"padding": 1, "groups": 2}),
-    ((2, 5, 11), (4, 5, 3), {"stride": 2, "padding": (2, 0), "dilation": 2}),
-    ((1, 4, 5, 6, 7), (6, 2, 3, 1, 2), {"padding": (1, 0, 1), "groups": 2}),
-    ((3, 8, 7, 8), (8, 1, 3, 3), {"padding": 1, "groups": 8, "stride": (2, 1)}),
-    ((2, 7, 6, 5), (9, 7, 1, 1), {}),
-]
-IDS = ["2d", "1d", "3d", "depthwise", "pointwise"]
+    "2d": ((2, 6, 9, 7), (10, 3, 3, 3), {"padding": 1, "groups": 2}),
+    "1d": ((2, 5, 11), (4, 5, 3), {"stride": 2, "padding": (2, 0), "dilation": 2}),
+    "3d": ((1, 4, 5, 6, 7), (6, 2, 3, 1, 2), {"padding": (1, 0, 1), "groups": 2}),
+    "depthwise": ((3, 8, 7, 8), (8, 1, 3, 3), {"padding": 1, "groups": 8, "stride": (2, 1)}),
+    "pointwise": ((2, 7, 6, 5), (9, 7, 1, 1), {}),
+}
+MEMORIES = ("shared last", "shared first", "private last", "private first")
+PLACED = partly(
+    itertools.product(SHAPES, MEMORIES),
+    lambda case: {*case, (len(SHAPES[case[0]][0]), case[1].endswith("last"))},
+)
+"""Every shape and memory, and each number of dimensions in both orders: all shapes in both orders are in tests/conv."""
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +48,11 @@ def is_channels_last(array: np.ndarray) -> bool:
     return bool(np.moveaxis(array, 1, -1).flags.c_contiguous) and not array.flags.c_contiguous
 
 
-@pytest.mark.parametrize("memory", ["shared last", "shared first", "private last", "private first"])
-@pytest.mark.parametrize(("x_shape", "w_shape", "more"), SHAPES, ids=IDS)
+@pytest.mark.parametrize(("shape", "memory"), PLACED)
 def test_convolution_and_its_gradients_are_what_their_definition_says(
-    client: tw.Client, x_shape: Any, w_shape: Any, more: Any, memory: str
+    client: tw.Client, shape: str, memory: str
 ) -> None:
+    x_shape, w_shape, more = SHAPES[shape]
     place = client if "shared" in memory else None
     put = channels_last if "last" in memory else lambda c, a: a if c is None else c.asarray(a)
     x, w = put(place, random(*x_shape)), put(place, random(*w_shape))

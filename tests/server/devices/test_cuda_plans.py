@@ -67,10 +67,14 @@ def built() -> set[Any]:
 
 
 def spread(configs: list[Any], built: set[Any]) -> list[Any]:
-    """One of every pipeline, and another."""
-    known = [config for config in configs if config in built] if SIMULATED else []
-    chosen = {config.pipeline: config for config in reversed([*known, *configs])}
-    found = list(dict.fromkeys([*chosen.values(), *(() if known else configs[:1])]))
+    """One of every pipeline, and another; of a simulated driver one of each form of arguments: with tensor maps, and
+    with pointers."""
+    if SIMULATED:
+        known = [config for config in configs if config in built]
+        found = list({config.pipeline == "ws": config for config in reversed([*known, *configs])}.values())
+    else:
+        chosen = {config.pipeline: config for config in reversed(configs)}
+        found = list(dict.fromkeys([*chosen.values(), *configs[:1]]))
     built.update(found)
     return found
 
