@@ -20,7 +20,7 @@ from tilewright_emulator import Checks, CodeObject, Memory
 
 import tilewright_arch
 
-PER_UNIT = 4
+PER_UNIT = 8  # kernels that are compiled together: what they share is compiled once
 SIZE = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "bf8": 1, "int8": 1}
 
 

@@ -43,7 +43,7 @@ def task_bytes(config: GpuConfig, args: ProblemArgs, first_tile: int) -> bytes:
     return bytes(plain) + first_tile.to_bytes(8, "little") + operands
 
 
-PER_UNIT = 4
+PER_UNIT = 8  # kernels that are compiled together: what they share is compiled once
 
 
 class Emulator:

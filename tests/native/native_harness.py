@@ -265,7 +265,7 @@ def guarded(values: np.ndarray[Any, Any], at_end: bool = True) -> tuple[Guarded,
     return memory, array
 
 
-PER_UNIT = 4
+PER_UNIT = 8  # kernels that are compiled together: what they share is compiled once
 
 
 class Library:
