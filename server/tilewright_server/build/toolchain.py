@@ -44,8 +44,6 @@ _COMMON_FLAGS = (
 # to run, with vectors in variables and with what loops share computed ahead of them.
 _GCC_FLAGS = (
     "-fno-tree-pre",
-    "-fno-tree-vrp",
-    "-fno-tree-vectorize",
     "-fno-tree-slp-vectorize",
     "-fno-tree-tail-merge",
     "-fno-code-hoisting",
