@@ -2,12 +2,11 @@
 
     python bench/sm90_compare.py --headers FOLDER  # on a GPU: about 100 s; exit status 0 if the others may be shipped
     python bench/sm90_compare.py --headers FOLDER --compile-only    # without one: seconds and what ptxas says
-    python bench/sm90_compare.py --compile-set     # without one: cold builds of the default set, one at a time
 
-The others are those of the folder that --headers names, a changed copy of native/include; without it --compile-set
-takes the shipped ones. Kernels are those that the server's selection takes for the benchmarks' problems and for fused
-ones. Both sets run in turns, on the same operands, in one process; their results must have the same bits. What fails
-for one problem is a fault of its row; the others go on.
+The others are those of the folder that --headers names, a changed copy of native/include. Kernels are those that the
+server's selection takes for the benchmarks' problems and for fused ones. Both sets run in turns, on the same operands,
+in one process; their results must have the same bits. What fails for one problem is a fault of its row; the others go
+on.
 """
 
 from __future__ import annotations
@@ -32,16 +31,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 import sm90_config
 from sm90_suites import SUITES
 
-import tilewright_arch
 from tilewright_gemm.codegen import generate
 from tilewright_gemm.rules import RULES
 from tilewright_gemm.sets import KERNEL_SETS
-from tilewright_kit.plugins import PluginManager
 from tilewright_kit.problem import OperationRequest
 from tilewright_native import include_dir
 from tilewright_server.engine.call import Call
-from tilewright_server.engine.engine import Engine
-from tilewright_server.engine.types import EngineOptions
 
 LEAST_MEAN, LEAST, MOST_SECONDS = 0.99, 0.97, 0.5
 """Of the ratios of speed (others over shipped), and the most that a kernel may take to compile on its own."""
@@ -152,19 +147,6 @@ def headers_at(folder: Path) -> Iterator[None]:
     """Engines that are made meanwhile compile with these headers."""
     with mock.patch("tilewright_server.engine.engine.include_dir", lambda: folder):
         yield
-
-
-def compile_set(headers: Path, which: str) -> list[str]:
-    """Cold builds of the default set's kernels whose name holds `which`, as a server makes them. Needs no GPU."""
-    arch, plugins = tilewright_arch.load("sm_90a"), PluginManager()
-    plugins.load_entry_points()
-    configs = [c for c in KERNEL_SETS["default"].expand(arch, RULES) if c.pipeline == "ws" and which in c.name]
-    with tempfile.TemporaryDirectory() as folder, headers_at(headers):
-        engine = Engine(EngineOptions(cache_dir=Path(folder) / "cache", default_device="cpu:0"), plugins)
-        try:
-            return cold_builds(engine, configs, arch)[1]
-        finally:
-            engine.close()
 
 
 class Comparison:
@@ -294,21 +276,18 @@ def compile_only(headers: dict[str, Path]) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--headers", type=Path, help="a folder of headers to compare with the shipped ones")
+    parser.add_argument(
+        "--headers", type=Path, required=True, help="a folder of headers to compare with the shipped ones"
+    )
     parser.add_argument("--compile-only", action="store_true")
-    parser.add_argument("--compile-set", nargs="?", const="", metavar="TEXT", help="only kernels named with this text")
     parser.add_argument("--seconds", type=float, default=0.15, help="for the launches of one case")
     parser.add_argument("--check-seconds", type=float, default=60.0, help="for sm90_check.py")
     parser.add_argument("--log", type=Path, default=Path(tempfile.gettempdir()) / "sm90_compare.json")
     args = parser.parse_args()
-    if args.headers is None and args.compile_set is None:
-        parser.error("--headers names the folder of headers to compare")
-    headers = {"shipped": include_dir(), "others": args.headers or include_dir()}
+    headers = {"shipped": include_dir(), "others": args.headers}
     good = "the others may be shipped"
     if args.compile_only:
         faults, good = compile_only(headers), "they compile clean"
-    elif args.compile_set is not None:
-        faults, good = compile_set(headers["others"], args.compile_set), "they compile in time"
     else:
         faults = compare(headers, args.log, args.seconds, args.check_seconds)
     for fault in faults:
