@@ -56,6 +56,16 @@ struct Gemm {
   static constexpr bool is_simple = Finish::plain && !Config::grouped && !Config::persistent && Config::split_k == 1;
   static constexpr int min_blocks = is_simple && Loop::suits_two ? 2 : 1;
 
+  // Accumulators stand in registers, whose numbers are constants: `use` gets a part's number as one, within a loop over
+  // the parts that need not be unrolled. What else such a loop does then exists once.
+  template <int kParts, class Use>
+  TW_DEVICE static void with_constant(int part, const Use& use) {
+    TW_UNROLL
+    for (int p = 0; p < kParts; p++)
+      if (p == part) use(p);
+  }
+  static constexpr int parts_at_once(int parts) { return Loop::unrolls ? parts : 1; }
+
   // ---- split-K ----
 
   // Adds the partial tiles of all slices in their order. Whether this workgroup came last and holds the sum; else its
@@ -81,18 +91,25 @@ struct Gemm {
     if (at.thread == 0) store_coherent<1>(launch.counters + tile, {0});  // as the launch found it
     atom.clear();
     // So many vectors under way at a time as leave room for the sums.
-    constexpr int kBatch = min_of(kVectors, kVectors > 16 ? 8 : 16);
+    constexpr int kBatch = min_of(kVectors, kVectors > 16 ? 8 : 16), kBatches = ceil_div(kVectors, kBatch);
     [[maybe_unused]] constexpr int kSlicesAtOnce = max_of(1, 8 / kBatch);
-    TW_UNROLL
-    for (int v0 = 0; v0 < kVectors; v0 += kBatch) {
+    TW_UNROLL_BY(parts_at_once(kBatches))
+    for (int batch = 0; batch < kBatches; batch++) {
+      Accumulator sums[kBatch * 4] = {};
       TW_UNROLL_BY(kSlicesAtOnce)
       for (int s = 0; s < slices; s++)
         TW_UNROLL
-        for (int v = v0; v < min_of(v0 + kBatch, kVectors); v++) {
-          const Words<4> w = load_coherent<4>(slots + s * kSlot + v * (threads * 16));
+        for (int v = 0; v < kBatch; v++) {
+          if (kVectors % kBatch != 0 && batch * kBatch + v >= kVectors) continue;
+          const Words<4> w = load_coherent<4>(slots + s * kSlot + (batch * kBatch + v) * (threads * 16));
           TW_UNROLL
-          for (int l = 0; l < 4; l++) atom.at(v * 4 + l) += sum_of(w.w[l]);
+          for (int l = 0; l < 4; l++) sums[v * 4 + l] += sum_of(w.w[l]);
         }
+      with_constant<kBatches>(batch, [&](int b) {
+        TW_UNROLL
+        for (int i = 0; i < kBatch * 4; i++)
+          if (b * kBatch * 4 + i < Atom::count) atom.at(b * kBatch * 4 + i) += sums[i];
+      });
     }
     return true;
   }
@@ -108,19 +125,25 @@ struct Gemm {
   // i0, j0: the wave's part in C.
   TW_DEVICE static void store_direct(const Atom& atom, const Finish& finish, int i0, int j0, const Where& at) {
     const int m = (int)finish.problem.m, n = (int)finish.problem.n;
-    TW_UNROLL
+    constexpr int kRows = Atom::strip_runs / Atom::runs_per_row;  // of a strip
+    TW_UNROLL_BY(parts_at_once(Atom::runs_per_row))
     for (int column = 0; column < Atom::runs_per_row; column++) {
       const int j = j0 + Atom::run_column(at.lane, column), count = min_of(n - j, Atom::run);
       if (count <= 0) continue;
       const auto columns = finish.template columns<Atom::run>(j, count);
+      Accumulator x[Atom::strips][kRows][Atom::run];
+      with_constant<Atom::runs_per_row>(column, [&](int c) {
+        TW_UNROLL
+        for (int strip = 0; strip < Atom::strips; strip++)
+          TW_UNROLL
+          for (int row = 0; row < kRows; row++) atom.get(x[strip][row], strip, row * Atom::runs_per_row + c);
+      });
       TW_UNROLL
       for (int strip = 0; strip < Atom::strips; strip++)
         TW_UNROLL
-        for (int index = column; index < Atom::strip_runs; index += Atom::runs_per_row) {
-          const int i = i0 + strip * Atom::strip_rows + Atom::run_row(at.lane, index);
-          Accumulator x[Atom::run];
-          atom.get(x, strip, index);
-          if (i < m) finish.store(x, columns, i, j, count);
+        for (int row = 0; row < kRows; row++) {
+          const int i = i0 + strip * Atom::strip_rows + Atom::run_row(at.lane, row * Atom::runs_per_row);
+          if (i < m) finish.store(x[strip][row], columns, i, j, count);
         }
     }
   }
@@ -153,6 +176,21 @@ struct Gemm {
     else finish.put(value, i, j, count);
   }
 
+  // Part `part` of a strip, to shared memory.
+  TW_DEVICE static void stage(const Atom& atom, int strip, int part, uint32_t strip_at, int lane) {
+    constexpr int kRuns = Atom::strip_runs / strip_parts;
+    TW_UNROLL
+    for (int index = part * kRuns; index < (part + 1) * kRuns; index++) {
+      Accumulator x[Atom::run];
+      atom.get(x, strip, index);
+      Words<Atom::run> w;
+      TW_UNROLL
+      for (int e = 0; e < Atom::run; e++) w.w[e] = word_of(x[e]);
+      const int column = Atom::run_column(lane, index) - part * strip_columns;
+      store_shared(strip_at + (Atom::run_row(lane, index) * strip_ld + column) * 4, w);
+    }
+  }
+
   TW_DEVICE static void store_shuffled(const Atom& atom, const Finish& finish, int i0, int j0, const Where& at) {
     const uint32_t strip_at = at.shared + at.thread / kWave * strip_bytes;
     const int m = (int)finish.problem.m, n = (int)finish.problem.n;
@@ -166,19 +204,9 @@ struct Gemm {
         const int j = j0 + left + at.lane % kPerRow * kVector;
         if (j < n) columns = finish.template columns<kVector>(j, min_of(n - j, kVector));
       }
-      TW_UNROLL
+      TW_UNROLL_BY(parts_at_once(Atom::strips))
       for (int strip = 0; strip < Atom::strips; strip++) {
-        constexpr int kRuns = Atom::strip_runs / strip_parts;
-        TW_UNROLL
-        for (int index = part * kRuns; index < (part + 1) * kRuns; index++) {
-          Accumulator x[Atom::run];
-          atom.get(x, strip, index);
-          Words<Atom::run> w;
-          TW_UNROLL
-          for (int e = 0; e < Atom::run; e++) w.w[e] = word_of(x[e]);
-          const int column = Atom::run_column(at.lane, index) - left;
-          store_shared(strip_at + (Atom::run_row(at.lane, index) * strip_ld + column) * 4, w);
-        }
+        with_constant<Atom::strips>(strip, [&](int s) { stage(atom, s, part, strip_at, at.lane); });
         wave_barrier();
         const int first = i0 + strip * Atom::strip_rows;
         if (Finish::plain && whole) {

@@ -101,17 +101,21 @@ struct TapBits {
     for (int i = 3 - kNdim; i < 3; i++) wide = wide || p.axes[i].taps > each;
     return wide;
   }
-  TW_DEVICE static uint32_t of_pixel(const tw_conv_problem& p, const Pixel& pixel) {
-    uint32_t bits = 0;
+  // Of several pixels, which share a loop over the taps.
+  template <int kCount>
+  TW_DEVICE static void of_pixels(uint32_t (&bits)[kCount], const tw_conv_problem& p, const Pixel (&pixels)[kCount]) {
+    TW_UNROLL
+    for (int j = 0; j < kCount; j++) bits[j] = 0;
     TW_UNROLL
     for (int i = 3 - kNdim; i < 3; i++) {
       const int step = (int)p.axes[i].tap_step, taps = min_of((int)p.axes[i].taps, each);
       const uint32_t size = (uint32_t)p.axes[i].size;
-      uint32_t at = (uint32_t)pixel.at[i], bit = 1u << (each * (2 - i));
+      uint32_t moved = 0, bit = 1u << (each * (2 - i));
       TW_NO_UNROLL
-      for (int t = 0; t < taps; t++, at += (uint32_t)step, bit <<= 1) bits |= at < size ? bit : 0u;
+      for (int t = 0; t < taps; t++, moved += (uint32_t)step, bit <<= 1)
+        TW_UNROLL
+        for (int j = 0; j < kCount; j++) bits[j] |= (uint32_t)pixels[j].at[i] + moved < size ? bit : 0u;
     }
-    return bits;
   }
   TW_DEVICE static uint32_t of_tap(const tw_conv_problem& p, int tap) {
     const Spot s = spot_of_tap<kNdim>(p.axes, tap);

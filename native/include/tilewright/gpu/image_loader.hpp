@@ -165,14 +165,16 @@ struct ImageRows {
         begin(from),
         length(many),
         wide(Bits::is_wide(of)) {
+    Pixel pixels[per_thread];
     TW_UNROLL
     for (int j = 0; j < per_thread; j++) {
-      const int row = first + Places::place(thread, j).line;
-      const Pixel pixel = pixel_of<Config::ndim>(of, row);
-      const bool exists = row < (int)of.gemm.m;
-      offset[j] = pixel.offset;
-      taps[j] = exists ? Bits::of_pixel(of, pixel) : 0;
+      pixels[j] = pixel_of<Config::ndim>(of, first + Places::place(thread, j).line);
+      offset[j] = pixels[j].offset;
     }
+    Bits::of_pixels(taps, of, pixels);
+    TW_UNROLL
+    for (int j = 0; j < per_thread; j++)
+      if (first + Places::place(thread, j).line >= (int)of.gemm.m) taps[j] = 0;
   }
 
   TW_DEVICE int steps() const { return kByTaps ? length : ceil_div(length, Tile::depth); }
@@ -263,17 +265,26 @@ struct ImageRowsLoader {
     }
   }
   TW_DEVICE static void copy_wide(uint32_t to, const Step& step, int thread) {
+    constexpr int kTogether = Piece::is_async ? 1 : 4 / Piece::bytes;  // pieces of one word or more
+    constexpr int kWords = max_of(Piece::bytes / 4, 1);
     TW_NO_UNROLL
     for (int j = 0; j < per_thread; j++)
       if (Places::exists(thread, j)) {
-        Words<4> chunk = {};
-        TW_UNROLL
-        for (int i = 0; i < Piece::count; i++) {
-          bool in;
-          const char* const from = step.image.wide_address(Rows::read_of(step, i), Places::place(thread, j).line, in);
-          Piece::load(chunk, i, from, in);
+        TW_NO_UNROLL
+        for (int word = 0; word < 4; word += kWords) {
+          Words<4> chunk = {};
+          TW_UNROLL
+          for (int i = 0; i < kTogether; i++) {
+            bool in;
+            const auto read = Rows::read_of(step, word / kWords * kTogether + i);
+            const char* const from = step.image.wide_address(read, Places::place(thread, j).line, in);
+            Piece::load(chunk, i, from, in);
+          }
+          Words<kWords> some;
+          TW_UNROLL
+          for (int w = 0; w < kWords; w++) some.w[w] = chunk.w[w];
+          store_shared(to + Places::offset_of(thread, j) + word * 4, some);
         }
-        store_shared(to + Places::offset_of(thread, j), chunk);
       }
   }
 

@@ -81,6 +81,13 @@ struct PortableLoop {
   static constexpr int fragments_ahead = is_simt || is_tight ? 0 : 1;
   // Workgroups that a multiprocessor should have room for: two where the registers suffice, measured to pay.
   static constexpr bool suits_two = is_simt && is_async && Atom::depth == 1 && Atom::count <= 64 && threads <= 256;
+  // Whether what is done for every accumulator is unrolled as a whole. Loops compile in half to three quarters of the
+  // time; but products of matrices are up to 6 % slower with them, and they cost some registers, which two large
+  // workgroups do not have. (AMD: always unrolled.)
+  static constexpr bool unrolls = kCopiesWait || Sources::any_alignment || (suits_two && threads > 128);
+  // Steps of the vector unit that stand side by side: all, or so many multiply-adds that the end of a loop is hidden.
+  static constexpr int steps_at_once =
+      unrolls || Atom::count * Config::tile_k <= 1024 ? Config::tile_k : max_of(1, 512 / (Atom::count * Atom::depth));
 
   // One tile: `begin` asks for the first fragments, `finish` multiplies.
   struct Multiplication {
@@ -93,7 +100,7 @@ struct PortableLoop {
     }
     TW_DEVICE void finish(Atom& atom, uint32_t tile, const Where& at) {
       constexpr int kSteps = Config::tile_k / Atom::depth;
-      TW_UNROLL_BY(is_tight ? 1 : kSteps)
+      TW_UNROLL_BY(is_tight ? 1 : is_simt ? min_of(kSteps, steps_at_once) : kSteps)
       for (int kk = 0; kk < kSteps; kk++) {
         if (kk + fragments_ahead < kSteps) load(tile, at, kk + fragments_ahead);
         atom.multiply(fragments[kk % (fragments_ahead + 1)]);

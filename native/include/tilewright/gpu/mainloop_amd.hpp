@@ -37,6 +37,7 @@ struct AmdLoop : AmdStep<Config, Operands> {
   using Step::ahead, Step::covering, Step::crowded, Step::direct, Step::fits, Step::held_steps, Step::load;
   using Step::move_parts, Step::ordered, Step::packed, Step::place_b, Step::slice_products, Step::slice_reads;
   using Step::slices, Step::step_fetches, Step::step_writes, Step::threads, Step::tile_bytes, Step::two_tiles;
+  static constexpr bool unrolls = true;  // see PortableLoop
 
   TW_DEVICE static void run_steps(Atom& atom, const Sources& from, const Where& at) {
     if (from.a.steps <= 0) return;
