@@ -54,7 +54,7 @@ CONV_MUTANTS = [
         "x.at[i] = s.axis(i);",
         "forward_fused",
     ),
-    ConvMutant("pixels outside of the image are read", IMAGE, ".at[i] + moved < size ? bit : 0u;", ".at[i], bit;"),
+    ConvMutant("pixels outside of the image are read", IMAGE, " + moved < size ? bit", " + moved >= 0u ? bit"),
     ConvMutant("rows run on from one image to the next", IMAGE, "s.n = rest;", "s.n = 0;"),
     ConvMutant("a wide filter is cut short", IMAGE, "wide = wide || p.axes[i].taps > each;", "", "forward_wide"),
     ConvMutant(

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from cpu_kernels import Array, compiler, draw
 from fmha_cases import COMPILED, Case, drawn_cases, request_of
-from fmha_runner import outputs_of
-from fmha_units import UnitRunner
+from fmha_runner import FmhaRunner, outputs_of
 
 from tilewright_arch import ArchSpec
 from tilewright_fmha.fit import with_signature
@@ -141,26 +140,26 @@ def planned(case: Case, device: DeviceInfo, team: int = 1) -> tuple[OperationReq
 
 
 @pytest.fixture(scope="module")
-def runner(cpu: ArchSpec, device: DeviceInfo, tmp_path_factory: pytest.TempPathFactory) -> UnitRunner:
-    made = UnitRunner(cpu, compiler(), tmp_path_factory.mktemp("gradients"))
+def runner(cpu: ArchSpec, device: DeviceInfo, tmp_path_factory: pytest.TempPathFactory) -> FmhaRunner:
+    made = FmhaRunner(cpu, compiler(), tmp_path_factory.mktemp("gradients"))
     alone = [planned(case, device)[2] for case in (*CASES, *ALONE.values())]
     made.prepare([*alone, *(planned(ALONE[name], device, team=2)[2] for name in TEAMS)])
     return made
 
 
-def run(runner: UnitRunner, case: Case, device: DeviceInfo, seed: int) -> None:
+def run(runner: FmhaRunner, case: Case, device: DeviceInfo, seed: int) -> None:
     request, problem, plan = planned(case, device)
     inputs = inputs_of(request, problem, np.random.default_rng(seed))
     check(problem, inputs, outputs_of(plan, runner.run(plan, inputs)))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_pairs_of_features(runner: UnitRunner, case: Case, device: DeviceInfo) -> None:
+def test_pairs_of_features(runner: FmhaRunner, case: Case, device: DeviceInfo) -> None:
     run(runner, case, device, 1)
 
 
 @pytest.mark.parametrize("name", TEAMS)
-def test_teams_give_what_one_thread_gives_in_another_order(runner: UnitRunner, name: str, device: DeviceInfo) -> None:
+def test_teams_give_what_one_thread_gives_in_another_order(runner: FmhaRunner, name: str, device: DeviceInfo) -> None:
     """Two threads share out slices of keys; what each adds is fixed, so that runs agree to the last bit."""
     case = dataclasses.replace(ALONE[name], heads=(3, 1), seq=(65, 300))
     request, problem, plan = planned(case, device, team=2)
@@ -184,5 +183,5 @@ def slices_of(plan: ExecutionPlan) -> int:
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_features(runner: UnitRunner, name: str, device: DeviceInfo) -> None:
+def test_features(runner: FmhaRunner, name: str, device: DeviceInfo) -> None:
     run(runner, ALONE[name], device, 2)

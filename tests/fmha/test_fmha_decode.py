@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from cpu_kernels import Array, compiler
 from fmha_requests import desc, ints
-from fmha_runner import outputs_of
-from fmha_units import UnitRunner
+from fmha_runner import FmhaRunner, outputs_of
 
 from tilewright_arch import ArchSpec
 from tilewright_fmha.fit import with_signature
@@ -87,14 +86,14 @@ def content(name: str, layout: str) -> dict[str, Array]:
 
 
 @pytest.fixture(scope="module")
-def runner(cpu: ArchSpec, device: DeviceInfo, tmp_path_factory: pytest.TempPathFactory) -> UnitRunner:
-    made = UnitRunner(cpu, compiler(), tmp_path_factory.mktemp("decode"))
+def runner(cpu: ArchSpec, device: DeviceInfo, tmp_path_factory: pytest.TempPathFactory) -> FmhaRunner:
+    made = FmhaRunner(cpu, compiler(), tmp_path_factory.mktemp("decode"))
     made.prepare([planned(name, layout, device) for name in CASES for layout in LAYOUTS])
     return made
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_cache_may_lie_in_any_order(runner: UnitRunner, name: str, device: DeviceInfo) -> None:
+def test_a_cache_may_lie_in_any_order(runner: FmhaRunner, name: str, device: DeviceInfo) -> None:
     inputs = content(name, "heads first")
     request = OperationRequest(ATTENTION, tensors_of(name, "heads first"), {}, {"return_lse": True})
     problem = parse_attention(request)
@@ -115,7 +114,7 @@ def test_a_cache_may_lie_in_any_order(runner: UnitRunner, name: str, device: Dev
 
 
 @pytest.mark.parametrize("name", ["a row of each head", "four rows of a head"])
-def test_keys_of_an_absent_page_are_not_seen(runner: UnitRunner, name: str, device: DeviceInfo) -> None:
+def test_keys_of_an_absent_page_are_not_seen(runner: FmhaRunner, name: str, device: DeviceInfo) -> None:
     """The first page, one in the middle, the last of a block of keys and the first of the next."""
     plan = planned(name, "pages", device)
     inputs = content(name, "pages")

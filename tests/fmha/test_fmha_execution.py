@@ -22,8 +22,7 @@ from fmha_requests import (
     varlen_of,
     vectorized_of,
 )
-from fmha_runner import outputs_of
-from fmha_units import UnitRunner
+from fmha_runner import FmhaRunner, outputs_of
 
 from tilewright_arch import ArchSpec
 from tilewright_fmha.fit import with_signature
@@ -123,8 +122,8 @@ def appending(name: str) -> OperationRequest:
 
 
 @pytest.fixture(scope="module")
-def runner(cpu: ArchSpec, device: DeviceInfo, tmp_path_factory: pytest.TempPathFactory) -> UnitRunner:
-    made = UnitRunner(cpu, compiler(), tmp_path_factory.mktemp("execution"))
+def runner(cpu: ArchSpec, device: DeviceInfo, tmp_path_factory: pytest.TempPathFactory) -> FmhaRunner:
+    made = FmhaRunner(cpu, compiler(), tmp_path_factory.mktemp("execution"))
     requests = [of_case(case) for case in drawn_cases(COMPILED, 6)] + [cache_request(case) for case in CACHED]
     requests += [of_words(name) for name in REQUESTS] + [appending(name) for name in APPENDS]
     made.prepare([planned(request, device)[1] for request in requests])
@@ -155,7 +154,7 @@ def check(problem: FmhaProblem, inputs: Mapping[str, Array], got: Mapping[str, A
 
 
 @pytest.mark.parametrize("case", drawn_cases(COMPILED, 6), ids=str)
-def test_pairs_of_features(runner: UnitRunner, case: Case, device: DeviceInfo) -> None:
+def test_pairs_of_features(runner: FmhaRunner, case: Case, device: DeviceInfo) -> None:
     request = of_case(case)
     problem, plan = planned(request, device)
     inputs = drawn(request, 5)
@@ -163,7 +162,7 @@ def test_pairs_of_features(runner: UnitRunner, case: Case, device: DeviceInfo) -
 
 
 @pytest.mark.parametrize("case", CACHED, ids=str)
-def test_pairs_of_features_over_pages(runner: UnitRunner, case: CacheCase, device: DeviceInfo) -> None:
+def test_pairs_of_features_over_pages(runner: FmhaRunner, case: CacheCase, device: DeviceInfo) -> None:
     request = cache_request(case)
     problem, plan = planned(request, device)
     inputs = drawn(request, 5)
@@ -171,14 +170,14 @@ def test_pairs_of_features_over_pages(runner: UnitRunner, case: CacheCase, devic
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_families(runner: UnitRunner, name: str, device: DeviceInfo) -> None:
+def test_families(runner: FmhaRunner, name: str, device: DeviceInfo) -> None:
     request = of_words(name)
     problem, plan = planned(request, device)
     inputs = drawn(request, 6)
     check(problem, inputs, outputs_of(plan, runner.run(plan, inputs)))
 
 
-def test_parts_are_added_in_one_order(runner: UnitRunner, device: DeviceInfo) -> None:
+def test_parts_are_added_in_one_order(runner: FmhaRunner, device: DeviceInfo) -> None:
     """Whoever computes a part, and however many do, the result is the same to the last bit."""
     request = of_words("split")
     _, plan = planned(request, device)
@@ -191,7 +190,7 @@ def test_parts_are_added_in_one_order(runner: UnitRunner, device: DeviceInfo) ->
 
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("name", APPENDS)
-def test_appending(runner: UnitRunner, name: str, in_place: bool, device: DeviceInfo) -> None:
+def test_appending(runner: FmhaRunner, name: str, in_place: bool, device: DeviceInfo) -> None:
     request = appending(name)
     problem, plan = planned(request, device)
     inputs = drawn(request, 8)

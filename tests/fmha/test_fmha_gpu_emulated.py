@@ -154,6 +154,7 @@ LAYOUTS: Mapping[str, tuple[str, str, tuple[int, ...]]] = {
     "columns apart": ("bf16", "bf16", (2 * 70 * 40, 70 * 40, 1, 70)),
     "fp32": ("fp32", "fp32", (2 * 70 * 41, 70 * 41, 41, 1)),
     "more bytes than operands": ("fp8", "fp32", (2 * 70 * 40, 70 * 40, 40, 1)),
+    "more bytes, columns apart": ("fp8", "fp32", (2 * 70 * 40, 70 * 40, 1, 70)),
 }
 """Types of operands and results, and the strides of 2 x 2 heads of 70 rows of 40 results."""
 

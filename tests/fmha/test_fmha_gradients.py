@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from cpu_kernels import Array, compiler, draw
 from fmha_cases import Case, request_of
-from fmha_runner import outputs_of
-from fmha_units import UnitRunner
+from fmha_runner import FmhaRunner, outputs_of
 
 from tilewright_arch import ArchSpec
 from tilewright_fmha.fit import with_signature
@@ -70,14 +69,14 @@ def pairs(device: DeviceInfo) -> dict[str, Pair]:
 
 
 @pytest.fixture(scope="module")
-def runner(cpu: ArchSpec, pairs: dict[str, Pair], tmp_path_factory: pytest.TempPathFactory) -> UnitRunner:
-    made = UnitRunner(cpu, compiler(), tmp_path_factory.mktemp("differences"))
+def runner(cpu: ArchSpec, pairs: dict[str, Pair], tmp_path_factory: pytest.TempPathFactory) -> FmhaRunner:
+    made = FmhaRunner(cpu, compiler(), tmp_path_factory.mktemp("differences"))
     made.prepare([plan for pair in pairs.values() for plan in (pair.forward, pair.backward)])
     return made
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_are_what_differences_say(runner: UnitRunner, pairs: dict[str, Pair], name: str) -> None:
+def test_gradients_are_what_differences_say(runner: FmhaRunner, pairs: dict[str, Pair], name: str) -> None:
     """Along random directions: sum(do * o) changes as the gradients say."""
     pair, rng = pairs[name], np.random.default_rng(4)
     inputs = pair.inputs(rng)
@@ -106,7 +105,7 @@ def test_gradients_are_what_differences_say(runner: UnitRunner, pairs: dict[str,
     assert checked >= 6
 
 
-def test_forward_and_backward_drop_the_same(runner: UnitRunner, pairs: dict[str, Pair], device: DeviceInfo) -> None:
+def test_forward_and_backward_drop_the_same(runner: FmhaRunner, pairs: dict[str, Pair], device: DeviceInfo) -> None:
     """With values, and gradients of o, that are the unit matrix, o is the dropped P and dv its transpose."""
     pair, rng = pairs["bytes"], np.random.default_rng(9)
     inputs = pair.inputs(rng)
@@ -129,7 +128,7 @@ def test_forward_and_backward_drop_the_same(runner: UnitRunner, pairs: dict[str,
     assert abs(share - pair.problem.drop_probability) < 4 * sigma
 
 
-def test_a_row_that_sees_nothing_has_no_gradients(runner: UnitRunner, pairs: dict[str, Pair]) -> None:
+def test_a_row_that_sees_nothing_has_no_gradients(runner: FmhaRunner, pairs: dict[str, Pair]) -> None:
     """Its lse is -inf; gradients of others are as if it were not there, and nothing is a NaN."""
     pair, rng = pairs["causal"], np.random.default_rng(3)
     inputs = pair.inputs(rng)

@@ -10,7 +10,7 @@ from cpu_kernels import compiler
 from fmha_cases import Case, request_of
 from fmha_configs import all_templates, valid
 from fmha_requests import ROTARY, VARLEN, append_of, append_paged_of, batch_of, paged_of, parsed, prefill_of, varlen_of
-from fmha_units import UnitRunner
+from fmha_runner import FmhaRunner
 from kernel_structs import declared_fields
 
 import tilewright_arch
@@ -179,11 +179,11 @@ def test_memory_of_attention_is_linear_in_the_length(device: DeviceInfo) -> None
 
 
 @pytest.fixture(scope="module")
-def runner(cpu: ArchSpec, tmp_path_factory: pytest.TempPathFactory) -> UnitRunner:
-    return UnitRunner(cpu, compiler(), tmp_path_factory.mktemp("workspaces"))
+def runner(cpu: ArchSpec, tmp_path_factory: pytest.TempPathFactory) -> FmhaRunner:
+    return FmhaRunner(cpu, compiler(), tmp_path_factory.mktemp("workspaces"))
 
 
-def test_kernels_say_the_same_figure_of_scratch_memory(runner: UnitRunner, device: DeviceInfo) -> None:
+def test_kernels_say_the_same_figure_of_scratch_memory(runner: FmhaRunner, device: DeviceInfo) -> None:
     plans = []
     for case, operation in (
         (Case(), ATTENTION),

@@ -52,7 +52,7 @@ class CpuKernels:
         generate: Callable[[Any, ArchSpec], SourceUnit],
         level: str = "-O1",
     ) -> None:
-        self.arch, self.command, self.folder = arch, list(command), folder
+        self.arch = arch
         flags = ["-std=c++17", level, "-shared", "-fPIC", "-fvisibility=hidden", f"-I{INCLUDE}"]
         self._units = Libraries(command, [*flags, *arch.toolchain.flags], folder)
         self._generate = generate

@@ -31,6 +31,7 @@ class Libraries:
         """Build what is not there, side by side. Raises ``RuntimeError`` with the compiler's words."""
         groups: dict[tuple[str, ...], list[SourceUnit]] = {}
         for unit in {unit.text: unit for unit in units}.values():
+            assert not unit.defines, f"{unit.name}: kernels of one library have the same macros"
             if not self._path(unit).exists():
                 groups.setdefault((*_INCLUDES.findall(unit.text), *unit.flags), []).append(unit)
         with ThreadPoolExecutor(2) as pool:

@@ -18,6 +18,7 @@ from tilewright_fmha.masks import Mask
 PLAIN = GpuFmhaKernel(block=(32, 32), waves=2)
 BF16 = PLAIN.replace(q="bf16", kv="bf16", o="bf16", register=(1, 1, 2))
 FP16 = PLAIN.replace(q="fp16", kv="fp16", o="fp16", register=(1, 1, 2), pipeline="qr_async", block=(32, 64))
+TALL = FP16.replace(block=(64, 64), waves=4)  # its loop begins with a turn that only asks for keys
 FP8 = FP16.replace(q="fp8", kv="fp8", pipeline="qr")
 DROPPED = {"drop_below": 77}
 LENGTHS = FmhaShape(batch=4, seq=(40, 80), heads=(2, 1), lens_q=(17, 0, 40, 1), lens_k=(65, 9, 0, 1))
@@ -38,6 +39,7 @@ CASES: dict[str, tuple[GpuFmhaKernel, FmhaShape]] = {
     "bottom_right": (PLAIN.replace(mask="causal"), LENGTHS.replace(mask=Mask(-1, 0, True))),
     "window": (BF16.replace(mask="window"), FmhaShape(batch=1, seq=(70, 130), mask=Mask(20, 4))),
     "window_sinks": (FP16.replace(mask="window", token_sinks=True), FmhaShape(batch=1, seq=(33, 200), mask=WINDOW)),
+    "tall": (TALL.replace(mask="window", token_sinks=True), FmhaShape(batch=1, seq=(70, 200), mask=WINDOW)),
     "lengths": (FP16, LENGTHS),
     "cache_index": (BF16, FmhaShape(batch=3, seq=(9, 65), cache_items=5, lens_k=(65, 1, 30))),
     "varlen": (FP16.replace(varlen=True, mask="causal"), LENGTHS.replace(mask=Mask(-1, 0, True))),
@@ -81,6 +83,10 @@ CASES: dict[str, tuple[GpuFmhaKernel, FmhaShape]] = {
     ),
     "prefill_fp8": (
         FP8.replace(**PREFILL, qscale="kv_blockscale", kv_layout="vectorized", o="bf16", pipeline="qr_async"), PAGES
+    ),
+    "prefill_tall": (TALL.replace(**PREFILL, mask="causal"), PAGES.replace(mask=Mask(-1, 0, True))),
+    "prefill_fp8_tall": (
+        FP8.replace(**PREFILL, qscale="kv_blockscale", o="bf16", pipeline="qr_async", block=(64, 64), waves=4), PAGES
     ),
     "split_pages": (BF16.replace(**SPLIT, paged=True, pack_gqa=True), PAGES.replace(splits=2, heads=(4, 2), page=8)),
 }  # fmt: skip
