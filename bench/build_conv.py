@@ -20,7 +20,7 @@ from tilewright_server.build.nvrtc import NvrtcToolchain
 from tilewright_server.build.toolchain import CpuToolchain
 from tilewright_server.tuning.families.conv import DIRECTIONS, ConvCase
 
-__all__ = ["chosen", "measure_conv_compile", "measure_conv_pool"]
+__all__ = ["chosen", "compiled", "measure_conv_compile", "measure_conv_pool"]
 
 SEEDS = {1: (7.7, 15.9, 33.4, 52.3), 8: (7.7, 8.2, 9.7, 10.2)}
 """Seconds that the project's predecessor reports for its kernels (for an AMD GPU, on a larger machine), by workers."""

@@ -131,7 +131,8 @@ def report(took: list[Took], console: Console) -> int:
             median, busy = (statistics.median(getattr(one, field) for one in good) for field in ("seconds", "busy"))
             most, most_busy = (max(getattr(one, field) for one in good) for field in ("seconds", "busy"))
             text = f"{key[1]} for {key[0]}: {len(good)} kernels, median {median:.2f} s (processor {busy:.2f} s), "
-            text += f"most {most:.2f} s (processor {most_busy:.2f} s), {late} over {good[0].job.limit} s"
+            text += f"most {most:.2f} s (processor {most_busy:.2f} s)"
+            text += f", {late} over {good[0].job.limit} s" if math.isfinite(good[0].job.limit) else ""
             console.print(text, soft_wrap=True, highlight=False)
         for one in good[: max(SLOWEST, late)]:
             console.print(f"  {one.seconds:.2f} s {one.job.config.name}", soft_wrap=True, highlight=False)
