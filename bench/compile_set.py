@@ -2,11 +2,12 @@
 
     python bench/compile_set.py                                     # all operations, for this CPU and for sm_90a
     python bench/compile_set.py 'attention*' --arch sm_90a
-    python bench/compile_set.py 'conv*' --arch x86-64-v4 --named dw --workers 4
+    python bench/compile_set.py 'conv*' --arch x86-64-v4 --named depthwise --workers 4
     python bench/compile_set.py gemm --arch sm_90a --headers ../changed/native/include
 
 Leave the machine alone meanwhile. With several workers each compiles one kernel at a time; give them fewer than the
-machine has cores. A kernel over the limit is compiled twice more, and its least counts. Exit code 1 if any is over.
+machine has cores. A kernel over the limit is compiled twice more, and its least counts. Exit code 1 if any is over, 2
+if nothing can be compiled: an arch or operation that does not exist, or no compiler.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import math
 import os
 import statistics
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -24,12 +26,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from build_conv import compiled
 from rich.console import Console
 from rich.progress import Progress
 
 import tilewright_arch
-from tilewright_kit.errors import BuildFailedError
+from tilewright_kit.errors import BuildFailedError, ToolchainMissingError
 from tilewright_kit.plugins import PluginManager
 from tilewright_native import include_dir
 from tilewright_server.build.hip import HipToolchain
@@ -67,7 +68,7 @@ class Took:
 
 
 def limit_of(operation: str, arch: tilewright_arch.ArchSpec) -> float:
-    """The promise for kernels of an operation; infinite for helpers, such as transforms, that none is made for."""
+    """The promise for kernels of an operation, its helpers' too; infinite where none is made (``kv_append``)."""
     for family, (cpu, gpu) in LIMITS.items():
         if operation == family or operation.startswith(f"{family}_"):
             return cpu if arch.kind == "cpu" else gpu
@@ -118,6 +119,27 @@ def take(job: Compile) -> Took:
     return Took(job, *best)
 
 
+def compiled(operation: Any, toolchain: Any, config: Any, arch: tilewright_arch.ArchSpec) -> tuple[float, float]:
+    """Seconds by the clock, and of the compiler's processes."""
+    with tempfile.TemporaryDirectory() as scratch:
+        before = processor_time()
+        seconds = toolchain.compile(operation.generate(config, arch), Path(scratch), arch).seconds
+        return seconds, processor_time() - before
+
+
+def processor_time() -> float:
+    """Of all children of this process: those that ended, and helpers that stay."""
+    total = sum(os.times()[2:4])
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        if int(fields[1]) == os.getpid():
+            total += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return total
+
+
 def report(took: list[Took], console: Console) -> int:
     """A line for each operation and arch, the slowest kernels below it. Returns how many are over their limit."""
     over = 0
@@ -151,6 +173,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=1, help="processes that compile at the same time (default: 1)")
     options = parser.parse_args(arguments)
     archs = options.arch or [tilewright_arch.detect_cpu().id, "sm_90a"]
+    try:
+        for name in archs:
+            TOOLCHAINS[tilewright_arch.load(name).kind]([options.headers]).identity()
+    except (tilewright_arch.ArchError, ToolchainMissingError) as error:
+        parser.error(str(error))
     todo = list(jobs(options.operations, archs, options.which, options.named, options.headers.resolve()))
     if not todo:
         parser.error(f"no kernel of the set {options.which!r} matches; operations: {', '.join(plugins().operations)}")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import timing
-from build_conv import chosen, measure_conv_compile, measure_conv_pool
+from build_conv import chosen, measure_conv_pool
 from suite import Options, Table, main
 
 import tilewright_arch
@@ -221,7 +221,6 @@ def measure(options: Options) -> list[Table]:
         measure_hip(manager, options),
         measure_essential(manager, options),
         measure_pool(all_units, arch, options),
-        measure_conv_compile(manager, arch, options),
         measure_conv_pool(chosen(manager, arch, options), arch, options, build_all),
         measure_warm(all_units, arch),
         measure_plans(manager),
