@@ -27,8 +27,8 @@ __all__ = ["INCLUDE", "NAN", "Array", "ConvRunner", "Tensor", "compiler", "draw"
 class ConvRunner:
     """Builds each kernel once and runs plans."""
 
-    def __init__(self, arch: ArchSpec, command: Sequence[str], folder: Path, level: str = "-O1") -> None:
-        self._kernels = CpuKernels(arch, command, folder, _generate, level)
+    def __init__(self, arch: ArchSpec, command: Sequence[str], folder: Path, options: Sequence[str] = ("-O1",)) -> None:
+        self._kernels = CpuKernels(arch, command, folder, _generate, options)
         self.workspace = self._kernels.workspace
 
     def prepare(self, plans: Sequence[ExecutionPlan]) -> None:

@@ -12,6 +12,7 @@ import pytest
 from conv_cases import Case
 from conv_runner import Array, ConvRunner, compiler
 from conv_truth import CONVS, Planned, planned
+from cpu_kernels import as_servers_build
 
 from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.words import Direction
@@ -68,7 +69,7 @@ def shipped(cpu: ArchSpec, kernel_folder: Path) -> ConvRunner:
     """Kernels as servers build them: how often they round is what is measured."""
     folder = kernel_folder / "shipped"
     folder.mkdir(exist_ok=True)
-    return ConvRunner(cpu, compiler(), folder, "-O2")
+    return ConvRunner(cpu, compiler(), folder, as_servers_build(cpu))
 
 
 def odd_case(rng: random.Random) -> Case:

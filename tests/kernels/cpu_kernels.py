@@ -20,6 +20,7 @@ from tilewright_kit.plan import WORKSPACE, ExecutionPlan, Stage, pack
 from tilewright_kit.source import SourceUnit
 from tilewright_kit.templates import symbol_of
 from tilewright_kit.tensor import TensorDesc
+from tilewright_server.build.toolchain import CpuToolchain
 
 Array = npt.NDArray[Any]
 INCLUDE = Path(__file__).resolve().parents[2] / "native" / "include"
@@ -31,6 +32,12 @@ def compiler() -> list[str]:
     return [found] if found else [sys.executable, "-m", "ziglang", "c++"]
 
 
+def as_servers_build(arch: ArchSpec) -> list[str]:
+    """What a server tells this compiler of optimisation and code."""
+    flags = CpuToolchain([INCLUDE]).flags(SourceUnit("kernel", "c++", "", {}), arch)
+    return [flag for flag in flags if flag.startswith(("-O", "-f"))]
+
+
 class Team(ctypes.Structure):
     """``tw_team``."""
 
@@ -40,8 +47,9 @@ class Team(ctypes.Structure):
 class CpuKernels:
     """Builds each kernel once and launches stages. ``generate`` makes the unit of a configuration.
 
-    Other processes may build the same ones in ``folder`` at the same time. ``level``: of optimisation; servers build
-    with -O2, which takes longer, and makes one instruction that rounds once of a product and a sum.
+    Other processes may build the same ones in ``folder`` at the same time. ``options``: what the compiler is told of
+    code; servers' own (``as_servers_build``) take longer, and make one instruction, which rounds once, of a product and
+    a sum.
     """
 
     def __init__(
@@ -50,10 +58,10 @@ class CpuKernels:
         command: Sequence[str],
         folder: Path,
         generate: Callable[[Any, ArchSpec], SourceUnit],
-        level: str = "-O1",
+        options: Sequence[str] = ("-O1",),
     ) -> None:
         self.arch = arch
-        flags = ["-std=c++17", level, "-shared", "-fPIC", "-fvisibility=hidden", f"-I{INCLUDE}"]
+        flags = ["-std=c++17", *options, "-shared", "-fPIC", "-fvisibility=hidden", f"-I{INCLUDE}"]
         self._units = Libraries(command, [*flags, *arch.toolchain.flags], folder)
         self._generate = generate
         self._libraries: dict[str, tuple[ctypes.CDLL, SourceUnit]] = {}
