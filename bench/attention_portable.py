@@ -23,19 +23,19 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import tilewright_arch
-from tilewright_fmha.candidates import fmha_candidates
+from tilewright_fmha.candidates.candidates import fmha_candidates
 from tilewright_fmha.codegen import generate
-from tilewright_fmha.config import FmhaConfig
-from tilewright_fmha.parse import parse_attention
-from tilewright_fmha.plan import plan_fmha
-from tilewright_fmha.problem import FmhaProblem
-from tilewright_fmha.splits import FEW_ROWS, choose_splits
-from tilewright_fmha.ws_decode import decodes
-from tilewright_kit.check_plugin import device_of
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.errors import TilewrightError
-from tilewright_kit.plan import ExecutionPlan
-from tilewright_kit.problem import OperationRequest
+from tilewright_fmha.config.config import FmhaConfig
+from tilewright_fmha.config.decode import decodes
+from tilewright_fmha.launch.splits import FEW_ROWS, choose_splits
+from tilewright_fmha.plan.plan import plan_fmha
+from tilewright_fmha.problem.parse.attention import parse_attention
+from tilewright_fmha.problem.problem import FmhaProblem
+from tilewright_kit.conformance.check_plugin import device_of
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.plan import ExecutionPlan
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.types.errors import TilewrightError
 
 Tensors = dict[str, torch.Tensor]
 
@@ -163,7 +163,7 @@ def library(tensors: Tensors, k: torch.Tensor, v: torch.Tensor, causal: bool) ->
 
 def two_stages(problem: Any, config: Any, device: DeviceInfo) -> ExecutionPlan:
     """Parts of the keys are added by a second launch: what the kernel still knows, but no plan asks for."""
-    with patch("tilewright_fmha.plan.adds_parts", lambda *_: False):
+    with patch("tilewright_fmha.plan.plan.adds_parts", lambda *_: False):
         return plan_fmha(problem, config, device)
 
 

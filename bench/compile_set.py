@@ -30,12 +30,12 @@ from rich.console import Console
 from rich.progress import Progress
 
 import tilewright_arch
-from tilewright_kit.errors import BuildFailedError, ToolchainMissingError
-from tilewright_kit.plugins import PluginManager
+from tilewright_kit.loading.loader import PluginManager
+from tilewright_kit.types.errors import BuildFailedError, ToolchainMissingError
 from tilewright_native import include_dir
-from tilewright_server.build.hip import HipToolchain
-from tilewright_server.build.nvrtc import NvrtcToolchain
-from tilewright_server.build.toolchain import CpuToolchain
+from tilewright_server.build.toolchains.hip import HipToolchain
+from tilewright_server.build.toolchains.nvrtc import NvrtcToolchain
+from tilewright_server.build.toolchains.toolchain import CpuToolchain
 
 __all__ = ["Compile", "Took", "jobs", "limit_of", "main"]
 

@@ -27,11 +27,11 @@ from cuda_local import Cuda, Product, describe
 from group_tries import LIMIT, asked, offered
 from suite_cuda_conv import DTYPES, TOLERANCE, operands
 
-from tilewright_kit.errors import TilewrightError
-from tilewright_kit.measurements import Measurement, point_of
-from tilewright_kit.problem import Role
+from tilewright_kit.contract.problem import Role
+from tilewright_kit.selection.measurements import Measurement, point_of
+from tilewright_kit.types.errors import TilewrightError
 from tilewright_server.engine.call import Call
-from tilewright_server.tuning.families.conv import CONV, ConvCase
+from tilewright_tools.tuning.problems.families.conv import CONV, ConvCase
 
 NAMED = 3
 """Layers of the list that the goal names; they come first."""

@@ -17,19 +17,19 @@ from typing import Any
 
 import torch
 
-from tilewright_kit.config import KernelConfig
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.operation import Operation
-from tilewright_kit.plan import ExecutionPlan
-from tilewright_kit.plugins import PluginManager
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.select import Explicit, Selector
-from tilewright_kit.tensor import TensorDesc
+from tilewright_kit.config.kernel_config import KernelConfig
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.operation import Operation
+from tilewright_kit.contract.plan import ExecutionPlan
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.loading.loader import PluginManager
+from tilewright_kit.selection.strategies import Explicit, Selector
+from tilewright_kit.types.tensor import TensorDesc
 from tilewright_server.devices.cuda.provider import CudaProvider
 from tilewright_server.engine.call import Call
 from tilewright_server.engine.engine import Engine
 from tilewright_server.engine.types import EngineOptions, Selection
-from tilewright_server.tuning.stand import Loaded
+from tilewright_tools.tuning.measure.testbed import Loaded
 
 __all__ = ["Cuda", "Product", "describe"]
 

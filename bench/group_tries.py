@@ -22,16 +22,16 @@ from pathlib import Path
 from typing import Any
 
 import tilewright_arch
-from tilewright_grouped_conv.candidates import conv_candidates, conv_mismatches
-from tilewright_grouped_conv.config import BULK_PIPELINE, DIRECT_PIPELINE, ConvConfig
-from tilewright_grouped_conv.rules import RULES
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.plugins import PluginManager
-from tilewright_kit.words import Epilogue
+from tilewright_grouped_conv.candidates.candidates import conv_candidates, conv_mismatches
+from tilewright_grouped_conv.config.config import BULK_PIPELINE, DIRECT_PIPELINE, ConvConfig
+from tilewright_grouped_conv.rules.rulebook import RULES
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.loading.loader import PluginManager
+from tilewright_kit.types.vocabulary import Epilogue
 from tilewright_server.engine.call import Call
 from tilewright_server.engine.engine import Engine
 from tilewright_server.engine.types import EngineOptions
-from tilewright_server.tuning.families.conv import CONV, DIRECTIONS, ConvCase
+from tilewright_tools.tuning.problems.families.conv import CONV, DIRECTIONS, ConvCase
 
 __all__ = ["DTYPES", "LIMIT", "asked", "layers", "offered"]
 

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import peers
 
-from tilewright_kit.config import KernelConfig
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.plugins import PluginManager
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.tensor import TensorDesc
+from tilewright_kit.config.kernel_config import KernelConfig
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.loading.loader import PluginManager
+from tilewright_kit.types.tensor import TensorDesc
 from tilewright_server.engine.call import Call
 from tilewright_server.engine.engine import Engine
-from tilewright_server.engine.prepared import Prepared
+from tilewright_server.engine.execution.prepared import Prepared
 from tilewright_server.engine.types import EngineOptions, Selection
 
 __all__ = ["Local", "Product", "aligned", "describe"]

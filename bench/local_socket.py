@@ -26,7 +26,7 @@ def serving() -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         target = f"unix:{folder}/s"
         flags = ["--listen", target, "--cache-dir", f"{folder}/cache", "--log-level", "warning"]
-        command = [sys.executable, "-m", "tilewright_server.cli", "serve", *flags]
+        command = [sys.executable, "-m", "tilewright_tools.cli", "serve", *flags]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout is not None
             server.stdout.readline()

@@ -11,10 +11,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from tilewright_kit.measurements import Measurement
-from tilewright_kit.plugins import PluginManager
-from tilewright_server.perf.exchange import read_file
-from tilewright_server.tuning.ship import shipped_lines
+from tilewright_kit.loading.loader import PluginManager
+from tilewright_kit.selection.measurements import Measurement
+from tilewright_server.measurements.exchange import read_file
+from tilewright_tools.tuning.export import shipped_lines
 
 FOLDER = Path(__file__).resolve().parents[1] / "plugins" / "grouped_conv" / "tilewright_grouped_conv" / "measured"
 OPERATIONS = ("conv", "conv_backward_data", "conv_backward_weight")

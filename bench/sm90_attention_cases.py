@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewright_arch import load
-from tilewright_fmha.config import AttentionConfig
-from tilewright_fmha.rules import RULES
-from tilewright_fmha.words import Family, FmhaDType, KvLookup, MaskKind, Mode, Scheduling
+from tilewright_fmha.config.config import AttentionConfig
+from tilewright_fmha.rules.rulebook import RULES
+from tilewright_fmha.vocabulary import Family, FmhaDType, KvLookup, MaskKind, Mode, Scheduling
 
 __all__ = ["SUITES", "Case", "Experiment", "Variant"]
 

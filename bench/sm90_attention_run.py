@@ -11,10 +11,10 @@ from cuda_local import Cuda, describe
 from sm90_attention_cases import Case
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tilewright_fmha.ws_decode import decodes
-from tilewright_kit.problem import OperationRequest
+from tilewright_fmha.config.decode import decodes
+from tilewright_kit.contract.problem import OperationRequest
 from tilewright_server.engine.call import Call
-from tilewright_server.tuning.stand import Loaded
+from tilewright_tools.tuning.measure.testbed import Loaded
 
 __all__ = ["Attended"]
 

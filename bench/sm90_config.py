@@ -22,7 +22,7 @@ OPTIONS = ("--gpu-architecture=sm_90a", "-default-device", "--std=c++17", "-DNDE
 
 @dataclass(frozen=True)
 class Config:
-    """One kernel. Fields are named as in the template's ``Config``; see tilewright/sm90/gemm.hpp for what is valid."""
+    """One kernel. Fields are named as in the template's ``Config`` (tilewright/sm90/gemm/gemm.hpp)."""
 
     a: str = "bf16"
     b: str = "bf16"
@@ -133,7 +133,7 @@ def source_of(config: Config, symbol: str = "kernel") -> str:
     epilogue = "default_" if config.epilogue == "default" else config.epilogue
     m, n, k = config.tile
     warp_m, warp_n = (m // config.wave[0], 64) if config.swap else (64, n // config.wave[1])
-    return f"""#include "tilewright/sm90/gemm.hpp"
+    return f"""#include "tilewright/sm90/gemm/gemm.hpp"
 namespace {{
 struct Config {{
   using A = tw::{config.a};

@@ -14,15 +14,15 @@ from suite import Options, Table, main
 
 import tilewright_arch
 from tilewright_arch import ArchSpec
-from tilewright_kit.config import KernelConfig
-from tilewright_kit.errors import TilewrightError
-from tilewright_kit.operation import Operation
+from tilewright_kit.config.kernel_config import KernelConfig
+from tilewright_kit.contract.operation import Operation
+from tilewright_kit.types.errors import TilewrightError
 from tilewright_native import include_dir
-from tilewright_server.analysis.disassembly import Disassembler
-from tilewright_server.analysis.kernels import Finding, analyze_config
-from tilewright_server.build.hip import HipToolchain
-from tilewright_server.build.process import Limits
-from tilewright_server.cli.generate import load_operation
+from tilewright_server.build.toolchains.hip import HipToolchain
+from tilewright_server.build.workers.process import Limits
+from tilewright_tools.analysis.disassembly import Disassembler
+from tilewright_tools.analysis.kernels import Finding, analyze_config
+from tilewright_tools.cli.kernels.generate import load_operation
 
 ARCHS = ("gfx942", "gfx950", "gfx90a", "gfx1100", "gfx1201")
 SHAPE = (4096, 4096, 4096)

@@ -24,9 +24,9 @@ import peers
 import timing
 from suite import Options, Table, main
 
-from tilewright_kit.errors import TilewrightError
-from tilewright_kit.problem import OperationRequest, Role
-from tilewright_server.tuning.families.attention import ATTENTION, AttentionCase
+from tilewright_kit.contract.problem import OperationRequest, Role
+from tilewright_kit.types.errors import TilewrightError
+from tilewright_tools.tuning.problems.families.attention import ATTENTION, AttentionCase
 
 SHAPES: tuple[dict[str, Any], ...] = (
     {"batch": 2, "heads": 8, "seq_k": 1024, "hdim": 128},

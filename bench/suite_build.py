@@ -14,16 +14,16 @@ from build_conv import chosen, measure_conv_pool
 from suite import Options, Table, main
 
 import tilewright_arch
-from tilewright_kit.errors import ToolchainMissingError
-from tilewright_kit.plugins import PluginManager
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.source import SourceUnit
-from tilewright_kit.tensor import TensorDesc
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.contract.source import SourceUnit
+from tilewright_kit.loading.loader import PluginManager
+from tilewright_kit.types.errors import ToolchainMissingError
+from tilewright_kit.types.tensor import TensorDesc
 from tilewright_native import include_dir
-from tilewright_server.build.artifacts import ArtifactCache
-from tilewright_server.build.hip import HipToolchain
+from tilewright_server.build.cache.artifacts import ArtifactCache
 from tilewright_server.build.pool import BuildPool, PoolOptions
-from tilewright_server.build.toolchain import CpuToolchain
+from tilewright_server.build.toolchains.hip import HipToolchain
+from tilewright_server.build.toolchains.toolchain import CpuToolchain
 from tilewright_server.devices.cpu.device import CpuModule
 from tilewright_server.engine.call import Call
 from tilewright_server.engine.engine import Engine

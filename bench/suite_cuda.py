@@ -20,7 +20,7 @@ import torch
 from cuda_local import Cuda
 from suite import Options, Table, main
 
-from tilewright_kit.errors import TilewrightError
+from tilewright_kit.types.errors import TilewrightError
 
 SHAPES = [
     (1024, 1024, 1024),
@@ -194,7 +194,7 @@ def single(cuda: Cuda, options: Options) -> Table:
 def dispatch(cuda: Cuda, options: Options) -> Table:
     """What a launch costs from another process, beyond one in this process."""
     import tilewright
-    from tilewright_server.cli.private import PrivateServer
+    from tilewright_tools.cli.private_server import PrivateServer
 
     table = Table("Launches of a 64x64x64 bf16 product", ["", "p50 us", "p99 us", "per s"])
     a, b = operands(64, 64, 64, torch.bfloat16)
@@ -240,7 +240,7 @@ def dispatch(cuda: Cuda, options: Options) -> Table:
 
 def memory() -> Table:
     """GPU memory of the server's device process, for one client and for eight."""
-    from tilewright_server.cli.private import PrivateServer
+    from tilewright_tools.cli.private_server import PrivateServer
 
     client = """
 import sys, torch, tilewright
@@ -283,8 +283,8 @@ def memory_by_process() -> dict[int, int]:
 
 def compiling(cuda: Cuda, options: Options) -> Table:
     """Time to compile, cold: one kernel at a time, and the candidates of a problem on all cores."""
-    from tilewright_kit.problem import OperationRequest
-    from tilewright_kit.tensor import TensorDesc
+    from tilewright_kit.contract.problem import OperationRequest
+    from tilewright_kit.types.tensor import TensorDesc
     from tilewright_server.engine.call import Call
 
     operation = cuda.engine.operations["gemm"]

@@ -14,8 +14,8 @@ import peers
 import timing
 from suite import Options, Table, main
 
-from tilewright_kit.errors import TilewrightError
-from tilewright_kit.problem import OperationRequest
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.types.errors import TilewrightError
 
 LAYOUTS = ("rcr", "rrr", "crr", "ccr")
 

@@ -13,9 +13,9 @@ import peers
 import timing
 from suite import Options, Table, main
 
-from tilewright_kit.config import KernelConfig
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.select import Selector
+from tilewright_kit.config.kernel_config import KernelConfig
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.selection.strategies import Selector
 
 
 @dataclass(frozen=True)

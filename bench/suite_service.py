@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2
 from suite import Options, Table, main
 
 import tilewright
-from tilewright_server.cli.private import PrivateServer
+from tilewright_tools.cli.private_server import PrivateServer
 
 IN_FLIGHT = 64
 SIDE = 64

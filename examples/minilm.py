@@ -257,7 +257,7 @@ def server(target: str) -> Iterator[Any]:
         with tilewright.connect(target) as client:
             yield client
     else:
-        from tilewright_server.cli.private import connected
+        from tilewright_tools.cli.private_server import connected
 
         with connected("") as client:
             yield client

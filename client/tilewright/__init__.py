@@ -11,17 +11,11 @@
 """
 
 # ruff: noqa: E402
-from tilewright.settings import ask_for_fork_support
+from tilewright.session.settings import ask_for_fork_support
 
 ask_for_fork_support()  # before the first import of gRPC
 
 from tilewright import aio
-from tilewright.caches import KVCache
-from tilewright.catalog import BuildEvent, Correction, Kernel, KernelDetails, Validation
-from tilewright.client import Buffer, Client, connect
-from tilewright.device_array import DeviceArray
-from tilewright.dtypes import DTYPES
-from tilewright.elementwise import ACTIVATIONS
 from tilewright.errors import (
     AccessError,
     BuildFailedError,
@@ -39,11 +33,17 @@ from tilewright.errors import (
     UnsupportedError,
     Violation,
 )
-from tilewright.layout import Spec
-from tilewright.pipeline import Launch, Pipeline
-from tilewright.plan import Bound, Plan, Stream
-from tilewright.report import Report, Timing
-from tilewright.resident import PackedTensor, ResidentTensor
+from tilewright.operations.epilogue import ACTIVATIONS
+from tilewright.operations.kernels import BuildEvent, Correction, Kernel, KernelDetails, Validation
+from tilewright.sync.client import Buffer, Client, connect
+from tilewright.sync.kv_cache import KVCache
+from tilewright.sync.launch import Launch, Pipeline
+from tilewright.sync.plan import Bound, Plan, Stream
+from tilewright.tensor.device_array import DeviceArray
+from tilewright.tensor.resident import PackedTensor, ResidentTensor
+from tilewright.types.dtypes import DTYPES
+from tilewright.types.report import Report, Timing
+from tilewright.types.spec import Spec
 
 __version__ = "0.1.0"
 

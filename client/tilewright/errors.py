@@ -4,7 +4,7 @@
 the client sees by itself raises the same types before anything is sent.
 
     >>> import numpy as np
-    >>> from tilewright.dtypes import element_type
+    >>> from tilewright.types.dtypes import element_type
     >>> try:
     ...     element_type(np.float64)
     ... except InvalidArgumentError as error:

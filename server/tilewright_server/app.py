@@ -15,18 +15,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from tilewright_kit.errors import InvalidArgumentError, NotFoundError, TilewrightError
+from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError, TilewrightError
 from tilewright_server import __version__
 from tilewright_server.settings import Settings
 
 if TYPE_CHECKING:
-    from tilewright_kit.plugins import PluginManager
+    from tilewright_kit.loading.loader import PluginManager
     from tilewright_server.engine.engine import Engine
     from tilewright_server.local.server import LocalServer
-    from tilewright_server.memory.sessions import Sessions
     from tilewright_server.rpc.listeners import Listener
     from tilewright_server.rpc.server import RpcServer
     from tilewright_server.service import Service
+    from tilewright_server.session.sessions import Sessions
 
 __all__ = ["Application"]
 
@@ -78,10 +78,10 @@ class Application:
 
     def _start(self) -> None:
         # Imported here: naming the composition root must not cost what running it does.
-        from tilewright_server.memory.sessions import Sessions
         from tilewright_server.rpc.listeners import Listener, parse_address
         from tilewright_server.rpc.server import RpcServer
         from tilewright_server.service import Service
+        from tilewright_server.session.sessions import Sessions
 
         settings = self.settings
         addresses = [parse_address(text, insecure=settings.insecure) for text in settings.listen]
@@ -129,7 +129,7 @@ class Application:
 
     def load_plugins(self) -> PluginManager:
         """The plugins that the settings allow; those that fail are logged, reported and left out."""
-        from tilewright_kit.plugins import PluginManager
+        from tilewright_kit.loading.loader import PluginManager
 
         plugins = PluginManager(self.settings.plugins or None, self.settings.disabled_plugins)
         plugins.load_entry_points()
@@ -331,7 +331,7 @@ def _raise_descriptor_limit(wanted: int = 65536) -> None:
 
 
 def _limits(settings: Settings) -> Any:
-    from tilewright_server.memory.session import Limits
+    from tilewright_server.session.session import Limits
 
     return Limits(
         sessions=settings.max_sessions,

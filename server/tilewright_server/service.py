@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tilewright_kit.errors import (
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.types.errors import (
     CancelledError,
     DeadlineError,
     InvalidArgumentError,
@@ -16,21 +17,20 @@ from tilewright_kit.errors import (
     TilewrightError,
     UnavailableError,
 )
-from tilewright_kit.problem import OperationRequest
-from tilewright_server.devices.base import MemoryHandle
+from tilewright_server.devices.contract import MemoryHandle
 from tilewright_server.engine.call import Call, Cancellation
 from tilewright_server.engine.types import Outcome, Selection
-from tilewright_server.memory.attachments import Attachments
-from tilewright_server.memory.binding import Binder, Binding, Location, Place, Target
-from tilewright_server.memory.bound import BoundExecution, check_in_place
 from tilewright_server.memory.buffers import ResidentBuffer
-from tilewright_server.memory.pins import Pinned
-from tilewright_server.memory.session import AnyRegion, Session
-from tilewright_server.memory.sessions import Sessions
-from tilewright_server.memory.sources import RegionSource, register
-from tilewright_server.memory.staged import OutputValue
-from tilewright_server.memory.staging import StagingPool
+from tilewright_server.memory.operand_binding import Binder, Binding, Location, Place, Target
+from tilewright_server.memory.region_sources import RegionSource, register
+from tilewright_server.memory.staged_operands import OutputValue
+from tilewright_server.memory.staging_pool import StagingPool
 from tilewright_server.memory.transfer import read_buffer, write_buffer
+from tilewright_server.session.attachments import Attachments
+from tilewright_server.session.bindings import BoundExecution, check_in_place
+from tilewright_server.session.pinned import Pinned
+from tilewright_server.session.session import AnyRegion, Session
+from tilewright_server.session.sessions import Sessions
 
 if TYPE_CHECKING:
     from tilewright_server.engine.engine import Engine, Prepared

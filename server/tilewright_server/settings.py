@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from tilewright_kit.errors import InvalidArgumentError, NotFoundError, UnsupportedError
+from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 
 __all__ = [
     "ENV_PREFIX",

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tilewright_server.cli import main
-from tilewright_server.cli.private import PrivateServer
+from tilewright_tools.cli import main
+from tilewright_tools.cli.private_server import PrivateServer
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def process() -> Run:
     """Run a command in a process of its own."""
 
     def run(*arguments: object, timeout: float = 120, stdin: str = "") -> Ran:
-        command = [sys.executable, "-m", "tilewright_server.cli", *map(str, arguments)]
+        command = [sys.executable, "-m", "tilewright_tools.cli", *map(str, arguments)]
         done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, timeout=timeout)
         return Ran(done.returncode, done.stdout, done.stderr)
 

@@ -26,7 +26,8 @@ LAYOUTS = ("rcr", "rrr", "crr", "ccr")
 )
 def test_demo_checks_every_dtype_and_layer_and_says_ok(cli, target, monkeypatch, layouts):
     """Every run has one layout of each type; all layouts of fp32 are in another test."""
-    from tilewright_server.cli import cases, demo_attention, demo_conv, demo_rows
+    from tilewright_tools.cli.demo import demo_attention, demo_conv, demo_rows
+    from tilewright_tools.cli.problems import cases
 
     monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
     monkeypatch.setattr(cases, "LAYOUTS", layouts)
@@ -61,7 +62,8 @@ def test_demo_checks_every_dtype_and_layer_and_says_ok(cli, target, monkeypatch,
 def test_the_convolution_that_is_timed_in_numpy_is_the_same(c, k, size, groups, direction):
     import numpy as np
 
-    from tilewright_server.cli import conv_cases, demo_conv
+    from tilewright_tools.cli.demo import demo_conv
+    from tilewright_tools.cli.problems import conv_cases
 
     case = conv_cases.case_of(n=2, c=c, k=k, size=size, filter="3", padding="1", groups=groups, direction=direction)
     operation, problem, request = conv_cases.load(case)
@@ -91,7 +93,7 @@ def test_weights_that_a_device_does_not_pack_are_used_as_they_are():
     import numpy as np
 
     from tilewright import UnsupportedError
-    from tilewright_server.cli import demo
+    from tilewright_tools.cli.demo import demo
 
     class Gpu:
         def pack_b(self, weight, device):
@@ -105,7 +107,7 @@ def test_weights_that_a_device_does_not_pack_are_used_as_they_are():
 
 
 def test_demo_fails_if_a_result_is_off(cli, target, monkeypatch):
-    from tilewright_server.cli import cases
+    from tilewright_tools.cli.problems import cases
 
     monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
     monkeypatch.setattr(cases, "tolerance", lambda dtype, k: -1.0)

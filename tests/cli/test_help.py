@@ -9,7 +9,7 @@ from importlib.metadata import version
 import pytest
 from typer.main import get_command
 
-from tilewright_server.cli.app import app
+from tilewright_tools.cli.app import app
 
 
 def words(command, path=()):
@@ -43,7 +43,7 @@ def test_version_is_that_of_the_distribution(cli):
 
 def test_help_loads_nothing_heavy():
     code = (
-        "import sys; from tilewright_server.cli import main; main(['--help']);"
+        "import sys; from tilewright_tools.cli import main; main(['--help']);"
         "heavy = {'numpy', 'grpc', 'pluggy', 'google.protobuf', 'ml_dtypes'} & set(sys.modules);"
         "sys.exit(', '.join(sorted(heavy)) or 0)"
     )
@@ -71,7 +71,7 @@ def test_the_shell_completes_commands_and_their_words(words, wanted, monkeypatch
     monkeypatch.setenv("_TILEWRIGHT_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", line)
     monkeypatch.setenv("COMP_CWORD", str(len(line.split()) - 1))
-    command = [sys.executable, "-m", "tilewright_server.cli"]
+    command = [sys.executable, "-m", "tilewright_tools.cli"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     assert set(done.stdout.split()) == wanted

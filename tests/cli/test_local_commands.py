@@ -54,8 +54,8 @@ def test_doctor_finds_what_the_server_needs(cli):
 
 
 def test_doctor_says_how_to_get_a_missing_compiler(cli, monkeypatch):
-    from tilewright_kit.errors import ToolchainMissingError
-    from tilewright_server.build.toolchain import CpuToolchain
+    from tilewright_kit.types.errors import ToolchainMissingError
+    from tilewright_server.build.toolchains.toolchain import CpuToolchain
 
     def nothing(_: object) -> str:
         raise ToolchainMissingError("no C++ compiler was found", fix="pip install ziglang")
@@ -139,9 +139,9 @@ def test_serve_refuses_tcp_without_the_word(process):
 
 
 def test_doctor_says_why_no_compiler_for_amd_gpus_can_be_used(cli, monkeypatch):
-    from tilewright_kit.errors import ToolchainMissingError
-    from tilewright_server.analysis.disassembly import Disassembler
-    from tilewright_server.build.hip import HipToolchain
+    from tilewright_kit.types.errors import ToolchainMissingError
+    from tilewright_server.build.toolchains.hip import HipToolchain
+    from tilewright_tools.analysis.disassembly import Disassembler
 
     def nothing(_: object) -> str:
         raise ToolchainMissingError("no compiler", rule="toolchain", fix="install clang", log_tail="clang++: too old")
@@ -159,9 +159,9 @@ def test_doctor_says_why_no_compiler_for_amd_gpus_can_be_used(cli, monkeypatch):
 @pytest.fixture
 def analysable() -> None:
     """What `kernels analyze` needs."""
-    from tilewright_kit.errors import ToolchainMissingError
-    from tilewright_server.analysis.disassembly import Disassembler
-    from tilewright_server.build.hip import HipToolchain
+    from tilewright_kit.types.errors import ToolchainMissingError
+    from tilewright_server.build.toolchains.hip import HipToolchain
+    from tilewright_tools.analysis.disassembly import Disassembler
 
     try:
         Disassembler().find()

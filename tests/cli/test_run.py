@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tilewright_server.cli import cases
+from tilewright_tools.cli.problems import cases
 
 
 def test_json_has_the_fields_of_the_seeds_helper(cli, target):
@@ -109,7 +109,7 @@ def test_reference_activations_are_those_of_the_operation(name):
     import numpy as np
 
     from tilewright_gemm.reference import apply_unary
-    from tilewright_gemm.words import Unary
+    from tilewright_gemm.vocabulary import Unary
 
     x = np.linspace(-6, 6, 101)
     np.testing.assert_allclose(cases.activate(x, name), apply_unary(Unary(name), x, 0.0, 0.0), rtol=1e-12, atol=1e-12)

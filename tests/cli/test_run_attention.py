@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tilewright_server.cli import attention_cases
+from tilewright_tools.cli.problems import attention_cases
 
 FORMS = {
     "varlen": ("3", "4", "30", "32", "--varlen", "--mask", "bottom_right"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tilewright_server.cli import conv_cases
+from tilewright_tools.cli.problems import conv_cases
 
 DIRECTIONS = {
     "fwd": "grouped_conv_fwd_",

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 
 import tilewright as tw
-from tilewright import steps
+from tilewright.transport import rpc as steps
 from tilewright_proto.v1 import memory_pb2
 
 RNG = np.random.default_rng(7)

@@ -59,7 +59,7 @@ def service(folder: Path, cache: Path, *more: str) -> Server:
         pytest.skip("the distribution is not installed, so the service has no plugins")
     target = f"unix:{folder}/s"
     flags = ["--listen", target, "--cache-dir", str(cache), "--log-level", "warning", *more]
-    return Server(target, ["-m", "tilewright_server.cli", "serve", *flags])
+    return Server(target, ["-m", "tilewright_tools.cli", "serve", *flags])
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,8 @@ import grpc
 from fake_cuda import UUIDS
 from local_peer import Fault, LocalPeer
 
-from tilewright import cuda, packets
+from tilewright.gpu import cuda
+from tilewright.transport import frames as packets
 from tilewright_proto.v1 import dispatch_pb2 as D
 from tilewright_proto.v1 import dispatch_pb2_grpc, kernels_pb2_grpc, memory_pb2_grpc
 from tilewright_proto.v1 import memory_pb2 as M

@@ -12,7 +12,8 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilewright import cuda, cudaapi
+from tilewright.gpu import cuda
+from tilewright.gpu import cuda_api as cudaapi
 
 UUIDS = [bytes(range(16)), bytes(range(16, 32))]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright import dlpack
+from tilewright.tensor import dlpack
 
 
 class Interface:

@@ -20,7 +20,7 @@ SERVE = """
 import os, sys
 from tilewright_server.devices.cuda import discovery
 discovery._LIBRARIES = (os.environ["TW_SIMULATED_CUDA"],)
-from tilewright_server.cli import main
+from tilewright_tools.cli import main
 sys.argv[0] = "tilewright"
 main()
 """

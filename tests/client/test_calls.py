@@ -10,7 +10,7 @@ import pytest
 from client_helpers import close, objects, random
 
 import tilewright as tw
-from tilewright import calls
+from tilewright.operations import call as calls
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 import tilewright as tw
-from tilewright import cuda
-from tilewright_server.cli.private import PrivateServer
+from tilewright.gpu import cuda
+from tilewright_tools.cli.private_server import PrivateServer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.torch]
 

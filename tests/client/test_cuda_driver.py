@@ -8,8 +8,8 @@ import pytest
 from fake_cuda import UUIDS, FakeCuda
 
 import tilewright as tw
-from tilewright import cuda
-from tilewright.core import uuid_digits
+from tilewright.gpu import cuda
+from tilewright.session.state import uuid_digits
 
 
 @pytest.fixture

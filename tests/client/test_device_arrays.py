@@ -9,9 +9,10 @@ from fake_cuda import FakeCuda
 from producers import Capsules, Interface, torch_like
 
 import tilewright as tw
-from tilewright import cuda, dlpack
-from tilewright.device_arrays import alignment, recognise, recognise_output
-from tilewright.streams import current_stream, stream_handle
+from tilewright.gpu import cuda
+from tilewright.gpu.streams import current_stream, stream_handle
+from tilewright.tensor import dlpack
+from tilewright.tensor.interop import alignment, recognise, recognise_output
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from producers import Capsules
 
 import tilewright as tw
-from tilewright import dlpack
+from tilewright.tensor import dlpack
 
 
 @pytest.mark.parametrize("arguments", [{}, {"max_version": (1, 0)}])

@@ -14,11 +14,11 @@ import pytest
 from driver_calls import DriverCalls
 
 import tilewright as tw
-from tilewright import hip
-from tilewright.core import uuid_digits
-from tilewright.gpu import LEGACY_STREAM
-from tilewright.hip import HipDriver
-from tilewright.hipapi import SIGNATURES, format_uuid
+from tilewright.gpu import hip
+from tilewright.gpu.driver import LEGACY_STREAM
+from tilewright.gpu.hip import HipDriver
+from tilewright.gpu.hip_api import SIGNATURES, format_uuid
+from tilewright.session.state import uuid_digits
 
 SOURCE = Path(__file__).parents[1] / "server" / "devices" / "hip_simulated" / "libamdhip64.c"
 TAG = f"d{os.getpid() % 10**6}"

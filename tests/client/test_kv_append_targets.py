@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from producers import torch_like
 
-from tilewright.device_arrays import DeviceTensor
-from tilewright.kv_append import _kv_append
+from tilewright.operations.attention.kv_append import _kv_append
+from tilewright.tensor.interop import DeviceTensor
 
 
 def test_caches_and_new_lengths_are_written_where_they_lie_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tilewright as tw
-from tilewright.dtypes import dtype_name, element_type
-from tilewright.layout import Spec, as_array, dense, element_strides, same_places, span_bytes
+from tilewright.types.dtypes import dtype_name, element_type
+from tilewright.types.spec import Spec, as_array, dense, element_strides, same_places, span_bytes
 
 SHAPES = st.lists(st.integers(0, 5), min_size=0, max_size=4).map(tuple)
 

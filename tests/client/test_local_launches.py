@@ -12,7 +12,7 @@ import pytest
 from client_helpers import close, objects, random
 
 import tilewright as tw
-from tilewright import steps
+from tilewright.transport import rpc as steps
 from tilewright_proto.v1 import memory_pb2
 
 
@@ -245,7 +245,7 @@ def test_shared_memory_needs_no_common_process_table(client: tw.Client, monkeypa
 
 
 def test_a_server_without_a_local_socket_is_served_over_grpc(real_server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tilewright.core.open_control", lambda *_: None)
+    monkeypatch.setattr("tilewright.session.state.open_control", lambda *_: None)
     with tw.connect(real_server.target) as client:
         assert client.session.control is None
         bound, a, b = bound_product(client)

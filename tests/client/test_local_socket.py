@@ -10,9 +10,9 @@ import pytest
 from local_peer import Fault, LocalPeer
 
 import tilewright as tw
-from tilewright import packets
-from tilewright.lanes import Lane, Lanes, NoLaneError
-from tilewright.local import Connection, open_control
+from tilewright.transport import frames as packets
+from tilewright.transport.launch_connections import Lane, Lanes, NoLaneError
+from tilewright.transport.local import Connection, open_control
 
 TOKEN = b"token of a session"
 
@@ -207,7 +207,7 @@ def test_every_thread_has_a_connection_that_ends_with_it(peer: LocalPeer) -> Non
 
 
 def test_more_threads_than_connections_share(peer: LocalPeer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tilewright.lanes.MAX_LANES", 2)
+    monkeypatch.setattr("tilewright.transport.launch_connections.MAX_LANES", 2)
     lanes = Lanes(peer.path, TOKEN, 5.0)
     gate = threading.Barrier(6)
     results: list[int] = []

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tilewright as tw
-from tilewright.freelist import GRAIN, FreeList
-from tilewright.memory import PAGE, Pool
-from tilewright.operands import address_of
-from tilewright.room import available
+from tilewright.dispatch.operands import address_of
+from tilewright.session.available_memory import available
+from tilewright.session.free_ranges import GRAIN, FreeList
+from tilewright.session.regions import PAGE, Pool
 
 FP32 = np.dtype(np.float32)
 
@@ -154,14 +154,14 @@ def test_more_than_the_machine_has_is_refused_before_any_page_is_used() -> None:
 
 
 def test_where_nothing_tells_how_much_there_is_the_system_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tilewright.memory.available", lambda: available(Path("/nowhere")))
+    monkeypatch.setattr("tilewright.session.regions.available", lambda: available(Path("/nowhere")))
     assert Pool(1 << 20).empty((8,), FP32).shape == (8,)
 
 
 def test_more_than_the_container_has_left_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = {**MACHINE, "proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": str(60 * MIB)}
     system(tmp_path, {**machine, "sys/fs/cgroup/memory.current": str(40 * MIB)})
-    monkeypatch.setattr("tilewright.memory.available", lambda: available(tmp_path))
+    monkeypatch.setattr("tilewright.session.regions.available", lambda: available(tmp_path))
     pool = Pool(1 << 20)
     with pytest.raises(tw.ResourceExhaustedError, match=f"{30 * MIB} that are left"):
         pool.empty((31 * MIB,), np.dtype(np.uint8))

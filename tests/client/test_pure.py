@@ -10,8 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tilewright as tw
-from tilewright import errors, gemm, settings, wire
-from tilewright.operands import attributes_to_wire
+from tilewright import errors
+from tilewright.dispatch.operands import attributes_to_wire
+from tilewright.operations import gemm
+from tilewright.session import settings
+from tilewright.transport import messages as wire
 from tilewright_proto.v1 import dispatch_pb2, error_pb2, tensor_pb2
 
 CODES = {

@@ -18,7 +18,7 @@ from producers import Capsules, Interface, torch_like
 from simulated_gpu import HERE, SIMULATED, TAG, Gpu, built, service
 
 import tilewright as tw
-from tilewright import cuda
+from tilewright.gpu import cuda
 
 PART = 1 << 17
 pytestmark = [

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import tilewright as tw
-from tilewright.layout import Spec
-from tilewright.slots import Slot
+from tilewright.dispatch.slots import Slot
+from tilewright.types.spec import Spec
 
 
 def tensor(*args: Any) -> Any:

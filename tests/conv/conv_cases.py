@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tilewright_grouped_conv.geometry import output_size
-from tilewright_grouped_conv.operands import strides_in
-from tilewright_grouped_conv.views import Order
-from tilewright_grouped_conv.words import Direction
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.tensor import TensorDesc
+from tilewright_grouped_conv.problem.layout import Order
+from tilewright_grouped_conv.problem.operands import strides_in
+from tilewright_grouped_conv.problem.sizes import output_size
+from tilewright_grouped_conv.vocabulary import Direction
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.types.tensor import TensorDesc
 
 LAST, FIRST = Order.LAST, Order.FIRST
 OPERATIONS = {

@@ -12,12 +12,12 @@ from conv_runner import INCLUDE, NAN, Array, Tensor, compiler, stored
 from libraries import Libraries
 
 from tilewright_grouped_conv.codegen import generate
-from tilewright_grouped_conv.transform_config import TransformConfig, generate_transform
-from tilewright_kit.config import KernelConfig
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.plan import COUNTERS, WORKSPACE, ExecutionPlan, pack
-from tilewright_kit.problem import Role
-from tilewright_kit.source import SourceUnit
+from tilewright_grouped_conv.strided_copy.config import TransformConfig, generate_transform
+from tilewright_kit.config.kernel_config import KernelConfig
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.plan import COUNTERS, WORKSPACE, ExecutionPlan, pack
+from tilewright_kit.contract.problem import Role
+from tilewright_kit.contract.source import SourceUnit
 
 FLAGS = (
     "-std=c++17", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-DTW_PLATFORM_HOST", "-DTW_HOST_WAVE=32",

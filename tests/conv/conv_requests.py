@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilewright_grouped_conv.operands import strides_in
-from tilewright_grouped_conv.parse import parse_conv
-from tilewright_grouped_conv.problem import ConvProblem
-from tilewright_grouped_conv.views import Order
-from tilewright_grouped_conv.words import Direction
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.tensor import TensorDesc
+from tilewright_grouped_conv.problem.layout import Order
+from tilewright_grouped_conv.problem.operands import strides_in
+from tilewright_grouped_conv.problem.parse import parse_conv
+from tilewright_grouped_conv.problem.problem import ConvProblem
+from tilewright_grouped_conv.vocabulary import Direction
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.types.tensor import TensorDesc
 
 OPERATIONS = {
     Direction.FORWARD: "conv",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import tilewright_arch
-from tilewright_grouped_conv.config import (
+from tilewright_grouped_conv.config.config import (
     BULK_PIPELINE,
     CONFIGS,
     DIRECT_PIPELINE,
@@ -13,10 +13,10 @@ from tilewright_grouped_conv.config import (
     ConvBackwardWeightConfig,
     ConvConfig,
 )
-from tilewright_grouped_conv.rules import RULES
-from tilewright_grouped_conv.words import Direction, Scale, Specialization
-from tilewright_kit.dtypes import DType
-from tilewright_kit.words import Binary, Epilogue, Reduction, Switch, Unary
+from tilewright_grouped_conv.rules.rulebook import RULES
+from tilewright_grouped_conv.vocabulary import Direction, Scale, Specialization
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.vocabulary import Binary, Epilogue, Reduction, Switch, Unary
 
 __all__ = ["ALL_CASES", "CPU_CASES", "CUDA_CASES", "HIP_CASES", "Case", "depthwise", "judge"]
 

@@ -16,10 +16,10 @@ from cpu_kernels import INCLUDE, Array, CpuKernels, compiler, draw
 
 from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.codegen import generate
-from tilewright_grouped_conv.transform_config import TransformConfig, generate_transform
-from tilewright_kit.plan import WORKSPACE, ExecutionPlan
-from tilewright_kit.problem import Operand, Role
-from tilewright_kit.source import SourceUnit
+from tilewright_grouped_conv.strided_copy.config import TransformConfig, generate_transform
+from tilewright_kit.contract.plan import WORKSPACE, ExecutionPlan
+from tilewright_kit.contract.problem import Operand, Role
+from tilewright_kit.contract.source import SourceUnit
 
 __all__ = ["INCLUDE", "NAN", "Array", "ConvRunner", "Tensor", "compiler", "draw", "stored"]
 

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 import numpy as np
 from conv_runner import Array, ConvRunner, draw
 
-from tilewright_grouped_conv.config import ConvConfig
+from tilewright_grouped_conv.config.config import ConvConfig
 from tilewright_grouped_conv.plugin import ConvOperation
-from tilewright_grouped_conv.problem import ConvProblem
-from tilewright_grouped_conv.words import Direction
-from tilewright_kit.compare import compare
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.dtypes import DType
-from tilewright_kit.plan import ExecutionPlan
-from tilewright_kit.problem import OperationRequest, Role
-from tilewright_kit.select import Selector
+from tilewright_grouped_conv.problem.problem import ConvProblem
+from tilewright_grouped_conv.vocabulary import Direction
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.plan import ExecutionPlan
+from tilewright_kit.contract.problem import OperationRequest, Role
+from tilewright_kit.numerics.compare import compare
+from tilewright_kit.selection.strategies import Selector
+from tilewright_kit.types.dtypes import DType
 
 CONVS = {operation.name: operation for operation in map(ConvOperation, Direction)}
 

@@ -14,10 +14,10 @@ from conv_runner import Array, ConvRunner
 from conv_truth import CONVS, planned
 from sampling import partly
 
-from tilewright_grouped_conv.views import Order
-from tilewright_grouped_conv.words import Direction
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.dtypes import DType
+from tilewright_grouped_conv.problem.layout import Order
+from tilewright_grouped_conv.vocabulary import Direction
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.types.dtypes import DType
 
 FWD, DATA, WEIGHT = Direction
 

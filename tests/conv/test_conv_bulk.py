@@ -14,20 +14,20 @@ from conv_requests import backward_data, forward, last
 from conv_rule_cases import depthwise
 
 import tilewright_arch
-from tilewright_grouped_conv.bulk import bulk_shared_bytes, bulk_tiles
-from tilewright_grouped_conv.candidates import conv_candidates
+from tilewright_grouped_conv.applicability.tensors import conv_mismatches
+from tilewright_grouped_conv.candidates.candidates import conv_candidates
 from tilewright_grouped_conv.codegen import generate, header_of
-from tilewright_grouped_conv.config import BULK_PIPELINE, ConvConfig
-from tilewright_grouped_conv.fit import conv_mismatches
-from tilewright_grouped_conv.gpu_plan import gpu_stages
-from tilewright_grouped_conv.problem import ConvProblem
-from tilewright_grouped_conv.rules import RULES
-from tilewright_grouped_conv.words import Direction, Specialization
-from tilewright_kit.check_plugin import device_of
-from tilewright_kit.dtypes import DType
-from tilewright_kit.plan import Pointer, TensorMap, WorkspaceLayout, pack
-from tilewright_kit.tensor import TensorDesc
-from tilewright_kit.words import Epilogue, Unary
+from tilewright_grouped_conv.config.config import BULK_PIPELINE, ConvConfig
+from tilewright_grouped_conv.footprint.tma_groups import bulk_shared_bytes, bulk_tiles
+from tilewright_grouped_conv.launch.gpu import gpu_stages
+from tilewright_grouped_conv.problem.problem import ConvProblem
+from tilewright_grouped_conv.rules.rulebook import RULES
+from tilewright_grouped_conv.vocabulary import Direction, Specialization
+from tilewright_kit.conformance.check_plugin import device_of
+from tilewright_kit.contract.plan import Pointer, TensorMap, WorkspaceLayout, pack
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.tensor import TensorDesc
+from tilewright_kit.types.vocabulary import Epilogue, Unary
 from tilewright_native import include_dir
 
 HOPPER, AMPERE = tilewright_arch.load("sm_90a"), tilewright_arch.load("sm_80")
@@ -102,7 +102,7 @@ def test_kernels_compile_without_spills_and_state_the_shared_memory_that_plans_a
     assert "0 bytes spill stores" in log and "warning" not in log, log
     for instruction in ("cp.async.bulk.tensor.4d.shared", "cp.async.bulk.tensor.4d.global", "stmatrix", "mma.sync"):
         assert instruction in ptx, instruction
-    assert header_of(config) == "merged_bulk.hpp"
+    assert header_of(config) == "merged/bulk.hpp"
 
 
 def stage_of(asked: ConvProblem, config: ConvConfig) -> Any:

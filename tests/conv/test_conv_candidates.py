@@ -10,21 +10,26 @@ from conv_requests import backward_data, backward_weight, first, forward, last
 
 import tilewright_arch
 from tilewright_arch import ArchSpec
-from tilewright_grouped_conv.candidates import MOST_CPU, MOST_GPU, conv_candidates
-from tilewright_grouped_conv.config import ConvConfig
-from tilewright_grouped_conv.cost import predict_conv
-from tilewright_grouped_conv.fit import conv_mismatches, needed_transforms, needs_mapped_rows, with_signature
-from tilewright_grouped_conv.gpu_candidates import splits
-from tilewright_grouped_conv.gpu_fit import channel_vectors, strict_vectors
-from tilewright_grouped_conv.parse import parse_conv
-from tilewright_grouped_conv.problem import ConvProblem
-from tilewright_grouped_conv.rules import RULES
+from tilewright_grouped_conv.applicability.gpu import channel_vectors, strict_vectors
+from tilewright_grouped_conv.applicability.tensors import (
+    conv_mismatches,
+    needed_transforms,
+    needs_mapped_rows,
+    with_signature,
+)
+from tilewright_grouped_conv.candidates.candidates import MOST_CPU, MOST_GPU, conv_candidates
+from tilewright_grouped_conv.candidates.gpu import splits
+from tilewright_grouped_conv.config.config import ConvConfig
+from tilewright_grouped_conv.cost.cost import predict_conv
+from tilewright_grouped_conv.problem.parse import parse_conv
+from tilewright_grouped_conv.problem.problem import ConvProblem
+from tilewright_grouped_conv.rules.rulebook import RULES
 from tilewright_grouped_conv.samples import conv_samples
-from tilewright_grouped_conv.words import Direction, Kind
-from tilewright_kit.check_plugin import device_of
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.tensor import TensorDesc
-from tilewright_kit.words import Unary
+from tilewright_grouped_conv.vocabulary import Direction, Kind
+from tilewright_kit.conformance.check_plugin import device_of
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.types.tensor import TensorDesc
+from tilewright_kit.types.vocabulary import Unary
 
 ARCHS = tilewright_arch.names()
 

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 import tilewright_arch
 from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.codegen import exports_of, gpu_exports_of, render, render_gpu
-from tilewright_grouped_conv.config import CONFIGS, ConvBackwardWeightConfig, ConvConfig
-from tilewright_grouped_conv.defaults import default_config
-from tilewright_grouped_conv.rules import RULES
-from tilewright_grouped_conv.words import VARIANT_ALIASES, Direction, Kind, Scale, Specialization
+from tilewright_grouped_conv.config.config import CONFIGS, ConvBackwardWeightConfig, ConvConfig
+from tilewright_grouped_conv.kernel_sets.defaults import default_config
+from tilewright_grouped_conv.rules.rulebook import RULES
+from tilewright_grouped_conv.vocabulary import VARIANT_ALIASES, Direction, Kind, Scale, Specialization
 from tilewright_kit.conformance.fields import neutral_source
-from tilewright_kit.dtypes import DType
-from tilewright_kit.errors import InvalidArgumentError
-from tilewright_kit.words import Binary, Epilogue, Reduction, Switch, Unary
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.errors import InvalidArgumentError
+from tilewright_kit.types.vocabulary import Binary, Epilogue, Reduction, Switch, Unary
 
 OTHER: dict[str, Any] = {
     "dtype_in": DType.BF16,

@@ -12,10 +12,10 @@ from sampling import partly
 
 import tilewright_arch
 from tilewright_grouped_conv import plugin
-from tilewright_kit.check_plugin import check_plugin, device_of
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.problem import OperationRequest, Role
-from tilewright_kit.select import Selector
+from tilewright_kit.conformance.check_plugin import check_plugin, device_of
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.problem import OperationRequest, Role
+from tilewright_kit.selection.strategies import Selector
 
 KERNELS = pytest.mark.parametrize("per_arch", [16, pytest.param(48, marks=pytest.mark.exhaustive)])
 """Of each arch: few in every run, since sets and rules have tests of their own."""

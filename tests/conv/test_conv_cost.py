@@ -9,20 +9,20 @@ import pytest
 from conv_requests import backward_weight, first, forward, last
 
 import tilewright_arch
-from tilewright_grouped_conv.candidates import conv_candidates, needed_transforms
-from tilewright_grouped_conv.config import ConvConfig
-from tilewright_grouped_conv.cost import predict_conv
+from tilewright_grouped_conv.candidates.candidates import conv_candidates, needed_transforms
+from tilewright_grouped_conv.config.config import ConvConfig
+from tilewright_grouped_conv.cost.cost import predict_conv
 from tilewright_grouped_conv.features import conv_features
-from tilewright_grouped_conv.parse import parse_conv
 from tilewright_grouped_conv.plugin import ConvOperation
-from tilewright_grouped_conv.problem import ConvProblem
+from tilewright_grouped_conv.problem.parse import parse_conv
+from tilewright_grouped_conv.problem.problem import ConvProblem
 from tilewright_grouped_conv.samples import conv_samples
-from tilewright_grouped_conv.words import Direction, Kind
-from tilewright_kit.check_plugin import device_of
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.measured import Measured
-from tilewright_kit.measurements import Measurement, class_of, point_of
-from tilewright_kit.select import Heuristic
+from tilewright_grouped_conv.vocabulary import Direction, Kind
+from tilewright_kit.conformance.check_plugin import device_of
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.selection.measured import Measured
+from tilewright_kit.selection.measurements import Measurement, class_of, point_of
+from tilewright_kit.selection.strategies import Heuristic
 
 ARCHS = ("x86-64-v4", "gfx942", "gfx1201", "sm_90a")
 

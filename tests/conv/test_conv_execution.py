@@ -11,13 +11,13 @@ from conv_runner import ConvRunner
 from conv_truth import CONVS, check, check_all, planned, require_right
 from sampling import partly
 
-from tilewright_grouped_conv.views import Order
-from tilewright_grouped_conv.words import Direction, Specialization
-from tilewright_kit.compare import relative_error, unit_roundoff
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.dtypes import DType
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.tensor import TensorDesc
+from tilewright_grouped_conv.problem.layout import Order
+from tilewright_grouped_conv.vocabulary import Direction, Specialization
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.numerics.compare import relative_error, unit_roundoff
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.tensor import TensorDesc
 
 pytestmark = pytest.mark.slow
 

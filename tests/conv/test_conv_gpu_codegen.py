@@ -11,12 +11,12 @@ from conv_rule_cases import depthwise
 import tilewright_arch
 from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.codegen import generate, header_of, render_gpu
-from tilewright_grouped_conv.config import ConvBackwardDataConfig, ConvBackwardWeightConfig, ConvConfig
-from tilewright_grouped_conv.rules import RULES
-from tilewright_grouped_conv.sets import KERNEL_SETS
-from tilewright_grouped_conv.words import Direction, Specialization
-from tilewright_kit.errors import ConfigInvalidError
-from tilewright_kit.tiles.footprint import shared_bytes, stages_of, threads_of
+from tilewright_grouped_conv.config.config import ConvBackwardDataConfig, ConvBackwardWeightConfig, ConvConfig
+from tilewright_grouped_conv.kernel_sets.sets import KERNEL_SETS
+from tilewright_grouped_conv.rules.rulebook import RULES
+from tilewright_grouped_conv.vocabulary import Direction, Specialization
+from tilewright_kit.tiles.footprint.workgroup import shared_bytes, stages_of, threads_of
+from tilewright_kit.types.errors import ConfigInvalidError
 from tilewright_native import include_dir
 
 GPUS = ("sm_80", "sm_90a", "gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
@@ -58,8 +58,8 @@ def test_every_kernel_of_the_default_set_has_a_unit_of_its_own(name: str, direct
         two = config.two_stage or (direction is Direction.BACKWARD_WEIGHT and not config.is_matrix)
         assert unit.language == arch.kind and list(unit.entries) == (["main", "convert"] if two else ["main"])
         assert "$" not in unit.text and "auto" not in unit.text.partition("struct Config")[2]
-        assert f'#include "tilewright/gpu/{header_of(config)}"' in unit.text
-        assert (include_dir() / "tilewright" / "gpu" / header_of(config)).is_file()
+        assert f'#include "tilewright/gpu/conv/{header_of(config)}"' in unit.text
+        assert (include_dir() / "tilewright" / "gpu" / "conv" / header_of(config)).is_file()
         assert f"TW_CONV_KERNEL({unit.entries['main']}, Config)" in unit.text
 
 
@@ -146,7 +146,7 @@ def statement_of(config: ConvConfig, number: int, expected: str) -> str:
 def compiled(parts: list[str]) -> str:
     """The log of a failure; empty if it compiled."""
     nvrtc: Any = importlib.import_module("cuda.bindings.nvrtc")
-    source = '#include "tilewright/gpu/conv.hpp"\n' + "\n".join(parts)
+    source = '#include "tilewright/gpu/conv/implicit_gemm.hpp"\n' + "\n".join(parts)
     error, program = nvrtc.nvrtcCreateProgram(source.encode(), b"test.cu", 0, None, None)
     assert int(error) == 0
     options = [*(flag.encode() for flag in HOPPER.toolchain.flags), b"-default-device", b"--std=c++17", b"-DNDEBUG"]

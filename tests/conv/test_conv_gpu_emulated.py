@@ -16,14 +16,14 @@ from conv_truth import CONVS, planned, require_right
 from sampling import partly
 
 import tilewright_arch
-from tilewright_grouped_conv.config import ConvConfig
-from tilewright_grouped_conv.operands import strides_in
-from tilewright_grouped_conv.transform_operation import TransformOperation
-from tilewright_grouped_conv.views import Order
-from tilewright_grouped_conv.words import Direction
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.tensor import TensorDesc
+from tilewright_grouped_conv.config.config import ConvConfig
+from tilewright_grouped_conv.problem.layout import Order
+from tilewright_grouped_conv.problem.operands import strides_in
+from tilewright_grouped_conv.strided_copy.operation import TransformOperation
+from tilewright_grouped_conv.vocabulary import Direction
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.types.tensor import TensorDesc
 
 COPY = TransformOperation()
 FWD, DATA, WEIGHT = Direction

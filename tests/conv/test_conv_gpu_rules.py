@@ -6,11 +6,11 @@ import pytest
 from conv_rule_cases import CUDA, CUDA_CASES, CUDA_WEIGHT, Case, depthwise, judge
 
 import tilewright_arch
-from tilewright_grouped_conv.gpu_conv_rules import blocks_that_fit, deduced_blocks
-from tilewright_grouped_conv.rules import RULES
-from tilewright_grouped_conv.words import Direction
-from tilewright_kit.tiles.footprint import registers_of, shared_bytes, threads_of
-from tilewright_kit.words import Switch
+from tilewright_grouped_conv.rules.cuda import blocks_that_fit, deduced_blocks
+from tilewright_grouped_conv.rules.rulebook import RULES
+from tilewright_grouped_conv.vocabulary import Direction
+from tilewright_kit.tiles.footprint.workgroup import registers_of, shared_bytes, threads_of
+from tilewright_kit.types.vocabulary import Switch
 
 
 @pytest.mark.parametrize("case", CUDA_CASES, ids=str)

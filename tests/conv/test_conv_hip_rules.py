@@ -6,7 +6,7 @@ import pytest
 from conv_rule_cases import HIP, HIP_CASES, HIP_DATA, HIP_WEIGHT, RDNA, Case, judge
 
 import tilewright_arch
-from tilewright_grouped_conv.rules import RULES
+from tilewright_grouped_conv.rules.rulebook import RULES
 
 CDNA_ARCHS, RDNA_ARCHS = ("gfx90a", "gfx942", "gfx950"), ("gfx1100", "gfx1201")
 

@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 import tilewright_arch
-from tilewright_grouped_conv.candidates import conv_candidates
+from tilewright_grouped_conv.candidates.candidates import conv_candidates
 from tilewright_grouped_conv.codegen import generate
-from tilewright_grouped_conv.operands import strides_in
-from tilewright_grouped_conv.parse import parse_conv
-from tilewright_grouped_conv.problem import ConvProblem
-from tilewright_grouped_conv.views import Order
-from tilewright_grouped_conv.words import Direction
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.tensor import TensorDesc
+from tilewright_grouped_conv.problem.layout import Order
+from tilewright_grouped_conv.problem.operands import strides_in
+from tilewright_grouped_conv.problem.parse import parse_conv
+from tilewright_grouped_conv.problem.problem import ConvProblem
+from tilewright_grouped_conv.vocabulary import Direction
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.types.tensor import TensorDesc
 from tilewright_native import include_dir
-from tilewright_server.build.nvrtc import NvrtcToolchain
+from tilewright_server.build.toolchains.nvrtc import NvrtcToolchain
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="needs the packages of the extra `cuda`")
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from conv_requests import first, last, request
 
-from tilewright_grouped_conv.parse import parse_conv
-from tilewright_grouped_conv.transform import parse_transform
-from tilewright_grouped_conv.words import Direction
-from tilewright_kit.errors import InvalidArgumentError, TilewrightError, UnsupportedError
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.tensor import TensorDesc
+from tilewright_grouped_conv.problem.parse import parse_conv
+from tilewright_grouped_conv.strided_copy.request import parse_transform
+from tilewright_grouped_conv.vocabulary import Direction
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.types.errors import InvalidArgumentError, TilewrightError, UnsupportedError
+from tilewright_kit.types.tensor import TensorDesc
 
 FWD, DATA, WEIGHT = Direction.FORWARD, Direction.BACKWARD_DATA, Direction.BACKWARD_WEIGHT
 VECTOR = TensorDesc.of("fp32", (8,))

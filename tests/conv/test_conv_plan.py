@@ -15,17 +15,17 @@ from conv_truth import CONVS, planned
 from kernel_structs import CpuLaunch, GpuLaunch, OperandArgs, ProductArgs, declared_fields
 
 import tilewright_arch
-from tilewright_grouped_conv.config import CONFIGS, ConvConfig
-from tilewright_grouped_conv.divide import divisor
-from tilewright_grouped_conv.geometry import ConvGeometry, output_size
-from tilewright_grouped_conv.phases import phases_of
-from tilewright_grouped_conv.plan import plan_conv
-from tilewright_grouped_conv.transform_config import TransformConfig
-from tilewright_grouped_conv.words import Direction
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.plan import COUNTERS, WORKSPACE, ExecutionPlan, Stage, pack
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.tensor import TensorDesc
+from tilewright_grouped_conv.config.config import CONFIGS, ConvConfig
+from tilewright_grouped_conv.launch.fast_divmod import divisor
+from tilewright_grouped_conv.plan.plan import plan_conv
+from tilewright_grouped_conv.problem.implicit_gemm import phases_of
+from tilewright_grouped_conv.problem.sizes import ConvGeometry, output_size
+from tilewright_grouped_conv.strided_copy.config import TransformConfig
+from tilewright_grouped_conv.vocabulary import Direction
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.plan import COUNTERS, WORKSPACE, ExecutionPlan, Stage, pack
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.types.tensor import TensorDesc
 
 FWD, DATA, WEIGHT = Direction
 CORE = Path(__file__).resolve().parents[2] / "native" / "include" / "tilewright" / "core"

@@ -10,16 +10,16 @@ from dataclasses import replace
 import pytest
 from conv_requests import backward_data, backward_weight, first, forward, last
 
-from tilewright_grouped_conv.geometry import ConvGeometry, output_padding_of, output_size
-from tilewright_grouped_conv.operands import strides_in
-from tilewright_grouped_conv.parse import parse_conv
-from tilewright_grouped_conv.phases import Axis, phases, phases_of
+from tilewright_grouped_conv.problem.implicit_gemm import Axis, phases, phases_of
+from tilewright_grouped_conv.problem.layout import ImageView, Order, collapses, image_view
+from tilewright_grouped_conv.problem.operands import strides_in
+from tilewright_grouped_conv.problem.parse import parse_conv
+from tilewright_grouped_conv.problem.sizes import ConvGeometry, output_padding_of, output_size
 from tilewright_grouped_conv.samples import conv_samples
-from tilewright_grouped_conv.views import ImageView, Order, collapses, image_view
-from tilewright_grouped_conv.words import Direction, Scale
-from tilewright_kit.dtypes import DType
-from tilewright_kit.tensor import TensorDesc
-from tilewright_kit.words import Binary, Unary
+from tilewright_grouped_conv.vocabulary import Direction, Scale
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.tensor import TensorDesc
+from tilewright_kit.types.vocabulary import Binary, Unary
 
 
 def test_forward_infers_the_result_in_the_order_of_the_image() -> None:

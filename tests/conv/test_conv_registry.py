@@ -10,17 +10,17 @@ from conv_requests import backward_data, forward, last
 
 import tilewright_arch
 from tilewright_arch import ArchSpec
-from tilewright_grouped_conv.config import CONFIGS, ConvConfig
-from tilewright_grouped_conv.fit import conv_mismatches
+from tilewright_grouped_conv.applicability.tensors import conv_mismatches
+from tilewright_grouped_conv.compat.summary import format_config, format_registry
+from tilewright_grouped_conv.config.config import CONFIGS, ConvConfig
+from tilewright_grouped_conv.kernel_sets.sets import KERNEL_SETS
 from tilewright_grouped_conv.plugin import ConvOperation
-from tilewright_grouped_conv.rules import RULES
-from tilewright_grouped_conv.sets import KERNEL_SETS
-from tilewright_grouped_conv.summary import format_config, format_registry
-from tilewright_grouped_conv.words import Direction
-from tilewright_kit.check_plugin import device_of
-from tilewright_kit.errors import InvalidArgumentError
-from tilewright_kit.registry import Registry
-from tilewright_kit.words import Unary
+from tilewright_grouped_conv.rules.rulebook import RULES
+from tilewright_grouped_conv.vocabulary import Direction
+from tilewright_kit.conformance.check_plugin import device_of
+from tilewright_kit.kernel_sets.registry import Registry
+from tilewright_kit.types.errors import InvalidArgumentError
+from tilewright_kit.types.vocabulary import Unary
 
 TYPES: dict[str, Any] = {config.operation: config for config in CONFIGS.values()}
 HOPPER = tilewright_arch.load("sm_90a")

@@ -13,11 +13,11 @@ from conv_rule_cases import ALL_CASES, CPU, CPU_CASES, Case, judge
 
 import tilewright_arch
 from tilewright_arch import ArchSpec
-from tilewright_grouped_conv.config import CONFIGS, DIRECT_PIPELINE, ConvConfig
-from tilewright_grouped_conv.rules import RULES
-from tilewright_grouped_conv.words import LAYOUTS, Direction, Scale, Specialization
-from tilewright_kit.dtypes import DType
-from tilewright_kit.words import Binary, Epilogue, Reduction, Switch, Unary
+from tilewright_grouped_conv.config.config import CONFIGS, DIRECT_PIPELINE, ConvConfig
+from tilewright_grouped_conv.rules.rulebook import RULES
+from tilewright_grouped_conv.vocabulary import LAYOUTS, Direction, Scale, Specialization
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.vocabulary import Binary, Epilogue, Reduction, Switch, Unary
 
 
 @pytest.mark.parametrize("case", CPU_CASES, ids=str)

@@ -10,15 +10,15 @@ import pytest
 
 import tilewright_arch
 from tilewright_arch import ArchSpec
-from tilewright_grouped_conv.config import ConvBackwardWeightConfig, ConvConfig
-from tilewright_grouped_conv.defaults import default_config
-from tilewright_grouped_conv.rules import RULES
-from tilewright_grouped_conv.seed_form import from_seed, to_seed, to_seed_json
-from tilewright_grouped_conv.sets import KERNEL_SETS
-from tilewright_grouped_conv.words import VARIANT_ALIASES, Direction
-from tilewright_kit.dtypes import DType
-from tilewright_kit.errors import InvalidArgumentError
-from tilewright_kit.words import Switch
+from tilewright_grouped_conv.compat.dictionaries import from_seed, to_seed, to_seed_json
+from tilewright_grouped_conv.config.config import ConvBackwardWeightConfig, ConvConfig
+from tilewright_grouped_conv.kernel_sets.defaults import default_config
+from tilewright_grouped_conv.kernel_sets.sets import KERNEL_SETS
+from tilewright_grouped_conv.rules.rulebook import RULES
+from tilewright_grouped_conv.vocabulary import VARIANT_ALIASES, Direction
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.errors import InvalidArgumentError
+from tilewright_kit.types.vocabulary import Switch
 
 NESTED: dict[str, Any] = {
     "tile_config": {

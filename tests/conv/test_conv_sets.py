@@ -8,14 +8,14 @@ import pytest
 
 import tilewright_arch
 from tilewright_arch import ArchSpec
-from tilewright_grouped_conv.config import BULK_PIPELINE, CONFIGS, ConvConfig
-from tilewright_grouped_conv.generate_set import GENERATE_OPTIONS, generate_set, select_set
+from tilewright_grouped_conv.config.config import BULK_PIPELINE, CONFIGS, ConvConfig
+from tilewright_grouped_conv.kernel_sets.generator import GENERATE_OPTIONS, generate_set, select_set
+from tilewright_grouped_conv.kernel_sets.sets import KERNEL_SETS, RULE_SETS
+from tilewright_grouped_conv.kernel_sets.tile_table import COMPV4_TILES, TILES, seed_fields
 from tilewright_grouped_conv.plugin import ConvOperation
-from tilewright_grouped_conv.rules import RULES
-from tilewright_grouped_conv.seed_sets import COMPV4_TILES, TILES, seed_fields
-from tilewright_grouped_conv.sets import KERNEL_SETS, RULE_SETS
-from tilewright_grouped_conv.words import VARIANT_ALIASES, Direction, Kind, Specialization
-from tilewright_kit.errors import ConfigInvalidError, InvalidArgumentError, NotFoundError
+from tilewright_grouped_conv.rules.rulebook import RULES
+from tilewright_grouped_conv.vocabulary import VARIANT_ALIASES, Direction, Kind, Specialization
+from tilewright_kit.types.errors import ConfigInvalidError, InvalidArgumentError, NotFoundError
 
 MOST = 80
 """Kernels of a default set, for an arch and a direction: who looks for one reads all names."""

@@ -9,10 +9,10 @@ from shipped import ARCHS, Shipped
 
 from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.codegen import generate
-from tilewright_grouped_conv.config import ConvConfig
-from tilewright_grouped_conv.gpu_loops import loop_threads
-from tilewright_grouped_conv.rules import RULES
-from tilewright_grouped_conv.sets import KERNEL_SETS
+from tilewright_grouped_conv.config.config import ConvConfig
+from tilewright_grouped_conv.kernel_sets.sets import KERNEL_SETS
+from tilewright_grouped_conv.launch.direct import loop_threads
+from tilewright_grouped_conv.rules.rulebook import RULES
 
 
 def has_matrix(config: ConvConfig, arch: ArchSpec) -> bool:

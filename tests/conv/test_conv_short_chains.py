@@ -15,10 +15,10 @@ from conv_truth import CONVS, Planned, planned
 from cpu_kernels import as_servers_build
 
 from tilewright_arch import ArchSpec
-from tilewright_grouped_conv.words import Direction
-from tilewright_kit.compare import relative_error, unit_roundoff
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.dtypes import DType
+from tilewright_grouped_conv.vocabulary import Direction
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.numerics.compare import relative_error, unit_roundoff
+from tilewright_kit.types.dtypes import DType
 
 FWD, DATA, WEIGHT = Direction
 UNIT = unit_roundoff(DType.FP32)

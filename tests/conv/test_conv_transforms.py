@@ -10,13 +10,13 @@ from conv_cases import FIRST, LAST, SMALL, Case
 from conv_runner import ConvRunner, draw
 from conv_truth import CONVS, check, planned
 
-from tilewright_grouped_conv.operands import strides_in
-from tilewright_grouped_conv.transform_operation import TransformOperation
-from tilewright_grouped_conv.words import Direction
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.plan import WORKSPACE, ExecutionPlan, Pointer
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.tensor import TensorDesc
+from tilewright_grouped_conv.problem.operands import strides_in
+from tilewright_grouped_conv.strided_copy.operation import TransformOperation
+from tilewright_grouped_conv.vocabulary import Direction
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.plan import WORKSPACE, ExecutionPlan, Pointer
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.types.tensor import TensorDesc
 
 COPY = TransformOperation()
 FWD, DATA, WEIGHT = Direction

@@ -8,14 +8,14 @@ from conv_runner import ConvRunner
 from conv_truth import check, planned
 
 import tilewright_arch
-from tilewright_grouped_conv.candidates import conv_candidates
-from tilewright_grouped_conv.gpu_plan import gpu_stages
-from tilewright_grouped_conv.parse import parse_conv
-from tilewright_grouped_conv.views import Order
-from tilewright_grouped_conv.words import Direction
-from tilewright_kit.check_plugin import device_of
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.plan import Pointer, WorkspaceLayout
+from tilewright_grouped_conv.candidates.candidates import conv_candidates
+from tilewright_grouped_conv.launch.gpu import gpu_stages
+from tilewright_grouped_conv.problem.layout import Order
+from tilewright_grouped_conv.problem.parse import parse_conv
+from tilewright_grouped_conv.vocabulary import Direction
+from tilewright_kit.conformance.check_plugin import device_of
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.plan import Pointer, WorkspaceLayout
 
 WEIGHT = Direction.BACKWARD_WEIGHT
 DENSE = Case(5, 20, 36, 1, (17, 19), (3, 3), padding=(1, 1, 1, 1), name="dense")

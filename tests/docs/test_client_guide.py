@@ -19,7 +19,7 @@ SNIPPET = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 def target(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("guide")
     flags = ["--listen", f"unix:{folder}/s", "--cache-dir", str(kernel_cache), "--log-level", "warning"]
-    command = [sys.executable, "-m", "tilewright_server.cli", "serve", *flags]
+    command = [sys.executable, "-m", "tilewright_tools.cli", "serve", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         assert server.stdout.readline().startswith("ready")

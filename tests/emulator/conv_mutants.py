@@ -34,8 +34,13 @@ class ConvMutant:
         return found
 
 
-IMAGE, ROWS, AMD, CONV = "image.hpp", "image_loader.hpp", "image_loader_amd.hpp", "conv.hpp"
-TILE, DEPTHWISE, WEIGHT, GROUPS = "depthwise_tile.hpp", "depthwise.hpp", "direct_weight.hpp", "direct_conv.hpp"
+IMAGE, ROWS, AMD, CONV = "conv/image.hpp", "conv/image_loader.hpp", "amd/image_loader.hpp", "conv/implicit_gemm.hpp"
+TILE, DEPTHWISE, WEIGHT, GROUPS = (
+    "conv/depthwise/tile.hpp",
+    "conv/depthwise/depthwise.hpp",
+    "conv/direct/weight.hpp",
+    "conv/direct/conv.hpp",
+)
 
 CONV_MUTANTS = [
     # pixels and taps
@@ -105,10 +110,10 @@ CONV_MUTANTS = [
         "the first channel for all columns", AMD, "channel = column - tap * (int)p.channels;", "channel = 0;", "weight"
     ),
     # results
-    ConvMutant("the old gradient is not added", "epilogue.hpp", "x[l] += y[l];", "x[l] += 0.0f;", "data_adds"),
+    ConvMutant("the old gradient is not added", "blocks/epilogue.hpp", "x[l] += y[l];", "x[l] += 0.0f;", "data_adds"),
     ConvMutant(
         "a slice is not added",
-        "conv_convert.hpp",
+        "conv/convert.hpp",
         "s < (int)params.launch.split_k",
         "s + 1 < (int)params.launch.split_k",
         "weight_two_stages",
@@ -120,7 +125,7 @@ CONV_MUTANTS = [
         "(int64_t)slice * partial.stride_c * 4",
         "weight_two_stages",
     ),
-    ConvMutant("a phase is missing", "scheduler.hpp", "first += passed * stride;", "first = 0;", "data_phases"),
+    ConvMutant("a phase is missing", "blocks/scheduler.hpp", "first += passed * stride;", "first = 0;", "data_phases"),
     # without a product
     ConvMutant(
         "depthwise: no barrier behind the weights",

@@ -17,7 +17,7 @@ from fmha_gpu_case import GpuFmhaCall, GpuFmhaKernel, HostKernels
 from native_harness import INCLUDE
 
 import tilewright_arch
-from tilewright_kit.check_plugin import device_of
+from tilewright_kit.conformance.check_plugin import device_of
 
 __all__ = ["FMHA_MUTANTS", "PLANNED", "FmhaMutant", "kernel_of", "planted", "run", "run_planned"]
 
@@ -38,11 +38,11 @@ class FmhaMutant:
     suite: str = "forward"
 
 
-ITEM, FORWARD, APPEND = "core/fmha_item.hpp", "gpu/fmha_forward.hpp", "gpu/fmha_append.hpp"
-COMBINE, DOT, CONVERT = "gpu/fmha_combine.hpp", "gpu/fmha_dot.hpp", "gpu/fmha_convert.hpp"
-BACKWARD, DECODE, JOIN = "gpu/fmha_backward.hpp", "gpu/fmha_decode.hpp", "gpu/fmha_join.hpp"
-PARAMS = "gpu/fmha_params.hpp"
-BYTES, GRADIENT, MMA = "gpu/fmha_bytes.hpp", "gpu/fmha_gradient.hpp", "gpu/fmha_backward_mma.hpp"
+ITEM, FORWARD, APPEND = "core/fmha_item.hpp", "gpu/fmha/forward.hpp", "gpu/fmha/append.hpp"
+COMBINE, DOT, CONVERT = "gpu/fmha/combine.hpp", "gpu/fmha/dot.hpp", "gpu/fmha/convert.hpp"
+BACKWARD, DECODE, JOIN = "gpu/fmha/backward/backward.hpp", "gpu/fmha/decode.hpp", "gpu/fmha/splitkv_reduce.hpp"
+PARAMS = "gpu/fmha/params.hpp"
+BYTES, GRADIENT, MMA = "gpu/fmha/bytes.hpp", "gpu/fmha/backward/gradient.hpp", "gpu/fmha/backward/mma.hpp"
 
 FMHA_MUTANTS = [
     # which keys a query sees

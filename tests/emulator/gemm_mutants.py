@@ -37,8 +37,8 @@ class Mutant:
         return AmdConfig(arch=arch, wave_size=WAVE[arch], **changes)
 
 
-MAIN, LOADER, ATOM, GEMM = "mainloop_amd.hpp", "loader_amd.hpp", "atom_amd.hpp", "gemm.hpp"
-PLATFORM = "platform_hip.hpp"
+MAIN, LOADER, ATOM, GEMM = "amd/mainloop.hpp", "amd/loader.hpp", "amd/atom.hpp", "gemm/gemm.hpp"
+PLATFORM, SCHEDULER = "amd/platform.hpp", "blocks/scheduler.hpp"
 COMPV3: dict[str, Any] = {"pipeline": "compv3"}
 COMPV4: dict[str, Any] = {"pipeline": "compv4", "tile": (64, 64, 64)}
 ONE_SLICE: dict[str, Any] = {"pipeline": "compv4"}
@@ -75,12 +75,12 @@ MUTANTS = [
     Mutant("split-K: the flag is read before it is there", GEMM,
            "{arrive(launch.counters + tile)});\n    barrier();", "{arrive(launch.counters + tile)});", **SPLIT),
     # loads straight into LDS, whose waits the compiler does not write
-    Mutant("comp_async: no wait", "direct_amd.hpp", 'asm volatile("s_waitcnt vmcnt(0)" ::: "memory");', "", DIRECT_LDS),
-    Mutant("comp_async: one load may be under way", "direct_amd.hpp", 'asm volatile("s_waitcnt vmcnt(0)"',
+    Mutant("comp_async: no wait", "amd/direct.hpp", 'asm volatile("s_waitcnt vmcnt(0)" ::: "memory");', "", DIRECT_LDS),
+    Mutant("comp_async: one load may be under way", "amd/direct.hpp", 'asm volatile("s_waitcnt vmcnt(0)"',
            'asm volatile("s_waitcnt vmcnt(1)"', DIRECT_LDS),
     Mutant("comp_async: no barrier", MAIN, "lds_barrier();  // the other tile is complete; this one has been read\n",
            "\n", DIRECT_LDS),
-    Mutant("comp_async: lanes write elsewhere", "direct_amd.hpp", "load_direct(to + first + j", "load_direct(to + j",
+    Mutant("comp_async: lanes write elsewhere", "amd/direct.hpp", "load_direct(to + first + j", "load_direct(to + j",
            DIRECT_LDS),
     Mutant("comp_async: the tile that is read is copied to", MAIN,
            "fragments[kk % 2], tile, from, step + 2", "fragments[kk % 2], other, from, step + 2", DIRECT_LDS),
@@ -107,7 +107,7 @@ MUTANTS = [
            "if (thread % 2 == 0) store_shared(to + offset_of(thread, j),", COMPV3),
     Mutant("transposed the wrong way", LOADER, "i % 2 == 0 ? 0x05040100 : 0x07060302);\n      } else {",
            "i % 2 != 0 ? 0x05040100 : 0x07060302);\n      } else {", {**COMPV3, "b_col": False}),
-    Mutant("tiles in rows for columns", "scheduler.hpp", "return {band * kBand + within % height, within / height};",
+    Mutant("tiles in rows for columns", SCHEDULER, "return {band * kBand + within % height, within / height};",
            "return {within / height, band * kBand + within % height};", COMPV3),
     # strides and bounds
     Mutant("a wrong leading dimension", LOADER, "buffer, line * source.ld +",
@@ -126,7 +126,7 @@ MUTANTS = [
     Mutant("the batch's stride is missing", GEMM, "(const char*)problem.b + job.item * problem.stride_b",
            "(const char*)problem.b + 0 * problem.stride_b", COMPV3, Sizes(72, 136, 160, 2)),
     # split-K
-    Mutant("split-K: slices overlap", "scheduler.hpp", "const int64_t begin = (int64_t)slice * per_slice,",
+    Mutant("split-K: slices overlap", SCHEDULER, "const int64_t begin = (int64_t)slice * per_slice,",
            "const int64_t begin = (int64_t)slice * each,", sizes=Sizes(64, 64, 200), **SPLIT),
     Mutant("split-K: every thread arrives", GEMM, "if (at.thread == 0) store_shared<1>(flag,", "store_shared<1>(flag,",
            **SPLIT),

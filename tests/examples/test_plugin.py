@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tilewright_kit.check_plugin import check_plugin
-from tilewright_kit.compare import compare
-from tilewright_kit.dtypes import DType
-from tilewright_kit.plugins import PluginManager
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.tensor import TensorDesc
+from tilewright_kit.conformance.check_plugin import check_plugin
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.loading.loader import PluginManager
+from tilewright_kit.numerics.compare import compare
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.tensor import TensorDesc
 from tilewright_server.engine.call import Call
 from tilewright_server.engine.engine import Engine
 from tilewright_server.engine.types import EngineOptions, Selection

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tilewright_fmha.words import ATTENTION, ATTENTION_BACKWARD
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.tensor import TensorDesc
+from tilewright_fmha.vocabulary import ATTENTION, ATTENTION_BACKWARD
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.types.tensor import TensorDesc
 
 __all__ = ["CACHES", "COMPILED", "SIZED", "CacheCase", "Case", "cache_request", "drawn_cases", "pairwise", "request_of"]
 

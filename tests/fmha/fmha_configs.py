@@ -9,11 +9,11 @@ from unittest.mock import patch
 
 import tilewright_arch
 from tilewright_arch import ArchSpec
-from tilewright_fmha import template_table
-from tilewright_fmha.config import FmhaConfig, config_of
-from tilewright_fmha.defaults import cpu_algorithm
-from tilewright_fmha.gpu_tiles import valid_algorithms
-from tilewright_fmha.words import Family, FmhaDType, Mode
+from tilewright_fmha.candidates.gpu_tiles import valid_algorithms
+from tilewright_fmha.config import template_support as template_table
+from tilewright_fmha.config.config import FmhaConfig, config_of
+from tilewright_fmha.config.defaults import cpu_algorithm
+from tilewright_fmha.vocabulary import Family, FmhaDType, Mode
 
 CPU, AMD, NEW_AMD, RDNA, NVIDIA = (
     tilewright_arch.load(name) for name in ("x86-64-v3", "gfx942", "gfx950", "gfx1100", "sm_90a")

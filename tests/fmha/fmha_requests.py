@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewright_fmha.problem import FmhaProblem
-from tilewright_fmha.reference import reference_attention
-from tilewright_fmha.reference_append import reference_append
-from tilewright_fmha.reference_backward import reference_backward
-from tilewright_fmha.sample_inputs import PARSERS, sample_inputs
-from tilewright_fmha.words import ATTENTION, ATTENTION_BACKWARD, KV_APPEND
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.tensor import TensorDesc
+from tilewright_fmha.problem.problem import FmhaProblem
+from tilewright_fmha.references.append import reference_append
+from tilewright_fmha.references.backward import reference_backward
+from tilewright_fmha.references.forward import reference_attention
+from tilewright_fmha.references.sample_inputs import PARSERS, sample_inputs
+from tilewright_fmha.vocabulary import ATTENTION, ATTENTION_BACKWARD, KV_APPEND
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.types.tensor import TensorDesc
 
 Array = npt.NDArray[Any]
 Descs = dict[str, TensorDesc]

@@ -15,8 +15,8 @@ from cpu_kernels import Array, CpuKernels
 
 from tilewright_arch import ArchSpec
 from tilewright_fmha.codegen import generate
-from tilewright_kit.plan import COUNTERS, WORKSPACE, ExecutionPlan
-from tilewright_kit.problem import Role
+from tilewright_kit.contract.plan import COUNTERS, WORKSPACE, ExecutionPlan
+from tilewright_kit.contract.problem import Role
 
 __all__ = ["FmhaRunner", "outputs_of"]
 

@@ -6,10 +6,10 @@ import pytest
 from fmha_configs import CPU, valid
 
 from tilewright_fmha.analysis import fmha_analysis_request, fmha_analysis_shape, fmha_product
-from tilewright_fmha.sample_inputs import PARSERS
-from tilewright_fmha.signature import signature_of
-from tilewright_fmha.words import Family, FmhaDType, MaskKind, Mode
-from tilewright_kit.errors import InvalidArgumentError
+from tilewright_fmha.problem.signature import signature_of
+from tilewright_fmha.references.sample_inputs import PARSERS
+from tilewright_fmha.vocabulary import Family, FmhaDType, MaskKind, Mode
+from tilewright_kit.types.errors import InvalidArgumentError
 
 
 @pytest.mark.parametrize("family", [Family.FWD, Family.SPLITKV, Family.DQ_DK_DV])

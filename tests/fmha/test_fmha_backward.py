@@ -11,21 +11,21 @@ from fmha_cases import COMPILED, Case, drawn_cases, request_of
 from fmha_runner import FmhaRunner, outputs_of
 
 from tilewright_arch import ArchSpec
-from tilewright_fmha.fit import with_signature
-from tilewright_fmha.items import item_of
-from tilewright_fmha.parse import parse_attention, parse_backward
-from tilewright_fmha.plan import plan_fmha
-from tilewright_fmha.problem import FmhaProblem
-from tilewright_fmha.reference import reference_attention
-from tilewright_fmha.reference_backward import reference_backward
-from tilewright_fmha.rows import SCALARS
-from tilewright_fmha.sample_inputs import sample_inputs
-from tilewright_fmha.words import ATTENTION_BACKWARD, Family
-from tilewright_kit.compare import compare
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.dtypes import DType
-from tilewright_kit.plan import I64, ExecutionPlan
-from tilewright_kit.problem import OperationRequest, Role
+from tilewright_fmha.candidates.applicability import with_signature
+from tilewright_fmha.launch.kernel_args import SCALARS
+from tilewright_fmha.plan.plan import plan_fmha
+from tilewright_fmha.problem.parse.attention import parse_attention, parse_backward
+from tilewright_fmha.problem.problem import FmhaProblem
+from tilewright_fmha.problem.sequences import item_of
+from tilewright_fmha.references.backward import reference_backward
+from tilewright_fmha.references.forward import reference_attention
+from tilewright_fmha.references.sample_inputs import sample_inputs
+from tilewright_fmha.vocabulary import ATTENTION_BACKWARD, Family
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.plan import I64, ExecutionPlan
+from tilewright_kit.contract.problem import OperationRequest, Role
+from tilewright_kit.numerics.compare import compare
+from tilewright_kit.types.dtypes import DType
 
 CASES = drawn_cases({**COMPILED, "dbias": [False, True]}, 5)
 ALONE = {

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tilewright_fmha.builder import FmhaProblemBuilder, FmhaSpec
-from tilewright_fmha.problem import FmhaProblem
-from tilewright_fmha.sample_inputs import PARSERS
-from tilewright_fmha.words import BiasKind, Family, FmhaDType, KvLayout, KvLookup, MaskWord, QScale, Rope, VLayout
-from tilewright_kit.errors import InvalidArgumentError
+from tilewright_fmha.compat.builder import FmhaProblemBuilder, FmhaSpec
+from tilewright_fmha.problem.problem import FmhaProblem
+from tilewright_fmha.references.sample_inputs import PARSERS
+from tilewright_fmha.vocabulary import BiasKind, Family, FmhaDType, KvLayout, KvLookup, MaskWord, QScale, Rope, VLayout
+from tilewright_kit.types.errors import InvalidArgumentError
 
 SETTERS = (
     "api_family", "kernel_family", "gfx_arch", "data_type", "dims", "nheads", "mask_type", "bias_type", "lse",

@@ -13,10 +13,10 @@ from fmha_configs import AMD, ARCHS, CPU, NVIDIA, all_templates, valid
 import tilewright_native
 from tilewright_arch import ArchSpec
 from tilewright_fmha.codegen import HEADERS, NATIVE_FAMILIES, generate, product_type, render
-from tilewright_fmha.defaults import ELEMENTWISE
-from tilewright_fmha.words import BiasKind, Family, FmhaDType, MaskKind, Mode, Rope, VLayout
-from tilewright_kit.dtypes import DType
-from tilewright_kit.errors import ConfigInvalidError
+from tilewright_fmha.config.defaults import ELEMENTWISE
+from tilewright_fmha.vocabulary import BiasKind, Family, FmhaDType, MaskKind, Mode, Rope, VLayout
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.errors import ConfigInvalidError
 
 INCLUDE = Path(tilewright_native.include_dir())
 
@@ -40,7 +40,7 @@ def test_every_family_has_a_unit(arch: ArchSpec, family: Family) -> None:
     unit = generate(config, arch)
     header, macro = HEADERS[family]
     folder = "cpu" if arch.kind == "cpu" else "gpu"
-    assert f'#include "tilewright/{folder}/{header}"' in unit.text
+    assert f'#include "tilewright/{folder}/fmha/{header}"' in unit.text
     assert unit.name == config.name and config.name in unit.text.splitlines()[0]
     assert "$" not in unit.text
     symbol = unit.entries["main"]

@@ -7,14 +7,14 @@ import dataclasses
 import pytest
 from fmha_configs import AMD, CPU, valid
 
-from tilewright_fmha.config import ADVICE_FIELDS, CONFIGS, FLAGS, SIGNATURE_FIELDS, FmhaConfig, config_of
-from tilewright_fmha.declarations import backward_tile, tile, warp, wave
-from tilewright_fmha.words import FAMILY_OPERATIONS, Family, FmhaDType, MaskKind, SmallType
-from tilewright_kit.declare import ANY, KernelSet, declare
-from tilewright_kit.dtypes import DType
-from tilewright_kit.errors import InvalidArgumentError
-from tilewright_kit.naming import require_naming
-from tilewright_kit.rules import RuleBook
+from tilewright_fmha.compat.declarations import backward_tile, tile, warp, wave
+from tilewright_fmha.config.config import ADVICE_FIELDS, CONFIGS, FLAGS, SIGNATURE_FIELDS, FmhaConfig, config_of
+from tilewright_fmha.vocabulary import FAMILY_OPERATIONS, Family, FmhaDType, MaskKind, SmallType
+from tilewright_kit.config.naming import require_naming
+from tilewright_kit.config.rules import RuleBook
+from tilewright_kit.kernel_sets.declare import ANY, KernelSet, declare
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.errors import InvalidArgumentError
 
 
 @pytest.mark.parametrize("kind", CONFIGS.values(), ids=lambda kind: kind.operation)
@@ -90,8 +90,8 @@ def test_named_setters_fill_in_what_is_not_said() -> None:
 
 
 def test_a_declaration_by_named_setters_is_found_among_what_the_arch_offers() -> None:
-    from tilewright_fmha.choices import offered
-    from tilewright_fmha.rules import SHAPE_RULES
+    from tilewright_fmha.kernel_sets.choices import offered
+    from tilewright_fmha.rules.rulebook import SHAPE_RULES
 
     declared = declare(
         config_of(Family.FWD),

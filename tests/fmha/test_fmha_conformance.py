@@ -11,13 +11,13 @@ from fmha_runner import FmhaRunner, outputs_of
 
 import tilewright_arch
 from tilewright_fmha import plugin
-from tilewright_fmha.words import OPERATIONS
-from tilewright_kit.check_plugin import check_plugin, device_of
+from tilewright_fmha.vocabulary import OPERATIONS
+from tilewright_kit.conformance.check_plugin import check_plugin, device_of
 from tilewright_kit.conformance.problems import samples_on
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.errors import UnsupportedError
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.select import Selector
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.selection.strategies import Selector
+from tilewright_kit.types.errors import UnsupportedError
 
 SETS = ("default", "essential", "tiny", "tests")
 """What is looked at: receipts and ``full`` are cuts of the same kernels, with tests of their own."""

@@ -11,15 +11,15 @@ from fmha_configs import AMD, CPU, NVIDIA, RDNA, all_templates
 from fmha_requests import desc
 
 from tilewright_arch import ArchSpec
-from tilewright_fmha.candidates import fmha_candidates
-from tilewright_fmha.cost import predict_fmha
+from tilewright_fmha.candidates.candidates import fmha_candidates
+from tilewright_fmha.cost.cost import predict_fmha
 from tilewright_fmha.features import fmha_features
-from tilewright_fmha.problem import FmhaProblem
-from tilewright_fmha.sample_inputs import PARSERS
-from tilewright_fmha.words import ATTENTION, ATTENTION_BACKWARD, Family
-from tilewright_kit.check_plugin import device_of
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.problem import OperationRequest
+from tilewright_fmha.problem.problem import FmhaProblem
+from tilewright_fmha.references.sample_inputs import PARSERS
+from tilewright_fmha.vocabulary import ATTENTION, ATTENTION_BACKWARD, Family
+from tilewright_kit.conformance.check_plugin import device_of
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.problem import OperationRequest
 
 ARCHS = [CPU, AMD, NVIDIA]
 

@@ -10,15 +10,15 @@ import pytest
 from fmha_requests import Descs, desc, drawn, ints
 from test_fmha_gpu_emulated import folder, gpu, run
 
-from tilewright_fmha.candidates import fmha_candidates
-from tilewright_fmha.parse import parse_attention
-from tilewright_fmha.plan import plan_fmha
-from tilewright_fmha.reference import reference_attention
-from tilewright_fmha.splits import FEW_ROWS
-from tilewright_fmha.words import ATTENTION
-from tilewright_kit.compare import compare
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.problem import OperationRequest
+from tilewright_fmha.candidates.candidates import fmha_candidates
+from tilewright_fmha.launch.splits import FEW_ROWS
+from tilewright_fmha.plan.plan import plan_fmha
+from tilewright_fmha.problem.parse.attention import parse_attention
+from tilewright_fmha.references.forward import reference_attention
+from tilewright_fmha.vocabulary import ATTENTION
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.numerics.compare import compare
 
 __all__ = ["folder", "gpu"]
 
@@ -103,7 +103,7 @@ def test_waves_share_keys(name: str, gpu: DeviceInfo, folder: Path) -> None:
 
 def test_parts_may_be_left_to_a_second_stage(gpu: DeviceInfo, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What launches without counters do: no plan asks for it, but measurements compare the two."""
-    monkeypatch.setattr("tilewright_fmha.plan.adds_parts", lambda *_: False)
+    monkeypatch.setattr("tilewright_fmha.plan.plan.adds_parts", lambda *_: False)
     request = OperationRequest(ATTENTION, dense("bf16", 1, 700, 64, 64), {}, {"num_splits": 5, **LSE})
     problem = parse_attention(request)
     config = next(item for item in fmha_candidates(problem, gpu) if item.pipeline == FEW_ROWS and item.pack_gqa)

@@ -25,19 +25,19 @@ from fmha_requests import (
 from fmha_runner import FmhaRunner, outputs_of
 
 from tilewright_arch import ArchSpec
-from tilewright_fmha.fit import with_signature
-from tilewright_fmha.items import item_of
-from tilewright_fmha.plan import plan_fmha
-from tilewright_fmha.problem import FmhaProblem
-from tilewright_fmha.reference import reference_attention
-from tilewright_fmha.reference_append import reference_append
-from tilewright_fmha.sample_inputs import PARSERS
-from tilewright_fmha.words import ATTENTION, KV_APPEND, Family
-from tilewright_kit.compare import compare
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.dtypes import DType
-from tilewright_kit.plan import ExecutionPlan
-from tilewright_kit.problem import OperationRequest
+from tilewright_fmha.candidates.applicability import with_signature
+from tilewright_fmha.plan.plan import plan_fmha
+from tilewright_fmha.problem.problem import FmhaProblem
+from tilewright_fmha.problem.sequences import item_of
+from tilewright_fmha.references.append import reference_append
+from tilewright_fmha.references.forward import reference_attention
+from tilewright_fmha.references.sample_inputs import PARSERS
+from tilewright_fmha.vocabulary import ATTENTION, KV_APPEND, Family
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.plan import ExecutionPlan
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.numerics.compare import compare
+from tilewright_kit.types.dtypes import DType
 
 
 def _scales(**shapes: tuple[int, ...]) -> dict[str, Any]:

@@ -18,18 +18,18 @@ from cpu_kernels import INCLUDE, Array, compiler
 from fmha_requests import REFERENCES, ROTARY, append_of, backward_of, batch_of, desc, drawn, ints, paged_of
 
 import tilewright_arch
-from tilewright_fmha.candidates import fmha_candidates
+from tilewright_fmha.candidates.candidates import fmha_candidates
 from tilewright_fmha.codegen import generate
-from tilewright_fmha.config import FmhaConfig
-from tilewright_fmha.plan import plan_fmha
-from tilewright_fmha.sample_inputs import PARSERS
-from tilewright_fmha.words import ATTENTION, ATTENTION_BACKWARD, KV_APPEND, Family
-from tilewright_kit.check_plugin import device_of
-from tilewright_kit.compare import compare
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.dtypes import DType
-from tilewright_kit.plan import COUNTERS, WORKSPACE, ExecutionPlan, pack
-from tilewright_kit.problem import OperationRequest, Role
+from tilewright_fmha.config.config import FmhaConfig
+from tilewright_fmha.plan.plan import plan_fmha
+from tilewright_fmha.references.sample_inputs import PARSERS
+from tilewright_fmha.vocabulary import ATTENTION, ATTENTION_BACKWARD, KV_APPEND, Family
+from tilewright_kit.conformance.check_plugin import device_of
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.plan import COUNTERS, WORKSPACE, ExecutionPlan, pack
+from tilewright_kit.contract.problem import OperationRequest, Role
+from tilewright_kit.numerics.compare import compare
+from tilewright_kit.types.dtypes import DType
 
 FLAGS = (
     "-std=c++17", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-DTW_PLATFORM_HOST", "-DTW_HOST_WAVE=32",

@@ -13,17 +13,17 @@ from cpu_kernels import INCLUDE, compiler
 from fmha_requests import backward_of, desc
 
 import tilewright_arch
-from tilewright_fmha.backward_plan import choose_slices
-from tilewright_fmha.candidates import fmha_candidates
+from tilewright_fmha.candidates.candidates import fmha_candidates
 from tilewright_fmha.codegen import render_gpu
-from tilewright_fmha.config import FmhaConfig
-from tilewright_fmha.gpu_shared import shared_bytes
-from tilewright_fmha.parse import parse_backward
-from tilewright_fmha.rules import RULES
-from tilewright_fmha.stages_view import threads_of
-from tilewright_fmha.words import ATTENTION_BACKWARD, Family
-from tilewright_kit.check_plugin import device_of
-from tilewright_kit.problem import OperationRequest
+from tilewright_fmha.config.config import FmhaConfig
+from tilewright_fmha.footprint.gpu import shared_bytes
+from tilewright_fmha.footprint.tile_products import threads_of
+from tilewright_fmha.plan.backward import choose_slices
+from tilewright_fmha.problem.parse.attention import parse_backward
+from tilewright_fmha.rules.rulebook import RULES
+from tilewright_fmha.vocabulary import ATTENTION_BACKWARD, Family
+from tilewright_kit.conformance.check_plugin import device_of
+from tilewright_kit.contract.problem import OperationRequest
 from tilewright_server.engine.types import EngineOptions
 
 HOPPER = tilewright_arch.load("sm_90a")

@@ -13,16 +13,16 @@ from fmha_cases import Case, request_of
 from fmha_runner import FmhaRunner, outputs_of
 
 from tilewright_arch import ArchSpec
-from tilewright_fmha.fit import with_signature
-from tilewright_fmha.parse import parse_attention, parse_backward
-from tilewright_fmha.philox import random_bytes
-from tilewright_fmha.plan import plan_fmha
-from tilewright_fmha.problem import FmhaProblem
-from tilewright_fmha.sample_inputs import sample_inputs
-from tilewright_fmha.words import ATTENTION, ATTENTION_BACKWARD, Family
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.plan import ExecutionPlan
-from tilewright_kit.problem import OperationRequest, Role
+from tilewright_fmha.candidates.applicability import with_signature
+from tilewright_fmha.plan.plan import plan_fmha
+from tilewright_fmha.problem.parse.attention import parse_attention, parse_backward
+from tilewright_fmha.problem.philox import random_bytes
+from tilewright_fmha.problem.problem import FmhaProblem
+from tilewright_fmha.references.sample_inputs import sample_inputs
+from tilewright_fmha.vocabulary import ATTENTION, ATTENTION_BACKWARD, Family
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.plan import ExecutionPlan
+from tilewright_kit.contract.problem import OperationRequest, Role
 
 CASES = {
     "causal": Case(mask="causal", heads=(4, 2), hdim=(24, 32), seq=(33, 40)),

@@ -12,12 +12,12 @@ import pytest
 from cpu_kernels import compiler
 from fmha_runner import FmhaRunner, outputs_of
 
-from tilewright_fmha.candidates import fmha_candidates
-from tilewright_fmha.parse import parse_attention, parse_backward
-from tilewright_fmha.plan import plan_fmha
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.tensor import TensorDesc
+from tilewright_fmha.candidates.candidates import fmha_candidates
+from tilewright_fmha.plan.plan import plan_fmha
+from tilewright_fmha.problem.parse.attention import parse_attention, parse_backward
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.types.tensor import TensorDesc
 
 torch: Any = pytest.importorskip("torch")
 pytestmark = [

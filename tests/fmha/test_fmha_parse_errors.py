@@ -22,9 +22,9 @@ from fmha_requests import (
     vectorized_of,
 )
 
-from tilewright_fmha.words import ATTENTION, ATTENTION_BACKWARD, KV_APPEND
-from tilewright_kit.errors import InvalidArgumentError
-from tilewright_kit.tensor import TensorDesc
+from tilewright_fmha.vocabulary import ATTENTION, ATTENTION_BACKWARD, KV_APPEND
+from tilewright_kit.types.errors import InvalidArgumentError
+from tilewright_kit.types.tensor import TensorDesc
 
 
 def refused(operation: str, tensors: Mapping[str, TensorDesc | None], field: str, rule: str, words: Any = None) -> None:

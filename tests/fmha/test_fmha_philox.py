@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from philox_answers import ANSWERS, VECTORS
 
-from tilewright_fmha.philox import drop_below, philox4x32, random_bytes
+from tilewright_fmha.problem.philox import drop_below, philox4x32, random_bytes
 
 
 @pytest.mark.parametrize("counter, key, words", VECTORS)

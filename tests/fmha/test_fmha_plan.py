@@ -15,22 +15,22 @@ from kernel_structs import declared_fields
 
 import tilewright_arch
 from tilewright_arch import ArchSpec
-from tilewright_fmha.backward_plan import MOST_SLICES, choose_slices
-from tilewright_fmha.candidates import fmha_candidates
-from tilewright_fmha.config import CONFIGS, FmhaConfig, config_of
-from tilewright_fmha.fit import with_signature
-from tilewright_fmha.gpu_shared import shared_bytes
-from tilewright_fmha.parse import parse_attention, parse_backward
-from tilewright_fmha.plan import plan_fmha
-from tilewright_fmha.problem import FmhaProblem
-from tilewright_fmha.rows import ARRAYS, POINTERS, SCALARS, SCALES, TENSORS
-from tilewright_fmha.splits import FEW_ROWS
-from tilewright_fmha.words import ATTENTION, ATTENTION_BACKWARD, KV_APPEND, Family
-from tilewright_fmha.workspace import backward_bytes, forward_bytes, lanes_of
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.errors import UnsupportedError
-from tilewright_kit.plan import COUNTERS, F64, I64, WORKSPACE, ExecutionPlan, Pointer, Stage, Struct, pack
-from tilewright_kit.tensor import TensorDesc
+from tilewright_fmha.candidates.applicability import with_signature
+from tilewright_fmha.candidates.candidates import fmha_candidates
+from tilewright_fmha.config.config import CONFIGS, FmhaConfig, config_of
+from tilewright_fmha.footprint.cpu import backward_bytes, forward_bytes, lanes_of
+from tilewright_fmha.footprint.gpu import shared_bytes
+from tilewright_fmha.launch.kernel_args import ARRAYS, POINTERS, SCALARS, SCALES, TENSORS
+from tilewright_fmha.launch.splits import FEW_ROWS
+from tilewright_fmha.plan.backward import MOST_SLICES, choose_slices
+from tilewright_fmha.plan.plan import plan_fmha
+from tilewright_fmha.problem.parse.attention import parse_attention, parse_backward
+from tilewright_fmha.problem.problem import FmhaProblem
+from tilewright_fmha.vocabulary import ATTENTION, ATTENTION_BACKWARD, KV_APPEND, Family
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.plan import COUNTERS, F64, I64, WORKSPACE, ExecutionPlan, Pointer, Stage, Struct, pack
+from tilewright_kit.types.errors import UnsupportedError
+from tilewright_kit.types.tensor import TensorDesc
 
 STRUCT_BYTES = 1344
 

@@ -22,11 +22,11 @@ from fmha_requests import (
     vectorized_of,
 )
 
-from tilewright_fmha.masks import Mask
-from tilewright_fmha.problem import Strides
-from tilewright_fmha.samples import fmha_samples
-from tilewright_fmha.signature import signature_of
-from tilewright_fmha.words import (
+from tilewright_fmha.problem.masks import Mask
+from tilewright_fmha.problem.problem import Strides
+from tilewright_fmha.problem.signature import signature_of
+from tilewright_fmha.references.samples import fmha_samples
+from tilewright_fmha.vocabulary import (
     ATTENTION,
     ATTENTION_BACKWARD,
     KV_APPEND,
@@ -42,9 +42,9 @@ from tilewright_fmha.words import (
     SmallType,
     VLayout,
 )
-from tilewright_kit.dtypes import DType
-from tilewright_kit.errors import InvalidArgumentError
-from tilewright_kit.problem import Role
+from tilewright_kit.contract.problem import Role
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.errors import InvalidArgumentError
 
 
 @pytest.mark.parametrize(

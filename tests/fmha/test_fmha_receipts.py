@@ -8,13 +8,13 @@ import pytest
 from fmha_configs import CPU, valid
 
 import tilewright_arch
-from tilewright_fmha.generate_set import select_set
-from tilewright_fmha.profiles import DEFAULT_PROFILE, PROFILES, profile_of
-from tilewright_fmha.receipts import RECEIPTS, receipt_of
-from tilewright_fmha.rules import RULES
-from tilewright_fmha.sets import KERNEL_SETS
-from tilewright_fmha.words import BiasKind, Family, FmhaDType, MaskKind, Mode, QScale, VLayout
-from tilewright_kit.errors import NotFoundError
+from tilewright_fmha.kernel_sets.generator import select_set
+from tilewright_fmha.kernel_sets.profiles import DEFAULT_PROFILE, PROFILES, profile_of
+from tilewright_fmha.kernel_sets.receipts import RECEIPTS, receipt_of
+from tilewright_fmha.kernel_sets.sets import KERNEL_SETS
+from tilewright_fmha.rules.rulebook import RULES
+from tilewright_fmha.vocabulary import BiasKind, Family, FmhaDType, MaskKind, Mode, QScale, VLayout
+from tilewright_kit.types.errors import NotFoundError
 
 D = FmhaDType
 NAMES = {

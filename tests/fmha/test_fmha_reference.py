@@ -26,14 +26,14 @@ from fmha_requests import (
     vectorized_of,
 )
 
-from tilewright_fmha.masks import Mask
-from tilewright_fmha.philox import random_bytes
-from tilewright_fmha.problem import FmhaProblem
-from tilewright_fmha.reference import attention_truth, reference_attention
-from tilewright_fmha.reference_append import reference_append
-from tilewright_fmha.reference_backward import reference_backward
-from tilewright_fmha.words import ATTENTION, ATTENTION_BACKWARD, KV_APPEND
-from tilewright_kit.problem import OperationRequest
+from tilewright_fmha.problem.masks import Mask
+from tilewright_fmha.problem.philox import random_bytes
+from tilewright_fmha.problem.problem import FmhaProblem
+from tilewright_fmha.references.append import reference_append
+from tilewright_fmha.references.backward import reference_backward
+from tilewright_fmha.references.forward import attention_truth, reference_attention
+from tilewright_fmha.vocabulary import ATTENTION, ATTENTION_BACKWARD, KV_APPEND
+from tilewright_kit.contract.problem import OperationRequest
 
 
 def content(

@@ -9,9 +9,9 @@ import pytest
 from fmha_configs import AMD, ARCHS, CPU, NEW_AMD, NVIDIA, RDNA, all_templates, valid
 
 from tilewright_arch import ArchSpec
-from tilewright_fmha.config import FmhaConfig
-from tilewright_fmha.rules import RULES, WARNINGS, warnings_of
-from tilewright_fmha.words import (
+from tilewright_fmha.config.config import FmhaConfig
+from tilewright_fmha.rules.rulebook import RULES, WARNINGS, warnings_of
+from tilewright_fmha.vocabulary import (
     BiasKind,
     Family,
     FmhaDType,
@@ -24,7 +24,7 @@ from tilewright_fmha.words import (
     SmallType,
     VLayout,
 )
-from tilewright_kit.rules import Violation
+from tilewright_kit.config.rules import Violation
 
 F, D = Family, FmhaDType
 Case = tuple[str, ArchSpec, dict[str, Any], dict[str, Any]]

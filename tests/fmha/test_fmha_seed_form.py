@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from fmha_configs import AMD, CPU, all_templates, valid
 
-from tilewright_fmha.rules import RULES
-from tilewright_fmha.seed_form import from_seed, seed_file, seed_identifier, to_seed
-from tilewright_fmha.sets import KERNEL_SETS
-from tilewright_fmha.summary import format_config, format_registry
-from tilewright_fmha.words import BiasKind, Family, FmhaDType, KvLayout, KvLookup, MaskKind, Mode, QScale, VLayout
-from tilewright_kit.errors import InvalidArgumentError
-from tilewright_kit.registry import Registry
-from tilewright_kit.rules import RuleBook
+from tilewright_fmha.compat.dictionaries import from_seed, seed_file, seed_identifier, to_seed
+from tilewright_fmha.compat.summary import format_config, format_registry
+from tilewright_fmha.kernel_sets.sets import KERNEL_SETS
+from tilewright_fmha.rules.rulebook import RULES
+from tilewright_fmha.vocabulary import BiasKind, Family, FmhaDType, KvLayout, KvLookup, MaskKind, Mode, QScale, VLayout
+from tilewright_kit.config.rules import RuleBook
+from tilewright_kit.kernel_sets.registry import Registry
+from tilewright_kit.types.errors import InvalidArgumentError
 
 RECORD: dict[str, Any] = {
     "signature": {"family": "fwd", "data_type": "fp16", "hdim_q": 128, "mask": "top_left", "lse": True},

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from fmha_configs import AMD, valid
 
-from tilewright_fmha.config import FmhaConfig
-from tilewright_fmha.seqtune import category, seeds_category, seeds_order, seqtune_order
+from tilewright_fmha.config.config import FmhaConfig
+from tilewright_fmha.config.tile_order import category, seeds_category, seeds_order, seqtune_order
 
 
 def _rows(*rows: int, ranks: tuple[int, ...] = ()) -> list[FmhaConfig]:

@@ -9,20 +9,20 @@ import pytest
 from fmha_configs import AMD, ARCHS, CPU, NVIDIA, all_templates
 
 from tilewright_arch import ArchSpec
-from tilewright_fmha.candidates import fmha_candidates
-from tilewright_fmha.companions import combine_of, convert_of, dot_of
-from tilewright_fmha.cost import predict_fmha
-from tilewright_fmha.generate_set import GENERATE_OPTIONS, select_set
-from tilewright_fmha.parse import parse_attention
-from tilewright_fmha.rules import RULES
-from tilewright_fmha.sets import KERNEL_SETS, SET_NAMES
-from tilewright_fmha.words import ATTENTION, ATTENTION_BACKWARD, OPERATIONS, Family, FmhaDType, MaskKind
-from tilewright_fmha.ws_config import HEADS
-from tilewright_kit.check_plugin import device_of
-from tilewright_kit.errors import ConfigInvalidError, InvalidArgumentError, NotFoundError
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.rules import RuleBook
-from tilewright_kit.tensor import TensorDesc
+from tilewright_fmha.candidates.auxiliary_kernels import combine_of, convert_of, dot_of
+from tilewright_fmha.candidates.candidates import fmha_candidates
+from tilewright_fmha.config.warp_specialised import HEADS
+from tilewright_fmha.cost.cost import predict_fmha
+from tilewright_fmha.kernel_sets.generator import GENERATE_OPTIONS, select_set
+from tilewright_fmha.kernel_sets.sets import KERNEL_SETS, SET_NAMES
+from tilewright_fmha.problem.parse.attention import parse_attention
+from tilewright_fmha.rules.rulebook import RULES
+from tilewright_fmha.vocabulary import ATTENTION, ATTENTION_BACKWARD, OPERATIONS, Family, FmhaDType, MaskKind
+from tilewright_kit.config.rules import RuleBook
+from tilewright_kit.conformance.check_plugin import device_of
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.types.errors import ConfigInvalidError, InvalidArgumentError, NotFoundError
+from tilewright_kit.types.tensor import TensorDesc
 
 # The sets remember their expansions by arch and rules: those of this module are of its own book.
 BOOK = RuleBook(RULES.rules)

@@ -9,13 +9,13 @@ from shipped import ARCHS, Shipped
 
 from tilewright_arch import ArchSpec
 from tilewright_fmha.codegen import generate
-from tilewright_fmha.config import FmhaConfig
-from tilewright_fmha.defaults import ELEMENTWISE
-from tilewright_fmha.gpu_shared import shared_bytes
-from tilewright_fmha.rules import RULES
-from tilewright_fmha.sets import KERNEL_SETS
-from tilewright_fmha.stages_view import threads_of
-from tilewright_server.build.hip import scratch_in_use
+from tilewright_fmha.config.config import FmhaConfig
+from tilewright_fmha.config.defaults import ELEMENTWISE
+from tilewright_fmha.footprint.gpu import shared_bytes
+from tilewright_fmha.footprint.tile_products import threads_of
+from tilewright_fmha.kernel_sets.sets import KERNEL_SETS
+from tilewright_fmha.rules.rulebook import RULES
+from tilewright_server.build.toolchains.hip import scratch_in_use
 
 ROW_THREADS = 128
 """Of workgroups without a product of matrices."""

@@ -8,10 +8,10 @@ from unittest.mock import patch
 import pytest
 from fmha_configs import AMD, CPU, all_templates, valid
 
-from tilewright_fmha import template_table
-from tilewright_fmha.rules import RULES
-from tilewright_fmha.template_table import TEMPLATES, features_of, missing, nearest
-from tilewright_fmha.words import BiasKind, Family, FmhaDType, KvLookup, MaskKind, Mode, QScale, VLayout
+from tilewright_fmha.config import template_support as template_table
+from tilewright_fmha.config.template_support import TEMPLATES, features_of, missing, nearest
+from tilewright_fmha.rules.rulebook import RULES
+from tilewright_fmha.vocabulary import BiasKind, Family, FmhaDType, KvLookup, MaskKind, Mode, QScale, VLayout
 
 _BARE = frozenset({"bf16", "fp16", "group", "paged_vllm", "causal", "bias", "softcap", "lse"})
 

@@ -22,12 +22,12 @@ from fmha_requests import (
     varlen_of,
 )
 
-from tilewright_fmha.problem import FmhaProblem
-from tilewright_fmha.samples import fmha_samples
-from tilewright_fmha.values import check_values, value_operands
-from tilewright_fmha.words import ATTENTION, KV_APPEND, OPERATIONS
-from tilewright_kit.errors import InvalidArgumentError
-from tilewright_kit.problem import OperationRequest
+from tilewright_fmha.problem.integer_operands import check_values, value_operands
+from tilewright_fmha.problem.problem import FmhaProblem
+from tilewright_fmha.references.samples import fmha_samples
+from tilewright_fmha.vocabulary import ATTENTION, KV_APPEND, OPERATIONS
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.types.errors import InvalidArgumentError
 
 
 def of(**values: Any) -> dict[str, Array]:

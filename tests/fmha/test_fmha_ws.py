@@ -10,24 +10,24 @@ from typing import Any
 import pytest
 
 import tilewright_arch
-from tilewright_fmha.candidates import fmha_candidates, fmha_mismatches
+from tilewright_fmha.candidates.candidates import fmha_candidates, fmha_mismatches
+from tilewright_fmha.candidates.gpu_tiles import valid_algorithms
 from tilewright_fmha.codegen import generate
-from tilewright_fmha.config import AttentionConfig, FmhaConfig
-from tilewright_fmha.cost import predict_fmha
-from tilewright_fmha.gpu_tiles import valid_algorithms
-from tilewright_fmha.parse import parse_attention
-from tilewright_fmha.plan import plan_fmha
-from tilewright_fmha.problem import FmhaProblem
-from tilewright_fmha.rules import RULES
-from tilewright_fmha.words import BiasKind, Family, FmhaDType, MaskKind, Mode, Scheduling
-from tilewright_fmha.ws_config import HEADS, specialised_algorithms, specialised_bytes
-from tilewright_fmha.ws_decode import decodes
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.plan import COUNTERS, Pointer, Struct, TensorMap
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.tensor import TensorDesc
+from tilewright_fmha.config.config import AttentionConfig, FmhaConfig
+from tilewright_fmha.config.decode import decodes
+from tilewright_fmha.config.warp_specialised import HEADS, specialised_algorithms, specialised_bytes
+from tilewright_fmha.cost.cost import predict_fmha
+from tilewright_fmha.plan.plan import plan_fmha
+from tilewright_fmha.problem.parse.attention import parse_attention
+from tilewright_fmha.problem.problem import FmhaProblem
+from tilewright_fmha.rules.rulebook import RULES
+from tilewright_fmha.vocabulary import BiasKind, Family, FmhaDType, MaskKind, Mode, Scheduling
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.plan import COUNTERS, Pointer, Struct, TensorMap
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.types.tensor import TensorDesc
 from tilewright_native import include_dir
-from tilewright_server.build.nvrtc import NvrtcToolchain
+from tilewright_server.build.toolchains.nvrtc import NvrtcToolchain
 
 ARCH = tilewright_arch.load("sm_90a")
 DEVICE = DeviceInfo("cuda:0", "cuda", "one of them", ARCH, 132, 140 << 30)

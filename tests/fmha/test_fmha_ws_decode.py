@@ -12,23 +12,23 @@ from typing import Any
 import pytest
 
 import tilewright_arch
-from tilewright_fmha.candidates import fmha_candidates, fmha_mismatches
+from tilewright_fmha.candidates.candidates import fmha_candidates, fmha_mismatches
 from tilewright_fmha.codegen import generate
-from tilewright_fmha.config import AttentionConfig, FmhaConfig
-from tilewright_fmha.cost import predict_fmha
-from tilewright_fmha.parse import parse_attention
-from tilewright_fmha.plan import STATUS_BYTES, plan_fmha
-from tilewright_fmha.problem import FmhaProblem
-from tilewright_fmha.rules import RULES
-from tilewright_fmha.splits import choose_splits
-from tilewright_fmha.words import BiasKind, Family, FmhaDType, MaskKind, Mode, QScale, Scheduling, VLayout
-from tilewright_fmha.ws_decode import DECODE_THREADS, decode_algorithms, decode_bytes, decode_resident, decodes
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.plan import TensorMap
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.tensor import TensorDesc
+from tilewright_fmha.config.config import AttentionConfig, FmhaConfig
+from tilewright_fmha.config.decode import DECODE_THREADS, decode_algorithms, decode_bytes, decode_resident, decodes
+from tilewright_fmha.cost.cost import predict_fmha
+from tilewright_fmha.launch.splits import choose_splits
+from tilewright_fmha.plan.plan import STATUS_BYTES, plan_fmha
+from tilewright_fmha.problem.parse.attention import parse_attention
+from tilewright_fmha.problem.problem import FmhaProblem
+from tilewright_fmha.rules.rulebook import RULES
+from tilewright_fmha.vocabulary import BiasKind, Family, FmhaDType, MaskKind, Mode, QScale, Scheduling, VLayout
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.plan import TensorMap
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.types.tensor import TensorDesc
 from tilewright_native import include_dir
-from tilewright_server.build.nvrtc import NvrtcToolchain
+from tilewright_server.build.toolchains.nvrtc import NvrtcToolchain
 
 ARCH = tilewright_arch.load("sm_90a")
 DEVICE = DeviceInfo("cuda:0", "cuda", "one of them", ARCH, 132, 140 << 30)

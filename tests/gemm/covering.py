@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Sequence
 
 import sampling
 
-from tilewright_gemm.config import GemmConfig
+from tilewright_gemm.config.config import GemmConfig
 
 __all__ = ["covering"]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from tilewright_arch import ArchSpec
 from tilewright_gemm.codegen import render_gpu
-from tilewright_gemm.config import GemmConfig
-from tilewright_kit.tiles.footprint import is_specialised
+from tilewright_gemm.config.config import GemmConfig
+from tilewright_kit.tiles.footprint.workgroup import is_specialised
 from tilewright_native import include_dir
 
 __all__ = ["HAVE_NVRTC", "WITHOUT_NVRTC", "compile_text", "statement_of"]

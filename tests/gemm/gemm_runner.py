@@ -12,10 +12,10 @@ from cpu_kernels import INCLUDE, Array, CpuKernels, compiler, draw
 
 from tilewright_arch import ArchSpec
 from tilewright_gemm.codegen import generate
-from tilewright_kit.compare import poison
-from tilewright_kit.plan import WORKSPACE, ExecutionPlan
-from tilewright_kit.problem import Operand, Role
-from tilewright_kit.tensor import TensorDesc
+from tilewright_kit.contract.plan import WORKSPACE, ExecutionPlan
+from tilewright_kit.contract.problem import Operand, Role
+from tilewright_kit.numerics.compare import poison
+from tilewright_kit.types.tensor import TensorDesc
 
 __all__ = ["INCLUDE", "Array", "Memory", "Runner", "compiler", "draw"]
 

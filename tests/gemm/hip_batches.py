@@ -10,16 +10,16 @@ from hip_units import toolchain
 
 from tilewright_arch import ArchSpec
 from tilewright_gemm.codegen import generate
-from tilewright_gemm.config import GemmConfig
-from tilewright_gemm.hip_cost import resident_of
-from tilewright_kit.errors import BuildFailedError
-from tilewright_kit.source import SourceUnit
-from tilewright_kit.tiles.footprint import threads_of
-from tilewright_server.analysis.code_object import KernelFacts, read_code_object
-from tilewright_server.analysis.disassembly import Disassembler, Instruction
-from tilewright_server.analysis.instructions import Kind, work_of
-from tilewright_server.analysis.loops import main_loop
-from tilewright_server.build.compilers import ALLOW_SPILLS
+from tilewright_gemm.config.config import GemmConfig
+from tilewright_gemm.cost.hip import resident_of
+from tilewright_kit.contract.source import SourceUnit
+from tilewright_kit.tiles.footprint.workgroup import threads_of
+from tilewright_kit.types.errors import BuildFailedError
+from tilewright_server.build.toolchains.code_object import KernelFacts, read_code_object
+from tilewright_server.build.toolchains.compilers import ALLOW_SPILLS
+from tilewright_tools.analysis.disassembly import Disassembler, Instruction
+from tilewright_tools.analysis.instructions import Kind, work_of
+from tilewright_tools.analysis.loops import main_loop
 
 __all__ = ["batches", "chosen", "faults_of", "loop_fault", "resource_fault", "width_fault"]
 
@@ -29,7 +29,7 @@ GRAIN = 8
 """Registers are handed out in blocks of so many."""
 EXPECTED = 2
 """Workgroups that share a unit, where the cost model counts on more than one."""
-HEADER = '#include "tilewright/gpu/gemm.hpp"\n'
+HEADER = '#include "tilewright/gpu/gemm/gemm.hpp"\n'
 
 
 def chosen(configs: Sequence[GemmConfig], count: int) -> list[GemmConfig]:

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tilewright_arch import ArchSpec
-from tilewright_gemm.candidates import with_signature
-from tilewright_gemm.config import GemmConfig, Triple
+from tilewright_gemm.candidates.candidates import with_signature
+from tilewright_gemm.config.config import GemmConfig, Triple
 from tilewright_gemm.plugin import GemmOperation
-from tilewright_gemm.words import LAYOUTS, Epilogue
-from tilewright_kit.dtypes import DType
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.tensor import TensorDesc
-from tilewright_kit.tiles.footprint import size_of
+from tilewright_gemm.vocabulary import LAYOUTS, Epilogue
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.tiles.footprint.workgroup import size_of
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.tensor import TensorDesc
 
 __all__ = ["Case", "cases", "pairs_of"]
 

@@ -16,11 +16,11 @@ from hip_units import toolchain
 
 from tilewright_arch import ArchSpec
 from tilewright_gemm.codegen import generate
-from tilewright_gemm.config import GemmConfig
-from tilewright_gemm.pack_b import PackBConfig
-from tilewright_kit.compare import poison
-from tilewright_kit.plan import COUNTERS, WORKSPACE, ExecutionPlan, Geometry, pack
-from tilewright_kit.problem import Operand, Role
+from tilewright_gemm.config.config import GemmConfig
+from tilewright_gemm.problem.pack_b import PackBConfig
+from tilewright_kit.contract.plan import COUNTERS, WORKSPACE, ExecutionPlan, Geometry, pack
+from tilewright_kit.contract.problem import Operand, Role
+from tilewright_kit.numerics.compare import poison
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "emulator"))
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from tilewright_arch import ArchSpec
 from tilewright_gemm.codegen import render_gpu
-from tilewright_gemm.config import GemmConfig
-from tilewright_kit.errors import BuildFailedError, ToolchainMissingError
-from tilewright_kit.source import SourceUnit
+from tilewright_gemm.config.config import GemmConfig
+from tilewright_kit.contract.source import SourceUnit
+from tilewright_kit.types.errors import BuildFailedError, ToolchainMissingError
 from tilewright_native import include_dir
-from tilewright_server.build.hip import HipToolchain
+from tilewright_server.build.toolchains.hip import HipToolchain
 
 __all__ = ["HAVE_HIP", "HIP_ARCHS", "WITHOUT_HIP", "compile_text", "statement_of", "toolchain"]
 
@@ -48,7 +48,7 @@ def statement_of(config: GemmConfig, arch: ArchSpec, number: int, expected: str)
 
 def compile_text(parts: Sequence[str], arch: ArchSpec) -> str:
     """Compiles pieces of source beside a kernel that does nothing. The log of a failure; empty if it compiled."""
-    text = '#include "tilewright/gpu/gemm.hpp"\n' + "\n".join(parts) + "\n" + _NOTHING
+    text = '#include "tilewright/gpu/gemm/gemm.hpp"\n' + "\n".join(parts) + "\n" + _NOTHING
     unit = SourceUnit("statements", "hip", text, {"main": "nothing"})
     with tempfile.TemporaryDirectory() as folder:
         try:

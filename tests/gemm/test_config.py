@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilewright_gemm.codegen import render
-from tilewright_gemm.config import GemmConfig
-from tilewright_gemm.pack_b import PackBConfig
-from tilewright_gemm.words import Binary, Epilogue, Reduction, ScaleA, ScaleB, Switch, Unary
+from tilewright_gemm.config.config import GemmConfig
+from tilewright_gemm.problem.pack_b import PackBConfig
+from tilewright_gemm.vocabulary import Binary, Epilogue, Reduction, ScaleA, ScaleB, Switch, Unary
 from tilewright_kit.conformance.fields import neutral_source
-from tilewright_kit.dtypes import DType
+from tilewright_kit.types.dtypes import DType
 
 OTHER: dict[str, Any] = {
     "dtype_a": DType.BF16,

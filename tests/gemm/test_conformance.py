@@ -10,12 +10,12 @@ from gemm_runner import Array, Runner
 
 import tilewright_arch
 from tilewright_gemm import plugin
-from tilewright_gemm.packing import PackedFormat
+from tilewright_gemm.config.packing import PackedFormat
 from tilewright_gemm.reference import unpack
-from tilewright_kit.check_plugin import check_plugin, device_of
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.problem import OperationRequest, Role
-from tilewright_kit.select import Selector
+from tilewright_kit.conformance.check_plugin import check_plugin, device_of
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.problem import OperationRequest, Role
+from tilewright_kit.selection.strategies import Selector
 
 
 @pytest.mark.slow

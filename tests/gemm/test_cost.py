@@ -11,15 +11,15 @@ from effort import calls_of
 
 import tilewright_arch
 from tilewright_arch import ArchSpec
-from tilewright_gemm.choices import cpu_teams
+from tilewright_gemm.config.choices import cpu_teams
 from tilewright_gemm.features import CATEGORICAL, NAMES, PIPELINES
 from tilewright_gemm.plugin import GemmOperation
-from tilewright_gemm.problem import GemmProblem
-from tilewright_kit.check_plugin import device_of
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.select import Selector
-from tilewright_kit.tensor import TensorDesc
+from tilewright_gemm.problem.problem import GemmProblem
+from tilewright_kit.conformance.check_plugin import device_of
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.selection.strategies import Selector
+from tilewright_kit.types.tensor import TensorDesc
 
 GEMM = GemmOperation()
 CALLS = 50_000

@@ -18,17 +18,17 @@ from gated import gate_of
 import tilewright_arch
 from tilewright_arch import ArchSpec
 from tilewright_gemm.codegen import generate
-from tilewright_gemm.config import GemmConfig
+from tilewright_gemm.config.config import GemmConfig
+from tilewright_gemm.kernel_sets.defaults import KERNEL_SETS, SPACES
 from tilewright_gemm.plugin import GemmOperation
-from tilewright_gemm.rules import RULES
-from tilewright_gemm.sets import KERNEL_SETS, SPACES
-from tilewright_kit.check_plugin import device_of
-from tilewright_kit.errors import BuildFailedError
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.tensor import TensorDesc
-from tilewright_kit.tiles.footprint import threads_of
+from tilewright_gemm.rules.rulebook import RULES
+from tilewright_kit.conformance.check_plugin import device_of
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.tiles.footprint.workgroup import threads_of
+from tilewright_kit.types.errors import BuildFailedError
+from tilewright_kit.types.tensor import TensorDesc
 from tilewright_native import include_dir
-from tilewright_server.build.nvrtc import NvrtcToolchain, resources_of
+from tilewright_server.build.toolchains.nvrtc import NvrtcToolchain, resources_of
 
 pytestmark = pytest.mark.skipif(not HAVE_NVRTC, reason=WITHOUT_NVRTC)
 

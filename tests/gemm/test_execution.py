@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from gemm_runner import Memory, Runner, draw
 
-from tilewright_gemm.config import GemmConfig
-from tilewright_gemm.packing import PackedFormat
+from tilewright_gemm.config.config import GemmConfig
+from tilewright_gemm.config.packing import PackedFormat
 from tilewright_gemm.plugin import GemmOperation, PackBOperation
-from tilewright_gemm.problem import GemmProblem
+from tilewright_gemm.problem.problem import GemmProblem
 from tilewright_gemm.reference import unpack
-from tilewright_kit.compare import compare
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.dtypes import DType
-from tilewright_kit.plan import ExecutionPlan
-from tilewright_kit.problem import OperationRequest, Role
-from tilewright_kit.select import Selector
-from tilewright_kit.tensor import TensorDesc
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.plan import ExecutionPlan
+from tilewright_kit.contract.problem import OperationRequest, Role
+from tilewright_kit.numerics.compare import compare
+from tilewright_kit.selection.strategies import Selector
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.tensor import TensorDesc
 
 GEMM, PACK_B = GemmOperation(), PackBOperation()
 PAIRS = [

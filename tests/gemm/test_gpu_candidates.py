@@ -8,20 +8,20 @@ import pytest
 from effort import calls_of
 
 import tilewright_arch
-from tilewright_gemm.candidates import with_signature
-from tilewright_gemm.config import GemmConfig
-from tilewright_gemm.packing import PackedFormat
+from tilewright_gemm.candidates.candidates import with_signature
+from tilewright_gemm.config.config import GemmConfig
+from tilewright_gemm.config.packing import PackedFormat
 from tilewright_gemm.plugin import GemmOperation, PackBOperation
-from tilewright_gemm.problem import GemmProblem
-from tilewright_gemm.words import Epilogue, Reduction
-from tilewright_kit.check_plugin import device_of
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.dtypes import DType
-from tilewright_kit.errors import InvalidArgumentError, UnsupportedError
-from tilewright_kit.explain import explain
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.select import Heuristic, Selector
-from tilewright_kit.tensor import TensorDesc
+from tilewright_gemm.problem.problem import GemmProblem
+from tilewright_gemm.vocabulary import Epilogue, Reduction
+from tilewright_kit.conformance.check_plugin import device_of
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.selection.explain import explain
+from tilewright_kit.selection.strategies import Heuristic, Selector
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.errors import InvalidArgumentError, UnsupportedError
+from tilewright_kit.types.tensor import TensorDesc
 
 GEMM = GemmOperation()
 CALLS = 100_000

@@ -11,18 +11,18 @@ from cuda_units import HAVE_NVRTC, WITHOUT_NVRTC, compile_text, statement_of
 import tilewright_arch
 from tilewright_arch import ArchSpec
 from tilewright_gemm.codegen import generate, render_gpu
-from tilewright_gemm.config import GemmConfig
-from tilewright_gemm.pack_b import PackBConfig
-from tilewright_gemm.rules import RULES
-from tilewright_gemm.sets import KERNEL_SETS, PACK_B_SETS, SPACES
-from tilewright_gemm.words import Reduction
-from tilewright_kit.dtypes import DType
-from tilewright_kit.errors import ConfigInvalidError, UnsupportedError
-from tilewright_kit.tiles.footprint import is_specialised, shared_bytes, stages_of, threads_of
+from tilewright_gemm.config.config import GemmConfig
+from tilewright_gemm.kernel_sets.defaults import KERNEL_SETS, PACK_B_SETS, SPACES
+from tilewright_gemm.problem.pack_b import PackBConfig
+from tilewright_gemm.rules.rulebook import RULES
+from tilewright_gemm.vocabulary import Reduction
+from tilewright_kit.tiles.footprint.workgroup import is_specialised, shared_bytes, stages_of, threads_of
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.errors import ConfigInvalidError, UnsupportedError
 
 CUDA = ("sm_80", "sm_90a")
-HEADERS = ("tilewright/gpu/gemm.hpp",)
-SM90_HEADERS = ("tilewright/sm90/gemm_plan.hpp",)
+HEADERS = ("tilewright/gpu/gemm/gemm.hpp",)
+SM90_HEADERS = ("tilewright/sm90/gemm/plan.hpp",)
 DECODE = GemmConfig(
     dtype_a=DType.FP8,
     dtype_c="bf16",
@@ -59,7 +59,7 @@ def test_every_kernel_of_the_default_set_has_a_unit_of_its_own(name: str) -> Non
         assert unit.language == "cuda" and list(unit.entries) == ["main"]
         assert "$" not in unit.text and "auto" not in unit.text.partition("struct Config")[2]
         header = "sm90" if is_specialised(config, arch) else "gpu"
-        assert f'#include "tilewright/{header}/gemm.hpp"' in unit.text
+        assert f'#include "tilewright/{header}/gemm/gemm.hpp"' in unit.text
         assert unit.text.rstrip().endswith(f"TW_GEMM_KERNEL({unit.entries['main']}, Config)")
 
 

@@ -17,19 +17,19 @@ from gemm_runner import INCLUDE, Array, Memory, compiler, draw
 from libraries import Libraries
 
 import tilewright_arch
-from tilewright_gemm.candidates import with_signature
+from tilewright_gemm.candidates.candidates import with_signature
 from tilewright_gemm.codegen import generate
-from tilewright_gemm.config import GemmConfig
+from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.plugin import GemmOperation
-from tilewright_gemm.problem import GemmProblem
+from tilewright_gemm.problem.problem import GemmProblem
 from tilewright_gemm.samples import gemm_samples
-from tilewright_gemm.words import LAYOUTS
-from tilewright_kit.check_plugin import device_of
-from tilewright_kit.compare import compare
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.plan import COUNTERS, WORKSPACE, ExecutionPlan, pack
-from tilewright_kit.problem import OperationRequest, Role
-from tilewright_kit.tensor import TensorDesc
+from tilewright_gemm.vocabulary import LAYOUTS
+from tilewright_kit.conformance.check_plugin import device_of
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.plan import COUNTERS, WORKSPACE, ExecutionPlan, pack
+from tilewright_kit.contract.problem import OperationRequest, Role
+from tilewright_kit.numerics.compare import compare
+from tilewright_kit.types.tensor import TensorDesc
 
 GEMM = GemmOperation()
 FLAGS = (

@@ -11,19 +11,19 @@ from cuda_units import HAVE_NVRTC, WITHOUT_NVRTC, compile_text, statement_of
 from kernel_structs import GpuLaunch, OperandArgs, ProductArgs
 
 import tilewright_arch
-from tilewright_gemm.candidates import with_signature
-from tilewright_gemm.config import GemmConfig
-from tilewright_gemm.gpu_plan import tiles_of
+from tilewright_gemm.candidates.candidates import with_signature
+from tilewright_gemm.config.config import GemmConfig
+from tilewright_gemm.launch.geometry import tiles_of
 from tilewright_gemm.plugin import GemmOperation
-from tilewright_gemm.problem import GemmProblem
-from tilewright_gemm.words import Epilogue, Reduction
-from tilewright_kit.arguments import MAP_BYTES
-from tilewright_kit.check_plugin import device_of, plan_findings
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.dtypes import DType
-from tilewright_kit.plan import COUNTERS, WORKSPACE, ExecutionPlan, PackedArgs, pack
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.tensor import TensorDesc
+from tilewright_gemm.problem.problem import GemmProblem
+from tilewright_gemm.vocabulary import Epilogue, Reduction
+from tilewright_kit.conformance.check_plugin import device_of, plan_findings
+from tilewright_kit.contract.arguments import MAP_BYTES
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.plan import COUNTERS, WORKSPACE, ExecutionPlan, PackedArgs, pack
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.tensor import TensorDesc
 
 GEMM = GemmOperation()
 of = TensorDesc.of
@@ -151,7 +151,7 @@ def test_the_parameter_has_the_layout_that_the_compiler_gives_it(config: GemmCon
                 f'static_assert(sizeof(tw_gemm_launch) == {ctypes.sizeof(GpuLaunch)}, "launch");',
             )
         )
-    headers = ("tilewright/gpu/gemm.hpp", "tilewright/sm90/gemm_plan.hpp")
+    headers = ("tilewright/gpu/gemm/gemm.hpp", "tilewright/sm90/gemm/plan.hpp")
     assert compile_text("\n".join(checks), hopper.arch, headers) == ""
 
 

@@ -8,11 +8,10 @@ import pytest
 
 import tilewright_arch
 from tilewright_arch import ArchSpec
-from tilewright_gemm.config import GemmConfig
-from tilewright_gemm.rules import RULES
-from tilewright_gemm.words import Epilogue, Reduction
-from tilewright_kit.dtypes import DType
-from tilewright_kit.tiles.footprint import (
+from tilewright_gemm.config.config import GemmConfig
+from tilewright_gemm.rules.rulebook import RULES
+from tilewright_gemm.vocabulary import Epilogue, Reduction
+from tilewright_kit.tiles.footprint.workgroup import (
     accumulator_limit,
     accumulators_per_thread,
     consumers,
@@ -20,6 +19,7 @@ from tilewright_kit.tiles.footprint import (
     stages_of,
     threads_of,
 )
+from tilewright_kit.types.dtypes import DType
 
 WS = GemmConfig(
     dtype_a=DType.BF16,

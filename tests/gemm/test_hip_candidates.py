@@ -8,23 +8,23 @@ import pytest
 from hip_units import HIP_ARCHS
 
 import tilewright_arch
-from tilewright_gemm import candidates
-from tilewright_gemm.candidates import MOST, with_signature
-from tilewright_gemm.config import GemmConfig
+from tilewright_gemm.candidates import candidates
+from tilewright_gemm.candidates.candidates import MOST, with_signature
+from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.plugin import GemmOperation
-from tilewright_gemm.problem import GemmProblem
-from tilewright_gemm.rules import RULES
-from tilewright_gemm.words import LAYOUTS
-from tilewright_kit.candidates import Verdicts
-from tilewright_kit.check_plugin import device_of, plan_findings
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.errors import UnsupportedError
-from tilewright_kit.explain import explain
-from tilewright_kit.operation import Prediction
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.select import Heuristic, Selector
-from tilewright_kit.tensor import TensorDesc
+from tilewright_gemm.problem.problem import GemmProblem
+from tilewright_gemm.rules.rulebook import RULES
+from tilewright_gemm.vocabulary import LAYOUTS
+from tilewright_kit.conformance.check_plugin import device_of, plan_findings
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.operation import Prediction
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.selection.candidates import Verdicts
+from tilewright_kit.selection.explain import explain
+from tilewright_kit.selection.strategies import Heuristic, Selector
 from tilewright_kit.tiles.choices import warp_tile_for
+from tilewright_kit.types.errors import UnsupportedError
+from tilewright_kit.types.tensor import TensorDesc
 
 GEMM = GemmOperation()
 of = TensorDesc.of

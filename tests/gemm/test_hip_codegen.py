@@ -9,13 +9,13 @@ from hip_units import HAVE_HIP, HIP_ARCHS, WITHOUT_HIP, compile_text, statement_
 
 import tilewright_arch
 from tilewright_gemm.codegen import generate
-from tilewright_gemm.config import GemmConfig
-from tilewright_gemm.rules import RULES
-from tilewright_gemm.sets import KERNEL_SETS
-from tilewright_gemm.words import Epilogue
-from tilewright_kit.dtypes import DType
-from tilewright_kit.errors import ConfigInvalidError
-from tilewright_kit.tiles.footprint import shared_bytes, threads_of
+from tilewright_gemm.config.config import GemmConfig
+from tilewright_gemm.kernel_sets.defaults import KERNEL_SETS
+from tilewright_gemm.rules.rulebook import RULES
+from tilewright_gemm.vocabulary import Epilogue
+from tilewright_kit.tiles.footprint.workgroup import shared_bytes, threads_of
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.errors import ConfigInvalidError
 
 DECODE = GemmConfig(
     dtype_a=DType.FP8,
@@ -37,7 +37,7 @@ def test_every_kernel_of_the_default_set_has_a_unit_of_its_own(name: str) -> Non
     assert len({unit.text for unit in units}) == len({unit.name for unit in units}) == len(units) >= 100
     for unit in units:
         assert unit.language == "hip" and list(unit.entries) == ["main"]
-        assert "$" not in unit.text and '#include "tilewright/gpu/gemm.hpp"' in unit.text
+        assert "$" not in unit.text and '#include "tilewright/gpu/gemm/gemm.hpp"' in unit.text
         assert unit.text.rstrip().endswith(f"TW_GEMM_KERNEL({unit.entries['main']}, Config)")
 
 

@@ -20,21 +20,21 @@ from hip_units import HAVE_HIP, HIP_ARCHS, WITHOUT_HIP, toolchain
 
 import tilewright_arch
 from tilewright_arch import ArchSpec
+from tilewright_gemm.candidates.hip import HipShape, hip_config
 from tilewright_gemm.codegen import generate
-from tilewright_gemm.config import GemmConfig
-from tilewright_gemm.hip_candidates import HipShape, hip_config
-from tilewright_gemm.pack_b import PackBConfig
+from tilewright_gemm.config.config import GemmConfig
+from tilewright_gemm.kernel_sets.defaults import KERNEL_SETS, PACK_B_SETS
 from tilewright_gemm.plugin import GemmOperation
-from tilewright_gemm.rules import RULES
-from tilewright_gemm.sets import KERNEL_SETS, PACK_B_SETS
-from tilewright_kit.check_plugin import device_of
-from tilewright_kit.dtypes import DType
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.tensor import TensorDesc
+from tilewright_gemm.problem.pack_b import PackBConfig
+from tilewright_gemm.rules.rulebook import RULES
+from tilewright_kit.conformance.check_plugin import device_of
+from tilewright_kit.contract.problem import OperationRequest
 from tilewright_kit.tiles.choices import table_key
-from tilewright_kit.tiles.footprint import registers_of, threads_of
-from tilewright_server.analysis.code_object import KernelFacts, read_code_object
-from tilewright_server.analysis.disassembly import Instruction
+from tilewright_kit.tiles.footprint.workgroup import registers_of, threads_of
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.tensor import TensorDesc
+from tilewright_server.build.toolchains.code_object import KernelFacts, read_code_object
+from tilewright_tools.analysis.disassembly import Instruction
 
 pytestmark = pytest.mark.skipif(not HAVE_HIP, reason=WITHOUT_HIP)
 

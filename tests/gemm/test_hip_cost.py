@@ -10,19 +10,19 @@ import pytest
 from hip_units import HAVE_HIP, HIP_ARCHS, WITHOUT_HIP, toolchain
 
 import tilewright_arch
-from tilewright_gemm.config import GemmConfig
+from tilewright_gemm.config.config import GemmConfig
+from tilewright_gemm.kernel_sets.defaults import KERNEL_SETS
 from tilewright_gemm.plugin import GemmOperation
-from tilewright_gemm.problem import GemmProblem
-from tilewright_gemm.rules import RULES
-from tilewright_gemm.sets import KERNEL_SETS
-from tilewright_kit.check_plugin import device_of
-from tilewright_kit.errors import ToolchainMissingError
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.select import Selector
-from tilewright_kit.tensor import TensorDesc
-from tilewright_server.analysis.bound import bound_of
-from tilewright_server.analysis.disassembly import Disassembler
-from tilewright_server.analysis.kernels import Finding, analyze_config
+from tilewright_gemm.problem.problem import GemmProblem
+from tilewright_gemm.rules.rulebook import RULES
+from tilewright_kit.conformance.check_plugin import device_of
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.selection.strategies import Selector
+from tilewright_kit.types.errors import ToolchainMissingError
+from tilewright_kit.types.tensor import TensorDesc
+from tilewright_tools.analysis.disassembly import Disassembler
+from tilewright_tools.analysis.kernels import Finding, analyze_config
+from tilewright_tools.analysis.roofline import bound_of
 
 GEMM = GemmOperation()
 SQUARE = (4096, 4096, 4096)

@@ -15,15 +15,15 @@ from hip_units import HAVE_HIP, HIP_ARCHS, WITHOUT_HIP
 from sampling import partly
 
 import tilewright_arch
-from tilewright_gemm.config import GemmConfig
+from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.plugin import GemmOperation
-from tilewright_gemm.words import LAYOUTS
-from tilewright_kit.check_plugin import device_of
-from tilewright_kit.compare import compare, poison
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.problem import OperationRequest, Role
-from tilewright_kit.select import Selector
-from tilewright_kit.tensor import TensorDesc
+from tilewright_gemm.vocabulary import LAYOUTS
+from tilewright_kit.conformance.check_plugin import device_of
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.problem import OperationRequest, Role
+from tilewright_kit.numerics.compare import compare, poison
+from tilewright_kit.selection.strategies import Selector
+from tilewright_kit.types.tensor import TensorDesc
 
 GEMM = GemmOperation()
 UNITS = 3

@@ -17,10 +17,10 @@ from hip_units import HAVE_HIP, HIP_ARCHS, WITHOUT_HIP
 
 import tilewright_arch
 from tilewright_gemm.plugin import GemmOperation
-from tilewright_kit.check_plugin import device_of
-from tilewright_kit.compare import compare, poison
-from tilewright_kit.plan import Geometry
-from tilewright_kit.problem import Role
+from tilewright_kit.conformance.check_plugin import device_of
+from tilewright_kit.contract.plan import Geometry
+from tilewright_kit.contract.problem import Role
+from tilewright_kit.numerics.compare import compare, poison
 
 from foreign import Foreign, ForeignError  # isort: skip  (hip_runner says where the emulators are)
 from tilewright_emulator import Memory  # isort: skip

@@ -13,20 +13,20 @@ from sampling import partly
 
 import tilewright_arch
 from tilewright_arch import ArchSpec
-from tilewright_gemm.candidates import with_signature
-from tilewright_gemm.config import GemmConfig, Triple
-from tilewright_gemm.packing import VectorFormat, parse_packing
+from tilewright_gemm.candidates.candidates import with_signature
+from tilewright_gemm.config.config import GemmConfig, Triple
+from tilewright_gemm.config.packing import VectorFormat, parse_packing
 from tilewright_gemm.plugin import GemmOperation, PackBOperation
 from tilewright_gemm.reference import unpack
-from tilewright_kit.check_plugin import device_of, plan_findings
-from tilewright_kit.compare import compare, poison
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.dtypes import DType
-from tilewright_kit.errors import InvalidArgumentError, UnsupportedError
-from tilewright_kit.problem import OperationRequest, Role
-from tilewright_kit.select import Selector
-from tilewright_kit.tensor import TensorDesc
-from tilewright_kit.tiles.footprint import size_of
+from tilewright_kit.conformance.check_plugin import device_of, plan_findings
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.problem import OperationRequest, Role
+from tilewright_kit.numerics.compare import compare, poison
+from tilewright_kit.selection.strategies import Selector
+from tilewright_kit.tiles.footprint.workgroup import size_of
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.errors import InvalidArgumentError, UnsupportedError
+from tilewright_kit.types.tensor import TensorDesc
 
 GEMM, PACK = GemmOperation(), PackBOperation()
 SHUFFLING = ("gfx90a", "gfx942", "gfx950")

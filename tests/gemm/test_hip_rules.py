@@ -9,13 +9,13 @@ from hip_units import HIP_ARCHS
 
 import tilewright_arch
 from tilewright_arch import ArchSpec
-from tilewright_gemm.config import GemmConfig
-from tilewright_gemm.hip_cost import resident_of
-from tilewright_gemm.rules import RULES
-from tilewright_gemm.sets import KERNEL_SETS, SWEEPS
-from tilewright_gemm.words import LAYOUTS, Epilogue, Reduction
-from tilewright_kit.dtypes import DType
-from tilewright_kit.tiles.footprint import registers_of, shared_bytes, stages_of, threads_of
+from tilewright_gemm.config.config import GemmConfig
+from tilewright_gemm.cost.hip import resident_of
+from tilewright_gemm.kernel_sets.defaults import KERNEL_SETS, SWEEPS
+from tilewright_gemm.rules.rulebook import RULES
+from tilewright_gemm.vocabulary import LAYOUTS, Epilogue, Reduction
+from tilewright_kit.tiles.footprint.workgroup import registers_of, shared_bytes, stages_of, threads_of
+from tilewright_kit.types.dtypes import DType
 
 COMPUTE = GemmConfig()
 PACKED = COMPUTE.replace(pipeline="preshufflev2", preshuffle=True, scheduler="default")

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from kernel_structs import CpuLaunch, OperandArgs, ProductArgs, declared_fields
 
-from tilewright_gemm.config import GemmConfig
+from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.plugin import GemmOperation, PackBOperation
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.plan import WORKSPACE, ExecutionPlan, pack
-from tilewright_kit.problem import OperationRequest, Role
-from tilewright_kit.tensor import TensorDesc
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.plan import WORKSPACE, ExecutionPlan, pack
+from tilewright_kit.contract.problem import OperationRequest, Role
+from tilewright_kit.types.tensor import TensorDesc
 
 GEMM, PACK_B = GemmOperation(), PackBOperation()
 of = TensorDesc.of

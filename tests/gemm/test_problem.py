@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewright_gemm.attributes import MAX_GROUPS
-from tilewright_gemm.pack_b import parse_pack_b
-from tilewright_gemm.parse import parse_gemm
-from tilewright_gemm.problem import GemmProblem
-from tilewright_gemm.words import Binary, ScaleA, ScaleB, Unary
-from tilewright_kit.dtypes import DType
-from tilewright_kit.errors import InvalidArgumentError, UnsupportedError
-from tilewright_kit.problem import OperationRequest, Problem
-from tilewright_kit.tensor import TensorDesc
+from tilewright_gemm.problem.attributes import MAX_GROUPS
+from tilewright_gemm.problem.pack_b import parse_pack_b
+from tilewright_gemm.problem.parse import parse_gemm
+from tilewright_gemm.problem.problem import GemmProblem
+from tilewright_gemm.vocabulary import Binary, ScaleA, ScaleB, Unary
+from tilewright_kit.contract.problem import OperationRequest, Problem
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.errors import InvalidArgumentError, UnsupportedError
+from tilewright_kit.types.tensor import TensorDesc
 
 of = TensorDesc.of
 A, B = of("fp32", (8, 16)), of("fp32", (16, 12))

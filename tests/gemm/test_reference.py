@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tilewright_gemm.parse import parse_gemm
+from tilewright_gemm.problem.parse import parse_gemm
 from tilewright_gemm.reference import apply_unary, reference_gemm
-from tilewright_gemm.words import Unary
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.tensor import TensorDesc
+from tilewright_gemm.vocabulary import Unary
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.types.tensor import TensorDesc
 
 of = TensorDesc.of
 PLAIN = {

@@ -11,15 +11,15 @@ from gemm_runner import Runner, draw
 
 import tilewright_arch
 from tilewright_arch import ArchSpec
-from tilewright_gemm.config import GemmConfig
+from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.plugin import GemmOperation
-from tilewright_gemm.rules import RULES
-from tilewright_gemm.words import Binary, Epilogue, Reduction, ScaleA, ScaleB, Switch, Unary
-from tilewright_kit.compare import compare
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.dtypes import DType
-from tilewright_kit.problem import OperationRequest, Role
-from tilewright_kit.tensor import TensorDesc
+from tilewright_gemm.rules.rulebook import RULES
+from tilewright_gemm.vocabulary import Binary, Epilogue, Reduction, ScaleA, ScaleB, Switch, Unary
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.problem import OperationRequest, Role
+from tilewright_kit.numerics.compare import compare
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.tensor import TensorDesc
 
 GEMM = GemmOperation()
 

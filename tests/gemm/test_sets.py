@@ -8,13 +8,13 @@ import pytest
 
 import tilewright_arch
 from tilewright_arch import ArchSpec
-from tilewright_gemm.config import GemmConfig
-from tilewright_gemm.generate_set import generate_set, select_set
-from tilewright_gemm.rules import RULES
-from tilewright_gemm.seed_sets import DEFAULT_KERNEL, ORIGINALS, REFERENCE_ARCH, REFUSED, mended
-from tilewright_gemm.sets import KERNEL_SETS, PACK_B_SETS, SPACES, SWEEPS
-from tilewright_kit.dtypes import DType
-from tilewright_kit.errors import InvalidArgumentError, NotFoundError
+from tilewright_gemm.config.config import GemmConfig
+from tilewright_gemm.kernel_sets.defaults import KERNEL_SETS, PACK_B_SETS, SPACES, SWEEPS
+from tilewright_gemm.kernel_sets.generator import generate_set, select_set
+from tilewright_gemm.kernel_sets.preselected import DEFAULT_KERNEL, ORIGINALS, REFERENCE_ARCH, REFUSED, mended
+from tilewright_gemm.rules.rulebook import RULES
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError
 
 COUNTS = {
     "fp16_rcr_compute": 7,

@@ -11,7 +11,7 @@ from typing import Any
 
 from gpu_cases import relative, torch_dtype
 
-from tilewright_fmha.philox import drop_below, random_bytes
+from tilewright_fmha.problem.philox import drop_below, random_bytes
 
 DEVICE = "cuda"
 SLACK = 1.2

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tilewright_server.cli.private import PrivateServer
+from tilewright_tools.cli.private_server import PrivateServer
 
 DEVICE = "cuda:0"
 

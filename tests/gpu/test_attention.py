@@ -13,7 +13,7 @@ from attention_problem import DEVICE, OFFSET, SEED, Attention, attend
 from gpu_cases import relative
 
 import tilewright
-from tilewright_fmha.philox import random_bytes
+from tilewright_fmha.problem.philox import random_bytes
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fmha"))
 

@@ -9,12 +9,12 @@ from gpu_cases import relative, torch_dtype
 
 import tilewright
 import tilewright_arch
-from tilewright_grouped_conv.candidates import conv_candidates
-from tilewright_grouped_conv.config import BULK_PIPELINE, CONFIGS
-from tilewright_grouped_conv.parse import parse_conv
-from tilewright_kit.check_plugin import device_of
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.tensor import TensorDesc
+from tilewright_grouped_conv.candidates.candidates import conv_candidates
+from tilewright_grouped_conv.config.config import BULK_PIPELINE, CONFIGS
+from tilewright_grouped_conv.problem.parse import parse_conv
+from tilewright_kit.conformance.check_plugin import device_of
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.types.tensor import TensorDesc
 
 FLOOR = {"fp32": 3e-7, "fp16": 2.5e-4, "bf16": 2e-3}
 """Rounding of the result alone."""

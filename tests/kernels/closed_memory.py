@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewright_kit.compare import poison
-from tilewright_kit.tensor import TensorDesc
+from tilewright_kit.numerics.compare import poison
+from tilewright_kit.types.tensor import TensorDesc
 
 __all__ = ["CANARY", "MARGIN", "NAN", "Tensor", "scratch_of", "stored"]
 

@@ -15,12 +15,12 @@ import numpy.typing as npt
 from libraries import Libraries
 
 from tilewright_arch import ArchSpec
-from tilewright_kit.dtypes import DType
-from tilewright_kit.plan import WORKSPACE, ExecutionPlan, Stage, pack
-from tilewright_kit.source import SourceUnit
-from tilewright_kit.templates import symbol_of
-from tilewright_kit.tensor import TensorDesc
-from tilewright_server.build.toolchain import CpuToolchain
+from tilewright_kit.contract.plan import WORKSPACE, ExecutionPlan, Stage, pack
+from tilewright_kit.contract.source import SourceUnit
+from tilewright_kit.contract.templates import symbol_of
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.tensor import TensorDesc
+from tilewright_server.build.toolchains.toolchain import CpuToolchain
 
 Array = npt.NDArray[Any]
 INCLUDE = Path(__file__).resolve().parents[2] / "native" / "include"

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tilewright_arch import ArchSpec
-from tilewright_kit.source import SourceUnit
-from tilewright_server.build.artifacts import artifact_key
-from tilewright_server.build.toolchain import Toolchain
+from tilewright_kit.contract.source import SourceUnit
+from tilewright_server.build.cache.artifacts import artifact_key
+from tilewright_server.build.toolchains.toolchain import Toolchain
 
 __all__ = ["Gate", "gate_of"]
 

@@ -6,7 +6,7 @@ import pytest
 
 import tilewright_arch
 from tilewright_arch import ArchSpec
-from tilewright_kit.device import DeviceInfo
+from tilewright_kit.contract.device import DeviceInfo
 
 __all__ = ["arch", "cpu", "device", "pytest_generate_tests"]
 

@@ -1,4 +1,4 @@
-"""The structs that every operation's kernels read, as ``ctypes`` sees them: mirrors of ``core/gemm_args.h``."""
+"""The structs that every operation's kernels read, as ``ctypes`` sees them: mirrors of ``core/args/gemm.h``."""
 
 from __future__ import annotations
 

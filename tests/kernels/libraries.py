@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
-from tilewright_kit.source import SourceUnit
+from tilewright_kit.contract.source import SourceUnit
 
 __all__ = ["PER_UNIT", "Libraries"]
 

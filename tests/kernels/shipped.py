@@ -17,16 +17,16 @@ from gated import gate_of
 
 import tilewright_arch
 from tilewright_arch import ArchSpec
-from tilewright_kit.errors import BuildFailedError, ToolchainMissingError
-from tilewright_kit.rules import RuleBook
-from tilewright_kit.source import SourceUnit
+from tilewright_kit.config.rules import RuleBook
+from tilewright_kit.contract.source import SourceUnit
+from tilewright_kit.types.errors import BuildFailedError, ToolchainMissingError
 from tilewright_native import include_dir
-from tilewright_server.analysis.code_object import KernelFacts, read_code_object
-from tilewright_server.analysis.disassembly import Disassembler
-from tilewright_server.analysis.loops import main_loop
-from tilewright_server.build.hip import HipToolchain
-from tilewright_server.build.nvrtc import NvrtcToolchain, resources_of
-from tilewright_server.build.toolchain import Compiled, Toolchain
+from tilewright_server.build.toolchains.code_object import KernelFacts, read_code_object
+from tilewright_server.build.toolchains.hip import HipToolchain
+from tilewright_server.build.toolchains.nvrtc import NvrtcToolchain, resources_of
+from tilewright_server.build.toolchains.toolchain import Compiled, Toolchain
+from tilewright_tools.analysis.disassembly import Disassembler
+from tilewright_tools.analysis.loops import main_loop
 
 __all__ = ["ARCHS", "Shipped"]
 

@@ -9,8 +9,8 @@ import pytest
 
 import tilewright_arch
 from tilewright_arch import ArchSpec
-from tilewright_kit.check_plugin import device_of
-from tilewright_kit.device import DeviceInfo
+from tilewright_kit.conformance.check_plugin import device_of
+from tilewright_kit.contract.device import DeviceInfo
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tilewright_kit.attributes import take_number, take_word
-from tilewright_kit.errors import InvalidArgumentError
-from tilewright_kit.words import Reduction
+from tilewright_kit.requests.attributes import take_number, take_word
+from tilewright_kit.types.errors import InvalidArgumentError
+from tilewright_kit.types.vocabulary import Reduction
 
 
 @pytest.mark.parametrize(

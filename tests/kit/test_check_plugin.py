@@ -13,15 +13,15 @@ import pytest
 import toy
 
 import tilewright_arch
-from tilewright_kit.check_plugin import CheckFailed, Status, check_plugin
-from tilewright_kit.config import KernelConfig
-from tilewright_kit.declare import KernelSet, declare
-from tilewright_kit.dtypes import DType
-from tilewright_kit.errors import UnsupportedError
-from tilewright_kit.naming import part, suffix
-from tilewright_kit.operation import Prediction
-from tilewright_kit.plan import WORKSPACE, Pointer, Stage, Struct
-from tilewright_kit.rules import RuleBook, Violation
+from tilewright_kit.config.kernel_config import KernelConfig
+from tilewright_kit.config.naming import part, suffix
+from tilewright_kit.config.rules import RuleBook, Violation
+from tilewright_kit.conformance.check_plugin import CheckFailed, Status, check_plugin
+from tilewright_kit.contract.operation import Prediction
+from tilewright_kit.contract.plan import WORKSPACE, Pointer, Stage, Struct
+from tilewright_kit.kernel_sets.declare import KernelSet, declare
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.errors import UnsupportedError
 
 ARCHS = [tilewright_arch.load(name) for name in ("x86-64-v3", "gfx942")]
 

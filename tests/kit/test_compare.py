@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright_kit.compare import bound, compare, poison, relative_error, unit_roundoff
-from tilewright_kit.dtypes import DType
+from tilewright_kit.numerics.compare import bound, compare, poison, relative_error, unit_roundoff
+from tilewright_kit.types.dtypes import DType
 
 FLOATS = [dtype for dtype in DType if dtype.is_float]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright_kit.cost import (
+from tilewright_kit.tiles.cost.units import (
     Traffic,
     Work,
     estimate,

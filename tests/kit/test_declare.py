@@ -12,10 +12,10 @@ import toy
 
 import tilewright_arch
 from tilewright_arch import ArchSpec
-from tilewright_kit.declare import ANY, KernelSet, declare
-from tilewright_kit.dtypes import DType
-from tilewright_kit.errors import ConfigInvalidError, InvalidArgumentError
-from tilewright_kit.rules import RuleBook, Violation
+from tilewright_kit.config.rules import RuleBook, Violation
+from tilewright_kit.kernel_sets.declare import ANY, KernelSet, declare
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.errors import ConfigInvalidError, InvalidArgumentError
 
 ToyConfig = toy.ToyConfig
 

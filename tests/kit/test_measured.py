@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 import toy
 
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.errors import InvalidArgumentError
-from tilewright_kit.explain import explain
-from tilewright_kit.hookspecs import hookimpl
-from tilewright_kit.measured import Auto, Measured, tile_use
-from tilewright_kit.measurements import Measurement, ShippedMeasurements, class_of, point_of, read_lines
-from tilewright_kit.neighbours import SIGNATURES, Shape
-from tilewright_kit.operation import Prediction
-from tilewright_kit.plugins import LoadedPlugin, PluginManager
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.select import Heuristic
-from tilewright_kit.tensor import TensorDesc
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.operation import Prediction
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.loading.hookspecs import hookimpl
+from tilewright_kit.loading.loader import LoadedPlugin, PluginManager
+from tilewright_kit.selection.explain import explain
+from tilewright_kit.selection.measured import Auto, Measured, tile_use
+from tilewright_kit.selection.measurements import Measurement, ShippedMeasurements, class_of, point_of, read_lines
+from tilewright_kit.selection.neighbours import SIGNATURES, Shape
+from tilewright_kit.selection.strategies import Heuristic
+from tilewright_kit.types.errors import InvalidArgumentError
+from tilewright_kit.types.tensor import TensorDesc
 
 ToyConfig = toy.ToyConfig
 OPERATION = toy.ToyOperation()

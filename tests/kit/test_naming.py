@@ -13,10 +13,10 @@ import toy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright_kit.config import KernelConfig
-from tilewright_kit.dtypes import DType
-from tilewright_kit.errors import InvalidArgumentError
-from tilewright_kit.naming import digest_of, part, require_naming, suffix
+from tilewright_kit.config.kernel_config import KernelConfig
+from tilewright_kit.config.naming import digest_of, part, require_naming, suffix
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.errors import InvalidArgumentError
 
 
 class Mode(str, Enum):

@@ -12,10 +12,8 @@ import toy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.dtypes import DType
-from tilewright_kit.errors import InvalidArgumentError
-from tilewright_kit.plan import (
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.plan import (
     ARGS,
     F64,
     I64,
@@ -29,8 +27,10 @@ from tilewright_kit.plan import (
     WorkspaceLayout,
     pack,
 )
-from tilewright_kit.problem import Operand, Role
-from tilewright_kit.tensor import TensorDesc
+from tilewright_kit.contract.problem import Operand, Role
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.errors import InvalidArgumentError
+from tilewright_kit.types.tensor import TensorDesc
 
 
 class Operand_(ctypes.Structure):

@@ -12,9 +12,9 @@ import pytest
 import toy
 
 from tilewright_arch import ArchSpec
-from tilewright_kit.hookspecs import ENTRY_POINT_GROUP, hookimpl
-from tilewright_kit.plugins import LoadedPlugin, PluginFailure, PluginManager
-from tilewright_kit.select import FirstFit
+from tilewright_kit.loading.hookspecs import ENTRY_POINT_GROUP, hookimpl
+from tilewright_kit.loading.loader import LoadedPlugin, PluginFailure, PluginManager
+from tilewright_kit.selection.strategies import FirstFit
 
 
 @pytest.fixture

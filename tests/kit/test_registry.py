@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilewright_arch import ArchSpec
-from tilewright_kit.errors import InvalidArgumentError, NotFoundError
-from tilewright_kit.registry import Entry, MergeReport, Outcome, Priority, Registry
+from tilewright_kit.kernel_sets.registry import Entry, MergeReport, Outcome, Priority, Registry
+from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError
 
 ToyConfig = toy.ToyConfig
 TYPES = {"toy": ToyConfig}

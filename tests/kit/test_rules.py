@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import tilewright_arch
 from tilewright_arch import ArchSpec
-from tilewright_kit.dtypes import DType
-from tilewright_kit.errors import ConfigInvalidError
-from tilewright_kit.rules import RuleBook, Violation
+from tilewright_kit.config.rules import RuleBook, Violation
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.errors import ConfigInvalidError
 
 ARCH = tilewright_arch.load("x86-64-v3")
 configs = st.builds(

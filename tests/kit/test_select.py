@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import toy
 
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.errors import ConfigInvalidError, NotFoundError, UnsupportedError
-from tilewright_kit.explain import explain
-from tilewright_kit.operation import Prediction
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.select import Explicit, FirstFit, Heuristic, Selector, Strategy
-from tilewright_kit.tensor import TensorDesc
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.operation import Prediction
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.selection.explain import explain
+from tilewright_kit.selection.strategies import Explicit, FirstFit, Heuristic, Selector, Strategy
+from tilewright_kit.types.errors import ConfigInvalidError, NotFoundError, UnsupportedError
+from tilewright_kit.types.tensor import TensorDesc
 
 ToyConfig = toy.ToyConfig
 OPERATION = toy.ToyOperation()

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright_kit.dtypes import DType
-from tilewright_kit.errors import InvalidArgumentError
-from tilewright_kit.tensor import MAX_ELEMENTS, TensorDesc, contiguous_strides
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.errors import InvalidArgumentError
+from tilewright_kit.types.tensor import MAX_ELEMENTS, TensorDesc, contiguous_strides
 
 sizes = st.lists(st.integers(0, 12), max_size=5).map(tuple)
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from gpu_config import GpuConfig
 from native_harness import INCLUDE
 
-from tilewright_kit.errors import ToolchainMissingError
-from tilewright_server.analysis.code_object import KernelFacts, read_code_object
-from tilewright_server.analysis.disassembly import Disassembler, Function
+from tilewright_kit.types.errors import ToolchainMissingError
+from tilewright_server.build.toolchains.code_object import KernelFacts, read_code_object
+from tilewright_tools.analysis.disassembly import Disassembler, Function
 
 ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 WAVE = {arch: 64 if arch.startswith("gfx9") else 32 for arch in ARCHS}
@@ -112,7 +112,7 @@ def compile_kernels(folder: Path, kernels: dict[str, AmdConfig], options: Sequen
     """One code object with all kernels (of one arch), built unless it is there. Raises ``RuntimeError`` with the
     compiler's words."""
     (arch,) = {config.arch for config in kernels.values()}
-    text = '#include "tilewright/gpu/gemm.hpp"\n' + "".join(config.text(name) for name, config in kernels.items())
+    text = '#include "tilewright/gpu/gemm/gemm.hpp"\n' + "".join(config.text(name) for name, config in kernels.items())
     return compile_text(folder, text, arch, options)
 
 

@@ -13,9 +13,9 @@ from conv_gpu_truth import Shape, convolve, convolve_backward_data, convolve_bac
 from native_case import UNARY, UNIT
 from native_harness import DTYPES, Guarded, Operand, ProblemArgs, guarded
 
-from tilewright_grouped_conv.divide import divisor
-from tilewright_grouped_conv.phases import Axis, Phase, phases_of
-from tilewright_grouped_conv.words import Direction
+from tilewright_grouped_conv.launch.fast_divmod import divisor
+from tilewright_grouped_conv.problem.implicit_gemm import Axis, Phase, phases_of
+from tilewright_grouped_conv.vocabulary import Direction
 
 Array = np.ndarray[Any, Any]
 

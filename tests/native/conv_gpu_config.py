@@ -38,8 +38,14 @@ class ConvGpuConfig(GpuConfig):
     def header(self) -> str:
         weight = self.direction == "backward_weight"
         if self.is_matrix:
-            return "conv_weight.hpp" if weight else "conv.hpp"
-        return "direct_weight.hpp" if weight else "depthwise.hpp" if self.kind == "depthwise" else "direct_conv.hpp"
+            return "conv/weight.hpp" if weight else "conv/implicit_gemm.hpp"
+        return (
+            "conv/direct/weight.hpp"
+            if weight
+            else "conv/depthwise/depthwise.hpp"
+            if self.kind == "depthwise"
+            else "conv/direct/conv.hpp"
+        )
 
     @property
     def image_vector(self) -> int:

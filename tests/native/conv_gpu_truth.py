@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright_grouped_conv.geometry import ConvGeometry, output_size
+from tilewright_grouped_conv.problem.sizes import ConvGeometry, output_size
 
 Array = np.ndarray[Any, Any]
 Triple = tuple[int, int, int]

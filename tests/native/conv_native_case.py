@@ -64,7 +64,7 @@ class ConvConfig(Config):
         )
 
 
-# ---- the argument structs of core/conv_args.h ----
+# ---- the argument structs of core/args/conv.h ----
 
 
 class Divisor(ctypes.Structure):

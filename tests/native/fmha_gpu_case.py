@@ -22,13 +22,13 @@ from native_harness import Guarded, build_once
 from tilewright_emulator import Checks, CodeObject, Memory, Report
 
 HEADERS = {
-    "combine": ("fmha_combine.hpp", "TW_FMHA_COMBINE_KERNEL", "FmhaCombine"),
-    "append": ("fmha_append.hpp", "TW_FMHA_APPEND_KERNEL", "FmhaAppend"),
-    "dq_dk_dv": ("fmha_backward.hpp", "TW_FMHA_BACKWARD_KERNEL", "FmhaBackward"),
-    "dot_do_o": ("fmha_dot.hpp", "TW_FMHA_DOT_DO_O_KERNEL", "FmhaDot"),
-    "convert_dq": ("fmha_convert.hpp", "TW_FMHA_CONVERT_DQ_KERNEL", "FmhaConvert"),
+    "combine": ("fmha/combine.hpp", "TW_FMHA_COMBINE_KERNEL", "FmhaCombine"),
+    "append": ("fmha/append.hpp", "TW_FMHA_APPEND_KERNEL", "FmhaAppend"),
+    "dq_dk_dv": ("fmha/backward/backward.hpp", "TW_FMHA_BACKWARD_KERNEL", "FmhaBackward"),
+    "dot_do_o": ("fmha/dot.hpp", "TW_FMHA_DOT_DO_O_KERNEL", "FmhaDot"),
+    "convert_dq": ("fmha/convert.hpp", "TW_FMHA_CONVERT_DQ_KERNEL", "FmhaConvert"),
 }
-FORWARD = ("fmha_forward.hpp", "TW_FMHA_KERNEL", "FmhaForward")
+FORWARD = ("fmha/forward.hpp", "TW_FMHA_KERNEL", "FmhaForward")
 
 
 @dataclass(frozen=True)

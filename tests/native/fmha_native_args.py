@@ -7,7 +7,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright_fmha.masks import Mask
+from tilewright_fmha.problem.masks import Mask
 
 EVERYTHING = Mask()
 TENSORS = (
@@ -40,7 +40,7 @@ class Scale(ctypes.Structure):
 
 
 class FmhaArgs(ctypes.Structure):
-    """``tw_fmha_args`` of core/fmha_args.h."""
+    """``tw_fmha_args`` of core/args/fmha.h."""
 
     _fields_ = [
         *((name, Tensor) for name in TENSORS),
@@ -112,7 +112,7 @@ class FmhaKernel:
     def source(self, name: str) -> str:
         body = "\n  ".join(self.lines())
         kind = self.family if self.family in ("combine", "append") else "forward"
-        text = f'#include "tilewright/cpu/fmha_{kind}.hpp"\nnamespace {{ struct Config_{name} {{\n  {body}\n}}; }}\n'
+        text = f'#include "tilewright/cpu/fmha/{kind}.hpp"\nnamespace {{ struct Config_{name} {{\n  {body}\n}}; }}\n'
         text += f"TW_FMHA_{kind.upper()}({name}, Config_{name})\n"
         return text + (f"TW_FMHA_WORKSPACE({name}, Config_{name})\n" if kind == "forward" else "")
 

@@ -18,8 +18,8 @@ from fmha_native_args import (
 )
 from native_harness import DTYPES, Guarded, Library, Runtime, guarded
 
-from tilewright_fmha.philox import random_bytes
-from tilewright_fmha.reference import attention_truth
+from tilewright_fmha.problem.philox import random_bytes
+from tilewright_fmha.references.forward import attention_truth
 
 Array = np.ndarray[Any, Any]
 

@@ -120,7 +120,7 @@ class GpuConfig(Config):
 
     def unit(self, name: str) -> str:
         """A whole source unit."""
-        return f'#include "tilewright/gpu/gemm.hpp"\n{self.text(name)}'
+        return f'#include "tilewright/gpu/gemm/gemm.hpp"\n{self.text(name)}'
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ class Emulator:
             same = [item for item in self.names if item.wave_size == config.wave_size]
             at = same.index(config) // PER_UNIT * PER_UNIT
             group = same[at : at + PER_UNIT]
-            text = '#include "tilewright/gpu/gemm.hpp"\n' + "".join(item.text(self.names[item]) for item in group)
+            text = '#include "tilewright/gpu/gemm/gemm.hpp"\n' + "".join(item.text(self.names[item]) for item in group)
             library = ctypes.CDLL(str(build_once(self._folder, text, (*FLAGS, f"-DTW_HOST_WAVE={config.wave_size}"))))
             self._libraries.update({self.names[item]: library for item in group})
         return self._libraries[name]

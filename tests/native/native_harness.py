@@ -167,7 +167,7 @@ class Config:
         return lines
 
 
-# ---- the argument structs of core/gemm_args.h ----
+# ---- the argument structs of core/args/gemm.h ----
 
 
 class Operand(ctypes.Structure):
@@ -277,7 +277,7 @@ class Library:
         configs: Sequence[Config],
         level: str,
         command: Sequence[str] | None = None,
-        header: str = "gemm.hpp",
+        header: str = "gemm/gemm.hpp",
     ) -> None:
         self.names = {config: f"k{index}" for index, config in enumerate(dict.fromkeys(configs))}
         self._handles: dict[str, ctypes.CDLL] = {}

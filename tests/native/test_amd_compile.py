@@ -10,7 +10,7 @@ from amd_cases import ALL, PRODUCTS, SIZE
 from amd_config import ARCHS, WAVE, AmdConfig, KernelSet, compile_kernels, missing_tools
 
 import tilewright_arch
-from tilewright_server.analysis.loops import main_loop
+from tilewright_tools.analysis.loops import main_loop
 
 # What each GPU's matrix unit does at a time, as the ISA documents list it: for elements and rows of the warp tile, the
 # depths (elements), deepest first, and the mnemonic.

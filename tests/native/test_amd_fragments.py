@@ -8,7 +8,7 @@ import pytest
 from amd_config import compile_text, missing_tools
 
 CHECK = """
-#include "tilewright/gpu/fragments_amd.hpp"
+#include "tilewright/gpu/amd/fragments.hpp"
 using namespace tw::gpu;
 
 // Every result has one place, every row of an operand one line, and runs are neighbours.

@@ -23,8 +23,8 @@ from native_harness import Guarded, build_once
 from sampling import partly
 
 import tilewright_arch
-from tilewright_server.analysis.bound import Problem as BoundProblem
-from tilewright_server.analysis.bound import analyze, bound_of
+from tilewright_tools.analysis.roofline import Problem as BoundProblem
+from tilewright_tools.analysis.roofline import analyze, bound_of
 
 PIPELINES = ("compv3", "compv4", "mem", "comp_async", "preshufflev2")
 
@@ -193,7 +193,7 @@ TILES = [  # element, k contiguous in memory, lines, depth
     *itertools.product(("fp32",), (True, False), (128,), (32,)),
 ]
 LAYOUT_TEXT = """
-#include "tilewright/gpu/layout_amd.hpp"
+#include "tilewright/gpu/amd/layout.hpp"
 using namespace tw::gpu;
 #define API extern "C" __attribute__((visibility("default")))
 #define TILE(NAME, E, K, LINES, DEPTH, BANKS) API void NAME(int* out) { \\

@@ -100,7 +100,12 @@ def direct() -> dict[str, ConvConfig]:
 
 DEPTHWISE, DIRECT = depthwise(), direct()
 GROUPS = {"implicit": IMPLICIT, "other": OTHERS, "depthwise": DEPTHWISE, "direct": DIRECT}
-HEADERS = {"implicit": "conv.hpp", "other": "conv.hpp", "depthwise": "depthwise.hpp", "direct": "direct_conv.hpp"}
+HEADERS = {
+    "implicit": "conv/implicit_gemm.hpp",
+    "other": "conv/implicit_gemm.hpp",
+    "depthwise": "conv/depthwise/depthwise.hpp",
+    "direct": "conv/direct/conv.hpp",
+}
 LOWER = {"implicit": slice(0, 30, 5), "other": slice(0, 3, 2), "depthwise": slice(0, 20, 6), "direct": slice(0, 12, 4)}
 
 

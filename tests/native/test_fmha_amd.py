@@ -12,7 +12,7 @@ from amd_config import ARCHS, WAVE, missing_tools
 from fmha_gpu_case import AmdKernels, GpuFmhaCall, GpuFmhaKernel
 from fmha_native_args import FmhaShape
 
-from tilewright_fmha.masks import Mask
+from tilewright_fmha.problem.masks import Mask
 
 LENGTHS = FmhaShape(batch=3, seq=(20, 70), heads=(2, 1), lens_q=(17, 0, 3), lens_k=(65, 9, 1))
 SMALL = FmhaShape(batch=1, seq=(33, 65), hdim=(40, 64), heads=(2, 1), layout="bshd")

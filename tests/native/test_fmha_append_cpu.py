@@ -12,8 +12,8 @@ import pytest
 from fmha_native_args import FmhaArgs, FmhaKernel, Tensor
 from native_harness import DTYPES, LEVELS, Library, Runtime, guarded, missing_features
 
-from tilewright_fmha.reference_append import rotate
-from tilewright_fmha.words import Rope
+from tilewright_fmha.references.append import rotate
+from tilewright_fmha.vocabulary import Rope
 
 Array = np.ndarray[Any, Any]
 BEST = next((name for name in reversed(LEVELS) if not missing_features(name)), "")
@@ -205,7 +205,7 @@ def written(call: Call, name: str) -> Array:
 
 @pytest.fixture(scope="session")
 def library(build_folder: Path) -> Library:
-    return Library(build_folder, [kernel for kernel, _ in CASES.values()], BEST, header="fmha_append.hpp")
+    return Library(build_folder, [kernel for kernel, _ in CASES.values()], BEST, header="fmha/append.hpp")
 
 
 def launch(library: Library, runtime: Runtime, call: Call, team: int) -> None:

@@ -13,9 +13,9 @@ from amd_config import ARCHS, WAVE, missing_tools
 from fmha_gpu_case import AmdKernels, GpuFmhaCall, GpuFmhaKernel, HostKernels
 from fmha_native_args import FmhaShape
 
-from tilewright_fmha.masks import Mask
-from tilewright_fmha.philox import random_bytes
-from tilewright_fmha.reference import score
+from tilewright_fmha.problem.masks import Mask
+from tilewright_fmha.problem.philox import random_bytes
+from tilewright_fmha.references.forward import score
 
 Array = np.ndarray[Any, Any]
 

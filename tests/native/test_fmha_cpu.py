@@ -16,7 +16,7 @@ from fmha_native_args import FmhaKernel, FmhaShape
 from fmha_native_case import FmhaCall
 from native_harness import LEVELS, Library, Runtime, build_once, missing_features
 
-from tilewright_fmha.masks import Mask
+from tilewright_fmha.problem.masks import Mask
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fmha"))
 
@@ -25,7 +25,7 @@ from philox_answers import ANSWERS
 pytestmark = pytest.mark.slow
 
 RANDOM = """
-#include "tilewright/cpu/philox.hpp"
+#include "tilewright/cpu/blocks/philox.hpp"
 extern "C" __attribute__((visibility("default"))) void random_row(int64_t seed, int64_t offset, int64_t head,
                                                                   int64_t row, int64_t first, int64_t count,
                                                                   uint8_t* to) {
@@ -89,12 +89,12 @@ FEATURES: dict[str, tuple[FmhaKernel, FmhaShape]] = {
 
 @pytest.fixture(scope="session")
 def everywhere(build_folder: Path, level: str) -> Library:
-    return Library(build_folder, list(EVERYWHERE.values()), level, header="fmha_forward.hpp")
+    return Library(build_folder, list(EVERYWHERE.values()), level, header="fmha/forward.hpp")
 
 
 @pytest.fixture(scope="session")
 def features(build_folder: Path) -> Library:
-    return Library(build_folder, [kernel for kernel, _ in FEATURES.values()], BEST, header="fmha_forward.hpp")
+    return Library(build_folder, [kernel for kernel, _ in FEATURES.values()], BEST, header="fmha/forward.hpp")
 
 
 def run(library: Library, runtime: Runtime, kernel: FmhaKernel, shape: FmhaShape, rng: np.random.Generator) -> FmhaCall:

@@ -13,7 +13,7 @@ import pytest
 from fmha_gpu_case import GpuFmhaCall, GpuFmhaKernel, HostKernels
 from fmha_native_args import FmhaShape
 
-from tilewright_fmha.masks import Mask
+from tilewright_fmha.problem.masks import Mask
 
 PLAIN = GpuFmhaKernel(block=(32, 32), waves=2)
 BF16 = PLAIN.replace(q="bf16", kv="bf16", o="bf16", register=(1, 1, 2))

@@ -10,7 +10,7 @@ from fmha_native_args import FmhaKernel, FmhaShape
 from fmha_native_case import FmhaCall
 from native_harness import LEVELS, Library, Runtime, missing_features
 
-from tilewright_fmha.masks import Mask
+from tilewright_fmha.problem.masks import Mask
 
 BEST = next((name for name in reversed(LEVELS) if not missing_features(name)), "")
 PLAIN = FmhaKernel(family="paged", paged=True)
@@ -33,7 +33,7 @@ KERNELS: dict[str, FmhaKernel] = {
 
 @pytest.fixture(scope="session")
 def library(build_folder: Path) -> Library:
-    return Library(build_folder, list(KERNELS.values()), BEST, header="fmha_forward.hpp")
+    return Library(build_folder, list(KERNELS.values()), BEST, header="fmha/forward.hpp")
 
 
 @pytest.mark.parametrize("name", KERNELS)

@@ -10,7 +10,7 @@ from fmha_native_args import FmhaKernel, FmhaShape, combine_of
 from fmha_native_case import FmhaCall
 from native_harness import LEVELS, Library, Runtime, missing_features
 
-from tilewright_fmha.masks import Mask
+from tilewright_fmha.problem.masks import Mask
 
 BEST = next((name for name in reversed(LEVELS) if not missing_features(name)), "")
 PLAIN = FmhaKernel(family="split")
@@ -42,7 +42,7 @@ CASES: dict[str, tuple[FmhaKernel, FmhaShape]] = {
 @pytest.fixture(scope="session")
 def library(build_folder: Path) -> Library:
     kernels = [kernel for kernel, _ in CASES.values()]
-    return Library(build_folder, [*kernels, *map(combine_of, kernels)], BEST, header="fmha_forward.hpp")
+    return Library(build_folder, [*kernels, *map(combine_of, kernels)], BEST, header="fmha/forward.hpp")
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -115,8 +115,8 @@ COMMON = [item.values[0] for item in partly(PRODUCTS, shown) if not item.marks]
 """The products of every run."""
 PRODUCTS = {name: PRODUCTS[name] for name in (*COMMON, *PRODUCTS)}  # what is run together is compiled together
 
-# The highest level gets everything. The lower ones share all code above core/vector.hpp and cpu/dot.hpp: a sample of
-# each type will do.
+# The highest level gets everything. The lower ones share all code above core/vector.hpp and cpu/blocks/dot.hpp: a
+# sample of each type will do.
 GROUPS = {"product": PRODUCTS, "tile": TILES, "epilogue": EPILOGUES, "exact": EXACT_TILES}
 LOWER = {"product": slice(0, 24, 2), "tile": slice(0, 0), "epilogue": slice(9, 20, 3), "exact": slice(0, 0)}
 
@@ -291,7 +291,7 @@ def test_packed_b_has_the_documented_size(library: Library) -> None:
 
 
 def documented_workspace(config: Config, call: Call) -> int:
-    """The formula of cpu/blocking.hpp, written down once more."""
+    """The formula of cpu/blocks/blocking.hpp, written down once more."""
     (tile_m, tile_n, tile_k), (mr, nr, depth) = config.tile, config.warp_tile
 
     def up(value: int, unit: int) -> int:

@@ -21,7 +21,7 @@ TILES = [  # element type, k contiguous, extent (m or n), depth (k)
 ]
 IDS = [f"{e}_{'k' if k else 'mn'}_{extent}x{depth}" for e, k, extent, depth in TILES]
 TEXT = """
-#include "tilewright/gpu/gemm.hpp"
+#include "tilewright/gpu/gemm/gemm.hpp"
 using namespace tw::gpu;
 #define TILE(NAME, E, K, EXTENT, DEPTH) \\
   using NAME = OperandTile<tw::E, K, EXTENT, DEPTH>; \\

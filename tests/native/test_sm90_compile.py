@@ -92,7 +92,7 @@ def test_registers_are_shared_out_as_the_arch_says() -> None:
         * (split.consumers > 1)  # one consumer takes nothing from the producer
         for split in splits
     )
-    include = '#include "tilewright/sm90/registers.hpp"\n'
+    include = '#include "tilewright/sm90/blocks/registers.hpp"\n'
     compile_source(include + checks + 'extern "C" __global__ void tw_kernel() {}\n')
     with pytest.raises(RuntimeError, match="static assertion"):
         compile_source(include + checks.replace("== ", "!= "))

@@ -17,7 +17,7 @@ struct Position { int x; };
 static Position blockIdx, gridDim, threadIdx;
 inline int __shfl_sync(unsigned, int x, int) { return x; }
 inline unsigned long __cvta_generic_to_shared(const void* p) { return (unsigned long)p; }
-#include "tilewright/sm90/scheduler.hpp"
+#include "tilewright/sm90/gemm/scheduler.hpp"
 using namespace tw::sm90;
 
 struct Tasks {

@@ -22,7 +22,7 @@ UNITS = [
     Config(a="int8", b="int8", c="int32", warp_tile=(6, 16, 4), preshuffle=True, pipeline="preshufflev2"),
     Config(a="int8", b="int8", c="bf16", warp_tile=(6, 16, 2), scale_a="row", scale_b="column", scheduler="interwave"),
 ]
-SOURCE = '#include "tilewright/cpu/gemm.hpp"\n' + "".join(unit.source(f"k{i}") for i, unit in enumerate(UNITS))
+SOURCE = '#include "tilewright/cpu/gemm/gemm.hpp"\n' + "".join(unit.source(f"k{i}") for i, unit in enumerate(UNITS))
 
 # One small product without any library: what the emulator runs.
 MAIN = """
@@ -74,7 +74,7 @@ def test_aarch64_code_runs_in_the_emulator(build_folder: Path) -> None:
     if not emulator:
         pytest.skip("qemu-aarch64-static is not installed")
     source, program = build_folder / "emulated.cpp", build_folder / "emulated"
-    source.write_text(f'#include "tilewright/cpu/gemm.hpp"\n{Config().source("plain")}{MAIN}')
+    source.write_text(f'#include "tilewright/cpu/gemm/gemm.hpp"\n{Config().source("plain")}{MAIN}')
     command = [
         *zig(),
         *FLAGS,
@@ -94,6 +94,6 @@ def test_compile_time_is_reported(build_folder: Path) -> None:
     """Printed, not asserted: the machine is shared. The aim is 0.3 s a kernel."""
     for index, unit in enumerate(UNITS):
         begin = time.perf_counter()
-        text = f'#include "tilewright/cpu/gemm.hpp"\n// {begin}\n{unit.source("timed")}'
+        text = f'#include "tilewright/cpu/gemm/gemm.hpp"\n// {begin}\n{unit.source("timed")}'
         build_once(build_folder, text, LEVELS["v3"][0], compiler())
         sys.stdout.write(f"unit {index}: {time.perf_counter() - begin:.2f} s\n")

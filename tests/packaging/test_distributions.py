@@ -23,6 +23,7 @@ PACKAGES = {
     "tilewright_native": "native",
     "tilewright_proto": "proto",
     "tilewright_server": "server",
+    "tilewright_tools": "tools",
 }
 CLIENT_REQUIREMENTS = {"grpcio", "ml_dtypes", "numpy", "protobuf"}
 
@@ -81,7 +82,7 @@ def test_wheel_declares_the_script_and_the_plugins(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/entry_points.txt"))
         text = archive.read(name).decode()
-    assert "tilewright = tilewright_server.cli:main" in text
+    assert "tilewright = tilewright_tools.cli:main" in text
     assert "[tilewright.plugins]" in text
     assert "gemm = tilewright_gemm.plugin" in text
     assert "grouped_conv = tilewright_grouped_conv.plugin" in text
@@ -129,7 +130,7 @@ def test_client_imports_without_the_servers_packages(base_install: Path) -> None
 
 
 def test_script_without_the_servers_packages_says_how_to_get_them(base_install: Path) -> None:
-    done = run_alone(base_install, "import sys; from tilewright_server.cli import main; sys.exit(main(['--help']))")
+    done = run_alone(base_install, "import sys; from tilewright_tools.cli import main; sys.exit(main(['--help']))")
     assert done.returncode == 2
     assert "pip install 'tilewright[server]'" in done.stderr
     assert "typer" in done.stderr

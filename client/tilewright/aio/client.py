@@ -12,21 +12,18 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from tilewright import arrays, catalog, device_array, dispatch, exports, plans, resident
-from tilewright import attention as _attention
-from tilewright import conv as _conv
-from tilewright import gemm as _gemm
-from tilewright import kv_append as _kv_append
-from tilewright import kv_cache as _kv_cache
-from tilewright.aio.caches import KVCache
+from tilewright.aio.kv_cache import KVCache
 from tilewright.aio.plan import Pipeline, Plan
-from tilewright.core import Core, Session, opening
-from tilewright.driving import awaiting, awaiting_as
+from tilewright.dispatch import plan as plans
+from tilewright.dispatch import run as dispatch
 from tilewright.errors import UnavailableError
-from tilewright.report import Report
-from tilewright.resident import BufferState
-from tilewright.steps import OPEN_SESSION, Flow, Rpc, Work
-from tilewright.transport import (
+from tilewright.operations import conv as _conv
+from tilewright.operations import gemm as _gemm
+from tilewright.operations import kernels as catalog
+from tilewright.operations.attention import calls as _attention
+from tilewright.operations.attention import kv_append as _kv_append
+from tilewright.operations.attention import kv_cache as _kv_cache
+from tilewright.session.grpc import (
     CHANNEL_OPTIONS,
     call_failed,
     call_local,
@@ -37,6 +34,14 @@ from tilewright.transport import (
     opened,
     serialised,
 )
+from tilewright.session.state import Core, Session, opening
+from tilewright.tensor import device_array, resident
+from tilewright.tensor import export as exports
+from tilewright.tensor import shared as arrays
+from tilewright.tensor.resident import BufferState
+from tilewright.transport.drive import awaiting, awaiting_as
+from tilewright.transport.rpc import OPEN_SESSION, Flow, Rpc, Work
+from tilewright.types.report import Report
 
 __all__ = ["Buffer", "Client", "Kernels", "connect"]
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from tilewright.batching import Batcher
-from tilewright.bound import BoundState, run_many
-from tilewright.core import check_timeout
+from tilewright.dispatch.batch import Batcher
+from tilewright.dispatch.bound import BoundState, run_many
+from tilewright.dispatch.description import PlanBase
+from tilewright.dispatch.pipeline import LaunchBase, PipelineState
+from tilewright.dispatch.plan import PlanState
 from tilewright.errors import CancelledError, TilewrightError, UnavailableError
-from tilewright.launching import LaunchBase, PipelineState
-from tilewright.pipeline import no_pipeline
-from tilewright.planbase import PlanBase
-from tilewright.plans import PlanState
-from tilewright.steps import EXECUTE_STREAM
-from tilewright.streams import stream_handle
-from tilewright.transport import call_failed
+from tilewright.gpu.streams import stream_handle
+from tilewright.session.grpc import call_failed
+from tilewright.session.state import check_timeout
+from tilewright.sync.launch import no_pipeline
+from tilewright.transport.rpc import EXECUTE_STREAM
 from tilewright_proto.v1 import dispatch_pb2
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from importlib import resources
 from string import Template
 
 from tilewright_arch import ArchSpec
-from tilewright_kit.errors import UnsupportedError
-from tilewright_kit.naming import digest_of
-from tilewright_kit.source import SourceUnit
+from tilewright_kit.config.naming import digest_of
+from tilewright_kit.contract.source import SourceUnit
+from tilewright_kit.types.errors import UnsupportedError
 from tilewright_rmsnorm import __version__
 from tilewright_rmsnorm.config import RmsNormConfig
 from tilewright_rmsnorm.rules import RULES

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tilewright_kit.config import KernelConfig
-from tilewright_kit.declare import ANY, KernelSet, declare
-from tilewright_kit.naming import part, suffix
+from tilewright_kit.config.kernel_config import KernelConfig
+from tilewright_kit.config.naming import part, suffix
+from tilewright_kit.kernel_sets.declare import ANY, KernelSet, declare
 
 __all__ = ["KERNEL_SETS", "RmsNormConfig"]
 

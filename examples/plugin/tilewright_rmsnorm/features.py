@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.operation import Prediction
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.operation import Prediction
 from tilewright_rmsnorm.config import RmsNormConfig
 from tilewright_rmsnorm.problem import RmsNormProblem
 

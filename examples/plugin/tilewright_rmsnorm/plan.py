@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.plan import F64, I64, ExecutionPlan, Geometry, Pointer, Stage, Struct
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.plan import F64, I64, ExecutionPlan, Geometry, Pointer, Stage, Struct
 from tilewright_rmsnorm.config import RmsNormConfig
 from tilewright_rmsnorm.problem import RmsNormProblem
 

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tilewright_arch import ArchSpec
-from tilewright_kit.declare import KernelSet
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.hookspecs import hookimpl
-from tilewright_kit.operation import Prediction
-from tilewright_kit.plan import ExecutionPlan
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.rules import Violation
-from tilewright_kit.source import SourceUnit
-from tilewright_kit.tensor import TensorDesc
+from tilewright_kit.config.rules import Violation
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.operation import Prediction
+from tilewright_kit.contract.plan import ExecutionPlan
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.contract.source import SourceUnit
+from tilewright_kit.kernel_sets.declare import KernelSet
+from tilewright_kit.loading.hookspecs import hookimpl
+from tilewright_kit.types.tensor import TensorDesc
 from tilewright_rmsnorm import __version__, codegen, features, plan, problem, reference
 from tilewright_rmsnorm.config import KERNEL_SETS, RmsNormConfig
 from tilewright_rmsnorm.problem import RmsNormProblem

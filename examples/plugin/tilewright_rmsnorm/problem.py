@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from tilewright_kit.dtypes import DType
-from tilewright_kit.errors import InvalidArgumentError
-from tilewright_kit.problem import Operand, OperationRequest, Problem, Role
-from tilewright_kit.tensor import TensorDesc
+from tilewright_kit.contract.problem import Operand, OperationRequest, Problem, Role
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.errors import InvalidArgumentError
+from tilewright_kit.types.tensor import TensorDesc
 
 __all__ = ["RmsNormProblem", "parse"]
 

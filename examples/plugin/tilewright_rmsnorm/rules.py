@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tilewright_arch import ArchSpec
-from tilewright_kit.rules import RuleBook, Violation
+from tilewright_kit.config.rules import RuleBook, Violation
 from tilewright_rmsnorm.config import RmsNormConfig
 
 __all__ = ["RULES"]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from math import prod
 
-from tilewright_fmha.config import FmhaConfig
-from tilewright_fmha.problem import FmhaProblem
-from tilewright_fmha.words import BiasKind, Family, MaskKind, Mode
-from tilewright_kit.attributes import refuse
-from tilewright_kit.operation import Product
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.tensor import TensorDesc
+from tilewright_fmha.config.config import FmhaConfig
+from tilewright_fmha.problem.problem import FmhaProblem
+from tilewright_fmha.vocabulary import BiasKind, Family, MaskKind, Mode
+from tilewright_kit.contract.operation import Product
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.requests.attributes import refuse
+from tilewright_kit.types.tensor import TensorDesc
 
 __all__ = ["fmha_analysis_request", "fmha_analysis_shape", "fmha_product"]
 

@@ -8,12 +8,12 @@ from functools import partial
 
 from tilewright_arch import ArchSpec
 from tilewright_fmha import __version__
-from tilewright_fmha.config import FLAGS, FmhaConfig
-from tilewright_fmha.rules import RULES
-from tilewright_fmha.words import Family, Scheduling, VLayout
-from tilewright_kit.dtypes import DType
-from tilewright_kit.source import SourceUnit
-from tilewright_kit.templates import symbol_of, template, texts
+from tilewright_fmha.config.config import FLAGS, FmhaConfig
+from tilewright_fmha.rules.rulebook import RULES
+from tilewright_fmha.vocabulary import Family, Scheduling, VLayout
+from tilewright_kit.contract.source import SourceUnit
+from tilewright_kit.contract.templates import symbol_of, template, texts
+from tilewright_kit.types.dtypes import DType
 
 __all__ = ["HEADERS", "NATIVE_FAMILIES", "generate", "product_type", "render", "render_gpu", "symbol_of"]
 
@@ -32,21 +32,21 @@ NATIVE_FAMILIES: Mapping[Family, str] = {
 
 HEADERS: Mapping[Family, tuple[str, str]] = {
     **dict.fromkeys(
-        (Family.FWD, Family.SPLITKV, Family.PAGEDKV, Family.BATCH_PREFILL), ("fmha_forward.hpp", "TW_FMHA_FORWARD")
+        (Family.FWD, Family.SPLITKV, Family.PAGEDKV, Family.BATCH_PREFILL), ("forward.hpp", "TW_FMHA_FORWARD")
     ),
-    Family.COMBINE: ("fmha_combine.hpp", "TW_FMHA_COMBINE"),
-    Family.APPENDKV: ("fmha_append.hpp", "TW_FMHA_APPEND"),
-    Family.DQ_DK_DV: ("fmha_backward.hpp", "TW_FMHA_BACKWARD"),
-    Family.DOT_DO_O: ("fmha_dot.hpp", "TW_FMHA_DOT_DO_O"),
-    Family.CONVERT_DQ: ("fmha_convert.hpp", "TW_FMHA_CONVERT_DQ"),
+    Family.COMBINE: ("combine.hpp", "TW_FMHA_COMBINE"),
+    Family.APPENDKV: ("append.hpp", "TW_FMHA_APPEND"),
+    Family.DQ_DK_DV: ("backward/backward.hpp", "TW_FMHA_BACKWARD"),
+    Family.DOT_DO_O: ("dot.hpp", "TW_FMHA_DOT_DO_O"),
+    Family.CONVERT_DQ: ("convert.hpp", "TW_FMHA_CONVERT_DQ"),
 }
-"""The header of a family's template and the macro that instantiates it, below ``cpu/``. GPUs have headers of the same
-names below ``gpu/``, and macros that end in ``_KERNEL``.
+"""Header of a family's template, below ``cpu/fmha/``, and the macro that instantiates it. GPUs have headers of the
+same names below ``gpu/fmha/``, and macros that end in ``_KERNEL``.
 """
 
 _GPU_FORWARD = "TW_FMHA_KERNEL"
-_SPECIALISED = ("sm90/fmha.hpp", "TW_FMHA_WS_KERNEL")
-_SPECIALISED_FEW_ROWS = ("sm90/fmha_decode.hpp", "TW_FMHA_WS_DECODE_KERNEL")
+_SPECIALISED = ("sm90/fmha/forward.hpp", "TW_FMHA_WS_KERNEL")
+_SPECIALISED_FEW_ROWS = ("sm90/fmha/decode.hpp", "TW_FMHA_WS_DECODE_KERNEL")
 _template = partial(template, __package__)
 
 
@@ -66,7 +66,7 @@ def render(config: FmhaConfig) -> SourceUnit:
         exports += f"\nTW_FMHA_WORKSPACE({symbol}, Config)"
         entries["workspace"] = f"{symbol}_workspace"
     text = _template("fmha_cpu.cpp.in").substitute(
-        _head(config), header=f"cpu/{header}", config=_struct(config, "cpu"), exports=exports
+        _head(config), header=f"cpu/fmha/{header}", config=_struct(config, "cpu"), exports=exports
     )
     return SourceUnit(config.name, "c++", text, entries, plugin_version=__version__)
 
@@ -74,7 +74,7 @@ def render(config: FmhaConfig) -> SourceUnit:
 def render_gpu(config: FmhaConfig, arch: ArchSpec) -> SourceUnit:
     """The unit of any configuration for GPUs, valid or not. ``generate`` checks first."""
     symbol, (header, macro) = symbol_of(config), HEADERS[config.family]
-    header, macro = f"gpu/{header}", _GPU_FORWARD if config.is_forward else f"{macro}_KERNEL"
+    header, macro = f"gpu/fmha/{header}", _GPU_FORWARD if config.is_forward else f"{macro}_KERNEL"
     if config.pipeline == "ws":
         header, macro = _SPECIALISED_FEW_ROWS if config.family is Family.SPLITKV else _SPECIALISED
     text = _template("fmha_gpu.cu.in").substitute(

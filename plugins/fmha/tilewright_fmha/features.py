@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from tilewright_fmha.config import FLAGS, FmhaConfig
-from tilewright_fmha.problem import FmhaProblem
-from tilewright_fmha.splits import choose_splits
-from tilewright_fmha.words import BiasKind, Family, MaskKind, Mode, QScale
-from tilewright_kit.device import DeviceInfo
+from tilewright_fmha.config.config import FLAGS, FmhaConfig
+from tilewright_fmha.launch.splits import choose_splits
+from tilewright_fmha.problem.problem import FmhaProblem
+from tilewright_fmha.vocabulary import BiasKind, Family, MaskKind, Mode, QScale
+from tilewright_kit.contract.device import DeviceInfo
 
 __all__ = ["fmha_features"]
 

@@ -10,25 +10,25 @@ import numpy.typing as npt
 from tilewright_arch import ArchSpec
 from tilewright_fmha import __version__
 from tilewright_fmha.analysis import fmha_analysis_request, fmha_analysis_shape, fmha_product
-from tilewright_fmha.candidates import fmha_candidates, fmha_refusal
+from tilewright_fmha.candidates.applicability import fmha_mismatches
+from tilewright_fmha.candidates.candidates import fmha_candidates, fmha_refusal
 from tilewright_fmha.codegen import generate
-from tilewright_fmha.config import CONFIGS, FmhaConfig
-from tilewright_fmha.cost import predict_fmha
+from tilewright_fmha.config.config import CONFIGS, FmhaConfig
+from tilewright_fmha.config.template_support import TEMPLATES
+from tilewright_fmha.cost.cost import predict_fmha
 from tilewright_fmha.features import fmha_features
-from tilewright_fmha.fit import fmha_mismatches
-from tilewright_fmha.generate_set import GENERATE_OPTIONS, select_set
-from tilewright_fmha.plan import plan_fmha
-from tilewright_fmha.problem import FmhaProblem
-from tilewright_fmha.reference import reference_attention
-from tilewright_fmha.reference_append import reference_append
-from tilewright_fmha.reference_backward import reference_backward
-from tilewright_fmha.rules import RULES
-from tilewright_fmha.sample_inputs import PARSERS, sample_inputs
-from tilewright_fmha.samples import fmha_samples
-from tilewright_fmha.sets import KERNEL_SETS
-from tilewright_fmha.template_table import TEMPLATES
-from tilewright_fmha.values import check_values, value_operands
-from tilewright_fmha.words import (
+from tilewright_fmha.kernel_sets.generator import GENERATE_OPTIONS, select_set
+from tilewright_fmha.kernel_sets.sets import KERNEL_SETS
+from tilewright_fmha.plan.plan import plan_fmha
+from tilewright_fmha.problem.integer_operands import check_values, value_operands
+from tilewright_fmha.problem.problem import FmhaProblem
+from tilewright_fmha.references.append import reference_append
+from tilewright_fmha.references.backward import reference_backward
+from tilewright_fmha.references.forward import reference_attention
+from tilewright_fmha.references.sample_inputs import PARSERS, sample_inputs
+from tilewright_fmha.references.samples import fmha_samples
+from tilewright_fmha.rules.rulebook import RULES
+from tilewright_fmha.vocabulary import (
     ATTENTION,
     ATTENTION_BACKWARD,
     FAMILY_OPERATIONS,
@@ -37,11 +37,11 @@ from tilewright_fmha.words import (
     OPERATIONS,
     VARIANT_ALIASES,
 )
-from tilewright_kit.declare import KernelSet
-from tilewright_kit.hookspecs import hookimpl
-from tilewright_kit.operation import Operation
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.rules import RuleBook
+from tilewright_kit.config.rules import RuleBook
+from tilewright_kit.contract.operation import Operation
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.kernel_sets.declare import KernelSet
+from tilewright_kit.loading.hookspecs import hookimpl
 
 __all__ = ["FmhaOperation", "tilewright_operations"]
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tilewright_gemm.config import GemmConfig
-from tilewright_gemm.problem import GemmProblem
-from tilewright_kit.attributes import refuse
-from tilewright_kit.operation import Product
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.tensor import TensorDesc
+from tilewright_gemm.config.config import GemmConfig
+from tilewright_gemm.problem.problem import GemmProblem
+from tilewright_kit.contract.operation import Product
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.requests.attributes import refuse
+from tilewright_kit.types.tensor import TensorDesc
 
 __all__ = ["DEFAULT_SHAPE", "gemm_analysis_request", "gemm_product"]
 

@@ -7,14 +7,14 @@ from functools import partial
 
 from tilewright_arch import ArchSpec
 from tilewright_gemm import __version__
-from tilewright_gemm.config import GemmConfig
-from tilewright_gemm.pack_b import PackBConfig
-from tilewright_gemm.rules import RULES
-from tilewright_gemm.words import Epilogue
-from tilewright_kit.errors import UnsupportedError
-from tilewright_kit.source import SourceUnit
-from tilewright_kit.templates import symbol_of, template, texts
-from tilewright_kit.tiles.footprint import is_specialised, stages_of
+from tilewright_gemm.config.config import GemmConfig
+from tilewright_gemm.problem.pack_b import PackBConfig
+from tilewright_gemm.rules.rulebook import RULES
+from tilewright_gemm.vocabulary import Epilogue
+from tilewright_kit.contract.source import SourceUnit
+from tilewright_kit.contract.templates import symbol_of, template, texts
+from tilewright_kit.tiles.footprint.workgroup import is_specialised, stages_of
+from tilewright_kit.types.errors import UnsupportedError
 
 __all__ = ["EXPORTS", "exports_of", "generate", "render", "render_gpu", "symbol_of"]
 
@@ -24,7 +24,7 @@ EXPORTS: dict[str, tuple[str, ...]] = {
     "TW_GEMM_PACK_B": ("pack_b",),
     "TW_GEMM_WORKSPACE": ("workspace",),
 }
-"""Macros of ``tilewright/cpu/gemm.hpp`` and the roles that each exports: the product; its slices and their sum
+"""Macros of ``tilewright/cpu/gemm/gemm.hpp`` and the roles that each exports: the product; its slices and their sum
 (split-K); packing of B; and ``int64_t(const tw_gemm_args*)``, the workspace in bytes. A unit has those that its kernel
 is used for: the compiler's time goes into what is exported. A kernel of a GPU has one role, ``main`` (it finishes
 split-K and Stream-K by itself) or ``pack_b``.

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from tilewright_gemm.config import GemmConfig
-from tilewright_gemm.problem import GemmProblem, PackBProblem
-from tilewright_gemm.words import LAYOUTS
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.tiles.footprint import size_of, staging_bytes, staging_limit
+from tilewright_gemm.config.config import GemmConfig
+from tilewright_gemm.problem.problem import GemmProblem, PackBProblem
+from tilewright_gemm.vocabulary import LAYOUTS
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.tiles.footprint.workgroup import size_of, staging_bytes, staging_limit
 
 __all__ = ["CATEGORICAL", "EPILOGUES", "NAMES", "PIPELINES", "SCHEDULERS", "gemm_features", "pack_b_features"]
 

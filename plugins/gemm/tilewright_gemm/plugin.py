@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from tilewright_gemm import __version__
 from tilewright_gemm.analysis import DEFAULT_SHAPE, gemm_analysis_request, gemm_product
-from tilewright_gemm.candidates import (
+from tilewright_gemm.candidates.candidates import (
     gemm_candidates,
     gemm_mismatches,
     pack_b_candidates,
@@ -17,21 +17,21 @@ from tilewright_gemm.candidates import (
     pack_b_refusal,
 )
 from tilewright_gemm.codegen import generate
-from tilewright_gemm.config import GemmConfig
-from tilewright_gemm.cost import predict_gemm, predict_pack_b
+from tilewright_gemm.config.config import GemmConfig
+from tilewright_gemm.cost.cpu import predict_gemm, predict_pack_b
 from tilewright_gemm.features import gemm_features, pack_b_features
-from tilewright_gemm.generate_set import select_set
-from tilewright_gemm.pack_b import PackBConfig, parse_pack_b
-from tilewright_gemm.parse import parse_gemm
-from tilewright_gemm.plan import plan_gemm, plan_pack_b
+from tilewright_gemm.kernel_sets.defaults import KERNEL_SETS, PACK_B_SETS, SPACES
+from tilewright_gemm.kernel_sets.generator import select_set
+from tilewright_gemm.plan.plan import plan_gemm, plan_pack_b
+from tilewright_gemm.problem.pack_b import PackBConfig, parse_pack_b
+from tilewright_gemm.problem.parse import parse_gemm
 from tilewright_gemm.reference import reference_gemm, reference_pack_b
-from tilewright_gemm.rules import RULES
+from tilewright_gemm.rules.rulebook import RULES
 from tilewright_gemm.samples import gemm_samples, pack_b_samples
-from tilewright_gemm.sets import KERNEL_SETS, PACK_B_SETS, SPACES
-from tilewright_kit.declare import KernelSet
-from tilewright_kit.hookspecs import hookimpl
-from tilewright_kit.operation import Operation
-from tilewright_kit.rules import RuleBook
+from tilewright_kit.config.rules import RuleBook
+from tilewright_kit.contract.operation import Operation
+from tilewright_kit.kernel_sets.declare import KernelSet
+from tilewright_kit.loading.hookspecs import hookimpl
 
 __all__ = ["GemmOperation", "PackBOperation", "tilewright_operations"]
 

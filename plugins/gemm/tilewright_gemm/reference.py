@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewright_gemm.packing import Packing, VectorFormat
-from tilewright_gemm.problem import GemmProblem, PackBProblem
-from tilewright_gemm.words import Binary
-from tilewright_kit.dtypes import DType
-from tilewright_kit.elementwise import apply_unary
-from tilewright_kit.problem import Role
+from tilewright_gemm.config.packing import Packing, VectorFormat
+from tilewright_gemm.problem.problem import GemmProblem, PackBProblem
+from tilewright_gemm.vocabulary import Binary
+from tilewright_kit.contract.problem import Role
+from tilewright_kit.numerics.elementwise import apply_unary
+from tilewright_kit.types.dtypes import DType
 
 __all__ = ["apply_unary", "reference_gemm", "reference_pack_b", "unpack"]
 

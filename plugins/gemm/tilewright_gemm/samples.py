@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.tensor import TensorDesc
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.types.tensor import TensorDesc
 
 __all__ = ["gemm_samples", "pack_b_samples"]
 

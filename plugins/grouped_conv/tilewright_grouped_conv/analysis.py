@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from math import prod
 
-from tilewright_grouped_conv.config import ConvConfig
-from tilewright_grouped_conv.problem import ConvProblem
-from tilewright_grouped_conv.words import Direction
-from tilewright_kit.attributes import refuse
-from tilewright_kit.operation import Product
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.tensor import TensorDesc
+from tilewright_grouped_conv.config.config import ConvConfig
+from tilewright_grouped_conv.problem.problem import ConvProblem
+from tilewright_grouped_conv.vocabulary import Direction
+from tilewright_kit.contract.operation import Product
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.requests.attributes import refuse
+from tilewright_kit.types.tensor import TensorDesc
 
 __all__ = ["conv_analysis_request", "conv_analysis_shape", "conv_product"]
 

@@ -7,14 +7,14 @@ from functools import partial
 
 from tilewright_arch import ArchSpec
 from tilewright_grouped_conv import __version__
-from tilewright_grouped_conv.config import ConvConfig, Triple
-from tilewright_grouped_conv.merged import is_bulk
-from tilewright_grouped_conv.rules import RULES
-from tilewright_grouped_conv.words import Direction, Kind, Scale
-from tilewright_kit.source import SourceUnit
-from tilewright_kit.templates import symbol_of, template, texts
-from tilewright_kit.tiles.footprint import stages_of
-from tilewright_kit.words import Epilogue
+from tilewright_grouped_conv.config.config import ConvConfig, Triple
+from tilewright_grouped_conv.footprint.group_merging import is_bulk
+from tilewright_grouped_conv.rules.rulebook import RULES
+from tilewright_grouped_conv.vocabulary import Direction, Kind, Scale
+from tilewright_kit.contract.source import SourceUnit
+from tilewright_kit.contract.templates import symbol_of, template, texts
+from tilewright_kit.tiles.footprint.workgroup import stages_of
+from tilewright_kit.types.vocabulary import Epilogue
 
 __all__ = [
     "EXPORTS",
@@ -94,14 +94,14 @@ def header_of(config: ConvConfig) -> str:
     other kind of kernel.
     """
     if is_bulk(config):
-        return "merged_bulk.hpp"
+        return "merged/bulk.hpp"
     if config.direction is Direction.BACKWARD_WEIGHT and not config.is_matrix:
-        return "direct_weight.hpp"
+        return "direct/weight.hpp"
     if config.kind is Kind.DEPTHWISE:
-        return "depthwise.hpp"
+        return "depthwise/depthwise.hpp"
     if config.kind is Kind.DIRECT:
-        return "direct_conv.hpp"
-    return "conv_weight.hpp" if config.direction is Direction.BACKWARD_WEIGHT else "conv.hpp"
+        return "direct/conv.hpp"
+    return "weight.hpp" if config.direction is Direction.BACKWARD_WEIGHT else "implicit_gemm.hpp"
 
 
 def _unit(file: str, config: ConvConfig, header: str, more: str, exports: str) -> str:

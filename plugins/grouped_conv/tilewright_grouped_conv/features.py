@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from tilewright_grouped_conv.config import ConvConfig
-from tilewright_grouped_conv.fit import needed_transforms
-from tilewright_grouped_conv.problem import ConvProblem
-from tilewright_grouped_conv.words import Direction, Kind
-from tilewright_kit.device import DeviceInfo
+from tilewright_grouped_conv.applicability.tensors import needed_transforms
+from tilewright_grouped_conv.config.config import ConvConfig
+from tilewright_grouped_conv.problem.problem import ConvProblem
+from tilewright_grouped_conv.vocabulary import Direction, Kind
+from tilewright_kit.contract.device import DeviceInfo
 
 __all__ = ["conv_features"]
 

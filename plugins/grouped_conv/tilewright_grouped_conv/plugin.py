@@ -10,27 +10,27 @@ import numpy.typing as npt
 from tilewright_arch import ArchSpec
 from tilewright_grouped_conv import __version__
 from tilewright_grouped_conv.analysis import conv_analysis_request, conv_analysis_shape, conv_product
-from tilewright_grouped_conv.candidates import conv_candidates
+from tilewright_grouped_conv.applicability.tensors import conv_mismatches
+from tilewright_grouped_conv.candidates.candidates import conv_candidates
 from tilewright_grouped_conv.codegen import generate
-from tilewright_grouped_conv.config import CONFIGS, ConvConfig
-from tilewright_grouped_conv.cost import predict_conv
+from tilewright_grouped_conv.config.config import CONFIGS, ConvConfig
+from tilewright_grouped_conv.cost.cost import predict_conv
 from tilewright_grouped_conv.features import conv_features
-from tilewright_grouped_conv.fit import conv_mismatches
-from tilewright_grouped_conv.generate_set import GENERATE_OPTIONS, select_set
-from tilewright_grouped_conv.parse import parse_conv
-from tilewright_grouped_conv.plan import plan_conv
-from tilewright_grouped_conv.problem import ConvProblem
+from tilewright_grouped_conv.kernel_sets.generator import GENERATE_OPTIONS, select_set
+from tilewright_grouped_conv.kernel_sets.sets import KERNEL_SETS
+from tilewright_grouped_conv.plan.plan import plan_conv
+from tilewright_grouped_conv.problem.parse import parse_conv
+from tilewright_grouped_conv.problem.problem import ConvProblem
 from tilewright_grouped_conv.reference import reference_conv
-from tilewright_grouped_conv.rules import RULES
+from tilewright_grouped_conv.rules.rulebook import RULES
 from tilewright_grouped_conv.samples import conv_samples
-from tilewright_grouped_conv.sets import KERNEL_SETS
-from tilewright_grouped_conv.transform_operation import TransformOperation
-from tilewright_grouped_conv.words import VARIANT_ALIASES, Direction
-from tilewright_kit.declare import KernelSet
-from tilewright_kit.hookspecs import hookimpl
-from tilewright_kit.operation import Operation
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.rules import RuleBook
+from tilewright_grouped_conv.strided_copy.operation import TransformOperation
+from tilewright_grouped_conv.vocabulary import VARIANT_ALIASES, Direction
+from tilewright_kit.config.rules import RuleBook
+from tilewright_kit.contract.operation import Operation
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.kernel_sets.declare import KernelSet
+from tilewright_kit.loading.hookspecs import hookimpl
 
 __all__ = ["ConvOperation", "TransformOperation", "tilewright_operations"]
 

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewright_grouped_conv.geometry import ConvGeometry, Triple
-from tilewright_grouped_conv.problem import ConvProblem, TransformProblem
-from tilewright_grouped_conv.words import Direction
-from tilewright_kit.dtypes import DType
-from tilewright_kit.elementwise import apply_unary
-from tilewright_kit.words import Binary
+from tilewright_grouped_conv.problem.problem import ConvProblem, TransformProblem
+from tilewright_grouped_conv.problem.sizes import ConvGeometry, Triple
+from tilewright_grouped_conv.vocabulary import Direction
+from tilewright_kit.numerics.elementwise import apply_unary
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.vocabulary import Binary
 
 __all__ = ["reference_conv", "reference_transform"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tilewright_grouped_conv.operands import strides_in
-from tilewright_grouped_conv.views import Order
-from tilewright_grouped_conv.words import Direction
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.tensor import TensorDesc
+from tilewright_grouped_conv.problem.layout import Order
+from tilewright_grouped_conv.problem.operands import strides_in
+from tilewright_grouped_conv.vocabulary import Direction
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.types.tensor import TensorDesc
 
 __all__ = ["conv_samples", "transform_samples"]
 

@@ -16,12 +16,18 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from tilewright_arch import ArchSpec
-from tilewright_kit.errors import BuildFailedError, InternalError, TilewrightError, UnavailableError, UnsupportedError
-from tilewright_kit.source import SourceUnit
-from tilewright_server.build.artifacts import ArtifactCache, ArtifactMeta, artifact_key
-from tilewright_server.build.files import Lock
-from tilewright_server.build.maintenance import Budget
-from tilewright_server.build.toolchain import Compiled, Toolchain
+from tilewright_kit.contract.source import SourceUnit
+from tilewright_kit.types.errors import (
+    BuildFailedError,
+    InternalError,
+    TilewrightError,
+    UnavailableError,
+    UnsupportedError,
+)
+from tilewright_server.build.cache.artifacts import ArtifactCache, ArtifactMeta, artifact_key
+from tilewright_server.build.cache.files import Lock
+from tilewright_server.build.cache.maintenance import Budget
+from tilewright_server.build.toolchains.toolchain import Compiled, Toolchain
 
 __all__ = ["Build", "BuildEvent", "BuildPool", "BuildState", "PoolOptions", "Waiter"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilewright_kit.device import Buffer
+from tilewright_kit.contract.device import Buffer
 
 __all__ = ["DeviceAddress", "Lifetime", "is_lost"]
 

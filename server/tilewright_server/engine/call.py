@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from tilewright_kit.errors import CancelledError, DeadlineError
+from tilewright_kit.types.errors import CancelledError, DeadlineError
 
 __all__ = ["Call", "Cancellation", "Owner"]
 

@@ -12,39 +12,39 @@ from itertools import groupby
 from typing import Any
 
 from tilewright_arch import ArchSpec
-from tilewright_kit.config import KernelConfig
-from tilewright_kit.device import Device
-from tilewright_kit.errors import InvalidArgumentError, TilewrightError, UnavailableError
-from tilewright_kit.explain import explain
-from tilewright_kit.operation import Operation
-from tilewright_kit.plugins import PluginManager
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.rules import Correction, Violation
-from tilewright_kit.select import Strategy
+from tilewright_kit.config.kernel_config import KernelConfig
+from tilewright_kit.config.rules import Correction, Violation
+from tilewright_kit.contract.device import Device
+from tilewright_kit.contract.operation import Operation
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.loading.loader import PluginManager
+from tilewright_kit.selection.explain import explain
+from tilewright_kit.selection.strategies import Strategy
+from tilewright_kit.types.errors import InvalidArgumentError, TilewrightError, UnavailableError
 from tilewright_native import include_dir
-from tilewright_server.build.artifacts import ArtifactCache
-from tilewright_server.build.hip import HipToolchain
-from tilewright_server.build.nvrtc import NvrtcToolchain
+from tilewright_server.build.cache.artifacts import ArtifactCache
 from tilewright_server.build.pool import Build, BuildEvent, BuildPool, PoolOptions
-from tilewright_server.build.process import Limits
-from tilewright_server.build.toolchain import CpuToolchain, Toolchain
-from tilewright_server.devices.base import DeviceHost
+from tilewright_server.build.toolchains.hip import HipToolchain
+from tilewright_server.build.toolchains.nvrtc import NvrtcToolchain
+from tilewright_server.build.toolchains.toolchain import CpuToolchain, Toolchain
+from tilewright_server.build.workers.process import Limits
+from tilewright_server.devices.contract import DeviceHost
 from tilewright_server.devices.cpu.topology import find_topology
 from tilewright_server.devices.registry import DeviceRegistry
-from tilewright_server.devices.worker.life import Loss
-from tilewright_server.engine.arena import Arena
-from tilewright_server.engine.assembler import Assembler
+from tilewright_server.devices.worker.process import Loss
 from tilewright_server.engine.call import Call
-from tilewright_server.engine.catalog import KernelCatalog
-from tilewright_server.engine.executor import Execution, Executor
-from tilewright_server.engine.kernels import KernelStore
-from tilewright_server.engine.lookup import Catalogs
-from tilewright_server.engine.planner import Planner
-from tilewright_server.engine.prepared import Prepared
-from tilewright_server.engine.quarantine import Quarantine
+from tilewright_server.engine.execution.executor import Execution, Executor
+from tilewright_server.engine.execution.prepared import Prepared
+from tilewright_server.engine.execution.workspace_arena import Arena
+from tilewright_server.engine.planning.assembler import Assembler
+from tilewright_server.engine.planning.catalog import KernelCatalog
+from tilewright_server.engine.planning.kernel_store import KernelStore
+from tilewright_server.engine.planning.names import Catalogs
+from tilewright_server.engine.planning.planner import Planner
+from tilewright_server.engine.planning.quarantine import Quarantine
 from tilewright_server.engine.statistics import Statistics
 from tilewright_server.engine.types import EngineOptions, Outcome, Selection
-from tilewright_server.perf.strategies import measured_strategies
+from tilewright_server.measurements.strategies import measured_strategies
 
 __all__ = ["BuildEvent", "BuildResult", "Engine", "Prepared"]
 

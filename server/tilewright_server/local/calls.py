@@ -7,16 +7,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tilewright_kit.errors import InvalidArgumentError
+from tilewright_kit.types.errors import InvalidArgumentError
 from tilewright_proto.v1 import dispatch_pb2, memory_pb2
-from tilewright_server.memory.refusals import unknown_session
+from tilewright_server.memory.errors import unknown_session
+from tilewright_server.messages.regions import exported, region_reply, region_source
 from tilewright_server.rpc.dispatch import bind
-from tilewright_server.rpc.handlers import parse_as
-from tilewright_server.rpc.sources import exported, region_reply, region_source
+from tilewright_server.rpc.method_handlers import parse_as
 
 if TYPE_CHECKING:
-    from tilewright_server.memory.session import Session
     from tilewright_server.service import Service
+    from tilewright_server.session.session import Session
 
 __all__ = ["Answer", "Calls"]
 

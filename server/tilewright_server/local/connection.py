@@ -14,11 +14,15 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from tilewright_kit.errors import AccessError, InvalidArgumentError, TilewrightError, UnsupportedError
+from tilewright_kit.types.errors import AccessError, InvalidArgumentError, TilewrightError, UnsupportedError
 from tilewright_proto.v1 import local_pb2
 from tilewright_server import __version__
-from tilewright_server.devices.base import RECORD, REPLY, TIME, WAIT
-from tilewright_server.devices.worker.frames import (
+from tilewright_server.devices.contract import RECORD, REPLY, TIME, WAIT
+from tilewright_server.local.calls import Calls
+from tilewright_server.local.listener import check_peer
+from tilewright_server.local.seqpacket import MAX_PACKET, Wire, close_all
+from tilewright_server.memory.errors import unknown_session
+from tilewright_server.protocol.frames import (
     HEADER,
     HEADER_BYTES,
     MAX_FRAMES,
@@ -28,20 +32,16 @@ from tilewright_server.devices.worker.frames import (
     malformed,
     packet,
 )
-from tilewright_server.local.calls import Calls
-from tilewright_server.local.listener import check_peer
-from tilewright_server.local.packets import MAX_PACKET, Wire, close_all
-from tilewright_server.memory.refusals import unknown_session
-from tilewright_server.rpc.errors import as_tilewright_error
+from tilewright_server.rpc.status import as_tilewright_error
 
 if TYPE_CHECKING:
-    from tilewright_server.memory.attachments import Attachment
-    from tilewright_server.memory.session import Session
     from tilewright_server.service import Service
+    from tilewright_server.session.attachments import Attachment
+    from tilewright_server.session.session import Session
 
 __all__ = ["VERSION", "Connection", "Registry"]
 
-log = logging.getLogger("tilewright.local")
+log = logging.getLogger("tilewright.transport.local")
 
 VERSION = 1
 HELLO_TIMEOUT_S = 5.0

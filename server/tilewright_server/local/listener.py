@@ -8,8 +8,8 @@ import socket
 import struct
 from pathlib import Path
 
-from tilewright_kit.errors import AccessError, InvalidArgumentError, UnavailableError
-from tilewright_server.rpc.paths import MAX_UNIX_PATH, lock, lock_path, private_directory, remove_stale
+from tilewright_kit.types.errors import AccessError, InvalidArgumentError, UnavailableError
+from tilewright_server.protocol.unix_paths import MAX_UNIX_PATH, lock, lock_path, private_directory, remove_stale
 
 __all__ = ["LocalListener", "check_peer", "local_path", "peer_uid"]
 

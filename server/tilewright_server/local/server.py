@@ -11,18 +11,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tilewright_kit.errors import ResourceExhaustedError, TilewrightError, UnavailableError
-from tilewright_server.devices.worker.frames import Kind, error_packet
+from tilewright_kit.types.errors import ResourceExhaustedError, TilewrightError, UnavailableError
 from tilewright_server.local.connection import Connection
 from tilewright_server.local.listener import LocalListener
+from tilewright_server.protocol.frames import Kind, error_packet
 
 if TYPE_CHECKING:
-    from tilewright_server.memory.session import Session
     from tilewright_server.service import Service
+    from tilewright_server.session.session import Session
 
 __all__ = ["LocalServer"]
 
-log = logging.getLogger("tilewright.local")
+log = logging.getLogger("tilewright.transport.local")
 
 BUSY_S = 0.05
 """Pause after a failure to accept: the process has no descriptors left, most likely."""

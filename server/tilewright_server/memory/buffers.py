@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tilewright_kit.device import Buffer, Device
-from tilewright_kit.errors import InvalidArgumentError
-from tilewright_server.devices.base import MemoryHandle
-from tilewright_server.memory.imports import allocate_exportable, export
-from tilewright_server.memory.pins import Pinned
+from tilewright_kit.contract.device import Buffer, Device
+from tilewright_kit.types.errors import InvalidArgumentError
+from tilewright_server.devices.contract import MemoryHandle
+from tilewright_server.memory.device_regions import allocate_exportable, export
+from tilewright_server.session.pinned import Pinned
 
 __all__ = ["ResidentBuffer"]
 

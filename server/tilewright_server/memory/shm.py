@@ -16,7 +16,7 @@ import resource
 import stat
 from dataclasses import dataclass
 
-from tilewright_kit.errors import AccessError, InvalidArgumentError, NotFoundError, ResourceExhaustedError
+from tilewright_kit.types.errors import AccessError, InvalidArgumentError, NotFoundError, ResourceExhaustedError
 
 __all__ = [
     "MAX_REGION_BYTES",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tilewright_kit.errors import InvalidArgumentError
-from tilewright_server.memory.session import Session
+from tilewright_kit.types.errors import InvalidArgumentError
+from tilewright_server.session.session import Session
 
 __all__ = ["check_range", "read_buffer", "write_buffer"]
 

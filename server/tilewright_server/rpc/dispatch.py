@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 
-from tilewright_kit.errors import InvalidArgumentError, NotFoundError
-from tilewright_kit.problem import Role
+from tilewright_kit.contract.problem import Role
+from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError
 from tilewright_proto.v1 import dispatch_pb2 as pb
 from tilewright_server.engine.call import Call, Cancellation
 from tilewright_server.engine.types import Outcome
-from tilewright_server.memory.session import Session
-from tilewright_server.rpc import convert
+from tilewright_server.messages import tensors as convert
 from tilewright_server.rpc.duplex import open_duplex
-from tilewright_server.rpc.errors import as_tilewright_error, to_detail
-from tilewright_server.rpc.handlers import Context, call_of, own_threads, parse_as, raw
+from tilewright_server.rpc.method_handlers import Context, call_of, own_threads, parse_as, raw
+from tilewright_server.rpc.status import as_tilewright_error, to_detail
 from tilewright_server.rpc.streams import Streams
 from tilewright_server.service import Batch, Finished, Result, Service
+from tilewright_server.session.session import Session
 
 __all__ = ["DispatchServicer", "bind"]
 

@@ -9,15 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from tilewright_kit.config import KernelConfig
-from tilewright_kit.errors import InvalidArgumentError, NotFoundError, TilewrightError
+from tilewright_kit.config.kernel_config import KernelConfig
+from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError, TilewrightError
 from tilewright_proto.v1 import kernels_pb2 as pb
 from tilewright_server.build.pool import BuildEvent
-from tilewright_server.devices.base import CountingDevice
-from tilewright_server.rpc import convert
-from tilewright_server.rpc.errors import to_violation
-from tilewright_server.rpc.handlers import Context, call_of, own_threads
-from tilewright_server.rpc.kernel_messages import build_event, statistics, summary
+from tilewright_server.devices.contract import CountingDevice
+from tilewright_server.messages import tensors as convert
+from tilewright_server.messages.kernels import build_event, statistics, summary
+from tilewright_server.rpc.method_handlers import Context, call_of, own_threads
+from tilewright_server.rpc.status import to_violation
 from tilewright_server.service import Service
 
 __all__ = ["KernelsServicer"]

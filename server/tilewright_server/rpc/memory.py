@@ -7,14 +7,14 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from tilewright_kit.errors import InvalidArgumentError, UnavailableError, UnsupportedError
+from tilewright_kit.types.errors import InvalidArgumentError, UnavailableError, UnsupportedError
 from tilewright_proto.v1 import memory_pb2 as pb
 from tilewright_server.memory.buffers import ResidentBuffer
-from tilewright_server.memory.imports import exportable_bytes
-from tilewright_server.memory.session import Session
-from tilewright_server.rpc.handlers import Context, call_of, lease
-from tilewright_server.rpc.sources import exported, region_reply, region_source
+from tilewright_server.memory.device_regions import exportable_bytes
+from tilewright_server.messages.regions import exported, region_reply, region_source
+from tilewright_server.rpc.method_handlers import Context, call_of, lease
 from tilewright_server.service import Service
+from tilewright_server.session.session import Session
 
 __all__ = ["Leases", "MemoryServicer"]
 

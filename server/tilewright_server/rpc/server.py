@@ -11,9 +11,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from tilewright_proto.v1 import dispatch_pb2, kernels_pb2, memory_pb2
 from tilewright_server.rpc.dispatch import DispatchServicer
-from tilewright_server.rpc.handlers import register
 from tilewright_server.rpc.kernels import KernelsServicer
 from tilewright_server.rpc.memory import Leases, MemoryServicer
+from tilewright_server.rpc.method_handlers import register
 from tilewright_server.rpc.streams import Streams
 from tilewright_server.service import Service
 from tilewright_server.settings import Settings

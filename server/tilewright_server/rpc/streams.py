@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 import grpc
 
-from tilewright_kit.errors import ResourceExhaustedError, UnavailableError
-from tilewright_server.rpc.errors import set_status
-from tilewright_server.rpc.handlers import Context
+from tilewright_kit.types.errors import ResourceExhaustedError, UnavailableError
+from tilewright_server.rpc.method_handlers import Context
+from tilewright_server.rpc.status import set_status
 
 __all__ = ["OpenStream", "Streams"]
 

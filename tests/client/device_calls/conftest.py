@@ -11,7 +11,7 @@ from fake_cuda import FakeCuda
 from producers import torch_like
 
 import tilewright as tw
-from tilewright import cuda
+from tilewright.gpu import cuda
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the operands beside the tests
 

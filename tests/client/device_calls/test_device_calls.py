@@ -11,7 +11,8 @@ from device_operands import STREAM, operands, settled
 from producers import Capsules, Interface
 
 import tilewright as tw
-from tilewright import cuda, packets
+from tilewright.gpu import cuda
+from tilewright.transport import frames as packets
 
 
 def test_a_product_is_exported_planned_bound_and_launched_once_each(client, server, torch, fake) -> None:

@@ -14,7 +14,8 @@ from fake_cuda import FakeCuda
 from producers import Capsules
 
 import tilewright as tw
-from tilewright import cuda, packets
+from tilewright.gpu import cuda
+from tilewright.transport import frames as packets
 
 
 def test_plans_take_device_arrays_that_lie_as_planned(client, server, torch, fake) -> None:

@@ -6,9 +6,9 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from tilewright_kit.errors import InternalError, ToolchainMissingError
-from tilewright_server.analysis.disassembly import Disassembler
-from tilewright_server.analysis.disassembly import Instruction as Printed
+from tilewright_kit.types.errors import InternalError, ToolchainMissingError
+from tilewright_tools.analysis.disassembly import Disassembler
+from tilewright_tools.analysis.disassembly import Instruction as Printed
 
 from .arch import BY_MACHINE, Arch
 from .decode import parse

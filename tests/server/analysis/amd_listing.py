@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tilewright_server.analysis.disassembly import Function, Instruction, parse
+from tilewright_tools.analysis.disassembly import Function, Instruction, parse
 
 ENTRY = 0x1000
 BYTES = 8

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from tilewright_kit.errors import ToolchainMissingError
-from tilewright_kit.operation import Operation
+from tilewright_kit.contract.operation import Operation
+from tilewright_kit.types.errors import ToolchainMissingError
 from tilewright_native import include_dir
-from tilewright_server.analysis.disassembly import Disassembler
-from tilewright_server.build.hip import HipToolchain
-from tilewright_server.cli.generate import load_operation
+from tilewright_server.build.toolchains.hip import HipToolchain
+from tilewright_tools.analysis.disassembly import Disassembler
+from tilewright_tools.cli.kernels.generate import load_operation
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import tilewright_arch
-from tilewright_kit.errors import InternalError, InvalidArgumentError, ToolchainMissingError
-from tilewright_kit.source import SourceUnit
-from tilewright_server.analysis import disassembly
-from tilewright_server.analysis.code_object import _Reader, read_code_object
-from tilewright_server.analysis.disassembly import Disassembler, parse
-from tilewright_server.build.hip import HipToolchain
+from tilewright_kit.contract.source import SourceUnit
+from tilewright_kit.types.errors import InternalError, InvalidArgumentError, ToolchainMissingError
+from tilewright_server.build.toolchains.code_object import _Reader, read_code_object
+from tilewright_server.build.toolchains.hip import HipToolchain
+from tilewright_tools.analysis import disassembly
+from tilewright_tools.analysis.disassembly import Disassembler, parse
 
 LISTING = """
 /tmp/x.co:	file format elf64-amdgpu

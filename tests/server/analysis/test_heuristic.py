@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 import tilewright_arch
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.operation import Operation
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.tensor import TensorDesc
-from tilewright_server.analysis.kernels import analyze_config
-from tilewright_server.build.hip import HipToolchain
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.operation import Operation
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.types.tensor import TensorDesc
+from tilewright_server.build.toolchains.hip import HipToolchain
+from tilewright_tools.analysis.kernels import analyze_config
 
 SIZE = 4096
 SHAPES: tuple[tuple[str, str, list[int], list[int]], ...] = (

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import tilewright_arch
-from tilewright_kit.errors import NotFoundError, UnsupportedError
-from tilewright_kit.operation import Operation
-from tilewright_kit.source import SourceUnit
-from tilewright_server.analysis.bound import Problem, analyze, bound_of
-from tilewright_server.analysis.kernels import Finding, analyze_config, named_config, summary
-from tilewright_server.build.hip import HipToolchain
+from tilewright_kit.contract.operation import Operation
+from tilewright_kit.contract.source import SourceUnit
+from tilewright_kit.types.errors import NotFoundError, UnsupportedError
+from tilewright_server.build.toolchains.hip import HipToolchain
+from tilewright_tools.analysis.kernels import Finding, analyze_config, named_config, summary
+from tilewright_tools.analysis.roofline import Problem, analyze, bound_of
 
 pytestmark = pytest.mark.slow
 

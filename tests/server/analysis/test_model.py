@@ -9,11 +9,11 @@ from amd_listing import ENTRY, function, instructions
 
 import tilewright_arch
 from tilewright_arch import Rates
-from tilewright_server.analysis.bound import cost_of
-from tilewright_server.analysis.instructions import AGPRS, Kind, work_of
-from tilewright_server.analysis.loops import find_loops, main_loop
-from tilewright_server.analysis.occupancy import occupancy_of
-from tilewright_server.analysis.schedule import UnknownRateError, cycles_per_iteration, run
+from tilewright_tools.analysis.instructions import AGPRS, Kind, work_of
+from tilewright_tools.analysis.loops import find_loops, main_loop
+from tilewright_tools.analysis.occupancy import occupancy_of
+from tilewright_tools.analysis.roofline import cost_of
+from tilewright_tools.analysis.schedule import UnknownRateError, cycles_per_iteration, run
 
 
 def rates_of(arch: str) -> Rates:

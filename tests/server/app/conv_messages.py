@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from tilewright_grouped_conv.plugin import ConvOperation
-from tilewright_grouped_conv.words import Direction
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.tensor import TensorDesc
+from tilewright_grouped_conv.vocabulary import Direction
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.types.tensor import TensorDesc
 from tilewright_proto.v1 import tensor_pb2 as tp
 
 OPERATIONS = {operation.name: operation for operation in map(ConvOperation, Direction)}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from tilewright_kit.plugins import PluginManager
+from tilewright_kit.loading.loader import PluginManager
 from tilewright_server import settings
 from tilewright_server.app import Application
 

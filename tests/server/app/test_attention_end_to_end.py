@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from rpc_harness import Client, MemoryFile, ServerProcess, in_buffer, in_region, inline, refused
 
-from tilewright_fmha.reference import reference_attention
-from tilewright_fmha.reference_append import reference_append
-from tilewright_fmha.reference_backward import reference_backward
-from tilewright_fmha.sample_inputs import PARSERS
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.tensor import TensorDesc
+from tilewright_fmha.references.append import reference_append
+from tilewright_fmha.references.backward import reference_backward
+from tilewright_fmha.references.forward import reference_attention
+from tilewright_fmha.references.sample_inputs import PARSERS
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.types.tensor import TensorDesc
 from tilewright_proto.v1 import dispatch_pb2 as dp
 from tilewright_proto.v1 import kernels_pb2 as kp
 from tilewright_proto.v1 import memory_pb2 as mp

@@ -5,14 +5,14 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from tilewright_server.children import run_module
+from tilewright_server.subprocess_command import run_module
 
 
 def test_a_folder_that_the_server_is_started_in_has_no_say(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit('a module of that folder was run')")
     (tmp_path / "tilewright_server").mkdir()
     (tmp_path / "tilewright_server" / "__init__.py").touch()
-    command = run_module("tilewright_server.cli", "--version")
+    command = run_module("tilewright_tools.cli", "--version")
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from rpc_harness import Client, MemoryFile, ServerProcess, in_region, inline, refused
 
-from tilewright_kit.errors import AccessError, InvalidArgumentError, TilewrightError
+from tilewright_kit.types.errors import AccessError, InvalidArgumentError, TilewrightError
 from tilewright_server.rpc.listeners import TcpAddress, UnixAddress, parse_address
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import tilewright_server
-from tilewright_kit.errors import InvalidArgumentError, NotFoundError
+from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError
 from tilewright_server.settings import TABLE, Settings, default_listen, load
 
 

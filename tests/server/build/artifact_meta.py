@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from tilewright_server.build.artifacts import ArtifactMeta
+from tilewright_server.build.cache.artifacts import ArtifactMeta
 
 BINARY = b"\x7fELF not really"
 

@@ -12,12 +12,12 @@ import pytest
 
 import tilewright_arch
 from tilewright_arch import ArchSpec
-from tilewright_kit.source import SourceUnit
+from tilewright_kit.contract.source import SourceUnit
 from tilewright_native import include_dir
-from tilewright_server.build.artifacts import ArtifactCache
+from tilewright_server.build.cache.artifacts import ArtifactCache
 from tilewright_server.build.pool import BuildPool, PoolOptions
-from tilewright_server.build.process import Limits
-from tilewright_server.build.toolchain import CpuToolchain
+from tilewright_server.build.toolchains.toolchain import CpuToolchain
+from tilewright_server.build.workers.process import Limits
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests are imported by path: their helpers are found here
 

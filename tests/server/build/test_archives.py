@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from artifact_meta import meta_of
 
-from tilewright_kit.errors import InvalidArgumentError, ResourceExhaustedError
-from tilewright_kit.source import SourceUnit
-from tilewright_server.build import maintenance
-from tilewright_server.build.artifacts import ArtifactCache, ArtifactMeta
+from tilewright_kit.contract.source import SourceUnit
+from tilewright_kit.types.errors import InvalidArgumentError, ResourceExhaustedError
+from tilewright_server.build.cache import maintenance
+from tilewright_server.build.cache.artifacts import ArtifactCache, ArtifactMeta
 
 KEY = "ab" * 32
 BINARY = random.Random(0).randbytes(4000)

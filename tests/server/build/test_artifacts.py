@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 from artifact_meta import BINARY, meta_of
 
-from tilewright_kit.errors import AccessError, InternalError, InvalidArgumentError, ResourceExhaustedError
-from tilewright_kit.source import SourceUnit
-from tilewright_server.build import maintenance
-from tilewright_server.build.artifacts import Artifact, ArtifactCache
-from tilewright_server.build.files import Files
+from tilewright_kit.contract.source import SourceUnit
+from tilewright_kit.types.errors import AccessError, InternalError, InvalidArgumentError, ResourceExhaustedError
+from tilewright_server.build.cache import maintenance
+from tilewright_server.build.cache.artifacts import Artifact, ArtifactCache
+from tilewright_server.build.cache.files import Files
 
 
 def key_of(number: int) -> str:

@@ -17,16 +17,16 @@ import pytest
 
 import tilewright_arch
 from tilewright_arch import ArchSpec
-from tilewright_kit.errors import BuildFailedError, ToolchainMissingError
-from tilewright_kit.source import SourceUnit
+from tilewright_kit.contract.source import SourceUnit
+from tilewright_kit.types.errors import BuildFailedError, ToolchainMissingError
 from tilewright_native import include_dir
-from tilewright_server.analysis.code_object import read_code_object
-from tilewright_server.build import helper as helper_module
-from tilewright_server.build import hip_compilers
-from tilewright_server.build.artifacts import ArtifactCache, artifact_key
-from tilewright_server.build.hip import HipToolchain, scratch_in_use, unbundled
+from tilewright_server.build.cache.artifacts import ArtifactCache, artifact_key
 from tilewright_server.build.pool import BuildPool, PoolOptions
-from tilewright_server.build.process import Limits
+from tilewright_server.build.toolchains import hip_compilers
+from tilewright_server.build.toolchains.code_object import read_code_object
+from tilewright_server.build.toolchains.hip import HipToolchain, scratch_in_use, unbundled
+from tilewright_server.build.workers import helper as helper_module
+from tilewright_server.build.workers.process import Limits
 from tilewright_server.engine.call import Call
 
 ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
@@ -425,5 +425,6 @@ def test_bundles_are_opened() -> None:
 
 
 def test_importing_the_toolchain_loads_no_driver() -> None:
-    text = "import sys, tilewright_server.build.hip; sys.exit(any(n.startswith(('hip.', 'rocm')) for n in sys.modules))"
+    module = "tilewright_server.build.toolchains.hip"
+    text = f"import sys, {module}; sys.exit(any(n.startswith(('hip.', 'rocm')) for n in sys.modules))"
     assert subprocess.run([sys.executable, "-c", text]).returncode == 0

@@ -15,12 +15,12 @@ import pytest
 
 import tilewright_arch
 from tilewright_arch import ArchSpec
-from tilewright_kit.errors import BuildFailedError, ToolchainMissingError
-from tilewright_kit.source import SourceUnit
+from tilewright_kit.contract.source import SourceUnit
+from tilewright_kit.types.errors import BuildFailedError, ToolchainMissingError
 from tilewright_native import include_dir
-from tilewright_server.analysis.code_object import read_code_object
-from tilewright_server.build.hip import HipToolchain
-from tilewright_server.build.process import Limits
+from tilewright_server.build.toolchains.code_object import read_code_object
+from tilewright_server.build.toolchains.hip import HipToolchain
+from tilewright_server.build.workers.process import Limits
 
 SOURCE = Path(__file__).parents[1] / "devices" / "hip_simulated" / "libhiprtc.c"
 PLAIN = """

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import tilewright_arch
-from tilewright_kit.source import SourceUnit
-from tilewright_server.build.artifacts import artifact_key
-from tilewright_server.build.toolchain import CpuToolchain
+from tilewright_kit.contract.source import SourceUnit
+from tilewright_server.build.cache.artifacts import artifact_key
+from tilewright_server.build.toolchains.toolchain import CpuToolchain
 
 
 @pytest.fixture

@@ -16,16 +16,16 @@ import pytest
 
 import tilewright_arch
 from tilewright_arch import ArchSpec
-from tilewright_kit.errors import BuildFailedError, ToolchainMissingError
-from tilewright_kit.source import SourceUnit
+from tilewright_kit.contract.source import SourceUnit
+from tilewright_kit.types.errors import BuildFailedError, ToolchainMissingError
 from tilewright_native import include_dir
-from tilewright_server.build import helper as helper_module
-from tilewright_server.build import nvrtc as nvrtc_module
-from tilewright_server.build.artifacts import ArtifactCache, artifact_key
-from tilewright_server.build.helper import Helper, HelperPool
-from tilewright_server.build.nvrtc import NvrtcToolchain, Resources, performance_warnings, resources_of
+from tilewright_server.build.cache.artifacts import ArtifactCache, artifact_key
 from tilewright_server.build.pool import BuildPool, PoolOptions
-from tilewright_server.build.process import Limits
+from tilewright_server.build.toolchains import nvrtc as nvrtc_module
+from tilewright_server.build.toolchains.nvrtc import NvrtcToolchain, Resources, performance_warnings, resources_of
+from tilewright_server.build.workers import helper as helper_module
+from tilewright_server.build.workers.helper import Helper, HelperPool
+from tilewright_server.build.workers.process import Limits
 from tilewright_server.engine.call import Call
 
 have_nvrtc = importlib.util.find_spec("nvidia") is not None and importlib.util.find_spec("cuda.bindings") is not None
@@ -304,7 +304,7 @@ def test_helper_that_cannot_be_started_is_a_missing_toolchain(monkeypatch: pytes
 
 
 def test_frames_survive_any_split() -> None:
-    helper = Helper("tilewright_server.build.nvrtc_worker", Limits(timeout_s=10.0))
+    helper = Helper("tilewright_server.build.workers.nvrtc_worker", Limits(timeout_s=10.0))
     large = cuda_unit(PLAIN + "// " + "x" * 300_000)
     answer, _ = helper.ask({"ask": "identity", "padding": large.text})
     assert answer["state"] in ("ok", "missing")

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tilewright_arch import ArchSpec
-from tilewright_kit.errors import (
+from tilewright_kit.contract.source import SourceUnit
+from tilewright_kit.types.errors import (
     BuildFailedError,
     CancelledError,
     DeadlineError,
@@ -22,10 +23,9 @@ from tilewright_kit.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from tilewright_kit.source import SourceUnit
-from tilewright_server.build.artifacts import ArtifactCache
+from tilewright_server.build.cache.artifacts import ArtifactCache
 from tilewright_server.build.pool import BuildEvent, BuildPool, PoolOptions
-from tilewright_server.build.toolchain import CpuToolchain
+from tilewright_server.build.toolchains.toolchain import CpuToolchain
 from tilewright_server.engine.call import Call
 
 Unit = Callable[..., SourceUnit]
@@ -63,7 +63,7 @@ sys.path[:0] = {path!r}
 from pathlib import Path
 import tilewright_arch
 import test_pool as t
-from tilewright_kit.source import SourceUnit
+from tilewright_kit.contract.source import SourceUnit
 toolchain = t.CpuToolchain([], compiler={compiler!r})
 pool = t.BuildPool(t.ArtifactCache(Path({root!r})), {{"c++": toolchain}})
 arch = tilewright_arch.detect_cpu()

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from tilewright_arch import ArchSpec
-from tilewright_kit.errors import BuildFailedError, ResourceExhaustedError, ToolchainMissingError
-from tilewright_kit.source import SourceUnit
+from tilewright_kit.contract.source import SourceUnit
+from tilewright_kit.types.errors import BuildFailedError, ResourceExhaustedError, ToolchainMissingError
 from tilewright_native import include_dir
-from tilewright_server.build import toolchain as toolchain_module
-from tilewright_server.build.process import Limits
-from tilewright_server.build.toolchain import CpuToolchain
+from tilewright_server.build.toolchains import toolchain as toolchain_module
+from tilewright_server.build.toolchains.toolchain import CpuToolchain
+from tilewright_server.build.workers.process import Limits
 
 Unit = Callable[..., SourceUnit]
 

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from tilewright_arch import ArchSpec
-from tilewright_kit.device import Device, DeviceInfo
-from tilewright_kit.source import SourceUnit
+from tilewright_kit.contract.device import Device, DeviceInfo
+from tilewright_kit.contract.source import SourceUnit
 from tilewright_native import include_dir
-from tilewright_server.build.artifacts import Artifact, ArtifactCache
-from tilewright_server.build.hip import HipToolchain
-from tilewright_server.build.nvrtc import NvrtcToolchain
+from tilewright_server.build.cache.artifacts import Artifact, ArtifactCache
 from tilewright_server.build.pool import BuildPool
-from tilewright_server.build.toolchain import CpuToolchain
-from tilewright_server.devices.base import DeviceHost
+from tilewright_server.build.toolchains.hip import HipToolchain
+from tilewright_server.build.toolchains.nvrtc import NvrtcToolchain
+from tilewright_server.build.toolchains.toolchain import CpuToolchain
+from tilewright_server.devices.contract import DeviceHost
 from tilewright_server.devices.cpu.provider import CpuProvider
 from tilewright_server.devices.registry import DeviceRegistry
 from tilewright_server.engine.call import Call

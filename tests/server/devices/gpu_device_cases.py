@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import cuda_cases
 import hip_device_cases
 
-from tilewright_kit.source import SourceUnit
+from tilewright_kit.contract.source import SourceUnit
 from tilewright_server.devices.cuda.provider import CudaProvider
 from tilewright_server.devices.gpu.provider import GpuProvider
 from tilewright_server.devices.hip.provider import HipProvider

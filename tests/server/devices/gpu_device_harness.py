@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from gpu_device_cases import GPUS, Gpu
 
-from tilewright_kit.device import Buffer, Device
-from tilewright_kit.plan import I64, Geometry, Pointer, Struct, pack
-from tilewright_server.devices.base import MemoryHandle, ProgramStage
+from tilewright_kit.contract.device import Buffer, Device
+from tilewright_kit.contract.plan import I64, Geometry, Pointer, Struct, pack
+from tilewright_server.devices.contract import MemoryHandle, ProgramStage
 
 __all__ = ["ADD", "GPUS", "HERE", "WAYS", "Client", "Gpu", "N", "get", "put", "settled", "stage"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from tilewright_kit.source import SourceUnit
+from tilewright_kit.contract.source import SourceUnit
 from tilewright_server.devices.hip import discovery
 
 SIMULATED = os.environ.get("TW_SIMULATED_HIP", "")

@@ -8,9 +8,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.errors import DeviceError, InvalidArgumentError
-from tilewright_server.devices.base import RECORD, TIME, WAIT, DeviceLostError, Program
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.types.errors import DeviceError, InvalidArgumentError
+from tilewright_server.devices.contract import RECORD, TIME, WAIT, DeviceLostError, Program
 from tilewright_server.devices.cpu.runtime import Runtime
 from tilewright_server.devices.worker import clients
 from tilewright_server.devices.worker.factories import HostedCpu

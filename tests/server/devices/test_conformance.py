@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tilewright_kit.device import Buffer, Device, Launch
-from tilewright_kit.errors import DeviceError, InvalidArgumentError, ResourceExhaustedError, TilewrightError
-from tilewright_kit.plan import I64, WORKSPACE, Geometry, Pointer, Struct, pack
-from tilewright_server.devices.base import ProgramDevice, ProgramStage
-from tilewright_server.devices.program import DeviceProgram
+from tilewright_kit.contract.device import Buffer, Device, Launch
+from tilewright_kit.contract.plan import I64, WORKSPACE, Geometry, Pointer, Struct, pack
+from tilewright_kit.types.errors import DeviceError, InvalidArgumentError, ResourceExhaustedError, TilewrightError
+from tilewright_server.devices.argument_layout import DeviceProgram
+from tilewright_server.devices.contract import ProgramDevice, ProgramStage
 
 Function = Callable[[str], int]
 N = 1000

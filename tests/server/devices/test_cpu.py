@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import tilewright_arch
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.errors import (
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.types.errors import (
     DeadlineError,
     DeviceError,
     InvalidArgumentError,
@@ -15,7 +15,7 @@ from tilewright_kit.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from tilewright_server.devices.base import DeviceHost
+from tilewright_server.devices.contract import DeviceHost
 from tilewright_server.devices.cpu.provider import CpuProvider
 from tilewright_server.devices.cpu.topology import choose_arch, find_topology
 from tilewright_server.devices.registry import DeviceRegistry

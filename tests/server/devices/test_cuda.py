@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from gpu_device_harness import GPUS, Client, Gpu, N, get, put, stage
 
-from tilewright_kit.errors import DeviceError, InvalidArgumentError
-from tilewright_kit.plan import I64, WORKSPACE, Pointer, Struct, TensorMap
+from tilewright_kit.contract.plan import I64, WORKSPACE, Pointer, Struct, TensorMap
+from tilewright_kit.types.errors import DeviceError, InvalidArgumentError
 from tilewright_server.devices.cuda.device import CudaDevice
-from tilewright_server.devices.gpu.program import GpuProgram
+from tilewright_server.devices.gpu.launch.program import GpuProgram
 
 pytestmark = pytest.mark.gpu
 

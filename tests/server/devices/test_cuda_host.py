@@ -13,17 +13,27 @@ from typing import Any
 
 import pytest
 
-from tilewright_kit.errors import (
+from tilewright_kit.contract.plan import (
+    ARGS,
+    COUNTERS,
+    I64,
+    WORKSPACE,
+    PackedArgs,
+    Pointer,
+    Struct,
+    Table,
+    TensorMap,
+    pack,
+)
+from tilewright_kit.types.errors import (
     DeviceError,
     InternalError,
     ResourceExhaustedError,
     ToolchainMissingError,
     UnavailableError,
 )
-from tilewright_kit.plan import ARGS, COUNTERS, I64, WORKSPACE, PackedArgs, Pointer, Struct, Table, TensorMap, pack
-from tilewright_server.build.toolchain import CpuToolchain
-from tilewright_server.cli import doctor
-from tilewright_server.devices.base import DeviceLostError, IsolatedProvider
+from tilewright_server.build.toolchains.toolchain import CpuToolchain
+from tilewright_server.devices.contract import DeviceLostError, IsolatedProvider
 from tilewright_server.devices.cuda import provider
 from tilewright_server.devices.cuda.discovery import Discovery, find, parse
 from tilewright_server.devices.cuda.driver import Driver
@@ -31,7 +41,8 @@ from tilewright_server.devices.cuda.errors import LOST, RESULTS, UNUSABLE
 from tilewright_server.devices.cuda.provider import CudaProvider
 from tilewright_server.devices.gpu import discovery
 from tilewright_server.devices.gpu import provider as gpu_provider
-from tilewright_server.devices.gpu.packing import ProgramLayout
+from tilewright_server.devices.gpu.launch.argument_block import ProgramLayout
+from tilewright_tools.cli.service import doctor
 
 H200: dict[str, Any] = {
     "ordinal": 0,
@@ -149,7 +160,7 @@ class Refuse(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Refuse())
 from tilewright_server.devices.cuda import discovery, plugin
 from tilewright_server.devices.cuda import api, device, graph, maps
-from tilewright_kit.errors import ToolchainMissingError, UnavailableError
+from tilewright_kit.types.errors import ToolchainMissingError, UnavailableError
 discovery._LIBRARIES = discovery._NODES = ()
 (provider,) = plugin.tilewright_devices()
 assert provider.discover() == ()
@@ -161,7 +172,7 @@ except UnavailableError as error:
     assert "tilewright[cuda]" in error.fix
 else:
     raise SystemExit("opened")
-from tilewright_server.build.nvrtc import NvrtcToolchain
+from tilewright_server.build.toolchains.nvrtc import NvrtcToolchain
 try:
     NvrtcToolchain([]).identity()
 except ToolchainMissingError as error:
@@ -185,7 +196,7 @@ def test_plugin_loads_without_any_package_of_nvidias() -> None:
 def test_finding_devices_loads_no_driver_into_this_process() -> None:
     script = """
 import sys
-from tilewright_kit.plugins import PluginManager
+from tilewright_kit.loading.loader import PluginManager
 manager = PluginManager()
 manager.load_entry_points()
 assert "cuda" in manager.devices
@@ -216,7 +227,7 @@ def diagnosed(monkeypatch: pytest.MonkeyPatch, found: Discovery) -> dict[str, do
 
 def test_doctor_says_what_is_missing_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_provider, "_installed", lambda name: False)
-    monkeypatch.setattr("tilewright_server.build.nvrtc.have_module", lambda name: False)
+    monkeypatch.setattr("tilewright_server.build.toolchains.nvrtc.have_module", lambda name: False)
     found = diagnosed(monkeypatch, parse(answer(H200, driver=12080)))
     assert found["cuda driver"].detail == "CUDA 12.8"
     assert "580" in found["cuda devices"].fix

@@ -10,11 +10,11 @@ import pytest
 from cuda_cases import SIMULATED
 
 from tilewright_gemm.plugin import GemmOperation
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.plan import pack
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.tensor import TensorDesc
-from tilewright_server.devices.base import ProgramStage
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.plan import pack
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.types.tensor import TensorDesc
+from tilewright_server.devices.contract import ProgramStage
 from tilewright_server.devices.cuda.device import CudaDevice
 from tilewright_server.devices.cuda.provider import CudaProvider
 

@@ -24,7 +24,7 @@ SERVE = """
 import os, sys
 from tilewright_server.devices.cuda import discovery
 discovery._LIBRARIES = (os.environ["TW_SIMULATED_CUDA"],)
-from tilewright_server.cli import main
+from tilewright_tools.cli import main
 sys.exit(main(["serve"]))
 """
 SIDE = 64

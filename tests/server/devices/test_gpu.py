@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 from gpu_device_harness import ADD, Gpu, N, get, put, settled, stage
 
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.errors import DeviceError, InvalidArgumentError
-from tilewright_kit.plan import COUNTERS, I64, WORKSPACE, Pointer, Struct, Table
-from tilewright_server.devices.base import RECORD, TIME, WAIT
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.plan import COUNTERS, I64, WORKSPACE, Pointer, Struct, Table
+from tilewright_kit.types.errors import DeviceError, InvalidArgumentError
+from tilewright_server.devices.contract import RECORD, TIME, WAIT
 from tilewright_server.devices.gpu.device import GpuDevice
-from tilewright_server.devices.gpu.program import GpuProgram
+from tilewright_server.devices.gpu.launch.program import GpuProgram
 
 pytestmark = pytest.mark.gpu
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from gpu_device_harness import ADD, WAYS, Client, Gpu, N, get, put, settled, stage
 
-from tilewright_kit.device import Buffer, DeviceInfo
-from tilewright_kit.errors import (
+from tilewright_kit.contract.device import Buffer, DeviceInfo
+from tilewright_kit.types.errors import (
     DeviceError,
     InvalidArgumentError,
     ResourceExhaustedError,
     UnsupportedError,
 )
-from tilewright_server.devices.base import RECORD, WAIT, MemoryHandle
+from tilewright_server.devices.contract import RECORD, WAIT, MemoryHandle
 from tilewright_server.devices.gpu.device import GpuDevice
 from tilewright_server.devices.gpu.stream import GpuStream
 

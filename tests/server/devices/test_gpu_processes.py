@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from gpu_device_harness import ADD, HERE, WAYS, Client, Gpu, N, get, put, stage
 
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.errors import UnavailableError
-from tilewright_kit.plan import Pointer, Struct
-from tilewright_server.devices.base import TIME, SharingDevice
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.plan import Pointer, Struct
+from tilewright_kit.types.errors import UnavailableError
+from tilewright_server.devices.contract import TIME, SharingDevice
 from tilewright_server.devices.gpu.device import GpuDevice
 from tilewright_server.devices.registry import DeviceRegistry
 
@@ -27,8 +27,8 @@ FAULT = """
 import json, sys
 from pathlib import Path
 from gpu_device_harness import GPUS, stage
-from tilewright_kit.errors import TilewrightError
-from tilewright_kit.plan import Pointer, Struct
+from tilewright_kit.types.errors import TilewrightError
+from tilewright_kit.contract.plan import Pointer, Struct
 provider = GPUS[sys.argv[3]].provider
 gpu = provider.open(provider.discover()[0])
 entry = gpu.load(Path(sys.argv[1])).function
@@ -73,7 +73,7 @@ import sys, time
 from pathlib import Path
 import numpy as np
 from gpu_device_harness import ADD, Client, GPUS, N, get, put, stage
-from tilewright_server.devices.base import WAIT
+from tilewright_server.devices.contract import WAIT
 provider, client = GPUS[sys.argv[2]].provider, Client(sys.argv[2], Path(sys.argv[1]))
 gpu = provider.open(provider.discover()[0])
 entry = gpu.load(Path(sys.argv[1])).function

@@ -12,9 +12,9 @@ from gpu_device_harness import ADD, GPUS, Gpu, get, stage
 from hip_device_cases import UNIT
 
 from tilewright_arch import ArchSpec, from_gcn_arch_name
-from tilewright_kit.errors import DeviceError
-from tilewright_kit.plan import Pointer, Struct
-from tilewright_kit.source import SourceUnit
+from tilewright_kit.contract.plan import Pointer, Struct
+from tilewright_kit.contract.source import SourceUnit
+from tilewright_kit.types.errors import DeviceError
 from tilewright_server.devices.hip.device import HipDevice
 
 pytestmark = pytest.mark.gpu

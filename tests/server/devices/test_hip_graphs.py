@@ -15,13 +15,13 @@ from gpu_device_harness import ADD, GPUS, Gpu, N, get, put, settled, stage
 from hip_device_cases import SIMULATED
 
 from tilewright_gemm.plugin import GemmOperation
-from tilewright_kit.device import Buffer, DeviceInfo
-from tilewright_kit.plan import ExecutionPlan, pack
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.tensor import TensorDesc
-from tilewright_server.devices.base import ProgramStage
-from tilewright_server.devices.gpu.graph import BindingGraphs
-from tilewright_server.devices.gpu.program import GpuProgram
+from tilewright_kit.contract.device import Buffer, DeviceInfo
+from tilewright_kit.contract.plan import ExecutionPlan, pack
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.types.tensor import TensorDesc
+from tilewright_server.devices.contract import ProgramStage
+from tilewright_server.devices.gpu.launch.graph import BindingGraphs
+from tilewright_server.devices.gpu.launch.program import GpuProgram
 from tilewright_server.devices.gpu.stream import GpuStream
 from tilewright_server.devices.hip.device import HipDevice
 

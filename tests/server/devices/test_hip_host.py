@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 import tilewright_arch
-from tilewright_kit.errors import DeviceError, ResourceExhaustedError, UnavailableError
-from tilewright_kit.plugins import PluginManager
-from tilewright_server.cli import doctor
-from tilewright_server.devices.base import DeviceLostError, IsolatedProvider
+from tilewright_kit.loading.loader import PluginManager
+from tilewright_kit.types.errors import DeviceError, ResourceExhaustedError, UnavailableError
+from tilewright_server.devices.contract import DeviceLostError, IsolatedProvider
 from tilewright_server.devices.gpu import provider as gpu_provider
 from tilewright_server.devices.hip import discovery, driver, provider
 from tilewright_server.devices.hip.discovery import Discovery, find, parse, seen_by_kernel
@@ -24,6 +23,7 @@ from tilewright_server.devices.hip.driver import MIN_DRIVER, Driver, load_api, v
 from tilewright_server.devices.hip.errors import LOST, RESULTS, UNUSABLE
 from tilewright_server.devices.hip.identity import describe_pci, describe_uuid
 from tilewright_server.devices.hip.provider import HipProvider
+from tilewright_tools.cli.service import doctor
 
 MI300X: dict[str, Any] = {
     "ordinal": 0,
@@ -223,7 +223,7 @@ class Refuse(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(name, name=name)
 sys.meta_path.insert(0, Refuse())
 from tilewright_server.devices.hip import api, device, discovery, plugin, probe
-from tilewright_kit.errors import UnavailableError
+from tilewright_kit.types.errors import UnavailableError
 discovery._LIBRARIES, discovery._NODE = (), "nowhere"
 (provider,) = plugin.tilewright_devices()
 assert provider.discover() == ()

@@ -21,7 +21,7 @@ from driver_calls import DriverCalls
 from simulated_hip import environment, library, marks  # noqa: F401
 
 import tilewright as tw
-from tilewright import hip
+from tilewright.gpu import hip
 
 pytestmark = [*marks, pytest.mark.slow]
 ARCHS = ("gfx942", "gfx1201")
@@ -30,7 +30,7 @@ SERVE = """
 import os, sys
 from tilewright_server.devices.hip import discovery
 discovery._LIBRARIES = (os.environ["TW_SIMULATED_HIP"],)
-from tilewright_server.cli import main
+from tilewright_tools.cli import main
 sys.argv[0] = "tilewright"
 sys.exit(main())
 """
@@ -329,7 +329,7 @@ def test_who_asks_for_a_gpu_that_cannot_be_used_is_told_why(
         assert reason in caught.value.message
         assert fix in caught.value.fix
         assert str(library) not in str(caught.value)
-        argv = [sys.executable, "-m", "tilewright_server.cli", "run", "gemm", "64", "64", "64", "--device", "hip:0"]
+        argv = [sys.executable, "-m", "tilewright_tools.cli", "run", "gemm", "64", "64", "64", "--device", "hip:0"]
         ran = subprocess.run([*argv, "--target", address], capture_output=True, text=True, timeout=100)
         assert ran.returncode == 2
         said = " ".join(ran.stderr.split())  # lines are wrapped

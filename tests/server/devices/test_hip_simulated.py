@@ -178,7 +178,7 @@ import json, sys
 from pathlib import Path
 from tilewright_server.devices.hip import discovery
 discovery._LIBRARIES = (sys.argv[1],)
-from tilewright_kit.errors import TilewrightError
+from tilewright_kit.types.errors import TilewrightError
 from tilewright_server.devices.hip.provider import HipProvider, open_device
 from hip_driving import compiled
 

@@ -13,10 +13,10 @@ from typing import Any, cast
 import pytest
 
 from tilewright_proto.v1 import error_pb2
-from tilewright_server.devices.base import RECORD, REPLY, TIME, WAIT, Program, ReadyStream
+from tilewright_server.devices.contract import RECORD, REPLY, TIME, WAIT, Program, ReadyStream
 from tilewright_server.devices.worker import launches
-from tilewright_server.devices.worker.frames import HEADER, HEADER_BYTES, REPLY_KIND, Kind
 from tilewright_server.devices.worker.launches import LaunchLoop
+from tilewright_server.protocol.frames import HEADER, HEADER_BYTES, REPLY_KIND, Kind
 
 PROGRAM = cast(Program, object())
 

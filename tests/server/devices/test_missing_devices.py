@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from tilewright_arch import load
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.errors import NotFoundError
-from tilewright_server.cli import doctor
-from tilewright_server.devices.base import DeviceHost, ExplainingProvider
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.types.errors import NotFoundError
+from tilewright_server.devices.contract import DeviceHost, ExplainingProvider
 from tilewright_server.devices.cuda import discovery as cuda_discovery
 from tilewright_server.devices.cuda import provider as cuda
 from tilewright_server.devices.gpu import provider as gpu_provider
@@ -20,6 +19,7 @@ from tilewright_server.devices.gpu.provider import GpuProvider
 from tilewright_server.devices.hip import discovery as hip_discovery
 from tilewright_server.devices.hip import provider as hip
 from tilewright_server.devices.registry import DeviceRegistry
+from tilewright_tools.cli.service import doctor
 
 KINDS = {"hip": (hip, hip_discovery, hip.HipProvider), "cuda": (cuda, cuda_discovery, cuda.CudaProvider)}
 VEGA = {"ordinal": 0, "name": "Radeon VII", "gcn_arch_name": "gfx906:sramecc+:xnack-"}

@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from tilewright_arch import ArchSpec
-from tilewright_kit.plan import I64, Geometry, Pointer, Struct, pack
-from tilewright_kit.source import SourceUnit
+from tilewright_kit.contract.plan import I64, Geometry, Pointer, Struct, pack
+from tilewright_kit.contract.source import SourceUnit
 from tilewright_native import include_dir
-from tilewright_server.build.artifacts import ArtifactCache
+from tilewright_server.build.cache.artifacts import ArtifactCache
 from tilewright_server.build.pool import BuildPool
-from tilewright_server.build.toolchain import CpuToolchain
-from tilewright_server.devices.base import REPLY, DeviceHost, ProgramStage
+from tilewright_server.build.toolchains.toolchain import CpuToolchain
+from tilewright_server.devices.contract import REPLY, DeviceHost, ProgramStage
 from tilewright_server.devices.cpu.provider import CpuProvider
 from tilewright_server.devices.registry import DeviceRegistry
-from tilewright_server.devices.worker.frames import HEADER, MAX_FRAMES, Kind
 from tilewright_server.engine.call import Call
+from tilewright_server.protocol.frames import HEADER, MAX_FRAMES, Kind
 
 UNIT = SourceUnit(
     "nothing",

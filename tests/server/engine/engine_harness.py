@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from vector_operation import VectorConfig, VectorPlugin, request
 
-from tilewright_kit.plugins import PluginManager
+from tilewright_kit.loading.loader import PluginManager
 from tilewright_server.engine.call import Call
 from tilewright_server.engine.engine import Engine, Prepared
 from tilewright_server.engine.types import EngineOptions, Selection

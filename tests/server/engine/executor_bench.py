@@ -11,11 +11,11 @@ from typing import Any
 from vector_operation import VectorConfig, VectorOperation, VectorProblem, request
 
 import tilewright_arch
-from tilewright_kit.device import Buffer, DeviceInfo
-from tilewright_server.engine.arena import Arena
+from tilewright_kit.contract.device import Buffer, DeviceInfo
 from tilewright_server.engine.call import Call
-from tilewright_server.engine.executor import Executor
-from tilewright_server.engine.prepared import Prepared
+from tilewright_server.engine.execution.executor import Executor
+from tilewright_server.engine.execution.prepared import Prepared
+from tilewright_server.engine.execution.workspace_arena import Arena
 from tilewright_server.engine.statistics import Statistics
 from tilewright_server.engine.types import Outcome
 

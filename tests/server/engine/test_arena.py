@@ -8,11 +8,11 @@ import time
 import pytest
 from executor_bench import ADDRESSES, Bench, FakeDevice
 
-from tilewright_kit.errors import (
+from tilewright_kit.types.errors import (
     ResourceExhaustedError,
 )
-from tilewright_server.engine.arena import Arena
 from tilewright_server.engine.call import Call
+from tilewright_server.engine.execution.workspace_arena import Arena
 
 # Workspace
 

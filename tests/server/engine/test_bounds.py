@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from vector_operation import VectorConfig, request
 
-from tilewright_kit.errors import InvalidArgumentError, ResourceExhaustedError
-from tilewright_kit.problem import OperationRequest
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.types.errors import InvalidArgumentError, ResourceExhaustedError
 from tilewright_server.engine.call import Call
 from tilewright_server.engine.engine import Engine, Prepared
-from tilewright_server.engine.lru import Lru
-from tilewright_server.engine.modules import Modules
+from tilewright_server.engine.planning.loaded_kernels import Modules
+from tilewright_server.engine.planning.lru import Lru
 from tilewright_server.engine.statistics import MAX_KERNELS, OTHERS, Statistics
 from tilewright_server.engine.types import Selection
 

@@ -14,7 +14,8 @@ import pytest
 from engine_harness import BEST, TEAM, TWO_STAGES, Vectors, call, plan
 from vector_operation import VectorConfig, VectorOperation, request
 
-from tilewright_kit.errors import (
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.types.errors import (
     CancelledError,
     DeadlineError,
     InvalidArgumentError,
@@ -22,8 +23,7 @@ from tilewright_kit.errors import (
     TilewrightError,
     UnavailableError,
 )
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.tensor import TensorDesc
+from tilewright_kit.types.tensor import TensorDesc
 from tilewright_server.engine.call import Call
 from tilewright_server.engine.engine import BuildEvent, Engine, Prepared
 from tilewright_server.engine.types import Outcome, Selection

@@ -13,7 +13,7 @@ import pytest
 from engine_harness import BEST, BROKEN, TWO_STAGES, Vectors, call, plan
 from vector_operation import request
 
-from tilewright_kit.errors import (
+from tilewright_kit.types.errors import (
     BuildFailedError,
     CancelledError,
     DeadlineError,
@@ -22,8 +22,8 @@ from tilewright_kit.errors import (
     ToolchainMissingError,
 )
 from tilewright_native import include_dir
-from tilewright_server.build.files import Files
-from tilewright_server.build.toolchain import CpuToolchain
+from tilewright_server.build.cache.files import Files
+from tilewright_server.build.toolchains.toolchain import CpuToolchain
 from tilewright_server.engine.call import Call
 from tilewright_server.engine.engine import Engine
 from tilewright_server.engine.types import Selection

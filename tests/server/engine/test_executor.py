@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from executor_bench import ADDRESSES, LANES, Bench, FakeProgram, slow
 
-from tilewright_kit.errors import (
+from tilewright_kit.types.errors import (
     CancelledError,
     DeadlineError,
     DeviceError,

@@ -13,7 +13,7 @@ import pytest
 from engine_harness import BEST, TWO_STAGES, Vectors, call, plan
 from vector_operation import VectorConfig, request
 
-from tilewright_kit.errors import (
+from tilewright_kit.types.errors import (
     BuildFailedError,
     CancelledError,
     DeadlineError,
@@ -22,11 +22,11 @@ from tilewright_kit.errors import (
     UnavailableError,
 )
 from tilewright_native import include_dir
-from tilewright_server.build.toolchain import CpuToolchain
+from tilewright_server.build.toolchains.toolchain import CpuToolchain
 from tilewright_server.engine.call import Call
+from tilewright_server.engine.delayed_worker import Later
 from tilewright_server.engine.engine import Engine
-from tilewright_server.engine.later import Later
-from tilewright_server.engine.prepared import Prepared
+from tilewright_server.engine.execution.prepared import Prepared
 from tilewright_server.engine.types import Selection
 
 SOON = Selection(build="fallback")
@@ -50,7 +50,7 @@ class Faulty(CpuToolchain):
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tilewright_server.engine.planner._RETRY_S", 0.01)
+    monkeypatch.setattr("tilewright_server.engine.planning.planner._RETRY_S", 0.01)
 
 
 def faulty_engine(make_engine: Any, tmp_path: Path, *failures: Exception) -> tuple[Engine, Faulty]:
@@ -188,7 +188,7 @@ def test_who_waits_for_another_to_load_a_kernel_keeps_its_own_deadline(make_engi
 def test_an_engine_that_ends_does_not_wait_for_what_would_be_tried_later(
     make_engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tilewright_server.engine.planner._RETRY_S", 3600)
+    monkeypatch.setattr("tilewright_server.engine.planning.planner._RETRY_S", 3600)
     engine, toolchain = faulty_engine(make_engine, tmp_path, FULL)
     toolchain.go.set()
     prepared = plan(engine, 100, SOON)

@@ -17,18 +17,18 @@ import numpy as np
 import pytest
 from vector_operation import VectorConfig, VectorOperation, request
 
-from tilewright_kit.device import Buffer
-from tilewright_kit.errors import DeviceError, InvalidArgumentError, TilewrightError, UnavailableError
-from tilewright_server.devices.base import REPLY, DeviceLostError
-from tilewright_server.devices.worker.frames import Kind, packet
+from tilewright_kit.contract.device import Buffer
+from tilewright_kit.types.errors import DeviceError, InvalidArgumentError, TilewrightError, UnavailableError
+from tilewright_server.devices.contract import REPLY, DeviceLostError
 from tilewright_server.engine.call import Call
 from tilewright_server.engine.engine import Engine, Prepared
-from tilewright_server.engine.quarantine import Quarantine
+from tilewright_server.engine.planning.quarantine import Quarantine
 from tilewright_server.engine.types import Outcome, Selection
-from tilewright_server.memory.binding import Location, Place
-from tilewright_server.memory.session import Session
-from tilewright_server.memory.sessions import Sessions
+from tilewright_server.memory.operand_binding import Location, Place
+from tilewright_server.protocol.frames import Kind, packet
 from tilewright_server.service import Service
+from tilewright_server.session.session import Session
+from tilewright_server.session.sessions import Sessions
 
 pytestmark = pytest.mark.slow
 

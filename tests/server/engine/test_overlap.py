@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright_kit.errors import InvalidArgumentError
-from tilewright_kit.plan import ExecutionPlan
-from tilewright_kit.problem import Operand, Role
-from tilewright_kit.tensor import TensorDesc
-from tilewright_server.engine.overlap import OverlapCheck
+from tilewright_kit.contract.plan import ExecutionPlan
+from tilewright_kit.contract.problem import Operand, Role
+from tilewright_kit.types.errors import InvalidArgumentError
+from tilewright_kit.types.tensor import TensorDesc
+from tilewright_server.engine.execution.overlap import OverlapCheck
 
 MEMORY = np.zeros(1 << 16, np.uint8)
 BASE = MEMORY.ctypes.data

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from vector_operation import VectorOperation, VectorProblem, request
 
-from tilewright_kit.errors import InvalidArgumentError
+from tilewright_kit.types.errors import InvalidArgumentError
 from tilewright_server.engine.call import Call
 from tilewright_server.engine.engine import Engine
 from tilewright_server.engine.types import Outcome, Selection
-from tilewright_server.memory.binding import Location, Place
-from tilewright_server.memory.sessions import Sessions
+from tilewright_server.memory.operand_binding import Location, Place
 from tilewright_server.service import Service
+from tilewright_server.session.sessions import Sessions
 
 N = 30
 

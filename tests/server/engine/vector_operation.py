@@ -15,19 +15,19 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tilewright_arch import ArchSpec
-from tilewright_kit.config import KernelConfig
-from tilewright_kit.declare import KernelSet, declare
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.dtypes import DType
-from tilewright_kit.errors import InvalidArgumentError
-from tilewright_kit.hookspecs import hookimpl
-from tilewright_kit.naming import part, suffix
-from tilewright_kit.operation import Prediction
-from tilewright_kit.plan import F64, I64, WORKSPACE, ExecutionPlan, Geometry, Pointer, Stage, Struct
-from tilewright_kit.problem import Operand, OperationRequest, Problem, Role
-from tilewright_kit.rules import RuleBook, Violation
-from tilewright_kit.source import SourceUnit
-from tilewright_kit.tensor import TensorDesc
+from tilewright_kit.config.kernel_config import KernelConfig
+from tilewright_kit.config.naming import part, suffix
+from tilewright_kit.config.rules import RuleBook, Violation
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.operation import Prediction
+from tilewright_kit.contract.plan import F64, I64, WORKSPACE, ExecutionPlan, Geometry, Pointer, Stage, Struct
+from tilewright_kit.contract.problem import Operand, OperationRequest, Problem, Role
+from tilewright_kit.contract.source import SourceUnit
+from tilewright_kit.kernel_sets.declare import KernelSet, declare
+from tilewright_kit.loading.hookspecs import hookimpl
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.errors import InvalidArgumentError
+from tilewright_kit.types.tensor import TensorDesc
 
 TEMPLATE = """#include "tilewright/cpu/team.h"
 struct Args { const float* x; const float* y; float* out; float* scratch; int64_t n; double scale; };

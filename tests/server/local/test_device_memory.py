@@ -14,19 +14,19 @@ from fake_engine import FakeDevice, FakeEngine
 from local_harness import BIND, EXPORT, HEADER, REGISTER, Wire, bind_request, expect
 from rpc_harness import MemoryFile, eventually, in_region
 
-from tilewright_kit.device import Buffer
-from tilewright_kit.errors import DeviceError, UnsupportedError
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.tensor import TensorDesc
+from tilewright_kit.contract.device import Buffer
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.types.errors import DeviceError, UnsupportedError
+from tilewright_kit.types.tensor import TensorDesc
 from tilewright_proto.v1 import memory_pb2 as mp
-from tilewright_server.devices.base import MemoryHandle
+from tilewright_server.devices.contract import MemoryHandle
 from tilewright_server.engine.call import Call
 from tilewright_server.engine.types import Selection
 from tilewright_server.local.server import LocalServer
 from tilewright_server.memory.buffers import ResidentBuffer
-from tilewright_server.memory.sessions import Sessions
 from tilewright_server.rpc.memory import MemoryServicer
 from tilewright_server.service import Service
+from tilewright_server.session.sessions import Sessions
 
 UUID = "GPU-0a0a0a0a-2222-3333-4444-555555555555"
 

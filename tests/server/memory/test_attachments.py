@@ -8,14 +8,14 @@ from typing import Any, cast
 
 import pytest
 
-from tilewright_kit.errors import DeviceError, ResourceExhaustedError
-from tilewright_server.devices.base import ConnectedDevice, Program
-from tilewright_server.engine.arena import Arena
-from tilewright_server.engine.executor import Executor
+from tilewright_kit.types.errors import DeviceError, ResourceExhaustedError
+from tilewright_server.devices.contract import ConnectedDevice, Program
+from tilewright_server.engine.execution.executor import Executor
+from tilewright_server.engine.execution.workspace_arena import Arena
 from tilewright_server.engine.statistics import Statistics
-from tilewright_server.memory.attachments import Attachment
-from tilewright_server.memory.bound import BoundExecution
-from tilewright_server.memory.session import Session
+from tilewright_server.session.attachments import Attachment
+from tilewright_server.session.bindings import BoundExecution
+from tilewright_server.session.session import Session
 
 LIMIT = 1 << 20
 

@@ -12,19 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rpc_harness import MemoryFile, register
 
-from tilewright_kit.dtypes import DType
-from tilewright_kit.errors import InvalidArgumentError, NotFoundError, TilewrightError
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.tensor import TensorDesc
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError, TilewrightError
+from tilewright_kit.types.tensor import TensorDesc
 from tilewright_server.engine.call import Call
 from tilewright_server.engine.types import Selection
-from tilewright_server.memory.binding import Location, Place, Target
-from tilewright_server.memory.session import Session
-from tilewright_server.memory.sessions import Sessions
+from tilewright_server.memory.operand_binding import Location, Place, Target
 from tilewright_server.memory.shm import view
-from tilewright_server.memory.staging import KEPT_BYTES, StagingPool
+from tilewright_server.memory.staging_pool import KEPT_BYTES, StagingPool
 from tilewright_server.memory.transfer import check_range
 from tilewright_server.service import Service
+from tilewright_server.session.session import Session
+from tilewright_server.session.sessions import Sessions
 
 TEXT = bytes(range(64))
 

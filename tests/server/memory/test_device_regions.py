@@ -10,8 +10,9 @@ import pytest
 from fake_engine import FakeDevice, FakeEngine
 from rpc_harness import MemoryFile, register
 
-from tilewright_kit.device import Buffer
-from tilewright_kit.errors import (
+from tilewright_kit.contract.device import Buffer
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.types.errors import (
     AccessError,
     DeadlineError,
     DeviceError,
@@ -21,22 +22,21 @@ from tilewright_kit.errors import (
     TilewrightError,
     UnsupportedError,
 )
-from tilewright_kit.problem import OperationRequest
-from tilewright_kit.tensor import TensorDesc
+from tilewright_kit.types.tensor import TensorDesc
 from tilewright_proto.v1 import memory_pb2 as mp
-from tilewright_server.devices.base import MemoryHandle
+from tilewright_server.devices.contract import MemoryHandle
 from tilewright_server.devices.lifetime import DeviceAddress, Lifetime
 from tilewright_server.engine.call import Call
 from tilewright_server.engine.types import Selection
-from tilewright_server.memory.binding import Location, Place, Target
-from tilewright_server.memory.bound import BoundExecution
 from tilewright_server.memory.buffers import ResidentBuffer
-from tilewright_server.memory.imports import exportable_bytes, plain_uuid
-from tilewright_server.memory.session import Limits, Session
-from tilewright_server.memory.sessions import Sessions
-from tilewright_server.memory.sources import DeviceMemory
-from tilewright_server.rpc.sources import exported
+from tilewright_server.memory.device_regions import exportable_bytes, plain_uuid
+from tilewright_server.memory.operand_binding import Location, Place, Target
+from tilewright_server.memory.region_sources import DeviceMemory
+from tilewright_server.messages.regions import exported
 from tilewright_server.service import Service, placed
+from tilewright_server.session.bindings import BoundExecution
+from tilewright_server.session.session import Limits, Session
+from tilewright_server.session.sessions import Sessions
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 OTHER = "GPU-99999999-2222-3333-4444-555555555555"

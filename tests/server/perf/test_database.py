@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tilewright_kit.errors import InvalidArgumentError, NotFoundError
-from tilewright_kit.measurements import Measurement
-from tilewright_server.perf.database import Filter, PerfDatabase, best_rows
-from tilewright_server.perf.exchange import read_file, write_file
+from tilewright_kit.selection.measurements import Measurement
+from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError
+from tilewright_server.measurements.database import Filter, PerfDatabase, best_rows
+from tilewright_server.measurements.exchange import read_file, write_file
 
 
 def row(m: int = 64, us: float = 5.0, tile: int = 128, **changes: Any) -> Measurement:
@@ -95,8 +95,8 @@ def test_writers_in_many_processes_lose_nothing(database: PerfDatabase) -> None:
     script = (
         "import sys, json\n"
         "from pathlib import Path\n"
-        "from tilewright_kit.measurements import Measurement\n"
-        "from tilewright_server.perf.database import PerfDatabase\n"
+        "from tilewright_kit.selection.measurements import Measurement\n"
+        "from tilewright_server.measurements.database import PerfDatabase\n"
         "record, base = json.loads(sys.argv[2]), int(sys.argv[3])\n"
         "for index in range(25):\n"
         "    record['sizes']['m'] = base + index\n"

@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from tilewright_kit.device import Buffer, DeviceInfo
-from tilewright_kit.errors import (
+from tilewright_kit.contract.device import Buffer, DeviceInfo
+from tilewright_kit.contract.problem import Operand, OperationRequest, Role
+from tilewright_kit.types.errors import (
     InvalidArgumentError,
     NotFoundError,
     ResourceExhaustedError,
     TilewrightError,
     UnavailableError,
 )
-from tilewright_kit.problem import Operand, OperationRequest, Role
 from tilewright_server.engine.call import Call
 from tilewright_server.engine.types import Outcome, Selection
 from tilewright_server.memory.shm import view

@@ -22,8 +22,8 @@ from tilewright_proto.v1 import dispatch_pb2_grpc, error_pb2, kernels_pb2_grpc, 
 from tilewright_proto.v1 import memory_pb2 as mp
 from tilewright_proto.v1 import tensor_pb2 as tp
 from tilewright_server.memory.regions import Region
-from tilewright_server.memory.session import Session
 from tilewright_server.memory.shm import open_memfd
+from tilewright_server.session.session import Session
 
 F_ADD_SEALS = 1033
 SEAL, SHRINK = 1, 2

@@ -11,10 +11,10 @@ import grpc
 import pytest
 
 import tilewright_server
-from tilewright_kit import errors as kit
-from tilewright_kit.rules import Violation
-from tilewright_server.rpc.details import MAX_DETAIL, to_detail
-from tilewright_server.rpc.errors import ERROR_METADATA, STATUS, abort, as_tilewright_error, status_of
+from tilewright_kit.config.rules import Violation
+from tilewright_kit.types import errors as kit
+from tilewright_server.protocol.errors import MAX_DETAIL, to_detail
+from tilewright_server.rpc.status import ERROR_METADATA, STATUS, abort, as_tilewright_error, status_of
 
 KINDS = [kind for _, kind in inspect.getmembers(kit, inspect.isclass) if issubclass(kind, kit.TilewrightError)]
 

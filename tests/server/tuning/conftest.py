@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tilewright_server.tuning.setup import Setup
-from tilewright_server.tuning.sweep import Sweep, SweepOptions
-from tilewright_server.tuning.timing import TimingOptions
+from tilewright_tools.tuning.measure.setup import Setup
+from tilewright_tools.tuning.measure.timing import TimingOptions
+from tilewright_tools.tuning.sweep import Sweep, SweepOptions
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilewright_arch import ArchSpec
-from tilewright_gemm.config import GemmConfig
+from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.plugin import GemmOperation
-from tilewright_gemm.problem import GemmProblem
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.hookspecs import hookimpl
-from tilewright_kit.operation import Operation
-from tilewright_kit.plan import ExecutionPlan
-from tilewright_kit.source import SourceUnit
+from tilewright_gemm.problem.problem import GemmProblem
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.operation import Operation
+from tilewright_kit.contract.plan import ExecutionPlan
+from tilewright_kit.contract.source import SourceUnit
+from tilewright_kit.loading.hookspecs import hookimpl
 
 FAULTS = {512: "", 448: "crash", 384: "hang", 320: "empty", 256: "off", 192: "broken"}
 """By the depth of the tile, the right one first."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from tilewright_kit.hookspecs import hookimpl
+from tilewright_kit.loading.hookspecs import hookimpl
 from tilewright_server.devices.cuda import discovery
 
 discovery._LIBRARIES = (os.environ["TW_SIMULATED_CUDA"],)

@@ -9,16 +9,16 @@ import pytest
 
 import tilewright_arch
 from tilewright_fmha.plugin import tilewright_operations
-from tilewright_kit.check_plugin import device_of
-from tilewright_kit.compare import poison
-from tilewright_kit.errors import InvalidArgumentError
-from tilewright_kit.problem import Role
-from tilewright_server.tuning import check
-from tilewright_server.tuning.check import Truth
-from tilewright_server.tuning.data import contents, view
-from tilewright_server.tuning.families import family_of, stored_case
-from tilewright_server.tuning.families.attention import ATTENTION, DIRECTIONS, AttentionCase
-from tilewright_server.tuning.shapes import read_shapes
+from tilewright_kit.conformance.check_plugin import device_of
+from tilewright_kit.contract.problem import Role
+from tilewright_kit.numerics.compare import poison
+from tilewright_kit.types.errors import InvalidArgumentError
+from tilewright_tools.tuning.measure import check
+from tilewright_tools.tuning.measure.check import Truth
+from tilewright_tools.tuning.measure.data import contents, view
+from tilewright_tools.tuning.problems.families import family_of, stored_case
+from tilewright_tools.tuning.problems.families.attention import ATTENTION, DIRECTIONS, AttentionCase
+from tilewright_tools.tuning.problems.shapes import read_shapes
 
 DEVICE = device_of(tilewright_arch.load("x86-64-v3"))
 OPERATIONS = {operation.name: operation for operation in tilewright_operations()}

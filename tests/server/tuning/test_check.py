@@ -11,13 +11,13 @@ import pytest
 
 import tilewright_arch
 from tilewright_gemm.plugin import GemmOperation
-from tilewright_kit.check_plugin import device_of
-from tilewright_kit.compare import poison
-from tilewright_kit.problem import Role
-from tilewright_server.tuning import check
-from tilewright_server.tuning.check import Truth
-from tilewright_server.tuning.data import contents, view
-from tilewright_server.tuning.families.gemm import GemmCase as Case
+from tilewright_kit.conformance.check_plugin import device_of
+from tilewright_kit.contract.problem import Role
+from tilewright_kit.numerics.compare import poison
+from tilewright_tools.tuning.measure import check
+from tilewright_tools.tuning.measure.check import Truth
+from tilewright_tools.tuning.measure.data import contents, view
+from tilewright_tools.tuning.problems.families.gemm import GemmCase as Case
 
 DEVICE = device_of(tilewright_arch.load("x86-64-v3"))
 OPERATION = GemmOperation()

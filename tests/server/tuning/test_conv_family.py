@@ -14,20 +14,22 @@ import pytest
 
 import tilewright_arch
 from tilewright_grouped_conv.plugin import ConvOperation
-from tilewright_grouped_conv.words import Direction
-from tilewright_kit.check_plugin import device_of
-from tilewright_kit.compare import poison
-from tilewright_kit.errors import InvalidArgumentError, NotFoundError
-from tilewright_kit.measurements import point_of
-from tilewright_kit.problem import Role
-from tilewright_server.tuning import check, evaluate, peer
-from tilewright_server.tuning.check import Truth
-from tilewright_server.tuning.data import contents, view
-from tilewright_server.tuning.families import family_of, stored_case
-from tilewright_server.tuning.families.conv import CONV, ConvCase
-from tilewright_server.tuning.results import Output, Result, Stamp
-from tilewright_server.tuning.shapes import read_shapes
-from tilewright_server.tuning.timing import TimingOptions
+from tilewright_grouped_conv.vocabulary import Direction
+from tilewright_kit.conformance.check_plugin import device_of
+from tilewright_kit.contract.problem import Role
+from tilewright_kit.numerics.compare import poison
+from tilewright_kit.selection.measurements import point_of
+from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError
+from tilewright_tools.tuning import evaluate
+from tilewright_tools.tuning.measure import check
+from tilewright_tools.tuning.measure.check import Truth
+from tilewright_tools.tuning.measure.data import contents, view
+from tilewright_tools.tuning.measure.timing import TimingOptions
+from tilewright_tools.tuning.problems import peer
+from tilewright_tools.tuning.problems.families import family_of, stored_case
+from tilewright_tools.tuning.problems.families.conv import CONV, ConvCase
+from tilewright_tools.tuning.problems.shapes import read_shapes
+from tilewright_tools.tuning.results import Output, Result, Stamp
 
 DEVICE = device_of(tilewright_arch.load("x86-64-v3"))
 OPERATIONS = {operation.name: operation for operation in map(ConvOperation, Direction)}

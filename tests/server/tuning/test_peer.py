@@ -11,14 +11,14 @@ import pytest
 
 import tilewright_arch
 from tilewright_gemm.plugin import GemmOperation
-from tilewright_kit.check_plugin import device_of
-from tilewright_kit.errors import UnsupportedError
-from tilewright_kit.problem import Role
-from tilewright_server.tuning import peer
-from tilewright_server.tuning.data import contents, view
-from tilewright_server.tuning.families.gemm import GEMM
-from tilewright_server.tuning.families.gemm import GemmCase as Case
-from tilewright_server.tuning.timing import TimingOptions
+from tilewright_kit.conformance.check_plugin import device_of
+from tilewright_kit.contract.problem import Role
+from tilewright_kit.types.errors import UnsupportedError
+from tilewright_tools.tuning.measure.data import contents, view
+from tilewright_tools.tuning.measure.timing import TimingOptions
+from tilewright_tools.tuning.problems import peer
+from tilewright_tools.tuning.problems.families.gemm import GEMM
+from tilewright_tools.tuning.problems.families.gemm import GemmCase as Case
 
 DEVICE = device_of(tilewright_arch.load("x86-64-v3"))
 QUICK = TimingOptions(warmup=1, repeat=3, seconds=0.05)

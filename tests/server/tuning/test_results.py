@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tilewright_kit.errors import InvalidArgumentError
-from tilewright_server.tuning.families.gemm import GemmCase as Case
-from tilewright_server.tuning.results import Output, Result, Stamp, read_results
-from tilewright_server.tuning.summary import summarise
-from tilewright_server.tuning.sweep import PeerTime
+from tilewright_kit.types.errors import InvalidArgumentError
+from tilewright_tools.tuning.problems.families.gemm import GemmCase as Case
+from tilewright_tools.tuning.results import Output, Result, Stamp, read_results
+from tilewright_tools.tuning.summary import summarise
+from tilewright_tools.tuning.sweep import PeerTime
 
 STAMP = Stamp("gemm", "sm_90a", "NVIDIA H200", "CUDA 13.0", "0.1.0", {"init": "normal", "rotating": 4})
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tilewright_gemm.plugin import GemmOperation
-from tilewright_kit.errors import InvalidArgumentError
-from tilewright_server.tuning import shapes
-from tilewright_server.tuning.cases import Case as AnyCase
-from tilewright_server.tuning.families.gemm import GEMM, NAMED
-from tilewright_server.tuning.families.gemm import GemmCase as Case
+from tilewright_kit.types.errors import InvalidArgumentError
+from tilewright_tools.tuning.problems import shapes
+from tilewright_tools.tuning.problems.cases import Case as AnyCase
+from tilewright_tools.tuning.problems.families.gemm import GEMM, NAMED
+from tilewright_tools.tuning.problems.families.gemm import GemmCase as Case
 
 
 def read_shapes(

@@ -10,14 +10,15 @@ import pytest
 
 import tilewright_arch
 from tilewright_gemm.plugin import GemmOperation
-from tilewright_kit.check_plugin import device_of
-from tilewright_kit.measured import Measured
-from tilewright_kit.measurements import ShippedMeasurements, point_of
-from tilewright_server.perf.database import PerfDatabase
-from tilewright_server.perf.exchange import write_file
-from tilewright_server.tuning import evaluate, ship
-from tilewright_server.tuning.families.gemm import GemmCase as Case
-from tilewright_server.tuning.results import Output, Result, Stamp
+from tilewright_kit.conformance.check_plugin import device_of
+from tilewright_kit.selection.measured import Measured
+from tilewright_kit.selection.measurements import ShippedMeasurements, point_of
+from tilewright_server.measurements.database import PerfDatabase
+from tilewright_server.measurements.exchange import write_file
+from tilewright_tools.tuning import evaluate
+from tilewright_tools.tuning import export as ship
+from tilewright_tools.tuning.problems.families.gemm import GemmCase as Case
+from tilewright_tools.tuning.results import Output, Result, Stamp
 
 ARCH = tilewright_arch.load("x86-64-v3")
 DEVICE = device_of(ARCH)

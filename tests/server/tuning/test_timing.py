@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tilewright_server.tuning.timing import Timing, TimingOptions, measure, percentile
+from tilewright_tools.tuning.measure.timing import Timing, TimingOptions, measure, percentile
 
 
 class Kernel:

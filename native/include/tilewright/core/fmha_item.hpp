@@ -4,7 +4,7 @@
 // Lengths, starts and page numbers are data that a caller may have wrong: lengths are cut to the room that there is, an
 // absent page holds nothing, and the bits of kFmhaBad... say what was found. Nothing outside the tensors is ever read.
 #pragma once
-#include "tilewright/core/fmha_args.h"
+#include "tilewright/core/args/fmha.h"
 #include "tilewright/core/options.hpp"
 
 #if defined(__CUDACC_RTC__) || defined(__CUDACC__)

@@ -55,7 +55,7 @@ constexpr T ceil_div(T a, T b) {
 #if defined(TW_PLATFORM_HOST)
 #include "tilewright/gpu/host/platform.hpp"
 #elif defined(__HIP__)
-#include "tilewright/gpu/platform_hip.hpp"
+#include "tilewright/gpu/amd/platform.hpp"
 #else
-#include "tilewright/gpu/platform_cuda.hpp"
+#include "tilewright/gpu/cuda/platform.hpp"
 #endif

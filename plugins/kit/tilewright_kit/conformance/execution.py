@@ -9,15 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewright_arch import ArchSpec
-from tilewright_kit.compare import compare
 from tilewright_kit.conformance.problems import samples_on
 from tilewright_kit.conformance.report import CheckReport, Skipped
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.dtypes import DType
-from tilewright_kit.errors import UnsupportedError
-from tilewright_kit.operation import Operation
-from tilewright_kit.problem import OperationRequest, Problem, Role
-from tilewright_kit.source import SourceUnit
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.operation import Operation
+from tilewright_kit.contract.problem import OperationRequest, Problem, Role
+from tilewright_kit.contract.source import SourceUnit
+from tilewright_kit.numerics.compare import compare
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.errors import UnsupportedError
 
 __all__ = ["Build", "Execute", "check_execution", "draw_inputs"]
 

@@ -10,12 +10,12 @@ from enum import Enum
 from typing import Any
 
 from tilewright_arch import ArchSpec
-from tilewright_kit.config import KernelConfig
+from tilewright_kit.config.kernel_config import KernelConfig
 from tilewright_kit.conformance.report import CheckReport, Skipped
-from tilewright_kit.dtypes import DType
-from tilewright_kit.errors import InvalidArgumentError, UnsupportedError
-from tilewright_kit.operation import Operation
-from tilewright_kit.source import SourceUnit
+from tilewright_kit.contract.operation import Operation
+from tilewright_kit.contract.source import SourceUnit
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.errors import InvalidArgumentError, UnsupportedError
 
 __all__ = ["Pool", "check_fields", "neutral_source", "source_findings", "variants"]
 

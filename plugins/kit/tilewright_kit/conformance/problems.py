@@ -8,17 +8,17 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tilewright_kit.config import KernelConfig
+from tilewright_kit.config.kernel_config import KernelConfig
 from tilewright_kit.conformance.report import CheckReport, Skipped
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.dtypes import DType
-from tilewright_kit.errors import InvalidArgumentError, UnsupportedError
-from tilewright_kit.explain import explain
-from tilewright_kit.operation import Operation
-from tilewright_kit.plan import COUNTERS, WORKSPACE, Arg, ExecutionPlan, Pointer, Stage, Struct, Table, pack
-from tilewright_kit.problem import OperationRequest, Problem, Role
-from tilewright_kit.select import FirstFit, Heuristic
-from tilewright_kit.tensor import TensorDesc
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.operation import Operation
+from tilewright_kit.contract.plan import COUNTERS, WORKSPACE, Arg, ExecutionPlan, Pointer, Stage, Struct, Table, pack
+from tilewright_kit.contract.problem import OperationRequest, Problem, Role
+from tilewright_kit.selection.explain import explain
+from tilewright_kit.selection.strategies import FirstFit, Heuristic
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.errors import InvalidArgumentError, UnsupportedError
+from tilewright_kit.types.tensor import TensorDesc
 
 __all__ = ["check_problems", "plan_findings", "samples_on"]
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from tilewright_arch import ArchSpec
-from tilewright_kit.config import KernelConfig
+from tilewright_kit.config.kernel_config import KernelConfig
+from tilewright_kit.config.rules import RuleBook, Violation
 from tilewright_kit.conformance.fields import Pool, variants
 from tilewright_kit.conformance.report import CheckReport, Skipped
-from tilewright_kit.operation import Operation
-from tilewright_kit.rules import RuleBook, Violation
+from tilewright_kit.contract.operation import Operation
 
 __all__ = ["check_rules"]
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from tilewright_arch import ArchSpec
-from tilewright_kit.dtypes import DType
 from tilewright_kit.tiles.tiled import GROUP_BYTES, Triple
-from tilewright_kit.words import Epilogue, accumulator
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.vocabulary import Epilogue, accumulator
 
 __all__ = [
     "cpu_teams",

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Protocol
 
 from tilewright_kit.tiles.tiled import Triple
-from tilewright_kit.words import Reduction
+from tilewright_kit.types.vocabulary import Reduction
 
 __all__ = ["PlainForms", "TiledForms"]
 

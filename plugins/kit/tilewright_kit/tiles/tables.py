@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable
 
 from tilewright_arch import ArchSpec
-from tilewright_kit.tiles.footprint import is_specialised
+from tilewright_kit.tiles.footprint.workgroup import is_specialised
 from tilewright_kit.tiles.tiled import Tiled, Triple
-from tilewright_kit.words import size_of
+from tilewright_kit.types.vocabulary import size_of
 
 __all__ = [
     "SIDE",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol, TypeVar
 
-from tilewright_kit.words import Epilogue, Reduction
+from tilewright_kit.types.vocabulary import Epilogue, Reduction
 
 __all__ = ["GROUP_BYTES", "Tiled", "Triple"]
 

@@ -7,13 +7,13 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tilewright_kit.device import Buffer, DeviceInfo, Launch
-from tilewright_kit.errors import DeviceError, ResourceExhaustedError
-from tilewright_server.devices.base import ProgramStage
+from tilewright_kit.contract.device import Buffer, DeviceInfo, Launch
+from tilewright_kit.types.errors import DeviceError, ResourceExhaustedError
+from tilewright_server.devices.contract import ProgramStage
 from tilewright_server.devices.cpu.library import Library
 from tilewright_server.devices.cpu.program import CpuProgram, launch_refused
 from tilewright_server.devices.cpu.runtime import Pool, StageRecord
-from tilewright_server.devices.refusals import check_copy, check_size, closed, not_a_buffer
+from tilewright_server.devices.errors import check_copy, check_size, closed, not_a_buffer
 
 __all__ = ["CpuDevice", "CpuModule"]
 

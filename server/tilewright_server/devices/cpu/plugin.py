@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright_kit.device import DeviceProvider
-from tilewright_kit.hookspecs import hookimpl
+from tilewright_kit.contract.device import DeviceProvider
+from tilewright_kit.loading.hookspecs import hookimpl
 from tilewright_server.devices.cpu.provider import CpuProvider
 
 __all__ = ["tilewright_devices"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright_kit.errors import DeviceError
-from tilewright_server.devices.base import ProgramStage
+from tilewright_kit.types.errors import DeviceError
+from tilewright_server.devices.argument_layout import Block, BlockLayout
+from tilewright_server.devices.contract import ProgramStage
 from tilewright_server.devices.cpu.runtime import STAGE_BYTES, Pool, StageRecord
-from tilewright_server.devices.program import Block, BlockLayout
 
 __all__ = ["CpuProgram", "launch_refused"]
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.errors import DeviceError, TilewrightError
-from tilewright_server.devices.base import DeviceHost, WorkerSpec
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.types.errors import DeviceError, TilewrightError
+from tilewright_server.devices.contract import DeviceHost, WorkerSpec
 from tilewright_server.devices.cpu.device import CpuDevice
 from tilewright_server.devices.cpu.runtime import Runtime, runtime_unit
 from tilewright_server.devices.cpu.topology import choose_arch, find_topology

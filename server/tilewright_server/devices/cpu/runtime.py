@@ -6,8 +6,8 @@ import ctypes
 from collections.abc import Sequence
 from pathlib import Path
 
-from tilewright_kit.errors import DeviceError, ResourceExhaustedError
-from tilewright_kit.source import SourceUnit
+from tilewright_kit.contract.source import SourceUnit
+from tilewright_kit.types.errors import DeviceError, ResourceExhaustedError
 from tilewright_server.devices.cpu.library import resident_library
 
 __all__ = ["STAGE_BYTES", "Pool", "Runtime", "StageRecord", "runtime_unit"]

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from tilewright_arch import ArchError, ArchSpec, detect_cpu, load
-from tilewright_kit.errors import InvalidArgumentError, UnsupportedError
+from tilewright_kit.types.errors import InvalidArgumentError, UnsupportedError
 
 __all__ = ["Topology", "choose_arch", "find_topology"]
 

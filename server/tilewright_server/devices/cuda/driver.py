@@ -6,8 +6,8 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-from tilewright_kit.errors import UnavailableError
-from tilewright_kit.plan import Geometry, TensorMap
+from tilewright_kit.contract.plan import Geometry, TensorMap
+from tilewright_kit.types.errors import UnavailableError
 from tilewright_server.devices.cuda.api import CudaApi
 from tilewright_server.devices.cuda.errors import RESULTS
 from tilewright_server.devices.cuda.graph import CudaGraph
@@ -15,8 +15,8 @@ from tilewright_server.devices.cuda.launches import launch_config
 from tilewright_server.devices.cuda.maps import CudaMapEncoder
 from tilewright_server.devices.cuda.module import CudaImage
 from tilewright_server.devices.gpu.driver import GpuDriver, GpuFunction
-from tilewright_server.devices.gpu.packing import HostBlock
-from tilewright_server.devices.gpu.stages import Stage
+from tilewright_server.devices.gpu.launch.argument_block import HostBlock
+from tilewright_server.devices.gpu.launch.stages import Stage
 
 __all__ = ["CONTAINER_FIX", "DRIVER_FIX", "INSTALL", "MIN_DRIVER", "Driver", "load_api"]
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from tilewright_server.devices.cuda.launches import launch_node
 from tilewright_server.devices.gpu.driver import GpuDriver
-from tilewright_server.devices.gpu.graph import CapturedGraph, ProgramGraph
+from tilewright_server.devices.gpu.launch.graph import CapturedGraph, ProgramGraph
 
 if TYPE_CHECKING:
-    from tilewright_server.devices.gpu.stages import BoundLaunch, Stage
+    from tilewright_server.devices.gpu.launch.stages import BoundLaunch, Stage
 
 __all__ = ["CudaGraph"]
 

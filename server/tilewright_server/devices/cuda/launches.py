@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilewright_kit.plan import Geometry
+from tilewright_kit.contract.plan import Geometry
 
 __all__ = ["launch_config", "launch_node"]
 

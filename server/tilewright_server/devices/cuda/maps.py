@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from tilewright_kit.arguments import MAP_BYTES
-from tilewright_kit.errors import InternalError, InvalidArgumentError
-from tilewright_kit.plan import TensorMap
+from tilewright_kit.contract.arguments import MAP_BYTES
+from tilewright_kit.contract.plan import TensorMap
+from tilewright_kit.types.errors import InternalError, InvalidArgumentError
 from tilewright_server.devices.gpu.driver import GpuDriver
 
 __all__ = ["CudaMapEncoder"]

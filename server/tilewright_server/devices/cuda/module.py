@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from tilewright_kit.plan import Geometry
+from tilewright_kit.contract.plan import Geometry
 from tilewright_server.devices.gpu.driver import GpuDriver
 from tilewright_server.devices.gpu.module import check_arguments, check_parameters
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tilewright_kit.device import DeviceInfo
+from tilewright_kit.contract.device import DeviceInfo
 from tilewright_server.devices.cuda.discovery import Discovery, find
 from tilewright_server.devices.cuda.driver import INSTALL
 from tilewright_server.devices.gpu.provider import GpuProvider

@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tilewright_kit.device import Buffer, DeviceInfo, Launch
-from tilewright_kit.errors import ResourceExhaustedError, TilewrightError, UnsupportedError
-from tilewright_server.devices.base import MemoryHandle, ProgramStage
+from tilewright_kit.contract.device import Buffer, DeviceInfo, Launch
+from tilewright_kit.types.errors import ResourceExhaustedError, TilewrightError, UnsupportedError
+from tilewright_server.devices.contract import MemoryHandle, ProgramStage
+from tilewright_server.devices.errors import check_copy, check_size, closed, not_a_buffer, unloaded
 from tilewright_server.devices.gpu.driver import GpuDriver, GpuFunction
-from tilewright_server.devices.gpu.graveyard import Graveyard
-from tilewright_server.devices.gpu.lane import Lane
-from tilewright_server.devices.gpu.memory import SHARED_GRANULE, Memory
+from tilewright_server.devices.gpu.launch.argument_block import HostBlock
+from tilewright_server.devices.gpu.launch.program import GpuProgram
+from tilewright_server.devices.gpu.launch.stages import BoundLaunch, Stage
+from tilewright_server.devices.gpu.launch.stream_state import Lane
+from tilewright_server.devices.gpu.memory.deferred_free import Graveyard
+from tilewright_server.devices.gpu.memory.pool import SHARED_GRANULE, Memory
+from tilewright_server.devices.gpu.memory.sharing import Importer, Mapping
 from tilewright_server.devices.gpu.module import GpuModule
-from tilewright_server.devices.gpu.packing import HostBlock
-from tilewright_server.devices.gpu.program import GpuProgram
-from tilewright_server.devices.gpu.sharing import Importer, Mapping
-from tilewright_server.devices.gpu.stages import BoundLaunch, Stage
 from tilewright_server.devices.gpu.stream import GpuStream
-from tilewright_server.devices.refusals import check_copy, check_size, closed, not_a_buffer, unloaded
 
 __all__ = ["GpuDevice"]
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilewright_arch import ArchError, ArchSpec
-from tilewright_kit.device import DeviceInfo
-from tilewright_server.devices.base import Absence
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_server.devices.contract import Absence
 
 __all__ = ["Discovery", "Kind", "ask", "sort_out"]
 

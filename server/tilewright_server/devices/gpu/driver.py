@@ -10,12 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from tilewright_kit.errors import InternalError, TilewrightError
-from tilewright_kit.plan import Geometry, TensorMap
-from tilewright_server.devices.base import DeviceLostError
+from tilewright_kit.contract.plan import Geometry, TensorMap
+from tilewright_kit.types.errors import InternalError, TilewrightError
+from tilewright_server.devices.contract import DeviceLostError
 from tilewright_server.devices.gpu.api import Answer, GpuApi
-from tilewright_server.devices.gpu.graph import BindingGraphs, ProgramGraph
-from tilewright_server.devices.gpu.packing import HostBlock
+from tilewright_server.devices.gpu.launch.argument_block import HostBlock
+from tilewright_server.devices.gpu.launch.graph import BindingGraphs, ProgramGraph
 from tilewright_server.devices.gpu.results import Results
 
 __all__ = ["GpuDriver", "GpuFunction", "Image", "MapEncoder"]

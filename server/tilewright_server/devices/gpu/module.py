@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from tilewright_kit.errors import DeviceError, ResourceExhaustedError
-from tilewright_server.devices.base import DeviceLostError
+from tilewright_kit.types.errors import DeviceError, ResourceExhaustedError
+from tilewright_server.devices.contract import DeviceLostError
 from tilewright_server.devices.gpu.driver import GpuDriver, GpuFunction, Image
 
 __all__ = ["MODULE_RULE", "GpuModule", "check_arguments", "check_parameters"]

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 
-from tilewright_kit.device import Device, DeviceInfo
-from tilewright_server.devices.base import Absence, WorkerSpec
+from tilewright_kit.contract.device import Device, DeviceInfo
+from tilewright_server.devices.contract import Absence, WorkerSpec
 from tilewright_server.devices.gpu.discovery import Discovery
 
 __all__ = ["GpuProvider", "major_version"]

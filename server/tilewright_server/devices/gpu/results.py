@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tilewright_kit.errors import DeviceError, ResourceExhaustedError, TilewrightError, UnavailableError
-from tilewright_server.devices.base import DeviceLostError
+from tilewright_kit.types.errors import DeviceError, ResourceExhaustedError, TilewrightError, UnavailableError
+from tilewright_server.devices.contract import DeviceLostError
 
 __all__ = ["Results"]
 

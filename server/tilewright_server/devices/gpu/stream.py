@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from tilewright_kit.errors import DeviceError, InvalidArgumentError, TilewrightError
-from tilewright_server.devices.base import RECORD, TIME, WAIT, DeviceLostError, Program
-from tilewright_server.devices.gpu.graveyard import Graveyard
-from tilewright_server.devices.gpu.lane import Lane
+from tilewright_kit.types.errors import DeviceError, InvalidArgumentError, TilewrightError
+from tilewright_server.devices.contract import RECORD, TIME, WAIT, DeviceLostError, Program
+from tilewright_server.devices.gpu.launch.stream_state import Lane
+from tilewright_server.devices.gpu.memory.deferred_free import Graveyard
 
 if TYPE_CHECKING:
-    from tilewright_server.devices.gpu.program import GpuProgram
-    from tilewright_server.devices.gpu.stages import BoundLaunch
+    from tilewright_server.devices.gpu.launch.program import GpuProgram
+    from tilewright_server.devices.gpu.launch.stages import BoundLaunch
 
 __all__ = ["GpuStream"]
 

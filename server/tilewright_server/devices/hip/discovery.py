@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from tilewright_arch import ArchSpec, from_gcn_arch_name
-from tilewright_kit.device import DeviceInfo
-from tilewright_server.children import run_module
+from tilewright_kit.contract.device import DeviceInfo
 from tilewright_server.devices.gpu.discovery import Discovery, Kind, ask, sort_out
 from tilewright_server.devices.hip.driver import CONTAINER_FIX, DRIVER_FIX, INSTALL, MIN_DRIVER, version_text
 from tilewright_server.devices.hip.identity import describe_pci
+from tilewright_server.subprocess_command import run_module
 
 __all__ = ["Discovery", "find", "has_driver", "parse", "seen_by_kernel", "version_text"]
 

@@ -8,10 +8,10 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from tilewright_arch import ArchSpec
-from tilewright_kit.errors import UnavailableError
-from tilewright_kit.plan import Geometry
+from tilewright_kit.contract.plan import Geometry
+from tilewright_kit.types.errors import UnavailableError
 from tilewright_server.devices.gpu.driver import GpuDriver
-from tilewright_server.devices.gpu.packing import HostBlock
+from tilewright_server.devices.gpu.launch.argument_block import HostBlock
 from tilewright_server.devices.gpu.provider import major_version
 from tilewright_server.devices.hip.api import HipApi
 from tilewright_server.devices.hip.errors import RESULTS

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tilewright_arch import ArchSpec
-from tilewright_kit.errors import DeviceError, InvalidArgumentError
-from tilewright_kit.plan import Geometry
-from tilewright_server.analysis.code_object import CodeObject, KernelFacts, read_code_object
+from tilewright_kit.contract.plan import Geometry
+from tilewright_kit.types.errors import DeviceError, InvalidArgumentError
+from tilewright_server.build.toolchains.code_object import CodeObject, KernelFacts, read_code_object
 from tilewright_server.devices.gpu.driver import GpuDriver
 from tilewright_server.devices.gpu.module import MODULE_RULE, check_arguments, check_parameters
 

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from tilewright_kit.errors import UnavailableError
+from tilewright_kit.types.errors import UnavailableError
 from tilewright_server.devices.hip.driver import load_api
 from tilewright_server.devices.hip.identity import identity_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tilewright_kit.device import DeviceInfo
+from tilewright_kit.contract.device import DeviceInfo
 from tilewright_server.devices.gpu.provider import GpuProvider
 from tilewright_server.devices.hip.discovery import Discovery, find, version_text
 from tilewright_server.devices.hip.driver import INSTALL, PACKAGE, PACKAGE_MAJOR

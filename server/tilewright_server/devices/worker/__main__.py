@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 
-from tilewright_server.devices.worker.area import Area
+from tilewright_server.devices.worker.exchange.shared_area import Area
 from tilewright_server.devices.worker.host import serve
 
 __all__ = ["main"]

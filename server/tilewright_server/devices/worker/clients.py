@@ -18,8 +18,8 @@ import time
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from tilewright_kit.errors import ResourceExhaustedError
-from tilewright_server.devices.base import DeviceLostError, LastingStream
+from tilewright_kit.types.errors import ResourceExhaustedError
+from tilewright_server.devices.contract import DeviceLostError, LastingStream
 
 __all__ = ["Client", "Clients", "Peer", "WaitingStream"]
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tilewright_kit.device import Buffer, Device, DeviceInfo
-from tilewright_kit.errors import DeviceError, InvalidArgumentError, UnsupportedError
-from tilewright_server.devices.base import MemoryHandle, WorkerSpec
+from tilewright_kit.contract.device import Buffer, Device, DeviceInfo
+from tilewright_kit.types.errors import DeviceError, InvalidArgumentError, UnsupportedError
+from tilewright_server.devices.contract import MemoryHandle, WorkerSpec
 from tilewright_server.devices.cpu.device import CpuDevice
 from tilewright_server.devices.cpu.runtime import Runtime
 

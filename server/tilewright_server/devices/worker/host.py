@@ -14,14 +14,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
-from tilewright_kit.errors import TilewrightError
-from tilewright_server.devices.base import DeviceLostError, LockingDevice, MonitoredDevice, Program
-from tilewright_server.devices.worker.area import Area
-from tilewright_server.devices.worker.describe import info_from, spec_from
+from tilewright_kit.types.errors import TilewrightError
+from tilewright_server.devices.contract import DeviceLostError, LockingDevice, MonitoredDevice, Program
+from tilewright_server.devices.worker.dispatcher import Hosted
+from tilewright_server.devices.worker.exchange.channel import COPY, FAILED, Channel, Op, Packet, pack_error
+from tilewright_server.devices.worker.exchange.serialise import info_from, spec_from
+from tilewright_server.devices.worker.exchange.shared_area import Area
 from tilewright_server.devices.worker.factories import make_device
-from tilewright_server.devices.worker.frames import HEADER, HEADER_BYTES, REPLY_KIND
-from tilewright_server.devices.worker.hosted import Hosted
-from tilewright_server.devices.worker.wire import COPY, FAILED, Channel, Op, Packet, pack_error
+from tilewright_server.protocol.frames import HEADER, HEADER_BYTES, REPLY_KIND
 
 __all__ = ["EXIT_LOST", "serve"]
 

@@ -15,8 +15,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import ClassVar
 
-from tilewright_kit.errors import DeviceError, InvalidArgumentError, NotFoundError, TilewrightError, UnsupportedError
-from tilewright_server.devices.base import (
+from tilewright_kit.types.errors import (
+    DeviceError,
+    InvalidArgumentError,
+    NotFoundError,
+    TilewrightError,
+    UnsupportedError,
+)
+from tilewright_server.devices.contract import (
     RECORD,
     REPLY,
     TIME,
@@ -26,7 +32,7 @@ from tilewright_server.devices.base import (
     Program,
     ReadyStream,
 )
-from tilewright_server.devices.worker.frames import (
+from tilewright_server.protocol.frames import (
     HEADER,
     HEADER_BYTES,
     MAX_FRAMES,

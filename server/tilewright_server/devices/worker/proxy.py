@@ -15,16 +15,21 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from tilewright_kit.device import Buffer, DeviceInfo, Launch
-from tilewright_kit.errors import DeviceError, InternalError, TilewrightError, UnavailableError
-from tilewright_server.devices.base import DeviceLostError, MemoryHandle, Program, ProgramStage, WorkerSpec
+from tilewright_kit.contract.device import Buffer, DeviceInfo, Launch
+from tilewright_kit.types.errors import DeviceError, InternalError, TilewrightError, UnavailableError
+from tilewright_server.devices.contract import DeviceLostError, MemoryHandle, Program, ProgramStage, WorkerSpec
+from tilewright_server.devices.errors import closed
 from tilewright_server.devices.lifetime import DeviceAddress
-from tilewright_server.devices.refusals import closed
-from tilewright_server.devices.worker.copies import copy
-from tilewright_server.devices.worker.describe import geometry_record, handle_from, handle_record, stages_record
-from tilewright_server.devices.worker.frames import HEADER, HEADER_BYTES
-from tilewright_server.devices.worker.life import END_S, Loss, WorkerProcess
-from tilewright_server.devices.worker.wire import PACKET_BYTES, Op
+from tilewright_server.devices.worker.exchange.bulk_copy import copy
+from tilewright_server.devices.worker.exchange.channel import PACKET_BYTES, Op
+from tilewright_server.devices.worker.exchange.serialise import (
+    geometry_record,
+    handle_from,
+    handle_record,
+    stages_record,
+)
+from tilewright_server.devices.worker.process import END_S, Loss, WorkerProcess
+from tilewright_server.protocol.frames import HEADER, HEADER_BYTES
 
 __all__ = ["RemoteStream", "WorkerDevice", "WorkerModule", "WorkerProgram"]
 

@@ -17,25 +17,25 @@ from worker_harness import (
     N,
 )
 
-from tilewright_kit.device import DeviceInfo
-from tilewright_kit.errors import (
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.plan import COUNTERS, I64, Pointer
+from tilewright_kit.types.errors import (
     DeviceError,
     InvalidArgumentError,
     ResourceExhaustedError,
 )
-from tilewright_kit.plan import COUNTERS, I64, Pointer
-from tilewright_server.devices.base import (
+from tilewright_server.devices.contract import (
     MemoryHandle,
 )
 from tilewright_server.devices.registry import DeviceRegistry
-from tilewright_server.devices.worker import wire
+from tilewright_server.devices.worker.exchange import channel as wire
 from tilewright_server.devices.worker.proxy import WorkerProgram
 
 
 def test_device_travels_whole(registry: DeviceRegistry) -> None:
     import json
 
-    from tilewright_server.devices.worker.describe import info_from, info_record
+    from tilewright_server.devices.worker.exchange.serialise import info_from, info_record
 
     (info,) = (item for item in registry.infos() if item.kind == "cpu")
     copied: DeviceInfo = info_from(json.loads(json.dumps(info_record(info))))

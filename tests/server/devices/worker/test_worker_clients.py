@@ -11,17 +11,17 @@ from worker_harness import (
     eventually,
 )
 
-from tilewright_kit.errors import (
+from tilewright_kit.contract.plan import I64, WORKSPACE, Geometry, Pointer, Struct, pack
+from tilewright_kit.types.errors import (
     NotFoundError,
 )
-from tilewright_kit.plan import I64, WORKSPACE, Geometry, Pointer, Struct, pack
-from tilewright_server.devices.base import (
+from tilewright_server.devices.contract import (
     REPLY,
     TIME,
     WAIT,
     ProgramStage,
 )
-from tilewright_server.devices.worker.frames import HEADER, REPLY_KIND, Kind
+from tilewright_server.protocol.frames import HEADER, REPLY_KIND, Kind
 
 
 def test_launches_of_a_client_run_in_order_and_are_answered_when_asked(client: Client) -> None:

@@ -27,13 +27,13 @@ from worker_harness import (
     open_with,
 )
 
-from tilewright_kit.errors import (
+from tilewright_kit.contract.plan import I64, Geometry, Struct, pack
+from tilewright_kit.types.errors import (
     DeviceError,
     InternalError,
     UnavailableError,
 )
-from tilewright_kit.plan import I64, Geometry, Struct, pack
-from tilewright_server.devices.base import (
+from tilewright_server.devices.contract import (
     DeviceLostError,
     ProgramStage,
     WorkerSpec,
@@ -267,7 +267,7 @@ def test_a_process_that_cannot_be_started_is_told_and_leaves_nothing(
 ) -> None:
     info, spec, before = bench.device.info, bench.device._spec, descriptors(os.getpid())
     with monkeypatch.context() as patch, pytest.raises(UnavailableError) as caught:
-        patch.setattr(f"tilewright_server.devices.worker.life.{what}", failing)
+        patch.setattr(f"tilewright_server.devices.worker.process.{what}", failing)
         WorkerDevice(info, spec)
     assert (caught.value.rule, caught.value.retry_after_s) == ("device_worker", 1.0)
     eventually(lambda: descriptors(os.getpid()) == before)
@@ -286,7 +286,7 @@ def test_closing_leaves_no_process_thread_or_descriptor(bench: Bench) -> None:
 
 
 def test_closing_does_not_wait_for_ever_for_a_kernel(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tilewright_server.devices.worker.life.END_S", 0.2)
+    monkeypatch.setattr("tilewright_server.devices.worker.process.END_S", 0.2)
     spin, go, pid = bench.spin(), bench.put(np.zeros(1, np.int32)), bench.device.pid
     with ThreadPoolExecutor(1) as threads:
         run = threads.submit(spin.run, [go.address], 0)
@@ -299,7 +299,7 @@ def test_closing_does_not_wait_for_ever_for_a_kernel(bench: Bench, monkeypatch: 
 
 
 def test_kernel_that_hangs_is_ended(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tilewright_server.devices.worker.life.ANSWER_S", 0.5)
+    monkeypatch.setattr("tilewright_server.devices.worker.process.ANSWER_S", 0.5)
     bench.device.life().kill()
     eventually(lambda: bench.losses)
     spin, go = bench.spin(), bench.put(np.zeros(1, np.int32))

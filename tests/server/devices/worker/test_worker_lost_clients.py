@@ -28,12 +28,12 @@ from worker_harness import (
     usage,
 )
 
-from tilewright_kit.errors import (
+from tilewright_kit.contract.plan import I64, Geometry, Pointer, Struct, pack
+from tilewright_kit.types.errors import (
     InvalidArgumentError,
     ResourceExhaustedError,
 )
-from tilewright_kit.plan import I64, Geometry, Pointer, Struct, pack
-from tilewright_server.devices.base import (
+from tilewright_server.devices.contract import (
     RECORD,
     REPLY,
     TIME,
@@ -42,7 +42,7 @@ from tilewright_server.devices.base import (
     ProgramStage,
 )
 from tilewright_server.devices.worker import clients
-from tilewright_server.devices.worker.frames import HEADER, REPLY_KIND, Kind
+from tilewright_server.protocol.frames import HEADER, REPLY_KIND, Kind
 
 NO_OPTION = 9999
 """No option of a socket, as on a kernel that lacks one."""

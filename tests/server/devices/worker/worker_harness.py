@@ -13,18 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from tilewright_kit.device import Buffer
-from tilewright_kit.plan import I64, Geometry, Pointer, Struct, pack
-from tilewright_kit.source import SourceUnit
+from tilewright_kit.contract.device import Buffer
+from tilewright_kit.contract.plan import I64, Geometry, Pointer, Struct, pack
+from tilewright_kit.contract.source import SourceUnit
 from tilewright_proto.v1 import error_pb2
-from tilewright_server.devices.base import (
+from tilewright_server.devices.contract import (
     ProgramStage,
     WorkerSpec,
 )
 from tilewright_server.devices.registry import DeviceRegistry
-from tilewright_server.devices.worker.frames import HEADER, HEADER_BYTES, Kind
-from tilewright_server.devices.worker.life import Loss
+from tilewright_server.devices.worker.process import Loss
 from tilewright_server.devices.worker.proxy import WorkerDevice, WorkerProgram
+from tilewright_server.protocol.frames import HEADER, HEADER_BYTES, Kind
 
 N = 1000
 UNIT = SourceUnit(

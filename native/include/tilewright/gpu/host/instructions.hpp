@@ -1,7 +1,7 @@
 // The matrix instructions of NVIDIA GPUs in the emulation, written from the definition of the instructions (not from
 // what the kernels make of them): see instructions_cuda.hpp and atom_mma.hpp for the operands' layouts.
 #pragma once
-#include "tilewright/gpu/convert.hpp"
+#include "tilewright/gpu/blocks/convert.hpp"
 
 namespace tw::gpu {
 

@@ -1,0 +1,1 @@
+"""Generic calls: run, plan, bind and launch any operation."""

@@ -1,0 +1,212 @@
+"""A plan bound to its arrays, and many executions in one message. See ``plans``."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tilewright.dispatch.binding import Binding, Go, Launched, bind, can_bind, launcher, watched
+from tilewright.dispatch.fast_path import launch_report
+from tilewright.dispatch.plan import PlanState, report_of, result_of
+from tilewright.dispatch.run import held
+from tilewright.dispatch.slots import Loaded, single
+from tilewright.errors import (
+    UNFINISHED,
+    InvalidArgumentError,
+    NotFoundError,
+    TilewrightError,
+    UnavailableError,
+    from_detail,
+)
+from tilewright.session.state import check_timeout
+from tilewright.tensor.interop import DeviceTensor
+from tilewright.transport import messages as wire
+from tilewright.transport import rpc as steps
+from tilewright.transport.launch_connections import NoLaneError
+from tilewright.transport.rpc import Flow, Rpc
+
+__all__ = ["BoundState", "run_many"]
+
+
+class BoundState:
+    """A plan bound to arrays: its request is serialised once, and over the local socket it is only an id."""
+
+    def __init__(self, plan: PlanState, inputs: Sequence[Any], out: Any, named: Mapping[str, Any]) -> None:
+        self.plan = plan
+        self.inputs = tuple(inputs)
+        self.out = out
+        self.named = dict(named)
+        self.load: Loaded | None = None
+        self.request = b""
+        self.result: Any = None
+        self.binding: Binding | None = None
+        """The server's id of this, once it was launched over the local socket."""
+        self.go: Go | None = None
+        """Launches the binding."""
+        self._queued = functools.partial(launch_report, plan.report, 0)
+        """The report of a launch that was not waited for."""
+        self._kept_until = 0.0
+
+    @property
+    def tensors(self) -> list[DeviceTensor]:
+        """The arrays in device memory."""
+        return self.load.cargo.tensors if self.load is not None else []
+
+    def fence(self) -> None:
+        if self.load is not None:
+            self.load.cargo.fence()
+
+    def bind(self) -> Flow[BoundState]:
+        yield from self.loaded()
+        return self
+
+    def loaded(self) -> Flow[Loaded]:
+        """The execution, serialised (again, if the session is a new one). Raises ``InvalidArgumentError`` if its
+        arrays would have to be copied.
+        """
+        plan = self.plan
+        if self.binding is not None and not self.binding.valid:
+            self.forget()
+        if self.load is not None and self.load.session is plan.core.session and not plan.closed:
+            plan.core.require()
+            return self.load
+        load = yield from plan.load(self.inputs, self.out, self.named)
+        if load.cargo.staged_bytes or load.cargo.replies:
+            raise InvalidArgumentError(
+                "an array would have to be copied for every call, which a bound plan does not do",
+                field="inputs",
+                rule="bound_shared",
+                fix="use arrays from empty(), zeros() or asarray() in the plan's layout, or call the plan itself",
+            )
+        self.result = single(load.result)
+        self.request = wire.execute_request(plan.prefix, [load.chunk])
+        self.load, self.binding, self.go = load, None, None
+        return load
+
+    def settled(self) -> Flow[Binding | None]:
+        """The server's id of this; ``None`` if it can only be sent as a request."""
+        load = yield from self.loaded()
+        if self.binding is None and can_bind(load):
+            core = self.plan.core
+            self.binding = yield from bind(core, load, core.timeout)
+            if self.binding is not None:
+                self.go = launcher(self.binding, load.cargo.tensors)
+        return self.binding
+
+    def quick(self) -> Go | None:
+        """What launches this at once, if nothing else is to be done first."""
+        core, binding = self.plan.core, self.binding
+        if binding is None or self.plan.closed or not core.idle:
+            return None
+        session = core.session
+        if session is None or session.lost or binding.session is not session or not binding.valid:
+            return None
+        return self.go
+
+    def launched(self, stream: int | None, wait: bool) -> Flow[Launched | None]:
+        """Launch it over the local socket; ``None`` if that cannot be."""
+        binding = yield from self.settled()
+        if binding is None or self.go is None:
+            return None
+        go = functools.partial(self.go, stream, wait)
+        try:
+            launched: Launched = yield from watched(self.plan.core, go, self.load)
+        except NoLaneError:
+            return None
+        except UnavailableError:
+            self.forget()
+            raise
+        except NotFoundError:
+            # The binding went with a region that was given back meanwhile: once more, from the beginning.
+            self.load = None
+            binding = yield from self.settled()
+            if binding is None or self.go is None:
+                return None
+            again = functools.partial(self.go, stream, wait)
+            launched = yield from watched(self.plan.core, again, self.load)
+        self._tell(launched, wait)
+        return launched
+
+    def forget(self) -> None:
+        """Find and bind everything again at the next launch."""
+        self.load = self.binding = self.go = None
+
+    def _tell(self, launched: Launched, wait: bool) -> None:
+        core, ns = self.plan.core, launched.device_ns
+        core.report = functools.partial(launch_report, self.plan.report, ns) if ns else self._queued
+        # Nothing says when a launch is over that no stream waits for.
+        if not wait and launched.lane is not None and (now := time.monotonic()) > self._kept_until:
+            self._kept_until = now + 1
+            core.quarantine(self.load)
+
+    def launch_now(self, go: Go, stream: int | None = None, wait: bool = True) -> Launched:
+        """Launch, with what ``quick`` gave."""
+        core, load = self.plan.core, self.load
+        try:
+            launched = go(stream, wait)
+        except TilewrightError as error:
+            core.note(error)
+            if isinstance(error, UNFINISHED) and not isinstance(error, NoLaneError):
+                core.quarantine(load)
+                self.forget()
+            raise
+        except BaseException:
+            core.quarantine(load)
+            raise
+        self._tell(launched, wait)
+        return launched
+
+    def execute(self, timeout: float | None = None) -> Flow[Any]:
+        limit = check_timeout(timeout)
+        if limit is None and (yield from self.launched(None, True)) is not None:
+            return self.result
+        yield from self.sent(limit)
+        return self.result
+
+    def sent(self, limit: float | None) -> Flow[int]:
+        """Run it by a request. Returns its device time in nanoseconds."""
+        cargo = (yield from self.loaded()).cargo
+        plan = self.plan
+        reply = yield from held(plan.core, cargo, Rpc(steps.EXECUTE, self.request, limit or plan.core.timeout))
+        if reply.results[0].HasField("error"):
+            error = from_detail(reply.results[0].error)
+            plan.core.note(error)
+            if isinstance(error, UnavailableError):
+                self.forget()
+            raise error
+        plan.core.report = report_of(plan, reply.results, reply.queue_ns, 0)
+        return int(reply.results[0].device_ns)
+
+    def launch(self, stream: int | None, wait: bool) -> Flow[Launched]:
+        """Launch it, or run it to its end where launches are not asynchronous."""
+        launched = yield from self.launched(stream, wait)
+        if launched is not None:
+            return launched
+        if stream is not None:
+            for tensor in self.tensors:
+                tensor.stream = stream
+        return Launched((yield from self.sent(None)))
+
+
+def run_many(plan: PlanState, calls: Sequence[Any], timeout: float | None) -> Flow[list[Any]]:
+    loads: list[Loaded] = []
+    for call in calls:
+        if isinstance(call, BoundState):
+            loads.append((yield from call.loaded()))
+        elif isinstance(call, Mapping):
+            loads.append((yield from plan.load((), None, call)))
+        else:
+            arrays = tuple(call)
+            session = yield from plan.live()
+            if (quick := plan.quick(session, arrays)) is not None:
+                loads.append(quick)
+                continue
+            count = len(plan.inputs)
+            outs = {slot.name: array for slot, array in zip(plan.outputs, arrays[count:], strict=False)}
+            if len(arrays) > count + len(plan.outputs):
+                raise plan.refuse_operands(f"{len(arrays)} operands were given")
+            loads.append((yield from plan.load(arrays[:count], outs, {})))
+    results = yield from plan.send(loads, timeout)
+    return [result_of(result) for result in results]

@@ -1,0 +1,1 @@
+"""Drivers of GPUs that the process of the caller has loaded."""

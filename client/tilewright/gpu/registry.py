@@ -1,0 +1,32 @@
+"""The drivers of this process by the kind of their devices. None is loaded before the first use."""
+
+from __future__ import annotations
+
+from tilewright.errors import TilewrightError
+from tilewright.gpu import cuda, hip
+from tilewright.gpu.driver import GpuDriver
+
+__all__ = ["KINDS", "driver_of", "kind_of_address"]
+
+KINDS = ("cuda", "hip")
+"""Of the server's devices that this process can share memory with."""
+
+
+def driver_of(kind: str) -> GpuDriver:
+    """Raises ``UnavailableError`` where there is none."""
+    return hip.driver() if kind == "hip" else cuda.driver()
+
+
+def kind_of_address(address: int) -> str:
+    """Whose memory an address is, where nobody says: the kind whose driver knows it. Of addresses that none knows, the
+    first kind that has a driver here; that driver will say what is wrong with them."""
+    here = [kind for kind in KINDS if _is_here(kind)]
+    return next((kind for kind in here if driver_of(kind).identity(address)), (here or KINDS)[0])
+
+
+def _is_here(kind: str) -> bool:
+    try:
+        driver_of(kind)
+    except TilewrightError:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""The operations by name: arguments of the generic calls."""

@@ -1,0 +1,1 @@
+"""Attention, its gradients, and caches of keys and values."""

@@ -1,0 +1,257 @@
+"""What people say of attention, in the server's words: masks, windows, biases, seeds, layouts. Rules about shapes are
+the server's.
+"""
+
+from __future__ import annotations
+
+import copy
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tilewright.dispatch.run import spec_of
+from tilewright.errors import InvalidArgumentError
+from tilewright.operations.epilogue import scale_operand
+from tilewright.tensor.interop import DeviceTensor, recognise
+from tilewright.tensor.resident import ResidentTensor
+from tilewright.types.arguments import flag, number, unless
+from tilewright.types.dtypes import dtype_name
+from tilewright.types.spec import Array, Spec, as_array, contiguous_strides
+
+__all__ = [
+    "bias_operand",
+    "heads_first",
+    "heads_last",
+    "indices",
+    "is_bshd",
+    "mask_words",
+    "scales_of",
+    "score_words",
+    "seeds",
+    "type_word",
+]
+
+_LAYOUTS = {"bhsd": False, "bshd": True}
+_INT32 = np.iinfo(np.int32)
+
+
+def is_bshd(layout: Any) -> bool:
+    """Whether rows come before heads. Raises ``InvalidArgumentError`` for a word that is no layout."""
+    if not isinstance(layout, str) or layout not in _LAYOUTS:
+        raise InvalidArgumentError(
+            f"there is no layout {layout!r}",
+            field="layout",
+            value=layout,
+            rule="layout_known",
+            fix="use bhsd (heads before rows, as PyTorch's function has them) or bshd (rows before heads)",
+        )
+    return _LAYOUTS[layout]
+
+
+# ---- layouts ----
+
+
+def heads_first(value: Any, field: str) -> Any:
+    """[B, S, H, D] as [B, H, S, D], the same memory."""
+    if value is None:
+        return None
+    if isinstance(value, (Spec, tuple)):
+        return _swapped(spec_of(value, field))
+    if type(value) is ResidentTensor:
+        return ResidentTensor(value._state, _swapped(value.spec), value.offset)
+    tensor = recognise(value, field)
+    if tensor is not None and not hasattr(value, "swapaxes"):
+        other = copy.copy(tensor)
+        other.spec = _swapped(tensor.spec)
+        return other
+    array = value if hasattr(value, "swapaxes") else as_array(value, field)
+    if len(array.shape) != 4:
+        return array  # the server says what is wrong with it
+    return array.swapaxes(1, 2)
+
+
+def heads_last(value: Any) -> Any:
+    """A result as [B, S, H, D]."""
+    return value.swapaxes(1, 2) if hasattr(value, "swapaxes") else value
+
+
+def _swapped(spec: Spec) -> Spec:
+    if len(spec.shape) != 4:
+        return spec
+    b, h, s, d = spec.shape
+    strides = spec.strides or contiguous_strides(spec.shape)
+    swapped = (strides[0], strides[2], strides[1], strides[3])
+    return replace(spec, shape=(b, s, h, d), strides=None if 1 in (h, s) and spec.strides is None else swapped)
+
+
+# ---- operands ----
+
+
+def indices(value: Any, field: str) -> Any:
+    """Lengths, starts or page numbers as int32: lists and wider integers are converted."""
+    if value is None or isinstance(value, (Spec, ResidentTensor, DeviceTensor)):
+        return value
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], (tuple, list)):
+        return value  # (shape, dtype)
+    if recognise(value, field) is not None:
+        return value
+    array = as_indices(value, field)
+    if array.dtype == np.int32:
+        return array
+    if array.size and (int(array.min()) < _INT32.min or int(array.max()) > _INT32.max):
+        raise InvalidArgumentError(
+            f"{field} has numbers beyond 32 bits",
+            field=field,
+            value=int(array.max()),
+            rule="index_range",
+            fix="correct them: nothing here is that long",
+        )
+    return array.astype(np.int32)
+
+
+def as_indices(value: Any, field: str) -> Array:
+    """Whole numbers as an array, of whatever width. Raises ``InvalidArgumentError``."""
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):
+        array = np.asarray(None)
+    if array.dtype.kind not in "iu" and (array.size or isinstance(value, np.ndarray)):
+        raise InvalidArgumentError(
+            f"{field} has something in it that is no whole number",
+            field=field,
+            value=array.dtype.name,
+            rule="index_dtype",
+            fix="give int32 numbers: x.astype(numpy.int32)",
+        )
+    return array if array.size else array.astype(np.int32)
+
+
+def bias_operand(attn_mask: Any, bias: Any) -> Any:
+    """What is added to scores: ``bias``, or the mask in PyTorch's sense, with four dimensions."""
+    if attn_mask is not None and bias is not None:
+        raise InvalidArgumentError(
+            "attn_mask and bias are both added to scores",
+            field="attn_mask",
+            rule="one_bias",
+            fix="add them up and pass one (a mask of bools: numpy.where(mask, bias, -inf))",
+        )
+    value, field = (bias, "bias") if attn_mask is None else (attn_mask, "attn_mask")
+    if value is None:
+        return None
+    if isinstance(value, (Spec, tuple)):
+        spec = spec_of(value, field)
+        lead = 4 - len(spec.shape)
+        if lead <= 0:
+            return spec
+        strides = None if spec.strides is None else (*[0] * lead, *spec.strides)
+        return replace(spec, shape=(*[1] * lead, *spec.shape), strides=strides)
+    if isinstance(value, ResidentTensor):
+        return value
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        if value.dtype is torch.bool:
+            value = value.new_zeros(value.shape, dtype=torch.float32).masked_fill_(~value, -float("inf"))
+    elif recognise(value, field) is None:
+        if not isinstance(value, np.ndarray):
+            plain = isinstance(value, (int, float, list))  # numbers of Python's, which have no type of their own
+            value = np.asarray(value)
+            value = value.astype(np.float32) if plain and value.dtype == np.float64 else value
+        if value.dtype == np.bool_:
+            value = np.where(value, np.float32(0), np.float32(-np.inf))
+    lead = 4 - len(value.shape) if hasattr(value, "shape") and hasattr(value, "__getitem__") else 0
+    return value[(None,) * lead] if lead > 0 else value
+
+
+def seeds(dropout_p: Any, seed: Any, offset: Any, rng: Any) -> Any:
+    """The operand that seeds dropout, so that one plan serves all seeds; None if nothing is dropped."""
+    if number("dropout_p", dropout_p) == 0:
+        return None
+    if rng is not None:
+        if seed is not None or offset:
+            raise InvalidArgumentError(
+                "rng and seed both say what dropout is seeded with",
+                field="seed",
+                value=seed,
+                rule="seed_given_once",
+                fix="leave one of them out",
+            )
+        return indices(rng, "rng")
+    given = secrets.randbits(63) if seed is None else seed
+    for field, value, bits in (("seed", given, 63), ("offset", offset, 32)):
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= value < 1 << bits:
+            raise InvalidArgumentError(
+                f"{field} is a number from 0 to below 2**{bits}",
+                field=field,
+                value=value,
+                rule="seed_range",
+                fix="give an int in that range, or leave it out",
+            )
+    words = [int(given) & 0xFFFFFFFF, int(given) >> 32, int(offset), 0]
+    return np.array(words, np.uint32).view(np.int32)
+
+
+# ---- attributes ----
+
+
+def mask_words(is_causal: Any, mask: Any, window: Any, mask_align: Any, sink_size: Any) -> dict[str, Any]:
+    """Attributes of the mask. Raises ``InvalidArgumentError`` for a window that is no pair."""
+    found: dict[str, Any] = {"mask": mask, "mask_align": mask_align}
+    if flag("is_causal", is_causal):
+        found["causal"] = True
+    if window is not None:
+        found |= window_words(window)
+    found["sink_size"] = unless(sink_size, 0)
+    return found
+
+
+def window_words(window: Any) -> dict[str, Any]:
+    """Attributes of a window. Raises ``InvalidArgumentError`` for what is no pair and no number."""
+    pair = [window, window] if isinstance(window, (int, np.integer)) and not isinstance(window, bool) else window
+    if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
+        raise InvalidArgumentError(
+            "a window is how many keys are seen to the left and to the right of the diagonal",
+            field="window",
+            value=window,
+            rule="window_pair",
+            fix="give (left, right), None or -1 for no bound, or one number for both",
+        )
+    left, right = (-1 if side is None else side for side in pair)
+    return {"window_left": left, "window_right": right}
+
+
+def score_words(*, scale: Any, softcap: Any, dropout_p: Any, heads: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes of scores. ``heads`` are those of queries and keys, if they must be as many."""
+    found: dict[str, Any] = {"softcap": softcap, "dropout_p": unless(number("dropout_p", dropout_p), 0)}
+    if scale is not None:
+        if number("scale", scale) == 0:
+            raise InvalidArgumentError(
+                "with a scale of 0 all keys weigh the same",
+                field="scale",
+                value=scale,
+                rule="scale_nonzero",
+                fix="leave it out for 1 / sqrt(D), or give another number",
+            )
+        found["scale"] = float(scale)
+    if heads and heads["q"] != heads["k"]:
+        raise InvalidArgumentError(
+            f"there are {heads['q'][0]} heads of queries and {heads['k'][0]} of keys, and enable_gqa is False",
+            field="k.shape",
+            value=heads["k"][0],
+            rule="head_groups",
+            fix="leave enable_gqa out: heads of queries then share those of keys",
+        )
+    return found
+
+
+def scales_of(q: Any, k: Any, v: Any) -> dict[str, Any]:
+    """Factors of fp8 operands: plain numbers as arrays of fp32."""
+    given = {"q_descale": q, "k_descale": k, "v_descale": v}
+    return {name: scale_operand(value, name) for name, value in given.items()}
+
+
+def type_word(out_dtype: Any) -> str | None:
+    return None if out_dtype is None else dtype_name(out_dtype, "out_dtype")

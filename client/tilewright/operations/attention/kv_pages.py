@@ -1,0 +1,198 @@
+"""Who has which pages of a cache, and how long sequences are; see ``kv_cache``. No I/O."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilewright.dispatch.plan import PlanState
+from tilewright.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
+from tilewright.session.state import Core
+from tilewright.tensor.resident import BufferState, ResidentTensor
+from tilewright.types.spec import Array, Spec
+
+__all__ = ["INT", "CacheBase", "CacheState"]
+
+INT = np.dtype(np.int32)
+
+
+class CacheState:
+    """What of a cache is on this side: who has which pages, and how long sequences are."""
+
+    def __init__(self, core: Core, sizes: dict[str, int], device: str | None, layout: str) -> None:
+        self.core = core
+        self.device = device
+        self.layout = layout
+        self.page_size = sizes["page_size"]
+        self.pages = sizes["pages"]
+        self.sequences = sizes["sequences"]
+        self.max_pages = sizes["max_pages"]
+        self.table: Array = np.zeros((self.sequences, self.max_pages), INT)
+        self.lengths: Array = np.zeros(self.sequences, INT)
+        self.used: list[int] = [0] * self.sequences
+        """Pages of each sequence."""
+        self.free_pages = list(range(self.pages))
+        self.free_ids = list(range(self.sequences))
+        self.live: set[int] = set()
+        self.buffers: dict[str, BufferState] = {}
+        self.k: ResidentTensor
+        self.v: ResidentTensor
+        self.plans: dict[Any, PlanState] = {}
+        self.scratch: dict[Any, ResidentTensor] = {}
+        """Rotated queries on their way from one stage to the next."""
+        self.changed: set[int] = set()
+        """Sequences whose row of the table is not on the device yet."""
+        self.stale = True
+        """Whether the lengths on the device are older than these."""
+        self.closed = False
+
+    def add(self) -> int:
+        """An empty sequence's id. Raises ``ResourceExhaustedError``."""
+        self.check_open()
+        if not self.free_ids:
+            raise ResourceExhaustedError(
+                f"the cache has {self.sequences} sequences already",
+                field="sequences",
+                value=self.sequences,
+                rule="cache_sequences",
+                fix="free one, or make a cache for more",
+            )
+        found = heapq.heappop(self.free_ids)
+        self.live.add(found)
+        if self.lengths[found]:
+            self.lengths[found], self.stale = 0, True
+        return found
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise InvalidArgumentError("the cache is closed", field="cache", rule="cache_open", fix="make another")
+
+    def known(self, ids: Any) -> list[int]:
+        """``ids`` as distinct numbers of live sequences."""
+        self.check_open()
+        plain = ids.tolist() if isinstance(ids, np.ndarray) else ids
+        given = list(plain) if isinstance(plain, Iterable) and not isinstance(plain, str) else [plain]
+        for place, item in enumerate(given):
+            if isinstance(item, bool) or not isinstance(item, (int, np.integer)) or int(item) not in self.live:
+                raise NotFoundError(
+                    "the cache has no such sequence",
+                    field=f"ids[{place}]",
+                    value=item,
+                    rule="cache_sequence",
+                    fix="use ids that add() gave and free() did not take back",
+                )
+        found = [int(item) for item in given]
+        if len(set(found)) < len(found):
+            raise InvalidArgumentError(
+                "a sequence is named twice", field="ids", value=found, rule="cache_sequence", fix="name each once"
+            )
+        return found
+
+    def reserve(self, ids: Sequence[int], rows: Sequence[int]) -> None:
+        """Pages for so many more tokens of each sequence: all of them or none. Raises ``ResourceExhaustedError``."""
+        need = [
+            max(-(-(int(self.lengths[item]) + count) // self.page_size) - self.used[item], 0)
+            for item, count in zip(ids, rows, strict=True)
+        ]
+        for item, count in zip(ids, need, strict=True):
+            if self.used[item] + count > self.max_pages:
+                raise ResourceExhaustedError(
+                    f"sequence {item} would need {self.used[item] + count} pages of {self.page_size} tokens",
+                    field="max_pages",
+                    value=self.max_pages,
+                    rule="cache_full",
+                    fix="make a cache with a larger max_pages",
+                )
+        if sum(need) > len(self.free_pages):
+            raise ResourceExhaustedError(
+                f"{sum(need)} more pages are needed, and {len(self.free_pages)} of {self.pages} are free",
+                field="pages",
+                value=self.pages,
+                rule="cache_full",
+                fix="free sequences, or make a cache with more pages",
+            )
+        for item, count in zip(ids, need, strict=True):
+            for _ in range(count):
+                self.table[item, self.used[item]] = heapq.heappop(self.free_pages)
+                self.used[item] += 1
+                self.changed.add(item)
+
+    def tables(self, ids: Sequence[int]) -> tuple[Any, Any, bool]:
+        """Table and lengths of these sequences: as they lie on the device if they are neighbours there, else copies."""
+        first = ids[0] if ids else 0
+        if list(ids) == list(range(first, first + len(ids))):
+            table, lengths = (self.buffers[name] for name in ("block_table", "lengths"))
+            width = self.max_pages
+            return (
+                ResidentTensor(table, Spec((len(ids), width), INT), first * width * 4),
+                ResidentTensor(lengths, Spec((len(ids),), INT), first * 4),
+                True,
+            )
+        return self.table[list(ids)], self.lengths[list(ids)], False
+
+    def free(self, ids: Any) -> None:
+        """Give sequences' pages back; their ids may be given out again."""
+        for item in self.known(ids):
+            for place in range(self.used[item]):
+                heapq.heappush(self.free_pages, int(self.table[item, place]))
+            self.used[item] = 0
+            self.live.discard(item)
+            self.lengths[item], self.stale = 0, True
+            heapq.heappush(self.free_ids, item)
+
+    def close(self) -> None:
+        """Free all that the server keeps for the cache with the next call. Idempotent."""
+        self.closed = True
+        for plan in self.plans.values():
+            plan.close()
+        for tensor in self.scratch.values():
+            tensor.close()
+        for buffer in self.buffers.values():
+            buffer.release()
+        self.plans.clear()
+        self.scratch.clear()
+
+
+class CacheBase:
+    """What of a cache needs no I/O."""
+
+    def __init__(self, client: Any, state: CacheState) -> None:
+        self._client = client
+        self._subject = state
+
+    def add(self) -> int:
+        """Begin an empty sequence; returns its id. Raises ``ResourceExhaustedError`` if there are as many as can be."""
+        return self._subject.add()
+
+    def free(self, ids: Any) -> None:
+        """End sequences (an id or several): their pages are given to others."""
+        self._subject.free(ids)
+
+    @property
+    def lengths(self) -> dict[int, int]:
+        """Tokens of every sequence, by id."""
+        return {item: int(self._subject.lengths[item]) for item in sorted(self._subject.live)}
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that no sequence has."""
+        return len(self._subject.free_pages)
+
+    @property
+    def tables(self) -> tuple[ResidentTensor, ResidentTensor, ResidentTensor, ResidentTensor]:
+        """Keys, values, block table and lengths where they lie, as operands for other calls."""
+        state = self._subject
+        table = ResidentTensor(state.buffers["block_table"], Spec(state.table.shape, INT))
+        return state.k, state.v, table, ResidentTensor(state.buffers["lengths"], Spec(state.lengths.shape, INT))
+
+    def close(self) -> None:
+        """Free the cache with the next call to the server. Also happens when the last reference goes. Idempotent."""
+        self._subject.close()
+
+    def __repr__(self) -> str:
+        state = self._subject
+        pages = f"{state.pages - len(state.free_pages)} of {state.pages} pages of {state.page_size} tokens in use"
+        return f"<{type(self).__name__}: {pages}, {len(state.live)} sequences>"

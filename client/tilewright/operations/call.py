@@ -1,0 +1,150 @@
+"""What calls of named operations have in common: the arguments that all take, and runs and plans out of what they ask.
+
+A function that says what a call asks (an ``Asked``) becomes two flows, one that runs it and one that prepares it.
+Arguments that several such functions take are a ``TypedDict`` with its defaults beside it, and come as ``**options``.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Concatenate, ParamSpec, TypedDict
+
+from tilewright.dispatch.plan import PlanState, prepare
+from tilewright.dispatch.run import BuildPolicy, run
+from tilewright.operations.attention.attributes import heads_first, heads_last
+from tilewright.operations.matrices import deliver
+from tilewright.session.state import Core
+from tilewright.transport.drive import renamed
+from tilewright.transport.rpc import Flow
+
+__all__ = ["CHOICE", "Asked", "Choice", "choice_of", "planning", "running"]
+
+P = ParamSpec("P")
+
+
+class Choice(TypedDict, total=False):
+    """How a call is to be made: the arguments that every operation takes; see ``run``."""
+
+    kernel: str | None
+    strategy: str | None
+    build: BuildPolicy
+    device: str | None
+    timeout: float | None
+
+
+CHOICE: Choice = {"kernel": None, "strategy": None, "build": "wait", "device": None, "timeout": None}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A call, in the generic call's terms."""
+
+    operation: str
+    inputs: Mapping[str, Any]
+    attributes: Mapping[str, Any]
+    choice: Mapping[str, Any]
+    outs: Mapping[str, Any]
+    """What the caller gave for outputs, in the order of the results; None: fresh ones."""
+    targets: dict[str, Any]
+    """What the server is to write."""
+    swapped: Collection[str] = ()
+    """Outputs whose rows come before their heads."""
+    extra: tuple[Any, ...] = ()
+    """Results that are known already."""
+    listed: bool = False
+    """The results come as a list, however many they are; for none there is nothing to call."""
+
+
+def choice_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: given[name] for name in CHOICE}
+
+
+def running(
+    ask: Callable[Concatenate[Core, P], Asked], defaults: Mapping[str, Any] = CHOICE
+) -> Callable[Concatenate[Core, P], Flow[Any]]:
+    """The flow that makes a call; a single result comes alone, several as a tuple, or any number as a list where the
+    call is ``listed``.
+    """
+    named, known = _named(ask, ask.__name__.lstrip("_"), "Flow[Any]", defaults)
+
+    @functools.wraps(named)
+    def flow(core: Core, /, *args: P.args, **kwargs: P.kwargs) -> Flow[Any]:
+        _check_names(named.__name__, kwargs, known)
+        asked = named(core, *args, **kwargs)
+        if asked.listed and not asked.outs:
+            return []
+        results = yield from run(core, asked.operation, asked.inputs, asked.targets, asked.attributes, **asked.choice)
+        found: list[Any] = []
+        for name, out in asked.outs.items():
+            if name in asked.swapped:
+                result = deliver(core, heads_first(out, name), results[name])
+                found.append(heads_last(result) if out is None else out)
+            else:
+                found.append(deliver(core, out, results[name]))
+        found += asked.extra
+        if asked.listed:
+            return found
+        return found[0] if len(found) == 1 else tuple(found)
+
+    return flow
+
+
+def planning(
+    ask: Callable[Concatenate[Core, P], Asked], takes: str, defaults: Mapping[str, Any] = CHOICE
+) -> Callable[Concatenate[Core, P], Flow[PlanState]]:
+    """The flow that prepares a plan for such calls. ``takes`` says in its help how the plan is called."""
+    name = ask.__name__.lstrip("_")
+    named, known = _named(ask, f"plan_{name}", "Flow[PlanState]", defaults)
+
+    @functools.wraps(named)
+    def flow(core: Core, /, *args: P.args, **kwargs: P.kwargs) -> Flow[PlanState]:
+        _check_names(named.__name__, kwargs, known)
+        asked = named(core, *args, **kwargs)
+        state = yield from prepare(core, asked.operation, asked.inputs, asked.targets, asked.attributes, **asked.choice)
+        return state
+
+    flow.__doc__ = (
+        f"Prepare ``{name}`` for operands like these: arrays, ``Spec``, or ``(shape, dtype)``. Calling the plan does\n"
+        f"    no planning.\n\n    {takes}\n    "
+    )
+    return flow
+
+
+def _named(
+    ask: Callable[Concatenate[Core, P], Asked], name: str, result: str, defaults: Mapping[str, Any]
+) -> tuple[Callable[Concatenate[Core, P], Asked], frozenset[str]]:
+    """``ask`` by its public name, its help with the options one by one; and the names that arguments may have."""
+    found = renamed(ask, name, result)
+    signature = inspect.signature(found)
+    plain = [item for item in signature.parameters.values() if item.kind is not inspect.Parameter.VAR_KEYWORD]
+    if len(plain) < len(signature.parameters):
+        types = _annotations(ask)
+        more = [
+            inspect.Parameter(
+                option, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=types.get(option, "Any")
+            )
+            for option, value in defaults.items()
+        ]
+        signature = found.__signature__ = signature.replace(parameters=[*plain, *more])  # type: ignore[attr-defined]
+    by_name = (item for item in signature.parameters.values() if item.kind is not inspect.Parameter.POSITIONAL_ONLY)
+    return found, frozenset(item.name for item in by_name)
+
+
+def _check_names(what: str, given: Mapping[str, Any], known: frozenset[str]) -> None:
+    """Raise ``TypeError`` for a name that is none of an argument, as Python does."""
+    if not given.keys() <= known:
+        (name, *_) = (item for item in given if item not in known)
+        raise TypeError(f"{what}() got an unexpected keyword argument {name!r}")
+
+
+def _annotations(ask: Callable[..., Any]) -> dict[str, Any]:
+    """The types of options, as they are written where they are declared."""
+    kind = ask.__annotations__["options"].removeprefix("Unpack[").removesuffix("]")
+    found: dict[str, Any] = {}
+    declared: Any = getattr(ask, "__globals__")[kind]  # noqa: B009
+    for name, value in declared.__annotations__.items():
+        found[name] = getattr(value, "__forward_arg__", value)
+    return found

@@ -1,0 +1,108 @@
+"""What operations do to their results element by element, as people say it, in the server's words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilewright.errors import InvalidArgumentError
+from tilewright.types.arguments import number
+from tilewright.types.dtypes import DTypeLike, dtype_name
+
+__all__ = ["ACTIVATIONS", "addends", "elementwise", "scale_operand"]
+
+ACTIVATIONS = {
+    "relu": "Relu",
+    "gelu": "Gelu",
+    "fast_gelu": "FastGelu",
+    "gelu_tanh": "FastGelu",
+    "silu": "Silu",
+    "swish": "Silu",
+    "sigmoid": "Sigmoid",
+    "tanh": "Tanh",
+    "hard_swish": "HardSwish",
+    "clamp": "Clamp",
+}
+"""What ``activation`` may be, and the server's word for it. ``gelu`` is exact (erf), ``fast_gelu`` its tanh
+approximation.
+"""
+
+_BINARY = {"add": ("Add", "MultiDAdd"), "multiply": ("Multiply", "MultiDMultiply")}
+
+
+def elementwise(
+    *,
+    alpha: float = 1.0,
+    binary: str | None = None,
+    count_d: int = 0,
+    activation: str | None = None,
+    clamp: tuple[float | None, float | None] | None = None,
+    out_dtype: DTypeLike | None = None,
+) -> dict[str, Any]:
+    """An operation's attributes. Raises ``InvalidArgumentError`` for words that are none."""
+    found: dict[str, Any] = {}
+    if number("alpha", alpha) != 1:
+        found["alpha"] = float(alpha)
+    if binary is not None:
+        if not isinstance(binary, str) or binary not in _BINARY:
+            raise _word("binary", binary, _BINARY)
+        if count_d:
+            found["binary"] = _BINARY[binary][count_d > 1]
+    if activation is None and clamp is not None:
+        activation = "clamp"
+    if activation is not None:
+        if not isinstance(activation, str) or activation not in ACTIVATIONS:
+            raise _word("activation", activation, ACTIVATIONS)
+        found["unary"] = ACTIVATIONS[activation]
+    if clamp is not None:
+        if not isinstance(clamp, (tuple, list)) or len(clamp) != 2:
+            raise InvalidArgumentError(
+                "clamp is a pair of bounds",
+                field="clamp",
+                value=clamp,
+                rule="clamp_bounds",
+                fix="give (low, high); either may be None",
+            )
+        for name, bound in zip(("clamp_lo", "clamp_hi"), clamp, strict=True):
+            if bound is not None:
+                found[name] = number("clamp", bound)
+    if out_dtype is not None:
+        found["out_dtype"] = dtype_name(out_dtype, "out_dtype")
+    return found
+
+
+def addends(d: Sequence[Any], group: str = "") -> dict[str, Any]:
+    """The operands of ``binary`` by name. Raises ``InvalidArgumentError`` for a tensor in place of a list of them."""
+    if not isinstance(d, (list, tuple)):
+        raise InvalidArgumentError("d is a list of tensors", field="d", rule="operand_list", fix="pass d=[tensor]")
+    return {f"d{group}[{index}]": value for index, value in enumerate(d)}
+
+
+def scale_operand(scale: Any, field: str = "scale") -> Any:
+    """A scale as an operand: plain numbers, and lists of them, as arrays of fp32. Raises ``InvalidArgumentError`` for
+    lists of anything else.
+    """
+    if isinstance(scale, (bool, np.bool_)) or not isinstance(scale, (int, float, list, np.generic)):
+        return scale
+    try:
+        return np.asarray(scale, np.float32)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidArgumentError(
+            f"{field} has something in it that is no number of fp32",
+            field=field,
+            value=scale,
+            rule="array_like",
+            fix="give a number, or as many as there are channels, rows or blocks",
+        ) from None
+
+
+def _word(field: str, value: object, known: Mapping[str, object]) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"{field} {value!r} is not known",
+        field=field,
+        value=value,
+        rule="attribute_choice",
+        fix=f"use one of {', '.join(known)}",
+    )

@@ -1,0 +1,223 @@
+"""GEMM: arguments as people write them, turned into the generic call. All rules about shapes and dtypes are the
+server's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tilewright.dispatch.run import BuildPolicy, run
+from tilewright.errors import InvalidArgumentError, UnsupportedError
+from tilewright.operations.call import CHOICE, Asked, Choice, planning, running
+from tilewright.operations.epilogue import addends, elementwise, scale_operand
+from tilewright.operations.matrices import fold_scales, readable, writable
+from tilewright.session.state import Core
+from tilewright.tensor.interop import alignment, all_recognised
+from tilewright.tensor.resident import PackedTensor
+from tilewright.transport.rpc import Flow
+from tilewright.types.dtypes import DTypeLike, dtype_name
+from tilewright.types.spec import Array, Spec
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["gemm", "grouped_gemm", "pack_b", "plan_gemm"]
+
+Operand = Any
+"""An array, a nested list of numbers that NumPy reads, or a tensor that the server keeps."""
+
+
+def attributes(*, split_k: int | None = None, tensors: Iterable[Any] = (), **words: Any) -> dict[str, Any]:
+    """The operation's attributes. Raises ``InvalidArgumentError`` for words that are none. ``tensors`` are the matrices
+    of the product: kernels must know if some lie at odd addresses of a device.
+    """
+    found = elementwise(**words)
+    if (least := alignment(tensors)) is not None:
+        found["alignment"] = least
+    if split_k is not None:
+        found["split_k"] = split_k
+    return found
+
+
+def operands(
+    a: Operand, b: Operand, bias: Operand, c: Operand, d: Sequence[Operand], scale_a: Any, scale_b: Any, group: str = ""
+) -> dict[str, Any]:
+    """Inputs by the operation's names."""
+    listed = addends(d, group)
+    found = {f"a{group}": readable(a, f"a{group}"), f"b{group}": readable(b, f"b{group}")}
+    for name, value in (("bias", bias), ("c", c)):
+        if value is not None:
+            found[f"{name}{group}"] = value
+    found |= listed
+    for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
+        if scale is not None:
+            found[f"{name}{group}"] = scale_operand(scale, name)
+    return all_recognised(found)
+
+
+def _gemm(
+    core: Core,  # noqa: ARG001 (of every call; others need it)
+    /,
+    a: Operand,
+    b: Operand,
+    *,
+    c: Operand | None = None,
+    alpha: float = 1.0,
+    bias: Operand | None = None,
+    d: Sequence[Operand] = (),
+    binary: str | None = None,
+    activation: str | None = None,
+    clamp: tuple[float | None, float | None] | None = None,
+    scale_a: Operand | float | None = None,
+    scale_b: Operand | float | None = None,
+    out_dtype: DTypeLike | None = None,
+    out: Array | Spec | None = None,
+    split_k: int | None = None,
+    **options: Unpack[Choice],
+) -> Asked:
+    """``activation(binary(alpha * scale_a * scale_b * (a @ b) + bias, d...))``, in one pass.
+
+    ``a`` is ``[..., M, K]``, ``b`` is ``[..., K, N]`` (leading dimensions broadcast) or a ``PackedTensor`` of
+    ``pack_b``; the result is ``[..., M, N]``. Layouts are read off the strides, so ``b.T`` of a row-major ``[N, K]``
+    matrix costs nothing. Element types: equal ones, or fp8 with bf8.
+
+    ``bias`` is ``[N]``; ``c`` is added; ``d`` is a list of tensors that broadcast to the result, brought in by
+    ``binary`` ("add", the default, or "multiply"); ``activation`` is one of ``ACTIVATIONS``;
+    ``clamp=(low, high)``, either of which may be None, are the bounds of "clamp", and imply it if no activation is
+    given; ``scale_a`` is a number or one for each row, ``scale_b`` a number or one for each column.
+    ``out_dtype`` is what the result is to be; ``out`` is an array to write it into, in place if it is in shared
+    memory or on a GPU. Without ``out`` the result is a fresh array in shared memory; for operands on a GPU it is a
+    fresh one there, of the library that made them if that is PyTorch or CuPy, else a ``DeviceArray``. The other
+    arguments, and the errors, are those of ``run``.
+
+        >>> y = client.gemm(x, w.T, bias=b, activation="gelu")  # doctest: +SKIP
+    """
+    alpha, scale_a, scale_b = fold_scales(a, alpha, scale_a, scale_b)
+    inputs, target = operands(a, b, bias, c, d, scale_a, scale_b), writable(out)
+    words = attributes(
+        alpha=alpha,
+        binary=binary,
+        count_d=len(d),
+        activation=activation,
+        clamp=clamp,
+        out_dtype=out_dtype,
+        split_k=split_k,
+        tensors=(inputs["a"], inputs["b"], target),
+    )
+    return Asked("gemm", inputs, words, {**CHOICE, **options}, {"out": out}, {"out": target})
+
+
+gemm = running(_gemm)
+plan_gemm = planning(
+    _gemm, "The plan takes a, b and then what else was given here (by name: ``plan(a, b, bias=bias, out=c)``)."
+)
+
+
+def _grouped_gemm(
+    core: Core,  # noqa: ARG001 (as above)
+    /,
+    a: Sequence[Operand],
+    b: Sequence[Operand],
+    *,
+    c: Sequence[Operand] | None = None,
+    alpha: float = 1.0,
+    bias: Sequence[Operand] | None = None,
+    d: Sequence[Sequence[Operand]] | None = None,
+    binary: str | None = None,
+    activation: str | None = None,
+    clamp: tuple[float | None, float | None] | None = None,
+    scale_a: Sequence[Any] | None = None,
+    scale_b: Sequence[Any] | None = None,
+    out_dtype: DTypeLike | None = None,
+    out: Sequence[Array] | None = None,
+    split_k: int | None = None,
+    **options: Unpack[Choice],
+) -> Asked:
+    """Products of different sizes in one dispatch: ``[gemm(a[0], b[0]), gemm(a[1], b[1]), ...]``.
+
+    Every list has one entry for each group; element types and the kinds of operands are the same in all groups.
+    Arguments as for ``gemm``.
+    """
+    count = len(a)
+    lists = {"b": b, "c": c, "bias": bias, "d": d, "scale_a": scale_a, "scale_b": scale_b, "out": out}
+    for name, values in lists.items():
+        if values is not None and len(values) != count:
+            raise InvalidArgumentError(
+                f"a has {count} groups, but {name} has {len(values)}",
+                field=name,
+                value=len(values),
+                rule="group_count",
+                fix="give one entry for each group",
+            )
+    inputs: dict[str, Any] = {}
+    for group in range(count):
+        inputs |= operands(
+            a[group],
+            b[group],
+            bias[group] if bias is not None else None,
+            c[group] if c is not None else None,
+            d[group] if d is not None else (),
+            scale_a[group] if scale_a is not None else None,
+            scale_b[group] if scale_b is not None else None,
+            f"[{group}]",
+        )
+    names = [f"out[{group}]" for group in range(count)]
+    written = {name: writable(out[group]) if out is not None else None for group, name in enumerate(names)}
+    words = attributes(
+        alpha=alpha,
+        binary=binary,
+        count_d=len(d[0]) if d else 0,
+        activation=activation,
+        clamp=clamp,
+        out_dtype=out_dtype,
+        split_k=split_k,
+        tensors=(*(value for name, value in inputs.items() if name[0] in "ab" and name[1] == "["), *written.values()),
+    )
+    targets = out if out is not None else [None] * count
+    return Asked(
+        "gemm",
+        inputs,
+        words | {"groups": count},
+        {**CHOICE, **options},
+        dict(zip(names, targets, strict=True)),
+        written,
+        listed=True,
+    )
+
+
+grouped_gemm = running(_grouped_gemm)
+
+
+def pack_b(
+    core: Core,
+    b: Operand,
+    *,
+    m_hint: int | None = None,
+    dtype_a: DTypeLike | None = None,
+    build: BuildPolicy = "wait",
+    device: str | None = None,
+    timeout: float | None = None,
+) -> Flow[PackedTensor]:
+    """Pack ``b`` ``[K, N]`` once, in the order that kernels for about ``m_hint`` rows of ``a`` read fastest; the
+    server keeps it.
+
+    Pass the result as ``b`` to ``gemm`` or a plan, as often as wanted. It is freed when the last reference goes, or
+    by ``close()``.
+    """
+    results = yield from run(
+        core,
+        "gemm_pack_b",
+        {"b": readable(b, "b")},
+        None,
+        {"m": m_hint, "dtype_a": dtype_name(dtype_a) if dtype_a is not None else None},
+        build=build,
+        device=device,
+        timeout=timeout,
+    )
+    packed = next(iter(results.values()))
+    if not isinstance(packed, PackedTensor):
+        raise UnsupportedError(
+            "the server's packing is of another kind than this client knows", fix="update the client"
+        )
+    return packed

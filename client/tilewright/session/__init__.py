@@ -1,0 +1,1 @@
+"""State of one client: session, shared memory, settings."""

@@ -1,0 +1,153 @@
+"""What both clients say to gRPC, apart from waiting: options, the session's lease, and what its failures mean."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from tilewright.errors import TilewrightError, UnavailableError, from_rpc
+from tilewright.session.settings import FORK_VARIABLE
+from tilewright.session.state import Core, Session
+from tilewright.transport.rpc import EXPORT_BUFFER, Rpc
+from tilewright_proto.v1 import memory_pb2
+
+__all__ = [
+    "CHANNEL_OPTIONS",
+    "call_failed",
+    "call_local",
+    "closed_during_call",
+    "lease_ended",
+    "no_fork_support",
+    "no_server",
+    "open_request",
+    "opened",
+    "serialised",
+]
+
+CHANNEL_OPTIONS = (
+    # The server states its limits; a reply of any size that we asked for is welcome.
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.enable_http_proxy", 0),
+    # A connection of our own: no other client's backoff, no parent's connection after a fork.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+START = "start one with: tilewright serve"
+
+
+def serialised(request: Message | bytes) -> bytes:
+    return request if isinstance(request, bytes) else request.SerializeToString()
+
+
+def open_request(name: str) -> bytes:
+    return memory_pb2.OpenSessionRequest(client_name=name).SerializeToString()
+
+
+def opened(data: bytes) -> Session:
+    """The session of the lease's first message. Raises ``UnavailableError``."""
+    try:
+        event = memory_pb2.SessionEvent.FromString(data)
+    except DecodeError:
+        event = memory_pb2.SessionEvent()
+    if event.WhichOneof("event") == "closing":
+        raise UnavailableError(f"the server takes no sessions: {event.closing.reason}", rule="session_open")
+    if not event.opened.session:
+        raise UnavailableError(
+            "what answers there is no Tilewright server of this protocol", rule="session_open", fix=START
+        )
+    return Session(event.opened)
+
+
+def lease_ended(session: Session, code: grpc.StatusCode | None, details: str | None) -> None:
+    """Note why the server ended a session (or that it is gone)."""
+    if not session.lost:
+        session.lost = details or (code.name.lower() if code is not None else "the server ended it") or "it ended"
+
+
+def no_server(target: str, error: Any, timeout: float) -> TilewrightError:
+    """The error of a session that could not be opened."""
+    if error is None:
+        reason = "it ended the session at once"
+    elif isinstance(error, asyncio.TimeoutError) or error.code() is grpc.StatusCode.CANCELLED:
+        reason = f"no answer within {timeout:g} s"
+    elif error.code() is grpc.StatusCode.UNAVAILABLE:
+        found = from_rpc(error)
+        if found.rule != "grpc_status":
+            return found
+        reason = str(error.details()).rsplit("last error: ", 1)[-1]
+    elif error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        reason = "what listens there does not speak tilewright.v1"
+    else:
+        return from_rpc(error)
+    return UnavailableError(
+        f"no Tilewright server answers at {target} ({reason})",
+        field="target",
+        value=target,
+        rule="server_reachable",
+        fix=START,
+    )
+
+
+def no_fork_support() -> TilewrightError:
+    """The error of a forked child whose gRPC would crash it."""
+    return UnavailableError(
+        "gRPC was imported before tilewright, without support for forking: a forked child cannot use it",
+        field=FORK_VARIABLE,
+        rule="fork_support",
+        fix=f"import tilewright first, or set {FORK_VARIABLE}=1, or start the child by spawn or forkserver",
+    )
+
+
+def call_local(session: Session, call: Rpc) -> Any:
+    """Make a call over the local socket, which the session has. Raises ``TilewrightError``. If the connection breaks,
+    what was registered over it is gone, so the session is of no use any more.
+    """
+    control = session.control
+    if control is None:
+        raise UnavailableError("this session has no local socket", field="session", rule="local_socket")
+    try:
+        reply = control.call(call.method.number, serialised(call.request), call.fds)
+    except UnavailableError:
+        if control.broken:
+            session.lost = session.lost or "the local connection broke"
+        raise
+    parsed = call.method.parse(reply.payload)
+    return (parsed, reply.fds) if call.method is EXPORT_BUFFER else parsed
+
+
+def call_failed(core: Core, session: Session, error: Any) -> TilewrightError:
+    """The exception for a failed call. A broken connection and a session that the server does not know any more end
+    the session here too.
+    """
+    found = from_rpc(error)
+    core.note(found)
+    if session is core.session:
+        if core.closed:
+            return closed_during_call(error)
+        if found.rule == "session_token":
+            session.lost = session.lost or "the server ended it"
+        elif isinstance(found, UnavailableError) and found.rule == "grpc_status":
+            session.lost = session.lost or "the connection broke"
+        else:
+            return found
+        return UnavailableError(
+            f"the server at {core.target} went away during the call: {found.message}",
+            field="session",
+            rule="session_alive",
+            fix="start the server again if it is gone, then call reconnect() or make a new client",
+        )
+    return found
+
+
+def closed_during_call(error: object) -> TilewrightError:
+    return UnavailableError(
+        "the client was closed",
+        field="client",
+        value=str(error),
+        rule="client_open",
+        fix="make another: tilewright.connect()",
+    )

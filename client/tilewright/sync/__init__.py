@@ -1,0 +1,1 @@
+"""The blocking client, its plans, launches and caches."""

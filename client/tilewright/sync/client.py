@@ -1,0 +1,387 @@
+"""The blocking client."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import warnings
+import weakref
+from types import TracebackType
+from typing import Any, TypeVar
+
+import grpc
+
+from tilewright.dispatch import plan as plans
+from tilewright.dispatch import run as dispatch
+from tilewright.operations import conv as _conv
+from tilewright.operations import gemm as _gemm
+from tilewright.operations import kernels as catalog
+from tilewright.operations.attention import calls as _attention
+from tilewright.operations.attention import kv_append as _kv_append
+from tilewright.operations.attention import kv_cache as _kv_cache
+from tilewright.session import settings as _settings
+from tilewright.session.grpc import (
+    CHANNEL_OPTIONS,
+    call_failed,
+    call_local,
+    closed_during_call,
+    lease_ended,
+    no_fork_support,
+    no_server,
+    open_request,
+    opened,
+    serialised,
+)
+from tilewright.session.state import Core, Session, opening
+from tilewright.sync.kv_cache import KVCache
+from tilewright.sync.launch import Pipeline
+from tilewright.sync.plan import Plan
+from tilewright.tensor import device_array, resident
+from tilewright.tensor import export as exports
+from tilewright.tensor import shared as arrays
+from tilewright.tensor.resident import BufferState
+from tilewright.transport.drive import blocking, blocking_as
+from tilewright.transport.rpc import OPEN_SESSION, Flow, Rpc, Work
+from tilewright.types.report import Report
+
+__all__ = ["Buffer", "Client", "Kernels", "connect"]
+
+T = TypeVar("T")
+
+
+class Connection:
+    """One channel, with the stream that holds the session open."""
+
+    def __init__(self, core: Core, timeout: float) -> None:
+        self.channel = grpc.insecure_channel(core.target, options=CHANNEL_OPTIONS)
+        self._calls: dict[str, Any] = {}
+        try:
+            self.lease = self.channel.unary_stream(OPEN_SESSION)(open_request(core.name))
+            # The lease has no deadline, so its first message is waited for with an alarm.
+            alarm = threading.Timer(timeout, self.lease.cancel)
+            alarm.daemon = True
+            alarm.start()
+            try:
+                first = next(self.lease)
+            except grpc.RpcError as error:
+                raise no_server(core.target, error, timeout) from None
+            except StopIteration:
+                raise no_server(core.target, None, timeout) from None
+            finally:
+                alarm.cancel()
+            self.session: Session = opened(first)
+            self.session.open_local(core.target, core.timeout)
+        except BaseException:
+            self.channel.close()
+            raise
+        session = self.session
+        self.lease.add_done_callback(lambda call: lease_ended(session, call.code(), call.details()))
+
+    def unary(self, path: str) -> Any:
+        """The callable for a method, bytes to bytes."""
+        call = self._calls.get(path)
+        if call is None:
+            call = self._calls[path] = self.channel.unary_unary(path)
+        return call
+
+    def close(self) -> None:
+        self.lease.cancel()
+        self.channel.close()
+
+
+class Client:
+    """A session with a server, for one process. Made by ``connect``; a context manager. Thread-safe.
+
+    In a forked child the client connects anew on its first use there: arrays made before the fork can still be passed
+    (they are copied), arrays made after it are shared with the server as usual, plans are prepared again, and
+    resident buffers stay the parent's.
+    """
+
+    def __init__(self, core: Core, timeout: float) -> None:
+        self._subject = core
+        self._open_timeout = timeout
+        self._lock = threading.Lock()
+        self._forked = False
+        self._connection: Connection | None = None
+        self._connect()
+        self.kernels = Kernels(self)
+        _CLIENTS.add(self)
+
+    # ---- operations ----
+
+    gemm = blocking(_gemm.gemm)
+    grouped_gemm = blocking(_gemm.grouped_gemm)
+    pack_b = blocking(_gemm.pack_b)
+    conv = blocking(_conv.conv)
+    conv_backward_data = blocking(_conv.conv_backward_data)
+    conv_backward_weight = blocking(_conv.conv_backward_weight)
+    conv_transpose = blocking(_conv.conv_transpose)
+    attention = blocking(_attention.attention)
+    attention_varlen = blocking(_attention.attention_varlen)
+    attention_paged = blocking(_attention.attention_paged)
+    attention_backward = blocking(_attention.attention_backward)
+    kv_append = blocking(_kv_append.kv_append)
+    run = blocking(dispatch.run)
+    explain = blocking(dispatch.explain)
+    plan = blocking_as(plans.prepare, Plan)
+    plan_gemm = blocking_as(_gemm.plan_gemm, Plan)
+    plan_conv = blocking_as(_conv.plan_conv, Plan)
+    plan_conv_backward_data = blocking_as(_conv.plan_conv_backward_data, Plan)
+    plan_conv_backward_weight = blocking_as(_conv.plan_conv_backward_weight, Plan)
+    plan_conv_transpose = blocking_as(_conv.plan_conv_transpose, Plan)
+    plan_attention = blocking_as(_attention.plan_attention, Plan)
+    plan_attention_varlen = blocking_as(_attention.plan_attention_varlen, Plan)
+    plan_attention_paged = blocking_as(_attention.plan_attention_paged, Plan)
+    plan_attention_backward = blocking_as(_attention.plan_attention_backward, Plan)
+    plan_kv_append = blocking_as(_kv_append.plan_kv_append, Plan)
+
+    # ---- memory ----
+
+    empty = blocking(arrays.empty)
+    zeros = blocking(arrays.zeros)
+    asarray = blocking(arrays.asarray)
+
+    def buffer(self, nbytes: int, device: str | None = None) -> Buffer:
+        """Memory that the server keeps for this session, on a device (the server's default). Freed by ``free``, or
+        when the last reference goes.
+        """
+        return Buffer(self, self._drive(resident.create(self._subject, nbytes, device)))
+
+    device_empty = blocking(device_array.device_empty)
+    kv_cache = blocking_as(_kv_cache.create, KVCache)
+    release_exports = blocking(exports.forget_exports)
+
+    # ---- launches ----
+
+    def pipeline(self, stream: Any = None) -> Pipeline:
+        """Many launches of bound plans on one stream of a GPU (the current one, at the first launch, of the library
+        that made the output; on a CPU it means nothing): ``with client.pipeline() as p: p.launch(bound)``.
+        """
+        return Pipeline(self, stream)
+
+    # ---- state ----
+
+    @property
+    def report(self) -> Report | None:
+        """What the last call of this thread did: kernels, timing, bytes copied."""
+        return self._subject.report
+
+    @property
+    def target(self) -> str:
+        """Where the server is."""
+        return self._subject.target
+
+    @property
+    def session(self) -> Session:
+        """The session: server version, device, operations, limits. Raises ``UnavailableError`` if it is over."""
+        return self._subject.require()
+
+    @property
+    def closed(self) -> bool:
+        return self._subject.closed
+
+    def reconnect(self) -> None:
+        """Open a new session, after the server was restarted. Arrays stay valid; plans are prepared again when they
+        are used; buffers are gone.
+        """
+        with self._lock:
+            if self._subject.closed:
+                self._subject.require()
+            old, self._connection = self._connection, None
+        if old is not None:
+            old.close()
+        self._connect()
+
+    def close(self) -> None:
+        """End the session: the server frees all that it holds for it. Arrays stay readable. Idempotent."""
+        with self._lock:
+            self._subject.close()
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # At the end of the interpreter gRPC's threads are gone, and closing would wait for them for ever.
+        if getattr(self, "_connection", None) is not None and not sys.is_finalizing():
+            warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"<tilewright.Client {self._subject.target}{' closed' if self.closed else ''}>"
+
+    # ---- driving ----
+
+    def _connect(self) -> Connection:
+        with self._lock:
+            if self._connection is None:
+                if self._subject.closed:
+                    self._subject.require()
+                if self._forked and not _settings.fork_support():
+                    raise no_fork_support()
+                self._connection = Connection(self._subject, self._open_timeout)
+                self._subject.adopt(self._connection.session)
+            return self._connection
+
+    def _drive(self, flow: Flow[T]) -> T:
+        connection = self._connection or self._connect()
+        for release in self._subject.take_releases():
+            self._post(connection, release)
+        try:
+            call = next(flow)
+            while True:
+                try:
+                    reply = call.function() if isinstance(call, Work) else self._call(connection, call)
+                except BaseException as error:  # noqa: PERF203
+                    call = flow.throw(error)
+                else:
+                    call = flow.send(reply)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    def _call(self, connection: Connection, call: Rpc) -> Any:
+        method = call.method
+        if call.local:
+            return call_local(connection.session, call)
+        try:
+            if not method.streams:
+                return method.parse(connection.unary(method.path)(serialised(call.request), timeout=call.timeout))
+            messages = []
+            stream = connection.channel.unary_stream(method.path)(serialised(call.request), timeout=call.timeout)
+            try:
+                for data in stream:
+                    messages.append(method.parse(data))
+                    if call.on_event is not None:
+                        call.on_event(messages[-1])
+            finally:
+                stream.cancel()
+            return messages
+        except grpc.RpcError as error:
+            raise call_failed(self._subject, connection.session, error) from None
+        except ValueError as error:
+            raise closed_during_call(error) from None
+
+    def _post(self, connection: Connection, call: Rpc) -> None:
+        """Send a call whose reply does not matter."""
+        try:
+            future = connection.unary(call.method.path).future(serialised(call.request), timeout=call.timeout)
+        except (grpc.RpcError, ValueError):
+            return
+        # The callback keeps the call from being cancelled as garbage.
+        future.add_done_callback(lambda _: None)
+
+    def _after_fork(self) -> None:
+        self._forked = True
+        self._lock = threading.Lock()
+        if self._connection is not None:
+            # gRPC's threads are not in this process: the parent's channel must be neither used nor closed here.
+            _PARENTS.append(self._connection)
+            self._connection = None
+        self._subject.after_fork()
+
+
+class Kernels:
+    """The server's catalog of kernels: ``client.kernels``."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = weakref.proxy(client)
+        self._subject = client._subject
+
+    def _drive(self, flow: Flow[T]) -> T:
+        result: T = self._client._drive(flow)
+        return result
+
+    list = blocking(catalog.list_kernels)
+    sets = blocking(catalog.kernel_sets)
+    describe = blocking(catalog.describe)
+    validate = blocking(catalog.validate)
+    correct = blocking(catalog.correct)
+    build = blocking(catalog.build)
+    export = blocking(catalog.export)
+    statistics = blocking(catalog.statistics)
+
+
+class Buffer:
+    """A resident buffer. A context manager that frees it."""
+
+    def __init__(self, client: Client, state: BufferState) -> None:
+        self._client = client
+        self._subject = state
+
+    def _drive(self, flow: Flow[T]) -> T:
+        return self._client._drive(flow)
+
+    write = blocking(resident.write)
+    read = blocking(resident.read)
+    free = blocking(resident.free)
+
+    @property
+    def nbytes(self) -> int:
+        return self._subject.nbytes
+
+    @property
+    def device(self) -> str:
+        return self._subject.device
+
+    def tensor(self, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> resident.ResidentTensor:
+        """The bytes from ``offset`` as a contiguous tensor, usable as an operand. It keeps the buffer alive."""
+        return resident.tensor(self._subject, shape, dtype, offset)
+
+    def __enter__(self) -> Buffer:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self.free()
+
+
+def connect(
+    target: str | None = None,
+    *,
+    timeout: float = 10.0,
+    call_timeout: float | None = 300.0,
+    name: str | None = None,
+) -> Client:
+    """Open a session with a server.
+
+    ``target`` is ``unix:PATH``, a path, or ``HOST:PORT``; left out, ``$TILEWRIGHT_TARGET``, else the socket of
+    ``tilewright serve`` for this user. ``timeout`` is how many seconds to wait for the server to answer,
+    ``call_timeout`` the limit of calls that name none (``None``: no limit). ``name`` shows in the server's status and
+    log.
+
+    Raises ``UnavailableError`` if no server answers.
+
+        >>> with connect() as client:  # doctest: +SKIP
+        ...     c = client.gemm(a, b)
+    """
+    return Client(*opening(target, timeout, call_timeout, name))
+
+
+_CLIENTS: weakref.WeakSet[Client] = weakref.WeakSet()
+_PARENTS: list[Connection] = []
+
+
+def _after_fork_in_child() -> None:
+    for client in list(_CLIENTS):
+        client._after_fork()
+
+
+def _close_all() -> None:
+    """While there are still threads: see ``Client.__del__``."""
+    for client in list(_CLIENTS):
+        with contextlib.suppress(Exception):
+            client.close()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+atexit.register(_close_all)

@@ -1,0 +1,79 @@
+"""What the client wants of the network, without doing it.
+
+A *flow* is a generator that yields ``Rpc`` and ``Work`` values, receives their replies (or has their error thrown into
+it) and returns a result. All logic is flows; the blocking and the asyncio client differ only in how they drive one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple, TypeVar
+
+from google.protobuf.message import Message
+
+from tilewright.transport import frames as packets
+from tilewright_proto.v1 import dispatch_pb2, kernels_pb2, memory_pb2
+
+__all__ = ["EXECUTE_STREAM", "OPEN_SESSION", "Flow", "Method", "Rpc", "Step", "Work"]
+
+T = TypeVar("T")
+
+
+class Method(NamedTuple):
+    """A unary call (or, if ``streams``, one with a stream of replies), and how its reply is parsed."""
+
+    path: str
+    parse: Callable[[bytes], Any]
+    streams: bool = False
+    number: int = 0
+    """Of the same call over the local socket."""
+
+
+class Rpc(NamedTuple):
+    """One call to make. ``on_event`` sees every message of a streamed reply; the flow receives their list."""
+
+    method: Method
+    request: Message | bytes
+    timeout: float | None = None
+    on_event: Callable[[Any], object] | None = None
+    local: bool = False
+    """Whether to call over the local socket, which must be there."""
+    fds: tuple[int, ...] = ()
+    """Descriptors that travel along, over the local socket."""
+
+
+class Work(NamedTuple):
+    """Something to do that may wait a while, but not for gRPC: the flow receives what it returns."""
+
+    function: Callable[[], Any]
+
+
+Step = Rpc | Work
+Flow = Generator[Step, Any, T]
+
+_D, _M, _K = "/tilewright.v1.Dispatch/", "/tilewright.v1.Memory/", "/tilewright.v1.Kernels/"
+
+RUN = Method(_D + "Run", dispatch_pb2.RunReply.FromString)
+PLAN = Method(_D + "Plan", dispatch_pb2.PlanReply.FromString)
+RELEASE_PLAN = Method(_D + "ReleasePlan", dispatch_pb2.ReleasePlanReply.FromString)
+EXECUTE = Method(_D + "Execute", dispatch_pb2.ExecuteReply.FromString)
+EXECUTE_STREAM = _D + "ExecuteStream"
+OPEN_SESSION = _M + "OpenSession"
+BIND = Method(_D + "Bind", dispatch_pb2.BindReply.FromString, number=packets.BIND)
+UNBIND = Method(_D + "Unbind", dispatch_pb2.UnbindReply.FromString)
+REGISTER = Method(_M + "RegisterRegion", memory_pb2.RegisterRegionReply.FromString, number=packets.REGISTER_REGION)
+UNREGISTER = Method(_M + "UnregisterRegion", memory_pb2.UnregisterRegionReply.FromString)
+STATUS = Method(_M + "Status", memory_pb2.StatusReply.FromString)
+CREATE_BUFFER = Method(_M + "CreateBuffer", memory_pb2.CreateBufferReply.FromString)
+WRITE_BUFFER = Method(_M + "WriteBuffer", memory_pb2.WriteBufferReply.FromString)
+READ_BUFFER = Method(_M + "ReadBuffer", memory_pb2.ReadBufferReply.FromString)
+EXPORT_BUFFER = Method(_M + "ExportBuffer", memory_pb2.ExportBufferReply.FromString, number=packets.EXPORT_BUFFER)
+FREE_BUFFER = Method(_M + "FreeBuffer", memory_pb2.FreeBufferReply.FromString)
+LIST = Method(_K + "List", kernels_pb2.ListKernelsReply.FromString)
+DESCRIBE = Method(_K + "Describe", kernels_pb2.DescribeKernelReply.FromString)
+VALIDATE = Method(_K + "Validate", kernels_pb2.ValidateConfigReply.FromString)
+CORRECT = Method(_K + "Correct", kernels_pb2.CorrectConfigReply.FromString)
+BUILD = Method(_K + "Build", kernels_pb2.BuildEvent.FromString, streams=True)
+EXPLAIN = Method(_K + "Explain", kernels_pb2.ExplainReply.FromString)
+EXPORT = Method(_K + "Export", kernels_pb2.ExportReply.FromString)
+STATISTICS = Method(_K + "Statistics", kernels_pb2.StatisticsReply.FromString)

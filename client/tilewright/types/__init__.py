@@ -1,0 +1,1 @@
+"""Plain values: specifications of arrays, element types, arguments, reports."""

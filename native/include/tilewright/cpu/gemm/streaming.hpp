@@ -1,0 +1,205 @@
+// Skinny products, where one operand has few rows (or columns) and the other is read once: they run at the speed of
+// memory. The big operand, the side with the larger tile, is not packed; the small one is turned into groups (see
+// dot.hpp) that stay in the first-level cache.
+#pragma once
+#include "tilewright/cpu/blocks/blocked.hpp"
+
+TW_NAMESPACE_BEGIN
+
+// Below, X is the big operand, given by rows, and Y the small one: results are out[c][r] = sum over k of Y(c, k) X(r,
+// k).
+template <class E, class Dot>
+struct Streaming {
+  using V = typename Dot::accumulator;
+  using Accumulator = typename Dot::scalar;
+
+  // Unsigned bytes stand first in DotI8, so it is X that gets the offset there, and Y whose sums undo it.
+  TW_INLINE static u32v offset(u32v x) { return Dot::offset_a ? x ^ 0x80808080u : x; }
+
+  // k contiguous in X: dot products of kX rows of X with kY rows of Y at a time.
+  template <int kY>
+  static TW_NOINLINE void along_k(Rows<E, true> x, int64_t rows, int64_t k, const uint32_t* y, int64_t y_ld,
+                                  const Accumulator* start, Accumulator* out) {
+    constexpr int kX = kY == 1 ? 8 : kY == 4 ? 4 : kLanes >= 16 ? 3 : 2, kStep = kLanes * Dot::depth;
+    for (int64_t r = 0; r < rows; r += kX) {
+      V sums[kX][kY];
+      const char* from[kX];
+      TW_UNROLL
+      for (int i = 0; i < kX; i++) {
+        from[i] = x.at(min_of(r + i, rows - 1), 0);  // past the end: the last row again, its results are dropped
+        TW_UNROLL
+        for (int c = 0; c < kY; c++) sums[i][c] = V{};
+      }
+      int64_t k0 = 0;
+      for (; k0 + kStep <= k; k0 += kStep) {
+        TW_UNROLL
+        for (int i = 0; i < kX; i++) {
+          const u32v groups = offset(load_groups_along_k<E, Dot>(from[i] + k0 * size_of<E>));
+          TW_UNROLL
+          for (int c = 0; c < kY; c++)
+            sums[i][c] = Dot::step(sums[i][c], groups, load_as<u32v>(y + c * y_ld + k0 / Dot::depth));
+        }
+      }
+      V rest[kX][kY];  // a copy, because indexing by a variable would keep the sums themselves out of registers
+      TW_UNROLL
+      for (int i = 0; i < kX; i++)
+        TW_UNROLL
+        for (int c = 0; c < kY; c++) rest[i][c] = sums[i][c];
+      for (int i = 0; i < kX && r + i < rows; i++) {
+        const u32v groups = offset(k0 < k ? load_groups_along_k<E, Dot>(from[i] + k0 * size_of<E>, k - k0) : u32v{});
+        for (int c = 0; c < kY; c++) {
+          if (k0 < k) rest[i][c] = Dot::step(rest[i][c], groups, load_as<u32v>(y + c * y_ld + k0 / Dot::depth));
+          out[c * kStreamColumns + r + i] = start[c] + sum_lanes(rest[i][c]);
+        }
+      }
+    }
+  }
+
+  // Rows of X contiguous along r, k across: a few lines of X are added into all results before the next lines are read.
+  template <int kY>
+  static TW_NOINLINE void across_k(Rows<E, false> x, int64_t rows, int64_t k, const uint32_t* y, int64_t y_ld,
+                                   const Accumulator* start, Accumulator* out) {
+    constexpr int kGroups = 8 / Dot::depth;
+    const int64_t line = x.ld * size_of<E>, whole_rows = rows / kLanes * kLanes,
+                  whole = k / Dot::depth / kGroups * kGroups;
+    for (int c = 0; c < kY; c++)
+      for (int64_t r = 0; r < rows; r += kLanes) store_as(out + c * kStreamColumns + r, V{} + start[c]);
+    for (int64_t g = 0; g < whole; g += kGroups)
+      for (int64_t r = 0; r < whole_rows; r += kLanes) {
+        V sums[kY];
+        TW_UNROLL
+        for (int c = 0; c < kY; c++) sums[c] = load_as<V>(out + c * kStreamColumns + r);
+        TW_UNROLL
+        for (int l = 0; l < kGroups; l++) {
+          const char* const from = x.at(r, (g + l) * Dot::depth);
+          const u32v groups = offset(load_groups_across_k<E, Dot>(from, line));
+          // The lines of the next round, which may lie on other pages: the processor does not guess them.
+          if (r * size_of<E> % 64 < kLanes * size_of<E>)
+            TW_UNROLL
+            for (int d = 0; d < Dot::depth; d++) __builtin_prefetch(from + (kGroups * Dot::depth + d) * line, 0, 3);
+          TW_UNROLL
+          for (int c = 0; c < kY; c++) sums[c] = Dot::step(sums[c], groups, splat_bits(y[c * y_ld + g + l]));
+        }
+        TW_UNROLL
+        for (int c = 0; c < kY; c++) store_as(out + c * kStreamColumns + r, sums[c]);
+      }
+    add_edge(x, 0, rows, whole * Dot::depth, k, y, y_ld, kY, out);
+    if (whole_rows < rows) add_edge(x, whole_rows, rows, 0, whole * Dot::depth, y, y_ld, kY, out);
+  }
+
+  // What across_k leaves over: rows [r0, r1) times k in [k0, k1), k0 at the start of a group.
+  static TW_NOINLINE void add_edge(Rows<E, false> x, int64_t r0, int64_t r1, int64_t k0, int64_t k1, const uint32_t* y,
+                                   int64_t y_ld, int y_count, Accumulator* out) {
+    for (int64_t k = k0; k < k1; k += Dot::depth)
+      for (int64_t r = r0; r < r1; r += kLanes) {
+        const u32v groups = offset(load_groups_across_k<E, Dot>(x.at(r, k), x.ld * size_of<E>, k1 - k, r1 - r));
+        for (int c = 0; c < y_count; c++) {
+          Accumulator* const to = out + c * kStreamColumns + r;
+          store_as(to, Dot::step(load_as<V>(to), groups, splat_bits(y[c * y_ld + k / Dot::depth])));
+        }
+      }
+  }
+
+  template <bool kAlongK>
+  static void multiply(Rows<E, kAlongK> x, int64_t rows, int64_t k, const uint32_t* y, int64_t y_ld, int64_t y_count,
+                       const Accumulator* start, Accumulator* out) {
+    if constexpr (kAlongK) {
+      if (y_count == 1) along_k<1>(x, rows, k, y, y_ld, start, out);
+      else if (y_count <= 4) along_k<4>(x, rows, k, y, y_ld, start, out);
+      else along_k<8>(x, rows, k, y, y_ld, start, out);
+    } else {
+      if (y_count == 1) across_k<1>(x, rows, k, y, y_ld, start, out);
+      else if (y_count <= 4) across_k<4>(x, rows, k, y, y_ld, start, out);
+      else across_k<8>(x, rows, k, y, y_ld, start, out);
+    }
+  }
+
+  // Rows of Y as groups, `ld` apart, zeros to the end of the last vector and in rows that do not exist. start[c]: what
+  // row c's sums begin with.
+  template <bool kAlongK>
+  static TW_NOINLINE void prepare(Rows<E, kAlongK> y, int64_t count, int64_t k, uint32_t* to, int64_t ld,
+                                  Accumulator* start) {
+    for (int64_t c = 0; c < kSkinny; c++) {
+      for (int64_t g = 0; g < ld; g += kLanes) store_as(to + c * ld + g, u32v{});
+      start[c] = 0;
+    }
+    if constexpr (kAlongK) {
+      for (int64_t c = 0; c < count; c++)
+        for (int64_t g = 0; g * Dot::depth < k; g += kLanes)
+          store_as(to + c * ld + g, load_groups_along_k<E, Dot>(y.at(c, g * Dot::depth), k - g * Dot::depth));
+    } else {
+      for (int64_t g = 0; g * Dot::depth < k; g++)
+        for (int64_t c = 0; c < count; c += kLanes) {
+          uint32_t lanes[kLanes];
+          store_as(lanes, load_groups_across_k<E, Dot>(y.at(c, g * Dot::depth), y.ld * size_of<E>, k - g * Dot::depth,
+                                                       count - c));
+          for (int64_t i = 0; i < kLanes && c + i < count; i++) to[(c + i) * ld + g] = lanes[i];
+        }
+    }
+    if constexpr (Dot::offset_a)
+      for (int64_t c = 0; c < count; c++) {
+        i32v sum = {};
+        for (int64_t g = 0; g < ld; g += kLanes)
+          sum = Dot::step(sum, splat_bits(0x01010101u), load_as<u32v>(to + c * ld + g));
+        start[c] = -128 * sum_lanes(sum);
+      }
+  }
+};
+
+template <class Config>
+struct StreamingGemm {
+  using Plan = Blocking<Config>;
+  using Dot = typename Plan::Dot;
+  using Out = typename Plan::Out;
+  using Accumulator = typename Dot::scalar;
+  using A = Rows<typename Config::A, !Config::a_col>;
+  using B = Rows<typename Config::B, Config::b_col>;
+
+  const Product& product;
+  Crew& crew;
+  char* scratch;
+
+  void run(Range rows, Range columns) {
+    const A a = {A{product.a, product.lda}.at(0, product.k0), product.lda};
+    const B b = {B{product.b, product.ldb}.at(0, product.k0), product.ldb};
+    if constexpr (Plan::streams_b) stream<true, typename Config::B, typename Config::A>(b, columns, a, rows);
+    else stream<false, typename Config::A, typename Config::B>(a, rows, b, columns);
+  }
+
+ private:
+  template <bool kBigIsB, class XE, class YE, class X, class Y>
+  TW_INLINE void stream(X x, Range big, Y y, Range small) {
+    const int64_t k = product.k1 - product.k0, y_ld = round_up(ceil_div(k, Dot::depth), 16);
+    uint32_t* const groups = (uint32_t*)scratch;
+    Accumulator* const results = (Accumulator*)(groups + kSkinny * y_ld);
+    const int64_t wanted = round_up(ceil_div(big.size(), 4 * crew.size), 64);
+    const int64_t chunk = min_of(kStreamColumns, wanted), chunks = big.size() > 0 ? ceil_div(big.size(), chunk) : 0;
+    for (int64_t y0 = small.begin; y0 < small.end; y0 += kSkinny) {
+      const int64_t count = min_of(small.end - y0, kSkinny);
+      Accumulator start[kSkinny];
+      Streaming<YE, Dot>::prepare(Y{y.at(y0, 0), y.ld}, count, k, groups, y_ld, start);
+      for (int64_t piece; (piece = crew.claim(chunks)) >= 0;) {
+        const int64_t x0 = big.begin + piece * chunk, rows = min_of(big.end - x0, chunk);
+        Streaming<XE, Dot>::multiply(X{x.at(x0, 0), x.ld}, rows, k, groups, y_ld, count, start, results);
+        if constexpr (kBigIsB) Out::store(product.out, y0, x0, count, rows, results, kStreamColumns, nullptr);
+        else store_transposed(x0, y0, rows, count, results);
+      }
+      crew.end_stage(chunks);
+    }
+  }
+
+  // results[c][r] belongs to element (i0 + r, j0 + c).
+  TW_NOINLINE void store_transposed(int64_t i0, int64_t j0, int64_t rows, int64_t cols,
+                                    const Accumulator* results) const {
+    constexpr int kRows = 32, kLd = 16;
+    alignas(64) Accumulator tile[kRows * kLd] = {};
+    for (int64_t r = 0; r < rows; r += kRows) {
+      const int64_t height = min_of(rows - r, kRows);
+      for (int64_t c = 0; c < cols; c++)
+        for (int64_t i = 0; i < height; i++) tile[i * kLd + c] = results[c * kStreamColumns + r + i];
+      Out::store(product.out, i0 + r, j0, height, cols, tile, kLd, nullptr);
+    }
+  }
+};
+
+TW_NAMESPACE_END

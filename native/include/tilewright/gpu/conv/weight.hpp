@@ -1,0 +1,4 @@
+// The gradient of the weights as an implicit product, and the kernel that adds its slices: see conv.hpp.
+#pragma once
+#include "tilewright/gpu/conv/implicit_gemm.hpp"
+#include "tilewright/gpu/conv/convert.hpp"

@@ -1,4 +1,0 @@
-// The gradient of the weights as an implicit product, and the kernel that adds its slices: see conv.hpp.
-#pragma once
-#include "tilewright/gpu/conv.hpp"
-#include "tilewright/gpu/conv_convert.hpp"

@@ -1,0 +1,1 @@
+"""Candidate kernels for a problem of attention, by kind of device."""

@@ -1,0 +1,133 @@
+"""What a kernel asks of a problem, and the signature that a problem asks of a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tilewright_fmha.candidates.gpu_tiles import valid_algorithms
+from tilewright_fmha.config.config import FmhaConfig, config_of
+from tilewright_fmha.config.defaults import cpu_algorithm, spec_of
+from tilewright_fmha.config.template_support import templates_of
+from tilewright_fmha.launch.tensor_maps import ws_mismatches
+from tilewright_fmha.problem.problem import FmhaProblem
+from tilewright_fmha.problem.signature import signature_of
+from tilewright_fmha.vocabulary import Family
+from tilewright_kit.config.rules import Violation
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.selection.applicability import other_signature
+
+__all__ = ["families_of", "fmha_mismatches", "signature_fields", "with_signature"]
+
+_MOST_CAP = 1000.0
+"""Of scores in Hopper's own kernels, whose hyperbolic tangents are right to 2^-22 of 1."""
+_LOOSE = ("family", "hdim", "page_size", "deterministic")
+"""Fields in which a kernel may do more than the problem asks."""
+
+
+def families_of(problem: FmhaProblem) -> tuple[Family, ...]:
+    """Families that compute a problem: its own, and for attention that with split keys."""
+    own = problem.family
+    split = own in (Family.FWD, Family.PAGEDKV, Family.BATCH_PREFILL)
+    return (own, Family.SPLITKV) if split else (own,)
+
+
+def signature_fields(problem: FmhaProblem, family: Family, device: DeviceInfo) -> dict[str, Any]:
+    """The signature of a kernel of ``family`` that computes ``problem`` on the device: sizes of heads are the next
+    larger ones that the arch has, the problem's own where it has none, which rules then refuse.
+    """
+    spec = spec_of(device.arch)
+    columns = spec.combine_columns if family is Family.SPLITKV else 1
+    own = (problem.hdim_q, problem.hdim_v)
+    hdim = spec.hdim_for(problem.dtype.value, *own, columns) or own
+    found = {**signature_of(problem), "family": family, "hdim": hdim}
+    templates = templates_of(device.arch.kind, Family.DQ_DK_DV).values()
+    if problem.family is Family.DQ_DK_DV and not any("atomics" in words for words in templates):
+        found["deterministic"] = True  # nobody minds an order that is always the same
+    return found
+
+
+def with_signature(problem: FmhaProblem, family: Family, device: DeviceInfo) -> FmhaConfig:
+    """A kernel of ``family`` that computes ``problem``, with the device's default algorithm."""
+    config = config_of(family)(**signature_fields(problem, family, device))
+    if device.arch.kind == "cpu":
+        return config.replace(**cpu_algorithm(config, device.arch))
+    cuts = valid_algorithms(config, device.arch)
+    return config.replace(**cuts[0]) if cuts else config
+
+
+def fmha_mismatches(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> tuple[Violation, ...]:
+    """Why this kernel cannot compute this problem on this device; empty if it can."""
+    return tuple(_mismatches(problem, config, device))
+
+
+def _mismatches(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> Iterator[Violation]:
+    wanted = signature_of(problem)
+    yield from _family(problem, config)
+    yield from other_signature(
+        {name: (getattr(config, name), want) for name, want in wanted.items() if name not in _LOOSE}
+    )
+    if problem.operation == config.operation and wanted["deterministic"] and not config.deterministic:
+        reason = "gradients must be the same in every run, and the kernel adds them in any order"
+        yield Violation("signature", "deterministic", False, reason, {"deterministic": True})
+    if config.hdim[0] < problem.hdim_q or config.hdim[1] < problem.hdim_v:
+        reason = f"heads have {problem.hdim_q} and {problem.hdim_v} elements, the kernel holds {config.hdim}"
+        yield Violation("signature", "hdim", config.hdim, reason)
+    if config.page_size and problem.paging is not None and config.page_size != problem.paging.page_size:
+        reason = f"pages have {problem.paging.page_size} tokens, the kernel is for {config.page_size}"
+        yield Violation("signature", "page_size", config.page_size, reason, {"page_size": 0})
+    yield from _capacities(problem, config)
+    if config.pipeline == "ws" and problem.softcap > _MOST_CAP:
+        reason = f"it bends scores to seven digits of the cap, which at {problem.softcap:g} are too few of the scores"
+        yield Violation("softcap_digits", "pipeline", config.pipeline, reason)
+    yield from ws_mismatches(problem, config)
+    if device.arch.kind == "cpu" and config.team > max(device.units, 1):
+        reason = f"the kernel runs on a team of {config.team}, the device has {device.units} units"
+        yield Violation("team", "wave", config.wave, reason)
+
+
+def _family(problem: FmhaProblem, config: FmhaConfig) -> Iterator[Violation]:
+    families = families_of(problem)
+    if config.family in families:
+        return
+    fix = {"family": families[0]} if config.operation == problem.operation else {}
+    if not config.is_main:
+        reason = f"a {config.family} kernel only takes part in plans of others"
+        yield Violation("main_family", "family", config.family.value, reason, fix)
+    else:
+        reason = f"the problem is one of {families[0]}, the kernel one of {config.family}"
+        yield Violation("signature", "family", config.family.value, reason, fix)
+
+
+def _capacities(problem: FmhaProblem, config: FmhaConfig) -> Iterator[Violation]:
+    """Sizes that a kernel without padding, or with limits, cannot take."""
+    ragged_q = problem.varlen or problem.has("seqlens_q")
+    ragged_k = problem.varlen or problem.has("seqlens_k")
+    for name, padded, ragged, size, tile, what in (
+        ("pad_s", config.pad_s, ragged_q, problem.seq_q, config.m0, "queries"),
+        ("pad_sk", config.pad_sk, ragged_k, problem.seq_k, config.n0, "keys"),
+    ):
+        if padded or (not ragged and size % tile == 0):
+            continue
+        reason = (
+            f"the number of {what} {'varies' if ragged else f'is {size}'}, and the kernel takes multiples of {tile}"
+        )
+        yield Violation("padding", name, False, reason, {name: True})
+    for name, padded, size, of, step in (
+        ("pad_d", config.pad_d, problem.hdim_q, config.hdim[0], config.hdim_align[0]),
+        ("pad_dv", config.pad_dv, problem.hdim_v, config.hdim[1], config.hdim_align[1]),
+    ):
+        if not padded and (size != of or size % step):
+            reason = f"heads have {size} elements, and the kernel takes just {of}, in multiples of {step}"
+            yield Violation("padding", name, False, reason, {name: True})
+    if config.max_seq_len_q and problem.seq_q > config.max_seq_len_q:
+        reason = f"sequences have up to {problem.seq_q} queries, the kernel is for {config.max_seq_len_q}"
+        yield Violation("max_seq_len_q", "max_seq_len_q", config.max_seq_len_q, reason, {"max_seq_len_q": 0})
+    asked = problem.num_splits
+    if asked > 1 and config.family is not Family.SPLITKV and Family.SPLITKV in families_of(problem):
+        reason = f"the caller asked for {asked} parts of the keys"
+        yield Violation("splits", "family", config.family.value, reason, {"family": Family.SPLITKV})
+    if config.family is Family.SPLITKV and asked > config.max_splits:
+        log2 = (asked - 1).bit_length()
+        reason = f"the caller asked for {asked} parts of the keys, plans of the kernel have up to {config.max_splits}"
+        yield Violation("splits", "max_splits_log2", config.max_splits_log2, reason, {"max_splits_log2": log2})

@@ -1,0 +1,39 @@
+"""Kernels that only take part in plans: what combines parts, and what comes before and after gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilewright_arch import ArchSpec
+from tilewright_fmha.config.config import FmhaConfig
+from tilewright_fmha.config.defaults import elementwise_algorithm
+from tilewright_fmha.vocabulary import Family
+
+__all__ = ["combine_of", "convert_of", "dot_of"]
+
+
+def combine_of(config: FmhaConfig, arch: ArchSpec) -> FmhaConfig:
+    """What adds up the parts of a split kernel."""
+    return _companion(config, arch, Family.COMBINE, "lse", "learned_sinks", "skip_min_seqlen_q")
+
+
+def dot_of(config: FmhaConfig, arch: ArchSpec) -> FmhaConfig:
+    """What prepares the gradients of a kernel: a number for each row, and zeros where they add up."""
+    return _companion(config, arch, Family.DOT_DO_O, "learned_sinks", *_gradient_fields(config))
+
+
+def convert_of(config: FmhaConfig, arch: ArchSpec) -> FmhaConfig:
+    """What makes the gradients of queries, and of a bias, of what a kernel added up."""
+    return _companion(config, arch, Family.CONVERT_DQ, *_gradient_fields(config))
+
+
+def _gradient_fields(config: FmhaConfig) -> tuple[str, ...]:
+    """A bias matters to these only if it has a gradient."""
+    bias = ("bias", "dtype_bias", "dbias") if config.dbias else ()
+    return ("skip_min_seqlen_q", "deterministic", *bias)
+
+
+def _companion(config: FmhaConfig, arch: ArchSpec, family: Family, *names: str) -> FmhaConfig:
+    shared: dict[str, Any] = {name: getattr(config, name) for name in ("dtype", "mode", "hdim", *names)}
+    companion = type(config)(family=family, **shared)
+    return companion.replace(**elementwise_algorithm(companion, arch, config.team))

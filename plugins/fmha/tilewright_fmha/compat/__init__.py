@@ -1,0 +1,1 @@
+"""Problems, configurations and summaries in the form of the original system."""

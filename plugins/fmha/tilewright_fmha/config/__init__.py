@@ -1,0 +1,1 @@
+"""Kernel configurations of attention, their choices and defaults."""

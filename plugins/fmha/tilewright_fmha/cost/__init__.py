@@ -1,0 +1,1 @@
+"""Analytic cost models of attention, by kind of device."""

@@ -1,0 +1,80 @@
+"""What specialised kernels cost. Tensor cores and exponentials bind them at once, so that what was measured says more
+than what each would take alone.
+"""
+
+from __future__ import annotations
+
+from tilewright_fmha.config.config import FmhaConfig
+from tilewright_fmha.config.warp_specialised import draws_tiles, has_own_results
+from tilewright_fmha.launch.splits import choose_splits, work_items
+from tilewright_fmha.problem.problem import FmhaProblem
+from tilewright_fmha.vocabulary import MaskKind, Scheduling
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.operation import Prediction
+from tilewright_kit.tiles.cost.units import ceil_div, padded, unit_efficiency, units_of
+
+__all__ = ["predict_few_rows", "predict_specialised"]
+
+_REACHED = {
+    (64, 3, 128, True): (0.53, 0.53), (64, 2, 192, True): (0.455, 0.46), (64, 2, 128, True): (0.44, 0.45),
+    (64, 1, 128, False): (0.31, 0.31), (128, 2, 176, False): (0.61, 0.63), (128, 2, 160, True): (0.615, 0.61),
+    (128, 2, 128, True): (0.62, 0.615), (128, 2, 128, False): (0.645, 0.655), (128, 1, 128, False): (0.4, 0.4),
+    (256, 2, 80, False): (0.73, 0.73), (256, 2, 64, False): (0.63, 0.67),
+}  # fmt: skip
+"""Part of the peak rate, without a mask and with one, by elements of v, consumers, columns of a block and whether
+consumers take turns: measured on an H200.
+"""
+_OTHER, _ALONE = 0.5, 0.7
+"""Where nothing was measured; and of one consumer, whose exponentials nothing else hides."""
+_TILE_SECONDS, _LATE_SECONDS, _ABREAST_SECONDS = 1.5e-6, 1.5e-6, 1.0e-6
+"""What a tile takes besides its blocks; where results have no room of their own, so that the next queries come late;
+where two consumers do not take turns, and so are at the same step.
+"""
+_DRAWN = {1: 1.1, 2: 1.02}
+"""How much faster kernels for few rows draw keys and values from memory than portable ones do, by bytes of an element:
+measured on an H200.
+"""
+_LAST = 0.3
+"""Tiles that differ in length are drawn: part of a tile for which some units wait at the end."""
+
+
+def predict_few_rows(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, launch: float) -> Prediction:
+    """Of kernels for few rows: memory binds them, or, as every tile of rows reads all keys, the second-level cache. Few
+    pieces do not draw the full rate.
+    """
+    rows, throughput = problem.seq_q * problem.group, device.arch.throughput
+    splits = choose_splits(problem, config, device)
+    pieces = work_items(problem, config, device) * splits
+    keys = problem.batch * problem.heads_k * problem.seq_k * (problem.hdim_q + problem.hdim_v) * config.kv.bytes
+    partial = 8.0 * splits * problem.batch * problem.heads_k * rows * config.hdim[1] if splits > 1 else 0.0
+    rate = (throughput.memory_bytes_per_second or 1e12) * _DRAWN[config.kv.bytes]
+    drawn = min(1.0, 1.5 * pieces / units_of(device))
+    memory = (problem.bytes_moved + partial) / (rate * drawn)
+    cached = ceil_div(max(rows, 1), config.m0) * keys / ((throughput.l2_bytes_per_second or rate) * drawn)
+    return Prediction(max(memory, cached) + launch, {"memory": memory, "l2": cached, "launch": launch})
+
+
+def predict_specialised(
+    problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, steps: float, launch: float
+) -> Prediction:
+    """Seconds of the whole plan. ``steps``: vector operations on a score besides the usual; ``launch``: seconds."""
+    arch, (q, v) = device.arch, config.hdim
+    units = units_of(device)
+    blocks = problem.batch * problem.heads_q * ceil_div(max(problem.seq_q, 1), config.m0)
+    pairs = problem.batch * problem.heads_q * padded(max(problem.seq_q, 1), config.m0)
+    every = problem.batch * problem.heads_q * problem.seq_q * problem.seq_k
+    share = min((problem.pairs / every if every else 1.0) + config.n0 / max(problem.seq_k, 1), 1.0)
+    seen = pairs * padded(max(problem.seq_k, 1), config.n0) * share
+    turns = config.scheduler is Scheduling.PINGPONG
+    masked = config.mask is not MaskKind.NO
+    other = (_OTHER * (_ALONE if config.waves == 1 else 1.0),) * 2
+    reached = _REACHED.get((v, config.waves, config.n0, turns), other)[masked]
+    rate = (arch.throughput.peak_flops(config.q.value, units=units) or 1e12) * reached
+    each = blocks / units
+    busy = each / (max(each, 1.0) + _LAST) if draws_tiles(config) else unit_efficiency(blocks, units, 1)
+    compute = 2.0 * seen * (q + v) / rate / busy * (1.0 + steps / 8)
+    late = 0.0 if has_own_results(config, arch) else _LATE_SECONDS
+    between = max(each, 1.0) * (_TILE_SECONDS + late + (0.0 if turns else _ABREAST_SECONDS))
+    memory = problem.bytes_moved / (arch.throughput.memory_bytes_per_second or 1e12)
+    parts = {"compute": compute, "tiles": between, "memory": memory, "launch": launch}
+    return Prediction(max(compute + between, memory) + launch, parts)

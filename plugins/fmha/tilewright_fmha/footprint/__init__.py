@@ -1,0 +1,1 @@
+"""Shared memory, registers and workspace of attention kernels."""

@@ -1,0 +1,1 @@
+"""Kernel sets of attention: defaults, receipts, generator."""

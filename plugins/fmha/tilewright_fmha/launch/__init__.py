@@ -1,0 +1,1 @@
+"""Launches of attention kernels: argument structs, grids, splits, tensor maps."""

@@ -1,0 +1,120 @@
+"""``tw_fmha_args`` of ``tilewright/core/args/fmha.h``, field for field; a test compares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tilewright_fmha.problem.problem import FmhaProblem, Strides
+from tilewright_fmha.vocabulary import KV_APPEND, QScale
+from tilewright_kit.contract.plan import COUNTERS, F64, I64, WORKSPACE, Arg, Pointer, Struct
+
+__all__ = ["ARRAYS", "POINTERS", "SCALARS", "SCALES", "TENSORS", "args_of"]
+
+TENSORS: Mapping[str, str] = {
+    name: {"d_o": "do"}.get(name, name)
+    for name in (
+        "q", "k", "v", "o", "lse", "bias", "randval", "d_o", "dq", "dk", "dv", "dbias", "k_new", "v_new", "k_past",
+        "v_past",
+    )
+}  # fmt: skip
+"""Fields of type ``tw_fmha_tensor`` in order, and the operands that they are."""
+
+_APPENDED = {"k": "k_cache", "v": "v_cache", "o": "q_out"}
+"""What these are of ``kv_append``."""
+
+SCALES = ("q_scale", "k_scale", "v_scale")
+
+POINTERS: Mapping[str, str] = {
+    "cu_q": "cu_seqlens_q",
+    "cu_k": "cu_seqlens_k",
+    "len_q": "seqlens_q",
+    "len_k": "seqlens_k",
+    "block_table": "block_table",
+    "page_starts": "page_starts",
+    "cache_index": "cache_index",
+    "slopes": "alibi_slopes",
+    "sinks": "sinks",
+    "dsinks": "dsinks",
+    "rot_cos": "rotary_cos",
+    "rot_sin": "rotary_sin",
+    "rng": "rng",
+    "status": "status",
+    "lens_out": "seqlens_out",
+}
+"""Pointers to operands, in order."""
+
+ARRAYS = ("delta", "dq_acc", "dbias_acc", "o_acc", "lse_acc")
+"""Parts of the workspace that have a pointer of their own, in order; ``workspace`` and ``counters`` follow."""
+
+SCALARS = (
+    "batch", "heads_q", "heads_k", "seq_q", "seq_k", "hdim_q", "hdim_v", "total_q", "total_k", "table_stride",
+    "page_size", "num_pages", "cache_items", "slope_batch", "left", "right", "bottom_right", "sink_size", "seed",
+    "offset", "drop_below", "splits", "split_rows", "q_tiles", "k_tiles", "tiles", "new_rows", "rotary_dim",
+    "rotary_stride", "workspace_bytes", "min_q",
+)  # fmt: skip
+
+
+def args_of(
+    problem: FmhaProblem,
+    *,
+    parts: Mapping[str, int] | None = None,
+    counters: bool = False,
+    **numbers: float,
+) -> Struct:
+    """The arguments of a launch. ``parts`` are the offsets of what the plan keeps in the workspace, by name (those of
+    ``ARRAYS``, and ``workspace`` for scratch memory); ``numbers`` are what the cut into tiles and splits decides.
+    """
+    append = problem.operation == KV_APPEND
+    parts = parts or {}
+    fields: list[Arg] = [_tensor(problem.place(_APPENDED.get(name, name) if append else name)) for name in _names()]
+    fields += [_scale(problem, name[0]) for name in SCALES]
+    fields += [Pointer(name) if problem.has(name) else Pointer() for name in POINTERS.values()]
+    fields += [Pointer(WORKSPACE, parts[name]) if name in parts else Pointer() for name in (*ARRAYS, "workspace")]
+    fields.append(Pointer(COUNTERS) if counters else Pointer())
+    scalars = {**_scalars(problem), **numbers}
+    fields += [I64(int(scalars[name])) for name in SCALARS]
+    p_scale = numbers.get("p_scale", 1.0)
+    fields += [F64(value) for value in (problem.scale, problem.softcap, problem.keep_scale, float(p_scale))]
+    return Struct(tuple(fields))
+
+
+def _names() -> tuple[str, ...]:
+    return tuple(TENSORS.values())
+
+
+def _tensor(place: Strides) -> Struct:
+    """``tw_fmha_tensor``; zeros for what is not there."""
+    if not place.operand:
+        return Struct((Pointer(), *(I64(0),) * 5))
+    steps = (place.batch, place.head, place.row, place.col, place.chunk)
+    return Struct((Pointer(place.operand), *(I64(step) for step in steps)))
+
+
+def _scale(problem: FmhaProblem, letter: str) -> Struct:
+    """``tw_fmha_scale``."""
+    scaling = problem.scaling
+    place = getattr(scaling, letter) if scaling else Strides()
+    if scaling is None or not place.operand:
+        return Struct((Pointer(), *(I64(0),) * 4))
+    rows = (scaling.block_q if letter == "q" else scaling.block_k) if scaling.kind is QScale.BLOCKSCALE else 0
+    return Struct((Pointer(place.operand), I64(place.batch), I64(place.head), I64(place.row), I64(rows)))
+
+
+def _scalars(problem: FmhaProblem) -> dict[str, int]:
+    paging, mask = problem.paging, problem.mask
+    found = dict.fromkeys(SCALARS, 0)
+    for name in (
+        "batch", "heads_q", "heads_k", "seq_q", "seq_k", "hdim_q", "hdim_v", "total_q", "total_k", "cache_items",
+        "seed", "offset", "new_rows", "rotary_dim", "min_q",
+    ):  # fmt: skip
+        found[name] = getattr(problem, name)
+    if paging is not None:
+        found |= {"table_stride": paging.table_stride, "page_size": paging.page_size, "num_pages": paging.pages}
+    if problem.has("alibi_slopes"):
+        desc = problem.operand("alibi_slopes").desc
+        found["slope_batch"] = desc.strides[0] if len(desc.shape) == 2 and desc.shape[0] > 1 else 0
+    if problem.has("rotary_cos"):
+        found["rotary_stride"] = problem.operand("rotary_cos").desc.strides[0]
+    found |= {"left": mask.left, "right": mask.right, "bottom_right": int(mask.bottom_right), "sink_size": mask.sink}
+    found |= {"drop_below": problem.dropout, "splits": 1}
+    return found

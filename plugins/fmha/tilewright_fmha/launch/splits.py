@@ -1,0 +1,98 @@
+"""How many parts the keys are cut into where queries are too few to keep a device busy."""
+
+from __future__ import annotations
+
+from tilewright_fmha.config.config import FmhaConfig
+from tilewright_fmha.config.decode import decodes
+from tilewright_fmha.footprint.gpu import resident
+from tilewright_fmha.problem.problem import FmhaProblem
+from tilewright_fmha.vocabulary import Family
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.tiles.cost.units import ceil_div
+
+__all__ = ["LEAST_BLOCKS", "adds_parts", "choose_splits", "wants_splits", "work_items"]
+
+LEAST_BLOCKS = 4
+"""Blocks of keys below which cutting them does not pay."""
+FEW_ROWS = "qr_nwarp_sshuffle"
+"""The pipeline whose waves share the keys of few rows."""
+_MOST_TILES = 4
+"""Tiles of rows up to which it pays: every one reads all keys."""
+_MOST_ROWS = 64
+"""The same of specialised kernels."""
+_ROUNDS, _PIECE_KEYS = 7, {1: 8192, 2: 2048}
+"""Where lengths differ and there is work for all, specialised kernels draw pieces, in so many rounds at most, of at
+least so many keys, by bytes of an element: 64 sequences of up to 4096 and 8192 keys of bf16 took 8 and 18 % less than
+in one part (H200), where equal lengths take 1 to 3 % more; of fp8 2 % less, and 5 % more.
+"""
+_PER_UNIT = 2
+"""Pieces for each unit: so many, for lengths differ."""
+_START = 9.0
+"""What it costs to begin a piece and to end it, in blocks of keys. This and ``_PART`` are a fit to 13 steps of decoding
+on an H200: what they choose takes at most 3 % longer than the best number of parts, and up to 7 % where lengths differ.
+"""
+_RAGGED = 0.1
+"""How much of a piece is waited for where lengths differ."""
+_PART = 1 / 4
+"""What it costs to add a part to the others, in blocks."""
+
+
+def adds_parts(config: FmhaConfig, device: DeviceInfo) -> bool:
+    """Tell if a split kernel adds the parts of the keys (``gpu/fmha/splitkv_reduce.hpp``) without a second stage."""
+    return (config.pipeline == FEW_ROWS and device.arch.kind == "cuda") or decodes(config)
+
+
+def work_items(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> int:
+    """Pieces of work of an unsplit launch."""
+    if device.arch.kind == "cpu" or config.pack_gqa:
+        return problem.batch * problem.heads_k * ceil_div(problem.seq_q * problem.group, max(config.m0, 1))
+    return problem.batch * problem.heads_q * ceil_div(problem.seq_q, max(config.m0, 1))
+
+
+def wants_splits(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> bool:
+    """Whether cutting the keys could pay: too little work for all units, and keys enough. Kernels for few rows are only
+    split ones.
+    """
+    if decodes(config):
+        return problem.seq_q * problem.group <= _MOST_ROWS and problem.seq_k >= LEAST_BLOCKS * config.n0
+    if config.pipeline == FEW_ROWS:
+        rows = problem.seq_q * (problem.group if config.pack_gqa else 1)
+        return rows <= _MOST_TILES * config.m0 and problem.seq_k >= LEAST_BLOCKS * config.n0
+    units = config.team if device.arch.kind == "cpu" else device.units
+    return work_items(problem, config, device) < units and problem.seq_k >= LEAST_BLOCKS * config.n0
+
+
+def choose_splits(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> int:
+    """Parts of the keys in a plan of ``config``: what the caller asked for, else what the kernel is declared for, else
+    as many as keep all units busy, from capacities alone. 1 for other families.
+    """
+    if config.family is not Family.SPLITKV:
+        return 1
+    asked = problem.num_splits or config.num_splits
+    if asked:
+        return min(asked, config.max_splits)
+    cpu = device.arch.kind == "cpu"
+    units = config.team if cpu else max(device.units, 1)
+    items = max(work_items(problem, config, device), 1)
+    blocks = ceil_div(max(problem.seq_k, 1), max(config.n0, 1))
+    if (config.pipeline == FEW_ROWS or decodes(config)) and not cpu:
+        slots = units * resident(config, device.arch)
+        ragged = problem.varlen or problem.has("seqlens_k")
+        if ragged and decodes(config) and items >= slots:
+            pieces = problem.seq_k // _PIECE_KEYS[config.kv.bytes]
+            return max(min(pieces, ceil_div(_ROUNDS * slots, items), config.max_splits), 1)
+        return _even(items, blocks, slots, config.max_splits, ragged)
+    wanted = ceil_div(units * (1 if cpu and config.team <= items else _PER_UNIT), items)
+    return max(min(wanted, blocks, config.max_splits), 1)
+
+
+def _even(items: int, blocks: int, slots: int, most: int, ragged: bool) -> int:
+    """Parts that let pieces fill whole rounds of the workgroups that a device holds at once. Where lengths differ, a
+    piece that begins late is counted as well.
+    """
+
+    def cost(parts: int) -> float:
+        piece = ceil_div(blocks, parts) + _START
+        return piece * (ceil_div(items * parts, slots) + _RAGGED * ragged) + parts * _PART
+
+    return min(range(1, min(most, blocks) + 1), key=cost)

@@ -1,0 +1,1 @@
+"""Execution plans of attention, its gradients and caches."""

@@ -1,0 +1,146 @@
+"""From problem and kernel to stages. Those of gradients are in ``backward_plan``, how GPUs launch in ``gpu_plan``."""
+
+from __future__ import annotations
+
+from tilewright_arch import ArchSpec
+from tilewright_fmha.candidates.auxiliary_kernels import combine_of
+from tilewright_fmha.config.config import FmhaConfig
+from tilewright_fmha.config.template_support import nearest, templates_of
+from tilewright_fmha.config.warp_specialised import draws_tiles
+from tilewright_fmha.footprint.cpu import forward_bytes, lanes_of
+from tilewright_fmha.footprint.workspace_layout import Parts
+from tilewright_fmha.launch.geometry import launch_of
+from tilewright_fmha.launch.kernel_args import args_of
+from tilewright_fmha.launch.splits import adds_parts, choose_splits, work_items
+from tilewright_fmha.launch.tensor_maps import with_maps
+from tilewright_fmha.plan.backward import backward_parts
+from tilewright_fmha.problem.problem import FmhaProblem
+from tilewright_fmha.vocabulary import KV_APPEND, Family
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.plan import ExecutionPlan, Stage
+from tilewright_kit.tiles.cost.units import ceil_div
+from tilewright_kit.types.errors import UnsupportedError
+
+__all__ = ["plan_fmha"]
+
+STATUS_BYTES = 64
+"""Counters of GPU kernels that tell what was wrong with lengths and pages, write lengths when all have read them, or
+draw tiles. Behind them: a ticket for each tile of rows, where workgroups add up the parts of the keys
+(``kFmhaTickets``).
+"""
+
+
+def plan_fmha(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> ExecutionPlan:
+    """One stage for most families; two for split keys (parts, then their sum) unless the kernel adds its parts itself,
+    three for gradients. None if there is nothing to write.
+    """
+    _check_template(config, device.arch)
+    parts = Parts()
+    if problem.is_empty:
+        return _plan(problem, device, (), parts)
+    if config.family is Family.DQ_DK_DV:
+        stages = backward_parts(problem, config, device, parts)
+    elif config.family is Family.SPLITKV:
+        stages = _split(problem, config, device, parts)
+    elif config.family is Family.APPENDKV:
+        stages = (_stage("append", problem, config, device, parts, k_tiles=problem.rotary_rows),)
+    else:
+        stages = (_forward("forward", problem, config, device, parts, 1),)
+    return _plan(problem, device, stages, parts)
+
+
+def _split(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, parts: Parts) -> tuple[Stage, ...]:
+    splits = choose_splits(problem, config, device)
+    joins = adds_parts(config, device)
+    if joins and splits == 1:
+        return (_forward("split", problem, config, device, parts, splits),)
+    rows = splits * problem.heads_q * (problem.total_q if problem.varlen else problem.batch * problem.seq_q)
+    parts.reserve("o_acc", 4 * rows * config.hdim[1])
+    parts.reserve("lse_acc", 4 * rows)
+    first = _forward("split", problem, config, device, parts, splits)
+    if joins:
+        return (first,)
+    combine = combine_of(config, device.arch)
+    return (first, _stage("combine", problem, combine, device, parts, splits=splits))
+
+
+def _forward(
+    name: str, problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, parts: Parts, splits: int
+) -> Stage:
+    nbytes = forward_bytes(problem, config, lanes_of(device.arch)) if device.arch.kind == "cpu" else 0
+    if nbytes:
+        parts.reserve("workspace", nbytes)
+    return _stage(name, problem, config, device, parts, splits=splits, workspace_bytes=nbytes)
+
+
+def _stage(
+    name: str, problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, parts: Parts, **numbers: int
+) -> Stage:
+    rows = problem.seq_q * (problem.group if config.pack_gqa else 1)
+    heads = problem.heads_k if config.pack_gqa else problem.heads_q
+    q_tiles = ceil_div(rows, max(config.m0, 1))
+    tiles = {
+        "q_tiles": q_tiles,
+        "k_tiles": ceil_div(problem.seq_k, max(config.n0, 1)),
+        "tiles": problem.batch * heads * q_tiles * numbers.get("splits", 1),
+    }
+    geometry = launch_of(problem, config, device, numbers.get("splits", 1))
+    counters = device.arch.kind != "cpu" and bool(_counter_bytes(problem, config, device))
+    args = args_of(problem, parts=parts.offsets, counters=counters, **{**tiles, **numbers})
+    if config.pipeline == "ws":
+        args = with_maps(problem, config, args)
+    return Stage(name, config, "main", args, geometry)
+
+
+def _counter_bytes(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> int:
+    """Of a stage on a GPU."""
+    splits = choose_splits(problem, config, device)
+    if splits > 1 and adds_parts(config, device):
+        return STATUS_BYTES + 4 * work_items(problem, config, device)
+    tells = problem.has("status") or problem.has("seqlens_out")
+    return STATUS_BYTES if tells or draws_tiles(config) else 0
+
+
+def _plan(problem: FmhaProblem, device: DeviceInfo, stages: tuple[Stage, ...], parts: Parts) -> ExecutionPlan:
+    details: dict[str, object] = {"alignment": {"*": problem.alignment}}
+    if problem.operation == KV_APPEND:
+        pairs = [["k_cache", "k_past"], ["v_cache", "v_past"]]
+        details["in_place"] = pairs + [["seqlens_out", "seqlens_k"]] * problem.has("seqlens_out")
+    if stages and _config_of(stages[0]).family is Family.SPLITKV:
+        details["splits"] = choose_splits(problem, _config_of(stages[0]), device)
+    return ExecutionPlan(
+        operation=problem.operation,
+        arch=device.arch.id,
+        operands=problem.operands,
+        stages=stages,
+        workspace_bytes=parts.bytes,
+        flops=problem.flops,
+        bytes_moved=problem.bytes_moved,
+        counter_bytes=max((_counters_of(problem, stage, device) for stage in stages), default=0),
+        details=details,
+    )
+
+
+def _counters_of(problem: FmhaProblem, stage: Stage, device: DeviceInfo) -> int:
+    if device.arch.kind == "cpu":
+        return 0
+    return _counter_bytes(problem, _config_of(stage), device)
+
+
+def _config_of(stage: Stage) -> FmhaConfig:
+    assert isinstance(stage.config, FmhaConfig)
+    return stage.config
+
+
+def _check_template(config: FmhaConfig, arch: ArchSpec) -> None:
+    """Kernels without a template have rules against them; nothing is planned for one that nobody asked."""
+    if config.pipeline in templates_of(arch.kind, config.family):
+        return
+    other = nearest(config, arch.kind)
+    raise UnsupportedError(
+        f"there is no template of {config.family} by pipeline {config.pipeline} for {arch.kind} devices",
+        field="config.pipeline" if other else "config.family",
+        value=config.pipeline if other else config.family.value,
+        rule="template_exists",
+        fix=f"use {other.name}" if other else "use a device of another kind",
+    )

@@ -1,0 +1,1 @@
+"""Problems of attention: read from requests, described, resized."""

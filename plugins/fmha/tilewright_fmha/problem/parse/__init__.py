@@ -1,0 +1,1 @@
+"""Requests of attention read part by part."""

@@ -1,0 +1,54 @@
+"""What a kernel must be able to do for a problem: the signature fields of its configuration, by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilewright_fmha.problem.problem import FmhaProblem
+from tilewright_fmha.vocabulary import BiasKind, Family, KvLayout, KvLookup, MaskKind, Rope, SmallType
+from tilewright_kit.types.dtypes import DType
+
+__all__ = ["signature_of"]
+
+
+def signature_of(problem: FmhaProblem) -> dict[str, Any]:
+    """Signature fields of a configuration that computes ``problem`` without splitting.
+
+    ``hdim`` is the problem's own: configurations have the next larger ones of their arch. What means nothing to the
+    family has its default, as rule ``family_fields`` has it: ``lse`` says that a forward kernel writes it (backward
+    always reads it), and only ``kv_append`` knows ``rope``. ``page_size`` is 0, of any size: fixed ones are an
+    algorithm's choice.
+    """
+    mask, paging, family = problem.mask, problem.paging, problem.family
+    append, backward = family is Family.APPENDKV, family is Family.DQ_DK_DV
+    elementwise = problem.bias is BiasKind.ELEMENTWISE
+    return {
+        "family": family,
+        "dtype": problem.dtype,
+        "mode": problem.mode,
+        "v_layout": problem.v_layout,
+        "hdim": (problem.hdim_q, problem.hdim_v),
+        "mask": MaskKind.NO if append else mask.kind,
+        "bias": problem.bias,
+        "dtype_bias": _small(problem.dtype_bias, problem.dtype.q) if elementwise else SmallType.AS_Q,
+        "rope_dtype": _small(problem.dtype_rope, problem.dtype.q) if problem.rope is not Rope.NONE else SmallType.AS_Q,
+        "lse": problem.lse and not backward and not append,
+        "dropout": problem.has_dropout,
+        "softcap": problem.softcap > 0,
+        "sink": mask.sink > 0,
+        "learned_sinks": problem.learned_sinks,
+        "skip_min_seqlen_q": problem.min_q > 0,
+        "dbias": problem.dbias,
+        "randval": problem.randval,
+        "deterministic": backward and problem.deterministic,
+        "paged": paging is not None,
+        "qscale": problem.qscale,
+        "rope": problem.rope,
+        "kv_layout": paging.layout if paging else KvLayout.LINEAR,
+        "kv_lookup": paging.lookup if paging else KvLookup.VLLM,
+        "page_size": 0,
+    }
+
+
+def _small(dtype: DType | None, q: DType) -> SmallType:
+    return SmallType.AS_Q if dtype in (None, q) else SmallType(str(dtype))

@@ -1,0 +1,203 @@
+"""The truth of attention, in NumPy float64: readable rather than fast, one item and head at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewright_fmha.problem.masks import Mask
+from tilewright_fmha.problem.philox import random_bytes
+from tilewright_fmha.problem.problem import FmhaProblem
+from tilewright_fmha.problem.sequences import Item, gather, item_of, random_of, scales_of
+
+__all__ = ["attention_truth", "put_rows", "reference_attention", "score", "scores", "softmax_of", "weighted"]
+
+Array = npt.NDArray[Any]
+_EVERYTHING = Mask()
+
+
+# ---- one head of one sequence, as plain arrays ----
+
+
+def score(q: Array, k: Array, scale: float, softcap: float = 0.0, bias: Any = None, slope: float = 0.0,
+          off: int = 0) -> Array:  # fmt: skip
+    """[queries, keys]: ``softcap(scale * q k^T) + bias - slope * |i + off - j|``."""
+    s: Array = scale * (np.asarray(q, np.float64) @ np.asarray(k, np.float64).T)
+    if softcap > 0:
+        s = softcap * np.tanh(s / softcap)
+    if bias is not None:
+        s = s + np.asarray(bias, np.float64)
+    if slope:
+        s = s - slope * np.abs(np.arange(s.shape[0])[:, None] + off - np.arange(s.shape[1])[None, :])
+    return s
+
+
+def softmax_of(s: Array, visible: Array, sink: float | None = None) -> tuple[Array, Array]:
+    """Probabilities [queries, keys], and log-sum-exp [queries]. A row that sees nothing has zeros and -inf; a learned
+    ``sink`` takes part in the sum alone.
+    """
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        s = np.where(visible, s, -np.inf)
+        most = s.max(axis=1, initial=-np.inf if sink is None else sink)
+        most = np.where(most == -np.inf, 0.0, most)
+        p = np.where(visible, np.exp(s - most[:, None]), 0.0)
+        total = p.sum(axis=1) + (0.0 if sink is None else np.exp(sink - most))
+        lse = np.where(total == 0, -np.inf, most + np.log(total))
+        return np.where(total[:, None] == 0, 0.0, p / total[:, None]), lse
+
+
+def weighted(p: Array, v: Array, visible: Array) -> Array:
+    """``p v``, to which only what a row sees contributes: values that nobody may see can be anything, NaN included."""
+    odd = np.asarray(~np.isfinite(v).all(axis=1))
+    o: Array = p @ np.where(odd[:, None], 0.0, v)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for row in np.flatnonzero((visible & odd).any(axis=1)):
+            o[row] = p[row, visible[row]] @ v[visible[row]]
+    return o
+
+
+def attention_truth(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    mask: Mask = _EVERYTHING,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    bias: Any = None,
+    slope: float = 0.0,
+    sink: float | None = None,
+    drop_below: int = 0,
+    seed: int = 0,
+    offset: int = 0,
+    batch_head: int = 0,
+    descale: tuple[Any, Any, Any] = (1.0, 1.0, 1.0),
+    present: Any = True,
+) -> tuple[Array, Array]:
+    """``o`` [queries, Dv] and ``lse`` [queries] of one head of one sequence, from plain arrays.
+
+    ``bias`` broadcasts to [queries, keys]; ``slope`` is ALiBi's; ``sink`` a learned sink's logit; ``descale`` the
+    factors of q, k and v, each one number or one for each row; ``present`` says which keys are there at all.
+    """
+    queries, keys = len(q), len(k)
+    with np.errstate(invalid="ignore", over="ignore"):
+        q, k, v = (_rows(array, factor) for array, factor in zip((q, k, v), descale, strict=True))
+        scale = q.shape[1] ** -0.5 if scale is None else scale
+        s = score(q, k, scale, softcap, bias, slope, mask.offset(queries, keys))
+        visible = mask.visible(queries, keys) & np.asarray(present)
+        p, lse = softmax_of(s, visible, sink)
+        if drop_below:
+            kept = random_bytes(seed, offset, batch_head, queries, keys) >= drop_below
+            p = np.where(kept, p * (256 / (256 - drop_below)), 0.0)
+        o = weighted(p, v, visible)
+    return o, lse
+
+
+def _rows(array: Array, factor: Any) -> Array:
+    wide = np.asarray(array).astype(np.float64)
+    scale = np.asarray(factor, np.float64)
+    return wide * (scale[:, None] if scale.ndim else scale)
+
+
+# ---- whole problems ----
+
+
+def scores(problem: FmhaProblem, inputs: Mapping[str, Array], b: int, h: int) -> tuple[Array, Array]:
+    """Scores and visibility [queries, keys] of query head ``h`` of item ``b``, of its true lengths."""
+    item = item_of(problem, inputs, b)
+    head = h // problem.group
+    with np.errstate(invalid="ignore", over="ignore"):
+        q = _rows(gather(problem, inputs, "q", item, h), scales_of(problem, inputs, "q", item, h))
+        k = _rows(gather(problem, inputs, "k", item, head), scales_of(problem, inputs, "k", item, head))
+        off = problem.mask.offset(item.queries, item.keys)
+        s = score(q, k, problem.scale, problem.softcap, _bias(inputs, item, h), _slope(inputs, item, h), off)
+    return s, problem.mask.visible(item.queries, item.keys) & item.present
+
+
+def _bias(inputs: Mapping[str, Array], item: Item, h: int) -> Array | None:
+    if "bias" not in inputs:
+        return None
+    bias = np.asarray(inputs["bias"])
+    own = bias[0 if bias.shape[0] == 1 else item.b, 0 if bias.shape[1] == 1 else h].astype(np.float64)
+    rows = item.queries if own.shape[0] > 1 else 1
+    columns = item.keys if own.shape[1] > 1 else 1
+    seen: Array = own[:rows, :columns]
+    return seen
+
+
+def _slope(inputs: Mapping[str, Array], item: Item, h: int) -> float:
+    if "alibi_slopes" not in inputs:
+        return 0.0
+    slopes = np.asarray(inputs["alibi_slopes"]).astype(np.float64)
+    return float(slopes[item.b, h] if slopes.ndim == 2 else slopes[h])
+
+
+def reference_attention(problem: FmhaProblem, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """The outputs by name, unrounded float64. What no sequence covers is left zero (``lse``: -inf)."""
+    out = {item.name: np.zeros(item.desc.shape) for item in problem.operands if item.role.value == "output"}
+    if "randval" in out:
+        out["randval"] = out["randval"].astype(np.int64)
+    if "status" in out:
+        out["status"] = out["status"].astype(np.int64)
+    if "lse" in out:
+        out["lse"].fill(-np.inf)
+    seed, offset = random_of(problem, inputs)
+    for b in range(problem.batch):
+        item = item_of(problem, inputs, b)
+        if item.skipped:
+            continue
+        for h in range(problem.heads_q):
+            _one(problem, inputs, item, h, out, (seed, offset))
+    return out
+
+
+def _one(
+    problem: FmhaProblem,
+    inputs: Mapping[str, Array],
+    item: Item,
+    h: int,
+    out: dict[str, Array],
+    random: tuple[int, int],
+) -> None:
+    head = h // problem.group
+    s, visible = scores(problem, inputs, item.b, h)
+    sink = float(np.asarray(inputs["sinks"])[h]) if "sinks" in inputs else None
+    p, lse = softmax_of(s, visible, sink)
+    v = _rows(gather(problem, inputs, "v", item, head), scales_of(problem, inputs, "v", item, head))
+    if problem.dropout:
+        drawn = random_bytes(*random, item.b * problem.heads_q + h, item.queries, item.keys)
+        p = np.where(drawn >= problem.dropout, p * problem.keep_scale, 0.0)
+        if "randval" in out:
+            put_rows(problem, out["randval"], item, h, drawn.view(np.int8), "hrc")
+    o = weighted(p, v, visible)
+    put_rows(problem, out["o"], item, h, o)
+    if "lse" in out:
+        put_rows(problem, out["lse"], item, h, lse, "hr")
+
+
+def put_rows(
+    problem: FmhaProblem,
+    tensor: Array,
+    item: Item,
+    head: int,
+    rows: Array,
+    axes: str = "rh",
+    keys: bool = False,
+    add: bool = False,
+) -> None:
+    """Store what one head of an item gives. ``axes``: how a tensor of sequences end to end begins: with rows or heads;
+    ``hrc`` is one that has a column for each key.
+    """
+    first = item.k_first if keys else item.q_first
+    if not problem.varlen:
+        own = tensor[item.b, head, : len(rows)]
+    elif axes == "rh":
+        own = tensor[first : first + len(rows), head]
+    else:
+        own = tensor[head, first : first + len(rows)]
+    if axes == "hrc":
+        own = own[:, : rows.shape[1]]
+    own[...] = own + rows if add else rows

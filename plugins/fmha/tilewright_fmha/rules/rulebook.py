@@ -1,0 +1,31 @@
+"""All rules of attention in the order in which they are checked and mended, and the warnings.
+
+What a kernel computes is in ``signature_rules`` and ``family_rules``, how it is cut in ``tile_rules``, ``gpu_rules``
+and ``hip_rules``. No rule knows an arch's numbers: they come from ``ArchSpec``.
+"""
+
+from __future__ import annotations
+
+from tilewright_arch import ArchSpec
+from tilewright_fmha.config.config import FmhaConfig
+from tilewright_fmha.rules.families import FAMILY_RULES, TEMPLATE_RULES
+from tilewright_fmha.rules.gpu import GPU_RULES
+from tilewright_fmha.rules.hip import HIP_RULES
+from tilewright_fmha.rules.signature import SIGNATURE_RULES, WARNINGS
+from tilewright_fmha.rules.tiles import CPU_RULES, TILE_RULES
+from tilewright_kit.config.rules import RuleBook, Violation
+
+__all__ = ["RULES", "SHAPE_RULES", "WARNINGS", "warnings_of"]
+
+SHAPE_RULES = (
+    *TILE_RULES[:1], *SIGNATURE_RULES, *FAMILY_RULES, *TILE_RULES[1:], *CPU_RULES, *GPU_RULES[:4], *HIP_RULES[:2],
+    *GPU_RULES[4:], *HIP_RULES[2:],
+)  # fmt: skip
+"""All but those on templates: what a kernel may be, whether or not it can be built yet."""
+
+RULES: RuleBook[FmhaConfig] = RuleBook((*SHAPE_RULES, *TEMPLATE_RULES))
+
+
+def warnings_of(config: FmhaConfig, arch: ArchSpec) -> tuple[Violation, ...]:
+    """What is worth knowing of a kernel that no rule refuses."""
+    return tuple(violation for rule in WARNINGS for violation in rule(config, arch))

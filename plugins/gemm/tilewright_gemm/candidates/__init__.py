@@ -1,0 +1,1 @@
+"""Candidate kernels for a problem of GEMM, by kind of device."""

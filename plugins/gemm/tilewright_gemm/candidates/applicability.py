@@ -1,0 +1,92 @@
+"""Why a kernel of a GPU cannot compute a problem that its types and steps would suit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tilewright_arch import ArchSpec, BulkCopy
+from tilewright_gemm.config.config import GemmConfig
+from tilewright_gemm.launch.geometry import Matrix, alignments, matrices, tiles_of
+from tilewright_gemm.problem.problem import GemmProblem
+from tilewright_gemm.vocabulary import Epilogue, Reduction
+from tilewright_kit.config.rules import Violation
+from tilewright_kit.tiles.footprint.workgroup import is_specialised
+
+__all__ = ["copy_fault", "gpu_mismatches"]
+
+_LARGEST = 2**31 - 1
+"""Kernels count rows, columns, steps and tiles in 32 bits."""
+_LARGEST_STRIDE = 2**40
+"""Bytes; ``cuTensorMapEncodeTiled``."""
+
+
+def gpu_mismatches(problem: GemmProblem, config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """What the device, or where the operands lie, keeps from this kernel."""
+    if problem.packing and not arch.preshuffle_pipelines:
+        reason = f"B is packed for another device; kernels of {arch.id} read a plain B"
+        yield Violation("packing", "preshuffle", config.preshuffle, reason)
+        return
+    if problem.split_k == 1 and (config.split_k > 1 or config.reduction is not Reduction.NONE):
+        reason = "the caller asked for one slice of K"
+        yield Violation("variant", "split_k", config.split_k, reason, {"split_k": 1, "reduction": Reduction.NONE})
+    yield from _range(problem, config)
+    yield from _alignment(problem, config, arch)
+    if not is_specialised(config, arch):
+        return
+    if arch.bulk_copy:
+        yield from _copies(problem, config, arch.bulk_copy)
+    if problem.dtype_a in ("fp8", "bf8") and config.promote == 0 and not problem.fast_accumulation:
+        reason = "the matrix unit keeps fewer bits of sums of 8-bit floats than fp32 has"
+        fix = {"promote": config.tile[2] // config.warp_tile[2]}
+        yield Violation("accumulation", "promote", 0, reason, fix)
+
+
+def _range(problem: GemmProblem, config: GemmConfig) -> Iterator[Violation]:
+    sizes = max(max(item.m, item.n, item.k) for item in problem.products)
+    tiles = sum(tiles_of(item, config) for item in problem.products)
+    steps = -(-problem.k // config.tile[2])
+    if sizes > _LARGEST or tiles * max(steps, config.split_k) > _LARGEST:
+        reason = f"{tiles} tiles of {steps} steps are more than 32 bits count"
+        yield Violation("index_range", "tile", config.tile, reason)
+
+
+def _alignment(problem: GemmProblem, config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
+    needed = max(alignments(problem, config, arch).values(), default=1)
+    if needed > problem.alignment:
+        reason = f"operands lie at multiples of {problem.alignment} bytes; the kernel needs {needed}"
+        yield Violation("alignment", "pipeline", config.pipeline, reason)
+
+
+def _copies(problem: GemmProblem, config: GemmConfig, copies: BulkCopy) -> Iterator[Violation]:
+    for product in problem.products:
+        if product.is_empty:
+            continue
+        if product.k == 0:
+            yield Violation("empty_k", "pipeline", config.pipeline, "there is nothing to copy for a K of zero")
+            return
+        a, b, c = matrices(problem, product)
+        for name, matrix in (("A", a), ("B", b)):
+            fault = copy_fault(matrix, product.batch, copies)
+            if fault:
+                yield Violation("copy_strides", "pipeline", config.pipeline, f"{name}: {fault}")
+                return
+        fault = copy_fault(c, product.batch, copies)
+        if fault and config.epilogue is Epilogue.CSHUFFLE:
+            fix = {"epilogue": Epilogue.DEFAULT}
+            yield Violation("copy_strides", "epilogue", config.epilogue.value, f"C: {fault}", fix)
+            return
+
+
+def copy_fault(matrix: Matrix, batch: int, copies: BulkCopy) -> str:
+    """Why the copy engine cannot reach an operand; empty if it can."""
+    unit, size, view = copies.alignment, matrix.dtype.bytes, matrix.view
+    if view.offset * size % unit:
+        return f"it begins at byte {view.offset * size}, not at a multiple of {unit}"
+    row = matrix.stride_bytes
+    if row % unit or row >= _LARGEST_STRIDE:
+        return f"its rows are {row} bytes apart, not a multiple of {unit}"
+    if row < matrix.cols * size:
+        return "its rows overlap"
+    if batch > 1 and (view.batch_stride * size % unit or view.batch_stride * size >= _LARGEST_STRIDE):
+        return f"its matrices are {view.batch_stride * size} bytes apart, not a multiple of {unit}"
+    return ""

@@ -1,0 +1,147 @@
+"""Which kernels of an AMD GPU are worth considering for a problem: few, and good.
+
+Shapes are listed by the number of waves that they keep busy; which of them an arch has, with which matrix instruction
+and how long along k, follows from its tables. What has no room is left out here, because the cost model would rank it;
+everything else is the rules' business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from tilewright_arch import ArchSpec
+from tilewright_gemm.candidates.cuda import splits
+from tilewright_gemm.config.config import GemmConfig, Triple
+from tilewright_gemm.config.packing import VectorFormat
+from tilewright_gemm.problem.problem import GemmProblem
+from tilewright_gemm.vocabulary import Epilogue
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.tiles.choices import table_key, warp_tile_for
+from tilewright_kit.tiles.footprint.workgroup import fits_registers, shared_bytes, staging_bytes, staging_limit
+from tilewright_kit.types.dtypes import DType
+
+__all__ = ["HIP_SHAPES", "HipShape", "hip_algorithms", "hip_config"]
+
+
+class HipShape(NamedTuple):
+    """Output tile of a workgroup, and how its waves stand."""
+
+    tile: tuple[int, int]
+    wave: tuple[int, int]
+
+
+HIP_SHAPES = (
+    HipShape((256, 256), (4, 4)),
+    HipShape((256, 256), (2, 4)),
+    HipShape((256, 224), (4, 1)),
+    HipShape((256, 192), (4, 1)),
+    HipShape((256, 128), (2, 2)),
+    HipShape((128, 256), (2, 2)),
+    HipShape((256, 128), (4, 2)),
+    HipShape((128, 256), (2, 4)),
+    HipShape((128, 128), (2, 2)),
+    HipShape((128, 128), (2, 4)),
+    HipShape((128, 128), (4, 2)),
+    HipShape((128, 64), (2, 2)),
+    HipShape((64, 128), (2, 2)),
+    HipShape((128, 64), (4, 2)),
+    HipShape((64, 128), (2, 4)),
+    HipShape((64, 64), (2, 2)),
+    HipShape((64, 64), (4, 2)),
+    # Products of few rows or columns read one operand once: as many waves along the other as there are.
+    HipShape((32, 128), (1, 4)),
+    HipShape((32, 128), (1, 8)),
+    HipShape((32, 64), (2, 4)),
+    HipShape((32, 64), (1, 4)),
+    HipShape((16, 128), (1, 8)),
+    HipShape((16, 128), (1, 4)),
+    HipShape((16, 64), (1, 4)),
+    HipShape((16, 32), (1, 2)),
+    HipShape((128, 32), (4, 1)),
+    HipShape((128, 16), (8, 1)),
+    HipShape((64, 16), (4, 1)),
+    HipShape((32, 16), (2, 1)),
+)
+"""From many results of a workgroup to few. All archs together: those that an arch's table of waves lacks fall away."""
+_GENERAL = (HipShape((64, 64), (2, 2)), HipShape((64, 64), (4, 2)))
+"""For every problem, whatever its size."""
+
+_FEW = 32
+"""Rows or columns up to which memory decides, and the pipeline for that is considered."""
+_LINE_BYTES, _MEMORY_LINE_BYTES = (64, 128), (128, 256)
+"""Lengths of a tile along k."""
+
+
+def hip_algorithms(problem: GemmProblem, device: DeviceInfo) -> Iterator[GemmConfig]:
+    """Configurations with the algorithm set, the signature not; the most general last."""
+    arch = device.arch
+    key = table_key(problem.dtype_a.value, problem.dtype_b.value)
+    m, n = max(item.m for item in problem.products), max(item.n for item in problem.products)
+    packed = problem.packing is not None
+    # A tile twice as tall or as wide as the problem wastes half its work.
+    suited = [shape for shape in HIP_SHAPES if shape.tile[0] < 2 * max(m, 16) and shape.tile[1] < 2 * max(n, 16)]
+    for shape in (*suited, *_GENERAL):
+        if (*shape.wave, 1) not in arch.waves:
+            continue
+        for pipeline in _pipelines(arch, few=min(m, n) <= _FEW, packed=packed):
+            tiles = arch.warp_tiles_for(key, pipeline)
+            if isinstance(problem.packing, VectorFormat):
+                tiles = tuple(tile for tile in tiles if tile[1] == problem.packing.columns)
+            for nbytes in _MEMORY_LINE_BYTES if pipeline == "mem" else _LINE_BYTES:
+                config = hip_config(arch, problem.dtype_a, key, shape, pipeline, nbytes, tiles)
+                if config is None:
+                    continue
+                config = _with_room(config.replace(layout=problem.layout, dtype_b=problem.dtype_b.value), arch)
+                if config is None:
+                    continue
+                for split in splits(problem, device, config.tile, 1):
+                    yield config.replace(split_k=split) if split > 1 else config
+
+
+def _pipelines(arch: ArchSpec, *, few: bool, packed: bool) -> Iterable[str]:
+    if packed:
+        return [name for name in arch.preshuffle_pipelines if name in arch.pipelines]
+    wanted = ("mem", "compv4", "compv3") if few else ("comp_async", "compv4", "compv3")
+    return [name for name in wanted if name in arch.pipelines]
+
+
+def hip_config(
+    arch: ArchSpec,
+    dtype: DType,
+    key: str,
+    shape: HipShape,
+    pipeline: str,
+    line_bytes: int,
+    warp_tiles: Iterable[Triple] | None = None,
+) -> GemmConfig | None:
+    """The plain kernel of that shape whose tiles have lines of ``line_bytes`` along k; None if no matrix instruction
+    (or none of ``warp_tiles``) suits it.
+    """
+    part = shape.tile[0] // shape.wave[0], shape.tile[1] // shape.wave[1]
+    tiles = arch.warp_tiles_for(key, pipeline) if warp_tiles is None else warp_tiles
+    warp = warp_tile_for(tiles, part, line_bytes // dtype.bytes)
+    if warp is None:
+        return None
+    offer = arch.pipeline(pipeline)
+    return GemmConfig(
+        dtype_a=dtype,
+        pipeline=pipeline,
+        epilogue=Epilogue(offer.epilogues[0]),
+        scheduler=offer.schedulers[0],
+        tile=(*shape.tile, line_bytes // dtype.bytes),
+        wave=(*shape.wave, 1),
+        warp_tile=warp,
+        preshuffle=pipeline in arch.preshuffle_pipelines,
+    )
+
+
+def _with_room(config: GemmConfig, arch: ArchSpec) -> GemmConfig | None:
+    """With the first of the pipeline's epilogues for which there is room."""
+    fitting = (config.replace(epilogue=Epilogue(name)) for name in arch.pipeline(config.pipeline).epilogues)
+    return next((item for item in fitting if _has_room(item, arch)), None)
+
+
+def _has_room(config: GemmConfig, arch: ArchSpec) -> bool:
+    fits = staging_bytes(config, arch) <= staging_limit(config, arch) and shared_bytes(config, arch) <= arch.lds_bytes
+    return fits and fits_registers(config, arch)

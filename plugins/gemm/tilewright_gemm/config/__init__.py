@@ -1,0 +1,1 @@
+"""Kernel configurations of GEMM and the formats of pre-packed B."""

@@ -1,0 +1,1 @@
+"""Analytic cost models of GEMM, by kind of device."""

@@ -1,0 +1,205 @@
+"""An estimate of the time of a GEMM kernel on a CUDA device, good enough to rank kernels.
+
+Everything is counted for one unit (SM): what its matrix unit, its shared memory and its loads take for a step along k,
+how many tiles it gets, and what begins and ends a tile. Rates are the arch's; what no data sheet states is assumed
+here, once, and shifts all kernels of a kind alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from functools import lru_cache
+
+from tilewright_arch import ArchSpec
+from tilewright_gemm.config.config import GemmConfig
+from tilewright_gemm.launch.geometry import grid_of
+from tilewright_gemm.problem.problem import GemmProblem
+from tilewright_gemm.vocabulary import Epilogue, Reduction
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.operation import Prediction
+from tilewright_kit.tiles.cost.units import ceil_div, clock_of, units_of
+from tilewright_kit.tiles.footprint.workgroup import (
+    consumers,
+    is_specialised,
+    shared_bytes,
+    size_of,
+    stages_of,
+    threads_of,
+)
+
+__all__ = ["busiest_of", "is_unaligned", "predict_gpu", "shapes_of", "slices_of"]
+
+_LAUNCH_SECONDS = 3.0e-6
+_FILL_SECONDS = 1.3e-6
+"""From a workgroup's start until its first operands have arrived."""
+_LOAD_SECONDS = 0.9e-6
+"""From asking for operands to having them: what is under way meanwhile bounds a unit's bandwidth."""
+_SHARED_BYTES_PER_CYCLE = 128.0
+_L2_BYTES_PER_CYCLE = 64.0
+"""Of one unit."""
+_MEMORY_BYTES_PER_CYCLE = 26.0
+"""Of one unit, however much it has asked for: memory is fast only if most units read."""
+_MEMORY_SHARE, _L2_SHARE = 0.9, 0.7
+"""Parts of the stated rates that kernels reach."""
+_STORE_CYCLES = 0.045
+"""Of an epilogue, per element of the tile."""
+_UNSTAGED = 1.6
+"""How much longer threads take that store C by themselves."""
+_ALONE = 1.25
+"""How much longer a single consumer takes, which nobody stands in for while it waits."""
+_STEP_CYCLES = 24.0
+"""Waiting for, and giving back, one stage."""
+_JOIN_SECONDS = 1.5e-6
+"""Until the last part of a tile knows that it is the last."""
+_CLUSTER_JOIN_SECONDS = 0.7e-6
+"""The same within a cluster."""
+_PORTABLE_SHARE = 0.6
+"""What mma.sync reaches of the peak where wgmma reaches nearly all; elsewhere it is the peak."""
+_SIMT_SHARE = 0.7
+_UNALIGNED = 2.0
+_SHAPES = 64
+"""Distinct sizes of a grouped problem that are looked at."""
+
+
+def predict_gpu(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) -> Prediction:
+    """Seconds of the one launch, and what they are made of."""
+    arch = device.arch
+    clock, units, shapes = clock_of(arch), units_of(device), shapes_of(problem)
+    slices, steps = slices_of(config, shapes)
+    step = _step_cycles(config, arch) * (_UNALIGNED if is_unaligned(problem, config, arch) else 1.0)
+    resident = 1 if config.persistent else _resident(config, arch)
+    epilogue = _epilogue_cycles(config)
+    busiest = busiest_of(config, slices, units * resident)
+    if config.reduction is not Reduction.NONE:
+        # Every workgroup has the same share of all steps, and about one tile more to finish.
+        main, ends = slices * steps * step / grid_of(config, device, 0), 2.0
+        busiest = max(slices / units, 1.0)
+    else:
+        main, ends = busiest * resident * steps * step, busiest
+    if config.scheduler == "pingpong":
+        ends = 1.0  # the others end while the other consumer multiplies
+        main *= _ALONE if busiest == 1 else 1.0
+    compute = main / clock
+    ending = ends * epilogue / clock
+    l2, memory = _loads(problem, config, device, shapes, min(slices, units))
+    join = _join_seconds(config, clock)
+    seconds = _LAUNCH_SECONDS + _FILL_SECONDS + max(compute + ending, l2, memory) + join
+    seconds += 0.15 * min(compute, max(l2, memory))  # what overlaps in theory competes in practice
+    parts = {"launch": _LAUNCH_SECONDS, "fill": _FILL_SECONDS, "compute": compute, "epilogue": ending}
+    return Prediction(seconds, parts | {"l2": l2, "memory": memory, "join": join})
+
+
+@lru_cache(maxsize=256)
+def shapes_of(problem: GemmProblem) -> tuple[tuple[int, int, int, float], ...]:
+    """(m, n, k, count) of the products, batches counted; of very many kinds a sample that stands for all."""
+    counts: Counter[tuple[int, int, int]] = Counter()
+    for product in problem.products:
+        if not product.is_empty:
+            counts[product.m, product.n, product.k] += product.batch
+    kinds = sorted(counts.items())
+    every = -(-len(kinds) // _SHAPES)
+    weight = len(kinds) / max(len(kinds[::every]), 1) if every else 1.0
+    return tuple((m, n, k, count * weight) for (m, n, k), count in kinds[:: every or 1])
+
+
+def slices_of(config: GemmConfig, shapes: tuple[tuple[int, int, int, float], ...]) -> tuple[float, float]:
+    """Tiles times slices of K, and steps along k of one of them on average."""
+    tiles = work = 0.0
+    along_m, along_n = config.tile[0] * config.cluster[0], config.tile[1] * config.cluster[1]
+    for m, n, k, count in shapes:
+        own = ceil_div(m, along_m) * ceil_div(n, along_n) * config.cluster[0] * config.cluster[1] * count
+        tiles += own
+        work += own * ceil_div(ceil_div(k, config.tile[2]), config.split_k)
+    return tiles * config.split_k, work / max(tiles, 1.0)
+
+
+def busiest_of(config: GemmConfig, slices: float, places: int) -> float:
+    """Tiles that the busiest place gets."""
+    size = math.prod(config.cluster)
+    return math.ceil(slices / size / max(places // size, 1))
+
+
+def _step_cycles(config: GemmConfig, arch: ArchSpec) -> float:
+    """One stage of one tile, on one unit: the longer of multiplying and of reading shared memory."""
+    m, n, k = config.tile
+    rate = arch.throughput.flops_per_cycle_per_unit.get(config.a, 1024)
+    multiply = 2.0 * m * n * k / rate
+    if is_specialised(config, arch):
+        width = config.warp_tile[0] if config.transpose_c else config.warp_tile[1]
+        instructions = m * n * k / (64.0 * width * config.warp_tile[2])
+        read = instructions * (64 + width) * 32 / _SHARED_BYTES_PER_CYCLE
+        alone = _ALONE if consumers(config) == 1 else 1.0
+        promoted = 1.0 + (0.6 / config.promote if config.promote else 0.0)
+        return max(multiply * promoted, read) * alone * 1.06 + _STEP_CYCLES
+    if config.a == "fp32":
+        return multiply / _SIMT_SHARE + _STEP_CYCLES
+    if any(offer.register_splits for offer in arch.pipelines.values()):
+        multiply /= _PORTABLE_SHARE * (0.5 if config.a in ("fp8", "bf8") else 1.0)
+    part_m, part_n = m // config.wave[0], n // config.wave[1]
+    read = 32.0 * k / config.warp_tile[2] * (part_m + part_n) * config.waves / _SHARED_BYTES_PER_CYCLE
+    return max(multiply, read) * 1.15 + 2 * _STEP_CYCLES
+
+
+def is_unaligned(problem: GemmProblem, config: GemmConfig, arch: ArchSpec) -> bool:
+    if is_specialised(config, arch):
+        return False
+    largest = problem.largest
+    strides = (largest.a.row_stride + largest.a.col_stride - 1, largest.b.row_stride + largest.b.col_stride - 1)
+    return problem.alignment < 16 or any(stride * problem.dtype_a.bytes % 16 for stride in strides if stride > 0)
+
+
+def _resident(config: GemmConfig, arch: ArchSpec) -> int:
+    """Workgroups that one unit holds at a time."""
+    shared = arch.lds_bytes // max(shared_bytes(config, arch), 1)
+    registers = arch.register_file // (threads_of(config, arch) * 128)
+    return max(min(shared, registers, 2), 1)
+
+
+def _epilogue_cycles(config: GemmConfig) -> float:
+    elements = config.tile[0] * config.tile[1]
+    operands = 1.0 + 0.3 * config.num_d_tensors + (0.1 if config.bias else 0.0)
+    threads = 128.0 * max(consumers(config), 2) if config.scheduler in ("cooperative", "pingpong") else 256.0
+    slow = 1.0 if config.epilogue is Epilogue.CSHUFFLE else _UNSTAGED
+    return 400.0 + elements * _STORE_CYCLES * operands * slow * 256.0 / threads * size_of(config.c) / 2
+
+
+def _loads(
+    problem: GemmProblem,
+    config: GemmConfig,
+    device: DeviceInfo,
+    shapes: tuple[tuple[int, int, int, float], ...],
+    active: float,
+) -> tuple[float, float]:
+    """Seconds that operands take from L2 to the units, and from memory."""
+    arch = device.arch
+    rates, size = arch.throughput, problem.dtype_a.bytes
+    clock = clock_of(arch)
+    near = far = 0.0
+    for m, n, k, count in shapes:
+        tiles_m, tiles_n = ceil_div(m, config.tile[0]), ceil_div(n, config.tile[1])
+        # A cluster fetches once what its workgroups share.
+        a = m * k * ceil_div(tiles_n, config.cluster[1])
+        b = n * k * ceil_div(tiles_m, config.cluster[0])
+        near += (a + b) * size * count
+        far += ((m + n) * k * size + m * n * problem.dtype_c.bytes) * count
+    flight = stages_of(config, arch) * (config.tile[0] + config.tile[1]) * config.tile[2] * size
+    per_unit = min(_L2_BYTES_PER_CYCLE * clock, flight / _LOAD_SECONDS)
+    l2 = near / max(min(per_unit * active, (rates.l2_bytes_per_second or 1e13) * _L2_SHARE), 1.0)
+    reach = min(
+        min(per_unit, _MEMORY_BYTES_PER_CYCLE * clock) * active, (rates.memory_bytes_per_second or 1e12) * _MEMORY_SHARE
+    )
+    return l2, far / max(reach, 1.0)
+
+
+def _join_seconds(config: GemmConfig, clock: float) -> float:
+    """Partial tiles written, and read by whoever comes last."""
+    nbytes = config.tile[0] * config.tile[1] * 4.0
+    rate = 0.6 * _L2_BYTES_PER_CYCLE * clock
+    if config.reduction is not Reduction.NONE:
+        return _JOIN_SECONDS + 4.0 * nbytes / rate
+    if config.cluster[2] > 1:
+        return _CLUSTER_JOIN_SECONDS + (config.split_k - 1) * nbytes / (2.0 * rate)
+    if config.split_k > 1:
+        return _JOIN_SECONDS + (1.0 + config.split_k) * nbytes / rate
+    return 0.0

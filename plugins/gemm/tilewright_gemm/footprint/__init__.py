@@ -1,0 +1,1 @@
+"""Resources that a GEMM kernel needs beyond those of its tiles."""

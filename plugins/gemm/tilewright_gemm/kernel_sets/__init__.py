@@ -1,0 +1,1 @@
+"""Kernel sets of GEMM: defaults, preselected, sweeps."""

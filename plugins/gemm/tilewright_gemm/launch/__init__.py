@@ -1,0 +1,1 @@
+"""Launches of GEMM kernels: argument structs, grids, tensor maps."""

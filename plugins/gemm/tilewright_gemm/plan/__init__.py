@@ -1,0 +1,1 @@
+"""Execution plans of GEMM and of packing B."""

@@ -1,0 +1,1 @@
+"""Problems of GEMM: read from requests, described, resized."""

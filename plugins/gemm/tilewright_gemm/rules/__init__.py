@@ -1,0 +1,1 @@
+"""Rules on configurations of GEMM."""

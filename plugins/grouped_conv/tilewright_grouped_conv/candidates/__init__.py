@@ -1,0 +1,1 @@
+"""Candidate kernels for a problem of convolution, by kind of device."""

@@ -1,0 +1,1 @@
+"""Configurations and summaries in the form of the original system."""

@@ -1,0 +1,1 @@
+"""Kernel configurations of convolution, their choices and defaults."""

@@ -1,0 +1,1 @@
+"""Analytic cost models of convolution, by kind of device."""

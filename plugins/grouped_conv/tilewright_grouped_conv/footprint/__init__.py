@@ -1,0 +1,1 @@
+"""Workspace of convolution kernels."""

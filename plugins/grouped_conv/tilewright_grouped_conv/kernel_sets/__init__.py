@@ -1,0 +1,1 @@
+"""Kernel sets of convolution: defaults, original tables, generator."""

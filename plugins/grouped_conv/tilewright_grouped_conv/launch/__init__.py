@@ -1,0 +1,1 @@
+"""Launches of convolution kernels: argument structs, grids, groups of channels."""

@@ -1,0 +1,194 @@
+"""The launches of convolution kernels on a GPU: parameters, grid, workspace.
+
+The kernel's parameter is ``ConvParams`` of ``tilewright/gpu/conv/params.hpp``, field for field; a test compares
+the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tilewright_arch import ArchSpec
+from tilewright_grouped_conv.config.config import ConvConfig
+from tilewright_grouped_conv.footprint.group_merging import is_bulk
+from tilewright_grouped_conv.footprint.tma_groups import bulk_grid, bulk_row
+from tilewright_grouped_conv.launch.direct import loop_shared_bytes, loop_slices, loop_threads, loop_workgroups
+from tilewright_grouped_conv.launch.kernel_args import operand_rows, problem_row
+from tilewright_grouped_conv.problem.implicit_gemm import Phase
+from tilewright_grouped_conv.problem.layout import ImageView
+from tilewright_grouped_conv.problem.problem import ConvProblem
+from tilewright_grouped_conv.vocabulary import Direction
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.plan import (
+    COUNTERS,
+    I64,
+    WORKSPACE,
+    Arg,
+    Geometry,
+    Pointer,
+    Stage,
+    Struct,
+    Table,
+    WorkspaceLayout,
+)
+from tilewright_kit.tiles.footprint.cpu import slices
+from tilewright_kit.tiles.footprint.workgroup import shared_bytes, threads_of
+
+__all__ = ["CONVERT_THREADS", "convert_lanes", "gpu_stages", "image_ranges", "steps_of", "tiles_of"]
+
+_PARTIAL_BYTES = 4
+_COUNTER_BYTES = 4
+CONVERT_THREADS = 256
+"""``kConvertThreads`` of ``tilewright/gpu/conv/convert.hpp``."""
+_CONVERT_LANES = ((64, 16), (16, 8), (8, 4))
+MOST_TASKS = 64
+"""Products of one launch; more phases take several."""
+_REACH = 2**31
+"""Elements that offsets of 32 bits reach."""
+
+
+def gpu_stages(
+    problem: ConvProblem, config: ConvConfig, device: DeviceInfo, layout: WorkspaceLayout, acc: Pointer
+) -> tuple[list[Stage], int]:
+    """The stages of a convolution, and the bytes of its counters."""
+    stages: list[Stage] = []
+    counters = nbytes = 0
+    launches: list[_Launch] = []
+    for part, moved in image_ranges(problem, config, acc):
+        phases = [phase for phase in part.phases(config.channels_first) if phase.m and phase.n and phase.batch]
+        some = [phases[first : first + MOST_TASKS] for first in range(0, len(phases), MOST_TASKS)]
+        launches.extend(_Launch(part, config, items, device, moved) for items in some)
+    for launch in launches:
+        nbytes, counters = max(nbytes, launch.workspace), max(counters, launch.counters)
+    # Launches follow one another, so they share what they leave behind.
+    scratch = Pointer(WORKSPACE, layout.reserve(nbytes)) if nbytes else Pointer()
+    for launch in launches:
+        stages += launch.stages(scratch)
+    return stages, counters
+
+
+class _Launch:
+    """One launch of the kernel (and, with two stages, of what adds its slices)."""
+
+    def __init__(
+        self, problem: ConvProblem, config: ConvConfig, phases: list[Phase], device: DeviceInfo, acc: Pointer
+    ) -> None:
+        self.problem, self.config, self.phases, self.device, self.acc = problem, config, phases, device, acc
+        self.arch = device.arch
+        self.tiles = sum(self._tiles(phase) for phase in phases)
+        self.split = max((_slices(phase, config) for phase in phases), default=1)
+        # Without a product the gradient of the weights always has its sums added by a second kernel.
+        self.converts = config.direction is Direction.BACKWARD_WEIGHT and (config.two_stage or not config.is_matrix)
+        area = config.tile[0] * config.tile[1] * _PARTIAL_BYTES
+        self.workspace = self.counters = 0
+        if self.converts:
+            self.workspace = sum(phase.batch * phase.m * phase.n for phase in phases) * self.split * _PARTIAL_BYTES
+        elif config.split_k > 1 and config.is_matrix:
+            self.workspace, self.counters = self.tiles * self.split * area, self.tiles * _COUNTER_BYTES
+
+    def _tiles(self, phase: Phase) -> int:
+        """Workgroups of a phase, for one slice."""
+        if self.config.is_matrix:
+            return tiles_of(phase, self.config)
+        return loop_workgroups(phase, self.config, self.problem.geometry.n, self.arch)
+
+    def stages(self, scratch: Pointer) -> Iterator[Stage]:
+        config, arch = self.config, self.arch
+        tasks = tuple(self._tasks())
+        grouped = config.mapped_rows and config.direction is Direction.BACKWARD_DATA
+        head: tuple[Arg, ...] = (
+            Table(tasks) if grouped else Pointer(),
+            I64(len(tasks)),
+            I64(self.tiles),
+            scratch if self.workspace else Pointer(),
+            Pointer(COUNTERS) if self.counters else Pointer(),
+            I64(self.split),
+            I64(self.workspace),
+            I64(0),
+        )
+        args = Struct(head if grouped else (*head, *tasks))
+        if config.is_matrix:
+            threads, shared = threads_of(config, arch), shared_bytes(config, arch)
+        else:
+            threads = loop_threads(config, arch)
+            shared = max(loop_shared_bytes(phase, config, arch) for phase in self.phases)
+        grid = (self.tiles * self.split, 1, 1)
+        if is_bulk(config):
+            grid = bulk_grid(self.phases[0], config, self.problem.geometry.n, self.device)
+        geometry = Geometry(grid=grid, block=(threads, 1, 1), shared_bytes=shared)
+        yield Stage("main", config, "main", args, geometry)
+        if self.converts:
+            elements = sum(phase.batch * phase.m * phase.n for phase in self.phases)
+            lanes = convert_lanes(config, arch)
+            grid = (max(-(-elements * lanes // CONVERT_THREADS), 1), 1, 1)
+            shared = CONVERT_THREADS * _PARTIAL_BYTES if lanes > 1 else 0
+            geometry = Geometry(
+                grid=grid,
+                block=(CONVERT_THREADS, 1, 1),
+                shared_bytes=shared,
+                dependent=arch.bulk_copy is not None,  # where kernels wait for the launch before theirs by themselves
+            )
+            yield Stage("convert", config, "convert", args, geometry)
+
+    def _tasks(self) -> Iterator[Struct]:
+        """``ConvTask``: what a copy engine needs, the problem, its first tile, its D operands."""
+        first = 0
+        for phase in self.phases:
+            loops = not self.config.is_matrix
+            row = problem_row(self.problem, self.config, phase, Pointer(), self.acc, image_first=loops)
+            bulk = (bulk_row(self.problem, phase, self.config),) if is_bulk(self.config) else ()
+            yield Struct((*bulk, row, I64(first), *operand_rows(self.problem, self.config)))
+            first += self._tiles(phase)
+
+
+def convert_lanes(config: ConvConfig, arch: ArchSpec) -> int:
+    """Threads that share the slices of an element: ``convert_lanes`` of ``conv_convert.hpp``."""
+    if arch.kind == "hip":
+        return 1
+    return next((lanes for slices, lanes in _CONVERT_LANES if config.split_k >= slices), 1)
+
+
+def _slices(phase: Phase, config: ConvConfig) -> int:
+    return steps_of(phase, config) if config.is_matrix else loop_slices(phase, config)
+
+
+def tiles_of(phase: Phase, config: ConvConfig) -> int:
+    """Output tiles of a product, all its items together."""
+    return -(-phase.m // config.tile[0]) * -(-phase.n // config.tile[1]) * phase.batch
+
+
+def steps_of(phase: Phase, config: ConvConfig) -> int:
+    """Slices of a product's reduction that are not empty, at most ``split_k``."""
+    if config.direction is Direction.BACKWARD_DATA and config.is_matrix and not config.explicit_gemm:
+        # Steps keep within a tap, and slices are whole steps.
+        steps = phase.taps * -(-(phase.k // max(phase.taps, 1)) // config.tile[2])
+        return slices(steps, config.split_k, 1)
+    return slices(phase.k, config.split_k, config.tile[2])
+
+
+def image_ranges(problem: ConvProblem, config: ConvConfig, acc: Pointer) -> Iterator[tuple[ConvProblem, Pointer]]:
+    """The problem, or with ``split_image`` its parts: ranges of images so short that offsets of 32 bits reach all of
+    their elements. With each part comes where its old gradient begins.
+    """
+    views = [problem.image, problem.pixels, *problem.d]
+    farthest = max((view.n for view in views), default=0)
+    images = problem.geometry.n
+    if not config.split_image or problem.direction is Direction.BACKWARD_WEIGHT or farthest * images < _REACH:
+        yield problem, acc
+        return
+    count = max(_REACH // max(farthest, 1), 1)
+    for first in range(0, images, count):
+        part = replace(
+            problem,
+            geometry=replace(problem.geometry, n=min(count, images - first)),
+            image=_from(problem.image, first),
+            pixels=_from(problem.pixels, first),
+            d=tuple(_from(view, first) for view in problem.d),
+        )
+        result = problem.image if problem.direction is Direction.BACKWARD_DATA else problem.pixels
+        yield part, Pointer(acc.operand, acc.offset + first * result.n * problem.dtype_out.bytes)
+
+
+def _from(view: ImageView, image: int) -> ImageView:
+    return replace(view, offset=view.offset + image * view.n)

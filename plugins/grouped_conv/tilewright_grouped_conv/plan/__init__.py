@@ -1,0 +1,1 @@
+"""Execution plans of convolution and its gradients."""

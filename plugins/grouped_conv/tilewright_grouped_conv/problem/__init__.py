@@ -1,0 +1,1 @@
+"""Problems of convolution: read from requests, described, resized."""

@@ -1,0 +1,17 @@
+"""All rules of grouped convolution in the order in which they are checked and mended.
+
+What a kernel computes is in ``signature_rules``, how in ``conv_rules`` and ``gpu_conv_rules``, tiles and their
+resources in the kit. No rule knows an arch's numbers: they come from ``ArchSpec``.
+"""
+
+from __future__ import annotations
+
+from tilewright_grouped_conv.config.config import ConvConfig
+from tilewright_grouped_conv.rules.algorithm import CONV_RULES, TILE_RULES
+from tilewright_grouped_conv.rules.cuda import GPU_CONV_RULES
+from tilewright_grouped_conv.rules.signature import SIGNATURE_RULES
+from tilewright_kit.config.rules import RuleBook
+
+__all__ = ["RULES"]
+
+RULES: RuleBook[ConvConfig] = RuleBook((*SIGNATURE_RULES, *CONV_RULES, *TILE_RULES, *GPU_CONV_RULES))

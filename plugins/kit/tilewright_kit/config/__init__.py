@@ -1,0 +1,1 @@
+"""Kernel configurations: their names and keys, and the rules that say which are valid."""

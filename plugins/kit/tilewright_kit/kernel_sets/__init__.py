@@ -1,0 +1,1 @@
+"""Declared sets of kernels, and registries of them."""

@@ -1,0 +1,1 @@
+"""Loading of plugins: hooks, the check of an operation, the loader."""

@@ -1,0 +1,84 @@
+"""A first look at an operation: is it one at all? ``check_plugin`` looks at what it does."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tilewright_arch
+from tilewright_arch import ArchSpec
+from tilewright_kit.config.kernel_config import KernelConfig
+from tilewright_kit.config.naming import require_naming
+from tilewright_kit.config.rules import RuleBook
+from tilewright_kit.kernel_sets.declare import KernelSet
+
+__all__ = ["METHODS", "check_operation"]
+
+METHODS = ("parse", "candidates", "mismatches", "generate", "plan", "predict", "features", "reference", "samples")
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+def check_operation(operation: Any, archs: Sequence[ArchSpec] | None = None) -> tuple[str, ...]:
+    """What keeps an object from being an ``Operation``; empty if nothing does.
+
+    Looks at names, types and the naming of configurations, and asks every kernel set for its first kernel on the first
+    of ``archs`` (default: all that have a spec) where it has one. What ``choices`` or rules raise is a finding too.
+    """
+    if inspect.isclass(operation):
+        return ("it is a class, not an object",)
+    findings = [f"it has no method {name}" for name in METHODS if not callable(getattr(operation, name, None))]
+    name = getattr(operation, "name", None)
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        findings.append(f"its name {name!r} is not a word of lower-case letters, digits and underscores")
+    version = getattr(operation, "version", None)
+    if not isinstance(version, str) or not version:
+        findings.append("it has no version")
+    findings += _check_config(getattr(operation, "config_type", None), name)
+    rules = getattr(operation, "rules", None)
+    if not isinstance(rules, RuleBook):
+        findings.append("its rules are not a RuleBook")
+    sets = getattr(operation, "kernel_sets", None)
+    if not isinstance(sets, Mapping) or "default" not in sets:
+        findings.append("it has no kernel set named 'default'")
+    elif not findings:
+        for label, kernels in sets.items():
+            findings += _check_set(label, kernels, operation, archs)
+    return tuple(findings)
+
+
+def _check_config(config_type: Any, name: Any) -> list[str]:
+    if not (inspect.isclass(config_type) and issubclass(config_type, KernelConfig)):
+        return ["its config_type is not a KernelConfig"]
+    if config_type.operation != name:
+        return [f"its configurations are named for operation {config_type.operation!r}"]
+    unmade = [
+        field
+        for field, hint in inspect.get_annotations(config_type).items()
+        if "ClassVar" not in str(hint) and field not in config_type.field_names()
+    ]
+    if unmade:
+        return [f"{config_type.__name__} is not a dataclass of its own: decorate it with @dataclass(frozen=True)"]
+    try:
+        require_naming(config_type)
+        hash(config_type())
+        config_type().key("any")
+    except (TypeError, ValueError) as error:
+        return [str(error)]
+    return []
+
+
+def _check_set(label: Any, kernels: Any, operation: Any, archs: Sequence[ArchSpec] | None) -> list[str]:
+    if not isinstance(kernels, KernelSet):
+        return [f"kernel set {label!r} is not a KernelSet"]
+    strangers = {item.config_type for item in kernels.declarations} - {operation.config_type}
+    if strangers:
+        return [f"kernel set {label!r} declares {', '.join(sorted(item.__name__ for item in strangers))}"]
+    try:
+        for arch in map(tilewright_arch.load, tilewright_arch.names()) if archs is None else archs:
+            if next(kernels.iterate(arch, operation.rules), None) is not None:
+                return []
+    except Exception as error:  # plugin code: anything may come
+        return [f"kernel set {label!r} cannot be expanded: {type(error).__name__}: {error}"]
+    return [f"kernel set {label!r} has no valid kernel on any arch"]

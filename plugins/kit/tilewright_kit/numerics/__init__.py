@@ -1,0 +1,1 @@
+"""Float64 references of elementwise steps, and comparisons with stated bounds."""

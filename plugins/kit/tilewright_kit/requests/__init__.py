@@ -1,0 +1,1 @@
+"""Reading requests: attributes, operands, outputs; and describing problems as requests."""

@@ -1,0 +1,1 @@
+"""Selection of one kernel among the candidates: strategies, measurements, explanations."""

@@ -1,0 +1,62 @@
+"""Choosing among kernels that could compute a problem: what the rules say, remembered, and who is worth planning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from tilewright_arch import Caches
+from tilewright_kit.config.kernel_config import KernelConfig
+from tilewright_kit.config.rules import RuleBook
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.problem import Problem
+from tilewright_kit.tiles.choices import cpu_teams
+
+__all__ = ["Verdicts", "shortlist", "teams_for"]
+
+C = TypeVar("C", bound=KernelConfig)
+
+_ALONE_FLOPS, _ALONE_BYTES = 2 * 96**3, 1 << 18
+"""Below both, a team saves a microsecond or two at best, and waking it takes the processor from the server."""
+
+
+class Verdicts(Generic[C]):
+    """What the rules say of kernels, remembered: problems of other sizes have the same candidates, and rules take
+    longer than a plan may.
+    """
+
+    MOST = 8192
+    """Verdicts that are kept; one more, and all are forgotten."""
+
+    def __init__(self, rules: RuleBook[C]) -> None:
+        self._rules = rules
+        self._known: dict[tuple[C, str, int, Caches], bool] = {}
+
+    def allows(self, config: C, device: DeviceInfo) -> bool:
+        """Whether ``config`` is valid on the device's arch."""
+        arch = device.arch
+        # Of an arch's limits only these differ from device to device.
+        key = (config, arch.id, arch.lds_bytes, arch.caches)
+        verdict = self._known.get(key)
+        if verdict is None:
+            if len(self._known) >= self.MOST:
+                self._known.clear()
+            verdict = self._known[key] = self._rules.allows(config, arch)
+        return verdict
+
+
+def shortlist(configs: Sequence[C], most: int, seconds: Callable[[C], float]) -> list[C]:
+    """At most ``most`` configurations, in their order: those of the least ``seconds``, and the last, which is the most
+    general and stays whatever the model thinks of it.
+    """
+    if len(configs) <= most:
+        return list(configs)
+    best = sorted(configs[:-1], key=seconds)[: most - 1]
+    kept = {id(config) for config in (*best, configs[-1])}
+    return [config for config in configs if id(config) in kept]
+
+
+def teams_for(problem: Problem, device: DeviceInfo) -> tuple[int, ...]:
+    """CPU: sizes of teams worth trying. A small problem is computed by one thread."""
+    alone = problem.flops < _ALONE_FLOPS and problem.bytes_moved < _ALONE_BYTES
+    return (1,) if alone else cpu_teams(device.arch, device.units)

@@ -1,0 +1,207 @@
+"""Why a kernel was chosen, and why every other was not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from tilewright_kit.config.kernel_config import KernelConfig
+from tilewright_kit.config.naming import KernelKey
+from tilewright_kit.config.rules import Violation
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.operation import Operation, Prediction
+from tilewright_kit.contract.problem import Problem
+from tilewright_kit.selection.strategies import Ranked, Strategy
+from tilewright_kit.types.errors import TilewrightError
+
+__all__ = ["Candidate", "Explanation", "Refusal", "explain"]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A kernel that can compute the problem. ``place`` counts from 1; 0 if the strategy did not rank it."""
+
+    key: KernelKey
+    config: KernelConfig
+    place: int
+    reason: str
+    prediction: Prediction
+
+    def to_dict(self) -> dict[str, Any]:
+        seconds = self.prediction.seconds
+        return {
+            "kernel": self.key.name,
+            "identifier": str(self.key),
+            "place": self.place,
+            "reason": self.reason,
+            "predicted_seconds": seconds if math.isfinite(seconds) else None,
+            "parts": {name: part if math.isfinite(part) else None for name, part in self.prediction.parts.items()},
+            "config": self.config.to_dict(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A kernel of a set that was not a candidate. ``by`` is ``rules`` (never valid here) or ``problem``."""
+
+    key: KernelKey
+    config: KernelConfig
+    kernel_set: str
+    by: str
+    violations: tuple[Violation, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "kernel": self.key.name,
+            "identifier": str(self.key),
+            "kernel_set": self.kernel_set,
+            "by": self.by,
+            "violations": [_jsonable(violation.to_dict()) for violation in self.violations],
+            "config": self.config.to_dict(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The answer of ``explain``. ``decided`` is one sentence; ``chosen`` is None if nothing could run."""
+
+    operation: str
+    problem: Mapping[str, Any]
+    device: str
+    arch: str
+    strategy: str
+    chosen: KernelKey | None
+    decided: str
+    candidates: tuple[Candidate, ...]
+    refused: tuple[Refusal, ...]
+    refused_total: int
+    """Number of refusals, of which ``refused`` has those within the limit."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The explanation as JSON values."""
+        return {
+            "operation": self.operation,
+            "problem": _jsonable(self.problem),
+            "device": self.device,
+            "arch": self.arch,
+            "strategy": self.strategy,
+            "chosen": None if self.chosen is None else str(self.chosen),
+            "decided": self.decided,
+            "candidates": [candidate.to_dict() for candidate in self.candidates],
+            "refused": [refusal.to_dict() for refusal in self.refused],
+            "refused_total": self.refused_total,
+        }
+
+
+def explain(
+    operation: Operation[Any, Any],
+    problem: Problem,
+    device: DeviceInfo,
+    strategy: Strategy,
+    *,
+    limit: int | None = None,
+) -> Explanation:
+    """Every candidate in its place, and every kernel of the operation's sets that was refused, with all its reasons.
+
+    ``limit`` bounds the refusals that are spelled out. A refusal of the strategy itself (a kernel that the caller named
+    cannot run, for instance) is told in ``decided`` and not raised.
+    """
+    offered = tuple(operation.candidates(problem, device))
+    ranked: tuple[Ranked, ...] = ()
+    decided = ""
+    try:
+        ranked = tuple(strategy.rank(operation, problem, offered, device))
+    except TilewrightError as error:
+        decided = f"{strategy.name} refused: {error}"
+    candidates = _candidates(operation, problem, device, offered, ranked)
+    refused: list[Refusal] = []
+    refused_total = 0
+    for config, kernel_set, violations in _others(operation, device, {candidate.config for candidate in candidates}):
+        refused_total += 1
+        if limit is None or refused_total <= limit:
+            refused.append(_refusal(operation, problem, device, config, kernel_set, violations))
+    chosen = ranked[0].config.key(device.arch.id) if ranked else None
+    if chosen is not None:
+        decided = f"{strategy.name}: {ranked[0].reason} (1 of {len(ranked)} ranked, {refused_total} refused)"
+    return Explanation(
+        operation=operation.name,
+        problem=problem.describe(),
+        device=device.id,
+        arch=device.arch.id,
+        strategy=strategy.name,
+        chosen=chosen,
+        decided=decided or f"no candidate; {refused_total} kernels refused",
+        candidates=candidates,
+        refused=tuple(refused),
+        refused_total=refused_total,
+    )
+
+
+def _candidates(
+    operation: Operation[Any, Any],
+    problem: Problem,
+    device: DeviceInfo,
+    offered: tuple[KernelConfig, ...],
+    ranked: tuple[Ranked, ...],
+) -> tuple[Candidate, ...]:
+    placed = {item.config for item in ranked}
+    rows = [(item.config, place, item.reason, item.prediction) for place, item in enumerate(ranked, 1)]
+    rows += [(config, 0, "not ranked by the strategy", None) for config in offered if config not in placed]
+    return tuple(
+        Candidate(
+            config.key(device.arch.id),
+            config,
+            place,
+            reason,
+            prediction or operation.predict(problem, config, device),
+        )
+        for config, place, reason, prediction in rows
+    )
+
+
+def _others(
+    operation: Operation[Any, Any], device: DeviceInfo, candidates: set[KernelConfig]
+) -> Iterator[tuple[KernelConfig, str, tuple[Violation, ...]]]:
+    """Every kernel of the sets that is no candidate, with its set and the rules of the arch that it breaks."""
+    seen = set(candidates)
+    for name, kernels in operation.kernel_sets.items():
+        valid = ((config, ()) for config in kernels.expand(device.arch, operation.rules))
+        for config, violations in chain(valid, kernels.rejected(device.arch, operation.rules)):
+            if config not in seen:
+                seen.add(config)
+                yield config, name, tuple(violations)
+
+
+def _refusal(
+    operation: Operation[Any, Any],
+    problem: Problem,
+    device: DeviceInfo,
+    config: KernelConfig,
+    kernel_set: str,
+    violations: tuple[Violation, ...],
+) -> Refusal:
+    key = config.key(device.arch.id)
+    if violations:
+        return Refusal(key, config, kernel_set, "rules", violations)
+    reasons = tuple(operation.mismatches(problem, config, device)) or (_not_proposed(config),)
+    return Refusal(key, config, kernel_set, "problem", reasons)
+
+
+def _not_proposed(config: KernelConfig) -> Violation:
+    return Violation(
+        "not_proposed", "kernel", config.name, "it could compute this, but the operation did not propose it"
+    )
+
+
+def _jsonable(value: Any) -> Any:
+    """Violations hold whatever values a rule looked at; what JSON has no form for is shown as text."""
+    if isinstance(value, Mapping):
+        return {str(name): _jsonable(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_jsonable(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)

@@ -1,0 +1,200 @@
+"""Strategies: which of the candidates runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Protocol
+
+from tilewright_kit.config.kernel_config import KernelConfig
+from tilewright_kit.config.naming import KernelKey
+from tilewright_kit.config.rules import Violation
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.operation import Operation, Prediction
+from tilewright_kit.contract.problem import Problem
+from tilewright_kit.types.errors import ConfigInvalidError, NotFoundError, UnsupportedError
+
+__all__ = ["Explicit", "FirstFit", "Heuristic", "Ranked", "Selector", "Strategy"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A candidate in its place, with what decided it."""
+
+    config: KernelConfig
+    reason: str
+    prediction: Prediction | None = None
+
+
+class Strategy(Protocol):
+    """Orders candidates, best first. Deterministic: the same inputs give the same order."""
+
+    name: str
+
+    def rank(
+        self, operation: Operation[Any, Any], problem: Problem, candidates: Sequence[KernelConfig], device: DeviceInfo
+    ) -> Sequence[Ranked]: ...
+
+
+class FirstFit:
+    """The candidates in the operation's own order."""
+
+    name = "first_fit"
+
+    def rank(
+        self,
+        operation: Operation[Any, Any],  # noqa: ARG002
+        problem: Problem,  # noqa: ARG002
+        candidates: Sequence[KernelConfig],
+        device: DeviceInfo,  # noqa: ARG002
+    ) -> Sequence[Ranked]:
+        return [Ranked(config, f"candidate {place} in declared order") for place, config in enumerate(candidates, 1)]
+
+
+class Heuristic:
+    """By predicted time, the fastest first; kernels of equal time by name."""
+
+    name = "heuristic"
+
+    def rank(
+        self, operation: Operation[Any, Any], problem: Problem, candidates: Sequence[KernelConfig], device: DeviceInfo
+    ) -> Sequence[Ranked]:
+        predicted = [(config, operation.predict(problem, config, device)) for config in candidates]
+
+        def order(item: tuple[KernelConfig, Prediction]) -> tuple[bool, float, str]:
+            seconds = item[1].seconds
+            # A model that fails on a kernel must not make it win, and NaN has no order.
+            usable = math.isfinite(seconds)
+            return (not usable, seconds if usable else 0.0, item[0].name)
+
+        return [
+            Ranked(
+                config,
+                f"predicted {prediction.seconds * 1e6:.3g} us"
+                if math.isfinite(prediction.seconds)
+                else "no usable prediction",
+                prediction,
+            )
+            for config, prediction in sorted(predicted, key=order)
+        ]
+
+
+class Explicit:
+    """The kernel that the caller names: a configuration, its key, the text of its key, or its name.
+
+    ``rank`` gives that one kernel. It looks among the candidates and then in all kernel sets of the operation, so that
+    a kernel that was not proposed can still be tried. It raises ``NotFoundError`` if there is no such kernel,
+    ``ConfigInvalidError`` if rules refuse it on the device's arch and ``UnsupportedError`` if it cannot compute the
+    problem; the latter two carry all violations.
+    """
+
+    name = "explicit"
+
+    def __init__(self, kernel: KernelConfig | KernelKey | str) -> None:
+        self.kernel = kernel
+
+    def rank(
+        self, operation: Operation[Any, Any], problem: Problem, candidates: Sequence[KernelConfig], device: DeviceInfo
+    ) -> Sequence[Ranked]:
+        config = self._find(operation, candidates, device)
+        operation.rules.require(config, device.arch)
+        violations = tuple(operation.mismatches(problem, config, device))
+        if violations:
+            first = violations[0]
+            raise UnsupportedError(
+                f"{config.name} cannot compute this problem: {first.reason}",
+                field=first.field,
+                value=first.value,
+                rule=first.rule,
+                fix=first.fix_text,
+                violations=violations,
+            )
+        return [Ranked(config, "named by the caller")]
+
+    def _find(
+        self, operation: Operation[Any, Any], candidates: Sequence[KernelConfig], device: DeviceInfo
+    ) -> KernelConfig:
+        if isinstance(self.kernel, KernelConfig):
+            return self.kernel
+        arch = device.arch
+        known: Iterable[KernelConfig] = chain(
+            candidates, *(kernels.expand(arch, operation.rules) for kernels in operation.kernel_sets.values())
+        )
+        for config in known:
+            if self._is(config, arch.id):
+                return config
+        # What somebody wrote out but the rules refuse deserves its reasons rather than "not found".
+        for kernels in operation.kernel_sets.values():
+            for config, violations in kernels.rejected(arch, operation.rules):
+                if self._is(config, arch.id):
+                    raise ConfigInvalidError(
+                        f"{config.name} is not valid on {arch.id}: {violations[0].reason}",
+                        field=violations[0].field,
+                        value=violations[0].value,
+                        rule=violations[0].rule,
+                        fix=violations[0].fix_text,
+                        violations=violations,
+                    )
+        raise NotFoundError(
+            f"operation {operation.name!r} has no kernel of that name for {arch.id}",
+            field="kernel",
+            value=str(self.kernel),
+            rule="kernel_name",
+            fix="name one of its kernels, or leave the choice to a strategy",
+        )
+
+    def _is(self, config: KernelConfig, arch: str) -> bool:
+        name = config.name
+        if isinstance(self.kernel, KernelKey):
+            return name == self.kernel.name and config.key(arch) == self.kernel
+        # The text of a key begins with the name, which is far cheaper than the digest.
+        text = str(self.kernel)
+        return name == text or (text.startswith(f"{name}@") and str(config.key(arch)) == text)
+
+
+class Selector:
+    """Asks an operation for candidates and a strategy for their order."""
+
+    def __init__(self, strategy: Strategy | None = None) -> None:
+        self.strategy: Strategy = strategy or Heuristic()
+
+    def rank(self, operation: Operation[Any, Any], problem: Problem, device: DeviceInfo) -> Sequence[Ranked]:
+        """All usable kernels, best first. Raises what the strategy raises; ``UnsupportedError`` if there is none."""
+        candidates = operation.candidates(problem, device)
+        ranked = self.strategy.rank(operation, problem, candidates, device)
+        if ranked:
+            return ranked
+        violations = _why_none(operation, problem, device)
+        raise UnsupportedError(
+            f"no kernel of {operation.name!r} computes this problem on {device.arch.id}"
+            + (f": {violations[0].reason}" if violations else ""),
+            field=violations[0].field if violations else "problem",
+            value=violations[0].value if violations else problem.describe(),
+            rule=violations[0].rule if violations else "no_candidates",
+            fix=(violations[0].fix_text if violations else "") or "change what the reason names, or use another device",
+            violations=violations,
+        )
+
+    def select(self, operation: Operation[Any, Any], problem: Problem, device: DeviceInfo) -> Ranked:
+        """The best kernel; raises as ``rank`` does."""
+        return self.rank(operation, problem, device)[0]
+
+
+def _why_none(operation: Operation[Any, Any], problem: Problem, device: DeviceInfo) -> tuple[Violation, ...]:
+    """The reasons why kernels of the default set refuse the problem, each once, the most frequent first; or what the
+    operation itself says if it has a method ``refusal(problem, device)`` and that gives a violation.
+    """
+    refusal = getattr(operation, "refusal", None)
+    if refusal is not None and (violation := refusal(problem, device)) is not None:
+        return (violation,)
+    kernels = operation.kernel_sets.get("default")
+    if kernels is None:
+        return ()
+    counts: dict[tuple[str, str], tuple[int, Violation]] = {}
+    for config in kernels.expand(device.arch, operation.rules):
+        for violation in operation.mismatches(problem, config, device):
+            count, first = counts.get((violation.rule, violation.field), (0, violation))
+            counts[violation.rule, violation.field] = (count + 1, first)
+    return tuple(violation for _, violation in sorted(counts.values(), key=lambda item: -item[0]))

@@ -1,0 +1,1 @@
+"""Parts of analytic cost models."""

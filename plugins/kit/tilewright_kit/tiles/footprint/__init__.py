@@ -1,0 +1,1 @@
+"""Resources that a tiled product needs: registers, shared memory, workspace."""

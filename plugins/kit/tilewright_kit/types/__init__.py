@@ -1,0 +1,1 @@
+"""Element types, tensors, the shared vocabulary and the errors of operations."""

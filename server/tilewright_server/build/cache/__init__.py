@@ -1,0 +1,1 @@
+"""The artifact cache on disk: entries, locks, maintenance."""

@@ -1,0 +1,1 @@
+"""Compilers of each kind of device: found, identified and called."""

@@ -1,0 +1,1 @@
+"""Processes that compile: helpers around compiler libraries, limits, and their loop."""

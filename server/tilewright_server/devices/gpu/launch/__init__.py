@@ -1,0 +1,1 @@
+"""Programs of stages on a stream: arguments, graphs and launches."""

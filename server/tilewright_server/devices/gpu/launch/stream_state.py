@@ -1,0 +1,209 @@
+"""A stream of the device with what its launches need: counters, events, and programs bound to addresses.
+
+Launches of one lane run one after the other, so they share one set of counters. A lane is used by one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tilewright_server.devices.gpu.driver import GpuDriver
+from tilewright_server.devices.gpu.launch.graph import ProgramGraph
+from tilewright_server.devices.gpu.memory.pool import Memory
+
+if TYPE_CHECKING:
+    from tilewright_server.devices.gpu.launch.program import GpuProgram
+    from tilewright_server.devices.gpu.launch.stages import BoundLaunch, Stage
+
+__all__ = ["Lane", "Prepared"]
+
+_LEAST_COUNTERS = 64 << 10
+
+
+class Prepared:
+    """A program on a lane: launch configurations of its stages, and what was bound to addresses."""
+
+    __slots__ = ("bounds", "configs", "graph")
+
+    def __init__(self, configs: Sequence[Any], graph: ProgramGraph | None) -> None:
+        self.configs = configs
+        self.graph = graph
+        self.bounds: dict[tuple[tuple[int, ...], int], BoundLaunch] = {}
+
+
+class Lane:
+    """See above. ``limit`` bounds how many bindings of one program are remembered; ``closed`` is told of the end."""
+
+    def __init__(self, driver: GpuDriver, memory: Memory, limit: int, closed: Callable[[Lane], None]) -> None:
+        self.driver = driver
+        self.stream = driver.check(driver.api.new_stream(), "a stream")
+        self._dropped: deque[GpuProgram] = deque()
+        self.changes = object()
+        """Another one since ``bound`` may answer otherwise for what it was asked before."""
+        self.host_synchronisations = 0
+        """How often a host thread has waited for this stream."""
+        self.is_clients = False
+        """Whether it is for launches that nobody waits for, unless the client asks for it."""
+        self._memory = memory
+        self._limit = limit
+        self._on_close = closed
+        self._prepared: dict[GpuProgram, Prepared] = {}
+        self._counters: list[tuple[int, int]] = []
+        self._events: list[Any] = []
+        self._closed = False
+
+    # Programs
+
+    def bound(self, program: GpuProgram, addresses: tuple[int, ...], workspace: int) -> BoundLaunch:
+        """The program's launches with these addresses: found, or made. Raises what ``GpuProgram.bind`` does."""
+        if self._dropped:
+            self._forget()
+        prepared = self._prepared.get(program)
+        if prepared is None:
+            prepared = self._prepare(program)
+        bound = prepared.bounds.get((addresses, workspace))
+        if bound is None:
+            bound = program.bind(self, prepared, addresses, workspace, self.counters(program.counter_bytes))
+            while len(prepared.bounds) >= self._limit:
+                prepared.bounds.pop(next(iter(prepared.bounds))).close()
+                self.changes = object()
+            prepared.bounds[(addresses, workspace)] = bound
+        return bound
+
+    def drop(self, program: GpuProgram) -> None:
+        """From any thread: nobody will launch it any more. What it holds here goes with the lane's next launch."""
+        if program in self._prepared:
+            self._dropped.append(program)
+            self.changes = object()
+
+    def config(self, stage: Stage) -> Any:
+        """A launch configuration of a stage for this stream."""
+        return stage.config(self.driver, self.stream)
+
+    def _prepare(self, program: GpuProgram) -> Prepared:
+        configs = tuple(self.config(stage) for stage in program.stages)
+        prepared = self._prepared[program] = Prepared(configs, program.graph(self.stream))
+        return prepared
+
+    def _forget(self) -> None:
+        while self._dropped:
+            prepared = self._prepared.pop(self._dropped.popleft(), None)
+            if prepared is not None:
+                self._close(prepared)
+
+    @staticmethod
+    def _close(prepared: Prepared) -> None:
+        for bound in prepared.bounds.values():
+            bound.close()
+        if prepared.graph is not None:
+            prepared.graph.close()
+
+    # Memory of its own
+
+    def counters(self, nbytes: int) -> int:
+        """Address of that many zeroed bytes; 0 for none. A larger piece joins the smaller ones, which stay where they
+        are bound."""
+        if not nbytes:
+            return 0
+        if not self._counters or self._counters[-1][1] < nbytes:
+            size = max(_LEAST_COUNTERS, 1 << (nbytes - 1).bit_length())
+            self._counters.append((self.zeroed(size), size))
+        return self._counters[-1][0]
+
+    def zeroed(self, nbytes: int) -> int:
+        """Address of zeroed memory of the pool, for work on this stream."""
+        driver, api = self.driver, self.driver.api
+        address = self._memory.take(nbytes, self.stream)
+        driver.check(api.fill(address, nbytes, self.stream))
+        return address
+
+    def take(self, nbytes: int) -> int:
+        """Address of memory of the pool, for work on this stream."""
+        return self._memory.take(nbytes, self.stream)
+
+    def give_back(self, address: int) -> None:
+        """Free memory of ``take`` or ``zeroed`` behind everything that was launched on this stream."""
+        self._memory.give_back(address, self.stream)
+
+    # Waiting
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything that was launched has ended, or nothing can end any more."""
+        return not self.driver.is_busy(self.driver.api.query_stream(self.stream))
+
+    def synchronize(self) -> None:
+        """Wait for everything. Raises ``DeviceError``, ``DeviceLostError``."""
+        self.host_synchronisations += 1
+        self.driver.check(self.driver.api.wait_stream(self.stream))
+
+    def event(self, place: int) -> Any:
+        """One of the lane's own events, with timing."""
+        while len(self._events) <= place:
+            self._events.append(self.driver.check(self.driver.api.new_event(timing=True)))
+        return self._events[place]
+
+    def record(self, place: int) -> None:
+        self.driver.check(self.driver.api.record_event(self.event(place), self.stream))
+
+    def wait(self, place: int) -> None:
+        """Wait until an event of this lane has been passed."""
+        self.host_synchronisations += 1
+        self.driver.check(self.driver.api.wait_event(self._events[place]))
+
+    def elapsed_ns(self, begin: int, end: int) -> int:
+        """Device time between two events that were passed, in nanoseconds."""
+        answer = self.driver.api.elapsed_ms(self._events[begin], self._events[end])
+        return round(float(self.driver.check(answer)) * 1e6)
+
+    def timed(self, bound: BoundLaunch, repeat: int) -> tuple[int, ...]:
+        """Launch ``repeat`` times, wait, and return the time of each stage in nanoseconds, summed over the repeats.
+
+        Events between stages keep them apart, which costs small kernels more than they take. So of many repeats one is
+        measured stage by stage, and the others, which follow each other as closely as they can, say how long it all
+        takes.
+        """
+        if bound.count == 1:
+            return (self._together(bound, repeat),)
+        stages = self._apart(bound)
+        if repeat == 1:
+            return stages
+        bound.prepare()
+        scale = self._together(bound, repeat - 1) * repeat / ((repeat - 1) * max(1, sum(stages)))
+        return tuple(round(stage * scale) for stage in stages)
+
+    def _together(self, bound: BoundLaunch, repeat: int) -> int:
+        self.record(0)
+        for _ in range(repeat):
+            bound.launch()
+        self.record(1)
+        self.wait(1)
+        return self.elapsed_ns(0, 1)
+
+    def _apart(self, bound: BoundLaunch) -> tuple[int, ...]:
+        self.record(0)
+        for stage in range(bound.count):
+            bound.launch_stage(stage)
+            self.record(stage + 1)
+        self.wait(bound.count)
+        return tuple(self.elapsed_ns(stage, stage + 1) for stage in range(bound.count))
+
+    def close(self) -> None:
+        """Give everything back behind what is under way, which is not waited for. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._on_close(self)
+        driver, api = self.driver, self.driver.api
+        for prepared in self._prepared.values():
+            self._close(prepared)
+        for address, _ in self._counters:
+            self.give_back(address)
+        for event in self._events:
+            driver.quietly(api.end_event(event))
+        driver.quietly(api.end_stream(self.stream))
+        self._prepared.clear()
+        self._counters.clear()
+        self._events.clear()

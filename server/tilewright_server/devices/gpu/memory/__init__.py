@@ -1,0 +1,1 @@
+"""Memory of a GPU: pools, handles of other processes, deferred frees."""

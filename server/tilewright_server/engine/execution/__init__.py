@@ -1,0 +1,1 @@
+"""From a prepared plan and addresses to a result: admission, workspace, checks and launches."""

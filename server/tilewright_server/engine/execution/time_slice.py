@@ -1,0 +1,76 @@
+"""A caller's turn on a device: how long it has lasted, and making way for those who wait."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from tilewright_server.engine.call import Call
+
+if TYPE_CHECKING:
+    from tilewright_server.engine.execution.executor import Executor
+
+__all__ = ["SLICE_NS", "Slices", "Turn"]
+
+SLICE_NS = 5_000_000
+"""After so long others get their turn, and a caller who went away or is too late is noticed."""
+_GROWTH = 16
+
+
+class Turn:
+    """Admission to an executor that is given up and asked for again while others wait. Of one thread."""
+
+    __slots__ = ("_call", "_executor", "_held", "_since", "_weight", "queue_ns")
+
+    def __init__(self, executor: Executor, weight: int, call: Call) -> None:
+        """Waits for admission."""
+        self._executor = executor
+        self._weight = weight
+        self._call = call
+        self.queue_ns = executor.enter(weight, call)
+        """Time spent waiting since it was last asked for."""
+        self._held = True
+        self._since = time.perf_counter_ns()
+
+    def yield_to_waiters(self) -> None:
+        """Let others run if this has lasted long. Raises what ends the wait; the turn is over then."""
+        if not self._executor.queue_depth or time.perf_counter_ns() - self._since < SLICE_NS:
+            return
+        self._held = False
+        self.queue_ns += self._executor.swap(self._weight, self._call)
+        self._held = True
+        self._since = time.perf_counter_ns()
+
+    def take_queue_ns(self) -> int:
+        """The waiting time that nobody has been told of yet."""
+        queue_ns, self.queue_ns = self.queue_ns, 0
+        return queue_ns
+
+    def end(self) -> None:
+        if self._held:
+            self._held = False
+            self._executor.leave(self._weight)
+
+
+class Slices:
+    """How many repeats fit into a slice, learnt from those that ran."""
+
+    __slots__ = ("_begin", "_next", "done", "total")
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.done = 0
+        self._next = 1
+        self._begin = 0
+
+    def begin(self) -> int:
+        """Repeats to do now; 0 when all are done."""
+        self._next = min(self._next, self.total - self.done)
+        self._begin = time.perf_counter_ns()
+        return self._next
+
+    def end(self) -> None:
+        """They are done."""
+        each = max(1, (time.perf_counter_ns() - self._begin) // self._next)
+        self.done += self._next
+        self._next = max(1, min(SLICE_NS // each, _GROWTH * self._next))

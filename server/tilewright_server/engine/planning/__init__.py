@@ -1,0 +1,1 @@
+"""From a request to a prepared plan: kernels chosen, built, loaded and remembered."""

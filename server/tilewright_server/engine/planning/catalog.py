@@ -1,0 +1,192 @@
+"""What kernels there are: the sets that operations declare, and whether each kernel is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from tilewright_arch import ArchSpec
+from tilewright_kit.config.kernel_config import KernelConfig
+from tilewright_kit.contract.operation import Operation
+from tilewright_kit.kernel_sets.registry import Registry
+from tilewright_kit.types.errors import NotFoundError, TilewrightError
+from tilewright_server.build.cache.artifacts import LOG, ArtifactCache
+from tilewright_server.engine.planning.kernel_store import KernelStore
+from tilewright_server.engine.planning.names import Catalogs, close_kernels, close_names
+
+__all__ = ["Kernel", "KernelCatalog", "KernelDetail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One line of a list."""
+
+    config: KernelConfig
+    key: str
+    """Text of the kernel's key."""
+    arch: str
+    built: bool
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    @property
+    def operation(self) -> str:
+        return self.config.operation
+
+
+@dataclass(frozen=True, slots=True)
+class KernelDetail:
+    kernel: Kernel
+    source: str
+    """Empty if this arch has no template yet."""
+    log: str
+    """What the compiler said; empty if the kernel is not built here."""
+
+
+class KernelCatalog:
+    """Reads the kernel sets of all operations. Empty filters do not narrow; an empty arch is the default device's."""
+
+    def __init__(
+        self,
+        catalogs: Catalogs,
+        store: KernelStore,
+        cache: ArtifactCache,
+        default_arch: Callable[[], ArchSpec],
+    ) -> None:
+        self._catalogs = catalogs
+        self._store = store
+        self._cache = cache
+        self._default_arch = default_arch
+
+    def arch(self, name: str = "") -> ArchSpec:
+        """An arch by id, with the machine's own figures if it is the default device's. Raises ``NotFoundError``."""
+        default = self._default_arch() if not name else None
+        if default is not None:
+            return default
+        try:
+            own = self._default_arch()
+        except NotFoundError:  # a server without a device can still list and generate
+            return self._catalogs.arch(name)
+        return own if own.id == name else self._catalogs.arch(name)
+
+    def kernel_sets(self, operation: str = "") -> list[str]:
+        """Names of the sets, sorted."""
+        return sorted({name for item in self._chosen(operation) for name in item.kernel_sets})
+
+    def select(
+        self, operation: str = "", kernel_set: str = "", arch: str = "", pattern: str = ""
+    ) -> list[KernelConfig]:
+        """Configurations that match, in declaration order, none twice. ``pattern`` is a shell pattern over names.
+
+        Raises ``NotFoundError`` for an unknown operation, set or arch.
+        """
+        return list(self._select(operation, kernel_set, self.arch(arch), pattern))
+
+    def list(
+        self,
+        operation: str = "",
+        kernel_set: str = "",
+        arch: str = "",
+        pattern: str = "",
+        *,
+        offset: int = 0,
+        limit: int = 0,
+    ) -> tuple[list[Kernel], int]:
+        """A page of what matches (``limit`` 0: all of it), and how many there are in all."""
+        spec = self.arch(arch)
+        configs = list(self._select(operation, kernel_set, spec, pattern))
+        page = configs[offset : offset + limit] if limit else configs[offset:]
+        return [self.describe(config, spec) for config in page], len(configs)
+
+    def find(self, operation: str, name: str, arch: str = "") -> KernelConfig:
+        """A configuration by name: one that a plan or an explanation named, or one of the sets; of any operation if
+        ``operation`` is empty.
+
+        Raises ``NotFoundError`` with close matches.
+        """
+        spec = self.arch(arch)
+        for item in self._chosen(operation):
+            known = self._store.named(item.name, name)
+            if known is not None and item.rules.allows(known, spec):
+                return known
+        for config in self._select(operation, "", spec, ""):
+            if config.name == name:
+                return config
+        close = close_kernels(name, (config.name for config in self._select(operation, "", spec, "")))
+        raise NotFoundError(
+            f"there is no kernel of that name for {spec.id}" + (f" in the operation {operation}" if operation else ""),
+            field="name",
+            value=name,
+            rule="kernel_name",
+            fix=f"use {close}" if close else "list the kernels",
+        )
+
+    def describe(self, config: KernelConfig, arch: ArchSpec) -> Kernel:
+        try:
+            built = self._store.is_built(self._store.unit(config, arch))
+        except TilewrightError:  # no template for the arch, or no compiler here: then it is not built
+            built = False
+        return Kernel(config, str(config.key(arch.id)), arch.id, built)
+
+    def detail(self, operation: str, name: str, arch: str = "") -> KernelDetail:
+        """A kernel with its source and, if it is built here, its build log. Raises ``NotFoundError``."""
+        spec = self.arch(arch)
+        config = self.find(operation, name, arch)
+        try:
+            source = self._store.source(config, spec).text
+        except TilewrightError:
+            source = ""
+        return KernelDetail(self.describe(config, spec), source, self._log(config, spec))
+
+    def source(self, config: KernelConfig, arch: ArchSpec) -> str:
+        """The translation unit. Raises ``ConfigInvalidError`` or ``UnsupportedError``."""
+        return self._store.source(config, arch).text
+
+    def export(self, operation: str = "", kernel_set: str = "", arch: str = "", pattern: str = "") -> Mapping[str, Any]:
+        """What matches, as the registry's JSON document."""
+        spec = self.arch(arch)
+        registry = Registry("tilewright")
+        registry.register_set(self._select(operation, kernel_set, spec, pattern), spec, origin="declared")
+        return registry.to_dict()
+
+    def _log(self, config: KernelConfig, arch: ArchSpec) -> str:
+        try:
+            artifact = self._cache.get(self._store.unit(config, arch).key)
+        except TilewrightError:
+            return ""
+        if artifact is None:
+            return ""
+        try:
+            return (artifact.folder / LOG).read_text("utf-8", "replace")
+        except OSError:
+            return ""
+        finally:
+            artifact.release()
+
+    def _chosen(self, operation: str) -> Sequence[Operation[Any, Any]]:
+        """One operation, or all of them."""
+        return [self._catalogs.operation(operation)] if operation else list(self._catalogs.operations.values())
+
+    def _select(self, operation: str, kernel_set: str, arch: ArchSpec, pattern: str) -> Iterator[KernelConfig]:
+        chosen = self._chosen(operation)
+        if kernel_set and not any(kernel_set in item.kernel_sets for item in chosen):
+            raise NotFoundError(
+                "there is no kernel set of that name",
+                field="kernel_set",
+                value=kernel_set,
+                rule="kernel_set_name",
+                fix=f"use {close_names(kernel_set, known := tuple(self.kernel_sets(operation))) or ', '.join(known)}",
+            )
+        for item in chosen:
+            seen: set[KernelConfig] = set()
+            for name, kernels in item.kernel_sets.items():
+                if kernel_set and name != kernel_set:
+                    continue
+                for config in kernels.expand(arch, item.rules):
+                    if config not in seen and (not pattern or fnmatchcase(config.name, pattern)):
+                        seen.add(config)
+                        yield config

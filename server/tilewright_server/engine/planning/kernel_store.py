@@ -1,0 +1,181 @@
+"""From a configuration to a function that can be launched: generated once, built once, loaded once for each device."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tilewright_arch import ArchSpec
+from tilewright_kit.config.kernel_config import KernelConfig
+from tilewright_kit.contract.device import Device, Module
+from tilewright_kit.contract.operation import Operation
+from tilewright_kit.contract.source import SourceUnit
+from tilewright_kit.types.errors import InternalError, NotFoundError
+from tilewright_server.build.cache.artifacts import Artifact, ArtifactCache
+from tilewright_server.build.pool import Build, BuildPool
+from tilewright_server.engine.call import Call
+from tilewright_server.engine.planning.loaded_kernels import Modules, ModuleUse
+from tilewright_server.engine.planning.lru import Lru
+
+__all__ = ["KernelStore", "KernelUse", "Unit"]
+
+_UNITS = 4096
+_SOURCE_BYTES = 16 << 20
+_LOAD_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A source unit with its artifact key."""
+
+    source: SourceUnit
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class KernelUse:
+    """A loaded kernel, which stays loaded, and locked in the cache, while this object exists."""
+
+    unit: Unit
+    module: ModuleUse
+
+    def function(self, role: str) -> int:
+        """Handle of an entry point."""
+        symbol = self.unit.source.entries.get(role)
+        if symbol is None:
+            raise InternalError(
+                f"{self.unit.source.name} has no entry for the role {role}",
+                field="role",
+                value=role,
+                rule="plan_role",
+                fix="report it as a fault of the operation's plugin",
+            )
+        return self.module.function(symbol)
+
+
+class KernelStore:
+    """Kernels of all operations. Thread-safe."""
+
+    def __init__(
+        self,
+        operations: Mapping[str, Operation[Any, Any]],
+        cache: ArtifactCache,
+        pool: BuildPool,
+        max_loaded: int = 1024,
+    ) -> None:
+        """More than ``max_loaded`` kernels stay loaded only while they are in use."""
+        self._operations = operations
+        self._cache = cache
+        self._pool = pool
+        self._sources: Lru[tuple[str, KernelConfig], SourceUnit] = Lru(_UNITS, _SOURCE_BYTES)
+        self._named: Lru[tuple[str, str], KernelConfig] = Lru(_UNITS)
+        self._modules = Modules(max_loaded)
+        self._pinned: list[Artifact] = []
+        self._lock = threading.Lock()
+
+    def remember(self, configs: Iterable[KernelConfig]) -> None:
+        """Know these by name: what a plan or an explanation names can be asked for, though no set declares it."""
+        for config in configs:
+            self._named.put((config.operation, config.name), config)
+
+    def named(self, operation: str, name: str) -> KernelConfig | None:
+        """A configuration that was remembered."""
+        return self._named.get((operation, name))
+
+    def source(self, config: KernelConfig, arch: ArchSpec) -> SourceUnit:
+        """The translation unit. Raises ``ConfigInvalidError`` or ``UnsupportedError``."""
+        known = self._sources.get((arch.id, config))
+        if known is None:
+            operation = self._operations.get(config.operation)
+            if operation is None:
+                raise NotFoundError(
+                    "a stage of the plan belongs to an operation that is not loaded",
+                    field="operation",
+                    value=config.operation,
+                    rule="operation_name",
+                    fix="load the plugin that has it",
+                )
+            known = operation.generate(config, arch)
+            self._sources.put((arch.id, config), known, 2 * len(known.text))
+        return known
+
+    def unit(self, config: KernelConfig, arch: ArchSpec) -> Unit:
+        """Source and key. The key is computed anew each time: a header or the compiler may have changed."""
+        source = self.source(config, arch)
+        return Unit(source, self._pool.key(source, arch))
+
+    def is_ready(self, device: str, unit: Unit) -> bool:
+        """Whether the kernel can run without a build."""
+        return (device, unit.key) in self._modules or self._cache.contains(unit.key)
+
+    def is_built(self, unit: Unit) -> bool:
+        return self._cache.contains(unit.key)
+
+    def submit(self, unit: Unit, arch: ArchSpec, *, retry_failed: bool = False) -> Build:
+        return self._pool.submit(unit.source, arch, key=unit.key, retry_failed=retry_failed)
+
+    def obtain(self, units: Sequence[Unit], device: str, arch: ArchSpec, call: Call) -> None:
+        """Have all of ``units`` built, in parallel; the builds' time goes to ``call.build_ns``."""
+        missing = [unit for unit in units if not self.is_ready(device, unit)]
+        for build in [self.submit(unit, arch) for unit in missing]:
+            build.wait(call)
+            call.build_ns += build.build_ns
+
+    def use(self, device: Device, unit: Unit, arch: ArchSpec, call: Call) -> KernelUse:
+        """Load a kernel if need be. Raises ``DeviceError``, ``ResourceExhaustedError``, or what a rebuild raises."""
+
+        def load() -> tuple[Module, Artifact]:
+            artifact = self._artifact(unit, arch, call)
+            try:
+                return device.load(artifact.binary), artifact
+            except BaseException:
+                artifact.release()
+                raise
+
+        return KernelUse(unit, self._modules.use((device.info.id, unit.key), load))
+
+    @property
+    def loaded(self) -> int:
+        """How many kernels are loaded."""
+        return len(self._modules)
+
+    def trim(self) -> bool:
+        """Unload what is too many; True if what is in use is too many by itself."""
+        return self._modules.trim()
+
+    def drop(self, device: str) -> None:
+        """A device was lost with all that was loaded on it."""
+        self._modules.drop(device)
+
+    def pin(self, unit: SourceUnit, arch: ArchSpec) -> Path:
+        """Build a unit that is not an operation's (a device's runtime) and keep it until ``close``."""
+        return self._artifact(Unit(unit, self._pool.key(unit, arch)), arch, Call(), pin=True).binary
+
+    def _artifact(self, unit: Unit, arch: ArchSpec, call: Call, *, pin: bool = False) -> Artifact:
+        """The locked artifact. It may be damaged, or evicted between build and lock: then it is built again."""
+        for _ in range(_LOAD_ATTEMPTS):
+            artifact = self._cache.get(unit.key)
+            if artifact is not None:
+                if pin:
+                    with self._lock:
+                        self._pinned.append(artifact)
+                return artifact
+            build = self.submit(unit, arch)
+            build.wait(call)
+            call.build_ns += build.build_ns
+        raise InternalError(
+            "a kernel vanished from the cache as often as it was built",
+            rule="cache_vanished",
+            fix="try again; make sure that nothing else removes files from the cache",
+        )
+
+    def close(self) -> None:
+        """Let go of everything. Devices unload their modules when they are closed, which must be done first."""
+        self._modules.close()
+        with self._lock:
+            pinned, self._pinned = self._pinned, []
+        for artifact in pinned:
+            artifact.release()

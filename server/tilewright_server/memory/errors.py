@@ -1,0 +1,38 @@
+"""What sessions say no with, in the same words for all kinds of objects."""
+
+from __future__ import annotations
+
+from tilewright_kit.types.errors import NotFoundError, ResourceExhaustedError
+
+__all__ = ["over_quota", "unknown", "unknown_session"]
+
+
+def unknown(kind: str, item_id: int) -> NotFoundError:
+    """For ids that never were, that have ended, and that are another session's: nobody can tell which."""
+    return NotFoundError(
+        f"the session has no such {kind}",
+        field=kind,
+        value=item_id,
+        rule=f"{kind}_id",
+        fix=f"use the id of a {kind} of this session that has not been given back",
+    )
+
+
+def unknown_session() -> NotFoundError:
+    return NotFoundError(
+        "there is no such session",
+        field="session",
+        rule="session_token",
+        fix="open a session and keep its stream open for as long as it is used",
+    )
+
+
+def over_quota(what: str, limit: int, fix: str, retry_after_s: float | None = None) -> ResourceExhaustedError:
+    return ResourceExhaustedError(
+        f"no more than {limit} {what} are allowed",
+        field=what,
+        value=limit,
+        rule="quota",
+        fix=fix,
+        retry_after_s=retry_after_s,
+    )

@@ -1,0 +1,1 @@
+"""Packets, errors and socket paths that every transport of the server shares."""

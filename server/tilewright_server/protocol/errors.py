@@ -1,0 +1,56 @@
+"""Errors as messages. Knows nothing of a transport: the local socket and workers of devices send the same."""
+
+from __future__ import annotations
+
+import json
+
+from tilewright_kit.config.rules import Violation
+from tilewright_kit.types import errors as kit
+from tilewright_proto.v1 import error_pb2
+
+__all__ = ["MAX_DETAIL", "MAX_MESSAGE", "clean", "to_detail", "to_violation"]
+
+# Trailing metadata of more than 8 KiB is refused by many peers, and some count it base64-encoded.
+MAX_MESSAGE = 1000
+MAX_DETAIL = 4000
+MAX_LOG_TAIL = 2000
+
+
+def to_violation(violation: Violation) -> error_pb2.Violation:
+    return error_pb2.Violation(
+        rule=violation.rule,
+        field=violation.field,
+        value=clean(violation.value, 200),
+        reason=clean(violation.reason, 500),
+        fix={str(name): json.dumps(value, default=str) for name, value in dict(violation.fix or {}).items()},
+    )
+
+
+def to_detail(error: kit.TilewrightError, limit: int = MAX_DETAIL) -> error_pb2.ErrorDetail:
+    """The error as a message of at most about ``limit`` bytes: the log's tail is cut first, then violations go from
+    the end.
+    """
+    detail = error_pb2.ErrorDetail(
+        code=error.code,
+        message=clean(error.reason, MAX_MESSAGE),
+        field=clean(error.field, 200),
+        value=clean(error.value, 200),
+        rule=clean(error.rule, 200),
+        fix=clean(error.fix, MAX_MESSAGE),
+        log_tail=clean(error.log_tail[-MAX_LOG_TAIL:], MAX_LOG_TAIL),
+    )
+    if error.retry_after_s is not None:
+        detail.retry_after_ms = max(1, int(error.retry_after_s * 1000))
+    for violation in error.violations:
+        detail.violations.append(to_violation(violation))
+        if detail.ByteSize() > limit:
+            del detail.violations[-1]
+            break
+    return detail
+
+
+def clean(value: object, limit: int) -> str:
+    """Text of at most ``limit`` characters that is safe in a message: no lone surrogates."""
+    text = value if isinstance(value, str) else str(value)
+    text = text.encode("utf-8", "replace").decode()
+    return text if len(text) <= limit else text[: limit - 3] + "..."

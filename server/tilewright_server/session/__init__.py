@@ -1,0 +1,1 @@
+"""Sessions: what one client owns in the server, for as long as its lease."""

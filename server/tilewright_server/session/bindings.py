@@ -1,0 +1,64 @@
+"""Bindings: executions whose plan and memory were looked up and checked once, kept under an id."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tilewright_kit.types.errors import InvalidArgumentError
+from tilewright_server.devices.lifetime import is_lost
+from tilewright_server.memory.operand_binding import Binding
+from tilewright_server.session.pinned import Pinned
+
+if TYPE_CHECKING:
+    from tilewright_server.engine.engine import Prepared
+
+__all__ = ["BoundExecution", "check_in_place"]
+
+
+class BoundExecution(Pinned):
+    """One execution that is launched by id. It pins what it uses; the end of any of that ends it first."""
+
+    __slots__ = ("binding", "device_id", "entry", "objects", "on_release", "prepared", "timeout_s")
+
+    kind = "binding"
+
+    def __init__(self, binding: Binding, prepared: Prepared, timeout_s: float | None = None) -> None:
+        super().__init__(binding.nbytes)
+        self.binding = binding
+        self.device_id = binding.target.device_id
+        self.objects: tuple[Pinned, ...] = tuple(dict.fromkeys(binding.objects))
+        self.prepared = prepared
+        """What devices that serve connections themselves launch."""
+        self.entry = Binding(binding.target, binding.repeat)
+        """For batches: the same execution, that pins this instead of all that it uses."""
+        self.entry.addresses = binding.addresses
+        self.entry.objects.append(self)
+        self.timeout_s = timeout_s
+        """How long a launch may wait for the device; None: as long as it takes."""
+        self.on_release: Callable[[], None] | None = None
+        """Ends it where else it is known: in the process of its device."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its plan or its memory was on a device when that was lost: it cannot be launched any more."""
+        return self.prepared.lost or any(map(is_lost, self.binding.addresses))
+
+    def release(self) -> None:
+        """No launch of it is under way, and none will be. Idempotent."""
+        ended, self.on_release = self.on_release, None
+        if ended is not None:
+            ended()
+
+
+def check_in_place(binding: Binding) -> None:
+    """``InvalidArgumentError`` unless the device can use every operand where it lies, as often as it likes."""
+    if binding.reusable:
+        return
+    staged = next((item.slot.name for item in binding.staged), "")
+    raise InvalidArgumentError(
+        f"{staged or 'an operand'} would have to be copied for every launch: a binding takes operands in place only",
+        field=f"{staged}.location" if staged else "locations",
+        rule="binding_in_place",
+        fix="put it into a sealed region, a device region or a resident buffer of the plan's device; or use Execute",
+    )

@@ -1,0 +1,94 @@
+"""All sessions of the server, by their tokens."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from dataclasses import dataclass
+
+from tilewright_server.memory.errors import over_quota, unknown_session
+from tilewright_server.memory.regions import InodeOwners
+from tilewright_server.session.session import Limits, Session
+
+__all__ = ["Sessions", "Usage"]
+
+TOKEN_BYTES = 16
+MAX_CLIENT_NAME = 256
+
+
+@dataclass(slots=True)
+class Usage:
+    """What sessions hold, all together."""
+
+    sessions: int = 0
+    regions: int = 0
+    region_bytes: int = 0
+    buffers: int = 0
+    buffer_bytes: int = 0
+    bindings: int = 0
+    attached_connections: int = 0
+
+
+class Sessions:
+    """All sessions of the server."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self._limits = limits or Limits()
+        self._lock = threading.Lock()
+        self._sessions: dict[bytes, Session] = {}
+        self._inodes = InodeOwners()
+
+    def open(self, client_name: str, *, local: bool) -> Session:
+        """A new session under a random token; ``ResourceExhaustedError`` if there are too many."""
+        with self._lock:
+            if len(self._sessions) >= self._limits.sessions:
+                raise over_quota(
+                    "sessions", self._limits.sessions, "close clients that are no longer used", retry_after_s=1.0
+                )
+            token = secrets.token_bytes(TOKEN_BYTES)
+            session = Session(token, client_name[:MAX_CLIENT_NAME], local, self._limits, self._inodes)
+            self._sessions[token] = session
+            return session
+
+    def find(self, token: bytes) -> Session | None:
+        return self._sessions.get(token)
+
+    def get(self, token: bytes) -> Session:
+        """The session of a token; the same ``NotFoundError`` for one that never was and one that has ended."""
+        session = self._sessions.get(token)
+        if session is None:
+            raise unknown_session()
+        return session
+
+    def close(self, session: Session) -> None:
+        """End a session. Idempotent."""
+        with self._lock:
+            self._sessions.pop(session.token, None)
+        session.close()
+
+    def close_all(self, timeout: float) -> bool:
+        """End all sessions and wait until their memory is given back; False if work in flight still holds some."""
+        with self._lock:
+            sessions = list(self._sessions.values())
+            self._sessions.clear()
+        for session in sessions:
+            session.close()
+        deadline = time.monotonic() + timeout
+        released = [session.wait_released(max(0.0, deadline - time.monotonic())) for session in sessions]
+        return all(released)
+
+    def usage(self) -> Usage:
+        total = Usage()
+        with self._lock:
+            sessions = list(self._sessions.values())
+        for session in sessions:
+            regions, buffers, _ = session.objects()
+            total.sessions += 1
+            total.regions += len(regions)
+            total.region_bytes += sum(region.size for region in regions)
+            total.buffers += len(buffers)
+            total.buffer_bytes += sum(buffer.size for buffer in buffers)
+            total.bindings += len(session.bindings())
+            total.attached_connections += len(session.attachments)
+        return total

@@ -1,0 +1,1 @@
+"""Tools around the service: the command line, tuning and static analysis."""

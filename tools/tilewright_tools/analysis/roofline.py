@@ -1,0 +1,290 @@
+"""From a code object to the least time that its main loop, and a problem computed with it, can take.
+
+A bound, not a prediction: docs/analysis.md states the model and what it leaves out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tilewright_arch import ArchSpec, Rates
+from tilewright_kit.types.errors import UnsupportedError
+from tilewright_server.build.toolchains.code_object import KernelFacts, read_code_object
+from tilewright_tools.analysis.disassembly import Disassembler, Function, Instruction
+from tilewright_tools.analysis.instructions import Kind, work_of
+from tilewright_tools.analysis.loops import Loop, main_loop
+from tilewright_tools.analysis.occupancy import Occupancy, occupancy_of
+from tilewright_tools.analysis.schedule import UnknownRateError, cycles_per_iteration, rate_of
+
+__all__ = ["Analysis", "LoopCost", "Problem", "ProblemBound", "analyze", "bound_of", "cost_of", "rates_of"]
+
+
+_SCARCE = {"registers": "too few registers", "LDS": "too little LDS", "waves": "room for too few waves"}
+
+
+@dataclass(frozen=True, slots=True)
+class LoopCost:
+    """One iteration of the main loop, for one wave. Cycles are those for which it keeps a unit busy."""
+
+    counts: Mapping[str, int]
+    """Instructions by kind, as ``Kind`` names them."""
+    flops: int
+    """Of its matrix instructions, or of its multiply-adds if there are none."""
+    matrix: int
+    vector: int
+    """Of the vector unit of its SIMD; with matrix instructions where these run on it."""
+    scalar: int
+    lds: float
+    """Of the whole unit's LDS."""
+    global_: float
+    """Of the whole unit's path to L2."""
+    alone: float
+    """From one iteration to the next if the wave has its SIMD to itself: turns, latencies and waits included."""
+    matrix_mnemonics: Mapping[str, int] = field(default_factory=dict)
+
+    def cycles(self, waves_per_simd: int, waves: int) -> dict[str, float]:
+        """What an iteration of all resident waves (``waves`` on the unit) takes at the least, by what might limit."""
+        return {
+            "matrix": float(self.matrix * waves_per_simd),
+            "vector": float(self.vector * waves_per_simd),
+            "scalar": float(self.scalar * waves_per_simd),
+            "LDS": self.lds * waves,
+            "global": self.global_ * waves,
+            "wave": self.alone,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """What is known of a kernel without running it."""
+
+    kernel: KernelFacts
+    arch: ArchSpec
+    waves: int
+    """Of a workgroup."""
+    lds_bytes: int
+    occupancy: Occupancy
+    loop: Loop
+    cost: LoopCost
+    resident: int
+    """Workgroups of a unit that the figures are for."""
+    in_step: float
+    """Cycles of an iteration if all waves of the unit access LDS and memory at the same moments: not a bound but what
+    to expect of waves that barriers keep together, as far as these units go."""
+
+    @property
+    def waves_per_simd(self) -> int:
+        rates = rates_of(self.arch)
+        return -(-self.resident * self.waves // rates.simds)
+
+    @property
+    def cycles(self) -> dict[str, float]:
+        """Of an iteration of all resident waves, by what might limit it."""
+        return self.cost.cycles(self.waves_per_simd, self.resident * self.waves)
+
+    @property
+    def limit(self) -> str:
+        """What limits the main loop. Of equals the first, and the matrix unit is the first."""
+        cycles = self.cycles
+        return max(cycles, key=lambda name: cycles[name])
+
+    @property
+    def matrix_share(self) -> float:
+        """The part of the main loop's time for which the matrix units are busy, at the most: 0 to 1."""
+        cycles = self.cycles
+        return cycles["matrix"] / max(cycles.values()) if cycles["matrix"] else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A product, as launched: what workgroups there are and what each does."""
+
+    m: int
+    n: int
+    k: int
+    tile: tuple[int, int, int]
+    workgroups: int
+    """Launched. A persistent kernel's go through several tiles."""
+    slices: int
+    """Of tiles along K, all of them together: units of work that go through the main loop."""
+    k_per_slice: int
+    bytes_in: int
+    """Of A and B, each read once."""
+    bytes_out: int
+    element_bytes_out: int
+    peak_dtype: str
+    """Whose peak rate the bound is compared with."""
+    batch: int = 1
+    """Products of that size: all counts but m, n and k are of all of them."""
+    element_bytes_in: int = 0
+    """0: what ``bytes_in`` makes of it, where every element of A and B is one in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemBound:
+    """The least time of a problem, and the most operations per second."""
+
+    seconds: float
+    parts: Mapping[str, float]
+    """Seconds of the busiest unit: ``loop``, ``fill``, ``drain``; and ``memory`` of the whole device."""
+    flops_per_second: float
+    peak_flops_per_second: float
+    units_used: float
+    """Share of the units' time that tiles can fill: 1 if they divide evenly."""
+    edge: float
+    """Share of the computed tiles that lies inside the problem."""
+
+    @property
+    def share_of_peak(self) -> float:
+        return self.flops_per_second / self.peak_flops_per_second if self.peak_flops_per_second else 0.0
+
+
+def rates_of(arch: ArchSpec) -> Rates:
+    """Raises ``UnsupportedError`` for an arch without rates."""
+    if arch.rates is None:
+        raise UnsupportedError(
+            "kernels of this arch cannot be analysed: its spec states no rates",
+            field="arch",
+            value=arch.id,
+            rule="arch_rates",
+            fix="use an AMD GPU's arch, or add `rates` to the spec",
+        )
+    return arch.rates
+
+
+def cost_of(body: Sequence[Instruction], rates: Rates, lanes: int) -> LoopCost:
+    """What one iteration of a loop costs one wave. Raises ``UnknownRateError``."""
+    counts: Counter[str] = Counter()
+    mnemonics: Counter[str] = Counter()
+    flops = fused = matrix = vector = scalar = lds = memory = 0
+    for instruction in body:
+        work = work_of(instruction)
+        counts[work.kind.value] += 1
+        if work.kind is Kind.MATRIX:
+            rate = rate_of(instruction, rates)
+            mnemonics[instruction.mnemonic] += 1
+            flops += rate.flops
+            matrix += rate.cycles
+            # It is issued like a vector instruction even where a unit of its own does the work.
+            vector += rate.cycles if rates.matrix_on_vector_unit else rates.issue_cycles
+        elif work.kind is Kind.VECTOR:
+            vector += rates.slow_vector_cycles if work.slow else rates.vector_cycles
+            fused += work.lane_flops * lanes
+        elif work.kind is Kind.SCALAR:
+            scalar += rates.issue_cycles
+        lds += work.lane_bytes * lanes if work.kind is Kind.LDS or work.also_lds else 0
+        memory += work.lane_bytes * lanes if work.kind is Kind.GLOBAL else 0
+    return LoopCost(
+        counts=dict(counts),
+        flops=flops or fused,
+        matrix=matrix,
+        vector=vector,
+        scalar=scalar,
+        lds=lds / rates.lds_bytes_per_cycle,
+        global_=memory / rates.global_bytes_per_cycle,
+        alone=cycles_per_iteration(body, rates, lanes),
+        matrix_mnemonics=dict(mnemonics),
+    )
+
+
+def analyze(
+    image: bytes,
+    arch: ArchSpec,
+    *,
+    waves: int,
+    lds_bytes: int = 0,
+    name: str = "",
+    resident: int = 0,
+    disassembler: Disassembler | None = None,
+) -> Analysis:
+    """Analyse the kernel ``name`` (empty: the only one) of a code object, launched with ``waves`` waves a workgroup and
+    ``lds_bytes`` of dynamic LDS, with ``resident`` workgroups on a unit (0: as many as fit).
+
+    Raises ``ToolchainMissingError``, ``InvalidArgumentError`` for an image or a name, and ``UnsupportedError`` for an
+    arch without rates, a kernel that does not fit a unit, or one without a loop that could be its main loop.
+    """
+    rates = rates_of(arch)
+    code = read_code_object(image)
+    kernel = code.kernel(name or (code.kernels[0].name if code.kernels else ""))
+    functions = {item.name: item for item in (disassembler or Disassembler()).disassemble(image)}
+    loop = main_loop(functions.get(kernel.name, Function(kernel.name, 0, ())))
+    total = kernel.lds_bytes + lds_bytes
+    occupancy = occupancy_of(arch, rates, waves=waves, vgprs=kernel.vgprs, lds_bytes=total)
+    if loop is None:
+        raise _unsupported(kernel.name, "it has no loop that multiplies")
+    if not occupancy.workgroups:
+        raise _unsupported(kernel.name, f"a unit has {_SCARCE[occupancy.limit]} for a single workgroup of it")
+    try:
+        cost = cost_of(loop.body, rates, kernel.wave)
+    except UnknownRateError as error:
+        raise _unsupported(kernel.name, str(error)) from error
+    here = min(resident or occupancy.workgroups, occupancy.workgroups)
+    together = cycles_per_iteration(loop.body, rates, kernel.wave, here * waves)
+    in_step = max(together, *cost.cycles(-(-here * waves // rates.simds), here * waves).values())
+    return Analysis(kernel, arch, waves, total, occupancy, loop, cost, here, in_step)
+
+
+def _unsupported(name: str, why: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"{name} cannot be analysed: {why}",
+        field="name",
+        value=name,
+        rule="analysis",
+        fix="choose a kernel whose main loop multiplies matrices, and state the rates of its instructions in the spec",
+    )
+
+
+def bound_of(found: Analysis, problem: Problem) -> ProblemBound:
+    """The least time of a problem. Workgroups are dealt to units evenly, all that fit run at a time."""
+    arch, rates = found.arch, rates_of(found.arch)
+    clock = arch.throughput.clock_mhz * 1e6
+    units = arch.throughput.units
+    per_unit = math.ceil(problem.slices / units)
+    resident = max(min(found.occupancy.workgroups, math.ceil(problem.workgroups / units)), 1)
+    step = found.cost.flops * found.waves / (2 * problem.tile[0] * problem.tile[1])
+    iterations = problem.k_per_slice / step if step else 0.0
+
+    def rounds(count: int) -> float:
+        """Cycles of the main loops of ``count`` workgroups that run together on a unit."""
+        waves = count * found.waves
+        return iterations * max(found.cost.cycles(-(-waves // rates.simds), waves).values())
+
+    loop = per_unit // resident * rounds(resident) + (rounds(per_unit % resident) if per_unit % resident else 0.0)
+    # With several workgroups on a unit, all but the first can begin and end beside another's main loop.
+    exposed = per_unit if resident == 1 and problem.workgroups == problem.slices else 1
+    fill = exposed * (rates.global_latency + rates.lds_latency + _tile_bytes(problem) / rates.global_bytes_per_cycle)
+    stored = problem.tile[0] * problem.tile[1] * problem.element_bytes_out
+    drain = exposed * (stored / rates.global_bytes_per_cycle)
+    memory = (problem.bytes_in + problem.bytes_out) / max(arch.throughput.memory_bytes_per_second, 1)
+    parts = {"loop": loop / clock, "fill": fill / clock, "drain": drain / clock, "memory": memory}
+    seconds = max(parts["loop"] + parts["fill"] + parts["drain"], memory)
+    flops = 2.0 * problem.m * problem.n * problem.k * problem.batch
+    computed = math.ceil(problem.m / problem.tile[0]) * problem.tile[0] * math.ceil(problem.n / problem.tile[1])
+    return ProblemBound(
+        seconds=seconds,
+        parts=parts,
+        flops_per_second=flops / seconds,
+        peak_flops_per_second=_peak(found, problem.peak_dtype),
+        units_used=problem.slices / (per_unit * units),
+        edge=problem.m * problem.n / (computed * problem.tile[1]),
+    )
+
+
+def _peak(found: Analysis, dtype: str) -> float:
+    """Operations per second of the device for ``dtype``; or for what the kernel multiplies instead, if that is faster:
+    a type without an instruction of its own is converted.
+    """
+    arch, rates = found.arch, rates_of(found.arch)
+    used = [rates.matrix[name] for name in found.cost.matrix_mnemonics if name in rates.matrix]
+    fastest = max((rate.flops * rates.simds / rate.cycles for rate in used), default=0.0)
+    stated = arch.throughput.peak_flops(dtype) or 0.0
+    return max(stated, fastest * arch.throughput.units * arch.throughput.clock_mhz * 1e6)
+
+
+def _tile_bytes(problem: Problem) -> float:
+    """Of A and B that a workgroup needs before it can begin: one step along k of its tile."""
+    size = problem.element_bytes_in or problem.bytes_in / max((problem.m + problem.n) * problem.k, 1)
+    return (problem.tile[0] + problem.tile[1]) * problem.tile[2] * size

@@ -1,0 +1,59 @@
+"""The tree of commands. What is imported here imports nothing heavy, so that `--help` and completion stay quick."""
+
+from __future__ import annotations
+
+import typer
+
+from tilewright_tools.cli.demo import demo
+from tilewright_tools.cli.exits import EXIT_CODES_HELP
+from tilewright_tools.cli.kernels import kernels
+from tilewright_tools.cli.output import examples
+from tilewright_tools.cli.problems import bench, run
+from tilewright_tools.cli.service import arch, cache, doctor, perf, plugins, serve
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="tilewright",
+    help="Tilewright: a resident service for JIT-compiled tile kernels.",
+    epilog=examples(
+        "tilewright demo                                a tour in a minute",
+        "tilewright serve                               serve on the default Unix socket",
+        "tilewright run gemm 512 512 512 --validate     one product, checked",
+        "tilewright doctor                              what this machine has and lacks",
+    )
+    + "\n\n"
+    + EXIT_CODES_HELP,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+app.command("serve", epilog=serve.EPILOG)(serve.serve)
+app.command("demo", epilog=demo.EPILOG)(demo.demo)
+app.add_typer(run.app, name="run")
+app.add_typer(kernels.app, name="kernels")
+app.add_typer(bench.app, name="bench")
+app.add_typer(perf.app, name="perf")
+app.add_typer(cache.app, name="cache")
+app.add_typer(arch.app, name="arch")
+app.command("plugins", epilog=plugins.EPILOG)(plugins.plugins)
+app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"tilewright {version('tilewright')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: bool = typer.Option(
+        False, "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
+    ),
+) -> None:
+    """Tilewright: a resident service for JIT-compiled tile kernels."""

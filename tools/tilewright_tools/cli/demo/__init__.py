@@ -1,0 +1,1 @@
+"""The demonstration: every operation once, checked and timed."""

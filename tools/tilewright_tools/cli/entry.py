@@ -1,0 +1,51 @@
+"""Runs one command line: errors become text and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from tilewright_tools.cli.exits import Exit, exit_for
+from tilewright_tools.cli.output import note, print_error
+
+__all__ = ["run"]
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command that ``arguments`` name and return its exit code."""
+    from tilewright_tools.cli.app import app
+
+    try:
+        app(list(arguments), prog_name="tilewright")
+    except SystemExit as stop:
+        return _code(stop)
+    except KeyboardInterrupt:
+        note("interrupted")
+        return Exit.INTERRUPTED
+    except BrokenPipeError:
+        # The reader of a pipe went away: what it read was enough for it.
+        sys.stderr.close()
+        return Exit.OK
+    except Exception as error:
+        code = _stable_code(error)
+        if code is None:
+            raise
+        print_error(error)
+        return exit_for(code)
+    return Exit.OK
+
+
+def _code(stop: SystemExit) -> int:
+    if stop.code is None:
+        return Exit.OK
+    return stop.code if isinstance(stop.code, int) else Exit.FAILED
+
+
+def _stable_code(error: Exception) -> str | None:
+    """The stable code of an error meant for the user; None for a fault of the program, whose traceback then helps."""
+    code = getattr(error, "code", None)
+    if isinstance(code, str):
+        return code
+    from tilewright_arch import ArchError
+
+    return "invalid_argument" if isinstance(error, ArchError) else None

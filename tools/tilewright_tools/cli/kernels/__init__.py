@@ -1,0 +1,1 @@
+"""Commands about kernels: list, validate, build, generate, analyze."""

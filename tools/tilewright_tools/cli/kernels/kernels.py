@@ -1,0 +1,326 @@
+"""`tilewright kernels`: what there is, whether a configuration is valid, how it is built and why it is chosen."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from tilewright_tools.cli.exits import Exit
+from tilewright_tools.cli.kernels import analyze, generate
+from tilewright_tools.cli.output import (
+    examples,
+    note,
+    out,
+    print_error,
+    print_json,
+    progress,
+    table,
+    violation_line,
+)
+from tilewright_tools.cli.problems import cases, explain_attention, explain_conv
+from tilewright_tools.cli.problems.explaining import Question, explained
+
+if TYPE_CHECKING:
+    from tilewright.operations.kernels import Correction, Validation
+
+__all__ = ["app", "read_config"]
+
+app = typer.Typer(
+    help="What kernels there are, whether a configuration is valid, how it is built and why it is chosen.",
+    no_args_is_help=True,
+    epilog=examples(
+        "tilewright kernels list --name 'gemm_bf16_rcr*'",
+        "tilewright kernels explain gemm 128 4096 4096 --dtype bf16",
+        "tilewright kernels build --set default --name 'gemm_fp32_rcr*'",
+    ),
+)
+
+explain_app = typer.Typer(
+    help="Say which kernel a problem would run, what was predicted of the others, and why the rest was refused.",
+    no_args_is_help=True,
+    epilog=examples("tilewright kernels explain gemm 128 4096 4096 --dtype bf16"),
+)
+app.add_typer(explain_app, name="explain")
+
+
+@explain_app.callback()
+def explain() -> None:
+    """Say which kernel a problem would run, what was predicted of the others, and why the rest was refused."""
+
+
+_OPERATION = typer.Option("gemm", "--operation", help="Operation.")
+_ANY_OPERATION = typer.Option("", "--operation", help="Operation. Default: whichever has the kernel.")
+_ARCH = typer.Option("", "--arch", help="Architecture. Default: that of the server's device.")
+_TARGET = typer.Option("", "--target", help="Server. Default: your own if it runs, else a private one.")
+_JSON = typer.Option(False, "--json", help="Print JSON.")
+_CONFIG = typer.Argument(help="JSON: a file, the text itself, or - for standard input.")
+_NAME = typer.Option("", "--name", help="Only names that match this shell pattern.")
+_SET = typer.Option("", "--set", help="Only this kernel set.")
+
+
+@app.command(
+    "list",
+    epilog=examples(
+        "tilewright kernels list",
+        "tilewright kernels list --sets",
+        "tilewright kernels list --arch gfx942 --set fp16_rcr_essential --json",
+    ),
+)
+def list_kernels(
+    name: str = _NAME,
+    kernel_set: str = _SET,
+    arch: str = _ARCH,
+    operation: str = _OPERATION,
+    limit: int = typer.Option(0, help="At most so many; 0: all."),
+    sets: bool = typer.Option(False, "--sets", help="Print the names of the kernel sets instead."),
+    target: str = _TARGET,
+    as_json: bool = _JSON,
+) -> None:
+    """List kernels, and which of them are built."""
+    from tilewright_tools.cli.private_server import connected
+
+    with connected(target) as client:
+        if sets:
+            names = client.kernels.sets(operation)
+            print_json(names) if as_json else sys.stdout.write("".join(f"{item}\n" for item in names))
+            return
+        found = client.kernels.list(operation, kernel_set=kernel_set, arch=arch, name=name, limit=limit)
+    if as_json:
+        print_json([asdict(kernel) for kernel in found])
+        return
+    table("", ("kernel", "arch", "built"), [(item.name, item.arch, "yes" if item.built else "") for item in found])
+    note(f"{len(found)} kernels, {sum(item.built for item in found)} of them built")
+
+
+@app.command(
+    "show", epilog=examples("tilewright kernels show NAME", "tilewright kernels show NAME --source > kernel.cpp")
+)
+def show(
+    name: str = typer.Argument(help="Kernel, by name."),
+    arch: str = _ARCH,
+    operation: str = _ANY_OPERATION,
+    source: bool = typer.Option(False, "--source", help="Print its generated source alone."),
+    target: str = _TARGET,
+    as_json: bool = _JSON,
+) -> None:
+    """Show a kernel's configuration, source and build log."""
+    from tilewright_tools.cli.private_server import connected
+
+    with connected(target) as client:
+        found = client.kernels.describe(name, operation=operation, arch=arch, source=True)
+    if as_json:
+        print_json(asdict(found))
+    elif source:
+        sys.stdout.write(found.source)
+    else:
+        rows = [("name", found.kernel.name), ("arch", found.kernel.arch), ("key", found.kernel.key)]
+        rows += [("built", "yes" if found.kernel.built else "no")]
+        table("", ("field", "value"), [*rows, *((key, _plain(value)) for key, value in found.config.items())])
+        out().print(found.source, markup=False)
+        if found.log:
+            note(found.log)
+
+
+@app.command(
+    "validate",
+    epilog=examples(
+        "tilewright kernels validate config.json --arch gfx942",
+        'echo \'{"dtype_a": "fp32", "tile": [100, 64, 64]}\' | tilewright kernels validate -',
+    ),
+)
+def validate(
+    config: str = _CONFIG,
+    arch: str = _ARCH,
+    operation: str = _OPERATION,
+    target: str = _TARGET,
+    as_json: bool = _JSON,
+) -> None:
+    """Check a configuration against every rule; exit code 1 if it breaks one."""
+    from tilewright_tools.cli.private_server import connected
+
+    with connected(target) as client:
+        found = client.kernels.validate(operation, read_config(config), arch=arch)
+    if not as_json:
+        out().print(f"{'valid' if found.valid else 'invalid'}: {found.name}", markup=False)
+        for item in found.violations:
+            out().print(violation_line(item), markup=False)
+    _judged(found, as_json)
+
+
+@app.command(
+    "correct",
+    epilog=examples("tilewright kernels correct config.json", "tilewright kernels correct config.json --json"),
+)
+def correct(
+    config: str = _CONFIG,
+    arch: str = _ARCH,
+    operation: str = _OPERATION,
+    target: str = _TARGET,
+    as_json: bool = _JSON,
+) -> None:
+    """Mend a configuration by the fixes of the rules that it breaks; exit code 1 if none helps."""
+    from tilewright_tools.cli.private_server import connected
+
+    with connected(target) as client:
+        found = client.kernels.correct(operation, read_config(config), arch=arch)
+    if not as_json:
+        for done, items in (("applied", found.applied), ("remaining", found.remaining)):
+            for item in items:
+                note(done + violation_line(item).removeprefix("  -"))
+        note(f"{'valid' if found.valid else 'still invalid'}: {found.name}")
+        print_json(found.config)
+    _judged(found, as_json)
+
+
+def _judged(found: Validation | Correction, as_json: bool) -> None:
+    """End with what was found as JSON, if that is wanted, and with the exit code."""
+    if as_json:
+        print_json(asdict(found))
+    if not found.valid:
+        raise typer.Exit(Exit.FAILED)
+
+
+@app.command(
+    "build",
+    epilog=examples(
+        "tilewright kernels build NAME NAME",
+        "tilewright kernels build --name 'gemm_fp32_rcr*'",
+        "tilewright kernels build --config config.json --retry-failed",
+    ),
+)
+def build(
+    names: list[str] = typer.Argument(None, help="Kernels, by name."),
+    name: str = _NAME,
+    kernel_set: str = _SET,
+    config: str = typer.Option("", "--config", help="Build this configuration: a file, JSON text, or -."),
+    arch: str = _ARCH,
+    operation: str = _ANY_OPERATION,
+    retry_failed: bool = typer.Option(False, "--retry-failed", help="Forget cached failures and try again."),
+    target: str = _TARGET,
+    as_json: bool = _JSON,
+) -> None:
+    """Build kernels into the cache, with progress; exit code 1 if one fails."""
+    from tilewright_tools.cli.private_server import connected
+
+    if not (names or name or kernel_set or config):
+        raise typer.BadParameter("say what to build: names, --name, --set or --config")
+    with connected(target) as client, progress() as bar:
+        task = bar.add_task("building", total=None)
+        results = client.kernels.build(
+            names or (),
+            operation=operation,
+            kernel_set=kernel_set,
+            arch=arch,
+            pattern=name,
+            config=read_config(config) if config else None,
+            retry_failed=retry_failed,
+            progress=lambda event: bar.update(task, total=event.total or None, completed=event.done),
+        )
+    failed = [event for event in results if event.state == "failed"]
+    if as_json:
+        print_json(
+            [
+                {"name": event.name, "state": event.state, "seconds": event.seconds, "error": _error(event.error)}
+                for event in results
+            ]
+        )
+    else:
+        rows = [(event.name, event.state, f"{event.seconds * 1e3:.0f}") for event in results]
+        table("", ("kernel", "state", "ms"), rows, right=("ms",))
+        for event in failed:
+            if event.error is not None:
+                print_error(event.error)
+        note(f"{len(results) - len(failed)} of {len(results)} kernels are built")
+    if failed:
+        raise typer.Exit(Exit.FAILED)
+
+
+@explain_app.command(
+    "gemm",
+    epilog=examples(
+        "tilewright kernels explain gemm 1024 1024 1024",
+        "tilewright kernels explain gemm 1 4096 4096 --dtype bf16 --layout rcr --json",
+    ),
+)
+@explained(cases.arguments)
+def explain_gemm(fields: dict[str, Any]) -> Question:
+    """Say which kernel a product would run, what was predicted of the others, and why the rest was refused."""
+    return Question("gemm", dict(zip(("a", "b"), cases.Case(**fields).specs(), strict=True)))
+
+
+@app.command("export", epilog=examples("tilewright kernels export --statistics > kernels.json"))
+def export(
+    name: str = _NAME,
+    kernel_set: str = _SET,
+    arch: str = _ARCH,
+    operation: str = _OPERATION,
+    statistics: bool = typer.Option(
+        False, "--statistics", help="Add counts by element type, pipeline, layout and arch."
+    ),
+    output: Path | None = typer.Option(None, "--output", "-o", help="File to write. Default: standard output."),
+    target: str = _TARGET,
+) -> None:
+    """Write the catalog as JSON, in the seeds' schema."""
+    from tilewright_tools.cli.private_server import connected
+
+    with connected(target) as client:
+        found = client.kernels.export(operation, kernel_set=kernel_set, arch=arch, name=name, statistics=statistics)
+    if output is None:
+        print_json(found)
+    else:
+        output.write_text(json.dumps(found, indent=2) + "\n")
+        note(f"written to {output}")
+
+
+explain_app.command("conv", epilog=explain_conv.EPILOG)(explain_conv.explain_conv)
+explain_app.command("attention", epilog=explain_attention.EPILOG)(explain_attention.explain_attention)
+app.command("generate", epilog=generate.EPILOG)(generate.generate)
+app.command("analyze", epilog=analyze.EPILOG)(analyze.analyze)
+
+
+def read_config(text: str) -> dict[str, Any]:
+    """A configuration from a file, from standard input (``-``) or from the text itself."""
+    from tilewright_kit.types.errors import InvalidArgumentError
+
+    try:
+        if text == "-":
+            content = sys.stdin.read()
+        else:
+            content = text if text.lstrip().startswith("{") else Path(text).read_text()
+        record = json.loads(content)
+    except (OSError, json.JSONDecodeError) as error:
+        raise InvalidArgumentError(
+            f"the configuration cannot be read: {error}",
+            field="config",
+            value=text,
+            rule="json",
+            fix="give a JSON file, JSON text, or - for standard input",
+        ) from error
+    if not isinstance(record, dict):
+        raise InvalidArgumentError(
+            "a configuration is a JSON object",
+            field="config",
+            value=text,
+            rule="json",
+            fix='give an object of fields and values, for example {"pipeline": "compv4"}',
+        )
+    return record
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_plain(item)}" for key, item in value.items())
+    if isinstance(value, list):
+        return " x ".join(str(item) for item in value)
+    return str(value)
+
+
+def _error(error: Any) -> dict[str, Any] | None:
+    if error is None:
+        return None
+    return {"code": error.code, "message": error.message, "fix": error.fix, "log_tail": error.log_tail}

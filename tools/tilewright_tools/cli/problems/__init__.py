@@ -1,0 +1,1 @@
+"""Commands about problems: run, explain, bench."""

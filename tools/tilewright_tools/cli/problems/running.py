@@ -1,0 +1,207 @@
+"""What every command of `tilewright run` takes and does: run once, prepare a plan, time it, and look at what it wrote;
+the operation's own part says what is to be run.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tilewright_tools.cli.exits import Exit, exit_for
+from tilewright_tools.cli.options import AsJson, Device, Target, command_of, parameters_of, taken
+from tilewright_tools.cli.output import note, print_error, print_json, table
+from tilewright_tools.cli.problems import cases
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    import tilewright
+
+    Array = npt.NDArray[Any]
+
+__all__ = ["Job", "poison", "ran"]
+
+Kernel = Annotated[str, typer.Option(help="Run this kernel, by name.")]
+Strategy = Annotated[str, typer.Option(help="Way to choose a kernel: auto, measured, heuristic, first_fit.")]
+Validate = Annotated[bool, typer.Option("--validate", help="Compare with float64 NumPy; exit code 1 if it is off.")]
+Repeat = Annotated[int, typer.Option(min=1, help="Timed executions.")]
+Seed = Annotated[int, typer.Option(help="Seed of the data.")]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a command is to run."""
+
+    operation: str
+    label: str
+    """The problem for people."""
+    words: Mapping[str, Any]
+    """The problem for programs."""
+    attributes: Mapping[str, Any]
+    flops: int
+    operands: Callable[[tilewright.Client, int], dict[str, Array]]
+    """The inputs in the client's shared memory, made with a seed."""
+    check: Callable[[dict[str, Array], dict[str, Array]], cases.Check]
+    """Compares outputs with what they should be, for these inputs."""
+
+
+def _options(
+    kernel: Kernel = "",
+    strategy: Strategy = "",
+    validate: Validate = False,
+    repeat: Repeat = 20,
+    device: Device = "",
+    seed: Seed = 0,
+    target: Target = "",
+    as_json: AsJson = False,
+) -> None:
+    """The options of every command."""
+
+
+def ran(problem: Callable[..., Any]) -> Callable[[Callable[..., Job]], Callable[..., None]]:
+    """Makes a command of a function that makes a job of what ``problem`` returns and of arguments of its own. The
+    command takes what ``problem`` takes, these, and the options of every command; it exits with 1 if a result is off.
+    """
+
+    def wrap(command: Callable[..., Job]) -> Callable[..., None]:
+        first, own, shared = parameters_of(problem), parameters_of(command, 1), parameters_of(_options)
+
+        def run(given: dict[str, Any]) -> None:
+            job = command(problem(**taken(given, first)), **taken(given, own))
+            _run(job, **taken(given, shared))
+
+        return command_of(run, command, first, own, shared)
+
+    return wrap
+
+
+def _run(
+    job: Job,
+    kernel: str,
+    strategy: str,
+    validate: bool,
+    repeat: int,
+    device: str,
+    seed: int,
+    target: str,
+    as_json: bool,
+) -> None:
+    from tilewright_tools.cli.private_server import connected
+
+    chosen = {"kernel": kernel or None, "strategy": strategy or None, "device": device or None}
+
+    def recorded() -> dict[str, Any]:
+        with connected(target) as client:
+            inputs = job.operands(client, seed)
+            record, outputs = _execute(client, job.operation, inputs, job.attributes, chosen, job.flops, repeat)
+            if validate:
+                _note_check(record, job.check(inputs, outputs))
+            return record
+
+    _report({"problem": dict(job.words)}, recorded, as_json, job)
+
+
+def _execute(
+    client: tilewright.Client,
+    operation: str,
+    inputs: Mapping[str, Any],
+    attributes: Mapping[str, Any],
+    chosen: Mapping[str, Any],
+    flops: int,
+    repeat: int,
+) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Run and time an operation: the record in the seeds' words, and what the plan wrote."""
+    outputs = client.run(operation, inputs, attributes=attributes, **chosen)
+    first = client.report
+    assert first is not None, "a call that returned has a report"
+    plan = client.plan(operation, inputs, outputs, attributes, **chosen)
+    for out in outputs.values():
+        poison(out)  # what is checked is what the plan writes
+    samples = []
+    for _ in range(repeat):
+        plan(**inputs, out=outputs)
+        report = client.report
+        assert report is not None
+        samples.append(report.timing.device_ns)
+    device_ns = max(statistics.median(samples), 1)
+    record: dict[str, Any] = {
+        "kernel": first.kernels[0] if first.kernels else "",
+        "kernels": list(first.kernels),
+        "device": first.device,
+        "execution": {
+            "time_ms": device_ns / 1e6,
+            "tflops": flops / device_ns / 1e3,
+            "flops": flops,
+            "repeat": repeat,
+            "build_ms": first.timing.build_ns / 1e6,
+            "bytes_copied": first.bytes_copied,
+        },
+        "validation": None,
+        "status": "success",
+    }
+    if first.notes:
+        record["notes"] = list(first.notes)
+    return record, outputs
+
+
+def poison(out: Array) -> None:
+    """Fill an array, however it lies, with bytes that no result has."""
+    import numpy as np
+
+    out[...] = np.full(out.dtype.itemsize, 0xFF, np.uint8).view(out.dtype)[0]
+
+
+def _note_check(record: dict[str, Any], found: cases.Check) -> None:
+    record["validation"] = {
+        "accuracy": found.accuracy,
+        "max_error": found.max_error,
+        "relative_error": found.error,
+        "tolerance": found.tolerance,
+        "correct_elements": found.correct,
+        "total_elements": found.total,
+    }
+    record["status"] = "success" if found.ok else "failed"
+
+
+def _report(record: dict[str, Any], run: Callable[[], dict[str, Any]], as_json: bool, job: Job) -> None:
+    """Run, and print the record with what ``run`` adds, or the error. Exits with 1 if a result is off."""
+    try:
+        record |= run()
+    except Exception as error:
+        code = getattr(error, "code", "")
+        if not as_json or not isinstance(code, str) or not code:
+            raise
+        print_error(error)
+        record |= {"status": "error", "error": {"code": code, "message": str(error)}}
+        print_json(record)
+        raise typer.Exit(exit_for(code)) from None
+    if as_json:
+        print_json(record)
+    else:
+        _show(record, job)
+    if record["status"] != "success":
+        raise typer.Exit(Exit.FAILED)
+
+
+def _show(record: Mapping[str, Any], job: Job) -> None:
+    """The record as a table for people."""
+    execution, validation = record["execution"], record["validation"]
+    rows = [
+        ("problem", job.label),
+        ("kernel", "\n".join(record["kernels"]) or "none: nothing to compute"),
+        ("device", record["device"]),
+        ("time", f"{execution['time_ms']:.4f} ms, the median of {execution['repeat']}"),
+        ("speed", f"{execution['tflops'] * 1e3:.1f} GFLOP/s"),
+        ("build", f"{execution['build_ms']:.0f} ms" if execution["build_ms"] else "was built already"),
+        *(("note", text) for text in record.get("notes", ())),
+    ]
+    if validation:
+        error = f"relative error {validation['relative_error']:.1e} (allowed {validation['tolerance']:.1e})"
+        rows.append(("check", f"{record['status']}: {error}, {validation['accuracy']:.2f} % of elements within 2 %"))
+    table("", ("", job.operation), rows)
+    if record["status"] != "success":
+        note("the result is off")

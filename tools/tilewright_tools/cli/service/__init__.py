@@ -1,0 +1,1 @@
+"""Commands around a server: serve, doctor, cache, settings, plugins, archs, measurements."""

@@ -1,0 +1,78 @@
+"""`tilewright serve`: the server in the foreground. Its flags are the rows of the settings table."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from tilewright_server.settings import TABLE, Setting
+from tilewright_tools.cli.output import examples
+
+__all__ = ["EPILOG", "serve"]
+
+EPILOG = examples(
+    "tilewright serve",
+    "tilewright serve --listen unix:/tmp/tw.sock --listen 127.0.0.1:7070 --insecure",
+    "tilewright serve --config server.toml --device cpu:0 --log-level debug",
+    "tilewright serve --plugin cpu --plugin gemm",
+)
+
+
+def serve(**flags: Any) -> None:
+    """Run the server until SIGINT or SIGTERM, which drain it: what runs is finished, new work is refused.
+
+    Every flag is also a line of the settings file (TOML, same name with underscores) and an environment variable
+    (TILEWRIGHT_ and the name in capitals). Flags win over the environment, and that over the file.
+    """
+    from tilewright_server import settings
+    from tilewright_server.app import Application
+
+    config: Path | None = flags.pop("config", None)
+    given = {name: value for name, value in flags.items() if value not in (None, [], ())}
+    code = Application(settings.load(given, config)).run()
+    if code:
+        raise typer.Exit(code)
+
+
+def _parameter(row: Setting) -> inspect.Parameter:
+    annotation: Any
+    names = [row.flag]
+    if row.kind == "flag":
+        annotation, names = bool | None, [f"{row.flag}/--no-{row.flag[2:]}"]
+    elif row.kind in ("names", "addresses"):
+        annotation = list[str] | None
+        if row.flag.endswith("s"):
+            names.insert(0, row.flag[:-1])  # one name at a time reads better in the singular
+    else:
+        annotation = str | None
+    shown = "" if row.default in (None, "", ()) else f" Default: {_text(row.default)}."
+    # Values are checked by the settings module, which names the rule, and not twice.
+    option = typer.Option(None, *names, help=row.doc.replace("[", "\\[") + shown, metavar=row.kind.upper())
+    if row.kind == "flag":
+        option = typer.Option(None, *names, help=row.doc + shown)
+    return inspect.Parameter(row.name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=annotation)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int) and value >= 2**20 and value % 2**20 == 0:
+        return f"{value >> 20} MiB"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _signature() -> inspect.Signature:
+    config = inspect.Parameter(
+        "config",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=typer.Option(None, "--config", help="Settings file (TOML).", metavar="FILE"),
+        annotation=Path | None,
+    )
+    return inspect.Signature([config, *(_parameter(row) for row in TABLE)])
+
+
+serve.__signature__ = _signature()  # type: ignore[attr-defined]
+serve.__annotations__ = {name: parameter.annotation for name, parameter in inspect.signature(serve).parameters.items()}

@@ -1,0 +1,1 @@
+"""Problems to measure: cases, lists of shapes, configurations, peers."""

@@ -1,0 +1,316 @@
+"""Attention and its gradients: problems as rows of files, and lists of usual ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewright_kit.contract.problem import Attribute, OperationRequest
+from tilewright_kit.types.tensor import TensorDesc
+from tilewright_tools.tuning.problems.cases import (
+    NO,
+    YES,
+    Part,
+    Projection,
+    check_positive,
+    check_words,
+    read_case,
+    wrong,
+)
+
+__all__ = ["ATTENTION", "DIRECTIONS", "DTYPES", "MASKS", "AttentionCase", "AttentionFamily"]
+
+Array = npt.NDArray[Any]
+
+DIRECTIONS = {"fwd": "attention", "bwd": "attention_backward"}
+"""Names in shape files, and the operations that they mean."""
+MASKS = ("", "no", "top_left", "bottom_right")
+DTYPES = ("fp32", "fp16", "bf16", "fp8")
+_WRITTEN = re.compile(r"(\d+)x(\d+)(?:/(\d+))?x(\d+)(?:/(\d+))?x(\d+)(?:/(\d+))?(c|b)?")
+_WINDOW = re.compile(r"-?\d+,-?\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCase:
+    """o [B, Hq, Sq, Dv] = softmax(q [B, Hq, Sq, D] x k [B, Hk, Sk, D]) x v [B, Hk, Sk, Dv], or its gradients."""
+
+    family: ClassVar[str] = "attention"
+
+    batch: int
+    heads: int
+    seq_k: int
+    hdim: int
+    seq_q: int = 0
+    """0: as many as keys."""
+    heads_k: int = 0
+    """0: as many as heads of queries."""
+    hdim_v: int = 0
+    mask: str = ""
+    """``top_left`` or ``bottom_right``: what is causal, and from which corner."""
+    window: str = ""
+    """``left,right``."""
+    direction: str = "fwd"
+    dtype: str = "fp32"
+    layout: str = "bhsd"
+    """``bshd``: rows lie before heads."""
+    varlen: str = ""
+    """``yes``: sequences of different lengths, end to end."""
+    page: int = 0
+    """Tokens of a page; 0: keys and values are not in pages."""
+    lse: str = ""
+
+    def checked(self, where: str) -> AttentionCase:
+        """Itself, if its words can be read. Raises ``InvalidArgumentError``."""
+        check_positive(self, where, ("batch", "heads", "seq_k", "hdim"))
+        words = {"direction": tuple(DIRECTIONS), "mask": MASKS, "layout": ("bhsd", "bshd"), "dtype": DTYPES}
+        check_words(self, where, words | {"varlen": (*YES, *NO), "lse": (*YES, *NO)})
+        if self.window and not _WINDOW.fullmatch(self.window):
+            raise wrong(where, "window", self.window, "window is no pair of numbers", "write it as 128,0 (-1: all)")
+        if self.direction == "bwd" and self.page:
+            raise wrong(where, "page", self.page, "there are no gradients of pages", "leave page out, or use fwd")
+        return self
+
+    # ---- sizes ----
+
+    @property
+    def queries(self) -> int:
+        return self.seq_q or self.seq_k
+
+    @property
+    def kv_heads(self) -> int:
+        return self.heads_k or self.heads
+
+    @property
+    def values(self) -> int:
+        return self.hdim_v or self.hdim
+
+    @property
+    def is_varlen(self) -> bool:
+        return self.varlen.lower() in YES
+
+    # ---- what sweeps ask ----
+
+    @property
+    def operation(self) -> str:
+        return DIRECTIONS[self.direction]
+
+    @property
+    def label(self) -> str:
+        """For people: ``fwd 2x8/2x128/4096x64 bf16 top_left``."""
+        heads = f"{self.heads}/{self.kv_heads}" if self.kv_heads != self.heads else f"{self.heads}"
+        rows = f"{self.queries}/{self.seq_k}" if self.queries != self.seq_k else f"{self.seq_k}"
+        dims = f"{self.hdim}/{self.values}" if self.values != self.hdim else f"{self.hdim}"
+        parts = [self.direction, f"{self.batch}x{heads}x{rows}x{dims}", self.dtype]
+        parts += [self.mask] if self.mask not in ("", "no") else []
+        parts += [f"window {self.window}"] if self.window else []
+        parts += ["varlen"] if self.is_varlen else []
+        parts += [f"pages of {self.page}"] if self.page else []
+        return " ".join([*parts, *([self.layout] if self.layout != "bhsd" else [])])
+
+    @property
+    def flops(self) -> int:
+        """2 (D + Dv) for every query and key that it sees; of gradients two and a half times that."""
+        pairs = self.batch * self.heads * self._seen()
+        if self.direction == "bwd":
+            return 2 * pairs * (3 * self.hdim + 2 * self.values)
+        return 2 * pairs * (self.hdim + self.values)
+
+    def _seen(self) -> int:
+        """Pairs of a query and a key that it sees, of sequences as long as there is room."""
+        return int(self.seen_by_row().sum())
+
+    def seen_by_row(self) -> Array:
+        """Keys that each query sees."""
+        rows = np.arange(self.queries) + (self.seq_k - self.queries if self.mask == "bottom_right" else 0)
+        left, right = map(int, self.window.split(",")) if self.window else (-1, -1)
+        right = 0 if self.mask not in ("", "no") else right
+        first = np.clip(rows - left, 0, self.seq_k) if left >= 0 else np.zeros_like(rows)
+        last = np.clip(rows + right + 1, 0, self.seq_k) if right >= 0 else np.full_like(rows, self.seq_k)
+        seen: Array = np.maximum(last - first, 0)
+        return seen
+
+    @property
+    def depth(self) -> int:
+        return self.hdim + self.seq_k
+
+    @property
+    def roundings(self) -> int:
+        """Gradients of the scores are operands, in the type of queries and keys."""
+        return 2 if self.direction == "bwd" else 1
+
+    @property
+    def is_plain(self) -> bool:
+        """Scores are not linear in queries and keys."""
+        return False
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def tensor(self, heads: int, rows: int, columns: int, dtype: str = "") -> TensorDesc:
+        shape = (self.batch, heads, rows, columns)
+        kind = dtype or self.dtype
+        if self.is_varlen:
+            return TensorDesc.of(kind, (self.batch * rows, heads, columns))
+        if self.layout == "bhsd":
+            return TensorDesc.of(kind, shape)
+        return TensorDesc.of(kind, shape, (rows * heads * columns, columns, heads * columns, 1))
+
+    def request(self) -> OperationRequest:
+        q = self.tensor(self.heads, self.queries, self.hdim)
+        inputs, attributes = {"q": q}, self._words()
+        if self.is_varlen:
+            starts = TensorDesc.of("int32", (self.batch + 1,))
+            inputs["cu_seqlens_q"] = starts
+            attributes["max_seqlen_q"] = self.queries
+            if not self.page:
+                inputs["cu_seqlens_k"] = starts
+                attributes["max_seqlen_k"] = self.seq_k
+        if self.page:
+            pages = -(-self.seq_k // self.page)
+            for name, columns in (("k", self.hdim), ("v", self.values)):
+                inputs[name] = TensorDesc.of(self.dtype, (self.batch * pages, self.page, self.kv_heads, columns))
+            inputs["block_table"] = TensorDesc.of("int32", (self.batch, pages))
+            inputs["seqlens_k"] = TensorDesc.of("int32", (self.batch,))
+        else:
+            inputs["k"] = self.tensor(self.kv_heads, self.seq_k, self.hdim)
+            inputs["v"] = self.tensor(self.kv_heads, self.seq_k, self.values)
+        if self.direction == "bwd":
+            inputs["o"] = inputs["do"] = self.tensor(self.heads, self.queries, self.values)
+            lse = (self.heads, self.batch * self.queries) if self.is_varlen else (self.batch, self.heads, self.queries)
+            inputs["lse"] = TensorDesc.of("fp32", lse)
+        elif self.lse.lower() in YES:
+            attributes["return_lse"] = True
+        return OperationRequest(self.operation, inputs, {}, attributes)
+
+    def _words(self) -> dict[str, Attribute]:
+        found: dict[str, Attribute] = {}
+        if self.window:
+            found["window_left"], found["window_right"] = map(int, self.window.split(","))
+            if self.mask not in ("", "no"):
+                found["mask_align"] = self.mask
+                found["causal"] = True
+        elif self.mask not in ("", "no"):
+            found["mask"] = self.mask
+        return found
+
+
+NAMED: Mapping[str, Sequence[Mapping[str, Any]]] = {
+    "tiny": (
+        {"batch": 1, "heads": 2, "seq_k": 33, "hdim": 40},
+        {"batch": 2, "heads": 4, "heads_k": 2, "seq_k": 64, "seq_q": 17, "hdim": 64, "mask": "bottom_right"},
+    ),
+    "performance": tuple(
+        {"batch": batch, "heads": 8, "seq_k": rows, "hdim": hdim, "mask": mask}
+        for hdim in (64, 128)
+        for batch, rows in ((4, 256), (1, 1024), (1, 2048))
+        for mask in ("", "top_left")
+    ),
+    "decode": tuple(
+        {"batch": batch, "heads": 32, "heads_k": heads, "seq_q": 1, "seq_k": rows, "hdim": 128}
+        for heads in (32, 8)
+        for batch, rows in ((1, 4096), (1, 16384), (8, 2048))
+    ),
+}
+
+
+class AttentionFamily:
+    name = "attention"
+    operations: Sequence[str] = tuple(DIRECTIONS.values())
+    case_type: type[Any] = AttentionCase
+    required: Sequence[str] = ("batch", "heads", "seq_k", "hdim")
+    plain: Sequence[str] = ("batch", "heads", "seq_k", "hdim", "seq_q", "heads_k", "mask")
+    named: Mapping[str, Sequence[Mapping[str, Any]]] = NAMED
+    example = "2x32/8x1/4096x128b"
+
+    def parse_text(self, text: str) -> Mapping[str, Any] | None:
+        """``BxHq/HkxSq/SkxD/Dv`` with ``c`` (causal, top left) or ``b`` (bottom right) behind."""
+        written = _WRITTEN.fullmatch(text)
+        if written is None:
+            return None
+        batch, heads, heads_k, first, second, hdim, hdim_v, mask = written.groups()
+        found = {"batch": batch, "heads": heads, "heads_k": heads_k, "hdim": hdim, "hdim_v": hdim_v}
+        found |= {"seq_k": second or first, "seq_q": first if second else None}
+        found["mask"] = {"c": "top_left", "b": "bottom_right"}.get(mask or "")
+        return {name: value for name, value in found.items() if value is not None}
+
+    def from_record(
+        self, record: Mapping[str, Any], where: str, defaults: Mapping[str, Any] | None = None
+    ) -> AttentionCase:
+        case = read_case(AttentionCase, record, where, defaults, self.required).checked(where)
+        if case.is_varlen:
+            fix = "use items of one size; run attention does the others"
+            raise wrong(where, "varlen", case.varlen, "sweeps do not know sequences end to end", fix)
+        return case
+
+    def settle(self, case: AttentionCase, inputs: Mapping[str, Array], rng: np.random.Generator) -> None:
+        """Pages lie in any order. What gradients are made from belongs to no forward pass: they are a function of
+        ``o`` and ``lse`` as of the others, and weights add up to about one if rows of scores are normal.
+        """
+        if case.page:
+            table = inputs["block_table"]
+            table[...] = rng.permutation(table.size).reshape(table.shape)
+            inputs["seqlens_k"][...] = case.seq_k
+        if case.direction == "bwd":
+            seen = case.seen_by_row()
+            inputs["lse"][...] = np.where(seen > 0, np.log(np.maximum(seen, 1)) + 0.5, -np.inf)
+
+    def parts(
+        self, case: AttentionCase, inputs: Mapping[str, Array], rng: np.random.Generator, budget: int
+    ) -> list[Part]:
+        """A head of queries with the first and with the last head of keys, of one item; of gradients all that share
+        these.
+        """
+        del budget  # a head is the least that can be asked for
+        item, heads = int(rng.integers(case.batch)), sorted({0, case.kv_heads - 1})
+        if case.direction == "bwd":
+            return [part for head in heads for part in _gradients(case, inputs, item, head)]
+        return [_part(case, inputs, item, head) for head in heads]
+
+    def projection(
+        self, case: Any, inputs: Mapping[str, Array], rng: np.random.Generator, reference: Callable[..., Array]
+    ) -> Projection:
+        raise NotImplementedError("attention is not linear in its operands")
+
+    def peer_call(self, torch: Any, case: AttentionCase, operands: Mapping[str, Any]) -> Callable[[], object]:
+        from tilewright_tools.tuning.problems.families.attention_peer import peer_call
+
+        return peer_call(torch, case, operands)
+
+
+def _part(case: AttentionCase, inputs: Mapping[str, Array], item: int, head: int) -> Part:
+    """One query head of one key head: a problem of its own."""
+    own = head * (case.heads // case.kv_heads)
+    smaller = dataclasses.replace(case, batch=1, heads=1, heads_k=1, lse="", layout="bhsd")
+    picked = {"q": inputs["q"][item : item + 1, own : own + 1]}
+    if case.page:
+        pages = inputs["block_table"][item]
+        picked |= {name: inputs[name][pages][:, :, head : head + 1] for name in "kv"}
+        picked["block_table"] = np.arange(len(pages), dtype=np.int32)[None]
+        picked["seqlens_k"] = inputs["seqlens_k"][item : item + 1]
+    else:
+        picked |= {name: inputs[name][item : item + 1, head : head + 1] for name in "kv"}
+    return Part(lambda out: out[item : item + 1, own : own + 1], smaller.request(), picked, "o")
+
+
+def _gradients(case: AttentionCase, inputs: Mapping[str, Array], item: int, head: int) -> list[Part]:
+    """One key head with all its query heads."""
+    group = case.heads // case.kv_heads
+    smaller = dataclasses.replace(case, batch=1, heads=group, heads_k=1, layout="bhsd")
+    request = smaller.request()
+    mine = (slice(item, item + 1), slice(head * group, (head + 1) * group))
+    keys = (slice(item, item + 1), slice(head, head + 1))
+    picked = {name: inputs[name][keys if name in ("k", "v") else mine] for name in request.inputs}
+    places = {"dq": mine, "dk": keys, "dv": keys}
+    return [
+        Part(lambda out, place=place: out[place], request, picked, name)  # type: ignore[misc]
+        for name, place in places.items()
+    ]
+
+
+ATTENTION = AttentionFamily()

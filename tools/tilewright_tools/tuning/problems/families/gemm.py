@@ -1,0 +1,267 @@
+"""Products: C [batch, M, N] = activation(scale_a * scale_b * (A [batch, M, K] x B [batch, K, N]) + bias, D...)."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.types.tensor import TensorDesc
+from tilewright_tools.tuning.problems.cases import (
+    DTYPES,
+    NO,
+    YES,
+    Part,
+    Projection,
+    add_bias,
+    check_dtype,
+    check_positive,
+    check_words,
+    float_output,
+    read_case,
+    step_attributes,
+    wrong,
+)
+
+__all__ = ["GEMM", "LAYOUTS", "NAMED", "GemmCase"]
+
+Array = npt.NDArray[Any]
+
+LAYOUTS = ("rcr", "rrr", "crr", "ccr")
+LINES = 24
+"""Rows, and columns, of a large product that are compared element by element."""
+VECTORS = 2
+_CHUNK = 1 << 22
+_ALL = slice(None)
+_LAYERS = ((4096, 4096), (14336, 4096), (4096, 14336), (8192, 8192))
+"""(n, k) of linear layers of models with 8 and 70 thousand million weights."""
+_WRITTEN = re.compile(r"(?:(\d+)[*:])?(\d+)x(\d+)x(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class GemmCase:
+    """One product. ``batch`` 0 is a plain one."""
+
+    family: ClassVar[str] = "gemm"
+
+    m: int
+    n: int
+    k: int
+    dtype: str = "fp32"
+    """Element type of A and B; ``mixed``: fp8 and bf8."""
+    layout: str = "rcr"
+    batch: int = 0
+    out_dtype: str = ""
+    """Empty: what the operation makes of ``dtype``."""
+    bias: str = ""
+    """Element type of a row that is added; ``yes`` is the type of C, or fp32 if that is whole numbers."""
+    activation: str = ""
+    d: int = 0
+    """Number of D operands of C's shape."""
+    binary: str = ""
+    """How D operands are brought in. Empty: they are added."""
+    scale_a: str = ""
+    """``tensor`` or ``row``."""
+    scale_b: str = ""
+    """``tensor`` or ``column``."""
+    split_k: int = 0
+    fast_accumulation: str = ""
+    """``yes``: 8-bit floats may be summed with the fewer bits of the matrix unit."""
+
+    def checked(self, where: str) -> GemmCase:
+        check_positive(self, where, ("m", "n", "k"))
+        check_dtype(self, where)
+        if self.layout not in LAYOUTS:
+            reason = f"there is no layout {self.layout!r}"
+            raise wrong(where, "layout", self.layout, reason, f"use {', '.join(LAYOUTS)}")
+        allowed = {"scale_a": ("", "tensor", "row"), "scale_b": ("", "tensor", "column")}
+        for name, words in allowed.items():
+            if getattr(self, name) not in words:
+                fix = f"use {' or '.join(words[1:])}"
+                raise wrong(where, name, getattr(self, name), "there is no such scale", fix)
+        check_words(self, where, {"fast_accumulation": (*YES, *NO)})
+        return self
+
+    @property
+    def label(self) -> str:
+        """For people: ``16 of 64x64x64 fp16 rcr +bias Gelu``."""
+        size = f"{self.m}x{self.n}x{self.k}"
+        parts = [f"{self.batch} of {size}" if self.batch else size, self.dtype, self.layout]
+        parts += [f"+{name}" for name in ("bias", "d", "scale_a", "scale_b") if getattr(self, name)]
+        parts += [f"out {self.out_dtype}"] if self.out_dtype else []
+        parts += [self.activation] if self.activation else []
+        parts += ["fast"] if self.fast else []
+        return " ".join(parts)
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.m * self.n * self.k * max(self.batch, 1)
+
+    @property
+    def depth(self) -> int:
+        return self.k
+
+    @property
+    def roundings(self) -> int:
+        return 1
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether C is the product and nothing else."""
+        return not (self.bias or self.activation or self.d or self.scale_a or self.scale_b)
+
+    @property
+    def fast(self) -> bool:
+        """Whether sums of 8-bit floats may have fewer bits."""
+        return self.fast_accumulation.lower() in YES
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def request(self) -> OperationRequest:
+        """The request of this product."""
+        a_type, b_type = DTYPES[self.dtype]
+        lead = (self.batch,) if self.batch else ()
+        inputs = {
+            "a": self._matrix(a_type, self.m, self.k, self.layout[0]),
+            "b": self._matrix(b_type, self.k, self.n, self.layout[1]),
+        }
+        add_bias(self, inputs, self.n)
+        float_out = float_output(self.dtype, self.out_dtype)
+        for index in range(self.d):
+            inputs[f"d[{index}]"] = TensorDesc.of(float_out, (*lead, self.m, self.n))
+        if self.scale_a:
+            inputs["scale_a"] = TensorDesc.of("fp32", (self.m,) if self.scale_a == "row" else ())
+        if self.scale_b:
+            inputs["scale_b"] = TensorDesc.of("fp32", (self.n,) if self.scale_b == "column" else ())
+        attributes = step_attributes(self)
+        if self.fast:
+            attributes["fast_accumulation"] = True
+        return OperationRequest("gemm", inputs, {}, attributes)
+
+    def _matrix(self, dtype: str, rows: int, columns: int, letter: str) -> TensorDesc:
+        lead = (self.batch,) if self.batch else ()
+        strides = (columns, 1) if letter == "r" else (1, rows)
+        return TensorDesc.of(dtype, (*lead, rows, columns), (*((rows * columns,) if lead else ()), *strides))
+
+
+def _rows(*sizes: tuple[int, ...]) -> tuple[Mapping[str, Any], ...]:
+    return tuple(dict(zip(("m", "n", "k", "batch"), size, strict=False)) for size in sizes)
+
+
+NAMED: dict[str, tuple[Mapping[str, Any], ...]] = {
+    "tiny": _rows((16, 16, 16), (64, 48, 32), (33, 17, 65)),
+    "squares": _rows(*((size, size, size) for size in (256, 512, 1024, 2048, 4096, 8192))),
+    "decode": _rows(*((m, n, k) for m, (n, k) in product((1, 4, 16, 64), _LAYERS))),
+    "prefill": _rows(*((m, n, k) for m, (n, k) in product((128, 512, 2048, 4096), (*_LAYERS, (28672, 4096))))),
+    "skinny": _rows((8192, 64, 4096), (8192, 128, 1024), (64, 8192, 4096), (16384, 32, 2048), (4096, 1, 4096)),
+    "deep": _rows((64, 64, 16384), (128, 128, 32768), (256, 512, 16384), (512, 512, 8192)),
+    "ragged": _rows((333, 777, 1111), (1000, 1000, 1000), (127, 129, 255), (5000, 3000, 1500), (2047, 2049, 511)),
+    "batched": _rows(
+        (64, 64, 64, 64), (128, 128, 128, 32), (256, 256, 64, 16), (512, 512, 512, 8), (1024, 1024, 64, 32)
+    ),
+    "large": _rows((8192, 8192, 28672), (8192, 28672, 8192), (16384, 8192, 8192)),
+}
+"""Lists by name."""
+
+
+class GemmFamily:
+    name = "gemm"
+    operations: Sequence[str] = ("gemm",)
+    case_type: type[Any] = GemmCase
+    required: Sequence[str] = ("m", "n", "k")
+    plain: Sequence[str] = ("m", "n", "k", "batch")
+    named: Mapping[str, Sequence[Mapping[str, Any]]] = NAMED
+    example = "128x4096x4096"
+
+    def parse_text(self, text: str) -> Mapping[str, Any] | None:
+        """``128x4096x4096``, or ``16*64x64x64`` for a batch."""
+        written = _WRITTEN.fullmatch(text)
+        if written is None:
+            return None
+        batch, m, n, k = written.groups(default="0")
+        return {"m": m, "n": n, "k": k, "batch": batch}
+
+    def from_record(self, record: Mapping[str, Any], where: str, defaults: Mapping[str, Any] | None = None) -> GemmCase:
+        return read_case(GemmCase, record, where, defaults, self.required).checked(where)
+
+    def settle(self, case: Any, inputs: Mapping[str, Array], rng: np.random.Generator) -> None:
+        """All inputs are free."""
+
+    def parts(self, case: GemmCase, inputs: Mapping[str, Array], rng: np.random.Generator, budget: int) -> list[Part]:  # noqa: ARG002
+        """Some rows and some columns of C, of one product of a batch."""
+        lead = int(rng.integers(case.batch)) if case.batch else None
+        rows, columns = _some(case.m, rng), _some(case.n, rng)
+        by_row, by_column = replace(case, m=len(rows), batch=0), replace(case, n=len(columns), batch=0)
+        return [_part(by_row, inputs, lead, rows, _ALL), _part(by_column, inputs, lead, _ALL, columns)]
+
+    def projection(
+        self,
+        case: GemmCase,
+        inputs: Mapping[str, Array],
+        rng: np.random.Generator,
+        reference: Callable[..., Array],  # noqa: ARG002
+    ) -> Projection:
+        """C x = A (B x), row by row (Freivalds)."""
+        signs = rng.choice(np.array([-1.0, 1.0]), (case.n, VECTORS))
+        sums = _times(inputs["a"], _times(inputs["b"], signs))
+        return Projection(lambda out: out, signs, sums, "C x is not A (B x)")
+
+    def peer_call(self, torch: Any, case: GemmCase, operands: Mapping[str, Any]) -> Callable[[], object]:
+        """The product with its bias; other epilogues are left out, which favours the peer."""
+        a, b, bias = operands["a"], operands["b"], operands.get("bias")
+        if case.dtype == "int8":
+            return lambda: torch._int_mm(a, b)
+        if case.dtype in ("fp8", "bf8", "mixed"):
+            one = torch.ones((), device=a.device)
+            out, fast = torch.bfloat16, case.fast
+            return lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=out, use_fast_accum=fast)
+        if case.batch:
+            out_batch = torch.empty((a.shape[0], a.shape[1], b.shape[2]), dtype=a.dtype, device=a.device)
+            return lambda: torch.bmm(a, b, out=out_batch)
+        if bias is not None and bias.dtype == a.dtype:
+            return lambda: torch.addmm(bias, a, b)
+        result = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
+        return lambda: torch.mm(a, b, out=result)
+
+
+GEMM = GemmFamily()
+
+
+def _some(size: int, rng: np.random.Generator) -> Array:
+    picked = rng.choice(size, min(LINES, size), replace=False)
+    return np.unique([0, size - 1, *picked])
+
+
+def _part(case: GemmCase, inputs: Mapping[str, Array], lead: int | None, rows: Any, columns: Any) -> Part:
+    """A smaller product of the same kind."""
+    picked: dict[str, Array] = {}
+    for name, array in inputs.items():
+        here = array[lead] if lead is not None and array.ndim == 3 else array
+        if name == "a" or (name == "scale_a" and here.ndim):
+            here = here[rows]
+        elif name == "b":
+            here = here[:, columns]
+        elif name.startswith("d["):
+            here = here[rows][:, columns]
+        elif name in ("bias", "scale_b") and here.ndim:
+            here = here[columns]
+        picked[name] = here
+    return Part(lambda out: (out if lead is None else out[lead])[rows][:, columns], case.request(), picked)
+
+
+def _times(matrix: Array, vectors: Array) -> Array:
+    """``matrix @ vectors`` in float64, a few rows at a time: a copy of the whole in float64 would be large."""
+    if matrix.ndim == 3:
+        shared = vectors.ndim == 2
+        return np.stack([_times(item, vectors if shared else vectors[place]) for place, item in enumerate(matrix)])
+    step = max(1, _CHUNK // max(matrix.shape[1], 1))
+    parts = [matrix[row : row + step].astype(np.float64) @ vectors for row in range(0, matrix.shape[0], step)]
+    return np.concatenate(parts)
