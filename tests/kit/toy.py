@@ -22,7 +22,8 @@ from tilewright_kit.contract.problem import Operand, OperationRequest, Problem, 
 from tilewright_kit.contract.source import SourceUnit
 from tilewright_kit.kernel_sets.declare import ANY, KernelSet, declare
 from tilewright_kit.loading.hookspecs import hookimpl
-from tilewright_kit.tiles.cost.units import Traffic, Work, ceil_div, estimate, tile_efficiency, unit_efficiency
+from tilewright_kit.tiles.cost.units import Traffic, Work, estimate, tile_efficiency, unit_efficiency
+from tilewright_kit.types.arithmetic import ceil_div
 from tilewright_kit.types.dtypes import DType
 from tilewright_kit.types.errors import InvalidArgumentError
 from tilewright_kit.types.tensor import TensorDesc

@@ -10,7 +10,7 @@ from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.rules.judging import must_be
 from tilewright_fmha.vocabulary import Family, FmhaDType, Scheduling
 from tilewright_kit.config.rules import Violation
-from tilewright_kit.tiles.cost.units import ceil_div
+from tilewright_kit.types.arithmetic import ceil_div
 
 __all__ = [
     "DECODE_THREADS",

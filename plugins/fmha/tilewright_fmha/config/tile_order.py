@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tilewright_fmha.config.config import FmhaConfig
-from tilewright_kit.tiles.cost.units import padded
+from tilewright_kit.types.arithmetic import padded
 
 __all__ = ["category", "seeds_category", "seeds_order", "seqtune_order"]
 

@@ -12,7 +12,8 @@ from tilewright_fmha.vocabulary import BiasKind, Family
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Prediction
 from tilewright_kit.tiles.cost.cpu import BARRIER_SECONDS, CALL_SECONDS, TEAM_SECONDS, bandwidth, clock, read
-from tilewright_kit.tiles.cost.units import ceil_div, padded, unit_efficiency
+from tilewright_kit.tiles.cost.units import unit_efficiency
+from tilewright_kit.types.arithmetic import ceil_div, padded
 
 __all__ = ["predict_fmha", "visible_share"]
 

@@ -16,7 +16,8 @@ from tilewright_fmha.problem.problem import FmhaProblem
 from tilewright_fmha.vocabulary import BiasKind, Family
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Prediction
-from tilewright_kit.tiles.cost.units import ceil_div, clock_of, padded, unit_efficiency, units_of
+from tilewright_kit.tiles.cost.units import clock_of, unit_efficiency, units_of
+from tilewright_kit.types.arithmetic import ceil_div, padded
 
 __all__ = ["predict_gpu"]
 

@@ -11,7 +11,8 @@ from tilewright_fmha.problem.problem import FmhaProblem
 from tilewright_fmha.vocabulary import MaskKind, Scheduling
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Prediction
-from tilewright_kit.tiles.cost.units import ceil_div, padded, unit_efficiency, units_of
+from tilewright_kit.tiles.cost.units import unit_efficiency, units_of
+from tilewright_kit.types.arithmetic import ceil_div, padded
 
 __all__ = ["predict_few_rows", "predict_specialised"]
 

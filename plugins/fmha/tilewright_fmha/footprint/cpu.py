@@ -9,7 +9,7 @@ from __future__ import annotations
 from tilewright_arch import ArchSpec
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.problem.problem import FmhaProblem
-from tilewright_kit.tiles.cost.units import ceil_div, padded
+from tilewright_kit.types.arithmetic import ceil_div, padded
 
 __all__ = ["ALIGNMENT", "MOST_ROWS", "backward_bytes", "forward_bytes", "lanes_of"]
 

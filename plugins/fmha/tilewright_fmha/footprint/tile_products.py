@@ -8,7 +8,7 @@ from tilewright_arch import ArchSpec
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.decode import DECODE_THREADS, decodes
 from tilewright_fmha.vocabulary import Family
-from tilewright_kit.tiles.cost.units import ceil_div
+from tilewright_kit.types.arithmetic import ceil_div
 
 __all__ = ["ProductView", "products_of", "threads_of", "wave_threads"]
 

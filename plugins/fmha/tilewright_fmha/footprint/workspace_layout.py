@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright_kit.tiles.cost.units import padded
+from tilewright_kit.types.arithmetic import padded
 
 __all__ = ["Parts"]
 

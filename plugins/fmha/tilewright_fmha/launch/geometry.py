@@ -12,7 +12,7 @@ from tilewright_fmha.problem.problem import FmhaProblem
 from tilewright_fmha.vocabulary import Family
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.plan import Geometry
-from tilewright_kit.tiles.cost.units import ceil_div
+from tilewright_kit.types.arithmetic import ceil_div
 
 __all__ = ["launch_of"]
 

@@ -8,7 +8,7 @@ from tilewright_fmha.footprint.gpu import resident
 from tilewright_fmha.problem.problem import FmhaProblem
 from tilewright_fmha.vocabulary import Family
 from tilewright_kit.contract.device import DeviceInfo
-from tilewright_kit.tiles.cost.units import ceil_div
+from tilewright_kit.types.arithmetic import ceil_div
 
 __all__ = ["LEAST_BLOCKS", "adds_parts", "choose_splits", "wants_splits", "work_items"]
 

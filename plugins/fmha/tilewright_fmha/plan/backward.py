@@ -14,7 +14,7 @@ from tilewright_fmha.launch.kernel_args import args_of
 from tilewright_fmha.problem.problem import FmhaProblem
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.plan import Stage
-from tilewright_kit.tiles.cost.units import ceil_div
+from tilewright_kit.types.arithmetic import ceil_div
 
 __all__ = ["backward_parts", "choose_slices", "dbias_copies"]
 

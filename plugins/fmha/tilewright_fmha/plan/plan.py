@@ -18,7 +18,7 @@ from tilewright_fmha.problem.problem import FmhaProblem
 from tilewright_fmha.vocabulary import KV_APPEND, Family
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.plan import ExecutionPlan, Stage
-from tilewright_kit.tiles.cost.units import ceil_div
+from tilewright_kit.types.arithmetic import ceil_div
 from tilewright_kit.types.errors import UnsupportedError
 
 __all__ = ["plan_fmha"]

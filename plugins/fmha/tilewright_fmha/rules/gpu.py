@@ -20,7 +20,7 @@ from tilewright_fmha.footprint.tile_products import products_of, threads_of
 from tilewright_fmha.rules.judging import is_well_formed, must_be, replaced
 from tilewright_fmha.vocabulary import Family, FmhaDType, MaskKind, Scheduling
 from tilewright_kit.config.rules import Violation
-from tilewright_kit.tiles.cost.units import padded
+from tilewright_kit.types.arithmetic import padded
 
 __all__ = ["GPU_RULES", "forms_of", "is_async", "k0_of", "of_products", "tiles_for"]
 

@@ -18,7 +18,8 @@ from tilewright_gemm.launch.geometry import matrices
 from tilewright_gemm.problem.problem import GemmProblem
 from tilewright_gemm.vocabulary import Epilogue, Reduction
 from tilewright_kit.contract.device import DeviceInfo
-from tilewright_kit.tiles.cost.units import ceil_div, units_of
+from tilewright_kit.tiles.cost.units import units_of
+from tilewright_kit.types.arithmetic import ceil_div
 from tilewright_kit.types.dtypes import DType
 
 __all__ = [

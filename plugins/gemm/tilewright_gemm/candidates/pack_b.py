@@ -16,7 +16,7 @@ from tilewright_gemm.rules.rulebook import RULES
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Prediction
 from tilewright_kit.contract.plan import I64, Geometry, Pointer, Stage, Struct
-from tilewright_kit.tiles.cost.units import ceil_div, padded
+from tilewright_kit.types.arithmetic import ceil_div, padded
 
 __all__ = ["hip_pack_candidates", "hip_pack_stage", "predict_hip_pack"]
 

@@ -26,9 +26,9 @@ from tilewright_kit.tiles.cost.cpu import (
     read,
     tile_rate,
 )
-from tilewright_kit.tiles.cost.units import padded
 from tilewright_kit.tiles.footprint.cpu import slices
 from tilewright_kit.tiles.footprint.workgroup import lanes
+from tilewright_kit.types.arithmetic import padded
 
 __all__ = ["predict_gemm", "predict_pack_b"]
 

@@ -18,7 +18,7 @@ from tilewright_gemm.problem.problem import GemmProblem
 from tilewright_gemm.vocabulary import Epilogue, Reduction
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Prediction
-from tilewright_kit.tiles.cost.units import ceil_div, clock_of, units_of
+from tilewright_kit.tiles.cost.units import clock_of, units_of
 from tilewright_kit.tiles.footprint.workgroup import (
     consumers,
     is_specialised,
@@ -27,6 +27,7 @@ from tilewright_kit.tiles.footprint.workgroup import (
     stages_of,
     threads_of,
 )
+from tilewright_kit.types.arithmetic import ceil_div
 
 __all__ = ["busiest_of", "is_unaligned", "predict_gpu", "shapes_of", "slices_of"]
 

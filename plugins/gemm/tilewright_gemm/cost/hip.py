@@ -15,8 +15,9 @@ from tilewright_gemm.problem.problem import GemmProblem
 from tilewright_gemm.vocabulary import Epilogue
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Prediction
-from tilewright_kit.tiles.cost.units import ceil_div, clock_of, units_of
+from tilewright_kit.tiles.cost.units import clock_of, units_of
 from tilewright_kit.tiles.footprint.workgroup import registers_of, shared_bytes, size_of, threads_of
+from tilewright_kit.types.arithmetic import ceil_div
 
 __all__ = ["predict_hip", "resident_of"]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.problem.problem import Product
-from tilewright_kit.tiles.cost.units import ceil_div, padded
 from tilewright_kit.tiles.footprint.cpu import (
     ALIGNMENT,
     block_bytes,
@@ -18,6 +17,7 @@ from tilewright_kit.tiles.footprint.cpu import (
     sums_in_c,
 )
 from tilewright_kit.tiles.tiled import GROUP_BYTES
+from tilewright_kit.types.arithmetic import ceil_div, padded
 
 __all__ = ["workspace_bytes"]
 

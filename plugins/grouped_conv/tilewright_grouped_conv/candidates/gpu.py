@@ -20,7 +20,8 @@ from tilewright_grouped_conv.problem.problem import ConvProblem
 from tilewright_grouped_conv.vocabulary import Direction, Specialization, layout_of
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.tiles.choices import table_key
-from tilewright_kit.tiles.cost.units import ceil_div, units_of
+from tilewright_kit.tiles.cost.units import units_of
+from tilewright_kit.types.arithmetic import ceil_div
 from tilewright_kit.types.vocabulary import Epilogue
 
 __all__ = ["gpu_algorithms", "splits"]

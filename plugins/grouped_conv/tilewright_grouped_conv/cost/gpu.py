@@ -20,8 +20,9 @@ from tilewright_grouped_conv.strided_copy.copies import Transform
 from tilewright_grouped_conv.vocabulary import Direction, Kind
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Prediction
-from tilewright_kit.tiles.cost.units import ceil_div, clock_of, units_of
+from tilewright_kit.tiles.cost.units import clock_of, units_of
 from tilewright_kit.tiles.footprint.workgroup import registers_of, shared_bytes, size_of, threads_of
+from tilewright_kit.types.arithmetic import ceil_div
 from tilewright_kit.types.vocabulary import Epilogue
 
 __all__ = ["predict_gpu_conv"]

@@ -14,9 +14,9 @@ from tilewright_grouped_conv.footprint.direct import direct_workspace
 from tilewright_grouped_conv.problem.implicit_gemm import Phase
 from tilewright_grouped_conv.problem.problem import ConvProblem
 from tilewright_grouped_conv.vocabulary import Direction, Kind
-from tilewright_kit.tiles.cost.units import padded
 from tilewright_kit.tiles.footprint.cpu import block_bytes, slice_length, sums_in_c
 from tilewright_kit.tiles.tiled import GROUP_BYTES
+from tilewright_kit.types.arithmetic import padded
 from tilewright_kit.types.dtypes import DType
 
 __all__ = ["padded_k", "weight_split", "workspace_bytes"]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from tilewright_grouped_conv.config.config import ConvConfig
 from tilewright_grouped_conv.problem.implicit_gemm import Phase
-from tilewright_kit.tiles.cost.units import padded
+from tilewright_kit.types.arithmetic import padded
 from tilewright_kit.types.dtypes import DType
 
 __all__ = ["direct_workspace"]

@@ -6,45 +6,18 @@ fixes, declarations filter by them, and code generation refuses what they refuse
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from tilewright_arch import ArchSpec
 from tilewright_kit.config.kernel_config import KernelConfig
 from tilewright_kit.types.errors import ConfigInvalidError
+from tilewright_kit.types.violation import Violation
 
 __all__ = ["Correction", "Rule", "RuleBook", "Violation"]
 
 C = TypeVar("C", bound=KernelConfig)
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """One broken rule: which field has which value, why that cannot be, and the change that mends it.
-
-    ``fix`` is empty if no single change mends it.
-    """
-
-    rule: str
-    field: str
-    value: Any
-    reason: str
-    fix: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    @property
-    def fix_text(self) -> str:
-        return ", ".join(f"{name}={value}" for name, value in self.fix.items())
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "rule": self.rule,
-            "field": self.field,
-            "value": self.value,
-            "reason": self.reason,
-            "fix": dict(self.fix),
-        }
 
 
 Rule = Callable[[C, ArchSpec], Iterable[Violation]]

@@ -7,10 +7,9 @@ may name another session's objects, a path or an address of the server: that det
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-if TYPE_CHECKING:
-    from tilewright_kit.config.rules import Violation
+from tilewright_kit.types.violation import Violation
 
 __all__ = [
     "AccessError",

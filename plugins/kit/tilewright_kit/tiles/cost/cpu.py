@@ -7,16 +7,16 @@ shift all candidates alike.
 from __future__ import annotations
 
 from tilewright_kit.contract.device import DeviceInfo
-from tilewright_kit.tiles.cost.units import padded
+from tilewright_kit.tiles.footprint.cpu import SHARED_BYTES
 from tilewright_kit.tiles.footprint.workgroup import lanes
 from tilewright_kit.tiles.tiled import Tiled
+from tilewright_kit.types.arithmetic import padded
 
 __all__ = [
     "BARRIER_SECONDS",
     "CACHE_BANDWIDTH",
     "CALL_SECONDS",
     "PACK_SECONDS_PER_GROUP",
-    "SHARED_BYTES",
     "TEAM_SECONDS",
     "TILE_SECONDS",
     "bandwidth",
@@ -27,8 +27,6 @@ __all__ = [
     "tile_rate",
 ]
 
-SHARED_BYTES = 16 << 20
-"""``kSharedBytes``: what the team's shared packed operand may fill; a deeper K makes its tile narrower."""
 _CLOCK_HZ = 4.0e9
 _CORE_BANDWIDTH = 4.0e10
 """Bytes per second that one core draws from memory, and (below) how much of it each further core adds."""

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from tilewright_arch import ArchSpec
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Prediction
+from tilewright_kit.types.arithmetic import ceil_div, padded
 
 __all__ = [
     "Traffic",
     "Work",
-    "ceil_div",
     "clock_of",
     "estimate",
-    "padded",
     "reduction_seconds",
     "rounds",
     "tile_efficiency",
@@ -30,16 +29,6 @@ __all__ = [
 ]
 
 _CLOCK_MHZ = 1500
-
-
-def ceil_div(size: int, step: int) -> int:
-    """``ceil(size / step)`` in integers."""
-    return -(-size // step)
-
-
-def padded(size: int, step: int) -> int:
-    """``size`` rounded up to a multiple of ``step``."""
-    return ceil_div(size, step) * step
 
 
 def clock_of(arch: ArchSpec) -> float:

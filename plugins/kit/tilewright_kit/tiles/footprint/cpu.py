@@ -8,15 +8,26 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from tilewright_kit.tiles.cost.cpu import SHARED_BYTES
-from tilewright_kit.tiles.cost.units import ceil_div, padded
 from tilewright_kit.tiles.tiled import GROUP_BYTES, Tiled
+from tilewright_kit.types.arithmetic import ceil_div, padded
 from tilewright_kit.types.vocabulary import Binary
 
-__all__ = ["ALIGNMENT", "block_bytes", "packed_bytes", "packs_unsigned", "slice_length", "slices", "sums_in_c"]
+__all__ = [
+    "ALIGNMENT",
+    "SHARED_BYTES",
+    "block_bytes",
+    "packed_bytes",
+    "packs_unsigned",
+    "slice_length",
+    "slices",
+    "sums_in_c",
+]
 
 ALIGNMENT = 64
 """Every piece of scratch memory is a multiple of so many bytes: a line of a cache."""
+
+SHARED_BYTES = 16 << 20
+"""``kSharedBytes``: bytes that the packed operand of a team may fill; a deeper K makes its tile narrower."""
 
 
 class _Steps(Protocol):
