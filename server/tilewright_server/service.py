@@ -21,16 +21,17 @@ from tilewright_server.devices.contract import MemoryHandle
 from tilewright_server.engine.call import Call, Cancellation
 from tilewright_server.engine.types import Outcome, Selection
 from tilewright_server.memory.buffers import ResidentBuffer
-from tilewright_server.memory.operand_binding import Binder, Binding, Location, Place, Target
-from tilewright_server.memory.region_sources import RegionSource, register
-from tilewright_server.memory.staged_operands import OutputValue
+from tilewright_server.memory.pinned import Pinned
 from tilewright_server.memory.staging_pool import StagingPool
-from tilewright_server.memory.transfer import read_buffer, write_buffer
 from tilewright_server.session.attachments import Attachments
 from tilewright_server.session.bindings import BoundExecution, check_in_place
-from tilewright_server.session.pinned import Pinned
-from tilewright_server.session.session import AnyRegion, Session
+from tilewright_server.session.objects import AnyRegion
+from tilewright_server.session.operand_binding import Binder, Binding, Location, Place, Target
+from tilewright_server.session.region_sources import RegionSource, register
+from tilewright_server.session.session import Session
 from tilewright_server.session.sessions import Sessions
+from tilewright_server.session.staged_operands import OutputValue
+from tilewright_server.session.transfer import read_buffer, write_buffer
 
 if TYPE_CHECKING:
     from tilewright_server.engine.engine import Engine, Prepared

@@ -41,6 +41,7 @@ __all__ = [
     "SharingDevice",
     "StreamDevice",
     "WorkerSpec",
+    "shares_host_memory",
 ]
 
 WAIT, RECORD, REPLY, TIME = 1, 2, 4, 8
@@ -367,3 +368,8 @@ class ConnectedDevice(Protocol):
     def detach(self, connection: int) -> None:
         """End the connection from this side. No error if it has ended already."""
         ...
+
+
+def shares_host_memory(device: DeviceInfo) -> bool:
+    """True if addresses of the device are those of this very process."""
+    return device.kind == "cpu" and not getattr(device, "attributes", {}).get("isolated", False)

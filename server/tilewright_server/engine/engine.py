@@ -33,13 +33,13 @@ from tilewright_server.devices.cpu.topology import find_topology
 from tilewright_server.devices.registry import DeviceRegistry
 from tilewright_server.devices.worker.process import Loss
 from tilewright_server.engine.call import Call
-from tilewright_server.engine.execution.executor import Execution, Executor
-from tilewright_server.engine.execution.prepared import Prepared
+from tilewright_server.engine.execution.executor import Executor
+from tilewright_server.engine.execution.prepared import Execution, Prepared
 from tilewright_server.engine.execution.workspace_arena import Arena
+from tilewright_server.engine.kernels.catalog import KernelCatalog
+from tilewright_server.engine.kernels.names import Catalogs
+from tilewright_server.engine.kernels.store import KernelStore
 from tilewright_server.engine.planning.assembler import Assembler
-from tilewright_server.engine.planning.catalog import KernelCatalog
-from tilewright_server.engine.planning.kernel_store import KernelStore
-from tilewright_server.engine.planning.names import Catalogs
 from tilewright_server.engine.planning.planner import Planner
 from tilewright_server.engine.planning.quarantine import Quarantine
 from tilewright_server.engine.statistics import Statistics

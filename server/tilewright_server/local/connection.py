@@ -22,6 +22,7 @@ from tilewright_server.local.calls import Calls
 from tilewright_server.local.listener import check_peer
 from tilewright_server.local.seqpacket import MAX_PACKET, Wire, close_all
 from tilewright_server.memory.errors import unknown_session
+from tilewright_server.protocol.errors import as_tilewright_error
 from tilewright_server.protocol.frames import (
     HEADER,
     HEADER_BYTES,
@@ -32,7 +33,6 @@ from tilewright_server.protocol.frames import (
     malformed,
     packet,
 )
-from tilewright_server.rpc.status import as_tilewright_error
 
 if TYPE_CHECKING:
     from tilewright_server.service import Service

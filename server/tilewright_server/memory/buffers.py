@@ -6,7 +6,7 @@ from tilewright_kit.contract.device import Buffer, Device
 from tilewright_kit.types.errors import InvalidArgumentError
 from tilewright_server.devices.contract import MemoryHandle
 from tilewright_server.memory.device_regions import allocate_exportable, export
-from tilewright_server.session.pinned import Pinned
+from tilewright_server.memory.pinned import Pinned
 
 __all__ = ["ResidentBuffer"]
 

@@ -8,8 +8,8 @@ from tilewright_kit.contract.device import Buffer, Device
 from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 from tilewright_server.devices.contract import MAX_PARTS, GranularDevice, MemoryHandle, SharingDevice
 from tilewright_server.devices.errors import check_handle as check_handle_size
+from tilewright_server.memory.pinned import Pinned
 from tilewright_server.memory.shm import MAX_REGION_BYTES
-from tilewright_server.session.pinned import Pinned
 
 if TYPE_CHECKING:
     from tilewright_server.devices.registry import DeviceRegistry

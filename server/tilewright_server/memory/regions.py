@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import threading
 
+from tilewright_server.memory.pinned import Pinned
 from tilewright_server.memory.shm import Mapping, OpenedFile, not_there, read_into, view, write_from
-from tilewright_server.session.pinned import Pinned
 
 __all__ = ["InodeOwners", "Region"]
 

@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import threading
 
-from tilewright_kit.contract.device import Buffer, Device, DeviceInfo
+from tilewright_kit.contract.device import Buffer, Device
+from tilewright_server.devices.contract import shares_host_memory
 from tilewright_server.devices.lifetime import is_lost
 from tilewright_server.memory.shm import view
 
-__all__ = ["Staging", "StagingPool", "shares_host_memory"]
+__all__ = ["Staging", "StagingPool"]
 
 SMALLEST = 4096
 LARGEST_KEPT = 16 << 20
 KEPT_BYTES = 64 << 20
-
-
-def shares_host_memory(device: DeviceInfo) -> bool:
-    """True if addresses of the device are those of this very process."""
-    return device.kind == "cpu" and not getattr(device, "attributes", {}).get("isolated", False)
 
 
 class Staging:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from tilewright_proto.v1 import dispatch_pb2
 from tilewright_proto.v1 import kernels_pb2 as pb
-from tilewright_server.rpc.status import as_tilewright_error, clean, to_detail
+from tilewright_server.protocol.errors import as_tilewright_error, clean, to_detail
 from tilewright_server.session.sessions import Usage
 
 if TYPE_CHECKING:
     from tilewright_kit.loading.loader import PluginManager
     from tilewright_server.build.pool import BuildEvent
-    from tilewright_server.engine.planning.catalog import Kernel
+    from tilewright_server.engine.kernels.catalog import Kernel
     from tilewright_server.engine.statistics import OperationCounters, Snapshot
 
 __all__ = ["build_event", "statistics", "summary"]

@@ -8,8 +8,8 @@ from tilewright_kit.types.errors import InvalidArgumentError, UnsupportedError
 from tilewright_proto.v1 import memory_pb2 as pb
 from tilewright_server.devices.contract import IPC_KINDS, POOL_KINDS, MemoryHandle
 from tilewright_server.memory.buffers import ResidentBuffer
-from tilewright_server.memory.region_sources import AttachedFile, DeviceMemory, MemoryFile, PosixObject, RegionSource
-from tilewright_server.session.session import AnyRegion
+from tilewright_server.session.objects import AnyRegion
+from tilewright_server.session.region_sources import AttachedFile, DeviceMemory, MemoryFile, PosixObject, RegionSource
 
 __all__ = ["KINDS", "exported", "region_reply", "region_source"]
 

@@ -15,9 +15,9 @@ from tilewright_kit.types.tensor import MAX_RANK, TensorDesc, contiguous_strides
 from tilewright_proto.v1 import dispatch_pb2, tensor_pb2
 from tilewright_server.engine.call import Call
 from tilewright_server.engine.types import Selection
-from tilewright_server.memory.operand_binding import Location, Place
-from tilewright_server.memory.staged_operands import OutputValue
 from tilewright_server.service import RunResult
+from tilewright_server.session.operand_binding import Location, Place
+from tilewright_server.session.staged_operands import OutputValue
 
 if TYPE_CHECKING:
     from tilewright_server.engine.engine import Prepared

@@ -1,14 +1,18 @@
-"""Errors as messages. Knows nothing of a transport: the local socket and workers of devices send the same."""
+"""Errors as messages, for every transport: gRPC, the local socket and the workers of devices."""
 
 from __future__ import annotations
 
 import json
+import logging
+import secrets
 
 from tilewright_kit.config.rules import Violation
 from tilewright_kit.types import errors as kit
 from tilewright_proto.v1 import error_pb2
 
-__all__ = ["MAX_DETAIL", "MAX_MESSAGE", "clean", "to_detail", "to_violation"]
+__all__ = ["MAX_DETAIL", "MAX_MESSAGE", "as_tilewright_error", "clean", "to_detail", "to_violation"]
+
+log = logging.getLogger("tilewright.rpc")
 
 # Trailing metadata of more than 8 KiB is refused by many peers, and some count it base64-encoded.
 MAX_MESSAGE = 1000
@@ -54,3 +58,25 @@ def clean(value: object, limit: int) -> str:
     text = value if isinstance(value, str) else str(value)
     text = text.encode("utf-8", "replace").decode()
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def as_tilewright_error(error: BaseException) -> kit.TilewrightError:
+    """``error`` itself if callers may see it; else an ``InternalError`` with an id under which the log has more."""
+    if isinstance(error, kit.TilewrightError):
+        return error
+    if isinstance(error, MemoryError):
+        return kit.ResourceExhaustedError(
+            "the server has not enough memory for this",
+            rule="memory",
+            fix="send less at a time, or use a machine with more memory",
+            retry_after_s=1.0,
+        )
+    number = secrets.token_hex(8)
+    log.error("internal error %s", number, exc_info=error)
+    return kit.InternalError(
+        "the server made a mistake",
+        field="id",
+        value=number,
+        rule="internal",
+        fix="report it with the log's entry of this id",
+    )

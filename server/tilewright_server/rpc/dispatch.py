@@ -11,9 +11,9 @@ from tilewright_proto.v1 import dispatch_pb2 as pb
 from tilewright_server.engine.call import Call, Cancellation
 from tilewright_server.engine.types import Outcome
 from tilewright_server.messages import tensors as convert
+from tilewright_server.protocol.errors import as_tilewright_error, to_detail
 from tilewright_server.rpc.duplex import open_duplex
 from tilewright_server.rpc.method_handlers import Context, call_of, own_threads, parse_as, raw
-from tilewright_server.rpc.status import as_tilewright_error, to_detail
 from tilewright_server.rpc.streams import Streams
 from tilewright_server.service import Batch, Finished, Result, Service
 from tilewright_server.session.session import Session

@@ -16,8 +16,8 @@ from tilewright_server.build.pool import BuildEvent
 from tilewright_server.devices.contract import CountingDevice
 from tilewright_server.messages import tensors as convert
 from tilewright_server.messages.kernels import build_event, statistics, summary
+from tilewright_server.protocol.errors import to_violation
 from tilewright_server.rpc.method_handlers import Context, call_of, own_threads
-from tilewright_server.rpc.status import to_violation
 from tilewright_server.service import Service
 
 __all__ = ["KernelsServicer"]

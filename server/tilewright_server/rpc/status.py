@@ -1,30 +1,16 @@
-"""Errors on the wire: one table from error types to status codes, and the details that travel beside the status."""
+"""gRPC status of errors: one table from error types to codes, and the details in trailing metadata."""
 
 from __future__ import annotations
 
-import logging
-import secrets
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import grpc
 
 from tilewright_kit.types import errors as kit
-from tilewright_server.protocol.errors import MAX_MESSAGE, clean, to_detail, to_violation
+from tilewright_server.protocol.errors import MAX_MESSAGE, as_tilewright_error, clean, to_detail
 
-__all__ = [
-    "ERROR_METADATA",
-    "STATUS",
-    "abort",
-    "as_tilewright_error",
-    "clean",
-    "set_status",
-    "status_of",
-    "to_detail",
-    "to_violation",
-]
-
-log = logging.getLogger("tilewright.rpc")
+__all__ = ["ERROR_METADATA", "STATUS", "abort", "set_status", "status_of"]
 
 ERROR_METADATA = "tilewright-error-bin"
 PUSHBACK_METADATA = "grpc-retry-pushback-ms"
@@ -51,28 +37,6 @@ STATUS: Mapping[type[kit.TilewrightError], grpc.StatusCode] = {
 def status_of(error: kit.TilewrightError) -> grpc.StatusCode:
     """Status of an error, by its nearest type in the table."""
     return next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), Code.INTERNAL)
-
-
-def as_tilewright_error(error: BaseException) -> kit.TilewrightError:
-    """``error`` itself if callers may see it; else an ``InternalError`` with an id under which the log has more."""
-    if isinstance(error, kit.TilewrightError):
-        return error
-    if isinstance(error, MemoryError):
-        return kit.ResourceExhaustedError(
-            "the server has not enough memory for this",
-            rule="memory",
-            fix="send less at a time, or use a machine with more memory",
-            retry_after_s=1.0,
-        )
-    number = secrets.token_hex(8)
-    log.error("internal error %s", number, exc_info=error)
-    return kit.InternalError(
-        "the server made a mistake",
-        field="id",
-        value=number,
-        rule="internal",
-        fix="report it with the log's entry of this id",
-    )
 
 
 def set_status(context: grpc.ServicerContext, error: BaseException) -> tuple[grpc.StatusCode, str]:

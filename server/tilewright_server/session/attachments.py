@@ -20,7 +20,7 @@ from tilewright_server.session.bindings import BoundExecution
 
 if TYPE_CHECKING:
     from tilewright_server.devices.registry import DeviceRegistry
-    from tilewright_server.engine.execution.executor import Executor
+    from tilewright_server.engine.execution.prepared import PlanExecutor
     from tilewright_server.session.session import Session
 
 __all__ = ["Attachment", "Attachments"]
@@ -47,7 +47,7 @@ class Attachment:
         self._needs: dict[int, int] = {}
         """Bytes of workspace by binding, of those that need any."""
         self._claimed = 0
-        self._executor: Executor | None = None
+        self._executor: PlanExecutor | None = None
 
     def publish(self, bound: BoundExecution) -> None:
         """Raises ``ResourceExhaustedError`` as well if its workspace would go beyond the device's limit."""
@@ -77,7 +77,7 @@ class Attachment:
             self._needs.clear()
             self._shrink(0)
 
-    def _claim(self, executor: Executor, binding: int, nbytes: int) -> None:
+    def _claim(self, executor: PlanExecutor, binding: int, nbytes: int) -> None:
         """A connection has one workspace, as large as the largest that its bindings need, until none needs any."""
         with self._lock:
             if self.over:

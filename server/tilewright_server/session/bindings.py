@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from tilewright_kit.types.errors import InvalidArgumentError
 from tilewright_server.devices.lifetime import is_lost
-from tilewright_server.memory.operand_binding import Binding
-from tilewright_server.session.pinned import Pinned
+from tilewright_server.memory.pinned import Pinned
+from tilewright_server.session.operand_binding import Binding
 
 if TYPE_CHECKING:
     from tilewright_server.engine.engine import Prepared

@@ -14,27 +14,24 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sized
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from tilewright_kit.types.errors import AccessError, DeadlineError, InvalidArgumentError, TilewrightError
 from tilewright_server.memory.buffers import ResidentBuffer
 from tilewright_server.memory.device_regions import DeviceRegion
 from tilewright_server.memory.errors import over_quota, unknown, unknown_session
+from tilewright_server.memory.pinned import Pinned
 from tilewright_server.memory.regions import InodeOwners, Region
 from tilewright_server.memory.shm import OpenedFile
 from tilewright_server.session.bindings import BoundExecution
-from tilewright_server.session.pinned import Pinned
+from tilewright_server.session.objects import AnyRegion
 from tilewright_server.session.request_cache import Memo
-
-if TYPE_CHECKING:
-    from tilewright_server.session.attachments import Attachment
 
 __all__ = ["Limits", "Session"]
 
 log = logging.getLogger("tilewright.session.regions")
 
 P = TypeVar("P", bound=Pinned)
-AnyRegion = Region | DeviceRegion
 R = TypeVar("R", Region, DeviceRegion)
 _counter = itertools.count(1)
 _REMEDIES = {
@@ -66,6 +63,21 @@ class Limits:
     bindings: int = 16384
 
 
+class AttachedConnection(Protocol):
+    """A connection of the session that a device serves by itself."""
+
+    @property
+    def device_id(self) -> str: ...
+
+    def publish(self, bound: BoundExecution) -> None:
+        """Make a binding known to the device. Raises ``ResourceExhaustedError``, ``DeviceError``."""
+        ...
+
+    def withdraw(self, bound: BoundExecution) -> None:
+        """End a binding on the device; no launch of it is under way afterwards."""
+        ...
+
+
 class Session:
     """One client's regions, buffers, bindings and plans. Thread-safe.
 
@@ -89,7 +101,7 @@ class Session:
         self._buffers: dict[int, ResidentBuffer] = {}
         self._bindings: dict[int, BoundExecution] = {}
         self.attaching = threading.Lock()
-        self.attachments: set[Attachment] = set()
+        self.attachments: set[AttachedConnection] = set()
         """Connections that devices serve by themselves. Who makes bindings known to them, or ends them, holds
         ``attaching``."""
         self._watchers: set[Callable[[], None]] = set()

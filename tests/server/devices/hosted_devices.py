@@ -11,9 +11,9 @@ from typing import Any
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.types.errors import DeviceError, InvalidArgumentError
 from tilewright_server.devices.contract import RECORD, TIME, WAIT, DeviceLostError, Program
+from tilewright_server.devices.cpu.isolated import HostedCpu
 from tilewright_server.devices.cpu.runtime import Runtime
 from tilewright_server.devices.worker import clients
-from tilewright_server.devices.worker.factories import HostedCpu
 from tilewright_server.devices.worker.launches import SynchronousStream
 
 

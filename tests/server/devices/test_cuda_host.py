@@ -41,7 +41,7 @@ from tilewright_server.devices.cuda.errors import LOST, RESULTS, UNUSABLE
 from tilewright_server.devices.cuda.provider import CudaProvider
 from tilewright_server.devices.gpu import discovery
 from tilewright_server.devices.gpu import provider as gpu_provider
-from tilewright_server.devices.gpu.launch.argument_block import ProgramLayout
+from tilewright_server.devices.gpu.argument_block import ProgramLayout
 from tilewright_tools.cli.service import doctor
 
 H200: dict[str, Any] = {

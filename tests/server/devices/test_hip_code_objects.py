@@ -18,7 +18,7 @@ from tilewright_arch import from_gcn_arch_name
 from tilewright_kit.contract.plan import Geometry, TensorMap
 from tilewright_kit.contract.source import SourceUnit
 from tilewright_kit.types.errors import DeviceError, InternalError
-from tilewright_server.devices.gpu.launch.argument_block import HostBlock
+from tilewright_server.devices.gpu.argument_block import HostBlock
 from tilewright_server.devices.hip.api import HipApi
 from tilewright_server.devices.hip.driver import Driver
 from tilewright_server.devices.hip.module import MACHINES, HipFunction, check_code_object

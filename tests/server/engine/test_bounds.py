@@ -16,8 +16,8 @@ from tilewright_kit.contract.problem import OperationRequest
 from tilewright_kit.types.errors import InvalidArgumentError, ResourceExhaustedError
 from tilewright_server.engine.call import Call
 from tilewright_server.engine.engine import Engine, Prepared
-from tilewright_server.engine.planning.loaded_kernels import Modules
-from tilewright_server.engine.planning.lru import Lru
+from tilewright_server.engine.kernels.loaded import Modules
+from tilewright_server.engine.lru import Lru
 from tilewright_server.engine.statistics import MAX_KERNELS, OTHERS, Statistics
 from tilewright_server.engine.types import Selection
 

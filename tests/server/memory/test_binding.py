@@ -18,13 +18,13 @@ from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError, Til
 from tilewright_kit.types.tensor import TensorDesc
 from tilewright_server.engine.call import Call
 from tilewright_server.engine.types import Selection
-from tilewright_server.memory.operand_binding import Location, Place, Target
 from tilewright_server.memory.shm import view
 from tilewright_server.memory.staging_pool import KEPT_BYTES, StagingPool
-from tilewright_server.memory.transfer import check_range
 from tilewright_server.service import Service
+from tilewright_server.session.operand_binding import Location, Place, Target
 from tilewright_server.session.session import Session
 from tilewright_server.session.sessions import Sessions
+from tilewright_server.session.transfer import check_range
 
 TEXT = bytes(range(64))
 

@@ -30,11 +30,11 @@ from tilewright_server.engine.call import Call
 from tilewright_server.engine.types import Selection
 from tilewright_server.memory.buffers import ResidentBuffer
 from tilewright_server.memory.device_regions import exportable_bytes, plain_uuid
-from tilewright_server.memory.operand_binding import Location, Place, Target
-from tilewright_server.memory.region_sources import DeviceMemory
 from tilewright_server.messages.regions import exported
 from tilewright_server.service import Service, placed
 from tilewright_server.session.bindings import BoundExecution
+from tilewright_server.session.operand_binding import Location, Place, Target
+from tilewright_server.session.region_sources import DeviceMemory
 from tilewright_server.session.session import Limits, Session
 from tilewright_server.session.sessions import Sessions
 

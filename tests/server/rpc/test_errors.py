@@ -13,8 +13,8 @@ import pytest
 import tilewright_server
 from tilewright_kit.config.rules import Violation
 from tilewright_kit.types import errors as kit
-from tilewright_server.protocol.errors import MAX_DETAIL, to_detail
-from tilewright_server.rpc.status import ERROR_METADATA, STATUS, abort, as_tilewright_error, status_of
+from tilewright_server.protocol.errors import MAX_DETAIL, as_tilewright_error, to_detail
+from tilewright_server.rpc.status import ERROR_METADATA, STATUS, abort, status_of
 
 KINDS = [kind for _, kind in inspect.getmembers(kit, inspect.isclass) if issubclass(kind, kit.TilewrightError)]
 

@@ -10,9 +10,9 @@ from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.types.errors import DeviceError, TilewrightError
 from tilewright_server.devices.contract import DeviceHost, WorkerSpec
 from tilewright_server.devices.cpu.device import CpuDevice
+from tilewright_server.devices.cpu.isolated import CPU_FACTORY, CPU_UUID
 from tilewright_server.devices.cpu.runtime import Runtime, runtime_unit
 from tilewright_server.devices.cpu.topology import choose_arch, find_topology
-from tilewright_server.devices.worker.factories import CPU_FACTORY, CPU_UUID
 
 __all__ = ["CpuProvider"]
 

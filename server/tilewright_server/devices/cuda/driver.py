@@ -14,8 +14,8 @@ from tilewright_server.devices.cuda.graph import CudaGraph
 from tilewright_server.devices.cuda.launches import launch_config
 from tilewright_server.devices.cuda.maps import CudaMapEncoder
 from tilewright_server.devices.cuda.module import CudaImage
+from tilewright_server.devices.gpu.argument_block import HostBlock
 from tilewright_server.devices.gpu.driver import GpuDriver, GpuFunction
-from tilewright_server.devices.gpu.launch.argument_block import HostBlock
 from tilewright_server.devices.gpu.launch.stages import Stage
 
 __all__ = ["CONTAINER_FIX", "DRIVER_FIX", "INSTALL", "MIN_DRIVER", "Driver", "load_api"]

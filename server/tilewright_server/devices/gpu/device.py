@@ -15,8 +15,8 @@ from tilewright_kit.contract.device import Buffer, DeviceInfo, Launch
 from tilewright_kit.types.errors import ResourceExhaustedError, TilewrightError, UnsupportedError
 from tilewright_server.devices.contract import MemoryHandle, ProgramStage
 from tilewright_server.devices.errors import check_copy, check_size, closed, not_a_buffer, unloaded
+from tilewright_server.devices.gpu.argument_block import HostBlock
 from tilewright_server.devices.gpu.driver import GpuDriver, GpuFunction
-from tilewright_server.devices.gpu.launch.argument_block import HostBlock
 from tilewright_server.devices.gpu.launch.program import GpuProgram
 from tilewright_server.devices.gpu.launch.stages import BoundLaunch, Stage
 from tilewright_server.devices.gpu.launch.stream_state import Lane

@@ -14,11 +14,10 @@ from tilewright_kit.contract.plan import Geometry, TensorMap
 from tilewright_kit.types.errors import InternalError, TilewrightError
 from tilewright_server.devices.contract import DeviceLostError
 from tilewright_server.devices.gpu.api import Answer, GpuApi
-from tilewright_server.devices.gpu.launch.argument_block import HostBlock
-from tilewright_server.devices.gpu.launch.graph import BindingGraphs, ProgramGraph
+from tilewright_server.devices.gpu.argument_block import HostBlock
 from tilewright_server.devices.gpu.results import Results
 
-__all__ = ["GpuDriver", "GpuFunction", "Image", "MapEncoder"]
+__all__ = ["GpuDriver", "GpuFunction", "Graph", "Image", "MapEncoder"]
 
 
 class GpuFunction(Protocol):
@@ -53,6 +52,31 @@ class MapEncoder(Protocol):
 
         Raises ``InvalidArgumentError`` for a tensor that is not aligned, ``DeviceError``.
         """
+        ...
+
+
+class Graph(Protocol):
+    """The stages of a program as one launch of the driver. ``bound`` is a ``BoundLaunch`` of that program."""
+
+    @property
+    def is_usable(self) -> bool:
+        """False once the driver has rejected it."""
+        ...
+
+    def launch(self, bound: Any) -> bool:
+        """Launch with the arguments of ``bound``; False if there is no graph of it. Raises ``DeviceError``."""
+        ...
+
+    def prepare(self, bound: Any) -> None:
+        """Make the graph of ``bound`` ahead of repeated launches. Raises ``DeviceLostError``."""
+        ...
+
+    def drop(self, bound: Any) -> None:
+        """Release what is kept for ``bound``, which is not launched again."""
+        ...
+
+    def close(self) -> None:
+        """Destroy everything; what is under way ends first. Idempotent."""
         ...
 
 
@@ -95,9 +119,9 @@ class GpuDriver(ABC):
     def image(self, data: bytes) -> Image:
         """Load a binary. Raises ``ValueError``, ``DeviceError`` if it is none for this device, and its other errors."""
 
-    def graph(self, stages: Sequence[Any], stream: Any) -> ProgramGraph:
-        """For a program of several ``Stage``s."""
-        return BindingGraphs(self, stages, stream)
+    @abstractmethod
+    def graph(self, stages: Sequence[Any], stream: Any) -> Graph:
+        """The graph on a stream of a program of several ``Stage``s."""
 
     def encoder(self, tensor_map: TensorMap) -> MapEncoder:
         """Raises ``InternalError`` for a map that the device cannot use; that is every one where it has none."""

@@ -10,8 +10,10 @@ from typing import Any
 from tilewright_arch import ArchSpec
 from tilewright_kit.contract.plan import Geometry
 from tilewright_kit.types.errors import UnavailableError
+from tilewright_server.devices.gpu.argument_block import HostBlock
 from tilewright_server.devices.gpu.driver import GpuDriver
-from tilewright_server.devices.gpu.launch.argument_block import HostBlock
+from tilewright_server.devices.gpu.launch.graph import BindingGraphs
+from tilewright_server.devices.gpu.launch.stages import Stage
 from tilewright_server.devices.gpu.provider import major_version
 from tilewright_server.devices.hip.api import HipApi
 from tilewright_server.devices.hip.errors import RESULTS
@@ -120,3 +122,6 @@ class Driver(GpuDriver):
 
     def image(self, data: bytes) -> HipImage:
         return HipImage(self, data, self.arch, self.gcn_arch_name)
+
+    def graph(self, stages: Sequence[Stage], stream: Any) -> BindingGraphs:
+        return BindingGraphs(self, stages, stream)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -14,13 +15,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
+from tilewright_kit.contract.device import Device, DeviceInfo
 from tilewright_kit.types.errors import TilewrightError
-from tilewright_server.devices.contract import DeviceLostError, LockingDevice, MonitoredDevice, Program
+from tilewright_server.devices.contract import DeviceLostError, LockingDevice, MonitoredDevice, Program, WorkerSpec
 from tilewright_server.devices.worker.dispatcher import Hosted
 from tilewright_server.devices.worker.exchange.channel import COPY, FAILED, Channel, Op, Packet, pack_error
 from tilewright_server.devices.worker.exchange.serialise import info_from, spec_from
 from tilewright_server.devices.worker.exchange.shared_area import Area
-from tilewright_server.devices.worker.factories import make_device
 from tilewright_server.protocol.frames import HEADER, HEADER_BYTES, REPLY_KIND
 
 __all__ = ["EXIT_LOST", "serve"]
@@ -52,7 +53,7 @@ def _open(root: Channel, events: Channel, area: Area) -> Host | None:
         return None
     try:
         record = first.json()
-        device = make_device(info_from(record["info"]), spec_from(record["spec"]))
+        device = _make_device(info_from(record["info"]), spec_from(record["spec"]))
         if isinstance(device, LockingDevice):
             device.lock_host(area.all_slots())
     except Exception as error:
@@ -214,3 +215,10 @@ def _exit(status: int) -> NoReturn:
     with suppress(OSError, ValueError):
         sys.stderr.flush()
     os._exit(status)
+
+
+def _make_device(info: DeviceInfo, spec: WorkerSpec) -> Device:
+    """Open the device that ``spec`` describes. Raises what its factory raises."""
+    module, _, name = spec.factory.partition(":")
+    device: Device = getattr(importlib.import_module(module), name)(info, spec.options)
+    return device

@@ -20,7 +20,7 @@ from tilewright_kit.types.errors import DeviceError, InternalError, TilewrightEr
 from tilewright_server.devices.contract import DeviceLostError, MemoryHandle, Program, ProgramStage, WorkerSpec
 from tilewright_server.devices.errors import closed
 from tilewright_server.devices.lifetime import DeviceAddress
-from tilewright_server.devices.worker.exchange.bulk_copy import copy
+from tilewright_server.devices.worker.bulk_copy import copy
 from tilewright_server.devices.worker.exchange.channel import PACKET_BYTES, Op
 from tilewright_server.devices.worker.exchange.serialise import (
     geometry_record,

@@ -1,4 +1,4 @@
-"""Admission to a device: who runs now, who waits, who is turned away.
+"""Execution of prepared plans on one device, in the threads of their callers.
 
 The caller's own thread runs its launches as soon as it is admitted: handing them to another thread would cost more than
 a small kernel takes. Admission is by weight, first come, first served: the teams of all executions that run at the same
@@ -8,62 +8,30 @@ for those who wait every few milliseconds.
 
 from __future__ import annotations
 
-import threading
-import time
-from collections import deque
 from collections.abc import Sequence
 
 from tilewright_kit.contract.device import Device
-from tilewright_kit.types.errors import (
-    CancelledError,
-    DeadlineError,
-    ResourceExhaustedError,
-    TilewrightError,
-    UnavailableError,
-)
+from tilewright_kit.types.errors import CancelledError, DeadlineError, TilewrightError
 from tilewright_server.engine.call import Call
-from tilewright_server.engine.execution.prepared import Prepared
+from tilewright_server.engine.execution.admission import Admission
+from tilewright_server.engine.execution.prepared import Execution, Prepared
 from tilewright_server.engine.execution.time_slice import Slices, Turn
 from tilewright_server.engine.execution.workspace_arena import Arena
 from tilewright_server.engine.statistics import Statistics
 from tilewright_server.engine.types import Outcome
 
-__all__ = ["Execution", "Executor"]
-
-Execution = tuple[Prepared, Sequence[int], int]
-"""A plan, the addresses of its operands, and how often to run it."""
+__all__ = ["Executor"]
 
 
-class _Waiter:
-    __slots__ = ("granted", "weight", "woken")
-
-    def __init__(self, weight: int) -> None:
-        self.weight = weight
-        self.granted = False
-        self.woken = threading.Event()
-
-
-class Executor:
+class Executor(Admission):
     """Runs prepared plans on one device. Thread-safe."""
 
     def __init__(self, device: Device, lanes: int, arena: Arena, statistics: Statistics, queue_limit: int) -> None:
         """``lanes`` is the sum of the weights that may run at a time."""
+        super().__init__(device.info.id, lanes, queue_limit)
         self.device = device
-        self.lanes = lanes
         self._arena = arena
         self._statistics = statistics
-        self._limit = queue_limit
-        self._free = lanes
-        self._waiting: deque[_Waiter] = deque()
-        self._lock = threading.Lock()
-        self._idle = threading.Condition(self._lock)
-        self._draining = False
-        self._mean_ns = 100_000.0
-
-    @property
-    def queue_depth(self) -> int:
-        """Executions that wait."""
-        return len(self._waiting)
 
     @property
     def workspace_bytes(self) -> int:
@@ -112,7 +80,7 @@ class Executor:
             call.check()
             prepared.check(addresses)
             prepared.check_values(addresses)
-            if self._waiting:
+            if self.queue_depth:
                 turn.yield_to_waiters()
             if repeat > 1:
                 return self._repeat(prepared, addresses, repeat, call, turn)
@@ -141,21 +109,6 @@ class Executor:
         """The device was lost: its memory is not there any more."""
         self._arena.forget()
 
-    def refuse(self) -> None:
-        """Turn newcomers away from now on."""
-        with self._lock:
-            self._draining = True
-
-    def drain(self, deadline: float | None) -> bool:
-        """Refuse newcomers; wait until nobody runs or waits. False if the deadline (monotonic) came first."""
-        with self._lock:
-            self._draining = True
-            while self._free < self.lanes or self._waiting:
-                if deadline is not None and time.monotonic() >= deadline:
-                    return False
-                self._idle.wait(None if deadline is None else deadline - time.monotonic())
-        return True
-
     def close(self) -> None:
         self._arena.close()
 
@@ -181,88 +134,8 @@ class Executor:
         )
         device_ns = sum(times)
         # Only a hint for those who are turned away, so a lost update does not matter.
-        self._mean_ns += 0.05 * (device_ns - self._mean_ns)
+        self.mean_ns += 0.05 * (device_ns - self.mean_ns)
         return Outcome(device_ns, queue_ns, times)
-
-    # Admission, for ``Turn``
-
-    def enter(self, weight: int, call: Call) -> int:
-        """Wait for admission; returns the time spent waiting in nanoseconds."""
-        with self._lock:
-            if self._draining:
-                raise UnavailableError("the server is shutting down", rule="shutdown", fix="use another server")
-            if self._free >= weight and not self._waiting:
-                self._free -= weight
-                return 0
-            if len(self._waiting) >= self._limit:
-                raise self._full()
-            waiter = _Waiter(weight)
-            self._waiting.append(waiter)
-        return self._wait(waiter, call)
-
-    def swap(self, weight: int, call: Call) -> int:
-        """Leave, and enter again behind those who wait, as one step: work that has begun is not turned away."""
-        with self._lock:
-            if not self._waiting:
-                return 0
-            waiter = _Waiter(weight)
-            self._waiting.append(waiter)
-            self._free += weight
-            self._admit()
-        return self._wait(waiter, call)
-
-    def leave(self, weight: int) -> None:
-        with self._lock:
-            self._free += weight
-            if self._waiting or self._draining:
-                self._admit()
-
-    def _wait(self, waiter: _Waiter, call: Call) -> int:
-        begin = time.perf_counter_ns()
-        forget = call.on_cancel(waiter.woken.set)
-        try:
-            while not waiter.granted:
-                call.check()
-                waiter.woken.wait(call.remaining())
-            call.check()
-        except TilewrightError:
-            self._withdraw(waiter)
-            raise
-        finally:
-            forget()
-        return time.perf_counter_ns() - begin
-
-    def _withdraw(self, waiter: _Waiter) -> None:
-        with self._lock:
-            if waiter.granted:
-                self._free += waiter.weight
-            else:
-                self._waiting.remove(waiter)
-            self._admit()
-
-    def _admit(self) -> None:
-        """Admit from the head of the queue.
-
-        A large team at the head holds up smaller ones behind it, or it would wait for ever. Lock held.
-        """
-        while self._waiting and self._waiting[0].weight <= self._free:
-            waiter = self._waiting.popleft()
-            self._free -= waiter.weight
-            waiter.granted = True
-            waiter.woken.set()
-        if self._draining and self._free == self.lanes and not self._waiting:
-            self._idle.notify_all()
-
-    def _full(self) -> ResourceExhaustedError:
-        seconds = (len(self._waiting) + 1) * self._mean_ns * 1e-9
-        return ResourceExhaustedError(
-            f"{self._limit} executions wait for this device already",
-            field="device",
-            value=self.device.info.id,
-            rule="queue_full",
-            fix="try again later, send less at a time, or raise the server's queue limit",
-            retry_after_s=min(5.0, max(0.005, seconds)),
-        )
 
 
 def _given_up(error: DeadlineError | CancelledError, slices: Slices) -> DeadlineError | CancelledError:

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import gcd
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.plan import ExecutionPlan
 from tilewright_kit.contract.problem import Operand, Problem
-from tilewright_kit.types.errors import InvalidArgumentError
+from tilewright_kit.types.errors import InvalidArgumentError, TilewrightError
 from tilewright_server.devices.contract import Program
 from tilewright_server.devices.lifetime import Lifetime
+from tilewright_server.engine.call import Call
 from tilewright_server.engine.execution.overlap import OverlapCheck
 from tilewright_server.engine.execution.value_check import ValueCheck
+from tilewright_server.engine.kernels.store import KernelUse
 from tilewright_server.engine.statistics import KernelCounters, OperationCounters
+from tilewright_server.engine.types import Outcome
 
-if TYPE_CHECKING:
-    from tilewright_server.engine.execution.executor import Executor
-    from tilewright_server.engine.planning.kernel_store import KernelUse
-
-__all__ = ["Prepared"]
+__all__ = ["Execution", "PlanExecutor", "Prepared"]
 
 # Measured on grouped products of 1 to 1000 members.
 _BYTES = 8192
@@ -29,6 +28,24 @@ _ARGUMENT_FACTOR = 12
 """The described arguments are that much larger than the packed ones."""
 _FOREVER = Lifetime()
 """Of programs whose device cannot be lost before the server's end."""
+
+
+class PlanExecutor(Protocol):
+    """The device's executor as prepared plans name it: it runs them, and accounts for workspace in use elsewhere."""
+
+    def run(self, prepared: Prepared, addresses: Sequence[int], call: Call, repeat: int = 1) -> Outcome:
+        """Run one plan; see ``Engine.execute``."""
+        ...
+
+    def run_many(self, executions: Sequence[Execution], call: Call) -> list[Outcome | TilewrightError]:
+        """Run several with one admission; see ``Engine.execute_many``."""
+        ...
+
+    def claim_workspace(self, nbytes: int) -> None:
+        """Count bytes of workspace that the device takes by itself. Raises ``ResourceExhaustedError``."""
+        ...
+
+    def disclaim_workspace(self, nbytes: int) -> None: ...
 
 
 class Prepared:
@@ -65,7 +82,7 @@ class Prepared:
         device: DeviceInfo,
         *,
         program: Program | None,
-        executor: Executor | None,
+        executor: PlanExecutor | None,
         operation_counters: OperationCounters,
         kernel_counters: Sequence[KernelCounters] = (),
         uses: Sequence[KernelUse] = (),
@@ -162,3 +179,7 @@ class Prepared:
             rule="operand_alignment",
             fix=f"prepare with the attribute alignment={actual}, or align the tensor",
         )
+
+
+Execution = tuple[Prepared, Sequence[int], int]
+"""A plan, the addresses of its operands, and how often to run it."""

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from tilewright_server.engine.call import Call
-
-if TYPE_CHECKING:
-    from tilewright_server.engine.execution.executor import Executor
+from tilewright_server.engine.execution.admission import Admission
 
 __all__ = ["SLICE_NS", "Slices", "Turn"]
 
@@ -18,26 +15,26 @@ _GROWTH = 16
 
 
 class Turn:
-    """Admission to an executor that is given up and asked for again while others wait. Of one thread."""
+    """Admission to a device that is given up and asked for again while others wait. Of one thread."""
 
-    __slots__ = ("_call", "_executor", "_held", "_since", "_weight", "queue_ns")
+    __slots__ = ("_admission", "_call", "_held", "_since", "_weight", "queue_ns")
 
-    def __init__(self, executor: Executor, weight: int, call: Call) -> None:
+    def __init__(self, admission: Admission, weight: int, call: Call) -> None:
         """Waits for admission."""
-        self._executor = executor
+        self._admission = admission
         self._weight = weight
         self._call = call
-        self.queue_ns = executor.enter(weight, call)
+        self.queue_ns = admission.enter(weight, call)
         """Time spent waiting since it was last asked for."""
         self._held = True
         self._since = time.perf_counter_ns()
 
     def yield_to_waiters(self) -> None:
         """Let others run if this has lasted long. Raises what ends the wait; the turn is over then."""
-        if not self._executor.queue_depth or time.perf_counter_ns() - self._since < SLICE_NS:
+        if not self._admission.queue_depth or time.perf_counter_ns() - self._since < SLICE_NS:
             return
         self._held = False
-        self.queue_ns += self._executor.swap(self._weight, self._call)
+        self.queue_ns += self._admission.swap(self._weight, self._call)
         self._held = True
         self._since = time.perf_counter_ns()
 
@@ -49,7 +46,7 @@ class Turn:
     def end(self) -> None:
         if self._held:
             self._held = False
-            self._executor.leave(self._weight)
+            self._admission.leave(self._weight)
 
 
 class Slices:

@@ -17,7 +17,7 @@ from tilewright_kit.contract.operation import Operation
 from tilewright_kit.contract.plan import ExecutionPlan
 from tilewright_kit.contract.problem import Problem, Role
 from tilewright_kit.types.tensor import TensorDesc
-from tilewright_server.memory.staging_pool import shares_host_memory
+from tilewright_server.devices.contract import shares_host_memory
 
 __all__ = ["ValueCheck", "value_check"]
 

@@ -17,7 +17,7 @@ from tilewright_server.engine.call import Call
 from tilewright_server.engine.execution.executor import Executor
 from tilewright_server.engine.execution.prepared import Prepared
 from tilewright_server.engine.execution.value_check import ValueCheck
-from tilewright_server.engine.planning.kernel_store import KernelStore, Unit
+from tilewright_server.engine.kernels.store import KernelStore, Unit
 from tilewright_server.engine.planning.quarantine import Quarantine
 from tilewright_server.engine.statistics import Statistics
 

@@ -15,7 +15,7 @@ from tilewright_kit.contract.problem import Problem
 from tilewright_kit.selection.strategies import Ranked, Strategy
 from tilewright_server.engine.call import Call
 from tilewright_server.engine.execution.prepared import Prepared
-from tilewright_server.engine.planning.kernel_store import Unit
+from tilewright_server.engine.kernels.store import Unit
 
 __all__ = ["OPERAND_BYTES", "Choice", "Entry", "Question"]
 

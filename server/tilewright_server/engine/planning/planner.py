@@ -22,10 +22,10 @@ from tilewright_server.engine.call import Call
 from tilewright_server.engine.delayed_worker import Later
 from tilewright_server.engine.execution.prepared import Prepared
 from tilewright_server.engine.execution.value_check import value_check
+from tilewright_server.engine.kernels.names import Catalogs
+from tilewright_server.engine.kernels.store import KernelStore
+from tilewright_server.engine.lru import Lru
 from tilewright_server.engine.planning.assembler import Assembler
-from tilewright_server.engine.planning.kernel_store import KernelStore
-from tilewright_server.engine.planning.lru import Lru
-from tilewright_server.engine.planning.names import Catalogs
 from tilewright_server.engine.planning.plan_cache_entry import OPERAND_BYTES, Choice, Entry, Question
 from tilewright_server.engine.planning.quarantine import Quarantine, refusal
 from tilewright_server.engine.statistics import Statistics

@@ -180,8 +180,8 @@ def resident_kib(pid: int) -> int:
 
 
 def describe_and_open(runtime: str) -> WorkerDevice:
+    from tilewright_server.devices.cpu.isolated import CPU_FACTORY
     from tilewright_server.devices.cpu.provider import CpuProvider
-    from tilewright_server.devices.worker.factories import CPU_FACTORY
 
     (info,) = CpuProvider().discover()
     return WorkerDevice(info, WorkerSpec(CPU_FACTORY, {"runtime": runtime}))

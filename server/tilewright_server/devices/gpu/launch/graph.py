@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilewright_kit.types.errors import DeviceError, InternalError, ResourceExhaustedError
 from tilewright_server.devices.contract import DeviceLostError
-
-if TYPE_CHECKING:
-    from tilewright_server.devices.gpu.driver import GpuDriver
-    from tilewright_server.devices.gpu.launch.stages import BoundLaunch, Stage
+from tilewright_server.devices.gpu.driver import GpuDriver
+from tilewright_server.devices.gpu.launch.stages import BoundLaunch, Stage
 
 __all__ = ["BindingGraphs", "CapturedGraph", "ProgramGraph"]
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilewright_kit.types.errors import DeviceError, ResourceExhaustedError
 from tilewright_server.devices.contract import ProgramStage
-from tilewright_server.devices.gpu.driver import GpuDriver, GpuFunction
-from tilewright_server.devices.gpu.launch.argument_block import ProgramLayout
-from tilewright_server.devices.gpu.launch.graph import ProgramGraph
+from tilewright_server.devices.gpu.argument_block import ProgramLayout
+from tilewright_server.devices.gpu.driver import GpuDriver, GpuFunction, Graph
 from tilewright_server.devices.gpu.launch.stages import BoundLaunch, Stage
-
-if TYPE_CHECKING:
-    from tilewright_server.devices.gpu.launch.stream_state import Lane, Prepared
+from tilewright_server.devices.gpu.launch.stream_state import Lane, Prepared
 
 __all__ = ["GpuProgram"]
 
@@ -63,7 +60,7 @@ class GpuProgram:
         finally:
             self._give_back(lane)
 
-    def graph(self, stream: Any) -> ProgramGraph | None:
+    def graph(self, stream: Any) -> Graph | None:
         """A graph for a stream; None for one stage, which would gain nothing."""
         return self._driver.graph(self.stages, stream) if len(self.stages) > 1 else None
 

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilewright_kit.contract.plan import Geometry
-from tilewright_server.devices.gpu.driver import GpuDriver, GpuFunction
-from tilewright_server.devices.gpu.launch.argument_block import HostBlock
-from tilewright_server.devices.gpu.launch.graph import ProgramGraph
+from tilewright_server.devices.gpu.argument_block import HostBlock
+from tilewright_server.devices.gpu.driver import GpuDriver, GpuFunction, Graph
 
 __all__ = ["BoundLaunch", "Stage"]
 
@@ -43,7 +42,7 @@ class BoundLaunch:
         block: HostBlock,
         roots: Sequence[int],
         *,
-        graph: ProgramGraph | None = None,
+        graph: Graph | None = None,
         free: Callable[[], None] | None = None,
     ) -> None:
         """``roots`` are the offsets of the stages' roots in ``block``; ``free`` gives back what lies on the device."""

@@ -7,17 +7,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from tilewright_server.devices.gpu.driver import GpuDriver
-from tilewright_server.devices.gpu.launch.graph import ProgramGraph
+from tilewright_server.devices.gpu.driver import GpuDriver, Graph
+from tilewright_server.devices.gpu.launch.stages import BoundLaunch, Stage
 from tilewright_server.devices.gpu.memory.pool import Memory
 
-if TYPE_CHECKING:
-    from tilewright_server.devices.gpu.launch.program import GpuProgram
-    from tilewright_server.devices.gpu.launch.stages import BoundLaunch, Stage
-
-__all__ = ["Lane", "Prepared"]
+__all__ = ["BindableProgram", "Lane", "Prepared"]
 
 _LEAST_COUNTERS = 64 << 10
 
@@ -27,10 +23,32 @@ class Prepared:
 
     __slots__ = ("bounds", "configs", "graph")
 
-    def __init__(self, configs: Sequence[Any], graph: ProgramGraph | None) -> None:
+    def __init__(self, configs: Sequence[Any], graph: Graph | None) -> None:
         self.configs = configs
         self.graph = graph
         self.bounds: dict[tuple[tuple[int, ...], int], BoundLaunch] = {}
+
+
+class BindableProgram(Protocol):
+    """A program as a lane sees it: stages that it binds to addresses."""
+
+    @property
+    def counter_bytes(self) -> int:
+        """Bytes of zeroed counters that its launches need."""
+        ...
+
+    @property
+    def stages(self) -> tuple[Stage, ...]: ...
+
+    def graph(self, stream: Any) -> Graph | None:
+        """A graph for a stream; None if it would gain nothing."""
+        ...
+
+    def bind(
+        self, lane: Lane, prepared: Prepared, addresses: tuple[int, ...], workspace: int, counters: int
+    ) -> BoundLaunch:
+        """Everything for launches on ``lane`` with these addresses, each of an operand."""
+        ...
 
 
 class Lane:
@@ -39,7 +57,7 @@ class Lane:
     def __init__(self, driver: GpuDriver, memory: Memory, limit: int, closed: Callable[[Lane], None]) -> None:
         self.driver = driver
         self.stream = driver.check(driver.api.new_stream(), "a stream")
-        self._dropped: deque[GpuProgram] = deque()
+        self._dropped: deque[BindableProgram] = deque()
         self.changes = object()
         """Another one since ``bound`` may answer otherwise for what it was asked before."""
         self.host_synchronisations = 0
@@ -49,15 +67,15 @@ class Lane:
         self._memory = memory
         self._limit = limit
         self._on_close = closed
-        self._prepared: dict[GpuProgram, Prepared] = {}
+        self._prepared: dict[BindableProgram, Prepared] = {}
         self._counters: list[tuple[int, int]] = []
         self._events: list[Any] = []
         self._closed = False
 
     # Programs
 
-    def bound(self, program: GpuProgram, addresses: tuple[int, ...], workspace: int) -> BoundLaunch:
-        """The program's launches with these addresses: found, or made. Raises what ``GpuProgram.bind`` does."""
+    def bound(self, program: BindableProgram, addresses: tuple[int, ...], workspace: int) -> BoundLaunch:
+        """The program's launches with these addresses: found, or made. Raises what ``BindableProgram.bind`` does."""
         if self._dropped:
             self._forget()
         prepared = self._prepared.get(program)
@@ -72,7 +90,7 @@ class Lane:
             prepared.bounds[(addresses, workspace)] = bound
         return bound
 
-    def drop(self, program: GpuProgram) -> None:
+    def drop(self, program: BindableProgram) -> None:
         """From any thread: nobody will launch it any more. What it holds here goes with the lane's next launch."""
         if program in self._prepared:
             self._dropped.append(program)
@@ -82,7 +100,7 @@ class Lane:
         """A launch configuration of a stage for this stream."""
         return stage.config(self.driver, self.stream)
 
-    def _prepare(self, program: GpuProgram) -> Prepared:
+    def _prepare(self, program: BindableProgram) -> Prepared:
         configs = tuple(self.config(stage) for stage in program.stages)
         prepared = self._prepared[program] = Prepared(configs, program.graph(self.stream))
         return prepared

@@ -5,21 +5,19 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from tilewright_kit.contract.problem import Operand
 from tilewright_kit.types.errors import NotFoundError
 from tilewright_kit.types.tensor import TensorDesc, contiguous_strides
 from tilewright_server.memory.buffers import ResidentBuffer
 from tilewright_server.memory.regions import Region
 from tilewright_server.memory.staging_pool import Staging, StagingPool
+from tilewright_server.session.objects import OwnedObjects
 
-if TYPE_CHECKING:
-    from tilewright_server.memory.operand_binding import Slot
-    from tilewright_server.session.session import Session
-
-__all__ = ["OutputValue", "Staged", "StagedAllocation", "StagedInline", "StagedRegion", "StagedReturn"]
+__all__ = ["OperandSlot", "OutputValue", "Staged", "StagedAllocation", "StagedInline", "StagedRegion", "StagedReturn"]
 
 _BY_SIZE: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
@@ -34,12 +32,27 @@ class OutputValue:
     buffer: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class OperandSlot:
+    """Facts about one operand of a plan that binding needs: index, role, size and alignment in bytes."""
+
+    index: int
+    operand: Operand
+    is_output: bool
+    nbytes: int
+    alignment: int
+
+    @property
+    def name(self) -> str:
+        return self.operand.name
+
+
 class Staged(ABC):
     """One operand. ``address`` is valid from ``begin`` to ``discard``."""
 
     __slots__ = ("_staging", "pool", "slot")
 
-    def __init__(self, slot: Slot, pool: StagingPool) -> None:
+    def __init__(self, slot: OperandSlot, pool: StagingPool) -> None:
         self.slot = slot
         self.pool = pool
         self._staging: Staging | None = None
@@ -83,7 +96,7 @@ class StagedInline(Staged):
 
     __slots__ = ("_data",)
 
-    def __init__(self, slot: Slot, pool: StagingPool, data: bytes) -> None:
+    def __init__(self, slot: OperandSlot, pool: StagingPool, data: bytes) -> None:
         super().__init__(slot, pool)
         self._data = data
 
@@ -100,7 +113,7 @@ class StagedRegion(Staged):
 
     __slots__ = ("_offset", "_region")
 
-    def __init__(self, slot: Slot, pool: StagingPool, region: Region, offset: int) -> None:
+    def __init__(self, slot: OperandSlot, pool: StagingPool, region: Region, offset: int) -> None:
         super().__init__(slot, pool)
         self._region = region
         self._offset = offset
@@ -165,7 +178,7 @@ class StagedAllocation(Staged):
 
     __slots__ = ("_buffer", "_session")
 
-    def __init__(self, slot: Slot, pool: StagingPool, session: Session) -> None:
+    def __init__(self, slot: OperandSlot, pool: StagingPool, session: OwnedObjects) -> None:
         super().__init__(slot, pool)
         self._session = session
         self._buffer: ResidentBuffer | None = None

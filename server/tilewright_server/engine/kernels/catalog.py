@@ -13,8 +13,8 @@ from tilewright_kit.contract.operation import Operation
 from tilewright_kit.kernel_sets.registry import Registry
 from tilewright_kit.types.errors import NotFoundError, TilewrightError
 from tilewright_server.build.cache.artifacts import LOG, ArtifactCache
-from tilewright_server.engine.planning.kernel_store import KernelStore
-from tilewright_server.engine.planning.names import Catalogs, close_kernels, close_names
+from tilewright_server.engine.kernels.names import Catalogs, close_kernels, close_names
+from tilewright_server.engine.kernels.store import KernelStore
 
 __all__ = ["Kernel", "KernelCatalog", "KernelDetail"]
 

@@ -17,8 +17,8 @@ from tilewright_kit.types.errors import InternalError, NotFoundError
 from tilewright_server.build.cache.artifacts import Artifact, ArtifactCache
 from tilewright_server.build.pool import Build, BuildPool
 from tilewright_server.engine.call import Call
-from tilewright_server.engine.planning.loaded_kernels import Modules, ModuleUse
-from tilewright_server.engine.planning.lru import Lru
+from tilewright_server.engine.kernels.loaded import Modules, ModuleUse
+from tilewright_server.engine.lru import Lru
 
 __all__ = ["KernelStore", "KernelUse", "Unit"]
 

@@ -10,7 +10,8 @@ from tilewright_kit.types.errors import InvalidArgumentError, UnsupportedError
 from tilewright_server.devices.contract import MemoryHandle
 from tilewright_server.memory.device_regions import DeviceRegion, check_handle, device_of_uuid
 from tilewright_server.memory.shm import OpenedFile, open_attached, open_memfd, open_posix
-from tilewright_server.session.session import AnyRegion, Session
+from tilewright_server.session.objects import AnyRegion
+from tilewright_server.session.session import Session
 
 if TYPE_CHECKING:
     from tilewright_server.devices.registry import DeviceRegistry

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from tilewright_kit.contract.problem import Operand, Role
+from tilewright_kit.contract.problem import Role
 from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError
-from tilewright_server.devices.contract import DeviceLostError
+from tilewright_server.devices.contract import DeviceLostError, shares_host_memory
 from tilewright_server.devices.lifetime import is_lost
 from tilewright_server.memory.device_regions import DeviceRegion
 from tilewright_server.memory.errors import unknown_session
-from tilewright_server.memory.staged_operands import (
+from tilewright_server.memory.pinned import Pinned
+from tilewright_server.memory.staging_pool import StagingPool
+from tilewright_server.session.objects import OwnedObjects
+from tilewright_server.session.staged_operands import (
+    OperandSlot,
     OutputValue,
     Staged,
     StagedAllocation,
@@ -27,15 +30,12 @@ from tilewright_server.memory.staged_operands import (
     StagedRegion,
     StagedReturn,
 )
-from tilewright_server.memory.staging_pool import StagingPool, shares_host_memory
-from tilewright_server.session.pinned import Pinned
 
 if TYPE_CHECKING:
     from tilewright_server.engine.engine import Prepared
     from tilewright_server.memory.buffers import ResidentBuffer
-    from tilewright_server.session.session import Session
 
-__all__ = ["Binder", "Binding", "Location", "Place", "Slot", "Target"]
+__all__ = ["Binder", "Binding", "Location", "Place", "Target"]
 
 
 _SLOT_BYTES = 150
@@ -63,21 +63,6 @@ class Location(NamedTuple):
     data: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """What must be known of one operand to bind it, worked out once per plan."""
-
-    index: int
-    operand: Operand
-    is_output: bool
-    nbytes: int
-    alignment: int
-
-    @property
-    def name(self) -> str:
-        return self.operand.name
-
-
 class Target:
     """A prepared plan with the slots of its operands."""
 
@@ -88,7 +73,7 @@ class Target:
         self.device_id: str = prepared.device.id
         self.on_host = shares_host_memory(prepared.device)
         self.slots = tuple(
-            Slot(index, item, item.role is Role.OUTPUT, item.desc.nbytes, item.desc.dtype.bytes)
+            OperandSlot(index, item, item.role is Role.OUTPUT, item.desc.nbytes, item.desc.dtype.bytes)
             for index, item in enumerate(prepared.operands)
         )
         plans = 2 if prepared.is_fallback else 1  # its successor comes on top
@@ -166,7 +151,7 @@ class Binder:
         self,
         target: Target,
         locations: Sequence[Location],
-        session: Session | None,
+        session: OwnedObjects | None,
         repeat: int = 1,
         returned: int = 0,
     ) -> Binding:
@@ -196,7 +181,7 @@ class Binder:
                 self._inline(binding, slot, location)
         return binding
 
-    def _in_region(self, binding: Binding, slot: Slot, location: Location, session: Session | None) -> None:
+    def _in_region(self, binding: Binding, slot: OperandSlot, location: Location, session: OwnedObjects | None) -> None:
         region = _session(session).region(location.value)
         if isinstance(region, DeviceRegion):
             self._in_device_memory(binding, slot, region, location.offset)
@@ -212,10 +197,12 @@ class Binder:
         else:
             binding.staged.append(StagedRegion(slot, self._pool_of(binding.target.device_id), region, offset))
 
-    def _in_buffer(self, binding: Binding, slot: Slot, location: Location, session: Session | None) -> None:
+    def _in_buffer(self, binding: Binding, slot: OperandSlot, location: Location, session: OwnedObjects | None) -> None:
         self._in_device_memory(binding, slot, _session(session).buffer(location.value), location.offset)
 
-    def _in_device_memory(self, binding: Binding, slot: Slot, item: DeviceRegion | ResidentBuffer, offset: int) -> None:
+    def _in_device_memory(
+        self, binding: Binding, slot: OperandSlot, item: DeviceRegion | ResidentBuffer, offset: int
+    ) -> None:
         if offset > item.size - slot.nbytes or offset % slot.alignment:
             raise _out_of_bounds(slot, item.kind, offset, item.size)
         if item.device_id != binding.target.device_id:
@@ -228,7 +215,7 @@ class Binder:
             binding.objects.append(item)
             binding.addresses[slot.index] = item.address + offset
 
-    def _inline(self, binding: Binding, slot: Slot, location: Location) -> None:
+    def _inline(self, binding: Binding, slot: OperandSlot, location: Location) -> None:
         data = location.data
         if location.place not in (Place.INLINE, Place.NONE) or (location.place is Place.NONE and slot.nbytes):
             raise InvalidArgumentError(
@@ -255,7 +242,7 @@ class Binder:
         else:
             binding.staged.append(StagedInline(slot, self._pool_of(binding.target.device_id), data))
 
-    def _given_back(self, binding: Binding, slot: Slot, place: Place, session: Session | None) -> None:
+    def _given_back(self, binding: Binding, slot: OperandSlot, place: Place, session: OwnedObjects | None) -> None:
         if place is Place.INLINE:
             raise InvalidArgumentError(
                 f"{slot.name} is an output: the server cannot write to bytes of the request",
@@ -282,7 +269,7 @@ class Binder:
             )
         binding.staged.append(StagedReturn(slot, pool))
 
-    def _check_inline(self, slot: Slot, nbytes: int) -> None:
+    def _check_inline(self, slot: OperandSlot, nbytes: int) -> None:
         if nbytes > self.inline_limit:
             raise InvalidArgumentError(
                 f"{slot.name} is larger than operands inside messages may be ({self.inline_limit} bytes)",
@@ -293,13 +280,13 @@ class Binder:
             )
 
 
-def _session(session: Session | None) -> Session:
+def _session(session: OwnedObjects | None) -> OwnedObjects:
     if session is None:
         raise unknown_session()
     return session
 
 
-def _wrong_device(slot: Slot, item: DeviceRegion | ResidentBuffer, device_id: str) -> InvalidArgumentError:
+def _wrong_device(slot: OperandSlot, item: DeviceRegion | ResidentBuffer, device_id: str) -> InvalidArgumentError:
     mend = f"make the buffer on {device_id}" if item.kind == "buffer" else f"register memory of {device_id}"
     return InvalidArgumentError(
         f"{slot.name} is in a {item.kind} on {item.device_id}, but the plan is for {device_id}",
@@ -310,7 +297,7 @@ def _wrong_device(slot: Slot, item: DeviceRegion | ResidentBuffer, device_id: st
     )
 
 
-def _misaligned(slot: Slot, item: DeviceRegion | ResidentBuffer) -> InvalidArgumentError:
+def _misaligned(slot: OperandSlot, item: DeviceRegion | ResidentBuffer) -> InvalidArgumentError:
     """A client chooses where in an allocation its region begins; a kernel that reads elements there would fault."""
     return InvalidArgumentError(
         f"the {item.kind} of {slot.name} does not begin at a multiple of its element size",
@@ -321,7 +308,7 @@ def _misaligned(slot: Slot, item: DeviceRegion | ResidentBuffer) -> InvalidArgum
     )
 
 
-def _out_of_bounds(slot: Slot, kind: str, offset: int, size: int) -> InvalidArgumentError | NotFoundError:
+def _out_of_bounds(slot: OperandSlot, kind: str, offset: int, size: int) -> InvalidArgumentError | NotFoundError:
     if offset % slot.alignment:
         return InvalidArgumentError(
             f"the offset of {slot.name} is not a multiple of its element size",

@@ -1,9 +1,8 @@
-"""Making the device that a worker hosts."""
+"""The CPU as a device in a process of its own: made by a worker, with memory apart from the server's."""
 
 from __future__ import annotations
 
 import ctypes
-import importlib
 import mmap
 import os
 import stat
@@ -11,24 +10,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tilewright_kit.contract.device import Buffer, Device, DeviceInfo
+from tilewright_kit.contract.device import Buffer, DeviceInfo
 from tilewright_kit.types.errors import DeviceError, InvalidArgumentError, UnsupportedError
-from tilewright_server.devices.contract import MemoryHandle, WorkerSpec
+from tilewright_server.devices.contract import MemoryHandle
 from tilewright_server.devices.cpu.device import CpuDevice
 from tilewright_server.devices.cpu.runtime import Runtime
 
-__all__ = ["CPU_FACTORY", "CPU_UUID", "HostedCpu", "make_device", "open_cpu"]
+__all__ = ["CPU_FACTORY", "CPU_UUID", "HostedCpu", "open_cpu"]
 
-CPU_FACTORY = "tilewright_server.devices.worker.factories:open_cpu"
+CPU_FACTORY = "tilewright_server.devices.cpu.isolated:open_cpu"
 CPU_UUID = "cpu"
 """There is one on a machine."""
-
-
-def make_device(info: DeviceInfo, spec: WorkerSpec) -> Device:
-    """Open the device that ``spec`` describes. Raises what its factory raises."""
-    module, _, name = spec.factory.partition(":")
-    device: Device = getattr(importlib.import_module(module), name)(info, spec.options)
-    return device
 
 
 def open_cpu(info: DeviceInfo, options: Mapping[str, Any]) -> HostedCpu:

@@ -1,0 +1,1 @@
+"""Kernels of all operations: listed, built, loaded once for each device."""
