@@ -12,7 +12,6 @@ import tilewright_arch
 from tilewright_grouped_conv.candidates.candidates import conv_candidates, needed_transforms
 from tilewright_grouped_conv.config.config import ConvConfig
 from tilewright_grouped_conv.cost.cost import predict_conv
-from tilewright_grouped_conv.features import conv_features
 from tilewright_grouped_conv.plugin import ConvOperation
 from tilewright_grouped_conv.problem.parse import parse_conv
 from tilewright_grouped_conv.problem.problem import ConvProblem
@@ -101,25 +100,6 @@ def test_large_products_of_gpus_take_large_tiles_and_small_ones_do_not(name: str
     large, small = best(resnet(64, 256, 256, 28, 3), device), best(resnet(1, 64, 64, 14, 3), device)
     assert large.tile[0] * large.tile[1] >= 128 * 128
     assert small.tile[0] * small.tile[1] <= 64 * 128
-
-
-def test_features_keep_their_names_and_tell_kernels_apart() -> None:
-    names: tuple[str, ...] = ()
-    for name in ARCHS:
-        device = device_of(tilewright_arch.load(name))
-        for direction in Direction:
-            for asked in conv_samples(direction):
-                problem = parse_conv(asked, direction)
-                rows = [conv_features(problem, config, device) for config in conv_candidates(problem, device)]
-                for row in rows:
-                    names = names or tuple(row)
-                    assert tuple(row) == names
-                    assert all(math.isfinite(value) for value in row.values())
-    problem = resnet(8, 64, 64, 28, 3)
-    device = device_of(tilewright_arch.load("sm_90a"))
-    found = conv_candidates(problem, device)
-    distinct = {tuple(conv_features(problem, config, device).items()) for config in found}
-    assert len(distinct) >= len(found) // 2
 
 
 class Rows:

@@ -13,7 +13,6 @@ from fmha_requests import desc
 from tilewright_arch import ArchSpec
 from tilewright_fmha.candidates.candidates import fmha_candidates
 from tilewright_fmha.cost.cost import predict_fmha
-from tilewright_fmha.features import fmha_features
 from tilewright_fmha.problem.problem import FmhaProblem
 from tilewright_fmha.references.sample_inputs import PARSERS
 from tilewright_fmha.vocabulary import ATTENTION, ATTENTION_BACKWARD, Family
@@ -113,15 +112,3 @@ def test_gradients_of_long_sequences_take_the_largest_tile_there_is(arch: ArchSp
     best = min(found, key=lambda item: predict_fmha(problem, item, device).seconds)
     assert best.m0 * best.n0 == max(item.m0 * item.n0 for item in found) > min(item.m0 * item.n0 for item in found)
     assert best.waves > 1
-
-
-@pytest.mark.parametrize("arch", ARCHS, ids=lambda arch: arch.name)
-def test_features_have_the_same_names_for_all(arch: ArchSpec) -> None:
-    device = _device(arch)
-    names = None
-    for problem in (_problem(), _problem(queries=1, keys=4096, causal=True)):
-        for config in fmha_candidates(problem, device):
-            found = fmha_features(problem, config, device)
-            names = names or list(found)
-            assert list(found) == names and all(math.isfinite(value) for value in found.values())
-    assert names and len(names) == len(set(names)) > 60

@@ -1,18 +1,16 @@
-"""Predictions: deterministic, growing with the work, quick enough for an uncached plan; and the 72 features."""
+"""Predictions: deterministic, growing with the work, and quick enough for an uncached plan."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 
-import numpy as np
 import pytest
 from effort import calls_of
 
 import tilewright_arch
 from tilewright_arch import ArchSpec
 from tilewright_gemm.config.choices import cpu_teams
-from tilewright_gemm.features import CATEGORICAL, NAMES, PIPELINES
 from tilewright_gemm.plugin import GemmOperation
 from tilewright_gemm.problem.problem import GemmProblem
 from tilewright_kit.conformance.check_plugin import device_of
@@ -106,28 +104,3 @@ def test_candidates_are_few_valid_and_cheap_to_rank(device: DeviceInfo) -> None:
 
         planned()
         assert 0 < calls_of(planned) < CALLS
-
-
-def test_features_are_the_seeds_seventy_two(arch: ArchSpec) -> None:
-    device, dtype = device_of(arch), usable(arch)
-    wanted = problem(300, 200, 1000, dtype)
-    features = GEMM.features(wanted, GEMM.candidates(wanted, device)[0], device)
-    assert tuple(features) == NAMES and len(NAMES) == 72
-    assert all(isinstance(value, float) and math.isfinite(value) for value in features.values())
-    assert set(CATEGORICAL) <= set(features)
-    assert set(arch.pipelines) <= set(PIPELINES) and len(set(PIPELINES.values())) == len(PIPELINES)
-
-
-def test_features_follow_the_seeds_formulas(arch: ArchSpec) -> None:
-    device, dtype = device_of(arch), usable(arch)
-    m, n, k = 300, 200, 1000
-    wanted = problem(m, n, k, dtype)
-    config = GEMM.candidates(wanted, device)[0]
-    found = GEMM.features(wanted, config, device)
-    size = wanted.dtype_a.bytes
-    assert found["arithmetic_intensity"] == pytest.approx(2 * m * n * k / ((m * k + k * n + m * n) * size))
-    assert found["num_tiles_m"] == -(-m // config.tile[0])
-    remainder = m % config.tile[0]
-    assert found["tile_eff_m"] == pytest.approx(remainder / config.tile[0] if remainder else 1.0)
-    assert found["log2_MNK"] == pytest.approx(np.log2(m * n * k))
-    assert found["needs_padding_k"] == float(k % config.tile[2] != 0)

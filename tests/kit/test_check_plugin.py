@@ -188,17 +188,13 @@ FAULTS: list[tuple[str, Callable[[], Any], str]] = [
     ("a prediction of no time", lambda: predictor(0.0), "predict@x86-64-v3"),
     ("a prediction of NaN", lambda: predictor(float("nan")), "predict@x86-64-v3"),
     ("predictions that change", lambda: predictor(1.0, 2.0), "predict@x86-64-v3"),
-    ("features that change their names", lambda: with_(
-        features=lambda self, problem, config, device: {f"v{config.vector}": 1.0}), "features@x86-64-v3"),
-    ("features without end", lambda: with_(
-        features=lambda self, problem, config, device: {"n": float("inf")}), "features@x86-64-v3"),
     ("a parser that trusts its caller", careless_parse, "parse.garbage"),
     ("a prefilter that drops valid kernels", lambda: with_(kernel_sets={"default": dataclasses.replace(
         toy.DEFAULT, prefilter=lambda known, arch: not known.get("streaming", False))}), "sets.prefilter"),
     ("a reference that writes its inputs", lambda: with_(
         reference=lambda self, problem, inputs: {"out": np.add(inputs["x"], 1, out=inputs["x"])}), "reference"),
     ("no default set", lambda: with_(kernel_sets={}), "contract"),
-    ("a missing method", lambda: with_(features=None), "contract"),
+    ("a missing method", lambda: with_(mismatches=None), "contract"),
     ("choices that raise", lambda: with_(kernel_sets={"default": dataclasses.replace(
         toy.DEFAULT, choices=lambda *_: 1 / 0)}), "contract"),
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import types
 from importlib.metadata import EntryPoint
@@ -14,6 +15,7 @@ import toy
 from tilewright_arch import ArchSpec
 from tilewright_kit.loading.hookspecs import ENTRY_POINT_GROUP, hookimpl
 from tilewright_kit.loading.loader import LoadedPlugin, PluginFailure, PluginManager
+from tilewright_kit.loading.moved_modules import MOVED
 from tilewright_kit.selection.strategies import FirstFit
 
 
@@ -246,3 +248,47 @@ def test_a_plugin_that_fails_at_startup_is_named_and_stops_no_other(
     assert [failure.name for failure in manager.shutdown("s")] == ["b"]
     assert calls == ["a up with s", "b up with s", "c up with s", "c down", "b down", "a down"]
     assert all("Traceback" in failure.traceback for failure in manager.failures)
+
+
+# ---- plugins of an older kit ----
+
+
+@pytest.mark.parametrize(
+    ("statement", "old", "new"),
+    [
+        ("import tilewright_kit.plan", "tilewright_kit.plan", "tilewright_kit.contract.plan"),
+        ("from tilewright_kit.words import Unary", "tilewright_kit.words", "tilewright_kit.types.vocabulary"),
+        ("from tilewright_kit import rules", "tilewright_kit.rules", "tilewright_kit.config.rules"),
+        # The old module's name is a folder's today.
+        (
+            "from tilewright_kit.config import KernelConfig",
+            "tilewright_kit.config",
+            "tilewright_kit.config.kernel_config",
+        ),
+    ],
+)
+def test_a_plugin_that_imports_an_old_module_is_told_its_new_name(
+    manager: PluginManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statement: str, old: str, new: str
+) -> None:
+    (tmp_path / "old_plugin.py").write_text(f"{statement}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "old_plugin", raising=False)
+    failure = manager.load_module("old_plugin")
+    assert isinstance(failure, PluginFailure)
+    assert f"{old} is now {new}" in failure.reason
+
+
+def test_a_plugin_that_imports_what_never_was_keeps_the_reason_of_python(
+    manager: PluginManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "odd_plugin.py").write_text("from tilewright_kit.contract.plan import Planet\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    failure = manager.load_module("odd_plugin")
+    assert isinstance(failure, PluginFailure)
+    assert "is now" not in failure.reason and "Planet" in failure.reason
+
+
+def test_every_new_name_of_a_module_is_one_of_the_kit() -> None:
+    for new in MOVED.values():
+        for module in new.split(" and "):
+            assert importlib.util.find_spec(module) is not None, module

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import tilewright_arch
 from tilewright_arch import ArchSpec
-from tilewright_kit.config.rules import RuleBook, Violation
+from tilewright_kit.config.rules import RuleBook, Violation, rule_of
 from tilewright_kit.types.dtypes import DType
 from tilewright_kit.types.errors import ConfigInvalidError
 
@@ -65,6 +65,20 @@ def test_fixes_that_always_want_more_end() -> None:
     result = RuleBook([more]).correct(toy.ToyConfig(), ARCH)
     assert len(result.applied) == RuleBook.MAX_FIXES
     assert not result.is_valid
+
+
+def test_a_rule_of_one_kind_of_device_is_evaluated_for_no_other() -> None:
+    seen: list[str] = []
+
+    @rule_of("cuda", "hip")
+    def of_gpus(config: toy.ToyConfig, arch: ArchSpec) -> Iterator[Violation]:
+        seen.append(arch.id)
+        yield Violation("of_gpus", "vector", config.vector, "GPUs have no vectors")
+
+    book, gpu = RuleBook([of_gpus]), tilewright_arch.load("gfx942")
+    assert book.allows(toy.ToyConfig(), ARCH) and not book.check(toy.ToyConfig(), ARCH) and not seen
+    assert [item.rule for item in book.check(toy.ToyConfig(), gpu)] == ["of_gpus"] and seen == [gpu.id]
+    assert not RuleBook(book.rules).check(toy.ToyConfig(), ARCH), "books made of a book's rules keep the kinds"
 
 
 def test_an_error_names_the_first_violation_and_counts_the_others() -> None:

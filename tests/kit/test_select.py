@@ -12,6 +12,7 @@ import toy
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Prediction
 from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.selection.candidates import shortlist
 from tilewright_kit.selection.explain import explain
 from tilewright_kit.selection.strategies import Explicit, FirstFit, Heuristic, Selector, Strategy
 from tilewright_kit.types.errors import ConfigInvalidError, NotFoundError, UnsupportedError
@@ -43,6 +44,25 @@ def test_heuristic_ranks_by_predicted_time_and_then_by_name(device: DeviceInfo) 
     assert len(order) == len(candidates)
     backwards = Heuristic().rank(OPERATION, problem_of(), candidates[::-1], device)
     assert [item.config for item in backwards] == [item.config for item in ranked]
+
+
+def test_a_kernel_that_was_predicted_to_be_proposed_is_not_predicted_again(device: DeviceInfo) -> None:
+    predicted: list[str] = []
+
+    def predict(self: Any, problem: Any, config: toy.ToyConfig, device: DeviceInfo) -> Prediction:
+        predicted.append(config.name)
+        return toy.ToyOperation.predict(self, problem, config, device)
+
+    def candidates(self: Any, problem: Any, device: DeviceInfo) -> Any:
+        found = toy.ToyOperation.candidates(self, problem, device)
+        return shortlist(found, 5, lambda config: self.predict(problem, config, device))
+
+    counting = operation(predict=predict, candidates=candidates)
+    ranked = Selector(Heuristic()).rank(counting, problem_of(), device)
+    assert len(ranked) == 5
+    assert len(predicted) == len(set(predicted)) > 5
+    plain = Heuristic().rank(OPERATION, problem_of(), [item.config for item in ranked], device)
+    assert list(ranked) == list(plain), "the same order and predictions as without"
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -224,9 +224,6 @@ class ToyOperation:
         traffic = (Traffic("memory", problem.bytes_moved, 1e10),)
         return estimate(Work(problem.flops, rate, efficiency, traffic, launch_seconds=2e-6))
 
-    def features(self, problem: ToyProblem, config: ToyConfig, device: DeviceInfo) -> Mapping[str, float]:
-        return {"n": float(problem.out.size), "tile": float(config.tile[0]), "vector": float(config.vector)}
-
     def reference(self, problem: ToyProblem, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         x, y = inputs["x"].astype(np.float64), inputs["y"].astype(np.float64)
         return {"out": x + problem.scale * y}

@@ -15,7 +15,7 @@ from tilewright_kit.contract.source import SourceUnit
 from tilewright_kit.kernel_sets.declare import KernelSet
 from tilewright_kit.loading.hookspecs import hookimpl
 from tilewright_kit.types.tensor import TensorDesc
-from tilewright_rmsnorm import __version__, codegen, features, plan, problem, reference
+from tilewright_rmsnorm import __version__, codegen, cost, plan, problem, reference
 from tilewright_rmsnorm.config import KERNEL_SETS, RmsNormConfig
 from tilewright_rmsnorm.problem import RmsNormProblem
 from tilewright_rmsnorm.rules import RULES
@@ -51,10 +51,7 @@ class RmsNorm:
         return plan.plan(problem, config, device)
 
     def predict(self, problem: RmsNormProblem, config: RmsNormConfig, device: DeviceInfo) -> Prediction:
-        return features.predict(problem, config, device)
-
-    def features(self, problem: RmsNormProblem, config: RmsNormConfig, device: DeviceInfo) -> Mapping[str, float]:
-        return features.features(problem, config, device)
+        return cost.predict(problem, config, device)
 
     def reference(self, problem: RmsNormProblem, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         return reference.reference(problem, inputs)

@@ -7,7 +7,7 @@ from math import prod
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.problem.problem import FmhaProblem
 from tilewright_fmha.vocabulary import BiasKind, Family, MaskKind, Mode
-from tilewright_kit.contract.operation import Product
+from tilewright_kit.contract.abilities import Product
 from tilewright_kit.contract.problem import OperationRequest
 from tilewright_kit.requests.attributes import refuse
 from tilewright_kit.types.tensor import TensorDesc

@@ -16,7 +16,6 @@ from tilewright_fmha.codegen import generate
 from tilewright_fmha.config.config import CONFIGS, FmhaConfig
 from tilewright_fmha.config.template_support import TEMPLATES
 from tilewright_fmha.cost.cost import predict_fmha
-from tilewright_fmha.features import fmha_features
 from tilewright_fmha.kernel_sets.generator import GENERATE_OPTIONS, select_set
 from tilewright_fmha.kernel_sets.sets import KERNEL_SETS
 from tilewright_fmha.plan.plan import plan_fmha
@@ -87,7 +86,6 @@ class FmhaOperation:
     generate = staticmethod(generate)
     plan = staticmethod(plan_fmha)
     predict = staticmethod(predict_fmha)
-    features = staticmethod(fmha_features)
 
     value_operands = staticmethod(value_operands)
     check_values = staticmethod(check_values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.problem.problem import GemmProblem
-from tilewright_kit.contract.operation import Product
+from tilewright_kit.contract.abilities import Product
 from tilewright_kit.contract.problem import OperationRequest
 from tilewright_kit.requests.attributes import refuse
 from tilewright_kit.types.tensor import TensorDesc

@@ -19,7 +19,6 @@ from tilewright_gemm.candidates.candidates import (
 from tilewright_gemm.codegen import generate
 from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.cost.cpu import predict_gemm, predict_pack_b
-from tilewright_gemm.features import gemm_features, pack_b_features
 from tilewright_gemm.kernel_sets.defaults import KERNEL_SETS, PACK_B_SETS, SPACES
 from tilewright_gemm.kernel_sets.generator import select_set
 from tilewright_gemm.plan.plan import plan_gemm, plan_pack_b
@@ -55,7 +54,6 @@ class GemmOperation:
     generate = staticmethod(generate)
     plan = staticmethod(plan_gemm)
     predict = staticmethod(predict_gemm)
-    features = staticmethod(gemm_features)
     reference = staticmethod(reference_gemm)
     samples = staticmethod(gemm_samples)
 
@@ -84,7 +82,6 @@ class PackBOperation:
     generate = staticmethod(generate)
     plan = staticmethod(plan_pack_b)
     predict = staticmethod(predict_pack_b)
-    features = staticmethod(pack_b_features)
     reference = staticmethod(reference_pack_b)
     samples = staticmethod(pack_b_samples)
 

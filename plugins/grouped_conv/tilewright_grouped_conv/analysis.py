@@ -7,7 +7,7 @@ from math import prod
 from tilewright_grouped_conv.config.config import ConvConfig
 from tilewright_grouped_conv.problem.problem import ConvProblem
 from tilewright_grouped_conv.vocabulary import Direction
-from tilewright_kit.contract.operation import Product
+from tilewright_kit.contract.abilities import Product
 from tilewright_kit.contract.problem import OperationRequest
 from tilewright_kit.requests.attributes import refuse
 from tilewright_kit.types.tensor import TensorDesc

@@ -15,7 +15,6 @@ from tilewright_grouped_conv.candidates.candidates import conv_candidates
 from tilewright_grouped_conv.codegen import generate
 from tilewright_grouped_conv.config.config import CONFIGS, ConvConfig
 from tilewright_grouped_conv.cost.cost import predict_conv
-from tilewright_grouped_conv.features import conv_features
 from tilewright_grouped_conv.kernel_sets.generator import GENERATE_OPTIONS, select_set
 from tilewright_grouped_conv.kernel_sets.sets import KERNEL_SETS
 from tilewright_grouped_conv.plan.plan import plan_conv
@@ -67,7 +66,6 @@ class ConvOperation:
     generate = staticmethod(generate)
     plan = staticmethod(plan_conv)
     predict = staticmethod(predict_conv)
-    features = staticmethod(conv_features)
     reference = staticmethod(reference_conv)
 
     analysis_shape = staticmethod(conv_analysis_shape)

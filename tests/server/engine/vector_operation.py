@@ -172,9 +172,6 @@ class VectorOperation:
     def predict(self, problem: VectorProblem, config: VectorConfig, device: DeviceInfo) -> Prediction:
         return Prediction(config.rank * 1e-6)
 
-    def features(self, problem: VectorProblem, config: VectorConfig, device: DeviceInfo) -> Mapping[str, float]:
-        return {"n": float(problem.out.size)}
-
     def reference(self, problem: VectorProblem, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"out": inputs["x"].astype(np.float64) + problem.scale * inputs["y"].astype(np.float64)}
 

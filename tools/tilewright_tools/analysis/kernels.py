@@ -10,8 +10,9 @@ from typing import Any
 
 from tilewright_arch import ArchSpec
 from tilewright_kit.config.kernel_config import KernelConfig
+from tilewright_kit.contract.abilities import Analyzable, Product
 from tilewright_kit.contract.device import DeviceInfo
-from tilewright_kit.contract.operation import Operation, Product
+from tilewright_kit.contract.operation import Operation
 from tilewright_kit.contract.plan import Geometry
 from tilewright_kit.types.errors import NotFoundError, UnsupportedError
 from tilewright_server.build.toolchains.toolchain import Toolchain
@@ -90,8 +91,7 @@ def _launch(
     operation: Operation[Any, Any], config: KernelConfig, arch: ArchSpec, shape: str
 ) -> tuple[Product, Geometry]:
     """The product, and the launch of the kernel. What a kernel fuses to it changes nothing of its geometry."""
-    hooks: Any = operation
-    if not hasattr(hooks, "analysis_request"):
+    if not isinstance(operation, Analyzable):
         raise UnsupportedError(
             f"{operation.name} does not say which product its kernels compute",
             field="operation",
@@ -99,11 +99,11 @@ def _launch(
             rule="analysis",
             fix="analyse kernels of another operation",
         )
-    problem = operation.parse(hooks.analysis_request(config, shape or hooks.analysis_shape(config)))
+    problem = operation.parse(operation.analysis_request(config, shape or operation.analysis_shape(config)))
     device = DeviceInfo("hip:0", "hip", arch.description, arch, arch.throughput.units, 0)
     stages = operation.plan(problem, config, device).stages
     main = [stage for stage in stages if stage.config.operation == operation.name and stage.role == "main"]
-    return hooks.product_of(problem), (main or stages)[-1].geometry
+    return operation.product_of(problem), (main or stages)[-1].geometry
 
 
 def _problem(fields: dict[str, Any], product: Product, workgroups: int) -> Problem:

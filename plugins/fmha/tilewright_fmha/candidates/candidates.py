@@ -17,6 +17,7 @@ from tilewright_fmha.rules.rulebook import RULES
 from tilewright_fmha.vocabulary import KV_APPEND, Family
 from tilewright_kit.config.rules import Violation
 from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.operation import Candidates
 from tilewright_kit.selection.candidates import Verdicts, shortlist, teams_for
 
 __all__ = ["MOST_CPU", "MOST_GPU", "fmha_candidates", "fmha_mismatches", "fmha_refusal", "with_signature"]
@@ -30,7 +31,7 @@ _SPLITS_LOG2 = 5
 _verdicts = Verdicts(RULES)
 
 
-def fmha_candidates(problem: FmhaProblem, device: DeviceInfo) -> tuple[FmhaConfig, ...]:
+def fmha_candidates(problem: FmhaProblem, device: DeviceInfo) -> Candidates[FmhaConfig]:
     """Valid kernels for the problem: the order of ``seqtune`` among those of a family, split ones first where cutting
     keys could pay, and the most general last.
     """
@@ -43,7 +44,7 @@ def fmha_candidates(problem: FmhaProblem, device: DeviceInfo) -> tuple[FmhaConfi
         kept = [*seqtune_order(kept[:-1], problem.seq_q), kept[-1]]
         # Sorts are stable: all threads before one, and split kernels before others.
         kept.sort(key=lambda config: (config.family is not Family.SPLITKV, -config.team if cpu else 0))
-    return tuple(shortlist(kept, MOST_CPU if cpu else MOST_GPU, lambda config: _seconds(problem, config, device)))
+    return shortlist(kept, MOST_CPU if cpu else MOST_GPU, lambda config: predict_fmha(problem, config, device))
 
 
 def fmha_refusal(problem: FmhaProblem, device: DeviceInfo) -> Violation | None:
@@ -52,10 +53,6 @@ def fmha_refusal(problem: FmhaProblem, device: DeviceInfo) -> Violation | None:
     config = with_signature(problem, Family.SPLITKV if split else problem.family, device)
     violations = (*RULES.check(config, device.arch), *fmha_mismatches(problem, config, device))
     return violations[0] if violations else None
-
-
-def _seconds(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> float:
-    return predict_fmha(problem, config, device).seconds
 
 
 def _cpu_algorithms(problem: FmhaProblem, device: DeviceInfo) -> Iterator[FmhaConfig]:

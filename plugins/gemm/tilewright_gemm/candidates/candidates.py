@@ -19,6 +19,7 @@ from tilewright_gemm.rules.rulebook import RULES
 from tilewright_gemm.vocabulary import Epilogue, Reduction
 from tilewright_kit.config.rules import Violation
 from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.operation import Candidates
 from tilewright_kit.selection.applicability import (
     canonical,
     other_signature,
@@ -68,7 +69,7 @@ def with_signature(problem: GemmProblem, config: GemmConfig) -> GemmConfig:
     )
 
 
-def gemm_candidates(problem: GemmProblem, device: DeviceInfo) -> tuple[GemmConfig, ...]:
+def gemm_candidates(problem: GemmProblem, device: DeviceInfo) -> Candidates[GemmConfig]:
     """Valid kernels for the problem, the preferred first, the most general last."""
     if device.arch.kind == "cpu":
         algorithms = _cpu_algorithms(problem, device)
@@ -76,14 +77,13 @@ def gemm_candidates(problem: GemmProblem, device: DeviceInfo) -> tuple[GemmConfi
         algorithms = gpu_algorithms(problem, device)
     else:
         algorithms = hip_algorithms(problem, device)
-    found = list(dict.fromkeys(with_signature(problem, algorithm) for algorithm in algorithms))
+    asked = list(dict.fromkeys(with_signature(problem, algorithm) for algorithm in algorithms))
+    found = Candidates(asked)
     if device.arch.kind != "cpu":
         # Rules take longer than the model, so what has no chance need not be judged.
         predict = predict_gpu if device.arch.kind == "cuda" else predict_hip
-        found = shortlist(found, MOST, lambda config: predict(problem, config, device).seconds)
-    return tuple(
-        config for config in found if _verdicts.allows(config, device) and not gemm_mismatches(problem, config, device)
-    )
+        found = shortlist(asked, MOST, lambda config: predict(problem, config, device))
+    return found.kept(lambda config: _verdicts.allows(config, device) and not gemm_mismatches(problem, config, device))
 
 
 def _cpu_algorithms(problem: GemmProblem, device: DeviceInfo) -> Iterator[GemmConfig]:

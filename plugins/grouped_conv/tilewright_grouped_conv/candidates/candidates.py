@@ -14,6 +14,7 @@ from tilewright_grouped_conv.problem.problem import ConvProblem
 from tilewright_grouped_conv.rules.rulebook import RULES
 from tilewright_grouped_conv.vocabulary import Direction, Specialization, layout_of
 from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.operation import Candidates
 from tilewright_kit.selection.candidates import Verdicts, shortlist, teams_for
 from tilewright_kit.tiles.choices import cpu_tiles, cpu_warp_tiles, table_key
 from tilewright_kit.types.vocabulary import Epilogue
@@ -29,7 +30,7 @@ _ONE: Triple = (1, 1, 1)
 _verdicts = Verdicts(RULES)
 
 
-def conv_candidates(problem: ConvProblem, device: DeviceInfo) -> tuple[ConvConfig, ...]:
+def conv_candidates(problem: ConvProblem, device: DeviceInfo) -> Candidates[ConvConfig]:
     """Valid kernels for the problem, the preferred first, the most general last."""
     cpu = device.arch.kind == "cpu"
     algorithms = _cpu_algorithms(problem, device) if cpu else gpu_algorithms(problem, device)
@@ -38,7 +39,7 @@ def conv_candidates(problem: ConvProblem, device: DeviceInfo) -> tuple[ConvConfi
         config for config in found if _verdicts.allows(config, device) and not conv_mismatches(problem, config, device)
     ]
     most = MOST_CPU if cpu else MOST_GPU
-    return tuple(shortlist(kept, most, lambda config: predict_conv(problem, config, device).seconds))
+    return shortlist(kept, most, lambda config: predict_conv(problem, config, device))
 
 
 # ---- CPU ----

@@ -57,9 +57,6 @@ class TransformOperation:
         seconds = transform_seconds(problem.bytes_moved // 2, device)
         return Prediction(seconds, {"copy": seconds})
 
-    def features(self, problem: TransformProblem, _: TransformConfig, device: DeviceInfo) -> Mapping[str, float]:
-        return {"bytes": float(problem.bytes_moved), "units": float(device.units)}
-
     parse = staticmethod(parse_transform)
     generate = staticmethod(generate_transform)
     plan = staticmethod(plan_transform)

@@ -1,7 +1,8 @@
 """Rules: named functions that say what is wrong with a configuration, why, and how to mend it.
 
 A rule is the one statement of its constraint. Validation collects what rules report, auto-correction applies their
-fixes, declarations filter by them, and code generation refuses what they refuse.
+fixes, declarations filter by them, and code generation rejects what they reject. A rule that concerns only some kinds
+of device is marked with ``rule_of``.
 """
 
 from __future__ import annotations
@@ -15,12 +16,30 @@ from tilewright_kit.config.kernel_config import KernelConfig
 from tilewright_kit.types.errors import ConfigInvalidError
 from tilewright_kit.types.violation import Violation
 
-__all__ = ["Correction", "Rule", "RuleBook", "Violation"]
+__all__ = ["Correction", "KindRule", "Rule", "RuleBook", "Violation", "rule_of"]
 
 C = TypeVar("C", bound=KernelConfig)
 
 
 Rule = Callable[[C, ArchSpec], Iterable[Violation]]
+
+
+class KindRule(Generic[C]):
+    """A rule of some kinds of device, which nothing breaks on others. A rule book does not evaluate it there."""
+
+    def __init__(self, rule: Rule[C], kinds: tuple[str, ...]) -> None:
+        self.rule = rule
+        self.kinds = frozenset(kinds)
+        self.__doc__ = rule.__doc__
+
+    def __call__(self, config: C, arch: ArchSpec) -> Iterable[Violation]:
+        """What the rule reports on an arch of its kinds; nothing elsewhere."""
+        return self.rule(config, arch) if arch.kind in self.kinds else ()
+
+
+def rule_of(*kinds: str) -> Callable[[Rule[C]], KindRule[C]]:
+    """Decorator of rules that concern only these kinds of device: ``cpu``, ``cuda``, ``hip``."""
+    return lambda rule: KindRule(rule, kinds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +67,24 @@ class RuleBook(Generic[C]):
 
     def __init__(self, rules: Iterable[Rule[C]]) -> None:
         self.rules: tuple[Rule[C], ...] = tuple(rules)
+        self._by_kind: dict[str, tuple[Rule[C], ...]] = {}
+
+    def _rules_of(self, kind: str) -> tuple[Rule[C], ...]:
+        """The rules that concern a kind of device, in order."""
+        found = self._by_kind.get(kind)
+        if found is None:
+            concerned = (rule for rule in self.rules if not isinstance(rule, KindRule) or kind in rule.kinds)
+            found = tuple(rule.rule if isinstance(rule, KindRule) else rule for rule in concerned)
+            self._by_kind[kind] = found
+        return found
 
     def check(self, config: C, arch: ArchSpec) -> tuple[Violation, ...]:
         """Everything that is wrong with ``config`` on ``arch``; empty if it is valid."""
-        return tuple(violation for rule in self.rules for violation in rule(config, arch))
+        return tuple(violation for rule in self._rules_of(arch.kind) for violation in rule(config, arch))
 
     def allows(self, config: C, arch: ArchSpec) -> bool:
         """Whether ``config`` is valid on ``arch``; stops at the first broken rule."""
-        for rule in self.rules:
+        for rule in self._rules_of(arch.kind):
             for _ in rule(config, arch):
                 return False
         return True

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from tilewright_arch import ArchSpec
 from tilewright_kit.conformance.problems import samples_on
 from tilewright_kit.conformance.report import CheckReport, Skipped
+from tilewright_kit.contract.abilities import SamplesInputs
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Operation
 from tilewright_kit.contract.problem import OperationRequest, Problem, Role
@@ -47,12 +48,12 @@ def draw_inputs(
 ) -> dict[str, Array]:
     """Inputs of a sample, with mean zero, the same for the same seed.
 
-    An operation whose inputs must mean something (lengths, indices) has a method ``sample_inputs(request, rng)`` that
-    returns those by name; the others are drawn here. Raises ``Skipped`` for packed inputs that it does not give.
+    Inputs that must make sense (lengths, indices) come from an operation that ``SamplesInputs``; the others are drawn
+    here. Raises ``Skipped`` for packed inputs that it does not give.
     """
     rng = np.random.default_rng(seed)
-    special = getattr(operation, "sample_inputs", None)
-    given: dict[str, Array] = dict(special(request, rng)) if special else {}
+    meant = operation.sample_inputs(request, rng) if isinstance(operation, SamplesInputs) else {}
+    given: dict[str, Array] = dict(meant)
     for operand in problem.operands:
         if operand.role is not Role.INPUT or operand.name in given:
             continue

@@ -1,4 +1,4 @@
-"""Problems and what is planned for them: parsing, candidates, plans, predictions, features."""
+"""Problems and what is planned for them: parsing, candidates, plans, predictions."""
 
 from __future__ import annotations
 
@@ -53,7 +53,6 @@ def check_problems(report: CheckReport, operation: Operation[Any, Any], devices:
         report.run(f"candidates.deterministic@{at}", _same_candidates, operation, device)
         report.run(f"plan@{at}", _plans, operation, device)
         report.run(f"predict@{at}", _predictions, operation, device)
-        report.run(f"features@{at}", _features, operation, device)
     if devices:
         report.run("explain", _explanations, operation, devices[0])
 
@@ -276,22 +275,6 @@ def _predictions(operation: Operation[Any, Any], device: DeviceInfo) -> Iterator
                 yield f"{_label(request)} with {config.name} is predicted to take {first.seconds} s"
             if first != again:
                 yield f"two predictions of {config.name} differ"
-
-
-def _features(operation: Operation[Any, Any], device: DeviceInfo) -> Iterator[str]:
-    names: tuple[str, ...] | None = None
-    for request, problem, candidates in samples_on(operation, device):
-        for config in _some(candidates):
-            features = operation.features(problem, config, device)
-            if features != operation.features(problem, config, device):
-                yield f"the features of {config.name} differ from call to call"
-            names = names or tuple(features)
-            if tuple(features) != names:
-                odd = sorted(set(features) ^ set(names))
-                yield f"the features of {config.name} have other names, or another order: {odd}"
-            for name, value in features.items():
-                if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-                    yield f"feature {name} of {_label(request)} is {value!r}"
 
 
 def _explanations(operation: Operation[Any, Any], device: DeviceInfo) -> Iterator[str]:

@@ -1,8 +1,8 @@
-"""The contract of an operation: what a plugin gives to the server."""
+"""The contract of an operation, which every plugin implements."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -16,9 +16,8 @@ from tilewright_kit.contract.plan import ExecutionPlan
 from tilewright_kit.contract.problem import OperationRequest, Problem
 from tilewright_kit.contract.source import SourceUnit
 from tilewright_kit.kernel_sets.declare import KernelSet
-from tilewright_kit.types.dtypes import DType
 
-__all__ = ["Operation", "Prediction", "Product"]
+__all__ = ["Candidates", "Operation", "Prediction"]
 
 P = TypeVar("P", bound=Problem)
 C = TypeVar("C", bound=KernelConfig)
@@ -27,45 +26,38 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a cost model expects of a kernel on a problem. ``parts`` names what the time is made of, in seconds."""
+    """Time that a cost model expects of a kernel on a problem; ``parts`` are its parts by name, in seconds."""
 
     seconds: float
     parts: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Product:
-    """A problem as the matrix products that its kernels compute: what static analysis goes by."""
+class Candidates(tuple[C, ...]):
+    """Configurations in the operation's order, with the predictions that were made to shorten the list.
 
-    m: int
-    n: int
-    k: int
-    batch: int
-    """Products of that size."""
-    dtype: DType
-    """Of the first operand: whose peak rate counts."""
-    dtype_out: DType
-    bytes_in: int
-    """Of all operands in memory, each once."""
-    bytes_out: int
+    ``predictions`` stand in the same order, None where none was made. Strategies that predict take them from here, so
+    that no kernel is predicted twice for one plan.
+    """
+
+    predictions: tuple[Prediction | None, ...]
+
+    def __new__(cls, configs: Iterable[C], predictions: Iterable[Prediction | None] = ()) -> Candidates[C]:
+        made = super().__new__(cls, tuple(configs))
+        made.predictions = tuple(predictions) or (None,) * len(made)
+        if len(made.predictions) != len(made):
+            raise ValueError(f"{len(made)} candidates have {len(made.predictions)} predictions")
+        return made
+
+    def kept(self, usable: Callable[[C], bool]) -> Candidates[C]:
+        """The candidates that are usable."""
+        pairs = [(config, made) for config, made in zip(self, self.predictions, strict=True) if usable(config)]
+        return Candidates((config for config, _ in pairs), (made for _, made in pairs))
 
 
 class Operation(Protocol[P, C]):
     """One operation. Implementations are stateless and thread-safe; no method touches a device or a compiler.
 
-    Beyond these an operation may offer what only some commands ask for:
-
-    - ``spaces``: kernel sets for tuning;
-    - ``refusal(problem, device)``: why there is nothing for a device, if so;
-    - ``value_operands(problem)`` and ``check_values(problem, values)``: the names of operands whose content must make
-      sense (lengths, indices), and a check of it, which raises ``InvalidArgumentError``. The server makes it before
-      every launch with those of them whose memory it can read, so it should take a few microseconds;
-    - ``sample_inputs(request, rng)``: content for inputs of ``samples`` that must mean something, by name;
-    - ``select_set(arch, **options)`` with ``generate_options``, the names of its options: kernels as
-      ``kernels generate`` chooses them; ``variants``, other spellings of operations and which they are;
-    - ``analysis_shape(config)``, ``analysis_request(config, shape)`` and ``product_of(problem)``: for
-      ``kernels analyze`` a usual problem of a kernel as text, the request that such a text means, and the ``Product``
-      that a problem is.
+    Optional abilities are protocols of their own: ``tilewright_kit.contract.abilities``.
     """
 
     name: str
@@ -87,7 +79,8 @@ class Operation(Protocol[P, C]):
     def candidates(self, problem: P, device: DeviceInfo) -> Sequence[C]:
         """Valid configurations that compute ``problem`` on the device, in a fixed order, the most general last.
 
-        Where there is none the operation may say why: it may raise ``UnsupportedError``, which names what there is.
+        ``Candidates`` carry the predictions that were made on the way. Where there is none the operation may raise
+        ``UnsupportedError``, which names what there is.
         """
         ...
 
@@ -108,10 +101,6 @@ class Operation(Protocol[P, C]):
 
     def predict(self, problem: P, config: C, device: DeviceInfo) -> Prediction:
         """Deterministic analytic estimate of the plan's device time."""
-        ...
-
-    def features(self, problem: P, config: C, device: DeviceInfo) -> Mapping[str, float]:
-        """Inputs of a learned model, under stable names."""
         ...
 
     def reference(self, problem: P, inputs: Mapping[str, Array]) -> Mapping[str, Array]:

@@ -16,7 +16,7 @@ from tilewright_kit.kernel_sets.declare import KernelSet
 
 __all__ = ["METHODS", "check_operation"]
 
-METHODS = ("parse", "candidates", "mismatches", "generate", "plan", "predict", "features", "reference", "samples")
+METHODS = ("parse", "candidates", "mismatches", "generate", "plan", "predict", "reference", "samples")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 

@@ -21,6 +21,7 @@ from tilewright_kit.contract.operation import Operation
 from tilewright_kit.loading import hookspecs
 from tilewright_kit.loading.check_operation import check_operation
 from tilewright_kit.loading.hookspecs import ENTRY_POINT_GROUP, HOOK_NAMESPACE
+from tilewright_kit.loading.moved_modules import moved
 from tilewright_kit.selection.strategies import Strategy
 
 __all__ = ["LoadedPlugin", "PluginFailure", "PluginManager"]
@@ -144,6 +145,8 @@ class PluginManager:
             return self._fail(name, distribution, version, str(error))
         except (Exception, SystemExit) as error:  # a module may call sys.exit; the server must not follow
             reason = f"{type(error).__name__}: {error}"
+            if isinstance(error, ImportError) and (place := moved(error)):
+                reason = f"it was written for an older kit: {place}; docs/adding-an-operation.md lists the modules"
             return self._fail(name, distribution, version, reason, traceback.format_exc())
         self._objects[name] = plugin
         self.loaded.append(loaded)

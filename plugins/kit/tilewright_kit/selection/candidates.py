@@ -1,4 +1,4 @@
-"""Choosing among kernels that could compute a problem: what the rules say, remembered, and who is worth planning."""
+"""Choice among kernels that could compute a problem: cached verdicts of the rules, and a shortlist by prediction."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from tilewright_arch import Caches
 from tilewright_kit.config.kernel_config import KernelConfig
 from tilewright_kit.config.rules import RuleBook
 from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.operation import Candidates, Prediction
 from tilewright_kit.contract.problem import Problem
 from tilewright_kit.tiles.choices import cpu_teams
 
@@ -21,8 +22,8 @@ _ALONE_FLOPS, _ALONE_BYTES = 2 * 96**3, 1 << 18
 
 
 class Verdicts(Generic[C]):
-    """What the rules say of kernels, remembered: problems of other sizes have the same candidates, and rules take
-    longer than a plan may.
+    """Cached verdicts of the rules: problems of other sizes have the same candidates, and rules take longer than a plan
+    may.
     """
 
     MOST = 8192
@@ -45,15 +46,16 @@ class Verdicts(Generic[C]):
         return verdict
 
 
-def shortlist(configs: Sequence[C], most: int, seconds: Callable[[C], float]) -> list[C]:
-    """At most ``most`` configurations, in their order: those of the least ``seconds``, and the last, which is the most
-    general and stays whatever the model thinks of it.
+def shortlist(configs: Sequence[C], most: int, predict: Callable[[C], Prediction]) -> Candidates[C]:
+    """At most ``most`` configurations, in their order: those of the least predicted time, and the last, which is the
+    most general and stays whatever the model predicts.
     """
     if len(configs) <= most:
-        return list(configs)
-    best = sorted(configs[:-1], key=seconds)[: most - 1]
-    kept = {id(config) for config in (*best, configs[-1])}
-    return [config for config in configs if id(config) in kept]
+        return Candidates(configs)
+    predictions = [*map(predict, configs[:-1]), None]
+    fastest = sorted(range(len(configs) - 1), key=[item.seconds for item in predictions if item].__getitem__)
+    kept = [*sorted(fastest[: most - 1]), len(configs) - 1]
+    return Candidates((configs[place] for place in kept), (predictions[place] for place in kept))
 
 
 def teams_for(problem: Problem, device: DeviceInfo) -> tuple[int, ...]:

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 from tilewright_kit.config.kernel_config import KernelConfig
 from tilewright_kit.config.naming import KernelKey
 from tilewright_kit.config.rules import Violation
+from tilewright_kit.contract.abilities import RejectsDevices
 from tilewright_kit.contract.device import DeviceInfo
-from tilewright_kit.contract.operation import Operation, Prediction
+from tilewright_kit.contract.operation import Candidates, Operation, Prediction
 from tilewright_kit.contract.problem import Problem
 from tilewright_kit.types.errors import ConfigInvalidError, NotFoundError, UnsupportedError
 
@@ -61,7 +62,11 @@ class Heuristic:
     def rank(
         self, operation: Operation[Any, Any], problem: Problem, candidates: Sequence[KernelConfig], device: DeviceInfo
     ) -> Sequence[Ranked]:
-        predicted = [(config, operation.predict(problem, config, device)) for config in candidates]
+        known = candidates.predictions if isinstance(candidates, Candidates) else (None,) * len(candidates)
+        predicted = [
+            (config, made or operation.predict(problem, config, device))
+            for config, made in zip(candidates, known, strict=True)
+        ]
 
         def order(item: tuple[KernelConfig, Prediction]) -> tuple[bool, float, str]:
             seconds = item[1].seconds
@@ -183,11 +188,10 @@ class Selector:
 
 
 def _why_none(operation: Operation[Any, Any], problem: Problem, device: DeviceInfo) -> tuple[Violation, ...]:
-    """The reasons why kernels of the default set refuse the problem, each once, the most frequent first; or what the
-    operation itself says if it has a method ``refusal(problem, device)`` and that gives a violation.
+    """The reasons why kernels of the default set refuse the problem, each once, the most frequent first; or the
+    operation's own reason if it ``RejectsDevices``.
     """
-    refusal = getattr(operation, "refusal", None)
-    if refusal is not None and (violation := refusal(problem, device)) is not None:
+    if isinstance(operation, RejectsDevices) and (violation := operation.refusal(problem, device)) is not None:
         return (violation,)
     kernels = operation.kernel_sets.get("default")
     if kernels is None:

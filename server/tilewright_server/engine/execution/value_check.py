@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewright_kit.contract.abilities import ChecksValues
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Operation
 from tilewright_kit.contract.plan import ExecutionPlan
@@ -29,7 +30,9 @@ class ValueCheck:
 
     __slots__ = ("_on_host", "_operands", "_operation", "_problem", "names")
 
-    def __init__(self, operation: Any, problem: Problem, plan: ExecutionPlan, names: Sequence[str], on_host: bool):
+    def __init__(
+        self, operation: ChecksValues, problem: Problem, plan: ExecutionPlan, names: Sequence[str], on_host: bool
+    ) -> None:
         self._operation = operation
         self._problem = problem
         self._on_host = on_host
@@ -59,9 +62,9 @@ def value_check(
     operation: Operation[Any, Any], problem: Problem, plan: ExecutionPlan, device: DeviceInfo
 ) -> ValueCheck | None:
     """The check that an operation makes of a problem's values; None if it makes none."""
-    ask = getattr(operation, "value_operands", None)
-    names = ask(problem) if ask is not None and hasattr(operation, "check_values") else ()
-    return ValueCheck(operation, problem, plan, names, shares_host_memory(device)) if names else None
+    if not isinstance(operation, ChecksValues) or not (names := operation.value_operands(problem)):
+        return None
+    return ValueCheck(operation, problem, plan, names, shares_host_memory(device))
 
 
 def _read(desc: TensorDesc, address: int) -> Array:

@@ -120,6 +120,7 @@ def generate(
     Exit code 1 if one could not be generated.
     """
     import tilewright_arch
+    from tilewright_kit.contract.abilities import GeneratesSets
 
     options = c.chosen_options(locals()) | f.chosen_options(locals())
     arch = tilewright_arch.load(gpu_target) if gpu_target else tilewright_arch.detect_cpu()
@@ -127,7 +128,7 @@ def generate(
         print_json(arch.to_dict())
         return
     found = load_operation(c.operation_of(operation, variant))
-    if options or (not preselected and not config and not tile_config_json and hasattr(found, "generate_options")):
+    if options or (not preselected and not config and not tile_config_json and isinstance(found, GeneratesSets)):
         given = {"datatype": datatype, "layout": layout}
         configs: Iterable[KernelConfig] = c.select(found, arch, options | {key: v for key, v in given.items() if v})
     elif config is not None or tile_config_json:

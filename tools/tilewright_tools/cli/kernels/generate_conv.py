@@ -4,7 +4,7 @@ them. Here they are only gathered: what they mean is the operation's ``select_se
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -90,12 +90,14 @@ def chosen_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def operation_of(name: str, variant: str) -> str:
     """The operation that a variant of another means. Raises ``NotFoundError``."""
+    from tilewright_kit.contract.abilities import HasVariants
     from tilewright_kit.types.errors import NotFoundError
     from tilewright_tools.cli.kernels.generate import load_operation
 
     if not variant:
         return name
-    variants: Mapping[str, str] = getattr(load_operation(name if name != "gemm" else "conv"), "variants", {})
+    operation = load_operation(name if name != "gemm" else "conv")
+    variants: Mapping[str, str] = operation.variants if isinstance(operation, HasVariants) else {}
     if variant not in variants:
         raise NotFoundError(
             f"{name} has no variant {variant!r}",
@@ -111,9 +113,10 @@ def select(operation: Operation[Any, Any], arch: ArchSpec, options: Mapping[str,
     """The kernels that the options select. Raises what ``select_set`` raises, ``InvalidArgumentError`` for options that
     the operation has not.
     """
-    from tilewright_kit.types.errors import InvalidArgumentError
+    from tilewright_kit.contract.abilities import GeneratesSets
+    from tilewright_kit.types.errors import InvalidArgumentError, UnsupportedError
 
-    known: tuple[str, ...] = getattr(operation, "generate_options", ())
+    known: Sequence[str] = operation.generate_options if isinstance(operation, GeneratesSets) else ()
     for name in options:
         if name not in known:
             raise InvalidArgumentError(
@@ -123,5 +126,12 @@ def select(operation: Operation[Any, Any], arch: ArchSpec, options: Mapping[str,
                 rule="generate_options",
                 fix=f"use {', '.join(known)}" if known else "leave it out, or name an --operation that has it",
             )
-    found: list[KernelConfig] = list(getattr(operation, "select_set")(arch, **options))  # noqa: B009 (not every one has it)
-    return found
+    if not isinstance(operation, GeneratesSets):
+        raise UnsupportedError(
+            f"{operation.name} selects no kernels by options",
+            field="operation",
+            value=operation.name,
+            rule="generate_options",
+            fix="leave the options out",
+        )
+    return list(operation.select_set(arch, **options))

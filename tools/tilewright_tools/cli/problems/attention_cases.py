@@ -113,10 +113,11 @@ def operands(
     """
     import numpy as np
 
+    from tilewright_kit.contract.abilities import SamplesInputs
     from tilewright_tools.tuning.measure.data import contents, view
 
     rng = np.random.default_rng(seed)
-    meant = operation.sample_inputs(request, rng)  # type: ignore[attr-defined]
+    meant = operation.sample_inputs(request, rng) if isinstance(operation, SamplesInputs) else {}
     found = {}
     for name, desc in request.inputs.items():
         memory: Array = client.empty((desc.span,), desc.dtype.value)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright_kit.config.kernel_config import KernelConfig
+from tilewright_kit.contract.abilities import Tunable
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Operation
 from tilewright_kit.contract.problem import Problem
@@ -101,7 +102,7 @@ def _signatures(candidates: Sequence[KernelConfig]) -> list[dict[str, Any]]:
 
 
 def _declared(operation: Operation[Any, Any], device: DeviceInfo, wanted: str) -> Iterator[KernelConfig]:
-    spaces: Mapping[str, KernelSet[Any]] = getattr(operation, "spaces", {})
+    spaces: Mapping[str, KernelSet[Any]] = operation.spaces if isinstance(operation, Tunable) else {}
     if wanted == "all":
         names: Iterable[str] = operation.kernel_sets
     elif wanted in operation.kernel_sets:

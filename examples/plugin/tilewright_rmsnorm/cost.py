@@ -1,30 +1,18 @@
-"""Inputs of a learned model, and the analytic estimate that serves until there is one."""
+"""An analytic estimate of a kernel's time."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Prediction
 from tilewright_rmsnorm.config import RmsNormConfig
 from tilewright_rmsnorm.problem import RmsNormProblem
 
-__all__ = ["features", "predict"]
+__all__ = ["predict"]
 
 LANES_PER_SECOND = 2e9
 """Vector elements that one thread adds up in a second, per lane."""
 TEAM_SECONDS = 3e-6
 """What it costs to wake each further thread."""
-
-
-def features(problem: RmsNormProblem, config: RmsNormConfig, device: DeviceInfo) -> Mapping[str, float]:
-    return {
-        "rows": float(problem.rows),
-        "columns": float(problem.columns),
-        "lanes": float(config.lanes),
-        "threads": float(config.wave[0]),
-        "units": float(device.units),
-    }
 
 
 def predict(problem: RmsNormProblem, config: RmsNormConfig, device: DeviceInfo) -> Prediction:

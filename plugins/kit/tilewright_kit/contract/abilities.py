@@ -1,0 +1,130 @@
+"""Optional abilities of an operation, each a protocol that commands and the server ask for with ``isinstance``.
+
+An operation has an ability by having its members; nothing is registered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewright_arch import ArchSpec
+from tilewright_kit.config.kernel_config import KernelConfig
+from tilewright_kit.config.rules import Violation
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.kernel_sets.declare import KernelSet
+from tilewright_kit.types.dtypes import DType
+
+__all__ = [
+    "Analyzable",
+    "ChecksValues",
+    "GeneratesSets",
+    "HasVariants",
+    "Product",
+    "RejectsDevices",
+    "SamplesInputs",
+    "Tunable",
+]
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A problem as the matrix products that its kernels compute, for static analysis."""
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    """Products of that size."""
+    dtype: DType
+    """Of the first operand: whose peak rate counts."""
+    dtype_out: DType
+    bytes_in: int
+    """Of all operands in memory, each once."""
+    bytes_out: int
+
+
+@runtime_checkable
+class Tunable(Protocol):
+    """Has kernel sets for tuning: spaces in which no kernel is looked up by name."""
+
+    spaces: Mapping[str, KernelSet[Any]]
+
+
+@runtime_checkable
+class RejectsDevices(Protocol):
+    """Knows why it has nothing at all for a device."""
+
+    def refusal(self, problem: Any, device: DeviceInfo) -> Violation | None:
+        """The reason; None if there are kernels for the device."""
+        ...
+
+
+@runtime_checkable
+class ChecksValues(Protocol):
+    """Checks the content of operands that must make sense: lengths, indices."""
+
+    def value_operands(self, problem: Any) -> Sequence[str]:
+        """Names of the operands to check."""
+        ...
+
+    def check_values(self, problem: Any, values: Mapping[str, Array]) -> None:
+        """Raise ``InvalidArgumentError`` for content that makes no sense.
+
+        The server calls it before every launch, with those of the operands whose memory it can read: it should take a
+        few microseconds.
+        """
+        ...
+
+
+@runtime_checkable
+class SamplesInputs(Protocol):
+    """Draws inputs of its samples that must make sense."""
+
+    def sample_inputs(self, request: OperationRequest, rng: np.random.Generator) -> Mapping[str, Array]:
+        """Content by name, for some or all inputs of one of its ``samples``."""
+        ...
+
+
+@runtime_checkable
+class GeneratesSets(Protocol):
+    """Selects kernels by options of its own, for ``kernels generate``."""
+
+    generate_options: Sequence[str]
+    """Names of the options."""
+
+    def select_set(self, arch: ArchSpec, **options: Any) -> Sequence[KernelConfig]:
+        """Valid kernels that the options select. Raises ``InvalidArgumentError`` and ``NotFoundError``."""
+        ...
+
+
+@runtime_checkable
+class HasVariants(Protocol):
+    """Has further spellings of operations."""
+
+    variants: Mapping[str, str]
+    """Operation by spelling."""
+
+
+@runtime_checkable
+class Analyzable(Protocol):
+    """Computes products of matrices, so that ``kernels analyze`` can say what bounds its kernels."""
+
+    def analysis_shape(self, config: Any) -> str:
+        """Text of a usual problem of the kernel."""
+        ...
+
+    def analysis_request(self, config: Any, shape: str) -> OperationRequest:
+        """The request that such a text means. Raises ``InvalidArgumentError``."""
+        ...
+
+    def product_of(self, problem: Any) -> Product:
+        """The product that a problem is."""
+        ...
