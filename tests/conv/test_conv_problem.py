@@ -14,6 +14,7 @@ from tilewright_grouped_conv.problem.implicit_gemm import Axis, phases, phases_o
 from tilewright_grouped_conv.problem.layout import ImageView, Order, collapses, image_view
 from tilewright_grouped_conv.problem.operands import strides_in
 from tilewright_grouped_conv.problem.parse import parse_conv
+from tilewright_grouped_conv.problem.resize import resized_conv
 from tilewright_grouped_conv.problem.sizes import ConvGeometry, output_padding_of, output_size
 from tilewright_grouped_conv.samples import conv_samples
 from tilewright_grouped_conv.vocabulary import Direction, Scale
@@ -198,8 +199,8 @@ def test_descriptions_are_json_with_sizes_as_integers_and_kinds_as_text() -> Non
             record = json.loads(json.dumps(problem.describe(), allow_nan=False))
             assert {"m", "n", "k", "batch", "images", "channels", "out_channels", "groups"} <= set(record)
             assert all(isinstance(record[name], str) for name in ("filter", "stride", "dilation", "pads", "ndim"))
-            assert problem.resized(record) is not None
-            doubled = problem.resized({**record, "images": 2 * record["images"]})
+            assert resized_conv(problem, record) is not None
+            doubled = resized_conv(problem, {**record, "images": 2 * record["images"]})
             assert doubled is not None and doubled.flops == 2 * problem.flops
     clamped = forward({"x": last("fp32", 1, 4, 3, 3), "w": last("fp32", 4, 4, 1, 1)}, unary="Clamp", clamp_lo=0.0)
     json.dumps(clamped.describe(), allow_nan=False)
@@ -208,9 +209,9 @@ def test_descriptions_are_json_with_sizes_as_integers_and_kinds_as_text() -> Non
 def test_resizing_refuses_what_makes_no_convolution() -> None:
     problem = forward({"x": last("fp32", 1, 4, 5, 5), "w": last("fp32", 4, 2, 3, 3)}, groups=2)
     sizes = problem.describe()
-    assert problem.resized({"m": 3, "n": 4, "k": 5}) is None
-    assert problem.resized({**sizes, "channels": 5}) is None
-    assert problem.resized({**sizes, "height": 2}) is None
+    assert resized_conv(problem, {"m": 3, "n": 4, "k": 5}) is None
+    assert resized_conv(problem, {**sizes, "channels": 5}) is None
+    assert resized_conv(problem, {**sizes, "height": 2}) is None
 
 
 def test_pixels_collapse_exactly_where_one_distance_leads_from_each_to_the_next() -> None:

@@ -24,6 +24,7 @@ from fmha_requests import (
 
 from tilewright_fmha.problem.masks import Mask
 from tilewright_fmha.problem.problem import Strides
+from tilewright_fmha.problem.resize import resized_fmha
 from tilewright_fmha.problem.signature import signature_of
 from tilewright_fmha.references.samples import fmha_samples
 from tilewright_fmha.vocabulary import (
@@ -283,14 +284,14 @@ def test_problems_of_other_sizes_keep_their_features(operation: str) -> None:
         problem = parsed(operation, request.inputs, **request.attributes)
         sizes = {name: value for name, value in problem.describe().items() if type(value) is int}
         if operation == KV_APPEND:
-            assert problem.resized(sizes) is None
+            assert resized_fmha(problem, sizes) is None
             continue
-        same = problem.resized(sizes)
+        same = resized_fmha(problem, sizes)
         assert same is not None
         assert same.describe() == problem.describe()
         assert signature_of(same) == signature_of(problem)  # type: ignore[arg-type]
-        larger = problem.resized({**sizes, "batch": sizes["batch"] + 3, "seq_k": 2 * sizes["seq_k"]})
+        larger = resized_fmha(problem, {**sizes, "batch": sizes["batch"] + 3, "seq_k": 2 * sizes["seq_k"]})
         assert larger is not None
         assert larger.describe()["batch"] == sizes["batch"] + 3
-        assert problem.resized({**sizes, "heads_k": 0}) is None
-        assert problem.resized({"batch": 1}) is None
+        assert resized_fmha(problem, {**sizes, "heads_k": 0}) is None
+        assert resized_fmha(problem, {"batch": 1}) is None

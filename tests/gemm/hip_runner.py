@@ -17,7 +17,7 @@ from hip_units import toolchain
 from tilewright_arch import ArchSpec
 from tilewright_gemm.codegen import generate
 from tilewright_gemm.config.config import GemmConfig
-from tilewright_gemm.problem.pack_b import PackBConfig
+from tilewright_gemm.config.pack_b import PackBConfig
 from tilewright_kit.contract.plan import COUNTERS, WORKSPACE, ExecutionPlan, Geometry, pack
 from tilewright_kit.contract.problem import Operand, Role
 from tilewright_kit.numerics.compare import poison

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tilewright_gemm.codegen import render
 from tilewright_gemm.config.config import GemmConfig
-from tilewright_gemm.problem.pack_b import PackBConfig
+from tilewright_gemm.config.pack_b import PackBConfig
 from tilewright_gemm.vocabulary import Binary, Epilogue, Reduction, ScaleA, ScaleB, Switch, Unary
 from tilewright_kit.conformance.fields import neutral_source
 from tilewright_kit.types.dtypes import DType

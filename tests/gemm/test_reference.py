@@ -16,7 +16,7 @@ from tilewright_kit.types.tensor import TensorDesc
 
 of = TensorDesc.of
 PLAIN = {
-    Unary.PASS: lambda x: x,
+    Unary.NONE: lambda x: x,
     Unary.RELU: lambda x: max(x, 0.0),
     Unary.GELU: lambda x: 0.5 * x * (1 + math.erf(x / math.sqrt(2))),
     Unary.FAST_GELU: lambda x: 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),

@@ -127,7 +127,7 @@ def test_of_two_neighbours_the_nearer_counts_more(device: DeviceInfo) -> None:
 
 @pytest.fixture
 def resizable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toy.ToyProblem, "resized", lambda self, sizes: problem_of(sizes["n"]))
+    monkeypatch.setattr(toy.ToyOperation, "resized", lambda self, problem, sizes: problem_of(sizes["n"]), raising=False)
 
 
 def modelled(seconds: Any) -> Any:

@@ -21,6 +21,7 @@ from tilewright_fmha.kernel_sets.sets import KERNEL_SETS
 from tilewright_fmha.plan.plan import plan_fmha
 from tilewright_fmha.problem.integer_operands import check_values, value_operands
 from tilewright_fmha.problem.problem import FmhaProblem
+from tilewright_fmha.problem.resize import resized_fmha
 from tilewright_fmha.references.append import reference_append
 from tilewright_fmha.references.backward import reference_backward
 from tilewright_fmha.references.forward import reference_attention
@@ -80,6 +81,7 @@ class FmhaOperation:
     def select_set(self, arch: ArchSpec, **options: Any) -> Sequence[FmhaConfig]:
         return select_set(arch, self.name, **options)
 
+    resized = staticmethod(resized_fmha)
     candidates = staticmethod(fmha_candidates)
     refusal = staticmethod(fmha_refusal)
     mismatches = staticmethod(fmha_mismatches)

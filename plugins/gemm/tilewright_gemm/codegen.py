@@ -8,7 +8,7 @@ from functools import partial
 from tilewright_arch import ArchSpec
 from tilewright_gemm import __version__
 from tilewright_gemm.config.config import GemmConfig
-from tilewright_gemm.problem.pack_b import PackBConfig
+from tilewright_gemm.config.pack_b import PackBConfig
 from tilewright_gemm.rules.rulebook import RULES
 from tilewright_gemm.vocabulary import Epilogue
 from tilewright_kit.contract.source import SourceUnit

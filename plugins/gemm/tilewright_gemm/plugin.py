@@ -18,12 +18,14 @@ from tilewright_gemm.candidates.candidates import (
 )
 from tilewright_gemm.codegen import generate
 from tilewright_gemm.config.config import GemmConfig
+from tilewright_gemm.config.pack_b import PackBConfig
 from tilewright_gemm.cost.cpu import predict_gemm, predict_pack_b
 from tilewright_gemm.kernel_sets.defaults import KERNEL_SETS, PACK_B_SETS, SPACES
 from tilewright_gemm.kernel_sets.generator import select_set
 from tilewright_gemm.plan.plan import plan_gemm, plan_pack_b
-from tilewright_gemm.problem.pack_b import PackBConfig, parse_pack_b
+from tilewright_gemm.problem.pack_b import parse_pack_b
 from tilewright_gemm.problem.parse import parse_gemm
+from tilewright_gemm.problem.resize import resized_gemm
 from tilewright_gemm.reference import reference_gemm, reference_pack_b
 from tilewright_gemm.rules.rulebook import RULES
 from tilewright_gemm.samples import gemm_samples, pack_b_samples
@@ -49,6 +51,7 @@ class GemmOperation:
     """Sets for tuning: whole spaces of configurations, in which nobody looks for a kernel by name."""
 
     parse = staticmethod(parse_gemm)
+    resized = staticmethod(resized_gemm)
     candidates = staticmethod(gemm_candidates)
     mismatches = staticmethod(gemm_mismatches)
     generate = staticmethod(generate)

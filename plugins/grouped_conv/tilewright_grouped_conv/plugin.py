@@ -20,6 +20,7 @@ from tilewright_grouped_conv.kernel_sets.sets import KERNEL_SETS
 from tilewright_grouped_conv.plan.plan import plan_conv
 from tilewright_grouped_conv.problem.parse import parse_conv
 from tilewright_grouped_conv.problem.problem import ConvProblem
+from tilewright_grouped_conv.problem.resize import resized_conv
 from tilewright_grouped_conv.reference import reference_conv
 from tilewright_grouped_conv.rules.rulebook import RULES
 from tilewright_grouped_conv.samples import conv_samples
@@ -61,6 +62,7 @@ class ConvOperation:
     def samples(self) -> Iterable[OperationRequest]:
         return conv_samples(self.direction)
 
+    resized = staticmethod(resized_conv)
     candidates = staticmethod(conv_candidates)
     mismatches = staticmethod(conv_mismatches)
     generate = staticmethod(generate)

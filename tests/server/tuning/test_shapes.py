@@ -108,7 +108,7 @@ def test_a_case_becomes_a_request_that_the_operation_takes(case: Case) -> None:
     assert problem.flops == case.flops
     assert problem.num_d == case.d
     assert GEMM.from_record(case.to_dict(), "again") == case
-    resized = problem.resized({"m": 4, "n": 6, "k": 10, "batch": max(case.batch, 1)})
+    resized = GemmOperation().resized(problem, {"m": 4, "n": 6, "k": 10, "batch": max(case.batch, 1)})
     assert resized is not None
     assert (resized.m, resized.n, resized.k) == (4, 6, 10)
     described, other = problem.describe(), resized.describe()

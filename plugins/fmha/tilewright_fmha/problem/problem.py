@@ -269,11 +269,6 @@ class FmhaProblem(Problem):
         """The seeds' count of operations, which takes no notice of masks."""
         return 2 * self.batch * self.heads_q * self.seq_q * self.seq_k * (self.hdim_q + self.hdim_v)
 
-    def resized(self, sizes: Mapping[str, int]) -> FmhaProblem | None:
-        from tilewright_fmha.problem.resize import resized_fmha  # it makes problems, and so needs this module
-
-        return resized_fmha(self, sizes)
-
     def describe(self) -> dict[str, Any]:
         """Integers are sizes, words what the kernel must do: measurements are found by both."""
         mask = self.mask

@@ -1,10 +1,11 @@
-"""A problem of the same kind with other sizes: what the model is asked when measurements of it are at hand."""
+"""Problems of the same kind with other sizes, for which the model is compared with measurements."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from tilewright_fmha.problem.parse.attention import parse_attention, parse_backward
 from tilewright_fmha.problem.problem import FmhaProblem
 from tilewright_fmha.vocabulary import ATTENTION, ATTENTION_BACKWARD, QScale, VLayout
 from tilewright_kit.contract.problem import OperationRequest
@@ -30,11 +31,6 @@ def resized_fmha(problem: FmhaProblem, sizes: Mapping[str, int]) -> FmhaProblem 
         return None
     try:
         request = _request(problem, {"hdim_q": problem.hdim_q, "hdim_v": problem.hdim_v, **sizes})
-        from tilewright_fmha.problem.parse.attention import (  # they make problems, which know this module
-            parse_attention,
-            parse_backward,
-        )
-
         return parse_attention(request) if problem.operation == ATTENTION else parse_backward(request)
     except TilewrightError:
         return None

@@ -10,10 +10,10 @@ from tilewright_gemm.candidates.hip import hip_algorithms
 from tilewright_gemm.candidates.pack_b import hip_pack_candidates
 from tilewright_gemm.config.choices import cpu_teams, cpu_tiles, cpu_warp_tiles
 from tilewright_gemm.config.config import GemmConfig, Triple
+from tilewright_gemm.config.pack_b import PackBConfig
 from tilewright_gemm.config.packing import format_of, packing_of
 from tilewright_gemm.cost.cuda import predict_gpu
 from tilewright_gemm.cost.hip import predict_hip
-from tilewright_gemm.problem.pack_b import PackBConfig
 from tilewright_gemm.problem.problem import GemmProblem, PackBProblem
 from tilewright_gemm.rules.rulebook import RULES
 from tilewright_gemm.vocabulary import Epilogue, Reduction

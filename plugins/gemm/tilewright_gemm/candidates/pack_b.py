@@ -8,9 +8,9 @@ from tilewright_arch import ArchSpec
 from tilewright_gemm.candidates.hip import HIP_SHAPES, hip_config
 from tilewright_gemm.config.choices import table_key
 from tilewright_gemm.config.config import GemmConfig, Triple
+from tilewright_gemm.config.pack_b import PackBConfig
 from tilewright_gemm.config.packing import VectorFormat
 from tilewright_gemm.launch.kernel_args import bare_row
-from tilewright_gemm.problem.pack_b import PackBConfig
 from tilewright_gemm.problem.problem import PackBProblem, Product, View
 from tilewright_gemm.rules.rulebook import RULES
 from tilewright_kit.contract.device import DeviceInfo

@@ -76,11 +76,11 @@ class GemmConfig(TiledForms, KernelConfig):
     transpose_b: bool = suffix("trb", False)
     structured_sparsity: bool = suffix("sparse", False)
     """A is 2:4 sparse."""
-    binary: Binary = suffix("multid", Binary.PASS)
+    binary: Binary = suffix("multid", Binary.NONE)
     num_d_tensors: int = suffix("d", 0)
     dtype_d: tuple[str, ...] = suffix("D", ())
     """Element type of each D; empty: all as C."""
-    unary: Unary = suffix("", Unary.PASS)
+    unary: Unary = suffix("", Unary.NONE)
     bias: str = suffix("bias", "")
     """Element type of the bias row; empty: none."""
     scale_a: ScaleA = suffix("scaleA", ScaleA.NONE)
@@ -165,7 +165,7 @@ class GemmConfig(TiledForms, KernelConfig):
     @property
     def fused(self) -> bool:
         """Whether the epilogue does more than to convert."""
-        plain = self.unary is Unary.PASS and not self.bias and not self.num_d_tensors
+        plain = self.unary is Unary.NONE and not self.bias and not self.num_d_tensors
         return not plain or self.scale_a is not ScaleA.NONE or self.scale_b is not ScaleB.NONE
 
     @property

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from tilewright_arch import ArchSpec
 from tilewright_gemm.config.config import GemmConfig
-from tilewright_gemm.problem.attributes import refuse
+from tilewright_kit.requests.attributes import refuse
 from tilewright_kit.tiles.footprint.cpu import packed_bytes
 from tilewright_kit.types.dtypes import DType
 from tilewright_kit.types.errors import InvalidArgumentError

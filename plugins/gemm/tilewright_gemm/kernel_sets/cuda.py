@@ -97,8 +97,8 @@ def _portable() -> Iterator[Declaration[GemmConfig]]:
         {"epilogue": Epilogue.DEFAULT},
         {"persistent": True},
         {"dtype_c": "fp32"},
-        {"bias": "fp32", "unary": [Unary.PASS, Unary.GELU]},
-        {"binary": Binary.MULTI_D_ADD, "num_d_tensors": [1, 2], "unary": [Unary.PASS, Unary.RELU]},
+        {"bias": "fp32", "unary": [Unary.NONE, Unary.GELU]},
+        {"binary": Binary.MULTI_D_ADD, "num_d_tensors": [1, 2], "unary": [Unary.NONE, Unary.RELU]},
     )
     for variant in variants:
         yield declare(GemmConfig, dtype_a=_HALVES, **base, **variant).on(_CUDA)

@@ -11,10 +11,10 @@ from typing import Any
 from tilewright_arch import ArchSpec
 from tilewright_gemm.config.choices import offered
 from tilewright_gemm.config.config import GemmConfig
+from tilewright_gemm.config.pack_b import PackBConfig
 from tilewright_gemm.kernel_sets.cuda import CUDA_DEFAULTS, SWEEP_HOPPER, TUNE_HOPPER
 from tilewright_gemm.kernel_sets.hip import ESSENTIAL, HIP_DEFAULTS, packing_kernels, preferred
 from tilewright_gemm.kernel_sets.preselected import seed_kernels
-from tilewright_gemm.problem.pack_b import PackBConfig
 from tilewright_gemm.vocabulary import Binary, Epilogue, ScaleA, ScaleB, Unary
 from tilewright_kit.kernel_sets.declare import ANY, Declaration, KernelSet, declare
 from tilewright_kit.types.dtypes import DType
@@ -70,7 +70,7 @@ DEFAULT = KernelSet(
             layout="rcr",
             binary=Binary.MULTI_D_ADD,
             num_d_tensors=[1, 2],
-            unary=[Unary.PASS, Unary.GELU],
+            unary=[Unary.NONE, Unary.GELU],
         ),
         _cpu(
             pipeline="compv3",

@@ -9,7 +9,7 @@ from tilewright_arch import ArchSpec
 from tilewright_gemm.candidates.hip import HIP_SHAPES
 from tilewright_gemm.config.choices import offered, table_key
 from tilewright_gemm.config.config import GemmConfig
-from tilewright_gemm.problem.pack_b import PackBConfig
+from tilewright_gemm.config.pack_b import PackBConfig
 from tilewright_gemm.vocabulary import LAYOUTS, Binary, Epilogue, ScaleA, ScaleB, Unary
 from tilewright_kit.kernel_sets.declare import ANY, Declaration, KernelSet, declare
 from tilewright_kit.tiles.choices import warp_tile_for

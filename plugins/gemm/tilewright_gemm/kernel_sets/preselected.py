@@ -142,7 +142,7 @@ def mended(config: GemmConfig) -> GemmConfig:
         changes["wave"] = (1, 4, 1)
     if config.tile == (256, 256, 64) and config.dtype_a.bytes == 2:
         changes["tile"] = (256, 256, 32)
-    if config.num_d_tensors and config.binary is Binary.PASS:
+    if config.num_d_tensors and config.binary is Binary.NONE:
         changes["binary"] = Binary.MULTI_D_ADD
     if config.preshuffle:
         changes["pipeline"] = "preshufflev2"

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
-from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.config.packing import UNDECIDED, Packing, parse_packing
 from tilewright_gemm.problem.attributes import known_names, refuse, take_dtype, take_int
 from tilewright_gemm.problem.layout import layouts_of
@@ -16,20 +12,11 @@ from tilewright_kit.contract.problem import Operand, OperationRequest, Role
 from tilewright_kit.types.dtypes import DType
 from tilewright_kit.types.tensor import TensorDesc
 
-__all__ = ["PackBConfig", "parse_pack_b"]
+__all__ = ["parse_pack_b"]
 
 DEFAULT_M = 128
 """Rows that a product is planned for if the caller does not say: below that, packing would rarely have been asked for.
 """
-
-
-@dataclass(frozen=True)
-class PackBConfig(GemmConfig):
-    """A pre-shuffle kernel, of which only the packing entry is used: what it packs, the GEMM kernel of the same warp
-    tile reads.
-    """
-
-    operation: ClassVar[str] = "gemm_pack_b"
 
 
 def parse_pack_b(request: OperationRequest) -> PackBProblem:

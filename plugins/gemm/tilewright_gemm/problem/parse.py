@@ -216,7 +216,7 @@ def _binary(group: Group, attributes: Attributes) -> tuple[Binary, list[tuple[st
     d = in_order(group.d)
     given = attributes.binary
     if "c" in group.inputs:
-        if given not in (None, Binary.ADD, Binary.MULTI_D_ADD) and (d or given is not Binary.PASS):
+        if given not in (None, Binary.ADD, Binary.MULTI_D_ADD) and (d or given is not Binary.NONE):
             raise refuse(
                 f"c is added, which does not go together with {given}",
                 "attributes.binary",
@@ -304,8 +304,8 @@ def _check_integer_output(parsed: _Parsed, attributes: Attributes, scale_a: Scal
             ("attributes.alpha", attributes.alpha, attributes.alpha != 1.0),
             ("scale_a", "", scale_a is not ScaleA.NONE),
             ("scale_b", "", scale_b is not ScaleB.NONE),
-            ("attributes.unary", attributes.unary.value, attributes.unary is not Unary.PASS),
+            ("attributes.unary", attributes.unary.value, attributes.unary is not Unary.NONE),
             ("bias", "", parsed.dtype_bias is not None),
-            ("d" if parsed.binary is not Binary.ADD else "c", "", parsed.binary is not Binary.PASS),
+            ("d" if parsed.binary is not Binary.ADD else "c", "", parsed.binary is not Binary.NONE),
         ),
     )

@@ -7,7 +7,6 @@ A [.., M, K], B [.., K, N], out [.., M, N]. ``parse`` makes problems from reques
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -81,8 +80,8 @@ class GemmProblem(Problem):
     grouped: bool = False
     packing: Packing | None = None
     alpha: float = 1.0
-    binary: Binary = Binary.PASS
-    unary: Unary = Unary.PASS
+    binary: Binary = Binary.NONE
+    unary: Unary = Unary.NONE
     clamp_lo: float = 0.0
     clamp_hi: float = 0.0
     dtype_bias: DType | None = None
@@ -143,11 +142,6 @@ class GemmProblem(Problem):
     @property
     def num_d(self) -> int:
         return len(self.dtype_d)
-
-    def resized(self, sizes: Mapping[str, int]) -> GemmProblem | None:
-        from tilewright_gemm.problem.resize import resized_gemm  # it makes problems, and so needs this module
-
-        return resized_gemm(self, sizes)
 
     def describe(self) -> dict[str, Any]:
         sizes = [

@@ -55,11 +55,11 @@ def layout(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
 def integer_output(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
     """An int32 result is exact: it is the accumulator itself, for the epilogue computes in fp32, which would round."""
     steps = (
-        ("unary", config.unary is not Unary.PASS),
+        ("unary", config.unary is not Unary.NONE),
         ("scale_a", config.scale_a is not ScaleA.NONE),
         ("scale_b", config.scale_b is not ScaleB.NONE),
         ("bias", config.bias != ""),
-        ("binary", config.binary is not Binary.PASS),
+        ("binary", config.binary is not Binary.NONE),
     )
     yield from exact_integers(config, "dtype_c", steps)
 

@@ -33,9 +33,9 @@ def format_config(config: ConvConfig) -> str:
             (f"{config.split_k} slices", config.split_k > 1),
             ("two stages", config.two_stage),
             (f"bias {config.bias}", bool(config.bias)),
-            (f"{config.num_d_tensors} D by {config.binary}", config.binary is not Binary.PASS),
+            (f"{config.num_d_tensors} D by {config.binary}", config.binary is not Binary.NONE),
             (f"scale by {config.scale}", config.scale is not Scale.NONE),
-            (config.unary.value, config.unary is not Unary.PASS),
+            (config.unary.value, config.unary is not Unary.NONE),
             ("adds to the gradient", config.accumulate),
         )
         if holds

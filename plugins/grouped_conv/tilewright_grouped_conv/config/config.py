@@ -111,8 +111,8 @@ class ConvConfig(TiledForms, PlainForms, KernelConfig):
     """Stages of A and B in shared memory; 0: as many as fit."""
     bias: str = suffix("bias", "")
     """Element type of the bias, one for each channel of the result; empty: none."""
-    unary: Unary = suffix("", Unary.PASS)
-    binary: Binary = suffix("multid", Binary.PASS)
+    unary: Unary = suffix("", Unary.NONE)
+    binary: Binary = suffix("multid", Binary.NONE)
     num_d_tensors: int = suffix("d", 0)
     dtype_d: tuple[str, ...] = suffix("D", ())
     """Element type of each D; empty: all as the result."""
@@ -211,7 +211,7 @@ class ConvConfig(TiledForms, PlainForms, KernelConfig):
     @property
     def fused(self) -> bool:
         """Whether the epilogue does more than to convert."""
-        plain = self.unary is Unary.PASS and not self.bias and not self.num_d_tensors
+        plain = self.unary is Unary.NONE and not self.bias and not self.num_d_tensors
         return not plain or self.scale is not Scale.NONE or self.accumulate
 
     @property

@@ -91,7 +91,7 @@ def gpu_variants(config: type[ConvConfig], archs: tuple[str, ...], shape: Shape,
     if direction is not Direction.BACKWARD_WEIGHT:
         yield one(mapped_rows=True)
     if direction is Direction.FORWARD:
-        yield one(bias="fp32", unary=[Unary.PASS, Unary.RELU])
+        yield one(bias="fp32", unary=[Unary.NONE, Unary.RELU])
         yield one(binary=Binary.MULTI_D_ADD, num_d_tensors=1, unary=Unary.RELU)
         yield product(config, archs, shape, DType.INT8, dtype_out="fp16", scale=Scale.CHANNEL)
         yield one(split_k=2)

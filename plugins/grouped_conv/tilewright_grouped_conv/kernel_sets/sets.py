@@ -66,7 +66,7 @@ def _cpu_defaults(config: type[ConvConfig]) -> Declarations:
             yield _cpu_direct(config, kind, dtype_in=DType.FP32, layout=layout_of(ndim), ndim=ndim)
     if forward:
         yield _cpu(config, dtype_in=DType.FP8, dtype_wei="bf8")
-        steps = {"bias": "fp32", "unary": [Unary.PASS, Unary.RELU]}
+        steps = {"bias": "fp32", "unary": [Unary.NONE, Unary.RELU]}
         yield _cpu(config, dtype_in=[DType.FP32, DType.BF16], **steps)
         yield _cpu(config, dtype_in=DType.FP32, binary=Binary.MULTI_D_ADD, num_d_tensors=1, unary=Unary.RELU)
         yield _cpu(config, dtype_in=DType.INT8, dtype_out=["fp32", "int8"], scale=[Scale.TENSOR, Scale.CHANNEL])

@@ -245,7 +245,7 @@ def _check_direction(found: Attributes, direction: Direction) -> None:
             "leave split_k out",
         ),
         (
-            not forward and found.binary not in (None, Binary.PASS),
+            not forward and found.binary not in (None, Binary.NONE),
             "binary",
             str(found.binary),
             "epilogue_direction",
@@ -253,7 +253,7 @@ def _check_direction(found: Attributes, direction: Direction) -> None:
             "leave binary out",
         ),
         (
-            weight and found.unary is not Unary.PASS,
+            weight and found.unary is not Unary.NONE,
             "unary",
             found.unary.value,
             "epilogue_direction",
@@ -261,7 +261,7 @@ def _check_direction(found: Attributes, direction: Direction) -> None:
             "leave unary out",
         ),
         (
-            found.accumulate and found.unary is not Unary.PASS,
+            found.accumulate and found.unary is not Unary.NONE,
             "unary",
             found.unary.value,
             "epilogue_direction",

@@ -65,9 +65,9 @@ def read_epilogue(
         (
             ("attributes.alpha", attributes.alpha, attributes.alpha != 1.0),
             ("scale", "", "scale" in inputs),
-            ("attributes.unary", attributes.unary.value, attributes.unary is not Unary.PASS),
+            ("attributes.unary", attributes.unary.value, attributes.unary is not Unary.NONE),
             ("bias", "", "bias" in inputs),
-            ("d", "", found["binary"] is not Binary.PASS),
+            ("d", "", found["binary"] is not Binary.NONE),
         ),
     )
     return found, inputs, output

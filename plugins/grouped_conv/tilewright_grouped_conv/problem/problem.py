@@ -71,8 +71,8 @@ class ConvProblem(Problem):
     alpha: float = 1.0
     accumulate: bool = False
     """The output is added to ``acc``, which may be the same memory."""
-    unary: Unary = Unary.PASS
-    binary: Binary = Binary.PASS
+    unary: Unary = Unary.NONE
+    binary: Binary = Binary.NONE
     clamp_lo: float = 0.0
     clamp_hi: float = 0.0
     bias: VectorView | None = None
@@ -187,11 +187,6 @@ class ConvProblem(Problem):
     @property
     def batch(self) -> int:
         return self.largest.batch
-
-    def resized(self, sizes: Mapping[str, int]) -> ConvProblem | None:
-        from tilewright_grouped_conv.problem.resize import resized_conv  # it makes problems, and so needs this module
-
-        return resized_conv(self, sizes)
 
     def describe(self) -> dict[str, Any]:
         """Integers are sizes, words what the kernel must do: measurements are found by both."""

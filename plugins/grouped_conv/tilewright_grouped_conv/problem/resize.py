@@ -1,4 +1,4 @@
-"""A problem of the same kind with other sizes: what the model is asked when measurements of it are at hand."""
+"""Problems of the same kind with other sizes, for which the model is compared with measurements."""
 
 from __future__ import annotations
 

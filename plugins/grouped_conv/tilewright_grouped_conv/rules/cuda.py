@@ -140,7 +140,7 @@ def direct_tile(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
         yield Violation("direct_tile", given[0], getattr(config, given[0]), reason, fix)
     if config.channels_first and config.num_d_tensors:
         reason = "no template without a product reads D operands of channels-first images"
-        fix_d: dict[str, object] = {"binary": Binary.PASS, "num_d_tensors": 0, "dtype_d": ()}
+        fix_d: dict[str, object] = {"binary": Binary.NONE, "num_d_tensors": 0, "dtype_d": ()}
         yield Violation("direct_tile", "num_d_tensors", config.num_d_tensors, reason, fix_d)
 
 

@@ -88,15 +88,15 @@ def epilogue_direction(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation
     if config.scale is not Scale.NONE:
         reason = "only forward scales its sums"
         yield Violation("epilogue_direction", "scale", config.scale.value, reason, {"scale": Scale.NONE})
-    if config.binary is not Binary.PASS or config.num_d_tensors:
-        fix: dict[str, object] = {"binary": Binary.PASS, "num_d_tensors": 0, "dtype_d": ()}
+    if config.binary is not Binary.NONE or config.num_d_tensors:
+        fix: dict[str, object] = {"binary": Binary.NONE, "num_d_tensors": 0, "dtype_d": ()}
         yield Violation("epilogue_direction", "binary", config.binary.value, "only forward has D operands", fix)
     if config.direction is Direction.BACKWARD_WEIGHT:
         if config.bias:
             yield Violation("epilogue_direction", "bias", config.bias, "weights have no bias", {"bias": ""})
-        if config.unary is not Unary.PASS:
+        if config.unary is not Unary.NONE:
             reason = "the gradient of the weights has no unary step"
-            yield Violation("epilogue_direction", "unary", config.unary.value, reason, {"unary": Unary.PASS})
+            yield Violation("epilogue_direction", "unary", config.unary.value, reason, {"unary": Unary.NONE})
 
 
 def accumulate_direction(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
@@ -106,18 +106,18 @@ def accumulate_direction(config: ConvConfig, arch: ArchSpec) -> Iterator[Violati
     if config.direction is Direction.FORWARD:
         reason = "a result is not accumulated; add it as a D operand"
         yield Violation("accumulate_direction", "accumulate", True, reason, {"accumulate": False})
-    elif config.unary is not Unary.PASS:
+    elif config.unary is not Unary.NONE:
         reason = "what is added to a gradient comes last: no unary step follows"
-        yield Violation("accumulate_direction", "unary", config.unary.value, reason, {"unary": Unary.PASS})
+        yield Violation("accumulate_direction", "unary", config.unary.value, reason, {"unary": Unary.NONE})
 
 
 def integer_output(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
     """An int32 result is exact: it is the accumulator itself, for the epilogue computes in fp32, which would round."""
     steps = (
-        ("unary", config.unary is not Unary.PASS),
+        ("unary", config.unary is not Unary.NONE),
         ("scale", config.scale is not Scale.NONE),
         ("bias", config.bias != ""),
-        ("binary", config.binary is not Binary.PASS),
+        ("binary", config.binary is not Binary.NONE),
     )
     yield from exact_integers(config, "dtype_out", steps)
 

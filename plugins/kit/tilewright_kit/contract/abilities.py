@@ -27,6 +27,7 @@ __all__ = [
     "HasVariants",
     "Product",
     "RejectsDevices",
+    "Resizes",
     "SamplesInputs",
     "Tunable",
 ]
@@ -81,6 +82,15 @@ class ChecksValues(Protocol):
         The server calls it before every launch, with those of the operands whose memory it can read: it should take a
         few microseconds.
         """
+        ...
+
+
+@runtime_checkable
+class Resizes(Protocol):
+    """Makes problems of the same kind with other sizes, for which strategies compare the model with measurements."""
+
+    def resized(self, problem: Any, sizes: Mapping[str, int]) -> Any | None:
+        """The problem with sizes as ``Problem.describe`` names them; None if they make none of this kind."""
         ...
 
 

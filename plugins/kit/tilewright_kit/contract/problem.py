@@ -1,4 +1,4 @@
-"""What is asked: an operation on tensors of given shapes, before anything says how."""
+"""Problems: operations on tensors of given shapes, apart from any kernel."""
 
 from __future__ import annotations
 
@@ -69,13 +69,6 @@ class Problem(ABC):
     def signature(self) -> Hashable:
         """The key under which plans are cached."""
         return self
-
-    def resized(self, sizes: Mapping[str, int]) -> Problem | None:  # noqa: ARG002
-        """A problem of this kind with other sizes, as ``describe`` names them; None if that means nothing.
-
-        Strategies compare the model with measurements of such problems.
-        """
-        return None
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class ProductAttributes:
     alpha: float = 1.0
     binary: Binary | None = None
     """None if the caller named none."""
-    unary: Unary = Unary.PASS
+    unary: Unary = Unary.NONE
     clamp_lo: float = 0.0
     clamp_hi: float = 0.0
     out_dtype: DType | None = None
@@ -75,7 +75,7 @@ def refuse(reason: str, field: str, value: object, rule: str, fix: str) -> Inval
 
 def take_product(given: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of ``ProductAttributes``."""
-    unary = take_choice(given, "unary", Unary, UNARY_ALIASES) or Unary.PASS
+    unary = take_choice(given, "unary", Unary, UNARY_ALIASES) or Unary.NONE
     lo, hi = take_clamp(given, unary)
     return {
         "alpha": take_finite(given, "alpha", 1.0),

@@ -76,6 +76,6 @@ def step_attributes(problem: Steps, sizes: Mapping[str, int]) -> dict[str, Attri
     }
     if problem.unary is Unary.CLAMP:
         found |= {"clamp_lo": problem.clamp_lo, "clamp_hi": problem.clamp_hi}
-    if problem.binary is not Binary.PASS:
+    if problem.binary is not Binary.NONE:
         found["binary"] = problem.binary.value
     return found

@@ -51,14 +51,14 @@ def binary_step(given: Binary | None, count: int) -> Binary:
     if given is not None:
         _check_count(given, count)
     if not count:
-        return Binary.PASS
+        return Binary.NONE
     if given in (Binary.MULTIPLY, Binary.MULTI_D_MULTIPLY):
         return Binary.MULTIPLY if count == 1 else Binary.MULTI_D_MULTIPLY
     return Binary.ADD if count == 1 else Binary.MULTI_D_ADD
 
 
 def _check_count(given: Binary, count: int) -> None:
-    if given is Binary.PASS and count:
+    if given is Binary.NONE and count:
         reason = "D operands are given, but no step uses them"
         fix = "set binary to Add, Multiply, MultiDAdd or MultiDMultiply, or leave d out"
     elif given in (Binary.MULTI_D_ADD, Binary.MULTI_D_MULTIPLY) and not count:

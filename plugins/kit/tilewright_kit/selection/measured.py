@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright_kit.config.kernel_config import KernelConfig
+from tilewright_kit.contract.abilities import Resizes
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Operation, Prediction
 from tilewright_kit.contract.problem import Problem
@@ -247,7 +248,8 @@ class _Blend:
     ) -> Mapping[KernelConfig, float]:
         """The model's opinion there. If it cannot be asked, it is taken to differ only in how tiles divide sizes."""
         there = dict(near.shape.point.sizes)
-        problem = self._problem.resized(there)
+        operation = self._operation
+        problem = operation.resized(self._problem, there) if isinstance(operation, Resizes) else None
         if problem is not None:
             known = near.shape.remembered(point_of(problem).signature)
             for config in [item for item in configs if item not in known]:

@@ -43,7 +43,7 @@ class Binary(Word):
     ``Add`` and ``Multiply`` take exactly one D, the ``MultiD`` forms one or more.
     """
 
-    PASS = "PassThrough"
+    NONE = "PassThrough"
     ADD = "Add"
     MULTIPLY = "Multiply"
     MULTI_D_ADD = "MultiDAdd"
@@ -53,7 +53,7 @@ class Binary(Word):
 class Unary(Word):
     """Steps on one value, after the binary step. ``Gelu`` is exact (erf), ``FastGelu`` its tanh approximation."""
 
-    PASS = "PassThrough"
+    NONE = "PassThrough"
     RELU = "Relu"
     GELU = "Gelu"
     FAST_GELU = "FastGelu"

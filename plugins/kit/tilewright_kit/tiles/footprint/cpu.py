@@ -64,7 +64,7 @@ def packs_unsigned(config: Tiled) -> bool:
 
 def sums_in_c(config: _Steps) -> bool:
     """Whether C can hold partial sums: it has the accumulator's type, and nothing but alpha follows."""
-    return not config.fused and config.binary is Binary.PASS and config.c == config.acc
+    return not config.fused and config.binary is Binary.NONE and config.c == config.acc
 
 
 def block_bytes(config: Tiled, m: int, n: int, k: int, in_c: bool) -> tuple[int, int, int, int]:

@@ -40,11 +40,11 @@ def elementwise_operands(config: Steps, arch: ArchSpec) -> Iterator[Violation]:
             f"there may be 0 to {MAX_D} D operands",
             {"num_d_tensors": min(max(count, 0), MAX_D), "dtype_d": ()},
         )
-    elif binary is Binary.PASS and count:
+    elif binary is Binary.NONE and count:
         reason = f"{count} D operands are declared, but no step uses them"
         fix: dict[str, object] = {"binary": Binary.MULTI_D_ADD}
         yield Violation("elementwise_operands", "binary", binary.value, reason, fix)
-    elif binary is not Binary.PASS and not count:
+    elif binary is not Binary.NONE and not count:
         reason = f"{binary} needs D operands"
         yield Violation("elementwise_operands", "num_d_tensors", count, reason, {"num_d_tensors": 1, "dtype_d": ()})
     elif binary in (Binary.ADD, Binary.MULTIPLY) and count != 1:
