@@ -32,8 +32,8 @@ import sm90_config
 from sm90_suites import SUITES
 
 from tilewright_gemm.codegen import generate
-from tilewright_gemm.kernel_sets.defaults import KERNEL_SETS
-from tilewright_gemm.rules.rulebook import RULES
+from tilewright_gemm.pipelines.kernel_sets import KERNEL_SETS
+from tilewright_gemm.pipelines.rulebook import RULES
 from tilewright_kit.contract.problem import OperationRequest
 from tilewright_native import include_dir
 from tilewright_server.engine.call import Call

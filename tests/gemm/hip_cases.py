@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tilewright_arch import ArchSpec
-from tilewright_gemm.candidates.candidates import with_signature
 from tilewright_gemm.config.config import GemmConfig, Triple
+from tilewright_gemm.pipelines.candidates import with_signature
 from tilewright_gemm.plugin import GemmOperation
 from tilewright_gemm.vocabulary import LAYOUTS, Epilogue
 from tilewright_kit.contract.problem import OperationRequest

@@ -19,9 +19,9 @@ import tilewright_arch
 from tilewright_arch import ArchSpec
 from tilewright_gemm.codegen import generate
 from tilewright_gemm.config.config import GemmConfig
-from tilewright_gemm.kernel_sets.defaults import KERNEL_SETS, SPACES
+from tilewright_gemm.pipelines.kernel_sets import KERNEL_SETS, SPACES
+from tilewright_gemm.pipelines.rulebook import RULES
 from tilewright_gemm.plugin import GemmOperation
-from tilewright_gemm.rules.rulebook import RULES
 from tilewright_kit.conformance.check_plugin import device_of
 from tilewright_kit.contract.problem import OperationRequest
 from tilewright_kit.tiles.footprint.workgroup import threads_of

@@ -8,9 +8,9 @@ import pytest
 from effort import calls_of
 
 import tilewright_arch
-from tilewright_gemm.candidates.candidates import with_signature
 from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.config.packing import PackedFormat
+from tilewright_gemm.pipelines.candidates import with_signature
 from tilewright_gemm.plugin import GemmOperation, PackBOperation
 from tilewright_gemm.problem.problem import GemmProblem
 from tilewright_gemm.vocabulary import Epilogue, Reduction

@@ -13,8 +13,8 @@ from tilewright_arch import ArchSpec
 from tilewright_gemm.codegen import generate, render_gpu
 from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.config.pack_b import PackBConfig
-from tilewright_gemm.kernel_sets.defaults import KERNEL_SETS, PACK_B_SETS, SPACES
-from tilewright_gemm.rules.rulebook import RULES
+from tilewright_gemm.pipelines.kernel_sets import KERNEL_SETS, PACK_B_SETS, SPACES
+from tilewright_gemm.pipelines.rulebook import RULES
 from tilewright_gemm.vocabulary import Reduction
 from tilewright_kit.tiles.footprint.workgroup import is_specialised, shared_bytes, stages_of, threads_of
 from tilewright_kit.types.dtypes import DType

@@ -17,9 +17,9 @@ from gemm_runner import INCLUDE, Array, Memory, compiler, draw
 from libraries import Libraries
 
 import tilewright_arch
-from tilewright_gemm.candidates.candidates import with_signature
 from tilewright_gemm.codegen import generate
 from tilewright_gemm.config.config import GemmConfig
+from tilewright_gemm.pipelines.candidates import with_signature
 from tilewright_gemm.plugin import GemmOperation
 from tilewright_gemm.problem.problem import GemmProblem
 from tilewright_gemm.samples import gemm_samples

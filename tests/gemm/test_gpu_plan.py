@@ -11,9 +11,9 @@ from cuda_units import HAVE_NVRTC, WITHOUT_NVRTC, compile_text, statement_of
 from kernel_structs import GpuLaunch, OperandArgs, ProductArgs
 
 import tilewright_arch
-from tilewright_gemm.candidates.candidates import with_signature
 from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.launch.geometry import tiles_of
+from tilewright_gemm.pipelines.candidates import with_signature
 from tilewright_gemm.plugin import GemmOperation
 from tilewright_gemm.problem.problem import GemmProblem
 from tilewright_gemm.vocabulary import Epilogue, Reduction

@@ -9,7 +9,7 @@ import pytest
 import tilewright_arch
 from tilewright_arch import ArchSpec
 from tilewright_gemm.config.config import GemmConfig
-from tilewright_gemm.rules.rulebook import RULES
+from tilewright_gemm.pipelines.rulebook import RULES
 from tilewright_gemm.vocabulary import Epilogue, Reduction
 from tilewright_kit.tiles.footprint.workgroup import (
     accumulator_limit,

@@ -8,12 +8,12 @@ import pytest
 from hip_units import HIP_ARCHS
 
 import tilewright_arch
-from tilewright_gemm.candidates import candidates
-from tilewright_gemm.candidates.candidates import MOST, with_signature
 from tilewright_gemm.config.config import GemmConfig
+from tilewright_gemm.pipelines import candidates
+from tilewright_gemm.pipelines.candidates import MOST, with_signature
+from tilewright_gemm.pipelines.rulebook import RULES
 from tilewright_gemm.plugin import GemmOperation
 from tilewright_gemm.problem.problem import GemmProblem
-from tilewright_gemm.rules.rulebook import RULES
 from tilewright_gemm.vocabulary import LAYOUTS
 from tilewright_kit.conformance.check_plugin import device_of, plan_findings
 from tilewright_kit.contract.device import DeviceInfo
@@ -146,7 +146,7 @@ def test_a_choice_can_be_explained(name: str) -> None:
 def test_planning_judges_a_kernel_once_and_estimates_few(monkeypatch: pytest.MonkeyPatch) -> None:
     judged: list[GemmConfig] = []
     estimated: list[GemmConfig] = []
-    allows, predict = type(RULES).allows, candidates.predict_hip
+    allows, predict = type(RULES).allows, candidates.predict_gemm
 
     def judge(rules: Any, config: GemmConfig, arch: Any) -> bool:
         judged.append(config)
@@ -158,7 +158,8 @@ def test_planning_judges_a_kernel_once_and_estimates_few(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(candidates, "_verdicts", Verdicts(RULES))
     monkeypatch.setattr(type(RULES), "allows", judge)
-    monkeypatch.setattr(candidates, "predict_hip", estimate)
+    monkeypatch.setattr(candidates, "predict_gemm", estimate)
+    monkeypatch.setattr(GemmOperation, "predict", staticmethod(estimate))
     target = device("gfx942")
     for size in (4096, 4097, 4100, 640, 4096):
         estimated.clear()

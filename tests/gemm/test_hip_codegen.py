@@ -10,8 +10,8 @@ from hip_units import HAVE_HIP, HIP_ARCHS, WITHOUT_HIP, compile_text, statement_
 import tilewright_arch
 from tilewright_gemm.codegen import generate
 from tilewright_gemm.config.config import GemmConfig
-from tilewright_gemm.kernel_sets.defaults import KERNEL_SETS
-from tilewright_gemm.rules.rulebook import RULES
+from tilewright_gemm.pipelines.kernel_sets import KERNEL_SETS
+from tilewright_gemm.pipelines.rulebook import RULES
 from tilewright_gemm.vocabulary import Epilogue
 from tilewright_kit.tiles.footprint.workgroup import shared_bytes, threads_of
 from tilewright_kit.types.dtypes import DType

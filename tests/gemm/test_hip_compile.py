@@ -24,9 +24,9 @@ from tilewright_gemm.candidates.hip import HipShape, hip_config
 from tilewright_gemm.codegen import generate
 from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.config.pack_b import PackBConfig
-from tilewright_gemm.kernel_sets.defaults import KERNEL_SETS, PACK_B_SETS
+from tilewright_gemm.pipelines.kernel_sets import KERNEL_SETS, PACK_B_SETS
+from tilewright_gemm.pipelines.rulebook import RULES
 from tilewright_gemm.plugin import GemmOperation
-from tilewright_gemm.rules.rulebook import RULES
 from tilewright_kit.conformance.check_plugin import device_of
 from tilewright_kit.contract.problem import OperationRequest
 from tilewright_kit.tiles.choices import table_key

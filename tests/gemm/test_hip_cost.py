@@ -11,10 +11,10 @@ from hip_units import HAVE_HIP, HIP_ARCHS, WITHOUT_HIP, toolchain
 
 import tilewright_arch
 from tilewright_gemm.config.config import GemmConfig
-from tilewright_gemm.kernel_sets.defaults import KERNEL_SETS
+from tilewright_gemm.pipelines.kernel_sets import KERNEL_SETS
+from tilewright_gemm.pipelines.rulebook import RULES
 from tilewright_gemm.plugin import GemmOperation
 from tilewright_gemm.problem.problem import GemmProblem
-from tilewright_gemm.rules.rulebook import RULES
 from tilewright_kit.conformance.check_plugin import device_of
 from tilewright_kit.contract.problem import OperationRequest
 from tilewright_kit.selection.strategies import Selector

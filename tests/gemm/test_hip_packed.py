@@ -13,9 +13,9 @@ from sampling import partly
 
 import tilewright_arch
 from tilewright_arch import ArchSpec
-from tilewright_gemm.candidates.candidates import with_signature
 from tilewright_gemm.config.config import GemmConfig, Triple
 from tilewright_gemm.config.packing import VectorFormat, parse_packing
+from tilewright_gemm.pipelines.candidates import with_signature
 from tilewright_gemm.plugin import GemmOperation, PackBOperation
 from tilewright_gemm.reference import unpack
 from tilewright_kit.conformance.check_plugin import device_of, plan_findings

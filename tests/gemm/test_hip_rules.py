@@ -11,8 +11,9 @@ import tilewright_arch
 from tilewright_arch import ArchSpec
 from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.cost.hip import resident_of
-from tilewright_gemm.kernel_sets.defaults import KERNEL_SETS, SWEEPS
-from tilewright_gemm.rules.rulebook import RULES
+from tilewright_gemm.kernel_sets.sweeps import SWEEPS
+from tilewright_gemm.pipelines.kernel_sets import KERNEL_SETS
+from tilewright_gemm.pipelines.rulebook import RULES
 from tilewright_gemm.vocabulary import LAYOUTS, Epilogue, Reduction
 from tilewright_kit.tiles.footprint.workgroup import registers_of, shared_bytes, stages_of, threads_of
 from tilewright_kit.types.dtypes import DType

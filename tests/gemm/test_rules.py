@@ -12,8 +12,8 @@ from gemm_runner import Runner, draw
 import tilewright_arch
 from tilewright_arch import ArchSpec
 from tilewright_gemm.config.config import GemmConfig
+from tilewright_gemm.pipelines.rulebook import RULES
 from tilewright_gemm.plugin import GemmOperation
-from tilewright_gemm.rules.rulebook import RULES
 from tilewright_gemm.vocabulary import Binary, Epilogue, Reduction, ScaleA, ScaleB, Switch, Unary
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.problem import OperationRequest, Role

@@ -8,11 +8,13 @@ import pytest
 
 import tilewright_arch
 from tilewright_arch import ArchSpec
+from tilewright_gemm.codegen import generate
 from tilewright_gemm.config.config import GemmConfig
-from tilewright_gemm.kernel_sets.defaults import KERNEL_SETS, PACK_B_SETS, SPACES, SWEEPS
-from tilewright_gemm.kernel_sets.generator import generate_set, select_set
 from tilewright_gemm.kernel_sets.preselected import DEFAULT_KERNEL, ORIGINALS, REFERENCE_ARCH, REFUSED, mended
-from tilewright_gemm.rules.rulebook import RULES
+from tilewright_gemm.kernel_sets.sweeps import SWEEPS
+from tilewright_gemm.pipelines.generator import select_set
+from tilewright_gemm.pipelines.kernel_sets import KERNEL_SETS, PACK_B_SETS, SPACES
+from tilewright_gemm.pipelines.rulebook import RULES
 from tilewright_kit.types.dtypes import DType
 from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError
 
@@ -126,12 +128,13 @@ def test_what_the_generator_cannot_do_it_says() -> None:
 
 
 def test_units_of_a_preselected_set_are_for_the_arch() -> None:
-    (unit,) = generate_set(ARCH, preselected="default_kernel")
+    (unit,) = (generate(config, ARCH) for config in select_set(ARCH, preselected="default_kernel"))
     assert unit.language == "hip" and unit.name == DEFAULT_KERNEL.name and list(unit.entries) == ["main"]
 
 
 def test_units_of_a_cpu_set_are_distinct() -> None:
-    units = generate_set(tilewright_arch.load("x86-64-v3"), datatypes=["fp32", "bf16"], layouts=["rcr"])
+    arch = tilewright_arch.load("x86-64-v3")
+    units = [generate(config, arch) for config in select_set(arch, datatypes=["fp32", "bf16"], layouts=["rcr"])]
     assert len({unit.name for unit in units}) == len(units) == len({unit.text for unit in units}) > 20
     assert all(isinstance(unit.text, str) and "$" not in unit.text for unit in units)
 

@@ -9,11 +9,12 @@ from tilewright_arch import ArchSpec
 from tilewright_gemm import __version__
 from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.config.pack_b import PackBConfig
-from tilewright_gemm.rules.rulebook import RULES
+from tilewright_gemm.pipelines.records import pipeline_of
+from tilewright_gemm.pipelines.rulebook import RULES
 from tilewright_gemm.vocabulary import Epilogue
 from tilewright_kit.contract.source import SourceUnit
 from tilewright_kit.contract.templates import symbol_of, template, texts
-from tilewright_kit.tiles.footprint.workgroup import is_specialised, stages_of
+from tilewright_kit.tiles.footprint.workgroup import stages_of
 from tilewright_kit.types.errors import UnsupportedError
 
 __all__ = ["EXPORTS", "exports_of", "generate", "render", "render_gpu", "symbol_of"]
@@ -31,7 +32,7 @@ split-K and Stream-K by itself) or ``pack_b``.
 """
 
 _CPU = "cpu_gemm.cpp.in"
-_PORTABLE, _SPECIALISED, _GPU_CONFIG = "gpu_gemm.cu.in", "sm90_gemm.cu.in", "gpu_config.in"
+_GPU_CONFIG = "gpu_config.in"
 _PACKING = "gpu_pack_b.hip.in"
 _template = partial(template, __package__)
 
@@ -45,15 +46,19 @@ def generate(config: GemmConfig, arch: ArchSpec) -> SourceUnit:
     if arch.kind == "cpu":
         return render(config)
     if isinstance(config, PackBConfig) and arch.kind != "hip":
-        raise UnsupportedError(
-            f"there is no template of {config.operation} for {arch.kind} devices, so {config.name} cannot be built for "
-            f"{arch.id}",
-            field="arch",
-            value=arch.id,
-            rule="template",
-            fix="use a device of another kind: cpu or hip",
-        )
+        raise _no_template(config, arch)
     return render_gpu(config, arch)
+
+
+def _no_template(config: GemmConfig, arch: ArchSpec) -> UnsupportedError:
+    return UnsupportedError(
+        f"there is no template of {config.operation} for pipeline {config.pipeline} of {arch.kind} devices, so "
+        f"{config.name} cannot be built for {arch.id}",
+        field="arch",
+        value=arch.id,
+        rule="template",
+        fix="use a device of another kind: cpu or hip" if isinstance(config, PackBConfig) else "use another pipeline",
+    )
 
 
 def render(config: GemmConfig) -> SourceUnit:
@@ -68,8 +73,10 @@ def render(config: GemmConfig) -> SourceUnit:
 def render_gpu(config: GemmConfig, arch: ArchSpec) -> SourceUnit:
     """The unit of any configuration whose pipeline a GPU has, valid or not. ``generate`` checks first."""
     symbol, constants = symbol_of(config), _gpu_constants(config, arch)
-    packs = isinstance(config, PackBConfig)
-    file = _PACKING if packs else _SPECIALISED if is_specialised(config, arch) else _PORTABLE
+    packs, record = isinstance(config, PackBConfig), pipeline_of(config, arch)
+    if record is None:
+        raise _no_template(config, arch)
+    file = _PACKING if packs else record.template
     struct = _template(_GPU_CONFIG).substitute(constants).rstrip("\n")
     text = _template(file).substitute(name=constants["name"], record=constants["record"], config=struct, symbol=symbol)
     return SourceUnit(config.name, arch.kind, text, {"pack_b" if packs else "main": symbol}, plugin_version=__version__)

@@ -1,4 +1,4 @@
-"""What the plugin gives to the server: the operations ``gemm`` and ``gemm_pack_b``."""
+"""The operations ``gemm`` and ``gemm_pack_b``."""
 
 from __future__ import annotations
 
@@ -9,25 +9,20 @@ import numpy.typing as npt
 
 from tilewright_gemm import __version__
 from tilewright_gemm.analysis import DEFAULT_SHAPE, gemm_analysis_request, gemm_product
-from tilewright_gemm.candidates.candidates import (
-    gemm_candidates,
-    gemm_mismatches,
-    pack_b_candidates,
-    pack_b_mismatches,
-    pack_b_refusal,
-)
 from tilewright_gemm.codegen import generate
 from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.config.pack_b import PackBConfig
-from tilewright_gemm.cost.cpu import predict_gemm, predict_pack_b
-from tilewright_gemm.kernel_sets.defaults import KERNEL_SETS, PACK_B_SETS, SPACES
-from tilewright_gemm.kernel_sets.generator import select_set
+from tilewright_gemm.cost.pack_b import predict_pack_b
+from tilewright_gemm.pipelines.candidates import gemm_candidates, gemm_mismatches, predict_gemm
+from tilewright_gemm.pipelines.generator import select_set
+from tilewright_gemm.pipelines.kernel_sets import KERNEL_SETS, PACK_B_SETS, SPACES
+from tilewright_gemm.pipelines.pack_b import pack_b_candidates, pack_b_mismatches, pack_b_refusal
+from tilewright_gemm.pipelines.rulebook import RULES
 from tilewright_gemm.plan.plan import plan_gemm, plan_pack_b
 from tilewright_gemm.problem.pack_b import parse_pack_b
 from tilewright_gemm.problem.parse import parse_gemm
 from tilewright_gemm.problem.resize import resized_gemm
 from tilewright_gemm.reference import reference_gemm, reference_pack_b
-from tilewright_gemm.rules.rulebook import RULES
 from tilewright_gemm.samples import gemm_samples, pack_b_samples
 from tilewright_kit.config.rules import RuleBook
 from tilewright_kit.contract.operation import Operation
@@ -48,7 +43,7 @@ class GemmOperation:
     rules: RuleBook[GemmConfig] = RULES
     kernel_sets: Mapping[str, KernelSet[GemmConfig]] = KERNEL_SETS
     spaces: Mapping[str, KernelSet[GemmConfig]] = SPACES
-    """Sets for tuning: whole spaces of configurations, in which nobody looks for a kernel by name."""
+    """Sets for tuning: whole spaces of configurations, in which no kernel is looked up by name."""
 
     parse = staticmethod(parse_gemm)
     resized = staticmethod(resized_gemm)
@@ -61,7 +56,7 @@ class GemmOperation:
     samples = staticmethod(gemm_samples)
 
     select_set = staticmethod(select_set)
-    """The kernels that the options of the seeds' generator select, sweeps included."""
+    """Kernels by options, sweeps included."""
     analysis_request = staticmethod(gemm_analysis_request)
     product_of = staticmethod(gemm_product)
 

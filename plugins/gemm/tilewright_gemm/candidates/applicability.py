@@ -1,4 +1,4 @@
-"""Why a kernel of a GPU cannot compute a problem that its types and steps would suit."""
+"""Reasons why a valid kernel cannot compute a problem."""
 
 from __future__ import annotations
 
@@ -6,13 +6,21 @@ from collections.abc import Iterator
 
 from tilewright_arch import ArchSpec, BulkCopy
 from tilewright_gemm.config.config import GemmConfig
+from tilewright_gemm.config.packing import packing_of
 from tilewright_gemm.launch.geometry import Matrix, alignments, matrices, tiles_of
 from tilewright_gemm.problem.problem import GemmProblem
 from tilewright_gemm.vocabulary import Epilogue, Reduction
 from tilewright_kit.config.rules import Violation
-from tilewright_kit.tiles.footprint.workgroup import is_specialised
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.selection.applicability import (
+    canonical,
+    other_signature,
+    slices_asked,
+    team_too_large,
+    unpadded_sizes,
+)
 
-__all__ = ["copy_fault", "gpu_mismatches"]
+__all__ = ["bulk_copy_mismatches", "copy_fault", "gpu_mismatches", "signature_mismatches"]
 
 _LARGEST = 2**31 - 1
 """Kernels count rows, columns, steps and tiles in 32 bits."""
@@ -20,8 +28,41 @@ _LARGEST_STRIDE = 2**40
 """Bytes; ``cuTensorMapEncodeTiled``."""
 
 
+def signature_mismatches(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) -> Iterator[Violation]:
+    """Differences between what the problem asks and the kernel computes, on any kind of device."""
+    wanted: dict[str, tuple[object, object]] = {
+        "dtype_a": (config.a, problem.dtype_a.value),
+        "dtype_b": (config.b, problem.dtype_b.value),
+        "dtype_c": (config.c, problem.dtype_c.value),
+        "layout": (config.layout, problem.layout),
+        "binary": (canonical(config.binary), canonical(problem.binary)),
+        "dtype_d": (config.d, tuple(dtype.value for dtype in problem.dtype_d)),
+        "unary": (config.unary, problem.unary),
+        "bias": (config.bias, problem.dtype_bias.value if problem.dtype_bias else ""),
+        "scale_a": (config.scale_a, problem.scale_a),
+        "scale_b": (config.scale_b, problem.scale_b),
+    }
+    if device.arch.kind != "cuda":  # which refuses a packed B with a reason of its own
+        wanted["preshuffle"] = (config.preshuffle, problem.packing is not None)
+    yield from other_signature(wanted, unmendable=("dtype_d",))
+    if problem.grouped and not config.grouped:
+        yield Violation("variant", "grouped", False, "the problem has several products", {"grouped": True})
+    elif problem.is_batched and not (config.batched or config.grouped):
+        yield Violation("variant", "batched", False, "the problem is batched", {"batched": True})
+    if not problem.grouped:
+        yield from slices_asked(problem.split_k, config.split_k, "K")
+    if config.reduction is not Reduction.NONE and problem.grouped:
+        yield Violation("variant", "reduction", config.reduction.value, "Stream-K takes one product")
+    reads = packing_of(config, device.arch)
+    if problem.packing and device.arch.kind != "cuda" and reads != problem.packing:
+        reason = f"B is packed as {problem.packing}, the kernel reads {reads}"
+        yield Violation("packing", "warp_tile", config.warp_tile, reason)
+    yield from unpadded_sizes(config, problem.products)
+    yield from team_too_large(config, device)
+
+
 def gpu_mismatches(problem: GemmProblem, config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """What the device, or where the operands lie, keeps from this kernel."""
+    """Reasons of the device, and of the places of the operands, on any GPU."""
     if problem.packing and not arch.preshuffle_pipelines:
         reason = f"B is packed for another device; kernels of {arch.id} read a plain B"
         yield Violation("packing", "preshuffle", config.preshuffle, reason)
@@ -31,8 +72,10 @@ def gpu_mismatches(problem: GemmProblem, config: GemmConfig, arch: ArchSpec) -> 
         yield Violation("variant", "split_k", config.split_k, reason, {"split_k": 1, "reduction": Reduction.NONE})
     yield from _range(problem, config)
     yield from _alignment(problem, config, arch)
-    if not is_specialised(config, arch):
-        return
+
+
+def bulk_copy_mismatches(problem: GemmProblem, config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """Operands that the copy engine does not reach, and sums that warpgroup instructions keep too few bits of."""
     if arch.bulk_copy:
         yield from _copies(problem, config, arch.bulk_copy)
     if problem.dtype_a in ("fp8", "bf8") and config.promote == 0 and not problem.fast_accumulation:

@@ -1,4 +1,4 @@
-"""Which kernels of an AMD GPU are worth considering for a problem: few, and good.
+"""Candidates of AMD GPUs: few, and good.
 
 Shapes are listed by the number of waves that they keep busy; which of them an arch has, with which matrix instruction
 and how long along k, follows from its tables. What has no room is left out here, because the cost model would rank it;
@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from tilewright_arch import ArchSpec
-from tilewright_gemm.candidates.cuda import splits
 from tilewright_gemm.config.config import GemmConfig, Triple
 from tilewright_gemm.config.packing import VectorFormat
+from tilewright_gemm.launch.splits import splits
 from tilewright_gemm.problem.problem import GemmProblem
 from tilewright_gemm.vocabulary import Epilogue
 from tilewright_kit.contract.device import DeviceInfo
@@ -73,7 +73,7 @@ _LINE_BYTES, _MEMORY_LINE_BYTES = (64, 128), (128, 256)
 """Lengths of a tile along k."""
 
 
-def hip_algorithms(problem: GemmProblem, device: DeviceInfo) -> Iterator[GemmConfig]:
+def hip_algorithms(problem: GemmProblem, device: DeviceInfo, few: bool) -> Iterator[GemmConfig]:  # noqa: ARG001
     """Configurations with the algorithm set, the signature not; the most general last."""
     arch = device.arch
     key = table_key(problem.dtype_a.value, problem.dtype_b.value)

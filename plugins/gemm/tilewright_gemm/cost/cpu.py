@@ -6,11 +6,8 @@ shift all candidates alike.
 
 from __future__ import annotations
 
-from tilewright_gemm.candidates.pack_b import predict_hip_pack
 from tilewright_gemm.config.config import GemmConfig
-from tilewright_gemm.cost.cuda import predict_gpu
-from tilewright_gemm.cost.hip import predict_hip
-from tilewright_gemm.problem.problem import GemmProblem, PackBProblem, Product
+from tilewright_gemm.problem.problem import GemmProblem, Product
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Prediction
 from tilewright_kit.tiles.cost.cpu import (
@@ -30,7 +27,7 @@ from tilewright_kit.tiles.footprint.cpu import slices
 from tilewright_kit.tiles.footprint.workgroup import lanes
 from tilewright_kit.types.arithmetic import padded
 
-__all__ = ["predict_gemm", "predict_pack_b"]
+__all__ = ["predict_cpu"]
 
 _STREAM_ROWS = 8
 _STREAM_CHUNK = 512
@@ -39,23 +36,10 @@ _CHUNK_SECONDS = 4.0e-7
 """Of the streaming pipeline: results that one call accumulates, widening a vector, what begins and ends a call."""
 
 
-def predict_gemm(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) -> Prediction:
-    """Seconds of all stages, and what they are made of."""
-    if device.arch.kind != "cpu":
-        predict = predict_gpu if device.arch.kind == "cuda" else predict_hip
-        return predict(problem, config, device)
+def predict_cpu(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) -> Prediction:
+    """Seconds of all stages, and their parts."""
     products = [product for product in problem.products if not product.is_empty]
     return _sum([_cpu(problem, product, config, device) for product in products], config)
-
-
-def predict_pack_b(problem: PackBProblem, config: GemmConfig, device: DeviceInfo) -> Prediction:
-    """The time of the products to come, for it is they that a format is chosen for; packing itself costs about the same
-    in all formats.
-    """
-    if device.arch.kind != "cpu":
-        return predict_hip_pack(problem, config, device)
-    seconds, parts = blocked(problem.m, problem.n, problem.k, config, device, (4, 4))
-    return Prediction(seconds, parts)
 
 
 def _sum(items: list[tuple[float, dict[str, float]]], config: GemmConfig) -> Prediction:

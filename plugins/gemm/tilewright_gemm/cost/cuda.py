@@ -7,36 +7,29 @@ here, once, and shifts all kernels of a kind alike.
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from functools import lru_cache
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from tilewright_arch import ArchSpec
 from tilewright_gemm.config.config import GemmConfig
+from tilewright_gemm.cost.tiles import busiest_of, is_unaligned, shapes_of, slices_of
 from tilewright_gemm.launch.geometry import grid_of
 from tilewright_gemm.problem.problem import GemmProblem
 from tilewright_gemm.vocabulary import Epilogue, Reduction
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Prediction
 from tilewright_kit.tiles.cost.units import clock_of, units_of
-from tilewright_kit.tiles.footprint.workgroup import (
-    consumers,
-    is_specialised,
-    shared_bytes,
-    size_of,
-    stages_of,
-    threads_of,
-)
+from tilewright_kit.tiles.footprint.workgroup import shared_bytes, size_of, stages_of, threads_of
 from tilewright_kit.types.arithmetic import ceil_div
 
-__all__ = ["busiest_of", "is_unaligned", "predict_gpu", "shapes_of", "slices_of"]
+__all__ = ["ALONE", "SHARED_BYTES_PER_CYCLE", "STEP_CYCLES", "MainLoop", "predict_cuda", "predict_portable"]
 
 _LAUNCH_SECONDS = 3.0e-6
 _FILL_SECONDS = 1.3e-6
 """From a workgroup's start until its first operands have arrived."""
 _LOAD_SECONDS = 0.9e-6
 """From asking for operands to having them: what is under way meanwhile bounds a unit's bandwidth."""
-_SHARED_BYTES_PER_CYCLE = 128.0
+SHARED_BYTES_PER_CYCLE = 128.0
 _L2_BYTES_PER_CYCLE = 64.0
 """Of one unit."""
 _MEMORY_BYTES_PER_CYCLE = 26.0
@@ -47,9 +40,9 @@ _STORE_CYCLES = 0.045
 """Of an epilogue, per element of the tile."""
 _UNSTAGED = 1.6
 """How much longer threads take that store C by themselves."""
-_ALONE = 1.25
+ALONE = 1.25
 """How much longer a single consumer takes, which nobody stands in for while it waits."""
-_STEP_CYCLES = 24.0
+STEP_CYCLES = 24.0
 """Waiting for, and giving back, one stage."""
 _JOIN_SECONDS = 1.5e-6
 """Until the last part of a tile knows that it is the last."""
@@ -59,18 +52,33 @@ _PORTABLE_SHARE = 0.6
 """What mma.sync reaches of the peak where wgmma reaches nearly all; elsewhere it is the peak."""
 _SIMT_SHARE = 0.7
 _UNALIGNED = 2.0
-_SHAPES = 64
-"""Distinct sizes of a grouped problem that are looked at."""
 
 
-def predict_gpu(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) -> Prediction:
-    """Seconds of the one launch, and what they are made of."""
+@dataclass(frozen=True)
+class MainLoop:
+    """The parts of the estimate in which templates differ."""
+
+    step_cycles: Callable[[GemmConfig, ArchSpec], float]
+    """One stage of one tile, on one unit: the longer of multiplying and of reading shared memory."""
+    storing_threads: Callable[[GemmConfig, ArchSpec], float]
+    """Threads of a workgroup that store results."""
+    unaligned: float
+    """Factor of a step whose operands do not lie at multiples of 16 bytes."""
+
+
+def predict_portable(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) -> Prediction:
+    """Seconds of a kernel without producers, and their parts."""
+    return predict_cuda(problem, config, device, _PORTABLE)
+
+
+def predict_cuda(problem: GemmProblem, config: GemmConfig, device: DeviceInfo, loop: MainLoop) -> Prediction:
+    """Seconds of the one launch, and their parts."""
     arch = device.arch
     clock, units, shapes = clock_of(arch), units_of(device), shapes_of(problem)
     slices, steps = slices_of(config, shapes)
-    step = _step_cycles(config, arch) * (_UNALIGNED if is_unaligned(problem, config, arch) else 1.0)
+    step = loop.step_cycles(config, arch) * (loop.unaligned if is_unaligned(problem) else 1.0)
     resident = 1 if config.persistent else _resident(config, arch)
-    epilogue = _epilogue_cycles(config)
+    epilogue = _epilogue_cycles(config, loop.storing_threads(config, arch))
     busiest = busiest_of(config, slices, units * resident)
     if config.reduction is not Reduction.NONE:
         # Every workgroup has the same share of all steps, and about one tile more to finish.
@@ -80,7 +88,7 @@ def predict_gpu(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) ->
         main, ends = busiest * resident * steps * step, busiest
     if config.scheduler == "pingpong":
         ends = 1.0  # the others end while the other consumer multiplies
-        main *= _ALONE if busiest == 1 else 1.0
+        main *= ALONE if busiest == 1 else 1.0
     compute = main / clock
     ending = ends * epilogue / clock
     l2, memory = _loads(problem, config, device, shapes, min(slices, units))
@@ -91,65 +99,6 @@ def predict_gpu(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) ->
     return Prediction(seconds, parts | {"l2": l2, "memory": memory, "join": join})
 
 
-@lru_cache(maxsize=256)
-def shapes_of(problem: GemmProblem) -> tuple[tuple[int, int, int, float], ...]:
-    """(m, n, k, count) of the products, batches counted; of very many kinds a sample that stands for all."""
-    counts: Counter[tuple[int, int, int]] = Counter()
-    for product in problem.products:
-        if not product.is_empty:
-            counts[product.m, product.n, product.k] += product.batch
-    kinds = sorted(counts.items())
-    every = -(-len(kinds) // _SHAPES)
-    weight = len(kinds) / max(len(kinds[::every]), 1) if every else 1.0
-    return tuple((m, n, k, count * weight) for (m, n, k), count in kinds[:: every or 1])
-
-
-def slices_of(config: GemmConfig, shapes: tuple[tuple[int, int, int, float], ...]) -> tuple[float, float]:
-    """Tiles times slices of K, and steps along k of one of them on average."""
-    tiles = work = 0.0
-    along_m, along_n = config.tile[0] * config.cluster[0], config.tile[1] * config.cluster[1]
-    for m, n, k, count in shapes:
-        own = ceil_div(m, along_m) * ceil_div(n, along_n) * config.cluster[0] * config.cluster[1] * count
-        tiles += own
-        work += own * ceil_div(ceil_div(k, config.tile[2]), config.split_k)
-    return tiles * config.split_k, work / max(tiles, 1.0)
-
-
-def busiest_of(config: GemmConfig, slices: float, places: int) -> float:
-    """Tiles that the busiest place gets."""
-    size = math.prod(config.cluster)
-    return math.ceil(slices / size / max(places // size, 1))
-
-
-def _step_cycles(config: GemmConfig, arch: ArchSpec) -> float:
-    """One stage of one tile, on one unit: the longer of multiplying and of reading shared memory."""
-    m, n, k = config.tile
-    rate = arch.throughput.flops_per_cycle_per_unit.get(config.a, 1024)
-    multiply = 2.0 * m * n * k / rate
-    if is_specialised(config, arch):
-        width = config.warp_tile[0] if config.transpose_c else config.warp_tile[1]
-        instructions = m * n * k / (64.0 * width * config.warp_tile[2])
-        read = instructions * (64 + width) * 32 / _SHARED_BYTES_PER_CYCLE
-        alone = _ALONE if consumers(config) == 1 else 1.0
-        promoted = 1.0 + (0.6 / config.promote if config.promote else 0.0)
-        return max(multiply * promoted, read) * alone * 1.06 + _STEP_CYCLES
-    if config.a == "fp32":
-        return multiply / _SIMT_SHARE + _STEP_CYCLES
-    if any(offer.register_splits for offer in arch.pipelines.values()):
-        multiply /= _PORTABLE_SHARE * (0.5 if config.a in ("fp8", "bf8") else 1.0)
-    part_m, part_n = m // config.wave[0], n // config.wave[1]
-    read = 32.0 * k / config.warp_tile[2] * (part_m + part_n) * config.waves / _SHARED_BYTES_PER_CYCLE
-    return max(multiply, read) * 1.15 + 2 * _STEP_CYCLES
-
-
-def is_unaligned(problem: GemmProblem, config: GemmConfig, arch: ArchSpec) -> bool:
-    if is_specialised(config, arch):
-        return False
-    largest = problem.largest
-    strides = (largest.a.row_stride + largest.a.col_stride - 1, largest.b.row_stride + largest.b.col_stride - 1)
-    return problem.alignment < 16 or any(stride * problem.dtype_a.bytes % 16 for stride in strides if stride > 0)
-
-
 def _resident(config: GemmConfig, arch: ArchSpec) -> int:
     """Workgroups that one unit holds at a time."""
     shared = arch.lds_bytes // max(shared_bytes(config, arch), 1)
@@ -157,10 +106,9 @@ def _resident(config: GemmConfig, arch: ArchSpec) -> int:
     return max(min(shared, registers, 2), 1)
 
 
-def _epilogue_cycles(config: GemmConfig) -> float:
+def _epilogue_cycles(config: GemmConfig, threads: float) -> float:
     elements = config.tile[0] * config.tile[1]
     operands = 1.0 + 0.3 * config.num_d_tensors + (0.1 if config.bias else 0.0)
-    threads = 128.0 * max(consumers(config), 2) if config.scheduler in ("cooperative", "pingpong") else 256.0
     slow = 1.0 if config.epilogue is Epilogue.CSHUFFLE else _UNSTAGED
     return 400.0 + elements * _STORE_CYCLES * operands * slow * 256.0 / threads * size_of(config.c) / 2
 
@@ -204,3 +152,18 @@ def _join_seconds(config: GemmConfig, clock: float) -> float:
     if config.split_k > 1:
         return _JOIN_SECONDS + (1.0 + config.split_k) * nbytes / rate
     return 0.0
+
+
+def _portable_step(config: GemmConfig, arch: ArchSpec) -> float:
+    m, n, k = config.tile
+    multiply = 2.0 * m * n * k / arch.throughput.flops_per_cycle_per_unit.get(config.a, 1024)
+    if config.a == "fp32":
+        return multiply / _SIMT_SHARE + STEP_CYCLES
+    if any(offer.register_splits for offer in arch.pipelines.values()):
+        multiply /= _PORTABLE_SHARE * (0.5 if config.a in ("fp8", "bf8") else 1.0)
+    part_m, part_n = m // config.wave[0], n // config.wave[1]
+    read = 32.0 * k / config.warp_tile[2] * (part_m + part_n) * config.waves / SHARED_BYTES_PER_CYCLE
+    return max(multiply, read) * 1.15 + 2 * STEP_CYCLES
+
+
+_PORTABLE = MainLoop(_portable_step, lambda config, arch: 256.0, _UNALIGNED)  # noqa: ARG005

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from tilewright_arch import ArchSpec
 from tilewright_gemm.config.config import GemmConfig
-from tilewright_gemm.cost.cuda import busiest_of, is_unaligned, shapes_of, slices_of
+from tilewright_gemm.cost.tiles import busiest_of, is_unaligned, shapes_of, slices_of
 from tilewright_gemm.launch.geometry import grid_of
 from tilewright_gemm.problem.problem import GemmProblem
 from tilewright_gemm.vocabulary import Epilogue
@@ -66,7 +66,7 @@ def predict_hip(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) ->
     else:
         busiest = busiest_of(config, slices, units)
     compute = steps * _loop_cycles(config, arch, int(busiest), resident) / clock
-    compute *= _UNALIGNED if is_unaligned(problem, config, arch) else 1.0
+    compute *= _UNALIGNED if is_unaligned(problem) else 1.0
     # With several workgroups on a unit all but the first end beside another's main loop.
     ending = (busiest if resident == 1 else 1.0) * _epilogue_cycles(config) / clock
     l2, memory = _loads(problem, config, device, shapes, min(slices, units), resident)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from tilewright_arch import ArchSpec
@@ -17,7 +17,22 @@ from tilewright_kit.types.dtypes import DType
 
 __all__ = ["ESSENTIAL", "HIP_DEFAULTS", "packing_kernels", "preferred"]
 
-_CDNA, _CDNA3, _CDNA4, _RDNA = ("gfx9*",), ("gfx942",), ("gfx950",), ("gfx1*",)
+Archs = Callable[[ArchSpec], bool]
+Declarations = Iterator[Declaration[GemmConfig]]
+
+
+def _cdna(arch: ArchSpec) -> bool:
+    return arch.kind == "hip" and arch.wave_size == 64
+
+
+def _rdna(arch: ArchSpec) -> bool:
+    return arch.kind == "hip" and arch.wave_size == 32
+
+
+def _family(name: str) -> Archs:
+    return lambda arch: arch.family == name
+
+
 _HALVES = [DType.FP16, DType.BF16]
 _EIGHT = ((DType.FP8, ""), (DType.FP8, "bf8"), (DType.BF8, "fp8"), (DType.BF8, ""))
 _LINE_BYTES = 64
@@ -30,8 +45,6 @@ _SUMS, _LANES = 128, 64
 """Sums of a lane, times lines of a tile along k, beyond which a kernel takes up to twice as long to compile for a loop
 that is no faster: fewer sums, and shorter lines, keep the matrix units as busy.
 """
-
-Declarations = Iterator[Declaration[GemmConfig]]
 
 
 def preferred(field: str, arch: ArchSpec, partial: Mapping[str, Any]) -> Iterable[Any] | None:
@@ -49,16 +62,16 @@ def preferred(field: str, arch: ArchSpec, partial: Mapping[str, Any]) -> Iterabl
 
 
 def _kernels(
-    archs: tuple[str, ...], tile: tuple[int, int], wave: tuple[int, int], lines: int = 1, **fields: Any
+    archs: Archs, tile: tuple[int, int], wave: tuple[int, int], lines: int = 1, **fields: Any
 ) -> Declaration[GemmConfig]:
     """Kernels of one shape. ``dtype_a`` is one type, or types of one size; ``lines``: length of the tile along k."""
     first = fields.setdefault("dtype_a", DType.FP16)
     size = (first[0] if isinstance(first, list) else first).bytes
     shaped = {"tile": (*tile, lines * _LINE_BYTES // size), "wave": (*wave, 1), "warp_tile": ANY}
-    return declare(GemmConfig, **{**shaped, **fields}).on(*archs)
+    return declare(GemmConfig, **{**shaped, **fields}).where(archs)
 
 
-def _types(archs: tuple[str, ...], wave: tuple[int, int]) -> Declarations:
+def _types(archs: Archs, wave: tuple[int, int]) -> Declarations:
     """Every type that the arch multiplies, and every layout."""
     yield _kernels(archs, (128, 128), wave, dtype_a=DType.FP16, layout=list(LAYOUTS), pipeline="compv4")
     yield _kernels(archs, (128, 128), wave, dtype_a=DType.BF16, pipeline="compv4")
@@ -70,7 +83,7 @@ def _types(archs: tuple[str, ...], wave: tuple[int, int]) -> Declarations:
         yield _kernels(archs, (128, 128), wave, dtype_a=dtype, dtype_b=other, layout=layouts, pipeline="compv4")
 
 
-def _steps(archs: tuple[str, ...], wave: tuple[int, int]) -> Declarations:
+def _steps(archs: Archs, wave: tuple[int, int]) -> Declarations:
     """Epilogues, fused steps, and the ways to distribute work."""
     base: dict[str, Any] = {"pipeline": "compv4"}
     yield _kernels(archs, (128, 64), wave, epilogue=Epilogue.DEFAULT, **base)
@@ -87,25 +100,25 @@ def _steps(archs: tuple[str, ...], wave: tuple[int, int]) -> Declarations:
 
 def _essential() -> Declarations:
     # 16 waves, of which four share a SIMD and hide each other's waits.
-    yield _kernels(_CDNA4, (256, 256), (4, 4), pipeline=["compv4", "comp_async"])
+    yield _kernels(_family("cdna4"), (256, 256), (4, 4), pipeline=["compv4", "comp_async"])
     # 16 by 19 tiles of 4096 x 4096: one for each of the 304 units of an MI300X. Strips of results have no room there.
-    yield _kernels(_CDNA, (256, 224), (4, 1), pipeline="compv4", epilogue=Epilogue.DEFAULT)
-    yield _kernels(_CDNA, (256, 128), (2, 2), pipeline=["compv3", "compv4", "comp_async"])
-    yield _kernels(_CDNA, (64, 64), (2, 2), lines=2, pipeline="compv3")
-    yield _kernels(_CDNA, (16, 64), (1, 4), lines=2, pipeline="mem", scheduler=["intrawave", "interwave"])
+    yield _kernels(_cdna, (256, 224), (4, 1), pipeline="compv4", epilogue=Epilogue.DEFAULT)
+    yield _kernels(_cdna, (256, 128), (2, 2), pipeline=["compv3", "compv4", "comp_async"])
+    yield _kernels(_cdna, (64, 64), (2, 2), lines=2, pipeline="compv3")
+    yield _kernels(_cdna, (16, 64), (1, 4), lines=2, pipeline="mem", scheduler=["intrawave", "interwave"])
     shuffled: dict[str, Any] = {"pipeline": "preshufflev2", "preshuffle": True}
-    yield _kernels(_CDNA, (128, 128), (2, 2), lines=2, dtype_a=DType.FP16, **shuffled)
-    yield _kernels(_CDNA, (128, 128), (2, 2), lines=2, dtype_a=DType.FP8, **shuffled)
-    yield _kernels(_CDNA, (64, 64), (1, 4), pipeline="compv3", warp_tile=(64, 4, 16))
-    yield _kernels(_CDNA, (64, 64), (4, 1), pipeline="compv3", warp_tile=(4, 64, 16))
-    yield from _types(_CDNA, (2, 2))
-    yield from _steps(_CDNA, (2, 2))
-    yield _kernels(_RDNA, (128, 256), (2, 4), pipeline="compv4")
-    yield _kernels(_RDNA, (128, 128), (4, 2), pipeline=["compv3", "compv4"])
-    yield _kernels(_RDNA, (64, 64), (4, 2), lines=2, pipeline="compv3")
-    yield _kernels(_RDNA, (16, 128), (1, 8), lines=2, pipeline="mem", scheduler=["intrawave", "interwave"])
-    yield from _types(_RDNA, (2, 4))
-    yield from _steps(_RDNA, (4, 2))
+    yield _kernels(_cdna, (128, 128), (2, 2), lines=2, dtype_a=DType.FP16, **shuffled)
+    yield _kernels(_cdna, (128, 128), (2, 2), lines=2, dtype_a=DType.FP8, **shuffled)
+    yield _kernels(_cdna, (64, 64), (1, 4), pipeline="compv3", warp_tile=(64, 4, 16))
+    yield _kernels(_cdna, (64, 64), (4, 1), pipeline="compv3", warp_tile=(4, 64, 16))
+    yield from _types(_cdna, (2, 2))
+    yield from _steps(_cdna, (2, 2))
+    yield _kernels(_rdna, (128, 256), (2, 4), pipeline="compv4")
+    yield _kernels(_rdna, (128, 128), (4, 2), pipeline=["compv3", "compv4"])
+    yield _kernels(_rdna, (64, 64), (4, 2), lines=2, pipeline="compv3")
+    yield _kernels(_rdna, (16, 128), (1, 8), lines=2, pipeline="mem", scheduler=["intrawave", "interwave"])
+    yield from _types(_rdna, (2, 4))
+    yield from _steps(_rdna, (4, 2))
 
 
 def packing_kernels() -> Iterator[Declaration[PackBConfig]]:
@@ -121,7 +134,7 @@ def packing_kernels() -> Iterator[Declaration[PackBConfig]]:
                 tile=(*tile, depth),
                 wave=(*wave, 1),
                 warp_tile=ANY,
-            ).on(*_CDNA)
+            ).where(_cdna)
 
 
 ESSENTIAL = KernelSet(
@@ -137,7 +150,7 @@ def _defaults() -> Declarations:
     yield from _essential()
     # For the tiles, not for the loop: see the essential kernels.
     wide: dict[str, Any] = {"dtype_a": _HALVES, "layout": ["rcr", "rrr"], "epilogue": Epilogue.DEFAULT}
-    yield _kernels(_CDNA3, (256, 224), (4, 1), pipeline="compv4", **wide)
+    yield _kernels(_family("cdna3"), (256, 224), (4, 1), pipeline="compv4", **wide)
     for shape in HIP_SHAPES:
         sums = shape.tile[0] * shape.tile[1] // (shape.wave[0] * shape.wave[1] * _LANES)
         for lines in (1, 2):
@@ -145,7 +158,7 @@ def _defaults() -> Declarations:
                 continue
             for dtypes in ([DType.FP32], _HALVES, [DType.INT8], [DType.FP8]):
                 yield _kernels(
-                    (*_CDNA, *_RDNA),
+                    lambda arch: arch.kind == "hip",
                     shape.tile,
                     shape.wave,
                     lines=lines,

@@ -1,4 +1,4 @@
-"""The preselected sets of the system that Tilewright rebuilds, under their names, for AMD GPUs.
+"""Preselected sets for AMD GPUs, under the names that they have in other libraries.
 
 ``ORIGINALS`` states every kernel as it was selected there, without regard to the arch filter. Most were never valid:
 ``REFUSED`` says which, and by which rule (computed by a test, for ``REFERENCE_ARCH``). The sets hold the valid
@@ -14,7 +14,7 @@ from tilewright_gemm.config.config import GemmConfig, Triple
 from tilewright_gemm.vocabulary import Binary, Epilogue, Unary
 from tilewright_kit.types.dtypes import DType
 
-__all__ = ["DEFAULT_KERNEL", "ORIGINALS", "REFERENCE_ARCH", "REFUSED", "mended", "seed_kernels"]
+__all__ = ["DEFAULT_KERNEL", "ORIGINALS", "REFERENCE_ARCH", "REFUSED", "mended", "preselected_kernels"]
 
 REFERENCE_ARCH = "gfx942"
 """The arch that the sets were selected for."""
@@ -149,7 +149,7 @@ def mended(config: GemmConfig) -> GemmConfig:
     return config.replace(**changes)
 
 
-def seed_kernels() -> Iterator[tuple[str, tuple[GemmConfig, ...]]]:
+def preselected_kernels() -> Iterator[tuple[str, tuple[GemmConfig, ...]]]:
     """Every set by name, with its kernels mended, none twice."""
     for name, configs in ORIGINALS.items():
         yield name, tuple(dict.fromkeys(mended(config) for config in configs))

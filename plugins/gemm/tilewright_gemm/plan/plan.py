@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilewright_gemm.candidates.pack_b import hip_pack_stage
 from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.config.packing import VectorFormat, packing_of
 from tilewright_gemm.footprint.cpu import workspace_bytes
 from tilewright_gemm.launch.geometry import alignments, gpu_parts
 from tilewright_gemm.launch.kernel_args import bare_row, problem_row
+from tilewright_gemm.launch.pack_b import hip_pack_stage
 from tilewright_gemm.problem.problem import GemmProblem, PackBProblem, Product, View
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.plan import I64, WORKSPACE, ExecutionPlan, Geometry, Pointer, Stage, Struct, Table

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tilewright_arch import ArchSpec
 from tilewright_gemm.config.config import GemmConfig, Triple
-from tilewright_gemm.rules.cuda import register_split, swapped_warp_tile, wave_groups
+from tilewright_gemm.rules.cuda import wave_groups
 from tilewright_kit.config.rules import Violation
 from tilewright_kit.tiles.footprint.workgroup import (
     fits_registers,
@@ -31,7 +31,7 @@ from tilewright_kit.tiles.rules.tiling import (
     workgroup_threads,
 )
 
-__all__ = ["TILE_RULES"]
+__all__ = ["RESOURCE_RULES", "SHAPE_RULES", "WORKGROUP_RULES"]
 
 VECTOR_LOAD_BYTES = 16
 
@@ -102,16 +102,17 @@ def double_buffer(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
     return buffering("double_buffer", config.double_buffer, config, arch)
 
 
-TILE_RULES = (
+SHAPE_RULES = (
     positive_sizes,
     pipeline,
     trait,
     wave_table,
     warp_tile_table,
-    swapped_warp_tile,
-    wave_groups,
-    workgroup_threads,
-    register_split,
+)
+
+WORKGROUP_RULES = (wave_groups, workgroup_threads)
+
+RESOURCE_RULES = (
     accumulators_fit_registers,
     tile_minimum,
     tile_divisibility,

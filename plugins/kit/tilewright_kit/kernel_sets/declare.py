@@ -62,6 +62,10 @@ class Declaration(Generic[C]):
     fields: Mapping[str, tuple[Any, ...] | AnyValue | _Pattern]
     archs: tuple[str, ...] = ()
     """Shell patterns of arch names; none means every arch."""
+    kinds: tuple[str, ...] = ()
+    """Kinds of device; none means every kind."""
+    conditions: tuple[Callable[[ArchSpec], bool], ...] = ()
+    """All of them hold of an arch: what its spec offers."""
     tags: frozenset[str] = frozenset()
 
     @property
@@ -72,8 +76,18 @@ class Declaration(Generic[C]):
         """The same declaration, for archs whose name matches one of the shell patterns, for example ``gfx9*``."""
         return dataclasses.replace(self, archs=(*self.archs, *patterns))
 
+    def for_kinds(self, *kinds: str) -> Declaration[C]:
+        """The same declaration, for kinds of device."""
+        return dataclasses.replace(self, kinds=(*self.kinds, *kinds))
+
+    def where(self, condition: Callable[[ArchSpec], bool]) -> Declaration[C]:
+        """The same declaration, for archs of which ``condition`` holds too."""
+        return dataclasses.replace(self, conditions=(*self.conditions, condition))
+
     def applies_to(self, arch: ArchSpec) -> bool:
-        return not self.archs or any(fnmatchcase(arch.name, pattern) for pattern in self.archs)
+        """Whether kernels are declared for the arch."""
+        named = not self.archs or any(fnmatchcase(arch.name, pattern) for pattern in self.archs)
+        return named and (not self.kinds or arch.kind in self.kinds) and all(holds(arch) for holds in self.conditions)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Generating many kernels at once: the options of the seeds' code generator, as a function."""
+"""Selection of many kernels by options."""
 
 from __future__ import annotations
 
@@ -7,24 +7,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tilewright_arch import ArchSpec
-from tilewright_gemm.codegen import generate
 from tilewright_gemm.config.config import GemmConfig
-from tilewright_gemm.kernel_sets.defaults import KERNEL_SETS, SWEEPS
-from tilewright_gemm.rules.rulebook import RULES
-from tilewright_kit.contract.source import SourceUnit
+from tilewright_gemm.kernel_sets.sweeps import SWEEPS
+from tilewright_gemm.pipelines.kernel_sets import KERNEL_SETS
+from tilewright_gemm.pipelines.rulebook import RULES
 from tilewright_kit.kernel_sets.declare import Declaration, KernelSet
 from tilewright_kit.kernel_sets.options import as_list, named, triple_axes
 from tilewright_kit.types.errors import InvalidArgumentError
 
-__all__ = ["generate_set", "select_set"]
+__all__ = ["select_set"]
 
 _TRAITS = ("pipeline", "epilogue", "scheduler", "pad_m", "pad_n", "pad_k", "persistent")
 _SECTIONS = ("tile_config", "trait_config", "multi_d_config")
-
-
-def generate_set(arch: ArchSpec, **options: Any) -> list[SourceUnit]:
-    """The units of ``select_set``. Raises as it does, and ``UnsupportedError`` for an arch without a template."""
-    return [generate(config, arch) for config in select_set(arch, **options)]
 
 
 def select_set(

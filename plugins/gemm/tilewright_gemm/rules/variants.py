@@ -1,8 +1,4 @@
-"""All rules of GEMM in the order in which they are checked and mended, and the rules on variants.
-
-What a kernel computes is in ``signature_rules``, tiles and resources in ``tile_rules``, ``gpu_rules`` and the kit. No
-rule knows an arch's numbers: they come from ``ArchSpec``.
-"""
+"""Rules on variants: how work is distributed among workgroups."""
 
 # ruff: noqa: ARG001  (all rules have the same signature)
 from __future__ import annotations
@@ -12,15 +8,11 @@ from collections.abc import Iterator
 from tilewright_arch import ArchSpec
 from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.problem.attributes import MAX_SPLIT_K
-from tilewright_gemm.rules.cuda import GPU_RULES
-from tilewright_gemm.rules.signature import SIGNATURE_RULES
-from tilewright_gemm.rules.tiles import TILE_RULES
 from tilewright_gemm.vocabulary import Reduction
-from tilewright_kit.config.rules import RuleBook, Violation
+from tilewright_kit.config.rules import Violation
 from tilewright_kit.tiles.footprint.workgroup import is_specialised
-from tilewright_kit.tiles.rules.tiling import cpu_waves, gpu_waves
 
-__all__ = ["RULES"]
+__all__ = ["VARIANT_RULES"]
 
 
 def split_k(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
@@ -81,16 +73,4 @@ def stream_k(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
         yield Violation("stream_k", "reduction", config.reduction.value, reason, {"reduction": Reduction.LINEAR})
 
 
-RULES: RuleBook[GemmConfig] = RuleBook(
-    (
-        *SIGNATURE_RULES,
-        *TILE_RULES,
-        split_k,
-        batched_or_grouped,
-        one_work_distribution,
-        stream_k,
-        *GPU_RULES,
-        cpu_waves,
-        gpu_waves,
-    )
-)
+VARIANT_RULES = (split_k, batched_or_grouped, one_work_distribution, stream_k)
