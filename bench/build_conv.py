@@ -8,9 +8,9 @@ from collections.abc import Callable
 from suite import Options, Table
 
 import tilewright_arch
+from tilewright_grouped_conv.commands.cases import DIRECTIONS, ConvCase
 from tilewright_kit.contract.source import SourceUnit
 from tilewright_kit.loading.loader import PluginManager
-from tilewright_tools.tuning.problems.families.conv import DIRECTIONS, ConvCase
 
 __all__ = ["chosen", "measure_conv_pool"]
 

@@ -13,9 +13,10 @@ import local
 import numpy as np
 import peers
 
+from tilewright_grouped_conv.commands.cases import ConvCase
+from tilewright_grouped_conv.commands.family import CONV
 from tilewright_kit.contract.problem import OperationRequest, Role
 from tilewright_kit.types.tensor import TensorDesc
-from tilewright_tools.tuning.problems.families.conv import CONV, ConvCase
 
 __all__ = ["DIRECTIONS", "Convolution", "kind_of", "peer", "peer_tensors", "relative", "truth"]
 

@@ -27,11 +27,12 @@ from cuda_local import Cuda, Product, describe
 from group_tries import LIMIT, asked, offered
 from suite_cuda_conv import DTYPES, TOLERANCE, operands
 
+from tilewright_grouped_conv.commands.cases import ConvCase
+from tilewright_grouped_conv.commands.family import CONV
 from tilewright_kit.contract.problem import Role
 from tilewright_kit.selection.measurements import Measurement, point_of
 from tilewright_kit.types.errors import TilewrightError
 from tilewright_server.engine.call import Call
-from tilewright_tools.tuning.problems.families.conv import CONV, ConvCase
 
 NAMED = 3
 """Layers of the list that the goal names; they come first."""

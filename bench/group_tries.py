@@ -23,6 +23,8 @@ from typing import Any
 
 import tilewright_arch
 from tilewright_grouped_conv.candidates.candidates import conv_candidates, conv_mismatches
+from tilewright_grouped_conv.commands.cases import DIRECTIONS, ConvCase
+from tilewright_grouped_conv.commands.family import CONV
 from tilewright_grouped_conv.config.config import BULK_PIPELINE, DIRECT_PIPELINE, ConvConfig
 from tilewright_grouped_conv.rules.rulebook import RULES
 from tilewright_kit.contract.device import DeviceInfo
@@ -31,7 +33,6 @@ from tilewright_kit.types.vocabulary import Epilogue
 from tilewright_server.engine.call import Call
 from tilewright_server.engine.engine import Engine
 from tilewright_server.engine.types import EngineOptions
-from tilewright_tools.tuning.problems.families.conv import CONV, DIRECTIONS, ConvCase
 
 __all__ = ["DTYPES", "LIMIT", "asked", "layers", "offered"]
 

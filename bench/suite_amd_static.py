@@ -22,7 +22,7 @@ from tilewright_server.build.toolchains.hip import HipToolchain
 from tilewright_server.build.workers.process import Limits
 from tilewright_tools.analysis.disassembly import Disassembler
 from tilewright_tools.analysis.kernels import Finding, analyze_config
-from tilewright_tools.cli.kernels.generate import load_operation
+from tilewright_tools.cli.problems.loading import load_operation
 
 ARCHS = ("gfx942", "gfx950", "gfx90a", "gfx1100", "gfx1201")
 SHAPE = (4096, 4096, 4096)

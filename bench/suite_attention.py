@@ -24,9 +24,10 @@ import peers
 import timing
 from suite import Options, Table, main
 
+from tilewright_fmha.commands.cases import AttentionCase
+from tilewright_fmha.commands.family import ATTENTION
 from tilewright_kit.contract.problem import OperationRequest, Role
 from tilewright_kit.types.errors import TilewrightError
-from tilewright_tools.tuning.problems.families.attention import ATTENTION, AttentionCase
 
 SHAPES: tuple[dict[str, Any], ...] = (
     {"batch": 2, "heads": 8, "seq_k": 1024, "hdim": 128},

@@ -23,8 +23,9 @@ import timing
 from conv_peer import DIRECTIONS, Convolution, kind_of
 from suite import Options, Table, main
 
+from tilewright_grouped_conv.commands.cases import ConvCase
+from tilewright_grouped_conv.commands.family import CONV
 from tilewright_kit.types.errors import TilewrightError
-from tilewright_tools.tuning.problems.families.conv import CONV, ConvCase
 
 NETWORKS = {"resnet50": "ResNet-50", "resnext50": "ResNeXt-50", "mobilenet_v2": "MobileNetV2", "conv3d": "3D"}
 """Lists of the family of convolutions. Each layer comes once, however often the network has it."""

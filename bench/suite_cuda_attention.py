@@ -22,11 +22,11 @@ from cuda_local import Cuda, Product, describe
 from suite import Options, Table, main
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from tilewright_fmha.commands.cases import AttentionCase
+from tilewright_kit.commands.cases import read_case
 from tilewright_kit.contract.problem import OperationRequest, Role
 from tilewright_kit.types.errors import TilewrightError
 from tilewright_server.engine.call import Call
-from tilewright_tools.tuning.problems.cases import read_case
-from tilewright_tools.tuning.problems.families.attention import AttentionCase
 
 SHAPES = Path(__file__).resolve().parent / "shapes" / "attention.csv"
 PEERS = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}

@@ -18,9 +18,10 @@ from cuda_local import Cuda, Product, describe
 from suite import Options, Table, main
 from suite_conv import Ratios, brief, geometry
 
+from tilewright_grouped_conv.commands.cases import ConvCase
+from tilewright_grouped_conv.commands.family import CONV
 from tilewright_kit.contract.problem import OperationRequest, Role
 from tilewright_kit.types.errors import TilewrightError
-from tilewright_tools.tuning.problems.families.conv import CONV, ConvCase
 
 SHAPES = Path(__file__).resolve().parent / "shapes" / "conv.csv"
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}

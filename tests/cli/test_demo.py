@@ -26,18 +26,20 @@ LAYOUTS = ("rcr", "rrr", "crr", "ccr")
 )
 def test_demo_checks_every_dtype_and_layer_and_says_ok(cli, target, monkeypatch, layouts):
     """Every run has one layout of each type; all layouts of fp32 are in another test."""
-    from tilewright_tools.cli.demo import demo_attention, demo_conv, demo_rows
-    from tilewright_tools.cli.problems import cases
+    from tilewright_fmha.commands import command as attention
+    from tilewright_gemm.commands import command as gemm
+    from tilewright_grouped_conv.commands import command as conv
+    from tilewright_tools.cli.demo import demo
 
     monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
-    monkeypatch.setattr(cases, "LAYOUTS", layouts)
-    monkeypatch.setattr(demo_rows, "TURNS", 1)  # its times are no matter here
-    monkeypatch.setattr(demo_rows, "TURN_S", 0.0)
+    monkeypatch.setattr(gemm, "_LAYOUTS", layouts)
+    monkeypatch.setattr(demo, "TURNS", 1)  # its times are no matter here
+    monkeypatch.setattr(demo, "TURN_S", 0.0)
     sizes = {"56x56": "9x11", "8x28x28": "3x5x7"}
-    small = tuple((name, {**layer, "size": sizes[layer["size"]]}, ways) for name, layer, ways in demo_conv.LAYERS)
-    monkeypatch.setattr(demo_conv, "LAYERS", small)
-    shown = tuple((what, case) for what, case in demo_attention.SHOWN if "fp32" in what)
-    monkeypatch.setattr(demo_attention, "SHOWN", shown)
+    small = tuple((name, {**layer, "size": sizes[layer["size"]]}, ways) for name, layer, ways in conv.LAYERS)
+    monkeypatch.setattr(conv, "LAYERS", small)
+    shown = tuple((what, case) for what, case in attention.SHOWN if "fp32" in what)
+    monkeypatch.setattr(attention, "SHOWN", shown)
     ran = cli("demo", "--size", 96, "--json", "--target", target)
     assert ran.code == 0, ran.err
     rows = ran.json["rows"]
@@ -62,15 +64,16 @@ def test_demo_checks_every_dtype_and_layer_and_says_ok(cli, target, monkeypatch,
 def test_the_convolution_that_is_timed_in_numpy_is_the_same(c, k, size, groups, direction):
     import numpy as np
 
-    from tilewright_tools.cli.demo import demo_conv
-    from tilewright_tools.cli.problems import conv_cases
+    from tilewright_grouped_conv.commands.command import COMMAND
+    from tilewright_tools.cli.problems.loading import load
 
-    case = conv_cases.case_of(n=2, c=c, k=k, size=size, filter="3", padding="1", groups=groups, direction=direction)
-    operation, problem, request = conv_cases.load(case)
+    given = {"n": 2, "c": c, "k": k, "size": size, "filter": "3", "padding": "1", "groups": groups}
+    case = COMMAND.case({**given, "direction": direction})
+    loaded = load(COMMAND, case)
     rng = np.random.default_rng(3)
-    inputs = {name: rng.standard_normal(desc.shape).astype(np.float32) for name, desc in request.inputs.items()}
-    want = conv_cases.truth(operation, problem, inputs)
-    found = demo_conv.numpy_conv(case, inputs)()
+    inputs = {name: rng.standard_normal(desc.shape).astype(np.float32) for name, desc in loaded.request.inputs.items()}
+    (want,) = loaded.truth(inputs).values()
+    found = COMMAND.numpy_call(case, inputs)()
     if direction == "bwd_weight":  # [G, taps, K / G, C / G]
         found = found.swapaxes(1, 2).reshape(k, *case.filters, c // groups)
     np.testing.assert_allclose(np.moveaxis(found, -1, 1), want, rtol=1e-4, atol=1e-4)
@@ -90,27 +93,24 @@ def test_demo_runs_on_the_device_that_is_named(process, target):
 
 
 def test_weights_that_a_device_does_not_pack_are_used_as_they_are():
-    import numpy as np
-
     from tilewright import UnsupportedError
-    from tilewright_tools.cli.demo import demo
+    from tilewright_kit.commands.problem_command import Preparation
+    from tilewright_tools.cli.demo.demo import prepared
 
     class Gpu:
-        def pack_b(self, weight, device):
+        def run(self, operation, inputs, device):
             raise UnsupportedError("there is nothing to gain by packing it", field="b", rule="packing")
 
-        def asarray(self, array):
-            return array
-
-    weight = np.eye(3)
-    assert demo._packed(Gpu(), weight, "cuda:0") is weight
+    weight = object()
+    steps = {"b": Preparation("gemm_pack_b", "b")}
+    assert prepared(Gpu(), steps, {"a": None, "b": weight}, "cuda:0") == {"a": None, "b": weight}
 
 
 def test_demo_fails_if_a_result_is_off(cli, target, monkeypatch):
-    from tilewright_tools.cli.problems import cases
+    from tilewright_tools.cli.problems import checks
 
     monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
-    monkeypatch.setattr(cases, "tolerance", lambda dtype, k: -1.0)
+    monkeypatch.setattr(checks, "tolerance", lambda dtype, depth: -1.0)
     ran = cli("demo", "--size", 64, "--dtype", "fp32", "--target", target)
     assert ran.code == 1
     assert "FAILED: 0 of 4" in ran.out

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tilewright_tools.cli.problems import attention_cases
+from tilewright_kit.commands.discovery import installed_commands
+from tilewright_tools.cli.problems.loading import case_of, load
 
 FORMS = {
     "varlen": ("3", "4", "30", "32", "--varlen", "--mask", "bottom_right"),
@@ -14,7 +15,7 @@ FORMS = {
 }
 
 
-def test_json_has_the_fields_of_the_seeds_helper(cli, target):
+def test_json_has_the_fields_of_a_benchmark_helper(cli, target):
     ran = cli("run", "attention", 2, 4, 29, 32, "--heads-k", 2, "--queries", 17, "--validate", "--json",
               "--target", target)  # fmt: skip
     assert ran.code == 0, ran.err
@@ -85,6 +86,6 @@ def test_what_cannot_be_meant_names_the_field_and_needs_no_server(arguments, fie
     ],
 )
 def test_flops_are_those_of_the_operation(fields):
-    case = attention_cases.case_of(**{"batch": 2, "heads": 4, "seq_k": 9, "hdim": 32, **fields})
-    _, problem, _ = attention_cases.load(case)
-    assert case.flops == problem.flops
+    command = installed_commands()["attention"]
+    case = case_of(command, {"batch": 2, "heads": 4, "seq_k": 9, "hdim": 32, **fields})
+    assert case.flops == load(command, case).problem.flops

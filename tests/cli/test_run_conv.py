@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tilewright_tools.cli.problems import conv_cases
+from tilewright_kit.commands.discovery import installed_commands
+from tilewright_tools.cli.problems.loading import case_of, load
 
 DIRECTIONS = {
     "fwd": "grouped_conv_fwd_",
@@ -13,7 +14,7 @@ DIRECTIONS = {
 }
 
 
-def test_json_has_the_fields_of_the_seeds_helper(cli, target):
+def test_json_has_the_fields_of_a_benchmark_helper(cli, target):
     ran = cli("run", "conv", 2, 6, 10, "9x7", "3x3", "--padding", 1, "--groups", 2, "--validate", "--json",
               "--target", target)  # fmt: skip
     assert ran.code == 0, ran.err
@@ -114,9 +115,9 @@ def test_explain_says_which_kernel_and_why(direction, cli, target):
     assert candidates[0]["kernel"][:40] in ran.out
 
 
-def test_references_are_those_of_the_operation():
-    case = conv_cases.case_of(n=1, c=2, k=2, size="4x4", filter="3", direction="bwd_weight")
-    operation, problem, request = conv_cases.load(case)
-    assert (operation.name, problem.flops) == ("conv_backward_weight", case.flops)
-    assert set(request.inputs) == {"x", "dy"}
-    assert conv_cases.outcome(case) == "dw"
+def test_a_case_is_the_problem_of_its_operation():
+    command = installed_commands()["conv"]
+    case = case_of(command, {"n": 1, "c": 2, "k": 2, "size": "4x4", "filter": "3", "direction": "bwd_weight"})
+    loaded = load(command, case)
+    assert (loaded.operation.name, loaded.problem.flops) == ("conv_backward_weight", case.flops)
+    assert set(loaded.request.inputs) == {"x", "dy"}

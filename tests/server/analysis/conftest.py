@@ -14,7 +14,7 @@ from tilewright_kit.types.errors import ToolchainMissingError
 from tilewright_native import include_dir
 from tilewright_server.build.toolchains.hip import HipToolchain
 from tilewright_tools.analysis.disassembly import Disassembler
-from tilewright_tools.cli.kernels.generate import load_operation
+from tilewright_tools.cli.problems.loading import load_operation
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -8,7 +8,7 @@ import tilewright_arch
 from tilewright_kit.types.errors import InvalidArgumentError, UnsupportedError
 from tilewright_server.build.toolchains.hip import HipToolchain
 from tilewright_tools.analysis.kernels import analyze_config, summary
-from tilewright_tools.cli.kernels.generate import load_operation
+from tilewright_tools.cli.problems.loading import load_operation
 
 OPERATIONS = ("conv", "conv_backward_data", "conv_backward_weight")
 SHAPE = "32,256,128,14x14,3x3,1,1,1"

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import tilewright_arch
+from tilewright_fmha.commands.cases import DIRECTIONS, AttentionCase
+from tilewright_fmha.commands.family import ATTENTION
 from tilewright_fmha.plugin import tilewright_operations
 from tilewright_kit.conformance.check_plugin import device_of
 from tilewright_kit.contract.problem import Role
@@ -17,7 +19,6 @@ from tilewright_tools.tuning.measure import check
 from tilewright_tools.tuning.measure.check import Truth
 from tilewright_tools.tuning.measure.data import contents, view
 from tilewright_tools.tuning.problems.families import family_of, stored_case
-from tilewright_tools.tuning.problems.families.attention import ATTENTION, DIRECTIONS, AttentionCase
 from tilewright_tools.tuning.problems.shapes import read_shapes
 
 DEVICE = device_of(tilewright_arch.load("x86-64-v3"))

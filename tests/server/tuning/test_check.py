@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import tilewright_arch
+from tilewright_gemm.commands.cases import GemmCase as Case
 from tilewright_gemm.plugin import GemmOperation
 from tilewright_kit.conformance.check_plugin import device_of
 from tilewright_kit.contract.problem import Role
@@ -17,7 +18,6 @@ from tilewright_kit.numerics.compare import poison
 from tilewright_tools.tuning.measure import check
 from tilewright_tools.tuning.measure.check import Truth
 from tilewright_tools.tuning.measure.data import contents, view
-from tilewright_tools.tuning.problems.families.gemm import GemmCase as Case
 
 DEVICE = device_of(tilewright_arch.load("x86-64-v3"))
 OPERATION = GemmOperation()

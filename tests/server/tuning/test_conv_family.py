@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 import tilewright_arch
+from tilewright_grouped_conv.commands.cases import ConvCase
+from tilewright_grouped_conv.commands.family import CONV
 from tilewright_grouped_conv.plugin import ConvOperation
 from tilewright_grouped_conv.vocabulary import Direction
 from tilewright_kit.conformance.check_plugin import device_of
@@ -27,7 +29,6 @@ from tilewright_tools.tuning.measure.data import contents, view
 from tilewright_tools.tuning.measure.timing import TimingOptions
 from tilewright_tools.tuning.problems import peer
 from tilewright_tools.tuning.problems.families import family_of, stored_case
-from tilewright_tools.tuning.problems.families.conv import CONV, ConvCase
 from tilewright_tools.tuning.problems.shapes import read_shapes
 from tilewright_tools.tuning.results import Output, Result, Stamp
 
@@ -169,7 +170,7 @@ def test_a_row_of_results_says_which_operations_problem_it_holds() -> None:
         operation = case.request().operation
         assert family_of(operation) is CONV
         assert stored_case(case.to_dict() | {"kernel": "x"}, "row", operation) == case
-    with pytest.raises(NotFoundError, match="no problems"):
+    with pytest.raises(NotFoundError, match="no command knows problems"):
         family_of("sorting")
 
 

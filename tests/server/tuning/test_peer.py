@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import tilewright_arch
+from tilewright_gemm.commands.cases import GemmCase as Case
+from tilewright_gemm.commands.family import GEMM
 from tilewright_gemm.plugin import GemmOperation
 from tilewright_kit.conformance.check_plugin import device_of
 from tilewright_kit.contract.problem import Role
@@ -17,8 +19,6 @@ from tilewright_kit.types.errors import UnsupportedError
 from tilewright_tools.tuning.measure.data import contents, view
 from tilewright_tools.tuning.measure.timing import TimingOptions
 from tilewright_tools.tuning.problems import peer
-from tilewright_tools.tuning.problems.families.gemm import GEMM
-from tilewright_tools.tuning.problems.families.gemm import GemmCase as Case
 
 DEVICE = device_of(tilewright_arch.load("x86-64-v3"))
 QUICK = TimingOptions(warmup=1, repeat=3, seconds=0.05)

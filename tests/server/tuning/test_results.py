@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tilewright_gemm.commands.cases import GemmCase as Case
 from tilewright_kit.types.errors import InvalidArgumentError
-from tilewright_tools.tuning.problems.families.gemm import GemmCase as Case
 from tilewright_tools.tuning.results import Output, Result, Stamp, read_results
 from tilewright_tools.tuning.summary import summarise
 from tilewright_tools.tuning.sweep import PeerTime

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tilewright_gemm.commands.cases import GemmCase as Case
+from tilewright_gemm.commands.family import GEMM, NAMED
 from tilewright_gemm.plugin import GemmOperation
+from tilewright_kit.commands.cases import Case as AnyCase
 from tilewright_kit.types.errors import InvalidArgumentError
 from tilewright_tools.tuning.problems import shapes
-from tilewright_tools.tuning.problems.cases import Case as AnyCase
-from tilewright_tools.tuning.problems.families.gemm import GEMM, NAMED
-from tilewright_tools.tuning.problems.families.gemm import GemmCase as Case
 
 
 def read_shapes(

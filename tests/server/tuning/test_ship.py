@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import tilewright_arch
+from tilewright_gemm.commands.cases import GemmCase as Case
 from tilewright_gemm.plugin import GemmOperation
 from tilewright_kit.conformance.check_plugin import device_of
 from tilewright_kit.selection.measured import Measured
@@ -17,7 +18,6 @@ from tilewright_server.measurements.database import PerfDatabase
 from tilewright_server.measurements.exchange import write_file
 from tilewright_tools.tuning import evaluate
 from tilewright_tools.tuning import export as ship
-from tilewright_tools.tuning.problems.families.gemm import GemmCase as Case
 from tilewright_tools.tuning.results import Output, Result, Stamp
 
 ARCH = tilewright_arch.load("x86-64-v3")

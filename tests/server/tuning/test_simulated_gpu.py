@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from tilewright_gemm.commands.cases import GemmCase as Case
 from tilewright_tools.tuning.measure.setup import Setup
 from tilewright_tools.tuning.measure.timing import TimingOptions
-from tilewright_tools.tuning.problems.families.gemm import GemmCase as Case
 
 DRIVER = Path(__file__).parents[1] / "devices" / "cuda_simulated" / "libcuda.c"
 pytestmark = [

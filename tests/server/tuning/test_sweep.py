@@ -13,11 +13,11 @@ from typing import Any
 import planted_gemm
 import pytest
 
+from tilewright_gemm.commands.cases import GemmCase as Case
 from tilewright_kit.types.errors import DeviceError, NotFoundError
 from tilewright_tools.tuning.measure.process import WorkerEndedError, WorkerProcess
 from tilewright_tools.tuning.measure.setup import Setup
 from tilewright_tools.tuning.measure.timing import TimingOptions
-from tilewright_tools.tuning.problems.families.gemm import GemmCase as Case
 from tilewright_tools.tuning.results import Output, Result
 from tilewright_tools.tuning.sweep import Event, Sweep
 

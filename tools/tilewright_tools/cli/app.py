@@ -8,7 +8,7 @@ from tilewright_tools.cli.demo import demo
 from tilewright_tools.cli.exits import EXIT_CODES_HELP
 from tilewright_tools.cli.kernels import kernels
 from tilewright_tools.cli.output import examples
-from tilewright_tools.cli.problems import bench, run
+from tilewright_tools.cli.problems.operations import bench_app, run_app
 from tilewright_tools.cli.service import arch, cache, doctor, perf, plugins, serve
 
 __all__ = ["app"]
@@ -32,9 +32,9 @@ app = typer.Typer(
 
 app.command("serve", epilog=serve.EPILOG)(serve.serve)
 app.command("demo", epilog=demo.EPILOG)(demo.demo)
-app.add_typer(run.app, name="run")
+app.add_typer(run_app, name="run")
 app.add_typer(kernels.app, name="kernels")
-app.add_typer(bench.app, name="bench")
+app.add_typer(bench_app, name="bench")
 app.add_typer(perf.app, name="perf")
 app.add_typer(cache.app, name="cache")
 app.add_typer(arch.app, name="arch")

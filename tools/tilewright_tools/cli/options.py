@@ -18,27 +18,25 @@ Parameters = list[inspect.Parameter]
 
 
 def parameters_of(function: Callable[..., Any], leaving_out: int = 0) -> Parameters:
-    """What a function takes, but for its first few arguments."""
+    """The parameters of a function, but for its first few."""
     return list(inspect.signature(function, eval_str=True).parameters.values())[leaving_out:]
 
 
 def taken(given: Mapping[str, Any], parameters: Parameters) -> dict[str, Any]:
-    """Those of the given arguments that these parameters name."""
+    """The given arguments that these parameters name."""
     return {item.name: given[item.name] for item in parameters}
 
 
-def command_of(
-    run: Callable[[dict[str, Any]], None], described: Callable[..., Any], *parts: Parameters
-) -> Callable[..., None]:
-    """A command with the name and the help of ``described`` that takes all parameters of ``parts`` in their order, and
-    calls ``run`` with the arguments by name.
+def command_of(run: Callable[[dict[str, Any]], None], name: str, text: str, *parts: Parameters) -> Callable[..., None]:
+    """A command with a name and a help text that takes all parameters of ``parts`` in their order, and calls ``run``
+    with the arguments by name.
     """
 
     def command(**given: Any) -> None:
         run(given)
 
     parameters = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for part in parts for item in part]
-    command.__name__, command.__doc__ = described.__name__, described.__doc__
+    command.__name__, command.__doc__ = name, text
     command.__signature__ = inspect.Signature(parameters, return_annotation=None)  # type: ignore[attr-defined]
     command.__annotations__ = {item.name: item.annotation for item in parameters}
     return command

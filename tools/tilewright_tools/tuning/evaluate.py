@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import tilewright_arch
+from tilewright_kit.commands.cases import Case
 from tilewright_kit.config.kernel_config import KernelConfig
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Operation
@@ -27,7 +28,6 @@ from tilewright_kit.types.errors import NotFoundError, TilewrightError
 from tilewright_server.measurements.database import best_rows
 from tilewright_tools.tuning.export import TOP
 from tilewright_tools.tuning.measure.timing import percentile
-from tilewright_tools.tuning.problems.cases import Case
 from tilewright_tools.tuning.results import Result, read_results
 
 __all__ = ["Score", "evaluate", "main"]

@@ -11,10 +11,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tilewright_kit.commands.cases import Case
 from tilewright_kit.selection.measurements import Measurement
 from tilewright_kit.types.errors import InvalidArgumentError
 from tilewright_server.measurements.exchange import parquet, read_parquet, write_parquet
-from tilewright_tools.tuning.problems.cases import Case
 from tilewright_tools.tuning.problems.families import stored_case
 
 __all__ = ["FAILED", "Output", "Result", "Stamp", "read_results"]

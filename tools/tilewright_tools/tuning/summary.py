@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright_tools.tuning.problems.cases import Case
+from tilewright_kit.commands.cases import Case
 from tilewright_tools.tuning.results import FAILED, Result
 from tilewright_tools.tuning.sweep import PeerTime
 

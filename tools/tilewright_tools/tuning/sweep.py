@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tilewright_kit.commands.cases import DTYPES, Case
 from tilewright_kit.config.kernel_config import KernelConfig
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Operation
@@ -26,7 +27,6 @@ from tilewright_server.engine.engine import Engine
 from tilewright_tools.tuning.measure.process import WorkerEndedError, WorkerProcess
 from tilewright_tools.tuning.measure.setup import Setup
 from tilewright_tools.tuning.measure.timing import HEAT, TimingOptions
-from tilewright_tools.tuning.problems.cases import DTYPES, Case
 from tilewright_tools.tuning.problems.configs import choose_configs, cross
 from tilewright_tools.tuning.results import Result, Stamp
 

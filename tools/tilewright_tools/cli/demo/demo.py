@@ -1,30 +1,30 @@
-"""`tilewright demo`: a server, a client in another process, every GEMM dtype and layout, layers, attention."""
+"""`tilewright demo`: a server, a client in another process, every installed operation, checked and timed."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tilewright_tools.cli.demo import demo_attention
-from tilewright_tools.cli.demo.demo_conv import conv_row, layer_cases
-from tilewright_tools.cli.demo.demo_rows import Row, best_of
 from tilewright_tools.cli.exits import Exit
 from tilewright_tools.cli.output import examples, note, out, print_json, progress
-from tilewright_tools.cli.problems import cases
+from tilewright_tools.cli.problems.checks import Check, check_outputs
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     import tilewright
+    from tilewright_kit.commands.problem_command import Example, Preparation, ProblemCommand
 
     Array = npt.NDArray[Any]
 
-__all__ = ["EPILOG", "demo"]
+__all__ = ["EPILOG", "Row", "best_of", "demo", "prepared"]
 
+TURNS, TURN_S, SETTLE_S = 4, 0.02, 0.01
 EPILOG = examples(
     "tilewright demo",
     "tilewright demo --size 512 --dtype fp32 --dtype bf16",
@@ -32,15 +32,36 @@ EPILOG = examples(
 )
 
 
+@dataclass(frozen=True)
+class Row:
+    """One line of the table. Times are seconds of one call, through the service and back."""
+
+    what: str
+    kernel: str
+    seconds: float
+    numpy_seconds: float
+    """Of the same in NumPy; 0 where NumPy has nothing alike."""
+    flops: int
+    check: Check
+
+    @property
+    def gflops(self) -> float:
+        return self.flops / self.seconds / 1e9
+
+    @property
+    def ratio(self) -> float:
+        return self.numpy_seconds / self.seconds
+
+
 def demo(
-    size: int = typer.Option(1024, min=16, max=8192, help="M, N and K of the square products."),
-    dtype: list[str] = typer.Option([], help="Only these element types. Repeatable."),
+    size: int = typer.Option(1024, min=16, max=8192, help="Sizes of square problems."),
+    dtype: list[str] = typer.Option([], help="Only square problems of these element types. Repeatable."),
     device: str = typer.Option("", help="Device: cpu:0, cuda:0, hip:0, ... Default: the server's."),
     target: str = typer.Option("", help="Use this server and start none."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Show it all in a minute: a server, every GEMM dtype and layout, convolution in every direction and attention from
-    another process, checked and timed.
+    """Show it all in a minute: a server, and every installed operation in all of its types and layouts from another
+    process, checked and timed.
 
     Operands and results lie in shared memory; each result is compared with float64 NumPy, each time with NumPy's own
     float32 products. Exit code 1 if a result is off.
@@ -68,7 +89,7 @@ def demo(
     if as_json:
         print_json({"rows": [_record(row) for row in rows], "seconds": seconds, "ok": not wrong})
     else:
-        _show(rows, f"{size} x {size} x {size}")
+        _show(rows, size)
         verdict = f"{len(rows) - len(wrong)} of {len(rows)} results agree with float64 NumPy, in {seconds:.0f} s"
         style = "bold red" if wrong else "bold green"
         out().print(f"[{style}]{'FAILED' if wrong else 'OK'}[/]: {verdict}")
@@ -77,94 +98,69 @@ def demo(
 
 
 def _tour(client: tilewright.Client, size: int, dtypes: Sequence[str], device: str | None) -> list[Row]:
-    chosen = dtypes or list(cases.DTYPES)
-    todo = [cases.Case(size, size, size, dtype, layout) for dtype in chosen for layout in cases.LAYOUTS]
+    from tilewright_kit.commands.discovery import installed_commands
+
+    todo = [(command, item) for command in installed_commands().values() for item in command.demonstrated(size)]
+    if dtypes:
+        todo = [(command, item) for command, item in todo if item.title.split()[0] in dtypes]
     rows = []
     with progress() as bar:
         task = bar.add_task("building and running", total=len(todo))
-        for case in todo:
-            bar.update(task, description=f"{case.dtype} {case.layout}")
-            rows.append(_square(client, case, device))
+        for command, item in todo:
+            bar.update(task, description=item.title)
+            rows.append(_row(client, command, item, device))
             bar.advance(task)
-        if not dtypes:
-            bar.update(task, description="transformer")
-            rows += _transformer(client, device)
-            layers = layer_cases()
-            attended = demo_attention.cases()
-            bar.update(task, total=len(todo) + len(layers) + len(attended))
-            for what, layer in layers:
-                bar.update(task, description=what)
-                rows.append(conv_row(client, what, layer, device))
-                bar.advance(task)
-            for what, case_of_attention in attended:
-                bar.update(task, description=what)
-                rows.append(demo_attention.attention_row(client, what, case_of_attention, device))
-                bar.advance(task)
     return rows
 
 
-def _square(client: tilewright.Client, case: cases.Case, device: str | None) -> Row:
-    import numpy as np
+def _row(client: tilewright.Client, command: ProblemCommand, item: Example, device: str | None) -> Row:
+    """Run a problem through the service, check what its plan wrote, and time it beside NumPy."""
+    from tilewright_tools.cli.problems.loading import load, operands
+    from tilewright_tools.cli.problems.running import poison
 
-    a, b = case.operands(client)
-    (c,) = client.run("gemm", {"a": a, "b": b}, device=device).values()
+    loaded = load(command, item.case)
+    inputs = operands(client, loaded)
+    given = prepared(client, item.prepared, inputs, device)
+    operation, attributes = loaded.operation.name, loaded.request.attributes
+    outputs = client.run(operation, given, attributes=attributes, device=device)
     report = client.report
-    assert report is not None
-    plan = client.plan("gemm", {"a": a, "b": b}, {"out": c}, device=device)
-    c.view("u1")[...] = 0xFF  # what is checked is what the plan writes
-    plan(a, b, out=c)
-    found = cases.check(c, cases.reference(a, b), case.k)
-    # NumPy has a fast product for float32 alone; it gets the same numbers, converted beforehand.
-    x, y = a.astype(np.float32), b.astype(np.float32)
-    seconds, numpy_seconds = best_of(plan.bind(a, b, out=c), lambda: np.matmul(x, y))
-    name = report.kernels[0] if report.kernels else ""
-    return Row(f"{case.dtype} {case.layout}", name, seconds, numpy_seconds, case.flops, found)
+    assert report is not None, "a call that returned has a report"
+    plan = client.plan(operation, given, outputs, attributes, device=device)
+    for output in outputs.values():
+        poison(output)  # only what the plan writes can pass the check
+    plan(**given, out=outputs)
+    found = check_outputs(loaded, inputs, outputs)
+    seconds, numpy_seconds = best_of(plan.bind(**given, out=outputs), command.numpy_call(item.case, inputs))
+    return Row(item.title, command.shown_kernel(report.kernels), seconds, numpy_seconds, item.case.flops, found)
 
 
-def _transformer(client: tilewright.Client, device: str | None) -> list[Row]:
-    """The linear layers of all-MiniLM-L6-v2 on 128 tokens, bias and GELU in the kernel, weights packed once."""
-    import numpy as np
-
-    from tilewright_tools.cli.kernels.model import MissingModelError, linear_layers
-
-    try:
-        layers = linear_layers()
-    except MissingModelError as error:
-        note(f"the transformer is left out: {error}")
-        return []
-    rng = np.random.default_rng(7)
-    rows = []
-    for layer in layers:
-        x = client.empty((128, layer.weight.shape[0]), "fp32")
-        x[...] = rng.standard_normal(x.shape, np.float32)
-        bias = client.asarray(layer.bias)
-        weight = _packed(client, layer.weight, device)
-        y = client.empty((128, layer.weight.shape[1]), "fp32")
-        attributes = {"unary": "Gelu"} if layer.gelu else {}
-        plan = client.plan("gemm", {"a": x, "b": weight, "bias": bias}, {"out": y}, attributes, device=device)
-        y.view("u1")[...] = 0xFF
-        plan(x, weight, bias, out=y)
-        truth = cases.reference(x, layer.weight) + layer.bias
-        found = cases.check(y, cases.activate(truth, "Gelu") if layer.gelu else truth, x.shape[1])
-        plain = _numpy_linear(np.array(x), layer.weight, layer.bias)
-        seconds, numpy_seconds = best_of(plan.bind(x, weight, bias, out=y), plain)
-        flops = 2 * x.shape[0] * x.shape[1] * y.shape[1]
-        rows.append(Row(f"MiniLM {layer.name}", plan.report.kernels[0], seconds, numpy_seconds, flops, found))
-    return rows
-
-
-def _packed(client: tilewright.Client, weight: Array, device: str | None) -> Any:
-    """The weight in the order that kernels read fastest: on a GPU, as it is."""
+def prepared(
+    client: tilewright.Client, preparations: Mapping[str, Preparation], inputs: Mapping[str, Array], device: str | None
+) -> dict[str, Any]:
+    """The inputs with those in their place that are prepared once; as they are where the device prepares none."""
     from tilewright import UnsupportedError
 
-    try:
-        return client.pack_b(weight, device=device)
-    except UnsupportedError:
-        return client.asarray(weight)
+    given: dict[str, Any] = dict(inputs)
+    for name, step in preparations.items():
+        with suppress(UnsupportedError):
+            (given[name],) = client.run(step.operation, {step.operand: inputs[name]}, device=device).values()
+    return given
 
 
-def _numpy_linear(x: Array, weight: Array, bias: Array) -> Callable[[], object]:
-    return lambda: x @ weight + bias
+def best_of(ours: Callable[[], object], numpys: Callable[[], object] | None) -> tuple[float, float]:
+    """Seconds of the fastest of several calls of each; 0 for none. They take turns, so that both meet the same load."""
+    calls = [ours, *([numpys] if numpys else [])]
+    best = [float("inf")] * len(calls)
+    for _ in range(TURNS):
+        for index, call in enumerate(calls):
+            time.sleep(SETTLE_S)  # threads of the one before, which spin for a while, go to sleep
+            end = time.perf_counter() + TURN_S
+            begun = 0.0
+            while begun < end:
+                begun = time.perf_counter()
+                call()
+                best[index] = min(best[index], time.perf_counter() - begun)
+    return best[0], best[1] if numpys else 0.0
 
 
 def _record(row: Row) -> dict[str, Any]:
@@ -173,12 +169,12 @@ def _record(row: Row) -> dict[str, Any]:
     return record
 
 
-def _show(rows: Sequence[Row], size: str) -> None:
+def _show(rows: Sequence[Row], size: int) -> None:
     from rich.table import Table
     from rich.text import Text
 
     grid = Table(
-        title=f"GEMM {size}, a transformer's layers on 128 tokens, convolutions, attention",
+        title=f"every installed operation; square problems of {size}",
         title_justify="left",
         header_style="bold",
     )
@@ -188,6 +184,6 @@ def _show(rows: Sequence[Row], size: str) -> None:
         grid.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         error = Text(f"{row.check.error:.0e}" if row.check.error else "exact", "" if row.check.ok else "bold red")
-        numbers = (f"{row.seconds * 1e3:.2f}", f"{row.gflops:.0f}", f"{row.ratio:.2f}")
+        numbers = (f"{row.seconds * 1e3:.2f}", f"{row.gflops:.0f}", f"{row.ratio:.2f}" if row.numpy_seconds else "-")
         grid.add_row(row.what, Text(row.kernel, "dim"), *numbers, error)
     out().print(grid)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tilewright_tools.cli.kernels.generate import load_operation
 from tilewright_tools.cli.output import examples, note, out, print_json, table
+from tilewright_tools.cli.problems.loading import load_operation
 
 if TYPE_CHECKING:
     from tilewright_kit.config.kernel_config import KernelConfig
@@ -30,7 +30,7 @@ def analyze(
         "", help="Problem that the bound is for: M,N,K; of convolutions N,C,K,HxW,RxS,stride,pad,groups."
     ),
     config: str = typer.Option("", "--config", help="Analyse this configuration: a file, JSON text, or -."),
-    operation: str = typer.Option("gemm", "--operation", help="Operation."),
+    operation: str = typer.Option("", "--operation", help="Operation. Default: the first that is installed."),
     resident: int = typer.Option(0, min=0, help="Workgroups on a compute unit. 0: as many as fit."),
     schedule: bool = typer.Option(False, "--schedule", help="Print the main loop and what its instructions wait for."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
@@ -73,7 +73,7 @@ def analyze(
 def _config(operation: str, name: str, text: str, arch: str) -> KernelConfig:
     import tilewright_arch
     from tilewright_tools.analysis.kernels import named_config
-    from tilewright_tools.cli.kernels.kernels import read_config
+    from tilewright_tools.cli.kernels.config_file import read_config
 
     found = load_operation(operation)
     if not text:

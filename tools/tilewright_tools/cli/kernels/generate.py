@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tilewright_tools.cli.exits import Exit
-from tilewright_tools.cli.kernels import generate_conv as c
-from tilewright_tools.cli.kernels import generate_fmha as f
+from tilewright_tools.cli.options import AsJson, command_of, parameters_of, taken
 from tilewright_tools.cli.output import examples, note, out, print_json, progress
+from tilewright_tools.cli.problems.parameters import signature_of
 
 if TYPE_CHECKING:
     from tilewright_arch import ArchSpec
     from tilewright_kit.config.kernel_config import KernelConfig
     from tilewright_kit.contract.operation import Operation
 
-__all__ = ["EPILOG", "generate"]
+__all__ = ["EPILOG", "generate_command"]
 
 EPILOG = examples(
     "tilewright kernels generate --output-dir out --datatype bf16 --layout rcr",
@@ -37,100 +38,108 @@ _TRIPLES = {"tile": "tile", "warp": "wave", "warp_tile": "warp_tile"}
 _SECTIONS = ("tile_config", "trait_config", "multi_d_config")
 
 
-def generate(
-    output_dir: Path | None = typer.Option(
-        None, "--output-dir", "--output", "-o", help="Folder to write to; made if need be."
-    ),
-    operation: str = typer.Option("gemm", help="Operation."),
-    datatype: str = typer.Option("", "--datatype", "-d", help="Only kernels of this element type of the first input."),
-    layout: str = typer.Option("", "--layout", help="Only this layout: rcr, ...; of convolutions nhwgc, ..."),
-    gpu_target: str = typer.Option(
-        "", "--gpu-target", "--arch", "-a", help="Architecture. Default: this machine's CPU."
-    ),
-    variants: list[str] = typer.Option([], "--variants", help="Only these variants, for example multi_d. Repeatable."),
-    preselected: str = typer.Option("", "--preselected", help="Kernel set. Default: the operation's `default`."),
-    config: Path | None = typer.Option(
-        None, "--config", help="JSON file of lists to combine: tile_config, trait_config."
-    ),
-    tile_config_json: str = typer.Option("", "--tile-config-json", help="The same as text, flat or in sections."),
-    kernel_set: str = typer.Option("", "--kernel-set", help="Name of a subfolder for this set."),
-    limit: int = typer.Option(0, help="At most so many kernels; 0: all."),
-    show_arch_info: bool = typer.Option(False, "--show-arch-info", help="Print the architecture's tables and stop."),
-    list_configs: bool = typer.Option(False, "--list-configs", help="Print the kernels' names and write nothing."),
-    verbose: bool = typer.Option(False, "--verbose", help="Name every kernel."),
-    as_json: bool = typer.Option(False, "--json", help="Print the names and the failures as JSON."),
-    rule_set: c.RuleSet = "",
-    variant: c.Variant = "",
-    ndim: c.Ndim = None,
-    tile_m: c.TileM = None,
-    tile_n: c.TileN = None,
-    tile_k: c.TileK = None,
-    warp_m: c.WarpM = None,
-    warp_n: c.WarpN = None,
-    warp_k: c.WarpK = None,
-    warp_tile_m: c.WarpTileM = None,
-    warp_tile_n: c.WarpTileN = None,
-    warp_tile_k: c.WarpTileK = None,
-    pipeline: c.Pipeline = "",
-    scheduler: c.Scheduler = "",
-    epilogue: c.Epilogue = "",
-    pad_m: c.PadM = None,
-    pad_n: c.PadN = None,
-    pad_k: c.PadK = None,
-    vector_a: c.VectorA = None,
-    vector_b: c.VectorB = None,
-    vector_c: c.VectorC = None,
-    num_wave_groups: c.WaveGroups = None,
-    num_groups_to_merge: c.MergedGroups = None,
-    double_smem_buffer: c.DoubleBuffer = None,
-    split_image: c.SplitImage = None,
-    two_stage: c.TwoStage = None,
-    explicit_gemm: c.ExplicitGemm = None,
-    streamk_enabled: c.StreamK = None,
-    streamk_reduction_strategy: c.StreamKReduction = "",
-    streamk_persistent: c.StreamKPersistent = None,
-    family: f.Family = "",
-    receipt: f.Receipt = "",
-    profile: f.Profile = "",
-    hdim: f.Hdim = [],  # noqa: B006 (typer reads it)
-    hdim_v: f.HdimV = [],  # noqa: B006
-    mask: f.Mask = "",
-    bias: f.Bias = "",
-    mode: f.Mode = "",
-    tile_m0: f.TileM0 = None,
-    tile_n0: f.TileN0 = None,
-    tile_k0: f.TileK0 = None,
-    tile_n1: f.TileN1 = None,
-    tile_k1: f.TileK1 = None,
-    tile_k0max: f.TileK0Max = None,
-    wave: f.Wave = "",
-    warp_tile: f.WarpTile = "",
-    rope: f.Rope = "",
-    qscale: f.QScale = "",
-    sink: f.Sink = None,
-    learned_sinks: f.LearnedSinks = None,
-    lse: f.Lse = None,
-    dropout: f.Dropout = None,
-    softcap: f.Softcap = None,
-    paged: f.Paged = None,
-    deterministic: f.Deterministic = None,
+def _options(
+    output_dir: Annotated[
+        Path | None,
+        typer.Option("--output-dir", "--output", "-o", help="Folder to write to; made if need be."),
+    ] = None,
+    operation: Annotated[str, typer.Option(help="Operation. Default: the first that is installed.")] = "",
+    variant: Annotated[
+        str,
+        typer.Option(
+            "--variant", "-v", help="Variant of the operation, in any of its spellings: fwd, bwd_data, bwd_weight."
+        ),
+    ] = "",
+    datatype: Annotated[
+        str, typer.Option("--datatype", "-d", help="Only kernels of this element type of the first input.")
+    ] = "",
+    layout: Annotated[str, typer.Option(help="Only this layout, in the operation's words: rcr, nhwgc, ...")] = "",
+    gpu_target: Annotated[
+        str, typer.Option("--gpu-target", "--arch", "-a", help="Architecture. Default: this machine's CPU.")
+    ] = "",
+    variants: Annotated[
+        list[str], typer.Option("--variants", help="Only these kinds of kernels, for example multi_d. Repeatable.")
+    ] = [],  # noqa: B006 (read only, as all defaults of options)
+    preselected: Annotated[
+        str, typer.Option("--preselected", help="Kernel set. Default: the operation's `default`.")
+    ] = "",
+    config: Annotated[
+        Path | None, typer.Option("--config", help="JSON file of lists to combine: tile_config, trait_config.")
+    ] = None,
+    tile_config_json: Annotated[
+        str, typer.Option("--tile-config-json", help="The same as text, flat or in sections.")
+    ] = "",
+    kernel_set: Annotated[str, typer.Option("--kernel-set", help="Name of a subfolder for this set.")] = "",
+    limit: Annotated[int, typer.Option(help="At most so many kernels; 0: all.")] = 0,
+    show_arch_info: Annotated[
+        bool, typer.Option("--show-arch-info", help="Print the architecture's tables and stop.")
+    ] = False,
+    list_configs: Annotated[
+        bool, typer.Option("--list-configs", help="Print the kernels' names and write nothing.")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Name every kernel.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Write the source of every kernel that matches, and `kernels.json`, which describes them.
+    """The options that every operation has."""
 
-    Exit code 1 if one could not be generated.
-    """
+
+def generate_command() -> Callable[..., None]:
+    """The command, with the options of every installed operation."""
+    from tilewright_kit.commands.discovery import installed_commands
+
+    shared = parameters_of(_options)
+    known = {item.name for item in shared}
+    own: list[inspect.Parameter] = []
+    for command in installed_commands().values():
+        fresh = [item for item in command.generated if item.name not in known]
+        known |= {item.name for item in fresh}
+        own += signature_of(fresh, f"Kernels of {command.name}")
+
+    def run(given: dict[str, Any]) -> None:
+        options: dict[str, Any] = {}
+        for command in installed_commands().values():
+            options |= command.generate_options(given)
+        _run(options, **taken(given, shared))
+
+    text = (
+        "Write the source of every kernel that matches, and `kernels.json`, which describes them.\n\n"
+        "Exit code 1 if one could not be generated."
+    )
+    return command_of(run, "generate", text, shared, own)
+
+
+def _run(
+    options: dict[str, Any],
+    *,
+    output_dir: Path | None,
+    operation: str,
+    variant: str,
+    datatype: str,
+    layout: str,
+    gpu_target: str,
+    variants: list[str],
+    preselected: str,
+    config: Path | None,
+    tile_config_json: str,
+    kernel_set: str,
+    limit: int,
+    show_arch_info: bool,
+    list_configs: bool,
+    verbose: bool,
+    as_json: bool,
+) -> None:
     import tilewright_arch
     from tilewright_kit.contract.abilities import GeneratesSets
+    from tilewright_tools.cli.problems.loading import load_operation
 
-    options = c.chosen_options(locals()) | f.chosen_options(locals())
     arch = tilewright_arch.load(gpu_target) if gpu_target else tilewright_arch.detect_cpu()
     if show_arch_info:
         print_json(arch.to_dict())
         return
-    found = load_operation(c.operation_of(operation, variant))
+    found = load_operation(_operation_of(operation, variant))
     if options or (not preselected and not config and not tile_config_json and isinstance(found, GeneratesSets)):
         given = {"datatype": datatype, "layout": layout}
-        configs: Iterable[KernelConfig] = c.select(found, arch, options | {key: v for key, v in given.items() if v})
+        configs: Iterable[KernelConfig] = _select(found, arch, options | {key: v for key, v in given.items() if v})
     elif config is not None or tile_config_json:
         configs = _swept(found, arch, _read_lists(config, tile_config_json), datatype, layout)
     else:
@@ -141,6 +150,35 @@ def generate(
         _list(chosen, arch, as_json)
     else:
         _generate(found, arch, chosen, _folder(output_dir, kernel_set), as_json, verbose)
+
+
+def _operation_of(name: str, variant: str) -> str:
+    """The operation that a name and a variant mean; without a name, the first installed one that has the variant.
+
+    Raises ``NotFoundError``.
+    """
+    from tilewright_kit.commands.discovery import installed_commands
+    from tilewright_kit.contract.abilities import HasVariants
+    from tilewright_kit.types.errors import NotFoundError
+    from tilewright_tools.cli.problems.loading import default_operation, load_operation
+
+    if not variant:
+        return name or default_operation()
+    candidates = [name] if name else [item.family().operations[0] for item in installed_commands().values()]
+    known: dict[str, str] = {}
+    for candidate in candidates:
+        operation = load_operation(candidate)
+        if isinstance(operation, HasVariants):
+            known = dict(operation.variants) | known
+    if variant not in known:
+        raise NotFoundError(
+            f"{name or 'no installed operation'} has {'no' if name else 'the'} variant {variant!r}",
+            field="variant",
+            value=variant,
+            rule="variant_known",
+            fix=f"use one of {', '.join(known) or 'other operations'}",
+        )
+    return known[variant]
 
 
 def _list(configs: Sequence[KernelConfig], arch: ArchSpec, as_json: bool) -> None:
@@ -188,22 +226,32 @@ def _generate(
         raise typer.Exit(Exit.FAILED)
 
 
-def load_operation(name: str) -> Operation[Any, Any]:
-    """An operation of the installed plugins, without a server."""
-    from tilewright_kit.loading.loader import PluginManager
-    from tilewright_kit.types.errors import NotFoundError
+def _select(operation: Operation[Any, Any], arch: ArchSpec, options: Mapping[str, Any]) -> list[KernelConfig]:
+    """The kernels that the options select. Raises what ``select_set`` raises, ``InvalidArgumentError`` for options that
+    the operation has not.
+    """
+    from tilewright_kit.contract.abilities import GeneratesSets
+    from tilewright_kit.types.errors import InvalidArgumentError, UnsupportedError
 
-    manager = PluginManager()
-    manager.load_entry_points()
-    if name not in manager.operations:
-        raise NotFoundError(
-            f"no installed plugin offers the operation {name!r}",
+    known: Sequence[str] = operation.generate_options if isinstance(operation, GeneratesSets) else ()
+    for name in options:
+        if name not in known:
+            raise InvalidArgumentError(
+                f"{operation.name} has no option {name.replace('_', '-')}",
+                field=name,
+                value=options[name],
+                rule="generate_options",
+                fix=f"use {', '.join(known)}" if known else "leave it out, or name an --operation that has it",
+            )
+    if not isinstance(operation, GeneratesSets):
+        raise UnsupportedError(
+            f"{operation.name} selects no kernels by options",
             field="operation",
-            value=name,
-            rule="operation_known",
-            fix=f"use one of {', '.join(manager.operations) or '(none are installed)'}",
+            value=operation.name,
+            rule="generate_options",
+            fix="leave the options out",
         )
-    return manager.operations[name]
+    return list(operation.select_set(arch, **options))
 
 
 def _declared(operation: Operation[Any, Any], arch: ArchSpec, name: str) -> Iterable[KernelConfig]:
@@ -251,7 +299,7 @@ def _read_lists(path: Path | None, text: str) -> dict[str, list[Any]]:
 def _swept(
     operation: Operation[Any, Any], arch: ArchSpec, lists: Mapping[str, list[Any]], datatype: str, layout: str
 ) -> Iterable[KernelConfig]:
-    """Every valid combination of lists in the seeds' form: `tile_m`, `warp_n`, `warp_tile_k`, `pipeline`, ..."""
+    """Every valid combination of lists in the generator's form: `tile_m`, `warp_n`, `warp_tile_k`, `pipeline`, ..."""
     from tilewright_kit.kernel_sets.declare import KernelSet, declare
 
     fields: dict[str, Any] = {}

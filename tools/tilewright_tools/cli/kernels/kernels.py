@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tilewright_tools.cli.exits import Exit
+from tilewright_tools.cli.groups import lazy_group
 from tilewright_tools.cli.kernels import analyze, generate
+from tilewright_tools.cli.kernels.config_file import read_config
 from tilewright_tools.cli.output import (
     examples,
     note,
@@ -22,15 +24,25 @@ from tilewright_tools.cli.output import (
     table,
     violation_line,
 )
-from tilewright_tools.cli.problems import cases, explain_attention, explain_conv
-from tilewright_tools.cli.problems.explaining import Question, explained
+from tilewright_tools.cli.problems.loading import default_operation
+from tilewright_tools.cli.problems.operations import explain_app
 
 if TYPE_CHECKING:
     from tilewright.operations.kernels import Correction, Validation
 
-__all__ = ["app", "read_config"]
+__all__ = ["app"]
+
+
+def _generate_app() -> typer.Typer:
+    """The commands whose options are those of the installed operations."""
+    made = typer.Typer(rich_markup_mode="rich")
+    made.command("generate", epilog=generate.EPILOG)(generate.generate_command())
+    made.callback()(lambda: None)
+    return made
+
 
 app = typer.Typer(
+    cls=lazy_group(_generate_app),
     help="What kernels there are, whether a configuration is valid, how it is built and why it is chosen.",
     no_args_is_help=True,
     epilog=examples(
@@ -40,20 +52,9 @@ app = typer.Typer(
     ),
 )
 
-explain_app = typer.Typer(
-    help="Say which kernel a problem would run, what was predicted of the others, and why the rest was refused.",
-    no_args_is_help=True,
-    epilog=examples("tilewright kernels explain gemm 128 4096 4096 --dtype bf16"),
-)
 app.add_typer(explain_app, name="explain")
 
-
-@explain_app.callback()
-def explain() -> None:
-    """Say which kernel a problem would run, what was predicted of the others, and why the rest was refused."""
-
-
-_OPERATION = typer.Option("gemm", "--operation", help="Operation.")
+_OPERATION = typer.Option("", "--operation", help="Operation. Default: the first that is installed.")
 _ANY_OPERATION = typer.Option("", "--operation", help="Operation. Default: whichever has the kernel.")
 _ARCH = typer.Option("", "--arch", help="Architecture. Default: that of the server's device.")
 _TARGET = typer.Option("", "--target", help="Server. Default: your own if it runs, else a private one.")
@@ -86,10 +87,12 @@ def list_kernels(
 
     with connected(target) as client:
         if sets:
-            names = client.kernels.sets(operation)
+            names = client.kernels.sets(operation or default_operation())
             print_json(names) if as_json else sys.stdout.write("".join(f"{item}\n" for item in names))
             return
-        found = client.kernels.list(operation, kernel_set=kernel_set, arch=arch, name=name, limit=limit)
+        found = client.kernels.list(
+            operation or default_operation(), kernel_set=kernel_set, arch=arch, name=name, limit=limit
+        )
     if as_json:
         print_json([asdict(kernel) for kernel in found])
         return
@@ -144,7 +147,7 @@ def validate(
     from tilewright_tools.cli.private_server import connected
 
     with connected(target) as client:
-        found = client.kernels.validate(operation, read_config(config), arch=arch)
+        found = client.kernels.validate(operation or default_operation(), read_config(config), arch=arch)
     if not as_json:
         out().print(f"{'valid' if found.valid else 'invalid'}: {found.name}", markup=False)
         for item in found.violations:
@@ -167,7 +170,7 @@ def correct(
     from tilewright_tools.cli.private_server import connected
 
     with connected(target) as client:
-        found = client.kernels.correct(operation, read_config(config), arch=arch)
+        found = client.kernels.correct(operation or default_operation(), read_config(config), arch=arch)
     if not as_json:
         for done, items in (("applied", found.applied), ("remaining", found.remaining)):
             for item in items:
@@ -240,19 +243,6 @@ def build(
         raise typer.Exit(Exit.FAILED)
 
 
-@explain_app.command(
-    "gemm",
-    epilog=examples(
-        "tilewright kernels explain gemm 1024 1024 1024",
-        "tilewright kernels explain gemm 1 4096 4096 --dtype bf16 --layout rcr --json",
-    ),
-)
-@explained(cases.arguments)
-def explain_gemm(fields: dict[str, Any]) -> Question:
-    """Say which kernel a product would run, what was predicted of the others, and why the rest was refused."""
-    return Question("gemm", dict(zip(("a", "b"), cases.Case(**fields).specs(), strict=True)))
-
-
 @app.command("export", epilog=examples("tilewright kernels export --statistics > kernels.json"))
 def export(
     name: str = _NAME,
@@ -269,7 +259,9 @@ def export(
     from tilewright_tools.cli.private_server import connected
 
     with connected(target) as client:
-        found = client.kernels.export(operation, kernel_set=kernel_set, arch=arch, name=name, statistics=statistics)
+        found = client.kernels.export(
+            operation or default_operation(), kernel_set=kernel_set, arch=arch, name=name, statistics=statistics
+        )
     if output is None:
         print_json(found)
     else:
@@ -277,39 +269,7 @@ def export(
         note(f"written to {output}")
 
 
-explain_app.command("conv", epilog=explain_conv.EPILOG)(explain_conv.explain_conv)
-explain_app.command("attention", epilog=explain_attention.EPILOG)(explain_attention.explain_attention)
-app.command("generate", epilog=generate.EPILOG)(generate.generate)
 app.command("analyze", epilog=analyze.EPILOG)(analyze.analyze)
-
-
-def read_config(text: str) -> dict[str, Any]:
-    """A configuration from a file, from standard input (``-``) or from the text itself."""
-    from tilewright_kit.types.errors import InvalidArgumentError
-
-    try:
-        if text == "-":
-            content = sys.stdin.read()
-        else:
-            content = text if text.lstrip().startswith("{") else Path(text).read_text()
-        record = json.loads(content)
-    except (OSError, json.JSONDecodeError) as error:
-        raise InvalidArgumentError(
-            f"the configuration cannot be read: {error}",
-            field="config",
-            value=text,
-            rule="json",
-            fix="give a JSON file, JSON text, or - for standard input",
-        ) from error
-    if not isinstance(record, dict):
-        raise InvalidArgumentError(
-            "a configuration is a JSON object",
-            field="config",
-            value=text,
-            rule="json",
-            fix='give an object of fields and values, for example {"pipeline": "compv4"}',
-        )
-    return record
 
 
 def _plain(value: Any) -> str:

@@ -1,27 +1,21 @@
-"""What every command of `tilewright kernels explain` takes and does; the operation says what its problems are."""
+"""`tilewright kernels explain OPERATION`: which kernel a problem would run, and why."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tilewright_kit.commands.problem_command import ProblemCommand
 from tilewright_tools.cli.options import AsJson, Device, Target, command_of, parameters_of, taken
 from tilewright_tools.cli.output import print_explanation, print_json
+from tilewright_tools.cli.problems.parameters import signature_of
 
-__all__ = ["Question", "explained"]
+if TYPE_CHECKING:
+    from tilewright_tools.cli.problems.loading import Loaded
 
-
-@dataclass(frozen=True)
-class Question:
-    """What a command asks of."""
-
-    operation: str
-    inputs: Mapping[str, Any]
-    """Descriptions, without memory."""
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+__all__ = ["explain_command"]
 
 
 def _options(
@@ -35,30 +29,30 @@ def _options(
     """The options of every command."""
 
 
-def explained(problem: Callable[..., Any]) -> Callable[[Callable[[Any], Question]], Callable[..., None]]:
-    """Makes a command of a function that makes a question of what ``problem`` returns. The command takes what
-    ``problem`` takes, and the options of every command.
-    """
+def explain_command(command: ProblemCommand) -> Callable[..., None]:
+    """The command that explains the choice of a kernel for problems of one declaration."""
+    own, shared = signature_of(command.problem), parameters_of(_options)
 
-    def wrap(command: Callable[[Any], Question]) -> Callable[..., None]:
-        first, shared = parameters_of(problem), parameters_of(_options)
+    def run(given: dict[str, Any]) -> None:
+        from tilewright_tools.cli.problems.loading import case_of, load
 
-        def run(given: dict[str, Any]) -> None:
-            _explain(command(problem(**taken(given, first))), **taken(given, shared))
+        _explain(load(command, case_of(command, taken(given, own))), **taken(given, shared))
 
-        return command_of(run, command, first, shared)
+    text = (
+        f"Say which kernel {command.noun} would run, what was predicted of the others, and why the rest was rejected."
+    )
+    return command_of(run, command.name, text, own, shared)
 
-    return wrap
 
-
-def _explain(asked: Question, strategy: str, kernel: str, device: str, top: int, target: str, as_json: bool) -> None:
+def _explain(loaded: Loaded, strategy: str, kernel: str, device: str, top: int, target: str, as_json: bool) -> None:
     from tilewright_tools.cli.private_server import connected
+    from tilewright_tools.cli.problems.loading import specs
 
     with connected(target) as client:
         found = client.explain(
-            asked.operation,
-            asked.inputs,
-            attributes=asked.attributes,
+            loaded.operation.name,
+            specs(loaded.request),
+            attributes=loaded.request.attributes,
             strategy=strategy or None,
             kernel=kernel or None,
             device=device or None,

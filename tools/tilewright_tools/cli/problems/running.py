@@ -1,52 +1,35 @@
-"""What every command of `tilewright run` takes and does: run once, prepare a plan, time it, and look at what it wrote;
-the operation's own part says what is to be run.
-"""
+"""`tilewright run OPERATION`: one problem on random data, timed, and checked if asked."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tilewright_kit.commands.problem_command import ProblemCommand
 from tilewright_tools.cli.exits import Exit, exit_for
 from tilewright_tools.cli.options import AsJson, Device, Target, command_of, parameters_of, taken
 from tilewright_tools.cli.output import note, print_error, print_json, table
-from tilewright_tools.cli.problems import cases
+from tilewright_tools.cli.problems.parameters import check_words, signature_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     import tilewright
+    from tilewright_tools.cli.problems.checks import Check
+    from tilewright_tools.cli.problems.loading import Loaded
 
     Array = npt.NDArray[Any]
 
-__all__ = ["Job", "poison", "ran"]
+__all__ = ["poison", "run_command"]
 
 Kernel = Annotated[str, typer.Option(help="Run this kernel, by name.")]
 Strategy = Annotated[str, typer.Option(help="Way to choose a kernel: auto, measured, heuristic, first_fit.")]
 Validate = Annotated[bool, typer.Option("--validate", help="Compare with float64 NumPy; exit code 1 if it is off.")]
 Repeat = Annotated[int, typer.Option(min=1, help="Timed executions.")]
 Seed = Annotated[int, typer.Option(help="Seed of the data.")]
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a command is to run."""
-
-    operation: str
-    label: str
-    """The problem for people."""
-    words: Mapping[str, Any]
-    """The problem for programs."""
-    attributes: Mapping[str, Any]
-    flops: int
-    operands: Callable[[tilewright.Client, int], dict[str, Array]]
-    """The inputs in the client's shared memory, made with a seed."""
-    check: Callable[[dict[str, Array], dict[str, Array]], cases.Check]
-    """Compares outputs with what they should be, for these inputs."""
 
 
 def _options(
@@ -62,25 +45,25 @@ def _options(
     """The options of every command."""
 
 
-def ran(problem: Callable[..., Any]) -> Callable[[Callable[..., Job]], Callable[..., None]]:
-    """Makes a command of a function that makes a job of what ``problem`` returns and of arguments of its own. The
-    command takes what ``problem`` takes, these, and the options of every command; it exits with 1 if a result is off.
-    """
+def run_command(command: ProblemCommand) -> Callable[..., None]:
+    """The command that runs problems of one declaration. It exits with 1 if a result is off."""
+    declared = (*command.problem, *command.steps)
+    own, shared = signature_of(declared), parameters_of(_options)
 
-    def wrap(command: Callable[..., Job]) -> Callable[..., None]:
-        first, own, shared = parameters_of(problem), parameters_of(command, 1), parameters_of(_options)
+    def run(given: dict[str, Any]) -> None:
+        from tilewright_tools.cli.problems.loading import case_of, load
 
-        def run(given: dict[str, Any]) -> None:
-            job = command(problem(**taken(given, first)), **taken(given, own))
-            _run(job, **taken(given, shared))
+        check_words(declared, given)
+        loaded = load(command, case_of(command, taken(given, own)))
+        _run(loaded, **taken(given, shared))
 
-        return command_of(run, command, first, own, shared)
-
-    return wrap
+    return command_of(
+        run, command.name, f"Run {command.noun} on random data: timed, and checked if asked.", own, shared
+    )
 
 
 def _run(
-    job: Job,
+    loaded: Loaded,
     kernel: str,
     strategy: str,
     validate: bool,
@@ -91,36 +74,33 @@ def _run(
     as_json: bool,
 ) -> None:
     from tilewright_tools.cli.private_server import connected
+    from tilewright_tools.cli.problems.checks import check_outputs
+    from tilewright_tools.cli.problems.loading import operands
 
     chosen = {"kernel": kernel or None, "strategy": strategy or None, "device": device or None}
 
     def recorded() -> dict[str, Any]:
         with connected(target) as client:
-            inputs = job.operands(client, seed)
-            record, outputs = _execute(client, job.operation, inputs, job.attributes, chosen, job.flops, repeat)
+            inputs = operands(client, loaded, seed)
+            record, outputs = _execute(client, loaded, inputs, chosen, repeat)
             if validate:
-                _note_check(record, job.check(inputs, outputs))
+                _note_check(record, check_outputs(loaded, inputs, outputs))
             return record
 
-    _report({"problem": dict(job.words)}, recorded, as_json, job)
+    _report({"problem": dict(loaded.command.describe(loaded.case))}, recorded, as_json, loaded)
 
 
 def _execute(
-    client: tilewright.Client,
-    operation: str,
-    inputs: Mapping[str, Any],
-    attributes: Mapping[str, Any],
-    chosen: Mapping[str, Any],
-    flops: int,
-    repeat: int,
+    client: tilewright.Client, loaded: Loaded, inputs: Mapping[str, Any], chosen: Mapping[str, Any], repeat: int
 ) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Run and time an operation: the record in the seeds' words, and what the plan wrote."""
+    """Run and time an operation: the record, and the outputs that the plan wrote."""
+    operation, attributes, flops = loaded.operation.name, loaded.request.attributes, loaded.case.flops
     outputs = client.run(operation, inputs, attributes=attributes, **chosen)
     first = client.report
     assert first is not None, "a call that returned has a report"
     plan = client.plan(operation, inputs, outputs, attributes, **chosen)
     for out in outputs.values():
-        poison(out)  # what is checked is what the plan writes
+        poison(out)  # only what the plan writes can pass the check
     samples = []
     for _ in range(repeat):
         plan(**inputs, out=outputs)
@@ -155,7 +135,7 @@ def poison(out: Array) -> None:
     out[...] = np.full(out.dtype.itemsize, 0xFF, np.uint8).view(out.dtype)[0]
 
 
-def _note_check(record: dict[str, Any], found: cases.Check) -> None:
+def _note_check(record: dict[str, Any], found: Check) -> None:
     record["validation"] = {
         "accuracy": found.accuracy,
         "max_error": found.max_error,
@@ -167,7 +147,7 @@ def _note_check(record: dict[str, Any], found: cases.Check) -> None:
     record["status"] = "success" if found.ok else "failed"
 
 
-def _report(record: dict[str, Any], run: Callable[[], dict[str, Any]], as_json: bool, job: Job) -> None:
+def _report(record: dict[str, Any], run: Callable[[], dict[str, Any]], as_json: bool, loaded: Loaded) -> None:
     """Run, and print the record with what ``run`` adds, or the error. Exits with 1 if a result is off."""
     try:
         record |= run()
@@ -182,16 +162,16 @@ def _report(record: dict[str, Any], run: Callable[[], dict[str, Any]], as_json: 
     if as_json:
         print_json(record)
     else:
-        _show(record, job)
+        _show(record, loaded)
     if record["status"] != "success":
         raise typer.Exit(Exit.FAILED)
 
 
-def _show(record: Mapping[str, Any], job: Job) -> None:
+def _show(record: Mapping[str, Any], loaded: Loaded) -> None:
     """The record as a table for people."""
     execution, validation = record["execution"], record["validation"]
     rows = [
-        ("problem", job.label),
+        ("problem", loaded.case.label),
         ("kernel", "\n".join(record["kernels"]) or "none: nothing to compute"),
         ("device", record["device"]),
         ("time", f"{execution['time_ms']:.4f} ms, the median of {execution['repeat']}"),
@@ -202,6 +182,6 @@ def _show(record: Mapping[str, Any], job: Job) -> None:
     if validation:
         error = f"relative error {validation['relative_error']:.1e} (allowed {validation['tolerance']:.1e})"
         rows.append(("check", f"{record['status']}: {error}, {validation['accuracy']:.2f} % of elements within 2 %"))
-    table("", ("", job.operation), rows)
+    table("", ("", loaded.operation.name), rows)
     if record["status"] != "success":
         note("the result is off")

@@ -1,4 +1,4 @@
-"""What every command of `tilewright bench` takes and does; the operation says what its problems are."""
+"""`tilewright bench OPERATION`: kernels built, checked and timed on many problems."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tilewright_kit.commands.parameters import Parameter, option
+from tilewright_kit.commands.problem_command import ProblemCommand
 from tilewright_tools.cli.exits import Exit
 from tilewright_tools.cli.options import AsJson, command_of, parameters_of, taken
 from tilewright_tools.cli.output import note, print_json, progress, table
+from tilewright_tools.cli.problems.parameters import signature_of
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from tilewright_kit.commands.cases import Case
     from tilewright_server.measurements.database import PerfDatabase
     from tilewright_tools.tuning.measure.setup import Setup
-    from tilewright_tools.tuning.problems.cases import Case
     from tilewright_tools.tuning.results import Output, Result
     from tilewright_tools.tuning.sweep import Event, PeerTime, Sweep, SweepOptions
 
@@ -64,9 +67,9 @@ CacheDir = Annotated[Path | None, typer.Option(help="Folder of compiled kernels.
 
 @dataclass(frozen=True)
 class Problems:
-    """What a command's own arguments say."""
+    """Problems as the arguments of a command name them."""
 
-    operation: str
+    command: ProblemCommand
     shapes: str
     """As given: files, names of lists, or shapes."""
     columns: Mapping[str, str]
@@ -107,12 +110,19 @@ def _options(
     """The options of every sweep."""
 
 
-def swept(command: Callable[..., Problems]) -> Callable[..., None]:
-    """The command of `tilewright bench` that sweeps over the problems that ``command`` makes of its arguments. It takes
-    the options of every sweep as well, and exits with 1 if a kernel failed.
-    """
-    own, shared = parameters_of(command), parameters_of(_options)
-    return command_of(lambda given: sweep(command(**taken(given, own)), taken(given, shared)), command, own, shared)
+def bench_command(command: ProblemCommand) -> Callable[..., None]:
+    """The command that measures kernels on problems of one declaration. It exits with 1 if a kernel failed."""
+    replaced = [option(name, 0, command.replaced_help, least=0) for name in command.replaced]
+    own = signature_of([Parameter("shapes", str, command.shapes, flags=("--shapes",)), *command.columns, *replaced])
+    shared = parameters_of(_options)
+
+    def run(given: dict[str, Any]) -> None:
+        columns = {item.name: given[item.name] for item in command.columns}
+        changed = {column: given[name] for name, column in command.replaced.items() if given[name]}
+        sweep(Problems(command, given["shapes"], columns, changed), taken(given, shared))
+
+    text = f"Time kernels on problems of {command.name}; exit code 1 if one is wrong, crashes, hangs or does not build."
+    return command_of(run, command.name, text, own, shared)
 
 
 def sweep(problems: Problems, given: Mapping[str, Any]) -> None:
@@ -202,14 +212,13 @@ class _Run:
     def _cases(self) -> Sequence[Case]:
         import sys
 
-        from tilewright_tools.tuning.problems.families import family_of
         from tilewright_tools.tuning.problems.shapes import read_shapes
 
         usual = "fp32" if self.sweep.device.kind == "cpu" else "bf16"
         given = self.problems
         words = {name: _words(text or (usual if name == "dtype" else "")) for name, text in given.columns.items()}
         stdin = sys.stdin if "-" in given.shapes else ()
-        cases: list[Any] = read_shapes(family_of(given.operation), given.shapes, words, stdin)[self.shard]
+        cases: list[Any] = read_shapes(given.command.family(), given.shapes, words, stdin)[self.shard]
         return [replace(case, **given.changed) for case in cases] if given.changed else cases
 
     def all(self) -> None:

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewright_kit.commands.cases import DTYPES, Case, Part, Projection
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Operation
 from tilewright_kit.contract.problem import OperationRequest, Problem, Role
 from tilewright_kit.numerics.compare import bound, compare, unit_roundoff
 from tilewright_kit.types.dtypes import DType
-from tilewright_tools.tuning.problems.cases import DTYPES, Case, Part, Projection
 from tilewright_tools.tuning.problems.families import family_of
 
 __all__ = ["Truth", "Verdict"]

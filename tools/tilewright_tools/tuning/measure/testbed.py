@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewright_kit.commands.cases import Case
 from tilewright_kit.config.kernel_config import KernelConfig
 from tilewright_kit.contract.arguments import ARGS, COUNTERS, WORKSPACE, PackedArgs, pack
 from tilewright_kit.contract.device import Buffer, Device, Module
@@ -23,7 +24,6 @@ from tilewright_server.engine.engine import Engine
 from tilewright_tools.tuning.measure.check import Truth, Verdict
 from tilewright_tools.tuning.measure.data import contents, view
 from tilewright_tools.tuning.measure.timing import Timing, TimingOptions, measure
-from tilewright_tools.tuning.problems.cases import Case
 from tilewright_tools.tuning.problems.families import family_of
 
 __all__ = ["Stand"]

@@ -14,14 +14,14 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
+from tilewright_kit.commands.cases import Case
 from tilewright_kit.contract.device import Device
 from tilewright_kit.types.errors import InternalError, InvalidArgumentError, TilewrightError
 from tilewright_server.engine.engine import Engine
 from tilewright_tools.tuning.measure.setup import Setup
 from tilewright_tools.tuning.measure.testbed import Stand
 from tilewright_tools.tuning.measure.timing import TimingOptions
-from tilewright_tools.tuning.problems.cases import Case
-from tilewright_tools.tuning.problems.families import FAMILIES
+from tilewright_tools.tuning.problems.families import family_named
 
 __all__ = ["Worker", "main"]
 
@@ -87,7 +87,7 @@ class Worker:
         """Make the operands of a problem; the previous problem's go."""
         engine, device = self._require()
         self._drop()
-        self._case = case = FAMILIES[request["family"]].from_record(request["case"], "case")
+        self._case = case = family_named(request["family"]).from_record(request["case"], "case")
         self._options = TimingOptions.from_dict(request["options"])
         asked = case.request()
         problem = engine.operations[asked.operation].parse(asked)

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewright_kit.commands.cases import Case
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.types.errors import UnsupportedError
 from tilewright_tools.tuning.measure.timing import Timing, TimingOptions, measure
-from tilewright_tools.tuning.problems.cases import Case
-from tilewright_tools.tuning.problems.families import FAMILIES
+from tilewright_tools.tuning.problems.families import family_named
 
 __all__ = ["PEERS", "time_peer"]
 
@@ -78,7 +78,7 @@ def _time(
         torch.set_num_threads(max(device.units, 1))
     else:
         torch.cuda.set_device(place)
-    family = FAMILIES[case.family]
+    family = family_named(case.family)
     calls = [
         family.peer_call(torch, case, {name: _tensor(torch, array, place) for name, array in inputs.items()})
         for _ in range(copies)

@@ -9,8 +9,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from tilewright_kit.commands.cases import Case, CaseFamily
 from tilewright_kit.types.errors import InvalidArgumentError
-from tilewright_tools.tuning.problems.cases import Case, CaseFamily
 
 __all__ = ["read_shapes"]
 

@@ -1,7 +1,4 @@
-"""Problems to measure, whatever the operation: what a sweep asks of them, and how they are read from rows of files.
-
-What is particular to an operation stands in ``families``.
-"""
+"""Problems as rows of files, for every operation: the interface of cases, and how they are read and checked."""
 
 from __future__ import annotations
 
@@ -50,6 +47,9 @@ class Case(Protocol):
     """One problem. Frozen and hashable; every field is a column of shape files and of results."""
 
     family: ClassVar[str]
+    """Word of its command."""
+    sizes_as_text: ClassVar[Sequence[str]]
+    """Columns of text in which a single number may stand for ``3x3``."""
 
     @property
     def dtype(self) -> str:
@@ -169,6 +169,7 @@ def read_case(
     columns = columns_of(case_type)
     counts = {item.name for item in dataclasses.fields(case_type) if item.type == "int"}  # type: ignore[arg-type]
     given = dict(defaults or {})
+    sizes: Sequence[str] = getattr(case_type, "sizes_as_text", ())
     values = {name: _number(value, where, name) if name in counts else value for name, value in given.items()}
     for name, value in record.items():
         column = str(name).strip().lower()
@@ -177,7 +178,7 @@ def read_case(
         text = value.strip() if isinstance(value, str) else value
         if text in ("", None):
             continue
-        values[column] = _number(text, where, column) if column in counts else _word(text, where, column)
+        values[column] = _number(text, where, column) if column in counts else _word(text, where, column, sizes)
     needed = list(required)
     for name in needed:
         if name not in values:
@@ -248,10 +249,10 @@ def _number(value: Any, where: str, column: str) -> int:
     return number
 
 
-def _word(value: Any, where: str, column: str) -> str:
+def _word(value: Any, where: str, column: str, sizes: Sequence[str]) -> str:
     if isinstance(value, bool):
         return "yes" if value else ""
-    if isinstance(value, int) and column in ("filter", "stride", "padding", "dilation", "size"):
+    if isinstance(value, int) and column in sizes:
         return str(value)
     if not isinstance(value, str):
         raise wrong(where, column, value, f"{column} is no word", "give text")

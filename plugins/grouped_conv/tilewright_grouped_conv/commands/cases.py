@@ -1,37 +1,32 @@
-"""Convolutions and their gradients: problems as rows of files, and lists of layers of networks."""
+"""Convolutions and their gradients as rows of files."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar
 
-import numpy as np
 import numpy.typing as npt
 
-from tilewright_kit.contract.problem import Attribute, OperationRequest
-from tilewright_kit.types.tensor import TensorDesc
-from tilewright_tools.tuning.problems.cases import (
+from tilewright_kit.commands.cases import (
     DTYPES,
     NO,
     YES,
-    Part,
-    Projection,
     add_bias,
     check_dtype,
     check_positive,
     check_words,
     float_output,
-    read_case,
     step_attributes,
     wrong,
 )
-from tilewright_tools.tuning.problems.families.layers import NAMED
+from tilewright_kit.contract.problem import Attribute, OperationRequest
+from tilewright_kit.types.tensor import TensorDesc
 
-__all__ = ["CONV", "DIRECTIONS", "LAYOUTS", "ConvCase", "ConvFamily"]
+__all__ = ["DIRECTIONS", "LAYOUTS", "ConvCase"]
 
 Array = npt.NDArray[Any]
 
@@ -40,8 +35,6 @@ DIRECTIONS = {"fwd": "conv", "bwd_data": "conv_backward_data", "bwd_weight": "co
 LAYOUTS = ("channels_last", "channels_first")
 _TRIPLE = re.compile(r"\d+(x\d+){0,2}")
 _PADDING = re.compile(r"\d+(x\d+){0,2}(-\d+(x\d+){0,2})?")
-_WRITTEN = re.compile(r"(\d+)x(\d+)x(\d+)x(\d+(?:x\d+){0,2}):(\d+(?:x\d+){0,2})((?:[spdg][\dx-]+)*)")
-_OPTIONS = {"s": "stride", "p": "padding", "d": "dilation", "g": "groups"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +44,7 @@ class ConvCase:
     """
 
     family: ClassVar[str] = "conv"
+    sizes_as_text: ClassVar[Sequence[str]] = ("filter", "stride", "padding", "dilation", "size")
 
     n: int
     c: int
@@ -246,48 +240,3 @@ class ConvCase:
 def _each(text: str, count: int) -> tuple[int, ...]:
     values = tuple(map(int, text.split("x")))
     return values * count if len(values) == 1 else values
-
-
-class ConvFamily:
-    name = "conv"
-    operations: Sequence[str] = tuple(DIRECTIONS.values())
-    case_type: type[Any] = ConvCase
-    required: Sequence[str] = ("n", "c", "k", "size", "filter")
-    plain: Sequence[str] = ("n", "c", "k", "size", "filter", "stride", "padding", "groups")
-    named: Mapping[str, Sequence[Mapping[str, Any]]] = NAMED
-    example = "32x64x64x56x56:3s1p1g1"
-
-    def parse_text(self, text: str) -> Mapping[str, Any] | None:
-        """``NxCxKxHxW:3s1p1d1g1``: sizes, then the filter, stride, padding, dilation and groups."""
-        written = _WRITTEN.fullmatch(text)
-        if written is None:
-            return None
-        n, c, k, size, taps, options = written.groups()
-        found = {_OPTIONS[name]: value for name, value in re.findall(r"([spdg])([\dx-]+)", options)}
-        return {"n": n, "c": c, "k": k, "size": size, "filter": taps} | found
-
-    def from_record(self, record: Mapping[str, Any], where: str, defaults: Mapping[str, Any] | None = None) -> ConvCase:
-        return read_case(ConvCase, record, where, defaults, self.required).checked(where)
-
-    def settle(self, case: Any, inputs: Mapping[str, Array], rng: np.random.Generator) -> None:
-        """All inputs are free."""
-
-    def parts(self, case: ConvCase, inputs: Mapping[str, Array], rng: np.random.Generator, budget: int) -> list[Part]:
-        from tilewright_tools.tuning.problems.families.conv_check import parts_of
-
-        return parts_of(case, inputs, rng, budget)
-
-    def projection(
-        self, case: ConvCase, inputs: Mapping[str, Array], rng: np.random.Generator, reference: Callable[..., Array]
-    ) -> Projection:
-        from tilewright_tools.tuning.problems.families.conv_check import projection_of
-
-        return projection_of(case, inputs, rng, reference)
-
-    def peer_call(self, torch: Any, case: ConvCase, operands: Mapping[str, Any]) -> Callable[[], object]:
-        from tilewright_tools.tuning.problems.families.conv_peer import peer_call
-
-        return peer_call(torch, case, operands)
-
-
-CONV = ConvFamily()

@@ -6,15 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tilewright_tools.tuning.problems.cases import Part, Projection
-
-if TYPE_CHECKING:
-    from tilewright_tools.tuning.problems.families.conv import ConvCase
+from tilewright_grouped_conv.commands.cases import ConvCase
+from tilewright_kit.commands.cases import Part, Projection
 
 __all__ = ["parts_of", "projection_of"]
 

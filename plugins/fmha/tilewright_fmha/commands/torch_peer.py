@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from tilewright_tools.tuning.problems.families.attention import AttentionCase
+from tilewright_fmha.commands.cases import AttentionCase
 
 __all__ = ["peer_call", "torch_mask"]
 

@@ -1,0 +1,1 @@
+"""Problems of attention on the command line and in sweeps."""

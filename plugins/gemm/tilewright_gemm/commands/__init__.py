@@ -1,0 +1,1 @@
+"""Problems of GEMM on the command line and in sweeps."""

@@ -1,0 +1,142 @@
+"""Products as rows of files.
+
+C [batch, M, N] = activation(scale_a * scale_b * (A [batch, M, K] x B [batch, K, N]) + bias, D...).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy.typing as npt
+
+from tilewright_kit.commands.cases import (
+    DTYPES,
+    NO,
+    YES,
+    add_bias,
+    check_dtype,
+    check_positive,
+    check_words,
+    float_output,
+    step_attributes,
+    wrong,
+)
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.types.tensor import TensorDesc
+
+__all__ = ["LAYOUTS", "GemmCase"]
+
+Array = npt.NDArray[Any]
+
+LAYOUTS = ("rcr", "rrr", "crr", "ccr")
+
+
+@dataclass(frozen=True, slots=True)
+class GemmCase:
+    """One product. ``batch`` 0 is a plain one."""
+
+    family: ClassVar[str] = "gemm"
+    sizes_as_text: ClassVar[Sequence[str]] = ()
+
+    m: int
+    n: int
+    k: int
+    dtype: str = "fp32"
+    """Element type of A and B; ``mixed``: fp8 and bf8."""
+    layout: str = "rcr"
+    batch: int = 0
+    out_dtype: str = ""
+    """Empty: what the operation makes of ``dtype``."""
+    bias: str = ""
+    """Element type of a row that is added; ``yes`` is the type of C, or fp32 if that is whole numbers."""
+    activation: str = ""
+    d: int = 0
+    """Number of D operands of C's shape."""
+    binary: str = ""
+    """How D operands are brought in. Empty: they are added."""
+    scale_a: str = ""
+    """``tensor`` or ``row``."""
+    scale_b: str = ""
+    """``tensor`` or ``column``."""
+    split_k: int = 0
+    fast_accumulation: str = ""
+    """``yes``: 8-bit floats may be summed with the fewer bits of the matrix unit."""
+
+    def checked(self, where: str) -> GemmCase:
+        check_positive(self, where, ("m", "n", "k"))
+        check_dtype(self, where)
+        if self.layout not in LAYOUTS:
+            reason = f"there is no layout {self.layout!r}"
+            raise wrong(where, "layout", self.layout, reason, f"use {', '.join(LAYOUTS)}")
+        allowed = {"scale_a": ("", "tensor", "row"), "scale_b": ("", "tensor", "column")}
+        for name, words in allowed.items():
+            if getattr(self, name) not in words:
+                fix = f"use {' or '.join(words[1:])}"
+                raise wrong(where, name, getattr(self, name), "there is no such scale", fix)
+        check_words(self, where, {"fast_accumulation": (*YES, *NO)})
+        return self
+
+    @property
+    def label(self) -> str:
+        """For people: ``16 of 64x64x64 fp16 rcr +bias Gelu``."""
+        size = f"{self.m}x{self.n}x{self.k}"
+        parts = [f"{self.batch} of {size}" if self.batch else size, self.dtype, self.layout]
+        parts += [f"+{name}" for name in ("bias", "d", "scale_a", "scale_b") if getattr(self, name)]
+        parts += [f"out {self.out_dtype}"] if self.out_dtype else []
+        parts += [self.activation] if self.activation else []
+        parts += ["fast"] if self.fast else []
+        return " ".join(parts)
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.m * self.n * self.k * max(self.batch, 1)
+
+    @property
+    def depth(self) -> int:
+        return self.k
+
+    @property
+    def roundings(self) -> int:
+        return 1
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether C is the product and nothing else."""
+        return not (self.bias or self.activation or self.d or self.scale_a or self.scale_b)
+
+    @property
+    def fast(self) -> bool:
+        """Whether sums of 8-bit floats may have fewer bits."""
+        return self.fast_accumulation.lower() in YES
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def request(self) -> OperationRequest:
+        """The request of this product."""
+        a_type, b_type = DTYPES[self.dtype]
+        lead = (self.batch,) if self.batch else ()
+        inputs = {
+            "a": self._matrix(a_type, self.m, self.k, self.layout[0]),
+            "b": self._matrix(b_type, self.k, self.n, self.layout[1]),
+        }
+        add_bias(self, inputs, self.n)
+        float_out = float_output(self.dtype, self.out_dtype)
+        for index in range(self.d):
+            inputs[f"d[{index}]"] = TensorDesc.of(float_out, (*lead, self.m, self.n))
+        if self.scale_a:
+            inputs["scale_a"] = TensorDesc.of("fp32", (self.m,) if self.scale_a == "row" else ())
+        if self.scale_b:
+            inputs["scale_b"] = TensorDesc.of("fp32", (self.n,) if self.scale_b == "column" else ())
+        attributes = step_attributes(self)
+        if self.fast:
+            attributes["fast_accumulation"] = True
+        return OperationRequest("gemm", inputs, {}, attributes)
+
+    def _matrix(self, dtype: str, rows: int, columns: int, letter: str) -> TensorDesc:
+        lead = (self.batch,) if self.batch else ()
+        strides = (columns, 1) if letter == "r" else (1, rows)
+        return TensorDesc.of(dtype, (*lead, rows, columns), (*((rows * columns,) if lead else ()), *strides))

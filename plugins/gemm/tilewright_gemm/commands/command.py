@@ -1,0 +1,120 @@
+"""Products on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tilewright_kit.commands.parameters import argument, option
+from tilewright_kit.commands.problem_command import Example, Preparation, ProblemCommand
+
+if TYPE_CHECKING:
+    from tilewright_gemm.commands.cases import GemmCase
+    from tilewright_kit.commands.cases import CaseFamily
+
+__all__ = ["COMMAND"]
+
+_DTYPES = ("fp32", "fp16", "bf16", "fp8", "bf8", "int8", "mixed")
+_LAYOUTS = ("rcr", "rrr", "crr", "ccr")
+_ACTIVATIONS = ("Relu", "Gelu", "FastGelu", "Silu", "Sigmoid", "Tanh", "HardSwish")
+_LAYERS = (
+    ("query, key, value", 384, 1152, ""),
+    ("attention output", 384, 384, ""),
+    ("intermediate", 384, 1536, "Gelu"),
+    ("output", 1536, 384, ""),
+)
+"""Linear layers of all-MiniLM-L6-v2: (name, k, n, activation)."""
+
+
+class GemmCommand(ProblemCommand):
+    name = "gemm"
+    rank = 0
+    noun = "a product"
+    examples: Mapping[str, Sequence[str]] = {
+        "run": (
+            "512 512 512 --validate",
+            "128 4096 4096 --dtype bf16 --layout rcr --validate",
+            "64 64 64 --batch 16 --activation Gelu --repeat 100 --json",
+            "256 256 256 --kernel NAME    (names: tilewright kernels list)",
+            "4096 4096 4096 --dtype bf16 --device cuda:0",
+            "512 512 512 --target unix:/tmp/tw.sock",
+        ),
+        "explain": ("128 4096 4096 --dtype bf16", "1 4096 4096 --dtype bf16 --layout rcr --json"),
+        "bench": (
+            "--shapes decode,squares --dtype bf16 --device cuda:0 --record",
+            "--shapes layers.csv --configs all --seconds 60 -o layers.parquet",
+            "--shapes 4096x4096x4096 --configs configs.jsonl --peer torch",
+            "--shapes prefill --limit 20 --resume -o prefill.csv",
+            "--shapes prefill --shard 2/8 --device cuda:1 --record",
+            "--shapes 1x4096x4096 --filter '*_mem_*' --flush-cache --json",
+        ),
+    }
+    problem = (
+        argument("m", int, "Rows of A and C."),
+        argument("n", int, "Columns of B and C."),
+        argument("k", int, "Columns of A, rows of B."),
+        option("dtype", "fp32", f"Element type: {', '.join(_DTYPES)} (mixed: A fp8, B bf8)."),
+        option("layout", "rcr", "Layouts of A, B, C: r row-major, c column-major; C is r."),
+    )
+    steps = (
+        option("out_dtype", "", "Element type of C. Default: what the operation says.", "--out-dtype"),
+        option("activation", "", f"One of {', '.join(_ACTIVATIONS)}.", words=_ACTIVATIONS, strict=True),
+        option("batch", 0, "Products in one call; 0: a plain one.", least=0),
+    )
+    columns = (
+        option("dtype", "", "Types of rows that name none, comma-separated. Default: fp32 on a CPU, bf16."),
+        option("layout", "rcr", "Layouts of rows that name none, comma-separated."),
+    )
+    shapes = (
+        "Comma-separated: files (CSV or JSON lines with m, n, k and more), built-in lists (tiny, squares, decode, "
+        "prefill, skinny, deep, ragged, batched, large), shapes such as 128x4096x4096 or 16*64x64x64, or - for "
+        "standard input."
+    )
+
+    def family(self) -> CaseFamily:
+        from tilewright_gemm.commands.family import GEMM
+
+        return GEMM
+
+    def case(self, given: Mapping[str, Any]) -> GemmCase:
+        from tilewright_gemm.commands.cases import GemmCase
+
+        return GemmCase(**given).checked("the command line")
+
+    def describe(self, case: GemmCase) -> Mapping[str, Any]:
+        return {
+            "M": case.m, "N": case.n, "K": case.k, "batch": case.batch, "dtype": case.dtype, "layout": case.layout,
+        }  # fmt: skip
+
+    def shown_kernel(self, kernels: Sequence[str]) -> str:
+        return kernels[0] if kernels else ""
+
+    def demonstrated(self, size: int) -> Sequence[Example]:
+        """Square products of every type and layout, then a transformer's layers on 128 tokens, weights packed."""
+        from tilewright_gemm.commands.cases import GemmCase
+
+        square = GemmCase(size, size, size)
+        rows = [
+            Example(f"{dtype} {layout}", replace(square, dtype=dtype, layout=layout))
+            for dtype in _DTYPES
+            for layout in _LAYOUTS
+        ]
+        packed = {"b": Preparation("gemm_pack_b", "b")}
+        for layer, k, n, activation in _LAYERS:
+            case = GemmCase(128, n, k, layout="rrr", bias="yes", activation=activation)
+            rows.append(Example(f"MiniLM {layer}", case, packed))
+        return rows
+
+    def numpy_call(self, case: GemmCase, inputs: Mapping[str, Any]) -> Callable[[], object]:
+        import numpy as np
+
+        # NumPy has a fast product for float32 alone; it gets the same numbers, converted beforehand.
+        a, b = (inputs[name].astype(np.float32) for name in "ab")
+        if not case.bias:
+            return lambda: np.matmul(a, b)
+        bias = inputs["bias"].astype(np.float32)
+        return lambda: a @ b + bias
+
+
+COMMAND = GemmCommand()

@@ -1,0 +1,1 @@
+"""Problems of convolution on the command line and in sweeps."""

@@ -1,0 +1,1 @@
+"""Commands about problems: declarations by which operations appear in `run`, `explain`, `bench` and `demo`."""
