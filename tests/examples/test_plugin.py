@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +22,11 @@ from tilewright_kit.types.tensor import TensorDesc
 from tilewright_server.engine.call import Call
 from tilewright_server.engine.engine import Engine
 from tilewright_server.engine.types import EngineOptions, Selection
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 PLUGIN = Path(__file__).resolve().parents[2] / "examples" / "plugin"
 DOCS = PLUGIN.parents[1] / "docs" / "adding-an-operation.md"
@@ -76,6 +84,53 @@ def test_the_example_computes_rms_normalisation(engine: Engine, rows: int, colum
     operation = engine.operations["rmsnorm"]
     truth = operation.reference(operation.parse(request), arrays)["out"]
     assert compare(execute(engine, request, arrays)["out"], truth, DType.FP32, columns).passed
+
+
+@pytest.fixture(scope="module")
+def tilewright(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The command line of a machine where the example is installed beside Tilewright."""
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "tilewright_rmsnorm").symlink_to(PLUGIN / "tilewright_rmsnorm")
+    project = tomllib.loads((PLUGIN / "pyproject.toml").read_text("utf-8"))["project"]
+    metadata = folder / f"tilewright_rmsnorm-{project['version']}.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+    )
+    groups = (
+        f"[{group}]\n" + "".join(f"{name} = {target}\n" for name, target in entries.items())
+        for group, entries in project["entry-points"].items()
+    )
+    (metadata / "entry_points.txt").write_text("\n".join(groups))
+    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    private = {"XDG_RUNTIME_DIR": str(folder), "TILEWRIGHT_CACHE_DIR": str(folder / "cache")}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **private}
+    env.pop("TILEWRIGHT_TARGET", None)
+
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-m", "tilewright_tools.cli", *arguments]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=240)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+def test_the_commands_run_explain_and_bench_know_the_example(tilewright: Any) -> None:
+    assert "rmsnorm" in tilewright("run", "--help")
+    record = json.loads(tilewright("run", "rmsnorm", "33", "384", "--validate", "--json"))
+    assert record["problem"] == {"rows": 33, "columns": 384, "dtype": "fp32"}
+    assert (record["status"], record["validation"]["total_elements"]) == ("success", 33 * 384)
+    found = json.loads(tilewright("kernels", "explain", "rmsnorm", "33", "384", "--json"))
+    assert found["candidates"][0]["kernel"].startswith("rmsnorm")
+    quick = ("--repeat", "2", "--warmup", "1", "--device", "cpu:0", "--limit", "1", "--json")
+    (line,) = json.loads(tilewright("bench", "rmsnorm", "--shapes", "17x100", *quick))["problems"]
+    assert (line["problem"]["columns"], line["tried"], line["failed"]) == (100, 1, 0)
+
+
+def test_the_demonstration_shows_the_example(tilewright: Any) -> None:
+    record = json.loads(tilewright("demo", "--size", "64", "--dtype", "rmsnorm", "--json"))
+    assert [(row["what"], row["check"]["ok"]) for row in record["rows"]] == [("rmsnorm fp32", True)]
 
 
 def test_the_guide_names_every_room_of_the_example() -> None:

@@ -23,11 +23,10 @@ from tilewright_kit.numerics.compare import poison
 from tilewright_kit.selection.measurements import point_of
 from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError
 from tilewright_tools.tuning import evaluate
-from tilewright_tools.tuning.measure import check
+from tilewright_tools.tuning.measure import check, peer
 from tilewright_tools.tuning.measure.check import Truth
 from tilewright_tools.tuning.measure.data import contents, view
 from tilewright_tools.tuning.measure.timing import TimingOptions
-from tilewright_tools.tuning.problems import peer
 from tilewright_tools.tuning.problems.families import family_of, stored_case
 from tilewright_tools.tuning.problems.shapes import read_shapes
 from tilewright_tools.tuning.results import Output, Result, Stamp

@@ -16,9 +16,9 @@ from tilewright_gemm.plugin import GemmOperation
 from tilewright_kit.conformance.check_plugin import device_of
 from tilewright_kit.contract.problem import Role
 from tilewright_kit.types.errors import UnsupportedError
+from tilewright_tools.tuning.measure import peer
 from tilewright_tools.tuning.measure.data import contents, view
 from tilewright_tools.tuning.measure.timing import TimingOptions
-from tilewright_tools.tuning.problems import peer
 
 DEVICE = device_of(tilewright_arch.load("x86-64-v3"))
 QUICK = TimingOptions(warmup=1, repeat=3, seconds=0.05)

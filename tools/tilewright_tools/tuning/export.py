@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--arch", required=True, help="architecture by id, for example sm_90a")
     parser.add_argument("--out", type=Path, required=True, help="the .jsonl file to write")
-    parser.add_argument("--operation", default="gemm")
+    parser.add_argument("--operation", required=True)
     parser.add_argument("--device", default="", help="only devices whose names match this shell pattern")
     parser.add_argument("--top", type=int, default=TOP, help="kernels of each problem")
     given = parser.parse_args(arguments)

@@ -97,8 +97,7 @@ class Result:
     def from_record(cls, record: Mapping[str, Any], where: str) -> Result:
         """The inverse of ``to_record``, of values that may have become text. Raises ``InvalidArgumentError``."""
         try:
-            # Files from before there was a choice of operations are of products.
-            case = stored_case(record, where, str(record.get("operation") or "gemm"))
+            case = stored_case(record, where, str(record["operation"]))
             stamp = Stamp(**{name: _typed(record[name], name) for name in Stamp.__slots__ if name in record})
             own = [item.name for item in dataclasses.fields(cls) if item.name not in ("case", "stamp")]
             values = {name: _typed(record[name], name) for name in own if record.get(name) not in (None, "")}

@@ -118,7 +118,7 @@ class Worker:
 
     def _peer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Time the same problem with another library."""
-        from tilewright_tools.tuning.problems.peer import time_peer
+        from tilewright_tools.tuning.measure.peer import time_peer
 
         _, device = self._require()
         if self._case is None or self._stand is None:
