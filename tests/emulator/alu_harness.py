@@ -16,9 +16,11 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from tilewright_emulator import decode
-from tilewright_emulator.arch import ARCHS
-from tilewright_emulator.state import SCALARS, VCC, Waves
+
+from tilewright_emulator.decode import steps as decode
+from tilewright_emulator.isa.arch import ARCHS
+from tilewright_emulator.isa.registers import SCALARS, VCC
+from tilewright_emulator.state.waves import Waves
 
 CDNA, RDNA = ("gfx90a", "gfx942", "gfx950"), ("gfx1100", "gfx1201")
 ALL = (*CDNA, *RDNA)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from amd_config import compile_text, compiler
+
 from tilewright_emulator import Checks, CodeObject, Memory, Report
 from tilewright_emulator.errors import ToolMissing
 

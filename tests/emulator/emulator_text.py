@@ -8,14 +8,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tilewright_emulator.arch import ARCHS
-from tilewright_emulator.decode import parse
-from tilewright_emulator.lds import Lds
-from tilewright_emulator.memory import Memory
-from tilewright_emulator.program import Program
-from tilewright_emulator.run import Checks, Run
-from tilewright_emulator.scheduler import Scheduler
-from tilewright_emulator.state import EXEC, POISON, SCALARS, Waves
+
+from tilewright_emulator.decode.program import Program
+from tilewright_emulator.decode.steps import parse
+from tilewright_emulator.isa.arch import ARCHS
+from tilewright_emulator.isa.registers import EXEC, POISON, SCALARS
+from tilewright_emulator.launch.scheduler import Scheduler
+from tilewright_emulator.memory.allocations import Memory
+from tilewright_emulator.memory.lds import Lds
+from tilewright_emulator.state.run import Checks, Run
+from tilewright_emulator.state.waves import Waves
 
 Words = npt.NDArray[np.uint32]
 ALL = tuple(ARCHS)
@@ -74,7 +76,7 @@ class Bench:
             self.launch,
         )  # fmt: skip
         w.bases = np.repeat((slots * lds.stride)[:, None], lanes, axis=1)
-        self.launch.refresh(w)
+        w.refresh_marks()
         w.private = np.full((-(-self.private // 4), count, lanes), POISON, np.uint32)
         w.scalars[:, EXEC : EXEC + 2] = 0
         w.set_exec(np.ones((count, lanes), bool))

@@ -15,8 +15,9 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+
 from tilewright_emulator import CodeObject, Memory
-from tilewright_emulator.launch import kernel_arguments
+from tilewright_emulator.launch.launch import kernel_arguments
 
 __all__ = ["Foreign", "ForeignError"]
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from alu_harness import WAVES, empty_waves, execute
+
 from tilewright_emulator.errors import UnknownInstruction
 
 Array = np.ndarray  # type: ignore[type-arg]

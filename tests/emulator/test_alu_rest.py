@@ -11,6 +11,7 @@ import pytest
 from alu_harness import CDNA, M32, RDNA, WAVES, Case, check_all, empty_waves, execute
 from emulator_text import Bench
 from test_alu_float import fused, larger, propagate, smaller, total, unfused
+
 from tilewright_emulator.errors import UninitialisedRegister
 
 G12, G950 = ("gfx1201",), ("gfx950",)

@@ -7,7 +7,7 @@ import pytest
 from emulator_text import ALL, CDNA, Bench
 from test_control import BARRIERS
 from test_memory import BASE, addresses, aligned
-from tilewright_emulator.arch import ARCHS
+
 from tilewright_emulator.errors import (
     EmulationError,
     GlobalRace,
@@ -17,9 +17,10 @@ from tilewright_emulator.errors import (
     UninitialisedLds,
     UninitialisedRegister,
 )  # fmt: skip
-from tilewright_emulator.memory import Memory
-from tilewright_emulator.run import Checks
-from tilewright_emulator.traffic import served_together
+from tilewright_emulator.isa.arch import ARCHS
+from tilewright_emulator.memory.allocations import Memory
+from tilewright_emulator.state.run import Checks
+from tilewright_emulator.state.traffic import served_together
 
 WRITE, READ = {}, {}
 for _arch in ALL:

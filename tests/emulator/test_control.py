@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from emulator_text import ALL, CDNA, Bench
+
 from tilewright_emulator.errors import BarrierDivergence, InstructionLimit, UnknownInstruction
-from tilewright_emulator.run import Checks
+from tilewright_emulator.state.run import Checks
 
 
 @pytest.mark.parametrize("arch", ALL)

@@ -17,6 +17,7 @@ from conv_gpu_cases import CASES
 from conv_mutants import CONV_MUTANTS, ConvMutant, build_conv
 from native_harness import INCLUDE
 from sampling import partly
+
 from tilewright_emulator import Checks, EmulationError
 
 LIMIT = Checks(instruction_limit=400_000)

@@ -10,8 +10,9 @@ from fractions import Fraction
 import ml_dtypes
 import numpy as np
 import pytest
-from tilewright_emulator import formats
-from tilewright_emulator.formats import BF8_FNUZ, BF8_OCP, FP8_FNUZ, FP8_OCP, SmallFloat
+
+from tilewright_emulator.isa import number_formats as formats
+from tilewright_emulator.isa.number_formats import BF8_FNUZ, BF8_OCP, FP8_FNUZ, FP8_OCP, SmallFloat
 
 SMALL = {
     ml_dtypes.float8_e4m3fn: FP8_OCP,

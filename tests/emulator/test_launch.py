@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from emulator_compile import load, run, zeros
 from emulator_text import ALL, CDNA
+
 from tilewright_emulator import Checks, CodeObject
 from tilewright_emulator.errors import BadCodeObject, BarrierDivergence, GlobalRace, OutOfBounds, UninitialisedLds
 

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from alu_harness import WAVES, empty_waves, execute
+
 from tilewright_emulator.errors import EmulationError, UnknownInstruction
 
 Array = np.ndarray  # type: ignore[type-arg]

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from emulator_text import ALL, CDNA, RDNA, Bench, Words
+
 from tilewright_emulator.errors import Misaligned, OutOfBounds
-from tilewright_emulator.memory import Memory
+from tilewright_emulator.memory.allocations import Memory
 
 BASE = 0x7000_0000_0000
 

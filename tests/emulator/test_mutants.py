@@ -18,11 +18,12 @@ from gemm_mutants import COMPV3, COMPV4, DIRECT_LDS, MEM, MUTANTS, Mutant, build
 from native_case import Call, Sizes
 from native_harness import INCLUDE
 from sampling import partly
+
 from tilewright_emulator import Checks, CodeObject, EmulationError, Report
 from tilewright_emulator.errors import ToolMissing
-from tilewright_emulator.instruction import Instruction
-from tilewright_emulator.state import Waves
-from tilewright_emulator.waits import waits_of
+from tilewright_emulator.isa.instruction import Instruction
+from tilewright_emulator.state.waits import waits_of
+from tilewright_emulator.state.waves import Waves
 
 LIMIT = Checks(instruction_limit=30_000, publication=True)
 PLAIN = {f"{m.config}{m.sizes}{m.split_k}": m for m in reversed(MUTANTS)}

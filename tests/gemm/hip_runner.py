@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,16 +14,13 @@ from gemm_runner import Array
 from hip_units import toolchain
 
 from tilewright_arch import ArchSpec
+from tilewright_emulator import CodeObject, Memory, Report
 from tilewright_gemm.codegen import generate
 from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.config.pack_b import PackBConfig
 from tilewright_kit.contract.plan import COUNTERS, WORKSPACE, ExecutionPlan, Geometry, pack
 from tilewright_kit.contract.problem import Operand, Role
 from tilewright_kit.numerics.compare import poison
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "emulator"))
-
-from tilewright_emulator import CodeObject, Memory, Report
 
 __all__ = ["HipRunner", "Storage"]
 

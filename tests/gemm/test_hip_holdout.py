@@ -6,7 +6,9 @@ with its own words; what it executes must come out as in 64-bit arithmetic.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,14 +18,16 @@ from hip_runner import HipRunner
 from hip_units import HAVE_HIP, HIP_ARCHS, WITHOUT_HIP
 
 import tilewright_arch
+from tilewright_emulator import Memory
 from tilewright_gemm.plugin import GemmOperation
 from tilewright_kit.conformance.check_plugin import device_of
 from tilewright_kit.contract.plan import Geometry
 from tilewright_kit.contract.problem import Role
 from tilewright_kit.numerics.compare import compare, poison
 
-from foreign import Foreign, ForeignError  # isort: skip  (hip_runner says where the emulators are)
-from tilewright_emulator import Memory  # isort: skip
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "emulator"))
+
+from foreign import Foreign, ForeignError
 
 GEMM = GemmOperation()
 UNITS = 3

@@ -1,18 +1,14 @@
-"""Runs the portable GPU kernels for AMD GPUs in the project's emulator (tests/emulator)."""
+"""Runs the portable GPU kernels for AMD GPUs in the project's emulator (docs/emulator.md)."""
 
 from __future__ import annotations
 
 import ctypes
-import sys
-from pathlib import Path
 
 import numpy as np
 from amd_config import AmdConfig, KernelSet
 from gpu_emulation import LaunchHead, task_bytes, tiles_of
 from native_case import Call
 from native_harness import Guarded
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "emulator"))
 
 from tilewright_emulator import Checks, CodeObject, Memory, Report
 

@@ -1,9 +1,8 @@
-"""Runs the convolution kernels of GPUs in the project's emulator of AMD GPUs (tests/emulator)."""
+"""Runs the convolution kernels of GPUs in the project's emulator of AMD GPUs (docs/emulator.md)."""
 
 from __future__ import annotations
 
 import ctypes
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +13,8 @@ from conv_gpu_config import ConvGpuConfig
 from conv_gpu_emulation import CONVERT_THREADS, launches
 from gpu_emulation import LaunchHead
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "emulator"))
-
-from tilewright_emulator import Checks, CodeObject, Memory
-
 import tilewright_arch
+from tilewright_emulator import Checks, CodeObject, Memory
 
 PER_UNIT = 8  # kernels that are compiled together: what they share is compiled once
 SIZE = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "bf8": 1, "int8": 1}

@@ -19,6 +19,7 @@ from fmha_native_args import FmhaArgs, FmhaKernel
 from fmha_native_case import FmhaCall
 from gpu_emulation import FLAGS
 from native_harness import Guarded, build_once
+
 from tilewright_emulator import Checks, CodeObject, Memory, Report
 
 HEADERS = {

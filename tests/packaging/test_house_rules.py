@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCE_ROOTS = ("arch", "client", "native", "plugins", "server", "tools")
+SOURCE_ROOTS = ("arch", "client", "emulator", "native", "plugins", "server", "tools")
 # Packages that the base install does not have.
 SERVER_ONLY = {"pluggy", "typer", "rich", "platformdirs", "grpc_health", "grpc_reflection"}
 LONGEST = 450

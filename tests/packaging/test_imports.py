@@ -28,6 +28,7 @@ ALLOWED: dict[str, tuple[str, frozenset[str]]] = {
         frozenset({"tilewright", "tilewright_kit", "tilewright_arch", "tilewright_proto", "tilewright_native"})
         | {"tilewright_server"},
     ),
+    "tilewright_emulator": ("emulator", frozenset({"tilewright_kit", "tilewright_tools"})),
 }
 """Package to its source root and what of ours it may import beside itself."""
 

@@ -18,7 +18,6 @@ HERE = Path(__file__).parent
 ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 TAG = f"h{os.getpid() % 10**7}"
 """Tells this process's shared memory from that of others."""
-EMULATOR = HERE.parents[1] / "emulator"
 
 
 def _objdump() -> str | None:
@@ -51,7 +50,7 @@ def build(folder: Path) -> Path:
 
 def environment(folder: Path, arch: str = "gfx942", *, emulator: bool = True, **more: str) -> dict[str, str]:
     """Variables of processes that see simulated devices: one for each arch of the list."""
-    command = f"env PYTHONPATH='{EMULATOR}' '{sys.executable}' -m tilewright_emulator.serve"
+    command = f"'{sys.executable}' -m tilewright_emulator.serve"
     return {
         "LD_LIBRARY_PATH": str(folder),
         "TW_SIMULATED_HIP": str(folder / "libamdhip64.so"),

@@ -1,7 +1,7 @@
 // The process that runs kernels: started at the first launch, ended by the end of this one's side of the socket.
 //
 // A request is a head and a body, an answer a head and a text; all numbers are little-endian.
-// tilewright_emulator/serve.py says the same in Python.
+// emulator/tilewright_emulator/serve.py says the same in Python.
 #pragma once
 #include <spawn.h>
 #include <sys/socket.h>

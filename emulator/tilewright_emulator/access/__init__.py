@@ -1,0 +1,1 @@
+"""Semantics of memory instructions."""

@@ -1,0 +1,1 @@
+"""Semantics of the vector and scalar units."""

@@ -1,0 +1,1 @@
+"""Semantics of floating-point instructions and conversions."""

@@ -1,0 +1,1 @@
+"""Code objects: the file, its instructions, its kernels."""

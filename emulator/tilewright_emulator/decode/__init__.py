@@ -1,0 +1,1 @@
+"""From an instruction's text to the step that executes it."""

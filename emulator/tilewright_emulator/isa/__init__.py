@@ -1,0 +1,1 @@
+"""ISA facts: architectures, registers, instructions as text, number formats, reach of memory accesses."""

@@ -1,0 +1,1 @@
+"""Launches: control flow, scheduling of waves, set-up by the command processor."""

@@ -1,0 +1,1 @@
+"""Device memory and LDS, with marks of who touched what."""
