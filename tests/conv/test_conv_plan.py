@@ -67,14 +67,14 @@ class CopyArgs(ctypes.Structure):
 @pytest.mark.parametrize(
     ("struct", "header", "mirror"),
     [
-        ("tw_gemm_operand", "gemm_args.h", OperandArgs),
-        ("tw_gemm_problem", "gemm_args.h", ProductArgs),
-        ("tw_gemm_launch", "gemm_args.h", GpuLaunch),
-        ("tw_divisor", "conv_args.h", DivisorArgs),
-        ("tw_conv_axis", "conv_args.h", AxisArgs),
-        ("tw_conv_problem", "conv_args.h", ConvArgs),
-        ("tw_conv_args", "conv_args.h", CpuLaunch),
-        ("tw_transform_args", "transform_args.h", CopyArgs),
+        ("tw_gemm_operand", "gemm.h", OperandArgs),
+        ("tw_gemm_problem", "gemm.h", ProductArgs),
+        ("tw_gemm_launch", "gemm.h", GpuLaunch),
+        ("tw_divisor", "conv.h", DivisorArgs),
+        ("tw_conv_axis", "conv.h", AxisArgs),
+        ("tw_conv_problem", "conv.h", ConvArgs),
+        ("tw_conv_args", "conv.h", CpuLaunch),
+        ("tw_transform_args", "strided_copy.h", CopyArgs),
     ],
 )
 def test_the_mirrors_have_the_fields_of_the_headers(struct: str, header: str, mirror: Any) -> None:

@@ -51,11 +51,11 @@ def scalars(stage: Stage) -> dict[str, int]:
 
 
 def test_the_struct_is_that_of_the_header() -> None:
-    header = declared_fields("tw_fmha_args", "fmha_args.h")
+    header = declared_fields("tw_fmha_args", "fmha.h")
     doubles = ["scale", "softcap", "keep_scale", "p_scale"]
     assert header == [*TENSORS, *SCALES, *POINTERS, *ARRAYS, "workspace", "counters", *SCALARS, *doubles]
-    assert declared_fields("tw_fmha_tensor", "fmha_args.h") == ["ptr", "batch", "head", "row", "col", "chunk"]
-    assert declared_fields("tw_fmha_scale", "fmha_args.h") == ["ptr", "batch", "head", "block", "block_rows"]
+    assert declared_fields("tw_fmha_tensor", "fmha.h") == ["ptr", "batch", "head", "row", "col", "chunk"]
+    assert declared_fields("tw_fmha_scale", "fmha.h") == ["ptr", "batch", "head", "block", "block_rows"]
 
 
 def test_every_field_has_the_headers_place(device: DeviceInfo) -> None:

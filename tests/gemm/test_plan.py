@@ -24,7 +24,7 @@ of = TensorDesc.of
     [("tw_gemm_operand", OperandArgs), ("tw_gemm_problem", ProductArgs), ("tw_gemm_args", CpuLaunch)],
 )
 def test_the_mirror_has_the_fields_of_the_header(struct: str, mirror: Any) -> None:
-    assert [name for name, _ in mirror._fields_] == declared_fields(struct, "gemm_args.h")
+    assert [name for name, _ in mirror._fields_] == declared_fields(struct, "gemm.h")
 
 
 def plan_of(

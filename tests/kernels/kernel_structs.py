@@ -6,7 +6,7 @@ import ctypes
 import re
 from pathlib import Path
 
-CORE = Path(__file__).resolve().parents[2] / "native" / "include" / "tilewright" / "core"
+CORE = Path(__file__).resolve().parents[2] / "native" / "include" / "tilewright" / "core" / "args"
 
 
 class OperandArgs(ctypes.Structure):
