@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from tilewright_arch import ArchSpec
 from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.vocabulary import Reduction
-from tilewright_kit.config.rules import Violation
+from tilewright_kit.config.rules import Violation, rule_of
 from tilewright_kit.tiles.footprint.workgroup import is_specialised
 from tilewright_kit.tiles.tables import nearest
 
@@ -78,10 +78,11 @@ def wave_groups(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
         yield Violation("wave_groups", "num_wave_groups", groups, reason, {"num_wave_groups": 1})
 
 
+@rule_of("cuda")
 def always_persistent(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
     """CUDA: consumers that alternate tiles, and Stream-K, are for workgroups that stay."""
     stays = config.scheduler == "pingpong" or config.reduction is not Reduction.NONE
-    if arch.kind == "cuda" and stays and not config.persistent:
+    if stays and not config.persistent:
         reason = "workgroups stay in the pingpong schedule and with Stream-K"
         yield Violation("always_persistent", "persistent", False, reason, {"persistent": True})
 

@@ -1,5 +1,6 @@
 """Rules on how a kernel computes: the kit's on tiles and their resources, and those on pre-shuffled B."""
 
+# ruff: noqa: ARG001  (all rules have the same signature)
 from __future__ import annotations
 
 import math
@@ -8,7 +9,7 @@ from collections.abc import Iterator
 from tilewright_arch import ArchSpec
 from tilewright_gemm.config.config import GemmConfig, Triple
 from tilewright_gemm.rules.cuda import wave_groups
-from tilewright_kit.config.rules import Violation
+from tilewright_kit.config.rules import Violation, rule_of
 from tilewright_kit.tiles.footprint.workgroup import (
     fits_registers,
     least_tile,
@@ -36,19 +37,21 @@ __all__ = ["RESOURCE_RULES", "SHAPE_RULES", "WORKGROUP_RULES"]
 VECTOR_LOAD_BYTES = 16
 
 
+@rule_of("cuda", "hip")
 def preshuffle_layout(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
     """GPU: pre-shuffled B was column-major and A is row-major."""
     packs = config.operation != GemmConfig.operation  # which reads a plain B
-    if config.preshuffle and not packs and arch.kind != "cpu" and config.layout != "rcr":
+    if config.preshuffle and not packs and config.layout != "rcr":
         reason = "the pre-shuffle pipeline reads layout rcr only"
         yield Violation("preshuffle_layout", "layout", config.layout, reason, {"layout": "rcr"})
 
 
+@rule_of("cuda", "hip")
 def preshuffle_loads(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
     """GPU: every thread of the pre-shuffle pipeline loads whole vectors of 16 bytes of A, and the waves' loads tile the
     block.
     """
-    if not config.preshuffle or arch.kind == "cpu" or not is_positive(config):
+    if not config.preshuffle or not is_positive(config):
         return
     reason = _load_fault(config, arch, config.tile)
     if reason:

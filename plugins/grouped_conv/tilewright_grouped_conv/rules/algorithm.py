@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from typing import Any
 
@@ -12,7 +12,7 @@ from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.config.config import DIRECT_PIPELINE, ConvConfig, Triple
 from tilewright_grouped_conv.footprint.group_merging import in_lanes, is_bulk, is_merged
 from tilewright_grouped_conv.vocabulary import Direction, Kind, Specialization, layout_of
-from tilewright_kit.config.rules import Violation
+from tilewright_kit.config.rules import KindRule, Violation
 from tilewright_kit.requests.attributes import MAX_SPLIT_K
 from tilewright_kit.tiles.rules import resources
 from tilewright_kit.tiles.rules import tiling as rules
@@ -22,7 +22,7 @@ from tilewright_kit.types.vocabulary import Epilogue, Reduction, Switch
 
 __all__ = ["CONV_RULES", "TILE_RULES", "offered_pipelines"]
 
-Rule = Callable[[Any, ArchSpec], Iterator[Violation]]
+Rule = Callable[[Any, ArchSpec], Iterable[Violation]]
 
 _ONE: Triple = (1, 1, 1)
 _NONE: Triple = (0, 0, 0)
@@ -44,7 +44,9 @@ def offered_pipelines(arch: ArchSpec) -> tuple[str, ...]:
 
 
 def of_products(rule: Rule) -> Rule:
-    """A rule on tiles, for kernels that have any."""
+    """A rule on tiles, for kernels that have any, and for the same kinds of device."""
+    if isinstance(rule, KindRule):
+        return KindRule(of_products(rule.rule), tuple(rule.kinds))
 
     @wraps(rule)
     def judged(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
@@ -323,32 +325,28 @@ def _text(value: object) -> str:
     return "x".join(map(str, value)) if isinstance(value, tuple) else str(_plain(value))
 
 
-TILE_RULES: tuple[Rule, ...] = tuple(
-    map(
-        of_products,
-        (
-            rules.positive_sizes,
-            rules.pipeline,
-            pipeline_template,
-            rules.trait,
-            rules.wave_table,
-            rules.warp_tile_table,
-            rules.workgroup_threads,
-            resources.accumulators_fit_registers,
-            rules.tile_minimum,
-            rules.tile_divisibility,
-            resources.staging_budget,
-            resources.shared_block,
-            double_buffer,
-            rules.stage_count,
-            rules.always_padded,
-            rules.paired_columns,
-            resources.shared_memory,
-            rules.cpu_waves,
-            rules.gpu_waves,
-        ),
-    )
+_OF_TILES: tuple[Rule, ...] = (
+    rules.positive_sizes,
+    rules.pipeline,
+    pipeline_template,
+    rules.trait,
+    rules.wave_table,
+    rules.warp_tile_table,
+    rules.workgroup_threads,
+    resources.accumulators_fit_registers,
+    rules.tile_minimum,
+    rules.tile_divisibility,
+    resources.staging_budget,
+    resources.shared_block,
+    double_buffer,
+    rules.stage_count,
+    rules.always_padded,
+    rules.paired_columns,
+    resources.shared_memory,
+    rules.cpu_waves,
+    rules.gpu_waves,
 )
+TILE_RULES: tuple[Rule, ...] = tuple(map(of_products, _OF_TILES))
 
 CONV_RULES: tuple[Rule, ...] = (
     direct_order,

@@ -19,25 +19,27 @@ from tilewright_kit.types.violation import Violation
 __all__ = ["Correction", "KindRule", "Rule", "RuleBook", "Violation", "rule_of"]
 
 C = TypeVar("C", bound=KernelConfig)
+Judged = TypeVar("Judged", contravariant=True)
+"""Configurations of an operation, or all that have certain fields."""
 
 
 Rule = Callable[[C, ArchSpec], Iterable[Violation]]
 
 
-class KindRule(Generic[C]):
+class KindRule(Generic[Judged]):
     """A rule of some kinds of device, which nothing breaks on others. A rule book does not evaluate it there."""
 
-    def __init__(self, rule: Rule[C], kinds: tuple[str, ...]) -> None:
+    def __init__(self, rule: Callable[[Judged, ArchSpec], Iterable[Violation]], kinds: tuple[str, ...]) -> None:
         self.rule = rule
         self.kinds = frozenset(kinds)
         self.__doc__ = rule.__doc__
 
-    def __call__(self, config: C, arch: ArchSpec) -> Iterable[Violation]:
+    def __call__(self, config: Judged, arch: ArchSpec) -> Iterable[Violation]:
         """What the rule reports on an arch of its kinds; nothing elsewhere."""
         return self.rule(config, arch) if arch.kind in self.kinds else ()
 
 
-def rule_of(*kinds: str) -> Callable[[Rule[C]], KindRule[C]]:
+def rule_of(*kinds: str) -> Callable[[Callable[[Judged, ArchSpec], Iterable[Violation]]], KindRule[Judged]]:
     """Decorator of rules that concern only these kinds of device: ``cpu``, ``cuda``, ``hip``."""
     return lambda rule: KindRule(rule, kinds)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from tilewright_arch import ArchSpec
-from tilewright_kit.config.rules import Violation
+from tilewright_kit.config.rules import Violation, rule_of
 from tilewright_kit.tiles.footprint.workgroup import (
     accumulator_limit,
     accumulators_per_thread,
@@ -42,10 +42,11 @@ def staging_budget(config: Tiled, arch: ArchSpec) -> Iterator[Violation]:
         yield Violation("staging_budget", "tile", config.tile, reason, {"tile": tile} if tile else {})
 
 
+@rule_of("cpu")
 def shared_block(config: Tiled, arch: ArchSpec) -> Iterator[Violation]:
     """CPU: the packed block that the threads share (of the side with the larger tile) fits the last cache."""
     cache = max(arch.caches.l3_bytes, arch.caches.l2_bytes)
-    if arch.kind != "cpu" or not cache or not is_positive(config):
+    if not cache or not is_positive(config):
         return
     m, n, k = config.tile
     row = -(-k // config.warp_tile[2]) * GROUP_BYTES
@@ -82,11 +83,11 @@ def accumulators_fit_registers(config: Tiled, arch: ArchSpec) -> Iterator[Violat
         yield Violation("accumulators_fit_registers", "tile", config.tile, reason, fix)
 
 
+@rule_of("cuda", "hip")
 def shared_memory(config: Tiled, arch: ArchSpec) -> Iterator[Violation]:
     """GPU: the stages, barriers and staged results of a workgroup fit into shared memory."""
     if (
-        arch.kind == "cpu"
-        or config.pipeline not in arch.pipelines
+        config.pipeline not in arch.pipelines
         or min(*config.tile, *config.wave, *config.warp_tile) <= 0
         # Each thread of an AMD GPU has a place in its tiles: with more of them than can be, no tile would do.
         or (arch.kind == "hip" and config.waves * arch.wave_size > arch.max_threads_per_workgroup)

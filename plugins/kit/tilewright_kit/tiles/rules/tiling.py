@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tilewright_arch import ArchSpec
-from tilewright_kit.config.rules import Violation
+from tilewright_kit.config.rules import Violation, rule_of
 from tilewright_kit.tiles.footprint.workgroup import (
     GEMM_MINIMUM,
     PRESHUFFLE_ALIGNMENT,
@@ -150,11 +150,12 @@ def workgroup_threads(config: Tiled, arch: ArchSpec) -> Iterator[Violation]:
         yield Violation("workgroup_threads", "block_size", config.block_size, reason, {"block_size": 0})
 
 
+@rule_of("cuda", "hip")
 def tile_minimum(config: Tiled, arch: ArchSpec) -> Iterator[Violation]:
     """GPU tiles have the operator's minimum and alignment; a CPU's need only fit the register tile, a warp-specialised
     one its instruction.
     """
-    if arch.kind == "cpu" or is_specialised(config, arch):
+    if is_specialised(config, arch):
         return
     low, align = (PRESHUFFLE_MINIMUM, PRESHUFFLE_ALIGNMENT) if config.preshuffle else (GEMM_MINIMUM, GEMM_MINIMUM)
     mended = tuple(
@@ -193,18 +194,19 @@ def stage_count(config: Tiled, arch: ArchSpec) -> Iterator[Violation]:
         yield Violation("stage_count", "stages", config.stages, reason, {"stages": mended})
 
 
+@rule_of("cuda")
 def always_padded(config: Tiled, arch: ArchSpec) -> Iterator[Violation]:
     """CUDA: kernels handle every size anyway, so that the flags would name the same code twice."""
-    if arch.kind == "cuda":
-        for name in ("pad_m", "pad_n", "pad_k"):
-            if not getattr(config, name):
-                reason = "kernels of this kind handle every size: there is none without"
-                yield Violation("always_padded", name, False, reason, {name: True})
+    for name in ("pad_m", "pad_n", "pad_k"):
+        if not getattr(config, name):
+            reason = "kernels of this kind handle every size: there is none without"
+            yield Violation("always_padded", name, False, reason, {name: True})
 
 
+@rule_of("cuda")
 def paired_columns(config: Tiled, arch: ArchSpec) -> Iterator[Violation]:
     """CUDA, without producers: 8-bit B whose columns lie together is read two instructions at a time."""
-    apart = arch.kind != "cuda" or config.pipeline not in arch.pipelines or is_specialised(config, arch)
+    apart = config.pipeline not in arch.pipelines or is_specialised(config, arch)
     if apart or size_of(config.a) != 1 or config.letters[1:2] != "r" or min(config.wave) <= 0:
         return
     unit = 2 * config.warp_tile[1] * config.wave[1]
@@ -214,16 +216,18 @@ def paired_columns(config: Tiled, arch: ArchSpec) -> Iterator[Violation]:
         yield Violation("paired_columns", "tile", config.tile, reason, fix)
 
 
+@rule_of("cpu")
 def cpu_waves(config: Tiled, arch: ArchSpec) -> Iterator[Violation]:
     """Threads of a CPU share rows and columns; K is shared by ``split_k`` only."""
-    if arch.kind == "cpu" and config.wave[2] != 1:
+    if config.wave[2] != 1:
         reason = "threads share rows and columns; use split_k to share K"
         yield Violation("cpu_waves", "wave", config.wave, reason, {"wave": (*config.wave[:2], 1)})
 
 
+@rule_of("cuda", "hip")
 def gpu_waves(config: Tiled, arch: ArchSpec) -> Iterator[Violation]:
     """Waves of a GPU's workgroup share rows and columns likewise: no template adds up what waves have summed of K."""
-    if arch.kind != "cpu" and config.wave[2] != 1:
+    if config.wave[2] != 1:
         reason = "no template has waves that share K; use split_k, or as many more along m or n"
         m, n, k = config.wave
         wider = [wave for wave in ((m, n * k, 1), (m * k, n, 1), (m, n, 1)) if wave in arch.waves]
