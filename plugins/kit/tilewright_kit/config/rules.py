@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import update_wrapper
 from typing import ClassVar, Generic, TypeVar
 
 from tilewright_arch import ArchSpec
@@ -30,9 +31,9 @@ class KindRule(Generic[Judged]):
     """A rule of some kinds of device, which nothing breaks on others. A rule book does not evaluate it there."""
 
     def __init__(self, rule: Callable[[Judged, ArchSpec], Iterable[Violation]], kinds: tuple[str, ...]) -> None:
+        update_wrapper(self, rule)
         self.rule = rule
         self.kinds = frozenset(kinds)
-        self.__doc__ = rule.__doc__
 
     def __call__(self, config: Judged, arch: ArchSpec) -> Iterable[Violation]:
         """What the rule reports on an arch of its kinds; nothing elsewhere."""
