@@ -241,7 +241,7 @@ def _stages(operation: Operation[Any, Any], plan: ExecutionPlan, device: DeviceI
 
 def _maps(stage: Stage, plan: ExecutionPlan) -> Iterator[str]:
     """What is wrong with the tensor maps of a stage, by the rules of the copy engine and the operands' sizes."""
-    sizes = {item.name: item.desc.nbytes for item in plan.operands}
+    sizes = {item.name: item.desc.nbytes for item in plan.operands} | {WORKSPACE: plan.workspace_bytes}
     for _, item in pack(stage.args).maps:
         where = f"the tensor map of {item.operand!r} in stage {stage.name!r}"
         if item.operand not in sizes:

@@ -1,0 +1,67 @@
+"""The public part of GEMM, for plugins that fuse something around products.
+
+A product is asked for by a request (``parse_gemm``), a kernel for it is chosen (``gemm_candidates``, ``best_kernel``,
+``predict_gemm``), and its plan (``plan_gemm``) becomes a part of a larger one by ``Composition`` of the kit. A plugin
+may derive its configuration from ``GemmConfig``: ``RULES`` and ``generate`` take it, ``kernel_for`` gives its algorithm
+to another product.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from tilewright_gemm.codegen import generate
+from tilewright_gemm.config.choices import offered
+from tilewright_gemm.config.config import GemmConfig
+from tilewright_gemm.pipelines.candidates import gemm_candidates, gemm_mismatches, predict_gemm, with_signature
+from tilewright_gemm.pipelines.rulebook import RULES
+from tilewright_gemm.plan.plan import plan_gemm
+from tilewright_gemm.problem.parse import parse_gemm
+from tilewright_gemm.problem.problem import GemmProblem
+from tilewright_gemm.reference import reference_gemm
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.types.errors import UnsupportedError
+
+__all__ = [
+    "RULES",
+    "GemmConfig",
+    "GemmProblem",
+    "best_kernel",
+    "gemm_candidates",
+    "gemm_mismatches",
+    "generate",
+    "kernel_for",
+    "offered",
+    "parse_gemm",
+    "plan_gemm",
+    "predict_gemm",
+    "reference_gemm",
+]
+
+
+def kernel_for(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) -> GemmConfig:
+    """A kernel of GEMM with the algorithm of ``config`` for ``problem``, or, where that cannot be, the best one."""
+    plain = GemmConfig(**{name: getattr(config, name) for name in GemmConfig.field_names()})
+    found = with_signature(problem, plain)
+    if RULES.allows(found, device.arch) and not gemm_mismatches(problem, found, device):
+        return found
+    return best_kernel(problem, device)
+
+
+@lru_cache(maxsize=256)
+def best_kernel(problem: GemmProblem, device: DeviceInfo) -> GemmConfig:
+    """The fastest candidate by prediction. Raises ``UnsupportedError`` if there is none."""
+    candidates = gemm_candidates(problem, device)
+    if not candidates:
+        raise UnsupportedError(
+            f"no kernel of gemm computes a product of this request on {device.arch.id}",
+            field="problem",
+            value=problem.describe(),
+            rule="no_candidates",
+            fix="use other element types or layouts, or another device",
+        )
+    predicted = {config: made for config, made in zip(candidates, candidates.predictions, strict=True) if made}
+    return min(
+        candidates,
+        key=lambda config: ((predicted.get(config) or predict_gemm(problem, config, device)).seconds, config.name),
+    )
