@@ -17,6 +17,7 @@ from gemm_runner import INCLUDE, Array, Memory, compiler, draw
 from libraries import Libraries
 
 import tilewright_arch
+from tilewright_gemm import fusion
 from tilewright_gemm.codegen import generate
 from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.pipelines.candidates import with_signature
@@ -25,10 +26,12 @@ from tilewright_gemm.problem.problem import GemmProblem
 from tilewright_gemm.samples import gemm_samples
 from tilewright_gemm.vocabulary import LAYOUTS
 from tilewright_kit.conformance.check_plugin import device_of
+from tilewright_kit.contract.composition import Composition
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.plan import COUNTERS, WORKSPACE, ExecutionPlan, pack
 from tilewright_kit.contract.problem import OperationRequest, Role
 from tilewright_kit.numerics.compare import compare
+from tilewright_kit.types.dtypes import DType
 from tilewright_kit.types.tensor import TensorDesc
 
 GEMM = GemmOperation()
@@ -170,3 +173,30 @@ def test_what_is_chosen_for_unaligned_operands_is_right(emulated: Emulated, hopp
     problem = GEMM.parse(request)
     for config in GEMM.candidates(problem, hopper)[:2]:
         check(emulated, request, hopper, **{name: getattr(config, name) for name in ("tile", "wave", "stages")})
+
+
+def test_products_that_are_composed_hand_results_on_in_the_workspace(emulated: Emulated, hopper: DeviceInfo) -> None:
+    """As a plugin that builds on GEMM does; the first product shares K, and so needs scratch and counters."""
+    m, n, k = 40, 48, 512
+    first = fusion.parse_gemm(
+        OperationRequest("gemm", {"a": of("fp32", (m, k)), "b": of("fp32", (k, n))}, {}, {"split_k": 2})
+    )
+    hidden = first.operands[-1].desc
+    second = fusion.parse_gemm(OperationRequest("gemm", {"a": hidden, "b": of("fp32", (n, m))}))
+    whole = Composition()
+    between = whole.intermediate(hidden)
+    for label, problem, operands in (
+        ("first", first, {"a": "x", "b": "v", "out": between}),
+        ("second", second, {"a": between, "b": "w", "out": "y"}),
+    ):
+        plan = fusion.plan_gemm(problem, small(problem, split_k=problem.split_k or 1), hopper)
+        whole.add(label, plan, operands)
+    named = {"x": first.operands[0], "v": first.operands[1], "w": second.operands[1], "y": second.operands[2]}
+    tensors = tuple(dataclasses.replace(item, name=name) for name, item in named.items())
+    plan = whole.plan("gemm", hopper.arch.id, tensors)
+    assert len(plan.stages) == 2 and plan.counter_bytes > 0
+    rng = np.random.default_rng(11)
+    inputs = {item.name: draw(rng, item.desc) for item in tensors if item.role is Role.INPUT}
+    found = emulated.run(plan, inputs, hopper)["y"].view
+    x, v, w = (inputs[name].astype(np.float64) for name in ("x", "v", "w"))
+    assert compare(found, x @ v @ w, DType.FP32, k).passed
