@@ -31,20 +31,23 @@ def empty_call(target: str) -> Any:
 def measure_calls(client: tilewright.Client, target: str, options: Options) -> Table:
     count = 500 if options.quick else 4000
     a, b = client.asarray(np.ones((SIDE, SIDE), np.float32)), client.asarray(np.ones((SIDE, SIDE), np.float32))
+    plain = np.ones((SIDE, SIDE), np.float32)
     out = client.gemm(a, b)
     plan = client.plan_gemm(a, b, out=out)
     bound = plan.bind(a, b, out=out)
     channel, empty = empty_call(target)
     try:
-        for call in (empty, bound, lambda: plan(a, b, out=out), lambda: client.gemm(a, b, out=out)):
-            timing.latencies(call, 200)
-        samples: dict[str, list[float]] = {"empty gRPC call": [], "prepared, bound": [], "prepared": [], "gemm()": []}
         calls = {
             "empty gRPC call": empty,
             "prepared, bound": bound,
             "prepared": lambda: plan(a, b, out=out),
             "gemm()": lambda: client.gemm(a, b, out=out),
+            "prepared, ordinary arrays (gRPC)": lambda: plan(plain, plain),
+            "gemm(), ordinary arrays (gRPC)": lambda: client.gemm(plain, plain),
         }
+        for call in calls.values():
+            timing.latencies(call, 200)
+        samples: dict[str, list[float]] = {name: [] for name in calls}
         for _ in range(10):  # in turns
             for name, call in calls.items():
                 samples[name] += timing.latencies(call, count // 10)
@@ -59,6 +62,9 @@ def measure_calls(client: tilewright.Client, target: str, options: Options) -> T
         values.sort()
         middle = timing.percentile(values, 50)
         table.rows.append([name, middle * 1e6, timing.percentile(values, 99) * 1e6, middle / base, 1 / middle])
+    for kind in ("", ", ordinary arrays (gRPC)"):
+        unprepared, prepared = (statistics.median(samples[name + kind]) for name in ("gemm()", "prepared"))
+        table.notes.append(f"- gemm(){kind}: {unprepared / prepared:.2f} times a prepared plan")
     unary = 1 / statistics.median(samples["prepared, bound"])
     rates = {
         f"stream, {IN_FLIGHT} in flight": stream_rate(plan, bound, options),

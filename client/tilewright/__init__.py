@@ -37,7 +37,8 @@ from tilewright.operations.epilogue import ACTIVATIONS
 from tilewright.operations.kernels import BuildEvent, Correction, Kernel, KernelDetails, Validation
 from tilewright.sync.client import Buffer, Client, connect
 from tilewright.sync.kv_cache import KVCache
-from tilewright.sync.launch import Launch, Pipeline
+from tilewright.sync.launch import Launch
+from tilewright.sync.pipeline import Pipeline
 from tilewright.sync.plan import Bound, Plan, Stream
 from tilewright.tensor.device_array import DeviceArray
 from tilewright.tensor.resident import PackedTensor, ResidentTensor

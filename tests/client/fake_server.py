@@ -2,8 +2,8 @@
 once and fails on demand.
 
 Run as ``python fake_server.py unix:PATH``; it prints ``ready``. Operations: ``gemm`` (a, b, bias, c, d, alpha, relu),
-``gemm_pack_b``, and ``fail``, which fails with the error code of its attribute ``code`` (``fail_bare``: without
-details), ``sleep`` (attribute ``seconds``).
+``gemm_pack_b``, and ``fail``, which fails with the error code of its attribute ``code`` (``ends_call``: as the whole
+call, not as one execution of it), ``sleep`` (attribute ``seconds``).
 """
 
 from __future__ import annotations
@@ -314,6 +314,8 @@ class Servicer(dispatch_pb2_grpc.DispatchServicer, memory_pb2_grpc.MemoryService
             outputs = self.perform(session, plan.operation, named[:count], named[count:], plan.attributes)
             return D.ExecutionResult(outputs=outputs, device_ns=1)
         except Fault as fault:
+            if plan is not None and plan.attributes["ends_call"].flag:
+                raise
             return D.ExecutionResult(error=fault.detail)
 
     def ExecuteStream(self, requests: Iterator[D.ExecuteRequest], context: Any) -> Iterator[D.ExecuteReply]:

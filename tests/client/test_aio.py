@@ -9,6 +9,7 @@ import pytest
 from client_helpers import close, random
 
 import tilewright as tw
+from tilewright.sync import client as sync_client
 
 
 def public(kind: type) -> set[str]:
@@ -17,7 +18,7 @@ def public(kind: type) -> set[str]:
 
 def test_both_clients_have_the_same_methods() -> None:
     for name in ("Client", "Plan", "Bound", "Buffer", "Kernels"):
-        blocking, asynchronous = getattr(tw.client, name, None) or getattr(tw, name), getattr(tw.aio, name)
+        blocking, asynchronous = getattr(sync_client, name, None) or getattr(tw, name), getattr(tw.aio, name)
         assert public(blocking) <= public(asynchronous), name
         for method in public(blocking) - {"close", "pipeline", "reconnect", "stream"}:
             one, other = getattr(blocking, method), getattr(asynchronous, method)

@@ -219,7 +219,7 @@ def test_memory_of_a_call_that_may_still_run_is_kept_back(fake_client: tw.Client
     pool = fake_client._subject.pool
     out = fake_client.zeros((1,))
     with pytest.raises(tw.TilewrightError) as caught:
-        fake_client.run("fail", {}, {"out": out}, {"code": code})
+        fake_client.run("fail", {}, {"out": out}, {"code": code, "ends_call": True})
     assert caught.value.code == code
     used = pool.used_bytes
     del out, caught

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
+from tilewright.aio.connection import Connection
 from tilewright.aio.kv_cache import KVCache
 from tilewright.aio.plan import Pipeline, Plan
 from tilewright.dispatch import plan as plans
@@ -24,14 +25,9 @@ from tilewright.operations.attention import calls as _attention
 from tilewright.operations.attention import kv_append as _kv_append
 from tilewright.operations.attention import kv_cache as _kv_cache
 from tilewright.session.grpc import (
-    CHANNEL_OPTIONS,
     call_failed,
     call_local,
     closed_during_call,
-    lease_ended,
-    no_server,
-    open_request,
-    opened,
     serialised,
 )
 from tilewright.session.state import Core, Session, opening
@@ -40,52 +36,12 @@ from tilewright.tensor import export as exports
 from tilewright.tensor import shared as arrays
 from tilewright.tensor.resident import BufferState
 from tilewright.transport.drive import awaiting, awaiting_as
-from tilewright.transport.rpc import OPEN_SESSION, Flow, Rpc, Work
+from tilewright.transport.rpc import Flow, Rpc, Work
 from tilewright.types.report import Report
 
 __all__ = ["Buffer", "Client", "Kernels", "connect"]
 
 T = TypeVar("T")
-
-
-class Connection:
-    def __init__(self, core: Core) -> None:
-        self.core = core
-        self.pid = os.getpid()
-        self.channel = grpc.aio.insecure_channel(core.target, options=CHANNEL_OPTIONS)
-        self.calls: dict[str, Any] = {}
-        self.posted: set[Any] = set()
-        self.lease: Any = None
-        self.session: Session
-
-    async def open(self, timeout: float) -> None:
-        core = self.core
-        try:
-            self.lease = self.channel.unary_stream(OPEN_SESSION)(open_request(core.name))
-            try:
-                first = await asyncio.wait_for(self.lease.read(), timeout)
-            except (grpc.RpcError, asyncio.TimeoutError) as error:
-                raise no_server(core.target, error, timeout) from None
-            if first is grpc.aio.EOF:
-                raise no_server(core.target, None, timeout)
-            self.session = opened(first)
-            await asyncio.to_thread(self.session.open_local, core.target, core.timeout)
-        except BaseException:
-            await self.channel.close()
-            raise
-        session = self.session
-        # The callback runs when the call is done, so neither of the two waits.
-        self.lease.add_done_callback(lambda _: lease_ended(session, None, "the connection ended"))
-
-    def unary(self, path: str) -> Any:
-        call = self.calls.get(path)
-        if call is None:
-            call = self.calls[path] = self.channel.unary_unary(path)
-        return call
-
-    async def close(self) -> None:
-        self.lease.cancel()
-        await self.channel.close()
 
 
 class Client:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import grpc.aio
 
+from tilewright.aio.connection import Connection, FlowRunner
 from tilewright.dispatch.batch import Batcher
 from tilewright.dispatch.bound import BoundState, run_many
 from tilewright.dispatch.description import PlanBase
@@ -18,12 +19,9 @@ from tilewright.errors import CancelledError, TilewrightError, UnavailableError
 from tilewright.gpu.streams import stream_handle
 from tilewright.session.grpc import call_failed
 from tilewright.session.state import check_timeout
-from tilewright.sync.launch import no_pipeline
+from tilewright.sync.pipeline import no_pipeline
 from tilewright.transport.rpc import EXECUTE_STREAM
 from tilewright_proto.v1 import dispatch_pb2
-
-if TYPE_CHECKING:
-    from tilewright.aio.client import Client, Connection
 
 __all__ = ["Bound", "Launch", "Pipeline", "Plan", "Stream"]
 
@@ -31,7 +29,7 @@ __all__ = ["Bound", "Launch", "Pipeline", "Plan", "Stream"]
 class Plan(PlanBase):
     """A prepared plan; see ``tilewright.Plan``."""
 
-    def __init__(self, client: Client, state: PlanState) -> None:
+    def __init__(self, client: FlowRunner, state: PlanState) -> None:
         super().__init__(state)
         self._client = client
 
@@ -71,7 +69,7 @@ class Plan(PlanBase):
 class Bound:
     """A plan bound to arrays; ``await bound()`` runs it."""
 
-    def __init__(self, client: Client, state: BoundState) -> None:
+    def __init__(self, client: FlowRunner, state: BoundState) -> None:
         self._client = client
         self._state = state
 
@@ -102,7 +100,7 @@ class Launch(LaunchBase):
 class Pipeline:
     """Many launches on one stream; see ``tilewright.Pipeline``. Use it with ``async with``."""
 
-    def __init__(self, client: Client, stream: Any) -> None:
+    def __init__(self, client: FlowRunner, stream: Any) -> None:
         self._client = client
         self._state = PipelineState(client._subject, stream)
 
@@ -151,7 +149,7 @@ class Pipeline:
 class Stream:
     """Executions in order, many in flight; see ``tilewright.Stream``."""
 
-    def __init__(self, client: Client, plan: PlanState, max_pending: int, timeout: float | None) -> None:
+    def __init__(self, client: FlowRunner, plan: PlanState, max_pending: int, timeout: float | None) -> None:
         limit = check_timeout(timeout)
         self._client = client
         self._plan = plan

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from tilewright.dispatch.operands import take_inline
 from tilewright.dispatch.slots import Loaded, single
 from tilewright.errors import InternalError, TilewrightError, UnsupportedError, from_detail
-from tilewright.transport import messages as wire
+from tilewright.transport import messages
 from tilewright_proto.v1 import dispatch_pb2
 
 __all__ = ["MAX_BATCH", "MESSAGES_IN_FLIGHT", "Batcher", "complete"]
@@ -51,7 +51,7 @@ class Batcher(Generic[F]):
             batch.append(self.pending.popleft())
         self.in_flight.append(batch)
         chunks = [load.chunk for load, _ in batch]
-        return wire.execute_request(wire.session_field(session.token), chunks, self.timeout_ms)
+        return messages.execute_request(messages.session_field(session.token), chunks, self.timeout_ms)
 
     def answered(self, reply: dispatch_pb2.ExecuteReply) -> list[tuple[F, Any]]:
         """What the oldest message's executions came to: (future, result or exception), in order."""

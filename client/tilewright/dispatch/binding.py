@@ -10,8 +10,7 @@ from tilewright.errors import UNFINISHED, InvalidArgumentError, TilewrightError
 from tilewright.gpu.streams import current_stream
 from tilewright.session.state import Core, Session
 from tilewright.tensor.interop import DeviceTensor, busy_streams
-from tilewright.transport import messages as wire
-from tilewright.transport import rpc as steps
+from tilewright.transport import messages, rpc
 from tilewright.transport.launch_connections import Lane, NoLaneError, StreamLane
 from tilewright.transport.rpc import Flow, Rpc, Work
 from tilewright_proto.v1 import dispatch_pb2
@@ -82,9 +81,9 @@ def bind(core: Core, loaded: Loaded, timeout: float | None) -> Flow[Binding | No
     epoch = session.epoch if loaded.cargo.tensors else None
     # The fields of a BindRequest have the numbers of an ExecuteRequest's: session, execution, milliseconds.
     limit = min(max(1, round(timeout * 1000)), 0xFFFFFFFF) if timeout else 0
-    request = wire.execute_request(wire.session_field(session.token), [loaded.chunk], limit)
+    request = messages.execute_request(messages.session_field(session.token), [loaded.chunk], limit)
     try:
-        reply = yield Rpc(steps.BIND, request, timeout)
+        reply = yield Rpc(rpc.BIND, request, timeout)
     except InvalidArgumentError as error:
         if error.rule != "binding_in_place":
             raise

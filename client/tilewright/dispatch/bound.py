@@ -10,7 +10,7 @@ from typing import Any
 from tilewright.dispatch.binding import Binding, Go, Launched, bind, can_bind, launcher, watched
 from tilewright.dispatch.fast_path import launch_report
 from tilewright.dispatch.plan import PlanState, report_of, result_of
-from tilewright.dispatch.run import held
+from tilewright.dispatch.request import held
 from tilewright.dispatch.slots import Loaded, single
 from tilewright.errors import (
     UNFINISHED,
@@ -22,8 +22,7 @@ from tilewright.errors import (
 )
 from tilewright.session.state import check_timeout
 from tilewright.tensor.interop import DeviceTensor
-from tilewright.transport import messages as wire
-from tilewright.transport import rpc as steps
+from tilewright.transport import messages, rpc
 from tilewright.transport.launch_connections import NoLaneError
 from tilewright.transport.rpc import Flow, Rpc
 
@@ -81,7 +80,7 @@ class BoundState:
                 fix="use arrays from empty(), zeros() or asarray() in the plan's layout, or call the plan itself",
             )
         self.result = single(load.result)
-        self.request = wire.execute_request(plan.prefix, [load.chunk])
+        self.request = messages.execute_request(plan.prefix, [load.chunk])
         self.load, self.binding, self.go = load, None, None
         return load
 
@@ -169,7 +168,7 @@ class BoundState:
         """Run it by a request. Returns its device time in nanoseconds."""
         cargo = (yield from self.loaded()).cargo
         plan = self.plan
-        reply = yield from held(plan.core, cargo, Rpc(steps.EXECUTE, self.request, limit or plan.core.timeout))
+        reply = yield from held(plan.core, cargo, Rpc(rpc.EXECUTE, self.request, limit or plan.core.timeout))
         if reply.results[0].HasField("error"):
             error = from_detail(reply.results[0].error)
             plan.core.note(error)

@@ -5,37 +5,31 @@ memory.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from tilewright.errors import InternalError, InvalidArgumentError, UnsupportedError
-from tilewright.session.regions import Segment
 from tilewright.session.state import Core, Session
 from tilewright.tensor import resident
-from tilewright.tensor.device_array import empty_like, find_mapped
+from tilewright.tensor.device_array import find_mapped
 from tilewright.tensor.export import device_region
-from tilewright.tensor.interop import DeviceTensor, busy_streams, recognise, recognise_output
-from tilewright.tensor.resident import BufferState, PackedTensor, ResidentTensor
-from tilewright.transport import rpc as steps
-from tilewright.transport.rpc import Flow, Rpc
-from tilewright.types.spec import Array, Spec, as_array, dense, element_strides, fresh, span_bytes, strided
-from tilewright_proto.v1 import dispatch_pb2, memory_pb2, tensor_pb2
+from tilewright.tensor.interop import DeviceTensor, busy_streams
+from tilewright.tensor.resident import BufferState, PackedTensor
+from tilewright.tensor.segments import address_of, region_of
+from tilewright.transport.rpc import Flow
+from tilewright.types.spec import Array, Spec, as_array, fresh, span_bytes, strided
+from tilewright_proto.v1 import dispatch_pb2, tensor_pb2
 
 __all__ = [
     "INLINE_BYTES",
     "Cargo",
-    "address_of",
     "attributes_to_wire",
     "check_output",
     "collect",
     "locate",
     "place_device",
-    "place_input",
-    "place_output",
-    "region_of",
     "reply_location",
     "send_copy",
 ]
@@ -44,11 +38,6 @@ INLINE_BYTES = 64 << 10
 """Inputs up to this size go inside the message; above it one copy into shared memory is faster. Without shared memory
 the server's limit counts.
 """
-
-
-def address_of(array: Array) -> int:
-    """Address of the first element."""
-    return int(array.__array_interface__["data"][0])
 
 
 class Cargo:
@@ -82,52 +71,6 @@ class Cargo:
     def copy_back(self) -> None:
         for source, target in self.copies:
             target[...] = source
-
-
-def region_of(core: Core, session: Session, segment: Segment) -> Flow[int]:
-    """The server's id of a segment, registering it on first use."""
-    known = segment.regions.get(session)
-    if known is not None:
-        return known
-    request = memory_pb2.RegisterRegionRequest(session=session.token, bytes=segment.size)
-    if session.control is not None:
-        # The descriptor itself: no process table between us, so this works across containers.
-        request.attached.SetInParent()
-        reply = yield Rpc(steps.REGISTER, request, core.timeout, local=True, fds=(segment.fd,))
-    else:
-        request.memfd.CopyFrom(memory_pb2.MemfdSource(pid=os.getpid(), fd=segment.fd, name=segment.name))
-        reply = yield Rpc(steps.REGISTER, request, core.timeout)
-    region = int(reply.region)
-    winner = segment.regions.setdefault(session, region)
-    if winner != region:  # another thread was first
-        core.release_region(session, region)
-    return winner
-
-
-def place_input(
-    core: Core, session: Session, cargo: Cargo, value: Any, field: str
-) -> Flow[tuple[Spec, tensor_pb2.Location]]:
-    """Description and location of an input: by reference, inline, staged, or through a resident buffer, whichever
-    copies least.
-    """
-    if isinstance(value, ResidentTensor):
-        cargo.keep.append(value)
-        return value.spec, value.location()
-    if (tensor := recognise(value, field)) is not None:
-        return tensor.spec, (yield from place_device(core, session, cargo, tensor, field))
-    array = as_array(value, field)
-    cargo.keep.append(array)
-    if array.size == 0:
-        cargo.in_place = False
-        return Spec(array.shape, array.dtype), tensor_pb2.Location(inline=b"")
-    strides = element_strides(array)
-    if strides is not None:
-        place = core.pool.find(address_of(array), span_bytes(array))
-        if place is not None:
-            region = yield from region_of(core, session, place[0])
-            return Spec.of_array(array, field), _region(region, place[1])
-    source, strides = dense(array)
-    return Spec.of(array.shape, array.dtype, strides), (yield from send_copy(core, session, cargo, source))
 
 
 def place_device(
@@ -180,48 +123,6 @@ def send_copy(core: Core, session: Session, cargo: Cargo, source: Array) -> Flow
     cargo.keep.append(buffer)
     yield from resident.write(buffer, source)
     return tensor_pb2.Location(buffer=tensor_pb2.BufferSlice(buffer=buffer.id))
-
-
-def place_output(
-    core: Core, session: Session, cargo: Cargo, name: str, value: Any
-) -> Flow[tuple[Spec, tensor_pb2.Location, Any]]:
-    """Description and location of an output, and what the caller will find it in (``None``: what ``collect`` makes of
-    the reply).
-
-    An array in shared memory or in device memory is written in place; any other through a temporary. A ``Spec`` asks
-    for a fresh array: in device memory if inputs are there, else in shared memory.
-    """
-    if isinstance(value, ResidentTensor):
-        return value.spec, value.location(), value
-    if isinstance(value, Spec) and not value.packing and cargo.tensors:
-        value = yield from empty_like(core, session, cargo.tensors[0], value)
-    if (tensor := recognise_output(value, name)) is not None:
-        location = yield from place_device(core, session, cargo, tensor, name, output=True)
-        return tensor.spec, location, tensor.value
-    if isinstance(value, Spec):
-        if value.packing or not session.shared_memory:
-            cargo.replies[name] = (value, None)
-            return value, reply_location(session, value), None
-        value = fresh(core.pool.empty, value)
-    else:
-        check_output(value, name)
-    cargo.keep.append(value)
-    if value.size == 0:
-        cargo.replies[name] = (Spec(value.shape, value.dtype), value)
-        return Spec(value.shape, value.dtype), tensor_pb2.Location(return_inline=tensor_pb2.ReturnInline()), value
-    if element_strides(value) is not None:
-        place = core.pool.find(address_of(value), span_bytes(value))
-        if place is not None:
-            region = yield from region_of(core, session, place[0])
-            return Spec.of_array(value, name), _region(region, place[1]), value
-    spec = Spec(value.shape, value.dtype)
-    cargo.staged_bytes += value.nbytes
-    if not session.shared_memory:
-        cargo.replies[name] = (spec, value)
-        return spec, reply_location(session, spec), value
-    temporary = core.pool.empty(value.shape, value.dtype)
-    cargo.copies.append((temporary, value))
-    return spec, (yield from locate(core, session, temporary)), value
 
 
 def locate(core: Core, session: Session, array: Array) -> Flow[tensor_pb2.Location]:

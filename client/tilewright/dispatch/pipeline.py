@@ -10,7 +10,7 @@ from tilewright.dispatch.binding import Binding, Launched, launch_stream
 from tilewright.errors import InvalidArgumentError, TilewrightError, UnavailableError
 from tilewright.gpu.streams import stream_handle
 from tilewright.session.state import Core
-from tilewright.transport import frames as packets
+from tilewright.transport import frames
 from tilewright.transport.frames import HEADER, MAX_LAUNCHES
 from tilewright.transport.launch_connections import Lane, StreamLane
 
@@ -24,7 +24,7 @@ SEND_AFTER_NS = 20_000
 PACKETS_UNDER_WAY = 64
 """Then the oldest is waited for."""
 _PACK = HEADER.pack
-_LAUNCH, _REPLY, _RECORD, _TIME = packets.LAUNCH, packets.REPLY, packets.RECORD, packets.TIME
+_LAUNCH, _REPLY, _RECORD, _TIME = frames.LAUNCH, frames.REPLY, frames.RECORD, frames.TIME
 
 
 class LaunchBase:

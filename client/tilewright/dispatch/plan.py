@@ -1,4 +1,4 @@
-"""Prepared plans: everything that can be done before arrays have addresses is done once. No I/O; see ``steps``."""
+"""Prepared plans: everything that can be done before arrays have addresses is done once. No I/O; see ``rpc``."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ import numpy as np
 from tilewright.dispatch.binding import Launched
 from tilewright.dispatch.fast_path import ShortWay
 from tilewright.dispatch.operands import Cargo, attributes_to_wire, collect
-from tilewright.dispatch.run import BuildPolicy, held, plan_request, refuse_outputs, selection, spec_of
+from tilewright.dispatch.request import BuildPolicy, held, plan_request, refuse_outputs, selection, spec_of
 from tilewright.dispatch.slots import Loaded, Slot, known, place_slot_input, place_slot_output, single
 from tilewright.errors import InvalidArgumentError, TilewrightError, from_detail
 from tilewright.session.state import Core, Session, check_timeout
 from tilewright.tensor.export import device_for
 from tilewright.tensor.interop import DeviceTensor, recognise
-from tilewright.transport import messages as wire
-from tilewright.transport import rpc as steps
+from tilewright.transport import messages, rpc
 from tilewright.transport.rpc import Flow, Rpc
 from tilewright.types.report import Report, Timing
 from tilewright_proto.v1 import dispatch_pb2
@@ -67,7 +66,7 @@ class PlanState:
         self.workspace_bytes = reply.workspace_bytes
         self.json = reply.json
         self.plan = reply.plan
-        self.prefix = wire.session_field(session.token)
+        self.prefix = messages.session_field(session.token)
         self._finalizer = weakref.finalize(self, self.core.release_plan, session, reply.plan)
         self._finalizer.atexit = False
         self.short = ShortWay(self.core, session, self.report)
@@ -99,7 +98,7 @@ class PlanState:
         session = self.core.require()
         if session is not self.session:
             self.request.session = session.token
-            reply = yield Rpc(steps.PLAN, self.request, self.timeout)
+            reply = yield Rpc(rpc.PLAN, self.request, self.timeout)
             if self._finalizer is not None:
                 self._finalizer.detach()
             self.adopt(session, reply)
@@ -137,7 +136,7 @@ class PlanState:
             chunks.append(chunk)
         if cargo.tensors and any(isinstance(kept, np.ndarray) for kept in cargo.keep):
             cargo.in_place = False
-        return Loaded(session, wire.execution(self.plan, chunks, repeat), cargo, result)
+        return Loaded(session, messages.execution(self.plan, chunks, repeat), cargo, result)
 
     def quick(self, session: Session, arrays: tuple[Any, ...]) -> Loaded | None:
         """The common case without ado: all operands are arrays that were used before and lie as planned."""
@@ -145,7 +144,7 @@ class PlanState:
         if len(arrays) != len(slots):
             return None
         chunks = []
-        cache = self.core.chunks
+        cache = self.core.known_arrays
         for slot, array in zip(slots, arrays, strict=True):
             entry = cache.get(id(array))
             if entry is None or entry[0]() is not array or entry[1] is not session:
@@ -157,7 +156,7 @@ class PlanState:
             return None
         cargo = Cargo(session)
         cargo.keep.append(arrays)
-        return Loaded(session, wire.execution(self.plan, chunks), cargo, {slots[-1].name: arrays[-1]})
+        return Loaded(session, messages.execution(self.plan, chunks), cargo, {slots[-1].name: arrays[-1]})
 
     def _arguments(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         names = [slot.name for slot in self.inputs]
@@ -249,19 +248,19 @@ class PlanState:
         core, session = self.core, loads[0].session
         limit = check_timeout(timeout) or core.timeout
         deadline = None if limit is None else time.monotonic() + limit
-        prefix = wire.session_field(session.token)
+        prefix = messages.session_field(session.token)
         results: list[Any] = []
-        messages: list[dispatch_pb2.ExecutionResult] = []
+        answers: list[dispatch_pb2.ExecutionResult] = []
         queue_ns = 0
         for part in [loads] if len(loads) == 1 else _messages(loads):
-            if messages and deadline is not None:
+            if answers and deadline is not None:
                 # A moment at least: what is too late is the server's to say.
                 limit = max(deadline - time.monotonic(), 1e-3)
             joint = Cargo(session)
             joint.keep.append([load.cargo for load in part])
             joint.tensors = [tensor for load in part for tensor in load.cargo.tensors]
-            request = wire.execute_request(prefix, [load.chunk for load in part])
-            reply = yield from held(core, joint, Rpc(steps.EXECUTE, request, limit))
+            request = messages.execute_request(prefix, [load.chunk for load in part])
+            reply = yield from held(core, joint, Rpc(rpc.EXECUTE, request, limit))
             for load, message in zip(part, reply.results, strict=True):
                 if message.HasField("error"):
                     results.append(from_detail(message.error))
@@ -270,9 +269,9 @@ class PlanState:
                 if load.cargo.replies or load.cargo.copies:
                     load.result.update((yield from collect(core, session, load.cargo, message.outputs)))
                 results.append(single(load.result))
-            messages += reply.results
+            answers += reply.results
             queue_ns += reply.queue_ns
-        core.report = report_of(self, messages, queue_ns, sum(load.cargo.staged_bytes for load in loads))
+        core.report = report_of(self, answers, queue_ns, sum(load.cargo.staged_bytes for load in loads))
         return results
 
 

@@ -5,36 +5,37 @@ these.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
-from tilewright.dispatch.operands import Cargo, attributes_to_wire, collect, place_input, place_output
-from tilewright.errors import UNFINISHED, InvalidArgumentError, TilewrightError
-from tilewright.session.state import Core, Session, check_timeout
+from tilewright.dispatch.operands import attributes_to_wire
+from tilewright.dispatch.plan import PlanState, prepare
+from tilewright.dispatch.request import (
+    BuildPolicy,
+    as_operand,
+    check_choice,
+    named_operands,
+    planned_input,
+    planned_output,
+    selection,
+    spec_of,
+)
+from tilewright.session.state import Core, check_timeout
 from tilewright.tensor.export import device_for
 from tilewright.tensor.interop import DeviceTensor, recognise
 from tilewright.tensor.resident import ResidentTensor
-from tilewright.transport import rpc as steps
-from tilewright.transport.rpc import Flow, Rpc, Work
-from tilewright.types.arguments import check_name
-from tilewright.types.dtypes import element_type
-from tilewright.types.report import Report
-from tilewright.types.spec import Array, Spec, as_array
-from tilewright_proto.v1 import dispatch_pb2, kernels_pb2, tensor_pb2
+from tilewright.transport import rpc
+from tilewright.transport.rpc import Flow, Rpc
+from tilewright.types.report import first_report
+from tilewright.types.spec import Array, Spec
+from tilewright_proto.v1 import kernels_pb2
 
-__all__ = [
-    "BuildPolicy",
-    "explain",
-    "held",
-    "plan_request",
-    "refuse_outputs",
-    "run",
-    "selection",
-    "spec_of",
-]
+__all__ = ["explain", "run"]
 
-BuildPolicy = Literal["wait", "fallback"]
-_POLICIES = {"wait": dispatch_pb2.BUILD_WAIT, "fallback": dispatch_pb2.BUILD_FALLBACK}
+MAX_PLANS = 512
+"""Plans of repeated calls that one session keeps."""
+Choice = tuple[str | None, str | None, BuildPolicy, str | None]
+"""Kernel, strategy, build policy and device that a call names."""
 
 
 def run(
@@ -73,68 +74,53 @@ def run(
         >>> result = client.run("gemm", {"a": a, "b": b}, attributes={"alpha": 2.0})  # doctest: +SKIP
         >>> result["out"]  # doctest: +SKIP
     """
-    limit = check_timeout(timeout) or core.timeout
+    check_timeout(timeout)
+    check_choice(kernel, strategy, build, device)
     session = core.require()
     wanted = dict(outputs or {})
-    inputs = {name: recognise(value, name) or value for name, value in inputs.items()}
-    if any(isinstance(value, DeviceTensor) for value in inputs.values()):
-        from tilewright.dispatch.planned_run import run_planned  # plans are made of this module
-
-        device = device or device_for(session, inputs)
-        done = yield from run_planned(
-            core,
-            operation,
-            {name: as_operand(value, name) for name, value in inputs.items()},
-            wanted,
-            attributes or {},
-            kernel=kernel,
-            strategy=strategy,
-            build=build,
-            device=device,
-            timeout=limit,
-        )
-        if done is not None:
-            return done
-    choice = selection(kernel, strategy, build, device)
-    wire_attributes = attributes_to_wire(attributes or {})
-    if not wanted or any(value is None for value in wanted.values()):
-        specs = {name: spec_of(value, name) for name, value in inputs.items()}
-        inferred = yield from _infer(core, session, operation, specs, wanted, wire_attributes, choice, limit)
-        wanted = {**inferred, **{name: value for name, value in wanted.items() if value is not None}}
-    cargo = Cargo(session)
-    request = dispatch_pb2.RunRequest(
-        session=session.token, operation=operation, attributes=wire_attributes, selection=choice
+    operands = {name: as_operand(recognise(value, name) or value, name) for name, value in inputs.items()}
+    if device is None and any(isinstance(value, DeviceTensor) for value in operands.values()):
+        device = device_for(session, operands)
+    state, fresh = yield from _planned(
+        core, operation, operands, wanted, attributes or {}, (kernel, strategy, build, device), timeout
     )
-    for name, value in inputs.items():
-        spec, location = yield from place_input(core, session, cargo, value, name)
-        request.inputs.append(tensor_pb2.Operand(name=name, spec=spec.to_wire(name), location=location))
-    results: dict[str, Any] = {}
-    for name, target in wanted.items():
-        if target is None:
-            continue
-        spec, location, results[name] = yield from place_output(core, session, cargo, name, target)
-        request.outputs.append(tensor_pb2.Operand(name=name, spec=spec.to_wire(name), location=location))
-    reply = yield from held(core, cargo, Rpc(steps.RUN, request, limit))
-    core.report = Report.of_wire(reply.report, cargo.staged_bytes)
-    results.update((yield from collect(core, session, cargo, reply.outputs)))
-    return results
+    given = {name: value for name, value in wanted.items() if value is not None}
+    result = yield from state.execute((), given, operands, 1, timeout)
+    if fresh:
+        core.report = first_report(state.report, core.report)
+    names = [slot.name for slot in state.outputs]
+    results: dict[str, Any] = {names[0]: result} if len(names) == 1 else result
+    return {name: results[name] for name in wanted or names}
 
 
-def held(core: Core, cargo: Cargo, call: Rpc) -> Flow[Any]:
-    """Make a call that reads and writes the cargo's memory. If it is given up half-way the server may still be at it,
-    so the memory is kept.
-    """
-    try:
-        if cargo.tensors:
-            yield Work(cargo.fence)
-        return (yield call)
-    except TilewrightError as error:
-        if isinstance(error, UNFINISHED):
-            core.quarantine(cargo)
-        raise
-    except BaseException:  # interrupted or cancelled while waiting
-        core.quarantine(cargo)
-        raise
+def _planned(
+    core: Core,
+    operation: str,
+    inputs: Mapping[str, Any],
+    wanted: Mapping[str, Any],
+    attributes: Mapping[str, Any],
+    choice: Choice,
+    timeout: float | None,
+) -> Flow[tuple[PlanState, bool]]:
+    """The plan of a call, kept for calls alike, and whether it was made for this one."""
+    specs = {name: planned_input(core, value, name) for name, value in inputs.items()}
+    targets = {name: planned_output(core, value, name) for name, value in wanted.items() if value is not None}
+    described = (tuple(specs.items()), tuple(targets.items()), tuple(wanted), repr(sorted(attributes.items())))
+    key = (operation, described, choice)
+    state: PlanState | None = core.plans.get(key)
+    # A plan for which a better kernel is being built is asked for again: it may have been swapped meanwhile.
+    if state is not None and not state.closed and choice[2] != "fallback":
+        return state, False
+    kernel, strategy, build, device = choice
+    targeted = {name: targets.get(name) for name in wanted}
+    state = yield from prepare(
+        core, operation, specs, targeted, attributes,
+        kernel=kernel, strategy=strategy, build=build, device=device, timeout=timeout,
+    )  # fmt: skip
+    if len(core.plans) >= MAX_PLANS:
+        core.plans.clear()
+    core.plans[key] = state
+    return state, True
 
 
 def explain(
@@ -157,118 +143,13 @@ def explain(
     """
     request = kernels_pb2.ExplainRequest(
         operation=operation,
-        inputs=_operands({name: spec_of(value, name) for name, value in inputs.items()}),
-        outputs=_operands({name: spec_of(value, name) for name, value in (outputs or {}).items() if value is not None}),
+        inputs=named_operands({name: spec_of(value, name) for name, value in inputs.items()}),
+        outputs=named_operands(
+            {name: spec_of(value, name) for name, value in (outputs or {}).items() if value is not None}
+        ),
         attributes=attributes_to_wire(attributes or {}),
         selection=selection(kernel, strategy, "wait", device),
     )
-    reply = yield Rpc(steps.EXPLAIN, request, check_timeout(timeout) or core.timeout)
+    reply = yield Rpc(rpc.EXPLAIN, request, check_timeout(timeout) or core.timeout)
     found: dict[str, Any] = json.loads(reply.json)
     return found
-
-
-def selection(
-    kernel: str | None, strategy: str | None, build: BuildPolicy, device: str | None
-) -> dispatch_pb2.Selection:
-    """How a kernel is to be chosen; naming one implies the strategy ``explicit``. Raises ``InvalidArgumentError``."""
-    if not isinstance(build, str) or build not in _POLICIES:
-        raise InvalidArgumentError(
-            "there is no such build policy", field="build", value=build, rule="build_policy", fix="use wait or fallback"
-        )
-    for field, value in (("kernel", kernel), ("strategy", strategy), ("device", device)):
-        check_name(field, value)
-    return dispatch_pb2.Selection(
-        strategy=strategy or ("explicit" if kernel else ""),
-        kernel=kernel or "",
-        build=_POLICIES[build],
-        device=device or "",
-    )
-
-
-def spec_of(value: Any, field: str) -> Spec:
-    """The description of an array, a resident tensor, a ``Spec``, or ``(shape, dtype)``."""
-    if isinstance(value, Spec):
-        return value
-    if isinstance(value, ResidentTensor):
-        return value.spec
-    if (tensor := recognise(value, field)) is not None:
-        return tensor.spec
-    if (
-        isinstance(value, tuple)
-        and len(value) == 2
-        and isinstance(value[0], (tuple, list))
-        and not isinstance(value[1], (tuple, list))
-    ):
-        return Spec.of(value[0], element_type(value[1], field))
-    return Spec.of_array(as_array(value, field), field)
-
-
-def as_operand(value: Any, field: str) -> Any:
-    """``value`` with a description: a device tensor or a resident one as it is, else an array."""
-    return value if isinstance(value, (DeviceTensor, ResidentTensor)) else as_array(value, field)
-
-
-def plan_request(
-    session: Session,
-    operation: str,
-    inputs: Mapping[str, Spec],
-    outputs: Mapping[str, Spec],
-    attributes: Mapping[str, tensor_pb2.Attribute],
-    choice: dispatch_pb2.Selection,
-) -> dispatch_pb2.PlanRequest:
-    return dispatch_pb2.PlanRequest(
-        session=session.token,
-        operation=operation,
-        inputs=_operands(inputs),
-        outputs=_operands(outputs),
-        attributes=attributes,
-        selection=choice,
-    )
-
-
-def _operands(specs: Mapping[str, Spec]) -> list[tensor_pb2.Operand]:
-    return [tensor_pb2.Operand(name=name, spec=spec.to_wire(name)) for name, spec in specs.items()]
-
-
-def _infer(
-    core: Core,
-    session: Session,
-    operation: str,
-    inputs: Mapping[str, Spec],
-    wanted: Mapping[str, Any],
-    attributes: Mapping[str, tensor_pb2.Attribute],
-    choice: dispatch_pb2.Selection,
-    timeout: float | None,
-) -> Flow[dict[str, Spec]]:
-    """Shapes and dtypes of the outputs, asked of the server once for each kind of request: only the operation's
-    plugin knows its rules.
-
-    A plan says them; the run that follows finds that plan in the server's cache.
-    """
-    given = {name: spec_of(value, name) for name, value in wanted.items() if value is not None}
-    request = plan_request(session, operation, inputs, given, attributes, choice)
-    request.session = b""
-    key = request.SerializeToString(deterministic=True)
-    known = core.inferred.get(key)
-    if known is None:
-        request.session = session.token
-        reply = yield Rpc(steps.PLAN, request, timeout)
-        core.release_plan(session, reply.plan)
-        known = {output.name: Spec.of_wire(output.spec) for output in reply.outputs}
-        core.remember(core.inferred, key, known)
-    refuse_outputs(operation, wanted, known)
-    return {name: spec for name, spec in known.items() if not wanted or name in wanted}
-
-
-def refuse_outputs(what: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise ``InvalidArgumentError`` if an output was given that there is not."""
-    names = list(known)
-    for name in given:
-        if name not in names:
-            raise InvalidArgumentError(
-                f"{what} has no output {name!r} here",
-                field=f"outputs.{name}",
-                value=name,
-                rule="output_known",
-                fix=f"use one of {', '.join(names)}",
-            )

@@ -10,20 +10,19 @@ import numpy as np
 
 from tilewright.dispatch.operands import (
     Cargo,
-    address_of,
     check_output,
     locate,
     place_device,
-    region_of,
     reply_location,
     send_copy,
 )
 from tilewright.errors import InvalidArgumentError
-from tilewright.session.state import Core, Session
+from tilewright.session.state import Core, KnownArray, Session
 from tilewright.tensor.device_array import empty_like
 from tilewright.tensor.interop import DeviceTensor, recognise, recognise_output
 from tilewright.tensor.resident import ResidentTensor
-from tilewright.transport import messages as wire
+from tilewright.tensor.segments import address_of, region_of
+from tilewright.transport import messages
 from tilewright.transport.rpc import Flow
 from tilewright.types.spec import Array, Spec, as_array, contiguous_strides, dense, same_places, span_bytes, strided
 from tilewright_proto.v1 import tensor_pb2
@@ -135,7 +134,7 @@ class Loaded:
 
 def known(core: Core, session: Session, slot: Slot, value: Any) -> bytes | None:
     """The serialised location of an array that was used before, or ``None``. Raises if it does not fit the plan."""
-    entry = core.chunks.get(id(value))
+    entry = core.known_arrays.get(id(value))
     if entry is None or entry.session is not session or entry.alive() is not value or not slot.check(value):
         return None
     return entry.data
@@ -154,11 +153,11 @@ def place_slot_input(core: Core, session: Session, cargo: Cargo, slot: Slot, val
                 fix="make a plan with this tensor",
             )
         cargo.keep.append(value)
-        return wire.location_field(value.location().SerializeToString())
+        return messages.location_field(value.location().SerializeToString())
     if (tensor := recognise(value, slot.name)) is not None:
         slot.check_tensor(tensor)
         location = yield from place_device(core, session, cargo, tensor, slot.name)
-        return wire.location_field(location.SerializeToString())
+        return messages.location_field(location.SerializeToString())
     array = as_array(value, slot.name)
     if (lies := slot.check(array)) and (known := (yield from by_reference(core, session, array))) is not None:
         cargo.keep.append(array)
@@ -171,10 +170,10 @@ def place_slot_input(core: Core, session: Session, cargo: Cargo, slot: Slot, val
         strided(memory, slot.spec)[...] = array
         if session.shared_memory:
             cargo.staged_bytes += memory.nbytes
-            return wire.location_field((yield from locate(core, session, memory)).SerializeToString())
+            return messages.location_field((yield from locate(core, session, memory)).SerializeToString())
         source = memory
     location = yield from send_copy(core, session, cargo, source)
-    return wire.location_field(location.SerializeToString())
+    return messages.location_field(location.SerializeToString())
 
 
 def place_slot_output(
@@ -189,14 +188,14 @@ def place_slot_output(
             raise slot.refuse_output(target)
         cargo.keep.append(target)
         result[slot.name] = target
-        return wire.location_field(target.location().SerializeToString())
+        return messages.location_field(target.location().SerializeToString())
     if isinstance(target, Spec) and cargo.tensors and not spec.packing:
         target = yield from empty_like(core, session, cargo.tensors[0], slot.spec)
     if (tensor := recognise_output(target, slot.name)) is not None:
         slot.check_tensor(tensor)
         result[slot.name] = tensor.value
         location = yield from place_device(core, session, cargo, tensor, slot.name, output=True)
-        return wire.location_field(location.SerializeToString())
+        return messages.location_field(location.SerializeToString())
     array: Array | None = None
     if isinstance(target, np.ndarray):
         check_output(target, slot.name)
@@ -212,7 +211,7 @@ def place_slot_output(
             cargo.keep.append(array)
             cargo.staged_bytes += array.nbytes
         cargo.replies[slot.name] = (spec, array)
-        return wire.location_field(reply_location(session, spec).SerializeToString())
+        return messages.location_field(reply_location(session, spec).SerializeToString())
     memory = planned_memory(core, session, cargo, slot)
     view = strided(memory, spec)
     result[slot.name] = view
@@ -221,7 +220,7 @@ def place_slot_output(
         cargo.copies.append((view, array))
         cargo.staged_bytes += array.nbytes
         result[slot.name] = array
-    return wire.location_field((yield from locate(core, session, memory)).SerializeToString())
+    return messages.location_field((yield from locate(core, session, memory)).SerializeToString())
 
 
 def by_reference(core: Core, session: Session, array: Array) -> Flow[bytes | None]:
@@ -233,9 +232,11 @@ def by_reference(core: Core, session: Session, array: Array) -> Flow[bytes | Non
         return None
     region = yield from region_of(core, session, place[0])
     location = tensor_pb2.Location(region=tensor_pb2.RegionSlice(region=region, offset=place[1]))
-    data = wire.location_field(location.SerializeToString())
-    chunks, key = core.chunks, id(array)
-    core.add_chunk(key, weakref.ref(array, lambda _: chunks.pop(key, None)), session, data)
+    data = messages.location_field(location.SerializeToString())
+    known_arrays, key = core.known_arrays, id(array)
+    alive = weakref.ref(array, lambda _: known_arrays.pop(key, None))
+    spec = Spec.of_array(array, "array")
+    core.remember(known_arrays, key, KnownArray(alive, session, data, spec, array.strides))
     return data
 
 

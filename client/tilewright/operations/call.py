@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypedDict
 
 from tilewright.dispatch.plan import PlanState, prepare
-from tilewright.dispatch.run import BuildPolicy, run
-from tilewright.operations.attention.attributes import heads_first, heads_last
+from tilewright.dispatch.request import BuildPolicy
+from tilewright.dispatch.run import run
+from tilewright.operations.layouts import heads_first, heads_last
 from tilewright.operations.matrices import deliver
 from tilewright.session.state import Core
 from tilewright.transport.drive import renamed

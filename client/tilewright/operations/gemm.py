@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tilewright.dispatch.run import BuildPolicy, run
+from tilewright.dispatch.request import BuildPolicy
+from tilewright.dispatch.run import run
 from tilewright.errors import InvalidArgumentError, UnsupportedError
 from tilewright.operations.call import CHOICE, Asked, Choice, planning, running
 from tilewright.operations.epilogue import addends, elementwise, scale_operand

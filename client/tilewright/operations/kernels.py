@@ -9,7 +9,7 @@ from typing import Any
 
 from tilewright.errors import InvalidArgumentError, TilewrightError, Violation, from_detail, violation
 from tilewright.session.state import Core, check_timeout
-from tilewright.transport import rpc as steps
+from tilewright.transport import rpc
 from tilewright.transport.rpc import Flow, Rpc
 from tilewright.types.report import plain
 from tilewright_proto.v1 import kernels_pb2
@@ -90,7 +90,7 @@ def list_kernels(
             limit=limit - len(found) if limit else 0,
             offset=offset + len(found),
         )
-        reply = yield Rpc(steps.LIST, request, core.timeout)
+        reply = yield Rpc(rpc.LIST, request, core.timeout)
         found += [_kernel(item) for item in reply.kernels]
         if not reply.kernels or offset + len(found) >= reply.total or (limit and len(found) >= limit):
             return found
@@ -99,7 +99,7 @@ def list_kernels(
 def kernel_sets(core: Core, operation: str = "") -> Flow[list[str]]:
     """Names of the kernel sets of an operation, or of all."""
     request = kernels_pb2.ListKernelsRequest(filter=_filter(operation, "", "", ""), limit=1)
-    reply = yield Rpc(steps.LIST, request, core.timeout)
+    reply = yield Rpc(rpc.LIST, request, core.timeout)
     return list(reply.kernel_sets)
 
 
@@ -108,21 +108,21 @@ def describe(
 ) -> Flow[KernelDetails]:
     """One kernel by name. Raises ``NotFoundError``."""
     request = kernels_pb2.DescribeKernelRequest(operation=operation, name=name, arch=arch, source=source)
-    reply = yield Rpc(steps.DESCRIBE, request, core.timeout)
+    reply = yield Rpc(rpc.DESCRIBE, request, core.timeout)
     return KernelDetails(_kernel(reply.summary), _loads(reply.config_json), reply.source, reply.log)
 
 
 def validate(core: Core, operation: str, config: Mapping[str, Any], *, arch: str = "") -> Flow[Validation]:
     """Check a kernel configuration, given as plain values, against the rules of its operation on an arch."""
     request = kernels_pb2.ValidateConfigRequest(operation=operation, arch=arch, config_json=json.dumps(config))
-    reply = yield Rpc(steps.VALIDATE, request, core.timeout)
+    reply = yield Rpc(rpc.VALIDATE, request, core.timeout)
     return Validation(reply.valid, reply.name, tuple(violation(item) for item in reply.violations))
 
 
 def correct(core: Core, operation: str, config: Mapping[str, Any], *, arch: str = "") -> Flow[Correction]:
     """Apply the fixes of broken rules until the configuration is valid or none helps."""
     request = kernels_pb2.CorrectConfigRequest(operation=operation, arch=arch, config_json=json.dumps(config))
-    reply = yield Rpc(steps.CORRECT, request, core.timeout)
+    reply = yield Rpc(rpc.CORRECT, request, core.timeout)
     return Correction(
         reply.valid,
         _loads(reply.config_json),
@@ -166,7 +166,7 @@ def build(
         if progress is not None:
             progress(_event(message))
 
-    messages = yield Rpc(steps.BUILD, request, check_timeout(timeout), on_event)
+    messages = yield Rpc(rpc.BUILD, request, check_timeout(timeout), on_event)
     last = {message.name: _event(message) for message in messages}
     return list(last.values())
 
@@ -176,7 +176,7 @@ def export(
 ) -> Flow[dict[str, Any]]:
     """The catalog as JSON-able data."""
     request = kernels_pb2.ExportRequest(filter=_filter(operation, kernel_set, arch, name), statistics=statistics)
-    reply = yield Rpc(steps.EXPORT, request, core.timeout)
+    reply = yield Rpc(rpc.EXPORT, request, core.timeout)
     return _loads(reply.json)
 
 
@@ -184,7 +184,7 @@ def statistics(core: Core) -> Flow[dict[str, Any]]:
     """Counters of the server since it started: operations, kernels, artifacts, sessions, regions, buffers, queue,
     plugins, and how open GPUs are used (memory, modules, and how often anybody waited for them).
     """
-    reply = yield Rpc(steps.STATISTICS, kernels_pb2.StatisticsRequest(), core.timeout)
+    reply = yield Rpc(rpc.STATISTICS, kernels_pb2.StatisticsRequest(), core.timeout)
     found: dict[str, Any] = plain(reply)
     return found
 

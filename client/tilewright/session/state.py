@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from tilewright.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from tilewright.session import settings
 from tilewright.session.regions import Pool
-from tilewright.transport import rpc as steps
+from tilewright.transport import rpc
 from tilewright.transport.launch_connections import Lanes
 from tilewright.transport.local import Control, open_control
 from tilewright.transport.rpc import Rpc
@@ -106,12 +106,15 @@ class Session:
         return self.message_limit - MESSAGE_MARGIN if self.message_limit else 1 << 62
 
 
-class _Chunk(NamedTuple):
-    """The serialised location of an array that is alive, for one session."""
+class KnownArray(NamedTuple):
+    """An array in shared memory that is alive: its serialised location in one session, and how it lay then."""
 
     alive: Callable[[], Any]
     session: Session
     data: bytes
+    spec: Spec
+    strides: tuple[int, ...]
+    """In bytes."""
 
 
 class Core:
@@ -124,14 +127,12 @@ class Core:
         self.pool = Pool()
         self.session: Session | None = None
         self.closed = False
-        self.inferred: dict[Any, dict[str, Spec]] = {}
-        """Output specs by request, as the server inferred them."""
-        self.chunks: dict[int, _Chunk] = {}
-        self.device_plans: dict[Any, Any] = {}
-        """Plans that were made on the way for operands in device memory, by what was asked for."""
+        self.known_arrays: dict[int, KnownArray] = {}
+        self.plans: dict[Any, Any] = {}
+        """Plans of generic calls, by what was asked for."""
         self.mapped: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         """Arrays in memory of the server that this process maps, by their address."""
-        self._releases: deque[tuple[Session, steps.Method, Message]] = deque()
+        self._releases: deque[tuple[Session, rpc.Method, Message]] = deque()
         self._quarantine: deque[tuple[float, object]] = deque()
         self._local = threading.local()
 
@@ -139,8 +140,7 @@ class Core:
 
     def adopt(self, session: Session) -> None:
         """Begin with a new session. What another server inferred does not count."""
-        self.inferred.clear()
-        self.device_plans.clear()
+        self.plans.clear()
         if self.session is not None:
             self.session.close_local()
         self.session = session
@@ -190,17 +190,17 @@ class Core:
 
     def release_plan(self, session: Session, plan: int) -> None:
         self._releases.append(
-            (session, steps.RELEASE_PLAN, dispatch_pb2.ReleasePlanRequest(session=session.token, plan=plan))
+            (session, rpc.RELEASE_PLAN, dispatch_pb2.ReleasePlanRequest(session=session.token, plan=plan))
         )
 
     def release_buffer(self, session: Session, buffer: int) -> None:
         self._releases.append(
-            (session, steps.FREE_BUFFER, memory_pb2.FreeBufferRequest(session=session.token, buffer=buffer))
+            (session, rpc.FREE_BUFFER, memory_pb2.FreeBufferRequest(session=session.token, buffer=buffer))
         )
 
     def release_region(self, session: Session, region: int) -> None:
         self._releases.append(
-            (session, steps.UNREGISTER, memory_pb2.UnregisterRegionRequest(session=session.token, region=region))
+            (session, rpc.UNREGISTER, memory_pb2.UnregisterRegionRequest(session=session.token, region=region))
         )
 
     def note(self, error: BaseException) -> None:
@@ -210,16 +210,14 @@ class Core:
         session = self.session
         if session is None or getattr(error, "rule", "") not in ("device_lost", "local_socket"):
             return
-        self.device_plans.clear()
+        self.plans.clear()
         session.epoch += 1
         while session.exports:
             _, known = session.exports.popitem()
             self.release_region(session, known.region)
 
     def release_binding(self, session: Session, binding: int) -> None:
-        self._releases.append(
-            (session, steps.UNBIND, dispatch_pb2.UnbindRequest(session=session.token, binding=binding))
-        )
+        self._releases.append((session, rpc.UNBIND, dispatch_pb2.UnbindRequest(session=session.token, binding=binding)))
 
     @property
     def idle(self) -> bool:
@@ -257,8 +255,14 @@ class Core:
             cache.clear()
         cache[key] = value
 
-    def add_chunk(self, key: int, alive: Callable[[], Any], session: Session, data: bytes) -> None:
-        self.remember(self.chunks, key, _Chunk(alive, session, data))
+    def described(self, array: Any) -> Spec | None:
+        """Description of an array in shared memory that was used before and lies as it did; else None."""
+        known = self.known_arrays.get(id(array))
+        if known is None or known.alive() is not array:
+            return None
+        spec = known.spec
+        same = array.shape == spec.shape and array.strides == known.strides and array.dtype == spec.dtype
+        return spec if same else None
 
     # ---- ends ----
 
@@ -269,8 +273,8 @@ class Core:
         self.session = None
         self.pool.after_fork()
         self._releases.clear()
-        self.chunks.clear()
-        self.device_plans.clear()
+        self.known_arrays.clear()
+        self.plans.clear()
         self._local = threading.local()
 
     def close(self) -> None:
@@ -281,8 +285,8 @@ class Core:
         self.pool.close()
         self._releases.clear()
         self._quarantine.clear()
-        self.chunks.clear()
-        self.device_plans.clear()
+        self.known_arrays.clear()
+        self.plans.clear()
 
 
 def uuid_digits(uuid: str) -> str:

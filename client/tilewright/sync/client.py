@@ -24,72 +24,28 @@ from tilewright.operations.attention import kv_append as _kv_append
 from tilewright.operations.attention import kv_cache as _kv_cache
 from tilewright.session import settings as _settings
 from tilewright.session.grpc import (
-    CHANNEL_OPTIONS,
     call_failed,
     call_local,
     closed_during_call,
-    lease_ended,
     no_fork_support,
-    no_server,
-    open_request,
-    opened,
     serialised,
 )
 from tilewright.session.state import Core, Session, opening
+from tilewright.sync.connection import Connection
 from tilewright.sync.kv_cache import KVCache
-from tilewright.sync.launch import Pipeline
+from tilewright.sync.pipeline import Pipeline
 from tilewright.sync.plan import Plan
 from tilewright.tensor import device_array, resident
 from tilewright.tensor import export as exports
 from tilewright.tensor import shared as arrays
 from tilewright.tensor.resident import BufferState
 from tilewright.transport.drive import blocking, blocking_as
-from tilewright.transport.rpc import OPEN_SESSION, Flow, Rpc, Work
+from tilewright.transport.rpc import Flow, Rpc, Work
 from tilewright.types.report import Report
 
 __all__ = ["Buffer", "Client", "Kernels", "connect"]
 
 T = TypeVar("T")
-
-
-class Connection:
-    """One channel, with the stream that holds the session open."""
-
-    def __init__(self, core: Core, timeout: float) -> None:
-        self.channel = grpc.insecure_channel(core.target, options=CHANNEL_OPTIONS)
-        self._calls: dict[str, Any] = {}
-        try:
-            self.lease = self.channel.unary_stream(OPEN_SESSION)(open_request(core.name))
-            # The lease has no deadline, so its first message is waited for with an alarm.
-            alarm = threading.Timer(timeout, self.lease.cancel)
-            alarm.daemon = True
-            alarm.start()
-            try:
-                first = next(self.lease)
-            except grpc.RpcError as error:
-                raise no_server(core.target, error, timeout) from None
-            except StopIteration:
-                raise no_server(core.target, None, timeout) from None
-            finally:
-                alarm.cancel()
-            self.session: Session = opened(first)
-            self.session.open_local(core.target, core.timeout)
-        except BaseException:
-            self.channel.close()
-            raise
-        session = self.session
-        self.lease.add_done_callback(lambda call: lease_ended(session, call.code(), call.details()))
-
-    def unary(self, path: str) -> Any:
-        """The callable for a method, bytes to bytes."""
-        call = self._calls.get(path)
-        if call is None:
-            call = self._calls[path] = self.channel.unary_unary(path)
-        return call
-
-    def close(self) -> None:
-        self.lease.cancel()
-        self.channel.close()
 
 
 class Client:
@@ -222,6 +178,9 @@ class Client:
 
     # ---- driving ----
 
+    def _connected(self) -> Connection:
+        return self._connection or self._connect()
+
     def _connect(self) -> Connection:
         with self._lock:
             if self._connection is None:
@@ -234,7 +193,7 @@ class Client:
             return self._connection
 
     def _drive(self, flow: Flow[T]) -> T:
-        connection = self._connection or self._connect()
+        connection = self._connected()
         for release in self._subject.take_releases():
             self._post(connection, release)
         try:

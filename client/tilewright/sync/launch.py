@@ -1,18 +1,12 @@
-"""Launches under way, for the blocking client: one, and a whole pipeline of them."""
+"""A launch under way, for the blocking client."""
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tilewright.dispatch.pipeline import LaunchBase, PipelineState
-from tilewright.errors import InvalidArgumentError, TilewrightError
+from tilewright.dispatch.pipeline import LaunchBase
 
-if TYPE_CHECKING:
-    from tilewright.sync.client import Client
-    from tilewright.sync.plan import Bound
-
-__all__ = ["Launch", "Pipeline"]
+__all__ = ["Launch"]
 
 
 class Launch(LaunchBase):
@@ -22,68 +16,3 @@ class Launch(LaunchBase):
         """Wait, on the host, until it is over. Returns the output."""
         self._synchronize()
         return self.out
-
-
-class Pipeline:
-    """Many launches on one stream, in order, sent in few packets. A context manager; leaving it joins. For one thread.
-
-    Launches see what was on the stream before the first of them, and what earlier ones wrote. Nothing is waited for
-    before ``join``; the arrays of what was launched are kept until then.
-    """
-
-    def __init__(self, client: Client, stream: Any) -> None:
-        self._client = client
-        self._state = PipelineState(client._subject, stream)
-
-    def launch(self, bound: Bound) -> None:
-        """Launch a bound plan. Whether that went well is known at ``join``."""
-        state, pipeline = bound._state, self._state
-        if not pipeline.ready(state) and self._client._drive(state.settled()) is None:
-            raise no_pipeline()
-        if pipeline.add(state):
-            pipeline.flush()
-
-    def order(self) -> None:
-        """Later launches wait for what is on the stream now: call it when the stream got new work for their inputs."""
-        self._state.order()
-
-    def flush(self) -> None:
-        """Send what was launched, without waiting for it. Happens by itself when more is launched, and at ``join``."""
-        self._state.flush()
-
-    def join(self) -> None:
-        """Make the stream wait for everything that was launched (on a CPU: wait for it). Raises the first error of a
-        launch; ``failures`` has all of them. The pipeline can be used again.
-        """
-        self.failures = self._state.join()
-        if self.failures:
-            raise self.failures[0][1]
-
-    failures: list[tuple[int, TilewrightError]] = []  # noqa: RUF012 - replaced, never changed
-    """(number of the launch, error) of the last ``join``. After an error the stream may not have waited for all."""
-
-    @property
-    def launches(self) -> int:
-        """How many there were."""
-        return self._state.launches
-
-    def __enter__(self) -> Pipeline:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.join()
-        else:
-            self.failures = self._state.join()
-
-
-def no_pipeline() -> InvalidArgumentError:
-    return InvalidArgumentError(
-        "the bound plan cannot be launched over a local socket",
-        field="bound",
-        rule="pipeline_local",
-        fix="connect to a server of this machine over its Unix socket, with all operands in memory that its device uses"
-        " in place; or call the bound plan itself",
-    )

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 
@@ -18,13 +18,11 @@ from tilewright.errors import NotFoundError, TilewrightError, UnavailableError
 from tilewright.gpu.streams import stream_handle
 from tilewright.session.grpc import call_failed
 from tilewright.session.state import check_timeout
+from tilewright.sync.connection import FlowRunner
 from tilewright.sync.launch import Launch
 from tilewright.transport.launch_connections import NoLaneError
 from tilewright.transport.rpc import EXECUTE_STREAM
 from tilewright_proto.v1 import dispatch_pb2
-
-if TYPE_CHECKING:
-    from tilewright.sync.client import Client
 
 __all__ = ["Bound", "Plan", "Stream"]
 
@@ -34,7 +32,7 @@ class Plan(PlanBase):
     goes.
     """
 
-    def __init__(self, client: Client, state: PlanState) -> None:
+    def __init__(self, client: FlowRunner, state: PlanState) -> None:
         super().__init__(state)
         self._client = client
 
@@ -84,7 +82,7 @@ class Plan(PlanBase):
 class Bound:
     """A plan bound to arrays. ``bound()`` runs it and returns the output array, always the same one."""
 
-    def __init__(self, client: Client, state: BoundState) -> None:
+    def __init__(self, client: FlowRunner, state: BoundState) -> None:
         self._client = client
         self._state = state
 
@@ -130,7 +128,7 @@ class Stream:
     Executions that are submitted while others are under way travel together in one message.
     """
 
-    def __init__(self, client: Client, plan: PlanState, max_pending: int, timeout: float | None) -> None:
+    def __init__(self, client: FlowRunner, plan: PlanState, max_pending: int, timeout: float | None) -> None:
         limit = check_timeout(timeout)
         self._client = client
         self._plan = plan
@@ -141,7 +139,7 @@ class Stream:
         self._error: TilewrightError | None = None
         self._last: Future[Any] | None = None
         client._drive(plan.live())
-        self._connection = client._connection or client._connect()
+        self._connection = client._connected()
         self._call = self._connection.channel.stream_stream(EXECUTE_STREAM)(self._requests())
         self._reader = threading.Thread(target=self._read, name="tilewright-stream", daemon=True)
         self._reader.start()

@@ -19,7 +19,7 @@ from tilewright.session.state import Core, Session, uuid_digits
 from tilewright.tensor import dlpack
 from tilewright.tensor.interop import DeviceTensor
 from tilewright.tensor.resident import BufferState, create
-from tilewright.transport import rpc as steps
+from tilewright.transport import rpc
 from tilewright.transport.rpc import Flow, Rpc, Work
 from tilewright.types.dtypes import DTYPES, DTypeLike
 from tilewright.types.spec import Array, Spec, contiguous_strides, fresh, same_places
@@ -238,7 +238,7 @@ def _allocate(
 ) -> Flow[DeviceArray]:
     state = yield from create(core, max(spec.nbytes, 1), device, exportable=True)
     request = memory_pb2.ExportBufferRequest(session=session.token, buffer=state.id)
-    found = yield Rpc(steps.EXPORT_BUFFER, request, core.timeout, local=session.control is not None)
+    found = yield Rpc(rpc.EXPORT_BUFFER, request, core.timeout, local=session.control is not None)
     reply, fds = found if isinstance(found, tuple) else (found, ())
     for fd in fds:
         os.close(fd)

@@ -14,8 +14,7 @@ from tilewright.errors import DeviceError, InvalidArgumentError, TilewrightError
 from tilewright.gpu.driver import GpuDriver, Pointer
 from tilewright.session.state import Core, Session, uuid_digits
 from tilewright.tensor.interop import UNKNOWN, DeviceTensor
-from tilewright.transport import frames as packets
-from tilewright.transport import rpc as steps
+from tilewright.transport import frames, rpc
 from tilewright.transport.rpc import Flow, Rpc, Work
 from tilewright_proto.v1 import memory_pb2
 
@@ -107,7 +106,7 @@ def _register(
         handle = yield Work(lambda: gpu.export_legacy(place.ordinal, place.base))
         source = memory_pb2.GpuIpcSource(handle=handle, device_uuid=uuid, pid=os.getpid())
         getattr(request, gpu.ipc_source).CopyFrom(source)
-        reply = yield Rpc(steps.REGISTER, request, core.timeout, local=local)
+        reply = yield Rpc(rpc.REGISTER, request, core.timeout, local=local)
         return int(reply.region)
     if not place.descriptors:
         raise UnsupportedError(
@@ -138,7 +137,7 @@ def _register(
                 exported.callback(os.close, fds[-1])
             sizes = [part.size for part in parts] if len(parts) > 1 else ()
             request.device_fd.CopyFrom(memory_pb2.DeviceFdSource(device_uuid=uuid, part_bytes=sizes))
-        reply = yield Rpc(steps.REGISTER, request, core.timeout, local=True, fds=tuple(fds))
+        reply = yield Rpc(rpc.REGISTER, request, core.timeout, local=True, fds=tuple(fds))
     return int(reply.region)
 
 
@@ -161,9 +160,9 @@ def _parts(gpu: GpuDriver, tensor: DeviceTensor, place: Pointer, field: str) -> 
             )
         parts.append(part)
         end += part.size
-        if len(parts) > packets.MAX_PARTS:
+        if len(parts) > frames.MAX_PARTS:
             raise InvalidArgumentError(
-                f"{field} lies across more than {packets.MAX_PARTS} parts of memory that were mapped one by one",
+                f"{field} lies across more than {frames.MAX_PARTS} parts of memory that were mapped one by one",
                 field=field,
                 value=tensor.spec.nbytes,
                 rule="device_memory_parts",
@@ -211,4 +210,4 @@ def forget_exports(core: Core) -> Flow[None]:
     while session.exports:
         _, known = session.exports.popitem()
         request = memory_pb2.UnregisterRegionRequest(session=session.token, region=known.region)
-        yield Rpc(steps.UNREGISTER, request, core.timeout)
+        yield Rpc(rpc.UNREGISTER, request, core.timeout)

@@ -9,7 +9,7 @@ import numpy as np
 
 from tilewright.errors import InvalidArgumentError
 from tilewright.session.state import Core, Session
-from tilewright.transport import rpc as steps
+from tilewright.transport import rpc
 from tilewright.transport.rpc import Flow, Rpc
 from tilewright.types.arguments import check_name
 from tilewright.types.dtypes import DTypeLike
@@ -118,7 +118,7 @@ def create(core: Core, nbytes: int, device: str | None = None, *, exportable: bo
     request = memory_pb2.CreateBufferRequest(
         session=session.token, bytes=nbytes, device=device or "", exportable=exportable
     )
-    reply = yield Rpc(steps.CREATE_BUFFER, request, core.timeout)
+    reply = yield Rpc(rpc.CREATE_BUFFER, request, core.timeout)
     return BufferState(core, session, reply.buffer, nbytes, device or session.device)
 
 
@@ -132,7 +132,7 @@ def write(state: BufferState, data: Any, offset: int = 0) -> Flow[None]:
         request = memory_pb2.WriteBufferRequest(
             session=token, buffer=state.id, offset=offset + start, data=part.tobytes(), bytes=part.size
         )
-        yield Rpc(steps.WRITE_BUFFER, request, core.timeout)
+        yield Rpc(rpc.WRITE_BUFFER, request, core.timeout)
 
 
 def read(state: BufferState, nbytes: int | None = None, offset: int = 0, *, out: Array | None = None) -> Flow[Array]:
@@ -152,7 +152,7 @@ def read(state: BufferState, nbytes: int | None = None, offset: int = 0, *, out:
     for start in range(0, flat.size, CHUNK):
         count = min(CHUNK, flat.size - start)
         request = memory_pb2.ReadBufferRequest(session=token, buffer=state.id, offset=offset + start, bytes=count)
-        reply = yield Rpc(steps.READ_BUFFER, request, core.timeout)
+        reply = yield Rpc(rpc.READ_BUFFER, request, core.timeout)
         flat[start : start + count] = np.frombuffer(reply.data, np.uint8)
     return flat if out is None else out
 
@@ -164,7 +164,7 @@ def free(state: BufferState) -> Flow[None]:
     state.core.own(state.session, "buffer")
     if state.disown():
         request = memory_pb2.FreeBufferRequest(session=state.session.token, buffer=state.id)
-        yield Rpc(steps.FREE_BUFFER, request, state.core.timeout)
+        yield Rpc(rpc.FREE_BUFFER, request, state.core.timeout)
 
 
 def tensor(state: BufferState, shape: tuple[int, ...], dtype: DTypeLike, offset: int = 0) -> ResidentTensor:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.dispatch.operands import address_of, region_of
 from tilewright.errors import InvalidArgumentError
 from tilewright.session.state import Core
+from tilewright.tensor.segments import address_of, region_of
 from tilewright.transport.rpc import Flow
 from tilewright.types.dtypes import DTypeLike, element_type
 from tilewright.types.spec import Array, as_array, checked_sizes

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from tilewright.errors import TilewrightError, UnavailableError
 from tilewright.gpu.driver import GpuDriver
-from tilewright.transport import frames as packets
+from tilewright.transport import frames
 from tilewright.transport.frames import HEADER
 from tilewright.transport.local import SPIN_NS, Connection
 
@@ -33,7 +33,7 @@ SLOTS = 4
 """Pairs of events of one stream: an event is used again by the launch after the next ones."""
 
 _FRAME = HEADER.pack
-_LAUNCH, _TIME, _ANSWERED = packets.LAUNCH, packets.TIME, packets.RECORD | packets.REPLY
+_LAUNCH, _TIME, _ANSWERED = frames.LAUNCH, frames.TIME, frames.RECORD | frames.REPLY
 _CPUS = len(os.sched_getaffinity(0))
 
 
@@ -49,7 +49,7 @@ class Lane:
         self.device = device
         self.connection = Connection(path, token, timeout)
         if device:
-            self.connection.request(packets.ATTACH, 0, device.encode())
+            self.connection.request(frames.ATTACH, 0, device.encode())
 
     @property
     def broken(self) -> str:
@@ -98,7 +98,7 @@ class StreamLane(Lane):
     def _open(self, slot: int) -> tuple[int, int]:
         gpu, ordinal = self.gpu, self.ordinal
         producer = gpu.new_event(ordinal)
-        reply = self.connection.request(packets.OPEN_EVENT, 0, gpu.export_event(ordinal, producer), slot=slot)
+        reply = self.connection.request(frames.OPEN_EVENT, 0, gpu.export_event(ordinal, producer), slot=slot)
         return producer, gpu.open_event(ordinal, reply.payload)
 
     def begin(self) -> tuple[int, int]:
@@ -112,7 +112,7 @@ class StreamLane(Lane):
         if idle:
             return slot, 0
         gpu.record(self.ordinal, self._slots[slot][0], self.stream)
-        return slot, packets.WAIT
+        return slot, frames.WAIT
 
     def completion(self, slot: int) -> int:
         """The event that the server records for launches of this slot."""

@@ -20,7 +20,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from tilewright.errors import DeadlineError, InternalError, TilewrightError, UnavailableError, from_detail
-from tilewright.transport import frames as packets
+from tilewright.transport import frames
 from tilewright.transport.frames import HEADER
 from tilewright_proto.v1 import error_pb2
 
@@ -61,7 +61,7 @@ class Connection:
         """Why it cannot be used any more."""
         self.spin_ns = 0
         """How long ``ask`` looks for its reply before it sleeps."""
-        self._buffer = bytearray(packets.PACKET_BYTES)
+        self._buffer = bytearray(frames.PACKET_BYTES)
         self._stash: dict[int, Reply | TilewrightError] = {}
         self._unwanted: set[int] = set()
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
@@ -80,7 +80,7 @@ class Connection:
             raise
 
     def _introduce(self, token: bytes) -> None:
-        self.send(HEADER.pack(packets.HELLO, 0, 0, self.next_sequence(), packets.VERSION) + token)
+        self.send(HEADER.pack(frames.HELLO, 0, 0, self.next_sequence(), frames.VERSION) + token)
         # Whatever its number: a server that has no room answers before it has read anything.
         _, reply = self._receive()
         if isinstance(reply, TilewrightError):
@@ -218,7 +218,7 @@ class Connection:
             raise self._break(None if size else "the server closed it")
         _, flags, _, sequence, value = HEADER.unpack_from(buffer)
         payload = bytes(memoryview(buffer)[HEADER.size : size]) if size > HEADER.size else b""
-        if flags & packets.FAILED:
+        if flags & frames.FAILED:
             return sequence, _failure(payload)
         return sequence, Reply(value, payload, _descriptors(ancillary) if ancillary else ())
 
@@ -296,9 +296,9 @@ class Control:
         return self._connection.broken
 
     def call(self, method: int, request: bytes, fds: Sequence[int] = ()) -> Reply:
-        """Call one of the methods of ``packets`` with a serialised request."""
+        """Call one of the methods of ``frames`` with a serialised request."""
         with self._lock:
-            return self._connection.request(packets.CALL, method, request, fds)
+            return self._connection.request(frames.CALL, method, request, fds)
 
     def close(self) -> None:
         self._connection.close()

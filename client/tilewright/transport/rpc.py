@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import Message
 
-from tilewright.transport import frames as packets
+from tilewright.transport import frames
 from tilewright_proto.v1 import dispatch_pb2, kernels_pb2, memory_pb2
 
 __all__ = ["EXECUTE_STREAM", "OPEN_SESSION", "Flow", "Method", "Rpc", "Step", "Work"]
@@ -59,15 +59,15 @@ RELEASE_PLAN = Method(_D + "ReleasePlan", dispatch_pb2.ReleasePlanReply.FromStri
 EXECUTE = Method(_D + "Execute", dispatch_pb2.ExecuteReply.FromString)
 EXECUTE_STREAM = _D + "ExecuteStream"
 OPEN_SESSION = _M + "OpenSession"
-BIND = Method(_D + "Bind", dispatch_pb2.BindReply.FromString, number=packets.BIND)
+BIND = Method(_D + "Bind", dispatch_pb2.BindReply.FromString, number=frames.BIND)
 UNBIND = Method(_D + "Unbind", dispatch_pb2.UnbindReply.FromString)
-REGISTER = Method(_M + "RegisterRegion", memory_pb2.RegisterRegionReply.FromString, number=packets.REGISTER_REGION)
+REGISTER = Method(_M + "RegisterRegion", memory_pb2.RegisterRegionReply.FromString, number=frames.REGISTER_REGION)
 UNREGISTER = Method(_M + "UnregisterRegion", memory_pb2.UnregisterRegionReply.FromString)
 STATUS = Method(_M + "Status", memory_pb2.StatusReply.FromString)
 CREATE_BUFFER = Method(_M + "CreateBuffer", memory_pb2.CreateBufferReply.FromString)
 WRITE_BUFFER = Method(_M + "WriteBuffer", memory_pb2.WriteBufferReply.FromString)
 READ_BUFFER = Method(_M + "ReadBuffer", memory_pb2.ReadBufferReply.FromString)
-EXPORT_BUFFER = Method(_M + "ExportBuffer", memory_pb2.ExportBufferReply.FromString, number=packets.EXPORT_BUFFER)
+EXPORT_BUFFER = Method(_M + "ExportBuffer", memory_pb2.ExportBufferReply.FromString, number=frames.EXPORT_BUFFER)
 FREE_BUFFER = Method(_M + "FreeBuffer", memory_pb2.FreeBufferReply.FromString)
 LIST = Method(_K + "List", kernels_pb2.ListKernelsReply.FromString)
 DESCRIBE = Method(_K + "Describe", kernels_pb2.DescribeKernelReply.FromString)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilewright_proto.v1 import dispatch_pb2
 
-__all__ = ["Report", "Timing", "plain"]
+__all__ = ["Report", "Timing", "first_report", "plain"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,21 @@ class Report:
             plan_cached=message.plan_cached,
             notes=tuple(message.notes),
         )
+
+
+def first_report(planned: Report, ran: Report | None) -> Report:
+    """The report of a call that made its plan first: planning and building as ``planned`` has them, the rest as it
+    ran."""
+    if ran is None:
+        return planned
+    times, own = planned.timing, ran.timing
+    timing = replace(
+        own,
+        plan_ns=times.plan_ns,
+        build_ns=times.build_ns,
+        total_ns=own.total_ns or times.plan_ns + times.build_ns + own.queue_ns + own.device_ns,
+    )
+    return replace(ran, timing=timing, plan_cached=planned.plan_cached, notes=planned.notes)
 
 
 def plain(value: Any) -> Any:

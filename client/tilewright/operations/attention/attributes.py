@@ -4,7 +4,6 @@ the server's.
 
 from __future__ import annotations
 
-import copy
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,19 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.dispatch.run import spec_of
+from tilewright.dispatch.request import spec_of
 from tilewright.errors import InvalidArgumentError
 from tilewright.operations.epilogue import scale_operand
 from tilewright.tensor.interop import DeviceTensor, recognise
 from tilewright.tensor.resident import ResidentTensor
 from tilewright.types.arguments import flag, number, unless
 from tilewright.types.dtypes import dtype_name
-from tilewright.types.spec import Array, Spec, as_array, contiguous_strides
+from tilewright.types.spec import Array, Spec
 
 __all__ = [
     "bias_operand",
-    "heads_first",
-    "heads_last",
     "indices",
     "is_bshd",
     "mask_words",
@@ -50,42 +47,6 @@ def is_bshd(layout: Any) -> bool:
             fix="use bhsd (heads before rows, as PyTorch's function has them) or bshd (rows before heads)",
         )
     return _LAYOUTS[layout]
-
-
-# ---- layouts ----
-
-
-def heads_first(value: Any, field: str) -> Any:
-    """[B, S, H, D] as [B, H, S, D], the same memory."""
-    if value is None:
-        return None
-    if isinstance(value, (Spec, tuple)):
-        return _swapped(spec_of(value, field))
-    if type(value) is ResidentTensor:
-        return ResidentTensor(value._state, _swapped(value.spec), value.offset)
-    tensor = recognise(value, field)
-    if tensor is not None and not hasattr(value, "swapaxes"):
-        other = copy.copy(tensor)
-        other.spec = _swapped(tensor.spec)
-        return other
-    array = value if hasattr(value, "swapaxes") else as_array(value, field)
-    if len(array.shape) != 4:
-        return array  # the server says what is wrong with it
-    return array.swapaxes(1, 2)
-
-
-def heads_last(value: Any) -> Any:
-    """A result as [B, S, H, D]."""
-    return value.swapaxes(1, 2) if hasattr(value, "swapaxes") else value
-
-
-def _swapped(spec: Spec) -> Spec:
-    if len(spec.shape) != 4:
-        return spec
-    b, h, s, d = spec.shape
-    strides = spec.strides or contiguous_strides(spec.shape)
-    swapped = (strides[0], strides[2], strides[1], strides[3])
-    return replace(spec, shape=(b, s, h, d), strides=None if 1 in (h, s) and spec.strides is None else swapped)
 
 
 # ---- operands ----

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tilewright.operations.attention.attributes import heads_first, indices, is_bshd
+from tilewright.operations.attention.attributes import indices, is_bshd
 from tilewright.operations.attention.request import asked_for
 from tilewright.operations.call import CHOICE, Asked, Choice, planning, running
+from tilewright.operations.layouts import heads_first
 from tilewright.session.state import Core
 from tilewright.tensor.interop import recognise_output
 from tilewright.types.arguments import flag, unless

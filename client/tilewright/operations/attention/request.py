@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from tilewright.dispatch.run import spec_of
+from tilewright.dispatch.request import spec_of
 from tilewright.operations.attention.attributes import (
     bias_operand,
-    heads_first,
     indices,
     mask_words,
     scales_of,
@@ -18,6 +17,7 @@ from tilewright.operations.attention.attributes import (
 )
 from tilewright.operations.call import Asked, choice_of
 from tilewright.operations.epilogue import scale_operand
+from tilewright.operations.layouts import heads_first
 from tilewright.operations.matrices import laid_out
 from tilewright.tensor.interop import alignment, all_recognised
 from tilewright.types.arguments import flag

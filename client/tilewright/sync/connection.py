@@ -1,0 +1,71 @@
+"""One channel of the blocking client, with the stream that holds its session open."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Protocol, TypeVar
+
+import grpc
+
+from tilewright.session.grpc import CHANNEL_OPTIONS, lease_ended, no_server, open_request, opened
+from tilewright.session.state import Core, Session
+from tilewright.transport.rpc import OPEN_SESSION, Flow
+
+__all__ = ["Connection", "FlowRunner"]
+
+T = TypeVar("T")
+
+
+class Connection:
+    """One channel, with the stream that holds the session open."""
+
+    def __init__(self, core: Core, timeout: float) -> None:
+        self.channel = grpc.insecure_channel(core.target, options=CHANNEL_OPTIONS)
+        self._calls: dict[str, Any] = {}
+        try:
+            self.lease = self.channel.unary_stream(OPEN_SESSION)(open_request(core.name))
+            # The lease has no deadline, so its first message is waited for with an alarm.
+            alarm = threading.Timer(timeout, self.lease.cancel)
+            alarm.daemon = True
+            alarm.start()
+            try:
+                first = next(self.lease)
+            except grpc.RpcError as error:
+                raise no_server(core.target, error, timeout) from None
+            except StopIteration:
+                raise no_server(core.target, None, timeout) from None
+            finally:
+                alarm.cancel()
+            self.session: Session = opened(first)
+            self.session.open_local(core.target, core.timeout)
+        except BaseException:
+            self.channel.close()
+            raise
+        session = self.session
+        self.lease.add_done_callback(lambda call: lease_ended(session, call.code(), call.details()))
+
+    def unary(self, path: str) -> Any:
+        """The callable for a method, bytes to bytes."""
+        call = self._calls.get(path)
+        if call is None:
+            call = self._calls[path] = self.channel.unary_unary(path)
+        return call
+
+    def close(self) -> None:
+        self.lease.cancel()
+        self.channel.close()
+
+
+class FlowRunner(Protocol):
+    """The client as its plans see it: it runs flows over its connection."""
+
+    @property
+    def _subject(self) -> Core: ...
+
+    def _drive(self, flow: Flow[T]) -> T:
+        """Run a flow and return its result."""
+        ...
+
+    def _connected(self) -> Connection:
+        """The connection, opened if need be."""
+        ...
