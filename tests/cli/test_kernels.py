@@ -137,3 +137,16 @@ def test_cache_prune_all_empties_a_cache_that_nobody_uses(cli, target, some_name
     cli("cache", "export", archive, "--cache-dir", cache_dir)
     cli("cache", "import", archive, "--cache-dir", copy)
     assert cli("cache", "prune", "--all", "--cache-dir", copy, "--json").json["kept"] == 0
+
+
+def test_configurations_of_another_dispatcher_are_converted(cli, target):
+    record = {
+        "tile_config": {"tile_m": [64], "tile_n": [64], "tile_k": [64]},
+        "trait_config": {"pipeline": ["compv3"]},
+        "variant": "bwd_weight", "ndim_spatial": 2, "arch": "gfx942", "layout": "nhwgc", "dtype": "fp16",
+    }  # fmt: skip
+    options = ("--operation", "conv", "--arch", "gfx942", "--json", "--target", target)
+    found = cli("kernels", "validate", json.dumps(record), *options)
+    assert found.json["name"].startswith("grouped_conv_bwd_weight_fp16_nhwgc_2d_compv3")
+    corrected = cli("kernels", "correct", json.dumps(record), *options)
+    assert corrected.json["config"]["dtype_in"] == "fp16"

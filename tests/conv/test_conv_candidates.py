@@ -23,8 +23,8 @@ from tilewright_grouped_conv.config.config import ConvConfig
 from tilewright_grouped_conv.cost.cost import predict_conv
 from tilewright_grouped_conv.problem.parse import parse_conv
 from tilewright_grouped_conv.problem.problem import ConvProblem
+from tilewright_grouped_conv.references.samples import conv_samples
 from tilewright_grouped_conv.rules.rulebook import RULES
-from tilewright_grouped_conv.samples import conv_samples
 from tilewright_grouped_conv.vocabulary import Direction, Kind
 from tilewright_kit.conformance.check_plugin import device_of
 from tilewright_kit.contract.device import DeviceInfo

@@ -15,7 +15,7 @@ from tilewright_grouped_conv.cost.cost import predict_conv
 from tilewright_grouped_conv.plugin import ConvOperation
 from tilewright_grouped_conv.problem.parse import parse_conv
 from tilewright_grouped_conv.problem.problem import ConvProblem
-from tilewright_grouped_conv.samples import conv_samples
+from tilewright_grouped_conv.references.samples import conv_samples
 from tilewright_grouped_conv.vocabulary import Direction, Kind
 from tilewright_kit.conformance.check_plugin import device_of
 from tilewright_kit.contract.device import DeviceInfo

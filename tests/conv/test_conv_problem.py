@@ -10,13 +10,13 @@ from dataclasses import replace
 import pytest
 from conv_requests import backward_data, backward_weight, first, forward, last
 
-from tilewright_grouped_conv.problem.implicit_gemm import Axis, phases, phases_of
+from tilewright_grouped_conv.problem.implicit_gemm import Axis, phases_of
 from tilewright_grouped_conv.problem.layout import ImageView, Order, collapses, image_view
 from tilewright_grouped_conv.problem.operands import strides_in
 from tilewright_grouped_conv.problem.parse import parse_conv
 from tilewright_grouped_conv.problem.resize import resized_conv
 from tilewright_grouped_conv.problem.sizes import ConvGeometry, output_padding_of, output_size
-from tilewright_grouped_conv.samples import conv_samples
+from tilewright_grouped_conv.references.samples import conv_samples
 from tilewright_grouped_conv.vocabulary import Direction, Scale
 from tilewright_kit.types.dtypes import DType
 from tilewright_kit.types.tensor import TensorDesc
@@ -280,7 +280,7 @@ def test_products_of_a_strided_gradient_cover_every_pixel_once() -> None:
         {"dy": last("fp32", 2, 6, 4, 3), "w": last("fp32", 6, 2, 3, 3)}, groups=3, stride=(2, 3), padding=1,
         input_size=(8, 8),
     )  # fmt: skip
-    found = phases(problem)
+    found = problem.phases()
     assert len(found) == 6
     assert sum(phase.m for phase in found) == 2 * 8 * 8
     assert {phase.batch for phase in found} == {3}

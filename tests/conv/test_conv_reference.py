@@ -12,7 +12,7 @@ from conv_cases import Case
 from conv_requests import backward_data, backward_weight, first, forward
 
 from tilewright_grouped_conv.problem.problem import ConvProblem
-from tilewright_grouped_conv.reference import reference_conv, reference_transform
+from tilewright_grouped_conv.references.reference import reference_conv, reference_transform
 from tilewright_grouped_conv.strided_copy.request import parse_transform
 from tilewright_kit.contract.problem import OperationRequest
 from tilewright_kit.types.tensor import TensorDesc

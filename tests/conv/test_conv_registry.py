@@ -11,7 +11,6 @@ from conv_requests import backward_data, forward, last
 import tilewright_arch
 from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.applicability.tensors import conv_mismatches
-from tilewright_grouped_conv.compat.summary import format_config, format_registry
 from tilewright_grouped_conv.config.config import CONFIGS, ConvConfig
 from tilewright_grouped_conv.kernel_sets.sets import KERNEL_SETS
 from tilewright_grouped_conv.plugin import ConvOperation
@@ -20,7 +19,6 @@ from tilewright_grouped_conv.vocabulary import Direction
 from tilewright_kit.conformance.check_plugin import device_of
 from tilewright_kit.kernel_sets.registry import Registry
 from tilewright_kit.types.errors import InvalidArgumentError
-from tilewright_kit.types.vocabulary import Unary
 
 TYPES: dict[str, Any] = {config.operation: config for config in CONFIGS.values()}
 HOPPER = tilewright_arch.load("sm_90a")
@@ -101,21 +99,3 @@ def test_the_kernel_of_another_direction_is_none_of_the_candidates() -> None:
         candidates = ConvOperation(direction).candidates(asked, device_of(HOPPER))
         assert candidates
         assert {config.direction for config in candidates} == {direction}
-
-
-def test_people_read_what_a_kernel_is() -> None:
-    config = PLAIN.replace(unary=Unary.RELU, bias="fp32")
-    assert format_config(config) == (
-        "forward 2d fp16 nhwgc: compv4 128x128x32, waves 2x2x1 of 16x8x16; accesses of 8/8/8; bias fp32; Relu"
-    )
-    for sets in KERNEL_SETS.values():
-        texts = [format_config(item) for item in sets["default"].expand(HOPPER, RULES)]
-        assert all(text.startswith(("forward", "bwd_")) for text in texts)
-
-
-def test_people_read_what_a_registry_holds() -> None:
-    registry = filled(HOPPER)
-    lines = format_registry(registry).splitlines()
-    assert lines[0] == f"convolutions: {len(registry)} kernels of convolution"
-    assert any(line.startswith("  bwd_weight 3d fp16 sm_90a: ") for line in lines)
-    assert sum(int(line.rpartition(" ")[2]) for line in lines[1:]) == len(registry)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fmha_configs import CPU, valid
 
-from tilewright_fmha.analysis import fmha_analysis_request, fmha_analysis_shape, fmha_product
+from tilewright_fmha.commands.analysis import fmha_analysis_request, fmha_analysis_shape, fmha_product
 from tilewright_fmha.problem.signature import signature_of
 from tilewright_fmha.references.sample_inputs import PARSERS
 from tilewright_fmha.vocabulary import Family, FmhaDType, MaskKind, Mode

@@ -7,7 +7,6 @@ import dataclasses
 import pytest
 from fmha_configs import AMD, CPU, valid
 
-from tilewright_fmha.compat.declarations import backward_tile, tile, warp, wave
 from tilewright_fmha.config.config import ADVICE_FIELDS, CONFIGS, FLAGS, SIGNATURE_FIELDS, FmhaConfig, config_of
 from tilewright_fmha.vocabulary import FAMILY_OPERATIONS, Family, FmhaDType, MaskKind, SmallType
 from tilewright_kit.config.naming import require_naming
@@ -81,15 +80,7 @@ def test_a_record_with_an_unknown_field_or_word_is_refused() -> None:
         config_of(Family.FWD).from_dict({"mask": "diagonal"})
 
 
-def test_named_setters_fill_in_what_is_not_said() -> None:
-    assert tile(m0=128, n0=64, k0=32) == (128, 64, 32, 64, 32, 32)
-    assert tile(m0=128, n0=64, k0=32, n1=128, k1=16, k0max=128) == (128, 64, 32, 128, 16, 128)
-    assert wave(m0=4) == (4, 1, 1, 4, 1, 1, 1, 1, 1)
-    assert warp(m0=16, n0=8, k0=16, m1=32) == (16, 8, 16, 32, 8, 16, 16, 16, 16)
-    assert backward_tile(m0=32)[:2] == (32, ANY)
-
-
-def test_a_declaration_by_named_setters_is_found_among_what_the_arch_offers() -> None:
+def test_a_declaration_with_wildcards_is_found_among_what_the_arch_offers() -> None:
     from tilewright_fmha.kernel_sets.choices import offered
     from tilewright_fmha.rules.rulebook import SHAPE_RULES
 
@@ -98,8 +89,8 @@ def test_a_declaration_by_named_setters_is_found_among_what_the_arch_offers() ->
         dtype=FmhaDType.BF16,
         hdim=(128, 128),
         pipeline=["qr", "qr_async"],
-        tile=tile(m0=64, n1=128, k1=ANY, k0max=128),
-        wave=wave(m0=4),
+        tile=(64, ANY, ANY, 128, ANY, 128),
+        wave=(4, 1, 1, 4, 1, 1, 1, 1, 1),
         warp_tile=ANY,
     )
     found = KernelSet("mine", "", (declared,), offered).expand(AMD, RuleBook(SHAPE_RULES))

@@ -11,7 +11,7 @@ from gemm_runner import Array, Runner
 import tilewright_arch
 from tilewright_gemm import plugin
 from tilewright_gemm.config.packing import PackedFormat
-from tilewright_gemm.reference import unpack
+from tilewright_gemm.references.reference import unpack
 from tilewright_kit.conformance.check_plugin import check_plugin, device_of
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.problem import OperationRequest, Role

@@ -12,7 +12,7 @@ from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.config.packing import PackedFormat
 from tilewright_gemm.plugin import GemmOperation, PackBOperation
 from tilewright_gemm.problem.problem import GemmProblem
-from tilewright_gemm.reference import unpack
+from tilewright_gemm.references.reference import unpack
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.plan import ExecutionPlan
 from tilewright_kit.contract.problem import OperationRequest, Role

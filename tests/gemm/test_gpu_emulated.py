@@ -23,7 +23,7 @@ from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.pipelines.candidates import with_signature
 from tilewright_gemm.plugin import GemmOperation
 from tilewright_gemm.problem.problem import GemmProblem
-from tilewright_gemm.samples import gemm_samples
+from tilewright_gemm.references.samples import gemm_samples
 from tilewright_gemm.vocabulary import LAYOUTS
 from tilewright_kit.conformance.check_plugin import device_of
 from tilewright_kit.contract.composition import Composition

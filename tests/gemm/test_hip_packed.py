@@ -17,7 +17,7 @@ from tilewright_gemm.config.config import GemmConfig, Triple
 from tilewright_gemm.config.packing import VectorFormat, parse_packing
 from tilewright_gemm.pipelines.candidates import with_signature
 from tilewright_gemm.plugin import GemmOperation, PackBOperation
-from tilewright_gemm.reference import unpack
+from tilewright_gemm.references.reference import unpack
 from tilewright_kit.conformance.check_plugin import device_of, plan_findings
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.problem import OperationRequest, Role

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tilewright_gemm.problem.parse import parse_gemm
-from tilewright_gemm.reference import apply_unary, reference_gemm
+from tilewright_gemm.references.reference import apply_unary, reference_gemm
 from tilewright_gemm.vocabulary import Unary
 from tilewright_kit.contract.problem import OperationRequest
 from tilewright_kit.types.tensor import TensorDesc

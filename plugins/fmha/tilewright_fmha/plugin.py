@@ -9,13 +9,14 @@ import numpy.typing as npt
 
 from tilewright_arch import ArchSpec
 from tilewright_fmha import __version__
-from tilewright_fmha.analysis import fmha_analysis_request, fmha_analysis_shape, fmha_product
 from tilewright_fmha.candidates.applicability import fmha_mismatches
 from tilewright_fmha.candidates.candidates import fmha_candidates, fmha_refusal
 from tilewright_fmha.codegen import generate
+from tilewright_fmha.commands.analysis import fmha_analysis_request, fmha_analysis_shape, fmha_product
 from tilewright_fmha.config.config import CONFIGS, FmhaConfig
 from tilewright_fmha.config.template_support import TEMPLATES
 from tilewright_fmha.cost.cost import predict_fmha
+from tilewright_fmha.kernel_sets.composable_kernel import is_foreign, read_foreign
 from tilewright_fmha.kernel_sets.generator import GENERATE_OPTIONS, select_set
 from tilewright_fmha.kernel_sets.sets import KERNEL_SETS
 from tilewright_fmha.plan.plan import plan_fmha
@@ -77,6 +78,9 @@ class FmhaOperation:
 
     def samples(self) -> Iterable[OperationRequest]:
         return fmha_samples(self.name)
+
+    is_foreign = staticmethod(is_foreign)
+    read_foreign = staticmethod(read_foreign)
 
     def select_set(self, arch: ArchSpec, **options: Any) -> Sequence[FmhaConfig]:
         return select_set(arch, self.name, **options)

@@ -18,7 +18,7 @@ from tilewright_gemm.pipelines.rulebook import RULES
 from tilewright_gemm.plan.plan import plan_gemm
 from tilewright_gemm.problem.parse import parse_gemm
 from tilewright_gemm.problem.problem import GemmProblem
-from tilewright_gemm.reference import reference_gemm
+from tilewright_gemm.references.reference import reference_gemm
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.types.errors import UnsupportedError
 

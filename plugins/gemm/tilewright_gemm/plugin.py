@@ -8,8 +8,8 @@ from typing import Any
 import numpy.typing as npt
 
 from tilewright_gemm import __version__
-from tilewright_gemm.analysis import DEFAULT_SHAPE, gemm_analysis_request, gemm_product
 from tilewright_gemm.codegen import generate
+from tilewright_gemm.commands.analysis import DEFAULT_SHAPE, gemm_analysis_request, gemm_product
 from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.config.pack_b import PackBConfig
 from tilewright_gemm.cost.pack_b import predict_pack_b
@@ -22,8 +22,8 @@ from tilewright_gemm.plan.plan import plan_gemm, plan_pack_b
 from tilewright_gemm.problem.pack_b import parse_pack_b
 from tilewright_gemm.problem.parse import parse_gemm
 from tilewright_gemm.problem.resize import resized_gemm
-from tilewright_gemm.reference import reference_gemm, reference_pack_b
-from tilewright_gemm.samples import gemm_samples, pack_b_samples
+from tilewright_gemm.references.reference import reference_gemm, reference_pack_b
+from tilewright_gemm.references.samples import gemm_samples, pack_b_samples
 from tilewright_kit.config.rules import RuleBook
 from tilewright_kit.contract.operation import Operation
 from tilewright_kit.kernel_sets.declare import KernelSet

@@ -9,21 +9,22 @@ import numpy.typing as npt
 
 from tilewright_arch import ArchSpec
 from tilewright_grouped_conv import __version__
-from tilewright_grouped_conv.analysis import conv_analysis_request, conv_analysis_shape, conv_product
 from tilewright_grouped_conv.applicability.tensors import conv_mismatches
 from tilewright_grouped_conv.candidates.candidates import conv_candidates
 from tilewright_grouped_conv.codegen import generate
+from tilewright_grouped_conv.commands.analysis import conv_analysis_request, conv_analysis_shape, conv_product
 from tilewright_grouped_conv.config.config import CONFIGS, ConvConfig
 from tilewright_grouped_conv.cost.cost import predict_conv
+from tilewright_grouped_conv.kernel_sets.composable_kernel import is_foreign, read_foreign
 from tilewright_grouped_conv.kernel_sets.generator import GENERATE_OPTIONS, select_set
 from tilewright_grouped_conv.kernel_sets.sets import KERNEL_SETS
 from tilewright_grouped_conv.plan.plan import plan_conv
 from tilewright_grouped_conv.problem.parse import parse_conv
 from tilewright_grouped_conv.problem.problem import ConvProblem
 from tilewright_grouped_conv.problem.resize import resized_conv
-from tilewright_grouped_conv.reference import reference_conv
+from tilewright_grouped_conv.references.reference import reference_conv
+from tilewright_grouped_conv.references.samples import conv_samples
 from tilewright_grouped_conv.rules.rulebook import RULES
-from tilewright_grouped_conv.samples import conv_samples
 from tilewright_grouped_conv.strided_copy.operation import TransformOperation
 from tilewright_grouped_conv.vocabulary import VARIANT_ALIASES, Direction
 from tilewright_kit.config.rules import RuleBook
@@ -55,6 +56,9 @@ class ConvOperation:
 
     def parse(self, request: OperationRequest) -> ConvProblem:
         return parse_conv(request, self.direction)
+
+    is_foreign = staticmethod(is_foreign)
+    read_foreign = staticmethod(read_foreign)
 
     def select_set(self, arch: ArchSpec, **options: Any) -> Sequence[ConvConfig]:
         return select_set(arch, self.direction, **options)

@@ -8,11 +8,11 @@ from tilewright_fmha.candidates.applicability import signature_fields
 from tilewright_fmha.candidates.gpu_tiles import valid_algorithms
 from tilewright_fmha.config.config import FmhaConfig, config_of
 from tilewright_fmha.config.decode import decode_algorithms, decode_heads
+from tilewright_fmha.config.judging import family_pipelines
 from tilewright_fmha.config.template_support import TEMPLATES, features_of
 from tilewright_fmha.config.warp_specialised import specialised_algorithms, specialised_heads
 from tilewright_fmha.launch.splits import wants_splits
 from tilewright_fmha.problem.problem import FmhaProblem
-from tilewright_fmha.rules.judging import family_pipelines
 from tilewright_fmha.vocabulary import Family
 from tilewright_kit.contract.device import DeviceInfo
 

@@ -12,11 +12,11 @@ from tilewright_arch import ArchSpec
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.decode import decode_algorithms
 from tilewright_fmha.config.defaults import ELEMENTWISE, elementwise_algorithm
+from tilewright_fmha.config.judging import family_pipelines, replaced
 from tilewright_fmha.config.warp_specialised import specialised_algorithms
 from tilewright_fmha.footprint.backward_partition import gradient_waves, on_mma
 from tilewright_fmha.rules.gpu import GPU_RULES, k0_of
 from tilewright_fmha.rules.hip import HIP_RULES, k1_for
-from tilewright_fmha.rules.judging import family_pipelines, replaced
 from tilewright_fmha.vocabulary import Family
 
 __all__ = ["gpu_algorithms", "valid_algorithms"]

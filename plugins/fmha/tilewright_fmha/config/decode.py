@@ -7,7 +7,7 @@ from typing import Any
 
 from tilewright_arch import ArchSpec
 from tilewright_fmha.config.config import FmhaConfig
-from tilewright_fmha.rules.judging import must_be
+from tilewright_fmha.config.judging import must_be
 from tilewright_fmha.vocabulary import Family, FmhaDType, Scheduling
 from tilewright_kit.config.rules import Violation
 from tilewright_kit.types.arithmetic import ceil_div

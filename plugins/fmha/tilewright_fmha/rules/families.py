@@ -8,8 +8,8 @@ from typing import Any
 from tilewright_arch import ArchSpec
 from tilewright_fmha.config.config import ADVICE_FIELDS, SIGNATURE_FIELDS, FmhaConfig
 from tilewright_fmha.config.defaults import ELEMENTWISE, default_of
+from tilewright_fmha.config.judging import family_pipelines, is_well_formed, must_be, plain, replaced
 from tilewright_fmha.config.template_support import features_of, missing, nearest, templates_of
-from tilewright_fmha.rules.judging import family_pipelines, is_well_formed, must_be, plain, replaced
 from tilewright_fmha.vocabulary import Family, FmhaDType, Mode, Scheduling, VLayout
 from tilewright_kit.config.rules import Violation
 

@@ -13,11 +13,11 @@ from tilewright_arch import ArchSpec
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.decode import decode_form
 from tilewright_fmha.config.defaults import ELEMENTWISE
+from tilewright_fmha.config.judging import is_well_formed, must_be, replaced
 from tilewright_fmha.config.warp_specialised import HEADS, specialised_bytes, specialised_heads
 from tilewright_fmha.footprint.backward_partition import gradient_waves, misplaced_waves
 from tilewright_fmha.footprint.gpu import registers_estimate, shared_bytes
 from tilewright_fmha.footprint.tile_products import products_of, threads_of
-from tilewright_fmha.rules.judging import is_well_formed, must_be, replaced
 from tilewright_fmha.vocabulary import Family, FmhaDType, MaskKind, Scheduling
 from tilewright_kit.config.rules import Violation
 from tilewright_kit.types.arithmetic import padded

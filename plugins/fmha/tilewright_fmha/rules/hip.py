@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 
 from tilewright_arch import ArchSpec
 from tilewright_fmha.config.config import FmhaConfig
+from tilewright_fmha.config.judging import must_be, replaced
 from tilewright_fmha.rules.gpu import forms_of, is_async, of_products
-from tilewright_fmha.rules.judging import must_be, replaced
 from tilewright_kit.config.rules import Violation
 
 __all__ = ["HIP_RULES", "k1_for"]

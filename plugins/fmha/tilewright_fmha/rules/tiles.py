@@ -15,7 +15,7 @@ from tilewright_fmha.config.defaults import (
     default_of,
     elementwise_tile,
 )
-from tilewright_fmha.rules.judging import is_well_formed, must_be, tile_length, wanted_values
+from tilewright_fmha.config.judging import is_well_formed, must_be, tile_length, wanted_values
 from tilewright_kit.config.rules import Violation
 
 __all__ = ["CPU_RULES", "TILE_RULES"]

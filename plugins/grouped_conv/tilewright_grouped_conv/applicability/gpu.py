@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tilewright_grouped_conv.config.config import ConvConfig, Triple
 from tilewright_grouped_conv.footprint.group_merging import MERGED_PRODUCT, is_bulk, stages_weights
-from tilewright_grouped_conv.footprint.tma_groups import bulk_mismatches
+from tilewright_grouped_conv.launch.tma_groups import bulk_mismatches
 from tilewright_grouped_conv.problem.layout import FilterOrder, FilterView, ImageView, Order, collapses
 from tilewright_grouped_conv.problem.problem import ConvProblem
 from tilewright_grouped_conv.strided_copy.copies import Transform, transform_of

@@ -16,19 +16,14 @@ from tilewright_grouped_conv.footprint.group_merging import (
     is_bulk,
     is_merged,
 )
-from tilewright_grouped_conv.launch.fast_divmod import divisor_row
-from tilewright_grouped_conv.launch.kernel_args import gathered, row_view, spatial_sizes
 from tilewright_grouped_conv.problem.implicit_gemm import Phase
-from tilewright_grouped_conv.problem.layout import ImageView
-from tilewright_grouped_conv.problem.problem import ConvProblem
 from tilewright_grouped_conv.vocabulary import Direction
 from tilewright_kit.config.rules import Violation
 from tilewright_kit.contract.device import DeviceInfo
-from tilewright_kit.contract.plan import I64, Arg, Pointer, Struct, TensorMap
 from tilewright_kit.tiles.cost.units import units_of
 from tilewright_kit.types.dtypes import DType
 
-__all__ = ["bulk_grid", "bulk_mismatches", "bulk_row", "bulk_shape", "bulk_shared_bytes", "bulk_tiles"]
+__all__ = ["bulk_box", "bulk_grid", "bulk_pixels", "bulk_shape", "bulk_shared_bytes", "bulk_tiles"]
 
 MOST_TAPS = 9
 """Of which a wave keeps all weights, and the rows of the image that a pair of rows meets."""
@@ -38,7 +33,7 @@ _CHANNELS = (16, 32, 64)
 """Of a tile: a pixel is as long as a swizzle of the engine."""
 _PATTERN, _BARRIER, _RESERVED = 1024, 8, 1024
 """Bytes: of what a swizzle repeats after, of a barrier, of what a workgroup takes besides."""
-_MOST_THREADS, _MOST_BLOCKS = 2048, 65535
+_MOST_THREADS, MOST_BLOCKS = 2048, 65535
 """Of a unit; of the second number of a grid."""
 _REGISTERS = ((32, 128, 168), (16, 96, 128), (0, 72, 104))
 """Of a thread, by channels of a group: of most kernels, and beside operands of an epilogue or taps that lie apart."""
@@ -73,8 +68,8 @@ def bulk_shape(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
         reasons = [f"taps are {MOST_TAPS} at most"]
     if not reasons and (waiting := _waiting(config)) > MOST_WAITING:
         reasons = [f"{waiting} pairs of rows would wait for their last tap, and there are registers for {MOST_WAITING}"]
-    if not reasons and arch.bulk_copy and max(_box(config)) > arch.bulk_copy.max_box:
-        reasons = [f"a box has {max(_box(config))} rows or columns, and may have {arch.bulk_copy.max_box}"]
+    if not reasons and arch.bulk_copy and max(bulk_box(config)) > arch.bulk_copy.max_box:
+        reasons = [f"a box has {max(bulk_box(config))} rows or columns, and may have {arch.bulk_copy.max_box}"]
     if not reasons and bulk_shared_bytes(config) > arch.lds_bytes:
         reasons = [f"the pixels of a tile take {bulk_shared_bytes(config)} bytes of {arch.lds_bytes}"]
     if reasons:
@@ -82,29 +77,10 @@ def bulk_shape(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
         yield Violation("bulk_shape", "pipeline", config.pipeline, reason, {"pipeline": DIRECT_PIPELINE})
 
 
-def bulk_mismatches(problem: ConvProblem, config: ConvConfig) -> Iterator[Violation]:
-    """Tensors that cannot be described to a copy engine, and launches of too many workgroups."""
-    if not is_bulk(config):
-        return
-    for view in (gathered(problem), row_view(problem)):
-        sizes = (*spatial_sizes(problem, view)[::-1], problem.geometry.n)
-        steps = (*view.spatial[::-1], view.n)
-        if any(size > 1 and step <= 0 for size, step in zip(sizes, steps, strict=True)):
-            reason = f"pixels of {view.operand} share memory"
-            yield Violation("bulk_strides", "pipeline", config.pipeline, reason, {"pipeline": DIRECT_PIPELINE})
-            return
-    for phase in problem.phases(config.channels_first):
-        _, tiles = bulk_tiles(phase, config, problem.geometry.n)
-        if tiles > _MOST_BLOCKS and _pixels(config)[0] == 1:
-            reason = f"{tiles} tiles are more than {_MOST_BLOCKS} workgroups"
-            fix = {"pixel_tile": (2, *config.pixel_tile[1:])}
-            yield Violation("bulk_grid", "pixel_tile", config.pixel_tile, reason, fix)
-
-
 def bulk_tiles(phase: Phase, config: ConvConfig, images: int) -> tuple[int, int]:
     """Blocks of channels, and tiles of pixels."""
     channels = phase.batch * MERGED_PRODUCT // config.num_groups_to_merge
-    _, rows, run = _pixels(config)
+    _, rows, run = bulk_pixels(config)
     tiles = images * -(-phase.axes[1].rows // rows) * -(-phase.axes[2].rows // run)
     return -(-channels // config.channel_tile), tiles
 
@@ -114,7 +90,7 @@ def bulk_grid(phase: Phase, config: ConvConfig, images: int, device: DeviceInfo)
     of a single stage one for each tile.
     """
     blocks, tiles = bulk_tiles(phase, config, images)
-    if _pixels(config)[0] == 1:
+    if bulk_pixels(config)[0] == 1:
         return blocks, tiles, 1
     return blocks, min(max(units_of(device) * _resident(config, device.arch) // blocks, 1), tiles), 1
 
@@ -123,9 +99,9 @@ def bulk_shared_bytes(config: ConvConfig) -> int:
     """Pixels of the image for every stage, those of one or two results, each to whole patterns; a barrier for every
     stage.
     """
-    stages, rows, run = _pixels(config)
+    stages, rows, run = bulk_pixels(config)
     pixel = config.channel_tile * 2
-    columns, span = _box(config)
+    columns, span = bulk_box(config)
     image, result = (-(-part // _PATTERN) * _PATTERN for part in (span * columns * pixel, rows * run * pixel))
     return stages * image + min(stages, 2) * result + stages * _BARRIER
 
@@ -139,62 +115,23 @@ def _resident(config: ConvConfig, arch: ArchSpec) -> int:
     return max(min(shared, _MOST_THREADS // threads, arch.register_file // (threads * registers)), 1)
 
 
-def bulk_row(problem: ConvProblem, phase: Phase, config: ConvConfig) -> Struct:
-    """``ConvBulk`` of ``tilewright/gpu/conv/params.hpp``."""
-    _, rows, run = _pixels(config)
-    down, across = -(-phase.axes[1].rows // rows), -(-phase.axes[2].rows // run)
-    weights, backward = problem.filter, problem.direction is Direction.BACKWARD_DATA
-    # Backward, taps run the other way.
-    origins = (axis.origin + (axis.taps - 1) * axis.tap_step * backward for axis in phase.axes[1:])
-    fields: tuple[Arg, ...] = (
-        _map(problem, config, gathered(problem), problem.dtype_in, _box(config)),
-        _map(problem, config, row_view(problem), problem.dtype_out, (run, rows)),
-        *(I64(value) for value in (bulk_tiles(phase, config, problem.geometry.n)[1], across, down)),
-        divisor_row(across),
-        divisor_row(down),
-        I64(problem.geometry.c),
-        *(I64(value) for value in origins),
-        Pointer(weights.operand, weights.offset * problem.dtype_wei.bytes),
-    )
-    return Struct(fields)
-
-
-def _map(problem: ConvProblem, config: ConvConfig, view: ImageView, dtype: DType, box: tuple[int, int]) -> TensorMap:
-    _, height, width = spatial_sizes(problem, view)
-    geometry, size = problem.geometry, dtype.bytes
-    sizes = (geometry.c, width, height, geometry.n)
-    strides: list[int] = []
-    for length, step in zip(sizes[1:], (view.spatial[2], view.spatial[1], view.n), strict=True):
-        # Of what there is one, any distance does.
-        strides.append(step * size if length > 1 else max(strides[-1:] or [geometry.c * size]))
-    return TensorMap(
-        operand=view.operand,
-        offset=view.offset * size,
-        dtype=dtype.value,
-        sizes=sizes,
-        strides=tuple(strides),
-        box=(config.channel_tile, *box, 1),
-        swizzle=config.channel_tile * size,
-    )
-
-
-def _box(config: ConvConfig) -> tuple[int, int]:
+def bulk_box(config: ConvConfig) -> tuple[int, int]:
     """Columns and rows of the image that a tile meets."""
-    _, rows, run = _pixels(config)
+    _, rows, run = bulk_pixels(config)
     (taps_h, step_h, apart_h), (taps_w, step_w, apart_w) = (axis_shape(config, axis) for axis in (1, 2))
     return (run - 1) * step_w + (taps_w - 1) * apart_w + 1, (rows - 1) * step_h + (taps_h - 1) * apart_h + 1
 
 
 def _waiting(config: ConvConfig) -> int:
     taps, stride, dilation = axis_shape(config, 1)
-    return min(_pixels(config)[1] // 2, (taps - 1) * dilation // max(stride, 1) + 1)
+    return min(bulk_pixels(config)[1] // 2, (taps - 1) * dilation // max(stride, 1) + 1)
 
 
 def _taps(config: ConvConfig) -> int:
     return math.prod(axis_shape(config, axis)[0] for axis in range(3 - config.ndim, 3))
 
 
-def _pixels(config: ConvConfig) -> Triple:
+def bulk_pixels(config: ConvConfig) -> Triple:
     """Stages, rows of a tile, columns."""
     stages, rows, run = config.pixel_tile
     return max(stages, 1), rows or 8, run or 8

@@ -12,9 +12,10 @@ from dataclasses import replace
 from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.config.config import ConvConfig
 from tilewright_grouped_conv.footprint.group_merging import is_bulk
-from tilewright_grouped_conv.footprint.tma_groups import bulk_grid, bulk_row
+from tilewright_grouped_conv.footprint.tma_groups import bulk_grid
 from tilewright_grouped_conv.launch.direct import loop_shared_bytes, loop_slices, loop_threads, loop_workgroups
 from tilewright_grouped_conv.launch.kernel_args import operand_rows, problem_row
+from tilewright_grouped_conv.launch.tma_groups import bulk_row
 from tilewright_grouped_conv.problem.implicit_gemm import Phase
 from tilewright_grouped_conv.problem.layout import ImageView
 from tilewright_grouped_conv.problem.problem import ConvProblem

@@ -12,15 +12,11 @@ import itertools
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from tilewright_grouped_conv.problem.sizes import ConvGeometry
 from tilewright_grouped_conv.vocabulary import Direction
 
-if TYPE_CHECKING:
-    from tilewright_grouped_conv.problem.problem import ConvProblem
-
-__all__ = ["Axis", "Phase", "phases", "phases_of"]
+__all__ = ["Axis", "Phase", "phases_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +56,6 @@ class Phase:
     @property
     def taps(self) -> int:
         return math.prod(axis.taps for axis in self.axes)
-
-
-def phases(problem: ConvProblem, channels_first: bool | None = None) -> tuple[Phase, ...]:
-    """The products as a kernel of the given order sees them; None: of the problem's own order."""
-    return problem.phases(channels_first)
 
 
 @lru_cache(maxsize=1024)

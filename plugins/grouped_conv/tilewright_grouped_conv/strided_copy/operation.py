@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from tilewright_grouped_conv import __version__
 from tilewright_grouped_conv.problem.problem import TransformProblem
-from tilewright_grouped_conv.reference import reference_transform
-from tilewright_grouped_conv.samples import transform_samples
+from tilewright_grouped_conv.references.reference import reference_transform
+from tilewright_grouped_conv.references.samples import transform_samples
 from tilewright_grouped_conv.strided_copy.config import (
     TRANSFORM_RULES,
     TRANSFORM_SETS,

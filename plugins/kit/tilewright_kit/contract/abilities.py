@@ -26,6 +26,7 @@ __all__ = [
     "GeneratesSets",
     "HasVariants",
     "Product",
+    "ReadsForeignConfigs",
     "RejectsDevices",
     "Resizes",
     "SamplesInputs",
@@ -137,4 +138,17 @@ class Analyzable(Protocol):
 
     def product_of(self, problem: Any) -> Product:
         """The product that a problem is."""
+        ...
+
+
+@runtime_checkable
+class ReadsForeignConfigs(Protocol):
+    """Reads configurations in the form of another system."""
+
+    def is_foreign(self, record: Mapping[str, Any]) -> bool:
+        """Tell if a record is in that form."""
+        ...
+
+    def read_foreign(self, record: Mapping[str, Any]) -> KernelConfig:
+        """The configuration that a record of that form means, valid or not. Raises ``InvalidArgumentError``."""
         ...

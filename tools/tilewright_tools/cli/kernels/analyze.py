@@ -73,12 +73,13 @@ def analyze(
 def _config(operation: str, name: str, text: str, arch: str) -> KernelConfig:
     import tilewright_arch
     from tilewright_tools.analysis.kernels import named_config
-    from tilewright_tools.cli.kernels.config_file import read_config
+    from tilewright_tools.cli.kernels.config_file import configuration
 
     found = load_operation(operation)
     if not text:
         return named_config(found, tilewright_arch.load(arch), name)
-    config: KernelConfig = found.config_type.from_dict(read_config(text))
+    _, record = configuration(text, operation)
+    config: KernelConfig = found.config_type.from_dict(record)
     return config
 
 

@@ -13,7 +13,7 @@ import typer
 from tilewright_tools.cli.exits import Exit
 from tilewright_tools.cli.groups import lazy_group
 from tilewright_tools.cli.kernels import analyze, generate
-from tilewright_tools.cli.kernels.config_file import read_config
+from tilewright_tools.cli.kernels.config_file import configuration
 from tilewright_tools.cli.output import (
     examples,
     note,
@@ -146,8 +146,9 @@ def validate(
     """Check a configuration against every rule; exit code 1 if it breaks one."""
     from tilewright_tools.cli.private_server import connected
 
+    name, record = configuration(config, operation)
     with connected(target) as client:
-        found = client.kernels.validate(operation or default_operation(), read_config(config), arch=arch)
+        found = client.kernels.validate(name, record, arch=arch)
     if not as_json:
         out().print(f"{'valid' if found.valid else 'invalid'}: {found.name}", markup=False)
         for item in found.violations:
@@ -169,8 +170,9 @@ def correct(
     """Mend a configuration by the fixes of the rules that it breaks; exit code 1 if none helps."""
     from tilewright_tools.cli.private_server import connected
 
+    name, record = configuration(config, operation)
     with connected(target) as client:
-        found = client.kernels.correct(operation or default_operation(), read_config(config), arch=arch)
+        found = client.kernels.correct(name, record, arch=arch)
     if not as_json:
         for done, items in (("applied", found.applied), ("remaining", found.remaining)):
             for item in items:
@@ -212,6 +214,9 @@ def build(
 
     if not (names or name or kernel_set or config):
         raise typer.BadParameter("say what to build: names, --name, --set or --config")
+    record = None
+    if config:
+        operation, record = configuration(config, operation)
     with connected(target) as client, progress() as bar:
         task = bar.add_task("building", total=None)
         results = client.kernels.build(
@@ -220,7 +225,7 @@ def build(
             kernel_set=kernel_set,
             arch=arch,
             pattern=name,
-            config=read_config(config) if config else None,
+            config=record,
             retry_failed=retry_failed,
             progress=lambda event: bar.update(task, total=event.total or None, completed=event.done),
         )

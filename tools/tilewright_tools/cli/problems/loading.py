@@ -18,7 +18,16 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-__all__ = ["Loaded", "case_of", "default_operation", "load", "load_operation", "operands", "specs"]
+__all__ = [
+    "Loaded",
+    "case_of",
+    "default_operation",
+    "installed_operations",
+    "load",
+    "load_operation",
+    "operands",
+    "specs",
+]
 
 
 @dataclass(frozen=True)
@@ -39,7 +48,8 @@ class Loaded:
 
 
 @cache
-def _operations() -> Mapping[str, Operation[Any, Any]]:
+def installed_operations() -> Mapping[str, Operation[Any, Any]]:
+    """Operations of the installed plugins by name."""
     from tilewright_kit.loading.loader import PluginManager
 
     manager = PluginManager()
@@ -51,7 +61,7 @@ def load_operation(name: str) -> Operation[Any, Any]:
     """An operation of the installed plugins; without a name the default one. Raises ``NotFoundError``."""
     from tilewright_kit.types.errors import NotFoundError
 
-    operations, name = _operations(), name or default_operation()
+    operations, name = installed_operations(), name or default_operation()
     if name not in operations:
         raise NotFoundError(
             f"no installed plugin offers the operation {name!r}",

@@ -1,7 +1,6 @@
-"""Configurations in the form of the system that Tilewright rebuilds: its nested dictionaries, and its JSON objects.
+"""Configurations in the dictionaries of Composable Kernel's dispatcher: nested ones, and its JSON objects.
 
-``from_seed`` reads both; ``to_seed`` writes the nested form and ``to_seed_json`` the other. Booleans are booleans: a
-text is not read as one, for there every text was true.
+Booleans are booleans: a text is not read as one, for there every text was true.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.config.config import CONFIGS, ConvConfig, Triple
 from tilewright_grouped_conv.kernel_sets.defaults import direction_of
 from tilewright_grouped_conv.rules.cuda import deduced_blocks
@@ -18,7 +16,7 @@ from tilewright_grouped_conv.vocabulary import Specialization, same_order
 from tilewright_kit.types.errors import InvalidArgumentError
 from tilewright_kit.types.vocabulary import Reduction, Switch
 
-__all__ = ["from_seed", "to_seed", "to_seed_json"]
+__all__ = ["is_foreign", "read_foreign"]
 
 _REQUIRED = ("tile_config", "trait_config", "variant", "ndim_spatial", "arch", "layout")
 _GROUPS = {"tile": "tile", "wave": "wave", "warp_tile": "warp_tile"}
@@ -31,7 +29,12 @@ _EXTENTS = re.compile(r"\d{1,5}x\d{1,5}x\d{1,5}")
 _SHAPE_DEFAULTS: dict[str, Triple] = {"tile": (1, 128, 128), "wave": (2, 2, 1), "warp_tile": (32, 32, 16)}
 
 
-def from_seed(record: Mapping[str, Any]) -> ConvConfig:
+def is_foreign(record: Mapping[str, Any]) -> bool:
+    """Tell if a record is in one of these forms: it has sections, which no configuration of ours has."""
+    return any(key in record for key in ("algorithm", "signature", "tile_config", "trait_config"))
+
+
+def read_foreign(record: Mapping[str, Any]) -> ConvConfig:
     """The configuration that a record means, valid or not. What the record leaves out has the value that it had there.
 
     Raises ``InvalidArgumentError`` for missing keys, unknown words and wrong types.
@@ -40,7 +43,7 @@ def from_seed(record: Mapping[str, Any]) -> ConvConfig:
         record = _nested(record)
     for key in _REQUIRED:
         if key not in record:
-            _refuse(f"the key {key!r} is missing", key, None, "seed_keys", f"give {', '.join(_REQUIRED)}")
+            _refuse(f"the key {key!r} is missing", key, None, "foreign_keys", f"give {', '.join(_REQUIRED)}")
     tiles, traits = _section(record, "tile_config"), _section(record, "trait_config")
     direction = direction_of(str(_one(record["variant"])))
     ndim = _integer(record["ndim_spatial"], "ndim_spatial")
@@ -73,66 +76,17 @@ def from_seed(record: Mapping[str, Any]) -> ConvConfig:
     return config.replace(block_per_cu=0 if blocks == deduced_blocks(config) else blocks)
 
 
-def to_seed(config: ConvConfig, arch: ArchSpec | str) -> dict[str, Any]:
-    """The nested form, with single values in lists. Read back, it gives the configuration as far as the form goes: it
-    knows no element types but one, and no fused steps.
-    """
-    tiles = {
-        f"{group}_{letter}": [size]
-        for group, field in _GROUPS.items()
-        for letter, size in zip("mnk", getattr(config, field), strict=True)
-    }
-    traits: dict[str, Any] = {name: [str(getattr(config, name))] for name in _WORDS}
-    traits |= {name: [getattr(config, name)] for name in (*_FLAGS, *_COUNTS)}
-    traits |= {f"vector_size_{letter}": [size] for letter, size in zip("abc", config.vector_sizes, strict=True)}
-    traits |= {
-        "block_per_cu": [config.block_per_cu or deduced_blocks(config)],
-        "double_smem_buffer": [config.double_smem_buffer is Switch.ON],
-        "specialization": [config.specialization.value],
-        "streamk_reduction": [config.streamk.value],
-    }
-    return {
-        "tile_config": tiles,
-        "trait_config": traits,
-        "variant": config.variant,
-        "ndim_spatial": config.ndim,
-        "arch": _name_of(arch),
-        "layout": config.layout,
-        "dtype": config.dtype_in.value,
-    }
-
-
-def to_seed_json(config: ConvConfig, arch: ArchSpec | str) -> dict[str, Any]:
-    """The JSON object of a kernel: its name, signature, algorithm and arch."""
-    algorithm: dict[str, Any] = {f"tile_{letter}": size for letter, size in zip("mnk", config.tile, strict=True)}
-    algorithm |= {key: "x".join(map(str, getattr(config, field))) for key, field in _TEXTS.items()}
-    algorithm |= {name: str(getattr(config, name)) for name in _WORDS}
-    algorithm |= {
-        "vector_sizes": list(config.vector_sizes),
-        "block_per_cu": config.block_per_cu or deduced_blocks(config),
-        "num_wave_groups": config.num_wave_groups,
-        "num_groups_to_merge": config.num_groups_to_merge,
-    }
-    signature = {
-        "variant": config.variant,
-        "dtype": config.dtype_in.value,
-        "ndim_spatial": config.ndim,
-        "layout": config.layout,
-    }
-    return {"name": config.name, "signature": signature, "algorithm": algorithm, "arch": _name_of(arch)}
-
-
 def _nested(record: Mapping[str, Any]) -> dict[str, Any]:
     """The nested form of a JSON object."""
     signature, algorithm = dict(_section(record, "signature")), dict(_section(record, "algorithm"))
     for key, field in _TEXTS.items():
         text = str(algorithm.pop(key, "x".join(map(str, _SHAPE_DEFAULTS[field]))))
         if not _EXTENTS.fullmatch(text):
-            _refuse(f"{text!r} is not three sizes", f"algorithm.{key}", text, "seed_sizes", "write it as 2x2x1")
+            _refuse(f"{text!r} is not three sizes", f"algorithm.{key}", text, "foreign_sizes", "write it as 2x2x1")
         algorithm |= {f"{field}_{letter}": int(size) for letter, size in zip("mnk", text.split("x"), strict=True)}
     sizes = algorithm.pop("vector_sizes", [4, 8, 8])
     if not isinstance(sizes, (list, tuple)) or len(sizes) != 3:
-        _refuse("vector sizes are three", "algorithm.vector_sizes", sizes, "seed_sizes", "give one for A, B and C")
+        _refuse("vector sizes are three", "algorithm.vector_sizes", sizes, "foreign_sizes", "give one for A, B and C")
     algorithm |= {f"vector_size_{letter}": size for letter, size in zip("abc", sizes, strict=True)}
     algorithm.setdefault("pipeline", "compv3")
     tiles = {f"{group}_{letter}" for group in _GROUPS for letter in "mnk"}
@@ -148,7 +102,7 @@ def _nested(record: Mapping[str, Any]) -> dict[str, Any]:
 def _section(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     value = record.get(key, {})
     if not isinstance(value, Mapping):
-        _refuse(f"{key} is no object", key, str(value), "seed_section", "give an object of keys and values")
+        _refuse(f"{key} is no object", key, str(value), "foreign_section", "give an object of keys and values")
     return value
 
 
@@ -160,19 +114,15 @@ def _one(value: Any) -> Any:
 def _integer(value: Any, field: str) -> int:
     single = _one(value)
     if type(single) is not int:
-        _refuse(f"{field} is not one integer", field, str(value), "seed_integer", "give an integer")
+        _refuse(f"{field} is not one integer", field, str(value), "foreign_integer", "give an integer")
     return int(single)
 
 
 def _flag(value: Any, field: str) -> bool:
     single = _one(value)
     if type(single) is not bool:
-        _refuse(f"{field} is neither true nor false", field, str(value), "seed_boolean", "give true or false")
+        _refuse(f"{field} is neither true nor false", field, str(value), "foreign_boolean", "give true or false")
     return bool(single)
-
-
-def _name_of(arch: ArchSpec | str) -> str:
-    return arch if isinstance(arch, str) else arch.id
 
 
 def _refuse(reason: str, field: str, value: Any, rule: str, fix: str) -> NoReturn:

@@ -1,19 +1,11 @@
-"""Configurations in the form of the system that Tilewright rebuilds: nested dictionaries, identifiers, file names.
-
-``from_seed`` reads the nested form, ``to_seed`` writes it. ``seed_identifier`` is its identifier, which leaves out soft
-caps, the waves and warp tiles of the third product, constraint tags and the arch: two kernels may share one, which is
-why nothing here is looked up by it. ``seed_file`` is its name of a generated file.
-"""
+"""Configurations in the nested dictionaries of Composable Kernel's dispatcher."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from tilewright_fmha.config.config import FmhaConfig, config_of
-from tilewright_fmha.rules.judging import tile_length
 from tilewright_fmha.vocabulary import (
     DTYPE_ALIASES,
     MASK_ALIASES,
@@ -32,7 +24,7 @@ from tilewright_fmha.vocabulary import (
 )
 from tilewright_kit.types.errors import InvalidArgumentError
 
-__all__ = ["from_seed", "seed_file", "seed_identifier", "to_seed"]
+__all__ = ["is_foreign", "read_foreign"]
 
 _MASKS = {MaskKind.NO: 0, MaskKind.CAUSAL: 1, MaskKind.WINDOW: 3}
 _MASK_KINDS = {
@@ -73,7 +65,12 @@ _DEFAULTS: Mapping[str, tuple[int, ...]] = {
 }
 
 
-def from_seed(record: Mapping[str, Any]) -> FmhaConfig:
+def is_foreign(record: Mapping[str, Any]) -> bool:
+    """Tell if a record is in that form: it has sections, which no configuration of ours has."""
+    return "algorithm" in record or "signature" in record
+
+
+def read_foreign(record: Mapping[str, Any]) -> FmhaConfig:
     """The configuration that a record means, valid or not. What it leaves out has the value that it had there.
 
     Raises ``InvalidArgumentError`` for missing sections, unknown words and keys, and wrong types.
@@ -110,7 +107,7 @@ def from_seed(record: Mapping[str, Any]) -> FmhaConfig:
     for section, rest in (("signature", signature), ("algorithm", algorithm)):
         if rest:
             key = min(rest)
-            _refuse(f"{section} has no key {key!r}", f"{section}.{key}", rest[key], "seed_keys", "leave it out")
+            _refuse(f"{section} has no key {key!r}", f"{section}.{key}", rest[key], "foreign_keys", "leave it out")
     return config_of(family).from_dict(fields)
 
 
@@ -121,13 +118,13 @@ def _algorithm(algorithm: dict[str, Any]) -> dict[str, Any]:
     for key in _SIZES:
         numbers = algorithm.pop(key, _DEFAULTS[key])
         if not isinstance(numbers, (list, tuple)):
-            _refuse(f"{key} is no list", f"algorithm.{key}", numbers, "seed_sizes", f"give {list(_DEFAULTS[key])}")
+            _refuse(f"{key} is no list", f"algorithm.{key}", numbers, "foreign_sizes", f"give {list(_DEFAULTS[key])}")
         own = [_integer(number, key) for number in numbers]
         # Waves and warp tiles of products that are not named are the default's.
         fields["warp_tile" if key == "warp" else key] = own + list(_DEFAULTS[key][len(own) :] if key != "tile" else ())
     pads = algorithm.pop("padding", [True] * 4)
     if not isinstance(pads, (list, tuple)) or len(pads) != 4:
-        _refuse("padding is four", "algorithm.padding", pads, "seed_sizes", "give those of s, sk, d and dv")
+        _refuse("padding is four", "algorithm.padding", pads, "foreign_sizes", "give those of s, sk, d and dv")
     fields |= {name: _flag(pad, name) for name, pad in zip(_PADS, pads, strict=True)}
     fields |= {name: _integer(algorithm.pop(key), key) for key, name in _COUNTS.items() if key in algorithm}
     fields["use_trload"] = _flag(algorithm.pop("use_trload", False), "use_trload")
@@ -137,76 +134,10 @@ def _algorithm(algorithm: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def to_seed(config: FmhaConfig, arch: str = "") -> dict[str, Any]:
-    """The nested form. Read back, it gives the configuration as far as the form goes: it knows neither learned sinks
-    nor types of bias and rotary tables, nor what is ours in algorithms.
-    """
-    signature: dict[str, Any] = {
-        "family": config.family.value,
-        "data_type": config.dtype.value,
-        "mode": config.mode.value,
-        "vlayout": config.v_layout.value[1],
-        "hdim_q": config.hdim[0],
-        "hdim_v": config.hdim[1],
-        "mask": {MaskKind.CAUSAL: "top_left", MaskKind.WINDOW: "generic"}.get(config.mask, "no"),
-        "bias": "bias" if config.bias is BiasKind.ELEMENTWISE else config.bias.value,
-        "qscale": config.qscale.value,
-        "rope": config.rope.value,
-        "kv_memory_layout": config.kv_layout.value,
-        "kv_lookup_table": config.kv_lookup.value,
-        "page_size": config.page_size,
-        "receipt": config.receipt,
-    }
-    signature |= {key: getattr(config, name) for key, name in _FLAGS.items()}
-    algorithm: dict[str, Any] = {
-        "pipeline": config.pipeline,
-        "tile": list(config.tile),
-        "wave": list(config.wave),
-        "warp": list(config.warp_tile),
-        "padding": [getattr(config, name) for name in _PADS],
-        "use_trload": config.use_trload,
-        "hdim_q_alignment": config.hdim_align[0],
-        "hdim_v_alignment": config.hdim_align[1],
-        "constraint_tag": config.constraint_tag,
-    }
-    algorithm |= {key: getattr(config, name) for key, name in _COUNTS.items()}
-    record = {"signature": signature, "algorithm": algorithm}
-    return {"arch": arch, **record} if arch else record
-
-
-def seed_identifier(config: FmhaConfig) -> str:
-    """The identifier that the kernel would have had."""
-    mode = config.mode.value
-    parts = [
-        f"fmha_{config.family}_{config.dtype}_{mode}_{config.v_layout}_hq{config.hdim[0]}_hv{config.hdim[1]}",
-        f"p{config.pipeline}",
-        f"m{_MASKS[config.mask]}_b{_BIASES[config.bias]}_lse{config.lse:d}_do{config.dropout:d}",
-        f"qs{_SCALES[config.qscale]}_rp{_ROPES[config.rope]}_pkv{config.paged:d}",
-        f"sq{config.qscale is QScale.PERTENSOR:d}_sk{config.skip_min_seqlen_q:d}_sink{config.sink:d}",
-        f"db{config.dbias:d}_sr{config.randval:d}_det{config.deterministic:d}",
-        f"km{_LAYOUTS[config.kv_layout]}_kl{_LOOKUPS[config.kv_lookup]}_ps{config.page_size or 1}",
-        f"t{'x'.join(map(str, config.tile[: tile_length(config)]))}",
-        f"w0{'x'.join(map(str, config.wave[:3]))}_w1{'x'.join(map(str, config.wave[3:6]))}",
-        f"wt0{'x'.join(map(str, config.warp_tile[:3]))}_wt1{'x'.join(map(str, config.warp_tile[3:6]))}",
-        f"pads{''.join(str(int(getattr(config, name))) for name in _PADS)}_tr{config.use_trload:d}",
-        f"bpc{config.block_per_cu}_wg{config.num_wave_groups}_ms{config.max_splits_log2}_mq{config.max_seq_len_q}",
-        f"aq{config.hdim_align[0]}_av{config.hdim_align[1]}_r{config.selection_rank}_rc{config.receipt}",
-    ]
-    return "_".join(parts)
-
-
-def seed_file(config: FmhaConfig) -> str:
-    """The name of the file that it would have been generated to: twelve digits of a digest tell kernels apart."""
-    record = json.dumps(to_seed(config), sort_keys=True)
-    digest = hashlib.sha1(record.encode(), usedforsecurity=False).hexdigest()[:12]
-    q, v = config.hdim
-    return f"fmha_{config.family}_{config.dtype}_{config.mode}_h{q}x{v}_{config.pipeline}_{digest}"
-
-
 def _section(record: Mapping[str, Any], key: str) -> dict[str, Any]:
     value = record.get(key)
     if not isinstance(value, Mapping):
-        _refuse(f"{key} is no object", key, str(value), "seed_section", "give signature and algorithm as objects")
+        _refuse(f"{key} is no object", key, str(value), "foreign_section", "give signature and algorithm as objects")
     return dict(value)
 
 
@@ -215,18 +146,18 @@ def _member(kind: type[Any], word: str, field: str) -> Any:
         return kind(word)
     except ValueError:
         known = ", ".join(item.value for item in kind)
-        _refuse(f"there is no {field} {word!r}", f"signature.{field}", word, "seed_words", f"use one of: {known}")
+        _refuse(f"there is no {field} {word!r}", f"signature.{field}", word, "foreign_words", f"use one of: {known}")
 
 
 def _integer(value: Any, field: str) -> int:
     if type(value) is not int:
-        _refuse(f"{field} is not an integer", field, str(value), "seed_integer", "give an integer")
+        _refuse(f"{field} is not an integer", field, str(value), "foreign_integer", "give an integer")
     return int(value)
 
 
 def _flag(value: Any, field: str) -> bool:
     if type(value) is not bool:
-        _refuse(f"{field} is neither true nor false", field, str(value), "seed_boolean", "give true or false")
+        _refuse(f"{field} is neither true nor false", field, str(value), "foreign_boolean", "give true or false")
     return bool(value)
 
 

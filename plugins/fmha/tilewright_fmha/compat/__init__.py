@@ -1,1 +1,0 @@
-"""Problems, configurations and summaries in the form of the original system."""

@@ -1,0 +1,1 @@
+"""Float64 references and sample requests of GEMM."""

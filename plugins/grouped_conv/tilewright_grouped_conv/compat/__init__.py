@@ -1,1 +1,0 @@
-"""Configurations and summaries in the form of the original system."""

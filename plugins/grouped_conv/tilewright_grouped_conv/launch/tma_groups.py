@@ -1,0 +1,78 @@
+"""Merged groups whose tensors are moved by a copy engine: problems that they take, and their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tilewright_grouped_conv.config.config import DIRECT_PIPELINE, ConvConfig
+from tilewright_grouped_conv.footprint.group_merging import is_bulk
+from tilewright_grouped_conv.footprint.tma_groups import MOST_BLOCKS, bulk_box, bulk_pixels, bulk_tiles
+from tilewright_grouped_conv.launch.fast_divmod import divisor_row
+from tilewright_grouped_conv.launch.kernel_args import gathered, row_view, spatial_sizes
+from tilewright_grouped_conv.problem.implicit_gemm import Phase
+from tilewright_grouped_conv.problem.layout import ImageView
+from tilewright_grouped_conv.problem.problem import ConvProblem
+from tilewright_grouped_conv.vocabulary import Direction
+from tilewright_kit.config.rules import Violation
+from tilewright_kit.contract.plan import I64, Arg, Pointer, Struct, TensorMap
+from tilewright_kit.types.dtypes import DType
+
+__all__ = ["bulk_mismatches", "bulk_row"]
+
+
+def bulk_mismatches(problem: ConvProblem, config: ConvConfig) -> Iterator[Violation]:
+    """Tensors that cannot be described to a copy engine, and launches of too many workgroups."""
+    if not is_bulk(config):
+        return
+    for view in (gathered(problem), row_view(problem)):
+        sizes = (*spatial_sizes(problem, view)[::-1], problem.geometry.n)
+        steps = (*view.spatial[::-1], view.n)
+        if any(size > 1 and step <= 0 for size, step in zip(sizes, steps, strict=True)):
+            reason = f"pixels of {view.operand} share memory"
+            yield Violation("bulk_strides", "pipeline", config.pipeline, reason, {"pipeline": DIRECT_PIPELINE})
+            return
+    for phase in problem.phases(config.channels_first):
+        _, tiles = bulk_tiles(phase, config, problem.geometry.n)
+        if tiles > MOST_BLOCKS and bulk_pixels(config)[0] == 1:
+            reason = f"{tiles} tiles are more than {MOST_BLOCKS} workgroups"
+            fix = {"pixel_tile": (2, *config.pixel_tile[1:])}
+            yield Violation("bulk_grid", "pixel_tile", config.pixel_tile, reason, fix)
+
+
+def bulk_row(problem: ConvProblem, phase: Phase, config: ConvConfig) -> Struct:
+    """``ConvBulk`` of ``tilewright/gpu/conv/params.hpp``."""
+    _, rows, run = bulk_pixels(config)
+    down, across = -(-phase.axes[1].rows // rows), -(-phase.axes[2].rows // run)
+    weights, backward = problem.filter, problem.direction is Direction.BACKWARD_DATA
+    # Backward, taps run the other way.
+    origins = (axis.origin + (axis.taps - 1) * axis.tap_step * backward for axis in phase.axes[1:])
+    fields: tuple[Arg, ...] = (
+        _map(problem, config, gathered(problem), problem.dtype_in, bulk_box(config)),
+        _map(problem, config, row_view(problem), problem.dtype_out, (run, rows)),
+        *(I64(value) for value in (bulk_tiles(phase, config, problem.geometry.n)[1], across, down)),
+        divisor_row(across),
+        divisor_row(down),
+        I64(problem.geometry.c),
+        *(I64(value) for value in origins),
+        Pointer(weights.operand, weights.offset * problem.dtype_wei.bytes),
+    )
+    return Struct(fields)
+
+
+def _map(problem: ConvProblem, config: ConvConfig, view: ImageView, dtype: DType, box: tuple[int, int]) -> TensorMap:
+    _, height, width = spatial_sizes(problem, view)
+    geometry, size = problem.geometry, dtype.bytes
+    sizes = (geometry.c, width, height, geometry.n)
+    strides: list[int] = []
+    for length, step in zip(sizes[1:], (view.spatial[2], view.spatial[1], view.n), strict=True):
+        # Of what there is one, any distance does.
+        strides.append(step * size if length > 1 else max(strides[-1:] or [geometry.c * size]))
+    return TensorMap(
+        operand=view.operand,
+        offset=view.offset * size,
+        dtype=dtype.value,
+        sizes=sizes,
+        strides=tuple(strides),
+        box=(config.channel_tile, *box, 1),
+        swizzle=config.channel_tile * size,
+    )
