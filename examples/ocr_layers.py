@@ -12,7 +12,7 @@ Three networks find the lines, tell which stand on their heads, and read them. T
 pointwise, 3x3, 5x5, depthwise, strides that differ by axis, transposed. Each of them is compared with onnxruntime on
 onnxruntime's own intermediate results, and the networks as wholes, where an error of one layer meets all later ones.
 
-What is worth copying into an application:
+Worth copying into an application:
 - Each layer is prepared once for its shape (`client.plan_conv`); bias and activation are part of its kernel.
 - Weights lie in memory that the server shares (`client.asarray`).
 - Pictures stay channels-last throughout: views of [N, C, H, W] whose strides say so, which nobody has to copy.
@@ -49,7 +49,7 @@ LAYER_TOLERANCE = 2e-5
 NETWORK_TOLERANCE = 2e-3
 """The same of a whole network's output."""
 HEIGHT = 48
-"""Of the lines that the networks take."""
+"""Height in pixels of the lines that the networks take."""
 GET = "pip install --no-deps rapidocr-onnxruntime==1.4.4; pip install onnx onnxruntime pillow"
 
 
@@ -134,9 +134,9 @@ class Line:
     left: float
     right: float
     middle: tuple[float, float]
-    """Of its height, at the left and at the right."""
+    """Middle of its height, at the left and at the right."""
     half: float
-    """Of its height."""
+    """Half of its height."""
 
     def cut(self, image: Array) -> Array:
         """The line, straightened."""
@@ -332,7 +332,7 @@ def compare_layers(
 
 @dataclass
 class Reading:
-    """What a picture says, and every network's input and output."""
+    """The text of a picture, and every network's input and output."""
 
     lines: list[str]
     passed: dict[str, tuple[Array, Array]]

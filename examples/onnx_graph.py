@@ -1,6 +1,6 @@
 """Read an ONNX model and run it: convolutions by whom the caller likes, everything else by NumPy.
 
-What follows a convolution and can be part of its kernel is made part of it: batch normalisation with known statistics
+Steps behind a convolution that can be part of its kernel are made part of it: batch normalisation with known statistics
 and factors become other weights, adding a constant for each channel becomes a bias, and Relu and HardSwish become its
 activation.
 
@@ -176,7 +176,7 @@ def _absorb(
 
 
 def _per_channel(layer: Layer, node: Node, name: str, constants: Mapping[str, Array]) -> Array | None:
-    """What is added or multiplied by, if it is one constant for each channel, or for all."""
+    """The summand or factor, if it is one constant for each channel, or for all."""
     (other,) = (entry for entry in node.inputs if entry != name) if len(set(node.inputs)) == 2 else ("",)
     value = constants.get(other)
     wanted = (layer.filters, *(1 for _ in layer.stride))
@@ -350,4 +350,4 @@ OPERATORS: dict[str, Callable[..., Array]] = {
     "Sub": lambda _, a, b: a - b,
     "Transpose": lambda words, x: x.transpose(words["perm"]),
 }
-"""What NumPy computes: attributes, then operands."""
+"""Operators as NumPy computes them: attributes, then operands."""

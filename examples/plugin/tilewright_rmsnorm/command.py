@@ -1,4 +1,4 @@
-"""What the command line finds through the entry point ``tilewright.commands``; imports nothing heavy at its top."""
+"""The command that the entry point ``tilewright.commands`` names; imports nothing heavy at its top."""
 
 from __future__ import annotations
 

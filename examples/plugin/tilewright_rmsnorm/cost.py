@@ -12,7 +12,7 @@ __all__ = ["predict"]
 LANES_PER_SECOND = 2e9
 """Vector elements that one thread adds up in a second, per lane."""
 TEAM_SECONDS = 3e-6
-"""What it costs to wake each further thread."""
+"""Time to wake each further thread."""
 
 
 def predict(problem: RmsNormProblem, config: RmsNormConfig, device: DeviceInfo) -> Prediction:

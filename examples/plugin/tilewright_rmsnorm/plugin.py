@@ -1,4 +1,4 @@
-"""What the server finds through the entry point ``tilewright.plugins``."""
+"""The object that the server finds through the entry point ``tilewright.plugins``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked: ``x`` of shape [rows, columns], ``weight`` of shape [columns], ``out`` like ``x``; all fp32."""
+"""Requests: ``x`` of shape [rows, columns], ``weight`` of shape [columns], ``out`` like ``x``; all fp32."""
 
 from __future__ import annotations
 

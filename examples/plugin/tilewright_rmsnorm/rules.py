@@ -1,4 +1,4 @@
-"""What of that is valid. A rule is one named function; its fix is applied by auto-correction."""
+"""Rules on configurations. A rule is one named function; its fix is applied by auto-correction."""
 
 from __future__ import annotations
 

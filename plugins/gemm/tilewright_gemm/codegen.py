@@ -1,4 +1,4 @@
-"""From a configuration to its translation unit: a template file with the configuration's constants filled in."""
+"""Translation units of configurations: a template file with the configuration's constants filled in."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The vocabulary of GEMM: scales and layouts, beside what operations share.
 
-These are facts of the operation, the same on every arch. What an arch can do is in its ``ArchSpec``.
+These are facts of the operation, the same on every arch. An arch's abilities are in its ``ArchSpec``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
 
 
 class ScaleA(Word):
-    """How A x B is scaled on A's side: not, by one fp32 value, or by one for each row."""
+    """Scale of A x B on A's side: none, by one fp32 value, or by one for each row."""
 
     NONE = "none"
     TENSOR = "tensor"
@@ -52,7 +52,7 @@ class ScaleA(Word):
 
 
 class ScaleB(Word):
-    """How A x B is scaled on B's side: not, by one fp32 value, or by one for each column."""
+    """Scale of A x B on B's side: none, by one fp32 value, or by one for each column."""
 
     NONE = "none"
     TENSOR = "tensor"

@@ -1,1 +1,1 @@
-"""What every operation plugin of Tilewright is built from. Import the module of the concept: there is one for each."""
+"""The parts from which operation plugins are made. Import the module of the concept: there is one for each."""

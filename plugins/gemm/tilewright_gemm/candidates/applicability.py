@@ -42,7 +42,7 @@ def signature_mismatches(problem: GemmProblem, config: GemmConfig, device: Devic
         "scale_a": (config.scale_a, problem.scale_a),
         "scale_b": (config.scale_b, problem.scale_b),
     }
-    if device.arch.kind != "cuda":  # which refuses a packed B with a reason of its own
+    if device.arch.kind != "cuda":  # which rejects a packed B with a reason of its own
         wanted["preshuffle"] = (config.preshuffle, problem.packing is not None)
     yield from other_signature(wanted, unmendable=("dtype_d",))
     if problem.grouped and not config.grouped:
@@ -121,7 +121,7 @@ def _copies(problem: GemmProblem, config: GemmConfig, copies: BulkCopy) -> Itera
 
 
 def copy_fault(matrix: Matrix, batch: int, copies: BulkCopy) -> str:
-    """Why the copy engine cannot reach an operand; empty if it can."""
+    """Reason why the copy engine cannot reach an operand; empty if it can."""
     unit, size, view = copies.alignment, matrix.dtype.bytes, matrix.view
     if view.offset * size % unit:
         return f"it begins at byte {view.offset * size}, not at a multiple of {unit}"

@@ -66,7 +66,7 @@ def _schedulers(problem: GemmProblem, schedulers: tuple[str, ...], pipeline: str
 def _cuts(
     problem: GemmProblem, cuts: tuple[tuple[Triple, Triple], ...], scheduler: str
 ) -> tuple[tuple[Triple, Triple], ...]:
-    """What suits the problem; near the square, and where every thread packs for itself, both are worth a look."""
+    """Cuts that suit the problem; near the square, and where every thread packs for itself, both are worth a look."""
     if problem.packing:
         return packed_cuts(problem.m, problem.n, cuts)
     if scheduler == "interwave" or (problem.m < 2 * problem.n and problem.n < 2 * problem.m):

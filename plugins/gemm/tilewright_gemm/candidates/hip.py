@@ -1,8 +1,8 @@
 """Candidates of AMD GPUs: few, and good.
 
 Shapes are listed by the number of waves that they keep busy; which of them an arch has, with which matrix instruction
-and how long along k, follows from its tables. What has no room is left out here, because the cost model would rank it;
-everything else is the rules' business.
+and how long along k, follows from its tables. Shapes without room are left out here, because the cost model would
+rank them; everything else is the rules' business.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ HIP_SHAPES = (
     HipShape((64, 16), (4, 1)),
     HipShape((32, 16), (2, 1)),
 )
-"""From many results of a workgroup to few. All archs together: those that an arch's table of waves lacks fall away."""
+"""Shapes from many results of a workgroup to few, of all archs: those that an arch's table of waves lacks fall away."""
 _GENERAL = (HipShape((64, 64), (2, 2)), HipShape((64, 64), (4, 2)))
 """For every problem, whatever its size."""
 

@@ -43,7 +43,7 @@ _FEW_ROWS = 128
 
 
 class Shape(NamedTuple):
-    """How a kernel cuts a problem, apart from K."""
+    """The cut of a problem, apart from K."""
 
     tile: tuple[int, int]
     wave: tuple[int, int]
@@ -53,7 +53,7 @@ class Shape(NamedTuple):
     k_rows: int = 1
     """Length of tile_k, in ``ROW_BYTES``."""
     stages: int = 0
-    """As in the configuration. Few, where two workgroups are to share a unit."""
+    """Stages as in the configuration. Few, where two workgroups are to share a unit."""
 
     def fields(self, a: DType) -> dict[str, Any]:
         """The fields of a configuration for A of type ``a``."""
@@ -105,7 +105,7 @@ WS_SHAPES = (
 
 
 def ws_reaches(problem: GemmProblem, arch: ArchSpec) -> bool:
-    """Whether the copy engine reaches A and B, and the matrix instruction takes them as they lie."""
+    """True if the copy engine reaches A and B, and the matrix instruction takes them as they lie."""
     if arch.bulk_copy is None or not arch.warp_tiles_for(_key(problem), PIPELINE):
         return False
     if problem.dtype_a.bytes == 1 and problem.layout != "rcr":
@@ -189,7 +189,7 @@ def _columns(size: int, arch: ArchSpec, key: str, panels: bool) -> int:
 
 
 def _wants_stream(problem: GemmProblem, device: DeviceInfo, tile: Triple, shape: Shape) -> bool:
-    """Whether the last round of tiles would leave much of the device idle."""
+    """True if the last round of tiles would leave much of the device idle."""
     if problem.split_k or problem.grouped or problem.is_batched or shape.pingpong or shape.swapped:
         return False
     units, tiles = units_of(device), tile_count(problem, tile)

@@ -56,7 +56,7 @@ class GemmCase:
     d: int = 0
     """Number of D operands of C's shape."""
     binary: str = ""
-    """How D operands are brought in. Empty: they are added."""
+    """Step that brings D operands in. Empty: they are added."""
     scale_a: str = ""
     """``tensor`` or ``row``."""
     scale_b: str = ""
@@ -104,12 +104,12 @@ class GemmCase:
 
     @property
     def is_plain(self) -> bool:
-        """Whether C is the product and nothing else."""
+        """True if C is the product and nothing else."""
         return not (self.bias or self.activation or self.d or self.scale_a or self.scale_b)
 
     @property
     def fast(self) -> bool:
-        """Whether sums of 8-bit floats may have fewer bits."""
+        """True if sums of 8-bit floats may have fewer bits."""
         return self.fast_accumulation.lower() in YES
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which algorithms are worth considering on an arch: what ``ANY`` in a declaration stands for, and where candidates
+"""Algorithms worth considering on an arch: values of ``ANY`` in declarations, and where candidates
 come from.
 
 Few and good: a plan that is not cached predicts every candidate. Everything is derived from the arch's own tables and
@@ -24,7 +24,7 @@ _GPU_TILES = (64, 128, 192, 256)
 
 
 def offered(field: str, arch: ArchSpec, partial: Mapping[str, Any]) -> Iterable[Any] | None:
-    """What ``ANY`` stands for in declarations of GEMM kernels."""
+    """Values that ``ANY`` stands for in declarations of GEMM kernels."""
     if field == "dtype_a":
         return offered_dtypes(arch)
     if field == "layout":

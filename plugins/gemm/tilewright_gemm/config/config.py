@@ -1,4 +1,4 @@
-"""How a GEMM kernel may vary: its signature (what it computes) and its algorithm (how)."""
+"""Configurations of GEMM kernels: signature (what it computes) and its algorithm (how)."""
 
 # ruff: noqa: RUF009  (part and suffix make fields; they hold no state)
 from __future__ import annotations
@@ -149,7 +149,7 @@ class GemmConfig(TiledForms, KernelConfig):
 
     @property
     def letters(self) -> str:
-        """How A, B and C lie, under the name that all tiled products have."""
+        """Layout of A, B and C, under the name that all tiled products have."""
         return self.layout
 
     @property
@@ -164,13 +164,13 @@ class GemmConfig(TiledForms, KernelConfig):
 
     @property
     def fused(self) -> bool:
-        """Whether the epilogue does more than to convert."""
+        """True if the epilogue does more than to convert."""
         plain = self.unary is Unary.NONE and not self.bias and not self.num_d_tensors
         return not plain or self.scale_a is not ScaleA.NONE or self.scale_b is not ScaleB.NONE
 
     @property
     def variant(self) -> str:
-        """The seeds' name for the kind of kernel."""
+        """Name of the kind of kernel."""
         if self.preshuffle:
             return "preshuffle"
         if self.reduction is not Reduction.NONE:

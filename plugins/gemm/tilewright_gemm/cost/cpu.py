@@ -1,6 +1,6 @@
 """A deterministic analytic estimate of a plan's device time, good enough to rank kernels.
 
-What an arch does not state (clocks and bandwidths of CPUs differ by machine) is assumed once, here: the assumptions
+Figures that an arch does not state (clocks and bandwidths of CPUs differ by machine) are assumed here: the assumptions
 shift all candidates alike.
 """
 
@@ -33,7 +33,7 @@ _STREAM_ROWS = 8
 _STREAM_CHUNK = 512
 _DECODE_CYCLES = 3.0
 _CHUNK_SECONDS = 4.0e-7
-"""Of the streaming pipeline: results that one call accumulates, widening a vector, what begins and ends a call."""
+"""Streaming pipeline: results that a call accumulates, cycles to widen a vector, seconds to begin and end a call."""
 
 
 def predict_cpu(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) -> Prediction:

@@ -26,22 +26,22 @@ __all__ = ["ALONE", "SHARED_BYTES_PER_CYCLE", "STEP_CYCLES", "MainLoop", "predic
 
 _LAUNCH_SECONDS = 3.0e-6
 _FILL_SECONDS = 1.3e-6
-"""From a workgroup's start until its first operands have arrived."""
+"""Seconds from a workgroup's start until its first operands have arrived."""
 _LOAD_SECONDS = 0.9e-6
-"""From asking for operands to having them: what is under way meanwhile bounds a unit's bandwidth."""
+"""Seconds from asking for operands to having them: what is under way meanwhile bounds a unit's bandwidth."""
 SHARED_BYTES_PER_CYCLE = 128.0
 _L2_BYTES_PER_CYCLE = 64.0
-"""Of one unit."""
+"""Bytes per cycle of one unit."""
 _MEMORY_BYTES_PER_CYCLE = 26.0
-"""Of one unit, however much it has asked for: memory is fast only if most units read."""
+"""Bytes per cycle of one unit, however much it has asked for: memory is fast only if most units read."""
 _MEMORY_SHARE, _L2_SHARE = 0.9, 0.7
 """Parts of the stated rates that kernels reach."""
 _STORE_CYCLES = 0.045
-"""Of an epilogue, per element of the tile."""
+"""Cycles of an epilogue, per element of the tile."""
 _UNSTAGED = 1.6
-"""How much longer threads take that store C by themselves."""
+"""Factor of the time of threads that store C by themselves."""
 ALONE = 1.25
-"""How much longer a single consumer takes, which nobody stands in for while it waits."""
+"""Factor of the time of a single consumer, which nobody stands in for while it waits."""
 STEP_CYCLES = 24.0
 """Waiting for, and giving back, one stage."""
 _JOIN_SECONDS = 1.5e-6
@@ -49,7 +49,7 @@ _JOIN_SECONDS = 1.5e-6
 _CLUSTER_JOIN_SECONDS = 0.7e-6
 """The same within a cluster."""
 _PORTABLE_SHARE = 0.6
-"""What mma.sync reaches of the peak where wgmma reaches nearly all; elsewhere it is the peak."""
+"""Part of the peak that mma.sync reaches where wgmma reaches nearly all; elsewhere it is the peak."""
 _SIMT_SHARE = 0.7
 _UNALIGNED = 2.0
 

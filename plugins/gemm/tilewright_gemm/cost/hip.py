@@ -23,11 +23,11 @@ __all__ = ["predict_hip", "resident_of"]
 
 _LAUNCH_SECONDS = 5.0e-6
 _FILL_SECONDS = 1.5e-6
-"""From a workgroup's start until its first operands have arrived."""
+"""Seconds from a workgroup's start until its first operands have arrived."""
 _LOAD_SECONDS = 0.8e-6
-"""From asking for operands to having them: what is under way meanwhile bounds a unit's bandwidth."""
+"""Seconds from asking for operands to having them: what is under way meanwhile bounds a unit's bandwidth."""
 _LDS_BYTES_PER_CYCLE, _L2_BYTES_PER_CYCLE = 128.0, 64.0
-"""Of one unit, where the arch does not state them."""
+"""Rates of one unit, where the arch does not state them."""
 _MEMORY_SHARE, _L2_SHARE = 0.85, 0.7
 """Parts of the stated rates that kernels reach."""
 _WAIT_CYCLES = {"mem": 250.0, "compv3": 110.0, "comp_async": 50.0}
@@ -36,19 +36,19 @@ _USUAL_WAIT_CYCLES = 12.0
 LDS wait for everybody else twice. As the static analysis of the usual tiles finds.
 """
 _BUFFER_CYCLES = 12.0
-"""Of the vector unit, to tell two buffers of LDS apart: time lost where matrix instructions run on that unit."""
+"""Cycles of the vector unit, to tell two buffers of LDS apart: time lost where matrix instructions run on that unit."""
 _LDS_BEHIND, _L2_BEHIND = 0.08, 0.1
-"""How much of what LDS, and the path to L2, take counts besides: what overlaps in theory competes in practice."""
+"""Parts of the times of LDS, and of the path to L2, that count besides: overlap in theory competes in practice."""
 _PREFETCHED = {"mem": 3.0, "compv3": 1.0}
 """Steps that are under way from memory; elsewhere one and a half."""
 _SIMDS = 4
-"""Of one unit, where the arch does not state them."""
+"""Rates of one unit, where the arch does not state them."""
 _THIN, _THIN_SHARE = 4, 0.25
 """Instructions with a side of four reach a quarter of the peak."""
 _STORE_CYCLES = 0.06
-"""Of an epilogue, per element of the tile."""
+"""Cycles of an epilogue, per element of the tile."""
 _UNSTAGED = 1.5
-"""How much longer it takes where neighbouring lanes do not store neighbouring elements."""
+"""Factor of its time where neighbouring lanes do not store neighbouring elements."""
 _UNALIGNED = 1.6
 _JOIN_SECONDS = 2.0e-6
 """Until the last part of a tile knows that it is the last."""
@@ -100,7 +100,7 @@ def _step_cycles(config: GemmConfig, arch: ArchSpec, together: int) -> float:
     if min(config.warp_tile[:2]) == _THIN:
         rate *= _THIN_SHARE
     simds = arch.rates.simds if arch.rates else _SIMDS
-    # What one wave takes of its own SIMD; others have the same to do.
+    # Cycles that one wave takes of its own SIMD; others have the same to do.
     own = 2.0 * m * n * k / config.waves / (rate / simds)
     if arch.rates and arch.rates.matrix_on_vector_unit and arch.pipeline(config.pipeline).double_buffer:
         own += _BUFFER_CYCLES

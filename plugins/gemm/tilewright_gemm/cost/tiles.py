@@ -47,7 +47,7 @@ def busiest_of(config: GemmConfig, slices: float, places: int) -> float:
 
 
 def is_unaligned(problem: GemmProblem) -> bool:
-    """Whether threads cannot load whole vectors of 16 bytes of A and B."""
+    """True if threads cannot load whole vectors of 16 bytes of A and B."""
     largest = problem.largest
     strides = (largest.a.row_stride + largest.a.col_stride - 1, largest.b.row_stride + largest.b.col_stride - 1)
     return problem.alignment < 16 or any(stride * problem.dtype_a.bytes % 16 for stride in strides if stride > 0)

@@ -14,7 +14,7 @@ from tilewright_kit.tiles.tables import SIDE
 __all__ = ["predict_warp_specialised"]
 
 _OVERHEAD = 1.06
-"""Of a step: instructions wait for each other."""
+"""Factor of a step: instructions wait for each other."""
 _PROMOTED = 0.6
 """Longer by this part, over the instructions between promotions."""
 

@@ -36,7 +36,7 @@ def _family(name: str) -> Archs:
 _HALVES = [DType.FP16, DType.BF16]
 _EIGHT = ((DType.FP8, ""), (DType.FP8, "bf8"), (DType.BF8, "fp8"), (DType.BF8, ""))
 _LINE_BYTES = 64
-"""Of a tile along k: what the pipelines of these sets stage at a time."""
+"""Bytes of a tile along k that the pipelines of these sets stage at a time."""
 
 _FEW = 32
 """Rows or columns of tiles for problems that memory decides."""

@@ -2,7 +2,7 @@
 
 ``ORIGINALS`` states every kernel as it was selected there, without regard to the arch filter. Most were never valid:
 ``REFUSED`` says which, and by which rule (computed by a test, for ``REFERENCE_ARCH``). The sets hold the valid
-originals and, in place of each refused one, its mended equivalent: what auto-correction makes of it.
+originals and, in place of each rejected one, its corrected equivalent: what auto-correction makes of it.
 """
 
 from __future__ import annotations
@@ -150,6 +150,6 @@ def mended(config: GemmConfig) -> GemmConfig:
 
 
 def preselected_kernels() -> Iterator[tuple[str, tuple[GemmConfig, ...]]]:
-    """Every set by name, with its kernels mended, none twice."""
+    """Every set by name, with its kernels corrected, none twice."""
     for name, configs in ORIGINALS.items():
         yield name, tuple(dict.fromkeys(mended(config) for config in configs))

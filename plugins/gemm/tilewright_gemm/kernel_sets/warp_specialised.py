@@ -78,7 +78,7 @@ def _defaults() -> Iterator[Declaration[GemmConfig]]:
 
 
 def _offered(field: str, arch: ArchSpec, partial: Mapping[str, Any]) -> Iterable[Any] | None:
-    """What ``ANY`` stands for in the sweep: everything that the arch states."""
+    """Values that ``ANY`` stands for in the sweep: everything that the arch states."""
     pipeline = str(partial.get("pipeline", ""))
     if pipeline not in arch.pipelines or not arch.pipeline(pipeline).register_splits:
         return offered(field, arch, partial)
@@ -154,7 +154,7 @@ def _tuned_shapes() -> Iterator[Shape]:
 
 
 def _shared_shapes() -> Iterator[Shape]:
-    """What pays to be computed by the workgroups of a cluster along k."""
+    """Shapes that pay when the workgroups of a cluster along k share them."""
     for rows, waves, k_rows in itertools.product((8, 16, 24, 32, 48, 64), (1, 2), (1, 2)):
         yield _swapped(rows, waves, k_rows)
     for tile, wave in (((128, 128), (2, 1)), ((64, 128), (1, 2)), ((128, 64), (2, 1)), ((64, 64), (1, 1))):

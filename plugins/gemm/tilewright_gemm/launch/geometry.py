@@ -38,7 +38,7 @@ __all__ = ["Matrix", "alignments", "gpu_parts", "grid_of", "matrices", "store_bo
 _PARTIAL_BYTES = 4
 _COUNTER_BYTES = 4
 PACKED_ALIGNMENT = 16
-"""Of a packed B, in bytes."""
+"""Bytes: alignment of a packed B."""
 _STORE_ROWS = 64
 """Rows of C that one copy stores, in the orientation in which rows are the instruction's fixed side."""
 
@@ -132,7 +132,7 @@ def _tasks(problem: GemmProblem, products: tuple[Product, ...], config: GemmConf
 
 
 def _maps(problem: GemmProblem, product: Product, config: GemmConfig, copies: BulkCopy) -> tuple[TensorMap, ...]:
-    """What the copy engine needs of A, B and C. Each workgroup of a cluster loads a part of what they share."""
+    """The copy engine's descriptors of A, B and C. Each workgroup of a cluster loads a part of what they share."""
     tile, cluster = config.tile, config.cluster
     a, b, c = matrices(problem, product)
     row = copies.swizzle_bytes // problem.dtype_a.bytes
@@ -162,7 +162,7 @@ class Matrix:
 
     @property
     def stride_bytes(self) -> int:
-        """From row to row; a single row may claim any stride, so it claims one that the engine takes."""
+        """Bytes from row to row; a single row may claim any stride, so it claims one that the engine takes."""
         nbytes = self.stride * self.dtype.bytes
         return nbytes if self.rows > 1 else max(-(-self.cols * self.dtype.bytes // 16), 1) * 16
 

@@ -65,7 +65,7 @@ def _algorithms(problem: GemmProblem, device: DeviceInfo) -> Iterator[GemmConfig
 
 
 def gemm_mismatches(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) -> tuple[Violation, ...]:
-    """Why this kernel cannot compute this problem on this device; empty if it can."""
+    """Reasons why this kernel cannot compute this problem on this device; empty if it can."""
     return tuple(_mismatches(problem, config, device))
 
 

@@ -86,7 +86,7 @@ def _configured(base: KernelSet[GemmConfig], given: Mapping[str, Any], *, padded
 
 
 def _marks(declaration: Declaration[GemmConfig]) -> dict[str, Any]:
-    """What makes a kernel one of the variant: the fields of the sweep that have a single value and are no trait."""
+    """Fields that make a kernel one of the variant: those of the sweep that have a single value and are no trait."""
     fields = {name: values for name, values in declaration.fields.items() if isinstance(values, tuple)}
     return {
         name: getattr(values[0], "value", values[0])

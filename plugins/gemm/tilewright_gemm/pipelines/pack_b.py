@@ -99,7 +99,7 @@ def pack_b_candidates(problem: PackBProblem, device: DeviceInfo) -> tuple[PackBC
 
 
 def pack_b_refusal(problem: PackBProblem, device: DeviceInfo) -> Violation | None:
-    """Why there is nothing that packs for a device of this kind."""
+    """Reason why there is nothing that packs for a device of this kind."""
     if device.arch.preshuffle_pipelines:
         return None
     reason = f"kernels of {device.arch.id} read a plain B as fast: there is nothing to gain by packing it"
@@ -107,7 +107,7 @@ def pack_b_refusal(problem: PackBProblem, device: DeviceInfo) -> Violation | Non
 
 
 def pack_b_mismatches(problem: PackBProblem, config: GemmConfig, device: DeviceInfo) -> tuple[Violation, ...]:
-    """Why this kernel cannot pack for this problem."""
+    """Reasons why this kernel cannot pack for this problem."""
     found = [
         Violation("signature", field, have, f"the problem has {field} {want}, the kernel {have}", {field: want})
         for field, have, want in (

@@ -41,9 +41,9 @@ class Pipeline:
     """Pipelines that share a template, on one kind of device."""
 
     names: tuple[str, ...]
-    """As arch specs call them."""
+    """Names in arch specs."""
     kind: str
-    """Of device: ``cpu``, ``cuda`` or ``hip``."""
+    """Kind of device: ``cpu``, ``cuda`` or ``hip``."""
     template: str
     """File in ``templates/``."""
     algorithms: Callable[[GemmProblem, DeviceInfo, bool], Iterator[GemmConfig]]
@@ -53,24 +53,24 @@ class Pipeline:
     predict: Callable[[GemmProblem, GemmConfig, DeviceInfo], Prediction]
     """Seconds of a kernel."""
     declarations: tuple[Declaration[GemmConfig], ...]
-    """Of the default kernel set."""
+    """Declarations of the default kernel set."""
     instructions: frozenset[str] = frozenset()
     """Instructions of arch specs that the template issues; empty: those of every spec of this kind."""
     rules: PipelineRules = PipelineRules()
     reaches: Callable[[GemmProblem, ArchSpec], bool] = _always
-    """Whether its kernels can load the operands where they lie."""
+    """True if its kernels can load the operands where they lie."""
     mismatches: Callable[[GemmProblem, GemmConfig, ArchSpec], Iterator[Violation]] = _none
     """Reasons why one of its kernels cannot compute a problem, beside those of every kernel."""
     spaces: tuple[KernelSet[GemmConfig], ...] = ()
     """Kernel sets for tuning."""
 
     def has(self, name: str, arch: ArchSpec) -> bool:
-        """Whether ``name`` is one of its pipelines, and the arch offers it with an instruction that it issues."""
+        """True if ``name`` is one of its pipelines, and the arch offers it with an instruction that it issues."""
         if arch.kind != self.kind or name not in self.names or name not in arch.pipelines:
             return False
         offered = arch.pipeline(name).instructions
         return not self.instructions or not self.instructions.isdisjoint(offered)
 
     def drives(self, arch: ArchSpec) -> bool:
-        """Whether it has a pipeline of the arch."""
+        """True if it has a pipeline of the arch."""
         return any(self.has(name, arch) for name in self.names)

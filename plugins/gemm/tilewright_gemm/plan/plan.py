@@ -1,7 +1,7 @@
-"""From problem and kernel to stages.
+"""Stages of a problem with a kernel.
 
 The argument block of a CPU kernel is ``tw_gemm_args`` of ``tilewright/core/args/gemm.h``, field for field; a test
-compares the two. What a GPU is given is in ``gpu_plan``.
+compares the two. Launches on GPUs are in ``launch/geometry``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def plan_gemm(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) -> E
 
 
 def _plan(problem: GemmProblem, device: DeviceInfo, notes: tuple[str, ...]) -> ExecutionPlan:
-    """What does not depend on the kind of device."""
+    """The part of a plan that does not depend on the kind of device."""
     return ExecutionPlan(
         operation=problem.operation,
         arch=device.arch.id,

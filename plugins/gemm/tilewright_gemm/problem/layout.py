@@ -83,7 +83,7 @@ def collapse(batch: tuple[int, ...], m: int, slots: Mapping[str, Slot], foldable
 
     Neighbours that lie in one arithmetic progression for every operand merge. A dimension along which B does not change
     becomes more rows of A where the strides allow it (``foldable``): a linear layer on [batch, tokens, features] is one
-    product, not many small ones. What is left beyond one dimension becomes several products with offsets, at most
+    product, not many small ones. Dimensions that are left beyond one become several products with offsets, at most
     ``limit``.
     """
     dims = [

@@ -1,4 +1,4 @@
-"""Whose operand is whose: the names of a request's tensors, sorted into groups."""
+"""The names of a request's tensors, sorted into groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a request to a problem: every check that a caller's mistake can fail, each with field, value, rule and fix."""
+"""Problems of requests: every check that a caller's mistake can fail, each with field, value, rule and fix."""
 
 from __future__ import annotations
 

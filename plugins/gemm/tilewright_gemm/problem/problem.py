@@ -1,4 +1,4 @@
-"""What is asked: one or more products of equal element types, layouts and epilogue.
+"""Problems: one or more products of equal element types, layouts and epilogue.
 
     out = unary(binary(alpha * scale_a * scale_b * (A x B) + bias, D0, D1, ...))
 
@@ -23,8 +23,8 @@ __all__ = ["GemmProblem", "PackBProblem", "Product", "View"]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Where an operand lies: element (batch, i, j) is at ``offset + batch*batch_stride + i*row_stride + j*col_stride``,
-    in elements.
+    """The place of an operand: element (batch, i, j) is at
+    ``offset + batch*batch_stride + i*row_stride + j*col_stride``, in elements.
 
     A zero stride broadcasts; strides of dimensions of size one are zero, so that equal problems compare equal.
     """
@@ -93,7 +93,7 @@ class GemmProblem(Problem):
     alignment: int = DEFAULT_ALIGNMENT
     """Bytes of which every operand's address is a multiple, by the caller's word."""
     fast_accumulation: bool = False
-    """Whether sums of 8-bit floats may have fewer bits than fp32."""
+    """True if sums of 8-bit floats may have fewer bits than fp32."""
 
     def __hash__(self) -> int:
         return self._hash
@@ -197,7 +197,7 @@ class PackBProblem(Problem):
 
     @property
     def is_empty(self) -> bool:
-        # Of a B without rows there are still column sums to write, for int8.
+        # A B without rows still has column sums to write, for int8.
         return self.n == 0
 
     def describe(self) -> dict[str, Any]:

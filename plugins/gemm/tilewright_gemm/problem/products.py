@@ -1,4 +1,4 @@
-"""From broadcast strides to products: batches collapsed, layouts told, views of every operand."""
+"""Products of broadcast strides: batches collapsed, layouts told, views of every operand."""
 
 from __future__ import annotations
 

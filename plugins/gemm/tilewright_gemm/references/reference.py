@@ -38,7 +38,7 @@ def reference_gemm(problem: GemmProblem, inputs: Mapping[str, Array]) -> dict[st
 
 
 def reference_pack_b(problem: PackBProblem, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """The matrix itself: what ``unpack`` of the packed bytes must give back."""
+    """The matrix itself: what ``unpack`` of the packed bytes must return."""
     exact: Any = np.int64 if problem.dtype_a == DType.INT8 else np.float64
     return {"out": np.asarray(inputs["b"]).astype(exact)}
 

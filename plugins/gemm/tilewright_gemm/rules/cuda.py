@@ -88,7 +88,7 @@ def always_persistent(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]
 
 
 def transposed_fragments(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """Where nothing is gained by it, the warp tile is not transposed."""
+    """Unless something is gained by it, the warp tile is not transposed."""
     if not config.transpose_c:
         return
     if arch.kind == "cpu":

@@ -101,7 +101,7 @@ def _load_fault(config: GemmConfig, arch: ArchSpec, tile: Triple) -> str:
 
 
 def double_buffer(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """Whether LDS is double buffered follows from the pipeline."""
+    """Double buffering of LDS follows from the pipeline."""
     return buffering("double_buffer", config.double_buffer, config, arch)
 
 

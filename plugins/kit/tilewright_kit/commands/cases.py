@@ -76,7 +76,7 @@ class Case(Protocol):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the output is linear in every operand: then it can be tested by projection."""
+        """True if the output is linear in every operand: then it can be tested by projection."""
         ...
 
     def to_dict(self) -> dict[str, Any]: ...
@@ -93,7 +93,7 @@ class Part:
     request: OperationRequest
     inputs: Mapping[str, Array]
     output: str = ""
-    """Of which output, where there are several."""
+    """The output in question, where there are several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +105,11 @@ class Projection:
     signs: Array
     sums: Array
     told: str
-    """What is compared, for people."""
+    """Text for people: the things compared."""
 
 
 class CaseFamily(Protocol):
-    """What sweeps know of an operation."""
+    """An operation as sweeps know it."""
 
     name: str
     operations: Sequence[str]
@@ -143,7 +143,7 @@ class CaseFamily(Protocol):
     def projection(
         self, case: Any, inputs: Mapping[str, Array], rng: np.random.Generator, reference: Callable[..., Array]
     ) -> Projection:
-        """Of a plain case. ``reference(request, inputs)`` is the right output of a smaller problem."""
+        """Result of a plain case. ``reference(request, inputs)`` is the right output of a smaller problem."""
         ...
 
     def peer_call(self, torch: Any, case: Any, operands: Mapping[str, Any]) -> Callable[[], object]:

@@ -75,12 +75,12 @@ class KernelConfig:
         return {name: _plain(getattr(self, name)) for name in _fields(type(self))}
 
     def signature(self) -> dict[str, Any]:
-        """What the kernel computes, for export: ``signature_fields`` as ``export_field`` writes them."""
+        """The signature for export: ``signature_fields`` as ``export_field`` writes them."""
         wanted = set(self.signature_fields)
         return dict(self.export_field(name) for name in self.field_names() if name in wanted)
 
     def algorithm(self) -> dict[str, Any]:
-        """How it computes, for export: every field that is not in ``signature_fields``."""
+        """The algorithm for export: every field that is not in ``signature_fields``."""
         wanted = set(self.signature_fields)
         return dict(self.export_field(name) for name in self.field_names() if name not in wanted)
 

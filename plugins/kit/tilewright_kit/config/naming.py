@@ -1,8 +1,8 @@
-"""From a configuration to its name and key: one function over all fields, so that no two can share either.
+"""Names and keys of configurations: one function over all fields, so that no two can share either.
 
 Every field of a configuration says how it enters the name: ``part`` fields always appear, in field order; ``suffix``
-fields appear as ``_tag value`` when they differ from their default. A field that says neither is refused when the class
-is made, so a new field cannot be forgotten; so is a pair of suffixes that could be read as one another.
+fields appear as ``_tag value`` when they differ from their default. A field that says neither is rejected when the
+class is made, so a new field cannot be forgotten; so is a pair of suffixes that could be read as one another.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _text(value: Any) -> str:
         if all(isinstance(item, int) and not isinstance(item, bool) for item in value):
             return "x".join(str(item) for item in value)
         items = [_text(item) for item in value]
-        # What could be read in two ways is given as its repr, which no name can hold: ``_word`` makes a digest of it.
+        # A value that could be read in two ways is given as its repr, which no name can hold: ``_word`` digests it.
         return repr(value) if any("." in item or not item for item in items) else ".".join(items)
     plain = value.value if isinstance(value, Enum) else value
     if isinstance(plain, str):
@@ -57,7 +57,7 @@ def suffix(tag: str, default: Any, *, text: Callable[[Any], str] = _text) -> Any
 
 
 def has_naming(item: Field[Any]) -> bool:
-    """Whether the field was made by ``part`` or ``suffix``."""
+    """True if the field was made by ``part`` or ``suffix``."""
     return _NAMING in item.metadata
 
 
@@ -105,7 +105,7 @@ def _domain(item: Field[Any]) -> tuple[Any, ...]:
 
 
 class _Words(NamedTuple):
-    """What a suffix can look like: a known set of words, or a tag and then any text over an alphabet."""
+    """The texts that a suffix can have: a known set of words, or a tag and then any text over an alphabet."""
 
     field: str
     tag: str
@@ -132,7 +132,7 @@ class _Words(NamedTuple):
         return word.startswith(self.tag) and re.fullmatch(self.alphabet + "+", word[len(self.tag) :]) is not None
 
     def meets(self, other: _Words) -> bool:
-        """Whether some word could come from either."""
+        """True if some word could come from either."""
         if self.known or other.known:
             one, many = (self, other) if self.known else (other, self)
             return any(many.can_give(word) for word in one.known)

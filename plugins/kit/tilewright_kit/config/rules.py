@@ -1,4 +1,4 @@
-"""Rules: named functions that say what is wrong with a configuration, why, and how to mend it.
+"""Rules: named functions that say what is wrong with a configuration, why, and how to correct it.
 
 A rule is the one statement of its constraint. Validation collects what rules report, auto-correction applies their
 fixes, declarations filter by them, and code generation rejects what they reject. A rule that concerns only some kinds
@@ -36,7 +36,7 @@ class KindRule(Generic[Judged]):
         self.kinds = frozenset(kinds)
 
     def __call__(self, config: Judged, arch: ArchSpec) -> Iterable[Violation]:
-        """What the rule reports on an arch of its kinds; nothing elsewhere."""
+        """Violations on an arch of its kinds; none elsewhere."""
         return self.rule(config, arch) if arch.kind in self.kinds else ()
 
 
@@ -47,7 +47,7 @@ def rule_of(*kinds: str) -> Callable[[Callable[[Judged, ArchSpec], Iterable[Viol
 
 @dataclass(frozen=True, slots=True)
 class Correction(Generic[C]):
-    """What auto-correction made of a configuration. ``remaining`` is empty exactly if ``config`` is valid."""
+    """The result of auto-correction. ``remaining`` is empty exactly if ``config`` is valid."""
 
     config: C
     applied: tuple[Violation, ...]
@@ -63,7 +63,7 @@ class Correction(Generic[C]):
 
 
 class RuleBook(Generic[C]):
-    """The rules of one operation, in the order in which they are checked and mended."""
+    """The rules of one operation, in the order in which they are checked and corrected."""
 
     MAX_FIXES: ClassVar[int] = 64
     """A correction that takes more fixes than this is going nowhere: some rule always asks for a larger value."""
@@ -86,7 +86,7 @@ class RuleBook(Generic[C]):
         return tuple(violation for rule in self._rules_of(arch.kind) for violation in rule(config, arch))
 
     def allows(self, config: C, arch: ArchSpec) -> bool:
-        """Whether ``config`` is valid on ``arch``; stops at the first broken rule."""
+        """True if ``config`` is valid on ``arch``; stops at the first broken rule."""
         for rule in self._rules_of(arch.kind):
             for _ in rule(config, arch):
                 return False

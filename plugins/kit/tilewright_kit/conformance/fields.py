@@ -72,7 +72,7 @@ class Pool:
 def variants(config: KernelConfig, name: str, values: Sequence[Any] = (), limit: int = 16) -> Iterator[KernelConfig]:
     """Configurations that differ from ``config`` in field ``name`` alone: with each of ``values``, then invented ones.
 
-    Values that the class refuses, or holds to mean the same, are passed over.
+    Values that the class rejects, or holds to mean the same, are passed over.
     """
     own = getattr(config, name)
     tried = 0
@@ -124,7 +124,7 @@ def check_fields(report: CheckReport, operation: Operation[Any, Any], pool: Pool
 
 
 def naming_findings(bases: Sequence[KernelConfig], name: str, values: Sequence[Any] = ()) -> Iterator[str]:
-    """What is wrong with how field ``name`` enters names and keys."""
+    """Faults in how field ``name`` enters names and keys."""
     pairs = 0
     for base in bases:
         seen = {base.name: base}
@@ -162,7 +162,7 @@ def _round_trips(pool: Pool) -> Iterator[str]:
 
 
 def neutral_source(unit: SourceUnit) -> tuple[Any, ...]:
-    """What a unit compiles to, without the names that differ anyway: kernel name and entry symbols."""
+    """The text of a unit without the names that differ anyway: kernel name and entry symbols."""
     text = unit.text
     for word in sorted({unit.name, *unit.entries.values()}, key=len, reverse=True):
         text = text.replace(word, "@")

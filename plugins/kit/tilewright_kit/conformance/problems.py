@@ -23,7 +23,7 @@ from tilewright_kit.types.tensor import TensorDesc
 __all__ = ["check_problems", "plan_findings", "samples_on"]
 
 MAP_ALIGNMENT, MAX_BOX = 16, 256
-"""Of the bulk copy engine: bytes, and elements in each dimension of a box."""
+"""Limits of the bulk copy engine: bytes, and elements in each dimension of a box."""
 PLANNED = 6
 """Candidates per sample that are planned: the first, the last and some between."""
 
@@ -96,7 +96,7 @@ def _garbage(operation: Operation[Any, Any]) -> Iterator[str]:
 
 
 def _refusal_finding(operation: Operation[Any, Any], request: OperationRequest) -> str:
-    """What is wrong with how a request that may be garbage is parsed; empty if nothing is."""
+    """The fault in how a request that may be garbage is parsed; empty if there is none."""
     try:
         operation.parse(request)
     except (InvalidArgumentError, UnsupportedError) as error:
@@ -186,7 +186,7 @@ def _plans(operation: Operation[Any, Any], device: DeviceInfo) -> Iterator[str]:
 def plan_findings(
     operation: Operation[Any, Any], problem: Problem, config: KernelConfig, device: DeviceInfo
 ) -> Iterator[str]:
-    """What is wrong with the plan of one kernel for one problem."""
+    """Faults of the plan of one kernel for one problem."""
     plan = operation.plan(problem, config, device)
     if plan != operation.plan(problem, config, device):
         yield "planning twice gives two plans"
@@ -240,7 +240,7 @@ def _stages(operation: Operation[Any, Any], plan: ExecutionPlan, device: DeviceI
 
 
 def _maps(stage: Stage, plan: ExecutionPlan) -> Iterator[str]:
-    """What is wrong with the tensor maps of a stage, by the rules of the copy engine and the operands' sizes."""
+    """Faults of the tensor maps of a stage, by the rules of the copy engine and the operands' sizes."""
     sizes = {item.name: item.desc.nbytes for item in plan.operands} | {WORKSPACE: plan.workspace_bytes}
     for _, item in pack(stage.args).maps:
         where = f"the tensor map of {item.operand!r} in stage {stage.name!r}"

@@ -71,7 +71,7 @@ class CheckReport:
             raise CheckFailed("\n".join([f"operation {self.operation!r}:", *map(str, self.failed)]))
 
     def run(self, name: str, check: Callable[..., Iterable[str]], *args: object) -> bool:
-        """Make one check: it yields a sentence per broken instance. What it raises is a failure as well."""
+        """Make one check: it yields a sentence per broken instance. An exception is a failure as well."""
         findings: list[str] = []
         try:
             for finding in check(*args):

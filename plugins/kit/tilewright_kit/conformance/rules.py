@@ -1,4 +1,4 @@
-"""Rules: they judge without raising, their fixes mend, and correction ends."""
+"""Rules: they judge without raising, their fixes correct, and correction ends."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _sets_valid(operation: Operation[Any, Any], pool: Pool) -> Iterator[str]:
 def _sets_deterministic(operation: Operation[Any, Any], pool: Pool) -> Iterator[str]:
     for arch in pool.configs:
         for name, kernels in operation.kernel_sets.items():
-            # ``expand`` remembers; ``iterate`` does the work again.
+            # ``expand`` caches; ``iterate`` does the work again.
             if tuple(kernels.iterate(arch, operation.rules)) != kernels.expand(arch, operation.rules):
                 yield f"kernel set {name!r} expands to another order or content the second time on {arch.id}"
 

@@ -46,10 +46,10 @@ class Product:
     batch: int
     """Products of that size."""
     dtype: DType
-    """Of the first operand: whose peak rate counts."""
+    """Element type of the first operand, whose peak rate counts."""
     dtype_out: DType
     bytes_in: int
-    """Of all operands in memory, each once."""
+    """Bytes of all operands in memory, each once."""
     bytes_out: int
 
 

@@ -15,7 +15,7 @@ __all__ = ["Buffer", "Device", "DeviceInfo", "DeviceProvider", "Launch", "Module
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """What is known of a device without opening it. ``units`` are cores, SMs or CUs that may be used."""
+    """The properties of a device that is not opened. ``units`` are cores, SMs or CUs that may be used."""
 
     id: str
     """Kind and ordinal, for example ``cpu:0``, ``cuda:1``."""

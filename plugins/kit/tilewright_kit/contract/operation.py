@@ -85,7 +85,7 @@ class Operation(Protocol[P, C]):
         ...
 
     def mismatches(self, problem: P, config: C, device: DeviceInfo) -> Sequence[Violation]:
-        """Why this kernel cannot compute this problem on this device; empty if it can."""
+        """Reasons why this kernel cannot compute this problem on this device; empty if it can."""
         ...
 
     def generate(self, config: C, arch: ArchSpec) -> SourceUnit:

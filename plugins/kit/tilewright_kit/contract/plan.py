@@ -57,7 +57,7 @@ MAX_DEPTH = 16
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """How a stage is launched: on a CPU a team of threads, on a GPU a grid of workgroups."""
+    """The launch of a stage: on a CPU a team of threads, on a GPU a grid of workgroups."""
 
     team: int = 1
     grid: tuple[int, int, int] = (1, 1, 1)
@@ -107,7 +107,7 @@ class ExecutionPlan:
     stages: tuple[Stage, ...]
     workspace_bytes: int = 0
     notes: tuple[str, ...] = ()
-    """What the planner wants the caller to know, for example that a layout was transformed first."""
+    """Remarks of the planner for the caller, for example that a layout was transformed first."""
     flops: int = 0
     bytes_moved: int = 0
     details: Mapping[str, Any] = field(default_factory=dict)

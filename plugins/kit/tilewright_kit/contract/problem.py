@@ -13,7 +13,7 @@ from tilewright_kit.types.tensor import TensorDesc
 __all__ = ["Attribute", "Operand", "OperationRequest", "Problem", "Role"]
 
 Attribute = bool | int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
-"""What an attribute of a request may hold."""
+"""Types of a request's attributes."""
 
 
 class Role(str, Enum):
@@ -32,7 +32,7 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class OperationRequest:
-    """What a caller sends, in the words of the protocol. ``outputs`` may lack tensors that the operation can infer."""
+    """A caller's request, in the words of the protocol. ``outputs`` may lack tensors that the operation can infer."""
 
     operation: str
     inputs: Mapping[str, TensorDesc]

@@ -25,7 +25,7 @@ C = TypeVar("C", bound=KernelConfig)
 T = TypeVar("T")
 
 REMEMBERED = 16
-"""Archs that a kernel set remembers its expansion for: more than a server has devices."""
+"""Archs that a kernel set caches its expansion for: more than a server has devices."""
 
 
 class AnyValue(Enum):
@@ -50,7 +50,7 @@ the operation has nothing to say: flags and enumerations then take all their val
 Prefilter = Callable[[Mapping[str, Any], ArchSpec], bool]
 """``prefilter(partial, arch)``: False if no completion of ``partial`` can be valid. Asked after each field is filled.
 
-It only saves time: it must not refuse what the rules accept, and ``rejected`` does not ask it.
+It only saves time: it must not reject what the rules accept, and ``rejected`` does not ask it.
 """
 
 
@@ -85,7 +85,7 @@ class Declaration(Generic[C]):
         return dataclasses.replace(self, conditions=(*self.conditions, condition))
 
     def applies_to(self, arch: ArchSpec) -> bool:
-        """Whether kernels are declared for the arch."""
+        """True if kernels are declared for the arch."""
         named = not self.archs or any(fnmatchcase(arch.name, pattern) for pattern in self.archs)
         return named and (not self.kinds or arch.kind in self.kinds) and all(holds(arch) for holds in self.conditions)
 
@@ -121,7 +121,7 @@ def _known_values(config_type: type[KernelConfig], name: str, value: Any) -> Any
     key = (config_type, name, _typed(value))
     try:
         is_known = key in _known
-    except TypeError:  # an unhashable value, which the field refuses or not
+    except TypeError:  # an unhashable value, which the field rejects or not
         return _values(config_type, name, value)
     if is_known:
         return _known[key]
@@ -132,14 +132,14 @@ def _known_values(config_type: type[KernelConfig], name: str, value: Any) -> Any
 
 
 def _typed(value: Any) -> Any:
-    """What tells values apart that are equal: 1, 1.0 and True are different values of a field."""
+    """A key that tells equal values apart: 1, 1.0 and True are different values of a field."""
     kind = type(value)
     return (kind, *map(_typed, value)) if kind is tuple or kind is list else (kind, value)
 
 
 def _values(config_type: type[KernelConfig], name: str, value: Any) -> tuple[Any, ...] | AnyValue | _Pattern:
     if _is_any(value):
-        config_type.coerce(name, getattr(config_type(), name, None))  # refuses an unknown field
+        config_type.coerce(name, getattr(config_type(), name, None))  # rejects an unknown field
         return ANY
     if isinstance(value, tuple) and any(_is_any(member) for member in value):
         default = getattr(config_type(), name, None)
@@ -188,7 +188,7 @@ class KernelSet(Generic[C]):
         seen: set[C] = set()
         for declaration in self._declared_on(arch):
             exact = not declaration.has_wildcards
-            # What was written out is checked by the rules alone, so that nothing of it vanishes without a reason.
+            # Kernels that were written out are checked by the rules alone, so that none vanishes without a reason.
             for config in self._combinations(declaration, arch, None if exact else self.prefilter):
                 if config in seen:
                     continue
@@ -212,7 +212,7 @@ class KernelSet(Generic[C]):
         )
 
     def rejected(self, arch: ArchSpec, rules: RuleBook[C]) -> tuple[tuple[C, tuple[Violation, ...]], ...]:
-        """Every combination that the rules refuse on ``arch``, with the reasons, in the order of ``expand``."""
+        """Every combination that the rules reject on ``arch``, with the reasons, in the order of ``expand``."""
 
         def judge() -> tuple[tuple[C, tuple[Violation, ...]], ...]:
             found: dict[C, tuple[Violation, ...]] = {}
@@ -253,7 +253,7 @@ class KernelSet(Generic[C]):
         return (declaration for declaration in self.declarations if declaration.applies_to(arch))
 
     def _combinations(self, declaration: Declaration[C], arch: ArchSpec, prefilter: Prefilter | None) -> Iterator[C]:
-        """The product of a declaration's axes, depth first, so that a refused beginning is never completed."""
+        """The product of a declaration's axes, depth first, so that a rejected beginning is never completed."""
         known: dict[str, Any] = {}
         axes: list[str] = []
         config_type = declaration.config_type
@@ -299,7 +299,7 @@ class KernelSet(Generic[C]):
 
 
 def _remembered(memory: dict[Any, T], key: Any, make: Callable[[], T]) -> T:
-    """What ``make`` gives, made once per key. Two threads may both make it; they make the same."""
+    """The value of ``make``, made once per key. Two threads may both make it; they make the same."""
     found = memory.get(key)
     if found is None:
         if len(memory) >= REMEMBERED:

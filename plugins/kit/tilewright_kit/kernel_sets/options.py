@@ -13,8 +13,7 @@ __all__ = ["TRIPLES", "as_list", "named", "triple_axes"]
 T = TypeVar("T")
 
 TRIPLES = {"tile": "tile", "warp": "wave", "warp_tile": "warp_tile"}
-"""Prefixes of options that end in ``_m``, ``_n`` and ``_k``, and the fields that they make: as in the seeds' tools,
-``warp_m`` counts waves.
+"""Prefixes of options that end in ``_m``, ``_n`` and ``_k``, and the fields that they make: ``warp_m`` counts waves.
 """
 
 

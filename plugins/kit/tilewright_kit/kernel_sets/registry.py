@@ -37,7 +37,7 @@ class Priority(IntEnum):
 
 
 class Outcome(str, Enum):
-    """What became of a registration."""
+    """The outcome of a registration."""
 
     ADDED = "added"
     REPLACED = "replaced"
@@ -94,7 +94,7 @@ class Registry:
         self._count = 0
         self._auto: _AutoExport | None = None
         self.auto_export_error: OSError | None = None
-        """Why the last automatic export failed; None if it did not. A failed export never fails a registration."""
+        """The last automatic export's failure; None if it did not fail. A failed export never fails a registration."""
 
     # Registering
 

@@ -21,10 +21,10 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 def check_operation(operation: Any, archs: Sequence[ArchSpec] | None = None) -> tuple[str, ...]:
-    """What keeps an object from being an ``Operation``; empty if nothing does.
+    """Reasons why an object is no ``Operation``; empty if it is one.
 
     Looks at names, types and the naming of configurations, and asks every kernel set for its first kernel on the first
-    of ``archs`` (default: all that have a spec) where it has one. What ``choices`` or rules raise is a finding too.
+    of ``archs`` (default: all that have a spec) where it has one. Errors of ``choices`` and rules are findings too.
     """
     if inspect.isclass(operation):
         return ("it is a class, not an object",)

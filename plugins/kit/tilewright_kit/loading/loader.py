@@ -62,7 +62,7 @@ class _Refused(Exception):
 
 
 class PluginManager:
-    """What plugins offer. Loading is for start-up, from one thread; reading is for all.
+    """The operations, devices and strategies of plugins. Loading is for start-up, from one thread; reading is for all.
 
     ``enable`` (all, if None) and ``disable`` name entry points. ``archs`` are those that kernel sets are tried on; none
     means all that have a spec.
@@ -82,7 +82,7 @@ class PluginManager:
         self.loaded: list[LoadedPlugin] = []
         self.failures: list[PluginFailure] = []
 
-    # What there is
+    # Offers
 
     @property
     def operations(self) -> dict[str, Operation[Any, Any]]:
@@ -166,7 +166,7 @@ class PluginManager:
             raise _Refused("this plugin is already loaded under another name")
         trial = _new_manager()
         trial.register(plugin, name)
-        trial.check_pending()  # refuses hooks that are not specified
+        trial.check_pending()  # rejects hooks that are not specified
         implemented = {caller.name for caller in trial.get_hookcallers(plugin) or ()}
         forgotten = sorted(_SPECIFIED & {item for item in dir(plugin) if item.startswith("tilewright_")} - implemented)
         if forgotten:
@@ -249,7 +249,7 @@ def _refuse_duplicates(what: str, names: Sequence[str], taken: Collection[str]) 
 
 
 def _first_words(operation: Operation[Any, Any]) -> str:
-    """What every kernel name of the operation begins with."""
+    """The beginning of every kernel name of the operation."""
     config: type[KernelConfig] = operation.config_type
     return config.prefix or config.operation
 

@@ -70,7 +70,7 @@ class Comparison:
     unwritten: int
     misplaced: int
     worst: tuple[int, ...]
-    """Where the absolute error is largest (or the first misplaced element); empty for an empty output."""
+    """The place of the largest absolute error (or the first misplaced element); empty for an empty output."""
     actual: float
     expected: float
     """Both values there."""

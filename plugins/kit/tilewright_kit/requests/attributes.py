@@ -39,13 +39,13 @@ W = TypeVar("W", bound=Word)
 
 MAX_SPLIT_K = 255
 DEFAULT_ALIGNMENT = 16
-"""What every allocator gives; a view that begins elsewhere needs the attribute ``alignment``."""
+"""Bytes: every allocator aligns so; a view that begins elsewhere needs the attribute ``alignment``."""
 MAX_ALIGNMENT = 128
 
 PRODUCT_ATTRIBUTES = (
     "alpha", "binary", "unary", "clamp_lo", "clamp_hi", "out_dtype", "split_k", "alignment", "fast_accumulation",
 )  # fmt: skip
-"""What every operation takes that computes products of matrices and elementwise steps behind them."""
+"""Attributes of every operation that computes products of matrices and elementwise steps behind them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Why a valid kernel cannot compute a problem: the parts of ``Operation.mismatches`` that operations share."""
+"""Reasons why a valid kernel cannot compute a problem: the parts of ``Operation.mismatches`` that operations share."""
 
 from __future__ import annotations
 

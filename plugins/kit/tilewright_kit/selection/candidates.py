@@ -34,9 +34,9 @@ class Verdicts(Generic[C]):
         self._known: dict[tuple[C, str, int, Caches], bool] = {}
 
     def allows(self, config: C, device: DeviceInfo) -> bool:
-        """Whether ``config`` is valid on the device's arch."""
+        """True if ``config`` is valid on the device's arch."""
         arch = device.arch
-        # Of an arch's limits only these differ from device to device.
+        # These limits of an arch alone differ from device to device.
         key = (config, arch.id, arch.lds_bytes, arch.caches)
         verdict = self._known.get(key)
         if verdict is None:

@@ -1,4 +1,4 @@
-"""Why a kernel was chosen, and why every other was not."""
+"""Reasons why a kernel was chosen, and every other was not."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def explain(
     *,
     limit: int | None = None,
 ) -> Explanation:
-    """Every candidate in its place, and every kernel of the operation's sets that was refused, with all its reasons.
+    """Every candidate in its place, and every kernel of the operation's sets that was rejected, with all its reasons.
 
     ``limit`` bounds the refusals that are spelled out. A refusal of the strategy itself (a kernel that the caller named
     cannot run, for instance) is told in ``decided`` and not raised.

@@ -1,7 +1,7 @@
 """Choosing by measurements: the fastest kernel where the very problem was measured, else what was fast on problems
 near it.
 
-Near means near in the logarithms of the sizes. What carries over from one problem to another is not a kernel's time but
+Near means near in the logarithms of the sizes. Not a kernel's time carries over from one problem to another but
 its efficiency (the time of the fastest kernel there over its own), and of that what the operation's own model did not
 expect: a kernel that was faster than the model said on the problems near it is taken to be so here. How much of the
 model is believed is what explains the measurements best (the slope of a regression), so that a poor model leaves the
@@ -30,7 +30,7 @@ __all__ = ["Auto", "Measured", "tile_use"]
 PRIOR = 0.1
 """Weight of a neighbour that found the model right, where a measurement of the same problem has one."""
 BELIEF = (0.8, 0.5)
-"""How much of the model is believed without evidence, and the weight of that: squared logarithms of efficiencies."""
+"""Part of the model that is believed without evidence, and the weight of that: squared logarithms of efficiencies."""
 ABSENT = 0.95
 """Efficiency of a kernel that was not measured on a neighbour, in parts of the third fastest there: of a shipped
 selection the rest was slower."""
@@ -55,7 +55,7 @@ class Measured:
         self._lock = threading.Lock()
 
     def has(self, operation: Operation[Any, Any], device: DeviceInfo) -> bool:
-        """Whether anything of the operation was measured on the device's arch."""
+        """True if anything of the operation was measured on the device's arch."""
         return bool(self._shapes(operation, device))
 
     def rank(
@@ -68,7 +68,7 @@ class Measured:
             return modelled
         pool = _Pool(operation, problem, candidates, device)
         carried = [(item, pool.carry(item.shape)) for item in near]
-        # What measurements added was not among what the model saw.
+        # Kernels that measurements added were not predicted yet.
         modelled = [*modelled, *self._heuristic.rank(operation, problem, pool.added, device)]
         known = next((rows for item, rows in carried if item.distance == 0.0), {})
         if len(known) < _KEPT and not (len(known) > 1 and modelled[0].config in known):
@@ -78,7 +78,7 @@ class Measured:
         return [*placed, *_Blend(operation, problem, carried, device).rank(rest)]
 
     def _shapes(self, operation: Operation[Any, Any], device: DeviceInfo) -> dict[str, list[Shape]]:
-        """What was measured, by class of signature. Read anew when a source has changed."""
+        """Measurements by class of signature, read anew when a source has changed."""
         place = (operation.name, device.arch.id)
         generation = tuple(source.generation() for source in self._sources)
         known = self._known.get(place)
@@ -178,25 +178,25 @@ def _as_measured(config: KernelConfig, row: Measurement) -> Ranked:
 
 @dataclass(frozen=True, slots=True)
 class _Opinion:
-    """What one neighbour says. All are logarithms of efficiencies, by kernel."""
+    """The opinion of one neighbour: logarithms of efficiencies, by kernel."""
 
     near: Near
     measured: Mapping[KernelConfig, float]
     absent: float
-    """Of kernels that were not measured, at most."""
+    """Upper bound for kernels that were not measured."""
     modelled: Mapping[KernelConfig, float]
-    """What the model expects there."""
+    """The model's expectation there."""
 
     @property
     def means(self) -> tuple[float, float]:
-        """Of what the model expected of the measured kernels, and of what was measured."""
+        """Means of the model's expectations of the measured kernels, and of their measurements."""
         count = len(self.measured)
         return math.fsum(self.modelled[config] for config in self.measured) / count, math.fsum(
             self.measured.values()
         ) / count
 
     def surprises(self, configs: Iterable[KernelConfig], belief: float) -> dict[KernelConfig, float]:
-        """What was measured beyond what the model, as far as it is believed, expected.
+        """Measurements beyond the expectations of the model, as far as it is believed.
 
         Of kernels that were not measured the usual surprise is assumed, but no more than leaves them behind the
         fastest.
@@ -306,7 +306,7 @@ def _efficiencies(seconds: Mapping[KernelConfig, float]) -> dict[KernelConfig, f
 
 
 def _seconds(item: Ranked) -> float:
-    """What the model expects; infinite if it has no usable opinion."""
+    """The model's expectation in seconds; infinite if it has no usable one."""
     seconds = math.inf if item.prediction is None else item.prediction.seconds
     return seconds if math.isfinite(seconds) else math.inf
 

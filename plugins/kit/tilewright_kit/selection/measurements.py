@@ -1,4 +1,4 @@
-"""What was measured: kernels on problems, as records that files, databases and strategies share.
+"""Measurements of kernels on problems, as records that files, databases and strategies share.
 
 A problem is described by a signature (text: what kind of problem) and sizes (named whole numbers), both read from
 ``Problem.describe``, so that every operation takes part without knowing of it.
@@ -36,7 +36,7 @@ _CLASS = ("dtype", "layout", "packing", "grouped", "direction", "ndim", "filter"
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Where a problem lies among all that can be asked. ``sizes`` are sorted by name."""
+    """The place of a problem among all that can be asked. ``sizes`` are sorted by name."""
 
     signature: str
     sizes: tuple[tuple[str, int], ...]
@@ -98,7 +98,7 @@ def class_of(signature: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """How long a kernel took for a problem, and under which circumstances. Times are nanoseconds on the device."""
+    """The time of a kernel for a problem, with its circumstances. Times are nanoseconds on the device."""
 
     operation: str
     signature: str
@@ -124,16 +124,16 @@ class Measurement:
     toolchain: str = ""
     plugin_version: str = ""
     date: str = ""
-    """When, in UTC: ``2026-11-20T17:30:00Z``."""
+    """Time in UTC: ``2026-11-20T17:30:00Z``."""
     conditions: Mapping[str, Any] = field(default_factory=dict)
-    """How it was timed: initial values, rotation, flushing, timer."""
+    """Method of timing: initial values, rotation, flushing, timer."""
 
     @property
     def point(self) -> Point:
         return Point(self.signature, tuple(sorted(self.sizes.items())))
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values, without what is at its default."""
+        """The fields as JSON values, without those at their default."""
         record = {item.name: getattr(self, item.name) for item in fields(self)}
         return {name: _plain(value) for name, value in record.items() if value not in ("", None, 0) and value != {}}
 
@@ -214,7 +214,7 @@ def read_lines(lines: Iterable[str], source: str) -> Iterator[Measurement]:
 
 
 class MeasurementSource(Protocol):
-    """Where measurements come from. Thread-safe."""
+    """A source of measurements. Thread-safe."""
 
     def generation(self) -> object:
         """Changes whenever the measurements do; cheap to ask."""
@@ -233,7 +233,7 @@ class ShippedMeasurements:
         self._files = tuple(files)
         self._rows: dict[tuple[str, str], list[Measurement]] | None = None
         self.damage: list[str] = []
-        """What could not be read, in words."""
+        """Text on the records that could not be read."""
 
     def generation(self) -> object:
         return 0

@@ -17,7 +17,7 @@ NEIGHBOURS = 6
 REACH = 2.5
 """Farthest neighbour, in doublings: sizes that differ by more say nothing of each other."""
 SIGNATURES = 32
-"""Of how many kinds of problem the model's opinion is remembered for one that was measured."""
+"""Kinds of problem for which the model's opinion is cached, for each that was measured."""
 STRANGER = 0.5
 """Distance that another device of the arch, or another epilogue, adds."""
 
@@ -31,7 +31,7 @@ class Shape:
     logs: Mapping[str, float]
     rows: dict[KernelConfig, Measurement] = field(default_factory=dict)
     predicted: dict[str, dict[KernelConfig, float]] = field(default_factory=dict)
-    """Seconds by the model, by the signature of the problem that asked; remembered, since the model takes its time."""
+    """Seconds by the model, by the signature of the problem that asked; cached, since the model takes its time."""
 
     def remembered(self, signature: str) -> dict[KernelConfig, float]:
         """``predicted`` for a signature, to be added to. Callers make signatures at will: few are kept."""
@@ -60,7 +60,7 @@ class Near:
 
 
 def index_of(layers: Iterable[Sequence[Measurement]], config_type: type[KernelConfig]) -> dict[str, list[Shape]]:
-    """What was measured, by class of signature. What a later layer has of a problem on a device replaces the rest."""
+    """Measurements by class of signature. A later layer's rows of a problem on a device replace earlier ones."""
     shapes: dict[tuple[Point, str], Shape] = {}
     parsed: dict[str, KernelConfig | None] = {}
     for layer in layers:

@@ -91,7 +91,7 @@ class Explicit:
 
     ``rank`` gives that one kernel. It looks among the candidates and then in all kernel sets of the operation, so that
     a kernel that was not proposed can still be tried. It raises ``NotFoundError`` if there is no such kernel,
-    ``ConfigInvalidError`` if rules refuse it on the device's arch and ``UnsupportedError`` if it cannot compute the
+    ``ConfigInvalidError`` if rules reject it on the device's arch and ``UnsupportedError`` if it cannot compute the
     problem; the latter two carry all violations.
     """
 
@@ -130,7 +130,7 @@ class Explicit:
         for config in known:
             if self._is(config, arch.id):
                 return config
-        # What somebody wrote out but the rules refuse deserves its reasons rather than "not found".
+        # A kernel that is declared but invalid deserves its reasons rather than "not found".
         for kernels in operation.kernel_sets.values():
             for config, violations in kernels.rejected(arch, operation.rules):
                 if self._is(config, arch.id):
@@ -188,7 +188,7 @@ class Selector:
 
 
 def _why_none(operation: Operation[Any, Any], problem: Problem, device: DeviceInfo) -> tuple[Violation, ...]:
-    """The reasons why kernels of the default set refuse the problem, each once, the most frequent first; or the
+    """The reasons why kernels of the default set reject the problem, each once, the most frequent first; or the
     operation's own reason if it ``RejectsDevices``.
     """
     if isinstance(operation, RejectsDevices) and (violation := operation.refusal(problem, device)) is not None:

@@ -1,4 +1,4 @@
-"""How tiles of products are cut: few and good, from the arch's own tables and capacities."""
+"""Cuts of products into tiles: few and good, from the arch's own tables and capacities."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def cpu_teams(arch: ArchSpec, units: int) -> tuple[int, ...]:
 
 
 def warp_tile_for(tiles: Iterable[Triple], part: tuple[int, int], depth: int) -> Triple | None:
-    """Of the warp tiles that divide a wave's part of the output and the depth of the tile the squarest and largest, and
+    """The squarest and largest of the warp tiles that divide a wave's part of the output and the depth of the tile, and
     of its depths the greatest, which reads the longest vectors.
     """
     fitting = [tile for tile in tiles if not (part[0] % tile[0] or part[1] % tile[1] or depth % tile[2])]

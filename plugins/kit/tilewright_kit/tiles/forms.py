@@ -12,7 +12,7 @@ __all__ = ["PlainForms", "TiledForms"]
 
 
 class _Fields(Protocol):
-    """What ``TiledForms`` asks of the class that inherits it."""
+    """The members that ``TiledForms`` needs of a class that inherits it."""
 
     @property
     def a(self) -> str: ...
@@ -31,7 +31,7 @@ class _Fields(Protocol):
 
 
 class TiledForms:
-    """What follows from the fields of any tiled product."""
+    """Properties that follow from the fields of any tiled product."""
 
     @property
     def d(self: _Fields) -> tuple[str, ...]:
@@ -40,7 +40,7 @@ class TiledForms:
 
     @property
     def d_as_c(self: _Fields) -> bool:
-        """Whether ``dtype_d`` says no more than its default."""
+        """True if ``dtype_d`` says no more than its default."""
         return bool(self.dtype_d) and self.dtype_d == (self.c,) * self.num_d_tensors
 
     @cached_property

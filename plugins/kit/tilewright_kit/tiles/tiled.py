@@ -1,4 +1,4 @@
-"""What the modules of this folder ask of a configuration."""
+"""The part of a configuration that the modules of this folder read."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["GROUP_BYTES", "Tiled", "Triple"]
 Triple = tuple[int, int, int]
 
 GROUP_BYTES = 4
-"""What a CPU packs together along k, and what an accumulator takes."""
+"""Bytes that a CPU packs together along k, and bytes of an accumulator."""
 
 T = TypeVar("T", bound="Tiled")
 
 
 class Tiled(Protocol):
     """A product of A and B that is computed tile by tile. A configuration has these as fields or as properties; those
-    of which an operation knows one value only are constant properties, and no rule of this folder mends them.
+    of which an operation knows one value only are constant properties, and no rule of this folder corrects them.
     """
 
     @property
@@ -51,19 +51,19 @@ class Tiled(Protocol):
     def c(self) -> str: ...
     @property
     def letters(self) -> str:
-        """How A, B and C lie: ``r`` row-major, ``c`` column-major."""
+        """Layout of A, B and C: ``r`` row-major, ``c`` column-major."""
 
     @property
     def fused(self) -> bool:
-        """Whether the epilogue does more than to convert."""
+        """True if the epilogue does more than to convert."""
 
     @property
     def any_alignment(self) -> bool:
-        """Whether lines of A and B may begin at any address, so that shared memory has room for their first bytes."""
+        """True if lines of A and B may begin at any address, so that shared memory has room for their first bytes."""
 
     @property
     def gather_registers(self) -> int:
-        """What a GPU's thread keeps to find what it reads of A or B, beyond the addresses of matrices."""
+        """Registers in which a GPU's thread keeps its places in A or B, beyond the addresses of matrices."""
 
     @property
     def split_k(self) -> int: ...

@@ -1,4 +1,4 @@
-"""The one family of errors. Each carries a stable code and what the caller needs to mend the request.
+"""The one family of errors. Each carries a stable code and what the caller needs to correct the request.
 
 A message is for people; ``field``, ``value``, ``rule`` and ``fix`` are the same facts for programs. Nothing in an error
 may name another session's objects, a path or an address of the server: that detail belongs in the log.

@@ -1,4 +1,4 @@
-"""What a tensor is, without its memory: dtype, shape, strides, and the packed format if it has one."""
+"""A tensor without its memory: dtype, shape, strides, and the packed format if it has one."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ class TensorDesc:
 
 
 def overlaps(desc: TensorDesc) -> bool:
-    """Whether two elements of a tensor may share memory (stated conservatively: dimensions that interleave in no nested
+    """True if two elements of a tensor may share memory (stated conservatively: dimensions that interleave in no nested
     order count as overlapping).
     """
     span = 1

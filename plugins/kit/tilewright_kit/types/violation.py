@@ -12,9 +12,9 @@ __all__ = ["Violation"]
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One broken rule: which field has which value, why that cannot be, and the change that mends it.
+    """One broken rule: which field has which value, why that cannot be, and the change that corrects it.
 
-    ``fix`` is empty if no single change mends it.
+    ``fix`` is empty if no single change corrects it.
     """
 
     rule: str

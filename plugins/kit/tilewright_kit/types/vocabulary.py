@@ -1,6 +1,6 @@
 """The vocabulary that operations share: elementwise steps, epilogues, switches, and which element types go together.
 
-These are facts of the operations, the same on every arch. What an arch can do is in its ``ArchSpec``.
+These are facts of the operations, the same on every arch. An arch's abilities are in its ``ArchSpec``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 MAX_D = 255
-"""D operands of one kernel: as many as the seeds' key counts, in one byte. Each count is a kernel of its own."""
+"""D operands of one kernel: as many as a byte counts. Each count is a kernel of its own."""
 
 
 class Word(str, Enum):
@@ -68,7 +68,7 @@ UNARY_ALIASES = {"Swish": "Silu"}
 
 
 class Epilogue(Word):
-    """How results reach memory. The last three name a fused step; ours are fused in every epilogue."""
+    """The way of results to memory. The last three name a fused step; ours are fused in every epilogue."""
 
     NONE = "none"
     DEFAULT = "default"
@@ -79,7 +79,7 @@ class Epilogue(Word):
 
 
 class Reduction(Word):
-    """How Stream-K adds up partial tiles; ``none`` is a kernel without Stream-K."""
+    """Stream-K's order of adding partial tiles; ``none`` is a kernel without Stream-K."""
 
     NONE = "none"
     ATOMIC = "atomic"
@@ -100,33 +100,33 @@ _EIGHT_BIT = (DType.FP8, DType.BF8)
 
 
 def is_pair(a: DType, b: DType) -> bool:
-    """Whether operands of types ``a`` and ``b`` may be multiplied: equal types, or fp8 and bf8 in either order."""
+    """True if operands of types ``a`` and ``b`` may be multiplied: equal types, or fp8 and bf8 in either order."""
     if a == b:
         return a != DType.INT32
     return a in _EIGHT_BIT and b in _EIGHT_BIT
 
 
 def accumulator(a: DType) -> DType:
-    """What products are summed in: int32 for int8, else fp32."""
+    """The type in which products are summed: int32 for int8, else fp32."""
     return DType.FP32 if a.is_float else DType.INT32
 
 
 def default_output(a: DType) -> DType:
-    """What C is if nobody says: the input's type, fp16 for 8-bit floats, int32 for int8."""
+    """The type of C where none is given: the input's, fp16 for 8-bit floats, int32 for int8."""
     if a in _EIGHT_BIT:
         return DType.FP16
     return a if a.is_float else DType.INT32
 
 
 def output_dtypes(a: DType, scaled: bool = False) -> tuple[DType, ...]:
-    """What C may be: fp32, fp16, bf16; for int8 int32 too, and int8 itself where an operation scales it back."""
+    """Types that C may have: fp32, fp16, bf16; for int8 int32 too, and int8 where an operation scales it back."""
     if accumulator(a) != DType.INT32:
         return _FLOATS
     return (DType.INT32, *_FLOATS, DType.INT8) if scaled else (DType.INT32, *_FLOATS)
 
 
 def epilogue_dtypes(a: DType) -> tuple[DType, ...]:
-    """What bias and D operands may be."""
+    """Types that bias and D operands may have."""
     return (*_FLOATS, DType.INT32) if accumulator(a) == DType.INT32 else _FLOATS
 
 

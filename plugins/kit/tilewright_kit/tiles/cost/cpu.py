@@ -1,6 +1,6 @@
-"""What blocked products cost on a CPU.
+"""The time of blocked products on a CPU.
 
-What an arch does not state (clocks and bandwidths of CPUs differ by machine) is assumed once, here: the assumptions
+Figures that an arch does not state (clocks and bandwidths of CPUs differ by machine) are assumed here: the assumptions
 shift all candidates alike.
 """
 

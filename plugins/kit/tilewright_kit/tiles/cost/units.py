@@ -50,7 +50,7 @@ def tile_efficiency(sizes: Sequence[int], tiles: Sequence[int]) -> float:
 
 
 def rounds(blocks: int, units: int, per_unit: int = 1) -> int:
-    """How often the device fills up: ``ceil(blocks / (units * per_unit))``, with ``per_unit`` blocks resident each."""
+    """Times that the device fills up: ``ceil(blocks / (units * per_unit))``, with ``per_unit`` blocks resident each."""
     return ceil_div(blocks, max(1, units) * max(1, per_unit))
 
 
@@ -107,7 +107,7 @@ def reduction_seconds(elements: int, slices: int, element_bytes: float, bytes_pe
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one kernel does, for ``estimate``."""
+    """The work of one kernel, for ``estimate``."""
 
     flops: float
     peak_flops: float
@@ -119,7 +119,7 @@ class Work:
     launch_seconds: float = 0.0
     """Fixed cost of a launch: a team's barrier on a CPU, a grid's start and end on a GPU."""
     overlap: float = 1.0
-    """How well the pipeline hides memory behind arithmetic: 1 takes the longer of the two, 0 their sum."""
+    """Degree to which the pipeline hides memory behind arithmetic: 1 takes the longer of the two, 0 their sum."""
     extra: Mapping[str, float] | None = None
     """Further times by name that overlap with nothing: packing, a reduction, a prologue."""
 

@@ -58,12 +58,12 @@ def packed_bytes(extent: int, k: int, rows: int, depth: int, with_sums: bool) ->
 
 
 def packs_unsigned(config: Tiled) -> bool:
-    """Whether A is packed unsigned, so that B carries column sums."""
+    """True if A is packed unsigned, so that B carries column sums."""
     return config.a == "int8" and config.warp_tile[2] == 4
 
 
 def sums_in_c(config: _Steps) -> bool:
-    """Whether C can hold partial sums: it has the accumulator's type, and nothing but alpha follows."""
+    """True if C can hold partial sums: it has the accumulator's type, and nothing but alpha follows."""
     return not config.fused and config.binary is Binary.NONE and config.c == config.acc
 
 

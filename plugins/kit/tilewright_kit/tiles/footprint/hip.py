@@ -1,4 +1,4 @@
-"""What a kernel of an AMD GPU's matrix units needs of the LDS and of a thread's registers.
+"""LDS and registers that a kernel of an AMD GPU's matrix units needs.
 
 Mirrors ``AmdLoop`` of ``tilewright/gpu/amd/mainloop.hpp``, its loaders and ``Gemm`` of ``gemm.hpp``; a test compares.
 Tiles lie in the LDS without padding, k-major whatever the layout in memory. Kernels of vector units are counted as
@@ -28,14 +28,14 @@ _BLOCKS = ((16, 16), (8, 16), (16, 8), (8, 8), (4, 16), (4, 8))
 _LINES_TOGETHER = 16
 _PREFETCH_REGISTERS = 64
 _BLOCK_REGISTERS, _TURNED_COPIES, _ADDRESSES = 16, 32, 64
-"""As clang counts: a thread's part of both tiles from which on transposing crowds those whose lanes hold operands
+"""Clang's count: a thread's part of both tiles from which on transposing crowds those whose lanes hold operands
 twice; what it takes then; and what threads of a vector unit take for addresses and steps of the epilogue.
 """
 _STRIP_COLUMNS = 64
 
 
 def uses_matrix_unit(config: Tiled, arch: ArchSpec) -> bool:
-    """Whether an AMD GPU multiplies the warp tile with matrix instructions."""
+    """True if an AMD GPU multiplies the warp tile with matrix instructions."""
     instruction = arch.instruction(config.table_key, config.warp_tile)
     return arch.kind == "hip" and (instruction is None or instruction.name != "simt")
 
@@ -53,7 +53,7 @@ def hip_shared_bytes(config: Tiled, arch: ArchSpec) -> int:
 
 
 def _stored_bytes(config: Tiled, arch: ArchSpec, axis: int) -> int:
-    """Of one tile of A (axis 0) or B: threads that have no part of their own of its last lines write beyond it."""
+    """LDS bytes of one tile of A (axis 0) or B: threads without a part of its last lines write beyond it."""
     size, extent, depth = size_of(config.a), config.tile[axis], config.tile[2]
     threads = max(config.waves * arch.wave_size, 1)
     if config.letters[axis : axis + 1] == "rc"[axis]:
@@ -95,8 +95,8 @@ def hip_operand_registers(config: Tiled, arch: ArchSpec, stages: int) -> int:
 
 
 def hip_copied_registers(config: Tiled, arch: ArchSpec) -> int:
-    """What a thread takes beyond that, if there is room, where lanes hold operands more than once, or an instruction
-    takes more than a vector of each line.
+    """Registers that a thread takes beyond that, if there is room, where lanes hold operands more than once, or an
+    instruction takes more than a vector of each line.
     """
     groups = max(arch.wave_size // max(*config.warp_tile[:2], 1), 1)
     deeper = max(config.warp_tile[2] // groups - _VECTOR_BYTES, 0) if size_of(config.a) == 1 else 0
@@ -111,13 +111,13 @@ def _operand_copies(config: Tiled, arch: ArchSpec) -> int:
 
 
 def _warp_tiles(config: Tiled) -> int:
-    """Of A and of B that a wave multiplies with each other."""
+    """Blocks of A and of B that a wave multiplies with each other."""
     sides = zip(config.tile[:2], config.wave[:2], config.warp_tile[:2], strict=True)
     return sum(extent // max(waves * size, 1) for extent, waves, size in sides)
 
 
 def hip_crowding(config: Tiled, arch: ArchSpec) -> int:
-    """What clang takes beyond all that is counted one by one; nothing on other devices."""
+    """Registers that clang takes beyond those counted one by one; none on other devices."""
     if arch.kind != "hip":
         return 0
     if not uses_matrix_unit(config, arch):
@@ -137,7 +137,7 @@ def hip_prefetched(config: Tiled, arch: ArchSpec) -> int:
 
 
 def _staged_registers(config: Tiled, arch: ArchSpec) -> int:
-    """Of a thread for its part of the tiles of one step."""
+    """Registers of a thread for its part of the tiles of one step."""
     m, n, k = config.tile
     staged = (m * size_of(config.a) + (0 if config.preshuffle else n * size_of(config.b))) * k
     return staged // max(config.waves * arch.wave_size, 1) // _REGISTER_BYTES

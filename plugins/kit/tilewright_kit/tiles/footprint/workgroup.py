@@ -1,4 +1,4 @@
-"""What a configuration needs of a workgroup's resources. Used by rules, plans, templates, cost models and features."""
+"""Resources of a workgroup that a configuration needs: for rules, plans, templates and cost models."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ __all__ = [
 
 
 GEMM_MINIMUM: Triple = (16, 16, 8)
-"""Smallest GPU tile, and what it must be a multiple of (the seeds' operator constraint)."""
+"""Smallest GPU tile, of which every one is a multiple."""
 PRESHUFFLE_MINIMUM: Triple = (64, 64, 32)
 PRESHUFFLE_ALIGNMENT: Triple = (32, 32, 16)
 
 
 def step(config: Tiled) -> Triple:
-    """What the tile must be a multiple of: waves times warp tile, in each dimension."""
+    """Waves times warp tile in each dimension, of which the tile is a multiple."""
     wave, warp = config.wave, config.warp_tile
     return wave[0] * warp[0], wave[1] * warp[1], wave[2] * warp[2]
 
@@ -96,7 +96,7 @@ def least_tile(config: Tiled, arch: ArchSpec) -> Triple:
 
 
 def is_specialised(config: Tiled, arch: ArchSpec) -> bool:
-    """Whether producer waves of their own fetch A and B (Hopper's ``ws``)."""
+    """True if producer waves of their own fetch A and B (Hopper's ``ws``)."""
     return config.pipeline in arch.pipelines and bool(arch.pipeline(config.pipeline).register_splits)
 
 
@@ -137,8 +137,8 @@ def instruction_limit(config: Tiled, arch: ArchSpec) -> int:
 
 _BESIDE_INSTRUCTION = 28
 _STEP_REGISTERS, _STREAM_REGISTERS, _JOIN_ACCUMULATORS = 8, 8, 128
-"""What fused steps and Stream-K's state take, as ptxas counts; and the sums of a tile that a thread can still add up
-from the workspace.
+"""Registers that fused steps and Stream-K's state take, as ptxas counts; and the sums of a tile that a thread can still
+add up from the workspace.
 """
 
 
@@ -163,7 +163,7 @@ def join_limit(config: Tiled) -> int:
 
 
 def fits_registers(config: Tiled, arch: ArchSpec) -> bool:
-    """Whether the accumulators of a GPU thread fit its registers, with all else that it holds."""
+    """True if the accumulators of a GPU thread fit its registers, with all else that it holds."""
     needed = accumulators_per_thread(config, arch)
     if needed + hip_crowding(config, arch) > accumulator_limit(config, arch):
         return False
@@ -242,7 +242,7 @@ _PIECE_ROWS, _LINE_BYTES, _PIECES_STAGED = 64, 128, 2
 
 
 def _gathered(config: Tiled) -> int:
-    """Where the first workgroup of a cluster along k receives the sums of the others."""
+    """Bytes in which the first workgroup of a cluster along k receives the sums of the others."""
     return (max(config.cluster[2], 1) - 1) * config.tile[0] * config.tile[1] * 4
 
 
@@ -281,7 +281,7 @@ def _lines(config: Tiled) -> tuple[int, int]:
 
 
 def _strip_bytes(config: Tiled) -> int:
-    """What a wave's strip of results fills on its way to memory: fp32, rows 8 words further apart than long."""
+    """Bytes that a wave's strip of results fills on its way to memory: fp32, rows 8 words further apart than long."""
     rows, columns = (size // max(waves, 1) for size, waves in zip(config.tile[:2], config.wave, strict=False))
     strip = 16
     if config.a == "fp32":

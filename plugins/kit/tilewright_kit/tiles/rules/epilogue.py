@@ -15,7 +15,7 @@ __all__ = ["Steps", "elementwise_operands", "epilogue_operand_dtypes"]
 
 
 class Steps(Protocol):
-    """What the rules ask of a configuration: the fields of these names, and the element type of A."""
+    """The part of a configuration that the rules read: the fields of these names, and the element type of A."""
 
     @property
     def a(self) -> str: ...

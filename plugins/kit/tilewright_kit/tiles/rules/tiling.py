@@ -1,7 +1,7 @@
-"""Rules on how a tiled product is computed: pipeline, waves, warp tile and block tile. What these need of registers and
-memory is in ``resources``.
+"""Rules on how a tiled product is computed: pipeline, waves, warp tile and block tile. Rules on
+registers and memory are in ``resources``.
 
-Every rule knows fields that all operations share; it never mends one that a configuration does not have.
+Every rule knows fields that all operations share; it never corrects one that a configuration does not have.
 """
 
 # ruff: noqa: ARG001  (all rules have the same signature)
@@ -50,7 +50,7 @@ LARGEST_MENDED = 32768
 
 
 def is_positive(config: Tiled) -> bool:
-    """Whether all sizes are in range: what the other rules may rely on once ``positive_sizes`` has spoken."""
+    """True if all sizes are in range: what the other rules may rely on once ``positive_sizes`` has spoken."""
     return all(0 < size <= MAX_EXTENT for size in (*config.tile, *config.wave, *config.warp_tile))
 
 
@@ -236,7 +236,7 @@ def gpu_waves(config: Tiled, arch: ArchSpec) -> Iterator[Violation]:
 
 
 def buffering(field: str, value: Switch, config: Tiled, arch: ArchSpec) -> Iterator[Violation]:
-    """Whether shared memory is double buffered follows from the pipeline; ``field`` holds what a configuration says."""
+    """Double buffering of shared memory follows from the pipeline; ``field`` holds a configuration's own word on it."""
     if value is Switch.AUTO or config.pipeline not in arch.pipelines:
         return
     wanted = Switch.ON if arch.pipeline(config.pipeline).double_buffer else Switch.OFF
