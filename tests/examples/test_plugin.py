@@ -133,6 +133,13 @@ def test_the_demonstration_shows_the_example(tilewright: Any) -> None:
     assert [(row["what"], row["check"]["ok"]) for row in record["rows"]] == [("rmsnorm fp32", True)]
 
 
+def test_a_kernel_leaves_subnormal_numbers_of_the_process_as_they_are(engine: Engine) -> None:
+    arrays = {"x": np.ones((2, 64), np.float32), "weight": np.ones(64, np.float32)}
+    inputs = {name: TensorDesc.of("fp32", array.shape) for name, array in arrays.items()}
+    execute(engine, OperationRequest("rmsnorm", inputs), arrays)
+    assert (np.full(8, 1e-310) / 2 > 0).all()
+
+
 def test_the_guide_names_every_room_of_the_example() -> None:
     text = DOCS.read_text("utf-8")
     rooms = {path.name for path in (PLUGIN / "tilewright_rmsnorm").glob("*.py")} - {"__init__.py"}

@@ -29,7 +29,8 @@ def generate(config: RmsNormConfig, arch: ArchSpec) -> SourceUnit:
         "c++",
         text,
         {"main": symbol},
-        # The sum may be reordered: it is written as independent partial sums anyway.
-        flags=("-O3", "-ffast-math"),
+        # The sum may be reordered: it is written as independent partial sums anyway. Not -ffast-math: what it links
+        # makes the whole process flush subnormal numbers to zero.
+        flags=("-O3", "-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math"),
         plugin_version=__version__,
     )
