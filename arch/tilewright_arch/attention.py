@@ -1,4 +1,4 @@
-"""What an architecture offers to kernels of attention: its own block of a spec, typed."""
+"""Features of an architecture for kernels of attention: a block of its own in the spec, typed."""
 
 from __future__ import annotations
 

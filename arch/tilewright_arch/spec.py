@@ -131,7 +131,7 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """What the compiler is told.
+    """Options of the compiler.
 
     ``flags`` are for GCC, Clang, NVRTC or hiprtc, in order; ``gpu_arch`` is the offload or
     NVRTC architecture (empty on CPUs); ``zig_cpu`` is the value of ``-mcpu=`` that takes the
@@ -292,7 +292,7 @@ class ArchSpec:
         return combination_reason(offered, epilogue, scheduler)
 
     def supports_trait(self, pipeline: str, epilogue: str, scheduler: str) -> bool:
-        """Whether the combination of pipeline, epilogue and scheduler can be generated."""
+        """True if the combination of pipeline, epilogue and scheduler can be generated."""
         return self.trait_refusal(pipeline, epilogue, scheduler) is None
 
     def with_features(self, features: Iterable[str]) -> ArchSpec:

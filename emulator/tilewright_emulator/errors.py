@@ -1,4 +1,4 @@
-"""What an emulated kernel can do wrong. Every message names the instruction and where it ran."""
+"""Errors of emulated kernels. Every message names the instruction and where it ran."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ RUN = Path(__file__).resolve().parents[2] / "bench" / "run.py"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suite", ["gemm", "conv", "selection", "build", "service"])
+@pytest.mark.some(1)
 def test_suite_writes_tables_for_people_and_programs(suite, tmp_path):
     output = tmp_path / "figures"
     command = [sys.executable, str(RUN), "--quick", "--suite", suite, "--threads", "1", "--output", str(output)]
@@ -37,6 +38,7 @@ def compile_set(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
 
 
+@pytest.mark.extended
 def test_every_kernel_of_a_set_is_compiled_and_the_slowest_are_named():
     done = compile_set("conv", "--arch", detect_cpu().id, "--set", "tiny")
     assert done.returncode in (0, 1), done.stdout + done.stderr  # 1: longer than promised, on a busy machine

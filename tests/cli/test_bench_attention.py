@@ -30,6 +30,7 @@ def test_a_sweep_checks_and_writes_its_results(bench: Any, tmp_path: Path) -> No
     assert {row["operation"] for row in rows} == {"attention"}
 
 
+@pytest.mark.extended
 def test_gradients_and_pages_are_swept(bench: Any, tmp_path: Path) -> None:
     output = tmp_path / "out.csv"
     ran = bench("--shapes", "2x4/2x17/29x32c", "--direction", "fwd,bwd", "--dtype", "fp32,bf16", "--output", output)

@@ -22,6 +22,7 @@ def bench(cli: Any, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda *arguments: cli("bench", "conv", "--cache-dir", cache_dir, *QUICK, *arguments)
 
 
+@pytest.mark.extended
 def test_a_sweep_of_every_direction_writes_its_results_and_is_resumed(bench: Any, tmp_path: Path) -> None:
     output = tmp_path / "out.csv"
     shapes = ("--shapes", "2x6x8x9x7:3s2p1g2,1x4x6x11:3", "--direction", WAYS)

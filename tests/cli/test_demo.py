@@ -24,6 +24,7 @@ LAYOUTS = ("rcr", "rrr", "crr", "ccr")
     ],
     ids=" ".join,
 )
+@pytest.mark.extended
 def test_demo_checks_every_dtype_and_layer_and_says_ok(cli, target, monkeypatch, layouts):
     """Every run has one layout of each type; all layouts of fp32 are in another test."""
     from tilewright_fmha.commands import command as attention

@@ -73,6 +73,7 @@ def test_the_catalog_of_a_server_has_convolutions(command, cli, target):
         assert all(item["name"].startswith("grouped_conv_") for item in kernels)
 
 
+@pytest.mark.extended
 def test_a_kernel_is_shown_and_built_by_its_name_alone(cli, target):
     (kernel,) = cli(
         "kernels", "list", "--operation", "conv_backward_data", "--limit", 1, "--json", "--target", target

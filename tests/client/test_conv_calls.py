@@ -49,6 +49,7 @@ def is_channels_last(array: np.ndarray) -> bool:
 
 
 @pytest.mark.parametrize(("shape", "memory"), PLACED)
+@pytest.mark.some(3)
 def test_convolution_and_its_gradients_are_what_their_definition_says(
     client: tw.Client, shape: str, memory: str
 ) -> None:
@@ -73,6 +74,7 @@ def test_convolution_and_its_gradients_are_what_their_definition_says(
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.some(1)
 def test_gradients_are_adjoint_to_the_convolution(client: tw.Client, dtype: str) -> None:
     more: Any = {"padding": 1, "stride": 2, "groups": 3}
     x, w = client.asarray(random(2, 6, 9, 8), dtype), client.asarray(random(9, 2, 3, 3), dtype)
@@ -167,6 +169,7 @@ def test_gradients_are_added_to_older_ones_in_their_own_memory(client: tw.Client
     ],
     ids=["2d", "1d", "3d", "asymmetric"],
 )
+@pytest.mark.some(1)
 def test_transposed_convolution_is_the_gradient_of_the_image_by_name(
     client: tw.Client, x_shape: Any, w_shape: Any, more: Any, size: Any
 ) -> None:

@@ -98,6 +98,7 @@ del holder
 
 
 @pytest.mark.parametrize("script", FORGOTTEN)
+@pytest.mark.some(3)
 def test_a_script_that_forgets_to_close_ends(server, script: str) -> None:
     code = "import asyncio, os, signal, sys, threading, time\nimport tilewright as tw\ntarget = sys.argv[1]\n"
     # Whoever runs the tests in the background may have SIGINT ignored, which children inherit.

@@ -32,6 +32,7 @@ LAYOUTS = ("dense", "padded rows", "padded columns", "columns", "reversed")
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize("planned", LAYOUTS)
 @pytest.mark.parametrize("given", LAYOUTS)
+@pytest.mark.some(30)
 def test_private_operands_of_any_layout(client: tw.Client, given: str, planned: str, size: int) -> None:
     b = client.asarray(random(size, size))
     with client.plan_gemm(private(planned, size), b) as plan:

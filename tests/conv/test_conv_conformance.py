@@ -24,6 +24,7 @@ KERNELS = pytest.mark.parametrize("per_arch", [16, pytest.param(48, marks=pytest
 @pytest.mark.slow
 @KERNELS
 @pytest.mark.parametrize("operation", plugin.tilewright_operations(), ids=lambda operation: operation.name)
+@pytest.mark.some(1)
 def test_operation_conforms_and_its_samples_are_right(
     operation: Any, conv_runner: ConvRunner, device: DeviceInfo, per_arch: int
 ) -> None:
@@ -50,6 +51,7 @@ def test_operation_conforms_and_its_samples_are_right(
     ),
     ids=lambda value: getattr(value, "name", value),
 )
+@pytest.mark.extended
 def test_operation_conforms_on_devices_that_are_not_here(name: str, operation: Any, per_arch: int) -> None:
     arch = tilewright_arch.load(name)
     # Some sets are for AMD GPUs alone.

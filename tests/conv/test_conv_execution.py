@@ -36,6 +36,7 @@ of = TensorDesc.of
     ),
     ids=str,
 )
+@pytest.mark.some(4)
 def test_every_direction_type_and_order_is_right_for_all_sizes(
     conv_runner: ConvRunner, device: DeviceInfo, direction: Direction, dtype: str, order: Order
 ) -> None:
@@ -77,6 +78,7 @@ SMALL_GROUPS = (
     ),
     ids=lambda value: str(value) if not isinstance(value, tuple) else "depthwise" if value is VECTORS else "groups",
 )
+@pytest.mark.some(3)
 def test_whole_vectors_of_channels_are_right(
     conv_runner: ConvRunner, device: DeviceInfo, direction: Direction, dtype: str, cases: tuple[Case, ...]
 ) -> None:
@@ -84,6 +86,7 @@ def test_whole_vectors_of_channels_are_right(
 
 
 @pytest.mark.parametrize("direction", Direction, ids=str)
+@pytest.mark.some(1)
 def test_every_candidate_of_a_problem_is_right(
     conv_runner: ConvRunner, device: DeviceInfo, direction: Direction
 ) -> None:
@@ -99,6 +102,7 @@ def test_every_candidate_of_a_problem_is_right(
 
 @pytest.mark.parametrize(("first", "second"), [("fp8", "fp8"), ("bf8", "fp8"), ("fp8", "bf8"), ("bf8", "bf8")])
 @pytest.mark.parametrize("order", [LAST, FIRST], ids=str)
+@pytest.mark.some(3)
 def test_forward_takes_floats_of_8_bits_in_any_pair(
     conv_runner: ConvRunner, device: DeviceInfo, first: str, second: str, order: Order
 ) -> None:
@@ -143,6 +147,7 @@ def test_transposed_convolution_takes_a_bias_and_an_activation(
 @pytest.mark.parametrize("order", [LAST, FIRST], ids=str)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("direction", GRADIENTS, ids=str)
+@pytest.mark.some(5)
 def test_gradients_are_added_to_what_is_there(
     conv_runner: ConvRunner, device: DeviceInfo, direction: Direction, dtype: str, order: Order, in_place: bool
 ) -> None:
@@ -203,6 +208,7 @@ def test_broadcast_inputs_are_read_as_they_are(
 
 
 @pytest.mark.parametrize("direction", Direction, ids=str)
+@pytest.mark.some(1)
 def test_threads_of_a_team_agree_with_one_alone(
     conv_runner: ConvRunner, device: DeviceInfo, direction: Direction
 ) -> None:

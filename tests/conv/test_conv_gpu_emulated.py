@@ -78,6 +78,7 @@ def test_what_is_selected_is_right(
 
 @pytest.mark.parametrize("case", [EVEN, GROUPS, DEPTHWISE, STRIDED], ids=str)
 @pytest.mark.parametrize("direction", Direction, ids=str)
+@pytest.mark.some(4)
 def test_one_kernel_of_every_kind_is_right(
     emulated: ConvEmulated, hopper: DeviceInfo, direction: Direction, case: Case
 ) -> None:

@@ -54,6 +54,7 @@ def test_every_arch_has_default_kernels_of_every_kind_of_its_own(arch: ArchSpec,
 
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("name", [name.replace("-", "_") for name in RULE_SETS])
+@pytest.mark.some(20)
 def test_rule_sets_have_valid_kernels_with_names_of_their_own(arch: ArchSpec, direction: Direction, name: str) -> None:
     kernels = KERNEL_SETS[direction][name].expand(arch, RULES)
     assert len({config.name for config in kernels}) == len(kernels)

@@ -28,6 +28,7 @@ def target(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Iter
 
 
 @pytest.mark.parametrize("guide", ["client.md", "convolution.md", "attention.md"])
+@pytest.mark.extended
 def test_every_snippet_runs(target: str, guide: str) -> None:
     snippets = SNIPPET.findall((DOCS / guide).read_text("utf-8"))
     assert len(snippets) >= 5

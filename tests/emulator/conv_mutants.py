@@ -7,11 +7,13 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from amd_config import FLAGS, Built, compiler
+from amd_config import FLAGS, Built
 from conv_amd_emulation import for_arch, unit
 from conv_gpu_cases import CASES
 from conv_gpu_config import ConvGpuConfig
 from native_harness import INCLUDE
+
+from tilewright_emulator.code.compiler import compiler
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from amd_config import compile_text, compiler
+from amd_config import compile_text
 
 from tilewright_emulator import Checks, CodeObject, Memory, Report
-from tilewright_emulator.errors import ToolMissing
+from tilewright_emulator.code.compiler import MISSING, compiler
 
 PRELUDE = """
 #define KERNEL(THREADS) extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(1, THREADS))) void
@@ -32,12 +32,8 @@ DEVICE void barrier() {
 def load(folder: Path, text: str, arch: str, *options: str) -> CodeObject:
     """Skips the test if a tool is missing."""
     if compiler(folder) is None:
-        pytest.skip("needs clang 19 or later with lld, or the wheel ziglang")
-    built = compile_text(folder, PRELUDE + text, arch, ["-Wno-unused-function", *options])
-    try:
-        return CodeObject.load(built.path)
-    except ToolMissing as missing:
-        pytest.skip(str(missing))
+        pytest.skip(f"needs {MISSING}")
+    return CodeObject.load(compile_text(folder, PRELUDE + text, arch, ["-Wno-unused-function", *options]).path)
 
 
 def run(

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from amd_config import FLAGS, WAVE, AmdConfig, compiler
+from amd_config import FLAGS, WAVE, AmdConfig
 from native_case import Sizes
 from native_harness import INCLUDE
+
+from tilewright_emulator.code.compiler import compiler
 
 SMALL: dict[str, Any] = {"tile": (64, 64, 32), "wave": (2, 2), "warp_tile": (16, 16, 16)}
 ALIGNED = Sizes(72, 136, 160)  # whole rows of 16 bytes, edges within tiles, five steps

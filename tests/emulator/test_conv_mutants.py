@@ -49,11 +49,13 @@ UNCHANGED = partly(PLAIN.values(), lambda mutant: {mutant.case} & MET)
 
 
 @pytest.mark.parametrize("mutant", UNCHANGED, ids=lambda mutant: str(mutant.case))
+@pytest.mark.some(2)
 def test_what_is_not_changed_is_right(mutant: ConvMutant, tmp_path: Path) -> None:
     run(mutant, False, tmp_path)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.kind.replace(" ", "_"))
+@pytest.mark.some(4)
 def test_planted_bugs_are_caught(mutant: ConvMutant, tmp_path: Path) -> None:
     with pytest.raises((EmulationError, AssertionError)):
         run(mutant, True, tmp_path)

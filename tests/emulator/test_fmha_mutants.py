@@ -34,6 +34,7 @@ MET = {(mutant.values[0].suite, mutant.values[0].case) for mutant in MUTANTS if 
     partly(PLAIN, lambda mutant: {(mutant.suite, mutant.case)} & MET),
     ids=lambda mutant: f"{mutant.suite}_{mutant.case}",
 )
+@pytest.mark.some(2)
 def test_what_is_not_changed_is_right(mutant: FmhaMutant, tmp_path: Path) -> None:
     run(mutant, fmha_gpu_case.HostKernels(tmp_path, [kernel_of(mutant)]))
 
@@ -51,6 +52,7 @@ def test_planned_kernels_that_are_not_changed_are_right(mutant: FmhaMutant, tmp_
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.kind.replace(" ", "_"))
+@pytest.mark.some(4)
 def test_planted_bugs_are_caught(mutant: FmhaMutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     include = planted(mutant, tmp_path)
     for module in (fmha_gpu_case, test_fmha_gpu_emulated):  # headers in quotes are looked for there first

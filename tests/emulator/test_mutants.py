@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from amd_config import AmdConfig, Built, compiler
+from amd_config import AmdConfig, Built
 from gemm_mutants import COMPV3, COMPV4, DIRECT_LDS, MEM, MUTANTS, Mutant, build
 from native_case import Call, Sizes
 from native_harness import INCLUDE
 from sampling import partly
 
 from tilewright_emulator import Checks, CodeObject, EmulationError, Report
-from tilewright_emulator.errors import ToolMissing
+from tilewright_emulator.code.compiler import MISSING, compiler
 from tilewright_emulator.isa.instruction import Instruction
 from tilewright_emulator.state.waits import waits_of
 from tilewright_emulator.state.waves import Waves
@@ -50,16 +50,12 @@ class OneKernel:
 
 def made(mutant: Mutant | None, arch: str, config: AmdConfig, folder: Path) -> OneKernel:
     if compiler(folder) is None:
-        pytest.skip("needs clang 19 or later with lld, or the wheel ziglang")
-    kernel = OneKernel(build(mutant, arch, folder, config))
-    try:
-        CodeObject.load(folder / "unit.co")
-    except ToolMissing as missing:
-        pytest.skip(str(missing))
-    return kernel
+        pytest.skip(f"needs {MISSING}")
+    return OneKernel(build(mutant, arch, folder, config))
 
 
 @pytest.mark.parametrize("case", PLAIN.values(), ids=lambda case: str(case.kind))
+@pytest.mark.some(3)
 def test_what_is_not_changed_is_right(case: Mutant, tmp_path: Path) -> None:
     config = case.kernel("gfx942")
     report = made(None, "gfx942", config, tmp_path).run(config, case.sizes, case.split_k)
@@ -79,6 +75,7 @@ def shown(case: tuple[Mutant, str]) -> set[Hashable]:
     partly([(m, m.arch or ("gfx942", "gfx942", "gfx950", "gfx90a")[i % 4]) for i, m in enumerate(MUTANTS)], shown),
     ids=lambda part: part if isinstance(part, str) else part.kind,
 )
+@pytest.mark.some(4)
 def test_planted_bugs_are_caught(mutant: Mutant, arch: str, tmp_path: Path) -> None:
     config = mutant.kernel(arch)
     kernel = made(mutant, arch, config, tmp_path)
@@ -107,6 +104,7 @@ LEFT_OUT = [
 
 
 @pytest.mark.parametrize(("arch", "pipeline"), partly(LEFT_OUT, lambda case: {case[0], str(case[1])}))
+@pytest.mark.some(1)
 def test_every_wait_and_barrier_is_needed(arch: str, pipeline: dict[str, Any], tmp_path: Path) -> None:
     """Takes one wait or barrier after the other out of a finished kernel; a wait together with what repeats it.
 

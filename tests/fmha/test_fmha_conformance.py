@@ -33,6 +33,7 @@ def offered() -> list[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("operation", offered(), ids=lambda operation: operation.name)
+@pytest.mark.some(1)
 def test_operation_conforms_and_its_samples_are_right(
     operation: Any, fmha_runner: FmhaRunner, device: DeviceInfo
 ) -> None:
@@ -51,6 +52,7 @@ def test_operation_conforms_and_its_samples_are_right(
 @pytest.mark.slow
 @pytest.mark.parametrize("operation", offered(), ids=lambda operation: operation.name)
 @pytest.mark.parametrize("name", ["sm_90a", "gfx942"])
+@pytest.mark.extended
 def test_operation_conforms_on_devices_that_are_not_here(operation: Any, name: str) -> None:
     arch = tilewright_arch.load(name)
     report = check_plugin(operation, device_of(arch), archs=[tilewright_arch.load("x86-64-v3"), arch], per_arch=16)

@@ -93,6 +93,7 @@ def runner(cpu: ArchSpec, device: DeviceInfo, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.some(3)
 def test_a_cache_may_lie_in_any_order(runner: FmhaRunner, name: str, device: DeviceInfo) -> None:
     inputs = content(name, "heads first")
     request = OperationRequest(ATTENTION, tensors_of(name, "heads first"), {}, {"return_lse": True})

@@ -80,6 +80,7 @@ CASES: dict[str, tuple[Descs, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.some(4)
 def test_waves_share_keys(name: str, gpu: DeviceInfo, folder: Path) -> None:
     tensors, words = CASES[name]
     request = OperationRequest(ATTENTION, tensors, {}, words)

@@ -154,6 +154,7 @@ def check(problem: FmhaProblem, inputs: Mapping[str, Array], got: Mapping[str, A
 
 
 @pytest.mark.parametrize("case", drawn_cases(COMPILED, 6), ids=str)
+@pytest.mark.extended
 def test_pairs_of_features(runner: FmhaRunner, case: Case, device: DeviceInfo) -> None:
     request = of_case(case)
     problem, plan = planned(request, device)

@@ -92,6 +92,7 @@ def toolchain() -> Iterator[NvrtcToolchain]:
     list(zip(FEATURES, (*HEADS, HEADS[0]), strict=True)),
     ids=lambda item: "-".join(map(str, item)) or "plain",
 )
+@pytest.mark.some(1)
 def test_kernels_that_the_rules_take_compile_without_spills(
     features: dict[str, Any], hdim: tuple[int, int], toolchain: NvrtcToolchain, tmp_path: Path
 ) -> None:

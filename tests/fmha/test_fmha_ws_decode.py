@@ -115,6 +115,7 @@ def test_every_cut_is_valid_and_its_memory_is_what_the_template_counts(
     ],
     ids=lambda item: f"{item.dtype}-{item.hdim[0]}-{item.m0}",
 )
+@pytest.mark.some(1)
 def test_kernels_that_the_rules_take_compile_without_spills(
     config: FmhaConfig, toolchain: NvrtcToolchain, tmp_path: Path
 ) -> None:

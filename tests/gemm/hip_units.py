@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from tilewright_arch import ArchSpec
+from tilewright_emulator.code.compiler import MISSING, compiler, have_objdump
 from tilewright_gemm.codegen import render_gpu
 from tilewright_gemm.config.config import GemmConfig
 from tilewright_kit.contract.source import SourceUnit
@@ -18,14 +19,15 @@ from tilewright_server.build.toolchains.hip import HipToolchain
 __all__ = ["HAVE_HIP", "HIP_ARCHS", "WITHOUT_HIP", "compile_text", "statement_of", "toolchain"]
 
 HIP_ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
-WITHOUT_HIP = "no compiler for AMD GPUs: install clang 19 or later with lld, or the wheel ziglang"
+WITHOUT_HIP = f"needs {MISSING}"
 _NOTHING = 'extern "C" __attribute__((global)) void nothing() {}\n'
 
 
 @cache
 def toolchain() -> HipToolchain:
-    """One for all tests of a process; its helper processes end with it."""
-    return HipToolchain([include_dir()])
+    """One for all tests of a process; its helper processes end with it. The emulator can read what it compiles."""
+    listed = None if have_objdump() else compiler(Path(tempfile.mkdtemp()))
+    return HipToolchain([include_dir()], compiler=listed[0] if listed else "")
 
 
 def _have() -> bool:

@@ -20,6 +20,7 @@ from tilewright_kit.selection.strategies import Selector
 
 @pytest.mark.slow
 @pytest.mark.parametrize("operation", plugin.tilewright_operations(), ids=lambda operation: operation.name)
+@pytest.mark.some(1)
 def test_operation_conforms_and_its_samples_are_right(operation: Any, runner: Runner, device: DeviceInfo) -> None:
     def build(unit: Any, arch: Any) -> None:
         assert unit.text and arch

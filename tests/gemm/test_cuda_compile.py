@@ -95,6 +95,7 @@ def proposed(arch: ArchSpec) -> list[GemmConfig]:
     return list(found)
 
 
+@pytest.mark.extended
 def test_what_planners_propose_beyond_the_default_set_compiles(toolchain: NvrtcToolchain, tmp_path: Path) -> None:
     arch = tilewright_arch.load("sm_90a")
     configs = covering(proposed(arch), default_set(arch))
@@ -102,6 +103,7 @@ def test_what_planners_propose_beyond_the_default_set_compiles(toolchain: NvrtcT
     assert not faults(configs, arch, toolchain, tmp_path)
 
 
+@pytest.mark.extended
 def test_what_tuning_tries_beyond_the_default_set_compiles(toolchain: NvrtcToolchain, tmp_path: Path) -> None:
     arch = tilewright_arch.load("sm_90a")
     configs = covering(SPACES["tune_hopper"].iterate(arch, RULES), default_set(arch))

@@ -89,6 +89,7 @@ def blocked_by_two(request: OperationRequest, device: DeviceInfo, scheduler: str
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("a", "b"), PAIRS)
+@pytest.mark.some(8)
 def test_every_type_and_layout_is_right_with_padded_leading_dimensions(
     runner: Runner, device: DeviceInfo, a: str, b: str, layout: str
 ) -> None:
@@ -110,6 +111,7 @@ def test_every_type_and_layout_is_right_with_padded_leading_dimensions(
     "shape", [(1, 300, 200), (5, 129, 64), (200, 3, 70), (64, 64, 64), (33, 1, 500), (1, 1, 1), (7, 9, 0)]
 )
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
+@pytest.mark.some(6)
 def test_the_kernel_that_the_cost_model_picks_is_right(
     runner: Runner, device: DeviceInfo, dtype: str, shape: tuple[int, int, int]
 ) -> None:

@@ -20,6 +20,7 @@ from hip_units import HAVE_HIP, HIP_ARCHS, WITHOUT_HIP, toolchain
 
 import tilewright_arch
 from tilewright_arch import ArchSpec
+from tilewright_emulator.code.compiler import WITHOUT_OBJDUMP, have_objdump
 from tilewright_gemm.candidates.hip import HipShape, hip_config
 from tilewright_gemm.codegen import generate
 from tilewright_gemm.config.config import GemmConfig
@@ -36,7 +37,10 @@ from tilewright_kit.types.tensor import TensorDesc
 from tilewright_server.build.toolchains.code_object import KernelFacts, read_code_object
 from tilewright_tools.analysis.disassembly import Instruction
 
-pytestmark = pytest.mark.skipif(not HAVE_HIP, reason=WITHOUT_HIP)
+pytestmark = [
+    pytest.mark.skipif(not HAVE_HIP, reason=WITHOUT_HIP),
+    pytest.mark.skipif(not have_objdump(), reason=WITHOUT_OBJDUMP),
+]
 
 SAMPLE = 32
 """Kernels of each arch's default set that a compiler compiles of which there is no record."""

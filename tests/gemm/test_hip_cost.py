@@ -88,6 +88,7 @@ def rivals(name: str, sizes: tuple[int, int, int], count: int) -> list[GemmConfi
 
 @pytest.mark.parametrize("count", [RIVALS, pytest.param(ALL, marks=[pytest.mark.slow, pytest.mark.exhaustive])])
 @pytest.mark.parametrize("name", HIP_ARCHS)
+@pytest.mark.extended
 def test_the_first_choice_has_nearly_the_best_bound_of_the_candidates(name: str, count: int) -> None:
     for sizes in SHAPES:
         candidates = rivals(name, sizes, count)
@@ -98,6 +99,7 @@ def test_the_first_choice_has_nearly_the_best_bound_of_the_candidates(name: str,
 
 
 @pytest.mark.parametrize("name", ["gfx90a", "gfx942", "gfx950"])
+@pytest.mark.extended
 def test_no_essential_kernel_of_halves_has_a_better_bound_than_the_first_choice(name: str) -> None:
     arch = tilewright_arch.load(name)
     essential = [

@@ -125,6 +125,7 @@ def test_the_essential_set_is_small_and_holds_every_kind_of_kernel(name: str) ->
     assert any(config.split_k > 1 for config in kernels) and any(config.persistent for config in kernels)
 
 
+@pytest.mark.extended
 def test_sweeps_drop_what_no_template_computes(cdna: ArchSpec) -> None:
     stream = SWEEPS["stream_k"]
     assert not stream.expand(cdna, RULES)

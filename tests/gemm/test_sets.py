@@ -66,6 +66,7 @@ def test_the_default_kernel_is_valid_as_it_stands() -> None:
     assert RULES.allows(DEFAULT_KERNEL, ARCH)
 
 
+@pytest.mark.some(2)
 def test_the_default_set_has_kernels_for_every_type_of_every_arch(arch: ArchSpec) -> None:
     kernels = KERNEL_SETS["default"].expand(arch, RULES)
     wanted = {dtype for dtype in DType if dtype != DType.INT32 and arch.acc_dtype(dtype.value, dtype.value)}

@@ -13,9 +13,17 @@ __all__ = ["covering", "fields_of", "partly"]
 T = TypeVar("T")
 
 
+FIRST = 5
+"""Cases of a covering part, those that show the most, which ``make test`` runs."""
+
+
 def covering(cases: Sequence[T], shows: Callable[[T], Collection[Hashable]]) -> list[int]:
     """Places of cases that together show all that the cases show, in order. The same in every run: of cases that show
     as much, the first is taken."""
+    return sorted(_those_first_that_show_the_most(cases, shows))
+
+
+def _those_first_that_show_the_most(cases: Sequence[T], shows: Callable[[T], Collection[Hashable]]) -> list[int]:
     left = [set(shows(case)) for case in cases]
     missing: set[Hashable] = set().union(*left)
     chosen: list[int] = []
@@ -23,21 +31,27 @@ def covering(cases: Sequence[T], shows: Callable[[T], Collection[Hashable]]) -> 
         best = max(range(len(cases)), key=lambda place: len(left[place] & missing))
         chosen.append(best)
         missing -= left[best]
-    return sorted(chosen)
+    return chosen
 
 
 def partly(cases: Iterable[T], shows: Callable[[T], Collection[Hashable]]) -> list[Any]:
-    """The cases as parameters of a test: first a covering part, which runs always, then the others, which have the mark
-    ``exhaustive``. A case that is a tuple stands for several parameters."""
+    """The cases as parameters of a test: first a covering part, then the others, which have the mark ``exhaustive``.
+    Of the covering part, all but ``FIRST`` cases have the mark ``extended``. A case that is a tuple stands for several
+    parameters."""
     every = list(cases)
-    always = covering(every, shows)
-    rest = sorted(set(range(len(every))) - set(always))
+    chosen = _those_first_that_show_the_most(every, shows)
+    first, more = sorted(chosen[:FIRST]), sorted(chosen[FIRST:])
+    rest = sorted(set(range(len(every))) - set(chosen))
 
     def parameter(place: int, *marks: pytest.MarkDecorator) -> Any:
         case = every[place]
         return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=marks)
 
-    return [*map(parameter, always), *(parameter(place, pytest.mark.exhaustive) for place in rest)]
+    return [
+        *map(parameter, first),
+        *(parameter(place, pytest.mark.extended) for place in more),
+        *(parameter(place, pytest.mark.exhaustive) for place in rest),
+    ]
 
 
 def fields_of(case: Any, *left_out: str) -> dict[str, Hashable]:

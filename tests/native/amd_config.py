@@ -1,17 +1,13 @@
-"""Configurations of the portable GPU kernels for AMD GPUs, and a compiler for them: clang or the wheel ``ziglang``."""
+"""Configurations of the portable GPU kernels for AMD GPUs, compiled for the emulator."""
 
 from __future__ import annotations
 
 import fcntl
 import functools
 import hashlib
-import importlib.util
 import os
-import shutil
-import stat
 import struct
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +15,10 @@ from pathlib import Path
 from gpu_config import GpuConfig
 from native_harness import INCLUDE
 
-from tilewright_kit.types.errors import ToolchainMissingError
+from tilewright_emulator.code.compiler import MISSING, compiler
+from tilewright_emulator.code.image import disassembled
 from tilewright_server.build.toolchains.code_object import KernelFacts, read_code_object
-from tilewright_tools.analysis.disassembly import Disassembler, Function
+from tilewright_tools.analysis.disassembly import Function
 
 ARCHS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 WAVE = {arch: 64 if arch.startswith("gfx9") else 32 for arch in ARCHS}
@@ -29,7 +26,6 @@ FLAGS = (
     "-x", "hip", "--offload-device-only", "-nogpuinc", "-nogpulib", "-nostdinc", "--no-gpu-bundle-output", "-O3",
     "-std=c++17", "-DNDEBUG", "-Wall", "-Wextra", "-Werror", f"-I{INCLUDE}",
 )  # fmt: skip
-RELEASES = range(22, 18, -1)
 PER_UNIT = 6  # kernels that are compiled together
 
 
@@ -74,38 +70,12 @@ class Built:
 
 @functools.cache
 def _functions(path: Path) -> tuple[Function, ...]:
-    return Disassembler().disassemble(path.read_bytes())
-
-
-def tool(name: str) -> str | None:
-    """A program of LLVM, under its plain name or with a release; the newest first."""
-    names = [*(f"{name}-{release}" for release in RELEASES), name]
-    return next((path for each in names if (path := shutil.which(each))), None)
-
-
-def compiler(folder: Path) -> list[str] | None:
-    """A command that compiles for AMD GPUs, or None: clang with its lld, else ziglang with the one inside it."""
-    clang = tool("clang++") or tool("clang")
-    if clang and tool("ld.lld"):
-        return [clang]
-    if importlib.util.find_spec("ziglang") is None:
-        return None
-    shim = folder / "lld"
-    if not shim.exists():  # clang calls `lld -flavor gnu ...`
-        shim.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} -m ziglang ld.lld "$@"\n')
-        shim.chmod(shim.stat().st_mode | stat.S_IXUSR)
-    return [sys.executable, "-m", "ziglang", "clang", "-B", str(folder)]
+    return disassembled(path.read_bytes())
 
 
 def missing_tools(folder: Path) -> str:
     """What these tests need and this machine lacks; empty if nothing."""
-    if compiler(folder) is None:
-        return "clang 19 or later with lld, or the wheel ziglang"
-    try:
-        Disassembler().find()
-    except ToolchainMissingError:
-        return "llvm-objdump 19 or later"
-    return ""
+    return MISSING if compiler(folder) is None else ""
 
 
 def compile_kernels(folder: Path, kernels: dict[str, AmdConfig], options: Sequence[str] = ()) -> Built:
@@ -120,7 +90,7 @@ def compile_text(folder: Path, text: str, arch: str, options: Sequence[str] = ()
     """See ``compile_kernels``."""
     command = compiler(folder)
     if command is None:
-        raise FileNotFoundError("clang with lld, or the wheel ziglang")
+        raise FileNotFoundError(MISSING)
     command += [*FLAGS, f"--offload-arch={arch}", *options]
     headers = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(INCLUDE.rglob("*.hpp")))).hexdigest()
     key = hashlib.sha256("\0".join([headers, *command, text]).encode()).hexdigest()[:24]

@@ -16,9 +16,9 @@ from native_harness import LEVELS, RUNTIME, Runtime, build_once, missing_feature
 
 
 @pytest.fixture(scope="session")
-def build_folder(shared_folder: Path) -> Path:
-    """Shared by the workers of a parallel run, who build each unit once between them."""
-    folder = shared_folder / "native_units"
+def build_folder(built_kernels: Path) -> Path:
+    """Shared by the workers of a parallel run, who build each unit once between them, and by later runs."""
+    folder = built_kernels / "native_units"
     folder.mkdir(exist_ok=True)
     return folder
 

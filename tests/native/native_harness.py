@@ -86,7 +86,9 @@ def build_once(folder: Path, text: str, flags: Iterable[str] = (), command: Sequ
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not output.exists():
             source.write_text(text)
-            compile_unit(command, source, output, flags)
+            partial = output.with_suffix(".partial")
+            compile_unit(command, source, partial, flags)
+            partial.rename(output)
     return output
 
 

@@ -63,6 +63,7 @@ def _tools(build_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.some(1)
 def test_every_atom_compiles_to_its_instruction_without_spills(arch: str, build_folder: Path) -> None:
     spec = tilewright_arch.load(arch)
     kernels = KernelSet(build_folder, ALL)
@@ -135,6 +136,7 @@ LARGE = _large()
 
 
 @pytest.mark.parametrize("name", LARGE)
+@pytest.mark.some(4)
 def test_main_loops_multiply_and_move_wide_vectors(name: str, build_folder: Path) -> None:
     config = LARGE[name]
     built = compile_kernels(build_folder, {"kernel": config})

@@ -55,6 +55,7 @@ def test_products_are_right(kernels: AmdKernels, name: str, rng: np.random.Gener
 
 
 @pytest.mark.parametrize("name", [name for name, config in COMMON.items() if config.split_k > 1])
+@pytest.mark.some(4)
 def test_split_k_adds_up_and_never_varies(kernels: AmdKernels, name: str, rng: np.random.Generator) -> None:
     config = PRODUCTS[name]
     call = Call(config, [Sizes(config.tile[0], config.tile[1] - 1, 5 * config.tile[2] + 3)], rng, split_k=3)
@@ -65,6 +66,7 @@ def test_split_k_adds_up_and_never_varies(kernels: AmdKernels, name: str, rng: n
 
 
 @pytest.mark.parametrize("name", GROUPED)
+@pytest.mark.some(3)
 def test_groups_of_different_sizes_in_one_launch(kernels: AmdKernels, name: str, rng: np.random.Generator) -> None:
     config = GROUPED[name]
     split = int(rng.integers(1, config.split_k + 1))
@@ -78,6 +80,7 @@ def test_no_steps_along_k_give_the_epilogue_of_zero(kernels: AmdKernels, rng: np
 
 
 @pytest.mark.parametrize("name", EPILOGUES)
+@pytest.mark.some(6)
 def test_epilogues_match_float64(kernels: AmdKernels, name: str, rng: np.random.Generator) -> None:
     config = EPILOGUES[name]
     layouts = ("full", "row", "column", "scalar", "transposed", "row_batch")

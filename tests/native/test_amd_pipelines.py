@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import shutil
 from collections.abc import Hashable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from amd_cases import ARCHS, LAYOUTS, drop_subnormals
-from amd_config import WAVE, AmdConfig, compile_kernels, compiler
+from amd_config import WAVE, AmdConfig, compile_kernels
 from gpu_emulation import FLAGS
 from native_case import DTYPES, Call, Sizes
 from native_harness import Guarded, build_once
 from sampling import partly
 
 import tilewright_arch
+from tilewright_emulator.code.compiler import MISSING, WITHOUT_OBJDUMP, compiler, have_objdump
 from tilewright_tools.analysis.roofline import Problem as BoundProblem
 from tilewright_tools.analysis.roofline import analyze, bound_of
 
@@ -99,9 +99,7 @@ CROWDED = {
 @pytest.fixture(scope="module")
 def kernels(build_folder: Path):  # type: ignore[no-untyped-def]
     if compiler(build_folder) is None:
-        pytest.skip("needs clang 19 or later with lld, or the wheel ziglang")
-    if not any(shutil.which(f"llvm-objdump{suffix}") for suffix in ("", *(f"-{release}" for release in range(19, 23)))):
-        pytest.skip("needs llvm-objdump 19 or later")
+        pytest.skip(f"needs {MISSING}")
     from amd_emulation import AmdKernels
 
     ordered = [CONFIGS[item.values[0]] for item in LOOPS]  # what is run together is compiled together
@@ -284,6 +282,7 @@ def test_tiles_are_written_without_conflicts(layouts: ctypes.CDLL, name: str) ->
 # ---- the schedule ----
 
 
+@pytest.mark.skipif(not have_objdump(), reason=WITHOUT_OBJDUMP)
 def test_the_fast_kernel_keeps_the_matrix_units_busy(kernels, build_folder: Path) -> None:  # type: ignore[no-untyped-def]
     """304 tiles of 4096 x 4096, one for every compute unit, and a main loop that the matrix unit limits."""
     del kernels  # its fixture skips without tools

@@ -186,6 +186,7 @@ def options(rng: np.random.Generator) -> dict[str, object]:
 
 
 @each("implicit")
+@pytest.mark.some(8)
 def test_shapes_of_every_kind(
     libraries: dict[str, Library], runtime: Runtime, name: str, rng: np.random.Generator
 ) -> None:
@@ -208,6 +209,7 @@ def test_drawn_shapes(libraries: dict[str, Library], runtime: Runtime, name: str
 
 
 @each("other")
+@pytest.mark.some(6)
 def test_epilogues_slices_and_tiles(
     libraries: dict[str, Library], runtime: Runtime, name: str, rng: np.random.Generator
 ) -> None:
@@ -215,6 +217,7 @@ def test_epilogues_slices_and_tiles(
         run(libraries["other"], runtime, ConvCall(OTHERS[name], shape, rng, **options(rng)))
 
 
+@pytest.mark.extended
 def test_other_teams_compute_the_same_bits(
     libraries: dict[str, Library], runtime: Runtime, rng: np.random.Generator
 ) -> None:
@@ -251,6 +254,7 @@ VECTORS = [
 
 
 @each("depthwise")
+@pytest.mark.some(5)
 def test_depthwise(libraries: dict[str, Library], runtime: Runtime, name: str, rng: np.random.Generator) -> None:
     large = Shape(n=1, groups=1100, cg=1, kg=1, size=(1, 3, 4))
     long = Shape(n=1, groups=2, cg=1, kg=1, size=(1, 1, 2500), filter=(1, 1, 5), begin=(0, 0, 2), end=(0, 0, 2))
@@ -259,6 +263,7 @@ def test_depthwise(libraries: dict[str, Library], runtime: Runtime, name: str, r
 
 
 @each("direct")
+@pytest.mark.some(5)
 def test_few_channels(libraries: dict[str, Library], runtime: Runtime, name: str, rng: np.random.Generator) -> None:
     small = [
         Shape(n=2, groups=8, cg=cg, kg=kg, size=(1, 5, 30), stride=(1, stride, stride))

@@ -68,6 +68,7 @@ KERNELS: dict[str, tuple[ConvGpuConfig, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.some(6)
 def test_kernels_compile_without_spills_or_warnings(name: str) -> None:
     config, instructions = KERNELS[name]
     built = compile_text(config.unit("kernel"))
@@ -79,6 +80,7 @@ def test_kernels_compile_without_spills_or_warnings(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(CASES)[::6])
+@pytest.mark.some(4)
 def test_what_is_emulated_compiles(name: str) -> None:
     assert compile_text(CASES[name][0].unit("kernel")).spilled_bytes == 0
 

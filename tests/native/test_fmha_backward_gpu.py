@@ -211,6 +211,7 @@ def emulated(build_folder: Path) -> AmdKernels:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.extended
 def test_features(gradients: HostKernels, name: str, rng: np.random.Generator) -> None:
     call = Gradients(*CASES[name], rng)
     call.run(gradients, int(rng.integers(1, 100)))
@@ -218,6 +219,7 @@ def test_features(gradients: HostKernels, name: str, rng: np.random.Generator) -
 
 
 @pytest.mark.parametrize("name", AMD)
+@pytest.mark.some(2)
 def test_features_on_amd(emulated: AmdKernels, name: str, rng: np.random.Generator) -> None:
     kernel, shape = AMD[name]
     call = Gradients(kernel, shape, rng)

@@ -118,6 +118,7 @@ def test_scores(everywhere: Library, runtime: Runtime, rng: np.random.Generator)
 
 
 @pytest.mark.parametrize("name", FEATURES)
+@pytest.mark.some(8)
 def test_features(features: Library, runtime: Runtime, name: str, rng: np.random.Generator) -> None:
     run(features, runtime, *FEATURES[name], rng)
 

@@ -258,6 +258,7 @@ def test_nan_and_infinity_propagate_and_stay_in_their_place(
         assert np.array_equal(np.isinf(got), np.isinf(want)), config
 
 
+@pytest.mark.some(1)
 def test_larger_products_cross_every_block_boundary(
     library: Library, runtime: Runtime, rng: np.random.Generator
 ) -> None:

@@ -140,6 +140,7 @@ def run(emulator: Emulator, call: Call) -> None:
 
 
 @pytest.mark.parametrize("name", ORDERED)
+@pytest.mark.some(5)
 def test_products_are_right_at_odd_sizes(emulator: Emulator, name: str, rng: np.random.Generator) -> None:
     config = PRODUCTS[name]
     for at_end in (True, False):
@@ -167,6 +168,7 @@ def test_split_k_adds_up_and_never_varies(emulator: Emulator, name: str, rng: np
 
 
 @pytest.mark.parametrize("name", GROUPED)
+@pytest.mark.some(3)
 def test_groups_of_different_sizes_in_one_launch(emulator: Emulator, name: str, rng: np.random.Generator) -> None:
     config = GROUPED[name]
     split = int(rng.integers(1, config.split_k + 1))

@@ -41,6 +41,7 @@ def bootstrap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         monkeypatch.setattr(module, "run", machine.run)
         monkeypatch.setattr(module, "have", lambda name: name in machine.modules)
         monkeypatch.setattr(module.shutil, "which", lambda name: name if name in machine.programs else None)
+        monkeypatch.setattr(module, "have_amd_compiler", lambda: "clang" in machine.programs)
         monkeypatch.setattr("sys.argv", ["bootstrap.py", "--venv", str(tmp_path / "venv"), *arguments])
         return int(module.main())
 
@@ -49,7 +50,7 @@ def bootstrap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 def test_machine_with_all_it_needs_gets_a_venv_and_the_project(bootstrap):
-    machine = Machine({"ensurepip", "pip"}, {"c++"})
+    machine = Machine({"ensurepip", "pip"}, {"c++", "clang"})
     assert bootstrap.on(machine, "--extras", "dev") == 0
     assert machine.ran("-m venv")
     assert machine.ran("--editable .[dev]")
@@ -61,6 +62,15 @@ def test_machine_without_a_compiler_gets_the_wheel_that_has_one(bootstrap):
     machine = Machine({"ensurepip"}, set())
     assert bootstrap.on(machine) == 0
     assert machine.ran("ziglang")
+
+
+def test_development_without_clang_gets_the_wheel_that_compiles_for_amd_gpus(bootstrap, capsys):
+    machine = Machine({"ensurepip"}, {"g++"})
+    assert bootstrap.on(machine, "--extras", "dev") == 0
+    assert machine.ran("ziglang")
+    machine = Machine({"ensurepip"}, {"g++"}, failing="ziglang")
+    assert bootstrap.on(machine, "--extras", "dev") == 0
+    assert "tests of AMD kernels will be skipped" in capsys.readouterr().err
 
 
 def test_machine_without_ensurepip_uses_virtualenv_in_a_folder_of_the_project(bootstrap):

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE_ROOTS = (
     "arch",
     "client",
+    "emulator",
     "native",
     "plugins/fmha",
     "plugins/gemm",

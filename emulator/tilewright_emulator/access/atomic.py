@@ -75,7 +75,7 @@ def _integer(kind: str, bits: int) -> Change | None:
 
 
 def change_of(text: str) -> tuple[Change, int, bool]:
-    """What an atomic does, by the part of its name after ``atomic_``: the change, bytes, and whether it compares."""
+    """Effect of an atomic, by the part of its name after ``atomic_``: the change, bytes, and whether it compares."""
     wide = text.endswith(("_x2", "64"))
     size = 8 if wide else 4
     plain = re.sub(r"_(x2|[buif]64|[bui]32)$", "", text)
@@ -137,7 +137,7 @@ def _operands(w: Waves, data: Operand, size: int, compares: bool) -> tuple[Array
 
 
 def _returns(instruction: Instruction) -> bool:
-    """Whether the old value is wanted: glc, sc0 (gfx942) or TH_ATOMIC_RETURN."""
+    """True if the old value is wanted: glc, sc0 (gfx942) or TH_ATOMIC_RETURN."""
     m = instruction.modifiers
     return "glc" in m or "sc0" in m or "RETURN" in m.get("th", "")
 

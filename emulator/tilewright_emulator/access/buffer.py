@@ -57,7 +57,7 @@ class Place:
         return bool((w.s_u32[self.resource + 1][0, 0] >> 31) & 1) if self.arch.generation == 9 else False
 
     def offsets(self, w: Waves) -> Array:
-        """Of active lanes from the buffer's base, without the scalar offset, int64."""
+        """Offsets of active lanes from the buffer's base, without the scalar offset, int64."""
         if not self.uses_vector:
             return np.full(int(w.exec.sum()), self.offset, np.int64)
         return w.active(w.u32[self.vector.index]).astype(np.int64) + self.offset

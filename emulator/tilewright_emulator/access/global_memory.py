@@ -45,7 +45,7 @@ def global_addresses(vector: Operand, scalar: Operand | None, offset: int) -> Ad
 
 
 def load_bytes(w: Waves, addresses: Array, size: int, wide: bool) -> Array:
-    """What active lanes read. ``addresses``: uint64 ``(active lanes,)``. ``wide``: the load reaches the device."""
+    """Data that active lanes read. ``addresses``: uint64 ``(active lanes,)``. ``wide``: the load reaches the device."""
     if w.run.checks.traffic:
         count_global(w, addresses, size)
     if w.run.publication is not None and addresses.size == int(w.exec.sum()):

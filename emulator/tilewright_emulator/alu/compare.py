@@ -100,7 +100,7 @@ def _class_bit(a: Array) -> Array:
 
 
 def is_class(a: Array, mask: Array) -> Array:
-    """Whether each float is in one of the classes whose bits are set."""
+    """True where a float is in one of the classes whose bits are set."""
     return np.asarray((mask.astype(np.int64) >> _class_bit(a) & 1).astype(bool))
 
 

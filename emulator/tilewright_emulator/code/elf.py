@@ -1,4 +1,4 @@
-"""What the emulator needs of a code object's file: segments, kernel descriptors and the metadata note."""
+"""Parts of a code object's file that are executed or checked: segments, kernel descriptors and the metadata note."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from tilewright_emulator.errors import BadCodeObject
 
 LOAD, NOTE, METADATA, AMDGPU = 1, 4, 32, 224
+PROGRAM_BITS, ALLOCATED, EXECUTABLE = 1, 2, 4  # type and flags of sections
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,9 @@ class Elf:
         (self.flags,) = struct.unpack_from("<I", image, 48)
         try:
             self.segments, notes = self._program_headers()
+            self._heads = self._section_headers()
             self.symbols = self._symbols()
+            self.sections = self._named_sections()
             self.metadata = _metadata(notes)
         except (struct.error, IndexError, ValueError, KeyError) as error:
             raise BadCodeObject(f"the file cannot be read: {error}") from error
@@ -73,11 +76,33 @@ class Elf:
                 notes.append(data)
         return segments, notes
 
-    def _symbols(self) -> dict[str, tuple[int, int]]:
-        """Address and size of each symbol in the section headers' tables."""
+    def _section_headers(self) -> list[tuple[int, ...]]:
         (table,) = struct.unpack_from("<Q", self.image, 40)
         size, count = struct.unpack_from("<HH", self.image, 58)
-        heads = [struct.unpack_from("<IIQQQQIIQQ", self.image, table + i * size) for i in range(count)]
+        return [struct.unpack_from("<IIQQQQIIQQ", self.image, table + i * size) for i in range(count)]
+
+    def _named_sections(self) -> dict[str, bytes]:
+        """Contents of sections that are not loaded, by name."""
+        if not self._heads:
+            return {}
+        (index,) = struct.unpack_from("<H", self.image, 62)
+        names = self._heads[index][4]
+        found = {}
+        for name, kind, flags, _, offset, length, *_ in self._heads:
+            if kind == PROGRAM_BITS and not flags & ALLOCATED:
+                end = self.image.index(b"\0", names + name)
+                found[self.image[names + name : end].decode()] = self.image[offset : offset + length]
+        return found
+
+    def is_code(self, address: int) -> bool:
+        """True if the address lies in a section of instructions."""
+        return any(
+            flags & EXECUTABLE and start <= address < start + size for _, _, flags, start, _, size, *_ in self._heads
+        )
+
+    def _symbols(self) -> dict[str, tuple[int, int]]:
+        """Address and size of each symbol in the section headers' tables."""
+        heads = self._heads
         found: dict[str, tuple[int, int]] = {}
         for _, kind, _, _, offset, length, link, _, _, entry in heads:
             if kind not in (2, 11):  # the symbol tables

@@ -157,7 +157,7 @@ def _sdwa_result(instruction: Instruction, operand: Operand) -> Callable[[Waves,
 def source_lanes(
     instruction: Instruction, operand: Operand, source: int, arch: Arch
 ) -> Callable[[Waves, Array], Array] | None:
-    """What happens to the raw 32-bit lanes of printed source ``source`` (-1: the destination's old value)."""
+    """Change of the raw 32-bit lanes of printed source ``source`` (-1: the destination's old value)."""
     if _is_dpp(instruction) and source == 0:
         return _dpp_source(instruction, arch)
     if instruction.encoding == "sdwa" and source >= 0:
@@ -168,7 +168,7 @@ def source_lanes(
 def result_lanes(
     instruction: Instruction, operand: Operand, arch: Arch
 ) -> Callable[[Waves, Array], tuple[Array, Array]] | None:
-    """What happens to a 32-bit result: ``change(waves, value)`` gives the value and the lanes (bool) to write."""
+    """Change of a 32-bit result: ``change(waves, value)`` gives the value and the lanes (bool) to write."""
     if _is_dpp(instruction):
         return _dpp_result(instruction, arch)
     if instruction.encoding == "sdwa":
@@ -176,7 +176,7 @@ def result_lanes(
     return None
 
 
-# What may stand behind the operands, by what makes it mean something.
+# Modifiers that may follow the operands, by the operands to which they apply.
 DPP = frozenset(
     {
         "quad_perm", "dpp8", "row_mirror", "row_half_mirror", "row_newbcast", "row_share", "row_xmask", "row_ror",

@@ -118,7 +118,7 @@ def write_half(instruction: Instruction, operand: Operand, arch: Arch) -> Writer
 
 
 def _signs(instruction: Instruction, source: int, operand: Operand, sign: int) -> tuple[int, int]:
-    """What to flip in the low and in the high element."""
+    """Bits to flip in the low and in the high element."""
     both = sign if operand.negative else 0
     low = sign if selection(instruction, "neg_lo", source, 0) else 0
     high = sign if selection(instruction, "neg_hi", source, 0) else 0

@@ -72,7 +72,7 @@ def touched(instruction: Instruction, arch: Arch) -> Touched:
 
 
 def _whole(instruction: Instruction, source: int, operand: Operand) -> bool:
-    """Whether both registers of a pair matter: packed arithmetic can take the lower one twice."""
+    """True if both registers of a pair matter: packed arithmetic can take the lower one twice."""
     if not instruction.name.startswith("v_pk_") or operand.count != 2:
         return True
     return bool(selection(instruction, "op_sel", source, 0) or selection(instruction, "op_sel_hi", source, 1))

@@ -1,4 +1,4 @@
-"""What the emulator knows of each GPU beyond the semantics of its instructions."""
+"""Properties of each GPU beyond the semantics of its instructions."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-# What an array holds; NumPy's functions lose the element type, so these are names for readers only.
+# Element types of arrays; NumPy's functions lose the element type, so these are names for readers only.
 Bits: TypeAlias = npt.NDArray[Any]
 Float32: TypeAlias = npt.NDArray[Any]
 Float64: TypeAlias = npt.NDArray[Any]
@@ -197,7 +197,7 @@ class SmallFloat:
         return 1 + self.exponent_bits + self.mantissa_bits
 
     def value(self, code: int) -> float:
-        """What one code means."""
+        """Value of one code."""
         mantissa = code & ((1 << self.mantissa_bits) - 1)
         exponent = code >> self.mantissa_bits & ((1 << self.exponent_bits) - 1)
         sign = -1.0 if code >> (self.width - 1) & 1 else 1.0

@@ -22,7 +22,7 @@ WIDE = ("SCOPE_DEV", "SCOPE_SYS")
 
 
 def reaches_device(instruction: Instruction, arch: Arch, access: Access) -> bool:
-    """Whether an access is one that workgroups on different compute units agree about."""
+    """True if an access is one that workgroups on different compute units agree about."""
     modifiers = instruction.modifiers
     if access == "store":
         return not arch.several_l2
@@ -32,12 +32,12 @@ def reaches_device(instruction: Instruction, arch: Arch, access: Access) -> bool
 
 
 def writes_back(instruction: Instruction) -> bool:
-    """Whether an instruction hands on to the device what its L2 cache holds."""
+    """True if an instruction writes the contents of its L2 cache back to the device."""
     return instruction.name == "buffer_wbl2" and _has_sc1(instruction)
 
 
 def invalidates(instruction: Instruction) -> bool:
-    """Whether loads behind an instruction find what the device holds."""
+    """True if loads behind an instruction read what the device holds."""
     if instruction.name == "buffer_inv":
         return _has_sc1(instruction)
     if instruction.name == "global_inv":

@@ -137,7 +137,7 @@ def _wait_idle(instruction: Instruction, arch: Arch) -> Step:
     "s_sleep_var", "s_monitor_sleep", "s_version", "s_setvskip", "s_wakeup", written=0,
 )  # fmt: skip
 def _nothing(instruction: Instruction, arch: Arch) -> Step:
-    """What only changes timing."""
+    """An instruction that changes nothing but timing."""
     return lambda w: None
 
 

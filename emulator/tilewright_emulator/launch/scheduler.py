@@ -94,7 +94,7 @@ class Scheduler:
             raise self._placed(type(error), w, pc, str(error), wave=0) from None
 
     def _must_yield(self, w: Waves) -> bool:
-        """Whether others have their turn now, after so many instructions."""
+        """True if others have their turn now, after so many instructions."""
         self._check_limit(w)
         if not self.ready:
             return False

@@ -114,7 +114,7 @@ class Memory:
         return f"{text}: they end {address + size - near.end} bytes past {near.name} ({near.data.size} bytes)"
 
     def load(self, addresses: Array, size: int) -> Array:
-        """What lanes read: uint8 ``(lanes, size)``. Raises ``LaneFault``."""
+        """Data that lanes read: uint8 ``(lanes, size)``. Raises ``LaneFault``."""
         check_alignment(addresses, size)
         parts = self.parts(addresses, size)
         if len(parts) == 1:

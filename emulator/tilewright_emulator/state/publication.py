@@ -1,4 +1,4 @@
-"""Whether what one workgroup reads of another's stores has been published by an atomic.
+"""Check that a store which another workgroup reads has been published by an atomic.
 
 A store is public once its wave has waited for it and then made an atomic operation (read-modify-write) itself, or once
 its workgroup has passed a barrier behind that wait and then one of its waves has. The wave that makes the atomic waits
@@ -61,7 +61,7 @@ def fields(mark: int) -> tuple[int, int, int]:
 
 
 class Covered:
-    """What an operation of a workgroup covers: its stores of earlier epochs, and those of the same wave so far."""
+    """Stores that an operation of a workgroup covers: those of earlier epochs, and those of the same wave so far."""
 
     def __init__(self, groups: int) -> None:
         self.groups: Array = np.zeros(groups, np.int64)

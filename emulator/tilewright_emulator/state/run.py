@@ -1,4 +1,4 @@
-"""What the waves of a launch share: memory, LDS, settings of the checks, and counts."""
+"""Objects that the waves of a launch share: memory, LDS, settings of the checks, and counts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tilewright_emulator.state.publication import Publication
 
 @dataclass(frozen=True)
 class Checks:
-    """What a launch looks for. ``publication``: see publication.py. ``instruction_limit``: instructions of one wave.
-    ``traffic``: count LDS bank conflicts and memory transactions (slow)."""
+    """Errors that a launch looks for. ``publication``: see publication.py. ``instruction_limit``: instructions of one
+    wave. ``traffic``: count LDS bank conflicts and memory transactions (slow)."""
 
     lds_races: bool = True
     uninitialised_lds: bool = True

@@ -1,4 +1,4 @@
-"""What a wave has under way, and the counters that it waits by.
+"""Accesses that a wave has under way, and the counters that it waits by.
 
 Loads are done at once here, but their registers may not be touched before a wait covers them: a group of waves keeps a
 queue for every counter and the set of registers that are not ready, as bits of one integer.
@@ -47,7 +47,7 @@ class Queues:
         return other
 
     def same(self, other: Queues) -> bool:
-        """Whether the same instructions' accesses are under way, so that two groups of waves can become one."""
+        """True if the same instructions' accesses are under way, so that two groups of waves can become one."""
         mine = {name: [(p.kind, p.registers) for p in queue] for name, queue in self.by_counter.items() if queue}
         its = {name: [(p.kind, p.registers) for p in queue] for name, queue in other.by_counter.items() if queue}
         return mine == its
@@ -115,7 +115,7 @@ def counters_of(arch: Arch, kind: str) -> tuple[str, ...]:
 
 
 def waits_of(instruction: Instruction) -> list[tuple[str, int]]:
-    """What a wait instruction waits for: counters, and how many may stay under way."""
+    """Operands of a wait instruction: counters, and how many may stay under way."""
     name, text = instruction.name, instruction.operands[0] if instruction.operands else ""
     if name == "s_waitcnt":
         if re.fullmatch(r"0x[0-9a-f]+|\d+", text.strip()):

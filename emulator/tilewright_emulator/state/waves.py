@@ -156,7 +156,7 @@ class Waves:
         return made
 
     def can_join(self, other: Waves) -> bool:
-        """Whether the two are at the same place with the same accesses under way."""
+        """True if the two are at the same place with the same accesses under way."""
         return self.pc == other.pc and self.signalled == other.signalled and self.queues.same(other.queues)
 
     @staticmethod

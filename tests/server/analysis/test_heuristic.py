@@ -28,6 +28,7 @@ SHAPES: tuple[tuple[str, str, list[int], list[int]], ...] = (
 
 
 @pytest.mark.parametrize(("name", "pipeline", "tile", "wave"), SHAPES)
+@pytest.mark.some(2)
 def test_it_expects_no_more_than_instructions_allow_and_not_much_less(
     name: str, pipeline: str, tile: list[int], wave: list[int], operation: Operation[Any, Any], toolchain: HipToolchain
 ) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tilewright_emulator.code.compiler import MISSING, compiler
 
 __all__ = ["ARCHS", "TAG", "build", "environment", "library", "marks"]
 
@@ -20,21 +24,15 @@ TAG = f"h{os.getpid() % 10**7}"
 """Tells this process's shared memory from that of others."""
 
 
-def _objdump() -> str | None:
-    names = ["llvm-objdump", *(f"llvm-objdump-{version}" for version in range(22, 18, -1))]
-    return next((found for name in names if (found := shutil.which(name))), None)
-
+_CLANG = compiler(Path(tempfile.mkdtemp()))
+"""The simulated hiprtc calls it."""
 
 marks = [
     pytest.mark.skipif(
         importlib.util.find_spec("hip") is None, reason="hip-python is not installed: pip install 'tilewright[hip]'"
     ),
     pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler (cc)"),
-    pytest.mark.skipif(
-        not any(shutil.which(f"clang++{version}") for version in ("-22", "-21", "-20", "-19", "")),
-        reason="no clang++ of version 19 or later",
-    ),
-    pytest.mark.skipif(_objdump() is None, reason="no llvm-objdump of version 19 or later"),
+    pytest.mark.skipif(_CLANG is None, reason=f"needs {MISSING}"),
 ]
 
 
@@ -56,6 +54,7 @@ def environment(folder: Path, arch: str = "gfx942", *, emulator: bool = True, **
         "TW_SIMULATED_HIP": str(folder / "libamdhip64.so"),
         "TW_SIM_TAG": TAG,
         "TW_SIM_ARCH": arch,
+        "TW_SIM_CLANG": shlex.join(_CLANG or ()),
         "TW_SIM_DEVICES": str(len(arch.split(","))),
         **({"TW_SIM_EMULATOR": command} if emulator else {}),
         **more,

@@ -50,6 +50,7 @@ def simulated(library: Path, **more: str) -> dict[str, str]:
     ("suite", "least"),
     [("test_conformance.py", 28), ("test_gpu*.py", 36), ("test_cuda.py", 6), ("test_cuda_plans.py", 12)],
 )
+@pytest.mark.extended
 def test_suite_passes_with_a_simulated_driver(suite: str, least: int, library: Path) -> None:
     command = [
         sys.executable,

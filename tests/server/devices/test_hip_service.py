@@ -164,6 +164,7 @@ def test_the_server_shows_both_devices(client: tw.Client) -> None:
     ("device", "dtype"),
     [*(("hip:0", dtype) for dtype in (np.float16, ml_dtypes.bfloat16, np.float32, np.int8, FLOAT8)), ("hip:1", FLOAT8)],
 )
+@pytest.mark.some(2)
 def test_products_of_host_arrays_are_right(client: tw.Client, device: str, dtype: Any) -> None:
     a, b = operands(dtype)
     check(client.gemm(a, b, device=device), a, b)
@@ -317,6 +318,7 @@ WITHOUT = [
 
 
 @pytest.mark.parametrize(("arch", "more", "reason", "fix"), WITHOUT)
+@pytest.mark.some(1)
 def test_who_asks_for_a_gpu_that_cannot_be_used_is_told_why(
     library: Path,  # noqa: F811
     tmp_path: Path, kernel_cache: Path, arch: str, more: dict[str, str], reason: str, fix: str
@@ -338,6 +340,7 @@ def test_who_asks_for_a_gpu_that_cannot_be_used_is_told_why(
 
 
 @pytest.mark.parametrize(("arch", "more", "reason", "fix"), WITHOUT)
+@pytest.mark.some(1)
 def test_server_that_is_to_have_a_gpu_does_not_start_without(
     library: Path,  # noqa: F811
     tmp_path: Path, arch: str, more: dict[str, str], reason: str, fix: str

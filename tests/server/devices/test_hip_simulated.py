@@ -226,6 +226,7 @@ def test_faults_become_typed_errors(
     ("suite", "least"),
     [("test_conformance.py", 28), ("test_gpu*.py", 39), ("test_hip.py", 3), ("test_hip_graphs.py", 6)],
 )
+@pytest.mark.extended
 def test_suite_passes_with_a_simulated_runtime(suite: str, least: int, library: Path) -> None:  # noqa: F811
     options = ["-q", "-m", "gpu", "-p", "no:cacheprovider", "-n", "0"]
     env = {**os.environ, **environment(library, "gfx942,gfx942")}

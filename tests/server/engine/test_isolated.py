@@ -229,6 +229,7 @@ def test_blame_is_shared_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     assert quarantine.blame("cuda:0", ["a"], 1.0) == []
 
 
+@pytest.mark.extended
 def test_executions_under_threads_survive_repeated_losses(isolated: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each either succeeds, and is right, or is told of the loss."""
     # The kernel is innocent here, but runs whenever the process is killed: it would be refused after a while.

@@ -23,6 +23,8 @@ LIMIT = 1 << 20
 class Device:
     """Writes down what it was told."""
 
+    info = SimpleNamespace(id="gpu:0")
+
     def __init__(self) -> None:
         self.bound: dict[int, int] = {}
         self.refuses = False

@@ -52,7 +52,7 @@ def test_the_fastest_three_of_every_problem_are_shipped_and_choose_again(
     database: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "measured" / "some.jsonl"
-    assert ship.main(["--database", str(database), "--arch", ARCH.id, "--out", str(out)]) == 0
+    assert ship.main(["--operation", "gemm", "--database", str(database), "--arch", ARCH.id, "--out", str(out)]) == 0
     assert "6 of 12 measurements" in capsys.readouterr().err
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert [line["sizes"]["m"] for line in lines] == [256] * 3 + [300] * 3
@@ -69,7 +69,12 @@ def test_an_export_ships_like_its_database_and_twice_the_same(database: Path, tm
     texts = []
     for source in (database, export):
         out = tmp_path / "out.jsonl"
-        assert ship.main(["--database", str(source), "--arch", ARCH.id, "--out", str(out), "--top", "2"]) == 0
+        assert (
+            ship.main(
+                ["--operation", "gemm", "--database", str(source), "--arch", ARCH.id, "--out", str(out), "--top", "2"]
+            )
+            == 0
+        )
         texts.append(out.read_text())
     assert texts[0] == texts[1]
     assert len(texts[0].splitlines()) == 4
@@ -79,7 +84,12 @@ def test_an_export_ships_like_its_database_and_twice_the_same(database: Path, tm
 def test_nothing_to_ship_is_an_error(
     database: Path, tmp_path: Path, arguments: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = {"--database": str(database), "--arch": ARCH.id, "--out": str(tmp_path / "out.jsonl")} | arguments
+    given = {
+        "--operation": "gemm",
+        "--database": str(database),
+        "--arch": ARCH.id,
+        "--out": str(tmp_path / "out.jsonl"),
+    } | arguments
     assert ship.main([part for pair in given.items() for part in pair]) == 1
     assert capsys.readouterr().err.startswith("error: ")
     assert not (tmp_path / "out.jsonl").exists()

@@ -51,6 +51,7 @@ def test_a_kernel_that_crashes_hangs_or_is_wrong_costs_only_itself(make_sweep: A
     assert [item.measurement() is not None for item in by_fault.values()] == [name == "" for name in by_fault]
 
 
+@pytest.mark.extended
 def test_a_device_in_a_process_of_its_own_may_be_lost_and_is_opened_again(make_sweep: Any, planted: Setup) -> None:
     timing = TimingOptions(warmup=1, repeat=4, rotating=3, seconds=0.05)
     sweep: Sweep = make_sweep(replace(planted, cpu_isolated=True), timeout_s=1.0, timing=timing, finalists=0)
@@ -117,6 +118,7 @@ def test_every_result_is_stamped_with_what_it_means_nothing_without(make_sweep: 
     ],
     ids=lambda case: case.label,
 )
+@pytest.mark.some(3)
 def test_products_of_every_kind_are_built_checked_and_timed(make_sweep: Any, plain: Setup, case: Case) -> None:
     (result,) = list(make_sweep(plain, limit=1, finalists=0).run([case]))
     assert (result.status, result.reason) == ("ok", "")
@@ -131,6 +133,7 @@ def test_wrong_rows_of_a_large_product_are_found(make_sweep: Any, planted: Setup
     assert "some rows and columns" in result.reason
 
 
+@pytest.mark.extended
 def test_operands_rotate_caches_are_flushed_and_the_host_may_hold_the_watch(make_sweep: Any, plain: Setup) -> None:
     timing = TimingOptions(warmup=1, repeat=3, rotating=3, timer="host", init="trunc-int", seconds=0.05)
     (rotated,) = list(make_sweep(plain, limit=1, finalists=0, timing=timing).run([CASE]))
@@ -204,6 +207,7 @@ def test_a_kernel_set_and_a_file_of_configurations_take_the_problems_signature(
         list(make_sweep(plain, configs="no such set").run([case]))
 
 
+@pytest.mark.extended
 def test_the_fastest_are_crossed_into_kernels_that_nobody_proposed(make_sweep: Any, plain: Setup) -> None:
     sweep: Sweep = make_sweep(plain, limit=3, explore=1, finalists=2)
     case = Case(48, 64, 80)
