@@ -9,6 +9,7 @@ from tilewright_grouped_conv.config.config import (
     BULK_PIPELINE,
     CONFIGS,
     DIRECT_PIPELINE,
+    IM2COL_PIPELINE,
     ConvBackwardDataConfig,
     ConvBackwardWeightConfig,
     ConvConfig,
@@ -152,6 +153,18 @@ CUDA = ConvConfig(**_CUDA_FIELDS)
 CUDA_DATA = ConvBackwardDataConfig(**_CUDA_FIELDS)
 CUDA_WEIGHT = ConvBackwardWeightConfig(**_CUDA_FIELDS)
 CUDA_INT8 = CUDA.replace(dtype_in=DType.INT8, warp_tile=(16, 8, 32), tile=(64, 64, 64), vector_sizes=(16, 16, 4))
+_IM2COL_FIELDS: dict[str, Any] = {
+    "pipeline": IM2COL_PIPELINE,
+    "scheduler": "cooperative",
+    "tile": (128, 128, 64),
+    "wave": (2, 1, 1),
+    "warp_tile": (64, 128, 16),
+    "vector_sizes": (8, 8, 8),
+}
+IM2COL = ConvConfig(**_IM2COL_FIELDS)
+IM2COL_DATA = ConvBackwardDataConfig(**_IM2COL_FIELDS)
+IM2COL_WEIGHT = ConvBackwardWeightConfig(**_IM2COL_FIELDS)
+"""Kernels whose pixels a copy engine gathers."""
 _HOPPER = "sm_90a"
 _DEPTHWISE = {direction: depthwise(direction) for direction in Direction}
 _MERGED = {
@@ -210,7 +223,20 @@ CUDA_CASES: tuple[Case, ...] = (
         {"two_stage": True, "streamk": Reduction.LINEAR},
         _HOPPER,
     ),
-    Case("pipeline_template", "pipeline", CUDA, {"pipeline": "ws", "scheduler": "cooperative"}, _HOPPER),
+    Case("im2col_signature", "pipeline", IM2COL_DATA, {"mapped_rows": True}, _HOPPER),
+    Case("im2col_signature", "pipeline", IM2COL_DATA, {"accumulate": True}, _HOPPER),
+    Case("im2col_fields", "specialization", IM2COL, {"specialization": Specialization.FILTER3X3}, _HOPPER),
+    Case("im2col_fields", "vector_sizes", IM2COL, {"vector_sizes": (4, 8, 8)}, _HOPPER),
+    Case("im2col_fields", "split_image", IM2COL, {"split_image": True}, _HOPPER),
+    Case("im2col_fields", "two_stage", IM2COL_WEIGHT, {"two_stage": True}, _HOPPER),
+    Case("im2col_consumers", "num_wave_groups", IM2COL, {"num_wave_groups": 2}, _HOPPER),
+    Case("im2col_consumers", "num_wave_groups", IM2COL, {"scheduler": "pingpong"}, _HOPPER),
+    Case("im2col_consumers", "wave", IM2COL, {"scheduler": "pingpong", "num_wave_groups": 2}, _HOPPER),
+    Case("im2col_tile", "tile", IM2COL, {"tile": (128, 128, 128)}, _HOPPER),
+    Case("im2col_tile", "tile", IM2COL, {"tile": (128, 192, 64)}, _HOPPER),
+    Case("im2col_tile", "tile", IM2COL_WEIGHT, {"tile": (128, 128, 96)}, _HOPPER),
+    Case("im2col_tile", "warp_tile", IM2COL_DATA, {"warp_tile": (64, 96, 16), "tile": (128, 96, 64)}, _HOPPER),
+    Case("im2col_lines", "epilogue", IM2COL, {"warp_tile": (64, 96, 16), "tile": (128, 96, 64)}, _HOPPER),
     Case("trait", "scheduler", CUDA, {"scheduler": "interwave"}, _HOPPER),
     Case("interwave_pipeline", "scheduler", CUDA, {"scheduler": "interwave"}, _HOPPER),
     Case("backward_not_compv5", "pipeline", CUDA_WEIGHT, {"pipeline": "compv5"}, _HOPPER),

@@ -12,10 +12,12 @@ import tilewright_arch
 from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.codegen import generate, header_of, render_gpu
 from tilewright_grouped_conv.config.config import ConvBackwardDataConfig, ConvBackwardWeightConfig, ConvConfig
+from tilewright_grouped_conv.footprint.im2col import is_im2col
 from tilewright_grouped_conv.kernel_sets.sets import KERNEL_SETS
 from tilewright_grouped_conv.rules.rulebook import RULES
 from tilewright_grouped_conv.vocabulary import Direction, Specialization
 from tilewright_kit.tiles.footprint.workgroup import shared_bytes, stages_of, threads_of
+from tilewright_kit.types.dtypes import DType
 from tilewright_kit.types.errors import ConfigInvalidError
 from tilewright_native import include_dir
 
@@ -58,8 +60,9 @@ def test_every_kernel_of_the_default_set_has_a_unit_of_its_own(name: str, direct
         two = config.two_stage or (direction is Direction.BACKWARD_WEIGHT and not config.is_matrix)
         assert unit.language == arch.kind and list(unit.entries) == (["main", "convert"] if two else ["main"])
         assert "$" not in unit.text and "auto" not in unit.text.partition("struct Config")[2]
-        assert f'#include "tilewright/gpu/conv/{header_of(config)}"' in unit.text
-        assert (include_dir() / "tilewright" / "gpu" / "conv" / header_of(config)).is_file()
+        folder = f"tilewright/{'sm90' if is_im2col(config) else 'gpu'}/conv"
+        assert f'#include "{folder}/{header_of(config)}"' in unit.text
+        assert (include_dir() / folder / header_of(config)).is_file()
         assert f"TW_CONV_KERNEL({unit.entries['main']}, Config)" in unit.text
 
 
@@ -125,8 +128,8 @@ def test_a_depthwise_unit_states_its_step() -> None:
 def test_what_cannot_be_built_is_refused_with_a_reason() -> None:
     special = ConvConfig(pipeline="ws", scheduler="cooperative", tile=(128, 128, 64), warp_tile=(64, 64, 16))
     with pytest.raises(ConfigInvalidError) as caught:
-        generate(special, HOPPER)
-    assert "pipeline_template" in {item.rule for item in caught.value.violations}
+        generate(special.replace(dtype_in=DType.INT8, warp_tile=(64, 64, 32)), HOPPER)
+    assert "im2col_signature" in {item.rule for item in caught.value.violations}
 
 
 def test_units_of_the_same_kernel_are_equal() -> None:
@@ -166,7 +169,8 @@ def compiled(parts: list[str]) -> str:
 @pytest.mark.parametrize("direction", Direction)
 def test_threads_stages_and_shared_memory_are_what_the_kernels_state(direction: Direction) -> None:
     parts = []
-    products = [config for config in kernels(direction, HOPPER) if config.is_matrix]
+    # Those whose pixels a copy engine gathers are another template's: test_conv_im2col.py.
+    products = [config for config in kernels(direction, HOPPER) if config.is_matrix and not is_im2col(config)]
     for number, config in enumerate(products):
         stages = stages_of(config, HOPPER) if config.pipeline != "compv3" else 1
         expected = (

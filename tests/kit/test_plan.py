@@ -19,6 +19,7 @@ from tilewright_kit.contract.plan import (
     I64,
     ExecutionPlan,
     Geometry,
+    PixelWalk,
     Pointer,
     Stage,
     Struct,
@@ -116,7 +117,10 @@ def test_workspace_parts_are_aligned_and_do_not_overlap() -> None:
 names = st.text(max_size=8)
 int64 = st.integers(-(2**63), 2**63 - 1)
 sizes = st.lists(st.integers(0, 2**40), max_size=5).map(tuple)
-maps = st.builds(TensorMap, names, st.integers(0, 2**62), names, sizes, sizes, sizes, st.sampled_from((0, 32, 64, 128)))
+steps = st.lists(st.integers(-(2**15), 2**15), max_size=3).map(tuple)
+walks = st.none() | st.builds(PixelWalk, steps, steps, steps)
+swizzles, fetches = st.sampled_from((0, 32, 64, 128)), st.sampled_from((0, 256))
+maps = st.builds(TensorMap, names, st.integers(0, 2**62), names, sizes, sizes, sizes, swizzles, fetches, walks)
 leaves = st.one_of(
     st.builds(Pointer, names, int64), st.builds(I64, int64), st.builds(F64, st.floats(allow_nan=False)), maps
 )

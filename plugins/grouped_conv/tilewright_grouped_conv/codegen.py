@@ -9,6 +9,7 @@ from tilewright_arch import ArchSpec
 from tilewright_grouped_conv import __version__
 from tilewright_grouped_conv.config.config import ConvConfig, Triple
 from tilewright_grouped_conv.footprint.group_merging import is_bulk
+from tilewright_grouped_conv.footprint.im2col import is_im2col
 from tilewright_grouped_conv.rules.rulebook import RULES
 from tilewright_grouped_conv.vocabulary import Direction, Kind, Scale
 from tilewright_kit.contract.source import SourceUnit
@@ -71,7 +72,8 @@ def render_gpu(config: ConvConfig, arch: ArchSpec) -> SourceUnit:
     entries = {GPU_EXPORTS[name]: symbol if name == "TW_CONV_KERNEL" else f"{symbol}_convert" for name in macros}
     exports = "\n".join(f"{name}({entries[GPU_EXPORTS[name]]}, Config)" for name in macros)
     more = "\n" + _template("conv_gpu_config.in").substitute(_gpu_constants(config, arch)).strip("\n")
-    text = _unit("conv_gpu.cu.in", config, header_of(config), more, exports)
+    file = "conv_sm90.cu.in" if is_im2col(config) else "conv_gpu.cu.in"
+    text = _unit(file, config, header_of(config), more, exports)
     return SourceUnit(config.name, arch.kind, text, entries, plugin_version=__version__)
 
 
@@ -93,6 +95,8 @@ def header_of(config: ConvConfig) -> str:
     """The header of a kernel's templates, on CPUs and GPUs alike. A unit includes one, so that its compiler reads no
     other kind of kernel.
     """
+    if is_im2col(config):
+        return "conv.hpp"
     if is_bulk(config):
         return "merged/bulk.hpp"
     if config.direction is Direction.BACKWARD_WEIGHT and not config.is_matrix:
@@ -130,6 +134,7 @@ def _constants(config: ConvConfig) -> dict[str, str]:
         "scale_b": "column" if scaled and not config.channels_first else "none" if scaled else config.scale,
         "direction": _DIRECTIONS[config.direction],
         "kind": config.kind,
+        "persistent": is_im2col(config),
         "linear_rows": not config.mapped_rows,
         "pixel_tile": _list(config.pixel_tile),
         "filter": _list(config.fixed_filter),

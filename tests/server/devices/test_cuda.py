@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,8 +13,8 @@ import numpy as np
 import pytest
 from gpu_device_harness import GPUS, Client, Gpu, N, get, put, stage
 
-from tilewright_kit.contract.plan import I64, WORKSPACE, Pointer, Struct, TensorMap
-from tilewright_kit.types.errors import DeviceError, InvalidArgumentError
+from tilewright_kit.contract.plan import I64, WORKSPACE, PixelWalk, Pointer, Struct, TensorMap
+from tilewright_kit.types.errors import DeviceError, InternalError, InvalidArgumentError
 from tilewright_server.devices.cuda.device import CudaDevice
 from tilewright_server.devices.gpu.launch.program import GpuProgram
 
@@ -71,6 +72,21 @@ def test_tensor_maps_follow_the_addresses(gpu: CudaDevice, entry: Callable[[str]
     with pytest.raises(InvalidArgumentError) as caught:
         program.run([x.address + 4, out.address], 0)
     assert (caught.value.field, caught.value.rule) == ("x", "operand_alignment")
+
+
+def test_maps_that_gather_pixels_are_encoded_where_their_corners_fit(gpu: CudaDevice) -> None:
+    walk = PixelWalk((-1, -1), (1, 1), (2, 1))
+    fits = TensorMap("x", 0, "fp16", (64, 10, 9, 2), (128, 1280, 11520), (64, 128), walk=walk)
+    into, x = (ctypes.c_uint8 * 192)(), gpu.allocate(64 * 10 * 9 * 2 * 2)
+    begin = ctypes.addressof(into) + -ctypes.addressof(into) % 64
+    gpu._driver.encoder(fits).encode(x.address, begin)
+    assert any(into)
+    for wrong in (replace(walk, lower=(-129, -1)), replace(walk, upper=(1, 128)), replace(walk, step=(9, 1))):
+        with pytest.raises(DeviceError):
+            gpu._driver.encoder(replace(fits, walk=wrong)).encode(x.address, begin)
+    for damaged in (replace(fits, walk=PixelWalk((-1,), (1,), (1,))), replace(fits, box=(64, 128, 1, 1))):
+        with pytest.raises(InternalError):
+            gpu._driver.encoder(damaged)
 
 
 def test_a_graph_takes_the_arguments_of_every_binding(gpu: CudaDevice, entry: Callable[[str], int]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from tilewright_grouped_conv.config.config import ConvConfig, Triple
 from tilewright_grouped_conv.footprint.group_merging import MERGED_PRODUCT, is_bulk, stages_weights
+from tilewright_grouped_conv.footprint.im2col import im2col_mismatches, is_im2col
 from tilewright_grouped_conv.launch.tma_groups import bulk_mismatches
 from tilewright_grouped_conv.problem.layout import FilterOrder, FilterView, ImageView, Order, collapses
 from tilewright_grouped_conv.problem.problem import ConvProblem
@@ -129,12 +130,11 @@ def _wrong_filter(problem: ConvProblem, config: ConvConfig, vector: int) -> str:
     geometry, view = problem.geometry, problem.filter
     if geometry.cg > 1 and view.c != 1:
         return "its channels do not lie side by side"
-    flat = problem.direction is not Direction.BACKWARD_DATA
+    flat = problem.direction is not Direction.BACKWARD_DATA or is_im2col(config)
     if flat and not _is_flat(view, geometry.filter, geometry.cg):
         return "taps and channels do not lie in one run"
     if not _aligned(problem, view, vector):
         return f"taps do not begin at whole vectors of {vector}"
-    del config
     return ""
 
 
@@ -236,6 +236,7 @@ def gpu_mismatches(problem: ConvProblem, config: ConvConfig) -> Iterator[Violati
         reason = "only depthwise kernels of GPUs read channels-first images"
         yield Violation("layout", "layout", config.layout, reason)
     yield from bulk_mismatches(problem, config)
+    yield from im2col_mismatches(problem, config)
     yield from _ranges(problem, config)
 
 
@@ -245,7 +246,7 @@ def _ranges(problem: ConvProblem, config: ConvConfig) -> Iterator[Violation]:
         (problem.image, geometry.input, geometry.cg),
         (problem.pixels, geometry.output, geometry.kg),
     )
-    for view, sizes, channels in views:
+    for view, sizes, channels in () if is_im2col(config) else views:
         one = _span(view, (1, geometry.groups, channels, *sizes))
         if one >= _REACH or (one + view.n * max(geometry.n - 1, 0) >= _REACH and not config.split_image):
             reason = f"offsets of 32 bits do not reach all of {view.operand}"

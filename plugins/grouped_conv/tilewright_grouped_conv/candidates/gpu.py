@@ -13,6 +13,7 @@ from typing import Any
 from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.applicability.gpu import VECTOR_BYTES, channel_vectors, strict_vectors
 from tilewright_grouped_conv.candidates.direct import loop_algorithms
+from tilewright_grouped_conv.candidates.im2col import im2col_algorithms
 from tilewright_grouped_conv.candidates.shapes import gpu_shapes
 from tilewright_grouped_conv.config.config import CONFIGS, ConvConfig, Triple
 from tilewright_grouped_conv.problem.implicit_gemm import Phase
@@ -37,6 +38,7 @@ _REACH = 2**31
 def gpu_algorithms(problem: ConvProblem, device: DeviceInfo) -> Iterator[ConvConfig]:
     """Configurations with the algorithm set, the signature not; the most general last."""
     split_image = _beyond(problem)
+    yield from im2col_algorithms(problem, device)
     for config in (*loop_algorithms(problem, device), *_products(problem, device)):
         yield config.replace(split_image=True) if split_image and not config.explicit_gemm else config
 

@@ -20,6 +20,7 @@ __all__ = [
     "BULK_PIPELINE",
     "CONFIGS",
     "DIRECT_PIPELINE",
+    "IM2COL_PIPELINE",
     "ConvBackwardDataConfig",
     "ConvBackwardWeightConfig",
     "ConvConfig",
@@ -30,6 +31,8 @@ DIRECT_PIPELINE = "direct"
 """The pipeline of kernels without a matrix instruction: a word of this operation, not of archs."""
 BULK_PIPELINE = "bulk"
 """Likewise: of merged groups whose tensors are moved by a copy engine."""
+IM2COL_PIPELINE = "ws"
+"""Of Hopper: producer waves gather pixels by the copy engine, through im2col maps."""
 _ONE: Triple = (1, 1, 1)
 
 

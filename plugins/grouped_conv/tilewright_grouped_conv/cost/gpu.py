@@ -12,7 +12,9 @@ import math
 from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.applicability.gpu import padded_channels
 from tilewright_grouped_conv.config.config import ConvConfig
+from tilewright_grouped_conv.cost.im2col import im2col_parts
 from tilewright_grouped_conv.footprint.group_merging import is_bulk
+from tilewright_grouped_conv.footprint.im2col import is_im2col
 from tilewright_grouped_conv.launch.direct import loop_shared_bytes, loop_workgroups
 from tilewright_grouped_conv.problem.implicit_gemm import Phase
 from tilewright_grouped_conv.problem.problem import ConvProblem
@@ -80,7 +82,9 @@ def predict_gpu_conv(
     parts = {"launch": launch + _FILL_SECONDS, "copies": sum(launch + copy.nbytes / _COPY_RATE for copy in copies)}
     phases = [phase for phase in problem.phases(config.channels_first) if phase.m and phase.n and phase.batch]
     moved = sum(item.desc.size * item.desc.dtype.bytes for item in problem.operands)
-    if config.is_matrix:
+    if is_im2col(config):
+        parts |= im2col_parts(problem, config, device)
+    elif config.is_matrix:
         parts |= _products(problem, config, device, phases)
         parts["memory"] = moved / memory
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from tilewright_grouped_conv.candidates.im2col import COLUMN_SHAPES, ROW_SHAPES
 from tilewright_grouped_conv.candidates.shapes import (
     CUDA_SHAPES,
     DEPTHWISE_STEPS,
@@ -143,6 +144,13 @@ def _faster_loops(config: type[ConvConfig], fields: dict[str, Any]) -> Declarati
         yield depthwise(config, _COPY_ENGINE, Step(4, 8), DType.BF16, **boxes)
 
 
+def _im2col(config: type[ConvConfig], dtype: DType, count: int) -> Declarations:
+    """Kernels whose pixels a copy engine gathers: the first shapes that are considered."""
+    weights = config.direction is Direction.BACKWARD_WEIGHT
+    for shape in (COLUMN_SHAPES if weights else ROW_SHAPES)[:count]:
+        yield declare(config, **shape.fields(dtype, default_output(dtype))).on(*_COPY_ENGINE)
+
+
 def cuda_essential(config: type[ConvConfig], tiny: bool = False) -> Declarations:
     """Every type in one tile, and every variant; ``tiny``: one kernel."""
     if tiny:
@@ -155,6 +163,7 @@ def cuda_essential(config: type[ConvConfig], tiny: bool = False) -> Declarations
             yield product(config, _CUDA, _SMALL, dtype, dtype_wei=other)
     yield from gpu_variants(config, _CUDA, _SMALL, _NARROW)
     yield from _loops(config)
+    yield from _im2col(config, DType.FP16, 1)
 
 
 def cuda_defaults(config: type[ConvConfig]) -> Declarations:
@@ -170,6 +179,7 @@ def cuda_defaults(config: type[ConvConfig]) -> Declarations:
             yield product(config, _CUDA, _SMALL, dtype, dtype_wei=other)
     yield from gpu_variants(config, _CUDA, _SQUARE, _NARROW)
     yield from _loops(config)
+    yield from _im2col(config, DType.BF16, 4)
 
 
 def cuda_full(config: type[ConvConfig]) -> Declarations:

@@ -12,8 +12,10 @@ from dataclasses import replace
 from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.config.config import ConvConfig
 from tilewright_grouped_conv.footprint.group_merging import is_bulk
+from tilewright_grouped_conv.footprint.im2col import is_im2col
 from tilewright_grouped_conv.footprint.tma_groups import bulk_grid
 from tilewright_grouped_conv.launch.direct import loop_shared_bytes, loop_slices, loop_threads, loop_workgroups
+from tilewright_grouped_conv.launch.im2col import im2col_stages
 from tilewright_grouped_conv.launch.kernel_args import operand_rows, problem_row
 from tilewright_grouped_conv.launch.tma_groups import bulk_row
 from tilewright_grouped_conv.problem.implicit_gemm import Phase
@@ -53,6 +55,8 @@ def gpu_stages(
     problem: ConvProblem, config: ConvConfig, device: DeviceInfo, layout: WorkspaceLayout, acc: Pointer
 ) -> tuple[list[Stage], int]:
     """The stages of a convolution, and the bytes of its counters."""
+    if is_im2col(config):
+        return im2col_stages(problem, config, device, layout)
     stages: list[Stage] = []
     counters = nbytes = 0
     launches: list[_Launch] = []

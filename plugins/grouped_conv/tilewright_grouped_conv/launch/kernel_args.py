@@ -15,7 +15,7 @@ from tilewright_grouped_conv.vocabulary import Direction, Scale
 from tilewright_kit.contract.plan import F64, I64, Arg, Pointer, Struct, Table
 from tilewright_kit.types.dtypes import DType
 
-__all__ = ["gathered", "operand_row", "operand_rows", "problem_row", "row_view", "spatial_sizes"]
+__all__ = ["gathered", "operand_row", "operand_rows", "problem_row", "product_row", "row_view", "spatial_sizes"]
 
 _NULL_OPERAND = Struct((Pointer(), I64(0), I64(0), I64(0)))
 _ACC = Pointer("acc")
@@ -41,7 +41,7 @@ def problem_row(
     channels = geometry.kg if backward else geometry.cg
     return Struct(
         (
-            _product(problem, config, phase, operands, image_first),
+            product_row(problem, config, phase, operands, image_first),
             *axes,
             *(I64(value) for value in (geometry.n, geometry.groups, channels)),
             *(I64(value) for value in (image.n, image.g, image.c)),
@@ -87,9 +87,16 @@ def operand_row(operand: str, offset: int, row: int, column: int, item: int) -> 
 # ---- the implicit product ----
 
 
-def _product(problem: ConvProblem, config: ConvConfig, phase: Phase, d: Arg, image_first: bool) -> Struct:
+def product_row(
+    problem: ConvProblem,
+    config: ConvConfig,
+    phase: Phase,
+    d: Arg,
+    image_first: bool,
+    result_item: int | None = None,
+) -> Struct:
     """``tw_gemm_problem``. Leading dimensions hold where a product has no filter to speak of, ldc wherever pixels of
-    the result lie at one distance.
+    the result lie at one distance. ``result_item``: elements of the result from item to item, where no group is one.
     """
     image, weights, result = _image_pointer(problem), _weight_pointer(problem, phase), _result_pointer(problem, phase)
     first, second = gathered(problem), row_view(problem)
@@ -110,6 +117,8 @@ def _product(problem: ConvProblem, config: ConvConfig, phase: Phase, d: Arg, ima
         pointers = (image, weights, result)
         leading = (image_step, filter_view.k, row_step)
         items = (first.g, filter_view.g, second.g)
+    if result_item is not None:
+        items = (*items[:2], result_item)
     sizes = (phase.m, phase.n, phase.k)
     channels_along_rows = config.channels_first and not backward_weight
     vectors = (problem.scale_view, DType.FP32), (problem.bias, problem.dtype_bias or DType.FP32)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from tilewright_grouped_conv.candidates.candidates import needed_transforms
 from tilewright_grouped_conv.config.config import ConvConfig
 from tilewright_grouped_conv.footprint.cpu import padded_k, workspace_bytes
+from tilewright_grouped_conv.footprint.im2col import COPY_BYTES, is_im2col
 from tilewright_grouped_conv.launch.gpu import gpu_stages
 from tilewright_grouped_conv.launch.kernel_args import problem_row
 from tilewright_grouped_conv.problem.implicit_gemm import Phase
@@ -34,10 +35,12 @@ from tilewright_kit.contract.problem import Role
 from tilewright_kit.tiles.footprint.cpu import slices
 from tilewright_kit.tiles.footprint.workgroup import lanes
 from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.vocabulary import Epilogue
 
 __all__ = ["plan_conv"]
 
 _ACC = Pointer("acc")
+_RESULTS = {Direction.FORWARD: "y", Direction.BACKWARD_DATA: "dx", Direction.BACKWARD_WEIGHT: "dw"}
 
 
 @dataclass(slots=True)
@@ -76,7 +79,7 @@ def plan_conv(problem: ConvProblem, config: ConvConfig, device: DeviceInfo) -> E
         notes=tuple(draft.notes),
         flops=problem.flops,
         bytes_moved=problem.bytes_moved,
-        details={"in_place": _in_place(problem), "alignment": _alignments(problem)},
+        details={"in_place": _in_place(problem), "alignment": _alignments(problem, config)},
         counter_bytes=draft.counter_bytes,
     )
 
@@ -134,6 +137,10 @@ def _in_place(problem: ConvProblem) -> list[list[str]]:
     ]
 
 
-def _alignments(problem: ConvProblem) -> dict[str, int]:
+def _alignments(problem: ConvProblem, config: ConvConfig) -> dict[str, int]:
     """Bytes of which every operand's address must be a multiple."""
-    return {item.name: DType(item.desc.dtype).bytes for item in problem.operands}
+    copied: set[str] = set()
+    if is_im2col(config):
+        result = "" if config.epilogue is Epilogue.CSHUFFLE else _RESULTS[problem.direction]
+        copied = {problem.image.operand, problem.filter.operand, problem.pixels.operand} - {result}
+    return {item.name: COPY_BYTES if item.name in copied else DType(item.desc.dtype).bytes for item in problem.operands}

@@ -9,7 +9,7 @@ from functools import wraps
 from typing import Any
 
 from tilewright_arch import ArchSpec
-from tilewright_grouped_conv.config.config import DIRECT_PIPELINE, ConvConfig, Triple
+from tilewright_grouped_conv.config.config import DIRECT_PIPELINE, IM2COL_PIPELINE, ConvConfig, Triple
 from tilewright_grouped_conv.footprint.group_merging import in_lanes, is_bulk, is_merged
 from tilewright_grouped_conv.vocabulary import Direction, Kind, Specialization, layout_of
 from tilewright_kit.config.rules import KindRule, Violation
@@ -34,7 +34,7 @@ MOST_CHANNELS = 256
 LONGEST_STEP = 16
 """Strides and dilations that are compiled in."""
 _CONSTANTS = ("pixel_tile", "filter", "stride", "dilation")
-_PIPELINES = {"cpu": ("compv3",), "cuda": ("compv3", "compv4"), "hip": ("mem", "compv3", "compv4")}
+_PIPELINES = {"cpu": ("compv3",), "cuda": ("compv3", "compv4", IM2COL_PIPELINE), "hip": ("mem", "compv3", "compv4")}
 """Of which there are templates that gather, by kind of device."""
 
 
@@ -159,8 +159,8 @@ def depthwise_shape(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
 
 
 def pipeline_template(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """There are templates that gather an image for some of an arch's pipelines: not (yet) for producers of their own,
-    for copies past the registers, or for weights that were shuffled ahead of time. Those of CPUs pack blocks
+    """There are templates that gather an image for some of an arch's pipelines: not for copies past the registers, or
+    for weights that were shuffled ahead of time. Those of CPUs pack blocks
     (``compv3``), also of an image that is a matrix: none streams.
     """
     if not config.is_matrix or config.pipeline not in arch.pipelines:
@@ -191,9 +191,9 @@ def double_buffer(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
 
 
 def wave_groups(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """No template has wave groups that alternate."""
-    if config.num_wave_groups != 1:
-        reason = "no template of convolution has wave groups that alternate"
+    """Wave groups alternate in the pingpong schedule alone (``im2col_consumers``)."""
+    if config.num_wave_groups != 1 and config.pipeline != IM2COL_PIPELINE:
+        reason = f"no wave groups of pipeline {config.pipeline} alternate"
         yield Violation("wave_groups", "num_wave_groups", config.num_wave_groups, reason, {"num_wave_groups": 1})
 
 

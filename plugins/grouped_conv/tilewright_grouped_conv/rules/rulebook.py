@@ -9,9 +9,10 @@ from __future__ import annotations
 from tilewright_grouped_conv.config.config import ConvConfig
 from tilewright_grouped_conv.rules.algorithm import CONV_RULES, TILE_RULES
 from tilewright_grouped_conv.rules.cuda import GPU_CONV_RULES
+from tilewright_grouped_conv.rules.im2col import IM2COL_RULES
 from tilewright_grouped_conv.rules.signature import SIGNATURE_RULES
 from tilewright_kit.config.rules import RuleBook
 
 __all__ = ["RULES"]
 
-RULES: RuleBook[ConvConfig] = RuleBook((*SIGNATURE_RULES, *CONV_RULES, *TILE_RULES, *GPU_CONV_RULES))
+RULES: RuleBook[ConvConfig] = RuleBook((*SIGNATURE_RULES, *CONV_RULES, *TILE_RULES, *IM2COL_RULES, *GPU_CONV_RULES))

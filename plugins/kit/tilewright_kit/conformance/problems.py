@@ -22,8 +22,8 @@ from tilewright_kit.types.tensor import TensorDesc
 
 __all__ = ["check_problems", "plan_findings", "samples_on"]
 
-MAP_ALIGNMENT, MAX_BOX = 16, 256
-"""Limits of the bulk copy engine: bytes, and elements in each dimension of a box."""
+MAP_ALIGNMENT, MAX_BOX, MAX_PIXELS = 16, 256, 1024
+"""Limits of the bulk copy engine: bytes, elements in each dimension of a box, and pixels that one copy gathers."""
 PLANNED = 6
 """Candidates per sample that are planned: the first, the last and some between."""
 
@@ -253,7 +253,8 @@ def _maps(stage: Stage, plan: ExecutionPlan) -> Iterator[str]:
             yield f"{where} reaches outside of it"
         if item.offset % MAP_ALIGNMENT or any(stride % MAP_ALIGNMENT for stride in item.strides):
             yield f"{where} has an offset or strides that are not multiples of {MAP_ALIGNMENT}"
-        if len(item.box) != len(item.sizes) or not all(1 <= edge <= MAX_BOX for edge in item.box):
+        rank, most = (len(item.sizes), MAX_BOX) if item.walk is None else (2, MAX_PIXELS)
+        if len(item.box) != rank or not all(1 <= edge <= most for edge in item.box):
             yield f"{where} has a box that the engine does not take: {item.box}"
         if item.swizzle and item.box[0] * size != item.swizzle:
             yield f"{where} has rows of {item.box[0] * size} bytes, swizzled over {item.swizzle}"

@@ -21,6 +21,7 @@ __all__ = [
     "WORKSPACE",
     "Arg",
     "PackedArgs",
+    "PixelWalk",
     "Pointer",
     "Struct",
     "Table",
@@ -58,6 +59,20 @@ class F64:
 
 
 @dataclass(frozen=True, slots=True)
+class PixelWalk:
+    """How copies through a tensor map gather the pixels of images at which a filter may begin (im2col).
+
+    The map's tensor has the channels first, then one to three spatial dimensions, then images; its box is channels and
+    pixels of one copy. By spatial dimension, the fastest first: pixels from ``lower`` to the dimension's size plus
+    ``upper``, less one, ``step`` apart. CUDA driver API, ``cuTensorMapEncodeIm2col``.
+    """
+
+    lower: tuple[int, ...]
+    upper: tuple[int, ...]
+    step: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TensorMap:
     """A descriptor for the bulk tensor copy engine of NVIDIA's sm_90 and later: 128 bytes, at a multiple of 64.
 
@@ -78,6 +93,8 @@ class TensorMap:
     """Bytes over which the shared-memory side is swizzled: 0, 32, 64 or 128."""
     fetch: int = 256
     """Bytes of a line's neighbourhood that the second-level cache gets from memory at a time: 0, 64, 128 or 256."""
+    walk: PixelWalk | None = None
+    """None: a copy moves a box of the tensor."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from tilewright_kit.contract.arguments import (
     WORKSPACE,
     Arg,
     PackedArgs,
+    PixelWalk,
     Pointer,
     Struct,
     Table,
@@ -40,6 +41,7 @@ __all__ = [
     "ExecutionPlan",
     "Geometry",
     "PackedArgs",
+    "PixelWalk",
     "Pointer",
     "Stage",
     "Struct",
@@ -171,6 +173,7 @@ class WorkspaceLayout:
 
 
 _MAP_SIZES = ("sizes", "strides", "box")
+_WALK = ("lower", "upper", "step")
 
 
 def _to_json(arg: Arg) -> Any:
@@ -191,6 +194,7 @@ def _to_json(arg: Arg) -> Any:
             "swizzle": arg.swizzle,
             "fetch": arg.fetch,
             **sizes,
+            **({"walk": {name: list(getattr(arg.walk, name)) for name in _WALK}} if arg.walk else {}),
         }
     # JSON has no infinities and no NaN.
     return {"f64": arg.value if math.isfinite(arg.value) else str(float(arg.value))}
@@ -309,4 +313,14 @@ class _Reader:
             sizes("box"),
             self.count(record, "swizzle", where),
             self.count(record, "fetch", where),
+            self.pixel_walk(record["walk"], f"{where}.walk") if "walk" in record else None,
         )
+
+    def pixel_walk(self, record: Any, where: str) -> PixelWalk:
+        def steps(name: str) -> tuple[int, ...]:
+            values = self.get(record, name, where, list)
+            if any(type(value) is not int for value in values):
+                raise self.damaged(f"{where}.{name}", values, "whole numbers")
+            return tuple(values)
+
+        return PixelWalk(*map(steps, _WALK))

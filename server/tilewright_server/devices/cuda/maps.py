@@ -26,10 +26,19 @@ _SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 _FETCHES = {0: "NONE", 64: "L2_64B", 128: "L2_128B", 256: "L2_256B"}
 
 
+def _describes(tensor_map: TensorMap) -> bool:
+    """Whether the parts of a map fit each other."""
+    walk, rank = tensor_map.walk, len(tensor_map.sizes)
+    if walk is None:
+        return len(tensor_map.box) == rank
+    axes = {len(walk.lower), len(walk.upper), len(walk.step)}
+    return axes == {rank - 2} and 3 <= rank <= 5 and len(tensor_map.box) == 2
+
+
 class CudaMapEncoder:
     """One tensor map of a program, to be encoded for one address after the other. Thread-safe."""
 
-    __slots__ = ("_after", "_before", "_driver", "_map")
+    __slots__ = ("_after", "_before", "_driver", "_encode", "_map")
 
     def __init__(self, driver: GpuDriver, tensor_map: TensorMap) -> None:
         """Raises ``InternalError`` for a map that cannot be described to the driver."""
@@ -40,8 +49,8 @@ class CudaMapEncoder:
             or tensor_map.swizzle not in _SWIZZLES
             or tensor_map.fetch not in _FETCHES
             or not 1 <= rank <= 5
-            or len(tensor_map.box) != rank
             or len(tensor_map.strides) != rank - 1
+            or not _describes(tensor_map)
         ):
             raise InternalError(
                 "a tensor map of the plan cannot be encoded",
@@ -56,11 +65,17 @@ class CudaMapEncoder:
             getattr(api.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_TYPES[tensor_map.dtype]}"),
             rank,
         )
+        walk = tensor_map.walk
+        self._encode = api.cuTensorMapEncodeIm2col if walk else api.cuTensorMapEncodeTiled
+        # Through im2col maps: corners, then channels and pixels of a copy. Channels and images are not walked.
+        moved: tuple[Any, ...] = ([api.cuuint32_t(size) for size in tensor_map.box],)
+        if walk:
+            moved = (list(walk.lower), list(walk.upper), *tensor_map.box)
         self._after: tuple[Any, ...] = (
             [api.cuuint64_t(size) for size in tensor_map.sizes],
             [api.cuuint64_t(stride) for stride in tensor_map.strides],
-            [api.cuuint32_t(size) for size in tensor_map.box],
-            [api.cuuint32_t(1)] * rank,
+            *moved,
+            [api.cuuint32_t(step) for step in ((1, *walk.step, 1) if walk else (1,) * rank)],
             api.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
             getattr(api.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{_SWIZZLES[tensor_map.swizzle]}"),
             getattr(api.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_{_FETCHES[tensor_map.fetch]}"),
@@ -82,6 +97,6 @@ class CudaMapEncoder:
                 fix=f"let the tensor begin at a multiple of {_ALIGNMENT} bytes, or name another kernel",
             )
         driver = self._driver
-        answer = driver.api.raw.cuTensorMapEncodeTiled(*self._before, begin, *self._after)
+        answer = self._encode(*self._before, begin, *self._after)
         encoded = driver.check(answer, "a tensor map")
         ctypes.memmove(into, int(encoded.getPtr()), MAP_BYTES)

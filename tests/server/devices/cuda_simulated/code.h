@@ -146,6 +146,20 @@ R cuTensorMapEncodeTiled(Map* m, int type, unsigned rank, void* p, const uint64_
   return OK;
 }
 
+R cuTensorMapEncodeIm2col(Map* m, int type, unsigned rank, void* p, const uint64_t* dims, const uint64_t* strides,
+                          const int* lower, const int* upper, unsigned channels, unsigned pixels,
+                          const unsigned* elements, int inter, int swizzle, int l2, int fill) {
+  static const int limits[] = {32768, 128, 16};
+  unsigned box[5] = {channels, 1, 1, 1, 1}, one[5] = {1, 1, 1, 1, 1};
+  if (rank < 3 || rank > 5 || !pixels || pixels > 1024 || elements[rank - 1] != 1) return INVALID_VALUE;
+  for (unsigned i = 0; i < rank - 2; i++) {
+    int limit = limits[rank - 3];
+    if (lower[i] < -limit || lower[i] >= limit || upper[i] < -limit || upper[i] >= limit) return INVALID_VALUE;
+    if (elements[i + 1] < 1 || elements[i + 1] > 8) return INVALID_VALUE;
+  }
+  return cuTensorMapEncodeTiled(m, type, rank, p, dims, strides, box, one, inter, swizzle, l2, fill);
+}
+
 typedef struct {
   Func* func;
   unsigned grid[3], block[3], shared;

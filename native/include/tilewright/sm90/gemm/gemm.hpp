@@ -62,10 +62,10 @@
 
 namespace tw::sm90 {
 
-template <class C>
+template <class C, class Producer = MatrixProducer<GemmPlan<C>>>
 struct Gemm {
   using Plan = GemmPlan<C>;
-  using Params = GemmParams<C>;
+  using Params = typename Producer::Params;
   using Queue = typename GemmQueue<Plan>::type;
   using Cluster = typename Plan::Cluster;
   using Registers = typename Output<Plan>::Registers;
@@ -91,7 +91,7 @@ struct Gemm {
         release_next_launch();  // its workgroups begin as soon as these leave room
         wait_for_previous_launch();
         const Queue queue(tasks, (int)params.launch.split_k, rank);
-        produce<Plan>(queue, tasks, barriers, shared, rank);
+        Producer::run(queue, tasks, barriers, shared, rank);
       }
       if constexpr (Plan::cluster_k > 1) cluster_wait();
     } else {

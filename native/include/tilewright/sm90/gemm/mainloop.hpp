@@ -56,6 +56,17 @@ TW_SM90 void produce(Queue queue, const Tasks& tasks, RingBarriers<Plan::stages>
     for (int i = 0; i < Plan::stages; i++, ring.next()) barriers.wait_empty(ring);
 }
 
+// The producer of a plain product. Other operations have others (sm90/conv/): Params is the kernel's only parameter.
+template <class Plan>
+struct MatrixProducer {
+  using Params = GemmParams<typename Plan::Config>;
+  template <class Queue, class Tasks>
+  static TW_SM90 void run(const Queue& queue, const Tasks& tasks, RingBarriers<Plan::stages> barriers, uint32_t shared,
+                          int rank) {
+    produce<Plan>(queue, tasks, barriers, shared, rank);
+  }
+};
+
 // One consumer warpgroup's view of the ring.
 template <class Plan>
 struct Consumer {

@@ -10,7 +10,7 @@ from typing import Any
 import tilewright_arch
 from tilewright_arch import ArchSpec
 from tilewright_kit.contract.device import DeviceInfo
-from tilewright_kit.contract.plan import Geometry, PackedArgs, TensorMap
+from tilewright_kit.contract.plan import Geometry, PackedArgs, PixelWalk, TensorMap
 from tilewright_server.devices.contract import MemoryHandle, ProgramStage, WorkerSpec
 
 __all__ = [
@@ -125,8 +125,9 @@ def stages_from(records: Sequence[Mapping[str, Any]]) -> list[ProgramStage]:
 
 
 def _tensor_map(record: Sequence[Any]) -> TensorMap:
-    operand, offset, dtype, sizes, strides, box, swizzle, fetch = record
-    return TensorMap(operand, offset, dtype, tuple(sizes), tuple(strides), tuple(box), swizzle, fetch)
+    operand, offset, dtype, sizes, strides, box, swizzle, fetch, steps = record
+    walk = PixelWalk(*map(tuple, steps)) if steps else None
+    return TensorMap(operand, offset, dtype, tuple(sizes), tuple(strides), tuple(box), swizzle, fetch, walk)
 
 
 def handle_record(handle: MemoryHandle) -> dict[str, Any]:
