@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 from native_harness import FLAGS, INCLUDE, LEVELS, RUNTIME, Config, build_once, compiler, zig
 
-pytestmark = pytest.mark.skipif(not importlib.util.find_spec("ziglang"), reason="ziglang is not installed")
+pytestmark = [
+    pytest.mark.skipif(not importlib.util.find_spec("ziglang"), reason="ziglang is not installed: pip install ziglang"),
+    pytest.mark.extended,  # zig builds its own C++ library first
+]
 
 UNITS = [
     Config(bias="fp32", d=("fp16", "bf16"), binary="Add", unary="Gelu"),
