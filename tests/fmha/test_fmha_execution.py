@@ -163,6 +163,7 @@ def test_pairs_of_features(runner: FmhaRunner, case: Case, device: DeviceInfo) -
 
 
 @pytest.mark.parametrize("case", CACHED, ids=str)
+@pytest.mark.extended
 def test_pairs_of_features_over_pages(runner: FmhaRunner, case: CacheCase, device: DeviceInfo) -> None:
     request = cache_request(case)
     problem, plan = planned(request, device)
