@@ -168,7 +168,7 @@ def two_stages(problem: Any, config: Any, device: DeviceInfo) -> ExecutionPlan:
 
 
 def tensors_of(step: Step, device: str) -> tuple[Tensors, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """What the kernel gets; keys and values in heads, in bf16; lengths."""
+    """Operands of the kernel: keys and values in heads, in bf16; lengths."""
     room = (step.batch, step.keys, step.heads_k, step.hdim)
     kept = torch.float8_e4m3fn if step.cache == "fp8" else torch.bfloat16
     lengths = None
@@ -249,7 +249,7 @@ def decode(cuda: Cuda, pool: ThreadPoolExecutor) -> None:
 
 
 def same_bytes(traffic: int) -> Iterator[tuple[str, Callable[[], object]]]:
-    """What moving as many bytes takes, the beginning and the end of a launch included."""
+    """Time to move as many bytes, the beginning and the end of a launch included."""
     words = torch.empty(traffic // 4, dtype=torch.int32, device="cuda").zero_()
     half = words.numel() // 2
     yield "copy of as many bytes", lambda: words[:half].copy_(words[half : 2 * half])

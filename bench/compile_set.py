@@ -128,7 +128,7 @@ def compiled(operation: Any, toolchain: Any, config: Any, arch: tilewright_arch.
 
 
 def processor_time() -> float:
-    """Of all children of this process: those that ended, and helpers that stay."""
+    """Processor time of all children of this process: those that ended, and helpers that stay."""
     total = sum(os.times()[2:4])
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

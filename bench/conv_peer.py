@@ -24,7 +24,7 @@ DIRECTIONS = {"fwd": "forward", "bwd_data": "backward data", "bwd_weight": "back
 
 
 def kind_of(case: ConvCase) -> str:
-    """What decides which kernels there are for a case."""
+    """Facts that decide which kernels a case has."""
     if case.groups > 1:
         return "depthwise" if case.groups == case.c else "grouped"
     if case.ndim == 3:

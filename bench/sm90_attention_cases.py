@@ -1,4 +1,4 @@
-"""What sm90_attention.py tries: cases of attention, and the kernels for each."""
+"""Trials of sm90_attention.py: cases of attention, and the kernels for each."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Case:
     """``lengths_*`` are those of sequences end to end; ``seq_*`` rows more lie behind the last."""
     cache_index: tuple[int, ...] = ()
     items: int = 0
-    """Of a cache; 0: batch."""
+    """Tokens of a cache; 0: batch."""
     min_q: int = 0
     status: bool = False
     scale: float = 0.0
@@ -246,7 +246,7 @@ def fast() -> list[Experiment]:
 
 
 def chosen() -> list[Experiment]:
-    """What the planner takes for the timed cases, features of the others at their sizes."""
+    """Kernels that the planner takes for the timed cases, features of the others at their sizes."""
     timed = [Experiment(item.case, (), False, True, 0.05, chosen=True) for item in (*fast(), *small())]
     return [*timed, *(Experiment(item.case, chosen=True) for item in correct()[::5])]
 

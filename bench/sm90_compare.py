@@ -39,7 +39,7 @@ from tilewright_native import include_dir
 from tilewright_server.engine.call import Call
 
 LEAST_MEAN, LEAST, MOST_SECONDS = 0.99, 0.97, 0.5
-"""Of the ratios of speed (others over shipped), and the most that a kernel may take to compile on its own."""
+"""Limits of the ratios of speed (others over shipped), and the most that a kernel may take to compile on its own."""
 NAMES = ("shipped", "others")
 SLOWEST = 10
 AGAIN_SECONDS = 0.45

@@ -295,7 +295,7 @@ def time_graphs(
 
 
 def peer_of(config: Config, p: Problem) -> Callable[[], object] | None:
-    """What PyTorch offers for the same product: cuBLAS, and separate kernels for what it does not fuse."""
+    """Peers in PyTorch for the same product: cuBLAS, and separate kernels for what it does not fuse."""
     if p.guard or config.grouped:
         return None
     if p.batch > 1:

@@ -1,4 +1,4 @@
-"""What the suites share: their arguments, and the form of their tables."""
+"""Common parts of the suites: their arguments, and the form of their tables."""
 
 from __future__ import annotations
 

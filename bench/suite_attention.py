@@ -242,7 +242,7 @@ def status_bytes(name: str) -> int:
 
 
 def memory(here: local.Local, torch: Any, options: Options) -> Table:
-    """What a forward pass takes beside its operands: as planned, and by how much the process grew meanwhile."""
+    """Memory that a forward pass takes beside its operands: as planned, and by how much the process grew meanwhile."""
     columns = ["keys", "operands, MiB", "workspace, MiB", "peak, MiB", "PyTorch's peak, MiB", "scores would be, MiB"]
     table = Table("Memory of a forward pass, 8 heads of 64, fp32", columns)
     for length in LENGTHS[:2] if options.quick else LENGTHS:

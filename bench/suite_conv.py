@@ -176,7 +176,7 @@ def geometry(case: ConvCase) -> str:
 
 
 def brief(kernels: str) -> str:
-    """What distinguishes the main kernel of a plan: pipeline, tile, wave, warp tile and all that follows."""
+    """Distinctions of the main kernel of a plan: pipeline, tile, wave, warp tile and all that follows."""
     name = next((name for name in kernels.split(", ") if name.startswith("grouped_conv")), kernels)
     pipeline, _, _, *others = re.split(r"_[123]d_", name)[-1].split("_")
     more = kernels.count(", ")

@@ -47,7 +47,7 @@ bits of the matrix unit; the library is asked for the same each time.
 DECODE = [(m, n, k) for m in (1, 4, 8, 16, 32, 64) for n, k in ((4096, 4096), (8192, 8192), (28672, 4096))]
 FUSED = [(1024, 1024, 1024), (4096, 4096, 4096), (128, 28672, 4096), (16, 4096, 4096), (4096, 14336, 4096)]
 LEFT_OUT = {(name, (333, 777, 1111)) for name in ("fp8", "fp8 fast", "int8")} | {("int8", (16, 4096, 4096))}
-"""What the library refuses: rows that are no multiple of 16 elements, int8 with fewer than 17 rows."""
+"""Shapes that the library rejects: rows that are no multiple of 16 elements, int8 with fewer than 17 rows."""
 
 
 def operands(m: int, n: int, k: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -192,7 +192,7 @@ def single(cuda: Cuda, options: Options) -> Table:
 
 
 def dispatch(cuda: Cuda, options: Options) -> Table:
-    """What a launch costs from another process, beyond one in this process."""
+    """Cost of a launch from another process, beyond one in this process."""
     import tilewright
     from tilewright_tools.cli.private_server import PrivateServer
 

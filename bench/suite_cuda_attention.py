@@ -178,7 +178,7 @@ class Peer:
 
 
 def truth(case: AttentionCase, tensors: Tensors) -> tuple[Tensors, int]:
-    """Of the first head of keys of the first item, in float64, what its heads of queries give; and how many those are.
+    """Float64 results of the query heads of the first key head of the first item; and their number.
     With ``do`` gradients as well.
     """
     group = case.heads // case.kv_heads
@@ -361,7 +361,7 @@ def in_order(case: AttentionCase, tensors: Tensors) -> Tensors:
 
 
 def memory(cuda: Cuda, options: Options) -> Table:
-    """What passes take beside their operands, as sequences grow."""
+    """Memory that passes take beside their operands, as sequences grow."""
     columns = ["S", "operands, MiB", "forward", "gradients", "in any order", "scores would be, MiB"]
     table = Table("Memory of the workspace, 8 heads of 128, bf16 (MiB)", columns)
     for length in LENGTHS[: 2 if options.quick else None]:

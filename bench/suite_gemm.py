@@ -86,13 +86,13 @@ def compare(here: local.Local, options: Options, packed: bool) -> Table:
 
 
 def brief(kernel: str) -> str:
-    """What distinguishes kernels of one signature: pipeline, tile, wave, warp tile."""
+    """Distinctions of kernels of one signature: pipeline, tile, wave, warp tile."""
     words = kernel.split("_")
     return " ".join([words[3], *words[10:13]]) if len(words) > 12 else kernel
 
 
 def layouts(here: local.Local, options: Options) -> Table:
-    """What it costs to pack each layout."""
+    """Cost of packing each layout."""
     size = 256 if options.quick else 1024
     table = Table(
         f"Layouts, {size} cubed, {options.threads} thread{'s' if options.threads > 1 else ''} (GFLOP/s)",

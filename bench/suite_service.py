@@ -1,4 +1,4 @@
-"""What the service costs: round trips, streams, batches, copies, memory, start-up; relative to an empty call."""
+"""Costs of the service: round trips, streams, batches, copies, memory, start-up; relative to an empty call."""
 
 from __future__ import annotations
 

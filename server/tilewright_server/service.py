@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["Batch", "Finished", "Result", "RunResult", "Service"]
 
 _OF_THE_WHOLE = (ResourceExhaustedError, DeadlineError, CancelledError, UnavailableError)
-"""What refuses a request rather than an execution, if it has but one."""
+"""Errors that reject a request rather than an execution, if it has but one."""
 MAX_REPEAT = 1_000_000
 
 
@@ -53,12 +53,12 @@ class Finished:
 
 
 Result = Outcome | Finished | TilewrightError
-"""What became of one execution; a bare ``Outcome`` copied nothing and returns nothing."""
+"""Outcome of one execution; a bare ``Outcome`` copied nothing and returns nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What ``run`` did, with times in nanoseconds."""
+    """Result of ``run``, with times in nanoseconds."""
 
     prepared: Prepared
     outcome: Outcome

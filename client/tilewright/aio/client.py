@@ -101,7 +101,7 @@ class Client:
 
     @property
     def report(self) -> Report | None:
-        """What the call that was awaited last did. Read it before awaiting anything else."""
+        """Report of the call that was awaited last. Read it before awaiting anything else."""
         return self._subject.report
 
     @property
@@ -269,7 +269,7 @@ class Buffer:
 
 
 class _Connecting:
-    """What ``connect`` returns: to be awaited, or used with ``async with``."""
+    """Result of ``connect``: to be awaited, or used with ``async with``."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

@@ -1,4 +1,4 @@
-"""What a stream of executions sends when. No I/O.
+"""Batching of a stream of executions. No I/O.
 
 Executions that are submitted while messages are under way wait and then travel together: the busier the stream, the
 larger its messages (Nagle's idea, clocked by replies), and an idle stream sends at once.
@@ -35,7 +35,7 @@ class Batcher(Generic[F]):
 
     @property
     def ready(self) -> bool:
-        """Whether a message should go now."""
+        """True if a message should go now."""
         return bool(self.pending) and len(self.in_flight) < MESSAGES_IN_FLIGHT
 
     def take(self) -> bytes:
@@ -54,7 +54,7 @@ class Batcher(Generic[F]):
         return messages.execute_request(messages.session_field(session.token), chunks, self.timeout_ms)
 
     def answered(self, reply: dispatch_pb2.ExecuteReply) -> list[tuple[F, Any]]:
-        """What the oldest message's executions came to: (future, result or exception), in order."""
+        """Outcomes of the oldest message's executions: (future, result or exception), in order."""
         batch = self.in_flight.popleft()
         if len(reply.results) != len(batch):
             error = InternalError(f"the server sent {len(reply.results)} results for {len(batch)} executions")

@@ -33,25 +33,25 @@ class Binding:
         self.id = reply.binding
         self.device = reply.device
         self.attach = reply.attach
-        """Whether launches are asynchronous, over a connection that is attached to the device."""
+        """True if launches are asynchronous, over a connection that is attached to the device."""
         self._finalizer = weakref.finalize(self, core.release_binding, session, reply.binding)
         self._finalizer.atexit = False
 
     @property
     def valid(self) -> bool:
-        """Whether its memory has not been given back since, as far as this client knows."""
+        """True if its memory has not been given back since, as far as this client knows."""
         return self._epoch is None or self._epoch == self.session.epoch
 
 
 class Launched:
-    """What became of a launch: over (``lane`` is None), or queued on a stream."""
+    """Outcome of a launch: over (``lane`` is None), or queued on a stream."""
 
     __slots__ = ("device_ns", "lane", "over", "slot", "stream")
 
     def __init__(self, device_ns: int = 0, lane: StreamLane | None = None, slot: int = 0, stream: int = 0) -> None:
         self.device_ns = device_ns
         self.over = lane is None
-        """Whether it was over already when it was queued."""
+        """True if it was over already when it was queued."""
         self.lane = lane
         self.slot = slot
         self.stream = stream
@@ -64,7 +64,7 @@ class Go(Protocol):
 
 
 def can_bind(loaded: Loaded) -> bool:
-    """Whether all operands lie where the device uses them in place, and there is a socket to launch over."""
+    """True if all operands lie where the device uses them in place, and there is a socket to launch over."""
     cargo = loaded.cargo
     return (
         loaded.session.lanes is not None
@@ -113,7 +113,7 @@ def launch_stream(tensors: Sequence[DeviceTensor]) -> int:
 
 
 def _leader(tensors: Sequence[DeviceTensor]) -> DeviceTensor:
-    """Whose stream it is: the output's. One that the server made goes where the inputs are."""
+    """Operand whose stream counts: the output. One that the server made goes where the inputs are."""
     last = tensors[-1]
     if last.array is not None and last.array is last.value:
         last = next((tensor for tensor in reversed(tensors) if tensor.library), last)
@@ -125,7 +125,7 @@ def _stream_of(tensor: DeviceTensor) -> int:
 
 
 def launcher(binding: Binding, tensors: Sequence[DeviceTensor], *, fresh: bool = False) -> Go:
-    """What launches a binding. ``fresh``: the tensors were given for this launch, so whatever streams they are ready on
+    """Launcher of a binding. ``fresh``: the tensors were given for this launch, so whatever streams they are ready on
     are waited for, and wait for it, unless a stream is named.
     """
     lanes: Any = binding.session.lanes

@@ -95,7 +95,7 @@ class BoundState:
         return self.binding
 
     def quick(self) -> Go | None:
-        """What launches this at once, if nothing else is to be done first."""
+        """Launcher of this binding, if nothing else is to be done first."""
         core, binding = self.plan.core, self.binding
         if binding is None or self.plan.closed or not core.idle:
             return None

@@ -1,4 +1,4 @@
-"""What both kinds of prepared plan can say about themselves."""
+"""Descriptions of prepared plans, blocking and asynchronous."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class PlanBase:
 
     @property
     def inputs(self) -> dict[str, Spec]:
-        """What the plan takes, in order."""
+        """Inputs of the plan, in order."""
         return {slot.name: slot.spec for slot in self._state.inputs}
 
     @property
     def outputs(self) -> dict[str, Spec]:
-        """What the plan writes."""
+        """Outputs of the plan."""
         return {slot.name: slot.spec for slot in self._state.outputs}
 
     @property

@@ -31,7 +31,8 @@ REPEATS = 3
 
 
 class ShortWay:
-    """Of one plan in one session. Thread-safe: its containers are only touched by operations that are atomic."""
+    """Bindings and counts of one plan in one session. Thread-safe: its containers are only touched by operations
+    that are atomic."""
 
     def __init__(self, core: Core, session: Session, report: Report) -> None:
         self._core = core
@@ -40,11 +41,11 @@ class ShortWay:
         """By the serialised form of what they stand for."""
         self._counts: dict[bytes, int] = {}
         self._refused = session.lanes is None
-        """Whether executions on shared memory cannot be bound: the plan's device does not use it in place."""
+        """True if executions on shared memory cannot be bound: the plan's device does not use it in place."""
         self.recalls = Recalls(session)
 
     def often(self, loaded: Loaded) -> bool:
-        """Whether an execution on shared memory has been asked for often enough to be worth a binding."""
+        """True if an execution on shared memory has been asked for often enough to be worth a binding."""
         chunk = loaded.chunk
         if self._refused or not can_bind(loaded):
             return False
@@ -106,5 +107,5 @@ class ShortWay:
 
 
 def launch_report(planned: Report, device_ns: int) -> Report:
-    """What there is to say of a launch of a plan, whose own report is ``planned``."""
+    """Report of a launch of a plan, whose own report is ``planned``."""
     return Report(kernels=planned.kernels, device=planned.device, timing=Timing(device_ns=device_ns), plan_cached=True)

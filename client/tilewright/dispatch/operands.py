@@ -41,7 +41,8 @@ the server's limit counts.
 
 
 class Cargo:
-    """What one call carries besides its message: memory to keep alive, results to copy back, bytes that were copied."""
+    """Attachments of one call besides its message: memory to keep alive, results to copy back, bytes that were
+    copied."""
 
     __slots__ = ("copies", "in_place", "keep", "replies", "room", "staged_bytes", "tensors")
 
@@ -56,7 +57,7 @@ class Cargo:
         self.tensors: list[DeviceTensor] = []
         """Operands in device memory of this process."""
         self.in_place = True
-        """Whether all operands are where a device can use them, so that the call can be bound."""
+        """True if all operands are where a device can use them, so that the call can be bound."""
 
     def fence(self) -> None:
         """Wait, on the host, until the operands in device memory have what was written to them."""

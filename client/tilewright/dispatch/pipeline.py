@@ -43,7 +43,7 @@ class LaunchBase:
 
     @property
     def done(self) -> bool:
-        """Whether it is over. (It may be said some launches late.)"""
+        """True if it is over. (It may be said some launches late.)"""
         lane = self._launched.lane
         if not self._finished and lane is not None:
             self._finished = lane.gpu.finished(lane.ordinal, lane.completion(self._launched.slot))
@@ -75,7 +75,7 @@ class PipelineState:
         self._binding: Binding | None = None
         self._ids: list[int] = []
         self._held: dict[int, BoundState] = {}
-        """What was launched and not joined: its arrays must live."""
+        """Launches that were not joined: its arrays must live."""
         self._under_way: deque[tuple[int, int, int]] = deque()
         """(first sequence, count, number of the first launch) of packets without an answer."""
         self._failures: list[tuple[int, TilewrightError]] = []
@@ -91,7 +91,7 @@ class PipelineState:
         return self._count + len(self._ids)
 
     def ready(self, bound: BoundState) -> bool:
-        """Whether ``add`` can take it as it is; otherwise it is to be bound first."""
+        """True if ``add`` can take it as it is; otherwise it is to be bound first."""
         binding = bound.binding
         return binding is not None and binding.session is self._core.session and binding.valid
 

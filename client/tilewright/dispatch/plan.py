@@ -29,7 +29,7 @@ __all__ = ["PlanState", "prepare", "report_of", "result_of"]
 
 MAX_REPEAT = 1_000_000
 MAX_EXECUTIONS = 4096
-"""Of one message."""
+"""Executions of one message, at most."""
 
 
 class PlanState:
@@ -53,7 +53,7 @@ class PlanState:
         self.workspace_bytes = 0
         self.json = ""
         self.short: ShortWay
-        """Of the session that the plan is valid in."""
+        """Fast path of the session in which the plan is valid."""
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
     def adopt(self, session: Session, reply: dispatch_pb2.PlanReply) -> None:
@@ -74,7 +74,7 @@ class PlanState:
 
     @property
     def gpu(self) -> bool:
-        """Whether the plan is for a device other than a CPU."""
+        """True if the plan is for a device other than a CPU."""
         return not self.report.device.startswith("cpu")
 
     @property

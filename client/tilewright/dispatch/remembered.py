@@ -29,7 +29,8 @@ class Recalled(NamedTuple):
 
 
 class Recalls:
-    """Of one plan and session. Thread-safe: its dictionary is only touched by operations that are atomic."""
+    """Device tensors of one plan and session. Thread-safe: its dictionary is only touched by operations that are
+    atomic."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -44,7 +45,7 @@ class Recalls:
             self._known[tuple(tensor.address for tensor in tensors)] = (binding, exports)
 
     def find(self, inputs: Sequence[Slot], outputs: Sequence[Slot], values: Sequence[Any]) -> Recalled | None:
-        """What the operands of a call are, missing outputs made; ``None`` unless all are in device memory as planned,
+        """Recognised operands of a call, missing outputs made; ``None`` unless all are in device memory as planned,
         which is then the long way's to mend or to refuse.
         """
         tensors: list[DeviceTensor] = []

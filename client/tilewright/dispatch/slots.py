@@ -46,7 +46,7 @@ class Slot(NamedTuple):
         return cls(operand.name, spec, tuple(stride * spec.dtype.itemsize for stride in strides))
 
     def check(self, array: Array) -> bool:
-        """Whether the array lies as planned; False if a copy of it would. Raises ``InvalidArgumentError`` if nothing
+        """True if the array lies as planned; False if a copy of it would. Raises ``InvalidArgumentError`` if nothing
         would.
         """
         spec = self.spec
@@ -78,7 +78,7 @@ class Slot(NamedTuple):
         )
 
     def is_strided(self, strides: Sequence[int]) -> bool:
-        """Whether ``strides`` (in elements) are the planned ones, dimensions of size one aside."""
+        """True if ``strides`` (in elements) are the planned ones, dimensions of size one aside."""
         size = self.spec.dtype.itemsize
         return all(
             n <= 1 or have * size == want

@@ -51,7 +51,7 @@ class Handle(ctypes.Structure):
 
 
 class Names(NamedTuple):
-    """What a driver calls the functions that all have."""
+    """Names of the functions that every driver has."""
 
     error_name: str
     error_string: str
@@ -79,7 +79,7 @@ class Names(NamedTuple):
 
 
 class Pointer(NamedTuple):
-    """What the driver knows about an address."""
+    """Facts that the driver knows about an address."""
 
     ordinal: int
     base: int
@@ -88,11 +88,11 @@ class Pointer(NamedTuple):
     identity: tuple[int, int]
     """Differs between allocations that were at the same address one after the other."""
     legacy: bool
-    """Whether it has a legacy handle."""
+    """True if it has a legacy handle."""
     pool: int
     """The memory pool that it is from, or 0."""
     descriptors: bool
-    """Whether it can be exported as a POSIX descriptor."""
+    """True if it can be exported as a POSIX descriptor."""
 
 
 class _Capture(local):
@@ -116,9 +116,9 @@ class GpuDriver(ABC):
     """The field of a region's source for memory with a legacy handle."""
     pool_source = ""
     legacy_stream = LEGACY_STREAM
-    """What the driver takes for ``LEGACY_STREAM``."""
+    """Handle that the driver takes for ``LEGACY_STREAM``."""
     newer = ""
-    """What to do if the driver lacks a function."""
+    """Fix for a driver that lacks a function."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -173,19 +173,21 @@ class GpuDriver(ABC):
 
     @abstractmethod
     def _is_current(self, ordinal: int) -> bool:
-        """Whether the device is current in this thread."""
+        """True if the device is current in this thread."""
 
     @abstractmethod
     def _describe(self, ordinal: int) -> str:
-        """What every process calls the device."""
+        """Name of the device in every process."""
 
     @abstractmethod
     def pointer(self, address: int, field: str = "array") -> Pointer:
-        """What an address points to. Raises ``InvalidArgumentError`` unless it is plain memory of a device."""
+        """Allocation that an address points to. Raises ``InvalidArgumentError`` unless it is plain memory of a
+        device."""
 
     @abstractmethod
     def identity(self, address: int) -> int:
-        """What tells the allocation at an address from others that were there before; 0 if there is none now."""
+        """Identity of the allocation at an address, apart from others that were there before; 0 if there is none
+        now."""
 
     @abstractmethod
     def export_pool(self, ordinal: int, pool: int, base: int) -> tuple[int, bytes]:
@@ -199,7 +201,7 @@ class GpuDriver(ABC):
         return count.value
 
     def label(self, ordinal: int) -> str:
-        """What every process, and the server, calls a device: its UUID as people write it."""
+        """Name of a device in every process and the server: its UUID as people write it."""
         known = self._labels.get(ordinal)
         if known is None:
             known = self._labels[ordinal] = self._describe(ordinal)
@@ -273,7 +275,7 @@ class GpuDriver(ABC):
     # ---- streams and events ----
 
     def _handle(self, stream: int) -> int:
-        """What the driver calls a stream."""
+        """Handle of a stream."""
         return self.legacy_stream if stream == LEGACY_STREAM else stream
 
     def synchronize(self, ordinal: int, stream: int) -> None:
@@ -282,7 +284,7 @@ class GpuDriver(ABC):
             self.call(self.names.finish_stream, self._handle(stream))
 
     def idle(self, ordinal: int, stream: int) -> bool:
-        """Whether all work of a stream is over. Raises ``UnsupportedError`` for one that is being captured, and leaves
+        """True if all work of a stream is over. Raises ``UnsupportedError`` for one that is being captured, and leaves
         the capture as it is."""
         if stream > _LAST_DEFAULT_STREAM or self._is_current(ordinal):
             code = self._refuse_capture(stream) or self._query_stream(self._handle(stream))
@@ -292,7 +294,7 @@ class GpuDriver(ABC):
             return bool((self._refuse_capture(stream) or self._query_stream(self._handle(stream))) == 0)
 
     def _refuse_capture(self, stream: int) -> int:
-        """What asking for the stream gave, 0 if nothing is wrong with it. (To query a stream that is being captured, or
+        """Result of asking for the stream, 0 if nothing is wrong with it. (To query a stream that is being captured, or
         to wait for it, spoils the capture; to ask for this does not.)"""
         capture = self._capture
         code = int(self._query_capture(self._handle(stream), capture.reference))
@@ -383,7 +385,7 @@ class GpuDriver(ABC):
 
 
 def error_text(function: Any, code: int) -> str:
-    """What a driver's function that fills in a text says of a result."""
+    """Text for a result, by a driver's function that fills it in."""
     found = c_char_p()
     function(code, byref(found))
     return (found.value or b"unknown").decode()

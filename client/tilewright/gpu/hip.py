@@ -19,7 +19,7 @@ from tilewright.gpu.hip_api import NAMES, SIGNATURES, PointerInfo, format_uuid
 __all__ = ["HipDriver", "driver"]
 
 LIBRARIES = ("libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6", "/opt/rocm/lib/libamdhip64.so")
-"""What is in the process already comes first: frameworks bring a runtime of their own."""
+"""Libraries that the process has loaded come first: frameworks bring a runtime of their own."""
 
 _BUFFER_ID = 7
 _DEVICE_MEMORY = 2
@@ -98,7 +98,7 @@ class HipDriver(GpuDriver):
         return Pointer(info.device, base.value, size.value, identity, not mapped, 0, mapped)
 
     def _is_mapped(self, address: int) -> bool:
-        """Whether it is memory that was mapped to addresses: that alone has allocation handles."""
+        """True if it is memory that was mapped to addresses: that alone has allocation handles."""
         try:
             retain = self._functions.get(NAMES.retain) or self._function(NAMES.retain)
         except UnsupportedError:

@@ -9,7 +9,7 @@ from tilewright.gpu.driver import GpuDriver
 __all__ = ["KINDS", "driver_of", "kind_of_address"]
 
 KINDS = ("cuda", "hip")
-"""Of the server's devices that this process can share memory with."""
+"""Kinds of the server's devices with which this process can share memory."""
 
 
 def driver_of(kind: str) -> GpuDriver:
@@ -18,7 +18,8 @@ def driver_of(kind: str) -> GpuDriver:
 
 
 def kind_of_address(address: int) -> str:
-    """Whose memory an address is, where nobody says: the kind whose driver knows it. Of addresses that none knows, the
+    """Kind of the memory at an address, where none is named: the one whose driver knows it. Of addresses that none
+    knows, the
     first kind that has a driver here; that driver will say what is wrong with them."""
     here = [kind for kind in KINDS if _is_here(kind)]
     return next((kind for kind in here if driver_of(kind).identity(address)), (here or KINDS)[0])

@@ -1,4 +1,4 @@
-"""What calls of named operations have in common: the arguments that all take, and runs and plans out of what they ask.
+"""Common parts of calls of named operations: the arguments that all take, and runs and plans out of what they ask.
 
 A function that says what a call asks (an ``Asked``) becomes two flows, one that runs it and one that prepares it.
 Arguments that several such functions take are a ``TypedDict`` with its defaults beside it, and come as ``**options``.
@@ -48,9 +48,9 @@ class Asked:
     attributes: Mapping[str, Any]
     choice: Mapping[str, Any]
     outs: Mapping[str, Any]
-    """What the caller gave for outputs, in the order of the results; None: fresh ones."""
+    """Outputs as the caller gave them, in the order of the results; None: fresh ones."""
     targets: dict[str, Any]
-    """What the server is to write."""
+    """Targets that the server writes."""
     swapped: Collection[str] = ()
     """Outputs whose rows come before their heads."""
     extra: tuple[Any, ...] = ()

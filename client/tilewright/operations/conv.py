@@ -54,7 +54,7 @@ _WORDS = {"same": "same_upper"}
 
 
 class _Common(Choice, total=False):
-    """What every direction takes."""
+    """Arguments of every direction."""
 
     stride: Sizes
     dilation: Sizes

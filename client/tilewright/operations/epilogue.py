@@ -1,4 +1,4 @@
-"""What operations do to their results element by element, as people say it, in the server's words."""
+"""Elementwise steps on results: arguments of callers in the server's words."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ACTIVATIONS = {
     "hard_swish": "HardSwish",
     "clamp": "Clamp",
 }
-"""What ``activation`` may be, and the server's word for it. ``gelu`` is exact (erf), ``fast_gelu`` its tanh
+"""Values of ``activation``, and the server's word for each. ``gelu`` is exact (erf), ``fast_gelu`` its tanh
 approximation.
 """
 

@@ -40,7 +40,7 @@ class KernelDetails:
 
 @dataclass(frozen=True)
 class Validation:
-    """Whether a configuration is valid, and every rule that it breaks."""
+    """True if a configuration is valid, and every rule that it breaks."""
 
     valid: bool
     name: str

@@ -48,7 +48,7 @@ def _adjacent(matrix: Array, axis: int) -> bool:
 
 
 def writable(out: Any) -> Any:
-    """What to have the server write for ``out``: kernels write rows, so for any other array a fresh one, to be
+    """Target that the server writes for ``out``: kernels write rows, so for any other array a fresh one, to be
     copied.
     """
     if (tensor := recognise_output(out, "out")) is not None:
@@ -60,7 +60,7 @@ def writable(out: Any) -> Any:
 
 
 def laid_out(core: Core, out: Any) -> Any:
-    """What to have the server write for ``out``: for an array of other than shared memory a fresh one in its layout,
+    """Target that the server writes for ``out``: for an array of other than shared memory a fresh one in its layout,
     to be copied.
     """
     if (tensor := recognise_output(out, "out")) is not None:

@@ -27,7 +27,7 @@ def available(root: Path = Path("/")) -> int:
 
 
 def _rooms(folder: Path, swap: int) -> list[int]:
-    """What a group has left: nothing without a limit, or where its files cannot be read."""
+    """Memory that a group has left: nothing without a limit, or where its files cannot be read."""
     stat = _table(folder / "memory.stat")
     limit, used = _number(folder / "memory.max"), _number(folder / "memory.current")
     if limit is not None and used is not None:  # version 2, which counts swap by itself

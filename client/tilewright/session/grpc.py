@@ -1,4 +1,4 @@
-"""What both clients say to gRPC, apart from waiting: options, the session's lease, and what its failures mean."""
+"""Parts of gRPC that both clients use: options, the session's lease, and what its failures mean."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the environment says: where a server is looked for, whether gRPC survives a fork.
+"""Settings from the environment: where a server is looked for, whether gRPC survives a fork.
 
 The only module of the client that reads the environment. It imports nothing of ours at its top, so that it can speak
 before gRPC is imported.
@@ -32,7 +32,7 @@ def ask_for_fork_support() -> None:
 
 
 def fork_support() -> bool:
-    """Whether gRPC of this process works in forked children."""
+    """True if gRPC of this process works in forked children."""
     return os.environ.get(FORK_VARIABLE, "0").lower() in ("1", "true", "yes", "on")
 
 

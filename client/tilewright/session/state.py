@@ -177,7 +177,7 @@ class Core:
 
     @property
     def report(self) -> Report | None:
-        """Of the last call that finished in this thread."""
+        """Report of the last call that finished in this thread."""
         found = getattr(self._local, "report", None)
         return found() if callable(found) else found
 
@@ -221,7 +221,7 @@ class Core:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits to be released."""
+        """True if nothing waits to be released."""
         return not self._releases
 
     def take_releases(self) -> list[Rpc]:
@@ -314,7 +314,7 @@ def check_timeout(timeout: float | None) -> float | None:
 
 
 def opening(target: str | None, timeout: float, call_timeout: float | None, name: str | None) -> tuple[Core, float]:
-    """What ``connect`` opens, and for how many seconds it waits. Raises ``InvalidArgumentError``."""
+    """Target that ``connect`` opens, and seconds that it waits. Raises ``InvalidArgumentError``."""
     place = settings.default_target() if target is None else settings.normalise_target(target)
     wait = check_timeout(timeout)
     if wait is None:

@@ -122,7 +122,7 @@ class Client:
 
     @property
     def report(self) -> Report | None:
-        """What the last call of this thread did: kernels, timing, bytes copied."""
+        """Report of the last call of this thread: kernels, timing, bytes copied."""
         return self._subject.report
 
     @property

@@ -199,7 +199,7 @@ class Stream:
             self.cancel()
 
     def _requests(self) -> Iterator[bytes]:
-        """What gRPC's sending thread takes its messages from."""
+        """Messages for gRPC's sending thread."""
         batches, changed = self._batches, self._changed
         while True:
             with changed:

@@ -94,7 +94,7 @@ class DeviceArray:
         return tensor_pb2.Location(buffer=tensor_pb2.BufferSlice(buffer=self._state.id, offset=offset))
 
     def covers(self, address: int) -> bool:
-        """Whether that is an address of its memory."""
+        """True if that is an address of its memory."""
         return 0 <= address - self._address < self._state.nbytes
 
     def show(self, tensor: DeviceTensor) -> None:

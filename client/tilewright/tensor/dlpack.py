@@ -119,7 +119,7 @@ class Borrowed(NamedTuple):
     kind: int
     ordinal: int
     address: int
-    """Of the first element."""
+    """Address of the first element."""
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None

@@ -27,12 +27,12 @@ class Exported(NamedTuple):
     key: tuple[int, int]
     """Base and size."""
     identity: tuple[tuple[int, int], ...]
-    """Of each part; most allocations have one."""
+    """Identity of each part; most allocations have one."""
     region: int
     gpu: GpuDriver
     ordinal: int
     simple: bool
-    """Whether one call of the driver tells that it still lives."""
+    """True if one call of the driver tells that it still lives."""
 
 
 def device_of(session: Session, gpu: GpuDriver, ordinal: int, field: str) -> str:
@@ -183,7 +183,7 @@ def _sweep(core: Core, session: Session) -> None:
 
 
 def _identity(gpu: GpuDriver, key: tuple[int, int]) -> tuple[tuple[int, int], ...]:
-    """Of what lies at base and size of an ``Exported`` now. Raises ``InvalidArgumentError`` if that is nothing."""
+    """Identity of the memory at an ``Exported``'s base. Raises ``InvalidArgumentError`` if there is none."""
     at, size = key
     end, found = at + size, []
     while at < end:

@@ -80,18 +80,18 @@ class DeviceTensor:
         self.value = value
         """The caller's object, which owns the memory."""
         self.owner = owner
-        """What must live besides it."""
+        """Objects that must live as long."""
         self.address = address
         self.ordinal = ordinal
-        """Of the device in this process; ``UNKNOWN`` if only the driver can tell."""
+        """Ordinal of the device in this process; ``UNKNOWN`` if only the driver can tell."""
         self.spec = spec
         self.kind = kind
-        """Of the device, as the server calls it: ``cuda``, ``hip``; empty if only the drivers can tell."""
+        """Kind of the device, as the server calls it: ``cuda``, ``hip``; empty if only the drivers can tell."""
         self.stream = stream
         """Work on this stream sees the tensor's contents."""
         self.read_only = read_only
         self.library = library
-        """Who made it, if that can make more: ``torch``, ``cupy``, or nothing."""
+        """Library that made it, if it can make more: ``torch``, ``cupy``, or nothing."""
         self.location = location
         """Where it is on the server, if it is the server's memory."""
         self.array = array
@@ -333,7 +333,7 @@ def _of_interface(value: Any, interface: Mapping[str, Any], field: str, library:
 
 
 def _kind_of(value: Any, library: str) -> str:
-    """Whose memory it is, or nothing if that does not show."""
+    """Owner of the memory; None if that is unknown."""
     module: Any = sys.modules.get(library) if library else None
     if module is not None:
         return "hip" if getattr(getattr(module.cuda, "runtime", None), "is_hip", False) else "cuda"

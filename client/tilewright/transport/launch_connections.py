@@ -25,7 +25,8 @@ __all__ = ["Lane", "Lanes", "NoLaneError", "StreamLane"]
 T = TypeVar("T")
 
 MAX_LANES = 12
-"""Of one session and kind: beyond it threads share, and streams take turns. (A server allows a session 32 or so.)"""
+"""Connections of one session and kind: beyond it threads share, and streams take turns. (A server allows a session
+32 or so.)"""
 PATIENCE_NS = 20_000
 RETRY_AFTER = 63
 """A launch that was not over in this time makes so many after it go without waiting."""
@@ -139,7 +140,7 @@ class StreamLane(Lane):
         return False
 
     def _is_over_soon(self, event: int) -> bool:
-        """Whether an event passes within a short while. What waits on a stream makes the GPU turn to this process for
+        """True if an event passes within a short while. What waits on a stream makes the GPU turn to this process for
         it, which takes longer than a small kernel; so where launches were over in time lately, look on a little.
         """
         gpu, ordinal = self.gpu, self.ordinal

@@ -1,4 +1,4 @@
-"""What the client wants of the network, without doing it.
+"""Requests of the client to the network, as values.
 
 A *flow* is a generator that yields ``Rpc`` and ``Work`` values, receives their replies (or has their error thrown into
 it) and returns a result. All logic is flows; the blocking and the asyncio client differ only in how they drive one.
@@ -26,7 +26,7 @@ class Method(NamedTuple):
     parse: Callable[[bytes], Any]
     streams: bool = False
     number: int = 0
-    """Of the same call over the local socket."""
+    """Kind of the same call over the local socket."""
 
 
 class Rpc(NamedTuple):
@@ -37,7 +37,7 @@ class Rpc(NamedTuple):
     timeout: float | None = None
     on_event: Callable[[Any], object] | None = None
     local: bool = False
-    """Whether to call over the local socket, which must be there."""
+    """True if to call over the local socket, which must be there."""
     fds: tuple[int, ...] = ()
     """Descriptors that travel along, over the local socket."""
 

@@ -34,7 +34,7 @@ def number(field: str, value: Any) -> float:
 
 
 def flag(field: str, value: Any) -> bool:
-    """Whether something is wanted; None: it is not. Raises ``InvalidArgumentError`` for what is neither true nor false:
+    """True if something is wanted; None: it is not. Raises ``InvalidArgumentError`` for what is neither true nor false:
     of texts and arrays Python would take most for true.
     """
     if value is None:

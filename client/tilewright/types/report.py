@@ -25,7 +25,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Report:
-    """What one call did. Executions of prepared plans report ``device_ns``, ``queue_ns`` and ``bytes_copied``."""
+    """Report of one call. Executions of prepared plans report ``device_ns``, ``queue_ns`` and ``bytes_copied``."""
 
     kernels: tuple[str, ...] = ()
     device: str = ""

@@ -77,7 +77,8 @@ class Spec:
 
     @classmethod
     def of_array(cls, array: Array, field: str) -> Spec:
-        """Of an array; negative or odd strides, which only a copy can mend, are described as that copy's."""
+        """Description of an array; negative or odd strides, which only a copy can mend, are described as that
+        copy's."""
         element_type(array.dtype, field)
         if array.flags.c_contiguous:
             return cls(array.shape, array.dtype)
@@ -178,7 +179,7 @@ def element_strides(array: Array) -> tuple[int, ...] | None:
 
 
 def same_places(array: Array, strides: tuple[int, ...] | None) -> bool:
-    """Whether the elements of ``array`` lie where ``strides`` (``None``: contiguous) say, dimensions of size one
+    """True if the elements of ``array`` lie where ``strides`` (``None``: contiguous) say, dimensions of size one
     aside.
     """
     if strides is None:

@@ -92,7 +92,7 @@ def _keeps_words(config: FmhaConfig, arch: ArchSpec) -> bool:
 
 
 def product_type(config: FmhaConfig, kind: str) -> DType:
-    """What probabilities are rounded to for the second product: the type of the queries, for which the matrix unit of a
+    """Element type of probabilities in the second product: the type of the queries, for which the matrix unit of a
     GPU takes 8 bits as well. CPUs round only for dot products of bf16 (``warp_tile`` has their depth) and else keep
     fp32.
     """

@@ -1,4 +1,4 @@
-"""What the plugin gives to the server: ``attention``, ``attention_backward`` and ``kv_append``."""
+"""Hooks of the plugin: ``attention``, ``attention_backward`` and ``kv_append``."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class FmhaOperation:
     version = __version__
     variants: Mapping[str, str] = VARIANT_ALIASES
     generate_options = GENERATE_OPTIONS
-    """What ``select_set`` takes, beside the arch."""
+    """Options of ``select_set`` beside the arch."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -40,7 +40,7 @@ OPERATIONS = (ATTENTION, ATTENTION_BACKWARD, KV_APPEND)
 
 
 class Family(Word):
-    """What a kernel is. The first five are of ``attention``, the next of ``kv_append``, the last of
+    """Families of kernels. The first five are of ``attention``, the next of ``kv_append``, the last of
     ``attention_backward``; combine, dot and convert are further stages of plans.
     """
 
@@ -123,7 +123,7 @@ class FmhaDType(Word):
 
     @property
     def p(self) -> DType:
-        """What probabilities are rounded to for the second product where the matrix unit asks for it."""
+        """Element type of probabilities in the second product where the matrix unit asks for it."""
         return self.q
 
     @property
@@ -177,7 +177,7 @@ class VLayout(Word):
 
 
 class MaskKind(Word):
-    """What a kernel must do about masks. Where the diagonal begins is a number, not a kind."""
+    """Kinds of masks that kernels implement. The start of the diagonal is a number, not a kind."""
 
     NO = "no"
     CAUSAL = "causal"
@@ -216,7 +216,7 @@ class BiasKind(Word):
 
 
 class QScale(Word):
-    """What fp8 operands are multiplied with: nothing, one number for a tensor or head, one for a block of rows, or one
+    """Factors of fp8 operands: nothing, one number for a tensor or head, one for a block of rows, or one
     for a page.
     """
 

@@ -1,4 +1,4 @@
-"""What the plugin gives to the server: ``conv``, its two gradients, and the copies that plans may make."""
+"""Hooks of the plugin: ``conv``, its two gradients, and the copies that plans may make."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ConvOperation:
     variants: Mapping[str, str] = {name: CONFIGS[Direction(value)].operation for name, value in VARIANT_ALIASES.items()}
     """Every spelling of a direction, and its operation."""
     generate_options = GENERATE_OPTIONS
-    """What ``select_set`` takes, beside the arch."""
+    """Options of ``select_set`` beside the arch."""
 
     def __init__(self, direction: Direction) -> None:
         self.direction = direction

@@ -21,7 +21,7 @@ __all__ = [
 
 
 class Direction(Word):
-    """What is computed: the result, the gradient of the image, or that of the weights."""
+    """Directions: the result, the gradient of the image, or that of the weights."""
 
     FORWARD = "fwd"
     BACKWARD_DATA = "bwd_data"
@@ -59,7 +59,7 @@ class Kind(Word):
 
 
 class Specialization(Word):
-    """What a kernel may rely on, beyond its types. The first four are the seeds'; the last two have no product."""
+    """Assumptions of a kernel beyond its types. The last two have no product."""
 
     DEFAULT = "default"
     FILTER1X1_PAD0 = "filter1x1_pad0"

@@ -64,7 +64,7 @@ class BuildEvent:
 
 
 class Waiter(Protocol):
-    """What a build needs of the caller that waits for it (``engine.Call`` fits)."""
+    """Interface of a caller that waits for a build (``engine.Call`` fits)."""
 
     def check(self) -> None: ...
 

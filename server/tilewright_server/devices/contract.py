@@ -1,4 +1,4 @@
-"""What the server gives to a device and asks of one beyond the kit's protocol."""
+"""Contract between the server and devices beyond the kit's protocol."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ run it to its end and answer with its device time."""
 
 
 MAX_PARTS = 128
-"""Of memory that is mapped from several allocations; each comes with a descriptor."""
+"""Parts of memory that is mapped from several allocations; each comes with a descriptor."""
 
 
 class DeviceLostError(UnavailableError):
@@ -73,7 +73,7 @@ class DeviceLostError(UnavailableError):
 
 @dataclass(frozen=True, slots=True)
 class DeviceHost:
-    """What a provider may use of the server."""
+    """Parts of the server that a provider may use."""
 
     build: Callable[[SourceUnit, ArchSpec], Path]
     """Build a unit through the artifact cache (or find it there); the binary stays until the process ends."""
@@ -97,7 +97,7 @@ class WorkerSpec:
     factory: str
     """``package.module:function``; called in the worker as ``function(info, options)``, it returns the open device."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """What else the function must know; anything that JSON can say."""
+    """Further arguments of the function; anything that JSON can say."""
 
 
 @runtime_checkable
@@ -171,7 +171,7 @@ class ProgramDevice(Protocol):
 
 IPC_KINDS = ("cuda_ipc", "hip_ipc")
 POOL_KINDS = ("cuda_pool", "hip_pool")
-"""Of ``MemoryHandle.kind``, by kind of GPU."""
+"""Values of ``MemoryHandle.kind`` for pools, by kind of GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,13 +184,14 @@ class MemoryHandle:
     a memory file)."""
     data: bytes
     nbytes: int
-    """Of the part that is meant, from ``offset``."""
+    """Bytes of the part that is meant, from ``offset``."""
     fd: int = -1
     """An open descriptor, which stays its holder's to close; -1 where the kind has none."""
     offset: int = 0
-    """Of that part in the allocation that the handle stands for, in bytes."""
+    """Offset of that part in the allocation that the handle stands for, in bytes."""
     fds: tuple[int, ...] = ()
-    """Of ``fd`` memory that lies in several allocations: all descriptors in order; as ``fd``, which is the first."""
+    """Descriptors of ``fd`` memory that lies in several allocations: all descriptors in order; as ``fd``, which is
+    the first."""
     part_bytes: tuple[int, ...] = ()
     """How much of each of them there is, from its beginning, one behind the other; ``offset`` counts from the first."""
 
@@ -244,7 +245,8 @@ class LaunchStream(Protocol):
     """Launches in order, without waiting for them. One call at a time, but from any thread."""
 
     gives_back_later: bool
-    """What launches use (memory, mappings, kernels) may be given back to the device while they are under way: it does
+    """True if resources of launches (memory, mappings, kernels) may be given back to the device while they are
+    under way: it does
     so when they have ended. Then ``close`` does not wait, and nobody waits for a client that never comes."""
 
     def open_event(self, slot: int, handle: bytes) -> bytes:
@@ -281,7 +283,7 @@ class LastingStream(Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """Whether some are; may be asked after ``close`` too, from any thread. Never waits."""
+        """True if some are; may be asked after ``close`` too, from any thread. Never waits."""
         ...
 
 

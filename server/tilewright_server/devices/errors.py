@@ -1,4 +1,4 @@
-"""What every kind of device refuses, in one wording: devices are to be told apart by what they can, not by this."""
+"""Errors of every kind of device in one wording."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def check_copy(offset: int, nbytes: int, size: int) -> None:
 
 
 HANDLE_BYTES = 64
-"""Of an allocation's legacy handle, and of a pointer that was exported from a pool."""
+"""Bytes of an allocation's legacy handle, and of a pointer that was exported from a pool."""
 
 
 def check_handle(handle: MemoryHandle) -> None:

@@ -36,7 +36,7 @@ class DeviceAddress(int):
 
 
 def is_lost(thing: Buffer | object) -> bool:
-    """Whether a buffer, or something with a ``life`` (a program, an address), belongs to an opening that has ended."""
+    """True if a buffer, or something with a ``life`` (a program, an address), belongs to an opening that has ended."""
     owner: Any = thing.address if isinstance(thing, Buffer) else thing
     life: Lifetime | None = getattr(owner, "life", None)
     return life is not None and life.lost

@@ -13,7 +13,7 @@ __all__ = ["Call", "Cancellation", "Owner"]
 
 
 class Owner(Protocol):
-    """Whose memory the work is done on."""
+    """Owner of the memory that the work is done on."""
 
     @property
     def closed(self) -> bool: ...

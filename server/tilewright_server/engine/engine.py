@@ -150,7 +150,8 @@ class Engine:
             raise
 
     def current(self, prepared: Prepared, call: Call) -> Prepared:
-        """What is run in place of a plan now: its successor; after the loss of its device the same plan on the device
+        """The plan that is run in place of another now: its successor; after the loss of its device the same plan
+        on the device
         opened anew. Whoever launches its program without ``execute`` must ask here first.
 
         Raises what opening the device raises, ``DeviceLostError`` if it is lost again meanwhile, and ``DeviceError`` if
@@ -293,7 +294,7 @@ class Engine:
     # Life cycle
 
     def _device_lost(self, loss: Loss) -> None:
-        """What was made on the device is of no use; what ran there may have been the cause."""
+        """Drop everything that was made on the device; kernels that ran there may have been the cause."""
         suspects = {self._assembler.kernels_of(program) for program in loss.suspects}
         kernels = {name for names in suspects for name in names}
         if kernels:

@@ -13,7 +13,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 _LARGEST = 4
-"""What weighs more than this part of all that may be kept is not kept: it would push out too much else."""
+"""Largest part of the limit that one item may weigh to be kept: it would push out too much else."""
 
 
 class Lru(Generic[K, V]):
@@ -25,7 +25,7 @@ class Lru(Generic[K, V]):
         self._items: OrderedDict[K, tuple[V, int]] = OrderedDict()
         self._lock = threading.Lock()
         self.weight = 0
-        """Of all items."""
+        """Weight of all items."""
 
     def __len__(self) -> int:
         return len(self._items)

@@ -14,12 +14,12 @@ __all__ = ["KernelCounters", "OperationCounters", "Snapshot", "Statistics"]
 MAX_KERNELS = 8192
 """Kernels that are counted by name."""
 OTHERS = "others"
-"""What the rest is counted under."""
+"""Name under which the rest is counted."""
 
 
 @dataclass(slots=True)
 class OperationCounters:
-    """Of one operation; times are sums in nanoseconds."""
+    """Counters of one operation; times are sums in nanoseconds."""
 
     name: str
     success: int = 0
@@ -37,7 +37,7 @@ class OperationCounters:
 
 @dataclass(slots=True)
 class KernelCounters:
-    """Of one kernel; a stage is a launch."""
+    """Counters of one kernel; a stage is a launch."""
 
     name: str
     launches: int = 0
@@ -66,7 +66,7 @@ class Statistics:
     """Counters by name. Whoever counts often keeps the counter object and calls ``executed`` or ``planned`` with it."""
 
     gauges: Callable[[], Mapping[str, int]] = dict
-    """What others count: fields of ``Snapshot`` by name."""
+    """Gauges of others: fields of ``Snapshot`` by name."""
     started_ns: int = field(default_factory=time.monotonic_ns)
     _operations: dict[str, OperationCounters] = field(default_factory=dict)
     _kernels: dict[str, KernelCounters] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class Statistics:
             return self._operations.setdefault(name, OperationCounters(name))
 
     def kernel(self, name: str) -> KernelCounters:
-        """Of a kernel; the same for all that come when there are too many."""
+        """Counters of a kernel; the same for all that come when there are too many."""
         with self._lock:
             if name not in self._kernels and len(self._kernels) >= MAX_KERNELS:
                 name = OTHERS

@@ -1,4 +1,4 @@
-"""What goes into the engine and comes out of it."""
+"""Inputs and results of the engine."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Selection:
 
 @dataclass(slots=True)
 class Outcome:
-    """What an execution took. Not frozen for the sake of speed: one is made for each execution."""
+    """Times of an execution. Not frozen for the sake of speed: one is made for each execution."""
 
     device_ns: int = 0
     queue_ns: int = 0

@@ -33,7 +33,7 @@ class Answer(NamedTuple):
 
 
 class Calls:
-    """What one connection may call. What it makes ends with ``owner``."""
+    """Methods that one connection may call. What it makes ends with ``owner``."""
 
     def __init__(self, service: Service, session: Session, owner: object) -> None:
         self._service = service

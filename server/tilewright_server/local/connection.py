@@ -52,7 +52,7 @@ _LAUNCH_REPLY = Kind.LAUNCH | REPLY_KIND
 
 
 class Registry(Protocol):
-    """Who counts connections."""
+    """Registry of connections."""
 
     def admit(self, connection: Connection, session: Session) -> None:
         """Count one more of a session. Raises ``ResourceExhaustedError``."""

@@ -23,7 +23,7 @@ class ResidentBuffer(Pinned):
         nothing."""
         super().__init__(nbytes)
         self.taken_bytes = nbytes
-        """Of the device, as far as quotas are concerned."""
+        """Bytes of the device, as far as quotas are concerned."""
         self.device = device
         self.device_id = device.info.id
         self.exported = False

@@ -1,4 +1,4 @@
-"""What sessions say no with, in the same words for all kinds of objects."""
+"""Errors of sessions, in the same words for all kinds of objects."""
 
 from __future__ import annotations
 

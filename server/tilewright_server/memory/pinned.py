@@ -1,4 +1,4 @@
-"""What a session owns and work in flight uses: an object that is released only when nobody uses it any more."""
+"""Objects that a session owns and work in flight uses: an object that is released only when nobody uses it any more."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Pinned:
         self.pins = 0
         """Requests in flight that use it."""
         self.owner: object = None
-        """What it ends with, besides its session: the local connection that it was made over."""
+        """Owner with which it ends, besides its session: the local connection that it was made over."""
         self.closing = False
         """Set once its end has been asked for: it takes no further pins."""
 

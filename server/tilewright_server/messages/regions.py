@@ -21,7 +21,7 @@ KINDS = {
 
 
 def region_source(request: pb.RegisterRegionRequest, descriptors: Sequence[int] | None = None) -> RegionSource:
-    """What the request names. ``descriptors`` are those that came with it; None if none can come that way.
+    """Source that the request names. ``descriptors`` are those that came with it; None if none can come that way.
 
     Raises ``InvalidArgumentError`` if they are not as many as the source needs, ``UnsupportedError``.
     """

@@ -216,7 +216,7 @@ def report(result: RunResult, call: Call) -> dispatch_pb2.Report:
 
 
 def plan_report(prepared: Prepared, call: Call) -> dispatch_pb2.Report:
-    """What planning took, and what it decided."""
+    """Report of planning: times and decision."""
     return dispatch_pb2.Report(
         kernels=prepared.kernels,
         timing=dispatch_pb2.Timing(plan_ns=call.plan_ns, build_ns=call.build_ns),

@@ -30,7 +30,7 @@ HEADER_BYTES = HEADER.size
 MAX_FRAMES = 64
 """Launches in one packet."""
 HANDLE_BYTES = 64
-"""Of an interprocess event."""
+"""Bytes of an interprocess event's handle."""
 REPLY_KIND = 0x80
 """Set in the kind of a reply."""
 ERROR = 1
@@ -38,7 +38,7 @@ ERROR = 1
 
 
 class Kind(IntEnum):
-    """What a client asks for."""
+    """Kinds of packets from a client."""
 
     HELLO = 1
     CALL = 2

@@ -28,7 +28,7 @@ MAX_BUILDS = 10_000
 
 
 class KernelsServicer:
-    """What kernels there are, whether a configuration is valid, how it is built and why one is chosen."""
+    """Kernels: their list, validity of configurations, builds, and reasons of the selection."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

@@ -70,7 +70,7 @@ class MemoryServicer:
         self._sessions = service.sessions
         self._leases = leases
         self._opened = opened
-        """What every client is told, without its token."""
+        """The hello that every client gets, without its token."""
 
     @lease
     def open_session(self, request: pb.OpenSessionRequest, context: Context, send: Send) -> None:

@@ -40,7 +40,7 @@ class Attachment:
         self.device = device
         self.device_id = device_id
         self.number = next(_numbers)
-        """What the device knows it by."""
+        """Number by which the device knows it."""
         self.over = False
         """Nothing of it runs any more, and nothing will."""
         self._lock = threading.Lock()

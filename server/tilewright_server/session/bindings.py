@@ -29,7 +29,7 @@ class BoundExecution(Pinned):
         self.device_id = binding.target.device_id
         self.objects: tuple[Pinned, ...] = tuple(dict.fromkeys(binding.objects))
         self.prepared = prepared
-        """What devices that serve connections themselves launch."""
+        """Plan that devices launch which serve connections themselves."""
         self.entry = Binding(binding.target, binding.repeat)
         """For batches: the same execution, that pins this instead of all that it uses."""
         self.entry.addresses = binding.addresses
@@ -41,7 +41,7 @@ class BoundExecution(Pinned):
 
     @property
     def is_lost(self) -> bool:
-        """Whether its plan or its memory was on a device when that was lost: it cannot be launched any more."""
+        """True if its plan or its memory was on a device when that was lost: it cannot be launched any more."""
         return self.prepared.lost or any(map(is_lost, self.binding.addresses))
 
     def release(self) -> None:

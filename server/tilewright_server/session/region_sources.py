@@ -1,4 +1,4 @@
-"""What a client can hand over as a region, in the core's own words."""
+"""Sources of regions that a client can hand over, as plain values."""
 
 from __future__ import annotations
 

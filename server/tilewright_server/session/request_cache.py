@@ -11,7 +11,7 @@ MEMO_BYTES = 8 << 20
 
 
 class Memo(dict[bytes, Any]):
-    """What requests resolved to. Reads need no lock; ``put`` and ``empty`` are called under the session's."""
+    """Resolved requests. Reads need no lock; ``put`` and ``empty`` are called under the session's."""
 
     nbytes = 0
 

@@ -428,7 +428,7 @@ class Session:
         self.memo.empty()
 
     def _check_room(self, what: str, table: Sized) -> None:
-        """Whether the session is open, and has room for one more. Lock held."""
+        """True if the session is open, and has room for one more. Lock held."""
         self._check_open()
         limit: int = getattr(self._limits, what)
         if len(table) >= limit:

@@ -19,7 +19,7 @@ MAX_CLIENT_NAME = 256
 
 @dataclass(slots=True)
 class Usage:
-    """What sessions hold, all together."""
+    """Totals over all sessions."""
 
     sessions: int = 0
     regions: int = 0

@@ -62,7 +62,7 @@ class Staged(ABC):
         return 0 if self._staging is None else self._staging.address
 
     def content(self) -> bytes | None:
-        """What the operation will read, where it is in this process' memory."""
+        """Bytes that the operation will read, where it is in this process' memory."""
         return None
 
     @abstractmethod

@@ -1,1 +1,1 @@
-"""What can be told of a compiled kernel without running it."""
+"""Static analysis of compiled kernels."""

@@ -42,7 +42,7 @@ class Instruction:
     operands: tuple[str, ...]
     """As written: ``v[2:17]``, ``-v3``, ``|s4|``, ``0x3f800000``, ``off``, ``vmcnt(0)``."""
     modifiers: tuple[str, ...]
-    """What follows the last operand: ``offset:16``, ``op_sel:[0,1]``, ``glc``."""
+    """Text after the last operand: ``offset:16``, ``op_sel:[0,1]``, ``glc``."""
     words: tuple[int, ...]
     """The encoding, 32 bits each."""
     target: int | None = None

@@ -1,4 +1,4 @@
-"""What kind of work an AMD instruction is, which vector registers it reads and writes, and how much memory it moves.
+"""Kinds of work of AMD instructions, the vector registers that they read and write, and bytes that they move.
 
 As much of the instruction set as the cost of a main loop depends on. By the names of instructions, which differ little
 between generations; what they cost is in the arch's rates.
@@ -69,7 +69,7 @@ _NO_RESULT = re.compile(r"(ds|global|buffer|flat|scratch)_(write|store|atomic|wb
 
 
 def work_of(instruction: Instruction) -> Work:
-    """What an instruction is to a compute unit."""
+    """Work of an instruction on a compute unit."""
     found = _work(instruction)
     if instruction.dual is not None:
         # Two vector operations in one turn.
@@ -148,7 +148,7 @@ def _registers_of(instruction: Instruction) -> tuple[tuple[int, ...], tuple[int,
 
 @lru_cache(maxsize=256)
 def _lane_flops(name: str) -> int:
-    """Of ``v_fma_f32``, ``v_dual_fmac_f32``, ``v_pk_fma_f32``, ``v_dot2_f32_f16``; 0 of any other."""
+    """FLOP of ``v_fma_f32``, ``v_dual_fmac_f32``, ``v_pk_fma_f32``, ``v_dot2_f32_f16``; 0 of any other."""
     match = _FUSED.match(name)
     if match is None or "_f" not in name:
         return 0

@@ -20,7 +20,7 @@ class Loop:
     body: tuple[Instruction, ...]
     matrix_instructions: int
     lane_flops: int
-    """Of multiply-adds of the vector unit, in one lane."""
+    """FLOP of multiply-adds of the vector unit, in one lane."""
     branches: int
     """Conditional branches beside the one that closes the loop: parts of the body may be skipped."""
 

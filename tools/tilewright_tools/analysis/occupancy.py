@@ -16,9 +16,9 @@ class Occupancy:
     workgroups: int
     """At a time; 0 if not even one fits."""
     waves_per_simd: int
-    """Of all resident workgroups, on the SIMD that has the most."""
+    """Waves of all resident workgroups, on the SIMD that has the most."""
     limit: str
-    """What would be exceeded by one more: registers, LDS or waves."""
+    """Resource that one more would exceed: registers, LDS or waves."""
 
 
 def occupancy_of(arch: ArchSpec, rates: Rates, *, waves: int, vgprs: int, lds_bytes: int) -> Occupancy:

@@ -32,21 +32,21 @@ class LoopCost:
     counts: Mapping[str, int]
     """Instructions by kind, as ``Kind`` names them."""
     flops: int
-    """Of its matrix instructions, or of its multiply-adds if there are none."""
+    """FLOP of its matrix instructions, or of its multiply-adds if there are none."""
     matrix: int
     vector: int
-    """Of the vector unit of its SIMD; with matrix instructions where these run on it."""
+    """Cycles of the vector unit of its SIMD; with matrix instructions where these run on it."""
     scalar: int
     lds: float
-    """Of the whole unit's LDS."""
+    """Cycles of the whole unit's LDS."""
     global_: float
-    """Of the whole unit's path to L2."""
+    """Cycles of the whole unit's path to L2."""
     alone: float
     """From one iteration to the next if the wave has its SIMD to itself: turns, latencies and waits included."""
     matrix_mnemonics: Mapping[str, int] = field(default_factory=dict)
 
     def cycles(self, waves_per_simd: int, waves: int) -> dict[str, float]:
-        """What an iteration of all resident waves (``waves`` on the unit) takes at the least, by what might limit."""
+        """Least cycles of an iteration of all resident waves (``waves`` on the unit), by what might limit."""
         return {
             "matrix": float(self.matrix * waves_per_simd),
             "vector": float(self.vector * waves_per_simd),
@@ -59,12 +59,12 @@ class LoopCost:
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """What is known of a kernel without running it."""
+    """Static analysis of a kernel."""
 
     kernel: KernelFacts
     arch: ArchSpec
     waves: int
-    """Of a workgroup."""
+    """Waves of a workgroup."""
     lds_bytes: int
     occupancy: Occupancy
     loop: Loop
@@ -82,12 +82,12 @@ class Analysis:
 
     @property
     def cycles(self) -> dict[str, float]:
-        """Of an iteration of all resident waves, by what might limit it."""
+        """Cycles of an iteration of all resident waves, by what might limit it."""
         return self.cost.cycles(self.waves_per_simd, self.resident * self.waves)
 
     @property
     def limit(self) -> str:
-        """What limits the main loop. Of equals the first, and the matrix unit is the first."""
+        """Limit of the main loop; among equals the first, and the matrix unit is the first."""
         cycles = self.cycles
         return max(cycles, key=lambda name: cycles[name])
 
@@ -109,14 +109,14 @@ class Problem:
     workgroups: int
     """Launched. A persistent kernel's go through several tiles."""
     slices: int
-    """Of tiles along K, all of them together: units of work that go through the main loop."""
+    """Slices of tiles along K, all of them together: units of work that go through the main loop."""
     k_per_slice: int
     bytes_in: int
-    """Of A and B, each read once."""
+    """Bytes of A and B, each read once."""
     bytes_out: int
     element_bytes_out: int
     peak_dtype: str
-    """Whose peak rate the bound is compared with."""
+    """Element type with whose peak rate the bound is compared."""
     batch: int = 1
     """Products of that size: all counts but m, n and k are of all of them."""
     element_bytes_in: int = 0
@@ -156,7 +156,7 @@ def rates_of(arch: ArchSpec) -> Rates:
 
 
 def cost_of(body: Sequence[Instruction], rates: Rates, lanes: int) -> LoopCost:
-    """What one iteration of a loop costs one wave. Raises ``UnknownRateError``."""
+    """Cost of one iteration of a loop for one wave. Raises ``UnknownRateError``."""
     counts: Counter[str] = Counter()
     mnemonics: Counter[str] = Counter()
     flops = fused = matrix = vector = scalar = lds = memory = 0
@@ -285,6 +285,6 @@ def _peak(found: Analysis, dtype: str) -> float:
 
 
 def _tile_bytes(problem: Problem) -> float:
-    """Of A and B that a workgroup needs before it can begin: one step along k of its tile."""
+    """Bytes of A and B that a workgroup needs before it can begin: one step along k of its tile."""
     size = problem.element_bytes_in or problem.bytes_in / max((problem.m + problem.n) * problem.k, 1)
     return (problem.tile[0] + problem.tile[1]) * problem.tile[2] * size

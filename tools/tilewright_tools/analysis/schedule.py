@@ -145,7 +145,7 @@ def _memory_ready(wave: _Wave, work: Work) -> int:
 
 
 def _occupy(wave: _Wave, instruction: Instruction, work: Work, begin: int, rates: Rates, lanes: int) -> None:
-    """What the instruction keeps busy from now on, and when its results come."""
+    """Mark the units that the instruction keeps busy, and the time of its results."""
     result = begin + _latency(instruction, work, rates)
     if work.kind is Kind.MATRIX:
         end = begin + rate_of(instruction, rates).cycles

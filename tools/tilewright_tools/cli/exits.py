@@ -8,7 +8,7 @@ __all__ = ["EXIT_CODES_HELP", "Exit", "exit_for"]
 
 
 class Exit(IntEnum):
-    """What a script may rely on."""
+    """Exit codes that scripts may rely on."""
 
     OK = 0
     FAILED = 1

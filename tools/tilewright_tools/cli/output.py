@@ -1,4 +1,4 @@
-"""What the commands print: tables and progress for people, JSON for scripts, errors with field, value, rule and fix.
+"""Output of commands: tables and progress for people, JSON for scripts, errors with field, value, rule and fix.
 
 Results go to standard output, everything else to standard error, so that a pipe gets the result alone.
 """

@@ -117,7 +117,7 @@ class PrivateServer:
 
 
 def is_listening(target: str) -> bool:
-    """Whether something accepts connections at ``target``."""
+    """True if something accepts connections at ``target``."""
     try:
         if target.startswith("unix:"):
             with socket.socket(socket.AF_UNIX) as probe:
@@ -133,7 +133,7 @@ def is_listening(target: str) -> bool:
 
 
 def is_serving(target: str) -> bool:
-    """Whether a server at ``target`` says that it is healthy."""
+    """True if a server at ``target`` says that it is healthy."""
     if not is_listening(target):
         return False
     import grpc

@@ -1,4 +1,4 @@
-"""What a sweep found: one result for each kernel on each problem, in memory and in files."""
+"""Results of a sweep: one result for each kernel on each problem, in memory and in files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FAILED = ("wrong", "crashed", "hung", "build_failed", "refused")
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What all results of a sweep have in common, and a figure means nothing without."""
+    """Conditions of all results of a sweep, without which a figure means nothing."""
 
     operation: str
     arch: str
@@ -58,7 +58,7 @@ class Result:
     flops: int = 0
     bytes_moved: int = 0
     ideal_ns: float = 0.0
-    """What the arch's peak rates allow; 0 if they are not known."""
+    """Least time by the arch's peak rates; 0 if they are not known."""
     key: str = ""
     signature: str = ""
     sizes: Mapping[str, int] = field(default_factory=dict)

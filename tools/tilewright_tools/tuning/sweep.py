@@ -60,7 +60,7 @@ class SweepOptions:
     timeout_s: float = 30.0
     """After this a kernel counts as hanging."""
     seed: int | None = None
-    """Of the operands; None: another for each problem."""
+    """Seed of the operands; None: another for each problem."""
     peer: str = ""
 
 

@@ -1,4 +1,4 @@
-"""What people say of attention, in the server's words: masks, windows, biases, seeds, layouts. Rules about shapes are
+"""Arguments of attention, in the server's words: masks, windows, biases, seeds, layouts. Rules about shapes are
 the server's.
 """
 
@@ -37,7 +37,7 @@ _INT32 = np.iinfo(np.int32)
 
 
 def is_bshd(layout: Any) -> bool:
-    """Whether rows come before heads. Raises ``InvalidArgumentError`` for a word that is no layout."""
+    """True if rows come before heads. Raises ``InvalidArgumentError`` for a word that is no layout."""
     if not isinstance(layout, str) or layout not in _LAYOUTS:
         raise InvalidArgumentError(
             f"there is no layout {layout!r}",
@@ -92,7 +92,7 @@ def as_indices(value: Any, field: str) -> Array:
 
 
 def bias_operand(attn_mask: Any, bias: Any) -> Any:
-    """What is added to scores: ``bias``, or the mask in PyTorch's sense, with four dimensions."""
+    """Operand that is added to scores: ``bias``, or the mask in PyTorch's sense, with four dimensions."""
     if attn_mask is not None and bias is not None:
         raise InvalidArgumentError(
             "attn_mask and bias are both added to scores",

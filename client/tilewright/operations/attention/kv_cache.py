@@ -33,7 +33,7 @@ _ARGUMENTS = {
     ("hdim_range", "v"): "hdim_v",
     ("dtype_combination", ""): "dtype",
 }
-"""What a cache's maker calls what the server refuses, by rule and the first letter of the operand."""
+"""Names of a cache's arguments in errors of the server, by rule and the first letter of the operand."""
 
 
 def create(

@@ -1,4 +1,4 @@
-"""Who has which pages of a cache, and how long sequences are; see ``kv_cache``. No I/O."""
+"""Pages of a cache by sequence, and lengths of sequences; see ``kv_cache``. No I/O."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INT = np.dtype(np.int32)
 
 
 class CacheState:
-    """What of a cache is on this side: who has which pages, and how long sequences are."""
+    """State of a cache on this side: pages by sequence, and lengths."""
 
     def __init__(self, core: Core, sizes: dict[str, int], device: str | None, layout: str) -> None:
         self.core = core
@@ -46,7 +46,7 @@ class CacheState:
         self.changed: set[int] = set()
         """Sequences whose row of the table is not on the device yet."""
         self.stale = True
-        """Whether the lengths on the device are older than these."""
+        """True if the lengths on the device are older than these."""
         self.closed = False
 
     def add(self) -> int:
@@ -157,7 +157,7 @@ class CacheState:
 
 
 class CacheBase:
-    """What of a cache needs no I/O."""
+    """Parts of a cache that need no I/O."""
 
     def __init__(self, client: Any, state: CacheState) -> None:
         self._client = client

@@ -11,7 +11,7 @@ __all__ = ["BACKWARD", "FORWARD", "PAGED", "Backward", "Forward", "Paged"]
 
 
 class _Scores(Choice, total=False):
-    """What makes scores and weights: all passes take it."""
+    """Arguments that make scores and weights: all passes take it."""
 
     mask: str | None
     window: Any
@@ -28,7 +28,7 @@ class _Scores(Choice, total=False):
 
 
 class Paged(_Scores, total=False):
-    """What forward passes take besides: factors of 8-bit operands, splits, and what comes back."""
+    """Further arguments of forward passes: factors of 8-bit operands, splits, and what comes back."""
 
     return_lse: bool
     return_randval: bool

@@ -1,4 +1,4 @@
-"""What calls of attention have in common: operands and attributes out of arguments."""
+"""Common parts of calls of attention: operands and attributes out of arguments."""
 
 from __future__ import annotations
 

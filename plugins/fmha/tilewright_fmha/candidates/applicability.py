@@ -1,4 +1,4 @@
-"""What a kernel asks of a problem, and the signature that a problem asks of a kernel."""
+"""Requirements of a kernel on a problem, and the signature that a problem requires of a kernel."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tilewright_kit.selection.applicability import other_signature
 __all__ = ["families_of", "fmha_mismatches", "signature_fields", "with_signature"]
 
 _MOST_CAP = 1000.0
-"""Of scores in Hopper's own kernels, whose hyperbolic tangents are right to 2^-22 of 1."""
+"""Largest soft cap of scores in Hopper's own kernels, whose hyperbolic tangents are right to 2^-22 of 1."""
 _LOOSE = ("family", "hdim", "page_size", "deterministic")
 """Fields in which a kernel may do more than the problem asks."""
 

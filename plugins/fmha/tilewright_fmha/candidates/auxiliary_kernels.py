@@ -13,17 +13,17 @@ __all__ = ["combine_of", "convert_of", "dot_of"]
 
 
 def combine_of(config: FmhaConfig, arch: ArchSpec) -> FmhaConfig:
-    """What adds up the parts of a split kernel."""
+    """Kernel that adds up the parts of a split kernel."""
     return _companion(config, arch, Family.COMBINE, "lse", "learned_sinks", "skip_min_seqlen_q")
 
 
 def dot_of(config: FmhaConfig, arch: ArchSpec) -> FmhaConfig:
-    """What prepares the gradients of a kernel: a number for each row, and zeros where they add up."""
+    """Kernel that prepares the gradients: a number for each row, and zeros where they add up."""
     return _companion(config, arch, Family.DOT_DO_O, "learned_sinks", *_gradient_fields(config))
 
 
 def convert_of(config: FmhaConfig, arch: ArchSpec) -> FmhaConfig:
-    """What makes the gradients of queries, and of a bias, of what a kernel added up."""
+    """Kernel that converts the accumulated gradients of queries and of a bias."""
     return _companion(config, arch, Family.CONVERT_DQ, *_gradient_fields(config))
 
 

@@ -24,7 +24,7 @@ __all__ = ["MOST_CPU", "MOST_GPU", "fmha_candidates", "fmha_mismatches", "fmha_r
 
 MOST_CPU, MOST_GPU = 12, 32
 _COLUMNS = (256, 128)
-"""Of a CPU's blocks."""
+"""Sizes of a CPU's blocks."""
 _SPLITS_LOG2 = 5
 """A CPU cuts keys into up to 32 parts, more only for who asks for them."""
 

@@ -105,7 +105,7 @@ class FmhaConfig(KernelConfig):
     bias: BiasKind = suffix("bias", BiasKind.NO)
     dtype_bias: SmallType = suffix("biastype", SmallType.AS_Q)
     rope_dtype: SmallType = suffix("ropetype", SmallType.AS_Q)
-    """Of the rotary tables."""
+    """Element type of the rotary tables."""
     lse: bool = suffix("lse", False)
     """The logarithm of each row's sum is written."""
     dropout: bool = suffix("drop", False)
@@ -176,7 +176,7 @@ class FmhaConfig(KernelConfig):
 
     @property
     def p(self) -> DType:
-        """What probabilities are rounded to where the matrix unit wants two operands of a kind."""
+        """Element type of probabilities where the matrix unit wants two operands of a kind."""
         return self.dtype.p
 
     @property

@@ -23,16 +23,16 @@ __all__ = [
 ]
 
 DECODE_THREADS = 128 + 32
-"""Of a warpgroup that consumes, and a warp that produces."""
+"""Threads of a warpgroup that consumes, and a warp that produces."""
 _HEADS = ((64, 64), (128, 128), (192, 128), (256, 256))
 _BYTES_HEADS = ((64, 64), (128, 128))
-"""Of caches of 8 bits: panels of 128 elements, or one of 64."""
+"""Head sizes of 8-bit caches: panels of 128 elements, or one of 64."""
 _ROWS, _BYTES_ROWS = (8, 16, 32), (8, 16)
-"""Of a tile: of caches of 16 bits; of 8, which need registers on their way."""
+"""Rows of a tile: for caches of 16 bits; of 8, which need registers on their way."""
 _STEP = 64
 """Keys of an instruction."""
 _SLOT_BYTES, _LEAST_KEYS, _MOST_KEYS = 16 << 10, 64, 256
-"""Of keys or values of a block: so many bytes keep instructions busy, and few slots are few barriers."""
+"""Bytes of keys or values of a block: so many bytes keep instructions busy, and few slots are few barriers."""
 _MOST_STAGES = 12
 _STAGES, _STAGES_ALONE = 3, 6
 """Slots of a ring: more were slower on an H200. A workgroup that has its multiprocessor alone has as many as two."""
@@ -82,7 +82,8 @@ def _slot(config: FmhaConfig) -> int:
 
 
 def _beside(config: FmhaConfig) -> int:
-    """Of queries and probabilities, whose place sums take at the end; of maxima of four warps, twice; of barriers."""
+    """Bytes of queries and probabilities, reused by accumulators at the end; of maxima of four warps, twice; of
+    barriers."""
     (q, v), m0 = config.hdim, config.m0
     rows = max(m0 * q * 2 + ceil_div(config.n0, _STEP) * m0 * 128, ceil_div(m0 * ((v + 8) * 4 + 8), 16) * 16)
     return rows + 2 * 4 * m0 * 4 + _BARRIER_BYTES

@@ -1,4 +1,4 @@
-"""What rules have in common: judging a field against one value, and sizes that rules mend towards."""
+"""Helpers of rules: judging a field against one value, and sizes that rules mend towards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What there is a template for: (kind of arch, pipeline, family), and the features that each has.
+"""Support of templates: (kind of arch, pipeline, family), and the features that each has.
 
 A feature that is not in a line is refused by a rule that names the nearest kernel that there is.
 """
@@ -106,7 +106,7 @@ _SWITCHES: Mapping[str, Mapping[str, Any]] = {
     "blocks": {"block_per_cu": -1},
     "unpadded": {"pad_s": True, "pad_sk": True, "pad_d": True, "pad_dv": True},
 }
-"""What makes a kernel do without a feature."""
+"""Fix that turns a feature off."""
 
 
 def templates_of(kind: str, family: Family) -> dict[str, frozenset[str]]:
@@ -115,7 +115,7 @@ def templates_of(kind: str, family: Family) -> dict[str, frozenset[str]]:
 
 
 def features_of(config: FmhaConfig) -> frozenset[str]:
-    """What a configuration asks of its template, in the table's words."""
+    """Features that a configuration requires of its template, in the table's words."""
     asked = {
         "group": config.varlen,
         "causal": config.mask is MaskKind.CAUSAL,
@@ -154,7 +154,7 @@ def features_of(config: FmhaConfig) -> frozenset[str]:
 
 
 def missing(config: FmhaConfig, kind: str) -> tuple[str, ...]:
-    """What its template lacks; empty also where there is no template at all."""
+    """Features that its template lacks; empty also where there is no template at all."""
     have = TEMPLATES.get((kind, config.pipeline, config.family))
     return () if have is None else tuple(sorted(features_of(config) - have))
 

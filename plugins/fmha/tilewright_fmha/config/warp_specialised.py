@@ -1,4 +1,4 @@
-"""What configurations of specialised kernels mean: the Python mirror of ``tilewright/sm90/fmha/plan.hpp``."""
+"""Derived sizes of warp-specialised kernels: the Python mirror of ``tilewright/sm90/fmha/plan.hpp``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HEADS = tuple(_SHAPES)
 
 _BARRIER_BYTES = 320
 _BYTES = 2
-"""Of an element."""
+"""Bytes of an element."""
 
 
 def specialised_heads(q: int, v: int) -> tuple[int, int] | None:

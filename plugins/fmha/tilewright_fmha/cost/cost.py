@@ -1,4 +1,4 @@
-"""What a plan costs: an analytic estimate, for every device."""
+"""Cost of a plan: an analytic estimate, for every device."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tilewright_kit.types.arithmetic import ceil_div, padded
 __all__ = ["predict_fmha", "visible_share"]
 
 _EXP_CYCLES = 16.0
-"""Of a vector of scores on its way to probabilities: maximum, exponential, sum. Counted from the instructions of
+"""Cycles of a vector of scores on its way to probabilities: maximum, exponential, sum. Counted from the instructions of
 ``tilewright/cpu/fmha/softmax.hpp``, at two a cycle; each further step of a score adds some.
 """
 _STEP_CYCLES = {"bias": 4.0, "softcap": 24.0, "dropout": 40.0}
 _PACK_CYCLES = 2.0
-"""Of a vector of keys or values, on top of reading it."""
+"""Cycles of a vector of keys or values, on top of reading it."""
 _PART = 0.85
 """Part of the peak rate that products of whole register tiles reach from L2."""
 _BLOCK_SECONDS = 1.5e-7

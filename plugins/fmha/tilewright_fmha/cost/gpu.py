@@ -1,4 +1,4 @@
-"""What a plan costs on a GPU: products, exponentials, and bytes through the second-level cache and from memory.
+"""Cost of a plan on a GPU: products, exponentials, and bytes through the second-level cache and from memory.
 
 What an arch does not state is assumed once, here: the assumptions shift all candidates alike.
 """
@@ -36,7 +36,8 @@ _REACHED = {"qr_async": 0.45, "qr": 0.35, "bwd": 0.3}
 _MANY_QUERIES = 64
 """So many that products, not bytes, bind split kernels."""
 _BESIDE_WS = 0.55
-"""Of that, forward loops on archs whose peak rate only instructions of specialised kernels reach: measured on an H200,
+"""Share of it in forward loops on archs whose peak rate only instructions of specialised kernels reach: measured on
+an H200,
 200 to 270 TFLOP/s where a wave has 16 rows.
 """
 _WAVES_OF_UNIT = 8

@@ -1,4 +1,5 @@
-"""What specialised kernels cost. Tensor cores and exponentials bind them at once, so that what was measured says more
+"""Cost of warp-specialised kernels. Tensor cores and exponentials bind them at once, so that what was measured says
+more
 than what each would take alone.
 """
 
@@ -28,7 +29,8 @@ consumers take turns: measured on an H200.
 _OTHER, _ALONE = 0.5, 0.7
 """Where nothing was measured; and of one consumer, whose exponentials nothing else hides."""
 _TILE_SECONDS, _LATE_SECONDS, _ABREAST_SECONDS = 1.5e-6, 1.5e-6, 1.0e-6
-"""What a tile takes besides its blocks; where results have no room of their own, so that the next queries come late;
+"""Cycles that a tile takes besides its blocks; where results have no room of their own, so that the next queries
+come late;
 where two consumers do not take turns, and so are at the same step.
 """
 _DRAWN = {1: 1.1, 2: 1.02}
@@ -40,7 +42,8 @@ _LAST = 0.3
 
 
 def predict_few_rows(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, launch: float) -> Prediction:
-    """Of kernels for few rows: memory binds them, or, as every tile of rows reads all keys, the second-level cache. Few
+    """Rates of kernels for few rows: memory binds them, or, as every tile of rows reads all keys, the second-level
+    cache. Few
     pieces do not draw the full rate.
     """
     rows, throughput = problem.seq_q * problem.group, device.arch.throughput

@@ -28,7 +28,7 @@ _STEP = 16
 _LAYOUTS = ((1, 4), (2, 4), (1, 2), (2, 2), (4, 2), (1, 8))
 """Parts by groups of keys, the preferred first."""
 _KEYS = 32
-"""Of a wave, that make it read the least from shared memory (measured on an H200)."""
+"""Rows and columns of a wave that make it read the least from shared memory (measured on an H200)."""
 _LONG = 128
 """Heads whose dK and dV are many for one wave: elsewhere than on ``mma.sync`` waves share their columns."""
 _OTHER_REGISTERS = 64
@@ -43,7 +43,7 @@ _PRODUCTS, _READS, _SCORES, _MEETING, _SHARED_PER_CLOCK = 1.6, 0.43, 0.18, 800.0
 
 
 def on_mma(config: FmhaConfig, arch: ArchSpec) -> bool:
-    """Whether the template is that of ``mma.sync``, whose 16-bit tiles are read along either axis."""
+    """True if the template is that of ``mma.sync``, whose 16-bit tiles are read along either axis."""
     return arch.kind == "cuda" and config.q.bytes == 2
 
 
@@ -95,7 +95,7 @@ def _holds(config: FmhaConfig, arch: ArchSpec, wave: Wave) -> bool:
 
 
 def misplaced_waves(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """What a wave has of scores, which are made transposed, is its part of what is summed over queries."""
+    """A wave's part of the scores, which are made transposed, is its part of the sums over queries."""
     wave, waves = config.wave, config.waves
     if on_mma(config, arch):
         parts, keys, rows, columns = wave[0], wave[1], wave[6], wave[7]

@@ -24,7 +24,7 @@ def lanes_of(arch: ArchSpec) -> int:
 
 
 def forward_bytes(problem: FmhaProblem, config: FmhaConfig, lanes: int) -> int:
-    """What all members of a forward kernel's team need."""
+    """Workspace of all members of a forward kernel's team."""
     return config.team * _member_bytes(problem, config, lanes)
 
 
@@ -55,7 +55,7 @@ def _member_bytes(problem: FmhaProblem, config: FmhaConfig, lanes: int) -> int:
 
 
 def backward_bytes(config: FmhaConfig, lanes: int) -> int:
-    """What all members of a team that computes gradients need: blocks of a size that the configuration fixes."""
+    """Workspace of all members of a team that computes gradients: blocks of a size that the configuration fixes."""
     mr, _, depth = config.warp_tile[:3]
     m0, n0 = padded(config.m0, mr * depth), config.n0
     q, v = (padded(size, lanes) for size in config.hdim)

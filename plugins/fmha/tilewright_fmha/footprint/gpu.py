@@ -20,7 +20,7 @@ those of 128 x 128 and heads of 64, of which plain ones take 252.
 """
 
 _THREADS = 128
-"""Of workgroups without a product of matrices."""
+"""Threads of workgroups without a product of matrices."""
 
 _OTHER_REGISTERS = 64
 """Addresses, maxima and sums, fragments that are on their way."""
@@ -58,7 +58,8 @@ def shared_bytes(config: FmhaConfig, arch: ArchSpec) -> int:
 
 
 def _rings(config: FmhaConfig, element: int, words: int) -> int:
-    """Of the waves that share keys: slots for blocks on their way, and a tile for what is widened there (FmhaRing)."""
+    """Shared memory of the waves that share keys: slots for blocks on their way, and a tile for what is widened
+    there (FmhaRing)."""
     q, v = config.hdim
     block = config.n0 * (q + v) * config.kv.bytes
     slots = min(max(_ON_THEIR_WAY // block, 2), 4)
@@ -84,7 +85,7 @@ def registers_estimate(config: FmhaConfig, arch: ArchSpec) -> int:
 
 
 def _features(config: FmhaConfig) -> Iterator[tuple[bool, int]]:
-    """What features of scores add to a thread's registers on CUDA devices, about."""
+    """Registers that features of scores add to a thread's registers on CUDA devices, about."""
     yield config.softcap or config.bias is not BiasKind.NO, 16
     yield config.dropout, 24 if config.m0 <= 16 * config.wave[0] else 130  # random words of all rows are made at once
     yield config.mask is MaskKind.CAUSAL, 4

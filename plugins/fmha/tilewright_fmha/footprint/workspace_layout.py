@@ -1,4 +1,4 @@
-"""What a plan keeps in its workspace: dense arrays that stages hand on to each other, then scratch memory."""
+"""Contents of a plan's workspace: dense arrays that stages hand on to each other, then scratch memory."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ _MASKS = {
     MaskWord.BOTTOM_RIGHT.value: "causal",
     MaskWord.GENERIC.value: "window",
 }
-"""What kernels of the seeds' masks must be able to do: where a diagonal begins is a number."""
+"""Abilities that kernels need for named masks: the start of a diagonal is a number."""
 _SCALES = {"no_scale": "no"}
 
 
@@ -171,7 +171,7 @@ def _word(option: str, word: str) -> str:
 
 
 def _allowed_by(config: FmhaConfig, axes: Mapping[str, list[Any]]) -> bool:
-    """Whether every option has the kernel's value among its own; None in a tuple allows all."""
+    """True if every option has the kernel's value among its own; None in a tuple allows all."""
     for field, values in axes.items():
         have = getattr(config, field)
         if not isinstance(have, tuple):

@@ -48,7 +48,7 @@ class Receipt:
     """Heads of q of all kernels; empty: any."""
 
     def takes(self, config: FmhaConfig) -> bool:
-        """Whether the list has kernels like this one."""
+        """True if the list has kernels like this one."""
         if config.operation not in self.operations:
             return False
         if any(getattr(config, name) not in values for name, values in self.fields.items()):

@@ -17,7 +17,7 @@ from tilewright_kit.types.arithmetic import ceil_div
 __all__ = ["launch_of"]
 
 _THREADS = 128
-"""Of workgroups without a product of matrices."""
+"""Threads of workgroups without a product of matrices."""
 _ROWS = {Family.COMBINE: 1, Family.DOT_DO_O: 64, Family.CONVERT_DQ: 64, Family.APPENDKV: 16}
 """Rows of such a workgroup: of queries, or new rows of a cache."""
 

@@ -20,7 +20,7 @@ TENSORS: Mapping[str, str] = {
 """Fields of type ``tw_fmha_tensor`` in order, and the operands that they are."""
 
 _APPENDED = {"k": "k_cache", "v": "v_cache", "o": "q_out"}
-"""What these are of ``kv_append``."""
+"""Values of these fields for ``kv_append``."""
 
 SCALES = ("q_scale", "k_scale", "v_scale")
 

@@ -28,13 +28,13 @@ in one part (H200), where equal lengths take 1 to 3 % more; of fp8 2 % less, and
 _PER_UNIT = 2
 """Pieces for each unit: so many, for lengths differ."""
 _START = 9.0
-"""What it costs to begin a piece and to end it, in blocks of keys. This and ``_PART`` are a fit to 13 steps of decoding
+"""Cost of beginning a piece and of ending it, in blocks of keys. This and ``_PART`` are a fit to 13 steps of decoding
 on an H200: what they choose takes at most 3 % longer than the best number of parts, and up to 7 % where lengths differ.
 """
 _RAGGED = 0.1
 """How much of a piece is waited for where lengths differ."""
 _PART = 1 / 4
-"""What it costs to add a part to the others, in blocks."""
+"""Cost of adding a part to the others, in blocks."""
 
 
 def adds_parts(config: FmhaConfig, device: DeviceInfo) -> bool:
@@ -50,7 +50,7 @@ def work_items(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> 
 
 
 def wants_splits(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> bool:
-    """Whether cutting the keys could pay: too little work for all units, and keys enough. Kernels for few rows are only
+    """True if cutting the keys could pay: too little work for all units, and keys enough. Kernels for few rows are only
     split ones.
     """
     if decodes(config):

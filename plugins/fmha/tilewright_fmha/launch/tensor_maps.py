@@ -73,7 +73,8 @@ def _map(problem: FmhaProblem, name: str, rows: int, line: int, few: bool) -> Te
 
 
 def ws_mismatches(problem: FmhaProblem, config: FmhaConfig) -> Iterator[Violation]:
-    """What keeps the copy engine, or how maxima are found, from a problem that the kernel's features would suit."""
+    """Reasons that keep the copy engine, or how maxima are found, from a problem that the kernel's features would
+    suit."""
     if config.pipeline != "ws":
         return
     if problem.alignment < _UNIT:

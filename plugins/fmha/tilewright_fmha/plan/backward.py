@@ -20,11 +20,11 @@ __all__ = ["backward_parts", "choose_slices", "dbias_copies"]
 
 MOST_SLICES = 32
 _MOST_BYTES = 2 << 30
-"""Of slices of dq on a GPU: a server has a few GiB for the workspaces of all plans."""
+"""Bytes of slices of dq on a GPU: a server has a few GiB for the workspaces of all plans."""
 _EVEN = 4
 """Pieces of work for each thread above which it does not matter that the last ones are left over."""
 _SLICE = 0.4
-"""What zeros of a slice of dq and its way to the sum take, in blocks of keys: eight bytes an element at the rate of
+"""Cost of zeros of a slice of dq and of its way to the sum, in blocks of keys: eight bytes an element at the rate of
 memory, against the products of a block of 128 keys.
 """
 
@@ -54,7 +54,7 @@ def choose_slices(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) 
 
 
 def _query_rows(problem: FmhaProblem) -> int:
-    """Of all heads and items."""
+    """Rows of all heads and items."""
     return problem.heads_q * (problem.total_q if problem.varlen else problem.batch * problem.seq_q)
 
 

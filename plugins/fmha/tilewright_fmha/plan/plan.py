@@ -93,7 +93,7 @@ def _stage(
 
 
 def _counter_bytes(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> int:
-    """Of a stage on a GPU."""
+    """Geometry of a stage on a GPU."""
     splits = choose_splits(problem, config, device)
     if splits > 1 and adds_parts(config, device):
         return STATUS_BYTES + 4 * work_items(problem, config, device)

@@ -50,7 +50,7 @@ MOST = 2**31 - 1
 """Lengths and places of sequences are int32 tensors."""
 
 _LEAST = 1e-30
-"""Of a factor of scores: what is made of it with scores is a normal number of fp32."""
+"""Bounds of a factor of scores: products with scores are normal numbers of fp32."""
 
 _MASKED = ("scale", "causal", "mask", "window_left", "window_right", "mask_align", "sink_size", "softcap")
 _DROPPED = ("dropout_p", "seed", "offset")
@@ -64,7 +64,7 @@ KNOWN_ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
     ATTENTION_BACKWARD: (*_MASKED, *_DROPPED, *_LENGTHS, "return_randval", "return_dbias", "deterministic"),
     KV_APPEND: (*_LENGTHS, *_PAGES, "rope", "rotary_dim", "return_status"),
 }  # fmt: skip
-"""What each operation takes."""
+"""Attributes of each operation."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""What integer operands hold: lengths, starts, pages. Sizes say nothing of it, so it is looked at before every launch
+"""Checks of integer operands: lengths, starts, pages. Sizes say nothing of their content, so it is looked at before
+every launch
 where the memory can be read; kernels guard against the same mistakes everywhere.
 """
 

@@ -1,4 +1,4 @@
-"""Who sees whom: one statement of the mask, in four numbers.
+"""Visibility of keys: one statement of the mask, in four numbers.
 
 Query ``i`` sees key ``j`` exactly if ``j < keys``, and ``right < 0 or j <= i + off + right``, and ``left < 0 or
 j >= i + off - left or j < sink``. ``off`` is ``keys - queries`` of the sequence if the diagonal ends at the bottom

@@ -18,7 +18,7 @@ __all__ = ["NAMES", "Names", "Tensors", "check_index", "ordered_like", "place_of
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What the tensors of an operation are called, in binding order."""
+    """Names of an operation's tensors, in binding order."""
 
     required: tuple[str, ...]
     optional: tuple[str, ...]

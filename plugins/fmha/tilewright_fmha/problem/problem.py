@@ -1,4 +1,4 @@
-"""What is asked: attention, its gradients, or new rows in a cache of keys and values.
+"""Problems: attention, its gradients, or new rows in a cache of keys and values.
 
     s = softcap(scale * q k^T) + bias + alibi,  masked,  p = softmax(s),  o = p v,  lse = log sum exp s
 
@@ -128,7 +128,7 @@ class FmhaProblem(Problem):
     offset: int = 0
     bias: BiasKind = BiasKind.NO
     dtype_bias: DType | None = None
-    """Of ``elementwise`` only."""
+    """Operand of ``elementwise`` only."""
     lse: bool = False
     randval: bool = False
     status: bool = False
@@ -224,7 +224,7 @@ class FmhaProblem(Problem):
 
     @property
     def drop_probability(self) -> float:
-        """What a probability of ``dropout_p`` comes to with random bytes."""
+        """Probability that ``dropout_p`` becomes with random bytes."""
         return self.dropout / 256
 
     @property
@@ -296,7 +296,7 @@ class FmhaProblem(Problem):
         return {**record, **self._unusual()}
 
     def _unusual(self) -> dict[str, Any]:
-        """What is not as usual, and only that."""
+        """Deviations from plain attention, and only these."""
         mask, words = self.mask, {}
         if mask.kind is not MaskKind.NO or self.bias is BiasKind.ALIBI:
             words["mask_align"] = "bottom_right" if mask.bottom_right else "top_left"
@@ -364,7 +364,7 @@ class KvAppendProblem(FmhaProblem):
 
     @property
     def flops(self) -> int:
-        """Of the rotation: four products and two sums for a pair."""
+        """FLOP of the rotation: four products and two sums for a pair."""
         rows = self.batch * (self.new_rows * self.heads_k + self.seq_q * self.heads_q)
         return 3 * rows * self.rotary_dim if self.rope is not Rope.NONE else 0
 

@@ -18,7 +18,7 @@ MIN_HDIM, MAX_HDIM = 8, 256
 
 @dataclass(slots=True)
 class Sizes:
-    """What shapes say. ``seq`` are capacities, ``total`` all rows."""
+    """Sizes that shapes imply. ``seq`` are capacities, ``total`` all rows."""
 
     varlen: bool
     batch: int
@@ -33,7 +33,7 @@ class Sizes:
 
     @property
     def query_shape(self) -> tuple[int, ...]:
-        """Of q; of o with another last number."""
+        """Shape of q; that of o has another last number."""
         if self.varlen:
             return (self.total_q, self.heads_q, self.hdim_q)
         return (self.batch, self.heads_q, self.seq_q, self.hdim_q)

@@ -1,4 +1,4 @@
-"""What a kernel must be able to do for a problem: the signature fields of its configuration, by name."""
+"""Requirements of a problem on a kernel: the signature fields of its configuration, by name."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ _MEANT: Mapping[Family, frozenset[str]] = {
 
 
 def family_fields(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """What means nothing to a kernel has its default, so that equal kernels have equal names."""
+    """Fields without meaning for a kernel have their default, so that equal kernels have equal names."""
     means = _MEANT[config.family]
     for name in SIGNATURE_FIELDS:
         if name not in means:

@@ -33,7 +33,7 @@ _LOOPS = ("qr", "qr_async", "qs")
 _WS_STEP = 64
 """Rows of one warpgroup."""
 _WS_REGISTERS, _WS_REGISTERS_OF_THREE = 196, 128
-"""Of a thread, for scores, probabilities and results: with one or two consumers, with three."""
+"""Registers of a thread for scores, probabilities and results: with one or two consumers, with three."""
 _WS_CAPPING, _WS_WINDOWS = 20, 16
 """Registers that a soft cap and windows take of them."""
 
@@ -68,7 +68,8 @@ def tiles_for(config: FmhaConfig, arch: ArchSpec) -> tuple[tuple[int, ...], ...]
 
 
 def forms_of(config: FmhaConfig, arch: ArchSpec) -> Mapping[str, tuple[int, ...]]:
-    """What m0, n0 and k0 may be by the arch's lists for these heads; only of the three oldest loops, in 16 bits."""
+    """Values of m0, n0 and k0 that the arch's lists allow for these heads; only of the three oldest loops, in 16
+    bits."""
     spec = arch.attention
     if spec is None or config.pipeline not in _LOOPS or not config.is_forward or config.dtype is FmhaDType.FP32:
         return {}
@@ -269,7 +270,7 @@ def workgroup_threads(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]
 
 @of_products
 def lds_budget(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """What a workgroup keeps in shared memory fits into it."""
+    """A workgroup's shared memory fits the arch."""
     if not is_async(config):
         yield from _budget("lds_budget", config, arch, arch.lds_bytes)
 
@@ -402,7 +403,7 @@ def _ws_registers(config: FmhaConfig, consumers: int) -> Iterator[Violation]:
 
 
 def _of_columns(config: FmhaConfig, columns: int) -> dict[str, Any]:
-    """What makes a specialised kernel one with other blocks of keys."""
+    """Fix that gives a warp-specialised kernel other blocks of keys."""
     q, v = config.hdim
     warp_tile = (_WS_STEP, columns, 16, _WS_STEP, v, 16, 16, 16, 16)
     return {"tile": (config.m0, columns, q, v, columns, q), "warp_tile": warp_tile}

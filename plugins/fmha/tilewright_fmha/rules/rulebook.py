@@ -27,5 +27,5 @@ RULES: RuleBook[FmhaConfig] = RuleBook((*SHAPE_RULES, *TEMPLATE_RULES))
 
 
 def warnings_of(config: FmhaConfig, arch: ArchSpec) -> tuple[Violation, ...]:
-    """What is worth knowing of a kernel that no rule refuses."""
+    """Warnings about kernels that no rule rejects."""
     return tuple(violation for rule in WARNINGS for violation in rule(config, arch))

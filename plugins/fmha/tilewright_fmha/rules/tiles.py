@@ -21,7 +21,7 @@ from tilewright_kit.config.rules import Violation
 __all__ = ["CPU_RULES", "TILE_RULES"]
 
 MOST_ROWS, MOST_COLUMNS = 512, 1024
-"""Of a CPU's block: more would leave the cache."""
+"""Sizes of a CPU's block: more would leave the cache."""
 
 
 def tile_lengths(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:  # noqa: ARG001

@@ -1,4 +1,5 @@
-"""What GPU kernels ask of tensors: vectors that fit channels and strides, weights in one run, offsets of 32 bits."""
+"""Requirements of GPU kernels on tensors: vectors that fit channels and strides, weights in one run, offsets of 32
+bits."""
 
 from __future__ import annotations
 
@@ -139,7 +140,7 @@ def _wrong_filter(problem: ConvProblem, config: ConvConfig, vector: int) -> str:
 
 
 def _in_vectors(problem: ConvProblem, config: ConvConfig) -> bool:
-    """Whether merged groups can read the weights of neighbouring channels at a time: forward two, and whole vectors
+    """True if merged groups can read the weights of neighbouring channels at a time: forward two, and whole vectors
     where these pass through shared memory.
     """
     view, count = problem.filter, 8 if stages_weights(config) else 2
@@ -158,7 +159,7 @@ def _is_flat(view: FilterView, taps: Triple, channels: int) -> bool:
 
 
 def _is_packed(problem: ConvProblem) -> bool:
-    """Whether weights lie one after the other, all taps of a channel of the result, all channels of a tap."""
+    """True if weights lie one after the other, all taps of a channel of the result, all channels of a tap."""
     geometry, view = problem.geometry, problem.filter
     channel = geometry.taps * geometry.cg
     steps = ((geometry.cg, view.c, 1), (geometry.kg, view.k, channel), (geometry.groups, view.g, geometry.kg * channel))

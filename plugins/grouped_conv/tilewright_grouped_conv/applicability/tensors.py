@@ -1,4 +1,4 @@
-"""What a kernel asks of a problem: how tensors must lie, which copies mend that, and what nothing mends."""
+"""Requirements of a kernel on a problem: layouts of tensors, copies that provide them, and limits."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _wrong_images(problem: ConvProblem, config: ConvConfig) -> Iterator[tuple[st
 
 
 def needs_mapped_rows(problem: ConvProblem, config: ConvConfig, device: DeviceInfo) -> bool:
-    """Whether rows of the result lie at several distances, once the needed copies are made."""
+    """True if rows of the result lie at several distances, once the needed copies are made."""
     view = _result(problem)
     if not config.is_matrix:
         # Pixels are looked up one by one. What a GPU is told is whether it gets a table of products.
@@ -157,7 +157,7 @@ def _signature(problem: ConvProblem, config: ConvConfig) -> Iterator[Violation]:
 
 
 def _shape(problem: ConvProblem, config: ConvConfig) -> Iterator[Violation]:
-    """What a kernel relies on: sizes that are compiled in, one channel per group, an image that is a matrix."""
+    """Assumptions of a kernel: sizes that are compiled in, one channel per group, an image that is a matrix."""
     geometry = problem.geometry
     for field, have, want in (
         ("filter", config.fixed_filter, geometry.filter),

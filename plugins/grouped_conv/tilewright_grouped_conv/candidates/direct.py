@@ -26,7 +26,7 @@ __all__ = ["MERGED_CHANNELS", "loop_algorithms"]
 FEW_CHANNELS = 8
 """Channels of a group up to which a product would mostly multiply zeros."""
 MERGED_CHANNELS = 8
-"""Of a block: groups of 1, 2, 4 or 8 channels fill it."""
+"""Channels of a block: groups of 1, 2, 4 or 8 channels fill it."""
 _MERGED_GROUPS = (1, 2, 4, 8, 16, 32)
 _UNROLLED_TAPS = 49
 _LONGEST = 16
@@ -43,7 +43,8 @@ _SMALL_IMAGES: tuple[Triple, ...] = ((1, 8, 8), (2, 8, 8), (1, 14, 8), (2, 4, 16
 """Merged groups: tiles that a workgroup computes, rows and columns of one."""
 _WEIGHT_TILES: tuple[Triple, ...] = ((1, 8, 8), (1, 14, 8), (1, 16, 16), (1, 4, 16))
 _SMALL_WEIGHT_TILES: tuple[Triple, ...] = ((1, 8, 8), (1, 14, 8), (3, 8, 8), (1, 16, 16))
-"""Of the gradient of the weights, where the first number is that of tiles on their way; of images of few pixels."""
+"""Tiles for the gradient of the weights, where the first number is that of tiles on their way; of images of few
+pixels."""
 _FEW_PIXELS = 256
 _MERGED_STEPS = ((64, 4), (32, 2), (96, 6), (48, 3), (128, 8), (32, 4), (16, 1), (16, 2))
 """Channels and waves of a workgroup."""
@@ -51,7 +52,7 @@ _BULK_STEPS = ((32, 2), (64, 4))
 _BULK_TILES: tuple[Triple, ...] = ((4, 8, 8), (1, 8, 8), (3, 14, 8), (2, 4, 8), (1, 14, 8))
 """Where a copy engine moves the tensors: channels and waves of a workgroup; stages, rows and columns of a tile."""
 _BULK_CHANNELS = 16
-"""Of a group, at most: of more, weights take the registers that pixels would need."""
+"""Channels of a group, at most: of more, weights take the registers that pixels would need."""
 _MOST_STEPS = 4
 _WIDE = 32
 _ROUNDS = (2, 4)
@@ -128,7 +129,8 @@ def _depthwise(problem: ConvProblem, device: DeviceInfo) -> Iterator[ConvConfig]
 
 
 def _fewer_pixels(problem: ConvProblem, pixels: Triple) -> Triple:
-    """Of what would fill the registers: one row where a stride keeps rows apart, short runs beside sums of all taps."""
+    """Fewer pixels than would fill the registers: one row where a stride keeps rows apart, short runs beside sums
+    of all taps."""
     repeats, rows, run = pixels
     if max(problem.geometry.stride) > 1 and problem.direction is not Direction.BACKWARD_DATA:
         rows = min(rows, 1)

@@ -135,7 +135,7 @@ class ConvCase:
 
     @property
     def pads(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """What is added before, and behind."""
+        """Padding before, and behind."""
         begin, _, end = self.padding.partition("-")
         return _each(begin, self.ndim), _each(end or begin, self.ndim)
 

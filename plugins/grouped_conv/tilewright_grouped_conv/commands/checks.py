@@ -22,7 +22,7 @@ CHANNELS = 4
 """Output channels of a convolution without groups that are compared element by element."""
 _ALL = slice(None)
 _AXIS = {"fwd": 1, "bwd_data": 1, "bwd_weight": 0}
-"""Of the output, that runs over its channels of all groups (bwd_weight: over those of dy)."""
+"""Axis of the output that runs over its channels of all groups (bwd_weight: over those of dy)."""
 
 
 def parts_of(case: ConvCase, inputs: Mapping[str, Array], rng: np.random.Generator, budget: int) -> list[Part]:

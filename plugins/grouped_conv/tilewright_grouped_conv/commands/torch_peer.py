@@ -39,6 +39,6 @@ def peer_call(torch: Any, case: ConvCase, operands: Mapping[str, Any]) -> Callab
 
 
 def _like(torch: Any, case: ConvCase, other: Any, shape: tuple[int, ...]) -> Any:
-    """What only has a shape and a layout: the gradient's own operand is not read."""
+    """A tensor that only has a shape and a layout: the gradient's own operand is not read."""
     desc = case.tensor("fp32", shape)
     return torch.empty_strided(shape, desc.strides, dtype=other.dtype, device=other.device)

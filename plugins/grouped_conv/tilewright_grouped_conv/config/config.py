@@ -68,7 +68,7 @@ class ConvConfig(TiledForms, PlainForms, KernelConfig):
     plan_fields: ClassVar[tuple[str, ...]] = ("split_image",)
 
     dtype_in: DType = part(DType.FP16)
-    """Of what is gathered: the image, or for backward data the gradient."""
+    """Element type of the gathered operand: the image, or for backward data the gradient."""
     layout: str = part("nhwgc")
     """Where channels lie: last, or first (``ngchw``)."""
     ndim: int = part(2, text=_dimensions)
@@ -84,7 +84,7 @@ class ConvConfig(TiledForms, PlainForms, KernelConfig):
     """(m, n, k) of the matrix instruction (CPU: register tile and dot-product depth)."""
 
     dtype_wei: str = suffix("W", "")
-    """Of the other operand: weights, or for backward weight the gradient. Empty: as ``dtype_in``."""
+    """Element type of the other operand: weights, or for backward weight the gradient. Empty: as ``dtype_in``."""
     dtype_out: str = suffix("out", "")
     """Empty: the default output of ``dtype_in``."""
     vector_sizes: Triple = suffix("vec", (4, 8, 8))
@@ -156,7 +156,7 @@ class ConvConfig(TiledForms, PlainForms, KernelConfig):
 
     @cached_property
     def is_matrix(self) -> bool:
-        """Whether the kernel is a product with matrix instructions (CPU: register tiles)."""
+        """True if the kernel is a product with matrix instructions (CPU: register tiles)."""
         return self.kind in (Kind.IMPLICIT, Kind.POINTWISE)
 
     @property
@@ -165,7 +165,7 @@ class ConvConfig(TiledForms, PlainForms, KernelConfig):
 
     @cached_property
     def image_is_b(self) -> bool:
-        """Whether the image is the right operand of the product rather than the left."""
+        """True if the image is the right operand of the product rather than the left."""
         return self.channels_first or self.direction is Direction.BACKWARD_WEIGHT
 
     @property
@@ -175,7 +175,7 @@ class ConvConfig(TiledForms, PlainForms, KernelConfig):
 
     @property
     def other_dtype(self) -> str:
-        """Of the other operand."""
+        """Element type of the other operand."""
         return self.dtype_wei or self.dtype_in.value
 
     @cached_property
@@ -213,7 +213,7 @@ class ConvConfig(TiledForms, PlainForms, KernelConfig):
 
     @property
     def fused(self) -> bool:
-        """Whether the epilogue does more than to convert."""
+        """True if the epilogue does more than to convert."""
         plain = self.unary is Unary.NONE and not self.bias and not self.num_d_tensors
         return not plain or self.scale is not Scale.NONE or self.accumulate
 
@@ -252,7 +252,7 @@ class ConvConfig(TiledForms, PlainForms, KernelConfig):
 
     @property
     def unpadded(self) -> bool:
-        """Whether the kernel may rely on that nothing lies outside the image."""
+        """True if the kernel may rely on that nothing lies outside the image."""
         return self.specialization in (Specialization.FILTER1X1_PAD0, Specialization.FILTER1X1_STRIDE1_PAD0)
 
 

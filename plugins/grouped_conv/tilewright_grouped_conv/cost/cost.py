@@ -49,7 +49,8 @@ _DIRECT_CYCLES = {
     Kind.DEPTHWISE: {Direction.FORWARD: 2.0, Direction.BACKWARD_DATA: 2.6, Direction.BACKWARD_WEIGHT: 3.6},
     Kind.DIRECT: {Direction.FORWARD: 0.9, Direction.BACKWARD_DATA: 0.9, Direction.BACKWARD_WEIGHT: 3.6},
 }
-"""Of one multiplication of vectors in a loop without register tiles: loads, and sums that are kept, go with it."""
+"""Cycles of one multiplication of vectors in a loop without register tiles: loads, and sums that are kept, go with
+it."""
 _ONE_GROUP, _IN_PAIRS = 0.62, 0.38
 """The part of that which remains of forward and backward data where a vector holds channels of one group, whose values
 are then spread instead of picked; and if its values are multiplied in pairs as well.
@@ -130,7 +131,7 @@ def _runs(problem: ConvProblem, phase: Phase) -> int:
 
 
 def _in_place(problem: ConvProblem, phase: Phase, config: ConvConfig) -> bool:
-    """Whether the kernel reads the image without packing it (``tilewright/cpu/conv/in_place.hpp``)."""
+    """True if the kernel reads the image without packing it (``tilewright/cpu/conv/in_place.hpp``)."""
     depth, size = config.warp_tile[2], problem.dtype_in.bytes
     channels = phase.k // max(phase.taps, 1)
     suits = channels % depth == 0 and channels >= _IN_PLACE_GROUPS * depth and 0 < phase.taps <= _IN_PLACE_TAPS
@@ -171,7 +172,7 @@ def _weights(phase: Phase, config: ConvConfig, device: DeviceInfo) -> dict[str, 
 
 
 def _spread(problem: ConvProblem) -> bool:
-    """Whether sums of several channels stay in registers (``GroupWeight::suits``)."""
+    """True if sums of several channels stay in registers (``GroupWeight::suits``)."""
     geometry = problem.geometry
     whole = geometry.cg >= geometry.kg and geometry.cg % _SPREAD_CHANNELS == 0 and geometry.kg % 8 == 0
     together = geometry.cg == geometry.kg and geometry.cg in (4, 8) and geometry.groups * geometry.cg % 16 == 0

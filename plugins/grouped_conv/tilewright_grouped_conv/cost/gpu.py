@@ -35,11 +35,11 @@ _COPY_RATE = 1.5e11
 _FILL_SECONDS = 1.5e-6
 """From a workgroup's start until its first operands have arrived."""
 _SHARED_BYTES_PER_CYCLE, _L2_BYTES_PER_CYCLE = 128.0, 64.0
-"""Of one unit, where the arch does not state them."""
+"""Bytes per cycle of one unit, where the arch does not state them."""
 _MEMORY_SHARE, _L2_SHARE = 0.85, 0.7
 """Parts of the stated rates that kernels reach."""
 _PORTABLE_SHARE = 0.6
-"""What instructions of one wave reach of the peak of archs whose peak needs several waves together."""
+"""Share that instructions of one wave reach on archs whose peak needs several waves together."""
 _SIMT_SHARE = 0.7
 _STEP_CYCLES = 220.0
 """CUDA: waiting for, and giving back, one stage: shared by the workgroups of a unit, of which others work meanwhile."""
@@ -52,10 +52,10 @@ _NOT_ASYNC = 2.5
 _WAIT_CYCLES, _USUAL_WAIT_CYCLES = {"mem": 250.0, "compv3": 110.0}, 48.0
 """AMD: the same by pipeline; those with one buffer of LDS wait for everybody twice."""
 _GATHER_CYCLES, _ACCESS_CYCLES = 5.0, 2.5
-"""Of a unit, to find one pixel (one line of a matrix) for every lane of a wave, and to read a vector there."""
+"""Cycles of a unit to find one pixel (one line of a matrix) for every lane of a wave, and to read a vector there."""
 _LANES = 32
 _STORE_CYCLES = 0.05
-"""Of an epilogue, per element of the tile."""
+"""Cycles of an epilogue, per element of the tile."""
 _MAPPED = 1.3
 """How much longer it takes where every row's place is worked out."""
 _JOIN_SECONDS = 1.5e-6

@@ -28,7 +28,8 @@ _WIDEST_LANES = 16
 _RUN = 128
 _LINE_BYTES = 384 << 10
 _MOST_BLOCKS = 64
-"""Of loops without a product: pixels of a line, bytes of all lines, and vectors of channels that are held at a time
+"""Limits of loops without a product: pixels of a line, bytes of all lines, and vectors of channels that are held at
+a time
 (``kRun``, ``kLineBytes``, ``kMostBlocks``)."""
 _LINE_PIXELS, _LINE_TABLE_BYTES = 1024, 48
 """Pixels of a line that depthwise kernels hold channels-first, and what they note channels-last of one line of taps

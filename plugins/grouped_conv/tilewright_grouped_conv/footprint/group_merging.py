@@ -35,9 +35,10 @@ BLOCK_CHANNELS = 8
 MERGED_PRODUCT = 64
 """Groups that are merged, times their channels."""
 PAIR_CHANNELS = 16
-"""Of two blocks: of an instruction of the gradient of the weights, and of what lanes store together."""
+"""Channels of two blocks: of an instruction of the gradient of the weights, and of what lanes store together."""
 MOST_LANE_TAPS, MOST_PHASE_TAPS = 9, 4
-"""Of larger filters, compilers read more of a row ahead than there are registers for; the phases of strided gradients
+"""Taps up to which compilers keep to the registers: of larger filters they read more of a row ahead than there are
+registers for; the phases of strided gradients
 take some of these.
 """
 _LEAST_RUN = 8
@@ -55,7 +56,7 @@ def is_bulk(config: ConvConfig) -> bool:
 
 
 def in_lanes(config: ConvConfig) -> bool:
-    """Of merged groups, forward and backward data: whether taps are multiplied in pairs, and results leave as what
+    """True if merged groups, forward or backward data, multiply taps in pairs, and results leave as what
     one or two lanes have (``tilewright/gpu/conv/merged/lanes.hpp``); else ``merged_conv.hpp`` has the kernel.
     """
     shuffles = config.epilogue is Epilogue.CSHUFFLE and not is_bulk(config)
@@ -63,7 +64,7 @@ def in_lanes(config: ConvConfig) -> bool:
 
 
 def fits_lanes(config: ConvConfig) -> bool:
-    """Whether merged groups may be computed in lanes, which is faster where it may be."""
+    """True if merged groups may be computed in lanes, which is faster where it may be."""
     fits = _channels(config) % PAIR_CHANNELS == 0 and _taps(config) <= _most_lane_taps(config)
     return fits and not _is_weight(config)
 
@@ -142,7 +143,7 @@ def merged_shared_bytes(config: ConvConfig) -> int:
 
 
 def stages_weights(config: ConvConfig) -> bool:
-    """Whether weights always pass through shared memory, as vectors of eight channels. Those of smaller groups do so
+    """True if weights always pass through shared memory, as vectors of eight channels. Those of smaller groups do so
     forward, where they lie without gaps.
     """
     return in_lanes(config) and MERGED_PRODUCT // config.num_groups_to_merge >= PAIR_CHANNELS
@@ -181,7 +182,7 @@ def _depths(config: ConvConfig) -> int:
 
 
 def _taps(config: ConvConfig) -> int:
-    """Of the whole filter; of backward data those of the phase that has most."""
+    """Taps of the whole filter; for backward data those of the phase that has most."""
     return math.prod(axis_shape(config, axis)[0] for axis in range(3 - config.ndim, 3))
 
 

@@ -26,17 +26,18 @@ from tilewright_kit.types.dtypes import DType
 __all__ = ["bulk_box", "bulk_grid", "bulk_pixels", "bulk_shape", "bulk_shared_bytes", "bulk_tiles"]
 
 MOST_TAPS = 9
-"""Of which a wave keeps all weights, and the rows of the image that a pair of rows meets."""
+"""Taps whose weights a wave keeps, and the rows of the image that a pair of rows meets."""
 MOST_WAITING = 4
 """Pairs of rows whose sums stay in registers."""
 _CHANNELS = (16, 32, 64)
-"""Of a tile: a pixel is as long as a swizzle of the engine."""
+"""Channels of a tile: a pixel is as long as a swizzle of the engine."""
 _PATTERN, _BARRIER, _RESERVED = 1024, 8, 1024
 """Bytes: of what a swizzle repeats after, of a barrier, of what a workgroup takes besides."""
 _MOST_THREADS, MOST_BLOCKS = 2048, 65535
-"""Of a unit; of the second number of a grid."""
+"""Threads of a unit; largest second number of a grid."""
 _REGISTERS = ((32, 128, 168), (16, 96, 128), (0, 72, 104))
-"""Of a thread, by channels of a group: of most kernels, and beside operands of an epilogue or taps that lie apart."""
+"""Registers of a thread, by channels of a group: of most kernels, and beside operands of an epilogue or taps that
+lie apart."""
 
 
 def bulk_shape(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:

@@ -1,4 +1,5 @@
-"""What ``ANY`` stands for in declarations of convolution kernels: what suits the arch, from its own tables."""
+"""Choices that ``ANY`` stands for in declarations of convolution kernels: values that suit the arch, from its own
+tables."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def depthwise(
 
 
 def gpu_variants(config: type[ConvConfig], archs: tuple[str, ...], shape: Shape, narrow: Shape) -> Declarations:
-    """What each direction has beside plain products: fused steps, phases, slices, depthwise kernels."""
+    """Kernels of each direction beside plain products: fused steps, phases, slices, depthwise kernels."""
     direction, half = config.direction, DType.FP16
 
     def one(**fields: Any) -> Declaration[ConvConfig]:

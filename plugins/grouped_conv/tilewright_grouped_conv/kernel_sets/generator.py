@@ -83,7 +83,7 @@ def select_set(
 
 
 def _allowed_by(config: ConvConfig, axes: Mapping[str, list[Any]]) -> bool:
-    """Whether every option has the kernel's value among its own; None in a triple allows all."""
+    """True if every option has the kernel's value among its own; None in a triple allows all."""
     for field, values in axes.items():
         have = getattr(config, field)
         if isinstance(have, tuple):

@@ -56,7 +56,7 @@ def loop_workgroups(phase: Phase, config: ConvConfig, images: int, arch: ArchSpe
 
 
 def loop_shared_bytes(phase: Phase, config: ConvConfig, arch: ArchSpec) -> int:
-    """Of one workgroup: the weights of a tile in fp32, or the sums of all threads."""
+    """Shared memory of one workgroup: the weights of a tile in fp32, or the sums of all threads."""
     if is_merged(config):
         return bulk_shared_bytes(config) if is_bulk(config) else merged_shared_bytes(config)
     if config.direction is Direction.BACKWARD_WEIGHT:
@@ -67,7 +67,7 @@ def loop_shared_bytes(phase: Phase, config: ConvConfig, arch: ArchSpec) -> int:
 
 
 def _weight_units(phase: Phase, config: ConvConfig) -> int:
-    """What threads of different channels do: vectors of channels; of small groups a block of both sides' channels and
+    """Work of threads of different channels: vectors of channels; of small groups a block of both sides' channels and
     one row of taps.
     """
     if config.kind is Kind.DEPTHWISE:
@@ -111,7 +111,7 @@ def _pixels(config: ConvConfig) -> tuple[int, int, int]:
 
 
 def _fixed(config: ConvConfig) -> bool:
-    """Whether the filter is compiled in."""
+    """True if the filter is compiled in."""
     if config.mapped_rows and config.direction is Direction.BACKWARD_DATA:
         return False
     axes = range(max(3 - config.ndim, 1), 3)

@@ -51,7 +51,7 @@ class Attributes(ProductAttributes):
     accumulate: bool = False
     deterministic: bool = True
     layout: Order | None = None
-    """Of an output that the caller did not describe."""
+    """Layout of an output that the caller did not describe."""
 
 
 def read_attributes(given: Mapping[str, Any], ndim: int, direction: Direction) -> Attributes:
@@ -225,7 +225,7 @@ def _layout(given: Mapping[str, Any]) -> Order | None:
 
 
 def _check_direction(found: Attributes, direction: Direction) -> None:
-    """What a direction does not have is refused rather than ignored."""
+    """Reject attributes that a direction does not have."""
     forward, weight = direction is Direction.FORWARD, direction is Direction.BACKWARD_WEIGHT
     rows: tuple[tuple[bool, str, object, str, str, str], ...] = (
         (

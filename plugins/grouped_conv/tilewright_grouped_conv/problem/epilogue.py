@@ -1,4 +1,4 @@
-"""What happens to sums before they are stored: the operands and steps of a request, checked."""
+"""Steps on accumulators before they are stored: the operands and steps of a request, checked."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ __all__ = ["NAMES", "Names", "Tensors", "describe_output", "order_like", "read_t
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What the tensors of a direction are called."""
+    """Names of a direction's tensors."""
 
     first: str
     second: str

@@ -1,4 +1,4 @@
-"""What is asked: a convolution or one of its gradients.
+"""Problems: a convolution or one of its gradients.
 
     y  = unary(binary(alpha * scale * conv(x, w) + bias, d[0], d[1], ...))
     dx = unary(alpha * (gradient of conv's x) + bias)  [+ acc]
@@ -57,9 +57,9 @@ class ConvProblem(Problem):
 
     geometry: ConvGeometry
     dtype_in: DType
-    """Of the gathered image: x, or dy of the image's gradient."""
+    """Element type of the gathered image: x, or dy of the image's gradient."""
     dtype_wei: DType
-    """Of the other operand: w, or dy of the weights' gradient."""
+    """Element type of the other operand: w, or dy of the weights' gradient."""
     dtype_out: DType
     image: ImageView
     """x or dx."""
@@ -270,9 +270,9 @@ class TransformProblem(Problem):
     dtype_in: DType
     dtype_out: DType
     sizes: tuple[int, ...]
-    """Of the output."""
+    """Sizes of the output."""
     kept: tuple[int, ...]
-    """Of the input: elements beyond are zero."""
+    """Sizes of the input: elements beyond are zero."""
     from_strides: tuple[int, ...]
     to_strides: tuple[int, ...]
     tensors: tuple[Operand, ...]

@@ -66,7 +66,7 @@ class ConvGeometry:
 
     @property
     def flops(self) -> int:
-        """Of any direction, a multiply-add counted as two, taps on padding included: 2*N*K*out*Cg*taps."""
+        """FLOP of any direction, a multiply-add counted as two, taps on padding included: 2*N*K*out*Cg*taps."""
         return 2 * self.n * self.k * self.out_pixels * self.cg * self.taps
 
     @property

@@ -92,7 +92,7 @@ def _at(index: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _seen(geometry: ConvGeometry, tap: Triple) -> tuple[Any, ...]:
-    """What a tap sees of the padded image, one pixel for each output."""
+    """Pixels of the padded image that a tap sees, one pixel for each output."""
     return _at(
         tuple(
             slice(index * dilation, index * dilation + (size - 1) * stride + 1, stride)

@@ -28,7 +28,8 @@ VECTOR_BYTES = 16
 MOST_BLOCKS = 8
 _ONE_LINE: Triple = (1, 1, 4)
 MOST_SUMS, MOST_UNROLLED = 64, 100
-"""Of a thread without a product, before ptxas runs out of registers: sums of its pixels, and elements of the filter."""
+"""Limits of a thread without a product, before ptxas runs out of registers: sums of its pixels, and elements of the
+filter."""
 MOST_WITH_TAPS, WIDE_VECTOR = 132, 8
 """Sums of pixels and of taps together; channels of a vector that leave little room beside them."""
 MOST_READ = 112
@@ -39,7 +40,7 @@ _ALWAYS_DOUBLE = ("compv4", "comp_async")
 
 
 def _sizes_known(config: ConvConfig, arch: ArchSpec) -> bool:
-    """Whether this is a product of a GPU whose sizes can be looked at."""
+    """True if this is a product of a GPU whose sizes can be looked at."""
     return arch.kind != "cpu" and config.is_matrix and config.pipeline in arch.pipelines and is_positive(config)
 
 
@@ -146,7 +147,7 @@ def direct_tile(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
 
 
 def _crowded(config: ConvConfig) -> bool:
-    """Whether a step spills: by its sums; by the line of the image that they meet; for the gradient of the weights by
+    """True if a step spills: by its sums; by the line of the image that they meet; for the gradient of the weights by
     the sums of all taps beside them; and with a stride, where rows of pixels share no row of the image.
     """
     width, weights = max(config.vector_sizes[0], 1), config.direction is Direction.BACKWARD_WEIGHT
@@ -290,7 +291,7 @@ def block_per_cu(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
 
 
 def deduced_blocks(config: ConvConfig) -> int:
-    """What the seeds print for 0: one where shared memory is double buffered, else two."""
+    """Workgroups that 0 stands for: one where shared memory is double buffered, else two."""
     double = config.pipeline in _ALWAYS_DOUBLE or config.double_smem_buffer.value == "on"
     return 1 if double else 2
 

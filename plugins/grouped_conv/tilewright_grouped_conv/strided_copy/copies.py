@@ -43,11 +43,11 @@ class Lowered:
 
     transform: Transform
     sizes: Sizes
-    """Of the copy."""
+    """Sizes of the copy."""
     kept: Sizes
-    """Of the tensor: what is beyond is zero in the copy, and not copied back."""
+    """Sizes of the tensor: elements beyond are zero in the copy, and not copied back."""
     strides: Sizes
-    """Of the tensor."""
+    """Strides of the tensor."""
     copy_strides: Sizes
     is_output: bool
 

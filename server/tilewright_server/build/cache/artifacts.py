@@ -51,7 +51,7 @@ def artifact_key(unit: SourceUnit, arch: ArchSpec, toolchain: Toolchain) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ArtifactMeta:
-    """What an entry says of itself."""
+    """Metadata of an entry."""
 
     key: str
     name: str
@@ -93,7 +93,7 @@ class ArtifactMeta:
 
 
 def _fits(value: Any, kind: str) -> bool:
-    """Whether a value of JSON is one of a field that is annotated so."""
+    """True if a value of JSON is one of a field that is annotated so."""
     if kind == "tuple[str, ...]":
         return isinstance(value, list) and all(isinstance(item, str) for item in value)
     if kind == "dict[str, str]":
@@ -103,7 +103,7 @@ def _fits(value: Any, kind: str) -> bool:
 
 
 def _is_plain(name: str) -> bool:
-    """Whether it names a file in a folder."""
+    """True if it names a file in a folder."""
     return name not in ("", ".", "..") and "/" not in name and "\0" not in name
 
 
@@ -171,7 +171,7 @@ class ArtifactCache:
         return self.objects / key[:2] / key
 
     def contains(self, key: str) -> bool:
-        """Whether there is an entry, unverified."""
+        """True if there is an entry, unverified."""
         return (self.entry(key) / META).exists()
 
     def get(self, key: str) -> Artifact | None:
@@ -285,7 +285,7 @@ class ArtifactCache:
         lock.close()
 
     def is_building(self, key: str) -> bool:
-        """Whether some process holds the build lock of ``key``."""
+        """True if some process holds the build lock of ``key``."""
         path = self._locks / key
         if not path.exists():
             return False

@@ -22,7 +22,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def is_full(error: OSError) -> bool:
-    """Whether the disk, a quota or a file size limit was the reason."""
+    """True if the disk, a quota or a file size limit was the reason."""
     return error.errno in _FULL
 
 

@@ -1,4 +1,4 @@
-"""What people do to a cache: list, verify, prune, export, import."""
+"""Maintenance of a cache: list, verify, prune, export, import."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MAX_ENTRY = 256 << 20
 _MAX_MEMBERS = 8
 """Source, binary, log and record, and some that later versions may add."""
 _DAMAGED = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError)
-"""What reading an archive raises that is cut off or damaged, besides an ``OSError`` without a number."""
+"""Errors of reading an archive that is cut off or damaged, besides an ``OSError`` without a number."""
 _GRACE_S = 5.0
 _RESCAN_EVERY = 64
 

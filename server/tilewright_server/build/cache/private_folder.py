@@ -1,4 +1,4 @@
-"""Whether a directory is ours alone: what lies in the cache is code that the server will run."""
+"""True if a directory is ours alone: what lies in the cache is code that the server will run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an AMD code object says of itself: its target and, for each kernel, what it takes. Reads ELF; needs no tool."""
+"""Metadata of an AMD code object: its target and the resources of each kernel. Reads ELF; needs no tool."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def digest(*paths: Path) -> str:
 
 
 def answer_of(argv: Sequence[str]) -> str | None:
-    """What a program prints; None if it does not end well."""
+    """Output of a program; None if it does not end well."""
     env = {"PATH": f"{Path(argv[0]).parent}:/usr/bin:/bin", "LC_ALL": "C", "HOME": "/nonexistent"}
     try:
         answer = subprocess.run(
@@ -69,7 +69,7 @@ def _first_line(argv: Sequence[str]) -> str | None:
 
 
 def have_module(name: str) -> bool:
-    """Whether a module of a package that need not be there is there. Imports its parents only."""
+    """True if a module of a package that need not be there is there. Imports its parents only."""
     try:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:
@@ -93,7 +93,7 @@ def zig_binary() -> tuple[Path, str] | None:
 
 
 def environment(binary: Path, workdir: Path) -> dict[str, str]:
-    """What a compiler sees of the environment."""
+    """Environment of a compiler."""
     path = os.pathsep.join((str(binary.parent), "/usr/local/bin", "/usr/bin", "/bin"))
     return {"PATH": path, "LC_ALL": "C", "TMPDIR": str(workdir)}
 

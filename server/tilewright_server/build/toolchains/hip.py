@@ -151,7 +151,7 @@ def unbundled(image: bytes, gpu_arch: str) -> bytes:
 
 
 def resource_line(kernel: KernelFacts) -> str:
-    """What a kernel takes, in the form in which the log has it for every compiler."""
+    """Resources of a kernel, in the form in which the log has it for every compiler."""
     return (
         f"resources of {kernel.name}: {kernel.vgprs} VGPRs ({kernel.agprs} of them AGPRs), {kernel.sgprs} SGPRs,"
         f" {kernel.lds_bytes} bytes of static LDS, {kernel.scratch_bytes} bytes of scratch,"
@@ -160,7 +160,7 @@ def resource_line(kernel: KernelFacts) -> str:
 
 
 def _checked(unit: SourceUnit, arch: ArchSpec, image: bytes, log: str) -> CodeObject:
-    """What the image says of itself, if it is for ``arch``."""
+    """Metadata of the image, if it is for ``arch``."""
     try:
         code = read_code_object(image)
     except InvalidArgumentError as error:

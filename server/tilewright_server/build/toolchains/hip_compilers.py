@@ -44,7 +44,7 @@ class HipCompiler(InstalledCompiler):
 
     family: Literal["hiprtc", "clang", "zig"]
     release: int = 0
-    """Of clang; 0 if it is not known."""
+    """Release of clang; 0 if it is not known."""
     tuning: tuple[str, ...] = ()
     """Options that make it faster, beside those that every compiler is given."""
 

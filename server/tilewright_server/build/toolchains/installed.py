@@ -28,7 +28,7 @@ class InstalledCompiler:
 
     @property
     def current(self) -> bool:
-        """Whether it is still the file that was found."""
+        """True if it is still the file that was found."""
         return file_stamp(self.binary) == self.stamp
 
 
@@ -36,7 +36,7 @@ Found = TypeVar("Found", bound=InstalledCompiler)
 
 
 class InstalledToolchain(ABC, Generic[Found]):
-    """What such toolchains share. Thread-safe.
+    """Base of such toolchains. Thread-safe.
 
     What was found is kept until its file changes; what was not found is looked for again at every use, so that an
     installation is noticed.

@@ -36,7 +36,7 @@ _SHARED = re.compile(r"(\d+) bytes smem")
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What one function of a binary takes, as ptxas says: registers of a thread, and bytes."""
+    """Resources of one function of a binary, as ptxas says: registers of a thread, and bytes."""
 
     function: str
     registers: int = 0
@@ -48,7 +48,7 @@ class Resources:
 
 
 def resources_of(log: str) -> tuple[Resources, ...]:
-    """What ``ptxas -v`` says in a compiler's log, by function."""
+    """Resources that ``ptxas -v`` reports in a compiler's log, by function."""
     found: list[Resources] = []
     name, stack, spills = "", 0, 0
     for line in log.splitlines():

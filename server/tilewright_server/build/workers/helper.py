@@ -41,7 +41,7 @@ class HelperEndedError(Exception):
         self.code = code
         self.log = log
         self.started = started
-        """Whether it had begun with the request; if not, another helper may be asked."""
+        """True if it had begun with the request; if not, another helper may be asked."""
 
 
 class Helper:

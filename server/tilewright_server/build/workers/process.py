@@ -23,7 +23,7 @@ _POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a compiler may use."""
+    """Limits of a compiler."""
 
     timeout_s: float = 120.0
     memory_bytes: int = 4 << 30

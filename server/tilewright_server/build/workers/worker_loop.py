@@ -34,7 +34,7 @@ _LOG_PART = 64 * 1024
 
 
 class Compiler(Protocol):
-    """What a worker's module brings."""
+    """Interface of a worker's compiler module."""
 
     def identity(self) -> Mapping[str, Any]:
         """The answer to ``identity``, as ``found`` makes it. May raise anything, which means missing."""

@@ -28,7 +28,7 @@ _SYSTEM = Path("/")
 
 
 def has_driver(root: Path = _SYSTEM) -> bool:
-    """Whether the machine shows a device node or the driver's library: only then is it worth asking."""
+    """True if the machine shows a device node or the driver's library: only then is it worth asking."""
     return any((root / path).exists() for path in (*_NODES, *_LIBRARIES))
 
 
@@ -42,7 +42,7 @@ def find(kind: str = "cuda", root: Path = _SYSTEM, command: Sequence[str] = ()) 
 
 
 def parse(record: Mapping[str, Any], kind: str = "cuda", node: bool = True) -> Discovery:
-    """What the probe's answer means. ``node``: whether there is a device node."""
+    """Discovery from the probe's answer. ``node``: whether there is a device node."""
     reason = str(record.get("reason", ""))
     match record.get("error"):
         case "library":

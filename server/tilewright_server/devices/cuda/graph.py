@@ -37,7 +37,7 @@ class CudaGraph(ProgramGraph):
         return graph
 
     def _params(self, bound: BoundLaunch) -> tuple[Any, ...]:
-        """Of the stages, as nodes; made when they are first asked for."""
+        """Parameters of the stages as nodes; made when they are first asked for."""
         if bound.nodes is None:
             api = self._driver.api.raw
             bound.nodes = tuple(

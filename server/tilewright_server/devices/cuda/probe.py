@@ -51,7 +51,7 @@ def _check(library: Any, status: int) -> None:
 
 
 def probe(library: Any) -> dict[str, Any]:
-    """What the driver says. Raises ``ProbeError``, or ``AttributeError`` if it lacks a function."""
+    """Answers of the driver. Raises ``ProbeError``, or ``AttributeError`` if it lacks a function."""
     _check(library, library.cuInit(0))
     version, count = ctypes.c_int(), ctypes.c_int()
     _check(library, library.cuDriverGetVersion(ctypes.byref(version)))

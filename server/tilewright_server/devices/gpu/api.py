@@ -34,7 +34,7 @@ class GpuApi(Protocol):
         ...
 
     def end_stream(self, stream: Any) -> Answer:
-        """What is under way ends first, without being waited for."""
+        """Destroy a stream; work under way ends first, without a wait."""
         ...
 
     def query_stream(self, stream: Any) -> Answer: ...
@@ -72,7 +72,7 @@ class GpuApi(Protocol):
     # Graphs
 
     def begin_capture(self, stream: Any) -> Answer:
-        """What is put on the stream makes a graph from now on. Calls of other threads go on."""
+        """Begin a graph of everything that is put on the stream from now on. Calls of other threads go on."""
         ...
 
     def captured_node(self, stream: Any) -> Answer:
@@ -84,7 +84,7 @@ class GpuApi(Protocol):
         ...
 
     def instantiate(self, graph: Any) -> Answer:
-        """What can be launched of a graph. It does not need the graph any more."""
+        """Executable form of a graph. It does not need the graph any more."""
         ...
 
     @property
@@ -93,7 +93,7 @@ class GpuApi(Protocol):
         ...
 
     def end_executable(self, executable: Any) -> Answer:
-        """What is under way ends first, without being waited for."""
+        """Destroy an executable graph; work under way ends first, without a wait."""
         ...
 
     def end_graph(self, graph: Any) -> Answer: ...

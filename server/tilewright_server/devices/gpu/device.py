@@ -40,7 +40,7 @@ _QUIET_S = 2.0
 
 @dataclass(slots=True, eq=False)
 class _Owned:
-    """What ``Buffer.owner`` is: where the memory came from, and whether it was given back."""
+    """Owner of a ``Buffer``: where the memory came from, and whether it was given back."""
 
     source: str
     mapping: Mapping | None = None
@@ -292,7 +292,7 @@ class GpuDevice:
         driver.release(self._context)
 
     def _quiet(self, lanes: Sequence[Lane]) -> bool:
-        """Whether everything ends soon."""
+        """True if everything ends soon."""
         deadline = time.monotonic() + _QUIET_S
         try:
             self._driver.enter()

@@ -21,7 +21,8 @@ _LAST_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """What was found; where nothing was, ``problem`` says why and ``fix`` what to do. ``notes`` are of devices that
+    """Result of a search for devices; where nothing was, ``problem`` says why and ``fix`` what to do. ``notes`` are
+    of devices that
     differ from their arch's figures, ``left_out`` says why there are others that cannot be used, by id."""
 
     devices: tuple[DeviceInfo, ...] = ()
@@ -43,7 +44,7 @@ class Kind:
     info: Callable[[str, str, Mapping[str, Any], ArchSpec], DeviceInfo]
     """From its id, the kind's name, record and arch."""
     other_fix: str
-    """What who has another device can do."""
+    """Fix for owners of another device."""
     nothing: tuple[str, str]
     """Problem and fix where there is no device of a known arch."""
 
@@ -67,7 +68,7 @@ def sort_out(records: Sequence[Mapping[str, Any]], name: str, driver: int, kind:
 
 
 def ask(vendor: str, command: Sequence[str], parse: Callable[[Any], Discovery], look: str) -> Discovery:
-    """What ``parse`` makes of the JSON that ``command`` prints. ``look`` is what an operator may run instead."""
+    """Result of ``parse`` for the JSON that ``command`` prints. ``look`` is what an operator may run instead."""
     try:
         return parse(json.loads(_answer(command)))
     except subprocess.TimeoutExpired:
@@ -79,7 +80,7 @@ def ask(vendor: str, command: Sequence[str], parse: Callable[[Any], Discovery], 
 
 
 def _answer(argv: Sequence[str]) -> bytes:
-    """What the process prints. Raises ``OSError``, ``TimeoutExpired``."""
+    """Output of the process. Raises ``OSError``, ``TimeoutExpired``."""
     with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         try:
             return process.communicate(timeout=_TIMEOUT_S)[0]

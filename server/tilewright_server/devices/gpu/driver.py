@@ -106,7 +106,7 @@ class GpuDriver(ABC):
 
     @abstractmethod
     def config(self, function: Any, geometry: Geometry, stream: Any) -> Any:
-        """What ``calls`` wants to know of a launch on a stream."""
+        """Launch configuration on a stream, for ``calls``."""
 
     @abstractmethod
     def calls(
@@ -178,11 +178,11 @@ class GpuDriver(ABC):
         return not answer[0]
 
     def is_busy(self, answer: Answer) -> bool:
-        """Whether a query was answered that something is under way still."""
+        """True if a query was answered that something is under way still."""
         return bool(answer[0]) and answer[0].name == self.results.busy
 
     def _is_broken(self) -> bool:
-        """Whether a call that nothing is wrong with fails as well."""
+        """True if a call that nothing is wrong with fails as well."""
         if self._context is None:
             return False
         result, event = self.api.new_event(timing=True)

@@ -13,7 +13,7 @@ from tilewright_server.devices.gpu.driver import GpuDriver, GpuFunction, Image
 __all__ = ["MODULE_RULE", "GpuModule", "check_arguments", "check_parameters"]
 
 MODULE_RULE = "module_load"
-"""Of a binary that cannot be loaded; an image that knows more of the cause says so itself."""
+"""Rule for a binary that cannot be loaded; an image that knows more of the cause says so itself."""
 _SPARE = 64
 """Arguments come in multiples of so many bytes."""
 

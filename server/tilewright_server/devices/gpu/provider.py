@@ -28,7 +28,7 @@ class GpuProvider(ABC):
     install = ""
     """How to get them."""
     factory = ""
-    """What a worker calls to open a device: see ``WorkerSpec``."""
+    """Function that a worker calls to open a device: see ``WorkerSpec``."""
 
     def __init__(self) -> None:
         self._found: Discovery | None = None
@@ -47,7 +47,7 @@ class GpuProvider(ABC):
         """The driver's version in words."""
 
     def search(self) -> Discovery:
-        """What there is, or why there is nothing; the machine is asked once."""
+        """Devices that exist, or the reason why there are none; the machine is asked once."""
         with self._lock:
             if self._found is None:
                 self._found = self.find()
@@ -96,7 +96,7 @@ class GpuProvider(ABC):
 
     @cached_property
     def _missing(self) -> list[str]:
-        """What is wrong with the packages: as it was when devices were first searched for, which is not done again."""
+        """Faults of the packages: as it was when devices were first searched for, which is not done again."""
         absent = [name for name in self.packages if not _installed(name)]
         texts = [f"{' and '.join(absent)} not installed"] if absent else []
         for name, least in self.packages.items():

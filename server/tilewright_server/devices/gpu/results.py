@@ -1,4 +1,4 @@
-"""What drivers answer, as typed errors. Knows names of result codes only, so that it needs no driver."""
+"""Answers of drivers as typed errors. Knows names of result codes only, so that it needs no driver."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class Results:
     full: str
     """Out of memory."""
     busy: str
-    """What was asked about is under way still: no error."""
+    """Name of the result for work that is still under way: no error."""
     unknown: str
     """Says nothing: the device may be lost, or not."""
     missing: str
     """A binary has no such entry."""
     reasons: Mapping[str, str]
-    """What some of ``lost`` mean, in words."""
+    """Meaning of some of ``lost`` in words."""
     imports: Mapping[str, str]
     """Why memory of another process cannot be mapped: a name of ``sharing.CAUSES``."""
     rule: str
-    """Of refusals that are no common fault."""
+    """Rule of errors that are no common fault."""
     look: str
     """The vendor's tool that shows what the devices do."""
 

@@ -50,7 +50,7 @@ class GpuStream:
 
     @property
     def lane(self) -> Lane:
-        """What the launches run on."""
+        """Lane that the launches run on."""
         return self._lane
 
     @property

@@ -30,7 +30,7 @@ _GROUPS_FIX = "let the server's user into the groups that own /dev/kfd and /dev/
 
 
 def has_driver(root: Path = _SYSTEM) -> bool:
-    """Whether the machine shows the driver's device node or the runtime: only then is it worth asking."""
+    """True if the machine shows the driver's device node or the runtime: only then is it worth asking."""
     return any((root / path).exists() for path in (_NODE, *_LIBRARIES))
 
 
@@ -57,7 +57,7 @@ def find(kind: str = "hip", root: Path = _SYSTEM, command: Sequence[str] = ()) -
 
 
 def parse(record: Mapping[str, Any], kind: str = "hip", root: Path = _SYSTEM) -> Discovery:
-    """What the probe's answer means."""
+    """Discovery from the probe's answer."""
     reason = str(record.get("reason", ""))
     seen = seen_by_kernel(root)
     there = f"; the kernel's driver shows {', '.join(seen)}" if seen else ""
@@ -77,7 +77,7 @@ def parse(record: Mapping[str, Any], kind: str = "hip", root: Path = _SYSTEM) ->
 
 
 def _access_fix(root: Path) -> str:
-    """What stands between this process and the kernel's driver."""
+    """Fix for missing access to the kernel's driver."""
     node = root / _NODE
     if not node.exists():
         return f"there is no /dev/kfd: load the amdgpu kernel driver; in a container, {CONTAINER_FIX}"

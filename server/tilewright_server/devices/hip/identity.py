@@ -1,4 +1,4 @@
-"""What a device is called by every process of the machine."""
+"""Identity of a device in every process of the machine."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class HipImage:
 
 
 def check_code_object(data: bytes, arch: ArchSpec, gcn_arch_name: str) -> CodeObject:
-    """What is in a code object that the device can run.
+    """Content of a code object that the device can run.
 
     ``gcn_arch_name`` is for example ``gfx942:sramecc+:xnack-``. Raises ``DeviceError`` for anything else: the runtime
     would say less, or run a kernel whose waves have another size.

@@ -49,7 +49,7 @@ def _value(answer: tuple[Any, ...]) -> Any:
 
 
 def probe(raw: Any) -> dict[str, Any]:
-    """What the runtime says. Raises ``ProbeError``, ``RuntimeError`` if it is not there or lacks a function."""
+    """Answers of the runtime. Raises ``ProbeError``, ``RuntimeError`` if it is not there or lacks a function."""
     _value(raw.hipInit(0))
     driver = int(_value(raw.hipRuntimeGetVersion()))
     count = int(_value(raw.hipGetDeviceCount()))

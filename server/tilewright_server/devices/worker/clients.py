@@ -41,7 +41,7 @@ class WaitingStream(LastingStream, Protocol):
 
     @property
     def waits(self) -> bool:
-        """Whether an event of its client, for which a launch may be waiting, has not come. Never waits itself."""
+        """True if an event of its client, for which a launch may be waiting, has not come. Never waits itself."""
         ...
 
 
@@ -51,7 +51,7 @@ class Peer:
     def __init__(self, connection: socket.socket) -> None:
         self._fd = -1
         self.is_known = True
-        """Whether ``is_dead`` means anything."""
+        """True if ``is_dead`` means anything."""
         try:
             self._fd = _process_of(connection)
         except ProcessLookupError:  # dead already
@@ -103,12 +103,12 @@ class Client:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something of it is under way, or may be."""
+        """True if something of it is under way, or may be."""
         return self.is_connected or (isinstance(self.stream, LastingStream) and self.stream.is_busy)
 
     @property
     def waits(self) -> bool:
-        """Whether what is under way may be waiting for it."""
+        """True if what is under way may be waiting for it."""
         return not isinstance(self.stream, WaitingStream) or self.stream.waits
 
 

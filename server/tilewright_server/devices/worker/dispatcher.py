@@ -97,7 +97,7 @@ class Hosted:
         self._lock = threading.Lock()
 
     def describe(self) -> dict[str, Any]:
-        """What the device can do."""
+        """Abilities of the device."""
         device = self.device
         return {
             "lanes": device.lanes if isinstance(device, ProgramDevice) else 1,

@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 _FLAGS = WAIT | RECORD | TIME
 _ANSWERED = REPLY | TIME
 _NEVER = WAIT | TIME
-"""What would keep a thread of this process waiting for another process."""
+"""Flags that would keep a thread of this process waiting for another process."""
 _PACKET_BYTES = MAX_FRAMES * HEADER_BYTES
 _RECEIVED_BYTES = _PACKET_BYTES + 1
 """One more than the longest packet, so that a longer one shows."""
@@ -116,16 +116,16 @@ class LaunchLoop:
         self._lost = lost
         self._bindings: dict[int, tuple[Program, tuple[int, ...]]] = {}
         self._ready: dict[int, Callable[[int, int], int]] = {}
-        """Of bindings that were launched, with the workspace of now."""
+        """Launchers of bindings that were launched, with the workspace of now."""
         self._workspace = 0
         self._finish = stream.finish if isinstance(stream, ReadyStream) else None
         self._follows = False
-        """Whether the last packet came soon after the one before."""
+        """True if the last packet came soon after the one before."""
         self._closed = False
 
     @property
     def is_synchronous(self) -> bool:
-        """Whether nothing runs any more when a launch returns."""
+        """True if nothing runs any more when a launch returns."""
         return isinstance(self._stream, SynchronousStream)
 
     @property

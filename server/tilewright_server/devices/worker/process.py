@@ -44,7 +44,7 @@ ANSWER_S = 120.0
 """How long it may take over a request. A kernel that runs for longer is taken to hang, and ended with its process."""
 
 _OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ENOSPC, errno.ETOOMANYREFS})
-"""What this process is short of, not the worker's fault."""
+"""Errors of this process, which is short of something; no fault of the worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +235,7 @@ class WorkerProcess(Lifetime):
     # Requests
 
     def gone(self, what: str = "") -> DeviceLostError:
-        """What is raised for everything that belonged to it."""
+        """Error for everything that belonged to it."""
         self.lost = True
         reason = what or "the device was lost while this was under way: a kernel failed on it, or its process ended"
         return DeviceLostError(reason, device=self.info.id)

@@ -1,4 +1,4 @@
-"""Whether an output would be written over an operand that is still to be read, or over another output."""
+"""True if an output would be written over an operand that is still to be read, or over another output."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class OverlapCheck:
                 active.append(place)
 
     def _covers(self, other: int, place: int, addresses: Sequence[int]) -> bool:
-        """Whether an input that is remembered already stands for this one: the same bytes."""
+        """True if an input that is remembered already stands for this one: the same bytes."""
         return (
             not self._is_output(other)
             and addresses[other] == addresses[place]
@@ -100,7 +100,7 @@ class OverlapCheck:
 
 
 def _share(first: TensorDesc, first_address: int, second: TensorDesc, second_address: int) -> bool:
-    """Whether two tensors have a byte in common; True if that is too hard to tell."""
+    """True if two tensors have a byte in common; True if that is too hard to tell."""
     if first.packing or second.packing:
         return True
     try:

@@ -27,7 +27,7 @@ _OPERAND_BYTES = 700
 _ARGUMENT_FACTOR = 12
 """The described arguments are that much larger than the packed ones."""
 _FOREVER = Lifetime()
-"""Of programs whose device cannot be lost before the server's end."""
+"""Lifetime of programs whose device cannot be lost before the server's end."""
 
 
 class PlanExecutor(Protocol):
@@ -49,7 +49,8 @@ class PlanExecutor(Protocol):
 
 
 class Prepared:
-    """What ``Engine.execute`` needs besides addresses. Shared by all sessions; never changes, but for ``successor``."""
+    """A plan that ``Engine.execute`` runs with addresses. Shared by all sessions; never changes, but for
+    ``successor``."""
 
     __slots__ = (
         "_aligned",
@@ -103,14 +104,14 @@ class Prepared:
         self.is_fallback = is_fallback
         """A better kernel is being built; executions of this very object use it as soon as it is there."""
         self.successor: Prepared | None = None
-        """What is run in its place: a better kernel, or the same on a device that was lost and opened again."""
+        """Plan that is run in its place: a better kernel, or the same on a device that was lost and opened again."""
         self.program = program
         self.executor = executor
         self.weight = program.weight if program is not None else 0
         self.operation_counters = operation_counters
         self.kernel_counters = tuple(kernel_counters)
         self.values = values
-        """Of operands whose content must make sense; None: the operation asks for no check."""
+        """Check of operands whose content must make sense; None: the operation asks for no check."""
         self.uses = tuple(uses)
         """Keeps the kernels loaded."""
         self.life: Lifetime = getattr(program, "life", _FOREVER)
@@ -135,7 +136,7 @@ class Prepared:
 
     @property
     def lost(self) -> bool:
-        """Whether its device was lost: it cannot be run any more."""
+        """True if its device was lost: it cannot be run any more."""
         return self.life.lost
 
     def check(self, addresses: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""What integer operands hold, looked at before every launch, for operations that ask for it.
+"""Checks of the content of integer operands before every launch, for operations that ask for it.
 
 Sizes are settled when a plan is made; lengths of sequences and numbers of pages are data, and may be wrong each time.
 """

@@ -1,4 +1,4 @@
-"""What kernels there are: the sets that operations declare, and whether each kernel is built."""
+"""The catalog of kernels: the sets that operations declare, and whether each kernel is built."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class KernelDetail:
     source: str
     """Empty if this arch has no template yet."""
     log: str
-    """What the compiler said; empty if the kernel is not built here."""
+    """Log of the compiler; empty if the kernel is not built here."""
 
 
 class KernelCatalog:
@@ -147,7 +147,7 @@ class KernelCatalog:
         return self._store.source(config, arch).text
 
     def export(self, operation: str = "", kernel_set: str = "", arch: str = "", pattern: str = "") -> Mapping[str, Any]:
-        """What matches, as the registry's JSON document."""
+        """Matching kernels as the registry's JSON document."""
         spec = self.arch(arch)
         registry = Registry("tilewright")
         registry.register_set(self._select(operation, kernel_set, spec, pattern), spec, origin="declared")

@@ -108,7 +108,7 @@ class KernelStore:
         return Unit(source, self._pool.key(source, arch))
 
     def is_ready(self, device: str, unit: Unit) -> bool:
-        """Whether the kernel can run without a build."""
+        """True if the kernel can run without a build."""
         return (device, unit.key) in self._modules or self._cache.contains(unit.key)
 
     def is_built(self, unit: Unit) -> bool:

@@ -112,7 +112,7 @@ class Assembler:
         )
 
     def revive(self, prepared: Prepared, call: Call) -> Prepared:
-        """What is run in place of a plan whose device was lost: the same, on the device that is opened anew.
+        """The plan that is run in place of one whose device was lost: the same, on the device that is opened anew.
 
         Raises what opening it raises, and what ``assemble`` does.
         """

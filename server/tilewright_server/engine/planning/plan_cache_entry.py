@@ -1,4 +1,4 @@
-"""What the planner remembers of one problem."""
+"""The planner's entry of one problem."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Choice:
 
 
 class Entry:
-    """What is known of one problem on one device under one selection.
+    """Results of planning one problem on one device under one selection.
 
     ``lock`` guards the fields and is held for moments only, ``assembling`` is held while kernels are loaded (and built
     once more, if they have vanished). The second is never asked for with the first in hand.
@@ -57,7 +57,7 @@ class Entry:
         self.ranked: Sequence[Ranked] = ()
         """Empty again once ``best`` is there: then nobody asks."""
         self.plan: ExecutionPlan | None = None
-        """Of the best-ranked kernel."""
+        """Plan of the best-ranked kernel."""
         self.best: Prepared | None = None
         self.fallback: Prepared | None = None
         self.upgrading = False
@@ -67,7 +67,7 @@ class Entry:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it was made for a device that was lost since."""
+        """True if it was made for a device that was lost since."""
         plans = (self.best, self.fallback)
         return any(prepared is not None and prepared.current.lost for prepared in plans)
 

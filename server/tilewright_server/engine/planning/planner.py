@@ -240,7 +240,7 @@ class Planner:
                     raise
 
     def _passed_over(self, entry: Entry, choice: Choice, error: TilewrightError | None) -> bool:
-        """Whether to go on, with the next kernel of the ranking, since this one does not fit the machine; not if there
+        """True if to go on, with the next kernel of the ranking, since this one does not fit the machine; not if there
         is none, or too many did not fit.
         """
         if error is None or error.rule not in _DOES_NOT_FIT:
@@ -284,7 +284,7 @@ class Planner:
         return best
 
     def _make_room(self) -> None:
-        """What is only remembered must not keep more kernels loaded than may be."""
+        """Drop entries that keep more kernels loaded than may be."""
         for _ in range(_DROPPED_AT_ONCE):
             if not self._kernels.trim():
                 return

@@ -44,7 +44,7 @@ class Quarantine:
         return refused
 
     def holds(self, device: str, kernel: str) -> bool:
-        """Whether the kernel is refused on the device."""
+        """True if the kernel is refused on the device."""
         if not self._blamed:
             return False
         blame, until = self._blamed.get((device, kernel), (0.0, 0.0))

@@ -40,7 +40,7 @@ class Row:
     kernel: str
     seconds: float
     numpy_seconds: float
-    """Of the same in NumPy; 0 where NumPy has nothing alike."""
+    """Seconds of the same in NumPy; 0 where NumPy has nothing alike."""
     flops: int
     check: Check
 

@@ -14,7 +14,7 @@ __all__ = ["check_words", "signature_of"]
 
 
 def signature_of(parameters: Iterable[Parameter], panel: str | None = None) -> list[inspect.Parameter]:
-    """What a function takes that is called with the values of ``parameters``; ``panel`` heads them in help texts."""
+    """Parameters of a function that is called with the values of ``parameters``; ``panel`` heads them in help texts."""
     return [_parameter(item, panel) for item in parameters]
 
 

@@ -159,7 +159,7 @@ def sweep(problems: Problems, given: Mapping[str, Any]) -> None:
 
 
 def _setup(cache_dir: Path | None, database: Path | None, workers: int, modules: list[str]) -> tuple[Setup, Path]:
-    """What both processes share, from the server's own settings; and the database."""
+    """Setup of both processes, from the server's own settings; and the database."""
     from tilewright_server import settings
     from tilewright_tools.tuning.measure.setup import Setup
 

@@ -1,4 +1,4 @@
-"""What the command line takes from the environment."""
+"""Settings of the command line from the environment."""
 
 from __future__ import annotations
 

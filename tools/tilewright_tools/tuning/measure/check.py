@@ -1,4 +1,4 @@
-"""Whether a kernel's output is right, fast enough to ask it of every kernel of a sweep.
+"""True if a kernel's output is right, fast enough to ask it of every kernel of a sweep.
 
 A small problem is compared with the operation's float64 reference in every element. Of a large one the reference is
 made for some parts (rows and columns of a product, channels and images of a convolution, first and last among them),

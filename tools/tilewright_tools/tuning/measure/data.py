@@ -1,4 +1,4 @@
-"""What operands hold: random numbers, laid out as the problem says."""
+"""Content of operands: random numbers, laid out as the problem says."""
 
 from __future__ import annotations
 

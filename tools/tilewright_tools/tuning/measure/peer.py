@@ -60,7 +60,7 @@ def time_peer(
 
 
 def _is_for(torch: Any, kind: str) -> bool:
-    """Whether it was made for that kind of GPU, and finds one."""
+    """True if it was made for that kind of GPU, and finds one."""
     return bool(torch.cuda.is_available()) and getattr(torch.version, kind, None) is not None
 
 

@@ -1,4 +1,4 @@
-"""What both processes of a sweep must agree on: the cache, the plugins and the options of devices."""
+"""Setup of both processes of a sweep: the cache, the plugins and the options of devices."""
 
 from __future__ import annotations
 

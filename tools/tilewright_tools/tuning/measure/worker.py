@@ -140,7 +140,7 @@ def _end_with_parent() -> None:
 
 
 def _private_output() -> TextIO:
-    """What was standard output, for replies alone: whatever libraries print goes to standard error."""
+    """The former standard output, for replies alone: output of libraries goes to standard error."""
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
     return replies

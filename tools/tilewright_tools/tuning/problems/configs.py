@@ -93,7 +93,7 @@ def cross(
 
 
 def _signatures(candidates: Sequence[KernelConfig]) -> list[dict[str, Any]]:
-    """What kernels must compute, as the candidates do; what planners choose stays as declared."""
+    """Signatures of the candidates; fields that planners choose stay as declared."""
     found: dict[str, dict[str, Any]] = {}
     for config in candidates:
         signature = {name: getattr(config, name) for name in config.signature_fields if name not in PLANNED}

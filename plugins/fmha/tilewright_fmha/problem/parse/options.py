@@ -1,4 +1,4 @@
-"""What a request adds to plain attention: a bias, slopes, learned sinks, factors of fp8 operands, random seeds."""
+"""Parts of a request beyond plain attention: a bias, slopes, learned sinks, factors of fp8 operands, random seeds."""
 
 from __future__ import annotations
 

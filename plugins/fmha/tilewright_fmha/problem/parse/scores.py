@@ -1,4 +1,4 @@
-"""What forward and backward read alike: the fields of a problem that say how its scores are made."""
+"""Fields that forward and backward read alike: the fields of a problem that say how its scores are made."""
 
 from __future__ import annotations
 

@@ -30,13 +30,13 @@ class CapturedGraph:
         stream = check(api.new_stream(), "a stream")
         try:
             self.nodes = self._capture(stages, bound, stream)
-            """What the driver calls each of the launches; None where it does not say."""
+            """Handles of the launches in the driver; None where it does not say."""
             self._graph = check(api.end_capture(stream), "a graph")
         finally:
             driver.quietly(api.end_stream(stream))
         try:
             self.handle = check(api.instantiate(self._graph), "a graph")
-            """What the driver launches."""
+            """Handle that the driver launches."""
         except BaseException:
             driver.quietly(api.end_graph(self._graph))
             raise
@@ -145,7 +145,7 @@ class BindingGraphs(ProgramGraph):
     def __init__(self, driver: GpuDriver, stages: Sequence[Stage], stream: Any) -> None:
         super().__init__(driver, stages, stream)
         self._graphs: dict[BoundLaunch, CapturedGraph | None] = {}
-        """Of every binding that was launched."""
+        """Graphs of every binding that was launched."""
         self._made = 0
 
     def _graph_of(self, bound: BoundLaunch, again: bool) -> CapturedGraph | None:

@@ -24,7 +24,7 @@ class Stage:
         self.geometry = geometry
 
     def config(self, driver: GpuDriver, stream: Any) -> Any:
-        """What the driver wants to know of its launches on a stream."""
+        """Launch configuration on a stream."""
         return driver.config(self.function, self.geometry, stream)
 
 

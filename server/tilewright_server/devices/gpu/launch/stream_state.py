@@ -63,7 +63,7 @@ class Lane:
         self.host_synchronisations = 0
         """How often a host thread has waited for this stream."""
         self.is_clients = False
-        """Whether it is for launches that nobody waits for, unless the client asks for it."""
+        """True if it is for launches that nobody waits for, unless the client asks for it."""
         self._memory = memory
         self._limit = limit
         self._on_close = closed
@@ -149,7 +149,7 @@ class Lane:
 
     @property
     def is_idle(self) -> bool:
-        """Whether everything that was launched has ended, or nothing can end any more."""
+        """True if everything that was launched has ended, or nothing can end any more."""
         return not self.driver.is_busy(self.driver.api.query_stream(self.stream))
 
     def synchronize(self) -> None:

@@ -54,14 +54,14 @@ class Graveyard:
             self._streams = [item for item in self._streams if item is not stream]
 
     def is_busy(self, stream: Any) -> bool:
-        """Whether launches of a stream are under way; not any more once it was removed."""
+        """True if launches of a stream are under way; not any more once it was removed."""
         with self._lock:
             if not any(item is stream for item in self._streams):
                 return False
             return self._driver.is_busy(self._driver.api.query_stream(stream))
 
     def has_come(self, stream: Any, events: Iterable[Any]) -> bool:
-        """Whether all of a stream's events have been passed; they may be destroyed only after ``remove``."""
+        """True if all of a stream's events have been passed; they may be destroyed only after ``remove``."""
         with self._lock:
             if not any(item is stream for item in self._streams):
                 return True
@@ -127,7 +127,7 @@ class Graveyard:
         return None
 
     def _passed(self, marks: list[Any]) -> bool:
-        """Whether all are behind us; those that are, are removed. Lock held."""
+        """True if all are behind us; those that are, are removed. Lock held."""
         api = self._driver.api
         left = []
         for mark in marks:

@@ -222,7 +222,7 @@ class Importer:
         return self._mapping(handle, opened, unmap)
 
     def _mapping(self, handle: MemoryHandle, opened: int, unmap: Callable[[], None]) -> Mapping:
-        """Of the whole allocation at an address that was opened."""
+        """Mapping of the whole allocation at an address that was opened."""
         driver = self._driver
         try:
             self._require_device(opened)

@@ -1,4 +1,4 @@
-"""What the server and a worker say to each other: packets over AF_UNIX SOCK_SEQPACKET, JSON or structs, descriptors
+"""Packets between the server and a worker: packets over AF_UNIX SOCK_SEQPACKET, JSON or structs, descriptors
 beside them. Nothing that is unpickled, nothing that grows without bound.
 
 A packet begins with the header of ``frames``. Payloads that are too long for a packet travel in a memory file whose
@@ -30,7 +30,7 @@ PACKET_BYTES = 32 << 10
 SPILLED_BYTES = 256 << 20
 """Longest payload of all."""
 MAX_DESCRIPTORS = MAX_PARTS + 1
-"""Of one packet: one may be of its payload."""
+"""Descriptors of one packet: one may be of its payload."""
 FAILED, SPILLED = 1, 2
 """Flags: the payload is an error; the payload is in a memory file."""
 
@@ -59,7 +59,7 @@ class Op(IntEnum):
 
 @dataclass(slots=True)
 class Packet:
-    """What was received. Whoever receives it closes ``fds``."""
+    """A received packet. Whoever receives it closes ``fds``."""
 
     kind: int
     flags: int

@@ -30,7 +30,7 @@ _CHIP = ("units", "clock_mhz", "memory_bytes_per_second")
 
 
 def info_record(info: DeviceInfo) -> dict[str, Any]:
-    """What ``info_from`` needs. Of the architecture that is its id and what the machine itself has reported."""
+    """Record for ``info_from``. Of the architecture that is its id and what the machine itself has reported."""
     arch = info.arch
     return {
         "id": info.id,
