@@ -75,7 +75,7 @@ class Kernel:
     ndim: int
     config: Config
     slices: int = 1
-    """Of the reduction, where the kernel splits it."""
+    """Slices of the reduction, where the kernel splits it."""
 
     @property
     def label(self) -> str:

@@ -19,7 +19,7 @@ __all__ = ["COLUMN_SHAPES", "ROW_SHAPES", "WsShape", "im2col_algorithms"]
 _SIDE, _DEPTH_BYTES = 64, 32
 """Rows of an instruction, and the bytes along k that it takes."""
 _LEAST_CHANNELS = 16
-"""Of which a line of 64 is mostly zeros."""
+"""Channels of which a line of 64 is mostly zeros."""
 _LEAST_STEPS, _MOST_SLICES = 4, 132
 _FULL = 0.85
 """Part of the device from which on tiles of pixels need not be split."""
@@ -61,7 +61,7 @@ ROW_SHAPES = (
     WsShape((64, 128), (1, 1), True),
     WsShape((64, 64), (1, 1), True),
 )
-"""Of forward and the image's gradient, whose rows are pixels, the preferred first."""
+"""Tiles for forward and the image's gradient, whose rows are pixels, the preferred first."""
 
 COLUMN_SHAPES = (
     WsShape((128, 128), (2, 1)),
@@ -76,7 +76,7 @@ COLUMN_SHAPES = (
     WsShape((128, 64), (1, 1), True),
     WsShape((64, 64), (1, 1), True),
 )
-"""Of the weights' gradient, whose columns are taps and channels."""
+"""Tiles for the weights' gradient, whose columns are taps and channels."""
 
 
 def im2col_algorithms(problem: ConvProblem, device: DeviceInfo) -> Iterator[ConvConfig]:

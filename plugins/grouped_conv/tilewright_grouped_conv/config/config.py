@@ -32,7 +32,7 @@ DIRECT_PIPELINE = "direct"
 BULK_PIPELINE = "bulk"
 """Likewise: of merged groups whose tensors are moved by a copy engine."""
 IM2COL_PIPELINE = "ws"
-"""Of Hopper: producer waves gather pixels by the copy engine, through im2col maps."""
+"""Pipeline of Hopper: producer waves gather pixels by the copy engine, through im2col maps."""
 _ONE: Triple = (1, 1, 1)
 
 

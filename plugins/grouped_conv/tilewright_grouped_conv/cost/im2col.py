@@ -1,6 +1,6 @@
 """An estimate of the time of a kernel whose pixels a copy engine gathers, to rank kernels.
 
-Fitted to an H200's times of 49 dense layers (``bench/sm90_conv.py``): what it ranked first took 2 % longer than the
+Fitted to an H200's times of 33 dense layers (``bench/sm90_conv.py``): what it ranked first took 2 % longer than the
 best of 3 to 40 kernels in the geometric mean. Cycles are those of one unit.
 """
 
@@ -17,21 +17,21 @@ from tilewright_kit.types.arithmetic import ceil_div
 __all__ = ["im2col_parts"]
 
 _ROWS = 64
-"""Of one instruction, which reads its rows and all its columns from shared memory."""
+"""Rows of one instruction, which reads its rows and all its columns from shared memory."""
 _SHARED_BYTES_PER_CYCLE = 190.0
 _LOAD_BYTES_PER_CYCLE = 53.0
-"""Of a unit's operands, from the second-level cache."""
+"""Rate of a unit's operands, from the second-level cache."""
 _PRODUCT_SHARE = 0.91
 """Part of the stated rate that products reach."""
 _FILL_CYCLES = 3000.0
 """From a workgroup's start until the tensor cores are busy."""
 _STORE_CYCLES = 0.096
-"""Of an epilogue, per element of the tile."""
+"""Time of an epilogue, per element of the tile."""
 _LAUNCH_SECONDS = 2.1e-6
 _PART_BYTES_PER_CYCLE = 33.0
 """At which a wave that comes last reads the parts of its tile."""
 _PARTS_BYTES_PER_SECOND = 2.8e12
-"""Of all parts, which are written and read once."""
+"""Rate of all parts, which are written and read once."""
 _MEMORY_SHARE = 0.67
 
 

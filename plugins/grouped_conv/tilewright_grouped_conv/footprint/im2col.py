@@ -33,13 +33,13 @@ __all__ = [
 ]
 
 LINE_BYTES = 128
-"""Of a tile's row in shared memory: the channels that one copy takes of a pixel."""
+"""Size of a tile's row in shared memory: the channels that one copy takes of a pixel."""
 COPY_BYTES = 16
-"""What addresses and strides of a copy engine's tensors are multiples of."""
+"""Number of bytes that addresses and strides of a copy engine's tensors are multiples of."""
 _CORNERS = {1: (-(2**15), 2**15 - 1), 2: (-(2**7), 2**7 - 1), 3: (-(2**4), 2**4 - 1)}
 """Limits of a walk's corners by the number of spatial axes."""
 _OFFSET_BITS = {1: 16, 2: 8, 3: 5}
-"""Of a tap's distance from the first, likewise."""
+"""Bits of a tap's distance from the first, likewise."""
 _LONGEST_STEP = 8
 _LONGEST_STRIDE = 2**37
 """Elements: the engine's strides have 40 bits of bytes."""
@@ -190,5 +190,5 @@ def walk_axis(axis: Axis) -> tuple[int, int, int, int, int, int]:
 
 
 def row_stride(nbytes: int, count: int, line: int) -> int:
-    """Of ``count`` rows at ``nbytes``; a single row may claim any distance, so it claims one that the engine takes."""
+    """Stride of ``count`` rows at ``nbytes``; a single row's is one that the engine takes."""
     return nbytes if count > 1 else math.ceil(max(line, 1) / COPY_BYTES) * COPY_BYTES

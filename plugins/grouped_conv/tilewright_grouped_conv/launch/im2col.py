@@ -115,7 +115,7 @@ def _walk(problem: ConvProblem, phase: Phase, product: Product) -> tuple[I64, ..
 def _maps(
     problem: ConvProblem, phase: Phase, product: Product, config: ConvConfig, copies: BulkCopy
 ) -> tuple[TensorMap, TensorMap, TensorMap]:
-    """What the copy engine needs of A, B and C."""
+    """Layout that the copy engine needs of A, B and C."""
     tile_m, tile_n, tile_k = config.tile
     line = copies.swizzle_bytes // problem.dtype_in.bytes
     if config.direction is Direction.BACKWARD_WEIGHT:

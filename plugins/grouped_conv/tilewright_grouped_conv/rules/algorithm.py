@@ -27,15 +27,15 @@ Rule = Callable[[Any, ArchSpec], Iterable[Violation]]
 _ONE: Triple = (1, 1, 1)
 _NONE: Triple = (0, 0, 0)
 MOST_TAPS = 49
-"""Of a filter that is compiled in: its loops are unrolled."""
+"""Most taps of a filter that is compiled in: its loops are unrolled."""
 MOST_PIXELS = 64
-"""Of a step without a matrix instruction, which keeps a sum for each in registers."""
+"""Most pixels of a step without a matrix instruction, which keeps a sum for each in registers."""
 MOST_CHANNELS = 256
 LONGEST_STEP = 16
 """Strides and dilations that are compiled in."""
 _CONSTANTS = ("pixel_tile", "filter", "stride", "dilation")
 _PIPELINES = {"cpu": ("compv3",), "cuda": ("compv3", "compv4", IM2COL_PIPELINE), "hip": ("mem", "compv3", "compv4")}
-"""Of which there are templates that gather, by kind of device."""
+"""Pipelines of which there are templates that gather, by kind of device."""
 
 
 def offered_pipelines(arch: ArchSpec) -> tuple[str, ...]:
@@ -186,7 +186,7 @@ def explicit_gemm_pointwise(config: ConvConfig, arch: ArchSpec) -> Iterator[Viol
 
 
 def double_buffer(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """Whether shared memory is double buffered follows from the pipeline."""
+    """Double buffering of shared memory follows from the pipeline."""
     return buffering("double_smem_buffer", config.double_smem_buffer, config, arch)
 
 
@@ -276,7 +276,7 @@ def two_stage_excludes_stream_k(config: ConvConfig, arch: ArchSpec) -> Iterator[
 
 
 def cpu_defaults(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """What says nothing about a CPU's kernel has its default, so that equal kernels have equal names."""
+    """A field that says nothing about a CPU's kernel has its default, so that equal kernels have equal names."""
     if arch.kind != "cpu":
         return
     for name in (

@@ -29,7 +29,7 @@ _PORTABLE: dict[str, object] = {"pipeline": "compv4", "scheduler": "intrawave", 
 
 
 def _concerns(config: ConvConfig, arch: ArchSpec) -> bool:
-    """Whether this is such a kernel, of sizes that can be looked at."""
+    """True if this is such a kernel, of sizes that can be looked at."""
     return is_im2col(config) and is_specialised(config, arch) and is_positive(config)
 
 

@@ -27,7 +27,7 @@ _FETCHES = {0: "NONE", 64: "L2_64B", 128: "L2_128B", 256: "L2_256B"}
 
 
 def _describes(tensor_map: TensorMap) -> bool:
-    """Whether the parts of a map fit each other."""
+    """True if the parts of a map fit each other."""
     walk, rank = tensor_map.walk, len(tensor_map.sizes)
     if walk is None:
         return len(tensor_map.box) == rank
