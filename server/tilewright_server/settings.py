@@ -1,8 +1,9 @@
 """Every setting of the server, in one table. This is the only module that reads the environment.
 
-A setting comes, in rising order of precedence, from its default, the settings file (TOML), its environment variable
-and its flag. The fields of ``Settings`` are the table: the command line, the settings file and the documentation are
-generated from ``TABLE``.
+"A setting comes, in rising order of precedence, from its default, the settings file (TOML,",
+"`--config` or `TILEWRIGHT_CONFIG`), its environment variable, and its flag of `tilewright serve`. In",
+"the settings file its name is the first column. Generated from the table in",
+"`server/tilewright_server/settings.py`.",
 """
 
 from __future__ import annotations
