@@ -416,9 +416,10 @@ def reference_page() -> str:
     lines = [
         "# Settings",
         "",
-        "A setting comes, in rising order of precedence, from its default, the settings file (TOML, `--config` or",
-        "`TILEWRIGHT_CONFIG`), its environment variable, and its flag of `tilewright serve`. In the settings file",
-        "its name is the first column. Generated from the table in `server/tilewright_server/settings.py`.",
+        "A setting comes, in rising order of precedence, from its default, the settings file (TOML,",
+        "`--config` or `TILEWRIGHT_CONFIG`), its environment variable, and its flag of `tilewright serve`. In",
+        "the settings file its name is the first column. Generated from the table in",
+        "`server/tilewright_server/settings.py`.",
         "",
         "| setting | environment variable | flag | default | meaning |",
         "|---|---|---|---|---|",
