@@ -1,4 +1,4 @@
-"""`tilewright kernels generate --operation conv`: the seeds' options, from rule sets to single values."""
+"""`tilewright kernels generate --operation conv`: its options, from rule sets to single values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of AMD GPUs, the seeds' own among them: each says what is wrong, and what it asks for mends it."""
+"""Rules of AMD GPUs, each names the violation, and its fix corrects it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_gradients_leave_compv4_for_compv3(name: str) -> None:
 
 @pytest.mark.parametrize("name", (*CDNA_ARCHS, *RDNA_ARCHS))
 def test_single_elements_are_gathered_whatever_the_tile(name: str) -> None:
-    # The seeds' coverage of a wave is about vectors; a loop over elements has no such bound.
+    # The coverage of a wave is about vectors; a loop over elements has no such bound.
     arch = tilewright_arch.load(name)
     base = RULES.correct(HIP.replace(tile=(256, 128, 32)), arch).config
     assert RULES.check(base.replace(vector_sizes=(1, 1, 8)), arch) == ()

@@ -11,7 +11,7 @@ from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.config.config import BULK_PIPELINE, CONFIGS, ConvConfig
 from tilewright_grouped_conv.kernel_sets.generator import GENERATE_OPTIONS, generate_set, select_set
 from tilewright_grouped_conv.kernel_sets.sets import KERNEL_SETS, RULE_SETS
-from tilewright_grouped_conv.kernel_sets.tile_table import COMPV4_TILES, TILES, seed_fields
+from tilewright_grouped_conv.kernel_sets.tile_table import COMPV4_TILES, TILES, table_fields
 from tilewright_grouped_conv.plugin import ConvOperation
 from tilewright_grouped_conv.rules.rulebook import RULES
 from tilewright_grouped_conv.vocabulary import VARIANT_ALIASES, Direction, Kind, Specialization
@@ -27,7 +27,7 @@ TABLES_AND_RESOURCES = {
     "accumulators_fit_registers",
     "shared_memory",
 }
-"""Rules by which an arch differs from the one that the seeds' table was made for."""
+"""Rules by which an arch differs from the one that the default tile table was made for."""
 MI = tilewright_arch.load("gfx942")
 HOPPER = tilewright_arch.load("sm_90a")
 
@@ -59,7 +59,7 @@ def test_rule_sets_have_valid_kernels_with_names_of_their_own(arch: ArchSpec, di
     kernels = KERNEL_SETS[direction][name].expand(arch, RULES)
     assert len({config.name for config in kernels}) == len(kernels)
     assert all(RULES.allows(config, arch) for config in kernels)
-    # Waves of 32 have no row of the seeds' table.
+    # Waves of 32 have no row of the default tile table.
     assert kernels or (name == "profiler" and arch.kind == "hip" and arch.wave_size == 32)
 
 
@@ -87,12 +87,12 @@ def test_larger_sets_hold_the_smaller_ones(arch: ArchSpec) -> None:
         assert names["essential"] <= names["tests"]
 
 
-# ---- the seeds' table ----
+# ---- the default tile table ----
 
 
-def test_the_table_is_as_long_as_the_seeds_say() -> None:
+def test_the_table_has_all_of_its_rows() -> None:
     assert (len(TILES), len(COMPV4_TILES)) == (10, 6)
-    rows = {direction: list(seed_fields(direction)) for direction in Direction}
+    rows = {direction: list(table_fields(direction)) for direction in Direction}
     assert [len(rows[direction]) for direction in Direction] == [16, 20, 40]
     assert {row["pipeline"] for row in rows[Direction.FORWARD]} == {"compv3", "compv4"}
     assert {row["pipeline"] for row in rows[Direction.BACKWARD_DATA]} == {"compv3", "mem"}
@@ -100,7 +100,7 @@ def test_the_table_is_as_long_as_the_seeds_say() -> None:
 
 def test_rows_of_the_table_are_dropped_only_by_what_the_arch_lacks() -> None:
     for direction in Direction:
-        for fields in seed_fields(direction):
+        for fields in table_fields(direction):
             broken = {item.rule for item in RULES.check(CONFIGS[direction](**fields), MI)}
             assert broken <= TABLES_AND_RESOURCES, (fields, broken)
     kept = KERNEL_SETS[Direction.FORWARD]["profiler"].expand(MI, RULES)

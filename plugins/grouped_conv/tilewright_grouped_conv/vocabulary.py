@@ -41,7 +41,7 @@ VARIANT_ALIASES = {
     "2d_bwdw": "bwd_weight",
     "backward_weight": "bwd_weight",
 }
-"""Every spelling of a direction that the seeds take."""
+"""Spellings of a direction, and the direction."""
 
 
 class Kind(Word):

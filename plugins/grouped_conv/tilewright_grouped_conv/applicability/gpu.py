@@ -205,7 +205,7 @@ def _wrong_of_loops(problem: ConvProblem, config: ConvConfig) -> Iterator[tuple[
             yield item.operand, "its pixels do not lie at one distance"
 
 
-# ---- what nothing mends ----
+# ---- mismatches that copies do not remove ----
 
 
 def gpu_mismatches(problem: ConvProblem, config: ConvConfig) -> Iterator[Violation]:
@@ -225,7 +225,7 @@ def gpu_mismatches(problem: ConvProblem, config: ConvConfig) -> Iterator[Violati
             reason = f"addresses are multiples of {problem.alignment} bytes only"
             yield Violation("vectors", "vector_sizes", config.vector_sizes, reason)
     else:
-        # Of the image and the weights of forward kernels, channels are filled up.
+        # Forward kernels have the channels of the image and the weights filled up.
         limits = channel_vectors(problem)
         filled = padded_channels(problem, config) > 0
         for axis, operand in enumerate("AB"):

@@ -70,7 +70,7 @@ def needs_mapped_rows(problem: ConvProblem, config: ConvConfig, device: DeviceIn
     """True if rows of the result lie at several distances, once the needed copies are made."""
     view = _result(problem)
     if not config.is_matrix:
-        # Pixels are looked up one by one. What a GPU is told is whether it gets a table of products.
+        # Pixels are looked up one by one. On a GPU the flag says that the kernel gets a table of products.
         return view is problem.image and device.arch.kind != "cpu" and len(problem.phases(False)) > 1
     if view is None or config.channels_first:
         return False

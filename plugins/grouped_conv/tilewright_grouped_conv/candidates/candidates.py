@@ -1,4 +1,4 @@
-"""Which kernels could compute a problem, and why another cannot."""
+"""Candidates for a problem on any kind of device."""
 
 from __future__ import annotations
 

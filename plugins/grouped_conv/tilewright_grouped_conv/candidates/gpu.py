@@ -1,7 +1,7 @@
-"""Which kernels of a GPU are worth considering for a problem: few, and good.
+"""Candidates of a GPU for a problem, before the rules and the cost model.
 
 Shapes are those of ``gpu_shapes``; the problem decides how many elements an access has, and how often its reduction is
-cut. What a device has room for is the rules' business, which kernel is fastest the cost model's.
+cut. The rules drop kernels that exceed the device, the cost model ranks the others.
 """
 
 from __future__ import annotations

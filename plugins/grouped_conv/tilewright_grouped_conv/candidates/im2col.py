@@ -1,4 +1,4 @@
-"""Which kernels that gather pixels by the copy engine are worth considering for a problem."""
+"""Candidates that gather pixels by the copy engine, before the rules and the cost model."""
 
 from __future__ import annotations
 

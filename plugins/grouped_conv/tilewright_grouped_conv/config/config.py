@@ -231,7 +231,7 @@ class ConvConfig(TiledForms, PlainForms, KernelConfig):
 
     @property
     def variant(self) -> str:
-        """The seeds' name of the direction."""
+        """The direction in statistics and names of kernels."""
         return "forward" if self.direction is Direction.FORWARD else self.direction.value
 
     @property

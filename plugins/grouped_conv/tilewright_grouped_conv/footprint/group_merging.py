@@ -130,9 +130,9 @@ def merged_workgroups(phase: Phase, config: ConvConfig, images: int) -> int:
 
 
 def merged_shared_bytes(config: ConvConfig) -> int:
-    """Pixels of the image that a tile meets: twice, where one tile is copied while another is computed. Of the gradient
-    of the weights those of dy too, of as many tiles as are on their way beside the one; and what waves hand to one
-    another. Besides, weights that pass through it.
+    """Pixels of the image that a tile meets: twice, where one tile is copied while another is computed. The gradient of
+    the weights adds those of dy, of as many tiles as are on their way beside the one, and the sums that waves exchange.
+    Weights that pass through it come on top.
     """
     repeats, rows, run = _pixels(config)
     pixel = (_channels(config) // BLOCK_CHANNELS + 1) * 16

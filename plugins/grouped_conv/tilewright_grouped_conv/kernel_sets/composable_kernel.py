@@ -35,7 +35,8 @@ def is_foreign(record: Mapping[str, Any]) -> bool:
 
 
 def read_foreign(record: Mapping[str, Any]) -> ConvConfig:
-    """The configuration that a record means, valid or not. What the record leaves out has the value that it had there.
+    """The configuration that a record means, valid or not. Fields that the record leaves out have
+    Composable Kernel's defaults.
 
     Raises ``InvalidArgumentError`` for missing keys, unknown words and wrong types.
     """

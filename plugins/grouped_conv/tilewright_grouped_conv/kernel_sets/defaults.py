@@ -15,7 +15,7 @@ __all__ = ["default_config", "direction_of"]
 
 
 def direction_of(variant: str, field: str = "variant") -> Direction:
-    """The direction of any of the seeds' spellings. Raises ``InvalidArgumentError`` naming ``field``."""
+    """The direction of a spelling. Raises ``InvalidArgumentError`` naming ``field``."""
     if variant not in VARIANT_ALIASES:
         raise InvalidArgumentError(
             f"there is no variant {variant!r}",
@@ -28,8 +28,8 @@ def direction_of(variant: str, field: str = "variant") -> Direction:
 
 
 def default_config(variant: str, ndim: int, arch: ArchSpec, dtype: DType | str = DType.FP16) -> ConvConfig:
-    """A valid kernel: the seeds' values (``compv4``, for gradients ``compv3``; 2x2x1 waves; vectors of 4, 8 and 8),
-    mended for the arch; on CPUs its own preferred tile for one thread.
+    """A valid kernel: the usual values (``compv4``, for gradients ``compv3``; 2x2x1 waves; vectors of 4, 8 and 8),
+    corrected for the arch; on CPUs its own preferred tile for one thread.
 
     Raises ``ConfigInvalidError`` if the arch or the direction has no kernels of the type.
     """

@@ -1,4 +1,4 @@
-"""Generating many kernels at once: the options of the seeds' code generator, as a function."""
+"""Selection of many kernels by options: a rule set, or lists of values."""
 
 from __future__ import annotations
 

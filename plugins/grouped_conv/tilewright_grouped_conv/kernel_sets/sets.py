@@ -1,9 +1,9 @@
-"""Kernel sets of the three directions: what is worth having on every arch, and the seeds' rule sets.
+"""Kernel sets of the three directions.
 
 ``default``: examples of everything that candidates come from, at most some dozens for an arch. ``essential``: what is
 built and checked for every GPU. ``tiny``: one kernel. ``tests``: a few of each kind. ``full``: every shape with every
-type and dimension; ``full_tests``: the same with every access, epilogue and variant. ``profiler``: the seeds' default
-tile table.
+type and dimension; ``full_tests``: the same with every access, epilogue and variant. ``profiler``: the default
+tile table of AMD GPUs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tilewright_grouped_conv.config.config import CONFIGS, DIRECT_PIPELINE, Conv
 from tilewright_grouped_conv.kernel_sets.choices import first_offered, offered
 from tilewright_grouped_conv.kernel_sets.cuda import cuda_defaults, cuda_essential, cuda_full
 from tilewright_grouped_conv.kernel_sets.hip import hip_defaults, hip_essential, hip_full
-from tilewright_grouped_conv.kernel_sets.tile_table import seed_tiles
+from tilewright_grouped_conv.kernel_sets.tile_table import table_tiles
 from tilewright_grouped_conv.vocabulary import Direction, Scale, Specialization, layout_of
 from tilewright_kit.kernel_sets.declare import ANY, Declaration, KernelSet, declare
 from tilewright_kit.types.dtypes import DType
@@ -29,7 +29,7 @@ _CPUS = ("x86*", "aarch64*")
 _FLOATS = [DType.FP32, DType.FP16, DType.BF16]
 
 RULE_SETS = ("default", "full", "full-tests", "profiler", "tests", "tiny")
-"""As the seeds spell them; ours have underscores."""
+"""Names that the generator takes; those of sets have underscores."""
 
 
 def _cpu(config: type[ConvConfig], **fields: Any) -> Declaration[ConvConfig]:
@@ -92,15 +92,15 @@ def _sets(config: type[ConvConfig]) -> dict[str, KernelSet[ConvConfig]]:
     full = (*_cpu_full(config), *cuda_full(config), *hip_full(config))
     tiny = (*cuda_essential(config, tiny=True), *hip_essential(config, tiny=True), _cpu(config, dtype_in=DType.FP32))
     every: dict[str, tuple[str, Iterable[Declaration[ConvConfig]]]] = {
-        "default": ("What candidates come from, in every type, layout and variant", default),
+        "default": ("Sources of candidates, in every type, layout and variant", default),
         "essential": ("GPUs: every type, pipeline, epilogue and variant in the usual tiles", essential),
         "tiny": ("One kernel", tiny),
         "tests": ("A few kernels of each kind", (*_cpu_tests(config), *essential)),
         "full": ("Every shape, with every type and dimension", full),
         "full_tests": ("The same, and the default set", (*full, *default)),
         "profiler": (
-            "The seeds' default tile table, where valid",
-            (*seed_tiles(config), _cpu(config, dtype_in=_FLOATS)),
+            "The default tile table, where valid",
+            (*table_tiles(config), _cpu(config, dtype_in=_FLOATS)),
         ),
     }
     return {

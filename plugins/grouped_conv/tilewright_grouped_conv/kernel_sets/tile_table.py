@@ -1,6 +1,6 @@
-"""The default tile table of the system that Tilewright rebuilds, and its pairs of pipeline and variant.
+"""The default tile table of AMD GPUs, and its pairs of pipeline and variant.
 
-``TILES`` is stated as it was there; on archs whose tables lack a row's waves or warp tile the rules drop it.
+On archs whose tables lack a row's waves or warp tile the rules drop the row.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tilewright_kit.kernel_sets.declare import ANY, Declaration, declare
 from tilewright_kit.types.dtypes import DType
 from tilewright_kit.types.vocabulary import Epilogue
 
-__all__ = ["COMPV4_TILES", "TILES", "seed_fields", "seed_tiles"]
+__all__ = ["COMPV4_TILES", "TILES", "table_fields", "table_tiles"]
 
 TILES: tuple[tuple[Triple, Triple, Triple], ...] = (
     ((16, 64, 64), (1, 4, 1), (16, 16, 16)),
@@ -33,7 +33,7 @@ COMPV4_TILES = tuple(row for row in TILES if row[0][1] == 64 and row[1] != (8, 2
 """Those that ``compv4`` takes, with twice as much along k."""
 
 
-def seed_fields(direction: Direction) -> Iterator[dict[str, Any]]:
+def table_fields(direction: Direction) -> Iterator[dict[str, Any]]:
     """Fields of every kernel of the default rule set: ``compv3`` and ``compv4`` forward, ``compv3`` and ``mem`` for the
     gradients, those of the weights in one stage and in two.
     """
@@ -50,12 +50,12 @@ def seed_fields(direction: Direction) -> Iterator[dict[str, Any]]:
             yield {**fields, "two_stage": True}
 
 
-def seed_tiles(config: type[ConvConfig]) -> Iterator[Declaration[ConvConfig]]:
+def table_tiles(config: type[ConvConfig]) -> Iterator[Declaration[ConvConfig]]:
     """Declarations of the table, in half precision. CUDA devices have warp tiles and pipelines of their own, for the
     same tiles.
     """
     for dtype in (DType.FP16, DType.BF16):
-        for fields in seed_fields(config.direction):
+        for fields in table_fields(config.direction):
             yield declare(config, dtype_in=dtype, **fields).on("gfx*")
         for tile, wave, _ in TILES:
             shape: dict[str, Any] = {"tile": tile, "wave": wave, "warp_tile": ANY, "pipeline": ["compv3", "compv4"]}

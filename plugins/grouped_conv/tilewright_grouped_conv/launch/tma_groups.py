@@ -65,7 +65,7 @@ def _map(problem: ConvProblem, config: ConvConfig, view: ImageView, dtype: DType
     sizes = (geometry.c, width, height, geometry.n)
     strides: list[int] = []
     for length, step in zip(sizes[1:], (view.spatial[2], view.spatial[1], view.n), strict=True):
-        # Of what there is one, any distance does.
+        # A single element may have any distance.
         strides.append(step * size if length > 1 else max(strides[-1:] or [geometry.c * size]))
     return TensorMap(
         operand=view.operand,

@@ -1,7 +1,7 @@
 """From problem and kernel to stages: copies that the kernel needs, the kernel itself, copies of what it made.
 
 The argument block of a CPU kernel is ``tw_conv_args`` of ``tilewright/core/args/conv.h``, field for field; a test
-compares the two. What a GPU is given is in ``gpu_plan``.
+compares the two. The stages of a GPU are in ``launch.gpu``.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _copy(draft: _Draft, problem: ConvProblem, transform: Transform, device: Dev
         draft.before.append(transform_stage(copy, there, here, device))
         return
     if problem.accumulate:
-        # What is added lies as the result does: where that has a copy, so has it.
+        # The addend lies as the result does, so it has a copy where the result has one.
         old = Pointer(WORKSPACE, draft.layout.reserve(transform.nbytes))
         draft.before.append(transform_stage(copy, draft.acc, old, device, name="transform_acc"))
         draft.acc = old

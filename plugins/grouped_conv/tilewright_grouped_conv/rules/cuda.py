@@ -1,6 +1,6 @@
 """Rules on how a kernel of a GPU computes: accesses to memory, merged groups, workgroups of a unit.
 
-Those of the seeds hold for AMD GPUs, whose pipelines they are; rules on accesses concern kernels that gather vectors,
+Rules on pipelines hold for AMD GPUs; rules on accesses concern kernels that gather vectors,
 for single elements are gathered by loops of their own.
 """
 
@@ -113,8 +113,8 @@ def direct_vectors(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
 
 def direct_tile(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
     """GPU, without a product: channels of a step are whole vectors, among which the threads divide evenly, and its sums
-    fit their registers. What is compiled in is compiled in for filter, stride and dilation together, and for one
-    problem at a time, not for phases.
+    fit their registers. Filter, stride and dilation are compiled in together, for one problem, not for
+    phases.
     """
     if config.is_matrix or arch.kind == "cpu" or is_merged(config):
         return

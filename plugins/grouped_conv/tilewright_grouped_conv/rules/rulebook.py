@@ -1,7 +1,7 @@
-"""All rules of grouped convolution in the order in which they are checked and mended.
+"""All rules of grouped convolution in the order in which they are checked and corrected.
 
-What a kernel computes is in ``signature_rules``, how in ``conv_rules`` and ``gpu_conv_rules``, tiles and their
-resources in the kit. No rule knows an arch's numbers: they come from ``ArchSpec``.
+The signature's are in ``rules.signature``, the algorithm's in ``rules.algorithm``, ``rules.cuda`` and ``rules.im2col``,
+those on tiles and their resources in the kit. No rule knows an arch's numbers: they come from ``ArchSpec``.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def view_of(problem: ConvProblem, operand: str) -> ImageView | FilterView:
 
 
 def sizes_of(geometry: ConvGeometry, view: ImageView | FilterView, problem: ConvProblem) -> Sizes:
-    """Six sizes. Of an image: images, groups, channels of a group, pixels; of a filter: output channels of a group,
+    """Six sizes: of an image its images, groups, channels of a group, pixels; of a filter: output channels of a group,
     groups, input channels of a group, taps.
     """
     if isinstance(view, FilterView):

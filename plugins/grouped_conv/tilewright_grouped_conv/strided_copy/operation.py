@@ -1,5 +1,5 @@
-"""The operation ``conv_transform``: a strided copy with conversion. What transform stages run is callable by itself, so
-that it can be tested, measured and used like any other kernel.
+"""The operation ``conv_transform``: a strided copy with conversion. The kernel of transform stages is an
+operation, so that it is tested, measured and called like any other.
 """
 
 from __future__ import annotations
