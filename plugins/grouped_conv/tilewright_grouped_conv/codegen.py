@@ -8,6 +8,7 @@ from functools import partial
 from tilewright_arch import ArchSpec
 from tilewright_grouped_conv import __version__
 from tilewright_grouped_conv.config.config import ConvConfig, Triple
+from tilewright_grouped_conv.config.pipelines import template_of
 from tilewright_grouped_conv.footprint.group_merging import is_bulk
 from tilewright_grouped_conv.footprint.im2col import is_im2col
 from tilewright_grouped_conv.rules.rulebook import RULES
@@ -62,7 +63,7 @@ def render(config: ConvConfig) -> SourceUnit:
     symbol, macros = symbol_of(config), exports_of(config)
     exports = "\n".join(f"{name}({symbol}, Config)" for name in macros)
     entries = {role: symbol if role == "main" else f"{symbol}_{role}" for name in macros for role in EXPORTS[name]}
-    text = _unit("conv_cpu.cpp.in", config, header_of(config), "", exports)
+    text = _unit(template_of(config.pipeline, "cpu"), config, header_of(config), "", exports)
     return SourceUnit(config.name, "c++", text, entries, plugin_version=__version__)
 
 
@@ -72,8 +73,7 @@ def render_gpu(config: ConvConfig, arch: ArchSpec) -> SourceUnit:
     entries = {GPU_EXPORTS[name]: symbol if name == "TW_CONV_KERNEL" else f"{symbol}_convert" for name in macros}
     exports = "\n".join(f"{name}({entries[GPU_EXPORTS[name]]}, Config)" for name in macros)
     more = "\n" + _template("conv_gpu_config.in").substitute(_gpu_constants(config, arch)).strip("\n")
-    file = "conv_sm90.cu.in" if is_im2col(config) else "conv_gpu.cu.in"
-    text = _unit(file, config, header_of(config), more, exports)
+    text = _unit(template_of(config.pipeline, arch.kind), config, header_of(config), more, exports)
     return SourceUnit(config.name, arch.kind, text, entries, plugin_version=__version__)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from tilewright_grouped_conv.applicability.gpu import VECTOR_BYTES
 from tilewright_grouped_conv.candidates.shapes import DEPTHWISE_STEPS, depthwise_fields
 from tilewright_grouped_conv.config.config import BULK_PIPELINE, CONFIGS, DIRECT_PIPELINE, ConvConfig, Triple
+from tilewright_grouped_conv.config.pipelines import BULK
 from tilewright_grouped_conv.footprint.group_merging import MERGED_PRODUCT, fits_lanes
 from tilewright_grouped_conv.problem.layout import Order
 from tilewright_grouped_conv.problem.problem import ConvProblem
@@ -65,7 +66,7 @@ def loop_algorithms(problem: ConvProblem, device: DeviceInfo) -> Iterator[ConvCo
     if geometry.groups == 1:
         return
     if device.arch.kind == "cuda" and _may_merge(problem):
-        if device.arch.bulk_copy:
+        if BULK.drives(device.arch):
             yield from _bulk(problem)
         yield from _merged(problem, device)
     if geometry.cg == geometry.kg == 1:

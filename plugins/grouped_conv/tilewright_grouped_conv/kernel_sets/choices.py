@@ -9,7 +9,7 @@ from typing import Any
 from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.candidates.shapes import shape_warp_tiles
 from tilewright_grouped_conv.config.config import Triple
-from tilewright_grouped_conv.rules.algorithm import offered_pipelines
+from tilewright_grouped_conv.config.pipelines import offered_pipelines
 from tilewright_grouped_conv.vocabulary import CHANNELS_LAST
 from tilewright_kit.tiles.choices import (
     cpu_tiles,

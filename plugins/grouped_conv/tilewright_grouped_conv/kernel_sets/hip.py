@@ -21,34 +21,34 @@ _USUAL = (
     (CDNA, Shape((128, 64), (2, 2), "compv3"), Shape((128, 32), (4, 1), "mem")),
     (RDNA, Shape((128, 64), (4, 2), "compv3"), Shape((128, 16), (8, 1), "mem")),
 )
-"""Archs, and a usual and a narrow tile of them."""
+"""GPUs, and a usual and a narrow tile of them."""
 
 
 def hip_essential(config: type[ConvConfig], tiny: bool = False) -> Declarations:
     """Every type in one tile, and every variant; ``tiny``: one kernel."""
-    for archs, shape, narrow in _USUAL:
+    for target, shape, narrow in _USUAL:
         if tiny:
-            yield product(config, archs, shape, DType.FP16)
+            yield product(config, target, shape, DType.FP16)
             continue
         for dtype in _FLOATS:
-            yield product(config, archs, shape, dtype)
+            yield product(config, target, shape, dtype)
         if config.direction is Direction.FORWARD:
-            yield product(config, archs, shape._replace(pipeline="compv4"), DType.FP16)
+            yield product(config, target, shape._replace(pipeline="compv4"), DType.FP16)
             for dtype, other in _EIGHT:
                 # Where the pair of types has an instruction.
-                yield product(config, archs, shape, dtype, dtype_wei=other)
-        yield from gpu_variants(config, archs, shape, narrow)
+                yield product(config, target, shape, dtype, dtype_wei=other)
+        yield from gpu_variants(config, target, shape, narrow)
 
 
 def hip_defaults(config: type[ConvConfig]) -> Declarations:
     """The essential kernels, and the shapes that are considered for problems in half precision."""
     yield from hip_essential(config)
     for shape in HIP_SHAPES:
-        for archs in (CDNA, RDNA):
-            yield product(config, archs, shape, DType.FP16)
+        for target in (CDNA, RDNA):
+            yield product(config, target, shape, DType.FP16)
 
 
 def hip_full(config: type[ConvConfig]) -> Declarations:
     """Every shape with every type, dimension and access."""
-    for archs in (CDNA, RDNA):
-        yield from every_shape(config, archs, HIP_SHAPES)
+    for target in (CDNA, RDNA):
+        yield from every_shape(config, target, HIP_SHAPES)

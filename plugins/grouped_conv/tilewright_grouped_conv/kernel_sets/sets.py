@@ -25,7 +25,6 @@ __all__ = ["KERNEL_SETS", "RULE_SETS"]
 
 Declarations = Iterator[Declaration[ConvConfig]]
 
-_CPUS = ("x86*", "aarch64*")
 _FLOATS = [DType.FP32, DType.FP16, DType.BF16]
 
 RULE_SETS = ("default", "full", "full-tests", "profiler", "tests", "tiny")
@@ -34,13 +33,13 @@ RULE_SETS = ("default", "full", "full-tests", "profiler", "tests", "tiny")
 
 def _cpu(config: type[ConvConfig], **fields: Any) -> Declaration[ConvConfig]:
     base: dict[str, Any] = {"pipeline": "compv3", "epilogue": Epilogue.DEFAULT, "tile": ANY, "warp_tile": ANY}
-    return declare(config, **{**base, "wave": (1, 1, 1), **fields}).on(*_CPUS)
+    return declare(config, **{**base, "wave": (1, 1, 1), **fields}).for_kinds("cpu")
 
 
 def _cpu_direct(config: type[ConvConfig], kind: Specialization, **fields: Any) -> Declaration[ConvConfig]:
     base: dict[str, Any] = {"pipeline": DIRECT_PIPELINE, "epilogue": Epilogue.DEFAULT, "scheduler": "default"}
     base |= {"tile": (1, 1, 1), "warp_tile": (1, 1, 1), "wave": (1, 1, 1), "specialization": kind}
-    return declare(config, **{**base, **fields}).on(*_CPUS)
+    return declare(config, **{**base, **fields}).for_kinds("cpu")
 
 
 def _cpu_tests(config: type[ConvConfig]) -> Declarations:

@@ -56,10 +56,10 @@ def table_tiles(config: type[ConvConfig]) -> Iterator[Declaration[ConvConfig]]:
     """
     for dtype in (DType.FP16, DType.BF16):
         for fields in table_fields(config.direction):
-            yield declare(config, dtype_in=dtype, **fields).on("gfx*")
+            yield declare(config, dtype_in=dtype, **fields).for_kinds("hip")
         for tile, wave, _ in TILES:
             shape: dict[str, Any] = {"tile": tile, "wave": wave, "warp_tile": ANY, "pipeline": ["compv3", "compv4"]}
-            yield declare(config, dtype_in=dtype, **shape).on("sm_*")
+            yield declare(config, dtype_in=dtype, **shape).for_kinds("cuda")
 
 
 def _deeper(tile: Triple) -> Triple:

@@ -10,6 +10,7 @@ from typing import Any
 
 from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.config.config import DIRECT_PIPELINE, IM2COL_PIPELINE, ConvConfig, Triple
+from tilewright_grouped_conv.config.pipelines import offered_pipelines
 from tilewright_grouped_conv.footprint.group_merging import in_lanes, is_bulk, is_merged
 from tilewright_grouped_conv.vocabulary import Direction, Kind, Specialization, layout_of
 from tilewright_kit.config.rules import KindRule, Violation
@@ -20,7 +21,7 @@ from tilewright_kit.tiles.rules.tiling import buffering
 from tilewright_kit.tiles.tables import preferred_pipeline
 from tilewright_kit.types.vocabulary import Epilogue, Reduction, Switch
 
-__all__ = ["CONV_RULES", "TILE_RULES", "offered_pipelines"]
+__all__ = ["CONV_RULES", "TILE_RULES"]
 
 Rule = Callable[[Any, ArchSpec], Iterable[Violation]]
 
@@ -34,13 +35,6 @@ MOST_CHANNELS = 256
 LONGEST_STEP = 16
 """Strides and dilations that are compiled in."""
 _CONSTANTS = ("pixel_tile", "filter", "stride", "dilation")
-_PIPELINES = {"cpu": ("compv3",), "cuda": ("compv3", "compv4", IM2COL_PIPELINE), "hip": ("mem", "compv3", "compv4")}
-"""Pipelines of which there are templates that gather, by kind of device."""
-
-
-def offered_pipelines(arch: ArchSpec) -> tuple[str, ...]:
-    """Pipelines of the arch that convolutions have templates for."""
-    return tuple(name for name in _PIPELINES.get(arch.kind, ()) if name in arch.pipelines)
 
 
 def of_products(rule: Rule) -> Rule:
