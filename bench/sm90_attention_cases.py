@@ -64,7 +64,7 @@ class Case:
     @property
     def mask(self) -> MaskKind:
         if self.left < 0 and self.right < 0:
-            return MaskKind.NO
+            return MaskKind.NONE
         return MaskKind.CAUSAL if self.left < 0 else MaskKind.WINDOW
 
     @property

@@ -134,7 +134,7 @@ def test_splits_come_from_capacities_and_can_be_asked_for() -> None:
     assert most and all(item.max_splits >= 64 for item in most)
 
 
-def test_the_order_is_that_of_seqtune() -> None:
+def test_the_order_is_that_of_tiles() -> None:
     device = device_of(NVIDIA)
     found = [item for item in fmha_candidates(_long(64, 8192, 64), device) if item.family is Family.FWD][:-1]
     kinds = [category(item.m0, 64) for item in found if item.pipeline != "ws"]

@@ -129,7 +129,7 @@ def test_values_may_lie_column_by_column() -> None:
 @pytest.mark.parametrize(
     "words, mask, kind",
     [
-        ({}, Mask(), MaskKind.NO),
+        ({}, Mask(), MaskKind.NONE),
         ({"causal": True}, Mask(right=0), MaskKind.CAUSAL),
         ({"mask": "causal"}, Mask(right=0), MaskKind.CAUSAL),
         ({"mask": "t"}, Mask(right=0), MaskKind.CAUSAL),
@@ -195,7 +195,7 @@ def test_element_types_have_one_word(q: str, k: str, o: str | None, word: str) -
         ({"q": (2, 4, 1), "k": (2, 2, 1), "v": (2, 2, 1)}, {}, QScale.BLOCKSCALE),
         ({"k": (2, 2, 2)}, {"scale_block_k": 4}, QScale.BLOCKSCALE),
         ({}, {"qscale": "pertensor"}, QScale.PERTENSOR),
-        ({}, {}, QScale.NO),
+        ({}, {}, QScale.NONE),
     ],
 )
 def test_how_fp8_is_scaled_follows_from_the_factors(shapes: Any, words: Any, kind: QScale) -> None:

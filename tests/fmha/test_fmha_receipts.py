@@ -116,7 +116,7 @@ def test_kernels_of_a_list_have_the_features_that_options_name() -> None:
     arch = tilewright_arch.load("gfx942")
     dropped = select_set(arch, receipt=2, dropout=True, mask="no")
     assert dropped
-    assert all(config.dropout and config.mask is MaskKind.NO for config in dropped)
+    assert all(config.dropout and config.mask is MaskKind.NONE for config in dropped)
     assert len(dropped) == len(select_set(arch, receipt=2, mask="no"))
     assert not select_set(arch, receipt="pytorch", softcap=True), "that list has no soft cap"
 

@@ -29,8 +29,8 @@ def _with(*words: str, remove: tuple[str, ...] = (), pipeline: str = "qr", famil
         ("column_v_template", {"v_layout": VLayout.VC}, {"v_layout": VLayout.VR}),
         ("learned_sink_template", {"learned_sinks": True}, {"learned_sinks": False}),
         ("softcap_bias", {"softcap": True, "bias": BiasKind.ELEMENTWISE}, {"softcap": False}),
-        ("template_exists", {"mask": MaskKind.WINDOW}, {"mask": MaskKind.NO}),
-        ("template_exists", {"bias": BiasKind.ALIBI}, {"bias": BiasKind.NO}),
+        ("template_exists", {"mask": MaskKind.WINDOW}, {"mask": MaskKind.NONE}),
+        ("template_exists", {"bias": BiasKind.ALIBI}, {"bias": BiasKind.NONE}),
         ("template_exists", {"dropout": True}, {"dropout": False}),
         ("template_exists", {"mode": Mode.GROUP, "skip_min_seqlen_q": True}, {"skip_min_seqlen_q": False}),
     ],
@@ -55,7 +55,7 @@ def test_lookups_and_scales_give_way_to_what_there_is() -> None:
         assert RULES.correct(config, CPU).config == config.replace(kv_lookup=KvLookup.VLLM)
     scaled = valid(CPU, dtype=FmhaDType.FP8BF16, qscale=QScale.BLOCKSCALE)
     with _with("fp8bf16", "pertensor"):
-        assert RULES.correct(scaled, CPU).config == scaled.replace(qscale=QScale.NO)
+        assert RULES.correct(scaled, CPU).config == scaled.replace(qscale=QScale.NONE)
 
 
 def test_a_pipeline_without_a_template_names_the_nearest() -> None:

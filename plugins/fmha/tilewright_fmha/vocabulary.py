@@ -74,7 +74,7 @@ API_FAMILIES: Mapping[str, str] = {
     "fwd_appendkv": KV_APPEND,
     "bwd": ATTENTION_BACKWARD,
 }
-"""The seeds' families of calls, and the operations that they are."""
+"""Families of Composable Kernel's calls, and the operations that they are."""
 
 VARIANT_ALIASES: Mapping[str, str] = {
     **API_FAMILIES,
@@ -94,7 +94,7 @@ class FmhaDType(Word):
     """The element types of queries, of keys and values, and of the output, as one word.
 
     ``fp8fp16`` has all inputs in fp8 (E4M3) and the output in fp16; ``fp16fp8`` has queries and output in fp16, keys
-    and values in fp8. The last three are the seeds' words for which nothing is built yet.
+    and values in fp8. Rules reject the last three, of which there are no kernels.
     """
 
     FP32 = "fp32"
@@ -179,15 +179,15 @@ class VLayout(Word):
 class MaskKind(Word):
     """Kinds of masks that kernels implement. The start of the diagonal is a number, not a kind."""
 
-    NO = "no"
+    NONE = "no"
     CAUSAL = "causal"
     WINDOW = "window"
 
 
 class MaskWord(Word):
-    """The seeds' four masks."""
+    """Masks as callers name them."""
 
-    NO = "no"
+    NONE = "no"
     TOP_LEFT = "top_left"
     BOTTOM_RIGHT = "bottom_right"
     GENERIC = "generic"
@@ -210,7 +210,7 @@ MASK_ALIASES: Mapping[str, str] = {
 
 
 class BiasKind(Word):
-    NO = "no"
+    NONE = "no"
     ELEMENTWISE = "elementwise"
     ALIBI = "alibi"
 
@@ -220,7 +220,7 @@ class QScale(Word):
     for a page.
     """
 
-    NO = "no"
+    NONE = "no"
     PERTENSOR = "pertensor"
     BLOCKSCALE = "blockscale"
     KV_BLOCKSCALE = "kv_blockscale"

@@ -14,17 +14,17 @@ __all__ = ["combine_of", "convert_of", "dot_of"]
 
 def combine_of(config: FmhaConfig, arch: ArchSpec) -> FmhaConfig:
     """Kernel that adds up the parts of a split kernel."""
-    return _companion(config, arch, Family.COMBINE, "lse", "learned_sinks", "skip_min_seqlen_q")
+    return _auxiliary(config, arch, Family.COMBINE, "lse", "learned_sinks", "skip_min_seqlen_q")
 
 
 def dot_of(config: FmhaConfig, arch: ArchSpec) -> FmhaConfig:
     """Kernel that prepares the gradients: a number for each row, and zeros where they add up."""
-    return _companion(config, arch, Family.DOT_DO_O, "learned_sinks", *_gradient_fields(config))
+    return _auxiliary(config, arch, Family.DOT_DO_O, "learned_sinks", *_gradient_fields(config))
 
 
 def convert_of(config: FmhaConfig, arch: ArchSpec) -> FmhaConfig:
     """Kernel that converts the accumulated gradients of queries and of a bias."""
-    return _companion(config, arch, Family.CONVERT_DQ, *_gradient_fields(config))
+    return _auxiliary(config, arch, Family.CONVERT_DQ, *_gradient_fields(config))
 
 
 def _gradient_fields(config: FmhaConfig) -> tuple[str, ...]:
@@ -33,7 +33,7 @@ def _gradient_fields(config: FmhaConfig) -> tuple[str, ...]:
     return ("skip_min_seqlen_q", "deterministic", *bias)
 
 
-def _companion(config: FmhaConfig, arch: ArchSpec, family: Family, *names: str) -> FmhaConfig:
+def _auxiliary(config: FmhaConfig, arch: ArchSpec, family: Family, *names: str) -> FmhaConfig:
     shared: dict[str, Any] = {name: getattr(config, name) for name in ("dtype", "mode", "hdim", *names)}
-    companion = type(config)(family=family, **shared)
-    return companion.replace(**elementwise_algorithm(companion, arch, config.team))
+    kernel = type(config)(family=family, **shared)
+    return kernel.replace(**elementwise_algorithm(kernel, arch, config.team))

@@ -9,7 +9,7 @@ from tilewright_fmha.candidates.applicability import families_of, fmha_mismatche
 from tilewright_fmha.candidates.gpu import gpu_algorithms_for
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.defaults import cpu_algorithm, cpu_register_tiles
-from tilewright_fmha.config.tile_order import seqtune_order
+from tilewright_fmha.config.tile_order import tile_order
 from tilewright_fmha.cost.cost import predict_fmha
 from tilewright_fmha.launch.splits import wants_splits
 from tilewright_fmha.problem.problem import FmhaProblem
@@ -32,7 +32,7 @@ _verdicts = Verdicts(RULES)
 
 
 def fmha_candidates(problem: FmhaProblem, device: DeviceInfo) -> Candidates[FmhaConfig]:
-    """Valid kernels for the problem: the order of ``seqtune`` among those of a family, split ones first where cutting
+    """Valid kernels for the problem: ``tile_order`` among those of a family, split ones first where cutting
     keys could pay, and the most general last.
     """
     cpu = device.arch.kind == "cpu"
@@ -41,7 +41,7 @@ def fmha_candidates(problem: FmhaProblem, device: DeviceInfo) -> Candidates[Fmha
         config for config in found if _verdicts.allows(config, device) and not fmha_mismatches(problem, config, device)
     ]
     if len(kept) > 1:
-        kept = [*seqtune_order(kept[:-1], problem.seq_q), kept[-1]]
+        kept = [*tile_order(kept[:-1], problem.seq_q), kept[-1]]
         # Sorts are stable: all threads before one, and split kernels before others.
         kept.sort(key=lambda config: (config.family is not Family.SPLITKV, -config.team if cpu else 0))
     return shortlist(kept, MOST_CPU if cpu else MOST_GPU, lambda config: predict_fmha(problem, config, device))

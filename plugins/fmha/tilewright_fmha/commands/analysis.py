@@ -29,7 +29,7 @@ def fmha_analysis_request(config: FmhaConfig, shape: str) -> OperationRequest:
     Raises ``InvalidArgumentError``: for a malformed shape, and for kernels of caches and of sequences of different
     lengths, whose work depends on what tables hold.
     """
-    plain = config.mode is Mode.BATCH and not config.paged and config.bias is BiasKind.NO
+    plain = config.mode is Mode.BATCH and not config.paged and config.bias is BiasKind.NONE
     if config.family not in (Family.FWD, Family.SPLITKV, Family.DQ_DK_DV) or not plain:
         fix = "take a kernel of fwd, fwd_splitkv or bwd_dq_dk_dv for items of one size, without pages or a bias"
         raise refuse("the kernel's work depends on data", "kernel", config.name, "analysis_kernel", fix)

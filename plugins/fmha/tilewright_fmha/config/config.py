@@ -100,9 +100,9 @@ class FmhaConfig(KernelConfig):
     warp_tile: tuple[int, ...] = part((32, 32, 16, 32, 32, 16, 16, 16, 16))
     """(m, n, k) of the matrix instruction of each product (CPU: register tile and depth)."""
 
-    mask: MaskKind = suffix("mask", MaskKind.NO)
+    mask: MaskKind = suffix("mask", MaskKind.NONE)
     """Top-left and bottom-right are one kernel: where the diagonal begins is a number."""
-    bias: BiasKind = suffix("bias", BiasKind.NO)
+    bias: BiasKind = suffix("bias", BiasKind.NONE)
     dtype_bias: SmallType = suffix("biastype", SmallType.AS_Q)
     rope_dtype: SmallType = suffix("ropetype", SmallType.AS_Q)
     """Element type of the rotary tables."""
@@ -121,7 +121,7 @@ class FmhaConfig(KernelConfig):
     deterministic: bool = suffix("det", False)
     """Gradients of q are added in a fixed order."""
     paged: bool = suffix("paged", False)
-    qscale: QScale = suffix("qs", QScale.NO)
+    qscale: QScale = suffix("qs", QScale.NONE)
     rope: Rope = suffix("rope", Rope.NONE)
     kv_layout: KvLayout = suffix("kv", KvLayout.LINEAR)
     kv_lookup: KvLookup = suffix("lookup", KvLookup.VLLM)

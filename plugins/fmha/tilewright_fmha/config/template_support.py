@@ -76,11 +76,11 @@ TEMPLATES: Mapping[tuple[str, str, Family], frozenset[str]] = {
 """Every template adds its line with the commit that adds it."""
 
 _SWITCHES: Mapping[str, Mapping[str, Any]] = {
-    "causal": {"mask": MaskKind.NO},
-    "window": {"mask": MaskKind.NO, "sink": False},
+    "causal": {"mask": MaskKind.NONE},
+    "window": {"mask": MaskKind.NONE, "sink": False},
     "token_sink": {"sink": False},
-    "bias": {"bias": BiasKind.NO, "dbias": False},
-    "alibi": {"bias": BiasKind.NO},
+    "bias": {"bias": BiasKind.NONE, "dbias": False},
+    "alibi": {"bias": BiasKind.NONE},
     "softcap_bias": {"softcap": False},
     "lse": {"lse": False},
     "dropout": {"dropout": False, "randval": False},
@@ -93,9 +93,9 @@ _SWITCHES: Mapping[str, Mapping[str, Any]] = {
     "column_v": {"v_layout": VLayout.VR},
     "rope_interleaved": {"rope": Rope.NONE},
     "rope_half": {"rope": Rope.NONE},
-    "pertensor": {"qscale": QScale.NO},
-    "blockscale": {"qscale": QScale.NO},
-    "kv_blockscale": {"qscale": QScale.NO},
+    "pertensor": {"qscale": QScale.NONE},
+    "blockscale": {"qscale": QScale.NONE},
+    "kv_blockscale": {"qscale": QScale.NONE},
     "dbias": {"dbias": False},
     "deterministic": {"deterministic": False},
     "atomics": {"deterministic": True},
@@ -122,7 +122,7 @@ def features_of(config: FmhaConfig) -> frozenset[str]:
         "window": config.mask is MaskKind.WINDOW,
         "bias": config.bias is BiasKind.ELEMENTWISE,
         "alibi": config.bias is BiasKind.ALIBI,
-        "softcap_bias": config.softcap and config.bias is not BiasKind.NO,
+        "softcap_bias": config.softcap and config.bias is not BiasKind.NONE,
         "lse": config.lse,
         "dropout": config.dropout,
         "randval": config.randval,
@@ -148,7 +148,7 @@ def features_of(config: FmhaConfig) -> frozenset[str]:
         "unpadded": not (config.pad_s and config.pad_sk and config.pad_d and config.pad_dv),
     }
     words = {word for word, holds in asked.items() if holds}
-    if config.qscale is not QScale.NO:
+    if config.qscale is not QScale.NONE:
         words.add(config.qscale.value)
     return frozenset({*words, config.dtype.value})
 

@@ -55,7 +55,7 @@ def specialised_algorithms(hdim: tuple[int, int]) -> Iterator[Mapping[str, Any]]
 
 def draws_tiles(config: FmhaConfig) -> bool:
     """Workgroups stay and draw tiles from a counter: those that differ in length."""
-    differ = config.varlen or config.mask is not MaskKind.NO or decodes(config)
+    differ = config.varlen or config.mask is not MaskKind.NONE or decodes(config)
     return config.pipeline == "ws" and config.persistent and differ
 
 

@@ -70,7 +70,7 @@ def _attention(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> 
     compute = flops / (_rate(config, device) * _PART * _preference(config, device)) / team / busy
     blocks = pairs / (max(config.m0, 1) * config.n0) * _BLOCK_SECONDS / team / busy
     cycles = _EXP_CYCLES * (1.5 if backward else 1.0)
-    cycles += _STEP_CYCLES["bias"] * (config.bias is not BiasKind.NO)
+    cycles += _STEP_CYCLES["bias"] * (config.bias is not BiasKind.NONE)
     cycles += sum(_STEP_CYCLES[name] for name in ("softcap", "dropout") if getattr(config, name))
     scores = pairs / lanes * cycles / clock(device) / team / busy
     read_keys = heads * tiles * problem.seq_k * share * (problem.hdim_q + problem.hdim_v)

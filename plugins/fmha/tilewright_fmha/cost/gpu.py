@@ -107,7 +107,11 @@ def predict_gpu(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) ->
 
 
 def _more_steps(problem: FmhaProblem) -> float:
-    features = {"bias": problem.bias is not BiasKind.NO, "softcap": problem.softcap > 0, "dropout": problem.has_dropout}
+    features = {
+        "bias": problem.bias is not BiasKind.NONE,
+        "softcap": problem.softcap > 0,
+        "dropout": problem.has_dropout,
+    }
     return sum(_STEP_COST[name] for name, asked in features.items() if asked)
 
 

@@ -70,7 +70,7 @@ def predict_specialised(
     share = min((problem.pairs / every if every else 1.0) + config.n0 / max(problem.seq_k, 1), 1.0)
     seen = pairs * padded(max(problem.seq_k, 1), config.n0) * share
     turns = config.scheduler is Scheduling.PINGPONG
-    masked = config.mask is not MaskKind.NO
+    masked = config.mask is not MaskKind.NONE
     other = (_OTHER * (_ALONE if config.waves == 1 else 1.0),) * 2
     reached = _REACHED.get((v, config.waves, config.n0, turns), other)[masked]
     rate = (arch.throughput.peak_flops(config.q.value, units=units) or 1e12) * reached

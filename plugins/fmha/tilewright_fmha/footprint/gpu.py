@@ -86,7 +86,7 @@ def registers_estimate(config: FmhaConfig, arch: ArchSpec) -> int:
 
 def _features(config: FmhaConfig) -> Iterator[tuple[bool, int]]:
     """Registers that features of scores add to a thread's registers on CUDA devices, about."""
-    yield config.softcap or config.bias is not BiasKind.NO, 16
+    yield config.softcap or config.bias is not BiasKind.NONE, 16
     yield config.dropout, 24 if config.m0 <= 16 * config.wave[0] else 130  # random words of all rows are made at once
     yield config.mask is MaskKind.CAUSAL, 4
     yield config.qscale in (QScale.BLOCKSCALE, QScale.KV_BLOCKSCALE), 20

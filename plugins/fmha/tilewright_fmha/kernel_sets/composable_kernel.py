@@ -26,15 +26,15 @@ from tilewright_kit.types.errors import InvalidArgumentError
 
 __all__ = ["is_foreign", "read_foreign"]
 
-_MASKS = {MaskKind.NO: 0, MaskKind.CAUSAL: 1, MaskKind.WINDOW: 3}
+_MASKS = {MaskKind.NONE: 0, MaskKind.CAUSAL: 1, MaskKind.WINDOW: 3}
 _MASK_KINDS = {
-    MaskWord.NO: MaskKind.NO,
+    MaskWord.NONE: MaskKind.NONE,
     MaskWord.TOP_LEFT: MaskKind.CAUSAL,
     MaskWord.BOTTOM_RIGHT: MaskKind.CAUSAL,
     MaskWord.GENERIC: MaskKind.WINDOW,
 }
-_BIASES = {BiasKind.NO: 0, BiasKind.ELEMENTWISE: 1, BiasKind.ALIBI: 2}
-_SCALES = {QScale.NO: 0, QScale.PERTENSOR: 1, QScale.BLOCKSCALE: 2, QScale.KV_BLOCKSCALE: 3}
+_BIASES = {BiasKind.NONE: 0, BiasKind.ELEMENTWISE: 1, BiasKind.ALIBI: 2}
+_SCALES = {QScale.NONE: 0, QScale.PERTENSOR: 1, QScale.BLOCKSCALE: 2, QScale.KV_BLOCKSCALE: 3}
 _ROPES = {Rope.NONE: 0, Rope.INTERLEAVED: 1, Rope.HALF: 2}
 _LAYOUTS = {KvLayout.VECTORIZED: 0, KvLayout.LINEAR: 1}
 _LOOKUPS = {KvLookup.VLLM: 0, KvLookup.SGLANG: 1}

@@ -1,4 +1,4 @@
-"""Generating many kernels at once: the options of the seeds' generator, as a function."""
+"""Generation of many kernels at once, selected by options."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ GENERATE_OPTIONS = (
 """Names of what ``select_set`` takes, beside the arch."""
 
 _MASKS = {
-    MaskWord.NO.value: "no",
+    MaskWord.NONE.value: "no",
     MaskWord.TOP_LEFT.value: "causal",
     MaskWord.BOTTOM_RIGHT.value: "causal",
     MaskWord.GENERIC.value: "window",

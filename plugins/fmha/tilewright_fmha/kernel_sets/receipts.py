@@ -30,7 +30,7 @@ _AITER = (*_HALF, FmhaDType.FP8BF16)
 _EIGHT = (FmhaDType.FP8BF16, FmhaDType.FP8FP32)
 _LARGE = (128, 192)
 """Elements of heads of q that lists with 8-bit floats have."""
-_NOTHING_SCALED: Mapping[str, Sequence[Any]] = {"qscale": (QScale.NO,)}
+_NOTHING_SCALED: Mapping[str, Sequence[Any]] = {"qscale": (QScale.NONE,)}
 _NO_SKIP: Mapping[str, Sequence[Any]] = {"skip_min_seqlen_q": (False,)}
 
 
@@ -61,7 +61,7 @@ class Receipt:
 _NOT_FP32 = tuple(dtype for dtype in FmhaDType if dtype is not FmhaDType.FP32)
 _BATCH, _GROUP = {"mode": (Mode.BATCH,)}, {"mode": (Mode.GROUP,)}
 _ROWS = {"v_layout": (VLayout.VR,)}
-_FLASH_BIAS = {"bias": (BiasKind.NO, BiasKind.ALIBI)}
+_FLASH_BIAS = {"bias": (BiasKind.NONE, BiasKind.ALIBI)}
 
 EXTENDED = 1
 """The list that also has kernels that wait for what they load, beside those that do not."""
@@ -84,7 +84,7 @@ RECEIPTS: Mapping[int, Receipt] = {
             (ATTENTION, ATTENTION_BACKWARD),
             {
                 "dtype": _HALF,
-                "bias": (BiasKind.NO, BiasKind.ELEMENTWISE),
+                "bias": (BiasKind.NONE, BiasKind.ELEMENTWISE),
                 **_NOTHING_SCALED,
                 **_NO_SKIP,
                 "softcap": (False,),
@@ -107,7 +107,7 @@ RECEIPTS: Mapping[int, Receipt] = {
                 **_NO_SKIP,
                 "softcap": (False,),
                 **_BATCH,
-                "bias": (BiasKind.NO,),
+                "bias": (BiasKind.NONE,),
                 "lse": (False,),
                 "dropout": (False,),
                 **_NOTHING_SCALED,

@@ -93,7 +93,7 @@ def _specialised(config: type[FmhaConfig]) -> Declarations:
     for hdim in HEADS:
         for cut in specialised_algorithms(hdim):
             own = {"dtype": FmhaDType.BF16, "hdim": hdim, **cut}
-            yield declare(config, **own, mask=[MaskKind.NO, MaskKind.CAUSAL]).on(*_HOPPER)
+            yield declare(config, **own, mask=[MaskKind.NONE, MaskKind.CAUSAL]).on(*_HOPPER)
             if cut["tile"][:2] in _USUAL[hdim]:
                 yield from (declare(config, **{**own, **fields}).on(*_HOPPER) for fields in features)
     yield from _specialised_decoding(config, pages)

@@ -8,12 +8,11 @@ from tilewright_fmha.candidates.auxiliary_kernels import convert_of, dot_of
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.footprint.cpu import backward_bytes, lanes_of
 from tilewright_fmha.footprint.gpu import resident
-from tilewright_fmha.footprint.workspace_layout import Parts
 from tilewright_fmha.launch.geometry import launch_of
 from tilewright_fmha.launch.kernel_args import args_of
 from tilewright_fmha.problem.problem import FmhaProblem
 from tilewright_kit.contract.device import DeviceInfo
-from tilewright_kit.contract.plan import Stage
+from tilewright_kit.contract.plan import Stage, WorkspaceLayout
 from tilewright_kit.types.arithmetic import ceil_div
 
 __all__ = ["backward_parts", "choose_slices", "dbias_copies"]
@@ -73,19 +72,21 @@ def dbias_copies(problem: FmhaProblem, slices: int) -> int:
     return slices if problem.place("dbias").col == 0 else 1
 
 
-def backward_parts(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, parts: Parts) -> tuple[Stage, ...]:
-    """``dot_do_o``, ``dq_dk_dv``, ``convert_dq``; what they hand on is reserved in ``parts``."""
+def backward_parts(
+    problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, layout: WorkspaceLayout
+) -> tuple[Stage, ...]:
+    """``dot_do_o``, ``dq_dk_dv``, ``convert_dq``; what they hand on is reserved in ``layout``."""
     cpu = device.arch.kind == "cpu"
     slices = choose_slices(problem, config, device)
     rows = _query_rows(problem)
-    parts.reserve("delta", 4 * rows)
-    parts.reserve("dq_acc", 4 * slices * rows * config.hdim[0])
+    layout.reserve(4 * rows, "delta")
+    layout.reserve(4 * slices * rows * config.hdim[0], "dq_acc")
     if problem.dbias:
         size = problem.operand("dbias").desc.size
-        parts.reserve("dbias_acc", 4 * size * dbias_copies(problem, slices))
+        layout.reserve(4 * size * dbias_copies(problem, slices), "dbias_acc")
     nbytes = backward_bytes(config, lanes_of(device.arch)) if cpu else 0
     if nbytes:
-        parts.reserve("workspace", nbytes)
+        layout.reserve(nbytes, "workspace")
     tiles = {
         "splits": slices,
         "q_tiles": ceil_div(problem.seq_q, config.m0),
@@ -93,7 +94,7 @@ def backward_parts(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo,
         "workspace_bytes": nbytes,
     }
     tiles["tiles"] = math.prod(_owners(problem, device)) * slices
-    args = args_of(problem, parts=parts.offsets, counters=False, **tiles)
+    args = args_of(problem, parts=layout.offsets, counters=False, **tiles)
     return tuple(
         Stage(name, kernel, "main", args, launch_of(problem, kernel, device, slices))
         for name, kernel in (

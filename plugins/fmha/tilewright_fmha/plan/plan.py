@@ -1,4 +1,4 @@
-"""From problem and kernel to stages. Those of gradients are in ``backward_plan``, how GPUs launch in ``gpu_plan``."""
+"""Plans of attention: the stages of a kernel on a problem. Those of gradients are in ``backward``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.template_support import nearest, templates_of
 from tilewright_fmha.config.warp_specialised import draws_tiles
 from tilewright_fmha.footprint.cpu import forward_bytes, lanes_of
-from tilewright_fmha.footprint.workspace_layout import Parts
 from tilewright_fmha.launch.geometry import launch_of
 from tilewright_fmha.launch.kernel_args import args_of
 from tilewright_fmha.launch.splits import adds_parts, choose_splits, work_items
@@ -17,12 +16,14 @@ from tilewright_fmha.plan.backward import backward_parts
 from tilewright_fmha.problem.problem import FmhaProblem
 from tilewright_fmha.vocabulary import KV_APPEND, Family
 from tilewright_kit.contract.device import DeviceInfo
-from tilewright_kit.contract.plan import ExecutionPlan, Stage
+from tilewright_kit.contract.plan import ExecutionPlan, Stage, WorkspaceLayout
 from tilewright_kit.types.arithmetic import ceil_div
 from tilewright_kit.types.errors import UnsupportedError
 
 __all__ = ["plan_fmha"]
 
+ALIGNMENT = 256
+"""Bytes that parts of the workspace are aligned to."""
 STATUS_BYTES = 64
 """Counters of GPU kernels that tell what was wrong with lengths and pages, write lengths when all have read them, or
 draw tiles. Behind them: a ticket for each tile of rows, where workgroups add up the parts of the keys
@@ -35,46 +36,46 @@ def plan_fmha(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> E
     three for gradients. None if there is nothing to write.
     """
     _check_template(config, device.arch)
-    parts = Parts()
+    layout = WorkspaceLayout(ALIGNMENT)
     if problem.is_empty:
-        return _plan(problem, device, (), parts)
+        return _plan(problem, device, (), layout)
     if config.family is Family.DQ_DK_DV:
-        stages = backward_parts(problem, config, device, parts)
+        stages = backward_parts(problem, config, device, layout)
     elif config.family is Family.SPLITKV:
-        stages = _split(problem, config, device, parts)
+        stages = _split(problem, config, device, layout)
     elif config.family is Family.APPENDKV:
-        stages = (_stage("append", problem, config, device, parts, k_tiles=problem.rotary_rows),)
+        stages = (_stage("append", problem, config, device, layout, k_tiles=problem.rotary_rows),)
     else:
-        stages = (_forward("forward", problem, config, device, parts, 1),)
-    return _plan(problem, device, stages, parts)
+        stages = (_forward("forward", problem, config, device, layout, 1),)
+    return _plan(problem, device, stages, layout)
 
 
-def _split(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, parts: Parts) -> tuple[Stage, ...]:
+def _split(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, layout: WorkspaceLayout) -> tuple[Stage, ...]:
     splits = choose_splits(problem, config, device)
     joins = adds_parts(config, device)
     if joins and splits == 1:
-        return (_forward("split", problem, config, device, parts, splits),)
+        return (_forward("split", problem, config, device, layout, splits),)
     rows = splits * problem.heads_q * (problem.total_q if problem.varlen else problem.batch * problem.seq_q)
-    parts.reserve("o_acc", 4 * rows * config.hdim[1])
-    parts.reserve("lse_acc", 4 * rows)
-    first = _forward("split", problem, config, device, parts, splits)
+    layout.reserve(4 * rows * config.hdim[1], "o_acc")
+    layout.reserve(4 * rows, "lse_acc")
+    first = _forward("split", problem, config, device, layout, splits)
     if joins:
         return (first,)
     combine = combine_of(config, device.arch)
-    return (first, _stage("combine", problem, combine, device, parts, splits=splits))
+    return (first, _stage("combine", problem, combine, device, layout, splits=splits))
 
 
 def _forward(
-    name: str, problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, parts: Parts, splits: int
+    name: str, problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, layout: WorkspaceLayout, splits: int
 ) -> Stage:
     nbytes = forward_bytes(problem, config, lanes_of(device.arch)) if device.arch.kind == "cpu" else 0
     if nbytes:
-        parts.reserve("workspace", nbytes)
-    return _stage(name, problem, config, device, parts, splits=splits, workspace_bytes=nbytes)
+        layout.reserve(nbytes, "workspace")
+    return _stage(name, problem, config, device, layout, splits=splits, workspace_bytes=nbytes)
 
 
 def _stage(
-    name: str, problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, parts: Parts, **numbers: int
+    name: str, problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, layout: WorkspaceLayout, **numbers: int
 ) -> Stage:
     rows = problem.seq_q * (problem.group if config.pack_gqa else 1)
     heads = problem.heads_k if config.pack_gqa else problem.heads_q
@@ -86,14 +87,14 @@ def _stage(
     }
     geometry = launch_of(problem, config, device, numbers.get("splits", 1))
     counters = device.arch.kind != "cpu" and bool(_counter_bytes(problem, config, device))
-    args = args_of(problem, parts=parts.offsets, counters=counters, **{**tiles, **numbers})
+    args = args_of(problem, parts=layout.offsets, counters=counters, **{**tiles, **numbers})
     if config.pipeline == "ws":
         args = with_maps(problem, config, args)
     return Stage(name, config, "main", args, geometry)
 
 
 def _counter_bytes(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> int:
-    """Geometry of a stage on a GPU."""
+    """Bytes of counters of a stage on a GPU."""
     splits = choose_splits(problem, config, device)
     if splits > 1 and adds_parts(config, device):
         return STATUS_BYTES + 4 * work_items(problem, config, device)
@@ -101,7 +102,9 @@ def _counter_bytes(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo)
     return STATUS_BYTES if tells or draws_tiles(config) else 0
 
 
-def _plan(problem: FmhaProblem, device: DeviceInfo, stages: tuple[Stage, ...], parts: Parts) -> ExecutionPlan:
+def _plan(
+    problem: FmhaProblem, device: DeviceInfo, stages: tuple[Stage, ...], layout: WorkspaceLayout
+) -> ExecutionPlan:
     details: dict[str, object] = {"alignment": {"*": problem.alignment}}
     if problem.operation == KV_APPEND:
         pairs = [["k_cache", "k_past"], ["v_cache", "v_past"]]
@@ -113,7 +116,7 @@ def _plan(problem: FmhaProblem, device: DeviceInfo, stages: tuple[Stage, ...], p
         arch=device.arch.id,
         operands=problem.operands,
         stages=stages,
-        workspace_bytes=parts.bytes,
+        workspace_bytes=layout.bytes,
         flops=problem.flops,
         bytes_moved=problem.bytes_moved,
         counter_bytes=max((_counters_of(problem, stage, device) for stage in stages), default=0),

@@ -226,12 +226,12 @@ def _mask(given: Mapping[str, Any]) -> Mask:
         if right not in (None, 0):
             raise _conflict("window_right", right, f"the mask {word} hides all to the right of the diagonal")
         bottom_right, right = word is MaskWord.BOTTOM_RIGHT, 0
-    elif word is MaskWord.NO:
+    elif word is MaskWord.NONE:
         for name, value in (("window_left", left), ("window_right", right)):
             if value is not None and value >= 0:
                 raise _conflict(name, value, "the mask is no")
     if causal:
-        if word is MaskWord.NO or (word is MaskWord.GENERIC and right not in (None, 0)) or right not in (None, 0):
+        if word is MaskWord.NONE or (word is MaskWord.GENERIC and right not in (None, 0)) or right not in (None, 0):
             raise _conflict("causal", True, "another mask is given beside it")
         right = 0
     left, right = -1 if left is None else left, -1 if right is None else right

@@ -31,7 +31,7 @@ class Mask:
     @property
     def kind(self) -> MaskKind:
         if self.left < 0 and self.right < 0:
-            return MaskKind.NO
+            return MaskKind.NONE
         return MaskKind.CAUSAL if self.left < 0 and self.sink == 0 else MaskKind.WINDOW
 
     def offset(self, queries: int, keys: int) -> int:

@@ -126,7 +126,7 @@ class FmhaProblem(Problem):
     """Probabilities whose random byte is below this are dropped."""
     seed: int = 0
     offset: int = 0
-    bias: BiasKind = BiasKind.NO
+    bias: BiasKind = BiasKind.NONE
     dtype_bias: DType | None = None
     """Operand of ``elementwise`` only."""
     lse: bool = False
@@ -216,7 +216,7 @@ class FmhaProblem(Problem):
 
     @property
     def qscale(self) -> QScale:
-        return self.scaling.kind if self.scaling else QScale.NO
+        return self.scaling.kind if self.scaling else QScale.NONE
 
     @property
     def has_dropout(self) -> bool:
@@ -266,7 +266,7 @@ class FmhaProblem(Problem):
 
     @property
     def num_ops(self) -> int:
-        """The seeds' count of operations, which takes no notice of masks."""
+        """Floating-point operations of all pairs, masked ones included."""
         return 2 * self.batch * self.heads_q * self.seq_q * self.seq_k * (self.hdim_q + self.hdim_v)
 
     def describe(self) -> dict[str, Any]:
@@ -298,7 +298,7 @@ class FmhaProblem(Problem):
     def _unusual(self) -> dict[str, Any]:
         """Deviations from plain attention, and only these."""
         mask, words = self.mask, {}
-        if mask.kind is not MaskKind.NO or self.bias is BiasKind.ALIBI:
+        if mask.kind is not MaskKind.NONE or self.bias is BiasKind.ALIBI:
             words["mask_align"] = "bottom_right" if mask.bottom_right else "top_left"
         if mask.kind is MaskKind.WINDOW:
             words["window"] = f"{mask.left},{mask.right}"
@@ -313,7 +313,7 @@ class FmhaProblem(Problem):
         if self.paging is not None:
             words["page_size"] = str(self.paging.page_size)
             words["kv_layout"], words["kv_lookup"] = self.paging.layout.value, self.paging.lookup.value
-        if self.qscale is not QScale.NO:
+        if self.qscale is not QScale.NONE:
             words["qscale"] = self.qscale.value
         if self.rope is not Rope.NONE:
             words["rope"] = self.rope.value

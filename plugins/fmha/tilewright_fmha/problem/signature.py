@@ -28,7 +28,7 @@ def signature_of(problem: FmhaProblem) -> dict[str, Any]:
         "mode": problem.mode,
         "v_layout": problem.v_layout,
         "hdim": (problem.hdim_q, problem.hdim_v),
-        "mask": MaskKind.NO if append else mask.kind,
+        "mask": MaskKind.NONE if append else mask.kind,
         "bias": problem.bias,
         "dtype_bias": _small(problem.dtype_bias, problem.dtype.q) if elementwise else SmallType.AS_Q,
         "rope_dtype": _small(problem.dtype_rope, problem.dtype.q) if problem.rope is not Rope.NONE else SmallType.AS_Q,

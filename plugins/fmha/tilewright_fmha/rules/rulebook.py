@@ -1,7 +1,6 @@
-"""All rules of attention in the order in which they are checked and mended, and the warnings.
+"""All rules of attention in the order in which they are checked and corrected, and the warnings.
 
-What a kernel computes is in ``signature_rules`` and ``family_rules``, how it is cut in ``tile_rules``, ``gpu_rules``
-and ``hip_rules``. No rule knows an arch's numbers: they come from ``ArchSpec``.
+No rule knows an arch's numbers: they come from ``ArchSpec``.
 """
 
 from __future__ import annotations

@@ -191,9 +191,9 @@ def vectorized_page(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
 
 def qscale_dtype(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     """Factors are for 8-bit floats."""
-    if config.qscale is not QScale.NO and config.kv.bytes != 1:
+    if config.qscale is not QScale.NONE and config.kv.bytes != 1:
         reason = f"keys and values are {config.kv}, which needs no factors"
-        yield Violation("qscale_dtype", "qscale", config.qscale.value, reason, {"qscale": QScale.NO})
+        yield Violation("qscale_dtype", "qscale", config.qscale.value, reason, {"qscale": QScale.NONE})
 
 
 def kv_blockscale_paged(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
@@ -216,7 +216,7 @@ def backward_features(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]
         return
     reason = "gradients know neither pages nor factors"
     yield from must_be("backward_features", config, "paged", False, reason)
-    yield from must_be("backward_features", config, "qscale", QScale.NO, reason)
+    yield from must_be("backward_features", config, "qscale", QScale.NONE, reason)
 
 
 # ---- warnings: legal, but worth knowing ----
@@ -232,7 +232,7 @@ def v3_support(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
 
 def asymmetric_192(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     """Heads of 192 and 128 leave few registers for a bias or dropout."""
-    if config.hdim == (192, 128) and (config.bias is not BiasKind.NO or config.dropout):
+    if config.hdim == (192, 128) and (config.bias is not BiasKind.NONE or config.dropout):
         reason = "heads of 192 and 128 elements leave few registers for a bias or dropout"
         yield Violation("asymmetric_192", "hdim", config.hdim, reason, {"hdim": (192, 192)})
 

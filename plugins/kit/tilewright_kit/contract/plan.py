@@ -162,13 +162,19 @@ class ExecutionPlan:
 class WorkspaceLayout:
     """Hands out aligned offsets in a workspace that does not exist yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, alignment: int = ALIGNMENT) -> None:
+        self.alignment = alignment
+        """Bytes that offsets are multiples of."""
         self.bytes = 0
+        self.offsets: dict[str, int] = {}
+        """Offsets of the parts that have a name."""
 
-    def reserve(self, nbytes: int) -> int:
-        """Offset of a new part of ``nbytes`` bytes, aligned to 64."""
-        offset = -(-self.bytes // ALIGNMENT) * ALIGNMENT
+    def reserve(self, nbytes: int, name: str = "") -> int:
+        """Offset of a new part of ``nbytes`` bytes."""
+        offset = -(-self.bytes // self.alignment) * self.alignment
         self.bytes = offset + nbytes
+        if name:
+            self.offsets[name] = offset
         return offset
 
 

@@ -38,7 +38,7 @@ def read_bias(tensors: Tensors, sizes: Sizes, q: DType) -> tuple[BiasKind, DType
             )
         return BiasKind.ALIBI, None
     if bias is None:
-        return BiasKind.NO, None
+        return BiasKind.NONE, None
     lead = 1 if sizes.varlen else sizes.batch
     full = (lead, sizes.heads_q, sizes.seq_q, sizes.seq_k)
     if len(bias.shape) != 4 or any(have not in (1, want) for have, want in zip(bias.shape, full, strict=True)):
@@ -190,7 +190,7 @@ def read_scaling(
                 f"leave {full} out (the attribute scale scales scores), or give {name} as fp8",
             )
     kind = attributes.qscale or _deduced(given, sizes, paging)
-    if attributes.qscale is QScale.NO and given:
+    if attributes.qscale is QScale.NONE and given:
         raise refuse(
             "qscale is no, but there are factors",
             "attributes.qscale",
@@ -198,8 +198,8 @@ def read_scaling(
             "descale_shape",
             "leave qscale out: it follows from the shapes of the factors",
         )
-    if kind is QScale.NO or (not given and dtype.kv.bytes != 1):
-        if attributes.qscale not in (None, QScale.NO):
+    if kind is QScale.NONE or (not given and dtype.kv.bytes != 1):
+        if attributes.qscale not in (None, QScale.NONE):
             raise refuse(
                 f"qscale {kind} is for fp8 operands",
                 "attributes.qscale",
@@ -231,7 +231,7 @@ def read_scaling(
 
 def _deduced(given: dict[str, TensorDesc], sizes: Sizes, paging: Paging | None) -> QScale:
     if not given:
-        return QScale.NO
+        return QScale.NONE
     if any(len(desc.shape) == 3 for desc in given.values()):
         return QScale.BLOCKSCALE
     pages = (paging.pages, sizes.heads_k) if paging else None
