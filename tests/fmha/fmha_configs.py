@@ -9,10 +9,11 @@ from unittest.mock import patch
 
 import tilewright_arch
 from tilewright_arch import ArchSpec
-from tilewright_fmha.candidates.gpu_tiles import valid_algorithms
-from tilewright_fmha.config import template_support as template_table
 from tilewright_fmha.config.config import FmhaConfig, config_of
 from tilewright_fmha.config.defaults import cpu_algorithm
+from tilewright_fmha.config.features import SWITCHES
+from tilewright_fmha.pipelines import templates as template_table
+from tilewright_fmha.pipelines.algorithms import valid_algorithms
 from tilewright_fmha.vocabulary import Family, FmhaDType, Mode
 
 CPU, AMD, NEW_AMD, RDNA, NVIDIA = (
@@ -31,7 +32,7 @@ _PIPELINES = {
     Family.DOT_DO_O: ("bwd",),
     Family.CONVERT_DQ: ("bwd",),
 }
-_EVERYTHING = frozenset(template_table._SWITCHES) | {  # the words are the table's own
+_EVERYTHING = frozenset(SWITCHES) | {  # the words are the table's own
     "group", "paged_vllm", "paged_sglang", *(item.value for item in FmhaDType),
 }  # fmt: skip
 

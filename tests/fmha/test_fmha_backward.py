@@ -11,8 +11,8 @@ from fmha_cases import COMPILED, Case, drawn_cases, request_of
 from fmha_runner import FmhaRunner, outputs_of
 
 from tilewright_arch import ArchSpec
-from tilewright_fmha.candidates.applicability import with_signature
 from tilewright_fmha.launch.kernel_args import SCALARS
+from tilewright_fmha.pipelines.candidates import with_signature
 from tilewright_fmha.plan.plan import plan_fmha
 from tilewright_fmha.problem.parse.attention import parse_attention, parse_backward
 from tilewright_fmha.problem.problem import FmhaProblem

@@ -13,14 +13,14 @@ from cpu_kernels import INCLUDE, compiler
 from fmha_requests import backward_of, desc
 
 import tilewright_arch
-from tilewright_fmha.candidates.candidates import fmha_candidates
 from tilewright_fmha.codegen import render_gpu
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.footprint.gpu import shared_bytes
 from tilewright_fmha.footprint.tile_products import threads_of
+from tilewright_fmha.pipelines.candidates import fmha_candidates
+from tilewright_fmha.pipelines.rulebook import RULES
 from tilewright_fmha.plan.backward import choose_slices
 from tilewright_fmha.problem.parse.attention import parse_backward
-from tilewright_fmha.rules.rulebook import RULES
 from tilewright_fmha.vocabulary import ATTENTION_BACKWARD, Family
 from tilewright_kit.conformance.check_plugin import device_of
 from tilewright_kit.contract.problem import OperationRequest

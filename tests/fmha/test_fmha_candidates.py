@@ -22,14 +22,20 @@ from fmha_requests import (
 )
 
 from tilewright_arch import ArchSpec
-from tilewright_fmha.candidates.applicability import fmha_mismatches, with_signature
-from tilewright_fmha.candidates.candidates import MOST_CPU, MOST_GPU, fmha_candidates, fmha_refusal
 from tilewright_fmha.config.tile_order import category
 from tilewright_fmha.launch.splits import choose_splits
+from tilewright_fmha.pipelines.candidates import (
+    MOST_CPU,
+    MOST_GPU,
+    fmha_candidates,
+    fmha_mismatches,
+    fmha_refusal,
+    with_signature,
+)
+from tilewright_fmha.pipelines.rulebook import RULES
 from tilewright_fmha.problem.problem import FmhaProblem
 from tilewright_fmha.problem.signature import signature_of
 from tilewright_fmha.references.sample_inputs import PARSERS
-from tilewright_fmha.rules.rulebook import RULES
 from tilewright_fmha.vocabulary import ATTENTION, ATTENTION_BACKWARD, KV_APPEND, BiasKind, Family, MaskKind
 from tilewright_kit.conformance.check_plugin import device_of
 from tilewright_kit.contract.problem import OperationRequest

@@ -12,8 +12,9 @@ from fmha_configs import AMD, ARCHS, CPU, NVIDIA, all_templates, valid
 
 import tilewright_native
 from tilewright_arch import ArchSpec
-from tilewright_fmha.codegen import HEADERS, NATIVE_FAMILIES, generate, product_type, render
+from tilewright_fmha.codegen import NATIVE_FAMILIES, generate, product_type, render
 from tilewright_fmha.config.defaults import ELEMENTWISE
+from tilewright_fmha.pipelines.sources import HEADERS
 from tilewright_fmha.vocabulary import BiasKind, Family, FmhaDType, MaskKind, Mode, Rope, VLayout
 from tilewright_kit.types.dtypes import DType
 from tilewright_kit.types.errors import ConfigInvalidError

@@ -81,8 +81,8 @@ def test_a_record_with_an_unknown_field_or_word_is_refused() -> None:
 
 
 def test_a_declaration_with_wildcards_is_found_among_what_the_arch_offers() -> None:
-    from tilewright_fmha.kernel_sets.choices import offered
-    from tilewright_fmha.rules.rulebook import SHAPE_RULES
+    from tilewright_fmha.pipelines.choices import offered
+    from tilewright_fmha.pipelines.rulebook import SHAPE_RULES
 
     declared = declare(
         config_of(Family.FWD),

@@ -11,8 +11,7 @@ from fmha_configs import AMD, CPU, NVIDIA, RDNA, all_templates
 from fmha_requests import desc
 
 from tilewright_arch import ArchSpec
-from tilewright_fmha.candidates.candidates import fmha_candidates
-from tilewright_fmha.cost.cost import predict_fmha
+from tilewright_fmha.pipelines.candidates import fmha_candidates, predict_fmha
 from tilewright_fmha.problem.problem import FmhaProblem
 from tilewright_fmha.references.sample_inputs import PARSERS
 from tilewright_fmha.vocabulary import ATTENTION, ATTENTION_BACKWARD, Family

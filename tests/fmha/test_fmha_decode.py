@@ -13,7 +13,7 @@ from fmha_requests import desc, ints
 from fmha_runner import FmhaRunner, outputs_of
 
 from tilewright_arch import ArchSpec
-from tilewright_fmha.candidates.applicability import with_signature
+from tilewright_fmha.pipelines.candidates import with_signature
 from tilewright_fmha.plan.plan import plan_fmha
 from tilewright_fmha.problem.parse.attention import parse_attention
 from tilewright_fmha.references.forward import reference_attention

@@ -10,8 +10,8 @@ import pytest
 from fmha_requests import Descs, desc, drawn, ints
 from test_fmha_gpu_emulated import folder, gpu, run
 
-from tilewright_fmha.candidates.candidates import fmha_candidates
-from tilewright_fmha.launch.splits import FEW_ROWS
+from tilewright_fmha.config.pipelines import FEW_ROWS
+from tilewright_fmha.pipelines.candidates import fmha_candidates
 from tilewright_fmha.plan.plan import plan_fmha
 from tilewright_fmha.problem.parse.attention import parse_attention
 from tilewright_fmha.references.forward import reference_attention

@@ -25,7 +25,7 @@ from fmha_requests import (
 from fmha_runner import FmhaRunner, outputs_of
 
 from tilewright_arch import ArchSpec
-from tilewright_fmha.candidates.applicability import with_signature
+from tilewright_fmha.pipelines.candidates import with_signature
 from tilewright_fmha.plan.plan import plan_fmha
 from tilewright_fmha.problem.problem import FmhaProblem
 from tilewright_fmha.problem.sequences import item_of

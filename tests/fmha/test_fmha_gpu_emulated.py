@@ -18,9 +18,9 @@ from cpu_kernels import INCLUDE, Array, compiler
 from fmha_requests import REFERENCES, ROTARY, append_of, backward_of, batch_of, desc, drawn, ints, paged_of
 
 import tilewright_arch
-from tilewright_fmha.candidates.candidates import fmha_candidates
 from tilewright_fmha.codegen import generate
 from tilewright_fmha.config.config import FmhaConfig
+from tilewright_fmha.pipelines.candidates import fmha_candidates
 from tilewright_fmha.plan.plan import plan_fmha
 from tilewright_fmha.references.sample_inputs import PARSERS
 from tilewright_fmha.vocabulary import ATTENTION, ATTENTION_BACKWARD, KV_APPEND, Family

@@ -13,7 +13,7 @@ from fmha_cases import Case, request_of
 from fmha_runner import FmhaRunner, outputs_of
 
 from tilewright_arch import ArchSpec
-from tilewright_fmha.candidates.applicability import with_signature
+from tilewright_fmha.pipelines.candidates import with_signature
 from tilewright_fmha.plan.plan import plan_fmha
 from tilewright_fmha.problem.parse.attention import parse_attention, parse_backward
 from tilewright_fmha.problem.philox import random_bytes

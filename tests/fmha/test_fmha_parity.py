@@ -12,7 +12,7 @@ import pytest
 from cpu_kernels import compiler
 from fmha_runner import FmhaRunner, outputs_of
 
-from tilewright_fmha.candidates.candidates import fmha_candidates
+from tilewright_fmha.pipelines.candidates import fmha_candidates
 from tilewright_fmha.plan.plan import plan_fmha
 from tilewright_fmha.problem.parse.attention import parse_attention, parse_backward
 from tilewright_kit.contract.device import DeviceInfo

@@ -15,13 +15,12 @@ from kernel_structs import declared_fields
 
 import tilewright_arch
 from tilewright_arch import ArchSpec
-from tilewright_fmha.candidates.applicability import with_signature
-from tilewright_fmha.candidates.candidates import fmha_candidates
 from tilewright_fmha.config.config import CONFIGS, FmhaConfig, config_of
+from tilewright_fmha.config.pipelines import FEW_ROWS
 from tilewright_fmha.footprint.cpu import backward_bytes, forward_bytes, lanes_of
 from tilewright_fmha.footprint.gpu import shared_bytes
 from tilewright_fmha.launch.kernel_args import ARRAYS, POINTERS, SCALARS, SCALES, TENSORS
-from tilewright_fmha.launch.splits import FEW_ROWS
+from tilewright_fmha.pipelines.candidates import fmha_candidates, with_signature
 from tilewright_fmha.plan.backward import MOST_SLICES, choose_slices
 from tilewright_fmha.plan.plan import plan_fmha
 from tilewright_fmha.problem.parse.attention import parse_attention, parse_backward

@@ -8,11 +8,11 @@ import pytest
 from fmha_configs import CPU, valid
 
 import tilewright_arch
-from tilewright_fmha.kernel_sets.generator import select_set
 from tilewright_fmha.kernel_sets.profiles import DEFAULT_PROFILE, PROFILES, profile_of
 from tilewright_fmha.kernel_sets.receipts import RECEIPTS, receipt_of
-from tilewright_fmha.kernel_sets.sets import KERNEL_SETS
-from tilewright_fmha.rules.rulebook import RULES
+from tilewright_fmha.pipelines.generator import select_set
+from tilewright_fmha.pipelines.kernel_sets import KERNEL_SETS
+from tilewright_fmha.pipelines.rulebook import RULES
 from tilewright_fmha.vocabulary import BiasKind, Family, FmhaDType, MaskKind, Mode, QScale, VLayout
 from tilewright_kit.types.errors import NotFoundError
 

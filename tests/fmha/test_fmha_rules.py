@@ -10,7 +10,7 @@ from fmha_configs import AMD, ARCHS, CPU, NEW_AMD, NVIDIA, RDNA, all_templates, 
 
 from tilewright_arch import ArchSpec
 from tilewright_fmha.config.config import FmhaConfig
-from tilewright_fmha.rules.rulebook import RULES, WARNINGS, warnings_of
+from tilewright_fmha.pipelines.rulebook import RULES, WARNINGS, warnings_of
 from tilewright_fmha.vocabulary import (
     BiasKind,
     Family,

@@ -10,13 +10,12 @@ from fmha_configs import AMD, ARCHS, CPU, NVIDIA, all_templates
 
 from tilewright_arch import ArchSpec
 from tilewright_fmha.candidates.auxiliary_kernels import combine_of, convert_of, dot_of
-from tilewright_fmha.candidates.candidates import fmha_candidates
 from tilewright_fmha.config.warp_specialised import HEADS
-from tilewright_fmha.cost.cost import predict_fmha
-from tilewright_fmha.kernel_sets.generator import GENERATE_OPTIONS, select_set
-from tilewright_fmha.kernel_sets.sets import KERNEL_SETS, SET_NAMES
+from tilewright_fmha.pipelines.candidates import fmha_candidates, predict_fmha
+from tilewright_fmha.pipelines.generator import GENERATE_OPTIONS, select_set
+from tilewright_fmha.pipelines.kernel_sets import KERNEL_SETS, SET_NAMES
+from tilewright_fmha.pipelines.rulebook import RULES
 from tilewright_fmha.problem.parse.attention import parse_attention
-from tilewright_fmha.rules.rulebook import RULES
 from tilewright_fmha.vocabulary import ATTENTION, ATTENTION_BACKWARD, OPERATIONS, Family, FmhaDType, MaskKind
 from tilewright_kit.config.rules import RuleBook
 from tilewright_kit.conformance.check_plugin import device_of

@@ -13,8 +13,8 @@ from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.defaults import ELEMENTWISE
 from tilewright_fmha.footprint.gpu import shared_bytes
 from tilewright_fmha.footprint.tile_products import threads_of
-from tilewright_fmha.kernel_sets.sets import KERNEL_SETS
-from tilewright_fmha.rules.rulebook import RULES
+from tilewright_fmha.pipelines.kernel_sets import KERNEL_SETS
+from tilewright_fmha.pipelines.rulebook import RULES
 from tilewright_server.build.toolchains.hip import scratch_in_use
 
 ROW_THREADS = 128

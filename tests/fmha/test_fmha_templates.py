@@ -8,9 +8,10 @@ from unittest.mock import patch
 import pytest
 from fmha_configs import AMD, CPU, all_templates, valid
 
-from tilewright_fmha.config import template_support as template_table
-from tilewright_fmha.config.template_support import TEMPLATES, features_of, missing, nearest
-from tilewright_fmha.rules.rulebook import RULES
+from tilewright_fmha.config.features import SWITCHES, features_of
+from tilewright_fmha.pipelines import templates as template_table
+from tilewright_fmha.pipelines.rulebook import RULES
+from tilewright_fmha.pipelines.templates import TEMPLATES, missing, nearest
 from tilewright_fmha.vocabulary import BiasKind, Family, FmhaDType, KvLookup, MaskKind, Mode, QScale, VLayout
 
 _BARE = frozenset({"bf16", "fp16", "group", "paged_vllm", "causal", "bias", "softcap", "lse"})
@@ -80,7 +81,7 @@ def test_a_family_without_any_template_has_no_fix() -> None:
 
 def test_every_word_of_the_table_is_asked_by_some_kernel() -> None:
     """A word that no configuration asks for would promise nothing."""
-    known = set(template_table._SWITCHES) | {"group", "paged_vllm", "paged_sglang"}
+    known = set(SWITCHES) | {"group", "paged_vllm", "paged_sglang"}
     known |= {item.value for item in FmhaDType}
     for key, words in TEMPLATES.items():
         assert words <= known, (key, words - known)

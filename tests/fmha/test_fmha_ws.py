@@ -10,17 +10,16 @@ from typing import Any
 import pytest
 
 import tilewright_arch
-from tilewright_fmha.candidates.candidates import fmha_candidates, fmha_mismatches
-from tilewright_fmha.candidates.gpu_tiles import valid_algorithms
 from tilewright_fmha.codegen import generate
 from tilewright_fmha.config.config import AttentionConfig, FmhaConfig
 from tilewright_fmha.config.decode import decodes
 from tilewright_fmha.config.warp_specialised import HEADS, specialised_algorithms, specialised_bytes
-from tilewright_fmha.cost.cost import predict_fmha
+from tilewright_fmha.pipelines.algorithms import valid_algorithms
+from tilewright_fmha.pipelines.candidates import fmha_candidates, fmha_mismatches, predict_fmha
+from tilewright_fmha.pipelines.rulebook import RULES
 from tilewright_fmha.plan.plan import plan_fmha
 from tilewright_fmha.problem.parse.attention import parse_attention
 from tilewright_fmha.problem.problem import FmhaProblem
-from tilewright_fmha.rules.rulebook import RULES
 from tilewright_fmha.vocabulary import BiasKind, Family, FmhaDType, MaskKind, Mode, Scheduling
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.plan import COUNTERS, Pointer, Struct, TensorMap

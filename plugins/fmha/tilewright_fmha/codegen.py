@@ -9,13 +9,15 @@ from functools import partial
 from tilewright_arch import ArchSpec
 from tilewright_fmha import __version__
 from tilewright_fmha.config.config import FLAGS, FmhaConfig
-from tilewright_fmha.rules.rulebook import RULES
+from tilewright_fmha.pipelines.records import pipeline_of
+from tilewright_fmha.pipelines.rulebook import RULES
+from tilewright_fmha.pipelines.sources import portable_source
 from tilewright_fmha.vocabulary import Family, Scheduling, VLayout
 from tilewright_kit.contract.source import SourceUnit
 from tilewright_kit.contract.templates import symbol_of, template, texts
 from tilewright_kit.types.dtypes import DType
 
-__all__ = ["HEADERS", "NATIVE_FAMILIES", "generate", "product_type", "render", "render_gpu", "symbol_of"]
+__all__ = ["NATIVE_FAMILIES", "generate", "product_type", "render", "render_gpu", "symbol_of"]
 
 NATIVE_FAMILIES: Mapping[Family, str] = {
     Family.FWD: "forward",
@@ -30,23 +32,6 @@ NATIVE_FAMILIES: Mapping[Family, str] = {
 }
 """``tw::FmhaFamily`` of each family."""
 
-HEADERS: Mapping[Family, tuple[str, str]] = {
-    **dict.fromkeys(
-        (Family.FWD, Family.SPLITKV, Family.PAGEDKV, Family.BATCH_PREFILL), ("forward.hpp", "TW_FMHA_FORWARD")
-    ),
-    Family.COMBINE: ("combine.hpp", "TW_FMHA_COMBINE"),
-    Family.APPENDKV: ("append.hpp", "TW_FMHA_APPEND"),
-    Family.DQ_DK_DV: ("backward/backward.hpp", "TW_FMHA_BACKWARD"),
-    Family.DOT_DO_O: ("dot.hpp", "TW_FMHA_DOT_DO_O"),
-    Family.CONVERT_DQ: ("convert.hpp", "TW_FMHA_CONVERT_DQ"),
-}
-"""Header of a family's template, below ``cpu/fmha/``, and the macro that instantiates it. GPUs have headers of the
-same names below ``gpu/fmha/``, and macros that end in ``_KERNEL``.
-"""
-
-_GPU_FORWARD = "TW_FMHA_KERNEL"
-_SPECIALISED = ("sm90/fmha/forward.hpp", "TW_FMHA_WS_KERNEL")
-_SPECIALISED_FEW_ROWS = ("sm90/fmha/decode.hpp", "TW_FMHA_WS_DECODE_KERNEL")
 _template = partial(template, __package__)
 
 
@@ -60,23 +45,20 @@ def generate(config: FmhaConfig, arch: ArchSpec) -> SourceUnit:
 
 def render(config: FmhaConfig) -> SourceUnit:
     """The unit of any configuration for CPUs, valid or not. ``generate`` checks first."""
-    symbol, (header, macro) = symbol_of(config), HEADERS[config.family]
+    symbol, (header, macro) = symbol_of(config), portable_source(config, "cpu")
     exports, entries = f"{macro}({symbol}, Config)", {"main": symbol}
     if config.is_forward or config.family is Family.DQ_DK_DV:  # the others need no scratch memory
         exports += f"\nTW_FMHA_WORKSPACE({symbol}, Config)"
         entries["workspace"] = f"{symbol}_workspace"
     text = _template("fmha_cpu.cpp.in").substitute(
-        _head(config), header=f"cpu/fmha/{header}", config=_struct(config, "cpu"), exports=exports
+        _head(config), header=header, config=_struct(config, "cpu"), exports=exports
     )
     return SourceUnit(config.name, "c++", text, entries, plugin_version=__version__)
 
 
 def render_gpu(config: FmhaConfig, arch: ArchSpec) -> SourceUnit:
     """The unit of any configuration for GPUs, valid or not. ``generate`` checks first."""
-    symbol, (header, macro) = symbol_of(config), HEADERS[config.family]
-    header, macro = f"gpu/fmha/{header}", _GPU_FORWARD if config.is_forward else f"{macro}_KERNEL"
-    if config.pipeline == "ws":
-        header, macro = _SPECIALISED_FEW_ROWS if config.family is Family.SPLITKV else _SPECIALISED
+    symbol, (header, macro) = symbol_of(config), pipeline_of(config, arch).source(config, arch.kind)
     text = _template("fmha_gpu.cu.in").substitute(
         _head(config), header=header, config=_struct(config, arch.kind), macro=macro, symbol=symbol
     )

@@ -9,16 +9,15 @@ import numpy.typing as npt
 
 from tilewright_arch import ArchSpec
 from tilewright_fmha import __version__
-from tilewright_fmha.candidates.applicability import fmha_mismatches
-from tilewright_fmha.candidates.candidates import fmha_candidates, fmha_refusal
 from tilewright_fmha.codegen import generate
 from tilewright_fmha.commands.analysis import fmha_analysis_request, fmha_analysis_shape, fmha_product
 from tilewright_fmha.config.config import CONFIGS, FmhaConfig
-from tilewright_fmha.config.template_support import TEMPLATES
-from tilewright_fmha.cost.cost import predict_fmha
 from tilewright_fmha.kernel_sets.composable_kernel import is_foreign, read_foreign
-from tilewright_fmha.kernel_sets.generator import GENERATE_OPTIONS, select_set
-from tilewright_fmha.kernel_sets.sets import KERNEL_SETS
+from tilewright_fmha.pipelines.candidates import fmha_candidates, fmha_mismatches, fmha_refusal, predict_fmha
+from tilewright_fmha.pipelines.generator import GENERATE_OPTIONS, select_set
+from tilewright_fmha.pipelines.kernel_sets import KERNEL_SETS
+from tilewright_fmha.pipelines.rulebook import RULES
+from tilewright_fmha.pipelines.templates import TEMPLATES
 from tilewright_fmha.plan.plan import plan_fmha
 from tilewright_fmha.problem.integer_operands import check_values, value_operands
 from tilewright_fmha.problem.problem import FmhaProblem
@@ -28,7 +27,6 @@ from tilewright_fmha.references.backward import reference_backward
 from tilewright_fmha.references.forward import reference_attention
 from tilewright_fmha.references.sample_inputs import PARSERS, sample_inputs
 from tilewright_fmha.references.samples import fmha_samples
-from tilewright_fmha.rules.rulebook import RULES
 from tilewright_fmha.vocabulary import (
     ATTENTION,
     ATTENTION_BACKWARD,

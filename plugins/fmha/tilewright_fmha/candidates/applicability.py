@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from tilewright_fmha.candidates.gpu_tiles import valid_algorithms
-from tilewright_fmha.config.config import FmhaConfig, config_of
-from tilewright_fmha.config.defaults import cpu_algorithm, spec_of
-from tilewright_fmha.config.template_support import templates_of
-from tilewright_fmha.launch.tensor_maps import ws_mismatches
+from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.problem.problem import FmhaProblem
 from tilewright_fmha.problem.signature import signature_of
 from tilewright_fmha.vocabulary import Family
 from tilewright_kit.config.rules import Violation
-from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.selection.applicability import other_signature
 
-__all__ = ["families_of", "fmha_mismatches", "signature_fields", "with_signature"]
+__all__ = ["families_of", "signature_mismatches"]
 
-_MOST_CAP = 1000.0
-"""Largest soft cap of scores in Hopper's own kernels, whose hyperbolic tangents are right to 2^-22 of 1."""
 _LOOSE = ("family", "hdim", "page_size", "deterministic")
 """Fields in which a kernel may do more than the problem asks."""
 
@@ -32,36 +24,8 @@ def families_of(problem: FmhaProblem) -> tuple[Family, ...]:
     return (own, Family.SPLITKV) if split else (own,)
 
 
-def signature_fields(problem: FmhaProblem, family: Family, device: DeviceInfo) -> dict[str, Any]:
-    """The signature of a kernel of ``family`` that computes ``problem`` on the device: sizes of heads are the next
-    larger ones that the arch has, the problem's own where it has none, which rules then refuse.
-    """
-    spec = spec_of(device.arch)
-    columns = spec.combine_columns if family is Family.SPLITKV else 1
-    own = (problem.hdim_q, problem.hdim_v)
-    hdim = spec.hdim_for(problem.dtype.value, *own, columns) or own
-    found = {**signature_of(problem), "family": family, "hdim": hdim}
-    templates = templates_of(device.arch.kind, Family.DQ_DK_DV).values()
-    if problem.family is Family.DQ_DK_DV and not any("atomics" in words for words in templates):
-        found["deterministic"] = True  # nobody minds an order that is always the same
-    return found
-
-
-def with_signature(problem: FmhaProblem, family: Family, device: DeviceInfo) -> FmhaConfig:
-    """A kernel of ``family`` that computes ``problem``, with the device's default algorithm."""
-    config = config_of(family)(**signature_fields(problem, family, device))
-    if device.arch.kind == "cpu":
-        return config.replace(**cpu_algorithm(config, device.arch))
-    cuts = valid_algorithms(config, device.arch)
-    return config.replace(**cuts[0]) if cuts else config
-
-
-def fmha_mismatches(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> tuple[Violation, ...]:
-    """Why this kernel cannot compute this problem on this device; empty if it can."""
-    return tuple(_mismatches(problem, config, device))
-
-
-def _mismatches(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> Iterator[Violation]:
+def signature_mismatches(problem: FmhaProblem, config: FmhaConfig) -> Iterator[Violation]:
+    """Reasons why this kernel cannot compute this problem on any device; none if it can."""
     wanted = signature_of(problem)
     yield from _family(problem, config)
     yield from other_signature(
@@ -77,13 +41,6 @@ def _mismatches(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) ->
         reason = f"pages have {problem.paging.page_size} tokens, the kernel is for {config.page_size}"
         yield Violation("signature", "page_size", config.page_size, reason, {"page_size": 0})
     yield from _capacities(problem, config)
-    if config.pipeline == "ws" and problem.softcap > _MOST_CAP:
-        reason = f"it bends scores to seven digits of the cap, which at {problem.softcap:g} are too few of the scores"
-        yield Violation("softcap_digits", "pipeline", config.pipeline, reason)
-    yield from ws_mismatches(problem, config)
-    if device.arch.kind == "cpu" and config.team > max(device.units, 1):
-        reason = f"the kernel runs on a team of {config.team}, the device has {device.units} units"
-        yield Violation("team", "wave", config.wave, reason)
 
 
 def _family(problem: FmhaProblem, config: FmhaConfig) -> Iterator[Violation]:

@@ -1,94 +1,93 @@
-"""Kernels of GPUs that could compute a problem."""
+"""Cuts of GPU kernels: tiles from the arch's table, with waves and warp tiles that the rules take."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from tilewright_fmha.candidates.applicability import signature_fields
-from tilewright_fmha.candidates.gpu_tiles import valid_algorithms
-from tilewright_fmha.config.config import FmhaConfig, config_of
-from tilewright_fmha.config.decode import decode_algorithms, decode_heads
-from tilewright_fmha.config.judging import family_pipelines
-from tilewright_fmha.config.template_support import TEMPLATES, features_of
-from tilewright_fmha.config.warp_specialised import specialised_algorithms, specialised_heads
-from tilewright_fmha.launch.splits import wants_splits
-from tilewright_fmha.problem.problem import FmhaProblem
+from tilewright_arch import ArchSpec
+from tilewright_fmha.config.config import FmhaConfig
+from tilewright_fmha.config.judging import replaced
+from tilewright_fmha.footprint.backward_partition import gradient_waves, on_mma
+from tilewright_fmha.rules.gpu import k0_of
+from tilewright_fmha.rules.hip import k1_for
 from tilewright_fmha.vocabulary import Family
-from tilewright_kit.contract.device import DeviceInfo
 
-__all__ = ["gpu_algorithms_for"]
+__all__ = ["backward_cuts", "few_rows_cuts", "row_cuts"]
 
-MOST_SPLITS_LOG2 = 7
+Triple = tuple[int, int, int]
 
 
-def gpu_algorithms_for(problem: FmhaProblem, device: DeviceInfo) -> Iterator[FmhaConfig]:
-    """Split kernels where there is too little work, then specialised ones, then those of every problem; the most
-    general last. Only what there is a template for.
+def _warps(config: FmhaConfig, arch: ArchSpec) -> tuple[Triple, ...]:
+    spec = arch.attention
+    return spec.warp_tiles.get(config.dtype.value, ()) if spec else ()
+
+
+def _tiles(config: FmhaConfig, arch: ArchSpec) -> tuple[tuple[int, ...], ...]:
+    spec = arch.attention
+    if spec is None:
+        return ()
+    table = spec.backward_tiles if config.family is Family.DQ_DK_DV else spec.tiles
+    return table.get("x".join(map(str, config.hdim)), ())
+
+
+def row_cuts(config: FmhaConfig, arch: ArchSpec, pipeline: str) -> Iterator[Mapping[str, Any]]:
+    """Waves share out rows."""
+    warps, spec = _warps(config, arch), arch.attention
+    waves = sorted(spec.waves if spec else (4,), key=lambda count: (abs(count - 4), count))
+    for tile in _tiles(config, arch):
+        for warp in warps:
+            if tile[1] % warp[1] or config.hdim[1] % warp[1] or tile[2] % warp[2] or tile[1] % warp[2]:
+                continue
+            whole = replaced(tile, 2, k0_of(config.replace(tile=tile), arch, tile[1]))
+            cut = replaced(whole, 4, k1_for(config.replace(tile=whole, pipeline=pipeline)))
+            for count in _counts(arch, [item for item in waves if tile[0] % (item * warp[0]) == 0], tile[0]):
+                wave = (count, 1, 1, count, 1, 1, 1, 1, 1)
+                yield {"tile": cut, "wave": wave, "warp_tile": (*warp, *warp, 16, 16, 16)}
+
+
+def _counts(arch: ArchSpec, fitting: Sequence[int], rows: int) -> Sequence[int]:
+    """The best two numbers of waves. CUDA devices have one: four or more, or sixteen rows each. With more rows, few
+    waves spill, and more than four waves wait for each other.
     """
-    if problem.family in (Family.FWD, Family.PAGEDKV, Family.BATCH_PREFILL):
-        yield from _split(problem, device)
-    own = list(_cuts(problem, problem.family, device))
-    general = [config for config in own if config.pipeline != "ws"]
-    yield from _specialised(problem, device)
-    yield from general
-    if problem.paging is not None and general:
-        page = problem.paging.page_size
-        yield from (config.replace(page_size=page) for config in general[:2] if page in _pages(device))
-        yield general[-1]
+    if arch.kind != "cuda":
+        return fitting[:2]
+    return [count for count in fitting if count >= 4 or rows == count * 16][:1]
 
 
-def _pages(device: DeviceInfo) -> tuple[int, ...]:
-    spec = device.arch.attention
-    return spec.page_sizes if spec else ()
-
-
-def _specialised(problem: FmhaProblem, device: DeviceInfo) -> Iterator[FmhaConfig]:
-    """Specialised kernels hold heads of a few sizes, into which the copy engine pads others. Left to who names it
-    are one consumer with features, and bits that tell of wrong lengths, of which no GPU has seen one.
-    """
-    if (device.arch.kind, "ws", problem.family) not in TEMPLATES or "ws" not in family_pipelines(
-        problem.family, device.arch
-    ):
+def few_rows_cuts(config: FmhaConfig, arch: ArchSpec, pipeline: str) -> Iterator[Mapping[str, Any]]:
+    """All waves have the rows of one warp tile, and share its columns."""
+    tiles = _tiles(config, arch)
+    if not tiles:
         return
-    fields = signature_fields(problem, problem.family, device)
-    hdim = specialised_heads(problem.hdim_q, problem.hdim_v)
-    if hdim is None or problem.status:
-        return
-    plain = config_of(problem.family)(**{**fields, "hdim": hdim})
-    bare = features_of(plain) <= {"bf16", "causal"}
-    for item in specialised_algorithms(hdim):
-        if bare or item["wave"][0] > 1:
-            yield plain.replace(**item)
+    for warp in sorted(_warps(config, arch), key=lambda item: item[0]):
+        for count in (4, 2, 1):
+            n0 = max(64, count * max(warp[1], warp[2]))
+            k0, k0max = k0_of(config, arch, n0), tiles[0][5]
+            if n0 % (count * warp[1]) or n0 % (count * warp[2]) or config.hdim[1] % warp[1] or k0 % warp[2]:
+                continue
+            tile: tuple[int, ...] = (warp[0], n0, k0, config.hdim[1], warp[2], k0max)
+            tile = replaced(tile, 4, k1_for(config.replace(tile=tile, pipeline=pipeline)))
+            yield {"tile": tile, "wave": (1, count, 1, 1, 1, count, 1, 1, 1), "warp_tile": (*warp, *warp, 16, 16, 16)}
+            break
 
 
-def _split(problem: FmhaProblem, device: DeviceInfo) -> Iterator[FmhaConfig]:
-    asked = max(problem.num_splits - 1, 0).bit_length()
-    for config in (*_few_rows(problem, device), *_cuts(problem, Family.SPLITKV, device)):
-        cut = config.replace(max_splits_log2=max(MOST_SPLITS_LOG2, asked))
-        packed = cut.replace(pack_gqa=True) if problem.group > 1 else cut
-        if problem.num_splits or wants_splits(problem, packed, device):
-            yield packed
-            if packed != cut:
-                yield cut
+def backward_cuts(config: FmhaConfig, arch: ArchSpec, pipeline: str) -> Iterator[Mapping[str, Any]]:  # noqa: ARG001
+    """Waves share out keys: the columns of scores, and the rows of what is summed over queries."""
+    for tile in _tiles(config, arch):
+        for warp in sorted(_warps(config, arch), key=lambda item: (item[0], item[1])):
+            cut = config.replace(tile=tile, warp_tile=warp * 3)
+            for wave in gradient_waves(cut, arch):
+                if _divides(tile, wave, warp):
+                    yield {"tile": tile, "wave": wave, "warp_tile": warp * 3}
+                    if on_mma(cut, arch):
+                        break
 
 
-def _few_rows(problem: FmhaProblem, device: DeviceInfo) -> Iterator[FmhaConfig]:
-    """Specialised kernels, of the fewest rows that hold all query heads of a key head."""
-    if "ws" not in family_pipelines(Family.SPLITKV, device.arch):
-        return
-    hdim = decode_heads(problem.dtype, problem.hdim_q, problem.hdim_v)
-    if hdim is None:
-        return
-    plain = config_of(Family.SPLITKV)(**{**signature_fields(problem, Family.SPLITKV, device), "hdim": hdim})
-    found = [plain.replace(**item) for item in decode_algorithms(hdim, problem.dtype)]
-    rows = problem.seq_q * problem.group
-    yield next((item for item in found if item.m0 >= rows), found[-1])
-
-
-def _cuts(problem: FmhaProblem, family: Family, device: DeviceInfo) -> Iterator[FmhaConfig]:
-    fields = signature_fields(problem, family, device)
-    plain = config_of(family)(**fields)
-    for item in valid_algorithms(plain, device.arch):
-        few = item["pipeline"] == "ws" and family is Family.SPLITKV  # see _few_rows
-        if (device.arch.kind, item["pipeline"], family) in TEMPLATES and not few:
-            yield plain.replace(**item)
+def _divides(tile: tuple[int, ...], wave: tuple[int, ...], warp: Triple) -> bool:
+    places = (((0, 1, 2), 0), ((1, 8, 3), 3), ((0, 1, 4), 0), ((1, 7, 5), 3), ((0, 7, 6), 6))
+    return all(
+        tile[index] % (warp[axis] * wave[stage + axis]) == 0
+        for fields, stage in places
+        for axis, index in enumerate(fields)
+    )

@@ -8,6 +8,7 @@ from typing import Any
 from tilewright_arch import ArchSpec
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.judging import must_be
+from tilewright_fmha.config.pipelines import SPECIALISED, is_specialised
 from tilewright_fmha.vocabulary import Family, FmhaDType, Scheduling
 from tilewright_kit.config.rules import Violation
 from tilewright_kit.types.arithmetic import ceil_div
@@ -44,7 +45,7 @@ _EIGHT_BITS = (FmhaDType.FP16FP8, FmhaDType.BF16FP8)
 
 def decodes(config: FmhaConfig) -> bool:
     """A specialised kernel for few rows."""
-    return config.pipeline == "ws" and config.family is Family.SPLITKV
+    return is_specialised(config) and config.family is Family.SPLITKV
 
 
 def decode_heads(dtype: FmhaDType, q: int, v: int) -> tuple[int, int] | None:
@@ -68,7 +69,7 @@ def _rows(dtype: FmhaDType) -> tuple[int, ...]:
 def _algorithm(hdim: tuple[int, int], rows: int, keys: int) -> Mapping[str, Any]:
     q, v = hdim
     return {
-        "pipeline": "ws",
+        "pipeline": SPECIALISED,
         "tile": (rows, keys, q, v, keys, q),
         "wave": (1, 1, 1, 1, 1, 1, 1, 1, 1),
         "warp_tile": (rows, _STEP, 16, rows, _STEP, 16, 16, 16, 16),

@@ -6,13 +6,11 @@ from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
 from typing import Any
 
-from tilewright_arch import ArchSpec
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.vocabulary import Family
 from tilewright_kit.config.rules import Violation
 
 __all__ = [
-    "family_pipelines",
     "is_well_formed",
     "must_be",
     "plain",
@@ -20,29 +18,6 @@ __all__ = [
     "tile_length",
     "wanted_values",
 ]
-
-_FORWARD = ("qr_async", "qr", "qs", "qr_async_trload", "v3", "ws")
-_PIPELINES: Mapping[Family, tuple[str, ...]] = {
-    Family.FWD: _FORWARD,
-    Family.SPLITKV: ("qr_nwarp_sshuffle", "qr", "ws"),
-    Family.PAGEDKV: ("qr_pagedkv", "ws"),
-    Family.BATCH_PREFILL: ("qr_async", "batch_prefill_async", "qr", "ws"),
-    Family.COMBINE: ("splitkv_combine",),
-    Family.APPENDKV: ("appendkv",),
-    Family.DOT_DO_O: ("bwd",),
-    Family.DQ_DK_DV: ("bwd",),
-    Family.CONVERT_DQ: ("bwd",),
-}
-
-
-def family_pipelines(family: Family, arch: ArchSpec) -> tuple[str, ...]:
-    """Pipelines of a family that the arch has, the preferred first; ``qr`` where it has none of the family's own.
-    (Batch prefill had one pipeline there. Large heads leave no room for two tiles of keys on their way, so ``qr`` is
-    another.)
-    """
-    spec = arch.attention
-    offered = spec.pipelines if spec else ()
-    return tuple(name for name in _PIPELINES[family] if name in offered) or ("qr",)
 
 
 def tile_length(config: FmhaConfig) -> int:

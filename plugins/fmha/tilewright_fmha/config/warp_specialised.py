@@ -8,6 +8,7 @@ from typing import Any
 from tilewright_arch import ArchSpec
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.decode import decodes
+from tilewright_fmha.config.pipelines import SPECIALISED, is_specialised
 from tilewright_fmha.vocabulary import MaskKind, Scheduling
 
 __all__ = [
@@ -44,7 +45,7 @@ def specialised_algorithms(hdim: tuple[int, int]) -> Iterator[Mapping[str, Any]]
     q, v = hdim
     for consumers, columns, turns in _SHAPES.get(hdim, ()):
         yield {
-            "pipeline": "ws",
+            "pipeline": SPECIALISED,
             "tile": (64 * consumers, columns, q, v, columns, q),
             "wave": (consumers, 1, 1, consumers, 1, 1, 1, 1, 1),
             "warp_tile": (64, columns, 16, 64, v, 16, 16, 16, 16),
@@ -56,7 +57,7 @@ def specialised_algorithms(hdim: tuple[int, int]) -> Iterator[Mapping[str, Any]]
 def draws_tiles(config: FmhaConfig) -> bool:
     """Workgroups stay and draw tiles from a counter: those that differ in length."""
     differ = config.varlen or config.mask is not MaskKind.NONE or decodes(config)
-    return config.pipeline == "ws" and config.persistent and differ
+    return is_specialised(config) and config.persistent and differ
 
 
 def specialised_bytes(config: FmhaConfig, arch: ArchSpec) -> int:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from tilewright_arch import ArchSpec
 from tilewright_fmha.config.config import FmhaConfig
-from tilewright_fmha.config.decode import decodes
-from tilewright_fmha.cost.warp_specialised import predict_few_rows, predict_specialised
+from tilewright_fmha.config.pipelines import offers_specialised
 from tilewright_fmha.footprint.backward_partition import counted_clocks, gradient_clocks, on_mma
 from tilewright_fmha.footprint.gpu import resident
 from tilewright_fmha.launch.splits import adds_parts, choose_splits
@@ -19,9 +18,9 @@ from tilewright_kit.contract.operation import Prediction
 from tilewright_kit.tiles.cost.units import clock_of, unit_efficiency, units_of
 from tilewright_kit.types.arithmetic import ceil_div, padded
 
-__all__ = ["predict_gpu"]
+__all__ = ["LAUNCH_SECONDS", "more_steps", "predict_gpu"]
 
-_LAUNCH_SECONDS = 4.0e-6
+LAUNCH_SECONDS = 4.0e-6
 _EXP_PER_CYCLE = {"cuda": 16, "hip": 16}
 """Exponentials that one unit starts in a cycle: CUDA programming guide, throughput of special functions; AMD: a quarter
 of its 64 lanes (ISA guides: transcendental functions).
@@ -55,10 +54,6 @@ def predict_gpu(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) ->
     arch = device.arch
     if config.family is Family.APPENDKV:
         return _append(problem, config, arch)
-    if decodes(config):
-        return predict_few_rows(problem, config, device, _LAUNCH_SECONDS)
-    if config.pipeline == "ws":
-        return predict_specialised(problem, config, device, _more_steps(problem), _LAUNCH_SECONDS)
     units, clock = units_of(device), clock_of(arch)
     backward = config.family is Family.DQ_DK_DV
     splits = choose_splits(problem, config, device) if config.family is Family.SPLITKV else 1
@@ -75,12 +70,12 @@ def predict_gpu(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) ->
     products = 3 * q + 2 * v if backward else q + v
     rate = (arch.throughput.peak_flops(_rate_of(config), units=units) or 1e12) * _REACHED.get(config.pipeline, 0.35)
     many = config.family is Family.FWD or (config.family is Family.SPLITKV and problem.seq_q >= _MANY_QUERIES)
-    if many and arch.attention and "ws" in arch.attention.pipelines:
+    if many and offers_specialised(arch):
         rate *= _BESIDE_WS * min(1.0, max(blocks / units, 1.0) * config.waves / _WAVES_OF_UNIT)
-    if arch.kind == "cuda" and config.is_forward and config.pipeline != "ws":
+    if arch.kind == "cuda" and config.is_forward:
         rate *= _loop_share(config)
     compute = 2.0 * pairs * products / rate / busy
-    steps = 1.0 + _STEPS / 4 + _more_steps(problem)
+    steps = 1.0 + _STEPS / 4 + more_steps(problem)
     scores = pairs * steps * (1.5 if backward else 1.0) / (_EXP_PER_CYCLE.get(arch.kind, 16) * clock * units) / busy
     if backward and on_mma(config, arch):
         per_clock = (arch.throughput.peak_flops(_rate_of(config), units=1) or 1e12) / clock
@@ -101,12 +96,13 @@ def predict_gpu(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) ->
     partial = 8.0 * splits * rows * heads * v if splits > 1 else 0.0
     memory = (problem.bytes_moved + partial) / (memory_rate * min(1.0, 1.5 * drawn))
     launches = {Family.SPLITKV: 1 if adds_parts(config, device) else 2, Family.DQ_DK_DV: 3}.get(config.family, 1)
-    seconds = max(compute + scores, cached, memory) + launches * _LAUNCH_SECONDS
-    parts = {"compute": compute, "scores": scores, "l2": cached, "memory": memory, "launch": launches * _LAUNCH_SECONDS}
+    seconds = max(compute + scores, cached, memory) + launches * LAUNCH_SECONDS
+    parts = {"compute": compute, "scores": scores, "l2": cached, "memory": memory, "launch": launches * LAUNCH_SECONDS}
     return Prediction(max(seconds, 1e-9), parts)
 
 
-def _more_steps(problem: FmhaProblem) -> float:
+def more_steps(problem: FmhaProblem) -> float:
+    """Vector operations on a score that its features add, as parts of its exponential."""
     features = {
         "bias": problem.bias is not BiasKind.NONE,
         "softcap": problem.softcap > 0,
@@ -130,4 +126,4 @@ def _append(problem: FmhaProblem, config: FmhaConfig, arch: ArchSpec) -> Predict
     new = problem.batch * problem.heads_k * problem.new_rows * (problem.hdim_q + problem.hdim_v) * config.kv.bytes
     queries = problem.batch * problem.heads_q * problem.seq_q * problem.hdim_q * config.q.bytes
     memory = 2.0 * (new + queries) / (arch.throughput.memory_bytes_per_second or 1e12)
-    return Prediction(memory + _LAUNCH_SECONDS, {"memory": memory, "launch": _LAUNCH_SECONDS})
+    return Prediction(memory + LAUNCH_SECONDS, {"memory": memory, "launch": LAUNCH_SECONDS})

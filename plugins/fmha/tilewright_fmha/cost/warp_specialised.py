@@ -6,7 +6,9 @@ than what each would take alone.
 from __future__ import annotations
 
 from tilewright_fmha.config.config import FmhaConfig
+from tilewright_fmha.config.decode import decodes
 from tilewright_fmha.config.warp_specialised import draws_tiles, has_own_results
+from tilewright_fmha.cost.gpu import LAUNCH_SECONDS, more_steps
 from tilewright_fmha.launch.splits import choose_splits, work_items
 from tilewright_fmha.problem.problem import FmhaProblem
 from tilewright_fmha.vocabulary import MaskKind, Scheduling
@@ -15,7 +17,7 @@ from tilewright_kit.contract.operation import Prediction
 from tilewright_kit.tiles.cost.units import unit_efficiency, units_of
 from tilewright_kit.types.arithmetic import ceil_div, padded
 
-__all__ = ["predict_few_rows", "predict_specialised"]
+__all__ = ["predict_warp_specialised"]
 
 _REACHED = {
     (64, 3, 128, True): (0.53, 0.53), (64, 2, 192, True): (0.455, 0.46), (64, 2, 128, True): (0.44, 0.45),
@@ -41,7 +43,14 @@ _LAST = 0.3
 """Tiles that differ in length are drawn: part of a tile for which some units wait at the end."""
 
 
-def predict_few_rows(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, launch: float) -> Prediction:
+def predict_warp_specialised(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> Prediction:
+    """Seconds of the whole plan, and what they are made of."""
+    if decodes(config):
+        return _few_rows(problem, config, device, LAUNCH_SECONDS)
+    return _forward(problem, config, device, more_steps(problem), LAUNCH_SECONDS)
+
+
+def _few_rows(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, launch: float) -> Prediction:
     """Rates of kernels for few rows: memory binds them, or, as every tile of rows reads all keys, the second-level
     cache. Few
     pieces do not draw the full rate.
@@ -58,9 +67,7 @@ def predict_few_rows(problem: FmhaProblem, config: FmhaConfig, device: DeviceInf
     return Prediction(max(memory, cached) + launch, {"memory": memory, "l2": cached, "launch": launch})
 
 
-def predict_specialised(
-    problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, steps: float, launch: float
-) -> Prediction:
+def _forward(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, steps: float, launch: float) -> Prediction:
     """Seconds of the whole plan. ``steps``: vector operations on a score besides the usual; ``launch``: seconds."""
     arch, (q, v) = device.arch, config.hdim
     units = units_of(device)

@@ -8,6 +8,7 @@ from tilewright_arch import ArchSpec
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.decode import decode_bytes, decode_resident, decodes
 from tilewright_fmha.config.defaults import ELEMENTWISE
+from tilewright_fmha.config.pipelines import FEW_ROWS
 from tilewright_fmha.footprint.backward_partition import gradient_bytes, gradient_registers
 from tilewright_fmha.footprint.tile_products import products_of, threads_of, wave_threads
 from tilewright_fmha.vocabulary import BiasKind, Family, KvLayout, MaskKind, QScale, VLayout
@@ -47,7 +48,7 @@ def shared_bytes(config: FmhaConfig, arch: ArchSpec) -> int:
     if config.family is Family.DQ_DK_DV:
         return gradient_bytes(config, arch)
     words = int(config.paged) + 2 * int(config.qscale in (QScale.BLOCKSCALE, QScale.KV_BLOCKSCALE))
-    if config.pipeline == "qr_nwarp_sshuffle" and arch.kind == "cuda":
+    if config.pipeline == FEW_ROWS and arch.kind == "cuda":
         return config.m0 * q * element + _rings(config, element, words)
     keys, values = (config.n0 * length * element for length in (q, v))
     both = config.pipeline == "qr_async"
@@ -91,7 +92,7 @@ def _features(config: FmhaConfig) -> Iterator[tuple[bool, int]]:
     yield config.mask is MaskKind.CAUSAL, 4
     yield config.qscale in (QScale.BLOCKSCALE, QScale.KV_BLOCKSCALE), 20
     yield config.mask is MaskKind.WINDOW, 8
-    if config.pipeline != "qr_nwarp_sshuffle":
+    if config.pipeline != FEW_ROWS:
         yield config.pack_gqa, 8
         # Measured: heads of 256 and blocks of 64 leave nothing for both bounds of a window and where pages lie; of 8
         # bits, where sequences of queries differ in length, without a mask either.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tilewright_arch import ArchSpec
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.decode import DECODE_THREADS, decodes
+from tilewright_fmha.config.pipelines import is_specialised
 from tilewright_fmha.vocabulary import Family
 from tilewright_kit.types.arithmetic import ceil_div
 
@@ -69,12 +70,12 @@ def _triple(numbers: tuple[int, ...]) -> Triple:
 
 def wave_threads(config: FmhaConfig, arch: ArchSpec) -> int:
     """Threads that one wave of a configuration stands for: a warpgroup where the pipeline is warp-specialised."""
-    return 128 if config.pipeline == "ws" else arch.wave_size
+    return 128 if is_specialised(config) else arch.wave_size
 
 
 def threads_of(config: FmhaConfig, arch: ArchSpec) -> int:
     """Threads of a workgroup, producers included."""
     if decodes(config):
         return DECODE_THREADS
-    producers = 128 if config.pipeline == "ws" else 0
+    producers = 128 if is_specialised(config) else 0
     return config.waves * wave_threads(config, arch) + producers

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tilewright_arch import ArchSpec
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.decode import decodes
+from tilewright_fmha.config.pipelines import is_specialised
 from tilewright_fmha.config.warp_specialised import specialised_bytes
 from tilewright_fmha.footprint.gpu import resident, shared_bytes
 from tilewright_fmha.footprint.tile_products import threads_of
@@ -40,12 +41,12 @@ def launch_of(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, spli
         grid=(max(grid, 1), 1, 1),
         block=block,
         shared_bytes=_shared(config, device.arch),
-        dependent=config.pipeline == "ws",
+        dependent=is_specialised(config),
     )
 
 
 def _shared(config: FmhaConfig, arch: ArchSpec) -> int:
-    whole = config.pipeline == "ws" and not decodes(config)
+    whole = is_specialised(config) and not decodes(config)
     return specialised_bytes(config, arch) if whole else shared_bytes(config, arch)
 
 

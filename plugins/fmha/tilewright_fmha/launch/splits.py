@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.decode import decodes
+from tilewright_fmha.config.pipelines import FEW_ROWS
 from tilewright_fmha.footprint.gpu import resident
 from tilewright_fmha.problem.problem import FmhaProblem
 from tilewright_fmha.vocabulary import Family
@@ -14,8 +15,6 @@ __all__ = ["LEAST_BLOCKS", "adds_parts", "choose_splits", "wants_splits", "work_
 
 LEAST_BLOCKS = 4
 """Blocks of keys below which cutting them does not pay."""
-FEW_ROWS = "qr_nwarp_sshuffle"
-"""The pipeline whose waves share the keys of few rows."""
 _MOST_TILES = 4
 """Tiles of rows up to which it pays: every one reads all keys."""
 _MOST_ROWS = 64

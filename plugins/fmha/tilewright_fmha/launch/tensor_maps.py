@@ -13,7 +13,7 @@ from tilewright_fmha.problem.problem import FmhaProblem, Strides
 from tilewright_kit.config.rules import Violation
 from tilewright_kit.contract.plan import Struct, TensorMap
 
-__all__ = ["with_maps", "ws_mismatches"]
+__all__ = ["copy_mismatches", "with_maps"]
 
 _UNIT = 16
 """Bytes; ``cuTensorMapEncodeTiled``: addresses and strides are multiples of it."""
@@ -72,11 +72,9 @@ def _map(problem: FmhaProblem, name: str, rows: int, line: int, few: bool) -> Te
     return TensorMap(name, 0, dtype, sizes, strides, (line // size, rows, 1, 1), line, fetch)
 
 
-def ws_mismatches(problem: FmhaProblem, config: FmhaConfig) -> Iterator[Violation]:
+def copy_mismatches(problem: FmhaProblem, config: FmhaConfig) -> Iterator[Violation]:
     """Reasons that keep the copy engine, or how maxima are found, from a problem that the kernel's features would
     suit."""
-    if config.pipeline != "ws":
-        return
     if problem.alignment < _UNIT:
         reason = f"operands lie at multiples of {problem.alignment} bytes; the kernel needs {_UNIT}"
         yield Violation("alignment", "pipeline", config.pipeline, reason)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from tilewright_arch import ArchSpec
 from tilewright_fmha.candidates.auxiliary_kernels import combine_of
 from tilewright_fmha.config.config import FmhaConfig
-from tilewright_fmha.config.template_support import nearest, templates_of
+from tilewright_fmha.config.pipelines import is_specialised
 from tilewright_fmha.config.warp_specialised import draws_tiles
 from tilewright_fmha.footprint.cpu import forward_bytes, lanes_of
 from tilewright_fmha.launch.geometry import launch_of
 from tilewright_fmha.launch.kernel_args import args_of
 from tilewright_fmha.launch.splits import adds_parts, choose_splits, work_items
 from tilewright_fmha.launch.tensor_maps import with_maps
+from tilewright_fmha.pipelines.templates import nearest, templates_of
 from tilewright_fmha.plan.backward import backward_parts
 from tilewright_fmha.problem.problem import FmhaProblem
 from tilewright_fmha.vocabulary import KV_APPEND, Family
@@ -88,7 +89,7 @@ def _stage(
     geometry = launch_of(problem, config, device, numbers.get("splits", 1))
     counters = device.arch.kind != "cpu" and bool(_counter_bytes(problem, config, device))
     args = args_of(problem, parts=layout.offsets, counters=counters, **{**tiles, **numbers})
-    if config.pipeline == "ws":
+    if is_specialised(config):
         args = with_maps(problem, config, args)
     return Stage(name, config, "main", args, geometry)
 

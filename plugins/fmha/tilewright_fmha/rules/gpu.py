@@ -11,14 +11,13 @@ from typing import Any
 
 from tilewright_arch import ArchSpec
 from tilewright_fmha.config.config import FmhaConfig
-from tilewright_fmha.config.decode import decode_form
 from tilewright_fmha.config.defaults import ELEMENTWISE
 from tilewright_fmha.config.judging import is_well_formed, must_be, replaced
-from tilewright_fmha.config.warp_specialised import HEADS, specialised_bytes, specialised_heads
+from tilewright_fmha.config.pipelines import FEW_ROWS, is_specialised
 from tilewright_fmha.footprint.backward_partition import gradient_waves, misplaced_waves
 from tilewright_fmha.footprint.gpu import registers_estimate, shared_bytes
 from tilewright_fmha.footprint.tile_products import products_of, threads_of
-from tilewright_fmha.vocabulary import Family, FmhaDType, MaskKind, Scheduling
+from tilewright_fmha.vocabulary import Family, FmhaDType
 from tilewright_kit.config.rules import Violation
 from tilewright_kit.types.arithmetic import padded
 
@@ -26,16 +25,7 @@ __all__ = ["GPU_RULES", "forms_of", "is_async", "k0_of", "of_products", "tiles_f
 
 Rule = Callable[[FmhaConfig, ArchSpec], Iterator[Violation]]
 
-MOST_CONSUMERS = 3
-_WS_MOST_TURNS = 128
-"""Elements of v up to which consumers may take turns."""
 _LOOPS = ("qr", "qr_async", "qs")
-_WS_STEP = 64
-"""Rows of one warpgroup."""
-_WS_REGISTERS, _WS_REGISTERS_OF_THREE = 196, 128
-"""Registers of a thread for scores, probabilities and results: with one or two consumers, with three."""
-_WS_CAPPING, _WS_WINDOWS = 20, 16
-"""Registers that a soft cap and windows take of them."""
 
 
 def of_products(rule: Rule) -> Rule:
@@ -94,18 +84,18 @@ def softmax_rows(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     spec = arch.attention
     most = max(spec.waves, default=8) if spec else 8
     waves = min(config.waves, most)
-    if config.pipeline == "qr_nwarp_sshuffle":
+    if config.pipeline == FEW_ROWS:
         wanted: tuple[int, ...] = (1, waves, 1, 1, 1, waves, 1, 1, 1)
         reason = "waves share the columns of few rows: of scores, and along k of the second product"
     else:
         wanted = (waves, 1, 1, waves, 1, 1, 1, 1, 1)
         reason = "a row of scores lives in one wave: waves share out rows"
     yield from must_be("softmax_rows", config, "wave", wanted, reason)
-    if config.pipeline == "qr_nwarp_sshuffle" and config.m0 != config.warp_tile[0]:
+    if config.pipeline == FEW_ROWS and config.m0 != config.warp_tile[0]:
         tile = replaced(config.tile, 0, config.warp_tile[0])
         reason = f"all waves have the same rows: m0 is those of one warp tile, {config.warp_tile[0]}"
         yield Violation("softmax_rows", "tile", config.tile, reason, {"tile": tile})
-    if config.pipeline == "qr_nwarp_sshuffle" and config.n0 > config.waves * arch.wave_size:
+    if config.pipeline == FEW_ROWS and config.n0 > config.waves * arch.wave_size:
         columns = config.waves * arch.wave_size
         reason = f"each lane looks up one of its wave's columns: n0 is at most {columns}"
         tile = replaced(replaced(config.tile, 1, columns), 4, min(config.tile[4], columns))
@@ -116,7 +106,7 @@ def softmax_rows(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
 def wave_table(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     """The arch lists how many waves may share a tile; all products of a kernel have the same."""
     spec = arch.attention
-    offered = (1, 2, 3) if config.pipeline == "ws" else spec.waves if spec else ()
+    offered = (1, 2, 3) if is_specialised(config) else spec.waves if spec else ()
     if offered and config.waves not in offered:
         count = max((item for item in offered if item <= config.waves), default=offered[0])
         reason = f"a tile has {', '.join(map(str, offered))} waves"
@@ -128,7 +118,7 @@ def wave_table(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
 def _waves(config: FmhaConfig, count: int) -> tuple[int, ...]:
     if _is_gradient(config):
         return (1, count, 1, count, 1, 1, 1, count, 1)
-    if config.pipeline == "qr_nwarp_sshuffle":
+    if config.pipeline == FEW_ROWS:
         return (1, count, 1, 1, 1, count, 1, 1, 1)
     return (count, 1, 1, count, 1, 1, 1, 1, 1)
 
@@ -138,7 +128,7 @@ def warp_tile_table(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     """The arch lists warp tiles of attention; the third is of gradients only."""
     spec = arch.attention
     offered = spec.warp_tiles.get(config.dtype.value, ()) if spec else ()
-    if not offered or config.pipeline == "ws":
+    if not offered or is_specialised(config):
         return
     mended = []
     for start in (0, 3, 6):
@@ -163,7 +153,7 @@ def warp_divides_tile(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]
     for item in products_of(config):
         for axis, index in enumerate(item.fields):
             units[index] = math.lcm(units.get(index, 1), item.warp_tile[axis] * item.wave[axis])
-    if config.pipeline == "qr_nwarp_sshuffle":  # the second product steps by a whole block, of which waves have parts
+    if config.pipeline == FEW_ROWS:  # the second product steps by a whole block, of which waves have parts
         units[1] = math.lcm(units[1], units.pop(4, 1))
     heads = (7, 8) if _is_gradient(config) else (3,)
     tile = tuple(
@@ -197,7 +187,7 @@ def hdim_tile_table(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     of v; gradients keep whole heads.
     """
     spec = arch.attention
-    if spec is None or config.pipeline == "ws":
+    if spec is None or is_specialised(config):
         return
     tile = list(config.tile)
     if _is_gradient(config):
@@ -321,7 +311,7 @@ def _other_cut(config: FmhaConfig, arch: ArchSpec, fits: Callable[[FmhaConfig], 
 @of_products
 def accumulators_fit_registers(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     """Results of products fit into a thread's registers."""
-    if config.pipeline == "ws":
+    if is_specialised(config):
         return
     need, have = registers_estimate(config, arch), arch.registers_per_thread(threads_of(config, arch))
     if need <= have:
@@ -341,76 +331,8 @@ def cuda_padding(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
         yield from must_be("cuda_padding", config, name, True, "kernels of CUDA devices handle every size")
 
 
-@of_products
-def ws_form(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """Warp-specialised kernels: each consumer warpgroup has 64 rows, heads of a few sizes, whole in shared memory."""
-    if config.pipeline != "ws":
-        if config.is_forward and config.stages:
-            yield from must_be("ws_form", config, "stages", 0, "the pipeline says how many tiles are on their way")
-        return
-    if config.family is Family.SPLITKV:
-        yield from decode_form(config, arch)
-        return
-    if config.hdim not in HEADS:
-        other = specialised_heads(*config.hdim)
-        reason = f"its heads are {', '.join(f'{q}x{v}' for q, v in HEADS)}"
-        yield Violation("ws_form", "hdim", config.hdim, reason, {"hdim": other or HEADS[-1]})
-        return
-    consumers = min(max(config.m0 // _WS_STEP, 1), MOST_CONSUMERS)
-    q, v = config.hdim
-    columns = min(max(config.n0 // 16, 1) * 16, 256)
-    wanted: dict[str, tuple[int, ...]] = {
-        "tile": (consumers * _WS_STEP, columns, q, v, columns, q),
-        "wave": (consumers, 1, 1, consumers, 1, 1, 1, 1, 1),
-        "warp_tile": (_WS_STEP, columns, 16, _WS_STEP, v, 16, 16, 16, 16),
-    }
-    for name, value in wanted.items():
-        reason = f"each of 1 to {MOST_CONSUMERS} consumers has {_WS_STEP} rows, blocks whole heads: {name} is {value}"
-        yield from must_be("ws_form", config, name, value, reason)
-    if config.paged and columns & (columns - 1):
-        reason = "pages divide its blocks, or the reverse: n0 is a power of two"
-        yield Violation("ws_form", "tile", config.tile, reason, _of_columns(config, 1 << (columns.bit_length() - 1)))
-    if config.paged and consumers > 2:
-        reason = "three consumers leave too few registers to who looks pages up"
-        cut = {"tile": replaced(config.tile, 0, 2 * _WS_STEP), "wave": (2, 1, 1, 2, 1, 1, 1, 1, 1)}
-        yield Violation("ws_form", "tile", config.tile, reason, cut)
-    yield from _ws_registers(config, consumers)
-    if (need := specialised_bytes(config, arch)) > arch.lds_bytes:
-        reason = f"the tile needs {need} bytes of shared memory, and {arch.lds_bytes} may be used"
-        yield Violation("ws_form", "stages", config.stages, reason, {"stages": 0} if config.stages > 2 else {})
-    if config.stages not in (0, 2, 3, 4):
-        yield Violation("ws_form", "stages", config.stages, "2 to 4 tiles are on their way", {"stages": 0})
-    if config.scheduler is Scheduling.PINGPONG and (consumers < 2 or v > _WS_MOST_TURNS):
-        reason = "one consumer has nobody to alternate with, and heads of more than 128 elements leave no registers"
-        fix = {"scheduler": Scheduling.DEFAULT}
-        yield Violation("ws_form", "scheduler", config.scheduler.value, reason, fix)
-
-
-def _ws_registers(config: FmhaConfig, consumers: int) -> Iterator[Violation]:
-    """A thread holds scores and results in fp32 and probabilities in 16 bits. What is beside them was measured: more
-    where scores are capped, or windows have two sides.
-    """
-    v = config.hdim[1]
-    room = _WS_REGISTERS_OF_THREE if consumers > 2 else _WS_REGISTERS
-    if config.softcap:
-        room -= _WS_CAPPING
-    elif config.mask is MaskKind.WINDOW and consumers < 3:
-        room -= _WS_WINDOWS
-    most = (room - v // 2) * 4 // 3 // 16 * 16
-    if config.n0 > most > 0:
-        reason = f"registers of {consumers} consumers hold the scores of {most} columns beside their results"
-        yield Violation("ws_form", "tile", config.tile, reason, _of_columns(config, most))
-
-
-def _of_columns(config: FmhaConfig, columns: int) -> dict[str, Any]:
-    """Fix that gives a warp-specialised kernel other blocks of keys."""
-    q, v = config.hdim
-    warp_tile = (_WS_STEP, columns, 16, _WS_STEP, v, 16, 16, 16, 16)
-    return {"tile": (config.m0, columns, q, v, columns, q), "warp_tile": warp_tile}
-
-
 GPU_RULES = (
-    softmax_rows, wave_table, warp_tile_table, ws_form, hdim_tile_table, k0_divides_hdim, k0max_table,
+    softmax_rows, wave_table, warp_tile_table, hdim_tile_table, k0_divides_hdim, k0max_table,
     warp_divides_tile, k1_divides_tile, workgroup_threads, cuda_padding, lds_budget, lds_budget_async,
     accumulators_fit_registers,
 )  # fmt: skip

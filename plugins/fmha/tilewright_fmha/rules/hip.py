@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from tilewright_arch import ArchSpec
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.judging import must_be, replaced
+from tilewright_fmha.config.pipelines import FEW_ROWS, is_specialised
 from tilewright_fmha.rules.gpu import forms_of, is_async, of_products
 from tilewright_kit.config.rules import Violation
 
@@ -105,7 +106,7 @@ def k1_for(config: FmhaConfig) -> int:
     (There, of 8-bit floats they were k0; here these are widened.)
     """
     m0, n0, k0 = config.tile[:3]
-    if config.pipeline == "qr_nwarp_sshuffle":
+    if config.pipeline == FEW_ROWS:
         return n0
     return _HALF if (m0, n0, k0, config.hdim[0]) in _HALF_STEPS else min(_STEP, config.n0)
 
@@ -115,7 +116,7 @@ def k1_value(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     """How far the second product steps follows from the tile. Loops that have a block's keys at once take no steps:
     for them it is only a number in the name, and so has one value.
     """
-    if not config.is_forward or config.pipeline == "ws":
+    if not config.is_forward or is_specialised(config):
         return
     step = k1_for(config)
     if config.k1 != step and step % config.warp_tile[5] == 0:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from tilewright_arch import ArchSpec
 from tilewright_fmha.config.config import FmhaConfig
-from tilewright_fmha.config.judging import family_pipelines, must_be
+from tilewright_fmha.config.judging import must_be
+from tilewright_fmha.config.pipelines import family_pipelines
 from tilewright_fmha.vocabulary import (
     FAMILY_OPERATIONS,
     MAIN_FAMILIES,

@@ -1,10 +1,9 @@
-"""Cost of a plan: an analytic estimate, for every device."""
+"""Cost of a plan on a CPU: an analytic estimate."""
 
 from __future__ import annotations
 
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.defaults import cpu_register_tiles
-from tilewright_fmha.cost.gpu import predict_gpu
 from tilewright_fmha.footprint.cpu import MOST_ROWS
 from tilewright_fmha.launch.splits import choose_splits
 from tilewright_fmha.problem.problem import FmhaProblem
@@ -15,7 +14,7 @@ from tilewright_kit.tiles.cost.cpu import BARRIER_SECONDS, CALL_SECONDS, TEAM_SE
 from tilewright_kit.tiles.cost.units import unit_efficiency
 from tilewright_kit.types.arithmetic import ceil_div, padded
 
-__all__ = ["predict_fmha", "visible_share"]
+__all__ = ["predict_cpu"]
 
 _EXP_CYCLES = 16.0
 """Cycles of a vector of scores on its way to probabilities: maximum, exponential, sum. Counted from the instructions of
@@ -31,16 +30,12 @@ _BLOCK_SECONDS = 1.5e-7
 _STAGES = {Family.SPLITKV: 2, Family.DQ_DK_DV: 3}
 
 
-def predict_fmha(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> Prediction:
+def predict_cpu(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> Prediction:
     """Seconds of the whole plan, and what they are made of."""
-    if device.arch.kind != "cpu":
-        return predict_gpu(problem, config, device)
-    if config.family is Family.APPENDKV:
-        return _append(problem, config, device)
-    return _attention(problem, config, device)
+    return (_append if config.family is Family.APPENDKV else _attention)(problem, config, device)
 
 
-def visible_share(problem: FmhaProblem) -> float:
+def _visible_share(problem: FmhaProblem) -> float:
     """Pairs that are visible, of all."""
     every = problem.batch * problem.heads_q * problem.seq_q * problem.seq_k
     return problem.pairs / every if every else 1.0
@@ -61,7 +56,7 @@ def _attention(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> 
     tiles = ceil_div(rows, piece)
     pieces = heads * tiles * splits
     busy = unit_efficiency(pieces, team)
-    share = min(visible_share(problem) + config.n0 / max(2 * problem.seq_k, 1), 1.0)
+    share = min(_visible_share(problem) + config.n0 / max(2 * problem.seq_k, 1), 1.0)
     columns = padded(max(problem.seq_k, 1), config.n0 if problem.seq_k > config.n0 else lanes)
     pairs = heads * padded(rows, mr) * columns * share
     q, v = padded(config.hdim[0], lanes), padded(config.hdim[1], lanes)

@@ -7,14 +7,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tilewright_arch import ArchSpec
-from tilewright_fmha.candidates.gpu_tiles import valid_algorithms
-from tilewright_fmha.codegen import generate
 from tilewright_fmha.config.config import CONFIGS, FLAGS, FmhaConfig
 from tilewright_fmha.config.defaults import cpu_algorithm
 from tilewright_fmha.kernel_sets.profiles import profile_of
 from tilewright_fmha.kernel_sets.receipts import Receipt, receipt_of
-from tilewright_fmha.kernel_sets.sets import KERNEL_SETS, SET_NAMES
-from tilewright_fmha.rules.rulebook import RULES
+from tilewright_fmha.pipelines.algorithms import valid_algorithms
+from tilewright_fmha.pipelines.kernel_sets import KERNEL_SETS, SET_NAMES
+from tilewright_fmha.pipelines.rulebook import RULES
 from tilewright_fmha.vocabulary import (
     ATTENTION,
     DTYPE_ALIASES,
@@ -24,11 +23,10 @@ from tilewright_fmha.vocabulary import (
     Family,
     MaskWord,
 )
-from tilewright_kit.contract.source import SourceUnit
 from tilewright_kit.kernel_sets.options import as_list, named
 from tilewright_kit.types.errors import InvalidArgumentError
 
-__all__ = ["GENERATE_OPTIONS", "TILE_OPTIONS", "generate_set", "select_set"]
+__all__ = ["GENERATE_OPTIONS", "TILE_OPTIONS", "select_set"]
 
 _TILE = tuple(f"tile_{name}" for name in ("m0", "n0", "k0", "n1", "k1", "k0max"))
 _WAVE = tuple(f"wave_{axis}{stage}" for stage in range(3) for axis in "mnk")
@@ -58,11 +56,6 @@ _MASKS = {
 }
 """Abilities that kernels need for named masks: the start of a diagonal is a number."""
 _SCALES = {"no_scale": "no"}
-
-
-def generate_set(arch: ArchSpec, operation: str = ATTENTION, **options: Any) -> list[SourceUnit]:
-    """The units of ``select_set``. Raises as it does."""
-    return [generate(config, arch) for config in select_set(arch, operation, **options)]
 
 
 def select_set(

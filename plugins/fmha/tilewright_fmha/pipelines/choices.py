@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tilewright_arch import ArchSpec
-from tilewright_fmha.candidates.gpu_tiles import valid_algorithms
 from tilewright_fmha.config.config import FmhaConfig, config_of
 from tilewright_fmha.config.defaults import cpu_algorithm, cpu_register_tiles
-from tilewright_fmha.config.judging import family_pipelines
+from tilewright_fmha.config.pipelines import family_pipelines
+from tilewright_fmha.pipelines.algorithms import valid_algorithms
 from tilewright_fmha.vocabulary import Family, FmhaDType, KvLayout, KvLookup
 
 __all__ = ["first_offered", "offered"]

@@ -1,0 +1,65 @@
+"""Warp-specialised kernels: their cuts, those for a problem, and problems that they cannot compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tilewright_arch import ArchSpec
+from tilewright_fmha.config.config import FmhaConfig
+from tilewright_fmha.config.decode import decode_algorithms, decode_heads
+from tilewright_fmha.config.features import features_of
+from tilewright_fmha.config.warp_specialised import specialised_algorithms, specialised_heads
+from tilewright_fmha.launch.tensor_maps import copy_mismatches
+from tilewright_fmha.problem.problem import FmhaProblem
+from tilewright_fmha.vocabulary import Family
+from tilewright_kit.config.rules import Violation
+
+__all__ = ["ws_algorithms", "ws_cuts", "ws_mismatches"]
+
+_MOST_CAP = 1000.0
+"""Largest soft cap of scores in Hopper's own kernels, whose hyperbolic tangents are right to 2^-22 of 1."""
+
+
+def ws_cuts(config: FmhaConfig, arch: ArchSpec, pipeline: str) -> Iterator[Mapping[str, Any]]:  # noqa: ARG001
+    """Every cut for the heads of a signature."""
+    few = config.family is Family.SPLITKV
+    yield from decode_algorithms(config.hdim, config.dtype) if few else specialised_algorithms(config.hdim)
+
+
+def ws_algorithms(problem: FmhaProblem, plain: FmhaConfig) -> Iterator[FmhaConfig]:
+    """Kernels for a problem, by its signature ``plain``. They hold heads of a few sizes, into which the copy
+    engine pads others.
+    """
+    yield from (_few_rows if plain.family is Family.SPLITKV else _forward)(problem, plain)
+
+
+def _forward(problem: FmhaProblem, plain: FmhaConfig) -> Iterator[FmhaConfig]:
+    """Only an explicit request has one consumer with features, or bits that tell of wrong lengths, which no GPU has
+    tried.
+    """
+    hdim = specialised_heads(problem.hdim_q, problem.hdim_v)
+    if hdim is None or problem.status:
+        return
+    bare = features_of(plain) <= {"bf16", "causal"}
+    for item in specialised_algorithms(hdim):
+        if bare or item["wave"][0] > 1:
+            yield plain.replace(hdim=hdim, **item)
+
+
+def _few_rows(problem: FmhaProblem, plain: FmhaConfig) -> Iterator[FmhaConfig]:
+    """The kernel of the fewest rows that hold all query heads of a key head."""
+    hdim = decode_heads(problem.dtype, problem.hdim_q, problem.hdim_v)
+    if hdim is None:
+        return
+    found = [plain.replace(hdim=hdim, **item) for item in decode_algorithms(hdim, problem.dtype)]
+    rows = problem.seq_q * problem.group
+    yield next((item for item in found if item.m0 >= rows), found[-1])
+
+
+def ws_mismatches(problem: FmhaProblem, config: FmhaConfig) -> Iterator[Violation]:
+    """Reasons why a warp-specialised kernel cannot compute a problem that its features would suit."""
+    if problem.softcap > _MOST_CAP:
+        reason = f"it bends scores to seven digits of the cap, which at {problem.softcap:g} are too few of the scores"
+        yield Violation("softcap_digits", "pipeline", config.pipeline, reason)
+    yield from copy_mismatches(problem, config)

@@ -1,0 +1,64 @@
+"""Default kernels of the warp-specialised pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tilewright_fmha.config.config import CONFIGS, FmhaConfig
+from tilewright_fmha.config.decode import decode_algorithms
+from tilewright_fmha.config.warp_specialised import HEADS, specialised_algorithms
+from tilewright_fmha.vocabulary import ATTENTION, Family, FmhaDType, KvLookup, MaskKind, Mode
+from tilewright_kit.kernel_sets.declare import Declaration, declare
+
+__all__ = ["WS_DEFAULTS"]
+
+Declarations = Iterator[Declaration[FmhaConfig]]
+
+_CONFIG = CONFIGS[ATTENTION]
+_BYTES_HEADS = [(64, 64), (128, 128)]
+"""Heads of caches of 8 bits, and those of which few rows have every feature."""
+_USUAL: Mapping[tuple[int, int], tuple[tuple[int, int], ...]] = {
+    (64, 64): ((192, 128), (128, 128)), (128, 128): ((128, 128),), (192, 128): ((128, 128),), (256, 256): ((128, 64),),
+}  # fmt: skip
+"""Queries and keys of the tiles that planners mostly take of Hopper's own kernels, by heads."""
+
+
+def _forward() -> Declarations:
+    """Hopper's own: every cut with a causal mask and without, and each feature in a cut that most problems get."""
+    plain: dict[str, Any] = {"mask": MaskKind.CAUSAL, "lse": True}
+    pages: dict[str, Any] = {**plain, "paged": True}
+    features: tuple[dict[str, Any], ...] = (
+        {**plain, "dtype": FmhaDType.FP16},
+        {**plain, "mode": Mode.GROUP},
+        {"mask": MaskKind.CAUSAL, "softcap": True, "learned_sinks": True},
+        {"mask": MaskKind.WINDOW, "sink": True, "skip_min_seqlen_q": True, "mode": Mode.GROUP},
+        {**pages, "family": Family.PAGEDKV},
+        {**pages, "family": Family.BATCH_PREFILL, "mode": Mode.GROUP, "kv_lookup": KvLookup.SGLANG},
+    )
+    for hdim in HEADS:
+        for cut in specialised_algorithms(hdim):
+            own = {"dtype": FmhaDType.BF16, "hdim": hdim, **cut}
+            yield declare(_CONFIG, **own, mask=[MaskKind.NONE, MaskKind.CAUSAL])
+            if cut["tile"][:2] in _USUAL[hdim]:
+                yield from (declare(_CONFIG, **{**own, **fields}) for fields in features)
+    yield from _few_rows(pages)
+
+
+def _few_rows(pages: Mapping[str, Any]) -> Declarations:
+    """Hopper's own for few rows: every cut, and what caches in pages and windows need with the fewest rows."""
+    features: tuple[Mapping[str, Any], ...] = (
+        pages,
+        {**pages, "mode": Mode.GROUP, "kv_lookup": KvLookup.SGLANG},
+        {"mask": MaskKind.WINDOW, "sink": True, "softcap": True, "learned_sinks": True, "skip_min_seqlen_q": True},
+    )
+    for dtype, heads in ((FmhaDType.BF16, HEADS), (FmhaDType.BF16FP8, _BYTES_HEADS)):
+        for hdim in heads:
+            own: dict[str, Any] = {"family": Family.SPLITKV, "max_splits_log2": 5, "dtype": dtype, "hdim": hdim}
+            cuts = list(decode_algorithms(hdim, dtype))
+            yield from (declare(_CONFIG, **own, **cut) for cut in cuts)
+            if hdim in _BYTES_HEADS:
+                yield from (declare(_CONFIG, **{**own, **cuts[0], **fields}) for fields in features)
+
+
+WS_DEFAULTS: tuple[Declaration[FmhaConfig], ...] = tuple(_forward())
