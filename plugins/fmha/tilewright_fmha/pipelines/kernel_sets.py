@@ -33,7 +33,7 @@ SET_NAMES = ("default", "essential", "tiny", "tests", "full")
 def _sets(config: type[FmhaConfig]) -> dict[str, KernelSet[FmhaConfig]]:
     own = (declaration.where(record.drives) for record in PIPELINES for declaration in record.declarations)
     found: dict[str, tuple[str, tuple[Declaration[FmhaConfig], ...]]] = {
-        "default": ("What candidates come from, with every feature", tuple(default_kernels(config, more=own))),
+        "default": ("Kernels that candidates come from, with every feature", tuple(default_kernels(config, more=own))),
         "essential": ("GPUs: every feature in the usual cut", tuple(default_kernels(config, few=True))),
         "tiny": ("One kernel", (tiny_kernel(config),)),
         "tests": ("A few kernels of each kind", tuple(tests_kernels(config))),
