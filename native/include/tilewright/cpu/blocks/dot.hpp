@@ -5,6 +5,7 @@
 // L accumulators. Each has the instruction where the level has it, and else the same arithmetic from vector operations,
 // so that a configuration means the same everywhere.
 #pragma once
+#include "tilewright/core/meta.hpp"
 #include "tilewright/core/types.hpp"
 
 TW_NAMESPACE_BEGIN
@@ -100,17 +101,9 @@ struct DotFor {
   static_assert(integers || (A::is_float && B::is_float), "int8 is multiplied with int8, floats with floats");
   static_assert(kDepth == 1 || (kDepth == 2 && (integers || bf16_exact)) || (kDepth == 4 && integers),
                 "warp_tile_k: 1 for all types, 2 for bf16, fp8, bf8 and int8, 4 for int8");
-  template <class X, class Y, bool kFirst>
-  struct Choose {
-    using type = X;
-  };
-  template <class X, class Y>
-  struct Choose<X, Y, false> {
-    using type = Y;
-  };
-  using float_dot = typename Choose<DotF32, DotBf16, kDepth == 1>::type;
-  using integer_dot = typename Choose<DotI32, typename Choose<DotI16, DotI8, kDepth == 2>::type, kDepth == 1>::type;
-  using type = typename Choose<integer_dot, float_dot, integers>::type;
+  using float_dot = Choose<kDepth == 1, DotF32, DotBf16>;
+  using integer_dot = Choose<kDepth == 1, DotI32, Choose<kDepth == 2, DotI16, DotI8>>;
+  using type = Choose<integers, integer_dot, float_dot>;
 };
 
 TW_NAMESPACE_END

@@ -2,6 +2,7 @@
 // be added to what is there.
 #pragma once
 #include "tilewright/core/args/conv.h"
+#include "tilewright/core/meta.hpp"
 #include "tilewright/cpu/blocks/epilogue.hpp"
 
 TW_NAMESPACE_BEGIN
@@ -65,15 +66,7 @@ struct ConvRows {
     }
     TW_INLINE int64_t operator[](int64_t i) const { return offsets[i]; }
   };
-  template <bool kLinear, class Unused = void>
-  struct Choose {
-    using type = Linear;
-  };
-  template <class Unused>
-  struct Choose<false, Unused> {
-    using type = Mapped;
-  };
-  using Offsets = typename Choose<linear>::type;
+  using Offsets = Choose<linear, Linear, Mapped>;
 };
 
 // Where item `item` of a problem begins in the result.

@@ -8,6 +8,7 @@
 // Everything stays in the second-level cache; nothing grows with the lengths.
 #pragma once
 #include "tilewright/core/fmha_item.hpp"
+#include "tilewright/core/meta.hpp"
 #include "tilewright/cpu/blocks/pack.hpp"
 #include "tilewright/cpu/team.hpp"
 
@@ -17,22 +18,13 @@ TW_NAMESPACE_BEGIN
 template <class E>
 constexpr bool fmha_pairs = is_same<E, bf16> || is_same<E, fp8> || is_same<E, bf8>;
 
-template <bool kFirst, class X, class Y>
-struct FmhaChoose {
-  using type = X;
-};
-template <class X, class Y>
-struct FmhaChoose<false, X, Y> {
-  using type = Y;
-};
-
 template <class Config>
 struct FmhaBlocking {
   static constexpr bool pairs = Config::warp_k0 == 2;
   static_assert(Config::warp_k0 == 1 || (pairs && fmha_pairs<typename Config::Q> && fmha_pairs<typename Config::K> &&
                                          fmha_pairs<typename Config::V>),
                 "warp_k0: 1 for all types, 2 for bf16 and 8-bit floats");
-  using Dot = typename FmhaChoose<pairs, DotBf16, DotF32>::type;
+  using Dot = Choose<pairs, DotBf16, DotF32>;
   static constexpr int depth = Dot::depth, mr = Config::warp_m0, nr = Config::warp_n0;
   static constexpr int m0 = (Config::m0 + mr - 1) / mr * mr, n0 = Config::n0;
   static constexpr int hdim_v = (Config::hdim_v + kLanes - 1) / kLanes * kLanes;

@@ -4,6 +4,7 @@
 // A lane reads `lane_bytes` (16 where the tile is deep enough) of neighbouring k at a time and gives them to
 // consecutive instructions. The instructions' k is then not the tile's k, in the same way for A and B.
 #pragma once
+#include "tilewright/core/meta.hpp"
 #include "tilewright/core/options.hpp"
 #include "tilewright/gpu/amd/convert.hpp"
 #include "tilewright/gpu/amd/instructions.hpp"
@@ -75,15 +76,7 @@ struct MatrixAtom {
   using SideA = MatrixSide<TileA, kTileM, layout().groups, lane_bytes>;
   using SideB = MatrixSide<TileB, kTileN, layout().groups, lane_bytes>;
 
-  template <bool kFloat, class = void>
-  struct Sum {
-    using type = float;
-  };
-  template <class Void>
-  struct Sum<false, Void> {
-    using type = int32_t;
-  };
-  using Accumulator = typename Sum<is_float>::type;
+  using Accumulator = Choose<is_float, float, int32_t>;
   static constexpr int results = layout().results();
   Vector<Accumulator, results> acc[rows][columns];
   struct Fragments {

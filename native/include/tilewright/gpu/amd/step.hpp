@@ -1,6 +1,7 @@
 // One step of the main loops of AMD GPUs' matrix units: its tiles and what carries them, which instructions it takes,
 // and how many of a thread's registers. From these follows what a loop may hold ahead of time, and how it is ordered.
 #pragma once
+#include "tilewright/core/meta.hpp"
 #include "tilewright/gpu/amd/direct.hpp"
 #include "tilewright/gpu/amd/loader.hpp"
 #include "tilewright/gpu/gemm/mainloop.hpp"
@@ -33,15 +34,8 @@ struct AmdStep {
   static constexpr int slices = Config::tile_k / Atom::depth;
 
   using OperandA = typename SideA::Place;
-  template <bool kPacked, class Void = void>
-  struct OperandFor {
-    using type = typename SideB::Place;
-  };
-  template <class Void>
-  struct OperandFor<true, Void> {
-    using type = PackedOperand<typename Config::B, Config::warp_tile_n, Config::tile_k>;
-  };
-  using OperandB = typename OperandFor<packed>::type;
+  using OperandB = Choose<packed, PackedOperand<typename Config::B, Config::warp_tile_n, Config::tile_k>,
+                          typename SideB::Place>;
 
   struct Sources {
     typename SideA::Fast a;

@@ -8,6 +8,7 @@
 // or, to store through shared memory, `epilogue.finish(...)`, which returns the elements of C packed in registers.
 #pragma once
 #include "tilewright/core/args/gemm.h"
+#include "tilewright/core/meta.hpp"
 #include "tilewright/gpu/blocks/convert.hpp"
 #include "tilewright/gpu/blocks/elementwise.hpp"
 
@@ -118,15 +119,8 @@ struct DFor {
 };
 template <Binary kOp, class E, class... Rest>
 struct DFor<kOp, types<E, Rest...>> {
-  template <bool kRepeated, class = void>
-  struct Choose {
-    using type = DOperands<kOp, types<E, Rest...>>;
-  };
-  template <class Void>
-  struct Choose<true, Void> {
-    using type = RepeatedD<kOp, E, 1 + (int)sizeof...(Rest)>;
-  };
-  using type = typename Choose<(sizeof...(Rest) >= kUnrolledD) && (is_same<E, Rest> && ...)>::type;
+  using type = Choose<(sizeof...(Rest) >= kUnrolledD) && (is_same<E, Rest> && ...),
+                      RepeatedD<kOp, E, 1 + (int)sizeof...(Rest)>, DOperands<kOp, types<E, Rest...>>>;
 };
 
 // What the columns of a few neighbouring elements have in common.

@@ -12,6 +12,7 @@
 // Shared memory: that of the product, without room for unaligned lines. two_stage (backward weight): the sums of every
 // slice go to the workspace as they are, [slice][item][m][n] in fp32; a kernel of conv_convert.hpp adds them.
 #pragma once
+#include "tilewright/core/meta.hpp"
 #include "tilewright/gpu/conv/params.hpp"
 #include "tilewright/gpu/gemm/gemm.hpp"
 #include "tilewright/gpu/conv/image_loader.hpp"
@@ -29,15 +30,7 @@ struct ConvSources {
   static constexpr bool has_wide = implicit && !is_weight;  // see ImageRows
   static constexpr bool by_taps = implicit && Config::direction == Direction::backward_data;
 
-  template <bool kPartial, class Void = void>
-  struct RowsFor {
-    using type = ConvRows<Config>;
-  };
-  template <class Void>
-  struct RowsFor<true, Void> {
-    using type = LinearRows;
-  };
-  using Rows = typename RowsFor<Config::two_stage>::type;
+  using Rows = Choose<Config::two_stage, LinearRows, ConvRows<Config>>;
 
   template <class Tile, int kThreads, int kVector>
   struct Matrix {
@@ -84,10 +77,6 @@ struct ConvSources {
     using Registers = PanelRegisters<Place, Tile, kThreads, Config::vector_b>;
 #endif
   };
-  template <bool kFirst, class First, class Second>
-  struct Choose : First {};
-  template <class First, class Second>
-  struct Choose<false, First, Second> : Second {};
 
   template <class Tile, int kThreads>
   struct A : Choose<implicit && !is_weight, Image<Tile, kThreads>, Matrix<Tile, kThreads, Config::vector_a>> {};

@@ -10,6 +10,7 @@
 // each of the two. Row g of the atom is then the tile's row 2g, and row g + 8 is 2g + 1 (columns: column g of an even
 // atom is 2g, of the odd atom after it 2g + 1): the results know where they belong.
 #pragma once
+#include "tilewright/core/meta.hpp"
 #include "tilewright/core/options.hpp"
 #include "tilewright/gpu/blocks/layout.hpp"
 #if defined(TW_PLATFORM_HOST)
@@ -42,15 +43,7 @@ struct MmaAtom {
   using A = typename TileA::Element;
   using B = typename TileB::Element;
   static constexpr bool is_float = A::is_float;
-  template <bool kFloat, class = void>
-  struct Sum {
-    using type = float;
-  };
-  template <class Void>
-  struct Sum<false, Void> {
-    using type = int32_t;
-  };
-  using Accumulator = typename Sum<is_float>::type;
+  using Accumulator = Choose<is_float, float, int32_t>;
   static constexpr int depth = 32 / TileA::element_bytes;  // elements along k
   static constexpr int rows = kM / 16, columns = kN / 8, pairs = columns / 2;
   static constexpr bool swaps_rows = TileA::byte_lines, swaps_columns = TileB::byte_lines;

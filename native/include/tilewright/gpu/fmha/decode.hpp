@@ -4,6 +4,7 @@
 // bytes on their way are those of whole rings, and memory is what limits the kernel. What little comes before the first
 // copies counts in full: instructions too come from memory where caches are cold.
 #pragma once
+#include "tilewright/core/meta.hpp"
 #include "tilewright/gpu/fmha/splitkv_reduce.hpp"
 
 namespace tw::gpu {
@@ -19,16 +20,9 @@ struct FmhaRing {
   static constexpr int columns = few_rows ? Config::n0 / waves : Config::n0;
   static constexpr bool widens = !is_same<K, X>;
   static constexpr bool pairs = few_rows && widens && !kAlongRows;  // 8-bit values are multiplied as they lie
-  template <bool kPairs, class Void = void>
-  struct Values {
-    using type = OperandTile<V, kAlongRows, Config::hdim_v, columns>;
-  };
-  template <class Void>
-  struct Values<true, Void> {
-    using type = OperandTile<V, true, columns, Config::hdim_v>;  // a line is a key
-  };
   using TileK = OperandTile<K, true, columns, Config::hdim_q>;
-  using TileV = typename Values<pairs>::type;
+  using TileV = Choose<pairs, OperandTile<V, true, columns, Config::hdim_v>,  // a line is a key
+                       OperandTile<V, kAlongRows, Config::hdim_v, columns>>;
   static constexpr int slot_bytes = TileK::bytes + TileV::bytes;
   // 96 KB on their way let two workgroups share a multiprocessor of 227 KB. (The same sum is in gpu_shared.py.)
   static constexpr int fitting = (96 << 10) / (waves * slot_bytes);

@@ -8,6 +8,7 @@
 // Pipelines: qr has one buffer for keys and values in turn. qr_async has one for each, which asynchronous copies fill
 // while the other is multiplied. qr_nwarp_sshuffle is for few rows, which all waves have: see fmha_decode.hpp.
 #pragma once
+#include "tilewright/core/meta.hpp"
 #include "tilewright/gpu/fmha/decode.hpp"
 #include "tilewright/gpu/fmha/softmax.hpp"
 
@@ -131,19 +132,11 @@ struct FmhaForward {
     again.store(softmax, o, item, work, all, skipped);
   }
 
-  template <bool kAsTheyAre, class Void = void>
-  struct Loaded {
-    using type = X;
-  };
-  template <class Void>
-  struct Loaded<true, Void> {
-    using type = Q;
-  };
   TW_DEVICE void load_queries(const FmhaItem& item, int b, int head, int group, int first) const {
     const char* const base = (const char*)args.q.ptr + ((Config::varlen ? 0 : b * args.q.batch) + head * args.q.head +
                                                         item.q_first * args.q.row) * size_of<Q>;
     const int g = Config::pack_gqa ? group : 1, rows = (int)item.q_rows * g, hdim = (int)args.hdim_q;
-    using To = typename Loaded<few_rows && is_same<Q, bf16>>::type;  // fmha_prepare_queries has the rest to do
+    using To = Choose<few_rows && is_same<Q, bf16>, Q, X>;  // fmha_prepare_queries has the rest to do
     fmha_load_lines<Q, To, TileQ, threads, false, few_rows ? 1 : 2>(shared, thread, [&](int line, int c) {
       const int p = first + line;
       FmhaChunk chunk = {nullptr, args.q.col * size_of<Q>, min_of(hdim - c, 16 / size_of<X>)};
@@ -312,15 +305,7 @@ struct FmhaForward {
     }
   }
 
-  template <bool kParts, class Void = void>
-  struct Stored {
-    using type = fp32;
-  };
-  template <class Void>
-  struct Stored<false, Void> {
-    using type = typename Config::O;
-  };
-  using Result = typename Stored<split>::type;
+  using Result = Choose<split, fp32, typename Config::O>;
   // Results pass through shared memory where they have room: so few instructions store them.
 #if defined(__HIP__)
   static constexpr bool stages_results = false;

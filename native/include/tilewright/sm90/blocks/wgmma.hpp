@@ -146,7 +146,28 @@ TW_WGMMA_NARROW(int8, int8, "s32.s8.s8", "")
 #define TW_NAMES_256 TW_NAMES_248 ", %124, %125, %126, %127"
 #define TW_REGISTERS_256(K) TW_REGISTERS_248(K), K(d[124]), K(d[125]), K(d[126]), K(d[127])
 
-// N; the operands' numbers: descriptor A, descriptor B, accumulate, types, tail; the accumulators' type and constraint.
+// The widths N, each with the numbers that a statement's seven operands after the accumulators have: multiples of 64, of
+// 16, the two others that int8 has too, and those of floats alone.
+#define TW_WIDTHS_64(X) \
+  X(64, 32, 33, 34, 35, 36, 37, 38) X(128, 64, 65, 66, 67, 68, 69, 70) X(192, 96, 97, 98, 99, 100, 101, 102) \
+  X(256, 128, 129, 130, 131, 132, 133, 134)
+#define TW_WIDTHS_16(X) TW_WIDTHS_64(X) \
+  X(16, 8, 9, 10, 11, 12, 13, 14) X(32, 16, 17, 18, 19, 20, 21, 22) X(48, 24, 25, 26, 27, 28, 29, 30) \
+  X(80, 40, 41, 42, 43, 44, 45, 46) X(96, 48, 49, 50, 51, 52, 53, 54) X(112, 56, 57, 58, 59, 60, 61, 62) \
+  X(144, 72, 73, 74, 75, 76, 77, 78) X(160, 80, 81, 82, 83, 84, 85, 86) X(176, 88, 89, 90, 91, 92, 93, 94) \
+  X(208, 104, 105, 106, 107, 108, 109, 110) X(224, 112, 113, 114, 115, 116, 117, 118) \
+  X(240, 120, 121, 122, 123, 124, 125, 126)
+#define TW_WIDTHS_8_24(X) \
+  X(8, 4, 5, 6, 7, 8, 9, 10) X(24, 12, 13, 14, 15, 16, 17, 18)
+#define TW_WIDTHS_ODD(X) \
+  X(40, 20, 21, 22, 23, 24, 25, 26) X(56, 28, 29, 30, 31, 32, 33, 34) X(72, 36, 37, 38, 39, 40, 41, 42) \
+  X(88, 44, 45, 46, 47, 48, 49, 50) X(104, 52, 53, 54, 55, 56, 57, 58) X(120, 60, 61, 62, 63, 64, 65, 66) \
+  X(136, 68, 69, 70, 71, 72, 73, 74) X(152, 76, 77, 78, 79, 80, 81, 82) X(168, 84, 85, 86, 87, 88, 89, 90) \
+  X(184, 92, 93, 94, 95, 96, 97, 98) X(200, 100, 101, 102, 103, 104, 105, 106) \
+  X(216, 108, 109, 110, 111, 112, 113, 114) X(232, 116, 117, 118, 119, 120, 121, 122) \
+  X(248, 124, 125, 126, 127, 128, 129, 130)
+
+// N; the numbers of descriptor A, descriptor B, accumulate, types, tail; the accumulators' type and constraint.
 #define TW_WGMMA(N, A, B, ACCUMULATE, TYPES, TAIL, T, K)                                                          \
   template <class Text>                                                                                           \
   TW_SM90 void wgmma(T (&d)[N / 2], uint64_t a, uint64_t b, int accumulate) {                                     \
@@ -155,41 +176,12 @@ TW_WGMMA_NARROW(int8, int8, "s32.s8.s8", "")
                  : TW_REGISTERS_##N(K)                                                                            \
                  : "l"(a), "l"(b), "r"(accumulate), "C"(Text::types), "C"(Text::tail));                           \
   }
-#define TW_WGMMA_FLOAT(N, A, B, C, D, E) TW_WGMMA(N, A, B, C, D, E, float, "+f")
-#define TW_WGMMA_BOTH(N, A, B, C, D, E) \
-  TW_WGMMA_FLOAT(N, A, B, C, D, E) TW_WGMMA(N, A, B, C, D, E, int32_t, "+r")
-TW_WGMMA_BOTH(8, 4, 5, 6, 7, 8)
-TW_WGMMA_BOTH(16, 8, 9, 10, 11, 12)
-TW_WGMMA_BOTH(24, 12, 13, 14, 15, 16)
-TW_WGMMA_BOTH(32, 16, 17, 18, 19, 20)
-TW_WGMMA_FLOAT(40, 20, 21, 22, 23, 24)
-TW_WGMMA_BOTH(48, 24, 25, 26, 27, 28)
-TW_WGMMA_FLOAT(56, 28, 29, 30, 31, 32)
-TW_WGMMA_BOTH(64, 32, 33, 34, 35, 36)
-TW_WGMMA_FLOAT(72, 36, 37, 38, 39, 40)
-TW_WGMMA_BOTH(80, 40, 41, 42, 43, 44)
-TW_WGMMA_FLOAT(88, 44, 45, 46, 47, 48)
-TW_WGMMA_BOTH(96, 48, 49, 50, 51, 52)
-TW_WGMMA_FLOAT(104, 52, 53, 54, 55, 56)
-TW_WGMMA_BOTH(112, 56, 57, 58, 59, 60)
-TW_WGMMA_FLOAT(120, 60, 61, 62, 63, 64)
-TW_WGMMA_BOTH(128, 64, 65, 66, 67, 68)
-TW_WGMMA_FLOAT(136, 68, 69, 70, 71, 72)
-TW_WGMMA_BOTH(144, 72, 73, 74, 75, 76)
-TW_WGMMA_FLOAT(152, 76, 77, 78, 79, 80)
-TW_WGMMA_BOTH(160, 80, 81, 82, 83, 84)
-TW_WGMMA_FLOAT(168, 84, 85, 86, 87, 88)
-TW_WGMMA_BOTH(176, 88, 89, 90, 91, 92)
-TW_WGMMA_FLOAT(184, 92, 93, 94, 95, 96)
-TW_WGMMA_BOTH(192, 96, 97, 98, 99, 100)
-TW_WGMMA_FLOAT(200, 100, 101, 102, 103, 104)
-TW_WGMMA_BOTH(208, 104, 105, 106, 107, 108)
-TW_WGMMA_FLOAT(216, 108, 109, 110, 111, 112)
-TW_WGMMA_BOTH(224, 112, 113, 114, 115, 116)
-TW_WGMMA_FLOAT(232, 116, 117, 118, 119, 120)
-TW_WGMMA_BOTH(240, 120, 121, 122, 123, 124)
-TW_WGMMA_FLOAT(248, 124, 125, 126, 127, 128)
-TW_WGMMA_BOTH(256, 128, 129, 130, 131, 132)
+#define TW_WGMMA_FLOAT(N, A, B, C, D, E, F, G) TW_WGMMA(N, A, B, C, D, E, float, "+f")
+#define TW_WGMMA_BOTH(N, A, B, C, D, E, F, G) \
+  TW_WGMMA_FLOAT(N, A, B, C, D, E, F, G) TW_WGMMA(N, A, B, C, D, E, int32_t, "+r")
+TW_WIDTHS_8_24(TW_WGMMA_BOTH)
+TW_WIDTHS_16(TW_WGMMA_BOTH)
+TW_WIDTHS_ODD(TW_WGMMA_FLOAT)
 #undef TW_WGMMA_BOTH
 #undef TW_WGMMA_FLOAT
 #undef TW_WGMMA

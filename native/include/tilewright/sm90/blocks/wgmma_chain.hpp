@@ -24,22 +24,7 @@ namespace tw::sm90 {
                  : "r"(a.low), "r"(a.high), "r"(b.low), "r"(b.high), "r"(accumulate), "C"(Text::types),        \
                    "C"(Text::tail));                                                                           \
   }
-TW_WGMMA_PANEL(16, 8, 9, 10, 11, 12, 13, 14)
-TW_WGMMA_PANEL(32, 16, 17, 18, 19, 20, 21, 22)
-TW_WGMMA_PANEL(48, 24, 25, 26, 27, 28, 29, 30)
-TW_WGMMA_PANEL(64, 32, 33, 34, 35, 36, 37, 38)
-TW_WGMMA_PANEL(80, 40, 41, 42, 43, 44, 45, 46)
-TW_WGMMA_PANEL(96, 48, 49, 50, 51, 52, 53, 54)
-TW_WGMMA_PANEL(112, 56, 57, 58, 59, 60, 61, 62)
-TW_WGMMA_PANEL(128, 64, 65, 66, 67, 68, 69, 70)
-TW_WGMMA_PANEL(144, 72, 73, 74, 75, 76, 77, 78)
-TW_WGMMA_PANEL(160, 80, 81, 82, 83, 84, 85, 86)
-TW_WGMMA_PANEL(176, 88, 89, 90, 91, 92, 93, 94)
-TW_WGMMA_PANEL(192, 96, 97, 98, 99, 100, 101, 102)
-TW_WGMMA_PANEL(208, 104, 105, 106, 107, 108, 109, 110)
-TW_WGMMA_PANEL(224, 112, 113, 114, 115, 116, 117, 118)
-TW_WGMMA_PANEL(240, 120, 121, 122, 123, 124, 125, 126)
-TW_WGMMA_PANEL(256, 128, 129, 130, 131, 132, 133, 134)
+TW_WIDTHS_16(TW_WGMMA_PANEL)
 #undef TW_WGMMA_PANEL
 #undef TW_PANEL_NEXT
 #undef TW_PANEL_STEP
@@ -48,7 +33,7 @@ TW_WGMMA_PANEL(256, 128, 129, 130, 131, 132, 133, 134)
 // N; the numbers of A's registers, of the descriptor's halves, and of the operands' types.
 #define TW_RS_STEP(N, OFFSET, A0, A1, A2, A3, BL, BH, TYPES)                                                   \
   "add.s32 y, %" #BL ", " OFFSET ";\nmov.b64 b, {y, %" #BH "};\nwgmma.mma_async.sync.aligned.m64n" #N "k%" #TYPES \
-  " {" TW_RS_NAMES_##N "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, b, t, 1, 1, 1;\n"
+  " {" TW_NAMES_##N "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, b, t, 1, 1, 1;\n"
 #define TW_WGMMA_RS_FOUR(N, A0, A1, A2, A3, A4, A5, A6, A7, A8, A9, A10, A11, A12, A13, A14, A15, BL, BH, TYPES) \
   template <class X>                                                                                           \
   TW_SM90 void wgmma_rs_four(float (&d)[N / 2], const uint32_t* a, Descriptor b) {                             \
@@ -57,7 +42,7 @@ TW_WGMMA_PANEL(256, 128, 129, 130, 131, 132, 133, 134)
                  TW_RS_STEP(N, "128", A4, A5, A6, A7, BL, BH, TYPES)                                           \
                  TW_RS_STEP(N, "256", A8, A9, A10, A11, BL, BH, TYPES)                                         \
                  TW_RS_STEP(N, "384", A12, A13, A14, A15, BL, BH, TYPES) "}\n"                                 \
-                 : TW_RS_REGISTERS_##N                                                                         \
+                 : TW_REGISTERS_##N("+f")                                                                     \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(a[4]), "r"(a[5]), "r"(a[6]), "r"(a[7]),     \
                    "r"(a[8]), "r"(a[9]), "r"(a[10]), "r"(a[11]), "r"(a[12]), "r"(a[13]), "r"(a[14]),           \
                    "r"(a[15]), "r"(b.low), "r"(b.high), "C"(WgmmaRsText<X>::types));                           \

@@ -3,6 +3,7 @@
 // The kernel multiplies X (64-row pieces, the wgmma's M) by Y (its N). Ordinarily X = A and Y = B; with transpose_c X =
 // B and Y = A, so that C^T is computed and a small m costs little.
 #pragma once
+#include "tilewright/core/meta.hpp"
 #include "tilewright/gpu/gemm/params.hpp"
 #include "tilewright/sm90/blocks/mbarrier.hpp"
 #include "tilewright/sm90/blocks/registers.hpp"
@@ -13,15 +14,6 @@ namespace tw::sm90 {
 
 constexpr int kSharedBytes = 232448;  // what one workgroup can have on sm_90
 constexpr int kBarrierBytes = 512;    // barriers of the ring, and 8 bytes per consumer
-
-template <bool kCondition, class T, class F>
-struct Choose {
-  using type = T;
-};
-template <class T, class F>
-struct Choose<false, T, F> {
-  using type = F;
-};
 
 // `cluster_k`, 1 if the configuration does not say.
 template <class C, class = void>
@@ -38,8 +30,8 @@ struct GemmPlan {
   using Config = C;
   using Cluster = ClusterShape<C::cluster_m, C::cluster_n>;
   static constexpr bool swap = C::transpose_c, pingpong = C::scheduler == Scheduler::pingpong;
-  using X = typename Choose<swap, typename C::B, typename C::A>::type;
-  using Y = typename Choose<swap, typename C::A, typename C::B>::type;
+  using X = Choose<swap, typename C::B, typename C::A>;
+  using Y = Choose<swap, typename C::A, typename C::B>;
   static constexpr bool a_mn = C::a_col, b_mn = !C::b_col, x_mn = swap ? b_mn : a_mn, y_mn = swap ? a_mn : b_mn;
   static constexpr int tile_m = C::tile_m, tile_n = C::tile_n, tile_k = C::tile_k;
   static constexpr int x_tile = swap ? tile_n : tile_m, y_tile = swap ? tile_m : tile_n;
@@ -53,7 +45,7 @@ struct GemmPlan {
   using Registers = RegisterShares<consumers, accumulators * (C::promote ? 2 : 1) + joining>;
   static constexpr int threads = Registers::threads;
   using Text = WgmmaText<X, Y, x_mn, y_mn>;
-  using Accumulator = typename Choose<X::is_float, float, int32_t>::type;
+  using Accumulator = Choose<X::is_float, float, int32_t>;
 
   static constexpr int element = size_of<X>, k_steps = tile_k * element / 32, chunks = tile_k * element / 128;
   static constexpr int a_bytes = tile_m * tile_k * element, b_bytes = tile_n * tile_k * element;

@@ -5,6 +5,7 @@
 // what lies outside the image is read from a vector of zeros, by tiles that meet an edge only. The phases of a gradient
 // are computed a few lines at a time in turns, so that the gradient that they share stays in a cache.
 #pragma once
+#include "tilewright/core/meta.hpp"
 #include "tilewright/cpu/conv/depthwise/view.hpp"
 #include "tilewright/cpu/blocks/dot.hpp"
 #include "tilewright/cpu/conv/line_pairs.hpp"
@@ -22,15 +23,7 @@ struct DepthwiseLast {
   using View = DepthwiseView<Config>;
   // Two lines of bf16 are multiplied at a time where the processor adds products of pairs.
   static constexpr bool pairs = TW_PAIRS_OF_BF16 && is_same<E, bf16> && is_same<W, bf16>;
-  template <bool kPairs, class Unused = void>
-  struct Packed {
-    using type = fp32;
-  };
-  template <class Unused>
-  struct Packed<true, Unused> {
-    using type = bf16;
-  };
-  using PackedWeight = typename Packed<pairs>::type;
+  using PackedWeight = Choose<pairs, bf16, fp32>;
 
   static constexpr int P = kTilePixels, L = kLanes, kRows = pairs || TW_VECTOR_BYTES < 64 ? 1 : 2;
   static constexpr bool plain = Out::plain && !Config::accumulate;

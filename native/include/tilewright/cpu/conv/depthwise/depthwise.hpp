@@ -5,6 +5,7 @@
 // lines that the filter covers are widened to fp32 with zeros around them, one line for each remainder of a coordinate
 // by the stride.
 #pragma once
+#include "tilewright/core/meta.hpp"
 #include "tilewright/cpu/conv/depthwise/channels_last.hpp"
 
 TW_NAMESPACE_BEGIN
@@ -21,18 +22,8 @@ struct DepthwiseConv {
   static constexpr bool plain = Out::plain && !Config::accumulate;
 
   // The elements of the image and of the weights.
-  template <bool kFirst, class Unused = void>
-  struct Types {
-    using image = typename Config::A;
-    using weight = typename Config::B;
-  };
-  template <class Unused>
-  struct Types<true, Unused> {
-    using image = typename Config::B;
-    using weight = typename Config::A;
-  };
-  using E = typename Types<first>::image;
-  using W = typename Types<first>::weight;
+  using E = Choose<first, typename Config::B, typename Config::A>;
+  using W = Choose<first, typename Config::A, typename Config::B>;
 
   template <bool kFirst, class Unused = void>
   struct Packed {

@@ -6,6 +6,7 @@
 // K and V are packed once for a block. A product that wants P or dS turned reads it with the other stride: a step of the
 // register tile then goes from row to row, and its rows are neighbours.
 #pragma once
+#include "tilewright/core/meta.hpp"
 #include "tilewright/cpu/fmha/softmax.hpp"
 
 TW_NAMESPACE_BEGIN
@@ -13,7 +14,7 @@ TW_NAMESPACE_BEGIN
 template <class Config>
 struct GradBlocking {
   static constexpr bool pairs = Config::warp_k0 == 2;
-  using Dot = typename FmhaChoose<pairs, DotBf16, DotF32>::type;
+  using Dot = Choose<pairs, DotBf16, DotF32>;
   static constexpr int depth = Dot::depth, mr = Config::warp_m0, nr = Config::warp_n0;
   static constexpr int m0 = (Config::m0 + mr * depth - 1) / (mr * depth) * (mr * depth), n0 = Config::n0;
   static constexpr int hdim_q = (Config::hdim_q + kLanes - 1) / kLanes * kLanes;

@@ -12,6 +12,7 @@
 // where units are groups / vector, or groups * ceil(n / outputs). Weights, in fp32, take taps * channel_tile * 4 bytes of
 // shared memory (direct: for every channel that is gathered).
 #pragma once
+#include "tilewright/core/meta.hpp"
 #include "tilewright/gpu/conv/params.hpp"
 #include "tilewright/gpu/blocks/epilogue.hpp"
 #include "tilewright/gpu/conv/image.hpp"
@@ -75,16 +76,8 @@ struct DepthwiseTile {
   static_assert(!direct || !Config::channels_first, "small groups: channels last");
   static constexpr bool is_backward = Config::direction == Direction::backward_data;
   static constexpr bool is_weight = Config::direction == Direction::backward_weight;
-  template <bool kSecond, class First, class Second>
-  struct Choose {
-    using type = First;
-  };
-  template <class First, class Second>
-  struct Choose<true, First, Second> {
-    using type = Second;
-  };
-  using Image = typename Choose<is_weight, typename Config::A, typename Config::B>::type;
-  using Other = typename Choose<is_weight, typename Config::B, typename Config::A>::type;
+  using Image = Choose<is_weight, typename Config::B, typename Config::A>;
+  using Other = Choose<is_weight, typename Config::A, typename Config::B>;
 
   static constexpr int axis_of(const int (&sizes)[3], int axis) { return axis < 3 - Config::ndim ? 1 : sizes[axis]; }
   static constexpr bool is_fixed(int axis) {
