@@ -1,6 +1,6 @@
-// Launch arguments of every convolution kernel, on every device: the implicit product of gemm_args.h, and how one of
-// its operands is gathered from an image. Plain-old-data, the same bytes on host and device; the Python side packs it
-// field by field in this order (tilewright_grouped_conv/launch/kernel_args.py); all fields are 8-byte aligned.
+// Launch arguments of every convolution kernel, on every device: the implicit product of core/args/gemm.h, and how one
+// of its operands is gathered from an image. Plain-old-data, the same bytes on host and device; the Python side packs
+// it field by field in this order (tilewright_grouped_conv/launch/kernel_args.py); all fields are 8-byte aligned.
 //
 // "Rows" are the pixels that a product runs over (those of the result, of backward weight those of the gradient), and
 // "taps" the positions of the filter. For every pair of them and every axis one coordinate of the image is read,

@@ -1,6 +1,6 @@
 // Launch arguments of every attention kernel, on every device: one plain-old-data struct, the same bytes on host and
-// device. The Python side packs it field by field in this order (tilewright_fmha/launch/kernel_args.py); what a kernel does not use is
-// null or zero. A CPU gets it by pointer, a GPU by value. All fields are 8-byte aligned.
+// device. The Python side packs it field by field in this order (tilewright_fmha/launch/kernel_args.py); what a kernel
+// does not use is null or zero. A CPU gets it by pointer, a GPU by value. All fields are 8-byte aligned.
 //
 // "Row" i is a query, "column" j a key; both count within their own sequence.
 #pragma once
@@ -41,17 +41,18 @@ typedef struct tw_fmha_args {
   int32_t* status;                // [4]: bits (fmha_item.hpp), the first item concerned, its length or page, 0
   int32_t* lens_out;              // [batch]: lengths after an append; may be len_k
   // Dense fp32: delta [b][h][seq_q] (varlen: [h][total_q]); dq_acc [split][b][h][seq_q][pad] (varlen:
-  // [split][h][total_q][pad]); o_acc likewise, lse_acc without its last dimension. pad is the config's hdim of q (dq_acc)
-  // or v (o_acc).
+  // [split][h][total_q][pad]); o_acc likewise, lse_acc without its last dimension. pad is the config's hdim of q
+  // (dq_acc) or v (o_acc).
   float *delta, *dq_acc, *dbias_acc, *o_acc, *lse_acc;
   void* workspace;     // scratch, 64-byte aligned (CPUs)
   uint32_t* counters;  // zero when the launch begins; it leaves them zero (GPUs)
-  // Capacities: of varlen, seq_q and seq_k are the longest sequence allowed. cache_items: items of a cache without pages.
+  // Capacities: of varlen, seq_q and seq_k are the longest sequence allowed. cache_items: items of a cache without
+  // pages.
   int64_t batch, heads_q, heads_k, seq_q, seq_k, hdim_q, hdim_v, total_q, total_k;
   int64_t table_stride, page_size, num_pages, cache_items;
   int64_t slope_batch;
   int64_t left, right, bottom_right, sink_size;  // which columns a row sees: fmha_visible in fmha_item.hpp
-  int64_t seed, offset, drop_below;              // dropout: see philox.hpp
+  int64_t seed, offset, drop_below;              // dropout: see core/philox.hpp
   int64_t splits, split_rows;      // parts of the keys; rows of each, or 0: an equal share of what there is to see
   // ceil(seq_q / m0) (packed GQA: ceil(seq_q * group / m0)), ceil(seq_k / n0) (appending: positions of the rotary
   // tables), work items in all.

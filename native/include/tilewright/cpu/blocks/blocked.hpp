@@ -1,5 +1,5 @@
-// The cache-blocked GEMM of one batch item: packs, shares, claims and calls the microkernel. See blocking.hpp for the
-// plan it follows.
+// The cache-blocked GEMM of one batch item: packs, shares, claims and calls the microkernel. See
+// cpu/blocks/blocking.hpp for the plan it follows.
 #pragma once
 #include "tilewright/cpu/blocks/blocking.hpp"
 #include "tilewright/cpu/blocks/microkernel.hpp"
@@ -40,7 +40,7 @@ struct Scratch {
   char* partial_tiles;
 };
 
-// Where the operands come from: matrices in memory. (Convolutions: see conv_gather.hpp.)
+// Where the operands come from: matrices in memory. (Convolutions: see cpu/conv/gather.hpp.)
 template <class Config>
 struct MatrixSources {
   using Product = tw::Product;
@@ -48,7 +48,7 @@ struct MatrixSources {
   using Plan = Blocking<Config>;
   using Dot = typename Plan::Dot;
   // A is read by the microkernel wherever it lies, and never packed.
-  static constexpr bool a_in_place = false, short_chains = false;
+  static constexpr bool a_in_place = false, blocked_summation = false;
   static constexpr int together_a = panels_together<typename Config::A, Plan::mr, !Config::a_col>;
   static constexpr int together_b = panels_together<typename Config::B, Plan::nr, Config::b_col>;
 
@@ -231,7 +231,8 @@ struct BlockedGemm {
     Out::store(out, tile.i0, tile.j0, tile.rows, tile.cols, buffer, nr, tile.correction);
   }
 
-  // start + A x B: in one chain, or, where the product's sums are to be short (short_chains.hpp), in several.
+  // start + A x B: in one chain, or, where the product's sums are to be short (cpu/blocks/blocked_summation.hpp), in
+  // several.
   TW_INLINE void sum_tile(const Tile& tile, int64_t group, int64_t groups, const uint32_t* a, const uint32_t* b,
                           const Accumulator* start, int64_t start_ld, Accumulator* to, int64_t to_ld) const {
     (void)group;  // only operands that lie in place ask for it
@@ -240,11 +241,11 @@ struct BlockedGemm {
     int64_t done = 0;
     do {
       int64_t now = groups;
-      if constexpr (Sources::short_chains) now = min_of(groups - done, product.chain);
+      if constexpr (Sources::blocked_summation) now = min_of(groups - done, product.chain);
       microkernel<Dot, mr, nr>(now, a + done * mr, b + done * nr, start, start_ld, to, to_ld, tile.ahead,
                                tile.ahead_step);
       start = to, start_ld = to_ld, done += now;
-    } while (Sources::short_chains && done < groups);
+    } while (Sources::blocked_summation && done < groups);
   }
 
   TW_NOINLINE void fetch_edge(const Accumulator* c, const Tile& tile, Accumulator* buffer) const {

@@ -94,7 +94,7 @@ struct Output {
 };
 
 // Where the rows of a result lie, and what an operation other than a plain product adds to the epilogue. This one adds
-// nothing: rows lie `ld` apart. (Convolutions: see conv_output.hpp.)
+// nothing: rows lie `ld` apart. (Convolutions: see cpu/conv/output.hpp.)
 struct LinearRows {
   using Output = tw::Output;
   // accumulates: an earlier result is added. bias_along_rows: one value of the bias per row instead of per column.
@@ -147,7 +147,7 @@ struct Epilogue {
   }
 
   // tile: rows x cols accumulators for the result's element (i0, j0) and on, tile_ld apart, whole vectors readable.
-  // correction: NULL, or one int32 per column to add first (see pack.hpp).
+  // correction: NULL, or one int32 per column to add first (see cpu/blocks/pack.hpp).
   static TW_NOINLINE void store(const Output& out, int64_t i0, int64_t j0, int64_t rows, int64_t cols,
                                 const Accumulator* tile, int64_t tile_ld, const int32_t* correction) {
     if (verbatim(out)) store_verbatim(out, i0, j0, rows, cols, tile, tile_ld, correction);

@@ -48,7 +48,7 @@ TW_INLINE void register_tile(int64_t steps, const uint32_t* a, int64_t a_row, in
       store_as(out + i * out_ld + v * kLanes, c[i][v] + load_as<V>(start + i * start_ld + v * kLanes));
 }
 
-// Both operands packed (see pack.hpp): every address is a constant away from two pointers.
+// Both operands packed (see cpu/blocks/pack.hpp): every address is a constant away from two pointers.
 template <class Dot, int kMR, int kNR>
 TW_NOINLINE void microkernel(int64_t steps, const uint32_t* a, const uint32_t* b, const typename Dot::scalar* start,
                              int64_t start_ld, typename Dot::scalar* out, int64_t out_ld, const char* ahead,

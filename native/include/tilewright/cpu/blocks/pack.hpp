@@ -3,10 +3,10 @@
 // An operand of `extent` rows (of A) or columns (of B) and depth k is packed as
 //     [ceil(extent / R)] [ceil(k / depth)] [R] groups of 32 bits
 // with R the register tile of that side (MR or NR) and group g of row r holding elements k = depth*g ... depth*g +
-// depth-1 (see dot.hpp for `depth`). Rows and values of k that do not exist are zero. Every panel keeps its whole k
-// together, so that any cache blocking can read it: the format depends on the element type, R and depth only. With
-// DotI8 the values of A carry an offset of 128, and B is followed by the int32 array [ceil(extent / R) * R] of -128
-// times the sum of each column, which undoes it.
+// depth-1 (see cpu/blocks/dot.hpp for `depth`). Rows and values of k that do not exist are zero. Every panel keeps its
+// whole k together, so that any cache blocking can read it: the format depends on the element type, R and depth only.
+// With DotI8 the values of A carry an offset of 128, and B is followed by the int32 array [ceil(extent / R) * R] of
+// -128 times the sum of each column, which undoes it.
 #pragma once
 #include "tilewright/cpu/conv/groups.hpp"
 

@@ -1,5 +1,5 @@
-// What a convolution's unit exports, with C linkage. The header of its kind of kernel (conv.hpp, depthwise.hpp, ...)
-// says what ConvKernel<Config> is; what is not exported is not compiled:
+// What a convolution's unit exports, with C linkage. The header of its kind of kernel (cpu/conv/implicit_gemm.hpp,
+// cpu/conv/depthwise/depthwise.hpp, ...) says what ConvKernel<Config> is; what is not exported is not compiled:
 //   TW_CONV_MAIN(name, Config)
 //     name            the whole computation, for all problems and items
 //   TW_CONV_SPLIT(name, Config)

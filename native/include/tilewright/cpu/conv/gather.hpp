@@ -1,9 +1,9 @@
 // Operands of the implicit product: the image, of which every row of the product gathers what its taps meet, and the
-// weights. They are packed into the panels of pack.hpp, tap by tap, and no image is ever unrolled in memory.
+// weights. They are packed into the panels of cpu/blocks/pack.hpp, tap by tap, and no image is ever unrolled in memory.
 //
 // k runs over taps and, within a tap, over channels; the channels of one tap are filled up to whole groups (see
-// dot.hpp) with zeros, in both operands. A tap may also be a whole line of the filter ("folded"): with few channels its
-// taps are neighbours in memory, and make one longer run.
+// cpu/blocks/dot.hpp) with zeros, in both operands. A tap may also be a whole line of the filter ("folded"): with few
+// channels its taps are neighbours in memory, and make one longer run.
 #pragma once
 #include "tilewright/cpu/blocks/blocked.hpp"
 #include "tilewright/cpu/conv/output.hpp"
@@ -20,7 +20,7 @@ struct ConvProduct : ProductOf<ConvOutput> {
   const char* weights;
   int64_t taps[3], run, padded;  // of a folded filter taps[2] is 1; values of k per tap, and with zeros
   bool folded, flat_weights;     // flat: the weights of a column lie one after the other for all k
-  int64_t chain;                 // groups of k that are summed at a time (short_chains.hpp)
+  int64_t chain;                 // groups of k that are summed at a time (cpu/blocks/blocked_summation.hpp)
   int64_t tap_offsets[64];       // in place: elements from what the first tap meets to what each meets
 
   TW_INLINE int64_t tap_count() const { return taps[0] * taps[1] * taps[2]; }
@@ -157,7 +157,7 @@ struct ImageSources {
   using A = typename Config::A;
   using B = typename Config::B;
   static constexpr bool image_is_b = Config::channels_first, a_in_place = false;
-  static constexpr bool short_chains = is_same<A, fp32>;
+  static constexpr bool blocked_summation = is_same<A, fp32>;
   static constexpr int depth = Dot::depth;
   static constexpr int together_a = image_is_b ? panels_together<A, Plan::mr, !Config::a_col> : 1;
   static constexpr int together_b = image_is_b ? 1 : panels_together<B, Plan::nr, Config::b_col>;

@@ -1,5 +1,5 @@
-// From elements in memory to groups: one vector of L groups (see dot.hpp), read along k or across it, converted on the
-// way. Packing and the streaming kernels share these.
+// From elements in memory to groups: one vector of L groups (see cpu/blocks/dot.hpp), read along k or across it,
+// converted on the way. Packing and the streaming kernels share these.
 #pragma once
 #include "tilewright/cpu/blocks/dot.hpp"
 

@@ -1,5 +1,5 @@
-// Forward convolution and the image's gradient as products whose operand is gathered (see conv_gather.hpp), on the
-// loops of GEMM. What a unit exports: see conv_entries.hpp.
+// Forward convolution and the image's gradient as products whose operand is gathered (see cpu/conv/gather.hpp), on the
+// loops of GEMM. What a unit exports: see cpu/conv/entries.hpp.
 //
 // Workspace, in bytes, every part a multiple of 64, `sizes` being those of Blocking for the m and n of each problem and
 // one slice of its padded k, and each part the largest of any problem:

@@ -86,7 +86,8 @@ struct LocatedSources : ImageSources<Config> {
     for (; r > 0 && r < mr; r++) panel->offset[r] = 0, panel->taps[r] = 0;
   }
 
-  // As microkernel, A being rows of the image. Of fp32, chains are added to one another at `out` (short_chains.hpp).
+  // As microkernel, A being rows of the image. Of fp32, chains are added to one another at `out`
+  // (cpu/blocks/blocked_summation.hpp).
   static TW_NOINLINE void multiply(const ConvProduct& product, int64_t group, int64_t groups, const uint32_t* a,
                                    const uint32_t* b, const Accumulator* start, int64_t start_ld, Accumulator* out,
                                    int64_t out_ld, const char* ahead, int64_t ahead_step) {
@@ -109,7 +110,7 @@ struct LocatedSources : ImageSources<Config> {
       for (int i = 0; i < mr; i++)
         TW_UNROLL
         for (int v = 0; v < kNV; v++) c[i][v] = V{};
-      int64_t left = Base::short_chains ? min_of(groups, product.chain) : groups;
+      int64_t left = Base::blocked_summation ? min_of(groups, product.chain) : groups;
       groups -= left;
       while (left > 0) {
         const int64_t now = min_of(min_of(tap_groups - at, left), zero_bytes / 4);
@@ -143,7 +144,7 @@ struct LocatedSources : ImageSources<Config> {
         for (int v = 0; v < kNV; v++)
           store_as(out + i * out_ld + v * kLanes, c[i][v] + load_as<V>(start + i * start_ld + v * kLanes));
       start = out, start_ld = out_ld;
-    } while (Base::short_chains && groups > 0);
+    } while (Base::blocked_summation && groups > 0);
   }
 };
 

@@ -1,5 +1,5 @@
-// Sums of products of two lines of pixels that were widened to fp32 (direct_weight.hpp): those of a few taps and
-// channels stay in registers.
+// Sums of products of two lines of pixels that were widened to fp32 (cpu/conv/direct/weight.hpp): those of a few taps
+// and channels stay in registers.
 #pragma once
 #include "tilewright/core/types.hpp"
 

@@ -38,7 +38,7 @@ struct ConvKernel {
   const tw_conv_problem& problem;
   const Plan plan;
   Memory memory;
-  int64_t chain = Plan::groups;  // groups of pixels that are summed at a time (short_chains.hpp)
+  int64_t chain = Plan::groups;  // groups of pixels that are summed at a time (cpu/blocks/blocked_summation.hpp)
   static constexpr int64_t kPixelChain = 64;  // of usual convolutions; eight of any are put aside together
 
   ConvKernel(const tw_conv_args& args, int rank) : problem(args.problems[0]), plan(problem, args.split_k) {

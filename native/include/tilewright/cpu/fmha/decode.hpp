@@ -64,7 +64,7 @@ struct FmhaLines {
 };
 
 template <class Config>
-struct FmhaFew {
+struct FmhaDecode {
   using B = FmhaBlocking<Config>;
   using Dot = typename B::Dot;
   using K = typename Config::K;

@@ -17,7 +17,7 @@ struct FmhaForward {
   using Pack = FmhaPack<Config>;
   using Softmax = FmhaSoftmax<Config>;
   using Products = FmhaProducts<Config>;
-  using Few = FmhaFew<Config>;
+  using Decode = FmhaDecode<Config>;
   using Layout = typename B::Layout;
   using O = typename Config::O;
   static constexpr bool split = Config::family == FmhaFamily::split, quantized = Config::qscale != FmhaScale::no;
@@ -45,7 +45,7 @@ struct FmhaForward {
     if (crew.rank >= crew.size) return;
     const Layout at = B::layout(args);
     FmhaForward self{args, at, (char*)args.workspace + crew.rank * at.bytes};
-    if constexpr (!Softmax::varying) self.together = Few::heads(args, crew.size);
+    if constexpr (!Softmax::varying) self.together = Decode::heads(args, crew.size);
     self.all(crew);
   }
 
@@ -81,9 +81,9 @@ struct FmhaForward {
                           this->template part<float>(at.l), this->template part<float>(at.scale),
                           this->template part<float>(at.rescale), this->template part<uint8_t>(at.random)};
     // Rows are read a few at a time, also behind the last one.
-    alignas(64) uint32_t queries[(max_of(Few::most_merged, 1) + Few::together) * Few::q_words];
-    const bool few = Few::fits(args, item.q_rows * sharing());  // however rows were shared out
-    if (few) Few::queries(this->template part<uint32_t>(at.q), rows, ceil_div(args.hdim_q, B::depth), queries);
+    alignas(64) uint32_t queries[(max_of(Decode::most_merged, 1) + Decode::together) * Decode::q_words];
+    const bool few = Decode::fits(args, item.q_rows * sharing());  // however rows were shared out
+    if (few) Decode::queries(this->template part<uint32_t>(at.q), rows, ceil_div(args.hdim_q, B::depth), queries);
     const int64_t last = range.first < range.last ? range.last : range.sink_last;
     for (int64_t c0 = 0; c0 < last; c0 += B::n0) {
       if (c0 >= range.sink_last && c0 + B::n0 <= range.first) {
@@ -94,9 +94,9 @@ struct FmhaForward {
       const FmhaColumns columns = load_block(keys, values, c0, count, few);
       if (few) {
         float* const s = this->template part<float>(at.s);
-        Few::scores(keys, c0, count, together, rows / together, queries, s, values.run(c0).at);
+        Decode::scores(keys, c0, count, together, rows / together, queries, s, values.run(c0).at);
         softmax.run(s, p0, 0, rows, columns);
-        Few::add_values(values, c0, count, together, rows / together, (const uint32_t*)s,
+        Decode::add_values(values, c0, count, together, rows / together, (const uint32_t*)s,
                         this->template part<float>(at.o), softmax.rescale,
                         c0 + count < last ? keys.run(c0 + count).at : nullptr);
         continue;

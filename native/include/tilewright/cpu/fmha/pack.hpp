@@ -1,4 +1,4 @@
-// Packing of an item's operands: queries row by row, a block of keys and of values as panels of pack.hpp.
+// Packing of an item's operands: queries row by row, a block of keys and of values as panels of cpu/blocks/pack.hpp.
 #pragma once
 #include "tilewright/cpu/fmha/paged.hpp"
 

@@ -8,10 +8,12 @@
 //                     [problem][batch][slice][m][n]
 //     name_reduce     second stage: adds the slices in their order (so the result never varies), applies the epilogue
 //   TW_GEMM_PACK_B(name, Config)
-//     name_pack_b     packs B of problems[0] from `b` to `c`, batch items packed_bytes(n, k, ...) apart (see pack.hpp)
+//     name_pack_b     packs B of problems[0] from `b` to `c`, batch items packed_bytes(n, k, ...) apart (see
+//     cpu/blocks/pack.hpp)
 //     name_packed_b   bytes of one packed batch item of B for (n, k)
 //   TW_GEMM_WORKSPACE(name, Config)
-//     name_workspace  bytes of workspace that a launch of the product with these args needs (see blocking.hpp)
+//     name_workspace  bytes of workspace that a launch of the product with these args needs (see
+//     cpu/blocks/blocking.hpp)
 //   TW_GEMM_ENTRIES(name, Config): SPLIT, PACK_B and WORKSPACE
 // All but name_packed_b and name_workspace have the signature tw_cpu_kernel, with tw_gemm_args as args.
 #pragma once

@@ -1,6 +1,6 @@
 // Skinny products, where one operand has few rows (or columns) and the other is read once: they run at the speed of
 // memory. The big operand, the side with the larger tile, is not packed; the small one is turned into groups (see
-// dot.hpp) that stay in the first-level cache.
+// cpu/blocks/dot.hpp) that stay in the first-level cache.
 #pragma once
 #include "tilewright/cpu/blocks/blocked.hpp"
 

@@ -1,5 +1,5 @@
 // The matrix atom of AMD GPUs: MFMA and WMMA. C's tile is computed as the transpose: B is an instruction's first
-// operand, A its second, so that a lane holds neighbouring columns of one row of C (see fragments_amd.hpp).
+// operand, A its second, so that a lane holds neighbouring columns of one row of C (see gpu/amd/fragments.hpp).
 //
 // A lane reads `lane_bytes` (16 where the tile is deep enough) of neighbouring k at a time and gives them to
 // consecutive instructions. The instructions' k is then not the tile's k, in the same way for A and B.

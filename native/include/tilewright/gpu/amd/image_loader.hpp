@@ -1,7 +1,7 @@
 // Operands of convolutions on their way to the LDS of AMD GPUs: what stands where products of matrices have Source and
-// the fetches of RegisterLoader (loader_amd.hpp). All loads are raw buffer loads without branches: what does not exist is
-// read beyond the buffer's end, and zero. Every step goes this way, the last one of k too. The elements of one item span
-// less than 2 GiB.
+// the fetches of RegisterLoader (gpu/amd/loader.hpp). All loads are raw buffer loads without branches: what does not
+// exist is read beyond the buffer's end, and zero. Every step goes this way, the last one of k too. The elements of one
+// item span less than 2 GiB.
 #pragma once
 #include "tilewright/gpu/conv/image_loader.hpp"
 #include "tilewright/gpu/amd/loader.hpp"
@@ -84,7 +84,7 @@ struct PanelRegisters : RegisterLoader<Tile, kThreads> {
   }
 };
 
-// ImageRows of image_loader.hpp.
+// ImageRows of gpu/conv/image_loader.hpp.
 template <class Rows, class Tile, int kThreads>
 struct ImageRowsRegisters : RegisterLoader<Tile, kThreads> {
   using Base = RegisterLoader<Tile, kThreads>;

@@ -1,5 +1,5 @@
 // Matrix instructions of AMD GPUs as functions, and which of them a GPU has. The layouts of their operands are stated
-// in fragments_amd.hpp.
+// in gpu/amd/fragments.hpp.
 #pragma once
 #include "tilewright/core/dtypes.hpp"
 #include "tilewright/gpu/amd/fragments.hpp"

@@ -1,6 +1,6 @@
 // How tiles of A and B lie in the LDS of AMD GPUs: always k-major, a line of 16-byte chunks for every row of A (column
-// of B), whatever the layout in global memory: see loader_amd.hpp. Within `units` neighbouring chunks, which fill all
-// banks once, chunks are permuted by an XOR with a key of their line, and nothing is padded.
+// of B), whatever the layout in global memory: see gpu/amd/loader.hpp. Within `units` neighbouring chunks, which fill
+// all banks once, chunks are permuted by an XOR with a key of their line, and nothing is padded.
 //
 // Banks are 4 bytes wide: 64 of them on gfx950, 32 elsewhere (gfx11 and gfx12: of the half that a workgroup's waves
 // share). An access of a wave is served in groups of lanes that fill the banks once; lanes of different groups never
@@ -27,7 +27,7 @@ constexpr int kLdsBanks = 32;
 #endif
 
 // E: element type. kSourceKMajor: k is contiguous in global memory. kExtent: tile_m or tile_n. kDepth: tile_k.
-// kRaw: elements are as they were in global memory; else as the matrix unit reads them (see convert_amd.hpp).
+// kRaw: elements are as they were in global memory; else as the matrix unit reads them (see gpu/amd/convert.hpp).
 template <class E, bool kSourceKMajor, int kExtent, int kDepth, int kBanks = kLdsBanks, bool kRaw = false>
 struct LdsTile {
   using Element = E;

@@ -1,5 +1,5 @@
-// Tiles from global memory to the LDS of AMD GPUs, through registers. Tiles in LDS are k-major (layout_amd.hpp): where
-// k runs across the lines of global memory, blocks of a few lines are transposed in registers on the way.
+// Tiles from global memory to the LDS of AMD GPUs, through registers. Tiles in LDS are k-major (gpu/amd/layout.hpp):
+// where k runs across the lines of global memory, blocks of a few lines are transposed in registers on the way.
 //
 // Two ways, chosen per task:
 //  * fetch and put (lines are 16-byte aligned, a tile spans less than 2 GiB): whole steps along k, as raw buffer loads.

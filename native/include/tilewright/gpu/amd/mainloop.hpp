@@ -4,9 +4,9 @@
 //                 after it is fetched into registers. One barrier per step, ahead of the last slice of k, so that the
 //                 first fragments of the next tile arrive while that slice is multiplied.
 //   compv3        one tile in LDS: the next one, in registers, takes its place while the last slice is multiplied.
-//   comp_async    two tiles in LDS, filled straight from global memory (direct_amd.hpp) while the other one is
+//   comp_async    two tiles in LDS, filled straight from global memory (gpu/amd/direct.hpp) while the other one is
 //                 multiplied. Where k runs across the lines of A or B this is compv4.
-//   preshufflev2  A as in compv4; B was packed ahead of time (packed_amd.hpp) and comes from global memory to the
+//   preshufflev2  A as in compv4; B was packed ahead of time (gpu/amd/packed.hpp) and comes from global memory to the
 //                 registers that multiply it, a whole step ahead. intrawave: the order of instructions is laid down;
 //                 else the compiler chooses it.
 //   mem           one tile in LDS, `stages` steps under way in registers, for problems that wait for memory.

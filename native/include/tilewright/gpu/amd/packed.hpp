@@ -8,7 +8,8 @@
 // dimension is the number of elements from panel to panel, packed_stride; its address is a multiple of 16 bytes, as is
 // the stride from item to item of a batch, and the panels that one tile reads span less than 2 GiB.
 // A tile's depth in bytes is a multiple of what the lanes of a wave read of a line at a time, 16 * groups (see
-// fragments_amd.hpp): 32 for a warp tile of 32 columns, 64 for 16 columns (of the deepest instructions of gfx950 128).
+// gpu/amd/fragments.hpp): 32 for a warp tile of 32 columns, 64 for 16 columns (of the deepest instructions of gfx950
+// 128).
 #pragma once
 #include "tilewright/gpu/amd/layout.hpp"
 #include "tilewright/gpu/amd/loader.hpp"
@@ -26,7 +27,7 @@ constexpr int64_t packed_index(int64_t k, int64_t j, int columns, int size, int6
   return j / columns * stride + k / values * (columns * values) + j % columns * values + k % values;
 }
 
-// One operand of one output tile (compare Operand of loader.hpp).
+// One operand of one output tile (compare Operand of gpu/blocks/loader.hpp).
 template <class E, int kColumns, int kDepth>
 struct PackedOperand {
   const char* base;  // of the tile's first panel, at the begin of the reduction
@@ -51,7 +52,7 @@ struct PackedOperand {
   }
 };
 
-// A wave's fragments of a slice of k. Atom: see atom_amd.hpp.
+// A wave's fragments of a slice of k. Atom: see gpu/amd/atom.hpp.
 template <class Atom, int kColumns>
 struct PackedFragments {
   using Side = typename Atom::SideB;

@@ -137,7 +137,7 @@ struct LinearRows {
   TW_DEVICE bool divisible(int elements) const { return ld % elements == 0; }
 };
 
-// Rows: LinearRows, or what convolutions have in its place (conv_rows.hpp). Where `accumulates`, the elements at
+// Rows: LinearRows, or what convolutions have in its place (gpu/conv/image.hpp). Where `accumulates`, the elements at
 // `rows.before`, which lie as those of C do, are added ahead of the conversion.
 template <class Config, class Accumulator, class Rows = LinearRows>
 struct Epilogue {

@@ -25,8 +25,8 @@ struct OperandTile {
   static constexpr bool has_raw = element_bytes < 4;
   static constexpr int raw_chunks = chunks + 1;
   static constexpr int raw_bytes = has_raw ? lines * raw_chunks * 16 : 0;
-  // 8-bit elements with k across the lines: a matrix load takes lines 0, 1, 4, 5, 8, 9, 12, 13 (see atom_mma.hpp), else
-  // eight neighbours.
+  // 8-bit elements with k across the lines: a matrix load takes lines 0, 1, 4, 5, 8, 9, 12, 13 (see
+  // gpu/cuda/atom_mma.hpp), else eight neighbours.
   static constexpr bool byte_lines = !kKMajor && element_bytes == 1;
   // Chunks that may change places: the largest power of two, up to the 8 that fill all banks, that divides a line.
   static constexpr int group = chunks % 8 == 0 ? 8 : chunks % 4 == 0 ? 4 : chunks % 2 == 0 ? 2 : 1;

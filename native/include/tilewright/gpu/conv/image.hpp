@@ -128,7 +128,7 @@ struct TapBits {
 
 // ---- rows of the result ----
 
-// See Epilogue in epilogue.hpp.
+// See Epilogue in gpu/blocks/epilogue.hpp.
 template <class Config>
 struct ConvRows {
   static constexpr bool accumulates = Config::accumulate;

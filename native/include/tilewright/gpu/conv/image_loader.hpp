@@ -1,6 +1,6 @@
 // Operands of convolutions on their way to shared memory: what stands where products of matrices have Operand and
-// Loader (loader.hpp). An access is `vector` elements, which lie within one tap: vectors divide the number of channels
-// and every stride, and addresses are aligned to them. With a vector of one element everything fits.
+// Loader (gpu/blocks/loader.hpp). An access is `vector` elements, which lie within one tap: vectors divide the number
+// of channels and every stride, and addresses are aligned to them. With a vector of one element everything fits.
 //
 //   ImageRows     the image, k-major: a line is a pixel, k runs over taps and channels
 //   ImageColumns  the image with pixels along k: a line is a pixel, and runs over taps and channels

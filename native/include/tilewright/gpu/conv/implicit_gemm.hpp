@@ -1,16 +1,16 @@
 // Convolution as an implicit product on GPUs: all three directions. A generated source unit states a Config and writes
-// TW_CONV_KERNEL(symbol, Config); see gemm.hpp for what a product's Config states and how it is launched.
+// TW_CONV_KERNEL(symbol, Config); see gpu/gemm/gemm.hpp for what a product's Config states and how it is launched.
 //
-// Besides, Config has: Direction direction; ConvKind kind (implicit, pointwise); int ndim; bool linear_rows (C's rows lie
-// at one distance, ldc), accumulate, two_stage; int vector_a, vector_b (elements of one access; they divide the numbers
-// of channels, the strides, and addresses are aligned to them), groups_merged.
+// Besides, Config has: Direction direction; ConvKind kind (implicit, pointwise); int ndim; bool linear_rows (C's rows
+// lie at one distance, ldc), accumulate, two_stage; int vector_a, vector_b (elements of one access; they divide the
+// numbers of channels, the strides, and addresses are aligned to them), groups_merged.
 //
 //   forward          A: image, k-major   B: weights, b_col (all taps and channels of a column lie side by side)
 //   backward data    A: image, k-major   B: weights, row-major (columns lie side by side). Steps keep within a tap
 //   backward weight  A: dy, a_col, pixels at one distance (lda)       B: image, row-major
 //   pointwise        matrices, as lda, ldb, stride_a and stride_b say
 // Shared memory: that of the product, without room for unaligned lines. two_stage (backward weight): the sums of every
-// slice go to the workspace as they are, [slice][item][m][n] in fp32; a kernel of conv_convert.hpp adds them.
+// slice go to the workspace as they are, [slice][item][m][n] in fp32; a kernel of gpu/conv/convert.hpp adds them.
 #pragma once
 #include "tilewright/core/meta.hpp"
 #include "tilewright/gpu/conv/params.hpp"

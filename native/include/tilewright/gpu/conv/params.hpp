@@ -1,6 +1,6 @@
-// The only parameter of a convolution kernel on a GPU, passed by value: a launch head of 64 bytes, then the one task; or,
-// where a launch computes several products (the phases of backward data), a table of tasks in device memory, to which
-// launch.tasks points. See tilewright/core/args/conv.h for the problem, and gemm_params.hpp for the rest.
+// The only parameter of a convolution kernel on a GPU, passed by value: a launch head of 64 bytes, then the one task;
+// or, where a launch computes several products (the phases of backward data), a table of tasks in device memory, to
+// which launch.tasks points. See tilewright/core/args/conv.h for the problem, and gpu/gemm/params.hpp for the rest.
 #pragma once
 #include "tilewright/core/args/conv.h"
 #include "tilewright/gpu/gemm/params.hpp"
@@ -13,9 +13,10 @@ struct ConvTaskProblem {
   constexpr const tw_gemm_problem& product() const { return conv.gemm; }
 };
 
-// Where a copy engine moves the tensors (merged_bulk.hpp): boxes of the image and of the result, and the few numbers that
-// a workgroup needs before its first pixel, side by side: tiles of pixels, those of a row and of a column of an image,
-// and what they are divided by; channels; the place in the image of the first tap of the first pixel; the weights.
+// Where a copy engine moves the tensors (gpu/conv/merged/bulk.hpp): boxes of the image and of the result, and the few
+// numbers that a workgroup needs before its first pixel, side by side: tiles of pixels, those of a row and of a column
+// of an image, and what they are divided by; channels; the place in the image of the first tap of the first pixel; the
+// weights.
 struct ConvBulk {
   TensorMapBytes image, result;
   int64_t tiles, across, down;

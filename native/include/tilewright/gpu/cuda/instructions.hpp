@@ -1,4 +1,4 @@
-// Matrix instructions of NVIDIA GPUs as functions. The layouts of their operands are stated in atom_mma.hpp.
+// Matrix instructions of NVIDIA GPUs as functions. The layouts of their operands are stated in gpu/cuda/atom_mma.hpp.
 #pragma once
 #include "tilewright/core/dtypes.hpp"
 #include "tilewright/gpu/platform.hpp"
@@ -61,7 +61,7 @@ TW_DEVICE void mma_16x8(int32_t (&c)[4], const Words<4>& a, const Words<2>& b) {
                : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                            \
                : "r"(a0), "r"(a1), "r"(b))
 
-// The same with 16 bytes along k, of fp16 or bf16: a0, a1 and b are a[0], a[1] and b[0] of atom_mma.hpp.
+// The same with 16 bytes along k, of fp16 or bf16: a0, a1 and b are a[0], a[1] and b[0] of gpu/cuda/atom_mma.hpp.
 template <class E>
 TW_DEVICE void mma_16x8_half(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t b) {
   if constexpr (is_same<E, fp16>) TW_MMA_HALF("m16n8k8.row.col.f32.f16.f16.f32");

@@ -1,10 +1,11 @@
-// Products of 8-bit caches for few rows (fmha_decode.hpp): keys and values lie in shared memory as they came, and become
-// elements of 16 bits between the matrix load and the instruction, in registers, exactly. What a lane then has of them is
-// not what mma.sync takes as 16 steps of k (or 8 columns): it has four neighbours. So queries change places instead, once
-// (pair 2q of sixteen columns becomes pair q, pair 2q + 1 becomes 4 + q), and results of values: see paired_column.
+// Products of 8-bit caches for few rows (gpu/fmha/decode.hpp): keys and values lie in shared memory as they came, and
+// become elements of 16 bits between the matrix load and the instruction, in registers, exactly. What a lane then has
+// of them is not what mma.sync takes as 16 steps of k (or 8 columns): it has four neighbours. So queries change places
+// instead, once (pair 2q of sixteen columns becomes pair q, pair 2q + 1 becomes 4 + q), and results of values: see
+// paired_column.
 //
-// Queries of bf16 become fp16, which takes one instruction for two bytes of the cache, not four: scaled by a power of two,
-// so that none overflows; what is lost is 2^-39 of the tile's largest.
+// Queries of bf16 become fp16, which takes one instruction for two bytes of the cache, not four: scaled by a power of
+// two, so that none overflows; what is lost is 2^-39 of the tile's largest.
 #pragma once
 #include "tilewright/gpu/fmha/loader.hpp"
 
@@ -13,11 +14,11 @@ namespace tw::gpu {
 // What 16-bit elements are multiplied as by kernels for few rows: kBytes, the cache has 8 bits; kFactors, probabilities
 // are multiplied by a factor of their key, for which fp16 may be too narrow.
 template <class X, bool kBytes, bool kFactors>
-struct FmhaFewRowsProduct {
+struct FmhaDecodeProduct {
   using type = X;
 };
 template <>
-struct FmhaFewRowsProduct<bf16, true, false> {
+struct FmhaDecodeProduct<bf16, true, false> {
   using type = fp16;
 };
 

@@ -1,16 +1,17 @@
-// Few rows of queries and many keys (decoding): pipeline qr_nwarp_sshuffle. All waves of a workgroup have the same rows.
-// Each has keys of its own, n0 / waves of every block, in a ring of shared memory that asynchronous copies fill some
-// blocks ahead, and maxima, sums and results of its own: no wave waits for another before the end (fmha_join.hpp). So the
-// bytes on their way are those of whole rings, and memory is what limits the kernel. What little comes before the first
-// copies counts in full: instructions too come from memory where caches are cold.
+// Few rows of queries and many keys (decoding): pipeline qr_nwarp_sshuffle. All waves of a workgroup have the same
+// rows. Each has keys of its own, n0 / waves of every block, in a ring of shared memory that asynchronous copies fill
+// some blocks ahead, and maxima, sums and results of its own: no wave waits for another before the end
+// (gpu/fmha/splitkv_reduce.hpp). So the bytes on their way are those of whole rings, and memory is what limits the
+// kernel. What little comes before the first copies counts in full: instructions too come from memory where caches are
+// cold.
 #pragma once
 #include "tilewright/core/meta.hpp"
 #include "tilewright/gpu/fmha/splitkv_reduce.hpp"
 
 namespace tw::gpu {
 
-// The shared memory of one wave: slots for a block's keys and values as they are in global memory, a tile for 8-bit values
-// whose lines run along keys, to be widened, and what was looked up for the columns of each slot.
+// The shared memory of one wave: slots for a block's keys and values as they are in global memory, a tile for 8-bit
+// values whose lines run along keys, to be widened, and what was looked up for the columns of each slot.
 template <class Config, class X, bool kAlongRows, int kColumnWords>
 struct FmhaRing {
   using K = typename Config::K;
@@ -24,7 +25,7 @@ struct FmhaRing {
   using TileV = Choose<pairs, OperandTile<V, true, columns, Config::hdim_v>,  // a line is a key
                        OperandTile<V, kAlongRows, Config::hdim_v, columns>>;
   static constexpr int slot_bytes = TileK::bytes + TileV::bytes;
-  // 96 KB on their way let two workgroups share a multiprocessor of 227 KB. (The same sum is in gpu_shared.py.)
+  // 96 KB on their way let two workgroups share a multiprocessor of 227 KB. (The same sum: tilewright_fmha/footprint/gpu.py.)
   static constexpr int fitting = (96 << 10) / (waves * slot_bytes);
   static constexpr int stages = fitting < 2 ? 2 : fitting > 4 ? 4 : fitting;
   static constexpr int wide_bytes = widens && kAlongRows ? columns * Config::hdim_v * size_of<X> : 0;
@@ -72,8 +73,8 @@ struct FmhaDecode {
   using Softmax = typename Forward::Softmax;
   static constexpr int columns = Ring::columns, stages = Ring::stages, n0 = Config::n0;
   static_assert(columns <= kWave, "a lane looks up a column");
-  using Join = FmhaJoin<Forward>;
-  static_assert(Join::state_bytes <= Ring::bytes, "what a wave has fits into its ring");
+  using Reduce = FmhaSplitKvReduce<Forward>;
+  static_assert(Reduce::state_bytes <= Ring::bytes, "what a wave has fits into its ring");
 
   const Forward& forward;
   const FmhaItem& item;
@@ -130,7 +131,7 @@ struct FmhaDecode {
     const FmhaRows stored = {work.part, work.b,  head, key_head, group, first, min_of(Config::m0, all - first),
                              (int)ticket, skipped};
     const uint32_t states = ring_of(forward, 0);
-    Join{args, item, stored, forward.thread / kWave, forward.lane, forward.shared, states, Ring::bytes}.run(softmax, o);
+    Reduce{args, item, stored, forward.thread / kWave, forward.lane, forward.shared, states, Ring::bytes}.run(softmax, o);
   }
 
   TW_DEVICE FmhaDecode(const Forward& forward, const FmhaItem& item, int b, int key_head)

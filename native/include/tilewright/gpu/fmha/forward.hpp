@@ -2,11 +2,12 @@
 // caches, and parts of the keys (split). A unit states a Config (see docs of the attention plugin) and exports
 //   TW_FMHA_KERNEL(symbol, Config)   its only parameter is tw_fmha_args; 1-D grid, a workgroup for each tile of m0 rows
 // A workgroup keeps its rows of Q in shared memory; blocks of n0 keys and values come one after the other. A wave has
-// whole rows of the scores, so that maxima and sums never leave it. P goes to the second product straight from registers
-// where the atom's results lie as its operand does (mma.sync), else through the wave's own part of shared memory.
+// whole rows of the scores, so that maxima and sums never leave it. P goes to the second product straight from
+// registers where the atom's results lie as its operand does (mma.sync), else through the wave's own part of shared
+// memory.
 //
 // Pipelines: qr has one buffer for keys and values in turn. qr_async has one for each, which asynchronous copies fill
-// while the other is multiplied. qr_nwarp_sshuffle is for few rows, which all waves have: see fmha_decode.hpp.
+// while the other is multiplied. qr_nwarp_sshuffle is for few rows, which all waves have: see gpu/fmha/decode.hpp.
 #pragma once
 #include "tilewright/core/meta.hpp"
 #include "tilewright/gpu/fmha/decode.hpp"
@@ -22,7 +23,7 @@ struct FmhaForward {
   using V = typename Config::V;
   static constexpr bool varying = Config::qscale == FmhaScale::blockscale || Config::qscale == FmhaScale::kv_blockscale;
   static constexpr bool few_rows = Config::pipeline == FmhaPipeline::qr_nwarp_sshuffle;
-  using X = typename FmhaFewRowsProduct<typename FmhaProduct<Q>::type, few_rows && size_of<K> == 1, varying>::type;
+  using X = typename FmhaDecodeProduct<typename FmhaProduct<Q>::type, few_rows && size_of<K> == 1, varying>::type;
   using Atoms = FmhaAtoms<X, Config::warp_m0, Config::warp_n0, Config::warp_k0>;
   using ValueAtoms = FmhaAtoms<X, Config::warp_m1, Config::warp_n1, Config::warp_k1>;
   using Keys = FmhaSource<Config, K, X, false>;

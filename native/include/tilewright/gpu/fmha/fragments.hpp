@@ -1,5 +1,5 @@
 // Products of mma.sync for attention, sixteen rows or columns at a time: operands from shared memory, or from the
-// registers that an earlier product left its results in. Layouts: atom_mma.hpp.
+// registers that an earlier product left its results in. Layouts: gpu/cuda/atom_mma.hpp.
 #pragma once
 #include "tilewright/gpu/blocks/convert.hpp"
 #include "tilewright/gpu/cuda/atom_mma.hpp"

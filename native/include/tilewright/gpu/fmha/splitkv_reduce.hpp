@@ -1,9 +1,10 @@
-// The end of attention by waves that share keys (fmha_decode.hpp): what the waves have is added up row by row, and the
-// workgroup that comes last adds the parts of its rows. A ticket for each tile of rows counts the workgroups; the last one
-// leaves it zero. The order of the sums does not depend on who that is.
+// The end of attention by waves that share keys (gpu/fmha/decode.hpp): what the waves have is added up row by row, and
+// the workgroup that comes last adds the parts of its rows. A ticket for each tile of rows counts the workgroups; the
+// last one leaves it zero. The order of the sums does not depend on who that is.
 //
 // Launches without counters leave parts to the combine stage. A part is what that stage takes: o_acc = (P V) / l of its
-// columns and lse_acc = log(l), natural; -inf and zeros where it saw nothing. Learned sinks enter once, at the very end.
+// columns and lse_acc = log(l), natural; -inf and zeros where it saw nothing. Learned sinks enter once, at the very
+// end.
 #pragma once
 #include "tilewright/gpu/fmha/bytes.hpp"
 #include "tilewright/gpu/fmha/dot.hpp"
@@ -18,8 +19,8 @@ struct FmhaRows {
   bool skipped;
 };
 
-// What part `part` of the keys has of the columns that rows [r0, r1) may see: whole blocks, as many as other parts have, or
-// one more. Sink columns belong to part 0.
+// What part `part` of the keys has of the columns that rows [r0, r1) may see: whole blocks, as many as other parts
+// have, or one more. Sink columns belong to part 0.
 template <class Config>
 TW_DEVICE FmhaRange fmha_part(const tw_fmha_args& args, const FmhaItem& item, int part, int64_t r0, int64_t r1) {
   constexpr int n0 = Config::n0;
@@ -39,10 +40,10 @@ struct FmhaWorkgroup {
   TW_DEVICE static void meet() { barrier(); }
 };
 
-// Forward: the FmhaForward of the same Config. kStates: who has rows of results, all waves if they share keys; Team: the
-// waves that add them.
+// Forward: the FmhaForward of the same Config. kStates: who has rows of results, all waves if they share keys; Team:
+// the waves that add them.
 template <class Forward, int kStates = Forward::waves, class Team = FmhaWorkgroup>
-struct FmhaJoin {
+struct FmhaSplitKvReduce {
   using Config = typename Forward::Config;
   using ScoreAtom = typename Forward::ScoreAtom;
   using ValueAtom = typename Forward::ValueAtom;

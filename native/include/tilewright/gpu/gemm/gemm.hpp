@@ -2,7 +2,7 @@
 //
 // Config: see the template of the GEMM plugin. A workgroup of wave_m x wave_n waves computes tile_m x tile_n results; a
 // wave's part of them is tile_m/wave_m x tile_n/wave_n, a multiple of 16 x 8 (on AMD: of the warp tile). For `pipeline`
-// and `stages` see mainloop.hpp, and mainloop_amd.hpp for the matrix units of AMD GPUs.
+// and `stages` see gpu/gemm/mainloop.hpp, and gpu/amd/mainloop.hpp for the matrix units of AMD GPUs.
 //
 // Launch: Gemm::threads threads, Gemm::shared_bytes of dynamic shared memory, tiles * split_k workgroups (persistent:
 // any number). Counters and workspace are used only if Config::split_k > 1 (and launch.split_k > 1).
@@ -43,8 +43,8 @@ struct Gemm {
 
   // ---- shared memory ----
 
-  // cshuffle: every wave stages a strip of its part; of the matrix units of AMD GPUs, whose strips are tall, 64 columns at
-  // a time. Rows lie 8 words further apart than they are long, which spreads the fragments' writes over the banks.
+  // cshuffle: every wave stages a strip of its part; of the matrix units of AMD GPUs, whose strips are tall, 64 columns
+  // at a time. Rows lie 8 words further apart than they are long, which spreads the fragments' writes over the banks.
   static constexpr bool shuffles = Config::epilogue == EpilogueKind::cshuffle;
   static constexpr bool cuts_strips = !is_same<Loop, PortableLoop<Config, Sources>> && wave_columns % 64 == 0;
   static constexpr int strip_columns = cuts_strips ? 64 : wave_columns, strip_parts = wave_columns / strip_columns;

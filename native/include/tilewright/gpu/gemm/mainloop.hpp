@@ -4,7 +4,7 @@
 //   compv4  asynchronous copies into `stages` tiles, one barrier per tile. (mem: likewise, but on AMD.)
 //   compv3  one tile; the next one waits in registers. (mem: likewise on AMD.)
 // Memory that is not 16-byte aligned (base, or leading dimension) is found out by every workgroup for its own task and
-// takes a detour: see loader.hpp.
+// takes a detour: see gpu/blocks/loader.hpp.
 #pragma once
 #include "tilewright/gpu/blocks/atoms.hpp"
 #include "tilewright/gpu/blocks/epilogue.hpp"
@@ -26,12 +26,13 @@ constexpr bool kCopiesWait = false;
 
 #if defined(__HIP__)
 template <class Tile>
-struct Source;  // loader_amd.hpp
+struct Source;  // gpu/amd/loader.hpp
 template <class Tile, int kThreads>
 struct RegisterLoader;
 #endif
 
-// What the operands of a product are: matrices. (Convolutions gather one of them from an image: see conv.hpp.)
+// What the operands of a product are: matrices. (Convolutions gather one of them from an image: see
+// gpu/conv/implicit_gemm.hpp.)
 struct MatrixSources {
   static constexpr bool any_alignment = true;  // which every workgroup finds out for its own task
   using Rows = LinearRows;

@@ -1,9 +1,9 @@
-// Packs B for the pipeline preshufflev2 of AMD GPUs: packed_amd.hpp says how packed B lies. A source unit states the
-// Config of a kernel that reads it and writes TW_PACK_B_KERNEL(symbol, Config).
+// Packs B for the pipeline preshufflev2 of AMD GPUs: gpu/amd/packed.hpp says how packed B lies. A source unit states
+// the Config of a kernel that reads it and writes TW_PACK_B_KERNEL(symbol, Config).
 //
-// Of the parameter (GemmParams, see gemm_params.hpp) n, k, b and ldb are read; c is where packed B goes. Every thread
-// writes vectors of 16 bytes, which hold consecutive k of one column; what lies outside B is zero. B may begin anywhere.
-// Launch: any number of workgroups of PackB::threads threads, no shared memory.
+// Of the parameter (GemmParams, see gpu/gemm/params.hpp) n, k, b and ldb are read; c is where packed B goes. Every
+// thread writes vectors of 16 bytes, which hold consecutive k of one column; what lies outside B is zero. B may begin
+// anywhere. Launch: any number of workgroups of PackB::threads threads, no shared memory.
 #pragma once
 #include "tilewright/gpu/amd/convert.hpp"
 #include "tilewright/gpu/gemm/params.hpp"

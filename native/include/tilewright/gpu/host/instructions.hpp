@@ -1,5 +1,5 @@
 // The matrix instructions of NVIDIA GPUs in the emulation, written from the definition of the instructions (not from
-// what the kernels make of them): see instructions_cuda.hpp and atom_mma.hpp for the operands' layouts.
+// what the kernels make of them): see gpu/cuda/instructions.hpp and gpu/cuda/atom_mma.hpp for the operands' layouts.
 #pragma once
 #include "tilewright/gpu/blocks/convert.hpp"
 

@@ -30,6 +30,6 @@ TW_SM90 void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;"
 // no-op otherwise. Nothing of device memory that another kernel may write is to be touched earlier.
 TW_SM90 void wait_for_previous_launch() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 // Lets the next launch begin its prologue.
-TW_SM90 void release_next_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+TW_SM90 void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 }  // namespace tw::sm90

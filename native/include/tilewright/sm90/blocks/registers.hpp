@@ -21,11 +21,11 @@ struct RegisterShares {
 // All warps of the calling warpgroup, once, at the start of their role. The kernel must carry
 // __launch_bounds__(threads, 1).
 template <int kRegisters>
-TW_SM90 void give_registers_up() {
+TW_SM90 void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 template <int kRegisters>
-TW_SM90 void take_registers() {
+TW_SM90 void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 

@@ -15,7 +15,7 @@ TW_SM90 void prefetch_map(const void* map) {
 }
 
 // Global to shared memory; the bytes are counted by `barrier`.
-TW_SM90 void load_box(uint32_t to, const void* map, Coordinates at, uint32_t barrier) {
+TW_SM90 void tma_load(uint32_t to, const void* map, Coordinates at, uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
       ::"r"(to), "l"(map), "r"(barrier), "r"(at.x), "r"(at.y), "r"(at.z)
@@ -24,7 +24,7 @@ TW_SM90 void load_box(uint32_t to, const void* map, Coordinates at, uint32_t bar
 
 // The same into every workgroup of the cluster whose bit is set in `ranks`, at the same address `to` of each, counted
 // by the barrier at the same address of each.
-TW_SM90 void load_box_multicast(uint32_t to, const void* map, Coordinates at, uint32_t barrier, uint16_t ranks) {
+TW_SM90 void tma_load_multicast(uint32_t to, const void* map, Coordinates at, uint32_t barrier, uint16_t ranks) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
       "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to), "l"(map), "r"(barrier), "r"(at.x), "r"(at.y), "r"(at.z),
@@ -33,7 +33,7 @@ TW_SM90 void load_box_multicast(uint32_t to, const void* map, Coordinates at, ui
 }
 
 // Shared to global memory, as part of the calling thread's current group.
-TW_SM90 void store_box(const void* map, uint32_t from, Coordinates at) {
+TW_SM90 void tma_store(const void* map, uint32_t from, Coordinates at) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
                "r"(from), "r"(at.x), "r"(at.y), "r"(at.z)
                : "memory");

@@ -1,5 +1,6 @@
-// Four of the warpgroup's products in a row as one statement: compilers take the accumulators apart and put them together
-// again at each (heads of 256 elements compile in nine tenths of the time). See wgmma.hpp and wgmma_rs.hpp.
+// Four of the warpgroup's products in a row as one statement: compilers take the accumulators apart and put them
+// together again at each (heads of 256 elements compile in nine tenths of the time). See sm90/blocks/wgmma.hpp and
+// sm90/blocks/wgmma_rs.hpp.
 #pragma once
 #include "tilewright/sm90/blocks/wgmma_rs.hpp"
 

@@ -18,7 +18,7 @@ struct TapOffsets {
 
 #define TW_IM2COL(RANK, WHERE, MORE)                                                                             \
   "cp.async.bulk.tensor." RANK ".shared::cluster.global.im2col.mbarrier::complete_tx::bytes" WHERE " [%0], [%1, " MORE
-// Into every workgroup of `ranks` if kMulticast, as load_box_multicast (blocks/tma.hpp).
+// Into every workgroup of `ranks` if kMulticast, as tma_load_multicast (blocks/tma.hpp).
 template <int kAxes, bool kMulticast>
 TW_SM90 void load_pixels(uint32_t to, const void* map, int channel, Pixel at, TapOffsets tap, uint32_t barrier,
                          uint16_t ranks) {

@@ -1,5 +1,5 @@
-// Online softmax of scores that stand transposed: a row of what wgmma left is a key, a column a query, of which a thread
-// has every fourth pair; the keys of a column are those of eight lanes and four warps. See fmha_decode.hpp.
+// Online softmax of scores that stand transposed: a row of what wgmma left is a key, a column a query, of which a
+// thread has every fourth pair; the keys of a column are those of eight lanes and four warps. See sm90/fmha/decode.hpp.
 #pragma once
 #include "tilewright/gpu/fmha/softmax.hpp"
 #include "tilewright/sm90/fmha/decode_plan.hpp"

@@ -1,12 +1,13 @@
-// Hopper's attention for few rows of queries and many keys (decoding): family split of pipeline ws. Memory is what limits
-// it, so workgroups stay, and a producer warp keeps the ring of shared memory full through the copy engine, across pieces
-// of work: while the consumers end one piece, keys of the next arrive. Which piece is next is drawn from a counter, for
-// they differ in length.
+// Hopper's attention for few rows of queries and many keys (decoding): family split of pipeline ws. Memory is what
+// limits it, so workgroups stay, and a producer warp keeps the ring of shared memory full through the copy engine,
+// across pieces of work: while the consumers end one piece, keys of the next arrive. Which piece is next is drawn from
+// a counter, for they differ in length.
 //
-// The 64 rows of the instruction are keys (elements of values), its columns the few queries: S^T = K Q^T, O^T = V^T P^T. So
-// nothing is wasted on rows that do not exist, and accumulators are small. Keys and values are multiplied where they lie;
-// those of 8 bits become fp16 on their way through registers, as the first operand. Maxima of a block are those of four
-// warps, who meet twice for each block: for maxima, and for P, which is the second operand and lies in shared memory.
+// The 64 rows of the instruction are keys (elements of values), its columns the few queries: S^T = K Q^T, O^T = V^T
+// P^T. So nothing is wasted on rows that do not exist, and accumulators are small. Keys and values are multiplied where
+// they lie; those of 8 bits become fp16 on their way through registers, as the first operand. Maxima of a block are
+// those of four warps, who meet twice for each block: for maxima, and for P, which is the second operand and lies in
+// shared memory.
 //
 //   TW_FMHA_WS_DECODE_KERNEL(symbol, Config)   its only parameter is tw_fmha_ws_params; 1-D grid
 //
@@ -14,12 +15,13 @@
 //   types     queries and results in fp16 or bf16; caches in the same type, or in fp8
 //   heads     multiples of 64 elements; shorter ones are padded by the copy engine
 //   tiles     m0 = 8, 16 or 32 rows, with pack_gqa all query heads of a key head; n0 a multiple of 64
-//   features  masks (token sinks too), soft cap, learned sinks, lse, lengths as data, sequences end to end, cache_index,
-//             skip_min, status, pages of at least 8 rows, one factor for each tensor or head. Not: bias, ALiBi, dropout
+//   features  masks (token sinks too), soft cap, learned sinks, lse, lengths as data, sequences end to end,
+//             cache_index, skip_min, status, pages of at least 8 rows, one factor for each tensor or head. Not: bias,
+//             ALiBi, dropout
 //   tensors   rows of q, k and v begin at multiples of 16 bytes, elements of a head are neighbours
 //
-// Maps: of k and v as fmha.hpp has them, boxes of a panel's elements and n0 (or a page's) rows. Counters: word 4 counts
-// pieces, then come the tickets of fmha_join.hpp.
+// Maps: of k and v as sm90/fmha/forward.hpp has them, boxes of a panel's elements and n0 (or a page's) rows. Counters:
+// word 4 counts pieces, then come the tickets of gpu/fmha/splitkv_reduce.hpp.
 #pragma once
 #include "tilewright/sm90/fmha/copy.hpp"
 #include "tilewright/sm90/fmha/transposed.hpp"
@@ -27,7 +29,7 @@
 namespace tw::sm90 {
 
 template <class C>
-struct FmhaFewRows {
+struct FmhaDecode {
   using Plan = FmhaDecodePlan<C>;
   using X = typename Plan::X;
   using K = typename Plan::K;
@@ -39,7 +41,7 @@ struct FmhaFewRows {
   static constexpr int threads = Plan::threads, resident = Plan::resident, m0 = C::m0, n0 = C::n0, tiles = Plan::tiles;
   static constexpr int value_tiles = Products::value_tiles, kPiecesWord = 4;
 
-  // What fmha_join.hpp asks of a kernel.
+  // What gpu/fmha/splitkv_reduce.hpp asks of a kernel.
   struct Forward {
     using Config = C;
     struct ScoreAtom {};
@@ -50,8 +52,8 @@ struct FmhaFewRows {
   struct Team {
     static TW_SM90 void meet() { Columns::meet(); }
   };
-  using Join = gpu::FmhaJoin<Forward, 1, Team>;
-  static_assert(Join::state_bytes == Plan::state_bytes);
+  using Reduce = gpu::FmhaSplitKvReduce<Forward, 1, Team>;
+  static_assert(Reduce::state_bytes == Plan::state_bytes);
 
   const tw_fmha_ws_params& params;
   const tw_fmha_args& args;
@@ -61,14 +63,14 @@ struct FmhaFewRows {
   static TW_SM90 void run(const tw_fmha_ws_params& params) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const uint32_t shared = shared_address(memory);
-    const FmhaFewRows self = {params, params.args, shared, {shared + Plan::barriers_at}};
+    const FmhaDecode self = {params, params.args, shared, {shared + Plan::barriers_at}};
     const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / kWarp, 0);
     if (threadIdx.x == kWarpgroup) {
       prefetch_map(params.maps[1]), prefetch_map(params.maps[2]);
       self.barriers.init();
     }
     __syncthreads();
-    release_next_launch();
+    launch_dependents();
     wait_for_previous_launch();
     if (warp == 4) self.produce();
     else self.consume();
@@ -106,7 +108,8 @@ struct FmhaFewRows {
     }
   }
 
-  // When all loads of a piece are on their way: as late as that, for who draws early holds what others could have begun.
+  // When all loads of a piece are on their way: as late as that, for who draws early holds what others could have
+  // begun.
   TW_SM90 int draw() const {
     uint32_t drawn;
     asm volatile("atom.global.relaxed.gpu.add.u32 %0, [%1], 1;"
@@ -207,7 +210,7 @@ struct FmhaFewRows {
       const gpu::FmhaRows rows = {piece.part,  piece.b,    head,         key_head,           group,
                                   piece.first, piece.rows, piece.ticket, (bool)piece.skipped};
       const uint32_t state = shared + Plan::rows_at;
-      Join{args, item, rows, warp, lane, shared + Plan::warps_at, state, 0}.add();
+      Reduce{args, item, rows, warp, lane, shared + Plan::warps_at, state, 0}.add();
     }
   }
 
@@ -223,7 +226,7 @@ struct FmhaFewRows {
   }
 
   // Sixteen elements of a row at a time. For 8-bit caches they become fp16, scaled by a power of two so that none
-  // overflows, and change places as fmha_bytes.hpp says. Returns what scores are to be multiplied by.
+  // overflows, and change places as gpu/fmha/bytes.hpp says. Returns what scores are to be multiplied by.
   TW_SM90 float load_queries(const FmhaPiece& piece, int group, uint32_t& turn) const {
     using Q = typename C::Q;
     constexpr bool kScales = Plan::bytes && is_same<Q, bf16>;
@@ -340,12 +343,12 @@ struct FmhaFewRows {
     if (warp == 0 && lane < 4)
 #pragma unroll
       for (int c = 0; c < Columns::columns; c++)
-        gpu::store_shared(state + Join::stats_at + Columns::row_of(c) * 8,
+        gpu::store_shared(state + Reduce::stats_at + Columns::row_of(c) * 8,
                           gpu::Words<2>{gpu::bits_of(columns.m[c]), gpu::bits_of(columns.l[c])});
 #pragma unroll
     for (int c = 0; c < Columns::columns; c++) {
       if (Columns::row_of(c) >= piece.rows) continue;
-      const uint32_t to = state + Columns::row_of(c) * Join::row_bytes + warp * 64;
+      const uint32_t to = state + Columns::row_of(c) * Reduce::row_bytes + warp * 64;
       const int at = c / 2 * 4 + c % 2;
 #pragma unroll
       for (int t = 0; t < value_tiles; t++) {
@@ -364,8 +367,8 @@ struct FmhaFewRows {
 }  // namespace tw::sm90
 
 #define TW_FMHA_WS_DECODE_KERNEL(NAME, ...)                                                                       \
-  extern "C" __global__ void __launch_bounds__(tw::sm90::FmhaFewRows<__VA_ARGS__>::threads,                       \
-                                               tw::sm90::FmhaFewRows<__VA_ARGS__>::resident)                      \
+  extern "C" __global__ void __launch_bounds__(tw::sm90::FmhaDecode<__VA_ARGS__>::threads,                       \
+                                               tw::sm90::FmhaDecode<__VA_ARGS__>::resident)                      \
       NAME(const __grid_constant__ tw_fmha_ws_params params) {                                                    \
-    tw::sm90::FmhaFewRows<__VA_ARGS__>::run(params);                                                              \
+    tw::sm90::FmhaDecode<__VA_ARGS__>::run(params);                                                              \
   }

@@ -1,4 +1,5 @@
-// What a specialised kernel for few rows keeps where, and what its producer tells of a piece of work. See fmha_decode.hpp.
+// What a specialised kernel for few rows keeps where, and what its producer tells of a piece of work. See
+// sm90/fmha/decode.hpp.
 #pragma once
 #include "tilewright/gpu/fmha/splitkv_reduce.hpp"
 #include "tilewright/sm90/fmha/message.hpp"
@@ -11,7 +12,7 @@ struct FmhaDecodePlan {
   using Q = typename C::Q;
   using K = typename C::K;
   static constexpr bool bytes = size_of<K> == 1;  // a cache of 8 bits, which becomes fp16 in registers
-  using X = typename gpu::FmhaFewRowsProduct<Q, bytes, false>::type;
+  using X = typename gpu::FmhaDecodeProduct<Q, bytes, false>::type;
   static constexpr int q = C::hdim_q, v = C::hdim_v, m0 = C::m0, n0 = C::n0, tiles = n0 / 64;
   static constexpr int threads = kWarpgroup + kWarp;  // a warpgroup that consumes, a warp that produces
 
@@ -21,8 +22,8 @@ struct FmhaDecodePlan {
   static_assert(n0 % 64 == 0 && n0 <= 256 && q % 64 == 0 && v % 64 == 0, "the instruction has 64 rows");
   static_assert(!bytes || (q == v && q <= 128), "a panel of 64 or 128 bytes");
 
-  // Rows of the cache are cut in panels of 128 bytes (an 8-bit row of 64 is one of 64). A slot of the ring has a block's
-  // keys or its values.
+  // Rows of the cache are cut in panels of 128 bytes (an 8-bit row of 64 is one of 64). A slot of the ring has a
+  // block's keys or its values.
   static constexpr int panel = bytes ? 128 : 64;  // elements
   static constexpr int line(int hdim) { return hdim < panel ? hdim * size_of<K> : 128; }
   static constexpr int panels(int hdim) { return hdim < panel ? 1 : hdim / panel; }
@@ -30,7 +31,7 @@ struct FmhaDecodePlan {
   static constexpr int slot_bytes = k_bytes > v_bytes ? k_bytes : v_bytes;
 
   // Behind the ring: queries and probabilities, whose place the sums take at the end of a piece; maxima of the warps;
-  // barriers. (The same sums are in ws_config.py.)
+  // barriers. (tilewright_fmha/config/decode.py has the same sums.)
   static constexpr int q_bytes = m0 * q * 2, p_bytes = tiles * m0 * 128;
   static constexpr int state_bytes = m0 * ((v + 8) * 4 + 8);
   static constexpr int rows_bytes = q_bytes + p_bytes > state_bytes ? q_bytes + p_bytes : (state_bytes + 15) / 16 * 16;

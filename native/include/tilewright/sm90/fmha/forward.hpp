@@ -51,12 +51,12 @@ struct Fmha {
     const Fmha self = {params, args, shared, {shared + Plan::barriers_at}, {args}, (int)args.tiles};
     const int warpgroup = warpgroup_index();
     if (warpgroup == 0) {
-      if constexpr (Plan::consumers > 1) give_registers_up<Plan::registers_producer>();
+      if constexpr (Plan::consumers > 1) setmaxnreg_dec<Plan::registers_producer>();
       if (threadIdx.x == 0) self.barriers.init();
       if (threadIdx.x == kWarp)
         for (int i = 0; i < 4; i++) prefetch_map(params.maps[i]);
       __syncthreads();
-      release_next_launch();
+      launch_dependents();
       wait_for_previous_launch();
       if constexpr (C::paged) {
         const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / kWarp, 0);
@@ -70,7 +70,7 @@ struct Fmha {
       }
       __syncwarp();
     } else {
-      if constexpr (Plan::consumers > 1) take_registers<Plan::registers_consumer>();
+      if constexpr (Plan::consumers > 1) setmaxnreg_inc<Plan::registers_consumer>();
       __syncthreads();
       wait_for_previous_launch();
       self.consume(warpgroup - 1);

@@ -1,4 +1,5 @@
-// What a specialised attention kernel keeps where, which tile comes next, and which keys a tile reads. See fmha.hpp.
+// What a specialised attention kernel keeps where, which tile comes next, and which keys a tile reads. See
+// sm90/fmha/forward.hpp.
 #pragma once
 #include "tilewright/gpu/fmha/params.hpp"
 #include "tilewright/sm90/fmha/message.hpp"
@@ -16,8 +17,9 @@ struct FmhaPlan {
   static constexpr bool longest_first = C::mask != FmhaMask::no;
   // Tiles differ in length, so workgroups that stay take the next one from a counter.
   static constexpr bool dynamic = C::persistent && (C::varlen || C::mask != FmhaMask::no);
-  // A wait for the next keys, which is a branch, keeps the assembler from moving the wait for the products of values before
-  // the exponentials. With three consumers, pages and soft caps that does not pay; for more columns there are no registers.
+  // A wait for the next keys, which is a branch, keeps the assembler from moving the wait for the products of values
+  // before the exponentials. With three consumers, pages and soft caps that does not pay; for more columns there are no
+  // registers.
   static constexpr bool exponentials_first = consumers < 3 && !C::paged && !C::softcap && n0 <= 128;
   static constexpr int registers_producer = consumers == 3 ? 32 : 40;
   static constexpr int registers_consumer = consumers == 3 ? 160 : 232;

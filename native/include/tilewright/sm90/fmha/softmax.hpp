@@ -1,5 +1,5 @@
 // Online softmax of 64 rows of scores where wgmma leaves them: a thread has two rows, 8 apart, of which it holds every
-// fourth pair of columns. See fmha.hpp.
+// fourth pair of columns. See sm90/fmha/forward.hpp.
 #pragma once
 #include "tilewright/sm90/fmha/plan.hpp"
 

@@ -1,5 +1,5 @@
-// The products of attention for few rows: S^T = K Q^T and O^T = V^T P^T, of keys and values where they lie or, of 8 bits,
-// through registers. See fmha_decode.hpp. `shared`: of the workgroup; a block: a slot of its ring.
+// The products of attention for few rows: S^T = K Q^T and O^T = V^T P^T, of keys and values where they lie or, of 8
+// bits, through registers. See sm90/fmha/decode.hpp. `shared`: of the workgroup; a block: a slot of its ring.
 #pragma once
 #include "tilewright/sm90/fmha/columns.hpp"
 #include "tilewright/sm90/blocks/store.hpp"
@@ -7,7 +7,7 @@
 
 namespace tw::sm90 {
 
-// D (64 x N) += A (64 x 16, registers, see wgmma_rs.hpp) x B (16 x N), B with k contiguous.
+// D (64 x N) += A (64 x 16, registers, see sm90/blocks/wgmma_rs.hpp) x B (16 x N), B with k contiguous.
 #define TW_WGMMA_RS_COLUMNS(N, A0, A1, A2, A3, B, ACCUMULATE, TYPES)                                               \
   template <class X>                                                                                               \
   TW_SM90 void wgmma_rs_columns(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int accumulate) {           \
@@ -148,8 +148,8 @@ struct FmhaTransposed {
     fence_async_proxy();
   }
 
-  // Values beyond an item's keys are not to be multiplied, not even by zero: the copy engine knows only where the tensor
-  // ends.
+  // Values beyond an item's keys are not to be multiplied, not even by zero: the copy engine knows only where the
+  // tensor ends.
   static TW_SM90 void clear_tail(uint32_t block, int rows) {
     constexpr int kChunks = C::hdim_v * size_of<K> / 16, kPanel = Plan::line(C::hdim_v) / 16;
     for (int i = (int)threadIdx.x; i < (n0 - rows) * kChunks; i += kWarpgroup) {

@@ -80,13 +80,13 @@ TW_PRODUCT(248) TW_PRODUCT(256)
 
 // The type of a sum in an instruction.
 template <class T>
-struct SumText;
+struct AccumulatorText;
 template <>
-struct SumText<float> {
+struct AccumulatorText<float> {
   static constexpr char type[] = "f32";
 };
 template <>
-struct SumText<int32_t> {
+struct AccumulatorText<int32_t> {
   static constexpr char type[] = "s32";
 };
 
@@ -109,7 +109,7 @@ constexpr int kFourBytes = kWarpgroup * 16;
 // added to them. The last chunk of a set may be of 4, 8 or 12; what an array has beyond them is neither read nor
 // written.
 template <class T, int kSets, int kRegisters, int kTaken>
-struct Sums {
+struct Accumulators {
   static constexpr int chunks = (kRegisters + kChunk - 1) / kChunk, count = kSets * chunks;
   // How many registers chunk q has.
   static TW_SM90 constexpr int size(int q) {
@@ -139,7 +139,7 @@ struct Sums {
     return (q / chunks * kRegisters + q % chunks * kChunk) / 4 * kFourBytes;
   }
   // Chunk q to device memory at `base`; to shared memory of another workgroup, whose barrier counts the bytes (see
-  // cluster.hpp, `send_words`).
+  // sm90/blocks/cluster.hpp, `send_words`).
   template <int q>
   static TW_SM90 void leave(char* base) {
     leave_chunk<q>(Index<size(q)>{}, base);
@@ -223,7 +223,7 @@ struct Sums {
   template <int kTo, int kSet, int kAt>                                                             \
   static TW_SM90 void add_chunk(Index<N>) {                                                         \
     asm volatile(TW_EACH_##N(TW_ADD)::"n"(kTo / chunks), "n"(kTo % chunks), "n"(kSet), "n"(kAt),    \
-                 "C"(SumText<T>::type));                                                            \
+                 "C"(AccumulatorText<T>::type));                                                            \
   }                                                                                                 \
   template <int q>                                                                                  \
   static TW_SM90 void leave_chunk(Index<N>, char* base) {                                           \
@@ -273,7 +273,7 @@ struct Sums {
 // The sums of a GEMM's consumer: a set for each repeat; with promotion as many again, into which the tensor cores add.
 constexpr int kTakenChunks = 4;  // where parts of tiles are added up: so many are on their way at once
 template <class Plan>
-using SumsOf = Sums<typename Plan::Accumulator, Plan::repeats*(Plan::promote ? 2 : 1), Plan::columns / 2,
+using AccumulatorsOf = Accumulators<typename Plan::Accumulator, Plan::repeats*(Plan::promote ? 2 : 1), Plan::columns / 2,
                     (Plan::partial || Plan::cluster_k > 1) ? kTakenChunks : 0>;
 
 }  // namespace tw::sm90

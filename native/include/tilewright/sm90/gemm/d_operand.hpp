@@ -17,14 +17,14 @@ struct FirstOf<types<E, Rest...>> {
 };
 
 template <class E>
-struct Residual {
+struct DOperand {
   static_assert(size_of<E> == 2, "elements of 16 bits");
   const char* base;  // element (0, 0) of the batch item
   int64_t row_stride, col_stride;
   int n;
   bool wide;  // rows are contiguous and aligned to 16 bytes
 
-  TW_SM90 Residual(const tw_gemm_operand& d, int item, int columns)
+  TW_SM90 DOperand(const tw_gemm_operand& d, int item, int columns)
       : base((const char*)d.ptr + item * d.batch_stride * 2),
         row_stride(d.row_stride),
         col_stride(d.col_stride),

@@ -13,15 +13,15 @@ struct Elements {
   using T = typename Plan::Accumulator;
   using C = typename Config::C;
   using Epilogue = gpu::Epilogue<Config, T>;
-  using Sums = SumsOf<Plan>;
-  static constexpr int kRepeats = Plan::repeats, kChunks = Sums::chunks, kPortions = kRepeats * kChunks;
+  using Accumulators = AccumulatorsOf<Plan>;
+  static constexpr int kRepeats = Plan::repeats, kChunks = Accumulators::chunks, kPortions = kRepeats * kChunks;
   static constexpr int kBlocks = Plan::columns / 8, kChunkBlocks = kBlocks < 4 ? kBlocks : 4;
   static constexpr bool kHalf = Plan::c_size == 2;
   // A single D operand of 16-bit elements goes its own way to staged results.
   using D = typename FirstOf<typename Config::D>::type;
-  static constexpr bool kResidual = Plan::staged && !Plan::swap && Config::D::size == 1 && size_of<D> == 2;
+  static constexpr bool kOneD = Plan::staged && !Plan::swap && Config::D::size == 1 && size_of<D> == 2;
   static constexpr int kAhead = 2;  // chunks for which D is on its way
-  static constexpr bool kColumnsAhead = !Plan::swap && !kResidual;  // D leaves no registers for them
+  static constexpr bool kColumnsAhead = !Plan::swap && !kOneD;  // D leaves no registers for them
   // Chunks that are elements of C when they are read: pairs of 16 bits, which are what `pair` and `column_pair` give.
   static constexpr bool kPairs = Epilogue::plain && kHalf && is_same<T, float>;
   static constexpr bool kExact = Epilogue::plain && is_same<C, int32>;  // sums beyond 2^24 are to stay exact
@@ -29,9 +29,9 @@ struct Elements {
   static constexpr bool kColumnsVary = Epilogue::Bias::present || kScaledColumns;
   // All other operands D are applied to a whole chunk at once: compilers take long over a choice of ways to read for
   // each pair of elements.
-  static constexpr bool kByChunk = !Plan::swap && Config::D::size > 0 && !kResidual;
+  static constexpr bool kByChunk = !Plan::swap && Config::D::size > 0 && !kOneD;
   // Whether the steps between scaling and conversion are stated here, with all operands at hand.
-  static constexpr bool kAtHand = kResidual || kByChunk || (Config::D::size == 0 && !Epilogue::plain && !Plan::swap);
+  static constexpr bool kAtHand = kOneD || kByChunk || (Config::D::size == 0 && !Epilogue::plain && !Plan::swap);
 
   // What the next chunks take. Rows of fragments: two halves, h * 8.
   struct Ahead {
@@ -65,7 +65,7 @@ struct Elements {
 
   // Loads what the first chunks take. May come long before `store`.
   TW_SM90 void begin(Ahead& ahead) const {
-    if constexpr (kResidual)
+    if constexpr (kOneD)
 #pragma unroll
       for (int q = 0; q < kAhead; q++) load_d(ahead.d[q], q);
     if constexpr (kColumnsAhead) load_columns(ahead, 0);
@@ -141,17 +141,17 @@ struct Elements {
     }
   }
   TW_SM90 void load_d(uint32_t (&d)[2][4], int q) const {
-    const Residual<D> residual(*epilogue.d, batch, n);
+    const DOperand<D> d_operand(*epilogue.d, batch, n);
     const int j = column + q % kChunks * 32;
-    if (q < kPortions && residual.whole(j))
+    if (q < kPortions && d_operand.whole(j))
 #pragma unroll
-      for (int h = 0; h < 2; h++) residual.load(d[h], inside(row_of(q / kChunks, h)), j, quad);
+      for (int h = 0; h < 2; h++) d_operand.load(d[h], inside(row_of(q / kChunks, h)), j, quad);
   }
   // D as the sums are arranged, from what was loaded.
   TW_SM90 void take_d(uint32_t (&to)[2][4], const uint32_t (&d)[2][4], int q) const {
-    const Residual<D> residual(*epilogue.d, batch, n);
+    const DOperand<D> d_operand(*epilogue.d, batch, n);
     const int j = column + q % kChunks * 32;
-    if (residual.whole(j)) {
+    if (d_operand.whole(j)) {
 #pragma unroll
       for (int h = 0; h < 2; h++) {
 #pragma unroll
@@ -162,7 +162,7 @@ struct Elements {
 #pragma unroll 1
       for (int h = 0; h < 2; h++) {
         uint32_t x[4];
-        residual.gather(x, inside(row_of(q / kChunks, h)), j, quad);
+        d_operand.gather(x, inside(row_of(q / kChunks, h)), j, quad);
 #pragma unroll
         for (int b = 0; b < 4; b++)
           if (h == 0) to[0][b] = x[b];
@@ -189,8 +189,8 @@ struct Elements {
   }
   // Chunk q of all sums, for what follows.
   TW_SM90 void read(uint32_t (&x)[kChunk], int q) const {
-    if constexpr (kPairs) Sums::template read_pairs<C, kPortions>(x, q, epilogue.alpha);
-    else Sums::template read<kPortions>(x, q);
+    if constexpr (kPairs) Accumulators::template read_pairs<C, kPortions>(x, q, epilogue.alpha);
+    else Accumulators::template read<kPortions>(x, q);
     if constexpr (kExact) convert(x);
   }
   // The sums of a chunk to elements of C, where operands D take part by chunks.
@@ -276,7 +276,7 @@ struct Elements {
         y[l] = (float)values[l] * columns.scale[l];
         if constexpr (kScaledRows) y[l] *= at_hand.row_scale[h];
         if constexpr (Epilogue::Bias::present) y[l] += columns.shift[l];
-        if constexpr (kResidual)
+        if constexpr (kOneD)
           y[l] = gpu::apply_binary<Config::binary>(y[l], gpu::to_float<D>((typename D::storage)(d >> (l * 16))));
         y[l] = gpu::apply_unary<Config::unary>(y[l], epilogue.lo, epilogue.hi);
       }

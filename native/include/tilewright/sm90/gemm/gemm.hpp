@@ -5,7 +5,7 @@
 // rows are the wgmma's M (A; with transpose_c B), Y the other one: x_tile = tile_m (tile_n), y_tile = tile_n (tile_m).
 // N = y_tile / y waves.
 //
-// Valid configurations (gemm_plan.hpp asserts all of it):
+// Valid configurations (sm90/gemm/plan.hpp asserts all of it):
 //   types      A, B both fp16, both bf16, both int8, or any pair of fp8 and bf8; C fp32, fp16 or bf16, after int8 also
 //              int32
 //   layouts    16-bit: all four; 8-bit: K contiguous in A and B. The tile of an MN-major operand is a multiple of 64
@@ -80,22 +80,22 @@ struct Gemm {
     const RingBarriers<Plan::stages> barriers{shared + Plan::barriers_at};
     const int warpgroup = warpgroup_index(), rank = Cluster::size == 1 ? 0 : (int)cluster_rank();
     const GemmTasks<C> tasks{params};
-    SumsOf<Plan>::declare();
+    AccumulatorsOf<Plan>::declare();
 
     if (warpgroup == 0) {
-      if constexpr (Registers::moves) give_registers_up<Registers::producer>();
+      if constexpr (Registers::moves) setmaxnreg_dec<Registers::producer>();
       if (threadIdx.x == 0) make_barriers(barriers);
       if (threadIdx.x == kWarp) prefetch_maps(params);
       started(threadIdx.x < kWarp);
       if (threadIdx.x == 0) {
-        release_next_launch();  // its workgroups begin as soon as these leave room
+        launch_dependents();  // its workgroups begin as soon as these leave room
         wait_for_previous_launch();
         const Queue queue(tasks, (int)params.launch.split_k, rank);
         Producer::run(queue, tasks, barriers, shared, rank);
       }
       if constexpr (Plan::cluster_k > 1) cluster_wait();
     } else {
-      if constexpr (Registers::moves) take_registers<Registers::consumer>();
+      if constexpr (Registers::moves) setmaxnreg_inc<Registers::consumer>();
       started(false);
       wait_for_previous_launch();
       const Queue queue(tasks, (int)params.launch.split_k, rank);

@@ -19,8 +19,8 @@ TW_SM90 void load_tile(uint32_t to, const void* map, int k, int row, int batch, 
     const uint32_t address = kMn ? to + panel * kTileK * 128 : to + i * kRows * 128 + part * kShare * 128;
     const Coordinates at = kMn ? Coordinates{row + panel * 64, k, batch}
                                : Coordinates{k + i * (128 / kElement), row + part * kShare, batch};
-    if constexpr (kParts == 1) load_box(address, map, at, barrier);
-    else load_box_multicast(address, map, at, barrier, ranks);
+    if constexpr (kParts == 1) tma_load(address, map, at, barrier);
+    else tma_load_multicast(address, map, at, barrier, ranks);
   }
 }
 
@@ -70,7 +70,7 @@ struct MatrixProducer {
 // One consumer warpgroup's view of the ring.
 template <class Plan>
 struct Consumer {
-  using Sums = SumsOf<Plan>;
+  using Accumulators = AccumulatorsOf<Plan>;
   using Ring = RingState<Plan::stages>;
   static constexpr int kRepeats = Plan::repeats;
   // Compilers take long over products that hold many sums: so steps along k are a loop, each a group of its own. Not
@@ -159,7 +159,7 @@ struct Consumer {
   template <class Issued>
   TW_SM90 void multiply_promoting(int steps, const Issued& issued) {
     constexpr int kStages = Plan::promote / Plan::k_steps;
-    Sums::template clear<0, kRepeats * Sums::chunks>();
+    Accumulators::template clear<0, kRepeats * Accumulators::chunks>();
 #pragma unroll 1
     while (steps > kStages) {
       multiply<kRepeats>(kStages, [] {});
@@ -172,8 +172,8 @@ struct Consumer {
 
  private:
   static TW_SM90 void add_parts() {
-    constexpr int kCount = kRepeats * Sums::chunks;
-    for_each_index<0, kCount>([](auto q) { Sums::template add<q.value, kCount + q.value>(); });
+    constexpr int kCount = kRepeats * Accumulators::chunks;
+    for_each_index<0, kCount>([](auto q) { Accumulators::template add<q.value, kCount + q.value>(); });
   }
 };
 

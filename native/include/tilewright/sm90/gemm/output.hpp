@@ -13,7 +13,7 @@ struct Output : Elements<Plan> {
   using Base::batch, Base::column, Base::epilogue, Base::lane, Base::m, Base::n, Base::quad, Base::row, Base::thread;
   using Base::column_pair, Base::has, Base::load_columns, Base::load_d, Base::load_rows, Base::pair, Base::read;
   using Base::kAhead, Base::kBlocks, Base::kChunkBlocks, Base::kChunks, Base::kColumnsAhead, Base::kHalf;
-  using Base::kPortions, Base::kRepeats, Base::kResidual, Base::row_of, Base::single, Base::take_d, Base::warp;
+  using Base::kPortions, Base::kRepeats, Base::kOneD, Base::row_of, Base::single, Base::take_d, Base::warp;
   static constexpr int kColumns = Plan::swap ? kRepeats * 64 : Plan::columns;  // of C
   // A staged piece: lines of 128 bytes, each a row of C; with transpose_c and 4-byte elements two such blocks.
   static constexpr int kLineElements = 128 / Plan::c_size, kLines = Plan::swap ? Plan::columns : 64;
@@ -29,7 +29,7 @@ struct Output : Elements<Plan> {
   // time hide more of the latency of D, unless the steps after it hide it anyway.
   static constexpr int kSums = Plan::accumulators * (Plan::promote ? 2 : 1);
   using Registers = RegisterShares<Plan::consumers, kSums + Plan::joining + (Config::D::size > 0 ? 24 : 0)>;
-  static constexpr bool kTwo = kResidual && !Plan::partial && Registers::consumer - kSums >= 104 &&
+  static constexpr bool kTwo = kOneD && !Plan::partial && Registers::consumer - kSums >= 104 &&
                                Config::unary == Unary::PassThrough;
   static constexpr int kUnroll = Epilogue::plain && Plan::staged ? kPortions : kTwo ? 2 : 1;
 
@@ -62,7 +62,7 @@ struct Output : Elements<Plan> {
         const Ahead now = ahead;
         if constexpr (kColumnsAhead) load_columns(ahead, q + 1 < kPortions ? q + 1 : q);
         uint32_t d[2][4] = {};
-        if constexpr (kResidual) {
+        if constexpr (kOneD) {
           take_d(d, now.d[0], q);
 #pragma unroll
           for (int i = 0; i < 8; i++) ahead.d[0][i / 4][i % 4] = now.d[1][i / 4][i % 4];
@@ -112,7 +112,7 @@ struct Output : Elements<Plan> {
       const uint32_t lines = buffer + half * kLines * 128;
       const int at = first_column + half * kLineElements;
       if (at + kLineElements <= n || !cut) {
-        if (thread == 0) store_box(map, lines, {at, first_row, batch});
+        if (thread == 0) tma_store(map, lines, {at, first_row, batch});
       } else if constexpr (!kEndsEarly) {
         copy_lines(lines, first_row, at);
       }

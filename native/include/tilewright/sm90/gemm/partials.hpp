@@ -7,23 +7,23 @@
 
 namespace tw::sm90 {
 
-// A slot holds one warpgroup's sums (Sums::place), each chunk of them moved by one statement.
+// A slot holds one warpgroup's sums (Accumulators::place), each chunk of them moved by one statement.
 template <class Plan>
-constexpr int kSumChunks = Plan::repeats * SumsOf<Plan>::chunks;
+constexpr int kAccumulatorChunks = Plan::repeats * AccumulatorsOf<Plan>::chunks;
 
 template <class Plan>
 TW_SM90 void write_partial(char* slot, int thread) {
   char* const to = slot + thread * 16;
-  for_each_index<0, kSumChunks<Plan>>([&](auto q) { SumsOf<Plan>::template leave<q.value>(to); });
+  for_each_index<0, kAccumulatorChunks<Plan>>([&](auto q) { AccumulatorsOf<Plan>::template leave<q.value>(to); });
 }
 
 // The sums of all parts, added in their order. Several chunks, or parts, are on their way at once.
 template <class Plan, class SlotOf>
 TW_SM90 void add_partials(const SlotOf& slot_of, int parts, int thread) {
-  using Sums = SumsOf<Plan>;
-  constexpr int kChunks = kSumChunks<Plan>, kBatch = kChunks < kTakenChunks ? kChunks : kTakenChunks;
+  using Accumulators = AccumulatorsOf<Plan>;
+  constexpr int kChunks = kAccumulatorChunks<Plan>, kBatch = kChunks < kTakenChunks ? kChunks : kTakenChunks;
   constexpr int kParts = kTakenChunks / kBatch;
-  Sums::template clear<0, kChunks>();
+  Accumulators::template clear<0, kChunks>();
 #pragma unroll 1
   for (int part = 0; part < parts; part += kParts)
     for_each_index<0, (kChunks + kBatch - 1) / kBatch>([&](auto batch) {
@@ -33,13 +33,13 @@ TW_SM90 void add_partials(const SlotOf& slot_of, int parts, int thread) {
         if (p.value > 0 && part + p.value >= parts) return;
         const char* const from = slot_of(part + p.value) + thread * 16;
         for_each_index<kBegin, kEnd>(
-            [&](auto q) { Sums::template take<q.value, kAt + q.value>(from); });
+            [&](auto q) { Accumulators::template take<q.value, kAt + q.value>(from); });
       });
       for_each_index<0, kParts>([&](auto p) {
         constexpr int kAt = p.value * kBatch - kBegin;
         if (p.value > 0 && part + p.value >= parts) return;
         for_each_index<kBegin, kEnd>(
-            [&](auto q) { Sums::template add_taken<q.value, kAt + q.value>(); });
+            [&](auto q) { Accumulators::template add_taken<q.value, kAt + q.value>(); });
       });
     });
 }
@@ -49,7 +49,7 @@ TW_SM90 void add_partials(const SlotOf& slot_of, int parts, int thread) {
 template <class Plan>
 TW_SM90 void send_sums(uint32_t slot, uint32_t barrier, int thread) {
   const uint32_t to = shared_address_in(slot, 0) + thread * 16, at_barrier = shared_address_in(barrier, 0);
-  for_each_index<0, kSumChunks<Plan>>([&](auto q) { SumsOf<Plan>::template send<q.value>(to, at_barrier); });
+  for_each_index<0, kAccumulatorChunks<Plan>>([&](auto q) { AccumulatorsOf<Plan>::template send<q.value>(to, at_barrier); });
 }
 template <class Plan>
 TW_SM90 void gather_sums(uint32_t slots, int slot_bytes, int count, uint32_t barrier, int thread) {
@@ -57,9 +57,9 @@ TW_SM90 void gather_sums(uint32_t slots, int slot_bytes, int count, uint32_t bar
   slots += thread * 16;
 #pragma unroll 1
   for (int slot = 0; slot < count; slot++, slots += slot_bytes)
-    for_each_index<0, kSumChunks<Plan>>([&](auto q) {
-      SumsOf<Plan>::template take_shared<q.value, q.value % kTakenChunks>(slots);
-      SumsOf<Plan>::template add_taken<q.value, q.value % kTakenChunks>();
+    for_each_index<0, kAccumulatorChunks<Plan>>([&](auto q) {
+      AccumulatorsOf<Plan>::template take_shared<q.value, q.value % kTakenChunks>(slots);
+      AccumulatorsOf<Plan>::template add_taken<q.value, q.value % kTakenChunks>();
     });
 }
 

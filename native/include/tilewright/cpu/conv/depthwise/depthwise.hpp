@@ -1,9 +1,9 @@
 // Depthwise convolution and the gradient of its image: one channel per group, and so no product. What a unit exports:
-// conv_entries.hpp.
+// cpu/conv/entries.hpp.
 //
-// Channels-last, lanes run over channels (depthwise_last.hpp). Channels-first, lanes run over the pixels of a line; the
-// lines that the filter covers are widened to fp32 with zeros around them, one line for each remainder of a coordinate
-// by the stride.
+// Channels-last, lanes run over channels (cpu/conv/depthwise/channels_last.hpp). Channels-first, lanes run over the
+// pixels of a line; the lines that the filter covers are widened to fp32 with zeros around them, one line for each
+// remainder of a coordinate by the stride.
 #pragma once
 #include "tilewright/core/meta.hpp"
 #include "tilewright/cpu/conv/depthwise/channels_last.hpp"

@@ -1,5 +1,5 @@
-// What a depthwise convolution keeps of the image, and the scratch memory that this takes (depthwise.hpp). The Python
-// mirror of the formula is tilewright_grouped_conv/footprint/cpu.py.
+// What a depthwise convolution keeps of the image, and the scratch memory that this takes
+// (cpu/conv/depthwise/depthwise.hpp). The Python mirror of the formula is tilewright_grouped_conv/footprint/cpu.py.
 //
 // Workspace, in bytes, every part a multiple of 64, maxima over problems:
 //     weights                  4 * sum over problems of taps * round_up(batch, 16)

@@ -53,11 +53,11 @@ struct DepthwiseWeight {
     else return DotF32::step(sum, x, dy);
   }
 
-  struct Sums {
+  struct Accumulators {
     f32v low[9], high[9];
   };
 
-  static TW_INLINE void add(Sums& sums, int tap, const Both& x, const Both& dy) {
+  static TW_INLINE void add(Accumulators& sums, int tap, const Both& x, const Both& dy) {
     sums.low[tap] = step(sums.low[tap], x.low, dy.low);
     sums.high[tap] = step(sums.high[tap], x.high, dy.high);
   }
@@ -65,7 +65,7 @@ struct DepthwiseWeight {
   // One line of the gradient (or two): `count` pixels, of which number i meets pixels origin + i * stride + t * tap of
   // the image. Pixels of every reader are numbered from its line's first.
   template <bool kNext>
-  static TW_INLINE void add_line(Sums& sums, const Reader* x, const Reader& dy, int64_t count,
+  static TW_INLINE void add_line(Accumulators& sums, const Reader* x, const Reader& dy, int64_t count,
                                  const tw_conv_axis& axis) {
     const int64_t size = axis.size, origin = axis.origin;
     if constexpr (kNext) {
@@ -101,7 +101,7 @@ struct DepthwiseWeight {
       }
     }
   }
-  static TW_INLINE void some_taps(Sums& sums, const Reader* x, const Reader& dy, int64_t count, int64_t i,
+  static TW_INLINE void some_taps(Accumulators& sums, const Reader* x, const Reader& dy, int64_t count, int64_t i,
                                   int64_t origin) {
     TW_UNROLL
     for (int t = 0; t < 3; t++) {
@@ -118,7 +118,7 @@ struct DepthwiseWeight {
   static TW_NOINLINE void add_lines(const tw_conv_axis* axes, const char* x, const char* dy, int64_t row, int64_t end,
                                     float* first, float* second) {
     alignas(64) static constexpr char zeros[2 * kVectorBytes] = {};
-    Sums sums;
+    Accumulators sums;
     TW_UNROLL
     for (int t = 0; t < 9; t++) sums.low[t] = sums.high[t] = f32v{};
     const int64_t x_pixel = axes[2].image_stride * size_of<X>, dy_pixel = axes[2].row_stride * size_of<Dy>;

@@ -1,5 +1,5 @@
 // Convolution of few channels, and the gradient of its image, without a product: groups so small that panels would be
-// mostly empty, and first layers. Channels-last. What a unit exports: conv_entries.hpp.
+// mostly empty, and first layers. Channels-last. What a unit exports: cpu/conv/entries.hpp.
 //
 // Lanes run over channels of the result. The lines of the image that the filter covers are copied, with zeros around
 // them, and kept while the filter moves down; a tile is a few pixels of a line. A block of lanes is either

@@ -39,7 +39,7 @@ struct DirectPlan {
   static_assert(!across || depthwise, "channels-first is for depthwise filters");
   static constexpr int team = Config::wave_m * Config::wave_n;
   static constexpr int64_t L = kLanes;
-  // Sums of a few lines are put aside together (short_chains.hpp).
+  // Sums of a few lines are put aside together (cpu/blocks/blocked_summation.hpp).
   static constexpr bool folds = is_same<typename Config::A, fp32>;
 
   int64_t groups, x_channels, dy_channels, wide, narrow;  // of one group

@@ -1,5 +1,5 @@
-// What becomes of the sums of a convolution without a product (direct_conv.hpp): stored as they are, if nothing else is
-// wanted, or by the epilogue.
+// What becomes of the sums of a convolution without a product (cpu/conv/direct/conv.hpp): stored as they are, if
+// nothing else is wanted, or by the epilogue.
 #pragma once
 #include "tilewright/cpu/conv/direct/view.hpp"
 

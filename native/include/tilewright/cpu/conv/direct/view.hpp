@@ -1,5 +1,6 @@
 // How a convolution without a product is cut into blocks of lanes, what of the image is kept, and the scratch memory
-// that this takes (direct_conv.hpp). The Python mirror of the formula is tilewright_grouped_conv/footprint/direct.py.
+// that this takes (cpu/conv/direct/conv.hpp). The Python mirror of the formula is
+// tilewright_grouped_conv/footprint/direct.py.
 //
 // Workspace, in bytes, every part a multiple of 64, maxima over problems:
 //     weights                 4 * sum over problems of taps * words * groups * round_up(n, lanes)

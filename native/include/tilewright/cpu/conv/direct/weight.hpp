@@ -5,10 +5,10 @@
 // each belong the `narrow` channels of the other side's group. A line of pixels is widened to fp32 once, its narrow
 // channels spread over the lanes that they meet, with zeros where the filter looks outside the image. Lines of x are
 // kept while the filter moves down. Channels-first (depthwise only): lanes run over the pixels of a line. The usual
-// filters have loops of their own: depthwise_weight.hpp and group_weight.hpp.
+// filters have loops of their own: cpu/conv/depthwise/weight.hpp and cpu/conv/group_weight.hpp.
 //
 // The lines of all images are cut into split_k slices, whose sums (partials) are added in their order. Each element is
-// summed in an order that depends on the problem and the Config alone. What a unit exports: conv_entries.hpp.
+// summed in an order that depends on the problem and the Config alone. What a unit exports: cpu/conv/entries.hpp.
 #pragma once
 #include "tilewright/cpu/conv/entries.hpp"
 #include "tilewright/cpu/conv/depthwise/weight.hpp"

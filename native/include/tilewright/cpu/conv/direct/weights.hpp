@@ -1,5 +1,5 @@
-// The weights of a convolution without a product, as its loops read them (direct_conv.hpp): block by block, in each a
-// word or a pair of values for every lane.
+// The weights of a convolution without a product, as its loops read them (cpu/conv/direct/conv.hpp): block by block, in
+// each a word or a pair of values for every lane.
 #pragma once
 #include "tilewright/cpu/conv/direct/view.hpp"
 
@@ -19,7 +19,7 @@ struct DirectWeights {
     pack_panels<W, Dot, kVectors * L, Config::b_col, false>(from, count, values, to, 0, nullptr);
   }
 
-  // The weights of one block as panels of pack.hpp, if its lanes and values lie at one distance each.
+  // The weights of one block as panels of cpu/blocks/pack.hpp, if its lanes and values lie at one distance each.
   static TW_INLINE void pack_block(const View& v, int64_t block, bool flat) {
     const auto pack = v.vectors == 1 ? &pack_panel<1> : v.vectors == 2 ? &pack_panel<2> : &pack_panel<4>;
     const tw_conv_problem& p = v.p;

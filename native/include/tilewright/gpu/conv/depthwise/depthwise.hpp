@@ -1,5 +1,5 @@
 // Depthwise convolution on GPUs, forward and backward data: every channel by itself, without a product. See
-// depthwise_tile.hpp. A generated source unit states a Config and writes TW_CONV_KERNEL(symbol, Config).
+// gpu/conv/depthwise/tile.hpp. A generated source unit states a Config and writes TW_CONV_KERNEL(symbol, Config).
 #pragma once
 #include "tilewright/gpu/conv/depthwise/tile.hpp"
 #include "tilewright/gpu/blocks/scheduler.hpp"
@@ -35,9 +35,9 @@ struct Depthwise : DepthwiseTile<Config> {
     barrier();
   }
 
-  using Sums = float[rows][run][vector];
+  using Accumulators = float[rows][run][vector];
 
-  TW_DEVICE static void add_fixed(Sums& sum, const tw_conv_problem& p, const Place& at, uint32_t weights) {
+  TW_DEVICE static void add_fixed(Accumulators& sum, const tw_conv_problem& p, const Place& at, uint32_t weights) {
     constexpr int kPlane = Tile::taps_h * Tile::taps_w;
     const int planes = (int)p.axes[0].taps;
     TW_NO_UNROLL
@@ -55,7 +55,7 @@ struct Depthwise : DepthwiseTile<Config> {
     }
   }
 
-  TW_DEVICE static void add_any(Sums& sum, const tw_conv_problem& p, const Place& at, uint32_t weights, int taps) {
+  TW_DEVICE static void add_any(Accumulators& sum, const tw_conv_problem& p, const Place& at, uint32_t weights, int taps) {
     TW_NO_UNROLL
     for (int tap = 0; tap < taps; tap++) {
       const Spot t = spot_of_tap<Config::ndim>(p.axes, tap);
@@ -104,7 +104,7 @@ struct Depthwise : DepthwiseTile<Config> {
         if (at.exists && at.h + r < (int)p.axes[1].rows && at.w + s < (int)p.axes[2].rows) use(r, s);
   }
 
-  TW_DEVICE static void store(const Sums& sum, const tw_conv_problem& p, const tw_gemm_operand* d, const Place& at) {
+  TW_DEVICE static void store(const Accumulators& sum, const tw_conv_problem& p, const tw_gemm_operand* d, const Place& at) {
     if constexpr (Config::channels_first) {
       static_assert(Config::D::size == 0, "depthwise, channels-first: no D operands");
       using Rows = OffsetRows<Config>;
@@ -148,7 +148,7 @@ struct Depthwise : DepthwiseTile<Config> {
     for (int i = 0; i < Tile::repeats; i++) {
       const int tile = (within / blocks * Tile::repeats + i) * Tile::lanes_p + thread / Tile::lanes_c;
       const Place at = Tile::place(p, tile, block, thread);
-      Sums sum;
+      Accumulators sum;
       clear(sum);
       if constexpr (Tile::fixed) add_fixed(sum, p, at, weights);
       else add_any(sum, p, at, weights, taps);

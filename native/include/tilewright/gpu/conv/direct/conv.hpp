@@ -1,5 +1,6 @@
-// Convolution of small groups on GPUs, forward and backward data, without a product: see depthwise_tile.hpp. A thread
-// computes some channels of one group. A generated source unit states a Config and writes TW_CONV_KERNEL(symbol, Config).
+// Convolution of small groups on GPUs, forward and backward data, without a product: see gpu/conv/depthwise/tile.hpp. A
+// thread computes some channels of one group. A generated source unit states a Config and writes TW_CONV_KERNEL(symbol,
+// Config).
 #pragma once
 #include "tilewright/gpu/conv/depthwise/tile.hpp"
 #include "tilewright/gpu/blocks/scheduler.hpp"
@@ -39,10 +40,10 @@ struct GroupConv : DepthwiseTile<Config> {
     barrier();
   }
 
-  using Sums = float[rows][run][outputs];
+  using Accumulators = float[rows][run][outputs];
 
   // Channels at.offset and on of a plane of fixed taps.
-  TW_DEVICE static void add_fixed(Sums& sum, const tw_conv_problem& p, const Place& at, uint32_t weights) {
+  TW_DEVICE static void add_fixed(Accumulators& sum, const tw_conv_problem& p, const Place& at, uint32_t weights) {
     constexpr int kPlane = Tile::taps_h * Tile::taps_w;
     const int planes = (int)p.axes[0].taps, tap_bytes = (int)p.channels * line_bytes;
     TW_NO_UNROLL
@@ -87,7 +88,7 @@ struct GroupConv : DepthwiseTile<Config> {
     return down >= 0 && down % Tile::row_h == 0 && down / Tile::row_h < rows;
   }
 
-  TW_DEVICE static void add_any(Sums& sum, const tw_conv_problem& p, const Place& at, uint32_t weights, int taps) {
+  TW_DEVICE static void add_any(Accumulators& sum, const tw_conv_problem& p, const Place& at, uint32_t weights, int taps) {
     TW_NO_UNROLL
     for (int tap = 0; tap < taps; tap++) {
       const Spot t = spot_of_tap<Config::ndim>(p.axes, tap);
@@ -115,7 +116,7 @@ struct GroupConv : DepthwiseTile<Config> {
     }
   }
 
-  TW_DEVICE static void store(const Sums& sum, const tw_conv_problem& p, const tw_gemm_operand* d, const Place& at) {
+  TW_DEVICE static void store(const Accumulators& sum, const tw_conv_problem& p, const tw_gemm_operand* d, const Place& at) {
     const ConvRows<Config> where(p, at.group, size_of<typename Config::C>);
     const Epilogue<Config, float, ConvRows<Config>> finish(p.gemm, d, at.group, where);
     const int count = min_of((int)p.gemm.n - at.channel, outputs);
@@ -144,7 +145,7 @@ struct GroupConv : DepthwiseTile<Config> {
     for (int i = 0; i < Tile::repeats; i++) {
       const int tile = (within / blocks * Tile::repeats + i) * Tile::lanes_p + thread / Tile::lanes_c;
       Place at = Tile::place(p, tile, block, thread);
-      Sums sum;
+      Accumulators sum;
       clear(sum);
       const tw_conv_problem& again = task_again<Config>(params, task).conv;
       TW_NO_UNROLL

@@ -1,12 +1,12 @@
 // The gradient of the weights of depthwise convolutions and of small groups on GPUs, without a product. See
-// depthwise_tile.hpp. A workgroup adds up the products of one slice of the pixels for some units; the sums of every slice
-// go to the workspace in fp32, [slice][group][m][n], and the kernel of conv_convert.hpp adds them. Workgroups:
-// ceil(units / lanes_c) * launch.split_k. A filter that is known at run time is read once per tap.
+// gpu/conv/depthwise/tile.hpp. A workgroup adds up the products of one slice of the pixels for some units; the sums of
+// every slice go to the workspace in fp32, [slice][group][m][n], and the kernel of gpu/conv/convert.hpp adds them.
+// Workgroups: ceil(units / lanes_c) * launch.split_k. A filter that is known at run time is read once per tap.
 //
 //   DepthwiseWeight  a unit is `vector` channels and all taps of a plane
-//   GroupWeight      a unit is vector_a channels of dy and vector_b of x, of one group, and one row of taps (of a filter
-//                    that is known at run time one tap); units with neighbouring channels of x come first. channel_tile
-//                    is lanes_c * vector_b
+//   GroupWeight      a unit is vector_a channels of dy and vector_b of x, of one group, and one row of taps (of a
+//                    filter that is known at run time one tap); units with neighbouring channels of x come first.
+//                    channel_tile is lanes_c * vector_b
 #pragma once
 #include "tilewright/gpu/conv/convert.hpp"
 #include "tilewright/gpu/conv/depthwise/tile.hpp"
@@ -41,7 +41,7 @@ struct DepthwiseWeight : DepthwiseTile<Config> {
   static constexpr int channel_tile = Tile::channel_tile, taps_hw = max_of(Tile::taps_h * Tile::taps_w, 1);
   static constexpr int shared_bytes = threads * vector * 4;
 
-  using Sums = float[taps_hw][vector];
+  using Accumulators = float[taps_hw][vector];
   using Gradients = float[rows][run][vector];
 
   TW_DEVICE static void load_gradients(Gradients& dy, const tw_conv_problem& p, const Place& at) {
@@ -62,7 +62,7 @@ struct DepthwiseWeight : DepthwiseTile<Config> {
   }
 
   // Depth tap td; of a filter that is known at run time one tap (th, tw) alone.
-  TW_DEVICE static void add(Sums& sum, const tw_conv_problem& p, const Place& at, const Spot& tap) {
+  TW_DEVICE static void add(Accumulators& sum, const tw_conv_problem& p, const Place& at, const Spot& tap) {
     Gradients dy;
     load_gradients(dy, p, at);
     const int d = Tile::begin(p, 0, at.d) + tap.d * (int)p.axes[0].tap_step;
@@ -102,7 +102,7 @@ struct DepthwiseWeight : DepthwiseTile<Config> {
     TW_NO_UNROLL
     for (int pass = 0; pass < passes; pass++) {
       const Spot tap = Tile::fixed ? Spot{0, pass, 0, 0} : spot_of_tap<Config::ndim>(p.axes, pass);
-      Sums sum;
+      Accumulators sum;
       TW_UNROLL
       for (int t = 0; t < taps_hw; t++)
         TW_UNROLL
@@ -152,7 +152,7 @@ struct GroupWeight : DepthwiseTile<Config> {
     return u;
   }
 
-  using Sums = float[taps_w][tall][wide];
+  using Accumulators = float[taps_w][tall][wide];
 
   TW_DEVICE static void load_gradient(float (&dy)[tall], const tw_conv_problem& p, const char* from, int count,
                                       bool exists) {
@@ -171,7 +171,7 @@ struct GroupWeight : DepthwiseTile<Config> {
     }
   }
 
-  TW_DEVICE static void add(Sums& sum, const tw_conv_problem& p, typename Tile::Place at, const Unit& u) {
+  TW_DEVICE static void add(Accumulators& sum, const tw_conv_problem& p, typename Tile::Place at, const Unit& u) {
     at.offset = (uint32_t)u.group * (uint32_t)p.image_g + (uint32_t)u.x * (uint32_t)p.image_c;
     at.exists = at.exists && u.exists;
     const int64_t line = at.n * p.row_n + at.d * p.axes[0].row_stride + u.group * p.row_g + u.dy * p.row_c;
@@ -212,7 +212,7 @@ struct GroupWeight : DepthwiseTile<Config> {
     const int total = Tile::tiles(p), each = ceil_div(ceil_div(total, slices), lanes_p) * lanes_p;
     const int begin = min_of(slice * each, total), end = min_of(begin + each, total);
     const Unit own = unit(p, block * lanes_c + thread % lanes_c);
-    Sums sum;
+    Accumulators sum;
     TW_UNROLL
     for (int t = 0; t < taps_w; t++)
       TW_UNROLL

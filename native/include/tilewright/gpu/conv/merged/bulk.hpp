@@ -1,14 +1,14 @@
 // Merged groups, forward and backward data without a stride, in a third form (Config: pipeline bulk), for sm_90 and
-// later: see merged_tile.hpp for what is computed. Tensors are moved by the bulk tensor copy engine, to which a few
-// instructions suffice: what does not exist of the image arrives as zero, and of the result stays unwritten.
-// - A workgroup keeps its channels, and computes one tile of pixels after the other. Pixels of as many tiles as there are
-//   stages are on their way at a time; a result leaves while the next tile is computed.
+// later: see gpu/conv/merged/tile.hpp for what is computed. Tensors are moved by the bulk tensor copy engine, to which
+// a few instructions suffice: what does not exist of the image arrives as zero, and of the result stays unwritten.
+// - A workgroup keeps its channels, and computes one tile of pixels after the other. Pixels of as many tiles as there
+//   are stages are on their way at a time; a result leaves while the next tile is computed.
 // - Pixels lie in shared memory without gaps, swizzled over as many bytes as a pixel has: channel_tile is 16, 32 or 64.
 // - A wave computes two blocks of channels of strips of eight columns. The two rows of eight pixels that an instruction
 //   computes are half a tile apart, so that what it reads of the image for one row of taps serves the others as well.
 //
-// Config: as merged_tile.hpp says, but pixel_tile is (stages, rows, run); results are of 16 bits. The grid of a launch is
-// (blocks of channels, workgroups that share the tiles of pixels). A generated source unit writes
+// Config: as gpu/conv/merged/tile.hpp says, but pixel_tile is (stages, rows, run); results are of 16 bits. The grid of
+// a launch is (blocks of channels, workgroups that share the tiles of pixels). A generated source unit writes
 // TW_CONV_KERNEL(symbol, Config).
 #pragma once
 #include "tilewright/gpu/conv/merged/conv.hpp"
@@ -62,8 +62,8 @@ struct MergedBulk : MergedConv<Config> {
   static constexpr int bulk_bytes = stages * stage_bytes + results * result_bytes + stages * 8;
   static_assert(columns <= 256 && span <= 256, "as long as a box may be");
 
-  // Workgroups that a unit shall hold: compilers would read ahead until all registers are taken. Operands of an epilogue
-  // and taps that lie apart, whose sums wait longer, take more.
+  // Workgroups that a unit shall hold: compilers would read ahead until all registers are taken. Operands of an
+  // epilogue and taps that lie apart, whose sums wait longer, take more.
   using Finish = Epilogue<Config, float, ConvRows<Config>>;
   static constexpr bool roomy = !Finish::plain || tap_step > 1;
   static constexpr int registers = each == 32 ? (roomy ? 168 : 128) : each == 16 ? (roomy ? 128 : 96) : roomy ? 104 : 72;
@@ -74,7 +74,8 @@ struct MergedBulk : MergedConv<Config> {
 
   // ---- weights, which lie without gaps: all taps of a channel of y, of each of which the channels of x ----
 
-  // Of the channel of the result of column lane / 4 and of gathered channels 2 * (lane % 4) and the next of every block.
+  // Of the channel of the result of column lane / 4 and of gathered channels 2 * (lane % 4) and the next of every
+  // block.
   TW_DEVICE static void load_weights(Weights& to, const ConvBulk& p, int block, int lane) {
     TW_UNROLL
     for (int b = 0; b < 2; b++) {
@@ -107,7 +108,7 @@ struct MergedBulk : MergedConv<Config> {
     }
   }
 
-  // ---- products: as in merged_lanes.hpp, but that the rows of a unit are half a tile apart ----
+  // ---- products: as in gpu/conv/merged/lanes.hpp, but that the rows of a unit are half a tile apart ----
 
   static constexpr int tap_pairs = whole ? 0 : taps_w / 2, singles = taps_w - 2 * tap_pairs;
   static constexpr int tap_bytes = Tile::across().tap_step * pixel_bytes;

@@ -1,7 +1,7 @@
-// Merged groups, forward and backward data: see merged_tile.hpp.
+// Merged groups, forward and backward data: see gpu/conv/merged/tile.hpp.
 //
-// An instruction multiplies a unit of pixels and one tap. The sums of a unit are stored as soon as its last tap has been
-// added. Steps of a tile are copied apart: the first is computed while later ones are on their way.
+// An instruction multiplies a unit of pixels and one tap. The sums of a unit are stored as soon as its last tap has
+// been added. Steps of a tile are copied apart: the first is computed while later ones are on their way.
 #pragma once
 #include "tilewright/gpu/conv/merged/tile.hpp"
 #include "tilewright/gpu/blocks/scheduler.hpp"
@@ -77,7 +77,7 @@ struct MergedConv : MergedTile<Config> {
 
   // ---- products ----
 
-  using Sums = float[pair][4];
+  using Accumulators = float[pair][4];
   // A row of the image: pixels and channels that the taps of one row meet.
   struct Row {
     uint32_t x[depths][taps_w][2 * pair];
@@ -93,7 +93,7 @@ struct MergedConv : MergedTile<Config> {
         for (int l = 0; l < 2 * pair; l++) row.x[d][tw][l] = m.w[l];
       }
   }
-  TW_DEVICE static void multiply(Sums& sum, const Row& row, const Weights& w, int own, int th) {
+  TW_DEVICE static void multiply(Accumulators& sum, const Row& row, const Weights& w, int own, int th) {
     TW_UNROLL
     for (int tw = 0; tw < taps_w; tw++)
       TW_UNROLL
@@ -124,8 +124,8 @@ struct MergedConv : MergedTile<Config> {
     return {upper ? c : x[0], upper ? d : x[1], upper ? x[2] : c, upper ? x[3] : d};
   }
 
-  // Where the results of a step belong. A lane has those of pixel lane / 4 of both halves of an instruction; vectors of 16
-  // bytes, which fill whole sectors of memory, it stores of one half and one block alone.
+  // Where the results of a step belong. A lane has those of pixel lane / 4 of both halves of an instruction; vectors of
+  // 16 bytes, which fill whole sectors of memory, it stores of one half and one block alone.
   static constexpr bool gathers = pair == 2 && size_of<C> == 2;
   struct Out {
     Place at;
@@ -147,7 +147,7 @@ struct MergedConv : MergedTile<Config> {
     return y;
   }
   template <class Finish>
-  TW_DEVICE static void store(const Sums& sum, const Finish& finish, const Columns<2> (&columns)[pair], const Out& y,
+  TW_DEVICE static void store(const Accumulators& sum, const Finish& finish, const Columns<2> (&columns)[pair], const Out& y,
                               int row, int lane) {
     const int j = y.block * 8 + lane % 4 * 2;
     uint32_t packed[4];
@@ -181,7 +181,7 @@ struct MergedConv : MergedTile<Config> {
     const int j = y.block * 8 + lane % 4 * 2;
     TW_UNROLL
     for (int b = 0; b < pair; b++) columns[b] = finish.template columns<2>(j + b * 8 < y.channels ? j + b * 8 : 0, 2);
-    Sums sum[units];
+    Accumulators sum[units];
     TW_UNROLL
     for (int u = 0; u < units; u++)
       TW_UNROLL

@@ -1,5 +1,5 @@
-// Merged groups, forward and backward data, in a second form (Config: epilogue cshuffle): see merged_tile.hpp for what
-// is computed, and merged_conv.hpp for the first one. It takes fewer instructions:
+// Merged groups, forward and backward data, in a second form (Config: epilogue cshuffle): see gpu/conv/merged/tile.hpp
+// for what is computed, and gpu/conv/merged/conv.hpp for the first one. It takes fewer instructions:
 // - Groups of less than 16 channels fill half the depth of an instruction; here it multiplies two taps of a row.
 // - A lane stores four neighbouring channels of a pixel. Which channel a column of the product computes is free in
 //   groups of 16 channels and more: forward, a lane's columns of two blocks are chosen to be neighbours. Else lanes 2i
@@ -20,7 +20,7 @@ struct MergedLanes : MergedConv<Config> {
   using C = typename Config::C;
   using Place = typename Tile::Place;
   using Weights = typename Base::Weights;
-  using Sums = typename Base::Sums;
+  using Accumulators = typename Base::Accumulators;
   static constexpr int threads = Tile::threads, taps = Tile::taps, taps_w = Tile::taps_w, each = Tile::each;
   static constexpr bool whole = Tile::whole, wide = Tile::wide;
   static_assert(Tile::blocks % 2 == 0, "lanes store channels of two blocks");
@@ -87,8 +87,8 @@ struct MergedLanes : MergedConv<Config> {
     }
   }
 
-  // Of smaller groups, forward, a tile's weights mostly lie in memory without a gap, tap by tap: they are copied as they
-  // lie.
+  // Of smaller groups, forward, a tile's weights mostly lie in memory without a gap, tap by tap: they are copied as
+  // they lie.
   static constexpr bool copies = !whole && !Tile::is_backward;
   static constexpr int line_elements = taps * each, word_bytes = Tile::channel_tile * line_elements * size_of<E>;
   TW_DEVICE static bool are_packed(const tw_conv_problem& p) {
@@ -160,8 +160,8 @@ struct MergedLanes : MergedConv<Config> {
     }
   }
 
-  // Backward, to registers at once: of the output channel of column lane / 4 and of input channels 2 * (lane % 4) and the
-  // next of every block.
+  // Backward, to registers at once: of the output channel of column lane / 4 and of input channels 2 * (lane % 4) and
+  // the next of every block.
   TW_DEVICE static void load_weights(Weights& to, const tw_conv_problem& p, int block, int lane) {
     const int step = (int)p.weight_c;
     TW_UNROLL
@@ -212,7 +212,7 @@ struct MergedLanes : MergedConv<Config> {
         row.one[d][i] = load_matrices<4, false>(lane_pixel + high * 16 + d * 32 +
                                                 Tile::column_bytes((2 * tap_pairs + i) * Tile::across().tap_step));
   }
-  TW_DEVICE static void multiply(Sums& sum, const Row& row, const Weights& w, int own, int th) {
+  TW_DEVICE static void multiply(Accumulators& sum, const Row& row, const Weights& w, int own, int th) {
     TW_UNROLL
     for (int at = 0; at < tap_pairs; at++)
       TW_UNROLL
@@ -271,7 +271,7 @@ struct MergedLanes : MergedConv<Config> {
     return {odd ? other : x, odd ? y : other};
   }
   template <class Finish>
-  TW_DEVICE static void store(const Sums& sum, const Finish& finish, const Columns<2> (&columns)[2], const Out& y,
+  TW_DEVICE static void store(const Accumulators& sum, const Finish& finish, const Columns<2> (&columns)[2], const Out& y,
                               int row, int lane) {
     TW_UNROLL
     for (int half = 0; half < 2; half++) {
@@ -304,7 +304,7 @@ struct MergedLanes : MergedConv<Config> {
       const int j = channel_of(y.block, b, lane);
       columns[b] = finish.template columns<2>(j < y.channels ? j : 0, 2);
     }
-    Sums sum[units];
+    Accumulators sum[units];
     TW_UNROLL
     for (int u = 0; u < units; u++)
       TW_UNROLL

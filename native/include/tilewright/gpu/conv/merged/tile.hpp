@@ -1,16 +1,17 @@
-// Convolution of grouped channels on GPUs with mma.sync. Eight neighbouring channels are one block, whatever groups of 1,
-// 2, 4 or 8 channels they are (channels in as channels out); the weights between two groups of a block are zero. Groups of
-// 16 or 32 channels are whole blocks. What is not finite in one channel makes the other channels of its block not finite.
+// Convolution of grouped channels on GPUs with mma.sync. Eight neighbouring channels are one block, whatever groups of
+// 1, 2, 4 or 8 channels they are (channels in as channels out); the weights between two groups of a block are zero.
+// Groups of 16 or 32 channels are whole blocks. What is not finite in one channel makes the other channels of its block
+// not finite.
 //
-// A workgroup copies the pixels that a tile of rows x run pixels meets to shared memory, each once, and reads them there
-// for all taps. Waves share the channels of the tile, and then its pixels.
+// A workgroup copies the pixels that a tile of rows x run pixels meets to shared memory, each once, and reads them
+// there for all taps. Waves share the channels of the tile, and then its pixels.
 //
 // Config: groups_merged > 1 (64 / channels of a group), kind depthwise or direct, fp16 or bf16, one or two axes;
 // a multiple of 8 channels;
 // channel_tile (a multiple of 8 * waves), pixel_tile (repeats, rows, run: rows even, run a multiple of 8; 0: 1, 8, 8),
-// filter, stride, dilation (all fixed). Every stride of the image and of a result of 16 bits is a multiple of 8 elements,
-// as is the address, and groups lie side by side; forward, the weights of a tap too, every stride of which is a multiple of
-// two. The table of a launch counts a task's workgroups as its tiles:
+// filter, stride, dilation (all fixed). Every stride of the image and of a result of 16 bits is a multiple of 8
+// elements, as is the address, and groups lie side by side; forward, the weights of a tap too, every stride of which is
+// a multiple of two. The table of a launch counts a task's workgroups as its tiles:
 //     ceil(channels / channel_tile) * ceil(images * ceil(H / rows) * ceil(W / run) / repeats)
 #pragma once
 #include "tilewright/gpu/cuda/atom_mma.hpp"
@@ -66,12 +67,12 @@ struct MergedTile {
   static_assert((is_bulk || channel_tile % (8 * waves) == 0) && taps > 0, "waves share the channels; the filter is compiled in");
   static constexpr int row_step = down().row_step, run_step = across().row_step;
 
-  // Which of the two forms of forward and backward data it is: see merged_lanes.hpp.
+  // Which of the two forms of forward and backward data it is: see gpu/conv/merged/lanes.hpp.
   static constexpr bool in_lanes =
       Config::epilogue == EpilogueKind::cshuffle && Config::direction != Direction::backward_weight;
 
-  // Pixels lie 16 bytes further apart than they are long, and columns that neighbouring results meet with one tap side by
-  // side: so eight of them stand in different banks.
+  // Pixels lie 16 bytes further apart than they are long, and columns that neighbouring results meet with one tap side
+  // by side: so eight of them stand in different banks.
   static constexpr int pixel_bytes = (blocks + 1) * 16;
   static constexpr int span_h = down().span(rows), span_w = across().span(run);
   static constexpr int phase_pixels = (span_w + run_step - 1) / run_step;
@@ -81,15 +82,15 @@ struct MergedTile {
   static constexpr int column_bytes(int column) {
     return (column % run_step * phase_pixels + column / run_step) * pixel_bytes;
   }
-  // Sixteen pixels of an instruction, a unit, lie beside one another or are two rows of eight. Rows of the image come one
-  // after the other, each is read once for all taps that it meets. A tile is computed in steps of `depth` rows.
+  // Sixteen pixels of an instruction, a unit, lie beside one another or are two rows of eight. Rows of the image come
+  // one after the other, each is read once for all taps that it meets. A tile is computed in steps of `depth` rows.
   static constexpr bool wide = run % 16 == 0;
   static constexpr int unit_rows = wide ? 1 : 2, unit_run = wide ? 16 : 8, strips = run / unit_run;
   static constexpr int deepest(int most) {
     return rows % most == 0 && most % unit_rows == 0 ? most : deepest(most - 1);
   }
-  // Of weights, whose sums stay in registers, fewer, and so few that waves of the same channels (two blocks each) share a
-  // tile.
+  // Of weights, whose sums stay in registers, fewer, and so few that waves of the same channels (two blocks each) share
+  // a tile.
   static constexpr bool is_weight = Config::direction == Direction::backward_weight;
   static constexpr int sharing = max_of(waves / max_of(blocks / 2, 1), 1);
   static constexpr int shared_units = max_of(rows / unit_rows / ceil_div(sharing, strips), 1);
@@ -153,8 +154,8 @@ struct MergedTile {
             channels(p)};
   }
 
-  // kRows x kWidth pixels of a tensor, from (h, w) on; what does not exist is zero. Every kStep-th column lies beside the
-  // next in shared memory. A thread copies one column, or a few of them, of many rows.
+  // kRows x kWidth pixels of a tensor, from (h, w) on; what does not exist is zero. Every kStep-th column lies beside
+  // the next in shared memory. A thread copies one column, or a few of them, of many rows.
   template <int kRows, int kWidth, int kStep>
   TW_DEVICE static void copy(uint32_t to, const Pixels& from, int n, int h, int w, int channel, int thread) {
     constexpr int kLine = kWidth * blocks, kLines = max_of(threads / kLine, 1), kPasses = ceil_div(kRows, kLines);

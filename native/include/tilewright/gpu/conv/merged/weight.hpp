@@ -1,7 +1,8 @@
-// Merged groups, the gradient of the weights: see merged_tile.hpp. A workgroup adds up the products of one slice of the
-// tiles; the sums of every slice go to the workspace in fp32, [slice][group][m][n], and the kernel of conv_convert.hpp
-// adds them. Workgroups: ceil(channels / channel_tile) * launch.split_k. While a tile is computed, as many as `repeats` says
-// are on their way: one is enough for large tiles, small ones take less time than memory to answer.
+// Merged groups, the gradient of the weights: see gpu/conv/merged/tile.hpp. A workgroup adds up the products of one
+// slice of the tiles; the sums of every slice go to the workspace in fp32, [slice][group][m][n], and the kernel of
+// gpu/conv/convert.hpp adds them. Workgroups: ceil(channels / channel_tile) * launch.split_k. While a tile is computed,
+// as many as `repeats` says are on their way: one is enough for large tiles, small ones take less time than memory to
+// answer.
 //
 // A wave owns 16 output channels, all taps, and the input channels that these meet. An instruction multiplies 16 input
 // channels, a unit of pixels and eight output channels; of groups of less than 16 channels the sums of other groups are
@@ -26,7 +27,7 @@ struct MergedWeight : MergedTile<Config> {
   static constexpr int sum_bytes = pixel_waves > 1 ? channel_waves * sums * kWave * 4 : 0;  // once all tiles are done
   static constexpr int min_blocks = max_of((sums > 144 ? 4 : depths > 1 ? 8 : 12) / Tile::waves, 1);
   // Rows: input channels; columns: output channels of the two blocks.
-  using Sums = float[depths][taps][2][4];
+  using Accumulators = float[depths][taps][2][4];
 
   TW_DEVICE static void copy(uint32_t to, const tw_conv_problem& p, int tile, int channel, int thread) {
     const auto at = Tile::place(p, tile);
@@ -42,7 +43,7 @@ struct MergedWeight : MergedTile<Config> {
   }
 
   // `depth` rows of a strip, of whose first pixels a lane reads x and dy there.
-  TW_DEVICE static void multiply(Sums& sum, uint32_t image, uint32_t gradient) {
+  TW_DEVICE static void multiply(Accumulators& sum, uint32_t image, uint32_t gradient) {
     Words<4> dy[units];
     TW_UNROLL
     for (int row = 0; row <= Tile::last_row; row++) {
@@ -75,12 +76,12 @@ struct MergedWeight : MergedTile<Config> {
 
   // Calls use(value, index) for every sum of a lane.
   template <class Use>
-  TW_DEVICE static void for_each(Sums& sum, const Use& use) {
+  TW_DEVICE static void for_each(Accumulators& sum, const Use& use) {
     TW_UNROLL
     for (int i = 0; i < sums; i++) use(sum[i / (taps * 8)][i / 8 % taps][i / 4 % 2][i % 4], i);
   }
   // Adds what the waves of the same channels have, in their order, to the sums of the first.
-  TW_DEVICE static void add_waves(Sums& sum, uint32_t shared, int wave, int lane) {
+  TW_DEVICE static void add_waves(Accumulators& sum, uint32_t shared, int wave, int lane) {
     const uint32_t own = shared + (wave % channel_waves * sums * kWave + lane) * 4;
     TW_NO_UNROLL
     for (int other = 1; other < pixel_waves; other++) {
@@ -93,7 +94,7 @@ struct MergedWeight : MergedTile<Config> {
     }
   }
 
-  TW_DEVICE static void store(const Sums& sum, const tw_conv_problem& p, char* partial, int pair, int lane) {
+  TW_DEVICE static void store(const Accumulators& sum, const tw_conv_problem& p, char* partial, int pair, int lane) {
     const int first = pair * 16, input0 = Tile::whole ? first / each * each : first;
     TW_UNROLL
     for (int d = 0; d < depths; d++)
@@ -124,7 +125,7 @@ struct MergedWeight : MergedTile<Config> {
       if (begin + i < end) copy(shared + i * stage_bytes, p, begin + i, channel, thread);
       commit_async();
     }
-    Sums sum;
+    Accumulators sum;
     for_each(sum, [&](float& x, int) { x = 0.0f; });
     // Eight pixels of a unit and one block that a lane reads, of x (whose blocks come first) and of dy.
     constexpr int kHalf = Tile::wide ? 8 * Tile::pixel_bytes : Tile::row_step * Tile::row_bytes;

@@ -1,15 +1,15 @@
 // The gradients of q, k and v on the portable building blocks, with the scores made again:
 //     P = 2^(t - lse log2(e))   dP = dO V^T   dS = P * (dP - delta)   dV = P^T dO   dK = scale dS^T Q   dQ = scale dS K
-//   TW_FMHA_BACKWARD_KERNEL(symbol, Config)   its only parameter is tw_fmha_args: dk and dv, and what convert_dq makes dq
-//                                             and dbias of
-// In 16 bits on NVIDIA GPUs: fmha_backward_mma.hpp. Here is the template for the other atoms, which want k side by side
-// and so have a second copy of Q, dO and K.
+//   TW_FMHA_BACKWARD_KERNEL(symbol, Config)   its only parameter is tw_fmha_args: dk and dv, and what convert_dq makes
+//                                             dq and dbias of
+// In 16 bits on NVIDIA GPUs: gpu/fmha/backward/mma.hpp. Here is the template for the other atoms, which want k side by
+// side and so have a second copy of Q, dO and K.
 //
 // A workgroup has a slice of one key head: blocks of n0 keys, `splits` apart (not deterministic: one block), with all
-// queries of all heads of its group, m0 at a time. It owns its rows of dk and dv, and its slice of dq_acc, and goes through
-// all in order: sums do not depend on who came first. Scores are made transposed, keys as rows, which groups of waves share
-// out. Where dK and dV of a head are too many for one wave, wave_k0 waves of a group share their columns, and make the same
-// scores. Of dQ, all waves share out columns.
+// queries of all heads of its group, m0 at a time. It owns its rows of dk and dv, and its slice of dq_acc, and goes
+// through all in order: sums do not depend on who came first. Scores are made transposed, keys as rows, which groups of
+// waves share out. Where dK and dV of a head are too many for one wave, wave_k0 waves of a group share their columns,
+// and make the same scores. Of dQ, all waves share out columns.
 #pragma once
 #if !defined(__HIP__)
 #include "tilewright/gpu/fmha/backward/mma.hpp"

@@ -105,8 +105,8 @@ struct FmhaDrops {
     return (word >> (byte % 4 * 8) & 255u) < (uint32_t)args.drop_below;
   }
 
-  // To the caller: the bytes of a workgroup's blocks of keys, `pieces` apart, for `rows` queries of all heads of a group,
-  // seen or not; zeros beyond the item's rows and keys.
+  // To the caller: the bytes of a workgroup's blocks of keys, `pieces` apart, for `rows` queries of all heads of a
+  // group, seen or not; zeros beyond the item's rows and keys.
   TW_DEVICE static void store(const tw_fmha_args& args, const FmhaItem& item, int rows, int b, int hk, int piece,
                               int pieces, int thread, int threads) {
     const int group = (int)(args.heads_q / args.heads_k), columns = (int)args.seq_k;
@@ -136,8 +136,8 @@ struct FmhaDrops {
   }
 };
 
-// Where a row of dq_acc has column c. What one thread adds at a time (see fmha_backward_mma.hpp) stands together: of
-// sixteen columns 2q, 2q + 1, 2q + 8 and 2q + 9 at 4q. Kernels on other atoms leave columns where they are.
+// Where a row of dq_acc has column c. What one thread adds at a time (see gpu/fmha/backward/mma.hpp) stands together:
+// of sixteen columns 2q, 2q + 1, 2q + 8 and 2q + 9 at 4q. Kernels on other atoms leave columns where they are.
 template <class Config>
 struct FmhaQueryPlace {
 #if defined(__HIP__)

@@ -1,10 +1,11 @@
-// The gradients of q, k and v with mma.sync, in 16 bits; what is computed is stated in fmha_backward.hpp.
+// The gradients of q, k and v with mma.sync, in 16 bits; what is computed is stated in gpu/fmha/backward/backward.hpp.
 //
 // A workgroup has a slice of one key head: blocks of n0 keys, `splits` apart (not deterministic: one block), with all
 // queries of all heads of its group, m0 at a time, which come in asynchronously while the block before is multiplied.
-// Scores are made transposed, keys as rows. Waves are wave_n0 groups of keys by wave_m0 parts: of the queries of scores,
-// and of the columns of dK and dV. Where a wave has all queries of its keys, P^T and dS^T go from its registers to the
-// products; else through shared memory. dS goes there in any case, for dQ, of which waves have wave_m2 x wave_n2 parts.
+// Scores are made transposed, keys as rows. Waves are wave_n0 groups of keys by wave_m0 parts: of the queries of
+// scores, and of the columns of dK and dV. Where a wave has all queries of its keys, P^T and dS^T go from its registers
+// to the products; else through shared memory. dS goes there in any case, for dQ, of which waves have wave_m2 x wave_n2
+// parts.
 //
 // Every sum has one order: a slice is one workgroup's, and a place of it one thread's.
 #pragma once
