@@ -5,7 +5,7 @@ it lists and builds them.
     python bench/group_tries.py --build          # compiles them all, as the sweep will
 
 Entries read ``[L|B]channels/waves/repeats x rows x run[/slices]``; L is the form of ``merged_lanes.hpp``, B that of
-``merged_bulk.hpp``, whose first number of pixels is that of its stages. What has been measured before stands among
+``merged/bulk.hpp``, whose first number of pixels is that of its stages. What has been measured before stands among
 them, so that a sweep tells whether something else is faster.
 """
 

@@ -132,8 +132,8 @@ CONV_MUTANTS = [
     ConvMutant(
         "depthwise: no barrier behind the weights",
         DEPTHWISE,
-        "    barrier();\n  }\n\n  using Sums",
-        "  }\n\n  using Sums",
+        "    barrier();\n  }\n\n  using Accumulators",
+        "  }\n\n  using Accumulators",
         "depthwise",
     ),
     ConvMutant(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FINISHED = ("arch", "bench", "client", "emulator", "plugins", "scripts", "server", "tools")
+FINISHED = ("arch", "bench", "client", "emulator", "native", "plugins", "scripts", "server", "tools")
 """Source roots in which no docstring opens with one of the words."""
 OPENER = re.compile(r"^\s*(?://+\s*)?(What|Of|Who|Whose|Whether)\b")
 COLUMNS = 100

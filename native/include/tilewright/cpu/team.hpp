@@ -1,5 +1,5 @@
-// What the members of one launch do together: wait for each other, and claim pieces of work. See team.h for the calling
-// convention.
+// Cooperation of the members of one launch: they wait for each other, and claim pieces of work. See team.h for the
+// calling convention.
 #pragma once
 #include "tilewright/core/vector.hpp"
 #include "tilewright/cpu/team.h"

@@ -1,5 +1,5 @@
-// What every device offers to the kernels, under one set of names. Nothing outside the platform files knows CUDA, HIP
-// or the host emulation:
+// Operations that every device offers to the kernels, under one set of names. Nothing outside the platform files knows
+// CUDA, HIP or the host emulation:
 //   TW_DEVICE, TW_UNROLL, TW_UNROLL_BY(count), TW_NO_UNROLL
 //   TW_KERNEL(threads, min_blocks, name, Params, body)   min_blocks: workgroups that share a multiprocessor
 //   kWave                    lanes of a wave

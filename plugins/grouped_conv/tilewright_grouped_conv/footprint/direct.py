@@ -1,5 +1,5 @@
 """Scratch memory of kernels without a product, forward and backward data: the Python mirror of the formula in
-``direct_conv.hpp`` of ``tilewright/cpu``.
+``direct/conv.hpp`` of ``tilewright/cpu/conv``.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ typedef struct tw_conv_problem {
   const void* acc;  // accumulation: what is added to the result, laid out as C; may be C
 } tw_conv_problem;
 
-// What a launch on a CPU receives. The fields are those of tw_gemm_args.
+// Arguments of a launch on a CPU. The fields are those of tw_gemm_args.
 typedef struct tw_conv_args {
   const tw_conv_problem* problems;  // the phases of backward data, else one
   int64_t count;

@@ -16,7 +16,7 @@ typedef struct tw_fmha_tensor {
   int64_t batch, head, row, col, chunk;
 } tw_fmha_tensor;
 
-// What 8-bit values are multiplied by, fp32: block r / block_rows of (b, h) at b*batch + h*head + (r/block_rows)*block.
+// Scale factors of 8-bit values, fp32: block r / block_rows of (b, h) at b*batch + h*head + (r/block_rows)*block.
 // block_rows 0: one value for each (b, h). One value for each page of a cache: `batch` goes from page to page.
 typedef struct tw_fmha_scale {
   const float* ptr;

@@ -30,7 +30,7 @@ typedef struct tw_gemm_problem {
   const tw_gemm_operand* d;   // num_d_tensors operands (the count and dtypes are compiled in)
 } tw_gemm_problem;
 
-// What a launch receives: one problem, or a table of problems of different sizes (grouped GEMM).
+// Arguments of a launch: one problem, or a table of problems of different sizes (grouped GEMM).
 typedef struct tw_gemm_args {
   const tw_gemm_problem* problems;
   int64_t count;

@@ -86,7 +86,7 @@ struct BlockedGemm {
   Crew& crew;
   Scratch& scratch;
 
-  // What a tile of S and a slab of P look like to the loops.
+  // A tile of S and a slab of P, as the loops read them.
   struct Packed {
     const char* groups;   // of the first panel, at the first k of this product
     int64_t panel;        // groups from one panel to the next

@@ -26,7 +26,7 @@ TW_INLINE int64_t short_chain(int64_t terms, int64_t most) {
   return even_part(terms, length);
 }
 
-// Of a sum over `lines` of `pieces` chains each, the lines whose sums are put aside together: so many that about as
+// Lines whose sums are put aside together, in a sum over `lines` of `pieces` chains each: so many that about as
 // many chains are added then as such sums in the end.
 TW_INLINE int64_t lines_aside(int64_t lines, int64_t pieces, int64_t most) {
   int64_t count = 1;
@@ -34,7 +34,7 @@ TW_INLINE int64_t lines_aside(int64_t lines, int64_t pieces, int64_t most) {
   return count;
 }
 
-// Whether channels are such as networks have: multiples of eight, or up to four on one side only; of groups multiples
+// True if channels are such as networks have: multiples of eight, or up to four on one side only; of groups multiples
 // of eight, with such numbers of channels, or 1, 2 or 4 of them.
 TW_INLINE bool usual_channels(int64_t gathered, int64_t others, int64_t groups) {
   const auto fits = [](int64_t channels) { return channels % 8 == 0 || 8 % channels == 0; };

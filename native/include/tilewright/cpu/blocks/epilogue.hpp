@@ -141,7 +141,7 @@ struct Epilogue {
   static constexpr bool accumulates_in_c = plain && Rows::linear && !Rows::accumulates &&
                                            (Dot::is_float ? is_same<C, fp32> : is_same<C, int32>);
 
-  // Whether accumulators are stored as they are (but for the correction): the microkernel may then write to C directly.
+  // True if accumulators are stored as they are (but for the correction): the microkernel may then write to C directly.
   TW_INLINE static bool verbatim(const Output& out) {
     return out.raw || (accumulates_in_c && out.problem->alpha == 1.0);
   }

@@ -34,7 +34,7 @@ TW_INLINE void end_streams() {
 #endif
 }
 
-// Whether results of `channels` in all, so many bytes each, are more than a cache holds and come in whole vectors. They
+// True if results of `channels` in all, so many bytes each, exceed a cache and come in whole vectors. They
 // are not read again soon, and would only be in the way.
 TW_INLINE bool streams_result(const tw_conv_problem& p, int64_t channels, int64_t bytes) {
   if (!can_stream) return false;

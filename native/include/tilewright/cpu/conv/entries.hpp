@@ -1,4 +1,4 @@
-// What a convolution's unit exports, with C linkage. The header of its kind of kernel (cpu/conv/implicit_gemm.hpp,
+// Entry points of a convolution's unit, with C linkage. The header of its kind of kernel (cpu/conv/implicit_gemm.hpp,
 // cpu/conv/depthwise/depthwise.hpp, ...) says what ConvKernel<Config> is; what is not exported is not compiled:
 //   TW_CONV_MAIN(name, Config)
 //     name            the whole computation, for all problems and items

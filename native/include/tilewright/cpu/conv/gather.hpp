@@ -71,7 +71,7 @@ TW_INLINE void describe_taps(ConvProduct& product, int64_t others, int depth, bo
   product.chain = chain_of(p, others, groups, kUsualChain);
 }
 
-// What one row of the product reads: the coordinates of its first tap, and the offset of that element (which need not
+// Origin of one row of the product: the coordinates of its first tap, and the offset of that element (which need not
 // exist).
 struct Gathered {
   int64_t offset, at[3];
@@ -80,7 +80,7 @@ struct Gathered {
     const int64_t coordinate = at[axis] + tap * axes[axis].tap_step;
     return coordinate >= 0 && coordinate < axes[axis].size;
   }
-  // Whether all taps meet the image: coordinates run from the first tap to the last without turning.
+  // True if all taps meet the image: coordinates run from the first tap to the last without turning.
   TW_INLINE bool interior(const tw_conv_axis* axes) const {
     bool all = true;
     for (int axis = 0; axis < 3; axis++)

@@ -117,7 +117,7 @@ struct ConvKernel {
     for (int d = 0; d < depth; d++) to[d] = zeros;
   }
 
-  // Whether the taps of a line follow one another in memory as their channels do: then a stretch of columns is a
+  // True if the taps of a line follow one another in memory as their channels do: then a stretch of columns is a
   // stretch of memory, over several taps.
   bool taps_adjoin() const {
     const tw_conv_axis& axis = problem.axes[2];

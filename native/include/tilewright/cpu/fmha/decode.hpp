@@ -12,8 +12,8 @@
 
 TW_NAMESPACE_BEGIN
 
-// Of a, b (vectors of partial sums in runs of kRun lanes each): half as many runs, a's sums in the lower lanes of each
-// pair of runs, b's in the upper ones.
+// Adds neighbours within a and b (vectors of partial sums in runs of kRun lanes each): half as many runs, a's sums in
+// the lower lanes of each pair of runs, b's in the upper ones.
 template <int kRun, int... kI>
 TW_INLINE f32v fold_pair(f32v a, f32v b, Sequence<kI...>) {
   const f32v low = __builtin_shufflevector(a, b, (kI % (2 * kRun) < kRun ? kI : kI - kRun + kLanes)...);
@@ -78,7 +78,7 @@ struct FmhaDecode {
   static constexpr int step_bytes = kLanes * Dot::depth * size_of<K>, line_bytes = steps * step_bytes;
   static constexpr int64_t kAhead = 16384;  // bytes
 
-  // Whether these operands can be read where they lie.
+  // True if these operands can be read where they lie.
   static TW_INLINE bool fits(const tw_fmha_args& args, int64_t count) {
     if (Keys::vectorized || count > most || args.k.col != 1 || args.v.col != 1) return false;
     return !Config::paged || Keys::page_size(args) >= 4;
@@ -111,7 +111,7 @@ struct FmhaDecode {
                                       const char* then) {
     return {run.at, run.row * size_of<E>, source.tensor.head * size_of<E>, heads, keys * heads, then};
   }
-  // Whether values lie as keys do.
+  // True if values lie as keys do.
   static TW_INLINE bool alike(const tw_fmha_args& args) {
     return size_of<K> == size_of<V> && args.hdim_q == args.hdim_v && args.k.row == args.v.row &&
            args.k.head == args.v.head;
@@ -132,7 +132,7 @@ struct FmhaDecode {
     }
   }
 
-  // Of lines that are no whole number of vectors: with zeros behind them.
+  // The same for lines that are no whole number of vectors: copies with zeros behind them.
   static TW_NOINLINE void scores_of_copies(const FmhaLines& line, int64_t keys, int64_t hdim, int64_t each,
                                            const uint32_t* q, float* s) {
     alignas(64) char copy[kLanes * line_bytes] = {};
@@ -276,7 +276,7 @@ struct FmhaDecode {
     }
   }
 
-  // What a head's rows use before the next keys come: `count` keys.
+  // The part of the keys that a head's rows use before the next ones come: `count` keys.
   struct Part {
     const char* at;
     int64_t line, count, hdim;

@@ -1,4 +1,4 @@
-// What comes before the gradients: delta = rowsum(do * o) of every query, zeros in dq_acc and dbias_acc, and the gradients
+// Preparation of the gradients: delta = rowsum(do * o) of every query, zeros in dq_acc and dbias_acc, and the gradients
 // of learned sinks, -sum of 2^((sink - lse) log2(e)) * delta.
 //   TW_FMHA_DOT_DO_O(name, Config)   name: tw_cpu_kernel with tw_fmha_args as args
 #pragma once

@@ -1,4 +1,5 @@
-// What the entry points of attention share: how a line of a result is stored, and what was wrong with lengths and tables.
+// Parts shared by the entry points of attention: how a line of a result is stored, and what was wrong with lengths and
+// tables.
 #pragma once
 #include "tilewright/core/fmha_item.hpp"
 #include "tilewright/core/types.hpp"
@@ -27,7 +28,7 @@ TW_INLINE void fmha_store_line(const float* from, float factor, int64_t count, c
   }
 }
 
-// What was found wrong with lengths and tables: the bits of all members, and one culprit, in counters of the launch.
+// Faults found in lengths and tables: the bits of all members, and one culprit, in counters of the launch.
 struct FmhaStatus {
   static constexpr int kBits = TW_TEAM_COUNTERS - 1;
   int32_t bits = 0;

@@ -87,7 +87,7 @@ struct Streaming {
     if (whole_rows < rows) add_edge(x, whole_rows, rows, 0, whole * Dot::depth, y, y_ld, kY, out);
   }
 
-  // What across_k leaves over: rows [r0, r1) times k in [k0, k1), k0 at the start of a group.
+  // The remainder of across_k: rows [r0, r1) times k in [k0, k1), k0 at the start of a group.
   static TW_NOINLINE void add_edge(Rows<E, false> x, int64_t r0, int64_t r1, int64_t k0, int64_t k1, const uint32_t* y,
                                    int64_t y_ld, int y_count, Accumulator* out) {
     for (int64_t k = k0; k < k1; k += Dot::depth)

@@ -157,7 +157,7 @@ struct MatrixAtom {
   }
 
  private:
-  // What instruction p takes of a fragment.
+  // The operand of instruction p within a fragment.
   template <class E, class Fragment>
   TW_DEVICE static auto part(const Fragment& x, int p) {
     constexpr int kWords = instruction_bytes / 4, kPart = sizeof(x.part[0]) / 4;

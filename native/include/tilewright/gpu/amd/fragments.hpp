@@ -35,7 +35,7 @@ struct FragmentLayout {
   // even and the odd rows; four even rows followed by four odd ones become neighbours.
   constexpr int line_of(int r) const { return interleaved ? r % 2 * 4 + r / 2 % 4 + r / 8 * 8 : r; }
 
-  // What an atom uses: results v0 to v0 + result_run - 1 of a lane are neighbours.
+  // Results of a run, as an atom uses them: v0 to v0 + result_run - 1 of a lane are neighbours.
   constexpr int result_run() const { return interleaved ? 4 : run; }
   constexpr int result_line(int lane, int v) const { return line_of(result_row(lane, v)); }
 };
@@ -56,9 +56,9 @@ constexpr FragmentLayout fragment_layout(MatrixUnit unit, int rows) {
   return rows == 32 ? kMfma32x32 : rows == 16 ? kMfma16x16 : rows == 64 ? kMfma64x4 : kMfma4x64;
 }
 
-// Checked in full by tests/native/test_amd_fragments.py: every result has one place, every row of an operand one line, and
-// runs are neighbours. (Here that would take a quarter of a kernel's compile time.) A few places as the ISA documents show
-// them:
+// Checked in full by tests/native/test_amd_fragments.py: every result has one place, every row of an operand one line,
+// and runs are neighbours. (Here that would take a quarter of a kernel's compile time.) A few places as the ISA
+// documents show them:
 static_assert(kMfma32x32.result_row(0, 15) == 27 && kMfma32x32.result_row(32, 4) == 12,
               "32 x 32: row 8*(v/4) + 4*half + v%4");
 static_assert(kMfma16x16.result_row(17, 3) == 7 && kMfma16x16.column(17) == 1, "16 x 16: row 4*(lane/16) + v");

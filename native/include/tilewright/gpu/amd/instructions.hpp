@@ -14,8 +14,8 @@ constexpr MatrixUnit kMatrixUnit = MatrixUnit::wmma_gfx11;
 constexpr MatrixUnit kMatrixUnit = MatrixUnit::mfma;
 #endif
 
-// What the matrix unit multiplies elements of type E as. 8-bit floats on gfx90a are widened, exactly, to bf16: it
-// multiplies no 8-bit floats, and takes subnormal fp16 values for zero.
+// The type as which the matrix unit multiplies elements of type E. 8-bit floats on gfx90a are widened, exactly, to
+// bf16: it multiplies no 8-bit floats, and takes subnormal fp16 values for zero.
 template <class E>
 struct MultipliedAs {
   using type = E;

@@ -87,7 +87,7 @@ struct Transposition {
   }
 };
 
-// What a thread fetches at a time: `rows` lines of global memory, `width` bytes of each.
+// A thread's fetch: `rows` lines of global memory, `width` bytes of each.
 struct BlockShape {
   int rows, width;
 };
@@ -130,7 +130,7 @@ struct RegisterLoader {
     return {id / near % along, id / near / along * near + id % near};
   }
 
-  // Of fetch and put: part `part` of `parts`.
+  // Fetch and put do part `part` of `parts`.
   TW_DEVICE static void fetch(Held& held, const Source<Tile>& source, int step, int thread, int part = 0,
                               int parts = 1) {
     const auto buffer = source.at(step);
@@ -170,7 +170,7 @@ struct RegisterLoader {
   }
 
  private:
-  // Of block j of a k-major source: a constant further than the first one where keys repeat.
+  // Offset of block j of a k-major source: a constant further than the first one where keys repeat.
   TW_DEVICE static uint32_t offset_of(int thread, int j) {
     constexpr int kStep = kThreads / along;
     const Place at = place(thread, 0), own = place(thread, j);

@@ -47,7 +47,7 @@ TW_DEVICE void wait_shared() {
   asm volatile("s_waitcnt lgkmcnt(0)" ::: "memory");
 #endif
 }
-// What this wave has written to global memory is where other workgroups can find it. Whoever publishes it behind a
+// Waits until other workgroups can find this wave's writes to global memory. A thread that publishes them behind a
 // barrier waits for the stores of its own wave only; those of others may still be on their way to another channel of
 // the L2 cache than the counter's. On gfx9 the fence of a barrier does not wait either: within a workgroup, which runs
 // on one compute unit, stores are in order without.
@@ -115,14 +115,14 @@ TW_DEVICE float half_to_float(uint16_t bits) { return (float)bits_as<_Float16>(b
 TW_DEVICE uint32_t pack_halves(float low, float high) {
   return (uint32_t)bits_as<uint16_t>((_Float16)low) | (uint32_t)bits_as<uint16_t>((_Float16)high) << 16;
 }
-// The compiler's own conversion: gfx950 has an instruction for it, and elsewhere the compiler is done with it much sooner
-// than with the same in words.
+// The compiler's own conversion: gfx950 has an instruction for it, and elsewhere the compiler is done with it much
+// sooner than with the same in words.
 TW_DEVICE uint32_t pack_bfloats(float low, float high) {
   const Vector<float, 2> x = {low, high};
   return bits_as<uint32_t>(__builtin_convertvector(x, Vector<__bf16, 2>));
 }
-// Saturates; a NaN gives 0. So does the instruction; C++ leaves both undefined, and testing for them first costs a compiler
-// long: two branches for every result.
+// Saturates; a NaN gives 0. So does the instruction; C++ leaves both undefined, and testing for them first costs a
+// compiler long: two branches for every result.
 TW_DEVICE int32_t nearest_integer(float x) {
   int32_t y;
   asm("v_cvt_i32_f32 %0, %1" : "=v"(y) : "v"(__builtin_rintf(x)));

@@ -25,7 +25,7 @@ struct BiasType<void> {
   static constexpr bool present = false;
 };
 
-// Whether a vector access of `bytes` (a power of two) is aligned.
+// True if a vector access of `bytes` (a power of two) is aligned.
 TW_DEVICE bool is_aligned(const void* p, int bytes) { return ((uintptr_t)p & (uintptr_t)(bytes - 1)) == 0; }
 
 // kCount elements from an address that is aligned for a vector of them (at most 16 bytes at a time).
@@ -123,7 +123,7 @@ struct DFor<kOp, types<E, Rest...>> {
                       RepeatedD<kOp, E, 1 + (int)sizeof...(Rest)>, DOperands<kOp, types<E, Rest...>>>;
 };
 
-// What the columns of a few neighbouring elements have in common.
+// Scale and shift of the columns of a few neighbouring elements.
 template <int kCount>
 struct Columns {
   float scale[kCount], shift[kCount];

@@ -28,7 +28,7 @@ struct Operand {
   TW_DEVICE Operand(const void* matrix, int64_t ld_elements, int first, int total, int k0, int length)
       : base((const char*)matrix +
              (Tile::source_k_major ? first * ld_elements + k0 : k0 * ld_elements + first) * Tile::element_bytes),
-        // Of one line the leading dimension is idle.
+        // The leading dimension of a single line is not used.
         ld((Tile::source_k_major ? total - first : length) > 1 ? ld_elements * Tile::element_bytes : 0),
         extent(total - first),
         k(length) {}

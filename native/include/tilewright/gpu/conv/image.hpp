@@ -69,7 +69,7 @@ TW_DEVICE Pixel pixel_of(const tw_conv_problem& p, int row) {
   }
   return x;
 }
-// What a tap adds to it.
+// The offset that a tap adds to it.
 template <int kNdim>
 TW_DEVICE Pixel step_of(const tw_conv_problem& p, int tap) {
   const Spot s = spot_of_tap<kNdim>(p.axes, tap);
@@ -101,7 +101,7 @@ struct TapBits {
     for (int i = 3 - kNdim; i < 3; i++) wide = wide || p.axes[i].taps > each;
     return wide;
   }
-  // Of several pixels, which share a loop over the taps.
+  // The same for several pixels, which share a loop over the taps.
   template <int kCount>
   TW_DEVICE static void of_pixels(uint32_t (&bits)[kCount], const tw_conv_problem& p, const Pixel (&pixels)[kCount]) {
     TW_UNROLL

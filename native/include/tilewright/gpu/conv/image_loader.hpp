@@ -193,7 +193,7 @@ struct ImageRows {
     }
   }
 
-  // What piece i of the thread's chunk reads of every pixel.
+  // The elements of every pixel that piece i of the thread's chunk reads.
   struct Read {
     int tap;
     uint32_t offset, bits;

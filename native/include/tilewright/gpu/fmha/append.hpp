@@ -1,9 +1,10 @@
 // Appends new keys and values to a cache, in pages or not, and turns keys (and queries) by their positions.
-//   TW_FMHA_APPEND_KERNEL(symbol, Config)   its only parameter is tw_fmha_args; a workgroup for 16 new rows of a key head,
+//   TW_FMHA_APPEND_KERNEL(symbol, Config)   its only parameter is tw_fmha_args; a workgroup for 16 new rows of a key
+//   head,
 //                                           or of a query head
-// Row n of item b goes to position len_k[b] + n of the cache k, v; where that is another memory than k_past, v_past, all
-// other rows are copied. With a rope, elements (x0, x1) at distance 1 or rotary_dim / 2 become (x0 cos - x1 sin, x0 sin +
-// x1 cos), in fp32; so do those of q, which go to o.
+// Row n of item b goes to position len_k[b] + n of the cache k, v; where that is another memory than k_past, v_past,
+// all other rows are copied. With a rope, elements (x0, x1) at distance 1 or rotary_dim / 2 become (x0 cos - x1 sin, x0
+// sin + x1 cos), in fp32; so do those of q, which go to o.
 #pragma once
 #include "tilewright/gpu/fmha/params.hpp"
 
@@ -87,7 +88,7 @@ struct FmhaAppend {
   TW_DEVICE static const char* element(const tw_fmha_tensor& tensor, int64_t b, int64_t h, int64_t row) {
     return (const char*)tensor.ptr + (b * tensor.batch + h * tensor.head + row * tensor.row) * size_of<E>;
   }
-  // Of a cache, in elements.
+  // Offset of an element of a cache, in elements.
   template <class E, bool kValues>
   TW_DEVICE static int64_t place_of(const tw_fmha_tensor& cache, int64_t page, int64_t h, int64_t r, int64_t c) {
     constexpr int x = 16 / size_of<E>;

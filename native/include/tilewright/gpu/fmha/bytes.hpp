@@ -11,7 +11,7 @@
 
 namespace tw::gpu {
 
-// What 16-bit elements are multiplied as by kernels for few rows: kBytes, the cache has 8 bits; kFactors, probabilities
+// The 16-bit type in which kernels for few rows multiply: kBytes, the cache has 8 bits; kFactors, probabilities
 // are multiplied by a factor of their key, for which fp16 may be too narrow.
 template <class X, bool kBytes, bool kFactors>
 struct FmhaDecodeProduct {
@@ -72,7 +72,7 @@ TW_DEVICE void fmha_add_bytes(Atom& o, const Scores& p, uint32_t v, int lane) {
       const Words<4> w = load_matrices<4, true>(v + TileV::offset(kk * 16 + line, min_of(c + chunk, TileV::chunks - 1)));
       TW_UNROLL
       for (int n = 0; n < min_of(TileV::chunks - c, 2); n++) {  // a load has two chunks of a key
-        // Of each: a key's two neighbours, then those of the key after it.
+        // From each: a key's two neighbours, then those of the key after it.
         const Words<2> near = fmha_widen<X>(w.w[2 * n]), far = fmha_widen<X>(w.w[2 * n + 1]);
         const Words<2> even = {permute_bytes(near.w[0], near.w[1], 0x5410), permute_bytes(far.w[0], far.w[1], 0x5410)};
         const Words<2> odd = {permute_bytes(near.w[0], near.w[1], 0x7632), permute_bytes(far.w[0], far.w[1], 0x7632)};

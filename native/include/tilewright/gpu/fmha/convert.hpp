@@ -1,5 +1,5 @@
-// The last stage of the gradients: slices of dq_acc are added in their order, scaled and rounded to dq, and dbias_acc is
-// rounded to dbias.
+// The last stage of the gradients: slices of dq_acc are added in their order, scaled and rounded to dq, and dbias_acc
+// is rounded to dbias.
 //   TW_FMHA_CONVERT_DQ_KERNEL(symbol, Config)   its only parameter is tw_fmha_args; a workgroup for 64 rows of a head
 #pragma once
 #include "tilewright/gpu/fmha/backward/gradient.hpp"
@@ -56,7 +56,7 @@ struct FmhaConvert {
     }
   }
 
-  // What stands at place c of row i.
+  // Stores the element at place c of row i.
   TW_DEVICE static void store(const tw_fmha_args& args, const FmhaItem& item, int64_t b, int h, int i, int c,
                               const float (&sum)[4]) {
     const tw_fmha_tensor& to = args.dq;

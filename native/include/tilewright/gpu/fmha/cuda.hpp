@@ -1,4 +1,4 @@
-// What kernels of attention on mma.sync want of a device beyond platform.hpp.
+// Functions of a device that attention on mma.sync needs beyond gpu/cuda/platform.hpp.
 #pragma once
 #include "tilewright/gpu/platform.hpp"
 

@@ -25,7 +25,8 @@ struct FmhaRing {
   using TileV = Choose<pairs, OperandTile<V, true, columns, Config::hdim_v>,  // a line is a key
                        OperandTile<V, kAlongRows, Config::hdim_v, columns>>;
   static constexpr int slot_bytes = TileK::bytes + TileV::bytes;
-  // 96 KB on their way let two workgroups share a multiprocessor of 227 KB. (The same sum: tilewright_fmha/footprint/gpu.py.)
+  // 96 KB on their way let two workgroups share a multiprocessor of 227 KB. (The same sum:
+  // tilewright_fmha/footprint/gpu.py.)
   static constexpr int fitting = (96 << 10) / (waves * slot_bytes);
   static constexpr int stages = fitting < 2 ? 2 : fitting > 4 ? 4 : fitting;
   static constexpr int wide_bytes = widens && kAlongRows ? columns * Config::hdim_v * size_of<X> : 0;
@@ -131,7 +132,8 @@ struct FmhaDecode {
     const FmhaRows stored = {work.part, work.b,  head, key_head, group, first, min_of(Config::m0, all - first),
                              (int)ticket, skipped};
     const uint32_t states = ring_of(forward, 0);
-    Reduce{args, item, stored, forward.thread / kWave, forward.lane, forward.shared, states, Ring::bytes}.run(softmax, o);
+    Reduce{args, item, stored, forward.thread / kWave, forward.lane, forward.shared, states, Ring::bytes}
+        .run(softmax, o);
   }
 
   TW_DEVICE FmhaDecode(const Forward& forward, const FmhaItem& item, int b, int key_head)

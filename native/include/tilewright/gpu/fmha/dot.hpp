@@ -1,4 +1,4 @@
-// What comes before the gradients: delta = rowsum(do * o) of every query, and zeros in dq_acc and dbias_acc.
+// Preparation of the gradients: delta = rowsum(do * o) of every query, and zeros in dq_acc and dbias_acc.
 //   TW_FMHA_DOT_DO_O_KERNEL(symbol, Config)   its only parameter is tw_fmha_args; a workgroup for 64 rows of a head
 // A group of neighbouring lanes has a row.
 #pragma once

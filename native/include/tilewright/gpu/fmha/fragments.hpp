@@ -22,7 +22,7 @@ struct FmhaSum {
   }
 };
 
-// What a lane reads of a tile, sixteen lines by sixteen columns at a time, the first from line (k_major) or column
+// A lane's reads of a tile, sixteen lines by sixteen columns at a time, the first from line (k_major) or column
 // `first` on. Chunks of a line are permuted in groups: a step within a group turns bits of the address, and every other
 // is a constant that the instruction adds. kCount: sixteens of columns that follow each other across the lines.
 template <class Tile, bool kIsA, int kCount>

@@ -1,6 +1,6 @@
-// Rows of queries, keys and values from global to shared memory. A tile's chunk is 16 bytes of what is multiplied; where
-// its elements are neighbours and aligned it is one read (or an asynchronous copy), else one for each element. What does
-// not exist is zero.
+// Rows of queries, keys and values from global to shared memory. A tile's chunk is 16 bytes of what is multiplied;
+// where its elements are neighbours and aligned it is one read (or an asynchronous copy), else one for each element.
+// What does not exist is zero.
 #pragma once
 #include "tilewright/gpu/fmha/params.hpp"
 
@@ -183,7 +183,7 @@ struct FmhaSource {
   int64_t row_bytes;
   bool aligned;  // chunks of 16 bytes of a row can be copied as they are
 
-  // Of a row: from one chunk of 16 bytes to the next.
+  // Distance within a row: from one chunk of 16 bytes to the next.
   TW_DEVICE int64_t chunk_bytes() const { return vectorized && !kValues ? tensor.chunk * size_of<E> : 16; }
 
   TW_DEVICE FmhaSource(const tw_fmha_tensor& tensor, const FmhaItem& item, int64_t head, int64_t hdim, uint32_t pages)

@@ -1,5 +1,5 @@
-// What the attention kernels share: types of products, tiles and atoms, and how what was wrong with lengths and tables
-// is told. See core/args/fmha.h for the only parameter.
+// Parts shared by the attention kernels: types of products, tiles and atoms, and how faults of lengths and tables
+// are reported. See core/args/fmha.h for the only parameter.
 #pragma once
 #include "tilewright/core/philox.hpp"
 #include "tilewright/gpu/blocks/atoms.hpp"
@@ -13,8 +13,8 @@ namespace tw::gpu {
 constexpr float kLog2E = 1.44269504088896341f, kLn2 = 0.693147180559945309f;
 TW_DEVICE float minus_infinity() { return float_of(0xff800000u); }
 
-// What a matrix unit multiplies: 8-bit floats are widened, exactly, on their way to shared memory, so that probabilities
-// keep more than three bits. gfx90a takes subnormal fp16 values for zero.
+// The operand type of the matrix unit: 8-bit floats are widened, exactly, on their way to shared memory, so that
+// probabilities keep more than three bits. gfx90a takes subnormal fp16 values for zero.
 template <class Q>
 struct FmhaProduct {
   using type = Q;
@@ -85,8 +85,8 @@ struct FmhaAtoms {
   using Atom = typename AtomOf<A, B, kRows, kColumns, simt>::type;
 };
 
-// All lanes of a wave take part in an instruction of the matrix unit. Not every compiler knows that of WMMA: what only some
-// lanes use, it would compute in these lanes alone.
+// All lanes of a wave take part in an instruction of the matrix unit. Not every compiler knows that of WMMA: what only
+// some lanes use, it would compute in these lanes alone.
 template <class Atom>
 TW_DEVICE void fmha_settle(Atom&) {}
 #if defined(__HIP__)
@@ -103,7 +103,7 @@ TW_DEVICE void fmha_settle(MatrixAtom<TileA, TileB, kM, kN, kTileM, kTileN, kTil
 template <class Atom, class TileA>
 TW_DEVICE void fmha_multiply(Atom& atom, uint32_t a, uint32_t b, int m0, int n0, int lane) {
   constexpr int kSteps = TileA::depth / Atom::depth;
-  // What is left of an odd number of steps would make compilers unroll all of them, with all their operands at once.
+  // The remainder of an odd number of steps would make compilers unroll all of them, with all their operands at once.
   TW_UNROLL_BY(Atom::depth <= 4 || kSteps % 2 != 0 ? 1 : 2)
   for (int kk = 0; kk < kSteps; kk++) {
     typename Atom::Fragments f;
@@ -206,8 +206,8 @@ constexpr bool fmha_runs_move() {
   return true;
 }
 
-// The atom's results, rows whole: slot s begins at to[s] (null: there is no such row), of which `hdim` elements exist, a
-// multiple of 8, `step` elements apart. What can be stored as runs is asked once, not for every run.
+// The atom's results, rows whole: slot s begins at to[s] (null: there is no such row), of which `hdim` elements exist,
+// a multiple of 8, `step` elements apart. What can be stored as runs is asked once, not for every run.
 template <class E, class Atom>
 TW_DEVICE void fmha_store_results(Atom& atom, char* const (&to)[Atom::slots], int lane, int hdim, int64_t step) {
   constexpr int kRun = Atom::run, kBytes = kRun * size_of<E>, kVector = kBytes < 16 ? kBytes : 16;

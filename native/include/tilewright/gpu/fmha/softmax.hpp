@@ -1,12 +1,13 @@
 // Online softmax of one block of scores, in the registers of the atom that computed them: features, mask, maxima,
-// exponentials, sums, dropout. Scores are kept in log2: t = scale * log2(e) * s + ..., p = 2^(t - m), m the row's maximum
-// so far. A lane keeps the sum over its own columns; the lanes of a row add theirs at the end.
+// exponentials, sums, dropout. Scores are kept in log2: t = scale * log2(e) * s + ..., p = 2^(t - m), m the row's
+// maximum so far. A lane keeps the sum over its own columns; the lanes of a row add theirs at the end.
 #pragma once
 #include "tilewright/gpu/fmha/params.hpp"
 
 namespace tw::gpu {
 
-// 2^x - 1 over 2^x + 1 of x = 2 y log2(e), to 2^-22 of 1; of small y, as a large cap makes them, a series, to as much of y.
+// 2^x - 1 over 2^x + 1 of x = 2 y log2(e), to 2^-22 of 1; of small y, as a large cap makes them, a series, to as much
+// of y.
 TW_DEVICE float fmha_tanh(float y) {
   const float z = y * y, small = y + y * z * (-1.0f / 3 + z * (2.0f / 15 - z * (17.0f / 315)));
   const float large = 1.0f - 2.0f * reciprocal(exp2(y * (2.0f * kLog2E)) + 1.0f);
@@ -84,7 +85,7 @@ struct FmhaSoftmax {
     return (args.right < 0 || c0 + n0 <= top + args.right + 1) && (args.left < 0 || c0 >= low - args.left);
   }
 
-  // What row i sees (fmha_visible): columns of [0, sinks) and [first, last).
+  // Columns that row i sees (fmha_visible): those of [0, sinks) and [first, last).
   struct Seen {
     int first, last, sinks;
     // Without short circuits: LLVM 22.1 makes wrong code of those for AMD GPUs (docs/kernels-amd.md).
@@ -254,7 +255,7 @@ struct FmhaSoftmax {
     return (place & 4 ? high : low) >> ((place & 1) * 16 + (j & 1) * 8) & 255u;
   }
 
-  // What results are multiplied by besides 1 / l.
+  // The factor of results besides 1 / l.
   TW_DEVICE static float result_factor(const tw_fmha_args& args, int b, int key_head) {
     float all = 1.0f;
     if constexpr (Config::dropout) all *= (float)args.keep_scale;

@@ -19,7 +19,7 @@ struct FmhaRows {
   bool skipped;
 };
 
-// What part `part` of the keys has of the columns that rows [r0, r1) may see: whole blocks, as many as other parts
+// Columns of part `part` of the keys that rows [r0, r1) may see: whole blocks, as many as other parts
 // have, or one more. Sink columns belong to part 0.
 template <class Config>
 TW_DEVICE FmhaRange fmha_part(const tw_fmha_args& args, const FmhaItem& item, int part, int64_t r0, int64_t r1) {
@@ -50,7 +50,7 @@ struct FmhaSplitKvReduce {
   using Softmax = typename Forward::Softmax;
   using O = typename Config::O;
   static constexpr int waves = Forward::waves, hdim = Config::hdim_v;
-  // What a wave has, in its own part of shared memory: rows of results, padded so that the eight which lanes write at
+  // A wave's state, in its own part of shared memory: rows of results, padded so that the eight which lanes write at
   // once stand in different banks, then a maximum and a sum of each row.
   static constexpr int row_bytes = (hdim + 8) * 4, stats_at = Config::m0 * row_bytes;
   static constexpr int state_bytes = stats_at + Config::m0 * 8;

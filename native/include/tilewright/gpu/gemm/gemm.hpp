@@ -52,7 +52,7 @@ struct Gemm {
   static constexpr int work_bytes = max_of(Loop::bytes, shuffles ? waves * strip_bytes : 0);
   static constexpr int shared_bytes = work_bytes + Loop::flag_bytes;
 
-  // What keeps registers busy besides the product: where the work comes from and where its results go.
+  // Registers are needed besides the product's: where the work comes from and where its results go.
   static constexpr bool is_simple = Finish::plain && !Config::grouped && !Config::persistent && Config::split_k == 1;
   static constexpr int min_blocks = is_simple && Loop::suits_two ? 2 : 1;
 

@@ -31,7 +31,7 @@ template <class Tile, int kThreads>
 struct RegisterLoader;
 #endif
 
-// What the operands of a product are: matrices. (Convolutions gather one of them from an image: see
+// Operands of a product: matrices. (Convolutions gather one of them from an image: see
 // gpu/conv/implicit_gemm.hpp.)
 struct MatrixSources {
   static constexpr bool any_alignment = true;  // which every workgroup finds out for its own task
@@ -82,7 +82,7 @@ struct PortableLoop {
   static constexpr int fragments_ahead = is_simt || is_tight ? 0 : 1;
   // Workgroups that a multiprocessor should have room for: two where the registers suffice, measured to pay.
   static constexpr bool suits_two = is_simt && is_async && Atom::depth == 1 && Atom::count <= 64 && threads <= 256;
-  // Whether what is done for every accumulator is unrolled as a whole. Loops compile in half to three quarters of the
+  // True if the work on every accumulator is unrolled as a whole. Loops compile in half to three quarters of the
   // time; but products of matrices are up to 6 % slower with them, and they cost some registers, which two large
   // workgroups do not have. (AMD: always unrolled.)
   static constexpr bool unrolls = kCopiesWait || Sources::any_alignment || (suits_two && threads > 128);

@@ -1,6 +1,6 @@
 // The only parameter of a GEMM kernel on a GPU, passed by value. The Python side packs the same bytes
-// (tilewright_gemm/launch/geometry.py, kernel_args.py): a launch head of 64 bytes, then, unless the GEMM is grouped, the one task. The
-// tasks of a grouped GEMM are a table in device memory, to which launch.tasks points.
+// (tilewright_gemm/launch/geometry.py, kernel_args.py): a launch head of 64 bytes, then, unless the GEMM is grouped, the
+// one task. The tasks of a grouped GEMM are a table in device memory, to which launch.tasks points.
 #pragma once
 #include "tilewright/core/args/gemm.h"
 #include "tilewright/core/options.hpp"

@@ -52,7 +52,7 @@ struct Fiber {
   int groups_committed;
 };
 
-// What the lanes of a wave show each other.
+// Values that the lanes of a wave exchange.
 struct alignas(16) Slot {
   uint32_t words[32];
 };

@@ -1,4 +1,4 @@
-// What every Hopper block needs: addresses of shared memory, positions within a workgroup, fences, named barriers. Raw
+// Basics of every Hopper block: addresses of shared memory, positions within a workgroup, fences, named barriers. Raw
 // PTX: NVRTC alone compiles it.
 #pragma once
 #include "tilewright/core/integers.hpp"

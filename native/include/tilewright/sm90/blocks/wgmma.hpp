@@ -146,8 +146,8 @@ TW_WGMMA_NARROW(int8, int8, "s32.s8.s8", "")
 #define TW_NAMES_256 TW_NAMES_248 ", %124, %125, %126, %127"
 #define TW_REGISTERS_256(K) TW_REGISTERS_248(K), K(d[124]), K(d[125]), K(d[126]), K(d[127])
 
-// The widths N, each with the numbers that a statement's seven operands after the accumulators have: multiples of 64, of
-// 16, the two others that int8 has too, and those of floats alone.
+// The widths N, each with the numbers that a statement's seven operands after the accumulators have: multiples of
+// 64, of 16, the two others that int8 has too, and those of floats alone.
 #define TW_WIDTHS_64(X) \
   X(64, 32, 33, 34, 35, 36, 37, 38) X(128, 64, 65, 66, 67, 68, 69, 70) X(192, 96, 97, 98, 99, 100, 101, 102) \
   X(256, 128, 129, 130, 131, 132, 133, 134)

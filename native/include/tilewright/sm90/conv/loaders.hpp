@@ -1,4 +1,4 @@
-// What fills the stages of a convolution's implicit product: pixels of an image through an im2col map, and boxes of the
+// Loaders of the stages of a convolution's implicit product: pixels of an image through an im2col map, and boxes of the
 // other operand.
 #pragma once
 #include "tilewright/sm90/conv/im2col.hpp"
@@ -51,8 +51,9 @@ struct Shares {
         columns(Cluster::column_mask(rank)) {}
 };
 
-// Boxes of 64 rows or columns that a tile needs of the kTile ones from `first` on, of which there are `count`: what lies
-// beyond is not loaded, for the copy engine fills in zeros more slowly than it copies. Results of it are not stored.
+// Boxes of 64 rows or columns that a tile needs of the kTile ones from `first` on, of which there are `count`: what
+// lies beyond is not loaded, for the copy engine fills in zeros more slowly than it copies. Results of it are not
+// stored.
 template <int kTile>
 TW_SM90 int boxes_of(int first, int count) {
   const int left = (count - first + 63) / 64;

@@ -54,7 +54,7 @@ struct FmhaColumns {
     if constexpr (C::token_sinks) sinks = bound(args.sink_size);
   }
 
-  // What results are multiplied by besides 1 / l.
+  // The factor of results besides 1 / l.
   static TW_SM90 float result_factor(const tw_fmha_args& args, int b, int key_head) {
     return scaled ? gpu::fmha_scale_at(args.v_scale, b, key_head, 0) : 1.0f;
   }

@@ -41,7 +41,7 @@ struct FmhaDecode {
   static constexpr int threads = Plan::threads, resident = Plan::resident, m0 = C::m0, n0 = C::n0, tiles = Plan::tiles;
   static constexpr int value_tiles = Products::value_tiles, kPiecesWord = 4;
 
-  // What gpu/fmha/splitkv_reduce.hpp asks of a kernel.
+  // The interface of a kernel that gpu/fmha/splitkv_reduce.hpp requires.
   struct Forward {
     using Config = C;
     struct ScoreAtom {};

@@ -1,4 +1,4 @@
-// What a specialised kernel for few rows keeps where, and what its producer tells of a piece of work. See
+// Layout of shared memory of a specialised kernel for few rows, and its producer's messages. See
 // sm90/fmha/decode.hpp.
 #pragma once
 #include "tilewright/gpu/fmha/splitkv_reduce.hpp"
@@ -79,7 +79,7 @@ struct FmhaDecodeBarriers {
   }
 };
 
-// What piece `id` is. Parts of one tile follow each other.
+// Piece `id` of the work. Parts of one tile follow each other.
 template <class C>
 TW_SM90 FmhaPiece fmha_piece(const tw_fmha_args& args, int id, int& bad, int& culprit) {
   const uint32_t heads = (uint32_t)(C::pack_gqa ? args.heads_k : args.heads_q), tiles = (uint32_t)args.q_tiles;

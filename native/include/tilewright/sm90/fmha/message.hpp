@@ -1,5 +1,5 @@
-// What a producer tells consumers of attention through a slot of shared memory: the first quads of words of a struct, of
-// which `count` is the first word.
+// Messages of a producer to consumers of attention through a slot of shared memory: the first quads of words of a
+// struct, of which `count` is the first word.
 #pragma once
 #include "tilewright/sm90/blocks/base.hpp"
 

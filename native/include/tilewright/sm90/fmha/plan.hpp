@@ -1,4 +1,4 @@
-// What a specialised attention kernel keeps where, which tile comes next, and which keys a tile reads. See
+// Layout of shared memory of a specialised attention kernel, the order of tiles, and the keys that a tile reads. See
 // sm90/fmha/forward.hpp.
 #pragma once
 #include "tilewright/gpu/fmha/params.hpp"

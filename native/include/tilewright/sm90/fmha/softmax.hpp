@@ -49,7 +49,7 @@ struct FmhaRows {
       }
   }
 
-  // Of the block's columns, counted from the thread's first one, a row sees those in [first, last) and below `sinks`.
+  // A row sees those of the block's columns, counted from the thread's first one, in [first, last) and below `sinks`.
   TW_SM90 void hide(float (&s)[scores], int c0) const {
     const int column = c0 + (threadIdx.x & 3) * 2;
     int sinks = 0;

@@ -148,8 +148,8 @@ struct Accumulators {
   static TW_SM90 void send(uint32_t base, uint32_t barrier) {
     send_chunk<q>(Index<size(q)>{}, base, barrier);
   }
-  // What was left of chunk q, from device memory that other multiprocessors write or from shared memory, on its way
-  // into taken chunk kAt; and its addition.
+  // Loads what was left of chunk q, from device memory that other multiprocessors write or from shared memory, on its
+  // way into taken chunk kAt; and its addition.
   template <int q, int kAt>
   static TW_SM90 void take(const char* base) {
     take_chunk<q, kAt>(Index<size(q)>{}, base);
@@ -273,7 +273,7 @@ struct Accumulators {
 // The sums of a GEMM's consumer: a set for each repeat; with promotion as many again, into which the tensor cores add.
 constexpr int kTakenChunks = 4;  // where parts of tiles are added up: so many are on their way at once
 template <class Plan>
-using AccumulatorsOf = Accumulators<typename Plan::Accumulator, Plan::repeats*(Plan::promote ? 2 : 1), Plan::columns / 2,
-                    (Plan::partial || Plan::cluster_k > 1) ? kTakenChunks : 0>;
+using AccumulatorsOf = Accumulators<typename Plan::Accumulator, Plan::repeats*(Plan::promote ? 2 : 1),
+                                    Plan::columns / 2, (Plan::partial || Plan::cluster_k > 1) ? kTakenChunks : 0>;
 
 }  // namespace tw::sm90

@@ -30,10 +30,10 @@ struct Elements {
   // All other operands D are applied to a whole chunk at once: compilers take long over a choice of ways to read for
   // each pair of elements.
   static constexpr bool kByChunk = !Plan::swap && Config::D::size > 0 && !kOneD;
-  // Whether the steps between scaling and conversion are stated here, with all operands at hand.
+  // True if the steps between scaling and conversion are stated here, with all operands at hand.
   static constexpr bool kAtHand = kOneD || kByChunk || (Config::D::size == 0 && !Epilogue::plain && !Plan::swap);
 
-  // What the next chunks take. Rows of fragments: two halves, h * 8.
+  // Operands of the next chunks. Rows of fragments: two halves, h * 8.
   struct Ahead {
     uint32_t d[kAhead][2][4];  // by chunk, half, block
     gpu::Columns<2> columns[4];
@@ -74,7 +74,7 @@ struct Elements {
 
   // ---- from memory ----
 
-  // What the columns of a chunk have in common: by vectors where all are there and lie side by side.
+  // Loads the operands of a chunk's columns: by vectors where all are there and lie side by side.
   TW_SM90 void load_columns(Ahead& ahead, int q) const {
     const int first = column + q % kChunks * 32;
     if (!kColumnsVary || (columns_whole && first + 32 <= n)) {
@@ -126,7 +126,7 @@ struct Elements {
     }
     return y;
   }
-  // What stays for all chunks of 64 rows (with transpose_c: columns).
+  // Loads the operands of all chunks of 64 rows (with transpose_c: columns).
   TW_SM90 void load_rows(Ahead& ahead, int r) const {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -305,7 +305,7 @@ struct Elements {
              (uint32_t)(uint16_t)single(x[at + 1], columns, i + 1, j).get(0) << 16;
   }
 
-  // Whether a 64 x N piece has block b: the last chunk may be of fewer than four.
+  // True if a 64 x N piece has block b: the last chunk may be of fewer than four.
   static TW_SM90 bool has(int b) { return kBlocks % 4 == 0 || b < kBlocks; }
   TW_SM90 int inside(int i) const { return i < m ? i : m - 1; }
   TW_SM90 int row_of(int r, int h) const { return row + r * 64 + warp * 16 + lane / 4 + h * 8; }

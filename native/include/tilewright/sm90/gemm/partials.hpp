@@ -49,7 +49,8 @@ TW_SM90 void add_partials(const SlotOf& slot_of, int parts, int thread) {
 template <class Plan>
 TW_SM90 void send_sums(uint32_t slot, uint32_t barrier, int thread) {
   const uint32_t to = shared_address_in(slot, 0) + thread * 16, at_barrier = shared_address_in(barrier, 0);
-  for_each_index<0, kAccumulatorChunks<Plan>>([&](auto q) { AccumulatorsOf<Plan>::template send<q.value>(to, at_barrier); });
+  for_each_index<0, kAccumulatorChunks<Plan>>(
+      [&](auto q) { AccumulatorsOf<Plan>::template send<q.value>(to, at_barrier); });
 }
 template <class Plan>
 TW_SM90 void gather_sums(uint32_t slots, int slot_bytes, int count, uint32_t barrier, int thread) {

@@ -1,4 +1,4 @@
-// What follows from a GEMM's configuration at compile time: roles, shapes, the layout of shared memory.
+// Constants that follow from a GEMM's configuration: roles, shapes, the layout of shared memory.
 //
 // The kernel multiplies X (64-row pieces, the wgmma's M) by Y (its N). Ordinarily X = A and Y = B; with transpose_c X =
 // B and Y = A, so that C^T is computed and a small m costs little.

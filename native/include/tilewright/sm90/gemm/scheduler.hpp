@@ -31,7 +31,7 @@ struct Extent {
   TW_SM90 int tiles() const { return rows * columns * batch; }
 };
 
-// What a workgroup does next.
+// A workgroup's next piece of work.
 struct Work {
   int task = 0;
   int tile_m, tile_n, batch;  // this workgroup's tile, in tiles

@@ -42,7 +42,7 @@ struct DepthwiseLast {
   static_assert(sizeof(Line) * kRows <= kLineTableBytes, "what member_bytes counts");
   Line* lines;
 
-  // What all problems of a launch compute; they differ in their phases only.
+  // Computes all problems of a launch; they differ in their phases only.
   static void run(const tw_conv_args& args, char* weights, char* own, Crew& crew) {
     int64_t height = 0, depth = 0, images = 0;
     for (int64_t i = 0; i < args.count; i++) {
@@ -231,7 +231,7 @@ struct DepthwiseLast {
     }
   }
 
-  // Whether the pixels of a line that its taps meet fit into registers beside all sums.
+  // True if the pixels of a line that its taps meet fit into registers beside all sums.
   template <int kT, int kS>
   static constexpr bool keeps = kRows > 1 && kS == 1 && kT > 0;
 

@@ -1,4 +1,4 @@
-// What a depthwise convolution keeps of the image, and the scratch memory that this takes
+// Lines of the image that a depthwise convolution keeps, and the scratch memory that they take
 // (cpu/conv/depthwise/depthwise.hpp). The Python mirror of the formula is tilewright_grouped_conv/footprint/cpu.py.
 //
 // Workspace, in bytes, every part a multiple of 64, maxima over problems:
@@ -50,7 +50,7 @@ struct DepthwiseView {
     return round_up(first ? 4 * kept() * (step * line_part() + 2) : kLineTableBytes * lines(), 64);
   }
   TW_INLINE int64_t weight_bytes() const { return 4 * taps() * round_up(max_of(p.gemm.batch, 0), 16); }
-  // What a line of taps meets for a pixel at (d, h), and whether that lies in the image.
+  // The line of the image that a line of taps meets for a pixel at (d, h); false if it lies outside of the image.
   TW_INLINE bool line_at(int64_t line, int64_t at_d, int64_t at_h, int64_t& plane, int64_t& row) const {
     plane = d->origin + at_d * d->row_step + line / h->taps * d->tap_step;
     row = h->origin + at_h * h->row_step + line % h->taps * h->tap_step;

@@ -21,7 +21,7 @@ struct DepthwiseWeight {
   static constexpr int kLines = pairs ? 2 : 1;  // of the gradient, at a time
   static constexpr int64_t kChain = 448;        // pixels, at most, that are summed before sums are put aside
 
-  // What may be computed here, if all channels of two vectors exist.
+  // Problems that this kernel computes, if all channels of two vectors exist.
   static bool suits(const tw_conv_problem& p) {
     return TW_VECTOR_BYTES == 64 && p.axes[1].taps == 3 && p.axes[2].taps == 3 && p.groups >= 2 * L;
   }

@@ -132,7 +132,7 @@ struct DirectConv {
       const char* places[kMostLines];  // outside the image
     };
 
-    // What is summed at a time: lines of taps, and of each line of each of its runs some words.
+    // A stretch of one sum: lines of taps, and of each line of each of its runs some words.
     struct Stretch {
       int64_t line, end;
       int64_t word, words;
@@ -198,7 +198,7 @@ struct DirectConv {
       return &Loop::template sum_spread<6, 4>;
     }
 
-    // What makes a chain: some whole lines of taps, or equal parts of one.
+    // Cuts sums into chains: some whole lines of taps, or equal parts of one.
     TW_INLINE void cut_chains(Tile& tile, bool tapped) const {
       tile.lines = min_of(max_of(v.lines(), 1), kMostLines), tile.words = max_of(tapped ? v.words : v.run_words, 1);
       if constexpr (chains) {

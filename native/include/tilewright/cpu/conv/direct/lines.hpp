@@ -1,4 +1,4 @@
-// What kernels without a product share: results are finished line by line, wherever the line lies.
+// Parts shared by kernels without a product: results are finished line by line, wherever the line lies.
 #pragma once
 #include "tilewright/cpu/conv/entries.hpp"
 #include "tilewright/cpu/conv/output.hpp"
@@ -48,7 +48,7 @@ struct ChannelOperands {
   }
   ChannelOperands(const ChannelOperands&) = delete;
 
-  // Whether that is so for operands of groups with several channels.
+  // True if that is so for operands of groups with several channels.
   static bool suits(const tw_conv_problem& p, int64_t channels) {
     bool suits = p.row_g == channels && (channels == 1 || p.row_c == 1);
     if constexpr (BiasType<typename Config::Bias>::present) suits = suits && follows(p.gemm.bias, channels);

@@ -54,7 +54,7 @@ struct DirectPlan {
   constexpr DirectPlan(const tw_conv_problem& p, int64_t slices)
       : groups(p.groups), x_channels(p.channels), dy_channels(p.gemm.m) {
     const tw_conv_axis* const axes = p.axes;
-    // Of equals x is the wide one: what is narrow is spread, and a stride leaves fewer pixels of dy.
+    // Between equals x is the wide one: what is narrow is spread, and a stride leaves fewer pixels of dy.
     x_is_wide = !depthwise && x_channels >= dy_channels;
     wide = x_is_wide ? x_channels : dy_channels, narrow = x_is_wide ? dy_channels : x_channels;
     block_groups = across ? 1 : L / wide;

@@ -1,4 +1,4 @@
-// What becomes of the sums of a convolution without a product (cpu/conv/direct/conv.hpp): stored as they are, if
+// Results of a convolution without a product (cpu/conv/direct/conv.hpp): its sums are stored as they are, if
 // nothing else is wanted, or by the epilogue.
 #pragma once
 #include "tilewright/cpu/conv/direct/view.hpp"

@@ -32,7 +32,7 @@ TW_INLINE u32v pick_lanes(u32v x, i32v index) {
 #endif
 }
 
-// What elements are kept as: fp32, or 16 bits of which two make a group.
+// Type in which elements are kept: fp32, or 16 bits of which two make a group.
 template <class A, class B>
 struct KeptFor {
   static constexpr bool integers = is_same<A, int8>;
@@ -110,7 +110,7 @@ struct DirectView {
   TW_INLINE int64_t member_bytes() const { return round_up(8 * kept(), 64) + kept() * line_bytes(); }
   TW_INLINE int64_t line_words() const { return runs * run_words; }
   TW_INLINE int64_t block_words() const { return lines() * line_words() * lanes; }
-  // What a line of taps meets for a pixel at (d, h), and whether that lies in the image.
+  // The line of the image that a line of taps meets for a pixel at (d, h); false if it lies outside of the image.
   TW_INLINE bool line_at(int64_t line, int64_t at_d, int64_t at_h, int64_t& plane, int64_t& row) const {
     plane = d->origin + at_d * d->row_step + line / h->taps * d->tap_step;
     row = h->origin + at_h * h->row_step + line % h->taps * h->tap_step;

@@ -1,11 +1,11 @@
 // The gradients of q, k and v, from what forward stored (lse) and delta = rowsum(do * o), with the scores made again:
 //     P = e^(s - lse)   dP = dO V^T   dS = P * (dP - delta)   dV = P^T dO   dK = scale dS^T Q   dQ = scale dS K
-//   TW_FMHA_BACKWARD(name, Config)     name: tw_cpu_kernel with tw_fmha_args as args: dk and dv, and what convert_dq makes
-//                                      dq and dbias of
+//   TW_FMHA_BACKWARD(name, Config)     name: tw_cpu_kernel with tw_fmha_args as args: dk and dv, and what convert_dq
+//                                      makes dq and dbias of
 //   TW_FMHA_WORKSPACE(name, Config)    name_workspace: bytes of scratch that a launch with these args needs
-// The blocks of keys of a head are dealt out to args.splits slices. A piece of work is one slice of one key head (of all
-// heads, or all items, that share a gradient of the bias): it owns its rows of dk and dv and its slice of dq_acc, and
-// goes through blocks, heads and queries in order. So sums do not depend on who came first.
+// The blocks of keys of a head are dealt out to args.splits slices. A piece of work is one slice of one key head (of
+// all heads, or all items, that share a gradient of the bias): it owns its rows of dk and dv and its slice of dq_acc,
+// and goes through blocks, heads and queries in order. So sums do not depend on who came first.
 #pragma once
 #include "tilewright/cpu/fmha/backward/block.hpp"
 #include "tilewright/cpu/fmha/status.hpp"
@@ -151,7 +151,7 @@ struct FmhaBackward {
     }
   }
 
-  // What one row does to scores; columns count from the block's first.
+  // One row's statistics, mask, bias and dropout; columns count from the block's first.
   struct Row {
     float lse, delta, slope, diagonal;
     int32_t lo, hi;  // columns in [lo, hi), and those below `sink`, are visible

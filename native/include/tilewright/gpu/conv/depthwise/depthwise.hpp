@@ -55,7 +55,8 @@ struct Depthwise : DepthwiseTile<Config> {
     }
   }
 
-  TW_DEVICE static void add_any(Accumulators& sum, const tw_conv_problem& p, const Place& at, uint32_t weights, int taps) {
+  TW_DEVICE static void add_any(Accumulators& sum, const tw_conv_problem& p, const Place& at, uint32_t weights,
+                                int taps) {
     TW_NO_UNROLL
     for (int tap = 0; tap < taps; tap++) {
       const Spot t = spot_of_tap<Config::ndim>(p.axes, tap);
@@ -104,7 +105,8 @@ struct Depthwise : DepthwiseTile<Config> {
         if (at.exists && at.h + r < (int)p.axes[1].rows && at.w + s < (int)p.axes[2].rows) use(r, s);
   }
 
-  TW_DEVICE static void store(const Accumulators& sum, const tw_conv_problem& p, const tw_gemm_operand* d, const Place& at) {
+  TW_DEVICE static void store(const Accumulators& sum, const tw_conv_problem& p, const tw_gemm_operand* d,
+                              const Place& at) {
     if constexpr (Config::channels_first) {
       static_assert(Config::D::size == 0, "depthwise, channels-first: no D operands");
       using Rows = OffsetRows<Config>;

@@ -83,12 +83,13 @@ struct GroupConv : DepthwiseTile<Config> {
       }
     }
   }
-  // Whether a row of the tile begins so many pixels down.
+  // True if a row of the tile begins so many pixels down.
   static constexpr bool meets(int down) {
     return down >= 0 && down % Tile::row_h == 0 && down / Tile::row_h < rows;
   }
 
-  TW_DEVICE static void add_any(Accumulators& sum, const tw_conv_problem& p, const Place& at, uint32_t weights, int taps) {
+  TW_DEVICE static void add_any(Accumulators& sum, const tw_conv_problem& p, const Place& at, uint32_t weights,
+                                int taps) {
     TW_NO_UNROLL
     for (int tap = 0; tap < taps; tap++) {
       const Spot t = spot_of_tap<Config::ndim>(p.axes, tap);
@@ -116,7 +117,8 @@ struct GroupConv : DepthwiseTile<Config> {
     }
   }
 
-  TW_DEVICE static void store(const Accumulators& sum, const tw_conv_problem& p, const tw_gemm_operand* d, const Place& at) {
+  TW_DEVICE static void store(const Accumulators& sum, const tw_conv_problem& p, const tw_gemm_operand* d,
+                              const Place& at) {
     const ConvRows<Config> where(p, at.group, size_of<typename Config::C>);
     const Epilogue<Config, float, ConvRows<Config>> finish(p.gemm, d, at.group, where);
     const int count = min_of((int)p.gemm.n - at.channel, outputs);

@@ -74,7 +74,7 @@ struct MergedBulk : MergedConv<Config> {
 
   // ---- weights, which lie without gaps: all taps of a channel of y, of each of which the channels of x ----
 
-  // Of the channel of the result of column lane / 4 and of gathered channels 2 * (lane % 4) and the next of every
+  // Weights of the result's channel of column lane / 4 and of gathered channels 2 * (lane % 4) and the next of every
   // block.
   TW_DEVICE static void load_weights(Weights& to, const ConvBulk& p, int block, int lane) {
     TW_UNROLL
@@ -172,7 +172,7 @@ struct MergedBulk : MergedConv<Config> {
     uint32_t packed[4];
     TW_UNROLL
     for (int half = 0; half < 2; half++) {
-      // What does not exist is finished as its neighbour, and not stored.
+      // Elements outside of the result are finished as their neighbours, and not stored.
       const int h = min_of(y.h + row + half * units, y.height - 1), w = min_of(y.w + lane / 4, y.width - 1);
       TW_UNROLL
       for (int b = 0; b < 2; b++) {
@@ -211,7 +211,7 @@ struct MergedBulk : MergedConv<Config> {
     const int line = divide(tile, p.by_across), n = divide(line, p.by_down);
     return {n, (line - n * (int)p.down) * rows, (tile - line * (int)p.across) * Tile::run};
   }
-  // What the engine is asked for by one thread.
+  // Requests that one thread makes of the copy engine.
   TW_DEVICE static void load(const ConvBulk& p, uint32_t images, uint32_t barriers, int stage, int channel,
                              const Place& at) {
     const uint32_t barrier = barriers + stage * 8;

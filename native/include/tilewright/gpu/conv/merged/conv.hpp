@@ -44,7 +44,7 @@ struct MergedConv : MergedTile<Config> {
   };
   // Forward, the weights of a tap lie side by side.
   static constexpr bool in_pairs = !Tile::is_backward && each > 1;
-  // Of output channel lane / 4 and input channels 2 * (lane % 4), 2 * (lane % 4) + 1 of every block.
+  // Weights of output channel lane / 4 and input channels 2 * (lane % 4), 2 * (lane % 4) + 1 of every block.
   TW_DEVICE static void load_weights(Weights& to, const tw_conv_problem& p, int block, int lane) {
     const int step = (int)p.weight_c;
     TW_UNROLL
@@ -147,7 +147,8 @@ struct MergedConv : MergedTile<Config> {
     return y;
   }
   template <class Finish>
-  TW_DEVICE static void store(const Accumulators& sum, const Finish& finish, const Columns<2> (&columns)[pair], const Out& y,
+  TW_DEVICE static void store(const Accumulators& sum, const Finish& finish, const Columns<2> (&columns)[pair],
+                              const Out& y,
                               int row, int lane) {
     const int j = y.block * 8 + lane % 4 * 2;
     uint32_t packed[4];
@@ -156,7 +157,7 @@ struct MergedConv : MergedTile<Config> {
       const int down = wide ? 0 : half, column = y.column + (wide ? half * 8 : 0);
       const int line = y.at.h + row + down;
       const bool in = column < y.width && line < y.height;
-      // What does not exist is finished as its neighbour, and not stored.
+      // Elements outside of the result are finished as their neighbours, and not stored.
       const int i = (y.at.n * y.height + min_of(line, y.height - 1)) * y.width + (column < y.width ? column : y.at.w);
       TW_UNROLL
       for (int b = 0; b < pair; b++) {

@@ -39,7 +39,7 @@ struct MergedLanes : MergedConv<Config> {
 
   static constexpr bool staged = whole;
   static constexpr bool permuted = whole && !Tile::is_backward;  // whether a lane's columns are neighbours
-  // Of two blocks that begin with an even one: the channel of a column.
+  // The channel of a column of two blocks that begin with an even one.
   TW_DEVICE static int channel_in(int b, int column) {
     return permuted ? column / 2 * 4 + b % 2 * 2 + column % 2 : b % 2 * 8 + column;
   }
@@ -67,7 +67,7 @@ struct MergedLanes : MergedConv<Config> {
       }
     }
   }
-  // What load_weights has of blocks `inside` and on of the tile.
+  // The result of load_weights for blocks `inside` and on of the tile.
   TW_DEVICE static void read_weights(Weights& to, uint32_t from, int inside, int lane) {
     constexpr int kTotal = taps * words;
     const int own_word = lane / 8 % words, own_tap = lane / 8 / words;
@@ -87,7 +87,7 @@ struct MergedLanes : MergedConv<Config> {
     }
   }
 
-  // Of smaller groups, forward, a tile's weights mostly lie in memory without a gap, tap by tap: they are copied as
+  // Weights of a tile of smaller groups, forward, mostly lie in memory without a gap, tap by tap: they are copied as
   // they lie.
   static constexpr bool copies = !whole && !Tile::is_backward;
   static constexpr int line_elements = taps * each, word_bytes = Tile::channel_tile * line_elements * size_of<E>;
@@ -130,13 +130,13 @@ struct MergedLanes : MergedConv<Config> {
     if (are_packed(p)) copy_packed(to, p, channel, thread);
     else gather_packed(to, p, channel, thread);
   }
-  // Of the output channel of column lane / 4 and of input channels 2 * (lane % 4) and the next of every block.
+  // Weights of the output channel of column lane / 4 and of input channels 2 * (lane % 4) and the next of every block.
   TW_DEVICE static void read_packed(Weights& to, uint32_t from, int inside, int lane) {
     const int output = lane / 4, input = lane % 4 * 2;
     const bool meets = each == 1 ? input == output - output % 2 : input / each == output / each;
     TW_UNROLL
     for (int own = 0; own < own_blocks; own++) {
-      // Of channels by themselves two taps are a word; those of a channel may begin with its second half.
+      // Two taps of channels by themselves are a word; those of a channel may begin with its second half.
       const int first = ((inside + own) * 8 + output) * line_elements;
       const uint32_t at = from + (each == 1 ? first / 2 * 4 : (first + input % each) * size_of<E>);
       if constexpr (each == 1) {
@@ -271,12 +271,13 @@ struct MergedLanes : MergedConv<Config> {
     return {odd ? other : x, odd ? y : other};
   }
   template <class Finish>
-  TW_DEVICE static void store(const Accumulators& sum, const Finish& finish, const Columns<2> (&columns)[2], const Out& y,
+  TW_DEVICE static void store(const Accumulators& sum, const Finish& finish, const Columns<2> (&columns)[2],
+                              const Out& y,
                               int row, int lane) {
     TW_UNROLL
     for (int half = 0; half < 2; half++) {
       const int line = y.at.h + row + (wide ? 0 : half), column = y.column + (wide ? half * 8 : 0);
-      // What does not exist is finished as its neighbour, and not stored.
+      // Elements outside of the result are finished as their neighbours, and not stored.
       const int i = (y.at.n * y.height + min_of(line, y.height - 1)) * y.width + (column < y.width ? column : y.at.w);
       uint32_t packed[2] = {};
       TW_UNROLL

@@ -23,7 +23,7 @@ namespace tw::gpu {
 
 constexpr int gcd_of(int a, int b) { return b == 0 ? a : gcd_of(b, a % b); }
 
-// Of numbers that are not negative, which takes half the instructions.
+// Quotient of numbers that are not negative, which takes half the instructions.
 TW_DEVICE int quotient(int n, int d) { return (int)((uint32_t)n / (uint32_t)d); }
 
 // One axis as it is compiled in: pixels are row_step apart in the image, taps tap_step.
@@ -89,8 +89,8 @@ struct MergedTile {
   static constexpr int deepest(int most) {
     return rows % most == 0 && most % unit_rows == 0 ? most : deepest(most - 1);
   }
-  // Of weights, whose sums stay in registers, fewer, and so few that waves of the same channels (two blocks each) share
-  // a tile.
+  // Fewer for the gradient of weights, whose sums stay in registers, and so few that waves of the same channels (two
+  // blocks each) share a tile.
   static constexpr bool is_weight = Config::direction == Direction::backward_weight;
   static constexpr int sharing = max_of(waves / max_of(blocks / 2, 1), 1);
   static constexpr int shared_units = max_of(rows / unit_rows / ceil_div(sharing, strips), 1);

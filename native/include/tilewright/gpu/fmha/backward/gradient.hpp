@@ -1,4 +1,4 @@
-// What gradients are made of, score by score, for every template of them: which queries see a key, P of a score, and dS
+// Terms of the gradients, score by score, for every template of them: which queries see a key, P of a score, and dS
 // of what comes back to it; and where a head's dq_acc has what belongs to a column.
 #pragma once
 #include "tilewright/gpu/fmha/dot.hpp"

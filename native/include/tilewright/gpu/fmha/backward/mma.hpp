@@ -167,8 +167,8 @@ struct FmhaBackwardMma {
       const int64_t row = item.k_first + j0;
       load<TileK>(shared, rows_of(args.k, hk, row), args.k, count, (int)args.hdim_q);
       load<TileV>(shared + v_at, rows_of(args.v, hk, row), args.v, count, (int)args.hdim_v);
-      // Of queries: what is multiplied, what comes next and is here already, and what is asked for. The first two turns
-      // only ask.
+      // Queries of a turn: those multiplied now, those already loaded for the next turn, and those requested. The first
+      // two turns only ask.
       Place now = {-1, 0}, next = now, later = {hk * group, first};
       FmhaLine lines[own_lines] = {};
       int at = 0;
