@@ -4,7 +4,6 @@ The data are JSON files under ``specs/``; adding an architecture is adding a fil
 read at import. See ``docs/adding-an-arch.md``.
 """
 
-from .attention import AttentionSpec
 from .detect import detect_cpu
 from .errors import (
     ArchError,
@@ -38,7 +37,6 @@ from .validate import schema, validate_spec
 __all__ = [
     "ArchError",
     "ArchSpec",
-    "AttentionSpec",
     "BulkCopy",
     "Caches",
     "Feature",

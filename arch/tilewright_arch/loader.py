@@ -117,7 +117,8 @@ def resolve(document: Mapping[str, object] | Path, source: str = "") -> tuple[di
     """A document with its ``include`` fragments merged in, and what to call it in errors.
 
     Fragments come from ``specs/common``; a later one overrides an earlier one, the document
-    overrides all. Where both sides hold an object, their entries are merged, one level deep.
+    overrides all. Where both sides hold an object, their entries are merged, one level deep; those of ``operations``
+    are sections, whose entries are merged in turn.
     """
     if isinstance(document, Path):
         source = source or document.name
@@ -141,8 +142,12 @@ def _merge(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str
     merged = dict(below)
     for key, value in above.items():
         base = merged.get(key)
-        both = isinstance(base, dict) and isinstance(value, dict)
-        merged[key] = {**base, **value} if both else value  # type: ignore[dict-item]
+        if not (isinstance(base, dict) and isinstance(value, dict)):
+            merged[key] = value
+        elif key == "operations":
+            merged[key] = _merge(base, value)
+        else:
+            merged[key] = {**base, **value}
     return merged
 
 

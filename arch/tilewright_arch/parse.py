@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from .attention import read_attention
 from .frozen import FrozenMap
 from .rates import read_rates
 from .reading import Fields
@@ -84,7 +83,6 @@ def parse_document(document: object, source: str) -> ArchSpec:
         rates=read_rates(spec.fields("rates"), spec.integer("lds_banks", minimum=1)) if "rates" in spec else None,
         toolchain=_toolchain(spec.fields("toolchain")),
         match=_match(spec.fields("match"), kind),
-        attention=read_attention(spec.fields("attention")) if "attention" in spec else None,
         operations=_operations(spec),
     )
     spec.finish()

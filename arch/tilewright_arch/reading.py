@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from .errors import SpecError
 
@@ -13,9 +13,9 @@ class Fields:
     """A JSON object being read. Call ``finish`` at the end: it refuses unread (unknown) keys."""
 
     def __init__(self, value: object, source: str, path: str = "") -> None:
-        if not isinstance(value, dict):
+        if not isinstance(value, Mapping):
             raise SpecError(source, path, f"must be an object, not {_kind(value)}")
-        self._value: dict[str, object] = value
+        self._value: Mapping[str, object] = value
         self.source = source
         self._path = path
         self._read: set[str] = set()
@@ -110,7 +110,7 @@ class Fields:
             yield key, self.fields(key)
 
     @property
-    def raw(self) -> dict[str, object]:
+    def raw(self) -> Mapping[str, object]:
         """The object itself, for whoever reads it elsewhere."""
         return self._value
 
@@ -142,4 +142,6 @@ def _kind(value: object) -> str:
     names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean"}
     if value is None:
         return "null"
+    if isinstance(value, Mapping):
+        return names[dict]
     return names.get(type(value), "a number")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar, cast
 
-from .attention import AttentionSpec
 from .errors import UnknownFeatureError, UnknownPipelineError
 from .frozen import FrozenMap
 from .rates import Rates
+from .reading import Fields
 
 Triple = tuple[int, int, int]
+Section = TypeVar("Section")
 TileTable = FrozenMap[str, tuple[Triple, ...]]
 _NONE: FrozenMap[Triple, str] = FrozenMap()
 
@@ -228,8 +230,20 @@ class ArchSpec:
     rates: Rates | None
     toolchain: Toolchain
     match: Match
-    attention: AttentionSpec | None
     operations: FrozenMap[str, object]
+    _sections: dict[str, object] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def section(self, operation: str, read: Callable[[Fields], Section]) -> Section | None:
+        """Section that ``operations`` has for ``operation``, as ``read`` types it; None if there is none.
+
+        It is read once; ``read`` raises ``SpecError`` for mistakes.
+        """
+        found = self._sections.get(operation, self)
+        if found is self:
+            record = self.operations.get(operation)
+            fields = None if record is None else Fields(record, f"{self.name}.json", f"operations.{operation}")
+            found = self._sections[operation] = None if fields is None else read(fields)
+        return cast("Section | None", found)
 
     @property
     def id(self) -> str:

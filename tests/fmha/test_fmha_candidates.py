@@ -22,6 +22,7 @@ from fmha_requests import (
 )
 
 from tilewright_arch import ArchSpec
+from tilewright_fmha.config.arch_section import attention_of
 from tilewright_fmha.config.tile_order import category
 from tilewright_fmha.launch.splits import choose_splits
 from tilewright_fmha.pipelines.candidates import (
@@ -78,7 +79,7 @@ def _templates() -> Iterator[None]:
 @pytest.mark.parametrize("name", REQUESTS)
 def test_candidates_are_valid_and_compute_the_problem(name: str, arch: ArchSpec) -> None:
     problem, device = _problem(name), device_of(arch, 2 if arch is CPU else 0)
-    if problem.dtype.value not in (arch.attention.dtypes if arch.attention else ()):
+    if problem.dtype.value not in (attention_of(arch).dtypes if attention_of(arch) else ()):
         pytest.skip(f"{arch.name} has no {problem.dtype}")
     found = fmha_candidates(problem, device)
     assert found and len(set(found)) == len(found) <= (MOST_CPU if arch is CPU else MOST_GPU)

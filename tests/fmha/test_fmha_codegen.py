@@ -13,6 +13,7 @@ from fmha_configs import AMD, ARCHS, CPU, NVIDIA, all_templates, valid
 import tilewright_native
 from tilewright_arch import ArchSpec
 from tilewright_fmha.codegen import NATIVE_FAMILIES, generate, product_type, render
+from tilewright_fmha.config.arch_section import attention_of
 from tilewright_fmha.config.defaults import ELEMENTWISE
 from tilewright_fmha.pipelines.sources import HEADERS
 from tilewright_fmha.vocabulary import BiasKind, Family, FmhaDType, MaskKind, Mode, Rope, VLayout
@@ -112,7 +113,7 @@ def test_words_are_those_of_the_native_side() -> None:
     assert members("FmhaMask") == {item.value for item in MaskKind}
     assert members("FmhaBias") == {item.value for item in BiasKind}
     assert members("FmhaRope") == {item.value for item in Rope}
-    pipelines = {name for arch in ARCHS.values() if arch.attention for name in arch.attention.pipelines}
+    pipelines = {name for arch in ARCHS.values() if attention_of(arch) for name in attention_of(arch).pipelines}
     assert pipelines <= members("FmhaPipeline")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fmha_configs import AMD, ARCHS, CPU, NEW_AMD, NVIDIA, RDNA, all_templates, valid
 
-from tilewright_arch import ArchSpec
+from tilewright_arch import ArchSpec, FrozenMap
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.pipelines.rulebook import RULES, WARNINGS, warnings_of
 from tilewright_fmha.vocabulary import (
@@ -216,7 +216,7 @@ def test_the_preferred_cut_of_every_family_is_valid(arch: ArchSpec, family: Fami
 def test_an_arch_without_attention_has_no_kernels() -> None:
     import dataclasses
 
-    bare = dataclasses.replace(CPU, attention=None)
+    bare = dataclasses.replace(CPU, operations=FrozenMap())
     assert [item.rule for item in RULES.check(valid(CPU), bare)] == ["arch_known"]
 
 

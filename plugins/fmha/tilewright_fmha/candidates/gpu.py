@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tilewright_arch import ArchSpec
+from tilewright_fmha.config.arch_section import attention_of
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.judging import replaced
 from tilewright_fmha.footprint.backward_partition import gradient_waves, on_mma
@@ -19,12 +20,12 @@ Triple = tuple[int, int, int]
 
 
 def _warps(config: FmhaConfig, arch: ArchSpec) -> tuple[Triple, ...]:
-    spec = arch.attention
+    spec = attention_of(arch)
     return spec.warp_tiles.get(config.dtype.value, ()) if spec else ()
 
 
 def _tiles(config: FmhaConfig, arch: ArchSpec) -> tuple[tuple[int, ...], ...]:
-    spec = arch.attention
+    spec = attention_of(arch)
     if spec is None:
         return ()
     table = spec.backward_tiles if config.family is Family.DQ_DK_DV else spec.tiles
@@ -33,7 +34,7 @@ def _tiles(config: FmhaConfig, arch: ArchSpec) -> tuple[tuple[int, ...], ...]:
 
 def row_cuts(config: FmhaConfig, arch: ArchSpec, pipeline: str) -> Iterator[Mapping[str, Any]]:
     """Waves share out rows."""
-    warps, spec = _warps(config, arch), arch.attention
+    warps, spec = _warps(config, arch), attention_of(arch)
     waves = sorted(spec.waves if spec else (4,), key=lambda count: (abs(count - 4), count))
     for tile in _tiles(config, arch):
         for warp in warps:

@@ -8,7 +8,8 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
-from tilewright_arch import ArchSpec, AttentionSpec
+from tilewright_arch import ArchSpec
+from tilewright_fmha.config.arch_section import AttentionSpec, attention_of
 from tilewright_fmha.config.config import FmhaConfig, config_of
 from tilewright_fmha.vocabulary import Family, FmhaDType
 from tilewright_kit.types.dtypes import DType
@@ -47,8 +48,9 @@ _PAIRS = (DType.BF16, DType.FP8, DType.BF8)
 
 
 def spec_of(arch: ArchSpec) -> AttentionSpec:
-    """The arch's block of attention. Raises ``UnsupportedError`` if it has none."""
-    if arch.attention is None:
+    """Section of the arch for attention. Raises ``UnsupportedError`` if it has none."""
+    spec = attention_of(arch)
+    if spec is None:
         raise UnsupportedError(
             f"{arch.id} has no kernels of attention",
             field="arch",
@@ -56,7 +58,7 @@ def spec_of(arch: ArchSpec) -> AttentionSpec:
             rule="arch_known",
             fix="use another device",
         )
-    return arch.attention
+    return spec
 
 
 @cache

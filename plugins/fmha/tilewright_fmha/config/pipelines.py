@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tilewright_arch import ArchSpec
+from tilewright_fmha.config.arch_section import attention_of
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.vocabulary import Family
 
@@ -35,7 +36,8 @@ def is_specialised(config: FmhaConfig) -> bool:
 
 def offers_specialised(arch: ArchSpec) -> bool:
     """True for archs that have the warp-specialised pipeline."""
-    return arch.attention is not None and SPECIALISED in arch.attention.pipelines
+    spec = attention_of(arch)
+    return spec is not None and SPECIALISED in spec.pipelines
 
 
 def family_pipelines(family: Family, arch: ArchSpec) -> tuple[str, ...]:
@@ -43,6 +45,6 @@ def family_pipelines(family: Family, arch: ArchSpec) -> tuple[str, ...]:
     (Batch prefill had one pipeline there. Large heads leave no room for two tiles of keys on their way, so ``qr`` is
     another.)
     """
-    spec = arch.attention
+    spec = attention_of(arch)
     offered = spec.pipelines if spec else ()
     return tuple(name for name in _PIPELINES[family] if name in offered) or ("qr",)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tilewright_fmha.candidates.applicability import families_of, signature_mismatches
+from tilewright_fmha.config.arch_section import attention_of
 from tilewright_fmha.config.config import FmhaConfig, config_of
 from tilewright_fmha.config.defaults import cpu_algorithm, cpu_register_tiles, spec_of
 from tilewright_fmha.config.pipelines import family_pipelines
@@ -124,7 +125,7 @@ def _gpu_algorithms(problem: FmhaProblem, device: DeviceInfo) -> Iterator[FmhaCo
     general = list(_valid_cuts(problem, problem.family, device))
     yield from general
     if problem.paging is not None and general:
-        page, spec = problem.paging.page_size, device.arch.attention
+        page, spec = problem.paging.page_size, attention_of(device.arch)
         sizes = spec.page_sizes if spec else ()
         yield from (config.replace(page_size=page) for config in general[:2] if page in sizes)
         yield general[-1]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tilewright_arch import ArchSpec
+from tilewright_fmha.config.arch_section import attention_of
 from tilewright_fmha.config.config import FmhaConfig, config_of
 from tilewright_fmha.config.defaults import cpu_algorithm, cpu_register_tiles
 from tilewright_fmha.config.pipelines import family_pipelines
@@ -20,7 +21,7 @@ _SHAPES = ("tile", "wave", "warp_tile")
 
 def offered(field: str, arch: ArchSpec, partial: Mapping[str, Any]) -> Iterable[Any] | None:
     """Values for a field, given those that are known. None: flags and enumerations take all their values."""
-    spec = arch.attention
+    spec = attention_of(arch)
     if spec is None:
         return ()
     if field == "dtype":

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright_arch import ArchSpec
+from tilewright_fmha.config.arch_section import attention_of
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.problem.problem import FmhaProblem
 from tilewright_fmha.vocabulary import Family
@@ -61,5 +62,6 @@ class Pipeline:
 
     def drives(self, arch: ArchSpec) -> bool:
         """True if it has a template of one of the arch's pipelines."""
-        offered = arch.attention.pipelines if arch.attention else ()
+        spec = attention_of(arch)
+        offered = spec.pipelines if spec else ()
         return any(kind == arch.kind and name in offered for kind, name, _ in self.templates)

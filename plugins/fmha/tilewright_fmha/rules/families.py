@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tilewright_arch import ArchSpec
+from tilewright_fmha.config.arch_section import attention_of
 from tilewright_fmha.config.config import ADVICE_FIELDS, SIGNATURE_FIELDS, FmhaConfig
 from tilewright_fmha.config.defaults import ELEMENTWISE, default_of
 from tilewright_fmha.config.judging import is_well_formed, must_be, plain, replaced
@@ -110,7 +111,7 @@ def combine_form(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     """Parts are combined in columns of the arch's width, which divides the heads of v; so do kernels whose parts they
     are.
     """
-    spec = arch.attention
+    spec = attention_of(arch)
     if spec is None or config.family not in (Family.COMBINE, Family.SPLITKV):
         return
     columns = spec.combine_columns

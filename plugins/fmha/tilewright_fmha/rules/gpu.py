@@ -10,6 +10,7 @@ from functools import wraps
 from typing import Any
 
 from tilewright_arch import ArchSpec
+from tilewright_fmha.config.arch_section import attention_of
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.defaults import ELEMENTWISE
 from tilewright_fmha.config.judging import is_well_formed, must_be, replaced
@@ -33,7 +34,7 @@ def of_products(rule: Rule) -> Rule:
 
     @wraps(rule)
     def judged(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
-        if arch.kind != "cpu" and config.family not in ELEMENTWISE and is_well_formed(config) and arch.attention:
+        if arch.kind != "cpu" and config.family not in ELEMENTWISE and is_well_formed(config) and attention_of(arch):
             yield from rule(config, arch)
 
     return judged
@@ -50,7 +51,7 @@ def is_async(config: FmhaConfig) -> bool:
 
 def tiles_for(config: FmhaConfig, arch: ArchSpec) -> tuple[tuple[int, ...], ...]:
     """Cuts of the arch that are worth trying for the heads of ``config``."""
-    spec = arch.attention
+    spec = attention_of(arch)
     if spec is None:
         return ()
     table = spec.backward_tiles if len(config.tile) == 9 else spec.tiles
@@ -60,7 +61,7 @@ def tiles_for(config: FmhaConfig, arch: ArchSpec) -> tuple[tuple[int, ...], ...]
 def forms_of(config: FmhaConfig, arch: ArchSpec) -> Mapping[str, tuple[int, ...]]:
     """Values of m0, n0 and k0 that the arch's lists allow for these heads; only of the three oldest loops, in 16
     bits."""
-    spec = arch.attention
+    spec = attention_of(arch)
     if spec is None or config.pipeline not in _LOOPS or not config.is_forward or config.dtype is FmhaDType.FP32:
         return {}
     return spec.forms.get("x".join(map(str, config.hdim)), spec.forms.get("*", {}))
@@ -81,7 +82,7 @@ def softmax_rows(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     """
     if not config.is_forward:
         return
-    spec = arch.attention
+    spec = attention_of(arch)
     most = max(spec.waves, default=8) if spec else 8
     waves = min(config.waves, most)
     if config.pipeline == FEW_ROWS:
@@ -105,7 +106,7 @@ def softmax_rows(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
 @of_products
 def wave_table(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     """The arch lists how many waves may share a tile; all products of a kernel have the same."""
-    spec = arch.attention
+    spec = attention_of(arch)
     offered = (1, 2, 3) if is_specialised(config) else spec.waves if spec else ()
     if offered and config.waves not in offered:
         count = max((item for item in offered if item <= config.waves), default=offered[0])
@@ -126,7 +127,7 @@ def _waves(config: FmhaConfig, count: int) -> tuple[int, ...]:
 @of_products
 def warp_tile_table(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     """The arch lists warp tiles of attention; the third is of gradients only."""
-    spec = arch.attention
+    spec = attention_of(arch)
     offered = spec.warp_tiles.get(config.dtype.value, ()) if spec else ()
     if not offered or is_specialised(config):
         return
@@ -186,7 +187,7 @@ def hdim_tile_table(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     """m0 and n0 are sizes that the arch lists, k0 is its table's for the heads; the second product has the whole head
     of v; gradients keep whole heads.
     """
-    spec = arch.attention
+    spec = attention_of(arch)
     if spec is None or is_specialised(config):
         return
     tile = list(config.tile)
@@ -212,7 +213,7 @@ def k0_divides_hdim(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     q = config.hdim[0]
     if _is_gradient(config) or (config.k0 <= q and q % config.k0 == 0):
         return
-    spec = arch.attention
+    spec = attention_of(arch)
     listed = (spec.sweep.get("k0", ()) if spec else ()) or (16, 32, 64, 128, q)
     step = max((size for size in listed if size <= config.k0 and q % size == 0), default=16)
     reason = f"steps of {config.k0} do not divide heads of {q}"
@@ -222,7 +223,7 @@ def k0_divides_hdim(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
 @of_products
 def k0max_table(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     """How many elements of q are kept follows from its heads."""
-    spec = arch.attention
+    spec = attention_of(arch)
     if _is_gradient(config) or spec is None:
         return
     kept = spec.k0max.get(str(config.hdim[0]), config.hdim[0])
@@ -272,7 +273,7 @@ def lds_budget_async(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     """
     if not is_async(config):
         return
-    spec = arch.attention
+    spec = attention_of(arch)
     limit = min(spec.async_lds_bytes, arch.lds_bytes) if spec else 0
     if limit:
         yield from _budget("lds_budget_async", config, arch, limit)
@@ -291,7 +292,7 @@ def _budget(rule: str, config: FmhaConfig, arch: ArchSpec, limit: int) -> Iterat
 
 def _other_cut(config: FmhaConfig, arch: ArchSpec, fits: Callable[[FmhaConfig], bool]) -> dict[str, Any]:
     """The first of the arch's tiles, with as few other waves and warp tiles as may be, that ``fits``."""
-    spec = arch.attention
+    spec = attention_of(arch)
     own = tuple(config.warp_tile[:3])
     warps = [own, *(item for item in (spec.warp_tiles.get(config.dtype.value, ()) if spec else ()) if item != own)]
     counts = [config.waves, *(item for item in (spec.waves if spec else ()) if item != config.waves)]

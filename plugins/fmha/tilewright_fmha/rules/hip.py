@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from tilewright_arch import ArchSpec
+from tilewright_fmha.config.arch_section import attention_of
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.judging import must_be, replaced
 from tilewright_fmha.config.pipelines import FEW_ROWS, is_specialised
@@ -26,7 +27,7 @@ _STEP, _HALF = 32, 16
 @of_products
 def qr_256_mfma(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     """Pipeline qr with heads of 256: matrix instructions of a step come in multiples of what the arch says."""
-    spec = arch.attention
+    spec = attention_of(arch)
     group = spec.mfma_groups if spec else 0
     if not group or config.pipeline != "qr" or config.hdim[0] != 256 or not config.is_forward:
         return
@@ -43,7 +44,7 @@ def qr_256_mfma(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
 @of_products
 def async_vectors(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     """Direct copies move whole vectors of all threads."""
-    spec = arch.attention
+    spec = attention_of(arch)
     if arch.kind != "hip" or config.pipeline != "qr_async" or spec is None or not spec.async_vector_bytes:
         return
     vector = max(spec.async_vector_bytes // config.kv.bytes, 1)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tilewright_arch import ArchSpec
+from tilewright_fmha.config.arch_section import attention_of
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.judging import must_be
 from tilewright_fmha.config.pipelines import family_pipelines
@@ -38,7 +39,7 @@ def plain_dtype(dtype: FmhaDType) -> FmhaDType:
 
 def arch_known(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     """The arch says what it offers to attention."""
-    if arch.attention is None:
+    if attention_of(arch) is None:
         reason = f"the spec of {arch.id} has no block for attention"
         yield Violation("arch_known", "family", config.family.value, reason)
 
@@ -54,7 +55,7 @@ def family_known(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
 
 def dtype_arch(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     """The arch computes with these element types."""
-    spec = arch.attention
+    spec = attention_of(arch)
     if spec is None or config.dtype.value in spec.dtypes:
         return
     other = plain_dtype(config.dtype)
@@ -82,7 +83,7 @@ def pipeline_arch(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     """The arch has the pipeline, and it is one of those of forward kernels or gradients. (The other families' rules
     name their own pipelines.)
     """
-    spec = arch.attention
+    spec = attention_of(arch)
     if spec is None:
         return
     if config.pipeline not in spec.pipelines and config.pipeline != "batch_prefill_async":
@@ -98,7 +99,8 @@ def pipeline_arch(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
 
 def trload_support(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     """Reads that transpose on the way from the LDS need an arch that has them, and their pipeline."""
-    if config.use_trload and not (arch.attention and arch.attention.trload):
+    spec = attention_of(arch)
+    if config.use_trload and not (spec and spec.trload):
         reason = f"{arch.id} has no reads from LDS that transpose"
         yield Violation("trload_support", "use_trload", True, reason, {"use_trload": False})
     elif config.use_trload and config.pipeline not in ("qr_async_trload", "v3"):
@@ -118,10 +120,11 @@ def hdim_multiple_of_8(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation
 
 def hdim_arch(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     """Kernels are compiled for the sizes of heads that the arch lists; smaller ones are padded."""
-    listed = arch.attention.hdims.get(config.dtype.value, ()) if arch.attention else ()
-    if not listed or config.hdim in listed or arch.attention is None:
+    spec = attention_of(arch)
+    listed = spec.hdims.get(config.dtype.value, ()) if spec else ()
+    if not listed or config.hdim in listed or spec is None:
         return
-    other = arch.attention.hdim_for(config.dtype.value, *config.hdim) or listed[-1]
+    other = spec.hdim_for(config.dtype.value, *config.hdim) or listed[-1]
     reason = f"kernels of {config.dtype} on {arch.id} hold heads of {', '.join(f'{q}x{v}' for q, v in listed[:12])}"
     yield Violation("hdim_arch", "hdim", config.hdim, reason, {"hdim": other})
 
@@ -225,7 +228,8 @@ def backward_features(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]
 
 def v3_support(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     """Pipeline v3 is meant for some archs."""
-    if config.pipeline == "v3" and not (arch.attention and arch.attention.v3):
+    spec = attention_of(arch)
+    if config.pipeline == "v3" and not (spec and spec.v3):
         reason = f"pipeline v3 is not meant for {arch.id}"
         fix = {"pipeline": family_pipelines(config.family, arch)[0]}
         yield Violation("v3_support", "pipeline", "v3", reason, fix)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tilewright_arch import ArchSpec
+from tilewright_fmha.config.arch_section import attention_of
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.defaults import (
     ELEMENTWISE,
@@ -81,7 +82,7 @@ def advice_fields(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:  #
 
 def elementwise_form(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     """Kernels without a product are cut in one way."""
-    if config.family not in ELEMENTWISE or not is_well_formed(config) or arch.attention is None:
+    if config.family not in ELEMENTWISE or not is_well_formed(config) or attention_of(arch) is None:
         return
     if arch.kind == "cpu":
         wave = (config.team, *(1,) * 8)

@@ -1,18 +1,21 @@
-"""Features of an architecture for kernels of attention: a block of its own in the spec, typed."""
+"""Section of an architecture's spec for kernels of attention, ``operations.attention``, typed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .frozen import FrozenMap
-from .reading import Fields
+from tilewright_arch import ArchSpec, FrozenMap
+from tilewright_arch.reading import Fields
 
-__all__ = ["AttentionSpec", "read_attention"]
+__all__ = ["AttentionSpec", "attention_of", "read_attention"]
 
 Triple = tuple[int, int, int]
 Hdim = tuple[int, int]
 Numbers = tuple[int, ...]
+_SWEPT = ("m0", "n0", "k0")
+_HDIMS = re.compile(r"[0-9]+x[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +57,21 @@ class AttentionSpec:
         return min(fitting, key=lambda pair: (sum(pair), pair), default=None)
 
 
+def attention_of(arch: ArchSpec) -> AttentionSpec | None:
+    """Section of ``arch``, read once; None if it has no attention. A mistake in it is a ``SpecError``."""
+    return arch.section("attention", read_attention)
+
+
 def read_attention(fields: Fields) -> AttentionSpec:
-    """Read the block ``attention`` of a spec."""
+    """Read the section ``attention`` of a spec."""
     found = AttentionSpec(
         dtypes=fields.texts("dtypes", minimum=1),
         pipelines=fields.texts("pipelines", minimum=1),
         trload=fields.boolean("trload", False),
         v3=fields.boolean("v3", False),
         hdims=_hdims(fields.fields("hdims")),
-        sweep=_lists(fields.fields("sweep", {})),
-        forms=FrozenMap({name: _lists(entry) for name, entry in fields.fields("forms", {}).entries()}),
+        sweep=_lists(fields.fields("sweep", {}), _SWEPT),
+        forms=_forms(fields.fields("forms", {})),
         tiles=_tuples(fields.fields("tiles", {}), 6),
         backward_tiles=_tuples(fields.fields("backward_tiles", {}), 9),
         waves=_numbers(fields, "waves", []),
@@ -97,7 +105,7 @@ def _hdims(fields: Fields) -> FrozenMap[str, tuple[Hdim, ...]]:
                 raise fields.fail(name, f"names {value!r}, which is no earlier entry")
             found[name] = found[value]
             continue
-        if isinstance(value, dict):
+        if isinstance(value, Mapping):
             entry = fields.fields(name)
             sizes = _numbers(entry, "each")
             entry.finish()
@@ -121,8 +129,22 @@ def _numbers(fields: Fields, key: str, *default: object) -> Numbers:
     return tuple(fields.positive(f"{key}[{index}]", value) for index, value in enumerate(values))
 
 
-def _lists(fields: Fields) -> FrozenMap[str, Numbers]:
-    return FrozenMap({name: _numbers(fields, name) for name in fields})
+def _lists(fields: Fields, known: Sequence[str]) -> FrozenMap[str, Numbers]:
+    found = FrozenMap({name: _numbers(fields, name) for name in fields if name in known})
+    fields.finish()
+    return found
+
+
+def _forms(fields: Fields) -> FrozenMap[str, FrozenMap[str, Numbers]]:
+    _check_hdims(fields, others=True)
+    return FrozenMap({name: _lists(entry, (*_SWEPT, "async_m0")) for name, entry in fields.entries()})
+
+
+def _check_hdims(fields: Fields, others: bool = False) -> None:
+    """Check that the keys are sizes of heads such as ``192x128``, or with ``others`` an asterisk."""
+    for name in fields:
+        if not (_HDIMS.fullmatch(name) or (others and name == "*")):
+            raise fields.fail(name, "is no pair of sizes of heads such as 192x128" + (", and not *" if others else ""))
 
 
 def _integers(fields: Fields) -> FrozenMap[str, int]:
@@ -130,6 +152,7 @@ def _integers(fields: Fields) -> FrozenMap[str, int]:
 
 
 def _tuples(fields: Fields, size: int) -> FrozenMap[str, tuple[Numbers, ...]]:
+    _check_hdims(fields)
     return FrozenMap({name: tuple(fields.tuples(name, size)) for name in fields})
 
 

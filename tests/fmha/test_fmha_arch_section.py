@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tilewright_arch as arch
-from tilewright_arch.attention import read_attention
 from tilewright_arch.reading import Fields
+from tilewright_fmha.config.arch_section import AttentionSpec, attention_of, read_attention
 
 MINIMAL: dict[str, Any] = {
     "dtypes": ["fp16"],
@@ -21,14 +23,14 @@ MINIMAL: dict[str, Any] = {
 }
 
 
-def _read(**changes: Any) -> arch.AttentionSpec:
+def _read(**changes: Any) -> AttentionSpec:
     record = {name: value for name, value in {**MINIMAL, **changes}.items() if value is not None}
     return read_attention(Fields(record, "test.json", "attention"))
 
 
 @pytest.mark.parametrize("name", arch.names())
 def test_every_arch_has_attention(name: str) -> None:
-    spec = arch.load(name).attention
+    spec = attention_of(arch.load(name))
     assert spec is not None and {"fp32", "fp16", "bf16"} <= set(spec.dtypes)
     assert {"qr", "appendkv", "bwd", "splitkv_combine"} <= set(spec.pipelines)
     for dtype in ("fp16", "bf16"):
@@ -37,11 +39,11 @@ def test_every_arch_has_attention(name: str) -> None:
         assert all(8 <= size <= 256 and size % 8 == 0 for pair in pairs for size in pair)
     for pair in {"x".join(map(str, pair)) for pairs in spec.hdims.values() for pair in pairs} if spec.tiles else ():
         assert pair in spec.tiles and pair in spec.backward_tiles
-    assert hash(spec) == hash(arch.load(name).attention)
+    assert hash(spec) == hash(attention_of(arch.load(name)))
 
 
 def test_only_some_archs_have_direct_copies_and_transposing_reads() -> None:
-    offers = {name: arch.load(name).attention for name in arch.names()}
+    offers = {name: attention_of(arch.load(name)) for name in arch.names()}
     assert [name for name, spec in offers.items() if spec and spec.trload] == ["gfx950"]
     assert [name for name, spec in offers.items() if spec and "ws" in spec.pipelines] == ["sm_90a"]
     limits = {name: spec.async_lds_bytes for name, spec in offers.items() if spec and spec.async_lds_bytes}
@@ -78,9 +80,28 @@ def test_heads_may_be_all_pairs_or_shared() -> None:
         ({"backward_tiles": {"64x64": [[64] * 6]}}, "attention.backward_tiles.64x64[0]", "9 positive"),
         ({"warp_tiles": {"fp16": "bf16"}}, "attention.warp_tiles.fp16", "no earlier entry"),
         ({"colour": "red"}, "attention.colour", "is not a known field"),
+        ({"sweep": {"m1": [64]}}, "attention.sweep.m1", "is not a known field"),
+        ({"forms": {"64": {"m0": [64]}}}, "attention.forms.64", "192x128, and not *"),
+        ({"forms": {"*": {"n1": [64]}}}, "attention.forms.*.n1", "is not a known field"),
+        ({"tiles": {"64": [[64] * 6]}}, "attention.tiles.64", "no pair of sizes of heads"),
     ],
 )
 def test_mistakes_name_the_field(changes: dict[str, Any], field: str, problem: str) -> None:
     with pytest.raises(arch.SpecError) as error:
         _read(**changes)
     assert field in str(error.value) and problem in str(error.value)
+
+
+def test_a_mistake_is_named_when_the_section_is_first_used() -> None:
+    document = json.loads((Path(arch.__file__).parent / "specs" / "sm_80.json").read_text("utf-8"))
+    spec = arch.parse_spec(document | {"operations": {"attention": {"sweep": {"m0": ["many"]}}}}, "made_up.json")
+    with pytest.raises(arch.SpecError, match=r"operations\.attention\.sweep\.m0\[0\]"):
+        attention_of(spec)
+
+
+def test_sections_of_fragments_and_of_the_spec_are_merged_entry_by_entry() -> None:
+    record = arch.load("sm_90a").operations["attention"]
+    document = json.loads((Path(arch.__file__).parent / "specs" / "sm_90a.json").read_text("utf-8"))
+    own = document["operations"]["attention"]
+    assert isinstance(record, arch.FrozenMap) and "kv_layouts" in record and "kv_layouts" not in own
+    assert set(own) < set(record)
