@@ -23,11 +23,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import tilewright_arch
-from tilewright_fmha.candidates.candidates import fmha_candidates
 from tilewright_fmha.codegen import generate
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.decode import decodes
 from tilewright_fmha.launch.splits import FEW_ROWS, choose_splits
+from tilewright_fmha.pipelines.candidates import fmha_candidates
 from tilewright_fmha.plan.plan import plan_fmha
 from tilewright_fmha.problem.parse.attention import parse_attention
 from tilewright_fmha.problem.problem import FmhaProblem

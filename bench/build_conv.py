@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from suite import Options, Table
+from suites.base import Options, Table
 
 import tilewright_arch
 from tilewright_grouped_conv.commands.cases import DIRECTIONS, ConvCase

@@ -1,5 +1,6 @@
 """Dense convolutions on the GPU against cuDNN through PyTorch, bf16, channels-last, all three directions: the layers of
-files such as ``shapes/conv_unseen.csv``, each with the kernel that the selection takes, as suite_cuda_conv.py measures.
+files such as ``shapes/conv_unseen.csv``, each with the kernel that the selection takes, as
+suites/cuda_conv.py measures.
 
 cuDNN may try all of its algorithms. Needs an NVIDIA GPU and PyTorch built for it.
 """
@@ -12,10 +13,10 @@ import math
 from pathlib import Path
 from typing import Any
 
-import suite_cuda_conv
 import torch
 from cuda_local import Cuda
-from suite import Options
+from suites import cuda_conv
+from suites.base import Options
 
 WARM_PRODUCTS = 50
 
@@ -40,12 +41,12 @@ def main() -> int:
         for _ in range(WARM_PRODUCTS):
             warm @ warm
         for shapes in args.shapes:
-            suite_cuda_conv.SHAPES = shapes
-            table, _ = suite_cuda_conv.compare(cuda, "bf16", Options(threads=1, quick=False))
+            cuda_conv.SHAPES = shapes
+            table, _ = cuda_conv.compare(cuda, "bf16", Options(threads=1, quick=False))
             found[shapes.name] = table.rows
             print("\n".join(table.notes))
     for name, rows in found.items():
-        for label in suite_cuda_conv.DIRECTIONS.values():
+        for label in cuda_conv.DIRECTIONS.values():
             print(f"{name} {summary(rows, label)}")
     if args.output:
         args.output.write_text(json.dumps(found))

@@ -25,7 +25,7 @@ import torch
 from conv_peer import DIRECTIONS, relative
 from cuda_local import Cuda, Product, describe
 from group_tries import LIMIT, asked, offered
-from suite_cuda_conv import DTYPES, TOLERANCE, operands
+from suites.cuda_conv import DTYPES, TOLERANCE, operands
 
 from tilewright_grouped_conv.commands.cases import ConvCase
 from tilewright_grouped_conv.commands.family import CONV

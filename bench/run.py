@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -52,7 +53,8 @@ def run_suite(name: str, threads: int, quick: bool, sample: bool = False) -> lis
         result = Path(scratch) / "tables.json"
         command = [
             sys.executable,
-            str(HERE / f"suite_{name.replace('-', '_')}.py"),
+            "-m",
+            f"suites.{name.replace('-', '_')}",
             "--threads",
             str(threads),
             "--result",
@@ -60,7 +62,9 @@ def run_suite(name: str, threads: int, quick: bool, sample: bool = False) -> lis
         ]
         command += ["--quick"] if quick else []
         command += ["--sample"] if sample else []
-        done = subprocess.run(command, env=timing.peer_environment(threads), check=False)
+        environment = timing.peer_environment(threads)
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), environment.get("PYTHONPATH"))))
+        done = subprocess.run(command, env=environment, check=False)
         if done.returncode != 0:
             return [
                 {"title": f"{name}: failed with exit code {done.returncode}", "columns": [], "rows": [], "notes": []}

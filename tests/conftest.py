@@ -79,7 +79,7 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _leave_some_out(items: list[pytest.Item]) -> None:
-    """Of a test marked ``some(n)``, ``make test`` runs n cases, spread over all of them."""
+    """Leave all but n cases of a test marked ``some(n)``, spread over all of them, to the extended run."""
     cases: dict[tuple[Path, str], list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("some") and not any(map(item.get_closest_marker, ("exhaustive", "extended"))):

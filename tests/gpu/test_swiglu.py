@@ -22,7 +22,7 @@ ENTRY_POINTS = "[tilewright.plugins]\nswiglu = tilewright_swiglu.plugin\n"
 
 @pytest.fixture(scope="module")
 def client(torch: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tilewright.Client]:
-    """Of a server that finds the plugin as if it were installed."""
+    """Client of a server that finds the plugin as if it were installed."""
     installed = tmp_path_factory.mktemp("site")
     record = installed / "tilewright_swiglu-0.1.0.dist-info"
     record.mkdir()

@@ -16,7 +16,7 @@ import tilewright_arch
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))  # the benchmark's description of a kernel, which the tests on GPUs share
 
-from sm90_config import BARRIER_BYTES, SHARED_BYTES, Config, compile_source, source_of  # noqa: E402
+from sm90.config import BARRIER_BYTES, SHARED_BYTES, Config, compile_source, source_of  # noqa: E402
 
 PINGPONG = Config(scheduler="pingpong", wave=(1, 1), tile=(64, 256, 64))
 DECODE = Config(tile=(16, 64, 128), wave=(1, 1), swap=True, persistent=False)

@@ -1,6 +1,6 @@
 """An estimate of the time of a kernel whose pixels a copy engine gathers, to rank kernels.
 
-Fitted to an H200's times of 33 dense layers (``bench/sm90_conv.py``): what it ranked first took 2 % longer than the
+Fitted to an H200's times of 33 dense layers (``bench/sm90/conv.py``): what it ranked first took 2 % longer than the
 best of 3 to 40 kernels in the geometric mean. Cycles are those of one unit.
 """
 

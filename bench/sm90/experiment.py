@@ -1,4 +1,4 @@
-"""One experiment with a Hopper GEMM kernel, in the worker process of sm90_check.py."""
+"""One experiment with a Hopper GEMM kernel, in the worker process of check.py."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from sm90_launch import Launcher, Problem, graph_of, peer_of, time_graphs
-from sm90_suites import Experiment
+
+from sm90.launch import Launcher, Problem, graph_of, peer_of, time_graphs
+from sm90.suites import Experiment
 
 ROTATION_BYTES = 200 << 20
 """Inputs are rotated over at least this much memory: several times the L2 cache."""

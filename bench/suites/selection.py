@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import local
 import peers
 import timing
-from suite import Options, Table, main
 
+from suites.base import Options, Table, main
 from tilewright_kit.config.kernel_config import KernelConfig
 from tilewright_kit.contract.problem import OperationRequest
 from tilewright_kit.selection.strategies import Selector

@@ -1,4 +1,4 @@
-"""The experiments of sm90_check.py: ``correct`` exercises every feature, the others time candidates."""
+"""The experiments of check.py: ``correct`` exercises every feature, the others time candidates."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from random import Random
 
-from sm90_config import ELEMENT_BYTES, Config
+from sm90.config import ELEMENT_BYTES, Config
 
 __all__ = ["SUITES", "Experiment"]
 

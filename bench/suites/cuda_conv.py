@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from conv_peer import DIRECTIONS, kind_of, relative
 from cuda_local import Cuda, Product, describe
-from suite import Options, Table, main
-from suite_conv import Ratios, brief, geometry
 
+from suites.base import Options, Table, main
+from suites.conv import Ratios, brief, geometry
 from tilewright_grouped_conv.commands.cases import ConvCase
 from tilewright_grouped_conv.commands.family import CONV
 from tilewright_kit.contract.problem import OperationRequest, Role
 from tilewright_kit.types.errors import TilewrightError
 
-SHAPES = Path(__file__).resolve().parent / "shapes" / "conv.csv"
+SHAPES = Path(__file__).resolve().parents[1] / "shapes" / "conv.csv"
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 LIGHT = ("grouped", "depthwise")
 """Kinds of which each group has few channels: a mean of their own."""

@@ -1,6 +1,6 @@
 """Hopper's attention kernels on the GPU of this machine: is every feature right, and how do variants fare beside cuDNN?
 
-    python bench/sm90_attention.py --suite correct --suite fast
+    python bench/sm90/attention.py --suite correct --suite fast
 
 Plans are the plugin's own, kernels those named here; experiments run in a process of their own, which is ended if one
 of them hangs. Results are compared with PyTorch in fp32, what lies beyond lengths holds NaN, and every launch is made
@@ -22,7 +22,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sm90_attention_cases import SUITES, Experiment
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from sm90.attention_cases import SUITES, Experiment
 
 __all__ = ["main"]
 
@@ -53,7 +55,7 @@ class Worker:
         return {"built": len(configs), "seconds": round(time.perf_counter() - begun, 1), "failed": failed}
 
     def run(self, number: int) -> dict[str, Any]:
-        from sm90_attention_run import Attended
+        from sm90.attention_run import Attended
 
         item = self.experiments[number]
         begun = time.perf_counter()

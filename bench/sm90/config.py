@@ -13,7 +13,7 @@ from pathlib import Path
 
 __all__ = ["Built", "Config", "compile_source", "source_of"]
 
-INCLUDE = Path(__file__).resolve().parents[1] / "native" / "include"
+INCLUDE = Path(__file__).resolve().parents[2] / "native" / "include"
 ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "bf8": 1, "int8": 1, "int32": 4}
 SHARED_BYTES = 232448
 BARRIER_BYTES = 512

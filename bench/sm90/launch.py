@@ -1,6 +1,6 @@
 """Runs one Hopper GEMM kernel on the GPU: tensor maps, parameters, launches, references and timing.
 
-Needs PyTorch and ``cuda-bindings``; imported in the worker process of sm90_check.py alone.
+Needs PyTorch and ``cuda-bindings``; imported in the worker process of check.py alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 from cuda.bindings import driver
-from sm90_config import ELEMENT_BYTES, Config
+
+from sm90.config import ELEMENT_BYTES, Config
 
 Tensor = torch.Tensor
 UNITS = 132

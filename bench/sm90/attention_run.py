@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from cuda_local import Cuda, describe
-from sm90_attention_cases import Case
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from sm90.attention_cases import Case
 from tilewright_fmha.config.decode import decodes
 from tilewright_kit.contract.problem import OperationRequest
 from tilewright_server.engine.call import Call

@@ -18,8 +18,8 @@ from typing import Any
 import timing
 import torch
 from cuda_local import Cuda
-from suite import Options, Table, main
 
+from suites.base import Options, Table, main
 from tilewright_kit.types.errors import TilewrightError
 
 SHAPES = [

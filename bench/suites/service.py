@@ -11,9 +11,9 @@ import numpy as np
 import psutil
 import timing
 from grpc_health.v1 import health_pb2
-from suite import Options, Table, main
 
 import tilewright
+from suites.base import Options, Table, main
 from tilewright_tools.cli.private_server import PrivateServer
 
 IN_FLIGHT = 64

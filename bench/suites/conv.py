@@ -21,8 +21,8 @@ import local
 import peers
 import timing
 from conv_peer import DIRECTIONS, Convolution, kind_of
-from suite import Options, Table, main
 
+from suites.base import Options, Table, main
 from tilewright_grouped_conv.commands.cases import ConvCase
 from tilewright_grouped_conv.commands.family import CONV
 from tilewright_kit.types.errors import TilewrightError

@@ -1,7 +1,7 @@
 """Hopper GEMMs from two sets of headers, the shipped ones and others: what is right, how fast, how long they compile.
 
-    python bench/sm90_compare.py --headers FOLDER  # on a GPU: about 100 s; exit status 0 if the others may be shipped
-    python bench/sm90_compare.py --headers FOLDER --compile-only    # without one: seconds and what ptxas says
+    python bench/sm90/compare.py --headers FOLDER  # on a GPU: about 100 s; exit status 0 if the others may be shipped
+    python bench/sm90/compare.py --headers FOLDER --compile-only    # without one: seconds and what ptxas says
 
 The others are those of the folder that --headers names, a changed copy of native/include. Kernels are those that the
 server's selection takes for the benchmarks' problems and for fused ones. Both sets run in turns, on the same operands,
@@ -26,11 +26,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import sm90_config
-from sm90_suites import SUITES
-
+from sm90 import config as sm90_config
+from sm90.suites import SUITES
 from tilewright_gemm.codegen import generate
 from tilewright_gemm.pipelines.kernel_sets import KERNEL_SETS
 from tilewright_gemm.pipelines.rulebook import RULES
@@ -64,7 +63,7 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    from suite_cuda import DECODE, FUSED, SHAPES
+    from suites.cuda import DECODE, FUSED, SHAPES
 
     for shape in SHAPES:
         for dtype, out in (("fp16", "fp16"), ("bf16", "bf16"), ("fp8", "bf16"), ("int8", "int32")):
@@ -86,7 +85,7 @@ def cases() -> Iterator[Case]:
 
 def tensors_of(case: Case) -> dict[str, Any]:
     import torch
-    from suite_cuda import operands
+    from suites.cuda import operands
 
     kinds = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
     kinds |= {"fp32": torch.float32, "int32": torch.int32}
@@ -230,18 +229,18 @@ def run_cases(comparison: Comparison, log: Path, seconds: float, alone: dict[str
 
 
 def check(headers: Path, seconds: float) -> list[str]:
-    """sm90_check.py's suite `correct` with these headers: what is wrong."""
-    script = str(Path(__file__).with_name("sm90_check.py"))
+    """check.py's suite `correct` with these headers: what is wrong."""
+    script = str(Path(__file__).with_name("check.py"))
     command = [sys.executable, script, "--suite", "correct", "--include", str(headers), "--budget", str(seconds)]
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=3 * seconds)
     except subprocess.TimeoutExpired:
-        return ["sm90_check.py did not end"]
+        return ["check.py did not end"]
     lines = done.stdout.splitlines()
-    print("sm90_check.py:", *lines[-1:], flush=True)
+    print("check.py:", *lines[-1:], flush=True)
     bad = ("WRONG", "REPEAT", "COUNTERS", "FAILED", "SPILLS", "does not", "died", "hung", "skipped", "Error")
-    faults = [f"sm90_check.py: {line}" for line in lines if any(word in line for word in bad)]
-    return faults or (["sm90_check.py failed"] if done.returncode else [])
+    faults = [f"check.py: {line}" for line in lines if any(word in line for word in bad)]
+    return faults or (["check.py failed"] if done.returncode else [])
 
 
 def compare(headers: dict[str, Path], log: Path, seconds: float, budget: float) -> list[str]:
@@ -258,7 +257,7 @@ def compare(headers: dict[str, Path], log: Path, seconds: float, budget: float) 
 
 
 def compile_only(headers: dict[str, Path]) -> list[str]:
-    """Kernels of sm90_check.py's suite `correct` from both sets: processor seconds, spills, warnings."""
+    """Kernels of check.py's suite `correct` from both sets: processor seconds, spills, warnings."""
     faults = []
     for config in dict.fromkeys(experiment.config for experiment in SUITES["correct"]()):
         seconds = {}
@@ -281,7 +280,7 @@ def main() -> int:
     )
     parser.add_argument("--compile-only", action="store_true")
     parser.add_argument("--seconds", type=float, default=0.15, help="for the launches of one case")
-    parser.add_argument("--check-seconds", type=float, default=60.0, help="for sm90_check.py")
+    parser.add_argument("--check-seconds", type=float, default=60.0, help="for check.py")
     parser.add_argument("--log", type=Path, default=Path(tempfile.gettempdir()) / "sm90_compare.json")
     args = parser.parse_args()
     headers = {"shipped": include_dir(), "others": args.headers}

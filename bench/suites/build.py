@@ -11,9 +11,9 @@ from typing import Any
 
 import timing
 from build_conv import chosen, measure_conv_pool
-from suite import Options, Table, main
 
 import tilewright_arch
+from suites.base import Options, Table, main
 from tilewright_kit.contract.problem import OperationRequest
 from tilewright_kit.contract.source import SourceUnit
 from tilewright_kit.loading.loader import PluginManager

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from suite import Options, Table, main
-
 import tilewright_arch
+from suites.base import Options, Table, main
 from tilewright_arch import ArchSpec
 from tilewright_kit.config.kernel_config import KernelConfig
 from tilewright_kit.contract.operation import Operation

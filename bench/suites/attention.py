@@ -22,8 +22,8 @@ import local
 import numpy as np
 import peers
 import timing
-from suite import Options, Table, main
 
+from suites.base import Options, Table, main
 from tilewright_fmha.commands.cases import AttentionCase
 from tilewright_fmha.commands.family import ATTENTION
 from tilewright_kit.contract.problem import OperationRequest, Role

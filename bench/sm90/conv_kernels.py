@@ -1,4 +1,4 @@
-"""Convolutions, and the Hopper kernels that are tried for them: what sm90_conv.py compiles, checks and times."""
+"""Convolutions, and the Hopper kernels that are tried for them: what conv.py compiles, checks and times."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from sm90_config import Config, source_of, with_fields
+from sm90.config import Config, source_of, with_fields
 
 __all__ = ["LAYOUTS", "UNITS", "Case", "Kernel", "kernels_for", "sizes_of", "source"]
 

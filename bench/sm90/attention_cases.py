@@ -1,4 +1,4 @@
-"""Trials of sm90_attention.py: cases of attention, and the kernels for each."""
+"""Trials of attention.py: cases of attention, and the kernels for each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from tilewright_arch import load
 from tilewright_fmha.config.config import AttentionConfig
-from tilewright_fmha.rules.rulebook import RULES
+from tilewright_fmha.pipelines.rulebook import RULES
 from tilewright_fmha.vocabulary import Family, FmhaDType, KvLookup, MaskKind, Mode, Scheduling
 
 __all__ = ["SUITES", "Case", "Experiment", "Variant"]

@@ -1,7 +1,7 @@
 """Hopper GEMM kernels, instantiated from the template itself: compiled, checked against float64, timed beside cuBLAS.
 
 ``--compile-only`` needs no GPU and prints registers, spills, warnings and seconds. Otherwise every experiment runs in a
-worker process under a watchdog, so that a kernel that hangs costs seconds. Suites are in sm90_suites.py.
+worker process under a watchdog, so that a kernel that hangs costs seconds. Suites are in suites.py.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import sm90_config
-from sm90_config import ELEMENT_BYTES, Built, Config, compile_source, source_of
-from sm90_suites import SUITES, Experiment
+from sm90 import config as sm90_config
+from sm90.config import ELEMENT_BYTES, Built, Config, compile_source, source_of
+from sm90.suites import SUITES, Experiment
 
 TOLERANCE = {"bf16": 4e-3, "fp16": 6e-4, "fp32": 3e-3, "int32": 0.0}
 """Largest relative error by type of C. (fp32: fp8 products are summed in fewer bits than 24.)"""
@@ -111,7 +111,7 @@ def serve() -> None:
     """The worker: experiments as JSON lines on stdin, results on stdout."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print must not mix with the answers
-    import sm90_experiment
+    from sm90 import experiment as sm90_experiment
 
     sm90_experiment.prepare()
     answers.write("{}\n")

@@ -2,7 +2,7 @@
 cuDNN (PyTorch) with cold caches.
 
 ``--compile-only`` needs no GPU. A problem is N, C, K, image, filter, stride, padding, dilation, groups; a kernel is a
-``Config`` of sm90_config.py with a direction. Needs PyTorch and ``cuda-bindings`` otherwise.
+``Config`` of config.py with a direction. Needs PyTorch and ``cuda-bindings`` otherwise.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from sm90_config import Built, compile_source
-from sm90_conv_kernels import LAYOUTS, UNITS, Case, Kernel, kernels_for, sizes_of, source
+from sm90.config import Built, compile_source
+from sm90.conv_kernels import LAYOUTS, UNITS, Case, Kernel, kernels_for, sizes_of, source
 
 FLUSH_BYTES = 400 << 20
 SAMPLES = 15
@@ -35,7 +35,8 @@ def launcher(kernel: Kernel, cubin: bytes, case: Case, x: Any, w: Any, y: Any) -
     """Launches over x, weights and y as they lie: (n, *size, c), (k, *filter, c / groups), (n, *out, k)."""
     import torch
     from cuda.bindings import driver
-    from sm90_launch import check, operand_bytes, tensor_map
+
+    from sm90.launch import check, operand_bytes, tensor_map
 
     direction, config = kernel.direction, kernel.config
     (tile_m, tile_n, tile_k), (cluster_m, cluster_n) = config.tile, config.cluster

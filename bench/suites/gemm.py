@@ -12,8 +12,8 @@ import local
 import numpy as np
 import peers
 import timing
-from suite import Options, Table, main
 
+from suites.base import Options, Table, main
 from tilewright_kit.contract.problem import OperationRequest
 from tilewright_kit.types.errors import TilewrightError
 

@@ -19,16 +19,16 @@ from typing import Any
 import timing
 import torch
 from cuda_local import Cuda, Product, describe
-from suite import Options, Table, main
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from suites.base import Options, Table, main
 from tilewright_fmha.commands.cases import AttentionCase
 from tilewright_kit.commands.cases import read_case
 from tilewright_kit.contract.problem import OperationRequest, Role
 from tilewright_kit.types.errors import TilewrightError
 from tilewright_server.engine.call import Call
 
-SHAPES = Path(__file__).resolve().parent / "shapes" / "attention.csv"
+SHAPES = Path(__file__).resolve().parents[1] / "shapes" / "attention.csv"
 PEERS = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 PAGES = (0, 16, 64, 128)
 """Tokens of a page in steps of decoding; 0: items of one room."""
