@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from conv_requests import backward_data, forward, last
 from conv_rule_cases import depthwise
+from nvrtc_programs import compiled
 
 import tilewright_arch
 from tilewright_grouped_conv.applicability.tensors import conv_mismatches
@@ -28,7 +29,6 @@ from tilewright_kit.contract.plan import Pointer, TensorMap, WorkspaceLayout, pa
 from tilewright_kit.types.dtypes import DType
 from tilewright_kit.types.tensor import TensorDesc
 from tilewright_kit.types.vocabulary import Epilogue, Unary
-from tilewright_native import include_dir
 
 HOPPER, AMPERE = tilewright_arch.load("sm_90a"), tilewright_arch.load("sm_80")
 DEVICE = device_of(HOPPER)
@@ -76,29 +76,13 @@ KERNELS = {
 }
 
 
-def compiled(text: str) -> tuple[str, str]:
-    """What the compiler says, and the PTX."""
-    nvrtc: Any = importlib.import_module("cuda.bindings.nvrtc")
-    _, program = nvrtc.nvrtcCreateProgram(text.encode(), b"test.cu", 0, None, None)
-    flags = [*HOPPER.toolchain.flags, "-default-device", "--std=c++17", "-DNDEBUG", f"-I{include_dir()}"]
-    flags.append("--ptxas-options=-v")
-    (error,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
-    log = b" " * nvrtc.nvrtcGetProgramLogSize(program)[1]
-    nvrtc.nvrtcGetProgramLog(program, log)
-    assert int(error) == 0, log.decode()
-    ptx = b" " * nvrtc.nvrtcGetPTXSize(program)[1]
-    nvrtc.nvrtcGetPTX(program, ptx)
-    nvrtc.nvrtcDestroyProgram(program)
-    return log.decode(), ptx.decode()
-
-
 @pytest.mark.skipif(importlib.util.find_spec("cuda") is None, reason="needs the packages of the extra `cuda`")
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels_compile_without_spills_and_state_the_shared_memory_that_plans_ask_for(name: str) -> None:
     config = KERNELS[name]
     text = generate(config, HOPPER).text
     figures = f"static_assert(tw::gpu::MergedBulk<Config>::bulk_bytes == {bulk_shared_bytes(config)});\n"
-    log, ptx = compiled(text.replace("TW_CONV_KERNEL(", f"{figures}TW_CONV_KERNEL("))
+    log, ptx = compiled(HOPPER, text.replace("TW_CONV_KERNEL(", f"{figures}TW_CONV_KERNEL("))
     assert "0 bytes spill stores" in log and "warning" not in log, log
     for instruction in ("cp.async.bulk.tensor.4d.shared", "cp.async.bulk.tensor.4d.global", "stmatrix", "mma.sync"):
         assert instruction in ptx, instruction

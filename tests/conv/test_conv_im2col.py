@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from conv_requests import backward_data, backward_weight, forward, last
 from conv_rule_cases import IM2COL, IM2COL_DATA, IM2COL_WEIGHT
+from nvrtc_programs import compiled
 
 import tilewright_arch
 from tilewright_grouped_conv.applicability.tensors import conv_mismatches, with_signature
@@ -30,7 +31,6 @@ from tilewright_kit.contract.plan import Stage, Struct, TensorMap, pack
 from tilewright_kit.tiles.footprint.workgroup import shared_bytes
 from tilewright_kit.types.dtypes import DType
 from tilewright_kit.types.vocabulary import Binary, Epilogue, Unary
-from tilewright_native import include_dir
 
 HOPPER, AMPERE = tilewright_arch.load("sm_90a"), tilewright_arch.load("sm_80")
 DEVICE = device_of(HOPPER)
@@ -99,29 +99,13 @@ def kernels() -> dict[str, ConvConfig]:
 KERNELS = kernels()
 
 
-def compiled(text: str) -> tuple[str, str]:
-    """What the compiler says, and the PTX."""
-    nvrtc: Any = importlib.import_module("cuda.bindings.nvrtc")
-    _, program = nvrtc.nvrtcCreateProgram(text.encode(), b"test.cu", 0, None, None)
-    flags = [*HOPPER.toolchain.flags, "-default-device", "--std=c++17", "-DNDEBUG", f"-I{include_dir()}"]
-    flags.append("--ptxas-options=-v")
-    (error,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
-    log = b" " * nvrtc.nvrtcGetProgramLogSize(program)[1]
-    nvrtc.nvrtcGetProgramLog(program, log)
-    assert int(error) == 0, log.decode()
-    ptx = b" " * nvrtc.nvrtcGetPTXSize(program)[1]
-    nvrtc.nvrtcGetPTX(program, ptx)
-    nvrtc.nvrtcDestroyProgram(program)
-    return log.decode(), ptx.decode()
-
-
 @pytest.mark.skipif(importlib.util.find_spec("cuda") is None, reason="needs the packages of the extra `cuda`")
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels_compile_without_spills_and_state_the_shared_memory_that_plans_ask_for(name: str) -> None:
     config = KERNELS[name]
     text = generate(config, HOPPER).text
     figures = f"static_assert(tw::sm90::Conv<Config>::Plan::shared_bytes == {shared_bytes(config, HOPPER)});\n"
-    log, ptx = compiled(text.replace("TW_CONV_KERNEL(", f"{figures}TW_CONV_KERNEL("))
+    log, ptx = compiled(HOPPER, text.replace("TW_CONV_KERNEL(", f"{figures}TW_CONV_KERNEL("))
     assert "0 bytes spill stores" in log and "warning" not in log and "C75" not in log, log
     for instruction in (f"cp.async.bulk.tensor.{config.ndim + 2}d.shared::cluster.global.im2col", "wgmma"):
         assert instruction in ptx, instruction
@@ -148,7 +132,7 @@ def test_plans_pack_the_parameter_that_the_header_declares(operands: int) -> Non
         and _numbers(packed.template, at + 48, 6) == (9, 3, 1, -1, 0, 1)
     )
     figures += f"static_assert(sizeof(tw::GemmParams<Config>) == {walk});\n"
-    compiled(text.replace("TW_CONV_KERNEL(", f"{figures}TW_CONV_KERNEL("))
+    compiled(HOPPER, text.replace("TW_CONV_KERNEL(", f"{figures}TW_CONV_KERNEL("))
     assert _numbers(packed.template, walk + 144, 4) == (64, 1, 0, 0)
 
 
