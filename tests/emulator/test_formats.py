@@ -143,12 +143,6 @@ def test_fma_of_other_floats_rounds_once() -> None:
         if all(map(math.isfinite, (p, q, r))):
             exact = nearest(Fraction(p) * Fraction(q) + Fraction(r), 11, -24)
             assert Fraction(s) == exact if abs(exact) < 65520 else math.isinf(s)
-    brain = (half.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    got = formats.bf16_to_f32(formats.fma_bf16(*brain))
-    for p, q, r, s in zip(*(part.tolist() for part in brain), got.tolist(), strict=True):
-        if all(map(math.isfinite, (p, q, r))):
-            exact = nearest(Fraction(p) * Fraction(q) + Fraction(r), 8, -133)
-            assert Fraction(s) == exact if abs(exact) < 2**128 else math.isinf(s)
     wide = rng.standard_normal((3, 300))
     wide[2] = -wide[0] * wide[1]
     for p, q, r, s in zip(*(part.tolist() for part in wide), formats.fma64(*wide).tolist(), strict=True):
@@ -175,9 +169,3 @@ def test_rounding_toward_zero_to_half() -> None:
         assert abs(half) <= abs(value)
         following = float(np.nextafter(np.float16(abs(half)), np.float16(np.inf)))
         assert abs(value) < following
-
-
-def test_flushing_keeps_signs() -> None:
-    assert formats.flush32(SPECIAL)[2:6].tolist() == [0, 0x80000000, 0, 0x00800000]
-    halves = np.array([0x0001, 0x83FF, 0x0400, 0x8000], np.uint32)
-    assert formats.flush16(halves).tolist() == [0, 0x8000, 0x0400, 0x8000]

@@ -12,10 +12,8 @@ from tilewright_kit.tiles.cost.units import (
     Traffic,
     Work,
     estimate,
-    reduction_seconds,
     rounds,
     tile_efficiency,
-    tiled_traffic,
     unit_efficiency,
 )
 
@@ -51,12 +49,6 @@ def test_fewer_blocks_than_the_device_holds_are_no_slower_for_it() -> None:
     assert unit_efficiency(9, 8, 4) == pytest.approx(9 / 16)
 
 
-def test_traffic_of_a_product_is_least_when_one_tile_covers_it() -> None:
-    assert tiled_traffic(64, 32, 16, (64, 32), (2, 2, 4)) == 2 * 64 * 16 + 2 * 16 * 32 + 4 * 64 * 32
-    assert tiled_traffic(64, 32, 16, (32, 32), (2, 2, 4)) == 2 * 64 * 16 + 2 * 2 * 16 * 32 + 4 * 64 * 32
-    assert tiled_traffic(64, 32, 16, (64, 32), (2, 2, 4), k_slices=3) == 2 * 64 * 16 + 2 * 16 * 32 + 3 * 4 * 64 * 32
-
-
 def test_the_slowest_part_decides_and_overlap_hides_the_other() -> None:
     work = Work(1e9, 1e12, 0.5, (Traffic("l2", 1e6, 1e9), Traffic("memory", 1e6, 1e8)), 2, 1e-6, 1.0, {"pack": 1e-3})
     prediction = estimate(work)
@@ -75,8 +67,3 @@ def test_an_estimate_is_positive_and_finite(
     seconds = estimate(Work(flops, peak, efficiency, (Traffic("memory", nbytes, bandwidth),), overlap=overlap)).seconds
     assert seconds > 0
     assert math.isfinite(seconds)
-
-
-def test_a_reduction_reads_every_slice_and_writes_once() -> None:
-    assert reduction_seconds(100, 1, 4, 1e9) == 0
-    assert reduction_seconds(100, 3, 4, 1e9) == pytest.approx(1600e-9)

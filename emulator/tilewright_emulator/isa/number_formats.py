@@ -79,18 +79,6 @@ def f32_to_bf16(bits: Bits) -> Bits:
     return np.asarray(rounded)
 
 
-def flush32(bits: Bits) -> Bits:
-    """Subnormal float32 values become zeros of their sign."""
-    small = (bits & U32(0x7F800000)) == 0
-    return np.where(small, bits & SIGN, bits) if small.any() else bits
-
-
-def flush16(bits: Bits) -> Bits:
-    """Subnormal float16 values (low half) become zeros of their sign."""
-    small = (bits & U32(0x7C00)) == 0
-    return np.where(small, bits & U32(0x8000), bits) if small.any() else bits
-
-
 # ---- fused multiply-add, rounded once ----
 
 
@@ -130,26 +118,6 @@ def fma16(x: Float16, y: Float16, z: Float16) -> Float16:
     """x * y + z in float16, rounded once."""
     product = np.multiply(x, y, dtype=np.float64)
     return sum_to_odd(product, np.broadcast_to(np.asarray(z, np.float64), product.shape)).astype(np.float16)
-
-
-def fma_bf16(x: Float32, y: Float32, z: Float32) -> Bits:
-    """x * y + z of bfloat16 values given as float32, rounded once to bfloat16 (low half)."""
-    product = np.multiply(x, y, dtype=np.float64)
-    total = sum_to_odd(product, np.broadcast_to(np.asarray(z, np.float64), product.shape))
-    return f32_to_bf16(odd32(total).view(U32))
-
-
-def odd32(values: Float64) -> Float32:
-    """float64 to float32 rounded to odd, so that a later rounding to 22 bits or fewer is the only one that counts."""
-    near = values.astype(np.float32)
-    inexact = (near != values) & np.isfinite(near)
-    overflow = np.isinf(near) & np.isfinite(values)
-    raw = near.view(np.int32)
-    away = np.abs(near.astype(np.float64)) > np.abs(values)
-    truncated = np.where(inexact & away, raw - 1, raw)
-    odd = np.where(inexact, truncated | 1, raw)
-    largest = np.where(values > 0, np.int32(0x7F7FFFFF), np.int32(-0x00800001))
-    return np.where(overflow, largest, odd).astype(np.int32).view(np.float32)
 
 
 @functools.cache

@@ -7,18 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tilewright_arch import ArchSpec
-from tilewright_grouped_conv.codegen import generate
 from tilewright_grouped_conv.config.config import CONFIGS, ConvConfig
 from tilewright_grouped_conv.kernel_sets.defaults import default_config, direction_of
 from tilewright_grouped_conv.kernel_sets.sets import KERNEL_SETS, RULE_SETS
 from tilewright_grouped_conv.rules.rulebook import RULES
 from tilewright_grouped_conv.vocabulary import Direction, same_order
-from tilewright_kit.contract.source import SourceUnit
 from tilewright_kit.kernel_sets.options import TRIPLES, as_list, named, triple_axes
 from tilewright_kit.types.errors import InvalidArgumentError
 from tilewright_kit.types.vocabulary import Switch
 
-__all__ = ["GENERATE_OPTIONS", "generate_set", "select_set"]
+__all__ = ["GENERATE_OPTIONS", "select_set"]
 
 _VECTORS = ("vector_a", "vector_b", "vector_c")
 _FLAGS = ("pad_m", "pad_n", "pad_k", "split_image", "two_stage", "explicit_gemm", "streamk_persistent")
@@ -31,11 +29,6 @@ GENERATE_OPTIONS = (
     "streamk_enabled", "streamk_reduction_strategy",
 )  # fmt: skip
 """Names of what ``select_set`` takes, beside the arch."""
-
-
-def generate_set(arch: ArchSpec, direction: Direction = Direction.FORWARD, **options: Any) -> list[SourceUnit]:
-    """The units of ``select_set``. Raises as it does."""
-    return [generate(config, arch) for config in select_set(arch, direction, **options)]
 
 
 def select_set(

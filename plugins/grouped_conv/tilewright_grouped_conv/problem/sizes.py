@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["ConvGeometry", "Triple", "extent", "output_padding_of", "output_size", "text_of"]
+__all__ = ["ConvGeometry", "Triple", "extent", "output_size", "text_of"]
 
 Triple = tuple[int, int, int]
 """One number per axis in the order depth, height, width; axes that a convolution lacks have size 1."""
@@ -95,25 +95,6 @@ class ConvGeometry:
     def shape_y(self) -> tuple[int, ...]:
         """[N, K, *out]."""
         return (self.n, self.k, *self.output[3 - self.ndim :])
-
-
-def output_padding_of(geometry: ConvGeometry) -> Triple:
-    """Pixels of the image behind the last that any output sees, per axis: what transposed convolutions must be told,
-    because strides leave it open.
-    """
-    rest = [
-        (size + begin + end - extent(taps, dilation)) % stride
-        for size, taps, stride, dilation, begin, end in zip(
-            geometry.input,
-            geometry.filter,
-            geometry.stride,
-            geometry.dilation,
-            geometry.pad_begin,
-            geometry.pad_end,
-            strict=True,
-        )
-    ]
-    return (rest[0], rest[1], rest[2])
 
 
 def text_of(numbers: Triple, ndim: int) -> str:

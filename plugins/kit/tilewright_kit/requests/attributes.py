@@ -29,7 +29,6 @@ __all__ = [
     "take_finite",
     "take_flag",
     "take_int",
-    "take_number",
     "take_product",
     "take_word",
     "wrong_type",
@@ -196,28 +195,6 @@ def _number(given: Mapping[str, Any], name: str, default: float, fits: Callable[
     if not fits(number):
         raise refuse(f"{name} must be {what}", f"attributes.{name}", value, "attribute_range", f"give {what}")
     return number
-
-
-def take_number(
-    given: Mapping[str, Any],
-    name: str,
-    default: float,
-    lowest: float,
-    highest: float,
-    *,
-    above: bool = False,
-    below: bool = False,
-) -> float:
-    """A number from ``lowest`` to ``highest``; ``above`` and ``below`` exclude the ends themselves."""
-
-    def fits(number: float) -> bool:
-        return (lowest < number if above else lowest <= number) and (number < highest if below else number <= highest)
-
-    if math.isfinite(highest):
-        what = f"a number {'above' if above else 'from'} {lowest:g} {'to below' if below else 'to'} {highest:g}"
-    else:
-        what = f"a finite number {'above' if above else 'of at least'} {lowest:g}"
-    return _number(given, name, default, lambda number: math.isfinite(number) and fits(number), what)
 
 
 def take_finite(given: Mapping[str, Any], name: str, default: float) -> float:

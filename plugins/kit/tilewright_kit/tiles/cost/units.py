@@ -20,10 +20,8 @@ __all__ = [
     "Work",
     "clock_of",
     "estimate",
-    "reduction_seconds",
     "rounds",
     "tile_efficiency",
-    "tiled_traffic",
     "unit_efficiency",
     "units_of",
 ]
@@ -81,28 +79,6 @@ class Traffic:
     @property
     def seconds(self) -> float:
         return self.nbytes / self.bytes_per_second if self.bytes_per_second > 0 else 0.0
-
-
-def tiled_traffic(
-    m: int, n: int, k: int, tile: tuple[int, int], element_bytes: tuple[float, float, float], k_slices: int = 1
-) -> float:
-    """Bytes that a tiled product reads and writes at the level that feeds tiles of ``tile`` = (m, n).
-
-    ``ceil(n / tile_n)`` readings of A, ``ceil(m / tile_m)`` readings of B and one writing of C per slice of K: Goto and
-    van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008), section 4, without reuse between tiles.
-    ``element_bytes`` are those of A, B and C. With the tile of a cache instead of the workgroup's, the traffic
-    behind that cache; with ``tile`` = (m, n), the least there can be.
-    """
-    a = m * k * ceil_div(n, max(1, tile[1])) * element_bytes[0]
-    b = k * n * ceil_div(m, max(1, tile[0])) * element_bytes[1]
-    return a + b + m * n * max(1, k_slices) * element_bytes[2]
-
-
-def reduction_seconds(elements: int, slices: int, element_bytes: float, bytes_per_second: float) -> float:
-    """Time to read ``slices`` partial results of ``elements`` each and to write their sum; 0 for a single slice."""
-    if slices <= 1 or bytes_per_second <= 0:
-        return 0.0
-    return (slices + 1) * elements * element_bytes / bytes_per_second
 
 
 @dataclass(frozen=True, slots=True)
