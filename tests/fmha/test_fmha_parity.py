@@ -1,6 +1,6 @@
-"""Side by side with PyTorch's ``scaled_dot_product_attention``: the configurations of the seeds' parity suite (types,
-sizes of heads, masks, grouped heads, biases, the sums' logarithms, odd lengths) and more, each at most 1.2 times as far
-from float64 as PyTorch is.
+"""Side by side with PyTorch's ``scaled_dot_product_attention``: the configurations of Composable Kernel's parity
+suite (types, sizes of heads, masks, grouped heads, biases, the sums' logarithms, odd lengths) and more, each at most
+1.2 times as far from float64 as PyTorch is.
 """
 
 from __future__ import annotations

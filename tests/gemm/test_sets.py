@@ -1,4 +1,6 @@
-"""Kernel sets: the seeds' names and counts, which of their kernels never were valid, and what the generator selects."""
+"""Kernel sets: Composable Kernel's names and counts, which of their kernels never were valid, and what the
+generator selects.
+"""
 
 from __future__ import annotations
 

@@ -260,7 +260,7 @@ def export(
     output: Path | None = typer.Option(None, "--output", "-o", help="File to write. Default: standard output."),
     target: str = _TARGET,
 ) -> None:
-    """Write the catalog as JSON, in the seeds' schema."""
+    """Write the catalog as JSON, in Composable Kernel's schema."""
     from tilewright_tools.cli.private_server import connected
 
     with connected(target) as client:
