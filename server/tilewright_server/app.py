@@ -39,6 +39,9 @@ STOP_S = 10.0
 """Beyond the grace period, how long a server that was told to end may take to give things back: a device that hangs, or
 a client's launch that never ends, must not keep the process."""
 
+ENDS = (signal.SIGTERM, signal.SIGINT)
+"""Signals that ask for an end; the terminal's end (SIGHUP) is none."""
+
 LAST_STEPS_S = 0.5
 """How long work that was cancelled may take to notice."""
 
@@ -201,6 +204,9 @@ class Application:
             format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         )
         _raise_descriptor_limit()
+        wanted = threading.Event()
+        stopping = threading.Thread(target=self._stop_when, args=(wanted,), name="stop", daemon=True)
+        stopping.start()  # now: the system may refuse threads when it is needed
         with _stop_signals() as signals:
             try:
                 self.start()
@@ -210,22 +216,19 @@ class Application:
             self._say_ready()
             name = signal.Signals(signals.get()).name
             log.info("%s: draining for up to %g s", name, self.settings.grace_s)
-            self._stop_soon()
+            wanted.set()
+            stopping.join(self.settings.grace_s + STOP_S)
+            if stopping.is_alive():
+                log.warning("a device or a client holds up the end: it is not waited for")
+                self._clean = False
             log.info("stopped")
             if not self._clean:
                 os._exit(0)  # threads that are still at work would hold up the interpreter's end
         return 0
 
-    def _stop_soon(self) -> None:
+    def _stop_when(self, wanted: threading.Event) -> None:
         """``stop``, as far as it gets in time; the end of the process does the rest."""
-        stopping = threading.Thread(target=self._stop_logged, name="stop", daemon=True)
-        stopping.start()
-        stopping.join(self.settings.grace_s + STOP_S)
-        if stopping.is_alive():
-            log.warning("a device or a client holds up the end: it is not waited for")
-            self._clean = False
-
-    def _stop_logged(self) -> None:
+        wanted.wait()
         try:
             self.stop()
         except Exception:
@@ -299,7 +302,9 @@ def _stop_signals() -> Iterator[queue.SimpleQueue[int]]:
 
     def forward() -> None:
         while number := os.read(reader, 1):
-            if number[0] not in (signal.SIGTERM, signal.SIGINT):
+            if number[0] == signal.SIGHUP:
+                log.info("SIGHUP: ignored; settings are read at the start, so start the server again to change them")
+            if number[0] not in ENDS:
                 continue
             if taken:
                 os._exit(128 + number[0])
@@ -308,7 +313,7 @@ def _stop_signals() -> Iterator[queue.SimpleQueue[int]]:
         os.close(reader)
 
     taken: list[int] = []
-    previous = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
+    previous = {number: signal.signal(number, lambda *_: None) for number in (*ENDS, signal.SIGHUP)}
     wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     threading.Thread(target=forward, name="signals", daemon=True).start()
     try:
@@ -331,7 +336,7 @@ def _raise_descriptor_limit(wanted: int = 65536) -> None:
 
 
 def _limits(settings: Settings) -> Any:
-    from tilewright_server.session.session import Limits
+    from tilewright_server.session.quotas import Limits
 
     return Limits(
         sessions=settings.max_sessions,

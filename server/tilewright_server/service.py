@@ -243,7 +243,7 @@ class Service:
             raise _too_often(repeat)
         binding = self.binder.bind(session.plan(plan_id), locations, session, repeat or 1)
         check_in_place(binding)
-        prepared = self.engine.current(binding.target.prepared, Call.within(timeout_s))
+        prepared = self.engine.current(binding.target.prepared, Call.within(timeout_s, client=session.client))
         prepared.check(binding.addresses)
         bound = BoundExecution(binding, prepared, timeout_s)
         bound.owner = owner
@@ -252,7 +252,7 @@ class Service:
     def launch(self, session: Session, binding_id: int, cancellation: Cancellation | None = None) -> Outcome:
         """Run a binding, in this thread, to its end."""
         bound = session.binding(binding_id)
-        call = Call.within(bound.timeout_s, cancellation)
+        call = Call.within(bound.timeout_s, cancellation, session.client)
         call.owner = session
         pins = (bound,)
         session.pin(pins)

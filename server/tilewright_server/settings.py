@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError, UnsupportedError
+from tilewright_server import setting_values as kinds
 
 __all__ = [
     "ENV_PREFIX",
@@ -55,83 +56,6 @@ class Setting:
         return "--" + self.name.replace("_", "-")
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("expected text")
-    return value
-
-
-def _flag(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-    if not isinstance(value, str) or value.strip().lower() not in words:
-        raise ValueError("expected true or false")
-    return words[value.strip().lower()]
-
-
-def _words(value: Any) -> tuple[str, ...]:
-    if isinstance(value, str):
-        return tuple(word.strip() for word in value.split(",") if word.strip())
-    if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
-        raise ValueError("expected a list of words")
-    return tuple(value)
-
-
-def _path(value: Any) -> Path:
-    if not isinstance(value, (str, Path)) or not str(value):
-        raise ValueError("expected a path")
-    return Path(value).expanduser()
-
-
-def _count(least: int, most: int) -> Callable[[Any], int]:
-    def parse(value: Any) -> int:
-        if isinstance(value, (bool, float)):
-            raise ValueError("expected a whole number")
-        number = int(value)
-        if not least <= number <= most:
-            raise ValueError(f"expected {least} to {most}")
-        return number
-
-    return parse
-
-
-_UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
-
-
-def _size(least: int, most: int) -> Callable[[Any], int]:
-    def parse(value: Any) -> int:
-        if isinstance(value, str):
-            text = value.strip().lower()
-            digits = text.rstrip("abcdefghijklmnopqrstuvwxyz ")
-            unit = text[len(digits) :].strip()
-            if unit not in _UNITS or not digits.strip().isdigit():
-                raise ValueError("expected bytes, or a number with KiB, MiB, GiB or TiB")
-            value = int(digits) * _UNITS[unit]
-        return _count(least, most)(value)
-
-    return parse
-
-
-def _seconds(least: float, most: float) -> Callable[[Any], float]:
-    def parse(value: Any) -> float:
-        number = float(value)
-        if not least <= number <= most:  # also refuses NaN
-            raise ValueError(f"expected {least:g} to {most:g} seconds")
-        return number
-
-    return parse
-
-
-def _choice(*allowed: str) -> Callable[[Any], str]:
-    def parse(value: Any) -> str:
-        if value not in allowed:
-            raise ValueError("expected one of " + ", ".join(allowed))
-        return str(value)
-
-    return parse
-
-
 def _setting(default: Any, kind: str, parse: Callable[[Any], Any], doc: str) -> Any:
     return field(default=default, metadata={"kind": kind, "parse": parse, "doc": doc})
 
@@ -143,133 +67,152 @@ class Settings:
     listen: tuple[str, ...] = _setting(
         (),
         "addresses",
-        _words,
+        kinds.words,
         "Where to listen: `unix:PATH`, or `HOST:PORT` with a loopback host."
         " Empty: `tilewright/tilewright.sock` in the user's runtime directory.",
     )
-    insecure: bool = _setting(False, "flag", _flag, "Allow TCP listeners, which any local user can reach.")
+    insecure: bool = _setting(False, "flag", kinds.flag, "Allow TCP listeners, which any local user can reach.")
     device: str = _setting(
         "",
         "name",
-        _text,
+        kinds.text,
         "Default device by id, for example `cpu:0`; a server without that device does not start."
         " Empty: the first GPU, or else the CPU.",
     )
-    plugins: tuple[str, ...] = _setting((), "names", _words, "Plugins to load. Empty: all that are installed.")
-    disabled_plugins: tuple[str, ...] = _setting((), "names", _words, "Plugins not to load.")
+    plugins: tuple[str, ...] = _setting((), "names", kinds.words, "Plugins to load. Empty: all that are installed.")
+    disabled_plugins: tuple[str, ...] = _setting((), "names", kinds.words, "Plugins not to load.")
     cpu_arch: str = _setting(
-        "", "name", _text, "CPU level to make kernels for, for example `x86-64-v2`. Empty: the machine's."
+        "", "name", kinds.text, "CPU level to make kernels for, for example `x86-64-v2`. Empty: the machine's."
     )
-    cpu_threads: int = _setting(0, "count", _count(0, 4096), "Threads of the CPU device. 0: all usable cores.")
+    cpu_threads: int = _setting(0, "count", kinds.count(0, 4096), "Threads of the CPU device. 0: all usable cores.")
     cpu_isolated: bool = _setting(
         False,
         "flag",
-        _flag,
+        kinds.flag,
         "Run kernels of the CPU in a process of their own, as those of GPUs are. A fault in one then ends that process"
         " only; operands in shared memory are copied, unless they are registered with that device.",
     )
     strategy: str = _setting(
         "auto",
         "name",
-        _text,
+        kinds.text,
         "Selection strategy of requests that name none. `auto` goes by measurements where the device's kind was"
         " measured, else by the model.",
     )
     perf_database: Path | None = _setting(  # noqa: RUF009
-        None, "path", _path, "File of the user's own measurements. Empty: `perf.sqlite` in the user's data directory."
+        None,
+        "path",
+        kinds.path,
+        "File of the user's own measurements. Empty: `perf.sqlite` in the user's data directory.",
     )
     cache_dir: Path | None = _setting(  # noqa: RUF009
-        None, "path", _path, "Folder of compiled kernels. Empty: `tilewright` in the user's cache directory."
+        None, "path", kinds.path, "Folder of compiled kernels. Empty: `tilewright` in the user's cache directory."
     )
     cache_bytes: int = _setting(
-        2048 * MIB, "size", _size(0, 2**50), "Size that the cache of compiled kernels is kept to."
+        2048 * MIB, "size", kinds.size(0, 2**50), "Size that the cache of compiled kernels is kept to."
     )
-    compiler: str = _setting("", "name", _text, "C++ compiler, by name or path. Empty: the first that is found.")
+    compiler: str = _setting("", "name", kinds.text, "C++ compiler, by name or path. Empty: the first that is found.")
     hip_compiler: str = _setting(
         "",
         "name",
-        _text,
+        kinds.text,
         "Compiler for AMD GPUs: `hiprtc`, `ziglang`, or a clang++ by name or path. Empty: the first that is found.",
     )
     llvm_objdump: str = _setting(
         "",
         "name",
-        _text,
+        kinds.text,
         "The llvm-objdump that reads AMD GPUs' kernels, by name or path. Empty: the first that is found.",
     )
-    build_workers: int = _setting(0, "count", _count(0, 1024), "Compilers that run at a time. 0: one per usable core.")
+    build_workers: int = _setting(
+        0, "count", kinds.count(0, 1024), "Compilers that run at a time. 0: one per usable core."
+    )
     build_timeout_s: float = _setting(
-        120.0, "seconds", _seconds(1, 86400), "Time after which a compiler counts as hanging."
+        120.0, "seconds", kinds.seconds(1, 86400), "Time after which a compiler counts as hanging."
     )
     workers: int = _setting(
-        64, "count", _count(2, 4096), "Threads that answer unary calls; started as they are needed."
+        64,
+        "count",
+        kinds.count(2, 4096),
+        "Threads that answer calls, and as many for requests of streams; started as they are needed. One client's"
+        " process has at most half of them.",
     )
-    max_streams: int = _setting(
-        256, "count", _count(1, 65536), "Execution streams that may be open at once, each with a thread of its own."
+    calls_waiting: int = _setting(
+        4096,
+        "count",
+        kinds.count(1, 1_000_000),
+        "Calls of each kind that may wait for a thread; more are refused. One client's process has at most half.",
     )
+    builds_waiting: int = _setting(
+        256, "count", kinds.count(1, 1_000_000), "Calls of `Kernels.Build` that may wait while 16 are served."
+    )
+    max_streams: int = _setting(256, "count", kinds.count(1, 65536), "Execution streams that may be open at once.")
     queue_limit: int = _setting(
-        256, "count", _count(1, 1_000_000), "Executions that may wait for the device; more are refused."
+        256, "count", kinds.count(1, 1_000_000), "Executions that may wait for the device; more are refused."
     )
     workspace_bytes: int = _setting(
-        4096 * MIB, "size", _size(0, 2**50), "Workspace of all executions and bindings of one device together."
+        4096 * MIB, "size", kinds.size(0, 2**50), "Workspace of all executions and bindings of one device together."
     )
     plan_cache_bytes: int = _setting(
         64 * MIB,
         "size",
-        _size(0, 2**50),
+        kinds.size(0, 2**50),
         "Memory for plans and requests that are remembered in case they come again. Prepared plans count as their"
         " session's.",
     )
     max_loaded_kernels: int = _setting(
-        1024, "count", _count(1, 100_000), "Kernels that stay loaded while nobody uses them; the rest is unloaded."
+        1024, "count", kinds.count(1, 100_000), "Kernels that stay loaded while nobody uses them; the rest is unloaded."
     )
     local_socket: bool = _setting(
         True,
         "flag",
-        _flag,
+        kinds.flag,
         "Serve the local socket (descriptors, fast launches) beside the first Unix socket.",
     )
     local_connections: int = _setting(
-        256, "count", _count(1, 65536), "Local connections that may be open at once, each with a thread of its own."
+        256,
+        "count",
+        kinds.count(1, 65536),
+        "Local connections that may be open at once, each with a thread of its own.",
     )
-    session_connections: int = _setting(32, "count", _count(1, 65536), "Local connections of one session.")
-    max_sessions: int = _setting(1024, "count", _count(1, 1_000_000), "Sessions that may be open at once.")
-    max_regions: int = _setting(4096, "count", _count(1, 60_000), "Shared-memory regions of one session.")
-    max_plans: int = _setting(4096, "count", _count(1, 1_000_000), "Prepared plans of one session.")
+    session_connections: int = _setting(32, "count", kinds.count(1, 65536), "Local connections of one session.")
+    max_sessions: int = _setting(1024, "count", kinds.count(1, 1_000_000), "Sessions that may be open at once.")
+    max_regions: int = _setting(4096, "count", kinds.count(1, 60_000), "Shared-memory regions of one session.")
+    max_plans: int = _setting(4096, "count", kinds.count(1, 1_000_000), "Prepared plans of one session.")
     plan_bytes: int = _setting(
-        256 * MIB, "size", _size(0, 2**50), "Memory that all prepared plans of one session may take together."
+        256 * MIB, "size", kinds.size(0, 2**50), "Memory that all prepared plans of one session may take together."
     )
-    max_bindings: int = _setting(16384, "count", _count(1, 1_000_000), "Bound executions of one session.")
-    max_buffers: int = _setting(4096, "count", _count(1, 1_000_000), "Resident buffers of one session.")
+    max_bindings: int = _setting(16384, "count", kinds.count(1, 1_000_000), "Bound executions of one session.")
+    max_buffers: int = _setting(4096, "count", kinds.count(1, 1_000_000), "Resident buffers of one session.")
     buffer_bytes: int = _setting(
         4096 * MIB,
         "size",
-        _size(0, 2**50),
+        kinds.size(0, 2**50),
         "Bytes of all resident buffers of one session together; such that can be exported count in whole blocks.",
     )
     inline_limit: int = _setting(
-        4 * MIB, "size", _size(0, 512 * MIB), "Largest operand that may travel inside a message, either way."
+        4 * MIB, "size", kinds.size(0, 512 * MIB), "Largest operand that may travel inside a message, either way."
     )
     message_limit: int = _setting(
         20 * MIB,
         "size",
-        _size(64 * 1024, 1024 * MIB),
+        kinds.size(64 * 1024, 1024 * MIB),
         "Largest message received. Bounds what a client can make the server hold per call before it is looked at.",
     )
     keepalive_s: float = _setting(
         20.0,
         "seconds",
-        _seconds(1, 7200),
+        kinds.seconds(1, 7200),
         "Silence after which a TCP client is probed; half of it later it counts as dead.",
     )
     grace_s: float = _setting(
-        10.0, "seconds", _seconds(0, 3600), "How long work in flight may take after a stop signal."
+        10.0, "seconds", kinds.seconds(0, 3600), "How long work in flight may take after a stop signal."
     )
     reflection: bool = _setting(
-        True, "flag", _flag, "Serve gRPC reflection, so that grpcurl works without the protocol files."
+        True, "flag", kinds.flag, "Serve gRPC reflection, so that grpcurl works without the protocol files."
     )
     log_level: str = _setting(
-        "info", "level", _choice("debug", "info", "warning", "error"), "How much to log, to standard error."
+        "info", "level", kinds.choice("debug", "info", "warning", "error"), "How much to log, to standard error."
     )
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from tilewright_kit.types.errors import CancelledError, DeadlineError
+from tilewright_server.engine.client import ANONYMOUS, Client
 
 __all__ = ["Call", "Cancellation", "Owner"]
 
@@ -69,10 +70,13 @@ class Call:
     call object serves one request at a time.
     """
 
-    __slots__ = ("build_ns", "cancellation", "deadline", "owner", "plan_cached", "plan_ns")
+    __slots__ = ("build_ns", "cancellation", "client", "deadline", "owner", "plan_cached", "plan_ns")
 
-    def __init__(self, deadline: float | None = None, cancellation: Cancellation | None = None) -> None:
+    def __init__(
+        self, deadline: float | None = None, cancellation: Cancellation | None = None, client: Client = ANONYMOUS
+    ) -> None:
         self.deadline = deadline
+        self.client = client
         self.cancellation = cancellation
         self.owner: Owner | None = None
         self.plan_ns = 0
@@ -80,9 +84,11 @@ class Call:
         self.plan_cached = False
 
     @classmethod
-    def within(cls, seconds: float | None, cancellation: Cancellation | None = None) -> Call:
+    def within(
+        cls, seconds: float | None, cancellation: Cancellation | None = None, client: Client = ANONYMOUS
+    ) -> Call:
         """A call that is given up ``seconds`` from now."""
-        return cls(None if seconds is None else time.monotonic() + seconds, cancellation)
+        return cls(None if seconds is None else time.monotonic() + seconds, cancellation, client)
 
     def check(self) -> None:
         """Raise ``CancelledError`` if the caller went away, ``DeadlineError`` if its time is over."""

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 from tilewright_kit.contract.problem import Role
 from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError
 from tilewright_proto.v1 import dispatch_pb2 as pb
 from tilewright_server.engine.call import Call, Cancellation
+from tilewright_server.engine.client import Client
 from tilewright_server.engine.types import Outcome
 from tilewright_server.messages import tensors as convert
 from tilewright_server.protocol.errors import as_tilewright_error, to_detail
-from tilewright_server.rpc.duplex import open_duplex
-from tilewright_server.rpc.method_handlers import Context, call_of, own_threads, parse_as, raw
-from tilewright_server.rpc.streams import Streams
+from tilewright_server.rpc.calls import WireCall
+from tilewright_server.rpc.method_handlers import Lane, call_of, lane, parse_as, raw
 from tilewright_server.service import Batch, Finished, Result, Service
 from tilewright_server.session.session import Session
 
@@ -31,11 +31,10 @@ RESOLVE_ATTEMPTS = 3
 class DispatchServicer:
     """Runs operations. ``execute`` and ``execute_stream`` are the hot path: see ``_batch``."""
 
-    def __init__(self, service: Service, streams: Streams) -> None:
+    def __init__(self, service: Service) -> None:
         self._service = service
-        self._streams = streams
 
-    def run(self, request: pb.RunRequest, context: Context) -> pb.RunReply:
+    def run(self, request: pb.RunRequest, context: WireCall) -> pb.RunReply:
         call = call_of(context)
         result = self._service.run(
             request.session,
@@ -48,7 +47,7 @@ class DispatchServicer:
             outputs=[convert.output(item) for item in result.outputs], report=convert.report(result, call)
         )
 
-    def plan(self, request: pb.PlanRequest, context: Context) -> pb.PlanReply:
+    def plan(self, request: pb.PlanRequest, context: WireCall) -> pb.PlanReply:
         call = call_of(context)
         plan_id, target = self._service.plan(
             request.session,
@@ -68,19 +67,19 @@ class DispatchServicer:
             json=json.dumps(prepared.plan.to_dict(), default=str),
         )
 
-    def release_plan(self, request: pb.ReleasePlanRequest, _: Context) -> pb.ReleasePlanReply:
+    def release_plan(self, request: pb.ReleasePlanRequest, _: WireCall) -> pb.ReleasePlanReply:
         self._service.sessions.get(request.session).release_plan(request.plan)
         return pb.ReleasePlanReply()
 
-    def bind(self, request: pb.BindRequest, _: Context) -> pb.BindReply:
+    def bind(self, request: pb.BindRequest, _: WireCall) -> pb.BindReply:
         return bind(self._service, self._service.sessions.get(request.session), request)
 
-    def unbind(self, request: pb.UnbindRequest, context: Context) -> pb.UnbindReply:
+    def unbind(self, request: pb.UnbindRequest, context: WireCall) -> pb.UnbindReply:
         self._service.sessions.get(request.session).unbind(request.binding, call_of(context).deadline)
         return pb.UnbindReply()
 
     @raw
-    def execute(self, data: bytes, context: Context) -> bytes:
+    def execute(self, data: bytes, context: WireCall) -> bytes:
         call = call_of(context)
         for attempt in range(RESOLVE_ATTEMPTS):
             batch = self._batch(data)
@@ -92,28 +91,15 @@ class DispatchServicer:
                     raise
         raise AssertionError("unreachable")
 
-    @raw
-    @own_threads
-    def execute_stream(self, requests: Iterator[bytes], context: Context, send: Callable[[bytes | None], None]) -> None:
-        cancellation = Cancellation()
-        context.add_callback(cancellation.cancel)
-        duplex = open_duplex(requests, send)
-        reply: bytes | None = None
-        with self._streams.open(context, send) as stream:
-            while True:
-                data = duplex.exchange(reply, stream.rest)
-                if data is None or not stream.work():
-                    return
-                reply = self._stream_reply(data, cancellation)
-
-    def _stream_reply(self, data: bytes, cancellation: Cancellation) -> bytes:
+    @lane(Lane.STREAM)
+    def execute_stream(self, data: bytes, cancellation: Cancellation, client: Client) -> bytes:
         """As ``execute``, but what concerns the whole request becomes the error of each of its executions."""
         count = 1
         for _ in range(RESOLVE_ATTEMPTS):
             try:
                 batch = self._batch(data)
                 count = len(batch.entries)
-                call = Call.within(batch.timeout_ms / 1000 if batch.timeout_ms else None, cancellation)
+                call = Call.within(batch.timeout_ms / 1000 if batch.timeout_ms else None, cancellation, client)
                 return _reply(self._service.execute(batch, call))
             except Exception as error:  # noqa: PERF203 - at most three times
                 failure = error

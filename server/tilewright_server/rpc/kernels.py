@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import queue
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from tilewright_kit.config.kernel_config import KernelConfig
 from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError, TilewrightError
 from tilewright_proto.v1 import kernels_pb2 as pb
-from tilewright_server.build.pool import BuildEvent
 from tilewright_server.devices.contract import CountingDevice
 from tilewright_server.messages import tensors as convert
 from tilewright_server.messages.kernels import build_event, statistics, summary
 from tilewright_server.protocol.errors import to_violation
-from tilewright_server.rpc.method_handlers import Context, call_of, own_threads
+from tilewright_server.rpc.calls import WireCall
+from tilewright_server.rpc.method_handlers import Lane, Send, call_of, events, lane
 from tilewright_server.service import Service
 
 __all__ = ["KernelsServicer"]
@@ -34,7 +32,7 @@ class KernelsServicer:
         self._service = service
         self._engine = service.engine
 
-    def list(self, request: pb.ListKernelsRequest, _: Context) -> pb.ListKernelsReply:
+    def list(self, request: pb.ListKernelsRequest, _: WireCall) -> pb.ListKernelsReply:
         narrow = request.filter
         kernels, total = self._engine.kernels.list(
             *_filter(narrow), offset=request.offset, limit=min(request.limit or PAGE, PAGE)
@@ -45,7 +43,7 @@ class KernelsServicer:
             kernel_sets=self._engine.kernels.kernel_sets(narrow.operation),
         )
 
-    def describe(self, request: pb.DescribeKernelRequest, _: Context) -> pb.DescribeKernelReply:
+    def describe(self, request: pb.DescribeKernelRequest, _: WireCall) -> pb.DescribeKernelReply:
         detail = self._engine.kernels.detail(request.operation, request.name, request.arch)
         return pb.DescribeKernelReply(
             summary=summary(detail.kernel),
@@ -54,13 +52,13 @@ class KernelsServicer:
             log=detail.log,
         )
 
-    def validate(self, request: pb.ValidateConfigRequest, _: Context) -> pb.ValidateConfigReply:
+    def validate(self, request: pb.ValidateConfigRequest, _: WireCall) -> pb.ValidateConfigReply:
         config, violations = self._engine.validate(request.operation, _config(request.config_json), request.arch)
         return pb.ValidateConfigReply(
             valid=not violations, name=config.name, violations=[to_violation(item) for item in violations]
         )
 
-    def correct(self, request: pb.CorrectConfigRequest, _: Context) -> pb.CorrectConfigReply:
+    def correct(self, request: pb.CorrectConfigRequest, _: WireCall) -> pb.CorrectConfigReply:
         correction = self._engine.correct(request.operation, _config(request.config_json), request.arch)
         return pb.CorrectConfigReply(
             valid=correction.is_valid,
@@ -70,42 +68,32 @@ class KernelsServicer:
             remaining=[to_violation(item) for item in correction.remaining],
         )
 
-    @own_threads
-    def build(self, request: pb.BuildRequest, context: Context) -> Iterator[pb.BuildEvent]:
-        """Events as they come. The builds are waited for in a thread of their own, since a slow reader must not hold
-        up the compilers.
-        """
+    @lane(Lane.BUILD)
+    @events
+    def build(self, request: pb.BuildRequest, context: WireCall, send: Send) -> None:
+        """Events as they come. A slow reader does not hold up the compilers."""
         call = call_of(context)
         configs = self._wanted(request)
-        events: queue.SimpleQueue[BuildEvent | BaseException | None] = queue.SimpleQueue()
         arch = self._engine.kernels.arch(request.arch or request.filter.arch)
+        self._engine.build(
+            configs, arch, lambda event: send(build_event(event)), call, retry_failed=request.retry_failed
+        )
+        send(None)
 
-        def work() -> None:
-            try:
-                self._engine.build(configs, arch, events.put, call, retry_failed=request.retry_failed)
-                events.put(None)
-            except BaseException as error:
-                events.put(error)
-
-        threading.Thread(target=work, name="build", daemon=True).start()
-        while (event := events.get()) is not None:
-            if isinstance(event, BaseException):
-                raise event
-            yield build_event(event)
-
-    def explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainReply:
+    def explain(self, request: pb.ExplainRequest, context: WireCall) -> pb.ExplainReply:
         explanation = self._engine.explain(
             convert.operation_request(request), convert.selection(request.selection), call_of(context)
         )
         return pb.ExplainReply(json=json.dumps(explanation, default=str))
 
-    def export(self, request: pb.ExportRequest, _: Context) -> pb.ExportReply:
+    def export(self, request: pb.ExportRequest, _: WireCall) -> pb.ExportReply:
         document = dict(self._engine.kernels.export(*_filter(request.filter)))
         if not request.statistics:
             document.pop("statistics", None)
         return pb.ExportReply(json=json.dumps(document, default=str))
 
-    def statistics(self, _: pb.StatisticsRequest, context: Context) -> pb.StatisticsReply:  # noqa: ARG002
+    @lane(Lane.REPORT)
+    def statistics(self, _: pb.StatisticsRequest, context: WireCall) -> pb.StatisticsReply:  # noqa: ARG002
         engine = self._engine
         counters: dict[str, Mapping[str, int]] = {}
         for name, device in engine.devices.opened().items():

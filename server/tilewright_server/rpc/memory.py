@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from tilewright_kit.types.errors import InvalidArgumentError, UnavailableError, UnsupportedError
 from tilewright_proto.v1 import memory_pb2 as pb
 from tilewright_server.memory.buffers import ResidentBuffer
 from tilewright_server.memory.device_regions import exportable_bytes
 from tilewright_server.messages.regions import exported, region_reply, region_source
-from tilewright_server.rpc.method_handlers import Context, call_of, lease
+from tilewright_server.rpc.calls import WireCall
+from tilewright_server.rpc.method_handlers import Lane, Send, call_of, events, lane
+from tilewright_server.rpc.threads import Threads
 from tilewright_server.service import Service
 from tilewright_server.session.session import Session
 
 __all__ = ["Leases", "MemoryServicer"]
-
-Send = Callable[[pb.SessionEvent | None], None]
 
 
 class Leases:
@@ -28,13 +27,14 @@ class Leases:
     so that is done elsewhere.
     """
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, reapers: Threads) -> None:
+        """Several ``reapers``: the memory of one session may wait for a device that hangs, and must not keep the
+        others waiting."""
         self._service = service
         self._lock = threading.Lock()
         self._open: dict[Session, Send] = {}
         self._closing = False
-        # Several: the memory of one session may wait for a device that hangs, and must not keep the others waiting.
-        self._reaper = ThreadPoolExecutor(16, thread_name_prefix="reaper")
+        self._reapers = reapers
 
     def begin(self, session: Session, send: Send) -> None:
         with self._lock:
@@ -49,7 +49,7 @@ class Leases:
         with self._lock:
             self._open.pop(session, None)
             if not self._closing:
-                self._reaper.submit(self._service.sessions.close, session)
+                self._reapers.submit(partial(self._service.sessions.close, session), session.client)
 
     def close(self, reason: str) -> None:
         """Tell all clients, and end their streams. Their sessions are left to ``Sessions.close_all``."""
@@ -59,7 +59,7 @@ class Leases:
         for send in sends:
             send(pb.SessionEvent(closing=pb.SessionEvent.Closing(reason=reason)))
             send(None)
-        self._reaper.shutdown(wait=True)
+        self._reapers.close()
 
 
 class MemoryServicer:
@@ -72,12 +72,13 @@ class MemoryServicer:
         self._opened = opened
         """The hello that every client gets, without its token."""
 
-    @lease
-    def open_session(self, request: pb.OpenSessionRequest, context: Context, send: Send) -> None:
+    @lane(Lane.SESSION)
+    @events
+    def open_session(self, request: pb.OpenSessionRequest, context: WireCall, send: Send) -> None:
         local = context.peer().startswith("unix:")
-        session = self._sessions.open(request.client_name, local=local)
+        session = self._sessions.open(request.client_name, local=local, client=context.client)
         self._leases.begin(session, send)
-        if not context.add_callback(lambda: self._leases.end(session)):
+        if not context.on_end(lambda: self._leases.end(session)):
             self._leases.end(session)
             return
         event = pb.SessionEvent(opened=self._opened)
@@ -87,15 +88,16 @@ class MemoryServicer:
             event.opened.ClearField("local_socket")
         send(event)
 
-    def register_region(self, request: pb.RegisterRegionRequest, _: Context) -> pb.RegisterRegionReply:
+    def register_region(self, request: pb.RegisterRegionRequest, _: WireCall) -> pb.RegisterRegionReply:
         session = self._sessions.get(request.session)
         return region_reply(self._service.register(session, region_source(request), request.bytes))
 
-    def unregister_region(self, request: pb.UnregisterRegionRequest, context: Context) -> pb.UnregisterRegionReply:
+    def unregister_region(self, request: pb.UnregisterRegionRequest, context: WireCall) -> pb.UnregisterRegionReply:
         self._sessions.get(request.session).unregister(request.region, call_of(context).deadline)
         return pb.UnregisterRegionReply()
 
-    def status(self, request: pb.StatusRequest, _: Context) -> pb.StatusReply:
+    @lane(Lane.REPORT)
+    def status(self, request: pb.StatusRequest, _: WireCall) -> pb.StatusReply:
         session = self._sessions.get(request.session)
         regions, buffers, plans = session.objects()
         kind = pb.StatusReply
@@ -124,7 +126,7 @@ class MemoryServicer:
             bindings=[item.id for item in session.bindings()],
         )
 
-    def create_buffer(self, request: pb.CreateBufferRequest, context: Context) -> pb.CreateBufferReply:
+    def create_buffer(self, request: pb.CreateBufferRequest, context: WireCall) -> pb.CreateBufferReply:
         session = self._sessions.get(request.session)
         device = self._service.engine.devices.get(request.device, call_of(context).remaining())
         exportable = request.exportable
@@ -135,7 +137,8 @@ class MemoryServicer:
         )
         return pb.CreateBufferReply(buffer=buffer.id)
 
-    def write_buffer(self, request: pb.WriteBufferRequest, _: Context) -> pb.WriteBufferReply:
+    @lane(Lane.COPY)
+    def write_buffer(self, request: pb.WriteBufferRequest, _: WireCall) -> pb.WriteBufferReply:
         place = request.WhichOneof("source")
         if place is None:
             raise InvalidArgumentError(
@@ -145,16 +148,17 @@ class MemoryServicer:
         self._service.write_buffer(request.session, request.buffer, request.offset, source, request.bytes)
         return pb.WriteBufferReply()
 
-    def read_buffer(self, request: pb.ReadBufferRequest, _: Context) -> pb.ReadBufferReply:
+    @lane(Lane.COPY)
+    def read_buffer(self, request: pb.ReadBufferRequest, _: WireCall) -> pb.ReadBufferReply:
         target = (request.region.region, request.region.offset) if request.HasField("region") else None
         data = self._service.read_buffer(request.session, request.buffer, request.offset, request.bytes, target)
         return pb.ReadBufferReply(data=data)
 
-    def free_buffer(self, request: pb.FreeBufferRequest, context: Context) -> pb.FreeBufferReply:
+    def free_buffer(self, request: pb.FreeBufferRequest, context: WireCall) -> pb.FreeBufferReply:
         self._sessions.get(request.session).free_buffer(request.buffer, call_of(context).deadline)
         return pb.FreeBufferReply()
 
-    def export_buffer(self, request: pb.ExportBufferRequest, _: Context) -> pb.ExportBufferReply:
+    def export_buffer(self, request: pb.ExportBufferRequest, _: WireCall) -> pb.ExportBufferReply:
         buffer, handle = self._service.export_buffer(self._sessions.get(request.session), request.buffer)
         if handle.fd >= 0:
             os.close(handle.fd)

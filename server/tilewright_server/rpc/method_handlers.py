@@ -1,32 +1,66 @@
 """From servicer methods to gRPC handlers.
 
-Handlers take and return bytes: messages are parsed in the worker thread instead of gRPC's one event thread, garbage
-gets a typed error, and a method that answers the same bytes again need not serialise. A servicer's method has the
-call's name in snake case.
+Requests are parsed in the thread that serves them instead of gRPC's one event thread, garbage gets a typed error, and a
+method that answers the same bytes again need not serialise. A servicer's method has the call's name in snake case.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
+from enum import Enum
+from functools import partial
 from typing import Any, TypeVar
 
 import grpc
 from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
-from grpc import ServicerContext as Context
 
 from tilewright_kit.types.errors import CancelledError, InvalidArgumentError
 from tilewright_server.engine.call import Call, Cancellation
-from tilewright_server.rpc.status import abort
+from tilewright_server.engine.client import Client
+from tilewright_server.rpc.calls import Outbox, WireCall
+from tilewright_server.rpc.event_loop import Entry
+from tilewright_server.rpc.streams import Streams
+from tilewright_server.rpc.threads import Threads
 
-__all__ = ["Context", "call_of", "lease", "own_threads", "raw", "register"]
+__all__ = ["Lane", "Reception", "Send", "call_of", "events", "lane", "parse_as", "raw", "register"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+Send = Callable[["Message | None"], None]
+"""Sends an event of a stream, without waiting for the client to read it; None ends the stream."""
 
-FOREVER_S = 1e8
-"""gRPC shows the absence of a deadline as a time in the far future."""
+
+class Lane(Enum):
+    """Classes of calls, each with threads of its own: calls of one cannot keep those of another waiting."""
+
+    HEALTH = "health"
+    SESSION = "session"
+    REPORT = "report"
+    WORK = "work"
+    COPY = "copy"
+    BUILD = "build"
+    STREAM = "stream"
+
+
+class Reception:
+    """Parts that serve all methods: who a caller is, and threads by lane."""
+
+    def __init__(
+        self, identify: Callable[[WireCall, bytes], Client], threads: Mapping[Lane, Threads], streams: Streams
+    ) -> None:
+        self.identify = identify
+        self.threads = threads
+        self.streams = streams
+
+    def submit(self, where: Lane, call: WireCall, data: bytes, job: Callable[[], None]) -> None:
+        """Serve the request ``data``. Runs in gRPC's event thread; a refusal ends the call."""
+        try:
+            call.client = self.identify(call, data)
+            self.threads[where].submit(job, call.client)
+        except BaseException as error:
+            call.fail(error)
 
 
 def raw(method: F) -> F:
@@ -35,100 +69,113 @@ def raw(method: F) -> F:
     return method
 
 
-def lease(method: F) -> F:
-    """Mark a server-streaming method that takes a function to send with and returns at once: it holds no thread while
-    its stream is open.
+def events(method: F) -> F:
+    """Mark a server-streaming method that takes a function to send with. Its stream ends when that is called with
+    None, or when the method raises, not when it returns.
     """
-    method.lease = True  # type: ignore[attr-defined]
+    method.events = True  # type: ignore[attr-defined]
     return method
 
 
-def own_threads(method: F) -> F:
-    """Mark a method whose calls may stay open for long: they get threads of their own, so that they cannot starve the
-    others.
-    """
-    method.own_threads = True  # type: ignore[attr-defined]
-    return method
+def lane(where: Lane) -> Callable[[F], F]:
+    """Mark a method whose calls are of another class than ``WORK``."""
+
+    def mark(method: F) -> F:
+        method.lane = where  # type: ignore[attr-defined]
+        return method
+
+    return mark
 
 
-def call_of(context: Context) -> Call:
-    """The engine's view of a gRPC call: its deadline, and the end of the client's interest."""
-    remaining = context.time_remaining()
+def call_of(context: WireCall) -> Call:
+    """The engine's view of a gRPC call: its deadline, its client, and the end of the client's interest."""
     cancellation = Cancellation()
-    call = Call.within(remaining if remaining is not None and remaining < FOREVER_S else None, cancellation)
-    if not context.add_callback(cancellation.cancel):
+    call = Call.within(context.remaining(), cancellation, context.client)
+    if not context.on_end(cancellation.cancel):
         raise CancelledError("the caller has gone away", rule="cancelled", fix="send it again if it is still wanted")
     return call
 
 
-def register(server: grpc.Server, servicer: object, service: ServiceDescriptor, stream_pool: Any) -> None:
-    """Serve all methods of ``service`` by ``servicer``."""
-    handlers = {method.name: _handler(servicer, method, stream_pool) for method in service.methods}
+def register(server: grpc.Server, servicer: object, service: ServiceDescriptor, reception: Reception) -> None:
+    """Serve the methods of ``service`` that ``servicer`` has."""
+    served = [method for method in service.methods if hasattr(servicer, _snake(method.name))]
+    handlers = {method.name: _handler(servicer, method, reception) for method in served}
     server.add_registered_method_handlers(service.full_name, handlers)
 
 
-def _handler(servicer: object, method: MethodDescriptor, stream_pool: Any) -> grpc.RpcMethodHandler:
+def _handler(servicer: object, method: MethodDescriptor, reception: Reception) -> grpc.RpcMethodHandler:
     behaviour = getattr(servicer, _snake(method.name))
+    where = getattr(behaviour, "lane", Lane.WORK)
     parse = _passed if getattr(behaviour, "raw", False) else _parser(method)
     if method.client_streaming:
-        handle = _streaming(behaviour)
-    elif getattr(behaviour, "lease", False):
-        handle = _leased(behaviour, parse)
-    elif method.server_streaming:
-        handle = _events(behaviour, parse)
-    else:
-        handle = _unary(behaviour, parse)
-    if getattr(behaviour, "own_threads", False):
-        handle.experimental_thread_pool = stream_pool  # type: ignore[attr-defined]
-    if method.client_streaming:
-        return grpc.stream_stream_rpc_method_handler(handle)
+        return grpc.stream_stream_rpc_method_handler(_stream(behaviour, where, reception))
     if method.server_streaming:
-        return grpc.unary_stream_rpc_method_handler(handle)
-    return grpc.unary_unary_rpc_method_handler(handle)
+        return grpc.unary_stream_rpc_method_handler(_one_request(_events(behaviour, parse), where, reception))
+    return grpc.unary_unary_rpc_method_handler(_one_request(_unary(behaviour, parse), where, reception))
 
 
-def _unary(behaviour: Callable[..., Any], parse: Callable[[bytes], Any]) -> Callable[..., Any]:
-    def handle(data: bytes, context: Context) -> bytes:
+def _one_request(serve: Callable[[WireCall, bytes], None], where: Lane, reception: Reception) -> Entry:
+    def received(call: WireCall, data: bytes | None) -> None:
+        if data is None:
+            call.fail(InvalidArgumentError("the call came without a request", rule="wire_format", fix="send one"))
+        else:
+            reception.submit(where, call, data, partial(serve, call, data))
+
+    return Entry(lambda call: call.receive(partial(received, call)))
+
+
+def _unary(behaviour: Callable[..., Any], parse: Callable[[bytes], Any]) -> Callable[[WireCall, bytes], None]:
+    def serve(call: WireCall, data: bytes) -> None:
         try:
-            return _bytes(behaviour(parse(data), context))
+            call.finish(_bytes(behaviour(parse(data), call)))
         except Exception as error:
-            abort(context, error)
+            call.fail(error)
 
-    return handle
+    return serve
 
 
-def _events(behaviour: Callable[..., Any], parse: Callable[[bytes], Any]) -> Callable[..., Any]:
-    def handle(data: bytes, context: Context) -> Iterator[bytes]:
+def _events(behaviour: Callable[..., Any], parse: Callable[[bytes], Any]) -> Callable[[WireCall, bytes], None]:
+    def serve(call: WireCall, data: bytes) -> None:
+        outbox = Outbox(call)
+
+        def send(event: Message | None) -> None:
+            if event is None:
+                outbox.end()
+            else:
+                outbox.send(event.SerializeToString())
+
         try:
-            for event in behaviour(parse(data), context):
-                yield _bytes(event)
+            behaviour(parse(data), call, send)
         except Exception as error:
-            abort(context, error)
+            outbox.end(error)
 
-    return handle
-
-
-def _leased(behaviour: Callable[..., Any], parse: Callable[[bytes], Any]) -> Callable[..., Any]:
-    def handle(data: bytes, context: Context, send: Callable[[bytes | None], None]) -> None:
-        try:
-            behaviour(parse(data), context, lambda event: send(None if event is None else event.SerializeToString()))
-        except Exception as error:
-            abort(context, error)
-
-    handle.experimental_non_blocking = True  # type: ignore[attr-defined]
-    return handle
+    return serve
 
 
-def _streaming(behaviour: Callable[..., Any]) -> Callable[..., Any]:
-    def handle(requests: Iterator[bytes], context: Context, send: Callable[[bytes | None], None]) -> None:
-        try:
-            behaviour(requests, context, send)
-        except Exception as error:
-            if context.is_active():
-                abort(context, error)
+def _stream(behaviour: Callable[..., bytes], where: Lane, reception: Reception) -> Entry:
+    """A method that answers each message of a stream with one, ``behaviour(data, cancellation, client)``. The stream
+    holds a thread while it works on a message only."""
 
-    handle.experimental_non_blocking = True  # type: ignore[attr-defined]
-    return handle
+    def accept(call: WireCall) -> None:
+        cancellation = Cancellation()
+        stream = reception.streams.open(call)
+        call.on_end(cancellation.cancel)
+
+        def received(data: bytes | None) -> None:
+            if data is None:
+                stream.complete()
+            elif stream.work():
+                reception.submit(where, call, data, partial(answer, data))
+
+        def answer(data: bytes) -> None:
+            try:
+                stream.answer(behaviour(data, cancellation, call.client), received)
+            except Exception as error:
+                stream.fail(error)
+
+        call.receive(received)
+
+    return Entry(accept)
 
 
 def _passed(data: bytes) -> bytes:

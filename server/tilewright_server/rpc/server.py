@@ -1,68 +1,116 @@
-"""The gRPC server: its options, services, health and reflection."""
+"""The gRPC server: its options, threads, services, health and reflection."""
 
 from __future__ import annotations
 
+import logging
+import os
+import threading
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2
 
 from tilewright_proto.v1 import dispatch_pb2, kernels_pb2, memory_pb2
-from tilewright_server.rpc.dispatch import DispatchServicer
+from tilewright_server.engine.client import Client
+from tilewright_server.rpc.calls import WireCall, require
+from tilewright_server.rpc.dispatch import TOKEN_FIELD, DispatchServicer
+from tilewright_server.rpc.event_loop import Front, start
+from tilewright_server.rpc.health import HealthServicer
 from tilewright_server.rpc.kernels import KernelsServicer
 from tilewright_server.rpc.memory import Leases, MemoryServicer
-from tilewright_server.rpc.method_handlers import register
+from tilewright_server.rpc.method_handlers import Lane, Reception, register
 from tilewright_server.rpc.streams import Streams
+from tilewright_server.rpc.threads import UNLIMITED, Starter, Threads
 from tilewright_server.service import Service
+from tilewright_server.session.sessions import Sessions
 from tilewright_server.settings import Settings
 
 __all__ = ["RpcServer"]
 
+log = logging.getLogger("tilewright.rpc")
+
 MAX_CALLS = 8192
-"""Calls that may be open at once. A backstop: the engine's queue refuses long before, and says when to come back."""
+"""Calls that may be open at once. A backstop: quotas refuse long before, and say when to come back."""
+REAPERS = 16
+"""Sessions that may be taken down at a time."""
 
 
 class RpcServer:
     """Servicers behind one gRPC server. It listens on what the caller binds ``server`` to."""
 
     def __init__(self, service: Service, settings: Settings, opened: memory_pb2.SessionEvent.Opened) -> None:
-        self._workers = ThreadPoolExecutor(settings.workers, thread_name_prefix="rpc")
-        # A few more than streams are allowed, so that one too many is told so instead of waiting unheard.
-        self._stream_threads = ThreadPoolExecutor(settings.max_streams + 8, thread_name_prefix="stream")
-        self.server = grpc.server(self._workers, options=_options(settings), maximum_concurrent_rpcs=MAX_CALLS)
-        self.leases = Leases(service)
+        """Raises ``UnsupportedError`` for a version of ``grpcio`` that is not known, ``RuntimeError`` if the system
+        refuses threads."""
+        require()
+        self._starter = Starter()
+        make = partial(Threads, starter=self._starter)
+        lanes = {
+            Lane.HEALTH: make("health", least=2, most=2, waiting=1024),
+            Lane.SESSION: make("session", least=2, most=4, waiting=settings.calls_waiting),
+            Lane.REPORT: make("report", least=1, most=2, waiting=settings.calls_waiting),
+            Lane.WORK: make("work", least=4, most=settings.workers, waiting=settings.calls_waiting),
+            Lane.COPY: make("copy", least=1, most=8, waiting=settings.calls_waiting),
+            Lane.BUILD: make("build", least=1, most=16, waiting=settings.builds_waiting),
+            # No more calls wait than there are streams.
+            Lane.STREAM: make("stream", least=2, most=settings.workers, waiting=UNLIMITED),
+        }
+        reapers = make("reaper", least=1, most=REAPERS)
+        foreign = make("foreign", least=1, most=4, waiting=settings.calls_waiting)
+        self._threads = (*lanes.values(), foreign)
+        self.server = grpc.server(Front(foreign), options=_options(settings), maximum_concurrent_rpcs=MAX_CALLS)
+        self.leases = Leases(service, reapers)
         self.streams = Streams(settings.max_streams)
-        self.health = health.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
+        reception = Reception(partial(_identify, service.sessions), lanes, self.streams)
+        servicer = HealthServicer()
+        self.health = servicer.state
+        register(self.server, servicer, health_pb2.DESCRIPTOR.services_by_name["Health"], reception)
         self.health.set(health.OVERALL_HEALTH, health_pb2.HealthCheckResponse.NOT_SERVING)
         names: list[str] = [health.SERVICE_NAME]
-        for servicer, service_name, module in (
-            (DispatchServicer(service, self.streams), "Dispatch", dispatch_pb2),
+        for ours, service_name, module in (
+            (DispatchServicer(service), "Dispatch", dispatch_pb2),
             (MemoryServicer(service, self.leases, opened), "Memory", memory_pb2),
             (KernelsServicer(service), "Kernels", kernels_pb2),
         ):
             descriptor = module.DESCRIPTOR.services_by_name[service_name]
-            register(self.server, servicer, descriptor, self._stream_threads)
+            register(self.server, ours, descriptor, reception)
             names.append(descriptor.full_name)
         if settings.reflection:
             _add_reflection(self.server, names)
 
     def start(self, operations: Iterable[str]) -> None:
         """Take calls; healthy as a whole and for each operation."""
-        self.server.start()
+        start(self.server)
         for name in [health.OVERALL_HEALTH, *(f"tilewright.{operation}" for operation in operations)]:
             self.health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     def drain(self, grace_s: float) -> Any:
         """Take no more calls, and cancel what is left after ``grace_s``. Returns an event that is set at the end."""
-        return self.server.stop(grace_s)
+        try:
+            return self.server.stop(grace_s)
+        except RuntimeError as error:  # no thread for the end of the grace period, which whoever drains waits for too
+            log.warning("calls are cancelled after the drain only: %s", error)
+            return threading.Event()
 
     def close(self) -> None:
         """Wait for the threads; the server has stopped."""
-        self._workers.shutdown(wait=True)
-        self._stream_threads.shutdown(wait=True)
+        self._starter.close()
+        for threads in self._threads:
+            threads.close()
+
+
+def _identify(sessions: Sessions, call: WireCall, data: bytes) -> Client:
+    """The caller: by the session that a request names, or else by the address."""
+    session = sessions.find(data[2:18]) if data[:2] == TOKEN_FIELD else None
+    return session.client if session is not None else _peer(call)
+
+
+def _peer(call: WireCall) -> Client:
+    peer = call.peer()
+    if peer.startswith("unix:"):
+        return Client(f"uid:{os.geteuid()}", f"connection:{peer}", b"")
+    return Client("tcp:" + peer.rpartition(":")[0], f"connection:{peer}", b"")
 
 
 def _options(settings: Settings) -> Sequence[tuple[str, Any]]:
@@ -84,13 +132,5 @@ def _options(settings: Settings) -> Sequence[tuple[str, Any]]:
 def _add_reflection(server: grpc.Server, names: Sequence[str]) -> None:
     from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
-    class Reflection(reflection.ReflectionServicer):  # type: ignore[misc]
-        """With threads of its own: streams that clients leave open must not hold workers."""
-
-        def ServerReflectionInfo(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802
-            return super().ServerReflectionInfo(request_iterator, context)
-
-    Reflection.ServerReflectionInfo.experimental_thread_pool = ThreadPoolExecutor(  # type: ignore[attr-defined]
-        4, thread_name_prefix="reflection"
-    )
-    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(Reflection([*names, reflection.SERVICE_NAME]), server)
+    servicer = reflection.ReflectionServicer([*names, reflection.SERVICE_NAME])
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)

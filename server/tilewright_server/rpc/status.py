@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 
 from tilewright_kit.types import errors as kit
 from tilewright_server.protocol.errors import MAX_MESSAGE, as_tilewright_error, clean, to_detail
 
-__all__ = ["ERROR_METADATA", "STATUS", "abort", "set_status", "status_of"]
+__all__ = ["ERROR_METADATA", "STATUS", "set_status", "status_of"]
 
 ERROR_METADATA = "tilewright-error-bin"
 PUSHBACK_METADATA = "grpc-retry-pushback-ms"
@@ -39,21 +39,13 @@ def status_of(error: kit.TilewrightError) -> grpc.StatusCode:
     return next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), Code.INTERNAL)
 
 
-def set_status(context: grpc.ServicerContext, error: BaseException) -> tuple[grpc.StatusCode, str]:
-    """Give a call the status and details of ``error``, without ending it. Returns the code and the message."""
+def set_status(context: grpc.ServicerContext, error: BaseException) -> None:
+    """Give a call the status and details of ``error``, without ending it."""
     known = as_tilewright_error(error)
     detail = to_detail(known)
     trailing: list[tuple[str, Any]] = [(ERROR_METADATA, detail.SerializeToString())]
     if detail.retry_after_ms:
         trailing.append((PUSHBACK_METADATA, str(detail.retry_after_ms)))
-    code, message = status_of(known), clean(str(known), MAX_MESSAGE)
     context.set_trailing_metadata(tuple(trailing))
-    context.set_code(code)
-    context.set_details(message)
-    return code, message
-
-
-def abort(context: grpc.ServicerContext, error: BaseException) -> NoReturn:
-    """End the call with the status and details of ``error``."""
-    context.abort(*set_status(context, error))
-    raise AssertionError("abort raises")
+    context.set_code(status_of(known))
+    context.set_details(clean(str(known), MAX_MESSAGE))

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-
-import grpc
+from collections.abc import Callable
 
 from tilewright_kit.types.errors import ResourceExhaustedError, UnavailableError
-from tilewright_server.rpc.method_handlers import Context
-from tilewright_server.rpc.status import set_status
+from tilewright_server.rpc.calls import WireCall
 
 __all__ = ["OpenStream", "Streams"]
 
 
 class OpenStream:
-    """One stream. Its handler calls ``work`` and ``rest``; whoever drains the server calls ``stop``."""
+    """One stream. Whoever serves it calls ``work`` and ``answer``; whoever drains the server calls ``stop``."""
 
-    def __init__(self, context: Context, send: Callable[[bytes | None], None]) -> None:
-        self._context = context
-        self._send = send
+    def __init__(self, call: WireCall) -> None:
+        self._call = call
         self._lock = threading.Lock()
         self._busy = False
         self._stopping = False
@@ -32,32 +27,38 @@ class OpenStream:
             self._busy = not self._finished
             return self._busy
 
-    def rest(self) -> None:
-        """The reply is on its way, and nothing else is to be done."""
+    def answer(self, reply: bytes, received: Callable[[bytes | None], None]) -> None:
+        """Send the reply, and wait for the next request: nothing else is to be done."""
         with self._lock:
+            self._call.exchange(reply, received)
             self._busy = False
             if self._stopping:
-                self._finish(UnavailableError("the server is shutting down", rule="draining", fix="use another server"))
+                self._finish(_draining())
 
     def stop(self) -> None:
         """End the stream: at once if it waits for its client, else after the current request."""
         with self._lock:
             self._stopping = True
             if not self._busy:
-                self._finish(UnavailableError("the server is shutting down", rule="draining", fix="use another server"))
+                self._finish(_draining())
 
     def complete(self) -> None:
         """The client has sent its last request."""
         with self._lock:
             self._finish(None)
 
-    def _finish(self, error: UnavailableError | None) -> None:
+    def fail(self, error: BaseException) -> None:
+        with self._lock:
+            self._finish(error)
+
+    def _finish(self, error: BaseException | None) -> None:
         if self._finished:
             return
         self._finished = True
-        if error is not None:
-            set_status(self._context, error)
-        self._send(None)
+        if error is None:
+            self._call.finish()
+        else:
+            self._call.fail(error)
 
 
 class Streams:
@@ -69,13 +70,12 @@ class Streams:
         self._open: set[OpenStream] = set()
         self._stopping = False
 
-    @contextmanager
-    def open(self, context: grpc.ServicerContext, send: Callable[[bytes | None], None]) -> Iterator[OpenStream]:
-        """Count a stream for as long as its handler runs. Raises ``ResourceExhaustedError`` at the limit."""
-        stream = OpenStream(context, send)
+    def open(self, call: WireCall) -> OpenStream:
+        """Count a stream until its call has ended. Raises ``ResourceExhaustedError`` at the limit."""
+        stream = OpenStream(call)
         with self._lock:
             if self._stopping:
-                raise UnavailableError("the server is shutting down", rule="draining", fix="use another server")
+                raise _draining()
             if len(self._open) >= self.limit:
                 raise ResourceExhaustedError(
                     f"no more than {self.limit} execution streams may be open",
@@ -86,12 +86,13 @@ class Streams:
                     retry_after_s=1.0,
                 )
             self._open.add(stream)
-        try:
-            yield stream
-            stream.complete()
-        finally:
-            with self._lock:
-                self._open.discard(stream)
+        if not call.on_end(lambda: self._gone(stream)):
+            self._gone(stream)
+        return stream
+
+    def _gone(self, stream: OpenStream) -> None:
+        with self._lock:
+            self._open.discard(stream)
 
     def stop(self) -> None:
         """End all streams, see ``OpenStream.stop``; no new ones are taken."""
@@ -100,3 +101,7 @@ class Streams:
             streams = list(self._open)
         for stream in streams:
             stream.stop()
+
+
+def _draining() -> UnavailableError:
+    return UnavailableError("the server is shutting down", rule="draining", fix="use another server")

@@ -13,10 +13,11 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Sized
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from tilewright_kit.types.errors import AccessError, DeadlineError, InvalidArgumentError, TilewrightError
+from tilewright_server.engine.client import ANONYMOUS, Client
 from tilewright_server.memory.buffers import ResidentBuffer
 from tilewright_server.memory.device_regions import DeviceRegion
 from tilewright_server.memory.errors import over_quota, unknown, unknown_session
@@ -25,22 +26,16 @@ from tilewright_server.memory.regions import InodeOwners, Region
 from tilewright_server.memory.shm import OpenedFile
 from tilewright_server.session.bindings import BoundExecution
 from tilewright_server.session.objects import AnyRegion
+from tilewright_server.session.quotas import REMEDIES, Limits
 from tilewright_server.session.request_cache import Memo
 
-__all__ = ["Limits", "Session"]
+__all__ = ["Session"]
 
 log = logging.getLogger("tilewright.session.regions")
 
 P = TypeVar("P", bound=Pinned)
 R = TypeVar("R", Region, DeviceRegion)
 _counter = itertools.count(1)
-_REMEDIES = {
-    "regions": "unregister regions, or put several tensors into one",
-    "buffers": "free buffers that are no longer used",
-    "bindings": "unbind what is no longer launched",
-    "plans": "release plans that are no longer used",
-}
-"""For each quota of ``Limits`` that counts objects."""
 
 
 def new_id() -> int:
@@ -48,19 +43,6 @@ def new_id() -> int:
     given out).
     """
     return secrets.randbits(32) << 32 | (next(_counter) & 0xFFFFFFFF) or new_id()
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Quotas; those of objects hold for each session."""
-
-    sessions: int = 1024
-    regions: int = 4096
-    buffers: int = 4096
-    buffer_bytes: int = 4 << 30
-    plans: int = 4096
-    plan_bytes: int = 256 << 20
-    bindings: int = 16384
 
 
 class AttachedConnection(Protocol):
@@ -84,8 +66,17 @@ class Session:
     After ``close`` every method answers ``NotFoundError``.
     """
 
-    def __init__(self, token: bytes, client_name: str, local: bool, limits: Limits, inodes: InodeOwners) -> None:
+    def __init__(
+        self,
+        token: bytes,
+        client_name: str,
+        local: bool,
+        limits: Limits,
+        inodes: InodeOwners,
+        client: Client = ANONYMOUS,
+    ) -> None:
         self.token = token
+        self.client = replace(client, session=token)
         self.client_name = client_name
         self.local = local
         """True if the client came over a Unix socket: only then memory can be shared."""
@@ -432,7 +423,7 @@ class Session:
         self._check_open()
         limit: int = getattr(self._limits, what)
         if len(table) >= limit:
-            raise over_quota(what, limit, _REMEDIES[what])
+            raise over_quota(what, limit, REMEDIES[what])
 
     def _check_open(self) -> None:
         if self._closed:

@@ -7,9 +7,11 @@ import threading
 import time
 from dataclasses import dataclass
 
+from tilewright_server.engine.client import ANONYMOUS, Client
 from tilewright_server.memory.errors import over_quota, unknown_session
 from tilewright_server.memory.regions import InodeOwners
-from tilewright_server.session.session import Limits, Session
+from tilewright_server.session.quotas import Limits
+from tilewright_server.session.session import Session
 
 __all__ = ["Sessions", "Usage"]
 
@@ -39,7 +41,7 @@ class Sessions:
         self._sessions: dict[bytes, Session] = {}
         self._inodes = InodeOwners()
 
-    def open(self, client_name: str, *, local: bool) -> Session:
+    def open(self, client_name: str, *, local: bool, client: Client = ANONYMOUS) -> Session:
         """A new session under a random token; ``ResourceExhaustedError`` if there are too many."""
         with self._lock:
             if len(self._sessions) >= self._limits.sessions:
@@ -47,7 +49,7 @@ class Sessions:
                     "sessions", self._limits.sessions, "close clients that are no longer used", retry_after_s=1.0
                 )
             token = secrets.token_bytes(TOKEN_BYTES)
-            session = Session(token, client_name[:MAX_CLIENT_NAME], local, self._limits, self._inodes)
+            session = Session(token, client_name[:MAX_CLIENT_NAME], local, self._limits, self._inodes, client)
             self._sessions[token] = session
             return session
 

@@ -34,8 +34,9 @@ from tilewright_server.messages.regions import exported
 from tilewright_server.service import Service, placed
 from tilewright_server.session.bindings import BoundExecution
 from tilewright_server.session.operand_binding import Location, Place, Target
+from tilewright_server.session.quotas import Limits
 from tilewright_server.session.region_sources import DeviceMemory
-from tilewright_server.session.session import Limits, Session
+from tilewright_server.session.session import Session
 from tilewright_server.session.sessions import Sessions
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"

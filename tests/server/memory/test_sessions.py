@@ -16,8 +16,9 @@ from rpc_harness import MemoryFile, register
 from tilewright_kit.types.errors import AccessError, DeadlineError, NotFoundError, ResourceExhaustedError
 from tilewright_server.memory.buffers import ResidentBuffer
 from tilewright_server.memory.shm import OpenedFile, open_memfd
+from tilewright_server.session.quotas import Limits
 from tilewright_server.session.request_cache import MEMO_BYTES
-from tilewright_server.session.session import Limits, new_id
+from tilewright_server.session.session import new_id
 from tilewright_server.session.sessions import Sessions
 
 

@@ -1,0 +1,108 @@
+"""Servers that are attacked, under limits of the system, and a bystander that must not notice."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from rpc_harness import FAKE, Client, ServerProcess, floats, inline
+
+from tilewright_proto.v1 import dispatch_pb2 as dp
+from tilewright_proto.v1 import kernels_pb2 as kp
+from tilewright_proto.v1 import memory_pb2 as mp
+from tilewright_proto.v1 import tensor_pb2 as tp
+
+STRANGER = 54321
+"""A user without any other process: the limit of threads counts all of a user, and does not hold for root."""
+WAIT_S = 20.0
+GEMM = [sys.executable, str(Path(__file__).parents[1] / "server" / "app" / "operation_server.py"), "gemm"]
+
+
+_AS_STRANGER = f"""
+import ctypes, os, resource, sys
+limit = int(sys.argv[1])
+if os.geteuid() == 0:
+    os.setresuid({STRANGER}, 0, 0)  # files are still ours, threads are counted as the stranger's
+    for capability in (21, 24):  # SYS_ADMIN, SYS_RESOURCE: who has one may start as many as he likes
+        ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)
+resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit))
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def threads_of(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))
+
+
+def threads_of_user() -> int:
+    """Threads that count beside a server's under its limit."""
+    if os.geteuid() == 0:
+        return 0
+    mine = (item for item in Path("/proc").iterdir() if item.name.isdigit())
+    return sum(threads_of(int(item.name)) for item in mine if item.exists() and item.stat().st_uid == os.geteuid())
+
+
+def start_with_few_threads(folder: Path, spare: int, **settings: Any) -> ServerProcess:
+    """A server of the fake engine that may start ``spare`` more threads than it has after the first calls."""
+    (folder / "first").mkdir()
+    with ServerProcess(folder / "first", **settings) as first:
+        bystander_lives(first.addresses[0])
+        limit = threads_of(first.pid) + spare
+    command = [sys.executable, "-c", _AS_STRANGER, str(limit + threads_of_user()), *FAKE]
+    return ServerProcess(folder, command, **settings)
+
+
+def channel(address: str) -> grpc.Channel:
+    options = [
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.max_receive_message_length", -1),
+        ("grpc.max_send_message_length", -1),
+    ]
+    return grpc.insecure_channel(address, options=options)
+
+
+def healthy(address: str) -> bool:
+    """The answer to a liveness probe."""
+    with channel(address) as way:
+        reply = health_pb2_grpc.HealthStub(way).Check(health_pb2.HealthCheckRequest(), timeout=WAIT_S)
+    return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def silent_calls(way: grpc.Channel, path: str, count: int, hold: Any) -> list[Any]:
+    """Calls whose request never comes, until ``hold`` is set."""
+
+    def nothing() -> Iterator[bytes]:
+        hold.wait(60)
+        yield from ()
+
+    return [way.stream_unary(path).future(nothing()) for _ in range(count)]
+
+
+def copies(client: Client) -> bytes:
+    """A run of the fake engine, from session to result."""
+    reply = client.dispatch.Run(
+        dp.RunRequest(
+            session=client.token,
+            operation="copy",
+            inputs=[tp.Operand(name="x", spec=floats(4), location=inline(bytes(range(16))))],
+        ),
+        timeout=WAIT_S,
+    )
+    return bytes(reply.outputs[0].inline)
+
+
+def bystander_lives(address: str, *, statistics: bool = False) -> None:
+    """Health, a new session, statistics and a run of a newcomer, each within its deadline."""
+    assert healthy(address)
+    with Client(address, session=False) as client:
+        client.lease = client.memory.OpenSession(mp.OpenSessionRequest(client_name="bystander"), timeout=WAIT_S)
+        client.opened = next(client.lease).opened
+        if statistics:
+            assert client.kernels.Statistics(kp.StatisticsRequest(), timeout=WAIT_S)
+        else:
+            assert copies(client) == bytes(range(16))
