@@ -92,7 +92,13 @@ class Application:
         self.engine = self.make_engine(self.plugins)
         self._parts.callback(self.engine.close)
         self.sessions = Sessions(_limits(settings))
-        self.service = Service(self.engine, self.sessions, settings.inline_limit, settings.message_limit - 64 * 1024)
+        self.service = Service(
+            self.engine,
+            self.sessions,
+            settings.inline_limit,
+            settings.message_limit - 64 * 1024,
+            allow_caller_launch=settings.allow_caller_launch,
+        )
         self._parts.callback(self.service.close)
         opened = self._opened()
         self.rpc = RpcServer(self.service, settings, opened)

@@ -13,12 +13,14 @@ from tilewright_kit.types.errors import (
     CancelledError,
     DeadlineError,
     InvalidArgumentError,
+    NotFoundError,
     ResourceExhaustedError,
     TilewrightError,
     UnavailableError,
 )
 from tilewright_server.devices.contract import MemoryHandle
 from tilewright_server.engine.call import Call, Cancellation
+from tilewright_server.engine.execution.caller_launch import CallerPlan, CodeObject, caller_plan
 from tilewright_server.engine.types import Outcome, Selection
 from tilewright_server.memory.buffers import ResidentBuffer
 from tilewright_server.memory.pinned import Pinned
@@ -91,8 +93,17 @@ class Batch:
 class Service:
     """One per server process. Thread-safe; work is done in the calling thread. Errors are ``TilewrightError``."""
 
-    def __init__(self, engine: Engine, sessions: Sessions, inline_limit: int, reply_limit: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        sessions: Sessions,
+        inline_limit: int,
+        reply_limit: int,
+        *,
+        allow_caller_launch: bool = True,
+    ) -> None:
         self.engine = engine
+        self._allow_caller_launch = allow_caller_launch
         self.sessions = sessions
         self._pools: dict[str, StagingPool] = {}
         self._lock = threading.Lock()
@@ -172,6 +183,25 @@ class Service:
         session = self.sessions.get(token)
         target = Target(self.engine.plan(request, placed(session, locations or {}, selection), call))
         return session.add_plan(target, target.nbytes), target
+
+    def launch_plan(self, target: Target) -> CallerPlan:
+        """The plan for a caller that launches it in its own process. Raises what ``caller_plan`` does."""
+        target.caller_plan = found = caller_plan(target.prepared, allowed=self._allow_caller_launch)
+        return found
+
+    def code_object(self, session: Session, plan_id: int, sha256: bytes) -> CodeObject:
+        """A code object of a plan that the session was given to launch it itself. Raises ``NotFoundError``."""
+        target: Target = session.plan(plan_id)
+        found = target.caller_plan.find(sha256) if target.caller_plan is not None else None
+        if found is None:
+            raise NotFoundError(
+                "no launch plan that this session was given under that id names such a code object",
+                field="sha256",
+                value=sha256.hex(),
+                rule="code_object",
+                fix="ask for objects of the reply to Plan with PLACEMENT_CALLER",
+            )
+        return found
 
     def resolve(self, session: Session, executions: Sequence[tuple[int, Sequence[Location], int] | int]) -> Batch:
         """Bind (plan id, locations, repeat) each, or look up the id of a binding; what is wrong with one does not

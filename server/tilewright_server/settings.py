@@ -163,6 +163,13 @@ class Settings:
     max_loaded_kernels: int = _setting(
         1024, "count", kinds.count(1, 100_000), "Kernels that stay loaded while nobody uses them; the rest is unloaded."
     )
+    allow_caller_launch: bool = _setting(
+        True,
+        "flag",
+        _flag,
+        "Give clients launch plans and code objects, so that they launch kernels in their own processes. `false`: every"
+        " launch is the server's.",
+    )
     local_socket: bool = _setting(
         True,
         "flag",

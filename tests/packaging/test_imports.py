@@ -22,7 +22,7 @@ ALLOWED: dict[str, tuple[str, frozenset[str]]] = {
         "server",
         frozenset({"tilewright_kit", "tilewright_arch", "tilewright_proto", "tilewright_native"}),
     ),
-    "tilewright": ("client", frozenset({"tilewright_proto"})),
+    "tilewright": ("client", frozenset({"tilewright_proto", "tilewright_native"})),
     "tilewright_tools": (
         "tools",
         frozenset({"tilewright", "tilewright_kit", "tilewright_arch", "tilewright_proto", "tilewright_native"})

@@ -37,6 +37,7 @@ from tilewright.tensor import shared as arrays
 from tilewright.tensor.resident import BufferState
 from tilewright.transport.drive import awaiting, awaiting_as
 from tilewright.transport.rpc import Flow, Rpc, Work
+from tilewright.types.arguments import Placement
 from tilewright.types.report import Report
 
 __all__ = ["Buffer", "Client", "Kernels", "connect"]
@@ -291,8 +292,9 @@ def connect(
     timeout: float = 10.0,
     call_timeout: float | None = 300.0,
     name: str | None = None,
+    launch: Placement = "auto",
 ) -> _Connecting:
     """Open a session: ``async with connect() as client`` or ``client = await connect()``. Arguments and errors as for
     ``tilewright.connect``.
     """
-    return _Connecting(Client(*opening(target, timeout, call_timeout, name)))
+    return _Connecting(Client(*opening(target, timeout, call_timeout, name, launch)))

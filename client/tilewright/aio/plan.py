@@ -107,6 +107,9 @@ class Pipeline:
     async def launch(self, bound: Bound) -> None:
         """Launch a bound plan. Whether that went well is known at ``join``."""
         state, pipeline = bound._state, self._state
+        if state.is_here():
+            await asyncio.to_thread(pipeline.add_here, state)
+            return
         if not pipeline.ready(state) and await self._client._drive(state.settled()) is None:
             raise no_pipeline()
         if not pipeline.opened:
@@ -180,7 +183,7 @@ class Stream:
         """Send an execution and return its future. Waits only while ``max_pending`` executions have no result."""
         client = self._client
         if len(inputs) == 1 and isinstance(inputs[0], Bound):
-            load = await client._drive(inputs[0]._state.loaded())
+            load = await client._drive(inputs[0]._state.sendable())
         else:
             load = await client._drive(self._plan.load(inputs, out, named))
         if load.cargo.tensors:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tilewright.errors import UNFINISHED, InvalidArgumentError, TilewrightError
+from tilewright.gpu.driver import GpuDriver
 from tilewright.gpu.streams import current_stream
 from tilewright.session.state import Core, Session
 from tilewright.tensor.interop import DeviceTensor, busy_streams
@@ -44,13 +45,25 @@ class Binding:
 
 
 class Launched:
-    """Outcome of a launch: over (``lane`` is None), or queued on a stream."""
+    """Outcome of a launch: over, queued by the server on a stream (``lane``), or by this process (``gpu``)."""
 
-    __slots__ = ("device_ns", "lane", "over", "slot", "stream")
+    __slots__ = ("device_ns", "gpu", "lane", "ordinal", "over", "slot", "stream")
 
-    def __init__(self, device_ns: int = 0, lane: StreamLane | None = None, slot: int = 0, stream: int = 0) -> None:
+    def __init__(
+        self,
+        device_ns: int = 0,
+        lane: StreamLane | None = None,
+        slot: int = 0,
+        stream: int = 0,
+        *,
+        gpu: GpuDriver | None = None,
+        ordinal: int = 0,
+    ) -> None:
         self.device_ns = device_ns
-        self.over = lane is None
+        self.gpu = gpu
+        """Driver of a launch that this process made."""
+        self.ordinal = ordinal
+        self.over = lane is None and gpu is None
         """True if it was over already when it was queued."""
         self.lane = lane
         self.slot = slot

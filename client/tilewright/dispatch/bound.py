@@ -9,6 +9,7 @@ from typing import Any
 
 from tilewright.dispatch.binding import Binding, Go, Launched, bind, can_bind, launcher, watched
 from tilewright.dispatch.fast_path import launch_report
+from tilewright.dispatch.in_place import BoundInPlace
 from tilewright.dispatch.plan import PlanState, report_of, result_of
 from tilewright.dispatch.request import held
 from tilewright.dispatch.slots import Loaded, single
@@ -25,6 +26,7 @@ from tilewright.tensor.interop import DeviceTensor
 from tilewright.transport import messages, rpc
 from tilewright.transport.launch_connections import NoLaneError
 from tilewright.transport.rpc import Flow, Rpc
+from tilewright.types.report import Report
 
 __all__ = ["BoundState", "run_many"]
 
@@ -44,6 +46,8 @@ class BoundState:
         """The server's id of this, once it was launched over the local socket."""
         self.go: Go | None = None
         """Launches the binding."""
+        self.here: BoundInPlace | None = None
+        """The binding in this process, if that is where it is launched."""
         self._queued = functools.partial(launch_report, plan.report, 0)
         """The report of a launch that was not waited for."""
         self._kept_until = 0.0
@@ -51,6 +55,8 @@ class BoundState:
     @property
     def tensors(self) -> list[DeviceTensor]:
         """The arrays in device memory."""
+        if self.here is not None:
+            return self.here.tensors
         return self.load.cargo.tensors if self.load is not None else []
 
     def fence(self) -> None:
@@ -58,8 +64,55 @@ class BoundState:
             self.load.cargo.fence()
 
     def bind(self) -> Flow[BoundState]:
+        plan = self.plan
+        here = yield from plan.opened_here()
+        if here is not None:
+            try:
+                self.here = BoundInPlace(here, plan.operands(self.inputs, self.out, self.named))
+            except TilewrightError as error:
+                plan.fail_here(error)
+            else:
+                self.result = self.here.result
+                return self
         yield from self.loaded()
         return self
+
+    # ---- launches in this process ----
+
+    def is_here(self) -> bool:
+        """True if it is launched in this process."""
+        return self.here is not None and self.here.valid and not self.plan.closed and not self.plan.core.closed
+
+    def launch_here(self, stream: int | None = None) -> Launched:
+        """Launch it here, where it must be. Raises what the library finds wrong."""
+        here: Any = self.here
+        launched: Launched = here(stream)
+        self.plan.core.report = functools.partial(launch_report, self.plan.report, launched.device_ns, "caller")
+        return launched
+
+    def run_here(self) -> bool:
+        """Launch it in this process, if that is where it is launched."""
+        here, plan = self.here, self.plan
+        if here is None or plan.closed or plan.core.closed:
+            return False
+        if here.tensors:
+            if not here.valid:
+                return False
+            here()
+            plan.core.report = self._launched_here
+        else:
+            plan.core.report = functools.partial(launch_report, plan.report, here.run(), "caller")
+        return True
+
+    def _launched_here(self) -> Report:
+        return launch_report(self.plan.report, 0, "caller")
+
+    def sendable(self) -> Flow[Loaded]:
+        """The execution for a message. Arrays of this process alone are copied, as those of a call are."""
+        if self.here is None:
+            return (yield from self.loaded())
+        out = self.result if self.out is None else self.out
+        return (yield from self.plan.load(self.inputs, out, self.named))
 
     def loaded(self) -> Flow[Loaded]:
         """The execution, serialised (again, if the session is a new one). Raises ``InvalidArgumentError`` if its
@@ -159,6 +212,8 @@ class BoundState:
 
     def execute(self, timeout: float | None = None) -> Flow[Any]:
         limit = check_timeout(timeout)
+        if self.run_here():
+            return self.result
         if limit is None and (yield from self.launched(None, True)) is not None:
             return self.result
         yield from self.sent(limit)
@@ -180,6 +235,8 @@ class BoundState:
 
     def launch(self, stream: int | None, wait: bool) -> Flow[Launched]:
         """Launch it, or run it to its end where launches are not asynchronous."""
+        if self.is_here():
+            return self.launch_here(stream)
         launched = yield from self.launched(stream, wait)
         if launched is not None:
             return launched
@@ -191,9 +248,11 @@ class BoundState:
 
 def run_many(plan: PlanState, calls: Sequence[Any], timeout: float | None) -> Flow[list[Any]]:
     loads: list[Loaded] = []
+    if (yield from plan.opened_here()) is not None:
+        return (yield from _many_here(plan, calls, timeout))
     for call in calls:
         if isinstance(call, BoundState):
-            loads.append((yield from call.loaded()))
+            loads.append((yield from call.sendable()))
         elif isinstance(call, Mapping):
             loads.append((yield from plan.load((), None, call)))
         else:
@@ -202,10 +261,32 @@ def run_many(plan: PlanState, calls: Sequence[Any], timeout: float | None) -> Fl
             if (quick := plan.quick(session, arrays)) is not None:
                 loads.append(quick)
                 continue
-            count = len(plan.inputs)
-            outs = {slot.name: array for slot, array in zip(plan.outputs, arrays[count:], strict=False)}
-            if len(arrays) > count + len(plan.outputs):
-                raise plan.refuse_operands(f"{len(arrays)} operands were given")
-            loads.append((yield from plan.load(arrays[:count], outs, {})))
+            inputs, outs = _divided(plan, arrays)
+            loads.append((yield from plan.load(inputs, outs, {})))
     results = yield from plan.send(loads, timeout)
+    return [result_of(result) for result in results]
+
+
+def _divided(plan: PlanState, arrays: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+    """Inputs, and then outputs by name."""
+    count = len(plan.inputs)
+    if len(arrays) > count + len(plan.outputs):
+        raise plan.refuse_operands(f"{len(arrays)} operands were given")
+    return arrays[:count], {slot.name: array for slot, array in zip(plan.outputs, arrays[count:], strict=False)}
+
+
+def _many_here(plan: PlanState, calls: Sequence[Any], timeout: float | None) -> Flow[list[Any]]:
+    """Launch one after the other in this process; what cannot be launched here is sent by itself."""
+    results: list[Any] = []
+    for call in calls:
+        try:
+            if isinstance(call, BoundState):
+                results.append((yield from call.execute(timeout)))
+            elif isinstance(call, Mapping):
+                results.append((yield from plan.execute((), None, call, 1, timeout)))
+            else:
+                inputs, outs = _divided(plan, tuple(call))
+                results.append((yield from plan.execute(inputs, outs, {}, 1, timeout)))
+        except TilewrightError as error:  # noqa: PERF203 - all are run
+            results.append(error)
     return [result_of(result) for result in results]

@@ -106,6 +106,12 @@ class ShortWay:
         self.recalls.clear()
 
 
-def launch_report(planned: Report, device_ns: int) -> Report:
+def launch_report(planned: Report, device_ns: int, placement: str = "server") -> Report:
     """Report of a launch of a plan, whose own report is ``planned``."""
-    return Report(kernels=planned.kernels, device=planned.device, timing=Timing(device_ns=device_ns), plan_cached=True)
+    return Report(
+        kernels=planned.kernels,
+        device=planned.device,
+        timing=Timing(device_ns=device_ns),
+        plan_cached=True,
+        placement=placement,
+    )

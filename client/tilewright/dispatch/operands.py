@@ -17,8 +17,9 @@ from tilewright.tensor.device_array import find_mapped
 from tilewright.tensor.export import device_region
 from tilewright.tensor.interop import DeviceTensor, busy_streams
 from tilewright.tensor.resident import BufferState, PackedTensor
-from tilewright.tensor.segments import address_of, region_of
+from tilewright.tensor.segments import region_of
 from tilewright.transport.rpc import Flow
+from tilewright.types.addresses import address_of
 from tilewright.types.spec import Array, Spec, as_array, fresh, span_bytes, strided
 from tilewright_proto.v1 import dispatch_pb2, tensor_pb2
 

@@ -44,21 +44,30 @@ class LaunchBase:
     @property
     def done(self) -> bool:
         """True if it is over. (It may be said some launches late.)"""
-        lane = self._launched.lane
+        launched = self._launched
+        lane = launched.lane
         if not self._finished and lane is not None:
-            self._finished = lane.gpu.finished(lane.ordinal, lane.completion(self._launched.slot))
+            self._finished = lane.gpu.finished(lane.ordinal, lane.completion(launched.slot))
+        elif not self._finished and launched.gpu is not None:
+            self._finished = launched.gpu.idle(launched.ordinal, launched.stream)
         return self._finished
 
     def wait(self, stream: Any = None) -> None:
         """Make a stream (the one of the launch) wait for it. Does not wait itself."""
-        lane = self._launched.lane
-        if lane is not None:
-            lane.follow(self._launched.slot, self._launched.stream if stream is None else stream_handle(stream))
+        launched = self._launched
+        place = launched.stream if stream is None else stream_handle(stream)
+        if launched.lane is not None:
+            launched.lane.follow(launched.slot, place)
+        elif launched.gpu is not None:
+            launched.gpu.order(launched.ordinal, launched.stream, place)
 
     def _synchronize(self) -> None:
-        lane = self._launched.lane
+        launched = self._launched
+        lane = launched.lane
         if lane is not None and not self._finished:
-            lane.gpu.finish(lane.ordinal, lane.completion(self._launched.slot))
+            lane.gpu.finish(lane.ordinal, lane.completion(launched.slot))
+        elif launched.gpu is not None and not self._finished:
+            launched.gpu.synchronize(launched.ordinal, launched.stream)
         self._finished = True
 
     def __repr__(self) -> str:
@@ -84,6 +93,8 @@ class PipelineState:
         """Flags of the next launch: whether it waits for the stream."""
         self._sent_ns = 0
         self._count = 0
+        self._behind = False
+        """True if this process launched last: what the server launches next is to come after it."""
 
     @property
     def launches(self) -> int:
@@ -100,6 +111,9 @@ class PipelineState:
         binding: Any = bound.binding
         if self._lane is None:
             self.open(bound)
+        elif self._behind:
+            self.order()
+        self._behind = False
         if binding.device != self._binding.device or binding.session is not self._binding.session:  # type: ignore[union-attr]
             raise self._refused(binding)
         self._ids.append(binding.id)
@@ -135,6 +149,20 @@ class PipelineState:
             self._lane = lanes.of_stream(binding.device, tensors[0].gpu, tensors[0].ordinal, self._stream)
         self._binding = binding
         self.order()
+
+    def add_here(self, bound: BoundState) -> None:
+        """Launch what is launched in this process, behind what the server was sent. Raises only what ends the
+        pipeline; what is wrong with the launch is told by ``join``.
+        """
+        if self._ids or self._under_way:
+            self._settle()
+        try:
+            bound.launch_here(self._stream)
+        except TilewrightError as error:
+            self._failures.append((self._count, error))
+        self._count += 1
+        self._held[id(bound)] = bound
+        self._behind = True
 
     def order(self) -> None:
         """Later launches wait for what is on the stream now."""
@@ -188,11 +216,14 @@ class PipelineState:
 
     def join(self) -> list[tuple[int, TilewrightError]]:
         """Send the rest and make the stream wait for everything. Returns what failed: (number of the launch, why)."""
+        self._settle()
+        self._held.clear()
+        failures, self._failures = sorted(self._failures, key=lambda item: item[0]), []
+        return failures
+
+    def _settle(self) -> None:
         self.flush()
         while self._under_way:
             self._answer()
         if isinstance(self._lane, StreamLane) and self._count and not self._lane.broken:
             self._lane.follow(self._slot, self._stream or 0)
-        self._held.clear()
-        failures, self._failures = sorted(self._failures, key=lambda item: item[0]), []
-        return failures

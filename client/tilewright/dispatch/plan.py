@@ -14,14 +14,17 @@ import numpy as np
 from tilewright.dispatch.binding import Launched
 from tilewright.dispatch.fast_path import ShortWay
 from tilewright.dispatch.operands import Cargo, attributes_to_wire, collect
+from tilewright.dispatch.placed import PlacedPlan, placement_of
 from tilewright.dispatch.request import BuildPolicy, held, plan_request, refuse_outputs, selection, spec_of
 from tilewright.dispatch.slots import Loaded, Slot, known, place_slot_input, place_slot_output, single
 from tilewright.errors import InvalidArgumentError, TilewrightError, from_detail
+from tilewright.launch.library import load_library
 from tilewright.session.state import Core, Session, check_timeout
 from tilewright.tensor.export import device_for
 from tilewright.tensor.interop import DeviceTensor, recognise
 from tilewright.transport import messages, rpc
 from tilewright.transport.rpc import Flow, Rpc
+from tilewright.types.arguments import Placement
 from tilewright.types.report import Report, Timing
 from tilewright_proto.v1 import dispatch_pb2
 
@@ -32,23 +35,23 @@ MAX_EXECUTIONS = 4096
 """Executions of one message, at most."""
 
 
-class PlanState:
+class PlanState(PlacedPlan):
     """A plan of one session. If the session was replaced (after a fork, or ``reconnect``) the plan is made again on
     its next use.
     """
 
-    def __init__(self, core: Core, request: dispatch_pb2.PlanRequest, timeout: float | None) -> None:
-        self.core = core
+    def __init__(
+        self,
+        core: Core,
+        request: dispatch_pb2.PlanRequest,
+        timeout: float | None,
+        placement: Placement = "server",
+    ) -> None:
+        super().__init__(core, placement)
         self.request = request
         self.timeout = timeout
-        self.closed = False
-        self.session: Session | None = None
-        self.plan = 0
         self.prefix = b""
-        self.inputs: tuple[Slot, ...] = ()
-        self.outputs: tuple[Slot, ...] = ()
         self.slots: tuple[Slot, ...] = ()
-        self.report = Report()
         self.flops = 0
         self.workspace_bytes = 0
         self.json = ""
@@ -97,12 +100,25 @@ class PlanState:
             raise InvalidArgumentError("the plan is closed", field="plan", rule="plan_open", fix="make another")
         session = self.core.require()
         if session is not self.session:
-            self.request.session = session.token
-            reply = yield Rpc(rpc.PLAN, self.request, self.timeout)
-            if self._finalizer is not None:
-                self._finalizer.detach()
-            self.adopt(session, reply)
+            yield from self.made(session)
         return session
+
+    def made(self, session: Session) -> Flow[None]:
+        request = self.request
+        request.session = session.token
+        del request.known_objects[:]
+        if self.placement != "server":
+            request.placement = dispatch_pb2.PLACEMENT_CALLER
+            request.known_objects.extend(load_library().recent_objects())
+        reply = yield Rpc(rpc.PLAN, request, self.timeout)
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        self.adopt(session, reply)
+        yield from self.open_here(session, reply)
+
+    def operands(self, inputs: Sequence[Any], out: Any, named: Mapping[str, Any]) -> list[Any]:
+        """Operands in the plan's order; ``None`` for an output that is to be made."""
+        return [*self._arguments(inputs, named), *self._targets(out, named)]
 
     # ---- executions ----
 
@@ -200,6 +216,9 @@ class PlanState:
     ) -> Flow[Any]:
         if repeat == 1:
             return (yield from self.launch(inputs, out, named, timeout=timeout))[1]
+        found = yield from self.launch_here(inputs, out, named, None, _check_repeat(repeat))
+        if found is not None:
+            return found[1]
         loaded = yield from self.load(inputs, out, named, _check_repeat(repeat))
         results = yield from self.send([loaded], timeout)
         return result_of(results[0])
@@ -215,18 +234,21 @@ class PlanState:
     ) -> Flow[tuple[Launched, Any]]:
         """Run it once, without waiting for the end where launches are asynchronous; with its output."""
         limit = check_timeout(timeout)
+        found = yield from self.launch_here(inputs, out, named, stream)
+        if found is not None:
+            return found
         if self.gpu:
             session = yield from self.live()
-            values = [*self._arguments(inputs, named), *self._targets(out, named)]
+            values = self.operands(inputs, out, named)
             recalled = self.short.recalls.find(self.inputs, self.outputs, values)
             if recalled is not None and session.lanes is not None:
                 count, tensors = len(self.inputs), recalled.tensors
-                found = {slot.name: item for slot, item in zip(self.outputs, tensors[count:], strict=True)}
+                made = {slot.name: item for slot, item in zip(self.outputs, tensors[count:], strict=True)}
                 if (binding := recalled.binding) is not None:
                     launched = yield from self.short.queue(binding, tensors, tensors, stream, wait)
                     if launched is not None:
-                        return launched, single({name: item.value for name, item in found.items()})
-                inputs, out, named = tensors[:count], found, {}  # the long way, with what was made of them
+                        return launched, single({name: item.value for name, item in made.items()})
+                inputs, out, named = tensors[:count], made, {}  # the long way, with what was made of them
         loaded = yield from self.load(inputs, out, named)
         # Only requests have deadlines of their own; on a GPU they are for what happens before the launch.
         if loaded.cargo.tensors or (limit is None and self.short.often(loaded)):
@@ -332,18 +354,21 @@ def prepare(
     build: BuildPolicy = "wait",
     device: str | None = None,
     timeout: float | None = None,
+    launch: Placement | None = None,
 ) -> Flow[PlanState]:
     """Prepare a plan for any operation, from arrays or descriptions (``Spec``, or ``(shape, dtype)``) of its
     operands.
 
     Calling the plan does no planning. It is made for the layouts that it was given: arrays of other strides are
-    copied, of other shapes or dtypes refused. Arguments and errors are those of ``run``.
+    copied, of other shapes or dtypes refused. Arguments and errors are those of ``run``; ``launch`` is for all calls
+    of the plan.
 
         >>> plan = client.plan("gemm", {"a": ((64, 64), "fp32"), "b": ((64, 64), "fp32")})  # doctest: +SKIP
         >>> c = plan(a, b)  # doctest: +SKIP
     """
     limit = check_timeout(timeout) or core.timeout
     session = core.require()
+    placement = yield from placement_of(core, session, launch)
     inputs = {name: recognise(value, name) or value for name, value in inputs.items()}
     if device is None and any(isinstance(value, DeviceTensor) for value in inputs.values()):
         device = device_for(session, inputs)
@@ -355,8 +380,11 @@ def prepare(
         attributes_to_wire(attributes or {}),
         selection(kernel, strategy, build, device),
     )
-    state = PlanState(core, request, limit)
+    state = PlanState(core, request, limit, placement)
     yield from state.live()
+    if placement == "caller" and state.refused is not None:
+        state.close()
+        raise state.refused
     try:
         refuse_outputs(operation, outputs or (), (slot.name for slot in state.outputs))
     except InvalidArgumentError:

@@ -12,8 +12,8 @@ from tilewright.errors import UNFINISHED, InvalidArgumentError, TilewrightError
 from tilewright.session.state import Core, Session
 from tilewright.tensor.interop import DeviceTensor, recognise
 from tilewright.tensor.resident import ResidentTensor
-from tilewright.tensor.segments import address_of
 from tilewright.transport.rpc import Flow, Rpc, Work
+from tilewright.types.addresses import address_of
 from tilewright.types.arguments import check_name
 from tilewright.types.dtypes import element_type
 from tilewright.types.spec import Array, Spec, as_array, dense, element_strides, span_bytes

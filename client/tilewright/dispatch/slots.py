@@ -21,9 +21,10 @@ from tilewright.session.state import Core, KnownArray, Session
 from tilewright.tensor.device_array import empty_like
 from tilewright.tensor.interop import DeviceTensor, recognise, recognise_output
 from tilewright.tensor.resident import ResidentTensor
-from tilewright.tensor.segments import address_of, region_of
+from tilewright.tensor.segments import region_of
 from tilewright.transport import messages
 from tilewright.transport.rpc import Flow
+from tilewright.types.addresses import address_of
 from tilewright.types.spec import Array, Spec, as_array, contiguous_strides, dense, same_places, span_bytes, strided
 from tilewright_proto.v1 import tensor_pb2
 

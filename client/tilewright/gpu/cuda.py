@@ -82,7 +82,7 @@ class Driver(GpuDriver):
     @contextmanager
     def current(self, ordinal: int) -> Iterator[None]:
         """With the device's primary context current. Raises ``UnavailableError`` if there is none."""
-        if self._is_current(ordinal):
+        if self.is_current(ordinal):
             yield
             return
         self.call("cuCtxPushCurrent_v2", self._contexts[ordinal])
@@ -91,7 +91,7 @@ class Driver(GpuDriver):
         finally:
             self.call("cuCtxPopCurrent_v2", byref(c_void_p()))
 
-    def _is_current(self, ordinal: int) -> bool:
+    def is_current(self, ordinal: int) -> bool:
         context = self._contexts.get(ordinal) or self._context(ordinal)
         current = self._current
         code = self._get_current(current.reference)

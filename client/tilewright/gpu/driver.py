@@ -172,7 +172,7 @@ class GpuDriver(ABC):
         """With a device current."""
 
     @abstractmethod
-    def _is_current(self, ordinal: int) -> bool:
+    def is_current(self, ordinal: int) -> bool:
         """True if the device is current in this thread."""
 
     @abstractmethod
@@ -262,42 +262,42 @@ class GpuDriver(ABC):
         """Copy from the device to the host behind what is on the stream, and wait for it."""
         with self.current(ordinal):
             self._refuse_capture(stream)
-            self.call(self.names.copy_out, target, source, nbytes, self._handle(stream))
-            self.call(self.names.finish_stream, self._handle(stream))
+            self.call(self.names.copy_out, target, source, nbytes, self.handle(stream))
+            self.call(self.names.finish_stream, self.handle(stream))
 
     def write(self, ordinal: int, target: int, source: int, nbytes: int, stream: int) -> None:
         """Copy from the host to the device behind what is on the stream, and wait for it."""
         with self.current(ordinal):
             self._refuse_capture(stream)
-            self.call(self.names.copy_in, target, source, nbytes, self._handle(stream))
-            self.call(self.names.finish_stream, self._handle(stream))
+            self.call(self.names.copy_in, target, source, nbytes, self.handle(stream))
+            self.call(self.names.finish_stream, self.handle(stream))
 
     # ---- streams and events ----
 
-    def _handle(self, stream: int) -> int:
-        """Handle of a stream."""
+    def handle(self, stream: int) -> int:
+        """Handle that the driver takes for a stream."""
         return self.legacy_stream if stream == LEGACY_STREAM else stream
 
     def synchronize(self, ordinal: int, stream: int) -> None:
         with self.current(ordinal):
             self._refuse_capture(stream)
-            self.call(self.names.finish_stream, self._handle(stream))
+            self.call(self.names.finish_stream, self.handle(stream))
 
     def idle(self, ordinal: int, stream: int) -> bool:
         """True if all work of a stream is over. Raises ``UnsupportedError`` for one that is being captured, and leaves
         the capture as it is."""
-        if stream > _LAST_DEFAULT_STREAM or self._is_current(ordinal):
-            code = self._refuse_capture(stream) or self._query_stream(self._handle(stream))
+        if stream > _LAST_DEFAULT_STREAM or self.is_current(ordinal):
+            code = self._refuse_capture(stream) or self._query_stream(self.handle(stream))
             if code != INVALID_CONTEXT:
                 return bool(code == 0)
         with self.current(ordinal):
-            return bool((self._refuse_capture(stream) or self._query_stream(self._handle(stream))) == 0)
+            return bool((self._refuse_capture(stream) or self._query_stream(self.handle(stream))) == 0)
 
     def _refuse_capture(self, stream: int) -> int:
         """Result of asking for the stream, 0 if nothing is wrong with it. (To query a stream that is being captured, or
         to wait for it, spoils the capture; to ask for this does not.)"""
         capture = self._capture
-        code = int(self._query_capture(self._handle(stream), capture.reference))
+        code = int(self._query_capture(self.handle(stream), capture.reference))
         if code == _CAPTURED_IMPLICITLY or (not code and capture.place.value):
             raise UnsupportedError(
                 f"the stream is being captured into a {self.title} graph, which cannot hold launches of another "
@@ -334,12 +334,12 @@ class GpuDriver(ABC):
 
     def record(self, ordinal: int, event: int, stream: int) -> None:
         with self.current(ordinal):
-            self.call(self.names.record, event, self._handle(stream))
+            self.call(self.names.record, event, self.handle(stream))
 
     def wait(self, ordinal: int, stream: int, event: int) -> None:
         """Make a stream wait for what the event was recorded after last. Does not wait itself."""
         with self.current(ordinal):
-            self.call(self.names.wait, self._handle(stream), event, 0)
+            self.call(self.names.wait, self.handle(stream), event, 0)
 
     def finished(self, ordinal: int, event: int) -> bool:
         # An event knows its context; some drivers want any to be current.

@@ -66,7 +66,7 @@ class HipDriver(GpuDriver):
         finally:
             self.call("hipSetDevice", before)
 
-    def _is_current(self, ordinal: int) -> bool:
+    def is_current(self, ordinal: int) -> bool:
         return self._device() == ordinal
 
     @cached_property

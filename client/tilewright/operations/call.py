@@ -12,14 +12,16 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypedDict
 
+from tilewright.dispatch.direct import Result, attempt, settle
 from tilewright.dispatch.plan import PlanState, prepare
 from tilewright.dispatch.request import BuildPolicy
-from tilewright.dispatch.run import run
+from tilewright.dispatch.run import Call, made
 from tilewright.operations.layouts import heads_first, heads_last
 from tilewright.operations.matrices import deliver
 from tilewright.session.state import Core
 from tilewright.transport.drive import renamed
 from tilewright.transport.rpc import Flow
+from tilewright.types.arguments import Placement
 
 __all__ = ["CHOICE", "Asked", "Choice", "choice_of", "planning", "running"]
 
@@ -34,9 +36,15 @@ class Choice(TypedDict, total=False):
     build: BuildPolicy
     device: str | None
     timeout: float | None
+    launch: Placement | None
 
 
-CHOICE: Choice = {"kernel": None, "strategy": None, "build": "wait", "device": None, "timeout": None}
+CHOICE: Choice = {
+    "kernel": None, "strategy": None, "build": "wait", "device": None, "timeout": None, "launch": None,
+}  # fmt: skip
+
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 @dataclass(frozen=True)
@@ -70,6 +78,7 @@ def running(
     call is ``listed``.
     """
     named, known = _named(ask, ask.__name__.lstrip("_"), "Flow[Any]", defaults)
+    labels = [name for name, item in inspect.signature(ask).parameters.items() if item.kind in _POSITIONAL][1:]
 
     @functools.wraps(named)
     def flow(core: Core, /, *args: P.args, **kwargs: P.kwargs) -> Flow[Any]:
@@ -77,20 +86,37 @@ def running(
         asked = named(core, *args, **kwargs)
         if asked.listed and not asked.outs:
             return []
-        results = yield from run(core, asked.operation, asked.inputs, asked.targets, asked.attributes, **asked.choice)
+        done = yield from made(core, _call(asked))
         found: list[Any] = []
         for name, out in asked.outs.items():
             if name in asked.swapped:
-                result = deliver(core, heads_first(out, name), results[name])
+                result = deliver(core, heads_first(out, name), done.results[name])
                 found.append(heads_last(result) if out is None else out)
             else:
-                found.append(deliver(core, out, results[name]))
+                found.append(deliver(core, out, done.results[name]))
+        if done.state is not None and not asked.extra:
+            results = [Result(name, out is not None, name in asked.swapped) for name, out in asked.outs.items()]
+            settle(named.__name__, core, labels, args, kwargs, done.state, done.operands, results, asked.listed)
         found += asked.extra
         if asked.listed:
             return found
         return found[0] if len(found) == 1 else tuple(found)
 
+    flow.attempt = functools.partial(attempt, named.__name__)  # type: ignore[attr-defined]
     return flow
+
+
+def _call(asked: Asked) -> Call:
+    choice = asked.choice
+    return Call(
+        asked.operation,
+        asked.inputs,
+        asked.targets,
+        asked.attributes,
+        (choice["kernel"], choice["strategy"], choice["build"], choice["device"]),
+        choice["timeout"],
+        choice["launch"],
+    )
 
 
 def planning(

@@ -9,7 +9,7 @@ import numpy as np
 
 from tilewright.session.state import Core
 from tilewright.tensor.interop import recognise, recognise_output
-from tilewright.tensor.segments import address_of
+from tilewright.types.addresses import address_of
 from tilewright.types.arguments import number
 from tilewright.types.spec import Array, Spec, dense, element_strides, span_bytes
 

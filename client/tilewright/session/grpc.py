@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError, Message
 from tilewright.errors import TilewrightError, UnavailableError, from_rpc
 from tilewright.session.settings import FORK_VARIABLE
 from tilewright.session.state import Core, Session
-from tilewright.transport.rpc import EXPORT_BUFFER, Rpc
+from tilewright.transport.rpc import EXPORT_BUFFER, FETCH_OBJECT, Rpc
 from tilewright_proto.v1 import memory_pb2
 
 __all__ = [
@@ -116,7 +116,7 @@ def call_local(session: Session, call: Rpc) -> Any:
             session.lost = session.lost or "the local connection broke"
         raise
     parsed = call.method.parse(reply.payload)
-    return (parsed, reply.fds) if call.method is EXPORT_BUFFER else parsed
+    return (parsed, reply.fds) if call.method in (EXPORT_BUFFER, FETCH_OBJECT) else parsed
 
 
 def call_failed(core: Core, session: Session, error: Any) -> TilewrightError:

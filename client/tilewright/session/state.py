@@ -19,6 +19,7 @@ from tilewright.transport import rpc
 from tilewright.transport.launch_connections import Lanes
 from tilewright.transport.local import Control, open_control
 from tilewright.transport.rpc import Rpc
+from tilewright.types.arguments import Placement, check_placement
 from tilewright.types.report import Report
 from tilewright.types.spec import Spec
 from tilewright_proto.v1 import dispatch_pb2, memory_pb2
@@ -53,6 +54,7 @@ class Session:
         "server_version",
         "shared_memory",
         "token",
+        "trusted",
     )
 
     def __init__(self, opened: memory_pb2.SessionEvent.Opened) -> None:
@@ -71,6 +73,8 @@ class Session:
         self.control: Control | None = None
         """The local socket's connection for calls, where there is one; the connections for launches are ``lanes``."""
         self.lanes: Lanes | None = None
+        self.trusted = False
+        """True if the server is known to be a process of this user, or of root, on this machine."""
         self.exports: dict[tuple[int, int], Any] = {}
         """Allocations on devices that the server knows, by base and size."""
         self.epoch = 0
@@ -87,6 +91,7 @@ class Session:
         self.control = open_control((self.local_socket, beside), self.token, timeout)
         if self.control is not None:
             self.lanes = Lanes(self.control.path, self.token, timeout)
+            self.trusted = self.control.is_own()
 
     def close_local(self) -> None:
         for part in (self.control, self.lanes):
@@ -120,16 +125,20 @@ class KnownArray(NamedTuple):
 class Core:
     """Thread-safe: its containers are only touched by operations that are atomic."""
 
-    def __init__(self, target: str, name: str, timeout: float | None) -> None:
+    def __init__(self, target: str, name: str, timeout: float | None, launch: Placement = "auto") -> None:
         self.target = target
         self.name = name
         self.timeout = timeout
+        self.launch = launch
+        """Placement of launches, unless a call says otherwise."""
         self.pool = Pool()
         self.session: Session | None = None
         self.closed = False
         self.known_arrays: dict[int, KnownArray] = {}
         self.plans: dict[Any, Any] = {}
         """Plans of generic calls, by what was asked for."""
+        self.direct: dict[Any, Any] = {}
+        """Calls that were launched in this process, by what was asked for."""
         self.mapped: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         """Arrays in memory of the server that this process maps, by their address."""
         self._releases: deque[tuple[Session, rpc.Method, Message]] = deque()
@@ -287,6 +296,7 @@ class Core:
         self._quarantine.clear()
         self.known_arrays.clear()
         self.plans.clear()
+        self.direct.clear()
 
 
 def uuid_digits(uuid: str) -> str:
@@ -313,7 +323,9 @@ def check_timeout(timeout: float | None) -> float | None:
     return float(timeout)
 
 
-def opening(target: str | None, timeout: float, call_timeout: float | None, name: str | None) -> tuple[Core, float]:
+def opening(
+    target: str | None, timeout: float, call_timeout: float | None, name: str | None, launch: str = "auto"
+) -> tuple[Core, float]:
     """Target that ``connect`` opens, and seconds that it waits. Raises ``InvalidArgumentError``."""
     place = settings.default_target() if target is None else settings.normalise_target(target)
     wait = check_timeout(timeout)
@@ -321,4 +333,5 @@ def opening(target: str | None, timeout: float, call_timeout: float | None, name
         raise InvalidArgumentError(
             "waiting for ever is not offered", field="timeout", rule="timeout_range", fix="give seconds"
         )
-    return Core(place, name or f"python-{os.getpid()}", check_timeout(call_timeout)), wait
+    core = Core(place, name or f"python-{os.getpid()}", check_timeout(call_timeout), check_placement(launch))
+    return core, wait

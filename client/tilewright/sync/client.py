@@ -41,6 +41,7 @@ from tilewright.tensor import shared as arrays
 from tilewright.tensor.resident import BufferState
 from tilewright.transport.drive import blocking, blocking_as
 from tilewright.transport.rpc import Flow, Rpc, Work
+from tilewright.types.arguments import Placement
 from tilewright.types.report import Report
 
 __all__ = ["Buffer", "Client", "Kernels", "connect"]
@@ -310,20 +311,22 @@ def connect(
     timeout: float = 10.0,
     call_timeout: float | None = 300.0,
     name: str | None = None,
+    launch: Placement = "auto",
 ) -> Client:
     """Open a session with a server.
 
     ``target`` is ``unix:PATH``, a path, or ``HOST:PORT``; left out, ``$TILEWRIGHT_TARGET``, else the socket of
     ``tilewright serve`` for this user. ``timeout`` is how many seconds to wait for the server to answer,
     ``call_timeout`` the limit of calls that name none (``None``: no limit). ``name`` shows in the server's status and
-    log.
+    log. ``launch`` says who launches: "caller" (this process, on its own memory and streams), "server", or "auto", this
+    process where it can; see docs/launching.md.
 
     Raises ``UnavailableError`` if no server answers.
 
         >>> with connect() as client:  # doctest: +SKIP
         ...     c = client.gemm(a, b)
     """
-    return Client(*opening(target, timeout, call_timeout, name))
+    return Client(*opening(target, timeout, call_timeout, name, launch))
 
 
 _CLIENTS: weakref.WeakSet[Client] = weakref.WeakSet()

@@ -27,6 +27,9 @@ class Pipeline:
     def launch(self, bound: Bound) -> None:
         """Launch a bound plan. Whether that went well is known at ``join``."""
         state, pipeline = bound._state, self._state
+        if state.is_here():
+            pipeline.add_here(state)
+            return
         if not pipeline.ready(state) and self._client._drive(state.settled()) is None:
             raise no_pipeline()
         if pipeline.add(state):

@@ -21,7 +21,7 @@ from tilewright.session.state import check_timeout
 from tilewright.sync.connection import FlowRunner
 from tilewright.sync.launch import Launch
 from tilewright.transport.launch_connections import NoLaneError
-from tilewright.transport.rpc import EXECUTE_STREAM
+from tilewright.transport.rpc import EXECUTE_STREAM, MISSED
 from tilewright_proto.v1 import dispatch_pb2
 
 __all__ = ["Bound", "Plan", "Stream"]
@@ -43,6 +43,8 @@ class Plan(PlanBase):
         several outputs), left out a fresh one. ``repeat`` runs it up to a million times over. Returns the output
         (several: a dict).
         """
+        if repeat == 1 and timeout is None and (result := self._state.attempt(inputs, out, named)) is not MISSED:
+            return result
         return self._client._drive(self._state.execute(inputs, out, named, repeat, timeout))
 
     def launch(self, *inputs: Any, out: Any = None, stream: Any = None, wait: bool = True, **named: Any) -> Launch:
@@ -64,8 +66,9 @@ class Plan(PlanBase):
         )
 
     def bind(self, *inputs: Any, out: Any = None, **named: Any) -> Bound:
-        """The plan with its arrays, which must be in shared memory or on the plan's GPU, in the planned layout: the
-        fastest way to run it again and again. They are kept alive, and used where they were when they were bound.
+        """The plan with its arrays in the planned layout, which must be on the plan's GPU, or anywhere in this process
+        where it launches by itself, else in shared memory: the fastest way to run it again and again. They are kept
+        alive, and used where they were when they were bound.
         """
         return Bound(self._client, self._client._drive(BoundState(self._state, inputs, out, named).bind()))
 
@@ -91,6 +94,8 @@ class Bound:
         waiting for its end.
         """
         state = self._state
+        if timeout is None and state.run_here():
+            return state.result
         if timeout is None and (go := state.quick()) is not None:
             try:
                 state.launch_now(go)
@@ -108,6 +113,8 @@ class Bound:
         does until ``Launch.wait`` or ``Launch.synchronize``. On a CPU it is run, and is over when this returns.
         """
         state, place = self._state, None if stream is None else stream_handle(stream)
+        if state.is_here():
+            return Launch(state.launch_here(place), state.result)
         if (go := state.quick()) is not None:
             try:
                 return Launch(state.launch_now(go, place, wait), state.result)
@@ -152,7 +159,7 @@ class Stream:
         """
         client = self._client
         if len(inputs) == 1 and isinstance(inputs[0], Bound):
-            load = client._drive(inputs[0]._state.loaded())
+            load = client._drive(inputs[0]._state.sendable())
         else:
             load = client._drive(self._plan.load(inputs, out, named))
         load.cargo.fence()

@@ -8,15 +8,9 @@ from tilewright.session.regions import Segment
 from tilewright.session.state import Core, Session
 from tilewright.transport import rpc
 from tilewright.transport.rpc import Flow, Rpc
-from tilewright.types.spec import Array
 from tilewright_proto.v1 import memory_pb2
 
-__all__ = ["address_of", "region_of"]
-
-
-def address_of(array: Array) -> int:
-    """Address of the first element."""
-    return int(array.__array_interface__["data"][0])
+__all__ = ["region_of"]
 
 
 def region_of(core: Core, session: Session, segment: Segment) -> Flow[int]:

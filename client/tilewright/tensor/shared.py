@@ -9,8 +9,9 @@ import numpy as np
 
 from tilewright.errors import InvalidArgumentError
 from tilewright.session.state import Core
-from tilewright.tensor.segments import address_of, region_of
+from tilewright.tensor.segments import region_of
 from tilewright.transport.rpc import Flow
+from tilewright.types.addresses import address_of
 from tilewright.types.dtypes import DTypeLike, element_type
 from tilewright.types.spec import Array, as_array, checked_sizes
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from types import FunctionType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from tilewright.transport.rpc import Flow
+from tilewright.transport.rpc import MISSED, Flow
 
 __all__ = ["awaiting", "awaiting_as", "blocking", "blocking_as", "renamed"]
 
@@ -16,10 +16,18 @@ S = TypeVar("S")
 T = TypeVar("T")
 U = TypeVar("U")
 
+SHORT_FLOPS = 10_000_000
+"""A product of that many operations takes less than a switch of threads: the loop of events may wait for it."""
+
+# A flow may have an `attempt`, which makes a call without the server where that is possible, or returns `MISSED`.
 # `self` has `_subject`, the first argument of its flows, and `_drive`, which runs one.
 
 
 def blocking(flow: Callable[Concatenate[S, P], Flow[T]]) -> Callable[Concatenate[Any, P], T]:
+    attempt = getattr(flow, "attempt", None)
+    if attempt is not None:
+        return _attempting(flow, attempt)
+
     @functools.wraps(flow)
     def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         result: T = self._drive(flow(self._subject, *args, **kwargs))
@@ -28,10 +36,27 @@ def blocking(flow: Callable[Concatenate[S, P], Flow[T]]) -> Callable[Concatenate
     return method
 
 
+def _attempting(
+    flow: Callable[Concatenate[S, P], Flow[T]], attempt: Callable[..., Any]
+) -> Callable[Concatenate[Any, P], T]:
+    @functools.wraps(flow)
+    def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        result: T = attempt(self._subject, args, kwargs)
+        if result is MISSED:
+            result = self._drive(flow(self._subject, *args, **kwargs))
+        return result
+
+    return method
+
+
 def awaiting(flow: Callable[Concatenate[S, P], Flow[T]]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    attempt = getattr(flow, "attempt", None)
+
     @functools.wraps(flow)
     async def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        result: T = await self._drive(flow(self._subject, *args, **kwargs))
+        result: T = attempt(self._subject, args, kwargs, SHORT_FLOPS) if attempt is not None else MISSED
+        if result is MISSED:
+            result = await self._drive(flow(self._subject, *args, **kwargs))
         return result
 
     return method

@@ -33,6 +33,7 @@ _NOW = int(socket.MSG_DONTWAIT)
 _SEND_NOW = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _UNPACK = HEADER.unpack_from
 _SPACE = socket.CMSG_SPACE(4 * 4)
+_CREDENTIALS = struct.Struct("3i")
 
 
 class Reply:
@@ -294,6 +295,11 @@ class Control:
     def broken(self) -> str:
         """Why it cannot be used any more; empty while it can."""
         return self._connection.broken
+
+    def is_own(self) -> bool:
+        """True if the server belongs to this process' user, or to root: then what it sends may be run here."""
+        data = self._connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        return int(_CREDENTIALS.unpack(data)[1]) in (os.geteuid(), 0)
 
     def call(self, method: int, request: bytes, fds: Sequence[int] = ()) -> Reply:
         """Call one of the methods of ``frames`` with a serialised request."""

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from tilewright.transport import frames
 from tilewright_proto.v1 import dispatch_pb2, kernels_pb2, memory_pb2
 
-__all__ = ["EXECUTE_STREAM", "OPEN_SESSION", "Flow", "Method", "Rpc", "Step", "Work"]
+__all__ = ["EXECUTE_STREAM", "MISSED", "OPEN_SESSION", "Flow", "Method", "Rpc", "Step", "Work"]
 
 T = TypeVar("T")
 
@@ -48,6 +48,9 @@ class Work(NamedTuple):
     function: Callable[[], Any]
 
 
+MISSED: Any = object()
+"""Stands for a result that could not be had in a short way."""
+
 Step = Rpc | Work
 Flow = Generator[Step, Any, T]
 
@@ -55,6 +58,7 @@ _D, _M, _K = "/tilewright.v1.Dispatch/", "/tilewright.v1.Memory/", "/tilewright.
 
 RUN = Method(_D + "Run", dispatch_pb2.RunReply.FromString)
 PLAN = Method(_D + "Plan", dispatch_pb2.PlanReply.FromString)
+FETCH_OBJECT = Method(_D + "FetchObject", dispatch_pb2.FetchObjectReply.FromString, number=frames.FETCH_OBJECT)
 RELEASE_PLAN = Method(_D + "ReleasePlan", dispatch_pb2.ReleasePlanReply.FromString)
 EXECUTE = Method(_D + "Execute", dispatch_pb2.ExecuteReply.FromString)
 EXECUTE_STREAM = _D + "ExecuteStream"

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, cast
 
 import numpy as np
 
 from tilewright.errors import InvalidArgumentError
 
-__all__ = ["check_name", "flag", "number", "unless"]
+__all__ = ["Placement", "check_name", "check_placement", "flag", "number", "unless"]
+
+Placement = Literal["auto", "caller", "server"]
+"""Process that launches: this one, the server, or this one where it can."""
+
+
+def check_placement(value: Any) -> Placement:
+    """Raises ``InvalidArgumentError`` for what is none."""
+    if not isinstance(value, str) or value not in ("auto", "caller", "server"):
+        raise InvalidArgumentError(
+            "a launch is made by the caller, by the server, or by whoever can",
+            field="launch",
+            value=value,
+            rule="launch_placement",
+            fix="use auto, caller or server",
+        )
+    return cast(Placement, value)
 
 
 def check_name(field: str, value: Any) -> None:

@@ -25,7 +25,8 @@ class Timing:
 
 @dataclass(frozen=True)
 class Report:
-    """Report of one call. Executions of prepared plans report ``device_ns``, ``queue_ns`` and ``bytes_copied``."""
+    """Report of one call. Times of launches in this process are those of the whole launch on a CPU, and not known on a
+    GPU. Executions of prepared plans report ``device_ns``, ``queue_ns`` and ``bytes_copied``."""
 
     kernels: tuple[str, ...] = ()
     device: str = ""
@@ -36,6 +37,8 @@ class Report:
     """Bytes that this client copied, because an array was not in shared memory or in a layout that cannot be named."""
     plan_cached: bool = False
     notes: tuple[str, ...] = ()
+    placement: str = "server"
+    """Process that launched: ``server``, or ``caller``, which is this one."""
 
     @classmethod
     def of_wire(cls, message: dispatch_pb2.Report, staged_bytes: int = 0) -> Report:

@@ -13,8 +13,15 @@ class BuildPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     BUILD_WAIT: _ClassVar[BuildPolicy]
     BUILD_FALLBACK: _ClassVar[BuildPolicy]
+
+class Placement(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PLACEMENT_SERVER: _ClassVar[Placement]
+    PLACEMENT_CALLER: _ClassVar[Placement]
 BUILD_WAIT: BuildPolicy
 BUILD_FALLBACK: BuildPolicy
+PLACEMENT_SERVER: Placement
+PLACEMENT_CALLER: Placement
 
 class Selection(_message.Message):
     __slots__ = ("strategy", "kernel", "build", "device")
@@ -106,7 +113,7 @@ class RunReply(_message.Message):
     def __init__(self, outputs: _Optional[_Iterable[_Union[OutputTensor, _Mapping]]] = ..., report: _Optional[_Union[Report, _Mapping]] = ...) -> None: ...
 
 class PlanRequest(_message.Message):
-    __slots__ = ("session", "operation", "inputs", "outputs", "attributes", "selection")
+    __slots__ = ("session", "operation", "inputs", "outputs", "attributes", "selection", "placement", "known_objects")
     class AttributesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -120,16 +127,30 @@ class PlanRequest(_message.Message):
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
     SELECTION_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_OBJECTS_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     operation: str
     inputs: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Operand]
     outputs: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Operand]
     attributes: _containers.MessageMap[str, _tensor_pb2.Attribute]
     selection: Selection
-    def __init__(self, session: _Optional[bytes] = ..., operation: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[_tensor_pb2.Operand, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[_tensor_pb2.Operand, _Mapping]]] = ..., attributes: _Optional[_Mapping[str, _tensor_pb2.Attribute]] = ..., selection: _Optional[_Union[Selection, _Mapping]] = ...) -> None: ...
+    placement: Placement
+    known_objects: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, session: _Optional[bytes] = ..., operation: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[_tensor_pb2.Operand, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[_tensor_pb2.Operand, _Mapping]]] = ..., attributes: _Optional[_Mapping[str, _tensor_pb2.Attribute]] = ..., selection: _Optional[_Union[Selection, _Mapping]] = ..., placement: _Optional[_Union[Placement, str]] = ..., known_objects: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class CodeObject(_message.Message):
+    __slots__ = ("sha256", "bytes", "content")
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    sha256: bytes
+    bytes: int
+    content: bytes
+    def __init__(self, sha256: _Optional[bytes] = ..., bytes: _Optional[int] = ..., content: _Optional[bytes] = ...) -> None: ...
 
 class PlanReply(_message.Message):
-    __slots__ = ("plan", "inputs", "outputs", "report", "workspace_bytes", "flops", "json")
+    __slots__ = ("plan", "inputs", "outputs", "report", "workspace_bytes", "flops", "json", "launch_plan", "objects", "launch_refused", "fallback")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +158,10 @@ class PlanReply(_message.Message):
     WORKSPACE_BYTES_FIELD_NUMBER: _ClassVar[int]
     FLOPS_FIELD_NUMBER: _ClassVar[int]
     JSON_FIELD_NUMBER: _ClassVar[int]
+    LAUNCH_PLAN_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    LAUNCH_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    FALLBACK_FIELD_NUMBER: _ClassVar[int]
     plan: int
     inputs: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Operand]
     outputs: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Operand]
@@ -144,7 +169,11 @@ class PlanReply(_message.Message):
     workspace_bytes: int
     flops: int
     json: str
-    def __init__(self, plan: _Optional[int] = ..., inputs: _Optional[_Iterable[_Union[_tensor_pb2.Operand, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[_tensor_pb2.Operand, _Mapping]]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., workspace_bytes: _Optional[int] = ..., flops: _Optional[int] = ..., json: _Optional[str] = ...) -> None: ...
+    launch_plan: bytes
+    objects: _containers.RepeatedCompositeFieldContainer[CodeObject]
+    launch_refused: _error_pb2.ErrorDetail
+    fallback: bool
+    def __init__(self, plan: _Optional[int] = ..., inputs: _Optional[_Iterable[_Union[_tensor_pb2.Operand, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[_tensor_pb2.Operand, _Mapping]]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., workspace_bytes: _Optional[int] = ..., flops: _Optional[int] = ..., json: _Optional[str] = ..., launch_plan: _Optional[bytes] = ..., objects: _Optional[_Iterable[_Union[CodeObject, _Mapping]]] = ..., launch_refused: _Optional[_Union[_error_pb2.ErrorDetail, _Mapping]] = ..., fallback: bool = ...) -> None: ...
 
 class ReleasePlanRequest(_message.Message):
     __slots__ = ("session", "plan")
@@ -157,6 +186,26 @@ class ReleasePlanRequest(_message.Message):
 class ReleasePlanReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class FetchObjectRequest(_message.Message):
+    __slots__ = ("session", "plan", "sha256", "offset")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    plan: int
+    sha256: bytes
+    offset: int
+    def __init__(self, session: _Optional[bytes] = ..., plan: _Optional[int] = ..., sha256: _Optional[bytes] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class FetchObjectReply(_message.Message):
+    __slots__ = ("content", "bytes")
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    content: bytes
+    bytes: int
+    def __init__(self, content: _Optional[bytes] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class Execution(_message.Message):
     __slots__ = ("plan", "locations", "repeat", "binding")

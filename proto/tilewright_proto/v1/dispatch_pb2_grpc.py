@@ -50,6 +50,11 @@ class DispatchStub(object):
                 request_serializer=tilewright__proto_dot_v1_dot_dispatch__pb2.ReleasePlanRequest.SerializeToString,
                 response_deserializer=tilewright__proto_dot_v1_dot_dispatch__pb2.ReleasePlanReply.FromString,
                 _registered_method=True)
+        self.FetchObject = channel.unary_unary(
+                '/tilewright.v1.Dispatch/FetchObject',
+                request_serializer=tilewright__proto_dot_v1_dot_dispatch__pb2.FetchObjectRequest.SerializeToString,
+                response_deserializer=tilewright__proto_dot_v1_dot_dispatch__pb2.FetchObjectReply.FromString,
+                _registered_method=True)
         self.Execute = channel.unary_unary(
                 '/tilewright.v1.Dispatch/Execute',
                 request_serializer=tilewright__proto_dot_v1_dot_dispatch__pb2.ExecuteRequest.SerializeToString,
@@ -92,6 +97,13 @@ class DispatchServicer(object):
 
     def ReleasePlan(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FetchObject(self, request, context):
+        """A part of a code object of a plan that the session made for launching it itself. The local socket gives the whole object as a sealed memory file.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -144,6 +156,11 @@ def add_DispatchServicer_to_server(servicer, server):
                     servicer.ReleasePlan,
                     request_deserializer=tilewright__proto_dot_v1_dot_dispatch__pb2.ReleasePlanRequest.FromString,
                     response_serializer=tilewright__proto_dot_v1_dot_dispatch__pb2.ReleasePlanReply.SerializeToString,
+            ),
+            'FetchObject': grpc.unary_unary_rpc_method_handler(
+                    servicer.FetchObject,
+                    request_deserializer=tilewright__proto_dot_v1_dot_dispatch__pb2.FetchObjectRequest.FromString,
+                    response_serializer=tilewright__proto_dot_v1_dot_dispatch__pb2.FetchObjectReply.SerializeToString,
             ),
             'Execute': grpc.unary_unary_rpc_method_handler(
                     servicer.Execute,
@@ -248,6 +265,33 @@ class Dispatch(object):
             '/tilewright.v1.Dispatch/ReleasePlan',
             tilewright__proto_dot_v1_dot_dispatch__pb2.ReleasePlanRequest.SerializeToString,
             tilewright__proto_dot_v1_dot_dispatch__pb2.ReleasePlanReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchObject(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tilewright.v1.Dispatch/FetchObject',
+            tilewright__proto_dot_v1_dot_dispatch__pb2.FetchObjectRequest.SerializeToString,
+            tilewright__proto_dot_v1_dot_dispatch__pb2.FetchObjectReply.FromString,
             options,
             channel_credentials,
             insecure,

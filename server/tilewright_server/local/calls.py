@@ -11,6 +11,7 @@ from tilewright_kit.types.errors import InvalidArgumentError
 from tilewright_proto.v1 import dispatch_pb2, memory_pb2
 from tilewright_server.memory.errors import unknown_session
 from tilewright_server.messages.regions import exported, region_reply, region_source
+from tilewright_server.protocol.sealed_file import sealed_file
 from tilewright_server.rpc.dispatch import bind
 from tilewright_server.rpc.method_handlers import parse_as
 
@@ -45,6 +46,7 @@ class Calls:
             3: (dispatch_pb2.UnbindRequest, self._unbind),
             4: (memory_pb2.ExportBufferRequest, self._export),
             5: (memory_pb2.UnregisterRegionRequest, self._unregister),
+            6: (dispatch_pb2.FetchObjectRequest, self._fetch_object),
         }
 
     def call(self, method: int, payload: bytes, descriptors: Sequence[int]) -> Answer:
@@ -92,6 +94,12 @@ class Calls:
             if handle.fd >= 0:
                 os.close(handle.fd)
             raise
+
+    def _fetch_object(self, request: dispatch_pb2.FetchObjectRequest, _: Sequence[int]) -> Answer:
+        """The whole object, whatever the offset."""
+        found = self._service.code_object(self._session, request.plan, request.sha256)
+        descriptor = sealed_file("tw-object", found.read())
+        return Answer(found.nbytes, dispatch_pb2.FetchObjectReply(bytes=found.nbytes), descriptor)
 
     def _unregister(self, request: memory_pb2.UnregisterRegionRequest, _: Sequence[int]) -> Answer:
         self._session.unregister(request.region, time.monotonic() + END_WAIT_S)

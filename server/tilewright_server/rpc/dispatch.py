@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from tilewright_kit.contract.problem import Role
-from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError
+from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError, TilewrightError
 from tilewright_proto.v1 import dispatch_pb2 as pb
 from tilewright_server.engine.call import Call, Cancellation
 from tilewright_server.engine.client import Client
@@ -16,6 +16,7 @@ from tilewright_server.protocol.errors import as_tilewright_error, to_detail
 from tilewright_server.rpc.calls import WireCall
 from tilewright_server.rpc.method_handlers import Lane, call_of, lane, parse_as, raw
 from tilewright_server.service import Batch, Finished, Result, Service
+from tilewright_server.session.operand_binding import Target
 from tilewright_server.session.session import Session
 
 __all__ = ["DispatchServicer", "bind"]
@@ -25,6 +26,10 @@ TOKEN_FIELD = b"\x0a\x10"
 MEMO_BYTES = 16 * 1024
 """Larger requests are not remembered."""
 MAX_EXECUTIONS = 4096
+INLINE_OBJECTS = 512 << 10
+"""Bytes of code objects that a reply to ``Plan`` brings along."""
+OBJECT_PART = 1 << 20
+"""Bytes of a code object that one reply brings: who fetches more asks again, at the pace at which it reads."""
 RESOLVE_ATTEMPTS = 3
 
 
@@ -57,7 +62,7 @@ class DispatchServicer:
             convert.locations(request),
         )
         prepared = target.prepared
-        return pb.PlanReply(
+        reply = pb.PlanReply(
             plan=plan_id,
             inputs=convert.operands(item for item in prepared.operands if item.role is Role.INPUT),
             outputs=convert.operands(item for item in prepared.operands if item.role is Role.OUTPUT),
@@ -65,7 +70,39 @@ class DispatchServicer:
             workspace_bytes=prepared.workspace_bytes,
             flops=prepared.plan.flops,
             json=json.dumps(prepared.plan.to_dict(), default=str),
+            fallback=prepared.is_fallback,
         )
+        if request.placement == pb.PLACEMENT_CALLER:
+            self._add_launch_plan(reply, target, request.known_objects)
+        return reply
+
+    def _add_launch_plan(self, reply: pb.PlanReply, target: Target, known: Sequence[bytes]) -> None:
+        """The launch plan, with the code objects that are small and not ``known``; or why there is none."""
+        try:
+            found = self._service.launch_plan(target)
+        except TilewrightError as error:
+            reply.launch_refused.CopyFrom(to_detail(error))
+            return
+        reply.launch_plan = found.data
+        room = INLINE_OBJECTS
+        has = frozenset(known)
+        for item in found.objects:
+            content = item.read() if item.nbytes <= room and item.sha256 not in has else b""
+            room -= len(content)
+            reply.objects.add(sha256=item.sha256, bytes=item.nbytes, content=content)
+
+    def fetch_object(self, request: pb.FetchObjectRequest, _: Context) -> pb.FetchObjectReply:
+        session = self._service.sessions.get(request.session)
+        found = self._service.code_object(session, request.plan, request.sha256)
+        if not 0 <= request.offset <= found.nbytes:
+            raise InvalidArgumentError(
+                f"the code object has {found.nbytes} bytes",
+                field="offset",
+                value=request.offset,
+                rule="code_object_range",
+                fix="give an offset within it",
+            )
+        return pb.FetchObjectReply(content=found.read(request.offset, OBJECT_PART), bytes=found.nbytes)
 
     def release_plan(self, request: pb.ReleasePlanRequest, _: WireCall) -> pb.ReleasePlanReply:
         self._service.sessions.get(request.session).release_plan(request.plan)

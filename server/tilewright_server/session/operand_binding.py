@@ -33,6 +33,7 @@ from tilewright_server.session.staged_operands import (
 
 if TYPE_CHECKING:
     from tilewright_server.engine.engine import Prepared
+    from tilewright_server.engine.execution.caller_launch import CallerPlan
     from tilewright_server.memory.buffers import ResidentBuffer
 
 __all__ = ["Binder", "Binding", "Location", "Place", "Target"]
@@ -66,10 +67,12 @@ class Location(NamedTuple):
 class Target:
     """A prepared plan with the slots of its operands."""
 
-    __slots__ = ("device_id", "nbytes", "on_host", "prepared", "slots")
+    __slots__ = ("caller_plan", "device_id", "nbytes", "on_host", "prepared", "slots")
 
     def __init__(self, prepared: Prepared) -> None:
         self.prepared = prepared
+        self.caller_plan: CallerPlan | None = None
+        """Its launch plan, if the session was given it: then it may fetch the code objects."""
         self.device_id: str = prepared.device.id
         self.on_host = shares_host_memory(prepared.device)
         self.slots = tuple(

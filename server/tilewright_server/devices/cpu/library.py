@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import _ctypes
 import ctypes
-import fcntl
 import hashlib
 import itertools
 import os
 import threading
-from contextlib import suppress
 from pathlib import Path
+
+from tilewright_server.protocol.sealed_file import sealed_file
 
 __all__ = ["Library", "resident_library"]
 
-_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _resident: dict[str, Library] = {}
 _resident_lock = threading.Lock()
 _serials = itertools.count(1)
@@ -28,7 +27,8 @@ class Library:
     """A loaded shared object. Raises ``OSError`` if it is none."""
 
     def __init__(self, binary: Path, data: bytes | None = None) -> None:
-        fd = _sealed_copy(binary.parent.name[:32], binary.read_bytes() if data is None else data)
+        name = f"tw-kernel-{binary.parent.name[:32]}"
+        fd = sealed_file(name, binary.read_bytes() if data is None else data)
         try:
             self.handle = ctypes.CDLL(_unique_path(fd), mode=ctypes.RTLD_LOCAL, use_errno=True)
         except OSError:
@@ -61,17 +61,3 @@ def resident_library(binary: Path) -> Library:
         if library is None:
             library = _resident[digest] = Library(binary, data)
         return library
-
-
-def _sealed_copy(name: str, data: bytes) -> int:
-    fd = os.memfd_create(f"tw-kernel-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(fd, rest) :]
-        with suppress(OSError):
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd

@@ -56,6 +56,7 @@ class Prepared:
         "_aligned",
         "_overlap",
         "_required",
+        "caller_plan",
         "device",
         "executor",
         "is_fallback",
@@ -110,6 +111,8 @@ class Prepared:
         self.weight = program.weight if program is not None else 0
         self.operation_counters = operation_counters
         self.kernel_counters = tuple(kernel_counters)
+        self.caller_plan: object = None
+        """Its launch plan for callers, once one was asked for; see ``caller_launch``."""
         self.values = values
         """Check of operands whose content must make sense; None: the operation asks for no check."""
         self.uses = tuple(uses)

@@ -46,6 +46,11 @@ class ModuleUse:
         self._loaded = loaded
         self._released = released
 
+    @property
+    def artifact(self) -> Artifact:
+        """Its entry in the cache, which cannot be evicted meanwhile."""
+        return self._loaded.artifact
+
     def function(self, symbol: str) -> int:
         return self._loaded.module.function(symbol)
 

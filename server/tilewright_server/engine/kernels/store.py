@@ -44,6 +44,10 @@ class KernelUse:
 
     def function(self, role: str) -> int:
         """Handle of an entry point."""
+        return self.module.function(self.symbol(role))
+
+    def symbol(self, role: str) -> str:
+        """Name of an entry point in the binary."""
         symbol = self.unit.source.entries.get(role)
         if symbol is None:
             raise InternalError(
@@ -53,7 +57,7 @@ class KernelUse:
                 rule="plan_role",
                 fix="report it as a fault of the operation's plugin",
             )
-        return self.module.function(symbol)
+        return symbol
 
 
 class KernelStore:

@@ -1,0 +1,203 @@
+"""Calls on NumPy's arrays that were made before, all alike but for the arrays: launched in this process by what was
+settled then. The only work of such a call is to recognise it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter_ns
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tilewright.dispatch.fast_path import launch_report
+from tilewright.dispatch.plan import PlanState
+from tilewright.session.state import Core
+from tilewright.transport.rpc import MISSED
+from tilewright.types.addresses import address_of
+from tilewright.types.spec import Spec, fresh
+
+__all__ = ["Result", "attempt", "settle"]
+
+MAX_CALLS = 1024
+"""Remembered of one client."""
+_ARRAY = np.ndarray
+_WORDS = frozenset({int, bool, str, type(None), type, np.dtype})
+"""Types of arguments that are equal only if they mean the same."""
+
+
+class Result(NamedTuple):
+    """One result of a call."""
+
+    output: str
+    """Name of the operand that it is."""
+    given: bool
+    """True if the caller gave the array."""
+    swapped: bool
+    """True if it is returned with its rows before its heads."""
+
+
+class _Settled:
+    """A call that was settled."""
+
+    __slots__ = ("_core", "_made", "_results", "_sources", "_state", "flops", "listed")
+
+    def __init__(
+        self,
+        state: PlanState,
+        sources: Sequence[int],
+        results: Sequence[tuple[int, bool]],
+        listed: bool,
+    ) -> None:
+        self._state = state
+        self._core = state.core
+        self._sources = tuple(sources)
+        """Index of the array of each operand among those of the call; -1 for an output that is made."""
+        slots = (*state.inputs, *state.outputs)
+        self._made = tuple(
+            _maker(slot.spec) if source < 0 else None for slot, source in zip(slots, sources, strict=True)
+        )
+        self._results = tuple(results)
+        """Index of an operand, and whether it is returned with its heads last."""
+        self.listed = listed
+        here: Any = state.here
+        self.flops = here.plan.flops
+
+    def run(self, arrays: Sequence[Any]) -> Any:
+        state = self._state
+        here = state.here
+        if here is None or state.closed or self._core.closed:
+            return MISSED
+        plan = here.plan
+        operands = [
+            arrays[source] if make is None else make() for source, make in zip(self._sources, self._made, strict=True)
+        ]
+        for index in range(len(here.inputs), len(operands)):
+            if not operands[index].flags.writeable:
+                return MISSED
+        addresses = plan.pack(*map(address_of, operands))
+        begin = perf_counter_ns()
+        if plan.run(addresses):
+            return MISSED  # the long way finds out what is wrong, and whether the server can do it
+        took = perf_counter_ns() - begin
+        self._core.report = functools.partial(launch_report, state.report, took, "caller")
+        found = [operands[index].swapaxes(1, 2) if swap else operands[index] for index, swap in self._results]
+        if self.listed:
+            return found
+        return found[0] if len(found) == 1 else tuple(found)
+
+
+def _maker(spec: Spec) -> Callable[[], Any]:
+    if spec.strides is None:
+        return functools.partial(np.empty, spec.shape, spec.dtype)
+    return functools.partial(fresh, np.empty, spec)
+
+
+def attempt(name: str, core: Core, args: Sequence[Any], kwargs: Mapping[str, Any], most_flops: float = math.inf) -> Any:
+    """The result of a call that was settled; ``MISSED`` if it was not, or takes more than ``most_flops`` operations."""
+    if not core.direct:
+        return MISSED
+    key: list[Any] = [name]
+    arrays: list[Any] = []
+    for value in args:
+        if type(value) is _ARRAY:
+            key += (value.dtype, value.shape, value.strides)
+            arrays.append(value)
+        elif not _describe(value, key, arrays):
+            return MISSED
+    for option, value in kwargs.items():
+        key.append(option)
+        if not _describe(value, key, arrays):
+            return MISSED
+    settled: _Settled | None = core.direct.get(tuple(key))
+    if settled is None or settled.flops > most_flops:
+        return MISSED
+    return settled.run(arrays)
+
+
+def _describe(value: Any, key: list[Any], arrays: list[Any]) -> bool:
+    """Add what a call with this argument is recognised by; false if that cannot be said."""
+    kind = type(value)
+    if kind is _ARRAY:
+        key += (value.dtype, value.shape, value.strides)
+        arrays.append(value)
+    elif kind is float:
+        key += (kind, value.hex())  # as numbers, 0.0 and -0.0 are equal
+    elif kind in _WORDS or isinstance(value, np.dtype):
+        key += (kind, value)
+    elif kind is tuple or kind is list:
+        key += (kind, len(value))
+        return all(_describe(item, key, arrays) for item in value)
+    else:
+        return False
+    return True
+
+
+def settle(
+    name: str,
+    core: Core,
+    labels: Sequence[str],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    state: PlanState,
+    operands: Sequence[Any],
+    results: Sequence[Result],
+    listed: bool,
+) -> None:
+    """Remember a call that was launched in this process, if it follows from its arrays' layouts and its other arguments
+    alone. ``labels`` are the names of positional arguments; ``operands`` are those of the plan, in its order.
+    """
+    key: list[Any] = [name]
+    arrays: list[Any] = []
+    names: list[str] = []
+    for label, value in zip(labels, args, strict=False):
+        if not _describe(value, key, arrays):
+            return
+        names += _names(label, value)
+    for option, value in kwargs.items():
+        key.append(option)
+        if not _describe(value, key, arrays):
+            return
+        names += _names(option, value)
+    if len(args) > len(labels) or state.here is None or not state.here.plan.on_cpu or state.renew_at != math.inf:
+        return
+    slots = (*state.inputs, *state.outputs)
+    given = {item.output for item in results if item.given}
+    made = {slot.name for slot in state.outputs} - given
+    sources = []
+    for slot, operand in zip(slots, operands, strict=True):
+        source = -1 if slot.name in made else _source(slot.name, operand, names, arrays)
+        if source is None:
+            return
+        sources.append(source)
+    if set(range(len(arrays))) - set(sources):  # an array that counts by what is in it, or that was copied
+        return
+    places = {slot.name: index for index, slot in enumerate(slots)}
+    found = [(places[item.output], item.swapped and not item.given) for item in results]
+    if any(item.swapped and item.given for item in results):
+        return
+    if len(core.direct) >= MAX_CALLS:
+        core.direct.clear()
+    core.direct[tuple(key)] = _Settled(state, sources, found, listed)
+
+
+def _names(label: str, value: Any) -> list[str]:
+    """Names of the arrays in an argument."""
+    if type(value) is _ARRAY:
+        return [label]
+    if type(value) in (tuple, list):
+        return [name for index, item in enumerate(value) for name in _names(f"{label}[{index}]", item)]
+    return []
+
+
+def _source(name: str, operand: Any, names: Sequence[str], arrays: Sequence[Any]) -> int | None:
+    """Index of the array that an operand is a view of, from its first element on; ``None`` if that is not certain."""
+    if not isinstance(operand, _ARRAY) or not operand.size:
+        return None
+    place = address_of(operand)
+    found = [index for index, array in enumerate(arrays) if address_of(array) == place and array.size == operand.size]
+    if len(found) > 1:
+        found = [index for index in found if names[index] == name]
+    return found[0] if len(found) == 1 else None

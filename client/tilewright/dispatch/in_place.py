@@ -1,0 +1,264 @@
+"""Plans that are launched in this process, on its own memory: NumPy's arrays on the CPU, tensors of a GPU on the
+streams of the library that made them. Nothing is copied, and no server is asked.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+
+from tilewright.dispatch.binding import Launched, launch_stream
+from tilewright.dispatch.operands import check_output
+from tilewright.dispatch.slots import Slot, single
+from tilewright.errors import InternalError, UnsupportedError, from_detail
+from tilewright.gpu.driver import GpuDriver
+from tilewright.launch.library import NO_CONTEXT, load_library
+from tilewright.launch.opened import OpenedPlan
+from tilewright.session.state import Core, Session, uuid_digits
+from tilewright.tensor.device_array import by_library, find_mapped
+from tilewright.tensor.interop import UNKNOWN, DeviceTensor, recognise, recognise_output
+from tilewright.transport import rpc
+from tilewright.transport.rpc import Flow, Rpc
+from tilewright.types.addresses import address_of
+from tilewright.types.spec import Spec, fresh
+from tilewright_proto.v1 import dispatch_pb2
+
+__all__ = ["BoundInPlace", "InPlace", "opened_plan"]
+
+MAX_OBJECT = 1 << 30
+"""Bytes of a code object, far beyond any."""
+
+
+class InPlace:
+    """One plan in this process. Thread-safe."""
+
+    def __init__(
+        self, core: Core, plan: OpenedPlan, inputs: Sequence[Slot], outputs: Sequence[Slot], uuid: str
+    ) -> None:
+        """``uuid`` names the GPU that the plan is for."""
+        self.core = core
+        self.plan = plan
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+        self._uuid = uuid_digits(uuid)
+        self._ordinals: dict[int, bool] = {}
+        self._several = True
+
+    def launch(self, values: Sequence[Any], stream: int | None = None) -> tuple[Launched, Any]:
+        """Launch once on operands in the plan's order, ``None`` or a ``Spec`` for an output that is to be made. Returns
+        with the output (several: a dict). Raises ``UnsupportedError`` for operands that are not usable here, and what
+        the library finds wrong.
+        """
+        if self.plan.on_cpu:
+            addresses, result, _ = self.host_operands(values)
+            return Launched(self._timed(lambda: self.plan.run(addresses))), result
+        addresses, result, tensors = self.device_operands(values)
+        plan = self.plan
+        return self.on_stream(tensors, stream, lambda place: plan.run(addresses, place)), result
+
+    def _timed(self, run: Callable[[], int]) -> int:
+        begin = perf_counter_ns()
+        status = run()
+        took = perf_counter_ns() - begin
+        if status:
+            raise self.plan.error(status)
+        return took
+
+    # ---- the host ----
+
+    def host_operands(self, values: Sequence[Any]) -> tuple[bytes, Any, list[Any]]:
+        """Addresses, the result, and what must live for as long as these are used."""
+        count = len(self.inputs)
+        keep = [_lying(slot, value) for slot, value in zip(self.inputs, values, strict=False)]
+        result: dict[str, Any] = {}
+        for slot, value in zip(self.outputs, values[count:], strict=True):
+            if value is None or isinstance(value, Spec):
+                array = fresh(np.empty, slot.spec)
+            else:
+                array = _lying(slot, value)
+                check_output(array, slot.name)
+            result[slot.name] = array
+            keep.append(array)
+        return self.plan.pack(*map(address_of, keep)), single(result), keep
+
+    # ---- GPUs ----
+
+    def device_operands(self, values: Sequence[Any]) -> tuple[bytes, Any, list[DeviceTensor]]:
+        """Addresses, the result, and the operands as they were recognised."""
+        count = len(self.inputs)
+        tensors: list[DeviceTensor] = []
+        result: dict[str, Any] = {}
+        for index, slot in enumerate((*self.inputs, *self.outputs)):
+            value = values[index]
+            if index >= count and (value is None or isinstance(value, Spec)):
+                value = by_library(tensors[0], slot.spec) if tensors else None
+            tensor = recognise(value, slot.name) if index < count else recognise_output(value, slot.name)
+            if tensor is None or tensor.location is not None or tensor.array is not None:
+                raise _elsewhere(slot, value)
+            if self.core.mapped and find_mapped(self.core, tensor.address) is not None:
+                raise _elsewhere(slot, value)
+            if tensor.spec != slot.spec:
+                slot.check_tensor(tensor)
+            tensors.append(tensor)
+            if index >= count:
+                result[slot.name] = tensor.value
+        self._check_device(tensors)
+        return self.plan.pack(*[tensor.address for tensor in tensors]), single(result), tensors
+
+    def _check_device(self, tensors: Sequence[DeviceTensor]) -> None:
+        """Raise ``UnsupportedError`` unless all operands are on the GPU that the plan is for."""
+        for slot, tensor in zip((*self.inputs, *self.outputs), tensors, strict=True):
+            if tensor.ordinal == UNKNOWN and tensor.spec.nbytes:
+                tensor.ordinal = tensor.gpu.pointer(tensor.address, slot.name).ordinal
+            known = self._ordinals.get(tensor.ordinal)
+            if known is None:
+                gpu = tensor.gpu
+                known = uuid_digits(gpu.label(tensor.ordinal)) == self._uuid
+                self._several = gpu.device_count() > 1
+                self._ordinals[tensor.ordinal] = known
+            if not known:
+                raise _elsewhere(slot, tensor.value)
+
+    def on_stream(self, tensors: Sequence[DeviceTensor], stream: int | None, launch: Callable[[int], int]) -> Launched:
+        """Launch on a stream, by default the one that the operands' library uses now, behind what the others are ready
+        on and before what comes there next.
+        """
+        gpu, ordinal = tensors[0].gpu, tensors[0].ordinal
+        place = launch_stream(tensors) if stream is None else stream
+        others = {item.stream for item in tensors if not item.library} - {place} if stream is None else ()
+        for busy in others:
+            gpu.order(ordinal, busy, place)
+        handle = gpu.handle(place)
+        status = self._in_context(gpu, ordinal, lambda: launch(handle))
+        if status:
+            raise self.plan.error(status)
+        for busy in others:
+            gpu.order(ordinal, place, busy)
+        return Launched(stream=place, gpu=gpu, ordinal=ordinal)
+
+    def _in_context(self, gpu: GpuDriver, ordinal: int, launch: Callable[[], int]) -> int:
+        if not self._several or gpu.is_current(ordinal):
+            status = launch()
+            if status != NO_CONTEXT:
+                return status
+        with gpu.current(ordinal):
+            return launch()
+
+
+class BoundInPlace:
+    """A plan with its operands, in this process. A ``Go``."""
+
+    __slots__ = ("_handle", "_launch", "_pid", "binding", "here", "keep", "result", "tensors")
+
+    def __init__(self, here: InPlace, values: Sequence[Any]) -> None:
+        """Raises as ``InPlace.launch`` does."""
+        self.here = here
+        self.tensors: list[DeviceTensor] = []
+        plan = here.plan
+        if plan.on_cpu:
+            addresses, self.result, self.keep = here.host_operands(values)
+            self.binding = plan.bind(addresses)
+        else:
+            addresses, self.result, self.tensors = here.device_operands(values)
+            self.keep = list(self.tensors)
+            gpu, ordinal = self.tensors[0].gpu, self.tensors[0].ordinal
+            with gpu.current(ordinal):
+                self.binding = plan.bind(addresses)
+        self._handle = self.binding.handle
+        self._launch = self.binding.launch
+        self._pid = os.getpid()
+
+    @property
+    def valid(self) -> bool:
+        """True unless this is a forked child and the operands are on the parent's GPU."""
+        return not self.tensors or self._pid == os.getpid()
+
+    def __call__(self, stream: int | None = None, wait: bool = True) -> Launched:  # noqa: ARG002 - it is in order
+        """Raises what the library finds wrong."""
+        if not self.tensors:
+            return Launched(self.run())
+        launch, number = self._launch, self._handle
+        if stream is not None:
+            return self.here.on_stream(self.tensors, stream, lambda place: launch(number, place))
+        tensors = self.tensors
+        gpu, ordinal, place = tensors[0].gpu, tensors[0].ordinal, launch_stream(tensors)
+        handle = gpu.handle(place)
+        status = self.here._in_context(gpu, ordinal, lambda: launch(number, handle))
+        if status:
+            raise self.here.plan.error(status)
+        return Launched(stream=place, gpu=gpu, ordinal=ordinal)
+
+    def run(self) -> int:
+        """Launch on the CPU, to its end. Returns the nanoseconds that it took."""
+        begin = perf_counter_ns()
+        status = self._launch(self._handle, None)
+        took = perf_counter_ns() - begin
+        if status:
+            raise self.here.plan.error(status)
+        return took
+
+
+def _lying(slot: Slot, value: Any) -> Any:
+    """The array, which lies as planned in this process' memory."""
+    if isinstance(value, np.ndarray) and slot.check(value):
+        return value
+    raise _elsewhere(slot, value)
+
+
+def _elsewhere(slot: Slot, value: Any) -> UnsupportedError:
+    return UnsupportedError(
+        f"{slot.name} does not lie where this process could launch on it: in its own memory, as planned",
+        field=slot.name,
+        value=type(value).__name__,
+        rule="caller_launch_operands",
+        fix='pass a NumPy array for a CPU, or a tensor of PyTorch or CuPy for a GPU, or use launch="auto"',
+    )
+
+
+def opened_plan(
+    core: Core, session: Session, plan: int, reply: dispatch_pb2.PlanReply, names: tuple[str, ...]
+) -> Flow[OpenedPlan]:
+    """The plan of a reply, opened here, with code objects fetched that this process lacks. Raises what refuses it."""
+    if reply.HasField("launch_refused"):
+        raise from_detail(reply.launch_refused)
+    if not reply.launch_plan:
+        raise UnsupportedError(
+            "the server gives no launch plans",
+            field="launch",
+            value="caller",
+            rule="caller_launch_version",
+            fix="use a server of the client's release, or launch in the server",
+        )
+    library = load_library()
+    for item in reply.objects:
+        if item.content:
+            library.put_object(item.sha256, item.content)
+        elif not library.knows(item.sha256):
+            yield from _fetched(core, session, plan, item)
+    return OpenedPlan(library, reply.launch_plan, names)
+
+
+def _fetched(core: Core, session: Session, plan: int, item: dispatch_pb2.CodeObject) -> Flow[None]:
+    library = load_library()
+    request = dispatch_pb2.FetchObjectRequest(session=session.token, plan=plan, sha256=item.sha256)
+    if session.control is not None:
+        _, fds = yield Rpc(rpc.FETCH_OBJECT, request, core.timeout, local=True)
+        try:
+            for fd in fds[:1]:
+                library.put_object_file(item.sha256, fd, item.bytes)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return
+    content = bytearray()
+    while len(content) < min(item.bytes, MAX_OBJECT):
+        request.offset = len(content)
+        reply = yield Rpc(rpc.FETCH_OBJECT, request, core.timeout)
+        if not reply.content:
+            raise InternalError("the server sent a code object that is too short", rule="code_object")
+        content += reply.content
+    library.put_object(item.sha256, bytes(content))

@@ -1,0 +1,1 @@
+"""Launching in this process: the library, and plans that it has opened."""

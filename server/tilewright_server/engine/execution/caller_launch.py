@@ -1,0 +1,106 @@
+"""Launch plans: prepared plans for callers that launch them in their own processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tilewright_kit.contract.launch_plan import Entry, launch_plan
+from tilewright_kit.types.errors import AccessError, InternalError, UnsupportedError
+from tilewright_server.devices.contract import shares_host_memory
+from tilewright_server.engine.execution.prepared import Prepared
+
+__all__ = ["CallerPlan", "CodeObject", "caller_plan"]
+
+
+class CodeObject:
+    """A compiled file in the artifact cache, by its hash. It stays there while its plan is prepared."""
+
+    __slots__ = ("_binary", "nbytes", "sha256")
+
+    def __init__(self, sha256: bytes, nbytes: int, binary: Path) -> None:
+        self.sha256 = sha256
+        self.nbytes = nbytes
+        self._binary = binary
+
+    def read(self, offset: int = 0, count: int = -1) -> bytes:
+        """Bytes of it. Raises ``InternalError`` if the file has gone, which the device's loss can cause."""
+        try:
+            with self._binary.open("rb") as file:
+                file.seek(offset)
+                return file.read(count)
+        except OSError as error:
+            raise InternalError(
+                "the kernel is not in the cache any more",
+                rule="cache_vanished",
+                fix="make the plan again",
+            ) from error
+
+
+class CallerPlan:
+    """The bytes that libtilewright opens, and the code objects that they name."""
+
+    __slots__ = ("_objects", "data")
+
+    def __init__(self, data: bytes, objects: tuple[CodeObject, ...]) -> None:
+        self.data = data
+        self._objects = {item.sha256: item for item in objects}
+
+    @property
+    def objects(self) -> tuple[CodeObject, ...]:
+        return tuple(self._objects.values())
+
+    def find(self, sha256: bytes) -> CodeObject | None:
+        return self._objects.get(sha256)
+
+
+def caller_plan(prepared: Prepared, *, allowed: bool) -> CallerPlan:
+    """The launch plan of a prepared plan, made once. ``allowed`` is the operator's word.
+
+    Raises ``AccessError`` (rule ``caller_launch_forbidden``) where the operator's settings forbid it, and
+    ``UnsupportedError`` (rule ``caller_launch_values``) for operations whose operands are looked into before every
+    launch.
+    """
+    _check(prepared, allowed)
+    known = prepared.caller_plan
+    if not isinstance(known, CallerPlan):
+        known = prepared.caller_plan = _made(prepared)
+    return known
+
+
+def _check(prepared: Prepared, allowed: bool) -> None:
+    isolated = bool(prepared.device.attributes.get("isolated")) and prepared.device.kind == "cpu"
+    if not allowed or isolated:
+        why = "kernels of the CPU are kept in a process of their own" if isolated else "the operator does not allow it"
+        raise AccessError(
+            f"plans of this server are not launched by callers: {why}",
+            field="placement",
+            value="caller",
+            rule="caller_launch_forbidden",
+            fix='launch it in the server: launch="server" or "auto"',
+        )
+    if prepared.values is not None and shares_host_memory(prepared.device):
+        names = ", ".join(prepared.values.names)
+        raise UnsupportedError(
+            f"{prepared.plan.operation} is launched by the server, which looks into {names} before every launch",
+            field="placement",
+            value="caller",
+            rule="caller_launch_values",
+            fix='launch it in the server: launch="server" or "auto"',
+        )
+
+
+def _made(prepared: Prepared) -> CallerPlan:
+    entries: dict[str, Entry] = {}
+    objects: list[CodeObject] = []
+    by_config = dict(zip(prepared.plan.kernels, prepared.uses, strict=False))
+    stages = []
+    for stage in prepared.plan.stages:
+        use = by_config[stage.config]
+        meta = use.module.artifact.meta
+        entry = entries.get(meta.binary_sha256)
+        if entry is None:
+            sha256 = bytes.fromhex(meta.binary_sha256)
+            entry = entries[meta.binary_sha256] = Entry(sha256, meta.binary_bytes)
+            objects.append(CodeObject(sha256, meta.binary_bytes, use.module.artifact.binary))
+        stages.append((entry, use.symbol(stage.role)))
+    return CallerPlan(launch_plan(prepared.plan, prepared.device, stages), tuple(objects))
