@@ -47,7 +47,7 @@ def latencies(call: Callable[[], object], seconds: float) -> np.ndarray:
 
 
 def measure(target: str, size: int, seconds: float) -> None:
-    with tw.connect(target) as client:
+    with tw.connect(target, launch="server") as client:
         a = client.asarray(np.eye(size, dtype=np.float32))
         plan, out = client.plan_gemm(a, a), client.empty((size, size))
         bound = plan.bind(a, a, out=out)

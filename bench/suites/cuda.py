@@ -214,7 +214,10 @@ def dispatch(cuda: Cuda, options: Options) -> Table:
         return middle
 
     base = row("in this process, launch and wait", here)
-    with PrivateServer(("--device", "cuda:0"), timeout=60) as target, tilewright.connect(target) as client:
+    with (
+        PrivateServer(("--device", "cuda:0"), timeout=60) as target,
+        tilewright.connect(target, launch="server") as client,
+    ):
         bound = client.plan_gemm(a, b, out=out).bind(a, b, out=out)
 
         def followed() -> None:
@@ -246,7 +249,7 @@ def memory() -> Table:
 import sys, torch, tilewright
 a = torch.randn(2048, 2048, device="cuda", dtype=torch.float16)
 out = torch.empty_like(a)
-with tilewright.connect(sys.argv[1]) as client:
+with tilewright.connect(sys.argv[1], launch="server") as client:
     bound = client.plan_gemm(a, a, out=out).bind(a, a, out=out)
     bound.launch()
     torch.cuda.synchronize()

@@ -127,7 +127,7 @@ def measure_process(options: Options) -> Table:
         server = PrivateServer()
         with server as target:
             starts.append(server.start_seconds)
-            with tilewright.connect(target):
+            with tilewright.connect(target, launch="server"):
                 time.sleep(0.5)
                 resident.append(psutil.Process(server.pid).memory_info().rss / 2**20)
     table = Table("The server process", ["", "median", "worst"])
@@ -138,7 +138,7 @@ def measure_process(options: Options) -> Table:
 
 def measure(options: Options) -> list[Table]:
     tables = [measure_process(options)]
-    with PrivateServer() as target, tilewright.connect(target) as client:
+    with PrivateServer() as target, tilewright.connect(target, launch="server") as client:
         tables.append(measure_calls(client, target, options))
         tables.append(measure_copies(client))
     return tables

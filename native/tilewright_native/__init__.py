@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-__all__ = ["include_dir"]
+__all__ = ["include_dir", "library_path"]
 
 
 @cache
@@ -19,3 +19,12 @@ def include_dir() -> Path:
         if (candidate / "tilewright").is_dir():
             return candidate
     raise FileNotFoundError(f"the kernel templates are missing: no include/tilewright in {package} or {package.parent}")
+
+
+def library_path() -> Path:
+    """The shared library of ``tilewright.h``, which lies in this package. Raises ``FileNotFoundError`` where it was not
+    built."""
+    found = Path(__file__).resolve().parent / "libtilewright.so"
+    if not found.is_file():
+        raise FileNotFoundError("libtilewright.so was not built")
+    return found

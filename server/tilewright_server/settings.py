@@ -166,7 +166,7 @@ class Settings:
     allow_caller_launch: bool = _setting(
         True,
         "flag",
-        _flag,
+        kinds.flag,
         "Give clients launch plans and code objects, so that they launch kernels in their own processes. `false`: every"
         " launch is the server's.",
     )

@@ -108,6 +108,14 @@ def isolating_server(tmp_path: Path, kernel_cache: Path) -> Iterator[Server]:
 
 
 @pytest.fixture
+def forbidding(tmp_path: Path, kernel_cache: Path) -> Iterator[str]:
+    """Where a server is whose operator forbids launches in clients."""
+    running = service(tmp_path, kernel_cache, "--no-allow-caller-launch").start()
+    yield running.target
+    running.kill()
+
+
+@pytest.fixture
 def own_real_server(tmp_path: Path, kernel_cache: Path) -> Iterator[Server]:
     running = service(tmp_path, kernel_cache).start()
     yield running
@@ -119,6 +127,14 @@ def client(request: pytest.FixtureRequest) -> Iterator[tw.Client]:
     """A client of the fake server, and one of the service."""
     name = "server" if request.param == "fake" else "real_server"
     with tw.connect(request.getfixturevalue(name).target) as opened:
+        yield opened
+
+
+@pytest.fixture(params=["fake", "service"])
+def served(request: pytest.FixtureRequest) -> Iterator[tw.Client]:
+    """The same clients, that launch nothing themselves."""
+    name = "server" if request.param == "fake" else "real_server"
+    with tw.connect(request.getfixturevalue(name).target, launch="server") as opened:
         yield opened
 
 

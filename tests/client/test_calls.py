@@ -16,14 +16,14 @@ from tilewright.operations import call as calls
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("layout", ["rr", "rc", "cr", "cc"])
 @pytest.mark.parametrize("size", [8, 200])
-def test_layouts_are_read_off_the_strides(client: tw.Client, shared: bool, layout: str, size: int) -> None:
+def test_layouts_are_read_off_the_strides(served: tw.Client, shared: bool, layout: str, size: int) -> None:
     a, b = random(size, size + 8), random(size + 8, size)
     x = a if layout[0] == "r" else np.ascontiguousarray(a.T)
     y = b if layout[1] == "r" else np.ascontiguousarray(b.T)
     if shared:
-        x, y = client.asarray(x), client.asarray(y)
-    close(client.gemm(x if layout[0] == "r" else x.T, y if layout[1] == "r" else y.T), a @ b)
-    report = client.report
+        x, y = served.asarray(x), served.asarray(y)
+    close(served.gemm(x if layout[0] == "r" else x.T, y if layout[1] == "r" else y.T), a @ b)
+    report = served.report
     assert report is not None
     assert (report.staged_bytes == 0) is shared
 

@@ -34,7 +34,7 @@ PLACED = partly(
 
 @pytest.fixture(scope="module")
 def client(real_server: Any) -> Iterator[tw.Client]:
-    with tw.connect(real_server.target) as opened:
+    with tw.connect(real_server.target, launch="server") as opened:
         yield opened
 
 

@@ -143,7 +143,7 @@ def test_a_killed_server_is_a_typed_error_for_everything_under_way(own_server) -
 @pytest.mark.parametrize("kind", ["own_server", "own_real_server"])
 def test_after_a_restart_reconnecting_revives_arrays_and_plans(kind, request) -> None:
     own_server = request.getfixturevalue(kind)
-    with tw.connect(own_server.target) as client:
+    with tw.connect(own_server.target, launch="server") as client:
         a = client.zeros((4, 4))
         a[...] = 1
         plan = client.plan_gemm(a, a)
@@ -266,7 +266,7 @@ def test_many_clients_leave_no_descriptor_behind(server) -> None:
 
 
 def test_a_server_that_stops_in_order_ends_the_session(own_real_server) -> None:
-    with tw.connect(own_real_server.target) as client:
+    with tw.connect(own_real_server.target, launch="server") as client:
         a = client.zeros((4, 4))
         client.gemm(a, a)
         assert own_real_server.process is not None

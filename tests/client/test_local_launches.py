@@ -18,7 +18,7 @@ from tilewright_proto.v1 import memory_pb2
 
 @pytest.fixture
 def client(real_server):
-    with tw.connect(real_server.target) as opened:
+    with tw.connect(real_server.target, launch="server") as opened:
         if opened.session.control is None:
             pytest.skip("the service has no local socket here")
         yield opened
@@ -170,19 +170,19 @@ def test_a_forked_child_has_connections_of_its_own(client: tw.Client) -> None:
 
 
 def test_the_end_of_a_session_ends_its_bindings_and_regions(real_server) -> None:
-    with tw.connect(real_server.target) as client:
+    with tw.connect(real_server.target, launch="server") as client:
         bound, *_ = bound_product(client)
         bound()
         before = len(client.kernels.statistics()["operations"])
     with pytest.raises(tw.UnavailableError):
         bound()
-    with tw.connect(real_server.target) as other:
+    with tw.connect(real_server.target, launch="server") as other:
         assert len(other.kernels.statistics()["operations"]) == before
         assert objects(other) == (0, 0, 0)
 
 
 def test_after_a_restart_bound_plans_are_bound_again(own_real_server) -> None:
-    with tw.connect(own_real_server.target) as client:
+    with tw.connect(own_real_server.target, launch="server") as client:
         bound, a, b = bound_product(client)
         bound()
         own_real_server.kill()
@@ -218,7 +218,7 @@ def test_a_plan_is_launched_with_its_arrays(client: tw.Client) -> None:
 
 def test_the_asyncio_client_launches_too(real_server) -> None:
     async def main() -> None:
-        async with tw.aio.connect(real_server.target) as client:
+        async with tw.aio.connect(real_server.target, launch="server") as client:
             a = await client.asarray(random(8, 8))
             bound = await (await client.plan_gemm(a, a)).bind(a, a, out=await client.empty((8, 8)))
             close(await bound(), a @ a)
@@ -246,7 +246,7 @@ def test_shared_memory_needs_no_common_process_table(client: tw.Client, monkeypa
 
 def test_a_server_without_a_local_socket_is_served_over_grpc(real_server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tilewright.session.state.open_control", lambda *_: None)
-    with tw.connect(real_server.target) as client:
+    with tw.connect(real_server.target, launch="server") as client:
         assert client.session.control is None
         bound, a, b = bound_product(client)
         close(bound(), a @ b)

@@ -33,9 +33,9 @@ LAYOUTS = ("dense", "padded rows", "padded columns", "columns", "reversed")
 @pytest.mark.parametrize("planned", LAYOUTS)
 @pytest.mark.parametrize("given", LAYOUTS)
 @pytest.mark.some(30)
-def test_private_operands_of_any_layout(client: tw.Client, given: str, planned: str, size: int) -> None:
-    b = client.asarray(random(size, size))
-    with client.plan_gemm(private(planned, size), b) as plan:
+def test_private_operands_of_any_layout(served: tw.Client, given: str, planned: str, size: int) -> None:
+    b = served.asarray(random(size, size))
+    with served.plan_gemm(private(planned, size), b) as plan:
         a, other = private(given, size), private(given, size)
         close(plan(a, b), a @ b, 1e-3)
         close(plan(a, b, repeat=2), a @ b, 1e-3)
@@ -118,7 +118,7 @@ def test_strides_without_shared_memory(tcp_server) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_private_operands_of_the_asyncio_client(real_server, layout: str, size: int) -> None:
     async def main() -> None:
-        async with tw.aio.connect(real_server.target) as client:
+        async with tw.aio.connect(real_server.target, launch="server") as client:
             a, b = private(layout, size), await client.asarray(random(size, size))
             plan = await client.plan_gemm(private(layout, size), b)
             close(await plan(a, b), a @ b, 1e-3)

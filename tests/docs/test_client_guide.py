@@ -27,11 +27,11 @@ def target(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Iter
         server.terminate()
 
 
-@pytest.mark.parametrize("guide", ["client.md", "convolution.md", "attention.md"])
+@pytest.mark.parametrize("guide", ["client.md", "convolution.md", "attention.md", "launching.md"])
 @pytest.mark.extended
 def test_every_snippet_runs(target: str, guide: str) -> None:
     snippets = SNIPPET.findall((DOCS / guide).read_text("utf-8"))
-    assert len(snippets) >= 5
+    assert snippets
     environment = {**os.environ, "TILEWRIGHT_TARGET": target}
     command = [sys.executable, "-W", "error::ResourceWarning", "-c", "\n".join(snippets)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)

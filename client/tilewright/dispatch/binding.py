@@ -19,7 +19,7 @@ from tilewright_proto.v1 import dispatch_pb2
 if TYPE_CHECKING:
     from tilewright.dispatch.slots import Loaded
 
-__all__ = ["Binding", "Go", "Launched", "bind", "can_bind", "launch_stream", "launcher", "watched"]
+__all__ = ["Binding", "Go", "Launched", "bind", "can_bind", "launch_stream", "launcher", "leader", "watched"]
 
 
 class Binding:
@@ -122,10 +122,10 @@ def watched(core: Core, go: Callable[[], Launched], keep: object) -> Flow[Launch
 
 def launch_stream(tensors: Sequence[DeviceTensor]) -> int:
     """The stream to launch on if none is named."""
-    return _stream_of(_leader(tensors))
+    return _stream_of(leader(tensors))
 
 
-def _leader(tensors: Sequence[DeviceTensor]) -> DeviceTensor:
+def leader(tensors: Sequence[DeviceTensor]) -> DeviceTensor:
     """Operand whose stream counts: the output. One that the server made goes where the inputs are."""
     last = tensors[-1]
     if last.array is not None and last.array is last.value:
@@ -158,13 +158,13 @@ def launcher(binding: Binding, tensors: Sequence[DeviceTensor], *, fresh: bool =
 
         return complete
 
-    device, ordinal, leader, of_stream = binding.device, tensors[0].ordinal, _leader(tensors), lanes.of_stream
+    device, ordinal, first, of_stream = binding.device, tensors[0].ordinal, leader(tensors), lanes.of_stream
     mapped = [tensor.array for tensor in tensors if tensor.array is not None]
     foreign = [tensor for tensor in tensors if fresh and not tensor.library]
     others = {tensor.stream for tensor in tensors} if fresh else set()
 
     def queue(stream: int | None = None, wait: bool = True) -> Launched:
-        place, around = (_stream_of(leader), others) if stream is None else (stream, ())
+        place, around = (_stream_of(first), others) if stream is None else (stream, ())
         for busy in around:
             gpu.order(ordinal, busy, place)
         for array in mapped:

@@ -98,7 +98,7 @@ class BoundState:
         if here.tensors:
             if not here.valid:
                 return False
-            here()
+            here.enqueue()
             plan.core.report = self._launched_here
         else:
             plan.core.report = functools.partial(launch_report, plan.report, here.run(), "caller")

@@ -4,18 +4,22 @@ streams of the library that made them. Nothing is copied, and no server is asked
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
 
-from tilewright.dispatch.binding import Launched, launch_stream
+from tilewright.dispatch.binding import Launched, launch_stream, leader
 from tilewright.dispatch.operands import check_output
 from tilewright.dispatch.slots import Slot, single
 from tilewright.errors import InternalError, UnsupportedError, from_detail
 from tilewright.gpu.driver import GpuDriver
+from tilewright.gpu.registry import driver_of
+from tilewright.gpu.streams import current_stream
 from tilewright.launch.library import NO_CONTEXT, load_library
 from tilewright.launch.opened import OpenedPlan
 from tilewright.session.state import Core, Session, uuid_digits
@@ -47,6 +51,8 @@ class InPlace:
         self._uuid = uuid_digits(uuid)
         self._ordinals: dict[int, bool] = {}
         self._several = True
+        self._used: set[tuple[str, int]] = set()
+        """Kind and ordinal of the GPU that it was launched on."""
 
     def launch(self, values: Sequence[Any], stream: int | None = None) -> tuple[Launched, Any]:
         """Launch once on operands in the plan's order, ``None`` or a ``Spec`` for an output that is to be made. Returns
@@ -67,6 +73,16 @@ class InPlace:
         if status:
             raise self.plan.error(status)
         return took
+
+    @property
+    def is_capturing(self) -> bool:
+        """True if a stream that is current now is being captured: nothing may be loaded meanwhile."""
+        for kind, ordinal in self._used:
+            gpu = driver_of(kind)
+            for library in ("torch", "cupy"):
+                if library in sys.modules and gpu.is_capturing(current_stream(library, ordinal)):
+                    return True
+        return False
 
     # ---- the host ----
 
@@ -120,6 +136,8 @@ class InPlace:
                 known = uuid_digits(gpu.label(tensor.ordinal)) == self._uuid
                 self._several = gpu.device_count() > 1
                 self._ordinals[tensor.ordinal] = known
+                if known:
+                    self._used.add((tensor.kind, tensor.ordinal))
             if not known:
                 raise _elsewhere(slot, tensor.value)
 
@@ -133,14 +151,15 @@ class InPlace:
         for busy in others:
             gpu.order(ordinal, busy, place)
         handle = gpu.handle(place)
-        status = self._in_context(gpu, ordinal, lambda: launch(handle))
+        status = self.in_context(gpu, ordinal, lambda: launch(handle))
         if status:
             raise self.plan.error(status)
         for busy in others:
             gpu.order(ordinal, place, busy)
         return Launched(stream=place, gpu=gpu, ordinal=ordinal)
 
-    def _in_context(self, gpu: GpuDriver, ordinal: int, launch: Callable[[], int]) -> int:
+    def in_context(self, gpu: GpuDriver, ordinal: int, launch: Callable[[], int]) -> int:
+        """The status of a launch with its device current."""
         if not self._several or gpu.is_current(ordinal):
             status = launch()
             if status != NO_CONTEXT:
@@ -152,7 +171,25 @@ class InPlace:
 class BoundInPlace:
     """A plan with its operands, in this process. A ``Go``."""
 
-    __slots__ = ("_handle", "_launch", "_pid", "binding", "here", "keep", "result", "tensors")
+    __slots__ = (
+        "_gpu",
+        "_handle",
+        "_launch",
+        "_library",
+        "_ordinal",
+        "_pid",
+        "_stream",
+        "binding",
+        "here",
+        "keep",
+        "result",
+        "tensors",
+    )
+
+    _gpu: GpuDriver
+    _ordinal: int
+    _library: str
+    _stream: int
 
     def __init__(self, here: InPlace, values: Sequence[Any]) -> None:
         """Raises as ``InPlace.launch`` does."""
@@ -165,8 +202,10 @@ class BoundInPlace:
         else:
             addresses, self.result, self.tensors = here.device_operands(values)
             self.keep = list(self.tensors)
-            gpu, ordinal = self.tensors[0].gpu, self.tensors[0].ordinal
-            with gpu.current(ordinal):
+            lead = leader(self.tensors)
+            self._library, self._stream = lead.library, lead.stream
+            self._gpu, self._ordinal = lead.gpu, lead.ordinal
+            with self._gpu.current(self._ordinal):
                 self.binding = plan.bind(addresses)
         self._handle = self.binding.handle
         self._launch = self.binding.launch
@@ -181,16 +220,20 @@ class BoundInPlace:
         """Raises what the library finds wrong."""
         if not self.tensors:
             return Launched(self.run())
+        place = self.enqueue(stream)
+        return Launched(stream=place, gpu=self._gpu, ordinal=self._ordinal)
+
+    def enqueue(self, stream: int | None = None) -> int:
+        """Launch on a stream of the GPU, by default the current one; returns which it was."""
         launch, number = self._launch, self._handle
-        if stream is not None:
-            return self.here.on_stream(self.tensors, stream, lambda place: launch(number, place))
-        tensors = self.tensors
-        gpu, ordinal, place = tensors[0].gpu, tensors[0].ordinal, launch_stream(tensors)
-        handle = gpu.handle(place)
-        status = self.here._in_context(gpu, ordinal, lambda: launch(number, handle))
+        place = stream
+        if place is None:
+            place = current_stream(self._library, self._ordinal) if self._library else self._stream
+        handle = self._gpu.handle(place)
+        status = self.here.in_context(self._gpu, self._ordinal, functools.partial(launch, number, handle))
         if status:
             raise self.here.plan.error(status)
-        return Launched(stream=place, gpu=gpu, ordinal=ordinal)
+        return place
 
     def run(self) -> int:
         """Launch on the CPU, to its end. Returns the nanoseconds that it took."""

@@ -84,8 +84,10 @@ class PlacedPlan(ABC):
 
     @property
     def is_due(self) -> bool:
-        """True if it is time to ask for a better kernel."""
-        return self.renew_at is not math.inf and time.monotonic() >= self.renew_at
+        """True if it is time to ask for a better kernel. None is taken while a graph is captured."""
+        if self.renew_at is math.inf or time.monotonic() < self.renew_at:
+            return False
+        return self.here is None or not self.here.is_capturing
 
     def renewed(self) -> Flow[None]:
         """Take the better kernel, if it has been built. What is bound already stays with its own."""

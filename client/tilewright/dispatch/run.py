@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -111,7 +112,7 @@ def made(core: Core, call: Call) -> Flow[Made]:
     timeout = check_timeout(call.timeout)
     check_choice(*call.choice)
     operands = {name: as_operand(recognise(value, name) or value, name) for name, value in call.inputs.items()}
-    found = yield from _in_place(core, call, operands)
+    found, new = yield from _in_place(core, call, operands)
     if found is not None:
         return found
     session = core.require()
@@ -124,7 +125,7 @@ def made(core: Core, call: Call) -> Flow[Made]:
     state, fresh = yield from _planned(core, call, specs, targets, choice, "server")
     given = {name: value for name, value in wanted.items() if value is not None}
     result = yield from state.execute((), given, operands, 1, timeout)
-    if fresh:
+    if fresh or new is state:
         core.report = first_report(state.report, core.report)
     return Made(_by_name(state, wanted, result))
 
@@ -135,22 +136,25 @@ def _by_name(state: PlanState, wanted: Mapping[str, Any], result: Any) -> dict[s
     return {name: results[name] for name in wanted or names}
 
 
-def _in_place(core: Core, call: Call, operands: dict[str, Any]) -> Flow[Made | None]:
-    """Launch a call in this process; ``None`` if that is the server's to do. Raises what refuses it if nobody else may
-    launch it.
+def _in_place(core: Core, call: Call, operands: dict[str, Any]) -> Flow[tuple[Made | None, PlanState | None]]:
+    """Launch a call in this process; ``None`` if that is the server's to do, with the plan if one was made for it.
+    Raises what refuses it if nobody else may launch it.
     """
     wanted = core.launch if call.launch is None else check_placement(call.launch)
     session = core.session
     if wanted == "server" or session is None:
-        return None
+        return None, None
     kind = _memory(session, call, operands)
     if not kind or (wanted == "auto" and not session.trusted):
         if wanted == "caller":
             raise _no_place(call)
-        return None
+        return None, None
     choice = call.choice
+    copied = 0
     if kind == "host":
-        operands = {name: _plain(value) for name, value in operands.items()}
+        plain = {name: _plain(value) for name, value in operands.items()}
+        copied = sum(value.nbytes for name, value in plain.items() if value is not operands[name])
+        operands = plain
     elif choice[3] is None:
         choice = (*choice[:3], device_for(session, operands))
     try:
@@ -162,15 +166,19 @@ def _in_place(core: Core, call: Call, operands: dict[str, Any]) -> Flow[Made | N
     except (InvalidArgumentError, UnsupportedError):
         if wanted == "caller":
             raise
-        return None  # the server says what is wrong with it, or copies what is laid out too oddly
+        return None, None  # the server says what is wrong with it, or copies what is laid out too oddly
     if found is None:
-        return None
+        if state.here is None:  # the server's plan as well
+            core.plans[_key(call, specs, targets, choice, "server")] = state
+        return None, state if fresh else None
     if fresh:
         core.report = first_report(state.report, core.report)
+    if copied and core.report is not None:
+        core.report = replace(core.report, staged_bytes=copied)
     results = _by_name(state, call.outputs, found[1])
     every = {slot.name: found[1] for slot in state.outputs} if len(state.outputs) == 1 else found[1]
     inputs = [operands.get(slot.name, every.get(slot.name)) for slot in state.inputs]
-    return Made(results, state, [*inputs, *(every[slot.name] for slot in state.outputs)])
+    return Made(results, state, [*inputs, *(every[slot.name] for slot in state.outputs)]), None
 
 
 def _memory(session: Session, call: Call, operands: Mapping[str, Any]) -> str:
@@ -211,15 +219,13 @@ def _planned(
     placement: Placement,
 ) -> Flow[tuple[PlanState, bool]]:
     """The plan of a call, kept for calls alike, and whether it was made for this one."""
-    wanted = tuple(call.outputs)
-    described = (tuple(specs.items()), tuple(targets.items()), wanted, repr(sorted(call.attributes.items())))
-    key = (call.operation, described, choice, placement)
+    key = _key(call, specs, targets, choice, placement)
     state: PlanState | None = core.plans.get(key)
     # A plan for which a better kernel is being built is asked for again: it may have been swapped meanwhile.
     if state is not None and not state.closed and (choice[2] != "fallback" or state.here is not None):
         return state, False
     kernel, strategy, build, device = choice
-    targeted = {name: targets.get(name) for name in wanted}
+    targeted = {name: targets.get(name) for name in call.outputs}
     state = yield from prepare(
         core, call.operation, specs, targeted, call.attributes,
         kernel=kernel, strategy=strategy, build=build, device=device, timeout=call.timeout, launch=placement,
@@ -228,6 +234,13 @@ def _planned(
         core.plans.clear()
     core.plans[key] = state
     return state, True
+
+
+def _key(
+    call: Call, specs: Mapping[str, Spec], targets: Mapping[str, Spec], choice: Choice, placement: Placement
+) -> tuple[Any, ...]:
+    words = repr(sorted(call.attributes.items()))
+    return (call.operation, tuple(specs.items()), tuple(targets.items()), tuple(call.outputs), words, choice, placement)
 
 
 def explain(

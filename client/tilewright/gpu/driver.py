@@ -309,6 +309,14 @@ class GpuDriver(ABC):
             )
         return code
 
+    def is_capturing(self, stream: int) -> bool:
+        """True if a stream is being captured into a graph, which this leaves as it is."""
+        try:
+            self._refuse_capture(stream)
+        except UnsupportedError:
+            return True
+        return False
+
     def new_event(self, ordinal: int, *, shared: bool = True) -> int:
         """An event without timing; ``shared``: one that another process can open."""
         event = c_void_p()

@@ -21,12 +21,13 @@ from tilewright.errors import (
 )
 from tilewright_native import library_path
 
-__all__ = ["CPU", "NO_CONTEXT", "Library", "PlanInfo", "load_library"]
+__all__ = ["CPU", "NO_CONTEXT", "UNSUPPORTED", "Library", "PlanInfo", "load_library"]
 
 ABI = 1
 CPU, CUDA, HIP = 1, 2, 3
 NO_CONTEXT = 9
 """The status of a launch in a thread without a context."""
+UNSUPPORTED = 16
 _MISALIGNED, _DRIVER = 13, 10
 _KINDS: dict[int, type[TilewrightError]] = {
     1: InvalidArgumentError,
@@ -44,7 +45,7 @@ _KINDS: dict[int, type[TilewrightError]] = {
     _MISALIGNED: InvalidArgumentError,
     14: InvalidArgumentError,
     15: InvalidArgumentError,
-    16: UnsupportedError,
+    UNSUPPORTED: UnsupportedError,
     17: UnsupportedError,
     18: NotFoundError,
 }

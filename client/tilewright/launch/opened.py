@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
+from collections import OrderedDict
 from struct import Struct
 
 from tilewright.errors import DeviceError, InternalError, TilewrightError, UnsupportedError
-from tilewright.launch.library import CPU, NO_CONTEXT, Library
+from tilewright.launch.library import CPU, NO_CONTEXT, UNSUPPORTED, Library
 
 __all__ = ["OpenedBinding", "OpenedPlan", "falls_back", "is_lasting"]
 
-_LASTING = frozenset({"launch_library", "cpu_team", "cpu_pool", "cpu_features", "object_load", "workspace"})
+_LASTING = frozenset(
+    {"cpu_features", "cpu_pool", "cpu_team", "device_arch", "device_driver", "launch_library", "object_load"}
+    | {"workspace"}
+)
 """Rules of refusals that every further launch of the plan would meet."""
+
+
+MAX_BINDINGS = 64
+"""Bindings that a plan keeps by itself."""
 
 
 class OpenedPlan:
@@ -30,6 +39,9 @@ class OpenedPlan:
         self.count = int(info.operands)
         self.on_cpu = info.device_kind == CPU
         self.flops = int(info.flops)
+        self._lock = threading.Lock()
+        self._bindings: OrderedDict[bytes, OpenedBinding] | None = None
+        """By their addresses, for a plan that must be bound."""
         self.pack = Struct(f"={self.count}Q").pack
         """Addresses as the library takes them."""
         if self.on_cpu:
@@ -45,8 +57,27 @@ class OpenedPlan:
 
     def run(self, addresses: bytes, stream: int | None = None) -> int:
         """Launch once; the library's status."""
-        status: int = self.library.tw_run(self.handle, addresses, self.count, stream)
-        return status
+        if self._bindings is None:
+            status: int = self.library.tw_run(self.handle, addresses, self.count, stream)
+            if status != UNSUPPORTED or self.library.error().rule != "run_tables":
+                return status
+            self._bindings = OrderedDict()
+        return self._run_bound(self._bindings, addresses, stream)
+
+    def _run_bound(self, known: OrderedDict[bytes, OpenedBinding], addresses: bytes, stream: int | None) -> int:
+        """The same for a plan with arguments in device memory, which only bindings have: those used last are kept."""
+        with self._lock:
+            binding = known.get(addresses)
+            if binding is None:
+                status, handle = self.library.bind(self.handle, addresses, self.count)
+                if status:
+                    return status
+                binding = known[addresses] = OpenedBinding(self, handle)
+                if len(known) > MAX_BINDINGS:
+                    known.popitem(last=False)
+            known.move_to_end(addresses)
+            launched: int = self.library.tw_launch(binding.handle, stream)
+            return launched
 
     def bind(self, addresses: bytes) -> OpenedBinding:
         """Settle a launch. Raises what the library finds wrong."""
@@ -66,10 +97,9 @@ class OpenedPlan:
 class OpenedBinding:
     """A launch that is settled but for its stream. Closed with its last reference."""
 
-    __slots__ = ("__weakref__", "_finalizer", "handle", "launch", "plan")
+    __slots__ = ("__weakref__", "_finalizer", "handle", "launch")
 
     def __init__(self, plan: OpenedPlan, handle: int) -> None:
-        self.plan = plan
         self.handle = handle
         self.launch = plan.library.tw_launch
         """``launch(handle, stream)``: the library's status."""

@@ -91,7 +91,7 @@ class DispatchServicer:
             room -= len(content)
             reply.objects.add(sha256=item.sha256, bytes=item.nbytes, content=content)
 
-    def fetch_object(self, request: pb.FetchObjectRequest, _: Context) -> pb.FetchObjectReply:
+    def fetch_object(self, request: pb.FetchObjectRequest, _: WireCall) -> pb.FetchObjectReply:
         session = self._service.sessions.get(request.session)
         found = self._service.code_object(session, request.plan, request.sha256)
         if not 0 <= request.offset <= found.nbytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from tilewright_kit.contract.launch_plan import Entry, launch_plan
@@ -41,7 +42,7 @@ class CallerPlan:
 
     __slots__ = ("_objects", "data")
 
-    def __init__(self, data: bytes, objects: tuple[CodeObject, ...]) -> None:
+    def __init__(self, data: bytes, objects: Iterable[CodeObject]) -> None:
         self.data = data
         self._objects = {item.sha256: item for item in objects}
 
@@ -90,17 +91,13 @@ def _check(prepared: Prepared, allowed: bool) -> None:
 
 
 def _made(prepared: Prepared) -> CallerPlan:
-    entries: dict[str, Entry] = {}
     objects: list[CodeObject] = []
-    by_config = dict(zip(prepared.plan.kernels, prepared.uses, strict=False))
-    stages = []
+    entries: list[Entry] = []
+    uses = dict(zip(prepared.plan.kernels, prepared.uses, strict=False))
     for stage in prepared.plan.stages:
-        use = by_config[stage.config]
-        meta = use.module.artifact.meta
-        entry = entries.get(meta.binary_sha256)
-        if entry is None:
-            sha256 = bytes.fromhex(meta.binary_sha256)
-            entry = entries[meta.binary_sha256] = Entry(sha256, meta.binary_bytes)
-            objects.append(CodeObject(sha256, meta.binary_bytes, use.module.artifact.binary))
-        stages.append((entry, use.symbol(stage.role)))
-    return CallerPlan(launch_plan(prepared.plan, prepared.device, stages), tuple(objects))
+        use = uses[stage.config]
+        artifact = use.module.artifact
+        sha256, nbytes = bytes.fromhex(artifact.meta.binary_sha256), artifact.meta.binary_bytes
+        entries.append(Entry(sha256, nbytes, use.symbol(stage.role)))
+        objects.append(CodeObject(sha256, nbytes, artifact.binary))
+    return CallerPlan(launch_plan(prepared.plan, prepared.device, entries), objects)

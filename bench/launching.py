@@ -1,0 +1,222 @@
+"""Cost of a launch: in this process, in the server, and of NumPy's or PyTorch's own.
+
+    python bench/launching.py [--target unix:PATH] [--seconds 1]
+
+Starts a server of its own unless a target is given. On a CPU: products of 64 x 64 and some others, as calls on NumPy's
+arrays, by plans, and bound, beside the kernel alone (one call of the library with everything settled) and NumPy. With a
+GPU and PyTorch: loops of products of bf16, alone and each followed by a kernel of PyTorch (``mixed``), and both in a
+CUDA graph. Microseconds for each product, the best of rounds that take turns; of the host for launches that are not
+waited for. The last columns are ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+import tilewright as tw
+from tilewright_tools.cli.private_server import PrivateServer
+
+CPU_SHAPES = [(64, 64, 64), (1, 2048, 2048), (16, 512, 512), (128, 128, 128), (256, 256, 256)]
+GPU_SHAPES = [
+    (64, 64, 64), (16, 4096, 4096), (128, 1024, 1024), (512, 4096, 4096), (2048, 4096, 4096), (8192, 8192, 8192),
+]  # fmt: skip
+ROUNDS = 7
+Calls = dict[str, Callable[[], object]]
+
+
+def turns(calls: Calls, seconds: float, settle: Callable[[], object] = lambda: None) -> dict[str, float]:
+    """Microseconds of each call: the best of rounds in which all take turns."""
+    counts, best = {}, dict.fromkeys(calls, float("inf"))
+    for name, call in calls.items():
+        for _ in range(20):
+            call()
+        settle()
+        begun = time.perf_counter()
+        for _ in range(10):
+            call()
+        settle()
+        counts[name] = max(10, int(seconds / ROUNDS / max((time.perf_counter() - begun) / 10, 1e-7)))
+    gc.disable()
+    for _ in range(ROUNDS):
+        for name, call in calls.items():
+            count = counts[name]
+            settle()
+            begun = time.perf_counter()
+            for _ in range(count):
+                call()
+            settle()
+            best[name] = min(best[name], (time.perf_counter() - begun) / count * 1e6)
+    gc.enable()
+    return best
+
+
+def show(rows: list[tuple[str, dict[str, float]]], ratios: dict[str, tuple[str, str]]) -> None:
+    """A table of microseconds, with quotients of two columns."""
+    names = list(rows[0][1])
+    print("| m, n, k | " + " | ".join([*names, *ratios]) + " |")
+    print("|---" * (1 + len(names) + len(ratios)) + "|")
+    for title, found in rows:
+        cells = [f"{found[name]:.1f}" for name in names]
+        cells += [f"{found[above] / found[below]:.2f}" for above, below in ratios.values()]
+        print(f"| {title} | " + " | ".join(cells) + " |")
+    print()
+
+
+def on_cpu(here: tw.Client, there: tw.Client, seconds: float) -> None:
+    rows = []
+    for m, n, k in CPU_SHAPES:
+        a, b = (np.random.default_rng(1).standard_normal(shape).astype(np.float32) for shape in ((m, k), (k, n)))
+        plan = here.plan_gemm(a, b, device="cpu:0")
+        bound = plan.bind(a, b)
+        shared = [there.asarray(a), there.asarray(b)]
+        served = there.plan_gemm(*shared, device="cpu:0").bind(*shared, out=there.empty((m, n)))
+        settled, number = bound._state.here.binding.launch, bound._state.here.binding.handle
+        calls: Calls = {
+            "kernel": lambda launch=settled, number=number: launch(number, None),
+            "bound": bound,
+            "plan": lambda plan=plan, a=a, b=b: plan(a, b),
+            "gemm": lambda a=a, b=b: here.gemm(a, b, device="cpu:0"),
+            "NumPy": lambda a=a, b=b: a @ b,
+            "bound, server": served,
+            "gemm, server": lambda a=a, b=b: there.gemm(a, b, device="cpu:0"),
+        }
+        rows.append((f"{m}, {n}, {k}", turns(calls, seconds)))
+    print(f"NumPy's arrays on the CPU, fp32, {os.cpu_count()} processors")
+    ratio = {"gemm / NumPy": ("gemm", "NumPy"), "server / here": ("gemm, server", "gemm")}
+    show(rows, ratio)
+
+
+def on_gpu(here: tw.Client, there: tw.Client, seconds: float) -> None:
+    import torch
+
+    settle = torch.cuda.synchronize
+    rows, mixed, graphs = [], [], []
+    for m, n, k in GPU_SHAPES:
+        a, b = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in ((m, k), (k, n)))
+        out, other = (torch.empty((m, n), device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        bound = here.plan_gemm(a, b, out=out).bind(a, b, out=out)
+        served = there.plan_gemm(a, b, out=other).bind(a, b, out=other)
+        alone: Calls = {
+            "bound": bound.launch,
+            "gemm": lambda a=a, b=b, out=out: here.gemm(a, b, out=out),
+            "PyTorch": lambda a=a, b=b, other=other: torch.matmul(a, b, out=other),
+            "bound, server": served.launch,
+        }
+        title = f"{m}, {n}, {k}"
+        rows.append((title, turns(alone, seconds, settle)))
+        assert here.report is not None
+        assert here.report.placement == "caller", "the loop is to be launched here"
+
+        def followed(call: Callable[[], object], target: Any) -> Callable[[], object]:
+            def both() -> None:
+                call()
+                target.add_(1)
+
+            return both
+
+        targets = {"gemm": out, "bound": out, "PyTorch": other, "bound, server": other}
+        mixed.append(
+            (title, turns({name: followed(call, targets[name]) for name, call in alone.items()}, seconds, settle))
+        )
+        captured: Calls = {}
+        for name in ("bound", "PyTorch"):
+            captured[name] = graph_of(torch, alone[name]).replay
+            captured[f"{name}, mixed"] = graph_of(torch, followed(alone[name], targets[name])).replay
+        graphs.append((title, {name: us / 20 for name, us in turns(captured, seconds, settle).items()}))
+        torch.testing.assert_close(bound(), a @ b, rtol=2e-2, atol=2e-2 * k**0.5)
+    print(torch.cuda.get_device_name(), "bf16, PyTorch", torch.__version__)
+    show(rows, {"bound / PyTorch": ("bound", "PyTorch"), "gemm / PyTorch": ("gemm", "PyTorch")})
+    print("mixed: each product is followed by a kernel of PyTorch")
+    show(mixed, {"bound / PyTorch": ("bound", "PyTorch"), "gemm / PyTorch": ("gemm", "PyTorch")})
+    print("in a CUDA graph of 20 products")
+    show(graphs, {"bound / PyTorch": ("bound", "PyTorch"), "mixed": ("bound, mixed", "PyTorch, mixed")})
+    a, b = (torch.randn((64, 64), device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    out = torch.empty_like(a)
+    bound = here.plan_gemm(a, b, out=out).bind(a, b, out=out)
+    for name, call in {"bound": bound.launch, "gemm": lambda: here.gemm(a, b, out=out)}.items():
+        taken = []
+        for _ in range(200):
+            settle()
+            begun = time.perf_counter()
+            for _ in range(20):
+                call()
+            taken.append((time.perf_counter() - begun) / 20 * 1e6)
+        print(f"host time of one launch, {name}: {min(taken):.1f} us")
+
+
+def graph_of(torch: Any, call: Callable[[], object]) -> Any:
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(20):
+            call()
+    return graph
+
+
+FIRST = """
+import sys, time
+import numpy as np
+import tilewright as tw
+from tilewright.launch.library import load_library
+load_library()
+with tw.connect(sys.argv[1], launch="caller") as client:
+    x = np.ones((8, 8), np.float32)
+    client.gemm(x, x, device="cpu:0")
+    a, b = np.ones((96, 80), np.float32), np.ones((80, 112), np.float32)
+    begun = time.perf_counter()
+    client.gemm(a, b, device="cpu:0")
+    print((time.perf_counter() - begun) * 1e3)
+"""
+
+
+def first_use(target: str) -> None:
+    """A problem that the server has built, in a process that has not used it: plan, code object, load."""
+    taken = []
+    for _ in range(6):
+        done = subprocess.run([sys.executable, "-c", FIRST, target], capture_output=True, text=True, check=True)
+        taken.append(float(done.stdout))
+    print(f"first use of a problem that the server has built: {min(taken[1:]):.2f} ms")
+
+
+@contextlib.contextmanager
+def clients(target: str) -> Iterator[tuple[tw.Client, tw.Client, str]]:
+    with contextlib.ExitStack() as stack:
+        place = target or stack.enter_context(PrivateServer())
+        here, there = (stack.enter_context(tw.connect(place, launch=who)) for who in ("caller", "server"))
+        yield here, there, place
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="")
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each row")
+    given = parser.parse_args()
+    with clients(given.target) as (here, there, place):
+        on_cpu(here, there, given.seconds)
+        first_use(place)
+        if any(item.kind == "cuda" for item in here.session.devices):
+            try:
+                import torch
+            except ModuleNotFoundError:
+                print("no PyTorch: nothing is measured on the GPU")
+                return
+            if torch.cuda.is_available():
+                on_gpu(here, there, given.seconds)
+
+
+if __name__ == "__main__":
+    main()
