@@ -51,6 +51,7 @@ class InPlace:
         self._uuid = uuid_digits(uuid)
         self._ordinals: dict[int, bool] = {}
         self._several = True
+        self._loaded = plan.on_cpu
         self._used: set[tuple[str, int]] = set()
         """Kind and ordinal of the GPU that it was launched on."""
 
@@ -110,6 +111,8 @@ class InPlace:
         result: dict[str, Any] = {}
         for index, slot in enumerate((*self.inputs, *self.outputs)):
             value = values[index]
+            if index == count and tensors:
+                self._load(tensors)
             if index >= count and (value is None or isinstance(value, Spec)):
                 value = by_library(tensors[0], slot.spec) if tensors else None
             tensor = recognise(value, slot.name) if index < count else recognise_output(value, slot.name)
@@ -125,9 +128,17 @@ class InPlace:
         self._check_device(tensors)
         return self.plan.pack(*[tensor.address for tensor in tensors]), single(result), tensors
 
+    def _load(self, tensors: Sequence[DeviceTensor]) -> None:
+        """Load the code before the first launch: what refuses it does so before outputs are made."""
+        if not self._loaded:
+            self._check_device(tensors)
+            with tensors[0].gpu.current(tensors[0].ordinal):
+                self.plan.library.load_plan(self.plan.handle)
+            self._loaded = True
+
     def _check_device(self, tensors: Sequence[DeviceTensor]) -> None:
         """Raise ``UnsupportedError`` unless all operands are on the GPU that the plan is for."""
-        for slot, tensor in zip((*self.inputs, *self.outputs), tensors, strict=True):
+        for slot, tensor in zip((*self.inputs, *self.outputs), tensors, strict=False):
             if tensor.ordinal == UNKNOWN and tensor.spec.nbytes:
                 tensor.ordinal = tensor.gpu.pointer(tensor.address, slot.name).ordinal
             known = self._ordinals.get(tensor.ordinal)

@@ -46,10 +46,11 @@ def _unique_path(fd: int) -> str:
     """A name for the file behind a descriptor that no other load has.
 
     The loader takes two libraries of one name for the same, and numbers of descriptors come again. So a serial number
-    is spelled in parts of the path that mean nothing.
+    is spelled in parts of the path that mean nothing. The first of them tells our paths from those of libtilewright,
+    which a process may use as well.
     """
     spelled = "".join(".//" if digit == "1" else "./" for digit in f"{next(_serials):b}")
-    return f"/proc/self/fd/{spelled}{fd}"
+    return f"/proc/self/./fd/{spelled}{fd}"
 
 
 def resident_library(binary: Path) -> Library:
