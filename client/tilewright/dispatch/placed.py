@@ -7,6 +7,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Any
 
 from tilewright.dispatch.binding import Launched
@@ -78,7 +79,7 @@ class PlacedPlan(ABC):
         except TilewrightError as error:
             if isinstance(error, (CancelledError, DeadlineError, UnavailableError)):
                 raise
-            self.here, self.refused = None, error
+            self.here, self.refused = None, copy(error)  # the error itself holds on to the operands
         else:
             self.here, self.refused = InPlace(self.core, opened, self.inputs, self.outputs, uuid), None
 
@@ -152,7 +153,7 @@ class PlacedPlan(ABC):
         elif self.is_due:
             yield from self.renewed()
         if self.here is None and self.placement == "caller" and self.refused is not None:
-            raise self.refused.with_traceback(None)
+            raise copy(self.refused)
         return self.here
 
     def fail_here(self, error: TilewrightError) -> None:
@@ -160,7 +161,7 @@ class PlacedPlan(ABC):
         if self.placement == "caller" or not falls_back(error):
             raise error
         if is_lasting(error):
-            self.here, self.refused = None, error
+            self.here, self.refused = None, copy(error)
 
 
 def placement_of(core: Core, session: Session, launch: Placement | None) -> Flow[Placement]:

@@ -7,6 +7,7 @@ import operator
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -384,7 +385,7 @@ def prepare(
     yield from state.live()
     if placement == "caller" and state.refused is not None:
         state.close()
-        raise state.refused
+        raise copy(state.refused)
     try:
         refuse_outputs(operation, outputs or (), (slot.name for slot in state.outputs))
     except InvalidArgumentError:

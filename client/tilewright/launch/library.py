@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from copy import copy
 from ctypes import POINTER, byref, c_char, c_char_p, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -212,7 +213,7 @@ def load_library() -> Library:
             if _found is None:
                 _found = _load()
     if isinstance(_found, TilewrightError):
-        raise _found.with_traceback(None)
+        raise copy(_found)  # what is raised holds on to everything that its callers have
     return _found
 
 

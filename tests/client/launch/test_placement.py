@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -161,3 +163,15 @@ def test_the_asyncio_client_launches_here_too(real_server) -> None:
             assert (await plan.run_many([(A, B), bound]))[0].shape == (5, 7)
 
     asyncio.run(main())
+
+
+def test_a_refusal_holds_on_to_no_operand(forbidding: str) -> None:
+    with tw.connect(forbidding) as client:
+        operand = np.ones((8, 8), np.float32)
+        gone = weakref.ref(operand)
+        client.gemm(operand, operand)
+        with pytest.raises(tw.AccessError):
+            client.gemm(operand, operand, launch="caller")
+        del operand
+        gc.collect()
+        assert gone() is None
