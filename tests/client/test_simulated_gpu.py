@@ -19,6 +19,7 @@ from simulated_gpu import HERE, SIMULATED, TAG, Gpu, built, service
 
 import tilewright as tw
 from tilewright.gpu import cuda
+from tilewright.launch.library import load_library
 
 PART = 1 << 17
 pytestmark = [
@@ -33,7 +34,9 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
     folder = tmp_path_factory.mktemp("simulated")
-    yield built(SIMULATED / "libcuda.c", folder / "libcuda.so.1"), built(HERE / "client_cuda.c", folder / "client.so")
+    # By that name libtilewright finds it in this process.
+    own = built(HERE / "client_cuda.c", tmp_path_factory.mktemp("client") / "libcuda.so.1")
+    yield built(SIMULATED / "libcuda.c", folder / "libcuda.so.1"), own
     for left in Path("/dev/shm").glob(f"tw{TAG}-*"):
         left.unlink(missing_ok=True)
 
@@ -62,7 +65,7 @@ def torch(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def client(target: str, gpu: Gpu) -> Iterator[tw.Client]:
-    with tw.connect(target) as opened:
+    with tw.connect(target, launch="server") as opened:
         yield opened
 
 
@@ -157,7 +160,7 @@ def test_launches_are_waited_for_by_nobody_and_clients_share_memory_and_modules(
     after = counted()
     for name in ("host_synchronisations", "launch_synchronisations"):
         assert after.get(name, 0) == before.get(name, 0)
-    with tw.connect(target) as other:
+    with tw.connect(target, launch="server") as other:
         other.gemm(a, b, out=out)
         assert gpu.comes_to_rest(torch.current)
         assert counted()["modules"] == before["modules"]
@@ -324,7 +327,7 @@ def test_the_asyncio_client_is_ordered_too(target, gpu, torch) -> None:
     import asyncio
 
     async def main() -> None:
-        async with tw.aio.connect(target) as client:
+        async with tw.aio.connect(target, launch="server") as client:
             a, b, out = tensors(torch, gpu.allocate(1 << 20))
             bound = await (await client.plan_gemm(a, b)).bind(a, b, out=out)
             await bound()
@@ -366,3 +369,44 @@ def test_results_of_convolutions_lie_as_the_images_on_the_device(client, gpu, to
     result = client.conv(image, w, padding=1)
     assert isinstance(result, torch.Tensor)
     assert made == [((2, 64, 9, 8), steps, "float16", "cuda:0")]
+
+
+def test_this_process_launches_on_its_own_streams(target: str, gpu: Gpu, torch: Any) -> None:
+    try:
+        load_library()
+    except tw.UnavailableError as error:
+        pytest.skip(str(error))
+    base = gpu.allocate(4 * PART)
+    a, b, out = (torch.Tensor(base + index * PART, (64, 64), "bfloat16") for index in range(3))
+    with tw.connect(target, launch="caller") as client:
+        for _ in range(2):
+            assert client.gemm(a, b, out=out) is out
+            assert client.report is not None
+            assert client.report.placement == "caller"
+            assert client.report.device == "cuda:0"
+        plan = client.plan_gemm(a, b, out=out)
+        assert plan(a, b, out=out) is out
+        made = plan(a, b)
+        assert isinstance(made, torch.Tensor)
+        assert made.shape == (64, 64)
+        bound = plan.bind(a, b, out=out)
+        release = gpu.hold(torch.current)
+        launch = bound.launch()
+        assert not launch.done
+        side = gpu.stream()
+        other = bound.launch(stream=side)
+        assert other.synchronize() is out  # another stream, which nothing holds
+        release()
+        assert launch.synchronize() is out
+        assert launch.done
+        with client.pipeline() as pipeline:
+            for _ in range(3):
+                pipeline.launch(bound)
+        assert pipeline.launches == 3
+        assert not client.session.exports  # no memory was shared for any of this
+        with pytest.raises(tw.InvalidArgumentError) as caught:
+            plan(a, torch.Tensor(base, (64, 32), "bfloat16"), out=out)
+        assert caught.value.rule == "plan_operand"
+        with pytest.raises(tw.UnsupportedError) as elsewhere:
+            plan(a, np.ones((64, 64), tw.DTYPES["bf16"]), out=out)
+        assert elsewhere.value.rule == "caller_launch_operands"
