@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tilewright_server.local.server import LocalServer
     from tilewright_server.rpc.listeners import Listener
     from tilewright_server.rpc.server import RpcServer
+    from tilewright_server.rpc.watchdog import Watchdog
     from tilewright_server.service import Service
     from tilewright_server.session.sessions import Sessions
 
@@ -91,7 +92,7 @@ class Application:
         self.plugins = self.load_plugins()
         self.engine = self.make_engine(self.plugins)
         self._parts.callback(self.engine.close)
-        self.sessions = Sessions(_limits(settings))
+        self.sessions = Sessions(_limits(settings), _quotas(settings))
         self.service = Service(
             self.engine,
             self.sessions,
@@ -132,7 +133,7 @@ class Application:
         except InvalidArgumentError as error:  # gRPC is complete without it
             log.warning("no local socket: %s", error)
             return None
-        local = LocalServer(self.service, path, settings.local_connections, settings.session_connections)
+        local = LocalServer(self.service, path, settings.session_connections)
         self._parts.callback(local.close)
         return local
 
@@ -210,6 +211,7 @@ class Application:
             format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         )
         _raise_descriptor_limit()
+        self._fit()
         wanted = threading.Event()
         stopping = threading.Thread(target=self._stop_when, args=(wanted,), name="stop", daemon=True)
         stopping.start()  # now: the system may refuse threads when it is needed
@@ -219,9 +221,12 @@ class Application:
             except TilewrightError as error:
                 log.error("cannot start: %s", error)
                 return 1
+            watchdog = self._watchdog()
             self._say_ready()
             name = signal.Signals(signals.get()).name
             log.info("%s: draining for up to %g s", name, self.settings.grace_s)
+            if watchdog is not None:
+                watchdog.stop()
             wanted.set()
             stopping.join(self.settings.grace_s + STOP_S)
             if stopping.is_alive():
@@ -240,6 +245,25 @@ class Application:
         except Exception:
             self._clean = False
             log.exception("the server did not end well")
+
+    def _fit(self) -> None:
+        """Make do with the limits of the system."""
+        from tilewright_server.process_limits import fitted, process_limits
+
+        limits = process_limits()
+        self.settings, lowered = fitted(self.settings, limits)
+        log.info("limits of the system: %s", limits.describe())
+        for line in lowered:
+            log.warning("lowered to fit the limits of the system: %s", line)
+
+    def _watchdog(self) -> Watchdog | None:
+        from tilewright_server.rpc.watchdog import Watchdog
+
+        if not self.settings.watchdog_s:
+            return None
+        watchdog = Watchdog(self.addresses[0], self.settings.watchdog_s)
+        watchdog.start()
+        return watchdog
 
     def _say_ready(self) -> None:
         line = "ready: " + " ".join(self.addresses)
@@ -345,7 +369,6 @@ def _limits(settings: Settings) -> Any:
     from tilewright_server.session.quotas import Limits
 
     return Limits(
-        sessions=settings.max_sessions,
         regions=settings.max_regions,
         buffers=settings.max_buffers,
         buffer_bytes=settings.buffer_bytes,
@@ -353,3 +376,20 @@ def _limits(settings: Settings) -> Any:
         plan_bytes=settings.plan_bytes,
         bindings=settings.max_bindings,
     )
+
+
+def _quotas(settings: Settings) -> Any:
+    from tilewright_server.session.quotas import Quotas, Resource
+
+    limits = {
+        Resource.SESSIONS: settings.max_sessions,
+        Resource.CONNECTIONS: settings.local_connections,
+        Resource.STREAMS: settings.max_streams,
+        Resource.REGION_BYTES: settings.region_bytes,
+        Resource.BUFFERS: settings.all_buffers,
+        Resource.BUFFER_BYTES: settings.all_buffer_bytes,
+        Resource.PLANS: settings.all_plans,
+        Resource.REQUEST_BYTES: settings.request_bytes,
+        Resource.UNREAD_BYTES: settings.unread_bytes,
+    }
+    return Quotas(limits, settings.call_rate)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["choice", "count", "flag", "path", "seconds", "size", "text", "words"]
+__all__ = ["choice", "count", "flag", "number", "path", "seconds", "size", "text", "words"]
 
 
 def text(value: Any) -> str:
@@ -94,5 +94,17 @@ def choice(*allowed: str) -> Callable[[Any], str]:
         if value not in allowed:
             raise ValueError("expected one of " + ", ".join(allowed))
         return str(value)
+
+    return parse
+
+
+def number(least: float, most: float) -> Callable[[Any], float]:
+    """A number within bounds."""
+
+    def parse(value: Any) -> float:
+        found = float(value)
+        if not least <= found <= most:  # also refuses NaN
+            raise ValueError(f"expected {least:g} to {most:g}")
+        return found
 
     return parse

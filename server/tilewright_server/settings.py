@@ -206,6 +206,37 @@ class Settings:
         kinds.size(64 * 1024, 1024 * MIB),
         "Largest message received. Bounds what a client can make the server hold per call before it is looked at.",
     )
+    sessionless_limit: int = _setting(
+        4 * MIB + 64 * 1024, "size", kinds.size(1024, 1024 * MIB), "Largest request that names no session."
+    )
+    receive_bytes: int = _setting(
+        160 * MIB,
+        "size",
+        kinds.size(64 * 1024, 2**50),
+        "Memory for requests on their way: as many calls are received at a time as messages of the largest size fit."
+        " While others wait, who takes longer than a quarter of a second is refused.",
+    )
+    request_bytes: int = _setting(
+        256 * MIB, "size", kinds.size(64 * 1024, 2**50), "Bytes of large requests that wait or are worked on."
+    )
+    unread_bytes: int = _setting(
+        256 * MIB, "size", kinds.size(64 * 1024, 2**50), "Bytes of large replies that their clients have not read yet."
+    )
+    region_bytes: int = _setting(
+        16 * 2**40, "size", kinds.size(0, 2**50), "Shared memory that is mapped for all clients together."
+    )
+    all_buffers: int = _setting(65536, "count", kinds.count(1, 2**30), "Resident buffers of all clients together.")
+    all_buffer_bytes: int = _setting(2**40, "size", kinds.size(0, 2**50), "Bytes of all resident buffers together.")
+    all_plans: int = _setting(65536, "count", kinds.count(1, 2**30), "Prepared plans of all clients together.")
+    call_rate: float = _setting(
+        20_000.0, "number", kinds.number(0, 1e9), "Unary calls that one client's process may make per second; 0: any."
+    )
+    watchdog_s: float = _setting(
+        10.0,
+        "seconds",
+        kinds.seconds(0, 86400),
+        "Time after which a server that does not answer its own health check ends, with status 70. 0: never.",
+    )
     keepalive_s: float = _setting(
         20.0,
         "seconds",

@@ -19,6 +19,7 @@ from tilewright_proto.v1 import tensor_pb2 as tp
 
 STRANGER = 54321
 """A user without any other process: the limit of threads counts all of a user, and does not hold for root."""
+RUN = "/tilewright.v1.Dispatch/Run"
 WAIT_S = 20.0
 GEMM = [sys.executable, str(Path(__file__).parents[1] / "server" / "app" / "operation_server.py"), "gemm"]
 

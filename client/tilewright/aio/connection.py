@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 import grpc
 import grpc.aio
 
-from tilewright.session.grpc import CHANNEL_OPTIONS, lease_ended, no_server, open_request, opened
+from tilewright.session.grpc import CHANNEL_OPTIONS, identified, lease_ended, no_server, open_request, opened
 from tilewright.session.state import Core, Session
 from tilewright.transport.rpc import OPEN_SESSION, Flow
 
@@ -33,11 +33,12 @@ class Connection:
     async def open(self, timeout: float) -> None:
         core = self.core
         try:
-            self.lease = self.channel.unary_stream(OPEN_SESSION)(open_request(core.name))
-            try:
-                first = await asyncio.wait_for(self.lease.read(), timeout)
-            except (grpc.RpcError, asyncio.TimeoutError) as error:
-                raise no_server(core.target, error, timeout) from None
+            with identified(core.target) as process:
+                self.lease = self.channel.unary_stream(OPEN_SESSION)(open_request(core.name), metadata=process)
+                try:
+                    first = await asyncio.wait_for(self.lease.read(), timeout)
+                except (grpc.RpcError, asyncio.TimeoutError) as error:
+                    raise no_server(core.target, error, timeout) from None
             if first is grpc.aio.EOF:
                 raise no_server(core.target, None, timeout)
             self.session = opened(first)

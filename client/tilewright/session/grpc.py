@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -19,6 +23,7 @@ __all__ = [
     "call_failed",
     "call_local",
     "closed_during_call",
+    "identified",
     "lease_ended",
     "no_fork_support",
     "no_server",
@@ -45,6 +50,25 @@ def serialised(request: Message | bytes) -> bytes:
 
 def open_request(name: str) -> bytes:
     return memory_pb2.OpenSessionRequest(client_name=name).SerializeToString()
+
+
+@contextlib.contextmanager
+def identified(target: str) -> Iterator[tuple[tuple[str, str], ...]]:
+    """Metadata that show the server at a Unix socket which process opens a session, valid inside the block: the number
+    of a memory file whose random name only its maker knows. Servers count what clients hold by process."""
+    if not target.startswith("unix:") or not hasattr(os, "memfd_create"):
+        yield ()
+        return
+    name = "tilewright-" + secrets.token_hex(16)
+    try:
+        descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
+    except OSError:  # no descriptor to spare: the server does without
+        yield ()
+        return
+    try:
+        yield (("tilewright-process", f"{os.getpid()}:{descriptor}:{name}"),)
+    finally:
+        os.close(descriptor)
 
 
 def opened(data: bytes) -> Session:

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 import grpc
 
-from tilewright.session.grpc import CHANNEL_OPTIONS, lease_ended, no_server, open_request, opened
+from tilewright.session.grpc import CHANNEL_OPTIONS, identified, lease_ended, no_server, open_request, opened
 from tilewright.session.state import Core, Session
 from tilewright.transport.rpc import OPEN_SESSION, Flow
 
@@ -23,26 +23,30 @@ class Connection:
         self.channel = grpc.insecure_channel(core.target, options=CHANNEL_OPTIONS)
         self._calls: dict[str, Any] = {}
         try:
-            self.lease = self.channel.unary_stream(OPEN_SESSION)(open_request(core.name))
-            # The lease has no deadline, so its first message is waited for with an alarm.
-            alarm = threading.Timer(timeout, self.lease.cancel)
-            alarm.daemon = True
-            alarm.start()
-            try:
-                first = next(self.lease)
-            except grpc.RpcError as error:
-                raise no_server(core.target, error, timeout) from None
-            except StopIteration:
-                raise no_server(core.target, None, timeout) from None
-            finally:
-                alarm.cancel()
-            self.session: Session = opened(first)
+            with identified(core.target) as process:
+                self.lease = self.channel.unary_stream(OPEN_SESSION)(open_request(core.name), metadata=process)
+                self.session: Session = opened(self._first(core, timeout))
             self.session.open_local(core.target, core.timeout)
         except BaseException:
             self.channel.close()
             raise
         session = self.session
         self.lease.add_done_callback(lambda call: lease_ended(session, call.code(), call.details()))
+
+    def _first(self, core: Core, timeout: float) -> bytes:
+        """The lease's first message. It has no deadline, so that is waited for with an alarm."""
+        alarm = threading.Timer(timeout, self.lease.cancel)
+        alarm.daemon = True
+        alarm.start()
+        try:
+            first: bytes = next(self.lease)
+        except grpc.RpcError as error:
+            raise no_server(core.target, error, timeout) from None
+        except StopIteration:
+            raise no_server(core.target, None, timeout) from None
+        finally:
+            alarm.cancel()
+        return first
 
     def unary(self, path: str) -> Any:
         """The callable for a method, bytes to bytes."""

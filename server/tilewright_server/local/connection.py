@@ -18,6 +18,7 @@ from tilewright_kit.types.errors import AccessError, InvalidArgumentError, Tilew
 from tilewright_proto.v1 import local_pb2
 from tilewright_server import __version__
 from tilewright_server.devices.contract import RECORD, REPLY, TIME, WAIT
+from tilewright_server.engine.client import Client
 from tilewright_server.local.calls import Calls
 from tilewright_server.local.listener import check_peer
 from tilewright_server.local.seqpacket import MAX_PACKET, Wire, close_all
@@ -33,6 +34,7 @@ from tilewright_server.protocol.frames import (
     malformed,
     packet,
 )
+from tilewright_server.session.processes import is_known
 
 if TYPE_CHECKING:
     from tilewright_server.service import Service
@@ -64,7 +66,8 @@ class Registry(Protocol):
 class Connection:
     """``run`` serves it to its end; ``finish`` and ``stop`` end it, from any thread."""
 
-    def __init__(self, service: Service, accepted: socket.socket, registry: Registry) -> None:
+    def __init__(self, service: Service, accepted: socket.socket, registry: Registry, client: Client) -> None:
+        self.client = client
         self._service = service
         self._wire = Wire(accepted)
         self._registry = registry
@@ -167,6 +170,8 @@ class Connection:
                 rule="region_transport",
                 fix="open it over the server's Unix socket",
             )
+        if is_known(self.client):
+            session.identify(self.client)
         self._session = session
         self._registry.admit(self, session)
         self._forget = session.on_close(self.stop)

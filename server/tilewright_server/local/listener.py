@@ -9,9 +9,11 @@ import struct
 from pathlib import Path
 
 from tilewright_kit.types.errors import AccessError, InvalidArgumentError, UnavailableError
+from tilewright_server.engine.client import Client
 from tilewright_server.protocol.unix_paths import MAX_UNIX_PATH, lock, lock_path, private_directory, remove_stale
+from tilewright_server.session.processes import process_client
 
-__all__ = ["LocalListener", "check_peer", "local_path", "peer_uid"]
+__all__ = ["LocalListener", "check_peer", "local_path", "peer_client", "peer_uid"]
 
 SUFFIX = ".local"
 BACKLOG = 128
@@ -84,6 +86,15 @@ class LocalListener:
             lock_path(self.path).unlink()
         os.close(self._lock_fd)
         self._lock_fd = -1
+
+
+def peer_client(connection: socket.socket) -> Client:
+    """The process at the other end, as the kernel knows it."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(data)
+    # The process of a namespace that is not below ours has no number here.
+    found = process_client(pid, uid) if pid > 0 else None
+    return found or Client(f"uid:{uid}", "connection:unix:", b"")
 
 
 def peer_uid(connection: socket.socket) -> int:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from tilewright_kit.types.errors import ResourceExhaustedError, TilewrightError, UnavailableError
 from tilewright_server.local.connection import Connection
-from tilewright_server.local.listener import LocalListener
+from tilewright_server.local.listener import LocalListener, peer_client
 from tilewright_server.protocol.frames import Kind, error_packet
+from tilewright_server.session.quotas import Resource
 
 if TYPE_CHECKING:
     from tilewright_server.service import Service
@@ -31,10 +32,10 @@ BUSY_S = 0.05
 class LocalServer:
     """Listens from the beginning; serves from ``start`` to ``drain``; ``close`` waits for its threads."""
 
-    def __init__(self, service: Service, path: Path, connections: int, per_session: int) -> None:
-        """Raises what ``LocalListener`` does."""
+    def __init__(self, service: Service, path: Path, per_session: int) -> None:
+        """Raises what ``LocalListener`` does. The quotas of the service's sessions count connections by process."""
         self._service = service
-        self._limit = connections
+        self._quotas = service.sessions.quotas
         self._per_session = per_session
         self._lock = threading.Lock()
         self._open: dict[Connection, threading.Thread] = {}
@@ -87,8 +88,10 @@ class LocalServer:
 
     def gone(self, connection: Connection) -> None:
         with self._lock:
-            self._open.pop(connection, None)
+            known = self._open.pop(connection, None)
             self._sessions.pop(connection, None)
+        if known is not None:
+            self._quotas.give(Resource.CONNECTIONS, connection.client)
 
     def _accept(self) -> None:
         failing = False
@@ -111,36 +114,50 @@ class LocalServer:
                 accepted.close()
 
     def _begin(self, accepted: socket.socket) -> None:
-        connection = Connection(self._service, accepted, self)
+        try:
+            client = peer_client(accepted)
+            self._quotas.take(Resource.CONNECTIONS, client)
+        except TilewrightError as error:
+            _refuse(accepted, error)
+            return
+        connection = Connection(self._service, accepted, self, client)
         thread = threading.Thread(target=connection.run, name="local", daemon=True)
         with self._lock:
-            error = self._refusal()
-            if error is None:
-                self._open[connection] = thread
-        if error is not None:
-            with contextlib.suppress(OSError):
-                accepted.send(error_packet(Kind.HELLO, 0, 0, error), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
-            accepted.close()
-            return
+            draining = self._draining
+            self._open[connection] = thread
         try:
+            if draining:
+                raise UnavailableError("the server is shutting down", rule="draining", fix="use another server")
             thread.start()
-        except BaseException:
+        except TilewrightError as error:
+            _refuse(accepted, error)
             self.gone(connection)
-            raise
-
-    def _refusal(self) -> TilewrightError | None:
-        """Why there is no room for another connection. Lock held."""
-        if self._draining:
-            return UnavailableError("the server is shutting down", rule="draining", fix="use another server")
-        if len(self._open) >= self._limit:
-            return _too_many(f"no more than {self._limit} local connections may be open")
-        return None
+        except RuntimeError as error:
+            log.warning("the system refuses a thread for a local connection: %s", error)
+            _refuse(accepted, _no_thread())
+            self.gone(connection)
 
 
 def _join(threads: Iterable[threading.Thread], deadline: float) -> None:
     for thread in threads:
         if thread.is_alive():
             thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _refuse(accepted: socket.socket, error: TilewrightError) -> None:
+    with contextlib.suppress(OSError):
+        accepted.send(error_packet(Kind.HELLO, 0, 0, error), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+    accepted.close()
+
+
+def _no_thread() -> ResourceExhaustedError:
+    return ResourceExhaustedError(
+        "the system refuses a thread for another connection",
+        field="connections",
+        rule="threads",
+        fix="raise the limit of processes (ulimit -u, or the container's), or lower the setting local_connections",
+        retry_after_s=1.0,
+    )
 
 
 def _too_many(reason: str) -> ResourceExhaustedError:

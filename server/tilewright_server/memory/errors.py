@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tilewright_kit.types.errors import NotFoundError, ResourceExhaustedError
+from tilewright_kit.types.errors import AccessError, NotFoundError, ResourceExhaustedError
 
-__all__ = ["over_quota", "unknown", "unknown_session"]
+__all__ = ["not_over_tcp", "over_quota", "unknown", "unknown_session"]
 
 
 def unknown(kind: str, item_id: int) -> NotFoundError:
@@ -24,6 +24,15 @@ def unknown_session() -> NotFoundError:
         field="session",
         rule="session_token",
         fix="open a session and keep its stream open for as long as it is used",
+    )
+
+
+def not_over_tcp() -> AccessError:
+    return AccessError(
+        "shared memory cannot be registered over TCP: the caller cannot be told from any other process",
+        field="source",
+        rule="region_transport",
+        fix="connect over the server's Unix socket, or send operands inline or in resident buffers",
     )
 
 

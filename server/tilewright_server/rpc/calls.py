@@ -13,19 +13,23 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from grpc import _server as grpc_server
 from grpc._cython import cygrpc
 
-from tilewright_kit.types.errors import UnsupportedError
+from tilewright_kit.types.errors import ResourceExhaustedError, UnsupportedError
 from tilewright_server.engine.client import ANONYMOUS, Client
 from tilewright_server.rpc.status import set_status
+from tilewright_server.session.quotas import Quotas, Resource
 
-__all__ = ["Outbox", "WireCall", "require"]
+__all__ = ["SMALL_BYTES", "Outbox", "WireCall", "require"]
 
 log = logging.getLogger("tilewright.rpc")
 
+SMALL_BYTES = 16 * 1024
+"""Messages up to this size are not counted: the number of calls bounds them."""
 FOREVER_S = 1e8
 """gRPC shows the absence of a deadline as a time in the far future."""
 _NEEDED = (
@@ -57,9 +61,11 @@ def require() -> None:
 class WireCall:
     """One call: its client, its deadline and its end, its messages. Thread-safe, as far as gRPC's own state is."""
 
-    __slots__ = ("_call", "_context", "_state", "client")
+    __slots__ = ("_call", "_context", "_quotas", "_state", "client")
 
-    def __init__(self, event: Any, state: Any) -> None:
+    def __init__(self, event: Any, state: Any, quotas: Quotas) -> None:
+        """``quotas`` count bytes that the client has not read yet."""
+        self._quotas = quotas
         self._state = state
         self._call = event.call
         self._context = _private._Context(event, state, None)
@@ -90,21 +96,49 @@ class WireCall:
 
     # As it is served
 
-    def receive(self, received: Received) -> None:
-        """Have ``received`` called with the next message; with None if the client sends no more, or is gone."""
-        self._start(_private._RECEIVE_MESSAGE_TOKEN, (), received)
+    def receive(self, received: Received) -> bool:
+        """Have ``received`` called with the next message; with None if the client sends no more, or is gone. False if
+        the call has ended."""
+        return self._start(_private._RECEIVE_MESSAGE_TOKEN, (), received)
 
     def exchange(self, reply: bytes, received: Received) -> None:
-        """Send a message, and ``receive`` the next: that is not taken before ``reply`` has been read."""
-        self._start(_private._RECEIVE_MESSAGE_TOKEN, (_operations.SendMessageOperation(reply, 0),), received)
+        """Send a message, and ``receive`` the next: that is not taken before ``reply`` has been read.
+
+        Raises ``ResourceExhaustedError`` if too much is unread already.
+        """
+        give = self.charge(len(reply))
+
+        def read(data: bytes | None) -> None:
+            give()
+            received(data)
+
+        message = _operations.SendMessageOperation(reply, 0)
+        if not self._start(_private._RECEIVE_MESSAGE_TOKEN, (message,), received if give is _nothing else read):
+            give()
 
     def send(self, data: bytes, sent: Callable[[], None]) -> bool:
         """Send a message of several, and call ``sent`` when the next may follow. False if the call has ended."""
         message = _operations.SendMessageOperation(data, 0)
         return self._start(_private._SEND_MESSAGE_TOKEN, (message,), None, sent)
 
+    def charge(self, nbytes: int) -> Callable[[], None]:
+        """Count bytes as unread, if they are many; returns a function that forgets them. Raises
+        ``ResourceExhaustedError``."""
+        if nbytes <= SMALL_BYTES:
+            return _nothing
+        client = self.client
+        self._quotas.take(Resource.UNREAD_BYTES, client, nbytes)
+        return partial(self._quotas.give, Resource.UNREAD_BYTES, client, nbytes)
+
     def finish(self, data: bytes | None = None) -> None:
-        """End the call, with a last message if ``data`` is one, and the status that was set."""
+        """End the call, with a last message if ``data`` is one, and the status that was set.
+
+        Raises ``ResourceExhaustedError`` if too much is unread already.
+        """
+        give = self.charge(len(data)) if data is not None else _nothing
+        if give is not _nothing and not self.on_end(give):
+            give()
+            return
         state = self._state
         with state.condition:
             if _private._is_rpc_state_active(state):
@@ -163,6 +197,10 @@ class WireCall:
         return True
 
 
+def _nothing() -> None:
+    """Undo the charge of a message that is too small to count."""
+
+
 class _Event:
     """The part of gRPC's event of a new call that ``_status`` looks at."""
 
@@ -179,14 +217,27 @@ class Outbox:
         self._call = call
         self._lock = threading.Lock()
         self._waiting: deque[bytes] = deque()
+        self._charges: list[Callable[[], None]] = []
+        self._uncharged = 0
         self._sending = self._ended = False
+        call.on_end(self._discharge)
 
     def send(self, data: bytes) -> None:
-        """Send it after those before it; nothing happens if the call has ended."""
+        """Send it after those before it; nothing happens if the call has ended. A client that does not read loses its
+        stream when too much waits for it."""
         with self._lock:
             if self._ended:
                 return
             self._waiting.append(data)
+            self._uncharged += len(data)
+            try:
+                if self._uncharged > SMALL_BYTES:
+                    self._charges.append(self._call.charge(self._uncharged))
+                    self._uncharged = 0
+            except ResourceExhaustedError as error:
+                self._ended = True
+                self._waiting.clear()
+                self._call.set_error(error)
         self._next()
 
     def end(self, error: BaseException | None = None) -> None:
@@ -204,6 +255,10 @@ class Outbox:
             if self._sending:
                 return
             data = self._waiting.popleft() if self._waiting else None
+            if not self._waiting:  # all but the message that leaves now has been read
+                charges, self._charges, self._uncharged = self._charges, [], 0
+                for give in charges:
+                    give()
             if data is None and not self._ended:
                 return
             self._sending = True
@@ -213,6 +268,14 @@ class Outbox:
             with self._lock:
                 self._ended = True
                 self._waiting.clear()
+
+    def _discharge(self) -> None:
+        with self._lock:
+            self._ended = True
+            self._waiting.clear()
+            charges, self._charges = self._charges, []
+        for give in charges:
+            give()
 
     def _sent(self) -> None:
         with self._lock:

@@ -20,12 +20,13 @@ from grpc import _server as grpc_server
 from tilewright_server.engine.client import ANONYMOUS
 from tilewright_server.rpc.calls import WireCall
 from tilewright_server.rpc.threads import Threads
+from tilewright_server.session.quotas import Quotas
 
 __all__ = ["Entry", "Front", "start"]
 
 log = logging.getLogger("tilewright.rpc")
 
-POLL_S = 1.0
+POLL_S = 0.25
 _private: Any = grpc_server
 
 
@@ -50,13 +51,14 @@ class _End:
 class Front:
     """The server's thread pool, as far as gRPC can tell."""
 
-    def __init__(self, foreign: Threads) -> None:
+    def __init__(self, foreign: Threads, quotas: Quotas) -> None:
         """``foreign`` serves methods that are not an ``Entry``, in gRPC's own way."""
         self._foreign = foreign
+        self._quotas = quotas
 
     def submit(self, run: Callable[..., None], served: Any, event: Any, state: Any, entry: Any, *rest: Any) -> _End:
         """Begin a call. Runs in the event thread, and raises nothing."""
-        call = WireCall(event, state)
+        call = WireCall(event, state, self._quotas)
         try:
             if isinstance(entry, Entry):
                 entry.accept(call)
@@ -67,14 +69,15 @@ class Front:
         return _End(call)
 
 
-def start(server: grpc.Server) -> None:
-    """As ``server.start()``, with an event thread that nothing ends but the end of the server.
+def start(server: grpc.Server, tick: Callable[[], None]) -> None:
+    """As ``server.start()``, with an event thread that nothing ends but the end of the server. It calls ``tick`` after
+    each event, and a few times a second.
 
     Raises ``RuntimeError`` if there is no thread for it.
     """
     state: Any = server._state
     begun = threading.Event()
-    threading.Thread(target=_serve, args=(state, begun), name="grpc", daemon=True).start()
+    threading.Thread(target=_serve, args=(state, begun, tick), name="grpc", daemon=True).start()
     with state.lock:
         state.server.start()
         state.stage = _private._ServerStage.STARTED
@@ -84,12 +87,13 @@ def start(server: grpc.Server) -> None:
     begun.set()
 
 
-def _serve(state: Any, begun: threading.Event) -> None:
+def _serve(state: Any, begun: threading.Event, tick: Callable[[], None]) -> None:
     begun.wait()
     while True:
         event = None
         try:
             event = state.completion_queue.poll(time.time() + POLL_S)
+            tick()
             if event.completion_type == grpc_server.cygrpc.CompletionType.queue_timeout:
                 continue
             if not _private._process_event_and_continue(state, event):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import grpc
@@ -10,6 +11,7 @@ from grpc_health.v1 import health, health_pb2
 from tilewright_kit.types.errors import NotFoundError
 from tilewright_server.rpc.calls import WireCall
 from tilewright_server.rpc.method_handlers import Lane, Send, events, lane
+from tilewright_server.session.quotas import Quotas, Resource
 
 __all__ = ["HealthServicer"]
 
@@ -17,8 +19,9 @@ __all__ = ["HealthServicer"]
 class HealthServicer:
     """``state`` has what is set and watched."""
 
-    def __init__(self) -> None:
+    def __init__(self, quotas: Quotas) -> None:
         self.state = health.HealthServicer()
+        self._quotas = quotas
 
     @lane(Lane.HEALTH)
     def check(self, request: health_pb2.HealthCheckRequest, _: WireCall) -> health_pb2.HealthCheckResponse:
@@ -33,7 +36,12 @@ class HealthServicer:
     @lane(Lane.HEALTH)
     @events
     def watch(self, request: health_pb2.HealthCheckRequest, context: WireCall, send: Send) -> None:
-        self.state.Watch(request, _Watched(context), send)
+        self._quotas.take(Resource.STREAMS, context.client)
+        give = partial(self._quotas.give, Resource.STREAMS, context.client)
+        if context.on_end(give):
+            self.state.Watch(request, _Watched(context), send)
+        else:
+            give()
 
 
 class _Status:

@@ -15,9 +15,14 @@ from tilewright_server.rpc.calls import WireCall
 from tilewright_server.rpc.method_handlers import Lane, Send, call_of, events, lane
 from tilewright_server.rpc.threads import Threads
 from tilewright_server.service import Service
+from tilewright_server.session.processes import proved_process
 from tilewright_server.session.session import Session
 
 __all__ = ["Leases", "MemoryServicer"]
+
+
+PROCESS_METADATA = "tilewright-process"
+"""Says with ``OpenSession`` which process opens it, see ``proved_process``."""
 
 
 class Leases:
@@ -76,6 +81,9 @@ class MemoryServicer:
     @events
     def open_session(self, request: pb.OpenSessionRequest, context: WireCall, send: Send) -> None:
         local = context.peer().startswith("unix:")
+        if local:
+            proof = next((str(value) for key, value in context.metadata() if key == PROCESS_METADATA), "")
+            context.client = proved_process(proof) or context.client
         session = self._sessions.open(request.client_name, local=local, client=context.client)
         self._leases.begin(session, send)
         if not context.on_end(lambda: self._leases.end(session)):

@@ -20,10 +20,12 @@ from google.protobuf.message import DecodeError, Message
 from tilewright_kit.types.errors import CancelledError, InvalidArgumentError
 from tilewright_server.engine.call import Call, Cancellation
 from tilewright_server.engine.client import Client
-from tilewright_server.rpc.calls import Outbox, WireCall
+from tilewright_server.rpc.calls import SMALL_BYTES, Outbox, WireCall
 from tilewright_server.rpc.event_loop import Entry
+from tilewright_server.rpc.intake import Intake
 from tilewright_server.rpc.streams import Streams
 from tilewright_server.rpc.threads import Threads
+from tilewright_server.session.quotas import Quotas, Resource
 
 __all__ = ["Lane", "Reception", "Send", "call_of", "events", "lane", "parse_as", "raw", "register"]
 
@@ -45,22 +47,61 @@ class Lane(Enum):
 
 
 class Reception:
-    """Parts that serve all methods: who a caller is, and threads by lane."""
+    """Parts that serve all methods: who a caller is, what he may, and threads by lane."""
 
     def __init__(
-        self, identify: Callable[[WireCall, bytes], Client], threads: Mapping[Lane, Threads], streams: Streams
+        self,
+        identify: Callable[[WireCall, bytes], Client],
+        threads: Mapping[Lane, Threads],
+        streams: Streams,
+        intake: Mapping[Lane, Intake],
+        quotas: Quotas,
+        sessionless_limit: int,
     ) -> None:
         self.identify = identify
-        self.threads = threads
+        self._threads = threads
         self.streams = streams
+        self.intake = intake
+        self._quotas = quotas
+        self._sessionless_limit = sessionless_limit
 
     def submit(self, where: Lane, call: WireCall, data: bytes, job: Callable[[], None]) -> None:
         """Serve the request ``data``. Runs in gRPC's event thread; a refusal ends the call."""
         try:
-            call.client = self.identify(call, data)
-            self.threads[where].submit(job, call.client)
+            client = call.client = self.identify(call, data)
+            if where is not Lane.HEALTH:  # which whoever watches the server must always be able to ask for
+                self._quotas.called(client)
+            nbytes = len(data)
+            if nbytes > SMALL_BYTES:
+                self._check(client, nbytes)
+                self._quotas.take(Resource.REQUEST_BYTES, client, nbytes)
+                give = partial(self._quotas.give, Resource.REQUEST_BYTES, client, nbytes)
+                try:
+                    self._threads[where].submit(partial(_then, job, give), client)
+                except BaseException:
+                    give()
+                    raise
+            else:
+                self._threads[where].submit(job, client)
         except BaseException as error:
             call.fail(error)
+
+    def _check(self, client: Client, nbytes: int) -> None:
+        if nbytes > self._sessionless_limit and not client.session:
+            raise InvalidArgumentError(
+                f"a request without a session has at most {self._sessionless_limit} bytes",
+                field="request",
+                value=nbytes,
+                rule="sessionless_limit",
+                fix="open a session and name it in the request, or put operands into shared memory",
+            )
+
+
+def _then(job: Callable[[], None], after: Callable[[], None]) -> None:
+    try:
+        job()
+    finally:
+        after()
 
 
 def raw(method: F) -> F:
@@ -121,7 +162,8 @@ def _one_request(serve: Callable[[WireCall, bytes], None], where: Lane, receptio
         else:
             reception.submit(where, call, data, partial(serve, call, data))
 
-    return Entry(lambda call: call.receive(partial(received, call)))
+    intake = reception.intake[where]
+    return Entry(lambda call: intake.receive(call, partial(received, call)))
 
 
 def _unary(behaviour: Callable[..., Any], parse: Callable[[bytes], Any]) -> Callable[[WireCall, bytes], None]:
@@ -158,6 +200,7 @@ def _stream(behaviour: Callable[..., bytes], where: Lane, reception: Reception) 
 
     def accept(call: WireCall) -> None:
         cancellation = Cancellation()
+        call.client = reception.identify(call, b"")
         stream = reception.streams.open(call)
         call.on_end(cancellation.cancel)
 
@@ -166,6 +209,7 @@ def _stream(behaviour: Callable[..., bytes], where: Lane, reception: Reception) 
                 stream.complete()
             elif stream.work():
                 reception.submit(where, call, data, partial(answer, data))
+                reception.streams.heard(stream, call.client)
 
         def answer(data: bytes) -> None:
             try:

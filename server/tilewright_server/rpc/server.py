@@ -18,6 +18,7 @@ from tilewright_server.rpc.calls import WireCall, require
 from tilewright_server.rpc.dispatch import TOKEN_FIELD, DispatchServicer
 from tilewright_server.rpc.event_loop import Front, start
 from tilewright_server.rpc.health import HealthServicer
+from tilewright_server.rpc.intake import Intake
 from tilewright_server.rpc.kernels import KernelsServicer
 from tilewright_server.rpc.memory import Leases, MemoryServicer
 from tilewright_server.rpc.method_handlers import Lane, Reception, register
@@ -31,8 +32,12 @@ __all__ = ["RpcServer"]
 
 log = logging.getLogger("tilewright.rpc")
 
-MAX_CALLS = 8192
+MAX_CALLS = 65536
 """Calls that may be open at once. A backstop: quotas refuse long before, and say when to come back."""
+LEAST_RECEIVED = 4
+"""Requests that may be on their way at a time, however large they may be."""
+HEALTH_RECEIVED = 16
+"""As many health checks. They never wait: whoever sends none gives way to whoever does."""
 REAPERS = 16
 """Sessions that may be taken down at a time."""
 
@@ -44,6 +49,7 @@ class RpcServer:
         """Raises ``UnsupportedError`` for a version of ``grpcio`` that is not known, ``RuntimeError`` if the system
         refuses threads."""
         require()
+        quotas = service.sessions.quotas
         self._starter = Starter()
         make = partial(Threads, starter=self._starter)
         lanes = {
@@ -59,11 +65,15 @@ class RpcServer:
         reapers = make("reaper", least=1, most=REAPERS)
         foreign = make("foreign", least=1, most=4, waiting=settings.calls_waiting)
         self._threads = (*lanes.values(), foreign)
-        self.server = grpc.server(Front(foreign), options=_options(settings), maximum_concurrent_rpcs=MAX_CALLS)
+        self.server = grpc.server(Front(foreign, quotas), options=_options(settings), maximum_concurrent_rpcs=MAX_CALLS)
         self.leases = Leases(service, reapers)
-        self.streams = Streams(settings.max_streams)
-        reception = Reception(partial(_identify, service.sessions), lanes, self.streams)
-        servicer = HealthServicer()
+        self.streams = Streams(quotas)
+        self._intake = Intake(max(LEAST_RECEIVED, settings.receive_bytes // settings.message_limit))
+        intakes = dict.fromkeys(Lane, self._intake) | {Lane.HEALTH: Intake(HEALTH_RECEIVED, patient=False)}
+        reception = Reception(
+            partial(_identify, service.sessions), lanes, self.streams, intakes, quotas, settings.sessionless_limit
+        )
+        servicer = HealthServicer(quotas)
         self.health = servicer.state
         register(self.server, servicer, health_pb2.DESCRIPTOR.services_by_name["Health"], reception)
         self.health.set(health.OVERALL_HEALTH, health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -81,7 +91,7 @@ class RpcServer:
 
     def start(self, operations: Iterable[str]) -> None:
         """Take calls; healthy as a whole and for each operation."""
-        start(self.server)
+        start(self.server, self._intake.tick)
         for name in [health.OVERALL_HEALTH, *(f"tilewright.{operation}" for operation in operations)]:
             self.health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
@@ -121,6 +131,7 @@ def _options(settings: Settings) -> Sequence[tuple[str, Any]]:
         ("grpc.max_concurrent_streams", 1000),
         ("grpc.max_metadata_size", 16 * 1024),
         ("grpc.so_reuseport", 0),  # two servers on one port would share its clients at random
+        ("grpc.http2.bdp_probe", 0),  # or a call that is not received yet may send megabytes
         ("grpc.keepalive_time_ms", keepalive_ms),
         ("grpc.keepalive_timeout_ms", max(keepalive_ms // 2, 500)),
         ("grpc.keepalive_permit_without_calls", 1),

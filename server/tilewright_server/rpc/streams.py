@@ -6,7 +6,9 @@ import threading
 from collections.abc import Callable
 
 from tilewright_kit.types.errors import ResourceExhaustedError, UnavailableError
+from tilewright_server.engine.client import Client
 from tilewright_server.rpc.calls import WireCall
+from tilewright_server.session.quotas import Quotas, Resource
 
 __all__ = ["OpenStream", "Streams"]
 
@@ -16,6 +18,10 @@ class OpenStream:
 
     def __init__(self, call: WireCall) -> None:
         self._call = call
+        self.client = call.client
+        """Charged for it."""
+        self.heard = False
+        """A request has come."""
         self._lock = threading.Lock()
         self._busy = False
         self._stopping = False
@@ -64,35 +70,57 @@ class OpenStream:
 class Streams:
     """All open execution streams of the server."""
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
+    def __init__(self, quotas: Quotas) -> None:
+        self._quotas = quotas
         self._lock = threading.Lock()
-        self._open: set[OpenStream] = set()
+        self._open: dict[OpenStream, None] = {}
+        """In the order of their opening."""
         self._stopping = False
 
     def open(self, call: WireCall) -> OpenStream:
-        """Count a stream until its call has ended. Raises ``ResourceExhaustedError`` at the limit."""
+        """Count a stream until its call has ended. Raises ``ResourceExhaustedError`` beyond the quota, unless a stream
+        that has said nothing yet can give way."""
         stream = OpenStream(call)
         with self._lock:
             if self._stopping:
                 raise _draining()
-            if len(self._open) >= self.limit:
-                raise ResourceExhaustedError(
-                    f"no more than {self.limit} execution streams may be open",
-                    field="streams",
-                    value=self.limit,
-                    rule="quota",
-                    fix="close streams, or share one: many requests may be in flight on it",
-                    retry_after_s=1.0,
-                )
-            self._open.add(stream)
+        try:
+            self._quotas.take(Resource.STREAMS, stream.client)
+        except ResourceExhaustedError as error:
+            if not self._evict(stream, error):
+                raise
+        with self._lock:
+            self._open[stream] = None
         if not call.on_end(lambda: self._gone(stream)):
             self._gone(stream)
         return stream
 
+    def heard(self, stream: OpenStream, client: Client) -> None:
+        """A request has come, by which the client is known."""
+        with self._lock:
+            stream.heard = True
+            if stream not in self._open or client.process == stream.client.process:
+                return
+            old, stream.client = stream.client, client
+            self._quotas.move({Resource.STREAMS: 1}, old, client)
+
+    def _evict(self, new: OpenStream, error: ResourceExhaustedError) -> bool:
+        """Give a stream the place of the oldest of the same client that has said nothing. False if there is none."""
+        with self._lock:
+            silent = (item for item in self._open if not item.heard and item.client.process == new.client.process)
+            oldest = next(silent, None)
+            if oldest is None:
+                return False
+            del self._open[oldest]
+        oldest.fail(error)
+        return True
+
     def _gone(self, stream: OpenStream) -> None:
         with self._lock:
-            self._open.discard(stream)
+            if self._open.pop(stream, self) is self:  # its place is another's
+                return
+            client = stream.client
+        self._quotas.give(Resource.STREAMS, client)
 
     def stop(self) -> None:
         """End all streams, see ``OpenStream.stop``; no new ones are taken."""

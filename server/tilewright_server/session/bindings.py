@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from tilewright_kit.types.errors import InvalidArgumentError
 from tilewright_server.devices.lifetime import is_lost
@@ -13,7 +13,7 @@ from tilewright_server.session.operand_binding import Binding
 if TYPE_CHECKING:
     from tilewright_server.engine.engine import Prepared
 
-__all__ = ["BoundExecution", "check_in_place"]
+__all__ = ["AttachedConnection", "BoundExecution", "check_in_place"]
 
 
 class BoundExecution(Pinned):
@@ -62,3 +62,18 @@ def check_in_place(binding: Binding) -> None:
         rule="binding_in_place",
         fix="put it into a sealed region, a device region or a resident buffer of the plan's device; or use Execute",
     )
+
+
+class AttachedConnection(Protocol):
+    """A connection of the session that a device serves by itself."""
+
+    @property
+    def device_id(self) -> str: ...
+
+    def publish(self, bound: BoundExecution) -> None:
+        """Make a binding known to the device. Raises ``ResourceExhaustedError``, ``DeviceError``."""
+        ...
+
+    def withdraw(self, bound: BoundExecution) -> None:
+        """End a binding on the device; no launch of it is under way afterwards."""
+        ...

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import secrets
 from collections.abc import Callable, Collection
 from typing import Protocol
 
@@ -10,9 +12,17 @@ from tilewright_server.memory.device_regions import DeviceRegion
 from tilewright_server.memory.pinned import Pinned
 from tilewright_server.memory.regions import Region
 
-__all__ = ["AnyRegion", "OwnedObjects"]
+__all__ = ["AnyRegion", "OwnedObjects", "new_id"]
 
 AnyRegion = Region | DeviceRegion
+_counter = itertools.count(1)
+
+
+def new_id() -> int:
+    """An id that is never zero, cannot be guessed from another and does not come again (until 2**32 more have been
+    given out).
+    """
+    return secrets.randbits(32) << 32 | (next(_counter) & 0xFFFFFFFF) or new_id()
 
 
 class OwnedObjects(Protocol):

@@ -1,10 +1,176 @@
-"""Quotas: how much of everything a session may own."""
+"""Quotas: how much of everything a session, a client's process and its principal may own.
+
+A quota holds for all clients together. One principal has seven eighths of it at most, and one process at most as much
+as it leaves to the other processes of its principal: half, if there is no other. So however much a process takes,
+something is left for the next.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
 
-__all__ = ["REMEDIES", "Limits"]
+from tilewright_kit.types.errors import ResourceExhaustedError
+from tilewright_server.engine.client import Client
+
+__all__ = ["REMEDIES", "Account", "Limits", "Quotas", "Resource"]
+
+RETRY_S = 1.0
+"""Time after which to try again what was refused."""
+MOST_RATES = 4096
+"""Processes whose rate of calls is remembered."""
+
+
+class Resource(Enum):
+    """Things that clients take, by the names that refusals say."""
+
+    SESSIONS = "sessions"
+    CONNECTIONS = "connections"
+    STREAMS = "streams"
+    REGION_BYTES = "region_bytes"
+    BUFFERS = "buffers"
+    BUFFER_BYTES = "buffer_bytes"
+    PLANS = "plans"
+    REQUEST_BYTES = "request_bytes"
+    UNREAD_BYTES = "unread_bytes"
+
+
+_FIXES = {
+    Resource.SESSIONS: "close clients that are no longer used",
+    Resource.CONNECTIONS: "close connections that are not needed, or launch several things over one",
+    Resource.STREAMS: "close streams, or share one: many requests may be in flight on it",
+    Resource.REGION_BYTES: "unregister regions, or make them no larger than what lies in them",
+    Resource.BUFFERS: "free buffers that are no longer used",
+    Resource.BUFFER_BYTES: "free buffers, or ask for smaller ones",
+    Resource.PLANS: "release plans that are no longer used",
+    Resource.REQUEST_BYTES: "send fewer large requests at a time, or put operands into shared memory",
+    Resource.UNREAD_BYTES: "read the replies that were asked for, or have results put into shared memory",
+}
+
+
+class Quotas:
+    """Books of all that clients hold. Thread-safe."""
+
+    def __init__(self, limits: Mapping[Resource, int] | None = None, call_rate: float = 0) -> None:
+        """Resources without a limit are not refused. ``call_rate`` is in calls per second and process; 0: any."""
+        self._limits = dict(limits or {})
+        self._rate = call_rate
+        self._lock = threading.Lock()
+        self._held: dict[tuple[Resource, str, str], int] = {}
+        """By resource, principal and process; both empty for the sum."""
+        self._calls: dict[tuple[str, str], tuple[float, float]] = {}
+        """Calls that a process may make at once, and since when it is so, in seconds of the monotonic clock."""
+
+    def held(self, what: Resource) -> int:
+        """Held by all clients together."""
+        return self._held.get((what, "", ""), 0)
+
+    def take(self, what: Resource, client: Client, amount: int = 1) -> None:
+        """Count ``amount`` as held by ``client``. Raises ``ResourceExhaustedError``, and counts nothing, beyond the
+        quota."""
+        with self._lock:
+            limit = self._limits.get(what)
+            if limit is not None:
+                self._check(what, client, amount, limit)
+            self._add(what, client, amount)
+
+    def give(self, what: Resource, client: Client, amount: int = 1) -> None:
+        """Undo a ``take``."""
+        with self._lock:
+            self._add(what, client, -amount)
+
+    def called(self, client: Client) -> None:
+        """Count a call. Raises ``ResourceExhaustedError`` if its process makes too many of them."""
+        if not self._rate:
+            return
+        key = (client.principal, client.process)
+        with self._lock:
+            now = time.monotonic()
+            left, since = self._calls.get(key, (self._rate, now))
+            left = min(self._rate, left + (now - since) * self._rate)
+            if left >= 1:
+                if len(self._calls) >= MOST_RATES:
+                    self._calls.clear()
+                self._calls[key] = (left - 1, now)
+                return
+        raise ResourceExhaustedError(
+            f"this client's process makes more than {self._rate:g} calls per second",
+            field="call_rate",
+            value=self._rate,
+            rule="quota",
+            fix="send several executions in one request, or use a stream or the local socket",
+            retry_after_s=(1 - left) / self._rate,
+        )
+
+    def move(self, held: Mapping[Resource, int], old: Client, new: Client) -> None:
+        """Count what ``old`` held as held by ``new``, whether its quota allows that or not."""
+        with self._lock:
+            for what, amount in held.items():
+                self._add(what, old, -amount)
+                self._add(what, new, amount)
+
+    def _check(self, what: Resource, client: Client, amount: int, limit: int) -> None:
+        total = self._held.get((what, "", ""), 0)
+        principal = self._held.get((what, client.principal, ""), 0)
+        process = self._held.get((what, client.principal, client.process), 0)
+        share = limit - limit // 8
+        if total + amount > limit:
+            holder = f"all clients together hold {total}"
+        elif principal + amount > share:
+            holder = f"the processes of this client's user hold {principal}, and may hold {share}"
+        elif process + amount > share - principal:
+            holder = f"this client's process holds {process}, and {share - principal} are left to its user's processes"
+        else:
+            return
+        name = what.value.replace("_", " ")
+        raise ResourceExhaustedError(
+            f"no {amount} more {name}: the quota is {limit}, {holder}",
+            field=what.value,
+            value=limit,
+            rule="quota",
+            fix=_FIXES[what],
+            retry_after_s=RETRY_S,
+        )
+
+    def _add(self, what: Resource, client: Client, amount: int) -> None:
+        held = self._held
+        for key in ((what, "", ""), (what, client.principal, ""), (what, client.principal, client.process)):
+            left = held.get(key, 0) + amount
+            if left:
+                held[key] = left
+            else:
+                held.pop(key, None)
+
+
+@dataclass(slots=True)
+class Account:
+    """Holdings of one session, which end together, and may turn out to be another process's. Thread-safe."""
+
+    quotas: Quotas
+    client: Client
+    _held: dict[Resource, int] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self, what: Resource, amount: int = 1) -> None:
+        """As ``Quotas.take``."""
+        with self._lock:
+            self.quotas.take(what, self.client, amount)
+            self._held[what] = self._held.get(what, 0) + amount
+
+    def give(self, what: Resource, amount: int = 1) -> None:
+        with self._lock:
+            self._held[what] = self._held.get(what, 0) - amount
+            self.quotas.give(what, self.client, amount)
+
+    def move(self, client: Client) -> None:
+        """Charge another process."""
+        with self._lock:
+            self.quotas.move(self._held, self.client, client)
+            self.client = client
+
 
 REMEDIES = {
     "regions": "unregister regions, or put several tensors into one",
@@ -17,9 +183,8 @@ REMEDIES = {
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Quotas; those of objects hold for each session."""
+    """Quotas of each session."""
 
-    sessions: int = 1024
     regions: int = 4096
     buffers: int = 4096
     buffer_bytes: int = 4 << 30

@@ -11,6 +11,7 @@ from tilewright_server.devices.contract import MemoryHandle
 from tilewright_server.memory.device_regions import DeviceRegion, check_handle, device_of_uuid
 from tilewright_server.memory.shm import OpenedFile, open_attached, open_memfd, open_posix
 from tilewright_server.session.objects import AnyRegion
+from tilewright_server.session.processes import is_known, process_client
 from tilewright_server.session.session import Session
 
 if TYPE_CHECKING:
@@ -65,7 +66,12 @@ def register(
     ``UnsupportedError`` and ``DeviceError``; then nothing stays mapped or open.
     """
     if not isinstance(source, DeviceMemory):
-        return session.register(lambda: _opened(source, nbytes), owner)
+        region = session.register(lambda: _opened(source, nbytes), owner)
+        if isinstance(source, MemoryFile) and not is_known(session.client):
+            proved = process_client(source.pid)  # its memory file proved it
+            if proved is not None:
+                session.identify(proved)
+        return region
     handle = MemoryHandle(source.kind, source.data, nbytes, source.fd, source.offset, source.fds, source.part_bytes)
     check_handle(handle)
     return session.import_region(lambda: _imported(devices, source, handle), owner)

@@ -7,26 +7,27 @@ waits for a client's work but the one that asked for the end.
 
 from __future__ import annotations
 
-import itertools
 import logging
-import secrets
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Sized
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from tilewright_kit.types.errors import AccessError, DeadlineError, InvalidArgumentError, TilewrightError
-from tilewright_server.engine.client import ANONYMOUS, Client
+from tilewright_kit.types.errors import DeadlineError, InvalidArgumentError, TilewrightError
+from tilewright_server.engine.client import Client
 from tilewright_server.memory.buffers import ResidentBuffer
 from tilewright_server.memory.device_regions import DeviceRegion
-from tilewright_server.memory.errors import over_quota, unknown, unknown_session
+from tilewright_server.memory.errors import not_over_tcp, over_quota, unknown, unknown_session
+from tilewright_server.memory.headroom import check_address_space
 from tilewright_server.memory.pinned import Pinned
 from tilewright_server.memory.regions import InodeOwners, Region
 from tilewright_server.memory.shm import OpenedFile
-from tilewright_server.session.bindings import BoundExecution
-from tilewright_server.session.objects import AnyRegion
-from tilewright_server.session.quotas import REMEDIES, Limits
+from tilewright_server.session.bindings import AttachedConnection, BoundExecution
+from tilewright_server.session.objects import AnyRegion, new_id
+from tilewright_server.session.processes import is_known
+from tilewright_server.session.quotas import REMEDIES, Account, Limits, Resource
 from tilewright_server.session.request_cache import Memo
 
 __all__ = ["Session"]
@@ -35,29 +36,6 @@ log = logging.getLogger("tilewright.session.regions")
 
 P = TypeVar("P", bound=Pinned)
 R = TypeVar("R", Region, DeviceRegion)
-_counter = itertools.count(1)
-
-
-def new_id() -> int:
-    """An id that is never zero, cannot be guessed from another and does not come again (until 2**32 more have been
-    given out).
-    """
-    return secrets.randbits(32) << 32 | (next(_counter) & 0xFFFFFFFF) or new_id()
-
-
-class AttachedConnection(Protocol):
-    """A connection of the session that a device serves by itself."""
-
-    @property
-    def device_id(self) -> str: ...
-
-    def publish(self, bound: BoundExecution) -> None:
-        """Make a binding known to the device. Raises ``ResourceExhaustedError``, ``DeviceError``."""
-        ...
-
-    def withdraw(self, bound: BoundExecution) -> None:
-        """End a binding on the device; no launch of it is under way afterwards."""
-        ...
 
 
 class Session:
@@ -73,10 +51,11 @@ class Session:
         local: bool,
         limits: Limits,
         inodes: InodeOwners,
-        client: Client = ANONYMOUS,
+        account: Account,
     ) -> None:
         self.token = token
-        self.client = replace(client, session=token)
+        self.account = account
+        self.client = replace(account.client, session=token)
         self.client_name = client_name
         self.local = local
         """True if the client came over a Unix socket: only then memory can be shared."""
@@ -101,6 +80,13 @@ class Session:
         self._plans: dict[int, tuple[Any, int]] = {}
         self._plan_bytes = 0
 
+    def identify(self, client: Client) -> None:
+        """Charge what the session holds to the process that it has turned out to be of, unless that was known."""
+        if is_known(self.client):
+            return
+        self.account.move(client)
+        self.client = replace(client, session=self.token)
+
     # Plans
 
     def add_plan(self, plan: Any, nbytes: int = 0) -> int:
@@ -109,6 +95,7 @@ class Session:
             self._check_room("plans", self._plans)
             if self._plan_bytes + nbytes > self._limits.plan_bytes:
                 raise over_quota("bytes of plans", self._limits.plan_bytes, "release plans, or prepare smaller ones")
+            self.account.take(Resource.PLANS)
             plan_id = new_id()
             self._plans[plan_id] = (plan, nbytes)
             self._plan_bytes += nbytes
@@ -126,6 +113,7 @@ class Session:
             if released is None:
                 raise unknown("plan", plan_id)
             self._plan_bytes -= released[1]
+            self.account.give(Resource.PLANS)
             self._next_epoch()
 
     # Regions
@@ -133,11 +121,21 @@ class Session:
     def register(self, open_file: Callable[[], OpenedFile], owner: object = None) -> Region:
         """Register the memory file that ``open_file`` opens. Nothing stays open or mapped on any error."""
         self._check_new_region()
-        region = Region(open_file())
+        opened = open_file()
         try:
-            self._inodes.claim(region.inode, self)
+            check_address_space(opened.bytes)
+            self.account.take(Resource.REGION_BYTES, opened.bytes)
         except TilewrightError:
-            region.release()
+            os.close(opened.fd)
+            raise
+        region = None
+        try:
+            region = Region(opened)
+            self._inodes.claim(region.inode, self)
+        except BaseException:
+            self.account.give(Resource.REGION_BYTES, opened.bytes)
+            if region is not None:
+                region.release()
             raise
         return self._adopted(region, owner)
 
@@ -148,12 +146,7 @@ class Session:
 
     def _check_new_region(self) -> None:
         if not self.local:
-            raise AccessError(
-                "shared memory cannot be registered over TCP: the caller cannot be told from any other process",
-                field="source",
-                rule="region_transport",
-                fix="connect over the server's Unix socket, or send operands inline or in resident buffers",
-            )
+            raise not_over_tcp()
         with self._changed:
             self._check_room("regions", self._regions)
 
@@ -192,17 +185,18 @@ class Session:
                 rule="buffer_size",
                 fix="ask for one or more",
             )
+        check_address_space(nbytes)
         taken = takes(nbytes)
         with self._changed:
             self._check_room("buffers", self._buffers)
             if self._buffer_bytes + taken > self._limits.buffer_bytes:
                 raise over_quota("bytes", self._limits.buffer_bytes, "free buffers, or ask for a smaller one")
-            self._buffer_bytes += taken
+            self._charge_buffer(taken)
         try:
             buffer = allocate(nbytes)
         except BaseException:
             with self._changed:
-                self._buffer_bytes -= taken
+                self._discharge_buffer(taken)
             raise
         buffer.taken_bytes = taken
         try:
@@ -211,6 +205,20 @@ class Session:
             self._release(buffer)
             raise
         return buffer
+
+    def _charge_buffer(self, taken: int) -> None:
+        self.account.take(Resource.BUFFERS)
+        try:
+            self.account.take(Resource.BUFFER_BYTES, taken)
+        except TilewrightError:
+            self.account.give(Resource.BUFFERS)
+            raise
+        self._buffer_bytes += taken
+
+    def _discharge_buffer(self, taken: int) -> None:
+        self._buffer_bytes -= taken
+        self.account.give(Resource.BUFFERS)
+        self.account.give(Resource.BUFFER_BYTES, taken)
 
     def free_buffer(self, buffer_id: int, deadline: float | None = None) -> None:
         """As ``unregister``."""
@@ -333,6 +341,7 @@ class Session:
             if self._closed:
                 return
             self._closed = True
+            self.account.give(Resource.PLANS, len(self._plans))
             self._plans.clear()
             free = self._close_items([item for table in self._tables() for item in table.values()])
             watchers = list(self._watchers)
@@ -406,11 +415,12 @@ class Session:
         finally:
             if isinstance(item, Region):
                 self._inodes.drop(item.inode)
+                self.account.give(Resource.REGION_BYTES, item.size)
             elif isinstance(item, BoundExecution):
                 self.unpin(item.objects)
             with self._changed:
                 if isinstance(item, ResidentBuffer):
-                    self._buffer_bytes -= item.taken_bytes
+                    self._discharge_buffer(item.taken_bytes)
                 self._ending.discard(item)
                 self._changed.notify_all()
 

@@ -8,9 +8,9 @@ import time
 from dataclasses import dataclass
 
 from tilewright_server.engine.client import ANONYMOUS, Client
-from tilewright_server.memory.errors import over_quota, unknown_session
+from tilewright_server.memory.errors import unknown_session
 from tilewright_server.memory.regions import InodeOwners
-from tilewright_server.session.quotas import Limits
+from tilewright_server.session.quotas import Account, Limits, Quotas, Resource
 from tilewright_server.session.session import Session
 
 __all__ = ["Sessions", "Usage"]
@@ -35,23 +35,22 @@ class Usage:
 class Sessions:
     """All sessions of the server."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    def __init__(self, limits: Limits | None = None, quotas: Quotas | None = None) -> None:
         self._limits = limits or Limits()
+        self.quotas = quotas or Quotas()
         self._lock = threading.Lock()
         self._sessions: dict[bytes, Session] = {}
         self._inodes = InodeOwners()
 
     def open(self, client_name: str, *, local: bool, client: Client = ANONYMOUS) -> Session:
         """A new session under a random token; ``ResourceExhaustedError`` if there are too many."""
+        token = secrets.token_bytes(TOKEN_BYTES)
+        account = Account(self.quotas, client)
+        account.take(Resource.SESSIONS)
+        session = Session(token, client_name[:MAX_CLIENT_NAME], local, self._limits, self._inodes, account)
         with self._lock:
-            if len(self._sessions) >= self._limits.sessions:
-                raise over_quota(
-                    "sessions", self._limits.sessions, "close clients that are no longer used", retry_after_s=1.0
-                )
-            token = secrets.token_bytes(TOKEN_BYTES)
-            session = Session(token, client_name[:MAX_CLIENT_NAME], local, self._limits, self._inodes, client)
             self._sessions[token] = session
-            return session
+        return session
 
     def find(self, token: bytes) -> Session | None:
         return self._sessions.get(token)
@@ -66,8 +65,10 @@ class Sessions:
     def close(self, session: Session) -> None:
         """End a session. Idempotent."""
         with self._lock:
-            self._sessions.pop(session.token, None)
+            known = self._sessions.pop(session.token, None)
         session.close()
+        if known is not None:
+            session.account.give(Resource.SESSIONS)
 
     def close_all(self, timeout: float) -> bool:
         """End all sessions and wait until their memory is given back; False if work in flight still holds some."""

@@ -72,7 +72,7 @@ class House:
         self.sessions = Sessions()
         self.service = Service(engine, self.sessions, 4096, 8192)
         self.session = self.sessions.open("", local=True)
-        self.server = LocalServer(self.service, folder / "s.sock.local", 8, 4)
+        self.server = LocalServer(self.service, folder / "s.sock.local", 4)
         self.server.start()
 
     def plan(self) -> int:

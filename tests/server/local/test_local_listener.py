@@ -32,18 +32,20 @@ from tilewright_server.local import seqpacket as packets
 from tilewright_server.local.listener import LocalListener, local_path
 from tilewright_server.local.server import LocalServer
 from tilewright_server.service import Service
+from tilewright_server.session.quotas import Quotas, Resource
 from tilewright_server.session.sessions import Sessions
 
 
 class House:
     """A local socket of this very process, with one session."""
 
-    def __init__(self, folder: Path, connections: int = 8, per_session: int = 4) -> None:
+    def __init__(self, folder: Path, connections: int = 18, per_session: int = 4) -> None:
+        """One process may have 8 of 18 connections: some are left to other users, and half of the rest to others."""
         engine: Any = FakeEngine()
-        self.sessions = Sessions()
+        self.sessions = Sessions(quotas=Quotas({Resource.CONNECTIONS: connections}))
         self.service = Service(engine, self.sessions, 4096, 8192)
         self.session = self.sessions.open("", local=True)
-        self.server = LocalServer(self.service, folder / "s.sock.local", connections, per_session)
+        self.server = LocalServer(self.service, folder / "s.sock.local", per_session)
         self.server.start()
 
     def connect(self, token: bytes | None = None) -> Wire:

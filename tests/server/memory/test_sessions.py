@@ -16,9 +16,9 @@ from rpc_harness import MemoryFile, register
 from tilewright_kit.types.errors import AccessError, DeadlineError, NotFoundError, ResourceExhaustedError
 from tilewright_server.memory.buffers import ResidentBuffer
 from tilewright_server.memory.shm import OpenedFile, open_memfd
-from tilewright_server.session.quotas import Limits
+from tilewright_server.session.objects import new_id
+from tilewright_server.session.quotas import Limits, Quotas, Resource
 from tilewright_server.session.request_cache import MEMO_BYTES
-from tilewright_server.session.session import new_id
 from tilewright_server.session.sessions import Sessions
 
 
@@ -32,7 +32,7 @@ def mapped(file: MemoryFile) -> int:
 
 @pytest.fixture
 def sessions() -> Sessions:
-    return Sessions(Limits(sessions=3, regions=2, buffers=2, buffer_bytes=1000, plans=2))
+    return Sessions(Limits(regions=2, buffers=2, buffer_bytes=1000, plans=2), Quotas({Resource.SESSIONS: 6}))
 
 
 @pytest.fixture(params=[True, False], ids=["sealed", "unsealed"])

@@ -15,7 +15,7 @@ from rpc_harness import Client, MemoryFile, ServerProcess
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    process = ServerProcess(tmp_path_factory.mktemp("server"), workers=16, max_streams=8)
+    process = ServerProcess(tmp_path_factory.mktemp("server"), workers=16, max_streams=18)
     yield process
     assert process.stop() == 0, process.log()
     assert "internal error" not in process.log()

@@ -177,8 +177,8 @@ def _indices(shape: tuple[int, ...]) -> Any:
     return itertools.product(*(range(size) for size in shape))
 
 
-def main() -> int:
-    from tilewright_server import settings
+def application() -> Any:
+    """The class of servers of this engine."""
     from tilewright_server.app import Application
 
     class FakeApplication(Application):
@@ -188,7 +188,13 @@ def main() -> int:
         def load_plugins(self) -> Any:
             return SimpleNamespace(startup=lambda _: (), shutdown=lambda _: (), failures=[], loaded=[])
 
-    return FakeApplication(settings.load()).run()
+    return FakeApplication
+
+
+def main() -> int:
+    from tilewright_server import settings
+
+    return int(application()(settings.load()).run())
 
 
 if __name__ == "__main__":

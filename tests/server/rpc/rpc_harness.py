@@ -44,7 +44,9 @@ class ServerProcess:
 
     def __init__(self, folder: Path, command: list[str] | None = None, **settings: Any) -> None:
         self.socket = folder / "s.sock"
-        settings = {"listen": f"unix:{self.socket}", "cache_dir": str(folder / "cache"), **settings}
+        # Without the watchdog, whose connection would show among descriptors and threads.
+        own = {"listen": f"unix:{self.socket}", "cache_dir": str(folder / "cache"), "watchdog_s": 0}
+        settings = own | settings
         env = {key: value for key, value in os.environ.items() if not key.startswith("TILEWRIGHT_")}
         env |= {f"TILEWRIGHT_{name.upper()}": str(value) for name, value in settings.items()}
         self.log_path = folder / "server.log"

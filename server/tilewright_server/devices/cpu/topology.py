@@ -9,7 +9,7 @@ from pathlib import Path
 from tilewright_arch import ArchError, ArchSpec, detect_cpu, load
 from tilewright_kit.types.errors import InvalidArgumentError, UnsupportedError
 
-__all__ = ["Topology", "choose_arch", "find_topology"]
+__all__ = ["Topology", "cgroup_folders", "choose_arch", "find_topology"]
 
 _SYSTEM = Path("/")
 
@@ -96,7 +96,7 @@ def _one_per_core(cpus: list[int], root: Path) -> list[int]:
 def _quota(root: Path) -> float | None:
     """CPUs that the cgroup pays for, the strictest of its ancestors; None without a limit."""
     limits = []
-    for folder in _cgroup_folders(root, "cpu"):
+    for folder in cgroup_folders(root, "cpu"):
         text = _read(folder / "cpu.max")
         if text is not None:
             part, _, period = text.partition(" ")
@@ -110,14 +110,14 @@ def _quota(root: Path) -> float | None:
 def _memory(root: Path) -> int:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limits = []
-    for folder in _cgroup_folders(root, "memory"):
+    for folder in cgroup_folders(root, "memory"):
         text = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes") or ""
         if text.isdigit():
             limits.append(int(text))
     return min([total, *limits])
 
 
-def _cgroup_folders(root: Path, controller: str) -> list[Path]:
+def cgroup_folders(root: Path, controller: str) -> list[Path]:
     """The folders of this process's group and its ancestors, of version 2 and of ``controller`` in version 1."""
     folders: list[Path] = []
     mount = root / "sys/fs/cgroup"

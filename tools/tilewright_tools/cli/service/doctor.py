@@ -69,6 +69,7 @@ def examine() -> Iterator[Finding]:
         "cache": _cache,
         "shared memory": _memory,
         "sockets": _sockets,
+        "limits": _limits,
     }
     for topic, look in looks.items():
         try:
@@ -238,3 +239,14 @@ def _sockets() -> Iterator[Finding]:
     if not os.access(folder, os.W_OK):
         fix = f"tilewright serve --listen unix:{tempfile.gettempdir()}/tilewright.sock"
         yield Finding("socket", "missing", f"{folder} cannot be written, so no socket can be made there", fix)
+
+
+def _limits() -> Iterator[Finding]:
+    from tilewright_server.process_limits import fitted, process_limits
+    from tilewright_server.settings import load
+
+    limits = process_limits()
+    _, lowered = fitted(load(), limits)
+    fix = "raise the limits (ulimit -u, -n, -v, or the container's), or leave the server as small as that"
+    detail = "; ".join([limits.describe(), *lowered])
+    yield Finding("limits", "note" if lowered else "ok", detail, fix if lowered else "")

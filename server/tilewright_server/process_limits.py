@@ -1,0 +1,116 @@
+"""Limits that the system sets for this process, and what the server makes of them."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tilewright_server.devices.cpu.topology import cgroup_folders, find_topology
+from tilewright_server.settings import Settings
+
+__all__ = ["ProcessLimits", "fitted", "process_limits"]
+
+OWN_THREADS = 48
+"""Threads of the server beside those that calls and connections ask for: gRPC's, devices', those there from the start.
+"""
+STACK_BYTES = 8 << 20
+"""Address space of a thread's stack where the system names no other size."""
+SPARE_DESCRIPTORS = 256
+"""Descriptors that sockets of clients never take."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLimits:
+    """Limits in force; None where there is none."""
+
+    threads: int | None
+    """Threads that may still be started."""
+    descriptors: int | None
+    memory_bytes: int
+    """Memory that the machine has, or that the container may use."""
+    address_space_bytes: int | None
+
+    def describe(self) -> str:
+        """One line for logs."""
+        parts = [
+            "threads " + _shown(self.threads),
+            "descriptors " + _shown(self.descriptors),
+            f"memory {self.memory_bytes >> 20} MiB",
+            "address space " + _shown(self.address_space_bytes, 20, " MiB"),
+        ]
+        return ", ".join(parts)
+
+
+def process_limits(root: Path = Path("/")) -> ProcessLimits:
+    """Limits of this process and of the groups that it is in. ``root`` is where ``/proc`` and ``/sys`` are found."""
+    left = [_left_in(folder) for folder in cgroup_folders(root, "pids")]
+    if os.geteuid() != 0:  # does not hold for root
+        own = _soft(resource.RLIMIT_NPROC)
+        left.append(None if own is None else max(0, own - _threads_of_user(root, os.getuid())))
+    return ProcessLimits(
+        threads=min((count for count in left if count is not None), default=None),
+        descriptors=_soft(resource.RLIMIT_NOFILE),
+        memory_bytes=find_topology(root=root).memory_bytes,
+        address_space_bytes=_soft(resource.RLIMIT_AS),
+    )
+
+
+def fitted(settings: Settings, limits: ProcessLimits) -> tuple[Settings, Sequence[str]]:
+    """Settings that these limits allow, and a line on each that had to be lowered."""
+    changes: dict[str, Any] = {}
+    threads = limits.threads
+    if limits.address_space_bytes is not None:
+        stack = _soft(resource.RLIMIT_STACK) or STACK_BYTES
+        room = limits.address_space_bytes // 4 // stack
+        threads = room if threads is None else min(threads, room)
+        _lower(changes, settings, "region_bytes", limits.address_space_bytes // 2)
+    if threads is not None:
+        spare = max(0, threads - OWN_THREADS)
+        _lower(changes, settings, "workers", max(4, spare // 4))
+        _lower(changes, settings, "local_connections", max(8, spare // 4))
+    if limits.descriptors is not None:
+        spare = max(0, limits.descriptors - SPARE_DESCRIPTORS)
+        _lower(changes, settings, "local_connections", max(8, spare // 4))
+    budget = min(limits.memory_bytes, limits.address_space_bytes or limits.memory_bytes) // 8
+    for name in ("receive_bytes", "request_bytes", "unread_bytes"):
+        _lower(changes, settings, name, max(settings.message_limit, budget))
+    told = [f"{name} is {value} instead of {getattr(settings, name)}" for name, value in changes.items()]
+    return (replace(settings, **changes) if changes else settings), told
+
+
+def _lower(changes: dict[str, Any], settings: Settings, name: str, most: int) -> None:
+    if most < changes.get(name, getattr(settings, name)):
+        changes[name] = most
+
+
+def _soft(limit: int) -> int | None:
+    soft = resource.getrlimit(limit)[0]
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _left_in(group: Path) -> int | None:
+    """Processes and threads that a control group may still start."""
+    try:
+        most, now = ((group / name).read_text().strip() for name in ("pids.max", "pids.current"))
+    except OSError:
+        return None
+    return max(0, int(most) - int(now)) if most.isdigit() and now.isdigit() else None
+
+
+def _threads_of_user(root: Path, uid: int) -> int:
+    count = 0
+    for status in (root / "proc").glob("[0-9]*"):
+        try:
+            if status.stat().st_uid == uid:
+                count += sum(1 for _ in (status / "task").iterdir())
+        except OSError:  # noqa: PERF203 - processes come and go
+            continue
+    return count
+
+
+def _shown(value: int | None, shift: int = 0, unit: str = "") -> str:
+    return "unlimited" if value is None else f"{value >> shift}{unit}"

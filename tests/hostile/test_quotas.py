@@ -1,0 +1,165 @@
+"""No process takes all of anything: another one always finds room."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from hostile_servers import WAIT_S, bystander_lives
+from local_harness import HELLO, Wire
+from rpc_harness import Client, MemoryFile, ServerProcess, detail_of, eventually, inline, refused
+
+from tilewright_proto.v1 import dispatch_pb2 as dp
+from tilewright_proto.v1 import memory_pb2 as mp
+from tilewright_proto.v1 import tensor_pb2 as tp
+
+RETURNED = tp.Location(return_inline=tp.ReturnInline())
+
+
+def another_process_lives(address: str) -> None:
+    """The library, in a process of its own, opens a session with its local connection."""
+    code = "import sys, tilewright; client = tilewright.connect(sys.argv[1]); client.close(); print('lives')"
+    done = subprocess.run([sys.executable, "-c", code, address], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "lives\n", done.stderr
+
+
+def test_one_process_cannot_have_all_sessions(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path, max_sessions=64) as server, contextlib.ExitStack() as clients:
+        address = server.addresses[0]
+        attacker = clients.enter_context(Client(address))
+        leases = []
+        with pytest.raises(grpc.RpcError) as error:
+            for _ in range(64):
+                leases.append(attacker.memory.OpenSession(mp.OpenSessionRequest(), timeout=60))
+                next(leases[-1])
+        detail = detail_of(error.value)
+        assert (detail.rule, detail.field, detail.value) == ("quota", "sessions", "64")
+        assert detail.retry_after_ms and len(leases) == 28
+        another_process_lives(address)
+        for lease in leases:
+            lease.cancel()
+        bystander = clients.enter_context(Client(address, session=False))
+        assert eventually(lambda: opens(bystander))
+
+
+def opens(client: Client) -> bool:
+    lease = client.memory.OpenSession(mp.OpenSessionRequest(), timeout=WAIT_S)
+    try:
+        return bool(next(lease).opened.session)
+    except grpc.RpcError:
+        return False
+    finally:
+        lease.cancel()
+
+
+def test_one_process_cannot_have_all_streams(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path, max_streams=32) as server, Client(server.addresses[0]) as attacker:
+        hold = threading.Event()
+        request = attacker.execution(attacker.plan(4), inline(bytes(16)), RETURNED)
+
+        def requests(first: bool) -> Iterator[dp.ExecuteRequest]:
+            if first:
+                yield request
+            hold.wait(60)
+
+        # Streams that say nothing give way to new ones, streams in use do not.
+        silent = [attacker.dispatch.ExecuteStream(requests(False)) for _ in range(40)]
+        assert eventually(lambda: sum(stream.done() for stream in silent) == 40 - 14)
+        used = [attacker.dispatch.ExecuteStream(requests(True)) for _ in range(14)]
+        for stream in used:
+            assert next(stream).results
+        assert eventually(lambda: all(stream.done() for stream in silent))
+        with refused("resource_exhausted", "quota"):
+            next(attacker.dispatch.ExecuteStream(requests(True)))
+        another_process_lives(server.addresses[0])
+        hold.set()
+        for stream in used:
+            assert list(stream) == []
+
+
+def test_one_process_cannot_have_all_local_connections(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path, local_connections=64) as server, Client(server.addresses[0]) as client:
+        path = client.opened.local_socket
+        wires = [Wire(path) for _ in range(28)]
+        with Wire(path) as late:
+            answer = late.receive()
+            assert answer is not None and answer.error is not None
+            assert (answer.error.rule, answer.error.field, answer.error.value) == ("quota", "connections", "64")
+        another_process_lives(server.addresses[0])
+        for wire in wires:
+            wire.close()
+        assert eventually(lambda: greets(path, client.token))
+
+
+def greets(path: str, token: bytes) -> bool:
+    with Wire(path) as wire:
+        try:
+            return wire.ask(HELLO, 1, token).error is None
+        except OSError:
+            return False
+
+
+def test_sparse_memory_does_not_fill_the_address_space(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path, region_bytes=1 << 40) as server, Client(server.addresses[0]) as client:
+        files = []
+        try:
+            with refused("resource_exhausted", "quota") as details:
+                for _ in range(16):
+                    files.append(SparseFile(1 << 36))
+                    client.register(files[-1])  # type: ignore[arg-type]
+            assert details[0].field == "region_bytes"
+            assert len(files) == 8  # seven are half of seven eighths of 16
+            bystander_lives(server.addresses[0])
+            another_process_lives(server.addresses[0])
+        finally:
+            for file in files:
+                file.close()
+        client.close()
+        assert eventually(lambda: server.regions() == (0, 0))
+
+
+class SparseFile(MemoryFile):
+    """Sealed, and with no page of its own."""
+
+    def __init__(self, nbytes: int) -> None:
+        super().__init__(4096, sealed=False)
+        self.nbytes = nbytes
+        os.ftruncate(self.fd, nbytes)
+        fcntl.fcntl(self.fd, 1033, 1 | 2)
+
+
+def test_a_process_that_calls_too_often_is_told_so(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path, call_rate=20) as server, Client(server.addresses[0]) as client:
+        with refused("resource_exhausted", "quota") as details:
+            for _ in range(200):
+                client.status()
+        assert details[0].field == "call_rate" and 0 < details[0].retry_after_ms <= 50
+        another_process_lives(server.addresses[0])
+        assert eventually(lambda: calls(client))
+
+
+def calls(client: Client) -> bool:
+    try:
+        client.status()
+    except grpc.RpcError:
+        return False
+    return True
+
+
+def test_who_connects_and_says_nothing_is_let_go(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path) as server, Client(server.addresses[0]) as client:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+            silent.connect(client.opened.local_socket)
+            silent.settimeout(WAIT_S)
+            assert silent.recv(4096)  # the error
+            assert not silent.recv(4096)
+        bystander_lives(server.addresses[0])

@@ -1,0 +1,87 @@
+"""A server that answers nobody ends, with a reason; one that is stopped, slow or busy goes on."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+from hostile_servers import RUN, WAIT_S, bystander_lives, channel, silent_calls
+from rpc_harness import Client, ServerProcess, inline
+
+from tilewright_proto.v1 import tensor_pb2 as tp
+from tilewright_server.rpc.watchdog import EXIT_STATUS, Watchdog
+
+STUCK = [sys.executable, str(Path(__file__).with_name("stuck_server.py"))]
+
+
+def test_a_server_that_answers_nobody_ends_with_a_reason(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path, STUCK, watchdog_s=2) as server:
+        bystander_lives(server.addresses[0])
+        server.signal(signal.SIGUSR1)
+        assert server.wait(30) == EXIT_STATUS
+        assert "no answer to the health check" in server.log()
+        assert "Thread 0x" in server.log()  # where each thread was
+
+
+def test_a_server_that_was_stopped_goes_on(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path, watchdog_s=1) as server:
+        bystander_lives(server.addresses[0])
+        for _ in range(2):
+            server.signal(signal.SIGSTOP)
+            time.sleep(1.6)  # more than it may be silent
+            server.signal(signal.SIGCONT)
+            bystander_lives(server.addresses[0])
+        assert server.stop() == 0, server.log()
+
+
+def test_a_server_under_load_goes_on(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path, watchdog_s=4, workers=4) as server, Client(server.addresses[0]) as client:
+        hold = threading.Event()
+        with channel(server.addresses[0]) as way:
+            silent = silent_calls(way, RUN, 100, hold)
+            request = client.execution(
+                client.plan(4, seconds=0.05), inline(bytes(16)), tp.Location(return_inline=tp.ReturnInline())
+            )
+            asked = silent_calls(way, "/grpc.health.v1.Health/Check", 40, hold)
+            for _ in range(4):  # of a second and a half each
+                calls = [client.dispatch.Execute.future(request) for _ in range(30)]
+                assert all(call.result(WAIT_S) for call in calls)
+            hold.set()
+            for call in (*silent, *asked):
+                call.cancel()
+        assert server.stop() == 0, server.log()
+
+
+def test_a_watchdog_that_is_stopped_ends_nothing(tmp_path: Path) -> None:
+    ended: list[str] = []
+    watchdog = Watchdog(f"unix:{tmp_path}/nobody", 0.2, ended.append)
+    watchdog.start()
+    watchdog.stop()
+    watchdog._thread.join(10)
+    assert not watchdog._thread.is_alive() and ended == []
+
+
+def test_a_watchdog_says_what_it_heard(tmp_path: Path) -> None:
+    ended: list[str] = []
+    heard = threading.Event()
+    watchdog = Watchdog(f"unix:{tmp_path}/nobody", 0.4, lambda reason: (ended.append(reason), heard.set()))  # type: ignore[func-returns-value]
+    watchdog.start()
+    assert heard.wait(20)
+    assert "nobody" in ended[0] and "UNAVAILABLE" in ended[0]
+
+
+def test_a_watchdog_is_answered_by_a_server_that_drains(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path, watchdog_s=1) as server, Client(server.addresses[0]) as client:
+        plan = client.plan(4, seconds=2.5)
+        request = client.execution(plan, inline(bytes(16)), tp.Location(return_inline=tp.ReturnInline()))
+        call = client.dispatch.Execute.future(request)
+        with pytest.raises(grpc.FutureTimeoutError):
+            call.result(0.3)
+        server.signal(signal.SIGTERM)
+        assert call.result(WAIT_S).results
+        assert server.wait() == 0
