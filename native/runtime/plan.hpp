@@ -6,7 +6,7 @@
 
 namespace tw {
 
-// What a kind of device does with the functions of a plan. One for each kind, without state of plans.
+// Functions of a kind of device for plans. One for each kind, without state of plans.
 struct Device {
   // Loads what `plan` needs for the current context: fills in `loaded`.
   tw_status (*load)(tw_plan* plan, struct Loaded** loaded);

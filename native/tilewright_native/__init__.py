@@ -5,7 +5,10 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-__all__ = ["include_dir", "library_path"]
+__all__ = ["LIBRARY", "include_dir", "library_path"]
+
+LIBRARY = Path(__file__).resolve().parent / "libtilewright.so"
+"""The shared library of ``tilewright.h``; ``python -m tilewright_native.build`` makes it."""
 
 
 @cache
@@ -24,7 +27,6 @@ def include_dir() -> Path:
 def library_path() -> Path:
     """The shared library of ``tilewright.h``, which lies in this package. Raises ``FileNotFoundError`` where it was not
     built."""
-    found = Path(__file__).resolve().parent / "libtilewright.so"
-    if not found.is_file():
-        raise FileNotFoundError("libtilewright.so was not built")
-    return found
+    if not LIBRARY.is_file():
+        raise FileNotFoundError("libtilewright.so was not built: run `python -m tilewright_native.build`")
+    return LIBRARY
