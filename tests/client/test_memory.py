@@ -1,4 +1,5 @@
 import gc
+import os
 import threading
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 import tilewright as tw
 from tilewright.dispatch.operands import address_of
+from tilewright.session import regions
 from tilewright.session.available_memory import available
 from tilewright.session.free_ranges import GRAIN, FreeList
 from tilewright.session.regions import PAGE, Pool
@@ -104,13 +106,42 @@ def test_arrays_outlive_the_pool() -> None:
 
 
 def test_segments_cannot_be_shrunk() -> None:
-    import os
-
     pool = Pool(1 << 20)
     array = pool.empty((4,), FP32)
     segment, _ = pool.find(address_of(array), 4) or pytest.fail("not found")
     with pytest.raises(PermissionError):
         os.ftruncate(segment.fd, 0)
+    pool.close()
+
+
+UNKNOWN_ADVICE = 9999
+"""Advice that no kernel knows, as an old kernel does not know the advice to populate."""
+
+
+@pytest.mark.parametrize("old_kernel", [False, True])
+def test_pages_of_an_array_are_there_before_it_is_shared(old_kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if old_kernel:
+        monkeypatch.setattr(regions, "_POPULATE_WRITE", UNKNOWN_ADVICE)
+    pool = Pool(16 << 20)
+    for shape in ((5,), (1 << 20,), (5 << 20,)):  # the last is in a segment of its own
+        array = pool.empty(shape, FP32)
+        segment, offset = pool.find(address_of(array), array.nbytes) or pytest.fail("not found")
+        assert segment.touched >= offset + array.nbytes
+        assert os.fstat(segment.fd).st_blocks * 512 >= segment.touched
+    pool.close()
+
+
+def test_an_array_whose_pages_cannot_be_had_is_refused_and_its_range_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regions, "_POPULATE_WRITE", UNKNOWN_ADVICE)
+    pool = Pool(16 << 20)
+    array = pool.empty((4,), FP32)
+    segment, _ = pool.find(address_of(array), 4) or pytest.fail("not found")
+    used = pool.used_bytes
+    segment.close()
+    with pytest.raises(tw.ResourceExhaustedError) as caught:
+        pool.empty((2 << 20,), FP32)
+    assert caught.value.rule == "shared_memory"
+    assert pool.used_bytes == used
     pool.close()
 
 

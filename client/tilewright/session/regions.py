@@ -7,7 +7,6 @@ costs no page faults). Nothing here talks to a server.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import math
 import mmap
@@ -74,14 +73,28 @@ class Segment:
         return made
 
     def populate(self, end: int) -> None:
-        """Fault in all pages up to ``end`` in one go, which is much faster than one by one on first use."""
+        """Fault in all pages up to ``end`` in one go, which is much faster than one by one on first use.
+
+        The system charges a page of shared memory to the process that touches it first: pages that were missing would
+        count as the server's, once it writes results there. Raises ``ResourceExhaustedError`` if the system has none.
+        """
         if end <= self.touched:
             return
         end = min(round_up(end, HUGE), self.size)
         start = self.touched // PAGE * PAGE
-        # An old kernel, or no memory left: pages then come on first use.
-        with contextlib.suppress(OSError, ValueError):
+        try:
             self._map.madvise(_POPULATE_WRITE, start, end - start)
+        except OSError:  # an old kernel, or no memory
+            try:
+                os.posix_fallocate(self.fd, start, end - start)
+            except OSError as error:
+                raise ResourceExhaustedError(
+                    f"cannot have {end - start} bytes of shared memory: {error.strerror}",
+                    field="nbytes",
+                    value=end - start,
+                    rule="shared_memory",
+                    fix="free arrays, or give the machine or the container more memory",
+                ) from None
         self.touched = end
 
     def close(self) -> None:
@@ -122,7 +135,11 @@ class Pool:
             raise too_large("shape", shape)
         with self._lock:
             segment, offset = self._take(nbytes)
-            segment.populate(offset + nbytes)
+            try:
+                segment.populate(offset + nbytes)
+            except ResourceExhaustedError:
+                segment.free_list.free(offset)
+                raise
         array = segment.array(shape, dtype, offset)
         # The finalizer may run at any moment in any thread, inside this very pool too: it only leaves a note.
         weakref.finalize(array, self._freed.append, (segment, offset)).atexit = False
