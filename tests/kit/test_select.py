@@ -10,7 +10,7 @@ import pytest
 import toy
 
 from tilewright_kit.contract.device import DeviceInfo
-from tilewright_kit.contract.operation import Prediction
+from tilewright_kit.contract.operation import Candidates, Prediction
 from tilewright_kit.contract.problem import OperationRequest
 from tilewright_kit.selection.candidates import shortlist
 from tilewright_kit.selection.explain import explain
@@ -137,6 +137,22 @@ def test_an_explanation_tells_a_kernel_that_was_merely_not_proposed(device: Devi
     lazy = operation(candidates=lambda self, problem, device: OPERATION.candidates(problem, device)[:1])
     explanation = explain(lazy, problem_of(), device, FirstFit())
     assert any(item.violations[0].rule == "not_proposed" for item in explanation.refused)
+
+
+@pytest.mark.parametrize("strategy", [FirstFit(), Heuristic()], ids=["first_fit", "heuristic"])
+def test_an_explanation_predicts_no_kernel_twice(device: DeviceInfo, strategy: Strategy) -> None:
+    predicted: list[str] = []
+
+    def predict(self: Any, problem: Any, config: toy.ToyConfig, device: DeviceInfo) -> Prediction:
+        predicted.append(config.name)
+        return toy.ToyOperation.predict(self, problem, config, device)
+
+    def candidates(self: Any, problem: Any, device: DeviceInfo) -> Any:
+        found = toy.ToyOperation.candidates(self, problem, device)
+        return Candidates(found, (self.predict(problem, config, device) for config in found))
+
+    told = explain(operation(predict=predict, candidates=candidates), problem_of(), device, strategy).candidates
+    assert told and sorted(predicted) == sorted(item.config.name for item in told)
 
 
 def test_an_explanation_tells_what_the_strategy_refused(device: DeviceInfo) -> None:

@@ -4,8 +4,10 @@ cache.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
+import signal
 import threading
 import time
 from collections import OrderedDict
@@ -20,6 +22,7 @@ from tilewright_kit.contract.source import SourceUnit
 from tilewright_kit.types.errors import (
     BuildFailedError,
     InternalError,
+    ResourceExhaustedError,
     TilewrightError,
     UnavailableError,
     UnsupportedError,
@@ -36,6 +39,15 @@ log = logging.getLogger(__name__)
 
 _FAILURES_KEPT = 1024
 _OTHER_PROCESS_POLL_S = 0.02
+_BACKOFF_S = (0.2, 1.0)
+"""Pauses before a build that failed from outside is tried again."""
+_RETRY_AFTER_S = 5.0
+"""Advice to a caller whose build failed from outside each time."""
+_SIGNALS_FROM_OUTSIDE = tuple(
+    f"signal {number.value}" for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+)
+_WORDS_FROM_OUTSIDE = ("Killed signal terminated program", "Terminated signal terminated program", "out of memory")
+"""Reports of GCC's and Clang's drivers that a child was killed, and of compilers that got no memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,8 +257,7 @@ class BuildPool:
         with self._lock:
             del self._active[build.key]
             self._failures.pop(build.key, None)
-            # Only what the compiler said of the source will be the same next time; a full disk or a kill from outside
-            # will not.
+            # Only what the compiler said of the source will be the same next time.
             if isinstance(error, BuildFailedError) and error.rule != "compiler_aborted":
                 self._failures[build.key] = (error, time.monotonic() + self.options.failure_ttl_s)
                 while len(self._failures) > _FAILURES_KEPT:
@@ -267,7 +278,7 @@ class BuildPool:
                 raise UnavailableError("the server is shutting down", rule="shutdown", fix="use another server")
             build.enter("building")
             begin = time.monotonic_ns()
-            self._compile(build.key, unit, arch)
+            self._compile_patiently(build.key, unit, arch)
             return "built", time.monotonic_ns() - begin
         finally:
             self.cache.end_build(build.key, lock)
@@ -284,6 +295,27 @@ class BuildPool:
             if self._abort.wait(_OTHER_PROCESS_POLL_S):
                 raise UnavailableError("the server is shutting down", rule="shutdown", fix="use another server")
         return lock
+
+    def _compile_patiently(self, key: str, unit: SourceUnit, arch: ArchSpec) -> None:
+        """Compile; again, after a pause, if the failure came from outside.
+
+        Raises what the compiler said of the source, or ``UnavailableError`` or ``ResourceExhaustedError`` if something
+        outside failed it each time. A compiler that took too long is not tried again: it has had its time.
+        """
+        pauses = iter(_BACKOFF_S)
+        while True:
+            try:
+                self._compile(key, unit, arch)
+                return
+            except (BuildFailedError, ResourceExhaustedError, OSError) as raised:
+                error = _from_outside(unit.name, raised)
+                if error is None:
+                    raise
+                pause = next(pauses, None)
+                if self._abort.is_set() or pause is None or error.rule == "compiler_hung":
+                    raise error from raised
+                log.warning("building %s again in %g s: %s", unit.name, pause, error)
+            self._abort.wait(pause)
 
     def _compile(self, key: str, unit: SourceUnit, arch: ArchSpec) -> None:
         toolchain = self.toolchain(unit.language)
@@ -303,6 +335,34 @@ class BuildPool:
                 )
             self.cache.publish(unit, meta, binary, compiled.log, staging)
         self._budget.added(len(binary) + len(unit.text) + len(compiled.log))
+
+
+def _from_outside(name: str, error: BuildFailedError | ResourceExhaustedError | OSError) -> TilewrightError | None:
+    """The error of a failure that says nothing about the source; None if it was the compiler's word on it."""
+    if isinstance(error, ResourceExhaustedError):
+        return error
+    if isinstance(error, OSError):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE):
+            return None
+        return ResourceExhaustedError(
+            f"the server ran out of something while it built {name}: {error.strerror}",
+            value=errno.errorcode[error.errno],
+            rule="build_resources",
+            fix="free disk space, memory, processes or descriptors on the server's machine, and try again",
+            retry_after_s=_RETRY_AFTER_S,
+        )
+    killed = error.rule == "compiler_killed" and error.value in _SIGNALS_FROM_OUTSIDE
+    starved = error.rule == "compiler_failed" and any(words in error.log_tail for words in _WORDS_FROM_OUTSIDE)
+    if not (killed or starved or error.rule == "compiler_hung"):
+        return None
+    return UnavailableError(
+        error.reason if not starved else f"the compiler was killed or got no memory while it built {name}",
+        value=error.value,
+        rule="compiler_hung" if error.rule == "compiler_hung" else "compiler_killed",
+        fix="try again; if it stays so, give the machine more memory, build with fewer workers, or allow more time",
+        log_tail=error.log_tail,
+        retry_after_s=_RETRY_AFTER_S,
+    )
 
 
 def _meta(

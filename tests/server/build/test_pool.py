@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -23,9 +24,11 @@ from tilewright_kit.types.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from tilewright_native import include_dir
 from tilewright_server.build.cache.artifacts import ArtifactCache
 from tilewright_server.build.pool import BuildEvent, BuildPool, PoolOptions
 from tilewright_server.build.toolchains.toolchain import CpuToolchain
+from tilewright_server.build.workers.process import Limits
 from tilewright_server.engine.call import Call
 
 Unit = Callable[..., SourceUnit]
@@ -142,6 +145,88 @@ def test_full_disk_is_not_remembered_against_the_kernel(pool: BuildPool, fake, u
     assert isinstance(failure(pool, unit(), arch), ResourceExhaustedError)
     flag.unlink()
     assert build(pool, unit(), arch) == "built"
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "kill -KILL $$",
+        "kill -TERM $$",
+        "exit 137",
+        "exit 143",
+        "echo 'g++: fatal error: Killed signal terminated program cc1plus'; exit 1",
+        "echo 'cc1plus: out of memory allocating 65536 bytes'; exit 1",
+    ],
+)
+def test_kill_from_outside_is_retried_and_not_remembered(
+    pool: BuildPool, fake, unit: Unit, arch: ArchSpec, end: str
+) -> None:
+    good = fake.path.read_text().splitlines()[-1]
+    flag = fake.path.with_name("flag")
+    flag.touch()
+    fake.behave(f"if [ -e {flag} ]; then {end}; fi\n{good}")
+    error = failure(pool, unit(), arch)
+    assert isinstance(error, UnavailableError)
+    assert (error.rule, bool(error.retry_after_s)) == ("compiler_killed", True)
+    assert fake.calls == 3
+    flag.unlink()
+    assert build(pool, unit(), arch) == "built"
+    assert fake.calls == 4
+
+
+def test_compiler_killed_once_costs_the_caller_nothing_but_time(
+    pool: BuildPool, fake, unit: Unit, arch: ArchSpec
+) -> None:
+    good = fake.path.read_text().splitlines()[-1]
+    flag = fake.path.with_name("flag")
+    flag.touch()
+    fake.behave(f"if [ -e {flag} ]; then rm {flag}; kill -KILL $$; fi\n{good}")
+    assert build(pool, unit(), arch) == "built"
+    assert fake.calls == 2
+
+
+@pytest.mark.parametrize("end", ["kill -SEGV $$", "exit 139", "echo 'error: Killed is not declared'; exit 1"])
+def test_crash_and_refusal_of_the_compiler_are_its_word_on_the_source(
+    pool: BuildPool, fake, unit: Unit, arch: ArchSpec, end: str
+) -> None:
+    fake.behave(end)
+    assert isinstance(failure(pool, unit(), arch), BuildFailedError)
+    assert isinstance(failure(pool, unit(), arch), BuildFailedError)
+    assert fake.calls == 1
+
+
+def test_compiler_that_took_too_long_is_asked_once_and_not_remembered(
+    cache: ArtifactCache, fake, unit: Unit, arch: ArchSpec
+) -> None:
+    toolchain = CpuToolchain([include_dir()], compiler=str(fake.path), limits=Limits(timeout_s=0.3))
+    pool = BuildPool(cache, {"c++": toolchain})
+    fake.behave("sleep 60")
+    for calls in (1, 2):
+        error = failure(pool, unit(), arch)
+        assert isinstance(error, UnavailableError)
+        assert error.rule == "compiler_hung"
+        assert fake.calls == calls
+    pool.close()
+
+
+def test_server_without_descriptors_or_disk_tries_again(
+    pool: BuildPool, fake, unit: Unit, arch: ArchSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = pool.cache.files.make_dir
+    reasons = [errno.ENOSPC, errno.EMFILE]
+
+    def make_dir(path: Path) -> None:
+        if path.name == "work" and reasons:
+            number = reasons.pop()
+            raise OSError(number, os.strerror(number))
+        real(path)
+
+    monkeypatch.setattr(pool.cache.files, "make_dir", make_dir)
+    assert build(pool, unit(), arch) == "built"
+    reasons.extend([errno.ENOSPC] * 3)
+    error = failure(pool, unit(7), arch)
+    assert isinstance(error, ResourceExhaustedError)
+    assert (error.rule, error.value) == ("build_resources", "ENOSPC")
 
 
 def test_deadline_of_one_waiter_does_not_end_the_build(pool: BuildPool, fake, unit: Unit, arch: ArchSpec) -> None:

@@ -19,7 +19,8 @@ import tilewright_arch
 from tilewright_kit.commands.cases import Case
 from tilewright_kit.config.kernel_config import KernelConfig
 from tilewright_kit.contract.device import DeviceInfo
-from tilewright_kit.contract.operation import Operation
+from tilewright_kit.contract.operation import Candidates, Operation
+from tilewright_kit.contract.problem import Problem
 from tilewright_kit.loading.loader import PluginManager
 from tilewright_kit.selection.measured import Measured
 from tilewright_kit.selection.measurements import Measurement
@@ -85,6 +86,8 @@ def evaluate(results: Sequence[Result], operation: Operation[Any, Any], device: 
         )
     scores: dict[str, list[float]] = {}
     for case in usable:
+        problem = operation.parse(case.request())
+        kernels = Candidates(times[case], (operation.predict(problem, config, device) for config in times[case]))
         others = [row for other, found in rows.items() if other != case for row in found]
         shipped = [row for group in best_rows(others, TOP) for row in group]
         strategies: Mapping[str, Strategy] = {
@@ -93,19 +96,19 @@ def evaluate(results: Sequence[Result], operation: Operation[Any, Any], device: 
             "measured, shipped": Measured([_Without(shipped)]),
         }
         for name, strategy in strategies.items():
-            scores.setdefault(name, []).append(_efficiency(strategy, operation, case, times[case], device))
+            scores.setdefault(name, []).append(_efficiency(strategy, operation, problem, kernels, times[case], device))
     return [Score(name, tuple(sorted(found))) for name, found in scores.items()]
 
 
 def _efficiency(
     strategy: Strategy,
     operation: Operation[Any, Any],
-    case: Case,
+    problem: Problem,
+    kernels: Candidates[KernelConfig],
     times: Mapping[KernelConfig, float],
     device: DeviceInfo,
 ) -> float:
-    problem = operation.parse(case.request())
-    ranked = strategy.rank(operation, problem, list(times), device)
+    ranked = strategy.rank(operation, problem, kernels, device)
     # A strategy may add kernels that were not measured here; then its first measured one counts.
     chosen = next(times[item.config] for item in ranked if item.config in times)
     return min(times.values()) / chosen

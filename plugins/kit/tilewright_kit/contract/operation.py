@@ -17,7 +17,7 @@ from tilewright_kit.contract.problem import OperationRequest, Problem
 from tilewright_kit.contract.source import SourceUnit
 from tilewright_kit.kernel_sets.declare import KernelSet
 
-__all__ = ["Candidates", "Operation", "Prediction"]
+__all__ = ["Candidates", "Operation", "Prediction", "predictions_of"]
 
 P = TypeVar("P", bound=Problem)
 C = TypeVar("C", bound=KernelConfig)
@@ -52,6 +52,12 @@ class Candidates(tuple[C, ...]):
         """The candidates that are usable."""
         pairs = [(config, made) for config, made in zip(self, self.predictions, strict=True) if usable(config)]
         return Candidates((config for config, _ in pairs), (made for _, made in pairs))
+
+
+def predictions_of(candidates: Sequence[C]) -> dict[C, Prediction]:
+    """The predictions that candidates came with; those of other sequences are still to be made."""
+    known = zip(candidates, candidates.predictions, strict=True) if isinstance(candidates, Candidates) else ()
+    return {config: prediction for config, prediction in known if prediction is not None}
 
 
 class Operation(Protocol[P, C]):

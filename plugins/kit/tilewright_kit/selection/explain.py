@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -12,7 +12,7 @@ from tilewright_kit.config.kernel_config import KernelConfig
 from tilewright_kit.config.naming import KernelKey
 from tilewright_kit.config.rules import Violation
 from tilewright_kit.contract.device import DeviceInfo
-from tilewright_kit.contract.operation import Operation, Prediction
+from tilewright_kit.contract.operation import Operation, Prediction, predictions_of
 from tilewright_kit.contract.problem import Problem
 from tilewright_kit.selection.strategies import Ranked, Strategy
 from tilewright_kit.types.errors import TilewrightError
@@ -109,7 +109,7 @@ def explain(
     ``limit`` bounds the refusals that are spelled out. A refusal of the strategy itself (a kernel that the caller named
     cannot run, for instance) is told in ``decided`` and not raised.
     """
-    offered = tuple(operation.candidates(problem, device))
+    offered = operation.candidates(problem, device)
     ranked: tuple[Ranked, ...] = ()
     decided = ""
     try:
@@ -144,10 +144,10 @@ def _candidates(
     operation: Operation[Any, Any],
     problem: Problem,
     device: DeviceInfo,
-    offered: tuple[KernelConfig, ...],
+    offered: Sequence[KernelConfig],
     ranked: tuple[Ranked, ...],
 ) -> tuple[Candidate, ...]:
-    placed = {item.config for item in ranked}
+    placed, known = {item.config for item in ranked}, predictions_of(offered)
     rows = [(item.config, place, item.reason, item.prediction) for place, item in enumerate(ranked, 1)]
     rows += [(config, 0, "not ranked by the strategy", None) for config in offered if config not in placed]
     return tuple(
@@ -156,7 +156,7 @@ def _candidates(
             config,
             place,
             reason,
-            prediction or operation.predict(problem, config, device),
+            prediction or known.get(config) or operation.predict(problem, config, device),
         )
         for config, place, reason, prediction in rows
     )

@@ -13,7 +13,7 @@ from tilewright_kit.config.naming import KernelKey
 from tilewright_kit.config.rules import Violation
 from tilewright_kit.contract.abilities import RejectsDevices
 from tilewright_kit.contract.device import DeviceInfo
-from tilewright_kit.contract.operation import Candidates, Operation, Prediction
+from tilewright_kit.contract.operation import Operation, Prediction, predictions_of
 from tilewright_kit.contract.problem import Problem
 from tilewright_kit.types.errors import ConfigInvalidError, NotFoundError, UnsupportedError
 
@@ -62,11 +62,8 @@ class Heuristic:
     def rank(
         self, operation: Operation[Any, Any], problem: Problem, candidates: Sequence[KernelConfig], device: DeviceInfo
     ) -> Sequence[Ranked]:
-        known = candidates.predictions if isinstance(candidates, Candidates) else (None,) * len(candidates)
-        predicted = [
-            (config, made or operation.predict(problem, config, device))
-            for config, made in zip(candidates, known, strict=True)
-        ]
+        known = predictions_of(candidates)
+        predicted = [(config, known.get(config) or operation.predict(problem, config, device)) for config in candidates]
 
         def order(item: tuple[KernelConfig, Prediction]) -> tuple[bool, float, str]:
             seconds = item[1].seconds

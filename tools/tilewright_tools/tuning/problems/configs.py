@@ -11,7 +11,7 @@ from typing import Any
 from tilewright_kit.config.kernel_config import KernelConfig
 from tilewright_kit.contract.abilities import Tunable
 from tilewright_kit.contract.device import DeviceInfo
-from tilewright_kit.contract.operation import Operation
+from tilewright_kit.contract.operation import Candidates, Operation, predictions_of
 from tilewright_kit.contract.problem import Problem
 from tilewright_kit.kernel_sets.declare import KernelSet
 from tilewright_kit.selection.strategies import Heuristic
@@ -40,7 +40,8 @@ def choose_configs(
     pattern over names; ``limit`` keeps the first. Raises ``NotFoundError`` for an unknown set,
     ``InvalidArgumentError`` for a damaged file.
     """
-    candidates: list[KernelConfig] = list(operation.candidates(problem, device))
+    candidates: Sequence[KernelConfig] = operation.candidates(problem, device)
+    known = predictions_of(candidates)
     pool: dict[KernelConfig, None] = {}
     if wanted in ("candidates", "all"):
         pool.update(dict.fromkeys(candidates))
@@ -56,7 +57,8 @@ def choose_configs(
         and operation.rules.allows(config, device.arch)
         and not operation.mismatches(problem, config, device)
     ]
-    ranked = [item.config for item in Heuristic().rank(operation, problem, usable, device)]
+    predicted = Candidates(usable, (known.get(config) for config in usable))
+    ranked = [item.config for item in Heuristic().rank(operation, problem, predicted, device)]
     return ranked[:limit] if limit else ranked
 
 
