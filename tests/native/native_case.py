@@ -238,5 +238,7 @@ def compare(config: Config, got: Array, want: Array, magnitude: Array, sizes: Si
     if norm > 0 and config.c != "int32":
         simple = config.binary == config.unary == "PassThrough"
         bound = unit + 1e-6 * math.sqrt(max(sizes.k, 16)) if simple else 1.5 * unit + 2e-5
+        # Where an activation is next to zero it is a difference of numbers of order one, rounded to fp32.
+        slack = 0.0 if simple else 2.0**-23 * math.sqrt(size.size)
         relative = np.linalg.norm(error) / norm
-        assert relative <= bound, (config, sizes, "relative Frobenius error", relative, "bound", bound)
+        assert relative <= bound + slack / norm, (config, sizes, "relative Frobenius error", relative, "bound", bound)
