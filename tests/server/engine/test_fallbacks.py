@@ -189,7 +189,7 @@ def test_an_engine_that_ends_does_not_wait_for_what_would_be_tried_later(
     make_engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tilewright_server.engine.planning.planner._RETRY_S", 3600)
-    engine, toolchain = faulty_engine(make_engine, tmp_path, FULL)
+    engine, toolchain = faulty_engine(make_engine, tmp_path, *[FULL] * 1000)  # however often it is tried
     toolchain.go.set()
     prepared = plan(engine, 100, SOON)
     later = engine._planner._later
