@@ -118,6 +118,14 @@ def test_operands_that_the_server_keeps_are_launched_on_there(auto: tw.Client) -
     assert caught.value.rule == "caller_launch_operands"
 
 
+def test_what_only_the_server_can_make_is_refused_here_and_made_there(auto: tw.Client) -> None:
+    with pytest.raises(tw.UnsupportedError) as caught:
+        auto.run("gemm_pack_b", {"b": B}, launch="caller")
+    assert caught.value.rule == "launch_plan_limits"
+    assert "packed format" in caught.value.message
+    assert (auto.gemm(A, auto.pack_b(B)) == A @ B).all()
+
+
 def test_a_server_that_is_not_known_to_be_ours_is_not_given_this_process(remote_target: str) -> None:
     with tw.connect(remote_target) as client:
         assert not client.session.trusted
