@@ -44,10 +44,8 @@ tw_status load_module(const GpuApi& api, const Object* object, uint64_t context,
     if (module->object == object && module->context == context) return *result = module->module, TW_OK;
   Module* const fresh = (Module*)calloc(1, sizeof(Module));
   if (!fresh) return fail(TW_NO_MEMORY, "host_memory", "free memory", "no memory for a module");
-  int mode = kRelaxedCapture;
-  api.swap_capture_mode(&mode);
+  const RelaxedCapture relaxed(api);
   const int code = api.load(&fresh->module, object->content);
-  api.swap_capture_mode(&mode);
   if (code) {
     free(fresh);
     driver_error(api, code, "loading a code object");
@@ -162,6 +160,8 @@ void free_retired(const GpuApi& api, uint64_t context) {
       }
     }
   }
+  if (!mine) return;
+  const RelaxedCapture relaxed(api);
   while (mine) {
     Retired* const next = mine->next;
     api.release(mine->address);
@@ -173,8 +173,7 @@ void free_retired(const GpuApi& api, uint64_t context) {
 tw_status grow_captured(const GpuApi& api, Arena* arena, uint64_t* address, uint64_t* have, uint64_t bytes, void* graph) {
   Retired* const end = (Retired*)calloc(1, sizeof(Retired));
   if (!end) return fail(TW_NO_MEMORY, "host_memory", "free memory", "no memory for the workspace of a graph");
-  int mode = kRelaxedCapture;
-  api.swap_capture_mode(&mode);
+  const RelaxedCapture relaxed(api);
   uint64_t fresh = 0;
   int code = api.allocate(&fresh, bytes);
   if (!code) {
@@ -182,7 +181,6 @@ tw_status grow_captured(const GpuApi& api, Arena* arena, uint64_t* address, uint
     code = api.tie_to_graph(graph, end, retire);
     if (code) api.release(fresh);
   }
-  api.swap_capture_mode(&mode);
   if (code) {
     free(end);
     return driver_error(api, code, "workspace of a captured graph");
@@ -211,6 +209,7 @@ void drop_oldest(const GpuApi& api, uint64_t context) {
   Arena* const gone = *oldest;
   *oldest = gone->next;
   if (!gone->capture) {
+    const RelaxedCapture relaxed(api);
     if (gone->workspace) api.release(gone->workspace);  // waits for what uses it
     if (gone->counters) api.release(gone->counters);
   }
@@ -334,24 +333,21 @@ tw_status run(tw_plan* plan, const Loaded* loaded, const uint64_t* addresses, tw
 }
 
 tw_status take(const GpuApi& api, uint64_t* address, uint64_t bytes, const char* what) {
-  int mode = kRelaxedCapture;
-  api.swap_capture_mode(&mode);
+  const RelaxedCapture relaxed(api);
   const int code = api.allocate(address, bytes);
-  api.swap_capture_mode(&mode);
   return code ? driver_error(api, code, what) : TW_OK;
 }
 
 tw_status fill_tables(tw_binding* binding, const GpuApi& api) {
   const PlanHeader& header = *binding->plan->header;
-  int mode = kRelaxedCapture;
-  api.swap_capture_mode(&mode);
+  const RelaxedCapture relaxed(api);
   const int code = api.upload(binding->tables, binding->image + header.tables_at, header.image_bytes - header.tables_at);
-  api.swap_capture_mode(&mode);
   return code ? driver_error(api, code, "an upload of arguments") : TW_OK;
 }
 
 void unbind(tw_binding* binding) {
   const GpuApi& api = api_of(binding->plan);
+  const RelaxedCapture relaxed(api);
   // Freeing waits for launches that use it.
   if (binding->tables) api.release(binding->tables);
   if (binding->workspace) api.release(binding->workspace);

@@ -38,7 +38,18 @@ struct GpuApi {
   int (*launch)(void* function, const StageRecord& stage, void* arguments, tw_stream stream);
 };
 
-constexpr int kRelaxedCapture = 2;  // of both drivers
+// While it lives, this thread may allocate, free and load although some stream is being captured.
+class RelaxedCapture {
+ public:
+  explicit RelaxedCapture(const GpuApi& api) : api_(api) { api.swap_capture_mode(&mode_); }
+  ~RelaxedCapture() { api_.swap_capture_mode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  const GpuApi& api_;
+  int mode_ = 2;  // of both drivers
+};
 
 const GpuApi& cuda_api();
 const GpuApi& hip_api();

@@ -193,7 +193,9 @@ def test_an_engine_that_ends_does_not_wait_for_what_would_be_tried_later(
     toolchain.go.set()
     prepared = plan(engine, 100, SOON)
     later = engine._planner._later
-    while not later._waiting:  # until the retry
+    end = time.monotonic() + 60
+    while not later._waiting:
+        assert time.monotonic() < end, "nothing is to be tried later"
         time.sleep(0.01)
     engine.close()
     assert later._thread is not None

@@ -205,7 +205,7 @@ def _check(plan: ExecutionPlan, device: DeviceInfo) -> None:
     if most > MAX_OPERANDS:
         raise _unsupported("operands", most, f"no plans with more than {MAX_OPERANDS} operands or stages")
     for item in plan.operands:
-        if len(item.desc.strides) != len(item.desc.shape):  # one launch plan says sizes and strides of every operand
+        if len(item.desc.strides) != len(item.desc.shape):  # as only packed formats may have
             raise _unsupported(item.name, item.desc.packing, "no operands in a packed format: only the server has them")
     present = sum(1 for item in plan.operands if item.desc.nbytes)
     outputs = sum(1 for item in plan.operands if item.desc.nbytes and item.role is Role.OUTPUT)
