@@ -30,6 +30,7 @@ from tilewright.errors import (
     TilewrightError,
     ToolchainMissingError,
     UnavailableError,
+    UnknownOutcomeError,
     UnsupportedError,
     Violation,
 )
@@ -82,6 +83,7 @@ __all__ = [
     "Timing",
     "ToolchainMissingError",
     "UnavailableError",
+    "UnknownOutcomeError",
     "UnsupportedError",
     "Validation",
     "Violation",

@@ -14,6 +14,7 @@ the client sees by itself raises the same types before anything is sent.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -38,12 +39,15 @@ __all__ = [
     "TilewrightError",
     "ToolchainMissingError",
     "UnavailableError",
+    "UnknownOutcomeError",
     "UnsupportedError",
     "Violation",
 ]
 
 DETAIL_KEY = "tilewright-error-bin"
 """Trailing metadata that carries a serialised ``ErrorDetail``."""
+PUSHBACK_KEY = "grpc-retry-pushback-ms"
+"""gRPC's own trailing metadata that says when to try again, from servers and from what stands before them."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,8 @@ class TilewrightError(Exception):
     """Base of every error of this library."""
 
     code: ClassVar[str] = "internal"
+    repeatable = False
+    """True if the session, or a connection of it, ended before the call had begun: it may be made again."""
 
     def __init__(
         self,
@@ -166,6 +172,12 @@ class UnavailableError(TilewrightError):
     code = "unavailable"
 
 
+class UnknownOutcomeError(UnavailableError):
+    """The connection broke during the call: it may have been carried out, in part or not at all. It is not made again
+    by itself.
+    """
+
+
 class InternalError(TilewrightError):
     """A fault of the server; its log has the detail."""
 
@@ -174,6 +186,27 @@ class InternalError(TilewrightError):
 
 UNFINISHED = (CancelledError, DeadlineError, InternalError, UnavailableError)
 """Errors after which the server may still be working: nobody said that it is done."""
+
+
+def unbegun(error: UnavailableError) -> UnavailableError:
+    """The error as one of a call that had not begun."""
+    error.repeatable = True
+    return error
+
+
+def outcome_unknown(reason: str) -> UnknownOutcomeError:
+    return UnknownOutcomeError(
+        f"the call had begun, and its outcome is not known: {reason}",
+        field="session",
+        rule="outcome_unknown",
+        fix="make the call again if it may run twice; its outputs may hold a part of the result",
+    )
+
+
+def is_unfinished(error: TilewrightError) -> bool:
+    """True if the server may still be working on the call."""
+    return isinstance(error, UNFINISHED) and not error.repeatable
+
 
 _BY_CODE: dict[str, type[TilewrightError]] = {
     kind.code: kind
@@ -237,16 +270,21 @@ def from_detail(detail: error_pb2.ErrorDetail, otherwise: type[TilewrightError] 
 def from_status(status: grpc.StatusCode | None, text: str | None, metadata: Iterable[Any] | None) -> TilewrightError:
     """The exception for a failed call: from its detail, if it brought one that can be read, or the bare status."""
     kind = _BY_STATUS.get(status, InternalError) if status is not None else InternalError
-    for key, value in metadata or ():
-        if key == DETAIL_KEY and isinstance(value, bytes):
-            try:
-                return from_detail(error_pb2.ErrorDetail.FromString(value), kind)
-            except DecodeError:
-                break
-    if kind is DeadlineError:
-        return kind("the deadline passed before the server answered", field="timeout", rule="deadline", fix=_LATE)
-    name = status.name if status is not None else "no status"
-    return kind(f"{text} ({name})" if text else f"the call failed with {name}", rule="grpc_status", value=name)
+    given = dict(metadata or ())
+    found = None
+    if isinstance(detail := given.get(DETAIL_KEY), bytes):
+        with contextlib.suppress(DecodeError):
+            found = from_detail(error_pb2.ErrorDetail.FromString(detail), kind)
+    if found is None and kind is DeadlineError:
+        found = kind("the deadline passed before the server answered", field="timeout", rule="deadline", fix=_LATE)
+    if found is None:
+        name = status.name if status is not None else "no status"
+        found = kind(f"{text} ({name})" if text else f"the call failed with {name}", rule="grpc_status", value=name)
+    pushback = given.get(PUSHBACK_KEY)
+    if pushback is not None:
+        # Any other text, and a negative number, mean that trying again is not wanted.
+        found.retry_after = int(pushback) / 1000 if isinstance(pushback, str) and pushback.isdecimal() else None
+    return found
 
 
 def from_rpc(error: Any) -> TilewrightError:

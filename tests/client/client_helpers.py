@@ -28,7 +28,7 @@ def objects(client: tw.Client) -> tuple[int, int, int]:
     def ask():
         return (yield steps.Rpc(steps.STATUS, request))
 
-    client._drive(ask())
+    client._drive(ask)
     threading.Event().wait(0.05)
-    reply = client._drive(ask())
+    reply = client._drive(ask)
     return len(reply.regions), len(reply.buffers), len(reply.plans)

@@ -3,7 +3,8 @@ once and fails on demand.
 
 Run as ``python fake_server.py unix:PATH``; it prints ``ready``. Operations: ``gemm`` (a, b, bias, c, d, alpha, relu),
 ``gemm_pack_b``, and ``fail``, which fails with the error code of its attribute ``code`` (``ends_call``: as the whole
-call, not as one execution of it), ``sleep`` (attribute ``seconds``).
+call, not as one execution of it), ``sleep`` (attribute ``seconds``), ``refuse``, whose calls are refused the first
+``times`` times with ``pushback_ms`` in gRPC's metadata and the rule ``rule`` (``quota``).
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ class Servicer(dispatch_pb2_grpc.DispatchServicer, memory_pb2_grpc.MemoryService
     def __init__(self) -> None:
         self.sessions: dict[bytes, Session] = {}
         self.counts: dict[str, int] = {}
+        self.refused: dict[tuple[bytes, int], list[float]] = {}
 
     def session(self, token: bytes) -> Session:
         if token not in self.sessions:
@@ -100,7 +102,7 @@ class Servicer(dispatch_pb2_grpc.DispatchServicer, memory_pb2_grpc.MemoryService
                 shared_memory=local,
                 device="cpu:0",
                 message_limit=MESSAGE_LIMIT,
-                operations=["gemm", "gemm_pack_b", "fail", "sleep"],
+                operations=["gemm", "gemm_pack_b", "fail", "sleep", "refuse"],
             )
         )
         over.wait()
@@ -162,7 +164,7 @@ class Servicer(dispatch_pb2_grpc.DispatchServicer, memory_pb2_grpc.MemoryService
             count = b.shape[0] * b.shape[1] * np.dtype(DTYPES[b.dtype]).itemsize
             spec = T.TensorSpec(dtype=b.dtype, shape=b.shape, packing="fake-format", packed_bytes=count)
             return [T.Operand(name="out", spec=spec)]
-        if operation not in ("gemm", "fail", "sleep"):
+        if operation not in ("gemm", "fail", "sleep", "refuse"):
             raise Fault("not_found", f"there is no operation {operation!r}", field="operation", value=operation)
         if operation != "gemm":
             return [T.Operand(name="out", spec=T.TensorSpec(dtype=T.FP32, shape=[1]))]
@@ -197,6 +199,8 @@ class Servicer(dispatch_pb2_grpc.DispatchServicer, memory_pb2_grpc.MemoryService
             raise Fault(
                 code, "asked to fail", field="code", value=code, rule="on_demand", fix="do not", retry_after_ms=250
             )
+        if operation == "refuse":
+            return {"out": np.ones(1, np.float32)}
         if operation == "sleep":
             time.sleep(words["seconds"].number)
             return {"out": np.ones(1, np.float32)}
@@ -295,11 +299,27 @@ class Servicer(dispatch_pb2_grpc.DispatchServicer, memory_pb2_grpc.MemoryService
 
     def Execute(self, request: D.ExecuteRequest, context: Any) -> D.ExecuteReply:
         session = self.session(request.session)
+        for item in request.executions:
+            plan = session.plans.get(item.plan)
+            if plan is not None and plan.operation == "refuse":
+                self.refuse((request.session, item.plan), plan, context)
         results = [self.execution(session, item) for item in request.executions]
         if sum(len(output.inline) for result in results for output in result.outputs) > MESSAGE_LIMIT - (64 << 10):
             fault = Fault("invalid_argument", "the outputs do not fit into one reply", rule="reply_limit")
             results = [D.ExecutionResult(error=fault.detail) for _ in results]
         return D.ExecuteReply(results=results)
+
+    def refuse(self, number: tuple[bytes, int], plan: D.PlanRequest, context: Any) -> None:
+        """Refuse the first calls, and note the shortest time between two."""
+        times, now = self.refused.setdefault(number, []), time.monotonic()
+        times.append(now)
+        gaps = [round((b - a) * 1000) for a, b in itertools.pairwise(times)]
+        self.counts["earliest"] = min(gaps, default=0)
+        if len(times) <= plan.attributes["times"].number:
+            self.counts["refused"] = self.counts.get("refused", 0) + 1
+            context.set_trailing_metadata([("grpc-retry-pushback-ms", str(int(plan.attributes["pushback_ms"].number)))])
+            rule = plan.attributes["rule"].text or "quota"
+            raise Fault("resource_exhausted", "too many", rule=rule, retry_after_ms=1)
 
     def execution(self, session: Session, item: D.Execution) -> D.ExecutionResult:
         try:
@@ -361,7 +381,8 @@ class Errors(grpc.ServerInterceptor):
                 return handler.unary_unary(request, context)
             except Fault as fault:
                 if not any(word.text for word in getattr(request, "attributes", {}).values() if word.text == "bare"):
-                    context.set_trailing_metadata([("tilewright-error-bin", fault.detail.SerializeToString())])
+                    detail = ("tilewright-error-bin", fault.detail.SerializeToString())
+                    context.set_trailing_metadata([*(context.trailing_metadata() or ()), detail])
                 context.abort(STATUS.get(fault.detail.code, grpc.StatusCode.INTERNAL), str(fault))
 
         return grpc.unary_unary_rpc_method_handler(behaviour, handler.request_deserializer, handler.response_serializer)

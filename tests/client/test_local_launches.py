@@ -37,7 +37,7 @@ def has_bindings(client: tw.Client, wanted: int) -> bool:
         return (yield steps.Rpc(steps.STATUS, memory_pb2.StatusRequest(session=client.session.token)))
 
     deadline = time.monotonic() + 5
-    while (count := len(client._drive(ask()).bindings)) != wanted and time.monotonic() < deadline:
+    while (count := len(client._drive(ask).bindings)) != wanted and time.monotonic() < deadline:
         time.sleep(0.01)
     return count == wanted
 
@@ -182,7 +182,7 @@ def test_the_end_of_a_session_ends_its_bindings_and_regions(real_server) -> None
 
 
 def test_after_a_restart_bound_plans_are_bound_again(own_real_server) -> None:
-    with tw.connect(own_real_server.target, launch="server") as client:
+    with tw.connect(own_real_server.target, launch="server", reconnect=False) as client:
         bound, a, b = bound_product(client)
         bound()
         own_real_server.kill()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from producers import Capsules, Interface, torch_like
 from simulated_gpu import HERE, SIMULATED, TAG, Gpu, built, service
@@ -321,6 +322,37 @@ def check_that_death_leaves_nothing(client: tw.Client, target: str, gpu: Gpu, to
     assert {name: after[name] for name in names} == {name: before[name] for name in names}
     client.gemm(a, b, out=out)
     assert gpu.comes_to_rest(torch.current)
+
+
+@pytest.mark.parametrize("how", ["bound", "called"])
+def test_a_device_that_is_replaced_is_used_again_by_itself(own_target, gpu, torch, how: str) -> None:
+    with tw.connect(own_target, launch="server") as client:
+        a, b, out = tensors(torch, gpu.allocate(1 << 20))
+        plan = client.plan_gemm(a, b, out=out)
+        bound = plan.bind(a, b, out=out)
+        kept = client.device_empty((128, 128), "bf16")
+        calls = [bound, lambda: bound.launch().out, lambda: plan(a, b, out=out), lambda: client.gemm(a, b, out=out)]
+        for call in calls:
+            assert call() is out
+        assert gpu.comes_to_rest(torch.current)
+        end_worker()
+        for call in calls if how == "bound" else reversed(calls):
+            assert call() is out
+        assert gpu.comes_to_rest(torch.current)
+        with pytest.raises(tw.TilewrightError) as caught:
+            client.gemm(kept, b, out=out)
+        assert "make" in caught.value.fix
+        assert client.gemm(client.device_empty((128, 128), "bf16"), b, out=out) is out
+        assert gpu.comes_to_rest(torch.current)
+
+
+def end_worker() -> None:
+    """Kill the processes of devices that servers of this process run, and wait until they are gone."""
+    children = psutil.Process().children(recursive=True)
+    workers = [child for child in children if any("devices.worker" in word for word in child.cmdline())]
+    for worker in workers:
+        worker.kill()
+    psutil.wait_procs(workers, 10)
 
 
 def test_the_asyncio_client_is_ordered_too(target, gpu, torch) -> None:

@@ -6,8 +6,9 @@ import asyncio
 import os
 import warnings
 import weakref
-from collections.abc import Coroutine, Generator
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Generator
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
 import grpc
 import grpc.aio
@@ -27,21 +28,23 @@ from tilewright.operations.attention import kv_cache as _kv_cache
 from tilewright.session.grpc import (
     call_failed,
     call_local,
-    closed_during_call,
+    channel_closed,
     serialised,
 )
+from tilewright.session.recovery import surviving
 from tilewright.session.state import Core, Session, opening
 from tilewright.tensor import device_array, resident
 from tilewright.tensor import export as exports
 from tilewright.tensor import shared as arrays
 from tilewright.tensor.resident import BufferState
 from tilewright.transport.drive import awaiting, awaiting_as
-from tilewright.transport.rpc import Flow, Rpc, Work
+from tilewright.transport.rpc import Flow, Rpc, Wait, Work
 from tilewright.types.arguments import Placement
 from tilewright.types.report import Report
 
 __all__ = ["Buffer", "Client", "Kernels", "connect"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -54,6 +57,9 @@ class Client:
         self._subject = core
         self._open_timeout = timeout
         self._connection: Connection | None = None
+        self._opening = asyncio.Lock()
+        self._retired: weakref.WeakSet[Connection] = weakref.WeakSet()
+        """Connections that may have calls under way still."""
         self.kernels = Kernels(self)
 
     gemm = awaiting(_gemm.gemm)
@@ -98,7 +104,7 @@ class Client:
 
     async def buffer(self, nbytes: int, device: str | None = None) -> Buffer:
         """Memory that the server keeps for this session."""
-        return Buffer(self, await self._drive(resident.create(self._subject, nbytes, device)))
+        return Buffer(self, await self._drive(resident.create, self._subject, nbytes, device))
 
     @property
     def report(self) -> Report | None:
@@ -120,30 +126,22 @@ class Client:
 
     async def open(self) -> Client:
         """Open the session; done by ``await connect()`` and ``async with``."""
-        if self._connection is None:
-            connection = Connection(self._subject)
-            await connection.open(self._open_timeout)
-            self._connection = connection
-            self._subject.adopt(connection.session)
+        await self._renewed(self._connection, self._open_timeout)
         return self
 
     async def reconnect(self) -> None:
-        """Open a new session, after the server was restarted. Arrays stay valid; plans are prepared again when they
-        are used; buffers are gone.
-        """
-        if self._subject.closed:
-            self._subject.require()
-        old, self._connection = self._connection, None
-        if old is not None:
-            await old.close()
+        """Open a new session now; see ``tilewright.Client.reconnect``."""
+        if self._connection is not None:
+            session = self._connection.session
+            session.lost = session.lost or "another one was asked for"
         await self.open()
 
     async def close(self) -> None:
         """End the session. Arrays stay readable. Idempotent."""
         self._subject.close()
         connection, self._connection = self._connection, None
-        if connection is not None:
-            await connection.close()
+        for item in (*self._retired, *filter(None, (connection,))):
+            await item.close()
 
     async def __aenter__(self) -> Client:
         return await self.open()
@@ -158,27 +156,58 @@ class Client:
     def __repr__(self) -> str:
         return f"<tilewright.aio.Client {self._subject.target}{' closed' if self.closed else ''}>"
 
-    async def _drive(self, flow: Flow[T]) -> T:
-        connection = self._connected()
-        for release in self._subject.take_releases():
-            call = connection.unary(release.method.path)(serialised(release.request), timeout=release.timeout)
-            connection.posted.add(call)
-            call.add_done_callback(connection.posted.discard)
+    async def _drive(self, flow: Callable[P, Flow[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        connection = self._connected().use()
+        limit: Any = kwargs.get("timeout")
+        steps = surviving(self._subject, partial(flow, *args, **kwargs), limit, self._open_timeout)
         try:
-            step = next(flow)
+            for release in self._subject.take_releases():
+                call = connection.unary(release.method.path)(serialised(release.request), timeout=release.timeout)
+                connection.posted.add(call)
+                call.add_done_callback(connection.posted.discard)
+            step = next(steps)
             while True:
                 try:
-                    if isinstance(step, Work):
-                        reply = await asyncio.to_thread(step.function)
-                    else:
+                    if isinstance(step, Rpc):
                         reply = await self._call(connection, step)
+                    elif isinstance(step, Work):
+                        reply = await asyncio.to_thread(step.function)
+                    elif isinstance(step, Wait):
+                        await asyncio.sleep(step.seconds)
+                        reply = None
+                    else:
+                        used, reply = connection, None
+                        connection = (await self._renewed(used, step.seconds)).use()
+                        used.release()
                 except BaseException as error:  # noqa: PERF203
-                    step = flow.throw(error)
+                    step = steps.throw(error)
                 else:
-                    step = flow.send(reply)
+                    step = steps.send(reply)
         except StopIteration as stop:
             result: T = stop.value
             return result
+        finally:
+            connection.release()
+
+    async def _renewed(self, used: Connection | None, seconds: float) -> Connection:
+        """The connection as it is now; another one in place of ``used`` if the session of that is over."""
+        async with self._opening:
+            current = self._connection
+            if current is not None and (current is not used or not current.session.lost):
+                return current
+            if self._subject.closed:
+                self._subject.require()
+            made = Connection(self._subject)
+            await made.open(min(seconds, self._open_timeout))
+            if self._subject.closed:
+                await made.close()
+                self._subject.require()
+            self._connection = made
+            self._subject.adopt(made.session)
+            if current is not None:
+                self._retired.add(current)
+                current.retire()
+            return made
 
     def _connected(self) -> Connection:
         connection = self._connection
@@ -211,9 +240,9 @@ class Client:
                 stream.cancel()
             return messages
         except grpc.RpcError as error:
-            raise call_failed(self._subject, connection.session, error) from None
+            raise call_failed(self._subject, connection.session, error, method) from None
         except grpc.aio.UsageError as error:
-            raise closed_during_call(error) from None
+            raise channel_closed(self._subject, connection.session, error) from None
 
 
 class Kernels:
@@ -223,8 +252,8 @@ class Kernels:
         self._client: Client = weakref.proxy(client)
         self._subject = client._subject
 
-    async def _drive(self, flow: Flow[T]) -> T:
-        return await self._client._drive(flow)
+    async def _drive(self, flow: Callable[P, Flow[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._client._drive(flow, *args, **kwargs)
 
     list = awaiting(catalog.list_kernels)
     sets = awaiting(catalog.kernel_sets)
@@ -243,8 +272,8 @@ class Buffer:
         self._client = client
         self._subject = state
 
-    async def _drive(self, flow: Flow[T]) -> T:
-        return await self._client._drive(flow)
+    async def _drive(self, flow: Callable[P, Flow[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._client._drive(flow, *args, **kwargs)
 
     write = awaiting(resident.write)
     read = awaiting(resident.read)
@@ -293,8 +322,10 @@ def connect(
     call_timeout: float | None = 300.0,
     name: str | None = None,
     launch: Placement = "auto",
+    reconnect: bool = True,
+    retries: int = 5,
 ) -> _Connecting:
     """Open a session: ``async with connect() as client`` or ``client = await connect()``. Arguments and errors as for
     ``tilewright.connect``.
     """
-    return _Connecting(Client(*opening(target, timeout, call_timeout, name, launch)))
+    return _Connecting(Client(*opening(target, timeout, call_timeout, name, launch, reconnect, retries)))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -15,6 +16,7 @@ from tilewright.transport.rpc import OPEN_SESSION, Flow
 
 __all__ = ["Connection", "FlowRunner"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -27,6 +29,9 @@ class Connection:
         self.channel = grpc.aio.insecure_channel(core.target, options=CHANNEL_OPTIONS)
         self.calls: dict[str, Any] = {}
         self.posted: set[Any] = set()
+        self._users = 0
+        self._retired = False
+        self._closing: asyncio.Task[None] | None = None
         self.lease: Any = None
         self.session: Session
 
@@ -56,9 +61,28 @@ class Connection:
             call = self.calls[path] = self.channel.unary_unary(path)
         return call
 
+    def use(self) -> Connection:
+        """Keep it open until ``release``."""
+        self._users += 1
+        return self
+
+    def release(self) -> None:
+        self._users -= 1
+        self._close_unused()
+
+    def retire(self) -> None:
+        """Give the session up. Calls under way go on to their end, which closes the channel."""
+        self._retired = True
+        self.lease.cancel()
+        self._close_unused()
+
+    def _close_unused(self) -> None:
+        if self._retired and not self._users and self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self.channel.close())
+
     async def close(self) -> None:
         self.lease.cancel()
-        await self.channel.close()
+        await (self._closing or self.channel.close())
 
 
 class FlowRunner(Protocol):
@@ -67,8 +91,8 @@ class FlowRunner(Protocol):
     @property
     def _subject(self) -> Core: ...
 
-    async def _drive(self, flow: Flow[T]) -> T:
-        """Run a flow and return its result."""
+    async def _drive(self, flow: Callable[P, Flow[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run the flow that ``flow`` makes of the arguments; see the blocking client's."""
         ...
 
     def _connected(self) -> Connection:

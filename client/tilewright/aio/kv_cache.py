@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 from tilewright.operations.attention import kv_cache
 from tilewright.operations.attention.kv_pages import CacheBase
@@ -11,14 +12,15 @@ from tilewright.transport.rpc import Flow
 
 __all__ = ["KVCache"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class KVCache(CacheBase):
     """See ``tilewright.KVCache``; ``append`` and ``attend`` are awaitable."""
 
-    async def _drive(self, flow: Flow[T]) -> T:
-        result: T = await self._client._drive(flow)
+    async def _drive(self, flow: Callable[P, Flow[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        result: T = await self._client._drive(flow, *args, **kwargs)
         return result
 
     append = awaiting(kv_cache.append)

@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 from tilewright.aio.connection import Connection, FlowRunner
-from tilewright.dispatch.batch import Batcher
+from tilewright.dispatch.batch import Batcher, not_sent
 from tilewright.dispatch.bound import BoundState, run_many
 from tilewright.dispatch.description import PlanBase
 from tilewright.dispatch.pipeline import LaunchBase, PipelineState
@@ -37,23 +37,23 @@ class Plan(PlanBase):
         self, *inputs: Any, out: Any = None, repeat: int = 1, timeout: float | None = None, **named: Any
     ) -> Any:
         """Run it."""
-        return await self._client._drive(self._state.execute(inputs, out, named, repeat, timeout))
+        return await self._client._drive(self._state.execute, inputs, out, named, repeat, timeout=timeout)
 
     async def launch(
         self, *inputs: Any, out: Any = None, stream: Any = None, wait: bool = True, **named: Any
     ) -> Launch:
         """Launch it on these arrays behind what is on a stream of a GPU; see ``tilewright.Plan.launch``."""
         place = None if stream is None else stream_handle(stream)
-        return Launch(*await self._client._drive(self._state.launch(inputs, out, named, place, wait)))
+        return Launch(*await self._client._drive(self._state.launch, inputs, out, named, place, wait))
 
     async def run_many(self, calls: Sequence[Any], *, timeout: float | None = None) -> list[Any]:
         """Run many executions in one message."""
         states = [call._state if isinstance(call, Bound) else call for call in calls]
-        return await self._client._drive(run_many(self._state, states, timeout))
+        return await self._client._drive(run_many, self._state, states, timeout=timeout)
 
     async def bind(self, *inputs: Any, out: Any = None, **named: Any) -> Bound:
         """The plan with its arrays, which must be in shared memory in the planned layout."""
-        return Bound(self._client, await self._client._drive(BoundState(self._state, inputs, out, named).bind()))
+        return Bound(self._client, await self._client._drive(BoundState(self._state, inputs, out, named).bind))
 
     def stream(self, *, max_pending: int = 4096, timeout: float | None = None) -> Stream:
         """A stream for many executions in flight; use it with ``async with``."""
@@ -74,12 +74,12 @@ class Bound:
         self._state = state
 
     async def __call__(self, *, timeout: float | None = None) -> Any:
-        return await self._client._drive(self._state.execute(timeout))
+        return await self._client._drive(self._state.execute, timeout=timeout)
 
     async def launch(self, stream: Any = None, wait: bool = True) -> Launch:
         """Launch it behind what is on a stream of a GPU; see ``tilewright.Bound.launch``."""
         place = None if stream is None else stream_handle(stream)
-        launched = await self._client._drive(self._state.launch(place, wait))
+        launched = await self._client._drive(self._state.launch, place, wait)
         return Launch(launched, self._state.result)
 
     @property
@@ -110,7 +110,7 @@ class Pipeline:
         if state.is_here():
             await asyncio.to_thread(pipeline.add_here, state)
             return
-        if not pipeline.ready(state) and await self._client._drive(state.settled()) is None:
+        if not pipeline.ready(state) and await self._client._drive(state.settled) is None:
             raise no_pipeline()
         if not pipeline.opened:
             await asyncio.to_thread(pipeline.open, state)
@@ -167,8 +167,8 @@ class Stream:
         self._call: Any = None
 
     async def __aenter__(self) -> Stream:
-        await self._client._drive(self._plan.live())
-        self._connection = self._client._connected()
+        await self._client._drive(self._plan.live)
+        self._connection = self._client._connected().use()
         self._call = self._connection.channel.stream_stream(EXECUTE_STREAM)()
         self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._read())]
         return self
@@ -183,9 +183,9 @@ class Stream:
         """Send an execution and return its future. Waits only while ``max_pending`` executions have no result."""
         client = self._client
         if len(inputs) == 1 and isinstance(inputs[0], Bound):
-            load = await client._drive(inputs[0]._state.sendable())
+            load = await client._drive(inputs[0]._state.sendable)
         else:
-            load = await client._drive(self._plan.load(inputs, out, named))
+            load = await client._drive(self._plan.load, inputs, out, named)
         if load.cargo.tensors:
             await asyncio.to_thread(load.cargo.fence)
         await self._room.acquire()
@@ -210,9 +210,11 @@ class Stream:
 
     async def close(self) -> None:
         """Wait for all executions and end the stream. Idempotent."""
-        self._closing = True
+        first, self._closing = not self._closing, True
         self._wake.set()
         await asyncio.gather(*self._tasks)
+        if first and self._tasks:
+            self._connection.release()
 
     async def _write(self) -> None:
         batches = self._batches
@@ -248,12 +250,12 @@ class Stream:
         self._wake.set()
 
     def _fail(self, error: TilewrightError) -> None:
-        self._error = self._error or error
-        rest = self._batches.abandon()
+        self._error = self._error or not_sent(error)
+        rest = self._batches.abandon(error)
         if rest:
-            self._client._subject.quarantine([load.cargo for load, _ in rest])
-        for _, future in rest:
-            self._settle(future, self._error)
+            self._client._subject.quarantine([load.cargo for load, _, _ in rest])
+        for _, future, failed in rest:
+            self._settle(future, failed)
 
     def _settle(self, future: asyncio.Future[Any], result: Any) -> None:
         self._room.release()

@@ -11,11 +11,18 @@ from typing import Any, Generic, TypeVar
 
 from tilewright.dispatch.operands import take_inline
 from tilewright.dispatch.slots import Loaded, single
-from tilewright.errors import InternalError, TilewrightError, UnsupportedError, from_detail
+from tilewright.errors import (
+    InternalError,
+    TilewrightError,
+    UnavailableError,
+    UnknownOutcomeError,
+    UnsupportedError,
+    from_detail,
+)
 from tilewright.transport import messages
 from tilewright_proto.v1 import dispatch_pb2
 
-__all__ = ["MAX_BATCH", "MESSAGES_IN_FLIGHT", "Batcher", "complete"]
+__all__ = ["MAX_BATCH", "MESSAGES_IN_FLIGHT", "Batcher", "complete", "not_sent"]
 
 F = TypeVar("F")
 
@@ -61,12 +68,26 @@ class Batcher(Generic[F]):
             return [(future, error) for _, future in batch]
         return [(future, complete(load, message)) for (load, future), message in zip(batch, reply.results, strict=True)]
 
-    def abandon(self) -> list[tuple[Loaded, F]]:
-        """Everything that has no answer, oldest first."""
-        rest = [item for batch in self.in_flight for item in batch] + list(self.pending)
+    def abandon(self, error: TilewrightError) -> list[tuple[Loaded, F, TilewrightError]]:
+        """Everything that has no answer, oldest first, with its error, after the stream ended with ``error``."""
+        unsent = not_sent(error)
+        rest = [(load, future, error) for batch in self.in_flight for load, future in batch]
+        rest += [(load, future, unsent) for load, future in self.pending]
         self.in_flight.clear()
         self.pending.clear()
         return rest
+
+
+def not_sent(error: TilewrightError) -> TilewrightError:
+    """The error of an execution that a stream did not send before it ended with ``error``."""
+    if not isinstance(error, UnknownOutcomeError):
+        return error
+    return UnavailableError(
+        f"the stream is over: {error.message}",
+        field="stream",
+        rule="stream_open",
+        fix="open another stream; what was submitted later may have needed the results that are missing",
+    )
 
 
 def complete(load: Loaded, message: dispatch_pb2.ExecutionResult) -> Any:

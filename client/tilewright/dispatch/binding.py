@@ -6,13 +6,13 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tilewright.errors import UNFINISHED, InvalidArgumentError, TilewrightError
+from tilewright.errors import InvalidArgumentError, TilewrightError, is_unfinished
 from tilewright.gpu.driver import GpuDriver
 from tilewright.gpu.streams import current_stream
 from tilewright.session.state import Core, Session
 from tilewright.tensor.interop import DeviceTensor, busy_streams
 from tilewright.transport import messages, rpc
-from tilewright.transport.launch_connections import Lane, NoLaneError, StreamLane
+from tilewright.transport.launch_connections import Lane, StreamLane
 from tilewright.transport.rpc import Flow, Rpc, Work
 from tilewright_proto.v1 import dispatch_pb2
 
@@ -108,11 +108,11 @@ def bind(core: Core, loaded: Loaded, timeout: float | None) -> Flow[Binding | No
 def watched(core: Core, go: Callable[[], Launched], keep: object) -> Flow[Launched]:
     """Launch. Who is interrupted meanwhile, or gets no answer, leaves the server at work on the arrays in ``keep``."""
     try:
-        launched: Launched = yield Work(go)
+        launched: Launched = yield Work(go, effect=True)
         return launched
     except TilewrightError as error:
         core.note(error)
-        if isinstance(error, UNFINISHED) and not isinstance(error, NoLaneError):
+        if is_unfinished(error):
             core.quarantine(keep)
         raise
     except BaseException:

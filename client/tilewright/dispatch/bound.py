@@ -20,7 +20,9 @@ from tilewright.errors import (
     TilewrightError,
     UnavailableError,
     from_detail,
+    is_unfinished,
 )
+from tilewright.session.recovery import PATIENCE_S, surviving
 from tilewright.session.state import check_timeout
 from tilewright.tensor.interop import DeviceTensor
 from tilewright.transport import messages, rpc
@@ -200,8 +202,9 @@ class BoundState:
             launched = go(stream, wait)
         except TilewrightError as error:
             core.note(error)
-            if isinstance(error, UNFINISHED) and not isinstance(error, NoLaneError):
+            if is_unfinished(error):
                 core.quarantine(load)
+            if isinstance(error, UNFINISHED) and not isinstance(error, NoLaneError):
                 self.forget()
             raise
         except BaseException:
@@ -276,17 +279,21 @@ def _divided(plan: PlanState, arrays: Sequence[Any]) -> tuple[Sequence[Any], dic
 
 
 def _many_here(plan: PlanState, calls: Sequence[Any], timeout: float | None) -> Flow[list[Any]]:
-    """Launch one after the other in this process; what cannot be launched here is sent by itself."""
+    """Launch one after the other in this process; what cannot be launched here is sent by itself, and made again by
+    itself if its session is over."""
+    core = plan.core
     results: list[Any] = []
     for call in calls:
         try:
             if isinstance(call, BoundState):
-                results.append((yield from call.execute(timeout)))
+                one = functools.partial(call.execute, timeout)
             elif isinstance(call, Mapping):
-                results.append((yield from plan.execute((), None, call, 1, timeout)))
+                one = functools.partial(plan.execute, (), None, call, 1, timeout)
             else:
                 inputs, outs = _divided(plan, tuple(call))
-                results.append((yield from plan.execute(inputs, outs, {}, 1, timeout)))
+                one = functools.partial(plan.execute, inputs, outs, {}, 1, timeout)
+            results.append((yield from surviving(core, one, timeout, PATIENCE_S)))
         except TilewrightError as error:  # noqa: PERF203 - all are run
+            error.repeatable = False  # the others were run
             results.append(error)
     return [result_of(result) for result in results]

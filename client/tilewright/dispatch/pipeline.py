@@ -104,12 +104,17 @@ class PipelineState:
     def ready(self, bound: BoundState) -> bool:
         """True if ``add`` can take it as it is; otherwise it is to be bound first."""
         binding = bound.binding
-        return binding is not None and binding.session is self._core.session and binding.valid
+        session = self._core.session
+        return binding is not None and binding.session is session and not session.lost and binding.valid
 
     def add(self, bound: BoundState) -> bool:
         """Take a launch, which must be ``ready``. True if it is time to ``flush``."""
         binding: Any = bound.binding
-        if self._lane is None:
+        before = self._binding
+        if before is not None and before.session is not binding.session and before.session.lost:
+            self._settle()  # what was under way in the session that is over has failed
+            self._lane = None
+        if self._lane is None or self._lane.broken:
             self.open(bound)
         elif self._behind:
             self.order()
@@ -191,11 +196,16 @@ class PipelineState:
             numbers = [(first + index) & 0xFFFFFFFF for index in range(count)]
             data = b"".join(map(_PACK, (_LAUNCH,) * count, flags, (slot,) * count, numbers, ids))
             connection.sequence = numbers[-1]
-            connection.send(data)
+            ids.clear()
+            self._count += count
+            try:
+                connection.send(data)
+            except TilewrightError as error:  # told by ``join``, as what the server says of launches is
+                self._failures.append((self._count - count, error))
+                self._core.note(error)
+                return
         self._first = 0
-        self._under_way.append((numbers[0], count, self._count))
-        self._count += count
-        ids.clear()
+        self._under_way.append((numbers[0], count, self._count - count))
         self._sent_ns = time.perf_counter_ns()
 
     def _answer(self) -> None:

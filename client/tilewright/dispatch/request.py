@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from tilewright.dispatch.operands import Cargo
-from tilewright.errors import UNFINISHED, InvalidArgumentError, TilewrightError
+from tilewright.errors import InvalidArgumentError, TilewrightError, is_unfinished
 from tilewright.session.state import Core, Session
 from tilewright.tensor.interop import DeviceTensor, recognise
 from tilewright.tensor.resident import ResidentTensor
@@ -156,7 +156,7 @@ def held(core: Core, cargo: Cargo, call: Rpc) -> Flow[Any]:
             yield Work(cargo.fence)
         return (yield call)
     except TilewrightError as error:
-        if isinstance(error, UNFINISHED):
+        if is_unfinished(error):
             core.quarantine(cargo)
         raise
     except BaseException:  # interrupted or cancelled while waiting

@@ -12,17 +12,24 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from tilewright.errors import TilewrightError, UnavailableError, from_rpc
+from tilewright.errors import (
+    CancelledError,
+    TilewrightError,
+    UnavailableError,
+    from_rpc,
+    outcome_unknown,
+    unbegun,
+)
 from tilewright.session.settings import FORK_VARIABLE
 from tilewright.session.state import Core, Session
-from tilewright.transport.rpc import EXPORT_BUFFER, FETCH_OBJECT, Rpc
+from tilewright.transport.rpc import EXECUTE, EXPORT_BUFFER, FETCH_OBJECT, Method, Rpc
 from tilewright_proto.v1 import memory_pb2
 
 __all__ = [
     "CHANNEL_OPTIONS",
     "call_failed",
     "call_local",
-    "closed_during_call",
+    "channel_closed",
     "identified",
     "lease_ended",
     "no_fork_support",
@@ -42,6 +49,8 @@ CHANNEL_OPTIONS = (
 )
 
 START = "start one with: tilewright serve"
+NOT_CONNECTED = "failed to connect to all addresses"
+"""gRPC's words for a call that never left this process."""
 
 
 def serialised(request: Message | bytes) -> bytes:
@@ -135,36 +144,46 @@ def call_local(session: Session, call: Rpc) -> Any:
         raise UnavailableError("this session has no local socket", field="session", rule="local_socket")
     try:
         reply = control.call(call.method.number, serialised(call.request), call.fds)
-    except UnavailableError:
-        if control.broken:
+    except UnavailableError as error:
+        if control.broken:  # no such call has effects that outlive the session
             session.lost = session.lost or "the local connection broke"
+            unbegun(error)
         raise
     parsed = call.method.parse(reply.payload)
     return (parsed, reply.fds) if call.method in (EXPORT_BUFFER, FETCH_OBJECT) else parsed
 
 
-def call_failed(core: Core, session: Session, error: Any) -> TilewrightError:
+def call_failed(core: Core, session: Session, error: Any, method: Method = EXECUTE) -> TilewrightError:
     """The exception for a failed call. A broken connection and a session that the server does not know any more end
-    the session here too.
+    the session here too. A call with an effect that may have been carried out is said to be one of unknown outcome.
     """
     found = from_rpc(error)
     core.note(found)
-    if session is core.session:
-        if core.closed:
-            return closed_during_call(error)
-        if found.rule == "session_token":
-            session.lost = session.lost or "the server ended it"
-        elif isinstance(found, UnavailableError) and found.rule == "grpc_status":
-            session.lost = session.lost or "the connection broke"
-        else:
-            return found
-        return UnavailableError(
+    if core.closed:
+        return closed_during_call(error) if found.rule == "grpc_status" else found
+    sent = True
+    if found.rule == "session_token":
+        session.lost, sent = session.lost or "the server ended it", False
+    elif isinstance(found, UnavailableError) and found.rule == "grpc_status":
+        session.lost = session.lost or "the connection broke"
+        sent = NOT_CONNECTED not in found.message
+    elif not (session.lost and isinstance(found, CancelledError) and found.rule == "grpc_status"):
+        return found
+    if sent and method.effect:
+        return outcome_unknown(f"the server at {core.target} went away ({found.message})")
+    return unbegun(
+        UnavailableError(
             f"the server at {core.target} went away during the call: {found.message}",
             field="session",
             rule="session_alive",
             fix="start the server again if it is gone, then call reconnect() or make a new client",
         )
-    return found
+    )
+
+
+def channel_closed(core: Core, session: Session, error: object) -> TilewrightError:
+    """The error of a call over a channel that was closed before: with the client, or with its session."""
+    return closed_during_call(error) if core.closed else core.over(session.lost or "its channel was closed")
 
 
 def closed_during_call(error: object) -> TilewrightError:

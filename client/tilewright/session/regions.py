@@ -215,6 +215,12 @@ class Pool:
         offset = address - segment.address
         return (segment, offset) if offset >= 0 and offset + nbytes <= segment.size else None
 
+    def forget(self, session: Hashable) -> None:
+        """Forget a session that is over, with the ids of its regions."""
+        with self._lock:
+            for segment in self._segments.values():
+                segment.regions.pop(session, None)
+
     def trim(self) -> None:
         """Take freed ranges back now."""
         with self._lock:

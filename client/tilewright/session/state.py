@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
 
-from tilewright.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from tilewright.errors import InvalidArgumentError, NotFoundError, UnavailableError, unbegun
 from tilewright.session import settings
 from tilewright.session.regions import Pool
 from tilewright.transport import rpc
@@ -25,6 +25,8 @@ from tilewright.types.spec import Spec
 from tilewright_proto.v1 import dispatch_pb2, memory_pb2
 
 __all__ = ["Core", "Session", "check_timeout", "opening"]
+
+MAX_RETRIES = 1000
 
 MESSAGE_MARGIN = 64 << 10
 """Bytes of a message that are left for everything but operands."""
@@ -125,12 +127,24 @@ class KnownArray(NamedTuple):
 class Core:
     """Thread-safe: its containers are only touched by operations that are atomic."""
 
-    def __init__(self, target: str, name: str, timeout: float | None, launch: Placement = "auto") -> None:
+    def __init__(
+        self,
+        target: str,
+        name: str,
+        timeout: float | None,
+        launch: Placement = "auto",
+        reconnects: bool = True,
+        retries: int = 5,
+    ) -> None:
         self.target = target
         self.name = name
         self.timeout = timeout
         self.launch = launch
         """Placement of launches, unless a call says otherwise."""
+        self.reconnects = reconnects
+        """True if a new session may be opened when this one is over."""
+        self.retries = retries
+        """How often a call is made again that the server refuses for the moment."""
         self.pool = Pool()
         self.session: Session | None = None
         self.closed = False
@@ -149,10 +163,13 @@ class Core:
 
     def adopt(self, session: Session) -> None:
         """Begin with a new session. What another server inferred does not count."""
+        old, self.session = self.session, session
         self.plans.clear()
-        if self.session is not None:
-            self.session.close_local()
-        self.session = session
+        self.known_arrays.clear()
+        if old is not None:
+            old.close_local()
+            old.exports.clear()
+            self.pool.forget(old)
 
     def require(self) -> Session:
         """The live session. Raises ``UnavailableError`` if there is none any more."""
@@ -163,23 +180,29 @@ class Core:
             raise UnavailableError(
                 "this client is closed", field="client", rule="client_open", fix="make another: tilewright.connect()"
             )
-        reason = session.lost if session is not None else "no session is open"
-        raise UnavailableError(
-            f"the session at {self.target} is over: {reason}",
-            field="session",
-            rule="session_alive",
-            fix="start the server again if it is gone, then call reconnect() or make a new client; "
-            "plans and resident buffers went with the session",
+        raise self.over(session.lost if session is not None else "no session is open")
+
+    def over(self, reason: str) -> UnavailableError:
+        """The error of a call that had not begun when its session was over."""
+        return unbegun(
+            UnavailableError(
+                f"the session at {self.target} is over: {reason}",
+                field="session",
+                rule="session_alive",
+                fix="start the server again if it is gone, then call reconnect() or make a new client; "
+                "plans and resident buffers went with the session",
+            )
         )
 
     def own(self, session: Session, what: str) -> None:
         """Raise ``NotFoundError`` unless ``session`` is the current one."""
         if session is not self.require():
             raise NotFoundError(
-                f"the {what} belongs to an earlier session of this client, or to the process that it forked from",
+                f"the {what} belongs to an earlier session of this client, or to the process that it forked from: "
+                "what it held is gone",
                 field=what,
                 rule="session_owner",
-                fix="make it again",
+                fix=f"make the {what} again and fill it anew",
             )
 
     # ---- reports ----
@@ -217,7 +240,7 @@ class Core:
         is exported again.
         """
         session = self.session
-        if session is None or getattr(error, "rule", "") not in ("device_lost", "local_socket"):
+        if session is None or getattr(error, "rule", "") not in ("device_lost", "local_socket", "outcome_unknown"):
             return
         self.plans.clear()
         session.epoch += 1
@@ -324,7 +347,13 @@ def check_timeout(timeout: float | None) -> float | None:
 
 
 def opening(
-    target: str | None, timeout: float, call_timeout: float | None, name: str | None, launch: str = "auto"
+    target: str | None,
+    timeout: float,
+    call_timeout: float | None,
+    name: str | None,
+    launch: str = "auto",
+    reconnect: bool = True,
+    retries: int = 5,
 ) -> tuple[Core, float]:
     """Target that ``connect`` opens, and seconds that it waits. Raises ``InvalidArgumentError``."""
     place = settings.default_target() if target is None else settings.normalise_target(target)
@@ -333,5 +362,18 @@ def opening(
         raise InvalidArgumentError(
             "waiting for ever is not offered", field="timeout", rule="timeout_range", fix="give seconds"
         )
-    core = Core(place, name or f"python-{os.getpid()}", check_timeout(call_timeout), check_placement(launch))
+    if not isinstance(reconnect, bool):
+        raise InvalidArgumentError(
+            "reconnect is True or False", field="reconnect", value=reconnect, rule="argument_type", fix="give a bool"
+        )
+    if isinstance(retries, bool) or not isinstance(retries, int) or not 0 <= retries <= MAX_RETRIES:
+        raise InvalidArgumentError(
+            f"retries is a number from 0 to {MAX_RETRIES}",
+            field="retries",
+            value=retries,
+            rule="count_range",
+            fix="give an int in that range; 0 makes no call again that the server refused",
+        )
+    call_limit = check_timeout(call_timeout)
+    core = Core(place, name or f"python-{os.getpid()}", call_limit, check_placement(launch), reconnect, retries)
     return core, wait

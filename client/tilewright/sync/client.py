@@ -7,10 +7,13 @@ import contextlib
 import os
 import sys
 import threading
+import time
 import warnings
 import weakref
+from collections.abc import Callable
+from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import grpc
 
@@ -26,10 +29,11 @@ from tilewright.session import settings as _settings
 from tilewright.session.grpc import (
     call_failed,
     call_local,
-    closed_during_call,
+    channel_closed,
     no_fork_support,
     serialised,
 )
+from tilewright.session.recovery import surviving
 from tilewright.session.state import Core, Session, opening
 from tilewright.sync.connection import Connection
 from tilewright.sync.kv_cache import KVCache
@@ -40,12 +44,13 @@ from tilewright.tensor import export as exports
 from tilewright.tensor import shared as arrays
 from tilewright.tensor.resident import BufferState
 from tilewright.transport.drive import blocking, blocking_as
-from tilewright.transport.rpc import Flow, Rpc, Work
+from tilewright.transport.rpc import Flow, Rpc, Wait, Work
 from tilewright.types.arguments import Placement
 from tilewright.types.report import Report
 
 __all__ = ["Buffer", "Client", "Kernels", "connect"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -63,7 +68,9 @@ class Client:
         self._lock = threading.Lock()
         self._forked = False
         self._connection: Connection | None = None
-        self._connect()
+        self._retired: weakref.WeakSet[Connection] = weakref.WeakSet()
+        """Connections that may have calls under way still."""
+        self._connected()
         self.kernels = Kernels(self)
         _CLIENTS.add(self)
 
@@ -105,7 +112,7 @@ class Client:
         """Memory that the server keeps for this session, on a device (the server's default). Freed by ``free``, or
         when the last reference goes.
         """
-        return Buffer(self, self._drive(resident.create(self._subject, nbytes, device)))
+        return Buffer(self, self._drive(resident.create, self._subject, nbytes, device))
 
     device_empty = blocking(device_array.device_empty)
     kv_cache = blocking_as(_kv_cache.create, KVCache)
@@ -141,24 +148,24 @@ class Client:
         return self._subject.closed
 
     def reconnect(self) -> None:
-        """Open a new session, after the server was restarted. Arrays stay valid; plans are prepared again when they
-        are used; buffers are gone.
+        """Open a new session now. Arrays stay valid; plans are prepared again when they are used; buffers are gone.
+        Calls do so by themselves when the session is over, unless ``connect`` was told otherwise.
         """
         with self._lock:
             if self._subject.closed:
                 self._subject.require()
-            old, self._connection = self._connection, None
-        if old is not None:
-            old.close()
-        self._connect()
+            old = self._connection
+            if old is not None:
+                old.session.lost = old.session.lost or "another one was asked for"
+        self._renewed(old, self._open_timeout)
 
     def close(self) -> None:
         """End the session: the server frees all that it holds for it. Arrays stay readable. Idempotent."""
         with self._lock:
             self._subject.close()
             connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+        for item in (*self._retired, *filter(None, (connection,))):
+            item.close()
 
     def __enter__(self) -> Client:
         return self
@@ -180,32 +187,50 @@ class Client:
     # ---- driving ----
 
     def _connected(self) -> Connection:
-        return self._connection or self._connect()
+        return self._connection or self._renewed(None, self._open_timeout)
 
-    def _connect(self) -> Connection:
+    def _renewed(self, used: Connection | None, seconds: float) -> Connection:
+        """The connection as it is now; another one in place of ``used`` if the session of that is over."""
         with self._lock:
-            if self._connection is None:
-                if self._subject.closed:
-                    self._subject.require()
-                if self._forked and not _settings.fork_support():
-                    raise no_fork_support()
-                self._connection = Connection(self._subject, self._open_timeout)
-                self._subject.adopt(self._connection.session)
-            return self._connection
+            current = self._connection
+            if current is not None and (current is not used or not current.session.lost):
+                return current
+            if self._subject.closed:
+                self._subject.require()
+            if self._forked and not _settings.fork_support():
+                raise no_fork_support()
+            made = Connection(self._subject, min(seconds, self._open_timeout))
+            self._connection = made
+            self._subject.adopt(made.session)
+            if current is not None:
+                self._retired.add(current)
+                current.retire()
+            return made
 
-    def _drive(self, flow: Flow[T]) -> T:
+    def _drive(self, flow: Callable[P, Flow[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
         connection = self._connected()
         for release in self._subject.take_releases():
             self._post(connection, release)
+        limit: Any = kwargs.get("timeout")
+        steps = surviving(self._subject, partial(flow, *args, **kwargs), limit, self._open_timeout)
         try:
-            call = next(flow)
+            step = next(steps)
             while True:
                 try:
-                    reply = call.function() if isinstance(call, Work) else self._call(connection, call)
+                    if isinstance(step, Rpc):
+                        reply = self._call(connection, step)
+                    elif isinstance(step, Work):
+                        reply = step.function()
+                    elif isinstance(step, Wait):
+                        time.sleep(step.seconds)
+                        reply = None
+                    else:
+                        connection = self._renewed(connection, step.seconds)
+                        reply = None
                 except BaseException as error:  # noqa: PERF203
-                    call = flow.throw(error)
+                    step = steps.throw(error)
                 else:
-                    call = flow.send(reply)
+                    step = steps.send(reply)
         except StopIteration as stop:
             result: T = stop.value
             return result
@@ -228,9 +253,9 @@ class Client:
                 stream.cancel()
             return messages
         except grpc.RpcError as error:
-            raise call_failed(self._subject, connection.session, error) from None
+            raise call_failed(self._subject, connection.session, error, method) from None
         except ValueError as error:
-            raise closed_during_call(error) from None
+            raise channel_closed(self._subject, connection.session, error) from None
 
     def _post(self, connection: Connection, call: Rpc) -> None:
         """Send a call whose reply does not matter."""
@@ -258,8 +283,8 @@ class Kernels:
         self._client = weakref.proxy(client)
         self._subject = client._subject
 
-    def _drive(self, flow: Flow[T]) -> T:
-        result: T = self._client._drive(flow)
+    def _drive(self, flow: Callable[P, Flow[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        result: T = self._client._drive(flow, *args, **kwargs)
         return result
 
     list = blocking(catalog.list_kernels)
@@ -279,8 +304,8 @@ class Buffer:
         self._client = client
         self._subject = state
 
-    def _drive(self, flow: Flow[T]) -> T:
-        return self._client._drive(flow)
+    def _drive(self, flow: Callable[P, Flow[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._client._drive(flow, *args, **kwargs)
 
     write = blocking(resident.write)
     read = blocking(resident.read)
@@ -312,6 +337,8 @@ def connect(
     call_timeout: float | None = 300.0,
     name: str | None = None,
     launch: Placement = "auto",
+    reconnect: bool = True,
+    retries: int = 5,
 ) -> Client:
     """Open a session with a server.
 
@@ -319,14 +346,15 @@ def connect(
     ``tilewright serve`` for this user. ``timeout`` is how many seconds to wait for the server to answer,
     ``call_timeout`` the limit of calls that name none (``None``: no limit). ``name`` shows in the server's status and
     log. ``launch`` says who launches: "caller" (this process, on its own memory and streams), "server", or "auto", this
-    process where it can; see docs/launching.md.
+    process where it can; see docs/launching.md. ``reconnect=False``: calls fail when the session is over, until
+    ``Client.reconnect``. ``retries`` is how often a call is made again that the server refuses for the moment.
 
     Raises ``UnavailableError`` if no server answers.
 
         >>> with connect() as client:  # doctest: +SKIP
         ...     c = client.gemm(a, b)
     """
-    return Client(*opening(target, timeout, call_timeout, name, launch))
+    return Client(*opening(target, timeout, call_timeout, name, launch, reconnect, retries))
 
 
 _CLIENTS: weakref.WeakSet[Client] = weakref.WeakSet()

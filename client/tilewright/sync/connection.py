@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 import threading
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import grpc
 
@@ -13,13 +17,15 @@ from tilewright.transport.rpc import OPEN_SESSION, Flow
 
 __all__ = ["Connection", "FlowRunner"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class Connection:
-    """One channel, with the stream that holds the session open."""
+    """One channel, with the stream that holds the session open. It is closed with its last user at the latest."""
 
     def __init__(self, core: Core, timeout: float) -> None:
+        self._pid = os.getpid()
         self.channel = grpc.insecure_channel(core.target, options=CHANNEL_OPTIONS)
         self._calls: dict[str, Any] = {}
         try:
@@ -55,9 +61,19 @@ class Connection:
             call = self._calls[path] = self.channel.unary_unary(path)
         return call
 
+    def retire(self) -> None:
+        """Give the session up. Calls under way go on to their end."""
+        self.lease.cancel()
+
     def close(self) -> None:
         self.lease.cancel()
         self.channel.close()
+
+    def __del__(self) -> None:
+        # In a forked child the channel is the parent's, and at the end of the interpreter gRPC's threads are gone.
+        if hasattr(self, "channel") and self._pid == os.getpid() and not sys.is_finalizing():
+            with contextlib.suppress(Exception):
+                self.channel.close()
 
 
 class FlowRunner(Protocol):
@@ -66,8 +82,10 @@ class FlowRunner(Protocol):
     @property
     def _subject(self) -> Core: ...
 
-    def _drive(self, flow: Flow[T]) -> T:
-        """Run a flow and return its result."""
+    def _drive(self, flow: Callable[P, Flow[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run the flow that ``flow`` makes of the arguments, and return its result. ``timeout`` among them bounds how
+        long a new session is waited for.
+        """
         ...
 
     def _connected(self) -> Connection:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 from tilewright.operations.attention import kv_cache
 from tilewright.operations.attention.kv_pages import CacheBase
@@ -11,6 +12,7 @@ from tilewright.transport.rpc import Flow
 
 __all__ = ["KVCache"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -19,8 +21,8 @@ class KVCache(CacheBase):
     that frees it. For one thread at a time.
     """
 
-    def _drive(self, flow: Flow[T]) -> T:
-        result: T = self._client._drive(flow)
+    def _drive(self, flow: Callable[P, Flow[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        result: T = self._client._drive(flow, *args, **kwargs)
         return result
 
     append = blocking(kv_cache.append)

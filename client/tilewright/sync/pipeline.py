@@ -30,7 +30,7 @@ class Pipeline:
         if state.is_here():
             pipeline.add_here(state)
             return
-        if not pipeline.ready(state) and self._client._drive(state.settled()) is None:
+        if not pipeline.ready(state) and self._client._drive(state.settled) is None:
             raise no_pipeline()
         if pipeline.add(state):
             pipeline.flush()

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from tilewright.dispatch.batch import Batcher
+from tilewright.dispatch.batch import Batcher, not_sent
 from tilewright.dispatch.bound import BoundState, run_many
 from tilewright.dispatch.description import PlanBase
 from tilewright.dispatch.plan import PlanState
@@ -20,7 +20,6 @@ from tilewright.session.grpc import call_failed
 from tilewright.session.state import check_timeout
 from tilewright.sync.connection import FlowRunner
 from tilewright.sync.launch import Launch
-from tilewright.transport.launch_connections import NoLaneError
 from tilewright.transport.rpc import EXECUTE_STREAM, MISSED
 from tilewright_proto.v1 import dispatch_pb2
 
@@ -45,7 +44,7 @@ class Plan(PlanBase):
         """
         if repeat == 1 and timeout is None and (result := self._state.attempt(inputs, out, named)) is not MISSED:
             return result
-        return self._client._drive(self._state.execute(inputs, out, named, repeat, timeout))
+        return self._client._drive(self._state.execute, inputs, out, named, repeat, timeout=timeout)
 
     def launch(self, *inputs: Any, out: Any = None, stream: Any = None, wait: bool = True, **named: Any) -> Launch:
         """Launch it on these arrays behind what is on a stream of a GPU, and return before it ends; arguments as those
@@ -53,7 +52,7 @@ class Plan(PlanBase):
         and for arrays that have to be copied, it is run, and is over when this returns.
         """
         place = None if stream is None else stream_handle(stream)
-        return Launch(*self._client._drive(self._state.launch(inputs, out, named, place, wait)))
+        return Launch(*self._client._drive(self._state.launch, inputs, out, named, place, wait))
 
     def run_many(self, calls: Sequence[Any], *, timeout: float | None = None) -> list[Any]:
         """Run many executions in one message (more, if its limits ask for it): each a tuple of inputs and then
@@ -62,7 +61,7 @@ class Plan(PlanBase):
         All are run, even if one fails; the first failure is then raised. ``timeout`` is for all of them.
         """
         return self._client._drive(
-            run_many(self._state, [call._state if isinstance(call, Bound) else call for call in calls], timeout)
+            run_many, self._state, [call._state if isinstance(call, Bound) else call for call in calls], timeout=timeout
         )
 
     def bind(self, *inputs: Any, out: Any = None, **named: Any) -> Bound:
@@ -70,7 +69,7 @@ class Plan(PlanBase):
         where it launches by itself, else in shared memory: the fastest way to run it again and again. They are kept
         alive, and used where they were when they were bound.
         """
-        return Bound(self._client, self._client._drive(BoundState(self._state, inputs, out, named).bind()))
+        return Bound(self._client, self._client._drive(BoundState(self._state, inputs, out, named).bind))
 
     def stream(self, *, max_pending: int = 4096, timeout: float | None = None) -> Stream:
         """A stream for many executions in flight. ``timeout``: seconds after which an execution that was not launched
@@ -99,11 +98,12 @@ class Bound:
         if timeout is None and (go := state.quick()) is not None:
             try:
                 state.launch_now(go)
-            except (NoLaneError, NotFoundError):  # the long way makes a lane, or binds again
-                pass
+            except (NotFoundError, UnavailableError) as error:
+                if not _has_long_way(error):
+                    raise
             else:
                 return state.result
-        return self._client._drive(state.execute(timeout))
+        return self._client._drive(state.execute, timeout=timeout)
 
     def launch(self, stream: Any = None, wait: bool = True) -> Launch:
         """Launch it behind what is on a stream of a GPU (one of PyTorch or CuPy, or the driver's handle; the current
@@ -118,15 +118,21 @@ class Bound:
         if (go := state.quick()) is not None:
             try:
                 return Launch(state.launch_now(go, place, wait), state.result)
-            except (NoLaneError, NotFoundError):  # the long way makes a lane, or binds again
-                pass
-        launched = self._client._drive(state.launch(place, wait))
+            except (NotFoundError, UnavailableError) as error:
+                if not _has_long_way(error):
+                    raise
+        launched = self._client._drive(state.launch, place, wait)
         return Launch(launched, state.result)
 
     @property
     def out(self) -> Any:
         """The output array (several: a dict)."""
         return self._state.result
+
+
+def _has_long_way(error: TilewrightError) -> bool:
+    """True for a launch that did not begin: the long way connects, opens a session or binds again."""
+    return error.repeatable or isinstance(error, NotFoundError)
 
 
 class Stream:
@@ -145,7 +151,7 @@ class Stream:
         self._closing = False
         self._error: TilewrightError | None = None
         self._last: Future[Any] | None = None
-        client._drive(plan.live())
+        client._drive(plan.live)
         self._connection = client._connected()
         self._call = self._connection.channel.stream_stream(EXECUTE_STREAM)(self._requests())
         self._reader = threading.Thread(target=self._read, name="tilewright-stream", daemon=True)
@@ -159,9 +165,9 @@ class Stream:
         """
         client = self._client
         if len(inputs) == 1 and isinstance(inputs[0], Bound):
-            load = client._drive(inputs[0]._state.sendable())
+            load = client._drive(inputs[0]._state.sendable)
         else:
-            load = client._drive(self._plan.load(inputs, out, named))
+            load = client._drive(self._plan.load, inputs, out, named)
         load.cargo.fence()
         future: Future[Any] = Future()
         self._room.acquire()
@@ -232,14 +238,15 @@ class Stream:
         except Exception as failure:
             error = UnavailableError(f"the stream broke: {failure}", field="stream", rule="stream_open")
             self._call.cancel()
+        error = error or UnavailableError("the stream is over", field="stream", rule="stream_open")
         with self._changed:
-            self._error = error or UnavailableError("the stream is over", field="stream", rule="stream_open")
-            rest = self._batches.abandon()
+            self._error = not_sent(error)
+            rest = self._batches.abandon(error)
             self._changed.notify_all()
         if rest:
-            self._client._subject.quarantine([load.cargo for load, _ in rest])
-        for _, future in rest:
-            self._settle(future, self._error)
+            self._client._subject.quarantine([load.cargo for load, _, _ in rest])
+        for _, future, failed in rest:
+            self._settle(future, failed)
 
     def _settle(self, future: Future[Any], result: Any) -> None:
         self._room.release()

@@ -20,7 +20,7 @@ SHORT_FLOPS = 10_000_000
 """A product of that many operations takes less than a switch of threads: the loop of events may wait for it."""
 
 # A flow may have an `attempt`, which makes a call without the server where that is possible, or returns `MISSED`.
-# `self` has `_subject`, the first argument of its flows, and `_drive`, which runs one.
+# `self` has `_subject`, the first argument of its flows, and `_drive`, which runs one, made of its arguments.
 
 
 def blocking(flow: Callable[Concatenate[S, P], Flow[T]]) -> Callable[Concatenate[Any, P], T]:
@@ -30,7 +30,7 @@ def blocking(flow: Callable[Concatenate[S, P], Flow[T]]) -> Callable[Concatenate
 
     @functools.wraps(flow)
     def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        result: T = self._drive(flow(self._subject, *args, **kwargs))
+        result: T = self._drive(flow, self._subject, *args, **kwargs)
         return result
 
     return method
@@ -43,7 +43,7 @@ def _attempting(
     def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         result: T = attempt(self._subject, args, kwargs)
         if result is MISSED:
-            result = self._drive(flow(self._subject, *args, **kwargs))
+            result = self._drive(flow, self._subject, *args, **kwargs)
         return result
 
     return method
@@ -56,7 +56,7 @@ def awaiting(flow: Callable[Concatenate[S, P], Flow[T]]) -> Callable[Concatenate
     async def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         result: T = attempt(self._subject, args, kwargs, SHORT_FLOPS) if attempt is not None else MISSED
         if result is MISSED:
-            result = await self._drive(flow(self._subject, *args, **kwargs))
+            result = await self._drive(flow, self._subject, *args, **kwargs)
         return result
 
     return method
@@ -69,7 +69,7 @@ def blocking_as(
 
     @functools.wraps(flow)
     def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> U:
-        return wrap(self, self._drive(flow(self._subject, *args, **kwargs)))
+        return wrap(self, self._drive(flow, self._subject, *args, **kwargs))
 
     return method
 
@@ -79,7 +79,7 @@ def awaiting_as(
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, U]]:
     @functools.wraps(flow)
     async def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> U:
-        return wrap(self, await self._drive(flow(self._subject, *args, **kwargs)))
+        return wrap(self, await self._drive(flow, self._subject, *args, **kwargs))
 
     return method
 

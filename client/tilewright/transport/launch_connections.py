@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
-from tilewright.errors import TilewrightError, UnavailableError
+from tilewright.errors import TilewrightError, UnavailableError, unbegun
 from tilewright.gpu.driver import GpuDriver
 from tilewright.transport import frames
 from tilewright.transport.frames import HEADER
@@ -40,6 +40,8 @@ _CPUS = len(os.sched_getaffinity(0))
 
 class NoLaneError(UnavailableError):
     """A connection could not be made; nothing was launched. gRPC may still do."""
+
+    repeatable = True
 
 
 class Lane:
@@ -266,7 +268,9 @@ class Lanes:
 
     def _check(self) -> None:
         if self._closed:
-            raise UnavailableError("the client was closed", field="client", rule="client_open", fix="make another")
+            raise unbegun(
+                UnavailableError("the session is over", field="session", rule="session_alive", fix="call again")
+            )
 
     def close(self) -> None:
         with self._lock:

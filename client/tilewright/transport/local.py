@@ -19,7 +19,16 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from tilewright.errors import DeadlineError, InternalError, TilewrightError, UnavailableError, from_detail
+from tilewright.errors import (
+    DeadlineError,
+    InternalError,
+    TilewrightError,
+    UnavailableError,
+    UnknownOutcomeError,
+    from_detail,
+    outcome_unknown,
+    unbegun,
+)
 from tilewright.transport import frames
 from tilewright.transport.frames import HEADER
 from tilewright_proto.v1 import error_pb2
@@ -65,6 +74,7 @@ class Connection:
         self._buffer = bytearray(frames.PACKET_BYTES)
         self._stash: dict[int, Reply | TilewrightError] = {}
         self._unwanted: set[int] = set()
+        self._pid = os.getpid()
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         try:
             self.socket.settimeout(HELLO_TIMEOUT_S)
@@ -94,7 +104,10 @@ class Connection:
         sequence = self.next_sequence()
         data = HEADER.pack(kind, 0, slot, sequence, value) + payload
         self.send(data, fds)
-        return self.wait(sequence)
+        try:
+            return self.wait(sequence)
+        except UnknownOutcomeError:  # whatever it did ended with the connection
+            raise self._gone() from None
 
     def next_sequence(self) -> int:
         sequence = self.sequence = (self.sequence + 1) & 0xFFFFFFFF
@@ -149,7 +162,7 @@ class Connection:
 
     def ask(self, data: bytes, sequence: int) -> int:
         """Send a packet of launches, the last one number ``sequence``, and return the value of that one's reply. Raises
-        as ``request`` does.
+        as ``request`` does, and ``UnknownOutcomeError`` if the server went away after it was sent.
         """
         if self.broken:
             raise self._gone()
@@ -181,7 +194,7 @@ class Connection:
                     return 0
                 os.sched_yield()  # to whoever else wants this CPU
             except OSError as error:
-                raise self._break(error) from None
+                raise self._break(error, sent=True) from None
 
     def _file(self, sequence: int, reply: Reply | TilewrightError) -> None:
         if sequence in self._unwanted:
@@ -197,7 +210,7 @@ class Connection:
 
     def _receive(self) -> tuple[int, Reply | TilewrightError]:
         if self.broken:
-            raise self._gone()
+            raise self._gone(sent=True)
         return self._parsed(*self._read())
 
     def _read(self) -> tuple[int, Sequence[tuple[int, int, bytes]]]:
@@ -211,12 +224,12 @@ class Connection:
         except (TimeoutError, BlockingIOError):
             raise self._late() from None
         except OSError as error:
-            raise self._break(error) from None
+            raise self._break(error, sent=True) from None
 
     def _parsed(self, size: int, ancillary: Sequence[tuple[int, int, bytes]]) -> tuple[int, Reply | TilewrightError]:
         buffer = self._buffer
         if size < HEADER.size:
-            raise self._break(None if size else "the server closed it")
+            raise self._break(None if size else "the server closed it", sent=True)
         _, flags, _, sequence, value = HEADER.unpack_from(buffer)
         payload = bytes(memoryview(buffer)[HEADER.size : size]) if size > HEADER.size else b""
         if flags & frames.FAILED:
@@ -231,21 +244,30 @@ class Connection:
             fix="allow more time: connect(call_timeout=...)",
         )
 
-    def _break(self, error: Any) -> UnavailableError:
-        self.broken = str(error or "what came was no packet")
+    def _break(self, error: Any, *, sent: bool = False) -> UnavailableError:
+        self.broken = self.broken or str(error or "what came was no packet")
         self.close()
-        return self._gone()
+        return self._gone(sent=sent)
 
-    def _gone(self) -> UnavailableError:
-        return UnavailableError(
-            f"the local connection to the server broke: {self.broken}",
-            field="session",
-            rule="local_socket",
-            fix="start the server again if it is gone, then call reconnect() or make a new client",
+    def _gone(self, *, sent: bool = False) -> UnavailableError:
+        """The error of a packet that the server may have had, or of one that was not ``sent``."""
+        if sent:
+            return outcome_unknown(f"the local connection to the server broke: {self.broken}")
+        return unbegun(
+            UnavailableError(
+                f"the local connection to the server broke: {self.broken}",
+                field="session",
+                rule="local_socket",
+                fix="start the server again if it is gone, then call reconnect() or make a new client",
+            )
         )
 
     def close(self) -> None:
+        """Close it; who waits for a reply is woken. In a forked child the parent goes on using it."""
         self.broken = self.broken or "it was closed"
+        if self._pid == os.getpid():
+            with contextlib.suppress(OSError):
+                self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
 
     def __del__(self) -> None:

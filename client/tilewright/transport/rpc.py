@@ -1,7 +1,8 @@
 """Requests of the client to the network, as values.
 
-A *flow* is a generator that yields ``Rpc`` and ``Work`` values, receives their replies (or has their error thrown into
-it) and returns a result. All logic is flows; the blocking and the asyncio client differ only in how they drive one.
+A *flow* is a generator that yields steps (``Rpc``, ``Work`` and others), receives their replies (or has their error
+thrown into it) and returns a result. All logic is flows; the blocking and the asyncio client differ only in how they
+drive one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from google.protobuf.message import Message
 from tilewright.transport import frames
 from tilewright_proto.v1 import dispatch_pb2, kernels_pb2, memory_pb2
 
-__all__ = ["EXECUTE_STREAM", "MISSED", "OPEN_SESSION", "Flow", "Method", "Rpc", "Step", "Work"]
+__all__ = ["EXECUTE_STREAM", "MISSED", "OPEN_SESSION", "Flow", "Method", "Renew", "Rpc", "Step", "Wait", "Work"]
 
 T = TypeVar("T")
 
@@ -27,6 +28,8 @@ class Method(NamedTuple):
     streams: bool = False
     number: int = 0
     """Kind of the same call over the local socket."""
+    effect: bool = False
+    """True if it shows whether the call was made twice, other than by what ends with the session."""
 
 
 class Rpc(NamedTuple):
@@ -46,21 +49,35 @@ class Work(NamedTuple):
     """Something to do that may wait a while, but not for gRPC: the flow receives what it returns."""
 
     function: Callable[[], Any]
+    effect: bool = False
+    """As a method's."""
+
+
+class Wait(NamedTuple):
+    """Time to let pass."""
+
+    seconds: float
+
+
+class Renew(NamedTuple):
+    """Take the client's session as it is now; if it is over, open another, for ``seconds`` at the most."""
+
+    seconds: float
 
 
 MISSED: Any = object()
 """Stands for a result that could not be had in a short way."""
 
-Step = Rpc | Work
+Step = Rpc | Work | Wait | Renew
 Flow = Generator[Step, Any, T]
 
 _D, _M, _K = "/tilewright.v1.Dispatch/", "/tilewright.v1.Memory/", "/tilewright.v1.Kernels/"
 
-RUN = Method(_D + "Run", dispatch_pb2.RunReply.FromString)
+RUN = Method(_D + "Run", dispatch_pb2.RunReply.FromString, effect=True)
 PLAN = Method(_D + "Plan", dispatch_pb2.PlanReply.FromString)
 FETCH_OBJECT = Method(_D + "FetchObject", dispatch_pb2.FetchObjectReply.FromString, number=frames.FETCH_OBJECT)
 RELEASE_PLAN = Method(_D + "ReleasePlan", dispatch_pb2.ReleasePlanReply.FromString)
-EXECUTE = Method(_D + "Execute", dispatch_pb2.ExecuteReply.FromString)
+EXECUTE = Method(_D + "Execute", dispatch_pb2.ExecuteReply.FromString, effect=True)
 EXECUTE_STREAM = _D + "ExecuteStream"
 OPEN_SESSION = _M + "OpenSession"
 BIND = Method(_D + "Bind", dispatch_pb2.BindReply.FromString, number=frames.BIND)

@@ -60,13 +60,16 @@ class DeviceLostError(UnavailableError):
     fell off the bus). A worker process that hears of it ends, and a new one opens the device again at its next use.
     """
 
-    def __init__(self, reason: str, *, device: str = "", retry_after_s: float = 0.5) -> None:
+    def __init__(self, reason: str, *, device: str = "", retry_after_s: float | None = 0.5) -> None:
+        """``retry_after_s`` is ``None`` for what was in the device's memory, which does not come back."""
         super().__init__(
             reason,
             field="device",
             value=device,
             rule="device_lost",
-            fix="send it again: the device is opened anew; what was in its memory must be made again",
+            fix="make it again, and fill it: the device is opened anew, and what was in its memory is gone"
+            if retry_after_s is None
+            else "send it again: the device is opened anew; what was in its memory must be made again",
             retry_after_s=retry_after_s,
         )
 

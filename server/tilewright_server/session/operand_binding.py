@@ -211,7 +211,9 @@ class Binder:
         if item.device_id != binding.target.device_id:
             raise _wrong_device(slot, item, binding.target.device_id)
         if is_lost(item.address):
-            raise DeviceLostError(f"the {item.kind} was on the device when it was lost", device=item.device_id)
+            raise DeviceLostError(
+                f"the {item.kind} was on the device when it was lost", device=item.device_id, retry_after_s=None
+            )
         if item.address % slot.alignment:
             raise _misaligned(slot, item)
         if slot.nbytes:

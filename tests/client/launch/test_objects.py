@@ -26,7 +26,7 @@ def asked(client: tw.Client, call: Rpc) -> Any:
     def flow() -> Any:
         return (yield call)
 
-    return client._drive(flow())
+    return client._drive(flow)
 
 
 def plan_of(client: tw.Client, **more: Any) -> dispatch_pb2.PlanReply:
@@ -139,7 +139,7 @@ with tw.connect(sys.argv[1], launch="server") as client:
 
     if sys.argv[2] == "grpc":
         client.session.control = None
-    plan, out = client._drive(flow()), np.empty((12, 28), np.float32)
+    plan, out = client._drive(flow), np.empty((12, 28), np.float32)
     assert plan.run(plan.pack(*(item.__array_interface__["data"][0] for item in (a, b, out)))) == 0
     assert (out == 20).all()
 """

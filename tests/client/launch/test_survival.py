@@ -71,7 +71,7 @@ def test_what_was_opened_goes_on_when_the_server_is_killed(own_real_server) -> N
 
 
 def test_a_new_problem_says_that_the_server_is_gone(own_real_server) -> None:
-    with tw.connect(own_real_server.target) as client:
+    with tw.connect(own_real_server.target, timeout=0.5) as client:
         client.gemm(A, B)
         own_real_server.kill()
         for _ in range(2):

@@ -242,7 +242,7 @@ class WorkerProcess(Lifetime):
 
     def stale(self, what: str) -> DeviceLostError:
         """For something of a worker that had ended before."""
-        return DeviceLostError(f"{what} was on the device when it was lost", device=self.info.id)
+        return DeviceLostError(f"{what} was on the device when it was lost", device=self.info.id, retry_after_s=None)
 
     def call(self, method: str, fds: Sequence[int] = (), **arguments: Any) -> tuple[dict[str, Any], list[int]]:
         """Call a method of ``Hosted``; descriptors of the answer are the caller's to close. Raises what it raises."""

@@ -220,7 +220,7 @@ def unpack_error(payload: bytes) -> Exception:
     if kind == "KeyError":
         return KeyError(record.get("reason", ""))
     if kind == DeviceLostError.__name__:
-        return DeviceLostError(record["reason"], device=record["value"], retry_after_s=record["retry_after_s"] or 0.0)
+        return DeviceLostError(record["reason"], device=record["value"], retry_after_s=record["retry_after_s"])
     reason = record.pop("reason", "")
     made: Exception = _KINDS.get(kind, kit.InternalError)(reason, **record)
     return made
