@@ -364,3 +364,30 @@ def test_wrong_memory_is_refused_with_its_reason(torch: Any, client: tw.Client) 
     plan = client.plan_gemm(a.detach(), a.detach())
     with pytest.raises(tw.InvalidArgumentError, match="plan was made for"):
         plan(a.detach()[:32], a.detach())
+
+
+# ---- graphs ----
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a product on another stream"])
+def test_a_captured_graph_launches_in_this_process(client: tw.Client, torch: Any, beside: bool) -> None:
+    a, b, c, d = (random(torch, *shape) for shape in ((257, 520), (520, 136), (64, 72), (72, 80)))
+    out, other = (torch.full(shape, float("nan"), device="cuda", dtype=a.dtype) for shape in ((257, 136), (64, 80)))
+    bound = client.plan_gemm(a, b, out=out).bind(a, b, out=out)
+    bound.launch()
+    client.grouped_gemm([c], [d], out=[other])
+    assert client.report is not None
+    assert client.report.placement == "caller"
+    torch.cuda.synchronize()
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph, capture_error_mode="global"):
+        bound.launch()
+        if beside:
+            with torch.cuda.stream(side):
+                client.grouped_gemm([c], [d], out=[other])
+    a.copy_(random(torch, *a.shape))
+    out.fill_(float("nan"))
+    graph.replay()
+    torch.cuda.synchronize()
+    check(torch, out, a, b)
+    check(torch, other, c, d)
