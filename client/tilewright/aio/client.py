@@ -260,6 +260,8 @@ class Kernels:
     describe = awaiting(catalog.describe)
     validate = awaiting(catalog.validate)
     correct = awaiting(catalog.correct)
+    register = awaiting(catalog.register)
+    unregister = awaiting(catalog.unregister)
     build = awaiting(catalog.build)
     export = awaiting(catalog.export)
     statistics = awaiting(catalog.statistics)

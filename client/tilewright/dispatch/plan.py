@@ -16,7 +16,15 @@ from tilewright.dispatch.binding import Launched
 from tilewright.dispatch.fast_path import ShortWay
 from tilewright.dispatch.operands import Cargo, attributes_to_wire, collect
 from tilewright.dispatch.placed import PlacedPlan, placement_of
-from tilewright.dispatch.request import BuildPolicy, held, plan_request, refuse_outputs, selection, spec_of
+from tilewright.dispatch.request import (
+    BuildPolicy,
+    config_text,
+    held,
+    plan_request,
+    refuse_outputs,
+    selection,
+    spec_of,
+)
 from tilewright.dispatch.slots import Loaded, Slot, known, place_slot_input, place_slot_output, single
 from tilewright.errors import InvalidArgumentError, TilewrightError, from_detail
 from tilewright.launch.library import load_library
@@ -356,6 +364,7 @@ def prepare(
     device: str | None = None,
     timeout: float | None = None,
     launch: Placement | None = None,
+    config: Mapping[str, Any] | str | None = None,
 ) -> Flow[PlanState]:
     """Prepare a plan for any operation, from arrays or descriptions (``Spec``, or ``(shape, dtype)``) of its
     operands.
@@ -368,6 +377,7 @@ def prepare(
         >>> c = plan(a, b)  # doctest: +SKIP
     """
     limit = check_timeout(timeout) or core.timeout
+    text = config if isinstance(config, str) else config_text(config)
     session = core.require()
     placement = yield from placement_of(core, session, launch)
     inputs = {name: recognise(value, name) or value for name, value in inputs.items()}
@@ -379,7 +389,7 @@ def prepare(
         {name: spec_of(value, name) for name, value in inputs.items()},
         {name: spec_of(value, name) for name, value in (outputs or {}).items() if value is not None},
         attributes_to_wire(attributes or {}),
-        selection(kernel, strategy, build, device),
+        selection(kernel, strategy, build, device, text),
     )
     state = PlanState(core, request, limit, placement)
     yield from state.live()

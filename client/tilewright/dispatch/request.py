@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ __all__ = [
     "BuildPolicy",
     "as_operand",
     "check_choice",
+    "config_text",
     "held",
     "named_operands",
     "plan_request",
@@ -38,19 +40,42 @@ _POLICIES = {"wait": dispatch_pb2.BUILD_WAIT, "fallback": dispatch_pb2.BUILD_FAL
 
 
 def selection(
-    kernel: str | None, strategy: str | None, build: BuildPolicy, device: str | None
+    kernel: str | None, strategy: str | None, build: BuildPolicy, device: str | None, config: str = ""
 ) -> dispatch_pb2.Selection:
-    """Choice of a kernel; naming one implies the strategy ``explicit``. Raises ``InvalidArgumentError``."""
-    check_choice(kernel, strategy, build, device)
+    """Choice of a kernel; naming one implies the strategy ``explicit``, and so does its configuration as JSON. Raises
+    ``InvalidArgumentError``.
+    """
+    check_choice(kernel, strategy, build, device, config)
     return dispatch_pb2.Selection(
-        strategy=strategy or ("explicit" if kernel else ""),
+        strategy=strategy or ("explicit" if kernel or config else ""),
         kernel=kernel or "",
         build=_POLICIES[build],
         device=device or "",
+        config_json=config,
     )
 
 
-def check_choice(kernel: str | None, strategy: str | None, build: BuildPolicy, device: str | None) -> None:
+def config_text(config: Mapping[str, Any] | None, field: str = "config") -> str:
+    """A kernel's configuration as JSON; empty for none. Raises ``InvalidArgumentError``."""
+    if config is None:
+        return ""
+    try:
+        if not isinstance(config, Mapping):
+            raise TypeError("it is no mapping")
+        return json.dumps(dict(config), sort_keys=True)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(
+            f"{field} is not the configuration of a kernel: {error}",
+            field=field,
+            value=config,
+            rule="config_json",
+            fix="give a dict of fields and plain values, as client.kernels.describe(name).config is one",
+        ) from None
+
+
+def check_choice(
+    kernel: str | None, strategy: str | None, build: BuildPolicy, device: str | None, config: str = ""
+) -> None:
     """Raise ``InvalidArgumentError`` for words that cannot choose a kernel."""
     if not isinstance(build, str) or build not in _POLICIES:
         raise InvalidArgumentError(
@@ -58,6 +83,14 @@ def check_choice(kernel: str | None, strategy: str | None, build: BuildPolicy, d
         )
     for field, value in (("kernel", kernel), ("strategy", strategy), ("device", device)):
         check_name(field, value)
+        if config and value and field != "device":
+            raise InvalidArgumentError(
+                f"config and {field} both choose the kernel",
+                field=field,
+                value=value,
+                rule="explicit_kernel",
+                fix="leave one of them out",
+            )
 
 
 def spec_of(value: Any, field: str) -> Spec:

@@ -17,6 +17,7 @@ from tilewright.dispatch.request import (
     BuildPolicy,
     as_operand,
     check_choice,
+    config_text,
     named_operands,
     planned_input,
     planned_output,
@@ -39,8 +40,8 @@ __all__ = ["Call", "Made", "explain", "made", "run"]
 
 MAX_PLANS = 512
 """Plans of repeated calls that one session keeps."""
-Choice = tuple[str | None, str | None, BuildPolicy, str | None]
-"""Kernel, strategy, build policy and device that a call names."""
+Choice = tuple[str | None, str | None, BuildPolicy, str | None, str]
+"""Kernel, strategy, build policy and device that a call names, and the kernel's configuration as JSON."""
 
 
 def run(
@@ -56,6 +57,7 @@ def run(
     device: str | None = None,
     timeout: float | None = None,
     launch: Placement | None = None,
+    config: Mapping[str, Any] | None = None,
 ) -> Flow[dict[str, Any]]:
     """Run any operation of the server.
 
@@ -70,7 +72,8 @@ def run(
     others are copied. On GPU memory the operation runs in the order of the current stream and may return before it is
     done, as PyTorch's own do.
 
-    ``kernel`` names a kernel, ``strategy`` the way to choose one, ``device`` where to run. ``build="fallback"`` runs
+    ``kernel`` names a kernel, ``config`` gives one by its fields (those of its signature that are left out follow from
+    the operands), ``strategy`` names the way to choose one, ``device`` where to run. ``build="fallback"`` runs
     the best kernel that is built while a better one is being built. ``timeout`` is in seconds, all steps of this call
     together being one or two requests. ``launch`` says who launches: "caller", "server", or "auto", this process where
     it can; ``connect`` has the default.
@@ -82,7 +85,8 @@ def run(
         >>> result = client.run("gemm", {"a": a, "b": b}, attributes={"alpha": 2.0})  # doctest: +SKIP
         >>> result["out"]  # doctest: +SKIP
     """
-    asked = Call(operation, inputs, outputs or {}, attributes or {}, (kernel, strategy, build, device), timeout, launch)
+    choice = (kernel, strategy, build, device, config_text(config))
+    asked = Call(operation, inputs, outputs or {}, attributes or {}, choice, timeout, launch)
     return (yield from made(core, asked)).results
 
 
@@ -119,7 +123,7 @@ def made(core: Core, call: Call) -> Flow[Made]:
     wanted = dict(call.outputs)
     choice = call.choice
     if choice[3] is None and any(isinstance(value, DeviceTensor) for value in operands.values()):
-        choice = (*choice[:3], device_for(session, operands))
+        choice = (*choice[:3], device_for(session, operands), choice[4])
     specs = {name: planned_input(core, value, name) for name, value in operands.items()}
     targets = {name: planned_output(core, value, name) for name, value in wanted.items() if value is not None}
     state, fresh = yield from _planned(core, call, specs, targets, choice, "server")
@@ -156,7 +160,7 @@ def _in_place(core: Core, call: Call, operands: dict[str, Any]) -> Flow[tuple[Ma
         copied = sum(value.nbytes for name, value in plain.items() if value is not operands[name])
         operands = plain
     elif choice[3] is None:
-        choice = (*choice[:3], device_for(session, operands))
+        choice = (*choice[:3], device_for(session, operands), choice[4])
     try:
         specs = {name: spec_of(value, name) for name, value in operands.items()}
         targets = {name: spec_of(value, name) for name, value in call.outputs.items() if value is not None}
@@ -224,11 +228,12 @@ def _planned(
     # A plan for which a better kernel is being built is asked for again: it may have been swapped meanwhile.
     if state is not None and not state.closed and (choice[2] != "fallback" or state.here is not None):
         return state, False
-    kernel, strategy, build, device = choice
+    kernel, strategy, build, device, config = choice
     targeted = {name: targets.get(name) for name in call.outputs}
     state = yield from prepare(
         core, call.operation, specs, targeted, call.attributes,
         kernel=kernel, strategy=strategy, build=build, device=device, timeout=call.timeout, launch=placement,
+        config=config,
     )  # fmt: skip
     if len(core.plans) >= MAX_PLANS:
         core.plans.clear()
@@ -254,6 +259,7 @@ def explain(
     strategy: str | None = None,
     device: str | None = None,
     timeout: float | None = None,
+    config: Mapping[str, Any] | None = None,
 ) -> Flow[dict[str, Any]]:
     """Why which kernel would be chosen: every candidate with its prediction, every refused kernel with its reasons,
     and what decided.
@@ -268,7 +274,7 @@ def explain(
             {name: spec_of(value, name) for name, value in (outputs or {}).items() if value is not None}
         ),
         attributes=attributes_to_wire(attributes or {}),
-        selection=selection(kernel, strategy, "wait", device),
+        selection=selection(kernel, strategy, "wait", device, config_text(config)),
     )
     reply = yield Rpc(rpc.EXPLAIN, request, check_timeout(timeout) or core.timeout)
     found: dict[str, Any] = json.loads(reply.json)

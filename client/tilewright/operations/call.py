@@ -14,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypedDict
 
 from tilewright.dispatch.direct import Result, attempt, settle
 from tilewright.dispatch.plan import PlanState, prepare
-from tilewright.dispatch.request import BuildPolicy
+from tilewright.dispatch.request import BuildPolicy, config_text
 from tilewright.dispatch.run import Call, made
 from tilewright.operations.layouts import heads_first, heads_last
 from tilewright.operations.matrices import deliver
@@ -37,10 +37,12 @@ class Choice(TypedDict, total=False):
     device: str | None
     timeout: float | None
     launch: Placement | None
+    config: Mapping[str, Any] | None
 
 
 CHOICE: Choice = {
     "kernel": None, "strategy": None, "build": "wait", "device": None, "timeout": None, "launch": None,
+    "config": None,
 }  # fmt: skip
 
 
@@ -113,7 +115,7 @@ def _call(asked: Asked) -> Call:
         asked.inputs,
         asked.targets,
         asked.attributes,
-        (choice["kernel"], choice["strategy"], choice["build"], choice["device"]),
+        (choice["kernel"], choice["strategy"], choice["build"], choice["device"], config_text(choice["config"])),
         choice["timeout"],
         choice["launch"],
     )

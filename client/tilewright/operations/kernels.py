@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tilewright.dispatch.request import config_text
 from tilewright.errors import InvalidArgumentError, TilewrightError, Violation, from_detail, violation
 from tilewright.session.state import Core, check_timeout
 from tilewright.transport import rpc
 from tilewright.transport.rpc import Flow, Rpc
+from tilewright.types.arguments import flag
 from tilewright.types.report import plain
 from tilewright_proto.v1 import kernels_pb2
 
@@ -26,6 +28,8 @@ class Kernel:
     operation: str
     arch: str
     built: bool
+    registered: bool = False
+    """Declared by a caller, not by the operation."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ def list_kernels(
     found: list[Kernel] = []
     while True:
         request = kernels_pb2.ListKernelsRequest(
-            filter=_filter(operation, kernel_set, arch, name),
+            filter=_filter(core, operation, kernel_set, arch, name),
             limit=limit - len(found) if limit else 0,
             offset=offset + len(found),
         )
@@ -98,7 +102,7 @@ def list_kernels(
 
 def kernel_sets(core: Core, operation: str = "") -> Flow[list[str]]:
     """Names of the kernel sets of an operation, or of all."""
-    request = kernels_pb2.ListKernelsRequest(filter=_filter(operation, "", "", ""), limit=1)
+    request = kernels_pb2.ListKernelsRequest(filter=_filter(core, operation, "", "", ""), limit=1)
     reply = yield Rpc(rpc.LIST, request, core.timeout)
     return list(reply.kernel_sets)
 
@@ -114,14 +118,14 @@ def describe(
 
 def validate(core: Core, operation: str, config: Mapping[str, Any], *, arch: str = "") -> Flow[Validation]:
     """Check a kernel configuration, given as plain values, against the rules of its operation on an arch."""
-    request = kernels_pb2.ValidateConfigRequest(operation=operation, arch=arch, config_json=json.dumps(config))
+    request = kernels_pb2.ValidateConfigRequest(operation=operation, arch=arch, config_json=config_text(config))
     reply = yield Rpc(rpc.VALIDATE, request, core.timeout)
     return Validation(reply.valid, reply.name, tuple(violation(item) for item in reply.violations))
 
 
 def correct(core: Core, operation: str, config: Mapping[str, Any], *, arch: str = "") -> Flow[Correction]:
     """Apply the fixes of broken rules until the configuration is valid or none helps."""
-    request = kernels_pb2.CorrectConfigRequest(operation=operation, arch=arch, config_json=json.dumps(config))
+    request = kernels_pb2.CorrectConfigRequest(operation=operation, arch=arch, config_json=config_text(config))
     reply = yield Rpc(rpc.CORRECT, request, core.timeout)
     return Correction(
         reply.valid,
@@ -130,6 +134,35 @@ def correct(core: Core, operation: str, config: Mapping[str, Any], *, arch: str 
         tuple(violation(item) for item in reply.applied),
         tuple(violation(item) for item in reply.remaining),
     )
+
+
+def register(
+    core: Core, config: Mapping[str, Any], operation: str = "", *, arch: str = "", shared: bool = False
+) -> Flow[Kernel]:
+    """Make a valid configuration a kernel: its name then works wherever the name of a kernel is taken, and lists, sets
+    (``registered``) and exports have it.
+
+    ``config`` are a kernel's fields, as ``describe(name).config`` has them, an entry of ``export()``, or a record in
+    Composable Kernel's form. ``operation`` may be left out where the fields tell it. The kernel is this session's, and
+    ends with it; with ``shared`` it is kept beside the cache for all of the user's servers and clients, until it is
+    unregistered. Raises ``ConfigInvalidError`` with all rules that it breaks on ``arch`` (the default device's), and
+    ``InvalidArgumentError``.
+    """
+    request = kernels_pb2.RegisterKernelRequest(
+        session=core.require().token,
+        operation=operation,
+        arch=arch,
+        config_json=config_text(config),
+        shared=flag("shared", shared),
+    )
+    reply = yield Rpc(rpc.REGISTER_KERNEL, request, core.timeout)
+    return _kernel(reply.summary)
+
+
+def unregister(core: Core, name: str, operation: str = "") -> Flow[None]:
+    """Forget a registered kernel: this session's own, or else a shared one. Raises ``NotFoundError``."""
+    request = kernels_pb2.UnregisterKernelRequest(session=core.require().token, operation=operation, name=name)
+    yield Rpc(rpc.UNREGISTER_KERNEL, request, core.timeout)
 
 
 def build(
@@ -154,9 +187,9 @@ def build(
     core.require()
     request = kernels_pb2.BuildRequest(
         # An empty filter would mean everything; none means what is named.
-        filter=_filter(operation, kernel_set, arch, pattern) if kernel_set or pattern else None,
+        filter=_filter(core, operation, kernel_set, arch, pattern) if kernel_set or pattern else None,
         names=names,
-        config_json=json.dumps(config) if config is not None else "",
+        config_json=config_text(config),
         operation=operation,
         arch=arch,
         retry_failed=retry_failed,
@@ -175,7 +208,7 @@ def export(
     core: Core, operation: str = "", *, kernel_set: str = "", arch: str = "", name: str = "", statistics: bool = False
 ) -> Flow[dict[str, Any]]:
     """The catalog as JSON-able data."""
-    request = kernels_pb2.ExportRequest(filter=_filter(operation, kernel_set, arch, name), statistics=statistics)
+    request = kernels_pb2.ExportRequest(filter=_filter(core, operation, kernel_set, arch, name), statistics=statistics)
     reply = yield Rpc(rpc.EXPORT, request, core.timeout)
     return _loads(reply.json)
 
@@ -189,8 +222,9 @@ def statistics(core: Core) -> Flow[dict[str, Any]]:
     return found
 
 
-def _filter(operation: str, kernel_set: str, arch: str, name: str) -> kernels_pb2.KernelFilter:
-    return kernels_pb2.KernelFilter(operation=operation, kernel_set=kernel_set, arch=arch, name=name)
+def _filter(core: Core, operation: str, kernel_set: str, arch: str, name: str) -> kernels_pb2.KernelFilter:
+    session = core.require().token
+    return kernels_pb2.KernelFilter(operation=operation, kernel_set=kernel_set, arch=arch, name=name, session=session)
 
 
 def _check_count(field: str, value: Any) -> None:
@@ -201,7 +235,7 @@ def _check_count(field: str, value: Any) -> None:
 
 
 def _kernel(item: kernels_pb2.KernelSummary) -> Kernel:
-    return Kernel(item.name, item.key, item.operation, item.arch, item.built)
+    return Kernel(item.name, item.key, item.operation, item.arch, item.built, item.registered)
 
 
 def _event(item: kernels_pb2.BuildEvent) -> BuildEvent:

@@ -292,6 +292,8 @@ class Kernels:
     describe = blocking(catalog.describe)
     validate = blocking(catalog.validate)
     correct = blocking(catalog.correct)
+    register = blocking(catalog.register)
+    unregister = blocking(catalog.unregister)
     build = blocking(catalog.build)
     export = blocking(catalog.export)
     statistics = blocking(catalog.statistics)

@@ -13,6 +13,7 @@ from tilewright_gemm.commands.analysis import DEFAULT_SHAPE, gemm_analysis_reque
 from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.config.pack_b import PackBConfig
 from tilewright_gemm.cost.pack_b import predict_pack_b
+from tilewright_gemm.kernel_sets.composable_kernel import is_foreign, read_foreign
 from tilewright_gemm.pipelines.candidates import gemm_candidates, gemm_mismatches, predict_gemm
 from tilewright_gemm.pipelines.generator import select_set
 from tilewright_gemm.pipelines.kernel_sets import KERNEL_SETS, PACK_B_SETS, SPACES
@@ -46,6 +47,8 @@ class GemmOperation:
     """Sets for tuning: whole spaces of configurations, in which no kernel is looked up by name."""
 
     parse = staticmethod(parse_gemm)
+    is_foreign = staticmethod(is_foreign)
+    read_foreign = staticmethod(read_foreign)
     resized = staticmethod(resized_gemm)
     candidates = staticmethod(gemm_candidates)
     mismatches = staticmethod(gemm_mismatches)

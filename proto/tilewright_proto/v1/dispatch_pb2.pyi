@@ -24,16 +24,18 @@ PLACEMENT_SERVER: Placement
 PLACEMENT_CALLER: Placement
 
 class Selection(_message.Message):
-    __slots__ = ("strategy", "kernel", "build", "device")
+    __slots__ = ("strategy", "kernel", "build", "device", "config_json")
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
     KERNEL_FIELD_NUMBER: _ClassVar[int]
     BUILD_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
     strategy: str
     kernel: str
     build: BuildPolicy
     device: str
-    def __init__(self, strategy: _Optional[str] = ..., kernel: _Optional[str] = ..., build: _Optional[_Union[BuildPolicy, str]] = ..., device: _Optional[str] = ...) -> None: ...
+    config_json: str
+    def __init__(self, strategy: _Optional[str] = ..., kernel: _Optional[str] = ..., build: _Optional[_Union[BuildPolicy, str]] = ..., device: _Optional[str] = ..., config_json: _Optional[str] = ...) -> None: ...
 
 class RunRequest(_message.Message):
     __slots__ = ("session", "operation", "inputs", "outputs", "attributes", "selection")

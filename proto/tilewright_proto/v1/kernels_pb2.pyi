@@ -11,30 +11,34 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class KernelFilter(_message.Message):
-    __slots__ = ("operation", "kernel_set", "arch", "name")
+    __slots__ = ("operation", "kernel_set", "arch", "name", "session")
     OPERATION_FIELD_NUMBER: _ClassVar[int]
     KERNEL_SET_FIELD_NUMBER: _ClassVar[int]
     ARCH_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     operation: str
     kernel_set: str
     arch: str
     name: str
-    def __init__(self, operation: _Optional[str] = ..., kernel_set: _Optional[str] = ..., arch: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+    session: bytes
+    def __init__(self, operation: _Optional[str] = ..., kernel_set: _Optional[str] = ..., arch: _Optional[str] = ..., name: _Optional[str] = ..., session: _Optional[bytes] = ...) -> None: ...
 
 class KernelSummary(_message.Message):
-    __slots__ = ("name", "key", "operation", "arch", "built")
+    __slots__ = ("name", "key", "operation", "arch", "built", "registered")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     OPERATION_FIELD_NUMBER: _ClassVar[int]
     ARCH_FIELD_NUMBER: _ClassVar[int]
     BUILT_FIELD_NUMBER: _ClassVar[int]
+    REGISTERED_FIELD_NUMBER: _ClassVar[int]
     name: str
     key: str
     operation: str
     arch: str
     built: bool
-    def __init__(self, name: _Optional[str] = ..., key: _Optional[str] = ..., operation: _Optional[str] = ..., arch: _Optional[str] = ..., built: bool = ...) -> None: ...
+    registered: bool
+    def __init__(self, name: _Optional[str] = ..., key: _Optional[str] = ..., operation: _Optional[str] = ..., arch: _Optional[str] = ..., built: bool = ..., registered: bool = ...) -> None: ...
 
 class ListKernelsRequest(_message.Message):
     __slots__ = ("filter", "limit", "offset")
@@ -123,6 +127,40 @@ class CorrectConfigReply(_message.Message):
     applied: _containers.RepeatedCompositeFieldContainer[_error_pb2.Violation]
     remaining: _containers.RepeatedCompositeFieldContainer[_error_pb2.Violation]
     def __init__(self, valid: bool = ..., config_json: _Optional[str] = ..., name: _Optional[str] = ..., applied: _Optional[_Iterable[_Union[_error_pb2.Violation, _Mapping]]] = ..., remaining: _Optional[_Iterable[_Union[_error_pb2.Violation, _Mapping]]] = ...) -> None: ...
+
+class RegisterKernelRequest(_message.Message):
+    __slots__ = ("session", "operation", "arch", "config_json", "shared")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    OPERATION_FIELD_NUMBER: _ClassVar[int]
+    ARCH_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    operation: str
+    arch: str
+    config_json: str
+    shared: bool
+    def __init__(self, session: _Optional[bytes] = ..., operation: _Optional[str] = ..., arch: _Optional[str] = ..., config_json: _Optional[str] = ..., shared: bool = ...) -> None: ...
+
+class RegisterKernelReply(_message.Message):
+    __slots__ = ("summary",)
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    summary: KernelSummary
+    def __init__(self, summary: _Optional[_Union[KernelSummary, _Mapping]] = ...) -> None: ...
+
+class UnregisterKernelRequest(_message.Message):
+    __slots__ = ("session", "operation", "name")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    OPERATION_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    operation: str
+    name: str
+    def __init__(self, session: _Optional[bytes] = ..., operation: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class UnregisterKernelReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class BuildRequest(_message.Message):
     __slots__ = ("filter", "names", "config_json", "operation", "arch", "retry_failed")

@@ -55,6 +55,16 @@ class KernelsStub(object):
                 request_serializer=tilewright__proto_dot_v1_dot_kernels__pb2.CorrectConfigRequest.SerializeToString,
                 response_deserializer=tilewright__proto_dot_v1_dot_kernels__pb2.CorrectConfigReply.FromString,
                 _registered_method=True)
+        self.Register = channel.unary_unary(
+                '/tilewright.v1.Kernels/Register',
+                request_serializer=tilewright__proto_dot_v1_dot_kernels__pb2.RegisterKernelRequest.SerializeToString,
+                response_deserializer=tilewright__proto_dot_v1_dot_kernels__pb2.RegisterKernelReply.FromString,
+                _registered_method=True)
+        self.Unregister = channel.unary_unary(
+                '/tilewright.v1.Kernels/Unregister',
+                request_serializer=tilewright__proto_dot_v1_dot_kernels__pb2.UnregisterKernelRequest.SerializeToString,
+                response_deserializer=tilewright__proto_dot_v1_dot_kernels__pb2.UnregisterKernelReply.FromString,
+                _registered_method=True)
         self.Build = channel.unary_stream(
                 '/tilewright.v1.Kernels/Build',
                 request_serializer=tilewright__proto_dot_v1_dot_kernels__pb2.BuildRequest.SerializeToString,
@@ -100,6 +110,19 @@ class KernelsServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Correct(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Register(self, request, context):
+        """Make a valid configuration a kernel that its name stands for.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unregister(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -153,6 +176,16 @@ def add_KernelsServicer_to_server(servicer, server):
                     servicer.Correct,
                     request_deserializer=tilewright__proto_dot_v1_dot_kernels__pb2.CorrectConfigRequest.FromString,
                     response_serializer=tilewright__proto_dot_v1_dot_kernels__pb2.CorrectConfigReply.SerializeToString,
+            ),
+            'Register': grpc.unary_unary_rpc_method_handler(
+                    servicer.Register,
+                    request_deserializer=tilewright__proto_dot_v1_dot_kernels__pb2.RegisterKernelRequest.FromString,
+                    response_serializer=tilewright__proto_dot_v1_dot_kernels__pb2.RegisterKernelReply.SerializeToString,
+            ),
+            'Unregister': grpc.unary_unary_rpc_method_handler(
+                    servicer.Unregister,
+                    request_deserializer=tilewright__proto_dot_v1_dot_kernels__pb2.UnregisterKernelRequest.FromString,
+                    response_serializer=tilewright__proto_dot_v1_dot_kernels__pb2.UnregisterKernelReply.SerializeToString,
             ),
             'Build': grpc.unary_stream_rpc_method_handler(
                     servicer.Build,
@@ -284,6 +317,60 @@ class Kernels(object):
             '/tilewright.v1.Kernels/Correct',
             tilewright__proto_dot_v1_dot_kernels__pb2.CorrectConfigRequest.SerializeToString,
             tilewright__proto_dot_v1_dot_kernels__pb2.CorrectConfigReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Register(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tilewright.v1.Kernels/Register',
+            tilewright__proto_dot_v1_dot_kernels__pb2.RegisterKernelRequest.SerializeToString,
+            tilewright__proto_dot_v1_dot_kernels__pb2.RegisterKernelReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unregister(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tilewright.v1.Kernels/Unregister',
+            tilewright__proto_dot_v1_dot_kernels__pb2.UnregisterKernelRequest.SerializeToString,
+            tilewright__proto_dot_v1_dot_kernels__pb2.UnregisterKernelReply.FromString,
             options,
             channel_credentials,
             insecure,

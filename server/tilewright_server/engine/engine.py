@@ -13,6 +13,7 @@ from typing import Any
 
 from tilewright_arch import ArchSpec
 from tilewright_kit.config.kernel_config import KernelConfig
+from tilewright_kit.config.records import config_of_record
 from tilewright_kit.config.rules import Correction, Violation
 from tilewright_kit.contract.device import Device
 from tilewright_kit.contract.operation import Operation
@@ -20,7 +21,7 @@ from tilewright_kit.contract.problem import OperationRequest
 from tilewright_kit.loading.loader import PluginManager
 from tilewright_kit.selection.explain import explain
 from tilewright_kit.selection.strategies import Strategy
-from tilewright_kit.types.errors import InvalidArgumentError, TilewrightError, UnavailableError
+from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError, TilewrightError, UnavailableError
 from tilewright_native import include_dir
 from tilewright_server.build.cache.artifacts import ArtifactCache
 from tilewright_server.build.pool import Build, BuildEvent, BuildPool, PoolOptions
@@ -38,6 +39,7 @@ from tilewright_server.engine.execution.prepared import Execution, Prepared
 from tilewright_server.engine.execution.workspace_arena import Arena
 from tilewright_server.engine.kernels.catalog import KernelCatalog
 from tilewright_server.engine.kernels.names import Catalogs
+from tilewright_server.engine.kernels.registered import RegisteredKernels
 from tilewright_server.engine.kernels.store import KernelStore
 from tilewright_server.engine.planning.assembler import Assembler
 from tilewright_server.engine.planning.planner import Planner
@@ -87,13 +89,17 @@ class Engine:
         cpu = {"arch": options.cpu_arch, "threads": options.cpu_threads, "isolated": options.cpu_isolated}
         host = DeviceHost(self._store.pin, {"cpu": cpu})
         self.devices = DeviceRegistry(plugins.devices, host, options.default_device)
-        self.kernels = KernelCatalog(self.catalogs, self._store, self.cache, lambda: self.devices.info().arch)
+        self.registered = RegisteredKernels(options.cache_dir, self.catalogs.operations)
+        self.kernels = KernelCatalog(
+            self.catalogs, self._store, self.registered, self.cache, lambda: self.devices.info().arch
+        )
         self.quarantine = Quarantine()
         self._assembler = Assembler(self.devices, self._store, self.statistics, self._make_executor, self.quarantine)
         self._planner = Planner(
             self.catalogs,
             self.devices,
             self._store,
+            self.registered,
             self._assembler,
             self.statistics,
             self.quarantine,
@@ -278,18 +284,43 @@ class Engine:
     ) -> tuple[KernelConfig, tuple[Violation, ...]]:
         """The configuration that a JSON record means, and everything that is wrong with it on the arch (by id).
 
-        Raises ``InvalidArgumentError`` for an unknown field or a wrong type, ``NotFoundError``.
+        Without an operation it is the one that the record's fields tell. Raises ``InvalidArgumentError`` for an unknown
+        field or a wrong type, ``NotFoundError``.
         """
-        known = self.catalogs.operation(operation)
         spec = self.kernels.arch(arch)
-        parsed = known.config_type.from_dict(config)
-        return parsed, known.rules.check(parsed, spec)
+        parsed = config_of_record(config, self.operations, operation)
+        return parsed, self.catalogs.operation(parsed.operation).rules.check(parsed, spec)
 
     def correct(self, operation: str, config: Mapping[str, Any], arch: str) -> Correction[Any]:
         """Apply the fixes of the operation's rules until the configuration is valid or none helps. Raises as above."""
-        known = self.catalogs.operation(operation)
         spec = self.kernels.arch(arch)
-        return known.rules.correct(known.config_type.from_dict(config), spec)
+        parsed = config_of_record(config, self.operations, operation)
+        return self.catalogs.operation(parsed.operation).rules.correct(parsed, spec)
+
+    def register(self, operation: str, config: Mapping[str, Any], arch: str, session: bytes) -> KernelConfig:
+        """Make a valid configuration a kernel that its name stands for: for a session, or for all without one.
+
+        Raises as above, ``ConfigInvalidError`` with all violations, ``ResourceExhaustedError``.
+        """
+        self._require_open()
+        parsed = config_of_record(config, self.operations, operation)
+        self.catalogs.operation(parsed.operation).rules.require(parsed, self.kernels.arch(arch))
+        self.registered.add(parsed, session)
+        self._planner.reconsider()
+        return parsed
+
+    def unregister(self, operation: str, name: str, session: bytes, *, shared: bool) -> None:
+        """Forget a registered kernel: the session's own, or else (if it may) a shared one. Raises ``NotFoundError``."""
+        for each in [operation] if operation else list(self.operations):
+            if self.registered.remove(self.catalogs.operation(each).name, name, session, shared=shared):
+                return
+        raise NotFoundError(
+            "there is no registered kernel of that name",
+            field="name",
+            value=name,
+            rule="kernel_name",
+            fix="list the kernels of the set `registered`",
+        )
 
     # Life cycle
 

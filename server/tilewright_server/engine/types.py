@@ -69,6 +69,8 @@ class Selection:
     """A kernel by name; implies the strategy ``explicit``."""
     build: BuildPolicy = "wait"
     device: str = ""
+    config: str = ""
+    """JSON object of a kernel's fields, in place of its name."""
 
 
 @dataclass(slots=True)

@@ -31,7 +31,12 @@ MAX_KERNELS = 1000
 
 def summary(kernel: Kernel) -> pb.KernelSummary:
     return pb.KernelSummary(
-        name=kernel.name, key=kernel.key, operation=kernel.operation, arch=kernel.arch, built=kernel.built
+        name=kernel.name,
+        key=kernel.key,
+        operation=kernel.operation,
+        arch=kernel.arch,
+        built=kernel.built,
+        registered=kernel.registered,
     )
 
 

@@ -37,6 +37,7 @@ __all__ = [
 
 MAX_OPERANDS = 16384
 MAX_NAME = 256
+MAX_CONFIG_BYTES = 64 * 1024
 MAX_PACKED_BYTES = 2**50
 
 DTYPES: dict[int, DType] = {
@@ -122,6 +123,13 @@ def selection(message: dispatch_pb2.Selection) -> Selection:
     for field in ("strategy", "kernel", "device"):
         if len(getattr(message, field)) > MAX_NAME * 4:
             raise _name_too_long(f"selection.{field}")
+    if len(message.config_json) > MAX_CONFIG_BYTES:
+        raise InvalidArgumentError(
+            "the configuration is too long",
+            field="selection.config_json",
+            rule="config_json",
+            fix=f"send at most {MAX_CONFIG_BYTES} bytes",
+        )
     if message.build not in (dispatch_pb2.BUILD_WAIT, dispatch_pb2.BUILD_FALLBACK):
         raise InvalidArgumentError(
             "there is no such build policy",
@@ -131,7 +139,7 @@ def selection(message: dispatch_pb2.Selection) -> Selection:
             fix="use BUILD_WAIT or BUILD_FALLBACK",
         )
     policy: Any = "fallback" if message.build == dispatch_pb2.BUILD_FALLBACK else "wait"
-    return Selection(message.strategy, message.kernel, policy, message.device)
+    return Selection(message.strategy, message.kernel, policy, message.device, message.config_json)
 
 
 def attribute(name: str, message: tensor_pb2.Attribute) -> Attribute:

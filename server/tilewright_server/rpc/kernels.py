@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from tilewright_kit.config.kernel_config import KernelConfig
-from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError, TilewrightError
+from tilewright_kit.types.errors import AccessError, InvalidArgumentError, NotFoundError, TilewrightError
 from tilewright_proto.v1 import kernels_pb2 as pb
 from tilewright_server.devices.contract import CountingDevice
 from tilewright_server.messages import tensors as convert
@@ -68,6 +69,22 @@ class KernelsServicer:
             remaining=[to_violation(item) for item in correction.remaining],
         )
 
+    def register(self, request: pb.RegisterKernelRequest, _: WireCall) -> pb.RegisterKernelReply:
+        session = self._service.sessions.get(request.session)
+        if request.shared and not session.local:
+            raise _not_shared_over_tcp()
+        token = b"" if request.shared else session.token
+        if token and self._engine.registered.opened(token):
+            session.on_close(partial(self._engine.registered.forget, token))
+        config = self._engine.register(request.operation, _config(request.config_json), request.arch, token)
+        arch = self._engine.kernels.arch(request.arch)
+        return pb.RegisterKernelReply(summary=summary(self._engine.kernels.describe(config, arch)))
+
+    def unregister(self, request: pb.UnregisterKernelRequest, _: WireCall) -> pb.UnregisterKernelReply:
+        session = self._service.sessions.get(request.session)
+        self._engine.unregister(request.operation, request.name, session.token, shared=session.local)
+        return pb.UnregisterKernelReply()
+
     @lane(Lane.BUILD)
     @events
     def build(self, request: pb.BuildRequest, context: WireCall, send: Send) -> None:
@@ -110,8 +127,8 @@ class KernelsServicer:
         if request.config_json:
             wanted.append(self._engine.validate(operation, _config(request.config_json), arch)[0])
         if request.HasField("filter"):
-            _, *rest = _filter(request.filter)
-            wanted += kernels.select(operation, rest[0], arch, rest[2])
+            _, kernel_set, _, pattern, session = _filter(request.filter)
+            wanted += kernels.select(operation, kernel_set, arch, pattern, session)
         if not wanted:
             raise _nothing_to_build(request)
         if len(wanted) > MAX_BUILDS:
@@ -133,8 +150,18 @@ def _nothing_to_build(request: pb.BuildRequest) -> InvalidArgumentError | NotFou
     )
 
 
-def _filter(message: pb.KernelFilter) -> tuple[str, str, str, str]:
-    return message.operation, message.kernel_set, message.arch, message.name
+def _not_shared_over_tcp() -> AccessError:
+    return AccessError(
+        "kernels cannot be shared over TCP: the caller cannot be told from any other process",
+        field="shared",
+        value=True,
+        rule="registered_transport",
+        fix="connect over the server's Unix socket, or register the kernel for this session",
+    )
+
+
+def _filter(message: pb.KernelFilter) -> tuple[str, str, str, str, bytes]:
+    return message.operation, message.kernel_set, message.arch, message.name, message.session
 
 
 def _config(text: str) -> Mapping[str, Any]:

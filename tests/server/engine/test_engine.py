@@ -236,7 +236,7 @@ def test_catalog_lists_finds_and_shows(engine: Engine) -> None:
     with pytest.raises(NotFoundError):
         engine.kernels.list(kernel_set="defalt")
     json.dumps(engine.kernels.export("vector"))
-    assert engine.kernels.kernel_sets() == ["broken", "default", "teams"]
+    assert engine.kernels.kernel_sets() == ["broken", "default", "registered", "teams"]
 
 
 def test_configuration_is_validated_and_corrected(engine: Engine) -> None:

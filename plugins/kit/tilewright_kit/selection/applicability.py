@@ -96,4 +96,4 @@ def team_too_large(config: Team, device: DeviceInfo) -> Iterator[Violation]:
     """A CPU's kernel runs on a team of as many threads as it has waves, which all run at once."""
     if device.arch.kind == "cpu" and config.waves > max(device.units, 1):
         reason = f"the kernel runs on a team of {config.waves}, the device has {device.units} units"
-        yield Violation("team", "wave", config.wave, reason)
+        yield Violation("team", "wave", config.wave, reason, {"wave": (1, 1, 1)})

@@ -14,6 +14,7 @@ from tilewright_kit.kernel_sets.registry import Registry
 from tilewright_kit.types.errors import NotFoundError, TilewrightError
 from tilewright_server.build.cache.artifacts import LOG, ArtifactCache
 from tilewright_server.engine.kernels.names import Catalogs, close_kernels, close_names
+from tilewright_server.engine.kernels.registered import REGISTERED, RegisteredKernels
 from tilewright_server.engine.kernels.store import KernelStore
 
 __all__ = ["Kernel", "KernelCatalog", "KernelDetail"]
@@ -28,6 +29,8 @@ class Kernel:
     """Text of the kernel's key."""
     arch: str
     built: bool
+    registered: bool = False
+    """Declared by a caller."""
 
     @property
     def name(self) -> str:
@@ -54,11 +57,13 @@ class KernelCatalog:
         self,
         catalogs: Catalogs,
         store: KernelStore,
+        registered: RegisteredKernels,
         cache: ArtifactCache,
         default_arch: Callable[[], ArchSpec],
     ) -> None:
         self._catalogs = catalogs
         self._store = store
+        self._registered = registered
         self._cache = cache
         self._default_arch = default_arch
 
@@ -75,16 +80,17 @@ class KernelCatalog:
 
     def kernel_sets(self, operation: str = "") -> list[str]:
         """Names of the sets, sorted."""
-        return sorted({name for item in self._chosen(operation) for name in item.kernel_sets})
+        return sorted({REGISTERED, *(name for item in self._chosen(operation) for name in item.kernel_sets)})
 
     def select(
-        self, operation: str = "", kernel_set: str = "", arch: str = "", pattern: str = ""
+        self, operation: str = "", kernel_set: str = "", arch: str = "", pattern: str = "", session: bytes = b""
     ) -> list[KernelConfig]:
-        """Configurations that match, in declaration order, none twice. ``pattern`` is a shell pattern over names.
+        """Configurations that match, in declaration order, none twice; then those that were registered, by others than
+        ``session`` for all. ``pattern`` is a shell pattern over names.
 
         Raises ``NotFoundError`` for an unknown operation, set or arch.
         """
-        return list(self._select(operation, kernel_set, self.arch(arch), pattern))
+        return list(self._select(operation, kernel_set, self.arch(arch), pattern, session))
 
     def list(
         self,
@@ -92,13 +98,14 @@ class KernelCatalog:
         kernel_set: str = "",
         arch: str = "",
         pattern: str = "",
+        session: bytes = b"",
         *,
         offset: int = 0,
         limit: int = 0,
     ) -> tuple[list[Kernel], int]:
         """A page of what matches (``limit`` 0: all of it), and how many there are in all."""
         spec = self.arch(arch)
-        configs = list(self._select(operation, kernel_set, spec, pattern))
+        configs = list(self._select(operation, kernel_set, spec, pattern, session))
         page = configs[offset : offset + limit] if limit else configs[offset:]
         return [self.describe(config, spec) for config in page], len(configs)
 
@@ -110,7 +117,7 @@ class KernelCatalog:
         """
         spec = self.arch(arch)
         for item in self._chosen(operation):
-            known = self._store.named(item.name, name)
+            known = self._store.named(item.name, name) or self._registered.find(item.name, name)
             if known is not None and item.rules.allows(known, spec):
                 return known
         for config in self._select(operation, "", spec, ""):
@@ -130,7 +137,8 @@ class KernelCatalog:
             built = self._store.is_built(self._store.unit(config, arch))
         except TilewrightError:  # no template for the arch, or no compiler here: then it is not built
             built = False
-        return Kernel(config, str(config.key(arch.id)), arch.id, built)
+        registered = self._registered.find(config.operation, config.name) is not None
+        return Kernel(config, str(config.key(arch.id)), arch.id, built, registered)
 
     def detail(self, operation: str, name: str, arch: str = "") -> KernelDetail:
         """A kernel with its source and, if it is built here, its build log. Raises ``NotFoundError``."""
@@ -146,11 +154,16 @@ class KernelCatalog:
         """The translation unit. Raises ``ConfigInvalidError`` or ``UnsupportedError``."""
         return self._store.source(config, arch).text
 
-    def export(self, operation: str = "", kernel_set: str = "", arch: str = "", pattern: str = "") -> Mapping[str, Any]:
+    def export(
+        self, operation: str = "", kernel_set: str = "", arch: str = "", pattern: str = "", session: bytes = b""
+    ) -> Mapping[str, Any]:
         """Matching kernels as the registry's JSON document."""
         spec = self.arch(arch)
         registry = Registry("tilewright")
-        registry.register_set(self._select(operation, kernel_set, spec, pattern), spec, origin="declared")
+        found = list(self._select(operation, kernel_set, spec, pattern, session))
+        own = {item for each in self._chosen(operation) for item in self._registered.of(each.name, session)}
+        registry.register_set((item for item in found if item not in own), spec, origin="declared")
+        registry.register_set((item for item in found if item in own), spec, origin=REGISTERED)
         return registry.to_dict()
 
     def _log(self, config: KernelConfig, arch: ArchSpec) -> str:
@@ -171,9 +184,11 @@ class KernelCatalog:
         """One operation, or all of them."""
         return [self._catalogs.operation(operation)] if operation else list(self._catalogs.operations.values())
 
-    def _select(self, operation: str, kernel_set: str, arch: ArchSpec, pattern: str) -> Iterator[KernelConfig]:
+    def _select(
+        self, operation: str, kernel_set: str, arch: ArchSpec, pattern: str, session: bytes = b""
+    ) -> Iterator[KernelConfig]:
         chosen = self._chosen(operation)
-        if kernel_set and not any(kernel_set in item.kernel_sets for item in chosen):
+        if kernel_set not in ("", REGISTERED) and not any(kernel_set in item.kernel_sets for item in chosen):
             raise NotFoundError(
                 "there is no kernel set of that name",
                 field="kernel_set",
@@ -190,3 +205,7 @@ class KernelCatalog:
                     if config not in seen and (not pattern or fnmatchcase(config.name, pattern)):
                         seen.add(config)
                         yield config
+            for config in self._registered.of(item.name, session) if kernel_set in ("", REGISTERED) else ():
+                matches = config not in seen and (not pattern or fnmatchcase(config.name, pattern))
+                if matches and item.rules.allows(config, arch):
+                    yield config

@@ -14,7 +14,7 @@ from tilewright_kit.config.kernel_config import KernelConfig
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.plan import ExecutionPlan
 from tilewright_kit.contract.problem import OperationRequest
-from tilewright_kit.selection.strategies import FirstFit, Ranked, Selector
+from tilewright_kit.selection.strategies import Explicit, FirstFit, Ranked, Selector, Strategy
 from tilewright_kit.types.errors import BuildFailedError, DeviceError, TilewrightError
 from tilewright_server.build.pool import BuildEvent
 from tilewright_server.devices.registry import DeviceRegistry
@@ -23,15 +23,18 @@ from tilewright_server.engine.delayed_worker import Later
 from tilewright_server.engine.execution.prepared import Prepared
 from tilewright_server.engine.execution.value_check import value_check
 from tilewright_server.engine.kernels.names import Catalogs
+from tilewright_server.engine.kernels.registered import RegisteredKernels
 from tilewright_server.engine.kernels.store import KernelStore
 from tilewright_server.engine.lru import Lru
 from tilewright_server.engine.planning.assembler import Assembler
-from tilewright_server.engine.planning.plan_cache_entry import OPERAND_BYTES, Choice, Entry, Question
+from tilewright_server.engine.planning.given_config import given_config
+from tilewright_server.engine.planning.plan_cache_entry import Choice, Entry, Question
 from tilewright_server.engine.planning.quarantine import Quarantine, refusal
+from tilewright_server.engine.planning.request_key import request_bytes, request_key
 from tilewright_server.engine.statistics import Statistics
 from tilewright_server.engine.types import Selection
 
-__all__ = ["Planner", "request_key"]
+__all__ = ["Planner"]
 
 log = logging.getLogger(__name__)
 
@@ -52,23 +55,6 @@ _RETRY_S = 5.0
 _LONGEST_RETRY_S = 600.0
 
 
-def request_key(request: OperationRequest, selection: Selection) -> tuple[object, ...]:
-    """A hashable stand-in for a request, made without parsing it.
-
-    Attributes enter by their text: 1, 1.0 and True are equal to Python, but not to an operation, nor are 0.0 and -0.0.
-    The build policy does not enter: it decides when a plan is ready, not which.
-    """
-    return (
-        request.operation,
-        tuple(request.inputs.items()),
-        tuple(request.outputs.items()),
-        repr(request.attributes) if request.attributes else "",
-        selection.strategy,
-        selection.kernel,
-        selection.device,
-    )
-
-
 def _settled(question: Question, plan: ExecutionPlan) -> ExecutionPlan:
     """``plan``, but without stages for a problem that has nothing to compute.
 
@@ -78,9 +64,9 @@ def _settled(question: Question, plan: ExecutionPlan) -> ExecutionPlan:
     return replace(plan, stages=(), workspace_bytes=0, counter_bytes=0) if question.problem.is_empty else plan
 
 
-def _request_bytes(request: OperationRequest) -> int:
-    """About how much memory it takes to remember a request."""
-    return OPERAND_BYTES * (1 + len(request.inputs) + len(request.outputs)) + len(repr(request.attributes))
+def _named(strategy: Strategy) -> str:
+    """Name of the kernel that the caller gave by its configuration; empty if none was."""
+    return strategy.kernel.name if isinstance(strategy, Explicit) and isinstance(strategy.kernel, KernelConfig) else ""
 
 
 class Planner:
@@ -91,6 +77,7 @@ class Planner:
         catalogs: Catalogs,
         devices: DeviceRegistry,
         kernels: KernelStore,
+        registered: RegisteredKernels,
         assembler: Assembler,
         statistics: Statistics,
         quarantine: Quarantine,
@@ -102,6 +89,7 @@ class Planner:
         self._catalogs = catalogs
         self._devices = devices
         self._kernels = kernels
+        self._registered = registered
         self._assembler = assembler
         self._statistics = statistics
         self._quarantine = quarantine
@@ -140,7 +128,7 @@ class Planner:
                 self._statistics.failed(request.operation)
             raise
         plans = 2 if prepared.is_fallback else 1  # its successor comes on top
-        self._requests.put(key, prepared, plans * prepared.nbytes + _request_bytes(request))
+        self._requests.put(key, prepared, plans * prepared.nbytes + request_bytes(request))
         call.plan_ns = plan_ns = time.perf_counter_ns() - begin - call.build_ns
         self._statistics.planned(
             prepared.operation_counters, hit=call.plan_cached, plan_ns=plan_ns, build_ns=call.build_ns
@@ -150,12 +138,21 @@ class Planner:
     def question(self, request: OperationRequest, selection: Selection) -> Question:
         """Look everything up and parse. Raises ``NotFoundError``, ``InvalidArgumentError``, ``UnsupportedError``."""
         operation = self._catalogs.operation(request.operation)
-        strategy = self._catalogs.strategy(selection)
+        strategy = FirstFit() if selection.config else self._catalogs.strategy(selection)
         device = self._devices.info(selection.device)
         problem = operation.parse(request)
-        if problem.is_empty and not selection.kernel:
+        if selection.config:
+            strategy = Explicit(given_config(selection, operation, problem, device))
+        elif selection.kernel:
+            known = self._registered.find(operation.name, selection.kernel)
+            strategy = strategy if known is None else Explicit(known)
+        elif problem.is_empty:
             strategy = FirstFit()  # there is no time to predict
         return Question(operation, problem, device, strategy)
+
+    def reconsider(self) -> None:
+        """Forget what was refused: there are new kernels."""
+        self._refused.clear()
 
     def forget(self) -> None:
         """Forget all plans; sessions keep theirs."""
@@ -179,7 +176,7 @@ class Planner:
             self._rank(entry, question)
         except TilewrightError as error:
             # A copy, since the error itself keeps alive all that the request was made of, through its traceback.
-            weight = _REFUSAL_BYTES * (1 + len(error.violations)) + _request_bytes(request)
+            weight = _REFUSAL_BYTES * (1 + len(error.violations)) + request_bytes(request)
             self._refused.put(key, (copy(error), time.monotonic() + self._negative_ttl_s), weight)
             raise
         try:
@@ -193,7 +190,7 @@ class Planner:
             question.operation.name,
             question.problem.signature,
             question.strategy.name,
-            selection.kernel,
+            selection.kernel or _named(question.strategy),
         )
         entry = self._entries.get_or_make(key, lambda: Entry(key))
         if entry.is_lost:

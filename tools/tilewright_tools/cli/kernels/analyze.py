@@ -73,7 +73,7 @@ def analyze(
 def _config(operation: str, name: str, text: str, arch: str) -> KernelConfig:
     import tilewright_arch
     from tilewright_tools.analysis.kernels import named_config
-    from tilewright_tools.cli.kernels.config_file import configuration
+    from tilewright_tools.cli.problems.config_file import configuration
 
     found = load_operation(operation)
     if not text:

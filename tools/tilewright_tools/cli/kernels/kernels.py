@@ -1,4 +1,4 @@
-"""`tilewright kernels`: what there is, whether a configuration is valid, how it is built and why it is chosen."""
+"""`tilewright kernels`: what there is, how it is built, shown and exported."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from tilewright_tools.cli.exits import Exit
 from tilewright_tools.cli.groups import lazy_group
-from tilewright_tools.cli.kernels import analyze, generate
-from tilewright_tools.cli.kernels.config_file import configuration
+from tilewright_tools.cli.kernels import analyze, declaring, generate
 from tilewright_tools.cli.output import (
     examples,
     note,
@@ -22,13 +21,10 @@ from tilewright_tools.cli.output import (
     print_json,
     progress,
     table,
-    violation_line,
 )
+from tilewright_tools.cli.problems.config_file import configuration
 from tilewright_tools.cli.problems.loading import default_operation
 from tilewright_tools.cli.problems.operations import explain_app
-
-if TYPE_CHECKING:
-    from tilewright.operations.kernels import Correction, Validation
 
 __all__ = ["app"]
 
@@ -59,7 +55,6 @@ _ANY_OPERATION = typer.Option("", "--operation", help="Operation. Default: which
 _ARCH = typer.Option("", "--arch", help="Architecture. Default: that of the server's device.")
 _TARGET = typer.Option("", "--target", help="Server. Default: your own if it runs, else a private one.")
 _JSON = typer.Option(False, "--json", help="Print JSON.")
-_CONFIG = typer.Argument(help="JSON: a file, the text itself, or - for standard input.")
 _NAME = typer.Option("", "--name", help="Only names that match this shell pattern.")
 _SET = typer.Option("", "--set", help="Only this kernel set.")
 
@@ -96,7 +91,8 @@ def list_kernels(
     if as_json:
         print_json([asdict(kernel) for kernel in found])
         return
-    table("", ("kernel", "arch", "built"), [(item.name, item.arch, "yes" if item.built else "") for item in found])
+    rows = [(item.name, item.arch, "yes" if item.built else "", "yes" if item.registered else "") for item in found]
+    table("", ("kernel", "arch", "built", "registered"), rows)
     note(f"{len(found)} kernels, {sum(item.built for item in found)} of them built")
 
 
@@ -108,6 +104,7 @@ def show(
     arch: str = _ARCH,
     operation: str = _ANY_OPERATION,
     source: bool = typer.Option(False, "--source", help="Print its generated source alone."),
+    config: bool = typer.Option(False, "--config", help="Print its configuration alone, as JSON, to be edited."),
     target: str = _TARGET,
     as_json: bool = _JSON,
 ) -> None:
@@ -120,6 +117,8 @@ def show(
         print_json(asdict(found))
     elif source:
         sys.stdout.write(found.source)
+    elif config:
+        print_json({"operation": found.kernel.operation, **found.config})
     else:
         rows = [("name", found.kernel.name), ("arch", found.kernel.arch), ("key", found.kernel.key)]
         rows += [("built", "yes" if found.kernel.built else "no")]
@@ -127,67 +126,6 @@ def show(
         out().print(found.source, markup=False)
         if found.log:
             note(found.log)
-
-
-@app.command(
-    "validate",
-    epilog=examples(
-        "tilewright kernels validate config.json --arch gfx942",
-        'echo \'{"dtype_a": "fp32", "tile": [100, 64, 64]}\' | tilewright kernels validate -',
-    ),
-)
-def validate(
-    config: str = _CONFIG,
-    arch: str = _ARCH,
-    operation: str = _OPERATION,
-    target: str = _TARGET,
-    as_json: bool = _JSON,
-) -> None:
-    """Check a configuration against every rule; exit code 1 if it breaks one."""
-    from tilewright_tools.cli.private_server import connected
-
-    name, record = configuration(config, operation)
-    with connected(target) as client:
-        found = client.kernels.validate(name, record, arch=arch)
-    if not as_json:
-        out().print(f"{'valid' if found.valid else 'invalid'}: {found.name}", markup=False)
-        for item in found.violations:
-            out().print(violation_line(item), markup=False)
-    _judged(found, as_json)
-
-
-@app.command(
-    "correct",
-    epilog=examples("tilewright kernels correct config.json", "tilewright kernels correct config.json --json"),
-)
-def correct(
-    config: str = _CONFIG,
-    arch: str = _ARCH,
-    operation: str = _OPERATION,
-    target: str = _TARGET,
-    as_json: bool = _JSON,
-) -> None:
-    """Mend a configuration by the fixes of the rules that it breaks; exit code 1 if none helps."""
-    from tilewright_tools.cli.private_server import connected
-
-    name, record = configuration(config, operation)
-    with connected(target) as client:
-        found = client.kernels.correct(name, record, arch=arch)
-    if not as_json:
-        for done, items in (("applied", found.applied), ("remaining", found.remaining)):
-            for item in items:
-                note(done + violation_line(item).removeprefix("  -"))
-        note(f"{'valid' if found.valid else 'still invalid'}: {found.name}")
-        print_json(found.config)
-    _judged(found, as_json)
-
-
-def _judged(found: Validation | Correction, as_json: bool) -> None:
-    """End with what was found as JSON, if that is wanted, and with the exit code."""
-    if as_json:
-        print_json(asdict(found))
-    if not found.valid:
-        raise typer.Exit(Exit.FAILED)
 
 
 @app.command(
@@ -209,18 +147,22 @@ def build(
     target: str = _TARGET,
     as_json: bool = _JSON,
 ) -> None:
-    """Build kernels into the cache, with progress; exit code 1 if one fails."""
+    """Build kernels into the cache, with progress; exit code 1 if one fails. A configuration is registered as well, so
+    that its kernel can be named from then on.
+    """
     from tilewright_tools.cli.private_server import connected
 
     if not (names or name or kernel_set or config):
         raise typer.BadParameter("say what to build: names, --name, --set or --config")
-    record = None
+    chosen, record = list(names or ()), None
     if config:
         operation, record = configuration(config, operation)
     with connected(target) as client, progress() as bar:
+        if record is not None and (declared := declaring.registered(client, operation, record, arch)):
+            chosen, record = [*chosen, declared.name], None  # its name works from now on
         task = bar.add_task("building", total=None)
         results = client.kernels.build(
-            names or (),
+            chosen,
             operation=operation,
             kernel_set=kernel_set,
             arch=arch,
@@ -274,6 +216,11 @@ def export(
         note(f"written to {output}")
 
 
+app.command("validate", epilog=declaring.VALIDATE)(declaring.validate)
+app.command("correct", epilog=declaring.CORRECT)(declaring.correct)
+app.command("register", epilog=declaring.REGISTER)(declaring.register)
+app.command("unregister", epilog=declaring.UNREGISTER)(declaring.unregister)
+app.command("import", epilog=declaring.IMPORT)(declaring.import_kernels)
 app.command("analyze", epilog=analyze.EPILOG)(analyze.analyze)
 
 

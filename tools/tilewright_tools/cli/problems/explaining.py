@@ -21,6 +21,7 @@ __all__ = ["explain_command"]
 def _options(
     strategy: Annotated[str, typer.Option(help="Way to choose a kernel.")] = "",
     kernel: Annotated[str, typer.Option(help="Why, or why not, this kernel.")] = "",
+    config: Annotated[str, typer.Option(help="Why, or why not, this configuration: a file or JSON.")] = "",
     device: Device = "",
     top: Annotated[int, typer.Option(min=1, help="Candidates to print.")] = 10,
     target: Target = "",
@@ -44,8 +45,11 @@ def explain_command(command: ProblemCommand) -> Callable[..., None]:
     return command_of(run, command.name, text, own, shared)
 
 
-def _explain(loaded: Loaded, strategy: str, kernel: str, device: str, top: int, target: str, as_json: bool) -> None:
+def _explain(
+    loaded: Loaded, strategy: str, kernel: str, config: str, device: str, top: int, target: str, as_json: bool
+) -> None:
     from tilewright_tools.cli.private_server import connected
+    from tilewright_tools.cli.problems.config_file import fields_of
     from tilewright_tools.cli.problems.loading import specs
 
     with connected(target) as client:
@@ -56,6 +60,7 @@ def _explain(loaded: Loaded, strategy: str, kernel: str, device: str, top: int, 
             strategy=strategy or None,
             kernel=kernel or None,
             device=device or None,
+            config=fields_of(config, loaded) if config else None,
         )
     if as_json:
         print_json(found)

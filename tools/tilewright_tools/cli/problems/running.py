@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["poison", "run_command"]
 
 Kernel = Annotated[str, typer.Option(help="Run this kernel, by name.")]
+Config = Annotated[
+    str,
+    typer.Option(help="Run this configuration: a file, JSON text, or -. It may leave the signature out."),
+]
 Strategy = Annotated[str, typer.Option(help="Way to choose a kernel: auto, measured, heuristic, first_fit.")]
 Validate = Annotated[bool, typer.Option("--validate", help="Compare with float64 NumPy; exit code 1 if it is off.")]
 Repeat = Annotated[int, typer.Option(min=1, help="Timed executions.")]
@@ -34,6 +38,7 @@ Seed = Annotated[int, typer.Option(help="Seed of the data.")]
 
 def _options(
     kernel: Kernel = "",
+    config: Config = "",
     strategy: Strategy = "",
     validate: Validate = False,
     repeat: Repeat = 20,
@@ -65,6 +70,7 @@ def run_command(command: ProblemCommand) -> Callable[..., None]:
 def _run(
     loaded: Loaded,
     kernel: str,
+    config: str,
     strategy: str,
     validate: bool,
     repeat: int,
@@ -75,9 +81,12 @@ def _run(
 ) -> None:
     from tilewright_tools.cli.private_server import connected
     from tilewright_tools.cli.problems.checks import check_outputs
+    from tilewright_tools.cli.problems.config_file import fields_of
     from tilewright_tools.cli.problems.loading import operands
 
-    chosen = {"kernel": kernel or None, "strategy": strategy or None, "device": device or None}
+    chosen: dict[str, Any] = {"kernel": kernel or None, "strategy": strategy or None, "device": device or None}
+    if config:
+        chosen["config"] = fields_of(config, loaded)
 
     def recorded() -> dict[str, Any]:
         with connected(target) as client:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright_kit.config.kernel_config import KernelConfig
+from tilewright_kit.config.records import config_of_record
 from tilewright_kit.contract.abilities import Tunable
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Candidates, Operation, predictions_of
@@ -132,18 +133,29 @@ def _declared(operation: Operation[Any, Any], device: DeviceInfo, wanted: str) -
 def _from_file(operation: Operation[Any, Any], path: Path) -> Iterator[KernelConfig]:
     text = path.read_text("utf-8")
     try:
-        records = json.loads(text) if text.lstrip().startswith("[") else [
-            json.loads(line) for line in text.splitlines() if line.strip()
-        ]  # fmt: skip
+        records = _records(text)
     except ValueError as error:
         raise InvalidArgumentError(
             f"{path.name} is not JSON: {error}",
             field="configs",
             value=path.name,
             rule="configs_file",
-            fix="write one configuration a line, as `tilewright kernels show --json` prints them",
+            fix="write a configuration, a list of them, or one a line, as `tilewright kernels show --config` prints it",
         ) from None
     for record in records:
-        config = record.get("config", record) if isinstance(record, dict) else {}
-        parsed: KernelConfig = operation.config_type.from_dict(config)
-        yield parsed
+        fields = record if isinstance(record, dict) else {}
+        if not isinstance(fields.get("config"), dict):
+            yield config_of_record(fields, {operation.name: operation}, operation.name)
+        elif fields.get("operation", operation.name) == operation.name:  # of a catalog, which may have others as well
+            yield config_of_record(fields["config"], {operation.name: operation}, operation.name)
+
+
+def _records(text: str) -> list[Any]:
+    """A configuration, a list of them, those of an exported catalog, or one a line. Raises ``ValueError``."""
+    try:
+        whole = json.loads(text)
+    except ValueError:
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+    if isinstance(whole, dict):
+        return list(whole["kernels"]) if isinstance(whole.get("kernels"), list) else [whole]
+    return list(whole) if isinstance(whole, list) else [whole]
