@@ -156,6 +156,7 @@ class Application:
             cache_bytes=settings.cache_bytes,
             build_workers=settings.build_workers,
             build_timeout_s=settings.build_timeout_s,
+            queued_builds=settings.queued_builds,
             compiler=settings.compiler,
             hip_compiler=settings.hip_compiler,
             default_device=settings.device,

@@ -180,7 +180,7 @@ class Service:
         locations: Mapping[str, Location] | None = None,
     ) -> tuple[int, Target]:
         """Prepare a plan that the session keeps; returns its id. ``locations`` help to choose the device."""
-        session = self.sessions.get(token)
+        session = call.owner = self.sessions.get(token)
         target = Target(self.engine.plan(request, placed(session, locations or {}, selection), call))
         return session.add_plan(target, target.nbytes), target
 

@@ -146,9 +146,18 @@ class Settings:
     builds_waiting: int = _setting(
         256, "count", kinds.count(1, 1_000_000), "Calls of `Kernels.Build` that may wait while 16 are served."
     )
+    queued_builds: int = _setting(
+        32768,
+        "count",
+        kinds.count(2, 10_000_000),
+        "Kernels that may wait for a compiler; more are refused. One client's process has at most half.",
+    )
     max_streams: int = _setting(256, "count", kinds.count(1, 65536), "Execution streams that may be open at once.")
     queue_limit: int = _setting(
-        256, "count", kinds.count(1, 1_000_000), "Executions that may wait for the device; more are refused."
+        256,
+        "count",
+        kinds.count(1, 1_000_000),
+        "Executions that may wait for the device; more are refused. One client's process has at most half.",
     )
     workspace_bytes: int = _setting(
         4096 * MIB, "size", kinds.size(0, 2**50), "Workspace of all executions and bindings of one device together."

@@ -4,50 +4,47 @@ cache.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import logging
-import signal
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from copy import copy
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from tilewright_arch import ArchSpec
 from tilewright_kit.contract.source import SourceUnit
 from tilewright_kit.types.errors import (
     BuildFailedError,
+    CancelledError,
     InternalError,
     ResourceExhaustedError,
     TilewrightError,
     UnavailableError,
     UnsupportedError,
 )
+from tilewright_server.build.build import Build, BuildEvent, BuildState, Waiter
 from tilewright_server.build.cache.artifacts import ArtifactCache, ArtifactMeta, artifact_key
 from tilewright_server.build.cache.files import Lock
 from tilewright_server.build.cache.maintenance import Budget
+from tilewright_server.build.failures import from_outside
+from tilewright_server.build.fair_queue import FairQueue, Party, Place
 from tilewright_server.build.toolchains.toolchain import Compiled, Toolchain
 
 __all__ = ["Build", "BuildEvent", "BuildPool", "BuildState", "PoolOptions", "Waiter"]
 
-BuildState = Literal["queued", "building", "built", "cached", "failed"]
 log = logging.getLogger(__name__)
 
 _FAILURES_KEPT = 1024
 _OTHER_PROCESS_POLL_S = 0.02
+_IDLE_S = 60.0
+"""Idle time after which a thread ends."""
+_FIRST_GUESS_NS = 1_000_000_000
+"""Time of a build that is charged in advance before any has ended."""
+_RETRY_QUEUE_S = 1.0
+"""Advice to a client that has too many builds waiting."""
 _BACKOFF_S = (0.2, 1.0)
 """Pauses before a build that failed from outside is tried again."""
-_RETRY_AFTER_S = 5.0
-"""Advice to a caller whose build failed from outside each time."""
-_SIGNALS_FROM_OUTSIDE = tuple(
-    f"signal {number.value}" for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-)
-_WORDS_FROM_OUTSIDE = ("Killed signal terminated program", "Terminated signal terminated program", "out of memory")
-"""Reports of GCC's and Clang's drivers that a child was killed, and of compilers that got no memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,99 +57,37 @@ class PoolOptions:
 
     A changed source, flag or compiler has another key and is tried at once.
     """
+    queue_limit: int = 32768
+    """Builds that may wait; one process has at most half of them."""
 
 
 @dataclass(frozen=True, slots=True)
-class BuildEvent:
-    """Progress of one kernel. ``done`` and ``total`` count kernels where several are built in one call."""
+class _Server:
+    """The server itself as a client: for what nobody waits for."""
 
-    name: str
-    key: str
-    state: BuildState
-    build_ns: int = 0
-    error: TilewrightError | None = None
-    done: int = 0
-    total: int = 0
+    principal: str = "server"
+    process: str = ""
+    session: bytes = b""
+    priority: int = 2
 
 
-class Waiter(Protocol):
-    """Interface of a caller that waits for a build (``engine.Call`` fits)."""
-
-    def check(self) -> None: ...
-
-    def remaining(self) -> float | None: ...
-
-    def on_cancel(self, callback: Callable[[], None]) -> Callable[[], None]: ...
+_SERVER = _Server()
 
 
-class Build:
-    """One build, shared by all who want it.
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A build that waits or runs."""
 
-    Nobody's deadline ends it: the others, and the cache, still want the result.
-    """
-
-    def __init__(self, key: str, name: str) -> None:
-        self.key = key
-        self.name = name
-        self.state: BuildState = "queued"
-        self.build_ns = 0
-        self.error: TilewrightError | None = None
-        self._listeners: list[Callable[[BuildEvent], None]] = []
-        self._waiting: set[threading.Event] = set()
-        self._lock = threading.Lock()
-        self._delivery = threading.RLock()
-        """Held while listeners are called, so that each hears the states in their order."""
-
-    @property
-    def done(self) -> bool:
-        return self.state in ("built", "cached", "failed")
-
-    def event(self) -> BuildEvent:
-        return BuildEvent(self.name, self.key, self.state, self.build_ns, self.error)
-
-    def listen(self, listener: Callable[[BuildEvent], None]) -> None:
-        """Call ``listener`` with the present state and every later one."""
-        with self._delivery:
-            self._listeners.append(listener)
-            _tell(listener, self.event())
-
-    def wait(self, call: Waiter) -> None:
-        """Wait for the end. Raises the build's error, ``DeadlineError`` or ``CancelledError``."""
-        woken = threading.Event()
-        forget = call.on_cancel(woken.set)
-        with self._lock:
-            self._waiting.add(woken)
-        try:
-            while not self.done:
-                call.check()
-                woken.wait(call.remaining())
-        finally:
-            forget()
-            with self._lock:
-                self._waiting.discard(woken)
-        if self.error is not None:
-            raise copy(self.error)
-
-    def enter(self, state: BuildState, *, build_ns: int = 0, error: TilewrightError | None = None) -> None:
-        """For the pool: move on, wake those who wait, tell those who listen."""
-        with self._delivery:
-            with self._lock:
-                self.build_ns, self.error = build_ns, error
-                self.state = state
-                waiting = tuple(self._waiting) if self.done else ()
-            for woken in waiting:
-                woken.set()
-            event = self.event()
-            for listener in tuple(self._listeners):
-                _tell(listener, event)
-
-
-def _tell(listener: Callable[[BuildEvent], None], event: BuildEvent) -> None:
-    """A listener that fails concerns neither the build nor the others."""
-    try:
-        listener(event)
-    except Exception:
-        log.exception("a listener of the build of %s failed", event.name)
+    build: Build
+    unit: SourceUnit
+    arch: ArchSpec
+    places: dict[tuple[str, str, bytes, int], Place[_Job]] = field(default_factory=dict)
+    """One for each client that wants it."""
+    held: int = 0
+    """Callers that say when they no longer want it."""
+    lasting: bool = False
+    """Somebody wants it who will not say."""
+    begun: bool = False
 
 
 class BuildPool:
@@ -166,11 +101,19 @@ class BuildPool:
         self.built = self.cached = self.failed = 0
         self._toolchains = toolchains
         self._budget = Budget(cache)
-        self._active: dict[str, Build] = {}
+        self._active: dict[str, _Job] = {}
+        self._queue: FairQueue[_Job] = FairQueue()
         self._failures: OrderedDict[str, tuple[TilewrightError, float]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._abort = threading.Event()
-        self._workers: ThreadPoolExecutor | None = None
+        self._threads: set[threading.Thread] = set()
+        self._idle = 0
+        self._mean_ns = _FIRST_GUESS_NS
+
+    @property
+    def waiting(self) -> int:
+        """Places of builds that wait: a build has one for each client that wants it."""
+        return len(self._queue)
 
     @property
     def workers(self) -> int:
@@ -198,38 +141,160 @@ class BuildPool:
         """The artifact key of a unit. Raises ``ToolchainMissingError`` or ``UnsupportedError``."""
         return artifact_key(unit, arch, self.toolchain(unit.language))
 
-    def submit(self, unit: SourceUnit, arch: ArchSpec, *, key: str = "", retry_failed: bool = False) -> Build:
+    def submit(
+        self,
+        unit: SourceUnit,
+        arch: ArchSpec,
+        *,
+        key: str = "",
+        retry_failed: bool = False,
+        client: Party = _SERVER,
+        held: bool = False,
+    ) -> Build:
         """Have a unit built, or join the build that is under way.
 
-        A recent failure is answered at once, unless ``retry_failed``.
+        Clients take turns, see ``FairQueue``. Whoever sets ``held`` calls ``release`` in the end: a build that nobody
+        wants any more is cancelled, unless it has begun. A recent failure is answered at once, unless ``retry_failed``.
+        Raises ``ResourceExhaustedError`` if too many builds of the client's process wait.
         """
         key = key or self.key(unit, arch)
-        with self._lock:
+        with self._changed:
             if self._abort.is_set():
-                raise UnavailableError("the server is shutting down", rule="shutdown", fix="use another server")
-            active = self._active.get(key)
-            if active is not None:
-                return active
-            build = Build(key, unit.name)
-            failure = None if retry_failed else self._recent_failure(key)
+                raise _shutting_down()
+            job = self._active.get(key)
+            failure = None if retry_failed or job is not None else self._recent_failure(key)
             if failure is None:
-                self._active[key] = build
-                if self._workers is None:
-                    self._workers = ThreadPoolExecutor(self.workers, thread_name_prefix="tilewright-build")
-                self._workers.submit(self._run, build, unit, arch)
-                return build
+                if job is None:
+                    job = _Job(Build(key, unit.name), unit, arch)
+                    self._line_up(job, client)
+                    self._active[key] = job
+                    self._hire(job)
+                elif not job.begun and not self._crowded(client):
+                    self._line_up(job, client)
+                job.held += held
+                job.lasting |= not held
+                return job.build
+        build = Build(key, unit.name)
         build.enter("failed", error=failure)
         return build
 
+    def release(self, build: Build) -> None:
+        """The end of a caller's interest in a build that it was to hold. The last one cancels it if it waits still."""
+        with self._changed:
+            job = self._active.get(build.key)
+            if job is None or job.build is not build:
+                return
+            job.held -= 1
+            if job.held or job.lasting or job.begun:
+                return
+            self._drop(job)
+        build.enter("failed", error=_unwanted(build.name))
+
     def close(self) -> None:
         """Kill the compilers, fail what waits, end the workers. Idempotent."""
-        self._abort.set()
-        with self._lock:
-            workers, self._workers = self._workers, None
-        if workers is not None:
-            workers.shutdown(wait=True)
+        with self._changed:
+            self._abort.set()
+            waiting = [job for job in self._active.values() if not job.begun]
+            for job in waiting:
+                self._drop(job)
+            threads = tuple(self._threads)
+            self._changed.notify_all()
+        for job in waiting:
+            job.build.enter("failed", error=_shutting_down())
+        for thread in threads:
+            thread.join()
         for toolchain in self._toolchains.values():
             toolchain.close()
+
+    def refuse(self, key: str, error: BuildFailedError) -> None:
+        """Answer builds of ``key`` with ``error`` for a while: what was built turned out to be of no use."""
+        with self._changed:
+            self._remember(key, error)
+
+    # The queue; lock held
+
+    def _crowded(self, client: Party) -> bool:
+        return self._queue.of_process(client) >= self.options.queue_limit - len(self._queue)
+
+    def _line_up(self, job: _Job, client: Party) -> None:
+        """Have it wait for a client too. Raises ``ResourceExhaustedError``."""
+        party = (client.principal, client.process, client.session, int(client.priority))
+        if party in job.places:
+            return
+        if self._crowded(client):
+            raise ResourceExhaustedError(
+                f"{len(self._queue)} builds wait already, {self._queue.of_process(client)} of them of this client's"
+                " process",
+                field="queued_builds",
+                value=self.options.queue_limit,
+                rule="quota",
+                fix="ask for fewer kernels at a time, and for the others when those are built",
+                retry_after_s=_RETRY_QUEUE_S,
+            )
+        job.places[party] = self._queue.push(job, client)
+
+    def _drop(self, job: _Job) -> None:
+        """Forget a build that waits."""
+        for place in job.places.values():
+            self._queue.remove(place)
+        del self._active[job.build.key]
+
+    def _hire(self, job: _Job) -> None:
+        """Wake or start a thread for a build. Raises ``ResourceExhaustedError`` if there is none for it, ever."""
+        self._changed.notify()
+        if self._idle >= len(self._queue) or len(self._threads) >= self.workers:
+            return
+        thread = threading.Thread(target=self._work, name="tilewright-build", daemon=True)
+        self._threads.add(thread)
+        try:
+            thread.start()
+        except (RuntimeError, MemoryError) as error:
+            self._threads.discard(thread)
+            if self._threads:
+                return
+            self._drop(job)
+            raise ResourceExhaustedError(
+                "the system refuses the server a thread for builds",
+                rule="threads",
+                fix="raise the limit of processes (ulimit -u) or of the container",
+                retry_after_s=_RETRY_QUEUE_S,
+            ) from error
+
+    def _next(self) -> tuple[_Job, Place[_Job]] | None:
+        """The build whose turn it is, waited for; None if the thread is to end."""
+        with self._changed:
+            while not self._abort.is_set():
+                place = self._queue.first()
+                if place is not None:
+                    job = place.item
+                    job.begun = True
+                    for other in job.places.values():
+                        if other is not place:
+                            self._queue.remove(other)
+                    self._queue.take(place, self._mean_ns)
+                    return job, place
+                self._idle += 1
+                notified = self._changed.wait(_IDLE_S)
+                self._idle -= 1
+                if not notified and not len(self._queue):
+                    break
+            self._threads.discard(threading.current_thread())
+        return None
+
+    # A worker's thread
+
+    def _work(self) -> None:
+        while (found := self._next()) is not None:
+            begin = time.monotonic_ns()
+            job, place = found
+            self._run(job)
+            spent = time.monotonic_ns() - begin
+            with self._changed:
+                self._queue.give_back(place, spent)
+                self._mean_ns += (spent - self._mean_ns) // 8
+                if not self._active:
+                    self._queue.forget()
+            del found, job, place  # what they hold is not to live until the next
 
     def _recent_failure(self, key: str) -> TilewrightError | None:
         known = self._failures.get(key)
@@ -240,7 +305,13 @@ class BuildPool:
             return None
         return known[0]
 
-    def _run(self, build: Build, unit: SourceUnit, arch: ArchSpec) -> None:
+    def _remember(self, key: str, error: TilewrightError) -> None:
+        self._failures[key] = (error, time.monotonic() + self.options.failure_ttl_s)
+        while len(self._failures) > _FAILURES_KEPT:
+            self._failures.popitem(last=False)
+
+    def _run(self, job: _Job) -> None:
+        build, unit, arch = job.build, job.unit, job.arch
         try:
             state, build_ns = self._build(build, unit, arch)
             error: TilewrightError | None = None
@@ -254,14 +325,12 @@ class BuildPool:
                 fix="look for the reason in the server's log",
             )
             error.__cause__ = raised
-        with self._lock:
+        with self._changed:
             del self._active[build.key]
             self._failures.pop(build.key, None)
             # Only what the compiler said of the source will be the same next time.
             if isinstance(error, BuildFailedError) and error.rule != "compiler_aborted":
-                self._failures[build.key] = (error, time.monotonic() + self.options.failure_ttl_s)
-                while len(self._failures) > _FAILURES_KEPT:
-                    self._failures.popitem(last=False)
+                self._remember(build.key, error)
             self.built += state == "built"
             self.cached += state == "cached"
             self.failed += state == "failed"
@@ -275,7 +344,7 @@ class BuildPool:
             if self._found(build.key):  # another process was faster
                 return "cached", 0
             if self._abort.is_set():
-                raise UnavailableError("the server is shutting down", rule="shutdown", fix="use another server")
+                raise _shutting_down()
             build.enter("building")
             begin = time.monotonic_ns()
             self._compile_patiently(build.key, unit, arch)
@@ -293,7 +362,7 @@ class BuildPool:
     def _build_lock(self, key: str) -> Lock:
         while (lock := self.cache.try_build_lock(key)) is None:
             if self._abort.wait(_OTHER_PROCESS_POLL_S):
-                raise UnavailableError("the server is shutting down", rule="shutdown", fix="use another server")
+                raise _shutting_down()
         return lock
 
     def _compile_patiently(self, key: str, unit: SourceUnit, arch: ArchSpec) -> None:
@@ -308,7 +377,7 @@ class BuildPool:
                 self._compile(key, unit, arch)
                 return
             except (BuildFailedError, ResourceExhaustedError, OSError) as raised:
-                error = _from_outside(unit.name, raised)
+                error = from_outside(unit.name, raised)
                 if error is None:
                     raise
                 pause = next(pauses, None)
@@ -337,31 +406,16 @@ class BuildPool:
         self._budget.added(len(binary) + len(unit.text) + len(compiled.log))
 
 
-def _from_outside(name: str, error: BuildFailedError | ResourceExhaustedError | OSError) -> TilewrightError | None:
-    """The error of a failure that says nothing about the source; None if it was the compiler's word on it."""
-    if isinstance(error, ResourceExhaustedError):
-        return error
-    if isinstance(error, OSError):
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE):
-            return None
-        return ResourceExhaustedError(
-            f"the server ran out of something while it built {name}: {error.strerror}",
-            value=errno.errorcode[error.errno],
-            rule="build_resources",
-            fix="free disk space, memory, processes or descriptors on the server's machine, and try again",
-            retry_after_s=_RETRY_AFTER_S,
-        )
-    killed = error.rule == "compiler_killed" and error.value in _SIGNALS_FROM_OUTSIDE
-    starved = error.rule == "compiler_failed" and any(words in error.log_tail for words in _WORDS_FROM_OUTSIDE)
-    if not (killed or starved or error.rule == "compiler_hung"):
-        return None
-    return UnavailableError(
-        error.reason if not starved else f"the compiler was killed or got no memory while it built {name}",
-        value=error.value,
-        rule="compiler_hung" if error.rule == "compiler_hung" else "compiler_killed",
-        fix="try again; if it stays so, give the machine more memory, build with fewer workers, or allow more time",
-        log_tail=error.log_tail,
-        retry_after_s=_RETRY_AFTER_S,
+def _shutting_down() -> UnavailableError:
+    return UnavailableError("the server is shutting down", rule="shutdown", fix="use another server")
+
+
+def _unwanted(name: str) -> CancelledError:
+    return CancelledError(
+        f"the build of {name} was cancelled before it began: whoever wanted it has gone",
+        field="build",
+        rule="build_unwanted",
+        fix="ask for it again if it is still wanted",
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 __all__ = ["ANONYMOUS", "Client", "Priority"]
@@ -28,6 +28,10 @@ class Client:
     session: bytes
     """Token; empty without a session."""
     priority: Priority = Priority.INTERACTIVE
+
+    def at_most(self, priority: Priority) -> Client:
+        """The same client, for something that is no more urgent than ``priority``."""
+        return self if self.priority >= priority else replace(self, priority=priority)
 
 
 ANONYMOUS = Client("local", "unknown", b"")

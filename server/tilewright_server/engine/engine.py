@@ -34,6 +34,7 @@ from tilewright_server.devices.cpu.topology import find_topology
 from tilewright_server.devices.registry import DeviceRegistry
 from tilewright_server.devices.worker.process import Loss
 from tilewright_server.engine.call import Call
+from tilewright_server.engine.client import Client, Priority
 from tilewright_server.engine.execution.executor import Executor
 from tilewright_server.engine.execution.prepared import Execution, Prepared
 from tilewright_server.engine.execution.workspace_arena import Arena
@@ -249,18 +250,27 @@ class Engine:
         """Build kernels, in parallel, and return one result for each in order. A failed build is a result.
 
         ``progress`` is called from several threads, one call at a time. Raises ``DeadlineError`` or ``CancelledError``
-        when the caller stops waiting; builds that had begun go on for the cache's sake.
+        when the caller stops waiting; builds that had begun go on for the cache's sake, the others are cancelled. They
+        are of the priority ``BATCH`` at most: what a call waits for overtakes them.
         """
         self._require_open()
         watch = _Progress(progress, len(configs))
-        started = [self._start(config, arch, watch, retry_failed) for config in configs]
-        return [self._result(config, build, call) for config, build in zip(configs, started, strict=True)]
+        client = call.client.at_most(Priority.BATCH)
+        started: list[Build | TilewrightError] = []
+        try:
+            started += (self._start(config, arch, watch, retry_failed, client) for config in configs)
+            return [self._result(config, build, call) for config, build in zip(configs, started, strict=True)]
+        finally:
+            for build in started:
+                if isinstance(build, Build):
+                    self._store.release(build)
 
     def _start(
-        self, config: KernelConfig, arch: ArchSpec, watch: _Progress, retry_failed: bool
+        self, config: KernelConfig, arch: ArchSpec, watch: _Progress, retry_failed: bool, client: Client
     ) -> Build | TilewrightError:
         try:
-            build = self._store.submit(self._store.unit(config, arch), arch, retry_failed=retry_failed)
+            unit = self._store.unit(config, arch)
+            build = self._store.submit(unit, arch, client, retry_failed=retry_failed, held=True)
         except TilewrightError as error:
             watch.heard(BuildEvent(config.name, "", "failed", error=error))
             return error
@@ -386,6 +396,7 @@ class Engine:
             workers=self.options.build_workers or len(topology.cpus),
             budget_bytes=self.options.build_budget_bytes or topology.memory_bytes // 2,
             failure_ttl_s=self.options.failure_ttl_s,
+            queue_limit=self.options.queued_builds,
         )
 
     def _gauges(self) -> Mapping[str, int]:

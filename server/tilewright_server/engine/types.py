@@ -31,6 +31,8 @@ class EngineOptions:
     """Memory that all compilers together may be expected to use; 0: half of what the machine has."""
     failure_ttl_s: float = 300.0
     """For how long a failed build is answered from memory."""
+    queued_builds: int = 32768
+    """Builds that may wait; one process has at most half of them."""
     compiler: str = ""
     """C++ compiler, by name or path; empty: the first that is found."""
     hip_compiler: str = ""

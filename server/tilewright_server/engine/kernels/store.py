@@ -18,6 +18,7 @@ from tilewright_kit.types.errors import InternalError, NotFoundError
 from tilewright_server.build.cache.artifacts import Artifact, ArtifactCache
 from tilewright_server.build.pool import Build, BuildPool
 from tilewright_server.engine.call import Call
+from tilewright_server.engine.client import Client
 from tilewright_server.engine.kernels.loaded import Modules, ModuleUse
 from tilewright_server.engine.lru import Lru
 
@@ -119,13 +120,33 @@ class KernelStore:
     def is_built(self, unit: Unit) -> bool:
         return self._cache.contains(unit.key)
 
-    def submit(self, unit: Unit, arch: ArchSpec, *, retry_failed: bool = False) -> Build:
-        return self._pool.submit(unit.source, arch, key=unit.key, retry_failed=retry_failed)
+    def submit(
+        self, unit: Unit, arch: ArchSpec, client: Client, *, retry_failed: bool = False, held: bool = False
+    ) -> Build:
+        """See ``BuildPool.submit``."""
+        return self._pool.submit(unit.source, arch, key=unit.key, retry_failed=retry_failed, client=client, held=held)
+
+    def release(self, build: Build) -> None:
+        """See ``BuildPool.release``."""
+        self._pool.release(build)
 
     def obtain(self, units: Sequence[Unit], device: str, arch: ArchSpec, call: Call) -> None:
         """Have all of ``units`` built, in parallel; the time that the caller waited goes to ``call.build_ns``."""
-        missing = [unit for unit in units if not self.is_ready(device, unit)]
-        _wait([self.submit(unit, arch) for unit in missing], call)
+        self._build([unit for unit in units if not self.is_ready(device, unit)], arch, call)
+
+    def _build(self, units: Sequence[Unit], arch: ArchSpec, call: Call) -> None:
+        """Build in parallel, and wait; ``call.build_ns`` grows by their time, at most by the time waited."""
+        begin = time.perf_counter_ns()
+        builds: list[Build] = []
+        try:
+            for unit in units:
+                builds.append(self.submit(unit, arch, call.client, held=True))  # noqa: PERF401 - one may raise
+            for build in builds:
+                build.wait(call)
+        finally:
+            for build in builds:
+                self.release(build)
+        call.build_ns += min(sum(build.build_ns for build in builds), time.perf_counter_ns() - begin)
 
     def use(self, device: Device, unit: Unit, arch: ArchSpec, call: Call) -> KernelUse:
         """Load a kernel if need be. Raises ``DeviceError``, ``ResourceExhaustedError``, or what a rebuild raises."""
@@ -166,7 +187,7 @@ class KernelStore:
                     with self._lock:
                         self._pinned.append(artifact)
                 return artifact
-            _wait([self.submit(unit, arch)], call)
+            self._build([unit], arch, call)
         raise InternalError(
             "a kernel vanished from the cache as often as it was built",
             rule="cache_vanished",
@@ -180,11 +201,3 @@ class KernelStore:
             pinned, self._pinned = self._pinned, []
         for artifact in pinned:
             artifact.release()
-
-
-def _wait(builds: Sequence[Build], call: Call) -> None:
-    """Wait for builds that run in parallel. ``call.build_ns`` grows by their time, at most by the time waited."""
-    begin = time.perf_counter_ns()
-    for build in builds:
-        build.wait(call)
-    call.build_ns += min(sum(build.build_ns for build in builds), time.perf_counter_ns() - begin)

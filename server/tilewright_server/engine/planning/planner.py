@@ -19,6 +19,7 @@ from tilewright_kit.types.errors import BuildFailedError, DeviceError, Tilewrigh
 from tilewright_server.build.pool import BuildEvent
 from tilewright_server.devices.registry import DeviceRegistry
 from tilewright_server.engine.call import Call
+from tilewright_server.engine.client import Client, Priority
 from tilewright_server.engine.delayed_worker import Later
 from tilewright_server.engine.execution.prepared import Prepared
 from tilewright_server.engine.execution.value_check import value_check
@@ -308,7 +309,7 @@ class Planner:
         with entry.lock:
             begin, entry.upgrading = not entry.upgrading, True
         if begin:
-            _Upgrade(self, entry, question).begin(best)
+            _Upgrade(self, entry, question, call.client).begin(best)
         return fallback
 
     def _assemble_first(self, question: Question, ranked: Sequence[Ranked], call: Call, note: str) -> Prepared | None:
@@ -365,8 +366,10 @@ class _Upgrade:
     less often, for as long as the planner knows the problem.
     """
 
-    def __init__(self, planner: Planner, entry: Entry, question: Question, failures: int = 0) -> None:
+    def __init__(self, planner: Planner, entry: Entry, question: Question, client: Client, failures: int = 0) -> None:
+        """``client`` was the first to ask."""
         self._planner = planner
+        self._client = client.at_most(Priority.BATCH)
         self._entry = entry
         self._question = question
         self._failures = failures
@@ -378,7 +381,7 @@ class _Upgrade:
         self._left = len(choice.units)
         try:
             for unit in choice.units:
-                build = self._planner._kernels.submit(unit, self._question.device.arch)
+                build = self._planner._kernels.submit(unit, self._question.device.arch, self._client)
                 build.listen(lambda event: self._heard(event, choice))
         except TilewrightError as error:
             self._end(partial(self._failed, error))
@@ -424,7 +427,7 @@ class _Upgrade:
         """Go on with what is the best kernel now."""
         if self._entry.best is not None or not self._planner._knows(self._entry):
             return
-        following = _Upgrade(self._planner, self._entry, self._question, failures)
+        following = _Upgrade(self._planner, self._entry, self._question, self._client, failures)
         try:
             following.begin(self._planner._best(self._entry, self._question))
         except TilewrightError as error:
