@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 from functools import partial
 
 from tilewright_kit.types.errors import InvalidArgumentError, UnavailableError, UnsupportedError
 from tilewright_proto.v1 import memory_pb2 as pb
+from tilewright_server.engine.client import Priority
 from tilewright_server.memory.buffers import ResidentBuffer
 from tilewright_server.memory.device_regions import exportable_bytes
 from tilewright_server.messages.regions import exported, region_reply, region_source
@@ -23,6 +25,8 @@ __all__ = ["Leases", "MemoryServicer"]
 
 PROCESS_METADATA = "tilewright-process"
 """Says with ``OpenSession`` which process opens it, see ``proved_process``."""
+PRIORITY_METADATA = "tilewright-priority"
+"""Names the priority of a session with ``OpenSession``; without it, it is interactive."""
 
 
 class Leases:
@@ -82,9 +86,9 @@ class MemoryServicer:
     def open_session(self, request: pb.OpenSessionRequest, context: WireCall, send: Send) -> None:
         local = context.peer().startswith("unix:")
         if local:
-            proof = next((str(value) for key, value in context.metadata() if key == PROCESS_METADATA), "")
-            context.client = proved_process(proof) or context.client
-        session = self._sessions.open(request.client_name, local=local, client=context.client)
+            context.client = proved_process(_metadatum(context, PROCESS_METADATA)) or context.client
+        client = replace(context.client, priority=_priority(context))
+        session = self._sessions.open(request.client_name, local=local, client=client)
         self._leases.begin(session, send)
         if not context.on_end(lambda: self._leases.end(session)):
             self._leases.end(session)
@@ -178,3 +182,22 @@ class MemoryServicer:
                 fix="export it over the local socket",
             )
         return exported(buffer, handle)
+
+
+def _metadatum(context: WireCall, name: str) -> str:
+    """A value of a call's metadata; empty if it has none."""
+    return next((str(value) for key, value in context.metadata() if key == name), "")
+
+
+def _priority(context: WireCall) -> Priority:
+    name = _metadatum(context, PRIORITY_METADATA)
+    known = {priority.name.lower(): priority for priority in Priority}
+    if name and name not in known:
+        raise InvalidArgumentError(
+            "there is no such priority",
+            field=PRIORITY_METADATA,
+            value=name,
+            rule="priority",
+            fix=f"use {', '.join(known)}, or leave it out",
+        )
+    return known.get(name, Priority.INTERACTIVE)

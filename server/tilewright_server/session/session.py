@@ -85,7 +85,7 @@ class Session:
         if is_known(self.client):
             return
         self.account.move(client)
-        self.client = replace(client, session=self.token)
+        self.client = replace(client, session=self.token, priority=self.client.priority)
 
     # Plans
 

@@ -21,6 +21,7 @@ from tilewright_kit.types.errors import (
     UnavailableError,
 )
 from tilewright_server.engine.call import Call
+from tilewright_server.engine.client import Client, Priority
 from tilewright_server.engine.types import Outcome
 
 
@@ -58,7 +59,7 @@ def test_large_team_is_served_in_its_turn(bench: Bench) -> None:
     assert FakeProgram.order[:2] == ["first", "large"]
 
 
-def test_queue_is_first_come_first_served(bench: Bench) -> None:
+def test_calls_of_one_client_are_served_in_their_order(bench: Bench) -> None:
     gate = threading.Event()
     running = bench.start(bench.prepare("running", 4, gate))
     names = [f"{number}" for number in range(10)]
@@ -76,9 +77,11 @@ def test_team_larger_than_the_device_takes_all_of_it(bench: Bench) -> None:
 
 
 def test_full_queue_refuses_and_says_when_to_come_back() -> None:
-    bench = Bench(queue_limit=2)
+    bench = Bench(queue_limit=4)
     gate = threading.Event()
     futures = [bench.start(bench.prepare("x", 4, gate)) for _ in range(3)]
+    other = Call.within(20, client=Client("uid:1", "other", b""))
+    futures.append(bench.start(bench.prepare("other", 4, gate), other))  # half is left to others
     with pytest.raises(ResourceExhaustedError) as caught:
         bench.executor.run(bench.prepare("late", 1), ADDRESSES, Call())
     assert caught.value.retry_after_s is not None
@@ -229,6 +232,82 @@ def test_work_that_made_way_is_neither_turned_away_nor_forgotten_by_draining() -
     assert long.done() or long.result(1)
     assert program.done == 300
     bench.threads.shutdown()
+
+
+# Turns of clients
+
+
+def caller(process: str, priority: Priority = Priority.INTERACTIVE) -> Call:
+    return Call.within(60, client=Client("uid:1", process, b"", priority))
+
+
+@pytest.mark.parametrize("sessions", [1, 21])
+def test_one_launch_beside_a_flood_of_another_client_waits_for_one(bench: Bench, sessions: int) -> None:
+    gate = threading.Event()
+    flood = []
+    for number in range(21):
+        call = Call.within(60, client=Client("uid:1", "flood", b"%d" % (number % sessions)))
+        flood.append(bench.start(bench.prepare(f"flood {number}", LANES, gate), call))
+    victim = bench.start(bench.prepare("victim", LANES), caller("victim"))
+    assert bench.executor.queue_depth == 21
+    gate.set()
+    for future in (*flood, victim):
+        future.result(20)
+    assert FakeProgram.order[:2] == ["flood 0", "victim"]
+
+
+def test_large_teams_and_small_ones_share_the_lanes_by_their_time(bench: Bench) -> None:
+    gate = threading.Event()
+    futures = [bench.start(bench.prepare("gate", LANES, gate), caller("gate"))]
+    bench.executor.mean_ns = 1000.0
+    futures += [bench.start(bench.prepare("large", LANES), caller("large")) for _ in range(6)]
+    futures += [bench.start(bench.prepare("small", 1), caller("small")) for _ in range(12)]
+    gate.set()
+    for future in futures:
+        future.result(20)
+    order = FakeProgram.order[1:]
+    # A large one is charged for four lanes: at most four small ones go before each, and none waits for all the others.
+    assert order.index("small") <= 1
+    assert order.index("large") <= 4
+    assert order[:10].count("large") >= 2
+    assert order[:10].count("small") >= 4
+
+
+def test_background_work_makes_way_and_is_not_starved(bench: Bench) -> None:
+    gate = threading.Event()
+    futures = [bench.start(bench.prepare("gate", LANES, gate), caller("gate"))]
+    tuning = caller("tuning", Priority.BACKGROUND)
+    futures += [bench.start(bench.prepare("tuning", LANES), tuning) for _ in range(3)]
+    futures += [bench.start(bench.prepare("live", LANES), caller("live")) for _ in range(24)]
+    gate.set()
+    for future in futures:
+        future.result(20)
+    order = FakeProgram.order[1:]
+    assert order[0] == "tuning" or order[1] == "tuning", "whoever came first is level with the others"
+    second = [place for place, name in enumerate(order) if name == "tuning"][1]
+    assert 15 <= second <= 18, "then one part of seventeen"
+
+
+def test_client_that_repeats_for_long_waits_for_those_that_used_less(bench: Bench) -> None:
+    prepared, program = slow(bench)
+    call = caller("long")
+    long: Future[Any] = bench.threads.submit(bench.executor.run, prepared, ADDRESSES, call, 100_000)
+    assert program.started.wait(10)
+    gate = threading.Event()
+    first = bench.start(bench.prepare("first", LANES, gate), caller("a"))
+    for _ in range(2000):
+        if "first" in FakeProgram.order:
+            break
+        time.sleep(0.001)
+    short = [bench.start(bench.prepare("short", LANES), caller(name)) for name in "abcd"]
+    seen = len(FakeProgram.order)
+    gate.set()
+    for future in (first, *short):
+        future.result(20)
+    assert FakeProgram.order[seen : seen + 4] == ["short"] * 4
+    call.cancel()
+    with suppress(CancelledError):
+        long.result(20)
 
 
 # Calls

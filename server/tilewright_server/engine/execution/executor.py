@@ -1,9 +1,9 @@
 """Execution of prepared plans on one device, in the threads of their callers.
 
 The caller's own thread runs its launches as soon as it is admitted: handing them to another thread would cost more than
-a small kernel takes. Admission is by weight, first come, first served: the teams of all executions that run at the same
-time never have more threads than the device has cores. Who runs for long (many executions, or many repeats) makes way
-for those who wait every few milliseconds.
+a small kernel takes. Admission is by weight: the teams of all executions that run at the same time never have more
+threads than the device has cores. Clients that wait take turns by what they have used; who runs for long (many
+executions, or many repeats) makes way for those who wait every few milliseconds.
 """
 
 from __future__ import annotations
@@ -56,11 +56,14 @@ class Executor(Admission):
                 return self._repeat(prepared, addresses, repeat, call, turn)
             finally:
                 turn.end()
-        queue_ns = self.enter(weight, call)
+        waiter = self.enter(weight, call)
+        spent_ns = 0
         try:
-            return self._launch(prepared, addresses, queue_ns)
+            outcome = self._launch(prepared, addresses, 0 if waiter is None else waiter.queue_ns)
+            spent_ns = outcome.device_ns
+            return outcome
         finally:
-            self.leave(weight)
+            self.leave(weight, call, spent_ns, waiter)
 
     def run_many(self, executions: Sequence[Execution], call: Call) -> list[Outcome | TilewrightError]:
         """See ``Engine.execute_many``: one admission for all, given up now and then if others wait; the deadline looked

@@ -17,25 +17,32 @@ _GROWTH = 16
 class Turn:
     """Admission to a device that is given up and asked for again while others wait. Of one thread."""
 
-    __slots__ = ("_admission", "_call", "_held", "_since", "_weight", "queue_ns")
+    __slots__ = ("_admission", "_call", "_held", "_since", "_waiter", "_weight", "queue_ns")
 
     def __init__(self, admission: Admission, weight: int, call: Call) -> None:
         """Waits for admission."""
         self._admission = admission
         self._weight = weight
         self._call = call
-        self.queue_ns = admission.enter(weight, call)
+        self._waiter = waiter = admission.enter(weight, call)
+        self.queue_ns = 0 if waiter is None else waiter.queue_ns
         """Time spent waiting since it was last asked for."""
         self._held = True
         self._since = time.perf_counter_ns()
 
     def yield_to_waiters(self) -> None:
         """Let others run if this has lasted long. Raises what ends the wait; the turn is over then."""
-        if not self._admission.queue_depth or time.perf_counter_ns() - self._since < SLICE_NS:
+        if not self._admission.queue_depth:
+            return
+        spent_ns = time.perf_counter_ns() - self._since
+        if spent_ns < SLICE_NS:
             return
         self._held = False
-        self.queue_ns += self._admission.swap(self._weight, self._call)
+        waiter = self._admission.swap(self._weight, self._call, self._waiter, spent_ns)
         self._held = True
+        if waiter is not None and waiter is not self._waiter:
+            self.queue_ns += waiter.queue_ns
+        self._waiter = waiter
         self._since = time.perf_counter_ns()
 
     def take_queue_ns(self) -> int:
@@ -46,7 +53,8 @@ class Turn:
     def end(self) -> None:
         if self._held:
             self._held = False
-            self._admission.leave(self._weight)
+            spent_ns = time.perf_counter_ns() - self._since
+            self._admission.leave(self._weight, self._call, spent_ns, self._waiter)
 
 
 class Slices:
