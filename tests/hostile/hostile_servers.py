@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from rpc_harness import FAKE, Client, ServerProcess, floats, inline
+from rpc_harness import FAKE, Client, MemoryFile, ServerProcess, floats, inline
 
 from tilewright_proto.v1 import dispatch_pb2 as dp
 from tilewright_proto.v1 import kernels_pb2 as kp
@@ -21,6 +21,7 @@ STRANGER = 54321
 """A user without any other process: the limit of threads counts all of a user, and does not hold for root."""
 RUN = "/tilewright.v1.Dispatch/Run"
 WAIT_S = 20.0
+PAGE = 4096
 GEMM = [sys.executable, str(Path(__file__).parents[1] / "server" / "app" / "operation_server.py"), "gemm"]
 
 
@@ -107,3 +108,23 @@ def bystander_lives(address: str, *, statistics: bool = False) -> None:
             assert client.kernels.Statistics(kp.StatisticsRequest(), timeout=WAIT_S)
         else:
             assert copies(client) == bytes(range(16))
+
+
+class SparseFile(MemoryFile):
+    """Without a page of its own."""
+
+    def __init__(self, nbytes: int, *, sealed: bool = True) -> None:
+        super().__init__(PAGE, sealed=False)
+        self.bytes.close()
+        os.ftruncate(self.fd, 0)
+        os.ftruncate(self.fd, nbytes)
+        self.nbytes = nbytes
+        self.seal(sealed)
+
+    @property
+    def kept(self) -> int:
+        """Bytes that it takes."""
+        return os.fstat(self.fd).st_blocks * 512
+
+    def close(self) -> None:
+        os.close(self.fd)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import socket
 import subprocess
 import sys
@@ -14,9 +12,9 @@ from pathlib import Path
 
 import grpc
 import pytest
-from hostile_servers import WAIT_S, bystander_lives
+from hostile_servers import WAIT_S, SparseFile, bystander_lives
 from local_harness import HELLO, Wire
-from rpc_harness import Client, MemoryFile, ServerProcess, detail_of, eventually, inline, refused
+from rpc_harness import Client, ServerProcess, detail_of, eventually, inline, refused
 
 from tilewright_proto.v1 import dispatch_pb2 as dp
 from tilewright_proto.v1 import memory_pb2 as mp
@@ -115,7 +113,7 @@ def test_sparse_memory_does_not_fill_the_address_space(tmp_path: Path) -> None:
             with refused("resource_exhausted", "quota") as details:
                 for _ in range(16):
                     files.append(SparseFile(1 << 36))
-                    client.register(files[-1])  # type: ignore[arg-type]
+                    client.register(files[-1])
             assert details[0].field == "region_bytes"
             assert len(files) == 8  # seven are half of seven eighths of 16
             bystander_lives(server.addresses[0])
@@ -125,16 +123,6 @@ def test_sparse_memory_does_not_fill_the_address_space(tmp_path: Path) -> None:
                 file.close()
         client.close()
         assert eventually(lambda: server.regions() == (0, 0))
-
-
-class SparseFile(MemoryFile):
-    """Sealed, and with no page of its own."""
-
-    def __init__(self, nbytes: int) -> None:
-        super().__init__(4096, sealed=False)
-        self.nbytes = nbytes
-        os.ftruncate(self.fd, nbytes)
-        fcntl.fcntl(self.fd, 1033, 1 | 2)
 
 
 def test_a_process_that_calls_too_often_is_told_so(tmp_path: Path) -> None:

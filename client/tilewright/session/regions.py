@@ -87,6 +87,8 @@ class Segment:
         except OSError:  # an old kernel, or no memory
             try:
                 os.posix_fallocate(self.fd, start, end - start)
+                # Only pages that were touched show, and none of these was.
+                np.frombuffer(self._map, np.uint8)[start:end:PAGE] = 0
             except OSError as error:
                 raise ResourceExhaustedError(
                     f"cannot have {end - start} bytes of shared memory: {error.strerror}",

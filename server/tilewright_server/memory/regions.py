@@ -6,6 +6,7 @@ import os
 import threading
 
 from tilewright_server.memory.pinned import Pinned
+from tilewright_server.memory.populated import MappedPages, check_file
 from tilewright_server.memory.shm import Mapping, OpenedFile, not_there, read_into, view, write_from
 
 __all__ = ["InodeOwners", "Region"]
@@ -19,7 +20,7 @@ class Region(Pinned):
     is only read and written through its descriptor.
     """
 
-    __slots__ = ("_mapping", "fd", "inode")
+    __slots__ = ("_mapping", "_pages", "fd", "inode")
 
     kind = "region"
     device_id = ""
@@ -35,6 +36,7 @@ class Region(Pinned):
             try:
                 self._mapping = Mapping(opened.fd, opened.bytes)
                 self.address = self._mapping.address
+                self._pages = MappedPages(self.address)
             finally:
                 os.close(opened.fd)
                 self.fd = -1
@@ -42,6 +44,15 @@ class Region(Pinned):
     @property
     def zero_copy(self) -> bool:
         return self._mapping is not None
+
+    def check_pages(self, offset: int, nbytes: int, *, written: bool) -> None:
+        """Raise ``InvalidArgumentError`` where using a range would make the server pay for pages that its owner has
+        not made: all holes of mapped memory, and holes of other memory that are ``written`` to.
+        """
+        if self._mapping is not None:
+            self._pages.check(offset, nbytes)
+        elif written:
+            check_file(self.fd, offset, nbytes)
 
     def read(self, offset: int, target: memoryview) -> None:
         """Copy bytes out. The range has been checked and the region is pinned."""

@@ -194,6 +194,7 @@ class Binder:
             raise _out_of_bounds(slot, "region", offset, region.size)
         if not slot.nbytes:
             return
+        region.check_pages(offset, slot.nbytes, written=slot.is_output)
         binding.objects.append(region)
         if region.address and binding.target.on_host:
             binding.addresses[slot.index] = region.address + offset

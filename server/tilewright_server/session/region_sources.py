@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tilewright_kit.types.errors import InvalidArgumentError, UnsupportedError
 from tilewright_server.devices.contract import MemoryHandle
 from tilewright_server.memory.device_regions import DeviceRegion, check_handle, device_of_uuid
+from tilewright_server.memory.populated import check_file
 from tilewright_server.memory.shm import OpenedFile, open_attached, open_memfd, open_posix
 from tilewright_server.session.objects import AnyRegion
 from tilewright_server.session.processes import is_known, process_client
@@ -93,7 +94,7 @@ def _imported(devices: DeviceRegistry, source: DeviceMemory, handle: MemoryHandl
 
 
 def _check_sealed(handle: MemoryHandle) -> None:
-    """A file that shrinks under its mapping would end the device's process."""
+    """A file that shrinks under its mapping would end the device's process, which also pays for pages that it makes."""
     opened = open_attached(handle.fd, handle.offset + handle.nbytes)
     os.close(opened.fd)
     if not opened.sealed:
@@ -103,6 +104,7 @@ def _check_sealed(handle: MemoryHandle) -> None:
             rule="region_sealed",
             fix="seal it (F_SEAL_SHRINK and F_SEAL_SEAL), or register it as `attached`",
         )
+    check_file(handle.fd, handle.offset, handle.nbytes)
 
 
 def _opened(source: MemoryFile | PosixObject | AttachedFile, nbytes: int) -> OpenedFile:

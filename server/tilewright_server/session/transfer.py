@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from tilewright_kit.types.errors import InvalidArgumentError
+from tilewright_server.memory.regions import Region
+from tilewright_server.session.objects import AnyRegion
 from tilewright_server.session.session import Session
 
 __all__ = ["check_range", "read_buffer", "write_buffer"]
@@ -27,6 +29,7 @@ def write_buffer(session: Session, buffer_id: int, offset: int, source: bytes | 
     check_range("region", source[1], nbytes, region.size)
     session.pin((buffer, region))
     try:
+        _check_pages(region, source[1], nbytes, written=False)
         for at, size in _chunks(nbytes):
             part = memoryview(bytearray(size))
             region.read(source[1] + at, part)
@@ -55,6 +58,7 @@ def read_buffer(
     check_range("region", target[1], nbytes, region.size)
     session.pin((buffer, region))
     try:
+        _check_pages(region, target[1], nbytes, written=True)
         for at, size in _chunks(nbytes):
             part = memoryview(bytearray(size))
             buffer.read(offset + at, part)
@@ -62,6 +66,11 @@ def read_buffer(
     finally:
         session.unpin((buffer, region))
     return b""
+
+
+def _check_pages(region: AnyRegion, offset: int, nbytes: int, *, written: bool) -> None:
+    if isinstance(region, Region):
+        region.check_pages(offset, nbytes, written=written)
 
 
 def check_range(kind: str, offset: int, nbytes: int, size: int) -> None:

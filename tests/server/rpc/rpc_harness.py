@@ -121,10 +121,14 @@ class MemoryFile:
         self.name = name or "tilewright-" + secrets.token_hex(16)
         self.nbytes = nbytes
         self.fd = os.memfd_create(self.name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.fd, nbytes)
+        for at in range(0, nbytes, 1 << 20):
+            os.pwrite(self.fd, bytes(min(1 << 20, nbytes - at)), at)
+        self.seal(sealed)
+        self.bytes = mmap.mmap(self.fd, nbytes)
+
+    def seal(self, sealed: bool) -> None:
         if sealed:
             fcntl.fcntl(self.fd, F_ADD_SEALS, SEAL | SHRINK)
-        self.bytes = mmap.mmap(self.fd, nbytes)
 
     def source(self, **changes: Any) -> mp.MemfdSource:
         return mp.MemfdSource(**({"pid": os.getpid(), "fd": self.fd, "name": self.name} | changes))
@@ -212,6 +216,9 @@ class Client:
 
     def execution(self, plan: int, *locations: tp.Location, **more: Any) -> dp.ExecuteRequest:
         return dp.ExecuteRequest(session=self.token, executions=[dp.Execution(plan=plan, locations=locations)], **more)
+
+    def binding(self, plan: int, *locations: tp.Location) -> dp.BindRequest:
+        return dp.BindRequest(session=self.token, execution=dp.Execution(plan=plan, locations=locations))
 
 
 def floats(*shape: int) -> tp.TensorSpec:

@@ -296,7 +296,7 @@ def test_shrinking_a_file_during_runs_never_kills_the_server(client: Client, ser
         result = client.dispatch.Execute(request).results[0]
         seen.add(result.error.rule)
     shrinker.join()
-    assert seen <= {"", "region_shrunk"}
+    assert seen <= {"", "region_shrunk", "region_populated"}  # what grew again has no pages
     assert server.alive
     os.close(file.fd)
 

@@ -1,0 +1,84 @@
+"""Pages of shared memory are made, and paid for, by their owner."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hostile_servers import PAGE, SparseFile, bystander_lives
+from rpc_harness import Client, ServerProcess, in_buffer, in_region, inline, refused
+
+from tilewright_proto.v1 import memory_pb2 as mp
+
+GIB = 1 << 30
+
+
+def shared_mib(server: ServerProcess) -> float:
+    """Pages of shared memory that the server has mapped."""
+    status = Path(f"/proc/{server.pid}/status").read_text()
+    return int(status.split("RssShmem:")[1].split()[0]) / 1024
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_the_server_makes_no_page_for_a_sparse_operand(tmp_path: Path, sealed: bool) -> None:
+    with ServerProcess(tmp_path) as server, Client(server.addresses[0]) as client:
+        file = SparseFile(GIB, sealed=sealed)
+        region = client.register(file).region
+        plan = client.plan(GIB // 4)
+        buffer = client.memory.CreateBuffer(mp.CreateBufferRequest(session=client.token, bytes=GIB)).buffer
+        before = shared_mib(server)
+        execution = client.execution(plan, in_buffer(buffer), in_region(region))
+        reply = client.dispatch.Execute(execution)
+        assert [item.error.rule for item in reply.results] == ["region_populated"]
+        with refused("invalid_argument", "region_populated"):
+            client.dispatch.Bind(client.binding(plan, in_buffer(buffer), in_region(region)))
+        with refused("invalid_argument", "region_populated"):
+            client.memory.ReadBuffer(
+                mp.ReadBufferRequest(session=client.token, buffer=buffer, bytes=GIB, region=in_region(region).region)
+            )
+        assert file.kept == 0
+        assert shared_mib(server) - before < 1
+        bystander_lives(server.addresses[0])
+        file.close()
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_pages_count_where_operands_lie(tmp_path: Path, sealed: bool) -> None:
+    """One page here and there is enough for what lies in it, and not for its neighbours."""
+    with ServerProcess(tmp_path) as server, Client(server.addresses[0]) as client:
+        file = SparseFile(8 << 20, sealed=sealed)
+        region = client.register(file).region
+        plan = client.plan(16)
+        there = (2 << 20) + 3 * PAGE
+        os.pwrite(file.fd, bytes(64), there)
+        for offset, good in ((there, True), (there + PAGE - 64, True), (there + PAGE - 32, False), (there - 4, False)):
+            execution = client.execution(plan, inline(bytes(64)), in_region(region, offset))
+            (result,) = client.dispatch.Execute(execution).results
+            assert result.error.rule == ("" if good else "region_populated")
+            if not good:
+                assert "MADV_POPULATE_WRITE" in result.error.fix
+        os.pwrite(file.fd, bytes(4 << 20), 4 << 20)
+        large = client.plan(1 << 20)
+        source = client.memory.CreateBuffer(mp.CreateBufferRequest(session=client.token, bytes=4 << 20)).buffer
+        for offset, good in ((4 << 20, True), ((4 << 20) - PAGE, False)):
+            execution = client.execution(large, in_buffer(source), in_region(region, offset))
+            (result,) = client.dispatch.Execute(execution).results
+            assert result.error.rule == ("" if good else "region_populated")
+        assert file.kept == (4 << 20) + PAGE
+        file.close()
+
+
+def test_holes_of_inputs_are_refused_where_reading_would_fill_them(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path) as server, Client(server.addresses[0]) as client:
+        for sealed, rule in ((True, "region_populated"), (False, "")):
+            file = SparseFile(PAGE, sealed=sealed)
+            region = client.register(file).region
+            execution = client.execution(client.plan(16), in_region(region), in_buffer(a_buffer(client)))
+            assert client.dispatch.Execute(execution).results[0].error.rule == rule
+            assert file.kept == 0
+            file.close()
+
+
+def a_buffer(client: Client) -> int:
+    return client.memory.CreateBuffer(mp.CreateBufferRequest(session=client.token, bytes=64)).buffer
