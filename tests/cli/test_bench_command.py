@@ -85,7 +85,6 @@ def test_a_kernel_that_crashes_or_is_wrong_makes_the_exit_code_say_so(
         (("--shapes", "8x8x8", "--shard", "3/2"), "2/8"),
         (("--shapes", "8x8x8", "--resume"), "--output"),
         (("--shapes", "8x8x8", "--output", "out.txt"), ".parquet"),
-        (("--shapes", "8x8x8", "--device", "cpu:7"), "cpu:0"),
         (("--shapes", "8x8x8", "--dtype", "fp17"), "fp17"),
     ],
 )
@@ -94,6 +93,12 @@ def test_what_cannot_be_meant_is_refused_before_anything_runs(bench: Any, argume
     assert ran.code == Exit.USAGE
     assert says in ran.err
     assert ran.out == ""
+
+
+def test_a_device_that_the_machine_has_not_is_what_it_lacks(bench: Any) -> None:
+    ran = bench("--shapes", "8x8x8", "--device", "cpu:7")
+    assert ran.code == Exit.MISSING
+    assert "cpu:0" in ran.err
 
 
 def test_parts_of_a_sweep_make_the_whole(bench: Any) -> None:

@@ -89,7 +89,7 @@ def test_demo_prints_a_table_and_a_closing_line(process, target):
 
 def test_demo_runs_on_the_device_that_is_named(process, target):
     ran = process("demo", "--size", "64", "--dtype", "fp32", "--device", "cuda:7", "--target", target)
-    assert ran.code != 0
+    assert ran.code == 4
     assert "no such device" in ran.err
 
 

@@ -123,3 +123,36 @@ def test_sizes_describe_a_kernel_of_their_own(cli, tmp_path):
     (source,) = tmp_path.glob("*.hip")
     assert "_64x64x64_4x1x1_16x16x16" in source.name
     assert source.stem in ran.err
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        (("--preselected", "tiny", "--pipeline", "compv4"), "generate_sources"),
+        (("--preselected", "tiny", "--tile-config-json", '{"tile_m": [64]}'), "generate_sources"),
+        (("--tile-config-json", '{"tile_m": [64]}', "--rule-set", "tiny"), "generate_sources"),
+        (("--operation", "attention", "--variants", "multi_d"), "generate_options"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(options, rule, cli):
+    ran = cli("kernels", "generate", "--operation", "conv", "--arch", "gfx942", *options, "--list-configs")
+    assert ran.code == 2
+    assert rule in ran.err
+
+
+def test_a_variant_of_another_direction_than_the_operation_is_refused(cli):
+    ran = cli("kernels", "generate", "--operation", "conv_backward_data", "--variant", "fwd", "--list-configs")
+    assert ran.code == 2
+    assert "variant_operation" in ran.err
+
+
+def test_a_set_without_kernels_for_an_architecture_names_those_that_it_has_some_for(cli):
+    ran = cli("kernels", "generate", "--preselected", "fp16_rcr_essential", "--arch", "x86-64-v3", "--list-configs")
+    assert ran.code == 1
+    assert "there are for --arch gfx90a, gfx942, gfx950" in ran.err
+
+
+def test_options_that_describe_one_kernel_say_how_to_choose_among_those_that_are_shipped(cli):
+    options = ("--operation", "conv", "--arch", "gfx942", "--pipeline", "compv4", "--list-configs")
+    assert "--rule-set default" in cli("kernels", "generate", *options).err
+    assert "--rule-set" not in cli("kernels", "generate", *options, "--rule-set", "default").err

@@ -31,7 +31,7 @@ def run(arguments: Sequence[str]) -> int:
         if code is None:
             raise
         print_error(error)
-        return exit_for(code)
+        return exit_for(code, str(getattr(error, "rule", "")))
     return Exit.OK
 
 

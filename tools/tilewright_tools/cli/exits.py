@@ -39,6 +39,10 @@ _BY_CODE = {
 }
 
 
-def exit_for(code: str) -> Exit:
-    """The exit code for an error's stable code."""
-    return _BY_CODE.get(code, Exit.FAILED)
+_MISSING = ("device_id",)
+"""Rules of what a request names and the machine has not."""
+
+
+def exit_for(code: str, rule: str = "") -> Exit:
+    """The exit code for an error's stable code and rule."""
+    return Exit.MISSING if rule in _MISSING else _BY_CODE.get(code, Exit.FAILED)

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-__all__ = ["AsJson", "Device", "Target", "command_of", "parameters_of", "taken"]
+__all__ = ["AsJson", "Device", "FullNames", "Target", "command_of", "parameters_of", "taken"]
 
 Device = Annotated[str, typer.Option(help="Device: cpu:0, cuda:0, hip:0, ... Default: the server's.")]
 Target = Annotated[str, typer.Option(help="Server. Default: your own if it runs, else a private one.")]
+FullNames = Annotated[bool, typer.Option("--full-names", help="Whole names of kernels, not what fits behind aliases.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 Parameters = list[inspect.Parameter]

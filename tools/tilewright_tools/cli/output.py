@@ -6,6 +6,7 @@ Results go to standard output, everything else to standard error, so that a pipe
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,8 +15,28 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+    from rich.text import Text
 
-__all__ = ["err", "examples", "note", "out", "print_error", "print_explanation", "print_json", "progress", "table"]
+__all__ = [
+    "err",
+    "examples",
+    "kernel_text",
+    "note",
+    "out",
+    "print_error",
+    "print_explanation",
+    "print_json",
+    "progress",
+    "table",
+    "working",
+]
+
+_NAMES = ("kernel", "candidate", "best kernel")
+"""Columns of names of kernels."""
+_ALIAS = 9
+"""Characters of an alias."""
+_GAP = 2
+"""Blanks between columns."""
 
 
 def out() -> Console:
@@ -42,17 +63,85 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[str] = ()) -> None:
-    """Print a table; the columns named in ``right`` are numbers."""
+def table(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    right: Sequence[str] = (),
+    full_names: bool = False,
+) -> None:
+    """Print a table; the columns named in ``right`` are numbers. Into a pipe it goes as tab-separated values without a
+    title.
+
+    On a terminal names of kernels are cut to what the other columns leave, behind their aliases, unless ``full_names``
+    are wanted: then they are folded.
+    """
+    cells = [[_cell(cell) for cell in row] for row in rows]
+    if not sys.stdout.isatty():
+        for line in (columns, *([cell.plain for cell in row] for row in cells)):
+            sys.stdout.write("\t".join(re.sub(r"\s+", " ", str(part)) for part in line) + "\n")
+        return
     from rich.table import Table
+
+    console = out()
+    if not full_names:
+        _cut_names(columns, cells, console.width)
+    grid = Table(title=title or None, title_justify="left", header_style="bold", box=None, padding=(0, _GAP, 0, 0))
+    for name in columns:
+        is_name = name in _NAMES
+        grid.add_column(
+            name,
+            justify="right" if name in right else "left",
+            overflow="fold",
+            no_wrap=name in right or (is_name and not full_names),
+        )
+    for row in cells:
+        grid.add_row(*row)
+    console.print(grid)
+
+
+def kernel_text(name: str) -> str:
+    """A kernel's alias and its name."""
+    from tilewright_kit.config.naming import alias_of
+
+    return f"{alias_of(name)} {name}"
+
+
+def _cell(value: object) -> Text:
     from rich.text import Text
 
-    grid = Table(title=title or None, title_justify="left", header_style="bold")
-    for name in columns:
-        grid.add_column(name, justify="right" if name in right else "left", overflow="fold")
-    for row in rows:
-        grid.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
-    out().print(grid)
+    return value if isinstance(value, Text) else Text(str(value))
+
+
+def _cut_names(columns: Sequence[str], rows: Sequence[list[Text]], width: int) -> None:
+    """Put aliases before the names of kernels, and cut both to what is left of the line."""
+    from rich.text import Text
+
+    def widest(index: int) -> int:
+        lines = [columns[index], *(line for row in rows for line in row[index].plain.splitlines())]
+        return max(map(len, lines))
+
+    names = [index for index, column in enumerate(columns) if column in _NAMES]
+    others = sum(widest(index) for index in range(len(columns)) if index not in names)
+    for index in names:
+        room = max(_ALIAS, (width - others - _GAP * len(columns)) // len(names))
+        for row in rows:
+            name = row[index].plain
+            text = kernel_text(name) if name and not name.startswith("(") else name
+            short = text if len(text) <= room else (text[: room - 1] + "…" if room > _ALIAS + 6 else text[:_ALIAS])
+            row[index] = Text(short, "dim")
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Say on standard error what takes its time, for as long as it does; silent where that is not a terminal."""
+    console = err()
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(what):
+        yield
 
 
 @contextmanager
@@ -100,8 +189,8 @@ def violation_line(violation: Any) -> str:
     return f"{text} (fix: {fix})" if fix else text
 
 
-def print_explanation(found: dict[str, Any], top: int) -> None:
-    """The candidates in their order with what their time is made of, a few refusals, and what decided."""
+def print_explanation(found: dict[str, Any], top: int, *, full_names: bool = False) -> None:
+    """The candidates in their order with what their time is made of, the refusals by rule, and what decided."""
     parts = list(dict.fromkeys(name for item in found["candidates"] for name in item["parts"]))
     rows = []
     for item in found["candidates"][:top]:
@@ -110,10 +199,10 @@ def print_explanation(found: dict[str, Any], top: int) -> None:
             (item["place"] or "", item["kernel"], *(f"{value * 1e6:.1f}" if value else "" for value in seconds))
         )
     columns = ("", "candidate", "us", *parts)
-    table(f"{len(found['candidates'])} candidates on {found['device']}", columns, rows, right=("us", *parts))
-    refused = found["refused"]
-    if refused:
-        note(f"{found['refused_total']} refused, for example:")
-        for item in refused[:3]:
-            note(f"  {item['kernel']}: {'; '.join(part['reason'] for part in item['violations'])}")
+    title = f"{len(found['candidates'])} candidates on {found['device']}"
+    table(title, columns, rows, right=("us", *parts), full_names=full_names)
+    if found["refused_total"]:
+        note(f"{found['refused_total']} refused:")
+        for item in found["refused_by_rule"]:
+            note(f"  {item['count']:>7}  {item['rule']}: {item['example']}")
     out().print(f"decided by {found['decided']}", markup=False)

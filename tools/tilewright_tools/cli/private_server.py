@@ -10,10 +10,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilewright_kit.types.errors import UnavailableError
+from tilewright_tools.cli.output import working
 
 if TYPE_CHECKING:
     import tilewright
@@ -156,7 +158,9 @@ def server_for(target: str, flags: Sequence[str] = ()) -> Iterator[str]:
     if target or (not flags and is_listening(own)):
         yield own
     else:
-        with PrivateServer(flags) as private:
+        with ExitStack() as stack:
+            with working("starting a private server"):
+                private = stack.enter_context(PrivateServer(flags))
             yield private
 
 

@@ -17,7 +17,7 @@ from functools import cache
 from itertools import combinations
 from typing import Any, NamedTuple
 
-__all__ = ["KernelKey", "compose_name", "digest_of", "has_naming", "part", "require_naming", "suffix"]
+__all__ = ["KernelKey", "alias_of", "compose_name", "digest_of", "has_naming", "part", "require_naming", "suffix"]
 
 _NAMING = "tilewright.naming"
 _WORD = re.compile(r"[A-Za-z0-9.+-]+")
@@ -167,6 +167,11 @@ def digest_of(record: Any) -> str:
     """SHA-256 (hex) of a JSON value in canonical form. Raises ``TypeError`` for what JSON has no form for."""
     # No default=str here: the text of an arbitrary object may hold its address, and two objects may share a text.
     return hashlib.sha256(json.dumps(record, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def alias_of(name: str) -> str:
+    """A short stand-in for a kernel's name: ``@`` and eight hexadecimal digits. It is taken wherever a name is."""
+    return "@" + hashlib.sha256(name.encode()).hexdigest()[:8]
 
 
 @dataclass(frozen=True, slots=True, order=True)

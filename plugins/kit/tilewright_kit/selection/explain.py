@@ -79,6 +79,8 @@ class Explanation:
     refused: tuple[Refusal, ...]
     refused_total: int
     """Number of refusals, of which ``refused`` has those within the limit."""
+    refused_by_rule: tuple[tuple[str, int, str], ...] = ()
+    """Rule, number of kernels that it refuses first, and one of its reasons; the most frequent rule first."""
 
     def to_dict(self) -> dict[str, Any]:
         """The explanation as JSON values."""
@@ -93,6 +95,9 @@ class Explanation:
             "candidates": [candidate.to_dict() for candidate in self.candidates],
             "refused": [refusal.to_dict() for refusal in self.refused],
             "refused_total": self.refused_total,
+            "refused_by_rule": [
+                {"rule": rule, "count": count, "example": example} for rule, count, example in self.refused_by_rule
+            ],
         }
 
 
@@ -119,10 +124,15 @@ def explain(
     candidates = _candidates(operation, problem, device, offered, ranked)
     refused: list[Refusal] = []
     refused_total = 0
+    rules: dict[str, tuple[int, str]] = {}
     for config, kernel_set, violations in _others(operation, device, {candidate.config for candidate in candidates}):
         refused_total += 1
+        reasons = violations or tuple(operation.mismatches(problem, config, device)) or (_not_proposed(config),)
+        count, example = rules.get(reasons[0].rule, (0, reasons[0].reason))
+        rules[reasons[0].rule] = (count + 1, example)
         if limit is None or refused_total <= limit:
-            refused.append(_refusal(operation, problem, device, config, kernel_set, violations))
+            by = "rules" if violations else "problem"
+            refused.append(Refusal(config.key(device.arch.id), config, kernel_set, by, reasons))
     chosen = ranked[0].config.key(device.arch.id) if ranked else None
     if chosen is not None:
         decided = f"{strategy.name}: {ranked[0].reason} (1 of {len(ranked)} ranked, {refused_total} refused)"
@@ -137,6 +147,10 @@ def explain(
         candidates=candidates,
         refused=tuple(refused),
         refused_total=refused_total,
+        refused_by_rule=tuple(
+            (rule, count, example)
+            for rule, (count, example) in sorted(rules.items(), key=lambda item: (-item[1][0], item[0]))
+        ),
     )
 
 
@@ -173,21 +187,6 @@ def _others(
             if config not in seen:
                 seen.add(config)
                 yield config, name, tuple(violations)
-
-
-def _refusal(
-    operation: Operation[Any, Any],
-    problem: Problem,
-    device: DeviceInfo,
-    config: KernelConfig,
-    kernel_set: str,
-    violations: tuple[Violation, ...],
-) -> Refusal:
-    key = config.key(device.arch.id)
-    if violations:
-        return Refusal(key, config, kernel_set, "rules", violations)
-    reasons = tuple(operation.mismatches(problem, config, device)) or (_not_proposed(config),)
-    return Refusal(key, config, kernel_set, "problem", reasons)
 
 
 def _not_proposed(config: KernelConfig) -> Violation:

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any, Protocol
 
 from tilewright_kit.config.kernel_config import KernelConfig
-from tilewright_kit.config.naming import KernelKey
+from tilewright_kit.config.naming import KernelKey, alias_of
 from tilewright_kit.config.rules import Violation
 from tilewright_kit.contract.abilities import RejectsDevices
 from tilewright_kit.contract.device import DeviceInfo
@@ -84,7 +84,7 @@ class Heuristic:
 
 
 class Explicit:
-    """The kernel that the caller names: a configuration, its key, the text of its key, or its name.
+    """The kernel that the caller names: a configuration, its key, the text of its key, its name, or its alias.
 
     ``rank`` gives that one kernel. It looks among the candidates and then in all kernel sets of the operation, so that
     a kernel that was not proposed can still be tried. It raises ``NotFoundError`` if there is no such kernel,
@@ -153,6 +153,8 @@ class Explicit:
             return name == self.kernel.name and config.key(arch) == self.kernel
         # The text of a key begins with the name, which is far cheaper than the digest.
         text = str(self.kernel)
+        if text.startswith("@"):
+            return alias_of(name) == text
         return name == text or (text.startswith(f"{name}@") and str(config.key(arch)) == text)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from tilewright_arch import ArchSpec
 from tilewright_kit.config.kernel_config import KernelConfig
+from tilewright_kit.config.naming import alias_of
 from tilewright_kit.contract.operation import Operation
 from tilewright_kit.kernel_sets.registry import Registry
 from tilewright_kit.types.errors import NotFoundError, TilewrightError
@@ -110,8 +111,8 @@ class KernelCatalog:
         return [self.describe(config, spec) for config in page], len(configs)
 
     def find(self, operation: str, name: str, arch: str = "") -> KernelConfig:
-        """A configuration by name: one that a plan or an explanation named, or one of the sets; of any operation if
-        ``operation`` is empty.
+        """A configuration by name or alias: one that a plan or an explanation named, or one of the sets; of any
+        operation if ``operation`` is empty.
 
         Raises ``NotFoundError`` with close matches.
         """
@@ -121,7 +122,7 @@ class KernelCatalog:
             if known is not None and item.rules.allows(known, spec):
                 return known
         for config in self._select(operation, "", spec, ""):
-            if config.name == name:
+            if name == (alias_of(config.name) if name.startswith("@") else config.name):
                 return config
         close = close_kernels(name, (config.name for config in self._select(operation, "", spec, "")))
         raise NotFoundError(

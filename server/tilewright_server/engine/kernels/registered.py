@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright_kit.config.kernel_config import KernelConfig
+from tilewright_kit.config.naming import alias_of
 from tilewright_kit.contract.operation import Operation
 from tilewright_kit.types.errors import InvalidArgumentError, ResourceExhaustedError, TilewrightError
 
@@ -81,6 +82,12 @@ class RegisteredKernels:
             self._own.pop(session, None)
 
     def find(self, operation: str, name: str) -> KernelConfig | None:
+        """A registered kernel by name or alias, whoever registered it."""
+        if name.startswith("@"):
+            with self._lock:
+                own = [config for kernels in self._own.values() for config in kernels.values()]
+            known = (item for item in (*self._shared(), *own) if item.operation == operation)
+            return next((item for item in known if alias_of(item.name) == name), None)
         place = (operation, name)
         found = self._read(_file_name(place))
         if found is not None and _place(found) == place:

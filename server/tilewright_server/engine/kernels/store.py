@@ -11,6 +11,7 @@ from typing import Any
 
 from tilewright_arch import ArchSpec
 from tilewright_kit.config.kernel_config import KernelConfig
+from tilewright_kit.config.naming import alias_of
 from tilewright_kit.contract.device import Device, Module
 from tilewright_kit.contract.operation import Operation
 from tilewright_kit.contract.source import SourceUnit
@@ -77,7 +78,7 @@ class KernelStore:
         self._cache = cache
         self._pool = pool
         self._sources: Lru[tuple[str, KernelConfig], SourceUnit] = Lru(_UNITS, _SOURCE_BYTES)
-        self._named: Lru[tuple[str, str], KernelConfig] = Lru(_UNITS)
+        self._named: Lru[tuple[str, str], KernelConfig] = Lru(2 * _UNITS)
         self._modules = Modules(max_loaded)
         self._pinned: list[Artifact] = []
         self._lock = threading.Lock()
@@ -86,9 +87,10 @@ class KernelStore:
         """Know these by name: what a plan or an explanation names can be asked for, though no set declares it."""
         for config in configs:
             self._named.put((config.operation, config.name), config)
+            self._named.put((config.operation, alias_of(config.name)), config)
 
     def named(self, operation: str, name: str) -> KernelConfig | None:
-        """A configuration that was remembered."""
+        """A configuration that was remembered, by its name or alias."""
         return self._named.get((operation, name))
 
     def source(self, config: KernelConfig, arch: ArchSpec) -> SourceUnit:

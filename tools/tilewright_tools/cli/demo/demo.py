@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tilewright_tools.cli.exits import Exit
-from tilewright_tools.cli.output import examples, note, out, print_json, progress
+from tilewright_tools.cli.options import FullNames
+from tilewright_tools.cli.output import examples, note, out, print_json, progress, table
 from tilewright_tools.cli.problems.checks import Check, check_outputs
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def demo(
     dtype: list[str] = typer.Option([], help="Only square problems of these element types. Repeatable."),
     device: str = typer.Option("", help="Device: cpu:0, cuda:0, hip:0, ... Default: the server's."),
     target: str = typer.Option("", help="Use this server and start none."),
+    full_names: FullNames = False,
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Show it all in a minute: a server, and every installed operation in all of its types and layouts from another
@@ -71,6 +73,7 @@ def demo(
 
     again = ["demo", "--size", str(size), *(part for name in dtype for part in ("--dtype", name))]
     again += [*(["--device", device] if device else []), *(["--target", target] if target else [])]
+    again += ["--full-names"] if full_names else []
     code = rerun_with_numpy_at_its_best([*again, "--json"] if as_json else again)
     if code is not None:
         raise typer.Exit(code)
@@ -89,7 +92,7 @@ def demo(
     if as_json:
         print_json({"rows": [_record(row) for row in rows], "seconds": seconds, "ok": not wrong})
     else:
-        _show(rows, size)
+        _show(rows, size, full_names)
         verdict = f"{len(rows) - len(wrong)} of {len(rows)} results agree with float64 NumPy, in {seconds:.0f} s"
         style = "bold red" if wrong else "bold green"
         out().print(f"[{style}]{'FAILED' if wrong else 'OK'}[/]: {verdict}")
@@ -169,21 +172,14 @@ def _record(row: Row) -> dict[str, Any]:
     return record
 
 
-def _show(rows: Sequence[Row], size: int) -> None:
-    from rich.table import Table
+def _show(rows: Sequence[Row], size: int, full_names: bool) -> None:
     from rich.text import Text
 
-    grid = Table(
-        title=f"every installed operation; square problems of {size}",
-        title_justify="left",
-        header_style="bold",
-    )
-    grid.add_column("problem", no_wrap=True)
-    grid.add_column("kernel", overflow="ellipsis", no_wrap=True, ratio=1)
-    for name in ("ms", "GFLOP/s", "x NumPy", "error"):
-        grid.add_column(name, justify="right", no_wrap=True)
+    lines = []
     for row in rows:
         error = Text(f"{row.check.error:.0e}" if row.check.error else "exact", "" if row.check.ok else "bold red")
-        numbers = (f"{row.seconds * 1e3:.2f}", f"{row.gflops:.0f}", f"{row.ratio:.2f}" if row.numpy_seconds else "-")
-        grid.add_row(row.what, Text(row.kernel, "dim"), *numbers, error)
-    out().print(grid)
+        ratio = f"{row.ratio:.2f}" if row.numpy_seconds else "-"
+        lines.append((row.what, row.kernel, f"{row.seconds * 1e3:.3g}", f"{row.gflops:.0f}", ratio, error))
+    numbers = ("ms", "GFLOP/s", "x NumPy", "error")
+    title = f"every installed operation; square problems of {size}"
+    table(title, ("problem", "kernel", *numbers), lines, right=numbers, full_names=full_names)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tilewright_tools.cli.exits import Exit
+from tilewright_tools.cli.options import FullNames
 from tilewright_tools.cli.output import examples, note, out, print_error, print_json, progress, table, violation_line
 from tilewright_tools.cli.problems.config_file import configuration, configurations
 
@@ -142,6 +143,7 @@ def import_kernels(
     arch: str = typer.Option("", "--arch", help="Architecture. Default: each entry's own."),
     operation: str = typer.Option("", "--operation", help="Operation. Default: the one that each entry tells."),
     target: str = _TARGET,
+    full_names: FullNames = False,
     as_json: bool = _JSON,
 ) -> None:
     """Register every kernel of a catalog; exit code 1 if one is not valid on its architecture.
@@ -169,7 +171,7 @@ def import_kernels(
         print_json(results)
     else:
         rows = [(item["name"], item["arch"]) for item in results if item["state"] == "registered"]
-        table("", ("kernel", "arch"), rows)
+        table("", ("kernel", "arch"), rows, full_names=full_names)
         note(f"{len(rows)} of {len(results)} kernels are registered")
     if refused:
         raise typer.Exit(Exit.FAILED)

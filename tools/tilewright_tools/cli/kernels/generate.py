@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,7 @@ import typer
 
 from tilewright_tools.cli.exits import Exit
 from tilewright_tools.cli.options import AsJson, command_of, parameters_of, taken
-from tilewright_tools.cli.output import examples, note, out, print_json, progress
+from tilewright_tools.cli.output import examples, note, out, print_json, progress, working
 from tilewright_tools.cli.problems.parameters import signature_of
 
 if TYPE_CHECKING:
@@ -137,15 +138,25 @@ def _run(
         print_json(arch.to_dict())
         return
     found = load_operation(_operation_of(operation, variant))
-    if options or (not preselected and not config and not tile_config_json and isinstance(found, GeneratesSets)):
-        given = {"datatype": datatype, "layout": layout}
-        configs: Iterable[KernelConfig] = _select(found, arch, options | {key: v for key, v in given.items() if v})
-    elif config is not None or tile_config_json:
-        configs = _swept(found, arch, _read_lists(config, tile_config_json), datatype, layout)
-    else:
-        configs = _declared(found, arch, preselected or "default")
-    wanted = (item for item in configs if _matches(item, datatype, layout, variants))
-    chosen = list(itertools.islice(wanted, limit or None))
+    sources = {"--preselected": preselected, "--config": config, "--tile-config-json": tile_config_json}
+    said = [name for name, value in sources.items() if value]
+    _check_sources(said, options)
+    _check_variants(found, variants)
+    narrow = {"datatype": datatype, "layout": layout}
+    lists = _read_lists(config, tile_config_json) if config is not None or tile_config_json else {}
+
+    def matching(where: ArchSpec) -> Iterator[KernelConfig]:
+        if not said and (options or isinstance(found, GeneratesSets)):
+            given = options | {key: value for key, value in narrow.items() if value}
+            return (item for item in _select(found, where, given) if _matches(item, "", "", variants))
+        declared = _swept(found, where, lists, datatype, layout) if lists else _declared(found, where, preselected)
+        return (item for item in declared if _matches(item, datatype, layout, variants))
+
+    chosen = list(itertools.islice(matching(arch), limit or None))
+    if not chosen:
+        _explain_none(matching, arch)
+    elif options and "rule_set" not in options and len(chosen) == 1 and "rule_set" in _known_options(found):
+        note("this kernel is described by the options; with --rule-set default they choose among the shipped ones")
     if list_configs:
         _list(chosen, arch, as_json)
     else:
@@ -155,16 +166,17 @@ def _run(
 def _operation_of(name: str, variant: str) -> str:
     """The operation that a name and a variant mean; without a name, the first installed one that has the variant.
 
-    Raises ``NotFoundError``.
+    Raises ``NotFoundError``, and ``InvalidArgumentError`` for a name that is another variant's.
     """
     from tilewright_kit.commands.discovery import installed_commands
     from tilewright_kit.contract.abilities import HasVariants
-    from tilewright_kit.types.errors import NotFoundError
+    from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError
     from tilewright_tools.cli.problems.loading import default_operation, load_operation
 
     if not variant:
         return name or default_operation()
-    candidates = [name] if name else [item.family().operations[0] for item in installed_commands().values()]
+    families = [item.family().operations[0] for item in installed_commands().values()]
+    candidates = [name] if name else families
     known: dict[str, str] = {}
     for candidate in candidates:
         operation = load_operation(candidate)
@@ -176,9 +188,69 @@ def _operation_of(name: str, variant: str) -> str:
             field="variant",
             value=variant,
             rule="variant_known",
-            fix=f"use one of {', '.join(known) or 'other operations'}",
+            fix=f"use one of {', '.join(known)}" if known else "leave --variant out, or name another --operation",
+        )
+    if name and name not in (known[variant], *families):
+        raise InvalidArgumentError(
+            f"the variant {variant!r} is the operation {known[variant]}, not {name}",
+            field="variant",
+            value=variant,
+            rule="variant_operation",
+            fix="leave --variant or --operation out",
         )
     return known[variant]
+
+
+def _check_sources(said: Sequence[str], options: Mapping[str, Any]) -> None:
+    """Raise ``InvalidArgumentError`` for two ways to say which kernels: one of them would be ignored."""
+    from tilewright_kit.types.errors import InvalidArgumentError
+
+    both = [*said, *(f"--{name.replace('_', '-')}" for name in options)]
+    if said and len(both) > 1:
+        raise InvalidArgumentError(
+            f"{both[0]} says which kernels, and so does {both[1]}",
+            field=both[1],
+            rule="generate_sources",
+            fix=f"leave one of them out; --datatype, --layout, --variants and --limit narrow what {both[0]} names",
+        )
+
+
+def _check_variants(operation: Operation[Any, Any], variants: Sequence[str]) -> None:
+    """Raise ``InvalidArgumentError`` where kernels are of no kinds."""
+    from tilewright_kit.types.errors import InvalidArgumentError
+
+    if variants and not hasattr(operation.config_type, "variant"):
+        raise InvalidArgumentError(
+            f"kernels of {operation.name} are of no kinds",
+            field="variants",
+            value=",".join(variants),
+            rule="generate_options",
+            fix="leave --variants out; --variant names a direction or family",
+        )
+
+
+def _explain_none(matching: Callable[[ArchSpec], Iterator[KernelConfig]], arch: ArchSpec) -> None:
+    """Say for which other architectures there are such kernels."""
+    import tilewright_arch
+    from tilewright_kit.types.errors import TilewrightError
+
+    elsewhere = []
+    with working("looking at the other architectures"):
+        for name in tilewright_arch.names():
+            other = tilewright_arch.load(name)
+            with suppress(TilewrightError):
+                if other.id != arch.id and next(matching(other), None) is not None:
+                    elsewhere.append(name)
+    if elsewhere:
+        note(f"no such kernel for {arch.id}; there are for --arch {', '.join(elsewhere)}")
+    else:
+        note("no such kernel for any architecture: the options exclude each other")
+
+
+def _known_options(operation: Operation[Any, Any]) -> Sequence[str]:
+    from tilewright_kit.contract.abilities import GeneratesSets
+
+    return operation.generate_options if isinstance(operation, GeneratesSets) else ()
 
 
 def _list(configs: Sequence[KernelConfig], arch: ArchSpec, as_json: bool) -> None:
@@ -221,7 +293,7 @@ def _generate(
         for failure in failed[:10]:
             note(f"  {failure['name']}: {failure['reason']}")
         if not chosen:
-            note("nothing matches; `tilewright kernels list --sets` names the kernel sets")
+            note("`tilewright kernels list --sets` names the kernel sets")
     if failed or not chosen:
         raise typer.Exit(Exit.FAILED)
 
@@ -233,7 +305,7 @@ def _select(operation: Operation[Any, Any], arch: ArchSpec, options: Mapping[str
     from tilewright_kit.contract.abilities import GeneratesSets
     from tilewright_kit.types.errors import InvalidArgumentError, UnsupportedError
 
-    known: Sequence[str] = operation.generate_options if isinstance(operation, GeneratesSets) else ()
+    known = _known_options(operation)
     for name in options:
         if name not in known:
             raise InvalidArgumentError(
@@ -257,6 +329,7 @@ def _select(operation: Operation[Any, Any], arch: ArchSpec, options: Mapping[str
 def _declared(operation: Operation[Any, Any], arch: ArchSpec, name: str) -> Iterable[KernelConfig]:
     from tilewright_kit.types.errors import NotFoundError
 
+    name = name or "default"
     if name not in operation.kernel_sets:
         raise NotFoundError(
             f"{operation.name} has no kernel set {name!r}",

@@ -13,6 +13,7 @@ import typer
 from tilewright_tools.cli.exits import Exit
 from tilewright_tools.cli.groups import lazy_group
 from tilewright_tools.cli.kernels import analyze, declaring, generate
+from tilewright_tools.cli.options import FullNames
 from tilewright_tools.cli.output import (
     examples,
     note,
@@ -75,6 +76,7 @@ def list_kernels(
     limit: int = typer.Option(0, help="At most so many; 0: all."),
     sets: bool = typer.Option(False, "--sets", help="Print the names of the kernel sets instead."),
     target: str = _TARGET,
+    full_names: FullNames = False,
     as_json: bool = _JSON,
 ) -> None:
     """List kernels, and which of them are built."""
@@ -92,7 +94,7 @@ def list_kernels(
         print_json([asdict(kernel) for kernel in found])
         return
     rows = [(item.name, item.arch, "yes" if item.built else "", "yes" if item.registered else "") for item in found]
-    table("", ("kernel", "arch", "built", "registered"), rows)
+    table("", ("kernel", "arch", "built", "registered"), rows, full_names=full_names)
     note(f"{len(found)} kernels, {sum(item.built for item in found)} of them built")
 
 
@@ -109,6 +111,7 @@ def show(
     as_json: bool = _JSON,
 ) -> None:
     """Show a kernel's configuration, source and build log."""
+    from tilewright_kit.config.naming import alias_of
     from tilewright_tools.cli.private_server import connected
 
     with connected(target) as client:
@@ -120,7 +123,12 @@ def show(
     elif config:
         print_json({"operation": found.kernel.operation, **found.config})
     else:
-        rows = [("name", found.kernel.name), ("arch", found.kernel.arch), ("key", found.kernel.key)]
+        rows = [
+            ("name", found.kernel.name),
+            ("alias", alias_of(found.kernel.name)),
+            ("arch", found.kernel.arch),
+            ("key", found.kernel.key),
+        ]
         rows += [("built", "yes" if found.kernel.built else "no")]
         table("", ("field", "value"), [*rows, *((key, _plain(value)) for key, value in found.config.items())])
         out().print(found.source, markup=False)
@@ -145,6 +153,7 @@ def build(
     operation: str = _ANY_OPERATION,
     retry_failed: bool = typer.Option(False, "--retry-failed", help="Forget cached failures and try again."),
     target: str = _TARGET,
+    full_names: FullNames = False,
     as_json: bool = _JSON,
 ) -> None:
     """Build kernels into the cache, with progress; exit code 1 if one fails. A configuration is registered as well, so
@@ -181,7 +190,7 @@ def build(
         )
     else:
         rows = [(event.name, event.state, f"{event.seconds * 1e3:.0f}") for event in results]
-        table("", ("kernel", "state", "ms"), rows, right=("ms",))
+        table("", ("kernel", "state", "ms"), rows, right=("ms",), full_names=full_names)
         for event in failed:
             if event.error is not None:
                 print_error(event.error)

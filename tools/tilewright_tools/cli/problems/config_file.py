@@ -77,11 +77,11 @@ def fields_of(text: str, loaded: Loaded) -> dict[str, Any]:
 
 def _read_record(record: dict[str, Any], operation: str) -> tuple[str, dict[str, Any]]:
     from tilewright_kit.config.records import config_of_record
-    from tilewright_tools.cli.problems.loading import installed_operations
+    from tilewright_tools.cli.problems.loading import default_operation, installed_operations
 
     operations = installed_operations()
     try:
-        config = config_of_record(record, operations, operation)
+        config = config_of_record(record, operations, operation or ("" if record else default_operation()))
     except Exception as error:
         # The command line has a name for what is missing.
         if getattr(error, "rule", "") == "config_operation":

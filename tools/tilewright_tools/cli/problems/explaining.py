@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewright_kit.commands.problem_command import ProblemCommand
-from tilewright_tools.cli.options import AsJson, Device, Target, command_of, parameters_of, taken
-from tilewright_tools.cli.output import print_explanation, print_json
+from tilewright_tools.cli.options import AsJson, Device, FullNames, Target, command_of, parameters_of, taken
+from tilewright_tools.cli.output import print_explanation, print_json, working
 from tilewright_tools.cli.problems.parameters import signature_of
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ def _options(
     device: Device = "",
     top: Annotated[int, typer.Option(min=1, help="Candidates to print.")] = 10,
     target: Target = "",
+    full_names: FullNames = False,
     as_json: AsJson = False,
 ) -> None:
     """The options of every command."""
@@ -46,13 +47,21 @@ def explain_command(command: ProblemCommand) -> Callable[..., None]:
 
 
 def _explain(
-    loaded: Loaded, strategy: str, kernel: str, config: str, device: str, top: int, target: str, as_json: bool
+    loaded: Loaded,
+    strategy: str,
+    kernel: str,
+    config: str,
+    device: str,
+    top: int,
+    target: str,
+    full_names: bool,
+    as_json: bool,
 ) -> None:
     from tilewright_tools.cli.private_server import connected
     from tilewright_tools.cli.problems.config_file import fields_of
     from tilewright_tools.cli.problems.loading import specs
 
-    with connected(target) as client:
+    with connected(target) as client, working("asking every kernel"):
         found = client.explain(
             loaded.operation.name,
             specs(loaded.request),
@@ -65,4 +74,4 @@ def _explain(
     if as_json:
         print_json(found)
         return
-    print_explanation(found, top)
+    print_explanation(found, top, full_names=full_names)

@@ -11,7 +11,7 @@ import typer
 from tilewright_kit.commands.problem_command import ProblemCommand
 from tilewright_tools.cli.exits import Exit, exit_for
 from tilewright_tools.cli.options import AsJson, Device, Target, command_of, parameters_of, taken
-from tilewright_tools.cli.output import note, print_error, print_json, table
+from tilewright_tools.cli.output import kernel_text, note, print_error, print_json, table, working
 from tilewright_tools.cli.problems.parameters import check_words, signature_of
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _run(
         chosen["config"] = fields_of(config, loaded)
 
     def recorded() -> dict[str, Any]:
-        with connected(target) as client:
+        with connected(target) as client, working(f"running {loaded.case.label}"):
             inputs = operands(client, loaded, seed)
             record, outputs = _execute(client, loaded, inputs, chosen, repeat)
             if validate:
@@ -167,7 +167,7 @@ def _report(record: dict[str, Any], run: Callable[[], dict[str, Any]], as_json: 
         print_error(error)
         record |= {"status": "error", "error": {"code": code, "message": str(error)}}
         print_json(record)
-        raise typer.Exit(exit_for(code)) from None
+        raise typer.Exit(exit_for(code, str(getattr(error, "rule", "")))) from None
     if as_json:
         print_json(record)
     else:
@@ -181,7 +181,7 @@ def _show(record: Mapping[str, Any], loaded: Loaded) -> None:
     execution, validation = record["execution"], record["validation"]
     rows = [
         ("problem", loaded.case.label),
-        ("kernel", "\n".join(record["kernels"]) or "none: nothing to compute"),
+        ("kernel", "\n".join(map(kernel_text, record["kernels"])) or "none: nothing to compute"),
         ("device", record["device"]),
         ("time", f"{execution['time_ms']:.4f} ms, the median of {execution['repeat']}"),
         ("speed", f"{execution['tflops'] * 1e3:.1f} GFLOP/s"),

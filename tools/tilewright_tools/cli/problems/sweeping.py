@@ -13,7 +13,7 @@ import typer
 from tilewright_kit.commands.parameters import Parameter, option
 from tilewright_kit.commands.problem_command import ProblemCommand
 from tilewright_tools.cli.exits import Exit
-from tilewright_tools.cli.options import AsJson, command_of, parameters_of, taken
+from tilewright_tools.cli.options import AsJson, FullNames, command_of, parameters_of, taken
 from tilewright_tools.cli.output import note, print_json, progress, table
 from tilewright_tools.cli.problems.parameters import signature_of
 
@@ -105,6 +105,7 @@ def _options(
     workers: Workers = 0,
     plugin: Plugins = [],  # noqa: B006 (read only, as all defaults of options)
     cache_dir: CacheDir = None,
+    full_names: FullNames = False,
     as_json: AsJson = False,
 ) -> None:
     """The options of every sweep."""
@@ -153,7 +154,7 @@ def sweep(problems: Problems, given: Mapping[str, Any]) -> None:
     with ExitStack() as stack:
         run.open(stack, given["output"], given["resume"], path if given["record"] else None)
         run.all()
-    run.show(given["as_json"])
+    run.show(given["as_json"], given["full_names"])
     if run.failed:
         raise typer.Exit(Exit.FAILED)
 
@@ -255,7 +256,7 @@ class _Run:
         last = {(item.case, item.kernel): item for item in self.results}
         return any(item.status in FAILED for item in last.values())
 
-    def show(self, as_json: bool) -> None:
+    def show(self, as_json: bool, full_names: bool) -> None:
         """The summary."""
         from tilewright_tools.tuning.summary import summarise
 
@@ -268,7 +269,7 @@ class _Run:
         numbers = ("us", "TFLOP/s", "GB/s", "of peak", "model", "of peer", "tried", "failed")
         columns = ("problem", *numbers[:6], "best kernel", *numbers[6:])
         title = f"{device.name} ({device.arch.id}); model: the best over the model's favourite"
-        table(title, columns, [line.cells() for line in lines], right=numbers)
+        table(title, columns, [line.cells() for line in lines], right=numbers, full_names=full_names)
         for line in lines:
             if line.peer is not None and line.peer.note:
                 note(line.peer.note)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from tilewright_tools.cli.exits import Exit
+from tilewright_tools.cli.options import FullNames
 from tilewright_tools.cli.output import examples, note, print_json, table
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _AGES = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @app.command("list", epilog=examples("tilewright cache list", "tilewright cache list --json | jq '.[].name'"))
-def list_entries(cache_dir: Path | None = _DIR, as_json: bool = _JSON) -> None:
+def list_entries(cache_dir: Path | None = _DIR, full_names: FullNames = False, as_json: bool = _JSON) -> None:
     """List the compiled kernels, most recently used first."""
     from tilewright_server.build.cache import maintenance
 
@@ -66,7 +67,8 @@ def list_entries(cache_dir: Path | None = _DIR, as_json: bool = _JSON) -> None:
         )
         for entry in entries
     ]
-    table("", ("key", "kernel", "arch", "built in ms", "size", "used"), rows, right=("built in ms", "size"))
+    columns = ("key", "kernel", "arch", "built in ms", "size", "used")
+    table("", columns, rows, right=("built in ms", "size"), full_names=full_names)
     note(f"{len(entries)} kernels, {size_text(sum(entry.nbytes for entry in entries))}")
 
 

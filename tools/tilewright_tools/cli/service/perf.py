@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from tilewright_tools.cli.options import FullNames
 from tilewright_tools.cli.output import examples, note, print_json, table
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def list_rows(
     kernel: str = _KERNEL,
     limit: int = typer.Option(0, min=0, help="At most so many; 0: all."),
     database: Path | None = _DATABASE,
+    full_names: FullNames = False,
     as_json: bool = _JSON,
 ) -> None:
     """List measurements, oldest first."""
@@ -52,7 +54,7 @@ def list_rows(
     if as_json:
         print_json([row.to_dict() for row in rows])
         return
-    _print(rows)
+    _print(rows, full_names)
     note(f"{len(rows)} measurements")
 
 
@@ -64,6 +66,7 @@ def best(
     kernel: str = _KERNEL,
     top: int = typer.Option(1, min=1, help="Kernels of each problem."),
     database: Path | None = _DATABASE,
+    full_names: FullNames = False,
     as_json: bool = _JSON,
 ) -> None:
     """Show the fastest kernels of every problem."""
@@ -73,7 +76,7 @@ def best(
     if as_json:
         print_json([[row.to_dict() for row in rows] for rows in groups])
         return
-    _print([row for rows in groups for row in rows])
+    _print([row for rows in groups for row in rows], full_names)
     note(f"{len(groups)} problems")
 
 
@@ -150,9 +153,9 @@ def _filter(operation: str, arch: str, device: str, kernel: str) -> Filter:
     return Filter(operation, arch, device, kernel)
 
 
-def _print(rows: list[Measurement]) -> None:
+def _print(rows: list[Measurement], full_names: bool) -> None:
     columns = ("problem", "kind", "us", "TFLOP/s", "kernel", "device", "date")
-    table("", columns, [_cells(row) for row in rows], right=("us", "TFLOP/s"))
+    table("", columns, [_cells(row) for row in rows], right=("us", "TFLOP/s"), full_names=full_names)
 
 
 def _cells(row: Measurement) -> tuple[str, ...]:

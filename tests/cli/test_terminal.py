@@ -1,0 +1,116 @@
+"""What a terminal of 80, 100 or 120 columns shows, and what a pipe gets."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+
+import pytest
+
+from tilewright_kit.config.naming import alias_of
+
+NAME = "grouped_conv_bwd_weight_fp32_nhwgc_2d_compv3_cshuffle_intrawave_128x64x16_2x2x1_32x32x8_vec4x4x4"
+ROWS = f"""
+from tilewright_tools.cli.demo.demo import Row, _show
+from tilewright_tools.cli.problems.checks import Check
+
+check = Check(error=2e-07, tolerance=1.0, accuracy=100.0, max_error=0.0, correct=1, total=1)
+long = Row("MobileNet depthwise fp32 bwd_weight", {NAME!r}, 0.0123456, 0.05, 10**10, check)
+_show([long], 1024, FULL)
+"""
+
+
+STYLES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def on_terminal(columns: int, *command: str) -> list[str]:
+    """Lines of a command on a terminal of so many columns."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+    with subprocess.Popen(
+        [sys.executable, *command], stdin=theirs, stdout=theirs, stderr=theirs, env={**environment, "TERM": "xterm"}
+    ) as child:
+        os.close(theirs)
+        found = b""
+        try:
+            while part := os.read(ours, 65536):
+                found += part
+        except OSError:  # the end of a terminal
+            pass
+    os.close(ours)
+    assert child.returncode == 0, found.decode()
+    return [line.rstrip() for line in STYLES.sub("", found.decode()).splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("columns", [80, 100, 120])
+def test_the_demo_shows_problem_time_rate_ratio_and_error_beside_the_kernel(columns):
+    lines = on_terminal(columns, "-c", ROWS.replace("FULL", "False"))
+    assert max(map(len, lines)) <= columns
+    (row,) = [line for line in lines if line.startswith("MobileNet depthwise fp32 bwd_weight")]
+    assert row.split()[-4:] == ["12.3", "810", "4.05", "2e-07"]
+    assert alias_of(NAME) in row
+    assert NAME not in row
+
+
+def test_full_names_are_shown_whole_where_they_are_wanted():
+    lines = on_terminal(200, "-c", ROWS.replace("FULL", "True"))
+    assert any(NAME in line for line in lines)
+
+
+def test_a_pipe_gets_tab_separated_values_without_boxes(cli, target):
+    ran = cli("kernels", "list", "--name", "gemm_fp32_rcr*", "--limit", 2, "--target", target)
+    head, *rows = ran.out.splitlines()
+    assert head.split("\t") == ["kernel", "arch", "built", "registered"]
+    assert len(rows) == 2
+    assert all(row.startswith("gemm_fp32_rcr") and row.count("\t") == 3 for row in rows)
+
+
+def test_an_alias_is_taken_wherever_a_name_is(cli, target):
+    (kernel,) = cli("kernels", "list", "--name", "gemm_fp32_rcr*", "--limit", 1, "--json", "--target", target).json
+    name, alias = kernel["name"], alias_of(kernel["name"])
+    assert cli("kernels", "show", alias, "--json", "--target", target).json["kernel"]["name"] == name
+    ran = cli("run", "gemm", 40, 40, 40, "--kernel", alias, "--repeat", 1, "--json", "--target", target)
+    assert ran.json["kernel"] == name, ran.err
+    built = cli("kernels", "build", alias, "--json", "--target", target).json
+    assert [item["name"] for item in built] == [name]
+    why = cli("kernels", "explain", "gemm", 40, 40, 40, "--json", "--target", target).json
+    chosen = why["candidates"][0]["kernel"]
+    ran = cli("run", "gemm", 40, 40, 40, "--kernel", alias_of(chosen), "--repeat", 1, "--json", "--target", target)
+    assert ran.json["kernel"] == chosen, ran.err
+
+
+def test_refusals_are_grouped_by_rule_with_their_counts(cli, target):
+    why = cli("kernels", "explain", "gemm", 128, 256, 512, "--json", "--target", target).json
+    counts = [item["count"] for item in why["refused_by_rule"]]
+    assert sum(counts) == why["refused_total"]
+    assert counts == sorted(counts, reverse=True)
+    told = cli("kernels", "explain", "gemm", 128, 256, 512, "--target", target).err
+    first = why["refused_by_rule"][0]
+    assert f"{first['count']}  {first['rule']}: {first['example']}" in told
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments"),
+    [
+        (0, ("kernels", "list", "--sets")),
+        (1, ("kernels", "validate", '{"dtype_a": "fp32", "tile": [97, 3, 7]}', "--operation", "gemm")),
+        (1, ("kernels", "build", "--config", '{"dtype_a": "fp32", "tile": [97, 3, 7]}', "--operation", "gemm")),
+        (2, ("run", "gemm", 8, 8, 8, "--kernel", "nobody")),
+        (2, ("run", "gemm", 8, 8, 8, "--dtype", "fp7")),
+        (2, ("kernels", "list", "--arch", "gfx1")),
+        (4, ("run", "gemm", 8, 8, 8, "--device", "cuda:7")),
+    ],
+)
+def test_exit_codes_are_those_of_the_page(code, arguments, cli, target):
+    assert cli(*arguments, "--target", target).code == code
+
+
+def test_no_server_is_exit_code_three(cli, tmp_path):
+    assert cli("kernels", "list", "--sets", "--target", f"unix:{tmp_path}/nobody").code == 3
