@@ -21,7 +21,7 @@ from tilewright_fmha.pipelines.candidates import fmha_candidates
 from tilewright_fmha.pipelines.rulebook import RULES
 from tilewright_fmha.plan.backward import choose_slices
 from tilewright_fmha.problem.parse.attention import parse_backward
-from tilewright_fmha.vocabulary import ATTENTION_BACKWARD, Family
+from tilewright_fmha.vocabulary import ATTENTION_BACKWARD
 from tilewright_kit.conformance.check_plugin import device_of
 from tilewright_kit.contract.problem import OperationRequest
 from tilewright_server.engine.types import EngineOptions
@@ -35,7 +35,7 @@ def cuts(dtype: str) -> Iterator[FmhaConfig]:
         rows = desc(dtype, 2, 4, 70, hdim)
         names = {**backward_of(dtype), **dict.fromkeys(("do", "q", "k", "v", "o"), rows), "lse": desc("fp32", 2, 4, 70)}
         problem = parse_backward(OperationRequest(ATTENTION_BACKWARD, names, {}, {}))
-        yield from (item for item in fmha_candidates(problem, device_of(HOPPER)) if item.family is Family.DQ_DK_DV)
+        yield from (item for item in fmha_candidates(problem, device_of(HOPPER)) if item.pipeline == "bwd")
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])

@@ -9,6 +9,7 @@ from tilewright_arch import ArchSpec
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.decode import decode_algorithms, decode_heads
 from tilewright_fmha.config.features import features_of
+from tilewright_fmha.config.gradients import GRADIENT_HEADS, gradient_algorithm, gradient_heads
 from tilewright_fmha.config.warp_specialised import specialised_algorithms, specialised_heads
 from tilewright_fmha.launch.tensor_maps import copy_mismatches
 from tilewright_fmha.problem.problem import FmhaProblem
@@ -23,6 +24,9 @@ _MOST_CAP = 1000.0
 
 def ws_cuts(config: FmhaConfig, arch: ArchSpec, pipeline: str) -> Iterator[Mapping[str, Any]]:  # noqa: ARG001
     """Every cut for the heads of a signature."""
+    if config.family is Family.DQ_DK_DV:
+        yield from (gradient_algorithm(config.hdim) for _ in range(config.hdim in GRADIENT_HEADS))
+        return
     few = config.family is Family.SPLITKV
     yield from decode_algorithms(config.hdim, config.dtype) if few else specialised_algorithms(config.hdim)
 
@@ -31,7 +35,14 @@ def ws_algorithms(problem: FmhaProblem, plain: FmhaConfig) -> Iterator[FmhaConfi
     """Kernels for a problem, by its signature ``plain``. They hold heads of a few sizes, into which the copy
     engine pads others.
     """
-    yield from (_few_rows if plain.family is Family.SPLITKV else _forward)(problem, plain)
+    proposed = {Family.SPLITKV: _few_rows, Family.DQ_DK_DV: _gradients}
+    yield from proposed.get(plain.family, _forward)(problem, plain)
+
+
+def _gradients(problem: FmhaProblem, plain: FmhaConfig) -> Iterator[FmhaConfig]:
+    hdim = gradient_heads(problem.hdim_q, problem.hdim_v)
+    if hdim is not None:
+        yield plain.replace(hdim=hdim, **gradient_algorithm(hdim))
 
 
 def _forward(problem: FmhaProblem, plain: FmhaConfig) -> Iterator[FmhaConfig]:
@@ -62,4 +73,7 @@ def ws_mismatches(problem: FmhaProblem, config: FmhaConfig) -> Iterator[Violatio
     if problem.softcap > _MOST_CAP:
         reason = f"it bends scores to seven digits of the cap, which at {problem.softcap:g} are too few of the scores"
         yield Violation("softcap_digits", "pipeline", config.pipeline, reason)
+    if config.family is Family.DQ_DK_DV and (problem.has("seqlens_q") or problem.has("seqlens_k")):
+        reason = "what lies beyond an item's length takes part in its products, times zero, and may be no number"
+        yield Violation("lengths", "pipeline", config.pipeline, reason)
     yield from copy_mismatches(problem, config)

@@ -24,7 +24,7 @@ _PIPELINES: Mapping[Family, tuple[str, ...]] = {
     Family.COMBINE: ("splitkv_combine",),
     Family.APPENDKV: ("appendkv",),
     Family.DOT_DO_O: ("bwd",),
-    Family.DQ_DK_DV: ("bwd",),
+    Family.DQ_DK_DV: ("bwd", SPECIALISED),
     Family.CONVERT_DQ: ("bwd",),
 }
 

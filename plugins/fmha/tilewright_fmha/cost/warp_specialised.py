@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.decode import decodes
+from tilewright_fmha.config.gradients import specialised_gradient
 from tilewright_fmha.config.warp_specialised import draws_tiles, has_own_results
 from tilewright_fmha.cost.gpu import LAUNCH_SECONDS, more_steps
 from tilewright_fmha.launch.splits import choose_splits, work_items
@@ -39,12 +40,21 @@ _DRAWN = {1: 1.1, 2: 1.02}
 """How much faster kernels for few rows draw keys and values from memory than portable ones do, by bytes of an element:
 measured on an H200.
 """
+_GRADIENTS = {64: (0.41, 0.38), 128: (0.5, 0.53)}
+"""Part of the peak rate of products of gradients, without a mask and with one, by elements of a head: measured on an
+H200.
+"""
+_FIXED_ORDER = 0.85
+"""Part of that where dQ is added in a fixed order."""
+_GRADIENT_LAUNCHES = 3
 _LAST = 0.3
 """Tiles that differ in length are drawn: part of a tile for which some units wait at the end."""
 
 
 def predict_warp_specialised(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> Prediction:
     """Seconds of the whole plan, and what they are made of."""
+    if specialised_gradient(config):
+        return _gradients(problem, config, device)
     if decodes(config):
         return _few_rows(problem, config, device, LAUNCH_SECONDS)
     return _forward(problem, config, device, more_steps(problem), LAUNCH_SECONDS)
@@ -89,3 +99,21 @@ def _forward(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, steps
     memory = problem.bytes_moved / (arch.throughput.memory_bytes_per_second or 1e12)
     parts = {"compute": compute, "tiles": between, "memory": memory, "launch": launch}
     return Prediction(max(compute + between, memory) + launch, parts)
+
+
+def _gradients(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> Prediction:
+    """Seconds of the whole plan: products, and before and after them each row's numbers and sums of dQ in fp32."""
+    arch, (q, v), units = device.arch, config.hdim, units_of(device)
+    heads = problem.batch * problem.heads_q
+    blocks = problem.batch * problem.heads_k * ceil_div(max(problem.seq_k, 1), config.n0)
+    every = heads * problem.seq_q * problem.seq_k
+    share = min((problem.pairs / every if every else 1.0) + config.n0 / max(2 * problem.seq_k, 1), 1.0)
+    seen = heads * padded(max(problem.seq_q, 1), config.m0) * padded(max(problem.seq_k, 1), config.n0) * share
+    reached = _GRADIENTS[max(config.hdim)][config.mask is not MaskKind.NONE]
+    reached *= _FIXED_ORDER if config.deterministic else 1.0
+    rate = (arch.throughput.peak_flops(config.q.value, units=units) or 1e12) * reached
+    compute = 2.0 * seen * (3 * q + 2 * v) / rate / unit_efficiency(blocks, units, 1)
+    launch = _GRADIENT_LAUNCHES * LAUNCH_SECONDS
+    sums = 8.0 * heads * problem.seq_q * q
+    memory = (problem.bytes_moved + sums) / (arch.throughput.memory_bytes_per_second or 1e12)
+    return Prediction(compute + memory + launch, {"compute": compute, "memory": memory, "launch": launch})

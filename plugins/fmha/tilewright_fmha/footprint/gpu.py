@@ -8,6 +8,7 @@ from tilewright_arch import ArchSpec
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.decode import decode_bytes, decode_resident, decodes
 from tilewright_fmha.config.defaults import ELEMENTWISE
+from tilewright_fmha.config.gradients import specialised_gradient, specialised_gradient_bytes
 from tilewright_fmha.config.pipelines import FEW_ROWS
 from tilewright_fmha.footprint.backward_partition import gradient_bytes, gradient_registers
 from tilewright_fmha.footprint.tile_products import products_of, threads_of, wave_threads
@@ -39,6 +40,8 @@ def shared_bytes(config: FmhaConfig, arch: ArchSpec) -> int:
     """Bytes of shared memory of a workgroup."""
     if decodes(config):
         return decode_bytes(config, arch)
+    if specialised_gradient(config):
+        return specialised_gradient_bytes(config)
     if config.family in ELEMENTWISE:
         # A row of results from each group of threads that has 8 columns each.
         return _THREADS // (config.hdim[1] // 8) * config.hdim[1] * 4 if config.family is Family.COMBINE else 0
@@ -114,6 +117,8 @@ def resident(config: FmhaConfig, arch: ArchSpec) -> int:
     """Workgroups that share a unit, by shared memory and registers."""
     if decodes(config):
         return decode_resident(config)
+    if specialised_gradient(config):
+        return 1
     threads = threads_of(config, arch)
     most = _MOST_RESIDENT
     if needed := shared_bytes(config, arch):

@@ -103,11 +103,15 @@ def _append(config: type[FmhaConfig], few: bool) -> Declarations:
 def default_kernels(
     config: type[FmhaConfig], few: bool = False, more: Iterable[Declaration[FmhaConfig]] = ()
 ) -> Declarations:
-    """Kernels with every feature; in the usual cut if ``few``. ``more``: forward kernels that pipelines declare."""
+    """Kernels with every feature; in the usual cut if ``few``. ``more``: kernels that pipelines declare."""
+    own = (declaration for declaration in more if declaration.config_type is config)
     if config.operation == ATTENTION:
-        yield from _attention(config, few, more)
+        yield from _attention(config, few, own)
+    elif config.operation == ATTENTION_BACKWARD:
+        yield from _backward(config, few)
+        yield from own
     else:
-        yield from (_backward if config.operation == ATTENTION_BACKWARD else _append)(config, few)
+        yield from _append(config, few)
 
 
 def _plain(config: type[FmhaConfig]) -> Mapping[str, Any]:

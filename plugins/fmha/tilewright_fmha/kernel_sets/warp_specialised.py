@@ -7,15 +7,16 @@ from typing import Any
 
 from tilewright_fmha.config.config import CONFIGS, FmhaConfig
 from tilewright_fmha.config.decode import decode_algorithms
+from tilewright_fmha.config.gradients import GRADIENT_HEADS, gradient_algorithm
 from tilewright_fmha.config.warp_specialised import HEADS, specialised_algorithms
-from tilewright_fmha.vocabulary import ATTENTION, Family, FmhaDType, KvLookup, MaskKind, Mode
+from tilewright_fmha.vocabulary import ATTENTION, ATTENTION_BACKWARD, Family, FmhaDType, KvLookup, MaskKind, Mode
 from tilewright_kit.kernel_sets.declare import Declaration, declare
 
-__all__ = ["WS_DEFAULTS"]
+__all__ = ["WS_BACKWARD_DEFAULTS", "WS_DEFAULTS"]
 
 Declarations = Iterator[Declaration[FmhaConfig]]
 
-_CONFIG = CONFIGS[ATTENTION]
+_CONFIG, _BACKWARD_CONFIG = CONFIGS[ATTENTION], CONFIGS[ATTENTION_BACKWARD]
 _BYTES_HEADS = [(64, 64), (128, 128)]
 """Heads of caches of 8 bits, and those of which few rows have every feature."""
 _USUAL: Mapping[tuple[int, int], tuple[tuple[int, int], ...]] = {
@@ -61,4 +62,15 @@ def _few_rows(pages: Mapping[str, Any]) -> Declarations:
                 yield from (declare(_CONFIG, **{**own, **cuts[0], **fields}) for fields in features)
 
 
+def _gradients() -> Declarations:
+    """Hopper's own of gradients: every mask, in a fixed order and in any."""
+    for hdim in GRADIENT_HEADS:
+        own = {"dtype": FmhaDType.BF16, "hdim": hdim, **gradient_algorithm(hdim)}
+        masks = [MaskKind.NONE, MaskKind.CAUSAL]
+        yield declare(_BACKWARD_CONFIG, **own, mask=[*masks, MaskKind.WINDOW], deterministic=True)
+        yield declare(_BACKWARD_CONFIG, **own, mask=masks, deterministic=False)
+        yield declare(_BACKWARD_CONFIG, **{**own, "dtype": FmhaDType.FP16}, mask=MaskKind.CAUSAL, deterministic=True)
+
+
 WS_DEFAULTS: tuple[Declaration[FmhaConfig], ...] = tuple(_forward())
+WS_BACKWARD_DEFAULTS: tuple[Declaration[FmhaConfig], ...] = tuple(_gradients())

@@ -46,7 +46,7 @@ def launch_of(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, spli
 
 
 def _shared(config: FmhaConfig, arch: ArchSpec) -> int:
-    whole = is_specialised(config) and not decodes(config)
+    whole = is_specialised(config) and config.is_forward and not decodes(config)
     return specialised_bytes(config, arch) if whole else shared_bytes(config, arch)
 
 

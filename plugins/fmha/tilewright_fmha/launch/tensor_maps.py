@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.decode import decodes
 from tilewright_fmha.problem.problem import FmhaProblem, Strides
+from tilewright_fmha.vocabulary import Family
 from tilewright_kit.config.rules import Violation
 from tilewright_kit.contract.plan import Struct, TensorMap
 
@@ -29,9 +30,10 @@ _STORED_ROWS = 64
 
 
 def with_maps(problem: FmhaProblem, config: FmhaConfig, args: Struct) -> Struct:
-    """The kernel's parameter: maps of q, k, v and o before the arguments."""
+    """The kernel's parameter: maps of q, k, v and o, of gradients do, before the arguments."""
     keys = min(problem.paging.page_size, config.n0) if problem.paging is not None else config.n0
-    rows = {"q": config.m0, "k": keys, "v": keys, "o": _STORED_ROWS}
+    last = {"do": config.m0} if config.family is Family.DQ_DK_DV else {"o": _STORED_ROWS}
+    rows = {"q": config.m0, "k": keys, "v": keys, **last}
     lines = {"k": config.hdim[0] * config.kv.bytes, "v": config.hdim[1] * config.kv.bytes}
     few = decodes(config)
     return Struct((*(_map(problem, name, count, lines.get(name, _LINE), few) for name, count in rows.items()), args))
@@ -39,10 +41,10 @@ def with_maps(problem: FmhaProblem, config: FmhaConfig, args: Struct) -> Struct:
 
 def _sizes(problem: FmhaProblem, name: str) -> tuple[int, int, int, int]:
     """Elements of a head, rows, heads, batch items. Of a cache in pages: those of a page, and pages."""
-    hdim = problem.hdim_v if name in ("v", "o") else problem.hdim_q
+    hdim = problem.hdim_v if name in ("v", "o", "do", "dv") else problem.hdim_q
     if name in ("k", "v") and problem.paging is not None:
         return hdim, problem.paging.page_size, problem.heads_k, problem.paging.pages
-    if name in ("q", "o"):
+    if name in ("q", "o", "do"):
         rows, heads, items = problem.seq_q, problem.heads_q, problem.batch
         total = problem.total_q
     else:
@@ -82,13 +84,18 @@ def copy_mismatches(problem: FmhaProblem, config: FmhaConfig) -> Iterator[Violat
         reason = f"it compares scores before they are scaled, by what fp32 must hold above zero, not {problem.scale:g}"
         yield Violation("positive_scale", "pipeline", config.pipeline, reason)
     rows = problem.seq_k if problem.paging is not None else min(problem.seq_k, problem.total_k)
+    gradients = config.family is Family.DQ_DK_DV
     if not problem.is_empty and rows == 0:
         yield Violation("empty_keys", "pipeline", config.pipeline, "there is nothing to copy where there are no keys")
+        return
+    if not problem.is_empty and gradients and problem.seq_q == 0:
+        reason = "there is nothing to copy where there are no queries"
+        yield Violation("empty_queries", "pipeline", config.pipeline, reason)
         return
     if problem.paging is not None and problem.paging.page_size < _LEAST_PAGE:
         reason = f"it copies at least {_LEAST_PAGE} rows at a time, and pages have {problem.paging.page_size}"
         yield Violation("page_rows", "pipeline", config.pipeline, reason)
-    for name in ("q", "k", "v", "o"):
+    for name in ("q", "k", "v", "do", "dk", "dv") if gradients else ("q", "k", "v", "o"):
         if fault := _fault(problem, name):
             yield Violation("copy_strides", "pipeline", config.pipeline, f"{name}: {fault}")
 

@@ -17,7 +17,7 @@ from tilewright_fmha.config.pipelines import FEW_ROWS, SPECIALISED
 from tilewright_fmha.cost.cpu import predict_cpu
 from tilewright_fmha.cost.gpu import predict_gpu
 from tilewright_fmha.cost.warp_specialised import predict_warp_specialised
-from tilewright_fmha.kernel_sets.warp_specialised import WS_DEFAULTS
+from tilewright_fmha.kernel_sets.warp_specialised import WS_BACKWARD_DEFAULTS, WS_DEFAULTS
 from tilewright_fmha.pipelines.record import Pipeline
 from tilewright_fmha.pipelines.sources import portable_source, ws_source
 from tilewright_fmha.rules.warp_specialised import ws_form
@@ -43,6 +43,7 @@ _SPECIALISED = frozenset({
     "fp16", "bf16", "group", "causal", "window", "token_sink", "softcap", "lse", "learned_sink", "skip_min",
     "persistent", "stages",
 })  # fmt: skip
+_SPECIALISED_BACKWARD = frozenset({"fp16", "bf16", "causal", "window", "learned_sink", "deterministic", "atomics"})
 _COMBINE = _TYPES | _FP8 | _MIXED | {"group", "lse", "learned_sink", "skip_min"}
 _APPEND = _TYPES | _FP8 | _MIXED | _PAGES | {"group", "rope_interleaved", "rope_half"}
 _BACKWARD = _TYPES | _SCORES | {"group", "learned_sink", "skip_min", "dbias", "deterministic", "column_v"}
@@ -88,6 +89,7 @@ PIPELINES: tuple[Pipeline, ...] = (
             ("cuda", SPECIALISED, _F.FWD): _SPECIALISED,
             ("cuda", SPECIALISED, _F.SPLITKV): _SPECIALISED | _MIXED | _PLAIN_PAGES | {"pack_gqa", "pertensor"},
             **{("cuda", SPECIALISED, family): _SPECIALISED | _PLAIN_PAGES for family in (_F.PAGEDKV, _F.BATCH_PREFILL)},
+            ("cuda", SPECIALISED, _F.DQ_DK_DV): _SPECIALISED_BACKWARD,
         },
         source=ws_source,
         predict=predict_warp_specialised,
@@ -95,7 +97,7 @@ PIPELINES: tuple[Pipeline, ...] = (
         algorithms=ws_algorithms,
         rules=(ws_form,),
         mismatches=ws_mismatches,
-        declarations=WS_DEFAULTS,
+        declarations=(*WS_DEFAULTS, *WS_BACKWARD_DEFAULTS),
     ),
     Pipeline(
         names=(FEW_ROWS,),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.decode import decodes
+from tilewright_fmha.config.gradients import specialised_gradient
 from tilewright_fmha.vocabulary import Family
 
 __all__ = ["HEADERS", "portable_source", "ws_source"]
@@ -37,4 +38,6 @@ def ws_source(config: FmhaConfig, kind: str) -> tuple[str, str]:  # noqa: ARG001
     """Header and macro of a warp-specialised kernel."""
     if decodes(config):
         return "sm90/fmha/decode.hpp", "TW_FMHA_WS_DECODE_KERNEL"
+    if specialised_gradient(config):
+        return "sm90/fmha/backward.hpp", "TW_FMHA_WS_BACKWARD_KERNEL"
     return "sm90/fmha/forward.hpp", "TW_FMHA_WS_KERNEL"

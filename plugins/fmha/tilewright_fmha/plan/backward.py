@@ -6,10 +6,12 @@ import math
 
 from tilewright_fmha.candidates.auxiliary_kernels import convert_of, dot_of
 from tilewright_fmha.config.config import FmhaConfig
+from tilewright_fmha.config.pipelines import is_specialised
 from tilewright_fmha.footprint.cpu import backward_bytes, lanes_of
 from tilewright_fmha.footprint.gpu import resident
 from tilewright_fmha.launch.geometry import launch_of
 from tilewright_fmha.launch.kernel_args import args_of
+from tilewright_fmha.launch.tensor_maps import with_maps
 from tilewright_fmha.problem.problem import FmhaProblem
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.plan import Stage, WorkspaceLayout
@@ -95,8 +97,9 @@ def backward_parts(
     }
     tiles["tiles"] = math.prod(_owners(problem, device)) * slices
     args = args_of(problem, parts=layout.offsets, counters=False, **tiles)
+    own = with_maps(problem, config, args) if is_specialised(config) else args
     return tuple(
-        Stage(name, kernel, "main", args, launch_of(problem, kernel, device, slices))
+        Stage(name, kernel, "main", own if kernel is config else args, launch_of(problem, kernel, device, slices))
         for name, kernel in (
             ("dot_do_o", dot_of(config, device.arch)),
             ("dq_dk_dv", config),

@@ -112,7 +112,7 @@ def wave_table(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
         count = max((item for item in offered if item <= config.waves), default=offered[0])
         reason = f"a tile has {', '.join(map(str, offered))} waves"
         yield Violation("wave_table", "wave", config.wave, reason, {"wave": _waves(config, count)})
-    elif _is_gradient(config):
+    elif _is_gradient(config) and not is_specialised(config):
         yield from misplaced_waves(config, arch)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from tilewright_arch import ArchSpec
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.decode import decode_form
+from tilewright_fmha.config.gradients import gradient_form
 from tilewright_fmha.config.judging import must_be, replaced
 from tilewright_fmha.config.pipelines import is_specialised
 from tilewright_fmha.config.warp_specialised import HEADS, specialised_bytes, specialised_heads
@@ -37,6 +38,9 @@ def ws_form(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
         return
     if config.family is Family.SPLITKV:
         yield from decode_form(config, arch)
+        return
+    if config.family is Family.DQ_DK_DV:
+        yield from gradient_form(config)
         return
     if config.hdim not in HEADS:
         other = specialised_heads(*config.hdim)

@@ -66,7 +66,7 @@ typedef struct tw_fmha_args {
 static_assert(sizeof(tw_fmha_tensor) == 48 && sizeof(tw_fmha_scale) == 40 && sizeof(tw_fmha_args) == 1344,
               "the Python side packs these bytes");
 
-// Hopper: tensor maps of q, k, v and o, then the arguments.
+// Hopper: tensor maps of q, k, v and o (gradients: do), then the arguments.
 typedef struct alignas(64) tw_fmha_ws_params {
   unsigned char maps[4][128];
   tw_fmha_args args;
