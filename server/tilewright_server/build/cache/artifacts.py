@@ -110,16 +110,16 @@ def _is_plain(name: str) -> bool:
 class Artifact:
     """A verified entry, locked against eviction until ``release``."""
 
-    __slots__ = ("_lock", "binary", "folder", "meta")
+    __slots__ = ("binary", "folder", "lock", "meta")
 
     def __init__(self, folder: Path, meta: ArtifactMeta, lock: Lock) -> None:
         self.folder = folder
         self.meta = meta
         self.binary = folder / meta.binary
-        self._lock = lock
+        self.lock = lock
 
     def release(self) -> None:
-        self._lock.close()
+        self.lock.close()
 
 
 @dataclass(slots=True)
@@ -178,6 +178,9 @@ class ArtifactCache:
         """The verified, locked entry of ``key``; None if there is none (a damaged one is moved aside first)."""
         folder = self.entry(key)
         try:
+            if folder.is_symlink():  # an entry is a folder: what a link leads to may change
+                self._set_aside(folder)
+                return None
             lock = self.files.lock_entry(folder, exclusive=False)
             if lock is None:
                 return None
@@ -198,6 +201,10 @@ class ArtifactCache:
         except OSError as error:
             return os.strerror(error.errno or 0)
 
+    def condemn(self, artifact: Artifact) -> None:
+        """Set an entry aside that cannot be used, whole as it is, and give its lock back."""
+        self._quarantine_entry(artifact.folder, artifact.lock)
+
     def _verified(self, folder: Path, key: str) -> ArtifactMeta | None:
         return self._damage(folder, key)[0]
 
@@ -207,6 +214,8 @@ class ArtifactCache:
             data = (folder / meta.binary).read_bytes()
         except FileNotFoundError as error:
             return None, f"{Path(str(error.filename)).name} is missing"
+        except (NotADirectoryError, IsADirectoryError):
+            return None, "files and folders in each other's places"
         except (ValueError, TypeError) as error:
             return None, f"{META}: {error}"
         if meta.key != key:
@@ -287,7 +296,7 @@ class ArtifactCache:
     def is_building(self, key: str) -> bool:
         """True if some process holds the build lock of ``key``."""
         path = self._locks / key
-        if not path.exists():
+        if not path.exists() or path.is_symlink():
             return False
         lock = self.files.lock_entry(path, exclusive=True)
         if lock is None:
@@ -303,6 +312,9 @@ class ArtifactCache:
         try:
             if self.is_building(key):
                 return False
+            if folder.is_symlink():
+                self._set_aside(folder)
+                return True
             lock = self.files.lock_entry(folder, exclusive=True)
         except OSError as error:
             raise io_error(error, "removing an entry") from error
@@ -324,12 +336,19 @@ class ArtifactCache:
             # Another process may have moved it and published a good one in its place.
             if not self.files.still_there(lock.fd, folder):
                 return
-            with suppress(OSError):
-                self.files.rename(folder, self._quarantine / f"{time.time_ns():020d}-{folder.name}")
-                self.counters.quarantined += 1
+            self._set_aside(folder)
+
+    def _set_aside(self, path: Path) -> None:
+        """Move something out of the way, and the oldest of what was moved before out of the world."""
+        with suppress(OSError):
+            self.files.rename(path, self._quarantine / f"{time.time_ns():020d}-{path.name}")
+            self.counters.quarantined += 1
         kept = sorted(self._quarantine.iterdir())
         for old in kept[: max(0, len(kept) - _QUARANTINE_LIMIT)]:
-            self.files.remove_tree(old)
+            if old.is_dir() and not old.is_symlink():
+                self.files.remove_tree(old)
+            else:
+                old.unlink(missing_ok=True)
 
     def _remove_stale_staging(self) -> None:
         with suppress(OSError), self.files.wait_lock(self._staging / ".lock", exclusive=True):

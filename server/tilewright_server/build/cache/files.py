@@ -132,7 +132,7 @@ class Files:
 
     def try_lock_file(self, path: Path) -> Lock | None:
         """Create a lock file if need be and lock it exclusively; None if others hold it."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fd = _lock_file(path)
         lock = Lock(fd)
         # A holder unlinks the file before it lets go, so a lock won on an unlinked file protects nothing.
         if not self._try(fd, True) or not self.still_there(fd, path):
@@ -142,7 +142,7 @@ class Files:
 
     def wait_lock(self, path: Path, *, exclusive: bool) -> Lock:
         """Lock a file that is never unlinked; meant for moments only."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fd = _lock_file(path)
         lock = Lock(fd)
         fcntl.flock(fd, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
         return lock
@@ -163,3 +163,15 @@ class Files:
             return False
         ours = os.fstat(fd)
         return (there.st_ino, there.st_dev) == (ours.st_ino, ours.st_dev)
+
+
+def _lock_file(path: Path) -> int:
+    """Open a lock file, made if need be. A link in its place is none of ours, and is removed."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(path, flags, 0o600)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+    path.unlink(missing_ok=True)
+    return os.open(path, flags, 0o600)

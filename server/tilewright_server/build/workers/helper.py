@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
+from tilewright_server.build.workers.lifeline import lifeline
 from tilewright_server.build.workers.process import Limits
 from tilewright_server.subprocess_command import run_module
 
@@ -51,7 +52,8 @@ class Helper:
         """``module`` is run, and serves with ``worker_loop.serve``. Raises ``OSError`` if it cannot be started."""
         self._limits = limits
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed by end)
-        arguments = (str(limits.memory_bytes), str(limits.niceness), str(_IDLE_S))
+        alive = lifeline()
+        arguments = (str(limits.memory_bytes), str(limits.niceness), str(_IDLE_S), str(alive))
         try:
             self._process = subprocess.Popen(
                 run_module(module, *arguments),
@@ -60,6 +62,7 @@ class Helper:
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
                 start_new_session=True,
+                pass_fds=(alive,),
             )
         except OSError:
             self._errors.close()

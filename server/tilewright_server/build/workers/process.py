@@ -14,11 +14,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from tilewright_server.build.workers.lifeline import lifeline
+
 __all__ = ["Finished", "Limits", "run_limited"]
 
 LOG_PART = 64 * 1024
 """Bytes kept of the beginning and of the end of the output."""
 _POLL_S = 0.2
+_SIGNALLED = range(128 + 1, 128 + 32)
+"""Exit statuses by which a shell, or a compiler's driver, reports a child that was killed."""
+_SCRIPT = """
+exec 3<&0 </dev/null
+(read -r _ <&3; kill -9 0) >/dev/null 2>&1 &
+watch=$!
+exec 3<&-
+ulimit -c 0
+(ulimit -v "$1"; ulimit -f "$2"; shift 2; exec "$@") &
+wait $!
+status=$?
+kill -PIPE $watch
+wait $watch
+exit $status
+"""
+"""The watch is ended by a signal that no shell writes a line about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +73,8 @@ def run_limited(
     """Run ``argv`` in ``folder`` in a process group of its own, with output to a file and no input, until it ends or
     its time is over.
 
-    The whole group is killed in the end, so nothing that a compiler forked survives it. Raises ``OSError`` if it cannot
-    be started.
+    The whole group is killed in the end, so nothing that a compiler forked survives it, nor does any of it survive this
+    process. Raises ``OSError`` if it cannot be started.
     """
     output = folder / "output"
     begin = time.monotonic()
@@ -65,7 +83,7 @@ def run_limited(
             _limited(argv, limits),
             cwd=folder,
             env=dict(env),
-            stdin=subprocess.DEVNULL,
+            stdin=lifeline(),
             stdout=sink,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -86,28 +104,28 @@ def run_limited(
     code = process.returncode
     if code < 0:
         return Finished("killed", -code, log, seconds)
-    # A driver reports a child that was killed as 128 + signal, or in words.
-    if code - 128 in (signal.SIGKILL, signal.SIGXFSZ, signal.SIGSEGV, signal.SIGTERM):
+    if code in _SIGNALLED:
         return Finished("killed", code - 128, log, seconds)
     return Finished("ok" if code == 0 else "failed", code, log, seconds)
 
 
 def _limited(argv: Sequence[str], limits: Limits) -> list[str]:
-    """``argv`` behind a shell that sets the limits and then becomes it.
+    """``argv`` below a shell that sets the limits, and kills the group when the server, at the other end of its input,
+    has ended.
 
     Code of our own between fork and exec is not safe in a process with threads, and limits that are set from outside
-    come too late for a driver that starts its children at once. A limit that is stricter already stays.
+    come too late for a driver that starts its children at once. A limit that is stricter already stays. The shell waits
+    for whom it starts: where nobody is there to, orphans would stay as zombies.
     """
-    script = 'ulimit -c 0; ulimit -v "$1"; ulimit -f "$2"; shift 2; exec "$@"'
     kibibytes, blocks = str(limits.memory_bytes // 1024), str(limits.file_bytes // 512)
-    return ["/bin/sh", "-c", script, "sh", kibibytes, blocks, *argv]
+    return ["/bin/sh", "-c", _SCRIPT, "sh", kibibytes, blocks, *argv]
 
 
 def _yield_to_server(pid: int, niceness: int) -> None:
-    """Lower the priority of a compiler that has just been started. The shell before it leaves time for that."""
+    """Lower the priority of a compiler's group, which has just been started."""
     with suppress(OSError):
         nice = min(19, os.getpriority(os.PRIO_PROCESS, 0) + niceness)
-        os.setpriority(os.PRIO_PROCESS, pid, nice)
+        os.setpriority(os.PRIO_PGRP, pid, nice)
         # Where the kernel schedules sessions as groups, niceness counts within the session only.
         Path(f"/proc/{pid}/autogroup").write_text(str(nice))
 

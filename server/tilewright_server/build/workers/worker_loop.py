@@ -1,10 +1,11 @@
 """The loop of a process that compiles sources with a library, one after the other, for the server that started it.
 
-    python -m tilewright_server.build.workers.nvrtc_worker MEMORY_BYTES NICENESS IDLE_S
+    python -m tilewright_server.build.workers.nvrtc_worker MEMORY_BYTES NICENESS IDLE_S LIFELINE
 
 Such a compiler lives in a process of its own, because one that crashes, hangs or eats memory must not harm the server.
 Requests come on standard input, answers leave on standard output, both as frames: two 32-bit lengths (little endian), a
-JSON object, a binary part. The process ends with its input, or when nothing was asked for IDLE_S seconds.
+JSON object, a binary part. The process ends with its input, when nothing was asked for IDLE_S seconds, or with the
+process at the other end of the pipe LIFELINE, whatever it is doing then.
 
 Requests: ``{"ask": "identity"}`` is answered with ``state`` ``ok``, ``version``, ``library`` (path) and ``sha256``, or
 with ``state`` ``missing`` and ``reason``. ``{"ask": "compile", "name": ..., "options": [...]}`` with the source as
@@ -25,6 +26,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
+
+from tilewright_server.build.workers.lifeline import end_with
 
 __all__ = ["Compiler", "found", "read_frame", "serve", "write_frame"]
 
@@ -58,6 +61,7 @@ def found(version: str, *libraries: str) -> dict[str, Any]:
 def serve(compiler: Compiler, arguments: Sequence[str]) -> int:
     """Answer until the input ends. Returns the exit status."""
     memory_bytes, niceness, idle_s = int(arguments[0]), int(arguments[1]), float(arguments[2])
+    end_with(int(arguments[3]))
     for limit, value in ((resource.RLIMIT_AS, memory_bytes), (resource.RLIMIT_CORE, 0)):
         _, hard = resource.getrlimit(limit)
         resource.setrlimit(limit, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
