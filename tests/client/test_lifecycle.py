@@ -286,3 +286,8 @@ def test_what_a_client_held_is_free_after_its_end(real_server) -> None:
         while watcher.kernels.statistics()["regions"] != before:
             assert time.monotonic() < deadline
             time.sleep(0.01)
+
+
+def test_a_priority_that_there_is_not_is_refused(server) -> None:
+    with pytest.raises(tw.InvalidArgumentError, match="priority"):
+        tw.connect(server.target, priority="urgent")

@@ -39,7 +39,7 @@ from tilewright.tensor import shared as arrays
 from tilewright.tensor.resident import BufferState
 from tilewright.transport.drive import awaiting, awaiting_as
 from tilewright.transport.rpc import Flow, Rpc, Wait, Work
-from tilewright.types.arguments import Placement
+from tilewright.types.arguments import Placement, Priority
 from tilewright.types.report import Report
 
 __all__ = ["Buffer", "Client", "Kernels", "connect"]
@@ -326,8 +326,9 @@ def connect(
     launch: Placement = "auto",
     reconnect: bool = True,
     retries: int = 5,
+    priority: Priority = "interactive",
 ) -> _Connecting:
     """Open a session: ``async with connect() as client`` or ``client = await connect()``. Arguments and errors as for
     ``tilewright.connect``.
     """
-    return _Connecting(Client(*opening(target, timeout, call_timeout, name, launch, reconnect, retries)))
+    return _Connecting(Client(*opening(target, timeout, call_timeout, name, launch, reconnect, retries, priority)))

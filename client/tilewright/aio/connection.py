@@ -38,8 +38,8 @@ class Connection:
     async def open(self, timeout: float) -> None:
         core = self.core
         try:
-            with identified(core.target) as process:
-                self.lease = self.channel.unary_stream(OPEN_SESSION)(open_request(core.name), metadata=process)
+            with identified(core.target, core.priority) as metadata:
+                self.lease = self.channel.unary_stream(OPEN_SESSION)(open_request(core.name), metadata=metadata)
                 try:
                     first = await asyncio.wait_for(self.lease.read(), timeout)
                 except (grpc.RpcError, asyncio.TimeoutError) as error:

@@ -62,20 +62,22 @@ def open_request(name: str) -> bytes:
 
 
 @contextlib.contextmanager
-def identified(target: str) -> Iterator[tuple[tuple[str, str], ...]]:
-    """Metadata that show the server at a Unix socket which process opens a session, valid inside the block: the number
-    of a memory file whose random name only its maker knows. Servers count what clients hold by process."""
+def identified(target: str, priority: str) -> Iterator[tuple[tuple[str, str], ...]]:
+    """Metadata for opening a session, valid inside the block: its priority, and for a server at a Unix socket which
+    process opens it, by the number of a memory file whose random name only its maker knows. Servers count what clients
+    hold by process."""
+    named = (("tilewright-priority", priority),)
     if not target.startswith("unix:") or not hasattr(os, "memfd_create"):
-        yield ()
+        yield named
         return
     name = "tilewright-" + secrets.token_hex(16)
     try:
         descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
     except OSError:  # no descriptor to spare: the server does without
-        yield ()
+        yield named
         return
     try:
-        yield (("tilewright-process", f"{os.getpid()}:{descriptor}:{name}"),)
+        yield (*named, ("tilewright-process", f"{os.getpid()}:{descriptor}:{name}"))
     finally:
         os.close(descriptor)
 

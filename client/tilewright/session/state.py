@@ -19,7 +19,7 @@ from tilewright.transport import rpc
 from tilewright.transport.launch_connections import Lanes
 from tilewright.transport.local import Control, open_control
 from tilewright.transport.rpc import Rpc
-from tilewright.types.arguments import Placement, check_placement
+from tilewright.types.arguments import Placement, Priority, check_placement, check_priority
 from tilewright.types.report import Report
 from tilewright.types.spec import Spec
 from tilewright_proto.v1 import dispatch_pb2, memory_pb2
@@ -135,6 +135,7 @@ class Core:
         launch: Placement = "auto",
         reconnects: bool = True,
         retries: int = 5,
+        priority: Priority = "interactive",
     ) -> None:
         self.target = target
         self.name = name
@@ -145,6 +146,8 @@ class Core:
         """True if a new session may be opened when this one is over."""
         self.retries = retries
         """How often a call is made again that the server refuses for the moment."""
+        self.priority = priority
+        """Named when a session is opened."""
         self.pool = Pool()
         self.session: Session | None = None
         self.closed = False
@@ -354,6 +357,7 @@ def opening(
     launch: str = "auto",
     reconnect: bool = True,
     retries: int = 5,
+    priority: str = "interactive",
 ) -> tuple[Core, float]:
     """Target that ``connect`` opens, and seconds that it waits. Raises ``InvalidArgumentError``."""
     place = settings.default_target() if target is None else settings.normalise_target(target)
@@ -375,5 +379,6 @@ def opening(
             fix="give an int in that range; 0 makes no call again that the server refused",
         )
     call_limit = check_timeout(call_timeout)
-    core = Core(place, name or f"python-{os.getpid()}", call_limit, check_placement(launch), reconnect, retries)
-    return core, wait
+    name = name or f"python-{os.getpid()}"
+    placement, urgency = check_placement(launch), check_priority(priority)
+    return Core(place, name, call_limit, placement, reconnect, retries, urgency), wait

@@ -45,7 +45,7 @@ from tilewright.tensor import shared as arrays
 from tilewright.tensor.resident import BufferState
 from tilewright.transport.drive import blocking, blocking_as
 from tilewright.transport.rpc import Flow, Rpc, Wait, Work
-from tilewright.types.arguments import Placement
+from tilewright.types.arguments import Placement, Priority
 from tilewright.types.report import Report
 
 __all__ = ["Buffer", "Client", "Kernels", "connect"]
@@ -341,6 +341,7 @@ def connect(
     launch: Placement = "auto",
     reconnect: bool = True,
     retries: int = 5,
+    priority: Priority = "interactive",
 ) -> Client:
     """Open a session with a server.
 
@@ -350,13 +351,15 @@ def connect(
     log. ``launch`` says who launches: "caller" (this process, on its own memory and streams), "server", or "auto", this
     process where it can; see docs/launching.md. ``reconnect=False``: calls fail when the session is over, until
     ``Client.reconnect``. ``retries`` is how often a call is made again that the server refuses for the moment.
+    ``priority`` is "interactive", "batch" or "background": on a busy server, batch gets a quarter and background a
+    sixteenth of the time that interactive work gets.
 
     Raises ``UnavailableError`` if no server answers.
 
         >>> with connect() as client:  # doctest: +SKIP
         ...     c = client.gemm(a, b)
     """
-    return Client(*opening(target, timeout, call_timeout, name, launch, reconnect, retries))
+    return Client(*opening(target, timeout, call_timeout, name, launch, reconnect, retries, priority))
 
 
 _CLIENTS: weakref.WeakSet[Client] = weakref.WeakSet()

@@ -29,8 +29,8 @@ class Connection:
         self.channel = grpc.insecure_channel(core.target, options=CHANNEL_OPTIONS)
         self._calls: dict[str, Any] = {}
         try:
-            with identified(core.target) as process:
-                self.lease = self.channel.unary_stream(OPEN_SESSION)(open_request(core.name), metadata=process)
+            with identified(core.target, core.priority) as metadata:
+                self.lease = self.channel.unary_stream(OPEN_SESSION)(open_request(core.name), metadata=metadata)
                 self.session: Session = opened(self._first(core, timeout))
             self.session.open_local(core.target, core.timeout)
         except BaseException:

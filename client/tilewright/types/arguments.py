@@ -8,10 +8,27 @@ import numpy as np
 
 from tilewright.errors import InvalidArgumentError
 
-__all__ = ["Placement", "check_name", "check_placement", "flag", "number", "unless"]
+__all__ = ["Placement", "Priority", "check_name", "check_placement", "check_priority", "flag", "number", "unless"]
 
 Placement = Literal["auto", "caller", "server"]
 """Process that launches: this one, the server, or this one where it can."""
+
+
+Priority = Literal["interactive", "batch", "background"]
+"""Urgency of a client's work on a busy server."""
+
+
+def check_priority(value: Any) -> Priority:
+    """Raises ``InvalidArgumentError`` for what is none."""
+    if not isinstance(value, str) or value not in ("interactive", "batch", "background"):
+        raise InvalidArgumentError(
+            "there is no such priority",
+            field="priority",
+            value=value,
+            rule="priority",
+            fix="use interactive, batch or background",
+        )
+    return cast(Priority, value)
 
 
 def check_placement(value: Any) -> Placement:

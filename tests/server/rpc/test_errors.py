@@ -9,10 +9,12 @@ from typing import Any
 
 import grpc
 import pytest
+from rpc_harness import Client, ServerProcess
 
 import tilewright_server
 from tilewright_kit.config.rules import Violation
 from tilewright_kit.types import errors as kit
+from tilewright_proto.v1 import memory_pb2 as mp
 from tilewright_server.protocol.errors import MAX_DETAIL, as_tilewright_error, to_detail
 from tilewright_server.rpc.status import ERROR_METADATA, STATUS, set_status, status_of
 
@@ -106,3 +108,14 @@ def test_every_error_of_the_server_names_its_rule_and_a_fix() -> None:
             if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) in names:
                 given = {item.arg for item in node.keywords}
                 assert {"rule", "fix"} <= given, f"{path.name}, line {node.lineno}: {ast.unparse(node)}"
+
+
+def test_a_session_of_no_known_priority_is_refused(server: ServerProcess) -> None:
+    with Client(server.addresses[0], session=False) as client:
+        lease = client.memory.OpenSession(mp.OpenSessionRequest(), metadata=(("tilewright-priority", "urgent"),))
+        with pytest.raises(grpc.RpcError) as caught:
+            next(lease)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        lease = client.memory.OpenSession(mp.OpenSessionRequest(), metadata=(("tilewright-priority", "background"),))
+        assert next(lease).opened.session
+        lease.cancel()
