@@ -68,7 +68,7 @@ def finish(builds: list[Build]) -> None:
 
 
 def test_one_build_of_another_client_overtakes_a_whole_set(gated: Gated) -> None:
-    builds = [gated.submit(number, AUTHOR) for number in range(8)]
+    builds = [gated.submit(number, AUTHOR) for number in range(4)]
     builds.append(gated.submit(100, OTHER))
     gated.open()
     finish(builds)
@@ -76,7 +76,7 @@ def test_one_build_of_another_client_overtakes_a_whole_set(gated: Gated) -> None
 
 
 def test_what_a_call_waits_for_overtakes_bulk_builds_of_the_same_client(gated: Gated) -> None:
-    builds = [gated.submit(number, BULK) for number in range(8)]
+    builds = [gated.submit(number, BULK) for number in range(4)]
     builds.append(gated.submit(100, AUTHOR))
     gated.open()
     finish(builds)
@@ -84,12 +84,12 @@ def test_what_a_call_waits_for_overtakes_bulk_builds_of_the_same_client(gated: G
 
 
 def test_bulk_build_that_a_call_comes_to_wait_for_is_next(gated: Gated) -> None:
-    builds = [gated.submit(number, BULK) for number in range(8)]
-    assert gated.submit(7, OTHER) is builds[7]
+    builds = [gated.submit(number, BULK) for number in range(4)]
+    assert gated.submit(3, OTHER) is builds[3]
     gated.open()
     finish(builds)
-    assert gated.order()[:2] == [0, 7]
-    assert sorted(gated.order()) == list(range(8))
+    assert gated.order()[:2] == [0, 3]
+    assert sorted(gated.order()) == list(range(4))
 
 
 def test_waiting_build_that_nobody_wants_any_more_is_cancelled(gated: Gated) -> None:

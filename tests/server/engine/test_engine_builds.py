@@ -17,7 +17,6 @@ from tilewright_kit.types.errors import (
     BuildFailedError,
     CancelledError,
     DeadlineError,
-    DeviceError,
     ResourceExhaustedError,
     ToolchainMissingError,
 )
@@ -191,24 +190,50 @@ def test_damaged_kernel_is_rebuilt(make_engine: Any, tmp_path: Path) -> None:
 
 
 class Garbage(CpuToolchain):
-    """Ends well, but what it writes for the best kernel is no binary."""
+    """Ends well, but what it writes for the best kernel is no binary, as often as is said."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__([include_dir()])
+        self.left = times
+        self.compiled = 0
 
     def compile(self, unit: Any, workdir: Path, arch: Any, abort: threading.Event | None = None) -> Any:
         compiled = super().compile(unit, workdir, arch, abort)
         if unit.name == BEST:
-            compiled.binary.write_bytes(b"garbage")
+            self.compiled += 1
+            if self.left:
+                self.left -= 1
+                compiled.binary.write_bytes(b"garbage")
         return compiled
 
 
-def test_compiler_that_writes_garbage_harms_its_kernel_only(make_engine: Any, tmp_path: Path) -> None:
-    engine = make_engine({"c++": Garbage([include_dir()])}, cache_dir=tmp_path / "cache")
+def test_binary_that_cannot_be_loaded_harms_its_kernel_only_and_is_not_kept(make_engine: Any, tmp_path: Path) -> None:
+    toolchain = Garbage(1000)
+    engine = make_engine({"c++": toolchain}, cache_dir=tmp_path / "cache")
     for _ in range(2):
-        with pytest.raises(DeviceError) as caught:
+        with pytest.raises(BuildFailedError) as caught:
             plan(engine)
+        assert caught.value.rule == "binary_unloadable"
         assert str(tmp_path) not in str(caught.value)
+    assert toolchain.compiled == 2
     vectors = Vectors(100)
     engine.execute(plan(engine, 100, Selection(kernel=TWO_STAGES)), vectors.addresses, call())
     assert vectors.right()
+    engine.close()
+    mended = make_engine(cache_dir=tmp_path / "cache")
+    vectors = Vectors(100)
+    mended.execute(plan(mended), vectors.addresses, call())
+    assert vectors.right()
+
+
+def test_binary_that_cannot_be_loaded_is_set_aside_and_built_once_more(make_engine: Any, tmp_path: Path) -> None:
+    toolchain = Garbage(1)
+    engine = make_engine({"c++": toolchain}, cache_dir=tmp_path / "cache")
+    vectors = Vectors(100)
+    engine.execute(plan(engine), vectors.addresses, call())
+    assert vectors.right()
+    assert toolchain.compiled == 2
+    assert engine.statistics.snapshot().artifacts_quarantined == 1
 
 
 def test_full_disk_is_told_and_over_when_there_is_room(make_engine: Any, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tilewright_kit.types.errors import ResourceExhaustedError
-from tilewright_server.engine.client import Client
+from tilewright_server.engine.client import Client, Priority
 from tilewright_server.session import processes
 from tilewright_server.session.processes import is_known, process_client, proved_process
 from tilewright_server.session.quotas import Account, Limits, Quotas, Resource
@@ -90,12 +90,13 @@ def test_calls_have_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_session_gives_everything_back() -> None:
     quotas = Quotas({Resource.SESSIONS: 8, PLANS: 8})
     sessions = Sessions(Limits(), quotas)
-    session = sessions.open("", local=True, client=client("connection:unix:"))
+    stranger = client("connection:unix:").at_most(Priority.BATCH)
+    session = sessions.open("", local=True, client=stranger)
     session.add_plan(object())
     released = session.add_plan(object())
     session.release_plan(released)
     session.identify(client("pid:1@2"))
-    assert session.client == Client("uid:1", "pid:1@2", session.token)
+    assert session.client == Client("uid:1", "pid:1@2", session.token, Priority.BATCH)
     session.identify(client("pid:3@4"))
     assert session.client.process == "pid:1@2"
     assert quotas.held(PLANS) == quotas.held(Resource.SESSIONS) == 1

@@ -22,6 +22,7 @@ from tilewright_server.build.toolchains.compilers import (
 )
 from tilewright_server.build.toolchains.headers import HeaderIndex
 from tilewright_server.build.toolchains.installed import InstalledCompiler, InstalledToolchain
+from tilewright_server.build.toolchains.trial import Trial
 from tilewright_server.build.workers.process import Finished, Limits, run_limited
 
 __all__ = ["Compiled", "CpuToolchain", "Toolchain", "failure_of", "log_tail"]
@@ -95,7 +96,8 @@ class Toolchain(Protocol):
         """Compile ``unit`` inside ``workdir``, which exists and is empty.
 
         Raises ``BuildFailedError`` (rule ``compiler_failed``, ``compiler_hung`` or ``compiler_killed``, and of some
-        ``compiler_warning`` or ``kernel_spills``), ``ToolchainMissingError`` or ``ResourceExhaustedError`` (full disk).
+        ``binary_unloadable``, ``compiler_warning`` or ``kernel_spills``), ``ToolchainMissingError`` or
+        ``ResourceExhaustedError`` (full disk).
         """
         ...
 
@@ -161,10 +163,15 @@ class CpuToolchain(InstalledToolchain[_Found]):
                 fix="check the server's compiler with `tilewright doctor`",
                 log_tail=log_tail(log),
             )
+        self._trial.load(unit.name, binary, tuple(unit.entries.values()), abort)
         return Compiled(binary, log, result.seconds)
 
     def close(self) -> None:
-        """Nothing is kept between builds."""
+        """End the processes that load for trial and wait."""
+        self._trial.close()
+
+    def _ready(self) -> None:
+        self._trial = Trial()
 
     def _env(self, found: _Found, workdir: Path) -> dict[str, str]:
         if found.family == "zig":

@@ -17,6 +17,9 @@ from tilewright_server.devices.errors import check_copy, check_size, closed, not
 
 __all__ = ["CpuDevice", "CpuModule"]
 
+_NO_ROOM = ("Cannot allocate memory", "cannot allocate memory", "failed to map segment", "Too many open files")
+"""Words of the loader, and of the system, for what says nothing about the binary."""
+
 
 class CpuModule:
     """A loaded shared object. ``unloaded`` is told of its end."""
@@ -25,10 +28,17 @@ class CpuModule:
         try:
             self._library = Library(binary)
         except OSError as error:
+            if any(words in str(error) for words in _NO_ROOM):
+                raise ResourceExhaustedError(
+                    "the server has no memory, mappings or descriptors left to load a kernel",
+                    rule="module_memory",
+                    fix="run `tilewright doctor` on the server; release plans that are no longer used",
+                    retry_after_s=1.0,
+                ) from error
             raise DeviceError(
                 "the kernel's binary cannot be loaded",
                 rule="module_load",
-                fix="run `tilewright doctor` on the server: it may be out of memory mappings",
+                fix="check the server's compiler with `tilewright doctor`",
             ) from error
         self._unloaded = unloaded
         self._lock = threading.Lock()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ from tilewright_kit.config.naming import alias_of
 from tilewright_kit.contract.device import Device, Module
 from tilewright_kit.contract.operation import Operation
 from tilewright_kit.contract.source import SourceUnit
-from tilewright_kit.types.errors import InternalError, NotFoundError
+from tilewright_kit.types.errors import BuildFailedError, DeviceError, InternalError, NotFoundError
 from tilewright_server.build.cache.artifacts import Artifact, ArtifactCache
 from tilewright_server.build.pool import Build, BuildPool
 from tilewright_server.engine.call import Call
@@ -28,6 +29,11 @@ __all__ = ["KernelStore", "KernelUse", "Unit"]
 _UNITS = 4096
 _SOURCE_BYTES = 16 << 20
 _LOAD_ATTEMPTS = 3
+_BUILDS = 2
+"""Binaries of a kernel that are tried before it is refused."""
+_UNLOADABLE = frozenset({"module_load", "module_entry"})
+"""Rules of devices for binaries that are of no use to them."""
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,15 +157,30 @@ class KernelStore:
         call.build_ns += min(sum(build.build_ns for build in builds), time.perf_counter_ns() - begin)
 
     def use(self, device: Device, unit: Unit, arch: ArchSpec, call: Call) -> KernelUse:
-        """Load a kernel if need be. Raises ``DeviceError``, ``ResourceExhaustedError``, or what a rebuild raises."""
+        """Load a kernel if need be.
+
+        A binary that cannot be loaded is set aside and built once more; a second one that cannot is set aside too, and
+        refused for a while. Raises ``BuildFailedError``, ``DeviceError``, ``ResourceExhaustedError``, or what a rebuild
+        raises.
+        """
 
         def load() -> tuple[Module, Artifact]:
-            artifact = self._artifact(unit, arch, call)
-            try:
-                return device.load(artifact.binary), artifact
-            except BaseException:
-                artifact.release()
-                raise
+            for _ in range(_BUILDS):
+                artifact = self._artifact(unit, arch, call)
+                try:
+                    return _loaded(device, artifact, unit), artifact
+                except DeviceError as error:
+                    if error.rule not in _UNLOADABLE:
+                        artifact.release()
+                        raise
+                    log.warning("the binary of %s is set aside: %s", unit.source.name, error)
+                    self._cache.condemn(artifact)
+                    refused = _useless(unit, error)
+                except BaseException:
+                    artifact.release()
+                    raise
+            self._pool.refuse(unit.key, refused)
+            raise refused
 
         return KernelUse(unit, self._modules.use((device.info.id, unit.key), load))
 
@@ -203,3 +224,24 @@ class KernelStore:
             pinned, self._pinned = self._pinned, []
         for artifact in pinned:
             artifact.release()
+
+
+def _loaded(device: Device, artifact: Artifact, unit: Unit) -> Module:
+    """The loaded module, which has all entry points. Raises ``DeviceError``."""
+    module = device.load(artifact.binary)
+    try:
+        for symbol in unit.source.entries.values():
+            module.function(symbol)
+    except BaseException:
+        module.unload()
+        raise
+    return module
+
+
+def _useless(unit: Unit, error: DeviceError) -> BuildFailedError:
+    return BuildFailedError(
+        f"{unit.source.name} was built twice, and could be loaded neither time: {error.reason}",
+        value=error.value,
+        rule="binary_unloadable",
+        fix="compare compiler, driver and device with `tilewright doctor`; choose another kernel meanwhile",
+    )
