@@ -27,9 +27,11 @@ def target(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Iter
         server.terminate()
 
 
-@pytest.mark.parametrize("guide", ["client.md", "convolution.md", "attention.md", "launching.md"])
+@pytest.mark.parametrize("guide", ["client.md", "convolution.md", "attention.md", "launching.md", "pytorch.md"])
 @pytest.mark.extended
 def test_every_snippet_runs(target: str, guide: str) -> None:
+    if guide == "pytorch.md":
+        pytest.importorskip("torch", reason="PyTorch is not installed")
     snippets = SNIPPET.findall((DOCS / guide).read_text("utf-8"))
     assert snippets
     environment = {**os.environ, "TILEWRIGHT_TARGET": target}

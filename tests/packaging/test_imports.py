@@ -50,6 +50,10 @@ def imported(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, target.value.split(".")[0]
 
 
+OPERATIONS_OF_TORCH = ROOT / "client" / "tilewright" / "torch"
+"""The package of operations of PyTorch."""
+
+
 def modules(package: str) -> list[Path]:
     return sorted((ROOT / ALLOWED[package][0] / package).rglob("*.py"))
 
@@ -65,14 +69,21 @@ def test_a_package_imports_only_what_the_design_allows(package: str) -> None:
     assert wrong == []
 
 
+def test_pytorch_is_imported_only_by_those_who_ask_for_its_operations() -> None:
+    for path in modules("tilewright"):
+        if OPERATIONS_OF_TORCH not in path.parents:
+            assert "tilewright.torch" not in path.read_text("utf-8"), path
+
+
 @pytest.mark.parametrize("package", ALLOWED)
 def test_no_module_imports_a_driver_at_its_top(package: str) -> None:
     wrong = []
     for path in modules(package):
+        drivers = DRIVERS - {"torch"} if OPERATIONS_OF_TORCH in path.parents else DRIVERS
         for node in ast.parse(path.read_text("utf-8")).body:
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 names = {name for _, name in imported(node, package)}
-                wrong += [f"{path.relative_to(ROOT)}:{node.lineno} imports {name}" for name in names & DRIVERS]
+                wrong += [f"{path.relative_to(ROOT)}:{node.lineno} imports {name}" for name in names & drivers]
     assert wrong == []
 
 

@@ -1,11 +1,12 @@
-"""Calls on NumPy's arrays that were made before, all alike but for the arrays: launched in this process by what was
-settled then. The only work of such a call is to recognise it.
+"""Calls on NumPy's arrays, or on tensors of a GPU, that were made before, all alike but for the arrays: launched in
+this process by what was settled then. The only work of such a call is to recognise it.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -13,8 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tilewright.dispatch.fast_path import launch_report
+from tilewright.dispatch.in_place import InPlace
 from tilewright.dispatch.plan import PlanState
+from tilewright.dispatch.slots import Slot
+from tilewright.gpu.streams import current_stream
 from tilewright.session.state import Core
+from tilewright.tensor.device_array import maker
+from tilewright.tensor.families import family_of
+from tilewright.tensor.interop import DeviceTensor
 from tilewright.transport.rpc import MISSED
 from tilewright.types.addresses import address_of
 from tilewright.types.spec import Spec, fresh
@@ -39,15 +46,14 @@ class Result(NamedTuple):
     """True if it is returned with its rows before its heads."""
 
 
-class _Settled:
+class _Settled(ABC):
     """A call that was settled."""
-
-    __slots__ = ("_core", "_made", "_results", "_sources", "_state", "flops", "listed")
 
     def __init__(
         self,
         state: PlanState,
         sources: Sequence[int],
+        made: Sequence[Callable[[], Any] | None],
         results: Sequence[tuple[int, bool]],
         listed: bool,
     ) -> None:
@@ -55,10 +61,7 @@ class _Settled:
         self._core = state.core
         self._sources = tuple(sources)
         """Index of the array of each operand among those of the call; -1 for an output that is made."""
-        slots = (*state.inputs, *state.outputs)
-        self._made = tuple(
-            _maker(slot.spec) if source < 0 else None for slot, source in zip(slots, sources, strict=True)
-        )
+        self._made = tuple(made)
         self._results = tuple(results)
         """Index of an operand, and whether it is returned with its heads last."""
         self.listed = listed
@@ -70,23 +73,52 @@ class _Settled:
         here = state.here
         if here is None or state.closed or self._core.closed:
             return MISSED
-        plan = here.plan
         operands = [
             arrays[source] if make is None else make() for source, make in zip(self._sources, self._made, strict=True)
         ]
-        for index in range(len(here.inputs), len(operands)):
-            if not operands[index].flags.writeable:
-                return MISSED
-        addresses = plan.pack(*map(address_of, operands))
-        begin = perf_counter_ns()
-        if plan.run(addresses):
+        took = self._launch(here, operands)
+        if took < 0:
             return MISSED  # the long way finds out what is wrong, and whether the server can do it
-        took = perf_counter_ns() - begin
         self._core.report = functools.partial(launch_report, state.report, took, "caller")
         found = [operands[index].swapaxes(1, 2) if swap else operands[index] for index, swap in self._results]
         if self.listed:
             return found
         return found[0] if len(found) == 1 else tuple(found)
+
+    @abstractmethod
+    def _launch(self, here: InPlace, operands: Sequence[Any]) -> int:
+        """Nanoseconds that a launch on a CPU took; less than 0 if nothing was launched."""
+
+
+class _OnHost(_Settled):
+    def _launch(self, here: InPlace, operands: Sequence[Any]) -> int:
+        plan = here.plan
+        for index in range(len(here.inputs), len(operands)):
+            if not operands[index].flags.writeable:
+                return -1
+        addresses = plan.pack(*map(address_of, operands))
+        begin = perf_counter_ns()
+        if plan.run(addresses):
+            return -1
+        return perf_counter_ns() - begin
+
+
+class _OnDevice(_Settled):
+    """One on tensors of one library on one GPU."""
+
+    def __init__(self, lead: DeviceTensor, address: Callable[[Any], int], *settled: Any) -> None:
+        super().__init__(*settled)
+        self._gpu, self._ordinal, self._library = lead.gpu, lead.ordinal, lead.library
+        self._address = address
+
+    def _launch(self, here: InPlace, operands: Sequence[Any]) -> int:
+        if self._core.mapped:  # some may be the server's memory
+            return -1
+        plan = here.plan
+        addresses = plan.pack(*map(self._address, operands))
+        handle = self._gpu.handle(current_stream(self._library, self._ordinal))
+        launch = functools.partial(plan.run, addresses, handle)
+        return -1 if here.in_context(self._gpu, self._ordinal, launch) else 0
 
 
 def _maker(spec: Spec) -> Callable[[], Any]:
@@ -131,7 +163,12 @@ def _describe(value: Any, key: list[Any], arrays: list[Any]) -> bool:
         key += (kind, len(value))
         return all(_describe(item, key, arrays) for item in value)
     else:
-        return False
+        family = family_of(kind)
+        found = None if family is None else family.describe(value)
+        if found is None:
+            return False
+        key.append(found)
+        arrays.append(value)
     return True
 
 
@@ -161,7 +198,7 @@ def settle(
         if not _describe(value, key, arrays):
             return
         names += _names(option, value)
-    if len(args) > len(labels) or state.here is None or not state.here.plan.on_cpu or state.renew_at != math.inf:
+    if len(args) > len(labels) or state.here is None or state.renew_at != math.inf:
         return
     slots = (*state.inputs, *state.outputs)
     given = {item.output for item in results if item.given}
@@ -178,26 +215,62 @@ def settle(
     found = [(places[item.output], item.swapped and not item.given) for item in results]
     if any(item.swapped and item.given for item in results):
         return
+    settled = _settled(state, slots, sources, operands, arrays, found, listed)
+    if settled is None:
+        return
     if len(core.direct) >= MAX_CALLS:
         core.direct.clear()
-    core.direct[tuple(key)] = _Settled(state, sources, found, listed)
+    core.direct[tuple(key)] = settled
+
+
+def _settled(
+    state: PlanState,
+    slots: Sequence[Slot],
+    sources: Sequence[int],
+    operands: Sequence[Any],
+    arrays: Sequence[Any],
+    results: Sequence[tuple[int, bool]],
+    listed: bool,
+) -> _Settled | None:
+    here: Any = state.here
+    pairs = list(zip(slots, sources, strict=True))
+    if here.plan.on_cpu:
+        made = [_maker(slot.spec) if source < 0 else None for slot, source in pairs]
+        return _OnHost(state, sources, made, results, listed)
+    families = {family_of(type(array)) for array in arrays}
+    family = families.pop() if len(families) == 1 else None
+    lead = operands[0]
+    if family is None or not isinstance(lead, DeviceTensor) or lead.library != family.library:
+        return None
+    fresh_ones = [maker(lead, slot.spec) if source < 0 else None for slot, source in pairs]
+    if any(make is None and source < 0 for make, source in zip(fresh_ones, sources, strict=True)):
+        return None
+    return _OnDevice(lead, family.address, state, sources, fresh_ones, results, listed)
 
 
 def _names(label: str, value: Any) -> list[str]:
     """Names of the arrays in an argument."""
-    if type(value) is _ARRAY:
-        return [label]
     if type(value) in (tuple, list):
         return [name for index, item in enumerate(value) for name in _names(f"{label}[{index}]", item)]
-    return []
+    return [label] if type(value) is _ARRAY or family_of(type(value)) is not None else []
 
 
 def _source(name: str, operand: Any, names: Sequence[str], arrays: Sequence[Any]) -> int | None:
     """Index of the array that an operand is a view of, from its first element on; ``None`` if that is not certain."""
-    if not isinstance(operand, _ARRAY) or not operand.size:
+    place = _extent(operand)
+    if place is None or not place[1]:
         return None
-    place = address_of(operand)
-    found = [index for index, array in enumerate(arrays) if address_of(array) == place and array.size == operand.size]
+    found = [index for index, array in enumerate(arrays) if _extent(array) == place]
     if len(found) > 1:
         found = [index for index in found if names[index] == name]
     return found[0] if len(found) == 1 else None
+
+
+def _extent(value: Any) -> tuple[int, int] | None:
+    """Address of the first element, and the number of elements."""
+    if isinstance(value, _ARRAY):
+        return address_of(value), value.size
+    if isinstance(value, DeviceTensor):
+        return value.address, math.prod(value.spec.shape)
+    family = family_of(type(value))
+    return None if family is None else (family.address(value), math.prod(value.shape))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from tilewright.types.dtypes import DTYPES, DTypeLike
 from tilewright.types.spec import Array, Spec, contiguous_strides, fresh, same_places
 from tilewright_proto.v1 import memory_pb2, tensor_pb2
 
-__all__ = ["DeviceArray", "by_library", "device_empty", "empty_like", "find_mapped"]
+__all__ = ["DeviceArray", "by_library", "device_empty", "empty_like", "find_mapped", "maker"]
 
 _TORCH_NAMES = {
     DTYPES["fp32"]: "float32",
@@ -266,18 +267,28 @@ def empty_like(core: Core, session: Session, like: DeviceTensor, spec: Spec) -> 
 
 def by_library(like: DeviceTensor, spec: Spec) -> Any:
     """A fresh array beside ``like`` by the library that made it; ``None`` if that cannot."""
+    make = maker(like, spec)
+    return None if make is None else make()
+
+
+def maker(like: DeviceTensor, spec: Spec) -> Callable[[], Any] | None:
+    """What makes fresh arrays beside ``like``, to which it does not hold on; ``None`` without a library for it."""
     module: Any = sys.modules.get(like.library) if like.library else None
     if like.library == "torch" and module is not None:
-        dtype = getattr(module, _TORCH_NAMES[spec.dtype])
-        device = f"cuda:{like.ordinal}"
+        where = {"dtype": getattr(module, _TORCH_NAMES[spec.dtype]), "device": f"cuda:{like.ordinal}"}
         if spec.strides is not None:
-            return module.empty_strided(spec.shape, spec.strides, dtype=dtype, device=device)
-        return module.empty(spec.shape, dtype=dtype, device=device)
+            return functools.partial(module.empty_strided, spec.shape, spec.strides, **where)
+        return functools.partial(module.empty, spec.shape, **where)
     if like.library == "cupy" and module is not None:
-        with contextlib.suppress(TypeError, ValueError), module.cuda.Device(like.ordinal):  # dtypes that it has not
-            if spec.strides is None:
-                return module.empty(spec.shape, dtype=spec.dtype)
-            memory = module.empty((max(spec.nbytes, 1),), dtype="uint8").data
-            steps = tuple(step * spec.dtype.itemsize for step in spec.strides)
-            return module.ndarray(spec.shape, spec.dtype, memory, steps)
+        return functools.partial(_by_cupy, module, like.ordinal, spec)
+    return None
+
+
+def _by_cupy(module: Any, ordinal: int, spec: Spec) -> Any:
+    with contextlib.suppress(TypeError, ValueError), module.cuda.Device(ordinal):  # dtypes that it has not
+        if spec.strides is None:
+            return module.empty(spec.shape, dtype=spec.dtype)
+        memory = module.empty((max(spec.nbytes, 1),), dtype="uint8").data
+        steps = tuple(step * spec.dtype.itemsize for step in spec.strides)
+        return module.ndarray(spec.shape, spec.dtype, memory, steps)
     return None

@@ -1,0 +1,1 @@
+"""Custom operations in the namespace ``tilewright``."""
