@@ -37,6 +37,9 @@ GATES = ("test_conv_shipped_sets", "test_fmha_shipped_sets", "test_hip_compile",
 GATED = ("test_conv_shipped_sets", "test_fmha_shipped_sets")
 """Gates that read the instructions of kernels for AMD GPUs. Their own modules are part of the record of what passed."""
 
+# A test that forgets to say where its server is must not start one for the user.
+os.environ.setdefault("TILEWRIGHT_START", "0")
+
 # An example that takes long on a busy machine is no failure.
 settings.register_profile("tilewright", deadline=None)
 settings.load_profile("tilewright")

@@ -223,6 +223,8 @@ class Application:
                 log.error("cannot start: %s", error)
                 return 1
             watchdog = self._watchdog()
+            if self.settings.idle_exit_s:
+                threading.Thread(target=self._end_when_idle, args=(wanted,), name="idle", daemon=True).start()
             self._say_ready()
             name = signal.Signals(signals.get()).name
             log.info("%s: draining for up to %g s", name, self.settings.grace_s)
@@ -246,6 +248,18 @@ class Application:
         except Exception:
             self._clean = False
             log.exception("the server did not end well")
+
+    def _end_when_idle(self, wanted: threading.Event) -> None:
+        """Ask for the end, as a signal would, when no session has been open for the time that the settings give."""
+        limit = self.settings.idle_exit_s
+        seen = time.monotonic()
+        while not wanted.wait(min(limit / 4, 10.0)):
+            if self.sessions.usage().sessions:
+                seen = time.monotonic()
+            elif time.monotonic() - seen >= limit:
+                log.info("no client for %g s", limit)
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
 
     def _fit(self) -> None:
         """Make do with the limits of the system."""

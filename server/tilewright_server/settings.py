@@ -255,6 +255,12 @@ class Settings:
     grace_s: float = _setting(
         10.0, "seconds", kinds.seconds(0, 3600), "How long work in flight may take after a stop signal."
     )
+    idle_exit_s: float = _setting(
+        0.0,
+        "seconds",
+        kinds.seconds(0, 30 * 86400),
+        "Time without a client's session after which the server ends. 0: never.",
+    )
     reflection: bool = _setting(
         True, "flag", kinds.flag, "Serve gRPC reflection, so that grpcurl works without the protocol files."
     )

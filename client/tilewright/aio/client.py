@@ -327,8 +327,11 @@ def connect(
     reconnect: bool = True,
     retries: int = 5,
     priority: Priority = "interactive",
+    start: bool | None = None,
 ) -> _Connecting:
     """Open a session: ``async with connect() as client`` or ``client = await connect()``. Arguments and errors as for
     ``tilewright.connect``.
     """
-    return _Connecting(Client(*opening(target, timeout, call_timeout, name, launch, reconnect, retries, priority)))
+    return _Connecting(
+        Client(*opening(target, timeout, call_timeout, name, launch, reconnect, retries, priority, start))
+    )

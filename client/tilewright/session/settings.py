@@ -13,14 +13,19 @@ from pathlib import Path
 
 __all__ = [
     "FORK_VARIABLE",
+    "START_VARIABLE",
     "TARGET_VARIABLE",
     "ask_for_fork_support",
     "default_target",
     "fork_support",
+    "may_start",
     "normalise_target",
+    "state_dir",
 ]
 
 TARGET_VARIABLE = "TILEWRIGHT_TARGET"
+START_VARIABLE = "TILEWRIGHT_START"
+"""``0`` keeps ``connect`` from starting a server."""
 FORK_VARIABLE = "GRPC_ENABLE_FORK_SUPPORT"
 """gRPC's own switch. It is read when gRPC is imported."""
 
@@ -34,6 +39,18 @@ def ask_for_fork_support() -> None:
 def fork_support() -> bool:
     """True if gRPC of this process works in forked children."""
     return os.environ.get(FORK_VARIABLE, "0").lower() in ("1", "true", "yes", "on")
+
+
+def may_start(environ: Mapping[str, str] | None = None) -> bool:
+    """True if ``connect`` may start the user's own server: it was not told where one is, nor told not to."""
+    environ = os.environ if environ is None else environ
+    return not environ.get(TARGET_VARIABLE) and environ.get(START_VARIABLE, "1").lower() not in ("0", "false", "no")
+
+
+def state_dir(environ: Mapping[str, str] | None = None) -> Path:
+    """Folder of the log of a server in the background."""
+    environ = os.environ if environ is None else environ
+    return Path(environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "tilewright"
 
 
 def default_target(environ: Mapping[str, str] | None = None) -> str:

@@ -14,12 +14,13 @@ from google.protobuf.message import Message
 
 from tilewright.errors import InvalidArgumentError, NotFoundError, UnavailableError, unbegun
 from tilewright.session import settings
+from tilewright.session.background import ensure_server
 from tilewright.session.regions import Pool
 from tilewright.transport import rpc
 from tilewright.transport.launch_connections import Lanes
 from tilewright.transport.local import Control, open_control
 from tilewright.transport.rpc import Rpc
-from tilewright.types.arguments import Placement, Priority, check_placement, check_priority
+from tilewright.types.arguments import Placement, Priority, check_placement, check_priority, flag
 from tilewright.types.report import Report
 from tilewright.types.spec import Spec
 from tilewright_proto.v1 import dispatch_pb2, memory_pb2
@@ -358,6 +359,7 @@ def opening(
     reconnect: bool = True,
     retries: int = 5,
     priority: str = "interactive",
+    start: bool | None = None,
 ) -> tuple[Core, float]:
     """Target that ``connect`` opens, and seconds that it waits. Raises ``InvalidArgumentError``."""
     place = settings.default_target() if target is None else settings.normalise_target(target)
@@ -381,4 +383,7 @@ def opening(
     call_limit = check_timeout(call_timeout)
     name = name or f"python-{os.getpid()}"
     placement, urgency = check_placement(launch), check_priority(priority)
-    return Core(place, name, call_limit, placement, reconnect, retries, urgency), wait
+    core = Core(place, name, call_limit, placement, reconnect, retries, urgency)
+    if target is None and (settings.may_start() if start is None else flag("start", start)):
+        ensure_server(place)
+    return core, wait

@@ -342,15 +342,19 @@ def connect(
     reconnect: bool = True,
     retries: int = 5,
     priority: Priority = "interactive",
+    start: bool | None = None,
 ) -> Client:
     """Open a session with a server.
 
     ``target`` is ``unix:PATH``, a path, or ``HOST:PORT``; left out, ``$TILEWRIGHT_TARGET``, else the socket of
-    ``tilewright serve`` for this user. ``timeout`` is how many seconds to wait for the server to answer,
-    ``call_timeout`` the limit of calls that name none (``None``: no limit). ``name`` shows in the server's status and
-    log. ``launch`` says who launches: "caller" (this process, on its own memory and streams), "server", or "auto", this
-    process where it can; see docs/launching.md. ``reconnect=False``: calls fail when the session is over, until
-    ``Client.reconnect``. ``retries`` is how often a call is made again that the server refuses for the moment.
+    ``tilewright serve`` for this user. If nothing listens on that socket and ``tilewright[server]`` is installed, the
+    user's own server is started in the background; it ends after a quarter of an hour without a client, or by
+    ``tilewright stop``. ``start=False``, or ``TILEWRIGHT_START=0``, starts none. ``timeout`` is how many seconds to
+    wait for the server to answer, ``call_timeout`` the limit of calls that name none (``None``: no limit). ``name``
+    shows in the server's status and log. ``launch`` says who launches: "caller" (this process, on its own memory and
+    streams), "server", or "auto", this process where it can; see docs/launching.md. ``reconnect=False``: calls fail
+    when the session is over, until ``Client.reconnect``. ``retries`` is how often a call is made again that the server
+    refuses for the moment.
     ``priority`` is "interactive", "batch" or "background": on a busy server, batch gets a quarter and background a
     sixteenth of the time that interactive work gets.
 
@@ -359,7 +363,7 @@ def connect(
         >>> with connect() as client:  # doctest: +SKIP
         ...     c = client.gemm(a, b)
     """
-    return Client(*opening(target, timeout, call_timeout, name, launch, reconnect, retries, priority))
+    return Client(*opening(target, timeout, call_timeout, name, launch, reconnect, retries, priority, start))
 
 
 _CLIENTS: weakref.WeakSet[Client] = weakref.WeakSet()

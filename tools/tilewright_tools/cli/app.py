@@ -9,7 +9,7 @@ from tilewright_tools.cli.exits import EXIT_CODES_HELP
 from tilewright_tools.cli.kernels import kernels
 from tilewright_tools.cli.output import examples
 from tilewright_tools.cli.problems.operations import bench_app, run_app
-from tilewright_tools.cli.service import arch, cache, doctor, perf, plugins, serve
+from tilewright_tools.cli.service import arch, cache, doctor, perf, plugins, serve, stop
 
 __all__ = ["app"]
 
@@ -31,6 +31,7 @@ app = typer.Typer(
 )
 
 app.command("serve", epilog=serve.EPILOG)(serve.serve)
+app.command("stop", epilog=stop.EPILOG)(stop.stop)
 app.command("demo", epilog=demo.EPILOG)(demo.demo)
 app.add_typer(run_app, name="run")
 app.add_typer(kernels.app, name="kernels")
