@@ -162,6 +162,7 @@ class Application:
             default_device=settings.device,
             default_strategy=settings.strategy,
             perf_database=settings.perf_database,
+            selection_lock=settings.selection_lock,
             cpu_arch=settings.cpu_arch,
             cpu_threads=settings.cpu_threads,
             cpu_isolated=settings.cpu_isolated,

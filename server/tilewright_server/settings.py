@@ -97,7 +97,14 @@ class Settings:
         "name",
         kinds.text,
         "Selection strategy of requests that name none. `auto` goes by measurements where the device's kind was"
-        " measured, else by the model.",
+        " measured, else by the model; `frozen` does so once for each problem and keeps the choice in"
+        " `selection_lock`.",
+    )
+    selection_lock: Path | None = _setting(  # noqa: RUF009
+        None,
+        "path",
+        kinds.path,
+        "File of the choices that the strategy `frozen` has made. Empty: `selection.lock` beside `perf_database`.",
     )
     perf_database: Path | None = _setting(  # noqa: RUF009
         None,
@@ -311,6 +318,8 @@ def load(
         values["cache_dir"] = default_cache_dir()
     if values.get("perf_database") is None:
         values["perf_database"] = default_perf_database()
+    if values.get("selection_lock") is None:
+        values["selection_lock"] = values["perf_database"].with_name("selection.lock")
     return Settings(**values)
 
 

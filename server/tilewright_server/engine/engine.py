@@ -84,7 +84,10 @@ class Engine:
         self.cache = ArtifactCache(options.cache_dir, max_bytes=options.cache_bytes, max_age_s=options.cache_age_s)
         self.toolchains: Mapping[str, Toolchain] = toolchains or self._compilers()
         self.pool = BuildPool(self.cache, self.toolchains, self._pool_options())
-        strategies = {**measured_strategies(plugins, options.perf_database), **plugins.strategies}
+        strategies = {
+            **measured_strategies(plugins, options.perf_database, options.selection_lock),
+            **plugins.strategies,
+        }
         self.catalogs = Catalogs(plugins.operations, strategies, options.default_strategy)
         self._store = KernelStore(self.catalogs.operations, self.cache, self.pool, options.max_loaded_kernels)
         cpu = {"arch": options.cpu_arch, "threads": options.cpu_threads, "isolated": options.cpu_isolated}

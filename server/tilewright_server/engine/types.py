@@ -41,6 +41,7 @@ class EngineOptions:
     """Device by id; empty: the first GPU, else the CPU."""
     default_strategy: str = "auto"
     perf_database: Path | None = None
+    selection_lock: Path | None = None
     """The user's own measurements; None: only those that plugins bring."""
     cpu_arch: str = ""
     """CPU level to generate code for, by arch id (``x86-64-v2``); empty: what the machine has."""

@@ -21,9 +21,10 @@ from tilewright_kit.contract.abilities import Resizes
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Operation, Prediction
 from tilewright_kit.contract.problem import Problem
+from tilewright_kit.selection.candidates import Verdicts
 from tilewright_kit.selection.measurements import Measurement, MeasurementSource, class_of, point_of
 from tilewright_kit.selection.neighbours import Near, Shape, index_of, nearest
-from tilewright_kit.selection.strategies import Heuristic, Ranked
+from tilewright_kit.selection.strategies import Heuristic, Ranked, ordered
 
 __all__ = ["Auto", "Measured", "tile_use"]
 
@@ -52,6 +53,7 @@ class Measured:
         self._sources = tuple(sources)
         self._heuristic = Heuristic()
         self._known: dict[tuple[str, str], tuple[object, dict[str, list[Shape]]]] = {}
+        self._verdicts: dict[str, Verdicts[KernelConfig]] = {}
         self._lock = threading.Lock()
 
     def has(self, operation: Operation[Any, Any], device: DeviceInfo) -> bool:
@@ -66,14 +68,17 @@ class Measured:
         near = nearest(self._shapes(operation, device).get(class_of(point.signature), ()), point, device)
         if not near:
             return modelled
-        pool = _Pool(operation, problem, candidates, device)
+        verdicts = self._verdicts.get(operation.name) or self._verdicts.setdefault(
+            operation.name, Verdicts(operation.rules)
+        )
+        pool = _Pool(operation, problem, candidates, device, verdicts)
         carried = [(item, pool.carry(item.shape)) for item in near]
         # Kernels that measurements added were not predicted yet.
         modelled = [*modelled, *self._heuristic.rank(operation, problem, pool.added, device)]
         known = next((rows for item, rows in carried if item.distance == 0.0), {})
         if len(known) < _KEPT and not (len(known) > 1 and modelled[0].config in known):
             known = {}  # somebody tried a kernel or two; that says little of the others
-        placed = [_as_measured(config, row) for config, row in sorted(known.items(), key=_by_time)]
+        placed = [_as_measured(config, row) for config, row in ordered(known.items(), _median, _name)]
         rest = [item for item in modelled if item.config not in known]
         return [*placed, *_Blend(operation, problem, carried, device).rank(rest)]
 
@@ -119,8 +124,10 @@ class _Pool:
         problem: Problem,
         candidates: Sequence[KernelConfig],
         device: DeviceInfo,
+        verdicts: Verdicts[KernelConfig],
     ) -> None:
         self._operation, self._problem, self._device = operation, problem, device
+        self._verdicts = verdicts
         self._usable = dict.fromkeys(candidates, True)
         self._signature = point_of(problem).signature
         self._demanded = _demanded(candidates)
@@ -140,7 +147,7 @@ class _Pool:
     def _can_run(self, config: KernelConfig) -> bool:
         usable = self._usable.get(config)
         if usable is None:
-            usable = self._operation.rules.allows(config, self._device.arch) and not self._operation.mismatches(
+            usable = self._verdicts.allows(config, self._device) and not self._operation.mismatches(
                 self._problem, config, self._device
             )
             self._usable[config] = usable
@@ -165,8 +172,12 @@ def _demanded(candidates: Sequence[KernelConfig]) -> dict[str, Any]:
 # ---- opinions, weighed ----
 
 
-def _by_time(item: tuple[KernelConfig, Measurement]) -> tuple[float, str]:
-    return item[1].median_ns, item[0].name
+def _median(item: tuple[KernelConfig, Measurement]) -> float:
+    return item[1].median_ns
+
+
+def _name(item: tuple[KernelConfig, Measurement]) -> str:
+    return item[0].name
 
 
 def _as_measured(config: KernelConfig, row: Measurement) -> Ranked:
@@ -232,7 +243,7 @@ class _Blend:
         belief = _belief(opinions)
         surprises = [opinion.surprises(here, belief) for opinion in opinions]
         scored = [(self._score(item, belief * here[item.config], opinions, surprises), item) for item in modelled]
-        scored.sort(key=lambda entry: (-entry[0][0], entry[1].config.name))
+        scored = ordered(scored, lambda entry: -entry[0][0], lambda entry: entry[1].config.name)
         return [Ranked(item.config, reason, item.prediction) for (_, reason), item in scored]
 
     def _opinion(

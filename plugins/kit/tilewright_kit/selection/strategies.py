@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any, Protocol
+from itertools import chain, groupby
+from typing import Any, Protocol, TypeVar
 
 from tilewright_kit.config.kernel_config import KernelConfig
 from tilewright_kit.config.naming import KernelKey, alias_of
@@ -17,7 +17,7 @@ from tilewright_kit.contract.operation import Operation, Prediction, predictions
 from tilewright_kit.contract.problem import Problem
 from tilewright_kit.types.errors import ConfigInvalidError, NotFoundError, UnsupportedError
 
-__all__ = ["Explicit", "FirstFit", "Heuristic", "Ranked", "Selector", "Strategy"]
+__all__ = ["Explicit", "FirstFit", "Heuristic", "Ranked", "Selector", "Strategy", "ordered"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,18 @@ class Ranked:
     config: KernelConfig
     reason: str
     prediction: Prediction | None = None
+
+
+T = TypeVar("T")
+
+
+def ordered(items: Iterable[T], key: Callable[[T], Any], name: Callable[[T], str]) -> list[T]:
+    """``items`` by ``key``, those of equal keys by ``name``: names of kernels are costly, and seldom decide."""
+    found: list[T] = []
+    for _, equal in groupby(sorted(items, key=key), key):
+        group = list(equal)
+        found += sorted(group, key=name) if len(group) > 1 else group
+    return found
 
 
 class Strategy(Protocol):
@@ -65,11 +77,11 @@ class Heuristic:
         known = predictions_of(candidates)
         predicted = [(config, known.get(config) or operation.predict(problem, config, device)) for config in candidates]
 
-        def order(item: tuple[KernelConfig, Prediction]) -> tuple[bool, float, str]:
+        def order(item: tuple[KernelConfig, Prediction]) -> tuple[bool, float]:
             seconds = item[1].seconds
             # A model that fails on a kernel must not make it win, and NaN has no order.
             usable = math.isfinite(seconds)
-            return (not usable, seconds if usable else 0.0, item[0].name)
+            return not usable, seconds if usable else 0.0
 
         return [
             Ranked(
@@ -79,7 +91,7 @@ class Heuristic:
                 else "no usable prediction",
                 prediction,
             )
-            for config, prediction in sorted(predicted, key=order)
+            for config, prediction in ordered(predicted, order, lambda item: item[0].name)
         ]
 
 
