@@ -14,8 +14,10 @@ from tilewright_kit.loading.loader import PluginManager
 
 ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = {"attention", "conv", "convolution", "fmha", "gemm", "matmul"}
-FACES = ("client/tilewright/operations", "client/tilewright/sync", "client/tilewright/aio")
-"""Typed methods of the client: thin faces of the generic call, under the names of operations."""
+FACES = ("client/tilewright/operations", "client/tilewright/sync", "client/tilewright/aio", "client/tilewright/torch")
+"""Typed methods of the client, and PyTorch's operations on top of them: thin faces of the generic call, under the names
+of operations.
+"""
 
 
 def operation_names() -> set[str]:

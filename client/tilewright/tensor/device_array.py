@@ -272,7 +272,7 @@ def by_library(like: DeviceTensor, spec: Spec) -> Any:
 
 
 def maker(like: DeviceTensor, spec: Spec) -> Callable[[], Any] | None:
-    """What makes fresh arrays beside ``like``, to which it does not hold on; ``None`` without a library for it."""
+    """Return a maker of fresh arrays beside ``like``, which it does not hold; ``None`` without a library for it."""
     module: Any = sys.modules.get(like.library) if like.library else None
     if like.library == "torch" and module is not None:
         where = {"dtype": getattr(module, _TORCH_NAMES[spec.dtype]), "device": f"cuda:{like.ordinal}"}

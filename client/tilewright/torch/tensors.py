@@ -62,7 +62,7 @@ def _autocast(operation: Any, device: str, stay: set[int]) -> Any:
 
 
 def operand(value: Any) -> Any:
-    """What the client takes: a view as a NumPy array for a tensor on the host, else the tensor itself."""
+    """Return what the client takes: a NumPy view of a tensor on the host, else the tensor itself."""
     if value is None:
         return None
     value = value.detach().resolve_neg()
