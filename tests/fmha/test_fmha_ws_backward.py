@@ -154,7 +154,11 @@ def test_plans_hand_on_maps_of_what_products_read() -> None:
     assert dot.args == convert.args == products.args.fields[4]
 
 
-def test_any_order_has_a_workgroup_for_each_block_of_keys() -> None:
-    problem = described(deterministic=False)
-    products = plan_fmha(problem, specialised(problem), DEVICE).stages[1]
-    assert products.geometry.grid == (2 * 2 * 8, 1, 1)
+@pytest.mark.parametrize("fixed", [False, True], ids=["any", "fixed"])
+def test_a_fixed_order_takes_a_counter_for_each_block_of_queries_and_no_more_sums(fixed: bool) -> None:
+    problem = described(deterministic=fixed)
+    plan = plan_fmha(problem, specialised(problem), DEVICE)
+    assert plan.stages[1].geometry.grid == (2 * 2 * 8, 1, 1)
+    assert plan.counter_bytes == (64 + 4 * 2 * 8 * 11 if fixed else 0)
+    sums = 2 * 8 * 700 * 4 * (128 + 1)
+    assert sums <= plan.workspace_bytes < sums + 1024

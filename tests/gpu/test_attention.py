@@ -164,14 +164,14 @@ def test_backward(torch: Any, client: tilewright.Client, case: Case) -> None:
 def test_backward_with_work_for_all(torch: Any, client: tilewright.Client, case: Case, deterministic: bool) -> None:
     backward(torch, client, case, deterministic=deterministic)
     assert client.report is not None
-    if torch.cuda.get_device_capability()[0] == 9 and case.mask == "no":
+    if torch.cuda.get_device_capability()[0] == 9 and case.mask == "no" and case.hdim[0] == case.hdim[1]:
         assert "_ws_" in str(client.report.kernels)
 
 
 def backward(torch: Any, client: tilewright.Client, case: Case, **more: Any) -> None:
     asked = Attention(torch, case)
     q, k, v = (asked.leaves[name] for name in "qkv")
-    o, lse, words = *asked.saved(), asked.words()
+    (o, lse), words = asked.saved(), asked.words()
     given = {f"d{name}": torch.full_like(asked.leaves[name], float("nan")) for name in "qkv"}
     names = [*given, *(["dbias"] if case.dbias else []), *(["dsinks"] if case.sinks else [])]
     found = client.attention_backward(

@@ -10,6 +10,7 @@ from tilewright_fmha.config.judging import must_be
 from tilewright_fmha.config.pipelines import SPECIALISED, is_specialised
 from tilewright_fmha.vocabulary import Family, Scheduling
 from tilewright_kit.config.rules import Violation
+from tilewright_kit.types.arithmetic import ceil_div
 
 __all__ = [
     "GRADIENT_HEADS",
@@ -18,6 +19,7 @@ __all__ = [
     "gradient_heads",
     "specialised_gradient",
     "specialised_gradient_bytes",
+    "turns_of",
 ]
 
 GRADIENT_HEADS = ((64, 64), (128, 128))
@@ -25,7 +27,8 @@ GRADIENT_HEADS = ((64, 64), (128, 128))
 _QUERIES, _KEYS, _CONSUMERS, _STAGES = 64, 128, 2, 2
 _BYTES = 2
 """Bytes of an element."""
-_BARRIER_BYTES = (4 * _STAGES + 2) * 8
+_BARRIER_BYTES = (4 * _STAGES + 1) * 8 + 16
+"""With the number that a workgroup draws, and its counts of turns."""
 
 
 def specialised_gradient(config: FmhaConfig) -> bool:
@@ -55,6 +58,11 @@ def specialised_gradient_bytes(config: FmhaConfig) -> int:
     queries, keys, (q, v) = config.m0, config.n0, config.hdim
     rings = _STAGES * (queries * (q + v) * _BYTES + 2 * queries * 4)
     return keys * (q + v) * _BYTES + rings + 2 * keys * queries * _BYTES + _BARRIER_BYTES
+
+
+def turns_of(config: FmhaConfig, heads: int, rows: int) -> int:
+    """Counters that tell whose turn it is to add to dQ, for ``heads`` heads of ``rows`` queries."""
+    return heads * ceil_div(rows, config.m0) if specialised_gradient(config) and config.deterministic else 0
 
 
 def gradient_form(config: FmhaConfig) -> Iterator[Violation]:

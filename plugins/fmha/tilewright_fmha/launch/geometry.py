@@ -59,7 +59,8 @@ def _row_blocks(problem: FmhaProblem, config: FmhaConfig) -> int:
 
 def _tiles(problem: FmhaProblem, config: FmhaConfig, splits: int) -> int:
     if config.family is Family.DQ_DK_DV:
-        pieces = splits if config.deterministic else ceil_div(problem.seq_k, config.n0)
+        sliced = config.deterministic and not is_specialised(config)
+        pieces = splits if sliced else ceil_div(problem.seq_k, config.n0)
         return problem.batch * problem.heads_k * pieces
     rows, heads = problem.seq_q, problem.heads_q
     if config.pack_gqa:

@@ -6,6 +6,7 @@ import math
 
 from tilewright_fmha.candidates.auxiliary_kernels import convert_of, dot_of
 from tilewright_fmha.config.config import FmhaConfig
+from tilewright_fmha.config.gradients import turns_of
 from tilewright_fmha.config.pipelines import is_specialised
 from tilewright_fmha.footprint.cpu import backward_bytes, lanes_of
 from tilewright_fmha.footprint.gpu import resident
@@ -43,7 +44,7 @@ def choose_slices(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) 
         if items % team == 0 or items >= _EVEN * team:
             return 1
         return min(blocks, ceil_div(_EVEN * team, items), MOST_SLICES)
-    if not config.deterministic:
+    if not config.deterministic or is_specialised(config):
         return 1
     slots = max(device.units, 1) * resident(config, device.arch)
 
@@ -96,7 +97,8 @@ def backward_parts(
         "workspace_bytes": nbytes,
     }
     tiles["tiles"] = math.prod(_owners(problem, device)) * slices
-    args = args_of(problem, parts=layout.offsets, counters=False, **tiles)
+    turns = bool(turns_of(config, 1, 1))
+    args = args_of(problem, parts=layout.offsets, counters=turns, **tiles)
     own = with_maps(problem, config, args) if is_specialised(config) else args
     return tuple(
         Stage(name, kernel, "main", own if kernel is config else args, launch_of(problem, kernel, device, slices))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tilewright_arch import ArchSpec
 from tilewright_fmha.candidates.auxiliary_kernels import combine_of
 from tilewright_fmha.config.config import FmhaConfig
+from tilewright_fmha.config.gradients import turns_of
 from tilewright_fmha.config.pipelines import is_specialised
 from tilewright_fmha.config.warp_specialised import draws_tiles
 from tilewright_fmha.footprint.cpu import forward_bytes, lanes_of
@@ -28,7 +29,7 @@ ALIGNMENT = 256
 STATUS_BYTES = 64
 """Counters of GPU kernels that tell what was wrong with lengths and pages, write lengths when all have read them, or
 draw tiles. Behind them: a ticket for each tile of rows, where workgroups add up the parts of the keys
-(``kFmhaTickets``).
+(``kFmhaTickets``), or take turns to add to dQ.
 """
 
 
@@ -99,6 +100,8 @@ def _counter_bytes(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo)
     splits = choose_splits(problem, config, device)
     if splits > 1 and adds_parts(config, device):
         return STATUS_BYTES + 4 * work_items(problem, config, device)
+    if turns := turns_of(config, problem.batch * problem.heads_q, problem.seq_q):
+        return STATUS_BYTES + 4 * turns
     tells = problem.has("status") or problem.has("seqlens_out")
     return STATUS_BYTES if tells or draws_tiles(config) else 0
 
