@@ -4,19 +4,20 @@ VENV ?= .venv
 WORKERS ?= 2
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+SOAK_ARGS ?= --minutes 10
 
 BIN := $(VENV)/bin
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 DEMO_READY := $(VENV)/.ready-demo
 DEV_READY := $(VENV)/.ready-dev
 
-.PHONY: help setup doctor-dev demo test test-rest test-all test-exhaustive gates test-gpu lint format proto bench wheel clean
+.PHONY: help setup doctor-dev demo test test-rest test-all test-exhaustive soak gates test-gpu lint format proto bench wheel clean
 .DEFAULT_GOAL := help
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-16s %s\n", $$1, $$2 }'
 	@echo
-	@echo "  Variables: PYTHON ($(PYTHON)), VENV ($(VENV)), WORKERS ($(WORKERS)), PYTEST_ARGS, BENCH_ARGS"
+	@echo "  Variables: PYTHON ($(PYTHON)), VENV ($(VENV)), WORKERS ($(WORKERS)), PYTEST_ARGS, BENCH_ARGS, SOAK_ARGS"
 
 $(DEMO_READY): pyproject.toml scripts/bootstrap.py
 	@$(PYTHON) scripts/bootstrap.py --venv $(VENV) --extras server,demo
@@ -47,6 +48,9 @@ test-all: ## `make test`, then `make test-rest`: all that continuous integration
 
 test-exhaustive: $(DEV_READY) ## All of the sets of which `make test-all` has a covering part; minutes
 	@$(BIN)/python -m pytest -n $(WORKERS) -m exhaustive $(PYTEST_ARGS) tests
+
+soak: $(DEV_READY) ## Clients of all kinds, hostile ones too, against one server for ten minutes; SOAK_ARGS="--minutes 60 --seed 1"
+	@$(BIN)/python -m tests.soak $(SOAK_ARGS)
 
 gates: $(DEV_READY) ## Compile all kernels of the default sets and record that they passed; minutes
 	@$(BIN)/python -m pytest -n 0 --gates -k shipped_sets $(PYTEST_ARGS) tests/gemm tests/conv tests/fmha

@@ -45,12 +45,16 @@ class Wire:
 
     def __init__(self, path: str, token: bytes | None = None, timeout: float = 10.0) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.socket.settimeout(timeout)
-        self.socket.connect(path)
         self.sequence = 0
-        if token is not None:
-            reply = self.ask(HELLO, 1, token)
-            assert reply.error is None, reply.error
+        try:
+            self.socket.settimeout(timeout)
+            self.socket.connect(path)
+            if token is not None:
+                reply = self.ask(HELLO, 1, token)
+                assert reply.error is None, reply.error
+        except BaseException:
+            self.socket.close()
+            raise
 
     def __enter__(self) -> Wire:
         return self

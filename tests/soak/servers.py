@@ -1,0 +1,114 @@
+"""Servers of the soak, and how much they hold."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+CLIENT_TESTS = Path(__file__).parents[1] / "client"
+sys.path.append(str(CLIENT_TESTS))
+
+__all__ = ["Held", "cpu_server", "gpu_server", "held", "workers"]
+
+CACHE_BYTES = 256 << 10
+LIMITS = ["--cache-bytes", str(CACHE_BYTES), "--max-loaded-kernels", "8", "--buffer-bytes", str(256 << 20)]
+
+
+class Held(NamedTuple):
+    """What a server and its processes hold."""
+
+    memory_mib: float
+    shared_mib: float
+    descriptors: int
+    mappings: int
+    threads: int
+    processes: int
+
+
+def held(pid: int) -> Held:
+    """Of a server's process, and memory of those that it runs."""
+    own = psutil.Process(pid)
+    children = own.children(recursive=True)
+    memory = shared = 0.0
+    for process in (own, *children):
+        with contextlib.suppress(OSError, psutil.Error):
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+            memory += int(fields.get("RssAnon", "0 kB").split()[0]) / 1024
+            shared += int(fields.get("RssShmem", "0 kB").split()[0]) / 1024
+    mappings = len(Path(f"/proc/{pid}/maps").read_text().splitlines())
+    return Held(memory, shared, own.num_fds(), mappings, own.num_threads(), 1 + len(children))
+
+
+@contextlib.contextmanager
+def cpu_server(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The service as it is, with a small cache."""
+    target = f"unix:{folder}/s"
+    command = [sys.executable, "-m", "tilewright_tools.cli", "serve", "--listen", target]
+    command += ["--cache-dir", str(folder / "cache"), "--log-level", "warning", *LIMITS]
+    with (folder / "server.log").open("w") as log, _started(command, log, {}) as process:
+        yield process, target
+
+
+@contextlib.contextmanager
+def gpu_server(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A service on a GPU whose driver is simulated. Raises ``OSError`` where there is no compiler for that."""
+    from simulated_gpu import SERVE, SIMULATED, TAG, built
+
+    library = built(SIMULATED / "libcuda.c", folder / "libcuda.so.1")
+    target = f"unix:{folder}/g"
+    command = [sys.executable, "-c", SERVE, "serve", "--listen", target, "--cache-dir", str(folder / "gpu-cache")]
+    command += ["--device", "cuda:0", "--log-level", "error"]
+    driver = {"LD_LIBRARY_PATH": str(folder), "TW_SIMULATED_CUDA": str(library), "TW_SIM_TAG": TAG}
+    try:
+        with (folder / "gpu.log").open("w") as log, _started(command, log, driver | {"TW_SIM_DEVICES": "1"}) as process:
+            yield process, target
+    finally:
+        for left in Path("/dev/shm").glob(f"tw{TAG}-*"):
+            left.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _started(command: list[str], log: object, more: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+        env={**os.environ, **more},  # type: ignore[call-overload]
+    ) as process:
+        assert process.stdout is not None
+        if not process.stdout.readline().startswith("ready"):
+            raise OSError(f"the server did not start: {' '.join(command)}")
+        try:
+            yield process
+        finally:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(30)
+            if process.poll() is None:
+                process.kill()
+
+
+def workers(pid: int) -> list[psutil.Process]:
+    """Processes of devices that a server runs."""
+    found = []
+    for child in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if any("devices.worker" in word for word in child.cmdline()):
+                found.append(child)
+    return found
+
+
+def wait_gone(processes: list[psutil.Process], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while any(process.is_running() for process in processes) and time.monotonic() < end:
+        time.sleep(0.01)

@@ -1,0 +1,44 @@
+"""The soak sees what it is there to see. (Runs of it are made by ``make soak``.)"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "server" / "rpc")]
+
+from tests.soak.__main__ import Soak  # noqa: E402
+from tests.soak.counters import Counts  # noqa: E402
+from tests.soak.messages import METHODS, Known, random_request  # noqa: E402
+
+
+@pytest.mark.parametrize("name", ["wrong", "untyped"])
+def test_one_wrong_answer_fails_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    soak = Soak(1.0, 1, tmp_path)
+    Counts(soak.path, 3).add("requests", 5)
+    assert soak.report(1.0) == 0
+    Counts(soak.path, 4).add(name)
+    assert soak.report(1.0) == 1
+    assert f"FAULT: 1 {name}" in capsys.readouterr().out
+
+
+def test_a_server_that_ended_fails_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    soak = Soak(1.0, 1, tmp_path)
+    ended = subprocess.Popen([sys.executable, "-c", "raise SystemExit(70)"], text=True)
+    ended.wait()
+    soak.check(ended, "unix:/nowhere")
+    assert soak.report(1.0) == 1
+    assert "the server ended with status 70" in capsys.readouterr().out
+
+
+def test_the_same_seed_gives_the_same_requests() -> None:
+    known = Known(b"0" * 16, 1, 2, 3)
+    for path in METHODS:
+        first, second = ([random_request(path, known, rng) for _ in range(20)] for rng in map(random.Random, (7, 7)))
+        assert first == second
+        assert path.endswith(("OpenSession", "Statistics")) or len(set(first)) > 5
