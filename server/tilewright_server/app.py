@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import queue
-import resource
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError, TilewrightError
@@ -22,6 +21,9 @@ from tilewright_server.settings import Settings
 if TYPE_CHECKING:
     from tilewright_kit.loading.loader import PluginManager
     from tilewright_server.engine.engine import Engine
+    from tilewright_server.hosting.http import HttpListener
+    from tilewright_server.hosting.readiness import Readiness
+    from tilewright_server.hosting.service_manager import ServiceManager
     from tilewright_server.local.server import LocalServer
     from tilewright_server.rpc.listeners import Listener
     from tilewright_server.rpc.server import RpcServer
@@ -40,11 +42,11 @@ STOP_S = 10.0
 """Beyond the grace period, how long a server that was told to end may take to give things back: a device that hangs, or
 a client's launch that never ends, must not keep the process."""
 
-ENDS = (signal.SIGTERM, signal.SIGINT)
-"""Signals that ask for an end; the terminal's end (SIGHUP) is none."""
-
 LAST_STEPS_S = 0.5
 """How long work that was cancelled may take to notice."""
+
+RETRY_DEVICE_S = 10.0
+"""Time until a default device that could not be opened is tried again."""
 
 
 class Application:
@@ -56,9 +58,15 @@ class Application:
     rpc: RpcServer
     plugins: PluginManager
     local: LocalServer | None = None
+    http: HttpListener | None = None
+    readiness: Readiness
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    def __init__(self, settings: Settings, reread: Callable[[], Settings] | None = None) -> None:
+        """``reread`` returns the settings anew when SIGHUP asks for it; it raises ``TilewrightError``."""
+        self.settings = self._given = settings
+        self._reread = reread
+        self._watchdog: Watchdog | None = None
+        self._ending = threading.Event()
         self.listeners: list[Listener] = []
         self._parts = ExitStack()
         self._clean = True
@@ -82,6 +90,7 @@ class Application:
 
     def _start(self) -> None:
         # Imported here: naming the composition root must not cost what running it does.
+        from tilewright_server.hosting.readiness import Readiness
         from tilewright_server.rpc.listeners import Listener, parse_address
         from tilewright_server.rpc.server import RpcServer
         from tilewright_server.service import Service
@@ -103,6 +112,8 @@ class Application:
         self._parts.callback(self.service.close)
         opened = self._opened()
         self.rpc = RpcServer(self.service, settings, opened)
+        self.readiness = Readiness(self.rpc.set_ready)
+        self.http = self._listen_for_http()
         for address in addresses:
             listener = Listener(address)
             listener.bind(self.rpc.server)
@@ -116,6 +127,8 @@ class Application:
         if self.local is not None:
             self.local.start()
         self.rpc.start(self.engine.operations)
+        if self.http is not None:
+            self.http.start()
         threading.Thread(target=self._warm, name="warm", daemon=True).start()
 
     def _listen_locally(self) -> LocalServer | None:
@@ -136,6 +149,20 @@ class Application:
         local = LocalServer(self.service, path, settings.session_connections)
         self._parts.callback(local.close)
         return local
+
+    def _listen_for_http(self) -> HttpListener | None:
+        """Metrics and probes, if the settings name an address."""
+        if not self.settings.http_listen:
+            return None
+        from tilewright_server.hosting.pages import http_listener
+
+        listener = http_listener(self.settings.http_listen, self.service, self.rpc, self.readiness, self._is_silent)
+        self._parts.callback(listener.close)
+        log.info("metrics and probes over HTTP at %s", listener.address)
+        return listener
+
+    def _is_silent(self) -> bool:
+        return self._watchdog is not None and self._watchdog.silent
 
     def load_plugins(self) -> PluginManager:
         """The plugins that the settings allow; those that fail are logged, reported and left out."""
@@ -181,6 +208,8 @@ class Application:
             return
         grace = self.settings.grace_s if grace_s is None else grace_s
         deadline = time.monotonic() + grace
+        self._ending.set()
+        self.readiness.end()
         self.rpc.health.enter_graceful_shutdown()
         terminated = self.rpc.drain(grace)
         self.rpc.streams.stop()
@@ -207,36 +236,46 @@ class Application:
 
     def run(self) -> int:
         """Serve until SIGTERM or SIGINT; returns the exit status. A second signal ends the process at once."""
-        logging.basicConfig(
-            stream=sys.stderr,
-            level=self.settings.log_level.upper(),
-            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        )
-        _raise_descriptor_limit()
+        from tilewright_server.hosting.limits import raise_descriptor_limit
+        from tilewright_server.hosting.logs import set_up
+        from tilewright_server.hosting.service_manager import ServiceManager
+        from tilewright_server.hosting.settings import service_manager
+        from tilewright_server.hosting.signals import process_signals
+
+        set_up(self.settings.log_level, self.settings.log_format)
+        wishes = service_manager()
+        manager = ServiceManager(wishes.notify_socket)
+        raise_descriptor_limit()
         self._fit()
         wanted = threading.Event()
         stopping = threading.Thread(target=self._stop_when, args=(wanted,), name="stop", daemon=True)
         stopping.start()  # now: the system may refuse threads when it is needed
-        with _stop_signals() as signals:
+        with process_signals() as signals:
             try:
                 self.start()
             except TilewrightError as error:
                 log.error("cannot start: %s", error)
                 return 1
-            watchdog = self._watchdog()
+            self._watchdog = self._watched(manager, wishes.watchdog_s)
             if self.settings.idle_exit_s:
                 threading.Thread(target=self._end_when_idle, args=(wanted,), name="idle", daemon=True).start()
             self._say_ready()
-            name = signal.Signals(signals.get()).name
-            log.info("%s: draining for up to %g s", name, self.settings.grace_s)
-            if watchdog is not None:
-                watchdog.stop()
+            manager.tell("READY=1", "STATUS=serving at " + " ".join(self.addresses))
+            while (number := signals.get()) == signal.SIGHUP:
+                manager.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+                self.reload()
+                manager.tell("READY=1")
+            log.info("%s: draining for up to %g s", signal.Signals(number).name, self.settings.grace_s)
+            manager.tell("STOPPING=1", "STATUS=draining")
+            if self._watchdog is not None:
+                self._watchdog.stop()
             wanted.set()
             stopping.join(self.settings.grace_s + STOP_S)
             if stopping.is_alive():
                 log.warning("a device or a client holds up the end: it is not waited for")
                 self._clean = False
             log.info("stopped")
+            logging.shutdown()
             if not self._clean:
                 os._exit(0)  # threads that are still at work would hold up the interpreter's end
         return 0
@@ -264,7 +303,7 @@ class Application:
 
     def _fit(self) -> None:
         """Make do with the limits of the system."""
-        from tilewright_server.process_limits import fitted, process_limits
+        from tilewright_server.hosting.limits import fitted, process_limits
 
         limits = process_limits()
         self.settings, lowered = fitted(self.settings, limits)
@@ -272,12 +311,38 @@ class Application:
         for line in lowered:
             log.warning("lowered to fit the limits of the system: %s", line)
 
-    def _watchdog(self) -> Watchdog | None:
+    def reload(self) -> None:
+        """Take over from the settings anew what a running server can; the old ones stay if there is a mistake."""
+        from tilewright_server.hosting.logs import set_up
+        from tilewright_server.hosting.reload import differences
+
+        if self._reread is None:
+            log.warning("settings are not read again: they were given to this server by a program")
+            return
+        try:
+            found = self._reread()
+        except TilewrightError as error:
+            log.error("the settings stay as they are: %s", error)
+            return
+        changes, later = differences(self._given, found)
+        self.settings = replace(self.settings, **changes)
+        self._given = replace(self._given, **changes)
+        self._fit()
+        set_up(self.settings.log_level, self.settings.log_format)
+        self.rpc.traffic.slow_s = self.settings.slow_call_s
+        self.sessions.quotas.set_limits(_quota_limits(self.settings), self.settings.call_rate)
+        log.warning("settings were read again; changed: %s", ", ".join(changes) or "nothing")
+        if later:
+            log.warning("not changed before the server is started again: %s", ", ".join(later))
+
+    def _watched(self, manager: ServiceManager, manager_s: float) -> Watchdog | None:
+        """A watchdog, if the settings or the service manager want one; the latter hears of each answer."""
         from tilewright_server.rpc.watchdog import Watchdog
 
-        if not self.settings.watchdog_s:
+        limit_s = self.settings.watchdog_s or manager_s
+        if not limit_s:
             return None
-        watchdog = Watchdog(self.addresses[0], self.settings.watchdog_s)
+        watchdog = Watchdog(self.addresses[0], limit_s, alive=lambda: manager.tell("WATCHDOG=1"))
         watchdog.start()
         return watchdog
 
@@ -326,59 +391,28 @@ class Application:
         return self.engine.devices
 
     def _warm(self) -> None:
-        """Open the default device, so that the first request does not wait for it."""
-        try:
-            self.engine.devices.get(self.engine.devices.default)
-        except TilewrightError as error:
-            log.warning("the default device is not ready: %s", error)
-        except Exception:
-            log.exception("the default device is not ready")
-
-
-@contextlib.contextmanager
-def _stop_signals() -> Iterator[queue.SimpleQueue[int]]:
-    """Signals that ask for an end, as they come; the second ends the process.
-
-    They are taken from a pipe that the C handler writes to. A Python handler runs only when the main thread next runs
-    Python: a signal that comes just before it starts to wait would be noticed at the end of the wait, which is never.
-    """
-    received: queue.SimpleQueue[int] = queue.SimpleQueue()
-    reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    os.set_blocking(reader, True)
-
-    def forward() -> None:
-        while number := os.read(reader, 1):
-            if number[0] == signal.SIGHUP:
-                log.info("SIGHUP: ignored; settings are read at the start, so start the server again to change them")
-            if number[0] not in ENDS:
-                continue
-            if taken:
-                os._exit(128 + number[0])
-            taken.append(number[0])
-            received.put(number[0])
-        os.close(reader)
-
-    taken: list[int] = []
-    previous = {number: signal.signal(number, lambda *_: None) for number in (*ENDS, signal.SIGHUP)}
-    wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    threading.Thread(target=forward, name="signals", daemon=True).start()
-    try:
-        yield received
-    finally:
-        signal.set_wakeup_fd(wakeup)
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-        os.close(writer)
-
-
-def _raise_descriptor_limit(wanted: int = 65536) -> None:
-    """Connections and unsealed memory files take a descriptor each, and the usual soft limit is for programs that use
-    select().
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    target = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < target:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+        """Open the default device, so that the first request does not wait for it; ready from then on."""
+        said = ""
+        while not self._ending.is_set():
+            try:
+                self.engine.devices.get(self.engine.devices.default)
+            except NotFoundError as error:  # there is none: what needs no device still works
+                log.warning("the default device is not ready: %s", error)
+                break
+            except TilewrightError as error:
+                reason = f"the default device is not ready: {error}"
+                if reason != said and not self._ending.is_set():
+                    log.warning("%s", reason)
+            except Exception as error:
+                reason = f"the default device is not ready: {type(error).__name__}"
+                if reason != said:
+                    log.exception("the default device is not ready")
+            else:
+                break
+            said = reason
+            self.readiness.set(reason)
+            self._ending.wait(RETRY_DEVICE_S)
+        self.readiness.set("")
 
 
 def _limits(settings: Settings) -> Any:
@@ -395,9 +429,15 @@ def _limits(settings: Settings) -> Any:
 
 
 def _quotas(settings: Settings) -> Any:
-    from tilewright_server.session.quotas import Quotas, Resource
+    from tilewright_server.session.quotas import Quotas
 
-    limits = {
+    return Quotas(_quota_limits(settings), settings.call_rate)
+
+
+def _quota_limits(settings: Settings) -> dict[Any, int]:
+    from tilewright_server.session.quotas import Resource
+
+    return {
         Resource.SESSIONS: settings.max_sessions,
         Resource.CONNECTIONS: settings.local_connections,
         Resource.STREAMS: settings.max_streams,
@@ -408,4 +448,3 @@ def _quotas(settings: Settings) -> Any:
         Resource.REQUEST_BYTES: settings.request_bytes,
         Resource.UNREAD_BYTES: settings.unread_bytes,
     }
-    return Quotas(limits, settings.call_rate)

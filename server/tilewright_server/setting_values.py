@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["choice", "count", "flag", "number", "path", "seconds", "size", "text", "words"]
+from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError, UnsupportedError
+
+__all__ = ["choice", "count", "flag", "number", "path", "read_file", "seconds", "size", "text", "words"]
 
 
 def text(value: Any) -> str:
@@ -108,3 +111,52 @@ def number(least: float, most: float) -> Callable[[Any], float]:
         return found
 
     return parse
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Content of a settings file. Raises ``NotFoundError``, ``InvalidArgumentError``, ``UnsupportedError``."""
+    try:
+        content = path.read_bytes().decode()
+    except FileNotFoundError:
+        raise NotFoundError(
+            "there is no such settings file",
+            field="config",
+            value=str(path),
+            rule="settings_file",
+            fix="name a TOML file, or leave it out",
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgumentError(
+            f"cannot read the settings file: {error}",
+            field="config",
+            value=str(path),
+            rule="settings_file",
+            fix="make it a text file in UTF-8 that the server's user can read",
+        ) from error
+    toml = _toml()
+    try:
+        parsed: dict[str, Any] = toml.loads(content)
+    except toml.TOMLDecodeError as error:
+        raise InvalidArgumentError(
+            f"the settings file is not TOML: {error}",
+            field="config",
+            value=str(path),
+            rule="settings",
+            fix='write lines such as queue_limit = 256 or strategy = "heuristic"',
+        ) from error
+    return parsed
+
+
+def _toml() -> Any:
+    """The TOML reader: standard from Python 3.11, the package ``tomli`` before."""
+    import importlib
+
+    try:
+        return importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    except ModuleNotFoundError:
+        raise UnsupportedError(
+            "settings files need a TOML reader on Python 3.10",
+            field="config",
+            rule="settings_file",
+            fix="pip install tomli, or use flags",
+        ) from None

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError, UnsupportedError
+from tilewright_kit.types.errors import InvalidArgumentError
 from tilewright_server import setting_values as kinds
 
 __all__ = [
@@ -272,7 +272,25 @@ class Settings:
         True, "flag", kinds.flag, "Serve gRPC reflection, so that grpcurl works without the protocol files."
     )
     log_level: str = _setting(
-        "info", "level", kinds.choice("debug", "info", "warning", "error"), "How much to log, to standard error."
+        "info",
+        "level",
+        kinds.choice("debug", "info", "warning", "error"),
+        "How much to log, to standard error. `debug` has a line for each call, `info` one for each that is refused.",
+    )
+    log_format: str = _setting(
+        "text",
+        "format",
+        kinds.choice("text", "json"),
+        "Form of the log: `text`, or `json` with an object on each line.",
+    )
+    slow_call_s: float = _setting(
+        5.0, "seconds", kinds.seconds(0, 86400), "Time above which the log has a line on a call. 0: never."
+    )
+    http_listen: str = _setting(
+        "",
+        "address",
+        kinds.text,
+        "Address of `/metrics`, `/healthz` and `/readyz` over HTTP: `PORT` on loopback, or `HOST:PORT`. Empty: none.",
     )
 
     def __post_init__(self) -> None:
@@ -308,7 +326,7 @@ def load(
     path = file or (Path(named) if named else None)
     values: dict[str, Any] = {}
     if path is not None:
-        values |= _checked(_read_file(path), lambda row: f"{row.name} in the settings file")
+        values |= _checked(kinds.read_file(path), lambda row: f"{row.name} in the settings file")
     from_env = {row.name: environ[row.env] for row in TABLE if environ.get(row.env)}
     values |= _checked(from_env, lambda row: row.env)
     values |= _checked({key: value for key, value in (flags or {}).items() if value is not None}, lambda row: row.flag)
@@ -366,54 +384,6 @@ def _checked(values: Mapping[str, Any], source: Callable[[Setting], str]) -> dic
                 f"{source(row)} is not a {row.kind}: {error}", field=name, value=value, rule="settings", fix=row.doc
             ) from error
     return checked
-
-
-def _read_file(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_bytes().decode()
-    except FileNotFoundError:
-        raise NotFoundError(
-            "there is no such settings file",
-            field="config",
-            value=str(path),
-            rule="settings_file",
-            fix="name a TOML file, or leave it out",
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgumentError(
-            f"cannot read the settings file: {error}",
-            field="config",
-            value=str(path),
-            rule="settings_file",
-            fix="make it a text file in UTF-8 that the server's user can read",
-        ) from error
-    toml = _toml()
-    try:
-        parsed: dict[str, Any] = toml.loads(text)
-    except toml.TOMLDecodeError as error:
-        raise InvalidArgumentError(
-            f"the settings file is not TOML: {error}",
-            field="config",
-            value=str(path),
-            rule="settings",
-            fix='write lines such as queue_limit = 256 or strategy = "heuristic"',
-        ) from error
-    return parsed
-
-
-def _toml() -> Any:
-    """The TOML reader: standard from Python 3.11, the package ``tomli`` before."""
-    import importlib
-
-    try:
-        return importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    except ModuleNotFoundError:
-        raise UnsupportedError(
-            "settings files need a TOML reader on Python 3.10",
-            field="config",
-            rule="settings_file",
-            fix="pip install tomli, or use flags",
-        ) from None
 
 
 def reference_page() -> str:

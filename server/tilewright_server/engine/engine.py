@@ -155,8 +155,8 @@ class Engine:
             if executor is None:
                 return self._nothing(prepared, addresses, call)
             return executor.run(prepared, addresses, call, repeat)
-        except TilewrightError:
-            self.statistics.failed(prepared.plan.operation)
+        except TilewrightError as error:
+            self.statistics.failed(prepared.plan.operation, error.code)
             raise
 
     def current(self, prepared: Prepared, call: Call) -> Prepared:
@@ -187,7 +187,7 @@ class Engine:
             results.extend(outcomes)
         for (prepared, _, _), result in zip(current, results, strict=True):
             if isinstance(result, TilewrightError):
-                self.statistics.failed(prepared.plan.operation)
+                self.statistics.failed(prepared.plan.operation, result.code)
         return results
 
     def _living(self, prepared: Prepared, call: Call) -> Prepared:
@@ -339,6 +339,7 @@ class Engine:
 
     def _device_lost(self, loss: Loss) -> None:
         """Drop everything that was made on the device; kernels that ran there may have been the cause."""
+        self.statistics.lost(loss.device)
         suspects = {self._assembler.kernels_of(program) for program in loss.suspects}
         kernels = {name for names in suspects for name in names}
         if kernels:

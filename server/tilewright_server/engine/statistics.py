@@ -6,7 +6,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from tilewright_server.engine.histogram import Histogram
 
 __all__ = ["KernelCounters", "OperationCounters", "Snapshot", "Statistics"]
 
@@ -33,6 +35,23 @@ class OperationCounters:
     copy_in_ns: int = 0
     device_ns: int = 0
     copy_out_ns: int = 0
+    failures: dict[str, int] = field(default_factory=dict, compare=False)
+    """Failed executions by error code."""
+    queue: Histogram = field(default_factory=Histogram, compare=False)
+    plan: Histogram = field(default_factory=Histogram, compare=False)
+    build: Histogram = field(default_factory=Histogram, compare=False)
+    device: Histogram = field(default_factory=Histogram, compare=False)
+
+    def copy(self) -> OperationCounters:
+        """A copy that no later count changes."""
+        return replace(
+            self,
+            failures=dict(self.failures),
+            queue=self.queue.copy(),
+            plan=self.plan.copy(),
+            build=self.build.copy(),
+            device=self.device.copy(),
+        )
 
 
 @dataclass(slots=True)
@@ -59,6 +78,8 @@ class Snapshot:
     workspace_bytes: int = 0
     plans: int = 0
     uptime_ns: int = 0
+    losses: Mapping[str, int] = field(default_factory=dict)
+    """Processes of devices that ended unasked, by device."""
 
 
 @dataclass(slots=True)
@@ -70,6 +91,7 @@ class Statistics:
     started_ns: int = field(default_factory=time.monotonic_ns)
     _operations: dict[str, OperationCounters] = field(default_factory=dict)
     _kernels: dict[str, KernelCounters] = field(default_factory=dict)
+    _losses: dict[str, int] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def operation(self, name: str) -> OperationCounters:
@@ -100,15 +122,24 @@ class Statistics:
         with self._lock:
             operation.success += complete
             operation.queue_ns += queue_ns
+            operation.queue.observe(queue_ns)
+            operation.device.observe(sum(times))
             for kernel, device_ns in zip(kernels, times, strict=True):
                 operation.device_ns += device_ns
                 kernel.launches += repeat
                 kernel.device_ns += device_ns
 
-    def failed(self, operation: str) -> None:
+    def failed(self, operation: str, code: str) -> None:
+        """An execution, or its plan, ended with an error of this code."""
         counters = self.operation(operation)
         with self._lock:
             counters.failure += 1
+            counters.failures[code] = counters.failures.get(code, 0) + 1
+
+    def lost(self, device: str) -> None:
+        """The process of a device ended unasked."""
+        with self._lock:
+            self._losses[device] = self._losses.get(device, 0) + 1
 
     def planned(self, operation: OperationCounters, *, hit: bool, plan_ns: int, build_ns: int) -> None:
         with self._lock:
@@ -116,6 +147,10 @@ class Statistics:
             operation.plan_misses += not hit
             operation.plan_ns += plan_ns
             operation.build_ns += build_ns
+            if not hit:
+                operation.plan.observe(plan_ns)
+            if build_ns:
+                operation.build.observe(build_ns)
 
     def copied(self, operation: str, nbytes: int, copy_in_ns: int = 0, copy_out_ns: int = 0) -> None:
         """The server moved operands of an execution."""
@@ -128,9 +163,14 @@ class Statistics:
     def snapshot(self) -> Snapshot:
         """All counters and gauges now: operations by name, kernels by launches."""
         with self._lock:
-            operations = [copy(item) for _, item in sorted(self._operations.items())]
+            operations = [item.copy() for _, item in sorted(self._operations.items())]
             kernels = [copy(item) for item in self._kernels.values()]
+            losses = dict(self._losses)
         kernels.sort(key=lambda item: (-item.launches, item.name))
         return Snapshot(
-            tuple(operations), tuple(kernels), uptime_ns=time.monotonic_ns() - self.started_ns, **self.gauges()
+            tuple(operations),
+            tuple(kernels),
+            uptime_ns=time.monotonic_ns() - self.started_ns,
+            losses=losses,
+            **self.gauges(),
         )

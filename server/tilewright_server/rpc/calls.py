@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,9 +20,10 @@ from typing import Any
 from grpc import _server as grpc_server
 from grpc._cython import cygrpc
 
-from tilewright_kit.types.errors import ResourceExhaustedError, UnsupportedError
+from tilewright_kit.types.errors import ResourceExhaustedError, TilewrightError, UnsupportedError
 from tilewright_server.engine.client import ANONYMOUS, Client
-from tilewright_server.rpc.status import set_status
+from tilewright_server.rpc.status import set_status, status_of
+from tilewright_server.rpc.traffic import REQUEST_ID, Traffic
 from tilewright_server.session.quotas import Quotas, Resource
 
 __all__ = ["SMALL_BYTES", "Outbox", "WireCall", "require"]
@@ -61,11 +63,31 @@ def require() -> None:
 class WireCall:
     """One call: its client, its deadline and its end, its messages. Thread-safe, as far as gRPC's own state is."""
 
-    __slots__ = ("_call", "_context", "_quotas", "_state", "client")
+    __slots__ = (
+        "_call",
+        "_context",
+        "_counted",
+        "_error",
+        "_quotas",
+        "_state",
+        "_traffic",
+        "began_ns",
+        "client",
+        "lasting",
+        "method",
+    )
 
-    def __init__(self, event: Any, state: Any, quotas: Quotas) -> None:
-        """``quotas`` count bytes that the client has not read yet."""
+    def __init__(self, event: Any, state: Any, quotas: Quotas, traffic: Traffic) -> None:
+        """``quotas`` count bytes that the client has not read yet, ``traffic`` the call."""
         self._quotas = quotas
+        self._traffic = traffic
+        self._counted = False
+        self._error: TilewrightError | None = None
+        self.began_ns = time.perf_counter_ns()
+        """Beginning of the call, or of the present request of a stream."""
+        self.method = ""
+        self.lasting = False
+        """It lasts as long as its client wants, so its time says nothing."""
         self._state = state
         self._call = event.call
         self._context = _private._Context(event, state, None)
@@ -107,6 +129,7 @@ class WireCall:
         Raises ``ResourceExhaustedError`` if too much is unread already.
         """
         give = self.charge(len(reply))
+        self._count(time.perf_counter_ns() - self.began_ns)
 
         def read(data: bytes | None) -> None:
             give()
@@ -136,6 +159,9 @@ class WireCall:
         Raises ``ResourceExhaustedError`` if too much is unread already.
         """
         give = self.charge(len(data)) if data is not None else _nothing
+        if not self._counted:
+            self._counted = True
+            self._count(None if self.lasting else time.perf_counter_ns() - self.began_ns)
         if give is not _nothing and not self.on_end(give):
             give()
             return
@@ -148,17 +174,25 @@ class WireCall:
         """End the call with the status and details of ``error``. Raises nothing."""
         try:
             if self.active:
-                set_status(self._context, error)
+                self._error = set_status(self._context, error)
                 self.finish()
         except BaseException:  # there is no memory to say it, say
             self.cancel()
 
     def set_error(self, error: BaseException) -> None:
         """Set the status that ``finish`` ends the call with."""
-        set_status(self._context, error)
+        self._error = set_status(self._context, error)
 
     def cancel(self) -> None:
         self._call.cancel()
+
+    def _count(self, ns: int | None) -> None:
+        error = self._error
+        code = "OK" if error is None else status_of(error).name
+        self._traffic.ended(self.method, code, ns, self.client, error, self._named)
+
+    def _named(self) -> str:
+        return next((str(value) for key, value in self.metadata() if key == REQUEST_ID), "")
 
     def _start(
         self,

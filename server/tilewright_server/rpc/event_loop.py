@@ -20,6 +20,7 @@ from grpc import _server as grpc_server
 from tilewright_server.engine.client import ANONYMOUS
 from tilewright_server.rpc.calls import WireCall
 from tilewright_server.rpc.threads import Threads
+from tilewright_server.rpc.traffic import Traffic
 from tilewright_server.session.quotas import Quotas
 
 __all__ = ["Entry", "Front", "start"]
@@ -33,8 +34,11 @@ _private: Any = grpc_server
 class Entry:
     """Handler of a method: ``accept`` is called in the event thread with each call, and neither waits nor raises."""
 
-    def __init__(self, accept: Callable[[WireCall], None]) -> None:
+    def __init__(self, method: str, accept: Callable[[WireCall], None], *, lasting: bool = False) -> None:
+        """``lasting`` calls end when their client wants."""
         self.accept = accept
+        self.method = method
+        self.lasting = lasting
 
 
 class _End:
@@ -51,16 +55,18 @@ class _End:
 class Front:
     """The server's thread pool, as far as gRPC can tell."""
 
-    def __init__(self, foreign: Threads, quotas: Quotas) -> None:
+    def __init__(self, foreign: Threads, quotas: Quotas, traffic: Traffic) -> None:
         """``foreign`` serves methods that are not an ``Entry``, in gRPC's own way."""
         self._foreign = foreign
         self._quotas = quotas
+        self._traffic = traffic
 
     def submit(self, run: Callable[..., None], served: Any, event: Any, state: Any, entry: Any, *rest: Any) -> _End:
         """Begin a call. Runs in the event thread, and raises nothing."""
-        call = WireCall(event, state, self._quotas)
+        call = WireCall(event, state, self._quotas, self._traffic)
         try:
             if isinstance(entry, Entry):
+                call.method, call.lasting = entry.method, entry.lasting
                 entry.accept(call)
             else:
                 self._foreign.submit(partial(run, served, event, state, entry, *rest), ANONYMOUS)

@@ -7,6 +7,7 @@ method that answers the same bytes again need not serialise. A servicer's method
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import partial
@@ -147,15 +148,20 @@ def register(server: grpc.Server, servicer: object, service: ServiceDescriptor, 
 def _handler(servicer: object, method: MethodDescriptor, reception: Reception) -> grpc.RpcMethodHandler:
     behaviour = getattr(servicer, _snake(method.name))
     where = getattr(behaviour, "lane", Lane.WORK)
+    name = f"{method.containing_service.full_name}/{method.name}"
     parse = _passed if getattr(behaviour, "raw", False) else _parser(method)
     if method.client_streaming:
-        return grpc.stream_stream_rpc_method_handler(_stream(behaviour, where, reception))
+        return grpc.stream_stream_rpc_method_handler(_stream(name, behaviour, where, reception))
     if method.server_streaming:
-        return grpc.unary_stream_rpc_method_handler(_one_request(_events(behaviour, parse), where, reception))
-    return grpc.unary_unary_rpc_method_handler(_one_request(_unary(behaviour, parse), where, reception))
+        return grpc.unary_stream_rpc_method_handler(
+            _one_request(name, _events(behaviour, parse), where, reception, lasting=True)
+        )
+    return grpc.unary_unary_rpc_method_handler(_one_request(name, _unary(behaviour, parse), where, reception))
 
 
-def _one_request(serve: Callable[[WireCall, bytes], None], where: Lane, reception: Reception) -> Entry:
+def _one_request(
+    name: str, serve: Callable[[WireCall, bytes], None], where: Lane, reception: Reception, *, lasting: bool = False
+) -> Entry:
     def received(call: WireCall, data: bytes | None) -> None:
         if data is None:
             call.fail(InvalidArgumentError("the call came without a request", rule="wire_format", fix="send one"))
@@ -163,7 +169,7 @@ def _one_request(serve: Callable[[WireCall, bytes], None], where: Lane, receptio
             reception.submit(where, call, data, partial(serve, call, data))
 
     intake = reception.intake[where]
-    return Entry(lambda call: intake.receive(call, partial(received, call)))
+    return Entry(name, lambda call: intake.receive(call, partial(received, call)), lasting=lasting)
 
 
 def _unary(behaviour: Callable[..., Any], parse: Callable[[bytes], Any]) -> Callable[[WireCall, bytes], None]:
@@ -194,7 +200,7 @@ def _events(behaviour: Callable[..., Any], parse: Callable[[bytes], Any]) -> Cal
     return serve
 
 
-def _stream(behaviour: Callable[..., bytes], where: Lane, reception: Reception) -> Entry:
+def _stream(name: str, behaviour: Callable[..., bytes], where: Lane, reception: Reception) -> Entry:
     """A method that answers each message of a stream with one, ``behaviour(data, cancellation, client)``. The stream
     holds a thread while it works on a message only."""
 
@@ -208,6 +214,7 @@ def _stream(behaviour: Callable[..., bytes], where: Lane, reception: Reception) 
             if data is None:
                 stream.complete()
             elif stream.work():
+                call.began_ns = time.perf_counter_ns()
                 reception.submit(where, call, data, partial(answer, data))
                 reception.streams.heard(stream, call.client)
 
@@ -219,7 +226,7 @@ def _stream(behaviour: Callable[..., bytes], where: Lane, reception: Reception) 
 
         call.receive(received)
 
-    return Entry(accept)
+    return Entry(name, accept, lasting=True)
 
 
 def _passed(data: bytes) -> bytes:

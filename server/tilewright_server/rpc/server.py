@@ -24,14 +24,17 @@ from tilewright_server.rpc.memory import Leases, MemoryServicer
 from tilewright_server.rpc.method_handlers import Lane, Reception, register
 from tilewright_server.rpc.streams import Streams
 from tilewright_server.rpc.threads import UNLIMITED, Starter, Threads
+from tilewright_server.rpc.traffic import Traffic
 from tilewright_server.service import Service
 from tilewright_server.session.sessions import Sessions
 from tilewright_server.settings import Settings
 
-__all__ = ["RpcServer"]
+__all__ = ["READY", "RpcServer"]
 
 log = logging.getLogger("tilewright.rpc")
 
+READY = "tilewright.ready"
+"""Health service that serves while clients should be sent here: not before the default device is open."""
 MAX_CALLS = 65536
 """Calls that may be open at once. A backstop: quotas refuse long before, and say when to come back."""
 LEAST_RECEIVED = 4
@@ -64,8 +67,11 @@ class RpcServer:
         }
         reapers = make("reaper", least=1, most=REAPERS)
         foreign = make("foreign", least=1, most=4, waiting=settings.calls_waiting)
+        self._lanes = lanes
         self._threads = (*lanes.values(), foreign)
-        self.server = grpc.server(Front(foreign, quotas), options=_options(settings), maximum_concurrent_rpcs=MAX_CALLS)
+        self.traffic = Traffic(settings.slow_call_s)
+        front = Front(foreign, quotas, self.traffic)
+        self.server = grpc.server(front, options=_options(settings), maximum_concurrent_rpcs=MAX_CALLS)
         self.leases = Leases(service, reapers)
         self.streams = Streams(quotas)
         self._intake = Intake(max(LEAST_RECEIVED, settings.receive_bytes // settings.message_limit))
@@ -77,6 +83,7 @@ class RpcServer:
         self.health = servicer.state
         register(self.server, servicer, health_pb2.DESCRIPTOR.services_by_name["Health"], reception)
         self.health.set(health.OVERALL_HEALTH, health_pb2.HealthCheckResponse.NOT_SERVING)
+        self.health.set(READY, health_pb2.HealthCheckResponse.NOT_SERVING)
         names: list[str] = [health.SERVICE_NAME]
         for ours, service_name, module in (
             (DispatchServicer(service), "Dispatch", dispatch_pb2),
@@ -94,6 +101,15 @@ class RpcServer:
         start(self.server, self._intake.tick)
         for name in [health.OVERALL_HEALTH, *(f"tilewright.{operation}" for operation in operations)]:
             self.health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    def set_ready(self, ready: bool) -> None:
+        """Say to those who ask for ``READY`` whether to send clients here."""
+        kind = health_pb2.HealthCheckResponse
+        self.health.set(READY, kind.SERVING if ready else kind.NOT_SERVING)
+
+    def waiting(self) -> dict[str, int]:
+        """Calls that wait for a thread, by class."""
+        return {lane.value: threads.waiting for lane, threads in self._lanes.items()}
 
     def drain(self, grace_s: float) -> Any:
         """Take no more calls, and cancel what is left after ``grace_s``. Returns an event that is set at the end."""

@@ -39,8 +39,8 @@ def status_of(error: kit.TilewrightError) -> grpc.StatusCode:
     return next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), Code.INTERNAL)
 
 
-def set_status(context: grpc.ServicerContext, error: BaseException) -> None:
-    """Give a call the status and details of ``error``, without ending it."""
+def set_status(context: grpc.ServicerContext, error: BaseException) -> kit.TilewrightError:
+    """Give a call the status and details of ``error``, without ending it. Returns the error that the caller sees."""
     known = as_tilewright_error(error)
     detail = to_detail(known)
     trailing: list[tuple[str, Any]] = [(ERROR_METADATA, detail.SerializeToString())]
@@ -49,3 +49,4 @@ def set_status(context: grpc.ServicerContext, error: BaseException) -> None:
     context.set_trailing_metadata(tuple(trailing))
     context.set_code(status_of(known))
     context.set_details(clean(str(known), MAX_MESSAGE))
+    return known

@@ -44,11 +44,19 @@ def _end(reason: str) -> None:
 class Watchdog:
     """Asks from ``start`` until ``stop``."""
 
-    def __init__(self, address: str, limit_s: float, end: Callable[[str], None] = _end) -> None:
-        """Call ``end`` when ``address`` has not answered for ``limit_s`` seconds."""
+    def __init__(
+        self,
+        address: str,
+        limit_s: float,
+        end: Callable[[str], None] = _end,
+        alive: Callable[[], None] | None = None,
+    ) -> None:
+        """Call ``end`` when ``address`` has not answered for ``limit_s`` seconds, ``alive`` after each answer."""
         self._address = address
         self._limit_s = limit_s
         self._end = end
+        self._alive = alive
+        self._answered = time.monotonic()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
@@ -58,6 +66,11 @@ class Watchdog:
 
     def stop(self) -> None:
         self._stopped.set()
+
+    @property
+    def silent(self) -> bool:
+        """No answer came for half of the time after which the process ends."""
+        return not self._stopped.is_set() and time.monotonic() - self._answered > max(self._limit_s / 2, 3 * INTERVAL_S)
 
     def _run(self) -> None:
         interval = min(INTERVAL_S, self._limit_s / 4)
@@ -79,7 +92,9 @@ class Watchdog:
                 overslept = now - last > 2 * interval + OVERSLEPT_S
                 last = now
                 if not failure or overslept:
-                    answered = now
+                    answered = self._answered = now
+                    if not failure and self._alive is not None:
+                        self._alive()
                 elif now - answered >= self._limit_s and not self._stopped.is_set():
                     self._end(f"no answer to the health check at {self._address} for {self._limit_s:g} s ({failure})")
                     return

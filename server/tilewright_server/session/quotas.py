@@ -61,12 +61,25 @@ class Quotas:
         self._lock = threading.Lock()
         self._held: dict[tuple[Resource, str, str], int] = {}
         """By resource, principal and process; both empty for the sum."""
+        self._refused: dict[str, int] = {}
         self._calls: dict[tuple[str, str], tuple[float, float]] = {}
         """Calls that a process may make at once, and since when it is so, in seconds of the monotonic clock."""
 
     def held(self, what: Resource) -> int:
         """Held by all clients together."""
         return self._held.get((what, "", ""), 0)
+
+    def totals(self) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
+        """Held by all clients together, limits, and requests refused, each by resource."""
+        with self._lock:
+            held = {what.value: self._held.get((what, "", ""), 0) for what in Resource}
+            return held, {what.value: limit for what, limit in self._limits.items()}, dict(self._refused)
+
+    def set_limits(self, limits: Mapping[Resource, int], call_rate: float) -> None:
+        """Other limits from now on; what is held beyond them stays."""
+        with self._lock:
+            self._limits = dict(limits)
+            self._rate = call_rate
 
     def take(self, what: Resource, client: Client, amount: int = 1) -> None:
         """Count ``amount`` as held by ``client``. Raises ``ResourceExhaustedError``, and counts nothing, beyond the
@@ -96,6 +109,7 @@ class Quotas:
                     self._calls.clear()
                 self._calls[key] = (left - 1, now)
                 return
+            self._refused["call_rate"] = self._refused.get("call_rate", 0) + 1
         raise ResourceExhaustedError(
             f"this client's process makes more than {self._rate:g} calls per second",
             field="call_rate",
@@ -125,6 +139,7 @@ class Quotas:
             holder = f"this client's process holds {process}, and {share - principal} are left to its user's processes"
         else:
             return
+        self._refused[what.value] = self._refused.get(what.value, 0) + 1
         name = what.value.replace("_", " ")
         raise ResourceExhaustedError(
             f"no {amount} more {name}: the quota is {limit}, {holder}",

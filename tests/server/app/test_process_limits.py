@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tilewright_server.process_limits import ProcessLimits, fitted, process_limits
+from tilewright_server.hosting.limits import ProcessLimits, fitted, process_limits
 from tilewright_server.settings import Settings
 
 FREE = ProcessLimits(None, None, 64 << 30, None)

@@ -9,7 +9,7 @@ from tilewright_tools.cli.exits import EXIT_CODES_HELP
 from tilewright_tools.cli.kernels import kernels
 from tilewright_tools.cli.output import examples
 from tilewright_tools.cli.problems.operations import bench_app, run_app
-from tilewright_tools.cli.service import arch, cache, doctor, perf, plugins, serve, stop
+from tilewright_tools.cli.service import arch, cache, doctor, health, perf, plugins, serve, stop
 
 __all__ = ["app"]
 
@@ -39,6 +39,8 @@ app.add_typer(bench_app, name="bench")
 app.add_typer(perf.app, name="perf")
 app.add_typer(cache.app, name="cache")
 app.add_typer(arch.app, name="arch")
+app.command("health", epilog=health.HEALTH_EPILOG)(health.health)
+app.command("status", epilog=health.STATUS_EPILOG)(health.status)
 app.command("plugins", epilog=plugins.EPILOG)(plugins.plugins)
 app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
 

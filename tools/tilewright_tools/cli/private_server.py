@@ -20,7 +20,7 @@ from tilewright_tools.cli.output import working
 if TYPE_CHECKING:
     import tilewright
 
-__all__ = ["PrivateServer", "connected", "is_listening", "is_serving", "server_for"]
+__all__ = ["PrivateServer", "connected", "health_of", "is_listening", "is_serving", "server_for"]
 
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0
@@ -136,17 +136,23 @@ def is_listening(target: str) -> bool:
 
 def is_serving(target: str) -> bool:
     """True if a server at ``target`` says that it is healthy."""
+    return health_of(target) == "serving"
+
+
+def health_of(target: str, service: str = "", timeout: float = 2.0) -> str:
+    """Answer of a server's health service in lower case (``serving``, ``not_serving``); empty if none comes."""
     if not is_listening(target):
-        return False
+        return ""
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    with grpc.insecure_channel(target) as channel:
+    with grpc.insecure_channel(target, options=(("grpc.enable_http_proxy", 0),)) as channel:
+        request = health_pb2.HealthCheckRequest(service=service)
         try:
-            reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=2.0)
+            reply = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout)
         except grpc.RpcError:
-            return False
-        return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+            return ""
+        return str(health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status)).lower()
 
 
 @contextlib.contextmanager

@@ -124,9 +124,9 @@ class Planner:
                 return prepared
         try:
             prepared = self._miss(key, request, selection, call)
-        except TilewrightError:
+        except TilewrightError as error:
             if request.operation in self._catalogs.operations:
-                self._statistics.failed(request.operation)
+                self._statistics.failed(request.operation, error.code)
             raise
         plans = 2 if prepared.is_fallback else 1  # its successor comes on top
         self._requests.put(key, prepared, plans * prepared.nbytes + request_bytes(request))

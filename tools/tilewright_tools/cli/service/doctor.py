@@ -35,9 +35,21 @@ class Finding:
     fix: str = ""
 
 
-def doctor(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
-    """Look at Python, CPU, devices, compiler, cache and sockets; exit code 4 if something needed is missing."""
+def doctor(
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    target: str = typer.Option("", "--target", help="A server that is to be there."),
+) -> None:
+    """Look at Python, CPU, devices, compiler, cache and sockets; exit code 4 if something needed is missing, 3 if the
+    server of --target does not serve.
+    """
+    from tilewright_tools.cli.private_server import is_serving
+
     findings = list(examine())
+    absent = target and not is_serving(_normal(target))
+    if target:
+        fix = f"tilewright serve --listen {target}" if absent else ""
+        detail = f"none serves at {target}" if absent else f"one serves at {target}"
+        findings.append(Finding("asked for", "missing" if absent else "ok", detail, fix))
     missing = [item for item in findings if item.state == "missing"]
     if as_json:
         print_json([asdict(item) for item in findings])
@@ -52,7 +64,13 @@ def doctor(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) ->
         out().print(grid)
         note(f"{len(missing)} things are missing" if missing else "Nothing needed is missing.")
     if missing:
-        raise typer.Exit(Exit.MISSING)
+        raise typer.Exit(Exit.UNAVAILABLE if absent and len(missing) == 1 else Exit.MISSING)
+
+
+def _normal(target: str) -> str:
+    from tilewright.session.settings import normalise_target
+
+    return normalise_target(target)
 
 
 def examine() -> Iterator[Finding]:
@@ -242,7 +260,7 @@ def _sockets() -> Iterator[Finding]:
 
 
 def _limits() -> Iterator[Finding]:
-    from tilewright_server.process_limits import fitted, process_limits
+    from tilewright_server.hosting.limits import fitted, process_limits
     from tilewright_server.settings import load
 
     limits = process_limits()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ EPILOG = examples(
 
 
 def serve(**flags: Any) -> None:
-    """Run the server until SIGINT or SIGTERM, which drain it: what runs is finished, new work is refused.
+    """Run the server until SIGINT or SIGTERM, which drain it: what runs is finished, new work is refused. SIGHUP reads
+    the settings again.
 
     Every flag is also a line of the settings file (TOML, same name with underscores) and an environment variable
     (TILEWRIGHT_ and the name in capitals). Flags win over the environment, and that over the file.
@@ -32,7 +34,8 @@ def serve(**flags: Any) -> None:
 
     config: Path | None = flags.pop("config", None)
     given = {name: value for name, value in flags.items() if value not in (None, [], ())}
-    code = Application(settings.load(given, config)).run()
+    reread = partial(settings.load, given, config)
+    code = Application(reread(), reread).run()
     if code:
         raise typer.Exit(code)
 

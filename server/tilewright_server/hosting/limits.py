@@ -12,7 +12,7 @@ from typing import Any
 from tilewright_server.devices.cpu.topology import cgroup_folders, find_topology
 from tilewright_server.settings import Settings
 
-__all__ = ["ProcessLimits", "fitted", "process_limits"]
+__all__ = ["ProcessLimits", "fitted", "process_limits", "raise_descriptor_limit"]
 
 OWN_THREADS = 48
 """Threads of the server beside those that calls and connections ask for: gRPC's, devices', those there from the start.
@@ -114,3 +114,13 @@ def _threads_of_user(root: Path, uid: int) -> int:
 
 def _shown(value: int | None, shift: int = 0, unit: str = "") -> str:
     return "unlimited" if value is None else f"{value >> shift}{unit}"
+
+
+def raise_descriptor_limit(wanted: int = 65536) -> None:
+    """Connections and unsealed memory files take a descriptor each, and the usual soft limit is for programs that use
+    select().
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    target = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < target:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))

@@ -1,0 +1,157 @@
+"""The HTTP listener of metrics and probes. It answers GET of a few fixed paths, and reads nothing else of a request."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from tilewright_kit.types.errors import InvalidArgumentError, UnavailableError
+
+__all__ = ["HttpListener", "Page", "http_address"]
+
+log = logging.getLogger("tilewright.http")
+
+MOST_CONNECTIONS = 32
+"""Connections at a time; more are closed without an answer."""
+PATIENCE_S = 5.0
+"""Time that a request may take to come and a reply to leave."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    status: int
+    body: bytes
+    content_type: str = "text/plain; charset=utf-8"
+
+
+def http_address(text: str) -> tuple[str, int]:
+    """Host and port of the setting ``http_listen``; the host is 127.0.0.1 unless it is named.
+
+    Raises ``InvalidArgumentError``.
+    """
+    host, _, port = text.rpartition(":")
+    if not port.isdigit() or int(port) > 65535 or (":" in text and not host):
+        raise InvalidArgumentError(
+            "not an address of HTTP: expected PORT or HOST:PORT",
+            field="http_listen",
+            value=text,
+            rule="http_listen",
+            fix="use 9464, or 0.0.0.0:9464 where a kubelet or Prometheus comes from elsewhere",
+        )
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], pages: Mapping[str, Callable[[], Page]]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self.pages = pages
+        self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        super().__init__(address, _Handler)
+
+    def server_bind(self) -> None:
+        """Without the look-up of the host's name that the base class makes."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._room.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # the system refuses a thread
+            self._room.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the base class's signature
+        log.debug("a request of %s was given up", client_address, exc_info=True)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    server_version = "tilewright"
+    sys_version = ""
+    timeout = PATIENCE_S
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def _answer(self, *, body: bool) -> None:
+        make = self.server.pages.get(self.path.partition("?")[0])
+        page = (
+            self._made(make)
+            if make is not None
+            else Page(404, ("there are " + ", ".join(self.server.pages) + "\n").encode())
+        )
+        self.send_response(page.status)
+        self.send_header("Content-Type", page.content_type)
+        self.send_header("Content-Length", str(len(page.body)))
+        self.end_headers()
+        if body:
+            self.wfile.write(page.body)
+
+    @staticmethod
+    def _made(make: Callable[[], Page]) -> Page:
+        try:
+            return make()
+        except Exception:
+            log.exception("a page could not be made")
+            return Page(500, b"the server made a mistake; its log has more\n")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        log.debug("%s " + format, self.client_address[0], *args)
+
+
+class HttpListener:
+    """Listens from its making on and answers from ``start`` on."""
+
+    def __init__(self, text: str, pages: Mapping[str, Callable[[], Page]]) -> None:
+        """``text`` is the setting ``http_listen``; ``pages`` are by path.
+
+        Raises ``InvalidArgumentError``, ``UnavailableError`` if the address cannot be had.
+        """
+        try:
+            self._server = _Server(http_address(text), pages)
+        except OSError as error:
+            raise UnavailableError(
+                f"cannot listen for HTTP: {error.strerror or error}",
+                field="http_listen",
+                value=text,
+                rule="http_listen",
+                fix="choose an address of this machine whose port is free",
+            ) from error
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="http", daemon=True)
+
+    @property
+    def address(self) -> str:
+        host, port = self._server.server_name, self._server.server_port
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+        self._server.server_close()

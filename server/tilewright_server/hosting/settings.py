@@ -1,0 +1,27 @@
+"""Wishes of the service manager, from the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["ServiceManagerSettings", "service_manager"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceManagerSettings:
+    """Wishes of the service manager that started the process, as systemd says them."""
+
+    notify_socket: str = ""
+    watchdog_s: float = 0.0
+    """Time without a sign of life after which it restarts the server; 0: any."""
+
+
+def service_manager(environ: Mapping[str, str] | None = None) -> ServiceManagerSettings:
+    """From ``NOTIFY_SOCKET`` and ``WATCHDOG_USEC``."""
+    environ = os.environ if environ is None else environ
+    limit, pid = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
+    ours = not pid or pid == str(os.getpid())
+    watchdog_s = int(limit) / 1e6 if ours and limit.isdigit() else 0.0
+    return ServiceManagerSettings(environ.get("NOTIFY_SOCKET", ""), watchdog_s)
