@@ -67,7 +67,7 @@ def dashboard_metrics() -> set[str]:
 
 def test_what_is_done_is_counted_and_the_dashboard_names_what_exists(tmp_path: Path) -> None:
     port = free_port()
-    with ServerProcess(tmp_path, REAL, http_listen=port, device="cpu:0", max_sessions=2) as server:
+    with ServerProcess(tmp_path, REAL, http_listen=port, device="cpu:0", max_sessions=1) as server:
         assert eventually(lambda: get(port, "/readyz") == (200, "ok\n"))
         assert get(port, "/healthz") == (200, "ok\n")
         assert get(port, "/nothing")[0] == 404
@@ -91,7 +91,7 @@ def test_what_is_done_is_counted_and_the_dashboard_names_what_exists(tmp_path: P
         assert found["nv_inference_request_success", "model=tilewright.gemm,version=1"] == 3
         assert found["tilewright_ready", ""] == 1
         assert found["tilewright_device_open", "device=cpu:0,kind=cpu"] == 1
-        assert found["tilewright_quota_limit", "resource=sessions"] == 2
+        assert found["tilewright_quota_limit", "resource=sessions"] == 1
         assert found["tilewright_quota_refusals_total", "resource=sessions"] == 1
         assert found["process_resident_memory_bytes", ""] > 0
         families = {family.name for family in parser.text_string_to_metric_families(get(port, "/metrics")[1])}
