@@ -85,3 +85,32 @@ def test_a_repeated_call_takes_the_short_way_and_follows_its_arguments(torch: An
     side.synchronize()
     torch.testing.assert_close(found, a @ b, rtol=2e-2, atol=0.5)
     assert client.report is not None and client.report.placement == "caller"
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("choose", ["measured", "always"])
+def test_the_backend_keeps_results(
+    torch: Any, twt: Any, graphs: bool, choose: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    functional = torch.nn.functional
+    weight, out = rand(torch, 512, 256) * 0.1, rand(torch, 256, 512) * 0.1
+
+    def block(x: Any) -> Any:
+        y = functional.gelu(functional.linear(x, weight))
+        heads = y.unflatten(-1, (8, 64)).transpose(1, 2)
+        y = functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True).transpose(1, 2).flatten(2)
+        return functional.linear(y, out) + x
+
+    options = {"choose": choose, "triton.cudagraphs": graphs}
+    compiled = torch.compile(block, backend="tilewright", options=options)
+    before = len(twt.report())
+    with torch.no_grad():
+        for _ in range(4):
+            x = rand(torch, 2, 128, 256)
+            wanted = block(x).float()
+            assert (compiled(x).float() - wanted).norm() < 1e-2 * wanted.norm()
+    decisions = twt.report()[before:]
+    assert len(decisions) == 3
+    assert all(item.replaced for item in decisions) or choose == "measured"

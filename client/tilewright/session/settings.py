@@ -1,4 +1,4 @@
-"""Settings from the environment: where a server is looked for, whether gRPC survives a fork.
+"""Settings from the environment: where a server is looked for, whether gRPC survives a fork, where caches are.
 
 The only module of the client that reads the environment. It imports nothing of ours at its top, so that it can speak
 before gRPC is imported.
@@ -16,6 +16,7 @@ __all__ = [
     "START_VARIABLE",
     "TARGET_VARIABLE",
     "ask_for_fork_support",
+    "cache_folder",
     "default_target",
     "fork_support",
     "may_start",
@@ -63,6 +64,12 @@ def default_target(environ: Mapping[str, str] | None = None) -> str:
     if runtime and Path(runtime).is_dir():
         return f"unix:{runtime}/tilewright/tilewright.sock"
     return f"unix:/tmp/tilewright-{os.getuid()}/tilewright.sock"
+
+
+def cache_folder() -> Path:
+    """The user's folder for what can be made again."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if base else Path.home() / ".cache") / "tilewright"
 
 
 def normalise_target(target: str) -> str:

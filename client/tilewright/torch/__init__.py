@@ -6,6 +6,7 @@
 They have gradients and go through ``torch.compile`` and ``torch.export``. Needs PyTorch (extra ``torch``).
 """
 
+from tilewright.torch.compiler.choice import Decision, report
 from tilewright.torch.connection import client, use
 from tilewright.torch.functions import (
     conv1d,
@@ -29,6 +30,7 @@ from tilewright.torch.operations.convolution import conv, conv_backward_data, co
 from tilewright.torch.operations.gemm import gemm, grouped_gemm
 
 __all__ = [
+    "Decision",
     "attention",
     "attention_backward",
     "attention_paged",
@@ -49,6 +51,7 @@ __all__ = [
     "kv_append",
     "linear",
     "matmul",
+    "report",
     "scaled_dot_product_attention",
     "use",
 ]

@@ -1,0 +1,1 @@
+"""The backend ``tilewright`` of ``torch.compile``."""
