@@ -47,7 +47,7 @@ class LaunchBase:
         launched = self._launched
         lane = launched.lane
         if not self._finished and lane is not None:
-            self._finished = lane.gpu.finished(lane.ordinal, lane.completion(launched.slot))
+            self._finished = lane.finished(launched.slot, launched.stream)
         elif not self._finished and launched.gpu is not None:
             self._finished = launched.gpu.idle(launched.ordinal, launched.stream)
         return self._finished
@@ -65,7 +65,7 @@ class LaunchBase:
         launched = self._launched
         lane = launched.lane
         if lane is not None and not self._finished:
-            lane.gpu.finish(lane.ordinal, lane.completion(launched.slot))
+            lane.finish(launched.slot, launched.stream)
         elif launched.gpu is not None and not self._finished:
             launched.gpu.synchronize(launched.ordinal, launched.stream)
         self._finished = True
@@ -185,9 +185,11 @@ class PipelineState:
             self._answer()
         count, slot = len(ids), self._slot
         flags = [0] * count
-        if isinstance(lane, StreamLane):
+        if isinstance(lane, StreamLane) and not lane.by_host:
             flags[-1] = _REPLY | _RECORD
             flags[0] |= self._first
+        elif isinstance(lane, StreamLane):
+            flags[-1] = _TIME
         else:
             flags[-1] = _TIME if lane.device else _REPLY
         with lane.lock:

@@ -117,6 +117,8 @@ class GpuDriver(ABC):
     pool_source = ""
     legacy_stream = LEGACY_STREAM
     """Handle that the driver takes for ``LEGACY_STREAM``."""
+    trusts_shared_events = True
+    """False if what a query says of another process's event is nothing to skip a wait for."""
     newer = ""
     """Fix for a driver that lacks a function."""
 

@@ -35,6 +35,7 @@ class HipDriver(GpuDriver):
     names = NAMES
     signatures = SIGNATURES
     legacy_stream = 0  # runtimes before 6.3 do not know it by another number
+    trusts_shared_events = False  # ROCm reports success for events whose streams are busy
     newer = "install ROCm 6.3 or later"
 
     def __init__(self, library: Any) -> None:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
-from tilewright.errors import TilewrightError, UnavailableError, unbegun
+from tilewright.errors import TilewrightError, UnavailableError, UnsupportedError, unbegun
 from tilewright.gpu.driver import GpuDriver
 from tilewright.transport import frames
 from tilewright.transport.frames import HEADER
@@ -30,6 +30,8 @@ MAX_LANES = 12
 PATIENCE_NS = 20_000
 RETRY_AFTER = 63
 """A launch that was not over in this time makes so many after it go without waiting."""
+_UNTIED = "event_support"
+"""Rule of the server's refusal to tie streams by events."""
 SLOTS = 4
 """Pairs of events of one stream: an event is used again by the launch after the next ones."""
 
@@ -85,6 +87,9 @@ class StreamLane(Lane):
         self._slots: list[tuple[int, int]] = []
         """(producer event, completion event) by number."""
         self._turn = -1
+        self.by_host = False
+        """True if this process waits for its stream before it launches, and for launches before it goes on: the server
+        has refused to tie the streams by events."""
         self._impatient = 0
         self._retained: deque[tuple[int, object]] = deque()
         super().__init__(path, token, timeout, device)
@@ -93,16 +98,21 @@ class StreamLane(Lane):
 
     def slot(self) -> int:
         """The next pair of events."""
-        turn = self._turn = (self._turn + 1) % SLOTS
+        turn = (self._turn + 1) % SLOTS
         if turn == len(self._slots):
             self._slots.append(self._open(turn))
+        self._turn = turn
         return turn
 
     def _open(self, slot: int) -> tuple[int, int]:
         gpu, ordinal = self.gpu, self.ordinal
         producer = gpu.new_event(ordinal)
-        reply = self.connection.request(frames.OPEN_EVENT, 0, gpu.export_event(ordinal, producer), slot=slot)
-        return producer, gpu.open_event(ordinal, reply.payload)
+        try:
+            reply = self.connection.request(frames.OPEN_EVENT, 0, gpu.export_event(ordinal, producer), slot=slot)
+            return producer, gpu.open_event(ordinal, reply.payload)
+        except TilewrightError:
+            gpu.destroy_event(ordinal, producer)
+            raise
 
     def begin(self) -> tuple[int, int]:
         """A slot for launches that see what is on the stream now, and the flags of the first of them: to wait for the
@@ -111,15 +121,44 @@ class StreamLane(Lane):
         gpu = self.gpu
         # First of all: it refuses streams that are being captured. And two processes take turns on a GPU: what needs no
         # event must not make it turn to us for one.
-        idle, slot = gpu.idle(self.ordinal, self.stream), self.slot()
+        idle = gpu.idle(self.ordinal, self.stream)
+        slot = 0 if self.by_host else self._tied_slot()
         if idle:
+            return slot, 0
+        if self.by_host:
+            gpu.synchronize(self.ordinal, self.stream)
             return slot, 0
         gpu.record(self.ordinal, self._slots[slot][0], self.stream)
         return slot, frames.WAIT
 
-    def completion(self, slot: int) -> int:
-        """The event that the server records for launches of this slot."""
-        return self._slots[slot][1]
+    def _tied_slot(self) -> int:
+        """The next slot, or 0 where events cannot tie the streams: from then on the host waits."""
+        try:
+            return self.slot()
+        except UnsupportedError as error:
+            if error.rule != _UNTIED:
+                raise
+            self.by_host = True
+            return 0
+
+    def finished(self, slot: int, stream: int) -> bool:
+        """True if the launches up to the one of ``slot``, which were queued for ``stream``, are over."""
+        if self.by_host:
+            return True
+        if self.gpu.trusts_shared_events:
+            return self.gpu.finished(self.ordinal, self._slots[slot][1])
+        self.follow(slot, stream)
+        return self.gpu.idle(self.ordinal, stream)
+
+    def finish(self, slot: int, stream: int) -> None:
+        """Wait, on the host, for the launches up to the one of ``slot``, which were queued for ``stream``."""
+        if self.by_host:
+            return
+        if self.gpu.trusts_shared_events:
+            self.gpu.finish(self.ordinal, self._slots[slot][1])
+        else:
+            self.follow(slot, stream)
+            self.gpu.synchronize(self.ordinal, stream)
 
     def launch(self, binding: int) -> int:
         """Launch a binding behind what is on the stream. Returns when the server has queued it, with its slot: waiting
@@ -128,15 +167,18 @@ class StreamLane(Lane):
         with self.lock:
             connection, (slot, first) = self.connection, self.begin()
             sequence = connection.next_sequence()
-            connection.ask(_FRAME(_LAUNCH, first | _ANSWERED, slot, sequence, binding), sequence)
+            flags = _TIME if self.by_host else first | _ANSWERED
+            connection.ask(_FRAME(_LAUNCH, flags, slot, sequence, binding), sequence)
             return slot
 
     def follow(self, slot: int, stream: int) -> bool:
         """Make a stream wait for the launches up to the one of ``slot``. True if they are over: then nothing is put on
         it.
         """
+        if self.by_host:
+            return True
         event = self._slots[slot][1]
-        if self._is_over_soon(event):
+        if self.gpu.trusts_shared_events and self._is_over_soon(event):
             return True
         self.gpu.wait(self.ordinal, stream, event)
         return False

@@ -26,6 +26,7 @@ __all__ = [
     "CountingDevice",
     "DeviceHost",
     "DeviceLostError",
+    "EventDevice",
     "ExplainingProvider",
     "GranularDevice",
     "HostedProvider",
@@ -313,6 +314,16 @@ class StreamDevice(Protocol):
     """A device whose launches need not be waited for."""
 
     def open_stream(self) -> LaunchStream: ...
+
+
+@runtime_checkable
+class EventDevice(Protocol):
+    """A device whose launches are tied to streams of other processes by events only where those keep order."""
+
+    def event_refusal(self, shares_names: bool) -> str:
+        """Why a client cannot tie its stream by events; empty if it can. ``shares_names``: it sees the process numbers
+        and the shared memory of this process. May take seconds the first time."""
+        ...
 
 
 @runtime_checkable

@@ -60,6 +60,7 @@ class GpuDevice:
         """``ordinal`` is what the driver calls the device in this process. ``context`` is current, and released at the
         end."""
         self.info = info
+        self.ordinal = ordinal
         self.uuid = str(info.attributes.get("uuid", ""))
         self.shared_granule = SHARED_GRANULE
         self._driver = driver

@@ -6,6 +6,7 @@ from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.types.errors import UnavailableError
 from tilewright_server.devices.gpu.device import GpuDevice
 from tilewright_server.devices.hip.driver import Driver
+from tilewright_server.devices.hip.event_probe import event_problem
 from tilewright_server.devices.hip.identity import identity_of
 
 __all__ = ["HipDevice"]
@@ -13,6 +14,11 @@ __all__ = ["HipDevice"]
 
 class HipDevice(GpuDevice):
     """See ``GpuDevice``."""
+
+    def event_refusal(self, shares_names: bool) -> str:
+        if not shares_names:
+            return "client and server do not share /dev/shm and process numbers, by which events are found"
+        return event_problem(self.ordinal)
 
     @classmethod
     def open(cls, info: DeviceInfo) -> HipDevice:

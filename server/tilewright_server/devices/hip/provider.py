@@ -9,6 +9,7 @@ from tilewright_kit.contract.device import DeviceInfo
 from tilewright_server.devices.gpu.provider import GpuProvider
 from tilewright_server.devices.hip.discovery import Discovery, find, version_text
 from tilewright_server.devices.hip.driver import INSTALL, PACKAGE, PACKAGE_MAJOR
+from tilewright_server.devices.hip.event_probe import event_problem
 
 if TYPE_CHECKING:
     from tilewright_server.devices.hip.device import HipDevice
@@ -36,6 +37,17 @@ class HipProvider(GpuProvider):
 
     def open(self, info: DeviceInfo) -> HipDevice:
         return open_device(info, {})
+
+    def diagnose(self) -> Mapping[str, str]:
+        texts = dict(super().diagnose())
+        if devices := self.discover():
+            problem = event_problem(int(devices[0].attributes["ordinal"]))
+            texts["order"] = (
+                f"streams of clients are waited for by the host: {problem}"
+                if problem
+                else "streams of clients are tied by interprocess events, which passed the probe"
+            )
+        return texts
 
     def driver_text(self, driver: int) -> str:
         return version_text(driver)

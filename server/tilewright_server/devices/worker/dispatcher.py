@@ -19,6 +19,7 @@ from tilewright_server.devices.argument_layout import DeviceProgram
 from tilewright_server.devices.contract import (
     CountingDevice,
     DeviceLostError,
+    EventDevice,
     GranularDevice,
     LaunchStream,
     Program,
@@ -31,6 +32,7 @@ from tilewright_server.devices.worker.clients import Client, Clients, Peer
 from tilewright_server.devices.worker.exchange.serialise import geometry_from, handle_from, handle_record, stages_from
 from tilewright_server.devices.worker.exchange.shared_area import Area
 from tilewright_server.devices.worker.launches import LaunchLoop, SynchronousStream
+from tilewright_server.devices.worker.namespaces import shares_names
 
 __all__ = ["Hosted", "Reply"]
 
@@ -265,12 +267,20 @@ class Hosted:
             undo.callback(self._area.give_place_back, place)
             programs: dict[int, int] = {}
             note = None if isinstance(stream, SynchronousStream) else self._noting(place, programs)
-            loop = LaunchLoop(accepted, stream, note=note, lost=self._lost)
+            loop = LaunchLoop(accepted, stream, note=note, lost=self._lost, refusal=self._refusal(accepted))
             self._connections[connection] = _Connection(loop, client, place, programs)
             undo.callback(self._connections.pop, connection)
             threading.Thread(target=self._serve, args=(connection,), name=f"client {connection}", daemon=True).start()
             undo.pop_all()  # it is the thread's now
         return _NOTHING
+
+    def _refusal(self, connection: socket.socket) -> Callable[[], str] | None:
+        """Why a client's stream cannot be tied by events, asked when it wants one."""
+        device = self.device
+        if not isinstance(device, EventDevice):
+            return None
+        shares = shares_names(connection)
+        return lambda: device.event_refusal(shares)
 
     def _noting(self, place: int, programs: dict[int, int]) -> Callable[[int], None]:
         places = self._places

@@ -106,14 +106,16 @@ class LaunchLoop:
         *,
         note: Callable[[int], None] | None = None,
         lost: Callable[[DeviceLostError], None] | None = None,
+        refusal: Callable[[], str] | None = None,
     ) -> None:
-        """``note`` is told of each binding before it is launched; ``lost`` of the end of the device, after the client
-        was answered."""
+        """``refusal`` says why this client's stream cannot be tied by events, or nothing. ``note`` is told of each
+        binding before it is launched; ``lost`` of the end of the device, after the client was answered."""
         self.lock = threading.RLock()
         self._connection = connection
         self._stream = stream
         self._note = note
         self._lost = lost
+        self._refusal = refusal
         self._bindings: dict[int, tuple[Program, tuple[int, ...]]] = {}
         self._ready: dict[int, Callable[[int, int], int]] = {}
         """Launchers of bindings that were launched, with the workspace of now."""
@@ -265,6 +267,8 @@ class LaunchLoop:
         try:
             if kind != Kind.OPEN_EVENT:
                 raise malformed("this connection carries launches only", kind)
+            if self._refusal is not None and (why := self._refusal()):
+                raise _untied(slot, why)
             with self.lock:
                 handle = self._stream.open_event(slot, bytes(data[HEADER_BYTES:]))
             return packet(kind | REPLY_KIND, 0, slot, sequence, 0, handle)
@@ -288,6 +292,16 @@ class LaunchLoop:
         elif not isinstance(error, TilewrightError):
             log.error("a launch failed", exc_info=error)
         return reply
+
+
+def _untied(slot: int, why: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"events do not keep the order of launches here: {why}",
+        field="slot",
+        value=slot,
+        rule="event_support",
+        fix="wait for the stream, launch with TIME, and use the result when that is answered",
+    )
 
 
 def _never(flags: int) -> InvalidArgumentError:

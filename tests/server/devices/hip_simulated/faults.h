@@ -7,6 +7,19 @@
 //   TW_SIM_FAULT_GRAPH=N    the N-th graph of the process (from 1), and all after it, cannot be made to be launched
 //   TW_SIM_FAULT_LOST=N     the device is gone when the turn of the N-th launch comes
 //   TW_SIM_FAULT_ABORT=1    a launch that faults ends the process, as the runtime does for most faults
+//
+// Runtimes of certain versions misbehave by themselves, as AMD's do; TW_SIM_QUIRKS names others ("" for none):
+//
+//   record33      waiting for an opened event fails from its 33rd record on (ROCm 7.0 to 7.2)
+//   wait_blocks   waiting for a pending event of another process blocks the caller (6.3, 6.4)
+//   query_done    an event that processes share reports success whatever its stream does (6.3, 6.4)
+//   open_creates  opening an event that is not there makes one that is always complete (all)
+//   current       memory of another process lies on the current device, whatever its handle says (all)
+//   pool_first    pools of other processes open on the first device only (all)
+//   equal_pids    handles of memory name a process of the same number as this one's (none)
+//   drains        destroying an event waits for the whole device (6.3 to 7.2)
+//
+// TW_SIM_SHM names the /dev/shm that the process sees: events of others are not found there.
 #pragma once
 enum {
   INVALID_CONFIGURATION = 9,
@@ -23,6 +36,19 @@ static long number(const char* name, long otherwise) {
   return text && *text ? atol(text) : otherwise;
 }
 static int version(void) { return (int)number("TW_SIM_DRIVER", 71500000); }
+static int quirk(const char* name) {
+  const char* asked = getenv("TW_SIM_QUIRKS");
+  if (!asked) {
+    const int v = version();
+    asked = v < 60300000 || v >= 70300000 ? ""
+            : v < 70000000                ? "wait_blocks,query_done,open_creates,current,pool_first,drains"
+                                          : "record33,open_creates,current,pool_first,drains";
+  }
+  const size_t n = strlen(name);
+  for (const char* at = asked; (at = strstr(at, name)); at += n)
+    if ((at == asked || at[-1] == ',') && (!at[n] || at[n] == ',')) return 1;
+  return 0;
+}
 static int starved(void) {
   static long allocations;
   const long first = number("TW_SIM_FAULT_MEMORY", 0);

@@ -1,8 +1,22 @@
 // Launches, alone and of graphs.
 #pragma once
+static void* call_host(void* argument) {
+  Op* op = argument;
+  ((void (*)(void*))op->a)((void*)op->b);
+  pthread_mutex_lock(&lock);
+  ((Job*)op->job)->done = 1;
+  pump();
+  pthread_mutex_unlock(&lock);
+  return 0;
+}
 static int launch_ready(Op* op) {
   Job* job = op->job;
-  if (!job) {
+  if (!job && !op->func) {
+    pthread_t thread;
+    job = op->job = calloc(1, sizeof *job);
+    if (pthread_create(&thread, 0, call_host, op)) job->done = 1;
+    else pthread_detach(thread);
+  } else if (!job) {
     if (!strcmp(op->func->name, "gate") && !is_open(*(Ptr*)op->params)) return 0;
     job = op->job = calloc(1, sizeof *job);
     job->result = launch_fault();
@@ -57,6 +71,13 @@ R hipModuleLaunchKernel(Func* f, unsigned gx, unsigned gy, unsigned gz, unsigned
   if (n > f->arguments) n = f->arguments;  // what the kernel does not take
   void* copied = memcpy(calloc(1, n + 8), block ? block : "", n);
   return put_on(s, (Op){.kind = LAUNCH, .func = f, .shape = shape, .params = copied, .n = n});
+}
+
+R hipLaunchHostFunc(Stream* s, Ptr function, Ptr data) {
+  ENTER;
+  if (!function) return INVALID_VALUE;
+  if (stream_of(s)->capture) return CAPTURE_UNSUPPORTED;
+  return put_on(s, (Op){.kind = LAUNCH, .a = function, .b = data});
 }
 
 // Graphs. Arguments are copied when a launch is captured, and again when a graph is made to be launched; what is under

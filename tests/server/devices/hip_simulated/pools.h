@@ -90,6 +90,6 @@ R hipMemPoolImportPointer(Ptr* out, Pool* p, const char* data) {
   char name[40];
   memcpy(name, data, 40);
   name[39] = 0;
-  if (p->imported != 2 || import(out, name)) return INVALID_VALUE;
+  if (p->imported != 2 || (quirk("pool_first") && device_of(name)) || import(out, name)) return INVALID_VALUE;
   return find(*out)->pool = 1, OK;
 }

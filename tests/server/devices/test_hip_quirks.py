@@ -1,0 +1,135 @@
+"""The service on runtimes that misbehave as ROCm's do: order is kept without interprocess events."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hip_service import Gpu, OnGpu, check, operands, serving
+from simulated_hip import TAG, environment, library, marks  # noqa: F401
+
+import tilewright as tw
+from tilewright.gpu import hip
+from tilewright_server.devices.worker.namespaces import shares_names
+
+pytestmark = [*marks, pytest.mark.slow]
+HOLD_S = 0.3
+
+PROBLEMS = [
+    ("record33", "record 33 of an interprocess event fails"),
+    ("wait_blocks", "a wait for a pending interprocess event blocks the caller"),
+    ("query_done", "reports success while its stream is busy"),
+    ("drains", ""),
+]
+
+
+@pytest.mark.parametrize(("quirk", "problem"), PROBLEMS)
+@pytest.mark.some(2)
+def test_the_probe_finds_events_that_keep_no_order(library: Path, quirk: str, problem: str) -> None:  # noqa: F811
+    env = {**os.environ, **environment(library, emulator=False, TW_SIM_QUIRKS=quirk)}
+    argv = [sys.executable, "-m", "tilewright_server.devices.hip.event_probe", "0"]
+    done = subprocess.run(argv, capture_output=True, text=True, env=env, timeout=100)
+    found = json.loads(done.stdout)["problem"]
+    assert problem in found if problem else found == ""
+
+
+VERSIONS = {"ROCm 6.3": "60300000", "ROCm 7.2": "70200000"}
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def client(
+    request: pytest.FixtureRequest,
+    library: Path,  # noqa: F811
+    tmp_path_factory: pytest.TempPathFactory,
+    kernel_cache: Path,
+) -> Iterator[tw.Client]:
+    tag = f"q{TAG[1:]}"  # names of its own: this process may have loaded the runtime for other tests
+    variables = {**environment(library, TW_SIM_DRIVER=VERSIONS[request.param]), "TW_SIM_TAG": tag}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            if name.startswith("TW_SIM_"):
+                patch.setenv(name, value)
+        patch.setattr(hip, "LIBRARIES", (str(library / "libamdhip64.so"),))
+        patch.setattr(hip, "_loaded", None)
+        with (
+            serving(tmp_path_factory.mktemp("quirks"), kernel_cache, variables) as address,
+            tw.connect(address) as opened,
+        ):
+            yield opened
+    for left in Path("/dev/shm").glob(f"tw{tag}-*"):
+        left.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def gpu(client: tw.Client, library: Path) -> Gpu:  # noqa: F811
+    found = Gpu(library / "libamdhip64.so")
+    found.use(0)
+    return found
+
+
+def test_launches_come_after_the_stream_and_before_what_follows(client: tw.Client, gpu: Gpu) -> None:
+    """More of them than an event can be recorded; the first behind a stream that is busy."""
+    stream = gpu.stream()
+    a, b = operands(np.float16)
+    given = [OnGpu(gpu, array, stream=stream) for array in (a, b, np.zeros((64, 48), np.float16))]
+    bound = client.plan_gemm(*given[:2]).bind(*given[:2], out=given[2])
+    release, released = gpu.hold(stream), []
+
+    def let_go() -> None:
+        released.append(time.monotonic())
+        release()
+
+    timer = threading.Timer(HOLD_S, let_go)
+    timer.start()
+    launch = bound.launch(stream=stream)
+    assert launch.synchronize() is given[2]
+    assert time.monotonic() >= released[0]
+    timer.join()
+    check(given[2].numpy(), a, b)
+    for _ in range(40):
+        bound.launch(stream=stream)
+    check(given[2].numpy(), a, b)
+    assert gpu.idle(stream)
+
+
+def test_pipelines_keep_their_order(client: tw.Client, gpu: Gpu) -> None:
+    stream = gpu.stream()
+    turn = np.eye(32, dtype=np.float32)[np.roll(np.arange(32), 1)]
+    x = OnGpu(gpu, np.eye(32, dtype=np.float32), stream=stream)
+    y, by = OnGpu(gpu, np.zeros((32, 32), np.float32), stream=stream), OnGpu(gpu, turn, stream=stream)
+    plan = client.plan_gemm(x, by)
+    there, back = plan.bind(x, by, out=y), plan.bind(y, by, out=x)
+    with client.pipeline(stream=stream) as pipeline:
+        for _ in range(4):
+            pipeline.launch(there)
+            pipeline.launch(back)
+    assert (x.numpy() == np.linalg.matrix_power(turn, 8)).all()
+
+
+CONNECT = "import socket, sys; c = socket.socket(socket.AF_UNIX); c.connect(sys.argv[1]); c.recv(1)"
+
+
+@pytest.mark.parametrize(("prefix", "shares"), [("", True), ("mount -t tmpfs none /dev/shm && ", False)])
+def test_a_peer_with_another_shared_memory_is_recognised(tmp_path: Path, prefix: str, shares: bool) -> None:
+    enter = ["unshare", "-Urm"] if prefix else []
+    if prefix and (not shutil.which("unshare") or subprocess.run([*enter, "sh", "-c", prefix + "true"]).returncode):
+        pytest.skip("mount namespaces are not permitted here")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        command = f"{prefix}exec '{sys.executable}' -c '{CONNECT}' '{tmp_path}/s'"
+        with subprocess.Popen([*enter, "sh", "-c", command]) as process:
+            connection, _ = listener.accept()
+            with connection:
+                assert shares_names(connection) is shares
+            process.wait(20)
