@@ -296,9 +296,9 @@ def test_without_shared_memory_results_keep_their_layout(remote_target: str) -> 
         (lambda c, x, w: c.conv_transpose(x, w, output_padding=1), "output_padding", "output_padding"),
         (lambda c, x, w: c.conv_transpose(x, w, padding="same"), "padding", "one_or_ndim"),
         (lambda c, x, w: c.conv_transpose(x, w, stride=(1, 2, 3)), "stride", "one_or_ndim"),
-        (lambda c, x, w: c.conv(x, w, stride=1.5), "attributes.stride", ""),
-        (lambda c, x, w: c.conv(x, w, groups=3), "attributes.groups", "groups_divide_channels"),
-        (lambda c, x, w: c.conv(x, w, padding="full"), "attributes.padding", "padding_form"),
+        (lambda c, x, w: c.conv(x, w, stride=1.5), "stride", ""),
+        (lambda c, x, w: c.conv(x, w, groups=3), "groups", "groups_divide_channels"),
+        (lambda c, x, w: c.conv(x, w, padding="full"), "padding", "padding_form"),
         (lambda c, x, w: c.conv(x[0], w), "", "ranks_agree"),
     ],
 )
@@ -316,7 +316,7 @@ def test_what_cannot_be_meant_names_field_rule_and_fix(client: tw.Client, call: 
     [
         ((2, 3, 6, 5), (4, 2, 3, 3), {}, "w.shape"),  # weights of other channels
         ((2, 4, 6), (4, 2, 3, 3), {}, ""),  # of another rank
-        ((2, 4, 6, 5), (4, 2, 3, 3), {"groups": 3}, "attributes.groups"),
+        ((2, 4, 6, 5), (4, 2, 3, 3), {"groups": 3}, "groups"),
         ((2, 4, 6, 5), (4, 2, 3, 3), {"out": np.zeros((1, 2, 8, 7), np.float32)}, "x.shape"),
     ],
 )

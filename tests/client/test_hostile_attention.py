@@ -45,7 +45,7 @@ def paged(**changes: Any) -> dict[str, Any]:
             "cu_seqlens_ascending",
         ),
         ({"k_pages": random(PAGES, 12, HK, D), "v_pages": random(PAGES, 12, HK, D)}, "k.shape", "page_size_power"),
-        ({"kv_lookup": "linked"}, "attributes.kv_lookup", ""),
+        ({"kv_lookup": "linked"}, "kv_lookup", ""),
         ({"q": random(B, 3, 1, D)}, "k.shape", "head_groups"),
         ({"q": random(B, H, 1, 40)}, "k.shape", "head_dims_agree"),
     ],

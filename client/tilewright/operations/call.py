@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
+import sys
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, TypedDict
+
+import numpy as np
 
 from tilewright.dispatch.direct import Result, attempt, settle
 from tilewright.dispatch.plan import PlanState, prepare
 from tilewright.dispatch.request import BuildPolicy, config_text
 from tilewright.dispatch.run import Call, made
+from tilewright.errors import TilewrightError
 from tilewright.operations.layouts import heads_first, heads_last
 from tilewright.operations.matrices import deliver
 from tilewright.session.state import Core
@@ -65,8 +70,46 @@ class Asked:
     """Outputs whose rows come before their heads."""
     extra: tuple[Any, ...] = ()
     """Results that are known already."""
+    squeezed: tuple[int, ...] = ()
+    """Axes that results have beyond those that the caller's operands have."""
+    words: Mapping[str, str] = field(default_factory=dict)
+    """Words of errors that are the caller's own in this call, beside ``WORDS``."""
     listed: bool = False
     """The results come as a list, however many they are; for none there is nothing to call."""
+
+
+WORDS = {
+    "window_left": "window", "window_right": "window", "causal": "is_causal", "MultiDAdd": "add",
+    "MultiDMultiply": "multiply", "Multiply": "multiply", "Add": "add",
+}  # fmt: skip
+"""The server's words for what callers say otherwise."""
+_BYTES = {"randval"}
+"""Outputs that are unsigned bytes, for which the protocol has no element type."""
+
+
+def in_words(error: TilewrightError, own: Mapping[str, str]) -> TilewrightError:
+    """The same error in the words of the arguments that the caller gave."""
+    words = {**WORDS, **own}
+    pattern = re.compile(rf"\b(?:attributes\.)?({'|'.join(map(re.escape, words))})\b")
+    for part in ("message", "field", "fix"):
+        text = pattern.sub(lambda found: words[found[1]], getattr(error, part))
+        setattr(error, part, text.replace("attributes.", ""))
+    error.args = (error.message,)
+    return error
+
+
+def _finished(name: str, result: Any, squeezed: tuple[int, ...]) -> Any:
+    """A result as callers expect it."""
+    if name in _BYTES:
+        result = result.view(np.uint8) if isinstance(result, np.ndarray) else _torch_bytes(result)
+    for axis in squeezed:
+        result = result.squeeze(axis)
+    return result
+
+
+def _torch_bytes(result: Any) -> Any:
+    torch: Any = sys.modules.get("torch")
+    return result.view(torch.uint8) if torch is not None and isinstance(result, torch.Tensor) else result
 
 
 def choice_of(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,7 +131,10 @@ def running(
         asked = named(core, *args, **kwargs)
         if asked.listed and not asked.outs:
             return []
-        done = yield from made(core, _call(asked))
+        try:
+            done = yield from made(core, _call(asked))
+        except TilewrightError as error:
+            raise in_words(error, asked.words) from None
         found: list[Any] = []
         for name, out in asked.outs.items():
             if name in asked.swapped:
@@ -96,7 +142,8 @@ def running(
                 found.append(heads_last(result) if out is None else out)
             else:
                 found.append(deliver(core, out, done.results[name]))
-        if done.state is not None and not asked.extra:
+        found = [_finished(name, item, asked.squeezed) for name, item in zip(asked.outs, found, strict=True)]
+        if done.state is not None and not (asked.extra or asked.squeezed or _BYTES & asked.outs.keys()):
             results = [Result(name, out is not None, name in asked.swapped) for name, out in asked.outs.items()]
             settle(named.__name__, core, labels, args, kwargs, done.state, done.operands, results, asked.listed)
         found += asked.extra
@@ -132,8 +179,12 @@ def planning(
     def flow(core: Core, /, *args: P.args, **kwargs: P.kwargs) -> Flow[PlanState]:
         _check_names(named.__name__, kwargs, known)
         asked = named(core, *args, **kwargs)
-        state = yield from prepare(core, asked.operation, asked.inputs, asked.targets, asked.attributes, **asked.choice)
-        return state
+        try:
+            return (
+                yield from prepare(core, asked.operation, asked.inputs, asked.targets, asked.attributes, **asked.choice)
+            )
+        except TilewrightError as error:
+            raise in_words(error, asked.words) from None
 
     flow.__doc__ = (
         f"Prepare ``{name}`` for operands like these: arrays, ``Spec``, or ``(shape, dtype)``. Calling the plan does\n"

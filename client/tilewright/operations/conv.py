@@ -181,14 +181,25 @@ def _conv_transpose(
     """Transposed convolution, as PyTorch's ``conv_transpose1d``, ``conv_transpose2d`` and ``conv_transpose3d``:
     ``conv_backward_data`` by another name.
 
-    ``x`` is ``[N, C, *spatial]``, ``w`` is ``[C, K / groups, *filter]`` and ``bias`` is ``[K]``; the result is
-    ``[N, K, *out]`` with ``out = (spatial - 1) * stride - padding before - padding behind + dilation * (filter - 1) +
-    output_padding + 1``. ``output_padding`` is less than ``stride``: it says which of the sizes is meant that a
-    convolution with that stride maps to those of ``x``. The other arguments are those of ``conv``.
+    ``x`` is ``[N, C, *spatial]``, ``w`` is ``[C, K / groups, *filter]`` and ``bias`` is ``[K]``; the result is ``[N, K,
+    *out]`` with ``out = (spatial - 1) * stride - padding before - padding behind + dilation * (filter - 1) +
+    output_padding + 1``. ``output_padding`` is less than ``stride`` or ``dilation``: it says which of the sizes is
+    meant that a convolution with that stride maps to those of ``x``, or adds some that see less of it. The other
+    arguments are those of ``conv``.
     """
     given = {**_COMMON, **options}
     stride, dilation = given["stride"], given["dilation"]
     size = _transposed_size(spec_of(x, "x"), spec_of(w, "w"), stride, padding, output_padding, dilation)
+    if size is not None:
+        if min(size) < 1:
+            raise InvalidArgumentError(
+                f"the result would have the sizes {size}",
+                field="padding",
+                value=padding,
+                rule="output_size",
+                fix="use less padding, or larger images or filters",
+            )
+        x, padding = _room_behind(x, size, stride, padding, output_padding)
     inputs = {"dy": x, "w": w, "bias": bias}
     words = _words(given, padding, activation=activation, clamp=clamp) | {"input_size": size}
     return _asked(core, "conv_backward_data", inputs, "dx", given, words)
@@ -292,14 +303,14 @@ def _transposed_size(
         raise _bad_sizes("padding", padding, count, "transposed convolution takes no words for padding")
     steps, gaps = _each("stride", stride, count), _each("dilation", dilation, count)
     extra = _each("output_padding", output_padding, count)
-    for step, more in zip(steps, extra, strict=True):
-        if not 0 <= more < max(step, 1):
+    for step, gap, more in zip(steps, gaps, extra, strict=True):
+        if not 0 <= more < max(step, gap, 1):
             raise InvalidArgumentError(
-                f"output_padding {more} does not go with stride {step}",
+                f"output_padding {more} does not go with stride {step} and dilation {gap}",
                 field="output_padding",
                 value=output_padding,
                 rule="output_padding",
-                fix="give zero or more, and less than the stride",
+                fix="give zero or more, and less than the stride or the dilation",
             )
     padding = _sizes(padding)
     both = isinstance(padding, list) and len(padding) == 2 * count
@@ -311,6 +322,37 @@ def _transposed_size(
             x.shape[2:], steps, pads[:count], ends, gaps, w.shape[2:], extra, strict=True
         )
     ]
+
+
+def _room_behind(x: Any, size: Sequence[int], stride: Any, padding: Any, output_padding: Any) -> tuple[Any, Any]:
+    """Operands of the same transposed convolution whose ``output_padding`` is less than its stride, as that of a
+    gradient is: what is more takes away padding behind the result, and then adds zeros behind ``x``.
+    """
+    count = len(size)
+    steps, extra = _each("stride", stride, count), _each("output_padding", output_padding, count)
+    if all(more < max(step, 1) for step, more in zip(steps, extra, strict=True)):
+        return x, padding
+    given = _sizes(padding)
+    pads = list(given) if isinstance(given, list) and len(given) == 2 * count else [*_each("padding", given, count)] * 2
+    zeros = [0] * count
+    for axis, (step, more) in enumerate(zip(steps, extra, strict=True)):
+        if more >= step:
+            taken = min(more, pads[count + axis])
+            pads[count + axis] -= taken
+            zeros[axis] = (more - taken) // step
+    if any(zeros):
+        x = _with_zeros(x, zeros)
+    return x, pads
+
+
+def _with_zeros(x: Any, counts: Sequence[int]) -> Any:
+    """A copy of ``x`` with zeros behind its spatial axes."""
+    if isinstance(x, Spec):
+        return Spec.of((*x.shape[:2], *(size + more for size, more in zip(x.shape[2:], counts, strict=True))), x.dtype)
+    sizes = (*x.shape[:2], *(size + more for size, more in zip(x.shape[2:], counts, strict=True)))
+    wide = np.zeros(sizes, x.dtype) if isinstance(x, np.ndarray) else x.new_zeros(sizes)
+    wide[tuple(slice(0, size) for size in x.shape)] = x
+    return wide
 
 
 def _each(field: str, value: Any, count: int) -> list[int]:

@@ -24,9 +24,10 @@ ACTIVATIONS = {
     "tanh": "Tanh",
     "hard_swish": "HardSwish",
     "clamp": "Clamp",
+    "relu6": "Clamp",
 }
 """Values of ``activation``, and the server's word for each. ``gelu`` is exact (erf), ``fast_gelu`` its tanh
-approximation.
+approximation; ``relu6`` clamps to 0 and 6.
 """
 
 _BINARY = {"add": ("Add", "MultiDAdd"), "multiply": ("Multiply", "MultiDMultiply")}
@@ -48,8 +49,17 @@ def elementwise(
     if binary is not None:
         if not isinstance(binary, str) or binary not in _BINARY:
             raise _word("binary", binary, _BINARY)
-        if count_d:
-            found["binary"] = _BINARY[binary][count_d > 1]
+        if not count_d:
+            raise InvalidArgumentError(
+                "binary has no effect: there is no d that it could bring in",
+                field="binary",
+                value=binary,
+                rule="no_effect",
+                fix="pass d=[tensor] as well, or leave it out",
+            )
+        found["binary"] = _BINARY[binary][count_d > 1]
+    if activation == "relu6" and clamp is None:
+        activation, clamp = "clamp", (0.0, 6.0)
     if activation is None and clamp is not None:
         activation = "clamp"
     if activation is not None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tilewright.dispatch.request import BuildPolicy
 from tilewright.dispatch.run import run
 from tilewright.errors import InvalidArgumentError, UnsupportedError
@@ -17,8 +19,9 @@ from tilewright.session.state import Core
 from tilewright.tensor.interop import alignment, all_recognised
 from tilewright.tensor.resident import PackedTensor
 from tilewright.transport.rpc import Flow
+from tilewright.types.arguments import number
 from tilewright.types.dtypes import DTypeLike, dtype_name
-from tilewright.types.spec import Array, Spec
+from tilewright.types.spec import Array, Spec, as_array
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -65,6 +68,7 @@ def _gemm(
     *,
     c: Operand | None = None,
     alpha: float = 1.0,
+    beta: float = 1.0,
     bias: Operand | None = None,
     d: Sequence[Operand] = (),
     binary: str | None = None,
@@ -83,17 +87,24 @@ def _gemm(
     ``pack_b``; the result is ``[..., M, N]``. Layouts are read off the strides, so ``b.T`` of a row-major ``[N, K]``
     matrix costs nothing. Element types: equal ones, or fp8 with bf8.
 
-    ``bias`` is ``[N]``; ``c`` is added; ``d`` is a list of tensors that broadcast to the result, brought in by
-    ``binary`` ("add", the default, or "multiply"); ``activation`` is one of ``ACTIVATIONS``;
-    ``clamp=(low, high)``, either of which may be None, are the bounds of "clamp", and imply it if no activation is
-    given; ``scale_a`` is a number or one for each row, ``scale_b`` a number or one for each column.
-    ``out_dtype`` is what the result is to be; ``out`` is an array to write it into, in place if it is in shared
+    A vector stands for a row on the left and for a column on the right, as NumPy's ``matmul`` has it.
+
+    ``bias`` is ``[N]``; ``beta * c`` is added (a copy is made of ``c`` unless ``beta`` is 1 or 0); ``d`` is a list of
+    tensors that broadcast to the result, brought in by ``binary`` ("add", the default, or "multiply"); ``activation``
+    is one of ``ACTIVATIONS``; ``clamp=(low, high)``, either of which may be None, are the bounds of "clamp", and imply
+    it if no activation is given; ``scale_a`` is a number or one for each row, ``scale_b`` a number or one for each
+    column. ``out_dtype`` is what the result is to be; ``out`` is an array to write it into, in place if it is in shared
     memory or on a GPU. Without ``out`` the result is a fresh array in shared memory; for operands on a GPU it is a
     fresh one there, of the library that made them if that is PyTorch or CuPy, else a ``DeviceArray``. The other
     arguments, and the errors, are those of ``run``.
 
         >>> y = client.gemm(x, w.T, bias=b, activation="gelu")  # doctest: +SKIP
     """
+    lone = tuple(axis for axis, item in ((-2, a), (-1, b)) if getattr(item, "ndim", 0) == 1)
+    if lone:
+        a, b = (a[None] if -2 in lone else a), (b[:, None] if -1 in lone else b)
+        out = _lifted(out, lone)
+    c = _scaled(c, beta)
     alpha, scale_a, scale_b = fold_scales(a, alpha, scale_a, scale_b)
     inputs, target = operands(a, b, bias, c, d, scale_a, scale_b), writable(out)
     words = attributes(
@@ -106,7 +117,32 @@ def _gemm(
         split_k=split_k,
         tensors=(inputs["a"], inputs["b"], target),
     )
-    return Asked("gemm", inputs, words, {**CHOICE, **options}, {"out": out}, {"out": target})
+    squeezed = tuple(sorted(lone))
+    return Asked("gemm", inputs, words, {**CHOICE, **options}, {"out": out}, {"out": target}, squeezed=squeezed)
+
+
+def _lifted(out: Any, lone: Sequence[int]) -> Any:
+    """The array to write into as the matrix that a product of a vector is."""
+    if out is None or isinstance(out, Spec):
+        return None if out is None else Spec.of((*(1 for _ in lone), *out.shape), out.dtype)
+    for axis in sorted(lone):
+        out = out[..., None, :] if axis == -2 and out.ndim else out[..., None]
+    return out
+
+
+def _scaled(c: Operand | None, beta: float) -> Operand | None:
+    """``beta * c``: a copy, unless ``beta`` is 1."""
+    factor = number("beta", beta)
+    if c is None or factor == 1:
+        if c is None and factor != 1:
+            raise InvalidArgumentError(
+                "beta has no effect: there is no c", field="beta", value=beta, rule="no_effect", fix="pass c as well"
+            )
+        return c
+    if factor == 0:
+        return None
+    array = c if hasattr(c, "dtype") and not isinstance(c, Spec) else as_array(c, "c")
+    return array * array.dtype.type(factor) if isinstance(array, np.ndarray) else array * factor
 
 
 gemm = running(_gemm)
@@ -123,6 +159,7 @@ def _grouped_gemm(
     *,
     c: Sequence[Operand] | None = None,
     alpha: float = 1.0,
+    beta: float = 1.0,
     bias: Sequence[Operand] | None = None,
     d: Sequence[Sequence[Operand]] | None = None,
     binary: str | None = None,
@@ -157,7 +194,7 @@ def _grouped_gemm(
             a[group],
             b[group],
             bias[group] if bias is not None else None,
-            c[group] if c is not None else None,
+            _scaled(c[group] if c is not None else None, beta),
             d[group] if d is not None else (),
             scale_a[group] if scale_a is not None else None,
             scale_b[group] if scale_b is not None else None,

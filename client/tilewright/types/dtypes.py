@@ -47,7 +47,9 @@ def element_type(dtype: DTypeLike, field: str = "dtype") -> np.dtype[Any]:
         raise _refused(field, found, "convert it to native byte order: x.astype(x.dtype.newbyteorder('='))")
     if found.kind == "f":
         raise _refused(field, found, "convert it: x.astype(numpy.float32)")
-    if found.kind in "iub":
+    if found.kind == "u":
+        raise _refused(field, found, "convert it: x.astype(numpy.float32), or to numpy.int8 if all are below 128")
+    if found.kind in "ib":
         raise _refused(field, found, "convert it: x.astype(numpy.int8) or x.astype(numpy.int32)")
     raise _refused(field, found, f"convert it to one of {', '.join(DTYPES)}")
 

@@ -251,6 +251,8 @@ def as_array(value: Any, field: str) -> Array:
     else:
         try:
             array = np.asarray(value) if (bits := _torch_bits(value)) is None else bits
+            if array.dtype == np.float64 and isinstance(value, (float, list, tuple)):
+                array = array.astype(np.float32)  # Python's numbers have no element type of their own
         except (TypeError, ValueError, RuntimeError) as error:
             raise InvalidArgumentError(
                 f"{field} cannot be read as an array: {error}",

@@ -23,6 +23,7 @@ from tilewright.types.spec import Array, Spec
 
 __all__ = [
     "bias_operand",
+    "block_words",
     "indices",
     "is_bshd",
     "mask_words",
@@ -33,6 +34,7 @@ __all__ = [
 ]
 
 _LAYOUTS = {"bhsd": False, "bshd": True}
+_BOTTOM_RIGHT = ("bottom_right", "b")
 _INT32 = np.iinfo(np.int32)
 
 
@@ -130,6 +132,9 @@ def bias_operand(attn_mask: Any, bias: Any) -> Any:
 def seeds(dropout_p: Any, seed: Any, offset: Any, rng: Any) -> Any:
     """The operand that seeds dropout, so that one plan serves all seeds; None if nothing is dropped."""
     if number("dropout_p", dropout_p) == 0:
+        for field, value in (("seed", seed), ("offset", offset or None), ("rng", rng)):
+            if value is not None:
+                raise no_effect(field, value, "nothing is dropped", "give dropout_p as well, or leave it out")
         return None
     if rng is not None:
         if seed is not None or offset:
@@ -161,10 +166,23 @@ def seeds(dropout_p: Any, seed: Any, offset: Any, rng: Any) -> Any:
 def mask_words(is_causal: Any, mask: Any, window: Any, mask_align: Any, sink_size: Any) -> dict[str, Any]:
     """Attributes of the mask. Raises ``InvalidArgumentError`` for a window that is no pair."""
     found: dict[str, Any] = {"mask": mask, "mask_align": mask_align}
-    if flag("is_causal", is_causal):
-        found["causal"] = True
+    causal = flag("is_causal", is_causal)
+    if causal and mask in _BOTTOM_RIGHT:
+        raise InvalidArgumentError(
+            "is_causal begins at the top left, and the mask at the bottom right",
+            field="mask",
+            value=mask,
+            rule="mask_conflict",
+            fix="leave is_causal out",
+        )
+    if mask_align is not None and not causal and window is None and mask in (None, "no"):
+        raise no_effect("mask_align", mask_align, "there is no mask that it could place", "give window or is_causal")
     if window is not None:
         found |= window_words(window)
+        if causal and found["window_right"] in (-1, 0):
+            found["window_right"], causal = 0, False
+    if causal:
+        found["causal"] = True
     found["sink_size"] = unless(sink_size, 0)
     return found
 
@@ -212,6 +230,18 @@ def scales_of(q: Any, k: Any, v: Any) -> dict[str, Any]:
     """Factors of fp8 operands: plain numbers as arrays of fp32."""
     given = {"q_descale": q, "k_descale": k, "v_descale": v}
     return {name: scale_operand(value, name) for name, value in given.items()}
+
+
+def block_words(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes of scales by blocks. Raises ``InvalidArgumentError`` for blocks of scales that are not there."""
+    for field, scales in (("scale_block_q", ("q_descale",)), ("scale_block_k", ("k_descale", "v_descale"))):
+        if given[field] is not None and all(given[name] is None for name in scales):
+            raise no_effect(field, given[field], "there are no scales", f"give {' or '.join(scales)} as well")
+    return {name: given[name] for name in ("qscale", "scale_block_q", "scale_block_k", "num_splits")}
+
+
+def no_effect(field: str, value: object, why: str, fix: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"{field} has no effect: {why}", field=field, value=value, rule="no_effect", fix=fix)
 
 
 def type_word(out_dtype: Any) -> str | None:

@@ -6,6 +6,7 @@ Nothing is copied for its layout: strides go to the server, so both orders of he
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tilewright.errors import InvalidArgumentError
@@ -54,8 +55,9 @@ def _attention(
     ``scaled_dot_product_attention``.
 
     ``q`` is ``[B, Hq, Sq, D]``, ``k`` ``[B, Hk, Sk, D]``, ``v`` ``[B, Hk, Sk, Dv]`` and the result ``[B, Hq, Sq, Dv]``;
-    with ``layout="bshd"`` rows come before heads everywhere. Hk divides Hq. ``attn_mask`` is added to scores (of bools:
-    False hides a key), and broadcasts to ``[B, Hq, Sq, Sk]``; so does ``bias``. ``scale`` is ``D ** -0.5`` if left out.
+    with ``layout="bshd"`` rows come before heads everywhere; three dimensions are those of one sequence. Hk divides Hq.
+    ``attn_mask`` is added to scores (of bools: False hides a key), and broadcasts to ``[B, Hq, Sq, Sk]``; so does
+    ``bias``. ``scale`` is ``D ** -0.5`` if left out.
 
     ``is_causal`` hides keys behind the diagonal from the top left, as PyTorch's does; ``mask="bottom_right"`` aligns
     it with the last query and key, as FlashAttention does. ``window=(left, right)`` keeps that many keys beside the
@@ -68,18 +70,23 @@ def _attention(
 
     ``dropout_p`` drops weights by ``seed`` and ``offset`` (or ``rng``, as ``return_rng`` gives it): equal ones drop the
     same; without a seed one is drawn. With ``return_lse``, ``return_randval``, ``return_status`` or ``return_rng`` the
-    result is a tuple of the output, the logarithms ``[B, Hq, Sq]`` of the rows' sums, the random bytes, what the kernel
-    found wrong with lengths and pages, and the seeds, as far as asked for. What was wrong is int32 [4]: bits (1: a
-    length, 2: a page, 4: starts that do not ascend, 8: no room to append, 16: no angle for a position, 32: an item of a
-    cache), the first sequence concerned, what it has there, and 0; zeros if nothing was. ``out`` and ``lse`` are arrays
-    to write into. A row that sees nothing gives zeros, and ``-inf`` in ``lse``. The other arguments, and the errors,
-    are those of ``run``.
+    result is a tuple of the output, the logarithms ``[B, Hq, Sq]`` of the rows' sums (those of ``sinks`` included), the
+    random bytes as uint8, what the kernel found wrong with lengths and pages, and the seeds, as far as asked for. What
+    was wrong is int32 [4]: bits (1: a length, 2: a page, 4: starts that do not ascend, 8: no room to append, 16: no
+    angle for a position, 32: an item of a cache), the first sequence concerned, what it has there, and 0; zeros if
+    nothing was. ``out`` and ``lse`` are arrays to write into. A row that sees nothing gives zeros, and ``-inf`` in
+    ``lse``. The other arguments, and the errors, are those of ``run``.
 
         >>> y = client.attention(q, k, v, is_causal=True)  # doctest: +SKIP
     """
     given = {**FORWARD, **options, **locals()}
     more = {"cache_index": indices(cache_index, "cache_index")}
-    return forward(given, {"q": q, "k": k, "v": v}, "qkv" if is_bshd(layout) else "", more)
+    tensors, swapped = {"q": q, "k": k, "v": v}, "qkv" if is_bshd(layout) else ""
+    if not swapped and given["out"] is None and all(getattr(item, "ndim", 0) == 3 for item in tensors.values()):
+        # As PyTorch's: [heads, rows, elements].
+        asked = forward(given, {name: item[None] for name, item in tensors.items()}, "", more)
+        return replace(asked, squeezed=(0,))
+    return forward(given, tensors, swapped, more)
 
 
 def _attention_varlen(

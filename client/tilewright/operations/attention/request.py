@@ -8,6 +8,7 @@ from typing import Any
 from tilewright.dispatch.request import spec_of
 from tilewright.operations.attention.attributes import (
     bias_operand,
+    block_words,
     indices,
     mask_words,
     scales_of,
@@ -50,7 +51,7 @@ def forward(given: Given, tensors: Given, swapped: Collection[str], more: Given,
     inputs |= more
     inputs |= scales_of(given["q_descale"], given["k_descale"], given["v_descale"])
     found |= words or {}
-    found |= {name: given[name] for name in ("qscale", "scale_block_q", "scale_block_k", "num_splits")}
+    found |= block_words(given)
     found["out_dtype"] = type_word(given["out_dtype"])
     outs = {"o": given["out"]}
     for name, wanted in (
@@ -81,4 +82,5 @@ def asked_for(
     targets = {name: laid_out(core, heads_first(out, name) if name in swapped else out) for name, out in outs.items()}
     if (least := alignment((*present.values(), *targets.values()))) is not None:
         attributes["alignment"] = least
-    return Asked(operation, present, attributes, choice_of(given), outs, targets, swapped, extra)
+    own = {"bias": "attn_mask"} if given.get("attn_mask") is not None else {}
+    return Asked(operation, present, attributes, choice_of(given), outs, targets, swapped, extra, words=own)

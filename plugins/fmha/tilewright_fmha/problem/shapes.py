@@ -124,6 +124,13 @@ def check_heads(sizes: Sizes, name: str, desc: TensorDesc) -> None:
         )
 
 
+def _padding_hint(name: str, hdim: int, wider: int) -> str:
+    """The scale follows from the heads of q and k; those of v are only cut off the result."""
+    if name == "v":
+        return f": pad v with zeros to {wider}, and leave the last {wider - hdim} elements of the result out"
+    return f": pad q and k with zeros to {wider}, and give scale={hdim}**-0.5"
+
+
 def check_hdim(name: str, desc: TensorDesc, hdim: int) -> None:
     if hdim % 8 or not MIN_HDIM <= hdim <= MAX_HDIM:
         wider = min(max(-(-hdim // 8) * 8, MIN_HDIM), MAX_HDIM)
@@ -133,7 +140,7 @@ def check_hdim(name: str, desc: TensorDesc, hdim: int) -> None:
             desc.shape,
             "hdim_range",
             f"use a multiple of 8 from {MIN_HDIM} to {MAX_HDIM}"
-            + (f": pad with zeros to {wider}, and give scale={hdim}**-0.5" if 0 < hdim < MAX_HDIM else ""),
+            + (_padding_hint(name, hdim, wider) if 0 < hdim < MAX_HDIM else ""),
         )
 
 

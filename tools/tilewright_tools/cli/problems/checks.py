@@ -18,7 +18,8 @@ __all__ = ["Check", "check", "check_outputs", "tolerance"]
 # Rounding of the result to its own type, and of the sums to fp32: relative to the norm of the whole result.
 _TOLERANCE = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 8e-3, "int32": 0.0}
 _ELEMENT = 0.02
-"""Relative error up to which an element counts as right in ``Check.accuracy``."""
+"""Error up to which an element counts as right in ``Check.accuracy``, relative to it, or to the root mean square of all
+if that is more: near zero a sum has no relative error that says something."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Check:
     error: float
     tolerance: float
     accuracy: float
-    """Percent of elements within 2 % of the truth."""
+    """Percent of elements within 2 % of the truth, or of the truth's root mean square."""
     max_error: float
     correct: int
     total: int
@@ -55,8 +56,9 @@ def check(result: Array, truth: Array, depth: int, least: float = 0.0) -> Check:
     difference = np.abs(got - truth)
     scale = float(np.linalg.norm(truth))
     error = float(np.linalg.norm(difference)) / scale if scale else float(np.linalg.norm(difference))
-    correct = int(np.count_nonzero(difference <= _ELEMENT * (np.abs(truth) + 1e-5)))
     total = int(truth.size)
+    usual = scale / max(total, 1) ** 0.5
+    correct = int(np.count_nonzero(difference <= _ELEMENT * np.maximum(np.abs(truth), max(usual, 1e-5))))
     return Check(
         error=error if np.isfinite(error) else float("inf"),
         tolerance=max(tolerance(result.dtype.name, depth), least),

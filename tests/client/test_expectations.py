@@ -1,0 +1,151 @@
+"""What people expect from NumPy, PyTorch and ONNX, and refusals in the words that they used; on the service itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tilewright as tw
+
+
+@pytest.fixture(scope="module")
+def client(real_server):
+    with tw.connect(real_server.target) as found:
+        yield found
+
+
+def random(*shape):
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize(("left", "right"), [((9,), (9, 5)), ((4, 9), (9,)), ((9,), (9,)), ((3, 4, 9), (9,))])
+@pytest.mark.parametrize("launch", ["server", "auto"])
+def test_vectors_stand_for_a_row_and_a_column(client, left, right, launch):
+    a, b = random(*left), random(*right)
+    for _ in range(2):  # the second time it is a call that is known
+        found = client.gemm(a, b, launch=launch)
+        assert found.shape == (a @ b).shape
+        np.testing.assert_allclose(found, a @ b, rtol=1e-4, atol=1e-5)
+
+
+def test_a_product_of_a_vector_is_written_into_out(client):
+    a, b, out = random(9), random(9, 5), np.full(5, np.nan, np.float32)
+    client.gemm(a, b, out=out)
+    np.testing.assert_allclose(out, a @ b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("beta", [0, 1, -0.5])
+def test_beta_scales_what_is_added(client, beta):
+    a, b, c = random(6, 9), random(9, 5), random(6, 5)
+    kept = c.copy()
+    np.testing.assert_allclose(
+        client.gemm(a, b, c=c, beta=beta, alpha=2.0), 2 * (a @ b) + beta * c, rtol=1e-4, atol=1e-4
+    )
+    assert (c == kept).all()
+
+
+def test_relu6_is_a_clamp(client):
+    a, b = 3 * random(6, 9), random(9, 5)
+    np.testing.assert_allclose(client.gemm(a, b, activation="relu6"), np.clip(a @ b, 0, 6), rtol=1e-4, atol=1e-4)
+
+
+def test_lists_of_numbers_are_arrays_of_fp32(client):
+    assert (client.gemm([[1.0, 2.0]], [[3.0], [4.0]], bias=[0.5]) == [[11.5]]).all()
+
+
+def scattered(x, w, stride, padding, dilation, output_padding):
+    """Transposed convolution of one image and axis, by its definition."""
+    count = (x.shape[2] - 1) * stride - 2 * padding + dilation * (w.shape[2] - 1) + output_padding + 1
+    out = np.zeros((x.shape[0], w.shape[1], count + 4 * (padding + output_padding + 1)))
+    for i in range(x.shape[2]):
+        for r in range(w.shape[2]):
+            out[:, :, i * stride + r * dilation] += x[:, :, i] @ w[:, :, r]
+    return out[:, :, padding : padding + count]
+
+
+@pytest.mark.parametrize(
+    ("stride", "padding", "dilation", "output_padding"),
+    [(1, 0, 3, 2), (2, 1, 4, 3), (1, 2, 2, 1), (2, 0, 1, 1), (3, 1, 7, 6)],
+)
+def test_output_padding_below_stride_or_dilation_is_taken(client, stride, padding, dilation, output_padding):
+    x, w = random(2, 3, 5), random(3, 4, 3)
+    given = {"stride": stride, "padding": padding, "dilation": dilation, "output_padding": output_padding}
+    np.testing.assert_allclose(client.conv_transpose(x, w, **given), scattered(x, w, **given), rtol=1e-4, atol=1e-4)
+
+
+def test_attention_takes_three_dimensions_as_pytorchs_does(client):
+    q, k, v = random(2, 7, 16), random(2, 9, 16), random(2, 9, 16)
+    want = client.attention(q[None], k[None], v[None])[0]
+    assert np.array_equal(client.attention(q, k, v), want)
+    o, lse = client.attention(q, k, v, return_lse=True)
+    assert (o.shape, lse.shape) == ((2, 7, 16), (2, 7))
+
+
+def test_a_window_with_is_causal_sees_nothing_to_the_right(client):
+    q = random(1, 2, 12, 16)
+    want = client.attention(q, q, q, window=(2, 0))
+    assert np.array_equal(client.attention(q, q, q, is_causal=True, window=(2, -1)), want)
+
+
+def test_lse_with_sinks_includes_them(client):
+    q, k, v = random(1, 2, 5, 16), random(1, 2, 6, 16), random(1, 2, 6, 16)
+    sinks = np.array([0.5, -1.0], np.float32)
+    _, lse = client.attention(q, k, v, sinks=sinks, return_lse=True)
+    scores = q.astype(np.float64) @ k.swapaxes(2, 3) / 4
+    want = np.log(np.exp(scores).sum(-1) + np.exp(sinks)[None, :, None])
+    np.testing.assert_allclose(lse, want, rtol=1e-4, atol=1e-4)
+
+
+def test_random_values_of_dropout_are_unsigned_bytes(client):
+    q = random(1, 1, 16, 16)
+    for _ in range(2):
+        _, randval = client.attention(q, q, q, dropout_p=0.5, seed=3, return_randval=True)
+        assert randval.dtype == np.uint8
+    assert randval.max() > 127
+
+
+Q = random(1, 2, 8, 16)
+M = random(8, 8)
+
+
+@pytest.mark.parametrize(
+    ("call", "field", "rule"),
+    [
+        (lambda c: c.attention(Q, Q, Q, seed=3), "seed", "no_effect"),
+        (lambda c: c.attention(Q, Q, Q, mask_align="bottom_right"), "mask_align", "no_effect"),
+        (lambda c: c.attention(Q, Q, Q, scale_block_q=64), "scale_block_q", "no_effect"),
+        (lambda c: c.attention(Q, Q, Q, is_causal=True, mask="bottom_right"), "mask", "mask_conflict"),
+        (lambda c: c.gemm(M, M, binary="multiply"), "binary", "no_effect"),
+        (lambda c: c.gemm(M, M, beta=2.0), "beta", "no_effect"),
+        (lambda c: c.attention(Q, Q, Q, window=(-5, 2)), "window", "window_range"),
+        (lambda c: c.attention(Q, Q, Q, attn_mask=np.zeros((3, 5), np.float32)), "attn_mask.shape", ""),
+        (lambda c: c.conv_transpose(Q, random(2, 4, 3, 3), padding=9), "padding", "output_size"),
+        (lambda c: c.plan_attention(Q, Q, Q, window=(-5, 2)), "window", "window_range"),
+    ],
+)
+def test_refusals_name_the_argument_that_was_given(client, call, field, rule):
+    with pytest.raises(tw.InvalidArgumentError) as caught:
+        call(client)
+    assert caught.value.field == field
+    assert caught.value.rule == rule or not rule
+    assert "attributes." not in str(caught.value)
+    assert "window_left" not in str(caught.value)
+
+
+def test_the_fix_for_odd_heads_tells_those_of_v_from_those_of_q(client):
+    with pytest.raises(tw.InvalidArgumentError) as caught:
+        client.attention(Q, Q, Q[..., :10])
+    assert "scale" not in caught.value.fix
+    with pytest.raises(tw.InvalidArgumentError) as caught:
+        client.attention(Q[..., :10], Q[..., :10], Q)
+    assert "scale=10**-0.5" in caught.value.fix
+    wide = [np.pad(item, ((0, 0),) * 3 + ((0, 6),)) for item in (Q[..., :10], Q[..., :10])]
+    scores = Q[..., :10].astype(np.float64) @ Q[..., :10].swapaxes(2, 3) * 10**-0.5
+    weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    np.testing.assert_allclose(client.attention(*wide, Q, scale=10**-0.5), weights @ Q, rtol=1e-4, atol=1e-4)
+
+
+def test_the_fix_for_unsigned_bytes_does_not_wrap_them_around(client):
+    with pytest.raises(tw.InvalidArgumentError) as caught:
+        client.gemm(M.astype(np.uint8), M.astype(np.uint8))
+    assert "float32" in caught.value.fix
