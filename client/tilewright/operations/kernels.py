@@ -184,8 +184,8 @@ def build(
     ``progress`` is called with every event as it comes. ``retry_failed`` forgets cached failures first. Without
     ``timeout`` it waits for all.
     """
-    core.require()
     request = kernels_pb2.BuildRequest(
+        session=core.require().token,
         # An empty filter would mean everything; none means what is named.
         filter=_filter(core, operation, kernel_set, arch, pattern) if kernel_set or pattern else None,
         names=names,

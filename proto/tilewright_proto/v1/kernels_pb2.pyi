@@ -163,20 +163,22 @@ class UnregisterKernelReply(_message.Message):
     def __init__(self) -> None: ...
 
 class BuildRequest(_message.Message):
-    __slots__ = ("filter", "names", "config_json", "operation", "arch", "retry_failed")
+    __slots__ = ("filter", "names", "config_json", "operation", "arch", "retry_failed", "session")
     FILTER_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
     CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
     OPERATION_FIELD_NUMBER: _ClassVar[int]
     ARCH_FIELD_NUMBER: _ClassVar[int]
     RETRY_FAILED_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     filter: KernelFilter
     names: _containers.RepeatedScalarFieldContainer[str]
     config_json: str
     operation: str
     arch: str
     retry_failed: bool
-    def __init__(self, filter: _Optional[_Union[KernelFilter, _Mapping]] = ..., names: _Optional[_Iterable[str]] = ..., config_json: _Optional[str] = ..., operation: _Optional[str] = ..., arch: _Optional[str] = ..., retry_failed: bool = ...) -> None: ...
+    session: bytes
+    def __init__(self, filter: _Optional[_Union[KernelFilter, _Mapping]] = ..., names: _Optional[_Iterable[str]] = ..., config_json: _Optional[str] = ..., operation: _Optional[str] = ..., arch: _Optional[str] = ..., retry_failed: bool = ..., session: _Optional[bytes] = ...) -> None: ...
 
 class BuildEvent(_message.Message):
     __slots__ = ("name", "state", "done", "total", "build_ns", "error")

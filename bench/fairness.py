@@ -1,0 +1,174 @@
+"""How long one client waits beside others that flood the server: launches, and builds of new kernels, on a CPU.
+
+    python bench/fairness.py [--seconds 5] [--size 512]
+
+Starts a server of its own. The victim launches one bound product at a time, over gRPC and over the local socket, first
+alone and then beside each flood, which runs in a process of its own. Then it asks for new kernels one at a time, alone
+and beside a client that has the whole set built.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+import tilewright as tw
+
+FLOODS = {
+    "63 calls": "one session, 63 threads that launch over gRPC",
+    "100 streams": "100 execution streams with two requests each",
+    "60 sessions": "60 sessions that launch over the local socket",
+    "repeats": "one launch repeated 100,000 times",
+}
+NEW_KERNELS = 3
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[str]:
+    """A server with an empty cache."""
+    with tempfile.TemporaryDirectory() as folder:
+        target = f"unix:{folder}/s"
+        flags = ["--listen", target, "--cache-dir", f"{folder}/cache", "--log-level", "warning"]
+        command = [sys.executable, "-m", "tilewright_tools.cli", "serve", *flags]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout is not None
+            server.stdout.readline()
+            try:
+                yield target
+            finally:
+                server.kill()
+
+
+class Product:
+    """A product of squares, bound to arrays in shared memory."""
+
+    def __init__(self, client: tw.Client, size: int) -> None:
+        self.a = client.asarray(np.eye(size, dtype=np.float32))
+        self.plan, self.out = client.plan_gemm(self.a, self.a), client.empty((size, size))
+        self.bound = self.plan.bind(self.a, self.a, out=self.out)
+
+
+def patiently(work: Callable[[], object]) -> None:
+    """Do it for ever; what the server refuses for the moment is asked for again."""
+    while True:
+        with contextlib.suppress(tw.ResourceExhaustedError, tw.UnavailableError):
+            work()
+
+
+def flood(kind: str, target: str, size: int) -> None:
+    """One of ``FLOODS``, or ``builds``, until this process is killed."""
+    with tw.connect(target, launch="server") as client:
+        if kind == "builds":
+            print("ready", flush=True)
+            client.kernels.build(operation="gemm", pattern="gemm_fp32_*")
+            return
+        product = Product(client, size)
+        works: list[Callable[[], object]] = []
+        if kind == "63 calls":
+            works = [lambda: product.bound(timeout=60.0)] * 63
+        elif kind == "100 streams":
+            for _ in range(100):
+                stream, out = product.plan.stream(max_pending=2), client.empty((size, size))
+                works.append(lambda stream=stream, out=out: stream.submit(product.a, product.a, out=out).result())
+        elif kind == "60 sessions":
+            others = [Product(tw.connect(target, launch="server"), size) for _ in range(60)]
+            works = [other.bound for other in others]
+        else:
+            works = [lambda: product.plan(product.a, product.a, out=product.out, repeat=100_000)]
+        for work in works:
+            threading.Thread(target=patiently, args=(work,), daemon=True).start()
+        time.sleep(1.0)
+        print("ready", flush=True)
+        threading.Event().wait()
+
+
+@contextlib.contextmanager
+def flooded(kind: str, target: str, size: int) -> Iterator[None]:
+    """A process that floods the server meanwhile; none for the empty name."""
+    if not kind:
+        yield
+        return
+    command = [sys.executable, __file__, "--flood", kind, "--target", target, "--size", str(size)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def launched(client: tw.Client) -> int:
+    """Launches that the server has counted, of all clients."""
+    return sum(int(item["launches"]) for item in client.kernels.statistics()["kernels"])
+
+
+def latencies(client: tw.Client, call: Callable[[], object], seconds: float) -> tuple[float, float, float]:
+    """p50 and p99 in milliseconds, and how many launches of others there were for each of these."""
+    taken = []
+    before, end = launched(client), time.perf_counter() + seconds
+    while (start := time.perf_counter()) < end:
+        call()
+        taken.append((time.perf_counter() - start) * 1e3)
+    others = launched(client) - before - len(taken)
+    p50, p99 = np.percentile(taken, [50, 99])
+    return float(p50), float(p99), others / len(taken)
+
+
+def launches(target: str, size: int, seconds: float) -> None:
+    print("| beside | gRPC p50 | p99 | others | local socket p50 | p99 | others |\n" + "|---" * 7 + "|")
+    for kind in ("", *FLOODS):
+        with tw.connect(target, launch="server") as client, flooded(kind, target, size):
+            bound = Product(client, size).bound
+            ways = [lambda bound=bound: bound(timeout=60.0), bound]
+            for call in ways:
+                for _ in range(3):
+                    call()
+            cells = [f"{value:.1f}" for call in ways for value in latencies(client, call, seconds)]
+        print(f"| {FLOODS.get(kind, 'nobody')} | {' | '.join(cells)} |", flush=True)
+
+
+def builds(target: str, size: int) -> None:
+    """New kernels come from the end of the set, that the flood builds from its beginning."""
+    with tw.connect(target, launch="server") as client:
+        names = [item.name for item in client.kernels.list("gemm", name="gemm_fp32_rrr_*")]
+        fresh = iter(reversed(names))
+        print("\n| beside | a new kernel, seconds |\n|---|---|")
+        for kind in ("", "builds"):
+            with flooded(kind, target, size):
+                if kind:
+                    time.sleep(2.0)
+                taken = []
+                for name in itertools.islice(fresh, NEW_KERNELS):
+                    start = time.perf_counter()
+                    client.kernels.build([name], operation="gemm", timeout=120.0)
+                    taken.append(f"{time.perf_counter() - start:.1f}")
+            print(f"| {'`Kernels.Build` of a set' if kind else 'nobody'} | {', '.join(taken)} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
+    parser.add_argument("--size", type=int, default=512, help="rows and columns of the matrices")
+    parser.add_argument("--flood", help=argparse.SUPPRESS)
+    parser.add_argument("--target", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.flood:
+        flood(options.flood, options.target, options.size)
+        return
+    with serving() as target:
+        launches(target, options.size, options.seconds)
+        builds(target, options.size)
+
+
+if __name__ == "__main__":
+    main()
