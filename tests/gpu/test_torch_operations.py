@@ -93,6 +93,8 @@ def test_a_repeated_call_takes_the_short_way_and_follows_its_arguments(torch: An
 def test_the_backend_keeps_results(
     torch: Any, twt: Any, graphs: bool, choose: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
+    from tilewright.torch.compiler.backend import tilewright as backend
+
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     functional = torch.nn.functional
     weight, out = rand(torch, 512, 256) * 0.1, rand(torch, 256, 512) * 0.1
@@ -104,7 +106,7 @@ def test_the_backend_keeps_results(
         return functional.linear(y, out) + x
 
     options = {"choose": choose, "triton.cudagraphs": graphs}
-    compiled = torch.compile(block, backend="tilewright", options=options)
+    compiled = torch.compile(block, backend=backend, options=options)
     before = len(twt.report())
     with torch.no_grad():
         for _ in range(4):

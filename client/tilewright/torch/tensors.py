@@ -28,6 +28,8 @@ def define(name: str, schema: str, function: Any, fake: Any, mutates: Sequence[s
     """
     made = torch.library.custom_op(f"tilewright::{name}", function, mutates_args=tuple(mutates), schema=schema)
     made.register_fake(fake)
+    for device in ("CPU", "CUDA"):  # without the checks of every call that results are fresh: tests make them
+        _library.impl(name, function, device)
     if kept is not None:
         operation = getattr(torch.ops.tilewright, name).default
         tensors = [item.name for item in operation._schema.arguments if "Tensor" in str(item.type)]
@@ -65,7 +67,10 @@ def operand(value: Any) -> Any:
     """Return what the client takes: a NumPy view of a tensor on the host, else the tensor itself."""
     if value is None:
         return None
-    value = value.detach().resolve_neg()
+    if value.requires_grad:
+        value = value.detach()
+    if value.is_neg():
+        value = value.resolve_neg()
     if value.device.type != "cpu":
         return value
     if value.dtype in _OWN:

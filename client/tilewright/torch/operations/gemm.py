@@ -42,20 +42,22 @@ def _gemm(
     activation: str | None = None,
     out_dtype: Any = None,
 ) -> Any:
+    words: dict[str, Any] = {}
+    for name, value in (("bias", bias), ("c", c), ("scale_a", scale_a), ("scale_b", scale_b)):
+        if value is not None:
+            words[name] = operand(value)
+    if d:
+        words["d"] = operands(d)
+    if alpha != 1.0:
+        words["alpha"] = alpha
+    if binary is not None:
+        words["binary"] = binary
+    if activation is not None:
+        words["activation"] = activation
+    if out_dtype is not None:
+        words["out_dtype"] = dtype_word(out_dtype)
     used: Any = client()
-    found = used.gemm(
-        operand(a),
-        operand(b),
-        bias=operand(bias),
-        c=operand(c),
-        d=operands(d or ()),
-        alpha=alpha,
-        binary=binary,
-        activation=activation,
-        scale_a=operand(scale_a),
-        scale_b=operand(scale_b),
-        out_dtype=dtype_word(out_dtype),
-    )
+    found = used.gemm(operand(a), operand(b), **words)
     return tensor(found)
 
 
