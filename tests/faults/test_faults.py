@@ -204,7 +204,6 @@ def built(client: Client, name: str) -> None:
 
 WORKER = [
     Fault(Kind.SOCKET, What.KILL, 0, Role.WORKER),
-    Fault(Kind.OPEN | Kind.MAP | Kind.READ, What.KILL, 0, Role.WORKER),
     Fault(Kind.SOCKET, What.FAIL, errno.EINTR, Role.WORKER),
 ]
 
