@@ -36,6 +36,7 @@ from tilewright.errors import (
 )
 from tilewright.operations.epilogue import ACTIVATIONS
 from tilewright.operations.kernels import BuildEvent, Correction, Kernel, KernelDetails, Validation
+from tilewright.sync.bundle import Bundle, BundlePlan, BundleProblem, load_bundle
 from tilewright.sync.client import Buffer, Client, connect
 from tilewright.sync.kv_cache import KVCache
 from tilewright.sync.launch import Launch
@@ -57,6 +58,9 @@ __all__ = [
     "Buffer",
     "BuildEvent",
     "BuildFailedError",
+    "Bundle",
+    "BundlePlan",
+    "BundleProblem",
     "CancelledError",
     "Client",
     "ConfigInvalidError",
@@ -89,4 +93,5 @@ __all__ = [
     "Violation",
     "aio",
     "connect",
+    "load_bundle",
 ]

@@ -58,13 +58,19 @@ const char* read_index(tw_bundle& bundle, uint64_t index_bytes) {
   if (!header.string_bytes || bundle.strings[header.string_bytes - 1]) return "its strings do not end";
   for (uint32_t i = 0; i < header.entries; i++) {
     const BundleEntry& entry = bundle.entries[i];
-    if (entry.name >= header.string_bytes || entry.arch >= header.string_bytes) return "a name";
+    if (entry.name >= header.string_bytes || entry.arch >= header.string_bytes || entry.details >= header.string_bytes)
+      return "a name";
     if (!within(entry.offset, entry.bytes, bundle.bytes) || entry.bytes > kMaxIndex) return "an entry";
+    if (i && strcmp(bundle.strings + bundle.entries[i - 1].name, bundle.strings + entry.name) > 0)
+      return "the order of its entries";
   }
-  for (uint32_t i = 0; i < header.objects; i++)
-    if (!within(bundle.objects[i].offset, bundle.objects[i].bytes, bundle.bytes) || !bundle.objects[i].bytes ||
-        bundle.objects[i].bytes > kMaxIndex)
+  for (uint32_t i = 0; i < header.objects; i++) {
+    const BundleObject& object = bundle.objects[i];
+    if (!within(object.offset, object.bytes, bundle.bytes) || !object.bytes || object.bytes > kMaxIndex)
       return "a code object";
+    if (i && memcmp(bundle.objects[i - 1].sha256, object.sha256, sizeof object.sha256) >= 0)
+      return "the order of its code objects";
+  }
   return nullptr;
 }
 
@@ -199,11 +205,12 @@ tw_status tw_bundle_find(tw_bundle* bundle, const char* name, tw_plan** plan) {
     const uint32_t middle = low + (high - low) / 2;
     strcmp(bundle->strings + bundle->entries[middle].name, name) < 0 ? low = middle + 1 : high = middle;
   }
-  bool seen = false;
-  for (; low < bundle->header->entries && !strcmp(bundle->strings + bundle->entries[low].name, name); low++) {
-    seen = true;
+  uint32_t end = low;
+  while (end < bundle->header->entries && !strcmp(bundle->strings + bundle->entries[end].name, name)) end++;
+  const bool seen = end > low;
+  while (end-- > low) {
     tw_plan* found;
-    const tw_status status = open_plan(bundle, bundle->entries[low], &found);
+    const tw_status status = open_plan(bundle, bundle->entries[end], &found);
     if (status) return status;
     if (runs_here(found)) return *plan = found, TW_OK;
     tw_plan_close(found);

@@ -105,7 +105,8 @@ struct BundleHeader {
 };
 
 struct BundleEntry {
-  uint32_t name, arch;  // offsets into the strings
+  uint32_t name, arch, details;  // offsets into the strings; details are JSON, for tools and servers
+  uint32_t reserved;
   uint64_t offset, bytes;
 };
 
@@ -116,7 +117,7 @@ struct BundleObject {
 
 static_assert(sizeof(PlanHeader) == 152 && sizeof(OperandRecord) == 32 && sizeof(StageRecord) == 72, "packed records");
 static_assert(sizeof(ObjectRecord) == 40 && sizeof(RelocationRecord) == 24 && sizeof(MapRecord) == 168, "");
-static_assert(sizeof(PairRecord) == 16 && sizeof(BundleHeader) == 72 && sizeof(BundleEntry) == 24, "");
+static_assert(sizeof(PairRecord) == 16 && sizeof(BundleHeader) == 72 && sizeof(BundleEntry) == 32, "");
 static_assert(sizeof(BundleObject) == 48, "");
 
 }  // namespace tw

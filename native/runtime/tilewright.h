@@ -156,7 +156,8 @@ TW_API uint32_t tw_bundle_count(const tw_bundle* bundle);
 /* Name and architecture of a plan; both live as long as the bundle. */
 TW_API tw_status tw_bundle_entry(const tw_bundle* bundle, uint32_t index, const char** name, const char** arch);
 TW_API tw_status tw_bundle_plan(tw_bundle* bundle, uint32_t index, tw_plan** plan);
-/* The plan of that name that runs on this machine: for the current context's GPU, or for this CPU. */
+/* The plan of that name that runs on this machine: for the current context's GPU, or for this CPU. Of several, the one
+ * whose architecture comes last by name, which is the highest level of a CPU. */
 TW_API tw_status tw_bundle_find(tw_bundle* bundle, const char* name, tw_plan** plan);
 /* Reads everything and checks all digests. */
 TW_API tw_status tw_bundle_verify(tw_bundle* bundle);

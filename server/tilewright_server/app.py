@@ -77,20 +77,23 @@ class Application:
         """Where clients reach it, in the form that they take."""
         return tuple(str(listener.address) for listener in self.listeners)
 
-    def start(self) -> None:
+    def start(self, wanted: Callable[[], bool] = lambda: True) -> None:
         """Listen and serve. On an error (``TilewrightError``) nothing is left behind.
 
-        Opens no device: that is done in the background. One that the settings name must be there, though.
+        Opens no device, but for a warm start, which ends early when it is not ``wanted`` any more: that is done in the
+        background. One that the settings name must be there, though.
         """
         try:
-            self._start()
+            self._start(wanted)
         except BaseException:
             self._parts.close()
             raise
 
-    def _start(self) -> None:
+    def _start(self, wanted: Callable[[], bool]) -> None:
         # Imported here: naming the composition root must not cost what running it does.
+        from tilewright_server.hosting.limits import session_limits
         from tilewright_server.hosting.readiness import Readiness
+        from tilewright_server.hosting.warm import make_ready, open_journal
         from tilewright_server.rpc.listeners import Listener, parse_address
         from tilewright_server.rpc.server import RpcServer
         from tilewright_server.service import Service
@@ -101,13 +104,14 @@ class Application:
         self.plugins = self.load_plugins()
         self.engine = self.make_engine(self.plugins)
         self._parts.callback(self.engine.close)
-        self.sessions = Sessions(_limits(settings), _quotas(settings))
+        self.sessions = Sessions(session_limits(settings), _quotas(settings))
         self.service = Service(
             self.engine,
             self.sessions,
             settings.inline_limit,
             settings.message_limit - 64 * 1024,
             allow_caller_launch=settings.allow_caller_launch,
+            journal=open_journal(settings, self._parts),
         )
         self._parts.callback(self.service.close)
         opened = self._opened()
@@ -124,6 +128,7 @@ class Application:
             opened.local_socket = str(self.local.path)
         self.plugins.startup(self)
         self._parts.callback(self.plugins.shutdown, self)
+        make_ready(settings, self.engine, wanted)
         if self.local is not None:
             self.local.start()
         self.rpc.start(self.engine.operations)
@@ -252,7 +257,7 @@ class Application:
         stopping.start()  # now: the system may refuse threads when it is needed
         with process_signals() as signals:
             try:
-                self.start()
+                self.start(signals.empty)
             except TilewrightError as error:
                 log.error("cannot start: %s", error)
                 return 1
@@ -413,19 +418,6 @@ class Application:
             self.readiness.set(reason)
             self._ending.wait(RETRY_DEVICE_S)
         self.readiness.set("")
-
-
-def _limits(settings: Settings) -> Any:
-    from tilewright_server.session.quotas import Limits
-
-    return Limits(
-        regions=settings.max_regions,
-        buffers=settings.max_buffers,
-        buffer_bytes=settings.buffer_bytes,
-        plans=settings.max_plans,
-        plan_bytes=settings.plan_bytes,
-        bindings=settings.max_bindings,
-    )
 
 
 def _quotas(settings: Settings) -> Any:

@@ -37,6 +37,7 @@ from tilewright_server.session.transfer import read_buffer, write_buffer
 
 if TYPE_CHECKING:
     from tilewright_server.engine.engine import Engine, Prepared
+    from tilewright_server.engine.planning.journal import Journal
 
 __all__ = ["Batch", "Finished", "Result", "RunResult", "Service"]
 
@@ -101,8 +102,11 @@ class Service:
         reply_limit: int,
         *,
         allow_caller_launch: bool = True,
+        journal: Journal | None = None,
     ) -> None:
+        """``journal``, if there is one, hears of every problem that is asked for."""
         self.engine = engine
+        self._journal = journal
         self._allow_caller_launch = allow_caller_launch
         self.sessions = sessions
         self._pools: dict[str, StagingPool] = {}
@@ -133,7 +137,7 @@ class Service:
         """Plan, bind, run, copy out. Outputs without a location travel back in the reply."""
         started = time.perf_counter_ns()
         session = call.owner = self.session(token)
-        prepared = self.engine.plan(request, placed(session, locations, selection), call)
+        prepared = self._planned(request, placed(session, locations, selection), call)
         target = Target(prepared)
         none = Location(Place.NONE)
         binding = self.binder.bind(target, [locations.get(slot.name, none) for slot in target.slots], session)
@@ -181,8 +185,14 @@ class Service:
     ) -> tuple[int, Target]:
         """Prepare a plan that the session keeps; returns its id. ``locations`` help to choose the device."""
         session = call.owner = self.sessions.get(token)
-        target = Target(self.engine.plan(request, placed(session, locations or {}, selection), call))
+        target = Target(self._planned(request, placed(session, locations or {}, selection), call))
         return session.add_plan(target, target.nbytes), target
+
+    def _planned(self, request: OperationRequest, selection: Selection, call: Call) -> Prepared:
+        prepared = self.engine.plan(request, selection, call)
+        if self._journal is not None:
+            self._journal.note(request, selection, prepared.device)
+        return prepared
 
     def launch_plan(self, target: Target) -> CallerPlan:
         """The plan for a caller that launches it in its own process. Raises what ``caller_plan`` does."""

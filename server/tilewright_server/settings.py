@@ -186,6 +186,25 @@ class Settings:
         "Give clients launch plans and code objects, so that they launch kernels in their own processes. `false`: every"
         " launch is the server's.",
     )
+    bundle: Path | None = _setting(  # noqa: RUF009
+        None,
+        "path",
+        kinds.path,
+        "Bundle whose problems are planned, built and loaded before the server is ready. Empty: none.",
+    )
+    warm: Path | None = _setting(  # noqa: RUF009
+        None, "path", kinds.path, "Journal whose problems are made ready in the same way. Empty: none."
+    )
+    journal: Path | None = _setting(  # noqa: RUF009
+        None,
+        "path",
+        kinds.path,
+        "File to record the problems in that are asked for, with counts, for `--warm` and `tilewright bundle build`."
+        " It is continued if it exists. Empty: nothing is recorded.",
+    )
+    journal_bytes: int = _setting(
+        16 * MIB, "size", kinds.size(0, 2**40), "Size at which nothing more is recorded in the journal."
+    )
     local_socket: bool = _setting(
         True,
         "flag",

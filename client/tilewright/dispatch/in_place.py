@@ -41,9 +41,11 @@ class InPlace:
     """One plan in this process. Thread-safe."""
 
     def __init__(
-        self, core: Core, plan: OpenedPlan, inputs: Sequence[Slot], outputs: Sequence[Slot], uuid: str
+        self, core: Core | None, plan: OpenedPlan, inputs: Sequence[Slot], outputs: Sequence[Slot], uuid: str
     ) -> None:
-        """``uuid`` names the GPU that the plan is for."""
+        """``core`` is that of the client whose memory operands must not lie in; a plan of a bundle has none. ``uuid``
+        names the GPU that the plan is for; empty: whichever is current when it is launched.
+        """
         self.core = core
         self.plan = plan
         self.inputs = tuple(inputs)
@@ -118,7 +120,7 @@ class InPlace:
             tensor = recognise(value, slot.name) if index < count else recognise_output(value, slot.name)
             if tensor is None or tensor.location is not None or tensor.array is not None:
                 raise _elsewhere(slot, value)
-            if self.core.mapped and find_mapped(self.core, tensor.address) is not None:
+            if self.core and self.core.mapped and find_mapped(self.core, tensor.address) is not None:
                 raise _elsewhere(slot, value)
             if tensor.spec != slot.spec:
                 slot.check_tensor(tensor)
@@ -144,7 +146,7 @@ class InPlace:
             known = self._ordinals.get(tensor.ordinal)
             if known is None:
                 gpu = tensor.gpu
-                known = uuid_digits(gpu.label(tensor.ordinal)) == self._uuid
+                known = not self._uuid or uuid_digits(gpu.label(tensor.ordinal)) == self._uuid
                 self._several = gpu.device_count() > 1
                 self._ordinals[tensor.ordinal] = known
                 if known:

@@ -71,6 +71,22 @@ class PlanInfo(ctypes.Structure):
     )
 
 
+class OperandInfo(ctypes.Structure):
+    """``tw_operand_info``."""
+
+    _fields_ = (
+        ("struct_bytes", c_uint32),
+        ("role", c_int32),
+        ("rank", c_uint32),
+        ("alignment", c_uint32),
+        ("span_bytes", c_uint64),
+        ("name", c_char_p),
+        ("dtype", c_char_p),
+        ("shape", POINTER(c_int64)),
+        ("strides", POINTER(c_int64)),
+    )
+
+
 class _Error(ctypes.Structure):
     """``tw_error``."""
 
@@ -90,6 +106,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "tw_object_known": (c_char_p,),
     "tw_plan_open": (c_char_p, c_size_t, POINTER(c_void_p)),
     "tw_plan_describe": (c_void_p, POINTER(PlanInfo)),
+    "tw_plan_operand": (c_void_p, c_uint32, POINTER(OperandInfo)),
     "tw_plan_load": (c_void_p,),
     "tw_plan_close": (c_void_p,),
     "tw_run": (c_void_p, c_char_p, c_uint32, c_void_p),
@@ -97,6 +114,13 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "tw_launch": (c_void_p, c_void_p),
     "tw_launch_many": (c_void_p, c_uint32, c_void_p, POINTER(c_uint32)),
     "tw_binding_close": (c_void_p,),
+    "tw_bundle_open": (c_char_p, POINTER(c_void_p)),
+    "tw_bundle_close": (c_void_p,),
+    "tw_bundle_count": (c_void_p,),
+    "tw_bundle_entry": (c_void_p, c_uint32, POINTER(c_char_p), POINTER(c_char_p)),
+    "tw_bundle_plan": (c_void_p, c_uint32, POINTER(c_void_p)),
+    "tw_bundle_find": (c_void_p, c_char_p, POINTER(c_void_p)),
+    "tw_bundle_verify": (c_void_p,),
     "tw_cpu_configure": (POINTER(c_int32), c_uint32),
     "tw_cpu_threads": (),
 }
@@ -116,7 +140,7 @@ class Library:
         for name, arguments in _SIGNATURES.items():
             function = getattr(native, name)
             function.argtypes, function.restype = arguments, c_int32
-        native.tw_cpu_threads.restype = c_uint32
+        native.tw_cpu_threads.restype = native.tw_bundle_count.restype = c_uint32
         native.tw_last_error.restype = POINTER(_Error)
         self._native = native
         self.tw_run = native.tw_run
@@ -124,6 +148,7 @@ class Library:
         self.tw_launch_many = native.tw_launch_many
         self.close_plan = native.tw_plan_close
         self.close_binding = native.tw_binding_close
+        self.close_bundle = native.tw_bundle_close
         self._recent: dict[bytes, None] = {}
         self._configure()
 
@@ -133,15 +158,20 @@ class Library:
         # Refused once the pool has started, which is for others to know.
         self._native.tw_cpu_configure((c_int32 * len(cpus))(*cpus), len(cpus))
 
-    def error(self, names: tuple[str, ...] = ()) -> TilewrightError:
-        """The error of the call that failed last in this thread. ``names`` are those of the plan's operands."""
+    def error(self, names: tuple[str, ...] = (), field: str = "launch") -> TilewrightError:
+        """The error of the call that failed last in this thread. ``names`` are those of the plan's operands, ``field``
+        what is at fault where it is none of them.
+        """
         found = self._native.tw_last_error().contents
         rule, message, fix = (part.decode("utf-8", "replace") for part in (found.rule, found.message, found.fix))
-        field = names[found.operand] if 0 <= found.operand < len(names) else "launch"
+        if 0 <= found.operand < len(names):
+            field = names[found.operand]
         value: object = found.value or ""
         if found.status == _MISALIGNED:
             fix = f"prepare with the attribute alignment={found.value}, or align the tensor"
         kind = _KINDS.get(found.status, InternalError)
+        if field == "bundle" and kind is InternalError:  # bytes that the caller gave
+            kind = InvalidArgumentError
         return kind(message or "the launch failed", field=field, value=value, rule=rule, fix=fix)
 
     @property
@@ -186,6 +216,11 @@ class Library:
         self._check(self._native.tw_plan_describe(plan, byref(info)))
         return info
 
+    def operand(self, plan: int, index: int) -> OperandInfo:
+        info = OperandInfo(struct_bytes=ctypes.sizeof(OperandInfo))
+        self._check(self._native.tw_plan_operand(plan, index, byref(info)))
+        return info
+
     def load_plan(self, plan: int) -> None:
         self._check(self._native.tw_plan_load(plan))
 
@@ -195,9 +230,43 @@ class Library:
         status = self._native.tw_bind(plan, addresses, count, None, byref(handle))
         return status, handle.value or 0
 
-    def _check(self, status: int) -> None:
+    # ---- bundles ----
+
+    def open_bundle(self, path: Path) -> int:
+        """Raises ``NotFoundError``, ``InvalidArgumentError`` for what is no bundle, ``UnsupportedError`` for another
+        version.
+        """
+        handle = c_void_p()
+        self._check(self._native.tw_bundle_open(os.fsencode(path), byref(handle)), "bundle")
+        return handle.value or 0
+
+    def bundle_entries(self, bundle: int) -> list[tuple[str, str]]:
+        """Names and architectures of its plans."""
+        found = []
+        for index in range(self._native.tw_bundle_count(bundle)):
+            name, arch = c_char_p(), c_char_p()
+            self._check(self._native.tw_bundle_entry(bundle, index, byref(name), byref(arch)), "bundle")
+            found.append((os.fsdecode(name.value or b""), os.fsdecode(arch.value or b"")))
+        return found
+
+    def bundle_plan(self, bundle: int, index: int) -> int:
+        handle = c_void_p()
+        self._check(self._native.tw_bundle_plan(bundle, index, byref(handle)), "bundle")
+        return handle.value or 0
+
+    def find_in_bundle(self, bundle: int, name: str) -> int:
+        """The plan of that name for this machine. Raises ``NotFoundError``, ``UnsupportedError``."""
+        handle = c_void_p()
+        self._check(self._native.tw_bundle_find(bundle, os.fsencode(name), byref(handle)), "bundle")
+        return handle.value or 0
+
+    def verify_bundle(self, bundle: int) -> None:
+        """Raises ``InvalidArgumentError`` if a digest is wrong."""
+        self._check(self._native.tw_bundle_verify(bundle), "bundle")
+
+    def _check(self, status: int, field: str = "launch") -> None:
         if status:
-            raise self.error()
+            raise self.error(field=field)
 
 
 _RECENT = 64

@@ -26,13 +26,14 @@ MAX_BINDINGS = 64
 class OpenedPlan:
     """A launch plan in this process. Launches need no server. Thread-safe."""
 
-    def __init__(self, library: Library, data: bytes, names: tuple[str, ...]) -> None:
-        """``names`` are those of the operands. Raises what the library finds wrong, and ``UnsupportedError`` for a plan
-        that needs more threads than this process has.
+    def __init__(self, library: Library, plan: bytes | int, names: tuple[str, ...]) -> None:
+        """``plan`` are the bytes of a plan, or one that the library has opened, which becomes this object's; ``names``
+        are those of the operands. Raises what the library finds wrong, and ``UnsupportedError`` for a plan that needs
+        more threads than this process has.
         """
         self.library = library
         self.names = names
-        self.handle = library.open_plan(data)
+        self.handle = plan if isinstance(plan, int) else library.open_plan(plan)
         self._finalizer = weakref.finalize(self, library.close_plan, self.handle)
         self._finalizer.atexit = False
         info = library.describe(self.handle)

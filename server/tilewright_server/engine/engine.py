@@ -42,6 +42,7 @@ from tilewright_server.engine.kernels.catalog import KernelCatalog
 from tilewright_server.engine.kernels.names import Catalogs
 from tilewright_server.engine.kernels.registered import RegisteredKernels
 from tilewright_server.engine.kernels.store import KernelStore
+from tilewright_server.engine.planning.ahead_of_time import AheadOfTime
 from tilewright_server.engine.planning.assembler import Assembler
 from tilewright_server.engine.planning.planner import Planner
 from tilewright_server.engine.planning.quarantine import Quarantine
@@ -111,6 +112,8 @@ class Engine:
             max_bytes=options.plan_cache_bytes,
             negative_ttl_s=options.negative_ttl_s,
         )
+        self.ahead = AheadOfTime(self._planner, self._store)
+        """Launch plans for devices that need not be there."""
         self.devices.listeners.append(self._device_lost)
         self._draining = False
         self._closed = False

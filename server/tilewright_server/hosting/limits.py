@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from tilewright_server.devices.cpu.topology import cgroup_folders, find_topology
+from tilewright_server.session.quotas import Limits
 from tilewright_server.settings import Settings
 
-__all__ = ["ProcessLimits", "fitted", "process_limits", "raise_descriptor_limit"]
+__all__ = ["ProcessLimits", "fitted", "process_limits", "raise_descriptor_limit", "session_limits"]
 
 OWN_THREADS = 48
 """Threads of the server beside those that calls and connections ask for: gRPC's, devices', those there from the start.
@@ -124,3 +125,15 @@ def raise_descriptor_limit(wanted: int = 65536) -> None:
     target = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < target:
         resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+
+
+def session_limits(settings: Settings) -> Limits:
+    """Limits of one session as the settings have them."""
+    return Limits(
+        regions=settings.max_regions,
+        buffers=settings.max_buffers,
+        buffer_bytes=settings.buffer_bytes,
+        plans=settings.max_plans,
+        plan_bytes=settings.plan_bytes,
+        bindings=settings.max_bindings,
+    )

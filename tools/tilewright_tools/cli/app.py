@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from tilewright_tools.cli.bundles import bundle
 from tilewright_tools.cli.demo import demo
 from tilewright_tools.cli.exits import EXIT_CODES_HELP
 from tilewright_tools.cli.kernels import kernels
@@ -36,6 +37,7 @@ app.command("demo", epilog=demo.EPILOG)(demo.demo)
 app.add_typer(run_app, name="run")
 app.add_typer(kernels.app, name="kernels")
 app.add_typer(bench_app, name="bench")
+app.add_typer(bundle.app, name="bundle")
 app.add_typer(perf.app, name="perf")
 app.add_typer(cache.app, name="cache")
 app.add_typer(arch.app, name="arch")

@@ -15,7 +15,7 @@ from struct import Struct
 from tilewright_kit.contract.arguments import ARGS, COUNTERS, WORKSPACE, PackedArgs, TensorMap, pack
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.plan import ExecutionPlan
-from tilewright_kit.contract.problem import Operand, Role
+from tilewright_kit.contract.problem import Operand, Role, problem_name
 from tilewright_kit.types.errors import InternalError, UnsupportedError
 
 __all__ = ["FORMAT_VERSION", "MAX_OPERANDS", "MAX_PAIRS", "Entry", "launch_plan"]
@@ -112,8 +112,9 @@ class _Image:
             self.maps.append(_map(moved(offset), self._places[item.operand], item))
 
 
-def launch_plan(plan: ExecutionPlan, device: DeviceInfo, entries: Sequence[Entry]) -> bytes:
-    """The bytes of a plan for a device, whose stages run ``entries``, one for each.
+def launch_plan(plan: ExecutionPlan, device: DeviceInfo, entries: Sequence[Entry], name: str = "") -> bytes:
+    """The bytes of a plan for a device, whose stages run ``entries``, one for each. ``name`` says what it computes; the
+    default leaves attributes out.
 
     Raises ``UnsupportedError`` for a plan that libtilewright cannot launch, ``InternalError`` for one that contradicts
     itself.
@@ -156,7 +157,8 @@ def launch_plan(plan: ExecutionPlan, device: DeviceInfo, entries: Sequence[Entry
     dims: list[int] = []
     operands = [_operand(item, plan, texts, dims) for item in plan.operands]
     pairs = list(_pairs(plan))
-    facts = [texts.add(text) for text in (plan.operation, plan.arch, _name(plan), _features(device))]
+    name = name or problem_name(plan.operation, plan.operands, {})
+    facts = [texts.add(text) for text in (plan.operation, plan.arch, name, _features(device))]
     rest = _REST.pack(
         _KINDS[device.kind],
         max((stage.geometry.team for stage in plan.stages), default=1),
@@ -289,14 +291,6 @@ def _map(offset: int, place: int, item: TensorMap) -> bytes:
 
 def _padded(values: Sequence[int], count: int) -> tuple[int, ...]:
     return (*values, *(0,) * (count - len(values)))
-
-
-def _name(plan: ExecutionPlan) -> str:
-    """Description of what a plan computes, for people."""
-    operands = ", ".join(
-        f"{item.name}: {item.desc.dtype.value}[{', '.join(map(str, item.desc.shape))}]" for item in plan.operands[:8]
-    )
-    return f"{plan.operation}({operands}{', ...' if len(plan.operands) > 8 else ''})"
 
 
 def _features(device: DeviceInfo) -> str:

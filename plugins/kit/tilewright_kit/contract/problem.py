@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar
 
-from tilewright_kit.types.tensor import TensorDesc
+from tilewright_kit.types.tensor import TensorDesc, contiguous_strides
 
-__all__ = ["Attribute", "Operand", "OperationRequest", "Problem", "Role"]
+__all__ = ["Attribute", "Operand", "OperationRequest", "Problem", "Role", "problem_name"]
 
 Attribute = bool | int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
 """Types of a request's attributes."""
+_SHOWN = 8
+"""Operands that the name of a problem lists; a digest stands for the rest."""
 
 
 class Role(str, Enum):
@@ -73,3 +77,31 @@ class Problem(ABC):
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """JSON-able summary for people and logs."""
+
+
+def problem_name(operation: str, operands: Iterable[Operand], attributes: Mapping[str, Attribute]) -> str:
+    """The name under which bundles keep a problem: what is computed, on which tensors, with which attributes.
+
+    Strides are named where a tensor is not contiguous. Equal names mean equal problems.
+    """
+    shown = [f"{item.name}: {_described(item.desc)}" for item in operands]
+    text = ", ".join(shown)
+    if len(shown) > _SHOWN:
+        text = f"{', '.join(shown[:_SHOWN])}, ... {hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    steps = [f"{name}={_text(value)}" for name, value in sorted(attributes.items())]
+    return f"{operation}({text}{'; ' if steps else ''}{', '.join(steps)})"
+
+
+def _described(desc: TensorDesc) -> str:
+    text = f"{desc.dtype.value}[{', '.join(map(str, desc.shape))}]"
+    if desc.packing:
+        return f"{text} packed {desc.packing}"
+    return text if desc.strides == contiguous_strides(desc.shape) else f"{text}:[{', '.join(map(str, desc.strides))}]"
+
+
+def _text(value: Attribute) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str) and not value.isprintable():
+        return json.dumps(value)
+    return f"[{', '.join(map(str, value))}]" if isinstance(value, tuple) else str(value)

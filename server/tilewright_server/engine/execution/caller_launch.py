@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.launch_plan import Entry, launch_plan
+from tilewright_kit.contract.plan import ExecutionPlan
 from tilewright_kit.types.errors import AccessError, InternalError, UnsupportedError
 from tilewright_server.devices.contract import shares_host_memory
 from tilewright_server.engine.execution.prepared import Prepared
+from tilewright_server.engine.execution.value_check import ValueCheck
 
-__all__ = ["CallerPlan", "CodeObject", "caller_plan"]
+__all__ = ["CallerPlan", "CodeObject", "caller_plan", "check_values"]
 
 
 class CodeObject:
@@ -79,10 +82,15 @@ def _check(prepared: Prepared, allowed: bool) -> None:
             rule="caller_launch_forbidden",
             fix='launch it in the server: launch="server" or "auto"',
         )
-    if prepared.values is not None and shares_host_memory(prepared.device):
-        names = ", ".join(prepared.values.names)
+    check_values(prepared.values, prepared.plan, prepared.device)
+
+
+def check_values(values: ValueCheck | None, plan: ExecutionPlan, device: DeviceInfo) -> None:
+    """Raise ``UnsupportedError`` (rule ``caller_launch_values``) where operands are looked into before every launch."""
+    if values is not None and shares_host_memory(device):
+        names = ", ".join(values.names)
         raise UnsupportedError(
-            f"{prepared.plan.operation} is launched by the server, which looks into {names} before every launch",
+            f"{plan.operation} is launched by the server, which looks into {names} before every launch",
             field="placement",
             value="caller",
             rule="caller_launch_values",
@@ -98,6 +106,6 @@ def _made(prepared: Prepared) -> CallerPlan:
         use = uses[stage.config]
         artifact = use.module.artifact
         sha256, nbytes = bytes.fromhex(artifact.meta.binary_sha256), artifact.meta.binary_bytes
-        entries.append(Entry(sha256, nbytes, use.symbol(stage.role)))
+        entries.append(Entry(sha256, nbytes, use.unit.symbol(stage.role)))
         objects.append(CodeObject(sha256, nbytes, artifact.binary))
     return CallerPlan(launch_plan(prepared.plan, prepared.device, entries), objects)

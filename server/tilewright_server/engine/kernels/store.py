@@ -43,6 +43,19 @@ class Unit:
     source: SourceUnit
     key: str
 
+    def symbol(self, role: str) -> str:
+        """Name of an entry point in the binary."""
+        symbol = self.source.entries.get(role)
+        if symbol is None:
+            raise InternalError(
+                f"{self.source.name} has no entry for the role {role}",
+                field="role",
+                value=role,
+                rule="plan_role",
+                fix="report it as a fault of the operation's plugin",
+            )
+        return symbol
+
 
 @dataclass(frozen=True, slots=True)
 class KernelUse:
@@ -53,20 +66,7 @@ class KernelUse:
 
     def function(self, role: str) -> int:
         """Handle of an entry point."""
-        return self.module.function(self.symbol(role))
-
-    def symbol(self, role: str) -> str:
-        """Name of an entry point in the binary."""
-        symbol = self.unit.source.entries.get(role)
-        if symbol is None:
-            raise InternalError(
-                f"{self.unit.source.name} has no entry for the role {role}",
-                field="role",
-                value=role,
-                rule="plan_role",
-                fix="report it as a fault of the operation's plugin",
-            )
-        return symbol
+        return self.module.function(self.unit.symbol(role))
 
 
 class KernelStore:
@@ -166,7 +166,7 @@ class KernelStore:
 
         def load() -> tuple[Module, Artifact]:
             for _ in range(_BUILDS):
-                artifact = self._artifact(unit, arch, call)
+                artifact = self.artifact(unit, arch, call)
                 try:
                     return _loaded(device, artifact, unit), artifact
                 except DeviceError as error:
@@ -199,10 +199,12 @@ class KernelStore:
 
     def pin(self, unit: SourceUnit, arch: ArchSpec) -> Path:
         """Build a unit that is not an operation's (a device's runtime) and keep it until ``close``."""
-        return self._artifact(Unit(unit, self._pool.key(unit, arch)), arch, Call(), pin=True).binary
+        return self.artifact(Unit(unit, self._pool.key(unit, arch)), arch, Call(), pin=True).binary
 
-    def _artifact(self, unit: Unit, arch: ArchSpec, call: Call, *, pin: bool = False) -> Artifact:
-        """The locked artifact. It may be damaged, or evicted between build and lock: then it is built again."""
+    def artifact(self, unit: Unit, arch: ArchSpec, call: Call, *, pin: bool = False) -> Artifact:
+        """The artifact, locked until it is released. It may be damaged, or evicted between build and lock: then it is
+        built again.
+        """
         for _ in range(_LOAD_ATTEMPTS):
             artifact = self._cache.get(unit.key)
             if artifact is not None:

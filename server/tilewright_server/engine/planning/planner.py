@@ -13,7 +13,7 @@ from functools import partial
 from tilewright_kit.config.kernel_config import KernelConfig
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.plan import ExecutionPlan
-from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.contract.problem import OperationRequest, Problem
 from tilewright_kit.selection.strategies import Explicit, FirstFit, Ranked, Selector, Strategy
 from tilewright_kit.types.errors import BuildFailedError, DeviceError, TilewrightError
 from tilewright_server.build.pool import BuildEvent
@@ -35,7 +35,7 @@ from tilewright_server.engine.planning.request_key import request_bytes, request
 from tilewright_server.engine.statistics import Statistics
 from tilewright_server.engine.types import Selection
 
-__all__ = ["Planner"]
+__all__ = ["DOES_NOT_FIT", "NEXT_TRIED", "Planner", "settled"]
 
 log = logging.getLogger(__name__)
 
@@ -47,22 +47,22 @@ _REFUSAL_BYTES = 2000
 _SHARES = 8
 _DROPPED_AT_ONCE = 4
 """Plans that are forgotten for a new one when too many kernels are loaded."""
-_DOES_NOT_FIT = frozenset({"kernel_spills", "compiler_warning"})
+DOES_NOT_FIT = frozenset({"kernel_spills", "compiler_warning"})
 """Rules of builds that fail since a kernel is too much for the machine. Only the compiler knows that for sure."""
-_NEXT_TRIED = 8
+NEXT_TRIED = 8
 """Kernels of a problem that may fail so before the caller is told."""
 _RETRY_S = 5.0
 """After so long a better kernel than a fallback is tried again; twice as long after every further failure."""
 _LONGEST_RETRY_S = 600.0
 
 
-def _settled(question: Question, plan: ExecutionPlan) -> ExecutionPlan:
+def settled(problem: Problem, plan: ExecutionPlan) -> ExecutionPlan:
     """``plan``, but without stages for a problem that has nothing to compute.
 
     Such a problem is planned all the same: the plan may know more of the operands than the problem does, a format for
     example.
     """
-    return replace(plan, stages=(), workspace_bytes=0, counter_bytes=0) if question.problem.is_empty else plan
+    return replace(plan, stages=(), workspace_bytes=0, counter_bytes=0) if problem.is_empty else plan
 
 
 def _named(strategy: Strategy) -> str:
@@ -136,11 +136,14 @@ class Planner:
         )
         return prepared
 
-    def question(self, request: OperationRequest, selection: Selection) -> Question:
-        """Look everything up and parse. Raises ``NotFoundError``, ``InvalidArgumentError``, ``UnsupportedError``."""
+    def question(self, request: OperationRequest, selection: Selection, device: DeviceInfo | None = None) -> Question:
+        """Look everything up and parse. A ``device`` that is given takes the place of the selection's.
+
+        Raises ``NotFoundError``, ``InvalidArgumentError``, ``UnsupportedError``.
+        """
         operation = self._catalogs.operation(request.operation)
         strategy = FirstFit() if selection.config else self._catalogs.strategy(selection)
-        device = self._devices.info(selection.device)
+        device = device or self._devices.info(selection.device)
         problem = operation.parse(request)
         if selection.config:
             strategy = Explicit(given_config(selection, operation, problem, device))
@@ -241,12 +244,12 @@ class Planner:
         """True if to go on, with the next kernel of the ranking, since this one does not fit the machine; not if there
         is none, or too many did not fit.
         """
-        if error is None or error.rule not in _DOES_NOT_FIT:
+        if error is None or error.rule not in DOES_NOT_FIT:
             return False
         with entry.lock:
             if entry.plan is not choice.plan:  # somebody else who waited has done it
                 return True
-            if len(entry.ranked) < 2 or len(entry.passed_over) >= _NEXT_TRIED:
+            if len(entry.ranked) < 2 or len(entry.passed_over) >= NEXT_TRIED:
                 return False
             entry.passed_over.append(entry.ranked[0].config.name)
             entry.ranked, entry.plan = entry.ranked[1:], None
@@ -257,7 +260,9 @@ class Planner:
         with entry.lock:
             if entry.plan is None:
                 config = entry.ranked[0].config
-                entry.plan = _settled(question, question.operation.plan(question.problem, config, question.device))
+                entry.plan = settled(
+                    question.problem, question.operation.plan(question.problem, config, question.device)
+                )
         return self._with_units(question, entry.plan)
 
     def _with_units(self, question: Question, plan: ExecutionPlan) -> Choice:

@@ -1,0 +1,1 @@
+"""Commands about bundles: build, show, verify, run."""
