@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tilewright_tools.cli import main
+
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 SNIPPET = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -29,12 +31,18 @@ def target(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Iter
 
 @pytest.mark.parametrize("guide", ["client.md", "convolution.md", "attention.md", "launching.md", "pytorch.md"])
 @pytest.mark.extended
-def test_every_snippet_runs(target: str, guide: str) -> None:
+def test_every_snippet_runs(target: str, guide: str, tmp_path: Path, kernel_cache: Path) -> None:
     if guide == "pytorch.md":
         pytest.importorskip("torch", reason="PyTorch is not installed")
     snippets = SNIPPET.findall((DOCS / guide).read_text("utf-8"))
     assert snippets
+    if guide == "launching.md":  # its snippets load a bundle
+        (tmp_path / "shapes.csv").write_text("m,n,k,layout\n64,48,32,rrr\n")
+        shapes = ["--gemm", f"{tmp_path}/shapes.csv", "--dtype", "fp32", "--cache-dir", str(kernel_cache)]
+        assert main(["bundle", "build", *shapes, "-o", f"{tmp_path}/model.twb"]) == 0
     environment = {**os.environ, "TILEWRIGHT_TARGET": target}
     command = [sys.executable, "-W", "error::ResourceWarning", "-c", "\n".join(snippets)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
