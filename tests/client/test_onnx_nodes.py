@@ -1,0 +1,190 @@
+"""ONNX's own tests of nodes, of the operators that the client has: one test for each operator, all of its cases in it.
+
+What the client does not compute is in ``NOT_COMPUTED``, with the reason.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+import tilewright as tw
+
+node_cases = pytest.importorskip("onnx.backend.test.case.node", reason="onnx is missing: pip install onnx")
+
+OPERATORS = ("Gemm", "MatMul", "Conv", "ConvTranspose", "MatMulInteger", "ConvInteger", "Attention")
+NOT_COMPUTED = {
+    "past": "keys and values of earlier calls are in a cache of the client's own (kv_cache), not operands that grow",
+    "qk_matmul": "scores are never in memory, so they are no output",
+    "float64": "kernels compute in fp32 at most",
+    "uint8": "unsigned bytes are operands of no kernel, and less their zero point these do not fit int8",
+    "nonpad": "lengths as an operand of the node",
+}
+TOLERANCE = {"float32": 1e-4, "float16": 4e-3, "bfloat16": 2e-2}
+
+
+@pytest.fixture(scope="module")
+def cases():
+    """Models of one node with inputs and outputs, by operator."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = node_cases.collect_testcases(None)
+    by_operator = {name: [] for name in OPERATORS}
+    for case in found:
+        nodes = case.model.graph.node
+        if len(nodes) == 1 and nodes[0].op_type in by_operator:
+            by_operator[nodes[0].op_type].append(case)
+    return by_operator
+
+
+@pytest.fixture(scope="module")
+def client(real_server):
+    with tw.connect(real_server.target) as found:
+        yield found
+
+
+def attributes(node):
+    from onnx import helper
+
+    found = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    return {name: value.decode() if isinstance(value, bytes) else value for name, value in found.items()}
+
+
+def named_inputs(node, values):
+    """Inputs in the node's order, None for those that are left out."""
+    rest = iter(values)
+    return [next(rest) if name else None for name in node.input]
+
+
+def gemm(client, node, a, b, c=None):
+    given = attributes(node)
+    a = a.T if given.get("transA") else a
+    b = b.T if given.get("transB") else b
+    if c is not None:
+        c = np.ascontiguousarray(np.broadcast_to(c, (a.shape[0], b.shape[1])))
+    more = {} if c is None else {"c": c, "beta": given.get("beta", 1.0)}
+    return client.gemm(a, b, alpha=given.get("alpha", 1.0), **more)
+
+
+def matmul(client, node, a, b):
+    return client.gemm(a, b)
+
+
+def spatial(given, count):
+    words = {"SAME_UPPER": "same_upper", "SAME_LOWER": "same_lower", "VALID": "valid"}
+    padding = words.get(given.get("auto_pad", "NOTSET")) or list(given.get("pads", [0] * (2 * count)))
+    named = {"stride": "strides", "dilation": "dilations"}
+    sizes = {ours: list(given.get(theirs, [1] * count)) for ours, theirs in named.items()}
+    return {"padding": padding, "groups": given.get("group", 1), **sizes}
+
+
+def conv(client, node, x, w, bias=None):
+    return client.conv(x, w, bias=bias, **spatial(attributes(node), x.ndim - 2))
+
+
+def conv_transpose(client, node, x, w, bias=None):
+    given, count = attributes(node), x.ndim - 2
+    words = spatial(given, count)
+    extra = list(given.get("output_padding", [0] * count))
+    if "output_shape" in given or isinstance(words["padding"], str):
+        sizes = zip(x.shape[2:], words["stride"], words["dilation"], w.shape[2:], extra, strict=True)
+        whole = [(n - 1) * step + gap * (taps - 1) + 1 + more for n, step, gap, taps, more in sizes]
+        wanted = given.get("output_shape", [n * step for n, step in zip(x.shape[2:], words["stride"], strict=True)])
+        total = [full - size for full, size in zip(whole, wanted, strict=True)]
+        upper = given.get("auto_pad") == "SAME_UPPER"
+        begins = [n // 2 if upper else n - n // 2 for n in total]
+        words["padding"] = begins + [n - begin for n, begin in zip(total, begins, strict=True)]
+        if min(words["padding"]) < 0:  # larger than all that the filter reaches: more behind
+            words["padding"] = [0] * (2 * count)
+            extra = [more - n for more, n in zip(extra, total, strict=True)]
+    return client.conv_transpose(x, w, bias=bias, output_padding=extra, **words)
+
+
+def less_zero_point(value, zero):
+    """Exact int8 of what the zero point is taken from; skipped by the caller where it does not fit."""
+    zero = np.int32(0) if zero is None else np.asarray(zero, np.int32)
+    if zero.ndim and value.ndim > 2:  # one for each filter
+        zero = zero.reshape(-1, *[1] * (value.ndim - 1))
+    wide = value.astype(np.int32) - zero
+    if wide.size and (wide.min() < -128 or wide.max() > 127):
+        raise tw.UnsupportedError(NOT_COMPUTED["uint8"])
+    return wide.astype(np.int8)
+
+
+def matmul_integer(client, node, a, b, a_zero=None, b_zero=None):
+    return client.gemm(less_zero_point(a, a_zero), less_zero_point(b, b_zero))
+
+
+def conv_integer(client, node, x, w, x_zero=None, w_zero=None):
+    operands = less_zero_point(x, x_zero), less_zero_point(w, w_zero)
+    return client.conv(*operands, out_dtype="int32", **spatial(attributes(node), x.ndim - 2))
+
+
+def attention(client, node, q, k, v, mask=None):
+    given = attributes(node)
+    flat = q.ndim == 3
+    if flat:
+        heads, kv_heads = given["q_num_heads"], given["kv_num_heads"]
+        q = q.reshape(*q.shape[:2], heads, -1).swapaxes(1, 2)
+        k, v = (item.reshape(*item.shape[:2], kv_heads, -1).swapaxes(1, 2) for item in (k, v))
+    more = {name: given[name] for name in ("scale", "softcap") if given.get(name)}
+    more.setdefault("scale", q.shape[-1] ** -0.5)
+    sides = given.get("left_window_size", -1), given.get("right_window_size", -1)
+    if max(sides) >= 0:
+        more["window"] = sides
+    causal, width = bool(given.get("is_causal", 0)), v.shape[-1]
+    # As the client's refusal of such heads says.
+    q, k, v = (np.pad(item, ((0, 0),) * 3 + ((0, -item.shape[-1] % 8),)) for item in (q, k, v))
+    y = client.attention(q, k, v, mask, is_causal=causal, **more)[..., :width]
+    return y.swapaxes(1, 2).reshape(y.shape[0], y.shape[2], -1) if flat else y
+
+
+RUN = {
+    "Gemm": gemm, "MatMul": matmul, "Conv": conv, "ConvTranspose": conv_transpose,
+    "MatMulInteger": matmul_integer, "ConvInteger": conv_integer, "Attention": attention,
+}  # fmt: skip
+
+
+def reason(case):
+    """Why the client does not compute a case; empty if it does."""
+    node = case.model.graph.node[0]
+    if any(isinstance(item, np.ndarray) and item.dtype == np.float64 for item in case.data_sets[0][0]):
+        return NOT_COMPUTED["float64"]
+    if node.op_type == "Attention":
+        names = list(node.input) + [""] * 7
+        if names[4] or names[5] or len([name for name in node.output[:3] if name]) > 1:
+            return NOT_COMPUTED["past"]
+        if names[6]:
+            return NOT_COMPUTED["nonpad"]
+        if len(node.output) > 3 and node.output[3]:
+            return NOT_COMPUTED["qk_matmul"]
+    return ""
+
+
+@pytest.mark.parametrize(
+    "operator", [pytest.param(name, marks=[pytest.mark.extended] * (name == "Attention")) for name in OPERATORS]
+)
+def test_nodes_are_computed_as_onnx_has_them(operator, cases, client):
+    ran, wrong = 0, {}
+    for case in cases[operator]:
+        if reason(case):
+            continue
+        node = case.model.graph.node[0]
+        for inputs, outputs in case.data_sets:
+            try:
+                found = RUN[operator](client, node, *named_inputs(node, inputs))
+            except tw.TilewrightError as error:
+                wrong[case.name] = str(error)
+                continue
+            want = np.asarray(outputs[0])
+            bound = TOLERANCE.get(want.dtype.name, 0.0)
+            close = found.shape == want.shape and np.allclose(
+                found.astype(np.float64), want.astype(np.float64), rtol=bound, atol=bound
+            )
+            if not close:
+                wrong[case.name] = f"{found.dtype} {found.shape}, not {want.dtype} {want.shape}"
+            ran += 1
+    assert wrong == {}
+    assert ran
