@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tilewright_server.hosting.readiness import Readiness
     from tilewright_server.hosting.service_manager import ServiceManager
     from tilewright_server.local.server import LocalServer
+    from tilewright_server.protocol.unix_paths import SocketAccess
     from tilewright_server.rpc.listeners import Listener
     from tilewright_server.rpc.server import RpcServer
     from tilewright_server.rpc.watchdog import Watchdog
@@ -94,6 +95,8 @@ class Application:
         from tilewright_server.hosting.limits import session_limits
         from tilewright_server.hosting.readiness import Readiness
         from tilewright_server.hosting.warm import make_ready, open_journal
+        from tilewright_server.messages.greeting import greeting
+        from tilewright_server.protocol.unix_paths import socket_access
         from tilewright_server.rpc.listeners import Listener, parse_address
         from tilewright_server.rpc.server import RpcServer
         from tilewright_server.service import Service
@@ -101,6 +104,7 @@ class Application:
 
         settings = self.settings
         addresses = [parse_address(text, insecure=settings.insecure) for text in settings.listen]
+        access = socket_access(settings.socket_mode, settings.socket_group)
         self.plugins = self.load_plugins()
         self.engine = self.make_engine(self.plugins)
         self._parts.callback(self.engine.close)
@@ -114,16 +118,16 @@ class Application:
             journal=open_journal(settings, self._parts),
         )
         self._parts.callback(self.service.close)
-        opened = self._opened()
+        opened = greeting(self.engine, settings)
         self.rpc = RpcServer(self.service, settings, opened)
         self.readiness = Readiness(self.rpc.set_ready)
         self.http = self._listen_for_http()
         for address in addresses:
-            listener = Listener(address)
+            listener = Listener(address, access)
             listener.bind(self.rpc.server)
             self._parts.callback(listener.close)
             self.listeners.append(listener)
-        self.local = self._listen_locally()
+        self.local = self._listen_locally(access)
         if self.local is not None:
             opened.local_socket = str(self.local.path)
         self.plugins.startup(self)
@@ -136,7 +140,7 @@ class Application:
             self.http.start()
         threading.Thread(target=self._warm, name="warm", daemon=True).start()
 
-    def _listen_locally(self) -> LocalServer | None:
+    def _listen_locally(self, access: SocketAccess) -> LocalServer | None:
         """Beside the first Unix socket; none if there is no such, or the settings say so."""
         from tilewright_server.local.listener import local_path
         from tilewright_server.local.server import LocalServer
@@ -151,7 +155,7 @@ class Application:
         except InvalidArgumentError as error:  # gRPC is complete without it
             log.warning("no local socket: %s", error)
             return None
-        local = LocalServer(self.service, path, settings.session_connections)
+        local = LocalServer(self.service, path, settings.session_connections, access, settings.allowed_uids)
         self._parts.callback(local.close)
         return local
 
@@ -355,35 +359,10 @@ class Application:
         line = "ready: " + " ".join(self.addresses)
         log.info("%s, version %s, operations: %s", line, __version__, ", ".join(self.engine.operations) or "none")
         with contextlib.suppress(OSError, ValueError):  # nobody has to listen
+            for handler in logging.getLogger().handlers:
+                handler.flush()
             sys.stdout.write(line + "\n")
             sys.stdout.flush()
-
-    def _opened(self) -> Any:
-        from tilewright_proto.v1 import memory_pb2
-
-        try:
-            device = self.engine.devices.default
-        except NotFoundError:
-            if self.settings.device:
-                raise
-            device = ""  # what needs no device still works
-        return memory_pb2.SessionEvent.Opened(
-            server_version=__version__,
-            inline_limit=self.settings.inline_limit,
-            message_limit=self.settings.message_limit,
-            device=device,
-            operations=sorted(self.engine.operations),
-            devices=[
-                memory_pb2.DeviceSummary(
-                    id=info.id,
-                    kind=info.kind,
-                    name=info.name,
-                    uuid=str(info.attributes.get("uuid", "")),
-                    arch=info.arch.name,
-                )
-                for info in self.engine.devices.infos()
-            ],
-        )
 
     @property
     def operations(self) -> Mapping[str, Any]:

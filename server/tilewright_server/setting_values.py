@@ -9,7 +9,7 @@ from typing import Any
 
 from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 
-__all__ = ["choice", "count", "flag", "number", "path", "read_file", "seconds", "size", "text", "words"]
+__all__ = ["choice", "count", "flag", "number", "path", "read_file", "seconds", "size", "text", "uids", "words"]
 
 
 def text(value: Any) -> str:
@@ -36,6 +36,12 @@ def words(value: Any) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
         raise ValueError("expected a list of words")
     return tuple(value)
+
+
+def uids(value: Any) -> tuple[int, ...]:
+    """Numbers of users."""
+    items = value if isinstance(value, (list, tuple)) and all(isinstance(item, int) for item in value) else words(value)
+    return tuple(count(0, 2**32 - 2)(item) for item in items)
 
 
 def path(value: Any) -> Path:

@@ -72,6 +72,18 @@ class Settings:
         " Empty: `tilewright/tilewright.sock` in the user's runtime directory.",
     )
     insecure: bool = _setting(False, "flag", kinds.flag, "Allow TCP listeners, which any local user can reach.")
+    socket_mode: str = _setting(
+        "600",
+        "mode",
+        kinds.choice("600", "660", "666"),
+        "Mode of Unix sockets: the server's user, his group too, or everybody who reaches the folder.",
+    )
+    socket_group: str = _setting(
+        "", "group", kinds.text, "Group of Unix sockets, by name or number. Empty: that of the process or the folder."
+    )
+    allowed_uids: tuple[int, ...] = _setting(
+        (), "names", kinds.uids, "Users besides the server's own and root who may use the local socket, by number."
+    )
     device: str = _setting(
         "",
         "name",

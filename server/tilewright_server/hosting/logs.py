@@ -18,6 +18,7 @@ BURST = 20
 WINDOW_S = 10.0
 MOST_KINDS = 512
 FLUSH_S = 1.0
+PROMPT_S = 0.05
 
 
 class TextFormatter(logging.Formatter):
@@ -105,8 +106,11 @@ class LogHandler(logging.Handler):
             if len(self._lines) >= MOST_WAITING:
                 self._dropped += 1
                 return
+            idle = not self._lines and not self._writing
             self._lines.append(line)
             self._changed.notify_all()
+            if idle and record.levelno >= logging.WARNING:  # seen before what follows it, unless the reader is slow
+                self._changed.wait_for(lambda: not self._lines and not self._writing, PROMPT_S)
         if record.levelno >= logging.CRITICAL:  # the process may end right after
             self.flush()
 

@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Protocol
 
 from tilewright_kit.types.errors import AccessError, InvalidArgumentError, TilewrightError, UnsupportedError
@@ -66,8 +66,16 @@ class Registry(Protocol):
 class Connection:
     """``run`` serves it to its end; ``finish`` and ``stop`` end it, from any thread."""
 
-    def __init__(self, service: Service, accepted: socket.socket, registry: Registry, client: Client) -> None:
+    def __init__(
+        self,
+        service: Service,
+        accepted: socket.socket,
+        registry: Registry,
+        client: Client,
+        allowed: Collection[int] = (),
+    ) -> None:
         self.client = client
+        self._allowed = allowed
         self._service = service
         self._wire = Wire(accepted)
         self._registry = registry
@@ -131,7 +139,7 @@ class Connection:
             if not data:
                 return False
             kind, _, slot, sequence, value = _header(data)
-            check_peer(wire.socket)
+            check_peer(wire.socket, self._allowed)
             self._hello(kind, value, bytes(data[HEADER_BYTES:]))
         except BlockingIOError:
             error: TilewrightError = malformed(f"nothing came within {HELLO_TIMEOUT_S:g} s", "nothing")

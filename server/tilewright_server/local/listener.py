@@ -6,11 +6,20 @@ import contextlib
 import os
 import socket
 import struct
+from collections.abc import Collection
 from pathlib import Path
 
 from tilewright_kit.types.errors import AccessError, InvalidArgumentError, UnavailableError
 from tilewright_server.engine.client import Client
-from tilewright_server.protocol.unix_paths import MAX_UNIX_PATH, lock, lock_path, private_directory, remove_stale
+from tilewright_server.protocol.unix_paths import (
+    MAX_UNIX_PATH,
+    OWNER_ONLY,
+    SocketAccess,
+    lock,
+    lock_path,
+    private_directory,
+    remove_stale,
+)
 from tilewright_server.session.processes import process_client
 
 __all__ = ["LocalListener", "check_peer", "local_path", "peer_client", "peer_uid"]
@@ -36,19 +45,20 @@ def local_path(grpc_path: Path) -> Path:
 
 
 class LocalListener:
-    """A bound, listening SOCK_SEQPACKET socket that only the server's user can connect to."""
+    """A bound, listening SOCK_SEQPACKET socket; ``check_peer`` says who may use it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, access: SocketAccess = OWNER_ONLY) -> None:
         """Bind. Raises ``UnavailableError`` if another server has it, ``AccessError`` if others could meddle."""
         self.path = path
         self._inode: tuple[int, int] | None = None
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         self._lock_fd = -1
         try:
-            private_directory(path.parent)
+            private_directory(path.parent, access)
             self._lock_fd = lock(path)
             remove_stale(path)
             self._bind()
+            access.give(path)
         except BaseException:
             self.close()
             raise
@@ -103,12 +113,12 @@ def peer_uid(connection: socket.socket) -> int:
     return int(_CREDENTIALS.unpack(data)[1])
 
 
-def check_peer(connection: socket.socket) -> None:
-    """``AccessError`` unless the server's own user, or root, is at the other end."""
-    if peer_uid(connection) not in (os.geteuid(), 0):
+def check_peer(connection: socket.socket, allowed: Collection[int] = ()) -> None:
+    """``AccessError`` unless the server's own user, root, or one of the ``allowed`` is at the other end."""
+    if peer_uid(connection) not in (os.geteuid(), 0, *allowed):
         raise AccessError(
-            "the local socket is for processes of the server's own user",
+            "the local socket is not for processes of this user",
             field="peer",
             rule="peer_user",
-            fix="run the client as that user, or use the server over an address that is open to you",
+            fix="run the client as the server's user, have the operator add yours to allowed_uids, or use gRPC alone",
         )

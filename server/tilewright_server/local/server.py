@@ -7,7 +7,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from tilewright_kit.types.errors import ResourceExhaustedError, TilewrightError,
 from tilewright_server.local.connection import Connection
 from tilewright_server.local.listener import LocalListener, peer_client
 from tilewright_server.protocol.frames import Kind, error_packet
+from tilewright_server.protocol.unix_paths import OWNER_ONLY, SocketAccess
 from tilewright_server.session.quotas import Resource
 
 if TYPE_CHECKING:
@@ -32,17 +33,25 @@ BUSY_S = 0.05
 class LocalServer:
     """Listens from the beginning; serves from ``start`` to ``drain``; ``close`` waits for its threads."""
 
-    def __init__(self, service: Service, path: Path, per_session: int) -> None:
+    def __init__(
+        self,
+        service: Service,
+        path: Path,
+        per_session: int,
+        access: SocketAccess = OWNER_ONLY,
+        allowed: Collection[int] = (),
+    ) -> None:
         """Raises what ``LocalListener`` does. The quotas of the service's sessions count connections by process."""
         self._service = service
         self._quotas = service.sessions.quotas
         self._per_session = per_session
+        self._allowed = allowed
         self._lock = threading.Lock()
         self._open: dict[Connection, threading.Thread] = {}
         self._sessions: dict[Connection, Session] = {}
         self._draining = False
         self._accepting = threading.Thread(target=self._accept, name="local-accept", daemon=True)
-        self._listener = LocalListener(path)
+        self._listener = LocalListener(path, access)
 
     @property
     def path(self) -> Path:
@@ -120,7 +129,7 @@ class LocalServer:
         except TilewrightError as error:
             _refuse(accepted, error)
             return
-        connection = Connection(self._service, accepted, self, client)
+        connection = Connection(self._service, accepted, self, client, self._allowed)
         thread = threading.Thread(target=connection.run, name="local", daemon=True)
         with self._lock:
             draining = self._draining

@@ -11,7 +11,16 @@ from pathlib import Path
 import grpc
 
 from tilewright_kit.types.errors import AccessError, InvalidArgumentError, UnavailableError
-from tilewright_server.protocol.unix_paths import MAX_UNIX_PATH, lock, lock_path, private_directory, remove_stale
+from tilewright_server.protocol.unix_paths import (
+    MAX_UNIX_PATH,
+    OWNER_ONLY,
+    SocketAccess,
+    lock,
+    lock_path,
+    own_place,
+    private_directory,
+    remove_stale,
+)
 
 __all__ = ["Listener", "TcpAddress", "UnixAddress", "parse_address"]
 
@@ -68,10 +77,12 @@ def parse_address(text: str, *, insecure: bool) -> UnixAddress | TcpAddress:
 
 
 class Listener:
-    """One bound address. ``address`` has the port that the system chose, if it was asked to."""
+    """One bound address. ``address`` has the port that the system chose, if it was asked to, and the path of the
+    socket."""
 
-    def __init__(self, address: UnixAddress | TcpAddress) -> None:
+    def __init__(self, address: UnixAddress | TcpAddress, access: SocketAccess = OWNER_ONLY) -> None:
         self.address = address
+        self._access = access
         self._lock_fd = -1
         self._inode: tuple[int, int] | None = None
 
@@ -84,8 +95,11 @@ class Listener:
             port = _add_port(server, str(self.address), str(self.address))
             self.address = TcpAddress(self.address.host, port)
             return
-        path = self.address.path
-        private_directory(path.parent)
+        path = own_place(self.address.path)
+        if len(os.fsencode(str(path))) > MAX_UNIX_PATH:
+            raise _bad_address(f"unix:{path}", f"the path of a socket has 1 to {MAX_UNIX_PATH} bytes")
+        self.address = UnixAddress(path)
+        private_directory(path.parent, self._access)
         self._lock_fd = lock(path)
         try:
             remove_stale(path)
@@ -94,6 +108,7 @@ class Listener:
                 _add_port(server, f"unix:{path}", str(self.address))
             finally:
                 os.umask(old)
+            self._access.give(path)
             status = path.lstat()
             self._inode = (status.st_dev, status.st_ino)
         except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import stat
@@ -60,13 +61,44 @@ def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "s.sock").read_text() == "precious"
 
 
-def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [0o777, 0o2775])
+def test_below_a_folder_that_others_can_write_to_it_makes_its_own(tmp_path: Path, mode: int) -> None:
+    """As the volumes of a pod are."""
     folder = tmp_path / "open"
     folder.mkdir()
+    folder.chmod(mode)
+    own = folder / f"tilewright-{os.geteuid()}"
+    for _ in range(2):  # the folder stays, and is taken again
+        with ServerProcess(tmp_path, listen=f"unix:{folder}/s.sock") as server:
+            assert server.addresses == [f"unix:{own}/s.sock"], server.log()
+            assert f"listening on {own}/s.sock instead" in server.log()
+            assert stat.S_IMODE(own.stat().st_mode) & 0o777 == 0o700
+            with Client(server.addresses[0]) as client:
+                assert client.token
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "others"
+    folder.mkdir()
     folder.chmod(0o777)
+    os.chown(folder, 4711, 4711)
     with ServerProcess(tmp_path, listen=f"unix:{folder}/s.sock") as server:
         assert server.wait() == 1
         assert "can be changed by other users" in server.log()
+
+
+def test_sockets_take_the_mode_and_group_that_are_set(tmp_path: Path) -> None:
+    listen = f"unix:{tmp_path}/made/s.sock"
+    with ServerProcess(tmp_path, listen=listen, socket_mode="660", socket_group=os.getegid()) as server:
+        assert server.ready, server.log()
+        folder = tmp_path / "made"
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o710
+        for path in (folder / "s.sock", folder / "s.sock.local"):
+            assert (stat.S_IMODE(path.stat().st_mode), path.stat().st_gid) == (0o660, os.getegid())
+    with ServerProcess(tmp_path, listen=listen, socket_group="no such group") as server:
+        assert server.wait() == 1
+        assert "there is no such group" in server.log()
 
 
 def test_several_addresses_and_tcp_without_shared_memory(tmp_path: Path) -> None:

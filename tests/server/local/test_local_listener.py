@@ -71,6 +71,10 @@ def test_another_user_is_told_so_and_let_go(house: House, monkeypatch: pytest.Mo
         error = expect(wire.ask(HELLO, 1, house.session.token), "permission_denied", "peer_user")
         assert "4711" not in str(error)
         assert wire.is_closed()
+    with monkeypatch.context() as patch:
+        patch.setattr(house.server, "_allowed", (os.geteuid() + 4711,))
+        with house.connect() as wire:
+            assert not wire.is_closed()
     monkeypatch.setattr(listener, "peer_uid", lambda _: 0)
     with house.connect() as wire:
         assert eventually(lambda: len(house.server) == 1)  # the refused one goes after its client saw the end
