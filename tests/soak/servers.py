@@ -6,7 +6,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -106,9 +105,3 @@ def workers(pid: int) -> list[psutil.Process]:
             if any("devices.worker" in word for word in child.cmdline()):
                 found.append(child)
     return found
-
-
-def wait_gone(processes: list[psutil.Process], seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while any(process.is_running() for process in processes) and time.monotonic() < end:
-        time.sleep(0.01)
