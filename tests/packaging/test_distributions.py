@@ -61,6 +61,12 @@ def test_wheel_has_every_kernel_header_where_the_native_package_looks(names: set
     assert headers <= names
 
 
+def test_wheel_has_the_protocol_files_under_their_import_path(names: set[str], root: Path) -> None:
+    files = {f"tilewright_proto/include/{name}" for name in source_files(root / "proto") if name.endswith(".proto")}
+    assert "tilewright_proto/include/tilewright/v1/dispatch.proto" in files
+    assert files <= names
+
+
 def test_wheel_has_nothing_but_packages_and_metadata(names: set[str]) -> None:
     tops = {name.split("/")[0] for name in names}
     extra = {top for top in tops if top not in PACKAGES and not top.endswith(".dist-info")}
