@@ -37,8 +37,10 @@ def serving(folder: Path, cache: Path, variables: dict[str, str], device: str = 
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("ready")
-        yield f"unix:{folder}/s"
-        process.terminate()
+        try:
+            yield f"unix:{folder}/s"
+        finally:
+            process.terminate()
         assert process.wait(20) == 0
 
 

@@ -87,6 +87,8 @@ class GpuDriver(ABC):
     """``MemoryHandle.kind`` of the handles that any process can be sent."""
     pool_kind = ""
     """And of a pointer into a pool of another process."""
+    imports_pools_first_only = False
+    """True if pools of other processes can be imported on the first device of a process only."""
 
     def __init__(self, api: GpuApi, results: Results, device_id: str = "") -> None:
         self.api = api

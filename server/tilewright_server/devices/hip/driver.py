@@ -68,6 +68,7 @@ class Driver(GpuDriver):
 
     ipc_kind = "hip_ipc"
     pool_kind = "hip_pool"
+    imports_pools_first_only = True  # hipMemPoolImportFromShareableHandle uses the first device, whichever is current
 
     def __init__(
         self, raw: Any, arch: ArchSpec, device_id: str = "", gcn_arch_name: str = "", runtime: int = 0

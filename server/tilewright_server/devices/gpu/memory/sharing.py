@@ -25,8 +25,10 @@ CAUSES = {
     ),
     "own": (
         "memory_own_process",
-        "the handle is of memory that the server itself allocated, or of another device",
-        "send handles of memory that your own process allocated on this device",
+        "the handle is of memory that the server itself allocated, of another device, or of a process that has the "
+        "number of this one in another PID namespace",
+        "send handles of memory that your own process allocated on this device; between containers share the PID "
+        "namespace, or send a file descriptor",
     ),
     "mapping": (
         "memory_mapping",
@@ -203,6 +205,14 @@ class Importer:
 
     def _open_pooled(self, handle: MemoryHandle) -> Mapping:
         driver, api = self._driver, self._driver.api
+        if self._ordinal and driver.imports_pools_first_only:
+            raise UnsupportedError(
+                "the runtime imports pools of other processes on its first device only",
+                field="kind",
+                value=handle.kind,
+                rule="memory_kind",
+                fix=f"allocate the memory outside of a pool, and send it by {driver.ipc_kind} or fd",
+            )
         answer = api.import_pool(handle.fd)
         if answer[0]:
             raise import_error(driver, answer[0], handle.kind)
