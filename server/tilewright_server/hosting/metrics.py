@@ -212,7 +212,7 @@ class Metrics:
     def _filled(family: Any, values: Mapping[Any, float]) -> Metric:
         for key, value in values.items():
             family.add_metric(key, value)
-        return family  # type: ignore[no-any-return]
+        return family
 
     def _histogram(self, name: str, text: str, values: Mapping[Any, Histogram], *labels: str) -> Metric:
         family = self._core.HistogramMetricFamily(f"tilewright_{name}", text, labels=labels)
@@ -222,4 +222,4 @@ class Metrics:
                 below += count
                 buckets.append((bound, below))
             family.add_metric(key, buckets, item.sum_ns / 1e9)
-        return family  # type: ignore[no-any-return]
+        return family
