@@ -20,10 +20,10 @@ from typing import Any
 from grpc import _server as grpc_server
 from grpc._cython import cygrpc
 
-from tilewright_kit.types.errors import ResourceExhaustedError, TilewrightError, UnsupportedError
+from tilewright_kit.types.errors import ResourceExhaustedError, UnsupportedError
 from tilewright_server.engine.client import ANONYMOUS, Client
-from tilewright_server.rpc.status import set_status, status_of
-from tilewright_server.rpc.traffic import REQUEST_ID, Traffic
+from tilewright_server.rpc.status import set_status
+from tilewright_server.rpc.traffic import REQUEST_ID, Refusal, Traffic
 from tilewright_server.session.quotas import Quotas, Resource
 
 __all__ = ["SMALL_BYTES", "Outbox", "WireCall", "require"]
@@ -67,8 +67,8 @@ class WireCall:
         "_call",
         "_context",
         "_counted",
-        "_error",
         "_quotas",
+        "_refusal",
         "_state",
         "_traffic",
         "began_ns",
@@ -82,7 +82,7 @@ class WireCall:
         self._quotas = quotas
         self._traffic = traffic
         self._counted = False
-        self._error: TilewrightError | None = None
+        self._refusal: Refusal | None = None
         self.began_ns = time.perf_counter_ns()
         """Beginning of the call, or of the present request of a stream."""
         self.method = ""
@@ -174,22 +174,20 @@ class WireCall:
         """End the call with the status and details of ``error``. Raises nothing."""
         try:
             if self.active:
-                self._error = set_status(self._context, error)
+                self._refusal = Refusal.of(set_status(self._context, error))
                 self.finish()
         except BaseException:  # there is no memory to say it, say
             self.cancel()
 
     def set_error(self, error: BaseException) -> None:
         """Set the status that ``finish`` ends the call with."""
-        self._error = set_status(self._context, error)
+        self._refusal = Refusal.of(set_status(self._context, error))
 
     def cancel(self) -> None:
         self._call.cancel()
 
     def _count(self, ns: int | None) -> None:
-        error = self._error
-        code = "OK" if error is None else status_of(error).name
-        self._traffic.ended(self.method, code, ns, self.client, error, self._named)
+        self._traffic.ended(self.method, ns, self.client, self._refusal, self._named)
 
     def _named(self) -> str:
         return next((str(value) for key, value in self.metadata() if key == REQUEST_ID), "")

@@ -6,18 +6,34 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from tilewright_kit.types.errors import TilewrightError
 from tilewright_server.engine.client import Client
 from tilewright_server.engine.histogram import Histogram
+from tilewright_server.rpc.status import status_of
 
-__all__ = ["REQUEST_ID", "Traffic"]
+__all__ = ["REQUEST_ID", "Refusal", "Traffic"]
 
 log = logging.getLogger("tilewright.calls")
 
 REQUEST_ID = "x-request-id"
 """Metadata by which a client names its call in the server's log."""
 MAX_ID = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The error that ended a call, without the error: its traceback would keep the messages that the call had."""
+
+    code: str
+    field: str
+    rule: str
+    reason: str
+
+    @classmethod
+    def of(cls, error: TilewrightError) -> Refusal:
+        return cls(status_of(error).name, str(error.field), error.rule, error.reason)
 
 
 class Traffic:
@@ -44,16 +60,16 @@ class Traffic:
     def ended(
         self,
         method: str,
-        code: str,
         ns: int | None,
         client: Client,
-        error: TilewrightError | None,
+        refusal: Refusal | None,
         named: Callable[[], str],
     ) -> None:
         """Count a call that took ``ns`` nanoseconds; None for one that lasts as long as its client wants.
 
         ``named`` returns the id that the client gave it, for the log.
         """
+        code = "OK" if refusal is None else refusal.code
         with self._lock:
             self._calls[method, code] = self._calls.get((method, code), 0) + 1
             if ns is not None:
@@ -62,8 +78,8 @@ class Traffic:
                     times = self._times[method] = Histogram()
                 times.observe(ns)
         slow = self.slow_s and ns is not None and ns > self.slow_s * 1e9
-        if error is not None or slow or log.isEnabledFor(logging.DEBUG):
-            self._log(method, code, ns, client, error, named, slow=bool(slow))
+        if refusal is not None or slow or log.isEnabledFor(logging.DEBUG):
+            self._log(method, code, ns, client, refusal, named, slow=bool(slow))
 
     def _log(
         self,
@@ -71,7 +87,7 @@ class Traffic:
         code: str,
         ns: int | None,
         client: Client,
-        error: TilewrightError | None,
+        refusal: Refusal | None,
         named: Callable[[], str],
         *,
         slow: bool,
@@ -84,9 +100,9 @@ class Traffic:
         }
         if ns is not None:
             fields["ms"] = round(ns / 1e6, 3)
-        if error is not None:
-            fields |= {"field": str(error.field), "rule": error.rule}
-            log.info("refused: %s", error.reason, extra={"fields": fields})
+        if refusal is not None:
+            fields |= {"field": refusal.field, "rule": refusal.rule}
+            log.info("refused: %s", refusal.reason, extra={"fields": fields})
         elif slow:
             log.warning("slow call", extra={"fields": fields})
         else:

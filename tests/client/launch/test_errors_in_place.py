@@ -22,7 +22,7 @@ def read_only() -> Any:
 
 CALLS: dict[str, Callable[[tw.Client], Any]] = {
     "shapes": lambda c: c.gemm(A, A),
-    "rank": lambda c: c.gemm(A[0], B),
+    "rank": lambda c: c.gemm(np.ones((), F), B),
     "dtypes": lambda c: c.gemm(A, B.astype(np.float16)),
     "unknown dtype": lambda c: c.gemm(A.astype(float), B),
     "objects": lambda c: c.gemm(np.array([[object()]]), B),

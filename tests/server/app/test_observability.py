@@ -71,7 +71,7 @@ def test_what_is_done_is_counted_and_the_dashboard_names_what_exists(tmp_path: P
         assert eventually(lambda: get(port, "/readyz") == (200, "ok\n"))
         assert get(port, "/healthz") == (200, "ok\n")
         assert get(port, "/nothing")[0] == 404
-        with tilewright.connect(server.addresses[0]) as client:
+        with tilewright.connect(server.addresses[0], launch="server") as client:
             a = np.ones((8, 8), np.float32)
             for _ in range(3):
                 client.gemm(a, a)
