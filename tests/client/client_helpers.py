@@ -1,9 +1,11 @@
 """What several tests of the client need."""
 
+import contextlib
 import gc
 import threading
 
 import numpy as np
+import psutil
 
 import tilewright as tw
 from tilewright.transport import rpc as steps
@@ -32,3 +34,13 @@ def objects(client: tw.Client) -> tuple[int, int, int]:
     threading.Event().wait(0.05)
     reply = client._drive(ask)
     return len(reply.regions), len(reply.buffers), len(reply.plans)
+
+
+def device_workers(pid: int) -> list[psutil.Process]:
+    """Processes of devices that the servers below a process run; others may end meanwhile."""
+    found = []
+    for child in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if any("devices.worker" in word for word in child.cmdline()):
+                found.append(child)
+    return found

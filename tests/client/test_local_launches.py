@@ -7,9 +7,8 @@ import threading
 import time
 
 import numpy as np
-import psutil
 import pytest
-from client_helpers import close, objects, random
+from client_helpers import close, device_workers, objects, random
 
 import tilewright as tw
 from tilewright.transport import rpc as steps
@@ -259,10 +258,9 @@ def test_a_server_without_a_local_socket_is_served_over_grpc(real_server, monkey
 
 def end_worker(server) -> None:
     """Kill the process that runs the server's device."""
-    children = psutil.Process(server.process.pid).children(recursive=True)
-    workers = [child for child in children if any("devices.worker" in word for word in child.cmdline())]
-    assert len(workers) == 1
-    workers[0].kill()
+    found = device_workers(server.process.pid)
+    assert len(found) == 1
+    found[0].kill()
 
 
 def test_launches_go_to_the_process_of_a_device_and_survive_it(isolating_server) -> None:

@@ -4,6 +4,7 @@ know. Kernels leave their outputs as they were; all else is as on a machine with
 
 import ctypes
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from client_helpers import device_workers
 from producers import Capsules, Interface, torch_like
 from simulated_gpu import HERE, SIMULATED, TAG, Gpu, built, service
 
@@ -348,11 +350,11 @@ def test_a_device_that_is_replaced_is_used_again_by_itself(own_target, gpu, torc
 
 def end_worker() -> None:
     """Kill the processes of devices that servers of this process run, and wait until they are gone."""
-    children = psutil.Process().children(recursive=True)
-    workers = [child for child in children if any("devices.worker" in word for word in child.cmdline())]
-    for worker in workers:
+    found = device_workers(os.getpid())
+    assert found
+    for worker in found:
         worker.kill()
-    psutil.wait_procs(workers, 10)
+    psutil.wait_procs(found, 10)
 
 
 def test_the_asyncio_client_is_ordered_too(target, gpu, torch) -> None:
