@@ -31,10 +31,6 @@ tw_status damaged(const char* what) {
   return fail(TW_DAMAGED, "bundle_format", "build the bundle again, or copy it again", "not a bundle: %s", what);
 }
 
-tw_status null_argument(const char* function) {
-  return fail(TW_INVALID_ARGUMENT, "argument", "give all arguments", "%s was called with a null pointer", function);
-}
-
 bool read_at(int fd, void* into, uint64_t bytes, uint64_t offset) {
   for (uint64_t done = 0; done < bytes;) {
     const ssize_t got = pread(fd, (char*)into + done, bytes - done, (off_t)(offset + done));

@@ -29,7 +29,7 @@ struct Config {  // CUlaunchConfig
   uint32_t attribute_count;
 };
 
-enum { kNoMemory = 2, kInvalidContext = 201 };
+enum { kNoMemory = 2, kInvalidContext = 201, kNotSupported = 801 };
 enum { kComputeMajor = 75, kComputeMinor = 76 };           // CUdevice_attribute
 enum { kMaxSharedBytes = 8, kNonPortableCluster = 14 };    // CUfunction_attribute
 enum { kClusterDimension = 4, kDependentLaunch = 6 };      // CUlaunchAttributeID
@@ -52,6 +52,10 @@ constexpr uint32_t kPortableCluster = 8;                   // workgroups; CUDA p
   X(cuMemFreeAsync, (uint64_t, void*))                                                                              \
   X(cuMemsetD8Async, (uint64_t, unsigned char, size_t, void*))                                                      \
   X(cuMemcpyHtoD_v2, (uint64_t, const void*, size_t))                                                               \
+  X(cuMemcpyHtoDAsync_v2, (uint64_t, const void*, size_t, void*))                                                   \
+  X(cuStreamWaitEvent, (void*, void*, unsigned))                                                                    \
+  X(cuEventRecord, (void*, void*))                                                                                  \
+  X(cuEventSynchronize, (void*))                                                                                    \
   X(cuStreamGetCaptureInfo_v2, (void*, int*, uint64_t*, void**, void*, size_t*))                                    \
   X(cuStreamGetId, (void*, unsigned long long*))                                                                    \
   X(cuUserObjectCreate, (void**, void*, void (*)(void*), unsigned, unsigned))                                       \
@@ -69,6 +73,8 @@ struct Functions {
 #undef TW_FIELD
   int (*cuFuncLoad)(void*);
   int (*cuFuncGetParamInfo)(void*, size_t, size_t*, size_t*);
+  int (*cuEventElapsedTime_v2)(float*, void*, void*);
+  int (*cuEventElapsedTime)(float*, void*, void*);
 };
 
 Functions f;
@@ -81,7 +87,9 @@ void open_once() {
       TW_CUDA_FUNCTIONS(TW_NAME)
 #undef TW_NAME
       "cuFuncLoad?",  // from 12.4
-      "cuFuncGetParamInfo?"};
+      "cuFuncGetParamInfo?",
+      "cuEventElapsedTime_v2?",  // from 12.8, where the other is not in every driver
+      "cuEventElapsedTime?"};
   void* found[sizeof names / sizeof *names];
   opened = open_driver("libcuda.so.1", names, found, sizeof names / sizeof *names);
   static_assert(sizeof found == sizeof f, "one pointer each");
@@ -152,6 +160,9 @@ int allocate_async(uint64_t* address, size_t bytes, tw_stream stream) { return f
 int release_async(uint64_t address, tw_stream stream) { return f.cuMemFreeAsync(address, stream); }
 int clear_async(uint64_t address, size_t bytes, tw_stream stream) { return f.cuMemsetD8Async(address, 0, bytes, stream); }
 int upload(uint64_t address, const void* data, size_t bytes) { return f.cuMemcpyHtoD_v2(address, data, bytes); }
+int upload_async(uint64_t address, const void* data, size_t bytes, tw_stream stream) {
+  return f.cuMemcpyHtoDAsync_v2(address, data, bytes, stream);
+}
 
 int capture(tw_stream stream, bool* capturing, uint64_t* id, void** graph) {
   int status = 0;
@@ -209,9 +220,17 @@ int launch(void* function, const StageRecord& stage, void* arguments, tw_stream 
   return f.cuLaunchKernelEx(&config, function, parameters, nullptr);
 }
 
+int wait_event(tw_stream stream, void* event) { return f.cuStreamWaitEvent(stream, event, 0); }
+int record_event(void* event, tw_stream stream) { return f.cuEventRecord(event, stream); }
+int finish_event(void* event) { return f.cuEventSynchronize(event); }
+int elapsed(float* milliseconds, void* begin, void* end) {
+  const auto function = f.cuEventElapsedTime_v2 ? f.cuEventElapsedTime_v2 : f.cuEventElapsedTime;
+  return function ? function(milliseconds, begin, end) : kNotSupported;
+}
+
 constexpr GpuApi kApi = {"libcuda.so.1", open, describe, is_no_memory, context, fits, load, function, admit, allocate,
-    release, allocate_async, release_async, clear_async, upload, capture, stream_id, tie_to_graph, swap_capture_mode,
-    encode, launch};
+    release, allocate_async, release_async, clear_async, upload, upload_async, capture, stream_id, tie_to_graph,
+    swap_capture_mode, encode, launch, wait_event, record_event, finish_event, elapsed};
 
 }  // namespace
 

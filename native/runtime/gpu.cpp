@@ -9,11 +9,6 @@
 #include "lock.hpp"
 
 namespace tw {
-namespace {
-
-constexpr uint64_t kArenaUnit = 1 << 20;
-constexpr uint64_t kSpareArguments = 64;  // arguments come in multiples of so many bytes
-constexpr uint32_t kMaxArenas = 64;
 
 const GpuApi& api_of(const tw_plan* plan) { return plan->header->device_kind == TW_CUDA ? cuda_api() : hip_api(); }
 
@@ -26,6 +21,27 @@ tw_status driver_error(const GpuApi& api, int code, const char* what) {
                                                  : "make the stream's own context current, and look at earlier launches";
   return concerning(fail(status, rule, fix, "%s failed: %s (%s)", what, name, text), -1, code);
 }
+
+tw_status encode_maps(const tw_plan* plan, const GpuApi& api, const uint64_t* places, unsigned char* image, Which which) {
+  for (uint32_t i = 0; i < plan->header->maps; i++) {
+    const MapRecord& map = plan->maps[i];
+    if (which != Which::kAll && plan->is_late(map.place) != (which == Which::kLate)) continue;
+    const uint64_t address = places[map.place] + (uint64_t)map.addend;
+    if (address % 16)
+      return concerning(fail(TW_MISALIGNED, "operand_alignment", "let the tensor begin at a multiple of 16 bytes",
+                            "this kernel needs the tensor at a multiple of 16 bytes"),
+          map.place < plan->header->operands ? (int32_t)map.place : -1, (int64_t)(address % 16));
+    const int code = api.encode(map, address, image + map.offset);
+    if (code) return driver_error(api, code, "encoding a tensor map");
+  }
+  return TW_OK;
+}
+
+namespace {
+
+constexpr uint64_t kArenaUnit = 1 << 20;
+constexpr uint64_t kSpareArguments = 64;  // arguments come in multiples of so many bytes
+constexpr uint32_t kMaxArenas = 64;
 
 // Modules
 
@@ -99,6 +115,9 @@ tw_status load(tw_plan* plan, Loaded** result) {
   if (!api.fits(plan->text(plan->header->arch), device))
     return fail(TW_WRONG_DEVICE, "device_arch", "make a plan for the device of the current context",
         "the plan is for %s, and the current device is %s", plan->text(plan->header->arch), device);
+  if (!plan->header->objects)
+    return fail(TW_OBJECT_MISSING, "functions", "give them with tw_plan_adopt in this context",
+        "the plan has no code, and was given no functions");
   const uint32_t stages = plan->header->stages;
   const Guard guard(modules_lock);
   for (Loaded* loaded = plan->loaded; loaded; loaded = loaded->next)
@@ -265,21 +284,6 @@ tw_status arena_for(const GpuApi& api, const tw_plan* plan, uint64_t context, tw
 }
 
 // Arguments
-
-tw_status encode_maps(const tw_plan* plan, const GpuApi& api, const uint64_t* places, unsigned char* image, Which which) {
-  for (uint32_t i = 0; i < plan->header->maps; i++) {
-    const MapRecord& map = plan->maps[i];
-    if (which != Which::kAll && plan->is_late(map.place) != (which == Which::kLate)) continue;
-    const uint64_t address = places[map.place] + (uint64_t)map.addend;
-    if (address % 16)
-      return concerning(fail(TW_MISALIGNED, "operand_alignment", "let the tensor begin at a multiple of 16 bytes",
-                            "this kernel needs the tensor at a multiple of 16 bytes"),
-          map.place < plan->header->operands ? (int32_t)map.place : -1, (int64_t)(address % 16));
-    const int code = api.encode(map, address, image + map.offset);
-    if (code) return driver_error(api, code, "encoding a tensor map");
-  }
-  return TW_OK;
-}
 
 tw_status launch_stages(const tw_plan* plan, const GpuApi& api, const Loaded* loaded, unsigned char* image, tw_stream stream) {
   for (uint32_t i = 0; i < plan->header->stages; i++) {

@@ -26,6 +26,7 @@ struct GpuApi {
   int (*release_async)(uint64_t address, tw_stream stream);
   int (*clear_async)(uint64_t address, size_t bytes, tw_stream stream);
   int (*upload)(uint64_t address, const void* data, size_t bytes);
+  int (*upload_async)(uint64_t address, const void* data, size_t bytes, tw_stream stream);
   // Finds out if the stream is being captured; then a number of the capture, and its graph.
   int (*capture)(tw_stream stream, bool* capturing, uint64_t* id, void** graph);
   // A number that no other stream of the process ever had, where the driver has one; else its handle.
@@ -36,6 +37,10 @@ struct GpuApi {
   int (*swap_capture_mode)(int* mode);
   int (*encode)(const MapRecord& map, uint64_t address, void* into);
   int (*launch)(void* function, const StageRecord& stage, void* arguments, tw_stream stream);
+  int (*wait_event)(tw_stream stream, void* event);  // the stream waits, not the caller
+  int (*record_event)(void* event, tw_stream stream);
+  int (*finish_event)(void* event);  // the caller waits
+  int (*elapsed)(float* milliseconds, void* begin, void* end);
 };
 
 // While it lives, this thread may allocate, free and load although some stream is being captured.
@@ -50,6 +55,14 @@ class RelaxedCapture {
   const GpuApi& api_;
   int mode_ = 2;  // of both drivers
 };
+
+// Error for a result of the driver; `what` names the call.
+tw_status driver_error(const GpuApi& api, int code, const char* what);
+// The driver's functions for a plan of a GPU.
+const GpuApi& api_of(const tw_plan* plan);
+// Encodes tensor maps of an image; only those that depend on workspace or counters, or only others.
+tw_status encode_maps(
+    const tw_plan* plan, const GpuApi& api, const uint64_t* places, unsigned char* image, Which which);
 
 const GpuApi& cuda_api();
 const GpuApi& hip_api();

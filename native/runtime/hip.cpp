@@ -21,6 +21,11 @@ enum { kNoMemory = 2, kInvalidContext = 201 };
   X(hipFreeAsync, (void*, void*))                                                                                  \
   X(hipMemsetAsync, (void*, int, size_t, void*))                                                                   \
   X(hipMemcpyHtoD, (void*, void*, size_t))                                                                         \
+  X(hipMemcpyHtoDAsync, (void*, const void*, size_t, void*))                                                       \
+  X(hipStreamWaitEvent, (void*, void*, unsigned))                                                                  \
+  X(hipEventRecord, (void*, void*))                                                                                \
+  X(hipEventSynchronize, (void*))                                                                                  \
+  X(hipEventElapsedTime, (float*, void*, void*))                                                                   \
   X(hipStreamGetCaptureInfo_v2, (void*, int*, unsigned long long*, void**, void*, size_t*))                        \
   X(hipUserObjectCreate, (void**, void*, void (*)(void*), unsigned, unsigned))                                     \
   X(hipGraphRetainUserObject, (void*, void*, unsigned, unsigned))                                                  \
@@ -114,6 +119,9 @@ int clear_async(uint64_t address, size_t bytes, tw_stream stream) {
 int upload(uint64_t address, const void* data, size_t bytes) {
   return f.hipMemcpyHtoD((void*)(uintptr_t)address, (void*)data, bytes);
 }
+int upload_async(uint64_t address, const void* data, size_t bytes, tw_stream stream) {
+  return f.hipMemcpyHtoDAsync((void*)(uintptr_t)address, data, bytes, stream);
+}
 
 int capture(tw_stream stream, bool* capturing, uint64_t* id, void** graph) {
   int status = 0;
@@ -142,9 +150,14 @@ int launch(void* function, const StageRecord& stage, void* arguments, tw_stream 
       stage.block[2], stage.shared_bytes, stream, nullptr, extra);
 }
 
+int wait_event(tw_stream stream, void* event) { return f.hipStreamWaitEvent(stream, event, 0); }
+int record_event(void* event, tw_stream stream) { return f.hipEventRecord(event, stream); }
+int finish_event(void* event) { return f.hipEventSynchronize(event); }
+int elapsed(float* milliseconds, void* begin, void* end) { return f.hipEventElapsedTime(milliseconds, begin, end); }
+
 constexpr GpuApi kApi = {"libamdhip64.so", open, describe, is_no_memory, context, fits, load, function, admit, allocate,
-    release, allocate_async, release_async, clear_async, upload, capture, stream_id, tie_to_graph, swap_capture_mode,
-    encode, launch};
+    release, allocate_async, release_async, clear_async, upload, upload_async, capture, stream_id, tie_to_graph,
+    swap_capture_mode, encode, launch, wait_event, record_event, finish_event, elapsed};
 
 }  // namespace
 

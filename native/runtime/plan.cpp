@@ -10,11 +10,14 @@
 #include "sha256.hpp"
 
 namespace tw {
-namespace {
 
 tw_status null_argument(const char* function) {
   return fail(TW_INVALID_ARGUMENT, "argument", "give all arguments", "%s was called with a null pointer", function);
 }
+
+namespace {
+
+constexpr uint32_t kMaxCount = 65536;  // operands, and stages, of a plan
 
 tw_status damaged(const char* what) {
   return fail(TW_DAMAGED, "launch_plan_format", "get the launch plan again from the server or bundle",
@@ -62,7 +65,9 @@ const char* check_stages(const tw_plan& plan) {
   const PlanHeader& header = *plan.header;
   for (uint32_t i = 0; i < header.stages; i++) {
     const StageRecord& stage = plan.stages[i];
-    if (stage.object >= header.objects || stage.symbol >= header.string_bytes) return "a stage";
+    // A plan without code objects launches functions that it is given (tw_plan_adopt).
+    if (header.objects ? stage.object >= header.objects : stage.object || header.device_kind == TW_CPU) return "a stage";
+    if (stage.symbol >= header.string_bytes) return "a stage";
     if (stage.root % kImageAlignment || !within(stage.root, stage.root_bytes, header.tables_at)) return "arguments";
     if (header.device_kind == TW_CPU && (stage.team < 1 || stage.team > header.team)) return "the team of a stage";
   }
@@ -109,7 +114,7 @@ const char* read_plan(tw_plan& plan, uint64_t bytes) {
     if (text >= header.string_bytes) return "a text";
   if (header.device_kind < TW_CPU || header.device_kind > TW_HIP) return "the kind of device";
   if (header.image_bytes % 8 || header.tables_at > header.image_bytes || header.tables_at % 8) return "its arguments";
-  if (header.operands > 4096 || header.stages > 4096) return "it has more than 4096 operands or stages";
+  if (header.operands > kMaxCount || header.stages > kMaxCount) return "it has more than 65536 operands or stages";
   if (header.workspace_bytes > (uint64_t)1 << 48 || header.counter_bytes > (uint64_t)1 << 40) return "its workspace";
   if (header.device_kind != TW_CUDA && header.maps) return "tensor maps on another device than CUDA's";
   const char* wrong = check_operands(plan);
@@ -345,11 +350,9 @@ tw_status tw_run(tw_plan* plan, const uint64_t* addresses, uint32_t count, tw_st
   return status;
 }
 
-tw_status tw_bind(
-    tw_plan* plan, const uint64_t* addresses, uint32_t count, const tw_bind_options* options, tw_binding** result) {
-  if (!plan || !result || (!addresses && count)) return null_argument("tw_bind");
-  *result = nullptr;
-  if (options && options->struct_bytes < sizeof(tw_bind_options)) return null_argument("tw_bind");
+namespace tw {
+
+tw_status new_binding(tw_plan* plan, const uint64_t* addresses, uint32_t count, tw_binding** result) {
   tw_status status = check_addresses(plan, addresses, count);
   Loaded* loaded;
   if (!status) status = loaded_plan(plan, &loaded);
@@ -366,14 +369,33 @@ tw_status tw_bind(
   if (count) memcpy(binding->addresses, addresses, count * sizeof(uint64_t));
   memset(binding->addresses + count, 0, 3 * sizeof(uint64_t));
   if (image) memcpy(memory, plan->image, plan->header->image_bytes);
-  if (loaded) status = plan->device->bind(binding, options);
-  if (status) {
-    free(memory), free(binding);
-    return status;
-  }
   __atomic_add_fetch(&plan->references, 1, __ATOMIC_RELAXED);
   *result = binding;
   return TW_OK;
+}
+
+void drop_binding(tw_binding* binding) {
+  tw_plan* const plan = binding->plan;
+  free(binding->memory);
+  free(binding);
+  release(plan);
+}
+
+}  // namespace tw
+
+tw_status tw_bind(
+    tw_plan* plan, const uint64_t* addresses, uint32_t count, const tw_bind_options* options, tw_binding** result) {
+  if (!plan || !result || (!addresses && count)) return null_argument("tw_bind");
+  *result = nullptr;
+  if (options && options->struct_bytes < sizeof(tw_bind_options)) return null_argument("tw_bind");
+  tw_binding* binding;
+  tw_status status = new_binding(plan, addresses, count, &binding);
+  if (!status && binding->loaded) {
+    status = plan->device->bind(binding, options);
+    if (status) drop_binding(binding);
+  }
+  if (!status) *result = binding;
+  return status;
 }
 
 tw_status tw_launch(const tw_binding* binding, tw_stream stream) {
@@ -400,8 +422,5 @@ tw_status tw_launch_many(const tw_binding* const* bindings, uint32_t count, tw_s
 void tw_binding_close(tw_binding* binding) {
   if (!binding) return;
   if (binding->loaded) binding->plan->device->unbind(binding);
-  tw_plan* const plan = binding->plan;
-  free(binding->memory);
-  free(binding);
-  release(plan);
+  drop_binding(binding);
 }

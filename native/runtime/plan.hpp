@@ -73,6 +73,12 @@ struct tw_binding {
 
 namespace tw {
 
+// A binding of a plan whose functions are loaded, with its addresses, its image and nothing in it.
+tw_status new_binding(tw_plan* plan, const uint64_t* addresses, uint32_t count, tw_binding** result);
+// Takes a binding that `new_binding` made back.
+void drop_binding(tw_binding* binding);
+tw_status null_argument(const char* function);
+
 // Errors in addresses: null, alignment, overlap.
 tw_status check_addresses(const tw_plan* plan, const uint64_t* addresses, uint32_t count);
 

@@ -8,6 +8,9 @@
 #define cuStreamIsCapturing simulated_cuStreamIsCapturing
 #define cuMemcpyHtoDAsync_v2 simulated_cuMemcpyHtoDAsync
 #define cuMemcpyDtoHAsync_v2 simulated_cuMemcpyDtoHAsync
+#define cuStreamGetCaptureInfo_v2 simulated_cuStreamGetCaptureInfo
+#define cuStreamGetId simulated_cuStreamGetId
+#define cuMemAllocAsync simulated_cuMemAllocAsync
 #include "libcuda.c"
 #undef cuPointerGetAttribute
 #undef cuEventRecord
@@ -17,6 +20,9 @@
 #undef cuStreamIsCapturing
 #undef cuMemcpyHtoDAsync_v2
 #undef cuMemcpyDtoHAsync_v2
+#undef cuStreamGetCaptureInfo_v2
+#undef cuStreamGetId
+#undef cuMemAllocAsync
 
 static Stream* real(Stream* s) {
   static Stream* legacy;
@@ -31,22 +37,18 @@ R cuStreamQuery(Stream* s) { return simulated_cuStreamQuery(real(s)); }
 R cuStreamIsCapturing(Stream* s, int* status) { return simulated_cuStreamIsCapturing(real(s), status); }
 R cuMemcpyHtoDAsync_v2(Ptr d, const void* h, size_t n, Stream* s) { return simulated_cuMemcpyHtoDAsync(d, h, n, real(s)); }
 R cuMemcpyDtoHAsync_v2(void* h, Ptr d, size_t n, Stream* s) { return simulated_cuMemcpyDtoHAsync(h, d, n, real(s)); }
-
-R cuGetErrorString(R r, const char** s) {
-  (void)r;
-  *s = "simulated";
-  return OK;
+R cuStreamGetCaptureInfo_v2(Stream* s, int* status, uint64_t* id, Graph** g, Op*** deps, size_t* n) {
+  return simulated_cuStreamGetCaptureInfo(real(s), status, id, g, deps, n);
 }
+R cuStreamGetId(Stream* s, unsigned long long* id) { return simulated_cuStreamGetId(real(s), id); }
+R cuMemAllocAsync(Ptr* out, size_t n, Stream* s) { return simulated_cuMemAllocAsync(out, n, real(s)); }
+
 R cuDevicePrimaryCtxGetState(int d, unsigned* flags, int* active) {
   (void)d;
   *flags = 0, *active = 1;
   return OK;
 }
 static __thread int before[16], depth;
-R cuCtxGetCurrent(void** c) {
-  *c = current ? (void*)(0x1000ull + current - 1) : 0;
-  return OK;
-}
 R cuCtxPushCurrent_v2(void* c) {
   before[depth++] = current;
   current = (Ptr)c - 0x1000 + 1;
@@ -115,47 +117,5 @@ R simHold(Stream* s, Event** e) {
 R simRelease(Event* e) {
   ENTER;
   e->state->completed = 1;
-  return OK;
-}
-
-// For libtilewright, which launches in the client's process. Memory is never read by kernels here.
-R cuCtxGetDevice(int* d) {
-  *d = 0;
-  return OK;
-}
-R cuCtxGetId(void* c, unsigned long long* id) {
-  (void)c;
-  *id = current;
-  return current ? OK : 201;
-}
-R cuGraphRetainUserObject(void* graph, void* object, unsigned count, unsigned flags) {
-  (void)graph, (void)object, (void)count, (void)flags;
-  return OK;
-}
-R cuUserObjectCreate(void** object, void* pointer, void* destroy, unsigned count, unsigned flags) {
-  (void)destroy, (void)count, (void)flags;
-  *object = pointer;
-  return OK;
-}
-R cuMemAllocAsync(Ptr* p, size_t n, Stream* s) {
-  (void)s;
-  return cuMemAlloc_v2(p, n);
-}
-R cuMemcpyHtoD_v2(Ptr d, const void* h, size_t n) {
-  (void)d, (void)h, (void)n;
-  return OK;
-}
-R cuStreamGetCaptureInfo_v2(Stream* s, int* status, unsigned long long* id, void** graph, void* a, void* b) {
-  (void)a, (void)b;
-  *id = 0;
-  if (graph) *graph = 0;
-  return cuStreamIsCapturing(s, status);
-}
-R cuStreamGetId(Stream* s, unsigned long long* id) {
-  *id = (unsigned long long)s;
-  return OK;
-}
-R cuThreadExchangeStreamCaptureMode(int* mode) {
-  (void)mode;
   return OK;
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -11,7 +12,7 @@ from tilewright_arch import ArchSpec
 from tilewright_kit.contract.device import Buffer, DeviceInfo, DeviceProvider
 from tilewright_kit.contract.plan import Geometry, PackedArgs
 from tilewright_kit.contract.source import SourceUnit
-from tilewright_kit.types.errors import UnavailableError
+from tilewright_kit.types.errors import TilewrightError, UnavailableError
 
 __all__ = [
     "IPC_KINDS",
@@ -39,6 +40,8 @@ __all__ = [
     "Program",
     "ProgramDevice",
     "ProgramStage",
+    "ServedPacket",
+    "ServingStream",
     "SharingDevice",
     "StreamDevice",
     "WorkerSpec",
@@ -291,20 +294,53 @@ class LastingStream(Protocol):
         ...
 
 
-@runtime_checkable
-class ReadyStream(Protocol):
-    """A ``LaunchStream`` that prepares launches which are repeated."""
+@dataclass(frozen=True, slots=True)
+class ServedPacket:
+    """A packet of a client, or the frame of one launch, that its stream did not answer."""
 
-    def ready(self, program: Program, addresses: Sequence[int], workspace: int) -> Callable[[int, int], int]:
-        """``LaunchStream.launch`` of one binding, as a function of ``flags`` and ``slot`` that looks things up once. It
-        holds nothing of the program that the stream would not hold. Used as ``launch`` is, but never waits: what was
-        launched with ``TIME`` is waited for by ``finish``.
-        """
+    data: bytes
+    is_launch: bool = False
+    error: TilewrightError | None = None
+    """Why the launch failed; None if it was not made, for want of what ``ServingStream.prepare`` prepares."""
+
+
+@runtime_checkable
+class ServingStream(Protocol):
+    """A ``LaunchStream`` that serves the packets of a connection by itself, and launches without the interpreter."""
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Keeps launches of packets out, but for what is waited for. A thread may take it twice."""
         ...
 
-    def finish(self) -> int:
-        """Wait for the last launch that was made with ``TIME``, and return its device time in nanoseconds. No launch
-        may be made meanwhile; anything else of the stream may be used. Raises ``DeviceError``, ``DeviceLostError``.
+    def note_in(self, words: memoryview) -> None:
+        """Let each launch of a packet write the number that it was prepared with, and the time (monotonic,
+        nanoseconds), into these two words of 64 bits."""
+        ...
+
+    def prepare(
+        self,
+        binding: int,
+        program: Program,
+        addresses: Sequence[int],
+        workspace: int,
+        flags: int,
+        slot: int,
+        noted: int,
+    ) -> None:
+        """Let packets launch a program as ``binding`` with such flags. Raises as ``launch`` does. ``lock`` is held."""
+        ...
+
+    def forget(self, binding: int) -> None:
+        """Launch it no more."""
+        ...
+
+    def forget_all(self) -> None: ...
+
+    def serve(self, connection: int, skip: bool) -> ServedPacket | None:
+        """Launch, and answer, what comes over a connection, until something comes that is not prepared or is no launch;
+        None at the end of the connection. The next call begins with that launch again, unless ``skip`` says that it
+        was answered; one that failed is to be skipped. Raises ``DeviceLostError``.
         """
         ...
 

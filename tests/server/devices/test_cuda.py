@@ -1,9 +1,7 @@
-"""What only NVIDIA's GPUs have: clusters, tensor maps, dependent launches, graphs whose arguments are replaced; see
-``test_gpu.py``."""
+"""What only NVIDIA's GPUs have: clusters, tensor maps, dependent launches; see ``test_gpu.py``."""
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -74,35 +72,41 @@ def test_tensor_maps_follow_the_addresses(gpu: CudaDevice, entry: Callable[[str]
     assert (caught.value.field, caught.value.rule) == ("x", "operand_alignment")
 
 
-def test_maps_that_gather_pixels_are_encoded_where_their_corners_fit(gpu: CudaDevice) -> None:
+def test_maps_that_gather_pixels_are_encoded_where_their_corners_fit(
+    gpu: CudaDevice, entry: Callable[[str], int]
+) -> None:
     walk = PixelWalk((-1, -1), (1, 1), (2, 1))
     fits = TensorMap("x", 0, "fp16", (64, 10, 9, 2), (128, 1280, 11520), (64, 128), walk=walk)
-    into, x = (ctypes.c_uint8 * 192)(), gpu.allocate(64 * 10 * 9 * 2 * 2)
-    begin = ctypes.addressof(into) + -ctypes.addressof(into) % 64
-    gpu._driver.encoder(fits).encode(x.address, begin)
-    assert any(into)
+    x, stream = gpu.allocate(64 * 10 * 9 * 2 * 2), gpu.open_stream()
+
+    def bind(tensor: TensorMap) -> None:
+        args = Struct((tensor, Pointer("x")))
+        program = gpu.program([stage(entry("tile"), args, grid=(1, 1, 1), block=(64, 1, 1))], ["x"])
+        stream.lane.bound(program, (x.address,), 0)
+
+    bind(fits)
     for wrong in (replace(walk, lower=(-129, -1)), replace(walk, upper=(1, 128)), replace(walk, step=(9, 1))):
         with pytest.raises(DeviceError):
-            gpu._driver.encoder(replace(fits, walk=wrong)).encode(x.address, begin)
-    for damaged in (replace(fits, walk=PixelWalk((-1,), (1,), (1,))), replace(fits, box=(64, 128, 1, 1))):
-        with pytest.raises(InternalError):
-            gpu._driver.encoder(damaged)
+            bind(replace(fits, walk=wrong))
+    for damaged in (
+        replace(fits, walk=PixelWalk((-1,), (1,), (1,))),
+        replace(fits, box=(64, 128, 1, 1)),
+        replace(fits, dtype="bool"),
+    ):
+        with pytest.raises(InternalError) as caught:
+            bind(damaged)
+        assert caught.value.rule == "tensor_map"
+    stream.close()
 
 
-def test_a_graph_takes_the_arguments_of_every_binding(gpu: CudaDevice, entry: Callable[[str], int]) -> None:
+def test_dependent_stages_take_the_arguments_of_every_binding(gpu: CudaDevice, entry: Callable[[str], int]) -> None:
     program, stream, scratch = chained(gpu, entry), gpu.open_stream(), gpu.allocate(4 * N)
-    graph = None
     for seed in (1, 2, 3, 1):
         x, y = np.full(N, seed, np.float32), np.arange(N, dtype=np.float32)
         buffers = [put(gpu, x), put(gpu, y), gpu.allocate(4 * N)]
         addresses = tuple(buffer.address for buffer in buffers)
         for _ in range(3):
             assert stream.launch(program, addresses, 0, 0, scratch.address) == 0
-        prepared = stream.lane._prepared[program]
-        assert prepared.graph is not None
-        assert prepared.graph.is_usable
-        assert graph is None or prepared.graph._graph is graph
-        graph = prepared.graph._graph
         stream.synchronize()
         assert (get(gpu, buffers[2]) == x + 2 * y).all()
     stream.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 import subprocess
 import sys
 import time
@@ -13,21 +12,8 @@ from typing import Any
 
 import pytest
 
-from tilewright_kit.contract.plan import (
-    ARGS,
-    COUNTERS,
-    I64,
-    WORKSPACE,
-    PackedArgs,
-    Pointer,
-    Struct,
-    Table,
-    TensorMap,
-    pack,
-)
 from tilewright_kit.types.errors import (
     DeviceError,
-    InternalError,
     ResourceExhaustedError,
     ToolchainMissingError,
     UnavailableError,
@@ -41,7 +27,6 @@ from tilewright_server.devices.cuda.errors import LOST, RESULTS, UNUSABLE
 from tilewright_server.devices.cuda.provider import CudaProvider
 from tilewright_server.devices.gpu import discovery
 from tilewright_server.devices.gpu import provider as gpu_provider
-from tilewright_server.devices.gpu.argument_block import ProgramLayout
 from tilewright_tools.cli.service import doctor
 
 H200: dict[str, Any] = {
@@ -159,7 +144,7 @@ class Refuse(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(name, name=name)
 sys.meta_path.insert(0, Refuse())
 from tilewright_server.devices.cuda import discovery, plugin
-from tilewright_server.devices.cuda import api, device, graph, maps
+from tilewright_server.devices.cuda import api, device, module
 from tilewright_kit.types.errors import ToolchainMissingError, UnavailableError
 discovery._LIBRARIES = discovery._NODES = ()
 (provider,) = plugin.tilewright_devices()
@@ -295,59 +280,7 @@ def test_names_of_results_are_the_drivers() -> None:
     assert UNUSABLE - names <= {"CUDA_ERROR_INSUFFICIENT_DRIVER"}  # the runtime's
 
 
-# Argument blocks
-
-
-def words(data: bytes) -> tuple[int, ...]:
-    return struct.unpack(f"<{len(data) // 8}Q", data)
-
-
-def test_roots_come_first_and_tables_are_one_piece() -> None:
-    first = pack(Struct((Pointer("x", 8), Table((Struct((Pointer("y"), I64(7))), Struct((Pointer(""), I64(9))))))))
-    second = pack(Struct((I64(5), Pointer(WORKSPACE, 16), Table((Struct((Pointer(COUNTERS), Pointer("x"))),)))))
-    layout = ProgramLayout([first, second], ["x", "y"])
-    assert (layout.roots, layout.tables_at, layout.table_bytes) == ((0, 64), 128, 128)
-    assert layout.uses_counters
-    block = layout.bound(layout.addresses((1000, 2000), 3000, 4000, 50_000))
-    assert block.address % 64 == 0
-    data = block.words.tolist()
-    assert data[:2] == [1008, 50_000]
-    assert data[8:11] == [5, 3016, 50_064]
-    assert data[16:20] == [2000, 7, 0, 9]
-    assert data[24:26] == [4000, 1000]
-
-
-def test_table_in_a_table_is_found_on_the_device() -> None:
-    inner = Table((Struct((I64(42),)),))
-    layout = ProgramLayout([pack(Struct((Table((Struct((inner, I64(1))),)),)))], [])
-    block = layout.bound(layout.addresses((), 0, 0, 1 << 40))
-    data = block.words.tolist()
-    outer = (data[0] - (1 << 40) + layout.tables_at) // 8
-    nested = (data[outer] - (1 << 40) + layout.tables_at) // 8
-    assert (data[outer + 1], data[nested]) == (1, 42)
-
-
-def test_tensor_maps_in_roots_and_tables_keep_their_alignment() -> None:
-    tensor = TensorMap("x", 0, "fp16", (64, 64), (128,), (64, 64))
-    task = Struct((tensor, I64(3)))
-    layout = ProgramLayout([pack(Struct((I64(1), task, Table((task, task)))))], ["x"])
-    assert [place for _, place, _ in layout.maps] == [0, 0, 0]
-    assert all(offset % 64 == 0 for offset, _, _ in layout.maps)
-    assert [offset >= layout.tables_at for offset, _, _ in layout.maps] == [False, True, True]
-    assert layout.root_sizes[0] % 64 == 0
-
-
-def test_bindings_do_not_share_their_blocks() -> None:
-    layout = ProgramLayout([pack(Struct((Pointer("x"),)))], ["x"])
-    one, other = (layout.bound(layout.addresses((address,), 0, 0, 0)) for address in (1, 2))
-    assert (one.words[0], other.words[0]) == (1, 2)
-
-
-def test_block_that_cannot_lie_on_a_device_is_refused() -> None:
-    with pytest.raises(KeyError, match="nobody"):
-        ProgramLayout([pack(Struct((Pointer("nobody"),)))], ["x"])
-    with pytest.raises(InternalError):
-        ProgramLayout([PackedArgs(bytes(128), ((0, ARGS, 8),), (), 64)], [])
+# Sticky results
 
 
 class Answers:

@@ -48,9 +48,14 @@ def simulated(library: Path, **more: str) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("suite", "least"),
-    [("test_conformance.py", 28), ("test_gpu*.py", 36), ("test_cuda.py", 6), ("test_cuda_plans.py", 12)],
+    [
+        ("test_gpu_packets.py", 14),
+        pytest.param("test_conformance.py", 28, marks=pytest.mark.extended),
+        pytest.param("test_gpu*.py", 48, marks=pytest.mark.extended),
+        pytest.param("test_cuda.py", 6, marks=pytest.mark.extended),
+        pytest.param("test_cuda_plans.py", 12, marks=pytest.mark.extended),
+    ],
 )
-@pytest.mark.extended
 def test_suite_passes_with_a_simulated_driver(suite: str, least: int, library: Path) -> None:
     command = [
         sys.executable,

@@ -10,8 +10,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -88,7 +86,7 @@ def test_repeats_are_summed_and_stages_told_apart(gpu: GpuDevice, entry: Callabl
     assert all(time > 0 for time in times)
 
 
-# Streams and graphs
+# Streams
 
 
 def chained(gpu: GpuDevice, entry: Callable[[str], int]) -> GpuProgram:
@@ -99,82 +97,21 @@ def chained(gpu: GpuDevice, entry: Callable[[str], int]) -> GpuProgram:
     return gpu.program(stages, ["x", "y", "out"])
 
 
-def test_plans_of_several_stages_are_launched_as_one_graph(
-    gpu: GpuDevice, entry: Callable[[str], int], monkeypatch: pytest.MonkeyPatch
+def test_plans_of_several_stages_take_the_arguments_of_every_binding(
+    gpu: GpuDevice, entry: Callable[[str], int]
 ) -> None:
     program, stream, scratch = chained(gpu, entry), gpu.open_stream(), gpu.allocate(4 * N)
     y = np.arange(N, dtype=np.float32)
     operands = [[put(gpu, np.full(N, seed, np.float32)), put(gpu, y), gpu.allocate(4 * N)] for seed in (1, 2, 3)]
-    alone: list[Any] = []
-    for turn in range(4):
+    for turn in range(3):
         for buffers in operands:
             gpu.write(buffers[2], 0, memoryview(np.full(N, np.nan, np.float32)))
             addresses = tuple(buffer.address for buffer in buffers)
-            if turn == 2:  # from now on no stage is launched alone
-                bound = stream.lane.bound(program, addresses, scratch.address)
-                bound._launch = lambda *call: (alone.append(call), 0)[1:]
             assert stream.launch(program, addresses, 0, 0, scratch.address) == 0
         stream.synchronize()
         for seed, buffers in enumerate(operands, 1):
             assert (get(gpu, buffers[2]) == seed + 2 * y).all(), turn
-    assert alone == []
     assert stream.launch(program, addresses, TIME, 0, scratch.address) > 0
-    stream.close()
-
-
-def test_plan_that_cannot_be_a_graph_is_launched_stage_by_stage(
-    gpu: GpuDevice, entry: Callable[[str], int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refused = SimpleNamespace(name="refused")
-    monkeypatch.setattr(type(gpu._driver.api), "instantiate", lambda *_: (refused, None))
-    program, stream, scratch = chained(gpu, entry), gpu.open_stream(), gpu.allocate(4 * N)
-    buffers = [put(gpu, np.full(N, value, np.float32)) for value in (1, 2, 0)]
-    for _ in range(3):
-        stream.launch(program, tuple(buffer.address for buffer in buffers), 0, 0, scratch.address)
-    graph = stream.lane._prepared[program].graph
-    assert graph is not None
-    assert not graph.is_usable
-    stream.synchronize()
-    assert (get(gpu, buffers[2]) == 5).all()
-    stream.close()
-
-
-def test_launches_that_are_ready_follow_what_the_lane_lets_go(gpu: GpuDevice, entry: Callable[[str], int]) -> None:
-    rows = Table(tuple(Struct((Pointer("x"), I64(1))) for _ in range(8)))
-    table = Struct((rows, I64(8), Pointer("out")))
-
-    def program() -> GpuProgram:
-        return gpu.program([stage(entry("table"), table, grid=(1, 1, 1))], ["x", "out"])
-
-    first, x, out, stream = program(), put(gpu, np.full(1, 3, np.float32)), gpu.allocate(32), gpu.open_stream()
-    lane = stream.lane
-    limit = lane._limit = 64
-    ready = stream.ready(first, (x.address, out.address), 0)
-    with pytest.raises(InvalidArgumentError):
-        ready(RECORD, 0)
-    assert ready(0, 0) == 0
-    bound = lane.bound(first, (x.address, out.address), 0)
-    for number in range(limit + 1):  # more bindings of one program than are kept
-        stream.launch(first, (x.address, out.address), 0, 0, 8 * number)
-    assert lane.bound(first, (x.address, out.address), 0) is not bound
-    gpu.write(x, 0, memoryview(np.full(1, 4, np.float32)))
-    assert ready(TIME, 0) == 0
-    assert stream.finish() > 0
-    assert (get(gpu, out) == 4).all()
-    for number in range(3):  # programs that go, of which lanes hear from other threads
-        other = program()
-        stream.launch(other, (x.address, out.address), 0, 0)
-        threading.Thread(target=other.close).start()
-        assert settled(lambda: bool(lane._dropped))
-        gpu.write(x, 0, memoryview(np.full(1, number, np.float32)))
-        ready(TIME, 0)
-        stream.finish()
-        assert not lane._dropped
-        assert (get(gpu, out) == number).all()
-    done = threading.Thread(target=lambda: ready(0, 0))  # the context comes with it
-    done.start()
-    done.join()
-    stream.synchronize()
     stream.close()
 
 

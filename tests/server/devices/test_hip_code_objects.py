@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,12 +14,10 @@ from hip_device_cases import UNIT
 
 import tilewright_arch
 from tilewright_arch import from_gcn_arch_name
-from tilewright_kit.contract.plan import Geometry, TensorMap
+from tilewright_kit.contract.plan import Geometry
 from tilewright_kit.contract.source import SourceUnit
-from tilewright_kit.types.errors import DeviceError, InternalError
-from tilewright_server.devices.gpu.argument_block import HostBlock
+from tilewright_kit.types.errors import DeviceError
 from tilewright_server.devices.hip.api import HipApi
-from tilewright_server.devices.hip.driver import Driver
 from tilewright_server.devices.hip.module import MACHINES, HipFunction, check_code_object
 
 Build = Callable[[SourceUnit, tilewright_arch.ArchSpec], Path]
@@ -133,32 +130,6 @@ class Recorder:
         return 0, "allocation"
 
 
-def test_arguments_go_as_one_block_with_its_size() -> None:
-    raw = Recorder()
-    arch = tilewright_arch.load("gfx942")
-    gpu = Driver(raw, arch)
-    block = HostBlock(struct.pack("<16Q", *range(16)))
-    functions = [SimpleNamespace(handle="first", param_bytes=40), SimpleNamespace(handle="second", param_bytes=0)]
-    geometries = [Geometry(grid=(5, 6, 7), block=(64, 2, 1), shared_bytes=1024), Geometry()]
-    configs = [
-        gpu.config(function, geometry, "stream")  # type: ignore[arg-type]
-        for function, geometry in zip(functions, geometries, strict=True)
-    ]
-    calls, kept = gpu.calls(configs, block, (0, 64))
-    for call in calls:
-        gpu.launch(*call)
-    (first, second), word = raw.asked, ctypes.c_uint64
-    assert first[:10] == ("first", 5, 6, 7, 64, 2, 1, 1024, "stream", None)
-    assert second[:10] == ("second", 1, 1, 1, 1, 1, 1, 0, "stream", None)
-    for call, at, nbytes in ((first, 0, 40), (second, 64, 0)):
-        pointer, address, size, size_at, end = (word * 5).from_address(call[10])
-        assert (pointer, size, end) == (1, 2, 3)
-        assert address == block.address + at
-        assert address % 16 == 0
-        assert word.from_address(size_at).value == nbytes
-    assert kept
-
-
 def test_descriptors_are_given_as_the_runtime_wants_them() -> None:
     raw = Recorder()
     HipApi(raw, 70_100_000).import_fd(7)
@@ -166,9 +137,3 @@ def test_descriptors_are_given_as_the_runtime_wants_them() -> None:
     new, old = raw.asked
     assert new == 7
     assert (type(old), old.value) == (ctypes.c_int, 7)
-
-
-def test_tensor_maps_are_nothing_for_this_device() -> None:
-    gpu = Driver(Recorder(), tilewright_arch.load("gfx942"))
-    with pytest.raises(InternalError, match="no tensor maps"):
-        gpu.encoder(TensorMap("x", 0, "fp16", (64, 64), (128,), (64, 64)))

@@ -224,7 +224,7 @@ def test_faults_become_typed_errors(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("suite", "least"),
-    [("test_conformance.py", 28), ("test_gpu*.py", 39), ("test_hip.py", 3), ("test_hip_graphs.py", 6)],
+    [("test_conformance.py", 28), ("test_gpu*.py", 51), ("test_hip.py", 3), ("test_hip_stages.py", 1)],
 )
 @pytest.mark.extended
 def test_suite_passes_with_a_simulated_runtime(suite: str, least: int, library: Path) -> None:  # noqa: F811

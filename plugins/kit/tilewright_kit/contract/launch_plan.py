@@ -12,13 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from struct import Struct
 
-from tilewright_kit.contract.arguments import ARGS, COUNTERS, WORKSPACE, PackedArgs, TensorMap, pack
+from tilewright_kit.contract.arguments import ARGS, COUNTERS, WORKSPACE, PackedArgs, PixelWalk, TensorMap, pack
 from tilewright_kit.contract.device import DeviceInfo
-from tilewright_kit.contract.plan import ExecutionPlan
+from tilewright_kit.contract.plan import ExecutionPlan, Geometry
 from tilewright_kit.contract.problem import Operand, Role, problem_name
 from tilewright_kit.types.errors import InternalError, UnsupportedError
 
-__all__ = ["FORMAT_VERSION", "MAX_OPERANDS", "MAX_PAIRS", "Entry", "launch_plan"]
+__all__ = ["FORMAT_VERSION", "MAX_OPERANDS", "MAX_PAIRS", "Entry", "launch_plan", "root_bytes", "stages_plan"]
 
 FORMAT_VERSION = 1
 MAX_OPERANDS = 4096
@@ -77,7 +77,7 @@ class _Image:
         self.roots: list[int] = []
         self.relocations: list[bytes] = []
         self.maps: list[bytes] = []
-        sizes = [len(args.template) if on_cpu else _lines(args.root_bytes or len(args.template)) for args in blocks]
+        sizes = [len(args.template) if on_cpu else root_bytes(args) for args in blocks]
         for args, size in zip(blocks, sizes, strict=True):
             self.data += bytes(-len(self.data) % _LINE)
             self.roots.append(len(self.data))
@@ -137,58 +137,95 @@ def launch_plan(plan: ExecutionPlan, device: DeviceInfo, entries: Sequence[Entry
         ) from error
     objects = {entry.sha256: entry.nbytes for entry in entries}
     numbers = {sha256: number for number, sha256 in enumerate(objects)}
-    stages = []
-    for stage, entry, args, root in zip(plan.stages, entries, blocks, image.roots, strict=True):
-        geometry = stage.geometry
-        stages.append(
-            _STAGE.pack(
-                numbers[entry.sha256],
-                texts.add(entry.symbol),
-                geometry.team,
-                _DEPENDENT if geometry.dependent else 0,
-                *geometry.grid,
-                *geometry.block,
-                *geometry.cluster,
-                geometry.shared_bytes,
-                root,
-                args.root_bytes or len(args.template),
-            )
+    stages = [
+        _stage(
+            numbers[entry.sha256], texts.add(entry.symbol), stage.geometry, root, args.root_bytes or len(args.template)
         )
+        for stage, entry, args, root in zip(plan.stages, entries, blocks, image.roots, strict=True)
+    ]
     dims: list[int] = []
     operands = [_operand(item, plan, texts, dims) for item in plan.operands]
-    pairs = list(_pairs(plan))
     name = name or problem_name(plan.operation, plan.operands, {})
     facts = [texts.add(text) for text in (plan.operation, plan.arch, name, _features(device))]
+    team = max((stage.geometry.team for stage in plan.stages), default=1)
+    needs = plan.workspace_bytes, plan.counter_bytes, plan.flops
+    made = [_OBJECT.pack(sha256, nbytes) for sha256, nbytes in objects.items()]
+    sections = operands, stages, made, image.relocations, image.maps, list(_pairs(plan))
+    return _assembled(_KINDS[device.kind], team, sections, dims, texts, needs, image, facts)
+
+
+def stages_plan(
+    kind: str, stages: Sequence[tuple[PackedArgs, Geometry, int]], operands: Sequence[str], counter_bytes: int = 0
+) -> bytes:
+    """A launch plan without code: its functions are given to libtilewright by their number (``tw_plan_adopt``), and its
+    operands are addresses about which it says nothing. ``kind`` is ``cuda`` or ``hip``; the number of a stage is how
+    many bytes of arguments its kernel takes by value, at most ``root_bytes``.
+
+    Raises ``KeyError`` for an operand that is not listed, ``InternalError`` for arguments that contradict themselves.
+    """
+    places = {name: place for place, name in enumerate((*operands, WORKSPACE, COUNTERS))}
+    image = _Image([args for args, _, _ in stages], places, on_cpu=False)
+    if image.maps and kind != "cuda":
+        raise InternalError(
+            "this device has no tensor maps",
+            field="plan.args",
+            value=kind,
+            rule="tensor_map",
+            fix="report it as a fault of the operation's plugin",
+        )
+    records = [
+        _stage(0, 0, geometry, root, taken) for (_, geometry, taken), root in zip(stages, image.roots, strict=True)
+    ]
+    blank = [_OPERAND.pack(0, 0, 0, 0, 0, 1, 0)] * len(operands)
+    sections: tuple[Sequence[bytes], ...] = (blank, records, (), image.relocations, image.maps, ())
+    return _assembled(_KINDS[kind], 1, sections, [], _Texts(), (0, counter_bytes, 0), image, (0, 0, 0, 0))
+
+
+def root_bytes(args: PackedArgs) -> int:
+    """Bytes that a GPU's plan has for the arguments of a stage that go by value: the next multiple of 64."""
+    return _lines(args.root_bytes or len(args.template))
+
+
+def _stage(number: int, symbol: int, geometry: Geometry, root: int, nbytes: int) -> bytes:
+    return _STAGE.pack(
+        number,
+        symbol,
+        geometry.team,
+        _DEPENDENT if geometry.dependent else 0,
+        *geometry.grid,
+        *geometry.block,
+        *geometry.cluster,
+        geometry.shared_bytes,
+        root,
+        nbytes,
+    )
+
+
+def _assembled(
+    kind: int,
+    team: int,
+    sections: Sequence[Sequence[bytes]],
+    dims: Sequence[int],
+    texts: _Texts,
+    needs: tuple[int, int, int],
+    image: _Image,
+    facts: Sequence[int],
+) -> bytes:
+    """The plan's bytes. ``sections`` are operands, stages, code objects, relocations, tensor maps and pairs; ``needs``
+    bytes of workspace and of counters, and arithmetic operations."""
     rest = _REST.pack(
-        _KINDS[device.kind],
-        max((stage.geometry.team for stage in plan.stages), default=1),
-        len(operands),
-        len(stages),
-        len(objects),
-        len(image.relocations),
-        len(image.maps),
-        len(pairs),
+        kind,
+        team,
+        *(len(section) for section in sections),
         len(dims),
         len(texts.data),
-        plan.workspace_bytes,
-        plan.counter_bytes,
-        plan.flops,
+        *needs,
         len(image.data),
         image.tables_at,
         *facts,
     )
-    sections = (
-        operands,
-        stages,
-        [_OBJECT.pack(sha256, nbytes) for sha256, nbytes in objects.items()],
-        image.relocations,
-        image.maps,
-        pairs,
-        [Struct(f"<{len(dims)}q").pack(*dims)],
-        [bytes(texts.data)],
-    )
     body = bytearray(rest)
-    for section in sections:
+    for section in (*sections, [Struct(f"<{len(dims)}q").pack(*dims)], [bytes(texts.data)]):
         body += bytes(-(len(body) + _HEAD.size) % 8)
         for record in section:
             body += record
@@ -262,6 +299,7 @@ def _map(offset: int, place: int, item: TensorMap) -> bytes:
         and 1 <= rank <= 5
         and len(item.strides) == rank - 1
         and len(item.box) == (2 if item.walk else rank)
+        and (item.walk is None or _walks(item.walk, rank))
     )
     if not fits:
         raise InternalError(
@@ -287,6 +325,11 @@ def _map(offset: int, place: int, item: TensorMap) -> bytes:
         *_padded(item.box, 5),
         *(number for corner in corners for number in corner),
     )
+
+
+def _walks(walk: PixelWalk, rank: int) -> bool:
+    """True if a map of that rank has a corner and a step for each of its spatial dimensions."""
+    return rank >= 3 and {len(walk.lower), len(walk.upper), len(walk.step)} == {rank - 2}
 
 
 def _padded(values: Sequence[int], count: int) -> tuple[int, ...]:

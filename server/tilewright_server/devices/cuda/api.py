@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from tilewright_server.devices.gpu.api import Answer
@@ -33,15 +32,8 @@ class CudaApi:
     def wait_stream(self, stream: Any) -> Answer:
         return self.raw.cuStreamSynchronize(stream)
 
-    @property
-    def stream_wait(self) -> Callable[[Any, Any, int], Answer]:
-        function: Callable[[Any, Any, int], Answer] = self.raw.cuStreamWaitEvent
-        return function
-
-    @property
-    def record_event(self) -> Callable[[Any, Any], Answer]:
-        function: Callable[[Any, Any], Answer] = self.raw.cuEventRecord
-        return function
+    def record_event(self, event: Any, stream: Any) -> Answer:
+        return self.raw.cuEventRecord(event, stream)
 
     def new_event(self, timing: bool) -> Answer:
         flags = self.raw.CUevent_flags
@@ -76,32 +68,6 @@ class CudaApi:
         handle = self.raw.CUipcEventHandle()
         handle.reserved = name
         return self.raw.cuIpcOpenEventHandle(handle)
-
-    # Graphs
-
-    def begin_capture(self, stream: Any) -> Answer:
-        return self.raw.cuStreamBeginCapture(stream, self.raw.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
-
-    def captured_node(self, stream: Any) -> Answer:
-        result, *found = self.raw.cuStreamGetCaptureInfo(stream)
-        return (result, None) if result else (result, found[3][0])
-
-    def end_capture(self, stream: Any) -> Answer:
-        return self.raw.cuStreamEndCapture(stream)
-
-    def instantiate(self, graph: Any) -> Answer:
-        return self.raw.cuGraphInstantiate(graph, 0)
-
-    @property
-    def launch_graph(self) -> Callable[[Any, Any], Answer]:
-        function: Callable[[Any, Any], Answer] = self.raw.cuGraphLaunch
-        return function
-
-    def end_executable(self, executable: Any) -> Answer:
-        return self.raw.cuGraphExecDestroy(executable)
-
-    def end_graph(self, graph: Any) -> Answer:
-        return self.raw.cuGraphDestroy(graph)
 
     # Memory
 

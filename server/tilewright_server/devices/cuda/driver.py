@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Sequence
 from typing import Any
 
-from tilewright_kit.contract.plan import Geometry, TensorMap
 from tilewright_kit.types.errors import UnavailableError
 from tilewright_server.devices.cuda.api import CudaApi
 from tilewright_server.devices.cuda.errors import RESULTS
-from tilewright_server.devices.cuda.graph import CudaGraph
-from tilewright_server.devices.cuda.launches import launch_config
-from tilewright_server.devices.cuda.maps import CudaMapEncoder
 from tilewright_server.devices.cuda.module import CudaImage
-from tilewright_server.devices.gpu.argument_block import HostBlock
-from tilewright_server.devices.gpu.driver import GpuDriver, GpuFunction
-from tilewright_server.devices.gpu.launch.stages import Stage
+from tilewright_server.devices.gpu.driver import GpuDriver
 
 __all__ = ["CONTAINER_FIX", "DRIVER_FIX", "INSTALL", "MIN_DRIVER", "Driver", "load_api"]
 
@@ -45,6 +37,7 @@ def load_api() -> Any:
 class Driver(GpuDriver):
     """See ``GpuDriver``."""
 
+    kind = "cuda"
     ipc_kind = "cuda_ipc"
     pool_kind = "cuda_pool"
 
@@ -75,31 +68,14 @@ class Driver(GpuDriver):
             )
         return driver
 
-    @property
-    def launch(self) -> Any:
-        return self.api.raw.cuLaunchKernelEx
-
-    def config(self, function: GpuFunction, geometry: Geometry, stream: Any) -> Any:
-        return launch_config(self.api.raw, geometry, stream), function.handle
-
-    def calls(
-        self, configs: Sequence[Any], block: HostBlock, roots: Sequence[int]
-    ) -> tuple[tuple[tuple[Any, ...], ...], Any]:
-        # The driver takes an array of addresses of parameters; ours have one parameter each.
-        params = (ctypes.c_void_p * max(1, len(roots)))(*(block.address + root for root in roots))
-        first = ctypes.addressof(params)
-        size = ctypes.sizeof(ctypes.c_void_p)
-        calls = tuple((config, handle, first + place * size, 0) for place, (config, handle) in enumerate(configs))
-        return calls, params
+    def result(self, code: int) -> Any:
+        try:
+            return self.api.raw.CUresult(code)
+        except ValueError:  # of a later driver
+            return self.api.raw.CUresult.CUDA_ERROR_UNKNOWN
 
     def image(self, data: bytes) -> CudaImage:
         return CudaImage(self, data)
-
-    def graph(self, stages: Sequence[Stage], stream: Any) -> CudaGraph:
-        return CudaGraph(self, stages, stream)
-
-    def encoder(self, tensor_map: TensorMap) -> CudaMapEncoder:
-        return CudaMapEncoder(self, tensor_map)
 
     def release(self, context: Any) -> None:
         """The device, whose primary context was retained."""

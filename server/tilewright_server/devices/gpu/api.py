@@ -6,7 +6,6 @@ and has a ``name`` otherwise, followed by the values. Nothing raises because a d
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 __all__ = ["Answer", "GpuApi"]
@@ -27,7 +26,7 @@ class GpuApi(Protocol):
         """For the calling thread."""
         ...
 
-    # Streams and events. Those that every launch needs are given as they are, without a call in between.
+    # Streams and events
 
     def new_stream(self) -> Answer:
         """One that waits for no other."""
@@ -41,15 +40,7 @@ class GpuApi(Protocol):
 
     def wait_stream(self, stream: Any) -> Answer: ...
 
-    @property
-    def stream_wait(self) -> Callable[[Any, Any, int], Answer]:
-        """``(stream, event, 0)``: the stream waits, not the caller."""
-        ...
-
-    @property
-    def record_event(self) -> Callable[[Any, Any], Answer]:
-        """``(event, stream)``."""
-        ...
+    def record_event(self, event: Any, stream: Any) -> Answer: ...
 
     def new_event(self, timing: bool) -> Answer: ...
 
@@ -68,35 +59,6 @@ class GpuApi(Protocol):
     def open_event(self, name: bytes) -> Answer:
         """An event of another process, by its name."""
         ...
-
-    # Graphs
-
-    def begin_capture(self, stream: Any) -> Answer:
-        """Begin a graph of everything that is put on the stream from now on. Calls of other threads go on."""
-        ...
-
-    def captured_node(self, stream: Any) -> Answer:
-        """The node of the last launch that was captured; None where nobody needs it."""
-        ...
-
-    def end_capture(self, stream: Any) -> Answer:
-        """The graph."""
-        ...
-
-    def instantiate(self, graph: Any) -> Answer:
-        """Executable form of a graph. It does not need the graph any more."""
-        ...
-
-    @property
-    def launch_graph(self) -> Callable[[Any, Any], Answer]:
-        """``(executable, stream)``."""
-        ...
-
-    def end_executable(self, executable: Any) -> Answer:
-        """Destroy an executable graph; work under way ends first, without a wait."""
-        ...
-
-    def end_graph(self, graph: Any) -> Answer: ...
 
     # Memory
 

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from tilewright_kit.contract.device import Buffer, DeviceInfo, Launch
+from tilewright_kit.contract.plan import PackedArgs
 from tilewright_kit.types.errors import ResourceExhaustedError, TilewrightError, UnsupportedError
 from tilewright_server.devices.contract import MemoryHandle, ProgramStage
 from tilewright_server.devices.errors import check_copy, check_size, closed, not_a_buffer, unloaded
-from tilewright_server.devices.gpu.argument_block import HostBlock
 from tilewright_server.devices.gpu.driver import GpuDriver, GpuFunction
 from tilewright_server.devices.gpu.launch.program import GpuProgram
-from tilewright_server.devices.gpu.launch.stages import BoundLaunch, Stage
 from tilewright_server.devices.gpu.launch.stream_state import Lane
 from tilewright_server.devices.gpu.memory.deferred_free import Graveyard
 from tilewright_server.devices.gpu.memory.pool import SHARED_GRANULE, Memory
@@ -200,17 +199,18 @@ class GpuDevice:
         self._enter()
         if not launches:
             return ()
-        stages, image, roots = [], bytearray(), []
-        for launch in launches:
-            args = launch.args.cast("B")
-            stages.append(Stage(self._function(launch.function), launch.geometry, args.nbytes))
-            roots.append(len(image))
-            image += bytes(args) + bytes(-args.nbytes % 64 or (0 if args.nbytes else 64))
+        stages = [
+            ProgramStage(launch.function, PackedArgs(_whole_words(launch.args.cast("B")), (), ()), launch.geometry)
+            for launch in launches
+        ]
+        program = self.program(stages, ())
         lane = self._borrow()
         try:
-            configs = [lane.config(stage) for stage in stages]
-            bound = BoundLaunch(self._driver, configs, HostBlock(bytes(image)), roots)
-            return lane.timed(bound, 1)
+            bound = program.bind(lane, (), 0, 0)
+            try:
+                return lane.timed(bound, 1)
+            finally:
+                bound.close()
         finally:
             self._give_back(lane)
 
@@ -377,3 +377,7 @@ class GpuDevice:
     def _span(self, buffer: Buffer, offset: int, data: memoryview) -> int:
         check_copy(offset, data.nbytes, buffer.nbytes)
         return buffer.address + offset
+
+
+def _whole_words(args: memoryview) -> bytes:
+    return bytes(args) + bytes(-args.nbytes % 8)

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any, Protocol
 
-from tilewright_kit.contract.plan import Geometry, TensorMap
-from tilewright_kit.types.errors import InternalError, TilewrightError
+from tilewright_kit.contract.plan import Geometry
+from tilewright_kit.types.errors import TilewrightError
 from tilewright_server.devices.contract import DeviceLostError
 from tilewright_server.devices.gpu.api import Answer, GpuApi
-from tilewright_server.devices.gpu.argument_block import HostBlock
 from tilewright_server.devices.gpu.results import Results
 
-__all__ = ["GpuDriver", "GpuFunction", "Graph", "Image", "MapEncoder"]
+__all__ = ["GpuDriver", "GpuFunction", "Image"]
 
 
 class GpuFunction(Protocol):
@@ -26,6 +24,11 @@ class GpuFunction(Protocol):
     @property
     def handle(self) -> Any:
         """The driver's object; its number identifies the entry while the binary is loaded."""
+        ...
+
+    @property
+    def param_bytes(self) -> int:
+        """Size of its one parameter; 0 if it takes none."""
         ...
 
     def admit(self, geometry: Geometry, args_bytes: int) -> None:
@@ -44,45 +47,11 @@ class Image(Protocol):
     def unload(self) -> None: ...
 
 
-class MapEncoder(Protocol):
-    """One tensor map of a program, to be encoded for one address after the other. Thread-safe."""
-
-    def encode(self, address: int, into: int) -> None:
-        """Write the map of a tensor whose operand lies at device address ``address`` to host address ``into``.
-
-        Raises ``InvalidArgumentError`` for a tensor that is not aligned, ``DeviceError``.
-        """
-        ...
-
-
-class Graph(Protocol):
-    """The stages of a program as one launch of the driver. ``bound`` is a ``BoundLaunch`` of that program."""
-
-    @property
-    def is_usable(self) -> bool:
-        """False once the driver has rejected it."""
-        ...
-
-    def launch(self, bound: Any) -> bool:
-        """Launch with the arguments of ``bound``; False if there is no graph of it. Raises ``DeviceError``."""
-        ...
-
-    def prepare(self, bound: Any) -> None:
-        """Make the graph of ``bound`` ahead of repeated launches. Raises ``DeviceLostError``."""
-        ...
-
-    def drop(self, bound: Any) -> None:
-        """Release what is kept for ``bound``, which is not launched again."""
-        ...
-
-    def close(self) -> None:
-        """Destroy everything; what is under way ends first. Idempotent."""
-        ...
-
-
 class GpuDriver(ABC):
     """The driver's functions (``api``) for one device. ``check`` unpacks an answer: None, the one value, or a tuple."""
 
+    kind = ""
+    """Kind of its devices."""
     ipc_kind = ""
     """``MemoryHandle.kind`` of the handles that any process can be sent."""
     pool_kind = ""
@@ -101,39 +70,13 @@ class GpuDriver(ABC):
 
     # What kinds of GPU bring
 
-    @property
     @abstractmethod
-    def launch(self) -> Any:
-        """The driver's own function, called with what ``calls`` gives."""
-
-    @abstractmethod
-    def config(self, function: Any, geometry: Geometry, stream: Any) -> Any:
-        """Launch configuration on a stream, for ``calls``."""
-
-    @abstractmethod
-    def calls(
-        self, configs: Sequence[Any], block: HostBlock, roots: Sequence[int]
-    ) -> tuple[tuple[tuple[Any, ...], ...], Any]:
-        """The arguments of ``launch`` for each stage, whose root lies at an offset in ``block``, and what must live as
-        long as they are used. The driver copies the arguments of kernels at every launch."""
+    def result(self, code: int) -> Any:
+        """The driver's result of that number."""
 
     @abstractmethod
     def image(self, data: bytes) -> Image:
         """Load a binary. Raises ``ValueError``, ``DeviceError`` if it is none for this device, and its other errors."""
-
-    @abstractmethod
-    def graph(self, stages: Sequence[Any], stream: Any) -> Graph:
-        """The graph on a stream of a program of several ``Stage``s."""
-
-    def encoder(self, tensor_map: TensorMap) -> MapEncoder:
-        """Raises ``InternalError`` for a map that the device cannot use; that is every one where it has none."""
-        raise InternalError(
-            "this device has no tensor maps",
-            field="plan.args",
-            value=tensor_map,
-            rule="tensor_map",
-            fix="report it as a fault of the operation's plugin",
-        )
 
     def release(self, context: Any) -> None:  # noqa: B027  (of some kinds nothing is retained)
         """Let go of what was bound."""

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from tilewright_kit.types.errors import DeviceError, InvalidArgumentError, TilewrightError
-from tilewright_server.devices.contract import RECORD, TIME, WAIT, DeviceLostError, Program
+from tilewright_server.devices.contract import RECORD, TIME, WAIT, DeviceLostError, Program, ServedPacket
+from tilewright_server.devices.gpu.launch.packets import PacketLane
 from tilewright_server.devices.gpu.launch.stream_state import Lane
 from tilewright_server.devices.gpu.memory.deferred_free import Graveyard
 
 if TYPE_CHECKING:
     from tilewright_server.devices.gpu.launch.program import GpuProgram
-    from tilewright_server.devices.gpu.launch.stages import BoundLaunch
 
 __all__ = ["GpuStream"]
 
@@ -39,8 +39,9 @@ class GpuStream:
         self._driver = lane.driver
         self._graveyard = graveyard
         self._slots: dict[int, _Slot] = {}
-        self._wait = lane.driver.api.stream_wait
-        self._record = lane.driver.api.record_event
+        self.lock = lane.packets = PacketLane(lane.driver, lane.stream)
+        """Launches of packets, and the lock that keeps them out."""
+        self._timed = False
         self._closed = False
 
     @property
@@ -83,6 +84,7 @@ class GpuStream:
             if producer is not None:
                 driver.quietly(driver.api.end_event(producer))
             raise
+        self.lock.set_events(slot, producer, completion)
         before, self._slots[slot] = self._slots.get(slot), _Slot(producer, completion)
         if before is not None:
             self._destroy(before)
@@ -90,51 +92,47 @@ class GpuStream:
 
     def launch(self, program: Program, addresses: Sequence[int], flags: int, slot: int, workspace: int = 0) -> int:
         self._driver.enter()
-        bound = self._lane.bound(cast("GpuProgram", program), tuple(addresses), workspace)
-        self._put(bound, flags, slot)
-        return self.finish() if flags & TIME else 0
+        with self.lock:
+            self._prepare(flags, slot)
+            bound = self._lane.bound(cast("GpuProgram", program), tuple(addresses), workspace)
+            self.lock.launch(bound, flags, slot)
+        return self.lock.finish() if flags & TIME else 0
 
-    def ready(self, program: Program, addresses: Sequence[int], workspace: int) -> Callable[[int, int], int]:
-        enter, lane, put = self._driver.enter, self._lane, self._put
-        asked = cast("GpuProgram", program), tuple(addresses), workspace
-        bound: BoundLaunch | None = None
-        seen: object = None
-
-        def launch(flags: int, slot: int) -> int:
-            nonlocal bound, seen
-            enter()
-            now = lane.changes
-            if bound is None or seen is not now:
-                bound = None  # what was bound may be closed
-                bound = lane.bound(*asked)
-                seen = now
-            put(bound, flags, slot)
-            return 0
-
-        return launch
-
-    def finish(self) -> int:
+    def prepare(
+        self,
+        binding: int,
+        program: Program,
+        addresses: Sequence[int],
+        workspace: int,
+        flags: int,
+        slot: int,
+        noted: int,
+    ) -> None:
         self._driver.enter()
-        self._lane.wait(1)
-        return self._lane.elapsed_ns(0, 1)
+        self._prepare(flags, slot)
+        bound = self._lane.bound(cast("GpuProgram", program), tuple(addresses), workspace)
+        self.lock.put(binding, bound, noted)
 
-    def _put(self, bound: BoundLaunch, flags: int, slot: int) -> None:
-        driver, lane = self._driver, self._lane
-        events = self._events(flags, slot) if flags & _EVENTS else None
-        if events is not None and flags & WAIT:
-            result = self._wait(lane.stream, events.producer, 0)[0]
-            if result:
-                raise driver.error(result, "waiting for an event")
-        if flags & TIME:
-            lane.record(0)
-            bound.launch()
-            lane.record(1)
-        else:
-            bound.launch()
-        if events is not None and flags & RECORD:
-            result = self._record(events.completion, lane.stream)[0]
-            if result:
-                raise driver.error(result, "recording an event")
+    def note_in(self, words: memoryview) -> None:
+        self.lock.note_in(words)
+
+    def forget(self, binding: int) -> None:
+        self.lock.forget(binding)
+
+    def forget_all(self) -> None:
+        self.lock.forget_all()
+
+    def serve(self, connection: int, skip: bool) -> ServedPacket | None:
+        self._driver.enter()
+        return self.lock.serve(connection, skip)
+
+    def _prepare(self, flags: int, slot: int) -> None:
+        """Make what a launch with these flags needs. Raises ``InvalidArgumentError`` for a slot that was not opened."""
+        if flags & _EVENTS:
+            self._require_events(flags, slot)
+        if flags & TIME and not self._timed:
+            self.lock.set_timers(self._lane.event(0), self._lane.event(1))
+            self._timed = True
 
     def synchronize(self) -> None:
         self._driver.enter()
@@ -156,7 +154,7 @@ class GpuStream:
         self._slots.clear()
         self._lane.close()
 
-    def _events(self, flags: int, slot: int) -> _Slot:
+    def _require_events(self, flags: int, slot: int) -> None:
         events = self._slots.get(slot)
         if events is None or (flags & WAIT and events.producer is None):
             raise InvalidArgumentError(
@@ -166,7 +164,6 @@ class GpuStream:
                 rule="event_slot",
                 fix="open the slot's events first",
             )
-        return events
 
     def _open_producer(self, handle: bytes) -> Any:
         driver = self._driver

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from typing import Any
 
 from tilewright_server.devices.gpu.api import Answer
@@ -41,15 +40,8 @@ class HipApi:
     def wait_stream(self, stream: Any) -> Answer:
         return self.raw.hipStreamSynchronize(stream)
 
-    @property
-    def stream_wait(self) -> Callable[[Any, Any, int], Answer]:
-        function: Callable[[Any, Any, int], Answer] = self.raw.hipStreamWaitEvent
-        return function
-
-    @property
-    def record_event(self) -> Callable[[Any, Any], Answer]:
-        function: Callable[[Any, Any], Answer] = self.raw.hipEventRecord
-        return function
+    def record_event(self, event: Any, stream: Any) -> Answer:
+        return self.raw.hipEventRecord(event, stream)
 
     def new_event(self, timing: bool) -> Answer:
         raw = self.raw
@@ -80,32 +72,6 @@ class HipApi:
 
     def open_event(self, name: bytes) -> Answer:
         return self.raw.hipIpcOpenEventHandle(_filled(self.raw.hipIpcEventHandle_st(), name))
-
-    # Graphs
-
-    def begin_capture(self, stream: Any) -> Answer:
-        return self.raw.hipStreamBeginCapture(stream, self.raw.hipStreamCaptureMode.hipStreamCaptureModeRelaxed)
-
-    def captured_node(self, stream: Any) -> Answer:  # noqa: ARG002
-        """Arguments of a graph's nodes are not replaced here."""
-        return 0, None
-
-    def end_capture(self, stream: Any) -> Answer:
-        return self.raw.hipStreamEndCapture(stream)
-
-    def instantiate(self, graph: Any) -> Answer:
-        return self.raw.hipGraphInstantiateWithFlags(graph, 0)
-
-    @property
-    def launch_graph(self) -> Callable[[Any, Any], Answer]:
-        function: Callable[[Any, Any], Answer] = self.raw.hipGraphLaunch
-        return function
-
-    def end_executable(self, executable: Any) -> Answer:
-        return self.raw.hipGraphExecDestroy(executable)
-
-    def end_graph(self, graph: Any) -> Answer:
-        return self.raw.hipGraphDestroy(graph)
 
     # Memory
 

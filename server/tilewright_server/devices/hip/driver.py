@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from tilewright_arch import ArchSpec
-from tilewright_kit.contract.plan import Geometry
 from tilewright_kit.types.errors import UnavailableError
-from tilewright_server.devices.gpu.argument_block import HostBlock
 from tilewright_server.devices.gpu.driver import GpuDriver
-from tilewright_server.devices.gpu.launch.graph import BindingGraphs
-from tilewright_server.devices.gpu.launch.stages import Stage
 from tilewright_server.devices.gpu.provider import major_version
 from tilewright_server.devices.hip.api import HipApi
 from tilewright_server.devices.hip.errors import RESULTS
-from tilewright_server.devices.hip.module import HipFunction, HipImage
+from tilewright_server.devices.hip.module import HipImage
 
 __all__ = [
     "CONTAINER_FIX", "DRIVER_FIX", "INSTALL", "MIN_DRIVER", "PACKAGE", "PACKAGE_MAJOR", "Driver", "load_api",
@@ -33,9 +27,6 @@ PACKAGE_MAJOR = 10
 DRIVER_FIX = "install ROCm 6.3 or later: its runtime (libamdhip64.so) and the amdgpu kernel driver"
 CONTAINER_FIX = "start the container with the GPUs (docker run --device /dev/kfd --device /dev/dri)"
 INSTALL = "pip install 'tilewright[hip]'"
-
-_POINTER, _SIZE, _END = 1, 2, 3
-"""Marks in a launch's ``extra``: HIP_LAUNCH_PARAM_BUFFER_POINTER, _BUFFER_SIZE and _END."""
 
 
 def version_text(driver: int) -> str:
@@ -60,12 +51,9 @@ def load_api() -> Any:
 
 
 class Driver(GpuDriver):
-    """See ``GpuDriver``.
+    """See ``GpuDriver``."""
 
-    A graph's arguments are never replaced: ROCm takes new memory for them each time, which it gives back with the graph
-    only, and ROCm 6.3 was seen to free those of the caller.
-    """
-
+    kind = "hip"
     ipc_kind = "hip_ipc"
     pool_kind = "hip_pool"
     imports_pools_first_only = True  # hipMemPoolImportFromShareableHandle uses the first device, whichever is current
@@ -99,30 +87,11 @@ class Driver(GpuDriver):
             )
         return cls(raw, arch, device_id, gcn_arch_name, runtime)
 
-    @property
-    def launch(self) -> Any:
-        return self.api.raw.hipModuleLaunchKernel
-
-    def config(self, function: HipFunction, geometry: Geometry, stream: Any) -> Any:
-        return (function.handle, *geometry.grid, *geometry.block, geometry.shared_bytes, stream), function.param_bytes
-
-    def calls(
-        self, configs: Sequence[Any], block: HostBlock, roots: Sequence[int]
-    ) -> tuple[tuple[tuple[Any, ...], ...], Any]:
-        # The runtime takes a block of arguments as five words: a mark and its address, a mark and where its size
-        # stands, and the end.
-        sizes = (ctypes.c_size_t * max(1, len(roots)))(*(nbytes for _, nbytes in configs))
-        word = ctypes.sizeof(ctypes.c_void_p)
-        words: list[int] = []
-        for place, root in enumerate(roots):
-            words += (_POINTER, block.address + root, _SIZE, ctypes.addressof(sizes) + place * word, _END)
-        extra = (ctypes.c_void_p * max(1, len(words)))(*words)
-        first, step = ctypes.addressof(extra), 5 * word
-        calls = tuple((*shape, None, first + place * step) for place, (shape, _) in enumerate(configs))
-        return calls, (sizes, extra)
+    def result(self, code: int) -> Any:
+        try:
+            return self.api.raw.hipError_t(code)
+        except ValueError:  # of a later runtime
+            return self.api.raw.hipError_t.hipErrorUnknown
 
     def image(self, data: bytes) -> HipImage:
         return HipImage(self, data, self.arch, self.gcn_arch_name)
-
-    def graph(self, stages: Sequence[Stage], stream: Any) -> BindingGraphs:
-        return BindingGraphs(self, stages, stream)

@@ -136,7 +136,7 @@ def _borrow(ordinal: int, name: bytes) -> None:
     if not api.query_event(event)[0]:
         raise ProbeError("an interprocess event reports success while its stream is busy")
     _say("busy")
-    _value(api.stream_wait(stream, event, 0), "a wait for a pending interprocess event")
+    _value(api.raw.hipStreamWaitEvent(stream, event, 0), "a wait for a pending interprocess event")
     _say("queued")
     time.sleep(_LOOK_S)
     if not api.query_stream(stream)[0]:
@@ -148,7 +148,7 @@ def _borrow(ordinal: int, name: bytes) -> None:
         if not sys.stdin.buffer.readline():
             return
         doing = f"a wait for record {turn + 2} of an interprocess event"
-        _value(api.stream_wait(stream, event, 0), doing)
+        _value(api.raw.hipStreamWaitEvent(stream, event, 0), doing)
         _value(api.wait_stream(stream), doing)
         _say("passed")
 

@@ -6,7 +6,6 @@ import base64
 import itertools
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -48,8 +47,6 @@ class _Connection:
     loop: LaunchLoop
     client: Client
     place: int
-    programs: dict[int, int]
-    """Ids of programs by binding."""
     needs: dict[int, int] = field(default_factory=dict)
     """Bytes of workspace by binding, of those that need any."""
     workspace: Buffer | None = None
@@ -265,10 +262,9 @@ class Hosted:
             undo.callback(self.clients.end, client)
             place = self._area.take_place()
             undo.callback(self._area.give_place_back, place)
-            programs: dict[int, int] = {}
-            note = None if isinstance(stream, SynchronousStream) else self._noting(place, programs)
+            note = None if isinstance(stream, SynchronousStream) else self._places[2 * place : 2 * place + 2]
             loop = LaunchLoop(accepted, stream, note=note, lost=self._lost, refusal=self._refusal(accepted))
-            self._connections[connection] = _Connection(loop, client, place, programs)
+            self._connections[connection] = _Connection(loop, client, place)
             undo.callback(self._connections.pop, connection)
             threading.Thread(target=self._serve, args=(connection,), name=f"client {connection}", daemon=True).start()
             undo.pop_all()  # it is the thread's now
@@ -281,15 +277,6 @@ class Hosted:
             return None
         shares = shares_names(connection)
         return lambda: device.event_refusal(shares)
-
-    def _noting(self, place: int, programs: dict[int, int]) -> Callable[[int], None]:
-        places = self._places
-
-        def note(binding: int) -> None:
-            places[2 * place] = programs.get(binding, 0)
-            places[2 * place + 1] = time.monotonic_ns()
-
-        return note
 
     def _serve(self, number: int) -> None:
         connection = self._connections[number]
@@ -327,8 +314,7 @@ class Hosted:
             if workspace_bytes:
                 self._grow(known, workspace_bytes)
                 known.needs[binding] = workspace_bytes
-            known.programs[binding] = program
-            known.loop.bind(binding, made, addresses)
+            known.loop.bind(binding, made, addresses, program)
         return _NOTHING
 
     def _grow(self, connection: _Connection, nbytes: int) -> None:
@@ -348,7 +334,6 @@ class Hosted:
         if known is not None:
             with known.loop.lock:
                 known.loop.unbind(binding)
-                known.programs.pop(binding, None)
                 if known.needs.pop(binding, 0) and not known.needs:
                     self._free_workspace(known)
         return _NOTHING

@@ -1,19 +1,19 @@
 """Serving the launches of one client connection: parse frames, launch, answer in order, until the client goes away.
 
-One thread serves a connection. Others bind and unbind meanwhile; a lock keeps them out while something is launched, but
-not while a launch is waited for, if the stream can tell the two apart.
+One thread serves a connection. Others bind and unbind meanwhile; a lock keeps them out while something is launched.
+Streams of GPUs serve packets by themselves (``ServingStream``), without the interpreter, and leave to this module what
+is not prepared, what fails, and what is no launch. Those of other devices are launched here, frame by frame.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import ClassVar
+from contextlib import AbstractContextManager, suppress
+from typing import Any
 
 from tilewright_kit.types.errors import (
     DeviceError,
@@ -30,7 +30,8 @@ from tilewright_server.devices.contract import (
     DeviceLostError,
     LaunchStream,
     Program,
-    ReadyStream,
+    ServedPacket,
+    ServingStream,
 )
 from tilewright_server.protocol.frames import (
     HEADER,
@@ -56,10 +57,6 @@ _RECEIVED_BYTES = _PACKET_BYTES + 1
 """One more than the longest packet, so that a longer one shows."""
 _LAUNCH = int(Kind.LAUNCH)
 _ANSWER = _LAUNCH | REPLY_KIND
-_NOW = int(socket.MSG_DONTWAIT)
-_SPIN_NS = 100_000 if len(os.sched_getaffinity(0)) >= 4 else 0
-"""How long the next packet is looked for, before this thread sleeps, where packets follow each other so closely: being
-woken costs more than a launch. A process has one thread that looks; a client that falls silent costs this once."""
 
 
 class SynchronousStream:
@@ -96,33 +93,29 @@ class SynchronousStream:
 class LaunchLoop:
     """A connection and what may be launched over it. ``serve`` runs in the connection's own thread."""
 
-    _latest: ClassVar[LaunchLoop | None] = None
-    """The connection that the last packet came by: the one that may look for the next without sleeping."""
-
     def __init__(
         self,
         connection: socket.socket,
         stream: LaunchStream,
         *,
-        note: Callable[[int], None] | None = None,
+        note: memoryview | None = None,
         lost: Callable[[DeviceLostError], None] | None = None,
         refusal: Callable[[], str] | None = None,
     ) -> None:
-        """``refusal`` says why this client's stream cannot be tied by events, or nothing. ``note`` is told of each
-        binding before it is launched; ``lost`` of the end of the device, after the client was answered."""
-        self.lock = threading.RLock()
+        """``refusal`` says why this client's stream cannot be tied by events, or nothing. ``note`` is where each launch
+        leaves the number of its program and the time, two words; ``lost`` is told of the end of the device, after the
+        client was answered."""
+        self._serving = stream if isinstance(stream, ServingStream) else None
+        self.lock: AbstractContextManager[Any] = self._serving.lock if self._serving is not None else threading.RLock()
         self._connection = connection
         self._stream = stream
         self._note = note
+        if note is not None and self._serving is not None:
+            self._serving.note_in(note)
         self._lost = lost
         self._refusal = refusal
-        self._bindings: dict[int, tuple[Program, tuple[int, ...]]] = {}
-        self._ready: dict[int, Callable[[int, int], int]] = {}
-        """Launchers of bindings that were launched, with the workspace of now."""
+        self._bindings: dict[int, tuple[Program, tuple[int, ...], int]] = {}
         self._workspace = 0
-        self._finish = stream.finish if isinstance(stream, ReadyStream) else None
-        self._follows = False
-        """True if the last packet came soon after the one before."""
         self._closed = False
 
     @property
@@ -138,14 +131,20 @@ class LaunchLoop:
     @workspace.setter
     def workspace(self, address: int) -> None:
         self._workspace = address
-        self._ready.clear()
+        if self._serving is not None:
+            self._serving.forget_all()
 
-    def bind(self, binding: int, program: Program, addresses: Sequence[int]) -> None:
-        """Let the client launch this as ``binding``. Raises ``NotFoundError`` after the connection's end."""
+    def bind(self, binding: int, program: Program, addresses: Sequence[int], number: int = 0) -> None:
+        """Let the client launch this as ``binding``; ``number`` names the program in the note of a launch. Raises
+        ``NotFoundError`` after the connection's end."""
         with self.lock:
             self.require_open()
-            self._ready.pop(binding, None)
-            self._bindings[binding] = (program, tuple(addresses))
+            self._forget(binding)
+            self._bindings[binding] = (program, tuple(addresses), number)
+
+    def _forget(self, binding: int) -> None:
+        if self._serving is not None:
+            self._serving.forget(binding)
 
     def require_open(self) -> None:
         """Raise ``NotFoundError`` after the connection's end."""
@@ -157,7 +156,7 @@ class LaunchLoop:
     def unbind(self, binding: int) -> None:
         """Forget it; when this returns, what it uses may be given back. No error if there is none."""
         with self.lock:
-            self._ready.pop(binding, None)
+            self._forget(binding)
             if self._bindings.pop(binding, None) is not None:
                 self.settle()
 
@@ -174,42 +173,54 @@ class LaunchLoop:
 
     def serve(self) -> None:
         """Until the client hangs up. The stream and the connection are closed then, and all bindings forgotten."""
-        buffer = bytearray(_RECEIVED_BYTES)
-        view = memoryview(buffer)
-        send = self._connection.send
         try:
-            while count := self._receive(buffer):
-                if count == HEADER_BYTES and buffer[0] == _LAUNCH:
-                    if answer := self._launched(*HEADER.unpack_from(buffer)):
-                        send(answer)
-                else:
-                    for reply in self._handle(view[:count]):
-                        send(reply)
+            if self._serving is not None:
+                self._serve_packets(self._serving)
+            else:
+                self._serve_frames()
         except OSError:  # as good as a hang-up
             pass
+        except DeviceLostError as error:
+            if self._lost is not None:
+                self._lost(error)
         finally:
             self._end()
 
-    def _receive(self, buffer: bytearray) -> int:
-        """The size of the next packet; 0 at the end."""
-        receive, now = self._connection.recv_into, time.monotonic_ns
-        begun = now()
-        if self._follows:
-            while LaunchLoop._latest is self and now() - begun < _SPIN_NS:
-                try:
-                    return receive(buffer, 0, _NOW)
-                except BlockingIOError:  # noqa: PERF203 - that is how it looks
-                    os.sched_yield()  # to whoever else wants this CPU
-        count = receive(buffer)
-        LaunchLoop._latest = self
-        self._follows = now() - begun < _SPIN_NS and not self.is_synchronous
-        return count
+    def _serve_packets(self, stream: ServingStream) -> None:
+        connection, skip = self._connection.fileno(), False
+        while (found := stream.serve(connection, skip)) is not None:
+            replies = self._unserved(stream, found) if found.is_launch else self._handle(memoryview(found.data))
+            skip = bool(replies) and found.is_launch
+            for reply in replies:
+                self._connection.send(reply)
+
+    def _unserved(self, stream: ServingStream, found: ServedPacket) -> list[bytes]:
+        """The answer to a launch that failed or cannot be made; nothing once it was prepared."""
+        kind, flags, slot, sequence, binding = HEADER.unpack(found.data)
+        try:
+            if found.error is not None:
+                raise found.error
+            _check_frame(kind, flags)
+            with self.lock:
+                program, addresses, number = self._bindings[binding]
+                stream.prepare(binding, program, addresses, self._workspace, flags & _FLAGS, slot, number)
+        except Exception as error:
+            return [self._failed(kind, slot, sequence, binding, error)]
+        return []
+
+    def _serve_frames(self) -> None:
+        buffer = bytearray(_RECEIVED_BYTES)
+        view = memoryview(buffer)
+        while count := self._connection.recv_into(buffer):
+            for reply in self._handle(view[:count]):
+                self._connection.send(reply)
 
     def _end(self) -> None:
         with self.lock:
             self._closed = True
             self._bindings.clear()
-            self._ready.clear()
+            if self._serving is not None:
+                self._serving.forget_all()
             try:
                 self._stream.close()
             except DeviceLostError as error:
@@ -234,33 +245,14 @@ class LaunchLoop:
         """Launch what a frame asks for; the answer, if it wants one or failed."""
         try:
             with self.lock:
-                if kind != _LAUNCH:
-                    raise malformed("a packet of launches holds nothing else", kind)
-                if flags & _NEVER == _NEVER:
-                    raise _never(flags)
-                ready = self._ready.get(value) or self._make_ready(value)
+                _check_frame(kind, flags)
+                program, addresses, number = self._bindings[value]
                 if self._note is not None:
-                    self._note(value)
-                device_ns = ready(flags & _FLAGS, slot)
-            if flags & TIME and self._finish is not None:
-                device_ns = self._finish()
+                    self._note[0], self._note[1] = number, time.monotonic_ns()
+                device_ns = self._stream.launch(program, addresses, flags & _FLAGS, slot, self._workspace)
         except Exception as error:
             return self._failed(kind, slot, sequence, value, error)
         return HEADER.pack(_ANSWER, 0, slot, sequence, device_ns or 0) if flags & _ANSWERED else b""
-
-    def _make_ready(self, binding: int) -> Callable[[int, int], int]:
-        """Raises ``KeyError`` if there is no such binding. Lock held."""
-        program, addresses = self._bindings[binding]
-        stream, workspace = self._stream, self._workspace
-        if isinstance(stream, ReadyStream):
-            ready = stream.ready(program, addresses, workspace)
-        else:
-
-            def ready(flags: int, slot: int) -> int:
-                return stream.launch(program, addresses, flags, slot, workspace)
-
-        self._ready[binding] = ready
-        return ready
 
     def _other(self, data: memoryview) -> bytes:
         kind, _, slot, sequence, _ = HEADER.unpack_from(data)
@@ -292,6 +284,13 @@ class LaunchLoop:
         elif not isinstance(error, TilewrightError):
             log.error("a launch failed", exc_info=error)
         return reply
+
+
+def _check_frame(kind: int, flags: int) -> None:
+    if kind != _LAUNCH:
+        raise malformed("a packet of launches holds nothing else", kind)
+    if flags & _NEVER == _NEVER:
+        raise _never(flags)
 
 
 def _untied(slot: int, why: str) -> UnsupportedError:

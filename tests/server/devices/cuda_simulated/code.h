@@ -171,6 +171,7 @@ R cuGraphInstantiateWithFlags(Exec** e, Graph* g, unsigned long long f) {
   if (f || !g->count) return INVALID_VALUE;
   *e = calloc(1, sizeof **e);
   (*e)->count = g->count;
+  share_owned(&(*e)->owned, &g->owned);
   for (int i = 0; i < g->count; i++) {
     (*e)->origin[i] = g->nodes[i];
     (*e)->copy[i] = *g->nodes[i];
@@ -204,11 +205,21 @@ R cuGraphLaunch(Exec* e, Stream* s) {
 }
 R cuGraphExecDestroy(Exec* e) {
   ENTER;
+  drop_owned(&e->owned);
   free(e);
   return OK;
 }
 R cuGraphDestroy(Graph* g) {
   ENTER;
+  drop_owned(&g->owned);
   free(g);
   return OK;
+}
+R cuUserObjectCreate(Owned** out, void* object, void (*destroy)(void*), unsigned references, unsigned flags) {
+  ENTER;
+  return own_object(out, object, destroy, references, flags);
+}
+R cuGraphRetainUserObject(Graph* g, Owned* item, unsigned references, unsigned flags) {
+  ENTER;
+  return keep_owned(g, item, references, flags);
 }

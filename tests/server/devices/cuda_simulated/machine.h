@@ -191,18 +191,58 @@ typedef struct Event {
   int shared, foreign, untimed;
   char name[40];
 } Event;
+// An object that is destroyed with the last graph, and the last executable form, that has it.
+typedef struct {
+  void* object;
+  void (*destroy)(void*);
+  int references;
+} Owned;
+typedef struct {
+  Owned* items[16];
+  int count;
+} OwnedList;
 typedef struct Graph {
   Op* nodes[64];
   int count;
+  OwnedList owned;
 } Graph;
 typedef struct {
   Op* origin[64];
   Op copy[64];
   int count;
+  OwnedList owned;
 } Exec;
+static R own_object(Owned** out, void* object, void (*destroy)(void*), unsigned references, unsigned flags) {
+  if (!object || !destroy || !references || flags != 1) return INVALID_VALUE;
+  *out = calloc(1, sizeof **out);
+  **out = (Owned){object, destroy, (int)references};
+  return OK;
+}
+static R keep_owned(Graph* g, Owned* item, unsigned references, unsigned flags) {
+  // Flag 1: the caller's reference moves to the graph.
+  if (!g || !item || references != 1 || flags > 1 || g->owned.count == 16) return INVALID_VALUE;
+  if (!flags) item->references++;
+  g->owned.items[g->owned.count++] = item;
+  return OK;
+}
+static void share_owned(OwnedList* to, const OwnedList* from) {
+  *to = *from;
+  for (int i = 0; i < to->count; i++) to->items[i]->references++;
+}
+static void drop_owned(OwnedList* list) {
+  for (int i = 0; i < list->count; i++)
+    if (!--list->items[i]->references) {
+      list->items[i]->destroy(list->items[i]->object);
+      free(list->items[i]);
+    }
+  list->count = 0;
+}
+static __thread int capture_mode;  // of the thread's calls beside captures; 2 allows all
+static unsigned long long capture_serial;
 typedef struct Stream {
   Op *head, *tail;
   Graph* capture;
+  unsigned long long id, capture_id;
   int blocking, device;
   struct Stream* next;
 } Stream;

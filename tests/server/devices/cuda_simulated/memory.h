@@ -58,6 +58,11 @@ R cuMemAllocFromPoolAsync(Ptr* out, size_t n, Pool* p, Stream* s) {
   if (!r) find(*out)->pool = p->exportable;
   return r;
 }
+// From the default pool, which is not shared.
+R cuMemAllocAsync(Ptr* out, size_t n, Stream* s) {
+  ENTER;
+  return s && s->capture ? CAPTURE_UNSUPPORTED : make(out, n, POOLED, "p");
+}
 R cuMemFreeAsync(Ptr p, Stream* s) {
   ENTER;
   if (!find(p)) return INVALID_VALUE;
@@ -122,6 +127,12 @@ R cuMemcpyHtoDAsync_v2(Ptr d, const void* h, size_t n, Stream* s) {
   void* staged = malloc(n);
   memcpy(staged, h, n);
   return put(s, (Op){.kind = COPY, .a = d, .b = (Ptr)staged, .n = n, .params = staged});
+}
+R cuMemcpyHtoD_v2(Ptr d, const void* h, size_t n) {
+  ENTER;
+  if (!in((void*)d, n)) return INVALID_VALUE;
+  memcpy((void*)d, h, n);
+  return OK;
 }
 R cuMemcpyDtoHAsync_v2(void* h, Ptr d, size_t n, Stream* s) {
   ENTER;

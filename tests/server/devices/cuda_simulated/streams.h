@@ -75,6 +75,10 @@ R cuGetErrorName(R r, const char** s) {
   *s = r == NO_DEVICE ? "CUDA_ERROR_NO_DEVICE" : "CUDA_ERROR_UNKNOWN";
   return OK;
 }
+R cuGetErrorString(R r, const char** s) {
+  *s = r ? "a result of the simulated driver" : "no error";
+  return OK;
+}
 static void* run(void* unused) {
   for (;;) {
     usleep(500);
@@ -100,12 +104,38 @@ R cuCtxSetCurrent(void* c) {
   current = (Ptr)c - 0x1000 + 1;
   return sticky;
 }
+R cuCtxGetCurrent(void** c) {
+  *c = current ? (void*)(0x1000ull + current - 1) : 0;
+  return OK;
+}
+R cuCtxGetId(void* c, unsigned long long* id) {
+  if (!c && !current) return INVALID_CONTEXT;
+  *id = c ? (Ptr)c : 0x1000ull + current - 1;
+  return OK;
+}
+R cuCtxGetDevice(int* d) {
+  if (!current) return INVALID_CONTEXT;
+  *d = current - 1;
+  return OK;
+}
+R cuThreadExchangeStreamCaptureMode(int* mode) {
+  if (*mode < 0 || *mode > 2) return INVALID_VALUE;
+  const int before = capture_mode;
+  capture_mode = *mode, *mode = before;
+  return OK;
+}
 
+static unsigned long long stream_serial;
 R cuStreamCreate(Stream** s, unsigned f) {
   ENTER;
   if (f != 1) return INVALID_VALUE;
   *s = calloc(1, sizeof **s);
-  (*s)->next = streams, streams = *s;
+  (*s)->next = streams, streams = *s, (*s)->id = ++stream_serial;
+  return OK;
+}
+R cuStreamGetId(Stream* s, unsigned long long* id) {
+  ENTER;
+  *id = s ? s->id : 0;
   return OK;
 }
 R cuStreamDestroy_v2(Stream* s) {
@@ -147,7 +177,7 @@ R cuStreamWaitEvent(Stream* s, Event* e, unsigned f) {
 R cuStreamBeginCapture_v2(Stream* s, int mode) {
   ENTER;
   if (mode != 2 || s->head) return INVALID_VALUE;
-  s->capture = calloc(1, sizeof(Graph));
+  s->capture = calloc(1, sizeof(Graph)), s->capture_id = ++capture_serial;
   return OK;
 }
 R cuStreamEndCapture(Stream* s, Graph** g) {
@@ -156,10 +186,18 @@ R cuStreamEndCapture(Stream* s, Graph** g) {
   *g = s->capture, s->capture = 0;
   return OK;
 }
+R cuStreamGetCaptureInfo_v2(Stream* s, int* status, uint64_t* id, Graph** g, Op*** deps, size_t* n) {
+  ENTER;
+  (void)deps, (void)n;
+  *status = s && s->capture ? 1 : 0;
+  if (id) *id = *status ? s->capture_id : 0;
+  if (g) *g = *status ? s->capture : 0;
+  return OK;
+}
 R cuStreamGetCaptureInfo_v3(Stream* s, int* status, uint64_t* id, Graph** g, Op*** deps, void** edges, size_t* n) {
   ENTER;
   static char edge[64];
-  *status = s->capture ? 1 : 0, *id = 1, *g = s->capture, *edges = edge;
+  *status = s->capture ? 1 : 0, *id = s->capture_id, *g = s->capture, *edges = edge;
   *n = s->capture && s->capture->count ? 1 : 0;
   if (*n) *deps = &s->capture->nodes[s->capture->count - 1];
   return OK;

@@ -91,8 +91,31 @@ R simGraphs(unsigned* all, unsigned* executable) {
 R hipStreamBeginCapture(Stream* s, int mode) {
   ENTER;
   if (mode < 0 || mode > 2 || (Ptr)s <= 2 || s->head || s->capture) return INVALID_VALUE;
-  s->capture = calloc(1, sizeof(Graph));
+  s->capture = calloc(1, sizeof(Graph)), s->capture_id = ++capture_serial;
   return OK;
+}
+R hipStreamGetCaptureInfo_v2(Stream* handle, int* status, unsigned long long* id, Graph** g, Op*** deps, size_t* n) {
+  ENTER;
+  (void)deps, (void)n;
+  Stream* s = stream_of(handle);
+  *status = s->capture ? 1 : 0;
+  if (id) *id = *status ? s->capture_id : 0;
+  if (g) *g = s->capture;
+  return OK;
+}
+R hipThreadExchangeStreamCaptureMode(int* mode) {
+  if (*mode < 0 || *mode > 2) return INVALID_VALUE;
+  const int before = capture_mode;
+  capture_mode = *mode, *mode = before;
+  return OK;
+}
+R hipUserObjectCreate(Owned** out, void* object, void (*destroy)(void*), unsigned references, unsigned flags) {
+  ENTER;
+  return own_object(out, object, destroy, references, flags);
+}
+R hipGraphRetainUserObject(Graph* g, Owned* item, unsigned references, unsigned flags) {
+  ENTER;
+  return keep_owned(g, item, references, flags);
 }
 R hipStreamEndCapture(Stream* s, Graph** g) {
   ENTER;
@@ -106,6 +129,7 @@ R hipGraphInstantiateWithFlags(Exec** e, Graph* g, unsigned long long f) {
   if (graph_fault()) return OOM;
   *e = calloc(1, sizeof **e);
   (*e)->count = g->count, executables++;
+  share_owned(&(*e)->owned, &g->owned);
   for (int i = 0; i < g->count; i++) {
     (*e)->copy[i] = *g->nodes[i];
     (*e)->copy[i].params = memcpy(calloc(1, g->nodes[i]->n + 8), g->nodes[i]->params, g->nodes[i]->n);
@@ -127,11 +151,13 @@ R hipGraphLaunch(Exec* e, Stream* s) {
 }
 R hipGraphExecDestroy(Exec* e) {
   ENTER;
+  drop_owned(&e->owned);
   for (int i = 0; i < e->count; i++) free(e->copy[i].params);
   return free(e), executables--, OK;
 }
 R hipGraphDestroy(Graph* g) {
   ENTER;
+  drop_owned(&g->owned);
   for (int i = 0; i < g->count; i++) free(g->nodes[i]->params), free(g->nodes[i]);
   return free(g), graphs--, OK;
 }

@@ -83,6 +83,12 @@ R hipMemcpyHtoDAsync(Ptr to, Ptr from, size_t n, Stream* s) {
   ENTER;
   return copy(to, from, n, TO_DEVICE, s);
 }
+R hipMemcpyHtoD(Ptr to, Ptr from, size_t n) {
+  ENTER;
+  R r = finish(stream_of(0));
+  if (!r) r = copy(to, from, n, TO_DEVICE, 0);
+  return r ? r : finish(stream_of(0));
+}
 R hipMemcpyDtoHAsync(Ptr to, Ptr from, size_t n, Stream* s) {
   ENTER;
   return copy(to, from, n, TO_HOST, s);

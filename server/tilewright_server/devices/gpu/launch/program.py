@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
 
+from tilewright_kit.contract.launch_plan import root_bytes, stages_plan
 from tilewright_kit.types.errors import DeviceError, ResourceExhaustedError
 from tilewright_server.devices.contract import ProgramStage
-from tilewright_server.devices.gpu.argument_block import ProgramLayout
-from tilewright_server.devices.gpu.driver import GpuDriver, GpuFunction, Graph
+from tilewright_server.devices.gpu.driver import GpuDriver, GpuFunction
+from tilewright_server.devices.gpu.launch.library import library
 from tilewright_server.devices.gpu.launch.stages import BoundLaunch, Stage
-from tilewright_server.devices.gpu.launch.stream_state import Lane, Prepared
+from tilewright_server.devices.gpu.launch.stream_state import Lane
 
 __all__ = ["GpuProgram"]
-
-_UPLOAD = 32 << 10
-"""The driver takes copies of up to 64 KiB of unlocked host memory into its own buffers at once, without waiting for the
-stream. CUDA driver API, API synchronisation behaviour. HIP stages small copies likewise."""
 
 
 class GpuProgram:
@@ -36,18 +33,26 @@ class GpuProgram:
         closed: Callable[[GpuProgram], None],
         counter_bytes: int = 0,
     ) -> None:
-        """Raises ``KeyError`` for an operand that is not listed, ``DeviceError``, ``InternalError``."""
+        """Raises ``KeyError`` for an operand that is not listed, ``DeviceError``, ``InternalError``. The context must
+        be current."""
         self.counter_bytes = counter_bytes
         self._driver = driver
         self._borrow = borrow
         self._give_back = give_back
         self._closed = closed
-        layout = self._layout = ProgramLayout([stage.args for stage in stages], operands)
-        self._maps = tuple((offset, place, driver.encoder(item)) for offset, place, item in layout.maps)
-        self.stages = tuple(
-            Stage(functions(stage.function), stage.geometry, size)
-            for stage, size in zip(stages, layout.root_sizes, strict=True)
-        )
+        self._operands = tuple(operands)
+        self._library = library()
+        admitted = [Stage(functions(stage.function), stage.geometry, root_bytes(stage.args)) for stage in stages]
+        self._count = len(admitted)
+        records = [
+            (stage.args, stage.geometry, made.function.param_bytes)
+            for stage, made in zip(stages, admitted, strict=True)
+        ]
+        data = stages_plan(driver.kind, records, operands, counter_bytes)
+        self._plan = self._library.open_plan(driver, data, [int(stage.function.handle) for stage in admitted])
+        # A connection may launch it still when the server has dropped it.
+        weakref.finalize(self, self._library.native.tw_plan_close, self._plan).atexit = False
+        self._table_bytes = self._library.table_bytes(self._plan)
 
     def run(self, addresses: Sequence[int], workspace: int, repeat: int = 1) -> tuple[int, ...]:
         self._driver.enter()
@@ -60,38 +65,22 @@ class GpuProgram:
         finally:
             self._give_back(lane)
 
-    def graph(self, stream: Any) -> Graph | None:
-        """A graph for a stream; None for one stage, which would gain nothing."""
-        return self._driver.graph(self.stages, stream) if len(self.stages) > 1 else None
-
-    def bind(
-        self, lane: Lane, prepared: Prepared, addresses: tuple[int, ...], workspace: int, counters: int
-    ) -> BoundLaunch:
+    def bind(self, lane: Lane, addresses: tuple[int, ...], workspace: int, counters: int) -> BoundLaunch:
         """Everything for launches on ``lane`` with these addresses, each of an operand.
 
         Tables are uploaded in the order of the lane's stream. Raises ``InvalidArgumentError`` for a tensor that a
         tensor map cannot describe, ``ResourceExhaustedError``, ``DeviceError``.
         """
-        layout = self._layout
-        tables = lane.take(layout.table_bytes) if layout.table_bytes else 0
+        tables = lane.take(self._table_bytes) if self._table_bytes else 0
         try:
-            places = layout.addresses(addresses, workspace, counters, tables)
-            block = layout.bound(places)
-            for offset, place, encoder in self._maps:
-                encoder.encode(places[place], block.address + offset)
-            if tables:
-                self._upload(block.address + layout.tables_at, tables, layout.table_bytes, lane.stream)
+            memory = workspace, counters, tables
+            handle = self._library.bind(self._driver, self._plan, addresses, self._operands, memory, int(lane.stream))
         except BaseException:
             if tables:
                 lane.give_back(tables)
             raise
         free = (lambda: lane.give_back(tables)) if tables else None
-        return BoundLaunch(self._driver, prepared.configs, block, layout.roots, graph=prepared.graph, free=free)
-
-    def _upload(self, source: int, target: int, nbytes: int, stream: Any) -> None:
-        check, copy = self._driver.check, self._driver.api.copy_in
-        for offset in range(0, nbytes, _UPLOAD):
-            check(copy(target + offset, source + offset, min(_UPLOAD, nbytes - offset), stream), "an upload")
+        return BoundLaunch(self._driver, handle, self._count, lane.stream, free)
 
     def close(self) -> None:
         """Nobody will run it any more: lanes let go of what they hold for it."""

@@ -6,27 +6,19 @@ Launches of one lane run one after the other, so they share one set of counters.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
-from tilewright_server.devices.gpu.driver import GpuDriver, Graph
-from tilewright_server.devices.gpu.launch.stages import BoundLaunch, Stage
+from tilewright_server.devices.gpu.driver import GpuDriver
+from tilewright_server.devices.gpu.launch.stages import BoundLaunch
 from tilewright_server.devices.gpu.memory.pool import Memory
 
-__all__ = ["BindableProgram", "Lane", "Prepared"]
+if TYPE_CHECKING:
+    from tilewright_server.devices.gpu.launch.packets import PacketLane
+
+__all__ = ["BindableProgram", "Lane"]
 
 _LEAST_COUNTERS = 64 << 10
-
-
-class Prepared:
-    """A program on a lane: launch configurations of its stages, and what was bound to addresses."""
-
-    __slots__ = ("bounds", "configs", "graph")
-
-    def __init__(self, configs: Sequence[Any], graph: Graph | None) -> None:
-        self.configs = configs
-        self.graph = graph
-        self.bounds: dict[tuple[tuple[int, ...], int], BoundLaunch] = {}
 
 
 class BindableProgram(Protocol):
@@ -37,16 +29,7 @@ class BindableProgram(Protocol):
         """Bytes of zeroed counters that its launches need."""
         ...
 
-    @property
-    def stages(self) -> tuple[Stage, ...]: ...
-
-    def graph(self, stream: Any) -> Graph | None:
-        """A graph for a stream; None if it would gain nothing."""
-        ...
-
-    def bind(
-        self, lane: Lane, prepared: Prepared, addresses: tuple[int, ...], workspace: int, counters: int
-    ) -> BoundLaunch:
+    def bind(self, lane: Lane, addresses: tuple[int, ...], workspace: int, counters: int) -> BoundLaunch:
         """Everything for launches on ``lane`` with these addresses, each of an operand."""
         ...
 
@@ -58,16 +41,15 @@ class Lane:
         self.driver = driver
         self.stream = driver.check(driver.api.new_stream(), "a stream")
         self._dropped: deque[BindableProgram] = deque()
-        self.changes = object()
-        """Another one since ``bound`` may answer otherwise for what it was asked before."""
-        self.host_synchronisations = 0
-        """How often a host thread has waited for this stream."""
+        self.packets: PacketLane | None = None
+        """Launches of a client, which may use what ``bound`` answered until they are told to forget it."""
+        self._synchronisations = 0
         self.is_clients = False
         """True if it is for launches that nobody waits for, unless the client asks for it."""
         self._memory = memory
         self._limit = limit
         self._on_close = closed
-        self._prepared: dict[BindableProgram, Prepared] = {}
+        self._prepared: dict[BindableProgram, dict[tuple[tuple[int, ...], int], BoundLaunch]] = {}
         self._counters: list[tuple[int, int]] = []
         self._events: list[Any] = []
         self._closed = False
@@ -78,45 +60,31 @@ class Lane:
         """The program's launches with these addresses: found, or made. Raises what ``BindableProgram.bind`` does."""
         if self._dropped:
             self._forget()
-        prepared = self._prepared.get(program)
-        if prepared is None:
-            prepared = self._prepare(program)
-        bound = prepared.bounds.get((addresses, workspace))
+        bounds = self._prepared.setdefault(program, {})
+        bound = bounds.get((addresses, workspace))
         if bound is None:
-            bound = program.bind(self, prepared, addresses, workspace, self.counters(program.counter_bytes))
-            while len(prepared.bounds) >= self._limit:
-                prepared.bounds.pop(next(iter(prepared.bounds))).close()
-                self.changes = object()
-            prepared.bounds[(addresses, workspace)] = bound
+            bound = program.bind(self, addresses, workspace, self.counters(program.counter_bytes))
+            while len(bounds) >= self._limit:
+                self._close([bounds.pop(next(iter(bounds)))])
+            bounds[(addresses, workspace)] = bound
         return bound
 
     def drop(self, program: BindableProgram) -> None:
         """From any thread: nobody will launch it any more. What it holds here goes with the lane's next launch."""
         if program in self._prepared:
             self._dropped.append(program)
-            self.changes = object()
-
-    def config(self, stage: Stage) -> Any:
-        """A launch configuration of a stage for this stream."""
-        return stage.config(self.driver, self.stream)
-
-    def _prepare(self, program: BindableProgram) -> Prepared:
-        configs = tuple(self.config(stage) for stage in program.stages)
-        prepared = self._prepared[program] = Prepared(configs, program.graph(self.stream))
-        return prepared
+            if self.packets is not None:
+                self.packets.disturb()
 
     def _forget(self) -> None:
         while self._dropped:
-            prepared = self._prepared.pop(self._dropped.popleft(), None)
-            if prepared is not None:
-                self._close(prepared)
+            self._close(list(self._prepared.pop(self._dropped.popleft(), {}).values()))
 
-    @staticmethod
-    def _close(prepared: Prepared) -> None:
-        for bound in prepared.bounds.values():
+    def _close(self, bounds: list[BoundLaunch]) -> None:
+        if bounds and self.packets is not None:
+            self.packets.forget_all()
+        for bound in bounds:
             bound.close()
-        if prepared.graph is not None:
-            prepared.graph.close()
 
     # Memory of its own
 
@@ -152,9 +120,14 @@ class Lane:
         """True if everything that was launched has ended, or nothing can end any more."""
         return not self.driver.is_busy(self.driver.api.query_stream(self.stream))
 
+    @property
+    def host_synchronisations(self) -> int:
+        """How often a host thread has waited for this stream."""
+        return self._synchronisations + (self.packets.waits if self.packets is not None else 0)
+
     def synchronize(self) -> None:
         """Wait for everything. Raises ``DeviceError``, ``DeviceLostError``."""
-        self.host_synchronisations += 1
+        self._synchronisations += 1
         self.driver.check(self.driver.api.wait_stream(self.stream))
 
     def event(self, place: int) -> Any:
@@ -168,7 +141,7 @@ class Lane:
 
     def wait(self, place: int) -> None:
         """Wait until an event of this lane has been passed."""
-        self.host_synchronisations += 1
+        self._synchronisations += 1
         self.driver.check(self.driver.api.wait_event(self._events[place]))
 
     def elapsed_ns(self, begin: int, end: int) -> int:
@@ -188,7 +161,6 @@ class Lane:
         stages = self._apart(bound)
         if repeat == 1:
             return stages
-        bound.prepare()
         scale = self._together(bound, repeat - 1) * repeat / ((repeat - 1) * max(1, sum(stages)))
         return tuple(round(stage * scale) for stage in stages)
 
@@ -215,8 +187,8 @@ class Lane:
         self._closed = True
         self._on_close(self)
         driver, api = self.driver, self.driver.api
-        for prepared in self._prepared.values():
-            self._close(prepared)
+        for bounds in self._prepared.values():
+            self._close(list(bounds.values()))
         for address, _ in self._counters:
             self.give_back(address)
         for event in self._events:
