@@ -36,6 +36,7 @@ from tilewright.errors import (
 )
 from tilewright.operations.epilogue import ACTIVATIONS
 from tilewright.operations.kernels import BuildEvent, Correction, Kernel, KernelDetails, Validation
+from tilewright.session.tls import Tls
 from tilewright.sync.bundle import Bundle, BundlePlan, BundleProblem, load_bundle
 from tilewright.sync.client import Buffer, Client, connect
 from tilewright.sync.kv_cache import KVCache
@@ -85,6 +86,7 @@ __all__ = [
     "Stream",
     "TilewrightError",
     "Timing",
+    "Tls",
     "ToolchainMissingError",
     "UnavailableError",
     "UnknownOutcomeError",

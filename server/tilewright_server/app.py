@@ -7,11 +7,13 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError, TilewrightError
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
     from tilewright_server.hosting.service_manager import ServiceManager
     from tilewright_server.local.server import LocalServer
     from tilewright_server.protocol.unix_paths import SocketAccess
-    from tilewright_server.rpc.listeners import Listener
+    from tilewright_server.rpc.access.gate import Gate
+    from tilewright_server.rpc.listeners import Listener, TcpAddress, UnixAddress
     from tilewright_server.rpc.server import RpcServer
     from tilewright_server.rpc.watchdog import Watchdog
     from tilewright_server.service import Service
@@ -61,6 +64,7 @@ class Application:
     local: LocalServer | None = None
     http: HttpListener | None = None
     readiness: Readiness
+    gate: Gate
 
     def __init__(self, settings: Settings, reread: Callable[[], Settings] | None = None) -> None:
         """``reread`` returns the settings anew when SIGHUP asks for it; it raises ``TilewrightError``."""
@@ -69,6 +73,7 @@ class Application:
         self._watchdog: Watchdog | None = None
         self._ending = threading.Event()
         self.listeners: list[Listener] = []
+        self._own_address = ""
         self._parts = ExitStack()
         self._clean = True
         self._stopped = threading.Lock()
@@ -92,19 +97,25 @@ class Application:
 
     def _start(self, wanted: Callable[[], bool]) -> None:
         # Imported here: naming the composition root must not cost what running it does.
+        from tilewright_server.hosting.audit import open_audit_log
         from tilewright_server.hosting.limits import session_limits
         from tilewright_server.hosting.readiness import Readiness
         from tilewright_server.hosting.warm import make_ready, open_journal
         from tilewright_server.messages.greeting import greeting
         from tilewright_server.protocol.unix_paths import socket_access
-        from tilewright_server.rpc.listeners import Listener, parse_address
+        from tilewright_server.rpc.access.credentials import make_certificates
+        from tilewright_server.rpc.access.gate import Gate
+        from tilewright_server.rpc.listeners import Listener
         from tilewright_server.rpc.server import RpcServer
         from tilewright_server.service import Service
         from tilewright_server.session.sessions import Sessions
 
         settings = self.settings
-        addresses = [parse_address(text, insecure=settings.insecure) for text in settings.listen]
+        certificates = make_certificates(settings)
+        self.gate = Gate(settings.policy, certificates, open_socket=settings.socket_mode != "600")
+        addresses = self._addresses(certificates is not None)
         access = socket_access(settings.socket_mode, settings.socket_group)
+        open_audit_log(settings.audit_log)
         self.plugins = self.load_plugins()
         self.engine = self.make_engine(self.plugins)
         self._parts.callback(self.engine.close)
@@ -119,14 +130,15 @@ class Application:
         )
         self._parts.callback(self.service.close)
         opened = greeting(self.engine, settings)
-        self.rpc = RpcServer(self.service, settings, opened)
+        self.rpc = RpcServer(self.service, settings, opened, self.gate)
         self.readiness = Readiness(self.rpc.set_ready)
         self.http = self._listen_for_http()
         for address in addresses:
             listener = Listener(address, access)
-            listener.bind(self.rpc.server)
+            listener.bind(self.rpc.server, certificates.credentials() if certificates is not None else None)
             self._parts.callback(listener.close)
             self.listeners.append(listener)
+        self._own_address = self._own_door(certificates is not None)
         self.local = self._listen_locally(access)
         if self.local is not None:
             opened.local_socket = str(self.local.path)
@@ -139,6 +151,32 @@ class Application:
         if self.http is not None:
             self.http.start()
         threading.Thread(target=self._warm, name="warm", daemon=True).start()
+
+    def _addresses(self, tls: bool) -> list[UnixAddress | TcpAddress]:
+        """The addresses that the settings name, each of which may be listened on."""
+        from tilewright_server.rpc.listeners import parse_address
+
+        settings = self.settings
+        authenticated = tls and (settings.tls_client_ca is not None or self.gate.knows_tokens)
+        return [
+            parse_address(
+                text, authenticated=authenticated, insecure=settings.insecure, network=settings.insecure_network
+            )
+            for text in settings.listen
+        ]
+
+    def _own_door(self, tls: bool) -> str:
+        """The address by which the server asks for its own health: it has no certificate to show to itself."""
+        from tilewright_server.rpc.listeners import Listener, TcpAddress, UnixAddress
+
+        for listener in self.listeners:
+            if not (tls and isinstance(listener.address, TcpAddress)):
+                return str(listener.address)
+        folder = tempfile.TemporaryDirectory(prefix="tilewright-", ignore_cleanup_errors=True)
+        listener = Listener(UnixAddress(Path(self._parts.enter_context(folder)) / "own.sock"))
+        listener.bind(self.rpc.server)
+        self._parts.callback(listener.close)
+        return str(listener.address)
 
     def _listen_locally(self, access: SocketAccess) -> LocalServer | None:
         """Beside the first Unix socket; none if there is no such, or the settings say so."""
@@ -321,10 +359,17 @@ class Application:
             log.warning("lowered to fit the limits of the system: %s", line)
 
     def reload(self) -> None:
-        """Take over from the settings anew what a running server can; the old ones stay if there is a mistake."""
+        """Take over from the settings anew what a running server can, and read policy and certificates again; the old
+        ones stay if there is a mistake."""
+        from tilewright_server.hosting.audit import open_audit_log
         from tilewright_server.hosting.logs import set_up
         from tilewright_server.hosting.reload import differences
 
+        self.gate.reload()
+        try:
+            open_audit_log(self.settings.audit_log)
+        except TilewrightError as error:
+            log.error("the audit log stays as it is: %s", error)
         if self._reread is None:
             log.warning("settings are not read again: they were given to this server by a program")
             return
@@ -351,7 +396,7 @@ class Application:
         limit_s = self.settings.watchdog_s or manager_s
         if not limit_s:
             return None
-        watchdog = Watchdog(self.addresses[0], limit_s, alive=lambda: manager.tell("WATCHDOG=1"))
+        watchdog = Watchdog(self._own_address, limit_s, alive=lambda: manager.tell("WATCHDOG=1"))
         watchdog.start()
         return watchdog
 

@@ -68,10 +68,51 @@ class Settings:
         (),
         "addresses",
         kinds.words,
-        "Where to listen: `unix:PATH`, or `HOST:PORT` with a loopback host."
+        "Where to listen: `unix:PATH`, or `HOST:PORT`, which is beyond loopback for TLS only."
         " Empty: `tilewright/tilewright.sock` in the user's runtime directory.",
     )
-    insecure: bool = _setting(False, "flag", kinds.flag, "Allow TCP listeners, which any local user can reach.")
+    insecure: bool = _setting(
+        False, "flag", kinds.flag, "Allow TCP listeners without TLS, which any local user can reach."
+    )
+    insecure_network: bool = _setting(
+        False, "flag", kinds.flag, "Together with `insecure`: also on addresses that other machines reach."
+    )
+    tls_cert: Path | None = _setting(  # noqa: RUF009
+        None,
+        "path",
+        kinds.path,
+        "Certificate chain of TCP listeners, in PEM form; read anew when it changes. Empty: no TLS.",
+    )
+    tls_key: Path | None = _setting(  # noqa: RUF009
+        None,
+        "path",
+        kinds.path,
+        "Key of `tls_cert`, in PEM form and without a password.",
+    )
+    tls_client_ca: Path | None = _setting(  # noqa: RUF009
+        None,
+        "path",
+        kinds.path,
+        "Authorities of the certificates of clients, which are then required. Empty: clients need none.",
+    )
+    tls_crl: Path | None = _setting(  # noqa: RUF009
+        None,
+        "path",
+        kinds.path,
+        "Revocation list of these authorities (extra `tls`).",
+    )
+    policy: Path | None = _setting(  # noqa: RUF009
+        None,
+        "path",
+        kinds.path,
+        "Policy file (TOML): principals, how they prove who they are, and their roles.",
+    )
+    audit_log: Path | None = _setting(  # noqa: RUF009
+        None,
+        "path",
+        kinds.path,
+        "File of who did what, with which result: sessions, builds, registered kernels, refusals; JSON lines.",
+    )
     socket_mode: str = _setting(
         "600",
         "mode",
@@ -325,6 +366,21 @@ class Settings:
     )
 
     def __post_init__(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None) or (self.tls_cert is None and self.tls_client_ca):
+            raise InvalidArgumentError(
+                "TLS needs a certificate and its key",
+                field="tls_cert" if self.tls_cert is None else "tls_key",
+                rule="settings",
+                fix="set both tls_cert and tls_key",
+            )
+        if self.tls_crl is not None and self.tls_client_ca is None:
+            raise InvalidArgumentError(
+                "a revocation list is of authorities of clients, and there are none",
+                field="tls_crl",
+                value=str(self.tls_crl),
+                rule="settings",
+                fix="set tls_client_ca",
+            )
         if self.inline_limit + 64 * 1024 > self.message_limit:
             raise InvalidArgumentError(
                 "the inline limit does not fit a message",

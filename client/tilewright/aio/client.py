@@ -33,6 +33,7 @@ from tilewright.session.grpc import (
 )
 from tilewright.session.recovery import surviving
 from tilewright.session.state import Core, Session, opening
+from tilewright.session.tls import Tls
 from tilewright.tensor import device_array, resident
 from tilewright.tensor import export as exports
 from tilewright.tensor import shared as arrays
@@ -328,10 +329,11 @@ def connect(
     retries: int = 5,
     priority: Priority = "interactive",
     start: bool | None = None,
+    tls: Tls | None = None,
 ) -> _Connecting:
     """Open a session: ``async with connect() as client`` or ``client = await connect()``. Arguments and errors as for
     ``tilewright.connect``.
     """
     return _Connecting(
-        Client(*opening(target, timeout, call_timeout, name, launch, reconnect, retries, priority, start))
+        Client(*opening(target, timeout, call_timeout, name, launch, reconnect, retries, priority, start, tls))
     )

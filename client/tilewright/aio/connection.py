@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 import grpc
 import grpc.aio
 
-from tilewright.session.grpc import CHANNEL_OPTIONS, identified, lease_ended, no_server, open_request, opened
+from tilewright.session.grpc import channel, identified, lease_ended, no_server, open_request, opened
 from tilewright.session.state import Core, Session
 from tilewright.transport.rpc import OPEN_SESSION, Flow
 
@@ -26,7 +26,7 @@ class Connection:
     def __init__(self, core: Core) -> None:
         self.core = core
         self.pid = os.getpid()
-        self.channel = grpc.aio.insecure_channel(core.target, options=CHANNEL_OPTIONS)
+        self.channel = channel(core.target, core.tls, grpc.aio)
         self.calls: dict[str, Any] = {}
         self.posted: set[Any] = set()
         self._users = 0

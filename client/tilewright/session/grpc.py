@@ -22,6 +22,7 @@ from tilewright.errors import (
 )
 from tilewright.session.settings import FORK_VARIABLE
 from tilewright.session.state import Core, Session
+from tilewright.session.tls import Tls, channel_credentials, channel_options
 from tilewright.transport.rpc import EXECUTE, EXPORT_BUFFER, FETCH_OBJECT, Method, Rpc
 from tilewright_proto.v1 import memory_pb2
 
@@ -29,6 +30,7 @@ __all__ = [
     "CHANNEL_OPTIONS",
     "call_failed",
     "call_local",
+    "channel",
     "channel_closed",
     "identified",
     "lease_ended",
@@ -47,6 +49,15 @@ CHANNEL_OPTIONS = (
     # A connection of our own: no other client's backoff, no parent's connection after a fork.
     ("grpc.use_local_subchannel_pool", 1),
 )
+
+
+def channel(target: str, tls: Tls | None, kind: Any = grpc) -> Any:
+    """A channel of ``kind``, which is ``grpc`` or ``grpc.aio``. Raises ``InvalidArgumentError`` for files of TLS."""
+    if tls is None:
+        return kind.insecure_channel(target, options=CHANNEL_OPTIONS)
+    options = (*CHANNEL_OPTIONS, *channel_options(tls))
+    return kind.secure_channel(target, channel_credentials(tls), options=options)
+
 
 START = "start one with: tilewright serve"
 NOT_CONNECTED = "failed to connect to all addresses"

@@ -22,11 +22,13 @@ __all__ = [
     "may_start",
     "normalise_target",
     "state_dir",
+    "tls_files",
 ]
 
 TARGET_VARIABLE = "TILEWRIGHT_TARGET"
 START_VARIABLE = "TILEWRIGHT_START"
 """``0`` keeps ``connect`` from starting a server."""
+TLS_PREFIX = "TILEWRIGHT_TLS_"
 FORK_VARIABLE = "GRPC_ENABLE_FORK_SUPPORT"
 """gRPC's own switch. It is read when gRPC is imported."""
 
@@ -46,6 +48,14 @@ def may_start(environ: Mapping[str, str] | None = None) -> bool:
     """True if ``connect`` may start the user's own server: it was not told where one is, nor told not to."""
     environ = os.environ if environ is None else environ
     return not environ.get(TARGET_VARIABLE) and environ.get(START_VARIABLE, "1").lower() not in ("0", "false", "no")
+
+
+def tls_files(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Files of TLS that the environment names, by their names in ``Tls``: ``TILEWRIGHT_TLS_CA``,
+    ``TILEWRIGHT_TLS_CERTIFICATE``, ``TILEWRIGHT_TLS_KEY`` and ``TILEWRIGHT_TLS_TOKEN_FILE``."""
+    environ = os.environ if environ is None else environ
+    names = ("ca", "certificate", "key", "token_file")
+    return {name: value for name in names if (value := environ.get(f"{TLS_PREFIX}{name.upper()}", ""))}
 
 
 def state_dir(environ: Mapping[str, str] | None = None) -> Path:

@@ -16,6 +16,7 @@ from tilewright.errors import InvalidArgumentError, NotFoundError, UnavailableEr
 from tilewright.session import settings
 from tilewright.session.background import ensure_server
 from tilewright.session.regions import Pool
+from tilewright.session.tls import Tls, tls_for
 from tilewright.transport import rpc
 from tilewright.transport.launch_connections import Lanes
 from tilewright.transport.local import Control, open_control
@@ -137,6 +138,7 @@ class Core:
         reconnects: bool = True,
         retries: int = 5,
         priority: Priority = "interactive",
+        tls: Tls | None = None,
     ) -> None:
         self.target = target
         self.name = name
@@ -149,6 +151,8 @@ class Core:
         """How often a call is made again that the server refuses for the moment."""
         self.priority = priority
         """Named when a session is opened."""
+        self.tls = tls
+        """None: the connection is not encrypted."""
         self.pool = Pool()
         self.session: Session | None = None
         self.closed = False
@@ -360,6 +364,7 @@ def opening(
     retries: int = 5,
     priority: str = "interactive",
     start: bool | None = None,
+    tls: Tls | None = None,
 ) -> tuple[Core, float]:
     """Target that ``connect`` opens, and seconds that it waits. Raises ``InvalidArgumentError``."""
     place = settings.default_target() if target is None else settings.normalise_target(target)
@@ -383,7 +388,7 @@ def opening(
     call_limit = check_timeout(call_timeout)
     name = name or f"python-{os.getpid()}"
     placement, urgency = check_placement(launch), check_priority(priority)
-    core = Core(place, name, call_limit, placement, reconnect, retries, urgency)
+    core = Core(place, name, call_limit, placement, reconnect, retries, urgency, tls_for(place, tls))
     if target is None and (settings.may_start() if start is None else flag("start", start)):
         ensure_server(place)
     return core, wait

@@ -35,6 +35,7 @@ from tilewright.session.grpc import (
 )
 from tilewright.session.recovery import surviving
 from tilewright.session.state import Core, Session, opening
+from tilewright.session.tls import Tls
 from tilewright.sync.connection import Connection
 from tilewright.sync.kv_cache import KVCache
 from tilewright.sync.pipeline import Pipeline
@@ -343,6 +344,7 @@ def connect(
     retries: int = 5,
     priority: Priority = "interactive",
     start: bool | None = None,
+    tls: Tls | None = None,
 ) -> Client:
     """Open a session with a server.
 
@@ -355,6 +357,8 @@ def connect(
     streams), "server", or "auto", this process where it can; see docs/launching.md. ``reconnect=False``: calls fail
     when the session is over, until ``Client.reconnect``. ``retries`` is how often a call is made again that the server
     refuses for the moment.
+    ``tls`` has the files of TLS for a server elsewhere (``Tls``); left out, ``TILEWRIGHT_TLS_CA``, ``_CERTIFICATE``,
+    ``_KEY`` and ``_TOKEN_FILE`` name them.
     ``priority`` is "interactive", "batch" or "background": on a busy server, batch gets a quarter and background a
     sixteenth of the time that interactive work gets.
 
@@ -363,7 +367,7 @@ def connect(
         >>> with connect() as client:  # doctest: +SKIP
         ...     c = client.gemm(a, b)
     """
-    return Client(*opening(target, timeout, call_timeout, name, launch, reconnect, retries, priority, start))
+    return Client(*opening(target, timeout, call_timeout, name, launch, reconnect, retries, priority, start, tls))
 
 
 _CLIENTS: weakref.WeakSet[Client] = weakref.WeakSet()

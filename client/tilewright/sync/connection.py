@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 import grpc
 
-from tilewright.session.grpc import CHANNEL_OPTIONS, identified, lease_ended, no_server, open_request, opened
+from tilewright.session.grpc import channel, identified, lease_ended, no_server, open_request, opened
 from tilewright.session.state import Core, Session
 from tilewright.transport.rpc import OPEN_SESSION, Flow
 
@@ -26,7 +26,7 @@ class Connection:
 
     def __init__(self, core: Core, timeout: float) -> None:
         self._pid = os.getpid()
-        self.channel = grpc.insecure_channel(core.target, options=CHANNEL_OPTIONS)
+        self.channel = channel(core.target, core.tls)
         self._calls: dict[str, Any] = {}
         try:
             with identified(core.target, core.priority) as metadata:

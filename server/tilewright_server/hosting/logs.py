@@ -10,7 +10,7 @@ import time
 from collections import deque
 from typing import TextIO
 
-__all__ = ["LogHandler", "set_up"]
+__all__ = ["JsonFormatter", "LogHandler", "set_up"]
 
 MOST_WAITING = 4096
 """Lines that may wait for a slow reader; more are dropped, and counted."""
@@ -79,19 +79,20 @@ class Rate:
 class LogHandler(logging.Handler):
     """Writes from a thread of its own: whoever logs does not wait for a reader that does not read, or a full disk."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, *, complete: bool = False) -> None:
+        """``complete``: no line is left out for being like many others."""
         super().__init__()
         self._stream = stream
         self._lines: deque[str] = deque()
         self._changed = threading.Condition()
         self._writing = False
         self._dropped = 0
-        self._rate = Rate()
+        self._rate = None if complete else Rate()
         threading.Thread(target=self._write, name="log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            left_out = self._rate.admit(record, time.monotonic())
+            left_out = self._rate.admit(record, time.monotonic()) if self._rate is not None else 0
             if left_out is None:
                 return
             line = self.format(record)

@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -104,6 +104,12 @@ class WireCall:
         """Address of the other end, as gRPC writes it."""
         return str(self._context.peer())
 
+    def certificate(self) -> Mapping[str, Sequence[bytes]] | None:
+        """Properties of the connection as TLS proves them, without those of a certificate if the client sent none; None
+        without TLS."""
+        found: Mapping[str, Sequence[bytes]] = self._context.auth_context()
+        return found if b"ssl" in found.get("transport_security_type", ()) else None
+
     def metadata(self) -> Sequence[tuple[str, str | bytes]]:
         return self._context.invocation_metadata() or ()
 
@@ -178,6 +184,10 @@ class WireCall:
                 self.finish()
         except BaseException:  # there is no memory to say it, say
             self.cancel()
+
+    def begun(self) -> None:
+        """Note in the audit log that a lasting call was taken."""
+        self._traffic.begun(self.method, self.client, self._named)
 
     def set_error(self, error: BaseException) -> None:
         """Set the status that ``finish`` ends the call with."""

@@ -42,8 +42,11 @@ class TcpAddress:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def parse_address(text: str, *, insecure: bool) -> UnixAddress | TcpAddress:
-    """Check one value of ``listen``.
+def parse_address(
+    text: str, *, authenticated: bool = False, insecure: bool, network: bool = False
+) -> UnixAddress | TcpAddress:
+    """Check one value of ``listen``. ``authenticated``: TLS and a proof of who calls stand before it; ``insecure``: the
+    operator does without on this machine; ``network``: also beyond it.
 
     Raises ``InvalidArgumentError``, or ``AccessError`` for TCP that is not allowed.
     """
@@ -57,13 +60,16 @@ def parse_address(text: str, *, insecure: bool) -> UnixAddress | TcpAddress:
     host = host.strip("[]")
     if not host or not port.isdigit() or int(port) > 65535:
         raise _bad_address(text, "expected unix:PATH or HOST:PORT")
-    if not _is_loopback(host):
+    if authenticated:
+        return TcpAddress(host, int(port))
+    if not _is_loopback(host) and not (insecure and network):
         raise AccessError(
-            "this server listens on loopback addresses only: TCP carries no proof of who calls",
+            "beyond loopback this server listens only where TLS protects calls and callers prove who they are",
             field="listen",
             value=text,
             rule="listen_loopback",
-            fix="listen on 127.0.0.1 or [::1], or on a Unix socket that is shared with the client",
+            fix="set tls_cert, tls_key and tls_client_ca (or a policy with tokens), or listen on 127.0.0.1 or [::1], or"
+            " give --insecure and --insecure-network if all who reach the address are trusted",
         )
     if not insecure:
         raise AccessError(
@@ -71,7 +77,8 @@ def parse_address(text: str, *, insecure: bool) -> UnixAddress | TcpAddress:
             field="listen",
             value=text,
             rule="listen_insecure",
-            fix="listen on unix:PATH, or allow TCP with --insecure if all users of this machine are trusted",
+            fix="listen on unix:PATH, set tls_cert, tls_key and tls_client_ca, or allow TCP with --insecure if all"
+            " users of this machine are trusted",
         )
     return TcpAddress(host, int(port))
 
@@ -86,13 +93,13 @@ class Listener:
         self._lock_fd = -1
         self._inode: tuple[int, int] | None = None
 
-    def bind(self, server: grpc.Server) -> None:
-        """Bind ``server`` to the address.
+    def bind(self, server: grpc.Server, credentials: grpc.ServerCredentials | None = None) -> None:
+        """Bind ``server`` to the address. Over TCP, ``credentials`` have it speak TLS.
 
         Raises ``UnavailableError`` if another server has it, ``AccessError`` if others could meddle with it.
         """
         if isinstance(self.address, TcpAddress):
-            port = _add_port(server, str(self.address), str(self.address))
+            port = _add_port(server, str(self.address), str(self.address), credentials)
             self.address = TcpAddress(self.address.host, port)
             return
         path = own_place(self.address.path)
@@ -131,9 +138,12 @@ class Listener:
         self._lock_fd = -1
 
 
-def _add_port(server: grpc.Server, address: str, shown: str) -> int:
+def _add_port(server: grpc.Server, address: str, shown: str, credentials: grpc.ServerCredentials | None = None) -> int:
     try:
-        port = int(server.add_insecure_port(address))
+        if credentials is not None:
+            port = int(server.add_secure_port(address, credentials))
+        else:
+            port = int(server.add_insecure_port(address))
     except RuntimeError:
         port = 0
     if not port:

@@ -13,6 +13,7 @@ from tilewright_server.engine.client import Priority
 from tilewright_server.memory.buffers import ResidentBuffer
 from tilewright_server.memory.device_regions import exportable_bytes
 from tilewright_server.messages.regions import exported, region_reply, region_source
+from tilewright_server.rpc.access.gate import Gate
 from tilewright_server.rpc.calls import WireCall
 from tilewright_server.rpc.method_handlers import Lane, Send, call_of, events, lane
 from tilewright_server.rpc.threads import Threads
@@ -20,7 +21,9 @@ from tilewright_server.service import Service
 from tilewright_server.session.processes import proved_process
 from tilewright_server.session.session import Session
 
-__all__ = ["Leases", "MemoryServicer"]
+__all__ = ["OPEN_SESSION", "Leases", "MemoryServicer"]
+
+OPEN_SESSION = "tilewright.v1.Memory/OpenSession"
 
 
 PROCESS_METADATA = "tilewright-process"
@@ -74,10 +77,11 @@ class Leases:
 class MemoryServicer:
     """Sessions, regions and resident buffers."""
 
-    def __init__(self, service: Service, leases: Leases, opened: pb.SessionEvent.Opened) -> None:
+    def __init__(self, service: Service, leases: Leases, opened: pb.SessionEvent.Opened, gate: Gate) -> None:
         self._service = service
         self._sessions = service.sessions
         self._leases = leases
+        self._gate = gate
         self._opened = opened
         """The hello that every client gets, without its token."""
 
@@ -86,7 +90,9 @@ class MemoryServicer:
     def open_session(self, request: pb.OpenSessionRequest, context: WireCall, send: Send) -> None:
         local = context.peer().startswith("unix:")
         if local:
-            context.client = proved_process(_metadatum(context, PROCESS_METADATA)) or context.client
+            proved = proved_process(_metadatum(context, PROCESS_METADATA))
+            context.client = proved or context.client
+            self._gate.check_user(context.client, OPEN_SESSION, proved=proved is not None)
         client = replace(context.client, priority=_priority(context))
         session = self._sessions.open(request.client_name, local=local, client=client)
         self._leases.begin(session, send)
@@ -98,6 +104,7 @@ class MemoryServicer:
         event.opened.shared_memory = local
         if not local:
             event.opened.ClearField("local_socket")
+        context.begun()
         send(event)
 
     def register_region(self, request: pb.RegisterRegionRequest, _: WireCall) -> pb.RegisterRegionReply:

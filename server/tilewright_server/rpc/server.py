@@ -14,13 +14,15 @@ from grpc_health.v1 import health, health_pb2
 
 from tilewright_proto.v1 import dispatch_pb2, kernels_pb2, memory_pb2
 from tilewright_server.engine.client import Client
+from tilewright_server.memory.errors import unknown_session
+from tilewright_server.rpc.access.gate import Gate
 from tilewright_server.rpc.calls import WireCall, require
 from tilewright_server.rpc.dispatch import TOKEN_FIELD, DispatchServicer
 from tilewright_server.rpc.event_loop import Front, start
 from tilewright_server.rpc.health import HealthServicer
 from tilewright_server.rpc.intake import Intake
 from tilewright_server.rpc.kernels import KernelsServicer
-from tilewright_server.rpc.memory import Leases, MemoryServicer
+from tilewright_server.rpc.memory import OPEN_SESSION, Leases, MemoryServicer
 from tilewright_server.rpc.method_handlers import Lane, Reception, register
 from tilewright_server.rpc.streams import Streams
 from tilewright_server.rpc.threads import UNLIMITED, Starter, Threads
@@ -50,7 +52,9 @@ REAPERS = 16
 class RpcServer:
     """Servicers behind one gRPC server. It listens on what the caller binds ``server`` to."""
 
-    def __init__(self, service: Service, settings: Settings, opened: memory_pb2.SessionEvent.Opened) -> None:
+    def __init__(
+        self, service: Service, settings: Settings, opened: memory_pb2.SessionEvent.Opened, gate: Gate
+    ) -> None:
         """Raises ``UnsupportedError`` for a version of ``grpcio`` that is not known, ``RuntimeError`` if the system
         refuses threads."""
         require()
@@ -79,7 +83,7 @@ class RpcServer:
         self._intake = Intake(max(LEAST_RECEIVED, settings.receive_bytes // settings.message_limit))
         intakes = dict.fromkeys(Lane, self._intake) | {Lane.HEALTH: Intake(HEALTH_RECEIVED, patient=False)}
         reception = Reception(
-            partial(_identify, service.sessions), lanes, self.streams, intakes, quotas, settings.sessionless_limit
+            partial(_identify, service.sessions, gate), lanes, self.streams, intakes, quotas, settings.sessionless_limit
         )
         servicer = HealthServicer(quotas)
         self.health = servicer.state
@@ -89,7 +93,7 @@ class RpcServer:
         names: list[str] = [health.SERVICE_NAME]
         for ours, service_name, module in (
             (DispatchServicer(service), "Dispatch", dispatch_pb2),
-            (MemoryServicer(service, self.leases, opened), "Memory", memory_pb2),
+            (MemoryServicer(service, self.leases, opened, gate), "Memory", memory_pb2),
             (KernelsServicer(service), "Kernels", kernels_pb2),
         ):
             descriptor = module.DESCRIPTOR.services_by_name[service_name]
@@ -128,20 +132,34 @@ class RpcServer:
             threads.close()
 
 
-def _identify(sessions: Sessions, call: WireCall, data: bytes) -> Client:
+def _identify(sessions: Sessions, gate: Gate, call: WireCall, data: bytes) -> Client:
     """The caller: by the session that a request names, or else by the address. The token is looked for without parsing,
-    and nobody else has its bytes."""
+    and nobody else has its bytes.
+
+    Raises ``AccessError`` if the gate does not let the call pass, ``NotFoundError`` for a session of another principal.
+    """
     session = sessions.find(data[2:18]) if data[:2] == TOKEN_FIELD else None
     if session is None and data[-18:-16] == LAST_TOKEN_FIELD:
         session = sessions.find(data[-16:])
-    return session.client if session is not None else _peer(call)
+    if session is not None and session.local:
+        gate.check_user(session.client, call.method)
+        return session.client
+    if call.peer().startswith("unix:"):
+        client = _peer(call)
+        if call.method != OPEN_SESSION:  # which says first who it is
+            gate.check_user(client, call.method, proved=False)
+        return client
+    client = gate.admit(call)
+    if session is None:
+        return client
+    if session.client.principal != client.principal:
+        raise unknown_session()
+    return session.client
 
 
 def _peer(call: WireCall) -> Client:
-    peer = call.peer()
-    if peer.startswith("unix:"):
-        return Client(f"uid:{os.geteuid()}", f"connection:{peer}", b"")
-    return Client("tcp:" + peer.rpartition(":")[0], f"connection:{peer}", b"")
+    """The caller at the other end of a Unix socket."""
+    return Client(f"uid:{os.geteuid()}", f"connection:{call.peer()}", b"")
 
 
 def _options(settings: Settings) -> Sequence[tuple[str, Any]]:

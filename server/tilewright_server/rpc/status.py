@@ -21,6 +21,7 @@ STATUS: Mapping[type[kit.TilewrightError], grpc.StatusCode] = {
     kit.ConfigInvalidError: Code.INVALID_ARGUMENT,
     kit.UnsupportedError: Code.UNIMPLEMENTED,
     kit.NotFoundError: Code.NOT_FOUND,
+    kit.UnauthenticatedError: Code.UNAUTHENTICATED,
     kit.AccessError: Code.PERMISSION_DENIED,
     kit.ResourceExhaustedError: Code.RESOURCE_EXHAUSTED,
     kit.DeadlineError: Code.DEADLINE_EXCEEDED,

@@ -11,15 +11,21 @@ from dataclasses import dataclass
 from tilewright_kit.types.errors import TilewrightError
 from tilewright_server.engine.client import Client
 from tilewright_server.engine.histogram import Histogram
+from tilewright_server.rpc.access.roles import is_audited
 from tilewright_server.rpc.status import status_of
 
-__all__ = ["REQUEST_ID", "Refusal", "Traffic"]
+__all__ = ["AUDIT_LOGGER", "REQUEST_ID", "Refusal", "Traffic"]
 
 log = logging.getLogger("tilewright.calls")
+AUDIT_LOGGER = "tilewright.audit"
+audit = logging.getLogger(AUDIT_LOGGER)
+audit.propagate = False
+audit.setLevel(logging.CRITICAL)
 
 REQUEST_ID = "x-request-id"
 """Metadata by which a client names its call in the server's log."""
 MAX_ID = 64
+DENIED = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,11 @@ class Traffic:
         with self._lock:
             return {method: item.copy() for method, item in self._times.items()}
 
+    def begun(self, method: str, client: Client, named: Callable[[], str]) -> None:
+        """Note in the audit log a call that lasts."""
+        if audit.isEnabledFor(logging.INFO):
+            self._audit(method, "OK", client, None, named)
+
     def ended(
         self,
         method: str,
@@ -77,9 +88,19 @@ class Traffic:
                 if times is None:
                     times = self._times[method] = Histogram()
                 times.observe(ns)
+        if audit.isEnabledFor(logging.INFO) and (code in DENIED or is_audited(method)):
+            self._audit(method, code, client, refusal, named)
         slow = self.slow_s and ns is not None and ns > self.slow_s * 1e9
         if refusal is not None or slow or log.isEnabledFor(logging.DEBUG):
             self._log(method, code, ns, client, refusal, named, slow=bool(slow))
+
+    def _audit(self, method: str, code: str, client: Client, refusal: Refusal | None, named: Callable[[], str]) -> None:
+        fields = {"principal": client.principal, "process": client.process, "result": code}
+        if given := _printable(named()):
+            fields["request"] = given
+        if refusal is not None:
+            fields |= {"rule": refusal.rule, "field": refusal.field}
+        audit.info("%s", method, extra={"fields": fields})
 
     def _log(
         self,

@@ -24,6 +24,7 @@ from tilewright_server.engine.call import Call
 from tilewright_server.engine.types import Selection
 from tilewright_server.local.server import LocalServer
 from tilewright_server.memory.buffers import ResidentBuffer
+from tilewright_server.rpc.access.gate import Gate
 from tilewright_server.rpc.memory import MemoryServicer
 from tilewright_server.service import Service
 from tilewright_server.session.sessions import Sessions
@@ -186,7 +187,7 @@ def _receive(wire: Wire) -> tuple[bytes, list[int]]:
 
 def test_grpc_cannot_carry_a_descriptor(house: House) -> None:
     buffer = house.session.create_buffer(4096, lambda size: ResidentBuffer(house.device, size, exportable=True))  # type: ignore[arg-type]
-    servicer = MemoryServicer(house.service, SimpleNamespace(), mp.SessionEvent.Opened())  # type: ignore[arg-type]
+    servicer = MemoryServicer(house.service, SimpleNamespace(), mp.SessionEvent.Opened(), Gate())  # type: ignore[arg-type]
     before = own_descriptors()
     context: Any = None
     with pytest.raises(UnsupportedError) as caught:

@@ -146,10 +146,13 @@ def health_of(target: str, service: str = "", timeout: float = 2.0) -> str:
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    with grpc.insecure_channel(target, options=(("grpc.enable_http_proxy", 0),)) as channel:
+    from tilewright.session.grpc import channel
+    from tilewright.session.tls import tls_for
+
+    with channel(target, tls_for(target)) as opened:
         request = health_pb2.HealthCheckRequest(service=service)
         try:
-            reply = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout)
+            reply = health_pb2_grpc.HealthStub(opened).Check(request, timeout=timeout)
         except grpc.RpcError:
             return ""
         return str(health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status)).lower()

@@ -24,6 +24,7 @@ __all__ = [
     "ResourceExhaustedError",
     "TilewrightError",
     "ToolchainMissingError",
+    "UnauthenticatedError",
     "UnavailableError",
     "UnsupportedError",
 ]
@@ -98,6 +99,10 @@ class AccessError(TilewrightError):
     """The caller may not do that over this connection."""
 
     code = "permission_denied"
+
+
+class UnauthenticatedError(AccessError):
+    """The caller has proved nothing that this server knows: no certificate, or no token."""
 
 
 class ResourceExhaustedError(TilewrightError):

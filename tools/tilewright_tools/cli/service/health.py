@@ -44,14 +44,16 @@ def status(
     """Show what a running server does: holdings of its clients, operations with their times, devices, plugins."""
     import grpc
 
+    from tilewright.session.grpc import channel
+    from tilewright.session.tls import tls_for
     from tilewright_kit.types.errors import UnavailableError
     from tilewright_proto.v1 import kernels_pb2
 
     where = _target(target)
     ready = health_of(where, "tilewright.ready", timeout)
     try:
-        with grpc.insecure_channel(where, options=(("grpc.enable_http_proxy", 0),)) as channel:
-            ask = channel.unary_unary(STATISTICS, response_deserializer=kernels_pb2.StatisticsReply.FromString)
+        with channel(where, tls_for(where)) as opened:
+            ask = opened.unary_unary(STATISTICS, response_deserializer=kernels_pb2.StatisticsReply.FromString)
             reply = ask(kernels_pb2.StatisticsRequest().SerializeToString(), timeout=timeout)
     except grpc.RpcError as error:
         raise UnavailableError(
