@@ -99,6 +99,7 @@ class Application:
         # Imported here: naming the composition root must not cost what running it does.
         from tilewright_server.hosting.audit import open_audit_log
         from tilewright_server.hosting.limits import session_limits
+        from tilewright_server.hosting.mps import Mps
         from tilewright_server.hosting.readiness import Readiness
         from tilewright_server.hosting.warm import make_ready, open_journal
         from tilewright_server.messages.greeting import greeting
@@ -109,6 +110,7 @@ class Application:
         from tilewright_server.rpc.server import RpcServer
         from tilewright_server.service import Service
         from tilewright_server.session.sessions import Sessions
+        from tilewright_server.settings import default_listen
 
         settings = self.settings
         certificates = make_certificates(settings)
@@ -117,6 +119,8 @@ class Application:
         access = socket_access(settings.socket_mode, settings.socket_group)
         open_audit_log(settings.audit_log)
         self.plugins = self.load_plugins()
+        mps = Mps(settings.mps, Path(default_listen().removeprefix("unix:")).parent)
+        self._parts.callback(mps.close)
         self.engine = self.make_engine(self.plugins)
         self._parts.callback(self.engine.close)
         self.sessions = Sessions(session_limits(settings), _quotas(settings))
@@ -129,7 +133,9 @@ class Application:
             journal=open_journal(settings, self._parts),
         )
         self._parts.callback(self.service.close)
+        mps.start(any(info.kind == "cuda" for info in self.engine.devices.infos()))
         opened = greeting(self.engine, settings)
+        opened.mps_pipe_directory = mps.folder
         self.rpc = RpcServer(self.service, settings, opened, self.gate)
         self.readiness = Readiness(self.rpc.set_ready)
         self.http = self._listen_for_http()

@@ -132,6 +132,13 @@ class Settings:
         "Default device by id, for example `cpu:0`; a server without that device does not start."
         " Empty: the first GPU, or else the CPU.",
     )
+    mps: str = _setting(
+        "off",
+        "choice",
+        kinds.choice("off", "auto", "require"),
+        "NVIDIA's Multi-Process Service for processes of GPUs: `auto` uses a daemon that runs for this user, or starts"
+        " one that ends with the server; `require` does not start without.",
+    )
     plugins: tuple[str, ...] = _setting((), "names", kinds.words, "Plugins to load. Empty: all that are installed.")
     disabled_plugins: tuple[str, ...] = _setting((), "names", kinds.words, "Plugins not to load.")
     cpu_arch: str = _setting(
@@ -223,11 +230,7 @@ class Settings:
         4096 * MIB, "size", kinds.size(0, 2**50), "Workspace of all executions and bindings of one device together."
     )
     plan_cache_bytes: int = _setting(
-        64 * MIB,
-        "size",
-        kinds.size(0, 2**50),
-        "Memory for plans and requests that are remembered in case they come again. Prepared plans count as their"
-        " session's.",
+        64 * MIB, "size", kinds.size(0, 2**50), "Memory for remembered plans and requests; not for prepared ones."
     )
     max_loaded_kernels: int = _setting(
         1024, "count", kinds.count(1, 100_000), "Kernels that stay loaded while nobody uses them; the rest is unloaded."

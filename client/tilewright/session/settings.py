@@ -13,6 +13,7 @@ from pathlib import Path
 
 __all__ = [
     "FORK_VARIABLE",
+    "MPS_VARIABLE",
     "START_VARIABLE",
     "TARGET_VARIABLE",
     "ask_for_fork_support",
@@ -20,7 +21,9 @@ __all__ = [
     "default_target",
     "fork_support",
     "may_start",
+    "mps_pipe",
     "normalise_target",
+    "set_mps_pipe",
     "state_dir",
     "tls_files",
 ]
@@ -31,6 +34,20 @@ START_VARIABLE = "TILEWRIGHT_START"
 TLS_PREFIX = "TILEWRIGHT_TLS_"
 FORK_VARIABLE = "GRPC_ENABLE_FORK_SUPPORT"
 """gRPC's own switch. It is read when gRPC is imported."""
+
+
+MPS_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
+"""CUDA's own. It is read when CUDA is first used."""
+
+
+def mps_pipe() -> str:
+    """Folder of the Multi-Process Service that CUDA of this process would use; empty: its default."""
+    return os.environ.get(MPS_VARIABLE, "")
+
+
+def set_mps_pipe(folder: str) -> None:
+    """Let CUDA, if it was not started, use the service there; so will processes that this one starts."""
+    os.environ[MPS_VARIABLE] = folder
 
 
 def ask_for_fork_support() -> None:

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from tilewright.errors import InvalidArgumentError, NotFoundError, UnavailableError, unbegun
 from tilewright.session import settings
 from tilewright.session.background import ensure_server
+from tilewright.session.mps import join as join_mps
 from tilewright.session.regions import Pool
 from tilewright.session.tls import Tls, tls_for
 from tilewright.transport import rpc
@@ -74,6 +75,7 @@ class Session:
         self.gpus = {uuid_digits(item.uuid): item for item in self.devices if item.uuid}
         """Devices that this machine's processes can name, by the hexadecimal digits of their UUID."""
         self.local_socket = opened.local_socket
+        join_mps(opened.mps_pipe_directory)
         self.control: Control | None = None
         """The local socket's connection for calls, where there is one; the connections for launches are ``lanes``."""
         self.lanes: Lanes | None = None

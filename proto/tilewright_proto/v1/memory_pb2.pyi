@@ -31,7 +31,7 @@ class DeviceSummary(_message.Message):
 class SessionEvent(_message.Message):
     __slots__ = ("opened", "closing")
     class Opened(_message.Message):
-        __slots__ = ("session", "server_version", "inline_limit", "shared_memory", "device", "message_limit", "operations", "local_socket", "devices")
+        __slots__ = ("session", "server_version", "inline_limit", "shared_memory", "device", "message_limit", "operations", "local_socket", "devices", "mps_pipe_directory")
         SESSION_FIELD_NUMBER: _ClassVar[int]
         SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
         INLINE_LIMIT_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,7 @@ class SessionEvent(_message.Message):
         OPERATIONS_FIELD_NUMBER: _ClassVar[int]
         LOCAL_SOCKET_FIELD_NUMBER: _ClassVar[int]
         DEVICES_FIELD_NUMBER: _ClassVar[int]
+        MPS_PIPE_DIRECTORY_FIELD_NUMBER: _ClassVar[int]
         session: bytes
         server_version: str
         inline_limit: int
@@ -50,7 +51,8 @@ class SessionEvent(_message.Message):
         operations: _containers.RepeatedScalarFieldContainer[str]
         local_socket: str
         devices: _containers.RepeatedCompositeFieldContainer[DeviceSummary]
-        def __init__(self, session: _Optional[bytes] = ..., server_version: _Optional[str] = ..., inline_limit: _Optional[int] = ..., shared_memory: bool = ..., device: _Optional[str] = ..., message_limit: _Optional[int] = ..., operations: _Optional[_Iterable[str]] = ..., local_socket: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[DeviceSummary, _Mapping]]] = ...) -> None: ...
+        mps_pipe_directory: str
+        def __init__(self, session: _Optional[bytes] = ..., server_version: _Optional[str] = ..., inline_limit: _Optional[int] = ..., shared_memory: bool = ..., device: _Optional[str] = ..., message_limit: _Optional[int] = ..., operations: _Optional[_Iterable[str]] = ..., local_socket: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[DeviceSummary, _Mapping]]] = ..., mps_pipe_directory: _Optional[str] = ...) -> None: ...
     class Closing(_message.Message):
         __slots__ = ("reason",)
         REASON_FIELD_NUMBER: _ClassVar[int]

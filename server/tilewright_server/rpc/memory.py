@@ -104,6 +104,7 @@ class MemoryServicer:
         event.opened.shared_memory = local
         if not local:
             event.opened.ClearField("local_socket")
+            event.opened.ClearField("mps_pipe_directory")
         context.begun()
         send(event)
 

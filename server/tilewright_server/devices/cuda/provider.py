@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_server.devices.cuda.discovery import Discovery, find
 from tilewright_server.devices.cuda.driver import INSTALL
+from tilewright_server.devices.cuda.mps import describe
 from tilewright_server.devices.gpu.provider import GpuProvider
 
 if TYPE_CHECKING:
@@ -36,6 +37,12 @@ class CudaProvider(GpuProvider):
 
     def open(self, info: DeviceInfo) -> CudaDevice:
         return open_device(info, {})
+
+    def diagnose(self) -> Mapping[str, str]:
+        texts = dict(super().diagnose())
+        if self.search().devices:
+            texts["mps"] = describe()
+        return texts
 
     def driver_text(self, driver: int) -> str:
         return f"CUDA {driver // 1000}.{driver % 1000 // 10}"

@@ -1,0 +1,80 @@
+"""The Multi-Process Service with a GPU: the server's own daemon, processes of clients that join it, and both ends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tilewright_server.devices.cuda.mps import CONTROL, ask
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(shutil.which(CONTROL) is None, reason=f"{CONTROL} is not installed"),
+    pytest.mark.skipif("CUDA_MPS_PIPE_DIRECTORY" in os.environ, reason="these tests run under a daemon already"),
+]
+CLIENT = """
+import os, sys
+import tilewright as tw
+client = tw.connect(sys.argv[1], launch="server")
+import torch
+a = torch.arange(64 * 64, device="cuda", dtype=torch.float32).reshape(64, 64) / 4096
+out = client.gemm(a, a)
+torch.cuda.synchronize()
+assert torch.allclose(out, a @ a, rtol=1e-2, atol=1e-2), (out - a @ a).abs().max()
+print(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", ""), client.report.placement)
+"""
+LATE = """
+import sys, warnings
+import torch
+torch.zeros(1, device="cuda")
+import tilewright as tw
+with warnings.catch_warnings(record=True) as found:
+    warnings.simplefilter("always")
+    for _ in range(2):
+        tw.connect(sys.argv[1]).close()
+print(sum("Multi-Process Service" in str(item.message) for item in found))
+"""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    target = f"unix:{tmp_path}/s"
+    env = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "tilewright_tools.cli", "serve", "--listen", target, "--mps", "require"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("ready"), "see the log above"
+        yield process, target
+        process.kill()
+
+
+def said_by(script: str, target: str) -> list[str]:
+    done = subprocess.run([sys.executable, "-c", script, target], capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_clients_run_beside_the_server_and_the_daemon_ends_with_it(server: Any, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    process, target = server
+    (folder,) = (tmp_path / "tilewright").glob("mps-*")
+    pipe = folder / "pipe"
+    assert ask(pipe, "get_server_list")
+    assert said_by(CLIENT, target) == [str(pipe), "server"]
+    assert said_by(LATE, target) == ["1"]
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    deadline = time.monotonic() + 60
+    while folder.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not folder.exists()
+    assert not ask(pipe, "get_server_list")
