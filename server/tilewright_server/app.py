@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tilewright_server.local.server import LocalServer
     from tilewright_server.protocol.unix_paths import SocketAccess
     from tilewright_server.rpc.access.gate import Gate
+    from tilewright_server.rpc.connections import Connections
     from tilewright_server.rpc.listeners import Listener, TcpAddress, UnixAddress
     from tilewright_server.rpc.server import RpcServer
     from tilewright_server.rpc.watchdog import Watchdog
@@ -145,6 +146,7 @@ class Application:
             self._parts.callback(listener.close)
             self.listeners.append(listener)
         self._own_address = self._own_door(certificates is not None)
+        self._parts.callback(self._watch_connections().close)
         self.local = self._listen_locally(access)
         if self.local is not None:
             opened.local_socket = str(self.local.path)
@@ -202,6 +204,20 @@ class Application:
         local = LocalServer(self.service, path, settings.session_connections, access, settings.allowed_uids)
         self._parts.callback(local.close)
         return local
+
+    def _watch_connections(self) -> Connections:
+        """Ends connections of gRPC of whoever has too many."""
+        from tilewright_server.rpc.connections import Connections
+        from tilewright_server.rpc.listeners import UnixAddress
+
+        addresses = [listener.address for listener in self.listeners]
+        connections = Connections(
+            [item.path for item in addresses if isinstance(item, UnixAddress)],
+            [item.port for item in addresses if not isinstance(item, UnixAddress)],
+            self.settings.max_connections,
+        )
+        connections.start()
+        return connections
 
     def _listen_for_http(self) -> HttpListener | None:
         """Metrics and probes, if the settings name an address."""
@@ -459,14 +475,19 @@ def _quotas(settings: Settings) -> Any:
 def _quota_limits(settings: Settings) -> dict[Any, int]:
     from tilewright_server.session.quotas import Resource
 
-    return {
+    limits = {
         Resource.SESSIONS: settings.max_sessions,
         Resource.CONNECTIONS: settings.local_connections,
         Resource.STREAMS: settings.max_streams,
+        Resource.REGIONS: settings.all_regions,
         Resource.REGION_BYTES: settings.region_bytes,
         Resource.BUFFERS: settings.all_buffers,
         Resource.BUFFER_BYTES: settings.all_buffer_bytes,
         Resource.PLANS: settings.all_plans,
+        Resource.PLAN_BYTES: settings.all_plan_bytes,
         Resource.REQUEST_BYTES: settings.request_bytes,
         Resource.UNREAD_BYTES: settings.unread_bytes,
     }
+    if settings.host_buffer_bytes:  # 0 before the limits of the system were looked at
+        limits[Resource.HOST_BUFFER_BYTES] = settings.host_buffer_bytes
+    return limits

@@ -316,9 +316,28 @@ class Settings:
     region_bytes: int = _setting(
         16 * 2**40, "size", kinds.size(0, 2**50), "Shared memory that is mapped for all clients together."
     )
-    all_buffers: int = _setting(65536, "count", kinds.count(1, 2**30), "Resident buffers of all clients together.")
+    all_regions: int = _setting(
+        16000, "count", kinds.count(1, 2**30), "Shared-memory regions of all clients together, each with a mapping."
+    )
+    all_buffers: int = _setting(16000, "count", kinds.count(1, 2**30), "Resident buffers of all clients together.")
     all_buffer_bytes: int = _setting(2**40, "size", kinds.size(0, 2**50), "Bytes of all resident buffers together.")
+    host_buffer_bytes: int = _setting(
+        0,
+        "size",
+        kinds.size(0, 2**50),
+        "Bytes of all resident buffers of CPUs together. 0: three quarters of the memory that the machine or the"
+        " container has.",
+    )
     all_plans: int = _setting(65536, "count", kinds.count(1, 2**30), "Prepared plans of all clients together.")
+    all_plan_bytes: int = _setting(
+        1024 * MIB, "size", kinds.size(0, 2**50), "Memory that the prepared plans of all clients may take together."
+    )
+    max_connections: int = _setting(
+        8192,
+        "count",
+        kinds.count(1, 2**30),
+        "Connections of gRPC that may be open at once. Of a client's process with more than its part, some are ended.",
+    )
     call_rate: float = _setting(
         20_000.0, "number", kinds.number(0, 1e9), "Unary calls that one client's process may make per second; 0: any."
     )

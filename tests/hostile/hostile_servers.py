@@ -37,6 +37,13 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
+LIMITED = (
+    "import os, resource, sys; n = int(sys.argv[2]); resource.setrlimit(getattr(resource, sys.argv[1]), (n, n)); "
+    + ("os.execv(sys.argv[3], sys.argv[3:])")
+)
+"""A process under a limit of the system, which is named."""
+
+
 def threads_of(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/task").iterdir()))
 

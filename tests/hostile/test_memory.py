@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from hostile_servers import RUN, WAIT_S, bystander_lives, channel
+from hostile_servers import LIMITED, RUN, WAIT_S, bystander_lives, channel
 from rpc_harness import FAKE, Client, ServerProcess, detail_of, eventually, refused
 
 from tilewright_proto.v1 import dispatch_pb2 as dp
@@ -132,13 +132,8 @@ def test_streams_that_are_not_read_are_bounded_together(tmp_path: Path) -> None:
         assert peak.grown_mib() < 16 + 150
 
 
-LIMITED = "import os, resource, sys; n = int(sys.argv[1]); resource.setrlimit(resource.RLIMIT_AS, (n, n)); " + (
-    "os.execv(sys.argv[2], sys.argv[2:])"
-)
-
-
 def test_a_limit_of_address_space_refuses_and_does_not_end(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", LIMITED, str(3 << 30), *FAKE]
+    command = [sys.executable, "-c", LIMITED, "RLIMIT_AS", str(3 << 30), *FAKE]
     with ServerProcess(tmp_path, command) as server, Client(server.addresses[0]) as client:
         assert "lowered to fit the limits of the system" in server.log()
         with refused("resource_exhausted", "address_space"):
@@ -153,3 +148,20 @@ def test_a_limit_of_address_space_refuses_and_does_not_end(tmp_path: Path) -> No
         assert codes <= {"resource_exhausted", "not_found", "invalid_argument"}
         bystander_lives(server.addresses[0])
         assert server.stop() == 0, server.log()
+
+
+def test_requests_of_nothing_but_fields_are_not_parsed(tmp_path: Path) -> None:
+    """Empty operands take two bytes each, and a hundred when they are parsed, which holds up all threads."""
+    with ServerProcess(tmp_path) as server, Client(server.addresses[0]) as client:
+        number = dp.RunRequest.DESCRIPTOR.fields_by_name["inputs"].number
+        named = dp.RunRequest(session=client.token, operation="copy").SerializeToString()
+        flat = named + bytes((number << 3 | 2, 0)) * (8 * MIB)
+        numbers = tp.Attribute(integers=tp.Attribute.Ints(values=[1] * (8 * MIB)))
+        deep = dp.RunRequest(session=client.token, operation="copy", attributes={"x": numbers}).SerializeToString()
+        peak = Peak(server)
+        with channel(server.addresses[0]) as way:
+            for data in (flat, deep):
+                with refused("invalid_argument", "request_structure"):
+                    way.unary_unary(RUN)(data, timeout=WAIT_S)
+        bystander_lives(server.addresses[0])
+        assert peak.grown_mib() < 120  # of 600: gRPC holds a message twice for a while

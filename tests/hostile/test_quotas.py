@@ -14,7 +14,7 @@ import grpc
 import pytest
 from hostile_servers import WAIT_S, SparseFile, bystander_lives
 from local_harness import HELLO, Wire
-from rpc_harness import Client, ServerProcess, detail_of, eventually, inline, refused
+from rpc_harness import Client, MemoryFile, ServerProcess, detail_of, eventually, inline, refused
 
 from tilewright_proto.v1 import dispatch_pb2 as dp
 from tilewright_proto.v1 import memory_pb2 as mp
@@ -151,3 +151,47 @@ def test_who_connects_and_says_nothing_is_let_go(tmp_path: Path) -> None:
             assert silent.recv(4096)  # the error
             assert not silent.recv(4096)
         bystander_lives(server.addresses[0])
+
+
+def test_one_process_cannot_have_all_mappings(tmp_path: Path) -> None:
+    """The system gives a process so many mappings, and memory, threads and kernels are mappings as well."""
+    with ServerProcess(tmp_path, all_regions=64) as server, Client(server.addresses[0]) as client:
+        files = []
+        with refused("resource_exhausted", "quota") as details:
+            for _ in range(64):
+                files.append(MemoryFile(4096))
+                client.register(files[-1])
+        assert (details[0].field, details[0].value, len(files)) == ("regions", "64", 29)
+        bystander_lives(server.addresses[0])
+        client.close()
+        assert eventually(lambda: server.regions() == (0, 0))
+        with Client(server.addresses[0]) as again:
+            again.register(files[0])
+        for file in files:
+            file.close()
+
+
+def test_buffers_of_one_process_leave_memory_to_others(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path, host_buffer_bytes=64 << 20) as server, Client(server.addresses[0]) as client:
+        buffers = []
+        with refused("resource_exhausted", "quota") as details:
+            for _ in range(64):
+                request = mp.CreateBufferRequest(session=client.token, bytes=1 << 20)
+                buffers.append(client.memory.CreateBuffer(request).buffer)
+        assert (details[0].field, len(buffers)) == ("host_buffer_bytes", 28)
+        bystander_lives(server.addresses[0])
+        for buffer in buffers:
+            client.memory.FreeBuffer(mp.FreeBufferRequest(session=client.token, buffer=buffer))
+        client.memory.CreateBuffer(mp.CreateBufferRequest(session=client.token, bytes=28 << 20))
+
+
+def test_plans_of_one_process_leave_memory_to_others(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path, all_plan_bytes=64 << 10) as server, Client(server.addresses[0]) as client:
+        plans = []
+        with refused("resource_exhausted", "quota") as details:
+            plans.extend(client.plan(size) for size in range(1, 1000))
+        assert details[0].field == "plan_bytes" and plans
+        bystander_lives(server.addresses[0])
+        for plan in plans:
+            client.dispatch.ReleasePlan(dp.ReleasePlanRequest(session=client.token, plan=plan))
+        client.plan(4)

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from hostile_servers import (
     GEMM,
     RUN,
@@ -172,3 +173,25 @@ def test_callers_that_wait_for_a_kernel_leave_the_others_theirs(tmp_path: Path) 
                 build.cancel()
             gate.unlink()
             assert all(call.result(60).outputs for call in calls)
+
+
+def test_idle_streams_of_reflection_leave_it_to_others(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path) as server, channel(server.addresses[0]) as way, channel(server.addresses[0]) as other:
+        hold = threading.Event()
+
+        def requests(first: bool) -> Iterator[Any]:
+            if first:
+                yield reflection_pb2.ServerReflectionRequest(list_services="")
+            hold.wait(60)
+
+        before = threads_of(server.pid)
+        stub = reflection_pb2_grpc.ServerReflectionStub(way)
+        streams = [stub.ServerReflectionInfo(requests(False), timeout=60) for _ in range(50)]
+        another = reflection_pb2_grpc.ServerReflectionStub(other)
+        for _ in range(3):
+            answer = next(another.ServerReflectionInfo(requests(True), timeout=WAIT_S))
+            assert "tilewright.v1.Dispatch" in [item.name for item in answer.list_services_response.service]
+        assert threads_of(server.pid) <= before + 6
+        hold.set()
+        for stream in streams:
+            assert list(stream) == []

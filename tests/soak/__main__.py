@@ -1,9 +1,10 @@
-"""Clients of all kinds against one server, for as long as you like: ``python -m tests.soak --minutes 10 --seed 1``.
+"""Clients of all kinds against one server: ``python -m tests.soak --minutes 10 --seed 1 --hostile 1000000``.
 
 Clients send packets and messages that are wrong, products that are checked, and floods; some are killed, stopped and
 continued; the cache is too small for what is asked of it; the process of a simulated GPU is killed. Meanwhile health is
 asked for every second. Prints what the server held at the start and at the end, and ends with 1 if it died, did not
-answer, computed anything wrong, said anything without a type, or (in two minutes or more) grew.
+answer, computed anything wrong, said anything without a type, or (in two minutes or more) grew. With ``--hostile`` it
+goes on for up to four times as long, until there were so many hostile requests; without these it has failed, too.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ STEADY = ("packets", "packets", "messages")
 PASSING = ("library", "library", "library", "flood", "messages", "packets", "evictor")
 JUDGED_S = 120.0
 """Shorter runs say nothing about growth: kernels, plans and threads that stay are still coming."""
+LONGEST = 4
+"""Times the length of a run that it may take for its hostile requests."""
 REST_S = 15.0
 """Time in which nobody asks for anything, before the end is looked at."""
 
@@ -42,9 +45,10 @@ REST_S = 15.0
 class Soak:
     """One run."""
 
-    def __init__(self, minutes: float, seed: int, folder: Path) -> None:
+    def __init__(self, minutes: float, seed: int, folder: Path, hostile: int = 0) -> None:
         self.rng = random.Random(seed)
         self.seconds = minutes * 60
+        self.wanted = hostile
         self.folder = folder
         self.path = folder / "counts"
         self.counts = all_counts(self.path, create=True)
@@ -133,6 +137,10 @@ class Soak:
         first: Held | None = None
         next_worker = warm
         while (now := time.monotonic()) < end and server.poll() is None:
+            if end - now < 2 and self.hostile < self.wanted and now - begin < (LONGEST - 0.25) * self.seconds:
+                end += self.seconds / 4
+                for kind in STEADY:
+                    self.start(kind, target, end - now)
             self.check(server, target)
             self.tend()
             if first is None and now > warm:
@@ -161,6 +169,10 @@ class Soak:
                 if after - before > most:
                     self.faults.append(f"{name} grew from {before:.0f} to {after:.0f}")
 
+    @property
+    def hostile(self) -> int:
+        return int(self.counts[:, NAMES.index("hostile")].sum())
+
     def said(self, when: str, figures: Held) -> None:
         sys.stdout.write(f"{when:6}" + "".join(f"  {n} {v:.0f}" for n, v in figures._asdict().items()) + "\n")
         sys.stdout.flush()
@@ -170,6 +182,8 @@ class Soak:
         for name in ("wrong", "untyped"):
             if totals[name]:
                 self.faults.append(f"{totals[name]} {name}")
+        if totals["hostile"] < self.wanted:
+            self.faults.append(f"{totals['hostile']:,} hostile requests are less than {self.wanted:,}")
         counted = ", ".join(f"{name} {count:,}" for name, count in (totals | self.done).items())
         sys.stdout.write(f"{counted}\n{took_s:.0f} s; slowest answer about health {self.slowest_s * 1000:.0f} ms\n")
         for fault in dict.fromkeys(self.faults):
@@ -182,6 +196,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 31))
+    parser.add_argument("--hostile", type=int, default=0, help="hostile requests that there must be")
     parser.add_argument("--keep", type=Path, help="folder for the logs, which stay")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as servers:
@@ -198,7 +213,7 @@ def main() -> int:
             f"{now:%Y-%m-%d %H:%M} UTC, seed {chosen.seed}, {chosen.minutes:g} minutes, {os.cpu_count()} CPUs\n"
         )
         sys.stdout.flush()
-        soak, begin = Soak(chosen.minutes, chosen.seed, folder), time.monotonic()
+        soak, begin = Soak(chosen.minutes, chosen.seed, folder, chosen.hostile), time.monotonic()
         soak.run(server, target, gpu)
         return soak.report(time.monotonic() - begin)
 

@@ -101,6 +101,7 @@ class Packets(Actor):
                 if not np.allclose(values[2], values[0] @ values[1], atol=1e-4):
                     self.counts.add("wrong")
                 for _ in range(50):
+                    self.counts.add("hostile")
                     self.hostile(wire, file)
                 self.launches(wire)
             del values
@@ -118,6 +119,7 @@ class Packets(Actor):
     def launches(self, wire: Wire) -> None:
         """A packet of launches of bindings that are not, each of which is answered."""
         count = self.rng.randrange(1, 64)
+        self.counts.add("hostile", count)
         wire.send(b"".join(HEADER.pack(LAUNCH, REPLY, 0, number, self.number()) for number in range(count)))
         for _ in range(count):
             self.reply(wire.receive())
@@ -183,6 +185,7 @@ class Messages(Actor):
                     continue  # which would rightly build everything
                 stream = client.channel.unary_stream(path)(data, timeout=60)
                 self.counts.add("requests")
+                self.counts.add("hostile")
                 try:
                     next(stream)
                     self.counts.add("answered")
@@ -195,6 +198,7 @@ class Messages(Actor):
             calls.append(client.channel.unary_unary(path).future(data, timeout=60))
         for call in calls:
             self.counts.add("requests")
+            self.counts.add("hostile")
             error = call.exception()
             if error is None:
                 self.counts.add("answered")
@@ -315,6 +319,7 @@ class Flood(Actor):
 
     def opened(self, kind: int, opened: contextlib.ExitStack) -> None:
         self.counts.add("requests")
+        self.counts.add("hostile")
         if kind == 0:
             client = opened.enter_context(Client(self.target, session=False))
             client.lease = client.memory.OpenSession(mp.OpenSessionRequest(), timeout=60)
@@ -341,6 +346,7 @@ class Flood(Actor):
         request = mp.ReadBufferRequest(session=client.token, buffer=buffer, bytes=1 << 20).SerializeToString()
         for _ in range(30):
             self.counts.add("requests")
+            self.counts.add("hostile")
             opened.callback(client.channel.unary_stream("/tilewright.v1.Memory/ReadBuffer")(request).cancel)
 
 

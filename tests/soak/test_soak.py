@@ -27,6 +27,15 @@ def test_one_wrong_answer_fails_a_run(tmp_path: Path, capsys: pytest.CaptureFixt
     assert f"FAULT: 1 {name}" in capsys.readouterr().out
 
 
+def test_too_few_hostile_requests_fail_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    soak = Soak(1.0, 1, tmp_path, hostile=5)
+    Counts(soak.path, 3).add("hostile", 4)
+    assert soak.report(1.0) == 1
+    assert "FAULT: 4 hostile requests" in capsys.readouterr().out
+    Counts(soak.path, 4).add("hostile")
+    assert soak.hostile == 5
+
+
 def test_a_server_that_ended_fails_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     soak = Soak(1.0, 1, tmp_path)
     ended = subprocess.Popen([sys.executable, "-c", "raise SystemExit(70)"], text=True)

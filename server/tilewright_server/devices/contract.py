@@ -46,6 +46,7 @@ __all__ = [
     "StreamDevice",
     "WorkerSpec",
     "shares_host_memory",
+    "uses_host_memory",
 ]
 
 WAIT, RECORD, REPLY, TIME = 1, 2, 4, 8
@@ -422,6 +423,11 @@ class ConnectedDevice(Protocol):
         ...
 
 
+def uses_host_memory(device: DeviceInfo) -> bool:
+    """True if memory of the device is the host's, be it in another process."""
+    return device.kind == "cpu"
+
+
 def shares_host_memory(device: DeviceInfo) -> bool:
     """True if addresses of the device are those of this very process."""
-    return device.kind == "cpu" and not getattr(device, "attributes", {}).get("isolated", False)
+    return uses_host_memory(device) and not getattr(device, "attributes", {}).get("isolated", False)

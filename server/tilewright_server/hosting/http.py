@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from io import BufferedIOBase, BufferedReader
+from typing import Any, cast
 
 from tilewright_kit.types.errors import InvalidArgumentError, UnavailableError
 
@@ -17,7 +19,9 @@ __all__ = ["HttpListener", "Page", "http_address"]
 log = logging.getLogger("tilewright.http")
 
 MOST_CONNECTIONS = 32
-"""Connections at a time; more are closed without an answer."""
+"""Connections at a time. Beyond that, the oldest whose request has not come gives way."""
+MOST_HEADER_BYTES = 16 * 1024
+"""Bytes of a request that are read."""
 PATIENCE_S = 5.0
 """Time that a request may take to come and a reply to leave."""
 
@@ -54,7 +58,9 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], pages: Mapping[str, Callable[[], Page]]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.pages = pages
-        self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, bool] = {}
+        """Whether the request has come, in the order of opening."""
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
@@ -65,23 +71,69 @@ class _Server(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._room.acquire(blocking=False):
+        if not self._admit(request):
             self.shutdown_request(request)
             return
         try:
             super().process_request(request, client_address)
         except BaseException:  # the system refuses a thread
-            self._room.release()
+            self._forget(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._room.release()
+            self._forget(request)
+
+    def heard(self, request: socket.socket) -> bool:
+        """The request of a connection has come. False if the connection has given way meanwhile."""
+        with self._lock:
+            if request not in self._open:
+                return False
+            self._open[request] = True
+            return True
+
+    def _admit(self, request: socket.socket) -> bool:
+        with self._lock:
+            if len(self._open) >= MOST_CONNECTIONS:
+                slow = next((item for item, has_come in self._open.items() if not has_come), None)
+                if slow is None:
+                    return False
+                del self._open[slow]
+                with contextlib.suppress(OSError):
+                    slow.shutdown(socket.SHUT_RDWR)  # which ends its thread
+            self._open[request] = False
+            return True
+
+    def _forget(self, request: socket.socket) -> None:
+        with self._lock:
+            self._open.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the base class's signature
         log.debug("a request of %s was given up", client_address, exc_info=True)
+
+
+class _Bounded:
+    """Lines of a request, up to so many bytes of them."""
+
+    def __init__(self, file: BufferedIOBase) -> None:
+        self._file = file
+        self._left = MOST_HEADER_BYTES
+
+    def readline(self, most: int) -> bytes:
+        line = self._file.readline(min(most, self._left + 1))
+        self._left -= len(line)
+        if self._left < 0:
+            raise ConnectionAbortedError("the request is too long")
+        return line
+
+    def close(self) -> None:
+        self._file.close()
+
+    @property
+    def closed(self) -> bool:
+        return self._file.closed
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -90,6 +142,10 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
     timeout = PATIENCE_S
 
+    def setup(self) -> None:
+        super().setup()
+        self.rfile = cast("BufferedReader", _Bounded(self.rfile))
+
     def do_GET(self) -> None:
         self._answer(body=True)
 
@@ -97,6 +153,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(body=False)
 
     def _answer(self, *, body: bool) -> None:
+        if not self.server.heard(self.connection):
+            return
         make = self.server.pages.get(self.path.partition("?")[0])
         page = (
             self._made(make)

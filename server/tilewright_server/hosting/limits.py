@@ -34,6 +34,8 @@ class ProcessLimits:
     memory_bytes: int
     """Memory that the machine has, or that the container may use."""
     address_space_bytes: int | None
+    mappings: int | None = None
+    """Mappings that a process may have: of memory, files, kernels and stacks of threads."""
 
     def describe(self) -> str:
         """One line for logs."""
@@ -42,6 +44,7 @@ class ProcessLimits:
             "descriptors " + _shown(self.descriptors),
             f"memory {self.memory_bytes >> 20} MiB",
             "address space " + _shown(self.address_space_bytes, 20, " MiB"),
+            "mappings " + _shown(self.mappings),
         ]
         return ", ".join(parts)
 
@@ -57,6 +60,7 @@ def process_limits(root: Path = Path("/")) -> ProcessLimits:
         descriptors=_soft(resource.RLIMIT_NOFILE),
         memory_bytes=find_topology(root=root).memory_bytes,
         address_space_bytes=_soft(resource.RLIMIT_AS),
+        mappings=_number(root / "proc" / "sys" / "vm" / "max_map_count"),
     )
 
 
@@ -76,10 +80,17 @@ def fitted(settings: Settings, limits: ProcessLimits) -> tuple[Settings, Sequenc
     if limits.descriptors is not None:
         spare = max(0, limits.descriptors - SPARE_DESCRIPTORS)
         _lower(changes, settings, "local_connections", max(8, spare // 4))
+        _lower(changes, settings, "max_connections", max(16, limits.descriptors // 2))
+    if limits.mappings is not None:
+        for name in ("all_regions", "all_buffers"):
+            _lower(changes, settings, name, max(16, limits.mappings // 4))
     budget = min(limits.memory_bytes, limits.address_space_bytes or limits.memory_bytes) // 8
     for name in ("receive_bytes", "request_bytes", "unread_bytes"):
         _lower(changes, settings, name, max(settings.message_limit, budget))
+    _lower(changes, settings, "all_plan_bytes", max(settings.plan_bytes // 4, budget))
     told = [f"{name} is {value} instead of {getattr(settings, name)}" for name, value in changes.items()]
+    if not settings.host_buffer_bytes:
+        changes["host_buffer_bytes"] = limits.memory_bytes // 4 * 3
     return (replace(settings, **changes) if changes else settings), told
 
 
@@ -91,6 +102,14 @@ def _lower(changes: dict[str, Any], settings: Settings, name: str, most: int) ->
 def _soft(limit: int) -> int | None:
     soft = resource.getrlimit(limit)[0]
     return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _number(path: Path) -> int | None:
+    """The number that a file holds; None if it holds none."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _left_in(group: Path) -> int | None:

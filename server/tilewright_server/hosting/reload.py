@@ -13,6 +13,7 @@ __all__ = ["RELOADED", "differences"]
 RELOADED = frozenset(
     {"log_level", "log_format", "slow_call_s", "grace_s", "call_rate", "max_sessions", "local_connections"}
     | {"max_streams", "region_bytes", "all_buffers", "all_buffer_bytes", "all_plans", "request_bytes", "unread_bytes"}
+    | {"all_regions", "host_buffer_bytes", "all_plan_bytes"}
 )
 """Settings that SIGHUP changes; all others wait for the next start."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilewright_kit.contract.device import Buffer, Device
 from tilewright_kit.types.errors import InvalidArgumentError
-from tilewright_server.devices.contract import MemoryHandle
+from tilewright_server.devices.contract import MemoryHandle, uses_host_memory
 from tilewright_server.memory.device_regions import allocate_exportable, export
 from tilewright_server.memory.pinned import Pinned
 
@@ -14,7 +14,7 @@ __all__ = ["ResidentBuffer"]
 class ResidentBuffer(Pinned):
     """Zeroed memory on one device, owned by one session."""
 
-    __slots__ = ("_buffer", "device", "device_id", "exportable", "exported", "taken_bytes")
+    __slots__ = ("_buffer", "device", "device_id", "exportable", "exported", "on_host", "taken_bytes")
 
     kind = "buffer"
 
@@ -26,6 +26,7 @@ class ResidentBuffer(Pinned):
         """Bytes of the device, as far as quotas are concerned."""
         self.device = device
         self.device_id = device.info.id
+        self.on_host = uses_host_memory(device.info)
         self.exported = False
         """Another process may have it mapped."""
         self.exportable = exportable

@@ -17,9 +17,7 @@ from typing import Any
 import grpc
 from grpc import _server as grpc_server
 
-from tilewright_server.engine.client import ANONYMOUS
 from tilewright_server.rpc.calls import WireCall
-from tilewright_server.rpc.threads import Threads
 from tilewright_server.rpc.traffic import Traffic
 from tilewright_server.session.quotas import Quotas
 
@@ -55,21 +53,16 @@ class _End:
 class Front:
     """The server's thread pool, as far as gRPC can tell."""
 
-    def __init__(self, foreign: Threads, quotas: Quotas, traffic: Traffic) -> None:
-        """``foreign`` serves methods that are not an ``Entry``, in gRPC's own way."""
-        self._foreign = foreign
+    def __init__(self, quotas: Quotas, traffic: Traffic) -> None:
         self._quotas = quotas
         self._traffic = traffic
 
-    def submit(self, run: Callable[..., None], served: Any, event: Any, state: Any, entry: Any, *rest: Any) -> _End:
+    def submit(self, run: Callable[..., None], served: Any, event: Any, state: Any, entry: Entry, *rest: Any) -> _End:  # noqa: ARG002 - gRPC's signature
         """Begin a call. Runs in the event thread, and raises nothing."""
         call = WireCall(event, state, self._quotas, self._traffic)
         try:
-            if isinstance(entry, Entry):
-                call.method, call.lasting = entry.method, entry.lasting
-                entry.accept(call)
-            else:
-                self._foreign.submit(partial(run, served, event, state, entry, *rest), ANONYMOUS)
+            call.method, call.lasting = entry.method, entry.lasting
+            entry.accept(call)
         except BaseException as error:
             call.fail(error)
         return _End(call)

@@ -9,6 +9,7 @@ from functools import partial
 
 from tilewright_kit.types.errors import InvalidArgumentError, UnavailableError, UnsupportedError
 from tilewright_proto.v1 import memory_pb2 as pb
+from tilewright_server.devices.contract import uses_host_memory
 from tilewright_server.engine.client import Priority
 from tilewright_server.memory.buffers import ResidentBuffer
 from tilewright_server.memory.device_regions import exportable_bytes
@@ -154,6 +155,7 @@ class MemoryServicer:
             request.bytes,
             lambda size: ResidentBuffer(device, size, exportable=exportable),
             (lambda size: exportable_bytes(device, size)) if exportable else int,
+            on_host=uses_host_memory(device.info),
         )
         return pb.CreateBufferReply(buffer=buffer.id)
 

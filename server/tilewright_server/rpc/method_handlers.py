@@ -25,6 +25,7 @@ from tilewright_server.rpc.calls import SMALL_BYTES, Outbox, WireCall
 from tilewright_server.rpc.event_loop import Entry
 from tilewright_server.rpc.intake import Intake
 from tilewright_server.rpc.streams import Streams
+from tilewright_server.rpc.structure import check_structure
 from tilewright_server.rpc.threads import Threads
 from tilewright_server.session.quotas import Quotas, Resource
 
@@ -243,7 +244,8 @@ def _parser(method: MethodDescriptor) -> Callable[[bytes], Message]:
 
 
 def parse_as(kind: Any, data: bytes) -> Any:
-    """The message in ``data``; ``InvalidArgumentError`` if it is none."""
+    """The message in ``data``; ``InvalidArgumentError`` if it is none, or one of too many parts."""
+    check_structure(kind.DESCRIPTOR, data)
     try:
         return kind.FromString(data)
     except (DecodeError, UnicodeDecodeError):

@@ -13,6 +13,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2
 
 from tilewright_proto.v1 import dispatch_pb2, kernels_pb2, memory_pb2
+from tilewright_server.engine.call import Cancellation
 from tilewright_server.engine.client import Client
 from tilewright_server.memory.errors import unknown_session
 from tilewright_server.rpc.access.gate import Gate
@@ -23,7 +24,7 @@ from tilewright_server.rpc.health import HealthServicer
 from tilewright_server.rpc.intake import Intake
 from tilewright_server.rpc.kernels import KernelsServicer
 from tilewright_server.rpc.memory import OPEN_SESSION, Leases, MemoryServicer
-from tilewright_server.rpc.method_handlers import Lane, Reception, register
+from tilewright_server.rpc.method_handlers import Lane, Reception, lane, parse_as, register
 from tilewright_server.rpc.streams import Streams
 from tilewright_server.rpc.threads import UNLIMITED, Starter, Threads
 from tilewright_server.rpc.traffic import Traffic
@@ -72,11 +73,10 @@ class RpcServer:
             Lane.STREAM: make("stream", least=2, most=settings.workers, waiting=UNLIMITED),
         }
         reapers = make("reaper", least=1, most=REAPERS)
-        foreign = make("foreign", least=1, most=4, waiting=settings.calls_waiting)
         self._lanes = lanes
-        self._threads = (*lanes.values(), foreign)
+        self._threads = tuple(lanes.values())
         self.traffic = Traffic(settings.slow_call_s)
-        front = Front(foreign, quotas, self.traffic)
+        front = Front(quotas, self.traffic)
         self.server = grpc.server(front, options=_options(settings), maximum_concurrent_rpcs=MAX_CALLS)
         self.leases = Leases(service, reapers)
         self.streams = Streams(quotas)
@@ -100,7 +100,7 @@ class RpcServer:
             register(self.server, ours, descriptor, reception)
             names.append(descriptor.full_name)
         if settings.reflection:
-            _add_reflection(self.server, names)
+            _add_reflection(self.server, names, reception)
 
     def start(self, operations: Iterable[str]) -> None:
         """Take calls; healthy as a whole and for each operation."""
@@ -179,8 +179,19 @@ def _options(settings: Settings) -> Sequence[tuple[str, Any]]:
     )
 
 
-def _add_reflection(server: grpc.Server, names: Sequence[str]) -> None:
-    from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
+def _add_reflection(server: grpc.Server, names: Sequence[str], reception: Reception) -> None:
+    from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-    servicer = reflection.ReflectionServicer([*names, reflection.SERVICE_NAME])
-    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
+    class Reflection:
+        """As ``reflection.ReflectionServicer``, by events: its streams hold no thread while nothing is asked."""
+
+        _answers = reflection.ReflectionServicer([*names, reflection.SERVICE_NAME])
+
+        @lane(Lane.REPORT)
+        def server_reflection_info(self, data: bytes, cancellation: Cancellation, client: Client) -> bytes:  # noqa: ARG002
+            request = parse_as(reflection_pb2.ServerReflectionRequest, data)
+            (reply,) = self._answers.ServerReflectionInfo(iter((request,)), None)
+            answer: bytes = reply.SerializeToString()
+            return answer
+
+    register(server, Reflection(), reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"], reception)

@@ -36,7 +36,14 @@ class OwnedObjects(Protocol):
         """Raises ``NotFoundError``."""
         ...
 
-    def create_buffer(self, nbytes: int, allocate: Callable[[int], ResidentBuffer]) -> ResidentBuffer:
+    def create_buffer(
+        self,
+        nbytes: int,
+        allocate: Callable[[int], ResidentBuffer],
+        takes: Callable[[int], int] = int,
+        *,
+        on_host: bool,
+    ) -> ResidentBuffer:
         """Raises ``ResourceExhaustedError`` at the quota."""
         ...
 

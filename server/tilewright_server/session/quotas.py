@@ -30,10 +30,13 @@ class Resource(Enum):
     SESSIONS = "sessions"
     CONNECTIONS = "connections"
     STREAMS = "streams"
+    REGIONS = "regions"
     REGION_BYTES = "region_bytes"
     BUFFERS = "buffers"
     BUFFER_BYTES = "buffer_bytes"
+    HOST_BUFFER_BYTES = "host_buffer_bytes"
     PLANS = "plans"
+    PLAN_BYTES = "plan_bytes"
     REQUEST_BYTES = "request_bytes"
     UNREAD_BYTES = "unread_bytes"
 
@@ -42,10 +45,13 @@ _FIXES = {
     Resource.SESSIONS: "close clients that are no longer used",
     Resource.CONNECTIONS: "close connections that are not needed, or launch several things over one",
     Resource.STREAMS: "close streams, or share one: many requests may be in flight on it",
+    Resource.REGIONS: "unregister regions, or put several tensors into one",
     Resource.REGION_BYTES: "unregister regions, or make them no larger than what lies in them",
     Resource.BUFFERS: "free buffers that are no longer used",
     Resource.BUFFER_BYTES: "free buffers, or ask for smaller ones",
+    Resource.HOST_BUFFER_BYTES: "free buffers of the CPU, ask for smaller ones, or share memory of the client's",
     Resource.PLANS: "release plans that are no longer used",
+    Resource.PLAN_BYTES: "release plans, or prepare smaller ones",
     Resource.REQUEST_BYTES: "send fewer large requests at a time, or put operands into shared memory",
     Resource.UNREAD_BYTES: "read the replies that were asked for, or have results put into shared memory",
 }
@@ -174,6 +180,18 @@ class Account:
         with self._lock:
             self.quotas.take(what, self.client, amount)
             self._held[what] = self._held.get(what, 0) + amount
+
+    def take_all(self, charges: Mapping[Resource, int]) -> None:
+        """Take several, or none of them. Raises as ``Quotas.take``."""
+        taken: list[Resource] = []
+        try:
+            for what, amount in charges.items():
+                self.take(what, amount)
+                taken.append(what)
+        except BaseException:
+            for what in taken:
+                self.give(what, charges[what])
+            raise
 
     def give(self, what: Resource, amount: int = 1) -> None:
         with self._lock:

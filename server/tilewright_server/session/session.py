@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Sized
+from collections.abc import Callable, Collection, Mapping, Sized
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -95,7 +95,7 @@ class Session:
             self._check_room("plans", self._plans)
             if self._plan_bytes + nbytes > self._limits.plan_bytes:
                 raise over_quota("bytes of plans", self._limits.plan_bytes, "release plans, or prepare smaller ones")
-            self.account.take(Resource.PLANS)
+            self.account.take_all({Resource.PLANS: 1, Resource.PLAN_BYTES: nbytes})
             plan_id = new_id()
             self._plans[plan_id] = (plan, nbytes)
             self._plan_bytes += nbytes
@@ -114,6 +114,7 @@ class Session:
                 raise unknown("plan", plan_id)
             self._plan_bytes -= released[1]
             self.account.give(Resource.PLANS)
+            self.account.give(Resource.PLAN_BYTES, released[1])
             self._next_epoch()
 
     # Regions
@@ -124,7 +125,7 @@ class Session:
         opened = open_file()
         try:
             check_address_space(opened.bytes)
-            self.account.take(Resource.REGION_BYTES, opened.bytes)
+            self.account.take_all({Resource.REGIONS: 1, Resource.REGION_BYTES: opened.bytes})
         except TilewrightError:
             os.close(opened.fd)
             raise
@@ -133,11 +134,15 @@ class Session:
             region = Region(opened)
             self._inodes.claim(region.inode, self)
         except BaseException:
-            self.account.give(Resource.REGION_BYTES, opened.bytes)
+            self._discharge_region(opened.bytes)
             if region is not None:
                 region.release()
             raise
         return self._adopted(region, owner)
+
+    def _discharge_region(self, nbytes: int) -> None:
+        self.account.give(Resource.REGIONS)
+        self.account.give(Resource.REGION_BYTES, nbytes)
 
     def import_region(self, map_memory: Callable[[], DeviceRegion], owner: object = None) -> DeviceRegion:
         """Register memory of a device that ``map_memory`` maps. Nothing stays mapped on any error."""
@@ -174,9 +179,15 @@ class Session:
     # Buffers
 
     def create_buffer(
-        self, nbytes: int, allocate: Callable[[int], ResidentBuffer], takes: Callable[[int], int] = int
+        self,
+        nbytes: int,
+        allocate: Callable[[int], ResidentBuffer],
+        takes: Callable[[int], int] = int,
+        *,
+        on_host: bool,
     ) -> ResidentBuffer:
-        """Allocate a resident buffer within the quota, to which all counts that it ``takes`` of the device."""
+        """Allocate a resident buffer within the quota, to which all counts that it ``takes`` of the device, or, if that
+        shares the host's memory, of that."""
         if nbytes <= 0:
             raise InvalidArgumentError(
                 "a buffer has at least one byte",
@@ -191,12 +202,12 @@ class Session:
             self._check_room("buffers", self._buffers)
             if self._buffer_bytes + taken > self._limits.buffer_bytes:
                 raise over_quota("bytes", self._limits.buffer_bytes, "free buffers, or ask for a smaller one")
-            self._charge_buffer(taken)
+            self._charge_buffer(taken, on_host=on_host)
         try:
             buffer = allocate(nbytes)
         except BaseException:
             with self._changed:
-                self._discharge_buffer(taken)
+                self._discharge_buffer(taken, on_host=on_host)
             raise
         buffer.taken_bytes = taken
         try:
@@ -206,19 +217,14 @@ class Session:
             raise
         return buffer
 
-    def _charge_buffer(self, taken: int) -> None:
-        self.account.take(Resource.BUFFERS)
-        try:
-            self.account.take(Resource.BUFFER_BYTES, taken)
-        except TilewrightError:
-            self.account.give(Resource.BUFFERS)
-            raise
+    def _charge_buffer(self, taken: int, *, on_host: bool) -> None:
+        self.account.take_all(_of_buffer(taken, on_host))
         self._buffer_bytes += taken
 
-    def _discharge_buffer(self, taken: int) -> None:
+    def _discharge_buffer(self, taken: int, *, on_host: bool) -> None:
         self._buffer_bytes -= taken
-        self.account.give(Resource.BUFFERS)
-        self.account.give(Resource.BUFFER_BYTES, taken)
+        for what, amount in _of_buffer(taken, on_host).items():
+            self.account.give(what, amount)
 
     def free_buffer(self, buffer_id: int, deadline: float | None = None) -> None:
         """As ``unregister``."""
@@ -342,6 +348,7 @@ class Session:
                 return
             self._closed = True
             self.account.give(Resource.PLANS, len(self._plans))
+            self.account.give(Resource.PLAN_BYTES, self._plan_bytes)
             self._plans.clear()
             free = self._close_items([item for table in self._tables() for item in table.values()])
             watchers = list(self._watchers)
@@ -415,12 +422,12 @@ class Session:
         finally:
             if isinstance(item, Region):
                 self._inodes.drop(item.inode)
-                self.account.give(Resource.REGION_BYTES, item.size)
+                self._discharge_region(item.size)
             elif isinstance(item, BoundExecution):
                 self.unpin(item.objects)
             with self._changed:
                 if isinstance(item, ResidentBuffer):
-                    self._discharge_buffer(item.taken_bytes)
+                    self._discharge_buffer(item.taken_bytes, on_host=item.on_host)
                 self._ending.discard(item)
                 self._changed.notify_all()
 
@@ -438,6 +445,12 @@ class Session:
     def _check_open(self) -> None:
         if self._closed:
             raise unknown_session()
+
+
+def _of_buffer(taken: int, on_host: bool) -> Mapping[Resource, int]:
+    """Charges of a buffer."""
+    charges = {Resource.BUFFERS: 1, Resource.BUFFER_BYTES: taken}
+    return charges | {Resource.HOST_BUFFER_BYTES: taken} if on_host else charges
 
 
 def _tell(watcher: Callable[[], None]) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from tilewright_kit.contract.problem import Operand
 from tilewright_kit.types.errors import NotFoundError
 from tilewright_kit.types.tensor import TensorDesc, contiguous_strides
+from tilewright_server.devices.contract import uses_host_memory
 from tilewright_server.memory.buffers import ResidentBuffer
 from tilewright_server.memory.regions import Region
 from tilewright_server.memory.staging_pool import Staging, StagingPool
@@ -190,7 +191,9 @@ class StagedAllocation(Staged):
     def begin(self) -> int:
         device = self.pool.device
         nbytes = max(self.slot.nbytes, 1)
-        self._buffer = self._session.create_buffer(nbytes, lambda size: ResidentBuffer(device, size))
+        self._buffer = self._session.create_buffer(
+            nbytes, lambda size: ResidentBuffer(device, size), on_host=uses_host_memory(device.info)
+        )
         # Pinned: the end of the session during the run must not free what the device writes to.
         self._session.pin((self._buffer,))
         return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from tilewright_server.hosting.limits import ProcessLimits, fitted, process_limits
@@ -13,7 +14,13 @@ FREE = ProcessLimits(None, None, 64 << 30, None)
 
 def test_a_machine_without_limits_changes_nothing() -> None:
     settings = Settings()
-    assert fitted(settings, FREE) == (settings, [])
+    assert fitted(settings, FREE) == (replace(settings, host_buffer_bytes=48 << 30), [])
+
+
+def test_few_mappings_are_divided() -> None:
+    settings, _ = fitted(Settings(), replace(FREE, mappings=1000))
+    assert (settings.all_regions, settings.all_buffers) == (250, 250)
+    assert fitted(Settings(), replace(FREE, mappings=65530))[1] == [], "what systems allow without being asked"
 
 
 def test_few_threads_are_divided() -> None:
@@ -34,10 +41,13 @@ def test_little_memory_and_address_space_bound_messages_and_regions() -> None:
 
 def test_few_descriptors_bound_connections() -> None:
     assert fitted(Settings(), ProcessLimits(None, 512, 64 << 30, None))[0].local_connections == 64
+    assert fitted(Settings(), ProcessLimits(None, 512, 64 << 30, None))[0].max_connections == 256
 
 
 def test_what_was_set_lower_stays() -> None:
-    settings, told = fitted(Settings(workers=3, local_connections=2), ProcessLimits(100, 400, 64 << 30, None))
+    settings, told = fitted(
+        Settings(workers=3, local_connections=2, max_connections=9), ProcessLimits(100, 400, 64 << 30, None)
+    )
     assert (settings.workers, settings.local_connections, told) == (3, 2, [])
 
 

@@ -317,7 +317,7 @@ def test_resident_buffer_that_was_lost_says_so_and_can_be_freed(service: Service
     session: Session = service.sessions.open("test", local=True)
     device = service.engine.devices.get()
     x = np.arange(N, dtype=np.float32)
-    kept = session.create_buffer(4 * N, lambda size: ResidentBuffer(device, size))
+    kept = session.create_buffer(4 * N, lambda size: ResidentBuffer(device, size), on_host=True)
     service.write_buffer(session.token, kept.id, 0, x.tobytes(), 0)
     plan_id, _ = service.plan(session.token, request(N), Selection(), call())
     y = Location(Place.INLINE, data=np.ones(N, np.float32).tobytes())
@@ -334,7 +334,7 @@ def test_resident_buffer_that_was_lost_says_so_and_can_be_freed(service: Service
     with pytest.raises(DeviceLostError):
         service.read_buffer(session.token, kept.id, 0, 4, None)
     session.free_buffer(kept.id)
-    kept = session.create_buffer(4 * N, lambda size: ResidentBuffer(service.engine.devices.get(), size))
+    kept = session.create_buffer(4 * N, lambda size: ResidentBuffer(service.engine.devices.get(), size), on_host=True)
     service.write_buffer(session.token, kept.id, 0, x.tobytes(), 0)
     assert (np.frombuffer(run().outputs[0].data, np.float32) == x + 1).all()
 

@@ -160,7 +160,9 @@ def test_descriptors_of_memory_that_is_refused_are_closed(house: House, file: Me
 
 
 def test_exported_memory_goes_by_its_descriptor(house: House) -> None:
-    buffer = house.session.create_buffer(4096, lambda size: ResidentBuffer(house.device, size, exportable=True))  # type: ignore[arg-type]
+    buffer = house.session.create_buffer(
+        4096, lambda size: ResidentBuffer(house.device, size, exportable=True), on_host=False
+    )  # type: ignore[arg-type]
     buffer.write(0, memoryview(b"hello"))
     before = own_descriptors()
     with house.connect() as wire:
@@ -186,7 +188,9 @@ def _receive(wire: Wire) -> tuple[bytes, list[int]]:
 
 
 def test_grpc_cannot_carry_a_descriptor(house: House) -> None:
-    buffer = house.session.create_buffer(4096, lambda size: ResidentBuffer(house.device, size, exportable=True))  # type: ignore[arg-type]
+    buffer = house.session.create_buffer(
+        4096, lambda size: ResidentBuffer(house.device, size, exportable=True), on_host=False
+    )  # type: ignore[arg-type]
     servicer = MemoryServicer(house.service, SimpleNamespace(), mp.SessionEvent.Opened(), Gate())  # type: ignore[arg-type]
     before = own_descriptors()
     context: Any = None

@@ -181,7 +181,7 @@ def test_a_plan_follows_its_operands(house: House) -> None:
     with pytest.raises(InvalidArgumentError, match=r"x is on gpu:0, but y is on gpu:1") as caught:
         placed(house.session, {"x": at(one), "y": at(two)}, Selection())
     assert caught.value.rule == "operand_devices"
-    buffer = house.session.create_buffer(64, lambda size: _buffer(house.two, size))
+    buffer = house.session.create_buffer(64, lambda size: _buffer(house.two, size), on_host=False)
     assert placed(house.session, {"x": Location(Place.BUFFER, buffer.id)}, Selection()).device == "gpu:1"
 
 
@@ -257,7 +257,7 @@ def test_memory_of_a_device_that_was_lost_is_refused(house: House) -> None:
 
 def test_copies_between_regions_and_buffers_work_on_devices(house: House) -> None:
     region = house.register()
-    buffer = house.session.create_buffer(4096, lambda size: _buffer(house.one, size))
+    buffer = house.session.create_buffer(4096, lambda size: _buffer(house.one, size), on_host=False)
     token = house.session.token
     house.service.write_buffer(token, buffer.id, 0, bytes(range(200)), 0)
     house.service.read_buffer(token, buffer.id, 0, 200, (region.id, 100))
@@ -357,6 +357,7 @@ def test_the_quota_counts_whole_blocks_of_what_can_be_exported(house: House) -> 
             nbytes,
             lambda size: _buffer(house.one, size, exportable=True),
             lambda size: exportable_bytes(house.one, size),
+            on_host=False,
         )
 
     assert exportable_bytes(house.one, 1) == 1
@@ -368,15 +369,15 @@ def test_the_quota_counts_whole_blocks_of_what_can_be_exported(house: House) -> 
     with pytest.raises(ResourceExhaustedError):
         create((2 << 20) + 1)
     create(2 << 20)
-    session.create_buffer(1 << 20, lambda size: _buffer(house.one, size))
+    session.create_buffer(1 << 20, lambda size: _buffer(house.one, size), on_host=False)
     session.close()
 
 
 def test_a_buffer_is_exported_by_its_handle(house: House) -> None:
-    plain = house.session.create_buffer(64, lambda size: _buffer(house.one, size))
+    plain = house.session.create_buffer(64, lambda size: _buffer(house.one, size), on_host=False)
     with pytest.raises(InvalidArgumentError, match="was not made to be exported"):
         house.service.export_buffer(house.session, plain.id)
-    buffer = house.session.create_buffer(4096, lambda size: _buffer(house.one, size, exportable=True))
+    buffer = house.session.create_buffer(4096, lambda size: _buffer(house.one, size, exportable=True), on_host=False)
     named, handle = house.service.export_buffer(house.session, buffer.id)
     reply = exported(named, handle)
     assert (reply.kind, reply.handle, reply.bytes) == (mp.ExportBufferReply.CUDA_IPC, HANDLE, 4096)

@@ -60,14 +60,14 @@ def test_closing_a_session_frees_what_is_idle_at_once(sessions: Sessions, file: 
     session = sessions.open("", local=True)
     register(session, file)
     device = FakeDevice()
-    session.create_buffer(100, lambda size: ResidentBuffer(device, size))
+    session.create_buffer(100, lambda size: ResidentBuffer(device, size), on_host=True)
     sessions.close(session)
     sessions.close(session)
     assert (descriptors(), mapped(file), device.live) == (before, maps, {})
     with pytest.raises(NotFoundError):
         sessions.get(session.token)
     with pytest.raises(NotFoundError):
-        session.create_buffer(1, lambda size: ResidentBuffer(device, size))
+        session.create_buffer(1, lambda size: ResidentBuffer(device, size), on_host=True)
     with pytest.raises(NotFoundError):
         register(session, file)
     assert (descriptors(), mapped(file), device.live) == (before, maps, {})
@@ -143,13 +143,13 @@ def test_quotas_count_what_is_there(sessions: Sessions) -> None:
     device = FakeDevice()
 
     def create(nbytes: int) -> ResidentBuffer:
-        return session.create_buffer(nbytes, lambda size: ResidentBuffer(device, size))
+        return session.create_buffer(nbytes, lambda size: ResidentBuffer(device, size), on_host=True)
 
     buffer = create(900)
     with pytest.raises(ResourceExhaustedError):
         create(101)
     with pytest.raises(ResourceExhaustedError):
-        session.create_buffer(50, _no_memory)
+        session.create_buffer(50, _no_memory, on_host=True)
     session.free_buffer(buffer.id)
     create(1000)
     for _ in range(2):
@@ -185,7 +185,7 @@ def test_quotas_hold_for_requests_at_the_same_time() -> None:
             together.wait()
             return ResidentBuffer(device, size)
 
-        return session.create_buffer(8, allocate)
+        return session.create_buffer(8, allocate, on_host=True)
 
     for make in (region, buffer):
         with ThreadPoolExecutor(5) as threads:
@@ -219,7 +219,7 @@ def test_what_cannot_be_given_back_does_not_keep_the_rest(sessions: Sessions) ->
     for number in range(3):
         session.on_close(partial(watcher, number))
     for _ in range(2):
-        session.create_buffer(10, lambda size: Stubborn(device, size))
+        session.create_buffer(10, lambda size: Stubborn(device, size), on_host=True)
     session.close()
     assert sorted(told) == [0, 1, 2], "every watcher hears of the end"
     assert not device.live
@@ -234,7 +234,7 @@ def test_usage_is_the_sum_of_all_sessions(sessions: Sessions, file: MemoryFile) 
     session = sessions.open("", local=True)
     device = FakeDevice()
     register(session, file)
-    session.create_buffer(100, lambda size: ResidentBuffer(device, size))
+    session.create_buffer(100, lambda size: ResidentBuffer(device, size), on_host=True)
     usage = sessions.usage()
     assert (usage.sessions, usage.regions, usage.region_bytes) == (1, 1, 4096)
     assert (usage.buffers, usage.buffer_bytes) == (1, 100)
@@ -252,7 +252,7 @@ def test_what_was_remembered_is_forgotten_when_anything_ends(sessions: Sessions,
     session = sessions.open("", local=True)
     device = FakeDevice()
     region = register(session, file)
-    buffer = session.create_buffer(10, lambda size: ResidentBuffer(device, size))
+    buffer = session.create_buffer(10, lambda size: ResidentBuffer(device, size), on_host=True)
     plan = session.add_plan(object())
     ends = (
         lambda: session.unregister(region.id),
