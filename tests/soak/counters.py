@@ -10,8 +10,8 @@ import numpy as np
 __all__ = ["NAMES", "SLOTS", "Counts", "all_counts"]
 
 NAMES = ("requests", "hostile", "answered", "refused", "unknown", "wrong", "untyped")
-"""Requests that were sent; those of them that no program in good order sends; replies without an error; typed errors; calls of unknown outcome; results that were wrong;
-errors without a type, or internal ones."""
+"""Requests that were sent; those of them that no program in good order sends; replies without an error; typed errors;
+calls of unknown outcome; results that were wrong; errors without a type, or internal ones."""
 SLOTS = 8192
 
 
