@@ -23,13 +23,13 @@ from tilewright_server.settings import Settings
 if TYPE_CHECKING:
     from tilewright_kit.loading.loader import PluginManager
     from tilewright_server.engine.engine import Engine
+    from tilewright_server.hosting.grpc_connections import Connections
     from tilewright_server.hosting.http import HttpListener
     from tilewright_server.hosting.readiness import Readiness
     from tilewright_server.hosting.service_manager import ServiceManager
     from tilewright_server.local.server import LocalServer
     from tilewright_server.protocol.unix_paths import SocketAccess
     from tilewright_server.rpc.access.gate import Gate
-    from tilewright_server.rpc.connections import Connections
     from tilewright_server.rpc.listeners import Listener, TcpAddress, UnixAddress
     from tilewright_server.rpc.server import RpcServer
     from tilewright_server.rpc.watchdog import Watchdog
@@ -207,7 +207,7 @@ class Application:
 
     def _watch_connections(self) -> Connections:
         """Ends connections of gRPC of whoever has too many."""
-        from tilewright_server.rpc.connections import Connections
+        from tilewright_server.hosting.grpc_connections import Connections
         from tilewright_server.rpc.listeners import UnixAddress
 
         addresses = [listener.address for listener in self.listeners]

@@ -271,7 +271,7 @@ class Settings:
         256,
         "count",
         kinds.count(1, 65536),
-        "Local connections that may be open at once, each with a thread of its own.",
+        "Local connections that may be open, each with a thread of its own.",
     )
     session_connections: int = _setting(32, "count", kinds.count(1, 65536), "Local connections of one session.")
     max_sessions: int = _setting(1024, "count", kinds.count(1, 1_000_000), "Sessions that may be open at once.")
@@ -316,28 +316,15 @@ class Settings:
     region_bytes: int = _setting(
         16 * 2**40, "size", kinds.size(0, 2**50), "Shared memory that is mapped for all clients together."
     )
-    all_regions: int = _setting(
-        16000, "count", kinds.count(1, 2**30), "Shared-memory regions of all clients together, each with a mapping."
-    )
+    all_regions: int = _setting(16000, "count", kinds.count(1, 2**30), "Shared-memory regions of all clients together.")
     all_buffers: int = _setting(16000, "count", kinds.count(1, 2**30), "Resident buffers of all clients together.")
     all_buffer_bytes: int = _setting(2**40, "size", kinds.size(0, 2**50), "Bytes of all resident buffers together.")
     host_buffer_bytes: int = _setting(
-        0,
-        "size",
-        kinds.size(0, 2**50),
-        "Bytes of all resident buffers of CPUs together. 0: three quarters of the memory that the machine or the"
-        " container has.",
+        0, "size", kinds.size(0, 2**50), "Bytes of those of CPUs among them. 0: three quarters of the memory there is."
     )
     all_plans: int = _setting(65536, "count", kinds.count(1, 2**30), "Prepared plans of all clients together.")
-    all_plan_bytes: int = _setting(
-        1024 * MIB, "size", kinds.size(0, 2**50), "Memory that the prepared plans of all clients may take together."
-    )
-    max_connections: int = _setting(
-        8192,
-        "count",
-        kinds.count(1, 2**30),
-        "Connections of gRPC that may be open at once. Of a client's process with more than its part, some are ended.",
-    )
+    all_plan_bytes: int = _setting(1024 * MIB, "size", kinds.size(0, 2**50), "Memory of all prepared plans.")
+    max_connections: int = _setting(8192, "count", kinds.count(1, 2**30), "Connections of gRPC that may be open.")
     call_rate: float = _setting(
         20_000.0, "number", kinds.number(0, 1e9), "Unary calls that one client's process may make per second; 0: any."
     )

@@ -216,7 +216,10 @@ class Library(Actor):
             return
         with tw.connect(self.target, launch=launch, timeout=60.0) as client:
             while not self.over:
-                self.products(client)
+                try:
+                    self.products(client)
+                except tw.TilewrightError as error:  # noqa: PERF203 - of plans and bindings, which are not counted
+                    self.failed(error)
 
     def products(self, client: tw.Client) -> None:
         rng = self.rng

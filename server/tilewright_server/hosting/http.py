@@ -60,7 +60,7 @@ class _Server(ThreadingHTTPServer):
         self.pages = pages
         self._lock = threading.Lock()
         self._open: dict[socket.socket, bool] = {}
-        """Whether the request has come, in the order of opening."""
+        """In the order of opening; true once the request has come."""
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:

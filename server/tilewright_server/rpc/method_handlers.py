@@ -21,11 +21,11 @@ from google.protobuf.message import DecodeError, Message
 from tilewright_kit.types.errors import CancelledError, InvalidArgumentError
 from tilewright_server.engine.call import Call, Cancellation
 from tilewright_server.engine.client import Client
+from tilewright_server.protocol.wire_structure import check_structure
 from tilewright_server.rpc.calls import SMALL_BYTES, Outbox, WireCall
 from tilewright_server.rpc.event_loop import Entry
 from tilewright_server.rpc.intake import Intake
 from tilewright_server.rpc.streams import Streams
-from tilewright_server.rpc.structure import check_structure
 from tilewright_server.rpc.threads import Threads
 from tilewright_server.session.quotas import Quotas, Resource
 

@@ -16,7 +16,7 @@ from enum import Enum
 from tilewright_kit.types.errors import ResourceExhaustedError
 from tilewright_server.engine.client import Client
 
-__all__ = ["REMEDIES", "Account", "Limits", "Quotas", "Resource"]
+__all__ = ["REMEDIES", "Account", "Limits", "Quotas", "Resource", "buffer_charges"]
 
 RETRY_S = 1.0
 """Time after which to try again what was refused."""
@@ -198,11 +198,21 @@ class Account:
             self._held[what] = self._held.get(what, 0) - amount
             self.quotas.give(what, self.client, amount)
 
+    def give_all(self, charges: Mapping[Resource, int]) -> None:
+        for what, amount in charges.items():
+            self.give(what, amount)
+
     def move(self, client: Client) -> None:
         """Charge another process."""
         with self._lock:
             self.quotas.move(self._held, self.client, client)
             self.client = client
+
+
+def buffer_charges(taken: int, *, on_host: bool) -> Mapping[Resource, int]:
+    """Charges of a buffer that takes ``taken`` bytes of its device, or of the host."""
+    charges = {Resource.BUFFERS: 1, Resource.BUFFER_BYTES: taken}
+    return charges | {Resource.HOST_BUFFER_BYTES: taken} if on_host else charges
 
 
 REMEDIES = {

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sized
+from collections.abc import Callable, Collection, Sized
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ from tilewright_server.memory.shm import OpenedFile
 from tilewright_server.session.bindings import AttachedConnection, BoundExecution
 from tilewright_server.session.objects import AnyRegion, new_id
 from tilewright_server.session.processes import is_known
-from tilewright_server.session.quotas import REMEDIES, Account, Limits, Resource
+from tilewright_server.session.quotas import REMEDIES, Account, Limits, Resource, buffer_charges
 from tilewright_server.session.request_cache import Memo
 
 __all__ = ["Session"]
@@ -113,8 +113,7 @@ class Session:
             if released is None:
                 raise unknown("plan", plan_id)
             self._plan_bytes -= released[1]
-            self.account.give(Resource.PLANS)
-            self.account.give(Resource.PLAN_BYTES, released[1])
+            self.account.give_all({Resource.PLANS: 1, Resource.PLAN_BYTES: released[1]})
             self._next_epoch()
 
     # Regions
@@ -141,8 +140,7 @@ class Session:
         return self._adopted(region, owner)
 
     def _discharge_region(self, nbytes: int) -> None:
-        self.account.give(Resource.REGIONS)
-        self.account.give(Resource.REGION_BYTES, nbytes)
+        self.account.give_all({Resource.REGIONS: 1, Resource.REGION_BYTES: nbytes})
 
     def import_region(self, map_memory: Callable[[], DeviceRegion], owner: object = None) -> DeviceRegion:
         """Register memory of a device that ``map_memory`` maps. Nothing stays mapped on any error."""
@@ -202,7 +200,8 @@ class Session:
             self._check_room("buffers", self._buffers)
             if self._buffer_bytes + taken > self._limits.buffer_bytes:
                 raise over_quota("bytes", self._limits.buffer_bytes, "free buffers, or ask for a smaller one")
-            self._charge_buffer(taken, on_host=on_host)
+            self.account.take_all(buffer_charges(taken, on_host=on_host))
+            self._buffer_bytes += taken
         try:
             buffer = allocate(nbytes)
         except BaseException:
@@ -217,14 +216,9 @@ class Session:
             raise
         return buffer
 
-    def _charge_buffer(self, taken: int, *, on_host: bool) -> None:
-        self.account.take_all(_of_buffer(taken, on_host))
-        self._buffer_bytes += taken
-
     def _discharge_buffer(self, taken: int, *, on_host: bool) -> None:
         self._buffer_bytes -= taken
-        for what, amount in _of_buffer(taken, on_host).items():
-            self.account.give(what, amount)
+        self.account.give_all(buffer_charges(taken, on_host=on_host))
 
     def free_buffer(self, buffer_id: int, deadline: float | None = None) -> None:
         """As ``unregister``."""
@@ -347,8 +341,7 @@ class Session:
             if self._closed:
                 return
             self._closed = True
-            self.account.give(Resource.PLANS, len(self._plans))
-            self.account.give(Resource.PLAN_BYTES, self._plan_bytes)
+            self.account.give_all({Resource.PLANS: len(self._plans), Resource.PLAN_BYTES: self._plan_bytes})
             self._plans.clear()
             free = self._close_items([item for table in self._tables() for item in table.values()])
             watchers = list(self._watchers)
@@ -445,12 +438,6 @@ class Session:
     def _check_open(self) -> None:
         if self._closed:
             raise unknown_session()
-
-
-def _of_buffer(taken: int, on_host: bool) -> Mapping[Resource, int]:
-    """Charges of a buffer."""
-    charges = {Resource.BUFFERS: 1, Resource.BUFFER_BYTES: taken}
-    return charges | {Resource.HOST_BUFFER_BYTES: taken} if on_host else charges
 
 
 def _tell(watcher: Callable[[], None]) -> None:

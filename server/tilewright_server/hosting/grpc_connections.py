@@ -19,7 +19,7 @@ from pathlib import Path
 
 __all__ = ["Connections"]
 
-log = logging.getLogger("tilewright.rpc.connections")
+log = logging.getLogger("tilewright.connections")
 
 INTERVAL_S = 0.25
 """Time between two looks."""
@@ -32,8 +32,8 @@ class Connections:
     """Looks from ``start`` to ``close``."""
 
     def __init__(self, paths: Collection[Path], ports: Collection[int], limit: int) -> None:
-        """Of connections to Unix sockets at ``paths`` and to TCP ``ports`` together, ``limit`` may be open; a principal
-        may have seven eighths of them, and a process half of that."""
+        """``limit`` connections to Unix sockets at ``paths`` and to TCP ``ports`` may be open together; a principal may
+        have seven eighths of them, and a process half of that."""
         self._names = {os.fsdecode(path) for path in paths}
         self._ports = frozenset(ports)
         self._limit = limit
