@@ -39,6 +39,10 @@ class MissingWait(EmulationError):
     """A value is used before the wait that covers its load."""
 
 
+class MissingNop(EmulationError):
+    """An instruction follows another one sooner than the GPU allows: wait states are missing."""
+
+
 class BarrierDivergence(EmulationError):
     """Some waves of a workgroup wait at a barrier that the others have ended without."""
 

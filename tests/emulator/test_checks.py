@@ -5,13 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from emulator_text import ALL, CDNA, Bench
+from emulator_text import program as text_program
 from test_control import BARRIERS
 from test_memory import BASE, addresses, aligned
 
+from tilewright_emulator.decode.hazards import hazard_of
 from tilewright_emulator.errors import (
     EmulationError,
     GlobalRace,
     LdsRace,
+    MissingNop,
     MissingWait,
     OutOfBounds,
     UninitialisedLds,
@@ -127,6 +130,7 @@ def test_scalar_loads_return_in_any_order() -> None:
 class TestLoadsIntoLds:
     text = """
       s_mov_b32 m0, s6
+      s_nop 0
       global_load_lds_dword v[2:3], off
       {wait}
       s_barrier
@@ -243,6 +247,25 @@ class TestRegisters:
         with pytest.raises(UninitialisedRegister, match="reads v9"):
             bench("gfx942").run(f"{start}v_mov_b32_e32 v10, v9")
 
+    def test_copies_of_undefined_pairs_are_undefined(self) -> None:
+        start = "v_mov_b32_e32 v7, 1\nv_mov_b64_e32 v[8:9], v[6:7]\n"
+        assert bench("gfx942").run(f"{start}v_mov_b32_e32 v10, v9").count == 2
+        with pytest.raises(UninitialisedRegister, match="reads v8"):
+            bench("gfx942").run(f"{start}v_mov_b32_e32 v10, v8")
+        again = "v_mov_b32_e32 v6, 1\nv_mov_b64_e32 v[8:9], v[6:7]\n"
+        assert bench("gfx942").run(f"{start}{again}v_mov_b32_e32 v10, v8").count == 2
+
+    def test_spilled_scalars_come_back_as_they_were(self) -> None:
+        """Compilers spill whole tuples, of which some registers were never written."""
+        spill = "s_mov_b32 s6, 5\nv_writelane_b32 v20, s6, 0\nv_writelane_b32 v20, s7, 1\n"
+        back = "v_readlane_b32 s8, v20, 0\nv_readlane_b32 s9, v20, 1\n"
+        w = bench("gfx942").run(f"{spill}{back}s_mov_b32 s10, s8")
+        assert (w.s_u32[10] == 5).all()
+        with pytest.raises(UninitialisedRegister, match="reads s9"):
+            bench("gfx942").run(f"{spill}{back}s_mov_b32 s10, s9")
+        mended = f"{spill}v_writelane_b32 v20, s6, 1\n"
+        assert bench("gfx942").run(f"{mended}{back}s_mov_b32 s10, s9").count == 2
+
     def test_registers_that_a_branch_did_not_write(self) -> None:
         text = "s_cmp_eq_u32 s0, 1\ns_cbranch_scc1 skip\nv_mov_b32_e32 v8, 0\nskip:\nv_mov_b32_e32 v9, v8"
         with pytest.raises(UninitialisedRegister, match="reads v8"):
@@ -320,3 +343,34 @@ class TestTraffic:
         made.run(f"{load(arch)}\n{load_wait(arch)}")
         assert made.launch.traffic.global_accesses == 2
         assert made.launch.traffic.lines == 2 * lanes * 16 // 128
+
+
+class TestWaitStates:
+    """What CDNA leaves to the program, and compilers do not see inside inline assembly."""
+
+    def refused(self, text: str) -> None:
+        with pytest.raises(MissingNop, match="wait states"):
+            bench("gfx942").run(text)
+
+    def test_m0_ahead_of_a_load_into_lds(self) -> None:
+        load = "buffer_load_dword v0, s[4:7], 0 offen lds"
+        program = text_program(f"s_mov_b32 m0, s0\n{load}", "gfx942")
+        assert "m0" in hazard_of(program.instructions, 1, (), ARCHS["gfx942"])
+        program = text_program(f"s_mov_b32 m0, s0\ns_nop 0\n{load}", "gfx942")
+        assert hazard_of(program.instructions, 2, (), ARCHS["gfx942"]) == ""
+
+    def test_scalars_of_the_vector_unit_ahead_of_memory(self) -> None:
+        for states, lacks in ((3, True), (4, False)):
+            text = f"v_readfirstlane_b32 s4, v0\ns_nop {states}\nbuffer_load_dword v1, v0, s[4:7], 0 offen"
+            program = text_program(text, "gfx942")
+            assert bool(hazard_of(program.instructions, 2, (), ARCHS["gfx942"])) is lacks
+            assert hazard_of(program.instructions, 2, (), ARCHS["gfx1100"]) == ""
+            assert hazard_of(program.instructions, 2, {program.instructions[2].address}, ARCHS["gfx942"]) == ""
+
+    def test_results_of_matrix_instructions(self) -> None:
+        zero = "\n".join(f"v_mov_b32_e32 v{i}, 0" for i in range(8, 16))
+        product = f"{zero}\nv_mfma_f32_16x16x16_f16 v[12:15], v[8:9], v[10:11], v[12:15]\n"
+        self.refused(f"{product}v_mov_b32_e32 v1, v12")
+        self.refused(f"{product}s_nop 4\nv_mov_b32_e32 v1, v12")
+        assert bench("gfx942").run(f"{product}s_nop 7\nv_mov_b32_e32 v1, v12").count == 2
+        assert bench("gfx942").run(f"{product}v_mfma_f32_16x16x16_f16 v[12:15], v[8:9], v[10:11], v[12:15]").count == 2

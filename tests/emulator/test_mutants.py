@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 from amd_config import AmdConfig, Built
+from gemm_amd_mutants import AMD_MUTANTS
 from gemm_mutants import COMPV3, COMPV4, DIRECT_LDS, MEM, MUTANTS, Mutant, build
 from native_case import Call, Sizes
 from native_harness import INCLUDE
 from sampling import partly
+from test_amd_pipelines import pack
 
 from tilewright_emulator import Checks, CodeObject, EmulationError, Report
 from tilewright_emulator.code.compiler import MISSING, compiler
@@ -25,8 +27,9 @@ from tilewright_emulator.isa.instruction import Instruction
 from tilewright_emulator.state.waits import waits_of
 from tilewright_emulator.state.waves import Waves
 
-LIMIT = Checks(instruction_limit=30_000, publication=True)
+LIMIT = Checks(instruction_limit=30_000)
 PLAIN = {f"{m.config}{m.sizes}{m.split_k}": m for m in reversed(MUTANTS)}
+AMD_PLAIN = {f"{m.config}{m.sizes}{m.split_k}": m for m in AMD_MUTANTS}
 
 
 class OneKernel:
@@ -43,6 +46,8 @@ class OneKernel:
         from amd_emulation import AmdKernels
 
         call = Call(config, [sizes], np.random.default_rng(1), split_k=split_k)
+        if config.pipeline == "preshufflev2":
+            pack(call)
         report = AmdKernels.launch(self, call, checks=LIMIT)  # type: ignore[arg-type]
         call.check()
         return report
@@ -83,14 +88,33 @@ def test_planted_bugs_are_caught(mutant: Mutant, arch: str, tmp_path: Path) -> N
         kernel.run(config, mutant.sizes, mutant.split_k)
 
 
+@pytest.mark.parametrize("case", AMD_PLAIN.values(), ids=lambda case: str(case.kind))
+@pytest.mark.some(1)
+def test_what_has_none_of_the_further_bugs_is_right(case: Mutant, tmp_path: Path) -> None:
+    config = case.kernel(case.arch or "gfx942")
+    report = made(None, config.arch, config, tmp_path).run(config, case.sizes, case.split_k)
+    assert report.by_class["matrix"] > 0
+
+
+@pytest.mark.parametrize("mutant", AMD_MUTANTS, ids=lambda mutant: str(mutant.kind))
+@pytest.mark.some(2)
+def test_further_planted_bugs_are_caught(mutant: Mutant, tmp_path: Path) -> None:
+    config = mutant.kernel(mutant.arch or "gfx942")
+    kernel = made(mutant, config.arch, config, tmp_path)
+    with pytest.raises((EmulationError, AssertionError)):
+        kernel.run(config, mutant.sizes, mutant.split_k)
+
+
 def test_every_bug_has_its_place() -> None:
     """Of those too that are planted under the marker ``exhaustive`` only."""
     headers = INCLUDE / "tilewright"
-    assert [mutant.kind for mutant in MUTANTS if mutant.old not in (headers / "gpu" / mutant.file).read_text()] == []
+    planted = [*MUTANTS, *AMD_MUTANTS]
+    assert [mutant.kind for mutant in planted if mutant.old not in (headers / "gpu" / mutant.file).read_text()] == []
 
 
 def test_there_are_many_kinds() -> None:
     assert len({mutant.kind for mutant in MUTANTS}) == len(MUTANTS) >= 40
+    assert len({mutant.kind for mutant in AMD_MUTANTS}) == len(AMD_MUTANTS) >= 20
 
 
 WAITS = re.compile(r"s_wait(cnt|cnt_vscnt|_(load|store|ds|km)cnt|_loadcnt_dscnt)$")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+from tilewright_emulator.decode.hazards import hazard_of
 from tilewright_emulator.decode.operand_types import selection
 from tilewright_emulator.decode.registry import Step, find
 from tilewright_emulator.decode.steps import make_step
-from tilewright_emulator.errors import MissingWait, UninitialisedRegister, UnknownInstruction
+from tilewright_emulator.errors import MissingNop, MissingWait, UninitialisedRegister, UnknownInstruction
 from tilewright_emulator.isa.arch import Arch
 from tilewright_emulator.isa.instruction import Instruction, Operand, register_bits
 from tilewright_emulator.isa.registers import ACCUMULATORS
@@ -26,11 +28,26 @@ _MEANINGS: dict[tuple[str, str], tuple[Step, Touched] | str] = {}
 
 
 @dataclass(frozen=True)
+class Copied:
+    """One copy: an undefined register stays undefined in its new place, and whoever uses it there is told.
+
+    ``kind``: "pair" (a pair of vector registers), "out" (a scalar register to a lane of a vector register, as compilers
+    spill them) and "back". ``source``, ``target``: bits of registers; ``lane``: -1 if it is not a constant.
+    """
+
+    kind: Literal["pair", "out", "back"]
+    source: tuple[int, ...]
+    target: tuple[int, ...]
+    lane: int = -1
+
+
+@dataclass(frozen=True)
 class Touched:
     """Registers that an instruction reads and writes, as bits (``register_bits``); its memory unit's prefix.
 
     ``high_reads``, ``high_writes``: those that are the upper half of a pair of the vector unit. Compilers leave upper
-    halves undefined where only the lower ones matter: they stay so, instead of being refused.
+    halves undefined where only the lower ones matter: they stay so, instead of being refused. ``copy``: what a copy
+    moves, undefined or not.
     """
 
     reads: int
@@ -38,6 +55,7 @@ class Touched:
     family: str
     high_reads: int = 0
     high_writes: int = 0
+    copy: Copied | None = None
 
 
 def touched(instruction: Instruction, arch: Arch) -> Touched:
@@ -68,7 +86,19 @@ def touched(instruction: Instruction, arch: Arch) -> Touched:
         other = touched(instruction.dual, arch)
         reads, writes = reads | other.reads, writes | other.writes
     family = next((prefix for prefix in FAMILIES if instruction.name.startswith(prefix)), "")
-    return Touched(reads, writes, "vmem" if family not in ("", "ds_") else family, high_reads, high_writes)
+    family = "vmem" if family not in ("", "ds_") else family
+    return Touched(reads, writes, family, high_reads, high_writes, _copied(instruction, printed))
+
+
+def _copied(instruction: Instruction, printed: Sequence[Operand]) -> Copied | None:
+    name = instruction.name
+    if name == "v_mov_b64" and printed[1].kind in "vs" and printed[1].count == 2:
+        source, target = ((register_bits(item, 0, 1), register_bits(item, 1, 1)) for item in (printed[1], printed[0]))
+        return Copied("pair", source, target)
+    if name in ("v_writelane_b32", "v_readlane_b32") and printed[2].kind == "constant" and printed[1].kind in "vs":
+        kind: Literal["out", "back"] = "out" if name == "v_writelane_b32" else "back"
+        return Copied(kind, (register_bits(printed[1]),), (register_bits(printed[0]),), int(printed[2].value))
+    return None
 
 
 def _whole(instruction: Instruction, source: int, operand: Operand) -> bool:
@@ -109,6 +139,7 @@ class Program:
         # Functions save registers that their callers may not have written.
         self.calls = any(instruction.name in CALLS for instruction in self.instructions)
         self.registers = _highest(self.instructions)
+        self._targets = {item.target for item in self.instructions if item.target is not None}
 
     def unknown(self) -> list[str]:
         """The instructions without semantics, as text."""
@@ -121,6 +152,8 @@ class Program:
         """Puts an instruction's own step into its place, and what it touches."""
         meaning = _meaning(self.instructions[at], self.arch)
         step, one = (_unknown(meaning), Touched(0, 0, "")) if isinstance(meaning, str) else meaning
+        if lacking := hazard_of(self.instructions, at, self._targets, self.arch):
+            step = _hazardous(lacking)
         self.steps[at], self.touched[at], self.masks[at] = step, one, one.reads | one.writes
         return step
 
@@ -135,13 +168,40 @@ class Program:
             raise MissingWait(f"reads {name_register(wrong)} before its load has been waited for")
         if (wrong := pending & one.writes) and not self._in_order(w, wrong, one):
             raise MissingWait(f"writes {name_register(wrong)} while a load into it is under way")
+        if one.copy is not None and w.run.checks.uninitialised_registers:
+            self._copy(w, one.copy)
+            w.hazard = w.unwritten | w.lost_registers() | pending
+            return
         missing = w.unwritten & one.reads
         if wrong := missing & ~one.high_reads:
             raise UninitialisedRegister(f"reads {name_register(wrong)}, which nothing has written")
         w.unwritten &= ~one.writes
         if missing:
             w.unwritten |= one.high_writes
-        w.hazard = w.unwritten | pending
+        if w.lost:
+            w.lost = frozenset(place for place in w.lost if not place[0] & one.writes)
+        w.hazard = w.unwritten | w.lost_registers() | pending
+
+    @staticmethod
+    def _copy(w: Waves, copy: Copied) -> None:
+        """Undefined registers stay undefined where they are copied to."""
+        if copy.kind == "pair":
+            undefined = [bool(w.unwritten & bits) for bits in copy.source]
+            for bits, lacks in zip(copy.target, undefined, strict=True):
+                w.unwritten = w.unwritten | bits if lacks else w.unwritten & ~bits
+            return
+        (source,), (target,) = copy.source, copy.target
+        if copy.kind == "out":
+            # The other lanes of the target stay what they are, and so does the target for who reads all of them.
+            place = (target, copy.lane)
+            if w.unwritten & source:
+                w.lost |= {place}
+            else:
+                w.lost -= {place}
+            w.unwritten &= ~target
+            return
+        lacks = bool(w.unwritten & source) or (source, copy.lane) in w.lost
+        w.unwritten = w.unwritten | target if lacks else w.unwritten & ~target
 
     @staticmethod
     def _in_order(w: Waves, registers: int, one: Touched) -> bool:
@@ -174,6 +234,13 @@ def _decoded(instruction: Instruction, arch: Arch) -> tuple[Step, Touched] | str
 def _unknown(text: str) -> Step:
     def step(w: Waves) -> None:
         raise UnknownInstruction(text)
+
+    return step
+
+
+def _hazardous(text: str) -> Step:
+    def step(w: Waves) -> None:
+        raise MissingNop(text)
 
     return step
 

@@ -23,7 +23,7 @@ class Checks:
     uninitialised_registers: bool = True
     waits: bool = True
     global_races: bool = True
-    publication: bool = False
+    publication: bool = True
     traffic: bool = False
     instruction_limit: int = 20_000_000
 

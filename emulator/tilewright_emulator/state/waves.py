@@ -45,6 +45,9 @@ class Waves:
         self.private: Array = np.zeros((0, self.count, lanes), np.uint32)
         self.queues = Queues()
         self.unwritten = self.hazard = 0
+        self.lost: frozenset[tuple[int, int]] = (
+            frozenset()
+        )  # lanes (register as a bit, lane) that took what is undefined
         self.turns = self.steps = 0  # see scheduler.py
         self.signalled = False  # between the halves of a split barrier
         self.since_signal: list[Pending] = []
@@ -101,10 +104,17 @@ class Waves:
         if self.run.checks.waits:
             self.hazard |= pending.registers
 
+    def lost_registers(self) -> int:
+        """Vector registers with a lane that holds a copy of an undefined register, as bits."""
+        found = 0
+        for register, _ in self.lost:
+            found |= register
+        return found
+
     def wait(self, counter: str, most: int) -> None:
         """The waves wait until at most ``most`` accesses of a counter are under way."""
         self.queues.wait(counter, most, self.ids)
-        self.hazard = self.unwritten | (self.queues.registers if self.run.checks.waits else 0)
+        self.hazard = self.unwritten | self.lost_registers() | (self.queues.registers if self.run.checks.waits else 0)
 
     # ---- lanes of memory accesses ----
 
@@ -151,6 +161,7 @@ class Waves:
         made.ids, made.marks, made.bases = self.ids[waves], self.marks[waves], self.bases[waves]
         made.private = self.private[:, waves]
         made.queues, made.unwritten, made.hazard = self.queues.copy(), self.unwritten, self.hazard
+        made.lost = self.lost
         made.signalled, made.since_signal = self.signalled, list(self.since_signal)
         made.turns, made.steps = self.turns, self.steps
         return made
@@ -177,5 +188,6 @@ class Waves:
         made.since_signal = [pending for part in parts for pending in part.since_signal]
         for part in parts:
             made.unwritten |= part.unwritten
+            made.lost |= part.lost
             made.hazard |= part.hazard
         return made
