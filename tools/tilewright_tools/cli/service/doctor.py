@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import sys
@@ -19,9 +20,15 @@ from tilewright_tools.cli.output import examples, note, out, print_json
 
 __all__ = ["EPILOG", "Finding", "doctor", "examine"]
 
-EPILOG = examples("tilewright doctor", "tilewright doctor --json | jq '.[] | select(.state != \"ok\")'")
+EPILOG = examples(
+    "tilewright doctor",
+    "tilewright doctor --json | jq '.[] | select(.state != \"ok\")'",
+    "tilewright doctor --deep --device hip:0",
+)
 
 _PACKAGES = ("grpcio", "protobuf", "numpy", "ml_dtypes", "pluggy", "typer", "rich")
+_START_S = 120.0
+"""Until the private server of a self-test is ready: devices are opened and probed first."""
 _STYLES = {"ok": "green", "missing": "bold red", "note": "yellow"}
 
 
@@ -38,13 +45,21 @@ class Finding:
 def doctor(
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
     target: str = typer.Option("", "--target", help="A server that is to be there."),
+    deep: bool = typer.Option(False, "--deep", help="Test a device for some minutes, and write a report to send."),
+    device: str = typer.Option("", "--device", help="With --deep: the device. Default: the server's."),
+    report: Path = typer.Option(Path("tilewright-report.json"), "--report", help="With --deep: the report's file."),
+    seconds: float = typer.Option(300.0, "--seconds", min=1.0, help="With --deep: no test is begun after that."),
 ) -> None:
     """Look at Python, CPU, devices, compiler, cache and sockets; exit code 4 if something needed is missing, 3 if the
-    server of --target does not serve.
+    server of --target does not serve. With --deep kernels, memory, order and faults of a device are tested through a
+    server: exit code 1 if one fails.
     """
     from tilewright_tools.cli.private_server import is_serving
 
     findings = list(examine())
+    if deep:
+        _test(findings, target, device, report, seconds, as_json)
+        return
     absent = target and not is_serving(_normal(target))
     if target:
         fix = f"tilewright serve --listen {target}" if absent else ""
@@ -65,6 +80,48 @@ def doctor(
         note(f"{len(missing)} things are missing" if missing else "Nothing needed is missing.")
     if missing:
         raise typer.Exit(Exit.UNAVAILABLE if absent and len(missing) == 1 else Exit.MISSING)
+
+
+def _test(findings: list[Finding], target: str, device: str, report: Path, seconds: float, as_json: bool) -> None:
+    """Run the self-test, write its report and show it. Exits with 1 if a test failed."""
+    import time
+    from contextlib import ExitStack
+
+    from tilewright_tools.cli.output import table
+    from tilewright_tools.cli.private_server import PrivateServer, connected
+    from tilewright_tools.cli.service.self_test import self_test
+
+    with ExitStack() as stack:
+        server = None
+        if not target:
+            server = PrivateServer(["--device", device] if device else [], timeout=_START_S)
+            target = stack.enter_context(server)
+        with connected(target) as client:
+            device = device or client.session.devices[0].id
+        outcomes = []
+        for outcome in self_test(target, device, seconds):
+            outcomes.append(outcome)
+            if not as_json:
+                note(f"{outcome.state:8} {outcome.topic}: {outcome.detail}")
+        log = server.log_tail() if server is not None else ""
+    failed = [item for item in outcomes if item.state == "failed"]
+    record = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "device": device,
+        "ok": not failed,
+        "machine": [asdict(item) for item in findings],
+        "tests": [asdict(item) for item in outcomes],
+        "server_log": log,
+    }
+    report.write_text(json.dumps(record, indent=1) + "\n")
+    if as_json:
+        print_json(record)
+    else:
+        counts = [(state, sum(item.state == state for item in outcomes)) for state in ("ok", "failed", "skipped")]
+        table("", ("tests", device), counts)
+        note(f"the report is {report}")
+    if failed:
+        raise typer.Exit(Exit.FAILED)
 
 
 def _normal(target: str) -> str:
