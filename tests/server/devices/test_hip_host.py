@@ -121,7 +121,8 @@ def test_device_of_an_unknown_arch_is_left_out_with_a_note(name: str) -> None:
     [
         ({"error": "package", "reason": "the package hip-python is not installed"}, "hip-python", "tilewright[hip]"),
         ({"error": "library", "reason": "failed to dlopen"}, "libamdhip64.so", "install ROCm"),
-        ({"error": "old", "reason": "hipMemPoolCreate"}, "too old", "install ROCm"),
+        ({"error": "old", "reason": "no symbol hipFoo"}, "too old: it has no hipFoo", "install ROCm"),
+        ({"error": "old", "reason": "/opt/rocm/libamdhip64.so"}, "too old: it lacks functions", "install ROCm"),
         ({"error": "driver", "reason": "hipErrorNoDevice"}, "hipErrorNoDevice", "--device /dev/kfd"),
         (answer(MI300X, driver=50_700_000), "ROCm 5.7", "install ROCm"),
         (answer(), "no device", "HIP_VISIBLE_DEVICES"),

@@ -228,8 +228,21 @@ def test_faults_become_typed_errors(
 )
 @pytest.mark.extended
 def test_suite_passes_with_a_simulated_runtime(suite: str, least: int, library: Path) -> None:  # noqa: F811
+    passes(suite, least, library)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("driver", ["60300000", "70200000"])
+@pytest.mark.extended
+def test_conformance_holds_on_runtimes_that_misbehave(driver: str, library: Path) -> None:  # noqa: F811
+    """As those of ROCm 6.3 and 7.2 do: see faults.h."""
+    passes("test_conformance.py", 28, library, TW_SIM_DRIVER=driver)
+
+
+def passes(suite: str, least: int, library: Path, **more: str) -> None:  # noqa: F811
+    """Run a suite in a process that sees simulated devices."""
     options = ["-q", "-m", "gpu", "-p", "no:cacheprovider", "-n", "0"]
-    env = {**os.environ, **environment(library, "gfx942,gfx942")}
+    env = {**os.environ, **environment(library, "gfx942,gfx942", **more)}
     argv = [sys.executable, "-m", "pytest", *options, *map(str, sorted(HERE.glob(suite)))]
     done = subprocess.run(argv, capture_output=True, text=True, env=env, timeout=280)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-8000:]

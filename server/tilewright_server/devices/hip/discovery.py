@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,9 @@ def parse(record: Mapping[str, Any], kind: str = "hip", root: Path = _SYSTEM) ->
         case "library":
             return Discovery(problem=f"ROCm's runtime (libamdhip64.so) cannot be loaded{there}", fix=DRIVER_FIX)
         case "old":
-            return Discovery(problem="ROCm's runtime is too old", fix=DRIVER_FIX)
+            lacking = re.search(r"\bhip[A-Z]\w+", reason)
+            what = f"it has no {lacking[0]}" if lacking else "it lacks functions"
+            return Discovery(problem=f"ROCm's runtime is too old: {what}", fix=DRIVER_FIX)
         case "driver":
             return Discovery(problem=f"the AMD driver cannot be used ({reason}){there}", fix=_access_fix(root))
     driver = int(record["driver"])
