@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attention_truth import attention_truth
 from fmha_requests import (
     REFERENCES,
     ROTARY,
@@ -31,7 +32,7 @@ from tilewright_fmha.problem.philox import random_bytes
 from tilewright_fmha.problem.problem import FmhaProblem
 from tilewright_fmha.references.append import reference_append
 from tilewright_fmha.references.backward import reference_backward
-from tilewright_fmha.references.forward import attention_truth, reference_attention
+from tilewright_fmha.references.forward import reference_attention
 from tilewright_fmha.vocabulary import ATTENTION, ATTENTION_BACKWARD, KV_APPEND
 from tilewright_kit.contract.problem import OperationRequest
 

@@ -10,7 +10,7 @@ from fmha_configs import AMD, ARCHS, CPU, NEW_AMD, NVIDIA, RDNA, all_templates, 
 
 from tilewright_arch import ArchSpec, FrozenMap
 from tilewright_fmha.config.config import FmhaConfig
-from tilewright_fmha.pipelines.rulebook import RULES, WARNINGS, warnings_of
+from tilewright_fmha.pipelines.rulebook import RULES
 from tilewright_fmha.vocabulary import (
     BiasKind,
     Family,
@@ -203,7 +203,7 @@ def test_every_rule_has_a_case() -> None:
 
 
 def test_every_rule_says_what_it_is_for() -> None:
-    assert all(rule.__doc__ for rule in (*RULES.rules, *WARNINGS))
+    assert all(rule.__doc__ for rule in RULES.rules)
 
 
 @pytest.mark.parametrize("arch", ARCHS.values(), ids=lambda arch: arch.name)
@@ -218,24 +218,6 @@ def test_an_arch_without_attention_has_no_kernels() -> None:
 
     bare = dataclasses.replace(CPU, operations=FrozenMap())
     assert [item.rule for item in RULES.check(valid(CPU), bare)] == ["arch_known"]
-
-
-@pytest.mark.parametrize(
-    ("rule", "arch", "changes"),
-    [
-        ("v3_support", AMD, {"pipeline": "v3"}),
-        ("asymmetric_192", AMD, {"hdim": (192, 128), "dropout": True}),
-        ("asymmetric_192", AMD, {"hdim": (192, 128), "bias": BiasKind.ALIBI}),
-        ("column_v", AMD, {"v_layout": VLayout.VC}),
-    ],
-)
-def test_warnings_refuse_nothing(rule: str, arch: ArchSpec, changes: dict[str, Any]) -> None:
-    config = valid(arch)
-    assert warnings_of(config, arch) == ()
-    found = warnings_of(config.replace(**changes), arch)
-    assert [item.rule for item in found] == [rule] and found[0].reason
-    assert rule not in {item.__name__ for item in RULES.rules}
-    assert warnings_of(config.replace(**{**changes, **found[0].fix}), arch) == ()
 
 
 def test_the_limit_of_direct_copies_is_the_archs_own() -> None:

@@ -101,7 +101,11 @@ def test_a_name_on_several_archs_needs_the_arch(arch: ArchSpec) -> None:
 def test_filters_give_new_registries_in_the_same_order() -> None:
     registry = filled([(CONFIGS[0], Priority.LOW), (CONFIGS[1], Priority.HIGH), (CONFIGS[2], Priority.HIGH)])
     registry.register(CONFIGS[3], "b")
-    assert [entry.config for entry in registry.filter_by_arch("a")] == [CONFIGS[1], CONFIGS[2], CONFIGS[0]]
+    assert [entry.config for entry in registry.filter(lambda entry: entry.arch == "a")] == [
+        CONFIGS[1],
+        CONFIGS[2],
+        CONFIGS[0],
+    ]
     assert [entry.config for entry in registry.filter(lambda entry: entry.priority is Priority.HIGH)] == CONFIGS[1:3]
     assert len(registry) == 4
 
@@ -216,40 +220,9 @@ def names_in(path: Path) -> list[str]:
     return [kernel["name"] for kernel in json.loads(path.read_text())["kernels"]]
 
 
-def test_auto_export_writes_after_every_registration(tmp_path: Path) -> None:
-    path, registry = tmp_path / "registry.json", Registry()
-    registry.enable_auto_export(path)
-    assert names_in(path) == []
-    for count, config in enumerate(CONFIGS, 1):
-        registry.register(config, "a")
-        assert len(names_in(path)) == count
-    registry.disable_auto_export()
-    registry.register(ToyConfig(streaming=True), "a")
-    assert len(names_in(path)) == len(CONFIGS)
-    assert [item.name for item in tmp_path.iterdir()] == ["registry.json"]
-
-
-def test_auto_export_may_wait_for_several_and_writes_the_rest_when_disabled(tmp_path: Path) -> None:
-    path, registry = tmp_path / "registry.json", Registry()
-    registry.enable_auto_export(path, every=3)
-    registry.register_set(CONFIGS[:2], "a")
-    assert names_in(path) == []
-    registry.register(CONFIGS[0], "a")  # kept: no change, so nothing to count
-    assert names_in(path) == []
-    registry.register(CONFIGS[2], "a")
-    assert len(names_in(path)) == 3
-    registry.register(CONFIGS[3], "a")
-    registry.disable_auto_export()
-    assert len(names_in(path)) == 4
-
-
-def test_a_failing_auto_export_does_not_fail_registration(tmp_path: Path) -> None:
-    registry = Registry()
-    registry.enable_auto_export(tmp_path / "no such folder" / "registry.json")
-    assert registry.register(ToyConfig(), "a") is Outcome.ADDED
-    assert isinstance(registry.auto_export_error, OSError)
+def test_an_export_into_no_folder_says_so(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
-        registry.export_json(tmp_path / "no such folder" / "registry.json")
+        Registry().export_json(tmp_path / "no such folder" / "registry.json")
 
 
 def test_an_export_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +243,7 @@ def test_an_export_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: p
 
 def test_threads_register_once_and_read_whole_files(tmp_path: Path) -> None:
     path, registry = tmp_path / "registry.json", Registry()
-    registry.enable_auto_export(path)
+    registry.export_json(path)
     configs = [ToyConfig(vector=vector) for vector in range(1, 41)]
     added: list[Outcome] = []
 
@@ -278,6 +251,7 @@ def test_threads_register_once_and_read_whole_files(tmp_path: Path) -> None:
         for config in configs:
             added.append(registry.register(config, "a"))
             assert len(list(registry)) <= len(configs)
+            registry.export_json(path)
             json.loads(path.read_text())
 
     threads = [threading.Thread(target=work) for _ in range(4)]

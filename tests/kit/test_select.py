@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from tilewright_kit.contract.operation import Candidates, Prediction
 from tilewright_kit.contract.problem import OperationRequest
 from tilewright_kit.selection.candidates import shortlist
 from tilewright_kit.selection.explain import explain
-from tilewright_kit.selection.strategies import Explicit, FirstFit, Heuristic, Selector, Strategy
+from tilewright_kit.selection.strategies import Explicit, FirstFit, Heuristic, Ranked, Selector, Strategy
 from tilewright_kit.types.errors import ConfigInvalidError, NotFoundError, UnsupportedError
 from tilewright_kit.types.tensor import TensorDesc
 
@@ -139,8 +140,23 @@ def test_an_explanation_tells_a_kernel_that_was_merely_not_proposed(device: Devi
     assert any(item.violations[0].rule == "not_proposed" for item in explanation.refused)
 
 
-@pytest.mark.parametrize("strategy", [FirstFit(), Heuristic()], ids=["first_fit", "heuristic"])
-def test_an_explanation_predicts_no_kernel_twice(device: DeviceInfo, strategy: Strategy) -> None:
+class PredictsAndTellsNot(Heuristic):
+    """Ranks half of the candidates by predicted time, and hands back no prediction."""
+
+    def rank(self, operation: Any, problem: Any, candidates: Any, device: DeviceInfo) -> Sequence[Ranked]:
+        ranked = super().rank(operation, problem, candidates, device)
+        return [Ranked(item.config, "first half") for item in ranked[: len(ranked) // 2]]
+
+
+@pytest.mark.parametrize("with_predictions", [True, False], ids=["predicted", "bare"])
+@pytest.mark.parametrize(
+    "strategy",
+    [FirstFit(), Heuristic(), PredictsAndTellsNot(), Explicit(ToyConfig(vector=1, tile=(1, 1, 1)))],
+    ids=["first_fit", "heuristic", "tells_not", "explicit"],
+)
+def test_an_explanation_predicts_no_kernel_twice(
+    device: DeviceInfo, strategy: Strategy, with_predictions: bool
+) -> None:
     predicted: list[str] = []
 
     def predict(self: Any, problem: Any, config: toy.ToyConfig, device: DeviceInfo) -> Prediction:
@@ -149,6 +165,8 @@ def test_an_explanation_predicts_no_kernel_twice(device: DeviceInfo, strategy: S
 
     def candidates(self: Any, problem: Any, device: DeviceInfo) -> Any:
         found = toy.ToyOperation.candidates(self, problem, device)
+        if not with_predictions:
+            return found
         return Candidates(found, (self.predict(problem, config, device) for config in found))
 
     told = explain(operation(predict=predict, candidates=candidates), problem_of(), device, strategy).candidates

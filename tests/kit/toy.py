@@ -22,7 +22,7 @@ from tilewright_kit.contract.problem import Operand, OperationRequest, Problem, 
 from tilewright_kit.contract.source import SourceUnit
 from tilewright_kit.kernel_sets.declare import ANY, KernelSet, declare
 from tilewright_kit.loading.hookspecs import hookimpl
-from tilewright_kit.tiles.cost.units import Traffic, Work, estimate, tile_efficiency, unit_efficiency
+from tilewright_kit.tiles.cost.units import unit_efficiency
 from tilewright_kit.types.arithmetic import ceil_div
 from tilewright_kit.types.dtypes import DType
 from tilewright_kit.types.errors import InvalidArgumentError
@@ -219,10 +219,10 @@ class ToyOperation:
 
     def predict(self, problem: ToyProblem, config: ToyConfig, device: DeviceInfo) -> Prediction:
         blocks = ceil_div(problem.out.size, config.tile[0])
-        rate = 1e9 * config.vector * device.units
-        efficiency = tile_efficiency([problem.out.size], [config.tile[0]]) * unit_efficiency(blocks, device.units)
-        traffic = (Traffic("memory", problem.bytes_moved, 1e10),)
-        return estimate(Work(problem.flops, rate, efficiency, traffic, launch_seconds=2e-6))
+        rate = 1e9 * config.vector * device.units * unit_efficiency(blocks, device.units)
+        compute = 2.0 * blocks * config.tile[0] / rate
+        memory = problem.bytes_moved / 1e10
+        return Prediction(max(compute, memory) + 2e-6, {"compute": compute, "memory": memory, "launch": 2e-6})
 
     def reference(self, problem: ToyProblem, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         x, y = inputs["x"].astype(np.float64), inputs["y"].astype(np.float64)

@@ -8,6 +8,7 @@ import ctypes
 from typing import Any
 
 import numpy as np
+from attention_truth import attention_truth
 from fmha_native_args import (
     FmhaArgs,
     FmhaKernel,
@@ -19,7 +20,6 @@ from fmha_native_args import (
 from native_harness import DTYPES, Guarded, Library, Runtime, guarded
 
 from tilewright_fmha.problem.philox import random_bytes
-from tilewright_fmha.references.forward import attention_truth
 
 Array = np.ndarray[Any, Any]
 

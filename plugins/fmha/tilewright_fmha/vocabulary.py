@@ -127,11 +127,6 @@ class FmhaDType(Word):
         return self.q
 
     @property
-    def is_fp8(self) -> bool:
-        """Queries, keys and values are fp8."""
-        return self.q in (DType.FP8, DType.BF8)
-
-    @property
     def is_mixed(self) -> bool:
         """Only keys and values are fp8."""
         return self.q != self.kv

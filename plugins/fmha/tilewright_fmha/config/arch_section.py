@@ -30,7 +30,6 @@ class AttentionSpec:
     dtypes: tuple[str, ...]
     pipelines: tuple[str, ...]
     trload: bool
-    v3: bool
     hdims: FrozenMap[str, tuple[Hdim, ...]]
     sweep: FrozenMap[str, Numbers]
     forms: FrozenMap[str, FrozenMap[str, Numbers]]
@@ -68,7 +67,6 @@ def read_attention(fields: Fields) -> AttentionSpec:
         dtypes=fields.texts("dtypes", minimum=1),
         pipelines=fields.texts("pipelines", minimum=1),
         trload=fields.boolean("trload", False),
-        v3=fields.boolean("v3", False),
         hdims=_hdims(fields.fields("hdims")),
         sweep=_lists(fields.fields("sweep", {}), _SWEPT),
         forms=_forms(fields.fields("forms", {})),

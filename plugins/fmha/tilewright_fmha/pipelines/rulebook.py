@@ -1,22 +1,21 @@
-"""All rules of attention in the order in which they are checked and corrected, and the warnings.
+"""All rules of attention in the order in which they are checked and corrected.
 
 No rule knows an arch's numbers: they come from ``ArchSpec``.
 """
 
 from __future__ import annotations
 
-from tilewright_arch import ArchSpec
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.pipelines.records import PIPELINES
 from tilewright_fmha.pipelines.template_rules import TEMPLATE_RULES
 from tilewright_fmha.rules.families import FAMILY_RULES
 from tilewright_fmha.rules.gpu import GPU_RULES
 from tilewright_fmha.rules.hip import HIP_RULES
-from tilewright_fmha.rules.signature import SIGNATURE_RULES, WARNINGS
+from tilewright_fmha.rules.signature import SIGNATURE_RULES
 from tilewright_fmha.rules.tiles import CPU_RULES, TILE_RULES
-from tilewright_kit.config.rules import RuleBook, Violation
+from tilewright_kit.config.rules import RuleBook
 
-__all__ = ["CUT_RULES", "RULES", "SHAPE_RULES", "WARNINGS", "warnings_of"]
+__all__ = ["CUT_RULES", "RULES", "SHAPE_RULES"]
 
 _OF_PIPELINES = tuple(rule for record in PIPELINES for rule in record.rules)
 CUT_RULES = (*GPU_RULES, *_OF_PIPELINES, *HIP_RULES)
@@ -29,8 +28,3 @@ SHAPE_RULES = (
 """All but those on templates: what a kernel may be, whether or not it can be built yet."""
 
 RULES: RuleBook[FmhaConfig] = RuleBook((*SHAPE_RULES, *TEMPLATE_RULES))
-
-
-def warnings_of(config: FmhaConfig, arch: ArchSpec) -> tuple[Violation, ...]:
-    """Warnings about kernels that no rule rejects."""
-    return tuple(violation for rule in WARNINGS for violation in rule(config, arch))

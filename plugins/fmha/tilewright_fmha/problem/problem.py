@@ -236,11 +236,6 @@ class FmhaProblem(Problem):
         """The family that computes it without splitting."""
         return Family.FWD
 
-    @property
-    def is_decode(self) -> bool:
-        """All queries of a key head fit one tile of rows."""
-        return self.seq_q * self.group <= 64
-
     # ---- work ----
 
     @property

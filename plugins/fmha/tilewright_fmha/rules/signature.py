@@ -20,12 +20,11 @@ from tilewright_fmha.vocabulary import (
     MaskKind,
     QScale,
     Rope,
-    VLayout,
     vector_width,
 )
 from tilewright_kit.config.rules import Violation
 
-__all__ = ["SIGNATURE_RULES", "WARNINGS", "plain_dtype"]
+__all__ = ["SIGNATURE_RULES", "plain_dtype"]
 
 _PAGED = (Family.SPLITKV, Family.PAGEDKV, Family.BATCH_PREFILL, Family.APPENDKV)
 _UNSCALED = (FmhaDType.FP32, FmhaDType.FP16, FmhaDType.BF16)
@@ -222,34 +221,6 @@ def backward_features(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]
     yield from must_be("backward_features", config, "paged", False, reason)
     yield from must_be("backward_features", config, "qscale", QScale.NONE, reason)
 
-
-# ---- warnings: legal, but worth knowing ----
-
-
-def v3_support(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """Pipeline v3 is meant for some archs."""
-    spec = attention_of(arch)
-    if config.pipeline == "v3" and not (spec and spec.v3):
-        reason = f"pipeline v3 is not meant for {arch.id}"
-        fix = {"pipeline": family_pipelines(config.family, arch)[0]}
-        yield Violation("v3_support", "pipeline", "v3", reason, fix)
-
-
-def asymmetric_192(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """Heads of 192 and 128 leave few registers for a bias or dropout."""
-    if config.hdim == (192, 128) and (config.bias is not BiasKind.NONE or config.dropout):
-        reason = "heads of 192 and 128 elements leave few registers for a bias or dropout"
-        yield Violation("asymmetric_192", "hdim", config.hdim, reason, {"hdim": (192, 192)})
-
-
-def column_v(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """Values whose elements are not neighbours are read slowly."""
-    if config.v_layout is VLayout.VC:
-        reason = "values whose elements are not neighbours are read slowly"
-        yield Violation("column_v", "v_layout", "vc", reason, {"v_layout": VLayout.VR})
-
-
-WARNINGS = (v3_support, asymmetric_192, column_v)
 
 SIGNATURE_RULES = (
     arch_known, family_known, dtype_arch, backward_dtype, forward_dtype, pipeline_arch, trload_support,

@@ -75,11 +75,6 @@ class ConvGeometry:
         return self.taps == 1 and not any((*self.pad_begin, *self.pad_end))
 
     @property
-    def is_depthwise(self) -> bool:
-        """Every input channel is a group of its own, with one output channel or more."""
-        return self.cg == 1 and self.groups > 1
-
-    @property
     def is_dense_pointwise(self) -> bool:
         """A product of matrices: one tap, no stride, no padding."""
         return self.is_pointwise and self.stride == (1, 1, 1)

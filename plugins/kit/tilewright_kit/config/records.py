@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from tilewright_kit.config.kernel_config import KernelConfig
 from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError, TilewrightError
 
-__all__ = ["ConfigReader", "config_of_record"]
+__all__ = ["ConfigReader", "ReadsForeignConfigs", "config_of_record"]
 
 OPERATION = "operation"
 
@@ -20,6 +20,19 @@ class ConfigReader(Protocol):
     def config_type(self) -> type[KernelConfig]: ...
 
 
+@runtime_checkable
+class ReadsForeignConfigs(Protocol):
+    """Reads configurations in the form of another system."""
+
+    def is_foreign(self, record: Mapping[str, Any]) -> bool:
+        """Tell if a record is in that form."""
+        ...
+
+    def read_foreign(self, record: Mapping[str, Any]) -> KernelConfig:
+        """The configuration that a record of that form means, valid or not. Raises ``InvalidArgumentError``."""
+        ...
+
+
 R = TypeVar("R", bound=ConfigReader)
 
 
@@ -28,7 +41,7 @@ def config_of_record(record: Mapping[str, Any], operations: Mapping[str, R], nam
     record's key ``operation`` names, or the only one that has all of its fields.
 
     A record has our fields; or it is an entry of an exported catalog, of which ``operation`` and ``config`` count; or
-    it is in the form of another system that an operation reads (see ``ReadsForeignConfigs``). Raises
+    it is in the form of another system that an operation reads (``ReadsForeignConfigs``). Raises
     ``InvalidArgumentError`` for unknown fields and wrong types, and where the operation is needed; ``NotFoundError``
     for an operation that there is not.
     """
@@ -46,8 +59,9 @@ def config_of_record(record: Mapping[str, Any], operations: Mapping[str, R], nam
             fix=f"use one of {', '.join(operations)}",
         )
     chosen = {name: operations[name]} if name else dict(operations)
-    foreign = [item for item in chosen.values() if _is_foreign(item, fields)]
-    if foreign:
+    offered: Iterable[object] = chosen.values()
+    readers = [item for item in offered if isinstance(item, ReadsForeignConfigs)]
+    if foreign := [item for item in readers if item.is_foreign(fields)]:
         return _foreign(foreign, fields, bool(name))
     if name:
         return operations[name].config_type.from_dict(fields)
@@ -71,18 +85,13 @@ def _fitting(operations: Mapping[str, ConfigReader], fields: Mapping[str, Any]) 
     return found
 
 
-def _is_foreign(operation: Any, record: Mapping[str, Any]) -> bool:
-    reads = getattr(operation, "is_foreign", None)
-    return reads is not None and bool(reads(record))
-
-
-def _foreign(operations: Iterable[Any], record: Mapping[str, Any], certain: bool) -> KernelConfig:
+def _foreign(operations: Iterable[ReadsForeignConfigs], record: Mapping[str, Any], certain: bool) -> KernelConfig:
     """The one reading of a record in another system's form. ``certain``: the caller has named the operation."""
     found: dict[tuple[str, str], KernelConfig] = {}
     refused: list[TilewrightError] = []
     for operation in operations:
         try:
-            config: KernelConfig = operation.read_foreign(record)
+            config = operation.read_foreign(record)
         except (InvalidArgumentError, NotFoundError) as error:  # noqa: PERF203 (each may refuse)
             refused.append(error)
         else:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from tilewright_arch import ArchSpec
 from tilewright_kit.config.kernel_config import KernelConfig
+from tilewright_kit.config.records import ReadsForeignConfigs
 from tilewright_kit.config.rules import Violation
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.problem import OperationRequest
@@ -138,17 +139,4 @@ class Analyzable(Protocol):
 
     def product_of(self, problem: Any) -> Product:
         """The product that a problem is."""
-        ...
-
-
-@runtime_checkable
-class ReadsForeignConfigs(Protocol):
-    """Reads configurations in the form of another system."""
-
-    def is_foreign(self, record: Mapping[str, Any]) -> bool:
-        """Tell if a record is in that form."""
-        ...
-
-    def read_foreign(self, record: Mapping[str, Any]) -> KernelConfig:
-        """The configuration that a record of that form means, valid or not. Raises ``InvalidArgumentError``."""
         ...

@@ -8,7 +8,6 @@ then by order of registration.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import threading
 import uuid
@@ -26,8 +25,6 @@ from tilewright_kit.kernel_sets.registry_json import Record, read_registry, regi
 from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError
 
 __all__ = ["Entry", "MergeReport", "Outcome", "Priority", "Registry"]
-
-log = logging.getLogger(__name__)
 
 
 class Priority(IntEnum):
@@ -70,17 +67,6 @@ class MergeReport:
     replaced: tuple[KernelKey, ...] = ()
     kept: tuple[KernelKey, ...] = ()
 
-    @property
-    def changes(self) -> int:
-        return len(self.added) + len(self.replaced)
-
-
-@dataclass(slots=True)
-class _AutoExport:
-    path: Path
-    every: int
-    pending: int = 0
-
 
 class Registry:
     """A thread-safe set of kernels. See the module for the rule on taken keys and for the order."""
@@ -92,9 +78,6 @@ class Registry:
         self._entries: dict[KernelKey, tuple[int, Entry]] = {}
         self._by_text: dict[str, KernelKey] = {}
         self._count = 0
-        self._auto: _AutoExport | None = None
-        self.auto_export_error: OSError | None = None
-        """The last automatic export's failure; None if it did not fail. A failed export never fails a registration."""
 
     # Registering
 
@@ -133,8 +116,6 @@ class Registry:
             there = self._entries.pop(key, None) is not None
             if there:
                 del self._by_text[str(key)]
-        if there:
-            self._exported(1)
         return there
 
     def _add(self, entries: Iterable[Entry]) -> MergeReport:
@@ -143,9 +124,7 @@ class Registry:
         with self._lock:
             for entry in batch:
                 outcomes[self._put(entry)].append(entry.key)
-        report = MergeReport(*(tuple(outcomes[outcome]) for outcome in Outcome))
-        self._exported(report.changes)
-        return report
+        return MergeReport(*(tuple(outcomes[outcome]) for outcome in Outcome))
 
     def _put(self, entry: Entry) -> Outcome:
         there = self._entries.get(entry.key)
@@ -207,11 +186,6 @@ class Registry:
         chosen._add(entry for entry in self if predicate(entry))
         return chosen
 
-    def filter_by_arch(self, arch: ArchSpec | str) -> Registry:
-        """A new registry with the kernels for one arch (by its full id)."""
-        wanted = _arch_id(arch)
-        return self.filter(lambda entry: entry.arch == wanted)
-
     # Export and import
 
     def to_dict(self, now: datetime | None = None) -> dict[str, Any]:
@@ -237,40 +211,6 @@ class Registry:
         return self._add(
             Entry(record.key, record.config, Priority[record.priority.upper()], record.origin) for record in records
         )
-
-    def enable_auto_export(self, path: Path | str, every: int = 1) -> None:
-        """Export now, and again whenever ``every`` more registrations took effect (a set is one write at most)."""
-        if every < 1:
-            raise ValueError("every must be one or more")
-        with self._lock:
-            self._auto = _AutoExport(Path(path), every, pending=every)
-        self._exported(0)
-
-    def disable_auto_export(self) -> None:
-        """Write what is not yet written, then stop."""
-        with self._lock:
-            auto, self._auto = self._auto, None
-        if auto is not None and auto.pending:
-            self._export_quietly(auto.path)
-
-    def _exported(self, changes: int) -> None:
-        with self._lock:
-            auto = self._auto
-            if auto is None:
-                return
-            auto.pending += changes
-            if auto.pending < auto.every:
-                return
-            auto.pending = 0
-        self._export_quietly(auto.path)
-
-    def _export_quietly(self, path: Path) -> None:
-        try:
-            self.export_json(path)
-            self.auto_export_error = None
-        except OSError as error:
-            self.auto_export_error = error
-            log.warning("registry %r could not be exported to %s: %s", self.name, path, error)
 
 
 def _arch_id(arch: ArchSpec | str) -> str:

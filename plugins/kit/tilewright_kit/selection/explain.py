@@ -12,7 +12,7 @@ from tilewright_kit.config.kernel_config import KernelConfig
 from tilewright_kit.config.naming import KernelKey
 from tilewright_kit.config.rules import Violation
 from tilewright_kit.contract.device import DeviceInfo
-from tilewright_kit.contract.operation import Operation, Prediction, predictions_of
+from tilewright_kit.contract.operation import Candidates, Operation, Prediction, predictions_of
 from tilewright_kit.contract.problem import Problem
 from tilewright_kit.selection.strategies import Ranked, Strategy
 from tilewright_kit.types.errors import TilewrightError
@@ -114,7 +114,7 @@ def explain(
     ``limit`` bounds the refusals that are spelled out. A refusal of the strategy itself (a kernel that the caller named
     cannot run, for instance) is told in ``decided`` and not raised.
     """
-    offered = operation.candidates(problem, device)
+    offered = _predicted(operation, problem, device)
     ranked: tuple[Ranked, ...] = ()
     decided = ""
     try:
@@ -152,6 +152,13 @@ def explain(
             for rule, (count, example) in sorted(rules.items(), key=lambda item: (-item[1][0], item[0]))
         ),
     )
+
+
+def _predicted(operation: Operation[Any, Any], problem: Problem, device: DeviceInfo) -> Candidates[KernelConfig]:
+    """The candidates, each with a prediction, which the strategy takes as well: none is made twice."""
+    found: Sequence[KernelConfig] = operation.candidates(problem, device)
+    known = predictions_of(found)
+    return Candidates(found, (known.get(config) or operation.predict(problem, config, device) for config in found))
 
 
 def _candidates(
